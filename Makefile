@@ -2,25 +2,36 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PYTEST_FLAGS ?=
+PYTEST_FLAGS ?= -q
+# One process for each processor; a test moves to the one that is free.
+PARALLEL := -n auto --dist worksteal
+EXAMPLES ?= 2000
 
 # What says most about a processor: every kind of kernel, and code for others, which is interpreted.
 TARGETS := haswell nehalem
 QUICK := not whole_lines and not longer_than and not no_two_tiles
 TARGET_TESTS := tests/conformance/test_kernels.py tests/runtime/test_host.py tests/polyhedral/test_transpose.py
 
-.PHONY: demo test test-targets lint docs
+.PHONY: demo test test-fast test-long test-targets lint docs
 
 demo: $(VENV)/installed
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/installed
-	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest $(PARALLEL) $(PYTEST_FLAGS)
+
+# One case of each slow test, or none if a case is slow: `tests/slow_tests.tsv`.
+test-fast: $(VENV)/installed
+	$(BIN)/python -m pytest $(PARALLEL) --fast $(PYTEST_FLAGS)
+
+# The random suites, with so many programs each and new seeds, which are printed.
+test-long: $(VENV)/installed
+	$(BIN)/python -m tools.fuzz --examples $(EXAMPLES)
 
 # The same with the processor taken for older ones.
 test-targets: $(VENV)/installed
 	for target in $(TARGETS); do \
-	  TC_TARGET=$$target $(BIN)/python -m pytest $(PYTEST_FLAGS) $(TARGET_TESTS) -k "$(QUICK)" || exit 1; \
+	  TC_TARGET=$$target $(BIN)/python -m pytest $(PARALLEL) $(PYTEST_FLAGS) $(TARGET_TESTS) -k "$(QUICK)" || exit 1; \
 	done
 
 docs: $(VENV)/installed

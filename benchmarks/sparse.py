@@ -132,17 +132,19 @@ class Kernel:
     Attributes:
         source: our def, `T` for the element type.
         operands: ours.
-        scipy, torch: what computes the same, made of our operands before anything is timed.
+        scipy, torch: what computes the same, made of our operands before anything is timed; None: SciPy has no such.
         goals: the ratio to reach with one thread and float64 on data of full scale, by pattern.
         patterns: the patterns of its data.
+        ours: what is timed of our operator, made of it and the operands before anything is timed.
     """
 
     source: str
     operands: Callable[[Data], Operands]
-    scipy: Callable[..., Callable[[], Any]]
+    scipy: Callable[..., Callable[[], Any]] | None
     torch: Callable[..., Callable[[], Any]]
     goals: Mapping[str, float]
     patterns: tuple[str, ...] = tuple(PATTERNS)
+    ours: Callable[..., Callable[[], Any]] = lambda operator, *operands: lambda: operator(*operands)
 
 
 def _scipy_product(a: Any, x: Tensor) -> Callable[[], Any]:
@@ -230,6 +232,43 @@ def _torch_mttkrp(tensor: Any, c: Tensor, d: Tensor) -> Callable[[], Any]:
     return lambda: c.new_zeros(tensor.shape[0], c.shape[1]).index_add_(0, i, values * c[j] * d[k])
 
 
+def _assembled(operator: Any, *operands: Any) -> Callable[[], Any]:
+    """Calls that compute only values."""
+    fixed = operator.assemble(*operands)
+    return lambda: fixed(*operands)
+
+
+def _learning(forward: Callable[[Any, Tensor, Tensor], Tensor], a: Any, x: Tensor, w: Tensor) -> Callable[[], Any]:
+    """A forward and a backward call; the gradients by features and weights."""
+    leaves = [t.detach().requires_grad_() for t in (x, w)]
+
+    def run() -> Any:
+        with torch.enable_grad():
+            return torch.cat([g.reshape(-1) for g in torch.autograd.grad(forward(a, *leaves).sum(), leaves)])
+
+    return run
+
+
+def _torch_convolution(a: Any, x: Tensor, w: Tensor) -> Callable[[], Any]:
+    return _learning(lambda a, x, w: torch.relu(torch.sparse.mm(a, x @ w)), a.torch(), x, w)
+
+
+def _torch_attention(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Callable[[], Any]:
+    """A sampled product, a softmax over the elements of each row, and a product."""
+    pattern, right, n = m.torch(), k.t().contiguous(), m.shape[0]
+    pos, crd = pattern.crow_indices(), pattern.col_indices()
+    rows = torch.arange(n).repeat_interleave(pos.diff(), output_size=len(crd))
+
+    def run() -> Any:
+        scores = torch.sparse.sampled_addmm(pattern, q, right, beta=0.0).values()
+        most = torch.full((n,), float("-inf"), dtype=scores.dtype).scatter_reduce(0, rows, scores, "amax")
+        weights = torch.exp(scores - most[rows])
+        total = torch.zeros_like(most).scatter_add(0, rows, weights)
+        return torch.sparse.mm(torch.sparse_csr_tensor(pos, crd, weights, (n, n)), v) / total[:, None]
+
+    return run
+
+
 KERNELS: Mapping[str, Kernel] = {
     "spmv": Kernel(
         "def spmv(T(N,M) A: csr, T(M) x) -> (y) { y(i) +=! A(i,j) * x(j) }",
@@ -269,6 +308,33 @@ KERNELS: Mapping[str, Kernel] = {
         "def mttkrp(T(I,J,K) B: csf, T(J,R) C, T(K,R) D) -> (A) { A(i,r) +=! B(i,j,k) * C(j,r) * D(k,r) }",
         lambda data: (data.tensor(), *(data.dense(data.scale.modes, data.scale.rank, number=n) for n in range(2))),
         _scipy_mttkrp, _torch_mttkrp, {"uniform": 9.0}, ("uniform",),
+    ),
+    "spgemm_values": Kernel(
+        "def spgemm_values(T(N,K) B: csr, T(K,M) C: csr) -> (A: csr) { A(i,j) +=! B(i,k) * C(k,j) }",
+        lambda data: (data.matrix(), data.matrix(1)),
+        _scipy_sparse_product, _torch_sparse_product, {"uniform": 2.5, "band": 2.5, "zipf": 2.0}, ours=_assembled,
+    ),
+    "convolution": Kernel(
+        "def convolution(T(N,N) A: csr, T(N,F) X, T(F,G) W) -> (Y) "
+        "{ H(i,g) +=! X(i,f) * W(f,g)  Y(i,g) +=! A(i,j) * H(j,g)  Y(i,g) = max(Y(i,g), 0) }",
+        lambda data: (
+            data.matrix(), data.dense(data.scale.rows, data.scale.columns),
+            data.dense(data.scale.columns, data.scale.columns),
+        ),
+        None, _torch_convolution, {"uniform": 1.5, "band": 1.5, "zipf": 1.5}, ours=_learning,
+    ),
+    "attention": Kernel(
+        "def attention(T(N,N) M: csr, T(N,D) Q, T(N,D) K, T(N,D) V) -> (O) {"
+        "  s(i,j) +=! Q(i,d) * K(j,d) where exists M(i,j)"
+        "  m(i) max=! s(i,j) where exists M(i,j)"
+        "  e(i,j) = exp(s(i,j) - m(i)) where exists M(i,j)"
+        "  z(i) +=! e(i,j)"
+        "  O(i,c) +=! e(i,j) * V(j,c)"
+        "  O(i,c) = O(i,c) / z(i) }",
+        lambda data: (
+            data.matrix(), *(data.dense(data.scale.rows, data.scale.columns, number=n) for n in range(3)),
+        ),
+        None, _torch_attention, {"band": 2.0}, ("band",),
     ),
 }  # fmt: skip
 
@@ -312,9 +378,12 @@ def measure(name: str, data: Data, threads: int, seconds: float) -> Measured:
         warnings.simplefilter("ignore")  # torch's sparse layouts are in beta, it says
         operands = kernel.operands(data)
         start = time.perf_counter()
-        ours = operator(*operands)
+        call_ours = kernel.ours(operator, *operands)
+        ours = call_ours()
         first = time.perf_counter() - start
-        others = {TORCH: kernel.torch} | ({SCIPY: kernel.scipy} if scipy_sparse is not None else {})
+        others = {TORCH: kernel.torch}
+        if scipy_sparse is not None and kernel.scipy is not None:
+            others[SCIPY] = kernel.scipy
         for who, prepare in others.items():
             try:
                 call = prepare(*operands)
@@ -326,7 +395,7 @@ def measure(name: str, data: Data, threads: int, seconds: float) -> Measured:
                 calls[who] = call
             else:
                 failures[who] = f"another result: relative difference {difference:.2g}"
-        calls[OURS] = lambda: operator(*operands)
+        calls[OURS] = call_ours
         clock = time.thread_time if threads == 1 else time.perf_counter
         taken = interleave(calls, seconds=seconds, clock=clock, least=LEAST, seed=data.seed).seconds
     has_goal = threads == 1 and data.dtype is torch.float64 and data.scale == SCALES["full"]

@@ -98,7 +98,7 @@ def timed(problem: Problem, made: CpuSearchSpace) -> dict[CpuOptions, float]:
     try:
         for genome in itertools.product(*(range(len(g.choices)) for g in made.genes)):
             options = made.options(genome)
-            if options in table or not made.valid(options):
+            if options in table or not made.is_valid(options):
                 continue
             request = pb.Request(
                 version=worker.VERSION, stage=pb.COMPILE, problem=problem.message, options=[to_message(options)],

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .einsum_frontend import einsum
     from .kernel import Kernel
     from .nn import Module
-    from .options import CpuOptions
+    from .options import CpuOptions, SparseOptions
     from .target import CpuTarget
 
 __version__ = "0.1.0"
@@ -52,6 +52,7 @@ __all__ = [
     "Op",
     "ParseError",
     "RangeError",
+    "SparseOptions",
     "SparseTensor",
     "TCError",
     "as_sparse",
@@ -81,6 +82,7 @@ _HOMES = {
     "read_tensor": "dispatch.sparse.tensor_files",
     "write_tensor": "dispatch.sparse.tensor_files",
     "CpuOptions": "options",
+    "SparseOptions": "options",
     "CpuTarget": "target",
 }
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
 from .cache import checked_defs
 from .cache.store import current_store
@@ -36,7 +36,7 @@ from .dispatch.inline_cache import InlineCache
 from .dispatch.kernel_table import CompileConfig, KernelTable
 from .dispatch.signatures import format_docstring, format_signature, python_signature
 from .kernel import Kernel, KernelDispatcher, Value
-from .options import CpuOptions, MappingOptions
+from .options import CpuOptions, MappingOptions, SparseOptions, TileOptions, check_sparse_options
 from .runtime.cpu.host import host
 from .structured.language.schedule_types import freeze_schedule
 from .target import CpuTarget, GpuTarget
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from .autotuner.search_loop import TuningResult
     from .dispatch.cache_entry import CacheEntry
     from .dispatch.cuda.gpu_kernels import GpuKernel
+    from .torch_ext.sparse_op import SparseOp
 
 
 @only_tc_errors
@@ -59,7 +60,7 @@ def define(
     source: str,
     backward: Mapping[str, str | PythonGradient] | None = None,
     *,
-    options: CpuOptions | Literal["tuned"] | None = None,
+    options: CpuOptions | SparseOptions | Literal["tuned"] | None = None,
     formats: Mapping[str, str] | None = None,
 ) -> Library:
     """Check a TC program and give its defs as operators.
@@ -71,8 +72,9 @@ def define(
             `A` and outputs `C` of the def under their names and gradients as `d_C`, and returns `d_A`; the initial
             value of an in/out output `C` is `C_0`. A Python function takes a tuple of the inputs and initial values,
             one of the outputs and one of their gradients, and gives a gradient or None for each of the first.
-        options: how to lower, instead of the choice made from the sizes. "tuned": as a search found for these sizes
-            or else for the nearest ones; the cache tells. Nothing is searched then, unless TC_TUNE=auto.
+        options: how to lower, instead of the choice made from the sizes; `SparseOptions` are for calls with sparse
+            operands. "tuned": as a search found for these sizes or else for the nearest ones; the cache tells. Nothing
+            is searched then, unless TC_TUNE=auto.
         formats: how tensors of the defs are stored, by name, such as {"A": "csr"}, where the text does not say it.
     """
     functions = checked_defs.load_checked_defs(source)
@@ -97,7 +99,7 @@ class Library:
         self,
         functions: Sequence[Function],
         backward: Mapping[str, str | PythonGradient],
-        options: CpuOptions | Literal["tuned"] | None = None,
+        options: CpuOptions | SparseOptions | Literal["tuned"] | None = None,
         formats: Mapping[str, Mapping[str, Format]] | None = None,
     ) -> None:
         stored = formats or {}
@@ -164,15 +166,20 @@ class Op(KernelDispatcher):
         self,
         function: Function,
         backward: str | PythonGradient | None = None,
-        options: CpuOptions | Literal["tuned"] | None = None,
+        options: CpuOptions | SparseOptions | Literal["tuned"] | None = None,
         formats: Mapping[str, Format] | None = None,
     ) -> None:
         if isinstance(options, str) and options != "tuned":
-            raise ArgumentError(f"options is {options!r}", expected='CpuOptions(...) or "tuned"')
-        kernels = KernelTable(function, _choose_tuned if options == "tuned" else None, formats)
-        machine = CompileConfig(CpuOptions() if options is None or options == "tuned" else options, host())
+            raise ArgumentError(f"options is {options!r}", expected='CpuOptions(...), SparseOptions(...) or "tuned"')
+        sparse = options if isinstance(options, SparseOptions) else None
+        if sparse is not None:
+            check_sparse_options(sparse)
+        kernels = KernelTable(function, _choose_tuned if options == "tuned" else None, formats, sparse)
+        dense = CpuOptions() if sparse is not None or options is None or options == "tuned" else options
+        machine = CompileConfig(cast("CpuOptions", dense), host())
         check_machine(machine.options, machine.target)
-        super().__init__(kernels, machine, Gradients(function, backward, Op, keep=options is None))
+        keep = options is None or sparse is not None
+        super().__init__(kernels, machine, Gradients(function, backward, Op, keep=keep))
         self._operator = operator_for_def(kernels, self._gradients, machine)
         self._asked = options
         self.__name__ = self.__qualname__ = function.name
@@ -185,7 +192,7 @@ class Op(KernelDispatcher):
     def __reduce__(self) -> tuple[Callable[..., Op], tuple[Any, ...]]:
         """An operator is copied and pickled as its text; its kernels are made again where it arrives."""
         stored = {name: str(format) for name, format in self._kernels.formats.items()}
-        return _defined, (self.function.source, self.function.name, self._gradients.given, self._asked, stored)
+        return _define_named, (self.function.source, self.function.name, self._gradients.given, self._asked, stored)
 
     @property
     @only_tc_errors
@@ -213,7 +220,7 @@ class Op(KernelDispatcher):
             raise ArgumentError(
                 f"{self.function.name} has no sparse operands and no sparse results", suggestion="call it"
             )
-        return self._sparse_op().assemble(*tensors, **initial)
+        return self.sparse_op.assemble(*tensors, **initial)
 
     @only_tc_errors
     def infer(self, /, *shapes: Any, **initial: Any) -> Shape | tuple[Shape, ...]:
@@ -230,7 +237,7 @@ class Op(KernelDispatcher):
         self,
         /,
         *tensors: Value,
-        options: CpuOptions | MappingOptions | None = None,
+        options: CpuOptions | MappingOptions | TileOptions | SparseOptions | None = None,
         target: CpuTarget | GpuTarget | str | None = None,
         schedule: object = None,
         search: int = 0,
@@ -241,8 +248,8 @@ class Op(KernelDispatcher):
 
         Args:
             tensors, initial: as in a call; only their types, sizes and strides count, and what a search runs on.
-            options: how to lower, instead of the choice made from the sizes: `CpuOptions`, or `MappingOptions` for a
-                graphics processor.
+            options: how to lower, instead of the choice made from the sizes: `CpuOptions`, `SparseOptions` for sparse
+                operands, or for a graphics processor `MappingOptions` or `TileOptions`.
             target: a machine to compile for, instead of the one that the tensors are on: "cuda:sm_90" needs no GPU,
                 and tensors on the CPU are examples for it.
             schedule: how the contractions of the def are lowered: a pipeline, an expert that returns one, or a
@@ -252,18 +259,18 @@ class Op(KernelDispatcher):
             search_seconds: about how long a search may take.
         """
         if (
-            isinstance(options, MappingOptions)
+            isinstance(options, MappingOptions | TileOptions)
             or isinstance(target, GpuTarget | str)
             or self._kernels.any_cuda(tensors)
         ):
             return self._for_gpu(tensors, initial, options, target, schedule is not None or search)
         if self._kernels.has_sparse((*tensors, *initial.values())):
-            if options is not None or target is not None or schedule is not None or search:
-                raise ArgumentError("sparse kernels take no options, target, schedule or search yet")
-            from .dispatch.sparse.sparse_kernel import SparseKernel
-
-            return SparseKernel(self._sparse_op(), self._kernels.sparse.compile(tensors, initial))
-        chosen = self._machine.options if options is None else options
+            if target is not None or schedule is not None or search:
+                raise ArgumentError(
+                    "sparse kernels take no target, schedule or search", suggestion="pass options=SparseOptions(...)"
+                )
+            return self._compile_sparse(tensors, initial, options)
+        chosen = self._machine.options if options is None else cast("CpuOptions", options)  # which is checked now
         machine = CompileConfig(chosen, host() if target is None else target)
         check_machine(machine.options, machine.target)
         asked = chosen.schedule if schedule is None else schedule
@@ -275,6 +282,29 @@ class Op(KernelDispatcher):
             self._search(arguments, machine, search, search_seconds)
         route = self._kernels.route(sizes, arguments, (), machine)
         return Kernel(self._kernels, machine, self._gradients, route.compiled)
+
+    def _compile_sparse(self, tensors: Sequence[Value], initial: Mapping[str, Value], options: Any) -> Any:
+        """The kernel for sparse operands, called as `options` say."""
+        from .torch_ext.sparse_op import SparseOp
+
+        if options is None:
+            return self._sparse_kernel(self.sparse_op, tensors, initial)
+        if not isinstance(options, SparseOptions):
+            raise ArgumentError(
+                f"options is {with_article(type(options).__name__)}, and an operand is sparse",
+                expected="SparseOptions(...)",
+            )
+        check_sparse_options(options)
+        kernels = self._kernels.sparse.with_options(options)
+        op = SparseOp(kernels, self._gradients.make, self._gradients.given)
+        return self._sparse_kernel(op, tensors, initial)
+
+    @staticmethod
+    def _sparse_kernel(op: SparseOp, tensors: Sequence[Value], initial: Mapping[str, Value]) -> Any:
+        from .dispatch.sparse.sparse_kernel import SparseKernel
+
+        compiled = op.kernels.compile(tensors, initial)
+        return SparseKernel(op, compiled, op.kernels.dense_contractions(compiled.program.problem.function))
 
     def _for_gpu(
         self, tensors: Sequence[Value], initial: Mapping[str, Value], options: Any, target: Any, asked: object
@@ -328,7 +358,7 @@ class Op(KernelDispatcher):
         devices: Sequence[str] = ("cpu",),
         executor: Executor | None = None,
         store: str | Path | None = None,
-        options: CpuOptions | MappingOptions | None = None,
+        options: CpuOptions | MappingOptions | TileOptions | SparseOptions | None = None,
         report: str | Path | None = None,
         **initial: Value,
     ) -> Any:
@@ -347,6 +377,10 @@ class Op(KernelDispatcher):
             executor: a `concurrent.futures.Executor` whose workers evaluate the candidates instead of `devices`.
             store: a folder for the results, instead of the cache's.
             options: what the search starts from and must beat.
+
+        With sparse operands candidates run in this process on the operands themselves, one option after the other, and
+        results must be those of the start. They are for operands of these formats, and are not kept in the cache.
+
             report: where to write an HTML page about the search, with the same as JSON beside it.
 
         Raises:
@@ -366,6 +400,14 @@ class Op(KernelDispatcher):
             )  # fmt: skip
             self._look_anew()
             return tuned.options
+        if self._kernels.has_sparse((*tensors, *initial.values())):
+            if tuple(devices) != ("cpu",) or executor is not None or store is not None or report is not None:
+                raise ArgumentError("a search with sparse operands takes no devices, executor, store or report")
+            with deferred_interrupts():
+                from .autotuner.sparse_search import autotune_sparse
+            best = autotune_sparse(self._kernels.sparse, tensors, initial, options, trying)
+            self._look_anew()
+            return best.options
         arguments = normalize_detached(self._kernels.interface, tensors, initial)
         found = op_api.autotune(
             self._kernels, arguments, self._machine.options if options is None else options, trying,
@@ -415,16 +457,16 @@ class Op(KernelDispatcher):
 
         It prints as indented text, and a notebook shows it as a picture.
         """
-        last = None if tensors or initial else self._kernels.routes.last()
+        last = None if tensors or initial else self._kernels.routes.latest_value()
         compiled = last.compiled if last is not None else self.compile(*tensors, **initial).compiled
         return ScheduleView(compiled.source("schedule"))
 
 
-def _defined(
+def _define_named(
     source: str,
     name: str,
     backward: str | PythonGradient | None = None,
-    options: CpuOptions | Literal["tuned"] | None = None,
+    options: CpuOptions | SparseOptions | Literal["tuned"] | None = None,
     formats: Mapping[str, str] | None = None,
 ) -> Op:
     return define(source, None if backward is None else {name: backward}, options=options, formats=formats)[name]

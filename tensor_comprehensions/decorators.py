@@ -46,12 +46,12 @@ def op(
         ParseError, CheckError, RangeError: as `define`.
     """
     if function is None:
-        return partial(_decorated, backward=backward)
-    return _decorated(function, backward)
+        return partial(_define_from_docstring, backward=backward)
+    return _define_from_docstring(function, backward)
 
 
 @only_tc_errors
-def _decorated(function: Callable[..., Any], backward: str | PythonGradient | None) -> Op:
+def _define_from_docstring(function: Callable[..., Any], backward: str | PythonGradient | None) -> Op:
     name = getattr(function, "__name__", "")
     text = inspect.getdoc(function) if inspect.isfunction(function) else None
     if not text:

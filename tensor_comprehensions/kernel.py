@@ -54,7 +54,7 @@ class KernelDispatcher:
     def __call__(self, /, *tensors: Value, out: Out = None, **initial: Value) -> Any:
         operator = self._operator
         if _is_traced() and self._kernels.has_sparse((*tensors, *initial.values())):
-            return self._call_sparse(tensors, out, initial)
+            return self._call_sparse_traced(tensors, out, initial)
         if _is_traced() and operator is not None:
             if self._out_is_inout and out is not None:
                 out, initial = None, {"out": out, **initial}
@@ -86,7 +86,7 @@ class KernelDispatcher:
                             self._direct = self._kernels.gpu.direct()
                             return result
                         result = self._kernels.call(tensors, out, initial, self._machine, self._lanes)
-                    self._direct = self._lanes.direct()
+                    self._direct = self._lanes.direct_function()
             except (TCError, InternalError):
                 raise
             except Exception as error:
@@ -102,25 +102,34 @@ class KernelDispatcher:
             shorten_traceback(error)
             raise
 
-    @run_outside_graphs("calls with sparse operands run outside of graphs")
+    @run_outside_graphs("Dynamo traces no sparse tensors of torch or SciPy: pass tc.as_sparse(x) into the graph")
     def _call_sparse(self, tensors: tuple[Value, ...], out: Out, initial: dict[str, Value]) -> Any:
         """A call with sparse operands, or of a def with formats."""
         if out is not None:
-            raise ArgumentError(
-                f"{self.function.name} has sparse operands, with which a call takes no 'out'",
-                suggestion="copy what the call returns",
-            )
-        if _is_transformed():
-            raise ArgumentError(
-                f"{self.function.name} has sparse operands, which transforms of torch.func do not take",
-                suggestion="use torch.autograd.grad, or a loop instead of vmap",
-            )
-        op = self._sparse_op()
+            raise self.sparse_out_error()
+        op = self.sparse_op
         result = op(*tensors, **initial)
         self._direct = op.direct
         return result
 
-    def _sparse_op(self) -> SparseOp:
+    def _call_sparse_traced(self, tensors: tuple[Value, ...], out: Out, initial: dict[str, Value]) -> Any:
+        """A call with sparse operands that Dynamo traces."""
+        from .torch_ext.sparse_dynamo import call_sparse_in_graph, is_traceable
+
+        if is_traceable((*tensors, *initial.values())):
+            return call_sparse_in_graph(self, tensors, out, initial)
+        return self._call_sparse(tensors, out, initial)
+
+    def sparse_out_error(self) -> ArgumentError:
+        """What is said of a call with sparse operands that is told where to write."""
+        return ArgumentError(
+            f"{self.function.name} has sparse operands, with which a call takes no 'out'",
+            suggestion="copy what the call returns",
+        )
+
+    @property
+    def sparse_op(self) -> SparseOp:
+        """What runs calls with sparse operands."""
         if self._sparse is None:
             from .torch_ext.sparse_op import SparseOp
 

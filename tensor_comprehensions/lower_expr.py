@@ -34,7 +34,7 @@ class LoweringScope:
     buffers: Mapping[str, Buffer | BufferView[int]]
     guards: tuple[tc.Expr, ...] = ()
 
-    def under(self, condition: tc.Expr) -> LoweringScope:
+    def with_guard(self, condition: tc.Expr) -> LoweringScope:
         return replace(self, guards=(*self.guards, condition))
 
 
@@ -56,8 +56,8 @@ def lower_expr(e: tc.Expr, scope: LoweringScope) -> ir.Expr:
         case tc.Select(condition, then, otherwise):
             return ir.Select(
                 lower_expr(condition, scope),
-                lower_expr(then, scope.under(condition)),
-                lower_expr(otherwise, scope.under(_negated(condition))),
+                lower_expr(then, scope.with_guard(condition)),
+                lower_expr(otherwise, scope.with_guard(_negate(condition))),
             )
         case tc.Cast(operand, dtype):
             return _cast(lower_expr(operand, scope), dtype)
@@ -80,8 +80,8 @@ def lower_subscript(e: tc.Expr, scope: LoweringScope) -> ir.Expr:
         case tc.Select(condition, then, otherwise):
             return ir.Select(
                 lower_expr(condition, scope),
-                lower_subscript(then, scope.under(condition)),
-                lower_subscript(otherwise, scope.under(_negated(condition))),
+                lower_subscript(then, scope.with_guard(condition)),
+                lower_subscript(otherwise, scope.with_guard(_negate(condition))),
             )
         case tc.Cast(operand, dtype) if widens(operand.dtype, dtype):
             return lower_subscript(operand, scope)
@@ -115,11 +115,11 @@ def _mask(scope: LoweringScope) -> ir.Expr | None:
 
 def _right_scope(op: str, left: tc.Expr, scope: LoweringScope) -> LoweringScope:
     if op == "&&":
-        return scope.under(left)
-    return scope.under(_negated(left)) if op == "||" else scope
+        return scope.with_guard(left)
+    return scope.with_guard(_negate(left)) if op == "||" else scope
 
 
-def _negated(condition: tc.Expr) -> tc.Expr:
+def _negate(condition: tc.Expr) -> tc.Expr:
     return tc.Unary("!", condition, condition.dtype)
 
 

@@ -13,11 +13,13 @@ from .api import Op, define
 from .core.error_boundary import only_tc_errors
 from .core.errors import ArgumentError
 from .dispatch.arguments import TORCH_TYPES
+from .dispatch.kernel_table import may_be_sparse
 from .dispatch.signatures import format_signature
+from .tc_lang.formats import Format
 from .tc_lang.ir import Const, Expr, Size, Symbol
 
 Initial = Callable[[Tensor], Any] | Tensor | float
-"""Fills a tensor in place, as `torch.nn.init` does; or is the value."""
+"""Fills a tensor in place, as `torch.nn.init` does; or is the value, which may be sparse."""
 
 
 class Module(nn.Module):
@@ -31,10 +33,11 @@ class Module(nn.Module):
     Args:
         source: a TC program, or an operator.
         parameters: the names of the inputs that are learned, or a mapping from them to their initial values: a function
-            of `torch.nn.init`, a tensor or a number. Otherwise weights of two and more dimensions start uniformly in
-            +-1/sqrt(elements of a row), as those of `torch.nn.Linear`, and all others at 0.
+            of `torch.nn.init`, a tensor or a number; of a sparse tensor the stored values are learned. Otherwise
+            weights of two and more dimensions start uniformly in +-1/sqrt(elements of a row), as those of
+            `torch.nn.Linear`, and all others at 0.
         sizes: the size names that the parameters' declarations use.
-        buffers: inputs that are kept but not learned, by their names.
+        buffers: inputs that are kept but not learned, by their names. They may be sparse.
         name: which def of the program it is, where there are several: else the last.
 
     Raises:
@@ -49,11 +52,11 @@ class Module(nn.Module):
         parameters: Iterable[str] | Mapping[str, Initial] = (),
         *,
         sizes: Mapping[str, int] | None = None,
-        buffers: Mapping[str, Tensor] | None = None,
+        buffers: Mapping[str, Any] | None = None,
         name: str | None = None,
     ) -> None:
         super().__init__()
-        self.op = source if isinstance(source, Op) else _chosen(source, name)
+        self.op = source if isinstance(source, Op) else _select_def(source, name)
         names = (parameters,) if isinstance(parameters, str) else parameters
         initial = dict(names) if isinstance(names, Mapping) else dict.fromkeys(names)
         inputs = {p.name: p for p in self.op.function.parameters}
@@ -62,15 +65,58 @@ class Module(nn.Module):
                 raise ArgumentError(f"{self.op.__name__} has no input '{given}'", expected=", ".join(inputs))
             if hasattr(self, given):
                 raise ArgumentError(f"a module has something called '{given}' already", suggestion="rename the input")
+        self._formats: dict[str, Format] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
         for parameter, value in initial.items():
+            if may_be_sparse(value):
+                self._hold_sparse(inputs[parameter], value, is_learned=True)
+                continue
             shape = _shape(inputs[parameter], sizes or {}, self.op.__name__)
-            self.register_parameter(parameter, nn.Parameter(_filled(inputs[parameter], shape, value)))
+            self.register_parameter(parameter, nn.Parameter(_initial_tensor(inputs[parameter], shape, value)))
         for buffer, tensor in (buffers or {}).items():
+            if buffer not in initial and may_be_sparse(tensor):
+                self._hold_sparse(inputs[buffer], tensor, is_learned=False)
+                continue
             if buffer in initial or not isinstance(tensor, Tensor):
                 found = "a parameter" if buffer in initial else f"a {type(tensor).__name__}"
                 raise ArgumentError(f"'{buffer}' cannot be a buffer", expected="a tensor, no parameter", found=found)
             self.register_buffer(buffer, tensor)
         self._held = tuple(p if p in initial or p in (buffers or {}) else None for p in inputs)
+
+    def _hold_sparse(self, p: Symbol, value: Any, *, is_learned: bool) -> None:
+        """Keep a sparse tensor by its parts, `name_values`, `name_pos1`, `name_crd1`: as every module keeps tensors."""
+        from .dispatch.sparse.interop import as_sparse
+
+        stored = as_sparse(value, None if p.format is None else p.format)
+        if is_learned and not p.dtype.is_float:
+            raise _no_gradient_error(p, self.op.__name__)
+        values = stored.values.detach().to(TORCH_TYPES[p.dtype], copy=True)
+        parts: dict[str, Tensor | None] = {}
+        for n, level in enumerate(stored.levels):
+            parts |= {} if level is None else {f"{p.name}_pos{n}": level[0], f"{p.name}_crd{n}": level[1]}
+        for part in (*parts, f"{p.name}_values"):
+            if hasattr(self, part):
+                raise ArgumentError(f"a module has something called '{part}' already", suggestion="rename the input")
+        for part, array in parts.items():
+            self.register_buffer(part, array)
+        if is_learned:
+            self.register_parameter(f"{p.name}_values", nn.Parameter(values))
+        else:
+            self.register_buffer(f"{p.name}_values", values)
+        self._formats[p.name], self._shapes[p.name] = stored.format, stored.shape
+
+    def _held_operand(self, name: str) -> Any:
+        """A parameter or a buffer as the def takes it."""
+        if name not in self._formats:
+            return getattr(self, name)
+        from .dispatch.sparse.sparse_tensor import SparseTensor
+
+        format = self._formats[name]
+        levels: list[Any] = []
+        for n in range(len(format.levels)):
+            crd = getattr(self, f"{name}_crd{n}", None)
+            levels.append(None if crd is None else (getattr(self, f"{name}_pos{n}"), crd))
+        return SparseTensor(format, self._shapes[name], levels, getattr(self, f"{name}_values"))
 
     def forward(self, *inputs: Any, **initial: Any) -> Any:
         """The def's outputs: one tensor, or a tuple. Initial values of in/out outputs go by keyword."""
@@ -83,13 +129,13 @@ class Module(nn.Module):
                 f"{self.op.__name__} takes {missing} inputs beside its parameters, not {len(inputs)}",
                 expected=", ".join(names),
             )
-        return self.op(*(next(rest) if name is None else getattr(self, name) for name in held), **initial)
+        return self.op(*[next(rest) if name is None else self._held_operand(name) for name in held], **initial)
 
     def extra_repr(self) -> str:
         return format_signature(self.op.function)
 
 
-def _chosen(source: str, name: str | None) -> Op:
+def _select_def(source: str, name: str | None) -> Op:
     library = define(source)
     if name is not None:
         return library[name]
@@ -100,7 +146,7 @@ def _chosen(source: str, name: str | None) -> Op:
 
 def _shape(p: Symbol, sizes: Mapping[str, int], op: str) -> tuple[int, ...]:
     if not p.dtype.is_float:
-        raise ArgumentError(f"'{p.name}' of {op} is {p.dtype}, which has no gradient", suggestion="make it a buffer")
+        raise _no_gradient_error(p, op)
 
     def extent(e: Expr) -> int:
         match e:
@@ -120,7 +166,11 @@ def _shape(p: Symbol, sizes: Mapping[str, int], op: str) -> tuple[int, ...]:
     return tuple(extent(e) for e in p.extents or ())
 
 
-def _filled(p: Symbol, shape: tuple[int, ...], value: Initial | None) -> Tensor:
+def _no_gradient_error(p: Symbol, op: str) -> ArgumentError:
+    return ArgumentError(f"'{p.name}' of {op} is {p.dtype}, which has no gradient", suggestion="make it a buffer")
+
+
+def _initial_tensor(p: Symbol, shape: tuple[int, ...], value: Initial | None) -> Tensor:
     tensor = torch.zeros(shape, dtype=TORCH_TYPES[p.dtype])
     if isinstance(value, Tensor):
         if value.shape != tensor.shape:

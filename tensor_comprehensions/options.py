@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 
 from .core.errors import ArgumentError
 from .core.fluent import with_callable_fields
@@ -44,7 +44,45 @@ class CpuOptions:
 
 
 _FLAG = {"choices": (False, True)}
+_AUTO = {"choices": ("auto", "always", "never")}
 _POWERS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+@dataclass(frozen=True, slots=True)
+class SparseOptions:
+    """How a def with sparse operands is lowered for a CPU. No choice changes a result by more than rounding.
+
+    Attributes:
+        order: names of indices, outermost loop first. Statements loop in this order, as far as they have these indices;
+            operands that are stored in another order are converted by every call. Empty chooses.
+        convert: whether operands may be converted to other formats; else a def that needs it is refused.
+        chunk_positions: stored positions in a chunk of the outermost loop, which threads share; 0 runs on one thread.
+        count_first: whether the elements of sparse results are counted before they are written, so that threads share
+            that: "auto" from three threads on.
+        branchless_merge: sums of operands at one index are computed without branches on which of them are present.
+        prefetch_distance: stored positions from what is computed to the rows that are asked for; 0 asks for none.
+        max_vectors: vectors that an innermost dense loop keeps in registers side by side.
+        gather: whether sums over stored positions run in vectors: "auto" where the processor gathers fast.
+    """
+
+    order: tuple[str, ...] = ()
+    convert: bool = field(default=True, metadata=_FLAG)
+    chunk_positions: int = field(default=16384, metadata={"choices": (0, 2048, 16384, 131072)})
+    count_first: str = field(default="auto", metadata=_AUTO)
+    branchless_merge: bool = field(default=True, metadata=_FLAG)
+    prefetch_distance: int = field(default=4, metadata={"choices": (0, 2, 4, 8, 16)})
+    max_vectors: int = field(default=8, metadata={"choices": (1, 2, 4, 8, 16)})
+    gather: str = field(default="auto", metadata=_AUTO)
+
+
+def check_sparse_options(options: SparseOptions) -> None:
+    """Has every option a value that means something? Raises ArgumentError."""
+    if not isinstance(options.order, tuple) or not all(isinstance(name, str) for name in options.order):
+        raise ArgumentError(f"the option order is {options.order!r}", expected="names of indices, such as ('i', 'j')")
+    if len(set(options.order)) < len(options.order):
+        raise ArgumentError(f"the option order names an index twice: {options.order!r}")
+    check_fields(options)
+    _require(options.max_vectors >= 1, "max_vectors", options.max_vectors, "at least 1")
 
 
 @with_callable_fields("tile", "unroll")
@@ -151,6 +189,58 @@ class MappingOptions:
     def with_max_shared_memory(self, size: int) -> MappingOptions:
         """`size` in bytes."""
         return replace(self, max_shared_memory=size)
+
+
+@dataclass(frozen=True, slots=True)
+class TileOptions:
+    """How products of a def run on the tensor cores of a GPU; the rest of the def is mapped by default.
+
+    Empty fields are chosen from the sizes. `TileOptions()` asks for tensor cores where the cost model would not take
+    them. A def without a product that they take is refused, with the reason for each of its products.
+
+    Attributes:
+        tile: rows, columns and terms of the tile of a block. Rows and columns are those of the result, columns where
+            neighbors are neighbors in memory.
+        warps: that share the rows, and the columns, of a tile.
+        stages: tiles of both factors in shared memory, of which one is used while the others are on their way.
+        group: so many rows of tiles are walked side by side, so that blocks share what they read.
+        split: parts of a sum that are blocks of their own; a second kernel adds them up. 1 does not split.
+    """
+
+    tile: tuple[int, ...] = field(default=(), metadata={"choices": (16, 32, 64, 128, 256)})
+    warps: tuple[int, ...] = field(default=(), metadata={"choices": (1, 2, 4, 8)})
+    stages: int = field(default=0, metadata={"choices": (0, 2, 3, 4, 5, 6)})
+    group: int = field(default=0, metadata={"choices": (0, 1, 2, 4, 8, 16)})
+    split: int = field(default=0, metadata={"choices": (0, 1, 2, 4, 8, 16)})
+
+
+GpuOptions: TypeAlias = MappingOptions | TileOptions
+"""What a user may ask of a lowering for GPUs."""
+
+
+def check_gpu_options(options: GpuOptions, target: GpuTarget) -> None:
+    """Are `options` legal, and within the limits of `target`? Raises ArgumentError."""
+    if isinstance(options, TileOptions):
+        check_tiles(options, target)
+    else:
+        check_mapping(options, target)
+
+
+def check_tiles(options: TileOptions, target: GpuTarget) -> None:
+    """Are `options` legal, and within the limits of `target`? Raises ArgumentError."""
+    check_fields(options)
+    if not target.tensor_ops:
+        raise ArgumentError(f"TileOptions need tensor cores of sm_80 or newer, not {target.name}")
+    for name, given, multiples in (("tile", options.tile, (16, 8, 16)), ("warps", options.warps, (1, 1))):
+        fine = all(n >= least and n % least == 0 for n, least in zip(given, multiples, strict=False))
+        expected = f"empty, or multiples of {', '.join(map(str, multiples))}"
+        _require(len(given) in (0, len(multiples)) and fine, name, given, expected)
+    _require(prod(options.warps) * target.warp <= target.max_threads_per_block, "warps", options.warps, "fewer warps")
+    _require(options.stages != 1, "stages", options.stages, "0, which chooses, or at least 2")
+    if options.tile and options.warps:
+        (rows, columns, _), (across, along) = options.tile, options.warps
+        expected = f"multiples of {16 * across} rows and {8 * along} columns, for {across} x {along} warps"
+        _require(rows % (16 * across) == 0 and columns % (8 * along) == 0, "tile", options.tile, expected)
 
 
 def check_mapping(options: MappingOptions, target: GpuTarget) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .core.errors import ArgumentError
@@ -147,6 +147,12 @@ class GpuTarget:
         registers: most registers of a thread.
         registers_per_sm: registers that the threads on one processor, and those of one block, share.
         async_copies: whether there are copies from global to shared memory past the registers.
+        tensor_ops, tensor_ops_int8: operations, two for each product, that the tensor cores of a processor do in a
+            cycle by `mma` on half-precision numbers with float32 sums, and on bytes; 0 where tile kernels have none.
+            Peak rates of the vendor's papers for the typical card over processors and clock; of Hopper and Blackwell
+            the part of it that `mma` reaches, not `wgmma` and `tcgen05`.
+        l2_bytes: that a processor gets from the second-level cache in a cycle.
+        shared_bytes: that shared memory gives to a processor in a cycle: 32 banks of 4.
     """
 
     kind: str
@@ -168,6 +174,10 @@ class GpuTarget:
     registers: int = 255
     registers_per_sm: int = 65536
     async_copies: bool = True
+    tensor_ops: int = 0
+    tensor_ops_int8: int = 0
+    l2_bytes: int = 40
+    shared_bytes: int = 128
 
     @property
     def capability(self) -> int:
@@ -188,7 +198,17 @@ _GPUS = (
     GpuTarget("cuda", "sm_120", 170, 96 * _M, 1.79e12, 2.4e9, 128, 99 * _K, 100 * _K, 1536, 24),
 )
 
-GPUS = {f"{g.kind}:{g.name}": g for g in _GPUS}
+_TENSOR_OPS = {
+    "sm_80": (2048, 4096), "sm_86": (512, 2048), "sm_89": (512, 2048), "sm_90": (2560, 5120), "sm_100": (2048, 4096),
+    "sm_120": (512, 2048),
+}  # fmt: skip
+"""`tensor_ops` and `tensor_ops_int8` of these cards."""
+
+GPUS = {
+    f"{g.kind}:{g.name}": replace(g, tensor_ops=ops, tensor_ops_int8=of_bytes)
+    for g in _GPUS
+    for ops, of_bytes in (_TENSOR_OPS.get(g.name, (0, 0)),)
+}
 """The graphics processors that are known, by the text that names them: "cuda:sm_90"."""
 
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("TC_VERIFY", "1")
 os.environ.setdefault("TC_CACHE", "off")
+os.environ.setdefault("TC_STRICT", "1")
 # Torch's cache of graphs names gradients by their content, which an earlier state of the code may have made otherwise.
 os.environ.setdefault("TORCHINDUCTOR_AUTOGRAD_CACHE", "0")
 
@@ -35,20 +36,43 @@ class Golden:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--accept", action="store_true", help="rewrite the golden files with what the tests now produce")
     parser.addoption("--examples", type=int, help="so many random programs for each property, whatever a test says")
+    parser.addoption("--fast", action="store_true", help="run one case of a slow test, or none if a case is slow")
     parser.addoption("--long", action="store_true", help="run a hundred times as many random programs, for hours")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    settings.register_profile("long", max_examples=100 * settings.default.max_examples)
-    if config.getoption("--long"):
-        settings.load_profile("long")
+    # No test asserts a time: the machine may be busy.
+    anyhow = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile("suite", anyhow)
+    settings.register_profile("long", anyhow, max_examples=100 * settings.default.max_examples)
+    settings.load_profile("long" if config.getoption("--long") else "suite")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With `--examples`, run properties alone, each with so many examples, drawn afresh and not by its name."""
-    examples = config.getoption("--examples")
-    if not examples:
-        return
+    found = list(items)
+    if config.getoption("--fast"):
+        items[:] = _select_fast(items)
+    if examples := config.getoption("--examples"):
+        _draw_examples(items, examples)
+    kept = set(items)
+    config.hook.pytest_deselected(items=[item for item in found if item not in kept])
+
+
+def _select_fast(items: list[pytest.Item]) -> list[pytest.Item]:
+    """All cases of most tests, and the first one of those in the table of slow tests unless each is slow."""
+    rows = (line.split("\t") for line in SLOW_TESTS.read_text().splitlines())
+    average = {name: float(seconds) for name, _, seconds in rows}
+    fast, seen = [], set()
+    for item in items:
+        name = item.nodeid.split("[")[0].replace("/", ".").replace(".py::", ".").replace("::", ".")
+        if average.get(name, 0) <= FAST_CASE and not (name in average and name in seen):
+            fast.append(item)
+        seen.add(name)
+    return fast
+
+
+def _draw_examples(items: list[pytest.Item], examples: int) -> None:
+    """Leave the properties alone, each with so many examples, drawn afresh and not by its name."""
     items[:] = [item for item in items if getattr(getattr(item, "obj", None), "is_hypothesis_test", False)]
     for test in {getattr(item.obj, "__func__", item.obj) for item in items}:  # type: ignore[attr-defined]
         setattr(
@@ -56,6 +80,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         )
 
 
+SLOW_TESTS = Path(__file__).parent / "slow_tests.tsv"
+"""Made by `tools/slow_tests.py`."""
+FAST_CASE = 0.25
+"""Seconds of a case that a fast run takes."""
 SETTINGS = "_hypothesis_internal_use_settings"
 """Where hypothesis keeps the settings of a test; it takes none a second time by its decorator."""
 

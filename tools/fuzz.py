@@ -33,8 +33,10 @@ SUITES = {
     "files": "tests/autotuner/test_file_fuzz.py",
     "sparse": "tests/sparse/test_random_sparse.py::test_programs",
     "einsum": "tests/einsum_frontend/test_einsum.py",
+    "graphs": "tests/dynamo_backend/test_random_graphs.py",
+    "operators": "-m tests.dynamo_backend.operator_database",
 }
-"""Tests by what they draw."""
+"""Tests by what they draw; `-m` is a program of its own, which draws from a list and by default takes all of it."""
 LINES = 60
 """Of what a round says that failed."""
 
@@ -42,16 +44,21 @@ LINES = 60
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.fuzz", description=__doc__)
     parser.add_argument("suite", nargs="*", choices=[[], *SUITES], help=f"which (default: all): {', '.join(SUITES)}")
-    parser.add_argument("--examples", type=int, default=ROUND, help="random programs for each property of each suite")
+    parser.add_argument("--examples", type=int, help=f"random programs for each property of each suite ({ROUND})")
     parser.add_argument("--seed", type=int, help="of the first round; those that follow count up (default: fresh ones)")
     parser.add_argument("--log", type=Path, help="where the whole output of rounds that fail is added")
     given = parser.parse_args()
     chosen = given.suite or list(SUITES)
     failed = []
-    for done in range(0, given.examples, ROUND):
+    examples = given.examples or ROUND
+    for done in range(0, examples, ROUND):
         for name in chosen:
             seed = secrets.randbits(32) if given.seed is None else given.seed + done // ROUND
-            count = min(ROUND, given.examples - done)
+            count = min(ROUND, examples - done)
+            if SUITES[name].startswith("-m"):
+                if done:
+                    continue
+                count = given.examples or 0
             start = time.monotonic()
             passed, said = run(SUITES[name], count, seed)
             state = "ok" if passed else "FAILED"
@@ -65,14 +72,17 @@ def main() -> int:
                     with given.log.open("a") as log:
                         log.write(f"# {name}, seed {seed}\n{said}\n")
     for name, seed in failed:
-        print(f"again: python -m tools.fuzz {name} --examples {min(ROUND, given.examples)} --seed {seed}")
+        print(f"again: python -m tools.fuzz {name} --examples {min(ROUND, examples)} --seed {seed}")
     return 1 if failed else 0
 
 
 def run(tests: str, examples: int, seed: int) -> tuple[bool, str]:
     """Whether a round passes, and what pytest says."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", tests]
-    command += [f"--examples={examples}", f"--hypothesis-seed={seed}"]
+    if tests.startswith("-m"):
+        command = [sys.executable, *tests.split(), f"--seed={seed}", *([f"--count={examples}"] if examples else [])]
+    else:
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", tests]
+        command += [f"--examples={examples}", f"--hypothesis-seed={seed}"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     made = subprocess.run(
         command,

@@ -53,7 +53,7 @@ def future_reply(future: Future[bytes], asked: str) -> pb.Reply:
         raw = future.result()
         reply = pb.Reply.FromString(raw)
     except WorkerDied as death:
-        return _died(death)
+        return _death_reply(death)
     except (DecodeError, TypeError) as error:
         return pb.Reply(status=pb.CRASH, message=f"an answer that is none: {error}")
     except CancelledError:
@@ -67,7 +67,7 @@ def future_reply(future: Future[bytes], asked: str) -> pb.Reply:
     return reply
 
 
-def _died(death: WorkerDied) -> pb.Reply:
+def _death_reply(death: WorkerDied) -> pb.Reply:
     if death.kind != "timeout":
         return pb.Reply(status=pb.CRASH, message=f"{death.kind}: {death.detail}")
     status = pb.COMPILE_TIMEOUT if death.phase == COMPILE else pb.RUN_TIMEOUT
@@ -106,18 +106,18 @@ class LocalWorkers:
 
     def begin(self) -> None:
         """Start the process that workers are forked from, without waiting for it."""
-        self._started()
+        self._ensure_processes()
 
     def submit(self, request: pb.Request) -> Future[bytes]:
         """Compile on any processor, or run on a device that is free."""
-        site = self._started()
+        site = self._ensure_processes()
         request.folder = str(site.zygote.folder)
         if request.stage == pb.COMPILE:
             request.fingerprint = ""  # compiling is the same on any number of threads
             return site.compilers.submit(request.SerializeToString(), phase_limits(request))
         return site.runners.submit(request.SerializeToString(), phase_limits(request))
 
-    def _started(self) -> _Processes:
+    def _ensure_processes(self) -> _Processes:
         if self._site is None:
             self._site = _Processes(self._compiling, self._running)
         return self._site

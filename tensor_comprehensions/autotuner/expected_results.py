@@ -100,16 +100,16 @@ class OutputOracle:
         """
         known = self._known.get((kind, seed)) or self._load(kind, seed)
         if known is None:
-            known = self._made(memory)
+            known = self._compute_expected(memory)
             self._save(known, kind, seed)
         if seed == 0:
             self._known[kind, seed] = known
         return known
 
-    def _made(self, memory: ProblemMemory) -> ExpectedOutputs:
+    def _compute_expected(self, memory: ProblemMemory) -> ExpectedOutputs:
         if self.problem.points <= DIRECT:
             outputs = reference_outputs(memory)
-            return ExpectedOutputs(outputs, self._allowed(memory, outputs))
+            return ExpectedOutputs(outputs, self._allowed_deviations(memory, outputs))
         if not self._verified:
             verify_small(self.problem)
             self._verified = True
@@ -127,7 +127,7 @@ class OutputOracle:
             raise RangeError(f"the inputs of {self.problem.function.name} lead out of a tensor")
         return tuple(x.clone() for x in memory.outputs)
 
-    def _allowed(self, memory: ProblemMemory, outputs: Sequence[Tensor]) -> tuple[float, ...]:
+    def _allowed_deviations(self, memory: ProblemMemory, outputs: Sequence[Tensor]) -> tuple[float, ...]:
         """The usual tolerance, or more in a def in which the default kernel needs more."""
         allowed = []
         for mine, right in zip(self._by_default(memory), outputs, strict=True):
@@ -213,7 +213,7 @@ def shrink_problem(problem: Problem) -> Problem:
         for divisor in (2, 3, 4):  # what one size forbids, another may allow
             attempt = {**sizes, largest: max(1, sizes[largest] // divisor)}
             try:
-                small = _resized(problem, attempt)
+                small = _resize_problem(problem, attempt)
                 small.bound  # noqa: B018 - do the sizes fit?
             except (TCError, CannotLower):
                 continue
@@ -234,7 +234,7 @@ def _sizes(problem: Problem) -> dict[str, int]:
     return found
 
 
-def _resized(problem: Problem, sizes: dict[str, int]) -> Problem:
+def _resize_problem(problem: Problem, sizes: dict[str, int]) -> Problem:
     function = problem.function
     scalars = {
         p.name: int.from_bytes(t.values, "little", signed=True)
@@ -255,11 +255,11 @@ def _resized(problem: Problem, sizes: dict[str, int]) -> Problem:
     message.CopyFrom(problem.message)
     for symbols, tensors in ((function.parameters, message.inputs), (function.inouts, message.initial)):
         for symbol, t in zip(symbols, tensors, strict=True):
-            _resize(t, shape(symbol, t), limit)
+            _resize_tensor(t, shape(symbol, t), limit)
     return Problem(message)
 
 
-def _resize(t: pb.Tensor, shape: Sequence[int], limit: int) -> None:
+def _resize_tensor(t: pb.Tensor, shape: Sequence[int], limit: int) -> None:
     if list(shape) == list(t.shape):
         return
     if t.HasField("values"):

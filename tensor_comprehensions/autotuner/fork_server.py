@@ -61,7 +61,7 @@ def serve(descriptor: int, parent: int) -> None:
         with socket.socket(fileno=descriptor) as control, contextlib.suppress(ipc.Disconnected, ParentGone):
             send_json(control, {"folder": folder})
             while (order := _next_order(control, parent)) is not None:
-                _obey(control, order, children)
+                _obey_order(control, order, children)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         for pid in children:
@@ -90,7 +90,7 @@ def _next_order(control: socket.socket, parent: int) -> tuple[dict[str, Any], li
     return receive_json(control)
 
 
-def _obey(control: socket.socket, order: tuple[dict[str, Any], list[int]], children: set[int]) -> None:
+def _obey_order(control: socket.socket, order: tuple[dict[str, Any], list[int]], children: set[int]) -> None:
     what, descriptors = order
     if "reap" in what:
         pid = int(what["reap"])
@@ -102,7 +102,7 @@ def _obey(control: socket.socket, order: tuple[dict[str, Any], list[int]], child
     pid = os.fork()
     if pid == 0:
         control.close()
-        _work(socket.socket(fileno=descriptors[0]), what, zygote)
+        _serve_requests(socket.socket(fileno=descriptors[0]), what, zygote)
     os.close(descriptors[0])
     children.add(pid)
     send_json(control, {"pid": pid})
@@ -111,7 +111,7 @@ def _obey(control: socket.socket, order: tuple[dict[str, Any], list[int]], child
 # --- in the worker -----------------------------------------------------------------------------------------------
 
 
-def _work(connection: socket.socket, settings: dict[str, Any], zygote: int) -> None:
+def _serve_requests(connection: socket.socket, settings: dict[str, Any], zygote: int) -> None:
     """Answer requests until there are none; never returns."""
     code = 1
     try:

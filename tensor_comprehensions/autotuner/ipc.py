@@ -46,10 +46,10 @@ def receive_frame(connection: socket.socket, seconds: float | None = None) -> tu
     Raises Disconnected, ProtocolError or Timeout.
     """
     patience = WaitBudget(seconds)
-    kind, length = _HEADER.unpack(_exactly(connection, _HEADER.size, patience))
+    kind, length = _HEADER.unpack(_receive_exactly(connection, _HEADER.size, patience))
     if kind not in (REQUEST, PHASE, REPLY) or length > LARGEST:
         raise ProtocolError(f"a message of kind {kind!r} and {length} bytes")
-    return kind, _exactly(connection, length, patience)
+    return kind, _receive_exactly(connection, length, patience)
 
 
 class WaitBudget:
@@ -68,7 +68,7 @@ class WaitBudget:
         return self.left is not None and self.left <= 0
 
 
-def _exactly(connection: socket.socket, count: int, patience: WaitBudget) -> bytes:
+def _receive_exactly(connection: socket.socket, count: int, patience: WaitBudget) -> bytes:
     parts: list[bytes] = []
     while count:
         readable, _, _ = select.select([connection], [], [], TICK)

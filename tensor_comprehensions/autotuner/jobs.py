@@ -130,10 +130,10 @@ def shard_tasks(tasks: Sequence[JobTask], shard: tuple[int, int]) -> tuple[JobTa
         return tuple(tasks[number::count])
     task = tasks[number % len(tasks)]
     part = number // len(tasks), len(range(number % len(tasks), count, len(tasks)))
-    return (replace(task, effort=_shared(replace(task.effort, seed=task.effort.seed + number, part=part))),)
+    return (replace(task, effort=_shard_budget(replace(task.effort, seed=task.effort.seed + number, part=part))),)
 
 
-def _shared(trying: SearchBudget) -> SearchBudget:
+def _shard_budget(trying: SearchBudget) -> SearchBudget:
     """A part of a search by itself: fewer at a time, and more often, for it has less time to learn from what it saw."""
     _, count = trying.part
     if trying.search != "genetic" or trying.population <= SMALLEST:
@@ -174,7 +174,7 @@ def run_job(
         for number, task in enumerate(tasks):
             watcher.begin(number, len(tasks), task)
             try:
-                tuned = _tuned(task, on, store, book, watcher, where)
+                tuned = _tune_task(task, on, store, book, watcher, where)
             except (TCError, InternalError, OSError) as error:  # no process can be started, say
                 get_logger("tune").debug("%s: %s", task.name, error)
                 watcher.end(task, None, str(error))
@@ -189,7 +189,7 @@ def run_job(
     return found
 
 
-def _tuned(
+def _tune_task(
     task: JobTask, on: Sequence[TuningDevice], store: Store, book: Journal, watcher: ProgressListener, where: Evaluator
 ) -> TuningResult:
     tensors, initial = sample_arguments(task.function, task.sizes)

@@ -58,14 +58,14 @@ def list_mutations(op: StructuredOp, target: CpuTarget) -> tuple[Mutation, ...]:
     found, op = [], drop_unit_dims(op)
     for i in op.iterators:
         values = _sizes(i)
-        found.append(Mutation("inner", _shown(op, i), values))
+        found.append(Mutation("inner", _display_name(op, i), values))
         if i.is_parallel and len(values) > 2:
-            found.append(Mutation("outer", _shown(op, i), values[:-1]))
+            found.append(Mutation("outer", _display_name(op, i), values[:-1]))
     if len(op.iterators) > 2:
         found.append(Mutation("order", "", SWAPS))
     found += [Mutation("pack", factor_name(op, side), PLACES) for side in Side]
     if op.reductions:
-        found.append(Mutation("unroll", _shown(op, op.reductions[-1]), UNROLLS))
+        found.append(Mutation("unroll", _display_name(op, op.reductions[-1]), UNROLLS))
     found += [
         Mutation("ahead", factor_name(op, side), SWITCH) for side in Side if _is_far(op.factors[side.value], target)
     ]
@@ -83,8 +83,8 @@ def _bytes(access: Load) -> int:
     return access.buffer.bytes
 
 
-def _shown(op: StructuredOp, i: Iterator) -> str:
-    return op.shown(i.name)
+def _display_name(op: StructuredOp, i: Iterator) -> str:
+    return op.display_name(i.name)
 
 
 def _sizes(i: Iterator) -> tuple[int, ...]:
@@ -107,53 +107,57 @@ def mutate(pipeline: Schedule, chosen: Mapping[Mutation, int], op: StructuredOp)
     shared = next((p for p in pieces if isinstance(p, written.Parallel)), None)
     with contextlib.suppress(CannotLower, ArgumentError):  # nobody can follow it, changed or not
         for e, value in chosen.items():
-            pieces = _edited(pieces, e, value, op) if value else pieces
+            pieces = _apply_mutation(pieces, e, value, op) if value else pieces
         if (
             shared is not None
             and shared in pieces
             and loop_state_of(pieces, op).loops != loop_state_of(pipeline.primitives, op).loops
         ):
-            pieces = _shared(pieces, len(shared.loops), op, shared.grain_size)
+            pieces = _share_outer_loops(pieces, len(shared.loops), op, shared.grain_size)
     return Schedule(tuple(pieces))
 
 
-def _edited(pieces: list[Primitive], e: Mutation, value: int, op: StructuredOp) -> list[Primitive]:
+def _apply_mutation(pieces: list[Primitive], e: Mutation, value: int, op: StructuredOp) -> list[Primitive]:
     match e.kind:
         case "unroll":
-            return _unrolled(pieces, e.about, value)
+            return _set_unroll(pieces, e.about, value)
         case "lanes":
             return [replace(p, lanes=value) if isinstance(p, written.Vectorize) else p for p in pieces]
         case "threads":
-            return _shared(pieces, value, op)
+            return _share_outer_loops(pieces, value, op)
         case "order":
-            return _swapped(pieces, value, op)
+            return _swap_loops(pieces, value, op)
         case "pack":
-            return _packed(pieces, e.about, value, op)
+            return _move_pack(pieces, e.about, value, op)
         case "ahead":
-            return _ahead(pieces, e.about, value, op)
+            return _set_prefetch(pieces, e.about, value, op)
         case "ends":
-            return _ended(pieces, value, op)
+            return _set_tail(pieces, value, op)
         case "stream":
-            rest: list[Primitive] = _without(pieces, written.NontemporalStores)
+            rest: list[Primitive] = _drop_primitives(pieces, written.NontemporalStores)
             return rest if value == OFF else [*rest, written.NontemporalStores()]
-    tiled = _tiled(pieces, e.about, value, level=0 if e.kind == "inner" else 1)
-    return [_renamed(p, e.about) for p in tiled] if any(_shown(op, i) == e.about for i in op.reductions) else tiled
+    tiled = _set_tile_size(pieces, e.about, value, level=0 if e.kind == "inner" else 1)
+    return (
+        [_rename_tiled_loop(p, e.about) for p in tiled]
+        if any(_display_name(op, i) == e.about for i in op.reductions)
+        else tiled
+    )
 
 
-def _renamed(piece: Primitive, iterator: str) -> Primitive:
+def _rename_tiled_loop(piece: Primitive, iterator: str) -> Primitive:
     """An order of sums, in which one that is tiled has another name."""
     if not isinstance(piece, written.Interchange):
         return piece
     return written.Interchange(tuple(f"{iterator}0" if name == iterator else name for name in piece.loops))
 
 
-def _without(pieces: list[Primitive], *kinds: type[Primitive]) -> list[Primitive]:
+def _drop_primitives(pieces: list[Primitive], *kinds: type[Primitive]) -> list[Primitive]:
     return [p for p in pieces if not isinstance(p, kinds)]
 
 
-def _shared(pieces: list[Primitive], count: int, op: StructuredOp, grain: int = 1) -> list[Primitive]:
+def _share_outer_loops(pieces: list[Primitive], count: int, op: StructuredOp, grain: int = 1) -> list[Primitive]:
     """With so many of the outermost loops shared among the threads, however little work there is in one."""
-    serial = _without(pieces, written.Parallel)
+    serial = _drop_primitives(pieces, written.Parallel)
     if count == OFF:
         return serial
     nest = loop_state_of(serial, op)
@@ -163,7 +167,7 @@ def _shared(pieces: list[Primitive], count: int, op: StructuredOp, grain: int = 
     return [*serial, written.Parallel(tuple(map(nest.name, loops)), grain)] if loops else serial
 
 
-def _swapped(pieces: list[Primitive], place: int, op: StructuredOp) -> list[Primitive]:
+def _swap_loops(pieces: list[Primitive], place: int, op: StructuredOp) -> list[Primitive]:
     """With a loop and the next one in each other's places."""
     nest = loop_state_of(pieces, op)
     first, second = nest.remaining_points[place - 1 : place + 1] if place < len(nest.remaining_points) else (None, None)
@@ -174,7 +178,7 @@ def _swapped(pieces: list[Primitive], place: int, op: StructuredOp) -> list[Prim
     return [*pieces[:last], swap, *pieces[last:]]
 
 
-def _packed(pieces: list[Primitive], factor: str, place: int, op: StructuredOp) -> list[Primitive]:
+def _move_pack(pieces: list[Primitive], factor: str, place: int, op: StructuredOp) -> list[Primitive]:
     """With a factor packed at another place, or not at all, and then not padded."""
     nest = loop_state_of(pieces, op)
     side = nest.side(factor)
@@ -208,14 +212,14 @@ def _places(nest: ScheduleState, side: Side) -> Generator[str | None]:
             yield nest.name(nest.remaining_points[depth - 1]) if depth else None
 
 
-def _ahead(pieces: list[Primitive], factor: str, value: int, op: StructuredOp) -> list[Primitive]:
+def _set_prefetch(pieces: list[Primitive], factor: str, value: int, op: StructuredOp) -> list[Primitive]:
     """With a factor's lines for the next iteration of the innermost loop that moves it brought near, or not."""
     nest = loop_state_of(pieces, op)
     side = nest.side(factor)
     kept: list[Primitive] = []
     for p in pieces:
         if isinstance(p, written.Prefetch):
-            others = tuple(f for f in p.factors if nest.side(f[0]) is not side)
+            others = tuple(f for f in p.operand_loops if nest.side(f[0]) is not side)
             kept += [written.Prefetch(others)] if others else []
         else:
             kept.append(p)
@@ -223,11 +227,11 @@ def _ahead(pieces: list[Primitive], factor: str, value: int, op: StructuredOp) -
     return kept if value == OFF or not mine else [*kept, written.Prefetch(((factor, nest.name(mine[-1])),))]
 
 
-def _ended(pieces: list[Primitive], how: int, op: StructuredOp) -> list[Primitive]:
+def _set_tail(pieces: list[Primitive], how: int, op: StructuredOp) -> list[Primitive]:
     """With last tiles of another kind."""
-    nest, kept = loop_state_of(pieces, op), _without(pieces, written.Peel, written.Pad)
+    nest, kept = loop_state_of(pieces, op), _drop_primitives(pieces, written.Peel, written.Pad)
     if how == PADDED:
-        packed = tuple(name for p in pieces if isinstance(p, written.Pack) for name, _ in p.factors)
+        packed = tuple(name for p in pieces if isinstance(p, written.Pack) for name, _ in p.operand_loops)
         return [*kept, written.Pad(packed)] if packed else pieces
     ragged = (
         with_remainder(op, [TileLoop(loop.iterator, loop.size) for loop in nest.remaining_points])
@@ -238,7 +242,7 @@ def _ended(pieces: list[Primitive], how: int, op: StructuredOp) -> list[Primitiv
     return [*kept, written.Peel(peeled)] if peeled else kept
 
 
-def _tiled(pieces: list[Primitive], iterator: str, value: int, level: int) -> list[Primitive]:
+def _set_tile_size(pieces: list[Primitive], iterator: str, value: int, level: int) -> list[Primitive]:
     """With another size for the tile at a level of an iterator, counted from the inside.
 
     A tile that is not there is made: around all others where it encloses one, else inside the first loop.
@@ -261,7 +265,7 @@ def _tiled(pieces: list[Primitive], iterator: str, value: int, level: int) -> li
     return [*pieces[: tiles[-1]], replace(piece, sizes=sizes), *pieces[tiles[-1] + 1 :]]
 
 
-def _unrolled(pieces: list[Primitive], iterator: str, value: int) -> list[Primitive]:
+def _set_unroll(pieces: list[Primitive], iterator: str, value: int) -> list[Primitive]:
     kept: list[Primitive] = []
     for p in pieces:
         if isinstance(p, written.Unroll):

@@ -103,7 +103,7 @@ def autotune(
         )
     if not isinstance(report, str | Path | None):
         raise ArgumentError(f"the report is {report!r}", expected="the path of an HTML page")
-    subject = tuning_task_of(kernels, arguments, _plain(options), trying.seed, store_of(store))
+    subject = tuning_task_of(kernels, arguments, _reject_experts(options), trying.seed, store_of(store))
     found = tune(subject, trying, named_devices(devices), executor=executor, **others)
     get_logger("tune").info(
         "%s: %.3g s in the race, %.2f times as fast as untuned (%.3g s), after %d candidates in %.0f s",
@@ -140,7 +140,7 @@ def tuning_task_of(
     return TuningTask(kernels.function, bound, problem_message(kernels.function, arguments, seed), host(), start, store)
 
 
-def _plain(options: CpuOptions) -> CpuOptions:
+def _reject_experts(options: CpuOptions) -> CpuOptions:
     if callable(options.schedule):
         raise ArgumentError("a search cannot start from an expert", expected="options with a pipeline, or without")
     freeze_schedule(options.schedule)

@@ -9,12 +9,15 @@ from typing import Any, cast
 
 import torch
 
+from ..compiler.gpu_passes import prefers_tensor_cores
 from ..core.diagnostics import get_logger
 from ..core.errors import ArgumentError
 from ..dispatch.call_steps import canonical_strides, normalize_detached, shapes_of, with_strides
 from ..dispatch.cuda.library_calls import find_library_matmuls
 from ..dispatch.kernel_table import KernelTable
-from ..options import MappingOptions, check_mapping
+from ..options import GpuOptions, MappingOptions, TileOptions, check_gpu_options
+from ..target import GpuTarget
+from ..tc_lang.ir import BoundFunction
 from ..tc_lang.legalize import legalize
 from . import tuner_pb2 as pb
 from .device import TuningDevice
@@ -25,6 +28,7 @@ from .report import write_report
 from .search_loop import SearchBudget, TuningResult
 from .session import Spaced, TuningTask, tune
 from .space_gpu import mapping_space
+from .space_tiles import tile_space
 from .worker import phase_limits
 from .worker_gpu import gpu_fingerprint, gpu_target_of, is_modeled
 from .worker_pool import ForkServer, WorkerConfig, WorkerPool
@@ -79,7 +83,8 @@ def autotune_gpu(
     """Search for a mapping for calls with these tensors; later calls of this process use it.
 
     Args:
-        start: what to start from and must be beaten; None: the mapping that the cost model chooses.
+        start: what to start from and must be beaten; None: what the cost model chooses. `TileOptions` search tiles
+            for tensor cores, `MappingOptions` mappings without.
         devices: one, "cuda:0" or "emulated:sm_90".
         report: as for `op_api.autotune`.
 
@@ -90,23 +95,26 @@ def autotune_gpu(
     name = str(devices[0])
     machine = gpu_target_of(name)
     here = [x.cpu() if isinstance(x, torch.Tensor) else x for x in tensors]
-    arguments = normalize_detached(kernels.interface, here, {k: _here(x) for k, x in initial.items()})
+    arguments = normalize_detached(kernels.interface, here, {k: _to_host(x) for k, x in initial.items()})
     sizes, strides = shapes_of(kernels.function, arguments), tuple(map(canonical_strides, arguments.inputs))
     bound = with_strides(kernels.bind(sizes), strides)
     if start is None:
-        from ..polyhedral.gpu.lower_gpu import default_options
-
-        start = default_options(legalize(bound), machine)
-    if not isinstance(start, MappingOptions):
-        raise ArgumentError(f"options is {type(start).__name__}", expected="MappingOptions(...)")
-    check_mapping(start, machine)
+        start = _default_options(bound, machine)
+    if not isinstance(start, MappingOptions | TileOptions):
+        raise ArgumentError(f"options is {type(start).__name__}", expected="MappingOptions(...) or TileOptions(...)")
+    check_gpu_options(start, machine)
     modeled, calls = is_modeled(name), find_library_matmuls(bound)
-    if modeled and calls and start.match_library_calls:
+    if modeled and calls and _matches_calls(start):
         raise ArgumentError(
             f"the search starts with calls of torch, and {name} has no model of what they take",
             suggestion="search on a device, or from options without match_library_calls",
         )
-    spaced = cast("Spaced", mapping_space(bound, machine, start, calls=not modeled))
+    spaced = cast(
+        "Spaced",
+        tile_space(machine, start)
+        if isinstance(start, TileOptions)
+        else mapping_space(bound, machine, start, calls=not modeled),
+    )
     message = problem_message(kernels.function, arguments, trying.seed)
     subject = TuningTask(kernels.function, bound, message, cast("Any", machine), cast("Any", start), store_of(store))
     workers = GpuWorkers(name)
@@ -119,13 +127,26 @@ def autotune_gpu(
         kernels.function.name, name, found.seconds, found.speedup, found.default_seconds, len(found.outcomes),
         found.elapsed,
     )  # fmt: skip
-    if cast("MappingOptions", found.options).match_library_calls:
+    options = cast("GpuOptions", found.options)
+    if _matches_calls(options):
         get_logger("tune").info("%s on %s: torch computes %s", kernels.function.name, name, "; ".join(map(str, calls)))
     if report is not None:
         write_report(Path(report), [(kernels.function.name, found)])
-    kernels.gpu.set_tuned_options(sizes, strides, machine, cast("MappingOptions", found.options))
+    kernels.gpu.set_tuned_options(sizes, strides, machine, options)
     return found
 
 
-def _here(x: object) -> object:
+def _default_options(bound: BoundFunction, target: GpuTarget) -> GpuOptions:
+    """Where a search starts: tiles, if the def is on tensor cores by default, else the mapping that is chosen."""
+    from ..polyhedral.gpu.lower_gpu import default_options
+
+    function = legalize(bound)
+    return TileOptions() if prefers_tensor_cores(function, target) else default_options(function, target)
+
+
+def _matches_calls(options: GpuOptions) -> bool:
+    return isinstance(options, MappingOptions) and options.match_library_calls
+
+
+def _to_host(x: object) -> object:
     return x.cpu() if isinstance(x, torch.Tensor) else x

@@ -35,19 +35,19 @@ def problem_message(function: Function, arguments: Arguments, seed: int) -> pb.P
     return pb.Problem(
         source=function.source,
         name=function.name,
-        inputs=[_described(x) for x in arguments.inputs],
-        initial=[_described(x) for x in arguments.initial],
+        inputs=[_tensor_to_message(x) for x in arguments.inputs],
+        initial=[_tensor_to_message(x) for x in arguments.initial],
         seed=seed,
     )
 
 
-def _described(x: Tensor) -> pb.Tensor:
+def _tensor_to_message(x: Tensor) -> pb.Tensor:
     message = pb.Tensor(dtype=_name(x.dtype), shape=x.shape, strides=canonical_strides(x))
     if not x.dtype.is_floating_point or not x.ndim:
         size = x.numel() * x.element_size()
         if size > LARGEST_VALUES:
             raise ArgumentError(f"an argument has {size} bytes of subscripts", expected=f"at most {LARGEST_VALUES}")
-        message.values = _raw(x.detach().contiguous()).numpy().tobytes()
+        message.values = _raw_bytes(x.detach().contiguous()).numpy().tobytes()
     return message
 
 
@@ -55,7 +55,7 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _raw(x: Tensor) -> Tensor:
+def _raw_bytes(x: Tensor) -> Tensor:
     """The bytes of a contiguous tensor."""
     return x.reshape(-1).view(torch.uint8) if x.dtype is not torch.bool else x.reshape(-1).to(torch.uint8)
 

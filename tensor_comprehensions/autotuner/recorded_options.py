@@ -182,8 +182,10 @@ def _difference(name: str, wanted: Key, other: Key) -> str:
 
 def _other_versions(m: Measurement) -> str:
     theirs, mine = dict(m.versions), dict(toolchain_versions())
-    return ", ".join(_changed(name, theirs, mine) for name in {**mine, **theirs} if theirs.get(name) != mine.get(name))
+    return ", ".join(
+        _describe_change(name, theirs, mine) for name in {**mine, **theirs} if theirs.get(name) != mine.get(name)
+    )
 
 
-def _changed(name: str, theirs: dict[str, str], mine: dict[str, str]) -> str:
+def _describe_change(name: str, theirs: dict[str, str], mine: dict[str, str]) -> str:
     return f"{name} {theirs.get(name, 'unknown')} instead of {mine.get(name, 'none')}"

@@ -47,7 +47,7 @@ class Sampler:
         self._tried: set[Genome] = set()
         self._seen: set[Hashable] = set()
 
-    def new(self, genome: Genome) -> Candidate | None:
+    def make_candidate(self, genome: Genome) -> Candidate | None:
         """The candidate of a genome; None where it is invalid or means what another meant before."""
         if genome in self._tried:
             return None
@@ -59,12 +59,12 @@ class Sampler:
         self._seen.add(key)
         return Candidate(genome, options)
 
-    def some(self, seeds: Iterable[Genome], seeded: int, count: int) -> list[Candidate]:
+    def draw_candidates(self, seeds: Iterable[Genome], seeded: int, count: int) -> list[Candidate]:
         """The first `seeded` candidates of `seeds`, and random ones up to `count` in all."""
-        found = list(islice((c for g in seeds if (c := self.new(g)) is not None), seeded))
+        found = list(islice((c for g in seeds if (c := self.make_candidate(g)) is not None), seeded))
         tries = 0
         while len(found) < count and tries < TRIES:
-            candidate = self.new(self.space.random(self.random))
+            candidate = self.make_candidate(self.space.random(self.random))
             tries = tries + 1 if candidate is None else 0
             if candidate is not None:
                 found.append(candidate)
@@ -79,7 +79,7 @@ class RandomSearch:
 
     def ask(self) -> list[Candidate]:
         seeds, self._seeds = self._seeds, ()
-        return self._sampler.some(seeds, len(seeds), self._population)
+        return self._sampler.draw_candidates(seeds, len(seeds), self._population)
 
     def tell(self, candidate: Candidate, seconds: float | None) -> None:
         """Nothing is learnt."""
@@ -108,13 +108,13 @@ class GeneticSearch:
         self._toolbox = self._deap.base.Toolbox()
         self._toolbox.register("select", self._roulette)
         self._toolbox.register("elite", self._deap.tools.selBest, k=self._elites)
-        self._toolbox.register("mate", self._mixed)
-        self._toolbox.register("mutate", self._mutated)
+        self._toolbox.register("mate", self._cross_parents)
+        self._toolbox.register("mutate", self._mutate_genome)
 
     def ask(self) -> list[Candidate]:
         if self._seeds is not None:
             seeds, self._seeds = self._seeds, None
-            return self._sampler.some(seeds, round(self.SEEDED * self._population), self._population)
+            return self._sampler.draw_candidates(seeds, round(self.SEEDED * self._population), self._population)
         elites = self._toolbox.elite(self._pool)
         children = self._children(self._population - len(elites))
         self._pool = elites
@@ -131,11 +131,11 @@ class GeneticSearch:
         while len(found) < count and tries < TRIES:
             parents = self._toolbox.select()
             genome = self._toolbox.mate(parents) if self._random.random() < self.CROSSOVER else parents[0]
-            child = self._sampler.new(self._toolbox.mutate(genome))
+            child = self._sampler.make_candidate(self._toolbox.mutate(genome))
             tries = tries + 1 if child is None else 0
             if child is not None:
                 found.append(child)
-        return found or self._sampler.some((), 0, count)
+        return found or self._sampler.draw_candidates((), 0, count)
 
     def _roulette(self) -> list[Genome]:
         """Three parents, the faster the likelier."""
@@ -144,10 +144,10 @@ class GeneticSearch:
         weights = [(speed / most) ** self.PRESSURE if most else 1.0 for speed in speeds]
         return [tuple(x) for x in self._random.choices(self._pool, weights, k=3)]
 
-    def _mixed(self, parents: Sequence[Genome]) -> Genome:
+    def _cross_parents(self, parents: Sequence[Genome]) -> Genome:
         return tuple(self._random.choice(values) for values in zip(*parents, strict=True))
 
-    def _mutated(self, genome: Genome) -> Genome:
+    def _mutate_genome(self, genome: Genome) -> Genome:
         """At least one gene changes, so that children of equal parents are new."""
         genes = self._sampler.space.genes
         sure = self._random.randrange(len(genes))
@@ -170,7 +170,7 @@ class CoordinateSweep:
         while not found and self._gene < len(self._sampler.space.genes):
             k, best = self._gene, self._best
             places = range(len(self._sampler.space.genes[k].choices))[: self._population]
-            every = (self._sampler.new((*best[:k], place, *best[k + 1 :])) for place in places)
+            every = (self._sampler.make_candidate((*best[:k], place, *best[k + 1 :])) for place in places)
             found = [c for c in every if c is not None]
             self._gene += 1
         return found

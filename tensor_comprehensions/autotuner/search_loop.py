@@ -162,24 +162,24 @@ class Tuner:
         number, count = self.effort.part
         seeds = (self._seeds[0], *self._seeds[1:][number::count])
         search = SEARCHES[self.effort.search](self._space, seeds, self.effort.population, self.effort.seed)
-        if self._evaluator.separate and self._remembered(default) is None:
+        if self._evaluator.separate and self._find_recorded(default) is None:
             self._prepare()
         first: tuple[Candidate, ...] = (Candidate(self._seeds[0], default),)
         for generation in range(1, self.effort.generations + 1):
             if not self._generation(search, generation, first):
                 break
             first = ()
-        return self._decided(default)
+        return self._decide_winner(default)
 
     def _prepare(self) -> None:
         """Have inputs and right results made while the first candidate is compiled: a race of none needs only these."""
         made = self._evaluator.submit(self._request(pb.RACE))
         start = self.elapsed()  # workers are there by now, and need not start again before the race
 
-        def ready(future: Future[bytes]) -> None:
+        def note_ready(future: Future[bytes]) -> None:
             self._preparing = self.elapsed() - start
 
-        made.add_done_callback(ready)
+        made.add_done_callback(note_ready)
 
     def _generation(self, search: Search, generation: int, first: Sequence[Candidate]) -> bool:
         """Evaluate `first` and one generation; False where there is nothing left to try, or no time."""
@@ -189,7 +189,11 @@ class Tuner:
             size = self._size(len(rest))
             batch, rest = rest[:size], rest[size:]
             fresh = [*{c.options: c for c in batch if c.options not in self._by_options}.values()]
-            if self.outcomes and self._over() and all(self._remembered(c.options) is None for c in fresh):
+            if (
+                self.outcomes
+                and self._is_time_to_decide()
+                and all(self._find_recorded(c.options) is None for c in fresh)
+            ):
                 return False
             begun = self.elapsed()
             self._evaluate(fresh, generation)
@@ -208,7 +212,7 @@ class Tuner:
         """
         width = max(1, self._evaluator.width)
         if not self.outcomes:
-            return max(1, width // 2) if self._evaluator.separate and not self._over() else 1
+            return max(1, width // 2) if self._evaluator.separate and not self._is_time_to_decide() else 1
         spent = sum(o.compiling + o.running for o in self.outcomes) / len(self.outcomes)
         several = BATCH * self.effort.seconds / max(spent, 1e-3) if self._evaluator.separate else 0
         size = round(max(width, min(several, MOST_AT_ONCE * width)))
@@ -217,20 +221,20 @@ class Tuner:
     def elapsed(self) -> float:
         return self._clock.elapsed()
 
-    def _over(self) -> bool:
+    def _is_time_to_decide(self) -> bool:
         """Is it time to decide? There must be for a batch like the last one, and for the race, which makes inputs ready
         as the start did, and of one kind more.
         """
         whole = self.effort.seconds
-        reserve = min(self._last + _racing(whole) + DECIDING * self._preparing, whole / 3)
+        reserve = min(self._last + _race_seconds(whole) + DECIDING * self._preparing, whole / 3)
         return self._stop.wanted or self.elapsed() >= whole - reserve
 
     # --- evaluating ---
 
     def _evaluate(self, candidates: Sequence[Candidate], generation: int) -> None:
-        known = {c.options: self._remembered(c.options) for c in candidates}
+        known = {c.options: self._find_recorded(c.options) for c in candidates}
         fresh = [c.options for c in candidates if known[c.options] is None]
-        replies = self._compiled_and_measured(fresh) if self._evaluator.separate else self._evaluated(fresh)
+        replies = self._compiled_and_measured(fresh) if self._evaluator.separate else self._evaluate_all(fresh)
         for c in candidates:
             remembered = known[c.options]
             if remembered is not None:
@@ -240,11 +244,11 @@ class Tuner:
             reply = next(replies, None)
             if reply is None:  # stopped
                 return
-            outcome = outcome_message(c.options, self._judged(reply), generation, self.elapsed())
+            outcome = outcome_message(c.options, self._reject_impossible_time(reply), generation, self.elapsed())
             self._journal.add(self.problem.digest, outcome)
             self._fold(outcome_from_message(outcome, c.options))
 
-    def _remembered(self, options: CpuOptions) -> pb.Outcome | None:
+    def _find_recorded(self, options: CpuOptions) -> pb.Outcome | None:
         return self._journal.find(self.problem.digest, to_message(options).SerializeToString(deterministic=True))
 
     def _fold(self, outcome: Outcome) -> None:
@@ -259,12 +263,12 @@ class Tuner:
 
     def _compiled_and_measured(self, options: Sequence[CpuOptions]) -> Iterator[pb.Reply]:
         """Compile all, then run all that differ: what compiles would disturb what is timed."""
-        compiled = self._compiled(options)
+        compiled = self._compile_all(options)
         alone = int(self.best is None)  # the first one's time says what the others may take
-        if (yield from self._measured(compiled[:alone])):
-            yield from self._measured(compiled[alone:])
+        if (yield from self._measure_replies(compiled[:alone])):
+            yield from self._measure_replies(compiled[alone:])
 
-    def _compiled(self, options: Sequence[CpuOptions]) -> list[pb.Reply]:
+    def _compile_all(self, options: Sequence[CpuOptions]) -> list[pb.Reply]:
         """The replies in order, fewer where the search is stopped. What takes long to compile does not come last."""
         order = sorted(range(len(options)), key=lambda n: self._space.length(options[n]), reverse=True)
         replies = dict(
@@ -272,14 +276,14 @@ class Tuner:
         )
         return [replies[n] for n in takewhile(replies.__contains__, range(len(options)))]
 
-    def _measured(self, compiled: Sequence[pb.Reply]) -> Generator[pb.Reply, None, bool]:
+    def _measure_replies(self, compiled: Sequence[pb.Reply]) -> Generator[pb.Reply, None, bool]:
         """The times of what is compiled; returns whether the search goes on."""
         first: set[str] = set()
         measured: dict[int, pb.Request] = {}
         for number, reply in enumerate(compiled):
             if reply.status == pb.OK and reply.digest not in self._by_code and reply.digest not in first:
                 first.add(reply.digest)
-                measured[number] = self._measuring(reply.codes)
+                measured[number] = self._measure_request(reply.codes)
         times = self._answers(list(measured.values()))
         for number, reply in enumerate(compiled):
             if reply.status != pb.OK:
@@ -296,7 +300,7 @@ class Tuner:
                 yield outcome_reply(self._by_code[reply.digest], reply)
         return True
 
-    def _measuring(self, codes: Sequence[pb.Code]) -> pb.Request:
+    def _measure_request(self, codes: Sequence[pb.Code]) -> pb.Request:
         """To time a code in turns with the default: what the machine does at one time or the other falls on both."""
         usual = next(iter(self._codes.values()), ())
         request = self._request(pb.MEASURE, codes=[*codes, *usual])
@@ -325,7 +329,7 @@ class Tuner:
             if digest != first:
                 del self._codes[digest], self._speeds[digest]
 
-    def _evaluated(self, options: Sequence[CpuOptions]) -> Iterator[pb.Reply]:
+    def _evaluate_all(self, options: Sequence[CpuOptions]) -> Iterator[pb.Reply]:
         yield from self._answers([self._request(pb.EVALUATE, [o]) for o in options])
 
     def _request(
@@ -346,7 +350,7 @@ class Tuner:
         """The replies in order, as they come; fewer where the search is stopped meanwhile."""
         futures = [self._evaluator.submit(r) for r in requests]
         for n, (request, future) in enumerate(zip(requests, futures, strict=True)):
-            if not self._waited(future):
+            if not self._wait_for(future):
                 for other in futures[n:]:
                     other.cancel()
                 return
@@ -356,7 +360,7 @@ class Tuner:
                 reply.status = reply.status or pb.CRASH
             yield reply
 
-    def _waited(self, future: Future[bytes]) -> bool:
+    def _wait_for(self, future: Future[bytes]) -> bool:
         """Wait for a future; False where the search is to stop."""
         silent, told = time.monotonic(), False
         while not wait([future], 0.1).done:
@@ -367,7 +371,7 @@ class Tuner:
                 told = True
         return True
 
-    def _judged(self, reply: pb.Reply) -> pb.Reply:
+    def _reject_impossible_time(self, reply: pb.Reply) -> pb.Reply:
         """Disbelieve times that cannot be."""
         if reply.status != pb.OK:
             return reply
@@ -382,11 +386,13 @@ class Tuner:
 
     # --- deciding ---
 
-    def _decided(self, default: CpuOptions) -> TuningResult:
+    def _decide_winner(self, default: CpuOptions) -> TuningResult:
         good = sorted((o for o in self.outcomes if o.seconds is not None), key=lambda o: o.seconds or 0.0)
         if not good:
             raise ArgumentError(f"no way to lower {self.problem.function.name} works: {failure_reasons(self.outcomes)}")
-        most = max(1, min(FINALISTS, round(2 * _racing(self.effort.seconds) / MIN_ROUNDS / (good[0].seconds or 1.0))))
+        most = max(
+            1, min(FINALISTS, round(2 * _race_seconds(self.effort.seconds) / MIN_ROUNDS / (good[0].seconds or 1.0)))
+        )
         finalists = [default]
         digests = {o.digest for o in self.outcomes if o.options == default}
         for o in good:
@@ -419,26 +425,26 @@ class Tuner:
         if known is not None and list(known.finalists) == messages:
             self._clock.advance_to(known.elapsed)
             return list(known.timings)
-        timings = self._ran(finalists)
+        timings = self._time_finalists(finalists)
         if not self._stop.wanted:
             decision = pb.Decision(finalists=messages, timings=timings, elapsed=self.elapsed())
             self._journal.add(self.problem.digest, decision)
         return timings
 
-    def _ran(self, finalists: Sequence[CpuOptions]) -> list[pb.Timing]:
-        seconds = _racing(self.effort.seconds)
-        reply = self._raced(finalists, 1.0 if self._stop.wanted else seconds)
+    def _time_finalists(self, finalists: Sequence[CpuOptions]) -> list[pb.Timing]:
+        seconds = _race_seconds(self.effort.seconds)
+        reply = self._race_once(finalists, 1.0 if self._stop.wanted else seconds)
         if reply.status == pb.OK and len(reply.timings) == len(finalists):
             if reply.message:
                 get_logger("tune").warning("%s: rejected at last: %s", self.problem.function.name, reply.message)
             return list(reply.timings)
-        alone = [self._raced([o], seconds) for o in finalists]
+        alone = [self._race_once([o], seconds) for o in finalists]
         fit = [n for n, r in enumerate(alone) if r.status == pb.OK and r.timings and r.timings[0].runs]
-        again = self._raced([finalists[n] for n in fit], seconds) if fit else pb.Reply()
+        again = self._race_once([finalists[n] for n in fit], seconds) if fit else pb.Reply()
         times = dict(zip(fit, again.timings, strict=False)) if again.status == pb.OK else {}
         return [times.get(n, pb.Timing()) for n in range(len(finalists))]
 
-    def _raced(self, finalists: Sequence[CpuOptions], seconds: float) -> pb.Reply:
+    def _race_once(self, finalists: Sequence[CpuOptions], seconds: float) -> pb.Reply:
         codes = self._codes_of(finalists)
         request = self._request(pb.RACE, () if codes else finalists, codes)
         request.seconds, request.fresh = seconds, True
@@ -457,7 +463,7 @@ class Tuner:
         return [c for found in codes if found for c in found] if len(codes) == len(options) and all(codes) else []
 
 
-def _racing(seconds: float) -> float:
+def _race_seconds(seconds: float) -> float:
     """Seconds that the race of a search takes, beside what prepares it."""
     least, most = RACE
     return min(most, max(least, seconds * RESERVE))

@@ -171,12 +171,12 @@ def stop_on_interrupt() -> Iterator[StopFlag]:
         yield stop
         return
 
-    def interrupted(number: int, frame: FrameType | None) -> None:
+    def on_interrupt(number: int, frame: FrameType | None) -> None:
         if stop.wanted:
             raise KeyboardInterrupt
         stop.wanted = True
 
-    before = signal.signal(signal.SIGINT, interrupted)
+    before = signal.signal(signal.SIGINT, on_interrupt)
     try:
         yield stop
     finally:

@@ -119,9 +119,9 @@ class CpuSearchSpace:
             changes["schedule"] = self._schedule(values)
         elif self.ops:
             changes["schedule"] = None
-        return self._relevant(replace(self.start, **changes))
+        return self._drop_irrelevant_options(replace(self.start, **changes))
 
-    def _relevant(self, options: CpuOptions) -> CpuOptions:
+    def _drop_irrelevant_options(self, options: CpuOptions) -> CpuOptions:
         """With the values to start from where others change nothing."""
         if not (self.alone and options.use_microkernels and options.split_k == self.start.split_k):
             return options
@@ -141,7 +141,7 @@ class CpuSearchSpace:
             pipeline = schedule_for(options.schedule, name)
             if not isinstance(pipeline, Schedule):
                 meaning, cost = None, self._usual.get(name, _NOTHING)
-            elif (followed := self._followed(name, op, pipeline)) is not None:
+            elif (followed := self._follow_cached(name, op, pipeline)) is not None:
                 meaning, cost = followed
             else:
                 return None
@@ -153,7 +153,7 @@ class CpuSearchSpace:
             return None
         return plain, options.schedule is None, tuple(plans)
 
-    def _followed(self, name: str, op: StructuredOp, pipeline: Schedule) -> _Followed | None:
+    def _follow_cached(self, name: str, op: StructuredOp, pipeline: Schedule) -> _Followed | None:
         """What a pipeline means and costs; None where nobody can follow it. Relatives have many in common."""
         if (name, pipeline) not in self._known:
             try:
@@ -200,11 +200,11 @@ class CpuSearchSpace:
         total = 0
         for name, _, op in self.ops if options.use_microkernels else ():
             pipeline = schedule_for(options.schedule, name)
-            followed = self._followed(name, op, pipeline) if isinstance(pipeline, Schedule) else None
+            followed = self._follow_cached(name, op, pipeline) if isinstance(pipeline, Schedule) else None
             total += followed[1].code if followed else self._usual.get(name, _NOTHING).code
         return total
 
-    def valid(self, options: CpuOptions) -> bool:
+    def is_valid(self, options: CpuOptions) -> bool:
         """Can the pipelines be followed, and may it pay? What else is wrong, lowering tells."""
         return self.key(options) is not None
 
@@ -215,15 +215,15 @@ class CpuSearchSpace:
         """The genome of options that the space was made with; None where it has none."""
         places = []
         for g in self.genes:
-            wanted = self._wanted(g, options)
+            wanted = self._gene_value(g, options)
             found = [k for k, choice in enumerate(g.choices) if choice == wanted]
             if not found:
                 return None
             places.append(found[0])
         genome = tuple(places)
-        return genome if self.options(genome) == self._relevant(options) else None
+        return genome if self.options(genome) == self._drop_irrelevant_options(options) else None
 
-    def _wanted(self, gene: Gene, options: CpuOptions) -> Any:
+    def _gene_value(self, gene: Gene, options: CpuOptions) -> Any:
         head, _, tail = gene.name.partition(".")
         if not tail:
             value = getattr(options, head)
@@ -253,7 +253,7 @@ def _follow(op: StructuredOp, pipeline: Schedule, target: CpuTarget) -> _Followe
         check_schedule(pipeline, op, target)
         return pipeline, _NOTHING
     plan = plan_of_schedule(pipeline, op, target)
-    return _clipped(plan), _cost(op, plan, target)
+    return _clip_tiles(plan), _cost(op, plan, target)
 
 
 def _cost(op: StructuredOp, plan: Plan, target: CpuTarget) -> _Cost:
@@ -261,7 +261,7 @@ def _cost(op: StructuredOp, plan: Plan, target: CpuTarget) -> _Cost:
     return _Cost(plan_cycles(op, plan, target), code_length(op, plan))
 
 
-def _clipped(plan: Plan) -> Plan:
+def _clip_tiles(plan: Plan) -> Plan:
     """The plan in which no tile is larger than the one around it: code has as many points as there are."""
     around: dict[str, int] = {}
     levels = []
@@ -317,12 +317,12 @@ def schedule_space(
         )
     resolve_schedules(bound, start, target)  # does the schedule apply at all?
     untuned = (None,) if start.schedule is None and splits_reductions(bound, start, target) else ()
-    offered = ((*untuned, *_offered(start, op, name, tensor, target, count)) for name, tensor, op in ops)
+    offered = ((*untuned, *_list_schedules(start, op, name, tensor, target, count)) for name, tensor, op in ops)
     genes = tuple(Gene(f"{name}.pipeline", found) for (name, _, _), found in zip(ops, offered, strict=True))
     return CpuSearchSpace(genes, replace(start, schedule=None), target, ops), (tuple(0 for _ in genes),)
 
 
-def _offered(
+def _list_schedules(
     start: CpuOptions, op: StructuredOp, name: str, tensor: str, target: CpuTarget, count: int
 ) -> tuple[Schedule, ...]:
     asked = schedule_for(start.schedule, name, tensor)
@@ -410,9 +410,9 @@ def _seeds(made: CpuSearchSpace, every: Sequence[CpuOptions]) -> tuple[Genome, .
     """Genomes to start from, most promising first: what is known, then presets and the ranking in turns, so that a
     first generation has of both, however long the ranking is.
     """
-    known = [genome for o in every if (genome := made.genome(_settled(o))) is not None]
+    known = [genome for o in every if (genome := made.genome(_drop_experts(o))) is not None]
     zero = known[0] if known else tuple(0 for _ in made.genes)
-    ranked = _ranked(made, zero)
+    ranked = _rank_genomes(made, zero)
     shared: list[Genome] = []
     for k, g in enumerate(made.genes):  # the model's choice, but for what threads share
         if g.name.endswith(".threads"):
@@ -433,13 +433,13 @@ def _presets(made: CpuSearchSpace, zero: Genome) -> list[Genome]:
     return list(found.values())[1:]
 
 
-def _settled(options: CpuOptions) -> CpuOptions:
+def _drop_experts(options: CpuOptions) -> CpuOptions:
     """Without experts, which are functions: a search takes their place."""
     pairs = options.schedule if isinstance(options.schedule, tuple) else ()
     return replace(options, schedule=tuple(p for p in pairs if isinstance(p[1], Schedule)) or None)
 
 
-def _ranked(made: CpuSearchSpace, zero: Genome) -> list[Genome]:
+def _rank_genomes(made: CpuSearchSpace, zero: Genome) -> list[Genome]:
     """The n-th best pipeline for every contraction at once, for the first n."""
     places = {k: len(g.choices) for k, g in enumerate(made.genes) if g.name.endswith(".pipeline")}
     best = min(12, max(places.values(), default=0))

@@ -50,10 +50,10 @@ class MappingSpace:
         for name, nothing in LISTS.items():
             numbers = [values[f"{name}.{k}"] for k in range(DEEPEST) if f"{name}.{k}" in values]
             if numbers:
-                changes[name] = _trimmed(numbers, nothing)
+                changes[name] = _trim_trailing(numbers, nothing)
         if self.whole and changes.get(CALLS):
             changes = {CALLS: True}
-        return _consistent(replace(self.start, **changes))
+        return _drop_unused_options(replace(self.start, **changes))
 
     def key(self, options: MappingOptions) -> MappingOptions | None:
         """The options, if the target can launch them. What else is wrong, mapping tells."""
@@ -140,18 +140,18 @@ def _genes(bound: BoundFunction, every: Sequence[MappingOptions]) -> Iterable[Ge
 
 def _canonical(options: MappingOptions) -> MappingOptions:
     """`options` as a genome would give them."""
-    lists: dict[str, Any] = {name: _trimmed(getattr(options, name), nothing) for name, nothing in LISTS.items()}
-    return _consistent(replace(options, **lists))
+    lists: dict[str, Any] = {name: _trim_trailing(getattr(options, name), nothing) for name, nothing in LISTS.items()}
+    return _drop_unused_options(replace(options, **lists))
 
 
-def _trimmed(numbers: Sequence[int], nothing: int) -> tuple[int, ...]:
+def _trim_trailing(numbers: Sequence[int], nothing: int) -> tuple[int, ...]:
     kept = list(numbers)
     while len(kept) > 1 and kept[-1] == nothing:
         kept.pop()
     return tuple(kept)
 
 
-def _consistent(options: MappingOptions) -> MappingOptions:
+def _drop_unused_options(options: MappingOptions) -> MappingOptions:
     """`options` without what needs something else that is not there."""
     shared = options.shared_memory
     return replace(

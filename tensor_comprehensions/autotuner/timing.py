@@ -64,10 +64,10 @@ class ProblemMemory:
         self.outputs: tuple[Tensor, ...] = tuple(
             g.tensor(TORCH_TYPES[t.dtype], t.shape, t.strides) for g, t in zip(self._outputs, returned, strict=True)
         )
-        self._starts = self._initial()
+        self._starts = self._initial_values()
         self._digests: list[int] = []
 
-    def _initial(self) -> list[tuple[Tensor, Tensor]]:
+    def _initial_values(self) -> list[tuple[Tensor, Tensor]]:
         """(initial value, output) of the in/out outputs."""
         bound = self.problem.bound
         places = dict(zip(bound.returns, self.outputs, strict=True))
@@ -162,14 +162,14 @@ class Times:
     samples: tuple[float, ...]
     waits: tuple[float, ...] = ()
 
-    def undisturbed(self, number: int) -> bool:
+    def is_undisturbed(self, number: int) -> bool:
         """Did nobody disturb a sample?"""
         return not self.waits or self.waits[number] <= CALM
 
     @property
     def undisturbed_samples(self) -> tuple[float, ...]:
         """The samples that count: all, where too few are calm."""
-        found = tuple(s for k, s in enumerate(self.samples) if self.undisturbed(k))
+        found = tuple(s for k, s in enumerate(self.samples) if self.is_undisturbed(k))
         return found if len(found) >= LEAST else self.samples
 
     @property
@@ -193,7 +193,7 @@ def speedup_lower_bound(first: Times, other: Times) -> float:
     """
     rounds = range(min(len(first.samples), len(other.samples)))
     ratios = sorted(
-        first.samples[k] / other.samples[k] for k in rounds if first.undisturbed(k) and other.undisturbed(k)
+        first.samples[k] / other.samples[k] for k in rounds if first.is_undisturbed(k) and other.is_undisturbed(k)
     )
     n, below, chance = len(ratios), 0, 0.0
     while below < n and (chance := chance + math.comb(n, below) / 2**n) <= DOUBT:
@@ -263,7 +263,7 @@ def time_launch(launch: TimedLaunch, first: float, seconds: float, losing: float
 
     losing: when the lower quartile of some samples is more, the measurement ends; 0: nothing ends it.
     """
-    return _timed([launch], [first], seconds, losing)[0]
+    return _time_in_rounds([launch], [first], seconds, losing)[0]
 
 
 def time_interleaved(
@@ -275,11 +275,13 @@ def time_interleaved(
 
     losing: times the other's.
     """
-    mine, others = _timed([launch, other], firsts, seconds, losing)
+    mine, others = _time_in_rounds([launch, other], firsts, seconds, losing)
     return mine, others
 
 
-def _timed(launches: Sequence[TimedLaunch], firsts: Sequence[float], seconds: float, losing: float) -> list[Times]:
+def _time_in_rounds(
+    launches: Sequence[TimedLaunch], firsts: Sequence[float], seconds: float, losing: float
+) -> list[Times]:
     """Time the first of one or two in rounds; the second one is what it is compared with."""
     counts = [calls_for(first) for first in firsts]
     found: list[list[tuple[float, float]]] = [[] for _ in launches]
@@ -289,14 +291,14 @@ def _timed(launches: Sequence[TimedLaunch], firsts: Sequence[float], seconds: fl
             _round(launches, counts, number, waiting, found)
             if number + 1 < LEAST and (number + 1 < 3 or perf_counter() < end):
                 continue
-            times, *others = _compared(found)
+            times, *others = _normalize_samples(found)
             most = losing * others[0].median if others else losing
-            if perf_counter() >= end or (losing and times.quartiles[0] > most) or _precise(times):
+            if perf_counter() >= end or (losing and times.quartiles[0] > most) or _is_precise(times):
                 break
-    return _compared(found)
+    return _normalize_samples(found)
 
 
-def _compared(found: Sequence[Sequence[tuple[float, float]]]) -> list[Times]:
+def _normalize_samples(found: Sequence[Sequence[tuple[float, float]]]) -> list[Times]:
     """The samples of one, or those of the first of two relative to the second's of the same rounds."""
     mine, *others = map(_times, found)
     for other in others:
@@ -324,7 +326,7 @@ def _times(found: Sequence[tuple[float, float]]) -> Times:
     return Times(tuple(s for s, _ in found), tuple(w for _, w in found))
 
 
-def _precise(times: Times) -> bool:
+def _is_precise(times: Times) -> bool:
     if len(times.samples) < LEAST:
         return False
     low, median, high = times.quartiles

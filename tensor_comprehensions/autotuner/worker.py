@@ -135,7 +135,7 @@ def compile_candidate(problem: Problem, options: object) -> pb.Code:
     """The code that options give. Raises TCError or CannotLower where they do not apply."""
     if not isinstance(options, CpuOptions):
         raise CandidateRejected(pb.INVALID, f"options for another device: {type(options).__name__}")
-    bound, text = _known(problem).bound, problem.message.source
+    bound, text = _cached_problem(problem).bound, problem.message.source
     job = pass_context_of(bound, options, host())
     made = lower_only(bound, text, job)
 
@@ -196,7 +196,7 @@ class PreparedProblem:
         self._memories.move_to_end((kind, seed))
         return self._memories[kind, seed]
 
-    def expected(self, kind: str, seed: int) -> ExpectedOutputs:
+    def expected_outputs(self, kind: str, seed: int) -> ExpectedOutputs:
         """What inputs of a kind should give."""
         return self._oracle.expected_outputs(self.memory(kind, seed), kind, seed)
 
@@ -209,14 +209,14 @@ def _by_message(raw: bytes) -> Problem:
     return Problem(pb.Problem.FromString(raw))
 
 
-def _known(problem: Problem) -> Problem:
+def _cached_problem(problem: Problem) -> Problem:
     """The same problem, whose def may have been checked and bound already."""
     return _by_message(problem.message.SerializeToString(deterministic=True))
 
 
 def prepare_problem(message: pb.Problem, folder: str) -> PreparedProblem:
     """The bench of a problem, new or kept. Raises CandidateRejected where the inputs do not suit the def."""
-    problem = _known(Problem(message))
+    problem = _cached_problem(Problem(message))
     if problem.digest not in _benches:
         while len(_benches) >= PROBLEMS:
             _benches.popitem(last=False)
@@ -236,7 +236,7 @@ def _measure(request: pb.Request, reply: pb.Reply, phase: Phase) -> None:
     phase(CHECK)
     made = prepare_problem(request.problem, request.folder)
     for kind in KINDS:
-        made.expected(kind, 0)
+        made.expected_outputs(kind, 0)
     phase(RUN)
     start = perf_counter()
     _run(made, request.codes, request, reply)
@@ -281,7 +281,7 @@ def load_candidate(code: pb.Code) -> LoadedCandidate:
 
 def check_candidate(made: PreparedProblem, kernel: LoadedCandidate, kind: str, seed: int) -> tuple[TimedLaunch, float]:
     """Run once on inputs of a kind: the launch and its seconds. Raises CandidateRejected where anything is wrong."""
-    expected = made.expected(kind, seed)
+    expected = made.expected_outputs(kind, seed)
     launch = TimedLaunch(kernel, made.memory(kind, seed))
     now = thread_clock()
     start = now()
@@ -334,7 +334,7 @@ def _race(request: pb.Request, reply: pb.Reply, phase: Phase) -> None:
     kinds = MORE_KINDS if request.fresh else KINDS
     seed = FRESH if request.fresh else 0
     for kind in kinds:
-        made.expected(kind, seed)
+        made.expected_outputs(kind, seed)
     usual = made.memory(KINDS[-1], 0)
     launches: list[TimedLaunch] = []
     failures: list[str] = []

@@ -21,7 +21,7 @@ from ..cache.options_proto import from_message
 from ..compiler.gpu_passes import CompiledGpuKernel, compile_gpu
 from ..core.errors import ArgumentError, DeviceError, InternalError
 from ..dispatch.cuda.mixed_plan import MixedPlan, Plan, kernels_of, launcher_of, make_plan, run_emulated
-from ..options import MappingOptions, check_mapping
+from ..options import GpuOptions, MappingOptions, TileOptions, check_gpu_options
 from ..runtime.cuda import launch
 from ..runtime.emulate import emulator
 from ..runtime.emulate.emulator import Counts
@@ -144,10 +144,10 @@ class DeviceRunner:
 
     def run(self, memory: ProblemMemory) -> float:
         memory.restore(poison=True)
-        inputs, _, outputs = self._there(memory)
+        inputs, _, outputs = self._device_tensors(memory)
         for there, here in zip(outputs, memory.outputs, strict=True):
             there.copy_(here)
-        seconds = self._timed(memory, 1)
+        seconds = self._time_calls(memory, 1)
         for there, here in zip(outputs, memory.outputs, strict=True):
             here.copy_(there)
         count = len(memory.problem.message.inputs)
@@ -156,10 +156,10 @@ class DeviceRunner:
         return seconds
 
     def sample(self, memory: ProblemMemory, first: float) -> float:
-        return self._timed(memory, calls_for(first))
+        return self._time_calls(memory, calls_for(first))
 
-    def _timed(self, memory: ProblemMemory, calls: int) -> float:
-        inputs, accepted, outputs = self._there(memory)
+    def _time_calls(self, memory: ProblemMemory, calls: int) -> float:
+        inputs, accepted, outputs = self._device_tensors(memory)
         launcher = launcher_of(self._plan, self._device, accepted, self._launches.__getitem__)
         event: Any = torch.cuda.Event
         begin, end = event(enable_timing=True), event(enable_timing=True)
@@ -173,7 +173,7 @@ class DeviceRunner:
             raise CandidateRejected(pb.GPU_STICKY, str(error)) from error
         return float(begin.elapsed_time(end)) / 1e3 / calls
 
-    def _there(self, memory: ProblemMemory) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    def _device_tensors(self, memory: ProblemMemory) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         """Inputs, all that a call takes, and outputs, on the device."""
         if id(memory) not in self._tensors:
             self._tensors.clear()
@@ -187,17 +187,17 @@ class DeviceRunner:
 # --- stages ------------------------------------------------------------------------------------------------------
 
 
-def _made(request: pb.Request, options: object) -> tuple[GpuRunner, str]:
+def _prepare_runner(request: pb.Request, options: object) -> tuple[GpuRunner, str]:
     """A candidate on its device, and a digest of its text. Raises TCError or CannotLower where it does not apply."""
-    if not isinstance(options, MappingOptions):
+    if not isinstance(options, MappingOptions | TileOptions):
         raise CandidateRejected(pb.INVALID, f"options for another device: {type(options).__name__}")
     wanted, problem = gpu_target_of(request.device), Problem(request.problem)
-    check_mapping(options, wanted)
+    check_gpu_options(options, wanted)
 
-    def compiled(piece: BoundFunction, own: MappingOptions | None) -> CompiledGpuKernel:
+    def compile_piece(piece: BoundFunction, own: GpuOptions | None) -> CompiledGpuKernel:
         return compile_gpu(piece, problem.message.source, own, wanted)
 
-    plan = make_plan(problem.bound, options, wanted, compiled)
+    plan = make_plan(problem.bound, options, wanted, compile_piece)
     if not is_modeled(request.device):
         return DeviceRunner(plan, torch.device(request.device)), _digest(plan)
     if isinstance(plan, MixedPlan):
@@ -212,9 +212,9 @@ def _digest(plan: Plan) -> str:
     return sha256("\0".join(texts).encode()).hexdigest()
 
 
-def _checked(made: PreparedProblem, runner: GpuRunner, kind: str, seed: int) -> float:
+def _check_outputs(made: PreparedProblem, runner: GpuRunner, kind: str, seed: int) -> float:
     """Run once on inputs of a kind; seconds. Raises CandidateRejected where anything is wrong."""
-    expected, memory = made.expected(kind, seed), made.memory(kind, seed)
+    expected, memory = made.expected_outputs(kind, seed), made.memory(kind, seed)
     seconds = runner.run(memory)
     if place := memory.has_guard_damage():
         raise MemoryCorruption(f"{kind}: it writes next to the memory of {place}")
@@ -226,38 +226,40 @@ def _checked(made: PreparedProblem, runner: GpuRunner, kind: str, seed: int) -> 
 def _evaluate(request: pb.Request, reply: pb.Reply, phase: Phase) -> None:
     phase(COMPILE)
     start = perf_counter()
-    runner, reply.digest = _made(request, from_message(request.options[0]))
+    runner, reply.digest = _prepare_runner(request, from_message(request.options[0]))
     reply.compiling = perf_counter() - start
     phase(CHECK)
     made = prepare_problem(request.problem, request.folder)
     for kind in KINDS:
-        made.expected(kind, 0)
+        made.expected_outputs(kind, 0)
     phase(RUN)
     start = perf_counter()
-    first = [_checked(made, runner, kind, 0) for kind in KINDS][-1]
+    first = [_check_outputs(made, runner, kind, 0) for kind in KINDS][-1]
     if request.hopeless and first > request.hopeless:
         reply.status, reply.message = pb.SLOW, f"the first run took {first:.3g} s"
         reply.timings.append(pb.Timing(median=first, low=first, high=first, runs=1))
     else:
-        reply.timings.append(timing_message(_timed([runner], made.memory(KINDS[-1], 0), [first], request.seconds)[0]))
+        reply.timings.append(
+            timing_message(_time_runners([runner], made.memory(KINDS[-1], 0), [first], request.seconds)[0])
+        )
     reply.running = perf_counter() - start
 
 
 def _race(request: pb.Request, reply: pb.Reply, phase: Phase) -> None:
     """Check every mapping on inputs that none has seen, and time those that pass in turns."""
     phase(COMPILE)
-    runners = [_made(request, from_message(o))[0] for o in request.options]
+    runners = [_prepare_runner(request, from_message(o))[0] for o in request.options]
     phase(CHECK)
     made = prepare_problem(request.problem, request.folder)
     kinds, seed = (MORE_KINDS, FRESH) if request.fresh else (KINDS, 0)
     for kind in kinds:
-        made.expected(kind, seed)
+        made.expected_outputs(kind, seed)
     phase(RUN)
     firsts: dict[int, float] = {}
     failures: list[str] = []
     for number, runner in enumerate(runners):
         try:
-            firsts[number] = [_checked(made, runner, kind, seed) for kind in kinds][-1]
+            firsts[number] = [_check_outputs(made, runner, kind, seed) for kind in kinds][-1]
         except MemoryCorruption:
             raise
         except CandidateRejected as rejection:
@@ -265,12 +267,12 @@ def _race(request: pb.Request, reply: pb.Reply, phase: Phase) -> None:
                 raise
             failures.append(f"{number}: {rejection.message}")
     memory = made.memory(KINDS[-1], 0)
-    times = _timed([runners[n] for n in firsts], memory, list(firsts.values()), request.seconds)
+    times = _time_runners([runners[n] for n in firsts], memory, list(firsts.values()), request.seconds)
     reply.timings.extend(place_timings(times, list(firsts), len(runners)))
     reply.message = "; ".join(failures)
 
 
-def _timed(runners: list[GpuRunner], memory: ProblemMemory, firsts: list[float], seconds: float) -> list[Times]:
+def _time_runners(runners: list[GpuRunner], memory: ProblemMemory, firsts: list[float], seconds: float) -> list[Times]:
     """Samples of all, in turns, for so many seconds."""
     end = perf_counter() + seconds * max(1, len(runners))
     samples: list[list[float]] = [[] for _ in runners]

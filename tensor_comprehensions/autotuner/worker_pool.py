@@ -81,9 +81,9 @@ class ForkServer:
     def folder(self) -> Path:
         """For files that its workers share; it is gone when the zygote is, however that ends. Waits for its start."""
         with self._lock:
-            return self._started()
+            return self._wait_for_folder()
 
-    def _started(self) -> Path:
+    def _wait_for_folder(self) -> Path:
         if self._folder is None:
             try:
                 self._folder = Path(receive_json(self._control)[0]["folder"])
@@ -108,7 +108,7 @@ class ForkServer:
 
     def _ask(self, order: dict[str, Any], *descriptors: int) -> dict[str, Any]:
         with self._lock:
-            self._started()
+            self._wait_for_folder()
             send_json(self._control, order, descriptors)
             return receive_json(self._control)[0]
 
@@ -156,7 +156,7 @@ class Worker:
             self.kill()
             raise WorkerDied("garbage", phase, str(error)) from None
         except ipc.Disconnected:
-            raise WorkerDied("crash", phase, _ended(self.kill())) from None
+            raise WorkerDied("crash", phase, _describe_exit(self.kill())) from None
 
     def end(self) -> None:
         """End the process, for another thread that waits for its answer to find out."""
@@ -173,7 +173,7 @@ class Worker:
             return None
 
 
-def _ended(code: int | None) -> str:
+def _describe_exit(code: int | None) -> str:
     if code is None:
         return "it was ended"
     if code >= 0:
@@ -216,11 +216,11 @@ class WorkerPool:
 
     def _run(self, request: bytes, limits: Mapping[str, float]) -> bytes:
         while True:
-            reply = self._once(request, limits)
+            reply = self._try_worker(request, limits)
             if reply is not None:
                 return reply
 
-    def _once(self, request: bytes, limits: Mapping[str, float]) -> bytes | None:
+    def _try_worker(self, request: bytes, limits: Mapping[str, float]) -> bytes | None:
         """The reply of a worker that is free; None where its device is lost, which the group then does without."""
         settings, worker = self._free.get()
         kept = True

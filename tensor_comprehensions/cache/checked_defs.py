@@ -55,7 +55,7 @@ def load_checked_defs(source: str | bytes) -> tuple[Function, ...]:
 def defs_to_bytes(made: tuple[Function, ...]) -> bytes:
     """The functions of one text as JSON, with the text once."""
     text = made[0].source if made else ""
-    content = [text, [_plain(replace(f, source="")) for f in made]]
+    content = [text, [_to_plain(replace(f, source="")) for f in made]]
     return json.dumps(content, separators=(",", ":")).encode()
 
 
@@ -70,15 +70,15 @@ def defs_from_bytes(data: bytes) -> tuple[Function, ...] | None:
     return tuple(replace(f, source=text) for f in made)
 
 
-def _plain(x: Any) -> Any:
+def _to_plain(x: Any) -> Any:
     if isinstance(x, DType):
         return {"DType": x.name}
     if isinstance(x, Enum):
         return {type(x).__name__: x.name}
     if isinstance(x, tuple):
-        return [_plain(item) for item in x]
+        return [_to_plain(item) for item in x]
     if is_dataclass(x):
-        return {type(x).__name__: [_plain(getattr(x, f.name)) for f in fields(x)]}
+        return {type(x).__name__: [_to_plain(getattr(x, f.name)) for f in fields(x)]}
     return x
 
 

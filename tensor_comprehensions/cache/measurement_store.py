@@ -174,21 +174,21 @@ def merge_measurements(measurements: Iterable[Measurement]) -> tuple[Measurement
 
 def measurements_to_bytes(key: Key, measurements: Iterable[Measurement]) -> bytes:
     """A `Tuning` message; the same measurements give the same bytes, whatever their order."""
-    tuning = _tuning(key, measurements)
+    tuning = _tuning_message(key, measurements)
     return tuning.SerializeToString(deterministic=True)
 
 
 def measurements_from_bytes(data: bytes) -> tuple[Key, tuple[Measurement, ...]] | None:
     """The key and the measurements that can be understood; None where the bytes are no message."""
     try:
-        return _found(Tuning.FromString(data))
+        return _parse_tuning(Tuning.FromString(data))
     except (DecodeError, RecursionError):
         return None
 
 
 def collection_to_bytes(found: dict[Key, tuple[Measurement, ...]]) -> bytes:
     """Measurements of many keys as a `Collection` message."""
-    tunings = [_tuning(key, found[key]) for key in sorted(found, key=lambda k: k.digest)]
+    tunings = [_tuning_message(key, found[key]) for key in sorted(found, key=lambda k: k.digest)]
     return Collection(tunings=tunings).SerializeToString(deterministic=True)
 
 
@@ -200,17 +200,17 @@ def collection_from_bytes(data: bytes) -> dict[Key, tuple[Measurement, ...]]:
         raise ArgumentError(f"this is no collection of measurements: {error}") from error
     found: dict[Key, tuple[Measurement, ...]] = {}
     for tuning in message.tunings:
-        key, measurements = _found(tuning)
+        key, measurements = _parse_tuning(tuning)
         found[key] = merge_measurements((*found.get(key, ()), *measurements))
     return found
 
 
-def _tuning(key: Key, measurements: Iterable[Measurement]) -> Tuning:
+def _tuning_message(key: Key, measurements: Iterable[Measurement]) -> Tuning:
     parts = [Part(name=name, text=text) for name, text in key.parts]
     return Tuning(key=KeyMessage(parts=parts), measurements=map(_message, merge_measurements(measurements)))
 
 
-def _found(tuning: Tuning) -> tuple[Key, tuple[Measurement, ...]]:
+def _parse_tuning(tuning: Tuning) -> tuple[Key, tuple[Measurement, ...]]:
     key = Key(tuple((part.name, part.text) for part in tuning.key.parts))
     return key, merge_measurements(m for m in map(_measurement, tuning.measurements) if m is not None)
 
@@ -263,11 +263,11 @@ def _read(store: Store, folder: Name) -> list[tuple[str, tuple[Key, tuple[Measur
     return [
         (name, found)
         for name, payload in zip(names, payloads, strict=True)
-        if payload is not None and (found := _understood(store, (*folder, name), payload)) is not None
+        if payload is not None and (found := _parse_entry(store, (*folder, name), payload)) is not None
     ]
 
 
-def _understood(store: Store, name: Name, payload: bytes) -> tuple[Key, tuple[Measurement, ...]] | None:
+def _parse_entry(store: Store, name: Name, payload: bytes) -> tuple[Key, tuple[Measurement, ...]] | None:
     found = measurements_from_bytes(payload)
     if found is None or found[0].digest != name[-2]:
         store.warn_once(f"the entry {store.path(name)} is passed over: it is that of another key")

@@ -39,14 +39,14 @@ def upload(store: Store, url: str) -> str:
         write_measurements(store, made)
         data = made.read_bytes()
 
-    def put() -> str:
+    def upload_file() -> str:
         fs, path = _filesystem(url)
         fs.makedirs(path, exist_ok=True)
         fs.pipe_file(f"{path}/{name}", data)
         return f"{url.rstrip('/')}/{name}"
 
     try:
-        return with_timeout(put, url)
+        return with_timeout(upload_file, url)
     except CacheError as error:
         kept = Path(name)
         kept.write_bytes(data)

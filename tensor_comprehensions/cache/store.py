@@ -77,10 +77,10 @@ class Store:
 
     def read(self, name: Name) -> bytes | None:
         """The payload of an entry; None where there is none that can be trusted."""
-        if not self._trusted():
+        if not self._has_trusted_root():
             return None
         path = self.path(name)
-        data = self._tried(
+        data = self._retry_once(
             lambda: safe_io.read_file(self.system, path, file_format.LARGEST + file_format.HEADER), path, "read"
         )
         if data is None:
@@ -95,7 +95,7 @@ class Store:
 
     def write(self, name: Name, payload: bytes) -> bool:
         """Keep a payload; False where that was not possible."""
-        if self.mode != "readwrite" or self.system.clock() < self._paused_until or not self._trusted():
+        if self.mode != "readwrite" or self.system.clock() < self._paused_until or not self._has_trusted_root():
             return False
         path = self.path(name)
         try:
@@ -104,7 +104,7 @@ class Store:
             self.warn_once(f"an entry is not kept: {reason}")
             return False
 
-        def put() -> bool:
+        def write_entry() -> bool:
             try:
                 safe_io.write_file(self.system, path, data)
             except FileNotFoundError:
@@ -112,7 +112,7 @@ class Store:
                 safe_io.write_file(self.system, path, data)
             return True
 
-        if not self._tried(put, path, "written"):
+        if not self._retry_once(write_entry, path, "written"):
             self._paused_until = self.system.clock() + PAUSE
             return False
         self.written += len(data)
@@ -124,10 +124,10 @@ class Store:
 
     def names(self, folder: Name) -> tuple[str, ...]:
         """What there is in a folder, entries without their suffix, in order; nothing where there is no folder."""
-        if not self._trusted():
+        if not self._has_trusted_root():
             return ()
         path = self.folder(folder)
-        found = self._tried(lambda: self.system.listdir(path), path, "listed")
+        found = self._retry_once(lambda: self.system.listdir(path), path, "listed")
         return tuple(sorted(name.removesuffix(SUFFIX) for name in found or () if not name.startswith(".")))
 
     def walk(self, folder: Name = ()) -> Iterator[Name]:
@@ -142,7 +142,9 @@ class Store:
 
     def remove(self, name: Name) -> bool:
         """Forget an entry; False where it was not there or cannot be removed."""
-        return self.mode == "readwrite" and self._trusted() and safe_io.remove_file(self.system, self.path(name))
+        return (
+            self.mode == "readwrite" and self._has_trusted_root() and safe_io.remove_file(self.system, self.path(name))
+        )
 
     # --- faults --------------------------------------------------------------------------------------------------
 
@@ -154,7 +156,7 @@ class Store:
             self._told.add(key or message)
             get_logger("cache").warning("%s", message)
 
-    def _trusted(self) -> bool:
+    def _has_trusted_root(self) -> bool:
         """Is there a folder that only this user may write? One is made where entries may be written."""
         if self.mode == "off":
             return False
@@ -175,7 +177,7 @@ class Store:
         except OSError as error:
             return str(error)
 
-    def _tried(self, action: Callable[[], T], path: Path, what: str) -> T | None:
+    def _retry_once(self, action: Callable[[], T], path: Path, what: str) -> T | None:
         """The result of `action`, tried a second time after a fault that may pass; None where it fails."""
         for last in (False, True):
             try:
@@ -222,7 +224,7 @@ def _store(mode: str, folder: str, strict: bool, limit: int, key_file: str) -> S
 
 def _root(folder: str) -> Path | None:
     if folder:
-        return _expanded(folder)
+        return _expand_user(folder)
     import platformdirs
 
     try:
@@ -231,7 +233,7 @@ def _root(folder: str) -> Path | None:
         return None
 
 
-def _expanded(path: str) -> Path:
+def _expand_user(path: str) -> Path:
     """A path with the home of a user for `~`; as it is where there is no such user."""
     return Path(os.path.expanduser(path))
 
@@ -240,7 +242,7 @@ def _secret(key_file: str) -> bytes | None:
     """The secret key: the content of a file that only this user can read. Raises CacheError."""
     if not key_file:
         return None
-    path = _expanded(key_file)
+    path = _expand_user(key_file)
     try:
         if os.name == "posix" and path.stat().st_mode & 0o077:
             raise CacheError(f"others may read the key {path}", suggestion=f"chmod 600 {path}")

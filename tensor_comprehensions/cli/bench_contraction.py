@@ -141,7 +141,11 @@ def run_contract(options: argparse.Namespace) -> int:
     op = define(contraction.source).contract
     tensors = contraction.tensors()
     print(contraction)
-    rows = list(_measured(op, tensors, options.search, options.seconds) if options.search else _ranked(op, tensors))
+    rows = list(
+        _measure_schedules(op, tensors, options.search, options.seconds)
+        if options.search
+        else _rank_schedules(op, tensors)
+    )
     if not rows:
         print("no register tile suits it; it runs as other loops do")
     for line in _table(rows, contraction.flops):
@@ -175,13 +179,13 @@ def _ops(op: Op, tensors: Sequence[Tensor]) -> Iterator[tuple[str, str, Structur
     yield from list_schedulable_ops(compiled.bound, CpuOptions(), compiled.target)
 
 
-def _ranked(op: Op, tensors: Sequence[Tensor]) -> Iterator[CandidateRow]:
+def _rank_schedules(op: Op, tensors: Sequence[Tensor]) -> Iterator[CandidateRow]:
     for _, _, structured in _ops(op, tensors):
         for candidate in schedule_candidates(structured, host(), LISTED):
             yield CandidateRow(candidate.schedule, candidate.cycles)
 
 
-def _measured(op: Op, tensors: Sequence[Tensor], count: int, seconds: float) -> Iterator[CandidateRow]:
+def _measure_schedules(op: Op, tensors: Sequence[Tensor], count: int, seconds: float) -> Iterator[CandidateRow]:
     ((name, _, structured),) = _ops(op, tensors)
     cycles = {c.schedule: c.cycles for c in schedule_candidates(structured, host(), count)}
     found = op.search(*tensors, count=count, seconds=seconds)

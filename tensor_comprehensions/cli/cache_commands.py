@@ -106,7 +106,7 @@ def _shapes(key: Key) -> str:
 
 def _show(arguments: Namespace) -> int:
     store = _store(arguments, "read")
-    matching = [found for found in _everything(store) if found[0].digest.startswith(arguments.digest)]
+    matching = [found for found in _all_entries(store) if found[0].digest.startswith(arguments.digest)]
     if not matching:
         raise ArgumentError(f"the cache has no entry {arguments.digest!r}", suggestion="tensorc cache ls lists them")
     if len(matching) > 1:
@@ -126,7 +126,7 @@ def _show(arguments: Namespace) -> int:
     return 0
 
 
-def _everything(store: Store) -> Iterator[tuple[Key, StoredKernel | tuple[Measurement, ...]]]:
+def _all_entries(store: Store) -> Iterator[tuple[Key, StoredKernel | tuple[Measurement, ...]]]:
     for name in stored_kernels.kernel_entry_names(store):
         found = stored_kernels.read_kernel(store, name)
         if found is not None:

@@ -105,7 +105,7 @@ def _add_def(parser: argparse.ArgumentParser) -> None:
         else:
             group.add_argument(
                 flag, dest=f.name, type=_option_type(f.default), default=f.default, metavar=f.name.upper(),
-                help=f"such as {', '.join(_shown(c) for c in f.metadata['choices'])}",
+                help=f"such as {', '.join(_format_choice(c) for c in f.metadata['choices'])}",
             )  # fmt: skip
 
 
@@ -115,7 +115,7 @@ def _option_type(default: object) -> Callable[[str], object]:
     return type(default)
 
 
-def _shown(choice: object) -> str:
+def _format_choice(choice: object) -> str:
     return ",".join(map(str, choice)) or "nothing" if isinstance(choice, tuple) else str(choice)
 
 
@@ -199,7 +199,7 @@ def _arguments(op: Op, values: dict[str, float]) -> tuple[list[Any], dict[str, A
 def _doctor(_: argparse.Namespace) -> int:
     for name, value in _facts():
         print(f"{name:<22}{value}")
-    works = _works()
+    works = _kernel_works()
     print(f"{'a def compiles':<22}{'yes' if works else 'NO'}")
     return 0 if works else 1
 
@@ -238,7 +238,7 @@ def _launches() -> str:
     return "by CuPy"
 
 
-def _works() -> bool:
+def _kernel_works() -> bool:
     op = define("def double_plus(float(N) x) -> (y) { y(i) = 2 * x(i) + i }").double_plus
     x = torch.arange(1000, dtype=torch.float32)
     return torch.equal(op(x), 3 * x)

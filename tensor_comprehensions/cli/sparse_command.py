@@ -214,7 +214,7 @@ def make_pattern(text: str, shape: tuple[int, ...], p: Symbol, generator: torch.
     return SparseTensor.from_coordinates(where, _values(p, where.shape[1:], generator), shape, coordinates(len(shape)))
 
 
-def _uniform(shape: tuple[int, ...], density: float, generator: torch.Generator) -> Tensor:
+def _draw_uniform(shape: tuple[int, ...], density: float, generator: torch.Generator) -> Tensor:
     """Every place with the probability `density`."""
     count = min(prod(shape), round(density * prod(shape)))
     if 4 * count > prod(shape):
@@ -253,7 +253,7 @@ def _power(shape: tuple[int, ...], density: float, generator: torch.Generator) -
 
 
 PATTERNS: Mapping[str, Callable[[tuple[int, ...], float, torch.Generator], Tensor]] = {
-    "uniform": _uniform, "band": _band, "power": _power,
+    "uniform": _draw_uniform, "band": _band, "power": _power,
 }  # fmt: skip
 """Ways to choose the stored places of a tensor."""
 
@@ -296,7 +296,7 @@ def _verify(op: Op, operands: Sequence[Any]) -> bool:
             suggestion="verify with smaller sizes",
         )  # fmt: skip
     found, expected = op(*operands), op.reference(*operands)
-    difference = _difference(_dense(found), _dense(expected))
+    difference = _difference(_to_dense(found), _to_dense(expected))
     print(f"largest difference from the reference, relative to its largest value: {difference:.1e}")
     same = not isinstance(found, SparseTensor) or torch.equal(found.coordinates(), expected.coordinates())
     if not same:
@@ -311,7 +311,7 @@ def _scalars(op: Op, operands: Sequence[Any]) -> dict[str, Tensor]:
     return {name: named[name] for name in op.function.scalars}
 
 
-def _dense(x: Tensor | SparseTensor) -> Tensor:
+def _to_dense(x: Tensor | SparseTensor) -> Tensor:
     return (x.dense() if isinstance(x, SparseTensor) else x).double()
 
 

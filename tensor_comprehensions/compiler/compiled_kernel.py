@@ -59,7 +59,7 @@ class CompiledBase(ABC):
 
     @property
     @abstractmethod
-    def job(self) -> Any:
+    def context(self) -> Any:
         """What the passes get beside the value that travels."""
 
     @property
@@ -71,7 +71,7 @@ class CompiledBase(ABC):
         value: Any = self.bound
         results: dict[str, Any] = {}
         for step in self.passes():
-            value = results[step.name] = step.apply(value, self.job, results)
+            value = results[step.name] = step.apply(value, self.context, results)
             if step.name == name:
                 return value
         raise InternalError(f"there is no pass {name!r}")
@@ -116,7 +116,7 @@ class CompiledCpuKernel(CompiledBase):
         return cpu_passes.KINDS
 
     @property
-    def job(self) -> PassContext:
+    def context(self) -> PassContext:
         return cpu_passes.pass_context_of(self.bound, self.options, self.target)
 
     @property

@@ -64,16 +64,16 @@ class Pass:
     topic: str = ""
     repeats: str = ""
 
-    def apply(self, value: Any, job: Any, results: Mapping[str, Any]) -> Any:
+    def apply(self, value: Any, context: Any, results: Mapping[str, Any]) -> Any:
         """What it makes of `value`, the last of `results` of the passes before it."""
-        return value if self.repeats and value is results[self.repeats] else self.run(value, job)
+        return value if self.repeats and value is results[self.repeats] else self.run(value, context)
 
 
-def _lower(bound: BoundFunction, job: PassContext) -> Module:
+def _lower(bound: BoundFunction, context: PassContext) -> Module:
     try:
-        module: Module = _polyhedral().lower_cpu(bound, job.options, job.target)
+        module: Module = _polyhedral().lower_cpu(bound, context.options, context.target)
     except CannotLower as refusal:
-        raise InternalError(f"{job.name or bound.name} cannot be lowered: {refusal}") from refusal
+        raise InternalError(f"{context.name or bound.name} cannot be lowered: {refusal}") from refusal
     check_bindings(module)
     return module
 
@@ -91,14 +91,14 @@ def _bodies(transform: Callable[[Stmt], Stmt]) -> Callable[[Module, PassContext]
     return run
 
 
-def _emit(module: Module, job: PassContext) -> str:
+def _emit(module: Module, context: PassContext) -> str:
     check_bindings(module)
-    return llvm_printer.emit_llvm(module, job.target, host_symbols.vector_functions())
+    return llvm_printer.emit_llvm(module, context.target, host_symbols.vector_functions())
 
 
 PASSES = (
-    Pass("canonicalize", lambda bound, job: canonicalize(bound), repr),
-    Pass("legalize", lambda bound, job: legalize(bound), repr),
+    Pass("canonicalize", lambda bound, context: canonicalize(bound), repr),
+    Pass("legalize", lambda bound, context: legalize(bound), repr),
     Pass("lower", _lower),
     Pass("simplify", _bodies(simplify), topic="loops"),
     Pass("vectorize", _bodies(vectorize_loops)),
@@ -106,8 +106,8 @@ PASSES = (
     Pass("hoist", _bodies(hoist_accumulators)),
     Pass("simplify_again", _bodies(simplify), repeats="simplify"),
     Pass("emit", _emit, str, "ll", "code"),
-    Pass("assemble", lambda text, job: object_code.assemble(text, job.target), None),
-    Pass("load", lambda code, job: object_code.load_object(code), None),
+    Pass("assemble", lambda text, context: object_code.assemble(text, context.target), None),
+    Pass("load", lambda code, context: object_code.load_object(code), None),
 )
 LOWERING = PASSES[:3]
 """Those that look at options."""
@@ -137,8 +137,8 @@ KINDS: dict[str, Callable[[CompiledCpuKernel], str]] = {
 
 def compile_function(bound: BoundFunction, text: str, options: CpuOptions, target: CpuTarget) -> CompiledCpuKernel:
     """Run `PASSES` on `bound`, whose def reads `text`."""
-    job = pass_context_of(bound, options, target)
-    results, seconds, dump = run_passes(PASSES, bound, text, job)
+    context = pass_context_of(bound, options, target)
+    results, seconds, dump = run_passes(PASSES, bound, text, context)
     module: Module = results["simplify_again"]
     compiled = CompiledCpuKernel(
         bound, text, options, target, seconds, results["assemble"], results["load"],
@@ -150,30 +150,30 @@ def compile_function(bound: BoundFunction, text: str, options: CpuOptions, targe
     return compiled
 
 
-def lower_only(bound: BoundFunction, text: str, job: PassContext) -> dict[str, Module]:
+def lower_only(bound: BoundFunction, text: str, context: PassContext) -> dict[str, Module]:
     """What the passes make that options decide on: the last one's loops say all about the code."""
-    return run_passes(LOWERING, bound, text, job)[0]
+    return run_passes(LOWERING, bound, text, context)[0]
 
 
 def compile_object(
-    bound: BoundFunction, text: str, job: PassContext, made: Mapping[str, Any]
+    bound: BoundFunction, text: str, context: PassContext, made: Mapping[str, Any]
 ) -> tuple[ObjectCode, tuple[int, ...]]:
     """What `compile_function` makes, for another process to load, and the bytes of its temporaries.
 
     made: what is `lower_only` already.
     """
-    results, _, _ = run_passes(PASSES[len(LOWERING) : -1], bound, text, job, made)
+    results, _, _ = run_passes(PASSES[len(LOWERING) : -1], bound, text, context, made)
     return results["assemble"], temporary_bytes(results["simplify_again"])
 
 
 def run_passes(
-    passes: Sequence[Pass], bound: BoundFunction, text: str, job: Any, made: Mapping[str, Any] | None = None
+    passes: Sequence[Pass], bound: BoundFunction, text: str, context: Any, made: Mapping[str, Any] | None = None
 ) -> tuple[dict[str, Any], tuple[tuple[str, float], ...], Dump | None]:
     """What each pass makes of `bound`, by name, and the time that it takes; observed, as this module says.
 
-    job: has `options` and `target`. made: what the passes before these made, in order.
+    context: has `options` and `target`. made: what the passes before these made, in order.
     """
-    dump = Dump.of(f"{bound.name}_{kernel_digest(bound, job.options, job.target)}")
+    dump = Dump.of(f"{bound.name}_{kernel_digest(bound, context.options, context.target)}")
     if dump is not None and not made:
         dump.write(0, "def", text, "tc")
         dump.write(1, "bound", repr(bound))
@@ -183,7 +183,7 @@ def run_passes(
     for number, step in enumerate(passes, 2 + len(results)):
         start, before = perf_counter(), value
         with errors_of(bound):
-            value = results[step.name] = step.apply(value, job, results)
+            value = results[step.name] = step.apply(value, context, results)
         seconds.append((step.name, perf_counter() - start))
         _observe(bound, step, value, number, dump)
         if isinstance(value, Module) and value is not before and knobs.current_knobs().verify:

@@ -15,17 +15,19 @@ from typing import Any
 from ..codegen.gpu import cuda_printer, opencl_printer
 from ..codegen.gpu.gpu_printer import GpuCode, shared_bytes
 from ..codegen.gpu.ptx import architecture_for
+from ..core.diagnostics import get_logger
 from ..core.errors import ArgumentError, CannotLower
 from ..loop_ir.binding import check_bindings
 from ..loop_ir.build import const
-from ..loop_ir.index_arithmetic import Interval
+from ..loop_ir.intervals import Interval
 from ..loop_ir.nodes import Buffer, CheckSite, Kernel, Module
 from ..loop_ir.passes.simplify import simplify
 from ..loop_ir.rewrite import substitute_stmt
 from ..loop_ir.show import format_program
-from ..options import MappingOptions
+from ..options import GpuOptions, MappingOptions, TileOptions
 from ..runtime.cuda import cubins, nvrtc
 from ..runtime.cuda.nvrtc import Cubin
+from ..structured.match.product_matching import has_narrow_products
 from ..target import GpuTarget
 from ..tc_lang.canonical_bound import canonicalize
 from ..tc_lang.ir import BoundFunction
@@ -33,19 +35,24 @@ from ..tc_lang.legalize import legalize
 from .compiled_kernel import CompiledBase
 from .cpu_passes import Pass, log_compilation, run_passes, sites_of, with_original_names
 
+PAYS = 3 / 4
+"""Of the time without tensor cores, what a def with them may take at most: estimates are rough, as for split sums."""
+
 
 @dataclass(frozen=True, slots=True)
 class GpuPassContext:
     """What stays the same while a def goes through the passes.
 
     Attributes:
-        options: None leaves the mapping to the cost model.
+        options: None leaves the lowering to the cost model.
         aligned: whether the text may rely on arguments at multiples of 16 bytes.
+        tensor_cores: whether products may go to tensor cores, for which some languages have no words.
     """
 
-    options: MappingOptions | None
+    options: GpuOptions | None
     target: GpuTarget
     aligned: bool = True
+    tensor_cores: bool = True
 
 
 def _mapper() -> Any:
@@ -55,15 +62,58 @@ def _mapper() -> Any:
     return lower_gpu
 
 
-def _lower(bound: BoundFunction, job: GpuPassContext) -> Module:
+def _tile_lowering() -> Any:
+    """The lowering to tile programs, imported when a def may have products for tensor cores."""
+    from ..tiles import lower_def
+
+    return lower_def
+
+
+def _lower(bound: BoundFunction, context: GpuPassContext) -> Module:
+    divided = _divide_products(bound, context)
+    if divided is not None:
+        get_logger("schedule").debug("%s: on tensor cores: %s", bound.name, "; ".join(map(str, divided.regions)))
     try:
-        module: Module = _mapper().lower_gpu(bound, job.options, job.target)
+        module: Module = (
+            _mapper().lower_gpu(bound, context.options, context.target)
+            if divided is None
+            else _tile_lowering().lower_divided(divided, context.target)
+        )
     except CannotLower as refusal:
-        raise ArgumentError(f"{bound.name} cannot be mapped to {job.target.name}: {refusal}") from refusal
+        raise ArgumentError(f"{bound.name} cannot be mapped to {context.target.name}: {refusal}") from refusal
     check_bindings(module)
     for kernel in module.kernels:
-        check_limits(bound.name, kernel, job.target)
+        check_limits(bound.name, kernel, context.target)
     return module
+
+
+def _divide_products(bound: BoundFunction, context: GpuPassContext) -> Any:
+    """The division of a def (legalized) into products for tensor cores and the rest; None: all of it is mapped.
+
+    Raises ArgumentError where `TileOptions` are given, and no product is one for tensor cores.
+    """
+    asked = isinstance(context.options, TileOptions)
+    if isinstance(context.options, MappingOptions) or not context.tensor_cores:
+        return None
+    if not asked and not (context.target.tensor_ops and has_narrow_products(bound)):
+        return None
+    try:
+        divided = _tile_lowering().divide_def(bound, context.options or TileOptions(), context.target)
+    except CannotLower as reason:
+        if asked:
+            raise ArgumentError(
+                f"no product of {bound.name} is for the tensor cores of {context.target.name}: {reason}",
+                suggestion="leave the options out, or give MappingOptions(...)",
+            ) from reason
+        return None
+    if asked:
+        return divided
+    return divided if divided.cycles < PAYS * _mapper().estimate_cycles(bound, context.target) else None
+
+
+def prefers_tensor_cores(function: BoundFunction, target: GpuTarget) -> bool:
+    """Whether some of a def (legalized) is on tensor cores by default."""
+    return _divide_products(function, GpuPassContext(None, target)) is not None
 
 
 def check_limits(op: str, kernel: Kernel, target: GpuTarget) -> None:
@@ -88,10 +138,10 @@ def check_limits(op: str, kernel: Kernel, target: GpuTarget) -> None:
 
 
 def _simplify(module: Module, _: GpuPassContext) -> Module:
-    return replace(module, kernels=tuple(map(_simplified, module.kernels)))
+    return replace(module, kernels=tuple(map(_simplify_kernel, module.kernels)))
 
 
-def _simplified(kernel: Kernel) -> Kernel:
+def _simplify_kernel(kernel: Kernel) -> Kernel:
     """The body simplified, knowing where the variables of the launch lie."""
     if kernel.launch is None:
         return replace(kernel, body=simplify(kernel.body))
@@ -100,14 +150,14 @@ def _simplified(kernel: Kernel) -> Kernel:
     return replace(kernel, body=simplify(body, {name: Interval(0, n - 1) for name, n in extents.items()}))
 
 
-def _emit(module: Module, job: GpuPassContext) -> GpuCode:
+def _emit(module: Module, context: GpuPassContext) -> GpuCode:
     check_bindings(module)
-    return cuda_printer.emit_cuda(module, aligned=job.aligned)
+    return cuda_printer.emit_cuda(module, aligned=context.aligned)
 
 
 GPU_PASSES = (
-    Pass("canonicalize", lambda bound, job: canonicalize(bound, bound.name), repr),
-    Pass("legalize", lambda bound, job: legalize(bound), repr),
+    Pass("canonicalize", lambda bound, context: canonicalize(bound, bound.name), repr),
+    Pass("legalize", lambda bound, context: legalize(bound), repr),
     Pass("lower", _lower),
     Pass("simplify", _simplify, topic="loops"),
     Pass("emit", _emit, lambda code: code.source, "cu", "code"),
@@ -126,7 +176,7 @@ class CompiledGpuKernel(CompiledBase):
         sites: what the number of a failed check means.
     """
 
-    options: MappingOptions | None
+    options: GpuOptions | None
     target: GpuTarget
     aligned: bool
     code: GpuCode
@@ -143,7 +193,7 @@ class CompiledGpuKernel(CompiledBase):
         return GPU_KINDS
 
     @property
-    def job(self) -> GpuPassContext:
+    def context(self) -> GpuPassContext:
         return GpuPassContext(self.options, self.target, self.aligned)
 
     @property
@@ -184,7 +234,8 @@ class CompiledGpuKernel(CompiledBase):
 
 GPU_KINDS: Mapping[str, Callable[[CompiledGpuKernel], str]] = {
     "tc": lambda k: k.text,
-    "schedule": lambda k: str(_mapper().explain_gpu(legalize(k.bound), k.options, k.target)),
+    "schedule": lambda k: _explain_lowering(k),
+    "tiles": lambda k: _format_tiles(k),
     "loops": lambda k: format_program(with_original_names(k.rerun_until("simplify"), k.bound)),
     "cuda": lambda k: (
         cuda_printer.emit_cuda(
@@ -192,18 +243,47 @@ GPU_KINDS: Mapping[str, Callable[[CompiledGpuKernel], str]] = {
         ).source
     ),
     "opencl": lambda k: (
-        opencl_printer.emit_opencl(with_original_names(k.rerun_until("simplify"), k.bound), header=k.text).source
+        opencl_printer.emit_opencl(with_original_names(_lower_without_tensor_cores(k), k.bound), header=k.text).source
     ),
 }
 """What `source` of a kernel for a graphics processor can show."""
 
 
+def _explain_lowering(k: CompiledGpuKernel) -> str:
+    """How the def is mapped, in the program's names."""
+    function = legalize(k.bound)
+    divided = _divide_products(function, k.context)
+    if divided is None:
+        return str(_mapper().explain_gpu(function, k.options, k.target))
+    mapped = _mapper().estimate_cycles(function, k.target) / k.target.clock * 1e6
+    return f"without tensor cores: {mapped:.1f} us\n{_tile_lowering().explain_divided(divided, k.target)}"
+
+
+def _format_tiles(k: CompiledGpuKernel) -> str:
+    """The tile programs, in the program's names."""
+    divided = _divide_products(legalize(k.bound), k.context)
+    if divided is None:
+        raise CannotLower("none of its products is on tensor cores")
+    return str(_tile_lowering().format_divided(divided, k.target))
+
+
+def _lower_without_tensor_cores(k: CompiledGpuKernel) -> Module:
+    """The module without tensor cores."""
+    context = replace(k.context, tensor_cores=False, options=None if isinstance(k.options, TileOptions) else k.options)
+    results: dict[str, Any] = {}
+    value: Any = k.bound
+    for step in GPU_PASSES[: [p.name for p in GPU_PASSES].index("simplify") + 1]:
+        value = results[step.name] = step.apply(value, context, results)
+    module: Module = value
+    return module
+
+
 def compile_gpu(
-    bound: BoundFunction, text: str, options: MappingOptions | None, target: GpuTarget, *, aligned: bool = True
+    bound: BoundFunction, text: str, options: GpuOptions | None, target: GpuTarget, *, aligned: bool = True
 ) -> CompiledGpuKernel:
     """Run `GPU_PASSES` on `bound`, whose def reads `text`. Raises ArgumentError where `target` has too little of it."""
-    job = GpuPassContext(options, target, aligned)
-    results, seconds, dump = run_passes(GPU_PASSES, bound, text, job)
+    context = GpuPassContext(options, target, aligned)
+    results, seconds, dump = run_passes(GPU_PASSES, bound, text, context)
     module: Module = results["simplify"]
     compiled = CompiledGpuKernel(
         bound, text, options, target, seconds, aligned, results["emit"],

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import ParamSpec, TypeVar
 
 from . import knobs
-from .errors import ArgumentError, InternalError, TCError, printable
+from .errors import ArgumentError, InternalError, TCError, to_printable
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -29,7 +29,7 @@ def to_public_error(error: Exception) -> Exception:
         )
     if isinstance(error, MemoryError) or any(words in text for words in _NO_MEMORY):
         return ArgumentError(f"there is no memory for this: {error}")
-    return InternalError(printable(f"{type(error).__name__}: {error}"))
+    return InternalError(to_printable(f"{type(error).__name__}: {error}"))
 
 
 def only_tc_errors(call: Callable[P, R]) -> Callable[P, R]:

@@ -18,7 +18,7 @@ class Span:
     end: int
 
 
-def printable(text: str) -> str:
+def to_printable(text: str) -> str:
     """`text` with what no file and no terminal can take, halves of surrogate pairs, in words that they can."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
@@ -74,7 +74,7 @@ class TCError(Exception):
         for label, text in (("expected", self.expected), ("found", self.found), ("help", self.suggestion)):
             if text:
                 lines.append(f"  {label}: {text}")
-        return printable("\n".join(lines))
+        return to_printable("\n".join(lines))
 
 
 class ParseError(TCError):

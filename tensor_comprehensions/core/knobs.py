@@ -89,6 +89,14 @@ class Knobs:
             "path": True,
         },
     )
+    strict: bool = field(
+        default=False,
+        metadata={
+            "variable": "TC_STRICT",
+            "help": "1: raise what fails in a graph of `torch.compile` for a fault of the package, instead of running "
+            "it by torch",
+        },
+    )
     target: str = field(
         default="",
         metadata={
@@ -167,7 +175,7 @@ def observe_knobs(observer: Callable[[Knobs], None]) -> None:
     observer(current_or_default())
 
 
-def _put(knobs: Knobs) -> None:
+def _install_knobs(knobs: Knobs) -> None:
     global _current
     _current = knobs
     for observer in _observers:
@@ -192,7 +200,7 @@ def override_knobs(**values: Any) -> Iterator[Knobs]:
     """Put other values in force for the `with` block: `with override(verify=True): ...`."""
     before = current_knobs()
     try:
-        _put(replace(before, **values))
+        _install_knobs(replace(before, **values))
         yield _current
     finally:
-        _put(before)
+        _install_knobs(before)

@@ -6,7 +6,7 @@ SEPARATOR = "."
 """In every name that is given here, and in no identifier of the language."""
 
 
-def mint(*parts: str | int) -> str:
+def compose_name(*parts: str | int) -> str:
     """The name of what lowering introduces: `S0.acc`, or `.tile` from a word alone.
 
     Printers spell it in their own language, apart from the names around it.

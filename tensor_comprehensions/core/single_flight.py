@@ -29,7 +29,7 @@ class SingleFlightCache(Generic[K, V]):
     def __len__(self) -> int:
         return len(self._values)
 
-    def last(self) -> V | None:
+    def latest_value(self) -> V | None:
         """The value asked for most recently, if any."""
         with self._lock:
             return next(reversed(self._values.values()), None)
@@ -48,7 +48,7 @@ class SingleFlightCache(Generic[K, V]):
 
     def _make(self, key: K, make: Callable[[], V]) -> V:
         try:
-            with _gate.mine():
+            with _gate.thread_lock():
                 value = make()
             with self._lock:
                 self._values[key] = value
@@ -82,7 +82,7 @@ class _Gate:
         self._threads = threading.local()
         self._held: list[Any] = []
 
-    def mine(self) -> Any:
+    def thread_lock(self) -> Any:
         """The lock that this thread holds while it makes a value."""
         lock = getattr(self._threads, "lock", None)
         if lock is None:

@@ -154,7 +154,7 @@ def _from_numpy(expected: ParameterSpec, array: np.ndarray) -> Tensor:
     if not (readable and array.dtype.isnative and array.flags.aligned):
         array = np.array(array, dtype=array.dtype.newbyteorder("="), order="C", subok=False)
     try:
-        return torch.from_numpy(_writable(array))
+        return torch.from_numpy(_to_writable(array))
     except TypeError as error:
         raise expected.error(
             f"is an array that torch cannot read: {error}", suggestion="pass a torch tensor"
@@ -165,10 +165,10 @@ def _from_dlpack(expected: ParameterSpec, array: object) -> Tensor:
     try:
         return from_dlpack(array)
     except Exception as error:  # whatever a library says of what it cannot share
-        raise _unreadable(expected, error) from error
+        raise _unreadable_error(expected, error) from error
 
 
-def _unreadable(expected: ParameterSpec, error: Exception) -> ArgumentError:
+def _unreadable_error(expected: ParameterSpec, error: Exception) -> ArgumentError:
     return expected.error(
         f"is an array that torch cannot read: {error}", suggestion="pass a torch tensor or a NumPy array"
     )
@@ -197,7 +197,7 @@ def from_device_array(expected: ParameterSpec, array: Any) -> Tensor:
             torch.cuda.current_stream(x.device).wait_stream(external(stream, x.device))
         return x
     except Exception as error:
-        raise _unreadable(expected, error) from error
+        raise _unreadable_error(expected, error) from error
 
 
 def output_converter(values: Iterable[object]) -> Convert | None:
@@ -248,7 +248,7 @@ class _Memory:
         self.array = array
 
 
-def _writable(array: np.ndarray) -> np.ndarray:
+def _to_writable(array: np.ndarray) -> np.ndarray:
     return array if array.flags.writeable and type(array) is np.ndarray else np.asarray(_Memory(array))
 
 
@@ -262,12 +262,14 @@ def _from_number(expected: ParameterSpec, value: bool | int | float | np.generic
         in_type = float(number) if dtype.is_float else number
     except OverflowError:
         in_type = None
-    if in_type is None or (dtype.is_integer and not _least(dtype) <= in_type < _least(dtype) + 2**dtype.bits):
+    if in_type is None or (
+        dtype.is_integer and not _min_integer(dtype) <= in_type < _min_integer(dtype) + 2**dtype.bits
+    ):
         raise expected.error(f"does not fit into {dtype}", found=short_repr(number))
     return torch.tensor(in_type, dtype=TORCH_TYPES[dtype], device="cpu")
 
 
-def _least(dtype: DType) -> int:
+def _min_integer(dtype: DType) -> int:
     return -(2 ** (dtype.bits - 1)) if dtype.is_signed else 0
 
 

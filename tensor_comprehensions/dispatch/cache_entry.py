@@ -101,7 +101,7 @@ class CacheEntry:
         if self.store.mode != "readwrite":
             raise CacheError("a kernel is put into a cache that cannot be written", suggestion="set TC_CACHE=readwrite")
         facts = {"temporaries": list(temporaries), "sites": [], "kernels": 1, "schedule": None, "injected": True}
-        code = StoredKernel(self.key, *_assembled(text, self._target, facts))
+        code = StoredKernel(self.key, *_assemble_text(text, self._target, facts))
         if check:
             self._check(code)
         if not cache.store_kernel(self.store, code, INJECTED):
@@ -151,7 +151,7 @@ def cache_entry_of(
     return CacheEntry(key, tuning_key, store, function, bound, arguments, options, target, forget)
 
 
-def _assembled(text: str, target: CpuTarget, facts: dict[str, object]) -> tuple[dict[str, object], bytes]:
+def _assemble_text(text: str, target: CpuTarget, facts: dict[str, object]) -> tuple[dict[str, object], bytes]:
     if "@tc_entry" not in text:
         raise ArgumentError("the text does not define the entry", expected="define i64 @tc_entry(ptr %arguments)")
     try:

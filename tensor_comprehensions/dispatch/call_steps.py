@@ -93,11 +93,11 @@ def normalize_arguments(interface: CallSignature, values: Sequence[object], init
 
 def normalize_detached(interface: CallSignature, values: Sequence[object], initial: Mapping[str, object]) -> Arguments:
     """As `normalize_arguments`, for those who record no gradient: parameters of layers are as good as any tensors."""
-    named = {name: _detached(x) for name, x in initial.items()}
-    return normalize_arguments(interface, [_detached(x) for x in values], named)
+    named = {name: _detach(x) for name, x in initial.items()}
+    return normalize_arguments(interface, [_detach(x) for x in values], named)
 
 
-def _detached(x: object) -> object:
+def _detach(x: object) -> object:
     return x.detach() if isinstance(x, Tensor) and x.requires_grad else x
 
 

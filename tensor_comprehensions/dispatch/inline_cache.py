@@ -24,7 +24,7 @@ from ..runtime.fastpath import call_cache
 from ..runtime.fastpath.call_cache import RECORDED, CachedCall, CallCache, MutatedArg, NewOutput, TensorGuard
 from ..tc_lang.ir import BoundFunction, Role
 from ..tc_lang.ir import Tensor as BoundTensor
-from .arguments import PLAIN, to_tensor
+from .arguments import PLAIN, TYPES, to_tensor
 from .call_steps import Arguments, CallSignature, launch_error
 
 LIMIT = 256
@@ -78,7 +78,7 @@ class InlineCache:
         self._functions: dict[bool, Callable[..., Any]] = {}
         self._plain: dict[Hashable, CpuLauncher] = {}
 
-    def direct(self) -> Callable[..., Any] | None:
+    def direct_function(self) -> Callable[..., Any] | None:
         """What takes calls with fresh outputs and no initial values: the result, NotImplemented or RECORDED."""
         return None if self._initial else self._functions.get(False)
 
@@ -137,14 +137,14 @@ class InlineCache:
         inputs = [t for t in bound.tensors if t.role is Role.INPUT]
         given = [_operand(t, x) for t, x in zip(inputs, arguments.inputs, strict=True)]
         first = [
-            _operand(bound.tensor(n), x) if out else _made(bound, n)
+            _operand(bound.tensor(n), x) if out else _output_spec(bound, n)
             for n, x in zip(self._initial, arguments.initial, strict=True)
         ]
         to = [_operand(bound.tensor(n), x) for n, x in zip(bound.returns, out, strict=False)]
         guards: list[TensorGuard | int] = [
             next(values) if n in self._special else _facts(o) for n, o in enumerate(given)
         ]
-        made = [_made(bound, r) for r in bound.returns]
+        made = [_output_spec(bound, r) for r in bound.returns]
         count = len(given)
         sources = [-1 if s is None else count + s for s in self._sources]
         for s, result in zip(self._sources, to or made, strict=True):
@@ -173,7 +173,7 @@ class InlineCache:
         accepted = [_operand(t, x) for t, x in zip(taken, tensors, strict=True)]
         if len(self._plain) >= LIMIT:
             self._plain.clear()
-        made = [] if out else [_made(bound, r) for r in bound.returns]
+        made = [] if out else [_output_spec(bound, r) for r in bound.returns]
         self._plain[out, _layout(tensors)] = launcher_for(compiled, accepted, made)
         self._functions[out] = partial(self._serve_plainly, out)
 
@@ -219,7 +219,7 @@ def _operand(t: BoundTensor, x: Tensor) -> OperandSpec:
     return OperandSpec(t.dtype, tuple(x.shape), tuple(x.stride()))
 
 
-def _made(bound: BoundFunction, name: str) -> OperandSpec:
+def _output_spec(bound: BoundFunction, name: str) -> OperandSpec:
     t = bound.tensor(name)
     return OperandSpec(t.dtype, t.shape, t.strides)
 
@@ -248,9 +248,13 @@ def _kind(dtype: DType, specialized: bool, has_dimensions: bool) -> int:
     )
 
 
+def dtype_number(dtype: torch.dtype) -> int:
+    """torch's number of a type, in its C interface."""
+    return _number(TYPES[dtype])
+
+
 @cache
 def _number(dtype: DType) -> int:
-    """torch's number of a type, in its C interface."""
     ask: Callable[[], int] = getattr(host_symbols.torch_library(), f"aoti_torch_dtype_{dtype.name}")
     return ask()
 

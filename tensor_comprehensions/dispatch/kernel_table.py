@@ -19,7 +19,7 @@ from ..core import knobs
 from ..core.diagnostics import get_logger
 from ..core.interrupts import deferred_interrupts
 from ..core.single_flight import SingleFlightCache
-from ..options import CpuOptions
+from ..options import CpuOptions, SparseOptions
 from ..runtime.cpu.host import host
 from ..runtime.cpu.python_launch import CpuLauncher
 from ..target import CpuTarget
@@ -90,8 +90,13 @@ class KernelTable:
     """The kernels of one def for all sizes, layouts and machines."""
 
     def __init__(
-        self, function: Function, choose: OptionsProvider | None = None, formats: Mapping[str, Format] | None = None
+        self,
+        function: Function,
+        choose: OptionsProvider | None = None,
+        formats: Mapping[str, Format] | None = None,
+        sparse_options: SparseOptions | None = None,
     ) -> None:
+        self._sparse_options = sparse_options
         self.function, self.formats = function, dict(formats or {})
         self._declares_sparse = function.is_sparse or any(not f.is_dense for f in self.formats.values())
         self.interface = CallSignature.of(function)
@@ -113,7 +118,7 @@ class KernelTable:
         """Those for sparse operands, whose part of the package is loaded when the first is asked for."""
         from .sparse.sparse_kernels import SparseKernels
 
-        return SparseKernels(self.interface, self.formats)
+        return SparseKernels(self.interface, self.formats, self._sparse_options)
 
     def has_sparse(self, values: Sequence[object]) -> bool:
         """Is a tensor of the def, or an argument of a call, sparse, so that `sparse` is for it?"""

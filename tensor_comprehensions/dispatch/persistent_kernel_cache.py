@@ -60,7 +60,7 @@ class CacheAdapter(Generic[C]):
 def load_or_make(store: Store, key: Key | None, recipe: CacheAdapter[C]) -> C:
     """The kernel with this key, from the cache or made now; without a key it is made."""
     if key is not None and not _is_observed():
-        found = _found(store, key, recipe)
+        found = _load_stored(store, key, recipe)
         if found is not None:
             return found
     made = recipe.make()
@@ -108,12 +108,12 @@ def _is_observed() -> bool:
     return k.verify or bool(k.dump) or any(get_logger(topic).isEnabledFor(DEBUG) for topic in topics)
 
 
-def _found(store: Store, key: Key, recipe: CacheAdapter[C]) -> C | None:
+def _load_stored(store: Store, key: Key, recipe: CacheAdapter[C]) -> C | None:
     start = perf_counter()
     code = cache.find_kernel(store, key)
     if code is None:
         if get_logger("cache").isEnabledFor(DEBUG):
-            get_logger("cache").debug("%s: not on disk%s", recipe.name, _why(store, key))
+            get_logger("cache").debug("%s: not on disk%s", recipe.name, _explain_miss(store, key))
         return None
     try:
         made = recipe.restore(code)
@@ -134,7 +134,7 @@ def was_cache_hit(compiled: CompiledBase) -> bool:
     return compiled.seconds[0][0] == FOUND
 
 
-def _why(store: Store, key: Key) -> str:
+def _explain_miss(store: Store, key: Key) -> str:
     near = cache.nearest_kernel_key(store, key)
     return "" if near is None else f": the nearest differs in {', '.join(key.difference(near))}"
 
@@ -159,7 +159,7 @@ def kernel_metadata(compiled: CompiledCpuKernel) -> Mapping[str, Any]:
         "temporaries": compiled.temporaries,
         "sites": serialize_sites(compiled.sites, compiled.bound),
         "kernels": compiled.kernels,
-        "schedule": _written(compiled.options.schedule),
+        "schedule": _schedule_to_pairs(compiled.options.schedule),
     }
 
 
@@ -194,6 +194,6 @@ def deserialize_sites(facts: Any, bound: BoundFunction) -> tuple[CheckSite, ...]
     )
 
 
-def _written(schedule: Any) -> list[tuple[str, str]] | None:
+def _schedule_to_pairs(schedule: Any) -> list[tuple[str, str]] | None:
     """A settled schedule: pairs of names and pipelines."""
     return None if schedule is None else [(name, repr(pipeline)) for name, pipeline in schedule]

@@ -68,7 +68,7 @@ def format_docstring(function: Function) -> str:
         *_section("Gives", gives),
         *_section("Raises", ["ArgumentError: a tensor has another type, rank, device or size.",
                              "RangeError: a subscript leaves its tensor."]),
-        "Defined by:\n" + _indented(function.source.strip("\n").splitlines()),
+        "Defined by:\n" + _indent_lines(function.source.strip("\n").splitlines()),
     ]  # fmt: skip
     return "\n\n".join(sections)
 
@@ -78,10 +78,10 @@ def _argument(symbol: Symbol) -> str:
 
 
 def _section(title: str, lines: list[str]) -> list[str]:
-    return [f"{title}:\n{_indented(lines)}"] if lines else []
+    return [f"{title}:\n{_indent_lines(lines)}"] if lines else []
 
 
-def _indented(lines: Iterable[str]) -> str:
+def _indent_lines(lines: Iterable[str]) -> str:
     return "\n".join(f"    {line}".rstrip() for line in lines)
 
 

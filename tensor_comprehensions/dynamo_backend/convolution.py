@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx
 
 from ..core.dtypes import FLOAT32, FLOAT64, DType
-from .index_views import Value, permute_value, reshape_value, shift_dim
+from .index_views import Value, drop_dim, permute_value, reshape_value, shift_dim
+from .literals import Unsupported, format_literal
 from .op_table import (
     FLOPS,
     MULTI_OUTPUT_OPS,
     Parts,
     TranslationContext,
-    Unsupported,
     add_scaled,
     aten,
     divide_by_count,
-    format_literal,
     num_elements,
     operation,
     reduce_dims,
@@ -244,9 +243,10 @@ def _take_apart(graph: fx.Graph, node: fx.Node) -> None:
 def _pooled(
     c: TranslationContext, x: Value, kernel: Any, stride: Any, padding: Any, dilation: Any, operator: str
 ) -> Value:
-    count = len(x.groups) - 2
-    if count < 1:
-        raise Unsupported("pooling without a batch")
+    count = 2
+    if len(x.groups) == count + 1:  # one image without a batch
+        x, whole = reshape_value(x, [1, *x.shape]), replace(c, shape=(1, *c.shape))
+        return drop_dim(_pooled(whole, x, kernel, stride, padding, dilation, operator), 0)
     kernel, padding, dilation = (_each(s, count) for s in (kernel, padding, dilation))
     stride = _each(stride, count) if stride else kernel
     fill = format_literal(-math.inf if operator == "max=!" else 0, x.dtype)
@@ -265,7 +265,7 @@ def avg_pool(
 ) -> Value:  # fmt: skip
     if not c.dtype.is_float or ceiling or (any(padding) and not with_padding):
         raise Unsupported("windows of different sizes")
-    count = divisor or math.prod(_each(kernel, len(x.groups) - 2))
+    count = divisor or math.prod(_each(kernel, 2))
     return divide_by_count(c, _pooled(c, x, kernel, stride, padding, (1,), "+=!"), count)
 
 

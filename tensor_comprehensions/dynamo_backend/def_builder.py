@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..core.dtypes import BFLOAT16, FLOAT16, FLOAT32, DType
+from ..core.dtypes import DType
 from .index_views import Texts, Value, align_values, of_shape, permute_value
+from .literals import cast_text, compute_dtype, format_literal
 
 NAME = "region"
 
 
-def compute_dtype(dtype: DType) -> DType:
-    """The type in which torch computes with elements of `dtype`."""
-    return FLOAT32 if dtype in (FLOAT16, BFLOAT16) else dtype
-
-
-def cast_text(text: str, source: DType, target: DType) -> str:
-    return text if source == target else f"{target.name}({text})"
+NAME_IN_TEXT = re.compile(r"[A-Za-z_]\w*")
+DEEPEST = 40
+"""Parentheses within each other in a statement; what is deeper is stated in a tensor. The language takes 150 levels."""
 
 
 class DefBuilder:
@@ -89,11 +88,32 @@ class DefBuilder:
         """`term` combined over all indices in `ranges` that are not `names`, with the loops and type of `like`."""
         return self._stated(like, names, operator, term, ranges)
 
+    def is_deep(self, x: Value) -> bool:
+        """Is the formula of `x` nested so much that others should rather read it from a tensor?"""
+        depth = deepest = 0
+        for sign in x.at(_names(x)):
+            depth += (sign == "(") - (sign == ")")
+            deepest = max(depth, deepest)
+        return deepest > DEEPEST
+
     def _stated(self, like: Value, names: Sequence[str], operator: str, text: str, ranges: Sequence[str]) -> Value:
+        text, ranges = _without_repeats(like, names, operator, text, ranges)
         tensor = f"t{len(self._statements)}"
         where = f" where {', '.join(ranges)}" if ranges else ""
         self._statements.append(f"{_read(tensor, names)} {operator} {text}{where}")
         return Value(like.groups, lambda i: _read(tensor, i), like.dtype, access=True, tensor=tensor)
+
+
+def _without_repeats(
+    like: Value, names: Sequence[str], operator: str, text: str, ranges: Sequence[str]
+) -> tuple[str, list[str]]:
+    """A reduction without the indices that its term does not depend on: a sum of n equal terms is a product by n."""
+    used = {*NAME_IN_TEXT.findall(text), *names}
+    repeated = [r for r in ranges if r.split()[0] not in used]
+    count = math.prod(int(r.rpartition(":")[2]) for r in repeated)
+    if operator.startswith("+") and count > 1:
+        text = f"({text} * {format_literal(count, like.dtype)})"
+    return text, [r for r in ranges if r not in repeated]
 
 
 def _read(tensor: str, subscripts: Sequence[str]) -> str:

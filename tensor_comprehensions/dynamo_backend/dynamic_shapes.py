@@ -1,20 +1,27 @@
-"""Graphs whose sizes are symbols: compiled for the sizes that come back."""
+"""Graphs whose sizes are symbols: torch runs them as captured, and kernels take over the sizes that come back."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from time import monotonic
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import free_symbols
 
 from ..core.diagnostics import get_logger
-from ..core.single_flight import SingleFlightCache
+from .fallback import falls_back
+from .insert_kernels import to_boxed_call
 
 LIMIT = 64
 """For how many sizes the kernels of one graph are kept."""
 Key = tuple[Any, ...]
+Boxed = Callable[[list[Any]], Any]
 
 
 def has_symbolic_shapes(graph: fx.Graph) -> bool:
@@ -28,10 +35,42 @@ def _has_symbols(value: object) -> bool:
     return isinstance(value, torch.SymInt)
 
 
+class CompileBudget:
+    """Bounds the time that is spent on compiling, per time that passes.
+
+    Args:
+        seconds: so many in each `window` of seconds.
+    """
+
+    def __init__(self, seconds: float, window: float, clock: Callable[[], float] = monotonic) -> None:
+        self.seconds, self.window, self._clock = seconds, window, clock
+        self._spent: deque[tuple[float, float]] = deque()
+
+    def has_time(self) -> bool:
+        now = self._clock()
+        while self._spent and self._spent[0][0] < now - self.window:
+            self._spent.popleft()
+        return sum(seconds for _, seconds in self._spent) < self.seconds
+
+    def spend(self, call: Callable[[], Any]) -> Any:
+        """What `call` gives, whose time counts."""
+        start = self._clock()
+        try:
+            return call()
+        finally:
+            end = self._clock()
+            self._spent.append((end, end - start))
+
+
+budget = CompileBudget(20.0, 60.0)
+"""Of all graphs of the process whose sizes change."""
+
+
 class PerShapeCache:
     """A graph that torch runs on sizes that are new, and kernels on those that come again.
 
-    Kernels are made for sizes that are numbers, and sizes that come only once are not worth them.
+    Kernels are made for sizes that are numbers. Sizes that come only once are not worth them, and the more sizes there
+    are, the more often one has to come. Called with a list, which is emptied, as torch calls compiled graphs.
 
     Args:
         graph: what to run. fuse: gives a graph without symbols with kernels in it.
@@ -39,20 +78,59 @@ class PerShapeCache:
 
     def __init__(self, graph: fx.GraphModule, fuse: Callable[[fx.GraphModule], fx.GraphModule]) -> None:
         self._graph, self._fuse = graph, fuse
-        self._seen: SingleFlightCache[Key, None] = SingleFlightCache(16 * LIMIT)
-        self._fused: SingleFlightCache[Key, fx.GraphModule] = SingleFlightCache(LIMIT)
+        self._places = _symbolic_places([n.meta.get("val") for n in graph.graph.nodes if n.op == "placeholder"])
+        self._counts: dict[Key, int] = {}
+        self._fused: dict[Key, Boxed] = {}
+        self._made = 0
+        self._lock = threading.Lock()
+        self._eager = to_boxed_call(fx.GraphModule(graph, deepcopy(graph.graph)))
 
-    def __call__(self, *values: Any) -> Any:
-        key = tuple([(x.shape, x.stride()) if isinstance(x, Tensor) else x for x in values])
-        fresh: list[Key] = []
-        self._seen.get(key, lambda: fresh.append(key))
-        if fresh:
-            return self._graph(*values)
-        return self._fused.get(key, lambda: self._made(values))(*values)
+    def __call__(self, values: list[Any]) -> Any:
+        key = self._key(values)
+        fused = self._fused.get(key)
+        if fused is not None:
+            return fused(values)
+        if not self._is_worth_it(key):
+            return self._eager(values)
+        return budget.spend(lambda: self._compiled(key, values)(values))  # kernels compile when they first run
 
-    def _made(self, values: tuple[Any, ...]) -> fx.GraphModule:
+    def _key(self, values: list[Any]) -> Key:
+        """The sizes that are symbols in the graph."""
+        key: list[Any] = []
+        for k in self._places:
+            x = values[k]
+            if isinstance(x, Tensor):
+                key += (x.shape, x.stride())
+            else:
+                key.append(x)
+        return tuple(key)
+
+    def _is_worth_it(self, key: Key) -> bool:
+        """Do these sizes come often enough, now that they come again?"""
+        with self._lock:
+            if len(self._counts) >= 16 * LIMIT:
+                self._counts.clear()
+            count = self._counts[key] = self._counts.get(key, 0) + 1
+            return count > 1 + self._made // 4 and budget.has_time()
+
+    def _compiled(self, key: Key, values: list[Any]) -> Boxed:
         get_logger("graph").debug(
             "sizes that came again: %s", [tuple(x.shape) for x in values if isinstance(x, Tensor)]
         )
-        with torch.no_grad():
-            return self._fuse(make_fx(self._graph, tracing_mode="fake")(*values))
+        fused = self._eager
+        with torch.no_grad(), torch._C._DisableAutocast(), falls_back("sizes cannot be compiled"):
+            fused = to_boxed_call(self._fuse(make_fx(self._graph, tracing_mode="fake")(*values)))
+        with self._lock:
+            self._made += 1
+            self._fused[key] = fused
+            if len(self._fused) > LIMIT:
+                self._fused.pop(next(iter(self._fused)))
+        return fused
+
+
+def _symbolic_places(values: Sequence[object]) -> list[int]:
+    """Which of the arguments of a graph say what its symbols are: numbers, and tensors with symbols beside these."""
+    numbers = [k for k, x in enumerate(values) if isinstance(x, torch.SymInt)]
+    known = set().union(*(free_symbols(values[k]) for k in numbers))
+    tensors = [k for k, x in enumerate(values) if isinstance(x, Tensor) and _has_symbols(x)]
+    return [*numbers, *(k for k in tensors if not free_symbols(values[k]) <= known)]

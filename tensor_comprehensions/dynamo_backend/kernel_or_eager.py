@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-import weakref
+import os
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from time import perf_counter
 
 import torch
 from torch import Tensor, fx
 
 from ..api import Op
 from ..core.diagnostics import get_logger
-
-ROUNDS, SECONDS = (5, 50), 0.05
-"""How often at least and at most each side runs in turns before one is chosen, and for about how long together."""
+from .fallback import falls_back, report_fallback
+from .race import least_times, may_race
 
 
 def kernel_is_faster(ours: float, theirs: float) -> bool:
@@ -42,12 +41,27 @@ class OutputView:
         return seen if self.order is None else seen.permute(self.order)
 
 
+_racing = threading.RLock()
+"""One race at a time, so that they do not disturb each other. A race may be part of another."""
+
+
+def _forget_races() -> None:
+    global _racing
+    _racing = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_forget_races)
+
+
 class KernelOrEager(torch.nn.Module):
     """Runs an operator on its inputs; on the first ones also the graph that it replaces, and keeps the faster.
+
+    A kernel that fails, which is a fault of this package, gives way to the graph.
 
     Args:
         results: how the outputs are looked at.
         finite: inputs that must be finite for the operator to give what the graph gives; else the graph runs.
+        shows_nan: wherever one of these is not finite, an output of the operator is NaN.
         parts: makes of the graph one with smaller kernels, which takes its place where the operator is slower.
         work: floating-point operations of the region.
     """
@@ -58,27 +72,48 @@ class KernelOrEager(torch.nn.Module):
         graph: fx.GraphModule,
         results: tuple[OutputView, ...],
         finite: tuple[int, ...] = (),
+        shows_nan: bool = False,
         parts: Callable[[], fx.GraphModule] | None = None,
         work: int = 0,
     ) -> None:
         super().__init__()
         self._work = work
         self.op, self.graph, self._results, self._parts = op, graph, results, parts
-        self._finite = tuple((n, FiniteCheck()) for n in finite)
+        self._finite, self._shows_nan = finite, shows_nan
+        self._announced = _layouts_of([n.meta["val"] for n in graph.graph.nodes if n.op == "placeholder"])
         self.uses_kernel: bool | None = None
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """The outputs of the region."""
         if self.uses_kernel is None:
-            self._choose(inputs)
-        if self.uses_kernel and all(check(inputs[n]) for n, check in self._finite):
-            return self._kernel(*inputs)
+            with _racing:
+                if self.uses_kernel is None:
+                    self._choose(inputs)
+        if self.uses_kernel:
+            try:  # no context manager: this is the way of every call
+                if not self._finite:
+                    return self._kernel(*inputs)
+                if (outputs := self._checked_kernel(inputs)) is not None:
+                    return outputs
+            except Exception as error:
+                report_fallback("a kernel fails", error)
+                self.uses_kernel = False
         return self._torch(*inputs)
 
     @property
     def flops(self) -> int:
         """Floating-point operations that kernels do here, now that a choice was made."""
         return self._work if self.uses_kernel else kernel_flops(self.graph)
+
+    def _checked_kernel(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        """The outputs, unless inputs that must be finite may not be: those are looked at, or the outputs if smaller."""
+        checked = [inputs[n] for n in self._finite]
+        if self._shows_nan:
+            outputs = self._kernel(*inputs)
+            if _total_elements(outputs) < _total_elements(checked):
+                checked = [x for x in outputs if x.is_floating_point()]
+            return outputs if all(map(is_finite, checked)) else None
+        return self._kernel(*inputs) if all(map(is_finite, checked)) else None
 
     def _kernel(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         found = self.op(*inputs)
@@ -91,36 +126,56 @@ class KernelOrEager(torch.nn.Module):
 
     @torch.no_grad()
     def _choose(self, inputs: tuple[Tensor, ...]) -> None:
-        ours, theirs = _least((self._kernel, self._torch), inputs)
-        self.uses_kernel = kernel_is_faster(ours, theirs)
-        get_logger("graph").debug(
+        """Race the kernel against torch; whatever fails loses. What torch refuses is the program's mistake."""
+        log = get_logger("graph")
+        expected: list[Layout] = []
+        if not may_race(lambda: _note_layouts(self._torch(*inputs), expected)):
+            log.debug("%s: too expensive to repeat: torch stays", self.op)
+            self.uses_kernel = False
+            return
+        if _layouts_of(inputs) != self._announced:
+            log.debug("%s: a tensor is not what torch announced: torch stays", self.op)
+            self.uses_kernel = False
+            return
+        ours = theirs = math.inf
+        with falls_back("a kernel cannot be compiled"):
+            if _layouts_of(self._kernel(*inputs)) == expected:
+                ours, theirs = least_times((self._kernel, self._torch), inputs)
+        faster = ours < math.inf and kernel_is_faster(ours, theirs)
+        log.debug(
             "%s: %.1f us here, %.1f us in torch: %s", self.op, ours * 1e6, theirs * 1e6,
-            "the kernel stays" if self.uses_kernel else "smaller kernels are tried" if self._parts else "torch stays",
+            "the kernel stays" if faster else "smaller kernels are tried" if self._parts else "torch stays",
         )  # fmt: skip
-        if not self.uses_kernel and self._parts is not None:
-            self._try_parts(self._parts(), inputs)
+        if not faster and self._parts is not None:
+            with falls_back("smaller kernels cannot be compiled"):
+                faster = self._try_parts(self._parts(), inputs)
+        self.uses_kernel = faster
 
-    def _try_parts(self, parts: fx.GraphModule, inputs: tuple[Tensor, ...]) -> None:
+    def _try_parts(self, parts: fx.GraphModule, inputs: tuple[Tensor, ...]) -> bool:
         """Keep the fastest of the kernel, torch's operations and smaller kernels between such operations."""
-        ours, theirs, mixed = _least((self._kernel, self._torch, parts), inputs)
-        self.uses_kernel = kernel_is_faster(ours, min(theirs, mixed))
-        if mixed < theirs:
-            self.graph = parts
+        ours, theirs, mixed = least_times((self._kernel, self._torch, parts), inputs)
         get_logger("graph").debug(
             "%s: %.1f us here, %.1f us in torch, %.1f us in parts", self.op, ours * 1e6, theirs * 1e6, mixed * 1e6
         )
+        if mixed < theirs:
+            self.graph = parts
+        return kernel_is_faster(ours, min(theirs, mixed))
 
 
-def _least(runs: Sequence[Callable[..., object]], inputs: tuple[Tensor, ...]) -> list[float]:
-    """The least time of each, in turns: whatever else the machine does only adds to it."""
-    times: list[list[float]] = [[] for _ in runs]
-    fewest, most = ROUNDS
-    while len(times[0]) <= fewest or (len(times[0]) <= most and sum(map(sum, times)) < SECONDS):
-        for run, taken in zip(runs, times, strict=True):
-            start = perf_counter()
-            run(*inputs)
-            taken.append(perf_counter() - start)
-    return [min(taken[1:]) for taken in times]
+def _total_elements(tensors: Sequence[Tensor]) -> int:
+    return sum(x.numel() for x in tensors)
+
+
+Layout = tuple[torch.Size, torch.dtype]
+
+
+def _layouts_of(tensors: Sequence[Tensor]) -> list[Layout]:
+    return [(x.shape, x.dtype) for x in tensors]
+
+
+def _note_layouts(tensors: tuple[Tensor, ...], layouts: list[Layout]) -> tuple[Tensor, ...]:
+    layouts += _layouts_of(tensors)
+    return tensors
 
 
 def kernel_flops(graph: fx.GraphModule) -> int:
@@ -128,22 +183,7 @@ def kernel_flops(graph: fx.GraphModule) -> int:
     return sum(part.flops for part in graph.children() if isinstance(part, KernelOrEager))
 
 
-class FiniteCheck:
-    """Tells of tensors whether they have neither infinities nor NaN; of one that has not changed, without looking."""
-
-    def __init__(self) -> None:
-        self._last: tuple[weakref.ref[Tensor], int, bool] | None = None
-
-    def __call__(self, x: Tensor) -> bool:
-        if x.is_inference():  # torch does not count its changes
-            return _is_finite(x)
-        if self._last is not None and self._last[0]() is x and self._last[1] == x._version:
-            return self._last[2]
-        found = _is_finite(x)
-        self._last = weakref.ref(x), x._version, found
-        return found
-
-
-def _is_finite(x: Tensor) -> bool:
+def is_finite(x: Tensor) -> bool:
+    """Has `x` neither infinities nor NaN? Looked up anew in every call: not every change of a tensor is counted."""
     total = x.detach().sum().item()  # of finite numbers it may overflow, of others it is never finite
     return math.isfinite(total) or bool(x.isfinite().all())

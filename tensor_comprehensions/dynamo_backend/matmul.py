@@ -11,12 +11,12 @@ from torch import fx
 
 from ..core.dtypes import INT64
 from .index_views import Value, align_values, broadcast_value, of_shape
+from .literals import Unsupported
 from .op_table import (
     FLOPS,
     MULTI_OUTPUT_OPS,
     Parts,
     TranslationContext,
-    Unsupported,
     add_scaled,
     aten,
     num_elements,
@@ -79,18 +79,26 @@ def attention(
     c: TranslationContext, q: Value, k: Value, v: Value, dropout: float = 0.0, causal: bool = False, *,
     attn_mask: Any = None, scale: float | None = None,
 ) -> Parts:  # fmt: skip
-    """The result, and the logarithm of the sums of exponentials."""
+    """The result, and the logarithm of the sums of exponentials.
+
+    Both are 0 in rows that a mask excludes altogether, as torch has them.
+    """
     scores = _scores(c, q, k, v, dropout, causal, attn_mask, scale)
     rows = (*scores.shape[:3], 1)
     greatest = reduce_dims(_in(c, rows), scores, [3], True, "max")
+    if attn_mask is not None:
+        greatest = pointwise(_in(c, rows), "({0} == (-inf) ? 0 : {0})", [greatest])
     powers = c.body.materialize(pointwise(_in(c, scores.shape), "exp({0} - {1})", [scores, greatest]))
     totals = reduce_dims(_in(c, rows), powers, [3], True, "+")
 
     def result() -> Value:
-        return pointwise(c, "({0} / {1})", [einsum_value(c, "bhij,bhje->bhie", powers, v), totals])
+        mixed = einsum_value(c, "bhij,bhje->bhie", powers, v)
+        quotient = "({0} / {1})" if attn_mask is None else "({1} == 0 ? 0 : {0} / {1})"
+        return pointwise(c, quotient, [mixed, totals])
 
     def logarithms() -> Value:
-        whole = pointwise(_in(c, rows), "({0} + log({1}))", [greatest, totals])
+        logarithm = "({0} + log({1}))" if attn_mask is None else "({1} == 0 ? 0 : {0} + log({1}))"
+        whole = pointwise(_in(c, rows), logarithm, [greatest, totals])
         return replace(whole, groups=whole.groups[:3])
 
     return result, logarithms
@@ -121,13 +129,16 @@ def attention_backward(
 def _scores(
     c: TranslationContext, q: Value, k: Value, v: Value, dropout: float, causal: bool, mask: Any, scale: float | None
 ) -> Value:
-    """What the exponentials are taken of: products of queries and keys, -inf where a key comes later."""
-    if dropout or mask is not None or k.shape != v.shape or q.shape[:2] != k.shape[:2]:
-        raise Unsupported("attention with dropout, with a mask or with groups of heads")
+    """What the exponentials are taken of: products of queries and keys, with a mask added, -inf where a key comes
+    later."""
+    if dropout or k.shape != v.shape or q.shape[:2] != k.shape[:2]:
+        raise Unsupported("attention with dropout or with groups of heads")
     shape = (*q.shape[:3], k.shape[2])
     inner = _in(c, shape)
     scores = einsum_value(inner, "bhie,bhje->bhij", q, k)
     scaled = pointwise(inner, "({0} * {1})", to_values(inner, scores, _scale(q, scale)))
+    if mask is not None:
+        scaled = pointwise(inner, "({0} + {1})", to_values(inner, scaled, mask))
     if not causal:
         return scaled
     row = broadcast_value(of_shape((shape[2], 1), lambda i: i[0] if i else "0", INT64, constant=True), shape)

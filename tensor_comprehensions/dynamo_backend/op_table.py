@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from ..core.dtypes import BOOL, FLOAT32, FLOAT64, INT64, DType
-from ..dispatch.arguments import TYPES
-from .def_builder import DefBuilder, cast_text, compute_dtype
+from ..core.dtypes import BOOL, FLOAT32, INT32, INT64, DType
+from ..dispatch.arguments import TORCH_TYPES, TYPES
+from .def_builder import DefBuilder
 from .index_views import (
     Value,
     align_values,
@@ -26,12 +26,9 @@ from .index_views import (
     reshape_value,
     shift_dim,
 )
+from .literals import Unsupported, cast_text, compute_dtype, format_literal
 
 aten, prims = torch.ops.aten, torch.ops.prims
-
-
-class Unsupported(Exception):
-    """This operation, with these arguments, stays with torch; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +74,15 @@ def num_elements(node: torch.fx.Node) -> int:
     return math.prod((value if isinstance(value, torch.Tensor) else next(x for x in value if x is not None)).shape)
 
 
+NAN_PASSING = {
+    aten.convolution.default, aten.mm.default, aten.bmm.default, aten.addmm.default, aten.add.Tensor, aten.sub.Tensor,
+    aten.mul.Tensor, aten.div.Tensor, prims.div.default, aten.neg.default, aten.exp.default, aten.log.default,
+    aten.sqrt.default, aten.rsqrt.default, aten.sigmoid.default, aten.tanh.default, aten.relu.default, aten.erf.default,
+    aten._to_copy.default, aten.reciprocal.default, aten.abs.default, aten.sum.dim_IntList, prims.sum.default,
+    aten.mean.dim, prims.var.default, aten.var.correction,
+}  # fmt: skip
+"""Operations every result of which, as far as it is a float, is NaN if an element that it is made of is."""
+
 # --- one element after another -----------------------------------------------------------------------------------
 
 UNARY = {
@@ -98,24 +104,9 @@ BINARY = {
 }  # fmt: skip
 LOGICAL = {aten.logical_not.default, aten.bitwise_not.default, aten.logical_and.default, aten.logical_or.default,
            aten.bitwise_and.Tensor, aten.bitwise_or.Tensor}  # fmt: skip
+MOST_PARTS = 32
+"""Of what is concatenated in a kernel: every element is looked up among them."""
 COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
-
-
-def format_literal(value: float | int | bool, dtype: DType) -> str:
-    """`value` as a literal of arithmetic in `dtype`."""
-    kind = compute_dtype(dtype)
-    if kind == BOOL:
-        return f"bool({int(bool(value))})"
-    if not kind.is_float:
-        return f"{kind.name}({int(value)})"
-    number = float(value)
-    if math.isinf(number) or math.isnan(number):
-        text = "nan" if math.isnan(number) else "inf" if number > 0 else "(-inf)"
-    else:
-        text = f"({number!r})" if number < 0 else repr(number)
-        if kind == FLOAT64 and torch.tensor(number).double().item() != number:
-            raise Unsupported(f"the number {number} needs more digits than literals have")
-    return text if kind == FLOAT32 else f"{kind.name}({text})"
 
 
 def scalar_value(value: float | int | bool, dtype: DType) -> Value:
@@ -167,17 +158,22 @@ def _templated(template: str, logical: bool) -> Operation:
 
 def _comparison(sign: str) -> Operation:
     def make(c: TranslationContext, x: Value, y: Any) -> Value:
-        if isinstance(y, Value):
-            kind = TYPES[torch.promote_types(_torch(x.dtype), _torch(y.dtype))]
-        else:
-            kind = FLOAT32 if isinstance(y, float) and not x.dtype.is_float else x.dtype
-        return pointwise(c, f"({{0}} {sign} {{1}})", to_values(c, x, y, dtype=kind), kind)
+        kind = common_dtype(x, y)
+        wide = FLOAT32 if compute_dtype(kind) == FLOAT32 else kind  # of 16 bits, numbers are rounded before, too
+        both = [cast_to_result(replace(c, shape=v.shape, dtype=kind), v) for v in to_values(c, x, y, dtype=wide)]
+        return pointwise(c, f"({{0}} {sign} {{1}})", both, kind)
 
     return make
 
 
-def _torch(dtype: DType) -> torch.dtype:
-    return next(theirs for theirs, ours in TYPES.items() if ours == dtype)
+def common_dtype(x: Value, y: Any) -> DType:
+    """The type in which torch compares `x` with another tensor or with a number."""
+    return TYPES[torch.result_type(_example(x), _example(y) if isinstance(y, Value) else _number(y))]
+
+
+def _example(x: Value) -> torch.Tensor:
+    """A tensor that counts as `x` where types are promoted: those without dimensions yield to others."""
+    return torch.empty([0] * len(x.groups), dtype=TORCH_TYPES[x.dtype])
 
 
 @operation(aten.add.Tensor, aten.add.Scalar)
@@ -238,8 +234,11 @@ def cast_to_result(c: TranslationContext, x: Value) -> Value:
         return x
     source, target = compute_dtype(x.dtype), compute_dtype(c.dtype)
     rounded = c.dtype != target and x.dtype != c.dtype
+    narrows = source.is_float and not target.is_float and target != BOOL and target.bits < 32
 
     def at(i: Sequence[str]) -> str:
+        if narrows:  # as torch does: a def would take the nearest number of the type, torch takes the low bits
+            return cast_text(cast_text(x.at(i), source, INT32), INT32, target)
         text = cast_text(x.at(i), source, c.dtype) if rounded else cast_text(x.at(i), source, target)
         return cast_text(text, c.dtype, target) if rounded else text
 
@@ -255,7 +254,8 @@ def full(c: TranslationContext, first: Any, value: Any = None, **_: Any) -> Valu
 def arange(c: TranslationContext, start: Any, end: Any = None, step: Any = 1, **_: Any) -> Value:
     if c.dtype != INT64 or not all(isinstance(n, int) for n in (start, step)):
         raise Unsupported("not of int64")
-    return of_shape(c.shape, lambda i: f"int64({start} + {step} * {i[0] if i else 0})", c.dtype, constant=True)
+    first, distance = format_literal(start, INT64), format_literal(step, INT64)
+    return of_shape(c.shape, lambda i: f"({first} + {distance} * int64({i[0] if i else 0}))", c.dtype, constant=True)
 
 
 # --- views -------------------------------------------------------------------------------------------------------
@@ -319,6 +319,8 @@ def split_part(c: TranslationContext, x: Value, sizes: Sequence[int], dimension:
 
 @operation(aten.cat.default)
 def cat(c: TranslationContext, parts: Sequence[Value], dimension: int = 0) -> Value:
+    if len(parts) > MOST_PARTS:
+        raise Unsupported(f"of more than {MOST_PARTS} parts")
     dimension %= len(c.shape)
     ends = list(accumulate(x.shape[dimension] for x in parts))
     held = [cast_to_result(replace(c, shape=x.shape), x if x.access else c.body.materialize(x)) for x in parts]
@@ -329,13 +331,14 @@ def cat(c: TranslationContext, parts: Sequence[Value], dimension: int = 0) -> Va
     whole = align_values([shifted(x, end - x.shape[dimension]) for x, end in zip(held, ends, strict=True)])
     position = sum(len(g) for g in whole[0].groups[:dimension])
 
-    def at(i: Sequence[str]) -> str:
-        text = whole[-1].at(i)
-        for x, end in zip(whole[-2::-1], ends[-2::-1], strict=True):
-            text = f"({i[position]} < {end} ? {x.at(i)} : {text})"
-        return text
+    def choose(i: Sequence[str], first: int, last: int) -> str:
+        """The element at `i` of one of the parts from `first` to before `last`, found by halving."""
+        if last - first == 1:
+            return whole[first].at(i)
+        middle = (first + last) // 2
+        return f"({i[position]} < {ends[middle - 1]} ? {choose(i, first, middle)} : {choose(i, middle, last)})"
 
-    return c.body.materialize(Value(whole[0].groups, at, c.dtype))
+    return c.body.materialize(Value(whole[0].groups, lambda i: choose(i, 0, len(whole)), c.dtype))
 
 
 # --- reductions --------------------------------------------------------------------------------------------------
@@ -343,11 +346,17 @@ def cat(c: TranslationContext, parts: Sequence[Value], dimension: int = 0) -> Va
 
 def reduce_dims(c: TranslationContext, x: Value, dimensions: Any, keep: bool, op: str) -> Value:
     """`x` combined over `dimensions` (all where none are named), in the result's type."""
-    rank = len(x.groups)
-    over = sorted({d % rank for d in dimensions} if dimensions else range(rank))
+    over = normalize_dims(dimensions, len(x.groups))
     wide = pointwise(TranslationContext(c.body, x.shape, c.dtype), "{0}", [x])
     result = c.body.add_reduction(wide, over, op)
     return result if keep else _without(result, over)
+
+
+def normalize_dims(dimensions: Any, rank: int) -> list[int]:
+    """Dimensions in order, none of them negative; all where none are named. A tensor without any takes 0 and -1."""
+    if rank == 0:
+        return []
+    return sorted({d % rank for d in dimensions} if dimensions else range(rank))
 
 
 def _without(x: Value, dimensions: Sequence[int]) -> Value:
@@ -402,16 +411,14 @@ def variance(
 ) -> Value:
     _floating(c)
     x = x if x.access else c.body.materialize(x)
-    rank = len(x.groups)
-    over = sorted({d % rank for d in dimensions} if dimensions else range(rank))
+    over = normalize_dims(dimensions, len(x.groups))
     count = math.prod(x.shape[d] for d in over)
     inner = TranslationContext(c.body, x.shape, c.dtype)
     center = c.body.materialize(divide_by_count(inner, reduce_dims(inner, x, over, True, "+"), count))
     difference = pointwise(inner, "({0} - {1})", [x, center])
     square = pointwise(inner, "({0} * {0})", [difference])
-    total = divide_by_count(
-        c, reduce_dims(c, square, over, True, "+"), count - (1 if correction is None else correction)
-    )
+    divisor = max(0, count - (1 if correction is None else correction))
+    total = divide_by_count(c, reduce_dims(c, square, over, True, "+"), divisor)
     return total if keepdim else _without(total, over)
 
 

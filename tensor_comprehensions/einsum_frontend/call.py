@@ -14,6 +14,7 @@ from ..core.errors import ArgumentError, TCError
 from ..core.single_flight import SingleFlightCache
 from ..dispatch.arguments import with_article
 from ..dispatch.kernel_table import may_be_sparse
+from ..dispatch.outside_graphs import run_outside_graphs
 from .lookup import LIMIT, check_kinds, kinds_of, operator_for
 from .traced_einsum import traced_einsum
 
@@ -40,8 +41,10 @@ def einsum(equation: str, *operands: Any, out: Any = None, format: str | None = 
     Raises:
         ArgumentError: the equation is malformed or does not fit the operands, or the result has no such format.
     """
+    if _is_traced() and (format is not None or any(may_be_sparse(x) for x in operands)):
+        return _outside_graphs(equation, operands, out, format)
     if _is_traced():
-        return traced_einsum(equation, operands, out, format)
+        return traced_einsum(equation, operands, out)
     if format is not None:
         return _of_sparse(equation, operands, out, format)
     for x in operands:
@@ -62,6 +65,11 @@ def einsum(equation: str, *operands: Any, out: Any = None, format: str | None = 
     except TCError as error:
         shorten_traceback(error)
         raise
+
+
+@run_outside_graphs("einsum with sparse operands or results runs outside of graphs: a def does not")
+def _outside_graphs(equation: str, operands: Sequence[Any], out: Any, format: str | None) -> Any:
+    return _of_sparse(equation, operands, out, format)
 
 
 @only_tc_errors

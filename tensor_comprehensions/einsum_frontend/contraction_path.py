@@ -29,21 +29,27 @@ class ContractionPath:
 
 def best_path(operands: Sequence[Labels], output: Labels, sizes: Mapping[str, int]) -> ContractionPath:
     """The order with the fewest multiplications, then the least memory; beyond `EXACT` operands a greedy guess."""
-    pairs = _exact(operands, output, sizes) if len(operands) <= EXACT else _greedy(operands, output, sizes)
-    return _counted(pairs, operands, output, sizes)
+    pairs = (
+        _find_optimal_pairs(operands, output, sizes)
+        if len(operands) <= EXACT
+        else _find_greedy_pairs(operands, output, sizes)
+    )
+    return _build_path(pairs, operands, output, sizes)
 
 
 Tree = tuple[int, ...]
 """Which operands a result was made of, in order."""
 
 
-def _exact(operands: Sequence[Labels], output: Labels, sizes: Mapping[str, int]) -> list[tuple[Tree, Tree]]:
+def _find_optimal_pairs(
+    operands: Sequence[Labels], output: Labels, sizes: Mapping[str, int]
+) -> list[tuple[Tree, Tree]]:
     """The best pairs, by dynamic programming over the subsets of the operands."""
     everything = tuple(range(len(operands)))
     best: dict[Tree, tuple[int, int, tuple[Tree, Tree] | None]] = {(n,): (0, 0, None) for n in everything}
     for count in range(2, len(operands) + 1):
         for subset in combinations(everything, count):
-            memory = _elements(_kept(subset, operands, output), sizes) if count < len(operands) else 0
+            memory = _elements(_kept_labels(subset, operands, output), sizes) if count < len(operands) else 0
             best[subset] = min(
                 (
                     best[one][0] + best[other][0] + _operations(one, other, operands, output, sizes),
@@ -73,14 +79,14 @@ def _splits(subset: Tree) -> Iterable[tuple[Tree, Tree]]:
             yield (first, *others), tuple(n for n in rest if n not in others)
 
 
-def _greedy(operands: Sequence[Labels], output: Labels, sizes: Mapping[str, int]) -> list[tuple[Tree, Tree]]:
+def _find_greedy_pairs(operands: Sequence[Labels], output: Labels, sizes: Mapping[str, int]) -> list[tuple[Tree, Tree]]:
     """Always the pair whose result adds least to what is in memory."""
     left: list[Tree] = [(n,) for n in range(len(operands))]
     pairs: list[tuple[Tree, Tree]] = []
 
     def growth(pair: tuple[Tree, Tree]) -> tuple[int, int]:
-        one, other = (_elements(_kept(part, operands, output), sizes) for part in pair)
-        both = _elements(_kept(tuple(sorted(pair[0] + pair[1])), operands, output), sizes)
+        one, other = (_elements(_kept_labels(part, operands, output), sizes) for part in pair)
+        both = _elements(_kept_labels(tuple(sorted(pair[0] + pair[1])), operands, output), sizes)
         return both - one - other, _operations(*pair, operands, output, sizes)
 
     while len(left) > 1:
@@ -90,7 +96,7 @@ def _greedy(operands: Sequence[Labels], output: Labels, sizes: Mapping[str, int]
     return pairs
 
 
-def _counted(
+def _build_path(
     pairs: Sequence[tuple[Tree, Tree]], operands: Sequence[Labels], output: Labels, sizes: Mapping[str, int]
 ) -> ContractionPath:
     place: dict[Tree, int] = {(n,): n for n in range(len(operands))}
@@ -102,11 +108,11 @@ def _counted(
         place[both] = len(place)
         operations += _operations(one, other, operands, output, sizes)
         if len(both) < len(operands):
-            memory += _elements(_kept(both, operands, output), sizes)
+            memory += _elements(_kept_labels(both, operands, output), sizes)
     return ContractionPath(tuple(steps), operations, memory)
 
 
-def _kept(subset: Tree, operands: Sequence[Labels], output: Labels) -> Labels:
+def _kept_labels(subset: Tree, operands: Sequence[Labels], output: Labels) -> Labels:
     """The labels of a result that something outside of it needs."""
     inside = frozenset().union(*(operands[n] for n in subset))
     outside = output.union(*(labels for n, labels in enumerate(operands) if n not in subset))
@@ -114,7 +120,7 @@ def _kept(subset: Tree, operands: Sequence[Labels], output: Labels) -> Labels:
 
 
 def _operations(one: Tree, other: Tree, operands: Sequence[Labels], output: Labels, sizes: Mapping[str, int]) -> int:
-    return _elements(_kept(one, operands, output) | _kept(other, operands, output), sizes)
+    return _elements(_kept_labels(one, operands, output) | _kept_labels(other, operands, output), sizes)
 
 
 def _elements(labels: Labels, sizes: Mapping[str, int]) -> int:
@@ -134,10 +140,10 @@ def fewest_at_once(
     """
     together = _elements(frozenset().union(*operands), sizes)
     at_once = (len(operands) - 1) * together * prod(densities)
-    return at_once <= _stepwise(operands, output, sizes, densities, steps)
+    return at_once <= _stepwise_cost(operands, output, sizes, densities, steps)
 
 
-def _stepwise(
+def _stepwise_cost(
     operands: Sequence[Labels],
     output: Labels,
     sizes: Mapping[str, int],
@@ -152,7 +158,7 @@ def _stepwise(
         both = tuple(sorted(trees[one] + trees[other]))
         total += _operations(trees[one], trees[other], operands, output, sizes) * stored[one] * stored[other]
         if len(both) < len(operands):
-            total += _elements(_kept(both, operands, output), sizes)
+            total += _elements(_kept_labels(both, operands, output), sizes)
         trees.append(both)
         stored.append(1.0)
     return total

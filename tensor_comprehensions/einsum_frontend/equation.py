@@ -56,9 +56,13 @@ def parse_equation(text: str, shapes: Sequence[Shape]) -> Equation:
         terms.append(_Term(_labels(text, part, start), start))
         start += len(part) + 1
     if len(terms) != len(shapes):
-        raise _wrong(text, f"the equation has subscripts for {_count(len(terms), 'operand')}, got {len(shapes)}")
-    covered = max((_covered(text, n, *pair) for n, pair in enumerate(zip(terms, shapes, strict=True))), default=0)
-    spelled = tuple(_spelled(term, shape, covered) for term, shape in zip(terms, shapes, strict=True))
+        raise _equation_error(
+            text, f"the equation has subscripts for {_count(len(terms), 'operand')}, got {len(shapes)}"
+        )
+    covered = max(
+        (_count_ellipsis_dims(text, n, *pair) for n, pair in enumerate(zip(terms, shapes, strict=True))), default=0
+    )
+    spelled = tuple(_expand_labels(term, shape, covered) for term, shape in zip(terms, shapes, strict=True))
     sizes = _sizes(text, spelled, shapes)
     output = _Term(_labels(text, right, start + 1), start + 1) if arrow else None
     operands = tuple(
@@ -76,25 +80,25 @@ def _labels(text: str, part: str, start: int) -> tuple[str, ...]:
         here = part[at]
         if part.startswith(ELLIPSIS, at):
             if ELLIPSIS in found:
-                raise _wrong(text, "an operand has two ellipses", start + at, 3)
+                raise _equation_error(text, "an operand has two ellipses", start + at, 3)
             found.append(ELLIPSIS)
             at += 3
             continue
         if here.isascii() and here.isalpha():
             found.append(here)
         elif here == ".":
-            raise _wrong(text, "found '.' that is not part of an ellipsis", start + at)
+            raise _equation_error(text, "found '.' that is not part of an ellipsis", start + at)
         elif not here.isspace():
-            raise _wrong(text, f"invalid subscript {here!r}, subscripts are letters", start + at)
+            raise _equation_error(text, f"invalid subscript {here!r}, subscripts are letters", start + at)
         at += 1
     return tuple(found)
 
 
-def _covered(text: str, number: int, term: _Term, shape: Shape) -> int:
+def _count_ellipsis_dims(text: str, number: int, term: _Term, shape: Shape) -> int:
     """How many dimensions the ellipsis of an operand stands for."""
     rest = len(shape) - len(term.letters)
     if rest < 0 or (rest and not term.has_ellipsis):
-        raise _wrong(
+        raise _equation_error(
             text,
             f"operand {number} has {_count(len(shape), 'dimension')}, and {_count(len(term.letters), 'subscript')}",
             term.start,
@@ -103,7 +107,7 @@ def _covered(text: str, number: int, term: _Term, shape: Shape) -> int:
     return rest
 
 
-def _spelled(term: _Term, shape: Shape, covered: int) -> tuple[str, ...]:
+def _expand_labels(term: _Term, shape: Shape, covered: int) -> tuple[str, ...]:
     """The label of every dimension: an ellipsis becomes the last of `covered` numbered labels."""
     rest = len(shape) - len(term.letters)
     names = tuple(f"e{n}" for n in range(covered - rest, covered))
@@ -119,12 +123,14 @@ def _sizes(text: str, operands: Sequence[tuple[str, ...]], shapes: Sequence[Shap
         for label, size in zip(labels, shape, strict=True):
             if within.setdefault(label, size) != size:
                 found = f"{within[label]} and {size}"
-                raise _wrong(text, f"{_named(label)} is repeated in operand {number}, whose sizes are {found}")
+                raise _equation_error(
+                    text, f"{_describe_label(label)} is repeated in operand {number}, whose sizes are {found}"
+                )
             if sizes.get(label, 1) == 1:
                 sizes[label], where[label] = size, number
             elif size not in (1, sizes[label]):
                 found = f"{sizes[label]} in operand {where[label]} and {size} in operand {number}"
-                raise _wrong(text, f"{_named(label)} has size {found}")
+                raise _equation_error(text, f"{_describe_label(label)} has size {found}")
     return sizes
 
 
@@ -138,13 +144,13 @@ def _output(
         return (*dots, *sorted(letter for letter, count in uses.items() if count == 1))
     for letter in output.letters:
         if letter not in uses:
-            raise _wrong(text, f"output subscript {letter!r} is in no operand", output.start)
+            raise _equation_error(text, f"output subscript {letter!r} is in no operand", output.start)
         if output.letters.count(letter) > 1:
-            raise _wrong(text, f"output subscript {letter!r} occurs more than once", output.start)
+            raise _equation_error(text, f"output subscript {letter!r} occurs more than once", output.start)
     return tuple(name for label in output.labels for name in (dots if label == ELLIPSIS else (label,)))
 
 
-def _named(label: str) -> str:
+def _describe_label(label: str) -> str:
     return f"subscript {label!r}" if len(label) == 1 else f"dimension {label[1:]} of the ellipsis"
 
 
@@ -152,6 +158,8 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def _wrong(text: str, message: str, start: int | None = None, length: int = 1, suggestion: str = "") -> ArgumentError:
+def _equation_error(
+    text: str, message: str, start: int | None = None, length: int = 1, suggestion: str = ""
+) -> ArgumentError:
     span = Span(0, len(text)) if start is None else Span(start, start + length)
     return ArgumentError(f"einsum: {message}", source=text, span=span, suggestion=suggestion)

@@ -20,10 +20,10 @@ from .lookup import check_kinds, operator_for
 _registered: SingleFlightCache[str, Any] = SingleFlightCache(1)
 
 
-def traced_einsum(equation: Any, operands: Sequence[Any], out: Any, format: Any) -> Any:
+def traced_einsum(equation: Any, operands: Sequence[Any], out: Any) -> Any:
     """The result of an equation in the graph that Dynamo makes of this function."""
     tensors, want_array = arrays_to_tensors(operands)
-    mistake = _mistake(kind_of(equation), tuple([kind_of(x) for x in tensors]), kind_of(out), kind_of(format))
+    mistake = _mistake(kind_of(equation), tuple([kind_of(x) for x in tensors]), kind_of(out))
     if mistake is not None:
         return deferred_error(mistake, tensors, _UNKNOWN)[0]
     if out is not None:
@@ -38,7 +38,7 @@ _UNKNOWN = ((0, torch.float32),)
 
 
 @dynamo_constant
-def _mistake(equation: str, operands: tuple[str, ...], out: str, format: str) -> ErrorFields | None:
+def _mistake(equation: str, operands: tuple[str, ...], out: str) -> ErrorFields | None:
     """What the kinds of the arguments show to be wrong; the operators are there from now on."""
     _registered.get("", _register)
     try:
@@ -47,8 +47,6 @@ def _mistake(equation: str, operands: tuple[str, ...], out: str, format: str) ->
         return error_fields(error)
     if out not in ("tensor", "NoneType"):
         return error_fields(ArgumentError(f"einsum: 'out' is {with_article(out)}", suggestion="pass a torch tensor"))
-    if format != "NoneType":
-        return error_fields(ArgumentError("einsum: results with a format are not traced", suggestion="call it outside"))
     return None
 
 
@@ -65,19 +63,19 @@ def _register() -> Any:
 
 def _run(equation: str, operands: list[Tensor]) -> Any:
     """The call of the operator; within a graph that is made, mistakes wait until it runs."""
-    found = _found(equation, operands)
+    found = _find_operator(equation, operands)
     return found(*operands) if isinstance(found, Op) else deferred_error(found, operands, _UNKNOWN)[0]
 
 
 def _run_out(equation: str, operands: list[Tensor], *, out: Tensor) -> None:
-    found = _found(equation, operands)
+    found = _find_operator(equation, operands)
     if isinstance(found, Op):
         found(*operands, out=out)
     else:
         deferred_error(found, operands, ())
 
 
-def _found(equation: str, operands: list[Tensor]) -> Op | ErrorFields:
+def _find_operator(equation: str, operands: list[Tensor]) -> Op | ErrorFields:
     """The operator, or what is wrong with the equation."""
     try:
         return operator_for(equation, *operands)

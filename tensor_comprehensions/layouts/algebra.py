@@ -14,7 +14,7 @@ Mode = tuple[int, int]
 
 def coalesce(layout: Layout) -> Layout:
     """The same function of integers with as few modes as possible, all of them integers."""
-    return _from_modes(_coalesced(layout))
+    return _from_modes(_coalesce_modes(layout))
 
 
 def compose(outer: Layout, inner: Layout) -> Layout:
@@ -66,7 +66,7 @@ def complement(layout: Layout, size: int | None = None) -> Layout:
     """
     found: list[Mode] = []
     reached = 1
-    for extent, stride in sorted(_longer(layout), key=lambda mode: mode[1]):
+    for extent, stride in sorted(_nontrivial_modes(layout), key=lambda mode: mode[1]):
         if stride < reached or stride % reached:
             raise CannotLower(f"cannot complement {layout}: its offsets overlap, or leave gaps that are no layout")
         found.append((stride // reached, reached))
@@ -110,7 +110,7 @@ def layout_product(layout: Layout, repetition: Layout | int) -> Layout:
 
 def right_inverse(layout: Layout) -> Layout:
     """The longest layout R with `layout(R(n)) == n` for all n below its size."""
-    modes = _coalesced(layout)
+    modes = _coalesce_modes(layout)
     places = [prod(size for size, _ in modes[:n]) for n in range(len(modes))]
     found: list[Mode] = []
     reached = 1
@@ -133,11 +133,11 @@ def left_inverse(layout: Layout) -> Layout:
 # --- modes -------------------------------------------------------------------------------------------------------
 
 
-def _longer(layout: Layout) -> tuple[Mode, ...]:
+def _nontrivial_modes(layout: Layout) -> tuple[Mode, ...]:
     return tuple((size, stride) for size, stride in layout.flat if size > 1)
 
 
-def _coalesced(layout: Layout) -> tuple[Mode, ...]:
+def _coalesce_modes(layout: Layout) -> tuple[Mode, ...]:
     return tuple((size, stride) for size, (stride,) in _merge_leaves((layout,)))
 
 

@@ -78,10 +78,10 @@ def with_leaves(layout: Layout, modes: list[tuple[int, int]]) -> Layout:
     """The layout nested as `layout`, with a size and a stride for every leaf."""
     rest = iter(modes)
 
-    def nested(shape: IntTuple) -> tuple[IntTuple, IntTuple]:
+    def rebuild(shape: IntTuple) -> tuple[IntTuple, IntTuple]:
         if isinstance(shape, int):
             return next(rest)
-        parts = [nested(part) for part in shape]
+        parts = [rebuild(part) for part in shape]
         return tuple(size for size, _ in parts), tuple(stride for _, stride in parts)
 
-    return Layout(*nested(layout.shape))
+    return Layout(*rebuild(layout.shape))

@@ -41,7 +41,7 @@ class Layout:
     @staticmethod
     def column_major(shape: IntTuple) -> Layout:
         """Contiguous, the first mode fastest."""
-        return Layout(shape, _running(shape, 1)[0])
+        return Layout(shape, _running_strides(shape, 1)[0])
 
     @staticmethod
     def row_major(shape: Sequence[int]) -> Layout:
@@ -116,13 +116,13 @@ def are_congruent(a: IntTuple, b: IntTuple) -> bool:
     return len(a) == len(b) and all(map(are_congruent, a, b))
 
 
-def _running(shape: IntTuple, step: int) -> tuple[IntTuple, int]:
+def _running_strides(shape: IntTuple, step: int) -> tuple[IntTuple, int]:
     """Contiguous strides of `shape` from `step` on, and the step after it."""
     if isinstance(shape, int):
         return step, step * shape
     strides: list[IntTuple] = []
     for part in shape:
-        stride, step = _running(part, step)
+        stride, step = _running_strides(part, step)
         strides.append(stride)
     return tuple(strides), step
 

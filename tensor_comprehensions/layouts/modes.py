@@ -42,7 +42,7 @@ def blocked_product(block: Layout, grid: Layout) -> Layout:
     Raises:
         CannotLower: the operands differ in their number of modes, or `block` cannot be repeated.
     """
-    return coalesce_modes(concatenate(*(concatenate(b, g) for b, g in _repeated("block", block, grid))))
+    return coalesce_modes(concatenate(*(concatenate(b, g) for b, g in _repeat_modes("block", block, grid))))
 
 
 def raked_product(block: Layout, grid: Layout) -> Layout:
@@ -51,7 +51,7 @@ def raked_product(block: Layout, grid: Layout) -> Layout:
     Raises:
         CannotLower: the operands differ in their number of modes, or `block` cannot be repeated.
     """
-    return coalesce_modes(concatenate(*(concatenate(g, b) for b, g in _repeated("rake", block, grid))))
+    return coalesce_modes(concatenate(*(concatenate(g, b) for b, g in _repeat_modes("rake", block, grid))))
 
 
 def _by_mode(
@@ -67,7 +67,7 @@ def _by_mode(
         raise refusal(what, layout, shown, str(reason)) from None
 
 
-def _repeated(what: str, block: Layout, grid: Layout) -> list[tuple[Layout, Layout]]:
+def _repeat_modes(what: str, block: Layout, grid: Layout) -> list[tuple[Layout, Layout]]:
     """The modes of `block`, each with that of its repetitions."""
     if len(block) != len(grid):
         raise refusal(what, block, grid, f"{len(block)} modes and {len(grid)}")

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..core.dtypes import INT64
-from . import build, index_arithmetic
-from .index_arithmetic import Ranges, Terms
+from . import build, intervals, linear_forms
+from .intervals import Ranges
+from .linear_forms import Terms
 from .nodes import Binary, Broadcast, Const, Expr, Loop, Ramp, Var
 
 _DEPTH = 64  # substitutions before giving up, against chains of minima that double the work
@@ -23,7 +24,7 @@ class BoundsContext:
 
     loops: dict[str, Loop]
     lets: dict[str, Expr]
-    ranges: dict[str, index_arithmetic.Interval]
+    ranges: dict[str, intervals.Interval]
     order: dict[str, int]
     found: dict[tuple[tuple[Expr, int], ...], int | None] = field(default_factory=dict, compare=False, repr=False)
 
@@ -32,8 +33,8 @@ class BoundsContext:
         return BoundsContext({}, {}, {}, {})
 
     def in_loop(self, loop: Loop) -> BoundsContext:
-        first, last = (index_arithmetic.index_interval(e, self.ranges) for e in (loop.start, loop.stop))
-        where = index_arithmetic.Interval(first.low, None if last.high is None else last.high - 1)
+        first, last = (intervals.index_interval(e, self.ranges) for e in (loop.start, loop.stop))
+        where = intervals.Interval(first.low, None if last.high is None else last.high - 1)
         return BoundsContext(
             {**self.loops, loop.var: loop}, self.lets, {**self.ranges, loop.var: where}, self.with_facts(loop.var)
         )
@@ -42,7 +43,7 @@ class BoundsContext:
         t = value.type.dtype
         if not (t == INT64 or t.is_bool or name in self.order):
             return self  # no index and no condition that tells of one
-        where = index_arithmetic.index_interval(value, self.ranges) if t == INT64 else index_arithmetic.ANYTHING
+        where = intervals.index_interval(value, self.ranges) if t == INT64 else intervals.ANYTHING
         ranges = {**self.ranges, name: where}
         return BoundsContext(self.loops, {**self.lets, name: value}, ranges, self.with_facts(name))
 
@@ -52,12 +53,12 @@ class BoundsContext:
 
 def upper_bound(e: Expr, scope: BoundsContext) -> int | None:
     """A number that the scalar integer `e` never exceeds, the best that substituting bounds finds; None if none."""
-    return _bound(*index_arithmetic.linear_terms(e), scope)
+    return _bound(*linear_forms.linear_terms(e), scope)
 
 
 def lower_bound(e: Expr, scope: BoundsContext) -> int | None:
     """A number that the scalar integer `e` never falls below; None if none is found."""
-    terms, constant = index_arithmetic.linear_terms(e)
+    terms, constant = linear_forms.linear_terms(e)
     high = _bound({a: -c for a, c in terms.items()}, -constant, scope)
     return None if high is None else -high
 
@@ -85,7 +86,7 @@ def lane_bounds(index: Expr, scope: BoundsContext, facts: Sequence[Fact] = ()) -
 
 def runs_at_least_once(loop: Loop, scope: BoundsContext) -> bool:
     """Whether the loop has an iteration, whatever the variables around it are."""
-    least = lower_bound(index_arithmetic.subtract(loop.stop, loop.start), scope)
+    least = lower_bound(linear_forms.subtract(loop.stop, loop.start), scope)
     return least is not None and least > 0
 
 
@@ -103,7 +104,7 @@ class _Progression:
 
     @staticmethod
     def of(first: Expr, step: int) -> _Progression:
-        return _Progression(*index_arithmetic.linear_terms(first), step)
+        return _Progression(*linear_forms.linear_terms(first), step)
 
 
 _NONE = _Progression({}, 0, 0)
@@ -114,7 +115,7 @@ def _slack(a: Expr, b: Expr) -> _Progression | None:
     first, second = _first_and_step(a), _first_and_step(b)
     if first is None or second is None:
         return None
-    return _Progression.of(build.sub(index_arithmetic.subtract(second[0], first[0]), 1), second[1] - first[1])
+    return _Progression.of(build.sub(linear_forms.subtract(second[0], first[0]), 1), second[1] - first[1])
 
 
 def _lanes_bound(own: _Progression, slack: _Progression, sign: int, lanes: int, scope: BoundsContext) -> int | None:
@@ -167,7 +168,7 @@ def condition_facts(condition: Expr | None, scope: BoundsContext) -> tuple[list[
 
 def _upper(terms: Terms, constant: int, scope: BoundsContext, depth: int) -> int | None:
     """An upper bound of `terms + constant`: the innermost variable is replaced by its bounds, again and again."""
-    index_arithmetic.join_divisions(terms)
+    linear_forms.join_divisions(terms)
     plain = _interval_bound(terms, constant, scope.ranges)
     if depth == 0 or not terms:
         return plain
@@ -179,7 +180,7 @@ def _upper(terms: Terms, constant: int, scope: BoundsContext, depth: int) -> int
     rest = {a: k for a, k in terms.items() if a is not atom}
     best = plain
     for replacement in _replacements(atom, c, scope):
-        bound = _worst(replacement, rest, c, constant, scope, depth)
+        bound = _worst_bound(replacement, rest, c, constant, scope, depth)
         if bound is not None and (best is None or bound < best):
             best = bound
     return best
@@ -189,7 +190,9 @@ Sum = tuple[Terms, int, int]
 """Terms, constant and a divisor: (terms + constant) / divisor, whose multiples by the coefficient are whole."""
 
 
-def _worst(choices: list[Sum], rest: Terms, c: int, constant: int, scope: BoundsContext, depth: int) -> int | None:
+def _worst_bound(
+    choices: list[Sum], rest: Terms, c: int, constant: int, scope: BoundsContext, depth: int
+) -> int | None:
     """The largest of the bounds with the atom replaced by each of `choices`; None when one of them has none."""
     worst: int | None = None
     for terms, offset, divisor in choices:
@@ -208,25 +211,25 @@ def _replacements(atom: Expr, c: int, scope: BoundsContext) -> list[list[Sum]]:
     """Ways to bound `c * atom` from above: in each way it is at most `c` times one of the listed sums."""
     match atom:
         case Var(name) if name in scope.lets:
-            return [[(*index_arithmetic.linear_terms(scope.lets[name]), 1)]]
+            return [[(*linear_forms.linear_terms(scope.lets[name]), 1)]]
         case Var(name) if name in scope.loops:
             loop = scope.loops[name]
-            return [[_last(loop, scope) if c > 0 else (*index_arithmetic.linear_terms(loop.start), 1)]]
+            return [[_last_value(loop, scope) if c > 0 else (*linear_forms.linear_terms(loop.start), 1)]]
         case Binary("min" | "max" as op, a, b):
-            sides: list[Sum] = [(*index_arithmetic.linear_terms(a), 1), (*index_arithmetic.linear_terms(b), 1)]
+            sides: list[Sum] = [(*linear_forms.linear_terms(a), 1), (*linear_forms.linear_terms(b), 1)]
             return [[sides[0]], [sides[1]]] if (op == "min") == (c > 0) else [sides]
         case Binary("div", x, Const(d)) if int(d) > 0 and c % int(d) == 0:
-            terms, constant = index_arithmetic.linear_terms(x)
+            terms, constant = linear_forms.linear_terms(x)
             return [[(terms, constant if c > 0 else constant - int(d) + 1, int(d))]]
     return []
 
 
-def _last(loop: Loop, scope: BoundsContext) -> Sum:
+def _last_value(loop: Loop, scope: BoundsContext) -> Sum:
     """The last value of a loop's variable, or a bound of it."""
-    terms, constant = index_arithmetic.linear_terms(loop.stop)
-    apart, distance = index_arithmetic.linear_terms(_expanded(index_arithmetic.subtract(loop.stop, loop.start), scope))
+    terms, constant = linear_forms.linear_terms(loop.stop)
+    apart, distance = linear_forms.linear_terms(_expand_lets(linear_forms.subtract(loop.stop, loop.start), scope))
     if all(k % loop.step == 0 for k in apart.values()):
-        start_terms, start = index_arithmetic.linear_terms(loop.start)
+        start_terms, start = linear_forms.linear_terms(loop.start)
         if not apart:
             return start_terms, start + (distance - 1) // loop.step * loop.step, 1
         if distance % loop.step == 0:
@@ -234,17 +237,17 @@ def _last(loop: Loop, scope: BoundsContext) -> Sum:
     return terms, constant - 1, 1
 
 
-def _expanded(e: Expr, scope: BoundsContext) -> Expr:
+def _expand_lets(e: Expr, scope: BoundsContext) -> Expr:
     """The sum `e` with bound names replaced by their values."""
-    terms, constant = index_arithmetic.linear_terms(e)
+    terms, constant = linear_forms.linear_terms(e)
     total: Terms = {}
     for atom, c in terms.items():
         value = scope.lets.get(atom.name) if isinstance(atom, Var) else None
-        parts, extra = index_arithmetic.linear_terms(_expanded(value, scope)) if value is not None else ({atom: 1}, 0)
+        parts, extra = linear_forms.linear_terms(_expand_lets(value, scope)) if value is not None else ({atom: 1}, 0)
         constant += c * extra
         for a, k in parts.items():
             total[a] = total.get(a, 0) + c * k
-    return index_arithmetic.terms_to_expr({a: k for a, k in total.items() if k != 0}, constant)
+    return linear_forms.terms_to_expr({a: k for a, k in total.items() if k != 0}, constant)
 
 
 def _size(e: Expr) -> int:
@@ -265,7 +268,7 @@ def _depth_of(e: Expr, scope: BoundsContext) -> int:
 
 
 def _interval_bound(terms: Terms, constant: int, ranges: Ranges) -> int | None:
-    total = index_arithmetic.Interval(constant, constant)
+    total = intervals.Interval(constant, constant)
     for atom, c in terms.items():
-        total = total + index_arithmetic.index_interval(atom, ranges).scaled(c)
+        total = total + intervals.index_interval(atom, ranges).scale(c)
     return total.high

@@ -172,7 +172,7 @@ def logical_not(a: Expr) -> Expr:
     return unary("not", a)
 
 
-def both(a: Expr | None, b: Expr | None) -> Expr | None:
+def and_masks(a: Expr | None, b: Expr | None) -> Expr | None:
     """The conjunction of two masks, None being all-true."""
     if a is None or b is None:
         return b if a is None else a
@@ -402,7 +402,7 @@ def when(condition: Expr, then: Stmt, otherwise: Stmt | None = None) -> Stmt:
     return If(condition, then, otherwise)
 
 
-def dynamic(name: str, dtype: DType, inner: Sequence[int] = (), space: Space = Space.GLOBAL) -> Buffer:
+def dynamic_buffer(name: str, dtype: DType, inner: Sequence[int] = (), space: Space = Space.GLOBAL) -> Buffer:
     """A row-major buffer whose first dimension is as long as the run says, with blocks of the extents `inner`."""
     shape = (0, *inner)
     return Buffer(name, Type(dtype), shape, contiguous_strides(shape), space, dynamic=True)

@@ -51,11 +51,11 @@ def _dot(total: Any, a: Any, b: Any) -> Any:
 
 
 def _shift_left(bits: Any, count: Any) -> Any:
-    return (_unsigned(bits) << _unsigned(count)).astype(np.int64)
+    return (_to_uint64(bits) << _to_uint64(count)).astype(np.int64)
 
 
 def _shift_right(bits: Any, count: Any) -> Any:
-    return (_unsigned(bits) >> _unsigned(count)).astype(np.int64)
+    return (_to_uint64(bits) >> _to_uint64(count)).astype(np.int64)
 
 
 def _trailing_zeros(bits: Any) -> Any:
@@ -63,10 +63,10 @@ def _trailing_zeros(bits: Any) -> Any:
 
 
 def _popcount(bits: Any) -> Any:
-    return np.unpackbits(_unsigned(bits)[..., np.newaxis].view(np.uint8), axis=-1).sum(-1, dtype=np.int64)
+    return np.unpackbits(_to_uint64(bits)[..., np.newaxis].view(np.uint8), axis=-1).sum(-1, dtype=np.int64)
 
 
-def _unsigned(bits: Any) -> Any:
+def _to_uint64(bits: Any) -> Any:
     return np.asarray(bits, np.int64).astype(np.uint64)
 
 

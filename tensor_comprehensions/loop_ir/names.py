@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..core.naming import mint
+from ..core.naming import compose_name
 from .nodes import Allocate, Invoke, Let, Load, Loop, Stmt, Store
 from .rewrite import stmt_expressions, walk_expr, walk_stmts
 
@@ -35,7 +35,7 @@ class Names:
     def fresh(self, stem: str) -> str:
         """`stem.n` for the first n that is not taken yet."""
         n = 0
-        while (name := mint(stem, n)) in self.taken:
+        while (name := compose_name(stem, n)) in self.taken:
             n += 1
         self.taken.add(name)
         return name

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..core.dtypes import BOOL, INT64
-from . import build, index_arithmetic
+from . import build, linear_forms
 from .interpret.ops import ARITHMETIC
 from .intrinsics import ALL_THREADS
 from .nodes import THREAD, Binary, Const, Expr, Launch, Load, Select, Type, Unary, Var
@@ -79,7 +79,7 @@ class Uniformity:
             return _group(found)
         match e:
             case Binary("div" | "mod", left, Const(int(d), Type(dtype, 1))) if d > 0 and dtype == INT64:
-                whole, rest = _apart(left, d)
+                whole, rest = _split_multiples(left, d)
                 kept = build.binary(e.op, rest, build.const(d))
                 if whole:
                     return self.agreement(kept, *(whole if e.op == "div" else ()))
@@ -123,12 +123,12 @@ def _combine(op: str, a: Values, b: Values) -> Values | None:
     return np.asarray(ARITHMETIC[op](a, b))
 
 
-def _apart(e: Expr, divisor: int) -> tuple[list[Expr], Expr]:
+def _split_multiples(e: Expr, divisor: int) -> tuple[list[Expr], Expr]:
     """The atoms of the sum `e` that come in multiples of `divisor`, and the rest of it."""
-    terms, constant = index_arithmetic.linear_terms(e)
+    terms, constant = linear_forms.linear_terms(e)
     whole = [atom for atom, c in terms.items() if c % divisor == 0]
     rest = {atom: c for atom, c in terms.items() if c % divisor}
-    return whole, index_arithmetic.terms_to_expr(rest, constant)
+    return whole, linear_forms.terms_to_expr(rest, constant)
 
 
 def _group(values: Values) -> int:

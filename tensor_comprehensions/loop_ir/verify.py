@@ -10,7 +10,7 @@ from typing_extensions import assert_never
 from ..core.dtypes import BOOL, INT64, UINT64
 from ..core.errors import InternalError
 from ..core.math_functions import FUNCTIONS
-from . import build, index_arithmetic
+from . import build, intervals
 from .async_operands import box_fault, described_fault, tensor_map_fault
 from .atoms import ATOMS, ROW_BYTES, WARP
 from .bounds import BoundsContext, Fact, condition_facts, lane_bounds
@@ -69,6 +69,10 @@ _INDEX = Type(INT64)
 _UPDATES = (None, "+", "*", "min", "max", "and", "or")
 
 
+class UnprovenBoundsError(InternalError):
+    """An index may leave its buffer: where a user wrote the indices, that is the user's mistake."""
+
+
 def verify(module: Module) -> None:
     """Check types, lanes, ranks, scopes, registers, parallelism and the bounds of plain affine accesses.
 
@@ -95,10 +99,10 @@ def verify(module: Module) -> None:
         for m in kernel.maps:
             _require((fault := tensor_map_fault(m, buffers)) is None, f"the tensor map {m.name}: {fault}")
         place = replace(place, maps=kernel.maps)
-        _stmt(kernel.body, place if kernel.launch is None else _launched(kernel, place))
+        _stmt(kernel.body, place if kernel.launch is None else _enter_launch(kernel, place))
 
 
-def _launched(kernel: Kernel, place: _Place) -> _Place:
+def _enter_launch(kernel: Kernel, place: _Place) -> _Place:
     """The scope of a kernel that many threads run."""
     assert kernel.launch is not None
     for name, extent in kernel.launch.ranges():
@@ -143,7 +147,7 @@ class _Place:
     together: int = ALL_THREADS
     maps: tuple[TensorMap, ...] = ()
 
-    def under(self, *parts: Expr) -> _Place:
+    def with_conditions(self, *parts: Expr) -> _Place:
         """The scope of what `parts` decide to run."""
         return (
             self if self.threads is None else replace(self, together=min(self.together, self.threads.agreement(*parts)))
@@ -175,13 +179,13 @@ def _stmt(s: Stmt, place: _Place) -> None:
             _loop(s, place)
         case If(condition, then, otherwise):
             _require_type(condition, Type(BOOL), place, s)
-            guarded = replace(place.under(condition), guarded=True)
+            guarded = replace(place.with_conditions(condition), guarded=True)
             _stmt(then, guarded)
             if otherwise is not None:
                 _stmt(otherwise, guarded)
         case While(condition, body):
             _require_type(condition, Type(BOOL), place, s)
-            _stmt(body, replace(place.under(condition), guarded=True))
+            _stmt(body, replace(place.with_conditions(condition), guarded=True))
         case Let(name, value, body):
             t = _expr(value, place)
             inner = place.bind(name, t, place.scope.in_let(name, value), value)
@@ -190,7 +194,7 @@ def _stmt(s: Stmt, place: _Place) -> None:
             _stmt(body, inner)
         case Allocate(buffers, body, length):
             for buffer in buffers:
-                _allocated(buffer, place)
+                _verify_allocation(buffer, place)
                 _require(buffer.dynamic is (length is not None), f"{buffer.name} is dynamic without a length, or not")
             if length is not None:
                 _require_type(length, _INDEX, place, s)
@@ -218,7 +222,7 @@ def _loop(s: Loop, place: _Place) -> None:
     if inner.threads is not None:
         _require(s.kind in (LoopKind.SERIAL, LoopKind.UNROLLED), f"loop {s.var} of a launch is {s.kind.value}")
         threads = inner.threads.bind_loop(s.var, s.start, s.stop)
-        inner = replace(inner.under(s.start, s.stop), threads=threads)
+        inner = replace(inner.with_conditions(s.start, s.stop), threads=threads)
     if s.kind is LoopKind.PARALLEL:
         _require(not place.parallel, f"parallel loop {s.var} is inside a parallel loop")
         private = frozenset(b.name for b in place.buffers.values() if b.space in (Space.REGISTER, Space.FRAGMENT))
@@ -226,7 +230,7 @@ def _loop(s: Loop, place: _Place) -> None:
     _stmt(s.body, inner)
 
 
-def _allocated(buffer: Buffer, place: _Place) -> None:
+def _verify_allocation(buffer: Buffer, place: _Place) -> None:
     _require(buffer.name not in place.buffers, f"buffer {buffer.name} is allocated twice, one inside the other")
     _require(buffer.space is not Space.GLOBAL, f"{buffer.name} is allocated but global")
     _require(
@@ -370,13 +374,14 @@ def _require_inside(
     base = index.base if isinstance(index, Ramp) else index
     if base.type.lanes > 1 or not _is_affine(base) or place.is_data(base) or (b.dynamic and dimension == 0):
         return
-    plain, last = index_arithmetic.index_interval(index, place.scope.ranges), b.shape[dimension] - 1
+    plain, last = intervals.index_interval(index, place.scope.ranges), b.shape[dimension] - 1
     if plain.low is not None and plain.high is not None and plain.low >= 0 and plain.high <= last:
         return
     low, high = lane_bounds(index, place.scope, facts)
     inside = low is not None and low >= 0 and high is not None and high <= last
-    shape = list(b.shape)
-    _require(inside, f"dimension {dimension} of {b.name}{shape} is not proved inside ({low} .. {high})", node)
+    if not inside:
+        what = f"dimension {dimension} of {b.name}{list(b.shape)} is not proved inside ({low} .. {high})"
+        raise UnprovenBoundsError(f"{what}: {_text(node)}")
 
 
 def _is_affine(e: Expr) -> bool:

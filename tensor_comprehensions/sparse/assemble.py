@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ..core.dtypes import BOOL, INT64, UINT8
-from ..core.naming import mint
+from ..core.naming import compose_name
 from ..loop_ir import build
 from ..loop_ir.instructions import BIT_AND, TRAILING_ZEROS
 from ..loop_ir.nodes import (
@@ -46,12 +46,12 @@ MAX_MARK = 255
 """
 
 
-def _inside_chunks(s: Stmt, around: Callable[[Stmt], Stmt]) -> Stmt:
+def inside_chunks(s: Stmt, around: Callable[[Stmt], Stmt]) -> Stmt:
     """`s` with `around` the body of its parallel loop."""
     if isinstance(s, Loop) and s.kind is LoopKind.PARALLEL:
         return replace(s, body=around(s.body))
     if isinstance(s, Let):
-        return replace(s, body=_inside_chunks(s.body, around))
+        return replace(s, body=inside_chunks(s.body, around))
     return around(s)
 
 
@@ -121,7 +121,7 @@ class AssemblingEmitter(StatementEmitter):
         cells = _Cells.of(self.format.depth)
         body = self.walk()
         whole = self.in_parallel(body)
-        return _inside_chunks(whole, lambda inner: Allocate(cells.all, self._with_rows(inner)))
+        return inside_chunks(whole, lambda inner: Allocate(cells.all, self._with_rows(inner)))
 
     @property
     def _row_count(self) -> Expr:
@@ -129,7 +129,7 @@ class AssemblingEmitter(StatementEmitter):
 
     def _no_entries(self) -> Stmt:
         """Rows have none until they are counted: where an operand lacks a row, the walk does not come to any."""
-        name, pos = mint("row"), self._row_starts
+        name, pos = compose_name("row"), self._row_starts
         after = build.add(build.var(name), 1)
         lanes = max(1, self.shared.target.vector_bits // 8 // self.result.index.size)
         clear = Store(pos, (after,), self._index(build.const(0)))
@@ -137,8 +137,8 @@ class AssemblingEmitter(StatementEmitter):
 
     def _scan(self) -> Stmt:
         """From the entries of each row to where these begin; their sum is the number of all."""
-        pos, name = self._row_starts, mint("row")
-        count, extent = build.register(mint("sum")), self._row_count
+        pos, name = self._row_starts, compose_name("row")
+        count, extent = build.register(compose_name("sum")), self._row_count
         after = build.add(build.var(name), 1)
         add = Store(count, (), build.cast(build.load(pos, after), INT64), "+")
         loop = Loop(name, build.const(0), extent, build.block(add, Store(pos, (after,), self._index(Load(count, ())))))
@@ -322,9 +322,9 @@ class AssemblingEmitter(StatementEmitter):
         dtype = self.values.type.dtype.accumulator
         stem = self.s.target
         return (
-            build.dynamic(f"{stem}.row", dtype, space=Space.SCRATCH),
-            build.dynamic(f"{stem}.touched", UINT8, space=Space.SCRATCH),
-            build.dynamic(f"{stem}.line", UINT8, space=Space.SCRATCH),
+            build.dynamic_buffer(f"{stem}.row", dtype, space=Space.SCRATCH),
+            build.dynamic_buffer(f"{stem}.touched", UINT8, space=Space.SCRATCH),
+            build.dynamic_buffer(f"{stem}.line", UINT8, space=Space.SCRATCH),
         )
 
     def _with_rows(self, body: Stmt) -> Stmt:
@@ -410,14 +410,14 @@ class AssemblingEmitter(StatementEmitter):
             entry = self.append({**state.indices, last: build.add(held, start)}, store, position)
             return entry if self.counts else build.block(entry, Store(row, (held,), build.const(0, row.type.dtype)))
 
-        block = self.names.fresh(mint("block"))
+        block = self.names.fresh(compose_name("block"))
         lines = self._each_flag(line, build.var(block), lambda t: self._each_flag(touched, t, append))
         blocks = build.add(build.div(self._row_extent, LINE * LINE), 1)
         return Loop(block, build.const(0), blocks, lines)
 
     def _each_flag(self, flags: Buffer, group: Expr, then: Callable[[Expr], Stmt]) -> Stmt:
         """`then` of the places that are flagged in a group of `LINE`, in order; the flags are cleared."""
-        bits, name = build.register(self.names.fresh("bits")), self.names.fresh(mint("flagged"))
+        bits, name = build.register(self.names.fresh("bits")), self.names.fresh(compose_name("flagged"))
         first = build.mul(group, LINE)
         places = build.ramp(first, 1, LINE)
         found = ReduceLanes(BITS, build.ne(build.load(flags, places), build.const(0, UINT8, LINE)))
@@ -433,6 +433,6 @@ class AssemblingEmitter(StatementEmitter):
         )
 
 
-_MARK = build.register(mint("mark"), UINT8)
+_MARK = build.register(compose_name("mark"), UINT8)
 """What the flags of the row that is counted are set to."""
 _ZERO = build.const(0, UINT8)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from ..core.dtypes import INT64
-from ..core.naming import mint
+from ..core.naming import compose_name
 from ..loop_ir import build
 from ..loop_ir.names import Names, is_fresh
 from ..loop_ir.nodes import Allocate, Buffer, Expr, If, Let, Load, Loop, LoopKind, Stmt, Store, While
@@ -17,9 +17,7 @@ from .graph import Nest
 from .levels import name_of_position
 from .sparse_problem import SparseOperand
 
-CHUNK, CHUNKS, WORK = mint("chunk"), mint("chunks"), mint("work")
-CHUNK_POSITIONS = 16_384
-"""Stored positions, and parents of them, in a chunk: about what makes up for handing it to a thread."""
+CHUNK, CHUNKS, WORK = compose_name("chunk"), compose_name("chunks"), compose_name("work")
 CHUNK_ITERATIONS = 64
 """Iterations in a chunk, where nothing tells how much work they are."""
 MAX_CHUNKS = 1_024
@@ -27,16 +25,20 @@ MAX_CHUNKS = 1_024
 
 
 def in_parallel(
-    body: Stmt, nest: Nest, order: tuple[str, ...], operands: Mapping[str, SparseOperand], names: Names
+    body: Stmt, nest: Nest, order: tuple[str, ...], operands: Mapping[str, SparseOperand], names: Names, size: int
 ) -> Stmt:
-    """`body`, the loops of a nest, with the outermost one shared. Its iterations have to be independent."""
+    """`body`, the loops of a nest, with the outermost one shared. Its iterations have to be independent.
+
+    Args:
+        size: stored positions, and parents of them, in a chunk.
+    """
     match body:
         case Let(name, value, inner):
-            shared = in_parallel(inner, nest, order, operands, names)
+            shared = in_parallel(inner, nest, order, operands, names, size)
             return body if shared is inner else Let(name, value, shared)
         case Loop(kind=LoopKind.SERIAL):
             pos = _positions(body, nest, order, operands)
-            return _by_iterations(body) if pos is None else _by_positions(body, pos, names)
+            return _by_iterations(body) if pos is None else _by_positions(body, pos, names, size)
     return body
 
 
@@ -64,7 +66,7 @@ def _by_iterations(loop: Loop) -> Stmt:
     return Let(CHUNKS, chunks, Loop(CHUNK, build.const(0), count, inner, LoopKind.PARALLEL))
 
 
-def _by_positions(loop: Loop, pos: Buffer, names: Names) -> Stmt:
+def _by_positions(loop: Loop, pos: Buffer, names: Names, size: int) -> Stmt:
     """Chunks of equal numbers of positions and parents."""
 
     def work(i: Expr) -> Expr:
@@ -72,7 +74,7 @@ def _by_positions(loop: Loop, pos: Buffer, names: Names) -> Stmt:
 
     chunk, count, total = build.var(CHUNK), build.var(CHUNKS), build.var(WORK)
     before = build.sub(work(loop.stop), work(loop.start))
-    chunks = build.minimum(build.maximum(build.div(total, CHUNK_POSITIONS), 1), MAX_CHUNKS)
+    chunks = build.minimum(build.maximum(build.div(total, size), 1), MAX_CHUNKS)
 
     def begins(k: Expr, then: Callable[[Expr], Stmt]) -> Stmt:
         wanted = build.add(work(loop.start), build.div(build.mul(k, total), count))
@@ -90,8 +92,8 @@ def _first_with(
     work: Callable[[Expr], Expr], wanted: Expr, start: Expr, stop: Expr, names: Names, then: Callable[[Expr], Stmt]
 ) -> Stmt:
     """`then` of the first iteration before which there is as much work as `wanted`, found by halving."""
-    low, high = (build.register(names.fresh(mint(end))) for end in ("low", "high"))
-    middle, goal, found = (names.fresh(mint(what)) for what in ("middle", "wanted", "first"))
+    low, high = (build.register(names.fresh(compose_name(end))) for end in ("low", "high"))
+    middle, goal, found = (names.fresh(compose_name(what)) for what in ("middle", "wanted", "first"))
     at = build.var(middle)
     is_less = build.lt(work(at), build.var(goal))
     half = build.div(build.add(Load(low, ()), Load(high, ())), 2)

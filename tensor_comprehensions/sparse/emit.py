@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from ..core.errors import CannotLower
-from ..loop_ir import build, index_arithmetic
+from ..loop_ir import build, linear_forms
 from ..loop_ir.names import Names
 from ..loop_ir.nodes import Buffer, Const, Expr, Load, Stmt
 from ..loop_ir.passes.vectorize import vectorize_loops
+from ..options import SparseOptions
 from ..target import CpuTarget
 from ..tc_lang.bind import neutral_element
 from ..tc_lang.ir import Access, Statement
@@ -23,10 +24,8 @@ from .sparse_problem import Sizes, SparseOperand, SparseProblem
 from .values import Translator
 from .walk import Body, State, Walker
 
-_GATHERED_BYTES = {4, 8}
+GATHERED_BYTES = {4, 8}
 """The elements that processors gather."""
-MAX_COPIES = 8
-"""Vectors that the innermost loop keeps in registers side by side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +64,11 @@ class StatementEmitter(ABC):
     @property
     def s(self) -> Statement:
         return self.nest.statement
+
+    @property
+    def options(self) -> SparseOptions:
+        """How to lower it."""
+        return self.shared.problem.options
 
     @property
     def values(self) -> Buffer:
@@ -116,11 +120,14 @@ class StatementEmitter(ABC):
 
     def _loops(self, lanes: tuple[int, int]) -> Stmt:
         common = self.shared
-        ahead = RowPrefetcher(self.nest, self.order, common.operands, common.sizes, common.element, self.reads_values)
+        distance = self.options.prefetch_distance
+        ahead = RowPrefetcher(
+            self.nest, self.order, common.operands, common.sizes, common.element, distance, self.reads_values
+        )
         walker = Walker(
             self.nest, self.order, common.operands, common.sizes, self.names,
-            self.leaf, self.around, self.choose, lanes, ahead, self.gathers,
-            self.is_unordered,
+            self.leaf, self.around, self.choose, lanes, ahead if distance else None, self.gathers,
+            self.is_unordered, self.copies, self.options.branchless_merge,
         )  # fmt: skip
         return walker.nest_loops()
 
@@ -128,6 +135,11 @@ class StatementEmitter(ABC):
     def is_unordered(self) -> bool:
         """Whether coordinates of the result may come in any order, and several times."""
         return False
+
+    @property
+    def copies(self) -> int:
+        """Stored positions that a trip of the innermost loop handles."""
+        return 1
 
     @property
     def reads_values(self) -> bool:
@@ -139,11 +151,18 @@ class StatementEmitter(ABC):
         """Whether sums over stored positions run in vectors: where the processor loads lanes from anywhere."""
         is_sum = bool(self.order) and not self.nest.loops[self.order[-1]].is_free
         sizes = {a.dtype.size for a in reads(self.nest.term.value)}
-        return is_sum and self.shared.target.has_fast_gather and sizes <= _GATHERED_BYTES
+        return is_sum and self.gathers_fast and sizes <= GATHERED_BYTES
+
+    @property
+    def gathers_fast(self) -> bool:
+        """Whether lanes of a vector are to be loaded from anywhere."""
+        wanted = self.options.gather
+        return wanted == "always" or (wanted == "auto" and self.shared.target.has_fast_gather)
 
     def in_parallel(self, body: Stmt) -> Stmt:
         """The loops with the outermost one shared by threads."""
-        return in_parallel(body, self.nest, self.order, self.shared.operands, self.names)
+        size = self.options.chunk_positions
+        return in_parallel(body, self.nest, self.order, self.shared.operands, self.names, size) if size else body
 
     def widths(self) -> Iterator[tuple[int, int]]:
         """Lanes and interleaved vectors that suit the innermost loop."""
@@ -151,11 +170,11 @@ class StatementEmitter(ABC):
         if not self.order or lanes == 1:
             return
         loop, sizes = self.nest.loops[self.order[-1]], self.shared.sizes
-        known = index_arithmetic.difference(sizes.value(loop.upper), sizes.value(loop.lower))
+        known = linear_forms.difference(sizes.value(loop.upper), sizes.value(loop.lower))
         if known is None:
             yield lanes, 1
         elif known >= lanes // 2:
-            yield lanes, min(MAX_COPIES, max(1, known // lanes))
+            yield lanes, min(self.options.max_vectors, max(1, known // lanes))
 
     @property
     def lanes(self) -> int:
@@ -192,7 +211,7 @@ class StatementEmitter(ABC):
                 values, index = self.shared.element(access.tensor, subscripts)
                 return build.load(values, index, mask=mask)
             place = state.places[access]
-            present = build.both(mask, here[access])  # a masked load is 0 elsewhere
+            present = build.and_masks(mask, here[access])  # a masked load is 0 elsewhere
             return build.load(self.shared.operands[access.tensor].values, flat_position(place.low, place), mask=present)
 
         value = Translator(state.indices, self.shared.sizes, read).value(state.term.value)

@@ -22,9 +22,15 @@ def explain(program: Program) -> str:
 
 
 def text_with_formats(function: Function) -> str:
-    """The text of a def, with the formats that its tensors have by now."""
-    definition = next(d for d in parse_program(function.source).defs if d.name == function.name)
+    """The text of a def, with the formats that its tensors have by now.
+
+    A def that was derived from another, such as its batched form, has no text: its canonical form stands for it.
+    """
+    definition = next((d for d in parse_program(function.source).defs if d.name == function.name), None)
     formats = {t.name: t.format for t in function.tensors if t.is_sparse and t.format is not None}
+    if definition is None:
+        stored = ", ".join(f"{t.name}: {formats.get(t.name, 'dense')}" for t in function.tensors)
+        return f"{function.canonical}\nwith {stored}"
 
     def declare(d: s.Declaration) -> s.Declaration:
         return replace(d, format=_name(formats[d.name])) if d.name in formats else d

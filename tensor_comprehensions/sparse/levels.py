@@ -110,7 +110,7 @@ def run_end(c: Cursor, position: Expr, stop: Expr, value: Expr, names: Names, th
         return then(build.add(position, 1))
     end = build.register(names.fresh(f"{c.crd.name}.end"))
     live = build.lt(Load(end, ()), stop)
-    same = build.both(live, build.eq(c.coordinate(Load(end, ()), live), value))
+    same = build.and_masks(live, build.eq(c.coordinate(Load(end, ()), live), value))
     assert same is not None
     grow = While(same, Store(end, (), build.const(1), "+"))
     found = names.fresh(f"{c.crd.name}.stop")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..core.dtypes import INT32, INT64
 from ..core.errors import CannotLower
@@ -16,6 +16,7 @@ from .convert import Conversion, insert_conversions
 from .emit import Shared, StatementEmitter
 from .graph import Nest, build_nest, is_ordered
 from .order import choose_order
+from .refill import RefillEmitter, can_refill
 from .results import CollectedEmitter, DenseEmitter, SharedEmitter
 from .sparse_problem import (
     Assembled,
@@ -79,7 +80,7 @@ def lower(problem: SparseProblem, target: CpuTarget) -> Program:
     operands = {t.name: _operand(t, problem, shared) for t in function.tensors if not t.is_compile_time}
     common = Shared(problem, operands, Sizes.of(problem), target)
     nests = [build_nest(problem, n) for n in range(len(function.statements))]
-    orders = [choose_order(nest, result_format(nest, problem)) for nest in nests]
+    orders = [choose_order(nest, result_format(nest, problem), problem.options) for nest in nests]
     arrays = [_result_arrays(problem, *x) for x in zip(range(len(nests)), nests, orders, strict=True)]
     slots = sum(_slots(x) for x in arrays)
     totals = totals_buffer(slots)
@@ -93,6 +94,8 @@ def lower(problem: SparseProblem, target: CpuTarget) -> Program:
             phases.append([])  # all statements before have run by then
             complete += [(len(phases) - 1, v) for v in ready]
         match held:
+            case Assembled(is_known=True):
+                emitter = RefillEmitter(common, nest, order, held)
             case Assembled():
                 emitter = AssemblingEmitter(common, nest, order, held, totals, first)
             case Collected():
@@ -124,7 +127,20 @@ def gains_from_counting(problem: SparseProblem) -> bool:
     nests = [build_nest(converted, n) for n in range(len(converted.function.statements))]
     formats = [result_format(nest, converted) for nest in nests]
     return any(
-        f is not None and _find_bounding_operands(nest, f) and _has_rows(nest, choose_order(nest, f), f)
+        f is not None
+        and _find_bounding_operands(nest, f)
+        and _has_rows(nest, choose_order(nest, f, problem.options), f)
+        for nest, f in zip(nests, formats, strict=True)
+    )
+
+
+def gains_from_refilling(problem: SparseProblem) -> bool:
+    """Whether the values of a result are computed faster where its stored places are known."""
+    converted, _, _ = insert_conversions(problem)
+    nests = [build_nest(converted, n) for n in range(len(converted.function.statements))]
+    formats = [result_format(nest, converted) for nest in nests]
+    return any(
+        f is not None and can_refill(nest, choose_order(nest, f, problem.options), f)
         for nest, f in zip(nests, formats, strict=True)
     )
 
@@ -147,6 +163,8 @@ def _result_arrays(
     adds_dense = not nest.paths and not all(x.is_free for x in nest.loops.values())  # stores what is not 0 at the end
     if len(definitions) == 1 and is_ordered(nest, order, format) and not adds_dense:
         index = INT64 if any(t == INT64 for _, t in problem.index_types) else INT32
+        if problem.refills and can_refill(nest, order, format):
+            return replace(assembled_of(number, target, index, (), False), is_known=True)
         bound, has_rows = _find_bounding_operands(nest, format), _has_rows(nest, order, format)
         bound = () if problem.parallel and has_rows else bound
         return assembled_of(number, target, index, bound, not bound and has_rows)
@@ -196,4 +214,4 @@ def _sized(body: Stmt, common: Shared) -> Stmt:
 
 def _written(operands: tuple[SparseOperand, ...], results: list[Result], totals: Buffer) -> tuple[str, ...]:
     dense = (o.values.name for o in operands if o.role is not Role.INPUT)
-    return (totals.name, *dense, *(b.name for r in results for b in r.arrays.buffers))
+    return (totals.name, *dense, *(b.name for r in results for b in r.arrays.written))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import permutations
+from itertools import pairwise, permutations
 from math import inf
 
+from ..core.errors import CannotLower
+from ..options import SparseOptions
 from ..tc_lang.formats import LEVELS, Format, holds_any, parse_format
 from ..tc_lang.ir import Access, Index
 from ..tc_lang.size_polynomial import Value
@@ -20,6 +22,7 @@ COMPRESSED_FANOUT, ROOT_FANOUT = 10.0, 1_000.0
 """Coordinates assumed below a parent of a compressed level, and below the root."""
 
 Edges = frozenset[tuple[str, str]]
+_DEFAULT = SparseOptions()
 
 
 CONVERSION = 30.0 * 100_000
@@ -30,25 +33,38 @@ SORTING = 30.0
 """The cost of an element of a result that is not appended in its order."""
 
 
-def choose_order(nest: Nest, result: Format | None = None) -> tuple[str, ...]:
+def choose_order(nest: Nest, result: Format | None = None, options: SparseOptions = _DEFAULT) -> tuple[str, ...]:
     """The names of the loops, outermost first, in the cheapest order; operands that it does not walk are converted.
 
     Args:
         result: the format of a sparse result, which is best written in its order.
+        options: which orders and conversions there are to choose from.
+
+    Raises:
+        CannotLower: there is none.
     """
     names, paths = tuple(nest.loops), tuple(nest.paths.values())
     best: tuple[tuple[float, int, bool, int], tuple[str, ...]] | None = None
-    for rank, order in enumerate(_orders(names, frozenset(e for p in paths for e in hard_edges(p)))):
+    edges = frozenset(e for p in paths for e in hard_edges(p))
+    wanted = [name for name in options.order if name in names]
+    for rank, order in enumerate(_orders(names, edges | frozenset(pairwise(wanted)))):
+        if [name for name in order if name in wanted] != wanted:
+            continue
         if nest.keeps_places and _scatters(order, nest):  # what a reduced loop finds nothing for is stored, too
             continue
-        wrong = sum(inf if reordered_format(p, order) is None else CONVERSION for p in paths if not walks(p, order))
+        stuck = [p for p in paths if not walks(p, order)]
+        wrong = sum(CONVERSION if options.convert and reordered_format(p, order) else inf for p in stuck)
         iterations = _cost(order, nest)
         if result is not None and not is_ordered(nest, order, result):
             iterations *= SORTING
         cost = (iterations + wrong, _scatters(order, nest), not _is_contiguous(order, nest), rank)
         if best is None or cost < best[0]:
             best = cost, order
-    assert best is not None
+    if best is None:
+        raise CannotLower(f"there is no order of loops with {', '.join(wanted)} from the outside in")
+    wrong_paths = [p.access.tensor for p in paths if not walks(p, best[1])]
+    if wrong_paths and not options.convert:
+        raise CannotLower(f"{', '.join(wrong_paths)} would have to be converted, which the options rule out")
     return best[1]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..core.dtypes import INT64
 from ..core.errors import CannotLower
-from ..loop_ir import build, index_arithmetic
+from ..loop_ir import build, linear_forms
 from ..loop_ir.intrinsics import CACHE_LINE, PREFETCH
 from ..loop_ir.nodes import Buffer, Expr, Invoke, Stmt
 from ..tc_lang.formats import LevelKind
@@ -18,8 +18,6 @@ from .levels import Cursor, Place, locate
 from .sparse_problem import Sizes, SparseOperand
 from .values import Translator
 
-DISTANCE_POSITIONS = 4
-"""Stored positions from what is computed to what is asked for (Emerald Rapids, 512-byte rows: 2 to 12 are as good)."""
 MAX_ROW_LINES = 16
 """Cache lines of a row that are asked for; the processor itself guesses how a longer one goes on."""
 
@@ -28,7 +26,9 @@ MAX_ROW_LINES = 16
 class RowPrefetcher:
     """Prints prefetches of what the loops inside of a loop over stored coordinates will read.
 
-    element: the buffer of a dense tensor, and the index in it of an element. reads_values: whether values are read.
+    element: the buffer of a dense tensor, and the index in it of an element. distance: stored positions from what is
+    computed to what is asked for (Emerald Rapids, 512-byte rows: 2 to 12 are as good). reads_values: whether values
+    are read.
     """
 
     nest: Nest
@@ -36,6 +36,7 @@ class RowPrefetcher:
     operands: Mapping[str, SparseOperand]
     sizes: Sizes
     element: Callable[[str, tuple[Expr, ...]], tuple[Buffer, Expr]]
+    distance: int
     reads_values: bool = True
 
     def fetch_ahead(
@@ -55,7 +56,7 @@ class RowPrefetcher:
         last = build.sub(
             count_positions(self.nest.paths[walked], self.operands[walked.tensor], self.sizes, cursor.depth + 1), 1
         )
-        ahead = cursor.coordinate(build.minimum(build.add(position, DISTANCE_POSITIONS), last))
+        ahead = cursor.coordinate(build.minimum(build.add(position, self.distance), last))
         hints = [*self._sparse_rows(depth, term, places, ahead)]
         if self.reads_values:
             hints += self._dense_rows(depth, term, {**indices, name: ahead})
@@ -74,7 +75,7 @@ class RowPrefetcher:
                 continue
             buffer, index = self.element(a.tensor, tuple(translator.subscript(e) for e in a.subscripts))
             loop = self.nest.loops[used[-1]]
-            extent = index_arithmetic.difference(self.sizes.value(loop.upper), self.sizes.value(loop.lower)) or 1
+            extent = linear_forms.difference(self.sizes.value(loop.upper), self.sizes.value(loop.lower)) or 1
             line = CACHE_LINE // a.dtype.size
             for start in range(0, min(extent, MAX_ROW_LINES * line), line):
                 yield Invoke(PREFETCH, ((buffer, (build.add(index, start),)),), (0,))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from ..core.dtypes import INT64, DType
-from ..core.naming import mint
+from ..core.naming import compose_name
 from ..loop_ir import build
 from ..loop_ir.nodes import Buffer, Expr, Type
+from ..options import SparseOptions
 from ..tc_lang.formats import Format, LevelKind
 from ..tc_lang.ir import Access, Function, Role, Statement, Symbol, map_operands
 from ..tc_lang.ir import Expr as TcExpr
@@ -31,6 +32,8 @@ class SparseProblem:
         shared: the temporaries and results that have the stored places of an operand, with that operand's name.
         parallel: whether several threads will run it, so that counting what they store first lets them all write.
         aliases: operands that the caller makes of other tensors, whose extents they have, with these.
+        options: how to lower it.
+        refills: whether the stored places of results are known, so that only values are computed, where that is faster.
     """
 
     function: Function
@@ -38,6 +41,8 @@ class SparseProblem:
     fixed: tuple[tuple[str, int], ...] = ()
     shared: tuple[tuple[str, str], ...] = ()
     parallel: bool = False
+    refills: bool = False
+    options: SparseOptions = field(default_factory=SparseOptions)
     aliases: tuple[tuple[str, str], ...] = ()
 
     @cached_property
@@ -104,13 +109,13 @@ class SparseOperand:
 
 def operand_of(name: str, dtype: DType, role: Role, format: Format | None, index: DType | None) -> SparseOperand:
     """The buffers that hold a tensor, each of one dimension that is as long as the run says."""
-    values = build.dynamic(name, dtype)
+    values = build.dynamic_buffer(name, dtype)
     if format is None or format.is_dense or index is None:
         return SparseOperand(name, format, role, values)
     pos, crd = [], []
     for n, level in enumerate(format.levels):
-        pos.append(build.dynamic(f"{name}.pos{n}", index) if level.kind is LevelKind.COMPRESSED else None)
-        crd.append(None if level.is_dense else build.dynamic(f"{name}.crd{n}", index))
+        pos.append(build.dynamic_buffer(f"{name}.pos{n}", index) if level.kind is LevelKind.COMPRESSED else None)
+        crd.append(None if level.is_dense else build.dynamic_buffer(f"{name}.crd{n}", index))
     return SparseOperand(name, format, role, values, tuple(pos), tuple(crd))
 
 
@@ -128,6 +133,11 @@ class Collected:
         """In the order of the arguments of the kernel."""
         return (*self.coordinates, self.values)
 
+    @property
+    def written(self) -> tuple[Buffer, ...]:
+        """The arrays that kernels write."""
+        return self.buffers
+
 
 @dataclass(frozen=True, slots=True)
 class Assembled:
@@ -135,6 +145,7 @@ class Assembled:
 
     bound: the operands that together store at least as many elements; empty where they are counted first.
     counts_rows: whether the entries of each row are counted first, into `pos`, which the caller allocates before that.
+    is_known: whether the caller has the levels from an earlier run, and only the values are written.
     """
 
     statement: int
@@ -146,12 +157,18 @@ class Assembled:
     values: Buffer
     bound: tuple[str, ...] = ()
     counts_rows: bool = False
+    is_known: bool = False
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
         """In the order of the arguments of the kernel."""
         levels = (b for pair in zip(self.pos, self.crd, strict=True) for b in pair if b is not None)
         return (*levels, self.values)
+
+    @property
+    def written(self) -> tuple[Buffer, ...]:
+        """The arrays that kernels write."""
+        return (self.values,) if self.is_known else self.buffers
 
 
 def assembled_of(statement: int, target: Symbol, index: DType, bound: tuple[str, ...], counts_rows: bool) -> Assembled:
@@ -164,13 +181,13 @@ def assembled_of(statement: int, target: Symbol, index: DType, bound: tuple[str,
 def collected_of(statement: int, target: Symbol) -> Collected:
     """The list of elements of a statement that defines the sparse `target`."""
     stem = f"{target.name}.{statement}"
-    coordinates = tuple(build.dynamic(f"{stem}.coordinate{d}", INT64) for d in range(target.rank))
-    return Collected(statement, target.name, coordinates, build.dynamic(f"{stem}.values", target.dtype))
+    coordinates = tuple(build.dynamic_buffer(f"{stem}.coordinate{d}", INT64) for d in range(target.rank))
+    return Collected(statement, target.name, coordinates, build.dynamic_buffer(f"{stem}.values", target.dtype))
 
 
 def totals_buffer(count: int) -> Buffer:
     """How many elements each collected result has."""
-    return Buffer(mint("totals"), Type(INT64), (max(1, count),), (1,))
+    return Buffer(compose_name("totals"), Type(INT64), (max(1, count),), (1,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +201,7 @@ class Sizes:
 
     @staticmethod
     def of(problem: SparseProblem) -> Sizes:
-        buffer = Buffer(mint("sizes"), Type(INT64), (max(1, len(problem.sizes)),), (1,))
+        buffer = Buffer(compose_name("sizes"), Type(INT64), (max(1, len(problem.sizes)),), (1,))
         return Sizes(buffer, problem.sizes, dict(problem.fixed), problem.ranges.sizes)
 
     def value(self, x: Value) -> Expr:

@@ -31,7 +31,7 @@ class Translator:
     guard: ir.Expr | None = None
 
     def under(self, condition: ir.Expr) -> Translator:
-        return replace(self, guard=build.both(self.guard, condition))
+        return replace(self, guard=build.and_masks(self.guard, condition))
 
     def value(self, e: tc.Expr) -> ir.Expr:
         """The value of `e`, of type `e.dtype`."""

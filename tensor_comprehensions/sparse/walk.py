@@ -105,7 +105,8 @@ class Walker:
     choose: the same as `leaf` without a branch, where operands may be absent.
     lanes: of vectors along the innermost loop, and how many side by side. ahead: asks for rows before they are read.
     gathers: whether an innermost loop over stored positions is to run in vectors. is_unordered: whether the coordinates
-    of operands that are added may come in any order, and several times.
+    of operands that are added may come in any order, and several times. copies: of the body of an innermost loop over
+    stored positions. branchless: whether sums at one index are computed without branches on what is present.
     """
 
     nest: Nest
@@ -120,6 +121,8 @@ class Walker:
     ahead: RowPrefetcher | None = None
     gathers: bool = False
     is_unordered: bool = False
+    copies: int = 1
+    branchless: bool = True
 
     def nest_loops(self) -> Stmt:
         """All loops, from the outermost one on."""
@@ -237,7 +240,18 @@ class Walker:
         body = Let(coordinate, c.coordinate(position), body)
         if self.gathers and depth + 1 == len(self.order) and self.lanes[0] > 1:
             return Loop(name, c.start, c.stop, body, LoopKind.VECTOR, vector_factors=(self.lanes[0], 0))
+        if self.copies > 1 and depth + 1 == len(self.order):
+            return self._repeat(name, c, body)
         return Loop(name, c.start, c.stop, body)
+
+    def _repeat(self, name: str, c: Cursor, body: Stmt) -> Stmt:
+        """A loop over the positions of `c` with several of them in a trip, and one over those that are left."""
+        middle, first, copy = (self.names.fresh(f"{name}.{what}") for what in ("middle", "first", "copy"))
+        left = build.mod(build.sub(c.stop, c.start), self.copies)
+        one = Let(name, build.add(build.var(first), build.var(copy)), body)
+        trip = Loop(copy, build.const(0), build.const(self.copies), one, LoopKind.UNROLLED)
+        main = Loop(first, c.start, build.var(middle), trip, step=self.copies)
+        return Let(middle, build.sub(c.stop, left), build.block(main, Loop(name, build.var(middle), c.stop, body)))
 
     def _is_alone(self, a: Access, depth: int) -> bool:
         """Whether the elements below repeated coordinates of `a` may be walked one by one.
@@ -254,7 +268,8 @@ class Walker:
         if self._is_union(depth, state, lattice, cursors):
             if self.is_unordered:
                 return self._visit_each(depth, state, lattice, cursors)
-            return self._merge_union(depth, state, lattice.points[0], cursors)
+            if self.branchless:
+                return self._merge_union(depth, state, lattice.points[0], cursors)
         cells = {a: build.register(self.names.fresh(f"{a.tensor}.at")) for a in cursors}
         parts: list[Stmt] = [Store(cells[a], (), c.start) for a, c in cursors.items()]
         for point in lattice.points:
@@ -394,7 +409,7 @@ class Walker:
         for a, c in cursors.items():
             here, position = self.names.fresh(f"{a.tensor}.here"), Load(cells[a], ())
             live = build.lt(position, c.stop)
-            test = build.both(live, build.eq(c.coordinate(position, live), value))
+            test = build.and_masks(live, build.eq(c.coordinate(position, live), value))
             assert test is not None
             bound.append((here, test))
             at[a] = build.var(here, test.type.dtype)
@@ -458,7 +473,7 @@ class Walker:
 
         def found(position: Expr) -> Stmt:
             live = build.lt(position, c.stop)
-            here = build.both(live, build.eq(c.coordinate(position, live), value))
+            here = build.and_masks(live, build.eq(c.coordinate(position, live), value))
             assert here is not None
 
             def enter(end: Expr) -> Stmt:
@@ -479,5 +494,5 @@ def _list_present(point: Point, cursors: Mapping[Access, Cursor]) -> list[Access
 def _all(conditions: Sequence[Expr]) -> Expr:
     total: Expr | None = None
     for c in conditions:
-        total = build.both(total, c)
+        total = build.and_masks(total, c)
     return build.TRUE if total is None else total

@@ -8,12 +8,12 @@ from math import prod
 
 from ..core.dtypes import FLOAT32, DType
 from ..core.errors import InternalError
-from ..core.naming import SEPARATOR, mint
+from ..core.naming import SEPARATOR, compose_name
 from ..loop_ir import build
 from ..loop_ir.nodes import Const, Expr, Load, Type, Var
 from ..loop_ir.rewrite import walk_expr
 
-ACCUMULATOR = mint("acc")
+ACCUMULATOR = compose_name("acc")
 
 
 class IteratorKind(Enum):
@@ -124,11 +124,11 @@ class StructuredOp:
         """How many products the op sums in all."""
         return prod(i.extent for i in self.iterators)
 
-    def shown(self, iterator: str) -> str:
+    def display_name(self, iterator: str) -> str:
         """The name that an iterator has for people: that of the def's index, or of those that are walked together."""
-        own = iterator.removeprefix(mint(self.name, ""))
+        own = iterator.removeprefix(compose_name(self.name, ""))
         joined = own.replace(SEPARATOR, "_")
-        taken = joined != own and any(i.name in (joined, mint(self.name, joined)) for i in self.iterators)
+        taken = joined != own and any(i.name in (joined, compose_name(self.name, joined)) for i in self.iterators)
         return own if taken else joined
 
     def iterator(self, name: str) -> Iterator:

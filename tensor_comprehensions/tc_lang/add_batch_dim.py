@@ -41,9 +41,9 @@ def add_batch_dim(function: Function, names: Iterable[str]) -> tuple[Function, f
                 source=function.source,
                 span=function.tensor(name).span,
             )
-    over = _depending(function, asked)
+    over = _dependent_tensors(function, asked)
     taken = {t.name for t in function.tensors} | {*function.sizes, *(i for s in function.statements for i in s.indices)}
-    batch = _Batch(over, _fresh("batch", taken), _fresh("b", taken))
+    batch = _Batch(over, _fresh_name("batch", taken), _fresh_name("b", taken))
     result = replace(
         function,
         name=f"{function.name}_batched",
@@ -64,7 +64,7 @@ def _positions(function: Function, names: Iterable[str]) -> list[str]:
     return [str(order.index(name)) for name in names]
 
 
-def _depending(function: Function, names: Iterable[str]) -> set[str]:
+def _dependent_tensors(function: Function, names: Iterable[str]) -> set[str]:
     """The tensors that depend on one of `names`; all statements of a tensor count, whatever their order."""
     found, before = set(names), 0
     while len(found) != before:
@@ -76,7 +76,7 @@ def _depending(function: Function, names: Iterable[str]) -> set[str]:
     return found
 
 
-def _fresh(base: str, taken: set[str]) -> str:
+def _fresh_name(base: str, taken: set[str]) -> str:
     name, n = base, 0
     while name in taken:
         n += 1
@@ -96,7 +96,7 @@ class _Batch:
         if t.name not in self.over:
             return t
         extents = None if t.extents is None and t.rank else (Size(self.size, INT64), *(t.extents or ()))
-        return replace(t, rank=t.rank + 1, extents=extents)
+        return replace(t, rank=t.rank + 1, extents=extents, format=None)
 
     def statement(self, s: Statement) -> Statement:
         changed = replace(
@@ -124,11 +124,11 @@ class _Batch:
             case Access(tensor=name, subscripts=subscripts) if name in self.over:
                 return replace(e, subscripts=(Index(self.index, INDEX_TYPE), *subscripts))
             case Size(name=name):
-                return replace(e, name=_shifted(name, self.over))
+                return replace(e, name=_shift_extent(name, self.over))
         return e
 
 
-def _shifted(size: str, over: set[str]) -> str:
+def _shift_extent(size: str, over: set[str]) -> str:
     """`t.d`, the extent of dimension `d` of tensor `t`, as that of `d + 1` where `t` has a new first dimension."""
     tensor, dot, dimension = size.rpartition(".")
     return f"{tensor}.{int(dimension) + 1}" if dot and tensor in over else size

@@ -62,16 +62,16 @@ class Affine:
             sums[atom] = sums[atom] + c if atom in sums else c
         return Affine(self.constant + other.constant, tuple((a, c) for a, c in sums.items() if constant_value(c) != 0))
 
-    def scaled(self, factor: Value) -> Affine:
+    def scale(self, factor: Value) -> Affine:
         """This form times a constant."""
         if constant_value(factor) == 0:
             return Affine(0)
         return Affine(self.constant * factor, tuple((a, c * factor) for a, c in self.terms))
 
     def __sub__(self, other: Affine) -> Affine:
-        return self + other.scaled(-1)
+        return self + other.scale(-1)
 
-    def shifted(self, by: Value) -> Affine:
+    def shift(self, by: Value) -> Affine:
         """This form plus a constant."""
         return Affine(self.constant + by, self.terms)
 
@@ -113,7 +113,7 @@ def to_affine(e: Expr, sizes: Mapping[str, Value]) -> Affine:
         case Index(name=name):
             return Affine(0, ((Variable(name), 1),))
         case Unary(op="-", operand=x):
-            return to_affine(x, sizes).scaled(-1)
+            return to_affine(x, sizes).scale(-1)
         case Binary(op="+", left=a, right=b):
             return to_affine(a, sizes) + to_affine(b, sizes)
         case Binary(op="-", left=a, right=b):
@@ -124,32 +124,32 @@ def to_affine(e: Expr, sizes: Mapping[str, Value]) -> Affine:
             return _division(e, to_affine(a, sizes), to_affine(b, sizes), sizes)
         case Binary(op="min" | "max" as op, left=a, right=b):
             return _extremum(e, op, to_affine(a, sizes), to_affine(b, sizes), sizes)
-    return _opaque(e, sizes)
+    return _make_opaque(e, sizes)
 
 
 def _product(e: Expr, a: Affine, b: Affine, sizes: Mapping[str, Value]) -> Affine:
     if not b.terms:
-        return a.scaled(b.constant)
-    return b.scaled(a.constant) if not a.terms else _opaque(e, sizes)
+        return a.scale(b.constant)
+    return b.scale(a.constant) if not a.terms else _make_opaque(e, sizes)
 
 
 def _extremum(e: Expr, op: str, a: Affine, b: Affine, sizes: Mapping[str, Value]) -> Affine:
     if a.terms or b.terms:
-        return _opaque(e, sizes)
+        return _make_opaque(e, sizes)
     return Affine((min_of if op == "min" else max_of)(a.constant, b.constant))
 
 
 def _division(e: Binary, a: Affine, b: Affine, sizes: Mapping[str, Value]) -> Affine:
     divisor = b.constant
     if b.terms or constant_value(divisor) == 0:
-        return _opaque(e, sizes)
+        return _make_opaque(e, sizes)
     if not a.terms:
         return Affine(a.constant // divisor if e.op == "/" else a.constant % divisor)
     d = constant_value(divisor)
     if d is None:
         return Affine(0, (((Quotient if e.op == "/" else Remainder)(a, divisor), 1),))
     if d < 0 and e.op == "/":
-        a, d = a.scaled(-1), -d
+        a, d = a.scale(-1), -d
     whole, rest = _split(a, d)
     if e.op == "/":
         return whole if not rest.terms and constant_value(rest.constant) == 0 else whole + _quotient(rest, d)
@@ -170,7 +170,7 @@ def _quotient(a: Affine, d: int) -> Affine:
     return Affine(0, ((Quotient(a, d), 1),))
 
 
-def _opaque(e: Expr, sizes: Mapping[str, Value]) -> Affine:
+def _make_opaque(e: Expr, sizes: Mapping[str, Value]) -> Affine:
     """`e` as an atom. With numbers for all sizes it is brought to normal form inside, so that equals compare equal."""
     if all(isinstance(v, int) for v in sizes.values()):
         e = with_operands(e, [normalize_subscript(x, sizes) for x in operands_of(e)])
@@ -276,7 +276,7 @@ def expr_interval(e: Expr, box: Mapping[str, Interval]) -> Interval:
         case Select(then=a, otherwise=b):
             return _hull(expr_interval(a, box), expr_interval(b, box))
         case Binary(op="+" | "-" | "*" | "/" | "%", dtype=dtype) | Unary(op="-", dtype=dtype) if dtype.is_integer:
-            return _clipped(affine_interval(to_affine_cached(e), box), dtype)
+            return _clip_interval(affine_interval(to_affine_cached(e), box), dtype)
         case Binary(op="min", left=a, right=b):
             (l0, h0), (l1, h1) = expr_interval(a, box), expr_interval(b, box)
             return min(l0, l1), min(h0, h1)
@@ -341,10 +341,10 @@ def _opaque_interval(e: Expr, box: Mapping[str, Interval]) -> Interval:
 def _cast_interval(x: Expr, dtype: DType, box: Mapping[str, Interval]) -> Interval:
     if not dtype.is_integer or not (x.dtype.is_integer or x.dtype.is_bool):
         return dtype_interval(dtype)
-    return _clipped(expr_interval(x, box), dtype)
+    return _clip_interval(expr_interval(x, box), dtype)
 
 
-def _clipped(i: Interval, dtype: DType) -> Interval:
+def _clip_interval(i: Interval, dtype: DType) -> Interval:
     """The interval itself where `dtype` holds it, else, because the value may wrap, everything `dtype` holds."""
     low, high = dtype_interval(dtype)
     return i if low <= i[0] and i[1] <= high else (low, high)

@@ -58,7 +58,6 @@ def bind(
     env = {name: constant_value(x) or 0 for name, x in ranges.sizes.items()}
     _check_constraints(function, env)
     tensors = tuple(_tensor(function, t.name, ranges, strides or {}) for t in function.tensors)
-    _check_declared(function, tensors, env)
     binder = _Binder(function, env, {t.name: t for t in tensors}, ranges)
     statements = tuple(b for n, s in enumerate(function.statements) for b in binder.statement(s, ranges.statements[n]))
     starts = tuple(binder.starts(name) for name in function.returns)
@@ -105,21 +104,6 @@ def _tensor(function: Function, name: str, ranges: Ranges, strides: Mapping[str,
     )
 
 
-def _check_declared(function: Function, tensors: tuple[Tensor, ...], env: Mapping[str, int]) -> None:
-    """A returned tensor has the size that its declaration says."""
-    for symbol, tensor in zip(function.tensors, tensors, strict=True):
-        for d, extent in enumerate(symbol.extents or ()):
-            declared = constant_value(to_affine(extent, env).constant)
-            if declared != tensor.shape[d]:
-                raise RangeError(
-                    f"dimension {d} of '{tensor.name}' has another size than declared",
-                    source=function.source,
-                    span=symbol.span,
-                    expected=str(declared),
-                    found=str(tensor.shape[d]),
-                )
-
-
 def neutral_element(reduction: str, dtype: DType) -> int | float | bool:
     """The neutral element of a reduction."""
     if reduction in ("+", "*"):
@@ -151,7 +135,7 @@ class _Binder:
         box = {i.name: (i.lower, i.upper - 1) for i in indices}
         empty = any(i.extent == 0 for i in indices)
         subscripts = tuple(normalize_subscript(e, self.env) for e in self._relative(s.target, s.subscripts))
-        value = substitute_sizes(self._shifted(s.value), self.env)
+        value = substitute_sizes(self._shift_accesses(s.value), self.env)
         self._check_magnitude(s, indices, (*subscripts, value))
         prover = _Prover(self, s.span, box, empty)
         subscripts = tuple(prover.visit(e, ()) for e in subscripts)
@@ -175,19 +159,19 @@ class _Binder:
         """The accesses that must exist. Where every tensor is dense, all do."""
         if not self.function.is_sparse:
             return ()
-        found = (substitute_sizes(self._shifted(e), self.env) for e in s.exists)
+        found = (substitute_sizes(self._shift_accesses(e), self.env) for e in s.exists)
         return tuple(e for e in found if isinstance(e, Access))
 
     # --- subscripts relative to storage ----------------------------------------------------------------------------
 
-    def _shifted(self, e: Expr) -> Expr:
+    def _shift_accesses(self, e: Expr) -> Expr:
         """`e` with the subscripts of all accesses counted from the start of the tensor's storage."""
         if isinstance(e, Access):
             return replace(e, subscripts=self._relative(e.tensor, e.subscripts))
-        return with_operands(e, [self._shifted(x) for x in operands_of(e)])
+        return with_operands(e, [self._shift_accesses(x) for x in operands_of(e)])
 
     def _relative(self, tensor: str, subscripts: tuple[Expr, ...]) -> tuple[Expr, ...]:
-        shifted = (self._shifted(e) for e in subscripts)
+        shifted = (self._shift_accesses(e) for e in subscripts)
         return tuple(
             Binary("-", e, Const(start, INT64), INT64) if start else e
             for e, start in zip(shifted, self.starts(tensor), strict=True)

@@ -60,7 +60,7 @@ def prove_in_bounds(subscript: Expr, extent: int, guards: Guards, box: Mapping[s
     if low >= 0 and high < extent:
         return Finding(Verdict.SAFE)
     known = [c for guard in guards for c in conjuncts(*guard)]
-    if guards and _implied(subscript, extent, known, box):
+    if guards and _is_in_bounds(subscript, extent, known, box):
         return Finding(Verdict.GUARDED)
     if reads_tensors(subscript):
         return Finding(Verdict.UNKNOWN)
@@ -95,8 +95,8 @@ def conjuncts(e: Expr, holds: bool) -> Iterator[tuple[Expr, bool]]:
 # --- one guard implies the claim -----------------------------------------------------------------------------------
 
 
-def _implied(subscript: Expr, extent: int, guards: Conjuncts, box: Mapping[str, Interval]) -> bool:
-    form = to_affine_cached(_unwidened(subscript))
+def _is_in_bounds(subscript: Expr, extent: int, guards: Conjuncts, box: Mapping[str, Interval]) -> bool:
+    form = to_affine_cached(_strip_widening(subscript))
     known = [g for c in guards for g in inequalities(*c, box)]
     return is_nonnegative(form, known, box) and is_nonnegative(Affine(extent - 1) - form, known, box)
 
@@ -105,7 +105,7 @@ def is_nonnegative(claim: Affine, known: list[Affine], box: Mapping[str, Interva
     """Whether `claim >= 0` follows from the box, or from the box and one of `known` (each `>= 0`)."""
     if affine_interval(claim, box)[0] >= 0:
         return True
-    return any(affine_interval(claim.scaled(q) - g.scaled(p), box)[0] >= 0 for g in known for p, q in _ratios(claim, g))
+    return any(affine_interval(claim.scale(q) - g.scale(p), box)[0] >= 0 for g in known for p, q in _ratios(claim, g))
 
 
 def _ratios(claim: Affine, g: Affine) -> list[tuple[int, int]]:
@@ -126,7 +126,7 @@ def inequalities(e: Expr, holds: bool, box: Mapping[str, Interval]) -> Iterator[
     """The forms that are at least zero where the comparison `e` is `holds`. Arithmetic that may wrap tells nothing."""
     match e:
         case Binary(op=op, left=a, right=b) if op in COMPARISONS and a.dtype.is_integer:
-            left, right = to_affine_cached(_unwidened(a)), to_affine_cached(_unwidened(b))
+            left, right = to_affine_cached(_strip_widening(a)), to_affine_cached(_strip_widening(b))
             low, high = dtype_interval(a.dtype)
             for form in (left, right):
                 least, greatest = affine_interval(form, box)
@@ -135,19 +135,19 @@ def inequalities(e: Expr, holds: bool, box: Mapping[str, Interval]) -> Iterator[
             if not holds:
                 op = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "==": "!=", "!=": "=="}[op]
             if op in (">", ">=", "=="):
-                yield (left - right).shifted(-1 if op == ">" else 0)
+                yield (left - right).shift(-1 if op == ">" else 0)
             if op in ("<", "<=", "=="):
-                yield (right - left).shifted(-1 if op == "<" else 0)
+                yield (right - left).shift(-1 if op == "<" else 0)
 
 
-def _unwidened(e: Expr) -> Expr:
+def _strip_widening(e: Expr) -> Expr:
     """`e` with reads of tensors bare of the widening that a subscript gives them, to match them with a guard's."""
     if isinstance(e, Cast) and isinstance(e.operand, Access) and e.dtype.is_integer:
         low, high = dtype_interval(e.operand.dtype)
         least, greatest = dtype_interval(e.dtype)
         if e.operand.dtype.is_integer and least <= low and high <= greatest:
             return e.operand
-    return with_operands(e, [_unwidened(x) for x in operands_of(e)]) if not isinstance(e, Access) else e
+    return with_operands(e, [_strip_widening(x) for x in operands_of(e)]) if not isinstance(e, Access) else e
 
 
 # --- enumeration ---------------------------------------------------------------------------------------------------
@@ -193,7 +193,7 @@ def is_injective(subscripts: tuple[Expr, ...], box: Mapping[str, Interval]) -> b
     open_ = {name for name, extent in extents.items() if extent > 1}
     if all(isinstance(atom, Variable) for form in forms for atom, _ in form.terms):
         while True:
-            settled = {name for form in forms for name in _determined(form, open_, extents)}
+            settled = {name for form in forms for name in _determined_indices(form, open_, extents)}
             if not settled & open_:
                 break
             open_ -= settled
@@ -209,7 +209,7 @@ def is_injective(subscripts: tuple[Expr, ...], box: Mapping[str, Interval]) -> b
     return len(np.unique(np.stack(columns), axis=1).T) == points if columns else points <= 1
 
 
-def _determined(form: Affine, open_: set[str], extents: Mapping[str, int]) -> list[str]:
+def _determined_indices(form: Affine, open_: set[str], extents: Mapping[str, int]) -> list[str]:
     """The indices of `open_` that one subscript determines, once the others are known: as the digits of a number."""
     digits = sorted(
         (abs(c), a.name) for a, c in form.terms if isinstance(a, Variable) and isinstance(c, int) and a.name in open_

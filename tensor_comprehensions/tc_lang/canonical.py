@@ -42,7 +42,7 @@ class _Renaming:
     def _tensor(self, name: str) -> str:
         return self.tensors.setdefault(name, f"x{len(self.tensors)}")
 
-    def _local(self, name: str) -> str:
+    def _local_name(self, name: str) -> str:
         return self.locals.setdefault(name, f"i{len(self.locals)}")
 
     def _callee(self, name: str) -> str:
@@ -62,7 +62,7 @@ class _Renaming:
             return s.TupleCall(targets, self._callee(x.callee), self._all(x.arguments))
         for c in x.clauses:
             if not isinstance(c, s.Exists):
-                self._local(c.index if isinstance(c, s.Range) else c.name)
+                self._local_name(c.index if isinstance(c, s.Range) else c.name)
         target = self._tensor(x.target)
         subscripts = None if x.subscripts is None else self._all(x.subscripts)
         value = self._expression(x.value)
@@ -71,9 +71,9 @@ class _Renaming:
     def _clause(self, c: s.Clause) -> s.Clause:
         match c:
             case s.Range(index=index, lower=lower, upper=upper):
-                return s.Range(self._local(index), self._expression(lower), self._expression(upper))
+                return s.Range(self._local_name(index), self._expression(lower), self._expression(upper))
             case s.Let(name=name, value=value):
-                return s.Let(self._local(name), self._expression(value))
+                return s.Let(self._local_name(name), self._expression(value))
             case s.Exists(access=access):
                 return s.Exists(self._expression(access))
 
@@ -87,7 +87,7 @@ class _Renaming:
             case s.Extent(tensor=tensor, dimension=dimension):
                 return s.Extent(self._tensor(tensor), dimension)
             case s.Apply(name=name, arguments=arguments):
-                return s.Apply(self._applied(name), self._all(arguments))
+                return s.Apply(self._applied_name(name), self._all(arguments))
             case s.Unary(operand=operand) | s.Cast(operand=operand):
                 return replace(e, operand=self._expression(operand))
             case s.Binary(left=left, right=right):
@@ -102,9 +102,9 @@ class _Renaming:
             return self.locals[name]
         if name in self.tensors:
             return self.tensors[name]
-        return name if name in CONSTANTS else self._local(name)
+        return name if name in CONSTANTS else self._local_name(name)
 
-    def _applied(self, name: str) -> str:
+    def _applied_name(self, name: str) -> str:
         if name in self.tensors:
             return self.tensors[name]
         if name in self.program:

@@ -63,7 +63,7 @@ def _check_def(d: s.Def, defs: Mapping[str, s.Def], source: str) -> Function:
     _check_defined(d, body)
     _decide_types(body)
     _check_return_sizes(d, world)
-    statements = tuple(_checked(n, item, world) for n, item in enumerate(body.items))
+    statements = tuple(_check_statement(n, item, world) for n, item in enumerate(body.items))
     constraints = tuple(_constraints(body))
     function = Function(
         d.name,
@@ -228,7 +228,7 @@ def _parts(item: Item, world: CheckContext) -> _Parts:
     value = checker.value(tree.value)
     exists = tuple(_exists(c, checker, world) for c in tree.clauses if isinstance(c, s.Exists))
     used = dict(checker.indices)
-    given = tuple(_given(c, item, world, checker.lets) for c in ranges)
+    given = tuple(_check_range(c, item, world, checker.lets) for c in ranges)
     _check_indices(item, world, used, left, checker)
     return _Parts(checker, subscripts, value, tuple(used), left, given, exists)
 
@@ -276,7 +276,7 @@ def _check_target(item: Item, world: CheckContext, subscripts: Sequence[TypedExp
         )
 
 
-def _given(c: s.Range, item: Item, world: CheckContext, lets: Mapping[str, s.Expression]) -> ExplicitRange:
+def _check_range(c: s.Range, item: Item, world: CheckContext, lets: Mapping[str, s.Expression]) -> ExplicitRange:
     checker = ExpressionChecker(world, item.scope, item.defined, "", lets=lets)
     bounds = []
     for e in (c.lower, c.upper):
@@ -319,7 +319,7 @@ def _check_indices(
             raise world.error(f"the index '{c.index}' is given a range but not used", span)
 
 
-def _checked(n: int, item: Item, world: CheckContext) -> Statement:
+def _check_statement(n: int, item: Item, world: CheckContext) -> Statement:
     """The final form of a statement, every type known."""
     tree = item.tree
     parts = _parts(item, world)
@@ -327,7 +327,7 @@ def _checked(n: int, item: Item, world: CheckContext) -> Statement:
     operator = tree.operator.rstrip("!")
     reduction = REDUCTIONS[operator]
     try:
-        value = _stored(parts.value, target, reduction)
+        value = _stored_value(parts.value, target, reduction)
     except UnlocatedTypeError as m:
         raise world.error(
             m.message, tree.value.span, expected=m.expected, found=m.found, suggestion=m.suggestion
@@ -347,7 +347,7 @@ def _checked(n: int, item: Item, world: CheckContext) -> Statement:
     )
 
 
-def _stored(x: TypedExpr, target: TensorInfo, reduction: str | None) -> Expr:
+def _stored_value(x: TypedExpr, target: TensorInfo, reduction: str | None) -> Expr:
     """The value as the statement stores or combines it: exactly of the target's type, or of its accumulator."""
     to = target.dtype
     assert to is not None

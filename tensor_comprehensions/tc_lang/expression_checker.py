@@ -171,6 +171,8 @@ class ExpressionChecker:
             return self._argument(name, index)
         size = self.scope.sizes.get(name)
         if self._is_tensor(name) and not (size is not None and self._rank(name)):
+            if index and self._rank(name):
+                raise self._named_like_tensor(e)
             return self._access(name, (), e.span, index)
         if size is not None:
             return self._size(size, index)
@@ -210,7 +212,7 @@ class ExpressionChecker:
 
     def _extent(self, e: s.Extent, index: bool) -> TypedExpr:
         if not self._is_tensor(e.tensor):
-            raise self._unknown(e.tensor, e.span)
+            raise self._unknown_name_error(e.tensor, e.span)
         tensor = self.world.tensors[self.scope.tensors[e.tensor]]
         if e.dimension >= tensor.rank:
             raise self.world.error(
@@ -231,7 +233,7 @@ class ExpressionChecker:
         if e.name in self.scope.sizes:
             raise self.world.error(f"'{e.name}' is a size, not a tensor", e.span, found=f"{e.name}(...)")
         if not is_builtin(e.name):
-            raise self._unknown(e.name, e.span, len(e.arguments))
+            raise self._unknown_name_error(e.name, e.span, len(e.arguments))
         least, most = builtin_arity(e.name)
         n = len(e.arguments)
         if n < least or (most is not None and n > most):
@@ -262,7 +264,9 @@ class ExpressionChecker:
         if tensor.dtype is None:
             self.undecided.add(tensor.name)
             return t.literal_type(0, index=index)
-        return _loaded(Access(tensor.name, tuple(x.expr for x in checked), tensor.dtype, span=span), checked, index)
+        return _load_operand(
+            Access(tensor.name, tuple(x.expr for x in checked), tensor.dtype, span=span), checked, index
+        )
 
     def _check_defined(self, name: str, tensor: TensorInfo, span: Span) -> None:
         if tensor.name == self.target:
@@ -281,7 +285,17 @@ class ExpressionChecker:
     def _rank(self, name: str) -> int:
         return self.world.tensors[self.scope.tensors[name]].rank
 
-    def _unknown(self, name: str, span: Span, rank: int | None = None) -> CheckError:
+    def _named_like_tensor(self, e: s.Name) -> CheckError:
+        rank = self._rank(e.name)
+        return self.world.error(
+            f"'{e.name}' is a tensor, and no index can have its name",
+            e.span,
+            expected="an index, or an element of a tensor of integers",
+            found=f"a tensor of {rank} dimension{'s' * (rank != 1)}",
+            suggestion=f"rename the index, or give '{e.name}' its subscript{'s' * (rank != 1)}",
+        )
+
+    def _unknown_name_error(self, name: str, span: Span, rank: int | None = None) -> CheckError:
         """What is said of a name that means nothing here; `rank`: how many subscripts it is given."""
         if name in self.world.defs:
             return self.world.error(
@@ -311,7 +325,7 @@ def _is_constant(x: TypedExpr) -> bool:
     return isinstance(x.expr, Const) and x.expr.dtype.is_float and not isfinite(x.expr.value)
 
 
-def _loaded(access: Access, subscripts: tuple[TypedExpr, ...], index: bool) -> TypedExpr:
+def _load_operand(access: Access, subscripts: tuple[TypedExpr, ...], index: bool) -> TypedExpr:
     """A read as an operand: half floats are widened to float32, integers in subscripts to int64."""
     dtype = access.dtype
     if index and dtype.is_integer:

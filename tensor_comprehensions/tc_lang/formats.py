@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from enum import Enum
+from functools import lru_cache
 
 from ..core.errors import InternalError
 from .unlocated_error import UnlocatedTypeError
@@ -147,7 +148,7 @@ def holds_any(format: Format) -> bool:
     return True
 
 
-def dense(rank: int) -> Format:
+def dense_format(rank: int) -> Format:
     """Every element is stored, in row-major order."""
     return Format((LEVELS["d"],) * rank, tuple(range(rank)))
 
@@ -174,13 +175,26 @@ def _with_repeats(word: str) -> str:
 
 
 def parse_format(word: str, numbers: Sequence[int], rank: int) -> Format:
-    """The format that `word(numbers)` means for a tensor of `rank` dimensions.
+    """The format that `word(numbers)` means for a tensor of `rank` dimensions. Equal formats are the same object.
 
     Raises:
         TypeMistake: there is no such format, or not for this rank.
     """
+    return _parse(word, tuple(numbers), rank)
+
+
+_interned: dict[Format, Format] = {}
+
+
+@lru_cache(maxsize=4096)
+def _parse(word: str, numbers: tuple[int, ...], rank: int) -> Format:
+    found = _parse_anew(word, numbers, rank)
+    return _interned.setdefault(found, found)
+
+
+def _parse_anew(word: str, numbers: Sequence[int], rank: int) -> Format:
     if word in _BLOCKED:
-        return _blocked(word, tuple(numbers), rank)
+        return _blocked_format(word, tuple(numbers), rank)
     order: tuple[int, ...]
     letters, order = _MATRICES.get(word, ("", ()))
     if letters and numbers:
@@ -228,7 +242,7 @@ def _letters(word: str) -> str:
     return word
 
 
-def _blocked(word: str, blocks: tuple[int, ...], rank: int) -> Format:
+def _blocked_format(word: str, blocks: tuple[int, ...], rank: int) -> Format:
     if rank != 2:
         raise UnlocatedTypeError(f"the format '{word}' is for 2 dimensions, the tensor has {rank}")
     if len(blocks) != 2 or min(blocks) < 1:

@@ -86,15 +86,15 @@ def _dimensions(reads: Mapping[str, Sequence[tuple[s.Expression, ...]]], taken: 
     def size(tensor: str, d: int) -> str:
         index = next((e.name for r in reads[tensor] for e in r[d : d + 1] if isinstance(e, s.Name)), None)
         if index is None:
-            return _fresh(f"{tensor.upper()}{d}", used)
+            return _fresh_name(f"{tensor.upper()}{d}", used)
         if index not in of_index:
-            of_index[index] = _fresh(index.upper(), used)
+            of_index[index] = _fresh_name(index.upper(), used)
         return of_index[index]
 
     return {t: f"({', '.join(size(t, d) for d in range(len(accesses[0])))})" for t, accesses in reads.items()}
 
 
-def _fresh(wanted: str, used: set[str]) -> str:
+def _fresh_name(wanted: str, used: set[str]) -> str:
     name = next(n for n in chain((wanted,), (f"{wanted}_{k}" for k in count())) if n not in used)
     used.add(name)
     return name

@@ -159,7 +159,7 @@ class InlinedBody:
                     suggestion=f"call the temporary '{name}_'",
                 )
             taken = name in self.world.tensors or (name in self.taken and scope is not self.outer)
-            actual = scope.tensors[name] = self._fresh(name) if taken else name
+            actual = scope.tensors[name] = self._fresh_name(name) if taken else name
             self.world.tensors[actual] = TensorInfo(actual, rank, Role.TEMPORARY, None, None, span)
             return actual
         tensor = self.world.tensors[actual]
@@ -182,7 +182,7 @@ class InlinedBody:
             found=str(rank),
         )
 
-    def _fresh(self, name: str) -> str:
+    def _fresh_name(self, name: str) -> str:
         n = 1
         while f"{name}_{n}" in self.taken or f"{name}_{n}" in self.world.tensors:
             n += 1
@@ -202,7 +202,7 @@ class InlinedBody:
             self._pass(p, e, scope, inner)
         aliased = any(t.name in _names(call.arguments) for t in call.targets)
         for target, r in zip(call.targets, callee.returns, strict=True):
-            result = self._new(r.name, target.span) if aliased else self._result(target, scope)
+            result = self._new_temporary(r.name, target.span) if aliased else self._result(target, scope)
             inner.tensors[r.name] = result
             if r.type is not None and self.world.tensors[result].dtype is None:
                 self.world.tensors[result].dtype = r.type.dtype
@@ -285,8 +285,8 @@ class InlinedBody:
             raise self.world.error(f"'{target.name}' is an input and cannot be written", target.span)
         return actual
 
-    def _new(self, name: str, span: Span) -> str:
-        actual = self._fresh(name)
+    def _new_temporary(self, name: str, span: Span) -> str:
+        actual = self._fresh_name(name)
         self.world.tensors[actual] = TensorInfo(actual, -1, Role.TEMPORARY, None, None, span)
         return actual
 

@@ -321,7 +321,7 @@ class Inequality:
     terms: tuple[tuple[str, int], ...]
     constant: int
 
-    def renamed(self, names: Mapping[str, str]) -> Inequality:
+    def rename_indices(self, names: Mapping[str, str]) -> Inequality:
         """Over other indices; `names` has one for each of these."""
         return Inequality(tuple(sorted((names[name], c) for name, c in self.terms)), self.constant)
 

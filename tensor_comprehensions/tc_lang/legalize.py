@@ -13,7 +13,7 @@ from operator import is_
 
 from ..core.dtypes import INT64, UINT8, DType
 from ..core.memory_layout import contiguous_strides
-from ..core.naming import mint
+from ..core.naming import compose_name
 from .bind import neutral_element
 from .ir import (
     Access,
@@ -54,42 +54,44 @@ class _Work:
     def statement(self, s: BoundStatement) -> Iterator[BoundStatement]:
         if s.reduction is not None and any(i.extent == 0 for i in s.indices):
             if s.initialize:
-                yield _filled(s, self.tensors[s.target])
+                yield _fill_with_identity(s, self.tensors[s.target])
             return
         if s.reads_own_target:
-            copy = self._temporary(mint(s.target, "before"), self.tensors[s.target], self.tensors[s.target].dtype)
-            yield self._copy(mint(s.name, "copy"), s, s.target, copy)
-            s = _reading(s, copy.name)
+            copy = self._temporary(
+                compose_name(s.target, "before"), self.tensors[s.target], self.tensors[s.target].dtype
+            )
+            yield self._copy(compose_name(s.name, "copy"), s, s.target, copy)
+            s = _read_from_copy(s, copy.name)
         target = self.tensors[s.target]
         wide = _accumulator(target.dtype)
         if s.reduction is None or wide == target.dtype:
             yield s
             return
-        accumulator = self._temporary(mint(s.target, "wide"), target, wide)
+        accumulator = self._temporary(compose_name(s.target, "wide"), target, wide)
         if not s.initialize:
-            yield self._copy(mint(s.name, "load"), s, s.target, accumulator)
+            yield self._copy(compose_name(s.name, "load"), s, s.target, accumulator)
         value = s.value if s.value.dtype == wide else Cast(s.value, wide)
         yield replace(s, target=accumulator.name, value=value)
-        yield self._copy(mint(s.name, "store"), s, accumulator.name, target)
+        yield self._copy(compose_name(s.name, "store"), s, accumulator.name, target)
 
     def _temporary(self, name: str, like: Tensor, dtype: DType) -> Tensor:
-        name = self._fresh(name, self.tensors)
+        name = self._fresh_name(name, self.tensors)
         tensor = Tensor(name, dtype, like.shape, contiguous_strides(like.shape), Role.TEMPORARY)
         self.tensors[tensor.name] = tensor
         return tensor
 
-    def _fresh(self, name: str, taken: Container[str]) -> str:
+    def _fresh_name(self, name: str, taken: Container[str]) -> str:
         n, candidate = 0, name
         while candidate in taken:
             n += 1
-            candidate = mint(name, n)
+            candidate = compose_name(name, n)
         return candidate
 
     def _copy(self, name: str, s: BoundStatement, source: str, destination: Tensor) -> BoundStatement:
         """`destination(...) = source(...)`, whole."""
-        name = self._fresh(name, self.names)
+        name = self._fresh_name(name, self.names)
         self.names.add(name)
-        indices = tuple(BoundIndex(mint(f"d{d}"), 0, extent) for d, extent in enumerate(destination.shape))
+        indices = tuple(BoundIndex(compose_name(f"d{d}"), 0, extent) for d, extent in enumerate(destination.shape))
         subscripts = tuple(Index(i.name, INT64) for i in indices)
         value: Expr = Access(source, subscripts, self.tensors[source].dtype)
         if value.dtype != destination.dtype:
@@ -99,16 +101,16 @@ class _Work:
         )
 
 
-def _filled(s: BoundStatement, target: Tensor) -> BoundStatement:
+def _fill_with_identity(s: BoundStatement, target: Tensor) -> BoundStatement:
     """`s` without its reduction: every element of its target is the identity."""
     assert s.reduction is not None
-    indices = tuple(BoundIndex(mint(f"d{d}"), 0, extent) for d, extent in enumerate(target.shape))
+    indices = tuple(BoundIndex(compose_name(f"d{d}"), 0, extent) for d, extent in enumerate(target.shape))
     subscripts = tuple(Index(i.name, INT64) for i in indices)
     value = Const(neutral_element(s.reduction, target.dtype), target.dtype)
     return BoundStatement(s.name, s.target, subscripts, None, False, value, indices, len(indices), span=s.span)
 
 
-def _reading(s: BoundStatement, copy: str) -> BoundStatement:
+def _read_from_copy(s: BoundStatement, copy: str) -> BoundStatement:
     """`s`, reading `copy_tensor` wherever it read its own target."""
 
     def visit(e: Expr) -> Expr:

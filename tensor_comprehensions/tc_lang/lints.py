@@ -33,7 +33,7 @@ def lint(functions: Sequence[Function]) -> Iterator[CheckError]:
         for statement in d.body:
             if isinstance(statement, s.Statement) and statement.target in floats:
                 values = [statement.value, *(c.value for c in statement.clauses if isinstance(c, s.Let))]
-                for quotient, a, b in (q for value in values for q in _truncated(value, everything)):
+                for quotient, a, b in (q for value in values for q in _truncated_quotients(value, everything)):
                     yield CheckError(
                         f"{a}/{b} is {a // b} here: a quotient of integers rounds down",
                         source=text,
@@ -42,7 +42,7 @@ def lint(functions: Sequence[Function]) -> Iterator[CheckError]:
                     )
 
 
-def _truncated(e: s.Expression, tensors: set[str]) -> Iterator[tuple[s.Binary, int, int]]:
+def _truncated_quotients(e: s.Expression, tensors: set[str]) -> Iterator[tuple[s.Binary, int, int]]:
     """The quotients of integers in an expression, but for its subscripts, that have a fraction."""
     match e:
         case s.Binary(op="/", left=left, right=right):
@@ -54,7 +54,7 @@ def _truncated(e: s.Expression, tensors: set[str]) -> Iterator[tuple[s.Binary, i
         case s.Apply(name=name) if name in tensors:
             return
     for part in s.child_expressions(e):
-        yield from _truncated(part, tensors)
+        yield from _truncated_quotients(part, tensors)
 
 
 def _integer(e: s.Expression) -> int | None:

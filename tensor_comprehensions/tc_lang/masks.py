@@ -116,12 +116,12 @@ def _inequality(form: Affine) -> Inequality | None:
     total = Affine(0)
     for atom, c in form.terms:
         if isinstance(atom, Variable):
-            total += Affine(0, ((atom, c),)).scaled(d)
+            total += Affine(0, ((atom, c),)).scale(d)
         elif isinstance(atom, Quotient) and isinstance(c, int):  # x/d - 1 < floor(x/d) <= x/d
-            total += atom.inner.scaled(c) if c > 0 else atom.inner.shifted(1 - d).scaled(c)
+            total += atom.inner.scale(c) if c > 0 else atom.inner.shift(1 - d).scale(c)
         else:
             return None
-    total += Affine(form.constant).scaled(d)
+    total += Affine(form.constant).scale(d)
     terms = [(a.name, c) for a, c in total.terms if isinstance(a, Variable) and isinstance(c, int)]
     if not terms or len(terms) < len(total.terms) or not isinstance(total.constant, int):
         return None
@@ -160,7 +160,7 @@ def _read(e: Access, facts: Facts) -> Masked | None:
     value = known.value
     if isinstance(value, Sunk):
         value = replace(value, along=frozenset(place[d] for d in value.along))
-    return Masked(tuple(g.renamed(place) for g in known.region), value)
+    return Masked(tuple(g.rename_indices(place) for g in known.region), value)
 
 
 def value_outside(e: Expr, region: Region, facts: Facts, box: Box) -> Outside | None:
@@ -183,13 +183,13 @@ def value_outside(e: Expr, region: Region, facts: Facts, box: Box) -> Outside | 
         parts = [visit(x) for x in operands_of(e)]
         constants = [p for p in parts if isinstance(p, Const)]
         if parts and len(constants) == len(parts):
-            return _computed(with_operands(e, constants))
-        return _sunk(e, parts, region, facts)
+            return _fold_constant(with_operands(e, constants))
+        return _softmax_step(e, parts, region, facts)
 
     return visit(e)
 
 
-def _computed(e: Expr) -> Const | None:
+def _fold_constant(e: Expr) -> Const | None:
     try:
         with np.errstate(all="ignore"):
             value = NumpyExpressionEvaluator({}, _no_memory)(e)
@@ -202,7 +202,7 @@ def _no_memory(access: Access, subscripts: object, where: object) -> Array:
     raise ValueError(f"{access.tensor} is no constant")
 
 
-def _sunk(e: Expr, parts: Sequence[Outside | None], region: Region, facts: Facts) -> Sunk | None:
+def _softmax_step(e: Expr, parts: Sequence[Outside | None], region: Region, facts: Facts) -> Sunk | None:
     """The steps of a softmax: the difference with the largest value, times a positive constant, its exponential."""
     match e, parts:
         case Binary(op="-", left=left, right=Access() as right), [Const(value=value), None] if _is_low(value):
@@ -236,7 +236,7 @@ def _rows(masked: Expr, largest: Access, region: Region, facts: Facts) -> frozen
     place = dict(zip(written, names, strict=True))
     if not _matches(s.value, masked, place) or any(i.name not in place for i in s.reduction_indices):
         return None
-    same = {g.renamed(place) for g in s.terms} == set(region)
+    same = {g.rename_indices(place) for g in s.terms} == set(region)
     return frozenset(place[i.name] for i in s.reduction_indices) if same else None
 
 

@@ -37,11 +37,11 @@ def convert_array(x: Array, dtype: DType) -> Array:
     if dtype == BFLOAT16:
         return _to_bfloat16(x.astype(np.float32))
     if dtype.is_integer and x.dtype.kind == "f":
-        return _saturated(x, numpy_dtype(dtype))
+        return _saturating_cast(x, numpy_dtype(dtype))
     return x.astype(numpy_dtype(dtype))
 
 
-def _saturated(x: Array, to: np.dtype[Any]) -> Array:
+def _saturating_cast(x: Array, to: np.dtype[Any]) -> Array:
     """Floats truncated to integers of the type `to`: its nearest limit where they do not fit, 0 for NaN."""
     limits = np.iinfo(to)
     least, past = float(limits.min), float(limits.max + 1)  # powers of two: exact
@@ -93,7 +93,7 @@ class NumpyExpressionEvaluator:
             case Unary(op=op, operand=x):
                 return np.negative(self(x, where)) if op == "-" else np.logical_not(self(x, where))
             case Binary(op="&&" | "||"):
-                return self._logical(e, where)
+                return self._evaluate_logical(e, where)
             case Binary(op=op, left=a, right=b):
                 return combine_arrays(op, self(a, where), self(b, where))
             case Select():
@@ -105,20 +105,20 @@ class NumpyExpressionEvaluator:
             case Size(name=name):
                 raise InternalError(f"the size {name} is not bound")
 
-    def _logical(self, e: Binary, where: Array) -> Array:
+    def _evaluate_logical(self, e: Binary, where: Array) -> Array:
         left = self(e.left, where)
         decided = left if e.op == "||" else ~left
-        right = self(e.right, _both(where, ~decided))
+        right = self(e.right, _and_masks(where, ~decided))
         return np.where(decided, left, right)
 
     def _select(self, e: Select, where: Array) -> Array:
         condition = self(e.condition, where)
-        then = self(e.then, _both(where, condition))
-        otherwise = self(e.otherwise, _both(where, ~condition))
+        then = self(e.then, _and_masks(where, condition))
+        otherwise = self(e.otherwise, _and_masks(where, ~condition))
         return np.where(condition, then, otherwise)
 
 
-def _both(a: Array, b: Array) -> Array:
+def _and_masks(a: Array, b: Array) -> Array:
     return b if a is None else a & b
 
 

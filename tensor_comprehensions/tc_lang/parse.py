@@ -148,7 +148,7 @@ def _check_tuple_calls(program: s.Program, text: str) -> None:
                 )
 
 
-def _around(first: Any, last: Any) -> Span:
+def _span_between(first: Any, last: Any) -> Span:
     return Span(_start(first), _end(last))
 
 
@@ -165,13 +165,17 @@ def _end(x: Any) -> int:
 def _name(token: Any) -> Any:
     """`token` itself. LLVM cuts names of more than a thousand characters, and then takes two of them for one."""
     if len(token) > _MAX_NAME:
-        raise ParseError("this name is too long", span=_around(token, token), expected=f"up to {_MAX_NAME} characters")
+        raise ParseError(
+            "this name is too long", span=_span_between(token, token), expected=f"up to {_MAX_NAME} characters"
+        )
     return token
 
 
 def _integer(token: Any) -> int:
     if len(token) > _MAX_DIGITS:
-        raise ParseError("this number is too long", span=_around(token, token), expected=f"up to {_MAX_DIGITS} digits")
+        raise ParseError(
+            "this number is too long", span=_span_between(token, token), expected=f"up to {_MAX_DIGITS} digits"
+        )
     return int(token, 16 if token.type == "HEX" else 10)
 
 
@@ -181,22 +185,22 @@ class _List(tuple[Any, ...]):
     span: Span
 
 
-def _listed(children: list[Any]) -> _List:
+def _list_items(children: list[Any]) -> _List:
     """The items of a bracketed list `( [items] )`."""
     out = _List(children[1] if len(children) == 3 else ())
-    out.span = _around(children[0], children[-1])
+    out.span = _span_between(children[0], children[-1])
     return out
 
 
-def _separated(children: list[Any]) -> tuple[Any, ...]:
+def _drop_separators(children: list[Any]) -> tuple[Any, ...]:
     return tuple(children[::2])
 
 
 class _Builder:
     """What each rule of the grammar becomes. Methods get the rule's children: named tokens and built nodes."""
 
-    parameters = dimensions = expressions = where = staticmethod(_separated)
-    subscripts = arguments = staticmethod(_listed)
+    parameters = dimensions = expressions = where = staticmethod(_drop_separators)
+    subscripts = arguments = staticmethod(_list_items)
 
     def program(self, x: list[Any]) -> s.Program:
         return s.Program(tuple(x))
@@ -206,33 +210,33 @@ class _Builder:
         parameters = rest.pop(0) if isinstance(rest[0], tuple) else ()
         body = rest[3:-1]
         returns = rest[1]
-        return s.Def(str(name), parameters, returns, tuple(body), _around(name, name))
+        return s.Def(str(name), parameters, returns, tuple(body), _span_between(name, name))
 
     def parameter(self, x: list[Any]) -> s.Declaration:
         type_ = x[0] if isinstance(x[0], s.Type) else None
         format_ = x[-1] if isinstance(x[-1], s.FormatName) else None
         name = x[1] if type_ is not None else x[0]
-        return s.Declaration(str(name), type_, format_, _around(x[0], name))
+        return s.Declaration(str(name), type_, format_, _span_between(x[0], name))
 
     def format(self, x: list[Any]) -> s.FormatName:
-        return s.FormatName(str(x[0]), x[2] if len(x) > 1 else (), _around(x[0], x[-1]))
+        return s.FormatName(str(x[0]), x[2] if len(x) > 1 else (), _span_between(x[0], x[-1]))
 
     def numbers(self, x: list[Any]) -> tuple[int, ...]:
         return tuple(_integer(token) for token in x[::2])
 
     def return_list(self, x: list[Any]) -> tuple[s.Declaration, ...]:
-        return tuple(_listed(x))
+        return tuple(_list_items(x))
 
     def single_return(self, x: list[Any]) -> tuple[s.Declaration, ...]:
         return (x[0],)
 
     def type(self, x: list[Any]) -> s.Type:
         dtype = ALIASES.get(x[0]) or DTYPES[x[0]]
-        return s.Type(dtype, tuple(_listed(x[1:])) if len(x) > 1 else None, _around(x[0], x[-1]))
+        return s.Type(dtype, tuple(_list_items(x[1:])) if len(x) > 1 else None, _span_between(x[0], x[-1]))
 
     def dimension(self, x: list[Any]) -> s.Dimension:
         token = x[0]
-        return s.Dimension(str(token) if token.type == "ID" else _integer(token), _around(token, token))
+        return s.Dimension(str(token) if token.type == "ID" else _integer(token), _span_between(token, token))
 
     def assignment(self, x: list[Any]) -> s.Statement:
         target, rest = x[0], x[1:]
@@ -240,9 +244,9 @@ class _Builder:
         operator, value, *where = [part for part in rest if part is not None]
         clauses = where[0] if where else ()
         last = clauses[-1] if clauses else value
-        written = _around(target, target) if subscripts is None else _around(target, subscripts)
+        written = _span_between(target, target) if subscripts is None else _span_between(target, subscripts)
         listed = None if subscripts is None else tuple(subscripts)
-        return s.Statement(str(target), listed, operator, value, clauses, written, _around(target, last))
+        return s.Statement(str(target), listed, operator, value, clauses, written, _span_between(target, last))
 
     def operator(self, x: list[Any]) -> str:
         return str(x[0])
@@ -252,46 +256,48 @@ class _Builder:
 
     def tuple_call(self, x: list[Any]) -> s.TupleCall:
         close = next(n for n, part in enumerate(x) if getattr(part, "type", "") == "RPAR")
-        targets = tuple(s.Name(str(t), _around(t, t)) for t in x[:close:2])
+        targets = tuple(s.Name(str(t), _span_between(t, t)) for t in x[:close:2])
         callee, arguments = x[close + 1 :]
-        return s.TupleCall(targets, str(callee), tuple(arguments), _around(callee, callee), _around(x[0], arguments))
+        return s.TupleCall(
+            targets, str(callee), tuple(arguments), _span_between(callee, callee), _span_between(x[0], arguments)
+        )
 
     def range(self, x: list[Any]) -> s.Range:
-        return s.Range(str(x[0]), x[1], x[2], _around(x[0], x[2]))
+        return s.Range(str(x[0]), x[1], x[2], _span_between(x[0], x[2]))
 
     def let(self, x: list[Any]) -> s.Let:
-        return s.Let(str(x[0]), x[1], _around(x[0], x[1]))
+        return s.Let(str(x[0]), x[1], _span_between(x[0], x[1]))
 
     def exists(self, x: list[Any]) -> s.Exists:
         return s.Exists(x[0], x[0].span)
 
     def conditional(self, x: list[Any]) -> s.Conditional:
-        return s.Conditional(x[0], x[1], x[2], _around(x[0], x[2]))
+        return s.Conditional(x[0], x[1], x[2], _span_between(x[0], x[2]))
 
     def binary(self, x: list[Any]) -> s.Binary:
-        return s.Binary(str(x[1]), x[0], x[2], _around(x[0], x[2]))
+        return s.Binary(str(x[1]), x[0], x[2], _span_between(x[0], x[2]))
 
     def negate(self, x: list[Any]) -> s.Unary:
-        return s.Unary(str(x[0]), x[1], _around(x[0], x[1]))
+        return s.Unary(str(x[0]), x[1], _span_between(x[0], x[1]))
 
     def integer(self, x: list[Any]) -> s.Number:
-        return s.Number(_integer(x[0]), _around(x[0], x[0]))
+        return s.Number(_integer(x[0]), _span_between(x[0], x[0]))
 
     def real(self, x: list[Any]) -> s.Number:
-        return s.Number(float(x[0]), _around(x[0], x[0]))
+        return s.Number(float(x[0]), _span_between(x[0], x[0]))
 
     def parenthesized(self, x: list[Any]) -> s.Expression:
-        e: s.Expression = replace(x[1], span=_around(x[0], x[2]))
+        e: s.Expression = replace(x[1], span=_span_between(x[0], x[2]))
         return e
 
     def cast(self, x: list[Any]) -> s.Cast:
-        return s.Cast(ALIASES.get(x[0]) or DTYPES[x[0]], x[2], _around(x[0], x[3]))
+        return s.Cast(ALIASES.get(x[0]) or DTYPES[x[0]], x[2], _span_between(x[0], x[3]))
 
     def name(self, x: list[Any]) -> s.Name:
-        return s.Name(str(x[0]), _around(x[0], x[0]))
+        return s.Name(str(x[0]), _span_between(x[0], x[0]))
 
     def apply(self, x: list[Any]) -> s.Apply:
-        return s.Apply(str(x[0]), tuple(x[1]), _around(x[0], x[1]))
+        return s.Apply(str(x[0]), tuple(x[1]), _span_between(x[0], x[1]))
 
     def extent(self, x: list[Any]) -> s.Extent:
-        return s.Extent(str(x[0]), _integer(x[1]), _around(x[0], x[1]))
+        return s.Extent(str(x[0]), _integer(x[1]), _span_between(x[0], x[1]))

@@ -78,14 +78,14 @@ def _expression(e: s.Expression, least: int) -> str:
         case s.Cast(dtype=dtype, operand=operand):
             return f"{dtype}({_expression(operand, 0)})"
         case s.Unary(op=op, operand=operand):
-            return _bracketed(f"{op}{_expression(operand, _UNARY)}", _UNARY, least)
+            return _parenthesize(f"{op}{_expression(operand, _UNARY)}", _UNARY, least)
         case s.Binary(op=op, left=left, right=right):
             level = _PRECEDENCE[op]
-            return _bracketed(f"{_expression(left, level)} {op} {_expression(right, level + 1)}", level, least)
+            return _parenthesize(f"{_expression(left, level)} {op} {_expression(right, level + 1)}", level, least)
         case s.Conditional(condition=condition, then=then, otherwise=otherwise):
             text = f"{_expression(condition, 1)} ? {_expression(then, 0)} : {_expression(otherwise, 0)}"
-            return _bracketed(text, 0, least)
+            return _parenthesize(text, 0, least)
 
 
-def _bracketed(text: str, level: int, least: int) -> str:
+def _parenthesize(text: str, level: int, least: int) -> str:
     return text if level >= least else f"({text})"

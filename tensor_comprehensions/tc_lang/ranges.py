@@ -47,7 +47,8 @@ class Ranges:
 def infer_ranges(function: Function, sizes: Mapping[str, Value]) -> Ranges:
     """The ranges of all indices and tensors; `sizes` gives each size name and specialized scalar its value.
 
-    Raises RangeError where an index has no range, or (with numbers) where a range has a negative extent.
+    Raises RangeError where an index has no range, where a return has another size than declared, or (with numbers)
+    where a range has a negative extent.
     """
     inference = _Inference(function, dict(sizes))
     for tensor in function.tensors:
@@ -111,23 +112,24 @@ class _Inference:
         """The ranges of one statement's indices; its target gets bounds if it had none."""
         s = self.function.statements[n]
         conditions = list(self._conditions(s))
-        solved = self._solve(s, conditions, self._given(s))
+        solved = self._solve(s, conditions, self._given_ranges(s))
         missing = [i for i in s.indices if i not in solved]
         if missing:
             self._adopt(n, s, conditions, solved)
             missing = [i for i in s.indices if i not in solved]
         if missing:
-            raise self._unsolved(s, missing, conditions)
+            raise self._unsolved_error(s, missing, conditions)
         self._check_extents(s, solved, conditions)
         if is_updatable_in_part(self.function.tensor(s.target)):
             self._check_part(s, solved)
         if s.target not in self.bounds:
             self._set(s.target, self._target_bounds(s, solved))
+            self._check_declared(self.function.tensor(s.target))
         return {i: solved[i] for i in s.indices}
 
     # --- conditions ------------------------------------------------------------------------------------------------
 
-    def _given(self, s: Statement) -> dict[str, Bounds]:
+    def _given_ranges(self, s: Statement) -> dict[str, Bounds]:
         return {
             r.index: (to_affine(r.lower, self.sizes).constant, to_affine(r.upper, self.sizes).constant)
             for r in s.ranges
@@ -158,7 +160,7 @@ class _Inference:
                 if len(open_) != 1:
                     continue
                 name = open_.pop()
-                range_ = _narrow(c.form, c.lower, c.upper, name, solved)
+                range_ = _solve_for_index(c.form, c.lower, c.upper, name, solved)
                 if range_ is not None:
                     found[name] = _intersect(found[name], range_) if name in found else range_
             if not found:
@@ -173,7 +175,7 @@ class _Inference:
         solved.update(self._solve(s, conditions, solved))
         for later in self.function.statements[n + 1 :]:
             if later.target == s.target:
-                ranges = self._solve(later, list(self._conditions(later)), self._given(later))
+                ranges = self._solve(later, list(self._conditions(later)), self._given_ranges(later))
                 for mine, theirs in zip(s.subscripts, later.subscripts, strict=True):
                     if isinstance(mine, Index) and isinstance(theirs, Index) and theirs.name in ranges:
                         solved.setdefault(mine.name, ranges[theirs.name])
@@ -205,6 +207,20 @@ class _Inference:
                 bounds.append(_hull(to_affine(e, self.sizes), solved))
         return tuple(bounds)
 
+    def _check_declared(self, tensor: Symbol) -> None:
+        """A returned tensor has the size that its declaration says, as far as that is known here."""
+        for d, (extent, (lower, upper)) in enumerate(zip(tensor.extents or (), self.bounds[tensor.name], strict=False)):
+            declared, found = to_affine(extent, self.sizes).constant, upper - lower
+            if constant_value(declared - found) not in (None, 0):
+                raise RangeError(
+                    f"dimension {d} of '{tensor.name}' has another size than declared",
+                    source=self.function.source,
+                    span=tensor.span,
+                    expected=str(declared),
+                    found=str(found),
+                    suggestion=f"leave the size to its definitions: `-> ({tensor.name})`",
+                )
+
     def _check_part(self, s: Statement, solved: Mapping[str, Bounds]) -> None:
         """A definition of an in/out tensor covers its declared size, or the part that its clauses name."""
         given = {r.index for r in s.ranges}
@@ -214,7 +230,7 @@ class _Inference:
                 lower, upper = solved[e.name]
                 before, after = constant_value(lower - least), constant_value(most - upper)
                 if (before or 0) < 0 or (after or 0) < 0:
-                    raise self._outside(s, d, solved[e.name], (least, most))
+                    raise self._outside_error(s, d, solved[e.name], (least, most))
                 if before or after:
                     parts[e.name] = d
         if any(name not in given for name in parts):
@@ -229,7 +245,7 @@ class _Inference:
 
     # --- errors ----------------------------------------------------------------------------------------------------
 
-    def _unsolved(self, s: Statement, missing: list[str], conditions: list[Condition]) -> RangeError:
+    def _unsolved_error(self, s: Statement, missing: list[str], conditions: list[Condition]) -> RangeError:
         names = ", ".join(f"'{i}'" for i in missing)
         related = [str(c) for c in conditions if set(affine_variables(c.form)) & set(missing)]
         return RangeError(
@@ -241,7 +257,7 @@ class _Inference:
             suggestion=f"give it a range: `where {missing[0]} in 0:...`",
         )
 
-    def _outside(self, s: Statement, d: int, found: Bounds, declared: Bounds) -> RangeError:
+    def _outside_error(self, s: Statement, d: int, found: Bounds, declared: Bounds) -> RangeError:
         return RangeError(
             f"this statement writes beyond the {declared[1]} elements of dimension {d} of '{s.target}'",
             source=self.function.source,
@@ -284,7 +300,9 @@ def _intersect(a: Bounds, b: Bounds) -> Bounds:
     return max_of(a[0], b[0]), min_of(a[1], b[1])
 
 
-def _narrow(form: Affine, lower: Value, upper: Value, name: str, solved: Mapping[str, Bounds]) -> Bounds | None:
+def _solve_for_index(
+    form: Affine, lower: Value, upper: Value, name: str, solved: Mapping[str, Bounds]
+) -> Bounds | None:
     """The largest range of `name` for which `lower <= form < upper`, whatever the solved indices are.
 
     None where the form is not one that can be solved for `name`.
@@ -298,16 +316,16 @@ def _narrow(form: Affine, lower: Value, upper: Value, name: str, solved: Mapping
     n = constant_value(c)
     if n is not None and n < 0:
         low, high, c = -high, -low, -n
-    range_ = (_ceiling(low, c), high // c + 1)
+    range_ = (_ceil_div(low, c), high // c + 1)
     match atom:
         case Variable():
             return range_
         case Quotient(inner=inner, divisor=d):
-            return _narrow(inner, range_[0] * d, range_[1] * d, name, solved)
+            return _solve_for_index(inner, range_[0] * d, range_[1] * d, name, solved)
     return None
 
 
-def _ceiling(a: Value, b: Value) -> Value:
+def _ceil_div(a: Value, b: Value) -> Value:
     return a if b == 1 else -((-a) // b)
 
 

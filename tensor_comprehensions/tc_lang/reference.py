@@ -30,14 +30,14 @@ def evaluate_def(bound: BoundFunction, arrays: Mapping[str, Array]) -> dict[str,
 
     Raises RangeError where a data-dependent subscript leaves its tensor, ArgumentError for a wrong array.
     """
-    memory = {t.name: _initial(bound, t, arrays) for t in bound.tensors}
+    memory = {t.name: _initial_array(bound, t, arrays) for t in bound.tensors}
     with np.errstate(all="ignore"):
         for s in bound.statements:
             memory[s.target] = _run(s, bound, memory)
     return {name: memory[name] for name in bound.returns}
 
 
-def _initial(bound: BoundFunction, tensor: Tensor, arrays: Mapping[str, Array]) -> Array:
+def _initial_array(bound: BoundFunction, tensor: Tensor, arrays: Mapping[str, Array]) -> Array:
     dtype = numpy_dtype(tensor.dtype)
     if tensor.role in (Role.OUTPUT, Role.TEMPORARY):
         return np.zeros(tensor.shape, dtype)

@@ -119,7 +119,7 @@ def _learn(function: BoundFunction, s: BoundStatement, facts: Facts) -> Facts:
             if isinstance(value, Sunk):
                 value = replace(value, along=frozenset(place[name] for name in value.along))
             if value is not None:
-                masked[s.target] = Masked(tuple(g.renamed(place) for g in region), value)
+                masked[s.target] = Masked(tuple(g.rename_indices(place) for g in region), value)
                 break
     elif s.reduction == "max" and s.initialize and s.terms and _has_all_rows(s):
         largest[s.target] = s
@@ -159,12 +159,12 @@ def _with_elements(function: BoundFunction, statements: list[BoundStatement]) ->
             continue
         own = [n for n, s in enumerate(found) if s.target == target]
         names = [_definition(found[n]) for n in own]
-        region = _wanted(found, target)
+        region = _wanted_region(found, target)
         if not region or None in names:
             continue
         for n, subscripts in zip(own, names, strict=True):
             place = {dimension(d): name for d, name in enumerate(subscripts or ())}
-            found[n] = replace(found[n], elements=tuple(g.renamed(place) for g in region))
+            found[n] = replace(found[n], elements=tuple(g.rename_indices(place) for g in region))
     return found
 
 
@@ -175,7 +175,7 @@ def _definition(s: BoundStatement) -> tuple[str, ...] | None:
     return index_subscripts(Access(s.target, s.subscripts, s.value.dtype))
 
 
-def _wanted(statements: Sequence[BoundStatement], tensor: str) -> Region:
+def _wanted_region(statements: Sequence[BoundStatement], tensor: str) -> Region:
     """The elements of a temporary that its readers want, over its dimensions."""
     found = [use for s in statements for use in _uses(s, tensor)]
     uses = [use for use in found if use is not None]
@@ -202,7 +202,7 @@ def _uses(s: BoundStatement, tensor: str) -> Iterator[tuple[Region, Box] | None]
             continue
         place = {name: dimension(d) for d, name in enumerate(names)}
         local = tuple(g for g in region if all(name in place for name, _ in g.terms))
-        yield tuple(g.renamed(place) for g in local), {place[name]: box[name] for name in names}
+        yield tuple(g.rename_indices(place) for g in local), {place[name]: box[name] for name in names}
 
 
 def _reads_of(s: BoundStatement, tensor: str, box: Box) -> Iterator[tuple[Access, Region]]:

@@ -36,7 +36,7 @@ class SizeOperation:
     def __str__(self) -> str:
         if self.op in ("min", "max"):
             return f"{self.op}({self.left}, {self.right})"
-        return f"{_bracketed(self.left)} {self.op} {_bracketed(self.right)}"
+        return f"{_parenthesize(self.left)} {self.op} {_parenthesize(self.right)}"
 
 
 Atom = SizeName | SizeOperation
@@ -237,7 +237,7 @@ def _evaluate(atom: Atom, sizes: Mapping[str, int]) -> int:
             return _OPERATIONS[op](a.evaluate(sizes), b.evaluate(sizes))
 
 
-def _bracketed(x: SizePolynomial) -> str:
+def _parenthesize(x: SizePolynomial) -> str:
     simple = len(x.terms) == 1 and (
         not x.terms[0][0] or (x.terms[0][1] == 1 and isinstance(x.terms[0][0][0], SizeName))
     )

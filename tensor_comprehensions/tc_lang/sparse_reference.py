@@ -62,7 +62,7 @@ def evaluate_sparse(
     operands: every input and the initial value of every in/out tensor, by name. temporaries: those that have the stored
     places of an operand, with its name; the others are dense.
     """
-    memory = {t.name: _initial(t, operands, t.name in sparse_results) for t in bound.tensors}
+    memory = {t.name: _initial_stored(t, operands, t.name in sparse_results) for t in bound.tensors}
     with np.errstate(all="ignore"):
         for s in bound.statements:
             memory[s.target] = _run(s, bound, memory)
@@ -72,7 +72,7 @@ def evaluate_sparse(
     return {name: memory[name] for name in bound.returns}
 
 
-def _initial(t: Tensor, operands: Mapping[str, Stored], sparse: bool) -> Stored:
+def _initial_stored(t: Tensor, operands: Mapping[str, Stored], sparse: bool) -> Stored:
     if t.name in operands:
         return operands[t.name]
     return Stored(np.zeros(t.shape, numpy_dtype(t.dtype)), np.zeros(t.shape, bool) if sparse else None)
@@ -153,10 +153,10 @@ class _Evaluator:
         for e in accesses:
             places = self.memory[e.tensor].places
             if places is not None:
-                found = found & places[self.where(e)]
+                found = found & places[self.evaluate_subscripts(e)]
         return found
 
-    def where(self, e: Access) -> tuple[Array, ...]:
+    def evaluate_subscripts(self, e: Access) -> tuple[Array, ...]:
         return tuple(self(x)[0] for x in e.subscripts)
 
     def __call__(self, e: Expr) -> Pair:
@@ -189,14 +189,14 @@ class _Evaluator:
         raise InternalError(f"not an expression of a bound function: {e!r}")
 
     def _read(self, e: Access) -> Pair:
-        held, where = self.memory[e.tensor], self.where(e)
+        held, where = self.memory[e.tensor], self.evaluate_subscripts(e)
         if held.places is None:
-            return held.values[_inside(where, held.values.shape)], np.asarray(False)
+            return held.values[_clip_subscripts(where, held.values.shape)], np.asarray(False)
         there = held.places[where]
         return np.where(there, held.values[where], np.zeros((), held.values.dtype)), ~there
 
 
-def _inside(where: tuple[Array, ...], shape: tuple[int, ...]) -> tuple[Array, ...]:
+def _clip_subscripts(where: tuple[Array, ...], shape: tuple[int, ...]) -> tuple[Array, ...]:
     """Subscripts that are in bounds; what a conditional guards is read anywhere and not used."""
     return tuple(np.clip(x, 0, max(0, n - 1)) for x, n in zip(where, shape, strict=True))
 

@@ -18,7 +18,7 @@ def expr_to_syntax(e: Expr, index: bool = False) -> s.Expression:
     """The text of `e`, as a tree; `index`: as a subscript, where integers are widened without a word."""
     match e:
         case Const():
-            return _strict(e, index)
+            return _typed_literal(e, index)
         case Size(name=name) | Index(name=name):
             return s.Name(name)
         case Access(tensor=name, subscripts=()):
@@ -74,7 +74,7 @@ def _literal(e: Expr, other: Expr, index: bool) -> s.Expression:
     return expr_to_syntax(e, index)
 
 
-def _strict(e: Const, index: bool) -> s.Expression:
+def _typed_literal(e: Const, index: bool) -> s.Expression:
     if e.dtype in (FLOAT32, INT32) or (index and e.dtype.is_integer):
         return _number(e.value)
     return s.Cast(e.dtype, s.Number(int(e.value)) if e.dtype == BOOL else _number(e.value))

@@ -69,7 +69,7 @@ def literal_type(value: int | float, *, index: bool = False) -> TypedExpr:
         raise UnlocatedTypeError(
             "this integer does not fit int32", expected="-2147483648 to 2147483647", found=str(value)
         )
-    return _weak(value, index)
+    return _weak_literal(value, index)
 
 
 def named_constant(name: str) -> TypedExpr:
@@ -77,7 +77,7 @@ def named_constant(name: str) -> TypedExpr:
     return TypedExpr(Const(CONSTANTS[name], FLOAT32), FLOAT32)
 
 
-def _weak(value: int, index: bool) -> TypedExpr:
+def _weak_literal(value: int, index: bool) -> TypedExpr:
     dtype = INT64 if index else INT32
     if not -(2 ** (dtype.bits - 1)) <= value < 2 ** (dtype.bits - 1):
         raise UnlocatedTypeError(f"the value of these literals does not fit {dtype}", found=str(value))
@@ -107,7 +107,7 @@ def convert(x: TypedExpr, to: DType) -> TypedExpr:
 def _settle_to(x: TypedExpr, to: DType) -> TypedExpr:
     match x.expr:
         case Const(value=value):
-            return TypedExpr(Const(_fit(int(value), to), to.accumulator), to)
+            return TypedExpr(Const(_fit_literal(int(value), to), to.accumulator), to)
         case Select(condition=condition, then=a, otherwise=b):
             then = _settle_to(TypedExpr(a, x.type, True), to)
             otherwise = _settle_to(TypedExpr(b, x.type, True), to)
@@ -116,7 +116,7 @@ def _settle_to(x: TypedExpr, to: DType) -> TypedExpr:
     raise InternalError(f"not a weak expression: {x.expr!r}")
 
 
-def _fit(value: int, to: DType) -> int | float | bool:
+def _fit_literal(value: int, to: DType) -> int | float | bool:
     if to.is_float:
         return float(value)
     if to.is_bool:
@@ -138,7 +138,7 @@ def explicit_cast(x: TypedExpr, to: DType) -> TypedExpr:
         value = int(x.expr.value)
         if to.is_integer:
             value = wrap_integer(value, to)
-        return TypedExpr(Const(_fit(value, to), to.accumulator), to)
+        return TypedExpr(Const(_fit_literal(value, to), to.accumulator), to)
     x = resolve_weak(x)
     if x.type == to and x.expr.dtype == to:
         return x
@@ -174,9 +174,9 @@ def common_type(xs: Sequence[TypedExpr]) -> tuple[list[TypedExpr], DType]:
 def typed_binary(op: str, a: TypedExpr, b: TypedExpr, *, index: bool = False) -> TypedExpr:
     """`a op b`."""
     if op in ("&&", "||"):
-        return _logical(op, a, b)
+        return _type_logical(op, a, b)
     if a.weak and b.weak and isinstance(a.expr, Const) and isinstance(b.expr, Const):
-        return _folded(op, int(a.expr.value), int(b.expr.value), index)
+        return _fold_literals(op, int(a.expr.value), int(b.expr.value), index)
     (left, right), to = common_type((a, b))
     if op in COMPARISONS:
         if to.is_bool and op not in ("==", "!="):
@@ -193,7 +193,7 @@ def typed_binary(op: str, a: TypedExpr, b: TypedExpr, *, index: bool = False) ->
     return make_typed(Binary(op, left.expr, right.expr, left.expr.dtype), to, left, right)
 
 
-def _logical(op: str, a: TypedExpr, b: TypedExpr) -> TypedExpr:
+def _type_logical(op: str, a: TypedExpr, b: TypedExpr) -> TypedExpr:
     for x in (a, b):
         require_bool(x, f"'{op}'")
     return make_typed(Binary(op, a.expr, b.expr, BOOL), BOOL, a, b)
@@ -207,7 +207,7 @@ def require_bool(x: TypedExpr, what: str) -> None:
         )
 
 
-def _folded(op: str, a: int, b: int, index: bool) -> TypedExpr:
+def _fold_literals(op: str, a: int, b: int, index: bool) -> TypedExpr:
     """The value of two literals. Here, and only here, `/` and `%` truncate as in C: `-3 % 2` is -1."""
     if op in COMPARISONS:
         holds = {"<": a < b, "<=": a <= b, ">": a > b, ">=": a >= b, "==": a == b, "!=": a != b}[op]
@@ -216,9 +216,9 @@ def _folded(op: str, a: int, b: int, index: bool) -> TypedExpr:
         if b == 0:
             raise UnlocatedTypeError(f"'{op}' divides by zero")
         quotient = abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
-        return _weak(quotient if op == "/" else a - quotient * b, index)
+        return _weak_literal(quotient if op == "/" else a - quotient * b, index)
     value = {"+": a + b, "-": a - b, "*": a * b, "min": min(a, b), "max": max(a, b)}[op]
-    return _weak(value, index)
+    return _weak_literal(value, index)
 
 
 def typed_negate(x: TypedExpr, *, index: bool = False) -> TypedExpr:
@@ -226,7 +226,7 @@ def typed_negate(x: TypedExpr, *, index: bool = False) -> TypedExpr:
     if x.type.is_bool:
         raise UnlocatedTypeError("'-' does not take bool", expected="a number", found="bool", suggestion="use '!'")
     if x.weak and isinstance(x.expr, Const):
-        return _weak(-int(x.expr.value), index)
+        return _weak_literal(-int(x.expr.value), index)
     if isinstance(x.expr, Const) and x.expr.dtype.is_float:
         return TypedExpr(Const(-x.expr.value, x.expr.dtype), x.type)
     x = resolve_weak(x)
@@ -255,7 +255,7 @@ def typed_builtin(name: str, arguments: Sequence[TypedExpr], *, index: bool = Fa
         return _extremum(name, arguments, index)
     if name == "abs" and not arguments[0].type.is_float:
         return _integer_abs(arguments[0], index)
-    xs, to = _floating(arguments)
+    xs, to = _promote_to_float(arguments)
     match name:
         case "relu":
             zero = TypedExpr(Const(0.0, to.accumulator), to)
@@ -275,7 +275,7 @@ def _call(name: str, xs: Sequence[TypedExpr], to: DType) -> TypedExpr:
     return make_typed(Call(name, tuple(x.expr for x in xs), to.accumulator), to, *xs)
 
 
-def _floating(arguments: Sequence[TypedExpr]) -> tuple[list[TypedExpr], DType]:
+def _promote_to_float(arguments: Sequence[TypedExpr]) -> tuple[list[TypedExpr], DType]:
     """The arguments of a C function: of the widest floating type among them, of float32 when all are integers."""
     floats = [x.type for x in arguments if x.type.is_float]
     to = reduce(promote_dtypes, floats) if floats else FLOAT32
@@ -293,7 +293,7 @@ def _integer_abs(x: TypedExpr, index: bool) -> TypedExpr:
     if x.type.is_bool:
         raise UnlocatedTypeError("'abs' takes a number", expected="a number", found="bool")
     if x.weak and isinstance(x.expr, Const):
-        return _weak(abs(int(x.expr.value)), index)
+        return _weak_literal(abs(int(x.expr.value)), index)
     x = resolve_weak(x)
     if x.type.kind is Kind.UNSIGNED:
         return x

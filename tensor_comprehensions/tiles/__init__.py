@@ -12,7 +12,7 @@ from ..core.dtypes import FLOAT32 as fp32
 from ..layouts import Layout, Swizzle
 from .descriptors import Descriptor, descriptor
 from .notation import Header, Parameter, header, tensor, threads
-from .scalars import exp, exp2, inf, max, min, rsqrt, sigmoid, sqrt, tanh
+from .scalars import exp, exp2, inf, max, min, rsqrt, sigmoid, sqrt, tanh, where
 from .swizzles import Access, choose_swizzle, conflicts
 from .tensors import DataTensor, ThreadTensor
 
@@ -43,4 +43,5 @@ __all__ = [
     "tanh",
     "tensor",
     "threads",
+    "where",
 ]

@@ -8,7 +8,6 @@ the first and at the last numbers of blocks and loops.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,140 +16,12 @@ from ..core.errors import InternalError
 from ..layouts.layout import flatten_tuple
 from ..loop_ir import build
 from ..loop_ir import nodes as ir
-from ..loop_ir.atoms import ATOMS, MATMUL, WARP, Atom
-from ..loop_ir.intrinsics import COPY_ASYNC, COPY_ASYNC_ZERO
 from . import specs
+from .roles import is_group_product
 from .shared_accesses import evaluate_index
-from .tile_views import MemoryView, Operand, RegisterFragment, enumerate_tv
-
-Tags = np.ndarray[Any, Any]
-UNTOUCHED = -1
-_PRIVATE = (ir.Space.REGISTER, ir.Space.SCRATCH)
-_HIGH = 32
-"""Bits below the second tag of a register that holds two."""
-_LOW = (1 << _HIGH) - 1
-
-
-@dataclass(slots=True)
-class TagMachine:
-    """The threads of a block in step, with tags in memory and in registers; products are kept for the check."""
-
-    threads: int
-    values: dict[str, Any]
-    memory: dict[str, Tags] = field(default_factory=dict)
-    products: list[tuple[Atom, list[Tags]]] = field(default_factory=list)
-
-    def tags(self, buffer: ir.Buffer) -> Tags:
-        """The tags of a buffer, of every thread where each has its own."""
-        if buffer.name not in self.memory:
-            sizes = (self.threads, buffer.span) if buffer.space in _PRIVATE else (buffer.span,)
-            self.memory[buffer.name] = np.full(sizes, UNTOUCHED, np.int64)
-        return self.memory[buffer.name]
-
-    def run(self, s: ir.Stmt, active: Tags) -> None:
-        """Execute a statement in the threads that are active."""
-        match s:
-            case ir.Block(body):
-                for one in body:
-                    self.run(one, active)
-            case ir.If(condition, then, otherwise):
-                holds = np.broadcast_to(evaluate_index(condition, self.values), active.shape)
-                self.run(then, active & holds)
-                if otherwise is not None:
-                    self.run(otherwise, active & ~holds)
-            case ir.Store(buffer, indices, value):
-                self._write(buffer, self._places(buffer, indices), self._tag(value), active)
-            case ir.Invoke(name) if name in (COPY_ASYNC, COPY_ASYNC_ZERO):
-                self._copy(s, active)
-            case ir.Invoke(name) if name in ATOMS:
-                self._atom(s, ATOMS[name])
-            case _:
-                raise InternalError(f"no tags are known of {type(s).__name__}")
-
-    def _places(self, buffer: ir.Buffer, indices: Sequence[ir.Expr]) -> Tags:
-        """The offset of each thread (rows) and lane of a vector (columns)."""
-        total = np.zeros((self.threads, 1), np.int64)
-        for index, stride in zip(indices, buffer.strides, strict=True):
-            base, step, lanes = (index.base, index.stride, index.lanes) if isinstance(index, ir.Ramp) else (index, 0, 1)
-            first = np.broadcast_to(evaluate_index(base, self.values), (self.threads,))
-            total = total + (first[:, None] + step * np.arange(lanes)) * stride
-        return total
-
-    def _read(self, buffer: ir.Buffer, places: Tags) -> Tags:
-        held = self.tags(buffer)
-        inside = np.clip(places, 0, held.shape[-1] - 1)
-        rows = np.arange(self.threads)[:, None]
-        found = held[rows, inside] if buffer.space in _PRIVATE else held[inside]
-        return np.where(inside == places, found, UNTOUCHED)
-
-    def _write(self, buffer: ir.Buffer, places: Tags, tags: Tags, active: Tags) -> None:
-        held, tags = self.tags(buffer), np.broadcast_to(tags, places.shape)
-        at = places[active]
-        if at.size and (at.min() < 0 or at.max() >= held.shape[-1]):
-            raise InternalError(f"a thread writes beyond {buffer.name}")
-        if buffer.space in _PRIVATE:
-            held[np.flatnonzero(active)[:, None], at] = tags[active]
-        else:
-            held[at] = tags[active]
-
-    def _tag(self, e: ir.Expr) -> Tags:
-        match e:
-            case ir.Load(buffer, indices, mask):
-                found = self._read(buffer, self._places(buffer, indices))
-                if mask is None:
-                    return found
-                holds = np.broadcast_to(evaluate_index(mask, self.values), (self.threads,))
-                return np.where(holds[:, None], found, 0)
-            case ir.Cast(operand):
-                return self._tag(operand)
-            case ir.Const():
-                return np.zeros((1, 1), np.int64)
-            case ir.Call(name, (low, high)) if name.startswith("pair_"):
-                pair: Tags = self._tag(low) | self._tag(high) << _HIGH
-                return pair
-            case ir.Call(name, (word,)) if name.startswith(("low_", "high_")):
-                half: Tags = self._tag(word) >> (_HIGH if name.startswith("high_") else 0) & _LOW
-                return half
-        raise InternalError(f"no tags are known of {type(e).__name__}")
-
-    def _copy(self, s: ir.Invoke, active: Tags) -> None:
-        (to, there), (source, here) = s.operands
-        count = s.attributes[0] // source.type.dtype.size
-        vector = [(*at[:-1], build.ramp(at[-1], 1, count)) for at in (there, here)]
-        tags = self._read(source, self._places(source, vector[1]))
-        if s.values:
-            holds = np.broadcast_to(evaluate_index(s.values[0], self.values), active.shape)
-            tags = np.where(holds[:, None], tags, 0)
-        self._write(to, self._places(to, vector[0]), tags, active)
-
-    def _atom(self, s: ir.Invoke, atom: Atom) -> None:
-        if atom.kind == MATMUL:
-            views = zip(s.operands, atom.operands, strict=True)
-            self.products.append((atom, [self._fragment(view, o.values) for view, o in views]))
-            return
-        (to, there), (source, here) = s.operands
-        out, into = (o.layout for o in atom.operands)
-        assert out is not None
-        assert into is not None
-        rows, lanes = enumerate_tv(into), enumerate_tv(out)
-        pointed = self._read(source, self._places(source, (*here[:-1], build.ramp(here[-1], 1, rows.shape[1]))))
-        first = int(self._places(to, there)[0, 0])
-        for warp in range(0, self.threads, WARP):
-            held = np.zeros(rows.max() + 1, np.int64)
-            held[rows[::-1]] = pointed[warp : warp + WARP][::-1]
-            mine = held[lanes]
-            pairs = mine[:, 0::2] | mine[:, 1::2] << _HIGH
-            self.tags(to)[warp : warp + WARP, first : first + pairs.shape[1]] = pairs
-
-    def _fragment(self, view: tuple[ir.Buffer, tuple[ir.Expr, ...]], count: int) -> Tags:
-        """The tags of `count` values of each thread from a register on."""
-        buffer, where = view
-        first, held = int(self._places(buffer, where)[0, 0]), self.tags(buffer)
-        if buffer.type.dtype.name != "uint32":
-            sums: Tags = held[:, first : first + count].copy()
-            return sums
-        words = held[:, first : first + count // 2]
-        return np.stack([words & _LOW, words >> _HIGH], axis=2).reshape(self.threads, count)
+from .tag_machine import HIGH, LOW, UNTOUCHED, TagMachine, Tags
+from .tile_views import MemoryView, Operand, RegisterFragment
+from .warpgroup_products import thread_range
 
 
 def check_program(program: specs.Program) -> int:
@@ -166,11 +37,10 @@ def check_program(program: specs.Program) -> int:
         for name, e in program.names:
             values[name] = evaluate_index(e, values)
         for spec, inner in _specs(program.body, values, last=last):
-            if isinstance(spec, specs.Move):
-                _check_move(spec, TagMachine(program.threads, inner))
-                count += 1
-            elif isinstance(spec, specs.MatMul):
-                _check_product(spec, TagMachine(program.threads, inner))
+            check = _check_move if isinstance(spec, specs.Move) else _check_product
+            if isinstance(spec, specs.Move | specs.MatMul):
+                threads = thread_range(spec.threads) or (0, program.threads)
+                check(spec, TagMachine.of(threads, inner, program.maps))  # type: ignore[arg-type]
                 count += 1
     return count
 
@@ -181,21 +51,43 @@ def _specs(
     for node in body:
         match node:
             case specs.Loop(var, stop, inner):
-                yield from _specs(inner, {**values, var: stop - 1 if last else 0}, last=last)
+                end = int(stop if isinstance(stop, int) else evaluate_index(stop, values))
+                yield from _specs(inner, {**values, var: end - 1 if last else 0}, last=last)
+            case specs.Let(names, inner):
+                known = dict(values)
+                for name, e in names:
+                    known[name] = evaluate_index(e, known)
+                yield from _specs(inner, known, last=last)
+            case specs.Role(body=inner) | specs.One(body=inner):
+                yield from _specs(inner, values, last=last)
             case specs.When(condition, inner):
                 if evaluate_index(condition, values):
                     yield from _specs(inner, values, last=last)
             case specs.Spec():
                 yield node, values
+                yield from _specs(node.body, values, last=last)
 
 
 def _run(spec: specs.Spec, machine: TagMachine) -> None:
-    active = np.ones(machine.threads, bool)
-    for node in spec.body:
-        if isinstance(node, specs.Leaf):
-            machine.run(node.statement, active)
-        elif isinstance(node, specs.Spec) and not isinstance(node, specs.Init):
-            _run(node, machine)
+    _run_nodes(spec.body, machine)
+
+
+def _run_nodes(nodes: Sequence[specs.Node], machine: TagMachine) -> None:
+    """Execute leaves, also in loops and branches of a body that is written by hand."""
+    for node in nodes:
+        match node:
+            case specs.Leaf(statement=statement):
+                machine.run(statement, np.ones(machine.threads, bool))
+            case specs.Loop(var, stop, body):
+                count = stop if isinstance(stop, int) else int(evaluate_index(stop, machine.values))
+                for n in range(count):
+                    machine.values[var] = n
+                    _run_nodes(body, machine)
+            case specs.When(condition, body):
+                if evaluate_index(condition, machine.values):
+                    _run_nodes(body, machine)
+            case specs.Spec() if not isinstance(node, specs.Init):
+                _run_nodes(node.body, machine)
 
 
 def _check_move(spec: specs.Move, machine: TagMachine) -> None:
@@ -203,7 +95,7 @@ def _check_move(spec: specs.Move, machine: TagMachine) -> None:
     sizes, text = _sizes(to, source), f"{to} <- Move({source})"
     groups = [x.group for x in (to, source) if isinstance(x, RegisterFragment) and x.group is not None]
     firsts = range(0, machine.threads, groups[0] if groups else machine.threads)
-    wanted = [_place_tags(source, sizes, machine, first) for first in firsts]
+    wanted = [_place_tags(source, sizes, machine, machine.first + first) for first in firsts]
     _run(spec, machine)
     count = 0
     for first, tags in zip(firsts, wanted, strict=True):
@@ -214,9 +106,10 @@ def _check_move(spec: specs.Move, machine: TagMachine) -> None:
             expected = np.tile(tags[rows, columns], (got.shape[0] // rows.shape[0], 1))
             if not np.array_equal(got, expected):
                 thread, value = (int(n) for n in np.argwhere(got != expected)[0])
-                raise InternalError(f"{text}: thread {first + thread}, value {value} holds another element")
+                thread += machine.first + first
+                raise InternalError(f"{text}: thread {thread}, value {value} holds another element")
             continue
-        places, inside = _memory_places(to, sizes, machine.values, first)
+        places, inside = _memory_places(to, sizes, machine.values, machine.first + first)
         got = np.where(inside, machine.tags(to.buffer)[np.where(inside, places, 0)], tags)
         if not np.array_equal(got, tags):
             row, column = (int(n) for n in np.argwhere(got != tags)[0])
@@ -236,32 +129,23 @@ def _check_product(spec: specs.MatMul, machine: TagMachine) -> None:
     _place_tags(total, total.padded, machine)
     _run(spec, machine)
     met = np.zeros((*total.padded, depth), np.int64)
-    for atom, tags in machine.products:
-        for warp in range(0, machine.threads, WARP):
-            sums, left, right = (
-                _matrix(t[warp : warp + WARP] - 1, o.layout, o.rows, o.columns)
-                for t, o in zip(tags, atom.operands, strict=True)
-            )
-            heights = (total.padded[0], _matrix_sizes(a)[0], _matrix_sizes(b)[0])
-            (rows, columns), (m, k), (n, other) = (
-                (x % height, x // height) for x, height in zip((sums, left, right), heights, strict=True)
-            )
-            if (rows != m[:, :1]).any() or (columns != n[:, 0][None, :]).any() or (m != m[:, :1]).any():
-                raise InternalError(f"{text}: an instruction multiplies rows of other sums")
-            if (k != k[:1]).any() or (other != k[0][None, :]).any():
-                raise InternalError(f"{text}: an instruction multiplies elements of different k")
-            np.add.at(met, (rows[:, :, None], columns[:, :, None], k[0][None, None, :]), 1)
+    begun: set[int] = set()
+    heights = (total.padded[0], _matrix_sizes(a)[0], _matrix_sizes(b)[0])
+    for product in machine.products:
+        tags = (product.sums - 1, product.left - 1, product.right - 1)
+        (rows, columns), (m, k), (n, other) = ((x % h, x // h) for x, h in zip(tags, heights, strict=True))
+        if (rows != m[:, :1]).any() or (columns != n[:, 0][None, :]).any() or (m != m[:, :1]).any():
+            raise InternalError(f"{text}: an instruction multiplies rows of other sums")
+        if (k != k[:1]).any() or (other != k[0][None, :]).any():
+            raise InternalError(f"{text}: an instruction multiplies elements of different k")
+        anew = spec.first and is_group_product(spec) and int(tags[0][0, 0]) not in begun
+        if product.more is anew:
+            raise InternalError(f"{text}: sums begin anew at another product than the first, or not at all")
+        begun.add(int(tags[0][0, 0]))
+        np.add.at(met, (rows[:, :, None], columns[:, :, None], k[0][None, None, :]), 1)
     if (met != 1).any():
         m_, n_, k_ = (int(x) for x in np.argwhere(met != 1)[0])
         raise InternalError(f"{text}: (m, n, k) = ({m_}, {n_}, {k_}) is met {met[m_, n_, k_]} times")
-
-
-def _matrix(tags: Tags, layout: Any, rows: int, columns: int) -> Tags:
-    """Tags by lane and value as the matrix of an instruction."""
-    flat = np.zeros(rows * columns, np.int64)
-    flat[enumerate_tv(layout)] = tags
-    matrix: Tags = flat.reshape(columns, rows).T
-    return matrix
 
 
 def _matrix_sizes(x: Operand) -> tuple[int, int]:
@@ -288,7 +172,7 @@ def _place_tags(x: Operand, sizes: tuple[int, int], machine: TagMachine, thread:
         held = machine.tags(x.buffer)
         held[:, list(x.registers)] = UNTOUCHED
         for v in range(x.values):
-            shift = _HIGH * (v % x.per_register)
+            shift = HIGH * (v % x.per_register)
             held[:, x.registers[v]] = np.where(held[:, x.registers[v]] == UNTOUCHED, 0, held[:, x.registers[v]]) | (
                 elements[:, v] << shift
             )
@@ -296,7 +180,7 @@ def _place_tags(x: Operand, sizes: tuple[int, int], machine: TagMachine, thread:
     places, inside = _memory_places(x, sizes, machine.values, thread)
     held = machine.tags(x.buffer)
     held[places[inside]] = tags[inside]
-    return np.where(inside, tags, 0)
+    return np.where(inside, held[np.where(inside, places, 0)], 0)  # elements of one place have one tag
 
 
 def _memory_places(x: MemoryView, sizes: tuple[int, int], values: Mapping[str, Any], thread: int) -> tuple[Tags, Tags]:
@@ -311,6 +195,6 @@ def _memory_places(x: MemoryView, sizes: tuple[int, int], values: Mapping[str, A
 
 def _register_tags(x: RegisterFragment, machine: TagMachine) -> Tags:
     held = machine.tags(x.buffer)
-    columns = [held[:, x.registers[v]] >> (_HIGH * (v % x.per_register)) for v in range(x.values)]
+    columns = [held[:, x.registers[v]] >> (HIGH * (v % x.per_register)) for v in range(x.values)]
     found = np.stack(columns, axis=1)
-    return found & _LOW if x.per_register > 1 else found
+    return found & LOW if x.per_register > 1 else found

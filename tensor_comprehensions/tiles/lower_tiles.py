@@ -9,65 +9,115 @@ from itertools import groupby
 from ..core.errors import ArgumentError
 from ..loop_ir import build
 from ..loop_ir import nodes as ir
-from ..loop_ir.index_arithmetic import Interval
+from ..loop_ir.atoms import WARPGROUP
+from ..loop_ir.instructions import BROADCAST_WARP
+from ..loop_ir.intervals import Interval
 from ..loop_ir.intrinsics import BARRIER, COMMIT_ASYNC, WAIT_ASYNC
 from ..loop_ir.passes.simplify import simplify
 from ..loop_ir.rewrite import substitute_stmt
 from ..loop_ir.show import format_program
 from ..target import GpuTarget
 from . import specs
+from .barriers import Barrier
+from .box_moves import RuleContext, decompose_box_copy, decompose_sums_store
+from .defined_tiles import check_defined
 from .memory_moves import decompose_copy
-from .pointwise import decompose_map, decompose_reduce
+from .panels import BOX_ALIGNMENT, with_panels
+from .pointwise import decompose_map, decompose_reduce, decompose_shuffle
+from .role_statements import barrier_statement, elect_one, make_barriers, role_condition
+from .roles import arrange_roles, every_node, is_group_product, is_warpgroup_node
 from .shared_accesses import swizzled_module
 from .tensor_core_products import decompose_matmul
 from .tile_views import MemoryView, RegisterFragment
+from .warpgroup_products import WARPGROUP_INDEX, decompose_group_matmul
 
 
 def decompose(program: specs.Program, target: GpuTarget) -> specs.Program:
     """The program with a body, down to instructions, for every spec. Raises ArgumentError where no rule has one."""
-    return replace(program, body=tuple(_decomposed(n, target) for n in program.body))
+    program = arrange_roles(program, target.registers_per_sm)
+    registers = target.registers_per_sm // program.threads // 8 * 8
+    context = RuleContext(target, registers, shared=_shared_bytes(program.body))
+    body = [_decomposed(n, context) for n in program.body]
+    body = [*map(specs.Allocate, context.staged), *body]
+    check_defined(program.body)
+    names = program.names
+    if context.maps or any(is_warpgroup_node(n) for n in every_node(program.body)):
+        names = (*names, (WARPGROUP_INDEX, ir.Call(BROADCAST_WARP, (build.div(build.var(ir.THREAD[0]), WARPGROUP),))))
+    return replace(
+        program, body=tuple(body), names=names, maps=tuple(context.maps), boxed=frozenset(context.boxed),
+    )  # fmt: skip
 
 
-def _decomposed(node: specs.Node, target: GpuTarget) -> specs.Node:
+def _shared_bytes(nodes: Sequence[specs.Node]) -> int:
+    """An upper limit of the shared memory that a program takes so far."""
+    found = 0
+    for n in every_node(nodes):
+        match n:
+            case specs.Allocate(MemoryView(buffer=b)) if b.space is ir.Space.SHARED:
+                found += -(-b.bytes // BOX_ALIGNMENT) * BOX_ALIGNMENT
+            case specs.MakeBarriers(array):
+                found += 16 + 8 * array.count
+    return found
+
+
+def _decomposed(node: specs.Node, context: RuleContext) -> specs.Node:
     match node:
-        case specs.Loop() | specs.When():
-            return replace(node, body=tuple(_decomposed(n, target) for n in node.body))
+        case specs.Loop() | specs.When() | specs.Let() | specs.Role() | specs.One():
+            body = [_decomposed(n, context) for n in node.body]
+            if isinstance(node, specs.Role) and node.registers:
+                body.insert(0, specs.MoveRegisters(node.registers, node.registers > context.registers))
+            return replace(node, body=tuple(body))
+        case specs.SyncPart(threads):
+            return specs.SyncPart(threads, context.part_number(threads))
         case specs.Leaf():
             return node
+        case specs.Spec(body=body) if body:  # written by hand
+            return replace(node, body=tuple(_decomposed(n, context) for n in body))
         case specs.Spec():
-            return replace(node, body=_rule(node, target))
+            return replace(node, body=_rule(node, context))
     return node
 
 
-def _rule(spec: specs.Spec, target: GpuTarget) -> tuple[specs.Node, ...]:
+def _rule(spec: specs.Spec, context: RuleContext) -> tuple[specs.Node, ...]:
     """The library's decomposition of a spec by its kind."""
+    target = context.target
     match spec:
+        case specs.MatMul() if is_group_product(spec):
+            context.boxed.update(x.buffer.name for x in spec.inputs if isinstance(x, MemoryView))
+            return decompose_group_matmul(spec, target)
         case specs.MatMul(first=True):
             init = specs.Init(spec.outputs, (), spec.threads)
-            return (replace(init, body=_rule(init, target)), *decompose_matmul(spec, target))
+            return (replace(init, body=_rule(init, context)), *decompose_matmul(spec, target))
         case specs.MatMul():
             return decompose_matmul(spec, target)
         case specs.Reduce():
             return decompose_reduce(spec)
+        case specs.Shuffle():
+            return decompose_shuffle(spec)
+        case specs.Named():
+            return ()
         case specs.Map():
             return decompose_map(spec, spec.function, "Map")
         case specs.Init():
             return decompose_map(spec, lambda: spec.value, "Init")
+        case specs.Move(done=done) if done is not None:
+            return decompose_box_copy(spec, context)
         case specs.Move((MemoryView(),), (MemoryView() as source,)) if source.buffer.space is ir.Space.GLOBAL:
             return decompose_copy(spec)
         case specs.Move():
-            return decompose_map(spec, lambda x: x, "Move")
+            boxes = decompose_sums_store(spec, context)
+            return boxes if boxes is not None else decompose_map(spec, lambda x: x, "Move")
     raise ArgumentError(f"no rule decomposes {type(spec).__name__}")
 
 
 def lower_program(program: specs.Program) -> ir.Module:
     """The module of a decomposed program, shared memory swizzled as its accesses want it, indices simplified."""
     written = tuple(b.name for b in program.arguments[: program.outputs])
-    body = _block(program.body)
+    body = with_panels(_block(program.body), program.boxed)
     for name, value in reversed(program.names):
         body = ir.Let(name, value, body)
     launch = ir.Launch((program.blocks, 1, 1), (program.threads, 1, 1))
-    kernel = ir.Kernel(program.name, body, launch)
+    kernel = ir.Kernel(program.name, body, launch, maps=program.maps)
     module = ir.Module(program.name, program.arguments, (), (kernel,), (), written)
     return swizzled_module(_simplified(module))
 
@@ -88,6 +138,10 @@ def _block(nodes: Sequence[specs.Node]) -> ir.Stmt:
         if isinstance(node, specs.Allocate):
             rest = _block(nodes[n + 1 :])
             return build.block(*statements, build.allocate([node.tile.buffer], rest))
+        if isinstance(node, specs.MakeBarriers):
+            arrays = [m.barriers for m in nodes[n:] if isinstance(m, specs.MakeBarriers)]  # they follow one another
+            rest = build.block(make_barriers(arrays), _block(nodes[n + len(arrays) :]))
+            return build.block(*statements, build.allocate([a.buffer for a in arrays], rest))
         statements.append(_statement(node))
     return build.block(*statements)
 
@@ -105,10 +159,20 @@ def _statement(node: specs.Node) -> ir.Stmt:
         case specs.WaitCopies(groups):
             return ir.Invoke(WAIT_ASYNC, (), (groups,))
         case specs.Loop(var, stop, body):
-            return ir.Loop(var, build.const(0), build.const(stop), _block(body))
+            last = build.const(stop) if isinstance(stop, int) else stop
+            return ir.Loop(var, build.const(0), last, _block(body))
         case specs.When(condition, body):
             return build.when(condition, _block(body))
-    raise ArgumentError(f"{type(node).__name__} has no statement")
+        case specs.Let(names, body):
+            inner = _block(body)
+            for name, value in reversed(names):
+                inner = ir.Let(name, value, inner)
+            return inner
+        case specs.Role(threads, _, body):
+            return build.when(role_condition(threads), _block(body))
+        case specs.One(threads, body):
+            return elect_one(threads, _block(body))
+    return barrier_statement(node)
 
 
 # --- notation ----------------------------------------------------------------------------------------------------
@@ -131,11 +195,34 @@ def _lines(node: specs.Node) -> Iterator[str]:
         case specs.Allocate(tile):
             yield f"{tile} <- Allocate"
         case specs.Loop(var, stop, body):
-            yield f"for {var} in {stop} {{"
+            yield f"for {var} in {stop if isinstance(stop, int) else _expr_text(stop)} {{"
             yield from _body_lines(body)
         case specs.When(condition, body):
             yield f"if {_expr_text(condition)} {{"
             yield from _body_lines(body)
+        case specs.Let(names, body):
+            yield from (f"{name} = {_expr_text(value)}" for name, value in names)
+            yield from (line for n in body for line in _lines(n))
+        case specs.Role(threads, registers, body):
+            yield f"role #{threads}{f', {registers} registers' if registers else ''} {{"
+            yield from _body_lines(body)
+        case specs.One(threads, body):
+            yield f"one of #{threads} {{"
+            yield from _body_lines(body)
+        case specs.MakeBarriers(array):
+            yield f"{array} <- Barriers({array.arrivals} arrivals)"
+        case specs.Expect(barrier, count):
+            yield f"Expect({barrier_text(barrier)}, {count} bytes)"
+        case specs.Wait(barrier, phase):
+            yield f"Wait({barrier_text(barrier)}, {_expr_text(phase)})"
+        case specs.Arrive(barrier):
+            yield f"Arrive({barrier_text(barrier)})"
+        case specs.MoveRegisters(count):
+            yield f"Registers({count})"
+        case specs.WaitProducts(groups):
+            yield f"WaitProducts({groups})"
+        case specs.SyncPart(threads):
+            yield f"Sync(threads {threads[0]} to {sum(threads) - 1})"
         case specs.Spec():
             yield from _spec_lines(node)
         case specs.WaitCopies(groups):
@@ -144,10 +231,19 @@ def _lines(node: specs.Node) -> Iterator[str]:
             yield type(node).__name__
 
 
+def barrier_text(x: Barrier) -> str:
+    """A barrier as programs print it."""
+    return f"{x.array.name}[{_expr_text(x.index)}]"
+
+
 def _spec_lines(spec: specs.Spec) -> Iterator[str]:
-    kind = spec.kind if isinstance(spec, specs.Leaf) else type(spec).__name__
+    kind = type(spec).__name__
+    if isinstance(spec, specs.Leaf | specs.Named):
+        kind = spec.kind if isinstance(spec, specs.Leaf) else spec.name
     out, into = (", ".join(_operand_text(x) for x in side) for side in (spec.outputs, spec.inputs))
     head = f"{out} <- {kind}<<<#{spec.threads}>>>({into})"
+    if isinstance(spec, specs.Move) and spec.done is not None:
+        head = f"{head}, done {barrier_text(spec.done)}"
     if isinstance(spec, specs.Leaf):
         yield f"{head}  // {spec.atom}" if spec.atom else head
     elif not spec.body:

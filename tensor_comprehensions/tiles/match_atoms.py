@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from ..core.dtypes import DType
+from ..core.dtypes import FLOAT32, DType
 from ..core.errors import ArgumentError
-from ..loop_ir.atoms import ATOMS, MATMUL, MOVE, Atom, AtomOperand
+from ..loop_ir.atoms import ATOMS, HOPPER, MATMUL, MOVE, WARPGROUP, Atom, AtomOperand
 from ..loop_ir.nodes import Space
 from .tensors import DTYPE_SPELLING
 from .tile_views import enumerate_tv
@@ -44,6 +44,17 @@ def find_product(text: str, views: Sequence[Elements], dtypes: Sequence[DType], 
     """
     rows = [a for a in _atoms(MATMUL, architecture) if all(o.layout is not None for o in a.operands)]
     return _first(text, ((a, _product_difference(a, views, dtypes)) for a in rows))
+
+
+def find_group_product(text: str, sums: Elements, left: Elements | None, dtype: DType) -> Atom:
+    """The product of a warpgroup whose sums, and left factor in registers, every thread holds as the spec says.
+
+    Raises:
+        ArgumentError: there is none; with the nearest atoms and the first lane that differs.
+    """
+    rows = [a for a in _atoms(MATMUL, HOPPER[0]) if a.group == WARPGROUP and a.operands[1].dtype == dtype]
+    near = sorted(rows, key=lambda a: abs(a.operands[0].values - sums.shape[1]))[:NEAREST]
+    return _first(text, ((a, _product_difference(a, (sums, left, None), (FLOAT32, dtype, dtype))) for a in near))
 
 
 @cache
@@ -84,12 +95,15 @@ def _move_difference(atom: Atom, to: Elements, source: Elements) -> tuple[int, s
     return 1 + out.shape[0], ""
 
 
-def _product_difference(atom: Atom, views: Sequence[Elements], dtypes: Sequence[DType]) -> tuple[int, str]:
+def _product_difference(atom: Atom, views: Sequence[Elements | None], dtypes: Sequence[DType]) -> tuple[int, str]:
+    """As for moves. None stands for what lies in shared memory."""
     for name, dtype, operand in zip(("sums", "A", "B"), dtypes, atom.operands, strict=True):
         if dtype != operand.dtype:
             known = DTYPE_SPELLING.get(operand.dtype, operand.dtype.name)
             return 0, f"{name} is {known}, not {DTYPE_SPELLING.get(dtype, dtype.name)}"
     for n, (name, mine, operand) in enumerate(zip(("sums", "A", "B"), views, atom.operands, strict=True)):
+        if mine is None:
+            continue
         own = _own(operand)
         if mine.shape != own.shape:
             return 1 + n, f"a lane has {own.shape[1]} elements of {name}, not {mine.shape[1]}"

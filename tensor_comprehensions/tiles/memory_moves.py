@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 
 from ..core.errors import ArgumentError
 from ..layouts.layout import flatten_tuple
 from ..loop_ir import build
 from ..loop_ir import nodes as ir
-from ..loop_ir.index_arithmetic import linear_terms
 from ..loop_ir.intrinsics import COPY_ASYNC, COPY_ASYNC_ZERO
+from ..loop_ir.linear_forms import linear_terms
 from . import specs
 from .tensor_levels import Coordinate
 from .tensors import DataTensor
@@ -62,13 +62,20 @@ def _moves_together(to: MemoryView, source: MemoryView, width: int, columns: int
         return width == 1
     row, chunk = build.var("%row"), build.mul(build.var("%chunk"), width)
     for x in (to, source):
-        mode = x.tensor.parts[0].layouts[0][1].flat
-        leading = [m for m in mode if m[0] > 1][:1]
-        if not leading or leading[0][1] != 1 or leading[0][0] % width:
+        layouts = [layout[1].flat for layout in x.tensor.parts[0].layouts]
+        leading = [n for n, m in enumerate(layouts[0]) if m[0] > 1][:1]
+        if not leading or layouts[0][leading[0]][1] != 1 or layouts[0][leading[0]][0] % width:
             return False
-        if not are_neighbors(x.tensor[row, chunk], width):
+        still = [modes[leading[0]][1] == 0 for modes in layouts[1:]]
+        if not are_neighbors(_without_guards(x.tensor[row, chunk], still), width):
             return False
     return True
+
+
+def _without_guards(element: DataTensor, idle: Sequence[bool]) -> DataTensor:
+    """An element without the guards that are marked, which are those of its neighbors, too."""
+    kept = tuple(None if out else n for out, n in zip(idle, element.extents, strict=True))
+    return replace(element, extents=kept)
 
 
 def _copies(

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.dtypes import FLOAT32, DType
+from ..core.dtypes import BFLOAT16, FLOAT16, FLOAT32, UINT32, DType
 from ..core.errors import ArgumentError
 from ..layouts import Layout
 from ..layouts.layout import flatten_tuple
@@ -23,12 +23,12 @@ from ..loop_ir.intrinsics import SHUFFLE_XOR
 from . import specs
 from .memory_moves import ValuesInMemory, values_in_memory
 from .scalars import Scalar, to_expr
-from .tile_views import MemoryView, Operand, RegisterFragment, layout_of_table, register_tile
+from .tile_views import MapOperand, MemoryView, Operand, Positions, RegisterFragment, layout_of_table, register_tile
 
 Tables = np.ndarray[Any, Any]
 
 
-def broadcast_shape(operands: Sequence[Operand]) -> tuple[int, int]:
+def broadcast_shape(operands: Sequence[MapOperand]) -> tuple[int, int]:
     """Rows and columns that all operands can be repeated to. Raises ArgumentError."""
     found = [1, 1]
     for x in operands:
@@ -52,7 +52,8 @@ def matching_values(x: RegisterFragment, out: RegisterFragment) -> list[int]:
     rows, columns = out.row_and_column()
     held_rows, held_columns = x.row_and_column()
     threads = max(rows.shape[0], held_rows.shape[0])
-    if threads % rows.shape[0] or threads % held_rows.shape[0] or (out.group is None) != (x.group is None):
+    apart = (out.group is None) != (x.group is None) or (out.group is None and out.first != x.first)
+    if threads % rows.shape[0] or threads % held_rows.shape[0] or apart:
         raise ArgumentError(f"{x} and {out} are spread over other threads")
     wanted = (
         _tiled(rows, threads) % _repeat(x.sizes[0], out.padded[0]),
@@ -98,7 +99,7 @@ def decompose_map(spec: specs.Spec, function: Callable[..., Any], kind: str) -> 
     """Every thread computes its values of the output, some neighbors at a time."""
     (out,) = spec.outputs
     tile = out if isinstance(out, RegisterFragment) else _largest(spec)
-    places = [None if isinstance(x, RegisterFragment) else values_in_memory(x, tile) for x in spec.inputs]
+    places = [values_in_memory(x, tile) if isinstance(x, MemoryView) else None for x in spec.inputs]
     into = values_in_memory(out, tile) if isinstance(out, MemoryView) else None
     width = max(tile.per_register, *(p.width for p in (*places, into) if p is not None), 1)
     overwritten = out.buffer if isinstance(out, RegisterFragment) else None
@@ -106,6 +107,8 @@ def decompose_map(spec: specs.Spec, function: Callable[..., Any], kind: str) -> 
         _source(x, tile, place, width, f"{tile.name}_in{n}", overwritten)
         for n, (x, place) in enumerate(zip(spec.inputs, places, strict=True))
     ]
+    for number, x in spec.positions if isinstance(spec, specs.Map) else ():
+        sources.insert(number, _Source(_positions(x, tile), lambda v: build.NOTHING))
     stagings = [s.staging for s in sources if s.staging is not None]
     nodes: list[specs.Node] = [specs.Allocate(_scalar_tile(b)) for b in stagings]
     result: ir.Buffer | None = None
@@ -161,6 +164,15 @@ def _source(
         return _Source(value, lambda v: build.NOTHING)
     assert place is not None
     return _memory_source(x, place, group, name)
+
+
+def _positions(x: Positions, tile: RegisterFragment) -> Callable[[int], ir.Expr]:
+    """The number of the row, or column, of each value of a thread."""
+    if (x.tile.sizes, x.tile.first) != (tile.sizes, tile.first):
+        raise ArgumentError(f"{x} are not those of {tile}", expected="positions of a tile of the result's size")
+    whole = MemoryView.of("%", tile.padded, tile.dtype, ir.Space.GLOBAL)
+    values = whole.tensor.partition(tile.tv)[tile.thread]
+    return lambda v: build.add(values[v].coordinates[x.axis], x.start)
 
 
 def _memory_source(x: MemoryView, found: ValuesInMemory, group: int, name: str) -> _Source:
@@ -253,7 +265,7 @@ def reduced_tile(x: RegisterFragment, axis: int, name: str) -> tuple[RegisterFra
         reach += [r ^ m for r in reach]
     for group in groups:
         there = np.concatenate([x.elements[r][:, group] for r in reach], axis=1)
-        if there.shape[1] != length or any(len(set(row)) != length for row in there.tolist()):
+        if there.shape[1] != length or not np.diff(np.sort(there, axis=1), axis=1).all():
             raise ArgumentError(
                 f"no rule reduces {x} along {axis}", expected="rows that the lanes of one warp hold",
                 found=f"{len(set(there[0].tolist()))} of {length} elements in a warp",
@@ -263,7 +275,7 @@ def reduced_tile(x: RegisterFragment, axis: int, name: str) -> tuple[RegisterFra
     tv = layout_of_table(table)
     if tv is None:
         raise ArgumentError(f"no rule reduces {x} along {axis}", expected="values that lie as a layout")
-    return register_tile(name, FLOAT32, sizes, padded, tv, group=x.group), groups, masks
+    return register_tile(name, FLOAT32, sizes, padded, tv, group=x.group, first=x.first), groups, masks
 
 
 def decompose_reduce(spec: specs.Reduce) -> tuple[specs.Node, ...]:
@@ -295,6 +307,24 @@ def decompose_reduce(spec: specs.Reduce) -> tuple[specs.Node, ...]:
     return tuple(nodes)
 
 
+def decompose_shuffle(spec: specs.Shuffle) -> tuple[specs.Node, ...]:
+    """`shfl.bfly`, for every value."""
+    (out,), (x,) = spec.outputs, spec.inputs
+    assert isinstance(out, RegisterFragment)
+    assert isinstance(x, RegisterFragment)
+    return tuple(
+        _leaf(
+            spec, f"shfl.bfly {spec.mask}",
+            ir.Invoke(
+                SHUFFLE_XOR,
+                ((out.buffer, (build.const(out.registers[v]),)), (x.buffer, (build.const(x.registers[v]),))),
+                (spec.mask, WARP),
+            ),
+        )
+        for v in range(x.values)
+    )  # fmt: skip
+
+
 def _leaf(spec: specs.Spec, atom: str, statement: ir.Stmt) -> specs.Leaf:
     return specs.Leaf(spec.outputs, spec.inputs, spec.threads, kind="Reduce", atom=atom, statement=statement)
 
@@ -321,6 +351,10 @@ def spread_tile(name: str, shape: tuple[int, int], dtype: DType, group: int, vec
 
 
 def with_dtype(x: RegisterFragment, name: str, dtype: DType) -> RegisterFragment:
-    """A new tile that is spread as another one, with a register for each value."""
-    made = register_tile(name, dtype, x.shape, x.padded, x.tv, group=x.group)
+    """A new tile that is spread as another one; halves lie two in a register, as products take them."""
+    pairs = dtype in (FLOAT16, BFLOAT16) and x.values % 2 == 0
+    made = register_tile(
+        name, dtype, x.shape, x.padded, x.tv, per_register=2 if pairs else 1, group=x.group, first=x.first,
+        register=UINT32 if pairs else None,
+    )  # fmt: skip
     return replace(made, product=x.product if dtype == FLOAT32 else None)

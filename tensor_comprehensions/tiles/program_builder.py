@@ -4,82 +4,56 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
-from ..core.dtypes import BOOL, FLOAT32, DType
+from ..core.dtypes import FLOAT32, DType
 from ..core.errors import ArgumentError
 from ..layouts.layout import IntTuple, flatten_tuple
 from ..loop_ir import build
 from ..loop_ir.atoms import WARP
-from ..loop_ir.nodes import Expr, Space
-from ..target import GpuTarget
+from ..loop_ir.nodes import Space
 from . import specs
-from .notation import threads as parse_threads
+from .barriers import Barrier
+from .indices import Index
+from .order_words import OrderWords
 from .pointwise import broadcast_shape, reduced_tile, spread_tile, with_dtype
-from .tensor_core_products import accumulator, left_fragment, plan_product
+from .role_words import BLOCK_ID, check_group, tile_coordinates
+from .roles import every_node
+from .tensor_core_products import SUMS, accumulator, left_fragment, plan_product
 from .tensors import DTYPE_SPELLING, ThreadTensor
-from .tile_views import DynamicIndexError, MemoryView, Operand, RegisterFragment
+from .tile_views import MapOperand, MemoryView, Operand, Positions, RegisterFragment
+from .warpgroup_products import (
+    are_warpgroups,
+    group_left_fragment,
+    plan_warpgroups,
+    thread_range,
+    warpgroup_accumulator,
+)
 
-Step = Callable[[Any, Any], Any]
-"""What fills, or uses, a stage of a ring: it gets the stage and the number of the step."""
-BLOCK_ID = "block.x"
 
-
-class ProgramBuilder:
+class ProgramBuilder(OrderWords):
     """Writes the program of a block; see `docs/tiles.md`."""
-
-    def __init__(self, name: str, target: GpuTarget) -> None:
-        self.name, self.target = name, target
-        self.names: list[tuple[str, Expr]] = []
-        self.num_blocks, self.num_threads = 1, 0
-        self._body: list[specs.Node] = []
-        self._taken: dict[str, int] = {}
-        self._depth = 0
-        self._used_ring = False
 
     # --- blocks and threads --------------------------------------------------------------------------------------
 
-    def blocks(self, tensor: MemoryView, *, group: int = 1) -> tuple[Expr, ...]:
+    def blocks(self, tensor: MemoryView, *, group: int = 1) -> tuple[Index, ...]:
         """The coordinates of the block in the outer level of a tensor: one block for each tile.
 
         Args:
             group: so many rows of tiles, where that divides their number, are walked side by side: blocks that run at
                 the same time share what they read.
         """
-        if not isinstance(tensor, MemoryView) or self.names or len(tensor.tensor.parts) < 2:
+        if self._mapped:
             raise ArgumentError(
                 f"cannot map blocks to {tensor}", expected="a tiled tensor, once in a kernel",
-                found="blocks are mapped already" if self.names else str(tensor),
+                found="blocks are mapped already",
             )  # fmt: skip
-        outer = tensor.tensor.parts[0]
-        sizes = [n.size for n, whole in zip(outer.layouts[0].modes, outer.whole, strict=True) if not whole]
-        self.num_blocks = tensor.count
-        number: Expr = build.var(BLOCK_ID)
-        found = []
-        if len(sizes) == 2 and group > 1:
-            rows = next(n for n in range(min(group, sizes[0]), 0, -1) if sizes[0] % n == 0)
-            band, inside = build.div(number, rows * sizes[1]), build.mod(number, rows * sizes[1])
-            found = [build.add(build.mul(band, rows), build.mod(inside, rows)), build.div(inside, rows)]
-        else:
-            for size in reversed(sizes):
-                found.insert(0, build.mod(number, size) if len(found) + 1 < len(sizes) else number)
-                number = build.div(number, size)
+        check_group(group)
+        found = tile_coordinates(BLOCK_ID, self._outer_sizes(tensor), group)
+        self._mapped, self.num_blocks = True, tensor.count
         self.names = [(f"block_{n}", e) for n, e in enumerate(found)]
-        return tuple(build.var(name) for name, _ in self.names)
-
-    def threads(self, count: int) -> ThreadTensor:
-        """All threads of the block: `[count].thread`."""
-        most = self.target.max_threads_per_block
-        if type(count) is not int or count % WARP or not 0 < count <= most:
-            raise ArgumentError(
-                f"{self.name} asks for {count} threads", expected=f"a multiple of {WARP}, at most {most}"
-            )
-        if self.num_threads not in (0, count):
-            raise ArgumentError(
-                f"{self.name} asks for {count} threads", expected=f"{self.num_threads}, as it did before"
-            )
-        self.num_threads = count
-        return parse_threads(f"[{count}].thread")
+        return tuple(Index(build.var(name)) for name, _ in self.names)
 
     # --- memories ------------------------------------------------------------------------------------------------
 
@@ -87,7 +61,7 @@ class ProgramBuilder:
         """A tensor in the block's shared memory. Its swizzle is chosen from the accesses."""
         _check_memory(name, shape, dtype)
         made = MemoryView.of(self._fresh(name), tuple(shape), dtype, Space.SHARED)
-        self._add(specs.Allocate(made))
+        self._make(made)
         return made
 
     def registers(
@@ -102,157 +76,136 @@ class ProgramBuilder:
             raise ArgumentError(f"cannot spread {name}:{tuple(shape)} over {by}", expected="the lanes of warps")
         assert isinstance(rows, int)
         assert isinstance(columns, int)
-        return self._allocate(spread_tile(self._fresh(name), (rows, columns), dtype, group, vector))
+        return self.allocate(spread_tile(self._fresh(name), (rows, columns), dtype, group, vector))
 
     def accumulator(
         self, name: str, shape: tuple[IntTuple, IntTuple], left: Operand, right: Operand, *, by: ThreadTensor
     ) -> RegisterFragment:
         """Sums of products of `left` and `right`, spread over the warps `by` as the instructions leave them."""
+        _check_tiles(left, right)
         if left.dtype != right.dtype:
             raise ArgumentError(
                 f"{name} has factors of two types", expected="one",
                 found=f"{DTYPE_SPELLING[left.dtype]} and {DTYPE_SPELLING[right.dtype]}",
             )  # fmt: skip
+        _check_memory(name, shape, left.dtype)
+        if len(shape) != 2:
+            raise ArgumentError(f"{name} has no rows and columns", found=repr(shape))
         rows, columns = shape
-        return self._allocate(accumulator(self._fresh(name), (rows, columns), plan_product((rows, columns), by)))
+        if are_warpgroups(by):
+            groups = plan_warpgroups((rows, columns), by, self.target)
+            return self.allocate(warpgroup_accumulator(self._fresh(name), (rows, columns), groups))
+        total = SUMS.get(left.dtype, FLOAT32)
+        return self.allocate(accumulator(self._fresh(name), (rows, columns), plan_product((rows, columns), by), total))
 
     def fragment(
         self, name: str, shape: tuple[int, int], dtype: DType, operand: str, *, by: ThreadTensor
     ) -> RegisterFragment:
         """A left factor ("A") in registers, as the instructions take it."""
+        _check_memory(name, shape, dtype)
+        if len(shape) != 2 or not all(isinstance(n, int) for n in shape):
+            raise ArgumentError(f"{name} has no rows and columns", found=repr(shape))
         if operand != "A":
             raise ArgumentError(f"{name} is no fragment", expected="'A'", found=repr(operand))
-        return self._allocate(left_fragment(self._fresh(name), shape, dtype, by))
+        if are_warpgroups(by):
+            return self.allocate(group_left_fragment(self._fresh(name), shape, dtype, by, self.target))
+        return self.allocate(left_fragment(self._fresh(name), shape, dtype, by))
 
     # --- specs ---------------------------------------------------------------------------------------------------
 
-    def move(self, to: Operand, source: Operand, *, by: ThreadTensor | None = None) -> Any:
-        """Copy a tile; rounded if the types ask for it. Global to shared memory is asynchronous: `wait_copies`."""
-        return self._spec(specs.Move((to,), (source,), self._threads(by)))
+    def move(self, to: Operand, source: Operand, *, by: ThreadTensor | None = None, done: Barrier | None = None) -> Any:
+        """Copy a tile; rounded if the types ask for it. Global to shared memory is asynchronous: `wait_copies`.
+
+        done: a barrier on which the bytes of a copy by boxes (TMA) count, which one thread begins.
+        """
+        done = self._done if done is None else done
+        if done is not None:
+            self._check_barrier(done)
+            if not self._one:
+                raise ArgumentError("all threads would begin the same copy", expected="k.move(done=) in k.one()")
+        return self._spec(specs.Move((to,), (source,), self._threads(by, (to, source)), done=done))
 
     def matmul(
         self, total: RegisterFragment, a: Operand, b: MemoryView, *, by: ThreadTensor | None = None, first: bool = False
     ) -> RegisterFragment:
         """Add `a @ b.T` to sums; `first`: the sums begin with it. B is N x K."""
-        self._spec(specs.MatMul((total,), (a, b), self._threads(by), first=first))
+        self._spec(specs.MatMul((total,), (a, b), self._threads(by, (total,)), first=first))
         return total
 
     def map(
-        self, function: Callable[..., Any], *inputs: Operand, out: Operand | None = None, dtype: DType = FLOAT32
+        self, function: Callable[..., Any], *inputs: MapOperand, out: Operand | None = None, dtype: DType = FLOAT32
     ) -> Any:
         """A pointwise function of tiles, which are broadcast; halves are computed with in float32."""
+        if not callable(function) or not isinstance(dtype, DType):
+            raise ArgumentError("a map takes a function of tiles, and gives a type", found=f"{function!r}, {dtype!r}")
+        tiles = tuple(x for x in inputs if not isinstance(x, Positions))
+        _check_tiles(*tiles, *(() if out is None else (out,)))
+        positions = tuple((n, x) for n, x in enumerate(inputs) if isinstance(x, Positions))
+        for _, x in positions:
+            self._check_alive(x.tile)
         out = out if out is not None else self._result(inputs, dtype)
-        return self._spec(specs.Map((out,), inputs, self._threads(None), function=function))
+        threads = self._threads(None, (out, *tiles))
+        return self._spec(specs.Map((out,), tiles, threads, function=function, positions=positions))
 
     def reduce(self, op: str, x: RegisterFragment, *, axis: int = 1) -> RegisterFragment:
         """The elements of each row (axis 1) or column (0) combined by `+`, `*`, `min` or `max`."""
         if op not in ("+", "*", "min", "max") or axis not in (0, 1) or not isinstance(x, RegisterFragment):
             raise ArgumentError(f"cannot reduce {x} by {op!r} along {axis}", expected="+, *, min or max along 0 or 1")
-        tile = self._allocate(reduced_tile(x, axis, self._fresh(f"{x.name}_reduced"))[0])
-        self._spec(specs.Reduce((tile,), (x,), self._threads(None), op=op, axis=axis))
+        tile = self.allocate(reduced_tile(x, axis, self._fresh(f"{x.name}_reduced"))[0])
+        self._spec(specs.Reduce((tile,), (x,), self._threads(None, (x,)), op=op, axis=axis))
         return tile
+
+    def shfl(self, x: RegisterFragment, mask: int) -> RegisterFragment:
+        """A tile with the values that the lane `lane ^ mask` has of `x`, each in the same place."""
+        if not isinstance(x, RegisterFragment) or x.dtype != FLOAT32:
+            raise ArgumentError("lanes exchange values of tiles in registers", expected="fp32", found=str(x))
+        if type(mask) is not int or not 0 < mask < WARP:
+            raise ArgumentError(f"lanes of {x} cannot exchange values", expected="a mask of 1 to 31", found=repr(mask))
+        tile = self.allocate(with_dtype(x, self._fresh(f"{x.name}_shfl"), FLOAT32))
+        self._spec(specs.Shuffle((tile,), (x,), self._threads(None, (x,)), mask=mask))
+        return tile
+
+    @contextmanager
+    def spec(
+        self, name: str, outputs: Sequence[Operand], inputs: Sequence[Operand] = (), *, by: ThreadTensor | None = None
+    ) -> Iterator[None]:
+        """A spec whose decomposition is written by hand: `with k.spec("Move", [to], [source]): ...`.
+
+        The names "Move" and "MatMul" are known: `kernel.check()` proves that the body does that. Others are names only.
+        """
+        if not isinstance(name, str) or not name.isidentifier():
+            raise ArgumentError("a spec needs a name", expected="an identifier", found=repr(name))
+        sides = [tuple(x) if isinstance(x, Sequence) else (x,) for x in (outputs, inputs)]
+        _check_tiles(*(x for side in sides for x in side))
+        if name in _SIDES and tuple(map(len, sides)) != _SIDES[name]:
+            raise ArgumentError(f"a {name} has other operands", expected=f"{_SIDES[name]} outputs and inputs")
+        threads = self._threads(by, sides[0])
+        for x in sides[1]:
+            self._check_alive(x)
+        if self._one:
+            raise ArgumentError(f"{name} stands in k.one()", expected="threads that execute it together")
+        made = {"Move": specs.Move, "MatMul": specs.MatMul}.get(name, partial(specs.Named, name=name))
+
+        def close(body: tuple[specs.Node, ...]) -> specs.Node:
+            for n in every_node(body):
+                other = isinstance(n, specs.Spec) and thread_range(n.threads) != thread_range(threads)
+                if other or isinstance(n, specs.Role) or not body:
+                    raise ArgumentError(f"the body of {name} is for other threads", expected=str(threads))
+            return made(sides[0], sides[1], threads, body)
+
+        with self._nested("k.spec", close):
+            yield
 
     def init(self, x: RegisterFragment, value: float) -> RegisterFragment:
         """All elements become a number."""
-        self._spec(specs.Init((x,), (), self._threads(None), value=float(value)))
+        if isinstance(value, bool) or not isinstance(value, int | float) or not isinstance(x, RegisterFragment):
+            raise ArgumentError("only tiles in registers are set to numbers", found=f"{x}, {value!r}")
+        self._spec(specs.Init((x,), (), self._threads(None, (x,)), value=float(value)))
         return x
-
-    # --- order ---------------------------------------------------------------------------------------------------
-
-    def sync(self) -> None:
-        """All threads of the block meet, and see what each of them wrote."""
-        self._add(specs.Sync())
-
-    def commit(self) -> None:
-        """The copies that were begun become a group."""
-        self._add(specs.Commit())
-
-    def wait_copies(self, groups: int = 0) -> None:
-        """Wait until at most `groups` groups of copies are not done."""
-        if type(groups) is not int or groups < 0:
-            raise ArgumentError("cannot wait for copies", expected="a number of groups, 0 or more", found=repr(groups))
-        self._add(specs.WaitCopies(groups))
-
-    def loop(self, count: int) -> Iterator[Expr]:
-        """`for i in k.loop(n)`: the body is traced once, and runs n times."""
-        if type(count) is not int or count < 0:
-            raise ArgumentError("cannot loop", expected="a number of steps, 0 or more", found=repr(count))
-        var = self._fresh("i")
-        outer, self._body = self._body, []
-        self._depth += 1
-        try:
-            yield build.var(var)
-        finally:
-            self._depth -= 1
-            body, self._body = tuple(self._body), outer
-        self._add(specs.Loop(var, count, body))
-
-    @contextmanager
-    def when(self, condition: Expr) -> Iterator[None]:
-        """The body runs where a condition holds that all threads of the block agree on."""
-        if not isinstance(condition, Expr) or condition.type.dtype != BOOL:
-            raise ArgumentError("cannot branch", expected="a condition on indices", found=str(condition))
-        outer, self._body = self._body, []
-        try:
-            yield
-        finally:
-            body, self._body = tuple(self._body), outer
-        self._add(specs.When(condition, body))
-
-    def ring(self, count: int, depth: int, fill: Step, use: Step) -> None:
-        """A pipeline of `count` steps over `depth` stages: copies into one stage run while another is used.
-
-        `fill(stage, step)` moves tiles to shared memory, `use(stage, step)` computes with them. One barrier a step.
-        """
-        if type(depth) is not int or depth < 2:
-            raise ArgumentError(
-                "a ring needs stages to fill and to use", expected="a depth of 2 or more", found=str(depth)
-            )
-        if not callable(fill) or not callable(use):
-            raise ArgumentError(
-                "a ring is filled and used by functions", expected="fill(stage, step) and use(stage, step)",
-                found=f"{type(fill).__name__} and {type(use).__name__}",
-            )  # fmt: skip
-        if type(count) is not int or count < 0:
-            raise ArgumentError("cannot loop", expected="a number of steps, 0 or more", found=repr(count))
-        if self._used_ring or self._depth:
-            self.sync()  # all have read what the ring before left
-        self._used_ring = True
-        for step in range(depth - 1):
-            if step < count:
-                fill(step, step)
-            self.commit()
-        known = len(self._body), dict(self._taken)
-        try:
-            for number in self.loop(count):
-                self._ring_step(number, count, depth, fill, use)
-        except DynamicIndexError:
-            del self._body[known[0] :]
-            self._taken = known[1]
-            for n in range(count):
-                self._ring_step(n, count, depth, fill, use)
-
-    def _ring_step(self, step: Any, count: int, depth: int, fill: Step, use: Step) -> None:
-        self.wait_copies(depth - 2)
-        self.sync()
-        ahead = step + depth - 1 if isinstance(step, int) else build.add(step, depth - 1)
-        stage = ahead % depth if isinstance(ahead, int) else build.mod(ahead, depth)
-        if isinstance(ahead, int):
-            if ahead < count:
-                fill(stage, ahead)
-        else:
-            with self.when(build.lt(ahead, count)):
-                fill(stage, ahead)
-        self.commit()
-        use(step % depth if isinstance(step, int) else build.mod(step, depth), step)
 
     # --- helpers -------------------------------------------------------------------------------------------------
 
-    def body(self) -> tuple[specs.Node, ...]:
-        """What was written."""
-        return tuple(self._body)
-
-    def _result(self, inputs: Sequence[Operand], dtype: DType) -> RegisterFragment:
+    def _result(self, inputs: Sequence[MapOperand], dtype: DType) -> RegisterFragment:
         """A new tile for the result of a map, spread as the largest input."""
         shape = broadcast_shape(inputs)
         tiles = [x for x in inputs if isinstance(x, RegisterFragment)]
@@ -262,28 +215,17 @@ class ProgramBuilder:
                 "a map has no tile in registers of the size of its result", expected=f"one of {shape}, or out=",
                 found=", ".join(map(str, inputs)),
             )  # fmt: skip
-        return self._allocate(with_dtype(fitting[0], self._fresh(f"{fitting[0].name}_map"), dtype))
+        return self.allocate(with_dtype(fitting[0], self._fresh(f"{fitting[0].name}_map"), dtype))
 
-    def _allocate(self, tile: RegisterFragment) -> RegisterFragment:
-        self._add(specs.Allocate(tile))
-        return tile
 
-    def _threads(self, by: ThreadTensor | None) -> ThreadTensor:
-        if by is None and not self.num_threads:
-            raise ArgumentError(f"{self.name} has no threads", suggestion="begin with k.threads(128)")
-        return by or parse_threads(f"[{self.num_threads}].thread")
+_SIDES = {"Move": (1, 1), "MatMul": (1, 2)}
+"""How many outputs and inputs the specs have whose bodies are proven."""
 
-    def _spec(self, spec: specs.Spec) -> Operand:
-        self._add(spec)
-        return spec.outputs[0]
 
-    def _add(self, node: specs.Node) -> None:
-        self._body.append(node)
-
-    def _fresh(self, name: str) -> str:
-        """A name that no other tile has."""
-        number = self._taken[name] = self._taken.get(name, 0) + 1
-        return name if number == 1 else self._fresh(f"{name}_{number}")
+def _check_tiles(*tiles: object) -> None:
+    for x in tiles:
+        if not isinstance(x, MemoryView | RegisterFragment):
+            raise ArgumentError("this is no tile", expected="a tensor, or a tile of this kernel", found=repr(x))
 
 
 def _check_memory(name: object, shape: object, dtype: object) -> None:

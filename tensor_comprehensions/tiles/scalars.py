@@ -43,6 +43,21 @@ class Scalar:
     def __rtruediv__(self, other: Number) -> Scalar:
         return _binary("div", other, self)
 
+    def __lt__(self, other: Number) -> Scalar:
+        return _binary("lt", self, other)
+
+    def __le__(self, other: Number) -> Scalar:
+        return _binary("le", self, other)
+
+    def __gt__(self, other: Number) -> Scalar:
+        return _binary("gt", self, other)
+
+    def __ge__(self, other: Number) -> Scalar:
+        return _binary("ge", self, other)
+
+    def __bool__(self) -> bool:
+        raise ArgumentError("a comparison has no value before the run", suggestion="t.where(condition, a, b)")
+
     def __neg__(self) -> Scalar:
         return Scalar(build.unary("neg", self.expr))
 
@@ -58,6 +73,13 @@ def max(a: Number, b: Number) -> Scalar:
 def min(a: Number, b: Number) -> Scalar:
     """The smaller of two numbers; NaN where one is."""
     return _binary("min", a, b)
+
+
+def where(condition: Scalar, a: Number, b: Number) -> Scalar:
+    """The first number where a condition holds, else the second."""
+    if not isinstance(condition, Scalar) or not condition.expr.type.dtype.is_bool:
+        raise ArgumentError("where() takes a condition", expected="a comparison of numbers", found=repr(condition))
+    return Scalar(build.select(condition.expr, _operand(a, b), _operand(b, a)))
 
 
 def exp(x: Number) -> Scalar:

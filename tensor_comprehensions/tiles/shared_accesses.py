@@ -13,7 +13,7 @@ from ..layouts import Swizzle
 from ..loop_ir import nodes as ir
 from ..loop_ir.atoms import ATOMS, ROW_BYTES, WARP
 from ..loop_ir.bank_turns import extra_turns
-from ..loop_ir.intrinsics import COPY_ASYNC, COPY_ASYNC_ZERO
+from ..loop_ir.intrinsics import COPY_ASYNC, COPY_ASYNC_ZERO, is_asynchronous
 from ..loop_ir.rewrite import allocated_buffers, map_expr, map_stmt, stmt_expressions, walk_expr
 from ..loop_ir.swizzled_buffer import swizzle_fault
 from .swizzles import candidates
@@ -40,11 +40,13 @@ def swizzled_module(module: ir.Module) -> ir.Module:
     found: dict[str, ir.Buffer] = {}
     accesses = shared_accesses(kernel)
     for buffer in allocated_buffers(kernel.body):
-        if buffer.space is ir.Space.SHARED and (best := _best(buffer, accesses.get(buffer.name, []))) is not None:
+        if buffer.space is not ir.Space.SHARED or buffer.swizzle is not None:
+            continue
+        if (best := _best(buffer, accesses.get(buffer.name, []))) is not None:
             found[buffer.name] = replace(buffer, swizzle=best)
     if not found:
         return module
-    return replace(module, kernels=(replace(kernel, body=_with_buffers(kernel.body, found)),))
+    return replace(module, kernels=(replace(kernel, body=with_buffers(kernel.body, found)),))
 
 
 def bank_turns(module: ir.Module) -> int:
@@ -120,6 +122,8 @@ def _collect(s: ir.Stmt, values: Mapping[str, Any], found: dict[str, dict[Shared
                 _collect(otherwise, values, found)
             return
         case ir.Invoke(name, operands):
+            if is_asynchronous(s):
+                return  # copies of boxes and products of warpgroups have no conflicts
             width = s.attributes[0] if name in (COPY_ASYNC, COPY_ASYNC_ZERO) else ROW_BYTES if name in ATOMS else 4
             for buffer, where in operands:
                 _note(buffer, where, width, values, found)
@@ -163,10 +167,12 @@ def evaluate_index(e: ir.Expr, values: Mapping[str, Any]) -> Any:
         case ir.Select(condition, then, otherwise):
             parts = (evaluate_index(x, values) for x in (condition, then, otherwise))
             return np.where(*parts)
+        case ir.Call("broadcast_warp", (number,)):
+            return evaluate_index(number, values)
     return 0
 
 
-def _with_buffers(s: ir.Stmt, found: Mapping[str, ir.Buffer]) -> ir.Stmt:
+def with_buffers(s: ir.Stmt, found: Mapping[str, ir.Buffer]) -> ir.Stmt:
     """The program with other buffers of the same names."""
 
     def on_expr(e: ir.Expr) -> ir.Expr:

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..loop_ir import nodes as ir
+from .barriers import Barrier, BarrierArray
 from .tensors import ThreadTensor
-from .tile_views import MemoryView, Operand, RegisterFragment
+from .tile_views import MemoryView, Operand, Positions, RegisterFragment
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,12 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Move(Spec):
-    """The output gets what is in the input, rounded if its type asks for that."""
+    """The output gets what is in the input, rounded if its type asks for that.
+
+    done: the barrier whose phase ends with the bytes of the copy, which goes on by itself.
+    """
+
+    done: Barrier | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +51,13 @@ class MatMul(Spec):
 
 @dataclass(frozen=True, slots=True)
 class Map(Spec):
-    """A pointwise function of the inputs, which are broadcast."""
+    """A pointwise function of the inputs, which are broadcast.
+
+    positions: what else it takes, each by the number of the argument.
+    """
 
     function: Callable[..., Any] = field(default=lambda x: x)
+    positions: tuple[tuple[int, Positions], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +73,20 @@ class Init(Spec):
     """The output becomes a number."""
 
     value: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Shuffle(Spec):
+    """Every value of the output is that of the lane whose number differs in the bits of a mask."""
+
+    mask: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Named(Spec):
+    """What its body does, under a name of the user's."""
+
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,19 +133,111 @@ class Loop:
     """The body for each number from 0 to `stop`."""
 
     var: str
-    stop: int
+    stop: int | ir.Expr
     body: tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class When:
-    """The body where a condition holds that all threads of the block agree on."""
+    """The body where a condition holds that all threads of the block, or of the role, agree on."""
 
     condition: ir.Expr
     body: tuple[Node, ...]
 
 
-Node = Spec | Sync | Commit | WaitCopies | Allocate | Loop | When
+@dataclass(frozen=True, slots=True)
+class Let:
+    """The body with names for values."""
+
+    names: tuple[tuple[str, ir.Expr], ...]
+    body: tuple[Node, ...]
+
+
+# --- roles and barriers ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """The body, by some warpgroups of the block only; each thread has so many registers from there on, 0: as before."""
+
+    threads: ThreadTensor
+    registers: int
+    body: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MoveRegisters:
+    """Each thread of the role has so many registers from here on: more than at first, or fewer."""
+
+    count: int
+    grows: bool
+
+
+@dataclass(frozen=True, slots=True)
+class One:
+    """The body, by one thread of those that come here."""
+
+    threads: ThreadTensor
+    body: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SyncPart:
+    """Threads of the block, the first and how many, meet at the barrier with a number from 1 to 15; 0: not chosen."""
+
+    threads: tuple[int, int]
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MakeBarriers:
+    """Barriers in shared memory exist from here on."""
+
+    barriers: BarrierArray
+
+
+@dataclass(frozen=True, slots=True)
+class Expect:
+    """Arrive, and let the phase wait for so many bytes of copies, too."""
+
+    barrier: Barrier
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Wait until the phase of a parity has ended."""
+
+    barrier: Barrier
+    phase: ir.Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Arrive:
+    """Arrive once for every warpgroup that comes here, or, in a `One`, once."""
+
+    barrier: Barrier
+    threads: ThreadTensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """What this thread stored before, copies of boxes and products of warpgroups may read after the next barrier."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitProducts:
+    """Wait for all but so many of the last groups of products."""
+
+    groups: int
+
+
+Node = (
+    Spec | Sync | Commit | WaitCopies | Allocate | Loop | When | Let | Role | One | SyncPart | MakeBarriers | Expect
+    | Wait | Arrive | Fence | WaitProducts | MoveRegisters
+)  # fmt: skip
+BODIES = (Loop, When, Let, Role, One)
+"""The nodes that hold others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +249,8 @@ class Program:
         arguments: the buffers of outputs, then of inputs. outputs: how many there are.
         blocks, threads: of the launch. names: what blocks are called, and the expression of each.
         body: what every block does.
+        maps: of the boxes that travel, which statements name by their position.
+        boxed: shared buffers that these, or products of warpgroups, reach: they lie in panels of 128 bytes.
     """
 
     name: str
@@ -142,3 +260,5 @@ class Program:
     threads: int
     names: tuple[tuple[str, ir.Expr], ...]
     body: tuple[Node, ...]
+    maps: tuple[ir.TensorMap, ...] = ()
+    boxed: frozenset[str] = frozenset()

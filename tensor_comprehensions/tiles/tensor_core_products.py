@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cache
 from math import prod
 
-from ..core.dtypes import BFLOAT16, FLOAT16, FLOAT32, UINT32, DType
+from ..core.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT8, INT32, UINT8, UINT32, DType
 from ..core.errors import ArgumentError
 from ..layouts import Layout, complement, compose
 from ..layouts.layout import IntTuple, flatten_tuple
@@ -15,14 +16,21 @@ from ..loop_ir import nodes as ir
 from ..loop_ir.atoms import WARP
 from ..target import GpuTarget
 from . import specs
-from .match_atoms import find_move, find_product
+from .match_atoms import Elements, find_move, find_product
 from .tensors import DTYPE_SPELLING, ThreadTensor
 from .tile_views import MemoryView, ProductPlan, RegisterFragment, enumerate_tv, register_tile
 
-ROWS, COLUMNS, DEPTH = 16, 8, 16
-"""Of the product of a warp, m16n8k16."""
-FACTORS = (FLOAT16, BFLOAT16)
-"""Types of factors that have a rule."""
+ROWS, COLUMNS = 16, 8
+"""Of the product of a warp, m16n8."""
+DEPTH_BYTES = 32
+"""Of a row of a factor that it takes: m16n8k16 of 16 bits, m16n8k32 of 8."""
+SUMS = {FLOAT16: FLOAT32, BFLOAT16: FLOAT32, INT8: INT32, UINT8: INT32}
+"""Types of factors that have a rule, and of their sums. Both kinds of bytes may meet."""
+
+
+def product_depth(dtype: DType) -> int:
+    """The terms of one instruction."""
+    return DEPTH_BYTES // dtype.size
 
 
 def plan_product(shape: tuple[IntTuple, IntTuple], by: ThreadTensor) -> ProductPlan:
@@ -47,7 +55,9 @@ def plan_product(shape: tuple[IntTuple, IntTuple], by: ThreadTensor) -> ProductP
     return ProductPlan(tile, pair, rows // (ROWS * warps[0]), columns // (COLUMNS * pair * warps[1]), warps, by)
 
 
-def accumulator(name: str, shape: tuple[IntTuple, IntTuple], plan: ProductPlan) -> RegisterFragment:
+def accumulator(
+    name: str, shape: tuple[IntTuple, IntTuple], plan: ProductPlan, dtype: DType = FLOAT32
+) -> RegisterFragment:
     """The tile of sums, as products leave them: (thread, value) -> element."""
     rows, columns = (prod(flatten_tuple(n)) for n in shape)
     step = plan.columns.flat[0][1] * rows
@@ -59,46 +69,53 @@ def accumulator(name: str, shape: tuple[IntTuple, IntTuple], plan: ProductPlan) 
     pairs = [(2, plan.columns.flat[1][1] * rows)] if plan.pair == 2 else []
     values = [(2, step), (2, COLUMNS), *pairs, *mine, (plan.rows_each, ROWS)]
     tv = _layout(threads, values)
-    return register_tile(name, FLOAT32, shape, (rows, columns), tv, product=plan)
+    return register_tile(name, dtype, shape, (rows, columns), tv, product=plan)
 
 
 def left_fragment(name: str, shape: tuple[int, int], dtype: DType, by: ThreadTensor) -> RegisterFragment:
     """The tile of a left factor, as products take it; every warp of a row of warps has the same."""
     rows, columns = shape
     warps = _warps(by)
-    if rows % (ROWS * warps[0]) or columns % DEPTH:
+    depth, pack = product_depth(dtype), 4 // dtype.size
+    if rows % (ROWS * warps[0]) or columns % depth:
         raise ArgumentError(
             f"{by} cannot divide a factor of {rows} x {columns}",
-            expected=f"multiples of {ROWS * warps[0]} rows and of {DEPTH} columns",
+            expected=f"multiples of {ROWS * warps[0]} rows and of {depth} columns",
         )
     each = rows // (ROWS * warps[0])
-    threads = [(4, 2 * rows), (8, 1), (warps[1], 0), (warps[0], ROWS * each)]
-    values = [(2, rows), (2, 8), (2, 8 * rows), (columns // DEPTH, DEPTH * rows), (each, ROWS)]
+    threads = [(4, pack * rows), (8, 1), (warps[1], 0), (warps[0], ROWS * each)]
+    values = [(pack, rows), (2, 8), (2, 4 * pack * rows), (columns // depth, depth * rows), (each, ROWS)]
     tv = _layout(threads, values)
-    return register_tile(name, dtype, shape, shape, tv, per_register=2, register=UINT32)
+    return register_tile(name, dtype, shape, shape, tv, per_register=pack, register=UINT32)
 
 
 def decompose_matmul(spec: specs.MatMul, target: GpuTarget) -> tuple[specs.Node, ...]:
     """Loads of fragments and products of one instruction each, for every 16 columns of the factors."""
     (total,), (a, b) = spec.outputs, spec.inputs
     text = f"{total} <- MatMul({a}, {b})"
-    if not isinstance(total, RegisterFragment) or total.product is None or not isinstance(b, MemoryView):
+    if (
+        not isinstance(total, RegisterFragment)
+        or not isinstance(total.product, ProductPlan)
+        or not isinstance(b, MemoryView)
+    ):
         raise ArgumentError(f"no rule decomposes {text}", expected="sums of k.accumulator, and B in shared memory")
     plan = total.product
-    if a.dtype != b.dtype or a.dtype not in FACTORS:
+    known = {a.dtype, b.dtype} <= set(SUMS) and (a.dtype == b.dtype or SUMS[a.dtype] == SUMS[b.dtype] == INT32)
+    if not known or SUMS[a.dtype] != total.dtype:
         raise ArgumentError(
             f"no tensor-core instruction of {target.name} does {text}",
-            expected="factors of one type, " + " or ".join(DTYPE_SPELLING[t] for t in FACTORS),
+            expected="factors of one type, " + " or ".join(DTYPE_SPELLING[t] for t in SUMS),
             found=f"{DTYPE_SPELLING[a.dtype]} and {DTYPE_SPELLING[b.dtype]}",
         )
+    depth = product_depth(a.dtype)
     sizes = [prod(flatten_tuple(n)) for x in (a, b) for n in x.shape]
-    if len(sizes) != 4 or [sizes[0], sizes[2]] != [*total.padded] or sizes[1] != sizes[3] or sizes[1] % DEPTH:
+    if len(sizes) != 4 or [sizes[0], sizes[2]] != [*total.padded] or sizes[1] != sizes[3] or sizes[1] % depth:
         raise ArgumentError(
-            f"the sizes of {text} disagree", expected=f"M x K and N x K, K a multiple of {DEPTH}",
+            f"the sizes of {text} disagree", expected=f"M x K and N x K, K a multiple of {depth}",
             found=" and ".join(str(x.shape) for x in (a, b)),
         )  # fmt: skip
     rule = _Product(total, plan, a, b, target, text)
-    return tuple(rule.nodes(sizes[1] // DEPTH))
+    return tuple(rule.nodes(sizes[1] // depth))
 
 
 class _Product:
@@ -112,8 +129,9 @@ class _Product:
         warp = build.div(build.var(ir.THREAD[0]), WARP)
         self.lane = build.mod(build.var(ir.THREAD[0]), WARP)
         self.warp = build.div(warp, plan.warps[1]), build.mod(warp, plan.warps[1])
-        self.left = _fragment(f"{total.name}_left", a.dtype, ROWS, _LEFT_TV, plan.rows_each)
-        right = (COLUMNS, _RIGHT_ONE_TV) if plan.pair == 1 else (2 * COLUMNS, _RIGHT_TV)
+        self.depth, self.views = product_depth(a.dtype), _fragment_views(a.dtype)
+        self.left = _fragment(f"{total.name}_left", a.dtype, ROWS, self.views.left_tv, plan.rows_each)
+        right = (COLUMNS, self.views.right_one_tv) if plan.pair == 1 else (2 * COLUMNS, self.views.right_tv)
         self.right = _fragment(f"{total.name}_right", b.dtype, *right, plan.columns_each)
 
     def nodes(self, steps: int) -> Iterator[specs.Node]:
@@ -122,14 +140,15 @@ class _Product:
         yield specs.Allocate(self.right)
         for step in range(steps):
             if isinstance(self.a, MemoryView):
-                tiles = self.a.tile(ROWS, DEPTH)
+                tiles = self.a.tile(ROWS, self.depth)
                 for i in range(self.plan.rows_each):
                     at = build.add(build.mul(self.warp[0], self.plan.rows_each), i)
-                    yield self._load(self.left, i, tiles[at, step], _LEFT)
-            right = self.b.tile(self.plan.columns, DEPTH)
+                    yield self._load(self.left, i, tiles[at, step], self.views.left)
+            right = self.b.tile(self.plan.columns, self.depth)
             for p in range(self.plan.columns_each):
                 at = build.add(build.mul(self.warp[1], self.plan.columns_each), p)
-                yield self._load(self.right, p, right[at, step], _RIGHT if self.plan.pair == 2 else _RIGHT_ONE)
+                views = self.views.right if self.plan.pair == 2 else self.views.right_one
+                yield self._load(self.right, p, right[at, step], views)
             for i in range(self.plan.rows_each):
                 for p in range(self.plan.columns_each):
                     for j in range(self.plan.pair):
@@ -140,10 +159,14 @@ class _Product:
         rows = to.padded[0]
         across = tile.tensor.parts[0].layouts[0][1].flat[0][1] != 1
         source = views[across]
-        part = _part(to, number, rows, DEPTH, to.tv)
-        atom = find_move(
-            f"{part} <- Move({tile})", part.elements, enumerate_tv(source), ir.Space.SHARED, self.target.name
-        )
+        part = _part(to, number, rows, self.depth, to.tv)
+        text = f"{part} <- Move({tile})"
+        if to.dtype.size == 1 and across:
+            raise ArgumentError(
+                f"no instruction does {text}", expected="bytes that lie along the columns of a factor", found="across"
+            )
+        elements = [_halfwords(x, rows, to.dtype) for x in (part.elements, enumerate_tv(source))]
+        atom = find_move(text, elements[0], elements[1], ir.Space.SHARED, self.target.name)
         view = MemoryView(tile.buffer, tile.tensor.partition(source)[self.lane])
         place = view.tensor[0].coordinates
         where = (build.const(part.registers[0]),)
@@ -153,13 +176,13 @@ class _Product:
     def _multiply(self, i: int, p: int, j: int, step: int) -> specs.Leaf:
         number = j + self.plan.pair * (p + self.plan.columns_each * i)
         total = _part(self.total, number, ROWS, COLUMNS, _SUMS)
-        right = _part(self.right, j + self.plan.pair * p, COLUMNS, DEPTH, _RIGHT_ONE_TV)
+        right = _part(self.right, j + self.plan.pair * p, COLUMNS, self.depth, self.views.right_one_tv)
         if isinstance(self.a, RegisterFragment):
             left, buffer = self._own_left(i, step), self.a.buffer
         else:
-            left, buffer = _part(self.left, i, ROWS, DEPTH, _LEFT_TV), self.left.buffer
+            left, buffer = _part(self.left, i, ROWS, self.depth, self.views.left_tv), self.left.buffer
         views = [total.elements, left.elements, right.elements]
-        atom = find_product(self.text, views, (FLOAT32, left.dtype, right.dtype), self.target.name)
+        atom = find_product(self.text, views, (total.dtype, left.dtype, right.dtype), self.target.name)
         operands = tuple(
             (memory, (build.const(part.registers[0]),))
             for memory, part in ((self.total.buffer, total), (buffer, left), (self.right.buffer, right))
@@ -178,39 +201,64 @@ class _Product:
             a.elements.shape == wanted.elements.shape and (a.elements == wanted.elements).all()
         ):
             raise ArgumentError(f"{a} does not lie as a left factor", expected="a tile of k.fragment(..., 'A')")
-        number = step + i * (a.padded[1] // DEPTH)
-        return _part(a, number, ROWS, DEPTH, _LEFT_TV)
+        number = step + i * (a.padded[1] // self.depth)
+        return _part(a, number, ROWS, self.depth, self.views.left_tv)
 
 
 # --- layouts -----------------------------------------------------------------------------------------------------
 
 _SUMS = Layout(((4, 8), (2, 2)), ((32, 1), (16, 8)))
-_LEFT = (
-    Layout(((8, 2, 2), 8), ((1, 8, 128), 16)),
-    Layout(((8, 2, 2), 8), ((16, 8, 128), 1)),
-)
-"""Of a left tile of 16 x 16, which 8 elements each lane points at: along the rows, or along the columns."""
-_RIGHT = (
-    Layout(((8, 2, 2), 8), ((1, 128, 8), 16)),
-    Layout(((8, 2, 2), 8), ((16, 128, 8), 1)),
-)
-_RIGHT_ONE = (
-    Layout(((8, 2, 2), 8), ((1, 64, 0), 8)),
-    Layout(((8, 2, 2), 8), ((8, 64, 0), 1)),
-)
 
 
-_LEFT_TV = Layout(((4, 8), (2, 2, 2)), ((32, 1), (16, 8, 128)))
-_RIGHT_TV = Layout(((4, 8), (2, 2, 2)), ((32, 1), (16, 128, 8)))
-_RIGHT_ONE_TV = Layout(((4, 8), (2, 2)), ((16, 1), (8, 64)))
-"""How lanes hold 16 columns of a left factor, of two right ones, of one: pairs of columns in a register."""
+@dataclass(frozen=True, slots=True)
+class FragmentViews:
+    """How lanes point at, and hold, the fragments of factors of one type.
+
+    Attributes:
+        left, right, right_one: of a tile of 16 rows, of 16 columns or of 8, the 16 bytes that each lane points at:
+            along the rows, or along the columns.
+        left_tv, right_tv, right_one_tv: what the lanes hold of it: 4 neighboring bytes of a row in a register.
+    """
+
+    left: tuple[Layout, Layout]
+    right: tuple[Layout, Layout]
+    right_one: tuple[Layout, Layout]
+    left_tv: Layout
+    right_tv: Layout
+    right_one_tv: Layout
+
+
+@cache
+def _fragment_views(dtype: DType) -> FragmentViews:
+    pack, row = 4 // dtype.size, 16 // dtype.size  # elements of a register, and of 16 bytes
+    tile, half = 16 * row, 8 * row  # elements of half a tile of 16 rows, and of 8
+    return FragmentViews(
+        (Layout(((8, 2, 2), row), ((1, 8, tile), 16)), Layout(((8, 2, 2), row), ((16, 8, tile), 1))),
+        (Layout(((8, 2, 2), row), ((1, tile, 8), 16)), Layout(((8, 2, 2), row), ((16, tile, 8), 1))),
+        (Layout(((8, 2, 2), row), ((1, half, 0), 8)), Layout(((8, 2, 2), row), ((8, half, 0), 1))),
+        Layout(((4, 8), (pack, 2, 2)), ((16 * pack, 1), (16, 8, tile))),
+        Layout(((4, 8), (pack, 2, 2)), ((16 * pack, 1), (16, tile, 8))),
+        Layout(((4, 8), (pack, 2)), ((8 * pack, 1), (8, half))),
+    )
+
+
+def _halfwords(elements: Elements, rows: int, dtype: DType) -> Elements:
+    """Elements of 8 bits two by two, as moves of 16 bits take them: neighbors of a row."""
+    if dtype.size == 2:
+        return elements
+    first, second = elements[:, 0::2], elements[:, 1::2]
+    if (second - first != rows).any() or (first // rows % 2).any():
+        raise ArgumentError("bytes are moved two by two", expected="neighbors of a row")
+    pairs: Elements = first % rows + first // rows // 2 * rows
+    return pairs
 
 
 def _fragment(name: str, dtype: DType, rows: int, tv: Layout, count: int) -> RegisterFragment:
-    """`count` factors of 16 columns, each with this layout."""
-    one = register_tile(name, dtype, (rows, DEPTH), (rows, DEPTH), tv, per_register=2, group=WARP, register=UINT32)
-    numbers = tuple(v // 2 for v in range(count * one.values))
-    return replace(one, buffer=replace(one.buffer, shape=(len(numbers) // 2,)), registers=numbers)
+    """`count` factors of the columns of an instruction, each with this layout."""
+    shape, pack = (rows, product_depth(dtype)), 4 // dtype.size
+    one = register_tile(name, dtype, shape, shape, tv, per_register=pack, group=WARP, register=UINT32)
+    numbers = tuple(v // pack for v in range(count * one.values))
+    return replace(one, buffer=replace(one.buffer, shape=(len(numbers) // pack,)), registers=numbers)
 
 
 def _part(whole: RegisterFragment, number: int, rows: int, columns: int, tv: Layout) -> RegisterFragment:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import TypeAlias, Union
 
@@ -128,14 +129,31 @@ def row_major(shape: IntTuple, step: int = 1) -> Layout:
 
 def offset_at(layout: Layout, coordinate: int | Expr) -> Expr:
     """The offset at an integer coordinate, which a shape with several leaves takes apart."""
+    modes = _merged_modes(layout)
+    if type(coordinate) is int:
+        return build.const(_place(modes, coordinate))
     total: Expr = build.const(0)
-    reached, modes = 1, coalesce(layout).flat
+    reached = 1
     for n, (size, stride) in enumerate(modes):
         digit = build.div(coordinate, reached)
         digit = digit if n == len(modes) - 1 else build.mod(digit, size)
         total = build.add(total, build.mul(digit, stride))
         reached *= size
     return total
+
+
+@lru_cache(1024)
+def _merged_modes(layout: Layout) -> tuple[tuple[int, int], ...]:
+    return tuple(coalesce(layout).flat)
+
+
+def _place(modes: Sequence[tuple[int, int]], coordinate: int) -> int:
+    """The offset at an integer coordinate; the last mode goes on beyond its size."""
+    place = 0
+    for size, stride in modes[:-1]:
+        coordinate, digit = divmod(coordinate, size)
+        place += digit * stride
+    return place + (coordinate * modes[-1][1] if modes else 0)
 
 
 def least_tiled(tiler: Layout) -> int:

@@ -17,7 +17,7 @@ from ..core.errors import ArgumentError, CannotLower
 from ..layouts import Layout, Swizzle, coalesce, parse
 from ..layouts.layout import IntTuple, flatten_tuple, format_tuple
 from ..loop_ir import build
-from ..loop_ir.index_arithmetic import Interval
+from ..loop_ir.intervals import Interval
 from ..loop_ir.nodes import THREAD, Expr, Space, Var
 from ..loop_ir.passes.simplify import simplify
 from .tensor_levels import Coordinate, TensorLevel, Tiler, fits, least_tiled, row_major
@@ -82,7 +82,7 @@ class Tensor:
         inside: Expr | None = None
         for at, extent in zip(self.origins[1:], self.extents, strict=True):
             if extent is not None:
-                inside = build.both(inside, build.lt(at, extent))
+                inside = build.and_masks(inside, build.lt(at, extent))
         return inside
 
     @property

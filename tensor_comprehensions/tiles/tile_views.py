@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from ..core.dtypes import DType
+from ..core.dtypes import FLOAT32, DType
 from ..core.errors import ArgumentError
 from ..layouts import Layout
 from ..layouts.layout import IntTuple, flatten_tuple, format_tuple
 from ..loop_ir import build
 from ..loop_ir.nodes import THREAD, Buffer, Expr, Space, Type
+from .indices import to_coordinate, to_index
 from .tensor_levels import Coordinate, fits
 from .tensors import DTYPE_SPELLING, DataTensor, ThreadTensor
 
@@ -88,7 +89,7 @@ class MemoryView:
 
     def __getitem__(self, at: Coordinate) -> MemoryView:
         """As `DataTensor.__getitem__`."""
-        return replace(self, tensor=self.tensor[at])
+        return replace(self, tensor=self.tensor[to_coordinate(at)])
 
     def matrix(self, rows: int, columns: int) -> MemoryView:
         """The only level as rows and columns of these sizes: one of size 1 is repeated, a smaller one enlarged."""
@@ -138,7 +139,8 @@ class RegisterFragment:
         buffer: of every thread: its registers. registers: the number of the register of each value.
         per_register: values in a register of 32 bits; 1: each has its own.
         group: the threads that `tv` spreads over are those of the block (None), or of each so many neighbors.
-        product: for sums: how warps and instructions divide them.
+        first: the thread of the block from which on `tv` counts, where it spreads over a role.
+        product: for sums: how warps, or warpgroups, and instructions divide them.
     """
 
     name: str
@@ -150,7 +152,8 @@ class RegisterFragment:
     registers: tuple[int, ...]
     per_register: int = 1
     group: int | None = None
-    product: ProductPlan | None = None
+    first: int = 0
+    product: ProductPlan | WarpgroupPlan | None = None
 
     def __str__(self) -> str:
         sizes = ",".join(format_tuple(n).replace(" ", "") for n in self.shape)
@@ -170,7 +173,12 @@ class RegisterFragment:
     @property
     def thread(self) -> Expr:
         """The number of a thread in `tv`."""
-        return THREAD_X if self.group is None else build.mod(THREAD_X, self.group)
+        return build.sub(THREAD_X, self.first) if self.group is None else build.mod(THREAD_X, self.group)
+
+    @property
+    def spread(self) -> tuple[int, int]:
+        """Over which threads of the block `tv` goes: the first, and how many; of groups: those of each."""
+        return self.first, self.tv[0].size
 
     @property
     def elements(self) -> np.ndarray[Any, Any]:
@@ -187,6 +195,16 @@ class RegisterFragment:
         found = self.elements
         return found % self.padded[0], found // self.padded[0]
 
+    def row(self, name: str) -> RegisterFragment:
+        """A new tile with one number a row, where this one has the row."""
+        return row_tile(self, name)
+
+    def positions(self, axis: int, start: object = 0) -> Positions:
+        """The number of each element's row (axis 0) or column (1), from `start` on: an operand of `k.map`."""
+        if axis not in (0, 1):
+            raise ArgumentError(f"{self} has no axis {axis}", expected="0 or 1")
+        return Positions(self, axis, to_index(start, "positions"))
+
     def tile(self, rows: int | None, columns: int | None) -> RegisterFragments:
         """Tiles of neighboring rows and columns, which numbers that the program knows pick."""
         return RegisterFragments(
@@ -195,6 +213,7 @@ class RegisterFragment:
 
     def __getitem__(self, at: Coordinate) -> RegisterFragment:
         """Part of hierarchical dimensions, as `z[:, (gate, None)]`."""
+        at = to_coordinate(at)
         given = at if isinstance(at, tuple) else (at,)
         if len(given) != 2 or not all(map(fits, self.shape, given)):
             raise ArgumentError(f"cannot index {self}", expected="a coordinate for rows and columns", found=str(at))
@@ -214,7 +233,7 @@ class RegisterFragment:
             [places[0][int(r[t, v])] + height * places[1][int(c[t, v])] for v in keep] for t in range(r.shape[0])
         ])  # fmt: skip
         tv = layout_of_table(table)
-        if tv is None:
+        if tv is None or any((v - n) % self.per_register for n, v in enumerate(keep)):
             raise ArgumentError(f"cannot take part of {self}", expected="values that lie as a layout")
         kept = tuple(self.registers[v] for v in keep)
         shape = (rows[1], columns[1])
@@ -235,6 +254,7 @@ class RegisterFragments:
         return prod(-(-n // size) for n, size in zip(self.whole.padded, self.size, strict=True))
 
     def __getitem__(self, at: Coordinate) -> RegisterFragment:
+        at = to_coordinate(at)
         given = list(at) if isinstance(at, tuple) else [at]
         origin = []
         for n, whole in enumerate(self.kept):
@@ -269,7 +289,41 @@ class ProductPlan:
     threads: ThreadTensor
 
 
+@dataclass(frozen=True, slots=True)
+class WarpgroupPlan:
+    """How warpgroups and instructions divide a tile of sums.
+
+    Attributes:
+        columns: of one instruction. columns_each: how many times a warpgroup has them.
+        rows_each: how many times it has 64 rows.
+        threads: all of them.
+    """
+
+    columns: int
+    columns_each: int
+    rows_each: int
+    threads: ThreadTensor
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """The number of the row, or column, of each element of a tile; no memory holds it."""
+
+    tile: RegisterFragment
+    axis: int
+    start: Expr
+
+    def __str__(self) -> str:
+        return f"{('rows', 'columns')[self.axis]} of {self.tile}"
+
+    @property
+    def shape(self) -> tuple[IntTuple, ...]:
+        """As of the tile."""
+        return self.tile.shape
+
+
 Operand = MemoryView | RegisterFragment
+MapOperand = MemoryView | RegisterFragment | Positions
 
 
 @cache
@@ -311,13 +365,26 @@ def _modes_of(sequence: np.ndarray[Any, Any]) -> Layout | None:
 
 def register_tile(
     name: str, dtype: DType, shape: tuple[IntTuple, IntTuple], padded: tuple[int, int], tv: Layout, *,
-    per_register: int = 1, group: int | None = None, product: ProductPlan | None = None, register: DType | None = None,
+    per_register: int = 1, group: int | None = None, first: int = 0,
+    product: ProductPlan | WarpgroupPlan | None = None, register: DType | None = None,
 ) -> RegisterFragment:  # fmt: skip
     """A tile with registers of its own."""
     count = tv[1].size // per_register
     buffer = Buffer(name, Type(register or dtype), (count,), (1,), Space.REGISTER)
     numbers = tuple(v // per_register for v in range(tv[1].size))
-    return RegisterFragment(name, dtype, shape, padded, tv, buffer, numbers, per_register, group, product)
+    return RegisterFragment(name, dtype, shape, padded, tv, buffer, numbers, per_register, group, first, product)
+
+
+def row_tile(x: RegisterFragment, name: str) -> RegisterFragment:
+    """A tile of float32 with one column: in every thread the rows that it has of `x`."""
+    if not isinstance(name, str) or not name.isidentifier():
+        raise ArgumentError("a tensor needs a name", expected="an identifier", found=repr(name))
+    rows = x.row_and_column()[0]
+    distinct = dict.fromkeys(tuple(int(n) for n in rows[:, v]) for v in range(x.values))
+    tv = layout_of_table(np.array(list(distinct)).T)
+    if tv is None:
+        raise ArgumentError(f"the rows of {x} do not lie as a layout")
+    return register_tile(name, FLOAT32, (x.shape[0], 1), (x.padded[0], 1), tv, group=x.group, first=x.first)
 
 
 def _picked(shape: IntTuple, at: Any, tile: RegisterFragment) -> tuple[list[int], IntTuple]:

@@ -95,14 +95,19 @@ def _mistake(
         check_names(op.interface, kinds[:count], by_name)
         ordered = (*kinds[:count], *(by_name[name] for name in op.names))
         expected = (*op.interface.parameters, *op.interface.initial)
-        for e, kind, (dtype, special, dims) in zip(expected, ordered, op.kinds, strict=True):
-            if kind != "tensor" and (dims or kind not in _numbers(dtype, special)):
-                raise e.kind_error(kind)
+        for e, kind, (_, special, _) in zip(expected, ordered, op.kinds, strict=True):
+            check_kind(e, kind, special)
         if with_out:
             _check_destinations(op, outs)
     except ArgumentError as error:
         return error_fields(error)
     return None
+
+
+def check_kind(expected: ParameterSpec, kind: str, special: bool) -> None:
+    """Is a value of this kind an argument; `special`: one whose value is in the kernel? Raises ArgumentError."""
+    if kind != "tensor" and (expected.dims or kind not in _numbers(expected.dtype, special)):
+        raise expected.kind_error(kind)
 
 
 def _numbers(dtype: DType, special: bool) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ from ..dispatch.kernel_table import CompileConfig, KernelTable
 from ..runtime.fastpath.boxed import BoxedCallCache
 from ..tc_lang.ir import Function
 from . import autocast, autograd_kernel, vmap
-from .autograd import Gradients, run_without_gradients
+from .autograd import Gradients, PythonGradient, run_without_gradients
 from .boxed_kernels import native_cell
 from .fake import fake_outputs
 from .schema import NAMESPACE, Schema, schema_of
@@ -174,7 +174,7 @@ def operator_for_def(kernels: KernelTable, gradients: Gradients, machine: Compil
     function = kernels.function
     if len(function.parameters) + len(function.inouts) + len(function.returns) > MAX_ARGUMENTS:
         return None
-    schema = schema_of(function, _gradient_name(gradients))
+    schema = schema_of(function, gradient_name(gradients.given))
     found = _operators.get(schema.name, lambda: _registered(schema, kernels, gradients, machine))
     if found.parts()[0] is not kernels:
         found.rebind(kernels, gradients, machine)
@@ -200,9 +200,8 @@ def no_operator_error(function: Function) -> ArgumentError:
 _python_gradients: dict[Any, int] = {}
 
 
-def _gradient_name(gradients: Gradients) -> str:
+def gradient_name(given: str | PythonGradient | None) -> str:
     """What a given gradient adds to the content of a def; a Python function counts as the object that it is."""
-    given = gradients.given
     if given is None or isinstance(given, str):
         return given or ""
     return f"python {_python_gradients.setdefault(given, len(_python_gradients))}"
@@ -230,12 +229,12 @@ def _mark_graphs() -> None:
         config.cache_key_tag += mark
 
 
-class _Registration:
+class Registration:
     """What torch is told of one operator. again: some of it may be there already, and is left as it is."""
 
-    def __init__(self, op: DispatcherOp, again: bool) -> None:
+    def __init__(self, name: str, again: bool) -> None:
         self._library, self._again = _library.get("", _new_library), again
-        self._name = f"{NAMESPACE}::{op.schema.name}"
+        self._name = f"{NAMESPACE}::{name}"
 
     def define(self, schema: str, tags: Sequence[torch.Tag], overload: str = "") -> None:
         if not self._again or not self._is_defined(overload):
@@ -264,7 +263,11 @@ class _Registration:
 
 
 def _register(op: DispatcherOp, again: bool) -> None:
-    told, out, tags = _Registration(op, again), ".out", (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
+    told, out, tags = (
+        Registration(op.schema.name, again),
+        ".out",
+        (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout),
+    )
     told.define(op.schema.functional, tags)
     packet = getattr(getattr(torch.ops, NAMESPACE), op.schema.name)
     op.overload = packet.default

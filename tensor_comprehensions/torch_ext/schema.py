@@ -35,8 +35,9 @@ def schema_of(function: Function, gradient: str) -> Schema:
     parts = (function.canonical, *(t.name for t in taken), "->", *function.returns, gradient)
     name = f"{function.name}_{sha256(chr(0).join(parts).encode()).hexdigest()[:12]}"
     names: set[str] = set()
-    arguments = ", ".join(f"{'SymInt' if t.is_compile_time else 'Tensor'} {_free(t.name, names)}" for t in taken)
-    destinations = tuple(_free(n, names) for n in _destinations(function))
+    kinds = ((t, "SymInt" if t.is_compile_time else "Tensor") for t in taken)
+    arguments = ", ".join(f"{kind} {free_argument_name(t.name, names)}" for t, kind in kinds)
+    destinations = tuple(free_argument_name(n, names) for n in _destinations(function))
     mutated = ", ".join(f"Tensor(a{n}!) {d}" for n, d in enumerate(destinations))
     returns = ", ".join("Tensor" for _ in function.returns)
     out = f"{name}.out({', '.join(filter(None, (arguments, f'*, {mutated}')))}) -> ()"
@@ -47,7 +48,7 @@ def _destinations(function: Function) -> tuple[str, ...]:
     return ("out",) if len(function.returns) == 1 else tuple(f"{r}_out" for r in function.returns)
 
 
-def _free(name: str, taken: set[str]) -> str:
+def free_argument_name(name: str, taken: set[str]) -> str:
     """`name` as an argument of a schema that is called like no other, and like no word of the schema language."""
     while name in taken or not _is_name(name):
         name += "_"

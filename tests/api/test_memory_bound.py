@@ -107,6 +107,13 @@ def test_experts(name: str, expert: Any, seen: str) -> None:
     check(name, schedule=experts.schedule_memory_bound)
 
 
+@pytest.mark.parametrize("columns", [2, 3, 7, 10, 17])
+def test_few_columns_have_an_expert(columns: int) -> None:
+    x = whole(90, columns)
+    kernel = OPS.columns.compile(x, schedule=experts.schedule_column_reduction)
+    assert torch.equal(kernel(x), x.amax(0))
+
+
 def test_pieces_change_the_code() -> None:
     """Accumulators, lanes and tiles are what the pieces say."""
     rows = check("rows", schedule=vectorize("k", lanes=8) >> unroll(k=3)).source("loops")

@@ -16,7 +16,7 @@ from tensor_comprehensions.autotuner.timing import (
     MOST,
     TimedLaunch,
     Times,
-    _compared,
+    _normalize_samples,
     speedup_lower_bound,
     time_interleaved,
 )
@@ -100,11 +100,11 @@ def test_what_is_timed_in_turns_does_not_depend_on_how_fast_the_machine_is_at_th
     waits = [0.5 if k == 5 else 0.0 for k in range(12)]
     mine = [(3e-6 * s, 0.0) for s in slow]
     others = list(zip((4e-6 * s for s in slow), waits, strict=True))
-    (times, other) = _compared([mine, others])
+    (times, other) = _normalize_samples([mine, others])
     assert times.quartiles == pytest.approx((3e-6,) * 3)
     assert times.waits == tuple(waits)
     assert other.median == pytest.approx(4e-6)
-    assert _compared([mine])[0].quartiles[2] == pytest.approx(6e-6)
+    assert _normalize_samples([mine])[0].quartiles[2] == pytest.approx(6e-6)
 
 
 def test_a_timing_in_turns_ends_when_it_is_hopeless_beside_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,6 +113,6 @@ def test_a_timing_in_turns_ends_when_it_is_hopeless_beside_the_other(monkeypatch
     mine, other = (
         cast(TimedLaunch, SimpleNamespace(name=name, memory=SimpleNamespace(accumulates=False))) for name in seconds
     )
-    monkeypatch.setattr(timing, "_precise", lambda times: False)
+    monkeypatch.setattr(timing, "_is_precise", lambda times: False)
     assert len(time_interleaved(mine, other, (1e-3, 1e-3), 100.0, 3.9)[0].samples) == LEAST
     assert len(time_interleaved(mine, other, (1e-3, 1e-3), 100.0, 4.1)[0].samples) == MOST

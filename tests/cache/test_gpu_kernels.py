@@ -144,10 +144,10 @@ def test_machine_code_is_compiled_once(root: Path, monkeypatch: pytest.MonkeyPat
     original = nvrtc.compile_text
     monkeypatch.setattr(nvrtc, "compile_text", lambda s, a: compiled.append(a) or original(s, a))
     first = made().cubin
-    loaded = nvrtc._loaded
-    monkeypatch.setattr(nvrtc, "_loaded", None)  # 100 megabytes that finding it does not need
+    loaded = nvrtc._load_library
+    monkeypatch.setattr(nvrtc, "_load_library", None)  # 100 megabytes that finding it does not need
     again = made().cubin
-    monkeypatch.setattr(nvrtc, "_loaded", loaded)
+    monkeypatch.setattr(nvrtc, "_load_library", loaded)
     assert compiled == ["sm_90"]
     assert first == again
     assert again.resources["mm"].registers > 8

@@ -428,7 +428,7 @@ def test_kernels_by_hand_need_a_cache_and_a_key(root: Path) -> None:
 
 
 def as_written(text: str) -> Any:
-    return checked_defs._plain(compile_source(text))
+    return checked_defs._to_plain(compile_source(text))
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.tc")), ids=lambda p: p.stem)
@@ -437,7 +437,7 @@ def test_checked_programs_come_back_with_every_place(path: Path) -> None:
     back = checked_defs.defs_from_bytes(checked_defs.defs_to_bytes(made))
     assert back == made
     assert back is not None
-    assert checked_defs._plain(back) == as_written(path.read_text())
+    assert checked_defs._to_plain(back) == as_written(path.read_text())
 
 
 def test_a_text_is_kept_once() -> None:

@@ -83,10 +83,10 @@ def test_what_is_simple_is_not_simplified_again(name: str) -> None:
     simple = kernel.rerun_until("simplify")
     assert all(simplify(k.body) is k.body for k in simple.kernels)
     again = next(step for step in PASSES if step.repeats)
-    assert again.apply(simple, kernel.job, {again.repeats: simple}) is simple
+    assert again.apply(simple, kernel.context, {again.repeats: simple}) is simple
     other = kernel.rerun_until("hoist")
-    repeated = again.apply(other, kernel.job, {again.repeats: simple})
-    assert repeated == again.run(other, kernel.job) == kernel.rerun_until(again.name)
+    repeated = again.apply(other, kernel.context, {again.repeats: simple})
+    assert repeated == again.run(other, kernel.context) == kernel.rerun_until(again.name)
 
 
 def test_the_digest_depends_on_sizes_strides_options_and_target() -> None:

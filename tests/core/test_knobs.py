@@ -23,9 +23,11 @@ def test_every_field_is_read_from_its_variable() -> None:
     environment = {"TC_INTERPRET": "1", "TC_DUMP": "/there", "TC_LOGS": "code, cache,code", "TC_VERIFY": "true"}
     environment |= {"TC_CACHE": "read", "TC_CACHE_DIR": "/here", "TC_CACHE_STRICT": "1", "TC_CACHE_MAX_SIZE": "3M"}
     environment |= {"TC_CACHE_SIGNING_KEY": "/secret", "TC_TUNE": "auto", "TC_TARGET": "haswell"}
+    environment |= {"TC_STRICT": "1"}
     expected = Knobs(
         interpret=True, dump="/there", logs=("code", "cache"), verify=True, cache="read", cache_dir="/here",
         cache_strict=True, cache_max_size=3 << 20, cache_signing_key="/secret", tune="auto", target="haswell",
+        strict=True,
     )  # fmt: skip
     assert Knobs.read(environment) == expected
 

@@ -60,7 +60,7 @@ def test_the_value_unused_for_longest_is_dropped() -> None:
     store: SingleFlightCache[int, int] = SingleFlightCache(2)
     for key in (1, 2, 1, 3):
         store.get(key, lambda key=key: key)
-    assert store.last() == 3
+    assert store.latest_value() == 3
     assert store.get(1, lambda: -1) == 1
     assert store.get(2, lambda: -2) == -2
 
@@ -108,4 +108,4 @@ def test_an_interrupt_between_taking_the_turn_and_making_the_value(monkeypatch: 
         patch.setattr(store, "_make", interrupted)
         store.get(1, lambda: 1)
     in_threads(2, lambda _: store.get(1, lambda: 2))
-    assert store.last() == 2
+    assert store.latest_value() == 2

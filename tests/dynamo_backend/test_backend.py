@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -14,17 +13,10 @@ from tensor_comprehensions.dynamo_backend import backend as graphs
 from tensor_comprehensions.dynamo_backend import kernel_or_eager
 from tests.dynamo_backend.models import MODELS
 
+pytestmark = pytest.mark.usefixtures("kernels_always")
+
 KERNELS = {"mlp": 0.9, "transformer": 0.8, "residual": 0.9, "gated": 0.8, "lstm": 0.9, "embedding": 0.5}
 """The least share of the work that kernels take, forward and backward; a small product alone is left to torch."""
-
-
-@pytest.fixture(autouse=True)
-def _kernels_always(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Which of the two sides is faster depends on the machine; here it is always the kernel."""
-    monkeypatch.setattr(kernel_or_eager, "kernel_is_faster", lambda ours, theirs: True)
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def compiled(model: nn.Module) -> nn.Module:

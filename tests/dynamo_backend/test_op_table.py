@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from tensor_comprehensions.dynamo_backend.backend import decomposition_table, fuse_regions
+from tensor_comprehensions.dynamo_backend.backend import fuse_regions
+from tensor_comprehensions.dynamo_backend.decompositions import decomposition_table
 from tensor_comprehensions.dynamo_backend.kernel_or_eager import KernelOrEager
 from tensor_comprehensions.dynamo_backend.op_table import MULTI_OUTPUT_OPS, TABLE, aten, prims
 
@@ -23,6 +24,8 @@ HALF = r(4, 6).bfloat16()
 WHOLE = torch.randint(-3, 4, (4, 6))
 BOOLEAN = A > 0
 
+KEPT = torch.tensor([1.0, 0, 1, 1, 1, 0, 1]).bool().expand(1, 1, 5, 7).clone()  # and a row with nothing
+KEPT[0, 0, 3] = False
 CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "add": (lambda x, y: torch.add(x, y, alpha=2) + 1, (A, ROW)),
     "add of integers": (lambda x, y: x + 2 * y - 1, (WHOLE, WHOLE.flip(0))),
@@ -113,6 +116,14 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
         ).transpose(1, 2).reshape(2, 6, 12) + q,
         tuple(r(3, 2, 6, 12)),
     ),
+    "attention with a mask": (
+        lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, attn_mask=m),
+        (r(2, 3, 5, 4), *r(2, 2, 3, 7, 4), KEPT),
+    ),
+    "gradients of attention with a mask": (
+        lambda g, q, k, v, m: _attention_gradients(g, q, k, v, m, causal=False),
+        (*r(2, 2, 3, 5, 4), *r(2, 2, 3, 7, 4), torch.zeros(KEPT.shape).masked_fill(~KEPT, -torch.inf)),
+    ),
     "gradients of attention": (lambda g, q, k, v: _attention_gradients(g, q, k, v), tuple(r(4, 2, 3, 6, 4))),
     "embedding": (lambda t, i: F.embedding(i, t) * 2 + 1, (A, torch.randint(4, (3, 2)))),
     "doubles": (lambda x: (x * 0.5).exp() @ x.t() + 1, (A.double(),)),
@@ -127,10 +138,14 @@ def _gradients(g: Tensor, x: Tensor, w: Tensor, stride: Any, padding: Any, dilat
     return torch.cat([p.reshape(-1) for p in parts])
 
 
-def _attention_gradients(g: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    out, logarithms = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True)
-    parts = aten._scaled_dot_product_flash_attention_for_cpu_backward(g, q, k, v, out, logarithms, 0.0, True)
-    return torch.cat([*parts, logarithms.unsqueeze(3).expand(g.shape)])
+def _attention_gradients(
+    g: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, causal: bool = True
+) -> Tensor:
+    out, logarithms = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, attn_mask=mask)
+    parts = aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        g, q, k, v, out, logarithms, 0.0, causal, attn_mask=mask
+    )
+    return torch.cat([*parts, logarithms.unsqueeze(3).expand(g.shape)], 2)
 
 
 def fused(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> torch.fx.GraphModule:

@@ -120,8 +120,11 @@ def test_mistakes(equation: str, keywords: dict[str, Any], words: list[str]) -> 
         assert word in str(error.value)
 
 
-def test_a_result_with_a_format_is_not_traced() -> None:
-    a = operand("ij", "")
-    compiled = torch.compile(lambda x: tc.einsum("ij->ij", x, format="csr"), backend="eager")
-    with pytest.raises(tc.ArgumentError, match="not traced"):
-        compiled(a)
+def test_graphs_break_at_sparse_operands_and_results() -> None:
+    a, x = operand("ij", ""), operand("j", "")
+    stored = tc.as_sparse(a, "csr")
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: tc.einsum("ij->ij", x, format="csr").values * 2, backend="eager")
+    assert torch.equal(compiled(a), stored.values * 2)
+    compiled = torch.compile(lambda a, x: tc.einsum("ij,j->i", a, 2 * x) + 1, backend="eager")
+    assert torch.equal(compiled(stored, x), a @ (2 * x) + 1)

@@ -21,6 +21,7 @@ from tensor_comprehensions.loop_ir.nodes import Buffer, Type
 from tensor_comprehensions.runtime.cuda import cubins, launch
 from tensor_comprehensions.runtime.cuda.cuda_api import DeviceAttributes, FunctionAttributes
 from tensor_comprehensions.runtime.cuda.nvrtc import Cubin
+from tensor_comprehensions.runtime.cuda.tensor_maps import MAP_ALIGNMENT, TiledMap
 from tensor_comprehensions.runtime.emulate import emulator
 from tensor_comprehensions.runtime.emulate.emulator import EmulatedTensor
 from tensor_comprehensions.target import parse_gpu_target
@@ -107,14 +108,24 @@ class FakeCuda:
         status = addresses.pop() if kernel.status else 0
         if status and ctypes.c_int64.from_address(status).value:
             return
+        pointers = (ctypes.c_void_p * (len(addresses) + kernel.status + len(kernel.maps))).from_address(parameters)
         nothing = EmulatedTensor(0, Buffer("nothing", Type(INT8), (0,), (1,)), False)
         memories = [nothing] * (len(made.arguments) + len(made.temporaries))
         everything = (*made.arguments, *made.temporaries)
         for position, address in zip(kernel.buffers, addresses, strict=True):
             memories[position] = EmulatedTensor(address, everything[position], True)
+        for position, place in zip(kernel.mapped, pointers[len(pointers) - len(kernel.maps) :], strict=True):
+            address = ctypes.c_uint64.from_address(place or 0).value
+            memories[position] = EmulatedTensor(address, everything[position], True)
         for number, value in enumerate(emulated(memories)):
             if value:
                 ctypes.c_int64.from_address(status + 8 * number).value = value
+
+    def encode_tensor_map(self, m: TiledMap, address: int, place: int, /) -> None:
+        """A map is its address here."""
+        self.log.append("encode_tensor_map")
+        assert place % MAP_ALIGNMENT == 0
+        ctypes.c_uint64.from_address(place).value = address
 
     def synchronize(self, stream: int, /) -> None:
         assert (self.context, stream) == (100, self.stream)

@@ -20,7 +20,7 @@ from tensor_comprehensions.core.memory_layout import contiguous_strides
 from tensor_comprehensions.loop_ir.interpret.ops import storage_dtype
 from tensor_comprehensions.loop_ir.nodes import Module
 from tensor_comprehensions.loop_ir.verify import verify
-from tensor_comprehensions.options import FUSION_STRATEGIES, MappingOptions, check_mapping
+from tensor_comprehensions.options import FUSION_STRATEGIES, GpuOptions, MappingOptions, check_mapping
 from tensor_comprehensions.target import GpuTarget
 from tensor_comprehensions.tc_lang import bind, compile_source
 from tensor_comprehensions.tc_lang.ir import BoundFunction, Role
@@ -77,10 +77,10 @@ def conformance() -> tuple[Case, ...]:
 def benchmarks() -> tuple[Case, ...]:
     """The benchmarks' defs."""
     texts = {n.lower(): t for n, t in vars(sources).items() if n.isupper() and isinstance(t, str)}
-    return tuple(_small(name, text) for name, text in texts.items())
+    return tuple(small_case(name, text) for name, text in texts.items())
 
 
-def _small(name: str, text: str) -> Case:
+def small_case(name: str, text: str) -> Case:
     """A def with small sizes and random inputs; those of integers are valid subscripts."""
     rng = np.random.default_rng(len(name))
     function = compile_source(text)[-1]
@@ -156,7 +156,7 @@ def random_options(r: Random, target: GpuTarget) -> MappingOptions:
     return options
 
 
-def mapped(case: Case, options: MappingOptions | None, target: GpuTarget) -> Module:
+def mapped(case: Case, options: GpuOptions | None, target: GpuTarget) -> Module:
     """The module that is printed for a case."""
     job = GpuPassContext(options, target)
     value: Any = case.bound

@@ -41,7 +41,7 @@ class _Drawn(_Renaming):
             self.tensors[name] = self.draw({*self.tensors.values(), *self.locals.values(), *self.program})
         return self.tensors[name]
 
-    def _local(self, name: str) -> str:
+    def _local_name(self, name: str) -> str:
         if name not in self.locals:
             self.locals[name] = self.draw({*self.tensors.values(), *self.locals.values(), *self.program})
         return self.locals[name]

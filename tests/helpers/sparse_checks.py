@@ -14,8 +14,8 @@ from torch import Tensor
 
 from tensor_comprehensions.compiler import sparse_passes
 from tensor_comprehensions.compiler.sparse_passes import CompiledSparseKernel
-from tensor_comprehensions.dispatch.sparse import sparse_kernels
-from tensor_comprehensions.dispatch.sparse.sparse_kernels import SparseCall, StoredCounts
+from tensor_comprehensions.dispatch.sparse import sparse_kernels, sparse_run
+from tensor_comprehensions.dispatch.sparse.sparse_run import SparseCall, StoredCounts
 from tensor_comprehensions.dispatch.sparse.sparse_tensor import SparseTensor
 from tensor_comprehensions.loop_ir.interpret.machine import interpret
 from tensor_comprehensions.loop_ir.interpret.ops import storage_dtype
@@ -151,7 +151,7 @@ class _Interpreted:
         return 0, 0
 
 
-class InterpretedRun(sparse_kernels._Run):
+class InterpretedRun(sparse_run.SparseRun):
     """A run of a kernel whose phases are interpreted: any access outside of an array is an InternalError."""
 
     def __init__(

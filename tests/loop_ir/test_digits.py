@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensor_comprehensions.loop_ir import build as b
-from tensor_comprehensions.loop_ir.index_arithmetic import Interval
+from tensor_comprehensions.loop_ir.intervals import Interval
 from tensor_comprehensions.loop_ir.nodes import Binary, Const, Expr, Var
 from tensor_comprehensions.loop_ir.passes.simplify import simplify
 

@@ -12,7 +12,7 @@ from loop_programs import RANGES, booleans, evaluate, floats, integers, same_bit
 
 from tensor_comprehensions.core.dtypes import BFLOAT16, BOOL, FLOAT16, FLOAT32, FLOAT64, INT64
 from tensor_comprehensions.loop_ir import build as b
-from tensor_comprehensions.loop_ir.index_arithmetic import Interval
+from tensor_comprehensions.loop_ir.intervals import Interval
 from tensor_comprehensions.loop_ir.nodes import (
     COMPARISONS,
     Allocate,

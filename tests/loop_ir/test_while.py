@@ -96,9 +96,9 @@ def _run_c(module: Module, addresses: list[int], folder: Path) -> int:
     return status
 
 
-B_CRD, C_CRD = b.dynamic("b_crd", INT32), b.dynamic("c_crd", INT32)
-B_VALUES, C_VALUES = b.dynamic("b_values", FLOAT64), b.dynamic("c_values", FLOAT64)
-A_CRD, A_VALUES = b.dynamic("a_crd", INT32), b.dynamic("a_values", FLOAT64)
+B_CRD, C_CRD = b.dynamic_buffer("b_crd", INT32), b.dynamic_buffer("c_crd", INT32)
+B_VALUES, C_VALUES = b.dynamic_buffer("b_values", FLOAT64), b.dynamic_buffer("c_values", FLOAT64)
+A_CRD, A_VALUES = b.dynamic_buffer("a_crd", INT32), b.dynamic_buffer("a_values", FLOAT64)
 SIZES = b.buffer("sizes", INT64, (3,))  # stored places of b and of c, extent
 TOTAL = b.buffer("total", INT64, (1,))
 PB, PC, Q = b.register("pb"), b.register("pc"), b.register("q")
@@ -194,8 +194,8 @@ def test_the_text_of_c_is_a_while_loop_over_pointers() -> None:
 # --- scratch memory whose size the run decides -------------------------------------------------------------------
 
 N = b.buffer("n", INT64, (1,))
-X, Y = b.dynamic("x", FLOAT64), b.dynamic("y", FLOAT64)
-W = b.dynamic("w", FLOAT64, space=Space.SCRATCH)
+X, Y = b.dynamic_buffer("x", FLOAT64), b.dynamic_buffer("y", FLOAT64)
+W = b.dynamic_buffer("w", FLOAT64, space=Space.SCRATCH)
 
 
 def reversed_through_scratch(chunks: int) -> Module:
@@ -273,7 +273,7 @@ def test_a_loop_that_nothing_enters_goes_and_an_empty_one_stays() -> None:
 # --- bits --------------------------------------------------------------------------------------------------------
 
 WORDS = np.array([0, 1, -1, 2, 3, 1 << 62, -(1 << 63), 0x0123456789ABCDEF, -12345678901234], np.int64)
-IN, OUT = b.dynamic("words", INT64), b.dynamic("out", INT64)
+IN, OUT = b.dynamic_buffer("words", INT64), b.dynamic_buffer("out", INT64)
 PYTHON = {
     BIT_AND: lambda x, k: x & k,
     BIT_OR: lambda x, k: x | k,
@@ -303,7 +303,7 @@ def test_instructions_on_bits(machine: str, function: str, lanes: int, run_modul
 @pytest.mark.parametrize("lanes", [8, 64])
 @pytest.mark.parametrize("machine", ["interpreter", "llvm", "c"])
 def test_lanes_become_bits(machine: str, lanes: int, run_module: Run) -> None:
-    flags = b.dynamic("flags", BOOL)
+    flags = b.dynamic_buffer("flags", BOOL)
     value = ReduceLanes(BITS, b.load(flags, b.ramp(0, 1, lanes)))
     body = If(b.ne(value, 0), b.store(OUT, (0,), value))
     module = Module("bits", (flags, OUT), (), (Kernel("k", body),), written=("out",))

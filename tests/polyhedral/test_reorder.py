@@ -12,12 +12,15 @@ from torch import Tensor
 
 import tensor_comprehensions as tc
 from tensor_comprehensions.core import knobs
+from tensor_comprehensions.core.dtypes import FLOAT32
 from tensor_comprehensions.options import CpuOptions
 from tensor_comprehensions.polyhedral.cpu import lower
 from tensor_comprehensions.polyhedral.scop import reorder_contractions
+from tensor_comprehensions.polyhedral.scop.lanes_along_sum import lanes_along_sum
 from tensor_comprehensions.schedules import gett
 from tensor_comprehensions.target import AVX512, CpuTarget
-from tensor_comprehensions.tc_lang.ir import BoundFunction
+from tensor_comprehensions.tc_lang import ir
+from tensor_comprehensions.tc_lang.ir import BoundFunction, BoundIndex, BoundStatement
 
 MESHED = replace(AVX512, name="sapphirerapids", cache=(49152, 2097152, 110100480))
 FALLEN_BEHIND = [
@@ -86,7 +89,7 @@ def every_way(name: str, sizes: Mapping[str, int]) -> list[Callable[..., BoundFu
     def look(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> BoundFunction:
         contraction = reorder_contractions._contraction(function)
         assert contraction is not None
-        found[:] = reorder_contractions._ways(contraction)
+        found[:] = reorder_contractions._enumerate_orders(contraction)
         return function
 
     with pytest.MonkeyPatch.context() as patch, knobs.override_knobs(cache="off"):
@@ -97,7 +100,7 @@ def every_way(name: str, sizes: Mapping[str, int]) -> list[Callable[..., BoundFu
         def chosen(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> BoundFunction:
             contraction = reorder_contractions._contraction(function)
             assert contraction is not None
-            return reorder_contractions._reordered(contraction, orders)[0]
+            return reorder_contractions._reorder_operands(contraction, orders)[0]
 
         return chosen
 
@@ -131,3 +134,54 @@ def test_no_index_is_lost() -> None:
         sizes = dict.fromkeys("abcdz", 9) | {"a": 1}
         x, y = inputs(name, sizes)
         assert torch.equal(tc.define(source(name)).f(x, y), expected(name, x, y))
+
+
+ALONG_SUM = [
+    ("ec-bcda-ebda", {"a": 32, "b": 16, "c": 18, "d": 31, "e": 32}),
+    ("edc-ahcgbf-bdfeagh", {"a": 6, "b": 10, "c": 4, "d": 6, "e": 8, "f": 10, "g": 4, "h": 4}),
+    ("gea-afdcb-cgefbd", {"a": 5, "b": 5, "c": 8, "d": 13, "e": 12, "f": 9, "g": 6}),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(("name", "sizes"), ALONG_SUM, ids=[name for name, _ in ALONG_SUM])
+def test_long_sums_into_few_results_have_lanes_along_them(
+    name: str, sizes: Mapping[str, int], dtype: torch.dtype
+) -> None:
+    x, y = (t.to(dtype) for t in inputs(name, sizes))
+    op = tc.define(source(name).replace("float(", "double(") if dtype == torch.float64 else source(name)).f
+    assert torch.equal(op(x, y), expected(name, x, y))
+    if dtype == torch.float32:
+        schedule = op.compile(x, y, target=MESHED).source("schedule")
+        assert "o.lanes +=!" in schedule
+        assert "S0_combined" in schedule
+
+
+def test_lanes_along_a_sum_fill_vectors() -> None:
+    def lanes(extent: int) -> int:
+        left, right = (ir.Access(t, (ir.Index("k", ir.INDEX_TYPE),), FLOAT32) for t in "xy")
+        value = ir.Binary("*", left, right, FLOAT32)
+        return lanes_along_sum(BoundStatement("S", "o", (), "+", True, value, (BoundIndex("k", 0, extent),), 0), 16)
+
+    assert [lanes(n) for n in (992, 585, 28, 15, 24, 11, 22, 1250, 37)] == [16, 15, 14, 15, 8, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("verify", [False, True])
+def test_every_sum_of_lanes(verify: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the model thinks of it, also in parts of a block that follow one another."""
+    monkeypatch.setattr(reorder_contractions, "_enumerate_orders", lambda found: ())
+    monkeypatch.setattr(reorder_contractions, "CLEARLY", 1e9)
+    monkeypatch.setattr(reorder_contractions, "_multiply_adds", lambda *a: 0.0)
+    monkeypatch.setattr(reorder_contractions, "_copies", lambda *a: 0.0)
+    monkeypatch.setattr(reorder_contractions, "combining_cycles", lambda *a: 0.0)
+    names = ["ba-akl-bkl", "ba-kal-lbk", "bac-kcal-blk", "ab-mkal-bkml"]
+    choose, in_lanes = Random(2), 0
+    with knobs.override_knobs(cache="off", verify=verify):
+        for name in names if verify else 3 * names:
+            sizes = {i: choose.randint(2, 9) for i in "abcm"}
+            sizes |= {"k": choose.randint(20, 60), "l": choose.choice([8, 15, 32])}
+            x, y = inputs(name, sizes)
+            op = tc.define(source(name)).f
+            assert torch.equal(op(x, y), expected(name, x, y)), (name, sizes)
+            in_lanes += "o.lanes" in op.compile(x, y).source("schedule")
+    assert in_lanes >= (3 if verify else 9)

@@ -191,7 +191,7 @@ def test_extended_groups_are_those_that_isl_schedules(source: str, monkeypatch: 
         return [([n.name for n in s.group.nodes], [dict(r.places) for r in s.group.rows]) for s in plan]
 
     extended = groups()
-    monkeypatch.setattr("tensor_comprehensions.polyhedral.schedule.fusion._extended", lambda *_: None)
+    monkeypatch.setattr("tensor_comprehensions.polyhedral.schedule.fusion._extend_group", lambda *_: None)
     assert extended == groups()
 
 

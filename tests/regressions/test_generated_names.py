@@ -26,7 +26,8 @@ from tensor_comprehensions.tc_lang.check import compile_source
 
 from ..helpers.hostile_programs import check_hostile_program
 
-PROGRAMS = int(os.environ.get("TC_HOSTILE_PROGRAMS", "300"))
+ROUNDS = 5
+PROGRAMS = int(os.environ.get("TC_HOSTILE_PROGRAMS", "300")) // ROUNDS
 
 
 def d(x: Tensor) -> Tensor:
@@ -158,7 +159,8 @@ def test_errors_of_lowering_name_what_the_program_names() -> None:
         raise CannotLower("i3 depends on i2")
 
 
-def test_random_programs_with_names_that_lowering_gives() -> None:
+@pytest.mark.parametrize("turn", range(ROUNDS))
+def test_random_programs_with_names_that_lowering_gives(turn: int) -> None:
     first = SystemRandom().randrange(2**32)
     print(f"programs {first} to {first + PROGRAMS - 1}")
     for seed in range(first, first + PROGRAMS):

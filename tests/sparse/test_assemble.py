@@ -110,3 +110,37 @@ def test_a_def_without_sparse_tensors_is_not_assembled() -> None:
     op = tc.define("def f(double(N) x) -> (y) { y(i) = x(i) }").f
     with pytest.raises(tc.ArgumentError, match="no sparse operands"):
         op.assemble(torch.ones(3, dtype=torch.float64))
+
+
+REFILLED = {
+    "csr": (SPGEMM, "csr csr"),
+    "csc": ("def f(double(M,K) B: csc, double(K,N) C: csc) -> (A: csc) { A(i,j) +=! B(i,k) * C(k,j) }", "csc csc"),
+    "a converted factor": (SPGEMM.replace("C: csr", "C: csc"), "csr csc"),
+    "one row": ("def f(double(M,K) B: csr, double(K) x) -> (double(M) a: s) { a(j) +=! B(k,j) * x(k) }", "csr -"),
+    "windows": (
+        "def f(double(M,K) B: csr, double(K,N) C: csr) -> (A: csr) "
+        "{ A(i,j) +=! B(i,k) * C(k,j) where i in 2:19, j in 3:17 }",
+        "csr csr",
+    ),
+    "three levels": (
+        "def f(double(M,K) B: csr, double(K,N) C: csr) -> (A: dds) "
+        "{ A(l,i,j) +=! l * (B(i,k) * C(k,j)) where l in 0:3 }",
+        "csr csr",
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "type"), [("csr", "half"), ("csr", "int"), *((n, "double") for n in REFILLED)])
+def test_rows_that_are_filled_again(name: str, type: str) -> None:
+    """No place is looked for: one phase, without flags, whose sums are those of a plain call bit by bit."""
+    text, formats = REFILLED[name]
+    op, dtype = tc.define(text.replace("double", type)).f, {"double": torch.double, "half": torch.half}.get(type)
+    dense = [(4 * matrix(n).dense()).to(dtype or torch.int32) for n in range(2)]
+    given = [tc.as_sparse(x, f) if f != "-" else x[0] for x, f in zip(dense, formats.split(), strict=True)]
+    fixed = op.assemble(*given)
+    for _ in range(2):
+        assert same(fixed(*given), op(*given))
+    kernels = [k for k in op._kernels.sparse._kernels._values.values() if k.program.problem.refills]
+    assert len(kernels) == 1
+    assert len(kernels[0].phases) == 1
+    assert "touched" not in kernels[0].source("loops")

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import tensor_comprehensions as tc
+from tensor_comprehensions.dispatch.sparse import fast_call
 from tensor_comprehensions.torch_ext.sparse_op import SparseOp
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse .* support is in beta", "ignore:Sparse invariant checks")
@@ -32,6 +33,14 @@ def longs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return calls
 
 
+@pytest.fixture(params=["machine code", "Python"])
+def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What serves short calls: machine code, or Python where that does not know this torch."""
+    if request.param == "Python":
+        monkeypatch.setattr(fast_call.call_cache, "is_fast_path_available", lambda: False)
+
+
+@pytest.mark.usefixtures("server")
 @pytest.mark.parametrize("kind", ["csr", "csc", "dcsr", "torch csr", "torch csc"])
 def test_calls_like_the_one_before(kind: str, longs: list[Any]) -> None:
     op = tc.define(SPMV).spmv
@@ -64,6 +73,7 @@ def test_arrays_that_change_in_place_are_checked_again() -> None:
         op(a, x)
 
 
+@pytest.mark.usefixtures("server")
 def test_what_a_lane_must_not_take() -> None:
     op, x = tc.define(SPMV).spmv, torch.ones(3, dtype=torch.float64)
     a = tc.as_sparse(matrix(), "csr")

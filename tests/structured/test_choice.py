@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensor_comprehensions.core.dtypes import FLOAT32, FLOAT64
+from tensor_comprehensions.core.dtypes import FLOAT16, FLOAT32, FLOAT64
+from tensor_comprehensions.loop_ir.nodes import Type
 from tensor_comprehensions.structured.analysis.contraction_info import analyze_contraction
 from tensor_comprehensions.structured.cost.plan_cost import completes_pages, plan_cycles
 from tensor_comprehensions.structured.cost.tile_cost import RegisterTile
@@ -103,6 +104,29 @@ def test_few_vectors_lie_across_lines_of_the_second_cache(ops: Any, n: int) -> N
 
     assert vectors(n) <= 4
     assert vectors(192) == 6
+
+
+@pytest.mark.parametrize(("n", "streams"), [(88, True), (90, False), (96, True)])
+def test_rows_that_end_within_a_vector_do_not_go_past_the_caches(ops: Any, n: int, streams: bool) -> None:
+    """Four rows of 90 floats end with half a line, but each with a part of a vector that is written to the caches."""
+    sizes = {"e": 32, "b": 29, "d": 12, "c": n, "a": 17}
+    op = ops.op("C:e,b,d,c = A:a,e,d x B:c,a,b", sizes)
+    assert select_plan(op, MESHED, parallel=False).nontemporal is streams
+
+
+@pytest.mark.parametrize("target", [AVX512, MESHED], ids=lambda t: t.name)
+def test_lanes_of_a_sum_are_blocked_where_partial_sums_are_exact(ops: Any, target: CpuTarget) -> None:
+    """Both factors go on along k where the lanes l end: c(i,j,l) is a part of a sum over (k,l)."""
+    sizes = {"i": 18, "j": 32, "h": 16, "k": 62, "l": 16}
+    op = ops.op("C:i,j,l = A:i,h,k,l x B:j,h,k,l", sizes)
+    assert analyze_contraction(op).keeps_lanes_of_sum
+    plan = select_plan(op, target, parallel=False)
+    assert [level.iterator for level in plan.levels].count("h") == 1
+    assert not plan.packs
+    half = replace(op, output=replace(op.output, buffer=replace(op.output.buffer, type=Type(FLOAT16))))
+    assert all(level.iterator not in "hk" for level in select_plan(half, target, parallel=False).levels)
+    batched = ops.op("C:i,j,l = A:i,k,l x B:k,j,l", {"i": 18, "j": 32, "k": 62, "l": 160})
+    assert not analyze_contraction(batched).keeps_lanes_of_sum
 
 
 def test_what_fills_half_of_the_second_cache_is_copied_before_a_far_one(ops: Any) -> None:

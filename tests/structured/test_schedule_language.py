@@ -205,7 +205,7 @@ def test_random_pipelines_keep_the_result(ops: Any, data: Any) -> None:
         p = p >> pack(**{name: loop})
         p = p >> pad(name) if data.draw(st.booleans()) else p
     p = p >> peel("b", *data.draw(st.sampled_from(["", "m", "n", "nm"]))) if data.draw(st.booleans()) else p
-    if any(isinstance(piece, Pack) and piece.factors[0][0] == "B" for piece in p.primitives):
+    if any(isinstance(piece, Pack) and piece.operand_loops[0][0] == "B" for piece in p.primitives):
         lanes, joined = data.draw(st.sampled_from([(0, 1), (4, 2), (4, 4), (8, 2)]))
         p = p >> vectorize("n", lanes=lanes, vectors_per_register=joined)
     if data.draw(st.booleans()):

@@ -80,9 +80,11 @@ def test_what_is_suggested_for_a_function_is_in_the_language(name: str) -> None:
     for way in _FUNCTIONS[name].split(", or "):
         if "+=!" in way or "(i,j)" in way:
             continue
-        value = re.sub(r"\b([xyatc])\b(?!\()", r"\1(i)", way)
+        value = re.sub(r"\b([xyatcn])\b(?!\()", r"\1(i)", way)
         value = re.sub(r"\bc\(i\)", "(c(i) > 0)", re.sub(r"\b(low|high)\b", "0", value)).replace("%", "/")
-        tc.define(f"def f(float(N) x, float(N) y, float(N) a, float(N) t, float(N) c) -> (o) {{ o(i) = {value} }}")
+        tc.define(
+            f"def f(float(N) x, float(N) y, float(N) a, float(N) t, float(N) c, float(N) n) -> (o) {{ o(i) = {value} }}"
+        )
 
 
 @pytest.mark.parametrize(

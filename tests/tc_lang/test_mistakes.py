@@ -8,6 +8,7 @@ import pytest
 from helpers import bound
 
 from tensor_comprehensions.core.errors import CheckError, RangeError, TCError
+from tensor_comprehensions.tc_lang.check import compile_source
 
 SIZES = {"N": 5, "M": 6, "K": 3}
 
@@ -92,6 +93,8 @@ CHECKS = [
     ("def f() -> (b) { b = 1 } def f() -> (c) { c = 1 }", "two defs are called 'f'", "f"),
     ("def f(float(N) a) -> (b) { b = f(a) }", "a def calls itself", "f(a)"),
     ("def g(float(N) x) -> (y) { y(i) = x(i) } def f(float(N) a) -> (b) { b(i) = g(a) }", "'g' is a def", "g(a)"),
+    ("def f(float(N) a, float(N,N) A) -> (b) { b(a) = A(a,a) }", "'a' is a tensor, and no index can", "a", "rename"),
+    ("def f(float(N) a, float(N,N) A) -> (b) { b(i) = A(i,a) }", "'a' is a tensor, and no index can", "a", "rename"),
     ("def g(float(N) x) -> (y) { y(i) = x(i) } def f(float(N) a) -> (b) { b = g(a, a) }", "'g' takes 1 arg", "g(a, a)"),
     ("def g(float(N) x) -> (y) { y(i) = x(i) } def f(float a) -> (b) { b = g(a) }", "a tensor of 1 dimension", "a"),
     ("def g(float(N) x) -> (y) { y(i) = x(i) } def f(float a) -> (b) { b = g(1.0) }", "takes a tensor as 'x'", "1.0"),
@@ -110,7 +113,8 @@ RANGES = [
     ("b(2*i) = a(i)", "the first definition of 'b' leaves elements undefined", "b(2*i) = a(i)"),
     ("b(i+j) = A(i,j)", "'=' writes some elements of 'b' twice", "b(i+j) = A(i,j)"),
     ("b(I(i)) += a(i)", "the size of dimension 0 of 'b' depends on data", "b(I(i)) += a(i)"),
-    ("def f(float(N) a) -> (float(N) b) { b(i) = a(i) + a(i+1) }", "'b' has another size than declared", "float(N) b"),
+    ("def f(float(N) a) -> (float(N) b) { b(i) = a(i) + a(i+1) }", "'b' has another size than declared", "float(N) b",
+     "leave the size"),
     ("def f(float(N) a) -> (b) { b(i,j,k,l) = a(i) where j in 0:N*1000000000, k in 0:1000000000, l in 0:9 }",
      "more bytes than a machine can address", "b"),
     ("def g(float(N) x, float(N) y) -> (z) { z(i) = x(i) * y(i) } def f(float(N) a, float(M) c) -> (b) { b = g(a, c) }",
@@ -118,6 +122,13 @@ RANGES = [
 ]  # fmt: skip
 
 MISTAKES = [Mistake(CheckError, *row) for row in CHECKS] + [Mistake(RangeError, *row) for row in RANGES]
+
+
+def test_declared_size_is_checked_by_define() -> None:
+    """The sizes as formulas show it: no call is needed."""
+    with pytest.raises(RangeError, match="another size than declared") as caught:
+        compile_source("def f(float(N) x) -> (float(N) y) { y(i) = x(i) where i in 1:N-1 }")
+    assert (caught.value.expected, caught.value.found) == ("N", "N - 2")
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda m: m.program[:50])

@@ -111,7 +111,9 @@ def test_a_peak_that_cancels_has_no_gradient(name: str) -> None:
 
 def test_sums_of_three_factors_are_sums_of_two_where_that_takes_no_more_memory() -> None:
     found = statements(CANCELLED["attention"], keep=True)
-    assert found[:3] == [
+    assert found[:5] == [
+        "s(b, i, j) +=! q(b, i, e) * k(b, j, e)",
+        "p(b, i, j) = exp(s(b, i, j) - m(b, i))",
         "part_p(b, i, j) +=! d_o(b, i, e) * v(b, j, e)",
         "sum_t(b, i) +=! part_p(b, i, j) * p(b, i, j)",
         "d_s(b, i, j) = (part_p(b, i, j) - sum_t(b, i) / t(b, i)) * p(b, i, j) / t(b, i)",
@@ -144,7 +146,24 @@ def test_a_call_keeps_sums_and_what_is_as_small() -> None:
     assert kept(defs.SWIGLU) == ("s", "u", "v")
     assert kept(defs.LAYERNORM) == ("mean", "r")
     assert kept(defs.SOFTMAX) == kept(defs.MATMUL) == kept(defs.SHIFTED) == ()
-    assert kept(CANCELLED["attention"]) == ("p", "t")
+    assert kept(CANCELLED["attention"]) == ("m", "t")
+
+
+def test_a_mask_of_a_def_is_around_the_sums_of_its_gradient() -> None:
+    mask = {
+        "m(b,i) max=! s(b,i,j)": "m(b,i) max=! j <= i ? s(b,i,j) : -inf",
+        "= exp(s(b,i,j) - m(b,i))": "= j <= i ? exp(s(b,i,j) - m(b,i)) : 0",
+        "+=! p(b,i,j) / t(b,i) * v(b,j,e)": "+=! j <= i ? p(b,i,j) / t(b,i) * v(b,j,e) : 0",
+    }
+    text = CANCELLED["attention"]
+    for plain, masked in mask.items():
+        text = text.replace(plain, masked)
+    found = statements(text, keep=True)
+    assert not any("count" in s or "d_m" in s for s in found)
+    assert sum(s.count("exp") for s in found) == 1
+    sums = [s for s in found if s.startswith(("d_q(", "d_k(", "d_v("))]
+    assert len(sums) == 3
+    assert all("j <= i ?" in s for s in sums)
 
 
 def test_a_def_that_keeps_temporaries_returns_them_last() -> None:

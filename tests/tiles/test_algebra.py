@@ -14,7 +14,7 @@ from tensor_comprehensions import layouts
 from tensor_comprehensions import tiles as t
 from tensor_comprehensions.core.errors import ArgumentError, CannotLower
 from tensor_comprehensions.layouts import Swizzle, parse
-from tensor_comprehensions.loop_ir.index_arithmetic import Interval
+from tensor_comprehensions.loop_ir.intervals import Interval
 from tensor_comprehensions.loop_ir.nodes import Var
 from tensor_comprehensions.loop_ir.passes.simplify import simplify
 

@@ -38,7 +38,7 @@ needs_nvrtc = pytest.mark.skipif(not nvrtc.is_nvrtc_available(), reason="NVRTC i
 def test_statements_are_those_of_the_data() -> None:
     texts: dict[str, Statement] = {}
     for s in STATEMENTS.values():
-        text = s.numbered(CONSTANTS.get(s.name))
+        text = s.number_registers(CONSTANTS.get(s.name))
         assert text not in texts, s.name
         texts[text] = s
     for expected in INSTRUCTIONS:

@@ -390,6 +390,31 @@ def test_misuse_of_the_builder(name: str) -> None:
         misuse(name).compile(torch.randn(64), target="cuda:sm_80")
 
 
+@tc.tile_kernel("Y:[M,N].fp32 <- X:[M,N].fp32")
+def shifted_rows(k: Any, Y: Any, X: Any, guarded: bool = True) -> None:
+    """Rows move up by one; the last one becomes zero."""
+    (i,), warp = k.blocks(Y.tile(4, None)), k.threads(32).tile(32)
+    rows, last = Y.shape[0], X.shape[1]
+    for j in k.loop(4):
+        y = Y.tile(1, None)[4 * i + j]
+        v = k.init(k.registers("v", (1, last), t.fp32, by=warp), 0)
+        if guarded:
+            with k.when((4 * i + j + 1 < rows) & (j >= 0)):
+                k.move(v, X.tile(1, None)[i * 4 + (j + 1)])
+        else:
+            k.move(v, X.tile(1, None)[i * 4 + (j + 1)])
+        k.move(y, v)
+
+
+@needs_compiler
+def test_indices_have_arithmetic() -> None:
+    x = torch.randn(8, 40, generator=torch.Generator().manual_seed(SEED))
+    found = shifted_rows.compile(x, target=TARGET).emulate(x)
+    assert torch.equal(found, torch.cat([x[1:], torch.zeros(1, 40)]))
+    with pytest.raises(tc.ArgumentError, match=r"shifted_rows reaches beyond a tensor(.|\n)*dimension 0 of X\[8, 40\]"):
+        shifted_rows.compile(x, target=TARGET, guarded=False)
+
+
 def test_misuse_of_the_decorator_and_of_parameters() -> None:
     with pytest.raises(tc.ArgumentError, match="made of a function"):
         tc.tile_kernel("C:[M].fp16 <- A:[M].fp16")(5)  # type: ignore[arg-type]

@@ -44,6 +44,8 @@ class CDialect:
         infinity, nan: the two literals that digits cannot spell.
         restrict: the qualifier of pointers that nothing else aliases.
         parallel, simd, unroll: the line before a loop, if any; `{}` takes clauses.
+        assume: the line that says that a condition holds, before loops around products of warpgroups, which the
+            assembler takes one after another where it sees a way past the loop; empty: none.
         critical: the line before a statement that one thread at a time may run.
         includes: headers, each with the words of the text that ask for it.
         helpers: definitions by the name they define, printed when the text uses the name.
@@ -86,6 +88,7 @@ class CDialect:
     narrowing: Mapping[tuple[str, str], str]
     wide: str = "ll"
     unroll: str = ""
+    assume: str = ""
     stack: int = 32768
     has_heap: bool = False
     scalars: bool = False
@@ -126,7 +129,7 @@ def helpers(types: Mapping[str, str], unsigned: Mapping[str, str], qualifier: st
             chosen = f"a {sign} b || a != a" if dtype.is_float else f"a {sign} b"
             table[f"{op}_{name}"] = make.function(dtype, f"{op}_{name}", "a, b", f"return {chosen} ? a : b;")
         if dtype.is_integer:
-            table |= {**make.floor_division(dtype), f"{name}_from_float": make.saturated(dtype)}
+            table |= {**make.floor_division(dtype), f"{name}_from_float": make.saturating_cast(dtype)}
     table |= make.bits()
     for dtype, suffix in ((FLOAT32, "f"), (FLOAT64, "")):
         name = f"rsqrt_{dtype.name}"
@@ -166,7 +169,7 @@ class _Helper:
             ),
         }  # fmt: skip
 
-    def saturated(self, dtype: DType) -> str:
+    def saturating_cast(self, dtype: DType) -> str:
         """The conversion of a float, where C leaves what does not fit undefined: NaN is 0, the rest the nearest limit.
 
         The limits are written so that any compiler reads them in a type that holds them.

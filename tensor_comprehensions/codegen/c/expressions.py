@@ -14,11 +14,12 @@ from ...core.errors import InternalError
 from ...core.naming import SEPARATOR
 from ...loop_ir import build
 from ...loop_ir import nodes as ir
-from ...loop_ir.index_arithmetic import Interval
 from ...loop_ir.instructions import INSTRUCTIONS
+from ...loop_ir.intervals import Interval
+from ...loop_ir.linear_forms import linear_terms, terms_to_expr
 from ...loop_ir.swizzled_buffer import column_key
 from .dialect import CDialect
-from .int32_narrowing import LIMIT, int32_interval
+from .int32_narrowing import LIMIT, KnownIntervals, int32_interval
 
 TERNARY, OR, AND, EQUALITY, RELATION, SUM, PRODUCT, UNARY, ATOM = 2, 3, 4, 8, 9, 11, 12, 14, 15
 
@@ -36,7 +37,7 @@ class Text:
     text: str
     level: int = ATOM
 
-    def at(self, level: int) -> str:
+    def as_operand(self, level: int) -> str:
         """The text as an operand where only operators of `level` and tighter need no parentheses."""
         return self.text if self.level >= level else f"({self.text})"
 
@@ -51,6 +52,7 @@ class PrintScope:
     wholes: the text of each lane of vectors that were read at once before the statement.
     given: conditions that hold wherever the expression is evaluated.
     small: where the variables lie that are declared with the dialect's small type.
+    intervals: of expressions in these variables, as far as they were asked for.
     multiples: a power of two of which a variable is a multiple, where that is more than 1.
     aligned: whether the memory of arguments starts where vectors may.
     relying: the names of the buffers of which that was made use, in all scopes of a text.
@@ -66,6 +68,7 @@ class PrintScope:
     wholes: Mapping[ir.Load, tuple[str, ...]] = field(default_factory=dict)
     given: tuple[ir.Expr, ...] = ()
     small: Mapping[str, Interval] = field(default_factory=dict)
+    intervals: KnownIntervals = field(default_factory=dict)
     multiples: Mapping[str, int] = field(default_factory=dict)
     aligned: bool = True
     relying: set[str] = field(default_factory=set)
@@ -86,7 +89,11 @@ class PrintScope:
         if not self.dialect.small:
             return identifier, inner
         kept = {n: i for n, i in self.small.items() if n != name}
-        return identifier, replace(inner, small=kept if where is None else {**kept, name: where})
+        return identifier, replace(inner, small=kept if where is None else {**kept, name: where}, intervals={})
+
+    def fits(self, e: ir.Expr) -> Interval | None:
+        """Where an int64 expression lies, if it has the dialect's small type."""
+        return int32_interval(e, self.small, self.intervals)
 
     def integer(self, where: Interval | None) -> str:
         """The type of an int64 variable that lies in `where`."""
@@ -99,7 +106,7 @@ class PrintScope:
             self, sums={**self.sums, e: identifier}, names={**self.names, f"%{identifier}": identifier}
         )
 
-    def under(self, condition: ir.Expr) -> PrintScope:
+    def with_guard(self, condition: ir.Expr) -> PrintScope:
         """The scope of what is evaluated only where `condition` holds."""
         return replace(self, given=(*self.given, *_conjuncts(condition)))
 
@@ -139,11 +146,9 @@ def print_expr(e: ir.Expr, scope: PrintScope) -> Text:
         case ir.Binary():
             return _binary(e, scope)
         case ir.Select(condition, then, otherwise):
-            chosen = print_expr(then, scope.under(condition)).at(OR)
-            return Text(
-                f"{print_expr(condition, scope).at(OR)} ? {chosen} : {print_expr(otherwise, scope).at(TERNARY)}",
-                TERNARY,
-            )
+            chosen = print_expr(then, scope.with_guard(condition)).as_operand(OR)
+            test = print_expr(condition, scope).as_operand(OR)
+            return Text(f"{test} ? {chosen} : {print_expr(otherwise, scope).as_operand(TERNARY)}", TERNARY)
         case ir.Cast(operand, dtype):
             return print_cast(print_expr(operand, scope), operand.type.dtype, dtype, scope.dialect)
         case ir.Call():
@@ -171,7 +176,7 @@ def print_element(buffer: ir.Buffer, indices: tuple[ir.Expr, ...], scope: PrintS
     if is_scalar(buffer, scope.dialect):
         return Text(name)
     if buffer.swizzle is not None:
-        subscripts = _swizzled(buffer, indices, scope)
+        subscripts = _swizzle_subscripts(buffer, indices, scope)
     elif array_shape(buffer) is not None:
         subscripts = [print_expr(i, scope).text for i in indices] or ["0"]
     else:
@@ -181,15 +186,22 @@ def print_element(buffer: ir.Buffer, indices: tuple[ir.Expr, ...], scope: PrintS
     return Text(name + "".join(f"[{s}]" for s in subscripts))
 
 
-def _swizzled(buffer: ir.Buffer, indices: tuple[ir.Expr, ...], scope: PrintScope) -> list[str]:
+def _swizzle_subscripts(buffer: ir.Buffer, indices: tuple[ir.Expr, ...], scope: PrintScope) -> list[str]:
     """The subscripts of an element whose column depends on its row."""
     key, (*outer, column) = column_key(buffer), indices
-    moved = print_expr(build.mul(build.mod(build.div(outer[-1], key.divisor), key.count), key.factor), scope)
+    row = _remainder(outer[-1], key.divisor * key.count)
+    moved = print_expr(build.mul(build.mod(build.div(row, key.divisor), key.count), key.factor), scope)
     place = print_expr(column, scope)
-    last = place.text if moved.text == "0" else f"{place.at(SUM)} ^ {moved.at(SUM)}"
+    last = place.text if moved.text == "0" else f"{place.as_operand(SUM)} ^ {moved.as_operand(SUM)}"
     if array_shape(buffer) is None:
         raise InternalError(f"{buffer.name} is swizzled, but no array")
     return [*(print_expr(i, scope).text for i in outer), last]
+
+
+def _remainder(e: ir.Expr, divisor: int) -> ir.Expr:
+    """What of a sum is no multiple of a divisor: all that a remainder depends on."""
+    terms, constant = linear_terms(e)
+    return terms_to_expr({atom: c for atom, c in terms.items() if c % divisor}, constant % divisor)
 
 
 def print_read(buffer: ir.Buffer, place: Text, scope: PrintScope, type: str = "") -> Text:
@@ -238,8 +250,8 @@ def _offset(buffer: ir.Buffer, indices: tuple[ir.Expr, ...], scope: PrintScope) 
         elif stride:
             text = print_expr(index, scope)
             if far:
-                text = Text(f"({scope.dialect.type(INT64)}){text.at(UNARY)}", UNARY)
-            terms.append(text.at(SUM) if stride == 1 else f"{text.at(PRODUCT)} * {stride}")
+                text = Text(f"({scope.dialect.type(INT64)}){text.as_operand(UNARY)}", UNARY)
+            terms.append(text.as_operand(SUM) if stride == 1 else f"{text.as_operand(PRODUCT)} * {stride}")
     if constant or not terms:
         terms.append(str(constant))
     return " + ".join(terms)
@@ -255,7 +267,7 @@ def print_literal(value: float | bool, dtype: DType, dialect: CDialect) -> Text:
         exact = float(value) if dtype == BFLOAT16 else float(np.float16(value))
         return print_cast(_float(exact, dtype.accumulator, dialect), dtype.accumulator, dtype, dialect)
     if dtype == FLOAT16:
-        return Text(f"({dialect.type(dtype)}){_float(float(value), dtype, dialect).at(UNARY)}", UNARY)
+        return Text(f"({dialect.type(dtype)}){_float(float(value), dtype, dialect).as_operand(UNARY)}", UNARY)
     return _float(float(value), dtype, dialect)
 
 
@@ -301,8 +313,8 @@ def print_cast(x: Text, source: DType, target: DType, dialect: CDialect) -> Text
     if source.is_float and target.is_integer:
         return Text(f"{target.name}_from_float({x.text})")
     if target.is_bool:
-        return Text(f"{x.at(EQUALITY + 1)} != 0", EQUALITY)  # compilers warn of products made a bool by a cast
-    return Text(f"({dialect.type(target)}){x.at(UNARY)}", UNARY)
+        return Text(f"{x.as_operand(EQUALITY + 1)} != 0", EQUALITY)  # compilers warn of products made a bool by a cast
+    return Text(f"({dialect.type(target)}){x.as_operand(UNARY)}", UNARY)
 
 
 def print_binary(op: str, left: Text, right: Text, dtype: DType, dialect: CDialect) -> Text:
@@ -320,7 +332,7 @@ def print_binary(op: str, left: Text, right: Text, dtype: DType, dialect: CDiale
     if op == "mod":
         return print_cast(_fmod(left, right, dtype, dialect), dtype.accumulator, dtype, dialect)
     sign, level = _INFIX[op]
-    text = Text(f"{left.at(_left_level(level))} {sign} {right.at(level + 1)}", level)
+    text = Text(f"{left.as_operand(_left_level(level))} {sign} {right.as_operand(level + 1)}", level)
     if op in ir.ARITHMETIC and _promotes(dtype):
         return Text(f"({dialect.type(dtype)})({text.text})", UNARY)  # C computed it in int
     return text
@@ -360,19 +372,19 @@ def _load(e: ir.Load, scope: PrintScope) -> Text:
     mask = e.mask
     if mask is None or all(c in scope.given for c in _conjuncts(mask)):
         return print_read(e.buffer, print_element(e.buffer, e.indices, scope), scope)
-    place = print_read(e.buffer, print_element(e.buffer, e.indices, scope.under(mask)), scope)
+    place = print_read(e.buffer, print_element(e.buffer, e.indices, scope.with_guard(mask)), scope)
     zero = print_literal(0, e.type.dtype, scope.dialect) if scope.dialect.stores_only(e.type.dtype) else Text("0")
-    return Text(f"{print_expr(mask, scope).at(OR)} ? {place.text} : {zero.text}", TERNARY)
+    return Text(f"{print_expr(mask, scope).as_operand(OR)} ? {place.text} : {zero.text}", TERNARY)
 
 
 def _unary(e: ir.Unary, scope: PrintScope) -> Text:
     operand, dtype = print_expr(e.operand, scope), e.type.dtype
     if e.op == "not":
-        return Text(f"!{operand.at(UNARY)}", UNARY)
+        return Text(f"!{operand.as_operand(UNARY)}", UNARY)
     if scope.dialect.stores_only(dtype):
-        wide = Text(f"-{print_cast(operand, dtype, dtype.accumulator, scope.dialect).at(ATOM)}", UNARY)
+        wide = Text(f"-{print_cast(operand, dtype, dtype.accumulator, scope.dialect).as_operand(ATOM)}", UNARY)
         return print_cast(wide, dtype.accumulator, dtype, scope.dialect)
-    text = Text(f"-{operand.at(ATOM)}", UNARY)
+    text = Text(f"-{operand.as_operand(ATOM)}", UNARY)
     return Text(f"({scope.dialect.type(dtype)})({text.text})", UNARY) if _promotes(dtype) else text
 
 
@@ -383,7 +395,7 @@ def _binary(e: ir.Binary, scope: PrintScope) -> Text:
     left, right = print_expr(e.left, scope), print_expr(e.right, scope)
     dtype = e.left.type.dtype
     if dtype == INT64 and isinstance(e.left, ir.Const) and isinstance(e.right, ir.Const):
-        left = Text(f"({scope.dialect.type(dtype)}){left.at(UNARY)}", UNARY)
+        left = Text(f"({scope.dialect.type(dtype)}){left.as_operand(UNARY)}", UNARY)
     if e.op == "or":  # `a && b || c` needs no parentheses, but readers do
         left, right = (Text(f"({x.text})") if x.level == AND else x for x in (left, right))
     if scope.dialect.small and dtype == INT64 and e.op in ir.ARITHMETIC:
@@ -393,20 +405,21 @@ def _binary(e: ir.Binary, scope: PrintScope) -> Text:
 
 def _integers(e: ir.Binary, left: Text, right: Text, scope: PrintScope) -> Text:
     """Index arithmetic: in the small type where it fits, else in 64 bits from here on."""
-    low, high = int32_interval(e.left, scope.small), int32_interval(e.right, scope.small)
+    low, high = scope.fits(e.left), scope.fits(e.right)
     if low is None or high is None:
         if e.op in ("min", "max"):  # which have no conversions of their own
             wide = scope.dialect.type(INT64)
             left, right = (
-                x if r is None else Text(f"({wide}){x.at(UNARY)}", UNARY) for x, r in ((left, low), (right, high))
+                x if r is None else Text(f"({wide}){x.as_operand(UNARY)}", UNARY)
+                for x, r in ((left, low), (right, high))
             )
         return print_binary(e.op, left, right, INT64, scope.dialect)
-    if int32_interval(e, scope.small) is None:
-        left = Text(f"({scope.dialect.type(INT64)}){left.at(UNARY)}", UNARY)
+    if scope.fits(e) is None:
+        left = Text(f"({scope.dialect.type(INT64)}){left.as_operand(UNARY)}", UNARY)
         return print_binary(e.op, left, right, INT64, scope.dialect)
     if e.op in ("div", "mod") and (low.low or 0) >= 0 and low.low is not None and (high.low or 0) > 0:
         sign, level = _INFIX[e.op]  # rounds as it should, as nothing is negative
-        return Text(f"{left.at(level)} {sign} {right.at(level + 1)}", level)
+        return Text(f"{left.as_operand(level)} {sign} {right.as_operand(level + 1)}", level)
     return print_binary(e.op, left, right, INT32, scope.dialect)
 
 
@@ -427,5 +440,5 @@ def _ramp(base: Text, stride: int, scope: PrintScope) -> Text:
     if base.text == "0":
         return Text(lane) if stride == 1 else Text(f"{stride} * {lane}", PRODUCT if stride > 0 else UNARY)
     if stride < 0:
-        return Text(f"{base.at(SUM)} - {lane if stride == -1 else f'{-stride} * {lane}'}", SUM)
-    return Text(f"{base.at(SUM)} + {lane if stride == 1 else f'{stride} * {lane}'}", SUM)
+        return Text(f"{base.as_operand(SUM)} - {lane if stride == -1 else f'{-stride} * {lane}'}", SUM)
+    return Text(f"{base.as_operand(SUM)} + {lane if stride == 1 else f'{stride} * {lane}'}", SUM)

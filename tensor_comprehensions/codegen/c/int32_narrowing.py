@@ -5,47 +5,60 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...core.dtypes import INT64
-from ...loop_ir import index_arithmetic
+from ...loop_ir import intervals
 from ...loop_ir import nodes as ir
-from ...loop_ir.index_arithmetic import Interval
+from ...loop_ir.intervals import Interval
 
 LIMIT = 1 << 31
 _ARITHMETIC = ("add", "sub", "mul", "min", "max", "div", "mod")
 
 
-def int32_interval(e: ir.Expr, variables: Mapping[str, Interval]) -> Interval | None:
+KnownIntervals = dict[int, tuple[ir.Expr, Interval | None]]
+"""What is known of expressions for the same variables, by identity; each is kept so that no other takes its place."""
+
+
+def int32_interval(e: ir.Expr, variables: Mapping[str, Interval], known: KnownIntervals) -> Interval | None:
     """Where the int64 expression `e` lies if it and all its parts fit into 32 bits, else None.
 
     Args:
         variables: where those variables lie that have a type of 32 bits.
+        known: of other expressions, for the same variables; it gets that of `e`, too.
     """
+    if (found := known.get(id(e))) is not None:
+        return found[1]
+    where = _interval(e, variables, known)
+    known[id(e)] = e, where
+    return where
+
+
+def _interval(e: ir.Expr, variables: Mapping[str, Interval], known: KnownIntervals) -> Interval | None:
     match e:
         case ir.Const(int(value), type) if type.dtype == INT64:
-            return _fitting(Interval(value, value))
+            return _int32_or_none(Interval(value, value))
         case ir.Var(name):
             return variables.get(name)
         case ir.Binary(op, left, right) if op in _ARITHMETIC and e.type.dtype == INT64:
-            if int32_interval(left, variables) is None or int32_interval(right, variables) is None:
+            if int32_interval(left, variables, known) is None or int32_interval(right, variables, known) is None:
                 return None
-            return _fitting(index_arithmetic.index_interval(e, variables))
-        case ir.Ramp(base, stride, lanes) if (first := int32_interval(base, variables)) is not None:
+            return _int32_or_none(intervals.index_interval(e, variables))
+        case ir.Ramp(base, stride, lanes) if (first := int32_interval(base, variables, known)) is not None:
             steps = Interval(min(0, stride * (lanes - 1)), max(0, stride * (lanes - 1)))
-            return _fitting(first + steps)
+            return _int32_or_none(first + steps)
         case ir.Broadcast(operand):
-            return int32_interval(operand, variables)
+            return int32_interval(operand, variables, known)
     return None
 
 
 def int32_loop_interval(loop: ir.Loop, variables: Mapping[str, Interval]) -> Interval | None:
     """Where the variable of `loop` lies, if it and the step behind the last iteration fit into 32 bits."""
-    start, stop = int32_interval(loop.start, variables), int32_interval(loop.stop, variables)
+    start, stop = (int32_interval(e, variables, {}) for e in (loop.start, loop.stop))
     if start is None or stop is None or start.low is None or stop.high is None:
         return None
-    if _fitting(Interval(start.low, stop.high + loop.step)) is None:
+    if _int32_or_none(Interval(start.low, stop.high + loop.step)) is None:
         return None
     return Interval(start.low, max(start.low, stop.high - 1))
 
 
-def _fitting(where: Interval) -> Interval | None:
+def _int32_or_none(where: Interval) -> Interval | None:
     inside = where.low is not None and where.high is not None and where.low > -LIMIT and where.high < LIMIT
     return where if inside else None

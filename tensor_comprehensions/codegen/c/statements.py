@@ -12,17 +12,28 @@ from dataclasses import replace
 
 from ...core.dtypes import BOOL, INT64, UINT64, DType
 from ...core.errors import CannotLower, InternalError
-from ...core.naming import mint
+from ...core.naming import compose_name
 from ...loop_ir import build
 from ...loop_ir import nodes as ir
-from ...loop_ir.index_arithmetic import Interval
+from ...loop_ir.intervals import Interval
 from ...loop_ir.intrinsics import COPY_ASYNC, COPY_ASYNC_ZERO, ELECT, INTRINSICS, Intrinsic, is_hint
 from ...loop_ir.matrix_descriptor import matrix_placement
 from ...loop_ir.passes.hoist_packing import hoist_packing
 from ...loop_ir.rewrite import children, mentions, stmt_expressions, walk_expr, walk_stmts
 from .dialect import CDialect
-from .expressions import OR, SUM, PrintScope, Text, array_shape, is_scalar, print_binary, print_element, print_expr
-from .int32_narrowing import int32_interval, int32_loop_interval
+from .expressions import (
+    OR,
+    RELATION,
+    SUM,
+    PrintScope,
+    Text,
+    array_shape,
+    is_scalar,
+    print_binary,
+    print_element,
+    print_expr,
+)
+from .int32_narrowing import int32_loop_interval
 from .vector_access import known_multiple, lane_members, vector_lvalue, whole_loads, whole_vector_type
 
 OUT_OF_MEMORY = -1
@@ -72,7 +83,7 @@ def _declares(s: ir.Stmt) -> bool:
             return bool(body) and _declares(body[-1])
         case ir.Store() if not _lane_by_lane(s):
             return True
-    return bool(_lifted(stmt_expressions(s), False))
+    return bool(_find_lifted(stmt_expressions(s), False))
 
 
 def _if(s: ir.If, scope: PrintScope) -> Iterator[str]:
@@ -98,7 +109,7 @@ def _while(s: ir.While, scope: PrintScope) -> Iterator[str]:
 
 def _let(s: ir.Let, scope: PrintScope) -> Iterator[str]:
     lines, around = _lift((s.value,), scope, by_lane=isinstance(s.value, ir.Shuffle))
-    identifier, inner = around.bind_integer(s.name, range := _small(s.value, scope))
+    identifier, inner = around.bind_integer(s.name, range := _narrow_interval(s.value, scope))
     inner = replace(inner, multiples=_multiples(s.name, known_multiple(s.value, scope), scope))
     body = list(print_statement(s.body, replace(inner, sums=scope.sums)))
     used = re.compile(rf"\b{identifier}\b")
@@ -110,7 +121,7 @@ def _let(s: ir.Let, scope: PrintScope) -> Iterator[str]:
         if lanes == 1:
             yield f"const {spelling} {identifier} = {print_expr(s.value, around).text};"
         elif isinstance(s.value, ir.Shuffle):
-            yield _shuffled(s.value, identifier, around)
+            yield _print_shuffle(s.value, identifier, around)
         else:
             lane, _ = inner.bind("l")
             value = print_expr(s.value, replace(around, lane=lane)).text
@@ -119,8 +130,8 @@ def _let(s: ir.Let, scope: PrintScope) -> Iterator[str]:
     yield from body
 
 
-def _small(e: ir.Expr, scope: PrintScope) -> Interval | None:
-    return int32_interval(e, scope.small) if e.type == ir.Type(INT64) else None
+def _narrow_interval(e: ir.Expr, scope: PrintScope) -> Interval | None:
+    return scope.fits(e) if e.type == ir.Type(INT64) else None
 
 
 def _multiples(name: str, n: int, scope: PrintScope) -> dict[str, int]:
@@ -140,7 +151,7 @@ def _invoke(s: ir.Invoke, scope: PrintScope) -> Iterator[str]:
     views = [_view(s, known, number, inner) for number in range(len(s.operands))]
     if s.name in (COPY_ASYNC, COPY_ASYNC_ZERO) and s.attributes[0] > s.operands[1][0].type.dtype.size:
         scope.relying.add(s.operands[1][0].name)
-    yield spelling.format(*views, *s.attributes, *(print_expr(v, inner).at(OR) for v in s.values))
+    yield spelling.format(*views, *s.attributes, *(print_expr(v, inner).as_operand(OR) for v in s.values))
 
 
 def _view(s: ir.Invoke, known: Intrinsic, number: int, scope: PrintScope) -> str:
@@ -181,23 +192,23 @@ def _store(s: ir.Store, scope: PrintScope) -> Iterator[str]:
     parts = stmt_expressions(s)
     lanes = max(s.buffer.type.lanes, *(e.type.lanes for e in parts))
     if lanes > 1 and not _lane_by_lane(s):
-        yield from print_statement(_staged(s), scope)
+        yield from print_statement(_stage_store(s), scope)
         return
     lines, scope = _lift(parts, scope)
     yield from lines
     if lanes == 1:
         yield from _assignment(s, scope)
         return
-    if scope.dialect.vectors and (text := _wholes(s, lanes, scope)) is not None:
+    if scope.dialect.vectors and (text := _store_whole_vectors(s, lanes, scope)) is not None:
         yield from text
         return
     lane, laned = _with_lane(scope)
-    injective = _injective(s)
+    injective = _is_injective(s)
     yield from _lanes(lane, lanes, _assignment(s, laned), scope if injective else replace(scope, simd=True))
 
 
 def _assignment(s: ir.Store, scope: PrintScope) -> Iterator[str]:
-    inner = scope if s.mask is None else scope.under(s.mask)
+    inner = scope if s.mask is None else scope.with_guard(s.mask)
     target, value = print_element(s.buffer, s.indices, inner), print_expr(s.value, inner)
     if s.atomic and s.op is not None:
         line = _atomic(target, s.op, value, s.buffer.type.dtype, scope.dialect)
@@ -206,7 +217,7 @@ def _assignment(s: ir.Store, scope: PrintScope) -> Iterator[str]:
     yield line if s.mask is None else f"if ({print_expr(s.mask, scope).text}) {line}"
 
 
-def _wholes(s: ir.Store, lanes: int, scope: PrintScope) -> list[str] | None:
+def _store_whole_vectors(s: ir.Store, lanes: int, scope: PrintScope) -> list[str] | None:
     """The store of a vector with one access to memory for all lanes, where that is possible anywhere in it."""
     if s.mask is not None:
         return None
@@ -258,10 +269,10 @@ def _lane_by_lane(s: ir.Store) -> bool:
         for x in walk_expr(e)
         if isinstance(x, ir.Load) and x.buffer.name == s.buffer.name
     ]
-    return not loads or (_injective(s) and all(x.indices == s.indices for x in loads))
+    return not loads or (_is_injective(s) and all(x.indices == s.indices for x in loads))
 
 
-def _injective(s: ir.Store) -> bool:
+def _is_injective(s: ir.Store) -> bool:
     """Do the lanes certainly write different elements?"""
     if s.buffer.type.lanes > 1:
         return True
@@ -269,18 +280,18 @@ def _injective(s: ir.Store) -> bool:
     return len(vectors) == 1 and isinstance(vectors[0], ir.Ramp) and vectors[0].stride != 0
 
 
-def _staged(s: ir.Store) -> ir.Stmt:
+def _stage_store(s: ir.Store) -> ir.Stmt:
     """The same store of a value (and through a mask and indices) computed in all lanes before the first is written."""
-    names = [mint(f"index{n}") for n in range(len(s.indices))]
+    names = [compose_name(f"index{n}") for n in range(len(s.indices))]
     indices = tuple(ir.Var(n, i.type) for n, i in zip(names, s.indices, strict=True))
-    mask = None if s.mask is None else ir.Var(mint("mask"), s.mask.type)
-    staged: ir.Stmt = replace(s, indices=indices, value=ir.Var(mint("value"), s.value.type), mask=mask)
-    bindings = [*zip(names, s.indices, strict=True), (mint("value"), s.value)]
+    mask = None if s.mask is None else ir.Var(compose_name("mask"), s.mask.type)
+    staged: ir.Stmt = replace(s, indices=indices, value=ir.Var(compose_name("value"), s.value.type), mask=mask)
+    bindings = [*zip(names, s.indices, strict=True), (compose_name("value"), s.value)]
     if s.mask is not None:
-        bindings.append((mint("mask"), s.mask))
-    outer = [(mint(name, "staged"), value) for name, value in bindings]
+        bindings.append((compose_name("mask"), s.mask))
+    outer = [(compose_name(name, "staged"), value) for name, value in bindings]
     for name, value in bindings:  # from the outer names, so that no value sees a name bound here
-        staged = ir.Let(name, ir.Var(mint(name, "staged"), value.type), staged)
+        staged = ir.Let(name, ir.Var(compose_name(name, "staged"), value.type), staged)
     for name, value in outer:
         staged = ir.Let(name, value, staged)
     return staged
@@ -304,17 +315,17 @@ def _lanes(lane: str, count: int, body: Iterable[str], scope: PrintScope, clause
 def _lift(parts: tuple[ir.Expr, ...], scope: PrintScope, *, by_lane: bool = False) -> tuple[list[str], PrintScope]:
     """Statements that compute the reductions over lanes and shuffles in `parts`, and the scope that has their names."""
     lines: list[str] = []
-    for e in _lifted(parts, by_lane):
+    for e in _find_lifted(parts, by_lane):
         identifier, named = scope.bind_sum(e)
         if isinstance(e, ir.ReduceLanes):
             lines += _reduction(e, identifier, scope)
         else:
-            lines.append(_shuffled(e, identifier, scope))
+            lines.append(_print_shuffle(e, identifier, scope))
         scope = named
     return lines, scope
 
 
-def _lifted(parts: Iterable[ir.Expr], by_lane: bool) -> list[ir.ReduceLanes | ir.Shuffle]:
+def _find_lifted(parts: Iterable[ir.Expr], by_lane: bool) -> list[ir.ReduceLanes | ir.Shuffle]:
     """What statements of its own compute, inner ones first. A shuffle in a shuffle is printed lane by lane there."""
     found: dict[ir.ReduceLanes | ir.Shuffle, None] = {}
 
@@ -330,7 +341,7 @@ def _lifted(parts: Iterable[ir.Expr], by_lane: bool) -> list[ir.ReduceLanes | ir
     return list(found)
 
 
-def _shuffled(e: ir.Shuffle, identifier: str, scope: PrintScope) -> str:
+def _print_shuffle(e: ir.Shuffle, identifier: str, scope: PrintScope) -> str:
     values = ", ".join(print_expr(e, replace(scope, lane=str(lane))).text for lane in range(len(e.lanes)))
     return f"const {scope.dialect.type(e.type.dtype)} {identifier}[{len(e.lanes)}] = {{{values}}};"
 
@@ -384,9 +395,22 @@ def _loop(s: ir.Loop, scope: PrintScope) -> Iterator[str]:
             pragma = scope.dialect.simd.format("")
     if pragma is not None:
         yield pragma
+    if scope.dialect.assume and _multiplies_in_some_iteration(s, scope):
+        yield scope.dialect.assume.format(f"{stop.as_operand(RELATION)} > {start.as_operand(RELATION)}")
     yield f"for ({scope.integer(range)} {variable} = {start.text}; {variable} < {stop.text}; {step}) {{"
     yield from indent_lines(print_statement(s.body, inner))
     yield "}"
+
+
+def _multiplies_in_some_iteration(s: ir.Loop, scope: PrintScope) -> bool:
+    """Whether warpgroups certainly multiply in a loop whose end only the run knows."""
+    if isinstance(s.stop, ir.Const):
+        return False
+    trips = scope.fits(build.sub(s.stop, s.start))
+    if trips is None or trips.low is None or trips.low < 1:
+        return False
+    rows = (INTRINSICS.get(c.name) for c in walk_stmts(s.body) if isinstance(c, ir.Invoke))
+    return any(row is not None and row.described for row in rows)
 
 
 def _power(n: int) -> int:
@@ -407,7 +431,7 @@ def _if_worthwhile(s: ir.Loop, scope: PrintScope) -> str:
     if s.grain <= 1 or (isinstance(s.start, ir.Const) and isinstance(s.stop, ir.Const)):
         return ""
     trip = ir.Binary("sub", s.stop, s.start) if s.start != ir.Const(0, ir.Type(INT64)) else s.stop
-    return f" if ({print_expr(trip, scope).at(SUM)} > {s.grain * s.step})"
+    return f" if ({print_expr(trip, scope).as_operand(SUM)} > {s.grain * s.step})"
 
 
 def _scalar_reduction(s: ir.Loop) -> ir.Store | None:
@@ -416,7 +440,7 @@ def _scalar_reduction(s: ir.Loop) -> ir.Store | None:
     if not isinstance(store, ir.Store) or store.op is None:
         return None
     reads = [x for e in (*store.indices, store.value) for x in walk_expr(e)]
-    if store.mask is not None or store.value.type.lanes > 1 or _lifted((*store.indices, store.value), False):
+    if store.mask is not None or store.value.type.lanes > 1 or _find_lifted((*store.indices, store.value), False):
         return None
     if any(isinstance(x, ir.Load) and x.buffer.name == store.buffer.name for x in reads):
         return None
@@ -484,7 +508,7 @@ def _allocate(s: ir.Allocate, scope: PrintScope) -> Iterator[str]:
         first, *rest = _dimensions(buffer)
         shape = "".join(f"[{n}]" for n in rest)
         if buffer.space in (ir.Space.SHARED, ir.Space.BARRIER):
-            yield _shared(buffer, f"{identifier}[{first}]{shape}", f"(*{{}}){shape}" if rest else "*{}", scope)
+            yield _declare_shared(buffer, f"{identifier}[{first}]{shape}", f"(*{{}}){shape}" if rest else "*{}", scope)
         elif on_stack(buffer, scope.dialect):
             yield f"{spelling} {identifier}[{first}]{shape};"
         else:
@@ -517,7 +541,7 @@ def _on_heap(identifier: str, body: ir.Stmt, scope: PrintScope) -> Iterator[str]
     yield "}"
 
 
-def _shared(buffer: ir.Buffer, array: str, pointer: str, scope: PrintScope) -> str:
+def _declare_shared(buffer: ir.Buffer, array: str, pointer: str, scope: PrintScope) -> str:
     """The declaration of memory that threads share: an array, or a pointer into what the launch provides."""
     spelling = scope.dialect.type(buffer.type.dtype)
     if buffer.name not in scope.dynamic:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ...core.dtypes import INT64
-from ...loop_ir import index_arithmetic
+from ...loop_ir import linear_forms
 from ...loop_ir import nodes as ir
 from ...loop_ir.rewrite import walk_expr
 from ...loop_ir.swizzled_buffer import contiguous_elements
@@ -77,7 +77,7 @@ def _is_multiple(e: ir.Expr, n: int, scope: PrintScope) -> bool:
         return True
     if e.type.dtype != INT64:
         return False
-    terms, constant = index_arithmetic.linear_terms(e)
+    terms, constant = linear_forms.linear_terms(e)
     return constant % n == 0 and all(_is_multiple_atom(a, n // _common(c, n), scope) for a, c in terms.items())
 
 

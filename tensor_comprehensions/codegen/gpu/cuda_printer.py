@@ -172,6 +172,7 @@ C = CDialect(
         ("float64", "bfloat16"): "__double2bfloat16({})",
     },
     unroll="#pragma unroll",
+    assume="__builtin_assume({});",
     stack=1 << 60,
     scalars=True,
     small="int",

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from ...core.errors import CannotLower
 from ...loop_ir import nodes as ir
-from ...loop_ir.index_arithmetic import Interval
+from ...loop_ir.intervals import Interval
 from ...loop_ir.intrinsics import INTRINSICS, REGISTER_MOVES, is_asynchronous, is_collective
 from ...loop_ir.passes.lower_warp_ops import scalarize_async_copies
 from ...loop_ir.rewrite import allocated_buffers, walk_stmt_exprs, walk_stmts
@@ -39,6 +39,7 @@ class GpuKernelSource:
         arrays: the shared buffers in order, with their bytes and their names in the text.
         local: bytes of the buffers that each thread has for itself.
         maps: the tensor maps that it takes, of 128 bytes each, after everything else.
+        mapped: the position of the buffer of each map, as in `buffers`.
     """
 
     name: str
@@ -52,6 +53,7 @@ class GpuKernelSource:
     identifiers: tuple[str, ...]
     local: int
     maps: tuple[ir.TensorMap, ...] = ()
+    mapped: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +187,7 @@ class _Printer:
         everything = (*self.module.arguments, *self.module.temporaries)
         return [n for n, b in enumerate(everything) if b.name in used]
 
-    def dynamic(self) -> dict[str, int]:
+    def dynamic_offsets(self) -> dict[str, int]:
         """Where the shared buffers lie in memory that the launch provides; nothing where the text may declare them."""
         sizes = shared_bytes(self.source.body)
         if sum(sizes.values()) <= self.dialect.static and shared_alignment(self.source.body) == _SHARED_ALIGNMENT:
@@ -200,9 +202,10 @@ class _Printer:
     def kernel(self, name: str) -> GpuKernelSource:
         sizes = shared_bytes(self.source.body)
         total = sum(sizes.values())
-        dynamic = total if self.dynamic() else 0
+        dynamic = total if self.dynamic_offsets() else 0
         arrays = tuple(shared_buffers(self.source.body))
         scope, _ = self._parameters(name)
+        everything = (*self.module.arguments, *self.module.temporaries)
         return GpuKernelSource(
             name,
             self.launch,
@@ -215,6 +218,7 @@ class _Printer:
             tuple(scope.fresh(b.name) for b in arrays),
             sum(b.bytes for b in allocated_buffers(self.source.body) if b not in arrays),
             self.source.maps,
+            tuple(everything.index(m.buffer) for m in self.source.maps),
         )
 
     def lines(self, name: str) -> Iterator[str]:
@@ -223,7 +227,7 @@ class _Printer:
             raise CannotLower(f"{self.source.name} checks and meets at barriers")
         scope, parameters = self._parameters(name)
         threads = self.launch.block[0] * self.launch.block[1] * self.launch.block[2]
-        yield self._opening(threads, name)
+        yield self._print_header(threads, name)
         yield from indent_lines(f"{p}," for p in parameters[:-1])
         yield from indent_lines(parameters[-1:])
         yield ") {"
@@ -234,14 +238,14 @@ class _Printer:
             if variable in used:
                 identifier, scope = scope.bind_integer(variable, Interval(0, extent - 1), wanted)
                 yield f"    const {self.dialect.c.small} {identifier} = {value};"
-        if dynamic := self.dynamic():
+        if dynamic := self.dynamic_offsets():
             yield f"    {self.dialect.provided.format(shared_alignment(self.source.body))}"
             scope = replace(scope, dynamic=dynamic)
         scope = replace(scope, cached=frozenset(self.source.readonly))
         yield from indent_lines(print_statement(self.source.body, scope))
         yield "}"
 
-    def _opening(self, threads: int, name: str) -> str:
+    def _print_header(self, threads: int, name: str) -> str:
         moves = any(isinstance(s, ir.Invoke) and s.name in REGISTER_MOVES for s in walk_stmts(self.source.body))
         blocks = self.source.min_blocks_per_sm
         bounds = f"{threads}, {blocks}" if blocks > 1 or moves else str(threads)

@@ -126,14 +126,14 @@ OPENCL = GpuDialect(
 def emit_opencl(module: ir.Module, *, header: str = "", aligned: bool = True) -> GpuCode:
     """The OpenCL C of `module` and its launches; see `gpu_printer.emit_gpu_source`. Shuffles become exchanges through
     shared memory."""
-    portable = replace(module, kernels=tuple(_bounded(emulate_shuffles(k)) for k in module.kernels))
+    portable = replace(module, kernels=tuple(_bound_loops(emulate_shuffles(k)) for k in module.kernels))
     code = emit_gpu(portable, OPENCL, header=header, aligned=aligned)
     pragmas = ["cl_khr_fp64"] * ("double" in code.source) + ["cl_khr_int64_base_atomics"] * ("atom_" in code.source)
     lines = "".join(f"#pragma OPENCL EXTENSION {name} : enable\n" for name in pragmas)
     return GpuCode(lines + code.source, code.kernels, code.aligned)
 
 
-def _bounded(kernel: ir.Kernel) -> ir.Kernel:
+def _bound_loops(kernel: ir.Kernel) -> ir.Kernel:
     """The kernel with bounds in the place of conditions that end a loop in which threads meet.
 
     A barrier below a condition in a loop is fine where the whole block agrees on it, but PoCL makes wrong code of it.

@@ -112,7 +112,7 @@ class Statement:
         """The operands that the instruction takes only as constants: parameters of a template."""
         return tuple(p for p in self.parameters if p.letter == "n")
 
-    def numbered(self, constants: Mapping[str, int] | None = None) -> str:
+    def number_registers(self, constants: Mapping[str, int] | None = None) -> str:
         """The statement with `%0`, `%1`, ... for its registers, and with constants in place of operands."""
         found = {name: str(value) for name, value in (constants or {}).items()}
         position = 0
@@ -129,7 +129,7 @@ class Statement:
         taken = ", ".join(p.declaration for p in self.parameters if p.letter != "n")
         outputs = [f'"{p.constraint}"({v})' for p in self.parameters if p.mode for v in p.values()]
         inputs = [f'"{p.constraint}"({v})' for p in self.parameters if not p.mode for v in p.values()]
-        body = [f'    asm volatile("{self.numbered()}"']
+        body = [f'    asm volatile("{self.number_registers()}"']
         parts = [", ".join(outputs), ", ".join(inputs), '"memory"' if self.touches_memory else ""]
         while parts and not parts[-1]:
             parts.pop()
@@ -146,7 +146,7 @@ class Statement:
 
 
 @cache
-def since(first: str) -> tuple[str, ...]:
+def architectures_since(first: str) -> tuple[str, ...]:
     """The architectures from `first` on. Those of `sm_90a` alone have no later ones."""
     if first == "sm_90a":
         return HOPPER
@@ -158,7 +158,7 @@ _DECLARATION = re.compile(r"([=+]?)([a-z])(\d*) (\w+)")
 
 def row(name: str, first: str, text: str, declared: str = "") -> Statement:
     """A statement. declared: "=r d, f x, r4 v, s to": mode, letter, registers and name of each, in PTX's order."""
-    return Statement(name, text, _parameters(declared), since(first))
+    return Statement(name, text, _parameters(declared), architectures_since(first))
 
 
 @cache
@@ -241,7 +241,7 @@ def _thread_move(atom: Atom) -> Statement:
 # --- other statements --------------------------------------------------------------------------------------------
 
 
-def _plain() -> Iterator[Statement]:
+def _register_rows() -> Iterator[Statement]:
     """Rows whose operands are registers alone: name, architecture, opcode, result and operands by letter."""
     unary, binary, ternary = ("$d, $x", "$d, $x, $y", "$d, $x, $y, $z")
     for name, first, opcode, operands, result, letter in (
@@ -298,7 +298,7 @@ def _accesses() -> Iterator[Statement]:
     yield row("add_global_4_float32", "sm_90", "red.global.add.v4.f32 [$to], $x;", "g to, f4 x")
 
 
-def _meetings() -> Iterator[Statement]:
+def _exchange_rows() -> Iterator[Statement]:
     """Where lanes exchange values, and threads wait for one another or for copies."""
     for name, mode, clamp in (("xor", "bfly", 31), ("down", "down", 31), ("up", "up", 0), ("index", "idx", 31)):
         text = f"shfl.sync.{mode}.b32 $d, $x, $lane, {clamp}, 0xffffffff;"
@@ -382,7 +382,9 @@ def _argument(s: Statement, position: int) -> str:
     return "{}" if p.mode or p.count or p.is_address else "*{}"
 
 
-STATEMENTS = {s.name: s for part in (_atoms(), _plain(), _accesses(), _meetings(), _hopper()) for s in part}
+STATEMENTS = {
+    s.name: s for part in (_atoms(), _register_rows(), _accesses(), _exchange_rows(), _hopper()) for s in part
+}
 """All statements by name."""
 
 

@@ -86,9 +86,9 @@ def emit_divide(
     if least <= 0 <= most:
         safe = emit_select(b, _is(b, right, 0, type), _literal(1, type), right, type)
     if (low >= 0 and least >= 0) or not type.dtype.is_signed:
-        result = _raw(b, op, "u", left, safe, type)
+        result = _emit_raw_division(b, op, "u", left, safe, type)
     else:
-        result = _signed(b, op, left, safe, type, least <= -1 <= most)
+        result = _emit_floor_division(b, op, left, safe, type, least <= -1 <= most)
     if safe == right:
         return result
     return emit_select(b, _is(b, right, 0, type), _literal(0, type), result, type)
@@ -102,16 +102,16 @@ def _by_constant(b: HoistingBuilder, op: str, left: str, divisor: int, type: Typ
         return b.define(f"{name} {text} {left}, {_literal(operand, type)}", (left,))
     right = _literal(divisor, type)
     if natural or not type.dtype.is_signed:
-        return _raw(b, op, "u", left, right, type)
-    return _signed(b, op, left, right, type, False)
+        return _emit_raw_division(b, op, "u", left, right, type)
+    return _emit_floor_division(b, op, left, right, type, False)
 
 
-def _signed(b: HoistingBuilder, op: str, left: str, right: str, type: Type, minus_one: bool) -> str:
+def _emit_floor_division(b: HoistingBuilder, op: str, left: str, right: str, type: Type, minus_one: bool) -> str:
     """From the quotient rounded to zero: one less, or its remainder one divisor more, where the signs disagree."""
     text, divisor = register_type(type), right
     if minus_one:  # the smallest integer by -1 traps
         divisor = emit_select(b, _is(b, right, -1, type), _literal(1, type), right, type)
-    quotient = _raw(b, "div", "s", left, divisor, type)
+    quotient = _emit_raw_division(b, "div", "s", left, divisor, type)
     product = b.define(f"mul {text} {quotient}, {divisor}", (quotient, divisor))
     remainder = b.define(f"sub {text} {left}, {product}", (left, product))
     differ = b.define(f"xor {text} {remainder}, {divisor}", (remainder, divisor))
@@ -129,7 +129,7 @@ def _signed(b: HoistingBuilder, op: str, left: str, right: str, type: Type, minu
     return emit_select(b, _is(b, right, -1, type), negative, floor, type)
 
 
-def _raw(b: HoistingBuilder, op: str, sign: str, left: str, right: str, type: Type) -> str:
+def _emit_raw_division(b: HoistingBuilder, op: str, sign: str, left: str, right: str, type: Type) -> str:
     return b.define(f"{sign}{'div' if op == 'div' else 'rem'} {register_type(type)} {left}, {right}", (left, right))
 
 

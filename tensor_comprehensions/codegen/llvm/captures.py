@@ -46,7 +46,7 @@ def usage_of(s: Stmt, known: dict[int, Usage]) -> Usage:
             own.update(b.name for b in top.buffers)
         elif isinstance(top, Invoke):
             used.buffers.update(buffer.name for buffer, _ in top.operands)
-            used.written.update(_written(top))
+            used.written.update(_written_operands(top))
         for e in stmt_expressions(top):
             _expression(used, e, seen)
         stack.extend(substatements(top))
@@ -79,7 +79,7 @@ def _access(used: Usage, e: Load | Store) -> None:
         used.indexed.add(e.buffer.name)
 
 
-def _written(s: Invoke) -> Iterator[str]:
+def _written_operands(s: Invoke) -> Iterator[str]:
     """The buffers that an intrinsic writes."""
     known = INTRINSICS.get(s.name)
     yield from (s.operands[number][0].name for number in known.written) if known is not None else ()
@@ -101,7 +101,7 @@ def _collect_writes(s: Stmt, found: dict[int, frozenset[str]], around: set[str])
     if type(s) is Store:
         around.add(s.buffer.name)
     elif type(s) is Invoke:
-        around.update(_written(s))
+        around.update(_written_operands(s))
     elif type(s) is Loop or type(s) is While:
         if id(s) not in found:
             inside: set[str] = set()

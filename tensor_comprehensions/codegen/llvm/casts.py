@@ -20,7 +20,7 @@ def emit_cast(b: HoistingBuilder, value: str, source: Type, to: DType, *, f16c: 
         single = Type(FLOAT32, source.lanes)
         return emit_cast(b, _to_single(b, value, source, f16c), single, to, f16c=f16c)
     if to in (FLOAT16, BFLOAT16):
-        return _from_single(b, _single(b, value, source, f16c), result, f16c)
+        return _from_single(b, _round_to_float32(b, value, source, f16c), result, f16c)
     if to == BOOL:
         comparison = "fcmp une" if dtype.is_float else "icmp ne"
         zero = splat_constant("0.0" if dtype.is_float else "0", register_type(Type(dtype)), source.lanes)
@@ -127,7 +127,7 @@ def _half_bits(w: _Bits, bits: str) -> str:
     return w.op("or", number, w.op("and", w.op("lshr", bits, 16), 0x8000))
 
 
-def _single(b: HoistingBuilder, value: str, source: Type, f16c: bool) -> str:
+def _round_to_float32(b: HoistingBuilder, value: str, source: Type, f16c: bool) -> str:
     """`value` as float32; a float64 is rounded to odd, so that rounding once more to 16 bits is rounding once."""
     near = emit_cast(b, value, source, FLOAT32, f16c=f16c)
     if source.dtype != FLOAT64:

@@ -25,7 +25,7 @@ from .types import (
 
 _LOG2_E = 1.4426950408889634
 _LN2_HIGH, _LN2_LOW = 0.693145751953125, 1.428606765330187e-06  # their sum is ln 2; n * _LN2_HIGH is exact
-_LOWEST, _HIGHEST = -110.0, 100.0  # beyond, exp is 0 or infinite
+_LOWEST, _HIGHEST = -104.0, 100.0  # beyond, exp is 0 or infinite
 _ROUND, _ROUND_BITS = 12582912.0, 0x4B400000  # 1.5 * 2**23: adding it leaves the nearest integer in the low bits
 _EXP = (0.0013814539415761828, 0.00836874544620514, 0.04166838899254799, 0.1666652113199234, 0.4999999403953552)
 _TANH = (-0.05025111511349678, 0.1331360936164856, -0.33333033323287964)
@@ -143,17 +143,32 @@ class _Lanes:
         self.b.declare(f"{floats} {name}({floats}, {words})")
         return self.b.define(f"call {floats} {name}({floats} {table}, {words} {index})", (index,))
 
-    def scale(self, value: str, n: str, shifted: str) -> str:
-        """`value * 2**n`, correct to the last subnormal."""
-        return self._scale(value, n) if self.scales else self._scale_by_bits(value, shifted)
+    def scale(self, value: str, n: str, shifted: str, kept: str = "") -> str:
+        """`value * 2**n`, correct to the last subnormal; 0 in lanes that are not `kept`, a mask, if there is one."""
+        if self.scales:
+            return self._scale(value, n, kept)
+        scaled = self._scale_by_bits(value, shifted)
+        return emit_select(self.b, kept, scaled, self.number(0.0), self.type) if kept else scaled
 
-    def _scale(self, value: str, n: str) -> str:
+    def _scale(self, value: str, n: str, kept: str) -> str:
         text, lanes = register_type(self.type), self.type.lanes
         name = f"@llvm.x86.avx512.mask.scalef.ps.{32 * lanes}"
         mask, kind, rounding = ("i16", ", i32", f", i32 {_ROUND_CURRENT}") if lanes == 16 else ("i8", "", "")
         self.b.declare(f"{text} {name}({text}, {text}, {text}, {mask}{kind})")
-        arguments = f"{text} {value}, {text} {n}, {text} zeroinitializer, {mask} -1{rounding}"
-        return self.b.define(f"call {text} {name}({arguments})", (value, n))
+        bits = self._mask_bits(kept) if kept else "-1"
+        arguments = f"{text} {value}, {text} {n}, {text} zeroinitializer, {mask} {bits}{rounding}"
+        return self.b.define(f"call {text} {name}({arguments})", (value, n, bits))
+
+    def _mask_bits(self, mask: str) -> str:
+        """A mask as an integer of 8 bits at least, as intrinsics want it."""
+        bits = max(8, self.type.lanes)
+        if bits > self.type.lanes:
+            own = vector_type("i1", self.type.lanes)
+            order = ", ".join(f"i32 {k}" for k in range(bits))
+            mask = self.b.define(
+                f"shufflevector {own} {mask}, {own} zeroinitializer, <{bits} x i32> <{order}>", (mask,)
+            )
+        return self.b.define(f"bitcast {vector_type('i1', bits)} {mask} to i{bits}", (mask,))
 
     def _scale_by_bits(self, value: str, shifted: str) -> str:
         """In two halves, each a power of two made from its exponent."""
@@ -173,9 +188,12 @@ class _Lanes:
 
 
 def _exp(v: _Lanes, x: str) -> str:
-    x = v.bound("min", v.bound("max", x, _LOWEST), _HIGHEST)
-    n, shifted, rest = v.reduce(x, 1.0)
-    return v.scale(v.horner(rest, (*_EXP, 1.0, 1.0)), n, shifted)
+    """What underflows to 0 is masked out: a processor takes a hundred times as long to find that out by arithmetic."""
+    kept = v.b.define(f"fcmp uge {register_type(v.type)} {x}, {v.number(_LOWEST)}", (x,))
+    if not v.scales:
+        x = emit_select(v.b, kept, x, v.number(0.0), v.type)
+    n, shifted, rest = v.reduce(v.bound("min", x, _HIGHEST), 1.0)
+    return v.scale(v.horner(rest, (*_EXP, 1.0, 1.0)), n, shifted, kept)
 
 
 def _tanh(v: _Lanes, x: str) -> str:

@@ -65,7 +65,7 @@ class Printer:
         """How often a buffer, or an element in a register, was written so far in the text."""
         return self.versions.get(name, 0)
 
-    def wrote(self, name: str) -> None:
+    def record_write(self, name: str) -> None:
         self.versions[name] = self.version(name) + 1
 
     def known_mask(self, e: Expr) -> tuple[bool, ...] | None:
@@ -147,7 +147,7 @@ class Printer:
     def store_register(self, slot: str, buffer: Buffer, value: str) -> None:
         """Make a register element hold `value`."""
         self.b.effect(f"store {register_type(buffer.type)} {value}, ptr {slot}")
-        self.wrote(slot)
+        self.record_write(slot)
         text, version = self._reading_register(slot, buffer)
         self.b.remember(text, version, value)
 

@@ -44,7 +44,7 @@ class HoistingBuilder:
 
     # --- values
 
-    def fresh(self, hint: str = "t") -> str:
+    def fresh_name(self, hint: str = "t") -> str:
         self._count += 1
         return f"{hint}.{self._count}"
 
@@ -73,7 +73,7 @@ class HoistingBuilder:
         key = f"{text} {version}" if reads else text
         known = region.values.get(key)
         if known is None:
-            known = f"%{self.fresh()}"
+            known = f"%{self.fresh_name()}"
             region.values[key] = known
             self._levels[known] = level
             if region.unpredictable and text.startswith("select i1"):
@@ -85,9 +85,9 @@ class HoistingBuilder:
         """`define(text, ..., version=version)`, a read of what was just written in this region, will give `value`."""
         self._regions[-1].values[f"{text} {version}"] = value
 
-    def local(self, text: str) -> str:
+    def define_local(self, text: str) -> str:
         """The value of an operation that must stay where it is."""
-        name = f"%{self.fresh()}"
+        name = f"%{self.fresh_name()}"
         self._levels[name] = len(self._regions) - 1
         self._regions[-1].lines.append(f"  {name} = {text}")
         return name
@@ -132,7 +132,7 @@ class HoistingBuilder:
 
         `certain`: known to run once at least. `writes`: the buffers written inside.
         """
-        name = self.fresh(hint)
+        name = self.fresh_name(hint)
         body, after, variable, following = f"loop.{name}", f"end.{name}", f"%{name}", f"%{name}.next"
         self._counters.add(variable)
         head, before = self._new_head(), self.block
@@ -141,7 +141,7 @@ class HoistingBuilder:
             if certain:
                 self.effect(f"br label %{body}")
             else:  # what no iteration changes is read behind the test: only then is there an iteration that reads it
-                enter = self.local(f"icmp slt i64 {start}, {stop}")
+                enter = self.define_local(f"icmp slt i64 {start}, {stop}")
                 self._regions[-1].lines.append(test)
                 inside.enter_context(self._region(head, False))
                 head = self._new_head()
@@ -152,7 +152,7 @@ class HoistingBuilder:
                 self._levels[variable] = len(self._regions) - 1
                 yield variable
             self.effect(f"{following} = add nsw i64 {variable}, {step}")
-            again = self.local(f"icmp slt i64 {following}, {stop}")
+            again = self.define_local(f"icmp slt i64 {following}, {stop}")
             self.effect(f"br i1 {again}, label %{body}, label %{after}")
             last = self.block
         if not certain and head:
@@ -167,7 +167,7 @@ class HoistingBuilder:
     @contextmanager
     def repeat(self, condition: Callable[[], str], writes: frozenset[str]) -> Iterator[None]:
         """`while condition()`, whose text stands in the loop. `writes`: the buffers written inside."""
-        name = self.fresh("while")
+        name = self.fresh_name("while")
         test, body, after = f"test.{name}", f"body.{name}", f"end.{name}"
         head = self._new_head()
         self.effect(f"br label %{test}")
@@ -181,7 +181,7 @@ class HoistingBuilder:
 
     def branch(self, condition: str, then: Callable[[], None], otherwise: Callable[[], None] | None = None) -> None:
         """`if condition: then() else: otherwise()`, each writing its side."""
-        name = self.fresh("if")
+        name = self.fresh_name("if")
         yes, no, after = f"then.{name}", f"else.{name}", f"end.{name}"
         head = self._new_head()
         self.effect(f"br i1 {condition}, label %{yes}, label %{no if otherwise else after}")

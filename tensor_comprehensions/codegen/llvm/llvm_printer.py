@@ -155,12 +155,12 @@ class _FunctionWriter:
 
     def parameters(self, buffers: list[Buffer], variables: list[tuple[str, Type, Printer]]) -> None:
         for buffer in buffers:
-            name = f"%{_plain(buffer.name)}.arg{len(self.signature)}"
+            name = f"%{_to_identifier(buffer.name)}.arg{len(self.signature)}"
             self.signature.append(f"ptr noalias {'' if buffer.name in self.used.written else 'readonly '}{name}")
             self.p.pointers[buffer.name] = name
             self.buffers[buffer.name] = buffer
         for variable, type, outer in variables:
-            name = f"%{_plain(variable)}.var{len(self.signature)}"
+            name = f"%{_to_identifier(variable)}.var{len(self.signature)}"
             self.signature.append(f"{register_type(type)} {name}")
             self.p.variables[variable], self.p.types[variable] = name, type
             if variable in outer.ranges:
@@ -204,7 +204,7 @@ class _FunctionWriter:
                     self.statement(body)
             case While(condition=condition, body=body):
                 written = self.writes[id(s)]
-                with self._anew(written), self.b.repeat(partial(self.p.value, condition), written):
+                with self._forget_buffers(written), self.b.repeat(partial(self.p.value, condition), written):
                     self.statement(body)
             case Allocate(buffers=(buffer,), body=body, length=length) if length is not None:
                 self._allocate_dynamic(buffer, length, body)
@@ -241,7 +241,7 @@ class _FunctionWriter:
         value = self.p.value(s.value)
         lanes = max((i.type.lanes for i in s.indices), default=1)
         if s.op is not None:
-            if s.buffer.type.lanes == 1 and lanes > 1 and not self._distinct(s):
+            if s.buffer.type.lanes == 1 and lanes > 1 and not self._has_distinct_lanes(s):
                 self._update_lanes(s, value, lanes)
                 return
             value = self._combine(s, value)
@@ -257,7 +257,7 @@ class _FunctionWriter:
         keep_nan = not arithmetic.never_nan(s.value)
         return arithmetic.emit_binary(self.b, arithmetic.UPDATES[s.op], value, old, s.value.type, keep_nan=keep_nan)
 
-    def _distinct(self, s: Store) -> bool:
+    def _has_distinct_lanes(self, s: Store) -> bool:
         place = memory_access.flatten_access(self.p, s.buffer, s.indices)
         return place.lane != 0 and not place.vectors
 
@@ -269,7 +269,7 @@ class _FunctionWriter:
             indices = tuple(self._lane(i, lane) for i in s.indices)
             mask = None if s.mask is None else self._lane(s.mask, lane)
             text = f"extractelement {register_type(s.value.type)} {value}, i64 {lane}"
-            item = self._named(self.b.define(text, (value,)), one)
+            item = self._bind_value(self.b.define(text, (value,)), one)
             self._store(Store(s.buffer, indices, item, s.op, mask))
 
     def _lane(self, e: Expr, lane: int) -> Expr:
@@ -277,9 +277,9 @@ class _FunctionWriter:
             return e
         value = self.p.value(e)
         text = f"extractelement {register_type(e.type)} {value}, i64 {lane}"
-        return self._named(self.b.define(text, (value,)), Type(e.type.dtype))
+        return self._bind_value(self.b.define(text, (value,)), Type(e.type.dtype))
 
-    def _named(self, value: str, type: Type) -> Var:
+    def _bind_value(self, value: str, type: Type) -> Var:
         """A value that was printed already, as an expression."""
         name = f"{value} "  # no variable of a program has a space in its name
         self.p.variables[name], self.p.types[name] = value, type
@@ -303,15 +303,15 @@ class _FunctionWriter:
 
     def _record(self, code: int, value: str) -> None:
         """Make this the failure of the module, unless there was one before."""
-        pair = self.b.local(f"cmpxchg ptr %status, i64 0, i64 {code} monotonic monotonic")
-        first = self.b.local(f"extractvalue {{ i64, i1 }} {pair}, 1")
+        pair = self.b.define_local(f"cmpxchg ptr %status, i64 0, i64 {code} monotonic monotonic")
+        first = self.b.define_local(f"extractvalue {{ i64, i1 }} {pair}, 1")
         slot = self.b.define("getelementptr i64, ptr %status, i64 1", ())
         self.b.branch(first, lambda: self.b.effect(f"store i64 {value}, ptr {slot}"))
 
     def _invoke(self, s: Invoke) -> None:
         known = INTRINSICS[s.name]
         for buffer in (s.operands[number][0] for number in known.written):
-            self.p.wrote(buffer.name)
+            self.p.record_write(buffer.name)
         if known.fragments:
             self.fragments.invoke(self.p, s)
             return
@@ -339,7 +339,7 @@ class _FunctionWriter:
                 self.statement(s.body)
             return
         certain = count is not None or self._runs(s)
-        iterations = self._iterations(s, _plain(s.var), start, stop, s.step, certain)
+        iterations = self._iterations(s, _to_identifier(s.var), start, stop, s.step, certain)
         with iterations as variable, self._bound(s.var, variable, type, known):
             self.statement(s.body)
 
@@ -347,14 +347,14 @@ class _FunctionWriter:
     def _iterations(self, s: Loop, hint: str, start: str, stop: str, step: int, certain: bool) -> Iterator[str]:
         """The iterations of `s`."""
         written = self.writes[id(s)]
-        with self._anew(written), self.b.loop(hint, start, stop, step, certain, written) as variable:
+        with self._forget_buffers(written), self.b.loop(hint, start, stop, step, certain, written) as variable:
             yield variable
 
     @contextmanager
-    def _anew(self, written: frozenset[str]) -> Iterator[None]:
+    def _forget_buffers(self, written: frozenset[str]) -> Iterator[None]:
         """A loop that writes these buffers: nothing is known in it of what earlier iterations left there."""
         for name in sorted(written):
-            self.p.wrote(name)
+            self.p.record_write(name)
         yield
 
     def _runs(self, s: Loop) -> bool:
@@ -370,15 +370,15 @@ class _FunctionWriter:
         context = self._context(captured, variables)
         number = self._trips(s) if count is None else str(count)
         for written in sorted(self.writes[id(s)]):
-            self.p.wrote(written)
+            self.p.record_write(written)
         if count is not None and count <= s.grain:
             self.b.effect(f"call void @{name}(i64 0, i64 {number}, ptr {context})")
             return
         self.b.declare("i32 @tc_parallel_for(i64, i64, i64, ptr, ptr)")
         arguments = f"i64 0, i64 {number}, i64 {max(1, s.grain)}, ptr @{name}, ptr {context}"
         self.module.may_fail = True
-        error = self.b.local(f"call i32 @tc_parallel_for({arguments})")
-        failed = self.b.local(f"icmp ne i32 {error}, 0")
+        error = self.b.define_local(f"call i32 @tc_parallel_for({arguments})")
+        failed = self.b.define_local(f"icmp ne i32 {error}, 0")
         self.b.branch(failed, lambda: self._record(NO_THREADS, "0"))
 
     def _trips(self, s: Loop) -> str:
@@ -428,7 +428,7 @@ class _FunctionWriter:
         values = [self.p.pointers[b.name] for b in buffers] + [self.p.variables[v] for v in variables] + ["%status"]
         types = ["ptr"] * len(buffers) + [register_type(self.p.types[v]) for v in variables] + ["ptr"]
         layout = "{ " + ", ".join(types) + " }"
-        context = f"%{self.b.fresh('context')}"
+        context = f"%{self.b.fresh_name('context')}"
         self.b.allocas.append(f"  {context} = alloca {layout}")
         for number, (type, value) in enumerate(zip(types, values, strict=True)):
             slot = self.b.define(f"getelementptr {layout}, ptr {context}, i32 0, i32 {number}", ())
@@ -445,7 +445,7 @@ class _FunctionWriter:
         if buffer.space is Space.REGISTER and buffer.name not in self.used.indexed:
             self._allocate_registers(buffer)
             return
-        address = f"%{self.b.fresh(_plain(buffer.name))}"
+        address = f"%{self.b.fresh_name(_to_identifier(buffer.name))}"
         if self.stack_bytes + buffer.bytes <= _STACK_BYTES:
             self.stack_bytes += buffer.bytes
             element = memory_access.memory_element(buffer)
@@ -460,7 +460,7 @@ class _FunctionWriter:
             for extent in reversed(buffer.shape):
                 number, index = divmod(number, extent)
                 key.insert(0, index)
-            slot = f"%{self.b.fresh(_plain(buffer.name))}"
+            slot = f"%{self.b.fresh_name(_to_identifier(buffer.name))}"
             self.b.allocas.append(f"  {slot} = alloca {register_type(buffer.type)}")
             self.p.registers[(buffer.name, tuple(key))] = slot
 
@@ -469,7 +469,7 @@ class _FunctionWriter:
         self.module.may_fail = True
         self.b.declare("noalias ptr @tc_allocate(i64)")
         self.b.declare("void @tc_free(ptr)")
-        name = self.b.fresh("memory")
+        name = self.b.fresh_name("memory")
         self.b.prologue += [
             f"  {address} = call ptr @tc_allocate(i64 {size})",
             f"  %{name} = icmp eq ptr {address}, null",
@@ -491,8 +491,8 @@ class _FunctionWriter:
         self.b.declare("void @tc_free(ptr)")
         element = math.prod(buffer.shape[1:]) * buffer.type.dtype.size
         size = self.p.value(build.mul(length, element))
-        address = self.b.local(f"call ptr @tc_allocate(i64 {size})")
-        missing = self.b.local(f"icmp eq ptr {address}, null")
+        address = self.b.define_local(f"call ptr @tc_allocate(i64 {size})")
+        missing = self.b.define_local(f"icmp eq ptr {address}, null")
         self.buffers[buffer.name], self.p.pointers[buffer.name] = buffer, address
 
         def use() -> None:
@@ -514,6 +514,6 @@ def _trampoline(name: str, types: list[str]) -> Iterator[str]:
     yield "}"
 
 
-def _plain(name: str) -> str:
+def _to_identifier(name: str) -> str:
     """A name with only the characters that LLVM takes without quotes."""
     return "".join(c if c.isascii() and (c.isalnum() or c == "_") else "_" for c in name.lstrip(SEPARATOR))

@@ -30,7 +30,7 @@ class ValueContext(Protocol):
     def known_mask(self, e: Expr) -> tuple[bool, ...] | None: ...
     def base(self, buffer: Buffer) -> str: ...
     def version(self, name: str) -> int: ...
-    def wrote(self, name: str) -> None: ...
+    def record_write(self, name: str) -> None: ...
 
 
 @dataclass(slots=True)
@@ -99,7 +99,7 @@ def _accumulate_value(values: ValueContext, place: FlatAddress, e: Expr, scale: 
         place.constant += scale * int(value)
 
 
-def _linear(b: HoistingBuilder, terms: Mapping[str, int], type: str, lanes: int) -> str:
+def _emit_linear_sum(b: HoistingBuilder, terms: Mapping[str, int], type: str, lanes: int) -> str:
     """`sum of coefficient * value`, of scalars or vectors of int64."""
     total = ""
     for value, coefficient in terms.items():
@@ -125,7 +125,7 @@ def emit_pointer(values: ValueContext, buffer: Buffer, place: FlatAddress, extra
             levels.setdefault(b.level(value), {})[value] = scale
     for level in sorted(levels):
         terms = levels[level]
-        offset = _linear(b, terms, "i64", 1)
+        offset = _emit_linear_sum(b, terms, "i64", 1)
         address = b.define(f"getelementptr {element}, ptr {address}, i64 {offset}", (address, offset))
         if not all(map(b.counts, terms)):
             # Strength reduction would follow it through quotients, and keep a pointer for each constant added later.
@@ -156,7 +156,7 @@ def emit_store(
     writer = _Access(values, buffer, place, lanes, *_mask(values, mask, lanes))
     raw = to_memory(values.b, value, Type(buffer.type.dtype, max(lanes, buffer.type.lanes)))
     writer.store(raw, streaming)
-    values.wrote(buffer.name)
+    values.record_write(buffer.name)
     if mask is None and place.lane == int(lanes > 1) and not place.vectors:
         writer.remember(raw)
 
@@ -321,7 +321,7 @@ class _Access:
     def _addresses(self) -> str:
         """A vector of pointers."""
         b, offsets = self.b, vector_type("i64", self.lanes)
-        total = _linear(b, self.place.vectors, offsets, self.lanes)
+        total = _emit_linear_sum(b, self.place.vectors, offsets, self.lanes)
         if self.place.lane:
             steps = constant_vector([lane * self.place.lane for lane in range(self.lanes)], "i64")
             total = b.define(f"add {offsets} {total}, {steps}", (total,)) if total else steps
@@ -447,25 +447,27 @@ class _Access:
             text = f"getelementptr {self.element}, ptr {start}, i64 {constant + further}"
             return self.b.define(text, (start,)) if constant + further else start
 
-        def past(further: int, part: str, count: int) -> None:
+        def stream_part(further: int, part: str, count: int) -> None:
             self._write(
                 vector_type(self.element, count), part, element(further), ", !nontemporal !0", count * self.size
             )
 
-        def halves() -> None:
+        def stream_halves() -> None:
             for first in (0, half):
-                past(first, self._part(value, lanes, first, half), half)
+                stream_part(first, self._part(value, lanes, first, half), half)
 
-        def through() -> None:
+        def store_unaligned() -> None:
             self._write(vector_type(self.element, lanes), value, element(0))
 
-        def at(distance: int) -> str:
+        def test_rest(distance: int) -> str:
             return self.b.define(f"icmp eq i64 {rest}, {(distance - constant * self.size) % whole}", (rest,))
 
-        def apart() -> None:
-            self.b.branch(at(whole // 2), halves, through)
+        def try_halves() -> None:
+            self.b.branch(test_rest(whole // 2), stream_halves, store_unaligned)
 
-        self.b.branch(at(0), lambda: past(0, value, lanes), apart if whole == STREAMED[-1] else through)
+        self.b.branch(
+            test_rest(0), lambda: stream_part(0, value, lanes), try_halves if whole == STREAMED[-1] else store_unaligned
+        )
 
     def _scatter(self, value: str) -> None:
         """Lane after lane, so that of two lanes at one place the later wins."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from ...loop_ir.index_arithmetic import difference
+from ...loop_ir.linear_forms import difference
 from ...loop_ir.nodes import Binary, Broadcast, Cast, Const, Expr, Load, Loop, Ramp, Select, Type, Unary, Var
 
 Interval = tuple[float, float]  # inclusive; an end may be infinite
@@ -28,11 +28,11 @@ def value_interval(e: Expr, known: Mapping[str, Interval]) -> Interval:
     whole = type_interval(e.type)
     if whole == ANY:
         return ANY
-    low, high = _unwrapped(e, known)
+    low, high = _exact_interval(e, known)
     return (low, high) if whole[0] <= low and high <= whole[1] else whole
 
 
-def _unwrapped(e: Expr, known: Mapping[str, Interval]) -> Interval:
+def _exact_interval(e: Expr, known: Mapping[str, Interval]) -> Interval:
     match e:
         case Const(value=value):
             return (int(value), int(value))

@@ -80,7 +80,7 @@ class GpuInlineCache:
             lane.launcher.run(*tensors, *wanted)
             torch._C._increment_version(wanted)
             return out
-        made = lane.launcher.fresh()
+        made = lane.launcher.allocate_outputs()
         for x, source in zip(made, self._sources, strict=True):
             if source is not None:
                 x.copy_(values[source])

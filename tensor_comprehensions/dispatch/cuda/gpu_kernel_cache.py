@@ -16,8 +16,8 @@ from ...codegen.gpu.gpu_printer import GpuCode, GpuKernelSource
 from ...compiler.gpu_passes import CompiledGpuKernel, compile_gpu
 from ...core.diagnostics import get_logger
 from ...core.dtypes import DTYPES
-from ...loop_ir.nodes import Buffer, Launch, Space, Type
-from ...options import MappingOptions
+from ...loop_ir.nodes import Buffer, Launch, Space, TensorMap, Type
+from ...options import GpuOptions
 from ...runtime.cuda.launch import ALIGNMENT
 from ...target import GpuTarget
 from ...tc_lang.ir import BoundFunction, Function
@@ -30,7 +30,7 @@ class AutoOptions:
 
 
 def load_or_compile_gpu(
-    function: Function, bound: BoundFunction, options: MappingOptions | None, target: GpuTarget, *, aligned: bool
+    function: Function, bound: BoundFunction, options: GpuOptions | None, target: GpuTarget, *, aligned: bool
 ) -> CompiledGpuKernel:
     """The kernel of a bound def, from the cache or made now.
 
@@ -48,7 +48,7 @@ def load_or_compile_gpu(
 
 
 def gpu_kernel_key(
-    function: Function, bound: BoundFunction, options: MappingOptions | None, target: GpuTarget, *, aligned: bool
+    function: Function, bound: BoundFunction, options: GpuOptions | None, target: GpuTarget, *, aligned: bool
 ) -> Key | None:
     """The key of a kernel's text; None where it has none, as while the text of this package changes."""
     try:
@@ -78,7 +78,7 @@ def _restored(
     code: StoredKernel,
     function: Function,
     bound: BoundFunction,
-    options: MappingOptions | None,
+    options: GpuOptions | None,
     target: GpuTarget,
     aligned: bool,
 ) -> CompiledGpuKernel:
@@ -96,15 +96,18 @@ def _kernel(k: GpuKernelSource) -> list[Any]:
     return [
         k.name, k.launch.grid, k.launch.block, k.buffers, k.status, k.shared, k.dynamic,
         list(map(_buffer, k.arrays)), k.sizes, k.identifiers, k.local,
+        [[m.name, _buffer(m.buffer), m.box, m.swizzle] for m in k.maps], k.mapped,
     ]  # fmt: skip
 
 
 def _read_kernel(facts: list[Any]) -> GpuKernelSource:
-    name, grid, block, buffers, status, shared, dynamic, arrays, sizes, identifiers, local = facts
+    name, grid, block, buffers, status, shared, dynamic, arrays, sizes, identifiers, local, maps, mapped = facts
     return GpuKernelSource(
         str(name), Launch(_triple(grid), _triple(block)), tuple(map(int, buffers)), bool(status), int(shared),
         int(dynamic), tuple(map(_read_buffer, arrays)), tuple(map(int, sizes)), tuple(map(str, identifiers)),
         int(local),
+        tuple(TensorMap(str(n), _read_buffer(b), tuple(map(int, box)), int(swizzle)) for n, b, box, swizzle in maps),
+        tuple(map(int, mapped)),
     )  # fmt: skip
 
 
@@ -114,10 +117,11 @@ def _triple(numbers: list[Any]) -> tuple[int, int, int]:
 
 
 def _buffer(b: Buffer) -> list[Any]:
-    return [b.name, b.type.dtype.name, b.shape, b.strides, b.space.name]
+    return [b.name, b.type.dtype.name, b.shape, b.strides, b.space.name, b.swizzle]
 
 
 def _read_buffer(facts: list[Any]) -> Buffer:
-    name, dtype, shape, strides, space = facts
+    name, dtype, shape, strides, space, swizzle = facts
     numbers = (tuple(map(int, shape)), tuple(map(int, strides)))
-    return Buffer(str(name), Type(DTYPES[dtype]), *numbers, Space[space])
+    swizzled = None if swizzle is None else _triple(swizzle)
+    return Buffer(str(name), Type(DTYPES[dtype]), *numbers, Space[space], swizzle=swizzled)

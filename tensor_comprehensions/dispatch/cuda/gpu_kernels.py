@@ -18,7 +18,7 @@ from ...core.diagnostics import ScheduleView
 from ...core.error_boundary import only_tc_errors
 from ...core.errors import ArgumentError
 from ...core.single_flight import SingleFlightCache
-from ...options import MappingOptions, check_mapping
+from ...options import GpuOptions, MappingOptions, TileOptions, check_gpu_options
 from ...runtime.cuda import launch
 from ...runtime.cuda.launch import Launches
 from ...runtime.emulate import emulator
@@ -84,7 +84,7 @@ class GpuKernelTable:
     loaded: SingleFlightCache[Hashable, Launches] = field(default_factory=lambda: SingleFlightCache(LIMIT))
     lanes: dict[Hashable, GpuInlineCache] = field(default_factory=dict)
     _last: GpuInlineCache | None = None
-    _tuned: dict[Hashable, MappingOptions] = field(default_factory=dict)
+    _tuned: dict[Hashable, GpuOptions] = field(default_factory=dict)
 
     @property
     def interface(self) -> CallSignature:
@@ -94,7 +94,7 @@ class GpuKernelTable:
         self,
         sizes: ArgumentShapes,
         strides: tuple[Any, ...],
-        options: MappingOptions | None,
+        options: GpuOptions | None,
         wanted: GpuTarget,
         *,
         aligned: bool = True,
@@ -106,10 +106,10 @@ class GpuKernelTable:
         if options is None and self._tuned:
             options = self._tuned.get((sizes, strides[: len(self.interface.parameters)], wanted))
         if options is not None:
-            check_mapping(options, wanted)
+            check_gpu_options(options, wanted)
 
         def made(aligned: bool) -> Plan:
-            def compiled(piece: BoundFunction, own: MappingOptions | None) -> CompiledGpuKernel:
+            def compiled(piece: BoundFunction, own: GpuOptions | None) -> CompiledGpuKernel:
                 return gpu_kernel_cache.load_or_compile_gpu(
                     self.interface.function, piece, own, wanted, aligned=aligned
                 )
@@ -125,12 +125,14 @@ class GpuKernelTable:
         self,
         tensors: Sequence[object],
         initial: Mapping[str, object],
-        options: MappingOptions | None,
+        options: GpuOptions | None,
         wanted: GpuTarget | str | None,
     ) -> GpuKernel:
         """The kernel for these tensors, which are examples on the CPU, or on the device that it is for."""
-        if options is not None and not isinstance(options, MappingOptions):
-            raise ArgumentError(f"options is {with_article(type(options).__name__)}", expected="MappingOptions(...)")
+        if options is not None and not isinstance(options, MappingOptions | TileOptions):
+            raise ArgumentError(
+                f"options is {with_article(type(options).__name__)}", expected="MappingOptions(...) or TileOptions(...)"
+            )
         if is_any_on_device((*tensors, *initial.values())):
             tensors, initial, _ = import_arrays(self.interface, tensors, initial)
             device = device_of((*tensors, *initial.values()))
@@ -147,7 +149,7 @@ class GpuKernelTable:
         tensors: Sequence[object],
         out: object,
         initial: Mapping[str, object],
-        options: MappingOptions | None,
+        options: GpuOptions | None,
     ) -> Any:
         """The result of a call on tensors of one CUDA device. It leaves a lane for calls like this one.
 
@@ -176,7 +178,7 @@ class GpuKernelTable:
         return None if self._last is None else self._last.direct()
 
     def set_tuned_options(
-        self, sizes: ArgumentShapes, strides: tuple[Any, ...], wanted: GpuTarget, options: MappingOptions
+        self, sizes: ArgumentShapes, strides: tuple[Any, ...], wanted: GpuTarget, options: GpuOptions
     ) -> None:
         """From now on, map calls with inputs like these for `wanted` as `options` say."""
         if len(self._tuned) >= LIMIT:
@@ -184,7 +186,7 @@ class GpuKernelTable:
         self._tuned[sizes, strides, wanted] = options
         self.lanes.clear()
 
-    def _lanes(self, device: torch.device, options: MappingOptions | None) -> GpuInlineCache:
+    def _lanes(self, device: torch.device, options: GpuOptions | None) -> GpuInlineCache:
         found = self.lanes.get((device, options))
         if found is None:
             found = self.lanes[device, options] = GpuInlineCache(self.interface, device)
@@ -196,7 +198,7 @@ class GpuKernelTable:
         sizes: ArgumentShapes,
         arguments: Arguments,
         wanted: tuple[Tensor, ...],
-        options: MappingOptions | None,
+        options: GpuOptions | None,
         device: torch.device,
     ) -> tuple[Tensor, ...]:
         """The outputs: in `wanted`, unless data may lead astray; then in fresh memory until it has not."""
@@ -246,7 +248,7 @@ class GpuKernel:
             installed also registers of a thread, and bytes of local memory and of spills.
     """
 
-    def __init__(self, kernels: GpuKernelTable, compiled: Plan, options: MappingOptions | None) -> None:
+    def __init__(self, kernels: GpuKernelTable, compiled: Plan, options: GpuOptions | None) -> None:
         self._kernels, self._options = kernels, options
         self._emulated: SingleFlightCache[CompiledGpuKernel, Emulated] = SingleFlightCache(
             2 * max(1, len(kernels_of(compiled)))
@@ -278,7 +280,8 @@ class GpuKernel:
 
     @only_tc_errors
     def source(self, kind: str = "cuda") -> str:
-        """The kernel as text of a kind: "tc", "schedule", "loops", "cuda" or "opencl"."""
+        """The kernel as text of a kind: "tc", "schedule", "loops", "cuda", "opencl", or "tiles" if tensor cores
+        compute some of it."""
         return self.compiled.source(kind)
 
     def show(self) -> ScheduleView:

@@ -6,8 +6,7 @@ kernels of their own, in the order of the program, so that nothing has to be pro
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 
 import torch
@@ -15,7 +14,8 @@ from torch import Tensor
 
 from ...core.diagnostics import get_logger
 from ...tc_lang import ir as f
-from ...tc_lang.ir import BoundFunction, BoundStatement, Role
+from ...tc_lang.ir import BoundFunction, BoundStatement
+from ...tc_lang.pieces import TouchedTensors, piece_of, tensors_of_statements
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,16 @@ def split_at_library_calls(bound: BoundFunction) -> tuple[DefPart, ...]:
     if not any(isinstance(part, LibraryMatmul) for part in parts):
         return (bound,)
     get_logger("schedule").debug("%s: %s", bound.name, "; ".join(str(p) for p in parts if isinstance(p, LibraryMatmul)))
-    return tuple(p if isinstance(p, LibraryMatmul) else _piece(bound, parts, n, p) for n, p in enumerate(parts))
+    touched = [tensors_of_call(p) if isinstance(p, LibraryMatmul) else tensors_of_statements(p) for p in parts]
+    return tuple(
+        p if isinstance(p, LibraryMatmul) else piece_of(bound, f"{bound.name}_{n}", p, touched[:n], touched[n + 1 :])
+        for n, p in enumerate(parts)
+    )
+
+
+def tensors_of_call(call: LibraryMatmul) -> TouchedTensors:
+    """What a call reads and writes."""
+    return TouchedTensors(frozenset((call.left[0], call.right[0])), frozenset((call.target[0],)))
 
 
 def find_library_matmuls(bound: BoundFunction) -> tuple[LibraryMatmul, ...]:
@@ -124,57 +133,3 @@ def _names(subscripts: tuple[f.Expr, ...]) -> tuple[str, ...]:
 def _order(where: tuple[str, tuple[str, ...]], wanted: tuple[str, ...]) -> tuple[int, ...] | None:
     indices = where[1]
     return tuple(indices.index(i) for i in wanted) if sorted(indices) == sorted(wanted) else None
-
-
-# --- the parts between -------------------------------------------------------------------------------------------
-
-
-def _piece(
-    bound: BoundFunction,
-    parts: list[LibraryMatmul | tuple[BoundStatement, ...]],
-    number: int,
-    own: tuple[BoundStatement, ...],
-) -> BoundFunction:
-    """Some statements as a def of their own."""
-    used = set(_touched(own))
-    written = {s.target for s in own}
-    before = {t for part in parts[:number] for t in _written(part)}
-    after = {t for part in parts[number + 1 :] for t in _touched(part)}
-    tensors = []
-    for t in bound.tensors:
-        if t.name not in used:
-            continue
-        if t.name not in written:
-            role = Role.INPUT
-        elif t.role is Role.INOUT or t.name in before:
-            role = Role.INOUT
-        else:
-            role = Role.OUTPUT if t.name in after or t.name in bound.returns else Role.TEMPORARY
-        tensors.append(replace(t, role=role))
-    rank = {Role.INPUT: 0, Role.OUTPUT: 1, Role.INOUT: 1, Role.TEMPORARY: 2}
-    tensors.sort(key=lambda t: rank[t.role])
-    returns = tuple(t.name for t in tensors if rank[t.role] == 1)
-    return BoundFunction(f"{bound.name}_{number}", tuple(tensors), own, returns, ())
-
-
-def _written(part: Part) -> Iterator[str]:
-    yield from (part.target[0],) if isinstance(part, LibraryMatmul) else (s.target for s in part)
-
-
-def _touched(part: Part) -> Iterator[str]:
-    if isinstance(part, LibraryMatmul):
-        yield from (part.target[0], part.left[0], part.right[0])
-        return
-    for s in part:
-        yield s.target
-        guards = [c.guard for c in s.checks if c.guard is not None]
-        for e in (s.value, *s.subscripts, *(c.subscript for c in s.checks), *guards):
-            yield from _read(e)
-        yield from (c.tensor for c in s.checks)
-
-
-def _read(e: f.Expr) -> Iterator[str]:
-    if isinstance(e, f.Access):
-        yield e.tensor
-    for child in f.operands_of(e):
-        yield from _read(child)

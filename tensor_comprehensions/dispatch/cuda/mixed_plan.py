@@ -11,7 +11,7 @@ from torch import Tensor
 from ...compiler.gpu_passes import CompiledGpuKernel
 from ...core.errors import ArgumentError
 from ...core.memory_layout import contiguous_strides
-from ...options import MappingOptions
+from ...options import GpuOptions, MappingOptions
 from ...runtime.cpu.python_launch import OperandSpec
 from ...runtime.cuda import launch
 from ...runtime.cuda.launch import ALIGNMENT, CudaLauncher, CudaRunner, Launches
@@ -58,12 +58,12 @@ Plan = CompiledGpuKernel | MixedPlan
 
 def make_plan(
     bound: BoundFunction,
-    options: MappingOptions | None,
+    options: GpuOptions | None,
     target: GpuTarget,
-    make: Callable[[BoundFunction, MappingOptions | None], CompiledGpuKernel],
+    make: Callable[[BoundFunction, GpuOptions | None], CompiledGpuKernel],
 ) -> Plan:
     """The plan of a bound def. make: compiles it, or a piece of it."""
-    if options is None or not options.match_library_calls:
+    if not isinstance(options, MappingOptions) or not options.match_library_calls:
         return make(bound, options)
     found = split_at_library_calls(bound)
     if not any(isinstance(piece, LibraryMatmul) for piece in found):

@@ -14,12 +14,13 @@ from torch import Tensor
 
 from ...codegen.gpu import cuda_printer
 from ...codegen.gpu.gpu_printer import GpuCode
+from ...codegen.gpu.ptx import architecture_for
 from ...compiler.gpu_passes import check_limits
 from ...core.error_boundary import only_tc_errors
 from ...core.errors import ArgumentError
 from ...loop_ir import nodes as ir
 from ...loop_ir.show import format_program
-from ...loop_ir.verify import verify
+from ...loop_ir.verify import UnprovenBoundsError, verify
 from ...runtime.cuda import cubins, nvrtc
 from ...runtime.cuda.launch import ALIGNMENT, CudaRunner, device_target, load_launches_on
 from ...runtime.cuda.nvrtc import Cubin
@@ -104,7 +105,13 @@ def _compile(
 ) -> CompiledTileKernel:
     traced = program.trace(shapes, target, parameters)
     module = lower_program(traced)
-    verify(module)
+    try:
+        verify(module)
+    except UnprovenBoundsError as error:
+        raise ArgumentError(
+            f"{program.name} reaches beyond a tensor", expected="indices inside of it, or k.when(condition)",
+            found=str(error),
+        ) from error  # fmt: skip
     for kernel in module.kernels:
         check_limits(program.name, kernel, target)
     return CompiledTileKernel(
@@ -148,7 +155,7 @@ class CompiledTileKernel:
     @functools.cached_property
     def cubin(self) -> Cubin:
         """Machine code. Raises ArgumentError where NVRTC is not installed."""
-        return cubins.cubin_of(self.code.source, self.target.name)
+        return cubins.cubin_of(self.code.source, architecture_for(self.code.source, self.target.name))
 
     @property
     def resources(self) -> dict[str, int]:

@@ -1,6 +1,8 @@
 """The short way of a call like the one before: the same stored places and sizes, and one kernel with dense results.
 
-What the long way has found out is compared, not found out again. Whatever differs is left to the long way.
+What the long way has found out is compared, not found out again. Whatever differs is left to the long way. Patterns are
+compared here, by the memory and the version of their arrays; types, sizes, strides and what torch expects of a call are
+compared by the machine code that serves dense calls, which runs the kernel, too.
 """
 
 from __future__ import annotations
@@ -8,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,10 +17,14 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ...runtime.cpu.object_code import Executable
+from ...runtime.fastpath import call_cache
+from ...runtime.fastpath.call_cache import RECORDED, CachedCall, CallCache, NewOutput, TensorGuard
+from ..inline_cache import dtype_number
 from ..outside_graphs import run_outside_graphs
 from .sparse_tensor import SparseTensor
 
 _is_transformed, _records = torch._C._are_functorch_transforms_active, torch.is_grad_enabled
+_dispatch_modes = torch._C._len_torch_dispatch_stack
 _PARTS: dict[torch.layout, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
     torch.sparse_csr: (Tensor.crow_indices, Tensor.col_indices),
     torch.sparse_csc: (Tensor.ccol_indices, Tensor.row_indices),
@@ -27,154 +32,167 @@ _PARTS: dict[torch.layout, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], 
 """Layouts of torch whose parts are read here."""
 
 
-class _Array:
+class _KnownArray:
     """An array of a pattern as it was."""
 
-    __slots__ = ("address", "count", "dtype", "storage", "version")
+    __slots__ = ("address", "storage", "version")
 
     def __init__(self, x: Tensor) -> None:
-        self.address, self.count, self.dtype, self.version = x.data_ptr(), x.numel(), x.dtype, x._version
+        self.address, self.version = x.data_ptr(), x._version
         self.storage = weakref.ref(x.untyped_storage())
 
     def is_still(self, x: Tensor) -> bool:
+        """Whether an array has the same memory with the same content; its type and length are compared elsewhere."""
         return (
-            x.data_ptr() == self.address
+            type(x) is Tensor
             and x._version == self.version
-            and x.numel() == self.count
-            and x.dtype is self.dtype
-            and x.is_contiguous()
+            and x.data_ptr() == self.address
             and self.storage() is not None
         )
 
 
-class _Plain:
-    """The type and the shape of a dense tensor, or of the values of a sparse one."""
+class _KnownSparse:
+    """A sparse operand as it was: an object of one kind, whose layout or format is `form`."""
 
-    __slots__ = ("dtype", "shape", "slot")
+    __slots__ = ("count", "form", "levels", "parts", "shape")
 
-    def __init__(self, x: Tensor, slot: int) -> None:
-        self.dtype, self.shape, self.slot = x.dtype, x.shape, slot
-
-    def fits(self, x: Any) -> bool:
-        return (
-            type(x) is Tensor
-            and x.dtype is self.dtype
-            and x.shape == self.shape
-            and x.is_cpu
-            and x.layout is torch.strided
-            and x.is_contiguous()
-            and not (x.requires_grad and _records())
-            and not x.is_neg()
-            and not x._is_zerotensor()
-        )
-
-
-class _Sparse:
-    """A sparse operand as it was: an object of `kind`, whose layout or format is `form`."""
-
-    __slots__ = ("count", "form", "levels", "parts", "shape", "values")
-
-    def __init__(self, t: SparseTensor, given: Any, slot: int) -> None:
+    def __init__(self, t: SparseTensor, given: Any) -> None:
         self.parts = _PARTS[given.layout] if isinstance(given, Tensor) else None
         self.form = given.layout if isinstance(given, Tensor) else given.format
         self.shape = given.shape
         self.count = len(t.levels)
         self.levels = [
-            (n, level[0] is not None, _Array(level[1] if level[0] is None else level[0]), _Array(level[1]))
+            (n, None if level[0] is None else _KnownArray(level[0]), _KnownArray(level[1]))
             for n, level in enumerate(t.levels)
             if level is not None
         ]
-        self.values = _Plain(t.values, slot)
 
-    def values_of(self, x: Any) -> Tensor | None:
-        """The values of an operand with the same pattern; None of any other."""
+    def append_parts(self, x: Any, found: list[Tensor]) -> bool:
+        """Append the arrays and the values of an operand with the same pattern; whether it has that."""
         if self.parts is None:
             if type(x) is not SparseTensor or x.format is not self.form or x.shape != self.shape:
-                return None
-            levels, values = x.levels, x.values
-        else:
-            if type(x) is not Tensor or x.layout is not self.form or x.shape != self.shape:
-                return None
-            if x.requires_grad and _records():
-                return None
-            pos, crd = self.parts
-            levels, values = (None, (pos(x), crd(x))), x.values()
-        if len(levels) != self.count:
-            return None
-        for n, has_positions, known_pos, known_crd in self.levels:
-            level = levels[n]
-            if level is None or not known_crd.is_still(level[1]):
-                return None
-            if has_positions and not (level[0] is not None and known_pos.is_still(level[0])):
-                return None
-        return values if self.values.fits(values) else None
+                return False
+            levels = x.levels
+            if len(levels) != self.count:
+                return False
+            for n, known_pos, known_crd in self.levels:
+                level = levels[n]
+                if level is None:
+                    return False
+                pos, crd = level
+                if known_pos is not None:
+                    if pos is None or not known_pos.is_still(pos):
+                        return False
+                    found.append(pos)
+                if not known_crd.is_still(crd):
+                    return False
+                found.append(crd)
+            found.append(x.values)
+            return True
+        if type(x) is not Tensor or x.layout is not self.form or x.shape != self.shape:
+            return False
+        if x.requires_grad and _records():
+            return False
+        ((_, known_pos, known_crd),) = self.levels
+        pos, crd = self.parts[0](x), self.parts[1](x)
+        assert known_pos is not None
+        if not (known_pos.is_still(pos) and known_crd.is_still(crd)):
+            return False
+        found += (pos, crd, x.values())
+        return True
 
 
 class FastCall:
     """Takes calls like one that has succeeded.
 
     Args:
-        executable: the only phase. addresses: what it ran on.
-        operands: for each argument what was given, and its tensor with the place of its address, or of its values'.
-        results: shape, type and place of the address of each result, all of them dense.
+        executable: the only phase.
+        constants: the arrays that kernels take first.
+        operands: for each argument what was given, and its tensor as the kernel takes it.
+        results: those of the call, all of them dense.
     """
 
     def __init__(
         self,
         executable: Executable,
-        addresses: Sequence[int],
-        operands: Sequence[tuple[Any, Tensor | SparseTensor, int]],
-        results: Sequence[tuple[torch.Size, torch.dtype, int]],
+        constants: Sequence[Tensor],
+        operands: Sequence[tuple[Any, Tensor | SparseTensor]],
+        results: Sequence[Tensor],
     ) -> None:
-        self._executable = executable
-        self._count = len(operands)
-        self._sparse: list[tuple[int, _Sparse]] = []
-        self._dense: list[tuple[int, _Plain]] = []
-        for n, (given, x, slot) in enumerate(operands):
-            if isinstance(x, SparseTensor):
-                self._sparse.append((n, _Sparse(x, given, slot)))
-            else:
-                self._dense.append((n, _Plain(x, slot)))
-        self._results = [(partial(torch.empty, *(shape or ((),)), dtype=dtype), slot) for shape, dtype, slot in results]
-        self._addresses = tuple(addresses)
-        self._free: list[tuple[Any, int, Any]] = []
-        self.held: tuple[Any, ...] = ()
-        """Arrays whose addresses are among `addresses`."""
+        self._count, self._constants = len(operands), tuple(constants)
+        self._known = [_KnownSparse(x, given) if isinstance(x, SparseTensor) else None for given, x in operands]
+        taken = [*constants]
+        for _, x in operands:
+            taken += _arrays(x) if isinstance(x, SparseTensor) else [x]
+        self._serve: Callable[..., Any]
+        if call_cache.is_fast_path_available():
+            self._serve = _machine_code(executable, taken, results)
+        else:
+            self._serve = _PlainServer(executable, taken, results)
 
     @run_outside_graphs("calls with sparse operands run outside of graphs")
     def __call__(self, *values: Any) -> Any:
         """The result, or NotImplemented."""
-        if len(values) != self._count or forward_ad._current_level >= 0 or _is_transformed():
+        if len(values) != self._count:
             return NotImplemented
-        try:
-            frame = self._free.pop()
-        except IndexError:
-            frame = self._frame()
-        slots, address, _ = frame
-        kept = []
-        for n, known in self._sparse:
-            stored = known.values_of(values[n])
-            if stored is None:
+        parts = [*self._constants]
+        for known, x in zip(self._known, values, strict=True):
+            if known is None:
+                parts.append(x)
+            elif not known.append_parts(x, parts):
                 return NotImplemented
-            slots[known.values.slot] = stored.data_ptr()
-            kept.append(stored)
-        for n, plain in self._dense:
-            x = values[n]
-            if not plain.fits(x):
-                return NotImplemented
-            slots[plain.slot] = x.data_ptr()
-        made = []
-        for make, slot in self._results:
-            result = make()
-            slots[slot] = result.data_ptr()
-            made.append(result)
-        if self._executable.function(address):
+        result = self._serve(*parts)
+        return NotImplemented if result is RECORDED else result
+
+
+def _arrays(t: SparseTensor) -> list[Tensor]:
+    return [x for level in t.levels if level is not None for x in level if x is not None] + [t.values]
+
+
+def _machine_code(executable: Executable, taken: Sequence[Tensor], results: Sequence[Tensor]) -> Callable[..., Any]:
+    """What runs the kernel on tensors like those that it took, and makes results like those that it gave."""
+    guards = tuple(map(_guard, taken))
+    outputs = tuple(NewOutput(_guard(x), x.nbytes) for x in results)
+    spans = tuple(x.nbytes for x in taken)
+    cell = CallCache([call_cache.TENSOR] * len(taken), len(results))
+    order = tuple(range(len(taken)))
+    cell.add(CachedCall(executable.address, executable, guards, spans, order, outputs, (), ((), 0)))
+    return cell.function()
+
+
+def _guard(x: Tensor) -> TensorGuard:
+    return TensorGuard(dtype_number(x.dtype), tuple(x.shape), tuple(x.stride()))
+
+
+class _PlainServer:
+    """The same in Python, where there is no machine code for it."""
+
+    def __init__(self, executable: Executable, taken: Sequence[Tensor], results: Sequence[Tensor]) -> None:
+        self._executable = executable
+        self._taken = [(x.dtype, x.shape) for x in taken]
+        self._results = [(tuple(x.shape), x.dtype) for x in results]
+
+    def __call__(self, *parts: Any) -> Any:
+        if forward_ad._current_level >= 0 or _is_transformed() or _dispatch_modes():
             return NotImplemented
-        self._free.append(frame)
+        if not all(map(_is_plain, parts)) or [(x.dtype, x.shape) for x in parts] != self._taken:
+            return NotImplemented
+        made = [torch.empty(shape, dtype=dtype) for shape, dtype in self._results]
+        status = (ctypes.c_int64 * 2)()
+        addresses = [x.data_ptr() for x in (*parts, *made)]
+        slots = (ctypes.c_void_p * (len(addresses) + 1))(*addresses, ctypes.addressof(status))
+        if self._executable.function(ctypes.addressof(slots)):
+            return NotImplemented
         return made[0] if len(made) == 1 else tuple(made)
 
-    def _frame(self) -> tuple[Any, int, Any]:
-        """The arguments of one run: the array, its address, and where the kernel says what failed."""
-        status = (ctypes.c_int64 * 2)()
-        slots = (ctypes.c_void_p * (len(self._addresses) + 1))(*self._addresses, ctypes.addressof(status))
-        return slots, ctypes.addressof(slots), status
+
+def _is_plain(x: Any) -> bool:
+    return (
+        type(x) is Tensor
+        and x.is_cpu
+        and x.layout is torch.strided
+        and x.is_contiguous()
+        and not (x.requires_grad and _records())
+        and not x.is_neg()
+        and not x._is_zerotensor()
+    )

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from ...core.errors import ArgumentError
 from ...tc_lang.ir import Access, Function, walk_expr
-from .sparse_kernels import SparseCall, SparseKernels, StoredCounts
+from .sparse_kernels import SparseKernels
+from .sparse_run import SparseCall, StoredCounts
 from .sparse_tensor import Level, SparseTensor
 
 
@@ -20,11 +21,12 @@ class FixedPatterns:
         self._name = kernels.function.name
         self._sizes = kernels.sizes(call)
         self._operands = {n: (t.format, t.levels, _versions(t.levels)) for n, t in call.sparse.items()}
-        self._counts: StoredCounts | None = StoredCounts({}, {})
-        results = kernels.run(call, self._counts)
+        counts = StoredCounts()
+        results = kernels.run(call, counts)
         self._levels = {n: r.levels for n, r in results.items() if isinstance(r, SparseTensor)}
-        if _follows_values(kernels.function_for(call), tuple(self._levels)):
-            self._counts = None
+        counts.levels.update(self._levels)
+        follows_values = _follows_values(kernels.function_for_call(call), tuple(self._levels))
+        self._counts = None if follows_values else counts
 
     def run(self, call: SparseCall) -> dict[str, Tensor | SparseTensor]:
         """What the def returns, by name; sparse results share the arrays of their places.
@@ -47,7 +49,7 @@ class FixedPatterns:
             format, levels, versions = self._operands[name]
             if t.format != format:
                 raise self._error(f"'{name}' has the format {t.format}", str(format))
-            if _versions(levels) != versions or not _are_equal(levels, t.levels):
+            if _versions(levels) != versions or not are_equal_levels(levels, t.levels):
                 raise self._error(f"'{name}' has other stored places", "the places that it had there")
 
     def _error(self, problem: str, expected: str) -> ArgumentError:
@@ -60,7 +62,7 @@ class FixedPatterns:
         if not isinstance(result, SparseTensor):
             return result
         levels = self._levels[name]
-        if self._counts is None and not _are_equal(levels, result.levels):
+        if self._counts is None and not are_equal_levels(levels, result.levels):
             raise self._error(f"'{name}' would get other stored places", "values that are 0 at the same places")
         return SparseTensor(result.format, result.shape, levels, result.values)
 
@@ -69,7 +71,7 @@ def _versions(levels: Sequence[Level]) -> list[int]:
     return [x._version for level in levels if level is not None for x in level if x is not None]
 
 
-def _are_equal(a: Sequence[Level], b: Sequence[Level]) -> bool:
+def are_equal_levels(a: Sequence[Level], b: Sequence[Level]) -> bool:
     """Whether levels of one format hold the same numbers."""
     return all(
         x is y or (x is not None and y is not None and all(map(_is_equal, x, y))) for x, y in zip(a, b, strict=True)

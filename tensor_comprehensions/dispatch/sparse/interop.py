@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from ...core.diagnostics import get_logger
 from ...core.errors import ArgumentError
 from ...tc_lang.formats import coordinates, parse_format
+from ..arguments import PLAIN
 from .sparse_tensor import FormatLike, SparseTensor, to_format
 from .structure import cache_for_arrays, structure_of
 
@@ -57,7 +58,26 @@ def _from_any(x: Any, format: FormatLike | None) -> SparseTensor:
         return _from_dense(x, format)
     made = from_torch(x)
     structure_of(made)
-    return made
+    return made.with_values(_without_base(made.values))
+
+
+class _Alias(torch.autograd.Function):
+    """The same memory, and for autograd a tensor of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+def _without_base(values: Tensor) -> Tensor:
+    """The values of a sparse tensor of torch, no longer a view of it: Dynamo takes no views of sparse tensors."""
+    if values.requires_grad and torch.is_grad_enabled():
+        return cast("Tensor", _Alias.apply(values))  # type: ignore[no-untyped-call]
+    return values.detach()
 
 
 def _from_dense(x: Tensor, format: FormatLike | None) -> SparseTensor:
@@ -97,6 +117,8 @@ def from_torch(x: Tensor) -> SparseTensor:
 
 
 def _from_coo(x: Tensor) -> SparseTensor:
+    if type(x) not in PLAIN:  # torch traces them as if they stored nothing
+        raise ArgumentError("torch does not trace COO tensors", suggestion="pass tc.as_sparse(x) instead of x")
     if not x.is_coalesced():
         get_logger("sparse").debug("an uncoalesced tensor of the shape %s is coalesced", tuple(x.shape))
         _check_coordinates(x)

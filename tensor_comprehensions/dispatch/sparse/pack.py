@@ -31,10 +31,11 @@ def to_coordinates(t: SparseTensor) -> Tensor:
             own = crd.long()
             if level.kind is LevelKind.COMPRESSED:
                 assert pos is not None
-                parents = torch.arange(positions, device=device).repeat_interleave(pos.diff().long())
+                numbers = torch.arange(positions, device=device)
+                parents = numbers.repeat_interleave(pos.diff().long(), output_size=crd.shape[0])
             else:
                 parents = torch.arange(positions, device=device)
-            positions = len(crd)
+            positions = crd.shape[0]
         found = [c[parents] for c in found] + [own]
     return _join_blocks(t.format, found, t.values.numel(), device)
 

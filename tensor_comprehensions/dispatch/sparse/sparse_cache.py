@@ -35,7 +35,7 @@ def load_or_compile_sparse(problem: SparseProblem, target: CpuTarget) -> Compile
 
 def _key(problem: SparseProblem, target: CpuTarget) -> Key | None:
     indices = tuple((name, dtype.name) for name, dtype in problem.index_types)
-    kernel = (indices, problem.fixed, problem.shared, problem.parallel)
+    kernel = (indices, problem.fixed, problem.shared, problem.parallel, problem.refills, problem.options)
     try:
         return make_sparse_key(text_with_formats(problem.function), kernel, target, flags=object_code.codegen_flags())
     except Uncacheable as reason:

@@ -22,7 +22,7 @@ from . import pack
 from .sparse_tensor import SparseTensor
 
 if TYPE_CHECKING:
-    from .sparse_kernels import SparseCall
+    from .sparse_run import SparseCall
 
 
 class SparseKernel:
@@ -33,8 +33,9 @@ class SparseKernel:
         compile_seconds: what making it took.
     """
 
-    def __init__(self, call: Callable[..., Any], compiled: CompiledSparseKernel) -> None:
-        self._call, self.compiled = call, compiled
+    def __init__(self, call: Callable[..., Any], compiled: CompiledSparseKernel, dense: Sequence[str] = ()) -> None:
+        """dense: the tensors that calls compute by dense kernels, whatever the code here has for them."""
+        self._call, self.compiled, self._dense = call, compiled, dense
 
     def __repr__(self) -> str:
         name = format_signature(self.compiled.program.problem.function)
@@ -51,7 +52,10 @@ class SparseKernel:
     @only_tc_errors
     def source(self, kind: str = "schedule") -> str:
         """The kernel as text of a kind: "tc", "schedule", "loops", "c", "llvm" or "asm"."""
-        return self.compiled.source(kind)
+        text = self.compiled.source(kind)
+        if kind != "schedule" or not self._dense:
+            return text
+        return f"{text}\ncalls compute {', '.join(self._dense)} by dense kernels, in place of these loops"
 
 
 def without_gradients(values: Sequence[object]) -> list[object]:

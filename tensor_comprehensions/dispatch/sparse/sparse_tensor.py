@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 Level = tuple[Tensor | None, Tensor] | None
 """The arrays of one level: None if it is dense, else (pos, crd), where pos is None for a singleton."""
 FormatLike = Format | str
+_is_traced = torch.compiler.is_dynamo_compiling
 
 
 class SparseTensor:
@@ -41,16 +42,12 @@ class SparseTensor:
         Raises:
             ArgumentError: format, shape or levels are of another kind. Values may be anything, as pytrees need it.
         """
-        if not isinstance(format, Format) or not isinstance(shape, Sequence) or not isinstance(levels, Sequence):
-            raise ArgumentError(
-                "a SparseTensor has a Format, a shape and a sequence of levels",
-                found=", ".join(type(x).__name__ for x in (format, shape, levels)),
-                suggestion="SparseTensor.from_arrays takes names of formats, and whatever torch makes tensors of",
-            )
-        if not all(isinstance(n, Integral) for n in shape):
-            raise ArgumentError("the extents of a SparseTensor are whole numbers", found=str(tuple(shape)))
+        if not _is_traced():
+            _check_fields(format, shape, levels)
         self.format = format
-        self.shape = tuple(map(int, shape))
+        self.shape = (
+            tuple(shape) if _is_traced() else tuple(n if isinstance(n, torch.SymInt) else int(n) for n in shape)
+        )
         self.levels = tuple(levels)
         self.values = values
 
@@ -93,6 +90,9 @@ class SparseTensor:
         known = to_format(format, len(shape))
         places = _to_coordinates(coordinates)
         return pack.from_coordinates(places, torch.as_tensor(values), tuple(shape), known, index_dtype)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (str(self.format), self.shape, self.levels, self.values)
 
     # --- what it is ----------------------------------------------------------------------------------------------
 
@@ -138,6 +138,11 @@ class SparseTensor:
         if self.dtype is torch.bool:  # true where one of them is
             return zeros.index_put(tuple(places[:, flat]), flat.new_ones(())) if self.ndim else flat.reshape(())
         return zeros.index_put(tuple(places), flat, accumulate=True) if self.ndim else flat.reshape(())
+
+    def as_strided(self) -> Tensor:
+        """A tensor whose format stores every element as one of torch, in the same memory."""
+        order = self.format.order
+        return self.values.permute([order.index(d) for d in range(len(order))])
 
     def to(self, format: FormatLike) -> SparseTensor:
         """The tensor in another format; itself where it has that format. Stored zeros stay stored."""
@@ -199,6 +204,18 @@ def _to_coordinates(given: Any) -> Tensor:
     return found.long()
 
 
+def _check_fields(format: object, shape: object, levels: object) -> None:
+    """Raises ArgumentError where the fields of a tensor are of other types than its constructor takes."""
+    if not isinstance(format, Format) or not isinstance(shape, Sequence) or not isinstance(levels, Sequence):
+        raise ArgumentError(
+            "a SparseTensor has a Format, a shape and a sequence of levels",
+            found=", ".join(type(x).__name__ for x in (format, shape, levels)),
+            suggestion="SparseTensor.from_arrays takes names of formats, and whatever torch makes tensors of",
+        )
+    if not all(isinstance(n, Integral | torch.SymInt) for n in shape):
+        raise ArgumentError("the extents of a SparseTensor are whole numbers", found=str(tuple(shape)))
+
+
 def to_format(format: FormatLike, rank: int) -> Format:
     """The format that a caller means for a tensor of `rank` dimensions.
 
@@ -243,15 +260,53 @@ def _to_level(level: Any) -> Level:
     return (None if pos is None else torch.as_tensor(pos), torch.as_tensor(crd))
 
 
+def _rebuild(format: str, shape: tuple[int, ...], levels: tuple[Level, ...], values: Tensor) -> SparseTensor:
+    """A tensor that was pickled. Its parts are checked when a kernel takes them, as those of any other."""
+    return SparseTensor(to_format(format, len(shape)), shape, levels, values)
+
+
+torch.serialization.add_safe_globals([_rebuild])
+
+
 def _flatten(tensor: SparseTensor) -> tuple[list[Any], Any]:
-    return [tensor.levels, tensor.values], (tensor.format, tensor.shape)
+    return [tensor.levels, tensor.values], (_name_of(tensor.format), tensor.shape)
+
+
+_formats_by_name: dict[tuple[str, int], Format] = {}
+"""The formats of tensors that were flattened: Dynamo can read a dictionary, but make no `Format`."""
+
+
+def _name_of(format: Format) -> str:
+    name = str(format)
+    _formats_by_name.setdefault((name, format.rank), format)
+    return name
+
+
+_name_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _unflatten(parts: Any, context: Any) -> SparseTensor:
-    (levels, values), (format, shape) = parts, context
-    return SparseTensor(format, shape, levels, values)
+    (levels, values), (name, shape) = parts, context
+    known = _formats_by_name.get((name, len(shape)))
+    return SparseTensor(to_format(name, len(shape)) if known is None else known, shape, levels, values)
+
+
+def _flatten_with_keys(tensor: SparseTensor) -> tuple[list[tuple[Any, Any]], Any]:
+    (levels, values), context = _flatten(tensor)
+    return [(pytree.GetAttrKey("levels"), levels), (pytree.GetAttrKey("values"), values)], context
+
+
+def _from_dumpable(dumped: Any) -> Any:
+    name, shape = dumped
+    return name, tuple(shape)
 
 
 pytree.register_pytree_node(
-    SparseTensor, _flatten, _unflatten, serialized_type_name="tensor_comprehensions.SparseTensor"
-)  # fmt: skip
+    SparseTensor,
+    _flatten,
+    _unflatten,
+    serialized_type_name="tensor_comprehensions.SparseTensor",
+    flatten_with_keys_fn=_flatten_with_keys,
+    to_dumpable_context=list,
+    from_dumpable_context=_from_dumpable,
+)

@@ -30,6 +30,8 @@ class ArrayKeyedCache:
 
     def get(self, arrays: Sequence[Tensor], key: Hashable, make: Callable[[], V]) -> V:
         """What `make` gives, or gave for the same arrays under this key. It must not hold their memory."""
+        if not all(type(x) is Tensor for x in arrays):  # torch traces: they have no memory
+            return make()
         full = (key, *((x.data_ptr(), x.numel(), x.dtype, x.stride()) for x in arrays))
         versions = tuple(x._version for x in arrays)
         found = self._entries.get(full)

@@ -232,7 +232,7 @@ class Asynchronous:
             raise InternalError(f"misaligned: a box at {memory.buffer.name}{starts}")
         return (slice(0, 1), *(slice(s, e) for s, e in zip(starts, ends, strict=True)))
 
-    def inside(self, m: TensorMap, first: Sequence[int]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    def clip_box(self, m: TensorMap, first: Sequence[int]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """What of a box is in the tensor: slices of the tensor and of the box."""
         tensor, box = [], []
         for start, count, extent in zip(first, m.box, m.buffer.shape, strict=True):
@@ -247,7 +247,7 @@ class Asynchronous:
         b = self.barrier(done, thread, by_copy=True)
         memory, region = target[0], self.region_of(target, m)
         self.require_apart(memory, region, "write")
-        here, there = self.inside(m, [int(i) for i in first])
+        here, there = self.clip_box(m, [int(i) for i in first])
         values = np.zeros(m.box, memory.data.dtype)
         if all(s.stop > s.start for s in here):
             places = np.meshgrid(*(np.arange(s.start, s.stop) for s in here), indexing="ij")
@@ -284,7 +284,7 @@ class Asynchronous:
         (tensor, first), source = views
         memory, region = source[0], self.region_of(source, m)
         self.read_asynchronously(memory, region, thread)
-        here, there = self.inside(m, [int(i) for i in first])
+        here, there = self.clip_box(m, [int(i) for i in first])
         values = memory.data[region].reshape(m.box)[there]
         if values.size:
             places = np.meshgrid(*(np.arange(s.start, s.stop) for s in here), indexing="ij")

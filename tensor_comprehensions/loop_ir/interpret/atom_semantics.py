@@ -134,7 +134,9 @@ def read_row(memory: CheckedMemory, where: tuple[Value, ...], races: Any) -> Arr
     b = memory.buffer
     count = ROW_BYTES // b.type.dtype.size
     require_aligned(b, where, ROW_BYTES)
-    return bits_of(np.asarray(memory.read((*where[:-1], where[-1] + np.arange(count)), None, races)), b.type.dtype)
+    return view_as_uint16(
+        np.asarray(memory.read((*where[:-1], where[-1] + np.arange(count)), None, races)), b.type.dtype
+    )
 
 
 def write_row(memory: CheckedMemory, where: tuple[Value, ...], row: Array, races: Any) -> None:
@@ -149,7 +151,7 @@ def write_row(memory: CheckedMemory, where: tuple[Value, ...], row: Array, races
     memory.write((*where[:-1], where[-1] + np.arange(ROW_BYTES // b.type.dtype.size)), values, None, races)
 
 
-def bits_of(values: Array, dtype: DType) -> Array:
+def view_as_uint16(values: Array, dtype: DType) -> Array:
     """The elements of a buffer as 16-bit numbers; bfloat16 is held in float32."""
     if dtype == BFLOAT16:
         wide: Array = np.ascontiguousarray(values).view(np.uint32) >> np.uint32(16)

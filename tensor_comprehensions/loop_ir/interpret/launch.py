@@ -183,9 +183,9 @@ class Launched:
         """The warps that need not wait any more."""
         lanes = [n for n, w in waiting.items() if isinstance(w, LaneWait) and any(x.passes() for x in w.waits)]
         barriers = (w for w in dict.fromkeys(waiting.values()) if isinstance(w, BarrierWait))
-        return lanes + [n for wait in barriers for n in self.released(wait, waiting)]
+        return lanes + [n for wait in barriers for n in self.release_waiting(wait, waiting)]
 
-    def released(self, wait: BarrierWait, waiting: dict[int, Wait]) -> list[int]:
+    def release_waiting(self, wait: BarrierWait, waiting: dict[int, Wait]) -> list[int]:
         """The warps that wait as `wait` says, if that is all of them; they have met."""
         found = [n for n, other in waiting.items() if other == wait]
         count = sum(len(self.warps[n].threads) for n in found)
@@ -233,7 +233,7 @@ class Launched:
         warp = t.number // WARP
         self.race.enter(t.number, self.turns[warp], self.known[warp])
 
-    def each(self, warp: Warp, run: Callable[[], Any]) -> list[Any]:
+    def run_each(self, warp: Warp, run: Callable[[], Any]) -> list[Any]:
         """The results of `run` in all threads."""
         results = []
         for t in warp.threads:
@@ -241,9 +241,9 @@ class Launched:
             results.append(run())
         return results
 
-    def agreed(self, warp: Warp, run: Callable[[], Value], what: str) -> Value:
+    def run_uniform(self, warp: Warp, run: Callable[[], Value], what: str) -> Value:
         """The result of `run`, which must be the same in all threads."""
-        results = self.each(warp, run)
+        results = self.run_each(warp, run)
         if any(x != results[0] for x in results):
             raise InternalError(f"threads of a warp disagree about {what}, where all must meet")
         return results[0]
@@ -276,7 +276,7 @@ class Launched:
         """Every thread does `work`, which waits for nobody."""
 
         def run(warp: Warp) -> Iterator[Wait]:
-            self.each(warp, work)
+            self.run_each(warp, work)
             return iter(())
 
         return run
@@ -315,7 +315,7 @@ class Launched:
         test = self.machine.expr(condition)
 
         def run(warp: Warp) -> Iterator[Wait]:
-            if self.agreed(warp, test, "a condition"):
+            if self.run_uniform(warp, test, "a condition"):
                 yield from yes(warp)
             elif no is not None:
                 yield from no(warp)
@@ -326,7 +326,7 @@ class Launched:
         test = self.machine.expr(condition)
 
         def run(warp: Warp) -> Iterator[Wait]:
-            while self.agreed(warp, test, "a condition"):
+            while self.run_uniform(warp, test, "a condition"):
                 yield from body(warp)
 
         return run
@@ -335,7 +335,7 @@ class Launched:
         start, stop, body = self.machine.expr(s.start), self.machine.expr(s.stop), self.stmt(s.body)
 
         def run(warp: Warp) -> Iterator[Wait]:
-            first, last = (self.agreed(warp, e, f"the loop {s.var}") for e in (start, stop))
+            first, last = (self.run_uniform(warp, e, f"the loop {s.var}") for e in (start, stop))
             for i in range(int(first), int(last), s.step):
                 for t in warp.threads:
                     t.values[s.var] = np.int64(i)
@@ -347,7 +347,7 @@ class Launched:
         evaluate, inner = self.machine.expr(value), self.stmt(body)
 
         def run(warp: Warp) -> Iterator[Wait]:
-            for t, result in zip(warp.threads, self.each(warp, evaluate), strict=True):
+            for t, result in zip(warp.threads, self.run_each(warp, evaluate), strict=True):
                 t.values[name] = result
             yield from inner(warp)
 
@@ -362,13 +362,13 @@ class Launched:
             for b in shared:  # the first warp that comes makes it
                 made = self.shared.setdefault(b.name, [])
                 if warp.allocated[b.name] == len(made):
-                    made.append(CheckedMemory.undefined(b, _SHARED_DEPTH))
+                    made.append(CheckedMemory.allocate_undefined(b, _SHARED_DEPTH))
                     if self.by_itself:
                         made[-1].note_stores()
                 everywhere[b.name] = made[warp.allocated[b.name]]
                 warp.allocated[b.name] += 1
             for t in warp.threads:
-                t.memory |= everywhere | {b.name: CheckedMemory.undefined(b, _PRIVATE_DEPTH) for b in private}
+                t.memory |= everywhere | {b.name: CheckedMemory.allocate_undefined(b, _PRIVATE_DEPTH) for b in private}
             yield from inner(warp)
 
         return run
@@ -435,7 +435,7 @@ class Launched:
             return [(self.machine.memory[name], tuple([i() for i in where])) for name, where in views], adds()
 
         def run(warps: list[Warp]) -> None:
-            found = [x for w in warps for x in self.each(w, places)]
+            found = [x for w in warps for x in self.run_each(w, places)]
             if any(bool(more) != bool(found[0][1]) for _, more in found):
                 raise InternalError(f"threads of a warpgroup disagree about {s.name}")
             self.asynchronous.multiply(s, warps, [x for x, _ in found], bool(found[0][1]))
@@ -454,7 +454,7 @@ class Launched:
             return found, int(wanted())
 
         def run(warp: Warp) -> None:
-            values = self.each(warp, value)
+            values = self.run_each(warp, value)
             for lane, t in enumerate(warp.threads):
                 self.select(t)
                 other = _source_lane(s.name, lane, values[lane][1], width)
@@ -473,7 +473,7 @@ class Launched:
             return [(self.machine.memory[name], tuple([i() for i in where])) for name, where in views]
 
         def run(warp: Warp) -> None:
-            lanes = self.each(warp, places)
+            lanes = self.run_each(warp, places)
 
             def row(lane: int) -> Array:
                 self.select(warp.threads[lane])

@@ -52,7 +52,7 @@ from . import matrix_tiles
 from .async_copies import copy_async
 from .asynchronous import is_thread_call, thread_call
 from .launch import run_launch
-from .memory import CheckedMemory, Race, with_length
+from .memory import CheckedMemory, Race, fix_dynamic_extent
 from .ops import Value, binary_function, negate, reduce_lanes_of, round_to, rounding_function, storage_dtype
 
 Failure = tuple[int, int]
@@ -76,7 +76,7 @@ def interpret(module: Module, arrays: Mapping[str, np.ndarray[Any, Any]]) -> lis
     machine.partial = module.partial
     for b in module.arguments:
         array = arrays[b.name]
-        b = with_length(b, array.shape[0]) if b.dynamic and array.ndim else b
+        b = fix_dynamic_extent(b, array.shape[0]) if b.dynamic and array.ndim else b
         if array.shape != b.shape or array.dtype != storage_dtype(b.type.dtype):
             raise InternalError(f"argument {b.name} is {array.dtype}{array.shape}, not {b.type}{b.shape}")
         machine.memory[b.name] = CheckedMemory.of_argument(b, array)
@@ -110,7 +110,9 @@ class Interpreter:
 
     def new_memory(self, b: Buffer, depth: int) -> CheckedMemory:
         """Memory without a value yet, of a temporary."""
-        return (CheckedMemory.poisoned if b.name in self.partial else CheckedMemory.undefined)(b, depth)
+        return (CheckedMemory.allocate_poisoned if b.name in self.partial else CheckedMemory.allocate_undefined)(
+            b, depth
+        )
 
     # --- statements ----------------------------------------------------------------------------------------------
 
@@ -200,7 +202,7 @@ class Interpreter:
 
         def run() -> None:
             outer = self.memory
-            buffers = s.buffers if length is None else [with_length(b, int(length())) for b in s.buffers]
+            buffers = s.buffers if length is None else [fix_dynamic_extent(b, int(length())) for b in s.buffers]
             self.memory = outer | {b.name: self.new_memory(b, depth=len(self.races)) for b in buffers}
             inner()
             self.memory = outer
@@ -277,7 +279,7 @@ class Interpreter:
                 return self.binary(op, left, right, e.type)
             case Select(condition, then, otherwise):
                 c, a, b = self.expr(condition), self.expr(then), self.expr(otherwise)
-                return lambda: _chosen(c(), a(), b())
+                return lambda: _select_value(c(), a(), b())
             case Cast(operand, dtype):
                 a, to_type = self.expr(operand), rounding_function(dtype)
                 return lambda: to_type(a())
@@ -290,7 +292,7 @@ class Interpreter:
                 return lambda: a() + offsets
             case Broadcast(operand, count):
                 a, kind = self.expr(operand), storage_dtype(e.type.dtype)
-                return lambda: _repeated(a(), count, kind)
+                return lambda: _splat(a(), count, kind)
             case Shuffle(left, right, lanes):
                 a, b, order = self.expr(left), self.expr(right), list(lanes)
                 return lambda: np.concatenate((a(), b()))[order]
@@ -322,13 +324,13 @@ def _run_all(runs: list[Run]) -> None:
         run()
 
 
-def _chosen(condition: Value, then: Value, otherwise: Value) -> Value:
+def _select_value(condition: Value, then: Value, otherwise: Value) -> Value:
     if isinstance(condition, np.ndarray):
         return np.where(condition, then, otherwise)
     return then if condition else otherwise
 
 
-def _repeated(value: Value, lanes: int, kind: np.dtype[Any]) -> Value:
+def _splat(value: Value, lanes: int, kind: np.dtype[Any]) -> Value:
     found = np.empty(lanes, kind)
     found.fill(value)
     return found

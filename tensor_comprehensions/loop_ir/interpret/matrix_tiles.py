@@ -21,7 +21,7 @@ Meaning = Callable[[Sequence[View], Sequence[int], Sequence[Race]], None]
 
 def zero_tile(views: Sequence[View], attributes: Sequence[int], races: Sequence[Race]) -> None:
     ((target, to),) = views
-    _put(target, to, np.zeros(target.buffer.shape[1:], target.data.dtype))
+    _put_tile(target, to, np.zeros(target.buffer.shape[1:], target.data.dtype))
 
 
 def load_tile(views: Sequence[View], attributes: Sequence[int], races: Sequence[Race]) -> None:
@@ -31,20 +31,20 @@ def load_tile(views: Sequence[View], attributes: Sequence[int], races: Sequence[
         values = INSTRUCTIONS[PAIR_BFLOAT16].evaluate(*(source.read(where, None, races) for where in halves))
     else:
         values = source.read(_region(source, target, first, attributes[0]), None, races)
-    _put(target, to, values.reshape(target.buffer.shape[1:]))
+    _put_tile(target, to, values.reshape(target.buffer.shape[1:]))
 
 
 def store_tile(views: Sequence[View], attributes: Sequence[int], races: Sequence[Race]) -> None:
     (target, to), (source, first) = views
-    target.write(_region(target, source, to, attributes[0]), _get(source, first).ravel(), None, races)
+    target.write(_region(target, source, to, attributes[0]), _read_tile(source, first).ravel(), None, races)
 
 
 def dot_tiles(views: Sequence[View], attributes: Sequence[int], races: Sequence[Race]) -> None:
     (total, to), *factors = views
-    value, (left, right) = _get(total, to), (_get(*f) for f in factors)
+    value, (left, right) = _read_tile(total, to), (_read_tile(*f) for f in factors)
     for k in range(left.shape[1]):
         value = INSTRUCTIONS[DOT_BFLOAT16].evaluate(value, left[:, k, np.newaxis], right[k])
-    _put(total, to, value)
+    _put_tile(total, to, value)
 
 
 MEANINGS: dict[str, Meaning] = {
@@ -71,12 +71,12 @@ def _region(
     return tuple(moved)
 
 
-def _get(memory: CheckedMemory, first: tuple[Value, ...]) -> Matrix:
+def _read_tile(memory: CheckedMemory, first: tuple[Value, ...]) -> Matrix:
     where = (0, int(first[0]))
     memory.require_defined(where)
     return np.asarray(memory.data[where])
 
 
-def _put(memory: CheckedMemory, first: tuple[Value, ...], value: Matrix) -> None:
+def _put_tile(memory: CheckedMemory, first: tuple[Value, ...], value: Matrix) -> None:
     memory.data[0, int(first[0])] = value
     memory.written[0, int(first[0])] = True

@@ -59,7 +59,7 @@ class Race:
             return  # looked at when it came here first
         for other in CONFLICTS[action]:
             found = marks[other][where]
-            if np.logical_or.reduce(self.others(found), axis=None) if several else self.others(found):
+            if np.logical_or.reduce(self.races_with(found), axis=None) if several else self.races_with(found):
                 self.fail(memory, where, action, other)
         mine[where] = self.mark(who)
 
@@ -71,7 +71,7 @@ class Race:
 
     def mark(self, who: Any) -> Any:
         """What elements remember when the current iteration comes after `who`."""
-        others = self.others(who)
+        others = self.races_with(who)
         return (
             np.where(others, self.first, self.label)
             if isinstance(who, np.ndarray)
@@ -80,12 +80,12 @@ class Race:
             else self.label
         )
 
-    def others(self, who: Any) -> Any:
+    def races_with(self, who: Any) -> Any:
         """Where `who` is an iteration other than the current one."""
         return (who >= self.first) & (who != self.label)
 
 
-def with_length(b: Buffer, length: int) -> Buffer:
+def fix_dynamic_extent(b: Buffer, length: int) -> Buffer:
     """The dynamic buffer `b` with `length` as the extent of its first dimension."""
     if length < 0:
         raise InternalError(f"{b.name} is allocated with the length {length}")
@@ -139,14 +139,14 @@ class CheckedMemory:
         return CheckedMemory(b, array[np.newaxis], np.ones((1, *b.shape), bool), 0)
 
     @staticmethod
-    def undefined(b: Buffer, depth: int) -> CheckedMemory:
+    def allocate_undefined(b: Buffer, depth: int) -> CheckedMemory:
         shape = (1, *b.shape) if b.type.lanes == 1 else (1, *b.shape, b.type.lanes)
         return CheckedMemory(b, np.zeros(shape, storage_dtype(b.type.dtype)), np.zeros(shape, bool), depth)
 
     @staticmethod
-    def poisoned(b: Buffer, depth: int) -> CheckedMemory:
+    def allocate_poisoned(b: Buffer, depth: int) -> CheckedMemory:
         """Memory that may be read, but is no good: NaN, or an unlikely integer."""
-        memory = CheckedMemory.undefined(b, depth)
+        memory = CheckedMemory.allocate_undefined(b, depth)
         kind = memory.data.dtype
         memory.data[...] = np.iinfo(kind).max if kind.kind in "iu" else np.nan if kind.kind == "f" else True
         memory.written[...] = True

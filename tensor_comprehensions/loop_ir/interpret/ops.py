@@ -15,17 +15,17 @@ Value = Any
 """A NumPy scalar, or an array with one element per lane. bfloat16 is held in float32, rounded."""
 
 
-def _least(x: Value, y: Value) -> Value:
+def _nan_min(x: Value, y: Value) -> Value:
     return np.minimum(x, y) if isinstance(x, np.ndarray) else x if x < y or x != x else y
 
 
-def _greatest(x: Value, y: Value) -> Value:
+def _nan_max(x: Value, y: Value) -> Value:
     return np.maximum(x, y) if isinstance(x, np.ndarray) else x if x > y or x != x else y
 
 
 # Python's operators call NumPy's functions for arrays, and are twenty times as fast for scalars.
 ARITHMETIC: dict[str, Callable[[Value, Value], Value]] = {
-    "add": operators.add, "sub": operators.sub, "mul": operators.mul, "min": _least, "max": _greatest,
+    "add": operators.add, "sub": operators.sub, "mul": operators.mul, "min": _nan_min, "max": _nan_max,
     "and": operators.and_, "or": operators.or_, "eq": operators.eq, "ne": operators.ne,
     "lt": operators.lt, "le": operators.le, "gt": operators.gt, "ge": operators.ge,
 }  # fmt: skip

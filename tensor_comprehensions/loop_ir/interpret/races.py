@@ -50,7 +50,7 @@ class ThreadRace(Race):
         """All threads have met, after that many turns of the warps."""
         self.first += 1 + (1 + turns) * self.turn_size
 
-    def others(self, who: Any) -> Any:
+    def races_with(self, who: Any) -> Any:
         if not isinstance(who, np.ndarray):  # most accesses: asked first, without the cost of arrays
             if who <= self.first:
                 return who == self.first
@@ -67,7 +67,7 @@ class ThreadRace(Race):
 
     def mark(self, who: Any) -> Any:
         """This thread alone; or several of its warp, in this turn; or several of any."""
-        others, warp = self.others(who), self.thread // WARP
+        others, warp = self.races_with(who), self.thread // WARP
         lanes = self.label - self.thread + self.threads + warp
         if isinstance(who, np.ndarray):
             own = (who > self.first) & (self.warps_of((who - self.first - 1) % self.turn_size) == warp)
@@ -99,7 +99,7 @@ class ThreadRace(Race):
         if marks is not None:
             every_warp = (slice(None), *where)
             for other in CONFLICTS[action]:
-                if np.any(self.others(marks[other][every_warp])):
+                if np.any(self.races_with(marks[other][every_warp])):
                     self.fail(memory, where, action, other)
         for span in memory.spans:
             conflicts = action != "read" or span.action != "read"

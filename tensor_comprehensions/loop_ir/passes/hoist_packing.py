@@ -28,7 +28,7 @@ def hoist_packing(loop: Loop) -> tuple[tuple[Filled, ...], Loop]:
     candidates = list(_allocations(loop.body, frozenset((loop.var,))))
     if not candidates:
         return (), loop
-    written = {b.name for b in _written((loop.body,))}
+    written = {b.name for b in _written_buffers((loop.body,))}
     fills = [(buffer, _fill(buffer, body, bound, written)) for buffer, body, bound in candidates]
     shared: dict[str, Filled] = {}
     for buffer, fill in fills:
@@ -42,7 +42,7 @@ def hoist_packing(loop: Loop) -> tuple[tuple[Filled, ...], Loop]:
     made = Counter(b.name for b in allocated_buffers(loop.body))
     made.subtract(b.name for b, _ in fills)
     shared = {name: filled for name, filled in shared.items() if not made[name]}  # else loops fill memory of that name
-    return tuple(shared.values()), replace(loop, body=_without(loop.body, shared)) if shared else loop
+    return tuple(shared.values()), replace(loop, body=_drop_shared(loop.body, shared)) if shared else loop
 
 
 def _allocations(s: Stmt, bound: frozenset[str]) -> Iterator[tuple[Buffer, Stmt, frozenset[str]]]:
@@ -67,14 +67,14 @@ def _fill(buffer: Buffer, body: Stmt, bound: frozenset[str], written: set[str]) 
     parts = body.body if isinstance(body, Block) else ()
     first = tuple(takewhile(lambda p: _fills(p, buffer, bound, written), parts))
     rest = parts[len(first) :]
-    if not first or not rest or buffer.name in {b.name for b in _written(rest)}:
+    if not first or not rest or buffer.name in {b.name for b in _written_buffers(rest)}:
         return None
     return build.block(*first)
 
 
 def _fills(s: Stmt, buffer: Buffer, bound: frozenset[str], written: set[str]) -> bool:
     """Whether `s` writes nothing but `buffer`, the same in every iteration."""
-    if any(b.name != buffer.name for b in _written((s,))) or any(
+    if any(b.name != buffer.name for b in _written_buffers((s,))) or any(
         isinstance(c, Check | Allocate) for c in walk_stmts(s)
     ):
         return False
@@ -83,7 +83,7 @@ def _fills(s: Stmt, buffer: Buffer, bound: frozenset[str], written: set[str]) ->
     return not any(x.name in others if isinstance(x, Var) else x.buffer.name in written for x in used_values(s))
 
 
-def _without(s: Stmt, shared: Mapping[str, Filled]) -> Stmt:
+def _drop_shared(s: Stmt, shared: Mapping[str, Filled]) -> Stmt:
     """`s`, where all that is `shared` is there and filled."""
     match s:
         case Loop() | While():
@@ -91,13 +91,13 @@ def _without(s: Stmt, shared: Mapping[str, Filled]) -> Stmt:
         case Allocate((buffer,), Block(parts)) if buffer.name in shared:
             fill = shared[buffer.name][1]
             count = len(fill.body) if isinstance(fill, Block) else 1
-            return build.block(*(_without(p, shared) for p in parts[count:]))
+            return build.block(*(_drop_shared(p, shared) for p in parts[count:]))
         case If() | Let() | Block() | Allocate():
-            return map_stmt(s, lambda e: e, lambda c: _without(c, shared))
+            return map_stmt(s, lambda e: e, lambda c: _drop_shared(c, shared))
     return s
 
 
-def _written(parts: Iterable[Stmt]) -> list[Buffer]:
+def _written_buffers(parts: Iterable[Stmt]) -> list[Buffer]:
     """Whatever stores or intrinsics reach."""
     found: list[Buffer] = []
     for c in (c for part in parts for c in walk_stmts(part)):

@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import prod
 
 from ...core.errors import CannotLower
-from ...core.naming import mint
+from ...core.naming import compose_name
 from .. import build
 from ..intrinsics import (
     BARRIER,
@@ -35,14 +35,16 @@ def emulate_shuffles(kernel: Kernel) -> Kernel:
     dtypes = dict.fromkeys(
         s.operands[0][0].type.dtype for s in walk_stmts(kernel.body) if isinstance(s, Invoke) and s.name in _SHUFFLES
     )
-    buffers = {t: Buffer(mint("exchange", t.name), Type(t), (prod(launch.block),), (1,), Space.SHARED) for t in dtypes}
+    buffers = {
+        t: Buffer(compose_name("exchange", t.name), Type(t), (prod(launch.block),), (1,), Space.SHARED) for t in dtypes
+    }
 
     def on_stmt(s: Stmt) -> Stmt:
         if isinstance(s, Invoke):
             if s.name in _SHUFFLES:
-                return _exchanged(s, buffers[s.operands[0][0].type.dtype], launch)
+                return _lower_shuffle(s, buffers[s.operands[0][0].type.dtype], launch)
             if s.name in _COPIES:
-                return _copied(s)
+                return _lower_copy(s)
             if s.name in (COMMIT_ASYNC, WAIT_ASYNC):
                 return build.NOTHING
             return Invoke(BARRIER, ()) if s.name == WARP_BARRIER else s
@@ -63,8 +65,8 @@ def scalarize_async_copies(kernel: Kernel) -> Kernel:
         size = s.operands[0][0].type.dtype.size
         if s.attributes[0] == size:
             return s
-        parts = _copied(s)
-        return map_stmt(parts, lambda e: e, lambda c: _begun(c, size, s)) if size >= _LEAST_BYTES else parts
+        parts = _lower_copy(s)
+        return map_stmt(parts, lambda e: e, lambda c: _start_copy(c, size, s)) if size >= _LEAST_BYTES else parts
 
     return replace(kernel, body=on_stmt(kernel.body))
 
@@ -72,7 +74,7 @@ def scalarize_async_copies(kernel: Kernel) -> Kernel:
 _LEAST_BYTES = 4
 
 
-def _begun(s: Stmt, size: int, whole: Invoke) -> Stmt:
+def _start_copy(s: Stmt, size: int, whole: Invoke) -> Stmt:
     assert isinstance(s, Store)
     assert isinstance(s.value, Load)
     return Invoke(whole.name, ((s.buffer, s.indices), (s.value.buffer, s.value.indices)), (size,), whole.values)
@@ -82,7 +84,7 @@ _SHUFFLES = (SHUFFLE_XOR, SHUFFLE_DOWN)
 _COPIES = (COPY_ASYNC, COPY_ASYNC_ZERO)
 
 
-def _exchanged(s: Invoke, exchange: Buffer, launch: Launch) -> Stmt:
+def _lower_shuffle(s: Invoke, exchange: Buffer, launch: Launch) -> Stmt:
     (target, to), (source, where) = s.operands
     offset, width = s.attributes
     step = 1
@@ -106,7 +108,7 @@ def _exchanged(s: Invoke, exchange: Buffer, launch: Launch) -> Stmt:
     )
 
 
-def _copied(s: Invoke) -> Stmt:
+def _lower_copy(s: Invoke) -> Stmt:
     (target, to), (source, where) = s.operands
     count = s.attributes[0] // target.type.dtype.size
     inside = s.values[0] if s.values else None

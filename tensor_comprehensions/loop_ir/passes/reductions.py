@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...core.dtypes import DType
 from ...core.errors import CannotLower
-from ...core.naming import mint
+from ...core.naming import compose_name
 from .. import build
 from ..bounds import BoundsContext, runs_at_least_once
 from ..names import Names
@@ -35,7 +35,7 @@ class Reduction:
 
     def registers(self, names: Names, lanes: int, copies: int) -> Buffer:
         """`copies` vector registers for partial results."""
-        name = names.fresh(mint(self.buffer.name, "lanes"))
+        name = names.fresh(compose_name(self.buffer.name, "lanes"))
         return Buffer(name, Type(self.dtype, lanes), (copies,), (1,), Space.REGISTER)
 
 
@@ -81,7 +81,7 @@ def find_reductions(name: str, body: Stmt) -> list[Reduction]:
         CannotLower: an element is reduced in a way that registers cannot hold.
     """
     scope = _Scope.of(body)
-    varying = scope.varying(name)
+    varying = scope.varying_names(name)
     found: list[Reduction] = []
     for s in walk_stmts(body):
         if not isinstance(s, Store) or s.op is None or s.buffer.name in scope.allocated:
@@ -136,7 +136,7 @@ class _Scope:
         lets = tuple(s for s in inside if isinstance(s, Let))
         return _Scope(bound, lets, {b.name for b in allocated_buffers(body)})
 
-    def varying(self, name: str) -> set[str]:
+    def varying_names(self, name: str) -> set[str]:
         """`name` and the lets whose values depend on it (program order: a let sees only earlier ones)."""
         names = {name}
         for let in self.lets:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from ...core.naming import mint
-from .. import build, index_arithmetic
+from ...core.naming import compose_name
+from .. import build, linear_forms
 from ..bounds import BoundsContext, runs_at_least_once
 from ..intrinsics import is_hint
 from ..names import Names
@@ -90,7 +90,7 @@ class _Update:
 
     def register(self, names: Names) -> Buffer:
         lanes = max((i.type.lanes for i in self.indices), default=1)
-        name = names.fresh(mint(self.buffer.name, "sum" if self.op == "+" else "acc"))
+        name = names.fresh(compose_name(self.buffer.name, "sum" if self.op == "+" else "acc"))
         return Buffer(name, Type(self.buffer.type.dtype.accumulator, lanes), (), (), Space.REGISTER)
 
 
@@ -135,10 +135,10 @@ def _reads(e: Expr, names: set[str]) -> bool:
 def _disjoint(updates: list[_Update]) -> bool:
     """Whether no two of the updates of one buffer can meet in an element."""
     spans = [[_span(i) for i in u.indices] for u in updates]
-    return all(_apart(a, b) for n, a in enumerate(spans) for b in spans[:n])
+    return all(_are_apart(a, b) for n, a in enumerate(spans) for b in spans[:n])
 
 
-_Span = tuple[index_arithmetic.Terms, int, int] | None
+_Span = tuple[linear_forms.Terms, int, int] | None
 
 
 def _span(index: Expr) -> _Span:
@@ -148,11 +148,11 @@ def _span(index: Expr) -> _Span:
         base, reach = index.base, index.stride * (index.lanes - 1)
     if base.type.lanes > 1:
         return None
-    terms, constant = index_arithmetic.linear_terms(base)
+    terms, constant = linear_forms.linear_terms(base)
     return terms, constant + min(reach, 0), constant + max(reach, 0)
 
 
-def _apart(a: list[_Span], b: list[_Span]) -> bool:
+def _are_apart(a: list[_Span], b: list[_Span]) -> bool:
     for x, y in zip(a, b, strict=True):
         if x is not None and y is not None and (x[1] > y[2] or y[1] > x[2]) and x[0] == y[0]:
             return True

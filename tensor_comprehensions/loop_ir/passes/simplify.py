@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import overload
 
 from ...core.dtypes import INT64
-from .. import build, index_arithmetic
-from ..index_arithmetic import Interval
+from .. import build, intervals, linear_forms
+from ..intervals import Interval
 from ..nodes import (
     Allocate,
     Binary,
@@ -52,7 +52,7 @@ def simplify(program: Stmt | Expr, ranges: Mapping[str, Interval] | None = None)
     """
     if isinstance(program, _STATEMENTS):
         for _ in range(_ROUNDS):
-            scope = _Simplifier(dict(ranges or {}), _used(program))
+            scope = _Simplifier(dict(ranges or {}), _used_names(program))
             program = scope.stmt(program)
             if not scope.removed:  # else that may have been the last use of something
                 break
@@ -60,7 +60,7 @@ def simplify(program: Stmt | Expr, ranges: Mapping[str, Interval] | None = None)
     return _Simplifier(dict(ranges or {}), frozenset()).expr(program)
 
 
-def _used(s: Stmt) -> frozenset[str]:
+def _used_names(s: Stmt) -> frozenset[str]:
     """Names of the variables and of the buffers that `s` reads (or hands to an intrinsic)."""
     names = {e.buffer.name if isinstance(e, Load) else e.name for e in used_values(s)}
     names.update(b.name for c in walk_stmts(s) if type(c) is Invoke for b, _ in c.operands)
@@ -86,7 +86,7 @@ class _Simplifier:
         self.removed.append(s)
         return build.NOTHING
 
-    def inside(self, name: str, where: Interval) -> _Simplifier:
+    def with_range(self, name: str, where: Interval) -> _Simplifier:
         """The scope of a variable that lies in `where`."""
         return _Simplifier({**self.ranges, name: where}, self.used, self.values, self.removed)
 
@@ -137,12 +137,12 @@ class _Simplifier:
 
     def loop(self, s: Loop) -> Stmt:
         start, stop = self.expr(s.start), self.expr(s.stop)
-        trips = index_arithmetic.index_interval(index_arithmetic.subtract(stop, start), self.ranges)
+        trips = intervals.index_interval(linear_forms.subtract(stop, start), self.ranges)
         if trips.high is not None and trips.high <= 0:
             return self.remove(s)
         if trips.low is not None and trips.high is not None and trips.low >= 1 and trips.high <= s.step:
             return self.let(None, s.var, start, s.body)
-        body = self.inside(s.var, self.loop_range(start, stop, s.step)).stmt(s.body)
+        body = self.with_range(s.var, self.loop_range(start, stop, s.step)).stmt(s.body)
         if _is_empty(body):
             return self.remove(s)
         if start is s.start and stop is s.stop and body is s.body:
@@ -152,8 +152,8 @@ class _Simplifier:
     def loop_range(self, start: Expr, stop: Expr, step: int) -> Interval:
         """Where the variable of a loop lies while its body runs."""
         first, last = (
-            index_arithmetic.index_interval(start, self.ranges),
-            index_arithmetic.index_interval(stop, self.ranges),
+            intervals.index_interval(start, self.ranges),
+            intervals.index_interval(stop, self.ranges),
         )
         high = None if last.high is None else last.high - 1
         if high is not None and first.low is not None and first.low == first.high:
@@ -196,7 +196,7 @@ class _Simplifier:
         if _is_cheap(new):
             return self.with_value(name, new).stmt(body)
         known = new.type.dtype == INT64
-        inner = (self.inside(name, index_arithmetic.index_interval(new, self.ranges)) if known else self).stmt(body)
+        inner = (self.with_range(name, intervals.index_interval(new, self.ranges)) if known else self).stmt(body)
         if _is_empty(inner):
             return self.remove(inner)
         return s if s is not None and new is value and inner is body else Let(name, new, inner)
@@ -229,16 +229,16 @@ class _Simplifier:
         """A scalar int64 sum in canonical form: atoms simplified, like terms gathered, the constant last."""
         if _is_canonical(e, self.values):
             return e
-        terms, constant = index_arithmetic.linear_terms(e)
-        total: index_arithmetic.Terms = {}
+        terms, constant = linear_forms.linear_terms(e)
+        total: linear_forms.Terms = {}
         for atom, c in terms.items():
             inner = self.rewrite(atom) if type(atom) is Binary and atom.op == "mul" else self.expr(atom)
-            parts, extra = index_arithmetic.linear_terms(inner)
+            parts, extra = linear_forms.linear_terms(inner)
             constant += c * extra
             for part, k in parts.items():
                 total[part] = total.get(part, 0) + c * k
-        index_arithmetic.join_divisions(total)
-        new = index_arithmetic.terms_to_expr({a: c for a, c in total.items() if c != 0}, constant)
+        linear_forms.join_divisions(total)
+        new = linear_forms.terms_to_expr({a: c for a, c in total.items() if c != 0}, constant)
         return e if new == e else new
 
 

@@ -12,8 +12,8 @@ from math import gcd
 from typing import Any
 
 from ...core.dtypes import FLOAT16, FLOAT64, INT64, DType
-from .. import build, index_arithmetic
-from ..index_arithmetic import Interval, Ranges
+from .. import build, intervals, linear_forms
+from ..intervals import Interval, Ranges
 from ..nodes import (
     COMPARISONS,
     Binary,
@@ -78,31 +78,31 @@ def _lane(e: Expr) -> Expr | None:
 # --- integers ----------------------------------------------------------------------------------------------------
 
 
-def _bounded(e: Expr, ranges: Ranges) -> Interval | None:
+def _bounded_interval(e: Expr, ranges: Ranges) -> Interval | None:
     """The interval of `e` when no arithmetic on it can overflow."""
     if e.type.dtype != INT64:
         return None
-    i = index_arithmetic.index_interval(e, ranges)
+    i = intervals.index_interval(e, ranges)
     return i if i.low is not None and i.high is not None and i.low > -_LIMIT and i.high < _LIMIT else None
 
 
-def _divided(e: Binary, ranges: Ranges) -> tuple[Expr, Expr, int] | None:
+def _split_by_divisor(e: Binary, ranges: Ranges) -> tuple[Expr, Expr, int] | None:
     """(q, r, d) with `e.left == d*q + r`, r the terms that d does not divide; for a bounded scalar left side."""
     d = build.integer(e.right)
-    if d is None or d <= 0 or e.type.lanes > 1 or _bounded(e.left, ranges) is None:
+    if d is None or d <= 0 or e.type.lanes > 1 or _bounded_interval(e.left, ranges) is None:
         return None
-    terms, constant = index_arithmetic.linear_terms(e.left)
-    quotient = index_arithmetic.terms_to_expr({a: c // d for a, c in terms.items() if c % d == 0}, constant // d)
-    rest = index_arithmetic.terms_to_expr({a: c for a, c in terms.items() if c % d != 0}, constant % d)
+    terms, constant = linear_forms.linear_terms(e.left)
+    quotient = linear_forms.terms_to_expr({a: c // d for a, c in terms.items() if c % d == 0}, constant // d)
+    rest = linear_forms.terms_to_expr({a: c for a, c in terms.items() if c % d != 0}, constant % d)
     return quotient, rest, d
 
 
 def divide_terms(e: Binary, ranges: Ranges) -> Expr | None:
     """(8*i + j) // 8 is i + j // 8, and j // 8 is a constant where j stays between two multiples of 8."""
-    if (parts := _divided(e, ranges)) is None:
+    if (parts := _split_by_divisor(e, ranges)) is None:
         return None
     quotient, rest, d = parts
-    i = index_arithmetic.index_interval(rest, ranges)
+    i = intervals.index_interval(rest, ranges)
     if i.low is not None and i.high is not None and i.low // d == i.high // d:
         return build.add(quotient, i.low // d)
     if build.integer(quotient) == 0:
@@ -112,18 +112,18 @@ def divide_terms(e: Binary, ranges: Ranges) -> Expr | None:
 
 def remainder_of_terms(e: Binary, ranges: Ranges) -> Expr | None:
     """(8*i + j) % 8 is j % 8, and that is j less a constant where j stays between two multiples of 8."""
-    if (parts := _divided(e, ranges)) is None:
+    if (parts := _split_by_divisor(e, ranges)) is None:
         return None
     quotient, rest, d = parts
-    i = index_arithmetic.index_interval(rest, ranges)
+    i = intervals.index_interval(rest, ranges)
     if i.low is not None and i.high is not None and i.low // d == i.high // d:
-        return index_arithmetic.subtract(rest, build.const(i.low // d * d))
+        return linear_forms.subtract(rest, build.const(i.low // d * d))
     return None if build.integer(quotient) == 0 else build.mod(rest, d)
 
 
 def divide_factor(e: Binary, ranges: Ranges) -> Expr | None:
     """(8*i + j) // 32 is i // 4 where j stays between two multiples of 8."""
-    if (parts := _factored(e, ranges)) is None:
+    if (parts := _factor_common_divisor(e, ranges)) is None:
         return None
     multiples, carried, _, g, d = parts
     return build.div(build.add(multiples, carried), d // g)
@@ -131,7 +131,7 @@ def divide_factor(e: Binary, ranges: Ranges) -> Expr | None:
 
 def remainder_of_factor(e: Binary, ranges: Ranges) -> Expr | None:
     """(8*i + j) % 32 is i % 4 * 8 + j where j stays between 0 and 7."""
-    if (parts := _factored(e, ranges)) is None:
+    if (parts := _factor_common_divisor(e, ranges)) is None:
         return None
     multiples, carried, rest, g, d = parts
     if carried and build.integer(rest) != carried * g:  # no operation would be saved
@@ -140,17 +140,17 @@ def remainder_of_factor(e: Binary, ranges: Ranges) -> Expr | None:
     return digit if carried else build.add(digit, rest)
 
 
-def _factored(e: Binary, ranges: Ranges) -> tuple[Expr, int, Expr, int, int] | None:
+def _factor_common_divisor(e: Binary, ranges: Ranges) -> tuple[Expr, int, Expr, int, int] | None:
     """(x, q, r, g, d) with `e.left == g*x + r`, g > 1 a divisor of the divisor d, and r from g*q to below g*(q + 1)."""
     d = build.integer(e.right)
-    if d is None or d <= 0 or e.type.lanes > 1 or _bounded(e.left, ranges) is None:
+    if d is None or d <= 0 or e.type.lanes > 1 or _bounded_interval(e.left, ranges) is None:
         return None
-    terms, constant = index_arithmetic.linear_terms(e.left)
+    terms, constant = linear_forms.linear_terms(e.left)
     for g in sorted({gcd(c, d) for c in terms.values()} | {gcd(d, *terms.values())}, reverse=True):
-        rest = index_arithmetic.terms_to_expr({a: c for a, c in terms.items() if c % g}, constant)
-        i = index_arithmetic.index_interval(rest, ranges)
+        rest = linear_forms.terms_to_expr({a: c for a, c in terms.items() if c % g}, constant)
+        i = intervals.index_interval(rest, ranges)
         if g > 1 and i.low is not None and i.high is not None and i.low // g == i.high // g:
-            multiples = index_arithmetic.terms_to_expr({a: c // g for a, c in terms.items() if c % g == 0}, 0)
+            multiples = linear_forms.terms_to_expr({a: c // g for a, c in terms.items() if c % g == 0}, 0)
             return multiples, i.low // g, rest, g, d
     return None
 
@@ -158,23 +158,23 @@ def _factored(e: Binary, ranges: Ranges) -> tuple[Expr, int, Expr, int, int] | N
 def quotient_of_quotient(e: Binary, ranges: Ranges) -> Expr | None:
     """(x // 4 + 1) // 8 is (x + 4) // 32."""
     d = build.integer(e.right)
-    if d is None or d <= 0 or e.type.lanes > 1 or _bounded(e.left, ranges) is None:
+    if d is None or d <= 0 or e.type.lanes > 1 or _bounded_interval(e.left, ranges) is None:
         return None
-    terms, constant = index_arithmetic.linear_terms(e.left)
+    terms, constant = linear_forms.linear_terms(e.left)
     match list(terms.items()):
         case [(Binary("div", x, Const(by)), 1)] if int(by) > 0:
             shifted = build.add(x, constant * int(by))
-            return build.div(shifted, int(by) * d) if _bounded(shifted, ranges) is not None else None
+            return build.div(shifted, int(by) * d) if _bounded_interval(shifted, ranges) is not None else None
     return None
 
 
 def remainder_of_remainder(e: Binary, ranges: Ranges) -> Expr | None:
     """(x % 32 + y) % 4 is (x + y) % 4."""
     d = build.integer(e.right)
-    if d is None or d <= 0 or e.type.lanes > 1 or _bounded(e.left, ranges) is None:
+    if d is None or d <= 0 or e.type.lanes > 1 or _bounded_interval(e.left, ranges) is None:
         return None
-    terms, constant = index_arithmetic.linear_terms(e.left)
-    plain: index_arithmetic.Terms = {}
+    terms, constant = linear_forms.linear_terms(e.left)
+    plain: linear_forms.Terms = {}
     for atom, c in terms.items():
         match atom:
             case Binary("mod", x, Const(by)) if by and c * int(by) % d == 0:
@@ -182,8 +182,8 @@ def remainder_of_remainder(e: Binary, ranges: Ranges) -> Expr | None:
         plain[atom] = plain.get(atom, 0) + c
     if plain.keys() == terms.keys():
         return None
-    left = index_arithmetic.terms_to_expr({a: c for a, c in plain.items() if c}, constant)
-    return build.mod(left, d) if _bounded(left, ranges) is not None else None
+    left = linear_forms.terms_to_expr({a: c for a, c in plain.items() if c}, constant)
+    return build.mod(left, d) if _bounded_interval(left, ranges) is not None else None
 
 
 def decide_minimum(e: Binary, ranges: Ranges) -> Expr | None:
@@ -224,18 +224,18 @@ def decide_comparison(e: Binary, ranges: Ranges) -> Expr | None:
 
 def _difference(a: Expr, b: Expr, ranges: Ranges) -> Interval | None:
     """The interval of `a - b` over all lanes, for bounded integers."""
-    first, second = _bounded(a, ranges), _bounded(b, ranges)
+    first, second = _bounded_interval(a, ranges), _bounded_interval(b, ranges)
     if first is None or second is None:
         return None
-    apart = first + second.scaled(-1)
+    apart = first + second.scale(-1)
     x, y = _progression(a), _progression(b)
     if x is None or y is None:
         return apart
     spread = (x[1] - y[1]) * (a.type.lanes - 1)
-    close = index_arithmetic.index_interval(index_arithmetic.subtract(x[0], y[0]), ranges) + Interval(
+    close = intervals.index_interval(linear_forms.subtract(x[0], y[0]), ranges) + Interval(
         min(0, spread), max(0, spread)
     )
-    return Interval(_larger(apart.low, close.low), _smaller(apart.high, close.high))
+    return Interval(_max_known(apart.low, close.low), _min_known(apart.high, close.high))
 
 
 def _progression(e: Expr) -> tuple[Expr, int] | None:
@@ -246,11 +246,11 @@ def _progression(e: Expr) -> tuple[Expr, int] | None:
     return (e, 0) if e.type.lanes == 1 else None
 
 
-def _larger(a: int | None, b: int | None) -> int | None:
+def _max_known(a: int | None, b: int | None) -> int | None:
     return max(a, b) if a is not None and b is not None else a if b is None else b
 
 
-def _smaller(a: int | None, b: int | None) -> int | None:
+def _min_known(a: int | None, b: int | None) -> int | None:
     return min(a, b) if a is not None and b is not None else a if b is None else b
 
 

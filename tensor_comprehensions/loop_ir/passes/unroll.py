@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...core.errors import CannotLower
-from .. import build, index_arithmetic
+from .. import build, linear_forms
 from ..nodes import Block, Expr, Loop, LoopKind, Stmt
 from ..rewrite import map_stmt, substitute
 
@@ -34,7 +34,7 @@ def _unroll(s: Stmt, values: Mapping[str, Expr]) -> Stmt:
 
 def _copies(loop: Loop, values: Mapping[str, Expr]) -> Stmt:
     start, stop = substitute(loop.start, values), substitute(loop.stop, values)
-    length = index_arithmetic.difference(stop, start)
+    length = linear_forms.difference(stop, start)
     if length is None:
         raise CannotLower(f"loop {loop.var} cannot be unrolled: its trip count is not constant")
     offsets = range(0, length, loop.step)

@@ -7,7 +7,7 @@ from itertools import chain
 
 from ...core.dtypes import BOOL
 from ...core.errors import CannotLower
-from ...core.naming import mint
+from ...core.naming import compose_name
 from .. import build
 from ..intrinsics import CACHE_LINE, is_hint
 from ..names import Names
@@ -63,7 +63,7 @@ class VectorBody:
         return self.branch[c] if self.branch else None
 
     def mask(self, c: int) -> Expr | None:
-        return build.both(self.tail, self.condition(c))
+        return build.and_masks(self.tail, self.condition(c))
 
     # Statements: every leaf is repeated for each copy in place, so that the copies interleave.
 
@@ -95,9 +95,9 @@ class VectorBody:
         own = self.vectorize_expr(s.mask, c) if s.mask is not None else None
         if s.buffer.name in self.private:
             target, where = self.privatize(s.buffer, where, c)
-            guard = build.both(own, self.condition(c))
+            guard = build.and_masks(own, self.condition(c))
         else:
-            target, guard = s.buffer, build.both(own, self.mask(c))
+            target, guard = s.buffer, build.and_masks(own, self.mask(c))
             _require_distinct(s, where)
         return Store(target, where, build.broadcast(value, self.lanes), s.op, self.to_vector(guard), s.nontemporal)
 
@@ -125,7 +125,7 @@ class VectorBody:
         reduction = accumulator.reduction
         value = build.broadcast(self.vectorize_expr(in_accumulator_type(s.value, reduction.dtype), c), self.lanes)
         own = self.vectorize_expr(s.mask, c) if s.mask is not None else None
-        guard = self.to_vector(build.both(own, self.mask(c)))
+        guard = self.to_vector(build.and_masks(own, self.mask(c)))
         if guard is not None:
             value = build.select(guard, value, reduction.neutral)
         return Store(accumulator.buffer, (build.const(c),), value, s.op)
@@ -136,19 +136,19 @@ class VectorBody:
             otherwise = self.vectorize_stmt(s.otherwise) if s.otherwise is not None else None
             return build.when(conditions[0], self.vectorize_stmt(s.then), otherwise)
         # The condition gets a name: the branches may overwrite what it reads.
-        bound = [self.names.fresh(mint("mask")) for _ in self.copies]
+        bound = [self.names.fresh(compose_name("mask")) for _ in self.copies]
         held: list[Expr] = [build.var(n, BOOL, self.lanes) for n in bound]
-        then = self.where(held).vectorize_stmt(s.then)
+        then = self.with_conditions(held).vectorize_stmt(s.then)
         parts = [then]
         if s.otherwise is not None:
-            parts.append(self.where([build.logical_not(h) for h in held]).vectorize_stmt(s.otherwise))
+            parts.append(self.with_conditions([build.logical_not(h) for h in held]).vectorize_stmt(s.otherwise))
         inner = build.block(*parts)
         for name, e in zip(reversed(bound), reversed(conditions), strict=True):
             inner = Let(name, build.broadcast(e, self.lanes), inner)
         return inner
 
-    def where(self, conditions: list[Expr]) -> VectorBody:
-        return replace(self, branch=tuple(build.both(self.condition(c), e) for c, e in enumerate(conditions)))
+    def with_conditions(self, conditions: list[Expr]) -> VectorBody:
+        return replace(self, branch=tuple(build.and_masks(self.condition(c), e) for c, e in enumerate(conditions)))
 
     def let(self, s: Let) -> Stmt:
         bound = [self.vectorize_expr(s.value, c) for c in self.copies]
@@ -219,14 +219,14 @@ class VectorBody:
         own = self.vectorize_expr(e.mask, c) if e.mask is not None else None
         if e.buffer.name in self.private:
             target, where = self.privatize(e.buffer, where, c)
-            return Load(target, where, self.to_vector(build.both(own, self.condition(c))))
+            return Load(target, where, self.to_vector(build.and_masks(own, self.condition(c))))
         if any(i.type.lanes > 1 for i in where):
-            return Load(e.buffer, where, self.to_vector(build.both(own, self.mask(c))))
+            return Load(e.buffer, where, self.to_vector(build.and_masks(own, self.mask(c))))
         if own is not None and own.type.lanes > 1:
             own = build.reduce_lanes("or", own)
         branch = self.condition(c)
         if branch is not None:  # no lane may run at all, and then the element may not exist
-            own = build.both(own, build.reduce_lanes("or", branch))
+            own = build.and_masks(own, build.reduce_lanes("or", branch))
         return Load(e.buffer, where, None if build.is_true(own) else own)
 
     def safe_divisor(self, divisor: Expr, c: int) -> Expr:

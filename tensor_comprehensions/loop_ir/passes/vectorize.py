@@ -14,8 +14,8 @@ from typing_extensions import assert_never
 
 from ...core.dtypes import BOOL
 from ...core.errors import CannotLower
-from ...core.naming import mint
-from .. import build, index_arithmetic
+from ...core.naming import compose_name
+from .. import build, linear_forms
 from ..bounds import BoundsContext, lower_bound, runs_at_least_once, upper_bound
 from ..intrinsics import is_hint
 from ..names import Names
@@ -100,7 +100,7 @@ def _vectorize(s: Stmt, names: Names, scope: BoundsContext) -> _Result:
 def _vectorize_block(s: Block, body: tuple[Stmt, ...], names: Names, scope: BoundsContext) -> _Result:
     results = [_vectorize(c, names, scope) for c in body]
     waits = any(pending for _, pending in results)
-    reached = Counter(name for c in body for name in _reached(c)) if waits else Counter[str]()
+    reached = Counter(name for c in body for name in _reached_buffers(c)) if waits else Counter[str]()
     done: list[Stmt] = []
     leaving: list[VectorAccumulator] = []
     for inner, pending in results:
@@ -123,7 +123,7 @@ def _outlives(a: VectorAccumulator, outer: Stmt, bound: set[str]) -> bool:
     return free and a.buffer_name not in bound and all(x.buffer.name != a.buffer_name for x in read)
 
 
-def _reached(s: Stmt) -> set[str]:
+def _reached_buffers(s: Stmt) -> set[str]:
     """The buffers that `s` reaches in any way."""
     found = {e.buffer.name for e in walk_stmt_exprs(s) if isinstance(e, Load)}
     for c in walk_stmts(s):
@@ -208,7 +208,7 @@ class _Piece:
 def _pieces(loop: Loop, names: Names) -> list[_Piece]:
     if not loop.vector_factors[1]:
         return [_Piece(loop.start, loop.stop, 1, build.sub(loop.stop, build.var(loop.var)))]
-    trips = index_arithmetic.difference(loop.stop, loop.start)
+    trips = linear_forms.difference(loop.stop, loop.start)
     if trips is None:
         return _dynamic_pieces(loop, names)
     lanes, copies = loop.vector_factors
@@ -229,14 +229,14 @@ def _pieces(loop: Loop, names: Names) -> list[_Piece]:
 
 def _dynamic_pieces(loop: Loop, names: Names) -> list[_Piece]:
     lanes, copies = loop.vector_factors
-    name = names.fresh(mint(loop.var, "count"))
+    name = names.fresh(compose_name(loop.var, "count"))
     trips = build.var(name)
-    lets: tuple[tuple[str, Expr], ...] = ((name, build.maximum(index_arithmetic.subtract(loop.stop, loop.start), 0)),)
+    lets: tuple[tuple[str, Expr], ...] = ((name, build.maximum(linear_forms.subtract(loop.stop, loop.start), 0)),)
     pieces: list[_Piece] = []
     at = loop.start
     for count in (copies, 1) if copies > 1 else (1,):
         width = lanes * count
-        name = names.fresh(mint(loop.var, "stop"))
+        name = names.fresh(compose_name(loop.var, "stop"))
         end = build.add(loop.start, build.mul(build.div(trips, width), width))
         pieces.append(_Piece(at, build.var(name), count, lets=(*lets, (name, end))))
         at, lets = build.var(name), ()
@@ -278,5 +278,5 @@ def _tail_mask(piece: _Piece, lanes: int, names: Names) -> tuple[Expr | None, tu
     mask = Binary("lt", build.ramp(0, 1, lanes), build.broadcast(piece.count, lanes))
     if type(piece.count) is Const:
         return mask, None
-    name = names.fresh(mint("mask"))
+    name = names.fresh(compose_name("mask"))
     return build.var(name, BOOL, lanes), (name, mask)

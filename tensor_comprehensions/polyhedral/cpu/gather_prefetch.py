@@ -46,7 +46,7 @@ def prefetch_hints(
         row = lanes.extent * function.tensor(access.tensor).dtype.size
         if not SHORTEST_ROW <= row <= LONGEST_ROW or not _is_selected_row(function, group, node, access, lanes, target):
             continue
-        ahead = _advanced(_moving(access, loops), _ranges(node), min(MOST_ROWS, -(-DISTANCE // row)), scope)
+        ahead = _advance_scope(_moving_loops(access, loops), _ranges(node), min(MOST_ROWS, -(-DISTANCE // row)), scope)
         buffer, indices = lower_access(access.tensor, access.subscripts, ahead)
         if buffer.space is Space.GLOBAL and ahead is not scope:
             found[ir.Invoke(PREFETCH, ((buffer, indices),), (int(writes),))] = None
@@ -83,7 +83,7 @@ def _selectors(access: tc.Access) -> list[tc.Expr]:
     return [e for e in access.subscripts if to_isl_affine(e) is None]
 
 
-def _moving(access: tc.Access, loops: Sequence[str]) -> list[str]:
+def _moving_loops(access: tc.Access, loops: Sequence[str]) -> list[str]:
     """The loops, innermost first, on whose indices it depends which row is selected."""
     names = {x.name for e in _selectors(access) for x in tc.walk_expr(e) if isinstance(x, tc.Index)}
     return [name for name in loops if name in names]
@@ -93,7 +93,7 @@ def _ranges(node: ScopStatement) -> dict[str, BoundIndex]:
     return {i.name: i for i in (*node.free, *node.reduction_indices)}
 
 
-def _advanced(
+def _advance_scope(
     moving: Sequence[str], ranges: Mapping[str, BoundIndex], distance: int, scope: LoweringScope
 ) -> LoweringScope:
     """`scope` with the innermost of `moving` `distance` iterations on, into the next ones of the loop around it.
@@ -105,14 +105,14 @@ def _advanced(
     inner = ranges[moving[0]]
     here = scope.indices[inner.name]
     if len(moving) == 1:
-        return _at(scope, {inner.name: build.minimum(build.add(here, distance), inner.upper - 1)})
+        return _with_indices(scope, {inner.name: build.minimum(build.add(here, distance), inner.upper - 1)})
     outer = ranges[moving[1]]
     around, last = scope.indices[outer.name], outer.upper - 1
     if distance < inner.extent:
         there = build.add(here, distance)
         over = build.ge(there, inner.upper)
         position = build.select(over, build.sub(there, inner.extent), there)
-        return _at(
+        return _with_indices(
             scope,
             {
                 inner.name: position,
@@ -121,7 +121,7 @@ def _advanced(
         )
     there = build.add(build.sub(here, inner.lower), distance)
     trips = build.div(there, inner.extent)
-    return _at(
+    return _with_indices(
         scope,
         {
             inner.name: build.add(build.mod(there, inner.extent), inner.lower),
@@ -130,5 +130,5 @@ def _advanced(
     )
 
 
-def _at(scope: LoweringScope, moved: Mapping[str, ir.Expr]) -> LoweringScope:
+def _with_indices(scope: LoweringScope, moved: Mapping[str, ir.Expr]) -> LoweringScope:
     return replace(scope, indices={**scope.indices, **moved})

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import TypeVar
 
 from ...core.errors import CannotLower
 from ...core.knobs import current_knobs
-from ...core.naming import mint
+from ...core.naming import compose_name
 from ...loop_ir import build
 from ...loop_ir.nodes import Buffer, Kernel, Module, Type
 from ...options import CpuOptions
+from ...structured.language.primitives import Schedule
 from ...structured.language.schedule_types import schedule_for
 from ...structured.match.bf16_pairs import pack_bf16_pairs
 from ...structured.match.match_contraction import MatchedContraction, match_contraction, why_unprofitable
@@ -21,9 +22,9 @@ from ...target import CpuTarget
 from ...tc_lang import ir as tc
 from ...tc_lang.ir import BoundFunction, BoundIndex, BoundStatement, Role, Tensor
 from ...tc_lang.restrict import restrict
-from ..schedule.fusion import fuse_statements
 from ..schedule.legality import ScheduledGroup, check_legal
 from ..schedule.loop_nest import build_nests
+from ..schedule.profitable_fusion import fuse_statements
 from ..schedule.schedule_printer import format_schedule
 from ..schedule.storage import local_temporaries
 from ..schedule.tile_sizes import row_tiles
@@ -55,7 +56,7 @@ def explain_cpu(function: BoundFunction, options: CpuOptions, target: CpuTarget)
     return _with_or_without_clusters(options, lambda o: _explain(function, o, target))
 
 
-def _simplified(function: BoundFunction) -> BoundFunction:
+def _simplify_domains(function: BoundFunction) -> BoundFunction:
     """`function` with as few dimensions, and as little of its domains, as it can do with."""
     return restrict(collapse(function))
 
@@ -73,22 +74,24 @@ def _with_or_without_clusters(options: CpuOptions, run: Callable[[CpuOptions], R
 
 
 def _explain(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> str:
-    function = split_reductions(reorder(_simplified(function), options, target), options, target)
+    function = split_reductions(reorder(_simplify_domains(function), options, target), options, target)
     plan = plan_schedule(_scop(function, scop_nodes(function, options, target)), options, target)
     buffers = {t.name: _buffer(t) for t in function.tensors}
-    return "\n".join(
-        format_schedule(plan, lambda s, node: contraction_schedule(function, s, node, buffers, options, target))
-    )
+
+    def describe_node(scheduled: ScheduledGroup, node: ScopStatement) -> Schedule | None:
+        local = _local_tensors(function, plan, scheduled, options)
+        return contraction_schedule(function, scheduled, node, local, buffers, options, target)
+
+    return "\n".join(format_schedule(plan, describe_node))
 
 
 def _lower(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> Module:
-    function = split_reductions(reorder(_simplified(function), options, target), options, target)
+    function = split_reductions(reorder(_simplify_domains(function), options, target), options, target)
     scop = _scop(function, scop_nodes(function, options, target))
     plan = plan_schedule(scop, options, target)
     if current_knobs().verify:
         check_legal(scop, plan)
     buffers = {t.name: _buffer(t) for t in function.tensors}
-    groups = [s.group for s in plan]
     kernels: list[Kernel] = []
     checks = BoundsCheckLoops()
     contracted: set[str] = set()
@@ -97,12 +100,21 @@ def _lower(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> M
         for s in (s for n in scheduled.group.nodes for s in n.statements):
             checks += build_check_loops(function, s, buffers, len(checks.sites), options, target)
         for nest in checks.loops[len(before.loops) :]:  # apart: one may read through what the one before verifies
-            kernels.append(Kernel(mint(function.name, f"check{len(kernels)}"), nest))
-        local = local_temporaries(function, groups, scheduled.group) if options.localize_temporaries else ()
+            kernels.append(Kernel(compose_name(function.name, f"check{len(kernels)}"), nest))
+        local = _local_tensors(function, plan, scheduled, options)
         contracted |= {t.name for t in local}
         body = lower_group(function, scheduled, local, buffers, options, target)
-        kernels.append(Kernel(function.name if len(plan) == 1 else mint(function.name, len(kernels)), body))
+        kernels.append(Kernel(function.name if len(plan) == 1 else compose_name(function.name, len(kernels)), body))
     return _module(function, buffers, contracted, kernels, checks)
+
+
+def _local_tensors(
+    function: BoundFunction, plan: Sequence[ScheduledGroup], scheduled: ScheduledGroup, options: CpuOptions
+) -> tuple[Tensor, ...]:
+    """The temporaries that a thread keeps to itself in a group of `plan`."""
+    if not options.localize_temporaries:
+        return ()
+    return local_temporaries(function, [s.group for s in plan], scheduled.group)
 
 
 @lru_cache(SCOPS)
@@ -186,7 +198,7 @@ def find_contractions(
 
     They are what `use_microkernels` lowers, or what the only statement does where that is no contraction.
     """
-    given = _simplified(function)
+    given = _simplify_domains(function)
     function = split_reductions(given, options, target, products=False)
     buffers = {t.name: _buffer(t) for t in function.tensors}
     found = scop_nodes(function, options, target)
@@ -205,7 +217,7 @@ def find_contractions(
 
 def splits_reductions_in(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> bool:
     """Does `function` (legalized), without a schedule, sum products in parts? No pipeline says that."""
-    whole = _simplified(function)
+    whole = _simplify_domains(function)
     untold = replace(options, schedule=None)
     return split_reductions(reorder(whole, untold, target), untold, target) != split_reductions(
         whole, untold, target, products=False
@@ -214,24 +226,24 @@ def splits_reductions_in(function: BoundFunction, options: CpuOptions, target: C
 
 def with_split_stages(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> BoundFunction:
     """`function` (legalized) with its reductions in as many parts as it is lowered with."""
-    return split_reductions(_simplified(function), options, target)
+    return split_reductions(_simplify_domains(function), options, target)
 
 
 def has_only_contractions(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> bool:
     """Are there but contractions in `function` (legalized), and what `use_microkernels` does with their results?"""
-    function = split_reductions(_simplified(function), options, target, products=False)
+    function = split_reductions(_simplify_domains(function), options, target, products=False)
     return all(n.cluster is not None for n in scop_nodes(function, options, target))
 
 
 def split_initialization(function: BoundFunction, s: BoundStatement) -> tuple[BoundStatement, ...]:
     """`op!` through subscripts that are not the plain indices fills the whole tensor first."""
-    if not s.initialize or s.reduction is None or _plain(s):
+    if not s.initialize or s.reduction is None or _enumerates_target(s):
         return (s,)
     tensor = function.tensor(s.target)
-    indices = tuple(BoundIndex(mint(f"d{k}"), 0, extent) for k, extent in enumerate(tensor.shape))
+    indices = tuple(BoundIndex(compose_name(f"d{k}"), 0, extent) for k, extent in enumerate(tensor.shape))
     neutral = build.neutral(s.reduction, s.value.dtype)
     fill = BoundStatement(
-        name=mint(s.name, "init"),
+        name=compose_name(s.name, "init"),
         target=s.target,
         subscripts=tuple(tc.Index(i.name, tc.INDEX_TYPE) for i in indices),
         reduction=None,
@@ -243,7 +255,7 @@ def split_initialization(function: BoundFunction, s: BoundStatement) -> tuple[Bo
     return (fill, replace(s, initialize=False, checks=s.checks))
 
 
-def _plain(s: BoundStatement) -> bool:
+def _enumerates_target(s: BoundStatement) -> bool:
     """Do the subscripts enumerate the target point by point?"""
     singles = []
     for e in s.subscripts:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ...loop_ir import build
 from ...loop_ir import nodes as ir
+from ...loop_ir.buffer_view import BufferView
 from ...loop_ir.nodes import Buffer
 from ...options import CpuOptions
 from ...structured.language.plan_to_schedule import plan_to_schedule
@@ -16,8 +17,15 @@ from ...structured.memory_bound.nest_plan import memory_bound_schedule
 from ...target import CpuTarget
 from ...tc_lang.ir import BoundFunction, Tensor
 from ..schedule.access_cost import is_fully_parallel, total_op_count, transposed_read_dim, vector_dim
+from ..schedule.contraction_chain import with_chain_layouts
 from ..schedule.legality import ScheduledGroup
-from ..schedule.storage import fits_register, needs_line_staging, nontemporal_outputs, temporary_footprint
+from ..schedule.storage import (
+    fits_register,
+    memory_takers,
+    needs_line_staging,
+    nontemporal_outputs,
+    temporary_footprint,
+)
 from ..schedule.tile_sizes import tile_order
 from ..scop.scop import ScopStatement
 from .contraction_bridge import cluster_op, cluster_plan
@@ -37,6 +45,7 @@ def lower_group(
 ) -> ir.Stmt:
     """The loop program of a scheduled group, with `local` temporaries in thread-private buffers."""
     group = scheduled.group
+    function, local = _with_layouts(function, scheduled, local)
     tiles, counts = tiles_of(group, scheduled.sizes)
 
     def body(tiles: tuple[TileRange, ...]) -> ir.Stmt:
@@ -51,27 +60,47 @@ def lower_group(
     else:
         order = loops_of(movement, group)
         options = options if movement.shared else replace(options, grain_size=0)
+    if group.serial is not None:
+        start = _initialize_sums(function, scheduled, tiles, buffers, options, target)
+        inside = tile_loops([tiles[group.serial]], [counts[group.serial]], inside, 0, options, "serial_tile")
+        inside, order = build.block(*start, inside), tuple(k for k in order if k != group.serial)
     walked = [tiles[k] for k in order], [counts[k] for k in order]
     return tile_loops(*walked, inside, total_op_count(function, scheduled.leaves), options)
+
+
+def _initialize_sums(
+    function: BoundFunction,
+    scheduled: ScheduledGroup,
+    tiles: Sequence[TileRange],
+    buffers: Mapping[str, Buffer],
+    options: CpuOptions,
+    target: CpuTarget,
+) -> list[ir.Stmt]:
+    """What starts the sums over the serial row, before its first tile."""
+    emitter = NestLowering(function, scheduled.group, tuple(tiles), buffers, options, target)
+    return [emitter.initialize_sums(leaf) for leaf in scheduled.leaves if scheduled.group.adds_up(leaf.nodes[0])]
 
 
 def contraction_schedule(
     function: BoundFunction,
     scheduled: ScheduledGroup,
     node: ScopStatement,
+    local: Sequence[Tensor],
     buffers: Mapping[str, Buffer],
     options: CpuOptions,
     target: CpuTarget,
 ) -> Schedule | None:
     """How the cluster of `node`, or the only statement of a group, is lowered; None where no pieces say that."""
     tiles, _ = tiles_of(scheduled.group, scheduled.sizes)
+    function, local = _with_layouts(function, scheduled, local)
     if node.cluster is None:
         op = memory_bound_op(node, buffers) if len(scheduled.group.nodes) == 1 else None
         streams, through = _streams(function, scheduled, target)
         emitter = NestLowering(function, scheduled.group, tiles, buffers, options, target, streams, staged=through)
         found = scheduled.movement or (emitter.default_plan(scheduled) if op is not None else None)
         return None if op is None or found is None else memory_bound_schedule(with_prefixed_names(found, node), op)
-    op = cluster_op(node, node.cluster, buffers, tiles, target)
+    views: dict[str, Buffer | BufferView[int]] = {**buffers, **_views(local, scheduled, tiles)}
+    op = cluster_op(node, node.cluster, views, tiles, target)
     plan = cluster_plan(node, node.cluster, op, scheduled.group, tiles, options, target)
     return plan_to_schedule(plan, drop_unit_dims(op))
 
@@ -87,7 +116,7 @@ def _body(
 ) -> ir.Stmt:
     """The nests of a group in order, inside given tiles, with the temporaries that are local to them."""
     group = scheduled.group
-    views = {t.name: localized_buffer(t, temporary_footprint(t, group, scheduled.sizes), tiles) for t in local}
+    views = _views(local, scheduled, tiles)
     streams, through = _streams(function, scheduled, target)
     moved = scheduled.movement
     emitter = NestLowering(
@@ -95,7 +124,41 @@ def _body(
     )
     nests = [emitter.leaf(leaf) for leaf in scheduled.leaves]
     registers = {t.name for leaf in scheduled.leaves for t in local if fits_register(t, group, leaf)}
-    return build.allocate([v.buffer for n, v in views.items() if n not in registers], build.block(*nests))
+    memory = dict.fromkeys(v.buffer for n, v in views.items() if n not in registers)
+    return build.allocate(list(memory), build.block(*nests))
+
+
+def _with_layouts(
+    function: BoundFunction, scheduled: ScheduledGroup, local: Sequence[Tensor]
+) -> tuple[BoundFunction, tuple[Tensor, ...]]:
+    """`function` and its `local` temporaries as the tiles of a group lay these out."""
+    function = with_chain_layouts(function, scheduled.group, scheduled.sizes, local)
+    return function, tuple(function.tensor(t.name) for t in local)
+
+
+def _views(
+    local: Sequence[Tensor], scheduled: ScheduledGroup, tiles: Sequence[TileRange]
+) -> dict[str, BufferView[int]]:
+    """The parts of `local` temporaries that lie in `tiles`, in buffers of their own, or of one that they replace."""
+    group, sizes = scheduled.group, scheduled.sizes
+    extents = {t.name: temporary_footprint(t, group, sizes) for t in local}
+    views = {t.name: localized_buffer(t, extents[t.name], tiles) for t in local}
+    if not any(n.cluster is not None for n in group.nodes):
+        return views
+    registers = {t.name for leaf in scheduled.leaves for t in local if fits_register(t, group, leaf)}
+    for name, other in memory_takers(group, [t for t in local if t.name not in registers]).items():
+        if extents[name] == extents[other] and not _reads_before(scheduled, other, name):
+            views[name] = views[other]
+    return views
+
+
+def _reads_before(scheduled: ScheduledGroup, tensor: str, written: str) -> bool:
+    """Does a statement read `tensor` in the nest that writes to `written`, before that, maybe at other points?"""
+    for leaf in scheduled.leaves:
+        writers = [k for k, n in enumerate(leaf.nodes) if any(w.tensor == written for w in n.writes)]
+        if writers and any(tensor in n.tensors for n in leaf.nodes[: writers[0]]):
+            return True
+    return False
 
 
 def _streams(function: BoundFunction, scheduled: ScheduledGroup, target: CpuTarget) -> tuple[frozenset[str], bool]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ...core.errors import ArgumentError, CannotLower
-from ...core.naming import mint
+from ...core.naming import compose_name
 from ...loop_ir import build
 from ...loop_ir import nodes as ir
 from ...loop_ir.buffer_view import BufferView, private_view
@@ -37,7 +37,7 @@ from ..schedule.tile_sizes import rows_at_once, tile_order
 from ..scop.scop import ScopStatement
 from .contraction_bridge import cluster_op, cluster_plan
 from .gather_prefetch import prefetch_hints
-from .restricted_loops import all_hold, place_inequalities, restrict_bounds
+from .restricted_loops import all_hold, place_inequalities, restrict_bounds, widest_bounds
 from .tile_loops import TileRange
 from .transpose_nontemporal import transpose_nontemporal
 from .transpose_staging import (
@@ -77,7 +77,7 @@ class NestLowering:
         if leaf.nodes[0].cluster is not None:
             return self._contraction(leaf.nodes[0], leaf.nodes[0].cluster)
         if self.movement is not None:
-            return self._moved(leaf, self.movement)
+            return self._lower_movement(leaf, self.movement)
         lanes = vector_dim(self.function, leaf, self.target)
         if lanes is not None:
             for make in (self._turned_nest, self._nest):
@@ -86,7 +86,7 @@ class NestLowering:
                     return nest
         return self._nest(leaf, None)
 
-    def _moved(self, leaf: LoopNest, movement: MemoryBoundPlan) -> ir.Stmt:
+    def _lower_movement(self, leaf: LoopNest, movement: MemoryBoundPlan) -> ir.Stmt:
         """The nest as a schedule wants it. Raises ArgumentError where it has no form in vectors."""
         lanes = next((d for d in leaf.dims if d.name == movement.vector), None)
         if lanes is not None and lanes.kind is not DimKind.SERIAL:
@@ -125,12 +125,24 @@ class NestLowering:
     def _contraction(self, node: ScopStatement, cluster: MatchedContraction) -> ir.Stmt:
         """A cluster on the part of its domain that lies in the tiles."""
         op = cluster_op(node, cluster, self.buffers, self.tiles, self.target)
+        if self.group.adds_up(node):
+            op = replace(op, initial=op.output)
         plan = cluster_plan(node, cluster, op, self.group, self.tiles, self.options, self.target)
         return contraction.lower_contraction(op, self.target, plan=plan, parallel=False)
 
+    def initialize_sums(self, leaf: LoopNest) -> ir.Stmt:
+        """The start of the sums of a leaf, at all their points."""
+        (node,) = leaf.nodes
+        dims = [d for d in leaf.dims if d.kind is DimKind.PARALLEL]
+        lanes = min(dims, key=lambda d: access_stride(self.function, node.writes[0], d.index(node)) or 1 << 40)
+        body = build.block(*self._initializations(leaf))
+        for dim in reversed([*(d for d in dims if d is not lanes), lanes]):
+            body = self._loop(leaf, dim, body, dim is lanes)
+        return body
+
     def _nest(self, leaf: LoopNest, lanes: NestDim | None) -> ir.Stmt:
         order = loop_order(self.function, leaf, lanes)
-        registers = tuple(t for t in self._local(leaf) if fits_register(t, self.group, leaf))
+        registers = tuple(t for t in self._local_tensors(leaf) if fits_register(t, self.group, leaf))
         emitter = self._with_registers(registers)
         hints = self._prefetches(leaf, order, lanes) if lanes is not None else ()
         only = place_inequalities(leaf, order, lanes).chosen
@@ -161,6 +173,9 @@ class NestLowering:
         for k in reversed(range(len(order))):
             loop = self._loop(leaf, order[k], body, order[k] is lanes)
             ends = restrict_bounds(here.bounds.get(k, ()), order[k].index(first), loop.start, loop.stop, indices)
+            if lanes is not None and k in here.widest:
+                lane = (lanes.index(first), *self._range(leaf, lanes))
+                ends = widest_bounds(here.widest[k], order[k].index(first), ends, lane, indices)
             body = replace(loop, start=ends[0], stop=ends[1])
             if k == outermost_reduction:
                 sums = build.when(all_hold(here.begun, indices), body)
@@ -181,13 +196,13 @@ class NestLowering:
     def _rows_in_step(self, leaf: LoopNest, order: Sequence[NestDim], rows: NestDim, body: ir.Stmt) -> ir.Stmt:
         """The nest of a sum along `rows` with all of those of a tile inside its innermost loop."""
 
-        def each(body: ir.Stmt) -> ir.Stmt:
+        def loop_rows(body: ir.Stmt) -> ir.Stmt:
             return ir.Loop(rows.name, *self._range(leaf, rows), body, LoopKind.UNROLLED)
 
-        nest = each(body)
+        nest = loop_rows(body)
         for dim in reversed(order):
             nest = self._loop(leaf, dim, nest, dim is order[-1])
-        return build.block(each(build.block(*self._initializations(leaf))), nest)
+        return build.block(loop_rows(build.block(*self._initializations(leaf))), nest)
 
     def _walks_rows(self, leaf: LoopNest, lanes: NestDim) -> bool:
         """Is the nest a sum of columns that reads more of each row than accumulators cover, from memory?"""
@@ -215,15 +230,15 @@ class NestLowering:
         count, vectors = self._factor(leaf, lanes)
         factor = (count, COLUMN_VECTORS if self.movement is None else vectors)
 
-        def along(start: ir.Expr, count: int, *before: ir.Stmt) -> ir.Stmt:
+        def loop_lanes(start: ir.Expr, count: int, *before: ir.Stmt) -> ir.Stmt:
             added = ir.Loop(rows.name, start, build.add(start, count), body, LoopKind.UNROLLED)
             return ir.Loop(lanes.name, low, high, build.block(*before, added), LoopKind.VECTOR, vector_factors=factor)
 
         together = self._rows_together
         first = rows.extent % together or together
-        block = build.var(mint(rows.name, "block"))
-        begun = along(build.const(rows.lower), first, *self._initializations(leaf))
-        others = along(block, together)
+        block = build.var(compose_name(rows.name, "block"))
+        begun = loop_lanes(build.const(rows.lower), first, *self._initializations(leaf))
+        others = loop_lanes(block, together)
         start, stop = build.const(rows.lower + first), build.const(rows.upper)
         nest = build.block(begun, ir.Loop(block.name, start, stop, others, step=together))
         for dim in reversed(order[:k]):
@@ -256,7 +271,9 @@ class NestLowering:
         row = transposed_read_dim(self.function, leaf, lanes)
         if row is None or leaf.nodes[0].domain:
             return None
-        emitter = self._with_registers(tuple(t for t in self._local(leaf) if fits_register(t, self.group, leaf)))
+        emitter = self._with_registers(
+            tuple(t for t in self._local_tensors(leaf) if fits_register(t, self.group, leaf))
+        )
         stores = [emitter._update(leaf, n) for n in leaf.nodes]
         reads = transposable_reads(stores, row.name, lanes.name)
         if not reads:
@@ -283,7 +300,7 @@ class NestLowering:
                 body = self._loop(leaf, dim, body, False)
         return body
 
-    def _local(self, leaf: LoopNest) -> tuple[Tensor, ...]:
+    def _local_tensors(self, leaf: LoopNest) -> tuple[Tensor, ...]:
         names = {t for n in leaf.nodes for t in n.tensors}
         return tuple(
             self.function.tensor(name)

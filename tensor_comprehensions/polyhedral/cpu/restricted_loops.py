@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ...loop_ir import build
 from ...loop_ir import nodes as ir
@@ -19,6 +19,7 @@ class Restriction:
 
     Attributes:
         bounds: for the position of a loop, those that bound it.
+        widest: the same of a loop inside the lanes, which goes as far as any of them does.
         around: conditions on the whole nest.
         begun: conditions on the sums of an element, which is initialized all the same.
         chosen: conditions that differ from lane to lane: what is added there is neutral where they do not hold.
@@ -28,6 +29,7 @@ class Restriction:
     around: tuple[Inequality, ...] = ()
     begun: tuple[Inequality, ...] = ()
     chosen: tuple[Inequality, ...] = ()
+    widest: Mapping[int, tuple[Inequality, ...]] = field(default_factory=dict)
 
 
 def place_inequalities(leaf: LoopNest, order: Sequence[NestDim], lanes: NestDim | None) -> Restriction:
@@ -37,12 +39,15 @@ def place_inequalities(leaf: LoopNest, order: Sequence[NestDim], lanes: NestDim 
     lane = None if lanes is None else lanes.index(first)
     unwanted = leaf.elements
     bounds: dict[int, tuple[Inequality, ...]] = {}
+    widest: dict[int, tuple[Inequality, ...]] = {}
     others: dict[str, list[Inequality]] = {"around": [], "begun": [], "chosen": []}
     for g in first.domain:
         used = [name for name, _ in g.terms]
         last = max((k for k, name in enumerate(names) if name in used), default=None)
         uneven = lane in used and (last is None or names[last] != lane)
         if uneven:  # a loop inside the lanes cannot have other bounds for each of them
+            if last is not None and (g in unwanted or order[last].kind is DimKind.REDUCTION):
+                widest[last] = (*widest.get(last, ()), g)
             if g not in unwanted:
                 others["chosen"].append(g)
         elif last is None:
@@ -51,7 +56,8 @@ def place_inequalities(leaf: LoopNest, order: Sequence[NestDim], lanes: NestDim 
             bounds[last] = (*bounds.get(last, ()), g)
         else:
             others["chosen" if names[last] == lane else "begun"].append(g)
-    return Restriction(bounds, *(tuple(others[kind]) for kind in ("around", "begun", "chosen")))
+    around, begun, chosen = (tuple(others[kind]) for kind in ("around", "begun", "chosen"))
+    return Restriction(bounds, around, begun, chosen, widest)
 
 
 def value_of(g: Inequality, indices: Mapping[str, ir.Expr], without: str = "") -> ir.Expr:
@@ -84,3 +90,21 @@ def restrict_bounds(
         else:
             stop = build.minimum(stop, build.add(build.div(rest, -c), 1))
     return (start if start is first else build.minimum(start, stop)), stop
+
+
+def widest_bounds(
+    inequalities: Sequence[Inequality],
+    index: str,
+    ends: tuple[ir.Expr, ir.Expr],
+    lane: tuple[str, ir.Expr, ir.Expr],
+    indices: Mapping[str, ir.Expr],
+) -> tuple[ir.Expr, ir.Expr]:
+    """The part of a loop from `ends[0]` to `ends[1]` in which each of them holds in some lane.
+
+    lane: the index along the lanes, and where those begin and stop.
+    """
+    name, first, stop = lane
+    for g in inequalities:
+        extreme = build.sub(stop, 1) if dict(g.terms)[name] > 0 else first
+        ends = restrict_bounds((g,), index, *ends, {**indices, name: extreme})
+    return ends

@@ -12,7 +12,7 @@ from math import prod
 
 from ...core.dtypes import BOOL
 from ...core.errors import CannotLower
-from ...core.naming import mint
+from ...core.naming import compose_name
 from ...loop_ir import build
 from ...loop_ir import nodes as ir
 from ...loop_ir.nodes import Buffer, CheckSite, LoopKind, Space, Type
@@ -30,7 +30,7 @@ VECTORS = 4
 # A subscript costs a fraction of a scalar operation; chunks are few enough for their results to be one cache line.
 CHEAPER = 4
 MOST_CHUNKS = 64
-CHUNK = mint("chunk")
+CHUNK = compose_name("chunk")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def build_check_loops(
     if all(i.extent for i in s.indices):
         for check in dict.fromkeys(s.checks):
             site = first_site + len(found.sites)
-            found += _Check(function, s, check, buffers, site, options, target).verified()
+            found += _Check(function, s, check, buffers, site, options, target).to_loops()
     return found
 
 
@@ -94,29 +94,29 @@ class _Check:
     def points(self) -> int:
         return prod(i.extent for i in self.indices)
 
-    def verified(self) -> BoundsCheckLoops:
+    def to_loops(self) -> BoundsCheckLoops:
         c = self.check
         sites = (CheckSite(c.tensor, c.dimension, c.extent, c.origin),)
-        everywhere, temporaries = self._everywhere(self._one_by_one())
+        everywhere, temporaries = self._guard_search(self._one_by_one())
         return BoundsCheckLoops((everywhere,), sites, temporaries)
 
     def _one_by_one(self) -> ir.Stmt:
         """The nest that finds the first subscript that is outside."""
-        value, condition = self._translated()
+        value, condition = self._lower_condition()
         body: ir.Stmt = ir.Check(condition, self.site, value)
         for i in reversed(self.indices):
             body = ir.Loop(i.name, build.const(i.lower), build.const(i.upper), body)
         return body
 
-    def _everywhere(self, search: ir.Stmt) -> tuple[ir.Stmt, tuple[Buffer, ...]]:
+    def _guard_search(self, search: ir.Stmt) -> tuple[ir.Stmt, tuple[Buffer, ...]]:
         """`search` only where it would find something; and the memory that this takes."""
         if self.points < FEW:
             return search, ()
         outer = max(self.indices, key=lambda i: i.extent)
         grain = self.options.grain_size * CHEAPER
         chunks = min(outer.extent, MOST_CHUNKS, self.points // grain) if grain else 1
-        inside = Buffer(mint("inside", self.site), Type(BOOL), (), (), Space.REGISTER)
-        flags = build.buffer(mint("chunks", self.site), BOOL, (chunks,))
+        inside = Buffer(compose_name("inside", self.site), Type(BOOL), (), (), Space.REGISTER)
+        flags = build.buffer(compose_name("chunks", self.site), BOOL, (chunks,))
         try:
             if chunks > 1:
                 first, nest = self._in_chunks(inside, outer, flags), _conjunction(inside, flags)
@@ -141,7 +141,7 @@ class _Check:
 
     def _vector_nest(self, inside: Buffer, parts: Mapping[str, tuple[ir.Expr, ir.Expr]]) -> ir.Stmt:
         """The condition of the instances in `parts` taken into `inside`, lanes along the index that suits them best."""
-        value, condition = self._translated()
+        value, condition = self._lower_condition()
         bits = value.operand.type.dtype.bits if isinstance(value, ir.Cast) else value.type.dtype.bits
         lanes = self.target.lanes(bits)
         along = min(self.indices, key=lambda i: self._cost(i, lanes))
@@ -162,11 +162,11 @@ class _Check:
         costs = [1.0 if s in (0, 1) else 4.0 if s is not None and abs(s) <= 4 else 10.0 for s in steps]
         return sum(costs) * -(-i.extent // lanes) / i.extent
 
-    def _translated(self) -> tuple[ir.Expr, ir.Expr]:
+    def _lower_condition(self) -> tuple[ir.Expr, ir.Expr]:
         """The subscript in int64, and whether it is inside where it is asked for."""
         guard = self.check.guard
         scope = LoweringScope({i.name: build.var(i.name) for i in self.statement.indices}, self.buffers)
-        value = lower_subscript(self.check.subscript, scope.under(guard) if guard is not None else scope)
+        value = lower_subscript(self.check.subscript, scope.with_guard(guard) if guard is not None else scope)
         condition = is_inside(value, self.check.extent)
         if guard is not None:
             condition = build.logical_or(build.logical_not(lower_expr(guard, scope)), condition)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from ...core.naming import mint
+from ...core.naming import compose_name
 from ...loop_ir import build
 from ...loop_ir import nodes as ir
 from ...loop_ir.buffer_view import BufferDim, BufferView, private_view
@@ -47,7 +47,7 @@ def tiles_of(group: FusionGroup, sizes: Sequence[int]) -> tuple[tuple[TileRange,
     tiles, counts = [], []
     for row, size in zip(group.rows, sizes, strict=True):
         count = -(-row.extent // size)
-        name = mint(row.places[0][1][0], "tile")
+        name = compose_name(row.places[0][1][0], "tile")
         start = build.const(row.lower) if count == 1 else build.var(name)
         tiles.append(TileRange(row, start, size))
         counts.append(count)
@@ -55,14 +55,19 @@ def tiles_of(group: FusionGroup, sizes: Sequence[int]) -> tuple[tuple[TileRange,
 
 
 def tile_loops(
-    tiles: Sequence[TileRange], counts: Sequence[int], body: ir.Stmt, total: int, options: CpuOptions
+    tiles: Sequence[TileRange],
+    counts: Sequence[int],
+    body: ir.Stmt,
+    total: int,
+    options: CpuOptions,
+    name: str = "tile",
 ) -> ir.Stmt:
     """One flat parallel loop over all tiles, or a serial one where there is too little work to share."""
     moving = [(t, c) for t, c in zip(tiles, counts, strict=True) if c > 1]
     if not moving:
         return body
     trips = prod(c for _, c in moving)
-    flat = build.var(mint("tile"))
+    flat = build.var(compose_name(name))
     inner = trips
     for tile, count in moving:
         inner //= count
@@ -95,7 +100,8 @@ def with_remainders(
 
 
 def localized_buffer(tensor: Tensor, extents: Sequence[BufferExtent], tiles: Sequence[TileRange]) -> BufferView[int]:
-    """A thread-private buffer for what one iteration touches of `tensor`."""
-    digits = tuple(BufferDim(d, 1, e.size) for d, e in enumerate(extents) if e.size > 1)
+    """A thread-private buffer for what one iteration touches of `tensor`, its dimensions in the order of memory."""
+    order = sorted(range(len(extents)), key=lambda d: -tensor.strides[d])
+    digits = tuple(BufferDim(d, 1, extents[d].size) for d in order if extents[d].size > 1)
     first = (build.const(0) if e.row is None else build.add(tiles[e.row].start, e.offset) for e in extents)
     return private_view(tensor.name, tensor.dtype, digits, {d: f for d, f in enumerate(first) if extents[d].size > 1})

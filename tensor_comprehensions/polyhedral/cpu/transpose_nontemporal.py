@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ...core.naming import mint
+from ...core.naming import compose_name
 from ...loop_ir import build
 from ...loop_ir.nodes import Buffer, Expr, Let, Load, Loop, LoopKind, Stmt, Store
 from ...structured.lower.transpose import CACHE_LINE, Axis, begin_lines, with_registers
@@ -59,18 +59,18 @@ def transpose_nontemporal(
     found = staged_loads(reads, rows, lanes, lambda read: (shape[0], _pitch(read.buffer, shape[1])))
     point = with_registers(stores, build.block(*(with_loads(s, found) for s in stores)))
 
-    def along(start: Expr, stop: Expr) -> Stmt:
+    def loop_lanes(start: Expr, stop: Expr) -> Stmt:
         return Loop(lane.name, start, stop, point, LoopKind.VECTOR, vector_factors=at_once)
 
     copies = [transpose_into(found, rows, lanes, factor[0], along_reads=True)]
-    inner = along(lanes.start, lanes.stop)
+    inner = loop_lanes(lanes.start, lanes.stop)
     if apart:
         first = build.minimum(lanes.stop, whole[1] - line)
         more = replace(lanes, start=first, stop=build.add(first, line))
         beyond = transpose_into(found, rows, more, factor[0], along_reads=True)
         copies.append(build.when(build.lt(lanes.stop, whole[1]), beyond))
     if apart or is_apart(before):  # then the part before this one has stored what is left of its last line
-        inner = _by_lines(store, line, lanes, whole, along)
+        inner = _by_lines(store, line, lanes, whole, loop_lanes)
     body = build.block(*copies, Loop(row.name, rows.start, rows.stop, inner))
     body = build.allocate([place.buffer for place in found.values()], body)
     body = Loop(chunk_start(lane), lane.start, lane.stop, body, step=lanes.length)
@@ -97,7 +97,7 @@ def _pitch(buffer: Buffer, lanes: int) -> int:
 
 def _by_lines(store: Store, line: int, lane: Axis, whole: tuple[int, int], along: Callable[[Expr, Expr], Stmt]) -> Stmt:
     """`along` the lines of `store` that begin in `lane`, and what there is before the first in all of the range."""
-    lines = build.var(mint(lane.name, "lines"))
+    lines = build.var(compose_name(lane.name, "lines"))
     before = build.when(build.le(lane.start, whole[0]), along(lane.start, lines))
     stop = build.minimum(_line_at(store, line, lane, lane.stop), whole[1])
     first = build.minimum(_line_at(store, line, lane, lane.start), lane.stop)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 
-from ...core.naming import mint
-from ...loop_ir import build, index_arithmetic
+from ...core.naming import compose_name
+from ...loop_ir import build, linear_forms
 from ...loop_ir.buffer_view import BufferDim, private_view
 from ...loop_ir.nodes import Buffer, Expr, Load, Loop, LoopKind, Space, Stmt, Store, Var
 from ...loop_ir.rewrite import map_expr, map_stmt, mentions, walk_expr
@@ -66,7 +66,7 @@ def loads_in_pieces(
 
 def _is_near(stores: Sequence[Store], reads: Sequence[Load], target: CpuTarget) -> bool:
     """Are the widest vectors lines, and all of them in the first cache?"""
-    return _has_lines(target) and _touched(stores, reads) <= target.cache[0]
+    return _has_lines(target) and _touched_bytes(stores, reads) <= target.cache[0]
 
 
 def _bits(stores: Sequence[Store], reads: Sequence[Load]) -> int:
@@ -78,13 +78,13 @@ def _has_lines(target: CpuTarget) -> bool:
     return target.vector_bits == 8 * CACHE_LINE and target.issue_bits_per_cycle > target.vector_bits
 
 
-def _touched(stores: Sequence[Store], reads: Sequence[Load]) -> int:
+def _touched_bytes(stores: Sequence[Store], reads: Sequence[Load]) -> int:
     """Bytes of what is written, and read across."""
-    buffers = {*_written(stores), *(r.buffer for r in reads)}
+    buffers = {*_written_buffers(stores), *(r.buffer for r in reads)}
     return sum(prod(b.shape) * b.type.dtype.size for b in buffers)
 
 
-def _written(stores: Sequence[Store]) -> list[Buffer]:
+def _written_buffers(stores: Sequence[Store]) -> list[Buffer]:
     return [s.buffer for s in stores if s.buffer.space is not Space.REGISTER]
 
 
@@ -92,8 +92,8 @@ def _writes_lines(stores: Sequence[Store], reads: Sequence[Load], target: CpuTar
     """Are the widest vectors lines of outputs that are not in the first cache?"""
     if not _has_lines(target) or any(s.op is not None for s in stores):
         return False
-    whole = all(begin_lines(b.strides, b.type.dtype.size) for b in _written(stores))
-    return whole and _touched(stores, reads) > target.cache[0]
+    whole = all(begin_lines(b.strides, b.type.dtype.size) for b in _written_buffers(stores))
+    return whole and _touched_bytes(stores, reads) > target.cache[0]
 
 
 def prefetch_distance(reads: Sequence[Load], target: CpuTarget) -> int:
@@ -131,7 +131,7 @@ def transpose_staged(
 
 def chunk_start(axis: Axis) -> str:
     """The name of the variable at which a part begins."""
-    return mint(axis.name, "start")
+    return compose_name(axis.name, "start")
 
 
 def chunk_of(axis: Axis, size: int) -> Axis:
@@ -150,7 +150,7 @@ def staged_loads(
     found = {}
     for k, read in enumerate(reads):
         digits = tuple(BufferDim(a.name, 1, extent) for a, extent in zip(axes, shape(read), strict=True))
-        view = private_view(mint(read.buffer.name, k), read.buffer.type.dtype, digits, first)
+        view = private_view(compose_name(read.buffer.name, k), read.buffer.type.dtype, digits, first)
         found[read] = Load(view.buffer, view.indices({name: build.var(name) for name in first}))
     return found
 
@@ -196,7 +196,7 @@ def _step(buffer: Buffer, indices: tuple[Expr, ...], name: str) -> int | None:
     """Elements between `buffer[indices]` at consecutive values of the variable `name`; None where that varies."""
     total = 0
     for index, stride in zip(indices, buffer.strides, strict=True):
-        for atom, c in index_arithmetic.linear_terms(index)[0].items():
+        for atom, c in linear_forms.linear_terms(index)[0].items():
             if isinstance(atom, Var) and atom.name == name:
                 total += c * stride
             elif mentions(atom, {name}):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ...core.naming import mint
+from ...core.naming import compose_name
 from ...loop_ir.nodes import Buffer, CheckSite, Kernel, Module, Type
 from ...options import MappingOptions, check_mapping
 from ...target import GpuTarget
@@ -17,18 +17,20 @@ from ..scop.collapse import collapse
 from ..scop.isl_affine import readable_isl
 from ..scop.scop import LOCK, Scop, ScopStatement, node_name
 from .emit.lower_kernel import KernelLowering, collective_names
-from .plan.grid_split_k import split_grid_reductions
+from .plan.grid_split_k import LAUNCH, split_grid_reductions
 from .plan.mapping import KernelPlan, kernel_tree, plan_kernel
-from .plan.mapping_heuristics import choose_mapping, heaviest_group, is_launch_bound, is_profitable_fusion
+from .plan.mapping_heuristics import choose_mapping, group_cycles, heaviest_group, is_launch_bound, is_profitable_fusion
 from .post.bounds_checks import check_kernels
 from .tree.schedule_tree import format_tree
 from .tree.sync import kernel_barriers
 
 
-def lower_gpu(function: BoundFunction, options: MappingOptions | None, target: GpuTarget) -> Module:
+def lower_gpu(
+    function: BoundFunction, options: MappingOptions | None, target: GpuTarget, *, collapsed: bool = False
+) -> Module:
     """The module of `function` (legalized): one kernel per fused group, in order.
 
-    options: None chooses them for each kernel.
+    options: None chooses them for each kernel. collapsed: its tensors keep the dimensions that they have.
 
     Raises:
         ArgumentError: an option is illegal, or beyond the limits of the target.
@@ -37,15 +39,25 @@ def lower_gpu(function: BoundFunction, options: MappingOptions | None, target: G
     if options is not None:
         check_mapping(options, target)
     with LOCK:
-        return _lower(function, options, target)
+        return _lower(function, options, target, collapsed=collapsed)
 
 
-def explain_gpu(function: BoundFunction, options: MappingOptions | None, target: GpuTarget) -> str:
+def estimate_cycles(function: BoundFunction, target: GpuTarget, *, collapsed: bool = False) -> float:
+    """Cycles that the kernels of `function` (legalized) are expected to take as `lower_gpu` maps them by default."""
+    with LOCK:
+        scop = _scop(function, None, target, collapsed=collapsed)
+        groups = _groups(scop, None, target)
+        return sum(group_cycles(scop, group, target) + LAUNCH * target.clock for group in groups)
+
+
+def explain_gpu(
+    function: BoundFunction, options: MappingOptions | None, target: GpuTarget, *, collapsed: bool = False
+) -> str:
     """The mapped schedule trees of `function` (legalized), kernel by kernel, as indented text."""
     if options is not None:
         check_mapping(options, target)
     with LOCK:
-        scop = _scop(function, options, target)
+        scop = _scop(function, options, target, collapsed=collapsed)
         lines = []
         for plan in _plans(scop, options, target):
             launch = plan.launch
@@ -71,8 +83,10 @@ def _times(sizes: tuple[int, ...]) -> str:
     return " x ".join(map(str, sizes))
 
 
-def _scop(function: BoundFunction, options: MappingOptions | None, target: GpuTarget) -> Scop:
-    if options is None or options.collapse_loops:
+def _scop(
+    function: BoundFunction, options: MappingOptions | None, target: GpuTarget, *, collapsed: bool = False
+) -> Scop:
+    if not collapsed and (options is None or options.collapse_loops):
         function = collapse(function)
     whole, function = function, split_grid_reductions(function, options, target)
     pieces = [p for s in function.statements for p in split_initialization(function, s)]
@@ -82,14 +96,14 @@ def _scop(function: BoundFunction, options: MappingOptions | None, target: GpuTa
 
 
 def _groups(scop: Scop, options: MappingOptions | None, target: GpuTarget) -> tuple[FusionGroup, ...]:
-    def worth(before: FusionGroup, alone: FusionGroup, joined: FusionGroup) -> bool:
+    def is_profitable(before: FusionGroup, alone: FusionGroup, joined: FusionGroup) -> bool:
         return is_profitable_fusion(scop, target, before, alone, joined)
 
     fusion = options.outer_fusion if options is not None else "preserve3"
-    groups = partition_statements(scop, fusion, worth)
+    groups = partition_statements(scop, fusion, is_profitable)
     if fusion == "min":
         return groups
-    groups = _chained(scop, groups, worth if fusion == "preserve3" else lambda *_: True)
+    groups = _chain_groups(scop, groups, is_profitable if fusion == "preserve3" else lambda *_: True)
     return groups if options is not None else _side_by_side(scop, groups, target)
 
 
@@ -107,7 +121,7 @@ def _side_by_side(scop: Scop, groups: Sequence[FusionGroup], target: GpuTarget) 
     return tuple(found)
 
 
-def _chained(
+def _chain_groups(
     scop: Scop, groups: Sequence[FusionGroup], worth: Callable[[FusionGroup, FusionGroup, FusionGroup], bool]
 ) -> tuple[FusionGroup, ...]:
     """Groups that follow one another joined: what starts a later layer need not touch what the earlier one wrote."""
@@ -126,8 +140,8 @@ def _plans(scop: Scop, options: MappingOptions | None, target: GpuTarget) -> tup
     return tuple(plan_kernel(scop, g, options or choose_mapping(scop, g, target)) for g in groups)
 
 
-def _lower(function: BoundFunction, options: MappingOptions | None, target: GpuTarget) -> Module:
-    scop = _scop(function, options, target)
+def _lower(function: BoundFunction, options: MappingOptions | None, target: GpuTarget, *, collapsed: bool) -> Module:
+    scop = _scop(function, options, target, collapsed=collapsed)
     function = scop.function
     plans = _plans(scop, options, target)
     buffers = {t.name: Buffer(t.name, Type(t.dtype), t.shape, t.strides) for t in function.tensors}
@@ -142,7 +156,7 @@ def _lower(function: BoundFunction, options: MappingOptions | None, target: GpuT
         sites += meanings
         registers = _registers(function, groups, plan)
         contracted |= {t.name for t in registers}
-        name = function.name if len(plans) == 1 else mint(function.name, len(kernels))
+        name = function.name if len(plans) == 1 else compose_name(function.name, len(kernels))
         local = frozenset(t.name for t in local_temporaries(function, groups, plan.group))
         kernel, promoted = KernelLowering(scop, plan, buffers, registers, local, target).kernel(name)
         kernels.append(kernel)

@@ -8,15 +8,14 @@ Fusion is greedy in program order: a node joins the kernel before it while enoug
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import islpy as isl
 
-from ...options import CpuOptions
 from ...target import CpuTarget
 from ...tc_lang import ir as tc
-from ...tc_lang.ir import BoundFunction, walk_expr
+from ...tc_lang.ir import BoundFunction
 from ..scop.isl_affine import isl_name
 from ..scop.scop import CONTEXT, Scop, ScopStatement, check_reads, endpoints, instance_tuple, union_map, with_op_limit
 
@@ -24,12 +23,6 @@ from ..scop.scop import CONTEXT, Scop, ScopStatement, check_reads, endpoints, in
 ENOUGH_PARALLELISM = 32
 # What is read comes from memory, rather than the last cache, from this part of its size on: others use it too.
 FAR_SHARE = 4
-# Rows that a register-tiled contraction inside a fused group handles at a time.
-CONTRACTION_ROWS = 64
-# Multiply-adds of a contraction alone that several threads share.
-SHARED_WORK = 1 << 19
-# A result is little beside what is read if it is smaller by this factor.
-LITTLE = 16
 
 # Most schedules take isl a third of this. A few, for the sake of reads that remainders and quotients share, would take
 # it hours; they are not worth fusing.
@@ -54,105 +47,73 @@ class BandMember:
 
 @dataclass(frozen=True, slots=True)
 class FusionGroup:
-    """Nodes of one kernel in program order, and the coincident rows they share, outermost first."""
+    """Nodes of one kernel in program order, and the coincident rows they share, outermost first.
+
+    serial: the row whose tiles run one after another, since some nodes add up over it; None: there is no such row.
+    """
 
     nodes: tuple[ScopStatement, ...]
     rows: tuple[BandMember, ...]
+    serial: int | None = None
 
     @property
     def parallelism(self) -> int:
-        return prod(r.extent for r in self.rows)
+        return prod(r.extent for k, r in enumerate(self.rows) if k != self.serial)
+
+    def adds_up(self, node: ScopStatement) -> bool:
+        """Is the serial row one that `node` reduces?"""
+        if self.serial is None:
+            return False
+        index, _ = self.rows[self.serial].index_and_shift(node)
+        return any(i.name == index for i in node.reduction_indices)
 
 
-def fuse_statements(scop: Scop, options: CpuOptions, target: CpuTarget) -> tuple[FusionGroup, ...]:
-    """Partition the nodes into groups; every dependence goes forward in the order of groups and within them."""
-
-    def worth(before: FusionGroup, alone: FusionGroup, joined: FusionGroup) -> bool:
-        return _worth(scop.function, before, alone, joined, target)
-
-    return partition_statements(scop, options.fusion, worth)
+Join = Callable[[FusionGroup, ScopStatement, Sequence[ScopStatement]], FusionGroup | None]
+Merge = Callable[[FusionGroup, FusionGroup], FusionGroup | None]
 
 
 def partition_statements(
-    scop: Scop, fusion: str, is_profitable: Callable[[FusionGroup, FusionGroup, FusionGroup], bool]
+    scop: Scop,
+    fusion: str,
+    is_profitable: Callable[[FusionGroup, FusionGroup, FusionGroup], bool],
+    join: Join | None = None,
+    merge: Merge | None = None,
 ) -> tuple[FusionGroup, ...]:
     """Groups of nodes as a fusion strategy wants them.
 
-    is_profitable: whether "preserve3" fuses: the group so far, the node alone, both together.
+    is_profitable: whether "preserve3" fuses: the group so far, the node alone, both together. join: other ways to put
+    a node into a group, which are profitable; it sees the nodes that follow, too. merge: the last two groups as one,
+    where that is profitable.
     """
     groups: list[FusionGroup] = []
-    for node in scop.nodes:
-        alone = _alone(scop, node)
-        joined = None
+    for position, node in enumerate(scop.nodes):
+        alone = _single_node_group(scop, node)
+        joined, profitable = None, False
         if groups and fusion != "min":
-            joined = _fused(scop, groups[-1], node)
-        if joined is not None and (fusion == "max" or is_profitable(groups[-1], alone, joined)):
+            joined = None if join is None else join(groups[-1], node, scop.nodes[position + 1 :])
+            profitable = joined is not None
+            joined = joined or _fuse_node(scop, groups[-1], node)
+        if joined is not None and (profitable or fusion == "max" or is_profitable(groups[-1], alone, joined)):
             groups[-1] = joined
         else:
             groups.append(alone)
+        while merge is not None and fusion != "min" and len(groups) > 1 and (merged := merge(*groups[-2:])) is not None:
+            groups[-2:] = [merged]
     return tuple(groups)
-
-
-def _worth(
-    function: BoundFunction, before: FusionGroup, alone: FusionGroup, joined: FusionGroup, target: CpuTarget
-) -> bool:
-    """Does fusion keep enough of the parallelism that its parts have apart?"""
-    apart = min(before.parallelism, alone.parallelism)
-    contracts = any(n.cluster is not None for n in joined.nodes)
-    if contracts and (_loses_threads(joined) or not _operands_stay_close(function, joined, target)):
-        return False
-    if joined.parallelism < min(apart, ENOUGH_PARALLELISM) or joined.parallelism < 2:
-        return False
-    return not _loses_row_order(function, before, joined, target)
-
-
-def _loses_threads(joined: FusionGroup) -> bool:
-    """Would a contraction that threads share alone run in one tile of the first row of a group?"""
-    contractions = (n for n in joined.nodes if n.cluster is not None)
-    work = max(prod(i.extent for i in (*n.free, *n.reduction_indices)) for n in contractions)
-    return joined.rows[0].extent <= CONTRACTION_ROWS and work >= SHARED_WORK
-
-
-def _loses_row_order(function: BoundFunction, before: FusionGroup, joined: FusionGroup, target: CpuTarget) -> bool:
-    """Would a reduction of much memory to little, alone so far, no longer walk the rows it reads one after another?"""
-    (node, *others) = before.nodes
-    first = before.rows[0].index_and_shift(node)
-    if (
-        others
-        or not node.reduction_indices
-        or node.cluster is not None
-        or any(r.index_and_shift(node) == first for r in joined.rows)
-    ):
-        return False
-    little = _bytes(function, node.writes) * LITTLE < _bytes(function, node.reads)
-    return little and reads_memory(function, node, target)
 
 
 def reads_memory(function: BoundFunction, node: ScopStatement, target: CpuTarget) -> bool:
     """Does `node` read more than the caches are likely to hold?"""
-    return _bytes(function, node.reads) > min(target.cache[-1] // FAR_SHARE, target.writeback_limit_bytes)
+    return accessed_bytes(function, node.reads) > min(target.cache[-1] // FAR_SHARE, target.writeback_limit_bytes)
 
 
-def _bytes(function: BoundFunction, accesses: Sequence[tc.Access]) -> int:
+def accessed_bytes(function: BoundFunction, accesses: Sequence[tc.Access]) -> int:
     """Of all tensors that `accesses` reach."""
     tensors = map(function.tensor, dict.fromkeys(a.tensor for a in accesses))
     return sum(t.size * t.dtype.size for t in tensors)
 
 
-def _operands_stay_close(function: BoundFunction, group: FusionGroup, target: CpuTarget) -> bool:
-    """Does what every iteration of the first row reads again fit into half of the second-level cache?"""
-    again: dict[str, int] = {}
-    for node in group.nodes:
-        first, _ = group.rows[0].index_and_shift(node)
-        for access in node.reads:
-            moves = any(isinstance(x, tc.Index) and x.name == first for e in access.subscripts for x in walk_expr(e))
-            if not moves:
-                tensor = function.tensor(access.tensor)
-                again[tensor.name] = tensor.size * tensor.dtype.size
-    return sum(again.values()) <= target.cache[1] // 2
-
-
-def _alone(scop: Scop, node: ScopStatement) -> FusionGroup:
+def _single_node_group(scop: Scop, node: ScopStatement) -> FusionGroup:
     """One node with all its coincident indices as rows, in the order of the text."""
     dependences = scop.dependences_among((node,))
     rows = tuple(
@@ -178,7 +139,7 @@ def fuse_consecutive(scop: Scop, first: FusionGroup, second: FusionGroup) -> Fus
         return None  # its subscripts are verified in between
     if not {t for n in second.nodes for t in n.tensors} & {t for n in first.nodes for t in n.tensors}:
         return None
-    return _scheduled(scop, (*first.nodes, *second.nodes))
+    return _schedule_group(scop, (*first.nodes, *second.nodes))
 
 
 def fuse_independent(first: FusionGroup, second: FusionGroup) -> FusionGroup | None:
@@ -193,15 +154,28 @@ def fuse_independent(first: FusionGroup, second: FusionGroup) -> FusionGroup | N
     return FusionGroup((*first.nodes, *second.nodes), tuple(rows))
 
 
-def _fused(scop: Scop, group: FusionGroup, node: ScopStatement) -> FusionGroup | None:
+def _fuse_node(scop: Scop, group: FusionGroup, node: ScopStatement) -> FusionGroup | None:
     """`group` with `node`, or None where they share no coincident row of the simple form that we lower."""
-    if not _connected(group.nodes, node):
+    if not _are_connected(group.nodes, node):
         return None
-    extended = _extended(scop, group, node)
-    return extended if extended is not None else _scheduled(scop, (*group.nodes, node))
+    if group.serial is not None:
+        return _beside_sums(scop, group, node)
+    extended = _extend_group(scop, group, node)
+    return extended if extended is not None else _schedule_group(scop, (*group.nodes, node))
 
 
-def _extended(scop: Scop, group: FusionGroup, node: ScopStatement) -> FusionGroup | None:
+def _beside_sums(scop: Scop, group: FusionGroup, node: ScopStatement) -> FusionGroup | None:
+    """`group`, some of whose nodes add up over a serial row, with `node`, which has nothing to do with those."""
+    sums = [n for n in group.nodes if group.adds_up(n)]
+    written = {w.tensor for w in node.writes}
+    if any(written & set(n.tensors) or {w.tensor for w in n.writes} & set(node.tensors) for n in sums):
+        return None
+    others = FusionGroup(tuple(n for n in group.nodes if n not in sums), group.rows)
+    extended = _extend_group(scop, others, node)
+    return None if extended is None else replace(extended, nodes=(*group.nodes, node), serial=group.serial)
+
+
+def _extend_group(scop: Scop, group: FusionGroup, node: ScopStatement) -> FusionGroup | None:
     """`group` with `node` at an index of its own in every row of the group; None where a row would carry a dependence.
 
     No schedule of them all has more rows than the group has, so that there is nothing to ask isl's scheduler for, which
@@ -238,7 +212,7 @@ def _is_coincident(dependences: Sequence[isl.Map], row: BandMember, nodes: Seque
     return True
 
 
-def _scheduled(scop: Scop, nodes: Sequence[ScopStatement]) -> FusionGroup | None:
+def _schedule_group(scop: Scop, nodes: Sequence[ScopStatement]) -> FusionGroup | None:
     """The group of all `nodes` with the rows that isl finds."""
     rows: list[BandMember] = []
     for pieces in _outer_band(scop, nodes):
@@ -249,7 +223,7 @@ def _scheduled(scop: Scop, nodes: Sequence[ScopStatement]) -> FusionGroup | None
     return FusionGroup(tuple(nodes), tuple(rows)) if rows else None
 
 
-def _connected(before: Sequence[ScopStatement], last: ScopStatement) -> bool:
+def _are_connected(before: Sequence[ScopStatement], last: ScopStatement) -> bool:
     written = {w.tensor for n in before for w in n.writes}
     if any(check_reads(s) & written for s in last.statements):
         return False  # its subscripts are verified in between

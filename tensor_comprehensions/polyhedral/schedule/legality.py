@@ -34,7 +34,8 @@ class ScheduledGroup:
 
 def check_legal(scop: Scop, schedule: Sequence[ScheduledGroup]) -> None:
     """Raise InternalError, with a violated dependence, unless `schedule` is legal."""
-    nodes = tuple(_whole(n) for n in scop.nodes)
+    sums = {n.name for g in schedule for n in g.group.nodes if g.group.adds_up(n)}
+    nodes = tuple(_include_reductions(replace(n, cluster=None) if n.name in sums else n) for n in scop.nodes)
     expanded = Scop(scop.function, nodes)
     dependences = ordered = expanded.dependences
     for node in nodes:  # the terms of a reduction commute, one after another
@@ -46,10 +47,10 @@ def check_legal(scop: Scop, schedule: Sequence[ScheduledGroup]) -> None:
     _require(distance, _forward(_depth(schedule)), "runs backwards in time")
     for parallel in _parallel_maps(nodes, schedule):
         moved = dependences.apply_domain(parallel).apply_range(parallel)
-        _require(moved, _equal(moved), "crosses parallel iterations")
+        _require(moved, _identity_on(moved), "crosses parallel iterations")
 
 
-def _whole(node: ScopStatement) -> ScopStatement:
+def _include_reductions(node: ScopStatement) -> ScopStatement:
     """The node with its reduced indices in the domain; a cluster keeps them inside."""
     if node.cluster is not None:
         return node
@@ -71,7 +72,7 @@ def _times(nodes: Sequence[ScopStatement], schedule: Sequence[ScheduledGroup]) -
     pieces = []
     for g, scheduled in enumerate(schedule):
         for position, leaf in enumerate(scheduled.leaves):
-            for k, node in enumerate(_of(nodes, leaf)):
+            for k, node in enumerate(_nodes_of_leaf(nodes, leaf)):
                 time = [str(g), *_tiles(scheduled, node), str(position), *_point(scheduled, leaf, node), str(k)]
                 pieces.append(_piece(node, time + ["0"] * (depth - len(time))))
     return union_map("{ " + "; ".join(pieces) + " }")
@@ -81,19 +82,19 @@ def _parallel_maps(nodes: Sequence[ScopStatement], schedule: Sequence[ScheduledG
     """For each parallel loop nest the map to its parallel coordinates, over the nodes inside it."""
     maps = []
     for g in schedule:
-        inside = [(leaf, node) for leaf in g.leaves for node in _of(nodes, leaf)]
-        maps.append("; ".join(_piece(node, _tiles(g, node)) for _, node in inside))
+        inside = [(leaf, node) for leaf in g.leaves for node in _nodes_of_leaf(nodes, leaf)]
+        maps.append("; ".join(_piece(node, _shared_tiles(g, node)) for _, node in inside))
         for leaf in g.leaves:
             parallel = [k for k, d in enumerate(leaf.dims) if d.kind is DimKind.PARALLEL]
             pieces = []
-            for node in _of(nodes, leaf):
+            for node in _nodes_of_leaf(nodes, leaf):
                 point = _point(g, leaf, node)
-                pieces.append(_piece(node, [*_tiles(g, node), *(point[k] for k in parallel)]))
+                pieces.append(_piece(node, [*_shared_tiles(g, node), *(point[k] for k in parallel)]))
             maps.append("; ".join(pieces))
     return [union_map("{ " + text + " }") for text in maps]
 
 
-def _of(nodes: Sequence[ScopStatement], leaf: LoopNest) -> list[ScopStatement]:
+def _nodes_of_leaf(nodes: Sequence[ScopStatement], leaf: LoopNest) -> list[ScopStatement]:
     by_name = {n.name: n for n in nodes}
     return [by_name[n.name] for n in leaf.nodes]
 
@@ -104,6 +105,11 @@ def _tiles(scheduled: ScheduledGroup, node: ScopStatement) -> list[str]:
         index, shift = row.index_and_shift(node)
         texts.append(f"floor(({isl_name(index)} + {shift - row.lower})/{size})")
     return texts
+
+
+def _shared_tiles(scheduled: ScheduledGroup, node: ScopStatement) -> list[str]:
+    """Those that threads share: of all rows but the serial one."""
+    return [t for k, t in enumerate(_tiles(scheduled, node)) if k != scheduled.group.serial]
 
 
 def _point(scheduled: ScheduledGroup, leaf: LoopNest, node: ScopStatement) -> list[str]:
@@ -129,5 +135,5 @@ def _forward(depth: int) -> isl.UnionMap:
     return isl.UnionMap.from_map(isl.Map.lex_lt(space))
 
 
-def _equal(moved: isl.UnionMap) -> isl.UnionMap:
+def _identity_on(moved: isl.UnionMap) -> isl.UnionMap:
     return moved.domain().union(moved.range()).identity()

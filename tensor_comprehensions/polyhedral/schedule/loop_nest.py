@@ -71,7 +71,7 @@ def build_nests(scop: Scop, group: FusionGroup, point_rows: Sequence[int], *, fu
     found: list[LoopNest] = []
     for node in group.nodes:
         leaf = LoopNest((node,), _dims(scop, group, node, point_rows), frozenset(node.elements))
-        fused = _fused(group, found[-1], leaf) if found and fuse else None
+        fused = _fuse_nests(group, found[-1], leaf) if found and fuse else None
         if fused is not None:
             found[-1] = fused
         else:
@@ -91,17 +91,19 @@ def _dims(scop: Scop, group: FusionGroup, node: ScopStatement, point_rows: Seque
         kind = DimKind.PARALLEL if independent else DimKind.SERIAL
         dims.append(NestDim(i.name, kind, i.lower, i.upper, row, ((node.name, i.name),)))
     for i in node.reduction_indices:
-        dims.append(NestDim(i.name, DimKind.REDUCTION, i.lower, i.upper, None, ((node.name, i.name),)))
+        row = rows.get(i.name)
+        if row is None or row in point_rows:
+            dims.append(NestDim(i.name, DimKind.REDUCTION, i.lower, i.upper, row, ((node.name, i.name),)))
     return tuple(dims)
 
 
-def _fused(group: FusionGroup, first: LoopNest, second: LoopNest) -> LoopNest | None:
+def _fuse_nests(group: FusionGroup, first: LoopNest, second: LoopNest) -> LoopNest | None:
     """Both leaves in one nest, where every conflicting pair of accesses meets in the same iteration."""
     (node,) = second.nodes
     if any(n.cluster is not None for n in (node, *first.nodes)):
         return None
     alignment = _alignment(first, second)
-    if alignment is None or not all(_compatible(n, node, alignment, first) for n in first.nodes):
+    if alignment is None or not all(_are_compatible(n, node, alignment, first) for n in first.nodes):
         return None
     dims = []
     for dim in first.dims:
@@ -110,9 +112,9 @@ def _fused(group: FusionGroup, first: LoopNest, second: LoopNest) -> LoopNest | 
         kind = DimKind.REDUCTION if DimKind.REDUCTION in kinds else DimKind.PARALLEL
         dims.append(NestDim(dim.name, kind, dim.lower, dim.upper, dim.row, (*dim.indices, *other.indices)))
     names = _names(group, dims, node, first.nodes[0])
-    if names is None or {g.renamed(names) for g in node.domain} != set(first.nodes[0].domain):
+    if names is None or {g.rename_indices(names) for g in node.domain} != set(first.nodes[0].domain):
         return None
-    elements = first.elements & {g.renamed(names) for g in node.elements}
+    elements = first.elements & {g.rename_indices(names) for g in node.elements}
     fused = LoopNest((*first.nodes, node), tuple(dims), elements)
     return None if fused.interleaves_reductions else fused
 
@@ -158,18 +160,20 @@ def _by_access(first: LoopNest, dim: NestDim, node: ScopStatement, by_index: Map
             for b in (*node.reads, *node.writes):
                 if a.tensor == b.tensor and len(a.subscripts) == len(b.subscripts):
                     for x, y in zip(a.subscripts, b.subscripts, strict=True):
-                        left, right = _single(x), _single(y)
+                        left, right = _single_index(x), _single_index(y)
                         if left == name and right is not None and right in by_index:
                             return by_index[right]
     return None
 
 
-def _single(e: tc.Expr) -> str | None:
+def _single_index(e: tc.Expr) -> str | None:
     form = to_isl_affine(e)
     return form.single if form is not None and form.constant == 0 else None
 
 
-def _compatible(earlier: ScopStatement, later: ScopStatement, alignment: Mapping[str, NestDim], leaf: LoopNest) -> bool:
+def _are_compatible(
+    earlier: ScopStatement, later: ScopStatement, alignment: Mapping[str, NestDim], leaf: LoopNest
+) -> bool:
     """Does every conflict between the two nodes stay within one iteration of the fused nest?"""
     conflicts = _conflicts(earlier, later)
     if not conflicts:  # most pairs of a long chain

@@ -34,7 +34,10 @@ def format_schedule(
 
 
 def _group(scheduled: ScheduledGroup, pipeline: Callable[[ScheduledGroup, ScopStatement], object]) -> Iterator[str]:
-    rows = [_row(r, size) for r, size in zip(scheduled.group.rows, scheduled.sizes, strict=True)]
+    group = scheduled.group
+    rows = [_row(r, size) for r, size in zip(group.rows, scheduled.sizes, strict=True)]
+    if group.serial is not None:
+        rows[group.serial] += " one after another"
     yield f"band: {', '.join(rows) or 'none'} (coincident)"
     if len(scheduled.leaves) > 1:
         yield "  sequence:"

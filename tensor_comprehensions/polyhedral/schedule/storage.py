@@ -87,6 +87,28 @@ def fits_register(tensor: Tensor, group: FusionGroup, leaf: LoopNest) -> bool:
     return all(not n.reduction_indices and n.statements[0].reduction is None for n in writers)
 
 
+def memory_takers(group: FusionGroup, local: Sequence[Tensor]) -> dict[str, str]:
+    """Temporaries that may lie where another one does, which nothing reads once they are written, by name.
+
+    Each is written first by a statement that reads the other one at the same point, and nowhere else.
+    """
+    found: dict[str, str] = {}
+    shapes = {t.name: (t.dtype, t.shape, t.strides) for t in local}
+    for position, node in enumerate(group.nodes):
+        if node.cluster is not None or node.reduction_indices or node.statements[0].reduction is not None:
+            continue
+        (write,) = node.writes
+        after = {t for n in group.nodes[position + 1 :] for t in n.tensors}
+        before = {t for n in group.nodes[:position] for t in n.tensors}
+        for name in dict.fromkeys(a.tensor for a in node.reads):
+            same = all(a.subscripts == write.subscripts for a in node.reads if a.tensor == name)
+            alike = name in shapes and shapes[name] == shapes.get(write.tensor)
+            if same and alike and name not in after and name not in found.values() and write.tensor not in before:
+                found[write.tensor] = name
+                break
+    return found
+
+
 def nontemporal_outputs(function: BoundFunction, group: FusionGroup, target: CpuTarget) -> frozenset[str]:
     """The tensors that `group` had better write past the caches, by whole lines.
 

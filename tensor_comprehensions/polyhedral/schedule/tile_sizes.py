@@ -19,7 +19,8 @@ from .access_cost import (
     transposed_read_dim,
     vector_dim,
 )
-from .fusion import CONTRACTION_ROWS, ENOUGH_PARALLELISM, FusionGroup, reads_memory
+from .contraction_chain import contraction_tiles
+from .fusion import ENOUGH_PARALLELISM, FusionGroup, reads_memory
 from .loop_nest import DimKind, LoopNest, NestDim
 from .storage import bytes_touched, needs_line_staging
 
@@ -60,7 +61,7 @@ def row_tiles(
             for row, size in zip(group.rows, (*options.tile, *(0,) * len(group.rows)), strict=False)
         )
     if any(n.cluster is not None for n in group.nodes):
-        return _contraction_tiles(group)
+        return contraction_tiles(function, group, target)
     shared = 0 < options.grain_size < total_op_count(function, leaves)
     sizes = _lane_tiles(function, group, leaves, target, shared=shared)
     if len(leaves) == 1 and is_fully_parallel(leaves[0]):
@@ -74,7 +75,7 @@ def _lane_tiles(
     """`shared`: there is enough work for threads to share the tiles; else fewer are better."""
     lanes = target.lanes(32)
     nests = len(leaves)
-    leaves = _heavy(function, leaves)
+    leaves = _heavy_nests(function, leaves)
     wanted = _vector_rows(function, leaves, target)
     transposed = _transposed_rows(function, leaves, target)
     if transposed:
@@ -90,7 +91,7 @@ def _lane_tiles(
         few = prod(r.extent for r in group.rows) // FEW_CHUNKS // lanes
         least = max(least, min(LONG_COLUMN_CHUNK, few) * lanes)
         if far and target.private_caches != target.cache:
-            least = _even(prod(group.rows[k].extent for k in wanted), lanes)
+            least = _choose_even_tile(prod(group.rows[k].extent for k in wanted), lanes)
         if others >= FEW_CHUNKS // 2 and far:
             least = LONGEST_CHUNK
     return tuple(
@@ -120,20 +121,10 @@ def rows_at_once(function: BoundFunction, group: FusionGroup, leaves: Sequence[L
     return next((n for n in SUMMED_ROWS if row.extent % n == 0 and row.extent >= n * ENOUGH_PARALLELISM), 1)
 
 
-def _even(extent: int, lanes: int) -> int:
+def _choose_even_tile(extent: int, lanes: int) -> int:
     """A tile of whole vectors that cuts `extent` into about equal parts of no fewer than FAR_COLUMNS."""
     parts = max(1, extent // FAR_COLUMNS)
     return -(-extent // (parts * lanes)) * lanes
-
-
-def _contraction_tiles(group: FusionGroup) -> tuple[int, ...]:
-    """A contraction alone tiles itself; in a fused group the first row is cut, into equal parts if it divides."""
-    extents = tuple(r.extent for r in group.rows)
-    if len(group.nodes) == 1 or not extents:
-        return extents
-    sizes = range(CONTRACTION_ROWS, 2 * CONTRACTION_ROWS + 1)
-    size = next((s for s in sizes if extents[0] % s == 0), CONTRACTION_ROWS)
-    return (min(extents[0], size), *extents[1:])
 
 
 def _transposed_tiles(
@@ -210,7 +201,7 @@ def _tile(extent: int, wanted: bool, others: int, least: int) -> int:
     return min(extent, chunk, LONGEST_CHUNK)
 
 
-def _heavy(function: BoundFunction, leaves: Sequence[LoopNest]) -> list[LoopNest]:
+def _heavy_nests(function: BoundFunction, leaves: Sequence[LoopNest]) -> list[LoopNest]:
     """The leaves that matter: the light ones follow what suits these."""
     loads = [op_count(function, leaf) * prod(d.extent for d in leaf.dims) for leaf in leaves]
     return [leaf for leaf, load in zip(leaves, loads, strict=True) if load * HEAVY_SHARE >= sum(loads)]
@@ -234,12 +225,12 @@ def _transposed_rows(function: BoundFunction, leaves: Sequence[LoopNest], target
         if lanes.row is None:
             continue
         for dim in leaf.dims:
-            if dim.row is not None and dim is not lanes and _crossed(function, leaf, lanes, dim):
+            if dim.row is not None and dim is not lanes and _is_crossed(function, leaf, lanes, dim):
                 found |= {lanes.row, dim.row}
     return frozenset(found)
 
 
-def _crossed(function: BoundFunction, leaf: LoopNest, lanes: NestDim, dim: NestDim) -> bool:
+def _is_crossed(function: BoundFunction, leaf: LoopNest, lanes: NestDim, dim: NestDim) -> bool:
     for node in leaf.nodes:
         for access in (*node.reads, *node.writes):
             along = access_stride(function, access, lanes.index(node))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from ...core.naming import mint
+from ...core.naming import compose_name
 from ...tc_lang import ir as tc
 from ...tc_lang.ir import BoundFunction, BoundIndex, BoundStatement, Tensor, map_operands, walk_expr
 
@@ -31,18 +31,21 @@ def _without_single_terms(s: BoundStatement) -> BoundStatement:
     if not single:
         return s
 
-    def put(e: tc.Expr) -> tc.Expr:
+    def substitute(e: tc.Expr) -> tc.Expr:
         match e:
             case tc.Index(name, dtype) if name in single:
                 return tc.Const(single[name], dtype)
             case tc.Binary("+", left, right, dtype) if dtype == tc.INDEX_TYPE:
-                a, b, zero = put(left), put(right), tc.Const(0, dtype)
+                a, b, zero = substitute(left), substitute(right), tc.Const(0, dtype)
                 return b if a == zero else a if b == zero else tc.Binary("+", a, b, dtype)
             case _:
-                return map_operands(e, put)
+                return map_operands(e, substitute)
 
-    checks = (replace(c, subscript=put(c.subscript), guard=None if c.guard is None else put(c.guard)) for c in s.checks)
-    return replace(s, value=put(s.value), checks=tuple(checks))
+    checks = (
+        replace(c, subscript=substitute(c.subscript), guard=None if c.guard is None else substitute(c.guard))
+        for c in s.checks
+    )
+    return replace(s, value=substitute(s.value), checks=tuple(checks))
 
 
 def _candidates(function: BoundFunction) -> frozenset[Candidate]:
@@ -54,7 +57,7 @@ def _candidates(function: BoundFunction) -> frozenset[Candidate]:
         if t.strides[q] == t.strides[q + 1] * t.shape[q + 1] and t.shape[q] and t.shape[q + 1]
     }
     while True:
-        refused = {c for s in function.statements for c in _refused(function, s, candidates)}
+        refused = {c for s in function.statements for c in _refused_candidates(function, s, candidates)}
         if not refused:
             break
         candidates -= refused
@@ -65,13 +68,13 @@ def _one_component(candidates: set[Candidate], function: BoundFunction) -> froze
     """Candidates that must merge together, one per tensor; tensors that would merge twice at once are left alone."""
     places = {t.name: place for place, t in enumerate(function.tensors)}
     for start in sorted(candidates, key=lambda c: (places[c[0]], c[1])):
-        component = _connected(start, candidates, function)
+        component = _connected_candidates(start, candidates, function)
         if len({tensor for tensor, _ in component}) == len(component):
             return frozenset(component)
     return frozenset()
 
 
-def _connected(start: Candidate, candidates: set[Candidate], function: BoundFunction) -> set[Candidate]:
+def _connected_candidates(start: Candidate, candidates: set[Candidate], function: BoundFunction) -> set[Candidate]:
     """The candidates that must merge together with `start` because statements share their index pairs."""
     found = {start}
     grown = True
@@ -85,7 +88,7 @@ def _connected(start: Candidate, candidates: set[Candidate], function: BoundFunc
     return found
 
 
-def _refused(function: BoundFunction, s: BoundStatement, candidates: set[Candidate]) -> Iterator[Candidate]:
+def _refused_candidates(function: BoundFunction, s: BoundStatement, candidates: set[Candidate]) -> Iterator[Candidate]:
     """The candidates that `s` does not allow."""
     ranges = {i.name: i for i in s.indices}
     free = {i.name for i in s.free}
@@ -96,7 +99,7 @@ def _refused(function: BoundFunction, s: BoundStatement, candidates: set[Candida
             if (tensor.name, q) not in candidates:
                 continue
             pair = _pair(access, q)
-            if pair is None or (pair[0] in free) != (pair[1] in free) or not _whole(tensor, q, pair, ranges):
+            if pair is None or (pair[0] in free) != (pair[1] in free) or not _spans_dims(tensor, q, pair, ranges):
                 yield tensor.name, q
                 continue
             together = sum(1 for c, p in _pairs(s, candidates) if p == pair)
@@ -104,7 +107,7 @@ def _refused(function: BoundFunction, s: BoundStatement, candidates: set[Candida
                 yield tensor.name, q
 
 
-def _whole(tensor: Tensor, q: int, pair: Pair, ranges: Mapping[str, BoundIndex]) -> bool:
+def _spans_dims(tensor: Tensor, q: int, pair: Pair, ranges: Mapping[str, BoundIndex]) -> bool:
     return all((ranges[name].lower, ranges[name].upper) == (0, tensor.shape[q + k]) for k, name in enumerate(pair))
 
 
@@ -161,10 +164,10 @@ def _merged_tensor(t: Tensor, q: int) -> Tensor:
 def _merged_statement(s: BoundStatement, candidates: set[Candidate]) -> BoundStatement:
     pairs = tuple(dict.fromkeys(p for _, p in _pairs(s, candidates)))
     seconds = {j: i for i, j in pairs}
-    names = {i: mint(i, j) for i, j in pairs}
+    names = {i: compose_name(i, j) for i, j in pairs}
     where = dict(candidates)
 
-    def merged(tensor: str, subscripts: tuple[tc.Expr, ...]) -> tuple[tc.Expr, ...]:
+    def merge_subscripts(tensor: str, subscripts: tuple[tc.Expr, ...]) -> tuple[tc.Expr, ...]:
         if tensor not in where:
             return subscripts
         q = where[tensor]
@@ -174,7 +177,7 @@ def _merged_statement(s: BoundStatement, candidates: set[Candidate]) -> BoundSta
 
     def rewrite(e: tc.Expr) -> tc.Expr:
         e = map_operands(e, rewrite)
-        return replace(e, subscripts=merged(e.tensor, e.subscripts)) if isinstance(e, tc.Access) else e
+        return replace(e, subscripts=merge_subscripts(e.tensor, e.subscripts)) if isinstance(e, tc.Access) else e
 
     extents = {i.name: i.extent for i in s.indices}
     second_of = dict(pairs)
@@ -189,7 +192,7 @@ def _merged_statement(s: BoundStatement, candidates: set[Candidate]) -> BoundSta
     )
     return replace(
         s,
-        subscripts=merged(s.target, tuple(rewrite(e) for e in s.subscripts)),
+        subscripts=merge_subscripts(s.target, tuple(rewrite(e) for e in s.subscripts)),
         value=rewrite(s.value),
         indices=indices,
         num_free=sum(1 for i in s.free if i.name not in seconds),

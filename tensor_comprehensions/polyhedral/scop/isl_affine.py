@@ -63,16 +63,16 @@ def to_isl_affine(e: tc.Expr) -> IslAffine | None:
         case tc.Cast(operand, dtype) if widens(operand.dtype, dtype):
             return to_isl_affine(operand)
         case tc.Unary("-", operand):
-            return _scaled(to_isl_affine(operand), -1)
+            return _scale(to_isl_affine(operand), -1)
         case tc.Binary("+", left, right):
             return _sum(to_isl_affine(left), to_isl_affine(right))
         case tc.Binary("-", left, right):
-            return _sum(to_isl_affine(left), _scaled(to_isl_affine(right), -1))
+            return _sum(to_isl_affine(left), _scale(to_isl_affine(right), -1))
         case tc.Binary("*", left, right):
             a, b = to_isl_affine(left), to_isl_affine(right)
             if a is not None and not a.terms:
-                return _scaled(b, a.constant)
-            return _scaled(a, b.constant) if b is not None and not b.terms else None
+                return _scale(b, a.constant)
+            return _scale(a, b.constant) if b is not None and not b.terms else None
         case _:
             return None
 
@@ -106,7 +106,7 @@ def _sum(a: IslAffine | None, b: IslAffine | None) -> IslAffine | None:
     return _form(terms, a.constant + b.constant)
 
 
-def _scaled(a: IslAffine | None, factor: int) -> IslAffine | None:
+def _scale(a: IslAffine | None, factor: int) -> IslAffine | None:
     return None if a is None else _form({n: c * factor for n, c in a.terms}, a.constant * factor)
 
 

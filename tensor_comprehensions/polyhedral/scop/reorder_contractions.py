@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from itertools import product
+from itertools import product, takewhile
 from math import inf, prod
 
 from ...core.errors import CannotLower
 from ...core.memory_layout import contiguous_strides
-from ...core.naming import mint
+from ...core.naming import compose_name
 from ...loop_ir.nodes import Buffer, Type
 from ...options import CpuOptions
 from ...structured.cost.plan_cost import plan_cycles
@@ -31,6 +31,7 @@ from ...target import CpuTarget
 from ...tc_lang import ir as tc
 from ...tc_lang.ir import BoundFunction, BoundIndex, BoundStatement, Role, Tensor
 from .collapse import collapse
+from .lanes_along_sum import combining_cycles, lanes_along_sum, with_lanes_along_sum
 
 STRAIGHT, ACROSS, SHORT_ACROSS = 1.0, 1.3, 2.0
 """Cycles to copy an element of 4 bytes: in runs, turned across, and turned where runs are shorter than a few lanes.
@@ -114,15 +115,36 @@ def reorder(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> 
     least = CLEARLY * _cycles(_op(function), target, parallel=parallel)
     if least == inf and found.summed_run >= LONG_SUM:
         return function
-    possible = enumerate(orders for orders in _ways(found) if _is_near(found, orders, target))
+    possible = enumerate(orders for orders in _enumerate_orders(found) if _is_near(found, orders, target))
     ways = sorted((_bound(found, orders, target), n, orders) for n, orders in possible)
     best = function
     for bound, _, orders in ways[:TRIED]:
         if bound >= least:
             break
-        candidate, multiply = _reordered(found, orders)
+        candidate, multiply = _reorder_operands(found, orders)
         name = f"S{sum(order is not None for order in orders[:2])}"
         cycles = _copies(found, orders, target) + _cycles(_op(multiply, name), target, parallel=parallel)
+        if cycles < least:
+            best, least = candidate, cycles
+    return _with_lanes_along_sum(found, least, target, parallel=parallel) or best
+
+
+def _with_lanes_along_sum(
+    found: _Contraction, least: float, target: CpuTarget, *, parallel: bool
+) -> BoundFunction | None:
+    """The function with lanes along a sum that both factors, or a copy of one of them, end with, where that is less."""
+    best: BoundFunction | None = None
+    for orders in _ways_along_sum(found):
+        copies = _copies(found, orders, target)
+        if copies + _multiply_adds(found, target) >= least:
+            continue
+        candidate, multiply = _reorder_operands(found, orders)
+        (s,) = multiply.statements
+        if not (lanes := lanes_along_sum(s, target.lanes(found.bits))):
+            continue
+        candidate, multiply = with_lanes_along_sum(candidate, s, lanes)
+        op = _op(multiply, f"S{sum(order is not None for order in orders)}")
+        cycles = copies + combining_cycles(s) + _cycles(op, target, parallel=parallel)
         if cycles < least:
             best, least = candidate, cycles
     return best
@@ -172,7 +194,7 @@ def _is_whole(function: BoundFunction, access: tc.Access, ranges: Mapping[str, B
 # --- ways --------------------------------------------------------------------------------------------------------
 
 
-def _ways(found: _Contraction) -> Iterator[Orders]:
+def _enumerate_orders(found: _Contraction) -> Iterator[Orders]:
     """Which tensors are copied and into which order: others decide the order of the indices they share with them."""
     x, y, c = found.orders
     for copies in product((False, True), repeat=3):
@@ -195,6 +217,26 @@ def _ways(found: _Contraction) -> Iterator[Orders]:
                 yield tuple(o if copied else None for o, copied in zip(orders, copies, strict=True))  # type: ignore[misc]
 
 
+def _ways_along_sum(found: _Contraction) -> Iterator[Orders]:
+    """Copies after which both factors end with the same summed indices: none, or one of the shorter of them."""
+    x, y, _ = found.orders
+    sums = {*x} & {*y}
+    if x[-1] == y[-1] and x[-1] in sums:
+        yield None, None, None
+    for kept, other in ((x, y), (y, x)):
+        run = tuple(takewhile(sums.__contains__, reversed(kept)))[::-1]
+        if not run or other[-len(run) :] == run or found.size(other) > found.size(kept):
+            continue
+        outer = [n for n in kept if n in sums and n not in run]
+        copy = (*outer, *(n for n in other if n not in sums), *run)
+        yield (copy, None, None) if other is x else (None, copy, None)
+
+
+def _multiply_adds(found: _Contraction, target: CpuTarget) -> float:
+    """Cycles of the multiply-adds in full vectors."""
+    return prod(found.extents.values()) * found.bits / target.issue_bits_per_cycle
+
+
 def _bound(found: _Contraction, orders: Orders, target: CpuTarget) -> float:
     """Cycles that a way takes at least: multiply-adds in lanes along the output's runs, and copies of what is moved."""
     x, y, c = (new or old for new, old in zip(orders, found.orders, strict=True))
@@ -202,7 +244,7 @@ def _bound(found: _Contraction, orders: Orders, target: CpuTarget) -> float:
     run = [n for n in _run(c, moving) if n in moving]
     lanes = target.lanes(found.bits)
     wasted = num_tiles(found.size(run), lanes) * lanes / found.size(run)
-    multiply_adds = prod(found.extents.values()) * found.bits / target.issue_bits_per_cycle
+    multiply_adds = _multiply_adds(found, target)
     turned = 0.0 if moving[-1] == c[-1] else ACROSS * found.size(moving)
     return multiply_adds * min(wasted, 2.0) + turned + _copies(found, orders, target)
 
@@ -269,7 +311,7 @@ def _cycles(op: StructuredOp | None, target: CpuTarget, *, parallel: bool) -> fl
 # --- statements --------------------------------------------------------------------------------------------------
 
 
-def _reordered(found: _Contraction, orders: Orders) -> tuple[BoundFunction, BoundFunction]:
+def _reorder_operands(found: _Contraction, orders: Orders) -> tuple[BoundFunction, BoundFunction]:
     """The function with its copies, and one that is the product alone."""
     function, s = found.function, found.statement
     names = {t.name for t in function.tensors}
@@ -278,7 +320,7 @@ def _reordered(found: _Contraction, orders: Orders) -> tuple[BoundFunction, Boun
     for access, order in zip(found.accesses, orders, strict=True):
         tensor = function.tensor(access.tensor)
         if order is not None:
-            name = _fresh(mint(tensor.name, "ordered"), names)
+            name = _fresh_name(compose_name(tensor.name, "ordered"), names)
             names.add(name)
             shape = tuple(found.extents[n] for n in order)
             tensor = Tensor(name, tensor.dtype, shape, contiguous_strides(shape), Role.TEMPORARY)
@@ -302,7 +344,7 @@ def _reordered(found: _Contraction, orders: Orders) -> tuple[BoundFunction, Boun
     for what, given, access, order in zip(("left", "right", "out"), found.accesses, accesses, orders, strict=True):
         if order is None:
             continue
-        place = replace(access, subscripts=_flat(order, found.extents, merged[access.tensor].shape))
+        place = replace(access, subscripts=_flat_subscripts(order, found.extents, merged[access.tensor].shape))
         if what == "out":
             after.append(_copy(f"{s.name}_{what}", given, place, ranges))
         else:
@@ -320,7 +362,7 @@ def _copy(name: str, to: tc.Access, value: tc.Access, ranges: Mapping[str, Bound
     return BoundStatement(name, to.tensor, to.subscripts, None, False, value, indices, len(indices))
 
 
-def _flat(order: Order, extents: Mapping[str, int], shape: tuple[int, ...]) -> tuple[tc.Expr, ...]:
+def _flat_subscripts(order: Order, extents: Mapping[str, int], shape: tuple[int, ...]) -> tuple[tc.Expr, ...]:
     """Subscripts of a tensor of `shape`, whose dimensions are products of the extents of consecutive indices."""
     rest = list(order)
     found: list[tc.Expr] = []
@@ -328,7 +370,7 @@ def _flat(order: Order, extents: Mapping[str, int], shape: tuple[int, ...]) -> t
         taken = [rest.pop(0)]
         while prod(extents[n] for n in taken) < extent:
             taken.append(rest.pop(0))
-        found.append(reduce(lambda e, n: _joined(e, n, extents[n]), taken[1:], _index(taken[0])))
+        found.append(reduce(lambda e, n: _append_index(e, n, extents[n]), taken[1:], _index(taken[0])))
     return tuple(found)
 
 
@@ -336,12 +378,12 @@ def _index(name: str) -> tc.Expr:
     return tc.Index(name, tc.INDEX_TYPE)
 
 
-def _joined(e: tc.Expr, name: str, extent: int) -> tc.Expr:
+def _append_index(e: tc.Expr, name: str, extent: int) -> tc.Expr:
     times = tc.Binary("*", e, tc.Const(extent, tc.INDEX_TYPE), tc.INDEX_TYPE)
     return tc.Binary("+", times, _index(name), tc.INDEX_TYPE)
 
 
-def _fresh(name: str, taken: set[str]) -> str:
+def _fresh_name(name: str, taken: set[str]) -> str:
     while name in taken:
         name += "_"
     return name

@@ -11,7 +11,7 @@ from dataclasses import replace
 from math import prod
 
 from ...core.memory_layout import contiguous_strides
-from ...core.naming import mint
+from ...core.naming import compose_name
 from ...target import CpuTarget
 from ...tc_lang import ir as tc
 from ...tc_lang.ir import BoundFunction, BoundIndex, BoundStatement, Role, Tensor, map_operands
@@ -58,7 +58,7 @@ def in_two_stages(function: BoundFunction, cut: Callable[[BoundStatement], Split
             statements.append(s)
             continue
         index, parts = found
-        part = _part(s, _fresh(mint(s.target, "part"), {t.name for t in tensors}), parts)
+        part = _part(s, _fresh_name(compose_name(s.target, "part"), {t.name for t in tensors}), parts)
         tensors.append(part)
         first, *others = _stages(s, index, part)
         statements.insert(_place(statements, s), first)
@@ -92,7 +92,7 @@ def large_matrix(target: CpuTarget) -> int:
 
 def is_divisible(s: BoundStatement) -> bool:
     """Is `s` a reduction that may be had in parts?"""
-    return s.reduction is not None and bool(s.reduction_indices) and not s.checks and _plain(s)
+    return s.reduction is not None and bool(s.reduction_indices) and not s.checks and _has_distinct_indices(s)
 
 
 def _index(s: BoundStatement) -> BoundIndex | None:
@@ -121,13 +121,13 @@ def _parts(extent: int, most: int) -> int:
     return min(next(whole, most), extent)
 
 
-def _plain(s: BoundStatement) -> bool:
+def _has_distinct_indices(s: BoundStatement) -> bool:
     forms = [to_isl_affine(e) for e in s.subscripts]
     names = [f.single for f in forms if f is not None]
     return len(names) == len(forms) == len(set(names)) and None not in names
 
 
-def _fresh(name: str, taken: set[str]) -> str:
+def _fresh_name(name: str, taken: set[str]) -> str:
     while name in taken:
         name += "_"
     return name
@@ -142,23 +142,23 @@ def _stages(s: BoundStatement, index: BoundIndex, part: Tensor) -> Iterator[Boun
     """The parts, their combination, and the terms that do not fill a chunk."""
     parts = part.shape[0]
     chunk = index.extent // parts
-    outer = BoundIndex(_fresh(mint("p"), {i.name for i in s.indices}), 0, parts)
+    outer = BoundIndex(_fresh_name(compose_name("p"), {i.name for i in s.indices}), 0, parts)
     inner = BoundIndex(index.name, 0, chunk)
     position = _sum(_sum(_times(outer.name, chunk), tc.Index(index.name, tc.INDEX_TYPE)), index.lower)
     where = (tc.Index(outer.name, tc.INDEX_TYPE), *(_offset(i) for i in s.free))
     yield replace(
         s,
-        name=mint(s.name, "parts"),
+        name=compose_name(s.name, "parts"),
         target=part.name,
         subscripts=where,
         initialize=True,
-        value=_substituted(s.value, index.name, position),
+        value=_substitute_index(s.value, index.name, position),
         indices=(outer, *s.free, inner, *(i for i in s.reduction_indices if i != index)),
         num_free=1 + s.num_free,
     )
     yield replace(
         s,
-        name=mint(s.name, "combined"),
+        name=compose_name(s.name, "combined"),
         value=tc.Access(part.name, where, part.dtype),
         indices=(*s.free, outer),
         num_free=s.num_free,
@@ -167,7 +167,7 @@ def _stages(s: BoundStatement, index: BoundIndex, part: Tensor) -> Iterator[Boun
     if rest.extent:
         yield replace(
             s,
-            name=mint(s.name, "rest"),
+            name=compose_name(s.name, "rest"),
             initialize=False,
             indices=tuple(rest if i == index else i for i in s.indices),
         )
@@ -190,7 +190,7 @@ def _sum(e: tc.Expr, term: tc.Expr | int) -> tc.Expr:
     return tc.Binary("+", e, term, tc.INDEX_TYPE)
 
 
-def _substituted(e: tc.Expr, name: str, value: tc.Expr) -> tc.Expr:
+def _substitute_index(e: tc.Expr, name: str, value: tc.Expr) -> tc.Expr:
     if isinstance(e, tc.Index) and e.name == name:
         return value if e.dtype == tc.INDEX_TYPE else tc.Cast(value, e.dtype)
-    return map_operands(e, lambda x: _substituted(x, name, value))
+    return map_operands(e, lambda x: _substitute_index(x, name, value))

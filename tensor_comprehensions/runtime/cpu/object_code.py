@@ -55,7 +55,7 @@ def codegen_flags() -> dict[str, str]:
 def assemble(text: str, target: CpuTarget) -> ObjectCode:
     """Compile LLVM assembly, as `codegen.llvm.emit` prints it for `target`."""
     host_symbols.link_host_symbols()
-    module = _optimized(text, target)
+    module = _optimize_module(text, target)
     known = set(host_symbols.vector_functions().values())
     symbols = tuple(sorted(f.name for f in module.functions if f.is_declaration and f.name in known))
     return ObjectCode(_machine(target).emit_object(module), symbols)
@@ -79,7 +79,7 @@ def assemble_and_load(text: str, target: CpuTarget) -> Executable:
 def host_assembly(text: str, target: CpuTarget) -> str:
     """The machine code of LLVM assembly as text."""
     host_symbols.link_host_symbols()
-    return str(_machine(target).emit_assembly(_optimized(text, target)))
+    return str(_machine(target).emit_assembly(_optimize_module(text, target)))
 
 
 def _machine(target: CpuTarget) -> llvm.TargetMachine:
@@ -92,7 +92,7 @@ def _machine(target: CpuTarget) -> llvm.TargetMachine:
     )
 
 
-def _optimized(text: str, target: CpuTarget) -> llvm.ModuleRef:
+def _optimize_module(text: str, target: CpuTarget) -> llvm.ModuleRef:
     """Parse, verify and run the passes."""
     try:
         module = llvm.parse_assembly(text)

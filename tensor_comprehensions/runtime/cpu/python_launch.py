@@ -61,7 +61,7 @@ class CpuLauncher:
             fail: makes the exception for a failure that the kernel reports, from site + 1 and its value.
         """
         self._executable = executable
-        self._inputs = [(_torch_type(o), o.sizes, _counting(o)) for o in inputs]
+        self._inputs = [(_torch_type(o), o.sizes, _significant_strides(o)) for o in inputs]
         self._spans = [o.span for o in inputs]
         self._outputs = [(_torch_type(o), o.sizes, o.strides) for o in outputs]
         self._order = tuple(order)
@@ -109,7 +109,7 @@ def _torch_type(o: OperandSpec) -> torch.dtype:
     return dtype
 
 
-def _counting(o: OperandSpec) -> tuple[tuple[int, int], ...]:
+def _significant_strides(o: OperandSpec) -> tuple[tuple[int, int], ...]:
     """The dimensions whose strides count, with these."""
     if 0 in o.sizes:
         return ()

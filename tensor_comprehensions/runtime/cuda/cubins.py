@@ -26,7 +26,7 @@ def cubin_of(source: str, architecture: str) -> Cubin:
     found = cache.find_kernel(store, key)
     if found is not None:
         try:
-            return _restored(found, architecture)
+            return _restore_cubin(found, architecture)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             store.warn_once(f"the entry {key.digest} cannot be used: {error}")
     made = nvrtc.compile_text(source, architecture)
@@ -49,6 +49,6 @@ def cubin_key(source: str, architecture: str, tools: Toolchain) -> Key:
     )
 
 
-def _restored(code: StoredKernel, architecture: str) -> Cubin:
+def _restore_cubin(code: StoredKernel, architecture: str) -> Cubin:
     reports = {str(name): Resources(*map(int, numbers)) for name, numbers in code.metadata["resources"].items()}
     return Cubin(architecture, code.data, reports)

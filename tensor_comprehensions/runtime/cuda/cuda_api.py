@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ...core.errors import ArgumentError, DeviceError, InternalError
+from .tensor_maps import TiledMap
 
 NO_MEMORY = 2
 BROKEN = frozenset((4, 214, 219, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721))
@@ -91,6 +92,9 @@ class CudaApi(Protocol):
         /,
     ) -> None:
         """`cuLaunchKernel`. parameters: the address of an array of pointers to arguments. extra: 0."""  # fmt: skip
+
+    def encode_tensor_map(self, m: TiledMap, address: int, place: int, /) -> None:
+        """Write the map of a tensor at an address of the device to a place of this process."""
 
     def synchronize(self, stream: int, /) -> None:
         """Wait for a stream of the current context."""

@@ -1,7 +1,7 @@
 """CUDA's functions as CuPy has them, which loads the driver of this machine.
 
 `cupy_backends` is the layer of CuPy that calls CUDA. It is imported in some milliseconds, the whole of CuPy in 150.
-It has no function that encodes tensor maps; `cuTensorMapEncodeTiled` of NVIDIA's `cuda-bindings` does, with a driver.
+It has no function that encodes tensor maps: see `tensor_maps`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 from ...core.errors import ArgumentError
 from .cuda_api import CudaApi, DeviceAttributes, FunctionAttributes
 from .nvrtc import INSTALL_CUDA
+from .tensor_maps import encode_tensor_map
 
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
 """cudaDevAttrComputeCapability..., which CuPy has no names for."""
@@ -30,6 +31,7 @@ class CupyApi:
         # cupy.cuda.Module unloads its code when it dies, which a captured graph may outlive.
         self.load_module, self.get_function = driver.moduleLoadData, driver.moduleGetFunction
         self.launch, self.synchronize = driver.launchKernel, runtime.streamSynchronize
+        self.encode_tensor_map = encode_tensor_map
 
     def primary_context(self, device: int) -> int:
         before = self.current_context()

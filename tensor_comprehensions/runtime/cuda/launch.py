@@ -25,6 +25,7 @@ from ..cpu.python_launch import OperandSpec, arena_offsets
 from .cuda_api import CudaApi, in_context, to_tc_error
 from .cupy_api import cuda_api
 from .nvrtc import Cubin
+from .tensor_maps import MAP_ALIGNMENT, MAP_BYTES, TiledMap
 
 ALIGNMENT = 16
 """Bytes that the address of a tensor must be a multiple of for vectors to be read from it at once."""
@@ -93,6 +94,8 @@ class Launches:
         except AttributeError:
             block = self._blocks.known = _ArgumentBlock(self.code, self.functions, len(addresses))
         block.addresses[:] = addresses
+        if block.maps:
+            block.encode_maps(self.api)
         api, stream = self.api, current_stream(self.device)
         number, launch = 0, api.launch
         try:
@@ -146,21 +149,39 @@ class _ArgumentBlock:
     Attributes:
         addresses: those of a call, to be filled in.
         launches: for each kernel what comes before the stream, and the address of its array of pointers to addresses.
+        maps: the tensor maps of all kernels, with the number of the address of each.
     """
 
-    __slots__ = ("_arrays", "addresses", "launches")
+    __slots__ = ("_arrays", "_encoded", "_room", "addresses", "launches", "maps")
 
     def __init__(self, code: GpuCode, functions: Sequence[int], count: int) -> None:
         self.addresses: Any = (ctypes.c_uint64 * max(1, count))()
         start = ctypes.addressof(self.addresses)
         self._arrays = []
         self.launches: list[tuple[_Head, int]] = []
+        self.maps = [(TiledMap.of(m), number) for k in code.kernels for m, number in zip(k.maps, k.mapped, strict=True)]
+        self._encoded = [0] * len(self.maps)  # the addresses for which the maps are encoded now
+        self._room = ctypes.create_string_buffer(MAP_BYTES * len(self.maps) + MAP_ALIGNMENT)
+        places = iter(range(len(self.maps)))
         for kernel, function in zip(code.kernels, functions, strict=True):
             numbers = [*kernel.buffers, *([count - 1] if kernel.status else [])]
-            array = (ctypes.c_void_p * max(1, len(numbers)))(*(start + 8 * n for n in numbers))
+            pointers = [*(start + 8 * n for n in numbers), *(self._map_place(next(places)) for _ in kernel.maps)]
+            array = (ctypes.c_void_p * max(1, len(pointers)))(*pointers)
             self._arrays.append(array)  # it lives as long as its address is used
             head: _Head = (function, *kernel.launch.grid, *kernel.launch.block, kernel.dynamic)
             self.launches.append((head, ctypes.addressof(array)))
+
+    def encode_maps(self, api: CudaApi) -> None:
+        """Encode the maps of tensors that have other addresses than at the call before."""
+        for n, (m, number) in enumerate(self.maps):
+            address = self.addresses[number]
+            if self._encoded[n] != address:
+                api.encode_tensor_map(m, address, self._map_place(n))
+                self._encoded[n] = address
+
+    def _map_place(self, number: int) -> int:
+        start = ctypes.addressof(self._room)
+        return start + -start % MAP_ALIGNMENT + MAP_BYTES * number
 
 
 def load_launches_on(code: GpuCode, cubin: Cubin, device: int) -> Launches:
@@ -195,14 +216,14 @@ def run_on_device(
     """Run a module on copies of arrays on a device, and leave there what it wrote, as `emulator.run_emulated_module`
     does."""
 
-    def room(size: int) -> Tensor:
+    def allocate(size: int) -> Tensor:
         return torch.empty(max(1, size), dtype=torch.uint8, device=device)
 
     bits = [torch.from_numpy(arrays[b.name].reshape(-1).view(np.uint8)) for b in module.arguments]
-    there = [room(x.numel()) for x in bits]
+    there = [allocate(x.numel()) for x in bits]
     for x, y in zip(bits, there, strict=True):
         y[: x.numel()].copy_(x)
-    rooms = [room(int(np.prod(b.shape)) * b.type.dtype.size) for b in module.temporaries]
+    rooms = [allocate(int(np.prod(b.shape)) * b.type.dtype.size) for b in module.temporaries]
     status = [torch.zeros(2, dtype=torch.int64, device=device)] if module.sites else []
     launches = load_launches_on(code, cubin, device.index)
     launches([x.data_ptr() for x in (*there, *rooms, *status)])
@@ -304,10 +325,10 @@ class CudaLauncher:
 
     def __call__(self, *inputs: Tensor) -> Any:
         """The output, or a tuple when there are several or none. The inputs must have been accepted."""
-        outputs = self.fresh()
+        outputs = self.allocate_outputs()
         self.run(*inputs, *outputs)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
-    def fresh(self) -> list[Tensor]:
+    def allocate_outputs(self) -> list[Tensor]:
         """New outputs."""
         return [allocate() for allocate in self._makers]

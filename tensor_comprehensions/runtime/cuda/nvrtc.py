@@ -57,7 +57,7 @@ class Toolchain:
 
     @property
     def library(self) -> ctypes.CDLL:
-        return _loaded(self.path)
+        return _load_library(self.path)
 
     def check(self, code: int) -> None:
         if code:
@@ -92,7 +92,7 @@ def compile_text(source: str, architecture: str, *, name: str = "kernel.cu", mor
         code = lib.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
         log = _text(tools, program, "ProgramLog")
         if code:
-            raise InternalError(f"NVRTC refuses what we emitted:\n{log}\n{_numbered(source)}")
+            raise InternalError(f"NVRTC refuses what we emitted:\n{log}\n{_number_lines(source)}")
         return Cubin(architecture, _bytes(tools, program, "CUBIN"), dict(_resources(log)))
     finally:
         lib.nvrtcDestroyProgram(ctypes.byref(program))
@@ -118,13 +118,13 @@ def find_toolchain() -> Toolchain:
     if not found:
         raise ArgumentError("NVRTC, which compiles CUDA, is not installed", suggestion=INSTALL_CUDA)
     path = preferred_library(found, torch.version.cuda)
-    version = _version_beside(path) or _version_of(_loaded(path))
+    version = _version_beside(path) or _version_of(_load_library(path))
     headers = [f for f in _folders("include") if (f / "cuda_fp16.h").exists()]
     return Toolchain(path, tuple(sorted(headers, key=lambda f: cuda_release(f) != version[0])[:1]), version)
 
 
 @functools.cache
-def _loaded(path: Path) -> ctypes.CDLL:
+def _load_library(path: Path) -> ctypes.CDLL:
     """The library: 100 megabytes, which are only loaded to compile."""
     for builtins in sorted(path.parent.glob("libnvrtc-builtins.so.*")):
         ctypes.CDLL(str(builtins), ctypes.RTLD_GLOBAL)  # else the compiler does not find it
@@ -214,6 +214,6 @@ def _number(pattern: str, text: str) -> int:
     return int(found[1]) if found else 0
 
 
-def _numbered(source: str) -> str:
+def _number_lines(source: str) -> str:
     lines: Sequence[str] = source.splitlines()
     return "\n".join(f"{n:4}  {line}" for n, line in enumerate(lines, 1))

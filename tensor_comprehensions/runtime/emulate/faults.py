@@ -49,13 +49,13 @@ def describe_failure(
 ) -> str:
     """The failure of a kernel, with the line of its text."""
     line = f.line or _line(library, f.address)
-    what = _what(f, kernel, buffers, library)
+    what = _describe_failure(f, kernel, buffers, library)
     lines = code.source.splitlines()
     shown = f"line {line}: {lines[line - 1].strip()}" if 0 < line <= len(lines) else "at a line that is not known"
     return f"{kernel.name}: {what}, {shown}"
 
 
-def _what(f: EmulatorFailure, kernel: GpuKernelSource, buffers: Sequence[ir.Buffer], library: Path) -> str:
+def _describe_failure(f: EmulatorFailure, kernel: GpuKernelSource, buffers: Sequence[ir.Buffer], library: Path) -> str:
     who = _thread(f.thread, f.block, kernel)
     if f.kind in (RACE, UNDEFINED, OUTSIDE, MISALIGNED):
         place = _place(f, kernel, buffers, library)

@@ -46,7 +46,7 @@ class BoxedCallCache(CallCache):
             if not has(key):
                 self._code.register(namespace, name, key.encode(), self._code.thunk(function, self.index))
 
-    def slow(self, layer: int, stack: int, count: int, outputs: int) -> None:
+    def call_slow_path(self, layer: int, stack: int, count: int, outputs: int) -> None:
         """Call Python with the arguments on the stack, which are owned, and leave the results there."""
         words = (ctypes.c_int64 * max(count, outputs)).from_address(stack)
         values = [w if kind == CONSTANT else tensor_of(w) for w, kind in zip(words, self.kinds, strict=False)]
@@ -97,7 +97,7 @@ class _Code:
     def _python(self, index: int, layer: int, stack: int, count: int, outputs: int) -> None:
         """Go on in Python."""
         try:
-            self._cells[index].slow(layer, stack, count, outputs)
+            self._cells[index].call_slow_path(layer, stack, count, outputs)
         except TCError as error:
             shorten_traceback(error)
             raise

@@ -134,7 +134,7 @@ def broadcast_in_place(op: StructuredOp, found: TileLayout) -> tuple[Load, int] 
     """
     if any(op.extent(name) % found.unit[name] for name in (found.rows, found.along)):
         return None
-    access = _first(op.factors[found.broadcast_operand.value])
+    access = _first_of_pair(op.factors[found.broadcast_operand.value])
     if access is None or access.buffer.strides[-1] != 1:
         return None
     moved = [iterator_coefficients(index, (found.rows, found.along)) for index in access.indices]
@@ -145,7 +145,7 @@ def broadcast_in_place(op: StructuredOp, found: TileLayout) -> tuple[Load, int] 
     return (access, rows[0]) if all(m == {} for m in others[:-1]) and moved[rows[0]] == {found.rows: 1} else None
 
 
-def _first(factor: Expr) -> Load | None:
+def _first_of_pair(factor: Expr) -> Load | None:
     """The first of the two elements of a pair that always has both."""
     match factor:
         case Call(_, (Load(mask=None) as low, Load(mask=None))):
@@ -160,7 +160,7 @@ def matrix_tile_plans(known: ContractionInfo, target: CpuTarget, *, parallel: bo
     """The plans with fragments worth comparing with others; none where no instruction applies."""
     found = []
     for instruction in tile_instructions(known.op, target):
-        rows = [i for i in known.only(known.broadcast_operand) if i.name != known.vector]
+        rows = [i for i in known.exclusive_iterators(known.broadcast_operand) if i.name != known.vector]
         if rows and known.vector not in known.broadcast_operand.iterators:
             maker = _Maker(known, target, instruction, max(rows, key=lambda i: i.extent), parallel)
             found += maker.plans()
@@ -207,7 +207,7 @@ class _Maker:
         if packed:
             packs.insert(0, PackStep(known.broadcast_operand.side, 0 if parts < 2 else depth))
         levels = (*outer, *inner, TileLoop(self.rows.name, height), TileLoop(known.vector, width))
-        collapsed, grain = self._shared(outer)
+        collapsed, grain = self._share_outer_loops(outer)
         return Plan(
             known.vector,
             self.instruction.columns,
@@ -219,7 +219,7 @@ class _Maker:
             instruction=self.instruction.name,
         )
 
-    def _shared(self, outer: list[TileLoop]) -> tuple[int, int]:
+    def _share_outer_loops(self, outer: list[TileLoop]) -> tuple[int, int]:
         """How many of the outermost levels the threads share, and the grain."""
         op = self.facts.op
         count = prod(num_tiles(op.extent(level.iterator), level.size) for level in outer)
@@ -246,7 +246,7 @@ class _Maker:
         extent, point = known.extent(known.vector), 4 * known.k_size
         most = room * 3 // 8 // point
         if self.parallel:
-            rows = prod(i.extent for i in known.only(known.broadcast_operand)) * point
+            rows = prod(i.extent for i in known.exclusive_iterators(known.broadcast_operand)) * point
             chunks = CHUNKS if rows <= room // 2 else FEW_CHUNKS
             chunks = max(1, min(chunks, known.op.multiplications // PARALLEL_WORK))
             most = min(most, num_tiles(extent * count, chunks))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from ...loop_ir.index_arithmetic import linear_terms
+from ...loop_ir.linear_forms import linear_terms
 from ...loop_ir.nodes import Expr, Load, Var
 from ...loop_ir.rewrite import mentions
 

@@ -21,6 +21,10 @@ Numbers: TypeAlias = npt.NDArray[np.float64]
 Conditions: TypeAlias = npt.NDArray[np.bool_]
 
 
+WIDEST = 512
+"""Bits of the lanes of a sum that are one vector, at most."""
+
+
 @dataclass(frozen=True)
 class Factor:
     """One side of the product.
@@ -128,7 +132,7 @@ class ContractionInfo:
             if (i.name in self.vector_operand.iterators) == (i.name in self.broadcast_operand.iterators)
         )
 
-    def only(self, factor: Factor) -> tuple[Iterator, ...]:
+    def exclusive_iterators(self, factor: Factor) -> tuple[Iterator, ...]:
         """Parallel iterators that move `factor` and not the other one."""
         return self._columns if factor is self.vector_operand else self._rows
 
@@ -149,6 +153,14 @@ class ContractionInfo:
         )
 
     @cached_property
+    def keeps_lanes_of_sum(self) -> bool:
+        """Whether the lanes are those of a sum that goes on, in both factors, where they end."""
+        both, end = self.vector in self.broadcast_operand.iterators, self.extent(self.vector)
+        goes_on = any(all(f.step(i.name) == end for f in self.factors) for i in self.op.reductions)
+        rows = all(self.exclusive_iterators(f) for f in self.factors)
+        return both and goes_on and rows and len(self.batch) == 1 and end * self.bits <= WIDEST
+
+    @cached_property
     def reductions(self) -> tuple[str, ...]:
         """As loops, the one that moves the scalars least innermost; vectors are packed where they jump."""
 
@@ -162,18 +174,20 @@ class ContractionInfo:
     def continuing_iterator(self) -> Iterator | None:
         """The iterator of the still factor along which the output's runs go on where those along the lanes end."""
         end = self.extent(self.vector)
-        return next((i for i in self.only(self.broadcast_operand) if (i.name, end) in self.output_strides), None)
+        return next(
+            (i for i in self.exclusive_iterators(self.broadcast_operand) if (i.name, end) in self.output_strides), None
+        )
 
     @property
     def row_candidates(self) -> tuple[Iterator, ...]:
         """Iterators that may make the rows of the register tile: those that leave the vectors alone come first."""
         reusing = sorted(
-            self.only(self.broadcast_operand),
+            self.exclusive_iterators(self.broadcast_operand),
             key=lambda i: (self.transposes_output and i.name != self.output_unit_iter, -i.extent),
         )
         chosen = [i for i in reusing if i.name != self.vector]
         if sum(i.extent > 3 for i in chosen) == 0:
-            chosen += [i for i in self.only(self.vector_operand) if i.name != self.vector]
+            chosen += [i for i in self.exclusive_iterators(self.vector_operand) if i.name != self.vector]
         return tuple(chosen[:4])
 
 

@@ -29,12 +29,12 @@ def distinct_taps(facts: ContractionInfo, window: str, points: Mapping[str, Numb
             read = read * size
             continue
         runs = (count, size, step // apart) if step >= apart else (size, count, apart // step)
-        different, several = _overlapping(*runs)
+        different, several = _count_overlaps(*runs)
         read, part = read * different / count, np.maximum(part, several / different)
     return read, read * part
 
 
-def _overlapping(length: Numbers, runs: Numbers, apart: int) -> tuple[Numbers, Numbers]:
+def _count_overlaps(length: Numbers, runs: Numbers, apart: int) -> tuple[Numbers, Numbers]:
     """Of `runs` of so many numbers, each `apart` after the one before: different numbers, and those in several."""
     overlap = (apart < length) & (runs > 1)
     different = length + (runs - 1) * np.minimum(apart, length)

@@ -45,6 +45,8 @@ INTERLEAVED = 4
 """Elements from one lane to the next up to which whole vectors are read and shuffled."""
 EXPOSED = 0.4
 """The part of the time for moving bytes that multiply-adds do not hide."""
+STREAMED = 0.2
+"""The same where both factors are read in runs of memory along the sum, which come ahead of their use."""
 COPY, TURN, ELEMENT = 0.6, 1.2, 2.5
 """Cycles per element that is copied: by vectors, turned across, one by one; for elements of 4 bytes."""
 
@@ -52,11 +54,11 @@ COPY, TURN, ELEMENT = 0.6, 1.2, 2.5
 def plan_cycles(op: StructuredOp, plan: Plan, target: CpuTarget) -> float:
     """Cycles of one core for a normalized op. Raises CannotLower for an op that has no facts."""
     if plan.output_panel_depth is not None:
-        return _unpacked(op, plan, plan.output_panel_depth, target)
+        return _output_panel_cycles(op, plan, plan.output_panel_depth, target)
     return expected_cycles(analyze_contraction(op, plan.vector), [plan], target)[0]
 
 
-def _unpacked(op: StructuredOp, plan: Plan, depth: int, target: CpuTarget) -> float:
+def _output_panel_cycles(op: StructuredOp, plan: Plan, depth: int, target: CpuTarget) -> float:
     """The same where results are kept in a panel that is turned afterwards."""
     known, written = analyze_contraction(with_panel_output(op, plan.vector), plan.vector), analyze_contraction(op)
     model, moving = _Model(known, plan, target), known.vector_operand
@@ -71,14 +73,16 @@ def _unpacked(op: StructuredOp, plan: Plan, depth: int, target: CpuTarget) -> fl
 def expected_cycles(known: ContractionInfo, plans: Sequence[Plan], target: CpuTarget) -> list[float]:
     """The same for several plans with lanes along one iterator, where the facts for these are there already."""
     computing = _register_tiles(known, plans, target)
-    return [_expected(_Model(known, plan, target), cycles) for plan, cycles in zip(plans, computing, strict=True)]
+    return [_total_cycles(_Model(known, plan, target), cycles) for plan, cycles in zip(plans, computing, strict=True)]
 
 
-def _expected(model: _Model, computing: float) -> float:
+def _total_cycles(model: _Model, computing: float) -> float:
     compute = computing + model.gathers() + model.split_line_loads()
     compute += model.l2_short_runs() + model.page_revisits()
-    moving = model.moving()
-    return max(compute + EXPOSED * moving, moving) + model.copying()
+    moving = model.transfer_cycles()
+    if model.facts.keeps_lanes_of_sum:
+        return compute + STREAMED * moving + model.packing_cycles()
+    return max(compute + EXPOSED * moving, moving) + model.packing_cycles()
 
 
 def packs_short_runs(known: ContractionInfo, plan: Plan, target: CpuTarget) -> bool:
@@ -97,7 +101,7 @@ def busy_cycles(op: StructuredOp, plan: Plan, target: CpuTarget) -> float:
     known = analyze_contraction(op, plan.vector)
     model = _Model(known, plan, target)
     computing = _register_tiles(known, [plan], target)[0]
-    return computing + model.gathers() + model.split_line_loads() + model.copying()
+    return computing + model.gathers() + model.split_line_loads() + model.packing_cycles()
 
 
 def _register_tiles(known: ContractionInfo, plans: Sequence[Plan], target: CpuTarget) -> list[float]:
@@ -170,17 +174,17 @@ class _Model:
 
     def source_bytes(self, side: Side, region: Mapping[str, int]) -> float:
         """Bytes in whole cache lines of a factor's tensor that a region reads."""
-        together = self._together(side)
+        together = self._elements_per_value(side)
         run = self._run(side, region) * self.factor(side).bytes
         return self.elements(side, region) * together * self.factor(side).bytes * max(1.0, LINE / run)
 
-    def _together(self, side: Side) -> int:
+    def _elements_per_value(self, side: Side) -> int:
         """Elements of memory that one of a factor has."""
         return 2 if self.facts.op.pairs else 1
 
     def _run(self, side: Side, region: Mapping[str, int]) -> int:
         """Neighboring elements of a factor's tensor that a region reads."""
-        factor, together = self.factor(side), self._together(side)
+        factor, together = self.factor(side), self._elements_per_value(side)
         run = together if factor.step(self.facts.op.pairs) == together else 1
         for name, step in factor.nearest:
             if step > run:
@@ -195,7 +199,7 @@ class _Model:
         run = self._run(side, region) * factor.bytes
         around = [step * factor.bytes for _, step in factor.nearest if step * factor.bytes >= run]
         cut = min(run, LINE) - gcd(LINE, run, *around) if around else 0
-        return self.elements(side, region) * self._together(side) * factor.bytes * cut / run
+        return self.elements(side, region) * self._elements_per_value(side) * factor.bytes * cut / run
 
     def starts(self, side: Side, region: Mapping[str, int]) -> float:
         """Short runs of a factor's tensor that a region reads."""
@@ -205,7 +209,7 @@ class _Model:
             name, step = nearest[0]
             run = min(run, step * region[name])
         short = run * self.factor(side).bytes < FETCHED_AHEAD
-        return self.elements(side, region) * self._together(side) / run if short else 0.0
+        return self.elements(side, region) * self._elements_per_value(side) / run if short else 0.0
 
     def source_pages(self, side: Side, region: Mapping[str, int]) -> int:
         """Pages of a factor's tensor that a region touches."""
@@ -234,7 +238,7 @@ class _Model:
         """Bytes that the code inside the first d levels touches, for each d."""
         return [sum(sizes) for sizes in zip(*self.footprints.values(), self.outputs, strict=True)]
 
-    def moving(self) -> float:
+    def transfer_cycles(self) -> float:
         """Cycles for the bytes that reach each cache; what the second one has room for is in it already."""
         total = 0.0
         last = len(self.plan.levels)
@@ -243,12 +247,12 @@ class _Model:
                 break
             depth = next((d for d in range(last + 1) if self.working[d] <= capacity * self.room), last)
             for side in Side:
-                total += cost * self._arriving(self.footprints[side][depth], self.factor(side).iterators, depth)
+                total += cost * self._arriving_bytes(self.footprints[side][depth], self.factor(side).iterators, depth)
             ways = 1 if self.plan.nontemporal else 2
-            total += ways * cost * self._arriving(self.outputs[depth], self.facts.extents.keys(), depth)
+            total += ways * cost * self._arriving_bytes(self.outputs[depth], self.facts.extents.keys(), depth)
         return total
 
-    def _arriving(self, size: float, used: Collection[str], depth: int) -> float:
+    def _arriving_bytes(self, size: float, used: Collection[str], depth: int) -> float:
         """Bytes that come in over all iterations around `depth`; what the next loop does not move stays."""
         around: Sequence[int] = range(depth)
         while around and self.plan.levels[around[-1]].iterator not in used:
@@ -284,7 +288,7 @@ class _Model:
         ):  # what is next to it may be in the same lines
             arriving = min(arriving, self.footprints[still.side][depth - 1] / self.trips[depth - 1])
         new = min(1.0, still.stored / prod(i.extent for i in self.facts.op.iterators if i.name in still.iterators))
-        return SCATTERED * new * self._arriving(arriving, still.iterators, depth) / LINE
+        return SCATTERED * new * self._arriving_bytes(arriving, still.iterators, depth) / LINE
 
     def page_revisits(self) -> float:
         """Cycles more to go from page to page of an output past the caches. Measured where the last one is far."""
@@ -309,7 +313,7 @@ class _Model:
                 total += SPLIT * self.facts.op.multiplications / (self.plan.lanes * reuse)
         return total
 
-    def copying(self) -> float:
+    def packing_cycles(self) -> float:
         """Cycles to fill the panels."""
         total = 0.0
         for side, depth in self.packed.items():
@@ -332,7 +336,7 @@ class _Model:
     def _copy_cost(self, side: Side) -> float:
         factor = self.factor(side)
         across = [i for i in self.facts.parallel if i.name in factor.iterators and self.plan.tile(i.name) > 1]
-        contiguous = {i.name for i in self.facts.op.iterators if factor.step(i.name) == self._next(i.name)}
+        contiguous = {i.name for i in self.facts.op.iterators if factor.step(i.name) == self._contiguous_step(i.name)}
         if self.plan.instruction and side is not self.facts.vector_operand.side:  # as rows of pairs
             return COPY if self.facts.op.pairs in contiguous else TURN if contiguous else ELEMENT
         if any(i.name in contiguous for i in across):
@@ -340,6 +344,6 @@ class _Model:
         lanes = abs(factor.step(self.plan.vector) or 0)
         return TURN if contiguous or 0 < lanes <= INTERLEAVED else ELEMENT
 
-    def _next(self, name: str) -> int:
+    def _contiguous_step(self, name: str) -> int:
         """The step of an iterator along which a factor is contiguous."""
         return 2 if name == self.facts.op.pairs else 1

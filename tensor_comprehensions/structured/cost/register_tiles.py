@@ -48,19 +48,19 @@ class RegisterTileRanking:
         """Cycles, lanes, columns and rows, of those that fill a good part of the registers where any do."""
         known, target = self.info, self.target
         ways = list(dict.fromkeys(_turned_rows(known) if known.transposes_output else _rows(known, target)))
-        fitting = [_fitting(known, target, lanes, ways) for lanes in _lanes(known, target)]
-        fitting += _joined(known, target)
-        filled = [tiles.cells + self._held(tiles) for tiles in fitting]
+        fitting = [_fitting_tiles(known, target, lanes, ways) for lanes in _lanes(known, target)]
+        fitting += _half_vector_tiles(known, target)
+        filled = [tiles.cells + self._held_registers(tiles) for tiles in fitting]
         most = max(tiles.cells.max() for tiles in fitting)
         found: list[tuple[float, Shape, int, Rows]] = []
-        for tiles in (t.only(2 * count >= most) for t, count in zip(fitting, filled, strict=True)):
+        for tiles in (t.select_where(2 * count >= most) for t, count in zip(fitting, filled, strict=True)):
             cycles = all_tiles_cycles(known, target, tiles.lanes, tiles.points, tiles.joined).tolist()
             columns = tiles.points[known.vector].astype(int).tolist()
             shape = (tiles.lanes, tiles.joined)
             found += zip(cycles, repeat(shape), columns, (tiles.ways[way] for way in tiles.way), strict=False)
         return sorted(found, key=lambda tile: tile[0])
 
-    def _held(self, tiles: _Tiles) -> Numbers | float:
+    def _held_registers(self, tiles: _Tiles) -> Numbers | float:
         """Registers that hold scalars of a window."""
         known, window = self.info, self.info.reductions[-1] if self.info.reductions else None
         if window is None or known.extent(window) > UNROLL or not known.transposes_output:
@@ -113,12 +113,14 @@ class _Tiles:
         cells: Numbers = np.prod([*self.points.values()], axis=0) / (self.lanes * self.joined)
         return cells
 
-    def only(self, these: Conditions) -> _Tiles:
+    def select_where(self, these: Conditions) -> _Tiles:
         kept = np.flatnonzero(these)
         return replace(self, points={name: n[kept] for name, n in self.points.items()}, way=self.way[kept])
 
 
-def _fitting(facts: ContractionInfo, target: CpuTarget, lanes: int, ways: Sequence[Rows], joined: int = 1) -> _Tiles:
+def _fitting_tiles(
+    facts: ContractionInfo, target: CpuTarget, lanes: int, ways: Sequence[Rows], joined: int = 1
+) -> _Tiles:
     """The register tiles, with up to so many vectors along the lanes, that leave registers for the factors."""
     most = min(MOST_VECTORS, -(-facts.extent(facts.vector) // lanes))
     counts = np.arange(1.0 if joined == 1 else float(most), most + 1)
@@ -128,10 +130,10 @@ def _fitting(facts: ContractionInfo, target: CpuTarget, lanes: int, ways: Sequen
     for name in dict.fromkeys(name for rows in ways for name, _ in rows):
         points[name] = np.array([float(rows.get(name, 1)) for rows in sizes])[way]
     tiles = _Tiles(lanes, points, ways, way, joined)
-    return tiles.only(live_registers(facts, lanes, points, joined) < target.vector_registers)
+    return tiles.select_where(live_registers(facts, lanes, points, joined) < target.vector_registers)
 
 
-def _joined(facts: ContractionInfo, target: CpuTarget) -> Generator[_Tiles]:
+def _half_vector_tiles(facts: ContractionInfo, target: CpuTarget) -> Generator[_Tiles]:
     """Register tiles in which rows of half vectors share registers, where whole vectors would leave many lanes idle.
 
     They read a panel that holds several rows of the moving factor side by side, not windows, which such a panel would
@@ -149,12 +151,12 @@ def _joined(facts: ContractionInfo, target: CpuTarget) -> Generator[_Tiles]:
         return
     ways: list[Rows] = []
     apart = dict(facts.output_strides)
-    for row in facts.only(facts.broadcast_operand):
-        for column in sorted(facts.only(facts.vector_operand), key=lambda i: apart.get(i.name, 0)):
+    for row in facts.exclusive_iterators(facts.broadcast_operand):
+        for column in sorted(facts.exclusive_iterators(facts.vector_operand), key=lambda i: apart.get(i.name, 0)):
             across = [n for n in _sizes(min(column.extent, 8)) if n % 2 == 0 and column.name != facts.vector]
             ways += [((row.name, size), (column.name, n)) for n in across for size in _sizes(min(row.extent, 14))]
     if ways:
-        yield _fitting(facts, target, lanes, ways, 2)
+        yield _fitting_tiles(facts, target, lanes, ways, 2)
 
 
 def _lanes(facts: ContractionInfo, target: CpuTarget) -> list[int]:
@@ -218,7 +220,7 @@ def _columns(facts: ContractionInfo, target: CpuTarget) -> Generator[Rows]:
 
     Where the output goes past a far cache, rows along which its runs go on come first.
     """
-    rows, far = facts.only(facts.broadcast_operand), facts.output_size > target.writeback_limit_bytes
+    rows, far = facts.exclusive_iterators(facts.broadcast_operand), facts.output_size > target.writeback_limit_bytes
     for row in sorted(rows, key=lambda i: not far or i is not facts.continuing_iterator)[:2]:
         for column in _column_candidates(facts):
             for across in _sizes(min(column.extent, 8)):
@@ -234,7 +236,7 @@ def _column_candidates(facts: ContractionInfo) -> list[Iterator]:
     output's runs go on.
     """
     moving, end = facts.vector_operand, facts.extent(facts.vector)
-    candidates = [i for i in facts.only(moving) if i.name != facts.vector]
+    candidates = [i for i in facts.exclusive_iterators(moving) if i.name != facts.vector]
     contiguous = [i for i in candidates if moving.step(i.name) == 1]
     continued = [i for i in contiguous if any(moving.step(name) == i.extent for name in facts.reductions)]
     written = [i for i in candidates if i not in contiguous and (i.name, end) in facts.output_strides]

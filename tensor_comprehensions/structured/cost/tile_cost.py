@@ -130,7 +130,7 @@ def _in_place_cycles(facts: ContractionInfo, target: CpuTarget, columns: Numbers
     if facts.transposes_output or moving.step(facts.vector) != 1 or not facts.reductions:
         return np.zeros_like(columns)
     apart = abs(moving.step(facts.reductions[-1]) or 0) * moving.bytes
-    uses = prod(i.extent for i in facts.only(facts.broadcast_operand))
+    uses = prod(i.extent for i in facts.exclusive_iterators(facts.broadcast_operand))
     in_place = is_beyond_private_caches(moving.stored * moving.bytes, target) and (
         0 < apart < SHORT_STEP or uses <= USES_IN_PLACE
     )
@@ -276,14 +276,17 @@ def _output_cycles(facts: ContractionInfo, target: CpuTarget, points: Mapping[st
 def fills_whole_lines(info: ContractionInfo, target: CpuTarget, points: Mapping[str, Numbers]) -> Conditions:
     """Whether what boxes of `points` write may go past the caches: whole lines, or past a far one long runs.
 
-    These begin and end in the middle of a line, where the lanes' iterator does.
+    These begin and end in the middle of a line, where the lanes' iterator does. A vector that is stored in part goes
+    through the caches: it must not follow others in a row, which write the rest of its line past them.
     """
     run = info.run(points)
     whole = info.fills_lines(run, LINE)
     if target.has_mesh_llc:
         ends = points[info.vector] == info.extent(info.vector)
         whole |= ends & (run * info.output_bytes >= LONG_RUN) & info.fills_lines(run, LINE // 2)
-    return whole
+    row = points[info.vector] * info.output_bytes
+    ends_whole: Conditions = whole & ((row % (LINE // 2) == 0) | (row < LINE))
+    return ends_whole
 
 
 # --- memory ------------------------------------------------------------------------------------------------------

@@ -37,13 +37,13 @@ def plan_of_schedule(pipeline: Schedule, op: StructuredOp, target: CpuTarget, *,
         ArgumentError: the pipeline names something that the op does not have.
         CannotLower: no code can be generated for it; the message says why.
     """
-    return _finished(_run(pipeline, start_state(op, target, may_parallelize=parallel)))
+    return _finalize_nest(_run(pipeline, start_state(op, target, may_parallelize=parallel)))
 
 
 def explain_schedule(pipeline: Schedule, op: StructuredOp, target: CpuTarget, *, parallel: bool = True) -> str:
     """What every piece does to `op`, a line each. Raises as `plan_of_schedule`."""
     nest, lines = apply_with_notes(pipeline, start_state(op, target, may_parallelize=parallel))
-    plan = _finished(nest)
+    plan = _finalize_nest(nest)
     size = " x ".join(f"{nest.describe_loops(i.name)} {plan.tile(i.name)}" for i in drop_unit_dims(op).parallel)
     lines.append(f"register tile: {size}, {num_accumulators(op, plan)} vectors of {plan.lanes}")
     return "\n".join(lines)
@@ -51,11 +51,11 @@ def explain_schedule(pipeline: Schedule, op: StructuredOp, target: CpuTarget, *,
 
 def loop_state_of(pieces: Iterable[Primitive], op: StructuredOp) -> ScheduleState:
     """The nest with the loops that the pieces among `pieces` make that make loops. Raises as `plan_of_schedule`."""
-    return _looped(tuple(p for p in pieces if isinstance(p, written.Tile | written.Interchange)), op)
+    return _run_cached(tuple(p for p in pieces if isinstance(p, written.Tile | written.Interchange)), op)
 
 
 @lru_cache(1024)
-def _looped(pieces: tuple[Primitive, ...], op: StructuredOp) -> ScheduleState:
+def _run_cached(pieces: tuple[Primitive, ...], op: StructuredOp) -> ScheduleState:
     """Searches ask for the same loops again and again."""
     return _run(Schedule(pieces), start_state(op, NOWHERE))
 
@@ -83,7 +83,7 @@ def _run(pipeline: Schedule, nest: ScheduleState) -> ScheduleState:
     return nest
 
 
-def _finished(nest: ScheduleState) -> Plan:
+def _finalize_nest(nest: ScheduleState) -> Plan:
     return finalize(_vectorize(written.Vectorize(), nest) if nest.vector is None else nest)
 
 
@@ -151,7 +151,7 @@ def _parallel(piece: written.Parallel, nest: ScheduleState) -> ScheduleState:
 
 
 def _pack(piece: written.Pack, nest: ScheduleState) -> ScheduleState:
-    for name, place in piece.factors:
+    for name, place in piece.operand_loops:
         side = nest.side(name)
         if any(side is other for other, _ in nest.packs) and nest.op.is_product:
             raise CannotLower(f"{piece}: {name} is packed already")
@@ -165,7 +165,7 @@ def _pack(piece: written.Pack, nest: ScheduleState) -> ScheduleState:
 def _prefetch(piece: written.Prefetch, nest: ScheduleState) -> ScheduleState:
     if not nest.op.is_product:
         raise CannotLower(f"{piece}: nothing that is read stays for several register tiles")
-    for name, place in piece.factors:
+    for name, place in piece.operand_loops:
         loop = nest.loop(place)
         nest = replace(nest, prefetches=(*nest.prefetches, (nest.side(name), loop)))
         nest = nest.say(f"{name} for the next iteration of {nest.name(loop)} is brought near")
@@ -173,7 +173,7 @@ def _prefetch(piece: written.Prefetch, nest: ScheduleState) -> ScheduleState:
 
 
 def _pad(piece: written.Pad, nest: ScheduleState) -> ScheduleState:
-    sides = tuple(nest.side(name) for name in piece.factors)
+    sides = tuple(nest.side(name) for name in piece.operands)
     nest = replace(nest, padded=(*nest.padded, *sides))
     innermost = {loop.iterator: loop for loop in nest.loops}
     ends = [_end(nest, innermost[name]) for name in padded_iterators(nest)]

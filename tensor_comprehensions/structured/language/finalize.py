@@ -35,10 +35,10 @@ def finalize(nest: ScheduleState) -> Plan:
         raise CannotLower(
             f"vectorize: the tiles of {nest.describe_loops(vector)} have one point to run along the lanes"
         )
-    lanes = nest.lanes or _fitting(widest, min(last.size, nest.op.extent(vector)))
+    lanes = nest.lanes or _fitting_lanes(widest, min(last.size, nest.op.extent(vector)))
     kept = nest.remaining_points
     sums = tuple(s for s in nest.sums if nest.op.extent(s) > 1)
-    unrolled, steps_at_once = _unrolling(nest, sums)
+    unrolled, steps_at_once = _unroll_counts(nest, sums)
     collapsed = [loop for loop in nest.shared if nest.op.extent(loop.iterator) > 1]
     count = prod(num_tiles(nest.op.extent(loop.iterator), loop.size) for loop in collapsed)
     grain = (nest.grain or default_grain_size(nest.op, count)) if collapsed else 1
@@ -96,19 +96,19 @@ def with_remainder(op: StructuredOp, levels: Sequence[TileLoop]) -> frozenset[in
 
 
 def _replace_loop(nest: ScheduleState, old: StateLoop, new: StateLoop) -> ScheduleState:
-    def swapped(loop: StateLoop) -> StateLoop:
+    def swap(loop: StateLoop) -> StateLoop:
         return new if loop == old else loop
 
-    packs = tuple((side, None if loop is None else swapped(loop)) for side, loop in nest.packs)
-    ahead = tuple((side, swapped(loop)) for side, loop in nest.prefetches)
-    loops, shared, peeled = (tuple(map(swapped, loops)) for loops in (nest.loops, nest.shared, nest.peeled))
-    unpacked = None if nest.output_panel_loop is None else swapped(nest.output_panel_loop)
+    packs = tuple((side, None if loop is None else swap(loop)) for side, loop in nest.packs)
+    ahead = tuple((side, swap(loop)) for side, loop in nest.prefetches)
+    loops, shared, peeled = (tuple(map(swap, loops)) for loops in (nest.loops, nest.shared, nest.peeled))
+    unpacked = None if nest.output_panel_loop is None else swap(nest.output_panel_loop)
     return replace(
         nest, loops=loops, shared=shared, packs=packs, peeled=peeled, prefetches=ahead, output_panel_loop=unpacked
     )
 
 
-def _fitting(widest: int, size: int) -> int:
+def _fitting_lanes(widest: int, size: int) -> int:
     """The widest vectors of which a tile of `size` points fills more than half."""
     lanes = widest
     while lanes > NARROWEST and lanes >= 2 * size:
@@ -116,7 +116,7 @@ def _fitting(widest: int, size: int) -> int:
     return lanes
 
 
-def _unrolling(nest: ScheduleState, sums: Sequence[str]) -> tuple[int, int]:
+def _unroll_counts(nest: ScheduleState, sums: Sequence[str]) -> tuple[int, int]:
     """How many of the innermost reductions are unrolled completely, and how far the one around them is."""
     factors = {name: factor for name, factor in nest.unrolled if name in sums}
     complete, partial = 0, 1

@@ -17,7 +17,7 @@ from .schedule_state import NOWHERE, ScheduleState, StateLoop, reduction_loop_na
 
 def plan_to_schedule(plan: Plan, op: StructuredOp) -> Schedule:
     """The pipeline from which `plan_of_schedule` makes `plan`, for a normalized op."""
-    nest = replace(start_state(op, NOWHERE), loops=_numbered(plan))
+    nest = replace(start_state(op, NOWHERE), loops=_number_loops(plan))
     pieces: list[Primitive] = list(_tiles(nest))
     original = tuple(i.name for i in op.reductions)
     if plan.reductions != original:
@@ -30,7 +30,7 @@ def plan_to_schedule(plan: Plan, op: StructuredOp) -> Schedule:
         grain = 0 if plan.grain == default_grain_size(op, count) else plan.grain
         pieces.append(written.Parallel(tuple(map(nest.name, nest.loops[: plan.parallel_depth])), grain))
     pieces.append(written.Vectorize(nest.describe_loops(plan.vector), plan.lanes, plan.vectors_per_register))
-    if unrolled := _unrolled(nest, plan):
+    if unrolled := _unroll_pairs(nest, plan):
         pieces.append(written.Unroll(unrolled))
     if plan.nontemporal:
         pieces.append(written.NontemporalStores())
@@ -57,7 +57,7 @@ def _edges(nest: ScheduleState, plan: Plan) -> Iterator[Primitive]:
         yield written.Peel(tuple(nest.name(nest.loops[depth]) for depth in peeled))
 
 
-def _numbered(plan: Plan) -> tuple[StateLoop, ...]:
+def _number_loops(plan: Plan) -> tuple[StateLoop, ...]:
     """The levels of a plan as the loops of a nest."""
     seen: dict[str, int] = {}
     loops = []
@@ -92,7 +92,7 @@ def _loop_name(nest: ScheduleState, depth: int) -> str | None:
     return nest.name(nest.loops[depth - 1]) if depth else None
 
 
-def _unrolled(nest: ScheduleState, plan: Plan) -> tuple[tuple[str, int], ...]:
+def _unroll_pairs(nest: ScheduleState, plan: Plan) -> tuple[tuple[str, int], ...]:
     first = len(plan.reductions) - plan.unrolled
     whole = tuple((nest.describe_loops(name), 0) for name in plan.reductions[first:])
     if plan.unroll_steps > 1 and first:

@@ -47,21 +47,22 @@ class Interchange:
 class Pack:
     """What the loops inside a loop read of a factor is first copied, in the order they read it; None: all of it."""
 
-    factors: tuple[tuple[str, str | None], ...]
+    operand_loops: tuple[tuple[str, str | None], ...]
 
     def __str__(self) -> str:
-        whole = [repr(name) for name, loop in self.factors if loop is None]
-        return f"pack({', '.join([*whole, *filter(None, [_keywords(f for f in self.factors if f[1] is not None)])])})"
+        whole = [repr(name) for name, loop in self.operand_loops if loop is None]
+        parts = _keywords(pair for pair in self.operand_loops if pair[1] is not None)
+        return f"pack({', '.join([*whole, *filter(None, [parts])])})"
 
 
 @dataclass(frozen=True, slots=True)
 class Pad:
     """The last tiles of what moves these packed factors alone are whole ones, zeros in the panels past the end."""
 
-    factors: tuple[str, ...]
+    operands: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"pad({', '.join(map(repr, self.factors))})"
+        return f"pad({', '.join(map(repr, self.operands))})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +142,10 @@ class MatrixInstruction:
 class Prefetch:
     """While the loops inside a loop run, what its next iteration reads of a factor is brought near."""
 
-    factors: tuple[tuple[str, str], ...]
+    operand_loops: tuple[tuple[str, str], ...]
 
     def __str__(self) -> str:
-        return f"prefetch({_keywords(self.factors)})"
+        return f"prefetch({_keywords(self.operand_loops)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +229,7 @@ def parse_schedule(text: str) -> Schedule:
     if len(text) > LONGEST:
         raise ArgumentError(f"a pipeline has {len(text)} characters", expected=f"at most {LONGEST}")
     try:
-        return _evaluated(ast.parse(text.strip(), mode="eval").body)
+        return _evaluate_node(ast.parse(text.strip(), mode="eval").body)
     except (RecursionError, MemoryError):  # both of the nesting, with a frame for each level
         raise ArgumentError("a pipeline nests too deep", expected="pieces, one after the other") from None
     except (SyntaxError, TypeError, ValueError) as error:
@@ -237,12 +238,12 @@ def parse_schedule(text: str) -> Schedule:
         ) from error
 
 
-def _evaluated(node: ast.expr) -> Schedule:
+def _evaluate_node(node: ast.expr) -> Schedule:
     match node:
         case ast.BinOp(left=left, op=ast.RShift(), right=right):
-            return _evaluated(left) >> _evaluated(right)
+            return _evaluate_node(left) >> _evaluate_node(right)
         case ast.BinOp(left=left, op=ast.BitOr(), right=right):
-            return _evaluated(left) | _evaluated(right)
+            return _evaluate_node(left) | _evaluate_node(right)
         case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords) if name in _WRITTEN:
             named = {k.arg: ast.literal_eval(k.value) for k in keywords if k.arg is not None}
             for k in keywords:

@@ -20,7 +20,7 @@ def resolve_schedule(schedule: ScheduleArgument, op: StructuredOp, target: CpuTa
 
     Raises ArgumentError for unknown names, CannotLower with all reasons where none applies.
     """
-    pipeline = schedule if isinstance(schedule, Schedule) else _returned(schedule, op, target)
+    pipeline = schedule if isinstance(schedule, Schedule) else _call_expert(schedule, op, target)
     alternatives = list(pipeline.alternatives())
     if len(alternatives) == 1:
         check_schedule(alternatives[0], op, target)
@@ -44,7 +44,7 @@ def resolve_schedule(schedule: ScheduleArgument, op: StructuredOp, target: CpuTa
     return best[1]
 
 
-def _returned(expert: Expert, op: StructuredOp, target: CpuTarget) -> Schedule:
+def _call_expert(expert: Expert, op: StructuredOp, target: CpuTarget) -> Schedule:
     """What a function, which is the user's unless the package has it, gives for `op`."""
     try:
         pipeline = expert(op, target)

@@ -72,7 +72,7 @@ class ScheduleState:
 
     def describe_loops(self, iterator: str) -> str:
         """The name that an index has in the def: ops of a kernel put their own name before it."""
-        return self.op.shown(iterator)
+        return self.op.display_name(iterator)
 
     def iterator(self, name: str) -> Dimension:
         """Raises ArgumentError that lists the names there are."""

@@ -26,13 +26,13 @@ ScheduleArguments: TypeAlias = "ScheduleArgument | tuple[tuple[str, ScheduleArgu
 def freeze_schedule(schedule: object) -> ScheduleArguments:
     """What a user passes as a schedule, as a value that can be a key. Raises ArgumentError."""
     if isinstance(schedule, Mapping):
-        return tuple((str(name), _checked(s)) for name, s in schedule.items())
+        return tuple((str(name), _check_schedule(s)) for name, s in schedule.items())
     if isinstance(schedule, tuple):
-        return tuple((str(name), _checked(s)) for name, s in schedule)
-    return None if schedule is None else _checked(schedule)
+        return tuple((str(name), _check_schedule(s)) for name, s in schedule)
+    return None if schedule is None else _check_schedule(schedule)
 
 
-def _checked(schedule: object) -> ScheduleArgument:
+def _check_schedule(schedule: object) -> ScheduleArgument:
     if isinstance(schedule, primitives.Schedule) or (callable(schedule) and not isinstance(schedule, type)):
         return schedule
     raise ArgumentError(

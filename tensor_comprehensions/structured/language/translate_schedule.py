@@ -13,7 +13,9 @@ from .primitives import Primitive, Schedule
 
 def translate_schedule(pipeline: Schedule, op: StructuredOp, other: StructuredOp) -> Schedule:
     """What `pipeline`, which is for `op`, is for `other`, which differs from `op` in names alone."""
-    iterators = {op.shown(i.name): other.shown(j.name) for i, j in zip(op.iterators, other.iterators, strict=True)}
+    iterators = {
+        op.display_name(i.name): other.display_name(j.name) for i, j in zip(op.iterators, other.iterators, strict=True)
+    }
     pairs = zip(_factors(op), _factors(other), strict=True)
     return _Translation(iterators, dict(pairs)).pipeline(pipeline)
 

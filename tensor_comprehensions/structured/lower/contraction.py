@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ...core.errors import CannotLower
-from ...core.naming import mint
+from ...core.naming import compose_name
 from ...loop_ir import build
 from ...loop_ir.nodes import Allocate, Stmt
 from ...target import CpuTarget
@@ -86,7 +86,7 @@ def _computed(
 ) -> Stmt:
     """`_inside` for a region with elements that are wanted."""
     if depth == plan.output_panel_depth:
-        results = make_output_panel(op, plan, region, mint(op.name, "results"))
+        results = make_output_panel(op, plan, region, compose_name(op.name, "results"))
         inner = replace(plan, output_panel_depth=None, nontemporal=False)
         body = _computed(results.op, inner, region, operands, packs, depth)
         return Allocate((results.buffer,), build.block(body, results.store))
@@ -95,7 +95,7 @@ def _computed(
         body = (matrix_tile_kernel if plan.instruction else microkernel)(op, plan, region, operands)
     else:
         level = plan.levels[depth]
-        name = mint(level.iterator, f"t{depth}")
+        name = compose_name(level.iterator, f"t{depth}")
         body = tile_loop(region, level, name, lambda r: _inside(op, plan, r, operands, packs, depth + 1))
     return _filled(panels, body)
 
@@ -107,7 +107,9 @@ def _panels(
     panels = []
     for step in packs:
         side = step.side.value
-        panel = make_panel(op, plan, op.factors[side], region, step.depth, mint(op.name, step.side.name.lower()))
+        panel = make_panel(
+            op, plan, op.factors[side], region, step.depth, compose_name(op.name, step.side.name.lower())
+        )
         operands = tuple(panel.operand if i == side else o for i, o in enumerate(operands))
         panels.append(panel)
     return panels, operands

@@ -45,7 +45,7 @@ def substitute_vectorized(e: Expr, at: Point, mask: Expr | None = None) -> Expr:
                 return Load(buffer, where)
             lanes = max((i.type.lanes for i in where), default=1)
             if mask is not None and lanes > 1:
-                condition = build.both(condition, mask)
+                condition = build.and_masks(condition, mask)
             if condition is not None:
                 lanes = max(lanes, condition.type.lanes)
                 where = tuple(build.broadcast(i, lanes) for i in where) if _scalar(where) else where

@@ -52,5 +52,5 @@ def _pairs(factor: Expr, along: Iterator) -> Expr:
     assert isinstance(high, Load)
     if along.extent % 2:
         inside = build.lt(build.add(even, 1), along.extent)
-        high = replace(high, mask=build.both(high.mask, inside))
+        high = replace(high, mask=build.and_masks(high.mask, inside))
     return build.call(PAIR_BFLOAT16, low, high)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ...core.naming import mint
+from ...core.naming import compose_name
 from ...loop_ir import build
 from ...loop_ir.buffer_view import BufferView
-from ...loop_ir.index_arithmetic import subtract
+from ...loop_ir.linear_forms import subtract
 from ...loop_ir.nodes import Buffer, Expr, Load, Type, Var
 from ...lower_expr import LoweringScope, lower_access, lower_expr
 from ...target import CpuTarget
@@ -69,8 +69,8 @@ class MatchedContraction:
         for kind, indices in ((IteratorKind.PARALLEL, self.free), (IteratorKind.REDUCTION, self.reduction_indices)):
             for i in indices:
                 origin, extent = tiles.get(i.name, (build.const(i.lower), i.extent))
-                iterators.append(Iterator(mint(name, i.name), extent, kind))
-                values[i.name] = build.add(Var(mint(name, i.name)), origin)
+                iterators.append(Iterator(compose_name(name, i.name), extent, kind))
+                values[i.name] = build.add(Var(compose_name(name, i.name)), origin)
         scope = LoweringScope(values, buffers)
         buffer, where = lower_access(self.output.tensor, self.output.subscripts, scope)
         return StructuredOp(
@@ -90,16 +90,17 @@ def _half_space(g: Inequality, name: str, values: Mapping[str, Expr]) -> HalfSpa
     """An inequality of a cluster over the iterators of its op, and the surrounding loops of their tiles."""
     rest: Expr = build.const(g.constant)
     for index, c in g.terms:
-        rest = build.add(rest, build.mul(subtract(values[index], Var(mint(name, index))), c))
-    return HalfSpace(tuple((mint(name, index), c) for index, c in g.terms), rest)
+        rest = build.add(rest, build.mul(subtract(values[index], Var(compose_name(name, index))), c))
+    return HalfSpace(tuple((compose_name(name, index), c) for index, c in g.terms), rest)
 
 
 def match_contraction(
-    statements: Sequence[BoundStatement], start: int, tensors: Mapping[str, Tensor]
+    statements: Sequence[BoundStatement], start: int, tensors: Mapping[str, Tensor], *, in_place: bool = False
 ) -> MatchedContraction | None:
     """The longest cluster that begins with `statements[start]`, if any does.
 
-    `statements` is the whole program: what comes after decides which tensors are still needed.
+    `statements` is the whole program: what comes after decides which tensors are still needed. in_place: the output may
+    be the tensor whose elements the sums start from, as each is read before it is written, by the same thread.
     """
     at = start
     while at < len(statements) and _starts(statements[at], statements[start].target):
@@ -114,7 +115,7 @@ def match_contraction(
         return None
     cluster = _base(statements[start : at + 1], tensors, pair.left, pair.right, pair.scale)
     for following in range(at + 1, len(statements)):
-        longer = _extended(cluster, statements, following, tensors)
+        longer = _extended(cluster, statements, following, tensors, in_place=in_place)
         if longer is None:
             break
         cluster = longer
@@ -192,7 +193,7 @@ def _renamed(s: BoundStatement, update: BoundStatement) -> BoundStatement:
         subscripts=tuple(map(rename, s.subscripts)),
         value=rename(s.value),
         indices=tuple(indices),
-        elements=tuple(g.renamed({name: names.get(name, name) for name, _ in g.terms}) for g in s.elements),
+        elements=tuple(g.rename_indices({name: names.get(name, name) for name, _ in g.terms}) for g in s.elements),
         checks=tuple(
             replace(c, subscript=rename(c.subscript), guard=None if c.guard is None else rename(c.guard))
             for c in s.checks
@@ -227,8 +228,9 @@ def _base(
 
 
 def _extended(
-    cluster: MatchedContraction, statements: Sequence[BoundStatement], at: int, tensors: Mapping[str, Tensor]
-) -> MatchedContraction | None:
+    cluster: MatchedContraction, statements: Sequence[BoundStatement], at: int, tensors: Mapping[str, Tensor], *,
+    in_place: bool,
+) -> MatchedContraction | None:  # fmt: skip
     """`cluster` with `statements[at]` as one more pointwise step after the sum."""
     s, update = statements[at], cluster.statements[cluster.update]
     if not _pointwise(s) or not _same_points(s, update):
@@ -238,15 +240,16 @@ def _extended(
         return None
     current = cluster.output
     output = replace(current, tensor=s.target, subscripts=s.subscripts, dtype=tensors[s.target].dtype)
-    if s.target != current.tensor and not _replaces(cluster, s, statements[at + 1 :], tensors):
+    if s.target != current.tensor and not _replaces(cluster, s, statements[at + 1 :], tensors, in_place=in_place):
         return None
-    if not any(e == current for e in walk_expr(s.value)) or _reads_elsewhere(s.value, current):
+    value = _value(s, output)
+    if not any(e == current for e in walk_expr(value)) or _reads_elsewhere(value, current):
         return None
-    if _reads_elsewhere(s.value, output):
+    if _reads_elsewhere(value, output):
         return None
     dtype = cluster.left.dtype
     done = cluster.epilogue if cluster.epilogue is not None else tc.Index(ACCUMULATOR, dtype)
-    value = replace_element_reads(_value(s, output), current, convert_exactly(done, current.dtype))
+    value = replace_element_reads(value, current, convert_exactly(done, current.dtype))
     return replace(cluster, statements=(*cluster.statements, s), output=output, epilogue=value)
 
 
@@ -258,13 +261,19 @@ def _value(s: BoundStatement, output: tc.Access) -> tc.Expr:
 
 
 def _replaces(
-    cluster: MatchedContraction, s: BoundStatement, later: Sequence[BoundStatement], tensors: Mapping[str, Tensor]
-) -> bool:
+    cluster: MatchedContraction, s: BoundStatement, later: Sequence[BoundStatement], tensors: Mapping[str, Tensor], *,
+    in_place: bool,
+) -> bool:  # fmt: skip
     """Whether the target of `s` may take the place of the cluster's output: nobody else wants that one."""
     old = cluster.output.tensor
     if tensors[old].role is not Role.TEMPORARY or any(_uses(x, old) for x in later):
         return False
-    return not any(_uses(x, s.target) for x in cluster.statements)
+    element = tc.Access(s.target, s.subscripts, tensors[s.target].dtype)
+    return not any(
+        _uses(x, s.target)
+        and not (in_place and n < cluster.update and x.target != s.target and not _reads_elsewhere(x.value, element))
+        for n, x in enumerate(cluster.statements)
+    )
 
 
 def _uses(s: BoundStatement, tensor: str) -> bool:

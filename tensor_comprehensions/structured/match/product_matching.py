@@ -8,7 +8,7 @@ from functools import reduce
 
 from ...core.dtypes import DType
 from ...tc_lang import ir as tc
-from ...tc_lang.ir import BoundStatement, map_operands, walk_expr
+from ...tc_lang.ir import BoundFunction, BoundStatement, map_operands, walk_expr
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,18 @@ def split_product(s: BoundStatement) -> Product | None:
     if len(factors) != 2 or not all(any(isinstance(e, tc.Access) for e in walk_expr(f)) for f in factors):
         return None
     return Product(factors[0], factors[1], _product(scales) if scales else None)
+
+
+def has_narrow_products(function: BoundFunction) -> bool:
+    """Whether some sum may be one of products of numbers of 8 or 16 bits, which tensor cores take."""
+    return any(
+        s.reduction == "+" and s.reduction_indices and any(_widens_narrow(e) for e in walk_expr(s.value))
+        for s in function.statements
+    )
+
+
+def _widens_narrow(e: tc.Expr) -> bool:
+    return isinstance(e, tc.Cast) and e.operand.dtype.bits <= 16 and e.dtype.bits == 32
 
 
 def _leaves(e: tc.Expr) -> list[tc.Expr]:

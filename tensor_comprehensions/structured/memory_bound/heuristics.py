@@ -57,18 +57,17 @@ def schedule_column_reduction(op: StructuredOp, target: CpuTarget) -> Schedule:
     """Lanes along the output, whose elements stay in registers while whole rows are added."""
     if not op.reductions:
         raise CannotLower("column_reduction: nothing is summed")
-    lane = _contiguous(op)
+    lane = _contiguous_iterator(op)
     lanes = _lanes(op, target, lane.extent)
-    return reduce(
-        or_, (_chunks(op, target, lane, lanes, n) for n in (8, 16, 4, 2) if n * lanes <= max(lanes, lane.extent))
-    )
+    vectors = [n for n in (8, 16, 4, 2) if n * lanes <= lane.extent] or [1]
+    return reduce(or_, (_chunks(op, target, lane, lanes, n) for n in vectors))
 
 
 def schedule_transposition(op: StructuredOp, target: CpuTarget) -> Schedule:
     """Square blocks through registers, in tiles with long runs of what is read and of what is written."""
     if op.reductions:
         raise CannotLower("transposition: the iterations of a sum depend on one another")
-    lane = _contiguous(op)
+    lane = _contiguous_iterator(op)
     names = transposed_reads(op, lane.name)
     if not names:
         raise CannotLower(
@@ -77,14 +76,14 @@ def schedule_transposition(op: StructuredOp, target: CpuTarget) -> Schedule:
         )
     row = next(i for i in op.parallel if _step_of(op, names[0]).get(i.name) == 1)
     shown = start_state(op, target).describe_loops
-    touched, widest = _touched(op), target.lanes(op.dtype.bits)
+    touched, widest = _touched_bytes(op), target.lanes(op.dtype.bits)
     large = touched >= target.reuse_limit_bytes
     sides = [n for n in ((widest, widest // 2) if large else (widest // 2, widest)) if n > 1]  # whole lines to memory
     options = []
     for rows, columns in BLOCKS:
         sizes = {lane.name: min(columns, lane.extent), row.name: min(rows, row.extent)}
         others = {i.name: 1 for i in op.parallel if i.name not in sizes}
-        nest = _tiled(op, target, {**others, **sizes})  # innermost along what is read
+        nest = _tile_and_share(op, target, {**others, **sizes})  # innermost along what is read
         for side in sides:
             options.append(nest >> pack(*names) >> vectorize(shown(lane.name), lanes=min(side, 16)))
     found = reduce(or_, dict.fromkeys(options))
@@ -92,7 +91,7 @@ def schedule_transposition(op: StructuredOp, target: CpuTarget) -> Schedule:
     if touched <= target.writeback_limit_bytes:
         return found
     sizes = {lane.name: min(STAGE[1], lane.extent), row.name: min(STAGE[0], row.extent)}
-    nest = _tiled(op, target, {**{i.name: 1 for i in op.parallel if i.name not in sizes}, **sizes})
+    nest = _tile_and_share(op, target, {**{i.name: 1 for i in op.parallel if i.name not in sizes}, **sizes})
     innermost = shown(next((n for n in reversed(sizes) if sizes[n] == op.extent(n)), row.name))
     through = nest >> pack(**dict.fromkeys(names, innermost)) >> vectorize(shown(lane.name), lanes=min(widest, 16))
     return through >> _times(op, lane, 2) >> nontemporal_stores() | found
@@ -102,14 +101,14 @@ def schedule_copy(op: StructuredOp, target: CpuTarget) -> Schedule:
     """Lanes along what is contiguous."""
     if op.reductions:
         raise CannotLower("copying: something is summed")
-    lane = _contiguous(op)
+    lane = _contiguous_iterator(op)
     lanes = _lanes(op, target, lane.extent)
     found = reduce(or_, (_chunks(op, target, lane, lanes, n) for n in (2, 4, 1, 8)))
-    return found >> (Schedule() | nontemporal_stores()) if _touched(op) >= target.reuse_limit_bytes else found
+    return found >> (Schedule() | nontemporal_stores()) if _touched_bytes(op) >= target.reuse_limit_bytes else found
 
 
 def _times(op: StructuredOp, lane: Dimension, count: int) -> Schedule:
-    return unroll(**{op.shown(lane.name): count})
+    return unroll(**{op.display_name(lane.name): count})
 
 
 def _chunks(op: StructuredOp, target: CpuTarget, lane: Dimension, lanes: int, vectors: int) -> Schedule:
@@ -117,10 +116,14 @@ def _chunks(op: StructuredOp, target: CpuTarget, lane: Dimension, lanes: int, ve
     others = prod(i.extent for i in op.parallel if i is not lane)
     chunk = max(vectors * lanes, lane.extent if others >= FEW else lane.extent * others // FEW // lanes * lanes)
     sizes = {i.name: 1 for i in op.parallel} | {lane.name: min(chunk, lane.extent)}
-    return _tiled(op, target, sizes) >> vectorize(op.shown(lane.name), lanes=lanes) >> _times(op, lane, vectors)
+    return (
+        _tile_and_share(op, target, sizes)
+        >> vectorize(op.display_name(lane.name), lanes=lanes)
+        >> _times(op, lane, vectors)
+    )
 
 
-def _tiled(op: StructuredOp, target: CpuTarget, sizes: Mapping[str, int]) -> Schedule:
+def _tile_and_share(op: StructuredOp, target: CpuTarget, sizes: Mapping[str, int]) -> Schedule:
     """Loops that the threads share over tiles of `sizes`, those of more than one iteration outside."""
     nest = start_state(op, target)
     cut = [name for name, size in sizes.items() if size < op.extent(name)]
@@ -133,7 +136,7 @@ def _lanes(op: StructuredOp, target: CpuTarget, extent: int) -> int:
     return min(target.lanes(max(32, op.dtype.bits)), max(2, 1 << (extent - 1).bit_length()))
 
 
-def _contiguous(op: StructuredOp) -> Dimension:
+def _contiguous_iterator(op: StructuredOp) -> Dimension:
     """The longest iterator along which the output is contiguous. Raises CannotLower."""
     written = access_strides(op.output, [i.name for i in op.iterators]) or {}
     found = [i for i in op.parallel if Step.of(written.get(i.name, 0)) is Step.CONTIGUOUS and i.extent > 1]
@@ -158,7 +161,7 @@ def _step_of(op: StructuredOp, tensor: str) -> Mapping[str, int]:
     return access_strides(access, [i.name for i in op.iterators]) or {}
 
 
-def _touched(op: StructuredOp) -> int:
+def _touched_bytes(op: StructuredOp) -> int:
     """Bytes that are read and written."""
     buffers = {a.buffer.name: a.buffer for a in (op.output, *loads_in(op.left))}.values()
     return sum(prod(b.shape) * b.type.dtype.size for b in buffers)

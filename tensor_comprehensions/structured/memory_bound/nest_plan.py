@@ -70,9 +70,9 @@ def memory_bound_plan(
     turned, staged = bool(nest.packs), any(loop is not None for _, loop in nest.packs)
     if turned:
         _check_turned(nest, nest.vector)
-    vectors, rows = _unrolled(nest, nest.vector, dict(tiles))
+    vectors, rows = _unroll_counts(nest, nest.vector, dict(tiles))
     return MemoryBoundPlan(
-        tiles, nest.vector, lanes, vectors, rows, turned, staged, _shared(nest, tiles), nest.nontemporal
+        tiles, nest.vector, lanes, vectors, rows, turned, staged, _shares_tile_loops(nest, tiles), nest.nontemporal
     )
 
 
@@ -124,7 +124,7 @@ def _tiles(nest: ScheduleState) -> Iterator[tuple[str, int]]:
             yield loop.iterator, loop.size
 
 
-def _shared(nest: ScheduleState, tiles: tuple[tuple[str, int], ...]) -> bool:
+def _shares_tile_loops(nest: ScheduleState, tiles: tuple[tuple[str, int], ...]) -> bool:
     """Whether the threads share the loops: they are one loop to them."""
     if not nest.shared:
         return False
@@ -135,7 +135,7 @@ def _shared(nest: ScheduleState, tiles: tuple[tuple[str, int], ...]) -> bool:
     return True
 
 
-def _unrolled(nest: ScheduleState, vector: str, tiles: Mapping[str, int]) -> tuple[int, int]:
+def _unroll_counts(nest: ScheduleState, vector: str, tiles: Mapping[str, int]) -> tuple[int, int]:
     """Vectors in flight, and rows of a sum that are added at once."""
     vectors = rows = 1
     along_sum = not nest.op.iterator(vector).is_parallel

@@ -8,6 +8,7 @@ from math import gcd, prod
 
 import numpy as np
 
+from ...loop_ir.nodes import Space
 from ...target import CpuTarget
 from ..analysis.contraction_info import ContractionInfo, Factor
 from ..analysis.window_reuse import UNROLL
@@ -120,7 +121,7 @@ class BlockingHeuristic:
         near = self._run_panels() if beside else 1
         together, blocks = self._together(passing if beside else standing, reductions, near)
         levels = self._levels(known.batch)
-        rest = tuple(i for i in known.only(standing) if i not in swept)
+        rest = tuple(i for i in known.exclusive_iterators(standing) if i not in swept)
         levels += self._as_read(rest, standing) if swept else self._levels(rest, standing if packed else None)
         panels = [levels.pop()] if together > 1 else []
         levels += [TileLoop(p.iterator, together * p.size) for p in panels] or self._sweep.blocks(swept)
@@ -130,13 +131,13 @@ class BlockingHeuristic:
         once = not packed or (count == 1 and not blocks and not swept)  # all shares have one panel
         if self.parallel and count < (CHUNKS if once else CHUNKS // 2) and not panels:
             uses = 1 if once else (TURNED_USES if turned else PACKED_USES)
-            levels += self._share(known.only(passing), -(-CHUNKS // count), uses)
+            levels += self._share(known.exclusive_iterators(passing), -(-CHUNKS // count), uses)
         outer = len(levels)
         levels += blocks
         packs = [PackStep(standing.side, len(levels))] if packed else []
         rows = 1 if not packed or count > 1 else (OWN_TURNED_USES if turned else OWN_PACKED_USES)
         ahead = standing is known.vector_operand and not (packed or blocks or panels) and self._prefetchable_in_place()
-        inner = [*self._levels(swept), *self._levels(known.only(passing)), *panels]
+        inner = [*self._levels(swept), *self._levels(known.exclusive_iterators(passing)), *panels]
         return Blocking([*levels, *inner], outer, packs, rows, (panel,) if ahead else ())
 
     def _together(self, passing: Factor, reductions: tuple[str, ...], near: int) -> tuple[int, list[TileLoop]]:
@@ -173,8 +174,8 @@ class BlockingHeuristic:
         known, tile = self.info, self.tile
         levels = self._levels(known.batch)
         count = prod(i.extent for i in known.batch)
-        rows = [i for i in known.only(known.broadcast_operand) if i.name != known.output_unit_iter]
-        left = prod(i.extent for i in known.only(known.broadcast_operand)) // ACROSS_USES
+        rows = [i for i in known.exclusive_iterators(known.broadcast_operand) if i.name != known.output_unit_iter]
+        left = prod(i.extent for i in known.exclusive_iterators(known.broadcast_operand)) // ACROSS_USES
         for i in rows:
             parts = min(i.extent, left, -(-CHUNKS // count)) if self.parallel else 1
             block = num_tiles(num_tiles(i.extent, max(1, parts)), tile.size(i.name)) * tile.size(i.name)
@@ -206,7 +207,7 @@ class BlockingHeuristic:
         written then goes on in few places at a time.
         """
         known, still = self.info, self.info.broadcast_operand
-        columns = known.only(known.vector_operand)
+        columns = known.exclusive_iterators(known.vector_operand)
         if self.target.has_mesh_llc and panel <= self.target.cache[0] * 3 // 4:
             ordered = sorted(rows, key=lambda i: -abs(still.step(i.name) or 0))
             for count in range(len(rows)):
@@ -238,15 +239,17 @@ class BlockingHeuristic:
         blocks = self._reduction_block(reductions, PACKED_STEPS)
         alone = prod(num_tiles(known.extent(level.iterator), level.size) for level in levels) < 2
         if self.parallel and alone:
-            levels += self._share(known.only(known.vector_operand), CHUNKS, BLOCK_USES if blocks else 1)
+            levels += self._share(known.exclusive_iterators(known.vector_operand), CHUNKS, BLOCK_USES if blocks else 1)
         outer = len(levels)
         levels += blocks
         packs = [PackStep(known.broadcast_operand.side, len(levels))]
-        levels += self._levels(known.only(known.vector_operand))
+        levels += self._levels(known.exclusive_iterators(known.vector_operand))
         if pack_moving:
             packs.append(PackStep(known.vector_operand.side, len(levels)))
         rows = OWN_PACKED_USES if alone and not blocks else 1
-        return Blocking([*levels, *self._levels(known.only(known.broadcast_operand))], outer, packs, rows)
+        return Blocking(
+            [*levels, *self._levels(known.exclusive_iterators(known.broadcast_operand))], outer, packs, rows
+        )
 
     # --- loops ---
 
@@ -280,10 +283,10 @@ class BlockingHeuristic:
         """Whether the still factor's panels had better stand still while the moving factor passes by."""
         known, tile = self.info, self.tile
         steps = known.k_size
-        rows = prod(i.extent for i in known.only(known.broadcast_operand))
-        columns = prod(i.extent for i in known.only(known.vector_operand))
-        row_tile = prod(tile.size(i.name) for i in known.only(known.broadcast_operand))
-        column_tile = prod(tile.size(i.name) for i in known.only(known.vector_operand))
+        rows = prod(i.extent for i in known.exclusive_iterators(known.broadcast_operand))
+        columns = prod(i.extent for i in known.exclusive_iterators(known.vector_operand))
+        row_tile = prod(tile.size(i.name) for i in known.exclusive_iterators(known.broadcast_operand))
+        column_tile = prod(tile.size(i.name) for i in known.exclusive_iterators(known.vector_operand))
         still, moving = self._footprint(known.broadcast_operand), self._footprint(known.vector_operand)
         row_panels, column_panels = -(-rows // row_tile), -(-columns // column_tile)
         size = known.vector_operand.bytes
@@ -331,10 +334,10 @@ class BlockingHeuristic:
             or not self._strided_beyond(moving, ROWS, self._panel_width())
         ):
             return False
-        if any(self.tile.size(i.name) > 1 for i in known.only(moving) if i.name != known.vector):
+        if any(self.tile.size(i.name) > 1 for i in known.exclusive_iterators(moving) if i.name != known.vector):
             return False
         apart = abs(moving.step(known.reductions[-1]) or 0) * moving.bytes // LINE
-        uses = prod(i.extent for i in known.only(known.broadcast_operand))
+        uses = prod(i.extent for i in known.exclusive_iterators(known.broadcast_operand))
         sets, ways = SETS // gcd(apart, SETS), self.target.cache[0] // (SETS * LINE)
         return uses <= tile_cost.USES_IN_PLACE and (sets >= SPREAD or sets * ways >= known.k_size)
 
@@ -344,9 +347,9 @@ class BlockingHeuristic:
         stands: a panel of them is met by all of the moving factor in turn, and so is read once.
         """
         known, still = self.info, self.info.broadcast_operand
-        if known.transposes_output or known.vector in still.iterators or not known.only(still):
+        if known.transposes_output or known.vector in still.iterators or not known.exclusive_iterators(still):
             return False
-        width = prod(i.extent for i in known.only(known.vector_operand))
+        width = prod(i.extent for i in known.exclusive_iterators(known.vector_operand))
         if not stands and width >= PACKED_USES and self._scattered(still):
             return True
         if width < 4 * self._panel_width():
@@ -367,7 +370,7 @@ class BlockingHeuristic:
 
     def _conflicts_in_l1(self) -> bool:
         """Whether the rows of a register tile compete for few lines of the first cache."""
-        for i in self.info.only(self.info.broadcast_operand):
+        for i in self.info.exclusive_iterators(self.info.broadcast_operand):
             rows, step = (
                 self.tile.size(i.name),
                 abs(self.info.broadcast_operand.step(i.name) or 0) * self.info.broadcast_operand.bytes,
@@ -395,7 +398,7 @@ class BlockingHeuristic:
 
     def _vectors(self) -> int:
         """Vectors of a register tile that one row meets."""
-        columns = prod(self.tile.size(i.name) for i in self.info.only(self.info.vector_operand))
+        columns = prod(self.tile.size(i.name) for i in self.info.exclusive_iterators(self.info.vector_operand))
         return max(1, columns // self.tile.width)
 
     def _scattered(self, factor: Factor) -> bool:
@@ -406,7 +409,9 @@ class BlockingHeuristic:
         if not self._large(factor):
             return False
         run = 0
-        rows = sorted((i.name for i in self.info.only(factor)), key=lambda name: abs(factor.step(name) or 0))
+        rows = sorted(
+            (i.name for i in self.info.exclusive_iterators(factor)), key=lambda name: abs(factor.step(name) or 0)
+        )
         for name in (*reversed(self.info.reductions), *rows):
             step = abs(factor.step(name) or 0) * factor.bytes
             if step != run and (run or not 0 < step <= LINE):
@@ -426,7 +431,7 @@ class BlockingHeuristic:
         return self.tile.size(self.info.vector)
 
     def _row_tiles(self) -> int:
-        rows = self.info.only(self.info.broadcast_operand)
+        rows = self.info.exclusive_iterators(self.info.broadcast_operand)
         return prod(-(-i.extent // self.tile.size(i.name)) for i in rows)
 
     # --- blocks ---
@@ -448,7 +453,7 @@ class BlockingHeuristic:
 
     def _packed_block(self, pack_moving: bool) -> TileLoop:
         """Rows of the still factor that are packed at once."""
-        rows = self.info.only(self.info.broadcast_operand)
+        rows = self.info.exclusive_iterators(self.info.broadcast_operand)
         longest = self._longest(rows)
         size = self.tile.size(longest.name)
         others = prod(i.extent for i in rows if i is not longest)
@@ -490,6 +495,8 @@ class BlockingHeuristic:
     def is_nontemporal(self, levels: Sequence[TileLoop] = ()) -> bool:
         """Whether the output had better go past the caches: by whole lines, complete, and so much that none stays."""
         known, op = self.info, self.info.op
+        if op.output.buffer.space is Space.SCRATCH:  # the next statement of a tile reads it
+            return False
         if known.transposes_output or any(level.iterator in self.info.reductions for level in levels):
             return False
         if (op.initial is not None and loads_in(op.initial)) or self._reads_output():

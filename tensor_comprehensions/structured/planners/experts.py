@@ -82,7 +82,7 @@ def gett(op: StructuredOp, target: CpuTarget) -> Schedule:
     """Both factors packed into panels, a block of one in the second cache; a few register tiles to choose from."""
     op = drop_unit_dims(op)
     known = analyze_contraction(op)
-    if not known.only(known.broadcast_operand) or known.vector in known.broadcast_operand.iterators:
+    if not known.exclusive_iterators(known.broadcast_operand) or known.vector in known.broadcast_operand.iterators:
         raise CannotLower("gett: the op has no rows and columns of its own")
     plans = [
         ForcedBlocking(known, target, t, True, True, True, None).plan()
@@ -115,8 +115,8 @@ def loop_over_gemm(op: StructuredOp, target: CpuTarget) -> Schedule:
 
 def _products(op: StructuredOp, known: ContractionInfo, target: CpuTarget) -> Schedule:
     """Loops around register tiles, a few of them to choose from, the rows innermost."""
-    outside = (*known.batch, *known.only(known.vector_operand))
-    order = (*outside, *known.only(known.broadcast_operand))
+    outside = (*known.batch, *known.exclusive_iterators(known.vector_operand))
+    order = (*outside, *known.exclusive_iterators(known.broadcast_operand))
     found: list[Schedule] = []
     for registers in RegisterTileRanking(known, target).best_tiles(TILES):
         one = _nest(op, order, registers, len(outside))
@@ -141,7 +141,7 @@ def schedule_convolution(op: StructuredOp, target: CpuTarget) -> Schedule:
         if known.vector not in known.broadcast_operand.iterators
         else []
     )
-    rows = rows if known.vector not in _windowed(op) else list(known.only(known.broadcast_operand))
+    rows = rows if known.vector not in _windowed(op) else list(known.exclusive_iterators(known.broadcast_operand))
     row = max(rows, key=lambda i: i.extent, default=None)
     order = [i for i in op.parallel if i is not row and i.name != known.vector]
     order += [i for i in op.parallel if i is row or i.name == known.vector]

@@ -35,7 +35,7 @@ class PanelExtension:
             return ()
         room, run, panels = self._room(), self._summed(factor), 1
         chosen: list[Iterator] = []
-        for i in sorted(self.info.only(factor), key=lambda i: abs(factor.step(i.name) or 0)):
+        for i in sorted(self.info.exclusive_iterators(factor), key=lambda i: abs(factor.step(i.name) or 0)):
             if self.tile.size(i.name) == 1 and factor.step(i.name) == run and (not chosen or room >= 2 * panels):
                 chosen.append(i)
                 run, panels = run * i.extent, panels * i.extent
@@ -60,7 +60,10 @@ class PanelExtension:
 
     def _room(self) -> int:
         """How many panels fit the second cache together, beside what they are filled with where that is far."""
-        size, columns = self.info.op.dtype.size, prod(self.tile.size(i.name) for i in self.info.only(self._moving))
+        size, columns = (
+            self.info.op.dtype.size,
+            prod(self.tile.size(i.name) for i in self.info.exclusive_iterators(self._moving)),
+        )
         one = self.steps * size * (2 * columns if self._is_far() else self._width())
         return max(LINE // size, self.target.cache[1] * 5 // 8 // one)
 

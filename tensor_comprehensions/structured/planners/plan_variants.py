@@ -11,10 +11,13 @@ from operator import mul
 from ...target import CpuTarget
 from ..analysis.contraction_info import ContractionInfo
 from ..cost.tile_cost import RegisterTile
-from ..lower.tile import num_tiles
+from ..lower.tile import balanced_block, num_tiles
 from ..op import Iterator as Dimension
 from ..plan import PackStep, Plan, Side, TileLoop
-from .blocking import CHUNKS, Blocking, BlockingHeuristic
+from .blocking import CHUNKS, FEW_CHUNKS, TOGETHER, Blocking, BlockingHeuristic
+
+SUMMED_STEPS = 16
+"""Steps of a sum for which it pays to load and to store the sums of a register tile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,7 @@ class ForcedBlocking(BlockingHeuristic):
         )
 
     def packs_broadcast_operand(self, rows_outside: bool) -> bool:
-        if not self.info.only(self.info.broadcast_operand):
+        if not self.info.exclusive_iterators(self.info.broadcast_operand):
             return False
         return (
             BlockingHeuristic.packs_broadcast_operand(self, rows_outside)
@@ -75,7 +78,10 @@ class PackBothBlocking(BlockingHeuristic):
         def order(i: Dimension) -> int:
             return -apart.get(i.name, 0)
 
-        lanes, nearest = known.op.iterator(known.vector), max(known.only(known.broadcast_operand), key=order)
+        lanes, nearest = (
+            known.op.iterator(known.vector),
+            max(known.exclusive_iterators(known.broadcast_operand), key=order),
+        )
         outside = sorted((i for i in known.parallel if i not in (lanes, nearest)), key=order)
         levels = [TileLoop(i.name, self.tile.size(i.name)) for i in (*outside, lanes, nearest)]
         counts = accumulate((num_tiles(known.extent(level.iterator), level.size) for level in levels), mul)
@@ -84,12 +90,39 @@ class PackBothBlocking(BlockingHeuristic):
         return self._finished(nest, self._walked(known.reductions, nest))
 
 
+@dataclass(frozen=True, slots=True)
+class LaneSumBlocking(BlockingHeuristic):
+    """The expert where the lanes of a sum are kept apart, so that both factors have vectors, each for the other's rows.
+
+    Steps of the outermost sum are around all register tiles, few enough for what they read to stay near. The longer
+    side is outside, so that what is met again is the shorter one.
+    """
+
+    def plan(self) -> Plan:
+        known, reductions = self.info, self.info.reductions
+        short, long = sorted(
+            (known.exclusive_iterators(f) for f in known.factors), key=lambda side: prod(i.extent for i in side)
+        )
+        shares = self._share(long, FEW_CHUNKS, 1) if self.parallel else []
+        levels = [*self._levels(known.batch), *shares]
+        outer, extent = len(levels), known.extent(reductions[0])
+        inner = known.k_size // extent
+        rows = sum(prod(i.extent for i in known.exclusive_iterators(f)) * f.bytes for f in known.factors)
+        near = TOGETHER * self.target.cache[0] // (rows * known.extent(known.vector) * inner)
+        block = max(near, num_tiles(SUMMED_STEPS, inner))
+        exact = known.op.output.buffer.type.dtype == known.op.dtype and not self._reads_output()
+        if block < extent and exact:  # sums of a block are kept in the output
+            levels.append(TileLoop(reductions[0], balanced_block(extent, block)))
+        nest = Blocking([*levels, *self._levels(long), *self._levels(short)], outer, [])
+        return self._finished(nest, self._walked(reductions, nest))
+
+
 def is_packing_both_profitable(facts: ContractionInfo, target: CpuTarget) -> bool:
     """Whether the second cache holds copies of both factors."""
     copied = sum(prod(facts.extent(name) for name in f.iterators) for f in facts.factors) * facts.op.dtype.size
     rows = (
         not facts.transposes_output
         and facts.vector not in facts.broadcast_operand.iterators
-        and facts.only(facts.broadcast_operand)
+        and facts.exclusive_iterators(facts.broadcast_operand)
     )
     return bool(rows) and copied <= target.cache[1]

@@ -18,7 +18,7 @@ from ..op import StructuredOp, loads_in
 from ..plan import Plan
 from . import depthwise, transposed_output
 from .blocking import PACKED_STEPS, PACKED_USES, PARALLEL_WORK, BlockingHeuristic
-from .plan_variants import PackBothBlocking, enumerate_packings, is_packing_both_profitable
+from .plan_variants import LaneSumBlocking, PackBothBlocking, enumerate_packings, is_packing_both_profitable
 
 MIN_ROWS_TO_TURN = 8
 """Uses of an element below which turning it across costs more than it saves."""
@@ -34,8 +34,9 @@ LITTLE_WORK, FORK, MUCH = 4 * PARALLEL_WORK, 6000.0, 0.85
 the part of the cycles of one thread that two may take: what others do to the second one is not foreseen."""
 PLANNED = 64
 """Plans that are kept: an op is looked at to decide what is done around it, to be lowered, and to be shown."""
-TILES, CLEARLY = 6, 0.97
-"""Register tiles that are looked at; less than this share of the cycles makes one of them better than those before."""
+TILES, CLEARLY, NEARLY = 6, 0.97, 0.9
+"""Register tiles that are looked at; less than this share of the cycles makes one of them better than those before, in
+general and where all that is touched is near, so that order and copies change less than is foreseen."""
 
 
 @lru_cache(PLANNED)
@@ -65,7 +66,7 @@ def register_tile_rankings(op: StructuredOp, target: CpuTarget) -> tuple[Registe
     Raises CannotLower as `select_plan`.
     """
     known = analyze_contraction(op)
-    rows = [i for i in known.only(known.broadcast_operand) if 2 * i.extent >= target.lanes(known.bits)]
+    rows = [i for i in known.exclusive_iterators(known.broadcast_operand) if 2 * i.extent >= target.lanes(known.bits)]
     if not rows or known.vector in known.broadcast_operand.iterators:
         return (RegisterTileRanking(known, target),)
     across = analyze_contraction(op, max(rows, key=lambda i: i.extent).name)
@@ -79,12 +80,17 @@ def best_of(views: tuple[RegisterTileRanking, ...], target: CpuTarget, *, parall
     if depthwise.is_depthwise(default.info):
         return depthwise.depthwise_plan(default.info, target, parallel=parallel)
     parallel = parallel and default.info.op.multiplications >= 2 * PARALLEL_WORK  # else shares are panels made in vain
-    views = views if turned and _worth_turning(default.info, target) else (default,)
-    chosen, least = Plan("", 0, (), ()), inf
+    near, consider = is_near(default.info, target), _considered
+    if default.info.keeps_lanes_of_sum:
+        consider = _lane_sums
+    elif near:
+        consider = _enumerated
+    views = views if turned and (near or _worth_turning(default.info, target)) else (default,)
+    chosen, least, clearly = Plan("", 0, (), ()), inf, NEARLY if near else CLEARLY
     for view in views:
-        plans = list(dict.fromkeys(_considered(view, target, parallel)))
+        plans = list(dict.fromkeys(consider(view, target, parallel)))
         for plan, cycles in zip(plans, expected_cycles(view.info, plans, target), strict=True):
-            if cycles < least * CLEARLY:
+            if cycles < least * clearly:
                 chosen, least = plan, cycles
     if chosen.vector == default.info.vector and packs_short_runs(default.info, chosen, target):
         for plan in transposed_output.transposed_output_plans(default.info, target, parallel=parallel):
@@ -95,6 +101,28 @@ def best_of(views: tuple[RegisterTileRanking, ...], target: CpuTarget, *, parall
         if busy_cycles(default.info.op, plan, target) < busy_cycles(default.info.op, chosen, target) * CLEARLY:
             chosen = plan
     return chosen
+
+
+def is_near(known: ContractionInfo, target: CpuTarget) -> bool:
+    """Whether the second cache holds all that an op without windows touches: what is copied decides then."""
+    windows = any(prod(known.extents[name] for name in f.iterators) > f.stored for f in known.factors)
+    touched = known.output_size + sum(f.stored * f.bytes for f in known.factors)
+    return not windows and touched <= target.cache[1]
+
+
+def _lane_sums(view: RegisterTileRanking, target: CpuTarget, parallel: bool) -> Iterator[Plan]:
+    """The plans to compare where the lanes of a sum are kept apart."""
+    for tile in view.best_tiles(TILES):
+        yield LaneSumBlocking(view.info, target, tile, parallel).plan()
+
+
+def _enumerated(view: RegisterTileRanking, target: CpuTarget, parallel: bool) -> Iterator[Plan]:
+    """The plans to compare for what is near: all ways to copy and to order loops around several register tiles."""
+    for tile in view.best_tiles(TILES):
+        expert = BlockingHeuristic(view.info, target, tile, parallel)
+        yield expert.plan()
+        if not view.info.transposes_output:
+            yield from enumerate_packings(view.info, target, tile, parallel, (expert.packs_vector_operand(),))
 
 
 def _considered(view: RegisterTileRanking, target: CpuTarget, parallel: bool) -> Iterator[Plan]:
@@ -124,7 +152,7 @@ def _worth_turning(known: ContractionInfo, target: CpuTarget) -> bool:
     would be turned for few rows has long runs of scalars instead: it had better stay as it is.
     """
     moving, turns = known.vector_operand, known.vector_operand.step(known.vector) != 1
-    if turns and prod(i.extent for i in known.only(known.broadcast_operand)) <= PACKED_USES:
+    if turns and prod(i.extent for i in known.exclusive_iterators(known.broadcast_operand)) <= PACKED_USES:
         longest = inf
     elif is_beyond_private_caches(known.k_size * known.extent(known.vector) * moving.bytes, target):
         return False
@@ -156,7 +184,7 @@ def why_not_microkernel(op: StructuredOp, target: CpuTarget) -> str | None:
     columns, lanes = known.extent(known.vector), target.lanes(known.bits)
     if 4 * columns < lanes and known.k_size >= columns * (2 * known.k_size // lanes + DOT_OVERHEAD):
         return f"only {columns} contiguous output elements"
-    rows = prod(i.extent for i in known.only(known.broadcast_operand))
+    rows = prod(i.extent for i in known.exclusive_iterators(known.broadcast_operand))
     moving = known.vector_operand
     if rows < MIN_ROWS_TO_TURN and moving.step(known.vector) != 1:
         return f"too few rows ({rows}) to turn the {moving.side.name.lower()} factor for"

@@ -31,8 +31,11 @@ def transposed_output_plans(known: ContractionInfo, target: CpuTarget, *, parall
     known: with the lanes along the output. None where memory is near, or the results are not smaller than the factor.
     """
     moving = known.vector_operand
-    run = next((i for i in known.only(moving) if moving.step(i.name) == 1 and i.name != known.output_unit_iter), None)
-    uses = prod(i.extent for i in known.only(known.broadcast_operand))
+    run = next(
+        (i for i in known.exclusive_iterators(moving) if moving.step(i.name) == 1 and i.name != known.output_unit_iter),
+        None,
+    )
+    uses = prod(i.extent for i in known.exclusive_iterators(known.broadcast_operand))
     if (
         run is None
         or known.transposes_output
@@ -76,15 +79,15 @@ class _Crossed:
         lanes = self.target.lanes(self.known.bits)
         vectors = num_tiles(self.run.extent, lanes)
         vectors = vectors if vectors <= WIDE else NARROW
-        row = max(self.known.only(self.known.broadcast_operand), key=lambda i: i.extent)
+        row = max(self.known.exclusive_iterators(self.known.broadcast_operand), key=lambda i: i.extent)
         most = max(1, (self.target.vector_registers - 2) // vectors - 1)
         return RegisterTile(lanes, ((self.run.name, vectors * lanes), (row.name, balanced_block(row.extent, most))))
 
     def blocks(self) -> Generator[dict[str, int]]:
         """Parts of the iterators of the factor alone whose results fit half of the second cache, or nearly so."""
-        others = [i for i in self.known.only(self.known.vector_operand) if i.name != self.run.name]
+        others = [i for i in self.known.exclusive_iterators(self.known.vector_operand) if i.name != self.run.name]
         line = LINE // self.known.output_bytes
-        rows = prod(i.extent for i in self.known.only(self.known.broadcast_operand)) * self.run.extent
+        rows = prod(i.extent for i in self.known.exclusive_iterators(self.known.broadcast_operand)) * self.run.extent
         room = self.target.cache[1] * 5 // 8 // (rows * self.known.bits // 8)
         for sizes in product(*(_parts(i.extent, line if i.name == self.known.output_unit_iter else 1) for i in others)):
             if prod(sizes) <= room:
@@ -137,7 +140,9 @@ class _Crossed:
     @property
     def rows(self) -> list[Iterator]:
         """The loops over the other factor, the register tile's innermost."""
-        return sorted(self.known.only(self.known.broadcast_operand), key=lambda i: self.tile.size(i.name))
+        return sorted(
+            self.known.exclusive_iterators(self.known.broadcast_operand), key=lambda i: self.tile.size(i.name)
+        )
 
 
 def _run(steps: Sequence[tuple[str, int]], points: Mapping[str, int]) -> int:

@@ -85,7 +85,7 @@ def solve_gather(
     solutions: dict[str, Solution] = {}
     replaced: dict[str, Expr] = {}
     while len(replaced) < len(chosen):
-        d = _next(chosen, forms, replaced)
+        d = _next_solvable(chosen, forms, replaced)
         if d is None:
             return None
         name = chosen[d]
@@ -112,7 +112,7 @@ def _choose(forms: Sequence[Affine], free: Sequence[str]) -> dict[int, str] | No
     return dict(sorted(chosen.items()))
 
 
-def _next(chosen: Mapping[int, str], forms: Sequence[Affine], replaced: Mapping[str, Expr]) -> int | None:
+def _next_solvable(chosen: Mapping[int, str], forms: Sequence[Affine], replaced: Mapping[str, Expr]) -> int | None:
     """A subscript not solved yet whose other chosen indices are all determined."""
     for d, name in chosen.items():
         others = {v for v in affine_variables(forms[d]) if v != name and v in chosen.values()}
@@ -128,7 +128,7 @@ def _solve(
     factor = next(constant_value(c) or 0 for a, c in form.terms if isinstance(a, Variable) and a.name == name)
     rest = Affine(form.constant, tuple(t for t in form.terms if t[0] != Variable(name)))
     difference = Affine(start, ((Variable(element), 1),)) - rest
-    total = difference if factor > 0 else difference.scaled(-1)
+    total = difference if factor > 0 else difference.scale(-1)
     return substitute_indices(affine_to_expr(total), replaced, sizes), abs(factor)
 
 

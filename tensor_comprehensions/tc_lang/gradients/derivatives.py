@@ -279,7 +279,7 @@ def _square(x: Expr) -> Expr:
     return times(x, x)
 
 
-def _bell(factor: float, s: Expr, x: Expr) -> Expr:
+def _gaussian(factor: float, s: Expr, x: Expr) -> Expr:
     return times(
         times(s, constant_like(factor * 2.0 / math.sqrt(math.pi), x)), call_function("exp", negate_expr(_square(x)))
     )
@@ -315,7 +315,7 @@ _UNARY: dict[str, Callable[[Expr, Expr, Expr], Expr]] = {
     "asinh": lambda s, x, y: over(s, call_function("sqrt", _one_plus(_square(x)))),
     "acosh": lambda s, x, y: over(s, call_function("sqrt", minus(_square(x), constant_like(1.0, x)))),
     "atanh": lambda s, x, y: over(s, _one_minus(_square(x))),
-    "erf": lambda s, x, y: _bell(1.0, s, x),
-    "erfc": lambda s, x, y: _bell(-1.0, s, x),
+    "erf": lambda s, x, y: _gaussian(1.0, s, x),
+    "erfc": lambda s, x, y: _gaussian(-1.0, s, x),
     "fabs": lambda s, x, y: _absolute(s, x),
 }

@@ -53,7 +53,7 @@ def differentiate(function: Function, wanted: Iterable[Key] | None = None, keep:
     steps = SsaProgram.of(function, symbolic_ranges(function))
     reverse = _Reverse(function, steps, find_patterns(steps))
     reverse.run()
-    targets = {key: reverse.finished(key) for key in chosen}
+    targets = {key: reverse.finish_gradient(key) for key in chosen}
     kept = simplify_gradient(reverse.steps, reverse.written, set(targets.values()), reverse.sizes)
     return write_gradient(reverse.steps, kept, {key: targets[key] for key in chosen}, keep, reverse.patterns)
 
@@ -99,16 +99,16 @@ class _Reverse:
                 except NoDerivative as reason:
                     raise no_gradient_error(self.function, step.source, str(reason)) from None
 
-    def finished(self, key: Key) -> str:
+    def finish_gradient(self, key: Key) -> str:
         """The complete gradient by an input or an initial value, in a tensor of its own and of its type."""
         kind, name = key
         version = name if kind == "input" else f"{name}@0"
         dtype = self.steps.versions[version].dtype
-        mine = self._own(version)
+        mine = self._own_gradient(version)
         if dtype.accumulator == dtype:
             return mine
         rounded = f"{mine} rounded"
-        left, box = self._whole(version)
+        left, box = self._all_elements(version)
         subscripts = tuple(left)
         value = Cast(self._load(mine, version, subscripts), dtype)
         self._write(version, GradStatement(rounded, subscripts, "=", value, box))
@@ -130,7 +130,7 @@ class _Reverse:
 
     # --- gradients of versions ---------------------------------------------------------------------------------------
 
-    def _whole(self, version: str) -> tuple[tuple[Expr, ...], dict[str, Bounds]]:
+    def _all_elements(self, version: str) -> tuple[tuple[Expr, ...], dict[str, Bounds]]:
         """Indices for all elements of a version, counted from 0, and their ranges."""
         bounds = self.steps.versions[version].bounds
         box: dict[str, Bounds] = {f"i{d}": (0, range_extent(b)) for d, b in enumerate(bounds)}
@@ -144,13 +144,13 @@ class _Reverse:
             return Cast(Access(adjoint, subscripts, dtype), wide)
         return Access(adjoint, subscripts, wide)
 
-    def _own(self, version: str) -> str:
+    def _own_gradient(self, version: str) -> str:
         """The gradient of a version as a tensor that may be added to: a copy, or zeros, where there is none."""
         adjoint = self.adjoints.get(version)
         if adjoint is not None and not adjoint.shared:
             return adjoint.name
         name = self._name(version)
-        subscripts, box = self._whole(version)
+        subscripts, box = self._all_elements(version)
         zero = Const(0.0, self.steps.versions[version].dtype.accumulator)
         value = zero if adjoint is None else self._load(adjoint.name, version, subscripts)
         self._write(version, GradStatement(name, subscripts, "=", value, box))
@@ -163,7 +163,7 @@ class _Reverse:
     def _at_target(self, step: SsaStatement) -> Expr:
         """The gradient of the element that a step writes."""
         start = [lower for lower, _ in self.steps.versions[step.target].bounds]
-        subscripts = tuple(_less(e, s) for e, s in zip(step.subscripts, start, strict=True))
+        subscripts = tuple(_subtract_start(e, s) for e, s in zip(step.subscripts, start, strict=True))
         return self._load(self.adjoints[step.target].name, step.target, subscripts)
 
     # --- one step ----------------------------------------------------------------------------------------------------
@@ -195,9 +195,9 @@ class _Reverse:
         self.adjoints[step.before] = _Adjoint(self.adjoints[step.target].name, shared=True)
         if step.op == "+=":
             return
-        name = self._own(step.before)
+        name = self._own_gradient(step.before)
         start = [lower for lower, _ in self.steps.versions[step.target].bounds]
-        subscripts = tuple(_less(e, s) for e, s in zip(step.subscripts, start, strict=True))
+        subscripts = tuple(_subtract_start(e, s) for e, s in zip(step.subscripts, start, strict=True))
         zero = Const(0.0, self.steps.versions[step.target].dtype.accumulator)
         ranges = {i: step.ranges[i] for i in step.left}
         self._write(step.before, GradStatement(name, subscripts, "=", zero, ranges, domain(step, self.patterns)))
@@ -210,11 +210,11 @@ class _Reverse:
             term = term.operand
         if not isinstance(term, Access) or not term.dtype.is_float:
             return
-        chosen = compare_exprs("==", _as(term, result), _as(result, result))
+        chosen = compare_exprs("==", _round_like(term, result), _round_like(result, result))
         wide = seed.dtype
         count = f"count {step.target}"
         one, zero = Const(1.0, wide), Const(0.0, wide)
-        place = tuple(_less(e, step.ranges[i][0]) for e, i in zip(step.subscripts, step.left, strict=True))
+        place = tuple(_subtract_start(e, step.ranges[i][0]) for e, i in zip(step.subscripts, step.left, strict=True))
         equal = Select(chosen, one, zero, wide)
         term_count, box, exists = self._from_zero(equal, step.ranges, step.left, domain(step, self.patterns))
         self.written.append(GradStatement(count, step.subscripts, "+=!", term_count, box, exists))
@@ -237,7 +237,7 @@ class _Reverse:
         others = f"others {step.target}"
         box = {**step.ranges, **{twin[i]: step.ranges[i] for i in reduced}}
         factor = substitute_indices(step.value, {i: Index(twin[i], INT64) for i in reduced}, self.sizes)
-        place = tuple(_less(Index(i, INT64), step.ranges[i][0]) for i in step.ranges)
+        place = tuple(_subtract_start(Index(i, INT64), step.ranges[i][0]) for i in step.ranges)
         if same is not None:
             factor = Select(same, Const(1.0, factor.dtype), factor, factor.dtype)
             exists = domain(step, self.patterns)
@@ -279,11 +279,11 @@ class _Reverse:
         if moves(exists, gathered, self.patterns):
             self._scatter(step, access, value)
             return
-        value = (None if self.patterns else self._padded(step, found, value)) or gathered
+        value = (None if self.patterns else self._gather_padded(step, found, value)) or gathered
         subscripts = tuple(Index(i, INT64) for i in found.unsolved)
         value, rest = _without_idle(value, subscripts, found.free_ranges(step.ranges), exists)
         if rest and not self.patterns and not set(list(found.unsolved)[-1:]) <= set(step.left):
-            value, rest = self._turned(access.tensor, value, found.unsolved, rest)
+            value, rest = self._transpose_sum(access.tensor, value, found.unsolved, rest)
         box = {**found.unsolved, **rest}
         adjoint = self.adjoints.get(access.tensor)
         copies = adjoint is None and not (rest or exists)
@@ -294,9 +294,11 @@ class _Reverse:
             self.adjoints[access.tensor] = _Adjoint(name)
             self._write(access.tensor, GradStatement(name, subscripts, "+=!" if rest else "=", value, box, exists))
         else:
-            self._write(access.tensor, GradStatement(self._own(access.tensor), subscripts, "+=", value, box, exists))
+            self._write(
+                access.tensor, GradStatement(self._own_gradient(access.tensor), subscripts, "+=", value, box, exists)
+            )
 
-    def _padded(self, step: SsaStatement, found: GatherForm, value: Expr) -> Expr | None:
+    def _gather_padded(self, step: SsaStatement, found: GatherForm, value: Expr) -> Expr | None:
         """What a step sends, without guards, from a gradient with zeros around it; None where that is not possible."""
         seed = self._at_target(step)
         bounds = self.steps.versions[step.target].bounds
@@ -310,7 +312,7 @@ class _Reverse:
             substitute_indices(replace_expr(value, seed, read), found.substitute_in, self.sizes), places, self.sizes
         )
 
-    def _turned(
+    def _transpose_sum(
         self, version: str, value: Expr, left: Mapping[str, Bounds], rest: dict[str, Bounds]
     ) -> tuple[Expr, dict[str, Bounds]]:
         """A sum and its indices; where its own last index is short, a read of one with another index last."""
@@ -349,11 +351,13 @@ class _Reverse:
         guarded_sizes = [range_extent(b) for e, b in zip(subscripts, bounds, strict=True) if isinstance(e, Select)]
         if any((constant_value(x) or 0) <= 0 for x in guarded_sizes):
             subscripts, box = _unless_empty(guarded_sizes, subscripts, box)
-        self._write(access.tensor, GradStatement(self._own(access.tensor), subscripts, "+=", value, box, exists))
+        self._write(
+            access.tensor, GradStatement(self._own_gradient(access.tensor), subscripts, "+=", value, box, exists)
+        )
 
     def _place(self, e: Expr, bounds: Bounds, step: SsaStatement, read: Expr) -> Expr:
         """A subscript of a scatter: where the step does not read the element, it may lead anywhere, and 0 is taken."""
-        place = _less(e, bounds[0])
+        place = _subtract_start(e, bounds[0])
         if read != ALWAYS and range_guards(e, bounds, step.ranges, self.sizes):
             return Select(read, place, Const(0, INT64), INT64)
         return part(place, step.ranges, range_extent(bounds))
@@ -399,12 +403,12 @@ def _without_idle(
     return value, kept
 
 
-def _less(e: Expr, start: Value) -> Expr:
+def _subtract_start(e: Expr, start: Value) -> Expr:
     """A subscript counted from `start`."""
     return e if constant_value(start) == 0 else Binary("-", e, polynomial_to_expr(start), INT64)
 
 
-def _as(e: Expr, like: Expr) -> Expr:
+def _round_like(e: Expr, like: Expr) -> Expr:
     """`e` with the precision that `like` is stored in, as an operand of a comparison."""
     rounded = e if e.dtype == like.dtype else Cast(e, like.dtype)
     wide = like.dtype.accumulator

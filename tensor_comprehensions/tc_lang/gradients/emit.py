@@ -57,14 +57,14 @@ def write_gradient(
     writer = _Writer(steps, patterns)
     declared = writer.parameters(written, keep)
     gives = tuple(writer.gradient_name(key, name) for key, name in targets.items())
-    statements = [*writer.recomputed(written), *written]
-    takes = writer.needed(declared, statements)
+    statements = [*writer.recompute_steps(written), *written]
+    takes = writer.needed_parameters(declared, statements)
     body = tuple(writer.statement(w) for w in statements)
     parameters = tuple(writer.declarations[key] for key in takes)
     formats = [_format_name(steps.function.tensor(key[1]).format) for key in targets]
     returns = tuple(s.Declaration(name, None, format) for name, format in zip(gives, formats, strict=True))
     d = s.Def(f"{steps.function.name}_backward", parameters, returns, body)
-    text, function = _shortest(d)
+    text, function = _shorten_def(d)
     return Gradient(text, function, takes, tuple(targets))
 
 
@@ -104,7 +104,7 @@ class _Writer:
                 self._declare(("gradient", r), f"d {r}", f"d_{r}", function.tensor(r).dtype)
         return tuple(self.declarations)
 
-    def needed(self, declared: Sequence[Key], statements: Sequence[GradStatement]) -> tuple[Key, ...]:
+    def needed_parameters(self, declared: Sequence[Key], statements: Sequence[GradStatement]) -> tuple[Key, ...]:
         """Those of the parameters that are read, or without which a size would have no value."""
         read = {self.names[name] for w in statements for name in w.reads if name in self.names}
         scalars = {p.name for p in self.steps.function.parameters if p.is_compile_time}
@@ -119,7 +119,7 @@ class _Writer:
     def _declare(self, key: Key, tensor: str, name: str, dtype: DType) -> None:
         kind = key[0]
         version = tensor if kind in ("input", "initial") else self.steps.last[key[1]]
-        name = self._fresh(name, input=kind == "input")
+        name = self._fresh_name(name, input=kind == "input")
         self.names[tensor] = name
         if kind != "gradient":
             self.shifted.add(tensor)
@@ -143,9 +143,9 @@ class _Writer:
                 and monomial[0].name in self.steps.function.sizes
             ):
                 return monomial[0].name
-        return self._fresh(otherwise)
+        return self._fresh_name(otherwise)
 
-    def _fresh(self, name: str, input: bool = False) -> str:
+    def _fresh_name(self, name: str, input: bool = False) -> str:
         """`name`, or something like it that is free."""
         base, n = (f"{name}_" if is_builtin(name) or name in CONSTANTS else name), 0
         candidate = base
@@ -158,23 +158,23 @@ class _Writer:
     def gradient_name(self, key: Key, tensor: str) -> str:
         """The name of the gradient by an input or an initial value, which ends up in `tensor`."""
         kind, name = key
-        self.names[tensor] = self._fresh(f"d_{name}" if kind == "input" else f"d_{name}_0")
+        self.names[tensor] = self._fresh_name(f"d_{name}" if kind == "input" else f"d_{name}_0")
         return self.names[tensor]
 
     # --- values computed again ---------------------------------------------------------------------------------------
 
-    def recomputed(self, written: Sequence[GradStatement]) -> list[GradStatement]:
+    def recompute_steps(self, written: Sequence[GradStatement]) -> list[GradStatement]:
         """The steps whose values the statements read, as far as they are not passed. Names their versions."""
         needed = {name for name in self.used if name in self.steps.versions} - self.shifted
         kept: list[SsaStatement] = []
         for step in reversed(self.steps.steps):
             if step.target in needed:
-                step = replace(step, exists=self._useful(step))
+                step = replace(step, exists=self._useful_exists(step))
                 kept.append(step)
                 needed |= step.reads - self.shifted
-        return [w for step in reversed(kept) for w in self._again(step)]
+        return [w for step in reversed(kept) for w in self._recompute_step(step)]
 
-    def _useful(self, step: SsaStatement) -> tuple[Access, ...]:
+    def _useful_exists(self, step: SsaStatement) -> tuple[Access, ...]:
         """The `exists` clauses of tensors that store some elements only, and those that give an index its place."""
         found = {x.name for e in (step.value, *step.subscripts) for x in walk_expr(e) if isinstance(x, Index)}
         out = []
@@ -185,7 +185,7 @@ class _Writer:
                 found |= names
         return tuple(out)
 
-    def _again(self, step: SsaStatement) -> list[GradStatement]:
+    def _recompute_step(self, step: SsaStatement) -> list[GradStatement]:
         """A step as statements; it overwrites an earlier version that nothing needs any more."""
         version = self.steps.versions[step.target]
         earlier = [v for v, x in self.steps.versions.items() if x.tensor == version.tensor and v in self.names]
@@ -196,7 +196,7 @@ class _Writer:
         if reusable:
             self.names[step.target] = self.names[earlier[-1]]
         else:
-            self.names[step.target] = self._fresh(version.tensor)
+            self.names[step.target] = self._fresh_name(version.tensor)
             if before is not None:
                 box = {f"i{d}": b for d, b in enumerate(version.bounds)}
                 subscripts = tuple(Index(name, polynomial_to_expr(0).dtype) for name in box)
@@ -210,16 +210,16 @@ class _Writer:
     def statement(self, w: GradStatement) -> s.Statement:
         """The statement as a syntax tree that gives each index its range."""
         renamed = self._index_names(w)
-        target = self._named(w.target)
-        subscripts = tuple(expr_to_syntax(self._final(e, renamed), True) for e in w.subscripts)
-        value = expr_to_syntax(self._final(w.value, renamed))
+        target = self._name_of(w.target)
+        subscripts = tuple(expr_to_syntax(self._rename_expr(e, renamed), True) for e in w.subscripts)
+        value = expr_to_syntax(self._rename_expr(w.value, renamed))
         ranges = [s.Range(renamed[i], self._bound(b[0]), self._bound(b[1])) for i, b in w.ranges.items()]
-        exists = [s.Exists(expr_to_syntax(self._final(e, renamed))) for e in w.exists]
+        exists = [s.Exists(expr_to_syntax(self._rename_expr(e, renamed))) for e in w.exists]
         return s.Statement(target, subscripts or None, w.op, value, (*ranges, *exists))
 
-    def _named(self, tensor: str) -> str:
+    def _name_of(self, tensor: str) -> str:
         if tensor not in self.names:
-            self.names[tensor] = self._fresh(self._proposal(tensor))
+            self.names[tensor] = self._fresh_name(self._proposal(tensor))
         return self.names[tensor]
 
     def _proposal(self, tensor: str) -> str:
@@ -243,18 +243,18 @@ class _Writer:
             names[i] = name
         return names
 
-    def _final(self, e: Expr, renamed: Mapping[str, str]) -> Expr:
+    def _rename_expr(self, e: Expr, renamed: Mapping[str, str]) -> Expr:
         """`e` with the names of the text."""
         if isinstance(e, Index):
             return replace(e, name=renamed[e.name])
-        e = with_operands(e, [self._final(x, renamed) for x in operands_of(e)])
+        e = with_operands(e, [self._rename_expr(x, renamed) for x in operands_of(e)])
         if not isinstance(e, Access):
             return e
         if e.tensor in self.shifted:
             starts = [lower for lower, _ in self.steps.versions[e.tensor].bounds]
-            shifted = tuple(_shifted(x, b) for x, b in zip(e.subscripts, starts, strict=True))
+            shifted = tuple(_shift_subscript(x, b) for x, b in zip(e.subscripts, starts, strict=True))
             e = replace(e, subscripts=shifted)
-        return replace(e, tensor=self._named(e.tensor))
+        return replace(e, tensor=self._name_of(e.tensor))
 
 
 def _format_name(format: Format | None) -> s.FormatName | None:
@@ -271,7 +271,7 @@ def _sizes(d: s.Declaration) -> set[str]:
     return {x.size for x in dims if isinstance(x.size, str)}
 
 
-def _shifted(e: Expr, start: Value) -> Expr:
+def _shift_subscript(e: Expr, start: Value) -> Expr:
     if constant_value(start) == 0:
         return e
     return Binary("-", e, polynomial_to_expr(start), polynomial_to_expr(0).dtype)
@@ -280,9 +280,9 @@ def _shifted(e: Expr, start: Value) -> Expr:
 # --- clauses ---------------------------------------------------------------------------------------------------------
 
 
-def _shortest(d: s.Def) -> tuple[str, Function]:
+def _shorten_def(d: s.Def) -> tuple[str, Function]:
     """The text of a def without the ranges that follow from the accesses anyway."""
-    whole = function = _checked(to_text(d))
+    whole = function = _check_gradient(to_text(d))
     sizes = {name: SizePolynomial.name(name) for name in (*function.sizes, *function.scalars)}
     wanted = infer_ranges(function, sizes)
     for n in range(len(function.statements) if len(function.statements) <= MOST else 0):
@@ -294,12 +294,12 @@ def _shortest(d: s.Def) -> tuple[str, Function]:
     if function is whole:
         return to_text(d), whole
     body = tuple(
-        replace(x, clauses=_kept(x, {r.index for r in function.statements[n].ranges}))
+        replace(x, clauses=_kept_clauses(x, {r.index for r in function.statements[n].ranges}))
         for n, x in enumerate(d.body)
         if isinstance(x, s.Statement)
     )
     text = to_text(replace(d, body=body))
-    return text, _checked(text)
+    return text, _check_gradient(text)
 
 
 def _means_the_same(attempt: Function, n: int, wanted: Ranges, sizes: Mapping[str, Value]) -> bool:
@@ -319,11 +319,11 @@ def _with_ranges(function: Function, n: int, ranges: tuple[object, ...]) -> Func
     return replace(function, statements=tuple(statements))
 
 
-def _kept(x: s.Statement, indices: set[str]) -> tuple[s.Clause, ...]:
+def _kept_clauses(x: s.Statement, indices: set[str]) -> tuple[s.Clause, ...]:
     return tuple(c for c in x.clauses if not isinstance(c, s.Range) or c.index in indices)
 
 
-def _checked(text: str) -> Function:
+def _check_gradient(text: str) -> Function:
     try:
         return compile_source(text)[-1]
     except TCError as error:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 
 from ...core.dtypes import DType
-from ..ir import Access, Binary, Const, Expr, Index, Select, Unary, operands_of, with_operands
+from ..ir import Access, Binary, Const, Expr, Index, Select, Unary, operands_of, walk_expr, with_operands
 from ..to_syntax import sigmoid_argument
 from .adjoint_access import uses_index
 from .derivatives import negate_expr
@@ -33,7 +33,7 @@ class FactorProduct:
     def split(self, holds: Callable[[Expr], bool]) -> tuple[FactorProduct, FactorProduct]:
         """The factors for which something holds, with the coefficient, and the others."""
         over, under = [x for x in self.over if not holds(x)], [x for x in self.under if not holds(x)]
-        chosen = FactorProduct(self.coefficient, _without(self.over, over), _without(self.under, under))
+        chosen = FactorProduct(self.coefficient, _remove_factors(self.over, over), _remove_factors(self.under, under))
         return chosen, FactorProduct(1.0, tuple(over), tuple(under))
 
 
@@ -51,7 +51,7 @@ def to_product(e: Expr, inner: str | None = None) -> FactorProduct:
         case Binary(op="/", left=a, right=Const() as b):
             return to_product(a, inner).multiply_by(FactorProduct(1.0, (), (b,)))
         case Binary(op="/", left=a, right=b):
-            return to_product(a, inner).divide_by(_whole(to_product(b, inner), e.dtype, inner))
+            return to_product(a, inner).divide_by(_as_one_factor(to_product(b, inner), e.dtype, inner))
         case Binary(op="+" | "-"):
             return _common(list(_terms(e, 1.0, inner)), e.dtype, inner)
         case Select(then=a, otherwise=b):
@@ -111,31 +111,31 @@ def _terms(e: Expr, sign: float, inner: str | None) -> Iterable[FactorProduct]:
 
 def _common(terms: list[FactorProduct], dtype: DType, inner: str | None) -> FactorProduct:
     """A sum as the product of what its terms have in common and of what is left of it."""
-    terms = _merged(terms)
+    terms = _merge_equal_terms(terms)
     if not terms:
         return FactorProduct(0.0)
     if len(terms) == 1:
         return terms[0]
-    over = reduce(_shared, (t.over for t in terms))
-    under = reduce(_shared, (t.under for t in terms))
-    rest = [FactorProduct(t.coefficient, _without(t.over, over), _without(t.under, under)) for t in terms]
+    over = reduce(_intersect_factors, (t.over for t in terms))
+    under = reduce(_intersect_factors, (t.under for t in terms))
+    rest = [FactorProduct(t.coefficient, _remove_factors(t.over, over), _remove_factors(t.under, under)) for t in terms]
     sign = -1.0 if all(t.coefficient < 0 for t in rest) else 1.0
     return FactorProduct(
-        sign, (*over, _added([replace(t, coefficient=sign * t.coefficient) for t in rest], dtype, inner)), under
+        sign, (*over, _add_terms([replace(t, coefficient=sign * t.coefficient) for t in rest], dtype, inner)), under
     )
 
 
-def _merged(terms: Sequence[FactorProduct]) -> list[FactorProduct]:
+def _merge_equal_terms(terms: Sequence[FactorProduct]) -> list[FactorProduct]:
     """Terms with the same factors as one."""
     sums: dict[tuple[frozenset[tuple[Expr, int]], frozenset[tuple[Expr, int]]], FactorProduct] = {}
     for t in terms:
-        key = _bag(t.over), _bag(t.under)
+        key = _count_factors(t.over), _count_factors(t.under)
         before = sums.get(key)
         sums[key] = t if before is None else replace(before, coefficient=before.coefficient + t.coefficient)
     return [t for t in sums.values() if t.coefficient]
 
 
-def _added(terms: Sequence[FactorProduct], dtype: DType, inner: str | None) -> Expr:
+def _add_terms(terms: Sequence[FactorProduct], dtype: DType, inner: str | None) -> Expr:
     first = next((n for n, t in enumerate(terms) if t.coefficient > 0), 0)
     out = product_to_expr(terms[first], dtype, inner)
     for n, t in enumerate(terms):
@@ -145,24 +145,24 @@ def _added(terms: Sequence[FactorProduct], dtype: DType, inner: str | None) -> E
     return out
 
 
-def _whole(p: FactorProduct, dtype: DType, inner: str | None) -> FactorProduct:
+def _as_one_factor(p: FactorProduct, dtype: DType, inner: str | None) -> FactorProduct:
     """A divisor whose number stays where it is: dividing by it is not multiplying by its inverse."""
     return p if p.coefficient in (1.0, -1.0) else FactorProduct(1.0, (product_to_expr(p, dtype, inner),))
 
 
-def _bag(xs: Iterable[Expr]) -> frozenset[tuple[Expr, int]]:
+def _count_factors(xs: Iterable[Expr]) -> frozenset[tuple[Expr, int]]:
     counts: dict[Expr, int] = {}
     for x in xs:
         counts[x] = counts.get(x, 0) + 1
     return frozenset(counts.items())
 
 
-def _shared(a: tuple[Expr, ...], b: tuple[Expr, ...]) -> tuple[Expr, ...]:
+def _intersect_factors(a: tuple[Expr, ...], b: tuple[Expr, ...]) -> tuple[Expr, ...]:
     """What is in both, as often as in both."""
-    return _without(a, _without(a, b))
+    return _remove_factors(a, _remove_factors(a, b))
 
 
-def _without(a: Iterable[Expr], b: Iterable[Expr]) -> tuple[Expr, ...]:
+def _remove_factors(a: Iterable[Expr], b: Iterable[Expr]) -> tuple[Expr, ...]:
     """`a` but for the elements of `b`, each as often as it is there."""
     left = list(b)
     out = []
@@ -175,6 +175,19 @@ def _without(a: Iterable[Expr], b: Iterable[Expr]) -> tuple[Expr, ...]:
 
 
 # --- products that have a name ---------------------------------------------------------------------------------------
+
+
+def is_batched_product(value: Expr, left: Sequence[str]) -> bool:
+    """Has each of two factors one of the indices `left` of its own, beside one that both have?"""
+    while isinstance(value, Select):
+        value = value.then
+    if not (isinstance(value, Binary) and value.op == "*"):
+        return False
+    first, second = (
+        {x.name for x in walk_expr(factor) if isinstance(x, Index) and x.name in left}
+        for factor in (value.left, value.right)
+    )
+    return bool(first & second and first - second and second - first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,12 +203,12 @@ def with_named_products(
 ) -> FactorProduct:
     """`p` with the elements of tensors for the products that they hold, as far as these elements exist."""
     for named in names:
-        while (found := _found(p, named, exists)) is not None:
+        while (found := _replace_named(p, named, exists)) is not None:
             p = found
     return p
 
 
-def _found(p: FactorProduct, named: NamedProduct, exists: Callable[[Access], bool]) -> FactorProduct | None:
+def _replace_named(p: FactorProduct, named: NamedProduct, exists: Callable[[Access], bool]) -> FactorProduct | None:
     """`p` with `named` for factors of it, once."""
     mapping: dict[str, Expr] | None = {}
     over, under = list(p.over), list(p.under)

@@ -21,7 +21,7 @@ def read_condition(access: Access, e: Expr) -> Expr:
         return ALWAYS
     match e:
         case Select(condition=c, then=a, otherwise=b):
-            inside = _chosen(c, read_condition(access, a), read_condition(access, b))
+            inside = _select_condition(c, read_condition(access, a), read_condition(access, b))
             return _or(read_condition(access, c), inside)
         case Binary(op="&&", left=a, right=b):
             return _or(read_condition(access, a), _and(a, read_condition(access, b)))
@@ -30,7 +30,7 @@ def read_condition(access: Access, e: Expr) -> Expr:
     return reduce(_or, (read_condition(access, x) for x in operands_of(e)), NEVER)
 
 
-def _chosen(c: Expr, a: Expr, b: Expr) -> Expr:
+def _select_condition(c: Expr, a: Expr, b: Expr) -> Expr:
     """`c ? a : b` for conditions."""
     return a if a == b else _or(_and(c, a), _and(_not(c), b))
 

@@ -2,7 +2,9 @@
 
 Outputs are there anyway. Of the temporaries the sums and extrema are kept, since each of their elements takes many
 operations, and what is made of these element by element, where it is no larger. Everything else is computed again.
-So no call keeps more elements than its sums and extrema have.
+So no call keeps more elements than its sums and extrema have. The scores of attention, batches of products of rows with
+rows for another such batch, are computed again, too: they may be far larger than all inputs, and one pass over tiles
+never stores them.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from ..ir import Function, Role
 from ..ranges import Bounds
+from .factorize import is_batched_product
 from .ssa import SsaProgram, SsaStatement
 
 
@@ -64,10 +67,23 @@ class _Chooser:
 
     def is_worth_keeping(self, step: SsaStatement) -> bool:
         if _reduces(step):
-            return True
+            return not self.is_inside_chain(step)
         sums = self.sums(step)
+        large = [self._extents(s) for s in sums if not self.is_inside_chain(self.made[s])]
         extents = self._extents(step.target)
-        return not sums <= self.used and any(_within(extents, self._extents(s)) for s in sums)
+        return not sums <= self.used and any(_is_subset(extents, s) for s in large)
+
+    def is_inside_chain(self, step: SsaStatement) -> bool:
+        """Is it a batch of products whose elements, or what is made of them, are factors of another one?"""
+        if not _is_batched_product(step):
+            return False
+        others = (s for s in self.steps.steps if s is not step and _is_batched_product(s))
+        return any(step.target in s.reads | self._sums_read(s) for s in others)
+
+    def _sums_read(self, step: SsaStatement) -> frozenset[str]:
+        """The sums and extrema that the elements it reads depend on."""
+        made = (self.made[name] for name in step.reads & self.made.keys())
+        return frozenset().union(*(self.sums(s) for s in made if not _reduces(s)))
 
     def sums(self, step: SsaStatement) -> frozenset[str]:
         """The sums and extrema on which the elements of a step depend, each through elements alone."""
@@ -86,7 +102,11 @@ def _reduces(step: SsaStatement) -> bool:
     return any(i not in step.left for i in step.ranges)
 
 
-def _within(small: list[Bounds], large: list[Bounds]) -> bool:
+def _is_batched_product(step: SsaStatement) -> bool:
+    return _reduces(step) and is_batched_product(step.value, step.left)
+
+
+def _is_subset(small: list[Bounds], large: list[Bounds]) -> bool:
     """Whether the dimensions of one tensor are among those of another."""
     left = list(large)
     for bounds in small:

@@ -12,13 +12,21 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from ...core.dtypes import INT64
-from ..ir import Access, Call, Expr, Index, Select, operands_of, walk_expr, with_operands
+from ..ir import Access, Call, Cast, Expr, Index, Select, operands_of, walk_expr, with_operands
 from ..ranges import Bounds
 from ..size_polynomial import Value
 from .adjoint_access import range_guards, substitute_indices, uses_index
 from .derivatives import plus
 from .emit import GradStatement
-from .factorize import FactorProduct, NamedProduct, product_to_expr, to_product, with_named_products
+from .factorize import (
+    FactorProduct,
+    NamedProduct,
+    is_batched_product,
+    product_to_expr,
+    to_product,
+    with_named_products,
+)
+from .masked_values import mask_sums, read_masked_values
 from .ssa import SsaProgram, are_bare_indices, is_partial
 from .zero_sums import drop_zero_statements
 
@@ -31,10 +39,12 @@ def simplify_gradient(
 ) -> list[GradStatement]:
     """The statements of a gradient, of which the tensors in `targets` are wanted, so that they compute less."""
     statements = live_statements(drop_zero_statements(steps, live_statements(written, targets), sizes), targets)
-    statements = _once([x for n, w in enumerate(statements) for x in _factored(w, n)])
+    statements = _reuse_partial_sums([x for n, w in enumerate(statements) for x in _factor_sum(w, n)])
     statements = _Joining(statements, targets, sizes).run()
-    names = _held(steps, {name for w in statements for name in w.reads})
-    return _results_last(live_statements([_rewritten(w, names, steps, sizes) for w in statements], targets))
+    names = _held_products(steps, {name for w in statements for name in w.reads})
+    statements = [_rewrite_product(w, names, steps, sizes) for w in statements]
+    statements = mask_sums(read_masked_values(statements, steps), sizes)
+    return _results_last(live_statements(statements, targets))
 
 
 def live_statements(written: Sequence[GradStatement], targets: AbstractSet[str]) -> list[GradStatement]:
@@ -48,24 +58,43 @@ def live_statements(written: Sequence[GradStatement], targets: AbstractSet[str])
 
 
 def _results_last(written: Sequence[GradStatement]) -> list[GradStatement]:
-    """Sums that nothing reads after everything else: what is between other statements keeps them from being fused."""
-    read = {name for w in written for name in w.reads}
+    """Sums that nothing reads after everything else, batches of products first, and conversions of sums after these:
+    what is between other statements keeps them from being fused."""
+    readers: dict[str, list[GradStatement]] = {}
+    for w in written:
+        for name in w.reads:
+            readers.setdefault(name, []).append(w)
     writers = [w.target for w in written]
-    last = [w for w in written if w.op == "+=!" and w.target not in read and writers.count(w.target) == 1]
-    return [*(w for w in written if w not in last), *last]
+
+    def is_result(w: GradStatement) -> bool:
+        return w.target not in readers and writers.count(w.target) == 1
+
+    def is_converted(w: GradStatement) -> bool:
+        after = readers.get(w.target, ())
+        return bool(after) and all(isinstance(r.value, Cast) and r.op == "=" and is_result(r) for r in after)
+
+    sums = [w for w in written if w.op == "+=!" and writers.count(w.target) == 1]
+    last = [w for w in sums if is_result(w) or is_converted(w)]
+    last = [*filter(_multiplies_batches, last), *(w for w in last if not _multiplies_batches(w))]
+    conversions = [r for w in last for r in readers.get(w.target, ())]
+    return [*(w for w in written if w not in last and w not in conversions), *last, *conversions]
+
+
+def _multiplies_batches(w: GradStatement) -> bool:
+    return is_batched_product(w.value, [e.name for e in w.subscripts if isinstance(e, Index)])
 
 
 # --- factors of sums -------------------------------------------------------------------------------------------------
 
 
-def _factored(w: GradStatement, n: int) -> list[GradStatement]:
+def _factor_sum(w: GradStatement, n: int) -> list[GradStatement]:
     """`t(n) +=! x(n,d) / s(n)`, which runs over the elements of one tensor, as a sum and a quotient."""
     left = [e.name for e in w.subscripts if isinstance(e, Index)]
     rest = [i for i in w.ranges if i not in left]
     if not rest or w.op not in ("+=!", "+=") or not are_bare_indices(w.subscripts) or w.exists:
         return [w]
     if not _spans(w):
-        return _nested(w, n, left, rest)
+        return _nest_sums(w, n, left, rest)
     still, moving = to_product(w.value).split(lambda x: not any(uses_index(i, x) for i in rest))
     if not (still.over or still.under) or not (moving.over or moving.under):
         return [w]
@@ -77,7 +106,7 @@ def _factored(w: GradStatement, n: int) -> list[GradStatement]:
     return [sum_, GradStatement(w.target, w.subscripts, op, value, {i: w.ranges[i] for i in left})]
 
 
-def _nested(w: GradStatement, n: int, left: Sequence[str], rest: Sequence[str]) -> list[GradStatement]:
+def _nest_sums(w: GradStatement, n: int, left: Sequence[str], rest: Sequence[str]) -> list[GradStatement]:
     """A sum of several factors of which two alone depend on an index as a sum with the sum of their product in it.
 
     The inner sum has no more elements than something that is read or written: `s(i) +=! p(i,j) * a(i,k) * b(j,k)`.
@@ -102,11 +131,11 @@ def _nested(w: GradStatement, n: int, left: Sequence[str], rest: Sequence[str]) 
         op = "=" if w.op == "+=!" and len(rest) == 1 else w.op
         pair_sum = product_to_expr(replace(pair, coefficient=1.0), w.value.dtype)
         first = GradStatement(name, subscripts, "+=!", pair_sum, {**{i: w.ranges[i] for i in inner}, e: w.ranges[e]})
-        return [first, *_factored(GradStatement(w.target, w.subscripts, op, value, ranges), n)]
+        return [first, *_factor_sum(GradStatement(w.target, w.subscripts, op, value, ranges), n)]
     return [w]
 
 
-def _once(statements: Sequence[GradStatement]) -> list[GradStatement]:
+def _reuse_partial_sums(statements: Sequence[GradStatement]) -> list[GradStatement]:
     """The statements without sums of parts that are there already, of tensors that have not changed since."""
     out: list[GradStatement] = []
     same: dict[str, str] = {}
@@ -156,7 +185,7 @@ class _Joining:
             for name in [t for t in self.waiting if t in w.reads]:
                 definition = self.waiting.pop(name)
                 if self._belongs(n, definition, w):
-                    w = replace(w, value=self._put(w.value, definition))
+                    w = replace(w, value=self._inline_definition(w.value, definition))
                 else:
                     self.out.append(definition)
             for name in [t for t, d in self.waiting.items() if w.target in d.reads]:
@@ -169,12 +198,17 @@ class _Joining:
         pointwise = are_bare_indices(w.subscripts) and len(w.ranges) == len(w.subscripts)
         if pointwise and w.op == "=" and before is None:
             self.waiting[w.target] = w
-        elif before is not None and pointwise and w.op == "+=" and (joined := self._joined(before, w)) is not None:
+        elif (
+            before is not None
+            and pointwise
+            and w.op == "+="
+            and (joined := self._join_statements(before, w)) is not None
+        ):
             self.waiting[w.target] = joined
         else:
             self.out += [w] if before is None else [before, w]
 
-    def _joined(self, before: GradStatement, w: GradStatement) -> GradStatement | None:
+    def _join_statements(self, before: GradStatement, w: GradStatement) -> GradStatement | None:
         """Two statements of one tensor as one."""
         names = [e.name for e in w.subscripts if isinstance(e, Index)]
         if [w.ranges[i] for i in names] != list(_box(before)) or not _is_small(before.value, w.value):
@@ -205,12 +239,12 @@ class _Joining:
         arithmetic = not any(isinstance(x, Call | Select) for x in walk_expr(definition.value))
         return len(definition.ranges) == len(w.ranges) or arithmetic
 
-    def _put(self, e: Expr, definition: GradStatement) -> Expr:
+    def _inline_definition(self, e: Expr, definition: GradStatement) -> Expr:
         """`e` with the value of a tensor's elements instead of them."""
         if isinstance(e, Access) and e.tensor == definition.target:
             names = (x.name for x in definition.subscripts if isinstance(x, Index))
             return substitute_indices(definition.value, dict(zip(names, e.subscripts, strict=True)), self.sizes)
-        return with_operands(e, [self._put(x, definition) for x in operands_of(e)])
+        return with_operands(e, [self._inline_definition(x, definition) for x in operands_of(e)])
 
 
 def _box(w: GradStatement) -> tuple[Bounds, ...]:
@@ -224,7 +258,7 @@ def _is_small(*expressions: Expr) -> bool:
 # --- expressions -----------------------------------------------------------------------------------------------------
 
 
-def _held(steps: SsaProgram, used: AbstractSet[str]) -> list[NamedProduct]:
+def _held_products(steps: SsaProgram, used: AbstractSet[str]) -> list[NamedProduct]:
     """The products that outputs of the def hold, and tensors that are read in any case."""
     found = []
     outputs = {steps.last[r] for r in steps.function.returns}
@@ -242,7 +276,7 @@ def _held(steps: SsaProgram, used: AbstractSet[str]) -> list[NamedProduct]:
     return found
 
 
-def _rewritten(
+def _rewrite_product(
     w: GradStatement, names: Sequence[NamedProduct], steps: SsaProgram, sizes: Mapping[str, Value]
 ) -> GradStatement:
     """`w` with its value as a product, if it runs over one tensor's elements."""

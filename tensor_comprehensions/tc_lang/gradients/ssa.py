@@ -94,12 +94,12 @@ class SsaProgram:
                 out.versions[t.name] = SsaTensor(t.name, t.dtype, ranges.tensors[t.name])
                 out.last[t.name] = t.name
             elif t.role is Role.INOUT:
-                out.new(t.name, t.dtype, ranges.tensors[t.name])
+                out.new_version(t.name, t.dtype, ranges.tensors[t.name])
         for n, s in enumerate(function.statements):
             out._statement(s, dict(ranges.statements[n]))
         return out
 
-    def new(self, tensor: str, dtype: DType, bounds: tuple[Bounds, ...]) -> str:
+    def new_version(self, tensor: str, dtype: DType, bounds: tuple[Bounds, ...]) -> str:
         """The next version of a tensor."""
         n = self._count[tensor] = self._count.get(tensor, -1) + 1
         name = f"{tensor}@{n}"
@@ -138,7 +138,7 @@ class SsaProgram:
         elif s.reduction == "+":
             if s.initialize and not plain:
                 symbol = self.function.tensor(s.target)
-                before = self.new(s.target, symbol.dtype, self.ranges.tensors[s.target])
+                before = self.new_version(s.target, symbol.dtype, self.ranges.tensors[s.target])
                 self.steps.append(self.constant(before, self.zero(before), s))
             first = s.initialize and plain
             self._add(s.target, replace(step, op="+=!" if first else "+=", before=None if first else before))
@@ -155,7 +155,7 @@ class SsaProgram:
         value = step.value
         if goes_on and len(s.indices) == s.num_free:
             assert before is not None
-            self._add(s.target, replace(step, value=self._joined(s, op, before, step, value)))
+            self._add(s.target, replace(step, value=self._combine_with_old(s, op, before, step, value)))
             return
         dtype = self.function.tensor(s.target).dtype
         used = [i for i in step.ranges if any(isinstance(x, Index) and x.name == i for x in walk_expr(value))]
@@ -165,7 +165,7 @@ class SsaProgram:
             step = replace(step, ranges={i: b for i, b in step.ranges.items() if i in needed}, exists=exists)
         if dtype.is_float and not _is_element(value):
             subscripts = tuple(map(_index, used))
-            name = self.new(f"{s.target}_term", value.dtype, tuple(step.ranges[i] for i in used))
+            name = self.new_version(f"{s.target}_term", value.dtype, tuple(step.ranges[i] for i in used))
             ranges = {i: step.ranges[i] for i in used}
             exists = tuple(a for a in step.exists if self._stores_some(a.tensor) and uses_only(a, used))
             self.steps.append(SsaStatement(name, subscripts, "=", value, tuple(used), ranges, exists=exists, source=s))
@@ -176,12 +176,12 @@ class SsaProgram:
             return
         # Which of several computed terms is the least shows against the least of them, not against an output: what
         # another kernel has computed may differ in its last bit.
-        partial = self.new(f"{s.target}_part", value.dtype, self.ranges.tensors[s.target])
+        partial = self.new_version(f"{s.target}_part", value.dtype, self.ranges.tensors[s.target])
         self.steps.append(replace(reduced, target=partial))
         whole: Expr = Access(partial, step.subscripts, value.dtype)
         if goes_on:
             assert before is not None
-            whole = self._joined(s, op, before, step, whole)
+            whole = self._combine_with_old(s, op, before, step, whole)
         elif dtype != value.dtype:
             whole = Cast(whole, dtype)
         ranges = {i: step.ranges[i] for i in step.left}
@@ -194,7 +194,7 @@ class SsaProgram:
         symbol = next((t for t in self.function.tensors if t.name == version.partition("@")[0]), None)
         return symbol is not None and (symbol.is_sparse or symbol.role is Role.TEMPORARY)
 
-    def _joined(self, s: Statement, op: str, before: str, step: SsaStatement, value: Expr) -> Expr:
+    def _combine_with_old(self, s: Statement, op: str, before: str, step: SsaStatement, value: Expr) -> Expr:
         """`before op value`, as the target stores it."""
         dtype = self.function.tensor(s.target).dtype
         old: Expr = Access(before, step.subscripts, dtype)
@@ -203,13 +203,13 @@ class SsaProgram:
         return new if dtype == value.dtype else Cast(new, dtype)
 
     def _add(self, tensor: str, step: SsaStatement) -> None:
-        name = self.new(tensor, self.function.tensor(tensor).dtype, self.ranges.tensors[tensor])
+        name = self.new_version(tensor, self.function.tensor(tensor).dtype, self.ranges.tensors[tensor])
         self.steps.append(replace(step, target=name))
 
     def _current(self, e: Expr) -> Expr:
         """`e` reading the versions that are current, and with sizes of the signature only."""
         if isinstance(e, Size) and "." in e.name:
-            return _typed(polynomial_to_expr(self.ranges.sizes[e.name]), e.dtype)
+            return _with_dtype(polynomial_to_expr(self.ranges.sizes[e.name]), e.dtype)
         e = with_operands(e, [self._current(x) for x in operands_of(e)])
         return replace(e, tensor=self.last[e.tensor]) if isinstance(e, Access) else e
 
@@ -269,7 +269,7 @@ def _is_given(element: Expr) -> bool:
     return isinstance(element, Access) and "@" not in element.tensor
 
 
-def _typed(e: Expr, dtype: DType) -> Expr:
+def _with_dtype(e: Expr, dtype: DType) -> Expr:
     """An int64 expression over sizes as one of another integer type."""
-    e = with_operands(e, [_typed(x, dtype) for x in operands_of(e)])
+    e = with_operands(e, [_with_dtype(x, dtype) for x in operands_of(e)])
     return replace(e, dtype=dtype)

@@ -6,15 +6,16 @@ from a mean. Nobody has to compute them. Rounding is left aside: what is zero in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache
+from itertools import permutations
 from math import isfinite
 
 from ...core.dtypes import INT64
 from ..affine import to_affine
-from ..ir import Access, Binary, Call, Cast, Const, Expr, Index, Select, Unary, walk_expr
+from ..ir import Access, Binary, Call, Cast, Const, Expr, Index, Select, Unary, map_operands, walk_expr
 from ..ranges import Bounds
 from ..size_polynomial import SizePolynomial, Value, to_polynomial
 from .adjoint_access import substitute_indices, uses_index
@@ -23,6 +24,8 @@ from .ssa import SsaProgram, SsaStatement, are_bare_indices, is_partial, range_e
 
 MOST = 64
 """Terms of a sum beyond which nothing is shown."""
+MOST_INDICES = 3
+"""Indices whose totals are exchanged: all their orders are compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +37,10 @@ class SizeAmount:
 
 @dataclass(frozen=True, slots=True)
 class IndexTotal:
-    """The sum of a product over all values of an index, whose name tells how many totals there are inside."""
+    """The sum of a product over all values of some indices, numbered in the one order that a normal form has."""
 
-    index: str
-    bounds: Bounds
+    indices: tuple[str, ...]
+    bounds: tuple[Bounds, ...]
     body: Monomial
 
 
@@ -89,7 +92,7 @@ class _Algebra:
         try:
             value = self.polynomial(w.value)
             for i in rest if plain else ():
-                value = _total(value, i, w.ranges[i], self._put)
+                value = _total(value, i, w.ranges[i], self._substitute)
         except _TooLarge:
             self._note(w, None)
             return w
@@ -111,7 +114,7 @@ class _Algebra:
             else:
                 renamed = {old: Index(new, INT64) for old, new in zip(known.left, before.left, strict=True)}
                 try:
-                    known = _Known(before.left, _sum(before.value, self._put(known.value, renamed)))
+                    known = _Known(before.left, _sum(before.value, self._substitute(known.value, renamed)))
                 except _TooLarge:
                     known = None
         self.boxes.setdefault(w.target, box)
@@ -128,7 +131,7 @@ class _Algebra:
             case Access():
                 return self._access(e)
             case Unary(op="-", operand=x):
-                return _scaled(self.polynomial(x), -1)
+                return _scale(self.polynomial(x), -1)
             case Cast(operand=x) if x.dtype.is_float:
                 return self.polynomial(x)
             case Cast(operand=x) if (amount := self._amount(x)) is not None:
@@ -136,7 +139,7 @@ class _Algebra:
             case Binary(op="+", left=a, right=b):
                 return _sum(self.polynomial(a), self.polynomial(b))
             case Binary(op="-", left=a, right=b):
-                return _sum(self.polynomial(a), _scaled(self.polynomial(b), -1))
+                return _sum(self.polynomial(a), _scale(self.polynomial(b), -1))
             case Binary(op="*", left=a, right=b):
                 return _product(self.polynomial(a), self.polynomial(b))
             case Binary(op="/", left=a, right=b):
@@ -171,7 +174,7 @@ class _Algebra:
             known = self._version(e.tensor)
         if known is None or len(known.value) > MOST:
             return _atom(e)
-        return self._put(known.value, dict(zip(known.left, e.subscripts, strict=True)))
+        return self._substitute(known.value, dict(zip(known.left, e.subscripts, strict=True)))
 
     def _version(self, name: str) -> _Known | None:
         """What a version of the def holds, where one statement says it for all elements."""
@@ -184,31 +187,31 @@ class _Algebra:
                 try:
                     value = self.polynomial(step.value)
                     for i in step.ranges:
-                        value = value if i in step.left else _total(value, i, step.ranges[i], self._put)
+                        value = value if i in step.left else _total(value, i, step.ranges[i], self._substitute)
                 except _TooLarge:
                     return None
                 left = tuple(e.name for e in step.subscripts if isinstance(e, Index))
                 self.versions[name] = _Known(left, value)
         return self.versions[name]
 
-    def _put(self, value: Polynomial, indices: Mapping[str, Expr]) -> Polynomial:
+    def _substitute(self, value: Polynomial, indices: Mapping[str, Expr]) -> Polynomial:
         """`value` with expressions for indices."""
         if all(isinstance(e, Index) and e.name == i for i, e in indices.items()):
             return value
         out: Polynomial = {}
         for monomial, c in value.items():
-            out = _sum(out, {self._put_in(monomial, indices): c})
+            out = _sum(out, {self._substitute_monomial(monomial, indices): c})
         return out
 
-    def _put_in(self, monomial: Monomial, indices: Mapping[str, Expr]) -> Monomial:
-        return _sorted((self._put_atom(atom, indices), power) for atom, power in monomial)
+    def _substitute_monomial(self, monomial: Monomial, indices: Mapping[str, Expr]) -> Monomial:
+        return _sort_powers((self._substitute_atom(atom, indices), power) for atom, power in monomial)
 
-    def _put_atom(self, atom: Atom, indices: Mapping[str, Expr]) -> Atom:
+    def _substitute_atom(self, atom: Atom, indices: Mapping[str, Expr]) -> Atom:
         match atom:
             case SizeAmount():
                 return atom
             case IndexTotal(body=body):
-                return replace(atom, body=self._put_in(body, indices))
+                return replace(atom, body=self._substitute_monomial(body, indices))
         return substitute_indices(atom, indices, self.sizes)
 
 
@@ -218,7 +221,14 @@ Put = Callable[[Polynomial, Mapping[str, Expr]], Polynomial]
 
 
 def _atom(atom: Atom) -> Polynomial:
+    """An atom alone, its indices of the type that those put in their places have."""
+    if not isinstance(atom, SizeAmount | IndexTotal):
+        atom = _with_long_indices(atom)
     return {((atom, 1),): Fraction(1)}
+
+
+def _with_long_indices(e: Expr) -> Expr:
+    return replace(e, dtype=INT64) if isinstance(e, Index) else map_operands(e, _with_long_indices)
 
 
 def _amount(x: Value) -> Polynomial:
@@ -229,11 +239,11 @@ def _amount(x: Value) -> Polynomial:
         for name in monomial:
             atom = SizeAmount(SizePolynomial((((name,), 1),)))
             powers[atom] = powers.get(atom, 0) + 1
-        out = _sum(out, {_sorted(powers.items()): Fraction(c)})
+        out = _sum(out, {_sort_powers(powers.items()): Fraction(c)})
     return out
 
 
-def _scaled(a: Polynomial, factor: int) -> Polynomial:
+def _scale(a: Polynomial, factor: int) -> Polynomial:
     return {m: c * factor for m, c in a.items()}
 
 
@@ -254,12 +264,12 @@ def _product(a: Polynomial, b: Polynomial) -> Polynomial:
         for n, d in b.items():
             powers: dict[Atom, int] = dict(m)
             for atom, power in n:
-                powers[atom] = powers.get(atom, 0) + power
-            out = _sum(out, {_sorted((atom, p) for atom, p in powers.items() if p): c * d})
+                powers[atom] = 1 if _is_condition(atom) else powers.get(atom, 0) + power
+            out = _sum(out, {_sort_powers((atom, p) for atom, p in powers.items() if p): c * d})
     return out
 
 
-def _sorted(powers: Iterable[tuple[Atom, int]]) -> Monomial:
+def _sort_powers(powers: Iterable[tuple[Atom, int]]) -> Monomial:
     return tuple(sorted(powers, key=lambda p: _text(p[0])))
 
 
@@ -268,19 +278,46 @@ def _text(atom: Atom) -> str:
     return repr(atom)
 
 
+def _is_condition(atom: Atom) -> bool:
+    """Is it 1 or 0, and so its own square?"""
+    return isinstance(atom, Select) and isinstance(atom.then, Const) and atom.then.value == 1.0
+
+
 def _total(value: Polynomial, index: str, bounds: Bounds, put: Put) -> Polynomial:
     """The sum over all values of an index: what does not depend on it is a factor."""
     out: Polynomial = {}
     for monomial, c in value.items():
         inside = tuple((atom, p) for atom, p in monomial if _depends(atom, index))
         outside: Polynomial = {tuple((atom, p) for atom, p in monomial if not _depends(atom, index)): c}
-        if not inside:
-            out = _sum(out, _product(outside, _amount(range_extent(bounds))))
-            continue
-        name = f"${1 + max(_height(atom) for atom, _ in inside)}"
-        ((body, _),) = put({inside: Fraction(1)}, {index: Index(name, INT64)}).items()
-        out = _sum(out, _product(outside, _atom(IndexTotal(name, bounds, body))))
+        over = _amount(range_extent(bounds)) if not inside else _atom(_exchange_sums(inside, index, bounds, put))
+        out = _sum(out, _product(outside, over))
     return out
+
+
+def _exchange_sums(body: Monomial, index: str, bounds: Bounds, put: Put) -> IndexTotal:
+    """The total of a product over an index, and over those of the totals among its factors, in any order."""
+    over: list[tuple[str, Bounds]] = [(index, bounds)]
+    factors: dict[Atom, int] = {}
+    for atom, power in body:
+        if not (isinstance(atom, IndexTotal) and power == 1 and len(over) + len(atom.indices) <= MOST_INDICES):
+            factors[atom] = factors.get(atom, 0) + power
+            continue
+        names = [f"{name} of {len(over)}" for name in atom.indices]
+        renamed = {old: Index(new, INT64) for old, new in zip(atom.indices, names, strict=True)}
+        ((inner, _),) = put({atom.body: Fraction(1)}, renamed).items()
+        for x, p in inner:
+            factors[x] = 1 if _is_condition(x) else factors.get(x, 0) + p
+        over += zip(names, atom.bounds, strict=True)
+    product = _sort_powers(factors.items())
+    first = 1 + max(_height(atom) for atom in factors)
+    numbers = [f"${first + k}" for k in range(len(over))]
+    return min((_number_indices(product, order, numbers, put) for order in permutations(over)), key=_text)
+
+
+def _number_indices(body: Monomial, over: Sequence[tuple[str, Bounds]], numbers: Sequence[str], put: Put) -> IndexTotal:
+    renamed = {name: Index(number, INT64) for (name, _), number in zip(over, numbers, strict=True)}
+    ((product, _),) = put({body: Fraction(1)}, renamed).items()
+    return IndexTotal(tuple(numbers), tuple(b for _, b in over), product)
 
 
 def _depends(atom: Atom, index: str) -> bool:
@@ -293,4 +330,7 @@ def _depends(atom: Atom, index: str) -> bool:
 
 
 def _height(atom: Atom) -> int:
-    return 1 + max((_height(inner) for inner, _ in atom.body), default=0) if isinstance(atom, IndexTotal) else 0
+    """The largest number of an index of the totals in an atom."""
+    if not isinstance(atom, IndexTotal):
+        return 0
+    return max(*(int(name[1:]) for name in atom.indices), *(_height(inner) for inner, _ in atom.body))

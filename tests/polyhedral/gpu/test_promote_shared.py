@@ -392,7 +392,7 @@ def test_a_wrong_box_is_out_of_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs_compiler
 def test_waiting_for_one_group_too_few_is_an_undefined_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = double_buffer._pipelined
+    real = double_buffer._pipeline_loop
 
     def hasty(*arguments: Any) -> Any:
         def on_stmt(s: Any) -> Any:
@@ -401,7 +401,7 @@ def test_waiting_for_one_group_too_few_is_an_undefined_read(monkeypatch: pytest.
 
         return on_stmt(real(*arguments))
 
-    monkeypatch.setattr(double_buffer, "_pipelined", hasty)
+    monkeypatch.setattr(double_buffer, "_pipeline_loop", hasty)
     with pytest.raises(InternalError, match=r"race|undefined"):
         run(module(MATMUL, DOUBLE, M=16, N=16, K=16))
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from ....core.naming import mint
+from ....core.naming import compose_name
 from ....loop_ir import build
 from ....loop_ir import nodes as ir
 from ....loop_ir.intrinsics import BARRIER, SHUFFLE_XOR
@@ -72,7 +72,7 @@ def _lanes(launch: Launch, along: frozenset[int]) -> int | None:
 def _within_warps(sums: Sequence[CrossThreadSum], lanes: int) -> ir.Stmt:
     """A butterfly: all `lanes` neighbors get the result."""
     steps: list[ir.Stmt] = []
-    others = [Buffer(mint(s.name, "other"), s.register.type, (), (), Space.REGISTER) for s in sums]
+    others = [Buffer(compose_name(s.name, "other"), s.register.type, (), (), Space.REGISTER) for s in sums]
     mask = lanes // 2
     while mask:
         steps += [
@@ -86,7 +86,7 @@ def _within_warps(sums: Sequence[CrossThreadSum], lanes: int) -> ir.Stmt:
 def _across_warps(sums: Sequence[CrossThreadSum], launch: Launch, warps: int, *, again: bool) -> CombineCode:
     """Every warp, then the results of the `warps` warps of each group."""
     threads = prod(launch.block)
-    shared = [_shared(s, threads // WARP) for s in sums]
+    shared = [_shared_buffer(s, threads // WARP) for s in sums]
     warp, lane = build.div(block_thread_rank(launch), WARP), build.mod(block_thread_rank(launch), WARP)
     if warps == 1:
         return CombineCode(_within_warps(sums, WARP), ())
@@ -97,7 +97,7 @@ def _across_warps(sums: Sequence[CrossThreadSum], launch: Launch, warps: int, *,
         loads = [ir.Store(s.register, (), ir.Load(b, (mine,))) for s, b in zip(sums, shared, strict=True)]
         rest = build.block(*loads, _within_warps(sums, warps))
     else:
-        rest = build.block(*(_added(s, b, first, warps, 1) for s, b in zip(sums, shared, strict=True)))
+        rest = build.block(*(_sum_range(s, b, first, warps, 1) for s, b in zip(sums, shared, strict=True)))
     body = build.block(
         *_barrier(again),
         _within_warps(sums, WARP),
@@ -112,13 +112,13 @@ def _across_threads(
     sums: Sequence[CrossThreadSum], launch: Launch, along: frozenset[int], *, again: bool
 ) -> CombineCode:
     """Every thread leaves its part; the first thread of each group combines those of the group in their order."""
-    shared = [_shared(s, prod(launch.block)) for s in sums]
+    shared = [_shared_buffer(s, prod(launch.block)) for s in sums]
     leader: ir.Expr = build.TRUE
     position: ir.Expr = block_thread_rank(launch)
     stores = [ir.Store(b, (position,), ir.Load(s.register, ())) for s, b in zip(sums, shared, strict=True)]
     for k in along:
         leader = build.logical_and(leader, build.eq(build.var(THREAD[k]), 0))
-    loops = [_gathered(s, b, launch, sorted(along)) for s, b in zip(sums, shared, strict=True)]
+    loops = [_sum_group(s, b, launch, sorted(along)) for s, b in zip(sums, shared, strict=True)]
     body = build.block(
         *_barrier(again),
         *stores,
@@ -128,29 +128,29 @@ def _across_threads(
     return CombineCode(body, tuple(shared))
 
 
-def _gathered(s: CrossThreadSum, shared: Buffer, launch: Launch, along: Sequence[int]) -> ir.Stmt:
+def _sum_group(s: CrossThreadSum, shared: Buffer, launch: Launch, along: Sequence[int]) -> ir.Stmt:
     """The parts of a group, that of its first thread first."""
     place: ir.Expr = block_thread_rank(launch)
     steps = {k: prod(launch.block[:k]) for k in along}
     for k in along:
-        place = build.add(place, build.mul(build.var(mint(s.name, f"part{k}")), steps[k]))
+        place = build.add(place, build.mul(build.var(compose_name(s.name, f"part{k}")), steps[k]))
     neutral = ir.Store(s.register, (), build.neutral(s.op, s.register.type.dtype))
     body: ir.Stmt = ir.Store(s.register, (), ir.Load(shared, (place,)), s.op)
     for k in along:
-        body = Loop(mint(s.name, f"part{k}"), build.const(0), build.const(launch.block[k]), body)
+        body = Loop(compose_name(s.name, f"part{k}"), build.const(0), build.const(launch.block[k]), body)
     return build.block(neutral, body)
 
 
-def _added(s: CrossThreadSum, shared: Buffer, first: ir.Expr, count: int, step: int) -> ir.Stmt:
-    part = mint(s.name, "part")
+def _sum_range(s: CrossThreadSum, shared: Buffer, first: ir.Expr, count: int, step: int) -> ir.Stmt:
+    part = compose_name(s.name, "part")
     place = build.add(first, build.mul(build.var(part), step))
     neutral = ir.Store(s.register, (), build.neutral(s.op, s.register.type.dtype))
     body = ir.Store(s.register, (), ir.Load(shared, (place,)), s.op)
     return build.block(neutral, Loop(part, build.const(0), build.const(count), body, LoopKind.SERIAL))
 
 
-def _shared(s: CrossThreadSum, count: int) -> Buffer:
-    return build.buffer(mint(s.name, "parts"), s.register.type.dtype, (count,), Space.SHARED)
+def _shared_buffer(s: CrossThreadSum, count: int) -> Buffer:
+    return build.buffer(compose_name(s.name, "parts"), s.register.type.dtype, (count,), Space.SHARED)
 
 
 def _barrier(needed: bool) -> tuple[ir.Stmt, ...]:

@@ -34,16 +34,16 @@ class IslExprBuilder:
         """Whether the point lies in a set. Raises CannotLower where that takes a search."""
         holds: Expr = build.FALSE
         for part in condition.compute_divs().get_basic_sets():
-            holds = build.logical_or(holds, self._all(part))
+            holds = build.logical_or(holds, self._convert_piece(part))
         return holds
 
-    def _all(self, part: isl.BasicSet) -> Expr:
+    def _convert_piece(self, part: isl.BasicSet) -> Expr:
         holds: Expr = build.TRUE
         for constraint in part.get_constraints():
-            holds = build.logical_and(holds, self._one(constraint))
+            holds = build.logical_and(holds, self._convert_constraint(constraint))
         return holds
 
-    def _one(self, constraint: isl.Constraint) -> Expr:
+    def _convert_constraint(self, constraint: isl.Constraint) -> Expr:
         """Terms with a minus go to the other side: people and compilers read `x < 5` more easily than `4 - x >= 0`."""
         aff = constraint.get_aff()
         left, right = self._sum(aff, -1), self._sum(aff, 1)

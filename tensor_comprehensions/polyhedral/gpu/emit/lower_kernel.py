@@ -12,7 +12,7 @@ from ....core.knobs import current_knobs
 from ....loop_ir import build
 from ....loop_ir import nodes as ir
 from ....loop_ir.buffer_view import BufferView, private_view
-from ....loop_ir.index_arithmetic import Interval
+from ....loop_ir.intervals import Interval
 from ....loop_ir.intrinsics import BARRIER, WARP_BARRIER
 from ....loop_ir.nodes import Buffer, Kernel, Launch, Space
 from ....target import GpuTarget
@@ -85,7 +85,7 @@ class KernelLowering:
         written = {u.statement.target for u in self.plan.units}
         kept = [*shared, *promoted, *(v.buffer for v in views.values()), *sums.values()]
         cached = tuple(n for n in self.buffers if n not in written) if self.plan.options.read_only_cache else ()
-        kernel = Kernel(name, build.allocate(kept, body), launch, cached, self.resident(promotion))
+        kernel = Kernel(name, build.allocate(kept, body), launch, cached, self.choose_resident_blocks(promotion))
         return kernel, promotion.contracted
 
     def promotion(
@@ -112,7 +112,7 @@ class KernelLowering:
         )
         return double_buffer(body, promotion.buffers, room)
 
-    def resident(self, promotion: Promotion) -> int:
+    def choose_resident_blocks(self, promotion: Promotion) -> int:
         """How many blocks should have registers at once: where a thread needs many, so many that it gets few more.
 
         Left alone, CUDA's compiler then takes more than two blocks have, to move loads ahead. So it does where the

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ....core.naming import mint
+from ....core.naming import compose_name
 from ....loop_ir import build
 from ....loop_ir import nodes as ir
 from ....loop_ir.buffer_view import BufferView
@@ -44,11 +44,11 @@ class StatementLowering:
                 total = ir.Load(self.sums[unit.node.name], ())
                 return ir.Store(buffer, where, total, None if s.initialize else s.reduction)
             case Phase.WHOLE:
-                value, op = _whole(s, build.cast(lower_expr(s.value, scope), dtype))
+                value, op = _stored_value(s, build.cast(lower_expr(s.value, scope), dtype))
                 return ir.Store(buffer, where, value, op)
 
 
-def _whole(s: BoundStatement, value: ir.Expr) -> tuple[ir.Expr, str | None]:
+def _stored_value(s: BoundStatement, value: ir.Expr) -> tuple[ir.Expr, str | None]:
     """What is stored, and the operator of the store."""
     if s.reduction is None or not s.initialize:
         return value, s.reduction
@@ -58,4 +58,4 @@ def _whole(s: BoundStatement, value: ir.Expr) -> tuple[ir.Expr, str | None]:
 
 def sum_register(unit: Unit, tensor: Tensor) -> Buffer:
     """Where a thread combines its terms of `unit`."""
-    return Buffer(mint(unit.node.name, "sum"), Type(tensor.dtype), (), (), Space.REGISTER)
+    return Buffer(compose_name(unit.node.name, "sum"), Type(tensor.dtype), (), (), Space.REGISTER)

@@ -41,32 +41,32 @@ def split_grid_reductions(function: BoundFunction, options: MappingOptions | Non
     """`function` with the reductions in two stages for which that pays, or that `options` ask for."""
     if options is None:
         return in_two_stages(function, lambda s: _best(function, s, target))
-    return in_two_stages(function, lambda s: _asked(s, options.split_k, target))
+    return in_two_stages(function, lambda s: _requested_split(s, options.split_k, target))
 
 
-def _asked(s: BoundStatement, parts: int, target: GpuTarget) -> SplitPoint | None:
+def _requested_split(s: BoundStatement, parts: int, target: GpuTarget) -> SplitPoint | None:
     """The outermost index that is long enough for so many parts, where threads would be idle otherwise."""
-    if parts == 1 or not _few(s, target):
+    if parts == 1 or not _has_few_results(s, target):
         return None
     terms = prod(i.extent for i in s.reduction_indices)
     index = next((i for i in s.reduction_indices if i.extent >= parts), None)
-    return None if index is None or terms < SHORT * parts else (index, _even(index.extent, parts))
+    return None if index is None or terms < SHORT * parts else (index, _choose_even_parts(index.extent, parts))
 
 
-def _few(s: BoundStatement, target: GpuTarget) -> bool:
+def _has_few_results(s: BoundStatement, target: GpuTarget) -> bool:
     """Has `s` fewer results than the target has threads?"""
     return is_divisible(s) and 0 < prod(i.extent for i in s.free) < target.num_sms * target.threads_per_sm
 
 
 def _best(function: BoundFunction, s: BoundStatement, target: GpuTarget) -> SplitPoint | None:
     """The cut after which all is done first; None where that is hardly sooner than without."""
-    if not _few(s, target) or prod(i.extent for i in s.reduction_indices) < 2 * LONG:
+    if not _has_few_results(s, target) or prod(i.extent for i in s.reduction_indices) < 2 * LONG:
         return None
     launch = LAUNCH * target.clock
     limit = PAYS * _cycles(function, s, target)
     if limit <= launch:
         return None
-    found = [(launch + _staged(function, s, cut, target), cut) for cut in _cuts(s, target)]
+    found = [(launch + _two_stage_cycles(function, s, cut, target), cut) for cut in _cuts(s, target)]
     least = min((cycles for cycles, _ in found), default=limit)
     return next(cut for cycles, cut in found if cycles <= NEAR * least) if least < limit else None
 
@@ -76,11 +76,11 @@ def _cuts(s: BoundStatement, target: GpuTarget) -> Iterator[SplitPoint]:
     terms = prod(i.extent for i in s.reduction_indices)
     for index in s.reduction_indices:
         most = min(BLOCKS * target.num_sms, index.extent, terms // LONG)
-        tried = dict.fromkeys(_even(index.extent, most >> k) for k in range(most.bit_length() - 1))
+        tried = dict.fromkeys(_choose_even_parts(index.extent, most >> k) for k in range(most.bit_length() - 1))
         yield from ((index, parts) for parts in tried)
 
 
-def _even(extent: int, most: int) -> int:
+def _choose_even_parts(extent: int, most: int) -> int:
     """A number of parts, not much smaller than `most`, that leaves few terms over and whose parts start at vectors."""
 
     def cost(n: int) -> tuple[bool, bool, int, int]:
@@ -90,7 +90,7 @@ def _even(extent: int, most: int) -> int:
     return min(range(most, most // 2, -1), key=cost)
 
 
-def _staged(function: BoundFunction, s: BoundStatement, cut: SplitPoint, target: GpuTarget) -> float:
+def _two_stage_cycles(function: BoundFunction, s: BoundStatement, cut: SplitPoint, target: GpuTarget) -> float:
     """Cycles of `s` in parts, of writing these to memory, and of adding them up."""
     whole = in_two_stages(replace(function, statements=(s,)), lambda _: cut)
     part = whole.tensors[-1]

@@ -183,7 +183,7 @@ def _leaf_plan(
     else:
         candidates = [a for a in reversed(parallel) if a.tile > 1]
         chosen = list(zip(range(3), candidates, strict=False))[: len(options.threads)]
-    mapped = {a.dim.name: _mapped(a, k, options, cooperative=shared is not None) for k, a in chosen}
+    mapped = {a.dim.name: _map_to_threads(a, k, options, cooperative=shared is not None) for k, a in chosen}
     walked = tuple(mapped.get(a.dim.name, a) for a in parallel)
     blocked = options.private_memory and shared is None and _blockable(leaf, walked, inner)
     return NestPlan(leaf, walked, tuple(mapped.get(a.dim.name, a) for a in inner), shared is not None, blocked)
@@ -227,7 +227,7 @@ def _axes(group: FusionGroup, leaf: LoopNest, sizes: Sequence[int], options: Map
     return axes
 
 
-def _mapped(axis: MappedDim, identifier: int, options: MappingOptions, *, cooperative: bool) -> MappedDim:
+def _map_to_threads(axis: MappedDim, identifier: int, options: MappingOptions, *, cooperative: bool) -> MappedDim:
     """The axis on the threads of an identifier; where they share a reduction only its terms are taken in vectors."""
     threads = options.threads[identifier]
     reduced = axis.dim.kind is DimKind.REDUCTION

@@ -41,8 +41,6 @@ SQUARES = ((128, 16), (64, 16), (32, 32), (16, 32))
 BLOCK_SIDE = 16
 ARRIVAL = 800
 """Cycles from asking for what lies in memory until it is there."""
-L2_BYTES = 40
-"""That a processor gets from the second-level cache in a cycle."""
 IN_FLIGHT = 16
 """Bytes that a thread has asked for at a time, where it does nothing but to sum them."""
 
@@ -83,7 +81,7 @@ def is_profitable_fusion(
         return all(_shape(scop, g).inner * g.parallelism <= LIGHT * joined.parallelism for g in (before, alone))
     if joined.parallelism >= apart:
         return True
-    return _reread(scop, joined) <= REREAD
+    return _reread_bytes(scop, joined) <= REREAD
 
 
 def is_launch_bound(scop: Scop, target: GpuTarget, *groups: FusionGroup) -> bool:
@@ -93,7 +91,7 @@ def is_launch_bound(scop: Scop, target: GpuTarget, *groups: FusionGroup) -> bool
     return work <= LIGHT * target.num_sms and not any(_sides(shape) for shape in shapes)
 
 
-def _reread(scop: Scop, group: FusionGroup) -> int:
+def _reread_bytes(scop: Scop, group: FusionGroup) -> int:
     """Bytes that points of the rows read in common, once for each of them."""
     total = 0
     for node in group.nodes:
@@ -113,21 +111,21 @@ def next_power_of_two(n: int) -> int:
 
 def choose_mapping(scop: Scop, group: FusionGroup, target: GpuTarget) -> MappingOptions:
     """The mapping of one group."""
-    return _chosen(scop, _shape(scop, group), target)[0]
+    return _choose_mapping(scop, _shape(scop, group), target)[0]
 
 
 def group_cycles(scop: Scop, group: FusionGroup, target: GpuTarget) -> float:
     """Cycles of a group under the mapping that is chosen for it, and no less than it takes to read its tensors."""
     names = dict.fromkeys(a.tensor for node in group.nodes for a in node.reads)
     moved = sum(t.size * t.dtype.size for t in map(scop.function.tensor, names))
-    return max(_chosen(scop, _shape(scop, group), target)[1], moved * target.clock / target.bandwidth)
+    return max(_choose_mapping(scop, _shape(scop, group), target)[1], moved * target.clock / target.bandwidth)
 
 
-def _chosen(scop: Scop, shape: GroupShape, target: GpuTarget) -> tuple[MappingOptions, float]:
+def _choose_mapping(scop: Scop, shape: GroupShape, target: GpuTarget) -> tuple[MappingOptions, float]:
     """The mapping of a group, and its cycles."""
     sides = _sides(shape) if shape.reduced > SHORT else None
     if sides is not None:
-        cycles, square = _fastest(scop, shape, sides, target)
+        cycles, square = _find_fastest_tile(scop, shape, sides, target)
         if cycles <= _by_warps(scop, shape, target):
             return _contraction(scop, shape, sides, square), cycles
         options = _rows(scop, shape, target)
@@ -137,15 +135,15 @@ def _chosen(scop: Scop, shape: GroupShape, target: GpuTarget) -> tuple[MappingOp
         options = _rows(scop, shape, target)
     else:
         options = _elements(scop, shape, target)
-    return options, _streaming(scop, shape, options, target)
+    return options, _streaming_cycles(scop, shape, options, target)
 
 
-def _streaming(scop: Scop, shape: GroupShape, options: MappingOptions, target: GpuTarget) -> float:
+def _streaming_cycles(scop: Scop, shape: GroupShape, options: MappingOptions, target: GpuTarget) -> float:
     """Cycles where threads read terms as they need them: as fast as those on one processor together ask for them."""
     blocks = prod(-(-n // size) for n, size in zip(shape.rows, options.tile, strict=False) if size)
     each, threads = -(-blocks // target.num_sms), prod(options.threads)
     together = min(each, max(1, target.threads_per_sm // threads), target.blocks_per_sm)
-    rate = min(L2_BYTES, together * threads * IN_FLIGHT / ARRIVAL)
+    rate = min(target.l2_bytes, together * threads * IN_FLIGHT / ARRIVAL)
     return 2 * ARRIVAL + each * _read(scop, shape, shape.inner) / blocks / rate
 
 
@@ -205,7 +203,7 @@ def _elements(scop: Scop, shape: GroupShape, target: GpuTarget) -> MappingOption
             left = max(1, left // size)
     return MappingOptions(
         tile=tuple(reversed(tile)) or (0,),
-        threads=_limited(threads, target),
+        threads=_limit_threads(threads, target),
         blocks=(UNLIMITED, 65535, 65535),
         unroll=8,
         private_memory=vector > 1,
@@ -238,7 +236,7 @@ def _turned_row(scop: Scop, shape: GroupShape) -> int | None:
     return None
 
 
-def _limited(threads: Sequence[int], target: GpuTarget) -> tuple[int, ...]:
+def _limit_threads(threads: Sequence[int], target: GpuTarget) -> tuple[int, ...]:
     """At most as many threads along each axis as the target has."""
     return tuple(min(n, most) for n, most in zip(threads, target.block, strict=False)) or (1,)
 
@@ -271,7 +269,7 @@ def _cooperative(
     """One point of the rows for a block, `last` along the last of them; neighbors in vectors."""
     return MappingOptions(
         tile=(*(1 for _ in shape.rows[:-1]), last) if shape.rows else (0,),
-        threads=_limited(threads, target),
+        threads=_limit_threads(threads, target),
         blocks=(UNLIMITED, 65535, 65535),
         unroll=8 * vector * vector,
         cooperative_reductions=True,
@@ -361,18 +359,18 @@ class ContractionTile:
         moved = self.each[0] / 4 + self.each[1] / 2
         return warps * max(issued * target.warp / target.float32_lanes, moved)
 
-    def resident(self, target: GpuTarget) -> int:
+    def resident_blocks(self, target: GpuTarget) -> int:
         """Blocks that a processor has registers for."""
         return max(1, target.registers_per_sm // (prod(self.threads) * (32 + prod(self.each) * 3 // 2)))
 
     def duration(self, blocks: int, steps: int, terms: int, target: GpuTarget) -> float:
         """Cycles of all: blocks on a processor hide each other's waiting for the next `terms`, if they have enough."""
         each = -(-blocks // target.num_sms)
-        together = min(each, self.resident(target))
+        together = min(each, self.resident_blocks(target))
         return ARRIVAL + steps * each * max(ARRIVAL / together, terms * self.cycles(target))
 
 
-def _fastest(
+def _find_fastest_tile(
     scop: Scop, shape: GroupShape, sides: tuple[NestDim, NestDim], target: GpuTarget
 ) -> tuple[float, ContractionTile]:
     """The tiles that are done first, and when; square but for short sides."""
@@ -384,7 +382,7 @@ def _fastest(
         tile = (min(side, next_power_of_two(extents[0])), min(side, next_power_of_two(extents[1])))
         square = ContractionTile(tile, (max(1, tile[0] // BLOCK_SIDE), max(1, tile[1] // BLOCK_SIDE)), depth)
         blocks = others * prod(-(-n // size) for n, size in zip(extents, tile, strict=True))
-        square = _deepened(scop, shape, sides, square, blocks, target)
+        square = _deepen_tile(scop, shape, sides, square, blocks, target)
         steps = prod(terms[: square.outer]) * -(-terms[square.outer] // square.depth)
         cycles = square.duration(blocks, steps, square.depth * prod(terms[square.outer + 1 :]), target)
         found.append((cycles, square))
@@ -409,7 +407,7 @@ def _contraction(
     )
 
 
-def _deepened(
+def _deepen_tile(
     scop: Scop,
     shape: GroupShape,
     sides: tuple[NestDim, NestDim],
@@ -430,7 +428,7 @@ def _deepened(
     depth = min(square.depth, terms[outer])
     while depth > FEW_TERMS and not fits(depth):
         depth //= 2
-    together = min(-(-blocks // target.num_sms), square.resident(target))
+    together = min(-(-blocks // target.num_sms), square.resident_blocks(target))
     each = square.cycles(target) * prod(terms[outer + 1 :]) * together
     while depth * each < ARRIVAL and 2 * depth <= terms[outer] and fits(2 * depth):
         depth *= 2
@@ -442,7 +440,7 @@ def _by_warps(scop: Scop, shape: GroupShape, target: GpuTarget) -> float:
     inner = [d for d in shape.leaf.dims if d.row is None]
     if vector_width_along(scop, [(shape.leaf, inner[-1])]) == 1:
         return inf
-    return 2 * ARRIVAL + _read(scop, shape, shape.reduced) / (L2_BYTES * target.num_sms)
+    return 2 * ARRIVAL + _read(scop, shape, shape.reduced) / (target.l2_bytes * target.num_sms)
 
 
 def _read(scop: Scop, shape: GroupShape, terms: int) -> float:

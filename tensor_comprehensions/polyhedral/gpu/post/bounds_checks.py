@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from math import prod
 
-from ....core.naming import mint
+from ....core.naming import compose_name
 from ....loop_ir import build
 from ....loop_ir import nodes as ir
 from ....loop_ir.nodes import BLOCK, THREAD, Buffer, CheckSite, Kernel, Launch
@@ -29,17 +29,17 @@ def check_kernels(
     found = [(s, c) for s in statements if all(i.extent for i in s.indices) for c in dict.fromkeys(s.checks)]
     numbered = [(site, s, c) for site, (s, c) in enumerate(found, first_site)]
     kernels = []
-    for _, run in groupby(numbered, key=lambda n: -1 if _direct(n[2]) else n[0]):
+    for _, run in groupby(numbered, key=lambda n: -1 if _is_direct(n[2]) else n[0]):
         together = list(run)
         points = [_points(s, check) for _, s, check in together]
         blocks = min(MOST_BLOCKS, -(-max(points) // THREADS))
-        bodies = [_everywhere(s, check, buffers, site, blocks) for site, s, check in together]
+        bodies = [_check_all_points(s, check, buffers, site, blocks) for site, s, check in together]
         launch = Launch((blocks, 1, 1), (THREADS, 1, 1))
-        kernels.append(Kernel(mint(name, f"check{together[0][0]}"), build.block(*bodies), launch))
+        kernels.append(Kernel(compose_name(name, f"check{together[0][0]}"), build.block(*bodies), launch))
     return kernels, [CheckSite(c.tensor, c.dimension, c.extent, c.origin) for _, c in found]
 
 
-def _direct(check: BoundsCheck) -> bool:
+def _is_direct(check: BoundsCheck) -> bool:
     """Does it read nothing at a place that data decide?"""
     roots = [e for e in (check.subscript, check.guard) if e is not None]
     reads = [x for e in roots for x in tc.walk_expr(e) if isinstance(x, tc.Access)]
@@ -57,12 +57,12 @@ def _points(s: BoundStatement, check: BoundsCheck) -> int:
     return prod(i.extent for i in _indices(s, check))
 
 
-def _everywhere(
+def _check_all_points(
     s: BoundStatement, check: BoundsCheck, buffers: Mapping[str, Buffer], site: int, blocks: int
 ) -> ir.Stmt:
     """`check` at all points of the indices that it depends on."""
     first = build.add(build.mul(build.var(BLOCK[0]), THREADS), build.var(THREAD[0]))
-    point = mint(f"point{site}")
+    point = compose_name(f"point{site}")
     body = _check(check, _place(build.var(point), _indices(s, check)), buffers, site)
     return ir.Loop(point, first, build.const(_points(s, check)), body, step=blocks * THREADS)
 
@@ -80,7 +80,7 @@ def _place(point: ir.Expr, indices: Sequence[BoundIndex]) -> dict[str, ir.Expr]:
 
 def _check(check: BoundsCheck, place: Mapping[str, ir.Expr], buffers: Mapping[str, Buffer], site: int) -> ir.Stmt:
     scope, guard = LoweringScope(place, buffers), check.guard
-    value = lower_subscript(check.subscript, scope.under(guard) if guard is not None else scope)
+    value = lower_subscript(check.subscript, scope.with_guard(guard) if guard is not None else scope)
     condition = is_inside(value, check.extent)
     if guard is not None:
         condition = build.logical_or(build.logical_not(lower_expr(guard, scope)), condition)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from ....loop_ir import build, index_arithmetic
+from ....loop_ir import build, linear_forms
 from ....loop_ir.intrinsics import BARRIER, COMMIT_ASYNC, COPY_ASYNC, WAIT_ASYNC
 from ....loop_ir.nodes import Block, Buffer, Expr, If, Invoke, Load, Loop, LoopKind, Ramp, Space, Stmt, Store
 from ....loop_ir.rewrite import map_expr, map_stmt, substitute_stmt, walk_stmts
@@ -41,12 +41,12 @@ def double_buffer(body: Stmt, buffers: Sequence[Buffer], room: int) -> tuple[Stm
         if not isinstance(s, Loop) or stage is None:
             return map_stmt(s, lambda e: e, on_stmt)
         again |= any(b.name in doubled for b in stage.buffers)
-        more = sum(shared_bytes_of(_doubled(b)) - shared_bytes_of(b) for b in stage.buffers)
+        more = sum(shared_bytes_of(_double_extent(b)) - shared_bytes_of(b) for b in stage.buffers)
         if again or more > room:
             return s
         room -= more
-        doubled.update({b.name: _doubled(b) for b in stage.buffers})
-        return _pipelined(s, stage, doubled)
+        doubled.update({b.name: _double_extent(b) for b in stage.buffers})
+        return _pipeline_loop(s, stage, doubled)
 
     new = on_stmt(body)
     if again or not doubled:
@@ -56,7 +56,7 @@ def double_buffer(body: Stmt, buffers: Sequence[Buffer], room: int) -> tuple[Stm
 
 def _stage(loop: Loop) -> LoopStage | None:
     """The parts of the body of `loop`: a barrier, copies from global to shared memory, a barrier, the rest."""
-    trips = index_arithmetic.difference(loop.stop, loop.start)
+    trips = linear_forms.difference(loop.stop, loop.start)
     if (
         loop.kind is not LoopKind.SERIAL
         or not isinstance(loop.body, Block)
@@ -89,25 +89,25 @@ def _touches(s: Stmt, names: Iterable[str]) -> bool:
     return isinstance(s, Store) and s.buffer.name in names
 
 
-def _doubled(b: Buffer) -> Buffer:
+def _double_extent(b: Buffer) -> Buffer:
     half = b.shape[0] * b.strides[0] if b.shape else 1
     half += -half % (16 // b.type.dtype.size)  # vectors stay aligned
     return replace(b, shape=(2, *b.shape), strides=(half, *b.strides))
 
 
-def _pipelined(loop: Loop, stage: LoopStage, doubled: dict[str, Buffer]) -> Stmt:
+def _pipeline_loop(loop: Loop, stage: LoopStage, doubled: dict[str, Buffer]) -> Stmt:
     here = build.var(loop.var)
     after = build.add(here, loop.step)
     turn = build.div(build.sub(here, loop.start), loop.step)
 
-    def filled(position: Expr, half: Expr) -> list[Stmt]:
+    def fill_half(position: Expr, half: Expr) -> list[Stmt]:
         copies = [substitute_stmt(f, {loop.var: position}) for f in stage.fill]
-        return [*(_started(_in_half(c, doubled, half)) for c in copies), Invoke(COMMIT_ASYNC, ())]
+        return [*(_start_async_copy(_in_half(c, doubled, half)) for c in copies), Invoke(COMMIT_ASYNC, ())]
 
-    ahead = build.when(build.lt(after, loop.stop), build.block(*filled(after, build.mod(build.add(turn, 1), 2))))
+    ahead = build.when(build.lt(after, loop.stop), build.block(*fill_half(after, build.mod(build.add(turn, 1), 2))))
     uses = [_in_half(u, doubled, build.mod(turn, 2)) for u in stage.use]
     body = build.block(Invoke(WAIT_ASYNC, (), (0,)), Invoke(BARRIER, ()), ahead, *uses)
-    first = build.block(Invoke(BARRIER, ()), *filled(loop.start, build.const(0)))
+    first = build.block(Invoke(BARRIER, ()), *fill_half(loop.start, build.const(0)))
     return build.block(first, replace(loop, body=body))
 
 
@@ -128,7 +128,7 @@ def _in_half(s: Stmt, doubled: dict[str, Buffer], half: Expr) -> Stmt:
     return on_stmt(s)
 
 
-def _started(s: Stmt) -> Stmt:
+def _start_async_copy(s: Stmt) -> Stmt:
     """A copy that is begun only, where the device can: of 4, 8 or 16 bytes at once."""
     match s:
         case Store(buffer, indices, Load(source, places)):
@@ -137,13 +137,13 @@ def _started(s: Stmt) -> Stmt:
             size = lanes * buffer.type.dtype.size
             if size not in ASYNC_BYTES:
                 return s
-            views = ((buffer, _first(indices)), (source, _first(places)))
+            views = ((buffer, _first_element(indices)), (source, _first_element(places)))
             return Invoke(COPY_ASYNC, views, (size,))
         case Loop() | If() | Block():
-            return map_stmt(s, lambda e: e, _started)
+            return map_stmt(s, lambda e: e, _start_async_copy)
     return s
 
 
-def _first(indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
+def _first_element(indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
     last = indices[-1]
     return (*indices[:-1], last.base) if isinstance(last, Ramp) else indices

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from ....loop_ir import build, index_arithmetic
-from ....loop_ir.index_arithmetic import Interval
+from ....loop_ir import build, linear_forms
+from ....loop_ir.intervals import Interval
 from ....loop_ir.nodes import BLOCK, Expr, If, Loop, LoopKind, Stmt
 from ....loop_ir.passes.simplify import simplify
 from ....loop_ir.rewrite import map_stmt, substitute_stmt, walk_stmts
@@ -28,7 +28,7 @@ def split_full_tiles(body: Stmt, plan: KernelPlan, ranges: Mapping[str, Interval
         return body
     partial = tuple(_partial(plan))
     inside = {**ranges, **{name: Interval(0, last - 1) for name, last in partial}}
-    full = _peeled(simplify(body, inside) if partial else plain, inside)
+    full = _peel_last_iteration(simplify(body, inside) if partial else plain, inside)
     if count_guards(full) >= there:
         return body
     condition: Expr = build.TRUE
@@ -54,7 +54,7 @@ def _guards(s: Stmt, *, inside: bool) -> int:
     own, below = 0, inside
     if isinstance(s, Loop):
         below = True
-        own = int(inside and index_arithmetic.difference(s.stop, s.start) is None)
+        own = int(inside and linear_forms.difference(s.stop, s.start) is None)
     elif isinstance(s, If):
         own = int(inside)
     return own + sum(_guards(c, inside=below) for c in _children(s))
@@ -71,20 +71,20 @@ def _children(s: Stmt) -> Sequence[Stmt]:
     return found
 
 
-def _peeled(s: Stmt, ranges: Mapping[str, Interval]) -> Stmt:
+def _peel_last_iteration(s: Stmt, ranges: Mapping[str, Interval]) -> Stmt:
     """`s` with outermost loops cut before their last iteration, where all others then have fewer guards."""
     if not isinstance(s, Loop):
-        return map_stmt(s, lambda e: e, lambda c: _peeled(c, ranges))
+        return map_stmt(s, lambda e: e, lambda c: _peel_last_iteration(c, ranges))
     start, stop = build.integer(s.start), build.integer(s.stop)
     if s.kind is not LoopKind.SERIAL or s.step != 1 or start is None or stop is None or stop - start < 2:
         return s
     others = simplify(Loop(s.var, s.start, build.const(stop - 1), s.body), ranges)
-    if count_guards(others) >= count_guards(s) - _once(s):
+    if count_guards(others) >= count_guards(s) - _count_removable_guards(s):
         return s
     last = simplify(substitute_stmt(s.body, {s.var: build.const(stop - 1)}), ranges)
     return build.block(others, last)
 
 
-def _once(s: Loop) -> int:
+def _count_removable_guards(s: Loop) -> int:
     """Guards that go whatever the last iteration does: those of what it must not do, such as copying the next tile."""
     return sum(1 for c in _children(s.body) if isinstance(c, If))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ....loop_ir import build, index_arithmetic
-from ....loop_ir.index_arithmetic import Interval, Ranges, index_interval
+from ....loop_ir import build, linear_forms
+from ....loop_ir.intervals import Interval, Ranges, index_interval
 from ....loop_ir.nodes import Allocate, Block, Check, If, Invoke, Let, Loop, LoopKind, Stmt, Store
 from ....loop_ir.rewrite import map_stmt
 
@@ -45,10 +45,10 @@ def _loop(s: Loop, limit: int, ranges: Ranges) -> tuple[Stmt, int]:
     values = Interval(first.low, None if last.high is None else last.high - 1)
     body, count = _written_out(s.body, limit, {**ranges, s.var: values})
     s = s if body is s.body else replace(s, body=body)
-    length = index_interval(index_arithmetic.subtract(s.stop, s.start), ranges).high
+    length = index_interval(linear_forms.subtract(s.stop, s.start), ranges).high
     if s.kind is not LoopKind.SERIAL or length is None or count * -(-length // s.step) > limit:
         return s, limit + 1
-    if index_arithmetic.difference(s.stop, s.start) is None:
+    if linear_forms.difference(s.stop, s.start) is None:
         guarded = build.when(build.lt(build.var(s.var), s.stop), body)
         s = replace(s, stop=build.add(s.start, max(0, length)), body=guarded)
     return replace(s, kind=LoopKind.UNROLLED), count * max(0, -(-length // s.step))

@@ -13,7 +13,7 @@ from math import prod
 
 import islpy as isl
 
-from ....core.naming import mint
+from ....core.naming import compose_name
 from ....loop_ir import build
 from ....loop_ir.buffer_view import BufferView, footprint_offsets
 from ....loop_ir.nodes import THREAD, Buffer, Expr, Launch, Load, Loop, LoopKind, Ramp, Stmt, Store
@@ -75,7 +75,7 @@ class BlockCopy:
         shape = vector_shape(self.box.shape, self.lanes)
         total, threads = prod(shape), prod(launch.block)
         trips = -(-total // threads)
-        trip = mint(self.buffer.name, "in" if into else "out")
+        trip = compose_name(self.buffer.name, "in" if into else "out")
         position = build.add(build.mul(build.var(trip), threads), thread_rank(launch))
         place = _digits(thread_rank(launch), threads, build.var(trip), shape)
         body = self._element(outer, place, launch, into=into)
@@ -84,12 +84,12 @@ class BlockCopy:
         kind = LoopKind.UNROLLED if trips <= unrolled else LoopKind.SERIAL
         return Loop(trip, build.const(0), build.const(trips), body, kind)
 
-    def private(self, outer: Sequence[Expr], launch: Launch, *, into: bool) -> Stmt:
+    def copy_by_thread(self, outer: Sequence[Expr], launch: Launch, *, into: bool) -> Stmt:
         """The copy by each thread of a box of its own, every element written out."""
         shape = vector_shape(self.box.shape, self.lanes)
-        name = mint(self.buffer.name, "in" if into else "out")
-        place = [build.var(mint(name, d)) if extent > 1 else build.const(0) for d, extent in enumerate(shape)]
-        extents = [(mint(name, d), extent) for d, extent in enumerate(shape) if extent > 1]
+        name = compose_name(self.buffer.name, "in" if into else "out")
+        place = [build.var(compose_name(name, d)) if extent > 1 else build.const(0) for d, extent in enumerate(shape)]
+        extents = [(compose_name(name, d), extent) for d, extent in enumerate(shape) if extent > 1]
         return build.loops(extents, self._element(outer, place, launch, into=into), LoopKind.UNROLLED)
 
     def _element(self, outer: Sequence[Expr], position: Sequence[Expr], launch: Launch, *, into: bool) -> Stmt:
@@ -101,10 +101,10 @@ class BlockCopy:
         place = tuple(element) if self.found is None else self.found.element(element, values)
         here, there = ((self.buffer, tuple(inside)), (self.tensor, place))
         target, source = (here, there) if into else (there, here)
-        moved = Store(target[0], self._wide(target[1]), Load(source[0], self._wide(source[1])))
+        moved = Store(target[0], self._widen_indices(target[1]), Load(source[0], self._widen_indices(source[1])))
         return build.when(self._condition(outer, element, launch), moved)
 
-    def _wide(self, indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    def _widen_indices(self, indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
         return (*indices[:-1], Ramp(indices[-1], 1, self.lanes)) if self.lanes > 1 else indices
 
     def _condition(self, outer: Sequence[Expr], element: Sequence[Expr], launch: Launch) -> Expr:

@@ -153,36 +153,36 @@ def reference_groups(
     larger than two. A reference that is not affine may mean any element: with a write beside it no copy of the tensor
     is safe; among reads only, it goes on reading the tensor itself.
     """
-    touched = _remembered(lambda relation: _below(relation, scope))
-    boxed = _remembered(around)
+    touched = _memoize(lambda relation: _footprint_below(relation, scope))
+    boxed = _memoize(around)
     live = [(r, f) for r in references if (f := touched(r.relation)) is not None]
     found: dict[str, tuple[ReferenceGroup, ...]] = {}
     for tensor in dict.fromkeys(r.tensor for r, _ in live):
         mine = [(r, f) for r, f in live if r.tensor == tensor]
         exact = [(r, f) for r, f in mine if r.affine]
         unsafe = len(exact) < len(mine) and any(r.writes for r, _ in mine)
-        found[tensor] = () if unsafe else _joined(exact, boxed)
+        found[tensor] = () if unsafe else _merge_groups(exact, boxed)
     return found
 
 
-def _remembered(f: Callable[[isl.Map], T]) -> Callable[[isl.Map], T]:
+def _memoize(f: Callable[[isl.Map], T]) -> Callable[[isl.Map], T]:
     """`f` that is asked once for each map: several references often touch the same."""
     known: dict[isl.Map, T] = {}
 
-    def asked(x: isl.Map) -> T:
+    def look_up(x: isl.Map) -> T:
         if x not in known:
             known[x] = f(x)
         return known[x]
 
-    return asked
+    return look_up
 
 
 def reference_footprint(reference: Reference, scope: isl.UnionMap) -> isl.Map | None:
     """`[c] -> T[x]` of what `reference` touches below `scope`; None where it has no instance there."""
-    return _below(reference.relation, scope)
+    return _footprint_below(reference.relation, scope)
 
 
-def _below(relation: isl.Map, scope: isl.UnionMap) -> isl.Map | None:
+def _footprint_below(relation: isl.Map, scope: isl.UnionMap) -> isl.Map | None:
     mine = scope.intersect_domain(isl.UnionSet.from_set(relation.domain()))
     if mine.is_empty():
         return None
@@ -190,7 +190,7 @@ def _below(relation: isl.Map, scope: isl.UnionMap) -> isl.Map | None:
     return isl.Map.from_union_map(touched).coalesce()
 
 
-def _joined(
+def _merge_groups(
     items: Sequence[tuple[Reference, isl.Map]], around: Callable[[isl.Map], Box | None]
 ) -> tuple[ReferenceGroup, ...]:
     """The groups of the references to one tensor, to a fixpoint; () where a write has no box."""
@@ -254,7 +254,7 @@ def _side(footprint: isl.Map, d: int) -> BoxDim | None:
         points, element = _quotient(points, element, offset, stride)
     else:
         offset = None
-    narrowest = _narrowest(points, outside)
+    narrowest = _narrowest_bound(points, outside)
     if narrowest is None:
         return None
     low, extent = narrowest
@@ -285,7 +285,7 @@ def _multi(parts: Sequence[isl.Aff]) -> isl.MultiAff:
     )
 
 
-def _narrowest(points: isl.Set, outside: int) -> tuple[isl.Aff, int] | None:
+def _narrowest_bound(points: isl.Set, outside: int) -> tuple[isl.Aff, int] | None:
     """Of the lower bounds of the last dimension of `points [c, x]` the nearest, and the extent from there on."""
     best: tuple[tuple[int, ...], isl.Aff, int] | None = None
     for low in _lower_bounds(points, outside):
@@ -368,14 +368,14 @@ def _line(footprint: isl.Map, d: int) -> isl.Map:
 
 def _spaced_side(line: isl.Map, *, single: bool) -> BoxDim | None:
     """The side around `line`, of which it may be known that it is of one element."""
-    firsts = _firsts(line)
+    firsts = _first_points(line)
     if not firsts or any(not f.plain_is_equal(firsts[0]) for f in firsts[1:]):
         return None
     digits = _SINGLE if single else _digits(_sample(line))
     return None if digits is None else BoxDim(firsts[0], digits)
 
 
-def _firsts(line: isl.Map) -> list[isl.Aff]:
+def _first_points(line: isl.Map) -> list[isl.Aff]:
     found: list[isl.Aff] = []
     domain = line.domain()
     line.lexmin_pw_multi_aff().get_at(0).coalesce().foreach_piece(lambda _, f: found.append(simplify_floors(f, domain)))

@@ -14,7 +14,7 @@ from math import prod
 import islpy as isl
 
 from ....core.dtypes import FLOAT32
-from ....core.naming import mint
+from ....core.naming import compose_name
 from ....loop_ir import build
 from ....loop_ir.nodes import Buffer, Space, Type
 from .copies import indirect_copy_lanes
@@ -55,7 +55,7 @@ def promote_registers(
     scope = node.get_prefix_schedule_relation().intersect_domain(around.instances)
     prefix = node.get_prefix_schedule_multi_union_pw_aff()
     if only is not None:  # what a leaf writes for another: each thread must read what it wrote
-        own = {t for t in dict.fromkeys(r.tensor for r in candidates) if _private(t, candidates, scope, around)}
+        own = {t for t in dict.fromkeys(r.tensor for r in candidates) if _is_private(t, candidates, scope, around)}
         candidates = [r for r in candidates if r.tensor in own]
     tensors = {**around.tensors, **{b.name: b for b in done.buffers}}
     room = MOST_REGISTERS - sum(prod(b.shape) for b in done.buffers if b.space is Space.REGISTER)
@@ -64,9 +64,9 @@ def promote_registers(
         for group in found:
             origin = tensor.partition(".")[0]
             memory = tensors[group.lookup.tensor if group.lookup else tensor]
-            name = fresh_buffer_name(mint(origin, "own"), done, chosen)
+            name = fresh_buffer_name(compose_name(origin, "own"), done, chosen)
             buffer = build.buffer(name, memory.type.dtype, group.box.shape, Space.REGISTER)
-            gains = group.box.size <= room and (_reused(group, scope) or _in_vectors(group, buffer, memory, scope))
+            gains = group.box.size <= room and (_is_reused(group, scope) or _in_vectors(group, buffer, memory, scope))
             if not gains or not _fits(group, candidates, scope, prefix, around):
                 continue
             chosen.append((group, buffer))
@@ -80,7 +80,7 @@ def promote_registers(
     }
     number = len(done.stagings)
     known = {**done.accesses, **accesses}
-    node, stagings, dead = _copied(node, scope, around, chosen, tensors, known, number)
+    node, stagings, dead = _insert_copies(node, scope, around, chosen, tensors, known, number)
     return node, done.merge(Promotion(tuple(b for _, b in chosen), accesses, stagings, dead))
 
 
@@ -103,12 +103,12 @@ def _fits(
     around: PromotionContext,
 ) -> bool:
     """Is a thread alone with what it writes, and are the subscripts numbers?"""
-    if group.writes and not _private(group.tensor, references, scope, around):
+    if group.writes and not _is_private(group.tensor, references, scope, around):
         return False
     return all(_literal(r, group, scope, prefix, around.unrolled_loops) for r in group.references)
 
 
-def _reused(group: ReferenceGroup, scope: isl.UnionMap) -> bool:
+def _is_reused(group: ReferenceGroup, scope: isl.UnionMap) -> bool:
     """Does a thread use elements again?"""
     uses = (scope.range_product(isl.UnionMap.from_map(r.relation)) for r in group.references)
     return len(group.references) > 1 or not all(u.is_injective() for u in uses)
@@ -122,7 +122,7 @@ def _in_vectors(group: ReferenceGroup, buffer: Buffer, memory: Buffer, scope: is
     return copy_statement(group, buffer, memory, points, group.footprint).lanes > 1
 
 
-def _private(tensor: str, references: Sequence[Reference], scope: isl.UnionMap, around: PromotionContext) -> bool:
+def _is_private(tensor: str, references: Sequence[Reference], scope: isl.UnionMap, around: PromotionContext) -> bool:
     """Is each element that references below the scope touch touched by one thread only?"""
     everyone = scope.project_out_all_params()
     who = isl.UnionMap.empty(scope.get_space())
@@ -157,10 +157,10 @@ def _literal(
     return bool(loops.reverse().apply_range(places).is_single_valued())
 
 
-_PLACE = Buffer(mint("place"), Type(FLOAT32), (), (), Space.REGISTER)
+_PLACE = Buffer(compose_name("place"), Type(FLOAT32), (), (), Space.REGISTER)
 
 
-def _copied(
+def _insert_copies(
     node: isl.ScheduleNode,
     scope: isl.UnionMap,
     around: PromotionContext,

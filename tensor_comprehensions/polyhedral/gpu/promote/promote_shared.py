@@ -17,7 +17,7 @@ from math import gcd, prod
 import islpy as isl
 
 from ....core.errors import CannotLower
-from ....core.naming import mint
+from ....core.naming import compose_name
 from ....loop_ir import build
 from ....loop_ir.buffer_view import buffer_indices
 from ....loop_ir.intrinsics import BARRIER
@@ -97,7 +97,7 @@ class CopyStatement:
     def statement(self, outer: Sequence[Expr], launch: Launch) -> Stmt:
         """The loop program of the statement whose dimensions are worth `outer`."""
         if self.private:
-            return build.block(*(c.private(outer, launch, into=self.into) for c in self.copies))
+            return build.block(*(c.copy_by_thread(outer, launch, into=self.into) for c in self.copies))
         filled = {c.buffer.name for c in self.copies}
         first, second = (
             [
@@ -222,7 +222,7 @@ def promote_shared(
     room = around.budget - done.bytes
     for group, steps in _candidates(free, scope, around, inner):
         tensor = around.memory(group)
-        name = fresh_buffer_name(mint(tensor.name, "shared"), done, chosen)
+        name = fresh_buffer_name(compose_name(tensor.name, "shared"), done, chosen)
         buffer = build.buffer(name, tensor.type.dtype, group.box.shape, Space.SHARED)
         points = isl.Set.from_union_set(scope.range())
         lanes = (
@@ -242,7 +242,7 @@ def promote_shared(
         for r in group.references
     }
     known = {**done.accesses, **accesses}
-    node, stagings, dead = _staged(node, scope, around, chosen, known, number)
+    node, stagings, dead = _insert_copies(node, scope, around, chosen, known, number)
     return node, done.merge(Promotion(tuple(b for _, b in chosen), accesses, stagings, dead))
 
 
@@ -264,11 +264,11 @@ def band_prefix(prefix: isl.MultiUnionPwAff, reference: Reference) -> isl.MultiP
     found = prefix.extract_multi_pw_aff(space)
     parts = isl.PwAffList.alloc(space.get_ctx(), found.dim(OUT))
     for k in range(found.dim(OUT)):
-        parts = parts.add(_everywhere(found.get_at(k)))
+        parts = parts.add(_drop_domain(found.get_at(k)))
     return isl.MultiPwAff.from_pw_aff_list(found.get_space(), parts)
 
 
-def _everywhere(f: isl.PwAff) -> isl.PwAff:
+def _drop_domain(f: isl.PwAff) -> isl.PwAff:
     """A function of one piece without its domain."""
     pieces: list[isl.Aff] = []
     f.foreach_piece(lambda _, aff: pieces.append(aff))
@@ -291,7 +291,7 @@ def _candidates(
                 continue
             steps = [s for r in group.references if (s := thread_strides(r, around.threads, around.walks)) is not None]
             uses = sum(_instances(r, scope) for r in group.references)
-            reused = uses > group.box.size and not _injective(group, scope)
+            reused = uses > group.box.size and not _is_injective(group, scope)
             if reused or not all(s.is_coalesced for s in steps):
                 saved = (uses - group.box.size) / (group.box.size * around.memory(group).type.dtype.size)
                 found.append((saved, group, steps))
@@ -328,7 +328,7 @@ def is_quasi_affine(wanted: isl.Map) -> bool:
     return not any(a.get_div(k).is_nan() for a in affs for k in range(a.dim(isl.dim_type.div)))
 
 
-def _injective(group: ReferenceGroup, scope: isl.UnionMap) -> bool:
+def _is_injective(group: ReferenceGroup, scope: isl.UnionMap) -> bool:
     """Is no element of the box used twice?"""
     uses = isl.UnionMap.empty(scope.get_space())
     for r in group.references:
@@ -356,7 +356,7 @@ def _spread(below: isl.Map, d: int) -> int:
 # --- copies ------------------------------------------------------------------------------------------------------
 
 
-def _staged(
+def _insert_copies(
     node: isl.ScheduleNode,
     scope: isl.UnionMap,
     around: PromotionContext,
@@ -371,7 +371,7 @@ def _staged(
     reading = tuple(
         copy_statement(g, b, around.memory(g), points, only, indirect_source(g, around, accesses))
         for g, b in chosen
-        for only in _wanted(g, scope, around)
+        for only in _elements_to_copy(g, scope, around)
     )
     dead = around.local - elsewhere - {c.tensor.name for c in reading}
     writing = tuple(
@@ -402,7 +402,7 @@ def graft(node: isl.ScheduleNode, name: str, points: isl.Set, *, after: bool) ->
     return node.graft_after(extension) if after else node.graft_before(extension)
 
 
-def _wanted(group: ReferenceGroup, scope: isl.UnionMap, around: PromotionContext) -> list[isl.Map | None]:
+def _elements_to_copy(group: ReferenceGroup, scope: isl.UnionMap, around: PromotionContext) -> list[isl.Map | None]:
     """What to copy in: what is read before it is written; None for all of the box, where nothing writes the tensor."""
     if not group.reads:
         return []
@@ -460,7 +460,7 @@ def live_in_elements(group: ReferenceGroup, scope: isl.UnionMap, order: isl.Unio
     Raises:
         CannotLower: that would take isl too long.
     """
-    reading = [r for r in group.references if r.reads and not _started(r, group, scope)]
+    reading = [r for r in group.references if r.reads and not _is_initialized(r, group, scope)]
     if not reading:
         return None
     reads, writes = (
@@ -477,7 +477,7 @@ def live_in_elements(group: ReferenceGroup, scope: isl.UnionMap, order: isl.Unio
     return isl.Set.from_union_set(missing).unwrap().coalesce()
 
 
-def _started(reference: Reference, group: ReferenceGroup, scope: isl.UnionMap) -> bool:
+def _is_initialized(reference: Reference, group: ReferenceGroup, scope: isl.UnionMap) -> bool:
     """Does every element of `reference` get its first value below the scope?"""
     starter = next((r for r in group.references if r.tag == reference.init_ref), None)
     first = None if starter is None else reference_footprint(starter, scope)

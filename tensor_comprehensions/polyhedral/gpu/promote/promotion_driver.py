@@ -59,19 +59,19 @@ def promote_kernel(
         order=plain.get_map().project_out_all_params(),
         threads=threads,
         instances=instances,
-        unrolled_loops=_unrolled(plain, threads.get_space()),
+        unrolled_loops=_unrolled_loops(plain, threads.get_space()),
         launch=plan.launch,
         unrolled=UNROLLED_TRIPS if options.unroll_copy_shared else 1,
         register_tiled=frozenset(u.name for leaf in plan.leaves if leaf.register_tiled for u in leaf.units),
         budget=(options.max_shared_memory or target.max_shared) - sum(shared_bytes_of(b) for b in shared),
     )
-    crossing = around.written_tensors & _crossing(plan)
+    crossing = around.written_tensors & _tensors_of_several_leaves(plan)
     done = Promotion()
     for mark, number in _marks(schedule):
         for step in _steps(options):
             if step.mark == mark and (crossing or not step.crossing):
                 only = crossing if step.crossing else None
-                promoted = _shared if step.space is Space.SHARED else _registers
+                promoted = _promote_shared_step if step.space is Space.SHARED else _promote_registers_step
                 with suppress(CannotLower):  # the tensors stay where they are
                     schedule, done = promoted(schedule, step, number, around, done, only)
     return schedule, done
@@ -128,13 +128,13 @@ def _marks(schedule: isl.Schedule) -> list[tuple[str, int]]:
     return [(name, number) for _, name, number in sorted(found, key=lambda f: f[0])]
 
 
-def _crossing(plan: KernelPlan) -> frozenset[str]:
+def _tensors_of_several_leaves(plan: KernelPlan) -> frozenset[str]:
     """The tensors that several leaves touch."""
     touched = [{t for n in leaf.leaf.nodes for t in n.tensors} for leaf in plan.leaves]
     return frozenset(t for k, mine in enumerate(touched) for t in mine if any(t in other for other in touched[:k]))
 
 
-def _shared(
+def _promote_shared_step(
     schedule: isl.Schedule,
     step: _Step,
     number: int,
@@ -142,7 +142,7 @@ def _shared(
     done: Promotion,
     only: frozenset[str] | None,
 ) -> tuple[isl.Schedule, Promotion]:
-    node = _marked(schedule, step.mark, number)
+    node = _find_mark(schedule, step.mark, number)
     inner = _scopes_below(node, step.steady) if step.steady else ()
     node, done = promote_shared(node, around, done, only=only, inner=inner)
     return node.get_schedule(), done
@@ -161,7 +161,7 @@ def _scopes_below(node: isl.ScheduleNode, mark: str) -> tuple[isl.UnionMap, ...]
     return tuple(found)
 
 
-def _registers(
+def _promote_registers_step(
     schedule: isl.Schedule,
     step: _Step,
     number: int,
@@ -169,12 +169,12 @@ def _registers(
     done: Promotion,
     only: frozenset[str] | None,
 ) -> tuple[isl.Schedule, Promotion]:
-    node = _marked(schedule, step.mark, number)
+    node = _find_mark(schedule, step.mark, number)
     node, done = promote_registers(node, around, done, only=only)
     return node.get_schedule(), done
 
 
-def _unrolled(schedule: isl.Schedule, space: isl.Space) -> isl.UnionMap:
+def _unrolled_loops(schedule: isl.Schedule, space: isl.Space) -> isl.UnionMap:
     """`S[i] -> [q]`: the loops below the marks "registers"."""
     total = isl.UnionMap.empty(space)
     for mark in _all_marked(schedule, WRITTEN_OUT):
@@ -187,7 +187,7 @@ def is_mark(node: isl.ScheduleNode, name: str) -> bool:
     return kind == isl.schedule_node_type.mark and node.mark_get_id().get_name() == name
 
 
-def _marked(schedule: isl.Schedule, name: str, number: int) -> isl.ScheduleNode:
+def _find_mark(schedule: isl.Schedule, name: str, number: int) -> isl.ScheduleNode:
     """The mark of that name with so many of the same name before it."""
     return _all_marked(schedule, name)[number]
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import islpy as isl
 
-from ....core.naming import mint
+from ....core.naming import compose_name
 from ....tc_lang import ir as tc
 from ....tc_lang.ir import BoundFunction, map_operands
 from ...scop.isl_affine import isl_tensor, quasi_affine
@@ -119,10 +119,10 @@ def with_coordinates(references: Sequence[Reference]) -> tuple[Reference, ...]:
     written = {r.tensor for r in references if r.writes}
     names: dict[tuple[str, tuple[tc.Expr, ...]], str] = {}
 
-    def renamed(r: Reference) -> Reference:
+    def use_coordinates(r: Reference) -> Reference:
         if r.lookup is None or not written.isdisjoint((r.tensor, *(tensor for tensor, _ in r.lookup.reads))):
             return replace(r, lookup=None)
-        name = names.setdefault((r.tensor, r.lookup.subscripts), mint(r.tensor, len(names)))
+        name = names.setdefault((r.tensor, r.lookup.subscripts), compose_name(r.tensor, len(names)))
         places = isl.Map.from_multi_aff(r.lookup.coordinates).intersect_domain(r.relation.domain())
         return replace(
             r,
@@ -132,7 +132,7 @@ def with_coordinates(references: Sequence[Reference]) -> tuple[Reference, ...]:
             subscripts=r.lookup.coordinates,
         )
 
-    return tuple(map(renamed, references))
+    return tuple(map(use_coordinates, references))
 
 
 def with_moved_accesses(unit: Unit, buffers: Mapping[str, tuple[str, int]]) -> Unit:

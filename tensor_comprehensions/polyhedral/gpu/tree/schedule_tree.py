@@ -198,12 +198,12 @@ def format_tree(tree: Tree) -> Iterator[str]:
             if members:
                 loops = ", ".join(m.label + ("" if m.coincident else " (ordered)") for m in members)
                 yield f"band: {loops}"
-            yield from _indented(child, bool(members))
+            yield from _indent_tree(child, bool(members))
         case Mapping(values, units, child):
             ids = ", ".join(f"{name} = {dict(of)[units[0].name]} of {count}" for name, count, of in values)
             if values:
                 yield f"mapping: {ids}"
-            yield from _indented(child, bool(values))
+            yield from _indent_tree(child, bool(values))
         case SequenceNode(children):
             if len(children) == 1 and not isinstance(children[0], Collective):
                 yield from format_tree(children[0][1])
@@ -219,5 +219,5 @@ def format_tree(tree: Tree) -> Iterator[str]:
             assert_never(tree)
 
 
-def _indented(tree: Tree, deeper: bool) -> Iterator[str]:
+def _indent_tree(tree: Tree, deeper: bool) -> Iterator[str]:
     yield from ("  " + line if deeper else line for line in format_tree(tree))

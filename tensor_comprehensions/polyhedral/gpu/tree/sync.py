@@ -120,13 +120,13 @@ def _reach(a: Reference, b: Reference, first: _Relations, second: _Relations, pl
     together = first.tiles[one].apply_range(second.tiles[other].reverse())
     conflicts = a.relation.apply_range(b.relation.reverse()).intersect(together)
     moved = conflicts.apply_domain(first.threads[one]).apply_range(second.threads[other])
-    if _stays(moved):
+    if _is_identity(moved):
         return SyncLevel.NONE
     x, y, _ = plan.launch.block
     warp = isl.Map(f"{{ [t0, t1, t2] -> [floor((t0 + {x} * (t1 + {y} * t2))/{WARP})] }}", CONTEXT)
-    return SyncLevel.WARP if _stays(moved.apply_domain(warp).apply_range(warp)) else SyncLevel.BLOCK
+    return SyncLevel.WARP if _is_identity(moved.apply_domain(warp).apply_range(warp)) else SyncLevel.BLOCK
 
 
-def _stays(moved: isl.Map) -> bool:
+def _is_identity(moved: isl.Map) -> bool:
     """Does every pair have equal ends?"""
     return bool(moved.is_subset(isl.Map.identity(moved.get_space())))

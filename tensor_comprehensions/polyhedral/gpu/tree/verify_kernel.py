@@ -54,7 +54,7 @@ def check_kernel(scop: Scop, plan: KernelPlan, tree: Tree, levels: Sequence[Sync
             _in_one_block(conflicts, plan, first[2], second[2])
             if first[2].phase is not Phase.UPDATE or first[2] != second[2]:  # terms combine in any order
                 _in_order(conflicts, order)
-            _synchronized(conflicts, plan, first, second, levels)
+            _verify_sync(conflicts, plan, first, second, levels)
 
 
 def _conflicts(a: Reference, b: Reference, first: Unit, second: Unit) -> isl.Map:
@@ -74,36 +74,36 @@ def _in_one_block(conflicts: isl.Map, plan: KernelPlan, first: Unit, second: Uni
     rows = range(len(plan.sizes))
     tiles = [_map(u, [plan.tile(k, u) for k in rows]) for u in (first, second)]
     moved = conflicts.apply_domain(tiles[0]).apply_range(tiles[1])
-    if not _stays(moved):
-        raise InternalError(f"blocks conflict: {_some(conflicts)}")
+    if not _is_identity(moved):
+        raise InternalError(f"blocks conflict: {_sample_text(conflicts)}")
 
 
 def _in_order(conflicts: isl.Map, order: isl.UnionMap) -> None:
     times = isl.UnionMap.from_map(conflicts).apply_domain(order).apply_range(order)
     if times.is_empty():
-        raise InternalError(f"instances have no time: {_some(conflicts)}")
+        raise InternalError(f"instances have no time: {_sample_text(conflicts)}")
     moved = isl.Map.from_union_map(times)
     if not moved.is_subset(isl.Map.lex_lt(moved.get_space().domain())):
-        raise InternalError(f"a conflict runs backwards in time: {_some(conflicts)}")
+        raise InternalError(f"a conflict runs backwards in time: {_sample_text(conflicts)}")
 
 
 Place = tuple[int, NestPlan, Unit]
 
 
-def _synchronized(
+def _verify_sync(
     conflicts: isl.Map, plan: KernelPlan, first: Place, second: Place, levels: Sequence[SyncLevel]
 ) -> None:
     """Conflicts between threads have a barrier between their leaves; inside a leaf there are none."""
     threads = [_map(unit, thread_values(plan, leaf, unit)) for _, leaf, unit in (first, second)]
     moved = conflicts.apply_domain(threads[0]).apply_range(threads[1])
-    if _stays(moved):
+    if _is_identity(moved):
         return
     between = max(levels[first[0] + 1 : second[0] + 1], default=SyncLevel.NONE)
     x, y, _ = plan.launch.block
     warp = isl.Map(f"{{ [t0, t1, t2] -> [floor((t0 + {x} * (t1 + {y} * t2))/{WARP})] }}", CONTEXT)
-    needed = SyncLevel.WARP if _stays(moved.apply_domain(warp).apply_range(warp)) else SyncLevel.BLOCK
+    needed = SyncLevel.WARP if _is_identity(moved.apply_domain(warp).apply_range(warp)) else SyncLevel.BLOCK
     if between < needed:
-        raise InternalError(f"threads conflict without a barrier between them: {_some(conflicts)}")
+        raise InternalError(f"threads conflict without a barrier between them: {_sample_text(conflicts)}")
 
 
 def _structure(tree: Tree, plan: KernelPlan, *, mapped: bool) -> None:
@@ -138,9 +138,9 @@ def _map(unit: Unit, values: Sequence[str]) -> isl.Map:
     return isl.Map(f"{{ {unit.instance} -> [{', '.join(f'({v})' for v in values)}] }}", CONTEXT)
 
 
-def _stays(moved: isl.Map) -> bool:
+def _is_identity(moved: isl.Map) -> bool:
     return bool(moved.is_subset(isl.Map.identity(moved.get_space())))
 
 
-def _some(conflicts: isl.Map) -> str:
+def _sample_text(conflicts: isl.Map) -> str:
     return str(conflicts.sample())

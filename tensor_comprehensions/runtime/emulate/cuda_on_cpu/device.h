@@ -4,6 +4,7 @@
 #pragma once
 
 #define TC_MACHINE  // the atoms have functions here
+#define __builtin_assume(condition)
 #define __global__
 #define __device__
 #define __forceinline__ inline

@@ -1,0 +1,92 @@
+"""The search space of tiles for tensor cores: the fields of `TileOptions` are its genes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import product
+from random import Random
+from typing import Any
+
+from ..core.errors import ArgumentError
+from ..options import TileOptions, check_tiles
+from ..target import GpuTarget
+from .space import Gene, Genome
+
+TERMS = (16, 32, 64, 128)
+"""Of a tile: few of them fit into more stages."""
+
+
+@dataclass(frozen=True)
+class TileSpace:
+    """All tiles that a search may take.
+
+    Attributes:
+        start: options that hold where no gene says otherwise.
+    """
+
+    genes: tuple[Gene, ...]
+    start: TileOptions
+    target: GpuTarget
+
+    def options(self, genome: Genome) -> TileOptions:
+        """What a genome means."""
+        values = {g.name: g.choices[place] for g, place in zip(self.genes, genome, strict=True)}
+        return replace(self.start, **values)
+
+    def key(self, options: TileOptions) -> TileOptions | None:
+        """The options, if they are legal. What does not fit, lowering tells."""
+        try:
+            check_tiles(options, self.target)
+        except ArgumentError:
+            return None
+        return options
+
+    def length(self, options: TileOptions) -> int:
+        """Nobody knows how long code is before it is lowered: all are alike."""
+        return 0
+
+    def random(self, random: Random) -> Genome:
+        return tuple(g.random(random) for g in self.genes)
+
+    def genome(self, options: TileOptions) -> Genome | None:
+        """The genome of options; None where it has none."""
+        places = []
+        for g in self.genes:
+            value = getattr(options, g.name)
+            if value not in g.choices:
+                return None
+            places.append(g.choices.index(value))
+        return tuple(places)
+
+
+def tile_space(
+    target: GpuTarget, start: TileOptions, others: Sequence[TileOptions] = ()
+) -> tuple[TileSpace, tuple[Genome, ...]]:
+    """The space around `start`, and what to try first: `start`, `others`, and `start` with one change.
+
+    others: options that were good elsewhere; their values are among the choices.
+    """
+    every = (start, *others)
+    genes = tuple(_gene(f.name, f.metadata["choices"], every) for f in fields(TileOptions))
+    made = TileSpace(genes, start, target)
+    found = [made.genome(o) for o in every]
+    first = found[0]
+    assert first is not None
+    for k, gene in enumerate(genes):
+        found += [(*first[:k], place, *first[k + 1 :]) for place in range(len(gene.choices))]
+    usable: dict[TileOptions, Genome] = {}
+    for genome in found:
+        if genome is not None and (genome == first or made.key(made.options(genome)) is not None):
+            usable.setdefault(made.options(genome), genome)
+    return made, tuple(usable.values())
+
+
+def _gene(name: str, choices: Sequence[int], every: Sequence[TileOptions]) -> Gene:
+    """A field as a gene: sizes of tiles, and numbers of warps, change together."""
+    own: list[Any] = list(choices)
+    if name == "tile":
+        own = [(), *product(choices, choices, TERMS)]
+    elif name == "warps":
+        own = [(), *product(choices, choices)]
+    return Gene(name, tuple(dict.fromkeys([*(getattr(o, name) for o in every), *own])), keep_probability=0.3)

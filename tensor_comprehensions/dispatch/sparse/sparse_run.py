@@ -1,0 +1,306 @@
+"""One run of a sparse kernel: parts to addresses, memory between phases, and results to tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...compiler.sparse_passes import CompiledSparseKernel
+from ...core.dtypes import INT64
+from ...core.errors import ArgumentError, InternalError
+from ...runtime.cpu.huge_pages import advise_huge_pages
+from ...sparse.lower import Result
+from ...sparse.sparse_problem import Assembled, Collected, SparseOperand
+from ...tc_lang.formats import Format, LevelKind
+from ...tc_lang.ir import Role
+from ...tc_lang.size_polynomial import Value
+from ..arguments import TORCH_TYPES
+from . import pack
+from .fast_call import FastCall
+from .sparse_tensor import Level, SparseTensor
+from .structure import Structure, convert_format
+
+
+@dataclass(frozen=True, slots=True)
+class SparseCall:
+    """The operands of a call: by name, as tensors whose parts are contiguous. structures: of the sparse ones."""
+
+    sparse: Mapping[str, SparseTensor]
+    dense: Mapping[str, Tensor]
+    structures: Mapping[str, Structure]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCounts:
+    """What the phases that only count the elements of results have found.
+
+    totals: by kind of program and phase, what `totals` holds after it. rows: by result, the first element of each row.
+    levels: of sparse results, where all of them are known. parts: the same for the parts of a def that is split.
+    """
+
+    totals: dict[tuple[bool, bool, int], np.ndarray[Any, Any]] = field(default_factory=dict)
+    rows: dict[int, Tensor] = field(default_factory=dict)
+    levels: dict[str, tuple[Level, ...]] = field(default_factory=dict)
+    parts: dict[int, StoredCounts] = field(default_factory=dict)
+
+
+class SparseRun:
+    """One run of a kernel."""
+
+    def __init__(
+        self, kernel: CompiledSparseKernel, call: SparseCall, sizes: Mapping[str, int], counts: StoredCounts | None
+    ) -> None:
+        self.counts = counts
+        self.program, self.kernel, self.call = kernel.program, kernel, call
+        problem = kernel.program.problem
+        self.function, self.sizes = problem.function, sizes
+        self.shared = dict(problem.shared)
+        self.sparse = dict(call.sparse)
+        self._convert(call.structures)
+        numbers = [sizes[n] for n in problem.sizes] or [0]
+        self.size_array = np.array(numbers, np.int64)
+        self.totals = np.zeros(max(1, self.program.slots), np.int64)
+        self.values = {o.name: self._values(o) for o in self.program.operands}
+        self.arrays: dict[int, tuple[Tensor, ...]] = {}
+        self.rows: dict[int, Tensor] = {}
+
+    def _convert(self, structures: Mapping[str, Structure]) -> None:
+        """Make the operands that are others in another format."""
+        for c in self.program.conversions:
+            if c.source in structures:
+                self.sparse[c.name] = convert_format(self.sparse[c.source], c.format, structures[c.source])
+
+    def _complete(self, phase: int) -> None:
+        """Make operands of the sparse results that are complete before a phase."""
+        for version in (v for p, v in self.program.versions if p == phase):
+            t = self._sparse_result(version.source, version.statement)
+            is_wide = self.program.problem.index_type(version.name) == INT64
+            index = torch.int64 if is_wide else torch.int32
+            levels = tuple(None if x is None else (_cast(x[0], index), x[1].to(index)) for x in t.levels)
+            self.sparse[version.name] = SparseTensor(t.format, t.shape, levels, t.values)
+            self._convert({version.name: Structure(len(t.values))})
+            made = {version.name, *(c.name for c in self.program.conversions if c.source == version.name)}
+            self.values |= {o.name: self._values(o) for o in self.program.operands if o.name in made}
+
+    def results(self) -> dict[str, Tensor | SparseTensor]:
+        """Run all phases; what the def returns, by name."""
+        for number, executable in enumerate(self.kernel.executables):
+            self._complete(number)
+            for n, r in enumerate(self.program.results):
+                if isinstance(r.arrays, Assembled) and r.arrays.counts_rows and r.phase == number + 1:
+                    self.rows[n] = self._row_starts(r.arrays)
+                if r.phase == number:
+                    self.arrays[n] = self._allocate(n, r)
+            key = (self.program.problem.parallel, self.program.problem.refills, number)
+            if self.counts is not None and key in self.counts.totals:
+                self.totals[:] = self.counts.totals[key]
+                self.rows |= self.counts.rows
+                continue
+            code, value = executable(self._addresses())
+            if code:
+                raise _failure(self.function.name, code, value)
+            if self.counts is not None and self._only_counts(number):
+                self.counts.totals[key] = self.totals.copy()
+                self.counts.rows.update(self.rows)
+        return {name: self._result(name) for name in self.function.returns}
+
+    def lane(self, values: Sequence[object]) -> FastCall | None:
+        """The short way for calls with operands like these."""
+        if any(t.role is Role.TEMPORARY for t in self.function.tensors):
+            return None
+        names = [p.name for p in self.function.parameters]
+        if [o.name for o in self.program.operands] != [*names, *self.function.returns]:
+            return None
+        operands = [
+            (v, self.sparse[n] if n in self.sparse else self.call.dense[n]) for n, v in zip(names, values, strict=True)
+        ]
+        constants = (torch.from_numpy(self.size_array), torch.from_numpy(self.totals))
+        return FastCall(
+            self.kernel.executables[0], constants, operands, [self.values[r] for r in self.function.returns]
+        )
+
+    def _only_counts(self, phase: int) -> bool:
+        return all(k.name.endswith(".count") for k in self.program.phases[phase].kernels)
+
+    def _values(self, o: SparseOperand) -> Tensor:
+        if o.name in self.sparse:
+            return self.sparse[o.name].values.detach().resolve_neg().contiguous()
+        dtype = TORCH_TYPES[self.function.tensor(o.name).dtype]
+        if o.role is Role.INPUT and o.name in self.call.dense:
+            return self.call.dense[o.name].detach()
+        if o.role is Role.INPUT:  # what a result will hold
+            return torch.empty(0, dtype=dtype)
+        if o.name in self.shared:
+            return torch.zeros_like(self.sparse[self.shared[o.name]].values, dtype=dtype)
+        if self.function.tensor(o.name).is_sparse:
+            return torch.empty(0, dtype=dtype)
+        if o.role is Role.INOUT:
+            return self.call.dense[o.name].detach().clone()
+        return _empty(self._shape(o.name), dtype, o.name, self.function.name)
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        extents = self.program.problem.ranges.shape(name)
+        return tuple(_number(x, self.sizes) for x in extents)
+
+    def _allocate(self, number: int, r: Result) -> tuple[Tensor, ...]:
+        """Memory for a sparse result, as large as it is counted to be, or as its operands together."""
+        dtype = TORCH_TYPES[self.function.tensor(r.arrays.tensor).dtype]
+        if isinstance(r.arrays, Collected):
+            count = int(self.totals[r.first])
+            coordinates = [_new_array(count, torch.int64) for _ in r.arrays.coordinates]
+            return (*coordinates, _new_array(count, dtype))
+        if r.arrays.is_known:
+            arrays = [x for level in self._known(r.arrays) if level is not None for x in level if x is not None]
+            return (*arrays, _new_array(len(arrays[-1]), dtype))
+        return self._level_arrays(number, r, r.arrays, dtype)
+
+    def _known(self, x: Assembled) -> tuple[Level, ...]:
+        """The levels that a result has from an earlier run."""
+        assert self.counts is not None
+        return self.counts.levels[x.tensor]
+
+    def _row_starts(self, x: Assembled) -> Tensor:
+        """Memory for where each row of a result begins, and where the last one ends."""
+        rows = x.format.extents(self._shape(x.tensor))[0]
+        return torch.empty(rows + 1, dtype=_index_dtype(x))
+
+    def _level_arrays(self, number: int, r: Result, x: Assembled, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        most = sum(self.sparse[name].values.numel() for name in x.bound)
+        extents, parents = x.format.extents(self._shape(x.tensor)), 1
+        index = _index_dtype(x)
+        arrays: list[Tensor] = []
+        for n, level in enumerate(x.format.levels[: x.format.depth]):
+            if level.is_dense:
+                parents *= extents[n]
+                continue
+            compressed = level.kind is LevelKind.COMPRESSED
+            entries = (most if x.bound else int(self.totals[r.first + n])) if compressed else parents
+            if compressed:
+                arrays.append(self.rows[number] if x.counts_rows else torch.empty(parents + 1, dtype=index))
+            arrays.append(_new_array(entries, index))
+            parents = entries
+        tail = x.format.tail(self._shape(x.tensor))
+        count = parents * prod(tail)
+        return (*arrays, torch.zeros(count, dtype=dtype) if tail else _new_array(count, dtype))
+
+    def _addresses(self) -> list[int]:
+        found = [self.size_array.ctypes.data, self.totals.ctypes.data]
+        for o in self.program.operands:
+            if o.crd and o.name not in self.sparse:
+                found += [0] * (len(o.buffers) - 1)
+            elif o.crd:
+                for level in self.sparse[o.name].levels:
+                    if level is not None:
+                        found += [x.data_ptr() for x in level if x is not None]
+            found.append(self.values[o.name].data_ptr())
+        for n, r in enumerate(self.program.results):
+            arrays = self.arrays.get(n)
+            if arrays is None and n in self.rows:  # the array of the rows comes first
+                found += [self.rows[n].data_ptr(), *[0] * (len(r.arrays.buffers) - 1)]
+            else:
+                found += [0] * len(r.arrays.buffers) if arrays is None else [x.data_ptr() for x in arrays]
+        return found
+
+    def _result(self, name: str) -> Tensor | SparseTensor:
+        symbol = self.function.tensor(name)
+        if name in self.shared:
+            source = self.sparse[self.shared[name]]
+            return SparseTensor(source.format, source.shape, source.levels, self.values[name])
+        if not symbol.is_sparse:
+            return self.values[name]
+        return self._sparse_result(name, len(self.function.statements))
+
+    def _sparse_result(self, name: str, stop: int) -> SparseTensor:
+        """What a sparse result holds before the statement `stop`."""
+        symbol = self.function.tensor(name)
+        assert symbol.format is not None
+        every = [(n, r) for n, r in enumerate(self.program.results) if r.arrays.tensor == name]
+        mine = [(n, r) for n, r in every if r.arrays.statement < stop]
+        ((number, first), *others) = mine
+        if isinstance(first.arrays, Assembled) and not others:
+            return self._make_assembled(number, first, first.arrays)
+        return self._sort_collected(symbol.format, self._shape(name), [n for n, _ in mine])
+
+    def _make_assembled(self, number: int, r: Result, x: Assembled) -> SparseTensor:
+        """A sparse tensor whose levels are written; what was allocated too much is cut off."""
+        if x.is_known:
+            return SparseTensor(x.format, self._shape(x.tensor), self._known(x), self.arrays[number][-1])
+        arrays, shape = list(self.arrays[number]), self._shape(x.tensor)
+        extents, parents = x.format.extents(shape), 1
+        levels: list[tuple[Tensor | None, Tensor] | None] = []
+        for n, level in enumerate(x.format.levels):
+            if level.is_dense:
+                parents *= extents[n] if n < x.format.depth else 1
+                levels.append(None)
+                continue
+            compressed = level.kind is LevelKind.COMPRESSED
+            pos = arrays.pop(0)[: parents + 1] if compressed else None
+            parents = int(self.totals[r.first + n]) if compressed else parents
+            levels.append((pos, _trim(arrays.pop(0), parents)))
+        tail = x.format.tail(shape)
+        return SparseTensor(x.format, shape, levels, _trim(arrays[0], parents * prod(tail)).reshape(parents, *tail))
+
+    def _sort_collected(self, format: Format, shape: tuple[int, ...], mine: list[int]) -> SparseTensor:
+        """A sparse tensor of collected elements. All definitions but the first add to what there is."""
+        reductions = [self.function.statements[self.program.results[n].arrays.statement].reduction for n in mine]
+        if len(mine) > 1 and reductions[0] not in (None, "+"):
+            first = self._sort_collected(format, shape, mine[:1])
+            places, values = first.coordinates(), first.values.reshape(-1)
+            mine, reductions = mine[1:], ["+"]
+        else:
+            places, values = torch.empty((len(shape), 0), dtype=torch.int64), self.arrays[mine[0]][-1][:0]
+        places = torch.cat([places, *(torch.stack(self.arrays[n][:-1]) for n in mine)], 1)
+        values = torch.cat([values, *(self.arrays[n][-1] for n in mine)])
+        types = {t.index_dtype for t in self.call.sparse.values()}
+        index = torch.int64 if torch.int64 in types else torch.int32
+        made = pack.from_coordinates(places, values, shape, format.with_unique_elements, index, reductions[0] or "+")
+        return SparseTensor(format, shape, made.levels, made.values)
+
+
+def _cast(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if x is None else x.to(dtype)
+
+
+def _index_dtype(x: Assembled) -> torch.dtype:
+    return torch.int64 if x.index == INT64 else torch.int32
+
+
+SPARE = 2
+"""An array may have so many times the elements of a result before it is copied to its own size."""
+
+
+def _trim(x: Tensor, count: int) -> Tensor:
+    return x[:count] if len(x) <= SPARE * count else x[:count].clone()
+
+
+def _new_array(shape: int | tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Memory that a kernel writes."""
+    x = torch.empty(shape, dtype=dtype)
+    advise_huge_pages(x.data_ptr(), x.nbytes)
+    return x
+
+
+def _empty(shape: tuple[int, ...], dtype: torch.dtype, name: str, op: str) -> Tensor:
+    try:
+        return _new_array(shape, dtype)
+    except RuntimeError as error:
+        raise ArgumentError(
+            f"there is no memory for '{name}' of {op}",
+            found=f"a dense tensor of the shape {shape}", suggestion=f"return it in a sparse format: {name}: csr",
+        ) from error  # fmt: skip
+
+
+def _number(x: Value, sizes: Mapping[str, int]) -> int:
+    return x if isinstance(x, int) else max(0, x.evaluate(sizes))
+
+
+def _failure(op: str, code: int, value: int) -> Exception:
+    if code == -1:
+        return ArgumentError(f"there is no memory for {op}: {value} bytes")
+    return InternalError(f"{op}: a launch failed with code {code}")

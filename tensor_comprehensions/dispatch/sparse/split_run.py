@@ -1,0 +1,67 @@
+"""Calls of a def whose dense contractions run as dense kernels, between the sparse kernels of the other statements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from ...options import CpuOptions
+from ...runtime.cpu.host import host
+from ...tc_lang.ir import Function
+from ...tc_lang.split_dense import DefPart
+from ..inline_cache import MISS, InlineCache
+from ..kernel_table import CompileConfig, KernelTable
+from .sparse_run import SparseCall, StoredCounts
+from .sparse_tensor import SparseTensor
+
+RunSparse = Callable[[SparseCall, StoredCounts | None], dict[str, Any]]
+"""Runs the kernels of a part with sparse tensors."""
+
+
+class DenseStep:
+    """A part without sparse tensors."""
+
+    def __init__(self, function: Function) -> None:
+        self.function = function
+        self._table = KernelTable(function)
+        self._lanes = InlineCache(self._table.interface)
+        self._config = CompileConfig(CpuOptions(), host())
+
+    def run(self, operands: list[Tensor]) -> dict[str, Any]:
+        """The results by name."""
+        found = self._lanes.call(operands, None, {})
+        if found is MISS:
+            found = self._table.call(operands, None, {}, self._config, self._lanes)
+        results = found if isinstance(found, tuple) else (found,)
+        return dict(zip(self.function.returns, results, strict=True))
+
+
+class SplitRun:
+    """The parts of a def, one after the other. make: gives what runs a part with sparse tensors."""
+
+    def __init__(self, function: Function, parts: tuple[DefPart, ...], make: Callable[[Function], RunSparse]) -> None:
+        self._returns = function.returns
+        self._steps: list[tuple[Function, DenseStep | RunSparse]] = [
+            (p.function, DenseStep(p.function) if p.is_dense else make(p.function)) for p in parts
+        ]
+
+    def run(self, call: SparseCall, counts: StoredCounts | None) -> dict[str, Any]:
+        """What the def returns, by name."""
+        known: dict[str, Any] = {n: x.detach() for n, x in call.dense.items()}
+        known |= call.sparse
+        for number, (function, step) in enumerate(self._steps):
+            operands = {p.name: known[p.name] for p in function.parameters}
+            if isinstance(step, DenseStep):
+                known |= step.run(list(operands.values()))
+                continue
+            sparse = {n: x for n, x in operands.items() if isinstance(x, SparseTensor)}
+            dense = {n: x for n, x in operands.items() if n not in sparse}
+            structures = {n: call.structures[n] for n in sparse if n in call.structures}
+            mine = None if counts is None else counts.parts.setdefault(number, StoredCounts())
+            found = step(SparseCall(sparse, dense, structures), mine)
+            if mine is not None:
+                mine.levels.update({n: x.levels for n, x in found.items() if isinstance(x, SparseTensor)})
+            known |= found
+        return {name: known[name] for name in self._returns}

@@ -1,0 +1,199 @@
+"""Operations that torch captures, as graphs of the operations that the table has formulas for.
+
+The captured graph itself keeps every operation whole: a decomposition is only one more way to write a def, so what
+stays with torch runs in the form that torch is fastest at.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._decomp import core_aten_decompositions, get_decompositions
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from ..core.diagnostics import get_logger
+from ..core.single_flight import SingleFlightCache
+from ..dispatch.arguments import TYPES
+from . import convolution, matmul  # noqa: F401 (for what they enter into the tables)
+from .op_table import MULTI_OUTPUT_OPS, TABLE, VIEWS, aten
+
+SPLIT = aten.split_with_sizes.default
+KEPT = (
+    aten.addmm, aten.embedding_dense_backward, aten._scaled_dot_product_flash_attention_for_cpu,
+    aten.max_pool2d_with_indices, aten.avg_pool2d,
+)  # fmt: skip
+"""What torch would decompose but is better left whole."""
+DECOMPOSED = (
+    aten._softmax, aten._log_softmax, aten._softmax_backward_data, aten._log_softmax_backward_data,
+    aten.native_layer_norm, aten.native_layer_norm_backward, aten.native_group_norm, aten.native_group_norm_backward,
+    aten.native_batch_norm, aten.native_batch_norm_backward, aten._native_batch_norm_legit,
+    aten._native_batch_norm_legit_functional, aten._native_batch_norm_legit_no_training, aten._fused_rms_norm,
+    aten.gelu, aten.gelu_backward, aten.silu, aten.silu_backward, aten.sigmoid_backward, aten.tanh_backward,
+    aten.threshold_backward, aten.leaky_relu, aten.hardswish, aten.hardtanh, aten.elu, aten.mse_loss,
+    aten.mse_loss_backward, aten.var_mean,
+)  # fmt: skip
+"""Decompositions beside those of core ATen."""
+LIMIT = 4096
+_META = "tensor_comprehensions.decomposition"
+"""Where a node keeps its decomposition."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decomposition:
+    """What an operation computes, by operations of the table.
+
+    Attributes:
+        graph: takes the distinct tensors among the arguments, in order.
+        is_view: it takes no work.
+        weight: how many operations take work.
+    """
+
+    graph: fx.Graph
+    is_view: bool
+    weight: int
+
+
+_decompositions: SingleFlightCache[str, Decomposition | None] = SingleFlightCache(LIMIT)
+
+
+def decomposition_table() -> dict[Any, Callable[..., Any]]:
+    """How torch decomposes operations."""
+    table = {**core_aten_decompositions(), **get_decompositions(DECOMPOSED)}
+    return {target: how for target, how in table.items() if target.overloadpacket not in KEPT}
+
+
+_table: dict[Any, Callable[..., Any]] = {}
+
+
+def has_formula(node: fx.Node) -> bool:
+    """Is there a formula for `node` in the table, if its arguments allow it, on CPU tensors of known sizes?"""
+    if node.op != "call_function":
+        return False
+    if node.target is operator.getitem:
+        return isinstance(node.args[0], fx.Node) and (
+            node.args[0].target is SPLIT or node.args[0].target in MULTI_OUTPUT_OPS
+        )
+    listed = node.target in TABLE or node.target in MULTI_OUTPUT_OPS or node.target is SPLIT
+    return listed and has_plain_values(node)
+
+
+def has_plain_values(node: fx.Node) -> bool:
+    """Are the tensors that `node` takes and gives such as a def takes? Of several results those count that are used."""
+    inputs = (n.meta.get("val") for n in node.all_input_nodes if n.target is not SPLIT)
+    return all(map(is_plain, inputs)) and is_plain(_used_values(node))
+
+
+def _used_values(node: fx.Node) -> object:
+    value = node.meta.get("val")
+    return [value[k] for k in used_results(node)] if isinstance(value, tuple | list) else value
+
+
+def used_results(node: fx.Node) -> list[int]:
+    """Which of several results of `node` are used."""
+    return sorted({n.args[1] for n in node.users if n.target is operator.getitem})  # type: ignore[misc]
+
+
+def is_plain(value: object) -> bool:
+    """Is `value` a CPU tensor of known sizes, none of them 0, or several of them?"""
+    if isinstance(value, tuple | list):
+        return all(x is None or is_plain(x) for x in value)
+    if not isinstance(value, Tensor):
+        return False
+    sizes = all(isinstance(n, int) and n > 0 for n in value.shape)
+    return sizes and value.device.type == "cpu" and value.dtype in TYPES and value.layout is torch.strided
+
+
+def find_decomposition(node: fx.Node) -> Decomposition | None:
+    """The decomposition of `node`; None where it has a formula of its own, and where torch alone can compute it."""
+    if _META not in node.meta:
+        node.meta[_META] = _find(node) if _may_decompose(node) else None
+    found: Decomposition | None = node.meta[_META]
+    return found
+
+
+def is_random(node: fx.Node) -> bool:
+    """Does `node` draw random numbers? Attention does so for its dropout only."""
+    if not is_seeded(node):
+        return False
+    schema = node.target._schema.arguments  # type: ignore[union-attr]
+    given = {a.name: a.default_value for a in schema} | dict(zip((a.name for a in schema), node.args, strict=False))
+    return bool((given | node.kwargs).get("dropout_p", True))
+
+
+def is_seeded(node: fx.Node) -> bool:
+    """Is `node` an operation that may draw random numbers?"""
+    return isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
+
+
+def _may_decompose(node: fx.Node) -> bool:
+    if node.op != "call_function" or not isinstance(node.target, OpOverload) or is_random(node):
+        return False
+    if node.target in TABLE or node.target in MULTI_OUTPUT_OPS or node.target is SPLIT:
+        return False
+    return not node.target._schema.is_mutable and has_plain_values(node)
+
+
+def _find(node: fx.Node) -> Decomposition | None:
+    if not _table:
+        _table.update(decomposition_table())
+    if node.target not in _table:
+        return None
+    return _decompositions.get(_key(node), lambda: _trace(node))
+
+
+def _key(node: fx.Node) -> str:
+    """What the decomposition of `node` depends on, as a text."""
+    numbers = {n: k for k, n in enumerate(node.all_input_nodes)}
+    arguments = fx.node.map_arg((node.args, node.kwargs), lambda n: _Operand(numbers[n]))  # type: ignore[arg-type,return-value]
+    tensors = [(tuple(x.shape), x.stride(), x.dtype) for x in map(_tensor, numbers)]
+    return f"{node.target} {arguments!r} {tensors} {used_results(node)} {torch.get_default_dtype()}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Operand:
+    number: int
+
+
+def _tensor(node: fx.Node) -> Tensor:
+    value: Tensor = node.meta["val"]
+    return value
+
+
+def _trace(node: fx.Node) -> Decomposition | None:
+    """Run the decomposition of `node` on tensors without elements, and keep its operations."""
+    sources = node.all_input_nodes
+
+    def call(*tensors: Tensor) -> Any:
+        of = dict(zip(sources, tensors, strict=True))
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: of[n])
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+    with unset_fake_temporarily(), FakeTensorMode(), torch.no_grad(), torch._C._DisableAutocast():
+        tensors = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cpu") for x in map(_tensor, sources)]
+        try:
+            graph = make_fx(call, _table, tracing_mode="real")(*tensors).graph
+        except Exception as refusal:  # a decomposition of torch that does not take these arguments
+            get_logger("graph").debug("%s cannot be decomposed: %s", node.target, refusal)
+            return None
+    _drop_results(graph, node)
+    inner = [n for n in graph.nodes if n.op not in ("placeholder", "output")]
+    if not all(map(has_formula, inner)) or any(True for n in inner for _ in convolution.padded_weights(n)):
+        return None
+    work = [n for n in inner if n.target is not operator.getitem and n.target not in VIEWS and n.target is not SPLIT]
+    return Decomposition(graph, not work, len(work))
+
+
+def _drop_results(graph: fx.Graph, node: fx.Node) -> None:
+    """Take from `graph` what only results need that nobody uses."""
+    (output,) = (n for n in graph.nodes if n.op == "output")
+    if isinstance(output.args[0], tuple | list):
+        used = used_results(node)
+        output.args = ([x if k in used else None for k, x in enumerate(output.args[0])],)
+        graph.eliminate_dead_code()

@@ -1,0 +1,204 @@
+"""A region of a graph as a def: its nodes translated in order, each by its formula or by its decomposition."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..dispatch.arguments import TYPES
+from .convolution import padded_weights
+from .decompositions import SPLIT, find_decomposition, used_results
+from .def_builder import DefBuilder
+from .graph_nodes import in_order_of_need, is_compute, is_expressible, is_view, sources, users
+from .index_views import Value, permute_value
+from .literals import Unsupported
+from .op_table import MULTI_OUTPUT_OPS, NAN_PASSING, TABLE, TranslationContext, cast_to_result, split_part
+from .partition import FusedRegion
+
+
+class UnsupportedArguments(Exception):
+    """The formulas of an operation do not fit its arguments."""
+
+    def __init__(self, node: fx.Node, why: str) -> None:
+        super().__init__(why)
+        self.node, self.why = node, why
+
+
+def emit_def(region: FusedRegion) -> FusedRegion:
+    """`region` with its def. Raises UnsupportedArguments where an operation has no formula for its arguments."""
+    writer = _Writer(frozenset(region.nodes))
+    for node in region.nodes:
+        try:
+            writer.write(node)
+        except Unsupported as refusal:
+            raise UnsupportedArguments(node, str(refusal)) from None
+    results = [piece for n in region.nodes for piece in (n.users if _gives_several(n) else (n,))]
+    outputs = tuple(n for n in results if any(user not in writer.inside for user in users(n)))
+    for node in outputs:
+        order = memory_order(node)
+        value = writer.values[node]
+        writer.body.add_output(value if order == sorted(order) else permute_value(value, order))
+    finite = tuple(writer.finite())
+    shown = all(_shows_nan(n, writer.inside) for n in region.nodes if any(True for _ in padded_weights(n)))
+    return FusedRegion(region.nodes, writer.body.text, tuple(writer.inputs), outputs, finite, bool(finite) and shown)
+
+
+def _shows_nan(node: fx.Node, inside: frozenset[fx.Node]) -> bool:
+    """Does a NaN in what `node` gives reach what a region gives, wherever it matters at all?"""
+    after = in_order_of_need([node], lambda n: [user for user in users(n) if user in inside])
+    return all(n is node or _passes_nan(n) for n in after)
+
+
+def _passes_nan(node: fx.Node) -> bool:
+    found = find_decomposition(node)
+    work = [node] if found is None else filter(is_compute, found.graph.nodes)
+    return all(n.target in NAN_PASSING and n.meta["val"].is_floating_point() for n in work)
+
+
+def _gives_several(node: fx.Node) -> bool:
+    return isinstance(node.meta["val"], tuple | list)
+
+
+def memory_order(node: fx.Node) -> list[int]:
+    """The dimensions of what `node` gives in the order of memory, which views of it rely on."""
+    meta = node.meta["val"]
+    order = sorted(range(meta.ndim), key=lambda d: (meta.shape[d] != 1 and -meta.stride(d), d))
+    dense = meta.permute(order).is_contiguous()
+    return order if dense else list(range(meta.ndim))
+
+
+class _Writer:
+    """Translates nodes in order.
+
+    Args:
+        inside: the nodes to translate; any other is a parameter of the def.
+        body: the def so far. known: the values of nodes that are not translated here.
+
+    Attributes:
+        values: of each node, several for one with several results. inputs: the nodes that are parameters.
+    """
+
+    def __init__(
+        self, inside: frozenset[fx.Node], body: DefBuilder | None = None, known: Mapping[fx.Node, Any] | None = None
+    ) -> None:
+        self.inside, self.body = inside, DefBuilder() if body is None else body
+        self.known = frozenset(known or ())
+        self.values: dict[fx.Node, Any] = dict(known or {})
+        self.inputs: list[fx.Node] = []
+
+    def write(self, node: fx.Node) -> None:
+        if node.target in MULTI_OUTPUT_OPS:
+            self._write_parts(node)
+            return
+        value = self._translated(node)
+        if _gives_several(node):
+            for piece in node.users:
+                self._define(piece, value[piece.args[1]])
+        else:
+            self._define(node, value)
+
+    def finite(self) -> list[int]:
+        """Which parameters are weights that have to be finite."""
+        found: dict[int, None] = {}
+        for node in sorted(self.inside, key=lambda n: n.name):
+            for weight in padded_weights(node):
+                if weight not in self.inputs:
+                    raise UnsupportedArguments(node, "its weights are computed, and there is padding")
+                found[self.inputs.index(weight)] = None
+        return list(found)
+
+    def _define(self, node: fx.Node, value: Value) -> None:
+        after = users(node)
+        shared = len(after) > 1 or any(user not in self.inside for user in after)
+        if not (value.access or value.constant) and (shared or self.body.is_deep(value)):
+            value = self.body.materialize(value)
+        self.values[node] = value
+
+    def _write_parts(self, node: fx.Node) -> None:
+        first = next(x for x in node.meta["val"] if x is not None)
+        parts = MULTI_OUTPUT_OPS[node.target](
+            self._context(first), *self._mapped(node.args), **self._mapped(node.kwargs)
+        )
+        for piece in node.users:
+            place: Any = piece.args[1]
+            make = parts[place]
+            if make is None:
+                raise Unsupported(f"its result {place} is needed")
+            self._define(piece, _fitting(self._context(piece.meta["val"]), make(), node))
+
+    def _context(self, meta: torch.Tensor) -> TranslationContext:
+        return TranslationContext(self.body, tuple(meta.shape), TYPES[meta.dtype])
+
+    def _translated(self, node: fx.Node) -> Any:
+        """The value of `node`, or its values."""
+        found = find_decomposition(node)
+        meta = node.meta["val"]
+        if found is not None:
+            values = self._expanded(node, found.graph)
+            if not isinstance(meta, torch.Tensor):
+                return {k: _fitting(self._context(meta[k]), values[k], node) for k in used_results(node)}
+            return _fitting(self._context(meta), values, node)
+        if node.target is SPLIT:
+            source, sizes, dimension = (*node.args, 0)[:3]
+            x = self._value(source)  # type: ignore[arg-type]
+            return [
+                _fitting(self._context(part), split_part(self._context(part), x, sizes, dimension, k), node)  # type: ignore[arg-type]
+                for k, part in enumerate(meta)
+            ]
+        value = TABLE[node.target](self._context(meta), *self._mapped(node.args), **self._mapped(node.kwargs))
+        return _fitting(self._context(meta), value, node)
+
+    def _expanded(self, node: fx.Node, graph: fx.Graph) -> Any:
+        """What the decomposition of `node` gives, as values."""
+        *inner, output = graph.nodes
+        known = {}
+        for placeholder, source in zip((n for n in inner if n.op == "placeholder"), node.all_input_nodes, strict=True):
+            value = self._value(source)
+            simple = value.access or value.constant or len(users(placeholder)) < 2
+            known[placeholder] = value if simple else self.body.materialize(value)
+        writer = _Writer(frozenset((*inner, output)) - known.keys(), self.body, known)
+        for n in inner:
+            if n.op == "call_function" and not is_view(n) and n.target is not operator.getitem:
+                writer.write(n)
+        to_value: Any = writer._value
+        return fx.node.map_arg(output.args[0], to_value)
+
+    def _mapped(self, arguments: Any) -> Any:
+        value: Any = self._value
+        return fx.node.map_arg(arguments, value)
+
+    def _value(self, node: fx.Node) -> Any:
+        if node not in self.values:
+            for needed in in_order_of_need([node], self._missing):
+                self.values[needed] = self._view(needed) if self._is_mine(needed) else self._parameter(needed)
+        return self.values[node]
+
+    def _missing(self, node: fx.Node) -> list[fx.Node]:
+        """The views that a view needs and that have no value yet."""
+        return [n for n in node.all_input_nodes if n not in self.values] if self._is_mine(node) else []
+
+    def _view(self, node: fx.Node) -> Any:
+        if node.target is operator.getitem:
+            return self.values[node.args[0]][node.args[1]]  # type: ignore[index]
+        return self._translated(node)
+
+    def _parameter(self, node: fx.Node) -> Value:
+        meta = node.meta["val"]
+        self.inputs.append(node)
+        return self.body.parameter(tuple(meta.shape), TYPES[meta.dtype])
+
+    def _is_mine(self, node: fx.Node) -> bool:
+        """Does a view show something that is made here, or nothing at all?"""
+        return (
+            is_view(node) and is_expressible(node) and all(n in self.inside or n in self.known for n in sources(node))
+        )
+
+
+def _fitting(context: TranslationContext, value: Value, node: fx.Node) -> Value:
+    if value.shape != context.shape:
+        raise Unsupported(f"{node.target} gives {value.shape} instead of {context.shape}")
+    return cast_to_result(context, value)

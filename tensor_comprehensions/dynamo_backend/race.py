@@ -1,0 +1,87 @@
+"""Which of several ways to compute something is the fastest, at a cost that has bounds.
+
+No more is held at a time than the results of one run.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from time import perf_counter
+from typing import Any
+
+from torch import Tensor
+
+ROUNDS = (5, 50)
+"""How often at least and at most each side runs in turns before one is chosen."""
+RACE_SECONDS = 0.05
+"""For about how long they run together, where the fewest rounds do not take longer."""
+LONGEST_RUN_SECONDS = 0.5
+"""What takes longer is not repeated: torch stays."""
+LONGEST_RACE_SECONDS = 1.0
+"""After which a race ends with fewer rounds than the fewest."""
+CLEAR_LEAD, CLEAR_LEAD_ROUNDS = 2.0, 3
+"""A race ends when one side is faster by this factor after so many rounds."""
+MEMORY_SHARE = 0.25
+"""What gives more than this share of the free memory is not repeated."""
+
+
+def may_race(run: Callable[[], object]) -> bool:
+    """Run something once and tell whether that was cheap enough, in time and memory, to be repeated."""
+    start = perf_counter()
+    outputs = run()
+    seconds = perf_counter() - start
+    return seconds <= LONGEST_RUN_SECONDS and total_bytes(outputs) <= MEMORY_SHARE * available_memory()
+
+
+def total_bytes(value: object) -> int:
+    """The bytes of the tensors in `value`."""
+    return sum(x.numel() * x.element_size() for x in _tensors(value))
+
+
+def _tensors(value: object) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for x in value:
+            yield from _tensors(x)
+
+
+def least_times(runs: Sequence[Callable[..., object]], inputs: tuple[Any, ...]) -> list[float]:
+    """The least time of each, in turns: whatever else the machine does only adds to it. A first run does not count."""
+    for run in runs:
+        run(*inputs)
+    times: list[list[float]] = [[] for _ in runs]
+    while not _is_decided(times):
+        for run, taken in zip(runs, times, strict=True):
+            start = perf_counter()
+            run(*inputs)
+            taken.append(perf_counter() - start)
+    return [min(taken) for taken in times]
+
+
+def _is_decided(times: Sequence[Sequence[float]]) -> bool:
+    rounds, seconds = len(times[0]), sum(map(sum, times))
+    if not rounds:
+        return False
+    if rounds >= CLEAR_LEAD_ROUNDS:
+        first, second = sorted(map(min, times))[:2]
+        if second > CLEAR_LEAD * first:
+            return True
+    fewest, most = ROUNDS
+    return rounds >= most or seconds >= (RACE_SECONDS if rounds >= fewest else LONGEST_RACE_SECONDS)
+
+
+def available_memory() -> float:
+    """Bytes that a program can still take; infinite where the system does not say."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            fields = dict(line.split(":", 1) for line in lines)
+        return int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        pass
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return math.inf

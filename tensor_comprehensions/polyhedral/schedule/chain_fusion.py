@@ -1,0 +1,131 @@
+"""What else joins a chain of contractions: sums over its rows, tile by tile, and what a later node needs beside it.
+
+A gradient by the keys of attention adds up over the queries, which are the rows of all other products. It joins them
+where the tiles of a batch run one after another: each adds its own terms to the sum, which stays close.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ...target import CpuTarget
+from ...tc_lang import ir as tc
+from ...tc_lang.ir import BoundFunction, Role
+from ..scop.scop import Scop, ScopStatement, check_reads
+from .contraction_chain import chain_tiles, tiled_row
+from .fusion import BandMember, FusionGroup, is_parallel_dim
+
+# Batches that are left to share where the tiles of each run one after another.
+SERIAL_BATCHES = 4
+
+
+def join_chain(
+    scop: Scop, group: FusionGroup, node: ScopStatement, later: Sequence[ScopStatement], target: CpuTarget
+) -> FusionGroup | None:
+    """`group`, a chain, with `node`, one of the nodes that this module is about; None where it is none."""
+    if chain_tiles(scop.function, group, target) is None:
+        return None
+    written = {w.tensor for n in group.nodes for w in n.writes}
+    if any(check_reads(s) & written for s in node.statements):
+        return None  # its subscripts are verified in between
+    if {w.tensor for w in node.writes} & {t for n in group.nodes for t in n.tensors}:
+        return None
+    if written & set(node.tensors):
+        return _with_sum(scop.function, group, node)
+    needed = {w.tensor for w in node.writes}
+    if any(needed & set(n.tensors) and written & set(n.tensors) for n in later):
+        return _with_independent(scop, group, node)
+    return None
+
+
+def merge_producer(
+    function: BoundFunction, first: FusionGroup, group: FusionGroup, target: CpuTarget
+) -> FusionGroup | None:
+    """`group`, a chain, with the nodes of `first`, which make temporaries that it reads, before its own."""
+    if first.serial is not None or chain_tiles(function, group, target) is None:
+        return None
+    written = {w.tensor for n in first.nodes for w in n.writes}
+    temporary = all(function.tensor(name).role is Role.TEMPORARY for name in written)
+    if not temporary or any(check_reads(s) & written for n in group.nodes for s in n.statements):
+        return None
+    if {w.tensor for n in group.nodes for w in n.writes} & {t for n in first.nodes for t in n.tensors}:
+        return None
+    rows: list[BandMember] = []
+    for row in group.rows:
+        readers = (n for n in group.nodes if written & set(n.tensors))
+        found = {k for n in readers for k in _rows_of_reads(first, n, row.index_and_shift(n))}
+        own = first.rows[found.pop() or 0] if len(found) == 1 and None not in found else None
+        if own is None or (own.lower, own.upper) != (row.lower, row.upper):
+            return None
+        rows.append(BandMember((*own.places, *row.places), row.lower, row.upper))
+    joined = FusionGroup((*first.nodes, *group.nodes), tuple(rows), group.serial)
+    return joined if chain_tiles(function, joined, target) is not None else None
+
+
+def _rows_of_reads(first: FusionGroup, node: ScopStatement, row: tuple[str, int]) -> Iterator[int | None]:
+    """For all that `node` reads of `first`, the row there that is `row`, an index of `node`; None without such."""
+    for producer in first.nodes:
+        for write in producer.writes:
+            for read in (r for r in node.reads if r.tensor == write.tensor):
+                places = [d for d, e in enumerate(read.subscripts) if isinstance(e, tc.Index) and e.name == row[0]]
+                own = write.subscripts[places[0]] if len(places) == 1 and not row[1] else None
+                rows = (
+                    k
+                    for k, r in enumerate(first.rows)
+                    if isinstance(own, tc.Index) and r.index_and_shift(producer) == (own.name, 0)
+                )
+                yield next(rows, None)
+
+
+def _with_sum(function: BoundFunction, group: FusionGroup, node: ScopStatement) -> FusionGroup | None:
+    """`group` with a product that adds up over its tiled row."""
+    serial, cluster = tiled_row(group), node.cluster
+    if serial is None or cluster is None or len(node.statements) > 1 or node.elements:
+        return None
+    result = function.tensor(cluster.output.tensor)
+    if cluster.initial or cluster.epilogue or result.dtype != cluster.left.dtype:
+        return None
+    indices = _rows_read(group, node)
+    if indices is None or any(group.adds_up(n) and set(n.tensors) & {result.name} for n in group.nodes):
+        return None
+    rows: list[BandMember] = []
+    for k, (row, name) in enumerate(zip(group.rows, indices, strict=True)):
+        own = node.reduction_indices if k == serial else node.free
+        if not any(i.name == name and (i.lower, i.upper) == (row.lower, row.upper) for i in own):
+            return None
+        rows.append(BandMember((*row.places, (node.name, (name, 0))), row.lower, row.upper))
+    joined = FusionGroup((*group.nodes, node), tuple(rows), serial)
+    return joined if joined.parallelism >= SERIAL_BATCHES else None
+
+
+def _rows_read(group: FusionGroup, node: ScopStatement) -> tuple[str, ...] | None:
+    """The index of `node` that takes the place of each row in all that it reads of the group; None without such."""
+    found: dict[int, str] = {}
+    writes = [(n, w) for n in group.nodes for w in n.writes]
+    for n, write in writes:
+        for read in (r for r in node.reads if r.tensor == write.tensor):
+            for k, row in enumerate(group.rows):
+                index, shift = row.index_and_shift(n)
+                places = [d for d, e in enumerate(write.subscripts) if isinstance(e, tc.Index) and e.name == index]
+                if group.adds_up(n) or shift or len(places) != 1:
+                    return None
+                own = read.subscripts[places[0]]
+                if not isinstance(own, tc.Index) or found.setdefault(k, own.name) != own.name:
+                    return None
+    return tuple(found[k] for k in range(len(group.rows))) if len(set(found.values())) == len(group.rows) else None
+
+
+def _with_independent(scop: Scop, group: FusionGroup, node: ScopStatement) -> FusionGroup | None:
+    """`group` with a node that has the same rows, in the order of its indices."""
+    if node.cluster is not None:
+        return None
+    own = scop.dependences_among((node,))
+    parallel = [i for position, i in enumerate(node.free) if is_parallel_dim(own, node, position)]
+    rows: list[BandMember] = []
+    for row in group.rows:
+        index = next((i for i in parallel if (i.lower, i.upper) == (row.lower, row.upper)), None)
+        if index is None:
+            return None
+        parallel.remove(index)
+        rows.append(BandMember((*row.places, (node.name, (index.name, 0))), row.lower, row.upper))
+    return FusionGroup((*group.nodes, node), tuple(rows), group.serial)

@@ -1,0 +1,183 @@
+"""Contractions that share tiles of rows, as attention does: what they hand on stays in the second-level cache.
+
+The rows that both factors of every contraction depend on are batches: a tile is one of each. Of the others, along which
+only one factor moves, a tile takes as many as the cache has room for: each uses again what the other factor holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+
+from ...core.memory_layout import contiguous_strides
+from ...target import CpuTarget
+from ...tc_lang import ir as tc
+from ...tc_lang.ir import BoundFunction, Role, Tensor, walk_expr
+from ..scop.scop import ScopStatement
+from .access_cost import access_stride
+from .fusion import ENOUGH_PARALLELISM, BandMember, FusionGroup
+from .storage import memory_takers, temporary_footprint
+
+# Rows that a register-tiled contraction inside a fused group handles at a time.
+CONTRACTION_ROWS = 64
+# Rows of a tile of a chain, in order of preference, the first where that leaves enough tiles; a tile takes all rows
+# where they are not many more.
+MANY_CHAIN_ROWS, CHAIN_ROWS = 128, (64, 48, 32, 16)
+ALL_ROWS = 96
+# The part of the second-level cache that the temporaries of a tile may take.
+CACHE_SHARE = 2
+
+
+def contraction_tiles(function: BoundFunction, group: FusionGroup, target: CpuTarget) -> tuple[int, ...]:
+    """The tile of each row: a contraction alone tiles itself; one in a group gets tiles of rows, equal ones if it can.
+
+    Those of a chain are `chain_tiles`; of any other group the first row is cut.
+    """
+    extents = tuple(r.extent for r in group.rows)
+    if len(group.nodes) == 1 or not extents:
+        return extents
+    if tiles := chain_tiles(function, group, target):
+        return tiles
+    sizes = range(CONTRACTION_ROWS, 2 * CONTRACTION_ROWS + 1)
+    size = next((s for s in sizes if extents[0] % s == 0), CONTRACTION_ROWS)
+    return (min(extents[0], size), *extents[1:])
+
+
+def chain_tiles(function: BoundFunction, group: FusionGroup, target: CpuTarget) -> tuple[int, ...] | None:
+    """The tile of each row of `group`; None where it is no chain, or a tile of it leaves the second-level cache."""
+    row = tiled_row(group)
+    temporaries = [t for t in function.tensors if t.role is Role.TEMPORARY and _is_handed_on(t, group)]
+    replaced = memory_takers(group, temporaries)
+    handed_on = [t for t in temporaries if t.name not in replaced]
+    if row is None or not handed_on:
+        return None
+    for rows in _row_counts(group.rows[row].extent, 0 if group.serial is not None else group.parallelism):
+        sizes = tuple(rows if k == row else 1 for k in range(len(group.rows)))
+        if sum(_tile_bytes(t, group, sizes) for t in handed_on) <= target.cache[1] // CACHE_SHARE:
+            return sizes
+    return None
+
+
+def _row_counts(extent: int, points: int) -> Sequence[int]:
+    """points: of all rows of the group."""
+    if extent <= ALL_ROWS:
+        return (extent, *(rows for rows in CHAIN_ROWS if rows < extent))
+    many = [MANY_CHAIN_ROWS] if points >= ENOUGH_PARALLELISM * MANY_CHAIN_ROWS else []
+    even = [rows for rows in range(CHAIN_ROWS[0], ALL_ROWS + 1, CHAIN_ROWS[-1]) if extent % rows == 0]
+    whole = [rows for rows in (*many, *even) if extent % rows == 0]
+    return (*whole[:1], *many, *CHAIN_ROWS)
+
+
+def _tile_bytes(tensor: Tensor, group: FusionGroup, sizes: Sequence[int]) -> int:
+    return prod(e.size for e in temporary_footprint(tensor, group, sizes)) * tensor.dtype.size
+
+
+def _is_handed_on(tensor: Tensor, group: FusionGroup) -> bool:
+    """Does a node of `group` read what another one wrote to `tensor`?"""
+    writers = {n.name for n in group.nodes if any(w.tensor == tensor.name for w in n.writes)}
+    readers = {n.name for n in group.nodes if any(r.tensor == tensor.name for r in n.reads)}
+    return bool(writers) and bool(readers - writers)
+
+
+def tiled_row(group: FusionGroup) -> int | None:
+    """The last row along which one factor of each contraction moves, if there are batches of both beside it.
+
+    All such rows move the same factor: rows of both factors would leave little of the other one to use again.
+    """
+    if group.serial is not None:
+        return group.serial
+    moved = [_moved_factors(row, group) for row in group.rows]
+    free = [k for k, factors in enumerate(moved) if all(len(f) == 1 for f in factors)]
+    batches = any(all(len(f) == 2 for f in factors) for factors in moved)
+    return free[-1] if free and batches and len({moved[k] for k in free}) == 1 else None
+
+
+def _moved_factors(row: BandMember, group: FusionGroup) -> tuple[frozenset[int], ...]:
+    """Which factors move along `row`, of each contraction."""
+    clusters = [(row.index_and_shift(n)[0], n.cluster) for n in group.nodes if n.cluster is not None]
+    factors = ((index, enumerate((c.left, c.right))) for index, c in clusters)
+    return tuple(frozenset(side for side, f in sides if index in _indices(f)) for index, sides in factors)
+
+
+def _indices(e: tc.Expr) -> frozenset[str]:
+    return frozenset(x.name for x in walk_expr(e) if isinstance(x, tc.Index))
+
+
+# --- the layout of what is handed on -----------------------------------------------------------------------------
+
+
+def with_chain_layouts(
+    function: BoundFunction, group: FusionGroup, sizes: Sequence[int], local: Sequence[Tensor]
+) -> BoundFunction:
+    """`function` with its `local` temporaries contiguous along the tiled row where no factor is turned across then.
+
+    The lanes of a product run along the contiguous dimension of its result. Where the factor that moves along it is
+    contiguous elsewhere, every tile would turn all of that factor; along the rows it turns the tile's own part. What
+    is added to the result, a mask for each element say, would be turned then, so that nothing would be gained.
+    """
+    row = tiled_row(group)
+    if row is None or sizes[row] == 1:
+        return function
+    names = _results_at_points(function, group, row, frozenset(t.name for t in local))
+    if any(_crosses_rows(function, n, group.rows[row].index_and_shift(n)[0], names) for n in group.nodes):
+        return function
+    return replace(
+        function,
+        tensors=tuple(_with_rows_last(t, group, row) if t.name in names else t for t in function.tensors),
+    )
+
+
+def _results_at_points(function: BoundFunction, group: FusionGroup, row: int, local: frozenset[str]) -> frozenset[str]:
+    """The `local` results of products that turn a factor across, and what is made of those point by point."""
+    found: set[str] = set()
+    for node in group.nodes:
+        for write in (w for w in node.writes if w.tensor in local):
+            same = any(r.tensor in found and r.subscripts == write.subscripts for r in node.reads)
+            if same or _turns_factor(function, node, group, row):
+                found.add(write.tensor)
+    return frozenset(found)
+
+
+def _turns_factor(function: BoundFunction, node: ScopStatement, group: FusionGroup, row: int) -> bool:
+    """Does `node` turn a factor of each batch across, whose result is a temporary?"""
+    if node.cluster is None or function.tensor(node.cluster.output.tensor).role is not Role.TEMPORARY:
+        return False
+    last = node.cluster.output.subscripts[-1]
+    if not isinstance(last, tc.Index) or last.name == group.rows[row].index_and_shift(node)[0]:
+        return False
+    batches = {r.index_and_shift(node)[0] for k, r in enumerate(group.rows) if k != row}
+    moving = [f for f in (node.cluster.left, node.cluster.right) if last.name in _indices(f)]
+    accesses = [a for f in moving for a in walk_expr(f) if isinstance(a, tc.Access)]
+    return any(bool(batches & _indices(a)) and access_stride(function, a, last.name) not in (0, 1) for a in accesses)
+
+
+def _crosses_rows(function: BoundFunction, node: ScopStatement, row: str, local: frozenset[str]) -> bool:
+    """Does `node` read, beside what `local` temporaries hold for each of its points, what lanes along `row` cross?"""
+    factors = () if node.cluster is None else (node.cluster.left, node.cluster.right)
+    multiplied = {a for f in factors for a in walk_expr(f) if isinstance(a, tc.Access)}
+    accesses = (*node.writes, *node.reads)
+    held = [frozenset(x for e in a.subscripts for x in _indices(e)) for a in accesses if a.tensor in local]
+    for access in (a for a in node.reads if a.tensor not in local and a not in multiplied):
+        steps = {i.name: access_stride(function, access, i.name) for i in (*node.free, *node.reduction_indices)}
+        along = {name for name, step in steps.items() if step == 1}
+        if steps.get(row) not in (0, 1) and along and any({row} | along <= names for names in held):
+            return True
+    return False
+
+
+def _with_rows_last(tensor: Tensor, group: FusionGroup, row: int) -> Tensor:
+    """`tensor` contiguous along the dimension that the tiled row subscripts."""
+    rows = [d for d in range(len(tensor.shape)) if _is_row(tensor, d, group, row)]
+    if len(rows) != 1:
+        return tensor
+    order = [d for d in range(len(tensor.shape)) if d not in rows] + rows
+    strides = contiguous_strides(tuple(tensor.shape[d] for d in order))
+    found = dict(zip(order, strides, strict=True))
+    return replace(tensor, strides=tuple(found[d] for d in range(len(tensor.shape))))
+
+
+def _is_row(tensor: Tensor, d: int, group: FusionGroup, row: int) -> bool:
+    accesses = [(n, a) for n in group.nodes for a in (*n.writes, *n.reads) if a.tensor == tensor.name]
+    names = ((group.rows[row].index_and_shift(n)[0], a.subscripts[d]) for n, a in accesses)
+    return bool(accesses) and all(isinstance(e, tc.Index) and e.name == name for name, e in names)

@@ -1,0 +1,112 @@
+"""Values of a sparse result whose stored places are known from an earlier call.
+
+Each row is added up in a dense workspace, of which only the places of the row are cleared before and read after it.
+No flags tell what was touched, nothing is sorted or appended, and threads share the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ..core.dtypes import INT64
+from ..core.naming import compose_name
+from ..loop_ir import build
+from ..loop_ir.nodes import Allocate, Buffer, Expr, Load, Loop, LoopKind, Space, Stmt, Store
+from ..tc_lang.formats import Format, LevelKind
+from ..tc_lang.ir import Index
+from .assemble import inside_chunks
+from .emit import GATHERED_BYTES, StatementEmitter
+from .graph import Nest, scatters
+from .sparse_problem import Assembled
+from .walk import Body, State
+
+COPIES = 4
+"""Products in a trip of the innermost loop: they go to different places, so that none waits for another."""
+
+
+def can_refill(nest: Nest, order: tuple[str, ...], format: Format) -> bool:
+    """Whether a result is written row by row after a scatter, and the positions of each row are at a known place."""
+    above = format.levels[:-1]
+    return scatters(nest, order, format) and all(level.kind is LevelKind.DENSE for level in above)
+
+
+@dataclass(frozen=True, slots=True)
+class RefillEmitter(StatementEmitter):
+    """Writes the values of a result beside its levels, which are there."""
+
+    result: Assembled
+
+    @property
+    def values(self) -> Buffer:
+        return self.result.values
+
+    def kernels(self) -> Iterator[tuple[str, Stmt]]:
+        body = self.walk()
+        if self._row_depth:
+            yield "values", inside_chunks(self.in_parallel(body), self._with_row)
+        else:
+            yield "values", self._with_row(body)
+
+    def widths(self) -> Iterator[tuple[int, int]]:
+        """One after the other: coordinates of one vector may be the same."""
+        yield from ()
+
+    @property
+    def copies(self) -> int:
+        return COPIES
+
+    @property
+    def _row_depth(self) -> int:
+        """The depth at which all indices but the last are known."""
+        return len(self.result.format.levels) - 1
+
+    @property
+    def _row(self) -> Buffer:
+        return build.dynamic_buffer(f"{self.s.target}.row", self.values.type.dtype.accumulator, space=Space.SCRATCH)
+
+    def _with_row(self, body: Stmt) -> Stmt:
+        extent = self.shared.extents(self.s.target)[self.result.format.order[-1]]
+        return Allocate((self._row,), body, build.maximum(extent, 1))
+
+    def around(self, depth: int, state: State, then: Body) -> Stmt:
+        if depth != self._row_depth:
+            return then(state)
+        row, dtype = self._row, self.values.type.dtype
+
+        def clear(_: Expr, at: Expr) -> Stmt:
+            return Store(row, (at,), build.const(0, row.type.dtype))
+
+        def read(position: Expr, at: Expr) -> Stmt:
+            return Store(self.values, (position,), build.cast(Load(row, (at,)), dtype))
+
+        gathers = self.gathers_fast and {row.type.dtype.size, dtype.size} <= GATHERED_BYTES
+        return build.block(
+            self._each_place(state, clear), then(state), self._each_place(state, read, self.lanes if gathers else 1)
+        )
+
+    def _each_place(self, state: State, do: Callable[[Expr, Expr], Stmt], lanes: int = 1) -> Stmt:
+        """A loop over the stored places of the row of the indices that are known."""
+        pos, crd = self.result.pos[-1], self.result.crd[-1]
+        assert pos is not None
+        assert crd is not None
+        parent: Expr = build.const(0)
+        extents, starts = self.shared.extents(self.s.target), self.starts
+        names = [e.name for e in self.s.subscripts if isinstance(e, Index)]
+        for d in self.result.format.order[:-1]:
+            parent = build.add(build.mul(parent, extents[d]), build.sub(state.indices[names[d]], starts[d]))
+        name = self.names.fresh(compose_name("place"))
+        position = build.var(name)
+        first, last = (build.cast(build.load(pos, p), INT64) for p in (parent, build.add(parent, 1)))
+        body = do(position, build.cast(build.load(crd, position), INT64))
+        if lanes == 1:
+            return Loop(name, first, last, body)
+        return Loop(name, first, last, body, LoopKind.VECTOR, vector_factors=(lanes, 0))
+
+    def combine(self, state: State, value: Expr) -> Stmt:
+        return Store(self._row, (self._coordinate(state),), build.cast(value, self._row.type.dtype), "+")
+
+    def _coordinate(self, state: State) -> Expr:
+        d = self.result.format.order[-1]
+        (last,) = (e.name for e in (self.s.subscripts[d],) if isinstance(e, Index))
+        return build.sub(state.indices[last], self.starts[d])

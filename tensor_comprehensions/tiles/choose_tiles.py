@@ -1,0 +1,90 @@
+"""The tiles of a product: every size that fits is priced, and the cheapest taken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+from ..core.errors import CannotLower
+from ..options import TileOptions
+from ..target import GpuTarget
+from ..tc_lang.ir import BoundIndex
+from .product_cost import MAX_SUMS, MAX_SUMS_BESIDE_ELEMENTS, ProductPrice, copies_elements, price_product
+from .product_tiles import ProductOrder, ProductTiles, choose_boxes
+from .recognize_products import ProductRegion
+
+ROWS = (16, 32, 64, 128, 256)
+COLUMNS = (16, 32, 64, 128, 256)
+TERMS = (32, 64)
+"""Of tiles that are tried, in bytes of 16 bits: of 8 bits there are twice as many terms."""
+WARPS = ((1, 1), (1, 2), (2, 1), (2, 2), (1, 4), (4, 1), (2, 4), (4, 2))
+STAGES = (2, 3, 4)
+GROUP = 8
+"""Rows of tiles side by side: with as many columns their factors fill little of the second-level cache."""
+
+
+def choose_tiles(
+    region: ProductRegion, order: ProductOrder, options: TileOptions, target: GpuTarget, output_bytes: int
+) -> tuple[ProductTiles, ProductPrice]:
+    """The tiles with the least price among those that `options` leave open.
+
+    output_bytes: of an element that is stored.
+
+    Raises:
+        CannotLower: none fits.
+    """
+    best: tuple[ProductTiles, ProductPrice] | None = None
+    for tiles in _candidates(region, order, options):
+        price = price_product(region, order, tiles, target, output_bytes)
+        if price is not None and (best is None or price.cycles < best[1].cycles):
+            best = tiles, price
+    if best is None:
+        asked = ", ".join(f"{n} {v}" for n in ("tile", "warps", "stages") if (v := getattr(options, n)))
+        raise CannotLower(
+            f"no tiles of {asked or 'any size'} fit into the registers and the shared memory of {target.name}"
+        )
+    return best
+
+
+def _candidates(region: ProductRegion, order: ProductOrder, options: TileOptions) -> Iterator[ProductTiles]:
+    depth = 2 // region.factor_bytes
+    if options.tile:
+        m, n, k = options.tile
+        _check_tile(region, options.tile)
+        sizes = [(m, n, k)]
+    else:
+        rows, columns = (_reach(x) for x in (order.rows, order.columns))
+        sizes = [
+            (m, n, depth * t)
+            for m in ROWS for n in COLUMNS for t in TERMS
+            if m < 2 * max(rows, ROWS[0]) and n < 2 * max(columns, COLUMNS[0])
+        ]  # fmt: skip
+    for tile in sizes:
+        boxes = choose_boxes(order, tile)
+        one = ProductTiles(boxes, tile, (1, 1), STAGES[0], GROUP)
+        most = MAX_SUMS_BESIDE_ELEMENTS if not options.tile and copies_elements(region, order, one) else MAX_SUMS
+        for warps in (options.warps,) if options.warps else WARPS:
+            across, along = warps
+            if tile[0] % (16 * across) or tile[1] % (8 * along):
+                continue
+            sums = tile[0] * tile[1] // (32 * prod(warps))
+            if sums > most or (not options.tile and (tile[1] // along) % 16):
+                continue
+            for stages in (options.stages,) if options.stages else STAGES:
+                yield ProductTiles(boxes, tile, (across, along), stages, options.group or GROUP)
+
+
+def _check_tile(region: ProductRegion, tile: tuple[int, ...]) -> None:
+    """Can boxes of indices make up a tile that was asked for? Raises CannotLower."""
+    depth = 32 // region.factor_bytes
+    if tile[2] % depth:
+        raise CannotLower(f"a tile of {tile[2]} terms of {region.pairs[0].left.dtype.name} is no multiple of {depth}")
+    groups = [(region.rows, tile[0]), (region.columns, tile[1]), *((p.terms, tile[2]) for p in region.pairs)]
+    for indices, size in groups:
+        if len(indices) > 1 and size & (size - 1):
+            raise CannotLower(f"a tile of {size} along several indices is no power of two")
+
+
+def _reach(indices: tuple[BoundIndex, ...]) -> int:
+    """The product of extents, each a power of two."""
+    return prod(1 << max(0, i.extent - 1).bit_length() for i in indices)

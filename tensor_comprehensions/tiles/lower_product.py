@@ -1,0 +1,338 @@
+"""A product of a def as a tile program: a ring of copies, `ldmatrix` and `mma`, and the epilogue on the sums."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import gcd
+from typing import Any
+
+from ..core.dtypes import FLOAT32, DType
+from ..core.naming import compose_name
+from ..layouts import Layout, compose, concatenate
+from ..loop_ir import build
+from ..loop_ir import nodes as ir
+from ..loop_ir.atoms import WARP
+from ..loop_ir.linear_forms import difference, linear_terms, terms_to_expr
+from ..lower_expr import LoweringScope, lower_access, lower_expr
+from ..structured.op import ACCUMULATOR
+from ..target import GpuTarget
+from ..tc_lang.ir import BoundIndex
+from . import specs
+from .indices import to_index
+from .lower_tiles import decompose
+from .memory_moves import VECTOR_BYTES, is_multiple
+from .neighbor_values import MAX_LANES, store_neighbors
+from .pointwise import read_value
+from .product_tiles import FactorPlace, PairOrder, ProductOrder, ProductTiles
+from .program_builder import ProgramBuilder
+from .recognize_products import FactorPair, ProductFactor, ProductRegion
+from .role_words import BLOCK_ID
+from .tensor_core_products import accumulator, plan_product
+from .tensors import DataTensor, ThreadTensor
+from .tile_views import THREAD_X, MemoryView, RegisterFragment
+
+VALUES_TOGETHER = 8
+"""Of a thread, that are computed and stored together: 16 bytes of half-precision numbers."""
+DEALT = 32
+"""Columns of four instructions, which are dealt out to four threads."""
+
+
+def lower_product(
+    region: ProductRegion, order: ProductOrder, tiles: ProductTiles, buffers: Mapping[str, ir.Buffer], name: str,
+    target: GpuTarget,
+) -> specs.Program:  # fmt: skip
+    """The program of a region, decomposed down to instructions."""
+    k = ProgramBuilder(name, target)
+    lowering = _ProductLowering(k, region, order, tiles, buffers)
+    lowering.write()
+    arguments = tuple(buffers[n] for n in region.tensors)
+    program = specs.Program(name, arguments, 1, k.num_blocks, k.num_threads, tuple(k.names), k.body())
+    return decompose(program, target)
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFactor:
+    """A factor, the stages of its tiles in shared memory, and its own indices."""
+
+    memory: MemoryView
+    factor: ProductFactor
+    place: FactorPlace
+    own: tuple[BoundIndex, ...]
+
+
+@dataclass(slots=True)
+class _ProductLowering:
+    """Writes one program."""
+
+    k: ProgramBuilder
+    region: ProductRegion
+    order: ProductOrder
+    tiles: ProductTiles
+    buffers: Mapping[str, ir.Buffer]
+    memories: dict[tuple[str, bool, DType], MemoryView] = field(default_factory=dict)
+
+    def write(self) -> None:
+        k, (rows, columns, _) = self.k, self.tiles.tile
+        blocks = self._map_blocks()
+        warps = self.tiles.warps
+        warp = k.threads(WARP * warps[0] * warps[1]).tile(WARP).reshape(0, warps)
+        pairs = [self._stages(pair, places) for pair, places in zip(self.region.pairs, self.order.pairs, strict=True)]
+        total = accumulator("sums", (rows, columns), plan_product((rows, columns), warp), self.region.total)
+        k.init(k.allocate(total), 0)
+        for sides, places in zip(pairs, self.order.pairs, strict=True):
+            self._multiply(total, warp, sides, places, blocks)
+        self._finish(total, blocks)
+
+    def _multiply(
+        self, total: RegisterFragment, warp: ThreadTensor, sides: tuple[StagedFactor, StagedFactor], pair: PairOrder,
+        blocks: Mapping[str, ir.Expr],
+    ) -> None:  # fmt: skip
+        """Add one product to the sums."""
+
+        def fill(stage: Any, step: Any) -> None:
+            at = {**blocks, **self._digits(pair.terms, to_index(step, "steps"))}
+            for side in sides:
+                self._fill(side.memory[stage], side, pair, at)
+
+        def use(stage: Any, step: Any) -> None:
+            a, b = (s.memory[stage].T if s.place.transposed else s.memory[stage] for s in sides)
+            self.k.matmul(total, a, b, by=warp)
+
+        self.k.ring(self.tiles.count(pair.terms), self.tiles.stages, fill, use)
+
+    def _map_blocks(self) -> dict[str, ir.Expr]:
+        """A block for each tile; the coordinates of tiles, by index."""
+        order, count = self.order, self.tiles.count
+        rows, columns = count(order.rows), count(order.columns)
+        self.k.num_blocks = rows * columns * count(order.batch)
+        number: ir.Expr = BLOCK_ID
+        inside = build.mod(number, rows * columns) if order.batch else number
+        side = next(n for n in range(min(self.tiles.group, rows), 0, -1) if rows % n == 0)
+        band, within = build.div(inside, side * columns), build.mod(inside, side * columns)
+        row, column = build.add(build.mul(band, side), build.mod(within, side)), build.div(within, side)
+        found = {
+            **self._digits(order.batch, build.div(number, rows * columns)),
+            **self._digits(order.rows, row),
+            **self._digits(order.columns, column),
+        }
+        self.k.names = [(compose_name("tile", name), e) for name, e in found.items() if build.integer(e) is None]
+        known = {name for name, _ in self.k.names}
+        return {name: build.var(n) if (n := compose_name("tile", name)) in known else e for name, e in found.items()}
+
+    def _digits(self, indices: Sequence[BoundIndex], number: ir.Expr | int) -> dict[str, ir.Expr]:
+        """The coordinate along each index of the tile with a number, the first index the fastest."""
+        found: dict[str, ir.Expr] = {}
+        rest: ir.Expr = build.const(number) if isinstance(number, int) else number
+        for n, i in enumerate(indices):
+            count = self.tiles.count((i,))
+            found[i.name] = build.mod(rest, count) if n + 1 < len(indices) else rest
+            rest = build.div(rest, count)
+        return found
+
+    # --- factors -------------------------------------------------------------------------------------------------
+
+    def _stages(self, pair: FactorPair, order: PairOrder) -> tuple[StagedFactor, StagedFactor]:
+        """The stages of the factors of a product: those of an earlier one whose tiles lie alike."""
+        rows, columns, terms = self.tiles.tile
+        left = self._shared("left", pair.left, order.left, (rows, terms))
+        right = self._shared("right", pair.right, order.right, (columns, terms))
+        return (
+            StagedFactor(left, pair.left, order.left, self.order.rows),
+            StagedFactor(right, pair.right, order.right, self.order.columns),
+        )
+
+    def _shared(self, name: str, factor: ProductFactor, place: FactorPlace, shape: tuple[int, int]) -> MemoryView:
+        key = (name, place.transposed, factor.dtype)
+        if key not in self.memories:
+            sizes = shape[::-1] if place.transposed else shape
+            self.memories[key] = self.k.shared(name, (self.tiles.stages, *sizes), factor.dtype)
+        return self.memories[key]
+
+    def _fill(self, to: MemoryView, side: StagedFactor, pair: PairOrder, at: Mapping[str, ir.Expr]) -> None:
+        groups = (pair.terms, side.own) if side.place.transposed else (side.own, pair.terms)
+        if side.place.element is not None:
+            batch = {i.name: at[i.name] for i in self.order.batch}
+            view = side.place.element.view([i for g in groups for i in g], batch)
+            self.k.move(
+                to, MemoryView(view.buffer, self._deal_columns(self._pick_tile(view.tensor, groups, at), groups))
+            )
+        else:
+            self._compute(to, side.factor, groups, at)
+
+    @property
+    def deals(self) -> Layout | None:
+        """Which column each column of a product is, where columns are dealt out so that threads have neighbors.
+
+        An instruction gives each of 4 threads two columns. Those of four instructions become 8 neighbors of one thread
+        if the rows of the right factor are in another order in shared memory: each stays in one piece.
+        """
+        columns, along = self.tiles.tile[1], self.tiles.warps[1]
+        if columns % (DEALT * along) or any(p.right.transposed for p in self.order.pairs):
+            return None
+        rest = columns // DEALT
+        return Layout((2, 4, 4, rest), (1, 8, 2, DEALT)) if rest > 1 else Layout((2, 4, 4), (1, 8, 2))
+
+    def _deal_columns(self, tile: DataTensor, groups: Sequence[Sequence[BoundIndex]]) -> DataTensor:
+        """A tile with its columns, which are one of the groups, in the order of the instructions."""
+        deals, where = self.deals, [n for n, g in enumerate(groups) if g is self.order.columns]
+        if deals is None or not where:
+            return tile
+        level, inner, step = tile.parts[0], [], 1
+        for n, mode in enumerate(level.layouts[0].modes):
+            own = deals if n in where else Layout(mode.size, 1)
+            inner.append(compose(Layout(mode.size, step), own))
+            step *= mode.size
+        return replace(tile, parts=(level.composed(concatenate(*inner)),))
+
+    def _pick_tile(
+        self, tensor: DataTensor, groups: Sequence[Sequence[BoundIndex]], at: Mapping[str, ir.Expr]
+    ) -> DataTensor:
+        """The tile at the coordinates `at` of a tensor with a dimension for each index: a dimension for each group."""
+        indices = [i for g in groups for i in g]
+        tile = tensor.tile(*(self.tiles.boxes[i.name] for i in indices))[tuple(at[i.name] for i in indices)]
+        for n, group in enumerate(groups):
+            if len(group) > 1:
+                tile = tile.join(*range(n, n + len(group)))
+        return tile
+
+    def _points(self, groups: Sequence[Sequence[BoundIndex]], at: Mapping[str, ir.Expr]) -> DataTensor:
+        """The tile of the values of indices: the coordinates of its elements."""
+        extents = [i.extent for g in groups for i in g]
+        return self._pick_tile(DataTensor.addressed(extents, FLOAT32, ir.Space.GLOBAL), groups, at)
+
+    def _scope(
+        self, groups: Sequence[Sequence[BoundIndex]], point: DataTensor, at: Mapping[str, ir.Expr]
+    ) -> LoweringScope:
+        indices = [i for g in groups for i in g]
+        values = {i.name: build.add(c, i.lower) for i, c in zip(indices, point.coordinates, strict=True)}
+        values |= {i.name: build.add(at[i.name], i.lower) for i in self.order.batch}
+        return LoweringScope(values, self.buffers)
+
+    def _compute(
+        self, to: MemoryView, factor: ProductFactor, groups: Sequence[Sequence[BoundIndex]], at: Mapping[str, ir.Expr]
+    ) -> None:
+        """Each thread computes neighbors of the tile, and stores them together."""
+        k, tile = self.k, self._deal_columns(self._points(groups, at), groups)
+        rows, columns = (x.size for x in tile.levels[0].modes)
+        size = factor.dtype.size
+        width = gcd(columns, min(VECTOR_BYTES // size, MAX_LANES[size]))
+        across, threads = columns // width, k.num_threads
+        for first in range(0, rows * across, threads):
+            chunk = build.add(THREAD_X, first)
+            row, column = build.div(chunk, across), build.mul(build.mod(chunk, across), width)
+            points = [tile[row, build.add(column, n)] for n in range(width)]
+            places = [to[row, build.add(column, n)].tensor.coordinates for n in range(width)]
+            values = [lower_expr(factor.value, self._scope(groups, p, at)) for p in points]
+            statement = _guarded_store(to.buffer, places, values, points, f"{to.buffer.name}_value", zeros=True)
+            if first + threads > rows * across:
+                statement = build.when(build.lt(chunk, rows * across), statement)
+            k.add_leaf(specs.Leaf((to,), (), _threads_of(k), kind="Map", atom="ld, st", statement=statement))
+
+    # --- sums ----------------------------------------------------------------------------------------------------
+
+    def _finish(self, total: RegisterFragment, blocks: Mapping[str, ir.Expr]) -> None:
+        """What is stored, for the values of each thread, neighbors together."""
+        contraction, groups = self.region.contraction, (self.order.rows, self.order.columns)
+        values = self._deal_columns(self._points(groups, blocks), groups).partition(total.tv)[total.thread]
+        names: list[tuple[str, ir.Expr]] = []
+        values = _name_coordinates(values, [i.name for g in groups for i in g], names)
+        buffer = self.buffers[contraction.output.tensor]
+        statements: list[ir.Stmt] = []
+        for run in _neighbors(total, self.deals):
+            points = [_element_at(values, v) for v in run]
+            scopes = [self._scope(groups, p, blocks) for p in points]
+            stored = [self._stored_value(read_value(total, v), scope) for v, scope in zip(run, scopes, strict=True)]
+            places = [
+                lower_access(contraction.output.tensor, contraction.output.subscripts, scope)[1] for scope in scopes
+            ]
+            statements.append(_guarded_store(buffer, places, stored, points, total.name, zeros=False))
+        body = build.block(*statements)
+        for name, value in reversed(names):
+            body = ir.Let(name, value, body)
+        out = MemoryView.of(buffer.name, self.tiles.tile[:2], buffer.type.dtype, ir.Space.GLOBAL)
+        self.k.add_leaf(specs.Leaf((out,), (total,), _threads_of(self.k), kind="Map", atom="ld, st", statement=body))
+
+    def _stored_value(self, total: ir.Expr, scope: LoweringScope) -> ir.Expr:
+        """The value of an element, from its sum."""
+        contraction = self.region.contraction
+        if contraction.initial is not None:
+            total = build.add(lower_expr(contraction.initial, scope), total)
+        if contraction.epilogue is not None:
+            inner = LoweringScope({**scope.indices, ACCUMULATOR: total}, scope.buffers)
+            total = lower_expr(contraction.epilogue, inner)
+        return build.cast(total, self.buffers[contraction.output.tensor].type.dtype)
+
+
+def _name_coordinates(values: DataTensor, indices: Sequence[str], names: list[tuple[str, ir.Expr]]) -> DataTensor:
+    """The elements of a thread with a name for each coordinate of the first one, so that others are near it.
+
+    What all terms of a coordinate are multiples of stays outside of the name: vectors are found by that.
+    """
+    found: list[ir.Expr] = [values.origins[0]]
+    known: dict[ir.Expr, ir.Expr] = {}
+    numbers = iter(indices)
+    for at, extent in zip(values.origins[1:], values.extents, strict=True):
+        index = next(numbers) if extent is None else ""
+        terms, constant = linear_terms(at)
+        if at not in known and terms:
+            step, name = gcd(*terms.values()), compose_name("first", index or str(len(names)))
+            names.append((name, terms_to_expr({x: c // step for x, c in terms.items()}, 0)))
+            known[at] = build.add(build.mul(build.var(name), step), constant)
+        found.append(known.get(at, at))
+    return replace(values, origins=tuple(found))
+
+
+def _element_at(values: DataTensor, v: int) -> DataTensor:
+    """The element with a number, of a single level."""
+    origins = (build.add(at, layout(v)) for at, layout in zip(values.origins, values.parts[0].layouts, strict=True))
+    return replace(values, parts=(), origins=tuple(origins))
+
+
+def _neighbors(total: RegisterFragment, deals: Layout | None) -> list[tuple[int, ...]]:
+    """The values of a thread, those of a row in runs of neighboring columns: as many in all runs."""
+    rows, numbers = (table[0] for table in total.row_and_column())
+    columns = [int(n) if deals is None else deals(int(n)) for n in numbers]
+    order = sorted(range(total.values), key=lambda v: (rows[v], columns[v]))
+    length = 1
+    while length < VALUES_TOGETHER and len(order) % (2 * length) == 0:
+        runs = [order[n : n + 2 * length] for n in range(0, len(order), 2 * length)]
+        if any(rows[r[-1]] != rows[r[0]] or columns[r[-1]] - columns[r[0]] != 2 * length - 1 for r in runs):
+            break
+        length *= 2
+    return [tuple(order[n : n + length]) for n in range(0, len(order), length)]
+
+
+def _guarded_store(
+    buffer: ir.Buffer, places: Sequence[tuple[ir.Expr, ...]], values: Sequence[ir.Expr], points: Sequence[DataTensor],
+    prefix: str, *, zeros: bool,
+) -> ir.Stmt:  # fmt: skip
+    """Values at the places of points that exist, at others zeros or nothing."""
+    nothing = build.const(0, buffer.type.dtype)
+    inside = points[0].predicate
+    if not _exist_together(points):
+        half = len(points) // 2
+        parts = (slice(0, half), slice(half, None))
+        return build.block(
+            *(_guarded_store(buffer, places[p], values[p], points[p], prefix, zeros=zeros) for p in parts)
+        )
+    body = store_neighbors(buffer, places, values, prefix)
+    if inside is None:
+        return body
+    other = store_neighbors(buffer, places, [nothing] * len(places), prefix) if zeros else None
+    return build.when(inside, body, other)
+
+
+def _exist_together(points: Sequence[DataTensor]) -> bool:
+    """Whether neighbors exist, or do not, together."""
+    for n, extent in enumerate(points[0].extents, 1):
+        at = points[0].origins[n]
+        if extent is None or all(difference(p.origins[n], at) == 0 for p in points[1:]):
+            continue
+        if extent % len(points) or not is_multiple(at, len(points)):
+            return False
+    return True
+
+
+def _threads_of(k: ProgramBuilder) -> ThreadTensor:
+    return k.threads(k.num_threads)

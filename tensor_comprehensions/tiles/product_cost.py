@@ -1,0 +1,176 @@
+"""What a product costs on tensor cores: of each step of a tile the resource that it takes longest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from ..target import GpuTarget
+from ..tc_lang.ir import BoundIndex
+from .product_tiles import FactorPlace, PairOrder, ProductOrder, ProductTiles
+from .recognize_products import FactorPair, ProductFactor, ProductRegion
+
+ARRIVAL_CYCLES = 800
+"""From asking for what lies in memory until it is there, as in `polyhedral.gpu`."""
+STEP_CYCLES = 60
+"""Of a step that a block waits: its barrier, and the first fragments. From the latencies of both in public papers."""
+ISSUE_PER_CYCLE, TENSOR_UNITS = 4, 4
+"""Instructions of warps that a processor starts in a cycle; its parts with tensor cores, each for warps of its own."""
+COPY_INSTRUCTIONS = {16: 4, 8: 4, 4: 4}
+"""Of one asynchronous copy with its addresses, by its bytes."""
+ELEMENT_INSTRUCTIONS = 10
+"""Of one element that is loaded, computed and stored: addresses, conditions, roundings."""
+LOAD_INSTRUCTIONS = 3
+"""Of one `ldmatrix` with its swizzled address."""
+OVERLAP_LOSS = 0.05
+"""Of what other resources take that adds to the largest: of equal tiles those that leave most room are best."""
+RESERVED_SHARED = 1024
+"""Bytes of shared memory that each block takes beside its own."""
+BASE_REGISTERS = 56
+"""Of a thread beside sums and fragments: addresses, counters, conditions. From reports of NVRTC on library kernels."""
+MAX_SUMS, MAX_SUMS_BESIDE_ELEMENTS = 128, 64
+"""Of a thread, that leave registers for all else: where copies go past them, and where elements are on their way."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProductPrice:
+    """The cycles of a product, and what they go to.
+
+    Attributes:
+        limiter: the resource that a step takes longest.
+    """
+
+    cycles: float
+    limiter: str
+    blocks: int
+    resident: int
+
+
+def staged_bytes(region: ProductRegion, order: ProductOrder, tiles: ProductTiles) -> int:
+    """Of all stages of both factors; products whose tiles lie alike share them."""
+    rows, columns, terms = tiles.tile
+    kinds = {
+        (side, place.transposed, factor.dtype.name)
+        for pair, places in zip(region.pairs, order.pairs, strict=True)
+        for side, factor, place in ((rows, pair.left, places.left), (-columns, pair.right, places.right))
+    }
+    return tiles.stages * terms * sum(abs(side) for side, _, _ in kinds) * region.factor_bytes
+
+
+def register_estimate(tiles: ProductTiles) -> int:
+    """Of a thread."""
+    rows, columns = (n // w for n, w in zip(tiles.tile[:2], tiles.warps, strict=True))
+    return rows * columns // 32 + rows // 4 + columns // 4 + BASE_REGISTERS
+
+
+def resident_blocks(region: ProductRegion, order: ProductOrder, tiles: ProductTiles, target: GpuTarget) -> int:
+    """Blocks that a processor has room for; 0 where there is none for one."""
+    threads = target.warp * prod(tiles.warps)
+    registers, shared = register_estimate(tiles), staged_bytes(region, order, tiles)
+    if registers > target.registers or shared > target.max_shared_optin:
+        return 0
+    return min(
+        target.shared_per_sm // (shared + RESERVED_SHARED), target.registers_per_sm // (registers * threads),
+        target.threads_per_sm // threads, target.blocks_per_sm,
+    )  # fmt: skip
+
+
+def price_product(
+    region: ProductRegion, order: ProductOrder, tiles: ProductTiles, target: GpuTarget, output_bytes: int
+) -> ProductPrice | None:
+    """The expected cycles; None where a block does not fit into a processor.
+
+    output_bytes: of an element that is stored.
+    """
+    room = resident_blocks(region, order, tiles, target)
+    if not room:
+        return None
+    rows, columns, _ = tiles.tile
+    blocks = tiles.count(order.rows) * tiles.count(order.columns) * tiles.count(order.batch)
+    each = -(-blocks // target.num_sms)
+    together = min(each, room)
+    steps, limiter = 0.0, ""
+    for pair, places in zip(region.pairs, order.pairs, strict=True):
+        cost = _step_resources(pair, places, order, tiles, target, together)
+        limiter = max(cost, key=lambda name: cost[name])
+        step = cost[limiter] + OVERLAP_LOSS * (sum(cost.values()) - cost[limiter])
+        steps += tiles.count(places.terms) * step
+    stored = rows * columns * (output_bytes / target.l2_bytes + ELEMENT_INSTRUCTIONS / 32 / ISSUE_PER_CYCLE)
+    cycles = 2 * ARRIVAL_CYCLES + each * (steps + stored)  # until the first tiles are there, and the last are stored
+    moved = _bytes_in_memory(region, output_bytes) * target.clock / target.bandwidth
+    if moved > cycles:
+        return ProductPrice(moved, "memory", blocks, together)
+    return ProductPrice(cycles, limiter, blocks, together)
+
+
+def _step_resources(
+    pair: FactorPair, places: PairOrder, order: ProductOrder, tiles: ProductTiles, target: GpuTarget, together: int
+) -> dict[str, float]:
+    """Cycles of a processor for one step of one block, by the resource that limits it."""
+    rows, columns, terms = tiles.tile
+    across, along = tiles.warps
+    size = pair.left.dtype.size
+    warps, depth = across * along, 32 // size
+    rate = target.tensor_ops_int8 if size == 1 else target.tensor_ops
+    left, right = rows * terms * size, columns * terms * size
+    products = rows * columns * terms / (16 * 8 * depth)
+    loads = (rows / 16 * along + columns / 16 * across) * terms / depth
+    fills = _fill_instructions(pair.left, places.left, left, [order.rows, places.terms, order.batch], tiles)
+    fills += _fill_instructions(pair.right, places.right, right, [order.columns, places.terms, order.batch], tiles)
+    idle = max(1.0, TENSOR_UNITS / (warps * together))
+    return {
+        "tensor cores": 2 * rows * columns * terms / rate * idle,
+        "second-level cache": (left + right) / target.l2_bytes,
+        "shared memory": (left + right + left * along + right * across) / target.shared_bytes,
+        "issue": (products + LOAD_INSTRUCTIONS * loads + fills / target.warp + 10 * warps) / ISSUE_PER_CYCLE,
+        "latency": (ARRIVAL_CYCLES / (tiles.stages - 1) + STEP_CYCLES) / together,
+    }
+
+
+def _fill_instructions(
+    factor: ProductFactor, place: FactorPlace, size: int, groups: Sequence[Sequence[BoundIndex]], tiles: ProductTiles
+) -> float:
+    """Instructions of threads that bring a tile of `size` bytes to shared memory. groups: own indices, terms, batch."""
+    width = copy_bytes(factor, place, groups, tiles)
+    if width in COPY_INSTRUCTIONS:
+        return size / width * COPY_INSTRUCTIONS[width]
+    return size / factor.dtype.size * ELEMENT_INSTRUCTIONS
+
+
+def copies_elements(region: ProductRegion, order: ProductOrder, tiles: ProductTiles) -> bool:
+    """Whether threads load elements of a factor one by one."""
+    return any(
+        copy_bytes(factor, place, [own, places.terms, order.batch], tiles) not in COPY_INSTRUCTIONS
+        for pair, places in zip(region.pairs, order.pairs, strict=True)
+        for factor, place, own in (
+            (pair.left, places.left, order.rows), (pair.right, places.right, order.columns)
+        )
+    )  # fmt: skip
+
+
+def copy_bytes(
+    factor: ProductFactor, place: FactorPlace, groups: Sequence[Sequence[BoundIndex]], tiles: ProductTiles
+) -> int:
+    """That one copy of a factor moves: neighbors that lie, and are aligned, alike in all rows."""
+    element, size = place.element, factor.dtype.size
+    along = groups[0 if place.transposed else 1][0]
+    if element is None or element.stride(along.name) != 1:
+        return size
+    steps = [element.stride(i.name) for group in groups for i in group if i is not along]
+    start = sum(c * s for c, s in zip(element.constants, element.buffer.strides, strict=True))
+    numbers = [n for n in (*steps, start, along.extent, tiles.boxes[along.name]) if n]
+    width = 16 // size
+    while width > 1 and any(n % width for n in numbers):
+        width //= 2
+    return width * size
+
+
+def _bytes_in_memory(region: ProductRegion, output_bytes: int) -> float:
+    """Of all factors and the output, each once."""
+    found = prod(i.extent for i in region.contraction.free) * output_bytes
+    for pair in region.pairs:
+        extents = {i.name: i.extent for i in (*region.rows, *region.columns, *region.batch, *pair.terms)}
+        for factor in pair.factors:
+            found += prod(extents[n] for n in extents if n in factor.indices) * factor.dtype.size
+    return found

@@ -1,0 +1,313 @@
+"""Products of a def that tensor cores compute: statements in, regions and the reasons of all others out.
+
+A region is a sum of products of two factors whose values are float16, bfloat16, int8 or uint8 in the text, widened
+there to the type of the sum, with the pointwise statements around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import TypeAlias
+
+from ..core.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT8, INT32, UINT8, DType
+from ..core.errors import CannotLower
+from ..core.naming import compose_name
+from ..structured.match.match_contraction import MatchedContraction, match_contraction
+from ..structured.match.product_matching import split_product
+from ..tc_lang import ir as tc
+from ..tc_lang.ir import BoundFunction, BoundIndex, BoundStatement, map_operands, walk_expr
+
+FACTOR_TYPES = {FLOAT32: ((FLOAT16,), (BFLOAT16,)), INT32: ((INT8, UINT8),)}
+"""For the type of a sum the types that its factors may have; those of one tuple may meet."""
+
+
+class IndexKind(Enum):
+    """Which factors a free index moves: both (BATCH), the left one (ROW), or the right one (COLUMN)."""
+
+    BATCH = "batch"
+    ROW = "row"
+    COLUMN = "column"
+
+
+@dataclass(frozen=True, slots=True)
+class ProductFactor:
+    """A factor: an expression of a type that tensor cores take; `element` where it is an element of a tensor."""
+
+    value: tc.Expr
+
+    @property
+    def dtype(self) -> DType:
+        """The type of the values."""
+        return self.value.dtype
+
+    @property
+    def indices(self) -> frozenset[str]:
+        """The names of the indices that it depends on."""
+        return frozenset(x.name for x in walk_expr(self.value) if isinstance(x, tc.Index))
+
+    @property
+    def element(self) -> tc.Access | None:
+        """The element that it is; None where it is computed, or exists only under a condition."""
+        return self.value if isinstance(self.value, tc.Access) and not self.value.guarded else None
+
+
+@dataclass(frozen=True, slots=True)
+class FactorPair:
+    """One product of a region: its factors, and the indices of its terms."""
+
+    left: ProductFactor
+    right: ProductFactor
+    terms: tuple[BoundIndex, ...]
+
+    @property
+    def factors(self) -> tuple[ProductFactor, ProductFactor]:
+        return self.left, self.right
+
+
+@dataclass(frozen=True, slots=True)
+class ProductRegion:
+    """Consecutive statements that tensor cores compute: sums of one or more products, and what starts and ends them.
+
+    Attributes:
+        contraction: what they mean, but for the products. total: the type of the sums.
+        pairs: the products; columns are those of the right factors, along which the output is contiguous if it can.
+        rows, columns, batch: the free indices, by the factors that they move.
+    """
+
+    contraction: MatchedContraction
+    total: DType
+    pairs: tuple[FactorPair, ...]
+    rows: tuple[BoundIndex, ...]
+    columns: tuple[BoundIndex, ...]
+    batch: tuple[BoundIndex, ...]
+
+    @property
+    def statements(self) -> tuple[BoundStatement, ...]:
+        """The members, as the contraction names their indices."""
+        return self.contraction.statements
+
+    @property
+    def factor_bytes(self) -> int:
+        """Of an element of a factor."""
+        return self.pairs[0].left.dtype.size
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """The tensors that the kernel touches, first the one that it writes."""
+        c = self.contraction
+        roots = [f.value for pair in self.pairs for f in pair.factors]
+        roots += [x for x in (c.initial, c.epilogue) if x is not None]
+        reads = (e.tensor for x in roots for e in walk_expr(x) if isinstance(e, tc.Access))
+        return tuple(dict.fromkeys((c.output.tensor, *reads)))
+
+    @property
+    def text(self) -> str:
+        """What people read: `C: float16 16 x 32 x 64`, rows, columns and terms."""
+        terms = " + ".join(str(_size(p.terms)) for p in self.pairs)
+        sizes = f"{_size(self.rows)} x {_size(self.columns)} x {terms}"
+        batch = _size(self.batch)
+        types = "/".join(dict.fromkeys(p.left.dtype.name for p in self.pairs))
+        return f"{self.contraction.output.tensor}: {types} {sizes}" + (f", {batch} of them" if batch > 1 else "")
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedProduct:
+    """A sum of products that is no region, and why."""
+
+    target: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.target}: {self.reason}"
+
+
+DefPiece: TypeAlias = ProductRegion | tuple[BoundStatement, ...]
+
+
+def recognize_products(function: BoundFunction) -> tuple[tuple[DefPiece, ...], tuple[RefusedProduct, ...]]:
+    """The def as regions and runs of other statements, in order; and why other products are none."""
+    tensors, statements = {t.name: t for t in function.tensors}, function.statements
+    pieces: list[DefPiece] = []
+    refused: list[RefusedProduct] = []
+    rest: list[BoundStatement] = []
+    at = 0
+    while at < len(statements):
+        found = match_contraction(statements, at, tensors, in_place=True)
+        region: ProductRegion | None = None
+        if found is not None:
+            try:
+                region = _region_of(function, found)
+            except CannotLower as reason:
+                refused.append(RefusedProduct(found.output.tensor, str(reason)))
+        elif _is_product(statements[at]):
+            refused.append(RefusedProduct(statements[at].target, "it is no product of two factors into plain indices"))
+        if region is None:
+            taken = 1 if found is None else len(found.statements)
+            rest += statements[at : at + taken]
+        else:
+            region = _extend_by_products(function, region, at + len(region.statements))
+            taken = len(region.statements)
+            pieces += [tuple(rest)] if rest else []
+            pieces.append(region)
+            rest = []
+        at += taken
+    pieces += [tuple(rest)] if rest else []
+    return tuple(pieces), tuple(refused)
+
+
+def _is_product(s: BoundStatement) -> bool:
+    return s.reduction == "+" and bool(s.reduction_indices) and split_product(s) is not None
+
+
+def _region_of(function: BoundFunction, found: MatchedContraction) -> ProductRegion:
+    """The region of a contraction. Raises CannotLower with the reason why it is none."""
+    for s in found.statements:
+        if s.checks:
+            raise CannotLower("a subscript is checked in the run")
+        if s.elements or s.terms:
+            raise CannotLower("it is restricted to a part of its elements or terms")
+    if any(not i.extent for i in (*found.free, *found.reduction_indices)):
+        raise CannotLower("it is empty")
+    total = found.left.dtype
+    left, right = (ProductFactor(_narrow_factor(x)) for x in (found.left, found.right))
+    if not any(left.dtype in types and right.dtype in types for types in FACTOR_TYPES.get(total, ())):
+        raise CannotLower(f"its factors are {left.dtype.name} and {right.dtype.name}, and its sum is {total.name}")
+    kinds = [(i, _kind(i, (left.indices, right.indices))) for i in found.free]
+    rows, columns, batch = (
+        tuple(i for i, k in kinds if k is kind) for kind in (IndexKind.ROW, IndexKind.COLUMN, IndexKind.BATCH)
+    )
+    for name, indices in (("row", rows), ("column", columns)):
+        if not indices:
+            raise CannotLower(f"it has no {name}s: no index that moves only one factor, beside another for the other")
+    if _unit_index(function, found) in {i.name for i in rows}:
+        left, right, rows, columns = right, left, columns, rows
+    return ProductRegion(found, total, (FactorPair(left, right, found.reduction_indices),), rows, columns, batch)
+
+
+def _extend_by_products(function: BoundFunction, region: ProductRegion, at: int) -> ProductRegion:
+    """The region with the updates of the same sums that follow it, and what ends them."""
+    while at < len(function.statements) and region.contraction.epilogue is None:
+        tensors = {t.name: t for t in function.tensors}
+        found = match_contraction(function.statements, at, tensors, in_place=True)
+        if found is None or found.update or not _continues(region, found):
+            break
+        try:
+            more = _region_of(function, found)
+        except CannotLower:
+            break
+        joined = _join_regions(region, more)
+        if joined is None:
+            break
+        region, at = joined, at + len(found.statements)
+    return region
+
+
+def _continues(region: ProductRegion, found: MatchedContraction) -> bool:
+    """Whether a contraction adds to the sums that a region stores, as they are."""
+    update, first = found.statements[0], region.contraction
+    same = [(i.lower, i.upper) for i in found.free] == [(i.lower, i.upper) for i in first.free]
+    return (
+        same and update.target == first.output.tensor and first.output.dtype == region.total
+        and found.initial == tc.Access(update.target, update.subscripts, region.total)
+        and len(first.statements) - len(region.pairs) == first.update
+        and _places(update.subscripts, found) == _places(first.output.subscripts, first)
+    )  # fmt: skip
+
+
+def _places(subscripts: Sequence[tc.Expr], of: MatchedContraction) -> list[int]:
+    """Which free index each subscript is."""
+    names = [i.name for i in of.free]
+    return [names.index(e.name) for e in subscripts if isinstance(e, tc.Index)]
+
+
+def _join_regions(region: ProductRegion, more: ProductRegion) -> ProductRegion | None:
+    """Both as one region, in the names of the first; None where rows and columns of them differ."""
+    first, last = region.contraction, more.contraction
+    names = {new.name: old.name for new, old in zip(last.free, first.free, strict=True)}
+    taken = {i.name for p in region.pairs for i in p.terms} | {i.name for i in first.free}
+    terms = {
+        i.name: compose_name(i.name, len(region.pairs)) if i.name in taken else i.name for i in more.pairs[0].terms
+    }
+    all_names = names | terms
+
+    def rename(e: tc.Expr) -> tc.Expr:
+        if isinstance(e, tc.Index):
+            return replace(e, name=all_names.get(e.name, e.name))
+        return map_operands(e, rename)
+
+    def indices(given: tuple[BoundIndex, ...]) -> tuple[BoundIndex, ...]:
+        return tuple(replace(i, name=all_names[i.name]) for i in given)
+
+    (pair,) = more.pairs
+    sides = [(indices(x), f) for x, f in ((more.rows, pair.left), (more.columns, pair.right))]
+    if set(sides[0][0]) != set(region.rows):
+        sides.reverse()
+    same = [set(x) for x, _ in sides] == [set(region.rows), set(region.columns)]
+    if not same or set(indices(more.batch)) != set(region.batch) or more.factor_bytes != region.factor_bytes:
+        return None
+    left, right = (ProductFactor(rename(f.value)) for _, f in sides)
+    contraction = replace(
+        last,
+        statements=(*first.statements, *last.statements),
+        update=first.update,
+        output=replace(last.output, subscripts=tuple(map(rename, last.output.subscripts))),
+        initial=first.initial,
+        epilogue=None if last.epilogue is None else rename(last.epilogue),
+    )
+    return replace(region, contraction=contraction, pairs=(*region.pairs, FactorPair(left, right, indices(pair.terms))))
+
+
+def _kind(i: BoundIndex, names: tuple[frozenset[str], frozenset[str]]) -> IndexKind:
+    match tuple(i.name in n for n in names):
+        case (True, True):
+            return IndexKind.BATCH
+        case (True, False):
+            return IndexKind.ROW
+        case (False, True):
+            return IndexKind.COLUMN
+    raise CannotLower(f"no factor depends on the index {i.name}")
+
+
+def _unit_index(function: BoundFunction, found: MatchedContraction) -> str | None:
+    """The longest index along which the output is contiguous."""
+    output, extents = found.output, {i.name: i.extent for i in found.free}
+    strides = function.tensor(output.tensor).strides
+    unit = [e.name for e, n in zip(output.subscripts, strides, strict=True) if isinstance(e, tc.Index) and n == 1]
+    return max(unit, key=lambda name: extents[name], default=None)
+
+
+def _narrow_factor(e: tc.Expr) -> tc.Expr:
+    """The value of a factor before the text widens it. Raises CannotLower where it is computed and not rounded."""
+    narrow = _narrow(e, None)
+    if narrow is not None:
+        return narrow
+    types = [x.dtype.name for x in walk_expr(e) if isinstance(x, tc.Access)]
+    if isinstance(e, tc.Access):
+        raise CannotLower(f"its factor {e.tensor} is {e.dtype.name}: write it as float(half({e.tensor}(...)))")
+    computed = f"computed in {e.dtype.name} from {', '.join(dict.fromkeys(types)) or 'numbers'}"
+    raise CannotLower(f"a factor is {computed} and not rounded: write it as float(half(...))")
+
+
+def _narrow(e: tc.Expr, dtype: DType | None) -> tc.Expr | None:
+    """`e` before it was widened: of `dtype`, where that is known. Widening is exact, so zeros may be widened first."""
+    match e:
+        case tc.Cast(operand) if any(operand.dtype in types for types in FACTOR_TYPES.get(e.dtype, ())):
+            return operand if dtype in (None, operand.dtype) else None
+        case tc.Const(value) if value == 0 and dtype is not None:
+            return tc.Const(0.0 if dtype.is_float else 0, dtype)
+        case tc.Select(condition, then, otherwise):
+            known = _narrow(then, dtype) or _narrow(otherwise, dtype)
+            if known is None:
+                return None
+            one, other = _narrow(then, known.dtype), _narrow(otherwise, known.dtype)
+            return None if one is None or other is None else tc.Select(condition, one, other, known.dtype)
+    return None
+
+
+def _size(indices: Sequence[BoundIndex]) -> int:
+    size = 1
+    for i in indices:
+        size *= i.extent
+    return size

@@ -1,0 +1,315 @@
+"""How a def with sparse tensors is an operator of torch: each sparse tensor goes in and comes out as its parts.
+
+The parts are the arrays pos and crd of the levels, and the values: plain tensors, which torch traces, saves and
+differentiates. The formats are in the name of the operator. What Dynamo traces here is plain Python on tuples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.dtypes import DType
+from ..dispatch.sparse.sparse_tensor import Level, SparseTensor
+from ..sparse.share import shared_patterns
+from ..tc_lang.formats import Format, LevelKind
+from ..tc_lang.ir import Const, Function, Size, Symbol
+from ..tc_lang.ranges import symbolic_ranges
+from ..tc_lang.size_polynomial import SizeName, SizeOperation, Value
+from .schema import free_argument_name
+
+_ARRAYS = {LevelKind.DENSE: 0, LevelKind.SINGLETON: 1, LevelKind.COMPRESSED: 2}
+"""How many arrays a level has: none, crd, or pos and crd."""
+SizeProgram = tuple[tuple[str, int, int], ...]
+"""A size in reverse Polish notation: ("number", n, 0), ("extent", operand, dimension), ("scalar", operand, 0), or an
+operation on the last two."""
+
+
+@dataclass(frozen=True)
+class SparseArgument:
+    """An operand. arrays: how many each level has, None of a dense tensor. is_number: its value is in the kernel."""
+
+    name: str
+    dtype: DType
+    rank: int
+    format: Format | None
+    arrays: tuple[int, ...] | None
+    is_number: bool
+
+
+@dataclass(frozen=True)
+class SparseReturn:
+    """A result.
+
+    format, arrays: as of an operand. source: the place of the operand whose stored places it has; -1: none.
+    extents: its shape. count: how many tensors the operator returns for it.
+    """
+
+    name: str
+    dtype: DType
+    rank: int
+    format: Format | None
+    arrays: tuple[int, ...] | None
+    source: int
+    extents: tuple[SizeProgram, ...]
+    count: int
+
+
+@dataclass(frozen=True)
+class PartSignature:
+    """A def as an operator on parts.
+
+    name, schema: within the namespace, as torch calls it. parts: how many arguments and results there are.
+    """
+
+    name: str
+    schema: str
+    arguments: tuple[SparseArgument, ...]
+    returns: tuple[SparseReturn, ...]
+    parts: int
+
+
+def part_signature(function: Function, gradient: str) -> PartSignature:
+    """The signature of a def with the formats of its operands, whose gradient is what `gradient` says."""
+    taken = (*function.parameters, *function.inouts)
+    arguments = tuple(
+        SparseArgument(t.name, t.dtype, t.rank, *storage_of(t), t.is_compile_time) for t in taken
+    )  # fmt: skip
+    places = {t.name: n for n, t in enumerate(taken)}
+    shared = shared_patterns(function)
+    ranges = symbolic_ranges(function)
+    returns = []
+    for name in function.returns:
+        t = function.tensor(name)
+        format, arrays = storage_of(t)
+        source = places[shared[name]] if name in shared and arrays is not None else -1
+        extents = tuple(_compile_extent(x, function) for x in ranges.shape(name))
+        count = 1 + (sum(arrays) if arrays is not None and source < 0 else 0)
+        returns.append(SparseReturn(name, t.dtype, t.rank, format, arrays, source, extents, count))
+    formats = (f"{t.name}:{t.format}" for t in function.tensors if t.is_sparse)
+    content = ("parts", function.canonical, *(t.name for t in taken), "->", *function.returns, gradient, *formats)
+    name = f"{function.name}_{sha256(chr(0).join(content).encode()).hexdigest()[:12]}"
+    names: set[str] = set()
+    declared = [d for a in arguments for d in _declare(a, names)]
+    results = ["Tensor" for r in returns for _ in range(r.count)]
+    schema = f"{name}({', '.join(declared)}) -> ({', '.join(results)})"
+    return PartSignature(name, schema, arguments, tuple(returns), len(declared) + len(results))
+
+
+def storage_of(t: Symbol) -> tuple[Format | None, tuple[int, ...] | None]:
+    """The format of a sparse tensor and how many arrays its levels have; None of a dense one."""
+    return (t.format, count_arrays(t.format)) if t.format is not None and t.is_sparse else (None, None)
+
+
+def count_arrays(format: Format) -> tuple[int, ...]:
+    """How many arrays each level has."""
+    return tuple(_ARRAYS[level.kind] for level in format.levels)
+
+
+def _declare(a: SparseArgument, names: set[str]) -> list[str]:
+    if a.is_number:
+        return [f"SymInt {free_argument_name(a.name, names)}"]
+    if a.arrays is None:
+        return [f"Tensor {free_argument_name(a.name, names)}"]
+    words = [f"{a.name}_{('crd', 'pos')[count - 1 - k]}{n}" for n, count in enumerate(a.arrays) for k in range(count)]
+    tensors = [f"Tensor {free_argument_name(word, names)}" for word in (*words, f"{a.name}_values")]
+    return [*tensors, f"SymInt[] {free_argument_name(f'{a.name}_shape', names)}"]
+
+
+# --- sizes -------------------------------------------------------------------------------------------------------
+
+
+def _compile_extent(x: Value, function: Function) -> SizeProgram:
+    """An extent, which is at least 0."""
+    program = _compile_size(x, function)
+    return program if len(program) == 1 else (*program, ("number", 0, 0), ("max", 0, 0))
+
+
+def _compile_size(x: Value, function: Function) -> SizeProgram:
+    if isinstance(x, int):
+        return (("number", x, 0),)
+    known = _places_of_sizes(function)
+    total: tuple[tuple[str, int, int], ...] = ()
+    for monomial, coefficient in x.terms:
+        product: tuple[tuple[str, int, int], ...] = ()
+        factors = [_compile_atom(atom, function, known) for atom in monomial]
+        if coefficient != 1 or not factors:
+            factors.append((("number", coefficient, 0),))
+        for n, factor in enumerate(factors):
+            product = (*product, *factor, *((("*", 0, 0),) if n else ()))
+        total = (*total, *product, *((("+", 0, 0),) if total else ()))
+    return total or (("number", 0, 0),)
+
+
+def _compile_atom(
+    atom: SizeName | SizeOperation, function: Function, known: Mapping[str, tuple[str, int, int]]
+) -> SizeProgram:
+    match atom:
+        case SizeName(name=name):
+            return (known[name],)
+        case SizeOperation(op=op, left=left, right=right):
+            return (*_compile_size(left, function), *_compile_size(right, function), (op, 0, 0))
+
+
+def _places_of_sizes(function: Function) -> dict[str, tuple[str, int, int]]:
+    """Where the operands say how large each size and each number is."""
+    found: dict[str, tuple[str, int, int]] = {}
+    for n, t in enumerate((*function.parameters, *function.inouts)):
+        if t.is_compile_time:
+            found[t.name] = ("scalar", n, 0)
+        for d, extent in enumerate(t.extents or ()):
+            match extent:
+                case Size(name=name):
+                    found.setdefault(name, ("extent", n, d))
+                case Const():
+                    pass
+    return found
+
+
+def evaluate_size(program: SizeProgram, values: Sequence[Any]) -> Any:
+    """A size for operands that each are a number or have a shape; it may be a symbol of torch."""
+    stack: list[Any] = []
+    for op, a, b in program:
+        if op == "number":
+            stack.append(a)
+        elif op == "extent":
+            stack.append(values[a].shape[b])
+        elif op == "scalar":
+            stack.append(values[a])
+        else:
+            right = stack.pop()
+            left = stack.pop()
+            stack.append(_OPERATIONS[op](left, right))
+    return stack[0]
+
+
+_OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "+": lambda a, b: a + b, "*": lambda a, b: a * b, "/": lambda a, b: a // b, "%": lambda a, b: a % b,
+    "min": torch.sym_min, "max": torch.sym_max,
+}  # fmt: skip
+
+
+# --- tensors and parts ---------------------------------------------------------------------------------------------
+
+
+def to_parts(arguments: Sequence[SparseArgument], values: Sequence[Any]) -> list[Any]:
+    """The operands of a call as the operator takes them."""
+    parts: list[Any] = []
+    for argument, x in zip(arguments, values, strict=True):
+        if argument.arrays is None:
+            parts.append(x)
+        else:
+            parts.extend(arrays_of(x.levels))
+            parts.append(x.values)
+            parts.append(list(x.shape))
+    return parts
+
+
+def arrays_of(levels: Sequence[Level]) -> list[Tensor]:
+    """All arrays of levels, in order."""
+    found = []
+    for level in levels:
+        if level is not None:
+            if level[0] is not None:
+                found.append(level[0])
+            found.append(level[1])
+    return found
+
+
+def from_parts(arguments: Sequence[SparseArgument], parts: Sequence[Any]) -> list[Any]:
+    """The operands of a call, from what the operator takes."""
+    values, n = [], 0
+    for argument in arguments:
+        if argument.arrays is None:
+            values.append(parts[n])
+            n += 1
+            continue
+        count = sum(argument.arrays)
+        levels = to_levels(argument.arrays, parts[n : n + count])
+        assert argument.format is not None
+        values.append(SparseTensor(argument.format, tuple(parts[n + count + 1]), levels, parts[n + count]))
+        n += count + 2
+    return values
+
+
+def to_levels(counts: Sequence[int], arrays: Sequence[Tensor]) -> tuple[Level, ...]:
+    """Levels with so many arrays each."""
+    levels: list[Level] = []
+    n = 0
+    for count in counts:
+        if count == 0:
+            levels.append(None)
+        elif count == 1:
+            levels.append((None, arrays[n]))
+        else:
+            levels.append((arrays[n], arrays[n + 1]))
+        n += count
+    return tuple(levels)
+
+
+def results_from_parts(returns: Sequence[SparseReturn], values: Sequence[Any], found: Any) -> list[Any]:
+    """The results, from the operands and what the operator returns."""
+    parts = found if isinstance(found, (tuple, list)) else (found,)
+    results, n = [], 0
+    for r in returns:
+        last = n + r.count - 1
+        if r.arrays is None or r.format is None:
+            results.append(parts[last])
+        elif r.source >= 0:
+            operand = values[r.source]
+            results.append(SparseTensor(r.format, operand.shape, operand.levels, parts[last]))
+        else:
+            shape = tuple([evaluate_size(p, values) for p in r.extents])
+            results.append(SparseTensor(r.format, shape, to_levels(r.arrays, parts[n:last]), parts[last]))
+        n = last + 1
+    return results
+
+
+def results_to_parts(returns: Sequence[SparseReturn], results: Sequence[Any], index: torch.dtype) -> list[Tensor]:
+    """What the operator returns, with arrays of the type `index`."""
+    parts: list[Tensor] = []
+    for r, x in zip(returns, results, strict=True):
+        if r.arrays is not None and r.source < 0:
+            parts += [array.to(index) for array in arrays_of(x.levels)]
+        parts.append(x if r.arrays is None else x.values)
+    return parts
+
+
+def index_dtype_of(values: Sequence[Any]) -> torch.dtype:
+    """The type of the arrays of results that have stored places of their own."""
+    types = {x.index_dtype for x in values if isinstance(x, SparseTensor)}
+    return torch.int64 if torch.int64 in types else torch.int32
+
+
+def fake_parts(
+    returns: Sequence[SparseReturn], values: Sequence[Any], new_count: Callable[[], Any], types: Mapping[DType, Any]
+) -> list[Tensor]:
+    """What the operator returns, without values; `new_count` gives numbers of elements that only a run will tell."""
+    index = index_dtype_of(values)
+    device = next((x.device for x in values if isinstance(x, (Tensor, SparseTensor))), torch.device("cpu"))
+    parts: list[Tensor] = []
+    for r in returns:
+        if r.source >= 0:
+            parts.append(torch.empty(values[r.source].values.shape, dtype=types[r.dtype], device=device))
+            continue
+        shape = [evaluate_size(p, values) for p in r.extents]
+        if r.format is None or r.arrays is None:
+            parts.append(torch.empty(shape, dtype=types[r.dtype], device=device))
+            continue
+        extents, positions = r.format.extents(shape), 1
+        for count, extent in zip(r.arrays[: r.format.depth], extents, strict=False):
+            if count == 2:
+                parts.append(torch.empty(positions + 1, dtype=index, device=device))
+                positions = new_count()
+            elif count == 0:
+                positions = positions * extent
+            if count:
+                parts.append(torch.empty(positions, dtype=index, device=device))
+        tail = r.format.tail(shape)
+        parts.append(torch.empty((positions, *tail), dtype=types[r.dtype], device=device))
+    return parts

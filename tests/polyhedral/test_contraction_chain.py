@@ -1,0 +1,160 @@
+"""Products that share tiles of rows: attention and its gradient run as one kernel that stores no scores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import tensor_comprehensions as tc
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+MASKED = """def attention(float(B,H,Q,D) query, float(B,H,K,D) key, float(B,H,K,E) value, {mask}) -> (out) {{
+    score(b,h,q,k) +=! query(b,h,q,d) * key(b,h,k,d)
+    score(b,h,q,k) = {score}
+    largest(b,h,q) max=! score(b,h,q,k)
+    weight(b,h,q,k) = exp(score(b,h,q,k) - largest(b,h,q))
+    total(b,h,q) +=! weight(b,h,q,k)
+    mixed(b,h,q,e) +=! weight(b,h,q,k) * value(b,h,k,e)
+    out(b,h,q,e) = mixed(b,h,q,e) / total(b,h,q)
+}}"""
+SCORES = {
+    "bias": ("float(B,Q,K) bias", "score(b,h,q,k) * rsqrt(float(D)) + bias(b,q,k)"),
+    "keys": ("bool(B,K) kept", "kept(b,k) ? score(b,h,q,k) * rsqrt(float(D)) : -inf"),
+    "pairs": ("bool(B,Q,K) kept", "kept(b,q,k) ? score(b,h,q,k) * rsqrt(float(D)) : -inf"),
+}
+SHAPES = ((2, 2, 100, 37, 16, 24), (1, 5, 12, 150, 16, 16))
+
+
+def example(name: str) -> tc.Op:
+    return list(tc.define((EXAMPLES / f"{name}.tc").read_text()))[-1]
+
+
+def inputs(shape: tuple[int, ...], *, gradients: bool = False) -> list[torch.Tensor]:
+    b, h, q, k, d, e = shape
+    torch.manual_seed(0)
+    return [torch.randn(b, h, *rest, requires_grad=gradients) for rest in ((q, d), (k, d), (k, e))]
+
+
+def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, added: torch.Tensor | float = 0.0) -> torch.Tensor:
+    scores = q.double() @ k.double().transpose(-1, -2) / q.shape[-1] ** 0.5 + added
+    return torch.softmax(scores, -1) @ v.double()
+
+
+def causal_mask(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    later = torch.arange(k.shape[2]) > torch.arange(q.shape[2])[:, None]
+    return torch.zeros(later.shape, dtype=torch.float64).masked_fill(later, -torch.inf)
+
+
+@pytest.mark.parametrize(("name", "shape"), [("attention", SHAPES[0]), ("causal_attention", SHAPES[1])])
+def test_attention_stores_no_scores(name: str, shape: tuple[int, ...]) -> None:
+    q, k, v = inputs(shape)
+    op = example(name)
+    added = causal_mask(q, k) if "causal" in name else 0.0
+    torch.testing.assert_close(op(q, k, v).double(), reference(q, k, v, added), rtol=1e-4, atol=1e-5)
+    kernel = op.compile(q, k, v)
+    assert (kernel.resources["kernels"], kernel.resources["temporary_bytes"]) == (1, 0)
+
+
+@pytest.mark.parametrize(("name", "shape"), [("attention", SHAPES[1]), ("causal_attention", SHAPES[0])])
+def test_the_gradient_of_attention_stores_no_scores(name: str, shape: tuple[int, ...]) -> None:
+    ours, theirs = inputs(shape, gradients=True), inputs(shape, gradients=True)
+    op = example(name)
+    added = causal_mask(*theirs[:2]) if "causal" in name else 0.0
+    out, expected = op(*ours), reference(*theirs, added)
+    upstream = torch.randn(out.shape)
+    found = torch.autograd.grad(out, ours, upstream)
+    for mine, right in zip(found, torch.autograd.grad(expected, theirs, upstream.double()), strict=True):
+        torch.testing.assert_close(mine.double(), right.double(), rtol=1e-3, atol=1e-4)
+    backward = list(tc.define(op.backward_source()))[-1]
+    b, h, rows = shape[:3]
+    per_row = [torch.rand(b, h, rows) for _ in range(2)]
+    kernel = backward.compile(*(t.detach() for t in (*ours, out)), *per_row, upstream)
+    assert (kernel.resources["kernels"], kernel.resources["temporary_bytes"]) == (1, 0)
+    assert "one after another" in kernel.source("schedule")
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_attention_with_a_mask_stores_no_scores(name: str) -> None:
+    shape = SHAPES[1]
+    b, _, rows, columns = shape[:4]
+    mask, score = SCORES[name]
+    op = list(tc.define(MASKED.format(mask=mask, score=score)))[-1]
+    sizes = (b, columns) if name == "keys" else (b, rows, columns)
+    values = torch.randn(sizes) if name == "bias" else torch.rand(sizes) > 0.3
+    if name != "bias":
+        values[..., 0] = True
+    added = values if name == "bias" else torch.zeros(sizes).masked_fill(~values, -torch.inf)
+    added = added[:, None, None] if name == "keys" else added[:, None]
+    ours, theirs = inputs(shape, gradients=True), inputs(shape, gradients=True)
+    out, expected = op(*ours, values), reference(*theirs, added)
+    torch.testing.assert_close(out.double(), expected, rtol=1e-4, atol=1e-5)
+    upstream = torch.randn(out.shape)
+    found = torch.autograd.grad(out, ours, upstream)
+    for mine, right in zip(found, torch.autograd.grad(expected, theirs, upstream.double()), strict=True):
+        torch.testing.assert_close(mine.double(), right.double(), rtol=1e-3, atol=1e-4)
+    kernel = op.compile(*(t.detach() for t in ours), values)
+    assert (kernel.resources["kernels"], kernel.resources["temporary_bytes"]) == (1, 0)
+
+
+def test_a_row_without_keys_is_nan_and_leaves_the_others_alone() -> None:
+    shape = SHAPES[1]
+    op = list(tc.define(MASKED.format(mask=SCORES["pairs"][0], score=SCORES["pairs"][1])))[-1]
+    kept = torch.ones(shape[0], shape[2], shape[3], dtype=torch.bool)
+    kept[0, 9] = False
+    q, k, v = inputs(shape)
+    out = op(q, k, v, kept)
+    assert out[0, :, 9].isnan().all()
+    out[0, :, 9] = 0
+    expected = reference(q, k, v).float()
+    expected[0, :, 9] = 0
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_scores_of_half_precision_inputs_are_float() -> None:
+    text = (EXAMPLES / "attention.tc").read_text().replace("float(B", "bfloat16(B")
+    text = text.replace("query(b,h,q,d) * key(b,h,k,d)", "float(query(b,h,q,d)) * float(key(b,h,k,d))")
+    text = text.replace("* value(b,h,k,e)", "* float(value(b,h,k,e))")
+    op = list(tc.define(text))[-1]
+    q, k, v = (t.bfloat16() for t in inputs(SHAPES[1]))
+    torch.testing.assert_close(op(q, k, v).double(), reference(q, k, v), rtol=1e-4, atol=1e-5)
+    kernel = op.compile(q, k, v)
+    assert (kernel.resources["kernels"], kernel.resources["temporary_bytes"]) == (1, 0)
+
+
+def test_long_rows_get_smaller_tiles_or_kernels_of_their_own() -> None:
+    for keys in (3000, 40000):
+        q, k, v = inputs((1, 4, 33, keys, 8, 8))
+        op = example("attention")
+        torch.testing.assert_close(op(q, k, v).double(), reference(q, k, v), rtol=1e-4, atol=1e-5)
+
+
+def test_memory_is_taken_only_of_what_nothing_reads_any_more() -> None:
+    text = """def f(float(B,Q,D) x, float(B,K,D) y, float(B,K,E) v) -> (out, peak) {
+        s(b,q,k) +=! x(b,q,d) * y(b,k,d)
+        w(b,q,k) = s(b,q,k) * s(b,q,k)
+        peak(b,q) max=! s(b,q,k) - w(b,q,k)
+        out(b,q,e) +=! w(b,q,k) * v(b,k,e)
+    }"""
+    x, y, v = torch.randn(4, 130, 8), torch.randn(4, 50, 8), torch.randn(4, 50, 24)
+    out, peak = tc.define(text).f(x, y, v)
+    s = x.double() @ y.double().transpose(1, 2)
+    torch.testing.assert_close(peak.double(), (s - s * s).amax(-1), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(out.double(), (s * s) @ v.double(), rtol=1e-4, atol=1e-3)
+
+
+def test_a_node_between_the_products_that_needs_a_whole_sum_waits_for_it() -> None:
+    text = """def f(float(B,Q,D) x, float(B,K,D) y) -> (total, scaled) {
+        s(b,q,k) +=! x(b,q,d) * y(b,k,d)
+        w(b,q,k) = tanh(s(b,q,k))
+        o(b,q,d) +=! w(b,q,k) * y(b,k,d)
+        total(b,k,d) +=! w(b,q,k) * o(b,q,d)
+        scaled(b,k,d) = total(b,k,d) * 2
+    }"""
+    x, y = torch.randn(5, 130, 16), torch.randn(5, 48, 16)
+    total, scaled = tc.define(text).f(x, y)
+    w = torch.tanh(x.double() @ y.double().transpose(1, 2))
+    expected = w.transpose(1, 2) @ (w @ y.double())
+    torch.testing.assert_close(total.double(), expected, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(scaled.double(), expected * 2, rtol=1e-4, atol=1e-3)

@@ -1,0 +1,131 @@
+"""`SparseOptions`: every option changes loops and no result; they are checked, kept, stored and searched."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import FrozenInstanceError, replace
+from typing import Any
+
+import pytest
+import torch
+
+import tensor_comprehensions as tc
+from tensor_comprehensions.autotuner import sparse_search
+from tensor_comprehensions.autotuner.sparse_search import _changes
+from tensor_comprehensions.cache import options_proto
+from tensor_comprehensions.dispatch.sparse import sparse_cache
+from tensor_comprehensions.runtime.cpu.host import host
+
+SPGEMM = "def f(double(N,K) A: csr, double(K,M) B: csr) -> (C: csr) { C(i,j) +=! A(i,k) * B(k,j) }"
+PROGRAMS = {
+    "product": (SPGEMM, "csr csr"),
+    "sum": ("def f(double(N,M) A: csr, double(N,M) B: csr) -> (C: csr) { C(i,j) = A(i,j) + B(i,j) }", "csr csr"),
+    "dense columns": ("def f(double(N,K) A: csr, double(K,M) B) -> (C) { C(i,j) +=! A(i,k) * B(k,j) }", "csr dense"),
+}
+
+
+def operands(formats: str) -> list[Any]:
+    generator = torch.Generator().manual_seed(0)
+    made: list[Any] = []
+    for format in formats.split():
+        x = torch.rand(16, 16, dtype=torch.float64, generator=generator)
+        x[torch.rand(16, 16, generator=generator) > 0.3] = 0
+        made.append(x if format == "dense" else tc.as_sparse(x, format))
+    return made
+
+
+def dense(x: Any) -> torch.Tensor:
+    return x.check().dense() if isinstance(x, tc.SparseTensor) else x
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_no_option_changes_a_result(name: str) -> None:
+    text, formats = PROGRAMS[name]
+    op, given, loops = tc.define(text).f, operands(formats), set()
+    for field, value in dict(reversed([*_changes(tc.SparseOptions(), op.function)])).items():
+        kernel = op.compile(*given, options=replace(tc.SparseOptions(), **{field: value}))
+        torch.testing.assert_close(dense(kernel(*given)), dense(op(*given)))
+        loops.add(kernel.source("loops"))
+    assert len(loops) > 2
+
+
+def test_an_order_of_loops_is_followed() -> None:
+    given = operands("csr csr")
+    op = tc.define(SPGEMM, options=tc.SparseOptions(order=("k", "i"))).f
+    assert "loops k, i, j" in op.compile(*given).source("schedule")
+    torch.testing.assert_close(dense(op(*given)), dense(tc.define(SPGEMM).f(*given)))
+    copy = pickle.loads(pickle.dumps(op))
+    assert "loops k, i, j" in copy.compile(*given).source("schedule")
+
+
+def test_conversions_are_ruled_out() -> None:
+    text = "def f(double(N,M) A, double(N,M) B) -> (double(N,M) C: csr) { C(i,j) = A(i,j) * B(i,j) }"
+    op, (a, b) = tc.define(text).f, operands("csr csc")
+    assert "converted" in op.compile(a, b).source("schedule")
+    with pytest.raises(tc.ArgumentError, match="would have to be converted, which the options rule out"):
+        op.compile(a, b, options=tc.SparseOptions(convert=False))
+    op.compile(a, a, options=tc.SparseOptions(convert=False))
+
+
+def test_options_are_part_of_the_key_and_of_what_is_stored() -> None:
+    op, given = tc.define(SPGEMM).f, operands("csr csr")
+    problem = op.compile(*given).compiled.program.problem
+    other = replace(problem, options=tc.SparseOptions(prefetch_distance=0))
+    first, second = (sparse_cache._key(p, host()) for p in (problem, other))
+    assert first is not None
+    assert second is not None
+    assert first.difference(second) == ("kernel",)
+    options = tc.SparseOptions(order=("k", "i", "j"), gather="never", chunk_positions=0)
+    assert options_proto.from_message(options_proto.to_message(options)) == options
+    with pytest.raises(FrozenInstanceError):
+        options.convert = False  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (tc.SparseOptions(order="ij"), "names of indices"),  # type: ignore[arg-type]
+        (tc.SparseOptions(order=("i", "i")), "twice"),
+        (tc.SparseOptions(gather="perhaps"), "the option gather is 'perhaps'"),
+        (tc.SparseOptions(max_vectors=0), "at least 1"),
+        (tc.SparseOptions(chunk_positions=-1), "chunk_positions is -1"),
+        (tc.CpuOptions(), "options is a CpuOptions, and an operand is sparse"),
+    ],
+)
+def test_mistakes(options: Any, words: str) -> None:
+    op, given = tc.define(SPGEMM).f, operands("csr csr")
+    with pytest.raises(tc.ArgumentError, match=words):
+        op.compile(*given, options=options)
+
+
+def test_sparse_options_are_not_for_dense_kernels() -> None:
+    op = tc.define("def f(double(N) x) -> (y) { y(i) = x(i) }").f
+    with pytest.raises(tc.ArgumentError, match="SparseOptions"):
+        op.compile(torch.ones(3, dtype=torch.float64), options=tc.SparseOptions())
+
+
+def test_a_search_keeps_what_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Races are decided by hand: nothing here depends on times."""
+    wanted = {"prefetch_distance": 0, "gather": "never"}
+
+    def gain(_: Any, best: Any, candidate: Any) -> float:
+        count = [sum(getattr(o, f) == v for f, v in wanted.items()) for o in (best, candidate)]
+        return 1.5 if count[1] > count[0] else 0.5
+
+    monkeypatch.setattr(sparse_search._Search, "_race", gain)
+    monkeypatch.setattr(sparse_search, "_orders", lambda _: [()])
+    op, given = tc.define(PROGRAMS["dense columns"][0]).f, operands("csr dense")
+    expected = dense(op(*given))
+    found = op.autotune(*given, budget=100.0)
+    assert found == replace(tc.SparseOptions(), **wanted)
+    assert op.compile(*given).compiled.program.problem.options == found
+    torch.testing.assert_close(dense(op(*given)), expected)
+
+
+def test_a_search_by_times_gives_options() -> None:
+    op, given = tc.define(PROGRAMS["dense columns"][0]).f, operands("csr dense")
+    assert isinstance(op.autotune(*given, budget=0.5), tc.SparseOptions)
+    with pytest.raises(tc.ArgumentError, match="no devices, executor, store or report"):
+        op.autotune(*given, devices=("cpu:0",))
+    with pytest.raises(tc.ArgumentError, match=r"expected: SparseOptions\(...\)"):
+        op.autotune(*given, options=tc.CpuOptions())
