@@ -31,6 +31,7 @@ SUITES = {
     "texts": "tests/tc_lang/test_fuzz.py",
     "calls": "tests/api/test_fuzz.py",
     "files": "tests/autotuner/test_file_fuzz.py",
+    "sparse": "tests/sparse/test_random_sparse.py::test_programs",
     "einsum": "tests/einsum_frontend/test_einsum.py",
     "graphs": "tests/dynamo_backend/test_random_graphs.py",
     "operators": "-m tests.dynamo_backend.operator_database",

@@ -6,6 +6,7 @@ dense kernels.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -136,7 +137,8 @@ def _run_passes(module: Module) -> Module:
     for name, transform in SPARSE_PASSES:
         module = replace(module, kernels=tuple(replace(k, body=transform(k.body)) for k in module.kernels))
         _check(module, name)
-        get_logger("loops").debug("after %s:\n%s", name, format_program(module))
+        if (log := get_logger("loops")).isEnabledFor(logging.DEBUG):
+            log.debug("after %s:\n%s", name, format_program(module))
     return module
 
 

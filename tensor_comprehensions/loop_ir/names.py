@@ -39,3 +39,9 @@ class Names:
             n += 1
         self.taken.add(name)
         return name
+
+
+def is_fresh(name: str, stem: str) -> bool:
+    """Whether `fresh(stem)` gives such names."""
+    head, _, number = name.rpartition(".")
+    return head == stem and number.isdigit()

@@ -102,7 +102,7 @@ class AssemblingEmitter(StatementEmitter):
 
     def kernels(self) -> Iterator[tuple[str, Stmt]]:
         if self.counts_rows:
-            yield "count", build.block(replace(self, counts=True).rows(), self._scan())
+            yield "count", build.block(self._no_entries(), replace(self, counts=True).rows(), self._scan())
             yield "assemble", self.rows()
             return
         if not self.result.bound:
@@ -123,10 +123,22 @@ class AssemblingEmitter(StatementEmitter):
         whole = self.in_parallel(body)
         return inside_chunks(whole, lambda inner: Allocate(cells.all, self._with_rows(inner)))
 
+    @property
+    def _row_count(self) -> Expr:
+        return self.shared.extents(self.s.target)[self.format.order[0]]
+
+    def _no_entries(self) -> Stmt:
+        """Rows have none until they are counted: where an operand lacks a row, the walk does not come to any."""
+        name, pos = compose_name("row"), self._row_starts
+        after = build.add(build.var(name), 1)
+        lanes = max(1, self.shared.target.vector_bits // 8 // self.result.index.size)
+        clear = Store(pos, (after,), self._index(build.const(0)))
+        return Loop(name, build.const(0), self._row_count, clear, LoopKind.VECTOR, vector_factors=(lanes, 1))
+
     def _scan(self) -> Stmt:
         """From the entries of each row to where these begin; their sum is the number of all."""
         pos, name = self._row_starts, compose_name("row")
-        count, extent = build.register(compose_name("sum")), self.shared.extents(self.s.target)[self.format.order[0]]
+        count, extent = build.register(compose_name("sum")), self._row_count
         after = build.add(build.var(name), 1)
         add = Store(count, (), build.cast(build.load(pos, after), INT64), "+")
         loop = Loop(name, build.const(0), extent, build.block(add, Store(pos, (after,), self._index(Load(count, ())))))
@@ -266,10 +278,12 @@ class AssemblingEmitter(StatementEmitter):
         if depth != self.final_depth or depth == len(self.order):
             return then(state)
         total, found = self.total(), build.register(f"{self.s.target}.found", BOOL)
-        first = (Store(total, (), build.cast(self.neutral, total.type.dtype)), Store(found, (), build.FALSE))
+        held = build.TRUE if self.nest.keeps_places else build.FALSE
+        first = (Store(total, (), build.cast(self.neutral, total.type.dtype)), Store(found, (), held))
         append = self._append(state, build.cast(Load(total, ()), self.values.type.dtype))
         return Allocate(
-            (total, found), build.block(*first, then(with_register_sum(state)), If(Load(found, ()), append))
+            (total, found),
+            build.block(*first, then(with_register_sum(self.reduced(state))), If(Load(found, ()), append)),
         )
 
     def combine(self, state: State, value: Expr) -> Stmt:

@@ -11,9 +11,10 @@ from dataclasses import replace
 from ..core.dtypes import INT64
 from ..core.naming import compose_name
 from ..loop_ir import build
-from ..loop_ir.names import Names
+from ..loop_ir.names import Names, is_fresh
 from ..loop_ir.nodes import Allocate, Buffer, Expr, If, Let, Load, Loop, LoopKind, Stmt, Store, While
 from .graph import Nest
+from .levels import name_of_position
 from .sparse_problem import SparseOperand
 
 CHUNK, CHUNKS, WORK = compose_name("chunk"), compose_name("chunks"), compose_name("work")
@@ -36,15 +37,22 @@ def in_parallel(
             shared = in_parallel(inner, nest, order, operands, names, size)
             return body if shared is inner else Let(name, value, shared)
         case Loop(kind=LoopKind.SERIAL):
-            pos = _positions(nest, order, operands)
+            pos = _positions(body, nest, order, operands)
             return _by_iterations(body) if pos is None else _by_positions(body, pos, names, size)
     return body
 
 
-def _positions(nest: Nest, order: tuple[str, ...], operands: Mapping[str, SparseOperand]) -> Buffer | None:
-    """What says where the children of each iteration of the outermost loop begin."""
+def _positions(
+    loop: Loop, nest: Nest, order: tuple[str, ...], operands: Mapping[str, SparseOperand]
+) -> Buffer | None:  # fmt: skip
+    """What says where the children of each iteration of the outermost loop begin.
+
+    That loop runs over the coordinates of an index, which are positions of dense levels, or over stored positions.
+    """
     for a, path in nest.paths.items():
-        if len(path.steps) > 1 and path.steps[0].loop == order[0] and path.steps[0].level.unique:
+        first = path.steps[0]
+        runs_over = order[0] if first.level.is_dense else name_of_position(a)
+        if len(path.steps) > 1 and first.loop == order[0] and first.level.unique and is_fresh(loop.var, runs_over):
             return operands[a.tensor].pos[1]
     return None
 

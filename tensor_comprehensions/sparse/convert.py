@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ..core.errors import CannotLower
-from ..tc_lang.formats import LEVELS, Format
-from ..tc_lang.ir import Access, Expr, Function, Index, Role, Statement, Symbol, map_operands
+from ..tc_lang.formats import Format
+from ..tc_lang.ir import Access, Expr, Function, Role, Statement, Symbol, map_operands
+from .absent import reads
 from .graph import Nest, build_nest
-from .order import choose_order, is_convertible, walks
+from .order import choose_order, reordered_format, walks
 from .share import representative
 from .sparse_problem import SparseProblem
+from .versions import Version, name_versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,24 +25,29 @@ class Conversion:
     format: Format
 
 
-def insert_conversions(problem: SparseProblem) -> tuple[SparseProblem, tuple[Conversion, ...]]:
-    """The problem with operands of other formats in place of those that cannot be walked.
+def insert_conversions(original: SparseProblem) -> tuple[SparseProblem, tuple[Conversion, ...], tuple[Version, ...]]:
+    """The problem with operands of other formats in place of those that cannot be walked, and of results it reads.
 
     Raises:
         CannotLower: an operand would have to be converted that has no other order.
     """
+    problem, versions = name_versions(original)
     made: dict[tuple[str, Format], Conversion] = {}
     function = problem.function
     for number in range(len(function.statements)):
-        nest = build_nest(replace(problem, function=function), number)
+        nest = build_nest(replace(problem, function=function, aliases=_aliases(problem, made)), number)
         target = function.tensor(nest.statement.target)
         owns = target.is_sparse and target.name not in dict(problem.shared)
         order = choose_order(nest, target.format if owns else None, problem.options)
+        if _combines_out_of_order(nest, order):
+            return insert_conversions(_with_own_places(original, target.name))
         wrong = {a: _reordered(a, nest, order) for a, p in nest.paths.items() if not walks(p, order)}
         if not wrong:
             continue
         if any(_gives_places(a, nest) for a in wrong):
-            return insert_conversions(_with_own_places(problem, target.name))
+            return insert_conversions(_with_own_places(original, target.name))
+        if stuck := next((a.tensor for a in _reads_of(nest, wrong) if a.tensor in dict(problem.shared)), None):
+            return insert_conversions(_with_own_places(original, stuck))
         names: dict[Access, str] = {}
         for a, format in wrong.items():
             name = f"{a.tensor}'{len(made)}"
@@ -49,9 +56,38 @@ def insert_conversions(problem: SparseProblem) -> tuple[SparseProblem, tuple[Con
         statements[number] = _with_operands(statements[number], names)
         function = replace(function, statements=tuple(statements))
         function = _with_symbols(function, tuple(made.values()))
-    types = [*problem.index_types]
-    types += [(c.name, problem.index_type(c.source)) for c in made.values()]
-    return replace(problem, function=function, index_types=tuple(types)), tuple(made.values())
+    types = tuple((c.name, problem.index_type(c.source)) for c in made.values())
+    converted = replace(
+        problem,
+        function=function,
+        index_types=(*problem.index_types, *types),
+        aliases=_aliases(problem, made),
+    )
+    return converted, tuple(made.values()), versions
+
+
+def _aliases(
+    problem: SparseProblem, made: Mapping[tuple[str, Format], Conversion]
+) -> tuple[tuple[str, str], ...]:  # fmt: skip
+    """Those of the problem, and the conversions of such."""
+    originals = dict(problem.aliases)
+    return (*problem.aliases, *((c.name, originals[c.source]) for c in made.values() if c.source in originals))
+
+
+def _combines_out_of_order(nest: Nest, order: tuple[str, ...]) -> bool:
+    """Whether values come to elements of a target that shares places several times, in another order than stored.
+
+    Sums begin with the zeros that its memory holds; other reductions have an identity of their own.
+    """
+    free = [n for n, name in enumerate(order) if nest.loops[name].is_free]
+    shares = nest.statement.target in dict(nest.shared)
+    return shares and nest.statement.reduction not in (None, "+") and free != list(range(len(free)))
+
+
+def _reads_of(nest: Nest, wrong: Mapping[Access, Format]) -> list[Access]:
+    """The accesses of the statement that go along the paths `wrong`."""
+    accesses = (*nest.term.exists, *reads(nest.term.value))
+    return [a for a in accesses if nest.term.stands_for(a) in wrong]
 
 
 def _gives_places(a: Access, nest: Nest) -> bool:
@@ -71,25 +107,11 @@ def _with_own_places(problem: SparseProblem, target: str) -> SparseProblem:
 
 
 def _reordered(a: Access, nest: Nest, order: tuple[str, ...]) -> Format:
-    """The format of an operand with its levels in the order of the loops. It stores the same elements.
-
-    Levels of the dense tail stay with their dimensions: one that came last would store all coordinates of another one.
-    """
-    path = nest.paths[a]
-    if not is_convertible(path):
+    """The format of an operand with its levels in the order of the loops. It stores the same elements."""
+    found = reordered_format(nest.paths[a], order)
+    if found is None:
         raise CannotLower(f"'{a.tensor}' would have to be stored in another order")
-    if a.tensor in dict(nest.shared):
-        raise CannotLower(f"the temporary '{a.tensor}' is read in another order than it is stored")
-    format = path.format
-    dims = sorted(range(format.rank), key=lambda d: order.index(_index(a.subscripts[d])))
-    tail = format.order[format.depth :]
-    upper = iter(format.levels[: format.depth])
-    return Format(tuple(LEVELS["d"] if d in tail else next(upper) for d in dims), tuple(dims))
-
-
-def _index(e: Expr) -> str:
-    assert isinstance(e, Index)
-    return e.name
+    return found
 
 
 def _with_operands(s: Statement, names: Mapping[Access, str]) -> Statement:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..core.errors import CannotLower
 from ..loop_ir import build, linear_forms
@@ -221,6 +221,10 @@ class StatementEmitter(ABC):
         """The subscripts of the target."""
         translator = Translator(state.indices, self.shared.sizes, _refuse_read)
         return tuple(translator.subscript(e) for e in self.s.subscripts)
+
+    def reduced(self, state: State) -> State:
+        """The state inside the reduced loops, where the identity of the reduction is void in any case."""
+        return replace(state, term=replace(state.term, void=self.nest.identity)) if self.nest.keeps_places else state
 
     def total(self) -> Buffer:
         """The register of a sum whose element is settled."""

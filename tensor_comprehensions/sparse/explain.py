@@ -46,12 +46,14 @@ def _name(format: Format) -> s.FormatName:
 
 def _tensors(program: Program) -> Iterator[str]:
     problem, shared = program.problem, dict(program.problem.shared)
-    sources = {c.name: c for c in program.conversions}
+    sources, versions = {c.name: c for c in program.conversions}, {v.name: v for _, v in program.versions}
     for t in problem.function.tensors:
         if t.is_sparse:
             origin = ""
             if t.name in sources:
                 origin = f", converted from {sources[t.name].source} before every run"
+            elif t.name in versions:
+                origin = f", what {versions[t.name].source} holds before statement {versions[t.name].statement}"
             elif t.name in shared:
                 origin = f", with the stored places of {shared[t.name]}"
             yield f"{t.name}: {t.format}{origin}"

@@ -61,7 +61,7 @@ class Nest:
     """A statement as loops.
 
     loops: by name, in the order of the statement's indices. paths: of sparse operands, by access.
-    blocks: the extent of the blocks into which an index is split, by index.
+    blocks: the extent of the blocks into which an index is split, by index. identity: see `keeps_places`.
     """
 
     statement: Statement
@@ -70,6 +70,15 @@ class Nest:
     paths: Mapping[Access, Path]
     blocks: Mapping[str, int]
     shared: tuple[tuple[str, str], ...] = ()
+    identity: int | float | bool | None = None
+
+    @property
+    def keeps_places(self) -> bool:
+        """Whether the target stores all places that exist, whatever their values: no instance of a free loop is void.
+
+        `identity` is then what is void in the reduced loops.
+        """
+        return self.term.void is None and self.identity is not None
 
     @property
     def free(self) -> tuple[str, ...]:
@@ -102,8 +111,15 @@ def build_nest(problem: SparseProblem, number: int) -> Nest:
         for loop in _split(name, bounds, blocks.get(name), window):
             loops[loop[0]] = Loop(loop[0], loop[1], loop[2], name in free, window)
     paths = {a: _path(a, symbols[a.tensor], blocks, problem) for a in occurrences}
-    term = term if paths else replace(term, void=None)
-    return Nest(statement, term, loops, paths, blocks, problem.shared)
+    keeps = target.is_sparse and target.name not in stands_for and _exists_at(statement)
+    identity = term.void if keeps and paths else None
+    term = replace(term, void=None) if keeps or not paths else term
+    return Nest(statement, term, loops, paths, blocks, problem.shared, identity)
+
+
+def _exists_at(s: Statement) -> bool:
+    """Whether a statement is for the places of some tensors with just the subscripts of its target."""
+    return bool(s.exists) and all(a.subscripts == s.subscripts for a in s.exists)
 
 
 def _split(name: str, bounds: Bounds, block: int | None, window: bool) -> list[tuple[str, Value, Value]]:

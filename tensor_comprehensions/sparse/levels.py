@@ -11,6 +11,7 @@ from ..loop_ir import build
 from ..loop_ir.names import Names
 from ..loop_ir.nodes import Allocate, Buffer, Expr, If, Let, Load, Loop, Stmt, Store, While
 from ..tc_lang.formats import LevelKind
+from ..tc_lang.ir import Access
 from .graph import Step
 from .sparse_problem import SparseOperand
 
@@ -30,6 +31,11 @@ class Place:
 
 
 ROOT = Place(build.const(0))
+
+
+def name_of_position(a: Access) -> str:
+    """What variables that stand for a position of an operand are called, before a number is added."""
+    return f"{a.tensor}.p"
 
 
 def locate(place: Place, extent: Expr, coordinate: Expr) -> Place:

@@ -29,6 +29,7 @@ from .sparse_problem import (
     operand_of,
     totals_buffer,
 )
+from .versions import Version
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class Program:
             order, those of the sparse results.
         operands: parameters, results and temporaries; the caller allocates the last two, filled with zeros if shared.
         conversions: operands that the caller makes of others.
+        versions: operands that the caller makes of sparse results, each with the phase before which it does.
         results: what is allocated between phases, from what `totals` counts.
         slots: how many counts `totals` has.
         orders: the loops of each statement, outermost first, for people to read.
@@ -64,6 +66,7 @@ class Program:
     results: tuple[Result, ...]
     slots: int
     orders: tuple[tuple[str, ...], ...]
+    versions: tuple[tuple[int, Version], ...] = ()
 
 
 def lower(problem: SparseProblem, target: CpuTarget) -> Program:
@@ -72,20 +75,24 @@ def lower(problem: SparseProblem, target: CpuTarget) -> Program:
     Raises:
         CannotLower: a statement is of a kind that is not lowered; the message says which.
     """
-    problem, conversions = insert_conversions(problem)
+    problem, conversions, versions = insert_conversions(problem)
     function, shared = problem.function, dict(problem.shared)
     operands = {t.name: _operand(t, problem, shared) for t in function.tensors if not t.is_compile_time}
     common = Shared(problem, operands, Sizes.of(problem), target)
     nests = [build_nest(problem, n) for n in range(len(function.statements))]
     orders = [choose_order(nest, result_format(nest, problem), problem.options) for nest in nests]
-    arrays = [_result_arrays(problem, nest, order) for nest, order in zip(nests, orders, strict=True)]
+    arrays = [_result_arrays(problem, *x) for x in zip(range(len(nests)), nests, orders, strict=True)]
     slots = sum(_slots(x) for x in arrays)
     totals = totals_buffer(slots)
     phases: list[list[Kernel]] = [[]]
     results: list[Result] = []
     first = 0
+    complete: list[tuple[int, Version]] = []
     for number, (nest, order, held) in enumerate(zip(nests, orders, arrays, strict=True)):
         emitter: StatementEmitter
+        if ready := [v for v in versions if v.statement == number]:
+            phases.append([])  # all statements before have run by then
+            complete += [(len(phases) - 1, v) for v in ready]
         match held:
             case Assembled(is_known=True):
                 emitter = RefillEmitter(common, nest, order, held)
@@ -110,13 +117,13 @@ def lower(problem: SparseProblem, target: CpuTarget) -> Program:
         Module(f"{function.name}.{n}", arguments, (), tuple(kernels), (), written) for n, kernels in enumerate(phases)
     )
     return Program(
-        problem, modules, tuple(operands.values()), conversions, tuple(results), slots, tuple(orders)
+        problem, modules, tuple(operands.values()), conversions, tuple(results), slots, tuple(orders), tuple(complete)
     )  # fmt: skip
 
 
 def gains_from_counting(problem: SparseProblem) -> bool:
     """Whether threads could share the rows of a result that one thread writes without counting them first."""
-    converted, _ = insert_conversions(problem)
+    converted, _, _ = insert_conversions(problem)
     nests = [build_nest(converted, n) for n in range(len(converted.function.statements))]
     formats = [result_format(nest, converted) for nest in nests]
     return any(
@@ -129,7 +136,7 @@ def gains_from_counting(problem: SparseProblem) -> bool:
 
 def gains_from_refilling(problem: SparseProblem) -> bool:
     """Whether the values of a result are computed faster where its stored places are known."""
-    converted, _ = insert_conversions(problem)
+    converted, _, _ = insert_conversions(problem)
     nests = [build_nest(converted, n) for n in range(len(converted.function.statements))]
     formats = [result_format(nest, converted) for nest in nests]
     return any(
@@ -144,14 +151,15 @@ def result_format(nest: Nest, problem: SparseProblem) -> Format | None:
     return target.format if target.is_sparse and target.name not in dict(problem.shared) else None
 
 
-def _result_arrays(problem: SparseProblem, nest: Nest, order: tuple[str, ...]) -> Assembled | Collected | None:
+def _result_arrays(
+    problem: SparseProblem, number: int, nest: Nest, order: tuple[str, ...]
+) -> Assembled | Collected | None:
     """What the caller allocates for a statement."""
     function, format = problem.function, result_format(nest, problem)
     if format is None:
         return None
     target, s = function.tensor(nest.statement.target), nest.statement
-    number = function.statements.index(s)
-    definitions = [x for x in function.statements if x.target == target.name]
+    definitions = [n for n, x in enumerate(function.statements) if x.target == target.name]
     adds_dense = not nest.paths and not all(x.is_free for x in nest.loops.values())  # stores what is not 0 at the end
     if len(definitions) == 1 and is_ordered(nest, order, format) and not adds_dense:
         index = INT64 if any(t == INT64 for _, t in problem.index_types) else INT32
@@ -160,7 +168,7 @@ def _result_arrays(problem: SparseProblem, nest: Nest, order: tuple[str, ...]) -
         bound, has_rows = _find_bounding_operands(nest, format), _has_rows(nest, order, format)
         bound = () if problem.parallel and has_rows else bound
         return assembled_of(number, target, index, bound, not bound and has_rows)
-    if s is not definitions[0] and (s.reduction != "+" or s.initialize):
+    if number != definitions[0] and (s.reduction != "+" or s.initialize):
         raise CannotLower(f"a second definition of the sparse '{target.name}' with another operator than +=")
     return collected_of(number, target)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise, permutations
 from math import inf
 
 from ..core.errors import CannotLower
 from ..options import SparseOptions
-from ..tc_lang.formats import Format
+from ..tc_lang.formats import LEVELS, Format, holds_any, parse_format
 from ..tc_lang.ir import Access, Index
 from ..tc_lang.size_polynomial import Value
 from .graph import Nest, Path, is_ordered
@@ -49,7 +50,10 @@ def choose_order(nest: Nest, result: Format | None = None, options: SparseOption
     for rank, order in enumerate(_orders(names, edges | frozenset(pairwise(wanted)))):
         if [name for name in order if name in wanted] != wanted:
             continue
-        wrong = sum(CONVERSION if options.convert and is_convertible(p) else inf for p in paths if not walks(p, order))
+        if nest.keeps_places and _scatters(order, nest):  # what a reduced loop finds nothing for is stored, too
+            continue
+        stuck = [p for p in paths if not walks(p, order)]
+        wrong = sum(CONVERSION if options.convert and reordered_format(p, order) else inf for p in stuck)
         iterations = _cost(order, nest)
         if result is not None and not is_ordered(nest, order, result):
             iterations *= SORTING
@@ -70,9 +74,39 @@ def walks(path: Path, order: Sequence[str]) -> bool:
     return all(place[a] < place[b] for a, b in hard_edges(path))
 
 
-def is_convertible(path: Path) -> bool:
-    """Whether an operand has formats with its levels in any order."""
-    return not path.format.blocks and all(isinstance(e, Index) for e in path.access.subscripts)
+def reordered_format(path: Path, order: Sequence[str]) -> Format | None:
+    """The format in which loops in this order can walk an operand, with the same stored places; None if there is none.
+
+    Levels of the dense tail stay with their dimensions: one that came last would store all coordinates of another one.
+    """
+    format = path.format
+    if format.blocks:
+        return next((f for f in _blocked_formats(format) if walks(_stored_as(path, f), order)), None)
+    if not all(isinstance(step.loop, str) for step in path.steps):
+        return None
+    loops = {d: step.loop for step, d in zip(path.steps, format.order, strict=True)}
+    dims = sorted(range(format.rank), key=lambda d: order.index(str(loops[d])))
+    tail = format.order[format.depth :]
+    upper = iter(format.levels[: format.depth])
+    made = Format(tuple(LEVELS["d"] if d in tail else next(upper) for d in dims), tuple(dims))
+    return made if holds_any(format) and holds_any(made) else _compressed(made)
+
+
+def _compressed(format: Format) -> Format:
+    """The same levels, of which each that is not dense holds all coordinates that come."""
+    return Format(tuple(x if x.is_dense else LEVELS["s"] for x in format.levels), format.order)
+
+
+def _blocked_formats(format: Format) -> Iterator[Format]:
+    for name in ("bsr", "bsc"):
+        yield parse_format(name, format.blocks, format.rank)
+
+
+def _stored_as(path: Path, format: Format) -> Path:
+    """The path of the same tensor in another format with the same dimensions."""
+    steps = dict(zip(path.format.order, path.steps, strict=True))
+    moved = (replace(steps[d], level=level) for level, d in zip(format.levels, format.order, strict=True))
+    return replace(path, format=format, steps=tuple(moved))
 
 
 def _scatters(order: Sequence[str], nest: Nest) -> int:

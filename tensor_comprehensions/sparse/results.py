@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ..core.dtypes import BOOL, INT64
@@ -10,6 +10,7 @@ from ..core.errors import CannotLower
 from ..core.naming import compose_name
 from ..loop_ir import build
 from ..loop_ir.nodes import Allocate, Buffer, Expr, If, Let, Load, Loop, LoopKind, Stmt, Store
+from ..loop_ir.rewrite import mentions
 from ..tc_lang.ir import Access, Index
 from .chunks import CHUNK
 from .emit import StatementEmitter
@@ -36,10 +37,15 @@ class DenseEmitter(StatementEmitter):
             return 0
         for n, name in enumerate(self.order):
             outside = self.order[: n + 1]
-            absent = [a for a, p in self.nest.paths.items() if any(step.loop in outside for step in p.iterated)]
-            if not self.nest.loops[name].is_free or (absent and self.nest.term.without(absent) is None):
+            absent = self._searched_or_in(outside)
+            if not self.nest.loops[name].is_free or self.nest.term.without(absent) is None:
                 return n
         return len(self.order)
+
+    def _searched_or_in(self, loops: Sequence[str]) -> list[Access]:
+        """Operands that may lack a coordinate of these loops, or the one that is a number in their subscripts."""
+        paths = self.nest.paths.items()
+        return [a for a, p in paths if any(isinstance(x.loop, int) or x.loop in loops for x in p.iterated)]
 
     @property
     def _is_plain(self) -> bool:
@@ -60,8 +66,15 @@ class DenseEmitter(StatementEmitter):
     @property
     def fills_first(self) -> bool:
         """Whether the whole target is initialized before the loops begin: where these do not come to every element."""
-        is_complete = self.covered == len(self.order) and self.s.reduction is None
-        return self.starts_anew and not is_complete and not self.covered
+        return self.starts_anew and not self.has_one_instance and not self.covered
+
+    @property
+    def has_one_instance(self) -> bool:
+        """Whether exactly one instance of the statement gives each element its first value."""
+        if not self.starts_anew or self.covered < len(self.order):
+            return False
+        searched = self._searched_or_in(())
+        return self._is_plain and self.nest.term.without(searched) is not None
 
     def kernels(self) -> Iterator[tuple[str, Stmt]]:
         if self.fills_first:
@@ -110,8 +123,10 @@ class DenseEmitter(StatementEmitter):
         """The identity for every element below the covered loops."""
         names = self.inside
         indices = {**state.indices, **{n: build.var(f"{n}.first") for n in names}}
-        body: Stmt = Store(*self._place(replace(state, indices=indices)), self.neutral)
-        widths = list(self.widths()) if names[-1] == self.order[-1] else []
+        store = Store(*self._place(replace(state, indices=indices)), self.neutral)
+        body: Stmt = store
+        depends = any(mentions(i, {f"{names[-1]}.first"}) for i in store.indices)  # not below a dimension of extent 0
+        widths = list(self.widths()) if names[-1] == self.order[-1] and depends else []
         for n, name in enumerate(reversed(names)):
             loop = self.nest.loops[name]
             bounds = (self.shared.sizes.value(loop.lower), self.shared.sizes.value(loop.upper))
@@ -127,7 +142,7 @@ class DenseEmitter(StatementEmitter):
     def combine(self, state: State, value: Expr) -> Stmt:
         if IN_REGISTER in state.indices:
             return add_to(self.total(), value, self.s.reduction)
-        return _update(*self._place(state), value, self.s.reduction)
+        return _update(*self._place(state), value, None if self.has_one_instance else self.s.reduction)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,12 +221,15 @@ class CollectedEmitter(StatementEmitter):
         if depth != self.final_depth or depth == len(self.order):
             return then(state)
         total, found = self.total(), build.register(f"{self.s.target}.found", BOOL)
-        first = (Store(total, (), build.cast(self.neutral, total.type.dtype)), Store(found, (), build.FALSE))
+        held = build.TRUE if self.nest.keeps_places else build.FALSE
+        first = (Store(total, (), build.cast(self.neutral, total.type.dtype)), Store(found, (), held))
         append = self._append(state, build.cast(Load(total, ()), self.values.type.dtype))
         wanted: Expr = Load(found, ())
         if not self.nest.paths:
             wanted = build.ne(Load(total, ()), build.const(0, total.type.dtype))
-        return Allocate((total, found), build.block(*first, then(with_register_sum(state)), If(wanted, append)))
+        return Allocate(
+            (total, found), build.block(*first, then(with_register_sum(self.reduced(state))), If(wanted, append))
+        )
 
     def combine(self, state: State, value: Expr) -> Stmt:
         if IN_REGISTER in state.indices:

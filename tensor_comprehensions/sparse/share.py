@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ..tc_lang.ir import Access, Function, Role, Statement, Symbol
+from ..tc_lang.ir import Access, Function, Role, Statement, Symbol, walk_expr
 from ..tc_lang.ranges import symbolic_ranges
 from .absent import term_of
 
@@ -29,9 +29,21 @@ def shared_patterns(function: Function) -> dict[str, str]:
                 continue
             (source,) = candidates
             is_whole = any(f is not None and f[1] for f in found) and ranges[name] == ranges[source]
-            if symbol.role is Role.TEMPORARY or is_whole:
+            if is_whole or (symbol.role is Role.TEMPORARY and not _places_matter(function, name)):
                 sources[name] = source
     return sources
+
+
+def _places_matter(function: Function, temporary: str) -> bool:
+    """Whether what is stored elsewhere depends on where a temporary stores something: zeros are not enough."""
+    readers = [s for s in function.statements if any(temporary == a.tensor for a in _reads(s))]
+    targets = [function.tensor(s.target) for s in readers]
+    exists = any(a.tensor == temporary for s in readers for a in s.exists)
+    return exists or any(t.is_sparse or t.role is Role.TEMPORARY for t in targets if t.name != temporary)
+
+
+def _reads(s: Statement) -> list[Access]:
+    return [a for e in (s.value, *s.exists) for a in walk_expr(e) if isinstance(a, Access)]
 
 
 def _source(

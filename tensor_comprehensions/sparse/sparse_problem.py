@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from ..core.dtypes import INT64, DType
@@ -12,7 +12,8 @@ from ..loop_ir import build
 from ..loop_ir.nodes import Buffer, Expr, Type
 from ..options import SparseOptions
 from ..tc_lang.formats import Format, LevelKind
-from ..tc_lang.ir import Function, Role, Symbol
+from ..tc_lang.ir import Access, Function, Role, Statement, Symbol, map_operands
+from ..tc_lang.ir import Expr as TcExpr
 from ..tc_lang.ranges import Ranges, symbolic_ranges
 from ..tc_lang.size_polynomial import SizeName, SizeOperation, SizePolynomial, Value
 
@@ -30,6 +31,7 @@ class SparseProblem:
         fixed: the sizes that the kernel is for, by name.
         shared: the temporaries and results that have the stored places of an operand, with that operand's name.
         parallel: whether several threads will run it, so that counting what they store first lets them all write.
+        aliases: operands that the caller makes of other tensors, whose extents they have, with these.
         options: how to lower it.
         refills: whether the stored places of results are known, so that only values are computed, where that is faster.
     """
@@ -41,10 +43,17 @@ class SparseProblem:
     parallel: bool = False
     refills: bool = False
     options: SparseOptions = field(default_factory=SparseOptions)
+    aliases: tuple[tuple[str, str], ...] = ()
 
     @cached_property
     def ranges(self) -> Ranges:
-        return symbolic_ranges(self.function)
+        names = dict(self.aliases)
+        if not names:
+            return symbolic_ranges(self.function)
+        kept = tuple(t for t in self.function.tensors if t.name not in names)
+        statements = tuple(rename_reads(s, names) for s in self.function.statements)
+        found = symbolic_ranges(replace(self.function, tensors=kept, statements=statements))
+        return replace(found, tensors={**found.tensors, **{n: found.tensors[t] for n, t in names.items()}})
 
     @cached_property
     def sizes(self) -> tuple[str, ...]:
@@ -54,6 +63,17 @@ class SparseProblem:
 
     def index_type(self, tensor: str) -> DType:
         return dict(self.index_types)[tensor]
+
+
+def rename_reads(s: Statement, names: Mapping[str, str]) -> Statement:
+    """The statement with reads of other tensors in place of those that `names` has."""
+
+    def visit(e: TcExpr) -> TcExpr:
+        new = map_operands(e, visit)
+        return replace(new, tensor=names[new.tensor]) if isinstance(new, Access) and new.tensor in names else new
+
+    exists = tuple(replace(a, tensor=names.get(a.tensor, a.tensor)) for a in s.exists)
+    return replace(s, value=visit(s.value), exists=exists)
 
 
 def fixed_sizes(function: Function, sizes: Mapping[str, int]) -> tuple[tuple[str, int], ...]:

@@ -16,7 +16,7 @@ from ..tc_lang.ir import Access
 from .absent import Term, is_additive
 from .graph import Nest, Step, inner, outer
 from .lattice import Lattice, Point, build_lattice
-from .levels import ROOT, Cursor, Place, cursor, first_not_below, locate, run_end
+from .levels import ROOT, Cursor, Place, cursor, first_not_below, locate, name_of_position, run_end
 from .row_prefetch import RowPrefetcher
 from .sparse_problem import Sizes, SparseOperand
 
@@ -228,7 +228,7 @@ class Walker:
         c = cursors[a]
         if not c.is_unique and not self._is_alone(a, depth):
             return self._merge(depth, state, Lattice((point,), None), cursors)
-        name, coordinate = self.names.fresh(f"{a.tensor}.p"), self.names.fresh(self.order[depth])
+        name, coordinate = self.names.fresh(name_of_position(a)), self.names.fresh(self.order[depth])
         position = build.var(name)
         body = self._child(depth, replace(state, term=point.term), build.var(coordinate), {a: c.at(position)})
         if c.stop == build.add(c.start, 1):
@@ -284,7 +284,7 @@ class Walker:
     def _rest(self, depth: int, state: State, point: Point, c: Cursor, cell: Buffer) -> Stmt:
         """A loop over what one operand stores behind the end of the others."""
         (a,) = point.present
-        name, coordinate = self.names.fresh(f"{a.tensor}.p"), self.names.fresh(self.order[depth])
+        name, coordinate = self.names.fresh(name_of_position(a)), self.names.fresh(self.order[depth])
         position = build.var(name)
         body = self._child(depth, replace(state, term=point.term), build.var(coordinate), {a: c.at(position)})
         return Loop(name, Load(cell, ()), c.stop, Let(coordinate, c.coordinate(position), body))
@@ -339,7 +339,7 @@ class Walker:
             present = {
                 a: cursors[a].at(Load(cells[a], ()), None if cursors[a].is_unique else stops[a]) for a in p.present
             }
-            held = {a: self.names.fresh(f"{a.tensor}.p") for a in present}
+            held = {a: self.names.fresh(name_of_position(a)) for a in present}
             places = {a: replace(x, low=build.var(held[a])) for a, x in present.items()}
             child = self._child(depth, replace(state, term=p.term), value, places)
             for a, n in held.items():
@@ -422,7 +422,7 @@ class Walker:
             plain = self._child(depth, replace(state, term=default), value, {})
             chain: Stmt = plain
             for p in reversed(lattice.points):
-                held = {a: self.names.fresh(f"{a.tensor}.p") for a in p.present}
+                held = {a: self.names.fresh(name_of_position(a)) for a in p.present}
                 places = {
                     a: cursors[a].at(build.var(n), None if cursors[a].is_unique else stops[a]) for a, n in held.items()
                 }

@@ -8,7 +8,7 @@ above; the values belong to the positions of the last level.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from enum import Enum
 from functools import lru_cache
@@ -100,6 +100,14 @@ class Format:
         """Whether each element is stored at most once."""
         return not self.depth or self.levels[self.depth - 1].unique
 
+    @property
+    def with_unique_elements(self) -> Format:
+        """The format whose tensors are such of this one that store each element at most once."""
+        if self.is_unique:
+            return self
+        last = replace(self.levels[self.depth - 1], unique=True)
+        return replace(self, levels=(*self.levels[: self.depth - 1], last, *self.levels[self.depth :]))
+
     def extents(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The extent of each level, of a tensor of this `shape`."""
         split = (*(n // b for n, b in zip(shape, self.blocks, strict=True)), *self.blocks) if self.blocks else shape
@@ -122,6 +130,22 @@ class Format:
             if self.rank >= rank and self.word == _word_of(name, self.rank):
                 return name
         return self.word
+
+
+def holds_any(format: Format) -> bool:
+    """Whether a tensor can be stored in `format` whatever its elements: nowhere is there room for one coordinate alone.
+
+    Nor may a compressed level be below repeated coordinates, whose elements are side by side.
+    """
+    above: Level | None = None
+    repeats = False
+    for level in format.levels:
+        if level.kind is LevelKind.SINGLETON and (above is None or above.unique):
+            return False
+        if level.kind is LevelKind.COMPRESSED and repeats:
+            return False
+        repeats, above = repeats or not level.unique, level
+    return True
 
 
 def dense_format(rank: int) -> Format:
@@ -204,15 +228,16 @@ def _letters(word: str) -> str:
             expected=f"{', '.join(NAMES)}, or a letter of {' '.join(LEVELS)} for each level",
             suggestion=f"did you mean {near[0]}?" if near else "",
         )
-    for above, below in zip(("", *word), word, strict=False):
+    for n, below in enumerate(word):
+        above = word[:n]
         if below in "qc" and not above:
             raise UnlocatedTypeError(
                 f"the format '{word}' begins with a singleton", expected="d, s or u as first level"
             )
-        if above in ("u", "c") and below in ("s", "u"):
+        if below in "su" and any(letter in above for letter in "uc"):
             raise UnlocatedTypeError(
                 f"in the format '{word}' a compressed level follows one with repeated coordinates",
-                expected="q, c or d after u and c",
+                expected="q, c or d below u and c",
             )
     return word
 

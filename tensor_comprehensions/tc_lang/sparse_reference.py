@@ -28,7 +28,6 @@ from .ir import (
     Const,
     Expr,
     Index,
-    Role,
     Select,
     Tensor,
     Unary,
@@ -36,6 +35,7 @@ from .ir import (
 )
 from .numpy_expression import Array, combine_arrays, convert_array, index_grid, numpy_dtype
 
+NO_NAMES: Mapping[str, str] = {}
 _SCATTER: dict[str, Any] = {"+": np.add, "*": np.multiply, "min": np.minimum, "max": np.maximum}
 
 
@@ -52,25 +52,34 @@ class Stored:
 
 
 def evaluate_sparse(
-    bound: BoundFunction, operands: Mapping[str, Stored], sparse_results: Sequence[str]
+    bound: BoundFunction,
+    operands: Mapping[str, Stored],
+    sparse_results: Sequence[str],
+    temporaries: Mapping[str, str] = NO_NAMES,
 ) -> dict[str, Stored]:
     """The returns of a function, by name: those of `sparse_results` with their stored places.
 
-    operands: every input and the initial value of every in/out tensor, by name.
+    operands: every input and the initial value of every in/out tensor, by name. temporaries: those that have the stored
+    places of an operand, with its name; the others are dense.
     """
     memory = {t.name: _initial_stored(t, operands, t.name in sparse_results) for t in bound.tensors}
     with np.errstate(all="ignore"):
         for s in bound.statements:
             memory[s.target] = _run(s, bound, memory)
+            if s.target in temporaries:
+                places = operands[temporaries[s.target]].places
+                memory[s.target] = _zeros_elsewhere(memory[s.target].values, places)
     return {name: memory[name] for name in bound.returns}
 
 
 def _initial_stored(t: Tensor, operands: Mapping[str, Stored], sparse: bool) -> Stored:
     if t.name in operands:
         return operands[t.name]
-    dtype = numpy_dtype(t.dtype)
-    stored = sparse or t.role is Role.TEMPORARY
-    return Stored(np.zeros(t.shape, dtype), np.zeros(t.shape, bool) if stored else None)
+    return Stored(np.zeros(t.shape, numpy_dtype(t.dtype)), np.zeros(t.shape, bool) if sparse else None)
+
+
+def _zeros_elsewhere(values: Array, places: Array | None) -> Stored:
+    return Stored(values if places is None else np.where(places, values, np.zeros((), values.dtype)), places)
 
 
 def _run(s: BoundStatement, bound: BoundFunction, memory: Mapping[str, Stored]) -> Stored:
@@ -96,14 +105,15 @@ def _run(s: BoundStatement, bound: BoundFunction, memory: Mapping[str, Stored]) 
         places[at] = True
     elif not any(a.is_sparse for a in _reads(s, memory)):
         places |= values != 0
-    if target.role is Role.TEMPORARY and not _reads_sparse(s, memory):
-        return Stored(values)  # nothing of what it reads is absent
-    return Stored(values, places)
+    return _zeros_elsewhere(values, places)
 
 
 def _assign(old: Stored, at: tuple[Array, ...], value: Array) -> Array:
     new = np.zeros_like(old.values)
-    new[at] = value
+    if at:
+        new[at] = value
+    elif value.size:
+        new[()] = value[-1]
     return new
 
 

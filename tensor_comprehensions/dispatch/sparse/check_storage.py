@@ -78,6 +78,8 @@ def _check_shape(format: Format, shape: Sequence[int], levels: Sequence[object],
 def _check_array(x: object, what: str, extent: int, where: _Where) -> None:
     if not isinstance(x, Tensor) or x.layout is not torch.strided or x.ndim != 1:
         raise where.error(f"needs {what} as a tensor of one dimension", found=_describe(x))
+    if x.is_meta:
+        raise where.error(f"has {what} without memory", found="a meta tensor")
     if x.dtype not in INDEX_TYPES:
         found = str(x.dtype).removeprefix("torch.")
         raise where.error(f"has {what} of the type {found}", expected="int32 or int64", found=found)

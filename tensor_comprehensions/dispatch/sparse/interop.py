@@ -121,6 +121,7 @@ def _from_coo(x: Tensor) -> SparseTensor:
         raise ArgumentError("torch does not trace COO tensors", suggestion="pass tc.as_sparse(x) instead of x")
     if not x.is_coalesced():
         get_logger("sparse").debug("an uncoalesced tensor of the shape %s is coalesced", tuple(x.shape))
+        _check_coordinates(x)
         x = x.coalesce()
     rows, sparse = x.indices().detach(), x.sparse_dim()
     format = coordinates(sparse, x.dense_dim())
@@ -129,6 +130,18 @@ def _from_coo(x: Tensor) -> SparseTensor:
     levels: list[Any] = [(None, row.contiguous()) for row in rows] + [None] * x.dense_dim()
     levels[0] = (cache_for_arrays("coo", [rows], lambda: torch.tensor([0, rows.shape[1]])), levels[0][1])
     return SparseTensor(format, x.shape, levels, x.values())
+
+
+def _check_coordinates(x: Tensor) -> None:
+    """Raises ArgumentError where an uncoalesced tensor has coordinates out of range: torch ends the process by them."""
+    for d, (row, extent) in enumerate(zip(x._indices(), x.shape, strict=False)):
+        outside = (row < 0) | (row >= extent)
+        if bool(outside.any()):
+            n = int(outside.to(torch.uint8).argmax())
+            raise ArgumentError(
+                f"level {d} of the sparse tensor has the coordinate crd[{n}] = {int(row[n])}",
+                expected=f"0 to {extent - 1}", found=str(int(row[n])),
+            )  # fmt: skip
 
 
 def to_torch(t: SparseTensor) -> Tensor:

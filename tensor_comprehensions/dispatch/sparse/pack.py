@@ -150,6 +150,11 @@ class _Builder:
             self.nodes, self.count = self.nodes * extent + key, self.count * extent
             return None
         if level.kind is LevelKind.SINGLETON:
+            if self.count and not extent:
+                raise ArgumentError(
+                    f"the format '{format}' holds a coordinate for each of {self.count} parents, where there is none",
+                    expected="an extent of 1 or more", found="an extent of 0",
+                )  # fmt: skip
             return None, self._singleton(key, format).to(self.dtype)
         first, parents = self._begins(format, n, keys).nonzero().squeeze(1), self.nodes
         counts = torch.bincount(parents[first], minlength=self.count)

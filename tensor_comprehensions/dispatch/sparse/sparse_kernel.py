@@ -11,7 +11,9 @@ from torch import Tensor
 
 from ...compiler.sparse_passes import CompiledSparseKernel
 from ...core.error_boundary import only_tc_errors
+from ...sparse.share import shared_patterns
 from ...tc_lang.bind import bind
+from ...tc_lang.ir import Function, Role
 from ...tc_lang.numpy_expression import Array
 from ...tc_lang.sparse_reference import Stored, evaluate_sparse
 from ..arguments import TORCH_TYPES
@@ -61,18 +63,16 @@ def without_gradients(values: Sequence[object]) -> list[object]:
     return [x.detach() if isinstance(x, Tensor) and x.requires_grad else x for x in values]
 
 
-def evaluate(
-    compiled: CompiledSparseKernel, call: SparseCall, sizes: Mapping[str, int]
-) -> dict[str, Tensor | SparseTensor]:
+def evaluate(function: Function, call: SparseCall, sizes: Mapping[str, int]) -> dict[str, Tensor | SparseTensor]:
     """What a def returns by its definition, by name, with sparse results in their formats. All is dense meanwhile."""
-    function = compiled.program.problem.function
     scalars = {name: sizes[name] for name in function.scalars}
     bound = bind(function, {n: v for n, v in sizes.items() if n not in scalars}, scalars)
     operands = {name: Stored(_to_array(x)) for name, x in call.dense.items()}
     operands |= {name: _to_stored(t) for name, t in call.sparse.items()}
-    operands |= {c.name: operands[c.source] for c in compiled.program.conversions}
     sparse = [name for name in function.returns if function.tensor(name).is_sparse]
-    found = evaluate_sparse(bound, operands, sparse)
+    shared = shared_patterns(function)
+    temporaries = {n: t for n, t in shared.items() if function.tensor(n).role is Role.TEMPORARY}
+    found = evaluate_sparse(bound, operands, sparse, temporaries)
     types = {t.index_dtype for t in call.sparse.values()}
     index = torch.int64 if torch.int64 in types else torch.int32
     results: dict[str, Tensor | SparseTensor] = {}

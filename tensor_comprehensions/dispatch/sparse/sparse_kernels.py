@@ -125,7 +125,8 @@ class SparseKernels:
 
     def reference(self, values: Sequence[object], initial: Mapping[str, object]) -> Any:
         """What the reference evaluator gives for a call. Raises ArgumentError as `accept` does."""
-        return hand_back(evaluate(*self._kernel_for(self.accept(without_gradients(values), initial))), values)
+        call = self.accept(without_gradients(values), initial)
+        return hand_back(evaluate(self.function_for_call(call), call, self.sizes(call)), values)
 
     def lane(self, call: SparseCall, values: Sequence[object]) -> FastCall | None:
         """The short way for calls like this one, which has succeeded; None where there is none."""

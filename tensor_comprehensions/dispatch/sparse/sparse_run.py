@@ -62,8 +62,7 @@ class SparseRun:
         self.function, self.sizes = problem.function, sizes
         self.shared = dict(problem.shared)
         self.sparse = dict(call.sparse)
-        for c in kernel.program.conversions:
-            self.sparse[c.name] = convert_format(call.sparse[c.source], c.format, call.structures[c.source])
+        self._convert(call.structures)
         numbers = [sizes[n] for n in problem.sizes] or [0]
         self.size_array = np.array(numbers, np.int64)
         self.totals = np.zeros(max(1, self.program.slots), np.int64)
@@ -71,12 +70,31 @@ class SparseRun:
         self.arrays: dict[int, tuple[Tensor, ...]] = {}
         self.rows: dict[int, Tensor] = {}
 
+    def _convert(self, structures: Mapping[str, Structure]) -> None:
+        """Make the operands that are others in another format."""
+        for c in self.program.conversions:
+            if c.source in structures:
+                self.sparse[c.name] = convert_format(self.sparse[c.source], c.format, structures[c.source])
+
+    def _complete(self, phase: int) -> None:
+        """Make operands of the sparse results that are complete before a phase."""
+        for version in (v for p, v in self.program.versions if p == phase):
+            t = self._sparse_result(version.source, version.statement)
+            is_wide = self.program.problem.index_type(version.name) == INT64
+            index = torch.int64 if is_wide else torch.int32
+            levels = tuple(None if x is None else (_cast(x[0], index), x[1].to(index)) for x in t.levels)
+            self.sparse[version.name] = SparseTensor(t.format, t.shape, levels, t.values)
+            self._convert({version.name: Structure(len(t.values))})
+            made = {version.name, *(c.name for c in self.program.conversions if c.source == version.name)}
+            self.values |= {o.name: self._values(o) for o in self.program.operands if o.name in made}
+
     def results(self) -> dict[str, Tensor | SparseTensor]:
         """Run all phases; what the def returns, by name."""
         for number, executable in enumerate(self.kernel.executables):
+            self._complete(number)
             for n, r in enumerate(self.program.results):
                 if isinstance(r.arrays, Assembled) and r.arrays.counts_rows and r.phase == number + 1:
-                    self.rows[n] = torch.empty(self._shape(r.arrays.tensor)[0] + 1, dtype=_index_dtype(r.arrays))
+                    self.rows[n] = self._row_starts(r.arrays)
                 if r.phase == number:
                     self.arrays[n] = self._allocate(n, r)
             key = (self.program.problem.parallel, self.program.problem.refills, number)
@@ -114,8 +132,10 @@ class SparseRun:
         if o.name in self.sparse:
             return self.sparse[o.name].values.detach().resolve_neg().contiguous()
         dtype = TORCH_TYPES[self.function.tensor(o.name).dtype]
-        if o.role is Role.INPUT:
+        if o.role is Role.INPUT and o.name in self.call.dense:
             return self.call.dense[o.name].detach()
+        if o.role is Role.INPUT:  # what a result will hold
+            return torch.empty(0, dtype=dtype)
         if o.name in self.shared:
             return torch.zeros_like(self.sparse[self.shared[o.name]].values, dtype=dtype)
         if self.function.tensor(o.name).is_sparse:
@@ -145,6 +165,11 @@ class SparseRun:
         assert self.counts is not None
         return self.counts.levels[x.tensor]
 
+    def _row_starts(self, x: Assembled) -> Tensor:
+        """Memory for where each row of a result begins, and where the last one ends."""
+        rows = x.format.extents(self._shape(x.tensor))[0]
+        return torch.empty(rows + 1, dtype=_index_dtype(x))
+
     def _level_arrays(self, number: int, r: Result, x: Assembled, dtype: torch.dtype) -> tuple[Tensor, ...]:
         most = sum(self.sparse[name].values.numel() for name in x.bound)
         extents, parents = x.format.extents(self._shape(x.tensor)), 1
@@ -167,7 +192,9 @@ class SparseRun:
     def _addresses(self) -> list[int]:
         found = [self.size_array.ctypes.data, self.totals.ctypes.data]
         for o in self.program.operands:
-            if o.crd:
+            if o.crd and o.name not in self.sparse:
+                found += [0] * (len(o.buffers) - 1)
+            elif o.crd:
                 for level in self.sparse[o.name].levels:
                     if level is not None:
                         found += [x.data_ptr() for x in level if x is not None]
@@ -187,12 +214,18 @@ class SparseRun:
             return SparseTensor(source.format, source.shape, source.levels, self.values[name])
         if not symbol.is_sparse:
             return self.values[name]
+        return self._sparse_result(name, len(self.function.statements))
+
+    def _sparse_result(self, name: str, stop: int) -> SparseTensor:
+        """What a sparse result holds before the statement `stop`."""
+        symbol = self.function.tensor(name)
         assert symbol.format is not None
-        mine = [(n, r) for n, r in enumerate(self.program.results) if r.arrays.tensor == name]
+        every = [(n, r) for n, r in enumerate(self.program.results) if r.arrays.tensor == name]
+        mine = [(n, r) for n, r in every if r.arrays.statement < stop]
         ((number, first), *others) = mine
         if isinstance(first.arrays, Assembled) and not others:
             return self._make_assembled(number, first, first.arrays)
-        return self._sort_collected(symbol.format, self._shape(name), [n for n, _ in mine], first.arrays.statement)
+        return self._sort_collected(symbol.format, self._shape(name), [n for n, _ in mine])
 
     def _make_assembled(self, number: int, r: Result, x: Assembled) -> SparseTensor:
         """A sparse tensor whose levels are written; what was allocated too much is cut off."""
@@ -213,14 +246,25 @@ class SparseRun:
         tail = x.format.tail(shape)
         return SparseTensor(x.format, shape, levels, _trim(arrays[0], parents * prod(tail)).reshape(parents, *tail))
 
-    def _sort_collected(self, format: Format, shape: tuple[int, ...], mine: list[int], statement: int) -> SparseTensor:
-        """A sparse tensor of collected elements."""
-        places = torch.cat([torch.stack(self.arrays[n][:-1]) for n in mine], 1)
-        values = torch.cat([self.arrays[n][-1] for n in mine])
-        reduction = self.function.statements[statement].reduction or "+"
+    def _sort_collected(self, format: Format, shape: tuple[int, ...], mine: list[int]) -> SparseTensor:
+        """A sparse tensor of collected elements. All definitions but the first add to what there is."""
+        reductions = [self.function.statements[self.program.results[n].arrays.statement].reduction for n in mine]
+        if len(mine) > 1 and reductions[0] not in (None, "+"):
+            first = self._sort_collected(format, shape, mine[:1])
+            places, values = first.coordinates(), first.values.reshape(-1)
+            mine, reductions = mine[1:], ["+"]
+        else:
+            places, values = torch.empty((len(shape), 0), dtype=torch.int64), self.arrays[mine[0]][-1][:0]
+        places = torch.cat([places, *(torch.stack(self.arrays[n][:-1]) for n in mine)], 1)
+        values = torch.cat([values, *(self.arrays[n][-1] for n in mine)])
         types = {t.index_dtype for t in self.call.sparse.values()}
         index = torch.int64 if torch.int64 in types else torch.int32
-        return pack.from_coordinates(places, values, shape, format, index, reduction)
+        made = pack.from_coordinates(places, values, shape, format.with_unique_elements, index, reductions[0] or "+")
+        return SparseTensor(format, shape, made.levels, made.values)
+
+
+def _cast(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if x is None else x.to(dtype)
 
 
 def _index_dtype(x: Assembled) -> torch.dtype:

@@ -88,7 +88,7 @@ class SparseTensor:
             ArgumentError: a coordinate is out of range, or the numbers of coordinates and values differ.
         """
         known = to_format(format, len(shape))
-        places = torch.as_tensor(coordinates, dtype=torch.int64)
+        places = _to_coordinates(coordinates)
         return pack.from_coordinates(places, torch.as_tensor(values), tuple(shape), known, index_dtype)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -135,8 +135,8 @@ class SparseTensor:
         """The tensor with 0 where nothing is stored; elements stored several times are added."""
         places, flat = self.coordinates(), self.values.reshape(-1)
         zeros = flat.new_zeros(self.shape)
-        if self.dtype is torch.bool:
-            return zeros.index_put(tuple(places), flat) if self.ndim else flat.reshape(())
+        if self.dtype is torch.bool:  # true where one of them is
+            return zeros.index_put(tuple(places[:, flat]), flat.new_ones(())) if self.ndim else flat.reshape(())
         return zeros.index_put(tuple(places), flat, accumulate=True) if self.ndim else flat.reshape(())
 
     def as_strided(self) -> Tensor:
@@ -194,6 +194,14 @@ class SparseTensor:
         from .interop import to_scipy
 
         return to_scipy(self)
+
+
+def _to_coordinates(given: Any) -> Tensor:
+    """Coordinates as int64; of none at all, the type does not matter."""
+    found = torch.as_tensor(given)
+    if found.numel() and (found.dtype.is_floating_point or found.dtype.is_complex or found.dtype is torch.bool):
+        raise ArgumentError("coordinates are integers", found=str(found.dtype).removeprefix("torch."))
+    return found.long()
 
 
 def _check_fields(format: object, shape: object, levels: object) -> None:

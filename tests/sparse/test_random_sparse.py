@@ -1,0 +1,190 @@
+"""Random defs over sparse and dense tensors: reference, interpreter and machine code give the same values and places.
+
+`python -m tools.fuzz sparse` runs many more. A seed that fails is run again by `check_seed(seed)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, note, settings
+from hypothesis import strategies as st
+
+import tensor_comprehensions as tc
+from tensor_comprehensions.core.errors import ArgumentError
+from tensor_comprehensions.dispatch.sparse import sparse_kernels
+from tensor_comprehensions.dispatch.sparse.sparse_tensor import SparseTensor
+from tensor_comprehensions.tc_lang import compile_source
+from tensor_comprehensions.tc_lang.sparse_rules import with_formats
+from tests.helpers.sparse_checks import check_result, filled_memory, interpreted, reference, remembered_passes, same
+from tests.helpers.sparse_programs import (
+    RandomDef,
+    Unusable,
+    laid_out,
+    operand_value,
+    program_of,
+    random_def,
+    random_sizes,
+)
+
+SETTINGS = settings(
+    deadline=None, suppress_health_check=list(HealthCheck), max_examples=60, phases=(Phase.explicit, Phase.generate)
+)
+BLOCKED_CYCLE = "would have to be stored in another order"
+"""Said of blocked operands that no order of loops can walk, in whichever of their two formats."""
+THREADS = (1, sparse_kernels.COUNTING_THREADS)
+"""Numbers of threads for which kernels differ."""
+
+
+@SETTINGS
+@given(st.integers(0, 2**62))
+def test_programs(seed: int) -> None:
+    check_seed(seed)
+
+
+def check_seed(seed: int) -> None:
+    """Make a program and call it, with other patterns and sizes, too."""
+    r = Random(seed)
+    program = random_def(r)
+    note(f"seed {seed}\n{program.source}\n{program.sizes} {program.formats}")
+    call_with_threads(r.choice(THREADS), lambda: check_program(r, program))
+
+
+def call_with_threads(threads: int, call: Callable[[], None]) -> None:
+    """Call with new memory that is not 0."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with filled_memory(), remembered_passes():
+            call()
+    finally:
+        torch.set_num_threads(before)
+
+
+def check_program(r: Random, program: RandomDef) -> None:
+    op = tc.define(program.source).f
+    sizes = program.sizes
+    for n in range(r.choice((1, 1, 2))):
+        if n and program.resizable:
+            sizes = random_sizes(r, program)
+        try:
+            values = {x.name: operand_value(r, x, sizes, program.special) for x in program.operands}
+        except Unusable:
+            return
+        initial = {}
+        for x in program.initial:
+            dtype = getattr(torch, op.function.tensor(x.name).dtype.name)
+            initial[x.name] = operand_value(r, x, sizes, program.special).to(dtype)
+        given = [laid_out(r, v) if isinstance(v, SparseTensor) else v for v in values.values()]
+        try:
+            by_interpreter = interpreted(op._kernels.sparse, given, initial)  # first: it reads no foreign memory
+        except ArgumentError as refusal:
+            if "bs" in program.source and BLOCKED_CYCLE in str(refusal):
+                return
+            raise
+        found = op(*given, **initial)
+        results = dict(zip(op.function.returns, found if isinstance(found, tuple) else (found,), strict=True))
+        check_results(program, values | initial, sizes, results)
+        for name, x in results.items():
+            if name not in program.rounded:
+                assert same(by_interpreter[name], x), f"{name} by the interpreter"
+        if any(isinstance(x, SparseTensor) for x in results.values()) and r.random() < 0.3:
+            fixed = op.assemble(*given, **initial)
+            for _ in range(2):
+                again = fixed(*given, **initial)
+                again = again if isinstance(again, tuple) else (again,)
+                assert all(same(a, b) for a, b in zip(again, results.values(), strict=True)), "assembled"
+
+
+def check_results(program: RandomDef, values: dict[str, Any], sizes: dict[str, int], results: dict[str, Any]) -> None:
+    """The results are those of the reference evaluator."""
+    formats = {name: x.format for name, x in values.items() if isinstance(x, SparseTensor)}
+    function = with_formats(compile_source(program.source)[-1], formats)
+    expected = reference(function, values, sizes)
+    for name, x in results.items():
+        tolerance = 1e-4 if name in program.rounded else 0.0
+        check_result(name, x, expected[name], function.tensor(name).format, tolerance)
+
+
+FOUND = {
+    "a sum that is read": """def f(double(N,M) A: csr, double(N,M) B: csr) -> (C: csr, y) {
+        C(i,j) = A(i,j) + B(i,j)  y(i) +=! C(i,j)
+    }""",
+    "a sum that reads itself": """def f(double(N,M) A: csr, double(N,M) B: csr) -> (C: csr) {
+        C(i,j) = A(i,j) + B(i,j)  C(i,j) += C(i,j) * A(i,j)
+    }""",
+    "a result in another order": """def f(double(N,N) A: csr, double(N,N) B: csr) -> (C: csr, D: csr) {
+        C(i,j) = A(i,j) + B(i,j)  D(i,j) = C(i,j) + C(j,i)
+    }""",
+    "a result that only exists": """def f(double(N,M) A: csr, double(N,M) B: csr, double(M) x) -> (C: dcsr, y) {
+        C(i,j) = A(i,j) + B(i,j)  y(i) max=! x(j) where exists C(i,j)
+    }""",
+    "rows that are columns": "def f(double(N,P) A: csr) -> (C: csc) { C(j,i) = 3 * A(i,j) }",
+    "one instance for each element": """def f(int32(N,K) A: dcsr, int32(K) x) -> (y) {
+        y(k) +=! (A(3, k) + x(k)) + min(x(k), 2)
+    }""",
+    "a number that is not stored": """def f(double(P) A: s, double(N) x, double(N) B: s) -> (y) {
+        y(i) = x(i) * A(4) + B(i)
+    }""",
+    "a number alone": "def f(double(P) A: s) -> (y) { y = A(4) }",
+    "nothing but identities": """def f(int32(K,M,N) A: csf, double(M) x) -> (C: csr, y) {
+        C(m,h) *=! 1 where m in 0:M, h in 0:N, exists A(k, j, h)
+        y(h) *=! 1 where exists A(k, j, h)
+    }""",
+    "rows below a number": "def f(double(P,M) A: ss, double(N,M) B: csr) -> (C: csr) { C(i,j) = A(1,j) * B(i,j) }",
+    "blocks in two orders": """def f(int32(N,N) A: bsc(4,4), double(N,N) B: bsr(4,4)) -> (C: bsr(4,4)) {
+        C(i,j) = A(i,j) - B(j,i)
+    }""",
+    "one coordinate for each row": "def f(int64(P,M) A: dq, int64(M,P) B: csr) -> (y) { y(l) +=! A(l,j) * B(j,l) }",
+    "a temporary in another order": """def f(double(N,M) A: csr, double(M,N) B: csr) -> (y) {
+        t(i,j) = exp(A(i,j)) where exists A(i,j)  y(j) +=! t(i,j) * B(j,i)
+    }""",
+    "a sum into a maximum": """def f(double(N,M) A: csr, double(M,N) B: csc) -> (C: coo) {
+        C(i,j) max=! A(i,j)  C(i,j) += B(j,i) + A(i,j)
+    }""",
+    "repeats of Booleans": "def f(bool(M,N) A: su, bool(M) x) -> (y: s) { y(j) min=! (A(j, h) || x(j)) }",
+    "coordinates of positions": """def f(bool(N) A: s, bool(K,N) B: dcsr, bool(K,N) C: dcsr, bool(N,K) D) -> (y) {
+        y(k) max=! (!A(h) || (B(k, h) && C(k, h))) || ((1 < 2) || D(h, k))
+    }""",
+    "a dimension without extent": """def f(float(M,M,N) A: uqd(2,0,1), float(K) z) -> (T) {
+        T(h,m,j,i) = A(m, j, i) where h in 0:K, j in 1:1
+    }""",
+    "a minimum that is sorted": """def f(int64(K,N) A: coo, int64(M,N) D, int64(K,M) B: sc) -> (T: u) {
+        T(k) min=! (A(k, h) > D(m, h) ? -A(k, h) : D(m, h)) where exists B(1, m)
+    }""",
+    "a temporary without the places of one operand": """def f(double(M) A: s, double(M) B: s, double(M,M) D) -> (T: s) {
+        t(j) +=! (D(m, j) * A(j)) * (B(m) + A(j)) where exists B(m)  T(j) +=! t(j) + max(t(j), A(j))
+    }""",
+    "the same statement twice": """def f(double(N,M) A: csr, double(N,M) B: coo) -> (C: csr) {
+        C(i,j) = A(i,j) + B(i,j)  C(i,j) += A(i,j)  C(i,j) += A(i,j)
+    }""",
+    "its own target at other places": """def f(double(N,N) A: csr, double(N) x) -> (y) {
+        y(i) = x(i)  y(i) += A(i,j) * y(j)
+    }""",
+    "its own target where another exists": """def f(double(N,M) A: csr) -> (y) {
+        y(i,j) +=! 2 * A(i,j)  y(i,j) = min(y(i,j), A(i,j) * A(i,j)) where exists A(i,j)
+    }""",
+    "places of what is void": """def f(double(K) A: s, double(K) B: u, double(K,M) C: csr, double(K,M) D: coo) -> (
+        T: s, U: u, V: coo
+    ) {
+        T(k) = min(1, A(2)) where k in 0:K, exists A(k)
+        U(k) = A(k) * A(3) where exists B(k)
+        V(k,m) +=! C(k,m) * D(k,m) where exists D(k,m)
+    }""",
+}
+"""Programs that this suite has found, or that are near them."""
+
+
+@pytest.mark.parametrize("threads", THREADS)
+@pytest.mark.parametrize("what", FOUND)
+def test_found(what: str, threads: int) -> None:
+    blocked = "bs" in FOUND[what]
+    for seed in range(2):
+        sizes = dict.fromkeys("NMKP", 8) if blocked or not seed else {"N": 4, "M": 3, "K": 5, "P": 17}
+        program = program_of(FOUND[what], sizes)
+        call_with_threads(threads, partial(check_program, Random(seed), program))
