@@ -24,7 +24,12 @@ GROUPS: tuple[tuple[str, str, ModuleType, tuple[str, ...]], ...] = (
     ),
     ("Operators, kernels, layers", "tensor_comprehensions", tc, ("Library", "Op", "Kernel", "Module")),
     ("Sparse tensors", "tensor_comprehensions", tc, ("SparseTensor", "as_sparse", "read_tensor", "write_tensor")),
-    ("Options", "tensor_comprehensions.options", options, ("CpuOptions", "MappingOptions", "TileOptions")),
+    (
+        "Options",
+        "tensor_comprehensions.options",
+        options,
+        ("CpuOptions", "MappingOptions", "SparseOptions", "TileOptions"),
+    ),
     ("Targets", "tensor_comprehensions.target", target, ("CpuTarget", "GpuTarget", "parse_gpu_target")),
     ("Schedules", "tensor_comprehensions.schedules", schedules, tuple(schedules.__all__)),
     (
