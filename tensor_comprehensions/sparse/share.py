@@ -62,7 +62,7 @@ def _source(
             continue
         others = [b for b in occurrences if b not in same]
         demanded = bool(s.exists) and all(b in same for b in s.exists)
-        whole = not s.ranges and (demanded or not others or term.without(others) is not None)
+        whole = not s.ranges and (demanded or term.without(others) is not None)
         if target.role is Role.TEMPORARY or symbols[source].format == target.format:
             return source, whole
     return None

@@ -140,7 +140,7 @@ class _Writer:
     def program(self) -> RandomDef:
         r = self.r
         self.special = r.random() < 0.1
-        self.base = r.choice((*WIDE, *WIDE, "float64", "int8"))
+        self.base = r.choice((*WIDE, *WIDE, "float64", "int8", "bool"))
         if r.random() < 0.08:
             self.blocks = {n: r.choice((1, 2, 3, 4)) for n in "NMKP"}
         self.sizes = {n: self.blocks.get(n, 1) * r.choice(SIZES[:6] if self.blocks else SIZES) for n in "NMKP"}

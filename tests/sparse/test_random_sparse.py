@@ -148,6 +148,12 @@ FOUND = {
         C(i,j) max=! A(i,j)  C(i,j) += B(j,i) + A(i,j)
     }""",
     "repeats of Booleans": "def f(bool(M,N) A: su, bool(M) x) -> (y: s) { y(j) min=! (A(j, h) || x(j)) }",
+    "a minimum of Booleans that is sorted": """def f(bool(N,P) A: dcsr, bool(P,N) x) -> (y: s) {
+        y(l) min=! (A(i,l) && x(l,i)) where i in 0:4
+    }""",
+    "a constant that leaves nothing": """def f(bool(K) A: s, bool(K) x) -> (y: s) {
+        y(k) max=! ((A(k) && (2 < 1)) && (x(k) && A(k)))
+    }""",
     "coordinates of positions": """def f(bool(N) A: s, bool(K,N) B: dcsr, bool(K,N) C: dcsr, bool(N,K) D) -> (y) {
         y(k) max=! (!A(h) || (B(k, h) && C(k, h))) || ((1 < 2) || D(h, k))
     }""",

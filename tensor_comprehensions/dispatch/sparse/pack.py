@@ -190,7 +190,10 @@ _REDUCE = {"*": "prod", "min": "amin", "max": "amax"}
 
 
 def _combine(values: Tensor, places: Tensor, room: tuple[int, ...], reduction: str) -> Tensor:
-    """Zeros of the shape `room`, and at flat `places` the `values`, combined; 16-bit floats are added in float32."""
+    """Zeros of the shape `room`, and at flat `places` the `values`, combined; 16-bit floats are added in float32.
+
+    A Boolean is true where one of its values is, or all of them are if `reduction` is a product or a minimum.
+    """
     count = prod(room)
     if reduction != "+" and values.dtype is not torch.bool:
         return (
@@ -199,6 +202,8 @@ def _combine(values: Tensor, places: Tensor, room: tuple[int, ...], reduction: s
             .reshape(room)
         )
     if values.dtype is torch.bool:
-        return values.new_zeros(count).index_put((places[values],), values.new_ones(())).reshape(room)
+        every = reduction in ("*", "min")
+        held = values.new_zeros(count).index_put((places if every else places[values],), values.new_ones(()))
+        return (held.index_put((places[~values],), values.new_zeros(())) if every else held).reshape(room)
     wide = torch.float32 if values.dtype in (torch.float16, torch.bfloat16) else values.dtype
     return values.new_zeros(count, dtype=wide).index_add(0, places, values.to(wide)).to(values.dtype).reshape(room)
