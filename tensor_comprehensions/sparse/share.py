@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ..tc_lang.ir import Access, Function, Role, Statement, Symbol, walk_expr
-from ..tc_lang.ranges import symbolic_ranges
+from ..tc_lang.ranges import infer_ranges, symbolic_ranges
+from ..tc_lang.size_polynomial import constant_value
+from ..tc_lang.sparse_reference import SharedPlaces
 from .absent import term_of
 
 
@@ -32,6 +34,16 @@ def shared_patterns(function: Function) -> dict[str, str]:
             if is_whole or (symbol.role is Role.TEMPORARY and not _places_matter(function, name)):
                 sources[name] = source
     return sources
+
+
+def temporary_places(function: Function, sizes: Mapping[str, int]) -> dict[str, SharedPlaces]:
+    """The temporaries that share places, for numbers of all sizes and specialized scalars."""
+    bounds = infer_ranges(function, sizes).tensors
+    return {
+        name: SharedPlaces(source, tuple(slice(*(constant_value(x) for x in range)) for range in bounds[name]))
+        for name, source in shared_patterns(function).items()
+        if function.tensor(name).role is Role.TEMPORARY
+    }
 
 
 def _places_matter(function: Function, temporary: str) -> bool:

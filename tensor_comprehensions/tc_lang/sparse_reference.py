@@ -35,7 +35,6 @@ from .ir import (
 )
 from .numpy_expression import Array, combine_arrays, convert_array, index_grid, numpy_dtype
 
-NO_NAMES: Mapping[str, str] = {}
 _SCATTER: dict[str, Any] = {"+": np.add, "*": np.multiply, "min": np.minimum, "max": np.maximum}
 
 
@@ -51,24 +50,36 @@ class Stored:
         return self.places is not None
 
 
+@dataclass(frozen=True, slots=True)
+class SharedPlaces:
+    """Where a temporary stores something: where the operand `source` does, in a part of it."""
+
+    source: str
+    window: tuple[slice, ...]
+
+
+NONE_SHARED: Mapping[str, SharedPlaces] = {}
+
+
 def evaluate_sparse(
     bound: BoundFunction,
     operands: Mapping[str, Stored],
     sparse_results: Sequence[str],
-    temporaries: Mapping[str, str] = NO_NAMES,
+    temporaries: Mapping[str, SharedPlaces] = NONE_SHARED,
 ) -> dict[str, Stored]:
     """The returns of a function, by name: those of `sparse_results` with their stored places.
 
     operands: every input and the initial value of every in/out tensor, by name. temporaries: those that have the stored
-    places of an operand, with its name; the others are dense.
+    places of an operand; the others are dense.
     """
     memory = {t.name: _initial_stored(t, operands, t.name in sparse_results) for t in bound.tensors}
     with np.errstate(all="ignore"):
         for s in bound.statements:
             memory[s.target] = _run(s, bound, memory)
-            if s.target in temporaries:
-                places = operands[temporaries[s.target]].places
-                memory[s.target] = _zeros_elsewhere(memory[s.target].values, places)
+            if (shared := temporaries.get(s.target)) is not None:
+                places = operands[shared.source].places
+                inside = None if places is None else places[shared.window]
+                memory[s.target] = _zeros_elsewhere(memory[s.target].values, inside)
     return {name: memory[name] for name in bound.returns}
 
 

@@ -20,10 +20,10 @@ from tensor_comprehensions.dispatch.sparse.sparse_tensor import SparseTensor
 from tensor_comprehensions.loop_ir.interpret.machine import interpret
 from tensor_comprehensions.loop_ir.interpret.ops import storage_dtype
 from tensor_comprehensions.loop_ir.nodes import Module
-from tensor_comprehensions.sparse.share import shared_patterns
+from tensor_comprehensions.sparse.share import temporary_places
 from tensor_comprehensions.tc_lang.bind import bind
 from tensor_comprehensions.tc_lang.formats import Format
-from tensor_comprehensions.tc_lang.ir import Function, Role
+from tensor_comprehensions.tc_lang.ir import Function
 from tensor_comprehensions.tc_lang.sparse_reference import Stored, evaluate_sparse
 
 Array = np.ndarray[Any, Any]
@@ -66,9 +66,7 @@ def reference(function: Function, values: Mapping[str, Any], sizes: Mapping[str,
     operands = {name: to_stored(x) for name, x in values.items()}
     sparse = [t.name for t in function.tensors if t.is_sparse and t.name in function.returns]
     known = {n: v for n, v in sizes.items() if n in function.sizes}
-    shared = shared_patterns(function)
-    temporaries = {n: t for n, t in shared.items() if function.tensor(n).role is Role.TEMPORARY}
-    return evaluate_sparse(bind(function, known, {}), operands, sparse, temporaries)
+    return evaluate_sparse(bind(function, known, {}), operands, sparse, temporary_places(function, known))
 
 
 def to_stored(x: Any) -> Stored:

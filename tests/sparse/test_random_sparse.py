@@ -154,6 +154,9 @@ FOUND = {
     "a constant that leaves nothing": """def f(bool(K) A: s, bool(K) x) -> (y: s) {
         y(k) max=! ((A(k) && (2 < 1)) && (x(k) && A(k)))
     }""",
+    "a temporary with a part of the places": """def f(double(P,M) A: csr, double(P,M) x) -> (y) {
+        t(l,m) = 2 * A(l,m) where l in 1:4  y(l) +=! t(l,m) * x(l,m)
+    }""",
     "coordinates of positions": """def f(bool(N) A: s, bool(K,N) B: dcsr, bool(K,N) C: dcsr, bool(N,K) D) -> (y) {
         y(k) max=! (!A(h) || (B(k, h) && C(k, h))) || ((1 < 2) || D(h, k))
     }""",

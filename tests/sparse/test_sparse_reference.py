@@ -8,10 +8,10 @@ from sparse_cases import ERRORS, Case, cases, complete, format_of
 
 from tensor_comprehensions.core.dtypes import BFLOAT16
 from tensor_comprehensions.core.errors import TCError
-from tensor_comprehensions.sparse.share import shared_patterns
+from tensor_comprehensions.sparse.share import temporary_places
 from tensor_comprehensions.tc_lang import compile_source
 from tensor_comprehensions.tc_lang.bind import bind
-from tensor_comprehensions.tc_lang.ir import Const, Function, Role, Size
+from tensor_comprehensions.tc_lang.ir import Const, Function, Size
 from tensor_comprehensions.tc_lang.numpy_expression import convert_array, numpy_dtype
 from tensor_comprehensions.tc_lang.sparse_reference import Stored, evaluate_sparse
 from tensor_comprehensions.tc_lang.sparse_rules import with_formats
@@ -41,18 +41,18 @@ def test_values_and_places(case: Case) -> None:
                 sizes[extent.name] = n
             else:
                 assert isinstance(extent, Const)
-    bound = bind(function, sizes, {name: int(operands[name].values) for name in function.scalars})
+    scalars = {name: int(operands[name].values) for name in function.scalars}
+    bound = bind(function, sizes, scalars)
     stored = {}
     for name, x in operands.items():
         dtype = function.tensor(name).dtype
         values = convert_array(x.values, dtype) if dtype == BFLOAT16 else x.values.astype(numpy_dtype(dtype))
         stored[name] = Stored(values, x.places)
-    shared = shared_patterns(function)
     found = evaluate_sparse(
         bound,
         stored,
         [t.name for t in function.tensors if t.is_sparse and t.name in function.returns],
-        {n: t for n, t in shared.items() if function.tensor(n).role is Role.TEMPORARY},
+        temporary_places(function, sizes | scalars),
     )
     for name, expected in zip(function.returns, case.expected(operands), strict=True):
         values = found[name].values

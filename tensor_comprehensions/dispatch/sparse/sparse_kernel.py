@@ -11,9 +11,9 @@ from torch import Tensor
 
 from ...compiler.sparse_passes import CompiledSparseKernel
 from ...core.error_boundary import only_tc_errors
-from ...sparse.share import shared_patterns
+from ...sparse.share import temporary_places
 from ...tc_lang.bind import bind
-from ...tc_lang.ir import Function, Role
+from ...tc_lang.ir import Function
 from ...tc_lang.numpy_expression import Array
 from ...tc_lang.sparse_reference import Stored, evaluate_sparse
 from ..arguments import TORCH_TYPES
@@ -70,9 +70,7 @@ def evaluate(function: Function, call: SparseCall, sizes: Mapping[str, int]) -> 
     operands = {name: Stored(_to_array(x)) for name, x in call.dense.items()}
     operands |= {name: _to_stored(t) for name, t in call.sparse.items()}
     sparse = [name for name in function.returns if function.tensor(name).is_sparse]
-    shared = shared_patterns(function)
-    temporaries = {n: t for n, t in shared.items() if function.tensor(n).role is Role.TEMPORARY}
-    found = evaluate_sparse(bound, operands, sparse, temporaries)
+    found = evaluate_sparse(bound, operands, sparse, temporary_places(function, sizes))
     types = {t.index_dtype for t in call.sparse.values()}
     index = torch.int64 if torch.int64 in types else torch.int32
     results: dict[str, Tensor | SparseTensor] = {}
