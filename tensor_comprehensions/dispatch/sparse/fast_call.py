@@ -45,6 +45,7 @@ class _KnownArray:
         """Whether an array has the same memory with the same content; its type and length are compared elsewhere."""
         return (
             type(x) is Tensor
+            and x.layout is torch.strided  # others have no address
             and x._version == self.version
             and x.data_ptr() == self.address
             and self.storage() is not None
