@@ -176,7 +176,8 @@ class SharedEmitter(StatementEmitter):
     def combine(self, state: State, value: Expr) -> Stmt:
         if IN_REGISTER in state.indices:
             return add_to(self.total(), value, self.s.reduction)
-        return _update(*self._place(state), value, self.s.reduction)
+        only = self.final_depth == len(self.order) and (self.s.reduction is None or self.s.initialize)
+        return _update(*self._place(state), value, None if only else self.s.reduction)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ..tc_lang.ir import Access, Function, Role, Statement, Symbol, walk_expr
@@ -31,9 +31,18 @@ def shared_patterns(function: Function) -> dict[str, str]:
                 continue
             (source,) = candidates
             is_whole = any(f is not None and f[1] for f in found) and ranges[name] == ranges[source]
+            if symbol.role is Role.TEMPORARY and not _holds_zeros(statements, found, symbol):
+                continue
             if is_whole or (symbol.role is Role.TEMPORARY and not _places_matter(function, name)):
                 sources[name] = source
     return sources
+
+
+def _holds_zeros(statements: Sequence[Statement], found: Sequence[tuple[str, bool] | None], temporary: Symbol) -> bool:
+    """Whether a temporary is 0 at places to which no instance comes: identities of products and others are not."""
+    voids = (term_of(s.value, s.exists, s.reduction, temporary.dtype).void for s in statements if s.initialize)
+    whole = (f is not None and f[1] for s, f in zip(statements, found, strict=True) if s.initialize)
+    return all(void == 0 or all_of_them for void, all_of_them in zip(voids, whole, strict=True))
 
 
 def temporary_places(function: Function, sizes: Mapping[str, int]) -> dict[str, SharedPlaces]:

@@ -157,6 +157,12 @@ FOUND = {
     "a temporary with a part of the places": """def f(double(P,M) A: csr, double(P,M) x) -> (y) {
         t(l,m) = 2 * A(l,m) where l in 1:4  y(l) +=! t(l,m) * x(l,m)
     }""",
+    "products of one factor": """def f(int64(M) A: s, double(N,M) B: csr) -> (y: s, z: csr) {
+        y(m) *=! 1 + A(m)  z(i,j) min=! 2 - B(i,j) where exists B(i,j)
+    }""",
+    "places of one operand with a part of the factors": """def f(int64(N,M) A: csr, int64(N,M) B: csr) -> (y) {
+        t(i,j) *=! 2 * B(i,j) where exists A(i,j), exists B(i,j)  y(i) +=! t(i,j) * A(i,j)
+    }""",
     "coordinates of positions": """def f(bool(N) A: s, bool(K,N) B: dcsr, bool(K,N) C: dcsr, bool(N,K) D) -> (y) {
         y(k) max=! (!A(h) || (B(k, h) && C(k, h))) || ((1 < 2) || D(h, k))
     }""",
