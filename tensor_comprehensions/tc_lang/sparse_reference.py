@@ -110,8 +110,9 @@ def _run(s: BoundStatement, bound: BoundFunction, memory: Mapping[str, Stored]) 
     first = s.reduction is None or s.initialize
     places = np.zeros_like(old.places) if first else old.places.copy()
     if s.exists and all(a.subscripts == s.subscripts for a in s.exists):  # the result has the places of these operands
-        kept = np.broadcast_to(evaluator.exist(s.exists), shape)
-        places[tuple(p[kept] for p in points)] = True
+        own = [evaluator(e)[0] for e in s.subscripts]  # whatever the extents of other indices are
+        kept, *own = np.broadcast_arrays(evaluator.exist(s.exists), *own)
+        places[tuple(p[kept] for p in own)] = True
     elif _reads_sparse(s, memory):
         places[at] = True
     elif not any(a.is_sparse for a in _reads(s, memory)):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.dynamo_backend.random_graphs import find_fault, random_graph, reduce_program
 
-EXAMPLES = 40
+EXAMPLES = 20
 
 
 @pytest.mark.filterwarnings("ignore")

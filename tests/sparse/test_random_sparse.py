@@ -163,6 +163,9 @@ FOUND = {
     "places of one operand with a part of the factors": """def f(int64(N,M) A: csr, int64(N,M) B: csr) -> (y) {
         t(i,j) *=! 2 * B(i,j) where exists A(i,j), exists B(i,j)  y(i) +=! t(i,j) * A(i,j)
     }""",
+    "nothing to sum at places that exist": """def f(double(N,K) D, double(K) A: s) -> (y: s) {
+        y(k) min=! D(h,k) - A(k) where h in 0:0, exists A(k)
+    }""",
     "coordinates of positions": """def f(bool(N) A: s, bool(K,N) B: dcsr, bool(K,N) C: dcsr, bool(N,K) D) -> (y) {
         y(k) max=! (!A(h) || (B(k, h) && C(k, h))) || ((1 < 2) || D(h, k))
     }""",
