@@ -161,7 +161,8 @@ def _result_arrays(
     target, s = function.tensor(nest.statement.target), nest.statement
     definitions = [n for n, x in enumerate(function.statements) if x.target == target.name]
     adds_dense = not nest.paths and not all(x.is_free for x in nest.loops.values())  # stores what is not 0 at the end
-    if len(definitions) == 1 and is_ordered(nest, order, format) and not adds_dense:
+    repeats_tails = format.depth < len(format.levels) and not all(level.unique for level in format.levels)
+    if len(definitions) == 1 and is_ordered(nest, order, format) and not adds_dense and not repeats_tails:
         index = INT64 if any(t == INT64 for _, t in problem.index_types) else INT32
         if problem.refills and can_refill(nest, order, format):
             return replace(assembled_of(number, target, index, (), False), is_known=True)

@@ -166,6 +166,11 @@ FOUND = {
     "nothing to sum at places that exist": """def f(double(N,K) D, double(K) A: s) -> (y: s) {
         y(k) min=! D(h,k) - A(k) where h in 0:0, exists A(k)
     }""",
+    "rows of values below repeated coordinates": """def f(double(K,M) D, double(M) A: u, float(P) z) -> (
+        T: uqd(2,1,0)
+    ) {
+        T(j,l,k) +=! max(D(k,j), A(j)) where l in 0:P
+    }""",
     "coordinates of positions": """def f(bool(N) A: s, bool(K,N) B: dcsr, bool(K,N) C: dcsr, bool(N,K) D) -> (y) {
         y(k) max=! (!A(h) || (B(k, h) && C(k, h))) || ((1 < 2) || D(h, k))
     }""",
