@@ -82,7 +82,7 @@ def _draw_examples(items: list[pytest.Item], examples: int) -> None:
 
 SLOW_TESTS = Path(__file__).parent / "slow_tests.tsv"
 """Made by `tools/slow_tests.py`."""
-FAST_CASE = 0.25
+FAST_CASE = 0.15
 """Seconds of a case that a fast run takes."""
 SETTINGS = "_hypothesis_internal_use_settings"
 """Where hypothesis keeps the settings of a test; it takes none a second time by its decorator."""
