@@ -83,7 +83,7 @@ class KernelDispatcher:
                             return self._call_sparse(tensors, out, initial)
                         if self._kernels.any_cuda(values):
                             result = self._kernels.gpu.call(tensors, out, initial, None)
-                            self._direct = self._kernels.gpu.direct()
+                            self._direct = self._kernels.gpu.direct_function()
                             return result
                         result = self._kernels.call(tensors, out, initial, self._machine, self._lanes)
                     self._direct = self._lanes.direct_function()

@@ -148,7 +148,7 @@ def make_operands(
             made.append(_values(p, _sizes(p, sizes), generator))
             continue
         source = source.with_values(source.values.to(TORCH_TYPES[p.dtype]))
-        made.append(source.dense() if format is None else source.to(format))
+        made.append(source.to_dense() if format is None else source.to(format))
     return made
 
 
@@ -312,7 +312,7 @@ def _scalars(op: Op, operands: Sequence[Any]) -> dict[str, Tensor]:
 
 
 def _to_dense(x: Tensor | SparseTensor) -> Tensor:
-    return (x.dense() if isinstance(x, SparseTensor) else x).double()
+    return (x.to_dense() if isinstance(x, SparseTensor) else x).double()
 
 
 def _difference(found: Tensor, expected: Tensor) -> float:

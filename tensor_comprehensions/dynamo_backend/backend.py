@@ -59,13 +59,13 @@ def fuse_regions(module: fx.GraphModule, bounds: RegionLimits = ANY) -> fx.Graph
     """`module` with calls of kernels in place of the regions that they compute."""
     with falls_back("a graph cannot be taken apart"):
         split_conv_backward(module.graph)
-        taken = _taken(module.graph, bounds)
+        taken = _translate_regions(module.graph, bounds)
         _explain(module.graph, taken)
         return _rewritten(module, taken)
     return module
 
 
-def _taken(graph: fx.Graph, bounds: RegionLimits) -> list[FusedRegion]:
+def _translate_regions(graph: fx.Graph, bounds: RegionLimits) -> list[FusedRegion]:
     """The regions of `graph` with their defs, without the operations whose formulas do not fit their arguments."""
     refused: set[fx.Node] = set()
     while True:
@@ -74,7 +74,7 @@ def _taken(graph: fx.Graph, bounds: RegionLimits) -> list[FusedRegion]:
         for region in filter(is_profitable, find_regions(graph, refused, bounds)):
             try:
                 with falls_back("a def cannot be written"):
-                    taken += filter(lambda r: r.outputs, [_defined(emit_def(region))])
+                    taken += filter(lambda r: r.outputs, [_define_operator(emit_def(region))])
             except UnsupportedArguments as refusal:
                 get_logger("graph").debug("%s stays with torch: %s", refusal.node.target, refusal.why)
                 refused.add(refusal.node)
@@ -82,7 +82,7 @@ def _taken(graph: fx.Graph, bounds: RegionLimits) -> list[FusedRegion]:
             return taken
 
 
-def _defined(region: FusedRegion) -> FusedRegion:
+def _define_operator(region: FusedRegion) -> FusedRegion:
     """`region`, once there is an operator for its def."""
     _operators.get(region.text, lambda: define(region.text)[NAME])
     return region

@@ -44,17 +44,17 @@ class ConvWindows:
 
     @staticmethod
     def of(
-        batch: int, groups: int, weight: Sequence[int], out: Sequence[int], stride: Any, dilation: Any
+        batch: int, groups: int, weight: Sequence[int], output_text: Sequence[int], stride: Any, dilation: Any
     ) -> ConvWindows:
-        """Of `batch` images in `groups`, weights of the shape `weight`, and windows at `out` positions."""
+        """Of `batch` images in `groups`, weights of the shape `weight`, and windows at `output_text` positions."""
         extents = {"n": batch, "g": groups, "o": weight[0] // groups, "c": weight[1]}
-        extents |= {f"h{d}": n for d, n in enumerate(out)} | {f"k{d}": n for d, n in enumerate(weight[2:])}
+        extents |= {f"h{d}": n for d, n in enumerate(output_text)} | {f"k{d}": n for d, n in enumerate(weight[2:])}
         return ConvWindows(extents, stride, dilation)
 
     def name(self, letter: str) -> str:
         return letter if self.extents[letter] != 1 else "0"
 
-    def _joined(self, inner: str) -> str:
+    def _merge_channels(self, inner: str) -> str:
         return self.name(inner) if self.extents["g"] == 1 else f"(g * {self.extents[inner]} + {self.name(inner)})"
 
     def places(self) -> list[str]:
@@ -63,15 +63,15 @@ class ConvWindows:
         return [f"({s} * {self.name(f'h{d}')} + {e} * {self.name(f'k{d}')})" for d, (s, e) in enumerate(both)]
 
     def data(self, x: Value) -> str:
-        return _element(x, [self.name("n"), self._joined("c"), *self.places()])
+        return _element(x, [self.name("n"), self._merge_channels("c"), *self.places()])
 
     def taps(self, weight: Value) -> str:
         spatial = range(len(self.stride))
-        return _element(weight, [self._joined("o"), self.name("c"), *(self.name(f"k{d}") for d in spatial)])
+        return _element(weight, [self._merge_channels("o"), self.name("c"), *(self.name(f"k{d}") for d in spatial)])
 
-    def out(self, x: Value) -> str:
+    def output_text(self, x: Value) -> str:
         spatial = range(len(self.stride))
-        return _element(x, [self.name("n"), self._joined("o"), *(self.name(f"h{d}") for d in spatial)])
+        return _element(x, [self.name("n"), self._merge_channels("o"), *(self.name(f"h{d}") for d in spatial)])
 
     def reduce(self, c: TranslationContext, groups: Sequence[Sequence[str]], term: str, operator: str = "+=!") -> Value:
         """`term` combined into the tensor whose dimensions have the indices `groups`."""
@@ -97,12 +97,12 @@ def _element(x: Value, indices: Sequence[str]) -> str:
     return x.at([i for i, group in zip(indices, x.groups, strict=True) if group])
 
 
-def _each(values: Sequence[int], count: int) -> list[int]:
+def _repeat_number(values: Sequence[int], count: int) -> list[int]:
     """`values` for each of `count` dimensions, where one number may stand for all."""
     return [*values] * count if len(values) == 1 else [*values]
 
 
-def _padded(c: TranslationContext, x: Value, widths: Sequence[int], fill: str) -> Value:
+def _pad_value(c: TranslationContext, x: Value, widths: Sequence[int], fill: str) -> Value:
     """`x` with `widths` more elements before and behind each of its last dimensions."""
     for d, width in enumerate(widths, len(x.groups) - len(widths)):
         x = _padded_in(c, x, d, width, fill)
@@ -119,10 +119,10 @@ def _padded_in(c: TranslationContext, x: Value, dimension: int, width: int, fill
     shifted = shift_dim(x, dimension, size + 2 * width, lambda i: f"({i} - {width})")
     position = sum(len(g) for g in shifted.groups[:dimension])
 
-    def at(i: Sequence[str]) -> str:
+    def element_text(i: Sequence[str]) -> str:
         return f"({i[position]} >= {width} && {i[position]} < {size + width} ? {shifted.at(i)} : {fill})"
 
-    return c.body.materialize(Value(shifted.groups, at, x.dtype))
+    return c.body.materialize(Value(shifted.groups, element_text, x.dtype))
 
 
 # --- convolutions ------------------------------------------------------------------------------------------------
@@ -151,10 +151,10 @@ def conv(
 ) -> Value:  # fmt: skip
     _check(c.dtype, turned)
     count = len(x.groups) - 2
-    stride, padding, dilation = (_each(s, count) for s in (stride, padding, dilation))
+    stride, padding, dilation = (_repeat_number(s, count) for s in (stride, padding, dilation))
     weight = weight if weight.access else c.body.materialize(weight)
     windows = ConvWindows.of(c.shape[0], groups, weight.shape, c.shape[2:], stride, dilation)
-    x = _padded(c, x, padding, format_literal(0, x.dtype))
+    x = _pad_value(c, x, padding, format_literal(0, x.dtype))
     result = windows.reduce(c, windows.of_out, f"{windows.data(x)} * {windows.taps(weight)}")
     if bias is None:
         return result
@@ -169,22 +169,22 @@ def convolution_backward(
     """The gradients by the input, by the weights and by the bias."""
     _check(g.dtype, turned)
     count = len(x.groups) - 2
-    stride, padding, dilation = (_each(s, count) for s in (stride, padding, dilation))
+    stride, padding, dilation = (_repeat_number(s, count) for s in (stride, padding, dilation))
 
     def by_input() -> Value:
         if any(s != 1 for s in stride):
             raise Unsupported("the gradient of a convolution with strides by its input")
-        turned = _turned(weight if weight.access else c.body.materialize(weight), groups)
+        turned = _transpose_weight(weight if weight.access else c.body.materialize(weight), groups)
         widths = [e * (k - 1) - p for e, k, p in zip(dilation, weight.shape[2:], padding, strict=True)]
         windows = ConvWindows.of(x.shape[0], groups, turned.shape, x.shape[2:], stride, dilation)
-        spread = _padded(c, g, widths, format_literal(0, g.dtype))
+        spread = _pad_value(c, g, widths, format_literal(0, g.dtype))
         return windows.reduce(c, windows.of_out, f"{windows.data(spread)} * {windows.taps(turned)}")
 
     def by_weight() -> Value:
         windows = ConvWindows.of(x.shape[0], groups, weight.shape, g.shape[2:], stride, dilation)
-        spread = _padded(c, x, padding, format_literal(0, x.dtype))
+        spread = _pad_value(c, x, padding, format_literal(0, x.dtype))
         upstream = g if g.access else c.body.materialize(g)
-        return windows.reduce(c, windows.of_taps, f"{windows.data(spread)} * {windows.out(upstream)}")
+        return windows.reduce(c, windows.of_taps, f"{windows.data(spread)} * {windows.output_text(upstream)}")
 
     def by_bias() -> Value:
         total = reduce_dims(c, g, [0, *range(2, 2 + count)], True, "+")
@@ -193,16 +193,16 @@ def convolution_backward(
     return [part if wanted else None for part, wanted in zip((by_input, by_weight, by_bias), mask, strict=True)]
 
 
-def _turned(weight: Value, groups: int) -> Value:
+def _transpose_weight(weight: Value, groups: int) -> Value:
     """The weights as the gradient by the input takes them: `w(g c, o, -k...)`."""
-    out, channels, *kernel = weight.shape
+    output_text, channels, *kernel = weight.shape
     spatial = range(len(kernel))
     if groups == 1:
         swapped = permute_value(weight, [1, 0, *(2 + d for d in spatial)])
     else:
-        apart = reshape_value(weight, [groups, out // groups, channels, *kernel])
+        apart = reshape_value(weight, [groups, output_text // groups, channels, *kernel])
         swapped = permute_value(apart, [0, 2, 1, *(3 + d for d in spatial)])
-        swapped = reshape_value(swapped, [groups * channels, out // groups, *kernel])
+        swapped = reshape_value(swapped, [groups * channels, output_text // groups, *kernel])
     for d, size in enumerate(kernel):
         swapped = shift_dim(swapped, 2 + d, size, lambda i, size=size: f"({size - 1} - {i})")  # type: ignore[misc]
     return swapped
@@ -240,21 +240,21 @@ def _take_apart(graph: fx.Graph, node: fx.Node) -> None:
 # --- pooling -----------------------------------------------------------------------------------------------------
 
 
-def _pooled(
+def _emit_pool(
     c: TranslationContext, x: Value, kernel: Any, stride: Any, padding: Any, dilation: Any, operator: str
 ) -> Value:
     count = 2
     if len(x.groups) == count + 1:  # one image without a batch
         x, whole = reshape_value(x, [1, *x.shape]), replace(c, shape=(1, *c.shape))
-        return drop_dim(_pooled(whole, x, kernel, stride, padding, dilation, operator), 0)
-    kernel, padding, dilation = (_each(s, count) for s in (kernel, padding, dilation))
-    stride = _each(stride, count) if stride else kernel
+        return drop_dim(_emit_pool(whole, x, kernel, stride, padding, dilation, operator), 0)
+    kernel, padding, dilation = (_repeat_number(s, count) for s in (kernel, padding, dilation))
+    stride = _repeat_number(stride, count) if stride else kernel
     fill = format_literal(-math.inf if operator == "max=!" else 0, x.dtype)
     reach = [s * (h - 1) + d * (k - 1) + 1 for s, h, d, k in zip(stride, c.shape[2:], dilation, kernel, strict=True)]
     if any(r > n + 2 * p for r, n, p in zip(reach, x.shape[2:], padding, strict=True)):
         raise Unsupported("windows that reach beyond the padding")
     windows = ConvWindows.of(c.shape[0], x.shape[1], (x.shape[1], 1, *kernel), c.shape[2:], stride, dilation)
-    spread = _padded(c, x, padding, fill)
+    spread = _pad_value(c, x, padding, fill)
     return windows.reduce(c, windows.of_out, windows.data(spread), operator)
 
 
@@ -265,8 +265,8 @@ def avg_pool(
 ) -> Value:  # fmt: skip
     if not c.dtype.is_float or ceiling or (any(padding) and not with_padding):
         raise Unsupported("windows of different sizes")
-    count = divisor or math.prod(_each(kernel, 2))
-    return divide_by_count(c, _pooled(c, x, kernel, stride, padding, (1,), "+=!"), count)
+    count = divisor or math.prod(_repeat_number(kernel, 2))
+    return divide_by_count(c, _emit_pool(c, x, kernel, stride, padding, (1,), "+=!"), count)
 
 
 def max_pool(
@@ -281,7 +281,7 @@ def max_pool(
     """The greatest of each window; where it is found, stays with torch."""
     if not c.dtype.is_float:
         raise Unsupported(f"not in {c.dtype}")
-    return (lambda: _pooled(c, x, kernel, stride, padding, dilation, "max=!"), None)
+    return (lambda: _emit_pool(c, x, kernel, stride, padding, dilation, "max=!"), None)
 
 
 MULTI_OUTPUT_OPS[aten.max_pool2d_with_indices.default] = max_pool

@@ -41,22 +41,22 @@ class DefBuilder:
         sizes = ", ".join(map(str, shape))
         self._parameters.append(f"{dtype.name}({sizes}) {name}" if shape else f"{dtype.name} {name}")
 
-        def at(i: Texts) -> str:
+        def element_text(i: Texts) -> str:
             rest = iter(i)
             subscripts = [next(rest) if n != 1 else "0" for n in shape]
             return cast_text(_read(name, subscripts), dtype, compute_dtype(dtype))
 
-        return of_shape(shape, at, dtype, access=True)
+        return of_shape(shape, element_text, dtype, access=True)
 
     def materialize(self, x: Value) -> Value:
         """`x` in a tensor."""
-        return x if x.tensor else self._stated(x, _names(x), "=", x.at(_names(x)), _ranges(_names(x), x.loops))
+        return x if x.tensor else self._add_statement(x, _names(x), "=", x.at(_names(x)), _ranges(_names(x), x.loops))
 
     def add_output(self, x: Value) -> None:
         """Make `x` an output, in the order of calls, rounded to its type."""
         if compute_dtype(x.dtype) != x.dtype or not x.tensor or x.tensor in self._returns:
             text = cast_text(x.at(_names(x)), compute_dtype(x.dtype), x.dtype)
-            x = self._stated(x, _names(x), "=", text, _ranges(_names(x), x.loops))
+            x = self._add_statement(x, _names(x), "=", text, _ranges(_names(x), x.loops))
         self._returns.append(x.tensor)
 
     def add_reduction(self, x: Value, dimensions: Sequence[int], op: str) -> Value:
@@ -69,24 +69,26 @@ class DefBuilder:
         if not any(x.groups[d] for d in dimensions):
             return replace(x, groups=groups)
         kept = names[: len(result.loops)]
-        return self._stated(result, kept, f"{op}=!", turned.at(names), _ranges(names, turned.loops))
+        return self._add_statement(result, kept, f"{op}=!", turned.at(names), _ranges(names, turned.loops))
 
     def add_contraction(self, a: Value, b: Value, equation: str) -> Value:
         """The sum of products of two values that `equation` describes: `"bmk,bkn->bmn"`."""
         left, right, out = equation.replace("->", ",").split(",")
         for letter in sorted(set(left) & set(right)):
-            a, b = _agreeing(a, left.index(letter), b, right.index(letter))
+            a, b = _align_loops(a, left.index(letter), b, right.index(letter))
         loops = {c: g for letters, x in ((left, a), (right, b)) for c, g in zip(letters, x.groups, strict=True)}
         names = {c: [f"{c}{k}" for k in range(len(g))] for c, g in loops.items()}
-        term = f"{a.at(_listed(names, left))} * {b.at(_listed(names, right))}"
+        term = f"{a.at(_declare_names(names, left))} * {b.at(_declare_names(names, right))}"
         ranges = [r for c in sorted(loops) for r in _ranges(names[c], loops[c])]
-        return self.add_sum(Value(tuple(loops[c] for c in out), a.at, a.dtype), _listed(names, out), term, ranges)
+        return self.add_sum(
+            Value(tuple(loops[c] for c in out), a.at, a.dtype), _declare_names(names, out), term, ranges
+        )
 
     def add_sum(
         self, like: Value, names: Sequence[str], term: str, ranges: Sequence[str], operator: str = "+=!"
     ) -> Value:
         """`term` combined over all indices in `ranges` that are not `names`, with the loops and type of `like`."""
-        return self._stated(like, names, operator, term, ranges)
+        return self._add_statement(like, names, operator, term, ranges)
 
     def is_deep(self, x: Value) -> bool:
         """Is the formula of `x` nested so much that others should rather read it from a tensor?"""
@@ -96,7 +98,9 @@ class DefBuilder:
             deepest = max(depth, deepest)
         return deepest > DEEPEST
 
-    def _stated(self, like: Value, names: Sequence[str], operator: str, text: str, ranges: Sequence[str]) -> Value:
+    def _add_statement(
+        self, like: Value, names: Sequence[str], operator: str, text: str, ranges: Sequence[str]
+    ) -> Value:
         text, ranges = _without_repeats(like, names, operator, text, ranges)
         tensor = f"t{len(self._statements)}"
         where = f" where {', '.join(ranges)}" if ranges else ""
@@ -128,11 +132,11 @@ def _ranges(names: Sequence[str], extents: Sequence[int]) -> list[str]:
     return [f"{name} in 0:{n}" for name, n in zip(names, extents, strict=True)]
 
 
-def _listed(names: dict[str, list[str]], letters: str) -> list[str]:
+def _declare_names(names: dict[str, list[str]], letters: str) -> list[str]:
     return [name for c in letters for name in names[c]]
 
 
-def _agreeing(a: Value, d: int, b: Value, e: int) -> tuple[Value, Value]:
+def _align_loops(a: Value, d: int, b: Value, e: int) -> tuple[Value, Value]:
     """`a` and `b` with the same loops in dimension `d` of the one and `e` of the other."""
     if a.groups[d] == b.groups[e]:
         return a, b

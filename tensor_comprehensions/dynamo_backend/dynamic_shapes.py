@@ -92,7 +92,7 @@ class PerShapeCache:
             return fused(values)
         if not self._is_worth_it(key):
             return self._eager(values)
-        return budget.spend(lambda: self._compiled(key, values)(values))  # kernels compile when they first run
+        return budget.spend(lambda: self._compile_for_sizes(key, values)(values))  # kernels compile when they first run
 
     def _key(self, values: list[Any]) -> Key:
         """The sizes that are symbols in the graph."""
@@ -113,7 +113,7 @@ class PerShapeCache:
             count = self._counts[key] = self._counts.get(key, 0) + 1
             return count > 1 + self._made // 4 and budget.has_time()
 
-    def _compiled(self, key: Key, values: list[Any]) -> Boxed:
+    def _compile_for_sizes(self, key: Key, values: list[Any]) -> Boxed:
         get_logger("graph").debug(
             "sizes that came again: %s", [tuple(x.shape) for x in values if isinstance(x, Tensor)]
         )

@@ -94,7 +94,7 @@ class _Writer:
         if node.target in MULTI_OUTPUT_OPS:
             self._write_parts(node)
             return
-        value = self._translated(node)
+        value = self._translate_node(node)
         if _gives_several(node):
             for piece in node.users:
                 self._define(piece, value[piece.args[1]])
@@ -121,38 +121,40 @@ class _Writer:
     def _write_parts(self, node: fx.Node) -> None:
         first = next(x for x in node.meta["val"] if x is not None)
         parts = MULTI_OUTPUT_OPS[node.target](
-            self._context(first), *self._mapped(node.args), **self._mapped(node.kwargs)
+            self._context(first), *self._map_arguments(node.args), **self._map_arguments(node.kwargs)
         )
         for piece in node.users:
             place: Any = piece.args[1]
             make = parts[place]
             if make is None:
                 raise Unsupported(f"its result {place} is needed")
-            self._define(piece, _fitting(self._context(piece.meta["val"]), make(), node))
+            self._define(piece, _match_result(self._context(piece.meta["val"]), make(), node))
 
     def _context(self, meta: torch.Tensor) -> TranslationContext:
         return TranslationContext(self.body, tuple(meta.shape), TYPES[meta.dtype])
 
-    def _translated(self, node: fx.Node) -> Any:
+    def _translate_node(self, node: fx.Node) -> Any:
         """The value of `node`, or its values."""
         found = find_decomposition(node)
         meta = node.meta["val"]
         if found is not None:
-            values = self._expanded(node, found.graph)
+            values = self._expand_decomposition(node, found.graph)
             if not isinstance(meta, torch.Tensor):
-                return {k: _fitting(self._context(meta[k]), values[k], node) for k in used_results(node)}
-            return _fitting(self._context(meta), values, node)
+                return {k: _match_result(self._context(meta[k]), values[k], node) for k in used_results(node)}
+            return _match_result(self._context(meta), values, node)
         if node.target is SPLIT:
             source, sizes, dimension = (*node.args, 0)[:3]
             x = self._value(source)  # type: ignore[arg-type]
             return [
-                _fitting(self._context(part), split_part(self._context(part), x, sizes, dimension, k), node)  # type: ignore[arg-type]
+                _match_result(self._context(part), split_part(self._context(part), x, sizes, dimension, k), node)  # type: ignore[arg-type]
                 for k, part in enumerate(meta)
             ]
-        value = TABLE[node.target](self._context(meta), *self._mapped(node.args), **self._mapped(node.kwargs))
-        return _fitting(self._context(meta), value, node)
+        value = TABLE[node.target](
+            self._context(meta), *self._map_arguments(node.args), **self._map_arguments(node.kwargs)
+        )
+        return _match_result(self._context(meta), value, node)
 
-    def _expanded(self, node: fx.Node, graph: fx.Graph) -> Any:
+    def _expand_decomposition(self, node: fx.Node, graph: fx.Graph) -> Any:
         """What the decomposition of `node` gives, as values."""
         *inner, output = graph.nodes
         known = {}
@@ -167,24 +169,24 @@ class _Writer:
         to_value: Any = writer._value
         return fx.node.map_arg(output.args[0], to_value)
 
-    def _mapped(self, arguments: Any) -> Any:
+    def _map_arguments(self, arguments: Any) -> Any:
         value: Any = self._value
         return fx.node.map_arg(arguments, value)
 
     def _value(self, node: fx.Node) -> Any:
         if node not in self.values:
-            for needed in in_order_of_need([node], self._missing):
+            for needed in in_order_of_need([node], self._find_missing_views):
                 self.values[needed] = self._view(needed) if self._is_mine(needed) else self._parameter(needed)
         return self.values[node]
 
-    def _missing(self, node: fx.Node) -> list[fx.Node]:
+    def _find_missing_views(self, node: fx.Node) -> list[fx.Node]:
         """The views that a view needs and that have no value yet."""
         return [n for n in node.all_input_nodes if n not in self.values] if self._is_mine(node) else []
 
     def _view(self, node: fx.Node) -> Any:
         if node.target is operator.getitem:
             return self.values[node.args[0]][node.args[1]]  # type: ignore[index]
-        return self._translated(node)
+        return self._translate_node(node)
 
     def _parameter(self, node: fx.Node) -> Value:
         meta = node.meta["val"]
@@ -198,7 +200,7 @@ class _Writer:
         )
 
 
-def _fitting(context: TranslationContext, value: Value, node: fx.Node) -> Value:
+def _match_result(context: TranslationContext, value: Value, node: fx.Node) -> Value:
     if value.shape != context.shape:
         raise Unsupported(f"{node.target} gives {value.shape} instead of {context.shape}")
     return cast_to_result(context, value)

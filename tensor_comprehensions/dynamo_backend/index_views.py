@@ -60,17 +60,17 @@ def permute_value(x: Value, order: Sequence[int]) -> Value:
     loops = [k for d in order for k in range(starts[d], starts[d + 1])]
     place = {old: new for new, old in enumerate(loops)}
 
-    def at(i: Texts) -> str:
+    def element_text(i: Texts) -> str:
         return x.at([i[place[k]] for k in range(len(loops))])
 
-    return replace(x, groups=tuple(x.groups[d] for d in order), at=at, tensor="")
+    return replace(x, groups=tuple(x.groups[d] for d in order), at=element_text, tensor="")
 
 
 def reshape_value(x: Value, shape: Sequence[int]) -> Value:
     """The same elements in the same order under another shape; loops are split where the shape asks for it."""
     pieces = _cut([n for n in x.loops if n != 1], [n for n in shape if n != 1])
     if pieces is None:
-        x = _flat(x)
+        x = _flatten(x)
         pieces = [[n for n in shape if n != 1]]
     x = _split(x, pieces)
     loops = list(x.loops)
@@ -94,10 +94,10 @@ def broadcast_value(x: Value, shape: Sequence[int]) -> Value:
         groups.append((size,) if grows else own)
         kept += [not grows] * len(groups[-1])
 
-    def at(i: Texts) -> str:
+    def element_text(i: Texts) -> str:
         return x.at([text for text, keep in zip(i, kept, strict=True) if keep])
 
-    return replace(x, groups=tuple(groups), at=at, tensor="")
+    return replace(x, groups=tuple(groups), at=element_text, tensor="")
 
 
 def shift_dim(x: Value, dimension: int, size: int, place: Callable[[str], str]) -> Value:
@@ -107,11 +107,11 @@ def shift_dim(x: Value, dimension: int, size: int, place: Callable[[str], str]) 
     new = (size,) if size != 1 else ()
     old = len(x.groups[dimension])
 
-    def at(i: Texts) -> str:
+    def element_text(i: Texts) -> str:
         index = place(i[position] if new else "0")
         return x.at([*i[:position], *[index][:old], *i[position + len(new) :]])
 
-    return replace(x, groups=(*x.groups[:dimension], new, *x.groups[dimension + 1 :]), at=at, tensor="")
+    return replace(x, groups=(*x.groups[:dimension], new, *x.groups[dimension + 1 :]), at=element_text, tensor="")
 
 
 def drop_dim(x: Value, dimension: int) -> Value:
@@ -123,7 +123,7 @@ def align_values(values: Sequence[Value], dimensions: int | None = None) -> list
     """Values of one shape, at least in the first `dimensions`, with the same loops there."""
     for d in range(len(values[0].groups) if dimensions is None else dimensions):
         cuts = _common([x.groups[d] for x in values])
-        values = [_regrouped(x, d, cuts) for x in values]
+        values = [_regroup_dimension(x, d, cuts) for x in values]
     return list(values)
 
 
@@ -136,7 +136,7 @@ def _common(groups: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     return tuple(b // a for a, b in reversed(list(pairwise(marks))))
 
 
-def _regrouped(x: Value, dimension: int, wanted: tuple[int, ...]) -> Value:
+def _regroup_dimension(x: Value, dimension: int, wanted: tuple[int, ...]) -> Value:
     group = x.groups[dimension]
     if group == wanted:
         return x
@@ -167,7 +167,7 @@ def _cut(loops: Sequence[int], shape: Sequence[int]) -> list[list[int]] | None:
 def _split(x: Value, pieces: Sequence[Sequence[int]]) -> Value:
     """`x` with each loop, those of one iteration aside, split into several; in groups of its own each."""
 
-    def at(i: Texts) -> str:
+    def element_text(i: Texts) -> str:
         rest, indices = list(i), []
         for extents in pieces:
             text = ""
@@ -176,7 +176,7 @@ def _split(x: Value, pieces: Sequence[Sequence[int]]) -> Value:
             indices.append(text)
         return x.at(indices)
 
-    return replace(x, groups=tuple((n,) for extents in pieces for n in extents), at=at)
+    return replace(x, groups=tuple((n,) for extents in pieces for n in extents), at=element_text)
 
 
 def _one_loop(x: Value, dimension: int) -> Value:
@@ -186,13 +186,13 @@ def _one_loop(x: Value, dimension: int) -> Value:
         return x
     position = sum(len(g) for g in x.groups[:dimension])
 
-    def at(i: Texts) -> str:
+    def element_text(i: Texts) -> str:
         return x.at([*i[:position], *_digits(i[position], group), *i[position + 1 :]])
 
-    return replace(x, groups=(*x.groups[:dimension], (prod(group),), *x.groups[dimension + 1 :]), at=at)
+    return replace(x, groups=(*x.groups[:dimension], (prod(group),), *x.groups[dimension + 1 :]), at=element_text)
 
 
-def _flat(x: Value) -> Value:
+def _flatten(x: Value) -> Value:
     """`x` as one dimension with one loop."""
     merged = replace(x, groups=(x.loops,))
     return _one_loop(merged, 0)

@@ -54,19 +54,19 @@ def _float_literal(number: float, kind: DType) -> str:
     if math.isinf(number) or math.isnan(number):
         return cast_text("nan" if math.isnan(number) else "inf" if number > 0 else "(-inf)", FLOAT32, kind)
     if kind == FLOAT32:
-        _rounded(number)
-        return _signed(number)
+        _round_to_float(number)
+        return _print_signed(number)
     parts: list[float] = []
     while number or not parts:
-        parts.append(_rounded(number))
+        parts.append(_round_to_float(number))
         number -= parts[-1]
         if len(parts) > 3:
             raise Unsupported("a number between those that literals have")
-    text = " + ".join(f"{kind.name}({_signed(x)})" for x in parts)
+    text = " + ".join(f"{kind.name}({_print_signed(x)})" for x in parts)
     return text if len(parts) == 1 else f"({text})"
 
 
-def _rounded(number: float) -> float:
+def _round_to_float(number: float) -> float:
     """`number` as a float32."""
     try:
         rounded: float = struct.unpack("f", struct.pack("f", number))[0]
@@ -75,5 +75,5 @@ def _rounded(number: float) -> float:
     return rounded
 
 
-def _signed(number: float) -> str:
+def _print_signed(number: float) -> str:
     return f"({number!r})" if math.copysign(1, number) < 0 else repr(number)

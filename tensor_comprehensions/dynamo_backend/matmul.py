@@ -65,11 +65,11 @@ def embedding(c: TranslationContext, table: Value, words: Value, *_: Any) -> Val
     words = words if words.access else c.body.materialize(words)
     width = len(table.groups[1])
 
-    def at(i: Sequence[str]) -> str:
+    def element_text(i: Sequence[str]) -> str:
         split = len(i) - width
         return table.at([words.at(i[:split]), *i[split:]])
 
-    return Value((*words.groups, table.groups[1]), at, c.dtype)
+    return Value((*words.groups, table.groups[1]), element_text, c.dtype)
 
 
 # --- attention ---------------------------------------------------------------------------------------------------

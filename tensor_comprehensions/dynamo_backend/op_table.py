@@ -120,10 +120,10 @@ def pointwise(c: TranslationContext, template: str, operands: Sequence[Value], d
     held = [x if x.constant or x.access or x.shape == c.shape else c.body.materialize(x) for x in operands]
     values = align_values([broadcast_value(x, c.shape) for x in held])
 
-    def at(i: Sequence[str]) -> str:
+    def element_text(i: Sequence[str]) -> str:
         return template.format(*(cast_text(x.at(i), compute_dtype(x.dtype), kind) for x in values))
 
-    return Value(values[0].groups, at, c.dtype, constant=all(x.constant for x in values))
+    return Value(values[0].groups, element_text, c.dtype, constant=all(x.constant for x in values))
 
 
 def to_values(c: TranslationContext, *arguments: Any, dtype: DType | None = None) -> list[Value]:
@@ -139,13 +139,13 @@ def _number(x: Any) -> float | int | bool:
 
 def _register_tables() -> None:
     for target, template in (*UNARY.items(), *BINARY.items()):
-        TABLE[target] = _templated(template, target in LOGICAL)
+        TABLE[target] = _make_operation(template, target in LOGICAL)
     for name, sign in COMPARISONS.items():
         packet = getattr(aten, name)
         TABLE[packet.Tensor] = TABLE[packet.Scalar] = _comparison(sign)
 
 
-def _templated(template: str, logical: bool) -> Operation:
+def _make_operation(template: str, logical: bool) -> Operation:
     def make(c: TranslationContext, *arguments: Any) -> Value:
         if logical != (c.dtype == BOOL):
             raise Unsupported(f"not in {c.dtype}")
@@ -208,7 +208,7 @@ def power(c: TranslationContext, x: Value, exponent: Any) -> Value:
 
 
 @operation(aten.where.self)
-def where_(c: TranslationContext, condition: Value, x: Any, y: Any) -> Value:
+def select_where(c: TranslationContext, condition: Value, x: Any, y: Any) -> Value:
     both = to_values(c, x, y)
     mask = pointwise(replace(c, dtype=BOOL), "{0}", [condition])
     values = [pointwise(c, "{0}", [v]) for v in both]
@@ -236,13 +236,13 @@ def cast_to_result(c: TranslationContext, x: Value) -> Value:
     rounded = c.dtype != target and x.dtype != c.dtype
     narrows = source.is_float and not target.is_float and target != BOOL and target.bits < 32
 
-    def at(i: Sequence[str]) -> str:
+    def element_text(i: Sequence[str]) -> str:
         if narrows:  # as torch does: a def would take the nearest number of the type, torch takes the low bits
             return cast_text(cast_text(x.at(i), source, INT32), INT32, target)
         text = cast_text(x.at(i), source, c.dtype) if rounded else cast_text(x.at(i), source, target)
         return cast_text(text, c.dtype, target) if rounded else text
 
-    return Value(x.groups, at, c.dtype, constant=x.constant)
+    return Value(x.groups, element_text, c.dtype, constant=x.constant)
 
 
 @operation(aten.full.default, aten.full_like.default, aten.scalar_tensor.default, view=True)
@@ -325,10 +325,10 @@ def cat(c: TranslationContext, parts: Sequence[Value], dimension: int = 0) -> Va
     ends = list(accumulate(x.shape[dimension] for x in parts))
     held = [cast_to_result(replace(c, shape=x.shape), x if x.access else c.body.materialize(x)) for x in parts]
 
-    def shifted(x: Value, start: int) -> Value:
+    def shift_by(x: Value, start: int) -> Value:
         return shift_dim(x, dimension, ends[-1], lambda i: f"({i} - {start})")
 
-    whole = align_values([shifted(x, end - x.shape[dimension]) for x, end in zip(held, ends, strict=True)])
+    whole = align_values([shift_by(x, end - x.shape[dimension]) for x, end in zip(held, ends, strict=True)])
     position = sum(len(g) for g in whole[0].groups[:dimension])
 
     def choose(i: Sequence[str], first: int, last: int) -> str:
@@ -349,7 +349,7 @@ def reduce_dims(c: TranslationContext, x: Value, dimensions: Any, keep: bool, op
     over = normalize_dims(dimensions, len(x.groups))
     wide = pointwise(TranslationContext(c.body, x.shape, c.dtype), "{0}", [x])
     result = c.body.add_reduction(wide, over, op)
-    return result if keep else _without(result, over)
+    return result if keep else _drop_dimensions(result, over)
 
 
 def normalize_dims(dimensions: Any, rank: int) -> list[int]:
@@ -359,20 +359,20 @@ def normalize_dims(dimensions: Any, rank: int) -> list[int]:
     return sorted({d % rank for d in dimensions} if dimensions else range(rank))
 
 
-def _without(x: Value, dimensions: Sequence[int]) -> Value:
+def _drop_dimensions(x: Value, dimensions: Sequence[int]) -> Value:
     for d in reversed(dimensions):
         x = drop_dim(x, d)
     return x
 
 
-def _floating(c: TranslationContext) -> None:
+def _require_floating(c: TranslationContext) -> None:
     if not c.dtype.is_float:
         raise Unsupported(f"not in {c.dtype}")
 
 
 @operation(aten.sum.dim_IntList)
 def sum_dims(c: TranslationContext, x: Value, dimensions: Any = None, keep: bool = False, **_: Any) -> Value:
-    _floating(c)
+    _require_floating(c)
     return reduce_dims(c, x, dimensions, keep, "+")
 
 
@@ -383,7 +383,7 @@ def sum_all(c: TranslationContext, x: Value, dimensions: Any = None, **_: Any) -
 
 @operation(aten.mean.default, aten.mean.dim)
 def mean(c: TranslationContext, x: Value, dimensions: Any = None, keep: bool = False, **_: Any) -> Value:
-    _floating(c)
+    _require_floating(c)
     total = reduce_dims(c, x, dimensions, keep, "+")
     return divide_by_count(c, total, math.prod(x.shape) / max(1, math.prod(c.shape)))
 
@@ -395,13 +395,13 @@ def divide_by_count(c: TranslationContext, x: Value, count: float) -> Value:
 
 @operation(aten.amax.default)
 def amax(c: TranslationContext, x: Value, dimensions: Any = (), keep: bool = False) -> Value:
-    _floating(c)
+    _require_floating(c)
     return reduce_dims(c, x, dimensions, keep, "max")
 
 
 @operation(aten.amin.default)
 def amin(c: TranslationContext, x: Value, dimensions: Any = (), keep: bool = False) -> Value:
-    _floating(c)
+    _require_floating(c)
     return reduce_dims(c, x, dimensions, keep, "min")
 
 
@@ -409,7 +409,7 @@ def amin(c: TranslationContext, x: Value, dimensions: Any = (), keep: bool = Fal
 def variance(
     c: TranslationContext, x: Value, dimensions: Any = None, correction: Any = 1, keepdim: bool = False, **_: Any
 ) -> Value:
-    _floating(c)
+    _require_floating(c)
     x = x if x.access else c.body.materialize(x)
     over = normalize_dims(dimensions, len(x.groups))
     count = math.prod(x.shape[d] for d in over)
@@ -419,7 +419,7 @@ def variance(
     square = pointwise(inner, "({0} * {0})", [difference])
     divisor = max(0, count - (1 if correction is None else correction))
     total = divide_by_count(c, reduce_dims(c, square, over, True, "+"), divisor)
-    return total if keepdim else _without(total, over)
+    return total if keepdim else _drop_dimensions(total, over)
 
 
 _register_tables()

@@ -42,7 +42,7 @@ class Term:
         found = (a for a in (*self.exists, *reads(self.value)) if a.tensor in sparse)
         return tuple(dict.fromkeys(map(self.stands_for, found)))
 
-    def without(self, absent: Collection[Access]) -> Term | None:
+    def drop_absent(self, absent: Collection[Access]) -> Term | None:
         """The term where the accesses `absent` find nothing; None where it is void then."""
         if any(self.stands_for(a) in absent for a in self.exists):
             return None
@@ -68,13 +68,15 @@ def drop_absent_terms(e: Expr, absent: Collection[Access]) -> Expr:
         case Select(condition=Const(value=value), then=then, otherwise=otherwise):
             return then if value else otherwise
         case Unary(op=op, operand=Const(value=value)):
-            return Const(not value if op == "!" else _exact(-np.asarray(value, _numpy(new)), new.dtype), new.dtype)
+            return Const(
+                not value if op == "!" else _to_python_number(-np.asarray(value, _numpy(new)), new.dtype), new.dtype
+            )
         case Cast(operand=Const(value=value)):
-            return Const(_exact(value, new.dtype), new.dtype)
+            return Const(_to_python_number(value, new.dtype), new.dtype)
         case Call(function=name, arguments=arguments) if all(isinstance(a, Const) for a in arguments):
             given = [np.asarray(a.value, _numpy(a)) for a in arguments if isinstance(a, Const)]
             with np.errstate(all="ignore"):
-                return Const(_exact(FUNCTIONS[name].evaluate(*given), new.dtype), new.dtype)
+                return Const(_to_python_number(FUNCTIONS[name].evaluate(*given), new.dtype), new.dtype)
     return new
 
 
@@ -105,7 +107,7 @@ def _fold(e: Binary, op: str, left: Const, right: Const) -> Const:
         return Const(all(both) if op == "&&" else any(both), e.dtype)
     with np.errstate(all="ignore"):
         found = combine_arrays(op, np.asarray(left.value, _numpy(left)), np.asarray(right.value, _numpy(right)))
-    return Const(_exact(found, e.dtype), e.dtype)
+    return Const(_to_python_number(found, e.dtype), e.dtype)
 
 
 def is_additive(e: Expr, absent: Collection[Access]) -> bool:
@@ -134,7 +136,7 @@ def _numpy(e: Expr) -> np.dtype[np.generic]:
     return numpy_dtype(e.dtype)
 
 
-def _exact(value: object, dtype: DType) -> int | float | bool:
+def _to_python_number(value: object, dtype: DType) -> int | float | bool:
     """The Python number that a constant of `dtype` holds."""
     number: int | float | bool = convert_array(np.asarray(value), dtype).item()
     return number

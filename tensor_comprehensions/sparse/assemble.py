@@ -47,7 +47,7 @@ MAX_MARK = 255
 
 
 def inside_chunks(s: Stmt, around: Callable[[Stmt], Stmt]) -> Stmt:
-    """`s` with `around` the body of its parallel loop."""
+    """`s` with `around` applied to the body of its parallel loop."""
     if isinstance(s, Loop) and s.kind is LoopKind.PARALLEL:
         return replace(s, body=around(s.body))
     if isinstance(s, Let):
@@ -261,16 +261,16 @@ class AssemblingEmitter(StatementEmitter):
             parent = build.add(build.mul(parent, extents[d]), build.sub(state.indices[names[d]], self.starts[d]))
         return self._start(len(self.format.levels) - 1, parent, _Cells.of(self.format.depth))
 
-    def around(self, depth: int, state: State, then: Body) -> Stmt:
+    def wrap_loops(self, depth: int, state: State, then: Body) -> Stmt:
         if self.counts_rows and depth == self._row_depth:
             (row,) = (e.name for d in self.format.order[:1] for e in (self.s.subscripts[d],) if isinstance(e, Index))
             index = build.sub(state.indices[row], self.starts[self.format.order[0]])
-            return self._counted_row(index, self._around(depth, state, then))
+            return self._counted_row(index, self._wrap_loops(depth, state, then))
         if self._starts_rows and depth == self._row_depth:
-            return build.block(*self._row(state), self._around(depth, state, then))
-        return self._around(depth, state, then)
+            return build.block(*self._row(state), self._wrap_loops(depth, state, then))
+        return self._wrap_loops(depth, state, then)
 
-    def _around(self, depth: int, state: State, then: Body) -> Stmt:
+    def _wrap_loops(self, depth: int, state: State, then: Body) -> Stmt:
         if self._marks_rows and depth == self._row_depth:
             return build.block(self._next_mark(), then(state))
         if self.is_scattered and depth == self._row_depth:
@@ -283,7 +283,7 @@ class AssemblingEmitter(StatementEmitter):
         append = self._append(state, build.cast(Load(total, ()), self.values.type.dtype))
         return Allocate(
             (total, found),
-            build.block(*first, then(with_register_sum(self.reduced(state))), If(Load(found, ()), append)),
+            build.block(*first, then(with_register_sum(self.enter_reduction(state))), If(Load(found, ()), append)),
         )
 
     def combine(self, state: State, value: Expr) -> Stmt:

@@ -69,16 +69,16 @@ def _by_iterations(loop: Loop) -> Stmt:
 def _by_positions(loop: Loop, pos: Buffer, names: Names, size: int) -> Stmt:
     """Chunks of equal numbers of positions and parents."""
 
-    def work(i: Expr) -> Expr:
+    def work_before(i: Expr) -> Expr:
         return build.add(build.cast(build.load(pos, i), INT64), i)
 
     chunk, count, total = build.var(CHUNK), build.var(CHUNKS), build.var(WORK)
-    before = build.sub(work(loop.stop), work(loop.start))
+    before = build.sub(work_before(loop.stop), work_before(loop.start))
     chunks = build.minimum(build.maximum(build.div(total, size), 1), MAX_CHUNKS)
 
     def begins(k: Expr, then: Callable[[Expr], Stmt]) -> Stmt:
-        wanted = build.add(work(loop.start), build.div(build.mul(k, total), count))
-        return _first_with(work, wanted, loop.start, loop.stop, names, then)
+        wanted = build.add(work_before(loop.start), build.div(build.mul(k, total), count))
+        return _first_with(work_before, wanted, loop.start, loop.stop, names, then)
 
     inner = begins(
         chunk,

@@ -41,7 +41,7 @@ def insert_conversions(original: SparseProblem) -> tuple[SparseProblem, tuple[Co
         order = choose_order(nest, target.format if owns else None, problem.options)
         if _combines_out_of_order(nest, order):
             return insert_conversions(_with_own_places(original, target.name))
-        wrong = {a: _reordered(a, nest, order) for a, p in nest.paths.items() if not walks(p, order)}
+        wrong = {a: _reorder_levels(a, nest, order) for a, p in nest.paths.items() if not walks(p, order)}
         if not wrong:
             continue
         if any(_gives_places(a, nest) for a in wrong):
@@ -106,7 +106,7 @@ def _with_own_places(problem: SparseProblem, target: str) -> SparseProblem:
     return replace(problem, function=replace(function, tensors=tuple(tensors)), shared=shared)
 
 
-def _reordered(a: Access, nest: Nest, order: tuple[str, ...]) -> Format:
+def _reorder_levels(a: Access, nest: Nest, order: tuple[str, ...]) -> Format:
     """The format of an operand with its levels in the order of the loops. It stores the same elements."""
     found = reordered_format(nest.paths[a], order)
     if found is None:

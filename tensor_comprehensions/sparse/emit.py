@@ -98,7 +98,7 @@ class StatementEmitter(ABC):
         """The kernels in order, each with what it does."""
 
     @abstractmethod
-    def around(self, depth: int, state: State, then: Body) -> Stmt:
+    def wrap_loops(self, depth: int, state: State, then: Body) -> Stmt:
         """`then`, the loops from `depth` on, with what has to be done before and after them."""
 
     @abstractmethod
@@ -126,7 +126,7 @@ class StatementEmitter(ABC):
         )
         walker = Walker(
             self.nest, self.order, common.operands, common.sizes, self.names,
-            self.leaf, self.around, self.choose, lanes, ahead if distance else None, self.gathers,
+            self.leaf, self.wrap_loops, self.choose, lanes, ahead if distance else None, self.gathers,
             self.is_unordered, self.copies, self.options.branchless_merge,
         )  # fmt: skip
         return walker.nest_loops()
@@ -222,7 +222,7 @@ class StatementEmitter(ABC):
         translator = Translator(state.indices, self.shared.sizes, _refuse_read)
         return tuple(translator.subscript(e) for e in self.s.subscripts)
 
-    def reduced(self, state: State) -> State:
+    def enter_reduction(self, state: State) -> State:
         """The state inside the reduced loops, where the identity of the reduction is void in any case."""
         return replace(state, term=replace(state.term, void=self.nest.identity)) if self.nest.keeps_places else state
 

@@ -34,7 +34,7 @@ class Lattice:
         """Whether something is computed at every coordinate."""
         return self.default is not None
 
-    def below(self, point: Point) -> tuple[Point, ...]:
+    def list_subpoints(self, point: Point) -> tuple[Point, ...]:
         """The points that the coordinates of `point` may turn out to be, itself first."""
         return tuple(p for p in self.points if p.present <= point.present)
 
@@ -50,7 +50,7 @@ def build_lattice(term: Term, iterators: Sequence[Access]) -> Lattice:
     points: dict[frozenset[Access], Point] = {}
     for count in range(len(iterators), 0, -1):
         for chosen in combinations(iterators, count):
-            left = term.without([a for a in iterators if a not in chosen])
+            left = term.drop_absent([a for a in iterators if a not in chosen])
             if left is not None and (needed := left.uses & frozenset(chosen)):
                 points.setdefault(needed, Point(needed, left))
-    return Lattice(tuple(sorted(points.values(), key=lambda p: -len(p.present))), term.without(iterators))
+    return Lattice(tuple(sorted(points.values(), key=lambda p: -len(p.present))), term.drop_absent(iterators))

@@ -60,7 +60,7 @@ class Cursor:
         """The coordinate at a position, as int64; touched only where the mask holds."""
         return build.cast(build.load(self.crd, position, mask=mask), INT64)
 
-    def at(self, position: Expr, stop: Expr | None = None) -> Place:
+    def place_at(self, position: Expr, stop: Expr | None = None) -> Place:
         """The place of one position, or of a run of them."""
         return Place(position, stop, self.depth + 1)
 

@@ -102,7 +102,7 @@ def lower(problem: SparseProblem, target: CpuTarget) -> Program:
                 emitter = CollectedEmitter(common, nest, order, held, totals, first)
             case None:
                 emitter = _emitter(common, nest, order, shared)
-        kernels = [Kernel(f"{number}.{what}", _sized(body, common)) for what, body in emitter.kernels()]
+        kernels = [Kernel(f"{number}.{what}", _bind_sizes(body, common)) for what, body in emitter.kernels()]
         if held is not None:
             if len(kernels) > 1:  # the first one counts what the second one fills
                 phases[-1].append(kernels.pop(0))
@@ -112,7 +112,7 @@ def lower(problem: SparseProblem, target: CpuTarget) -> Program:
         phases[-1] += kernels
     buffers = (b for r in results for b in r.arrays.buffers)
     arguments = (common.sizes.buffer, totals, *(b for o in operands.values() for b in o.buffers), *buffers)
-    written = _written(tuple(operands.values()), results, totals)
+    written = _list_outputs(tuple(operands.values()), results, totals)
     modules = tuple(
         Module(f"{function.name}.{n}", arguments, (), tuple(kernels), (), written) for n, kernels in enumerate(phases)
     )
@@ -179,7 +179,7 @@ def _find_bounding_operands(nest: Nest, format: Format) -> tuple[str, ...]:
     loops = set(nest.loops)
     whole = [a.tensor for a, p in nest.paths.items() if {s.loop for s in p.steps} == loops]
     certain = len(whole) == len(nest.paths) and all(x.is_free for x in nest.loops.values()) and whole
-    if not certain or format.depth < len(format.levels) or nest.term.without(tuple(nest.paths)) is not None:
+    if not certain or format.depth < len(format.levels) or nest.term.drop_absent(tuple(nest.paths)) is not None:
         return ()
     return tuple(whole)
 
@@ -206,13 +206,13 @@ def _emitter(common: Shared, nest: Nest, order: tuple[str, ...], shared: Mapping
     return DenseEmitter(common, nest, order)
 
 
-def _sized(body: Stmt, common: Shared) -> Stmt:
+def _bind_sizes(body: Stmt, common: Shared) -> Stmt:
     """`body` with the sizes bound around it."""
     for name, value in reversed(list(common.sizes.bound())):
         body = Let(name, value, body)
     return body
 
 
-def _written(operands: tuple[SparseOperand, ...], results: list[Result], totals: Buffer) -> tuple[str, ...]:
+def _list_outputs(operands: tuple[SparseOperand, ...], results: list[Result], totals: Buffer) -> tuple[str, ...]:
     dense = (o.values.name for o in operands if o.role is not Role.INPUT)
     return (totals.name, *dense, *(b.name for r in results for b in r.arrays.written))

@@ -89,10 +89,10 @@ def reordered_format(path: Path, order: Sequence[str]) -> Format | None:
     tail = format.order[format.depth :]
     upper = iter(format.levels[: format.depth])
     made = Format(tuple(LEVELS["d"] if d in tail else next(upper) for d in dims), tuple(dims))
-    return made if holds_any(format) and holds_any(made) else _compressed(made)
+    return made if holds_any(format) and holds_any(made) else _compress_levels(made)
 
 
-def _compressed(format: Format) -> Format:
+def _compress_levels(format: Format) -> Format:
     """The same levels, of which each that is not dense holds all coordinates that come."""
     return Format(tuple(x if x.is_dense else LEVELS["s"] for x in format.levels), format.order)
 
@@ -160,10 +160,10 @@ def _fanout(name: str, outside: Sequence[str], nest: Nest) -> float:
             found[a] = ROOT_FANOUT if is_root else COMPRESSED_FANOUT
     loop = nest.loops[name]
     extent = max(1.0, _number(loop.upper) - _number(loop.lower))
-    required = [n for a, n in found.items() if nest.term.without([a]) is None]
+    required = [n for a, n in found.items() if nest.term.drop_absent([a]) is None]
     if required:
         return min(*required, extent)
-    return min(sum(found.values()), extent) if found and nest.term.without(tuple(found)) is None else extent
+    return min(sum(found.values()), extent) if found and nest.term.drop_absent(tuple(found)) is None else extent
 
 
 def _number(x: Value) -> float:

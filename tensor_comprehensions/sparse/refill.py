@@ -69,7 +69,7 @@ class RefillEmitter(StatementEmitter):
         extent = self.shared.extents(self.s.target)[self.result.format.order[-1]]
         return Allocate((self._row,), body, build.maximum(extent, 1))
 
-    def around(self, depth: int, state: State, then: Body) -> Stmt:
+    def wrap_loops(self, depth: int, state: State, then: Body) -> Stmt:
         if depth != self._row_depth:
             return then(state)
         row, dtype = self._row, self.values.type.dtype

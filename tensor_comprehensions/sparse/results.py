@@ -38,7 +38,7 @@ class DenseEmitter(StatementEmitter):
         for n, name in enumerate(self.order):
             outside = self.order[: n + 1]
             absent = self._searched_or_in(outside)
-            if not self.nest.loops[name].is_free or self.nest.term.without(absent) is None:
+            if not self.nest.loops[name].is_free or self.nest.term.drop_absent(absent) is None:
                 return n
         return len(self.order)
 
@@ -74,7 +74,7 @@ class DenseEmitter(StatementEmitter):
         if not self.starts_anew or self.covered < len(self.order):
             return False
         searched = self._searched_or_in(())
-        return self._is_plain and self.nest.term.without(searched) is not None
+        return self._is_plain and self.nest.term.drop_absent(searched) is not None
 
     def kernels(self) -> Iterator[tuple[str, Stmt]]:
         if self.fills_first:
@@ -102,12 +102,12 @@ class DenseEmitter(StatementEmitter):
         chunks = build.add(build.div(total, GRAIN_ELEMENTS), 1)
         return Loop(CHUNK, build.const(0), chunks, inner, LoopKind.PARALLEL)
 
-    def around(self, depth: int, state: State, then: Body) -> Stmt:
+    def wrap_loops(self, depth: int, state: State, then: Body) -> Stmt:
         """Initialize what is below the covered loops, or keep it in a register until it is stored."""
         if depth != self.covered or depth == len(self.order) or self.fills_first:
             return then(state)
         if self.inside:
-            return build.block(self._initial(state), then(state)) if self.starts_anew else then(state)
+            return build.block(self._emit_identity(state), then(state)) if self.starts_anew else then(state)
         return self._in_register(state, then)
 
     def _in_register(self, state: State, then: Body) -> Stmt:
@@ -119,7 +119,7 @@ class DenseEmitter(StatementEmitter):
         last = Store(values, where, build.cast(Load(total, ()), values.type.dtype))
         return Allocate((total,), build.block(first, then(with_register_sum(state)), last))
 
-    def _initial(self, state: State) -> Stmt:
+    def _emit_identity(self, state: State) -> Stmt:
         """The identity for every element below the covered loops."""
         names = self.inside
         indices = {**state.indices, **{n: build.var(f"{n}.first") for n in names}}
@@ -155,7 +155,7 @@ class SharedEmitter(StatementEmitter):
         body = self.walk()
         yield "walk", self.in_parallel(body) if self.order and self.nest.loops[self.order[0]].is_free else body
 
-    def around(self, depth: int, state: State, then: Body) -> Stmt:
+    def wrap_loops(self, depth: int, state: State, then: Body) -> Stmt:
         if depth != self.final_depth or depth == len(self.order):
             return then(state)
         total, where = self.total(), self._place(state)
@@ -214,7 +214,7 @@ class CollectedEmitter(StatementEmitter):
         """One after the other: each element moves the end of the list."""
         yield from ()
 
-    def around(self, depth: int, state: State, then: Body) -> Stmt:
+    def wrap_loops(self, depth: int, state: State, then: Body) -> Stmt:
         """Add up where only reduced loops are left, and note whether there was anything to add.
 
         A sum over dense operands alone is stored where it is not 0.
@@ -229,7 +229,8 @@ class CollectedEmitter(StatementEmitter):
         if not self.nest.paths:
             wanted = build.ne(Load(total, ()), build.const(0, total.type.dtype))
         return Allocate(
-            (total, found), build.block(*first, then(with_register_sum(self.reduced(state))), If(wanted, append))
+            (total, found),
+            build.block(*first, then(with_register_sum(self.enter_reduction(state))), If(wanted, append)),
         )
 
     def combine(self, state: State, value: Expr) -> Stmt:

@@ -79,11 +79,11 @@ def _source(
         if a.subscripts != s.subscripts or len(set(a.subscripts)) < len(a.subscripts):
             continue
         same = [b for b in occurrences if b.subscripts == a.subscripts and known.get(b.tensor, b.tensor) == source]
-        if term.without(same) is not None or not _is_unique(symbols[source]):
+        if term.drop_absent(same) is not None or not _is_unique(symbols[source]):
             continue
         others = [b for b in occurrences if b not in same]
         demanded = bool(s.exists) and all(b in same for b in s.exists)
-        whole = not s.ranges and (demanded or term.without(others) is not None)
+        whole = not s.ranges and (demanded or term.drop_absent(others) is not None)
         if target.role is Role.TEMPORARY or symbols[source].format == target.format:
             return source, whole
     return None

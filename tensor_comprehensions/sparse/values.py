@@ -30,7 +30,7 @@ class Translator:
     read: Read
     guard: ir.Expr | None = None
 
-    def under(self, condition: ir.Expr) -> Translator:
+    def with_condition(self, condition: ir.Expr) -> Translator:
         return replace(self, guard=build.and_masks(self.guard, condition))
 
     def value(self, e: tc.Expr) -> ir.Expr:
@@ -51,7 +51,7 @@ class Translator:
             case tc.Select(condition, then, otherwise):
                 c = self.value(condition)
                 negated = build.logical_not(c)
-                return ir.Select(c, self.under(c).value(then), self.under(negated).value(otherwise))
+                return ir.Select(c, self.with_condition(c).value(then), self.with_condition(negated).value(otherwise))
             case tc.Cast(operand, dtype):
                 return build.cast(self.value(operand), dtype)
             case tc.Call(function, arguments):
@@ -80,4 +80,4 @@ class Translator:
         if op not in ("&&", "||"):
             return self
         condition = self.value(left)
-        return self.under(condition if op == "&&" else build.logical_not(condition))
+        return self.with_condition(condition if op == "&&" else build.logical_not(condition))

@@ -101,7 +101,7 @@ class _Head:
 class Walker:
     """Prints the loops of one nest.
 
-    leaf: what is done for each instance that is not void. around: what is put around the loop of a depth.
+    leaf: what is done for each instance that is not void. wrap_loops: puts what belongs around the loop of a depth.
     choose: the same as `leaf` without a branch, where operands may be absent.
     lanes: of vectors along the innermost loop, and how many side by side. ahead: asks for rows before they are read.
     gathers: whether an innermost loop over stored positions is to run in vectors. is_unordered: whether the coordinates
@@ -115,7 +115,7 @@ class Walker:
     sizes: Sizes
     names: Names
     leaf: Body
-    around: Callable[[int, State, Body], Stmt]
+    wrap_loops: Callable[[int, State, Body], Stmt]
     choose: Chosen
     lanes: tuple[int, int] = (1, 1)
     ahead: RowPrefetcher | None = None
@@ -133,7 +133,7 @@ class Walker:
         """The loops from a depth of the order on."""
         if depth == len(self.order):
             return self.leaf(state)
-        return self.around(depth, state, lambda s: self._loop(depth, s))
+        return self.wrap_loops(depth, state, lambda s: self._loop(depth, s))
 
     # --- one loop ------------------------------------------------------------------------------------------------
 
@@ -142,9 +142,9 @@ class Walker:
         iterators = [a for a in self._live(state.term) if self._iterates(a, state, name)]
         lattice = build_lattice(state.term, iterators)
         if not lattice.points:
-            return self.dense(depth, state, lattice.default) if lattice.default is not None else build.NOTHING
+            return self.emit_dense_loop(depth, state, lattice.default) if lattice.default is not None else build.NOTHING
 
-        def inside(cursors: Mapping[Access, Cursor]) -> Stmt:
+        def emit_body(cursors: Mapping[Access, Cursor]) -> Stmt:
             if lattice.default is not None:
                 return self._scan(depth, state, lattice, lattice.default, cursors)
             (*others, last) = lattice.points
@@ -152,7 +152,7 @@ class Walker:
                 return self._follow(depth, state, last, cursors)
             return self._merge(depth, state, lattice, cursors)
 
-        return self._cursors(iterators, state, name, {}, inside)
+        return self._cursors(iterators, state, name, {}, emit_body)
 
     def _live(self, term: Term) -> list[Access]:
         uses = term.uses
@@ -171,7 +171,7 @@ class Walker:
         loop = self.nest.loops[name]
         return self.sizes.value(loop.lower), self.sizes.value(loop.upper)
 
-    def dense(self, depth: int, state: State, term: Term, bounds: tuple[Expr, Expr] | None = None) -> Stmt:
+    def emit_dense_loop(self, depth: int, state: State, term: Term, bounds: tuple[Expr, Expr] | None = None) -> Stmt:
         """A loop over all coordinates."""
         name = self.names.fresh(self.order[depth])
         body = self._child(depth, replace(state, term=term), build.var(name), {})
@@ -230,7 +230,7 @@ class Walker:
             return self._merge(depth, state, Lattice((point,), None), cursors)
         name, coordinate = self.names.fresh(name_of_position(a)), self.names.fresh(self.order[depth])
         position = build.var(name)
-        body = self._child(depth, replace(state, term=point.term), build.var(coordinate), {a: c.at(position)})
+        body = self._child(depth, replace(state, term=point.term), build.var(coordinate), {a: c.place_at(position)})
         if c.stop == build.add(c.start, 1):
             return Let(name, c.start, Let(coordinate, c.coordinate(position), body))
         if self.ahead is not None:
@@ -286,7 +286,7 @@ class Walker:
         (a,) = point.present
         name, coordinate = self.names.fresh(name_of_position(a)), self.names.fresh(self.order[depth])
         position = build.var(name)
-        body = self._child(depth, replace(state, term=point.term), build.var(coordinate), {a: c.at(position)})
+        body = self._child(depth, replace(state, term=point.term), build.var(coordinate), {a: c.place_at(position)})
         return Loop(name, Load(cell, ()), c.stop, Let(coordinate, c.coordinate(position), body))
 
     def _merge_step(
@@ -314,7 +314,7 @@ class Walker:
                 return run_end(
                     c, position, c.stop, build.var(names[a]), self.names, lambda e: ends(rest[1:], {**stops, a: e})
                 )
-            return self._cases(depth, state, lattice.below(point), build.var(value), at, cells, cursors, stops)
+            return self._cases(depth, state, lattice.list_subpoints(point), build.var(value), at, cells, cursors, stops)
 
         body: Stmt = Let(value, least, ends(here, {}))
         for a in reversed(here):
@@ -337,7 +337,8 @@ class Walker:
         chain: Stmt | None = None
         for p in reversed(points):
             present = {
-                a: cursors[a].at(Load(cells[a], ()), None if cursors[a].is_unique else stops[a]) for a in p.present
+                a: cursors[a].place_at(Load(cells[a], ()), None if cursors[a].is_unique else stops[a])
+                for a in p.present
             }
             held = {a: self.names.fresh(name_of_position(a)) for a in present}
             places = {a: replace(x, low=build.var(held[a])) for a, x in present.items()}
@@ -373,7 +374,7 @@ class Walker:
         name, least = self.names.fresh(self.order[depth]), build.fold_minimum(h.here for h in heads.values())
         least_here = build.var(name, index)
         here = {a: build.eq(h.here, least_here) for a, h in heads.items()}
-        places = {a: cursors[a].at(Load(h.position, ())) for a, h in heads.items()}
+        places = {a: cursors[a].place_at(Load(h.position, ())) for a, h in heads.items()}
         indices = {**state.indices, self.order[depth]: build.cast(least_here, INT64)}
         instance = State(point.term, {**state.places, **places}, indices)
         together = build.block(self.leaf(instance), *(s for a, c in cursors.items() for s in heads[a].step(c)))
@@ -424,7 +425,8 @@ class Walker:
             for p in reversed(lattice.points):
                 held = {a: self.names.fresh(name_of_position(a)) for a in p.present}
                 places = {
-                    a: cursors[a].at(build.var(n), None if cursors[a].is_unique else stops[a]) for a, n in held.items()
+                    a: cursors[a].place_at(build.var(n), None if cursors[a].is_unique else stops[a])
+                    for a, n in held.items()
                 }
                 child = self._child(depth, replace(state, term=p.term), value, places)
                 for a, n in held.items():
@@ -469,22 +471,22 @@ class Walker:
     def _search(self, a: Access, step: Step, value: Expr, state: State, name: str | None, then: Body) -> Stmt:
         """`then` with `a` at the stored coordinate `value`, or without it where there is none."""
         c = cursor(self.operands[a.tensor], step, state.places[a])
-        without = state.term.without([a])
+        without = state.term.drop_absent([a])
 
-        def found(position: Expr) -> Stmt:
+        def emit_hit(position: Expr) -> Stmt:
             live = build.lt(position, c.stop)
             here = build.and_masks(live, build.eq(c.coordinate(position, live), value))
             assert here is not None
 
             def enter(end: Expr) -> Stmt:
-                place = c.at(position, None if c.is_unique else end)
+                place = c.place_at(position, None if c.is_unique else end)
                 return self._enter(replace(state, places={**state.places, a: place}), name, then)
 
             there = run_end(c, position, c.stop, value, self.names, enter)
             otherwise = None if without is None else self._enter(replace(state, term=without), name, then)
             return build.when(here, there, otherwise)
 
-        return first_not_below(c, value, self.names, found)
+        return first_not_below(c, value, self.names, emit_hit)
 
 
 def _list_present(point: Point, cursors: Mapping[Access, Cursor]) -> list[Access]:

@@ -216,13 +216,13 @@ class _SumsStore:
                 yield self._leaf("", build.when(self.leader, ir.Invoke(BULK_WAIT, (), (0,))))
                 yield self.part
                 for part in range(0, self.columns, 16):
-                    yield self._stored(i, column, part)
+                    yield self._store_slice(i, column, part)
                 yield self._leaf("", ir.Invoke(FENCE_ASYNC, ()))
                 yield self.part
-                yield self._sent(i, column)
+                yield self._send_slice(i, column)
         yield self._leaf("", build.when(self.leader, ir.Invoke(BULK_WAIT, (), (0,))))
 
-    def _stored(self, i: int, column: int, part: int) -> specs.Leaf:
+    def _store_slice(self, i: int, column: int, part: int) -> specs.Leaf:
         """A warp's 16 x 16 of a slice: rounded in pairs, then `stmatrix`."""
         dtype = self.staged.dtype
         number, inside = divmod(column + part, self.plan.columns)
@@ -239,7 +239,7 @@ class _SumsStore:
         whole = build.allocate([self.words], build.block(*pairs, ir.Invoke("stmatrix_x4", views)))
         return self._leaf("stmatrix_x4", whole)
 
-    def _sent(self, i: int, column: int) -> specs.Leaf:
+    def _send_slice(self, i: int, column: int) -> specs.Leaf:
         row = build.mul(build.add(build.mul(self.group, self.plan.rows_each), i), 64)
         name = f"tma_store_{len(self.box.view.buffer.shape)}"
         views = (self.box.place(row, column), (self.staged.buffer, (build.mul(self.group, 64), build.const(0))))

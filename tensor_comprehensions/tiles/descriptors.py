@@ -68,28 +68,30 @@ def descriptor(
     """
     for name, number in (("swizzle", swizzle), ("address", address), ("first", first), ("bits", bits)):
         if type(number) is not int:
-            raise _wrong(name, number, "a whole number")
+            raise _make_mismatch(name, number, "a whole number")
     if major not in ("K", "MN"):
-        raise _wrong("major", major, "K or MN")
+        raise _make_mismatch("major", major, "K or MN")
     if swizzle not in _MODES:
-        raise _wrong("swizzle", swizzle, "128, 64 or 32 bytes")
+        raise _make_mismatch("swizzle", swizzle, "128, 64 or 32 bytes")
     if bits not in ((8, 16, 32) if major == "K" else (16,)):
-        raise _wrong("bits", bits, "8, 16 or 32" if major == "K" else "16: only these are transposed on the way")
+        raise _make_mismatch(
+            "bits", bits, "8, 16 or 32" if major == "K" else "16: only these are transposed on the way"
+        )
     stride = CORE_ROWS * swizzle
     if address % stride or address < 0:
-        raise _wrong("address", address, f"a multiple of {stride}")
+        raise _make_mismatch("address", address, f"a multiple of {stride}")
     if major == "K":
         if first * bits % 128 or not 0 <= first * bits < 8 * swizzle:
-            raise _wrong("first", first, f"a multiple of {128 // bits} in a row of {8 * swizzle // bits}")
+            raise _make_mismatch("first", first, f"a multiple of {128 // bits} in a row of {8 * swizzle // bits}")
         start, leading = address + first * bits // 8, _UNUSED
     else:
         if rows is None or rows % CORE_ROWS or not 0 < rows < _LIMIT // swizzle:
-            raise _wrong("rows", rows, f"a multiple of {CORE_ROWS} below {_LIMIT // swizzle}: the columns of K")
+            raise _make_mismatch("rows", rows, f"a multiple of {CORE_ROWS} below {_LIMIT // swizzle}: the columns of K")
         if first % CORE_ROWS or not 0 <= first < rows:
-            raise _wrong("first", first, f"a multiple of {CORE_ROWS} below {rows}")
+            raise _make_mismatch("first", first, f"a multiple of {CORE_ROWS} below {rows}")
         start, leading = address + first * swizzle, rows * swizzle
     if start >= _LIMIT:
-        raise _wrong("address", address, f"an operand below {_LIMIT}")
+        raise _make_mismatch("address", address, f"an operand below {_LIMIT}")
     value = start >> 4 | leading >> 4 << 16 | stride >> 4 << 32 | _MODES[swizzle] << 62
     return Descriptor(value, major, bits)
 
@@ -99,5 +101,5 @@ def byte_swizzle(width: int) -> Swizzle:
     return Swizzle((width // 16).bit_length() - 1, 4, 3)
 
 
-def _wrong(what: str, found: object, expected: str) -> ArgumentError:
+def _make_mismatch(what: str, found: object, expected: str) -> ArgumentError:
     return ArgumentError(f"a descriptor cannot have this {what}", expected=expected, found=str(found))

@@ -29,7 +29,7 @@ def forward_definitions(function: BoundFunction) -> BoundFunction:
     return replace(function, statements=tuple(statements))
 
 
-def _plain(s: BoundStatement) -> tuple[str, ...] | None:
+def _definition_subscripts(s: BoundStatement) -> tuple[str, ...] | None:
     """The subscripts of a definition of all elements in a range, which are different indices."""
     names = tuple(e.name for e in s.subscripts if isinstance(e, tc.Index))
     fine = len(names) == len(s.subscripts) == len(set(names)) == len(s.indices)
@@ -38,13 +38,18 @@ def _plain(s: BoundStatement) -> tuple[str, ...] | None:
 
 def _ranges(s: BoundStatement) -> list[tuple[int, int]]:
     found = {i.name: (i.lower, i.upper) for i in s.indices}
-    return [found[n] for n in _plain(s) or ()]
+    return [found[n] for n in _definition_subscripts(s) or ()]
 
 
 def _copies(s: BoundStatement, before: BoundStatement) -> bool:
     """Whether `s` is a copy, perhaps into another type, of exactly the elements that `before` defines."""
     value = s.value.operand if isinstance(s.value, tc.Cast) else s.value
-    if _plain(s) is None or _plain(before) is None or _ranges(s) != _ranges(before) or s.target == before.target:
+    if (
+        _definition_subscripts(s) is None
+        or _definition_subscripts(before) is None
+        or _ranges(s) != _ranges(before)
+        or s.target == before.target
+    ):
         return False
     reads = isinstance(value, tc.Access) and (value.tensor, value.subscripts) == (before.target, s.subscripts)
     return reads and not any(isinstance(e, tc.Access) and e.tensor == before.target for e in walk_expr(before.value))
@@ -58,13 +63,13 @@ def _is_defined_anew(function: BoundFunction, copy: int, before: BoundStatement)
         if before.target in touched.read:
             return False
         if s.target == before.target:
-            return _plain(s) is not None and _ranges(s) == _ranges(before)
+            return _definition_subscripts(s) is not None and _ranges(s) == _ranges(before)
     return False
 
 
 def _join_copy(before: BoundStatement, copy: BoundStatement, dtype: DType) -> BoundStatement:
     """The copy with the value of the definition, rounded to the type of its tensor, in its own indices."""
-    names = dict(zip(_plain(before) or (), _plain(copy) or (), strict=True))
+    names = dict(zip(_definition_subscripts(before) or (), _definition_subscripts(copy) or (), strict=True))
 
     def rename(e: tc.Expr) -> tc.Expr:
         if isinstance(e, tc.Index):

@@ -135,14 +135,16 @@ class _ProductLowering:
     def _stages(self, pair: FactorPair, order: PairOrder) -> tuple[StagedFactor, StagedFactor]:
         """The stages of the factors of a product: those of an earlier one whose tiles lie alike."""
         rows, columns, terms = self.tiles.tile
-        left = self._shared("left", pair.left, order.left, (rows, terms))
-        right = self._shared("right", pair.right, order.right, (columns, terms))
+        left = self._make_shared_view("left", pair.left, order.left, (rows, terms))
+        right = self._make_shared_view("right", pair.right, order.right, (columns, terms))
         return (
             StagedFactor(left, pair.left, order.left, self.order.rows),
             StagedFactor(right, pair.right, order.right, self.order.columns),
         )
 
-    def _shared(self, name: str, factor: ProductFactor, place: FactorPlace, shape: tuple[int, int]) -> MemoryView:
+    def _make_shared_view(
+        self, name: str, factor: ProductFactor, place: FactorPlace, shape: tuple[int, int]
+    ) -> MemoryView:
         key = (name, place.transposed, factor.dtype)
         if key not in self.memories:
             sizes = shape[::-1] if place.transposed else shape
@@ -199,7 +201,7 @@ class _ProductLowering:
     def _points(self, groups: Sequence[Sequence[BoundIndex]], at: Mapping[str, ir.Expr]) -> DataTensor:
         """The tile of the values of indices: the coordinates of its elements."""
         extents = [i.extent for g in groups for i in g]
-        return self._pick_tile(DataTensor.addressed(extents, FLOAT32, ir.Space.GLOBAL), groups, at)
+        return self._pick_tile(DataTensor.make_addressed_tensor(extents, FLOAT32, ir.Space.GLOBAL), groups, at)
 
     def _scope(
         self, groups: Sequence[Sequence[BoundIndex]], point: DataTensor, at: Mapping[str, ir.Expr]

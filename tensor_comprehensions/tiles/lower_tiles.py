@@ -37,7 +37,7 @@ def decompose(program: specs.Program, target: GpuTarget) -> specs.Program:
     program = arrange_roles(program, target.registers_per_sm)
     registers = target.registers_per_sm // program.threads // 8 * 8
     context = RuleContext(target, registers, shared=_shared_bytes(program.body))
-    body = [_decomposed(n, context) for n in program.body]
+    body = [_decompose_node(n, context) for n in program.body]
     body = [*map(specs.Allocate, context.staged), *body]
     check_defined(program.body)
     names = program.names
@@ -60,10 +60,10 @@ def _shared_bytes(nodes: Sequence[specs.Node]) -> int:
     return found
 
 
-def _decomposed(node: specs.Node, context: RuleContext) -> specs.Node:
+def _decompose_node(node: specs.Node, context: RuleContext) -> specs.Node:
     match node:
         case specs.Loop() | specs.When() | specs.Let() | specs.Role() | specs.One():
-            body = [_decomposed(n, context) for n in node.body]
+            body = [_decompose_node(n, context) for n in node.body]
             if isinstance(node, specs.Role) and node.registers:
                 body.insert(0, specs.MoveRegisters(node.registers, node.registers > context.registers))
             return replace(node, body=tuple(body))
@@ -72,7 +72,7 @@ def _decomposed(node: specs.Node, context: RuleContext) -> specs.Node:
         case specs.Leaf():
             return node
         case specs.Spec(body=body) if body:  # written by hand
-            return replace(node, body=tuple(_decomposed(n, context) for n in body))
+            return replace(node, body=tuple(_decompose_node(n, context) for n in body))
         case specs.Spec():
             return replace(node, body=_rule(node, context))
     return node
@@ -119,10 +119,10 @@ def lower_program(program: specs.Program) -> ir.Module:
     launch = ir.Launch((program.blocks, 1, 1), (program.threads, 1, 1))
     kernel = ir.Kernel(program.name, body, launch, maps=program.maps)
     module = ir.Module(program.name, program.arguments, (), (kernel,), (), written)
-    return swizzled_module(_simplified(module))
+    return swizzled_module(_simplify_module(module))
 
 
-def _simplified(module: ir.Module) -> ir.Module:
+def _simplify_module(module: ir.Module) -> ir.Module:
     (kernel,) = module.kernels
     assert kernel.launch is not None
     extents = dict(kernel.launch.ranges())

@@ -33,7 +33,7 @@ def find_move(text: str, to: Elements, source: Elements, space: Space, architect
         ArgumentError: there is none; with the nearest atoms and the first lane that differs.
     """
     rows = [a for a in _atoms(MOVE, architecture) if a.operands[1].space is space and a.group > 1]
-    return _first(text, ((a, _move_difference(a, to, source)) for a in rows))
+    return _first_match(text, ((a, _move_difference(a, to, source)) for a in rows))
 
 
 def find_product(text: str, views: Sequence[Elements], dtypes: Sequence[DType], architecture: str) -> Atom:
@@ -43,7 +43,7 @@ def find_product(text: str, views: Sequence[Elements], dtypes: Sequence[DType], 
         ArgumentError: there is none; with the nearest atoms and the first lane that differs.
     """
     rows = [a for a in _atoms(MATMUL, architecture) if all(o.layout is not None for o in a.operands)]
-    return _first(text, ((a, _product_difference(a, views, dtypes)) for a in rows))
+    return _first_match(text, ((a, _product_difference(a, views, dtypes)) for a in rows))
 
 
 def find_group_product(text: str, sums: Elements, left: Elements | None, dtype: DType) -> Atom:
@@ -54,7 +54,7 @@ def find_group_product(text: str, sums: Elements, left: Elements | None, dtype: 
     """
     rows = [a for a in _atoms(MATMUL, HOPPER[0]) if a.group == WARPGROUP and a.operands[1].dtype == dtype]
     near = sorted(rows, key=lambda a: abs(a.operands[0].values - sums.shape[1]))[:NEAREST]
-    return _first(text, ((a, _product_difference(a, (sums, left, None), (FLOAT32, dtype, dtype))) for a in near))
+    return _first_match(text, ((a, _product_difference(a, (sums, left, None), (FLOAT32, dtype, dtype))) for a in near))
 
 
 @cache
@@ -62,7 +62,7 @@ def _atoms(kind: str, architecture: str) -> list[Atom]:
     return [a for a in ATOMS.values() if a.kind == kind and architecture in a.architectures]
 
 
-def _first(text: str, differences: Iterable[tuple[Atom, tuple[int, str]]]) -> Atom:
+def _first_match(text: str, differences: Iterable[tuple[Atom, tuple[int, str]]]) -> Atom:
     """The first atom without a difference; only those before it are compared."""
     tried: list[tuple[Atom, tuple[int, str]]] = []
     for atom, difference in differences:
@@ -79,7 +79,7 @@ def _first(text: str, differences: Iterable[tuple[Atom, tuple[int, str]]]) -> At
 
 def _move_difference(atom: Atom, to: Elements, source: Elements) -> tuple[int, str]:
     """How far an atom fits, and the first difference; empty: it fits."""
-    out, into = _own(atom.operands[0]), _own(atom.operands[1])
+    out, into = _own_elements(atom.operands[0]), _own_elements(atom.operands[1])
     for name, mine, own in (("source", source, into), ("destination", to, out)):
         if mine.shape != own.shape:
             return 0, f"a lane's {name} has {own.shape[1]} elements, not {mine.shape[1]}"
@@ -104,7 +104,7 @@ def _product_difference(atom: Atom, views: Sequence[Elements | None], dtypes: Se
     for n, (name, mine, operand) in enumerate(zip(("sums", "A", "B"), views, atom.operands, strict=True)):
         if mine is None:
             continue
-        own = _own(operand)
+        own = _own_elements(operand)
         if mine.shape != own.shape:
             return 1 + n, f"a lane has {own.shape[1]} elements of {name}, not {mine.shape[1]}"
         if not np.array_equal(mine, own):
@@ -116,6 +116,6 @@ def _product_difference(atom: Atom, views: Sequence[Elements | None], dtypes: Se
     return 8, ""
 
 
-def _own(operand: AtomOperand) -> Elements:
+def _own_elements(operand: AtomOperand) -> Elements:
     assert operand.layout is not None
     return enumerate_tv(operand.layout)

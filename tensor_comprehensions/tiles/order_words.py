@@ -62,7 +62,7 @@ class OrderWords(RoleWords):
     def when(self, condition: object) -> Iterator[None]:
         """The body runs where a condition on indices holds."""
         found = to_condition(condition)
-        with self._nested("k.when", lambda body: specs.When(found, body)):
+        with self._collect_body("k.when", lambda body: specs.When(found, body)):
             yield
 
     def ring(
@@ -127,13 +127,13 @@ class OrderWords(RoleWords):
         self, count: int | Index, depth: int, fill: FillOrUse, use: FillOrUse, load: ThreadTensor,
         first: Callable[[], Any] | None,
     ) -> None:  # fmt: skip
-        math = self._others(load)
+        math = self._other_warpgroups(load)
         groups = math.size // WARPGROUP
         loading, computing = DEFAULT_REGISTERS.get(groups, (0, 0)) if load.size == WARPGROUP else (0, 0)
         full, empty = self.barriers("full", depth, 1), self.barriers("empty", depth, groups)
         begun = self.barriers("begun", 1, 1) if first is not None else None
         ended = self.barriers("ended", 1, groups) if begun is not None and self._iterations else None
-        parity = PhaseParity(build.mod(self._enclosing(), 2))
+        parity = PhaseParity(build.mod(self._count_enclosing_steps(), 2))
         with self.role(load, registers=loading), self.one():
             if begun is not None and first is not None:
                 if ended is not None:
@@ -159,7 +159,7 @@ class OrderWords(RoleWords):
         """What a function copies, all of whose bytes count on a barrier."""
         self._done = barrier
         try:
-            copies = self._tracing(fill)
+            copies = self._trace_nodes(fill)
         finally:
             self._done = None
         tiles = [n.outputs[0] for n in every_node(copies) if isinstance(n, specs.Move) and n.done is barrier]
@@ -167,7 +167,7 @@ class OrderWords(RoleWords):
         for n in copies:
             self._add(n)
 
-    def _others(self, load: object) -> ThreadTensor:
+    def _other_warpgroups(self, load: object) -> ThreadTensor:
         """The warpgroups of the block that are not in a role, all of them before or after it."""
         found = thread_range(load) if isinstance(load, ThreadTensor) else None
         total = self.num_threads

@@ -56,10 +56,10 @@ def matching_values(x: RegisterFragment, out: RegisterFragment) -> list[int]:
     if threads % rows.shape[0] or threads % held_rows.shape[0] or apart:
         raise ArgumentError(f"{x} and {out} are spread over other threads")
     wanted = (
-        _tiled(rows, threads) % _repeat(x.sizes[0], out.padded[0]),
-        _tiled(columns, threads) % _repeat(x.sizes[1], out.padded[1]),
+        _tile_tables(rows, threads) % _repeat(x.sizes[0], out.padded[0]),
+        _tile_tables(columns, threads) % _repeat(x.sizes[1], out.padded[1]),
     )
-    held = _tiled(held_rows, threads), _tiled(held_columns, threads)
+    held = _tile_tables(held_rows, threads), _tile_tables(held_columns, threads)
     found = []
     for v in range(out.values):
         same = (held[0] == wanted[0][:, v : v + 1]) & (held[1] == wanted[1][:, v : v + 1])
@@ -79,7 +79,7 @@ def _repeat(size: int, full: int) -> int:
     return 1 if size == 1 else full
 
 
-def _tiled(table: Tables, threads: int) -> Tables:
+def _tile_tables(table: Tables, threads: int) -> Tables:
     return np.tile(table, (threads // table.shape[0], 1))
 
 
@@ -284,7 +284,7 @@ def decompose_reduce(spec: specs.Reduce) -> tuple[specs.Node, ...]:
     assert isinstance(out, RegisterFragment)
     assert isinstance(x, RegisterFragment)
     _, groups, masks = reduced_tile(x, spec.axis, out.name)
-    inside = _padding(x)
+    inside = _padding_mask(x)
     other = build.register(f"{out.name}_other", FLOAT32)
     held = ir.Buffer(other.name, ir.Type(FLOAT32), (1,), (1,), ir.Space.REGISTER)
     nodes: list[specs.Node] = [specs.Allocate(_scalar_tile(held))]
@@ -329,7 +329,7 @@ def _leaf(spec: specs.Spec, atom: str, statement: ir.Stmt) -> specs.Leaf:
     return specs.Leaf(spec.outputs, spec.inputs, spec.threads, kind="Reduce", atom=atom, statement=statement)
 
 
-def _padding(x: RegisterFragment) -> Callable[[int], ir.Expr | None]:
+def _padding_mask(x: RegisterFragment) -> Callable[[int], ir.Expr | None]:
     """Whether a value of a thread is an element of the tile."""
     if not x.is_padded:
         return lambda v: None

@@ -79,7 +79,7 @@ def order_indices(region: ProductRegion, buffers: Mapping[str, Buffer]) -> Produ
     sides = []
     for own, elements in zip((region.rows, region.columns), zip(*read, strict=True), strict=True):
         across = any(
-            e is not None and e.stride(t[0].name) != 1 and _unit(e, own) is not None
+            e is not None and e.stride(t[0].name) != 1 and _unit_index(e, own) is not None
             for e, t in zip(elements, terms, strict=True)
         )
         sides.append(_sort_by_stride(own, [*elements, output] if across else [output, *elements]))
@@ -139,7 +139,7 @@ def _place(
     return FactorPlace(None if factor.element is None else element, across and not along)
 
 
-def _unit(element: AffineElement, indices: Sequence[BoundIndex]) -> BoundIndex | None:
+def _unit_index(element: AffineElement, indices: Sequence[BoundIndex]) -> BoundIndex | None:
     return next((i for i in indices if element.stride(i.name) == 1), None)
 
 

@@ -60,7 +60,7 @@ class ProgramBuilder(OrderWords):
     def shared(self, name: str, shape: Sequence[IntTuple], dtype: DType) -> MemoryView:
         """A tensor in the block's shared memory. Its swizzle is chosen from the accesses."""
         _check_memory(name, shape, dtype)
-        made = MemoryView.of(self._fresh(name), tuple(shape), dtype, Space.SHARED)
+        made = MemoryView.of(self._fresh_name(name), tuple(shape), dtype, Space.SHARED)
         self._make(made)
         return made
 
@@ -76,7 +76,7 @@ class ProgramBuilder(OrderWords):
             raise ArgumentError(f"cannot spread {name}:{tuple(shape)} over {by}", expected="the lanes of warps")
         assert isinstance(rows, int)
         assert isinstance(columns, int)
-        return self.allocate(spread_tile(self._fresh(name), (rows, columns), dtype, group, vector))
+        return self.allocate(spread_tile(self._fresh_name(name), (rows, columns), dtype, group, vector))
 
     def accumulator(
         self, name: str, shape: tuple[IntTuple, IntTuple], left: Operand, right: Operand, *, by: ThreadTensor
@@ -94,9 +94,11 @@ class ProgramBuilder(OrderWords):
         rows, columns = shape
         if are_warpgroups(by):
             groups = plan_warpgroups((rows, columns), by, self.target)
-            return self.allocate(warpgroup_accumulator(self._fresh(name), (rows, columns), groups))
+            return self.allocate(warpgroup_accumulator(self._fresh_name(name), (rows, columns), groups))
         total = SUMS.get(left.dtype, FLOAT32)
-        return self.allocate(accumulator(self._fresh(name), (rows, columns), plan_product((rows, columns), by), total))
+        return self.allocate(
+            accumulator(self._fresh_name(name), (rows, columns), plan_product((rows, columns), by), total)
+        )
 
     def fragment(
         self, name: str, shape: tuple[int, int], dtype: DType, operand: str, *, by: ThreadTensor
@@ -108,8 +110,8 @@ class ProgramBuilder(OrderWords):
         if operand != "A":
             raise ArgumentError(f"{name} is no fragment", expected="'A'", found=repr(operand))
         if are_warpgroups(by):
-            return self.allocate(group_left_fragment(self._fresh(name), shape, dtype, by, self.target))
-        return self.allocate(left_fragment(self._fresh(name), shape, dtype, by))
+            return self.allocate(group_left_fragment(self._fresh_name(name), shape, dtype, by, self.target))
+        return self.allocate(left_fragment(self._fresh_name(name), shape, dtype, by))
 
     # --- specs ---------------------------------------------------------------------------------------------------
 
@@ -151,7 +153,7 @@ class ProgramBuilder(OrderWords):
         """The elements of each row (axis 1) or column (0) combined by `+`, `*`, `min` or `max`."""
         if op not in ("+", "*", "min", "max") or axis not in (0, 1) or not isinstance(x, RegisterFragment):
             raise ArgumentError(f"cannot reduce {x} by {op!r} along {axis}", expected="+, *, min or max along 0 or 1")
-        tile = self.allocate(reduced_tile(x, axis, self._fresh(f"{x.name}_reduced"))[0])
+        tile = self.allocate(reduced_tile(x, axis, self._fresh_name(f"{x.name}_reduced"))[0])
         self._spec(specs.Reduce((tile,), (x,), self._threads(None, (x,)), op=op, axis=axis))
         return tile
 
@@ -161,7 +163,7 @@ class ProgramBuilder(OrderWords):
             raise ArgumentError("lanes exchange values of tiles in registers", expected="fp32", found=str(x))
         if type(mask) is not int or not 0 < mask < WARP:
             raise ArgumentError(f"lanes of {x} cannot exchange values", expected="a mask of 1 to 31", found=repr(mask))
-        tile = self.allocate(with_dtype(x, self._fresh(f"{x.name}_shfl"), FLOAT32))
+        tile = self.allocate(with_dtype(x, self._fresh_name(f"{x.name}_shfl"), FLOAT32))
         self._spec(specs.Shuffle((tile,), (x,), self._threads(None, (x,)), mask=mask))
         return tile
 
@@ -193,7 +195,7 @@ class ProgramBuilder(OrderWords):
                     raise ArgumentError(f"the body of {name} is for other threads", expected=str(threads))
             return made(sides[0], sides[1], threads, body)
 
-        with self._nested("k.spec", close):
+        with self._collect_body("k.spec", close):
             yield
 
     def init(self, x: RegisterFragment, value: float) -> RegisterFragment:
@@ -215,7 +217,7 @@ class ProgramBuilder(OrderWords):
                 "a map has no tile in registers of the size of its result", expected=f"one of {shape}, or out=",
                 found=", ".join(map(str, inputs)),
             )  # fmt: skip
-        return self.allocate(with_dtype(fitting[0], self._fresh(f"{fitting[0].name}_map"), dtype))
+        return self.allocate(with_dtype(fitting[0], self._fresh_name(f"{fitting[0].name}_map"), dtype))
 
 
 _SIDES = {"Move": (1, 1), "MatMul": (1, 2)}

@@ -68,7 +68,7 @@ class RoleWords(TraceState):
             raise ArgumentError("a role inside of a role", expected="one after the other")
         self._role = threads
         try:
-            with self._nested("k.role", lambda body: specs.Role(threads, registers, body)):
+            with self._collect_body("k.role", lambda body: specs.Role(threads, registers, body)):
                 yield
         finally:
             self._role = None
@@ -82,7 +82,7 @@ class RoleWords(TraceState):
         threads = self._threads(None)
         self._one = True
         try:
-            with self._nested("k.one", lambda body: specs.One(threads, body)):
+            with self._collect_body("k.one", lambda body: specs.One(threads, body)):
                 yield
         finally:
             self._one = False
@@ -98,7 +98,7 @@ class RoleWords(TraceState):
             raise ArgumentError(f"cannot make the barriers {name}", expected="1 to 64 of them, of 1 arrival or more")
         if self._role is not None or self._one:
             raise ArgumentError(f"the barriers {name} are made in a role", expected="before it: all know of them")
-        made = BarrierArray(self._fresh(name), count, arrivals)
+        made = BarrierArray(self._fresh_name(name), count, arrivals)
         self._add(specs.MakeBarriers(made))
         return made
 
@@ -120,7 +120,7 @@ class RoleWords(TraceState):
     def arrive(self, barrier: Barrier) -> None:
         """Arrive: once in `k.one()`, else once a warpgroup."""
         self._check_barrier(barrier)
-        self._add(specs.Arrive(barrier, self._arriving()))
+        self._add(specs.Arrive(barrier, self._arriving_threads()))
 
     def release(self, barriers: BarrierArray, step: PipelineStep, *, after: int = 1) -> None:
         """Wait for all but the last `after` groups of products, and arrive for the stage that the others have read.
@@ -137,7 +137,7 @@ class RoleWords(TraceState):
                 f"cannot release {barriers} after {after} groups",
                 expected=f"{step.depth} barriers, one a stage, and 0 to {step.depth - 1} groups",
             )
-        threads = self._arriving()
+        threads = self._arriving_threads()
 
         def stage(back: int) -> Barrier:
             return barriers[Index(build.mod(build.sub(step.number, back), step.depth))]
@@ -203,18 +203,18 @@ class RoleWords(TraceState):
         for var in self._loop(stop, "k.each"):
             number = build.add(build.mul(var, self.num_blocks), BLOCK_ID) if persistent else var
             found = tile_coordinates(number, sizes, group)
-            names = tuple((self._fresh(f"tile_{n}"), e) for n, e in enumerate(found))
-            with self._nested("k.each", partial(specs.Let, names)):
+            names = tuple((self._fresh_name(f"tile_{n}"), e) for n, e in enumerate(found))
+            with self._collect_body("k.each", partial(specs.Let, names)):
                 yield tuple(Index(build.var(name)) for name, _ in names)
 
     def _loop(self, stop: int | Expr, what: str) -> Iterator[Expr]:
         """A loop: its body is traced once."""
-        var = self._fresh("i")
+        var = self._fresh_name("i")
         self._depth += 1
         self._iterations.append((build.var(var), stop))
         self._endings.append([])
         try:
-            with self._nested(what, lambda body: specs.Loop(var, stop, body)):
+            with self._collect_body(what, lambda body: specs.Loop(var, stop, body)):
                 yield build.var(var)
         finally:
             self._depth -= 1
@@ -226,9 +226,9 @@ class RoleWords(TraceState):
     def _number(self, step: Expr) -> Expr:
         """The number of a step of the innermost loop, counted over the iterations of those around it."""
         count = self._iterations[-1][1]
-        return build.add(build.mul(self._enclosing(len(self._iterations) - 1), count), step)
+        return build.add(build.mul(self._count_enclosing_steps(len(self._iterations) - 1), count), step)
 
-    def _enclosing(self, loops: int | None = None) -> Expr:
+    def _count_enclosing_steps(self, loops: int | None = None) -> Expr:
         """The number of iterations so far of the loops around this, or of the outermost ones of them."""
         number: Expr = build.const(0)
         for var, stop in self._iterations[:loops]:
@@ -244,7 +244,7 @@ class RoleWords(TraceState):
         outer = tensor.tensor.parts[0]
         return [n.size for n, whole in zip(outer.layouts[0].modes, outer.whole, strict=True) if not whole]
 
-    def _arriving(self) -> ThreadTensor | None:
+    def _arriving_threads(self) -> ThreadTensor | None:
         """The threads of which one of each warpgroup arrives; None: the one thread that is here."""
         if self._one:
             return None
@@ -262,7 +262,7 @@ class RoleWords(TraceState):
         if self.target.capability != 90:
             raise ArgumentError(f"{what} need sm_90", found=self.target.name)
 
-    def _tracing(self, write: Callable[[], Any]) -> list[specs.Node]:
+    def _trace_nodes(self, write: Callable[[], Any]) -> list[specs.Node]:
         """What a function writes, without adding it to the program."""
         outer, self._body = self._body, []
         try:

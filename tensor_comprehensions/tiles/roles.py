@@ -37,7 +37,7 @@ def arrange_roles(program: specs.Program, registers: int) -> specs.Program:
             )
     _check_registers(program, ordered, registers)
     top = sorted((n for n in every_node(program.body) if _is_top(n)), key=lambda n: isinstance(n, specs.MakeBarriers))
-    rest = _arranged(_without(program.body), program.threads, ordered)
+    rest = _arrange_roles(_drop_top(program.body), program.threads, ordered)
     return replace(program, body=(*top, *_with_waits(rest, [])[0]))
 
 
@@ -63,10 +63,10 @@ def every_node(nodes: Sequence[specs.Node]) -> Iterator[specs.Node]:
             yield from every_node(n.body)
 
 
-def _without(nodes: Sequence[specs.Node]) -> list[specs.Node]:
+def _drop_top(nodes: Sequence[specs.Node]) -> list[specs.Node]:
     """The nodes without what stands at the top."""
     return [
-        replace(n, body=tuple(_without(n.body))) if isinstance(n, (*specs.BODIES, specs.Spec)) else n
+        replace(n, body=tuple(_drop_top(n.body))) if isinstance(n, (*specs.BODIES, specs.Spec)) else n
         for n in nodes
         if not _is_top(n)
     ]
@@ -90,7 +90,7 @@ def _roles(nodes: Sequence[specs.Node], threads: int) -> Iterator[Threads | None
                 yield None
 
 
-def _arranged(nodes: Sequence[specs.Node], threads: int, roles: Sequence[Threads]) -> list[specs.Node]:
+def _arrange_roles(nodes: Sequence[specs.Node], threads: int, roles: Sequence[Threads]) -> list[specs.Node]:
     found: list[specs.Node] = []
     run: list[specs.Node] = []
     if any(None in _roles([n], threads) for n in nodes):  # tiles live on where all threads meet between
@@ -104,7 +104,7 @@ def _arranged(nodes: Sequence[specs.Node], threads: int, roles: Sequence[Threads
         found += _by_role(run, threads, roles)
         run = []
         if isinstance(n, (specs.Loop, specs.When, specs.Let)) and own != {None}:
-            n = replace(n, body=tuple(_arranged(n.body, threads, roles)))
+            n = replace(n, body=tuple(_arrange_roles(n.body, threads, roles)))
         found.append(n)
     return found + _by_role(run, threads, roles)
 
@@ -113,7 +113,7 @@ def _by_role(run: Sequence[specs.Node], threads: int, roles: Sequence[Threads]) 
     """What each role does of a run of nodes."""
     found: list[specs.Node] = []
     for role in roles:
-        body = _projected(run, threads, role)
+        body = _project_role(run, threads, role)
         if not body:
             continue
         named = [n for n in every_node(run) if isinstance(n, specs.Role) and thread_range(n.threads) == role]
@@ -124,7 +124,7 @@ def _by_role(run: Sequence[specs.Node], threads: int, roles: Sequence[Threads]) 
     return found
 
 
-def _projected(nodes: Sequence[specs.Node], threads: int, role: Threads) -> list[specs.Node]:
+def _project_role(nodes: Sequence[specs.Node], threads: int, role: Threads) -> list[specs.Node]:
     found: list[specs.Node] = []
     for n in nodes:
         match n:
@@ -132,7 +132,7 @@ def _projected(nodes: Sequence[specs.Node], threads: int, role: Threads) -> list
                 if thread_range(n.threads) == role:
                     found += n.body
             case specs.Loop() | specs.When() | specs.Let():
-                if body := _projected(n.body, threads, role):
+                if body := _project_role(n.body, threads, role):
                     found.append(replace(n, body=tuple(body)))
             case specs.Allocate(RegisterFragment() as tile) if tile.group is not None:
                 found.append(n)
@@ -196,20 +196,20 @@ def _with_waits(nodes: Sequence[specs.Node], pending: Pending) -> tuple[list[spe
             case specs.Loop():
                 entry: Pending = pending
                 body, left = _with_waits(n.body, entry)
-                while (merged := _merged(_merged(pending, left), entry)) != entry:
+                while (merged := _merge_pending(_merge_pending(pending, left), entry)) != entry:
                     entry = merged
                     body, left = _with_waits(n.body, entry)
-                n, pending = replace(n, body=tuple(body)), _merged(pending, left)
+                n, pending = replace(n, body=tuple(body)), _merge_pending(pending, left)
             case specs.When() | specs.Let() | specs.One():
                 body, left = _with_waits(n.body, pending)
-                pending = _merged(pending, left) if isinstance(n, specs.When) else left
+                pending = _merge_pending(pending, left) if isinstance(n, specs.When) else left
                 n = replace(n, body=tuple(body))
             case specs.Spec(body=by_hand) if by_hand:
                 body, pending = _with_waits(by_hand, pending)
                 n = replace(n, body=tuple(body))
             case specs.Spec():
                 if is_group_product(n):
-                    pending = _merged([_registers((*n.outputs, *n.inputs)), *pending], [])
+                    pending = _merge_pending([_registers((*n.outputs, *n.inputs)), *pending], [])
         found.append(n)
     return found, pending
 
@@ -230,7 +230,7 @@ def _registers(operands: Sequence[Operand]) -> frozenset[str]:
     return frozenset(x.buffer.name for x in operands if isinstance(x, RegisterFragment))
 
 
-def _merged(a: Pending, b: Pending) -> Pending:
+def _merge_pending(a: Pending, b: Pending) -> Pending:
     """What may be under way after one or the other; older than a few groups, all counts as one."""
     longest = max(len(a), len(b))
     found = [(a[k] if k < len(a) else frozenset()) | (b[k] if k < len(b) else frozenset()) for k in range(longest)]

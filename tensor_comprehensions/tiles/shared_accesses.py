@@ -70,9 +70,9 @@ def shared_accesses(kernel: ir.Kernel) -> dict[str, list[SharedAccess]]:
 def _best(buffer: ir.Buffer, accesses: list[SharedAccess]) -> tuple[int, int, int] | None:
     if len(buffer.shape) < 2 or not accesses:
         return None
-    tile = DataTensor.addressed(buffer.shape[-2:], buffer.type.dtype, ir.Space.SHARED)
+    tile = DataTensor.make_addressed_tensor(buffer.shape[-2:], buffer.type.dtype, ir.Space.SHARED)
     best, fewest = None, sum(_turns(a, buffer, None) for a in accesses)
-    for swizzle in _fitting(buffer, tile):
+    for swizzle in _fitting_swizzles(buffer, tile):
         if not fewest:
             break
         turns = sum(_turns(a, buffer, swizzle) for a in accesses)
@@ -81,7 +81,7 @@ def _best(buffer: ir.Buffer, accesses: list[SharedAccess]) -> tuple[int, int, in
     return best
 
 
-def _fitting(buffer: ir.Buffer, tile: DataTensor) -> Iterator[tuple[int, int, int]]:
+def _fitting_swizzles(buffer: ir.Buffer, tile: DataTensor) -> Iterator[tuple[int, int, int]]:
     for s in candidates(tile):
         swizzle = (s.bits, s.base, s.shift)
         if swizzle_fault(replace(buffer, swizzle=swizzle)) is None:

@@ -64,7 +64,7 @@ def accumulator(
     rest = compose(
         complement(plan.columns, columns), Layout((plan.columns_each, plan.warps[1]), (1, plan.columns_each))
     )
-    mine, others = _scaled(rest[0], rows), _scaled(rest[1], rows)
+    mine, others = _scale_layout(rest[0], rows), _scale_layout(rest[1], rows)
     threads = [(4, 2 * step), (8, 1), *others, (plan.warps[0], ROWS * plan.rows_each)]
     pairs = [(2, plan.columns.flat[1][1] * rows)] if plan.pair == 2 else []
     values = [(2, step), (2, COLUMNS), *pairs, *mine, (plan.rows_each, ROWS)]
@@ -283,7 +283,7 @@ def _warps(by: ThreadTensor) -> tuple[int, int]:
     return rows, columns
 
 
-def _scaled(layout: Layout, by: int) -> list[tuple[int, int]]:
+def _scale_layout(layout: Layout, by: int) -> list[tuple[int, int]]:
     return [(size, stride * by) for size, stride in layout.flat]
 
 

@@ -75,10 +75,10 @@ class TensorLevel:
     def enlarged(self, dimension: int, size: int) -> TensorLevel:
         """The level with a dimension of `size`, of which all strides go on as before. Raises CannotLower."""
 
-        def grown(layout: Layout) -> Layout:
+        def grow_layout(layout: Layout) -> Layout:
             return concatenate(*(enlarge(m, size) if n == dimension else m for n, m in enumerate(layout.modes)))
 
-        return self.with_layouts(grown)
+        return self.with_layouts(grow_layout)
 
     def divided(self, tilers: Sequence[Tiler]) -> tuple[TensorLevel, TensorLevel]:
         """The level of the tiles, and that of a tile. Raises CannotLower where a tiler does not tile its dimension."""
@@ -110,7 +110,7 @@ class TensorLevel:
 
     def picked(self, at: Sequence[Coordinate]) -> tuple[TensorLevel, tuple[Expr, ...]]:
         """What is left of the level at a coordinate per dimension, and how far it lies, in every layout."""
-        left = [[_remaining(layout[n], c) for n, c in enumerate(at)] for layout in self.layouts]
+        left = [[_remaining_layout(layout[n], c) for n, c in enumerate(at)] for layout in self.layouts]
         open_dimensions = [n for n, mode in enumerate(left[0]) if mode is not None]
         layouts = tuple(concatenate(*(m for m in modes if m is not None)) for modes in left)
         offsets = tuple(_total(_distance(layout[n], c) for n, c in enumerate(at)) for layout in self.layouts)
@@ -186,13 +186,13 @@ def _divide(modes: tuple[Layout, ...], tiler: Tiler) -> tuple[tuple[Layout, ...]
     return tuple(p[0] for p in parts), tuple(p[1] for p in parts)
 
 
-def _remaining(dimension: Layout, at: Coordinate) -> Layout | None:
+def _remaining_layout(dimension: Layout, at: Coordinate) -> Layout | None:
     """What a coordinate leaves open of a dimension."""
     match at:
         case None | slice():
             return dimension
         case tuple():
-            parts = [_remaining(part, c) for part, c in zip(dimension.modes, at, strict=True)]
+            parts = [_remaining_layout(part, c) for part, c in zip(dimension.modes, at, strict=True)]
             left = [p for p in parts if p is not None]
             return concatenate(*left) if len(left) > 1 else left[0] if left else None
     return None

@@ -124,7 +124,7 @@ class Tensor:
         for size in tilers:
             if not (size is None or isinstance(size, Layout) or (isinstance(size, int) and _are_sizes(size))):
                 raise self._error("tile", by, expected="sizes of 1 or more, layouts or None", found=str(size))
-        return self._attempt(lambda: self._tiled(tilers), "tile", by)
+        return self._attempt(lambda: self._tile_levels(tilers), "tile", by)
 
     def reshape(self, level: int, shape: IntTuple | Sequence[int]) -> Self:
         """The tensor with a level in other dimensions, of which the last is the fastest before and after."""
@@ -180,16 +180,16 @@ class Tensor:
 
     # --- helpers -----------------------------------------------------------------------------------------------------
 
-    def _tiled(self, tilers: Sequence[Tiler]) -> Self:
+    def _tile_levels(self, tilers: Sequence[Tiler]) -> Self:
         tensor = self
         for n, tiler in enumerate(tilers):
             if tiler is not None:
                 least = tiler if isinstance(tiler, int) else least_tiled(tiler)
                 size = self.parts[-1].dimension(n)[0].size
-                tensor = tensor._enlarged(n, size, -(-size // least) * least) if size % least else tensor
+                tensor = tensor._enlarge_dimension(n, size, -(-size // least) * least) if size % least else tensor
         return replace(tensor, parts=(*tensor.parts[:-1], *tensor.parts[-1].divided(tilers)))
 
-    def _enlarged(self, dimension: int, before: int, size: int) -> Self:
+    def _enlarge_dimension(self, dimension: int, before: int, size: int) -> Self:
         """The tensor with another size for a dimension of its innermost level, guarded by what it was."""
         *outer, inner = self.parts
         parts = (*(part.with_guard() for part in outer), inner.enlarged(dimension, size).with_guard(dimension))
@@ -259,7 +259,7 @@ class DataTensor(Tensor):
     swizzle: Swizzle | None = None
 
     @staticmethod
-    def addressed(shape: Sequence[IntTuple], dtype: DType, memory: Space) -> DataTensor:
+    def make_addressed_tensor(shape: Sequence[IntTuple], dtype: DType, memory: Space) -> DataTensor:
         """The row-major tensor of a shape, which keeps the coordinates of its elements through all operations."""
         level = TensorLevel.of(row_major(tuple(shape)))
         for n in range(len(shape)):
@@ -330,7 +330,7 @@ class ThreadTensor(Tensor):
         ranges = self._range(number)
         return tuple(simplify(_coordinate(mode, build.sub(number, self.offset)), ranges) for mode in modes)
 
-    def _enlarged(self, dimension: int, before: int, size: int) -> Self:
+    def _enlarge_dimension(self, dimension: int, before: int, size: int) -> Self:
         raise CannotLower(f"{before} {self.kind}s are no whole number of tiles, and none can be added")
 
     def _range(self, number: Expr) -> dict[str, Interval]:

@@ -46,7 +46,7 @@ class MemoryView:
         walk it."""
         leaves = [flatten_tuple(n) for n in shape]
         sizes = tuple(n for part in leaves for n in part)
-        tensor = DataTensor.addressed(sizes, dtype, space)
+        tensor = DataTensor.make_addressed_tensor(sizes, dtype, space)
         for first, part in enumerate(leaves):
             if len(part) > 1:
                 tensor = tensor.join(*range(first, first + len(part)))
@@ -217,7 +217,7 @@ class RegisterFragment:
         given = at if isinstance(at, tuple) else (at,)
         if len(given) != 2 or not all(map(fits, self.shape, given)):
             raise ArgumentError(f"cannot index {self}", expected="a coordinate for rows and columns", found=str(at))
-        picked = [_picked(shape, c, self) for shape, c in zip(self.shape, given, strict=True)]
+        picked = [_pick_positions(shape, c, self) for shape, c in zip(self.shape, given, strict=True)]
         return self.restrict(*picked)
 
     def restrict(self, rows: tuple[list[int], IntTuple], columns: tuple[list[int], IntTuple]) -> RegisterFragment:
@@ -387,7 +387,7 @@ def row_tile(x: RegisterFragment, name: str) -> RegisterFragment:
     return register_tile(name, FLOAT32, (x.shape[0], 1), (x.padded[0], 1), tv, group=x.group, first=x.first)
 
 
-def _picked(shape: IntTuple, at: Any, tile: RegisterFragment) -> tuple[list[int], IntTuple]:
+def _pick_positions(shape: IntTuple, at: Any, tile: RegisterFragment) -> tuple[list[int], IntTuple]:
     """The positions that a coordinate leaves of a dimension, and their shape."""
     if at is None or isinstance(at, slice):
         return [*range(prod(flatten_tuple(shape)))], shape

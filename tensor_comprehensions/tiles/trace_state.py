@@ -47,7 +47,7 @@ class TraceState:
         self._body.append(node)
 
     @contextmanager
-    def _nested(self, what: str, make: Callable[[tuple[specs.Node, ...]], specs.Node]) -> Iterator[None]:
+    def _collect_body(self, what: str, make: Callable[[tuple[specs.Node, ...]], specs.Node]) -> Iterator[None]:
         """What is written meanwhile becomes the body of a node."""
         outer, self._body = self._body, []
         self._open.append(set())
@@ -61,10 +61,10 @@ class TraceState:
             self._closed |= self._open.pop()
         self._add(make(body))
 
-    def _fresh(self, name: str) -> str:
+    def _fresh_name(self, name: str) -> str:
         """A name that no other tile has."""
         number = self._taken[name] = self._taken.get(name, 0) + 1
-        return name if number == 1 else self._fresh(f"{name}_{number}")
+        return name if number == 1 else self._fresh_name(f"{name}_{number}")
 
     # --- tiles ---------------------------------------------------------------------------------------------------
 

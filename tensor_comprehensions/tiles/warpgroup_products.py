@@ -122,10 +122,10 @@ def _products(
     if isinstance(a, MemoryView) and (a.buffer.space is not ir.Space.SHARED or is_across(a)):
         raise ArgumentError(f"no rule decomposes {text}", expected="A in shared memory along K, or in registers")
     suffix = f"{'_registers' if held else ''}{'_across' if across else ''}"
-    yield _plain(spec, WGMMA_FENCE)
+    yield _lower_to_loops(spec, WGMMA_FENCE)
     for step in range(steps):
         for i in range(plan.rows_each):
-            left, view = _left(a, plan, i, step, text)
+            left, view = _left_operand(a, plan, i, step, text)
             for j in range(plan.columns_each):
                 number = j + plan.columns_each * i
                 sums = _slice(total, number * plan.columns // 2, ROWS, plan.columns)
@@ -137,10 +137,10 @@ def _products(
                 yield specs.Leaf(
                     (sums,), (left or a, b), spec.threads, kind="MatMul", atom=statement.name, statement=statement
                 )
-    yield _plain(spec, WGMMA_COMMIT)
+    yield _lower_to_loops(spec, WGMMA_COMMIT)
 
 
-def _left(
+def _left_operand(
     a: MemoryView | RegisterFragment, plan: WarpgroupPlan, i: int, step: int, text: str
 ) -> tuple[RegisterFragment | None, tuple[ir.Buffer, tuple[ir.Expr, ...]]]:
     """The 64 rows and 16 columns of a left factor that an instruction takes: registers, or a place in memory."""
@@ -192,7 +192,7 @@ def is_across(x: MemoryView) -> bool:
     return row in last and column not in last
 
 
-def _plain(spec: specs.MatMul, name: str) -> specs.Leaf:
+def _lower_to_loops(spec: specs.MatMul, name: str) -> specs.Leaf:
     return specs.Leaf(spec.outputs, (), spec.threads, kind=name, atom="", statement=ir.Invoke(name, ()))
 
 

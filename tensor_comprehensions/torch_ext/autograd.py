@@ -122,12 +122,12 @@ class Gradients:
     def _new_fast(self, plan: BackwardPlan, required: tuple[bool, ...]) -> BackwardPlan:
         if not self.keep:
             return plan
-        wanted = self._wanted(required)
+        wanted = self._wanted_gradients(required)
         made = self._keeping.get(wanted, lambda: self._made_keeping(wanted))
         if made is None:
             return plan
         gradient, op, forward = made
-        fast = self._planned(gradient, op, wanted)
+        fast = self._make_plan(gradient, op, wanted)
         saved = tuple(sorted({*fast.saved, *plan.saved}))
         held = tuple(n for n in sorted({*fast.held, *plan.held}) if n not in saved)
         return replace(fast, saved=saved, held=held, forward=forward, double_backward=plan)
@@ -149,24 +149,24 @@ class Gradients:
 
     @only_tc_errors
     def _new(self, required: tuple[bool, ...]) -> BackwardPlan:
-        wanted = self._wanted(required)
+        wanted = self._wanted_gradients(required)
         if callable(self.given):
             gives = tuple(n if k in wanted else None for n, k in enumerate(self.keys))
             everything = tuple(range(len(self._positions())))
             takes = (*everything, *(-1 - n for n in range(len(self.function.returns))))
             plan = BackwardPlan(None, None, everything, (), takes, gives)
         else:
-            gradient, op = self._known.get(() if self.written else wanted, lambda: self._made(wanted))
+            gradient, op = self._known.get(() if self.written else wanted, lambda: self._make_gradient(wanted))
             _check_gives(gradient, wanted)
-            plan = self._planned(gradient, op, wanted)
+            plan = self._make_plan(gradient, op, wanted)
         self._plans[required] = plan
         return plan
 
-    def _wanted(self, required: tuple[bool, ...]) -> tuple[Key, ...]:
+    def _wanted_gradients(self, required: tuple[bool, ...]) -> tuple[Key, ...]:
         possible = calculus.differentiable_inputs(self.function)
         return tuple(k for k, needed in zip(self.keys, required, strict=True) if needed and k in possible)
 
-    def _planned(self, gradient: Gradient, op: Run, wanted: Sequence[Key]) -> BackwardPlan:
+    def _make_plan(self, gradient: Gradient, op: Run, wanted: Sequence[Key]) -> BackwardPlan:
         positions = self._positions(gradient.saved_names)
         places = {key: n for n, key in enumerate(gradient.outputs)}
         taken = [key for key in gradient.inputs if key[0] != "gradient"]
@@ -187,7 +187,7 @@ class Gradients:
     def _place(self, key: Key, positions: Mapping[Key, int]) -> int:
         return -1 - self.function.returns.index(key[1]) if key[0] == "gradient" else positions[key]
 
-    def _made(self, wanted: tuple[Key, ...]) -> tuple[Gradient, Run]:
+    def _make_gradient(self, wanted: tuple[Key, ...]) -> tuple[Gradient, Run]:
         gradient = self.written or calculus.differentiate(self.function, wanted)
         return gradient, self.make(gradient.function)
 
@@ -212,7 +212,7 @@ class Gradients:
                 suggestion="give the gradient as the text of a def, or leave it to be derived",
             )
         gradient = plan.gradient
-        transposed, op = self._tangents.get(moved, lambda: self._transposed(gradient))
+        transposed, op = self._tangents.get(moved, lambda: self._make_transposed(gradient))
         mine = {p.name: place for p, place in zip(gradient.function.parameters, plan.inputs, strict=True)}
         positions = self._positions()
         along = {}
@@ -233,7 +233,7 @@ class Gradients:
             results[-1 - mine[name]] = x
         return results
 
-    def _transposed(self, gradient: Gradient) -> tuple[Gradient, Run]:
+    def _make_transposed(self, gradient: Gradient) -> tuple[Gradient, Run]:
         passed = zip(gradient.function.parameters, gradient.inputs, strict=True)
         wanted = [("input", p.name) for p, key in passed if key[0] == "gradient"]
         transposed = calculus.differentiate(gradient.function, wanted)
@@ -345,7 +345,7 @@ class _Recorded(_SingleLevelFunction):
             everything = (*values, *results)
             saved, places, kept = [everything[n] for n in plan.saved], plan.saved, _NOTHING
             if plan.held or not _PLAIN.issuperset(map(type, saved)):
-                saved, places, kept = _divided(plan, everything)
+                saved, places, kept = _divide_arguments(plan, everything)
             ctx.call = gradients, plan, places, kept
             ctx.save_for_backward(*saved)
         if gradients.integers:
@@ -386,7 +386,9 @@ def _run_backward(ctx: Any, upstream: Sequence[Tensor]) -> Any:
     return (None, None, *[None if n is None else results[n] for n in plan.outputs])
 
 
-def _divided(plan: BackwardPlan, everything: Sequence[Any]) -> tuple[list[Any], tuple[int, ...], dict[int, Any]]:
+def _divide_arguments(
+    plan: BackwardPlan, everything: Sequence[Any]
+) -> tuple[list[Any], tuple[int, ...], dict[int, Any]]:
     """The tensors that autograd saves, their positions, and by its position what else the gradient needs."""
     places = tuple(n for n in plan.saved if isinstance(everything[n], Tensor))
     kept = {n: everything[n] for n in plan.saved if n not in places}

@@ -46,14 +46,14 @@ def output_sizes(interface: CallSignature, values: Sequence[Any]) -> Shapes:
     for expected, x in zip((*interface.parameters, *interface.initial), values, strict=True):
         if isinstance(x, Tensor):
             check_elements(expected, x)
-    return _symbolic(interface, values) if symbolic else _checked(interface, values)
+    return _symbolic(interface, values) if symbolic else _check_shapes(interface, values)
 
 
 def _numbers(values: Sequence[Any]) -> list[Any]:
     return [n for x in values for n in (x.shape if isinstance(x, Tensor) else (x,))]
 
 
-def _checked(interface: CallSignature, values: Sequence[Any]) -> Shapes:
+def _check_shapes(interface: CallSignature, values: Sequence[Any]) -> Shapes:
     """By the numbers, as a call that computes checks them."""
     function, count = interface.function, len(interface.parameters)
     shapes = [tuple(x.shape) if isinstance(x, Tensor) else () for x in values]
@@ -68,13 +68,13 @@ def _symbolic(interface: CallSignature, values: Sequence[Any]) -> Shapes:
     check: Callable[..., None] = torch._check
     for found, expected in equal:
         check(found == expected, lambda: f"a size of an argument of {interface.function.name} differs")
-    return _evaluated(interface.function, sizes)
+    return _evaluate_shapes(interface.function, sizes)
 
 
 def _lenient(function: Function, values: Sequence[Any], symbolic: bool) -> Shapes:
     sizes, _ = _sizes(function, values)
     if symbolic:
-        return _evaluated(function, sizes)
+        return _evaluate_shapes(function, sizes)
     scalars = {name: sizes[name] for name in function.scalars}
     shapes = output_shapes(function, sizes, scalars)
     return [shapes[r] for r in function.returns]
@@ -100,7 +100,7 @@ def _sizes(function: Function, values: Sequence[Any]) -> tuple[dict[str, Any], l
     return sizes, equal
 
 
-def _evaluated(function: Function, sizes: Mapping[str, Any]) -> Shapes:
+def _evaluate_shapes(function: Function, sizes: Mapping[str, Any]) -> Shapes:
     formulas = _formulas(function)
     if formulas is None:  # only numbers will tell
         numbers = {name: int(x) for name, x in sizes.items()}

@@ -122,7 +122,7 @@ class DispatcherOp:
             raise
 
     def _compute(self, values: Sequence[Any], out: Any) -> Any:
-        plain = [_plain(x) for x in values]
+        plain = [_unwrap_argument(x) for x in values]
         tensors, initial = plain[: self.count], dict(zip(self.names, plain[self.count :], strict=True))
         try:
             if (kernels := self.parts()[0]).any_cuda(plain):
@@ -159,7 +159,7 @@ def _value(expected: ParameterSpec, x: Any, special: bool) -> Any:
     return x if isinstance(x, Tensor) else to_tensor(expected, x)
 
 
-def _plain(x: Any) -> Any:
+def _unwrap_argument(x: Any) -> Any:
     return x.as_subclass(Tensor) if isinstance(x, Tensor) and type(x) not in PLAIN else x
 
 
@@ -175,13 +175,15 @@ def operator_for_def(kernels: KernelTable, gradients: Gradients, machine: Compil
     if len(function.parameters) + len(function.inouts) + len(function.returns) > MAX_ARGUMENTS:
         return None
     schema = schema_of(function, gradient_name(gradients.given))
-    found = _operators.get(schema.name, lambda: _registered(schema, kernels, gradients, machine))
+    found = _operators.get(schema.name, lambda: _register_operator(schema, kernels, gradients, machine))
     if found.parts()[0] is not kernels:
         found.rebind(kernels, gradients, machine)
     return found
 
 
-def _registered(schema: Schema, kernels: KernelTable, gradients: Gradients, machine: CompileConfig) -> DispatcherOp:
+def _register_operator(
+    schema: Schema, kernels: KernelTable, gradients: Gradients, machine: CompileConfig
+) -> DispatcherOp:
     left = _begun.get(schema.name)
     op = left or _begun.setdefault(schema.name, DispatcherOp(schema, kernels, gradients, machine))
     _register(op, again=left is not None)

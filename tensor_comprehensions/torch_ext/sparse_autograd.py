@@ -32,14 +32,14 @@ RunValues = Callable[[Sequence[Any]], Sequence[Any]]
 def record_sparse_call(run: RunValues, gradients: Gradients, values: Sequence[Any]) -> list[Any]:
     """The results of a call as a node of autograd's graph, over the values of sparse operands."""
     recording = _Recording(run, gradients, tuple(map(_pattern, values)), [])
-    found = _Recorded.apply(recording, *map(_flat, values))  # type: ignore[attr-defined]
+    found = _Recorded.apply(recording, *map(_flatten_value, values))  # type: ignore[attr-defined]
     flat = found if isinstance(found, tuple) else (found,)
     return [_with_values(p, x) for p, x in zip(recording.made, flat, strict=True)]
 
 
 def refuse_tangents(name: str, values: Sequence[Any]) -> None:
     """Raises ArgumentError where a value has a tangent."""
-    if has_tangent(map(_flat, values)):
+    if has_tangent(map(_flatten_value, values)):
         raise ArgumentError(
             f"{name} has sparse operands, for which there is no forward mode",
             suggestion="use torch.autograd.grad or backward()",
@@ -51,7 +51,9 @@ def sparse_autograd_kernel(op: SparseDispatcherOp, *parts: Any) -> Any:
     values = from_parts(op.arguments, parts)
     if forward_ad._current_level >= 0:
         refuse_tangents(op.function.name, values)
-    wanted = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in map(_flat, values))
+    wanted = torch.is_grad_enabled() and any(
+        isinstance(x, Tensor) and x.requires_grad for x in map(_flatten_value, values)
+    )
     gradients = op.op.gradients_of(op.function) if wanted else None
     if gradients is None or not gradients.possible:
         with torch._C._AutoDispatchBelowAutograd():
@@ -88,7 +90,7 @@ def _pattern(x: Any) -> _Pattern | None:
     return _Pattern(x.format, x.shape, x.levels) if isinstance(x, SparseTensor) else None
 
 
-def _flat(x: Any) -> Any:
+def _flatten_value(x: Any) -> Any:
     return x.values if isinstance(x, SparseTensor) else x
 
 
@@ -112,7 +114,7 @@ class _Recording:
         """The flat results for flat operands."""
         results = self.run([_with_values(p, x) for p, x in zip(self.patterns, values, strict=True)])
         self.made.extend(map(_pattern, results))
-        return list(map(_flat, results))
+        return list(map(_flatten_value, results))
 
 
 class _Recorded(_SingleLevelFunction):
@@ -131,7 +133,7 @@ class _Recorded(_SingleLevelFunction):
         everything = (*values, *outputs)
         saved = [n for n in plan.saved if isinstance(everything[n], Tensor)]
         ctx.save_for_backward(*[everything[n] for n in saved])
-        held = {n: _detached(everything[n]) for n in (*plan.held, *plan.saved) if n not in saved}
+        held = {n: _detach_tensor(everything[n]) for n in (*plan.held, *plan.saved) if n not in saved}
         ctx.call = recording, plan, saved, held
         if gradients.integers:
             ctx.mark_non_differentiable(*[outputs[n] for n in gradients.integers])
@@ -157,7 +159,7 @@ _outlived = torch._C._functorch.unwrap_if_dead
 """The tensor inside a wrapper of a transform of torch.func that has ended; any other tensor as it is."""
 
 
-def _detached(x: Any) -> Any:
+def _detach_tensor(x: Any) -> Any:
     return x.detach() if isinstance(x, Tensor) else x
 
 

@@ -74,10 +74,10 @@ class SparseOp:
         run = only_tc_errors(self._run)
 
         @run_outside_graphs("functions that assemble returns run outside of graphs")
-        def fixed(*values: Any, **initial: Any) -> Any:
+        def call_fixed(*values: Any, **initial: Any) -> Any:
             return run(patterns.run, values, initial)
 
-        return fixed
+        return call_fixed
 
     # --- operators of torch --------------------------------------------------------------------------------------
 

@@ -157,13 +157,13 @@ def sparse_operator(op: SparseOp, function: Function) -> SparseDispatcherOp:
             found=f"{parts} arrays of operands and results",
             suggestion="call it outside of graphs and transforms",
         )
-    found = _operators.get(signature.name, lambda: _registered(signature, function, op))
+    found = _operators.get(signature.name, lambda: _register_operator(signature, function, op))
     if found.op is not op:
         found.rebind(op)
     return found
 
 
-def _registered(signature: PartSignature, function: Function, op: SparseOp) -> SparseDispatcherOp:
+def _register_operator(signature: PartSignature, function: Function, op: SparseOp) -> SparseDispatcherOp:
     left = _begun.get(signature.name)
     made = left or _begun.setdefault(signature.name, SparseDispatcherOp(signature, function, op))
     registration = Registration(signature.name, again=left is not None)

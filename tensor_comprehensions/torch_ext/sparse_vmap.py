@@ -42,7 +42,7 @@ def _batch(op: SparseDispatcherOp, size: int, dimensions: Sequence[Any], parts: 
         return _one_by_one(op, size, dimensions, parts)
     values = from_parts(op.arguments, parts)
     names = tuple(a.name for a in op.arguments if a.name in over)
-    made, function, results = op.batched.get(names, lambda: _made(op, names))
+    made, function, results = op.batched.get(names, lambda: _make_batched(op, names))
     initial = {
         name: x.expand(size, *x.shape) if name in results and name not in over else x
         for name, x in zip(op.names, values[op.count :], strict=True)
@@ -75,7 +75,7 @@ def _returns_patterns(op: SparseDispatcherOp) -> bool:
     return any(r.arrays is not None for r in op.returns)
 
 
-def _made(op: SparseDispatcherOp, names: tuple[str, ...]) -> Batched:
+def _make_batched(op: SparseDispatcherOp, names: tuple[str, ...]) -> Batched:
     function, over = add_batch_dim(op.function, names)
     return op.op.make(function), function, over
 

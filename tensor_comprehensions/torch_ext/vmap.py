@@ -53,7 +53,7 @@ def _rule(op: DispatcherOp, size: int, dimensions: Dimensions, values: Sequence[
         values[place] = values[place].expand(size, *values[place].shape)
         over.add(taken[place].name)
     names = tuple(name for _, name in op.gradients.keys if name in over)
-    made, function, outputs = op.batched.get(names, lambda: _made(op, names))
+    made, function, outputs = op.batched.get(names, lambda: _make_batched(op, names))
     initial = {
         name: x.expand(size, *x.shape) if name in outputs and name not in over else x
         for name, x in zip(op.names, values[op.count :], strict=True)
@@ -68,7 +68,7 @@ def _has_sizes(t: Symbol) -> bool:
     return not t.is_compile_time and (t.extents is not None or not t.rank)
 
 
-def _made(op: DispatcherOp, names: tuple[str, ...]) -> Batched:
+def _make_batched(op: DispatcherOp, names: tuple[str, ...]) -> Batched:
     function, over = with_batch(op.function, names)
     return op.gradients.make(function), function, over
 

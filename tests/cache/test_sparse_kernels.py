@@ -51,7 +51,7 @@ def test_a_kernel_is_found(root: Path, compiled: list[str]) -> None:
     first = tc.define(SPMV).spmv
     assert torch.equal(first(a, x), tc.define(SPMV).spmv(a, x))
     assert compiled == ["spmv"]
-    torch.testing.assert_close(first(a, x), a.dense() @ x)
+    torch.testing.assert_close(first(a, x), a.to_dense() @ x)
 
 
 def test_all_phases_are_found(root: Path, compiled: list[str]) -> None:
@@ -59,7 +59,7 @@ def test_all_phases_are_found(root: Path, compiled: list[str]) -> None:
     expected = tc.define(SPGEMM).spgemm(a, b)
     kernel = tc.define(SPGEMM).spgemm.compile(a, b)
     assert len(kernel.compiled.executables) > 1
-    assert torch.equal(kernel(a, b).dense(), expected.dense())
+    assert torch.equal(kernel(a, b).to_dense(), expected.to_dense())
     assert compiled == ["spgemm"]
 
 
@@ -92,7 +92,7 @@ def test_kernels_for_many_threads_have_keys_of_their_own(root: Path, compiled: l
         for n in (1, 4, 1, 4):
             torch.set_num_threads(n)
             found = tc.define(add).add(matrix(20), matrix(20))
-            torch.testing.assert_close(found.dense(), 2 * matrix(20).dense())
+            torch.testing.assert_close(found.to_dense(), 2 * matrix(20).to_dense())
     finally:
         torch.set_num_threads(threads)
     assert compiled == ["add", "add"]

@@ -70,7 +70,7 @@ def test_other_stored_places_are_noticed(monkeypatch: pytest.MonkeyPatch, capsys
     def full(self: tc.Op, *operands: tc.SparseTensor) -> tc.SparseTensor:
         result = self(*operands)
         everywhere = torch.ones(result.shape).nonzero().T
-        return tc.SparseTensor.from_coordinates(everywhere, result.dense().reshape(-1), result.shape, result.format)
+        return tc.SparseTensor.from_coordinates(everywhere, result.to_dense().reshape(-1), result.shape, result.format)
 
     monkeypatch.setattr(tc.Op, "reference", full)
     assert main.main(["sparse", "C(i,j) = 2*A(i,j)", "-f", "A:csr", "-f", "C:csr", "-d", "A:9,9", "--verify"]) == 1
@@ -85,12 +85,12 @@ def test_reads_and_writes_files(tmp_path: Path, capsys: pytest.CaptureFixture[st
     named = ["-f", "A:csc", "-d", "x:3", "-o", f"y:{tmp_path / 'y.tns'}"]
     assert main.main([*source, *named]) == 0
     assert f"wrote {tmp_path / 'y.tns'}" in capsys.readouterr().out
-    assert tc.read_tensor(tmp_path / "y.tns").dense().tolist() == [1.0, 30.0]
+    assert tc.read_tensor(tmp_path / "y.tns").to_dense().tolist() == [1.0, 30.0]
     product = ["sparse", "B(i,j) = A(i,j)*A(i,j)", "-f", "A:csr", "-f", "B:csr", "-t", "A:double"]
     assert main.main([*product, "-i", f"A:{tmp_path / 'a.mtx'}", "-o", f"B:{tmp_path / 'b.npz'}"]) == 0
     squares = tc.read_tensor(tmp_path / "b.npz")
     assert str(squares.format) == "csr"
-    assert torch.equal(squares.dense(), a * a)
+    assert torch.equal(squares.to_dense(), a * a)
     assert main.main(["sparse", "s = x(i)", "-i", f"x:{tmp_path / 'x.tns'}", "-o", f"s:{tmp_path / 's.tns'}"]) == 0
     assert (tmp_path / "s.tns").read_text().strip() == "11.0"
 
@@ -137,6 +137,6 @@ def test_patterns_are_the_same_in_every_process(pattern: str) -> None:
     first, again = (
         sparse_command.make_operands(op, {"A": "csr"}, {"A": "50,40"}, {}, {"A": f"{pattern}:2"}) for _ in range(2)
     )
-    assert torch.equal(first[0].dense(), again[0].dense())
+    assert torch.equal(first[0].to_dense(), again[0].to_dense())
     assert 0 < first[0].nnz <= 2000
     assert first[0].check()

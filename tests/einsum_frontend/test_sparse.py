@@ -60,7 +60,7 @@ def test_equations(equation: str, formats: list[str | None], result: str | None)
         assert torch.equal(found, expected)
     else:
         assert str(found.check().format) == result
-        assert torch.equal(found.dense(), expected)
+        assert torch.equal(found.to_dense(), expected)
 
 
 def test_operands_and_results_of_torch_and_scipy() -> None:

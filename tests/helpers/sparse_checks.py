@@ -75,7 +75,7 @@ def to_stored(x: Any) -> Stored:
         return Stored(x.detach().numpy())
     places = np.zeros(x.shape, bool)
     places[tuple(x.coordinates().numpy())] = True
-    return Stored(x.dense().detach().numpy(), places)
+    return Stored(x.to_dense().detach().numpy(), places)
 
 
 def completed(places: Array, format: Format) -> Array:
@@ -99,7 +99,7 @@ def check_result(name: str, found: Any, expected: Stored, format: Format | None,
         assert isinstance(found, SparseTensor), name
         found.check()
         assert found.format == format
-        values, places = found.dense(), np.zeros(found.shape, bool)
+        values, places = found.to_dense(), np.zeros(found.shape, bool)
         places[tuple(found.coordinates().numpy())] = True
         stored = np.zeros(found.shape, bool) if expected.places is None else expected.places
         np.testing.assert_array_equal(places, completed(stored, format), err_msg=f"stored places of {name}")

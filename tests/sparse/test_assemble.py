@@ -48,7 +48,7 @@ def matrix(seed: int, n: int = 20) -> tc.SparseTensor:
 def test_other_values_at_the_same_places() -> None:
     op, b, c = tc.define(SPGEMM).f, matrix(0), matrix(1)
     fixed = op.assemble(b, c)
-    other = tc.as_sparse(3 * b.dense(), "csr")
+    other = tc.as_sparse(3 * b.to_dense(), "csr")
     first, second = fixed(b, c), fixed(other, c)
     assert same(second, op(other, c))
     assert first.levels is second.levels
@@ -135,7 +135,7 @@ def test_rows_that_are_filled_again(name: str, type: str) -> None:
     """No place is looked for: one phase, without flags, whose sums are those of a plain call bit by bit."""
     text, formats = REFILLED[name]
     op, dtype = tc.define(text.replace("double", type)).f, {"double": torch.double, "half": torch.half}.get(type)
-    dense = [(4 * matrix(n).dense()).to(dtype or torch.int32) for n in range(2)]
+    dense = [(4 * matrix(n).to_dense()).to(dtype or torch.int32) for n in range(2)]
     given = [tc.as_sparse(x, f) if f != "-" else x[0] for x, f in zip(dense, formats.split(), strict=True)]
     fixed = op.assemble(*given)
     for _ in range(2):

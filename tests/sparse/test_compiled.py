@@ -72,7 +72,7 @@ def test_every_format_has_a_graph_of_its_own() -> None:
     run, x = torch.compile(layer(OPS.undeclared), **WHOLE), torch.rand(30)
     for format in ("csr", "uc", "bsr(5,3)", "dense", "csr"):
         a = matrix(format=format)
-        torch.testing.assert_close(run(a, x), a.dense() @ (x * 2) + 1)
+        torch.testing.assert_close(run(a, x), a.to_dense() @ (x * 2) + 1)
     a = dense_matrix()
     torch.testing.assert_close(run(a, x), a @ (x * 2) + 1)
 
@@ -82,7 +82,7 @@ def test_new_patterns_and_sizes_compile_at_most_two_graphs() -> None:
     run, x = torch.compile(layer(OPS.declared), fullgraph=True, backend=counter), torch.rand(30)
     for rows in (20, 21, 22, 40):
         a = matrix(rows)
-        torch.testing.assert_close(run(a, x), a.dense() @ (x * 2) + 1)
+        torch.testing.assert_close(run(a, x), a.to_dense() @ (x * 2) + 1)
     assert counter.frame_count <= 2
 
 
@@ -91,7 +91,7 @@ def network(a: tc.SparseTensor, b: tc.SparseTensor, s: Tensor) -> Any:
     c = OPS.product(a, b)
     d = OPS.scaled(c, s)
     e = OPS.product(d.with_values(d.values.sin()), a)
-    return OPS.declared(e, s), d, c.values.sum(), OPS.stored(e.dense().relu())
+    return OPS.declared(e, s), d, c.values.sum(), OPS.stored(e.to_dense().relu())
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
@@ -155,7 +155,7 @@ def test_autocast_inside_a_graph() -> None:
         return y
 
     for call in (run, torch.compile(run, **WHOLE)):
-        torch.testing.assert_close(call(a, x), a.dense() @ x.bfloat16().float())
+        torch.testing.assert_close(call(a, x), a.to_dense() @ x.bfloat16().float())
 
 
 def test_mistakes_are_told_by_the_graph() -> None:
@@ -166,7 +166,7 @@ def test_mistakes_are_told_by_the_graph() -> None:
     malformed = tc.SparseTensor(a.format, a.shape, (None, (a.levels[1][0], broken)), a.values)  # type: ignore[index]
     for arguments, words in (
         ((a.to("csc"), x), "another format"),
-        ((a.dense(), x), "as_sparse"),
+        ((a.to_dense(), x), "as_sparse"),
         ((a, x[:20]), "another size"),
         ((a, x.double()), "float64"),
         ((a, [1, 2]), "is a list"),
@@ -207,7 +207,7 @@ def test_saved_tensors_are_loaded_as_data() -> None:
     file.seek(0)
     found = torch.load(file, weights_only=True)["a"]
     assert (found.format, found.shape) == (a.format, a.shape)
-    assert torch.equal(found.check().dense(), a.dense())
+    assert torch.equal(found.check().to_dense(), a.to_dense())
 
 
 # --- transforms --------------------------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ def test_saved_tensors_are_loaded_as_data() -> None:
 
 def test_transforms_of_dense_operands() -> None:
     a, x = matrix(), torch.rand(30)
-    dense, batch = a.dense(), torch.rand(4, 30)
+    dense, batch = a.to_dense(), torch.rand(4, 30)
     torch.testing.assert_close(torch.vmap(lambda x: OPS.declared(a, x))(batch), batch @ dense.T)
     torch.testing.assert_close(torch.vmap(lambda x: OPS.undeclared(dense.to_sparse_csr(), x))(batch), batch @ dense.T)
     torch.testing.assert_close(torch.vmap(lambda x: OPS.declared(a, x))(batch[:0]), batch[:0] @ dense.T)

@@ -24,7 +24,7 @@ def test_matrices_come_back(format: str, ending: str, tmp_path: Path) -> None:
     x = random_tensor(RNG, (6, 5), 0.4) / 7
     write_tensor(path := tmp_path / f"x.{ending}", store(x, format))
     back = read_tensor(path)
-    assert torch.equal(back.dense(), x)
+    assert torch.equal(back.to_dense(), x)
     assert ending == "mtx" or str(back.format) == format
     assert str(read_tensor(path, "csc").format) == "csc"
 
@@ -34,7 +34,7 @@ def test_tensors_of_three_dimensions_come_back(ending: str, tmp_path: Path) -> N
     x = random_tensor(RNG, (4, 3, 5), 0.3) / 7
     x[3, 2, 4] = 1.0
     write_tensor(path := tmp_path / f"x.{ending}", store(x, "csf"))
-    assert torch.equal(read_tensor(path, "csf").dense(), x)
+    assert torch.equal(read_tensor(path, "csf").to_dense(), x)
 
 
 @pytest.mark.parametrize("symmetry", ["general", "symmetric", "skew-symmetric"])
@@ -52,20 +52,20 @@ def test_matrix_market_files_of_others(symmetry: str, field: str, tmp_path: Path
     scipy.io.mmwrite(tmp_path / "x.mtx", kept, field=field, symmetry="general")
     text = (tmp_path / "x.mtx").read_text().replace(" general\n", f" {symmetry}\n% a comment\n\n", 1)
     (tmp_path / "x.mtx").write_text(text)
-    np.testing.assert_array_equal(read_tensor(tmp_path / "x.mtx").dense().numpy(), x)
+    np.testing.assert_array_equal(read_tensor(tmp_path / "x.mtx").to_dense().numpy(), x)
 
 
 def test_dense_matrix_market_files(tmp_path: Path) -> None:
     x = random_tensor(RNG, (4, 3), 0.6).numpy()
     scipy.io.mmwrite(tmp_path / "x.mtx", x)
-    np.testing.assert_array_equal(read_tensor(tmp_path / "x.mtx").dense().numpy(), x)
+    np.testing.assert_array_equal(read_tensor(tmp_path / "x.mtx").to_dense().numpy(), x)
 
 
 @pytest.mark.parametrize("name", ["csr", "csc", "coo", "bsr"])
 def test_archives_of_scipy(name: str, tmp_path: Path) -> None:
     x = random_tensor(RNG, (6, 4), 0.4).numpy()
     sp.save_npz(tmp_path / "x.npz", getattr(sp, f"{name}_array")(x))
-    np.testing.assert_array_equal(read_tensor(tmp_path / "x.npz").dense().numpy(), x)
+    np.testing.assert_array_equal(read_tensor(tmp_path / "x.npz").to_dense().numpy(), x)
     write_tensor(tmp_path / "y.npz", store(torch.from_numpy(x), "csr"))
     np.testing.assert_array_equal(sp.load_npz(tmp_path / "y.npz").toarray(), x)
 

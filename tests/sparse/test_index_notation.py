@@ -35,7 +35,7 @@ def test_conformance(case: Case) -> None:
         return
     format = format_of(case.record["formats"][name], places.ndim)
     assert found.check().format == format
-    np.testing.assert_allclose(found.dense().numpy(), expected, rtol=1e-9)
+    np.testing.assert_allclose(found.to_dense().numpy(), expected, rtol=1e-9)
     stored = np.zeros(places.shape, bool)
     stored[tuple(found.coordinates().numpy())] = True
     np.testing.assert_array_equal(stored, complete(places, format))

@@ -35,7 +35,7 @@ def operands(formats: str) -> list[Any]:
 
 
 def dense(x: Any) -> torch.Tensor:
-    return x.check().dense() if isinstance(x, tc.SparseTensor) else x
+    return x.check().to_dense() if isinstance(x, tc.SparseTensor) else x
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

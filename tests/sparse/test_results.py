@@ -33,7 +33,7 @@ def matrix(rows: int, columns: int, seed: int, density: float = 0.02) -> sp.csr_
 
 
 def dense(x: tc.SparseTensor) -> np.ndarray:
-    return np.asarray(x.check().dense().numpy())
+    return np.asarray(x.check().to_dense().numpy())
 
 
 def test_results_of_a_part_of_an_index_range_begin_at_0() -> None:
@@ -108,10 +108,10 @@ def test_sums_of_dense_operands_are_stored_where_they_are_not_0() -> None:
     x[2], x[5, 1] = 0, 0
     rows = SUMS.row_sums(x[:, 0])
     assert rows.coordinates().tolist() == [[0, 1, 3, 4, 5]]
-    torch.testing.assert_close(rows.dense(), x[:, 0].sum(1))
+    torch.testing.assert_close(rows.to_dense(), x[:, 0].sum(1))
     sums = SUMS.last_sums(x)
     assert sums.values.numel() == 6 * 4 - 5
-    torch.testing.assert_close(sums.dense(), x.sum(2))
+    torch.testing.assert_close(sums.to_dense(), x.sum(2))
 
 
 def test_a_result_has_the_places_that_a_temporary_shares() -> None:

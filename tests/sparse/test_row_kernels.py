@@ -48,7 +48,7 @@ def stored(x: Tensor, index: torch.dtype = torch.int32, format: str = "csr") -> 
 
 def assert_stores(result: tc.SparseTensor, expected: Tensor) -> None:
     """The same values, at no place where `expected` is 0, in order."""
-    assert torch.equal(result.check().dense(), expected)
+    assert torch.equal(result.check().to_dense(), expected)
     assert result.nnz == int((expected != 0).sum())
 
 
@@ -94,7 +94,7 @@ def test_sampled_products_of_every_width(width: int) -> None:
     op = tc.define("def f(double(N,M) S: csr, double(N,K) U, double(M,K) V) -> (E: csr) "
                    "{ E(i,j) +=! U(i,k) * V(j,k) where exists S(i,j) }").f  # fmt: skip
     S, U, V = matrix(), matrix((width,) * len(LENGTHS), width, 1), matrix((width,) * COLUMNS, width, 2)
-    assert torch.equal(op(stored(S), U, V).dense(), (U @ V.T) * (S != 0))
+    assert torch.equal(op(stored(S), U, V).to_dense(), (U @ V.T) * (S != 0))
 
 
 @pytest.mark.parametrize("index", [(a, b) for a in INDICES for b in INDICES], ids=str)

@@ -72,7 +72,7 @@ def dense(x: Any) -> np.ndarray[Any, Any]:
     if hasattr(x, "toarray"):
         return np.asarray(x.toarray())
     if isinstance(x, tc.SparseTensor):
-        x = x.dense()
+        x = x.to_dense()
     if isinstance(x, np.ndarray):
         return x
     x = x.to_dense() if x.layout is not torch.strided else x

@@ -27,10 +27,10 @@ RNG = np.random.default_rng()  # what is stored where does not matter
 def test_every_format_holds_every_tensor(format: Any, density: float) -> None:
     x = random_tensor(RNG, SHAPES[format.rank], density)
     t = store(x, format).check()
-    assert torch.equal(t.dense(), x)
-    assert torch.equal(t.dense()[tuple(t.coordinates())], t.values.reshape(-1)) or not format.is_unique
+    assert torch.equal(t.to_dense(), x)
+    assert torch.equal(t.to_dense()[tuple(t.coordinates())], t.values.reshape(-1)) or not format.is_unique
     again = SparseTensor.from_arrays(t.format, t.shape, t.levels, t.values)
-    assert torch.equal(again.dense(), x)
+    assert torch.equal(again.to_dense(), x)
     assert str(to_format(str(format), format.rank)) == str(format)
 
 
@@ -40,7 +40,7 @@ def test_formats_are_converted(source: str, target: str) -> None:
     x = random_tensor(RNG, (6, 5), 0.4)
     t = store(x, source).to(target).check()
     assert t.format == to_format(target, 2)
-    assert torch.equal(t.dense(), x)
+    assert torch.equal(t.to_dense(), x)
 
 
 def test_blocks_are_completed_and_stored_zeros_stay() -> None:
@@ -56,7 +56,7 @@ def test_repeated_coordinates_are_added_or_kept() -> None:
     added = SparseTensor.from_coordinates(places, values, (2, 3), "coo")
     kept = SparseTensor.from_coordinates(places, values, (2, 3), "uc")
     assert (added.nnz, kept.nnz) == (2, 3)
-    assert torch.equal(added.dense(), kept.dense())
+    assert torch.equal(added.to_dense(), kept.to_dense())
     assert kept.check().to("csr").values.tolist() == [2.0, 5.0]
 
 
@@ -65,7 +65,7 @@ def test_types_of_values(dtype: torch.dtype) -> None:
     x = random_tensor(RNG, (6, 5), 0.5).to(dtype)
     t = store(x, "csc")
     assert (t.dtype, t.index_dtype) == (dtype, torch.int32)
-    assert torch.equal(t.dense(), x)
+    assert torch.equal(t.to_dense(), x)
 
 
 def test_indices_are_as_wide_as_asked_and_as_needed() -> None:
@@ -77,7 +77,7 @@ def test_indices_are_as_wide_as_asked_and_as_needed() -> None:
 def test_gradients_flow_through_values() -> None:
     values = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
     t = SparseTensor.from_coordinates([[0, 1, 1], [0, 0, 2]], values, (2, 3), "csr")
-    (t.to("csc").dense() * torch.arange(6.0).reshape(2, 3)).sum().backward()
+    (t.to("csc").to_dense() * torch.arange(6.0).reshape(2, 3)).sum().backward()
     assert values.grad is not None
     assert values.grad.tolist() == [0.0, 3.0, 5.0]
 
@@ -86,8 +86,8 @@ def test_a_tensor_is_a_tree_of_its_parts() -> None:
     t = store(random_tensor(RNG, (6, 5), 0.4), "csr")
     doubled = pytree.tree_map(lambda x: x * 2 if x is not None and x.is_floating_point() else x, t)
     assert isinstance(doubled, SparseTensor)
-    assert torch.equal(doubled.dense(), 2 * t.dense())
-    assert torch.equal(t.with_values(t.values + 1).dense(), t.dense() + (t.dense() != 0))
+    assert torch.equal(doubled.to_dense(), 2 * t.to_dense())
+    assert torch.equal(t.with_values(t.values + 1).to_dense(), t.to_dense() + (t.to_dense() != 0))
     assert repr(t).startswith("SparseTensor(csr, shape=(6, 5), nnz=")
 
 
@@ -117,7 +117,7 @@ def test_coordinates_of_torch_with_dense_dimensions() -> None:
     x = random_tensor(RNG, (4, 3, 5), 0.2)
     t = as_sparse(x.to_sparse(2))
     assert str(t.format) == "uqd"
-    assert torch.equal(t.dense(), x)
+    assert torch.equal(t.to_dense(), x)
     assert torch.equal(t.torch().to_dense(), x)
 
 
@@ -132,7 +132,7 @@ def test_scipy_has_the_same_parts(name: str) -> None:
     theirs = getattr(sp, f"{name}_array")(x.numpy())
     t = as_sparse(theirs)
     assert str(t.format).startswith(name)
-    assert torch.equal(t.dense(), x)
+    assert torch.equal(t.to_dense(), x)
     np.testing.assert_array_equal(t.scipy().toarray(), x.numpy())
 
 
@@ -223,9 +223,9 @@ def test_any_flipped_bit_is_an_error_or_another_tensor(word: str) -> None:
             for bit in range(32):
                 array.numpy().view(np.uint32)[n] ^= np.uint32(1 << bit)
                 with suppress(ArgumentError):
-                    t.check().dense()
+                    t.check().to_dense()
                 array.numpy().view(np.uint32)[n] ^= np.uint32(1 << bit)
-    assert torch.equal(t.dense(), x)
+    assert torch.equal(t.to_dense(), x)
 
 
 @pytest.mark.parametrize(

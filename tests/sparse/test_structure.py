@@ -57,7 +57,7 @@ def test_a_pattern_is_checked_once(checks: list[str]) -> None:
 
 @pytest.mark.parametrize("layout", [torch.sparse_csr, torch.sparse_csc, torch.sparse_coo])
 def test_a_pattern_of_torch_is_checked_once(layout: torch.layout, checks: list[str]) -> None:
-    a = matrix([0, 2, 2, 3], [0, 2, 1]).dense().to_sparse(layout=layout)
+    a = matrix([0, 2, 2, 3], [0, 2, 1]).to_dense().to_sparse(layout=layout)
     a = a.coalesce() if layout is torch.sparse_coo else a
     for _ in range(3):
         assert OPS.spmv(a, X).tolist() == [7.0, 0.0, 6.0]
@@ -150,14 +150,14 @@ def test_arrays_with_gaps_and_of_two_types() -> None:
     values = torch.tensor([1.0, 9.0, 2.0, 9.0, 3.0, 9.0], dtype=torch.float64)[::2]
     a = tc.SparseTensor.from_arrays("csr", (3, 3), [None, (pos, crd)], values)
     assert OPS.spmv(a, X).tolist() == [7.0, 0.0, 6.0]
-    assert torch.equal(OPS.symmetric(a).dense(), a.dense() + a.dense().T)
+    assert torch.equal(OPS.symmetric(a).to_dense(), a.to_dense() + a.to_dense().T)
 
 
 def test_a_conversion_is_made_once(checks: list[str]) -> None:
     a = matrix([0, 2, 2, 3], [0, 2, 1])
     for n in (1.0, 2.0):
         b = a.with_values(n * a.values)
-        assert torch.equal(OPS.symmetric(b).dense(), b.dense() + b.dense().T)
+        assert torch.equal(OPS.symmetric(b).to_dense(), b.to_dense() + b.to_dense().T)
     assert checks == ["check", "convert"]
 
 

@@ -47,7 +47,7 @@ class GpuInlineCache:
         self._known: dict[Hashable, GpuCacheLine] = {}
         self._constants: dict[Hashable, Tensor] = {}
 
-    def direct(self) -> Callable[..., Any] | None:
+    def direct_function(self) -> Callable[..., Any] | None:
         """Of the last call, for a def of which `only_tensors` holds: gives NotImplemented for what it does not take."""
         lane = self._last.get(((), False)) if self.only_tensors else None
         if lane is None:
@@ -72,7 +72,7 @@ class GpuInlineCache:
         if not (values or wanted):
             return lane.launcher(*tensors)
         if wanted:
-            if not self._apart(lane, everything):
+            if not self._has_no_alias(lane, everything):
                 return MISS
             for x, source in zip(wanted, self._sources, strict=True):
                 if source is not None and values[source] is not x:
@@ -130,7 +130,7 @@ class GpuInlineCache:
             return lane
         return None
 
-    def _apart(self, lane: GpuCacheLine, everything: Sequence[Tensor]) -> bool:
+    def _has_no_alias(self, lane: GpuCacheLine, everything: Sequence[Tensor]) -> bool:
         """Does no destination come near the memory of another argument, but for its own initial value?"""
         places = [(x.data_ptr(), x.data_ptr() + n) for x, n in zip(everything, lane.spans, strict=True)]
         first = len(places) - len(self._sources)

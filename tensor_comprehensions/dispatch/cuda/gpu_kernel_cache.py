@@ -42,7 +42,7 @@ def load_or_compile_gpu(
         bound.name,
         lambda: compile_gpu(bound, function.source, options, target, aligned=aligned),
         lambda made: (_facts(made), made.code.source.encode()),
-        lambda code: _restored(code, function, bound, options, target, aligned),
+        lambda code: _deserialize_kernel(code, function, bound, options, target, aligned),
     )
     return load_or_make(store, key, recipe)
 
@@ -74,7 +74,7 @@ def _facts(made: CompiledGpuKernel) -> dict[str, Any]:
     }
 
 
-def _restored(
+def _deserialize_kernel(
     code: StoredKernel,
     function: Function,
     bound: BoundFunction,

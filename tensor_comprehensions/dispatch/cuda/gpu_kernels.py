@@ -108,18 +108,18 @@ class GpuKernelTable:
         if options is not None:
             check_gpu_options(options, wanted)
 
-        def made(aligned: bool) -> Plan:
-            def compiled(piece: BoundFunction, own: GpuOptions | None) -> CompiledGpuKernel:
+        def make_plan_for(aligned: bool) -> Plan:
+            def compile_piece(piece: BoundFunction, own: GpuOptions | None) -> CompiledGpuKernel:
                 return gpu_kernel_cache.load_or_compile_gpu(
                     self.interface.function, piece, own, wanted, aligned=aligned
                 )
 
-            return make_plan(with_strides(self.kernels.bind(sizes), strides), options, wanted, compiled)
+            return make_plan(with_strides(self.kernels.bind(sizes), strides), options, wanted, compile_piece)
 
-        found = self.compiled.get((sizes, strides, options, wanted, True), lambda: made(True))
+        found = self.compiled.get((sizes, strides, options, wanted, True), lambda: make_plan_for(True))
         if aligned or not needs_alignment(found):
             return found
-        return self.compiled.get((sizes, strides, options, wanted, False), lambda: made(False))
+        return self.compiled.get((sizes, strides, options, wanted, False), lambda: make_plan_for(False))
 
     def compile(
         self,
@@ -165,7 +165,7 @@ class GpuKernelTable:
         bound = self.kernels.bind(sizes)
         wanted = () if out is None else check_out_on_device(bound, arguments, out, device)
         if knobs.current_knobs().interpret:
-            outputs = _interpreted(bound, arguments, device)
+            outputs = _run_reference(bound, arguments, device)
         else:
             outputs = self._compute(bound, sizes, arguments, wanted, options, device)
         if out is None:
@@ -173,9 +173,9 @@ class GpuKernelTable:
         copy_to_out(outputs, wanted)
         return out
 
-    def direct(self) -> Callable[..., Any] | None:
+    def direct_function(self) -> Callable[..., Any] | None:
         """What ran last, as a function that gives NotImplemented for what it does not take."""
-        return None if self._last is None else self._last.direct()
+        return None if self._last is None else self._last.direct_function()
 
     def set_tuned_options(
         self, sizes: ArgumentShapes, strides: tuple[Any, ...], wanted: GpuTarget, options: GpuOptions
@@ -209,7 +209,7 @@ class GpuKernelTable:
             strides, aligned = tuple(map(canonical_strides, everything)), all(map(is_aligned, everything))
             return self.plan(sizes, strides, options, target, aligned=aligned)
 
-        def loaded(kernel: CompiledGpuKernel) -> Launches:
+        def make_launches(kernel: CompiledGpuKernel) -> Launches:
             return self.loaded.get((kernel, device.index), lambda: load_launches(kernel, device))
 
         outputs = wanted or tuple(empty_output(bound, name, device) for name in bound.returns)
@@ -217,7 +217,7 @@ class GpuKernelTable:
         if wanted and has_bounds_checks(plan):
             wanted, outputs = (), tuple(empty_output(bound, name, device) for name in bound.returns)
             plan = plan_for(outputs)
-        launcher = launcher_of(plan, device, (*arguments.inputs, *arguments.initial, *wanted), loaded)
+        launcher = launcher_of(plan, device, (*arguments.inputs, *arguments.initial, *wanted), make_launches)
         copy_initial_values(bound, arguments, outputs)
         launcher.run(*arguments.inputs, *outputs)
         if all(kernel.aligned for kernel in kernels_of(plan)):  # else other tensors may have a better kernel
@@ -230,7 +230,7 @@ def _as_tuple(result: Any) -> tuple[Tensor, ...]:
     return result if isinstance(result, tuple) else (result,)
 
 
-def _interpreted(bound: BoundFunction, arguments: Arguments, device: torch.device) -> tuple[Tensor, ...]:
+def _run_reference(bound: BoundFunction, arguments: Arguments, device: torch.device) -> tuple[Tensor, ...]:
     """The outputs by the reference evaluator, which runs on the CPU."""
     here = Arguments(tuple(x.cpu() for x in arguments.inputs), tuple(x.cpu() for x in arguments.initial), None)
     return tuple(x.to(device) for x in evaluate_reference(bound, here))

@@ -189,7 +189,7 @@ class CompiledTileKernel:
         outputs = self._empty("cpu")
         both = [*outputs, *(x.detach().cpu().contiguous() for x in inputs)]
         arrays = {b.name: _as_numpy(x) for b, x in zip(self.module.arguments, both, strict=True)}
-        emulator.run_emulated_module(self._emulated, self.module, arrays)
+        emulator.run_emulated_module(self._load_emulator, self.module, arrays)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     @only_tc_errors
@@ -209,7 +209,7 @@ class CompiledTileKernel:
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     @functools.cached_property
-    def _emulated(self) -> emulator.Emulated:
+    def _load_emulator(self) -> emulator.Emulated:
         return emulator.build_emulated([self.code])[0]
 
     @functools.cached_property

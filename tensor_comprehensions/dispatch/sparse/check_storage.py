@@ -103,7 +103,7 @@ def _check_positions(pos: object, crd: Tensor, parents: int, where: _Where) -> T
     if pos[0] != 0:
         raise where.error(f"has pos[0] = {int(pos[0])}", expected="pos[0] = 0")
     back = pos[1:] < pos[:-1]
-    if (n := _first(back)) is not None:
+    if (n := _find_first(back)) is not None:
         raise where.error(
             f"has pos that goes back: pos[{n + 1}] = {int(pos[n + 1])} after {int(pos[n])}",
             expected="positions that never go back",
@@ -121,19 +121,19 @@ def _check_positions(pos: object, crd: Tensor, parents: int, where: _Where) -> T
 def _check_coordinates(level: LevelFormat, crd: Tensor, extent: int, same: Tensor | None, where: _Where) -> None:
     """In range, and where neighbors share their parents in order."""
     outside = (crd < 0) | (crd >= extent)
-    if (n := _first(outside)) is not None:
+    if (n := _find_first(outside)) is not None:
         raise where.error(
             f"has the coordinate crd[{n}] = {int(crd[n])}", expected=f"0 to {extent - 1}", found=str(int(crd[n]))
         )
     if same is None:
         return
-    if (n := _first(same & (crd[1:] < crd[:-1]))) is not None:
+    if (n := _find_first(same & (crd[1:] < crd[:-1]))) is not None:
         raise where.error(
             f"is not sorted: crd[{n + 1}] = {int(crd[n + 1])} after {int(crd[n])}",
             expected="sorted coordinates below each parent",
             suggestion="SparseTensor.from_coordinates takes any order",
         )
-    if level.unique and (n := _first(same & (crd[1:] == crd[:-1]))) is not None:
+    if level.unique and (n := _find_first(same & (crd[1:] == crd[:-1]))) is not None:
         raise where.error(
             f"has the coordinate {int(crd[n])} twice below one parent: crd[{n}] and crd[{n + 1}]",
             expected="each coordinate once",
@@ -155,6 +155,6 @@ def check_values(format: Format, shape: Sequence[int], positions: int, values: T
         )
 
 
-def _first(wrong: Tensor) -> int | None:
+def _find_first(wrong: Tensor) -> int | None:
     """The first place that is true."""
     return int(wrong.to(torch.uint8).argmax()) if bool(wrong.any()) else None

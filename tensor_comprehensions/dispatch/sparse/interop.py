@@ -148,7 +148,7 @@ def to_torch(t: SparseTensor) -> Tensor:
     """See `SparseTensor.torch`."""
     format = t.format
     if format.is_dense:
-        return t.dense()
+        return t.to_dense()
     name = str(format).partition("(")[0]
     if name in _LAYOUTS:
         arrays = t.levels[1]

@@ -92,7 +92,7 @@ def _to_array(x: Tensor) -> Array:
 
 def _to_stored(t: SparseTensor) -> Stored:
     if t.format.is_dense:
-        return Stored(_to_array(t.dense()))
+        return Stored(_to_array(t.to_dense()))
     places = np.zeros(t.shape, bool)
     places[tuple(t.coordinates().numpy())] = True
-    return Stored(_to_array(t.dense()), places)
+    return Stored(_to_array(t.to_dense()), places)

@@ -162,7 +162,7 @@ class SparseKernels:
             elif declared is not None and not declared.is_dense:
                 raise self.dense_error(p)
             else:
-                dense[p.name] = _dense(p, value)
+                dense[p.name] = _make_contiguous(p, value)
         return SparseCall(sparse, dense, structures)
 
     def dense_error(self, p: ParameterSpec) -> ArgumentError:
@@ -311,7 +311,7 @@ def _may_take_lane(value: object) -> bool:
     return type(value) is SparseTensor
 
 
-def _dense(expected: ParameterSpec, value: object) -> Tensor:
+def _make_contiguous(expected: ParameterSpec, value: object) -> Tensor:
     """A dense operand with contiguous elements, and with the graph of autograd that it has."""
     if isinstance(value, Tensor) and value.requires_grad and torch.is_grad_enabled():
         to_tensor(expected, value.detach())

@@ -156,11 +156,17 @@ class SparseRun:
             coordinates = [_new_array(count, torch.int64) for _ in r.arrays.coordinates]
             return (*coordinates, _new_array(count, dtype))
         if r.arrays.is_known:
-            arrays = [x for level in self._known(r.arrays) if level is not None for x in level if x is not None]
+            arrays = [
+                x
+                for level in self._levels_of_earlier_run(r.arrays)
+                if level is not None
+                for x in level
+                if x is not None
+            ]
             return (*arrays, _new_array(len(arrays[-1]), dtype))
         return self._level_arrays(number, r, r.arrays, dtype)
 
-    def _known(self, x: Assembled) -> tuple[Level, ...]:
+    def _levels_of_earlier_run(self, x: Assembled) -> tuple[Level, ...]:
         """The levels that a result has from an earlier run."""
         assert self.counts is not None
         return self.counts.levels[x.tensor]
@@ -230,7 +236,9 @@ class SparseRun:
     def _make_assembled(self, number: int, r: Result, x: Assembled) -> SparseTensor:
         """A sparse tensor whose levels are written; what was allocated too much is cut off."""
         if x.is_known:
-            return SparseTensor(x.format, self._shape(x.tensor), self._known(x), self.arrays[number][-1])
+            return SparseTensor(
+                x.format, self._shape(x.tensor), self._levels_of_earlier_run(x), self.arrays[number][-1]
+            )
         arrays, shape = list(self.arrays[number]), self._shape(x.tensor)
         extents, parents = x.format.extents(shape), 1
         levels: list[tuple[Tensor | None, Tensor] | None] = []

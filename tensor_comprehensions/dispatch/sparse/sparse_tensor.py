@@ -131,7 +131,7 @@ class SparseTensor:
         """The coordinates of all stored elements in the order of `values.reshape(-1)`, shaped (rank, nnz); int64."""
         return pack.to_coordinates(self)
 
-    def dense(self) -> Tensor:
+    def to_dense(self) -> Tensor:
         """The tensor with 0 where nothing is stored; elements stored several times are added."""
         places, flat = self.coordinates(), self.values.reshape(-1)
         zeros = flat.new_zeros(self.shape)

@@ -113,11 +113,11 @@ def _copies(levels: Sequence[Level]) -> tuple[Level, ...] | None:
         return None
     dtype = torch.int64 if torch.int64 in types else torch.int32
 
-    def copied(x: Tensor) -> Tensor:
+    def copy_tensor(x: Tensor) -> Tensor:
         return x.to(dtype, copy=True, memory_format=torch.contiguous_format)
 
     return tuple(
-        level if level is None else (None if level[0] is None else copied(level[0]), copied(level[1]))
+        level if level is None else (None if level[0] is None else copy_tensor(level[0]), copy_tensor(level[1]))
         for level in levels
     )
 

@@ -114,7 +114,7 @@ def _coordinate_entries(body: Any, sizes: list[int], field: str, _: str) -> Elem
         raise ValueError(f"{sizes[2]} entries of {columns} numbers are announced, {body.shape} are there")
     body = body.reshape(-1, columns)
     values = np.ones(len(body)) if field == "pattern" else body[:, 2]
-    return _whole(body[:, :2]).T - 1, values, (sizes[0], sizes[1])
+    return _parse_integers(body[:, :2]).T - 1, values, (sizes[0], sizes[1])
 
 
 def _array_entries(body: Any, sizes: list[int], _: str, symmetry: str) -> Elements:
@@ -130,7 +130,7 @@ def _array_entries(body: Any, sizes: list[int], _: str, symmetry: str) -> Elemen
     return places[:, values != 0], values[values != 0], (rows, columns)
 
 
-def _whole(x: Any) -> np.ndarray[Any, Any]:
+def _parse_integers(x: Any) -> np.ndarray[Any, Any]:
     """Coordinates that were read as numbers of any kind."""
     if x.dtype.kind == "f" and not np.all(np.isfinite(x) & (x == np.trunc(x)) & (np.abs(x) < 2**53)):
         raise ValueError("a coordinate is no whole number")
@@ -154,7 +154,7 @@ def _read_tns(path: Path) -> SparseTensor:
         body = np.loadtxt(file, dtype=np.float64, comments="#", ndmin=2)
     if not body.size:
         raise ValueError("a file without elements has no shape")
-    places = _whole(body[:, :-1]).T - 1
+    places = _parse_integers(body[:, :-1]).T - 1
     if places.size and places.min() < 0:
         raise ValueError("coordinates begin at 1")
     return _of_elements((places, body[:, -1], tuple(int(row.max()) + 1 for row in places)))

@@ -84,7 +84,7 @@ def whole_register_runs(cells: Sequence[Accumulator], plan: Plan) -> list[Accumu
         ]
         if plan.vectors_per_register > 1 and [c.offsets for c in group if c.mask is None] == following:
             longer = {
-                n: _longer(first.at[n], plan.vectors_per_register * plan.lanes)
+                n: _extend_ramp(first.at[n], plan.vectors_per_register * plan.lanes)
                 for n in (plan.vector, local_var(plan.vector))
             }
             group = [replace(first, at=first.at | longer, part=())]
@@ -92,7 +92,7 @@ def whole_register_runs(cells: Sequence[Accumulator], plan: Plan) -> list[Accumu
     return found
 
 
-def _longer(ramp: Expr, lanes: int) -> Expr:
+def _extend_ramp(ramp: Expr, lanes: int) -> Expr:
     if not isinstance(ramp, Ramp):
         raise InternalError(f"lanes at {ramp}")
     return replace(ramp, lanes=lanes)

@@ -50,11 +50,11 @@ def generate_contraction(op: StructuredOp, plan: Plan) -> Stmt:
     region = full_region({i.name: i.extent for i in op.iterators})
     operands = tuple(Operand(factor) for factor in op.factors)
     if not plan.parallel_depth:
-        return with_tile_buffers(op, plan, _inside(op, plan, region, operands, plan.packs, 0))
+        return with_tile_buffers(op, plan, _lower_levels(op, plan, region, operands, plan.packs, 0))
     outer = plan.levels[: plan.parallel_depth]
     panels, operands = _panels(op, plan, region, operands, (step for step in plan.packs if not step.depth))
     parts = peel_region(region, outer)
-    return _filled(panels, build.block(*(_in_parallel(op, plan, part, operands) for part in parts)))
+    return _fill_panels(panels, build.block(*(_in_parallel(op, plan, part, operands) for part in parts)))
 
 
 def _in_parallel(op: StructuredOp, plan: Plan, region: Region, operands: Operands) -> Stmt:
@@ -67,28 +67,28 @@ def _in_parallel(op: StructuredOp, plan: Plan, region: Region, operands: Operand
         plan.levels[: plan.parallel_depth],
         op.name,
         plan.grain,
-        lambda r: with_tile_buffers(op, plan, _inside(op, plan, r, operands, packs, plan.parallel_depth)),
+        lambda r: with_tile_buffers(op, plan, _lower_levels(op, plan, r, operands, packs, plan.parallel_depth)),
     )
-    return replace(loop, body=_filled(panels, loop.body))
+    return replace(loop, body=_fill_panels(panels, loop.body))
 
 
-def _inside(
+def _lower_levels(
     op: StructuredOp, plan: Plan, region: Region, operands: Operands, packs: tuple[PackStep, ...], depth: int
 ) -> Stmt:
     """The code inside `plan.levels[:depth]`: the panels of `packs` made there, then the rest of the loops."""
     if depth in (plan.parallel_depth, len(plan.levels)) or any(step.depth == depth for step in packs):
-        return build.when(is_wanted(op, region), _computed(op, plan, region, operands, packs, depth))
-    return _computed(op, plan, region, operands, packs, depth)
+        return build.when(is_wanted(op, region), _lower_region(op, plan, region, operands, packs, depth))
+    return _lower_region(op, plan, region, operands, packs, depth)
 
 
-def _computed(
+def _lower_region(
     op: StructuredOp, plan: Plan, region: Region, operands: Operands, packs: tuple[PackStep, ...], depth: int
 ) -> Stmt:
-    """`_inside` for a region with elements that are wanted."""
+    """`_lower_levels` for a region with elements that are wanted."""
     if depth == plan.output_panel_depth:
         results = make_output_panel(op, plan, region, compose_name(op.name, "results"))
         inner = replace(plan, output_panel_depth=None, nontemporal=False)
-        body = _computed(results.op, inner, region, operands, packs, depth)
+        body = _lower_region(results.op, inner, region, operands, packs, depth)
         return Allocate((results.buffer,), build.block(body, results.store))
     panels, operands = _panels(op, plan, region, operands, (step for step in packs if step.depth == depth))
     if depth == len(plan.levels):
@@ -96,8 +96,8 @@ def _computed(
     else:
         level = plan.levels[depth]
         name = compose_name(level.iterator, f"t{depth}")
-        body = tile_loop(region, level, name, lambda r: _inside(op, plan, r, operands, packs, depth + 1))
-    return _filled(panels, body)
+        body = tile_loop(region, level, name, lambda r: _lower_levels(op, plan, r, operands, packs, depth + 1))
+    return _fill_panels(panels, body)
 
 
 def _panels(
@@ -115,7 +115,7 @@ def _panels(
     return panels, operands
 
 
-def _filled(panels: Sequence[PackedPanel], body: Stmt) -> Stmt:
+def _fill_panels(panels: Sequence[PackedPanel], body: Stmt) -> Stmt:
     for panel in reversed(panels):
         body = Allocate((panel.buffer,), build.block(panel.fill, body))
     return body

@@ -23,7 +23,7 @@ def holds(half: HalfSpace, at: Mapping[str, Expr]) -> Expr:
     return build.ge(total, 0)
 
 
-def inside(halves: Iterable[HalfSpace], at: Mapping[str, Expr]) -> Expr:
+def emit_membership(halves: Iterable[HalfSpace], at: Mapping[str, Expr]) -> Expr:
     """Is a point in all of them?"""
     whole: Expr = build.TRUE
     for half in halves:
@@ -99,19 +99,19 @@ def masked_sum(
     """
     part = region[name]
 
-    def at(offset: Expr) -> dict[str, Expr]:
+    def index_point(offset: Expr) -> dict[str, Expr]:
         return {name: build.add(offset, part.origin), local_var(name): offset, tile_number_var(name): part.number}
 
     ends = stretch(op, region, name)
     first, stop, begin, full = (Var(compose_name(name, end)) for end in ("first", "stop", "begin", "full"))
     counter = Var(compose_name(name, "r"))
     offset = build.add(begin, build.mul(counter, at_once))
-    many = build.block(before(at(offset)), *(step(at(build.add(offset, s))) for s in range(at_once)))
+    many = build.block(before(index_point(offset)), *(step(index_point(build.add(offset, s))) for s in range(at_once)))
     rest = build.add(begin, build.mul(full, at_once))
     body: Stmt = build.block(
-        Loop(counter.name, first, build.minimum(begin, stop), masked(at(counter))),
+        Loop(counter.name, first, build.minimum(begin, stop), masked(index_point(counter))),
         Loop(counter.name, build.const(0), full, many),
-        Loop(counter.name, build.maximum(first, rest), stop, masked(at(counter))),
+        Loop(counter.name, build.maximum(first, rest), stop, masked(index_point(counter))),
     )
     count = build.div(build.sub(ends.all_stop, begin), at_once)
     values = (ends.first, ends.stop, ends.all_first, count)

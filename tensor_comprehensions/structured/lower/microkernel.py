@@ -21,7 +21,7 @@ from .accumulators import (
     share_registers,
     whole_register_runs,
 )
-from .masked_domain import Step, inside, masked_sum, summed_along
+from .masked_domain import Step, emit_membership, masked_sum, summed_along
 from .panel_prefetch import prefetch_hints_for_panel
 from .store_transposed import flat_row_index, store_transposed, transposed_iterator
 from .tile import Region, each_extent, local_var, region_origin, tile_number_var
@@ -52,7 +52,7 @@ def microkernel(op: StructuredOp, plan: Plan, region: Region, operands: Sequence
     width = Type(op.dtype, plan.lanes * plan.vectors_per_register)
     registers = Buffer(compose_name(op.name, "acc"), width, (len(by_register(cells)),), (1,), Space.REGISTER)
 
-    def exact(make: Callable[[Region, Sequence[Accumulator]], Stmt]) -> Stmt:
+    def emit_exact(make: Callable[[Region, Sequence[Accumulator]], Stmt]) -> Stmt:
         """What touches memory that has no padding, for each extent that the region may have."""
         return each_extent(
             region,
@@ -60,9 +60,9 @@ def microkernel(op: StructuredOp, plan: Plan, region: Region, operands: Sequence
         )
 
     body = build.block(
-        exact(lambda part, own: _start(op, part, own, cells, registers)),
+        emit_exact(lambda part, own: _start(op, part, own, cells, registers)),
         _reduce(op, plan, region, operands, cells, registers),
-        exact(lambda part, own: _finish(op, plan, part, own, registers)),
+        emit_exact(lambda part, own: _finish(op, plan, part, own, registers)),
     )
     return Allocate((registers,), body)
 
@@ -99,16 +99,18 @@ def tile_accumulators(op: StructuredOp, plan: Plan, region: Region) -> list[Accu
         for v, (where, within, mask) in enumerate(vectors):
             here = at | {plan.vector: where, local_var(plan.vector): within}
             cells.append(Accumulator(here, row | {plan.vector: v}, mask, len(cells)))
-    return cells if plan.vectors_per_register == 1 else share_registers(cells, plan, _beside(op, plan))
+    return (
+        cells if plan.vectors_per_register == 1 else share_registers(cells, plan, _iterators_beside_vectors(op, plan))
+    )
 
 
 def _row_order(op: StructuredOp, plan: Plan) -> list[str]:
     """The iterators other than the lanes': those that leave the vectors alone first, so that scalars live shortly."""
-    beside = _beside(op, plan)
+    beside = _iterators_beside_vectors(op, plan)
     return sorted((i.name for i in op.parallel if i.name != plan.vector), key=lambda name: name not in beside)
 
 
-def _beside(op: StructuredOp, plan: Plan) -> frozenset[str]:
+def _iterators_beside_vectors(op: StructuredOp, plan: Plan) -> frozenset[str]:
     """The parallel iterators that leave the vectors alone."""
     vectors = {name for f in op.factors if plan.vector in variable_names(f) for name in variable_names(f)}
     return frozenset(i.name for i in op.parallel if i.name not in vectors)
@@ -129,12 +131,12 @@ def _start(
     used = {c.register for c in cells}
     zero = build.const(0, op.dtype)
 
-    def started(cell: Accumulator, value: Expr) -> Expr:
+    def start_sum(cell: Accumulator, value: Expr) -> Expr:
         point = existing.get((cell.register, cell.part))
         return zero if point is None else substitute_vectorized(value, point.at, point.mask)
 
     def fill(groups: Sequence[Sequence[Accumulator]], value: Expr) -> Stmt:
-        return Block(tuple(_set(registers, group, [started(c, value) for c in group]) for group in groups))
+        return Block(tuple(_set(registers, group, [start_sum(c, value) for c in group]) for group in groups))
 
     groups = by_register(everything)
     padding = fill([g for g in groups if g[0].register not in used], zero)
@@ -157,7 +159,7 @@ def _conjunction(conditions: Sequence[Expr]) -> Expr:
     return whole
 
 
-def _each(cells: Sequence[Accumulator], make: Callable[[Accumulator], Stmt]) -> Stmt:
+def _emit_each(cells: Sequence[Accumulator], make: Callable[[Accumulator], Stmt]) -> Stmt:
     return Block(tuple(make(c) for c in cells))
 
 
@@ -209,11 +211,11 @@ def _reduce(
     def step(at: dict[str, Expr]) -> Stmt:
         return unrolled_steps(values | at)
 
-    def masked(at: dict[str, Expr]) -> Stmt:
+    def emit_masked_step(at: dict[str, Expr]) -> Stmt:
         return unrolled_steps(values | at, masked=True)
 
     if bounded:
-        innermost = masked_sum(op, loops[-1], plan.unroll_steps, region, before, step, masked)
+        innermost = masked_sum(op, loops[-1], plan.unroll_steps, region, before, step, emit_masked_step)
     else:
         innermost = _innermost(loops[-1], plan.unroll_steps, region, before, step)
     return build.loops([(compose_name(name, "r"), region[name].size) for name in loops[:-1]], innermost)
@@ -266,10 +268,10 @@ def _step(
         whole = Load(registers, (build.const(group[0].register),))
         total = multiply_add(factors[0], factors[1], whole)
         if only:
-            kept = concat_subvectors(group, [inside(only, c.at | at) for c in group], registers.type.lanes)
+            kept = concat_subvectors(group, [emit_membership(only, c.at | at) for c in group], registers.type.lanes)
             total = build.select(build.broadcast(kept, registers.type.lanes), total, whole)
         sequence.append(build.store(registers, (group[0].register,), total))
-    return _scoped(sequence)
+    return _nest_definitions(sequence)
 
 
 def _windows(
@@ -321,7 +323,7 @@ def _slide(
                 factors.append(read[key])
             total = multiply_add(factors[0], factors[1], read_accumulator(registers, cell))
             sequence.append(build.store(registers, (cell.register,), total))
-    return _scoped(sequence)
+    return _nest_definitions(sequence)
 
 
 def _moves(operand: Operand, cell: Accumulator) -> list[str]:
@@ -330,7 +332,7 @@ def _moves(operand: Operand, cell: Accumulator) -> list[str]:
     return [name for name in cell.offsets if name in used or local_var(name) in used or tile_number_var(name) in used]
 
 
-def _scoped(sequence: Sequence[tuple[Var, Expr] | Store]) -> Stmt:
+def _nest_definitions(sequence: Sequence[tuple[Var, Expr] | Store]) -> Stmt:
     """Definitions and stores in order, each definition reaching over all that follows."""
     tail: list[Stmt] = []
     for item in reversed(sequence):
@@ -350,19 +352,28 @@ def _finish(op: StructuredOp, plan: Plan, region: Region, cells: Sequence[Accumu
     last = _conjunction([region[i.name].last for i in op.reductions])
     if op.epilogue is None:
         last = build.TRUE
-    store = _turned if transposed_iterator(op, plan, region) else _staged if _calls(op.stored_value) else _direct
+    store = (
+        _store_transposed
+        if transposed_iterator(op, plan, region)
+        else _store_staged
+        if _calls(op.stored_value)
+        else _store_in_place
+    )
     complete = store(op, plan, region, cells, registers)
     if build.is_true(last):
         return complete
-    partial = _each(cells, lambda c: _put(op, c, read_accumulator(registers, c)))
+    partial = _emit_each(cells, lambda c: _emit_store(op, c, read_accumulator(registers, c)))
     return build.when(last, complete, partial)
 
 
-def _direct(op: StructuredOp, plan: Plan, region: Region, cells: Sequence[Accumulator], registers: Buffer) -> Stmt:
+def _store_in_place(
+    op: StructuredOp, plan: Plan, region: Region, cells: Sequence[Accumulator], registers: Buffer
+) -> Stmt:
     cells = whole_register_runs(cells, plan)
     ordered = _by_address(op, plan, cells) if plan.nontemporal else cells
-    return _each(
-        ordered, lambda c: _put(op, c, _stored(op, c, read_accumulator(registers, c)), streaming=plan.nontemporal)
+    return _emit_each(
+        ordered,
+        lambda c: _emit_store(op, c, _finish_sum(op, c, read_accumulator(registers, c)), streaming=plan.nontemporal),
     )
 
 
@@ -375,11 +386,11 @@ def _by_address(op: StructuredOp, plan: Plan, cells: Sequence[Accumulator]) -> S
     return sorted(cells, key=lambda c: sum(apart.get(name, 0) * n for name, n in c.offsets.items()))
 
 
-def _stored(op: StructuredOp, cell: Accumulator, total: Expr) -> Expr:
+def _finish_sum(op: StructuredOp, cell: Accumulator, total: Expr) -> Expr:
     return substitute_vectorized(op.stored_value, cell.at | {ACCUMULATOR: total}, cell.mask)
 
 
-def _put(op: StructuredOp, cell: Accumulator, value: Expr, *, streaming: bool = False) -> Store:
+def _emit_store(op: StructuredOp, cell: Accumulator, value: Expr, *, streaming: bool = False) -> Store:
     where = tuple(substitute_vectorized(i, cell.at) for i in op.output.indices)
     store = build.store(op.output.buffer, where, value, mask=cell.mask)
     return replace(store, nontemporal=streaming)
@@ -390,7 +401,9 @@ def _calls(e: Expr) -> bool:
     return any(isinstance(x, Call) and x.function not in CHEAP_CALLS for x in walk_expr(e))
 
 
-def _staged(op: StructuredOp, plan: Plan, region: Region, cells: Sequence[Accumulator], registers: Buffer) -> Stmt:
+def _store_staged(
+    op: StructuredOp, plan: Plan, region: Region, cells: Sequence[Accumulator], registers: Buffer
+) -> Stmt:
     """Spill the sums once and run the epilogue in a loop: a call would spill every live register at every call."""
     buffer, spill = _spill(op, plan, region, [read_accumulator(registers, c) for c in cells])
     return Allocate(
@@ -398,7 +411,9 @@ def _staged(op: StructuredOp, plan: Plan, region: Region, cells: Sequence[Accumu
     )
 
 
-def _turned(op: StructuredOp, plan: Plan, region: Region, cells: Sequence[Accumulator], registers: Buffer) -> Stmt:
+def _store_transposed(
+    op: StructuredOp, plan: Plan, region: Region, cells: Sequence[Accumulator], registers: Buffer
+) -> Stmt:
     """Store the sums across, through the epilogue: on whole vectors of sums where what it reads suits their lanes."""
     rows, at = _row_order(op, plan), region_origin(region)
     sums = [read_accumulator(registers, c) for c in cells]
@@ -414,7 +429,7 @@ def _turned(op: StructuredOp, plan: Plan, region: Region, cells: Sequence[Accumu
         kept = replace(plan, nontemporal=False)
         ready = store_rows(buffer, replace(op, output=here), kept, region, cells[: _vectors(plan, region)])
     else:
-        buffer, spill = _spill(op, plan, region, [_stored(op, c, s) for c, s in zip(cells, sums, strict=True)])
+        buffer, spill = _spill(op, plan, region, [_finish_sum(op, c, s) for c, s in zip(cells, sums, strict=True)])
     across = store_transposed(replace(op, epilogue=None), plan, region, rows, buffer, at)
     return Allocate((buffer,), build.block(spill, ready, across))
 
@@ -463,4 +478,4 @@ def _epilogue(
     here = at | {plan.vector: column.at[plan.vector], local_var(plan.vector): column.at[local_var(plan.vector)]}
     total = build.load(buffer, row, build.ramp(v * plan.lanes, 1, plan.lanes))
     cell = Accumulator(here, column.offsets, column.mask, column.register)
-    return _put(op, cell, _stored(op, cell, total), streaming=plan.nontemporal)
+    return _emit_store(op, cell, _finish_sum(op, cell, total), streaming=plan.nontemporal)

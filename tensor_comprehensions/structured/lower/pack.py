@@ -65,7 +65,9 @@ def make_panel(op: StructuredOp, plan: Plan, factor: Expr, region: Region, depth
 
     fill = each_extent(region, copy)
     uneven = plan.instruction and any(region[d.axis].size % d.extent for d in shape.points[:-1])
-    if uneven or any(d.axis in _padded(plan) for d in shape.points[:-1]):  # copies fill up the last dimension only
+    if uneven or any(
+        d.axis in _padded_iterators(plan) for d in shape.points[:-1]
+    ):  # copies fill up the last dimension only
         fill = build.block(_clear(buffer, plan.lanes), fill)
     return PackedPanel(buffer, fill, Operand(build.load(buffer, *shape.indices), padded=True))
 
@@ -86,7 +88,7 @@ def _shape(
         count = num_tiles(region[i.name].size, size) if any(level.iterator == i.name for level in inner) else 1
         if count > 1:
             numbers.append(BufferDim(i.name, size, count))
-        size = size if i.name in _padded(plan) else min(size, region[i.name].size)
+        size = size if i.name in _padded_iterators(plan) else min(size, region[i.name].size)
         if i.name == plan.vector:
             size = num_tiles(size, plan.lanes) * plan.lanes
         if size > 1:
@@ -112,7 +114,7 @@ def _in_fragments(
     return PanelShape(tuple(numbers), tuple(others), tuple(matrix))
 
 
-def _padded(plan: Plan) -> frozenset[str]:
+def _padded_iterators(plan: Plan) -> frozenset[str]:
     """The iterators whose last tile is filled up."""
     return frozenset(level.iterator for level in plan.levels if level.edge is Edge.PADDED)
 

@@ -94,7 +94,7 @@ class PackCopy:
         return self.region[self.across].size
 
     @property
-    def others(self) -> list[str]:
+    def other_iterators(self) -> list[str]:
         """The other iterators, those that move the factor most outermost."""
         names = (d.axis for d in self.shape.digits[: -1 if self.shape.points else None] if d.stride == 1)
         steps = self.steps
@@ -110,7 +110,7 @@ class PackCopy:
 
     def move(self, offsets: Offsets) -> Stmt:
         """Copy the element there."""
-        return build.store(self.buffer, self.where(offsets), self.value(offsets))
+        return build.store(self.buffer, self.panel_indices(offsets), self.value(offsets))
 
     def value(self, offsets: Offsets, mask: Expr | None = None) -> Expr:
         """What the factor is there."""
@@ -118,7 +118,7 @@ class PackCopy:
         moved = {name: build.add(offset, origins[name]) for name, offset in offsets.items()}
         return substitute_vectorized(self.factor, origins | moved, mask)
 
-    def where(self, offsets: Offsets) -> tuple[Expr, ...]:
+    def panel_indices(self, offsets: Offsets) -> tuple[Expr, ...]:
         """Where that is in the panel."""
         return tuple(self.region[d.axis].number if d.stride > 1 else offsets[d.axis] for d in self.shape.digits)
 
@@ -130,18 +130,20 @@ Columns = tuple[Expr, int, int]
 def pack_tile(copy: PackCopy) -> Stmt:
     """Fill the panel's part for one register tile, zeros in the padding."""
     if not copy.shape.points:
-        return copy.over(copy.others, copy.move)
+        return copy.over(copy.other_iterators, copy.move)
     steps = copy.steps
     if 1 <= steps.get(copy.across, 0) <= WIDEST_STEP:
-        return copy.over(copy.others, lambda offsets: _straight(copy, offsets))
-    contiguous = (n for n in copy.others if steps.get(n) == (2 if n == copy.op.pairs else 1))
+        return copy.over(copy.other_iterators, lambda offsets: _straight(copy, offsets))
+    contiguous = (n for n in copy.other_iterators if steps.get(n) == (2 if n == copy.op.pairs else 1))
     along = max(contiguous, key=lambda n: copy.region[n].size, default=None)
     if along is None or copy.region[along].size < 2:
-        return copy.over(copy.others, lambda offsets: _by_element(copy, offsets))
-    others = [n for n in copy.others if n != along]
+        return copy.over(copy.other_iterators, lambda offsets: _by_element(copy, offsets))
+    other_iterators = [n for n in copy.other_iterators if n != along]
     if (run := _run(copy, along)) and copy.region[along].size < SHORT_LINE:
-        return copy.over([n for n in others if n not in run], lambda offsets: _short_lines(copy, along, run, offsets))
-    return copy.over(others, lambda offsets: _turned(copy, along, offsets))
+        return copy.over(
+            [n for n in other_iterators if n not in run], lambda offsets: _short_lines(copy, along, run, offsets)
+        )
+    return copy.over(other_iterators, lambda offsets: _copy_transposed(copy, along, offsets))
 
 
 def _straight(copy: PackCopy, offsets: Offsets) -> Stmt:
@@ -158,7 +160,7 @@ def _straight(copy: PackCopy, offsets: Offsets) -> Stmt:
         there = {**offsets, copy.across: build.ramp(first, 1, lanes)}
         value = zero if first >= copy.size else copy.value(there, first_lanes_mask(copy.size - first, lanes))
         moves.append(
-            build.store(copy.buffer, copy.where(there), value, mask=first_lanes_mask(copy.width - first, lanes))
+            build.store(copy.buffer, copy.panel_indices(there), value, mask=first_lanes_mask(copy.width - first, lanes))
         )
     return build.block(*moves)
 
@@ -173,7 +175,7 @@ def _by_element(copy: PackCopy, offsets: Offsets) -> Stmt:
     there = {**offsets, copy.across: element}
     parts: list[Stmt] = [Loop(element.name, build.const(0), build.const(copy.size), copy.move(there))]
     if copy.size < copy.width:
-        clear = build.store(copy.buffer, copy.where(there), build.const(0, copy.factor.type.dtype))
+        clear = build.store(copy.buffer, copy.panel_indices(there), build.const(0, copy.factor.type.dtype))
         parts.append(Loop(element.name, build.const(copy.size), build.const(copy.width), clear))
     return build.block(*parts)
 
@@ -181,7 +183,7 @@ def _by_element(copy: PackCopy, offsets: Offsets) -> Stmt:
 # --- turned across -----------------------------------------------------------------------------------------------
 
 
-def _turned(copy: PackCopy, along: str, offsets: Offsets) -> Stmt:
+def _copy_transposed(copy: PackCopy, along: str, offsets: Offsets) -> Stmt:
     """Square tiles with vectors along `along` in the factor and across it in the panel.
 
     Two tiles at a time cover a cache line, so that a line is read once even where the factor's lines compete for the
@@ -212,10 +214,10 @@ def _turned(copy: PackCopy, along: str, offsets: Offsets) -> Stmt:
 def _run(copy: PackCopy, along: str) -> list[str]:
     """The iterators along which the factor's memory goes on where `along` ends, the one that moves it most first."""
     steps, run = copy.steps, [along]
-    others = [n for n in copy.others if n != along]
-    while name := next((n for n in others if steps.get(n) == steps[run[0]] * copy.region[run[0]].size), None):
+    other_iterators = [n for n in copy.other_iterators if n != along]
+    while name := next((n for n in other_iterators if steps.get(n) == steps[run[0]] * copy.region[run[0]].size), None):
         run.insert(0, name)
-        others.remove(name)
+        other_iterators.remove(name)
     return run[:-1]
 
 
@@ -270,11 +272,13 @@ def _tile(copy: PackCopy, lanes: int, along: str, offsets: Offsets, run: tuple[E
         at = {**there, copy.across: build.add(start, line)}
         values[line] = copy.value(at, first_lanes_mask(count, lanes))
 
-    def put(turned: list[Expr]) -> Stmt:
+    def store_rows(turned: list[Expr]) -> Stmt:
         stores: list[Stmt] = []
         for k, value in enumerate(turned[:count]):
             place = {**offsets, along: build.add(first, k), copy.across: build.ramp(start, 1, lanes)}
-            stores.append(build.store(copy.buffer, copy.where(place), value, mask=first_lanes_mask(width, lanes)))
+            stores.append(
+                build.store(copy.buffer, copy.panel_indices(place), value, mask=first_lanes_mask(width, lanes))
+            )
         return build.block(*stores)
 
     bound: list[tuple[Var, Expr]] = []
@@ -283,7 +287,9 @@ def _tile(copy: PackCopy, lanes: int, along: str, offsets: Offsets, run: tuple[E
         bound.append((Var(compose_name(copy.buffer.name, f"x{len(bound)}"), value.type), value))
         return bound[-1][0]
 
-    body = put(transpose_vectors([bind(v) for v in values], lambda a, b, order: bind(build.shuffle(a, b, order))))
+    body = store_rows(
+        transpose_vectors([bind(v) for v in values], lambda a, b, order: bind(build.shuffle(a, b, order)))
+    )
     for name, value in reversed(bound):
         body = Let(name.name, value, body)
     return body

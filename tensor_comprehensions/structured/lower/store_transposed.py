@@ -111,12 +111,12 @@ class _Tile:
             row = flat_row_index(self.rows, self.region, {**offsets, self.unit: build.const(start + k)})
             lines[k] = bind(build.load(self.buffer, row, build.ramp(first, 1, self.side)))
         turned = transpose_vectors(lines, lambda a, b, order: bind(build.shuffle(a, b, order)))
-        body = build.block(*(self._put(offsets, start, build.add(first, k), turned[k]) for k in range(count)))
+        body = build.block(*(self._store_column(offsets, start, build.add(first, k), turned[k]) for k in range(count)))
         for name, value in reversed(bound):
             body = Let(name.name, value, body)
         return body
 
-    def _put(self, offsets: Point, start: int, column: Expr, total: Expr) -> Stmt:
+    def _store_column(self, offsets: Point, start: int, column: Expr, total: Expr) -> Stmt:
         """Store the vector `total` of one column."""
         here = {**self.at, ACCUMULATOR: total}
         along_unit = build.ramp(start, 1, self.side)

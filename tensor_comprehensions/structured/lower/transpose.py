@@ -63,7 +63,7 @@ class Axis:
         middle = build.add(self.start, self.length // side * side)
         return replace(self, stop=middle), replace(self, start=middle)
 
-    def widened(self, before: Axis, side: int) -> Axis:
+    def widen_to_block(self, before: Axis, side: int) -> Axis:
         """The range, where it has values, as a block of `side` that begins in what is `before` it, if that is there."""
         return replace(self, start=build.sub(self.stop, side)) if self.length and before.length else self
 
@@ -96,19 +96,19 @@ def gather_transposed(
     rows, columns = shape
     piece = min(side, PIECE // element.size)
 
-    def joined(first: int, apart: int, count: int, column: int) -> Expr:
+    def join_vectors(first: int, apart: int, count: int, column: int) -> Expr:
         if first >= rows:
             return build.const(0, element, piece * count)
         if count == 1:
             return part(first, column, piece)
         half = count // 2
-        left, right = (joined(k, apart, half, column) for k in (first, first + half * apart))
+        left, right = (join_vectors(k, apart, half, column) for k in (first, first + half * apart))
         return pair(left, right, tuple(range(piece * count)))
 
     found: list[Expr] = []
     for start in range(0, columns, piece):
         column = min(start, columns - piece)
-        lines = [joined(k, piece, side // piece, column) for k in range(piece)]
+        lines = [join_vectors(k, piece, side // piece, column) for k in range(piece)]
         found += _interleave(lines, piece, pair)[start - column :]
     return found
 
@@ -171,7 +171,7 @@ def transpose_loops(
     if side == 1:
         return _point_by_point(stores, row, lane)
     if near:
-        return _gathered(stores, reads, row, lane, side)
+        return _emit_gathered_blocks(stores, reads, row, lane, side)
     partial = [a for a in (row, lane) if not a.splits(side)]
     if partial and row.length is not None and lane.length is not None:
         return _in_pieces(stores, reads, row, lane, side, ahead, along_reads)
@@ -179,7 +179,7 @@ def transpose_loops(
     body = block.emit(build.TRUE, build.TRUE)
     if partial:
         inside = [build.le(build.add(build.var(a.name), side), a.end) for a in partial]
-        masks = (_within(a, side) if a in partial else build.TRUE for a in (row, lane))
+        masks = (_lane_mask(a, side) if a in partial else build.TRUE for a in (row, lane))
         body = If(inside[0] if len(inside) == 1 else build.logical_and(*inside), body, block.emit(*masks))
     line = max(CACHE_LINE // r.buffer.type.dtype.size for r in reads)
     row, lane = (replace(a, stop=a.end) if a in partial else a for a in (row, lane))
@@ -203,7 +203,7 @@ def _in_pieces(
     """The whole blocks of `side`, then smaller ones for what is left along either axis: nothing has to be masked."""
     (rows, last_rows), (lanes, last_lanes) = row.cut(side), lane.cut(side)
     if along_reads:
-        last_rows, last_lanes = last_rows.widened(rows, side), last_lanes.widened(lanes, side)
+        last_rows, last_lanes = last_rows.widen_to_block(rows, side), last_lanes.widen_to_block(lanes, side)
     pieces = ((rows, lanes, side), (row, last_lanes, side // 2), (last_rows, lanes, side // 2))
     return build.block(
         *(
@@ -214,7 +214,7 @@ def _in_pieces(
     )
 
 
-def _gathered(stores: Sequence[Store], reads: Sequence[Load], row: Axis, lane: Axis, side: int) -> Stmt:
+def _emit_gathered_blocks(stores: Sequence[Store], reads: Sequence[Load], row: Axis, lane: Axis, side: int) -> Stmt:
     """The blocks whose rows are loaded in pieces; those at the ends have less than `side` rows or columns."""
     parts: list[Stmt] = []
     for rows in row.cut(side):
@@ -222,7 +222,7 @@ def _gathered(stores: Sequence[Store], reads: Sequence[Load], row: Axis, lane: A
             if rows.length and lanes.length:
                 width = min(side, lanes.length)
                 block = _Block(tuple(stores), tuple(dict.fromkeys(reads)), rows, lanes, _vector(width))
-                body = block.gathered(min(side, rows.length), width)
+                body = block.gather_block(min(side, rows.length), width)
                 inner = Loop(lane.name, lanes.start, lanes.stop, body, step=side)
                 parts.append(Loop(row.name, rows.start, rows.stop, inner, step=side))
     return build.block(*parts)
@@ -270,7 +270,7 @@ def _loops(row: Axis, lane: Axis, side: int, line: int, hints: Stmt, body: Stmt)
     return Loop(start.name, row.start, row.stop, lines, step=line)
 
 
-def _within(axis: Axis, side: int) -> Expr:
+def _lane_mask(axis: Axis, side: int) -> Expr:
     """Which of `side` values from the axis's own on are inside it."""
     return build.lt(build.ramp(build.var(axis.name), 1, side), axis.end)
 
@@ -287,7 +287,7 @@ class _Names:
         self.bound.append((name, e))
         return Var(name, e.type)
 
-    def around(self, body: Stmt) -> Stmt:
+    def wrap_body(self, body: Stmt) -> Stmt:
         for name, e in reversed(self.bound):
             body = Let(name, e, body)
         return body
@@ -314,9 +314,9 @@ class _Block:
             values = {read: column[k] for read, column in zip(self.reads, columns, strict=True)}
             part = self._statements(at, values, lane_mask, compose_name(names.prefix, k))
             parts.append(part if build.is_true(row_mask) else build.when(build.lt(at, self.row.end), part))
-        return names.around(build.block(*parts))
+        return names.wrap_body(build.block(*parts))
 
-    def gathered(self, rows: int, lanes: int) -> Stmt:
+    def gather_block(self, rows: int, lanes: int) -> Stmt:
         """The block of so many values of the axes, the reads loaded in pieces."""
         names = _Names(compose_name(self.row.name, self.lane.name))
         mask = first_lanes_mask(lanes, self.side) or build.TRUE
@@ -326,7 +326,7 @@ class _Block:
             values = {read: column[k] for read, column in zip(self.reads, columns, strict=True)}
             at = build.add(build.var(self.row.name), k)
             parts.append(self._statements(at, values, mask, compose_name(names.prefix, k)))
-        return names.around(build.block(*parts))
+        return names.wrap_body(build.block(*parts))
 
     def _pieces(self, read: Load, rows: int, lanes: int, names: _Names) -> list[Expr]:
         """What `read` gives along the lanes, for each row."""
@@ -365,23 +365,23 @@ class _Block:
         names = _Names(prefix)
         held: dict[str, Expr] = {}
 
-        def known(e: Expr) -> Expr:
+        def lookup(e: Expr) -> Expr:
             if isinstance(e, Load):
                 if e in values:
                     return values[e]
                 if e.buffer.name in held:
                     return held[e.buffer.name]
-            return map_expr(e, known)
+            return map_expr(e, lookup)
 
         done: list[Store] = []
         for s in self.stores:
-            value = build.broadcast(substitute_vectorized(known(s.value), point, mask), self.side)
+            value = build.broadcast(substitute_vectorized(lookup(s.value), point, mask), self.side)
             if s.buffer.space is Space.REGISTER:
                 held[s.buffer.name] = names.bind(value)
             else:
                 where = tuple(substitute_vectorized(i, point) for i in s.indices)
                 done.append(Store(s.buffer, where, value, s.op, mask, s.nontemporal and self._fills_lines(s)))
-        return names.around(build.block(*done))
+        return names.wrap_body(build.block(*done))
 
     def _fills_lines(self, s: Store) -> bool:
         """Does a vector cover a cache line? Parts of one, with other rows in between, had better meet in a cache."""

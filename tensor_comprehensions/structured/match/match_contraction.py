@@ -115,7 +115,7 @@ def match_contraction(
         return None
     cluster = _base(statements[start : at + 1], tensors, pair.left, pair.right, pair.scale)
     for following in range(at + 1, len(statements)):
-        longer = _extended(cluster, statements, following, tensors, in_place=in_place)
+        longer = _extend_cluster(cluster, statements, following, tensors, in_place=in_place)
         if longer is None:
             break
         cluster = longer
@@ -135,7 +135,7 @@ def why_unprofitable(
 # --- the parts ---------------------------------------------------------------------------------------------------
 
 
-def _plain(s: BoundStatement) -> tuple[str, ...] | None:
+def _plain_subscripts(s: BoundStatement) -> tuple[str, ...] | None:
     """The names of the target's subscripts where they are the distinct free indices, in any order."""
     names = tuple(e.name for e in s.subscripts if isinstance(e, tc.Index))
     if len(names) != len(s.subscripts) or len(set(names)) != len(names):
@@ -144,7 +144,7 @@ def _plain(s: BoundStatement) -> tuple[str, ...] | None:
 
 
 def _pointwise(s: BoundStatement) -> bool:
-    return not s.reduction_indices and not s.reads_own_target and _plain(s) is not None
+    return not s.reduction_indices and not s.reads_own_target and _plain_subscripts(s) is not None
 
 
 def _starts(s: BoundStatement, target: str) -> bool:
@@ -157,7 +157,7 @@ def _sums(s: BoundStatement) -> bool:
         s.reduction == "+"
         and bool(s.reduction_indices)
         and not s.reads_own_target
-        and _plain(s) is not None
+        and _plain_subscripts(s) is not None
         and not any(own)
     )
 
@@ -169,17 +169,17 @@ def _same_points(s: BoundStatement, update: BoundStatement) -> bool:
 
 def _lacks(s: BoundStatement, update: BoundStatement) -> bool:
     """Does `s` define other elements than `update`?"""
-    return set(_renamed(s, update).elements) != set(update.elements)
+    return set(_rename_indices(s, update).elements) != set(update.elements)
 
 
 def _ranges(s: BoundStatement) -> tuple[tuple[int, int], ...]:
     found = {i.name: (i.lower, i.upper) for i in s.free}
-    return tuple(found[n] for n in _plain(s) or ())
+    return tuple(found[n] for n in _plain_subscripts(s) or ())
 
 
-def _renamed(s: BoundStatement, update: BoundStatement) -> BoundStatement:
+def _rename_indices(s: BoundStatement, update: BoundStatement) -> BoundStatement:
     """`s` with its indices named as those of `update` in the same dimension of the target."""
-    names = dict(zip(_plain(s) or (), _plain(update) or (), strict=True))
+    names = dict(zip(_plain_subscripts(s) or (), _plain_subscripts(update) or (), strict=True))
 
     def rename(e: tc.Expr) -> tc.Expr:
         if isinstance(e, tc.Index):
@@ -210,7 +210,7 @@ def _base(
 ) -> MatchedContraction:
     """The cluster of the definitions and the update alone."""
     *definitions, update = members
-    renamed = tuple(_renamed(s, update) for s in definitions)
+    renamed = tuple(_rename_indices(s, update) for s in definitions)
     output = tc.Access(update.target, update.subscripts, tensors[update.target].dtype)
     dtype = update.value.dtype
     initial: tc.Expr | None = None if update.initialize else convert_exactly(output, dtype)
@@ -227,7 +227,7 @@ def _base(
     return MatchedContraction((*renamed, update), len(renamed), output, left, right, initial, epilogue)
 
 
-def _extended(
+def _extend_cluster(
     cluster: MatchedContraction, statements: Sequence[BoundStatement], at: int, tensors: Mapping[str, Tensor], *,
     in_place: bool,
 ) -> MatchedContraction | None:  # fmt: skip
@@ -235,7 +235,7 @@ def _extended(
     s, update = statements[at], cluster.statements[cluster.update]
     if not _pointwise(s) or not _same_points(s, update):
         return None
-    s = _renamed(s, update)
+    s = _rename_indices(s, update)
     if set(s.elements) != set(update.elements):
         return None
     current = cluster.output

@@ -73,7 +73,7 @@ class BlockingHeuristic:
         """Shared iterators outside, then those of one factor, whose panel stands still, then the other's."""
         reductions = self.info.reductions
         if self.info.transposes_output:
-            return self._finished(self._across(), reductions)
+            return self._finish_plan(self._across(), reductions)
         pack_moving = self.packs_vector_operand()
         rows_outside = not pack_moving and self.row_stationary()
         pack_still = self.packs_broadcast_operand(rows_outside)
@@ -81,16 +81,16 @@ class BlockingHeuristic:
             nest = self._blocked_rows(reductions, pack_moving)
         else:
             nest = self._stationary_panel(reductions, rows_outside, pack_still if rows_outside else pack_moving)
-        return self._finished(nest, self._walked(reductions, nest))
+        return self._finish_plan(nest, self._order_reductions(reductions, nest))
 
-    def _walked(self, reductions: tuple[str, ...], nest: Blocking) -> tuple[str, ...]:
+    def _order_reductions(self, reductions: tuple[str, ...], nest: Blocking) -> tuple[str, ...]:
         """The order of reductions in the register tile: in panels of both factors the longest may be innermost."""
         if len(nest.packs) < len(self.info.factors):
             return reductions
         blocks = {level.iterator: level.size for level in nest.loops}
         return tuple(sorted(reductions, key=lambda name: blocks.get(name, self.info.extent(name))))
 
-    def _finished(self, nest: Blocking, reductions: tuple[str, ...]) -> Plan:
+    def _finish_plan(self, nest: Blocking, reductions: tuple[str, ...]) -> Plan:
         collapsed, grain = self._parallel(nest.loops[: nest.outer])
         grain = max(grain, num_tiles(nest.rows, nest.loops[nest.outer - 1].size)) if collapsed else grain
         return Plan(
@@ -116,10 +116,10 @@ class BlockingHeuristic:
             if rows_outside
             else (known.vector_operand, known.broadcast_operand)
         )
-        swept = self._swept(standing) if packed else ()
+        swept = self._swept_iterators(standing) if packed else ()
         beside = packed and not swept
         near = self._run_panels() if beside else 1
-        together, blocks = self._together(passing if beside else standing, reductions, near)
+        together, blocks = self._panels_kept_together(passing if beside else standing, reductions, near)
         levels = self._levels(known.batch)
         rest = tuple(i for i in known.exclusive_iterators(standing) if i not in swept)
         levels += self._as_read(rest, standing) if swept else self._levels(rest, standing if packed else None)
@@ -140,7 +140,9 @@ class BlockingHeuristic:
         inner = [*self._levels(swept), *self._levels(known.exclusive_iterators(passing)), *panels]
         return Blocking([*levels, *inner], outer, packs, rows, (panel,) if ahead else ())
 
-    def _together(self, passing: Factor, reductions: tuple[str, ...], near: int) -> tuple[int, list[TileLoop]]:
+    def _panels_kept_together(
+        self, passing: Factor, reductions: tuple[str, ...], near: int
+    ) -> tuple[int, list[TileLoop]]:
         """How many panels along the lanes stand while the other factor passes, and the block of a reduction in them.
 
         Where that one is far, as many as fit; where it is not, about `near`.
@@ -196,11 +198,11 @@ class BlockingHeuristic:
         if shares:
             levels += self._share((known.op.iterator(known.output_unit_iter),), CHUNKS, 1)
         outer = len(levels)
-        inner = [*self._around(rows, panel), known.op.iterator(known.output_unit_iter)]
+        inner = [*self._loops_around_panels(rows, panel), known.op.iterator(known.output_unit_iter)]
         levels += [TileLoop(i.name, tile.size(i.name)) for i in inner]
         return Blocking(levels, outer, [PackStep(known.vector_operand.side, outer)])
 
-    def _around(self, rows: Sequence[Iterator], panel: int) -> list[Iterator]:
+    def _loops_around_panels(self, rows: Sequence[Iterator], panel: int) -> list[Iterator]:
         """The loops over rows around those over panels, unless a panel stays in the first cache.
 
         Where the last cache is far, such a panel had better meet all the rows that the second one holds: what is
@@ -222,10 +224,10 @@ class BlockingHeuristic:
         return (
             not self.info.transposes_output
             and self.packs_vector_operand()
-            and bool(self._swept(self.info.vector_operand))
+            and bool(self._swept_iterators(self.info.vector_operand))
         )
 
-    def _swept(self, factor: Factor) -> tuple[Iterator, ...]:
+    def _swept_iterators(self, factor: Factor) -> tuple[Iterator, ...]:
         return self._sweep.iterators(factor)
 
     @property
@@ -350,7 +352,7 @@ class BlockingHeuristic:
         if known.transposes_output or known.vector in still.iterators or not known.exclusive_iterators(still):
             return False
         width = prod(i.extent for i in known.exclusive_iterators(known.vector_operand))
-        if not stands and width >= PACKED_USES and self._scattered(still):
+        if not stands and width >= PACKED_USES and self._reads_short_runs(still):
             return True
         if width < 4 * self._panel_width():
             return False
@@ -401,7 +403,7 @@ class BlockingHeuristic:
         columns = prod(self.tile.size(i.name) for i in self.info.exclusive_iterators(self.info.vector_operand))
         return max(1, columns // self.tile.width)
 
-    def _scattered(self, factor: Factor) -> bool:
+    def _reads_short_runs(self, factor: Factor) -> bool:
         """Whether register tiles read a large factor in runs too short for memory, again for every panel.
 
         Rows that follow one another are one run.

@@ -50,16 +50,16 @@ def schedule_candidates(
                 found.setdefault(plan, tile)
         kinds |= found
         cycles |= zip(found, expected_cycles(view.info, [*found], target), strict=True)
-    for kind, plan in _others(op, views[0], target, parallel):
+    for kind, plan in _enumerate_other_plans(op, views[0], target, parallel):
         if plan not in cycles:
             cycles[plan], kinds[plan] = plan_cycles(op, plan, target), kind
     ranked = sorted(kinds, key=cycles.__getitem__)
-    possible = (plan for plan in _varied(ranked, kinds) if _possible(op, plan, target))
+    possible = (plan for plan in _interleave_kinds(ranked, kinds) if _possible(op, plan, target))
     chosen = [default, *islice(possible, count - 1)]
     return tuple(PricedSchedule(plan_to_schedule(plan, op), cycles[plan]) for plan in chosen)
 
 
-def _others(
+def _enumerate_other_plans(
     op: StructuredOp, view: RegisterTileRanking, target: CpuTarget, parallel: bool
 ) -> Iterator[tuple[Hashable, Plan]]:
     """Plans of other kinds than panels around a register tile, with a name for the kind."""
@@ -75,7 +75,7 @@ def _others(
             continue
 
 
-def _varied(ranked: list[Plan], kinds: dict[Plan, Hashable]) -> list[Plan]:
+def _interleave_kinds(ranked: list[Plan], kinds: dict[Plan, Hashable]) -> list[Plan]:
     """`ranked` in rounds: the two best plans of each register tile and of each other kind, then the next two."""
     seen: dict[Hashable, int] = {}
     rounds: list[tuple[int, Plan]] = []

@@ -36,19 +36,28 @@ def is_depthwise(known: ContractionInfo) -> bool:
 def depthwise_plan(known: ContractionInfo, target: CpuTarget, *, parallel: bool) -> Plan:
     """Loops in the order of the output around a few vectors at neighboring positions of the window."""
     row, tap = _row(known) or ("", "")
-    order = sorted((i.name for i in known.parallel), key=lambda n: (n == known.vector, n == row, -_written(known, n)))
+    order = sorted(
+        (i.name for i in known.parallel), key=lambda n: (n == known.vector, n == row, -_output_stride(known, n))
+    )
     lanes = _lanes(known, target)
     sizes = _register_tile(known, target, row, tap, lanes)
     levels = tuple(TileLoop(name, sizes.get(name, 1)) for name in order)
     reductions = (*(n for n in known.reductions if n != tap), tap)
     accumulators = prod(sizes.values()) // lanes
-    collapsed, grain = _shared(known, levels) if parallel else (0, 1)
+    collapsed, grain = _shared_levels(known, levels) if parallel else (0, 1)
     return Plan(
-        known.vector, lanes, levels, reductions, _unrolled(known, reductions, accumulators), (), collapsed, grain
+        known.vector,
+        lanes,
+        levels,
+        reductions,
+        _unrolled_reductions(known, reductions, accumulators),
+        (),
+        collapsed,
+        grain,
     )
 
 
-def _written(known: ContractionInfo, name: str) -> int:
+def _output_stride(known: ContractionInfo, name: str) -> int:
     """Elements of the output between neighboring values of an iterator."""
     return abs((access_strides(known.op.output, [name]) or {}).get(name, 0))
 
@@ -87,7 +96,7 @@ def _register_tile(known: ContractionInfo, target: CpuTarget, row: str, tap: str
     return {known.vector: vectors * lanes, row: num_tiles(positions, num_tiles(positions, most))}
 
 
-def _unrolled(known: ContractionInfo, reductions: tuple[str, ...], accumulators: int) -> int:
+def _unrolled_reductions(known: ContractionInfo, reductions: tuple[str, ...], accumulators: int) -> int:
     """How many of the innermost reductions have no loop."""
     products, count = accumulators, 0
     for name in reversed(reductions):
@@ -98,7 +107,7 @@ def _unrolled(known: ContractionInfo, reductions: tuple[str, ...], accumulators:
     return count
 
 
-def _shared(known: ContractionInfo, levels: tuple[TileLoop, ...]) -> tuple[int, int]:
+def _shared_levels(known: ContractionInfo, levels: tuple[TileLoop, ...]) -> tuple[int, int]:
     """How many of the outermost levels the threads share, and the least number of iterations worth one."""
     if known.op.multiplications < 2 * WORK:
         return 0, 1

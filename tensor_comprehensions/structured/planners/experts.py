@@ -133,7 +133,7 @@ def schedule_convolution(op: StructuredOp, target: CpuTarget) -> Schedule:
     """
     op = drop_unit_dims(op)
     known = analyze_contraction(op)
-    positions = [i for i in op.parallel if i.name in _windowed(op)]
+    positions = [i for i in op.parallel if i.name in _window_iterators(op)]
     if not positions:
         raise CannotLower("convolution: no subscript is the sum of an output position and an index of a window")
     rows = (
@@ -141,7 +141,9 @@ def schedule_convolution(op: StructuredOp, target: CpuTarget) -> Schedule:
         if known.vector not in known.broadcast_operand.iterators
         else []
     )
-    rows = rows if known.vector not in _windowed(op) else list(known.exclusive_iterators(known.broadcast_operand))
+    rows = (
+        rows if known.vector not in _window_iterators(op) else list(known.exclusive_iterators(known.broadcast_operand))
+    )
     row = max(rows, key=lambda i: i.extent, default=None)
     order = [i for i in op.parallel if i is not row and i.name != known.vector]
     order += [i for i in op.parallel if i is row or i.name == known.vector]
@@ -169,7 +171,7 @@ def schedule_depthwise(op: StructuredOp, target: CpuTarget) -> Schedule:
     return plan_to_schedule(depthwise.depthwise_plan(known, target, parallel=True), op)
 
 
-def _windowed(op: StructuredOp) -> frozenset[str]:
+def _window_iterators(op: StructuredOp) -> frozenset[str]:
     """The parallel iterators that share a subscript with a reduction."""
     names = [i.name for i in op.iterators]
     found: set[str] = set()

@@ -33,7 +33,7 @@ class PanelExtension:
         """
         if factor.step(self.info.vector) == 1:
             return ()
-        room, run, panels = self._room(), self._summed(factor), 1
+        room, run, panels = self._room(), self._contiguous_sum_size(factor), 1
         chosen: list[Iterator] = []
         for i in sorted(self.info.exclusive_iterators(factor), key=lambda i: abs(factor.step(i.name) or 0)):
             if self.tile.size(i.name) == 1 and factor.step(i.name) == run and (not chosen or room >= 2 * panels):
@@ -41,7 +41,7 @@ class PanelExtension:
                 run, panels = run * i.extent, panels * i.extent
         return tuple(reversed(chosen))
 
-    def _summed(self, factor: Factor) -> int:
+    def _contiguous_sum_size(self, factor: Factor) -> int:
         """Elements of the sums along which a far factor is contiguous, where all of them are in a panel and few."""
         run = 1
         for name in sorted(self.info.reductions, key=lambda name: abs(factor.step(name) or 0)):
@@ -62,25 +62,25 @@ class PanelExtension:
         """How many panels fit the second cache together, beside what they are filled with where that is far."""
         size, columns = (
             self.info.op.dtype.size,
-            prod(self.tile.size(i.name) for i in self.info.exclusive_iterators(self._moving)),
+            prod(self.tile.size(i.name) for i in self.info.exclusive_iterators(self._moving_factor)),
         )
         one = self.steps * size * (2 * columns if self._is_far() else self._width())
         return max(LINE // size, self.target.cache[1] * 5 // 8 // one)
 
     def _in_lines(self, swept: Iterator, size: int) -> int:
         """About so many points of a contiguous iterator, such that runs are whole lines as memory gives them."""
-        moving, fetched = self._moving, self.target.fetch_bytes
+        moving, fetched = self._moving_factor, self.target.fetch_bytes
         if not self._is_far() or moving.step(swept.name) != 1 or swept.extent * moving.bytes % fetched:
             return size
         line, panel = fetched // moving.bytes, self.steps * self._width() * moving.bytes
         return size // line * line or (line if line * panel <= self.target.cache[1] * 3 // 4 else size)
 
     @property
-    def _moving(self) -> Factor:
+    def _moving_factor(self) -> Factor:
         return self.info.vector_operand
 
     def _is_far(self) -> bool:
-        return is_beyond_private_caches(self._moving.stored * self._moving.bytes, self.target)
+        return is_beyond_private_caches(self._moving_factor.stored * self._moving_factor.bytes, self.target)
 
     def _width(self) -> int:
         return self.tile.size(self.info.vector)

@@ -87,7 +87,7 @@ class PackBothBlocking(BlockingHeuristic):
         counts = accumulate((num_tiles(known.extent(level.iterator), level.size) for level in levels), mul)
         outer = next((d for d, count in enumerate(counts, 1) if count >= CHUNKS), len(levels))
         nest = Blocking(levels, outer, [PackStep(Side.LEFT, 0), PackStep(Side.RIGHT, 0)])
-        return self._finished(nest, self._walked(known.reductions, nest))
+        return self._finish_plan(nest, self._order_reductions(known.reductions, nest))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class LaneSumBlocking(BlockingHeuristic):
         if block < extent and exact:  # sums of a block are kept in the output
             levels.append(TileLoop(reductions[0], balanced_block(extent, block)))
         nest = Blocking([*levels, *self._levels(long), *self._levels(short)], outer, [])
-        return self._finished(nest, self._walked(reductions, nest))
+        return self._finish_plan(nest, self._order_reductions(reductions, nest))
 
 
 def is_packing_both_profitable(facts: ContractionInfo, target: CpuTarget) -> bool:

@@ -80,11 +80,11 @@ def best_of(views: tuple[RegisterTileRanking, ...], target: CpuTarget, *, parall
     if depthwise.is_depthwise(default.info):
         return depthwise.depthwise_plan(default.info, target, parallel=parallel)
     parallel = parallel and default.info.op.multiplications >= 2 * PARALLEL_WORK  # else shares are panels made in vain
-    near, consider = is_near(default.info, target), _considered
+    near, consider = is_near(default.info, target), _enumerate_tile_plans
     if default.info.keeps_lanes_of_sum:
         consider = _lane_sums
     elif near:
-        consider = _enumerated
+        consider = _enumerate_near_plans
     views = views if turned and (near or _worth_turning(default.info, target)) else (default,)
     chosen, least, clearly = Plan("", 0, (), ()), inf, NEARLY if near else CLEARLY
     for view in views:
@@ -116,7 +116,7 @@ def _lane_sums(view: RegisterTileRanking, target: CpuTarget, parallel: bool) -> 
         yield LaneSumBlocking(view.info, target, tile, parallel).plan()
 
 
-def _enumerated(view: RegisterTileRanking, target: CpuTarget, parallel: bool) -> Iterator[Plan]:
+def _enumerate_near_plans(view: RegisterTileRanking, target: CpuTarget, parallel: bool) -> Iterator[Plan]:
     """The plans to compare for what is near: all ways to copy and to order loops around several register tiles."""
     for tile in view.best_tiles(TILES):
         expert = BlockingHeuristic(view.info, target, tile, parallel)
@@ -125,7 +125,7 @@ def _enumerated(view: RegisterTileRanking, target: CpuTarget, parallel: bool) ->
             yield from enumerate_packings(view.info, target, tile, parallel, (expert.packs_vector_operand(),))
 
 
-def _considered(view: RegisterTileRanking, target: CpuTarget, parallel: bool) -> Iterator[Plan]:
+def _enumerate_tile_plans(view: RegisterTileRanking, target: CpuTarget, parallel: bool) -> Iterator[Plan]:
     """The plans to compare: one for each of a few register tiles; all ways where what is written decides."""
     expert = BlockingHeuristic(view.info, target, view.best, parallel)
     if _moves_most(view.info, target):

@@ -58,7 +58,7 @@ def transposed_output_plans(known: ContractionInfo, target: CpuTarget, *, parall
         known, analyze_contraction(with_panel_output(known.op, run.name), run.name), target, run, parallel
     )
     for packed in (False, True):
-        blocks = min(crossed.blocks(), key=lambda blocks: crossed.begun(blocks, packed), default=None)
+        blocks = min(crossed.blocks(), key=lambda blocks: crossed.run_start_cycles(blocks, packed), default=None)
         if blocks is not None:
             yield crossed.plan(blocks, packed)
 
@@ -93,7 +93,7 @@ class _Crossed:
             if prod(sizes) <= room:
                 yield {i.name: size for i, size in zip(others, sizes, strict=True)}
 
-    def begun(self, blocks: Mapping[str, int], packed: bool) -> float:
+    def run_start_cycles(self, blocks: Mapping[str, int], packed: bool) -> float:
         """Cycles for the runs of memory that are read and written with such blocks."""
         known, moving, points = self.known, self.known.vector_operand, {**self.known.extents, **blocks}
         read, written = _run(moving.nearest, points), _run(known.output_strides, points)
