@@ -254,7 +254,7 @@ def _contenders(case: Contraction, a: Tensor, b: Tensor, settings: Settings) -> 
         admitted.schedule = operator.compile(a, b).source("schedule")
         if settings.search:
             tuned = tensor_comprehensions.define(case.source).contract
-            found = tuned.search(a, b, count=settings.search, seconds=settings.search_seconds)
+            found = tuned.autotune(a, b, search="schedules", population=settings.search, budget=settings.search_seconds)
             admitted.searched = str(found.options.schedule or admitted.schedule)
             if tuned.compile(a, b).source("schedule") != admitted.schedule:
                 admit(SEARCHED, lambda: tuned(a, b))

@@ -27,6 +27,7 @@ from .core.lazy_import import import_without_gc
 
 if TYPE_CHECKING:
     from .api import Library, Op, define
+    from .autotuner.search_loop import TuningResult
     from .decorators import from_expression, from_notation, op, tile_kernel
     from .dispatch.sparse.interop import as_sparse
     from .dispatch.sparse.sparse_tensor import SparseTensor
@@ -55,6 +56,7 @@ __all__ = [
     "SparseOptions",
     "SparseTensor",
     "TCError",
+    "TuningResult",
     "as_sparse",
     "define",
     "einsum",
@@ -84,6 +86,7 @@ _HOMES = {
     "CpuOptions": "options",
     "SparseOptions": "options",
     "CpuTarget": "target",
+    "TuningResult": "autotuner.search_loop",
 }
 
 diagnostics.start_logging(knobs.current_or_default().logs)

@@ -25,7 +25,6 @@ from .dispatch.call_steps import (
     Arguments,
     Shape,
     check_machine,
-    check_runs_here,
     convert_outputs,
     evaluate_reference,
     normalize_detached,
@@ -46,12 +45,11 @@ from .tc_lang.lints import lint
 from .torch_ext.autograd import Gradients, PythonGradient
 from .torch_ext.registration import Overload, no_operator_error, operator_for_def
 
-SEARCH_SECONDS = 10.0
-"""What a search of contractions may take, unless told otherwise."""
 if TYPE_CHECKING:
     from .autotuner.search_loop import TuningResult
     from .dispatch.cache_entry import CacheEntry
     from .dispatch.cuda.gpu_kernels import GpuKernel
+    from .dispatch.sparse.sparse_kernel import SparseKernel
     from .torch_ext.sparse_op import SparseOp
 
 
@@ -240,34 +238,29 @@ class Op(KernelDispatcher):
         options: CpuOptions | MappingOptions | TileOptions | SparseOptions | None = None,
         target: CpuTarget | GpuTarget | str | None = None,
         schedule: object = None,
-        search: int = 0,
-        search_seconds: float = SEARCH_SECONDS,
         **initial: Value,
-    ) -> Any:
+    ) -> Kernel | GpuKernel | SparseKernel:
         """The kernel for these tensors, compiled now if there is none yet.
 
         Args:
-            tensors, initial: as in a call; only their types, sizes and strides count, and what a search runs on.
+            tensors, initial: as in a call; only their types, sizes and strides count.
             options: how to lower, instead of the choice made from the sizes: `CpuOptions`, `SparseOptions` for sparse
                 operands, or for a graphics processor `MappingOptions` or `TileOptions`.
             target: a machine to compile for, instead of the one that the tensors are on: "cuda:sm_90" needs no GPU,
                 and tensors on the CPU are examples for it.
             schedule: how the contractions of the def are lowered: a pipeline, an expert that returns one, or a
                 mapping from the tensor that a contraction defines to one of these.
-            search: run up to so many ways to lower each contraction, compare them with the reference evaluator and
-                take the fastest, for later calls like this one too. With a schedule, its alternatives are what is run.
-            search_seconds: about how long a search may take.
         """
         if (
             isinstance(options, MappingOptions | TileOptions)
             or isinstance(target, GpuTarget | str)
             or self._kernels.any_cuda(tensors)
         ):
-            return self._for_gpu(tensors, initial, options, target, schedule is not None or search)
+            return self._for_gpu(tensors, initial, options, target, schedule)
         if self._kernels.has_sparse((*tensors, *initial.values())):
-            if target is not None or schedule is not None or search:
+            if target is not None or schedule is not None:
                 raise ArgumentError(
-                    "sparse kernels take no target, schedule or search", suggestion="pass options=SparseOptions(...)"
+                    "sparse kernels take no target and no schedule", suggestion="pass options=SparseOptions(...)"
                 )
             return self._compile_sparse(tensors, initial, options)
         chosen = self._machine.options if options is None else cast("CpuOptions", options)  # which is checked now
@@ -278,12 +271,10 @@ class Op(KernelDispatcher):
             machine = replace(machine, options=replace(chosen, schedule=freeze_schedule(asked)))
         arguments = normalize_detached(self._kernels.interface, tensors, initial)
         sizes = shapes_of(self.function, arguments)
-        if search:
-            self._search(arguments, machine, search, search_seconds)
         route = self._kernels.route(sizes, arguments, (), machine)
         return Kernel(self._kernels, machine, self._gradients, route.compiled)
 
-    def _compile_sparse(self, tensors: Sequence[Value], initial: Mapping[str, Value], options: Any) -> Any:
+    def _compile_sparse(self, tensors: Sequence[Value], initial: Mapping[str, Value], options: Any) -> SparseKernel:
         """The kernel for sparse operands, called as `options` say."""
         from .torch_ext.sparse_op import SparseOp
 
@@ -300,50 +291,19 @@ class Op(KernelDispatcher):
         return self._sparse_kernel(op, tensors, initial)
 
     @staticmethod
-    def _sparse_kernel(op: SparseOp, tensors: Sequence[Value], initial: Mapping[str, Value]) -> Any:
+    def _sparse_kernel(op: SparseOp, tensors: Sequence[Value], initial: Mapping[str, Value]) -> SparseKernel:
         from .dispatch.sparse.sparse_kernel import SparseKernel
 
         compiled = op.kernels.compile(tensors, initial)
         return SparseKernel(op, compiled, op.kernels.dense_contractions(compiled.program.problem.function))
 
     def _for_gpu(
-        self, tensors: Sequence[Value], initial: Mapping[str, Value], options: Any, target: Any, asked: object
+        self, tensors: Sequence[Value], initial: Mapping[str, Value], options: Any, target: Any, schedule: object
     ) -> GpuKernel:
         """The kernel for a graphics processor."""
-        if asked:
-            raise ArgumentError("schedules and searches are for CPUs", suggestion="pass options=MappingOptions(...)")
+        if schedule is not None:
+            raise ArgumentError("schedules are for CPUs", suggestion="pass options=MappingOptions(...)")
         return self._kernels.gpu.compile(tensors, initial, options, target)
-
-    @only_tc_errors
-    def search(
-        self,
-        /,
-        *tensors: Value,
-        count: int = 16,
-        seconds: float = SEARCH_SECONDS,
-        schedule: object = None,
-        **initial: Value,
-    ) -> TuningResult:
-        """Run up to `count` ways to lower each contraction in this process; the fastest is for calls like this.
-
-        A quick form of `autotune` for what the cost model or a schedule offers. Gives every way with its time.
-        Arguments as for `compile`.
-        """
-        machine = CompileConfig(CpuOptions(schedule=freeze_schedule(schedule)), host())
-        return self._search(normalize_detached(self._kernels.interface, tensors, initial), machine, count, seconds)
-
-    def _search(self, arguments: Arguments, machine: CompileConfig, count: int, seconds: float) -> TuningResult:
-        """Search, and forget the kernels that calls like this one have used so far."""
-        for name, value, least in (("number of candidates", count, 1), ("time to search", seconds, 0)):
-            if not isinstance(value, (int, float)) or value < least:
-                raise ArgumentError(f"the {name} is {value!r}", expected=f"a number, at least {least}")
-        check_runs_here(self.function.name, machine.target)
-        with deferred_interrupts():
-            from .autotuner import op_api
-        found = op_api.search_schedules(self._kernels, arguments, machine.options, int(count), float(seconds))
-        self._kernels.set_tuned_options(shapes_of(self.function, arguments), arguments, machine, found.options)
-        self._look_anew()
-        return found
 
     @only_tc_errors
     def autotune(
@@ -353,7 +313,7 @@ class Op(KernelDispatcher):
         budget: float | str = "2min",
         generations: int = 500,
         population: int = 24,
-        search: Literal["genetic", "random", "sweep"] = "genetic",
+        search: Literal["genetic", "random", "sweep", "schedules"] = "genetic",
         seed: int = 0,
         devices: Sequence[str] = ("cpu",),
         executor: Executor | None = None,
@@ -361,27 +321,33 @@ class Op(KernelDispatcher):
         options: CpuOptions | MappingOptions | TileOptions | SparseOptions | None = None,
         report: str | Path | None = None,
         **initial: Value,
-    ) -> Any:
+    ) -> TuningResult[CpuOptions | MappingOptions | TileOptions | SparseOptions]:
         """Search for options that make calls like this one fast, use them from now on, and keep them in the cache.
 
         Candidates run in other processes; the winner was compared with the reference evaluator. Only types, sizes and
         strides of the tensors count, and the values of integers. The first Ctrl-C ends a search with its best so far.
 
+        `search="schedules"` is the quick form: it runs up to `population` schedules of each contraction in this
+        process, those that the cost model ranks first or the alternatives of `options.schedule`.
+
         Args:
             tensors, initial: as in a call.
             budget: of time: seconds, or a text such as "90s" or "1h 30min".
             generations, population: at most so many times so many candidates.
-            search, seed: how candidates are chosen, the same ones each time as far as their times agree.
+            search: how candidates are chosen. seed: the same ones each time as far as their times agree.
             devices: "cpu" or sets of processors such as "cpu:0-3", which measure side by side. Or one graphics
                 processor, "cuda:0", whose mapping is searched; "emulated:sm_90" is one that is only modeled.
             executor: a `concurrent.futures.Executor` whose workers evaluate the candidates instead of `devices`.
             store: a folder for the results, instead of the cache's.
             options: what the search starts from and must beat.
 
+            report: where to write an HTML page about the search, with the same as JSON beside it.
+
         With sparse operands candidates run in this process on the operands themselves, one option after the other, and
         results must be those of the start. They are for operands of these formats, and are not kept in the cache.
 
-            report: where to write an HTML page about the search, with the same as JSON beside it.
+        Returns:
+            The winner (`.options`), its time and speedup, and the outcomes of all candidates.
 
         Raises:
             ArgumentError: an argument means nothing, or no candidate works.
@@ -399,7 +365,7 @@ class Op(KernelDispatcher):
                 devices=devices, executor=executor, store=store, report=report,
             )  # fmt: skip
             self._look_anew()
-            return tuned.options
+            return tuned
         if self._kernels.has_sparse((*tensors, *initial.values())):
             if tuple(devices) != ("cpu",) or executor is not None or store is not None or report is not None:
                 raise ArgumentError("a search with sparse operands takes no devices, executor, store or report")
@@ -407,7 +373,7 @@ class Op(KernelDispatcher):
                 from .autotuner.sparse_search import autotune_sparse
             best = autotune_sparse(self._kernels.sparse, tensors, initial, options, trying)
             self._look_anew()
-            return best.options
+            return best
         arguments = normalize_detached(self._kernels.interface, tensors, initial)
         found = op_api.autotune(
             self._kernels, arguments, self._machine.options if options is None else options, trying,
@@ -415,7 +381,7 @@ class Op(KernelDispatcher):
         )  # fmt: skip
         self._kernels.set_tuned_options(shapes_of(self.function, arguments), arguments, self._machine, found.options)
         self._look_anew()
-        return found.options
+        return found
 
     @only_tc_errors
     def cache_entry(self, /, *tensors: Value, options: CpuOptions | None = None, **initial: Value) -> CacheEntry:

@@ -22,7 +22,7 @@ GROUPS: tuple[tuple[str, str, ModuleType, tuple[str, ...]], ...] = (
         tc,
         ("define", "op", "from_expression", "from_notation", "einsum", "tile_kernel"),
     ),
-    ("Operators, kernels, layers", "tensor_comprehensions", tc, ("Library", "Op", "Kernel", "Module")),
+    ("Operators, kernels, layers", "tensor_comprehensions", tc, ("Library", "Op", "Kernel", "Module", "TuningResult")),
     ("Sparse tensors", "tensor_comprehensions", tc, ("SparseTensor", "as_sparse", "read_tensor", "write_tensor")),
     (
         "Options",

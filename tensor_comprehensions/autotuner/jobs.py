@@ -152,7 +152,7 @@ class ProgressListener:
 
     def on_generation(self, tuner: Tuner, generation: int) -> None: ...
 
-    def end(self, task: JobTask, found: TuningResult | None, problem: str) -> None: ...
+    def end(self, task: JobTask, found: TuningResult[CpuOptions] | None, problem: str) -> None: ...
 
 
 def run_job(
@@ -162,12 +162,12 @@ def run_job(
     journal: Path | None,
     watcher: ProgressListener,
     evaluator: Callable[[], Evaluator] | None = None,
-) -> list[tuple[str, TuningResult]]:
+) -> list[tuple[str, TuningResult[CpuOptions]]]:
     """Work off tasks in order: the name and the result of each that succeeded. A task that is interrupted is the last.
 
     Raises KeyboardInterrupt where it is interrupted twice.
     """
-    found: list[tuple[str, TuningResult]] = []
+    found: list[tuple[str, TuningResult[CpuOptions]]] = []
     book = Journal(journal)  # for all tasks: another process that wants it is refused, whichever is at work
     where = LocalWorkers(on) if evaluator is None else evaluator()
     try:
@@ -191,7 +191,7 @@ def run_job(
 
 def _tune_task(
     task: JobTask, on: Sequence[TuningDevice], store: Store, book: Journal, watcher: ProgressListener, where: Evaluator
-) -> TuningResult:
+) -> TuningResult[CpuOptions]:
     tensors, initial = sample_arguments(task.function, task.sizes)
     arguments = normalize_arguments(CallSignature.of(task.function), tensors, initial)
     subject = tuning_task_of(KernelTable(task.function), arguments, CpuOptions(), task.effort.seed, store)

@@ -29,6 +29,8 @@ from .search_loop import SearchBudget, TuningResult
 from .session import TuningTask, parse_seconds, tune
 from .space import schedule_space
 
+SCHEDULES = "schedules"
+"""The search of the schedules alone, in this process."""
 IMPLICIT = 30.0
 """Seconds that a search takes which TC_TUNE=auto starts."""
 GENERATION_BITS, POPULATION_BITS = 31, 20
@@ -41,7 +43,7 @@ def parse_budget(budget: object, generations: object, population: object, seed: 
     """How hard to try, as users say it. Raises ArgumentError."""
     for name, value, least, bits in (
         ("generations", generations, 1, GENERATION_BITS),
-        ("population", population, 4, POPULATION_BITS),
+        ("population", population, 1 if search == SCHEDULES else 4, POPULATION_BITS),
         ("seed", seed, 0, SEED_BITS),
     ):
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
@@ -49,8 +51,8 @@ def parse_budget(budget: object, generations: object, population: object, seed: 
         if value.bit_length() > bits:
             found = repr(value) if value.bit_length() < 128 else f"a number of {value.bit_length()} bits"
             raise ArgumentError(f"{name} is {found}", expected=f"a whole number of at most {bits} bits")
-    if not isinstance(search, str) or search not in SEARCHES:
-        raise ArgumentError(f"there is no search {search!r}", expected=", ".join(SEARCHES))
+    if not isinstance(search, str) or search not in (*SEARCHES, SCHEDULES):
+        raise ArgumentError(f"there is no search {search!r}", expected=", ".join((*SEARCHES, SCHEDULES)))
     return SearchBudget(parse_seconds(budget), generations, population, search, seed)  # type: ignore[arg-type]
 
 
@@ -83,7 +85,7 @@ def autotune(
     store: object = None,
     report: str | Path | None = None,
     **others: Any,
-) -> TuningResult:
+) -> TuningResult[CpuOptions]:
     """Search for options for calls with `arguments`.
 
     Args:
@@ -103,8 +105,13 @@ def autotune(
         )
     if not isinstance(report, str | Path | None):
         raise ArgumentError(f"the report is {report!r}", expected="the path of an HTML page")
-    subject = tuning_task_of(kernels, arguments, _reject_experts(options), trying.seed, store_of(store))
-    found = tune(subject, trying, named_devices(devices), executor=executor, **others)
+    if trying.search == SCHEDULES:
+        if tuple(devices) != ("cpu",) or executor is not None:
+            raise ArgumentError("a search of schedules takes no devices and no executor: it runs in this process")
+        found = search_schedules(kernels, arguments, options, trying, store_of(store))
+    else:
+        subject = tuning_task_of(kernels, arguments, _reject_experts(options), trying.seed, store_of(store))
+        found = tune(subject, trying, named_devices(devices), executor=executor, **others)
     get_logger("tune").info(
         "%s: %.3g s in the race, %.2f times as fast as untuned (%.3g s), after %d candidates in %.0f s",
         kernels.function.name, found.seconds, found.speedup, found.default_seconds, len(found.outcomes), found.elapsed,
@@ -115,19 +122,20 @@ def autotune(
 
 
 def search_schedules(
-    kernels: KernelTable, arguments: Arguments, start: CpuOptions, count: int, seconds: float
-) -> TuningResult:
-    """Try `count` pipelines for each contraction of a def in this process, one contraction after the other.
+    kernels: KernelTable, arguments: Arguments, start: CpuOptions, trying: SearchBudget, store: Store
+) -> TuningResult[CpuOptions]:
+    """Try `trying.population` schedules for each contraction of a def in this process, one contraction after the other.
 
-    start: whose schedule says what is tried, where it has one; else the cost model does. Raises ArgumentError.
+    The schedule of `start` says which ones, if it has one; else the cost model does. Raises ArgumentError.
     """
     bound = kernels.bound_for(shapes_of(kernels.function, arguments), arguments)
-    spaced = schedule_space(bound, host(), start, count)
-    subject = tuning_task_of(kernels, arguments, replace(start, schedule=None), 0, current_store())
-    trying = SearchBudget(seconds, len(spaced[0].genes), count, "sweep")
+    start = replace(start, schedule=freeze_schedule(start.schedule))
+    spaced = schedule_space(bound, host(), start, trying.population)
+    subject = tuning_task_of(kernels, arguments, replace(start, schedule=None), trying.seed, store)
+    sweep = replace(trying, generations=len(spaced[0].genes), search="sweep")
     evaluator = InProcess()
     try:
-        return tune(subject, trying, named_devices(("cpu",)), evaluator=evaluator, spaced=spaced)
+        return tune(subject, sweep, named_devices(("cpu",)), evaluator=evaluator, spaced=spaced)
     finally:
         evaluator.close()
 

@@ -79,7 +79,7 @@ def autotune_gpu(
     executor: object = None,
     store: object = None,
     report: str | Path | None = None,
-) -> TuningResult:
+) -> TuningResult[GpuOptions]:
     """Search for a mapping for calls with these tensors; later calls of this process use it.
 
     Args:
@@ -133,7 +133,7 @@ def autotune_gpu(
     if report is not None:
         write_report(Path(report), [(kernels.function.name, found)])
     kernels.gpu.set_tuned_options(sizes, strides, machine, options)
-    return found
+    return cast("TuningResult[GpuOptions]", found)
 
 
 def _default_options(bound: BoundFunction, target: GpuTarget) -> GpuOptions:

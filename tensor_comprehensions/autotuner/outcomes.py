@@ -6,6 +6,7 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..cache.options_proto import to_message
 from ..options import CpuOptions
@@ -23,7 +24,7 @@ class Outcome:
         digest: of the emitted code. elapsed: seconds from the start of the search.
     """
 
-    options: CpuOptions
+    options: Any
     status: pb.Status
     message: str
     seconds: float | None

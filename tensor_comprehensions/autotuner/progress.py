@@ -55,14 +55,14 @@ class LineProgress(ProgressListener):
             facts = ", ".join(f"{name} {text}" for name, text in progress_state(tuner, generation).items())
             self._say(f"{self._title}: {facts}")
 
-    def end(self, task: JobTask, found: TuningResult | None, problem: str) -> None:
+    def end(self, task: JobTask, found: TuningResult[Any] | None, problem: str) -> None:
         self._say(f"{self._title}: {result_line(found, problem)}")
 
     def _say(self, line: str) -> None:
         print(line, file=self._out, flush=True)
 
 
-def result_line(found: TuningResult | None, problem: str) -> str:
+def result_line(found: TuningResult[Any] | None, problem: str) -> str:
     """The result of a task in one line."""
     if found is None:
         return f"failed: {problem.splitlines()[0]}"
@@ -92,7 +92,7 @@ class TableProgress(ProgressListener):
         self._rows[-1][1:] = [facts[name] for name in self.COLUMNS]
         self._draw()
 
-    def end(self, task: JobTask, found: TuningResult | None, problem: str) -> None:
+    def end(self, task: JobTask, found: TuningResult[Any] | None, problem: str) -> None:
         self._live.console.print(f"{task.name}: {result_line(found, problem)}", markup=False, highlight=False)
         self._rows.pop()
         self._draw()

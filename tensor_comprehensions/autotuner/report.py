@@ -17,7 +17,7 @@ from .search_loop import TuningResult
 
 WIDTH, HEIGHT, MARGIN = 640, 260, 46
 BARS = 24
-Results = Sequence[tuple[str, TuningResult]]
+Results = Sequence[tuple[str, TuningResult[Any]]]
 
 
 def write_report(path: Path, results: Results) -> tuple[Path, Path]:
@@ -34,7 +34,7 @@ def write_report(path: Path, results: Results) -> tuple[Path, Path]:
     return page, data
 
 
-def result_facts(name: str, found: TuningResult) -> dict[str, Any]:
+def result_facts(name: str, found: TuningResult[Any]) -> dict[str, Any]:
     """Everything about a search that JSON can hold."""
     return {
         "name": name,
@@ -64,7 +64,7 @@ def result_facts(name: str, found: TuningResult) -> dict[str, Any]:
     }
 
 
-def best_candidate_seconds(found: TuningResult) -> float | None:
+def best_candidate_seconds(found: TuningResult[Any]) -> float | None:
     """The time of the winner while candidates were timed, scaled to how fast the machine was at first."""
     return next((o.seconds for o in found.outcomes if o.options == found.options), None)
 
@@ -102,7 +102,7 @@ def _page(results: Results) -> Iterator[str]:
     yield "</body></html>"
 
 
-def _section(name: str, found: TuningResult) -> Iterator[str]:
+def _section(name: str, found: TuningResult[Any]) -> Iterator[str]:
     yield f"<h2>{escape(name)}</h2><p>{len(found.outcomes)} candidates in {found.elapsed:.0f} s"
     yield f"{', ended early' if found.interrupted else ''}. The best options"
     yield (
@@ -122,7 +122,7 @@ def _section(name: str, found: TuningResult) -> Iterator[str]:
     yield "</table>"
 
 
-def _curve(found: TuningResult) -> str:
+def _curve(found: TuningResult[Any]) -> str:
     points = convergence(found.outcomes)
     if not points:
         return "<p>No candidate was timed.</p>"
@@ -143,7 +143,7 @@ def _curve(found: TuningResult) -> str:
     return _svg(f'<path d="{path}" fill="none" stroke="#2a6" stroke-width="2"/>{labels}')
 
 
-def _distribution(found: TuningResult) -> str:
+def _distribution(found: TuningResult[Any]) -> str:
     times = [log10(o.seconds) for o in found.outcomes if o.seconds is not None]
     if not times:
         return "<p>No candidate was timed.</p>"

@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from itertools import takewhile
+from typing import Generic, TypeVar
 
 from ..cache.options_proto import to_message
 from ..core.diagnostics import get_logger
@@ -70,12 +71,16 @@ class SearchBudget:
     part: tuple[int, int] = (0, 1)
 
 
+O_co = TypeVar("O_co", covariant=True)
+
+
 @dataclass(frozen=True, slots=True)
-class TuningResult:
+class TuningResult(Generic[O_co]):
     """The result of a search.
 
     Attributes:
-        options: what to use; the default options where nothing is better.
+        options: the fastest ones, which later calls use; the default options where nothing is faster.
+        default: the options that the search started from.
         seconds, default_seconds: lower quartiles of a race between the two, in turns.
         validated: the winner was right on inputs that no candidate had seen.
         outcomes: of all candidates, in order.
@@ -83,8 +88,8 @@ class TuningResult:
         interrupted: the search was ended early.
     """
 
-    options: CpuOptions
-    default: CpuOptions
+    options: O_co
+    default: O_co
     seconds: float
     default_seconds: float
     spread: float
@@ -156,7 +161,7 @@ class Tuner:
         self._complaints: list[str] = []
         self.best: Outcome | None = None
 
-    def run(self) -> TuningResult:
+    def run(self) -> TuningResult[CpuOptions]:
         """Search until the budget is spent. Raises ArgumentError where no candidate works, not even the default."""
         default = self._space.options(self._seeds[0])
         number, count = self.effort.part
@@ -386,7 +391,7 @@ class Tuner:
 
     # --- deciding ---
 
-    def _decide_winner(self, default: CpuOptions) -> TuningResult:
+    def _decide_winner(self, default: CpuOptions) -> TuningResult[CpuOptions]:
         good = sorted((o for o in self.outcomes if o.seconds is not None), key=lambda o: o.seconds or 0.0)
         if not good:
             raise ArgumentError(f"no way to lower {self.problem.function.name} works: {failure_reasons(self.outcomes)}")

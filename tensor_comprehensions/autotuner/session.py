@@ -66,7 +66,7 @@ def tune(
     journal: Path | Journal | None = None,
     observe: Observer = lambda tuner, generation: None,
     spaced: Spaced | None = None,
-) -> TuningResult:
+) -> TuningResult[CpuOptions]:
     """Search, keep what was learnt in the store, and give the result.
 
     executor: where to evaluate, instead of on `devices` of this machine. evaluator: the same, made already.
@@ -109,7 +109,7 @@ def tune(
     return found
 
 
-def publish_result(subject: TuningTask, key: Key, found: TuningResult, effort: SearchBudget) -> None:
+def publish_result(subject: TuningTask, key: Key, found: TuningResult[CpuOptions], effort: SearchBudget) -> None:
     """Keep the race's times of the winner and of the default."""
     facts = {"validated": found.validated, "tuner": effort.search}
     best = {"samples": found.runs, "spread": found.spread}

@@ -25,7 +25,9 @@ from ..dispatch.sparse.sparse_run import SparseCall
 from ..dispatch.sparse.sparse_tensor import SparseTensor
 from ..options import SparseOptions, check_sparse_options
 from ..tc_lang.ir import Function
-from .search_loop import SearchBudget
+from . import tuner_pb2 as pb
+from .outcomes import Outcome
+from .search_loop import SearchBudget, TuningResult
 from .timing import RunQueueClock, Times, calls_for, sample_run, speedup_lower_bound
 
 MIN_SPEEDUP = 1.02
@@ -39,17 +41,17 @@ MAX_PERMUTED = 4
 
 
 @dataclass(frozen=True, slots=True)
-class SparseTuningResult:
-    """The result of a search: what to use, how many times as fast that is surely, and how many candidates ran."""
+class _Race:
+    """Two options in turns: how many times as fast as the first the other is at least, and their times."""
 
-    options: SparseOptions
-    speedup: float
-    candidates: int
+    gain: float
+    first: Times
+    other: Times
 
 
 def autotune_sparse(
     kernels: SparseKernels, values: Sequence[object], initial: Mapping[str, object], start: object, trying: SearchBudget
-) -> SparseTuningResult:
+) -> TuningResult[SparseOptions]:
     """Search for options for calls like this one, and use them from now on.
 
     Raises:
@@ -66,7 +68,7 @@ def autotune_sparse(
     kernels.set_tuned_options(call, found.options)
     get_logger("tune").info(
         "%s: sparse, %.2f times as fast as untuned, after %d candidates: %s",
-        kernels.function.name, found.speedup, found.candidates, found.options,
+        kernels.function.name, found.speedup, len(found.outcomes), found.options,
     )  # fmt: skip
     return found
 
@@ -75,61 +77,84 @@ class _Search:
     def __init__(self, kernels: SparseKernels, call: SparseCall, start: SparseOptions, trying: SearchBudget) -> None:
         self._kernels, self._call, self._start, self._trying = kernels, call, start, trying
         self._expected = kernels.run(call, options=start)
-        self._end = perf_counter() + trying.seconds
+        self._began = perf_counter()
+        self._end = self._began + trying.seconds
         self._limit = trying.generations * trying.population
-        self._tried = {start}
+        self._tried, self._outcomes = {start}, list[Outcome]()
 
-    def run(self) -> SparseTuningResult:
-        best, speedup, improved = self._start, 1.0, True
+    def run(self) -> TuningResult[SparseOptions]:
+        best, generation, improved = self._start, 0, True
         order = random.Random(self._trying.seed)
         while improved:
-            improved = False
+            improved, generation = False, generation + 1
             changes = list(_changes(best, self._kernels.function_for_call(self._call)))
             order.shuffle(changes)
             for field, value in changes:
                 if perf_counter() >= self._end or len(self._tried) > self._limit:
-                    return self._result(best, speedup)
+                    return self._result(best)
                 candidate: SparseOptions = replace(best, **{field: value})
-                gain = 0.0 if candidate in self._tried else self._gain(best, candidate)
+                if candidate in self._tried:
+                    continue
                 self._tried.add(candidate)
-                if gain >= MIN_SPEEDUP:
-                    best, speedup, improved = candidate, speedup * gain, True
-        return self._result(best, speedup)
+                if self._gain(best, candidate, generation) >= MIN_SPEEDUP:
+                    best, improved = candidate, True
+        return self._result(best)
 
-    def _result(self, best: SparseOptions, speedup: float) -> SparseTuningResult:
-        return SparseTuningResult(best, speedup, len(self._tried) - 1)
+    def _result(self, best: SparseOptions) -> TuningResult[SparseOptions]:
+        """The winner and the start once more in turns: their times in other races are of other moments."""
+        last = self._race(self._start, best, past_end=True)
+        low, middle, high = last.other.quartiles
+        default_low = low if best == self._start else last.first.quartiles[0]
+        return TuningResult(
+            best, self._start, low, default_low, (high - low) / middle, len(last.other.samples), True,
+            tuple(self._outcomes), perf_counter() - self._began, False,
+        )  # fmt: skip
 
-    def _gain(self, best: SparseOptions, candidate: SparseOptions) -> float:
+    def _gain(self, best: SparseOptions, candidate: SparseOptions, generation: int) -> float:
         """How many times as fast as the best so far a candidate is at least; 0 where it does not work."""
+        began = perf_counter()
         try:
             found = self._kernels.run(self._call, options=candidate)
         except ArgumentError as refusal:  # an order that is not possible, say
-            get_logger("tune").debug("%s: %s", candidate, refusal.message)
-            return 0.0
+            return self._add_failure(candidate, pb.INVALID, refusal.message, generation)
         if not all(_agree(found[n], x) for n, x in self._expected.items()):
             get_logger("tune").warning("%s: %s gives other results", self._kernels.function.name, candidate)
-            return 0.0
-        return self._race(best, candidate)
+            return self._add_failure(candidate, pb.WRONG_RESULT, "other results than the start's", generation)
+        compiled = perf_counter()
+        race = self._race(best, candidate)
+        low, middle, high = race.other.quartiles
+        now = perf_counter()
+        times = low, (high - low) / middle, len(race.other.samples)
+        ends = compiled - began, now - compiled, now - self._began
+        self._outcomes.append(Outcome(candidate, pb.OK, "", *times, "", generation, *ends))
+        return race.gain
 
-    def _race(self, best: SparseOptions, candidate: SparseOptions) -> float:
+    def _add_failure(self, candidate: SparseOptions, status: pb.Status, message: str, generation: int) -> float:
+        elapsed = perf_counter() - self._began
+        self._outcomes.append(Outcome(candidate, status, message, None, 0.0, 0, "", generation, 0.0, 0.0, elapsed))
+        return 0.0
+
+    def _race(self, first: SparseOptions, other: SparseOptions, *, past_end: bool = False) -> _Race:
+        """A race of two options, which the end of the budget ends, unless it may go on past it."""
+
         def launch(options: SparseOptions) -> int:
             self._kernels.run(self._call, options=options)
             return 0
 
-        runs = [lambda: launch(best), lambda: launch(candidate)]
+        runs = [lambda: launch(first), lambda: launch(other)]
         count = calls_for(sample_run(runs[0], 1, None))
         samples: list[list[tuple[float, float]]] = [[], []]
         with RunQueueClock() as waiting:
-            for number in range(MAX_RACE_ROUNDS):
+            for number in range(MIN_RACE_ROUNDS if past_end else MAX_RACE_ROUNDS):
                 for k in (0, 1) if number % 2 == 0 else (1, 0):
                     samples[k].append(waiting.of(lambda k=k: sample_run(runs[k], count, None), count))  # type: ignore[misc]
                 if number + 1 < MIN_RACE_ROUNDS:
                     continue
-                mine, other = (Times(tuple(s for s, _ in x), tuple(w for _, w in x)) for x in samples)
-                gain = speedup_lower_bound(mine, other)
-                if gain >= MIN_SPEEDUP or other.median > HOPELESS * mine.median or perf_counter() >= self._end:
-                    return gain
-        return gain
+                one, two = (Times(tuple(s for s, _ in x), tuple(w for _, w in x)) for x in samples)
+                race = _Race(speedup_lower_bound(one, two), one, two)
+                if race.gain >= MIN_SPEEDUP or two.median > HOPELESS * one.median or perf_counter() >= self._end:
+                    return race
+        return race
 
 
 def _changes(options: SparseOptions, function: Function) -> Iterator[tuple[str, Any]]:

@@ -8,15 +8,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from ..api import SEARCH_SECONDS, Op, define
+from ..api import Op, define
 from ..compiler.cpu_passes import KINDS, list_schedulable_ops
 from ..core.error_boundary import only_tc_errors
 from ..core.errors import ArgumentError
 from ..dispatch.arguments import parse_sizes
+from ..kernel import Kernel
 from ..options import CpuOptions
 from ..runtime.cpu.host import host
 from ..structured.language.apply_primitives import explain_schedule
@@ -27,6 +29,7 @@ from ..structured.planners.candidates import schedule_candidates
 
 TYPES = {"float": torch.float32, "double": torch.float64}
 LISTED = 8
+SEARCH_SECONDS = 10.0
 SUFFIXES = {"llvm": "ll", "asm": "s", "schedule": "txt", "loops": "txt"}
 
 
@@ -152,7 +155,7 @@ def run_contract(options: argparse.Namespace) -> int:
         print(line)
     kernel = op.compile(*tensors)
     if options.explain:
-        for _, _, structured in _ops(op, tensors):
+        for _, _, structured in _list_ops(op, tensors):
             if rows and rows[0].pipeline is not None:
                 print(explain_schedule(rows[0].pipeline, structured, host()))
         print(kernel.source("schedule"))
@@ -174,21 +177,20 @@ class CandidateRow:
     seconds: float | None = None
 
 
-def _ops(op: Op, tensors: Sequence[Tensor]) -> Iterator[tuple[str, str, StructuredOp]]:
-    compiled = op.compile(*tensors).compiled
-    yield from list_schedulable_ops(compiled.bound, CpuOptions(), compiled.target)
+def _list_ops(op: Op, tensors: Sequence[Tensor]) -> Iterator[tuple[str, str, StructuredOp]]:
+    yield from list_schedulable_ops(cast(Kernel, op.compile(*tensors)).compiled.bound, CpuOptions(), host())
 
 
 def _rank_schedules(op: Op, tensors: Sequence[Tensor]) -> Iterator[CandidateRow]:
-    for _, _, structured in _ops(op, tensors):
+    for _, _, structured in _list_ops(op, tensors):
         for candidate in schedule_candidates(structured, host(), LISTED):
             yield CandidateRow(candidate.schedule, candidate.cycles)
 
 
 def _measure_schedules(op: Op, tensors: Sequence[Tensor], count: int, seconds: float) -> Iterator[CandidateRow]:
-    ((name, _, structured),) = _ops(op, tensors)
+    ((name, _, structured),) = _list_ops(op, tensors)
     cycles = {c.schedule: c.cycles for c in schedule_candidates(structured, host(), count)}
-    found = op.search(*tensors, count=count, seconds=seconds)
+    found = op.autotune(*tensors, search="schedules", population=count, budget=seconds)
     for o in sorted(found.outcomes, key=lambda o: (o.options != found.options, o.seconds)):
         pipeline = schedule_for(o.options.schedule, name)
         if o.seconds is not None and isinstance(pipeline, Schedule):

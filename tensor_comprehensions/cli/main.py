@@ -17,7 +17,6 @@ from typing import Any
 
 import llvmlite.binding as llvm
 import torch
-from torch import Tensor
 
 from ..api import Op, define
 from ..compiler.cpu_passes import KINDS
@@ -26,7 +25,6 @@ from ..core.errors import ArgumentError, TCError
 from ..dispatch.arguments import parse_sizes
 from ..dispatch.cache_entry import CacheEntry
 from ..dispatch.random_inputs import sample_arguments
-from ..dispatch.signatures import format_ranges
 from ..options import CpuOptions
 from ..runtime.cpu import host_symbols
 from ..runtime.cpu.host import host
@@ -66,8 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     show = commands.add_parser("show", help="print ranges, schedule, loops and code of a def")
     show.set_defaults(command=_show)
     _add_def(show)
-    kinds = ("ranges", *KINDS)
-    kinds = tuple(dict.fromkeys((*kinds, *GPU_KINDS)))
+    kinds = tuple(dict.fromkeys((*KINDS, *GPU_KINDS)))
     default = ", ".join(DEFAULT_KINDS)
     show.add_argument("--emit", action="append", choices=kinds, help=f"only this (repeatable); else {default}")
     show.add_argument(
@@ -119,9 +116,11 @@ def _format_choice(choice: object) -> str:
     return ",".join(map(str, choice)) or "nothing" if isinstance(choice, tuple) else str(choice)
 
 
-def _options(arguments: argparse.Namespace) -> CpuOptions:
+def _options(arguments: argparse.Namespace) -> CpuOptions | None:
+    """The options that differ from the defaults; None where none does, as for defs with sparse operands."""
     given = {f.name: getattr(arguments, f.name) for f in fields(CpuOptions)}
-    return CpuOptions(**given | {"schedule": parse_schedule(arguments.schedule) if arguments.schedule else None})
+    found = CpuOptions(**given | {"schedule": parse_schedule(arguments.schedule) if arguments.schedule else None})
+    return None if found == CpuOptions() else found
 
 
 # --- show and run -----------------------------------------------------------------------------------------------
@@ -131,12 +130,14 @@ def _show(options: argparse.Namespace) -> int:
     op = _op(options)
     arguments, initial = _arguments(op, parse_sizes(options.sizes))
     if options.target is None:
-        kinds, kernel = DEFAULT_KINDS, op.compile(*arguments, options=_options(options), **initial)
+        kernel = op.compile(*arguments, options=_options(options), **initial)
+        kinds = tuple(kind for kind in DEFAULT_KINDS if kind in kernel.compiled.source_kinds())
     else:
-        kinds, kernel = DEFAULT_GPU_KINDS, op.compile(*arguments, target=options.target, **initial)
+        kinds = DEFAULT_GPU_KINDS
+        kernel = op.compile(*arguments, target=options.target, **initial)
     kinds = tuple(options.emit or kinds)
     for kind in kinds:
-        text = format_ranges(kernel.compiled.bound) if kind == "ranges" else kernel.source(kind)
+        text = kernel.source(kind)
         print(f"# {kind}\n{text.rstrip()}\n" if len(kinds) > 1 else text.rstrip())
     return 0
 
@@ -165,13 +166,14 @@ def _entry(options: argparse.Namespace) -> CacheEntry:
     return op.cache_entry(*arguments, options=_options(options), **initial)
 
 
-def _difference(ours: Tensor | tuple[Tensor, ...], reference: Tensor | tuple[Tensor, ...]) -> float:
-    mine = ours if isinstance(ours, tuple) else (ours,)
+def _difference(ours: Any, reference: Any) -> float:
+    """The largest difference of two results, or tuples of results, relative to the largest value of the second."""
+    first, second = (x if isinstance(x, tuple) else (x,) for x in (ours, reference))
     worst = 0.0
-    for a, b in zip(mine, reference if isinstance(reference, tuple) else (reference,), strict=True):
+    for x, y in zip(first, second, strict=True):
+        a, b = (t.to_dense().double() for t in (x, y))  # a strided tensor stays itself
         if b.numel():
-            scale = max(1.0, b.double().abs().max().item())
-            worst = max(worst, (a.double() - b.double()).abs().max().item() / scale)
+            worst = max(worst, (a - b).abs().max().item() / max(1.0, b.abs().max().item()))
     return worst
 
 

@@ -39,6 +39,7 @@ from ..target import CpuTarget
 from ..tc_lang.canonical_bound import OriginalNames, canonicalize, errors_of
 from ..tc_lang.ir import BoundFunction
 from ..tc_lang.legalize import legalize
+from ..tc_lang.printer import format_ranges
 from .compiled_kernel import CompiledBase, CompiledCpuKernel, PassContext
 
 
@@ -126,6 +127,7 @@ def with_original_names(module: Module, bound: BoundFunction) -> Module:
 
 KINDS: dict[str, Callable[[CompiledCpuKernel], str]] = {
     "tc": lambda k: k.text,
+    "ranges": lambda k: format_ranges(k.bound),
     "schedule": lambda k: _polyhedral().explain_cpu(legalize(k.bound), k.options, k.target),
     "loops": lambda k: format_program(with_original_names(k.rerun_until("simplify"), k.bound)),
     "c": lambda k: c_printer.emit_c(with_original_names(k.rerun_until("simplify"), k.bound), header=k.text),

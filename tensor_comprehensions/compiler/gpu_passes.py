@@ -32,6 +32,7 @@ from ..target import GpuTarget
 from ..tc_lang.canonical_bound import canonicalize
 from ..tc_lang.ir import BoundFunction
 from ..tc_lang.legalize import legalize
+from ..tc_lang.printer import format_ranges
 from .compiled_kernel import CompiledBase
 from .cpu_passes import Pass, log_compilation, run_passes, sites_of, with_original_names
 
@@ -234,6 +235,7 @@ class CompiledGpuKernel(CompiledBase):
 
 GPU_KINDS: Mapping[str, Callable[[CompiledGpuKernel], str]] = {
     "tc": lambda k: k.text,
+    "ranges": lambda k: format_ranges(k.bound),
     "schedule": lambda k: _explain_lowering(k),
     "tiles": lambda k: _format_tiles(k),
     "loops": lambda k: format_program(with_original_names(k.rerun_until("simplify"), k.bound)),

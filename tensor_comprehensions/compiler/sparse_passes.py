@@ -74,6 +74,10 @@ class CompiledSparseKernel:
         """The modules after the passes, made again: a kernel runs without them."""
         return tuple(map(_run_passes, self.program.phases))
 
+    @staticmethod
+    def source_kinds() -> Mapping[str, Callable[[CompiledSparseKernel], str]]:
+        return SPARSE_KINDS
+
     def source(self, kind: str) -> str:
         """All phases as text of a kind: "tc", "schedule", "loops", "c", "llvm" or "asm".
 

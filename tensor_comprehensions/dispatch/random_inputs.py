@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..core.error_boundary import only_tc_errors
 from ..core.errors import ArgumentError
+from ..core.interrupts import deferred_interrupts
+from ..tc_lang.formats import Format
 from ..tc_lang.ir import Function, Symbol
 from ..tc_lang.ranges import output_shapes
 from .arguments import TORCH_TYPES
 from .signatures import declared_dims
 
+DENSITY = 0.1
+"""Of the elements that a sparse operand stores."""
+
 
 @only_tc_errors
-def sample_arguments(
-    function: Function, values: Mapping[str, float]
-) -> tuple[list[Tensor | float], dict[str, Tensor | float]]:
+def sample_arguments(function: Function, values: Mapping[str, float]) -> tuple[list[Any], dict[str, Any]]:
     """Random arguments of the sizes given: floats in [-1, 1), integers that are subscripts of the smallest size.
+
+    A sparse parameter gets a `SparseTensor` of its format that stores a tenth of the elements, at least one of them.
 
     values: of the size names, and of parameters that are numbers (1 where there is none).
 
@@ -40,11 +46,12 @@ def sample_arguments(
     smallest = min(sizes.values(), default=1)
     generator = torch.Generator().manual_seed(0)
 
-    def make(symbol: Symbol) -> Tensor | float:
+    def make(symbol: Symbol) -> Any:
         if not symbol.rank:
             return numbers.get(symbol.name, 1)
         shape = shapes.get(symbol.name) or [sizes[d] if d in sizes else int(d) for d in declared_dims(symbol)]
-        return _random(symbol, shape, smallest, generator)
+        dense = _random(symbol, shape, smallest, generator)
+        return _make_sparse(dense, symbol.format, generator) if symbol.format and symbol.is_sparse else dense
 
     return [make(p) for p in function.parameters], {p.name: make(p) for p in function.inouts}
 
@@ -58,6 +65,15 @@ def _size(function: Function, name: str, values: Mapping[str, float]) -> int:
             suggestion=f"add {name}=...",
         )
     return size
+
+
+def _make_sparse(dense: Tensor, format: Format, generator: torch.Generator) -> Any:
+    with deferred_interrupts():
+        from .sparse.interop import as_sparse
+    kept = torch.rand(dense.shape, generator=generator) < DENSITY
+    if kept.numel():
+        kept.view(-1)[0] = True
+    return as_sparse(torch.where(kept, dense, torch.zeros_like(dense)), format)
 
 
 def _random(symbol: Symbol, shape: Sequence[int], limit: int, generator: torch.Generator) -> Tensor:

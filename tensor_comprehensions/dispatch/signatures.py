@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 from ..core.errors import RangeError
-from ..tc_lang.ir import BoundFunction, Const, Expr, Function, Size, Symbol
+from ..tc_lang.ir import Const, Expr, Function, Size, Symbol
 from ..tc_lang.ranges import symbolic_ranges
 
 
@@ -99,17 +99,3 @@ def python_signature(function: Function) -> inspect.Signature:
         default = None if optional else inspect.Parameter.empty
         parameters[python_name] = inspect.Parameter(python_name, kind, default=default)
     return inspect.Signature(sorted(parameters.values(), key=lambda p: p.kind))
-
-
-def format_ranges(bound: BoundFunction) -> str:
-    """The shape of each tensor and the range of each index, statement by statement."""
-    lines = [f"{t.role.value:<10} {t.dtype}({','.join(map(str, t.shape))}) {t.name}" for t in bound.tensors]
-    for s in bound.statements:
-        loops = ", ".join(f"{i.name} in {i.lower}:{i.upper}" for i in s.indices)
-        reduced = (
-            f", reduces {', '.join(i.name for i in s.reduction_indices)} by {s.reduction}"
-            if s.reduction_indices
-            else ""
-        )
-        lines.append(f"{s.name:<10} writes {s.target}{f' for {loops}' if loops else ''}{reduced}")
-    return "\n".join(lines)

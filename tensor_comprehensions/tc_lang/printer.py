@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from . import syntax as s
+from .ir import BoundFunction
 
 _LEVELS = (("||",), ("&&",), ("<", "<=", ">", ">=", "==", "!="), ("+", "-"), ("*", "/", "%"))
 _PRECEDENCE = {op: level for level, ops in enumerate(_LEVELS, start=1) for op in ops}
@@ -89,3 +90,17 @@ def _expression(e: s.Expression, least: int) -> str:
 
 def _parenthesize(text: str, level: int, least: int) -> str:
     return text if level >= least else f"({text})"
+
+
+def format_ranges(bound: BoundFunction) -> str:
+    """The shape of each tensor and the range of each index, statement by statement."""
+    lines = [f"{t.role.value:<10} {t.dtype}({','.join(map(str, t.shape))}) {t.name}" for t in bound.tensors]
+    for x in bound.statements:
+        loops = ", ".join(f"{i.name} in {i.lower}:{i.upper}" for i in x.indices)
+        reduced = (
+            f", reduces {', '.join(i.name for i in x.reduction_indices)} by {x.reduction}"
+            if x.reduction_indices
+            else ""
+        )
+        lines.append(f"{x.name:<10} writes {x.target}{f' for {loops}' if loops else ''}{reduced}")
+    return "\n".join(lines)

@@ -20,6 +20,7 @@ from tensor_comprehensions.loop_ir import nodes as ir
 from tensor_comprehensions.options import CpuOptions, MappingOptions
 from tensor_comprehensions.runtime.cuda import nvrtc
 from tensor_comprehensions.runtime.emulate import emulator
+from tensor_comprehensions.schedules import tile
 from tensor_comprehensions.target import GPUS, parse_gpu_target
 
 needs_compiler = pytest.mark.skipif(
@@ -177,7 +178,7 @@ MISTAKES: dict[str, tuple[Any, list[str]]] = {
     "options for a CPU": (
         lambda: OPS.matmul.compile(A, B, target=SM90, options=CpuOptions()), ["CpuOptions", "MappingOptions"],
     ),
-    "schedule": (lambda: OPS.matmul.compile(A, B, target=SM90, search=3), ["for CPUs"]),
+    "schedule": (lambda: OPS.matmul.compile(A, B, target=SM90, schedule=tile(m=4)), ["for CPUs"]),
     "too many threads": (
         lambda: OPS.matmul.compile(A, B, target=SM90, options=MappingOptions(threads=(1024, 2))), ["threads", "1024"],
     ),
@@ -297,7 +298,7 @@ def layer(float(M,K) A, float(K,N) B, float(N) bias) -> (out) {
     a.normal_()
     graph.replay()
     torch.testing.assert_close(y, (a @ w + bias).relu(), rtol=1e-4, atol=1e-4)
-    found = layer.autotune(*tensors, devices=["cuda:0"], budget=60, population=8, generations=1)
+    found = layer.autotune(*tensors, devices=["cuda:0"], budget=60, population=8, generations=1).options
     assert isinstance(found, MappingOptions)
     torch.testing.assert_close(layer(*tensors), (a @ w + bias).relu(), rtol=1e-4, atol=1e-4)
 

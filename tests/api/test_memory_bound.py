@@ -127,9 +127,11 @@ def test_pieces_change_the_code() -> None:
 
 
 def test_searches_run_the_alternatives() -> None:
-    found = OPS.rows.search(X, schedule=vectorize("k") >> (unroll(k=1) | unroll(k=2)), seconds=10)
+    rows = tc.define(OPS.rows.function.source).rows
+    ways = tc.CpuOptions(schedule=vectorize("k") >> (unroll(k=1) | unroll(k=2)))
+    found = rows.autotune(X, search="schedules", budget=10, options=ways)
     assert len({str(way.options.schedule) for way in found.outcomes}) == 2
-    assert torch.equal(OPS.rows.compile(X, search=2)(X), X.sum(1))
+    assert torch.equal(rows(X), X.sum(1))
 
 
 @pytest.mark.parametrize(

@@ -139,9 +139,10 @@ def test_mistakes(schedule: Any, words: list[str]) -> None:
 
 def test_a_def_of_several_statements_without_a_contraction_takes_no_schedule() -> None:
     twice = tc.define("def twice(float(N) x) -> (y, z) { y(i) = 2 * x(i) z(i) = 3 * x(i) }").twice
-    for asked in ({"schedule": tile(i=4)}, {"search": 4}):
-        with pytest.raises(tc.ArgumentError, match="twice has no contraction"):
-            twice.compile(whole(9), **asked)
+    with pytest.raises(tc.ArgumentError, match="twice has no contraction"):
+        twice.compile(whole(9), schedule=tile(i=4))
+    with pytest.raises(tc.ArgumentError, match="twice has no contraction"):
+        twice.autotune(whole(9), search="schedules")
 
 
 def test_the_log_tells_what_every_piece_did(caplog: pytest.LogCaptureFixture) -> None:
@@ -158,7 +159,7 @@ def test_the_log_tells_what_every_piece_did(caplog: pytest.LogCaptureFixture) ->
 def test_a_search_keeps_the_best_for_later_calls() -> None:
     op = tc.define(SOURCE.splitlines()[1]).matmul
     before = op(A, B)
-    found = op.search(A, B, count=5, seconds=600)
+    found = op.autotune(A, B, search="schedules", population=5, budget=600)
     assert 1 < len(found.outcomes) <= 5
     assert all(o.kind in ("ok", "slow") for o in found.outcomes)
     assert found.seconds <= found.default_seconds
@@ -177,7 +178,7 @@ def test_a_search_begins_with_what_an_untuned_call_does() -> None:
     op = tc.define(SOURCE.splitlines()[1]).matmul
     a, b = torch.randn(32, 16384), torch.randn(16384, 64)
     assert "part" in op.compile(a, b).source("schedule")
-    found = op.search(a, b, count=3, seconds=600)
+    found = op.autotune(a, b, search="schedules", population=3, budget=600)
     assert found.default.schedule is None
     assert found.outcomes[0].options.schedule is None
     assert {o.options.schedule is None for o in found.outcomes} == {True, False}
@@ -185,27 +186,31 @@ def test_a_search_begins_with_what_an_untuned_call_does() -> None:
 
 def test_a_search_among_the_alternatives_of_a_schedule() -> None:
     choice = tile(m=4, n=32) | tile(m=37, n=70) | tile(m=8, n=16)
-    kernel = OPS.matmul.compile(A, B, schedule=choice, search=8)
-    assert schedule(kernel).startswith(("tile(m=4, n=32)", "tile(m=8, n=16)"))
-    assert torch.equal(kernel(A, B), A @ B)
+    op = tc.define(SOURCE.splitlines()[1]).matmul
+    found = op.autotune(A, B, search="schedules", population=8, budget=10, options=tc.CpuOptions(schedule=choice))
+    assert found.options.schedule == op.compile(A, B).compiled.options.schedule
+    assert schedule(op.compile(A, B)).startswith(("tile(m=4, n=32)", "tile(m=8, n=16)"))
+    assert torch.equal(op(A, B), A @ B)
 
 
 def test_a_search_of_two_contractions_and_of_an_accumulation() -> None:
     W, start = whole(70, 33, seed=5), whole(37, 70, seed=4)
-    kernel = OPS.mlp.compile(A, B, W, search=3)
-    assert torch.equal(kernel(A, B, W)[1], torch.relu(A @ B) @ W)
+    quick: dict[str, Any] = {"search": "schedules", "population": 3, "budget": 8}
+    ops = tc.define(SOURCE)
+    ops.mlp.autotune(A, B, W, **quick)
+    assert torch.equal(ops.mlp(A, B, W)[1], torch.relu(A @ B) @ W)
     kept = start.clone()
-    added = OPS.accumulate.compile(A, B, C=start, search=3)
+    ops.accumulate.autotune(A, B, C=start, **quick)
     assert torch.equal(start, kept)
-    assert torch.equal(added(A, B, C=start), start + A @ B)
+    assert torch.equal(ops.accumulate(A, B, C=start), start + A @ B)
 
 
 def test_a_search_without_time_takes_the_first() -> None:
-    found = tc.define(SOURCE.splitlines()[1]).matmul.search(A, B, count=16, seconds=0)
+    found = tc.define(SOURCE.splitlines()[1]).matmul.autotune(A, B, search="schedules", population=16, budget=1e-9)
     assert len(found.outcomes) == 1
 
 
-@pytest.mark.parametrize("wrong", [{"search": -1}, {"search": 2, "search_seconds": -1}, {"search": "all"}])
+@pytest.mark.parametrize("wrong", [{"population": 0}, {"budget": -1}, {"search": "all"}, {"devices": ["cpu:0"]}])
 def test_searches_that_mean_nothing(wrong: dict[str, Any]) -> None:
-    with pytest.raises(tc.ArgumentError, match=r"search|candidates"):
-        OPS.matmul.compile(A, B, **wrong)
+    with pytest.raises(tc.ArgumentError, match=r"population|budget|search"):
+        OPS.matmul.autotune(A, B, **{"search": "schedules", **wrong})

@@ -77,7 +77,7 @@ def test_an_operator_is_tuned_and_remembers_it(tmp_path: Path) -> None:
     a, b = torch.randint(-4, 5, (33, 64)).float(), torch.randint(-4, 5, (48, 64)).float()
     before = held()
     with knobs.override_knobs(cache="readwrite", cache_dir=str(tmp_path)):
-        best = op.autotune(a, b, generations=1, population=6, report=tmp_path / "page.html")
+        best = op.autotune(a, b, generations=1, population=6, report=tmp_path / "page.html").options
         assert held() == before
         assert op.compile(a, b).compiled.options.fusion == best.fusion
         assert torch.equal(op(a, b), a @ b.T)

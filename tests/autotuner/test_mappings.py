@@ -80,7 +80,7 @@ def test_a_search_finds_what_the_model_thinks_faster(tmp_path: Path) -> None:
     op = tc.define(SOURCE).mm
     report = tmp_path / "report.html"
     effort: dict[str, Any] = {"budget": 600, "generations": 2, "population": 8, "search": "random"}
-    found = op.autotune(A, B, devices=[MODEL], options=SLOW, store=tmp_path, report=report, **effort)
+    found = op.autotune(A, B, devices=[MODEL], options=SLOW, store=tmp_path, report=report, **effort).options
     assert found != SLOW
     assert found.threads != (1,)
     assert "mm" in report.read_text()
@@ -256,7 +256,7 @@ def test_the_tuner_measures_calls_of_a_library(
     effort: dict[str, Any] = {"budget": 600, "generations": 1, "population": 4, "store": tmp_path}
     op, tensors = tc.define(LAYER).layer, (A, B, torch.randn(20))
     with caplog.at_level(logging.INFO, "tensor_comprehensions"):
-        found = op.autotune(*tensors, devices=["cuda:0"], options=SLOW, **effort)
+        found = op.autotune(*tensors, devices=["cuda:0"], options=SLOW, **effort).options
     assert found.match_library_calls
     (told,) = [r.getMessage() for r in caplog.records if "torch computes" in r.getMessage()]
     assert "torch.mm(A.permute(0, 1), B.permute(0, 1), out=C.permute(0, 1))" in told

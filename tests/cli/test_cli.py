@@ -39,6 +39,19 @@ def test_show_for_a_gpu_that_is_not_there(capsys: pytest.CaptureFixture[str]) ->
     assert main.main(["show", MATMUL, *SIZES, "--target", "fpga"]) == 2
 
 
+def test_show_a_sparse_def(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "spmv.tc"
+    file.write_text("def spmv(float(N,M) A: csr, float(M) x) -> (y) { y(i) +=! A(i,j) * x(j) }")
+    assert main.main(["show", str(file), "--sizes", "N=9,M=7"]) == 0
+    text = capsys.readouterr().out
+    for part in ("# schedule", "# loops", "# c", "A.pos1"):
+        assert part in text
+    assert main.main(["show", str(file), "--sizes", "N=9,M=7", "--fusion", "min"]) == 2
+    assert "SparseOptions" in capsys.readouterr().err
+    assert main.main(["run", str(file), "--sizes", "N=9,M=7", "--repeat", "3"]) == 0
+    assert "largest difference" in capsys.readouterr().out
+
+
 RUNS = [
     ("matmul.tc", "matmul", "M=6,K=5,N=4"),
     ("matmul.tc", "gemm", "M=6,K=5,N=4,alpha=0.5,beta=-2"),

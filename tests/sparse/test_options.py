@@ -108,15 +108,16 @@ def test_a_search_keeps_what_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     """Races are decided by hand: nothing here depends on times."""
     wanted = {"prefetch_distance": 0, "gather": "never"}
 
-    def gain(_: Any, best: Any, candidate: Any) -> float:
+    def race(_: Any, best: Any, candidate: Any, past_end: bool = False) -> Any:
         count = [sum(getattr(o, f) == v for f, v in wanted.items()) for o in (best, candidate)]
-        return 1.5 if count[1] > count[0] else 0.5
+        times = sparse_search.Times((1.0, 1.0))
+        return sparse_search._Race(1.5 if count[1] > count[0] else 0.5, times, times)
 
-    monkeypatch.setattr(sparse_search._Search, "_race", gain)
+    monkeypatch.setattr(sparse_search._Search, "_race", race)
     monkeypatch.setattr(sparse_search, "_orders", lambda _: [()])
     op, given = tc.define(PROGRAMS["dense columns"][0]).f, operands("csr dense")
     expected = dense(op(*given))
-    found = op.autotune(*given, budget=100.0)
+    found = op.autotune(*given, budget=100.0).options
     assert found == replace(tc.SparseOptions(), **wanted)
     assert op.compile(*given).compiled.program.problem.options == found
     torch.testing.assert_close(dense(op(*given)), expected)
@@ -124,7 +125,11 @@ def test_a_search_keeps_what_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_search_by_times_gives_options() -> None:
     op, given = tc.define(PROGRAMS["dense columns"][0]).f, operands("csr dense")
-    assert isinstance(op.autotune(*given, budget=0.5), tc.SparseOptions)
+    found = op.autotune(*given, budget=0.5)
+    assert isinstance(found.options, tc.SparseOptions)
+    assert found.seconds > 0
+    assert found.default == tc.SparseOptions()
+    assert {o.kind for o in found.outcomes} <= {"ok", "invalid"}
     with pytest.raises(tc.ArgumentError, match="no devices, executor, store or report"):
         op.autotune(*given, devices=("cpu:0",))
     with pytest.raises(tc.ArgumentError, match=r"expected: SparseOptions\(...\)"):

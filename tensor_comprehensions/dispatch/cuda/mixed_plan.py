@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -45,6 +45,10 @@ class MixedPlan:
         found = [kernel.resources for kernel in kernels_of(self)]
         added = ("kernels", "temporary_bytes", "source_bytes")
         return {name: (sum if name in added else max)(r[name] for r in found) for name in (found[0] if found else ())}
+
+    @staticmethod
+    def source_kinds() -> Mapping[str, Callable[[CompiledGpuKernel], str]]:
+        return CompiledGpuKernel.source_kinds()
 
     def source(self, kind: str) -> str:
         """Part after part; a product as the call that it is, in a comment."""
