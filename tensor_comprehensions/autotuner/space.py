@@ -316,10 +316,30 @@ def schedule_space(
             f"{bound.name} has no contraction", expected="a contraction, or a single reduction or permutation"
         )
     resolve_schedules(bound, start, target)  # does the schedule apply at all?
-    untuned = (None,) if start.schedule is None and splits_reductions(bound, start, target) else ()
+    untuned: tuple[None, ...] = ()
+    if start.schedule is None:
+        products = _products_if_asked(bound, start, target)
+        if splits_reductions(bound, start, target) or products != ops:
+            untuned = (None,)
+        ops = products
     offered = ((*untuned, *_list_schedules(start, op, name, tensor, target, count)) for name, tensor, op in ops)
     genes = tuple(Gene(f"{name}.pipeline", found) for (name, _, _), found in zip(ops, offered, strict=True))
     return CpuSearchSpace(genes, replace(start, schedule=None), target, ops), (tuple(0 for _ in genes),)
+
+
+def _products_if_asked(
+    bound: BoundFunction, start: CpuOptions, target: CpuTarget
+) -> tuple[tuple[str, str, StructuredOp], ...]:
+    """The ops of `list_schedulable_ops`, with products that have no register tile untuned, but with a schedule do."""
+    untuned = list_schedulable_ops(bound, start, target)
+    asked = list_schedulable_ops(bound, replace(start, schedule=schedule_memory_bound), target)
+    try:
+        for _, _, op in asked:
+            if op.is_product:
+                schedule_candidates(op, target, 1)
+    except CannotLower:
+        return untuned
+    return asked
 
 
 def _list_schedules(

@@ -184,6 +184,17 @@ def test_a_search_begins_with_what_an_untuned_call_does() -> None:
     assert {o.options.schedule is None for o in found.outcomes} == {True, False}
 
 
+def test_a_search_tries_register_tiles_for_a_product_that_has_none_untuned() -> None:
+    """Lanes along the 11 of a sum, and 5 uses of each element: untuned, it is lowered as a row sum."""
+    op = tc.define("def f(float(H,E,B) A, float(F,G,B,E) W) -> (O) { O(g,h,f) +=! A(h,e,b) * W(f,g,b,e) }").f
+    a, w = whole(5, 11, 4), whole(8, 12, 4, 11, seed=2)
+    found = op.autotune(a, w, search="schedules", population=4, budget=60)
+    assert found.outcomes[0].options.schedule is None
+    assert len([o for o in found.outcomes if o.options.schedule is not None]) >= 2
+    assert {o.kind for o in found.outcomes} <= {"ok", "slow"}
+    assert torch.equal(op(a, w), torch.einsum("heb,fgbe->ghf", a, w))
+
+
 def test_a_search_among_the_alternatives_of_a_schedule() -> None:
     choice = tile(m=4, n=32) | tile(m=37, n=70) | tile(m=8, n=16)
     op = tc.define(SOURCE.splitlines()[1]).matmul
