@@ -38,10 +38,10 @@ def insert_conversions(original: SparseProblem) -> tuple[SparseProblem, tuple[Co
         nest = build_nest(replace(problem, function=function, aliases=_aliases(problem, made)), number)
         target = function.tensor(nest.statement.target)
         owns = target.is_sparse and target.name not in dict(problem.shared)
-        order = choose_order(nest, target.format if owns else None, problem.options)
+        order = choose_order(nest, target.format if owns else None, problem.options, free_first=problem.for_gpu)
         if _combines_out_of_order(nest, order):
             return insert_conversions(_with_own_places(original, target.name))
-        wrong = {a: _reordered(a, nest, order) for a, p in nest.paths.items() if not walks(p, order)}
+        wrong = {a: _reordered(a, nest, order) for a, p in nest.paths.items() if not walks(p, order, problem.for_gpu)}
         if not wrong:
             continue
         if any(_gives_places(a, nest) for a in wrong):
