@@ -21,6 +21,7 @@ from ..runtime.cuda import cubins, nvrtc
 from ..runtime.cuda.nvrtc import Cubin
 from ..sparse.explain import explain, text_with_formats
 from ..sparse.gpu_lower import GpuProgram, lower_for_gpu
+from ..sparse.lower import Program
 from ..sparse.sparse_problem import SparseProblem
 from ..target import GpuTarget
 from .gpu_passes import check_limits, simplify_kernel
@@ -32,16 +33,22 @@ class CompiledSparseGpuKernel:
     """A sparse def as CUDA C++.
 
     Attributes:
-        lowered: what was lowered, with the mapping of each kernel.
+        problem: all that it depends on. lowered: the loops, with the mapping of each kernel.
         module: the loop program that was printed. code: its text and launches.
         seconds: the time of each step, in order.
     """
 
+    problem: SparseProblem
     lowered: GpuProgram
     target: GpuTarget
     module: Module
     code: GpuCode
     seconds: tuple[tuple[str, float], ...]
+
+    @property
+    def program(self) -> Program:
+        """What was lowered."""
+        return self.lowered.program
 
     @property
     def arguments(self) -> tuple[Buffer, ...]:
@@ -89,7 +96,7 @@ class CompiledSparseGpuKernel:
 
 def _explain(kernel: CompiledSparseGpuKernel) -> str:
     """The plan, and what the threads of each kernel do."""
-    lines = [explain(kernel.lowered.program)]
+    lines = [explain(kernel.program)]
     for m in kernel.lowered.mappings:
         sharing = f", whose lanes share {m.shared}" if m.shared else ""
         team = "thread" if m.teams.lanes == 1 else f"team of {m.teams.lanes} lanes"
@@ -98,7 +105,7 @@ def _explain(kernel: CompiledSparseGpuKernel) -> str:
 
 
 def _text(kernel: CompiledSparseGpuKernel) -> str:
-    return text_with_formats(kernel.lowered.program.problem.function)
+    return text_with_formats(kernel.program.problem.function)
 
 
 SPARSE_GPU_KINDS: Mapping[str, Callable[[CompiledSparseGpuKernel], str]] = {
@@ -133,4 +140,4 @@ def compile_sparse_gpu(problem: SparseProblem, target: GpuTarget) -> CompiledSpa
     code = cuda_printer.emit_cuda(module)
     seconds = (("lower", done - start), ("emit", perf_counter() - done))
     get_logger("schedule").debug("%s: sparse for %s, %s", problem.function.name, target.name, lowered.program.orders)
-    return CompiledSparseGpuKernel(lowered, target, module, code, seconds)
+    return CompiledSparseGpuKernel(problem, lowered, target, module, code, seconds)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from ..core.dtypes import BOOL
 from ..core.errors import CannotLower
 from ..core.naming import compose_name
 from ..loop_ir import build
@@ -138,8 +139,8 @@ def _kernels(
     outer = split_outer_loops(emitter.walk())
     if not outer.loops and nest.free:
         raise CannotLower(
-            f"the outermost loop of '{nest.statement.target}', over {order[0]}, merges operands or searches one, so that "
-            "its iterations are not independent"
+            f"the outermost loop of '{nest.statement.target}', over {order[0]}, merges operands or searches one, so "
+            "that threads cannot share it"
         )
     teams = Teams(blocks, common.problem.lanes if outer.is_row else 1)
     row = order[len(outer.loops)] if outer.is_row else ""
@@ -214,7 +215,7 @@ class GpuDenseEmitter(_InThreads, DenseEmitter):
         shares = share_among_lanes(sums, teams)
         parts = CrossThreadSum(total, self.s.reduction or "+", f"{self.s.target}.total")
         combined = combine_across_threads((parts,), teams.launch, frozenset((0,)), again=True)
-        body = build.block(first, shares, combined.body, If(build.var(LEADS, build.TRUE.type), last))
+        body = build.block(first, shares, combined.body, If(build.var(LEADS, BOOL), last))
         return build.allocate((total, *combined.shared), body)
 
 

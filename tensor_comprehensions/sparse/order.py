@@ -115,12 +115,7 @@ def reordered_format(path: Path, order: Sequence[str], enters_late: bool = False
     tail = format.order[format.depth :]
     upper = iter(format.levels[: format.depth])
     made = Format(tuple(LEVELS["d"] if d in tail else next(upper) for d in dims), tuple(dims))
-    return made if holds_any(format) and holds_any(made) else _compressed(made)
-
-
-def _compressed(format: Format) -> Format:
-    """The same levels, of which each that is not dense holds all coordinates that come."""
-    return Format(tuple(x if x.is_dense else LEVELS["s"] for x in format.levels), format.order)
+    return made if holds_any(format) and holds_any(made) else made.compressed
 
 
 def _blocked_formats(format: Format) -> Iterator[Format]:
