@@ -161,8 +161,10 @@ def _share_sums(emitter: GpuDenseEmitter, blocks: int) -> Parts | None:
         outer = split_outer_loops(sharing.walk())
     except CannotLower:
         return None
-    if outer.is_row or (nest.free and not outer.loops):
-        return None
+    if (nest.free and not outer.loops) or not (
+        isinstance(outer.rest, Allocate) and sharing.total() in outer.rest.buffers
+    ):
+        return None  # not all lanes come to where they meet
     loops = order[: len(outer.loops)] or ("the one element",)
     return "walk", deal_in_rounds(outer, teams, sharing.names, LEADS), teams, loops, order[len(nest.free)]
 
@@ -190,8 +192,11 @@ class GpuDenseEmitter(_InThreads, DenseEmitter):
 
     @property
     def fills_first(self) -> bool:
-        settled = self.final_depth is not None and self.covered >= self.final_depth
-        return self.starts_anew and not self.has_one_instance and not settled
+        depth = self.final_depth
+        if depth is None or depth > self.covered:
+            return self.starts_anew and not self.has_one_instance
+        searched = self._searched_or_in(self.order[:depth])
+        return self.starts_anew and not self.has_one_instance and self.nest.term.without(searched) is None
 
     def elements(self) -> OuterLoops:
         """A loop over all elements of the target, which become the identity of the reduction."""
