@@ -81,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
         kernel = op.compile(*operands, target=options.target)
         run_op = kernel.emulate if options.target else op
         for kind in kinds:
-            text = kernel.source(_emitted(options)[kind]).rstrip()
+            text = kernel.source(_source_kinds(options)[kind]).rstrip()
             print(f"# {kind}\n{text}\n" if len(kinds) > 1 else text)
     if options.time:
         _time(op, operands, options.time)
@@ -92,7 +92,7 @@ def run(options: argparse.Namespace) -> int:
     return 0 if not options.verify or _verify(op, run_op, operands) else 1
 
 
-def _emitted(options: argparse.Namespace) -> Mapping[str, str]:
+def _source_kinds(options: argparse.Namespace) -> Mapping[str, str]:
     return EMITTED_FOR_GPUS if options.target else EMITTED
 
 
@@ -106,10 +106,10 @@ def _kinds(options: argparse.Namespace) -> list[str]:
     if options.target and options.time:
         raise ArgumentError("--time is for CPUs", suggestion="leave --target or --time out")
     for kind in kinds:
-        if kind not in _emitted(options):
+        if kind not in _source_kinds(options):
             is_for_gpus = kind in EMITTED_FOR_GPUS
             raise ArgumentError(
-                f"--emit has {kind!r}", expected=", ".join(_emitted(options)),
+                f"--emit has {kind!r}", expected=", ".join(_source_kinds(options)),
                 suggestion="name a GPU: --target cuda:sm_90" if is_for_gpus else "",
             )  # fmt: skip
     return kinds

@@ -31,7 +31,7 @@ from .gpu_mapping import (
     split_outer_loops,
 )
 from .graph import Nest, build_nest
-from .lower import Program, bind_sizes, make_operand, result_format
+from .lower import Program, bind_size_names, make_operand, result_format
 from .order import choose_order
 from .results import ELEMENT, DenseEmitter, SharedEmitter, update_element, with_register_sum
 from .sparse_problem import Sizes, SparseProblem, totals_buffer
@@ -89,7 +89,7 @@ def lower_for_gpu(problem: SparseProblem, target: GpuTarget, host: CpuTarget) ->
         orders.append(order)
         for what, body, teams, loops, sharing in _kernels(common, nest, order, shared, count_blocks(target)):
             name = f"{function.name}.{number}.{what}"
-            kernels.append(Kernel(name, bind_sizes(body, common), teams.launch))
+            kernels.append(Kernel(name, bind_size_names(body, common), teams.launch))
             mappings.append(GpuMapping(name, teams, loops, sharing))
     if versions:
         raise CannotLower("a statement reads a sparse result that has stored places of its own")

@@ -102,7 +102,7 @@ def lower(problem: SparseProblem, target: CpuTarget) -> Program:
                 emitter = CollectedEmitter(common, nest, order, held, totals, first)
             case None:
                 emitter = _emitter(common, nest, order, shared)
-        kernels = [Kernel(f"{number}.{what}", bind_sizes(body, common)) for what, body in emitter.kernels()]
+        kernels = [Kernel(f"{number}.{what}", bind_size_names(body, common)) for what, body in emitter.kernels()]
         if held is not None:
             if len(kernels) > 1:  # the first one counts what the second one fills
                 phases[-1].append(kernels.pop(0))
@@ -206,7 +206,7 @@ def _emitter(common: Shared, nest: Nest, order: tuple[str, ...], shared: Mapping
     return DenseEmitter(common, nest, order)
 
 
-def bind_sizes(body: Stmt, common: Shared) -> Stmt:
+def bind_size_names(body: Stmt, common: Shared) -> Stmt:
     """`body` with the sizes bound around it."""
     for name, value in reversed(list(common.sizes.bound())):
         body = Let(name, value, body)

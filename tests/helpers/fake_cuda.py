@@ -21,8 +21,8 @@ from tensor_comprehensions.core.dtypes import INT8
 from tensor_comprehensions.dispatch.cuda import device_arguments as gpu_arguments
 from tensor_comprehensions.dispatch.cuda import gpu_kernel_cache
 from tensor_comprehensions.dispatch.kernel_table import KernelTable
-from tensor_comprehensions.dispatch.sparse import gpu_kernels, sparse_kernels
-from tensor_comprehensions.dispatch.sparse.gpu_kernels import with_length
+from tensor_comprehensions.dispatch.sparse import sparse_gpu_kernels, sparse_kernels
+from tensor_comprehensions.dispatch.sparse.sparse_gpu_kernels import with_length
 from tensor_comprehensions.loop_ir.nodes import Buffer, Type
 from tensor_comprehensions.runtime.cuda import cubins, launch
 from tensor_comprehensions.runtime.cuda.cuda_api import DeviceAttributes, FunctionAttributes
@@ -163,7 +163,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
         return made
 
     monkeypatch.setattr(gpu_kernel_cache, "load_or_compile_gpu", kernel)
-    compile_sparse, launch_on_arrays = gpu_kernels.compile_sparse_gpu, gpu_kernels.launch_on_arrays
+    compile_sparse, launch_on_arrays = sparse_gpu_kernels.compile_sparse_gpu, sparse_gpu_kernels.launch_on_arrays
 
     def sparse_kernel(*arguments: Any) -> CompiledSparseGpuKernel:
         made = compile_sparse(*arguments)
@@ -174,8 +174,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
         stand_in.lengths.update({x.data_ptr(): x.numel() for x in arrays})
         launch_on_arrays(launches, arrays)
 
-    monkeypatch.setattr(gpu_kernels, "compile_sparse_gpu", sparse_kernel)
-    monkeypatch.setattr(gpu_kernels, "launch_on_arrays", launch_with_lengths)
+    monkeypatch.setattr(sparse_gpu_kernels, "compile_sparse_gpu", sparse_kernel)
+    monkeypatch.setattr(sparse_gpu_kernels, "launch_on_arrays", launch_with_lengths)
     monkeypatch.setattr(sparse_kernels, "find_device", lambda values: torch.device("cpu"))
     monkeypatch.setattr(launch, "cuda_api", lambda: stand_in)
     monkeypatch.setattr(launch, "device_target", lambda index: parse_gpu_target("cuda:sm_90"))

@@ -35,7 +35,7 @@ from .split_run import RunSparse, SplitRun
 from .structure import Structure, check_structure, structure_of
 
 if TYPE_CHECKING:
-    from .gpu_kernels import SparseGpuKernel, SparseGpuKernels
+    from .sparse_gpu_kernels import SparseGpuKernel, SparseGpuKernels
 
 LIMIT = 64
 """How many kernels of one def are kept."""
@@ -133,7 +133,7 @@ class SparseKernels:
     def gpu(self) -> SparseGpuKernels:
         """The kernels for GPUs."""
         if self._gpu is None:
-            from .gpu_kernels import SparseGpuKernels
+            from .sparse_gpu_kernels import SparseGpuKernels
 
             self._gpu = SparseGpuKernels()
         return self._gpu
@@ -147,7 +147,7 @@ class SparseKernels:
             ArgumentError: as `accept` does, or there is no kernel for GPUs.
         """
         from ..cuda.device_arguments import resolve_gpu_target
-        from .gpu_kernels import SparseGpuKernel
+        from .sparse_gpu_kernels import SparseGpuKernel
 
         prepared = self._prepare(values, initial)
         device = prepared[1].device
