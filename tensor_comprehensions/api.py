@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from .autotuner.search_loop import TuningResult
     from .dispatch.cache_entry import CacheEntry
     from .dispatch.cuda.gpu_kernels import GpuKernel
+    from .dispatch.sparse.sparse_gpu_kernels import SparseGpuKernel
     from .dispatch.sparse.sparse_kernel import SparseKernel
     from .torch_ext.sparse_op import SparseOp
 
@@ -239,7 +240,7 @@ class Op(KernelDispatcher):
         target: CpuTarget | GpuTarget | str | None = None,
         schedule: object = None,
         **initial: Value,
-    ) -> Kernel | GpuKernel | SparseKernel:
+    ) -> Kernel | GpuKernel | SparseKernel | SparseGpuKernel:
         """The kernel for these tensors, compiled now if there is none yet.
 
         Args:
@@ -251,18 +252,19 @@ class Op(KernelDispatcher):
             schedule: how the contractions of the def are lowered: a pipeline, an expert that returns one, or a
                 mapping from the tensor that a contraction defines to one of these.
         """
+        if self._kernels.has_sparse((*tensors, *initial.values())):
+            if isinstance(target, CpuTarget) or schedule is not None:
+                raise ArgumentError(
+                    "sparse kernels take no CPU as target and no schedule",
+                    suggestion="pass options=SparseOptions(...)",
+                )
+            return self._compile_sparse(tensors, initial, options, target)
         if (
             isinstance(options, MappingOptions | TileOptions)
             or isinstance(target, GpuTarget | str)
             or self._kernels.any_cuda(tensors)
         ):
             return self._for_gpu(tensors, initial, options, target, schedule)
-        if self._kernels.has_sparse((*tensors, *initial.values())):
-            if target is not None or schedule is not None:
-                raise ArgumentError(
-                    "sparse kernels take no target and no schedule", suggestion="pass options=SparseOptions(...)"
-                )
-            return self._compile_sparse(tensors, initial, options)
         chosen = self._machine.options if options is None else cast("CpuOptions", options)  # which is checked now
         machine = CompileConfig(chosen, host() if target is None else target)
         check_machine(machine.options, machine.target)
@@ -274,12 +276,14 @@ class Op(KernelDispatcher):
         route = self._kernels.route(sizes, arguments, (), machine)
         return Kernel(self._kernels, machine, self._gradients, route.compiled)
 
-    def _compile_sparse(self, tensors: Sequence[Value], initial: Mapping[str, Value], options: Any) -> SparseKernel:
+    def _compile_sparse(
+        self, tensors: Sequence[Value], initial: Mapping[str, Value], options: Any, target: GpuTarget | str | None
+    ) -> SparseKernel | SparseGpuKernel:
         """The kernel for sparse operands, called as `options` say."""
         from .torch_ext.sparse_op import SparseOp
 
         if options is None:
-            return self._sparse_kernel(self.sparse_op, tensors, initial)
+            return self._sparse_kernel(self.sparse_op, tensors, initial, target)
         if not isinstance(options, SparseOptions):
             raise ArgumentError(
                 f"options is {with_article(type(options).__name__)}, and an operand is sparse",
@@ -288,12 +292,17 @@ class Op(KernelDispatcher):
         check_sparse_options(options)
         kernels = self._kernels.sparse.with_options(options)
         op = SparseOp(kernels, self._gradients.make, self._gradients.given)
-        return self._sparse_kernel(op, tensors, initial)
+        return self._sparse_kernel(op, tensors, initial, target)
 
     @staticmethod
-    def _sparse_kernel(op: SparseOp, tensors: Sequence[Value], initial: Mapping[str, Value]) -> SparseKernel:
+    def _sparse_kernel(
+        op: SparseOp, tensors: Sequence[Value], initial: Mapping[str, Value], target: GpuTarget | str | None
+    ) -> SparseKernel | SparseGpuKernel:
         from .dispatch.sparse.sparse_kernel import SparseKernel
+        from .dispatch.sparse.sparse_kernels import find_device
 
+        if target is not None or find_device((*tensors, *initial.values())) is not None:
+            return op.kernels.compile_for_gpu(op, tensors, initial, target)
         compiled = op.kernels.compile(tensors, initial)
         return SparseKernel(op, compiled, op.kernels.dense_contractions(compiled.program.problem.function))
 

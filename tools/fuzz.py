@@ -32,6 +32,7 @@ SUITES = {
     "calls": "tests/api/test_fuzz.py",
     "files": "tests/autotuner/test_file_fuzz.py",
     "sparse": "tests/sparse/test_random_sparse.py::test_programs",
+    "sparse-gpu": "tests/sparse/test_random_sparse_gpu.py",
     "einsum": "tests/einsum_frontend/test_einsum.py",
     "graphs": "tests/dynamo_backend/test_random_graphs.py",
     "operators": "-m tests.dynamo_backend.operator_database",

@@ -22,12 +22,15 @@ from ..dispatch.sparse.interop import as_sparse
 from ..dispatch.sparse.sparse_tensor import SparseTensor
 from ..dispatch.sparse.tensor_files import read_tensor, write_tensor
 from ..sparse.index_notation import notation_to_def
+from ..target import GPUS
 from ..tc_lang.bind import bind
 from ..tc_lang.formats import coordinates
 from ..tc_lang.ir import Symbol
 
 EMITTED = {"tc": "tc", "plan": "schedule", "loops": "loops", "c": "c", "llvm": "llvm", "asm": "asm"}
 """What `--emit` prints, and the kind of source that it is."""
+EMITTED_FOR_GPUS = {"tc": "tc", "plan": "schedule", "loops": "loops", "cuda": "cuda", "opencl": "opencl"}
+"""The same with `--target`."""
 DEFAULT_EMITTED = "tc,plan,loops"
 DEFAULT_PATTERN = "uniform:0.1"
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
@@ -56,7 +59,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "-g", dest="patterns", action="append", default=[], metavar="A:PATTERN",
         help=f"make it: uniform:DENSITY, band:WIDTH or power:DENSITY (default {DEFAULT_PATTERN})",
     )  # fmt: skip
-    add("--emit", default="", metavar="KINDS", help=f"print these, of {','.join(EMITTED)}")
+    add(
+        "--emit", default="", metavar="KINDS",
+        help=f"print these, of {','.join(EMITTED)}; with --target, of {','.join(EMITTED_FOR_GPUS)}",
+    )  # fmt: skip
+    add("--target", metavar="TARGET", help=f"a GPU to compile for, which --verify emulates: {', '.join(GPUS)}")
     add("--time", type=int, default=0, metavar="N", help="run so many times, and print the median")
     add("--verify", action="store_true", help="compare with the reference evaluator")
 
@@ -69,18 +76,24 @@ def run(options: argparse.Namespace) -> int:
     _check_names(outputs, op.function.returns, "-o", "result")
     kinds = _kinds(options)
     operands = make_operands(op, formats, *(_table(getattr(options, n), f) for n, f in _OPERANDS.items()))
-    if kinds:
-        kernel = op.compile(*operands)
+    run_op: Callable[..., Any] = op
+    if kinds or options.target:
+        kernel: Any = op.compile(*operands, target=options.target)
+        run_op = kernel.emulate if options.target else op
         for kind in kinds:
-            text = kernel.source(EMITTED[kind]).rstrip()
+            text = kernel.source(_source_kinds(options)[kind]).rstrip()
             print(f"# {kind}\n{text}\n" if len(kinds) > 1 else text)
     if options.time:
         _time(op, operands, options.time)
     if outputs:
-        result = op(*operands)
+        result = run_op(*operands)
         for path in outputs.values():
             _write(path, result)
-    return 0 if not options.verify or _verify(op, operands) else 1
+    return 0 if not options.verify or _verify(op, run_op, operands) else 1
+
+
+def _source_kinds(options: argparse.Namespace) -> Mapping[str, str]:
+    return EMITTED_FOR_GPUS if options.target else EMITTED
 
 
 _OPERANDS = {"shapes": "-d", "inputs": "-i", "patterns": "-g"}
@@ -90,11 +103,15 @@ def _kinds(options: argparse.Namespace) -> list[str]:
     """What to print: what was asked for, or the default where nothing else was asked for either."""
     asked = options.time or options.verify or options.outputs
     kinds = [k.strip() for k in (options.emit or ("" if asked else DEFAULT_EMITTED)).split(",") if k.strip()]
+    if options.target and options.time:
+        raise ArgumentError("--time is for CPUs", suggestion="leave --target or --time out")
     for kind in kinds:
-        if kind == "cuda":
-            raise ArgumentError("there are no sparse kernels for GPUs yet", expected=", ".join(EMITTED))
-        if kind not in EMITTED:
-            raise ArgumentError(f"--emit has {kind!r}", expected=", ".join(EMITTED))
+        if kind not in _source_kinds(options):
+            is_for_gpus = kind in EMITTED_FOR_GPUS
+            raise ArgumentError(
+                f"--emit has {kind!r}", expected=", ".join(_source_kinds(options)),
+                suggestion="name a GPU: --target cuda:sm_90" if is_for_gpus else "",
+            )  # fmt: skip
     return kinds
 
 
@@ -281,8 +298,8 @@ def _write(path: str, result: Any) -> None:
 
 
 @only_tc_errors
-def _verify(op: Op, operands: Sequence[Any]) -> bool:
-    """Whether the result is that of the reference evaluator, values and stored places."""
+def _verify(op: Op, run_op: Callable[..., Any], operands: Sequence[Any]) -> bool:
+    """Whether what `run_op` gives is the result of the reference evaluator, values and stored places."""
     sizes = {
         n: size
         for p, x in zip(op.function.parameters, operands, strict=True)
@@ -295,7 +312,7 @@ def _verify(op: Op, operands: Sequence[Any]) -> bool:
             f"--verify would look at {instances} instances of a statement", expected=f"at most {MAX_INSTANCES}",
             suggestion="verify with smaller sizes",
         )  # fmt: skip
-    found, expected = op(*operands), op.reference(*operands)
+    found, expected = run_op(*operands), op.reference(*operands)
     difference = _difference(_to_dense(found), _to_dense(expected))
     print(f"largest difference from the reference, relative to its largest value: {difference:.1e}")
     same = not isinstance(found, SparseTensor) or torch.equal(found.coordinates(), expected.coordinates())

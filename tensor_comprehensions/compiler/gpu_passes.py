@@ -139,10 +139,10 @@ def check_limits(op: str, kernel: Kernel, target: GpuTarget) -> None:
 
 
 def _simplify(module: Module, _: GpuPassContext) -> Module:
-    return replace(module, kernels=tuple(map(_simplify_kernel, module.kernels)))
+    return replace(module, kernels=tuple(map(simplify_kernel, module.kernels)))
 
 
-def _simplify_kernel(kernel: Kernel) -> Kernel:
+def simplify_kernel(kernel: Kernel) -> Kernel:
     """The body simplified, knowing where the variables of the launch lie."""
     if kernel.launch is None:
         return replace(kernel, body=simplify(kernel.body))

@@ -137,16 +137,17 @@ def with_code(
 
 def _run_passes(module: Module) -> Module:
     check_bindings(module)
-    _check(module, "lower")
+    verify_module(module, "lower")
     for name, transform in SPARSE_PASSES:
         module = replace(module, kernels=tuple(replace(k, body=transform(k.body)) for k in module.kernels))
-        _check(module, name)
+        verify_module(module, name)
         if (log := get_logger("loops")).isEnabledFor(logging.DEBUG):
             log.debug("after %s:\n%s", name, format_program(module))
     return module
 
 
-def _check(module: Module, step: str) -> None:
+def verify_module(module: Module, step: str) -> None:
+    """Check a module if `TC_VERIFY` asks for it. Raises InternalError that names the step which made it."""
     if not knobs.current_knobs().verify:
         return
     try:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import is_
 
 from typing_extensions import assert_never
 
 from . import build
+from .intrinsics import is_hint
 from .nodes import (
     Allocate,
     Binary,
@@ -236,6 +237,17 @@ def walk_stmts(s: Stmt) -> Iterator[Stmt]:
 def allocated_buffers(s: Stmt) -> list[Buffer]:
     """The buffers that are allocated in `s`, in order."""
     return [b for c in walk_stmts(s) if isinstance(c, Allocate) for b in c.buffers]
+
+
+def written_buffers(parts: Iterable[Stmt]) -> list[Buffer]:
+    """Whatever stores or intrinsics reach."""
+    found: list[Buffer] = []
+    for c in (c for part in parts for c in walk_stmts(part)):
+        if isinstance(c, Store):
+            found.append(c.buffer)
+        elif isinstance(c, Invoke) and not is_hint(c):
+            found += [b for b, _ in c.operands]
+    return found
 
 
 def walk_stmt_exprs(s: Stmt) -> Iterator[Expr]:

@@ -1,7 +1,8 @@
 """How many neighboring threads of a block agree on an expression: 1, 8, 32, 128 or all of them.
 
 What threads alone decide is computed for each of them. Of other index arithmetic, the parts that a division or a
-remainder leaves alone are taken apart from the rest. Memory may tell every thread something else.
+remainder leaves alone are taken apart from the rest. Memory that the kernel writes may tell every thread something
+else.
 """
 
 from __future__ import annotations
@@ -33,21 +34,23 @@ class Uniformity:
     Attributes:
         values: by name, what a variable is in each thread, where only the thread decides.
         groups: by name, how many neighbors agree on another variable. All agree on those in neither.
+        constant: the buffers that nothing changes while the kernel runs.
     """
 
     values: Mapping[str, Values] = field(default_factory=dict)
     groups: Mapping[str, int] = field(default_factory=dict)
+    constant: frozenset[str] = frozenset()
 
     @staticmethod
-    def of(launch: Launch) -> Uniformity:
-        """At the beginning of a kernel."""
+    def of(launch: Launch, constant: frozenset[str] = frozenset()) -> Uniformity:
+        """At the beginning of a kernel, which leaves the buffers `constant` as they are."""
         numbers = np.arange(prod(launch.block), dtype=np.int64)
         values = {}
         for name, extent in zip(THREAD, launch.block, strict=True):
             if extent > 1:
                 values[name] = numbers % extent
             numbers = numbers // extent
-        return Uniformity(values)
+        return Uniformity(values, constant=constant)
 
     def bind(self, name: str, value: Expr) -> Uniformity:
         """Where `name` is `value`."""
@@ -71,7 +74,7 @@ class Uniformity:
         if self._is_shared(e):
             return ALL_THREADS
         if isinstance(e, Load):
-            return 1
+            return self.agreement(*children(e)) if e.buffer.name in self.constant else 1
         if isinstance(e, Var):
             return self.groups[e.name] if e.name in self.groups else _group(self.values[e.name])
         found = self._evaluate(e)
@@ -88,7 +91,8 @@ class Uniformity:
     def _is_shared(self, e: Expr) -> bool:
         """Whether nothing in `e` tells threads apart."""
         return not any(
-            isinstance(x, Load) or (isinstance(x, Var) and (x.name in self.values or x.name in self.groups))
+            (isinstance(x, Load) and x.buffer.name not in self.constant)
+            or (isinstance(x, Var) and (x.name in self.values or x.name in self.groups))
             for x in walk_expr(e)
         )
 

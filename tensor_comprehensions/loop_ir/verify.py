@@ -60,7 +60,7 @@ from .nodes import (
     Var,
     While,
 )
-from .rewrite import allocated_buffers, children, walk_expr, walk_stmts
+from .rewrite import allocated_buffers, children, walk_expr, walk_stmts, written_buffers
 from .show import format_program
 from .swizzled_buffer import contiguous_elements, swizzle_fault
 from .uniformity import Uniformity
@@ -112,7 +112,8 @@ def _enter_launch(kernel: Kernel, place: _Place) -> _Place:
         )
     shared = [b.name for b in allocated_buffers(kernel.body) if b.space in (Space.SHARED, Space.BARRIER)]
     _require_unique(shared, f"shared buffers of {kernel.name}")
-    return replace(place, threads=Uniformity.of(kernel.launch))
+    constant = frozenset(place.buffers) - {b.name for b in written_buffers((kernel.body,))}
+    return replace(place, threads=Uniformity.of(kernel.launch, constant))
 
 
 def _require(condition: bool, message: str, node: Stmt | Expr | None = None) -> None:

@@ -38,15 +38,18 @@ def insert_conversions(original: SparseProblem) -> tuple[SparseProblem, tuple[Co
         nest = build_nest(replace(problem, function=function, aliases=_aliases(problem, made)), number)
         target = function.tensor(nest.statement.target)
         owns = target.is_sparse and target.name not in dict(problem.shared)
-        order = choose_order(nest, target.format if owns else None, problem.options)
+        order = choose_order(nest, target.format if owns else None, problem.options, free_first=problem.for_gpu)
         if _combines_out_of_order(nest, order):
             return insert_conversions(_with_own_places(original, target.name))
-        wrong = {a: _reorder_levels(a, nest, order) for a, p in nest.paths.items() if not walks(p, order)}
+        late = problem.for_gpu
+        wrong = {a: _reorder_levels(a, nest, order, late) for a, p in nest.paths.items() if not walks(p, order, late)}
         if not wrong:
             continue
         if any(_gives_places(a, nest) for a in wrong):
             return insert_conversions(_with_own_places(original, target.name))
         if stuck := next((a.tensor for a in _reads_of(nest, wrong) if a.tensor in dict(problem.shared)), None):
+            if problem.for_gpu:
+                raise CannotLower(f"'{stuck}' is read in another order than it is stored")
             return insert_conversions(_with_own_places(original, stuck))
         names: dict[Access, str] = {}
         for a, format in wrong.items():
@@ -106,9 +109,9 @@ def _with_own_places(problem: SparseProblem, target: str) -> SparseProblem:
     return replace(problem, function=replace(function, tensors=tuple(tensors)), shared=shared)
 
 
-def _reorder_levels(a: Access, nest: Nest, order: tuple[str, ...]) -> Format:
+def _reorder_levels(a: Access, nest: Nest, order: tuple[str, ...], enters_late: bool) -> Format:
     """The format of an operand with its levels in the order of the loops. It stores the same elements."""
-    found = reordered_format(nest.paths[a], order)
+    found = reordered_format(nest.paths[a], order, enters_late)
     if found is None:
         raise CannotLower(f"'{a.tensor}' would have to be stored in another order")
     return found

@@ -77,7 +77,7 @@ def lower(problem: SparseProblem, target: CpuTarget) -> Program:
     """
     problem, conversions, versions = insert_conversions(problem)
     function, shared = problem.function, dict(problem.shared)
-    operands = {t.name: _operand(t, problem, shared) for t in function.tensors if not t.is_compile_time}
+    operands = {t.name: make_operand(t, problem, shared) for t in function.tensors if not t.is_compile_time}
     common = Shared(problem, operands, Sizes.of(problem), target)
     nests = [build_nest(problem, n) for n in range(len(function.statements))]
     orders = [choose_order(nest, result_format(nest, problem), problem.options) for nest in nests]
@@ -102,7 +102,7 @@ def lower(problem: SparseProblem, target: CpuTarget) -> Program:
                 emitter = CollectedEmitter(common, nest, order, held, totals, first)
             case None:
                 emitter = _emitter(common, nest, order, shared)
-        kernels = [Kernel(f"{number}.{what}", _bind_sizes(body, common)) for what, body in emitter.kernels()]
+        kernels = [Kernel(f"{number}.{what}", bind_size_names(body, common)) for what, body in emitter.kernels()]
         if held is not None:
             if len(kernels) > 1:  # the first one counts what the second one fills
                 phases[-1].append(kernels.pop(0))
@@ -194,7 +194,7 @@ def _slots(x: Assembled | Collected | None) -> int:
     return 0 if x is None else 1 if isinstance(x, Collected) else x.format.depth
 
 
-def _operand(t: Symbol, problem: SparseProblem, shared: Mapping[str, str]) -> SparseOperand:
+def make_operand(t: Symbol, problem: SparseProblem, shared: Mapping[str, str]) -> SparseOperand:
     """The arrays of a tensor. One that shares the places of another, or is collected, has no levels of its own."""
     own = t.is_sparse and t.role is Role.INPUT and t.name not in shared
     return operand_of(t.name, t.dtype, t.role, t.format, problem.index_type(t.name) if own else None)
@@ -206,7 +206,7 @@ def _emitter(common: Shared, nest: Nest, order: tuple[str, ...], shared: Mapping
     return DenseEmitter(common, nest, order)
 
 
-def _bind_sizes(body: Stmt, common: Shared) -> Stmt:
+def bind_size_names(body: Stmt, common: Shared) -> Stmt:
     """`body` with the sizes bound around it."""
     for name, value in reversed(list(common.sizes.bound())):
         body = Let(name, value, body)

@@ -12,7 +12,7 @@ from ..options import SparseOptions
 from ..tc_lang.formats import LEVELS, Format, holds_any, parse_format
 from ..tc_lang.ir import Access, Index
 from ..tc_lang.size_polynomial import Value
-from .graph import Nest, Path, is_ordered
+from .graph import Nest, Path, inner, is_ordered, outer
 
 MAX_PERMUTED = 7
 """Loops up to which all orders are compared: 5040 of them."""
@@ -33,55 +33,81 @@ SORTING = 30.0
 """The cost of an element of a result that is not appended in its order."""
 
 
-def choose_order(nest: Nest, result: Format | None = None, options: SparseOptions = _DEFAULT) -> tuple[str, ...]:
+def choose_order(
+    nest: Nest, result: Format | None = None, options: SparseOptions = _DEFAULT, *, free_first: bool = False
+) -> tuple[str, ...]:
     """The names of the loops, outermost first, in the cheapest order; operands that it does not walk are converted.
 
     Args:
         result: the format of a sparse result, which is best written in its order.
         options: which orders and conversions there are to choose from.
+        free_first: the loops over the target are outside of all others, best in the order of its subscripts: each
+            instance of them is for a thread of its own.
 
     Raises:
         CannotLower: there is none.
     """
     names, paths = tuple(nest.loops), tuple(nest.paths.values())
-    best: tuple[tuple[float, int, bool, int], tuple[str, ...]] | None = None
-    edges = frozenset(e for p in paths for e in hard_edges(p))
+    best: tuple[tuple[float, ...], tuple[str, ...]] | None = None
+    edges = frozenset(e for p in paths for e in hard_edges(p, free_first))
+    if free_first:
+        edges |= {(a, b) for a in nest.free for b in names if b not in nest.free}
     wanted = [name for name in options.order if name in names]
     for rank, order in enumerate(_orders(names, edges | frozenset(pairwise(wanted)))):
         if [name for name in order if name in wanted] != wanted:
             continue
-        if nest.keeps_places and _scatters(order, nest):  # what a reduced loop finds nothing for is stored, too
-            continue
-        stuck = [p for p in paths if not walks(p, order)]
-        wrong = sum(CONVERSION if options.convert and reordered_format(p, order) else inf for p in stuck)
+        if (nest.keeps_places or free_first) and _scatters(order, nest):
+            continue  # what a reduced loop finds nothing for is stored, too
+        stuck = [p for p in paths if not walks(p, order, free_first)]
+        wrong = sum(CONVERSION if options.convert and reordered_format(p, order, free_first) else inf for p in stuck)
         iterations = _cost(order, nest)
         if result is not None and not is_ordered(nest, order, result):
             iterations *= SORTING
-        cost = (iterations + wrong, _scatters(order, nest), not _is_contiguous(order, nest), rank)
+        cost: tuple[float, ...]
+        if free_first:
+            cost = (wrong, _inversions(order, nest), iterations, rank)
+        else:
+            cost = (iterations + wrong, _scatters(order, nest), not _is_contiguous(order, nest), rank)
         if best is None or cost < best[0]:
             best = cost, order
     if best is None:
         raise CannotLower(f"there is no order of loops with {', '.join(wanted)} from the outside in")
-    wrong_paths = [p.access.tensor for p in paths if not walks(p, best[1])]
+    wrong_paths = [p.access.tensor for p in paths if not walks(p, best[1], free_first)]
     if wrong_paths and not options.convert:
         raise CannotLower(f"{', '.join(wrong_paths)} would have to be converted, which the options rule out")
     return best[1]
 
 
-def walks(path: Path, order: Sequence[str]) -> bool:
+def walks(path: Path, order: Sequence[str], enters_late: bool = False) -> bool:
     """Whether the loops come to the levels of a path from the outermost one inwards."""
     place = {n: i for i, n in enumerate(order)}
-    return all(place[a] < place[b] for a, b in hard_edges(path))
+    return all(place[a] < place[b] for a, b in hard_edges(path, enters_late))
 
 
-def reordered_format(path: Path, order: Sequence[str]) -> Format | None:
+def _inversions(order: Sequence[str], nest: Nest) -> int:
+    """Pairs of loops over the target in another order than that of its elements in memory."""
+    indices = [e.name for e in nest.statement.subscripts if isinstance(e, Index)]
+    named = [*indices, *(outer(n) for n in nest.blocks), *(inner(n) for n in nest.blocks)]
+    loops = sorted((n for n in dict.fromkeys(named) if n in order), key=lambda n: _rank_in_memory(n, indices, nest))
+    places = [order.index(n) for n in loops]
+    return sum(b < a for n, a in enumerate(places) for b in places[n + 1 :])
+
+
+def _rank_in_memory(loop: str, indices: Sequence[str], nest: Nest) -> tuple[int, bool]:
+    for n, name in enumerate(indices):
+        if loop == name or (name in nest.blocks and loop in (outer(name), inner(name))):
+            return n, loop == inner(name)
+    return len(indices), False
+
+
+def reordered_format(path: Path, order: Sequence[str], enters_late: bool = False) -> Format | None:
     """The format in which loops in this order can walk an operand, with the same stored places; None if there is none.
 
     Levels of the dense tail stay with their dimensions: one that came last would store all coordinates of another one.
     """
     format = path.format
     if format.blocks:
-        return next((f for f in _blocked_formats(format) if walks(_stored_as(path, f), order)), None)
+        return next((f for f in _blocked_formats(format) if walks(_stored_as(path, f), order, enters_late)), None)
     if not all(isinstance(step.loop, str) for step in path.steps):
         return None
     loops = {d: step.loop for step, d in zip(path.steps, format.order, strict=True)}
@@ -89,12 +115,7 @@ def reordered_format(path: Path, order: Sequence[str]) -> Format | None:
     tail = format.order[format.depth :]
     upper = iter(format.levels[: format.depth])
     made = Format(tuple(LEVELS["d"] if d in tail else next(upper) for d in dims), tuple(dims))
-    return made if holds_any(format) and holds_any(made) else _compress_levels(made)
-
-
-def _compress_levels(format: Format) -> Format:
-    """The same levels, of which each that is not dense holds all coordinates that come."""
-    return Format(tuple(x if x.is_dense else LEVELS["s"] for x in format.levels), format.order)
+    return made if holds_any(format) and holds_any(made) else made.compressed
 
 
 def _blocked_formats(format: Format) -> Iterator[Format]:
@@ -115,9 +136,14 @@ def _scatters(order: Sequence[str], nest: Nest) -> int:
     return sum(not nest.loops[name].is_free for name in order[: max(free, default=0)])
 
 
-def hard_edges(path: Path) -> Iterator[tuple[str, str]]:
-    """The pairs of loops of which the first must be outside: levels of one path that are not both dense."""
+def hard_edges(path: Path, enters_late: bool = False) -> Iterator[tuple[str, str]]:
+    """The pairs of loops of which the first must be outside: levels of one path that are not both dense.
+
+    enters_late: dense levels are entered when all above are, also if their own loop is further out.
+    """
     for n, below in enumerate(path.steps):
+        if enters_late and below.level.is_dense:
+            continue
         for above in path.steps[:n]:
             both_dense = above.level.is_dense and below.level.is_dense
             match above.loop, below.loop:

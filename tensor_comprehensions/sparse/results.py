@@ -142,7 +142,7 @@ class DenseEmitter(StatementEmitter):
     def combine(self, state: State, value: Expr) -> Stmt:
         if IN_REGISTER in state.indices:
             return add_to(self.total(), value, self.s.reduction)
-        return _update(*self._place(state), value, None if self.has_one_instance else self.s.reduction)
+        return update_element(*self._place(state), value, None if self.has_one_instance else self.s.reduction)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,7 @@ class SharedEmitter(StatementEmitter):
         if IN_REGISTER in state.indices:
             return add_to(self.total(), value, self.s.reduction)
         only = self.final_depth == len(self.order) and (self.s.reduction is None or self.s.initialize)
-        return _update(*self._place(state), value, None if only else self.s.reduction)
+        return update_element(*self._place(state), value, None if only else self.s.reduction)
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +269,7 @@ def add_to(total: Buffer, value: Expr, reduction: str | None) -> Stmt:
     return Store(total, (), build.cast(value, total.type.dtype), reduction)
 
 
-def _update(values: Buffer, where: tuple[Expr, ...], value: Expr, reduction: str | None) -> Stmt:
+def update_element(values: Buffer, where: tuple[Expr, ...], value: Expr, reduction: str | None) -> Stmt:
     """`values[where] = value`, or combined with what is there; 16-bit floats are combined in float32."""
     dtype = values.type.dtype
     if reduction is None:

@@ -34,6 +34,7 @@ class SparseProblem:
         aliases: operands that the caller makes of other tensors, whose extents they have, with these.
         options: how to lower it.
         refills: whether the stored places of results are known, so that only values are computed, where that is faster.
+        lanes: of a GPU, neighboring threads that share the stored positions of a row; 0 for a CPU.
     """
 
     function: Function
@@ -44,6 +45,11 @@ class SparseProblem:
     refills: bool = False
     options: SparseOptions = field(default_factory=SparseOptions)
     aliases: tuple[tuple[str, str], ...] = ()
+    lanes: int = 0
+
+    @property
+    def for_gpu(self) -> bool:
+        return self.lanes > 0
 
     @cached_property
     def ranges(self) -> Ranges:

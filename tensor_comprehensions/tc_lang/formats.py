@@ -108,6 +108,11 @@ class Format:
         last = replace(self.levels[self.depth - 1], unique=True)
         return replace(self, levels=(*self.levels[: self.depth - 1], last, *self.levels[self.depth :]))
 
+    @property
+    def compressed(self) -> Format:
+        """The format in which every level that is not dense holds all coordinates that come, each once."""
+        return replace(self, levels=tuple(x if x.is_dense else LEVELS["s"] for x in self.levels))
+
     def extents(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The extent of each level, of a tensor of this `shape`."""
         split = (*(n // b for n, b in zip(shape, self.blocks, strict=True)), *self.blocks) if self.blocks else shape

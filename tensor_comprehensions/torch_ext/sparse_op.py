@@ -128,7 +128,7 @@ class SparseOp:
             named = dict(zip(names, values, strict=True))
             sparse = {n: x for n, x in named.items() if n in call.sparse}
             dense = {n: x for n, x in named.items() if n in call.dense}
-            return list(run(SparseCall(sparse, dense, call.structures)).values())
+            return list(run(SparseCall(sparse, dense, call.structures, call.device)).values())
 
         results = record_sparse_call(by_position, gradients, operands)
         return dict(zip(gradients.function.returns, results, strict=True))

@@ -36,6 +36,16 @@ def test_emits_one_kind_without_a_heading(kind: str, part: str, capsys: pytest.C
     assert f"# {kind}\n" not in text
 
 
+def test_compiles_for_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main([*RESIDUAL, "--target", "cuda:sm_90", "--emit", "plan,cuda", "--verify"]) == 0
+    text = capsys.readouterr().out
+    assert "blocks; a team of" in text
+    assert "__global__" in text
+    assert "largest difference from the reference" in text
+    assert main.main([*RESIDUAL, "--target", "cuda:sm_80"]) == 0
+    assert "# loops" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -113,7 +123,15 @@ def test_reads_and_writes_files(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["y(i) = A(i,j)*x(j)", "-d", "A:5,6", "-g", "A:uniform:-1"], ["uniform:-1"]),
         (["y(i) = A(i,j)*x(j)", "-d", "A:5,6", "-g", "x:band:1"], ["'band' is for matrices"]),
         (["y(i) = A(i,j)*x(j)", "-i", "A:nowhere.mtx"], ["cannot read nowhere.mtx"]),
-        (["y(i) = A(i,j)*x(j)", "-d", "A:5,6", "--emit", "c,cuda"], ["no sparse kernels for GPUs"]),
+        (["y(i) = A(i,j)*x(j)", "-d", "A:5,6", "--emit", "c,cuda"], ["'cuda'", "--target cuda:sm_90"]),
+        (["y(i) = A(i,j)*x(j)", "-d", "A:5,6", "--emit", "asm", "--target", "cuda:sm_90"], ["'asm'", "cuda, opencl"]),
+        (["y(i) = A(i,j)*x(j)", "-d", "A:5,6", "--time", "3", "--target", "cuda:sm_90"], ["--time is for CPUs"]),
+        (["y(i) = A(i,j)*x(j)", "-d", "A:5,6", "--target", "cuda:sm_1"], ["no target 'cuda:sm_1'"]),
+        (
+            ["C(i,j) = A(i,k)*B(k,j)", "-f", "A:csr", "-f", "B:csr", "-f", "C:csr", "-d", "A:9,8", "-d", "B:8,7",
+             "--target", "cuda:sm_80"],
+            ["'C' has stored places of its own", "on the CPU"],
+        ),
         (["y(i) = A(i,j)*x(j)", "-d", "A:5,6", "--emit", "ptx"], ["'ptx'", "tc, plan, loops"]),
         (["y(i) = A(i,j)*x(j)", "-f", "A:csr", "-d", "A:9999,99999", "-g", "A:band:0", "--verify"], ["instances"]),
     ],

@@ -7,19 +7,26 @@ the place of machine code.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from tensor_comprehensions.compiler.gpu_passes import CompiledGpuKernel
+from tensor_comprehensions.compiler.sparse_gpu_passes import CompiledSparseGpuKernel
 from tensor_comprehensions.core.dtypes import INT8
 from tensor_comprehensions.dispatch.cuda import device_arguments as gpu_arguments
 from tensor_comprehensions.dispatch.cuda import gpu_kernel_cache
 from tensor_comprehensions.dispatch.kernel_table import KernelTable
+from tensor_comprehensions.dispatch.sparse import sparse_gpu_kernels, sparse_kernels
+from tensor_comprehensions.dispatch.sparse.sparse_gpu_kernels import with_length
 from tensor_comprehensions.loop_ir.nodes import Buffer, Type
 from tensor_comprehensions.runtime.cuda import cubins, launch
 from tensor_comprehensions.runtime.cuda.cuda_api import DeviceAttributes, FunctionAttributes
+from tensor_comprehensions.runtime.cuda.launch import Launches
 from tensor_comprehensions.runtime.cuda.nvrtc import Cubin
 from tensor_comprehensions.runtime.cuda.tensor_maps import MAP_ALIGNMENT, TiledMap
 from tensor_comprehensions.runtime.emulate import emulator
@@ -45,6 +52,7 @@ class FakeCuda:
         launches: kernel, grid, block, dynamic shared bytes and stream of each launch.
         stream, capturing: what torch would say.
         waits: how often the device was waited for.
+        lengths: of arrays whose kernels do not depend on them, elements by address.
     """
 
     code: int = 0
@@ -55,9 +63,10 @@ class FakeCuda:
     log: list[str] = field(default_factory=list)
     launches: list[tuple[Any, ...]] = field(default_factory=list)
     shared: dict[str, int] = field(default_factory=dict)
-    known: dict[str, CompiledGpuKernel] = field(default_factory=dict)
+    known: dict[str, CompiledGpuKernel | CompiledSparseGpuKernel] = field(default_factory=dict)
     handles: list[Any] = field(default_factory=list)
     waits: int = 0
+    lengths: dict[int, int] = field(default_factory=dict)
     errors: tuple[type[Exception], ...] = (FakeCudaError,)
 
     def _handle(self, value: Any) -> int:
@@ -113,7 +122,9 @@ class FakeCuda:
         memories = [nothing] * (len(made.arguments) + len(made.temporaries))
         everything = (*made.arguments, *made.temporaries)
         for position, address in zip(kernel.buffers, addresses, strict=True):
-            memories[position] = EmulatedTensor(address, everything[position], True)
+            b = everything[position]
+            b = with_length(b, self.lengths[address]) if b.dynamic else b
+            memories[position] = EmulatedTensor(address, b, True)
         for position, place in zip(kernel.mapped, pointers[len(pointers) - len(kernel.maps) :], strict=True):
             address = ctypes.c_uint64.from_address(place or 0).value
             memories[position] = EmulatedTensor(address, everything[position], True)
@@ -152,6 +163,20 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
         return made
 
     monkeypatch.setattr(gpu_kernel_cache, "load_or_compile_gpu", kernel)
+    compile_sparse, launch_on_arrays = sparse_gpu_kernels.compile_sparse_gpu, sparse_gpu_kernels.launch_on_arrays
+
+    def sparse_kernel(*arguments: Any) -> CompiledSparseGpuKernel:
+        made = compile_sparse(*arguments)
+        stand_in.known[made.code.source] = made
+        return made
+
+    def launch_with_lengths(launches: Launches, arrays: Sequence[Tensor]) -> None:
+        stand_in.lengths.update({x.data_ptr(): x.numel() for x in arrays})
+        launch_on_arrays(launches, arrays)
+
+    monkeypatch.setattr(sparse_gpu_kernels, "compile_sparse_gpu", sparse_kernel)
+    monkeypatch.setattr(sparse_gpu_kernels, "launch_on_arrays", launch_with_lengths)
+    monkeypatch.setattr(sparse_kernels, "find_device", lambda values: torch.device("cpu"))
     monkeypatch.setattr(launch, "cuda_api", lambda: stand_in)
     monkeypatch.setattr(launch, "device_target", lambda index: parse_gpu_target("cuda:sm_90"))
     monkeypatch.setattr(launch, "current_stream", lambda device: stand_in.stream)

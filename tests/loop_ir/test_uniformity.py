@@ -125,7 +125,7 @@ WARP_BARRIER, BARRIER = Invoke("warp_barrier", ()), Invoke("barrier", ())
 
 
 def check(body: Stmt) -> None:
-    verify(Module("m", (OUT, ROW), (), (Kernel("k", body, Launch((1, 1, 1), (128, 1, 1))),), (), ("out",)))
+    verify(Module("m", (OUT, ROW), (), (Kernel("k", body, Launch((1, 1, 1), (128, 1, 1))),), (), ("out", "row")))
 
 
 @pytest.mark.parametrize(
@@ -136,6 +136,8 @@ def check(body: Stmt) -> None:
         Loop("i", b.const(0), b.div(X, 32), WARP_BARRIER),
         Loop("i", b.const(0), b.div(X, 32), If(b.eq(b.var("i"), 1), WARP_BARRIER)),
         If(b.lt(X, 128), BARRIER),
+        While(b.eq(b.load(ROW, b.const(0)), 0), BARRIER),
+        Loop("i", b.load(ROW, b.div(X, 32)), b.load(ROW, b.const(0)), WARP_BARRIER),
     ],
 )
 def test_control_flow_that_agrees_in_the_group(body: Stmt) -> None:
@@ -148,12 +150,14 @@ def test_control_flow_that_agrees_in_the_group(body: Stmt) -> None:
         (If(b.lt(b.div(X, 32), 2), BARRIER), "not all threads of a block come to barrier"),
         (If(b.lt(X, 40), WARP_BARRIER), "not all of 32 threads come to warp_barrier"),
         (Loop("i", b.const(0), b.mod(X, 32), WARP_BARRIER), "not all of 32 threads come to warp_barrier"),
+        (If(b.eq(b.load(ROW, X), 0), WARP_BARRIER), "not all of 32 threads come to warp_barrier"),
+        (If(b.eq(b.load(ROW, b.div(X, 32)), 0), BARRIER), "not all threads of a block come to barrier"),
         (
             Let("lane", b.mod(X, 32), If(b.eq(b.var("lane"), 0), WARP_BARRIER)),
             "not all of 32 threads come to warp_barrier",
         ),
         (
-            While(b.eq(b.load(ROW, b.const(0)), 0), WARP_BARRIER),
+            While(b.eq(b.load(ROW, b.const(0)), 0), b.block(b.store(ROW, (b.const(0),), b.const(1)), WARP_BARRIER)),
             "not all of 32 threads come to warp_barrier",
         ),
         (

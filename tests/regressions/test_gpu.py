@@ -78,3 +78,14 @@ def test_what_one_statement_sums_over_may_be_free_in_another(statements: str) ->
         kernel = sums.compile(x, target="cuda:sm_90", options=options)
         assert "_parts" in kernel.source("cuda") or "__shfl" in kernel.source("cuda"), "no thread shares a sum"
         torch.testing.assert_close(kernel.emulate(x), sums.reference(x))
+
+
+@pytest.mark.skipif(not emulator.is_emulator_available(), reason="running kernels on the CPU needs a C++ compiler")
+def test_extrema_of_int64_with_a_small_number() -> None:
+    """CUDA has no `max` of a `long long` and an `int`."""
+    op = tc.define("def f(int64(N) x) -> (y) { y max=! x(i)  y max= 1 + 0 * x(i)  y min= 7 }").f
+    x = torch.tensor([-3, 9, 4])
+    kernel = op.compile(x, target="cuda:sm_90")
+    assert kernel.emulate(x).item() == 7
+    if nvrtc.is_nvrtc_available():
+        assert kernel.resources["kernels"]

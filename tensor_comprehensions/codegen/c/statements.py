@@ -25,6 +25,7 @@ from .expressions import (
     OR,
     RELATION,
     SUM,
+    UNARY,
     PrintScope,
     Text,
     array_shape,
@@ -249,6 +250,8 @@ def _store_whole_vectors(s: ir.Store, lanes: int, scope: PrintScope) -> list[str
 def _update(place: Text, op: str | None, value: Text, dtype: DType, dialect: CDialect) -> str:
     if op in ("+", "*") and not dialect.stores_only(dtype) and dtype != BOOL:
         return f"{place.text} {op}= {value.text};"
+    if op in ("min", "max") and dialect.small and dtype == INT64:  # the value may have the small type
+        value = Text(f"({dialect.type(dtype)}){value.as_operand(UNARY)}", UNARY)
     if op is not None:
         value = print_binary(build.combiner(op, dtype), place, value, dtype, dialect)
     return f"{place.text} = {value.text};"

@@ -96,8 +96,8 @@ def gather_on_device(
 ) -> Arguments:
     """The arguments of a call, all on one CUDA device. Raises ArgumentError that names the first that is not."""
     check_names(interface, values, initial)
-    inputs = tuple([_on(device, p, v) for p, v in zip(interface.parameters, values, strict=True)])
-    return Arguments(inputs, tuple([_on(device, p, initial[p.name]) for p in interface.initial]), None)
+    inputs = tuple([to_device_tensor(device, p, v) for p, v in zip(interface.parameters, values, strict=True)])
+    return Arguments(inputs, tuple([to_device_tensor(device, p, initial[p.name]) for p in interface.initial]), None)
 
 
 def shapes_without_sync(interface: CallSignature, arguments: Arguments, values: Sequence[object]) -> ArgumentShapes:
@@ -110,8 +110,8 @@ def shapes_without_sync(interface: CallSignature, arguments: Arguments, values: 
     return ArgumentShapes(tuple(inputs), tuple(initial), tuple(scalars))
 
 
-def _on(device: torch.device, expected: ParameterSpec, value: object) -> Tensor:
-    """`value` as a plain tensor on `device`; numbers are put there."""
+def to_device_tensor(device: torch.device, expected: ParameterSpec, value: object) -> Tensor:
+    """`value` as a plain tensor on `device`; numbers are put there. Raises ArgumentError where it does not fit."""
     if isinstance(value, Tensor) and not (value.ndim or expected.dims) and value.device.type == "cpu" != device.type:
         value = value.item()
     if not isinstance(value, Tensor):
@@ -178,7 +178,7 @@ def _check_destination(op: str, wanted: BoundTensor, x: object, device: torch.de
         raise expected.error(
             f"is {with_article(type(x).__name__)}", suggestion="pass a torch tensor of the output's shape"
         )
-    tensor = _on(device, expected, x)
+    tensor = to_device_tensor(device, expected, x)
     if tuple(tensor.shape) != wanted.shape:
         raise expected.error("has another shape than the output", found=f"a shape of {tuple(tensor.shape)}")
     if overlaps_itself(tensor):

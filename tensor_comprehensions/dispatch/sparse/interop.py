@@ -128,7 +128,10 @@ def _from_coo(x: Tensor) -> SparseTensor:
     if not sparse:
         return SparseTensor(format, x.shape, (None,) * x.ndim, x.to_dense())
     levels: list[Any] = [(None, row.contiguous()) for row in rows] + [None] * x.dense_dim()
-    levels[0] = (cache_for_arrays("coo", [rows], lambda: torch.tensor([0, rows.shape[1]])), levels[0][1])
+    levels[0] = (
+        cache_for_arrays("coo", [rows], lambda: torch.tensor([0, rows.shape[1]], device=rows.device)),
+        levels[0][1],
+    )
     return SparseTensor(format, x.shape, levels, x.values())
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ...compiler.sparse_passes import CompiledSparseKernel
-from ...core.dtypes import INT32, INT64
 from ...core.errors import ArgumentError, CannotLower
 from ...core.memory_layout import contiguous_strides
 from ...core.single_flight import SingleFlightCache
@@ -30,16 +29,18 @@ from .fast_call import FastCall
 from .interop import from_scipy, from_torch, is_scipy
 from .sparse_cache import load_or_compile_sparse
 from .sparse_kernel import evaluate, without_gradients
-from .sparse_run import SparseCall, SparseRun, StoredCounts
+from .sparse_run import INDEX_TYPES, SparseCall, SparseRun, StoredCounts
 from .sparse_tensor import SparseTensor
 from .split_run import RunSparse, SplitRun
 from .structure import Structure, check_structure, structure_of
+
+if TYPE_CHECKING:
+    from .sparse_gpu_kernels import SparseGpuKernel, SparseGpuKernels
 
 LIMIT = 64
 """How many kernels of one def are kept."""
 COUNTING_THREADS = 3
 """Threads from which on the elements of sums are counted first: that takes half as long as writing them."""
-_INDEX_TYPES = {torch.int32: INT32, torch.int64: INT64}
 
 
 def is_sparse(value: object) -> bool:
@@ -65,6 +66,7 @@ class SparseKernels:
         self.function = with_formats(interface.function, formats or {})
         self._functions: SingleFlightCache[Hashable, Function] = SingleFlightCache(LIMIT)
         self._kernels: SingleFlightCache[Hashable, CompiledSparseKernel] = SingleFlightCache(LIMIT)
+        self._gpu: SparseGpuKernels | None = None
 
     def run(
         self, call: SparseCall, counts: StoredCounts | None = None, options: SparseOptions | None = None
@@ -78,9 +80,13 @@ class SparseKernels:
         Raises:
             ArgumentError: the sizes of the operands do not fit the def.
         """
-        split = self._split_run(self.function_for_call(call), options)
+        function = self.function_for_call(call)
+        split = self._split_run(function, options)
         if split is not None:
             return split.run(call, counts)
+        if call.device is not None:
+            chosen = self.options_for(function) if options is None else options
+            return self.gpu.run(function, call, self.sizes(call), chosen)
         refills = counts is not None and bool(counts.levels)
         return SparseRun(*self._kernel_for(call, refills, options), counts).results()
 
@@ -123,6 +129,44 @@ class SparseKernels:
         kernel, _, _ = self._kernel_for(self.accept(values, initial))
         return kernel
 
+    @property
+    def gpu(self) -> SparseGpuKernels:
+        """The kernels for GPUs."""
+        if self._gpu is None:
+            from .sparse_gpu_kernels import SparseGpuKernels
+
+            self._gpu = SparseGpuKernels()
+        return self._gpu
+
+    def compile_for_gpu(
+        self, call_op: Callable[..., Any], values: Sequence[object], initial: Mapping[str, object], wanted: Any
+    ) -> SparseGpuKernel:
+        """The kernel for a call like this on a GPU: on the device of its tensors, or on the target `wanted`.
+
+        Raises:
+            ArgumentError: as `accept` does, or there is no kernel for GPUs.
+        """
+        from ..cuda.device_arguments import resolve_gpu_target
+        from .sparse_gpu_kernels import SparseGpuKernel
+
+        prepared = self._prepare(values, initial)
+        device = prepared[1].device
+        if wanted is None and device is not None:
+            from ...runtime.cuda import launch
+
+            target = launch.device_target(device.index)
+        else:
+            target = resolve_gpu_target(wanted)
+        kernel = self.gpu.kernel(*prepared, self.options_for(prepared[0]), target)
+        return SparseGpuKernel(call_op, self._prepare, hand_back, kernel)
+
+    def _prepare(
+        self, values: Sequence[object], initial: Mapping[str, object]
+    ) -> tuple[Function, SparseCall, dict[str, int]]:
+        """The def with the formats of a call, the call, and its sizes."""
+        call = self.accept(without_gradients(values), initial)
+        return self.function_for_call(call), call, self.sizes(call)
+
     def reference(self, values: Sequence[object], initial: Mapping[str, object]) -> Any:
         """What the reference evaluator gives for a call. Raises ArgumentError as `accept` does."""
         call = self.accept(without_gradients(values), initial)
@@ -130,7 +174,9 @@ class SparseKernels:
 
     def lane(self, call: SparseCall, values: Sequence[object]) -> FastCall | None:
         """The short way for calls like this one, which has succeeded; None where there is none."""
-        if self.interface.initial or self.function.scalars or not all(map(_may_take_lane, values)):
+        if call.device is not None or self.interface.initial or self.function.scalars:
+            return None
+        if not all(map(_may_take_lane, values)):
             return None
         if any(self.function.tensor(name).is_sparse for name in self.function.returns):
             return None
@@ -153,24 +199,26 @@ class SparseKernels:
         sparse: dict[str, SparseTensor] = {}
         dense: dict[str, Tensor] = {}
         structures: dict[str, Structure] = {}
+        device = find_device((*values, *initial.values()))
         named = [*zip(self.interface.parameters, values, strict=True)]
         named += [(p, initial[p.name]) for p in self.interface.initial]
         for p, value in named:
             declared = self.function.tensor(p.name).format
             if is_sparse(value):
-                sparse[p.name], structures[p.name] = self._sparse(p, value)
+                sparse[p.name], structures[p.name] = self._sparse(p, value, device)
             elif declared is not None and not declared.is_dense:
                 raise self.dense_error(p)
             else:
-                dense[p.name] = _make_contiguous(p, value)
-        return SparseCall(sparse, dense, structures)
+                in_text = self.function.tensor(p.name).is_compile_time
+                dense[p.name] = _make_contiguous(p, value, None if in_text else device)
+        return SparseCall(sparse, dense, structures, device)
 
     def dense_error(self, p: ParameterSpec) -> ArgumentError:
         """What is said of a dense operand in the place of a sparse one."""
         declared = self.function.tensor(p.name).format
         return p.error("is dense", found="a dense tensor", suggestion=f'pass tc.as_sparse({p.name}, "{declared}")')
 
-    def _sparse(self, p: ParameterSpec, value: Any) -> tuple[SparseTensor, Structure]:
+    def _sparse(self, p: ParameterSpec, value: Any, device: torch.device | None) -> tuple[SparseTensor, Structure]:
         name = p.name
         try:
             t = _as_stored(value)
@@ -187,9 +235,9 @@ class SparseKernels:
                 f"argument '{name}' of {self.function.name} has another element type",
                 expected=str(symbol.dtype), found=str(t.dtype).removeprefix("torch."),
             )  # fmt: skip
-        plain = to_tensor(replace(p, dims=("",) * t.values.ndim), t.values.detach())
-        if any(x.device.type != "cpu" for level in t.levels if level is not None for x in level if x is not None):
-            raise p.error("has levels on another device than its values", suggestion="pass parts on the CPU")
+        plain = _plain_tensor(replace(p, dims=("",) * t.values.ndim), t.values.detach(), device)
+        if any(x.device != plain.device for level in t.levels if level is not None for x in level if x is not None):
+            raise p.error("has levels on another device than its values", suggestion="pass parts on one device")
         levels = t.levels if structure.copies is None else structure.copies
         values = t.values if t.values.requires_grad and torch.is_grad_enabled() else plain
         return SparseTensor(t.format, t.shape, levels, values), structure
@@ -267,7 +315,7 @@ class SparseKernels:
     def _kernel(
         self, function: Function, call: SparseCall, sizes: Mapping[str, int], refills: bool, options: SparseOptions
     ) -> CompiledSparseKernel:
-        types = tuple((n, _INDEX_TYPES[t.index_dtype]) for n, t in call.sparse.items())
+        types = tuple((n, INDEX_TYPES[t.index_dtype]) for n, t in call.sparse.items())
         fixed = fixed_sizes(function, {n: v for n, v in sizes.items() if n not in function.scalars})
         formats = _formats_of(function)
 
@@ -311,12 +359,27 @@ def _may_take_lane(value: object) -> bool:
     return type(value) is SparseTensor
 
 
-def _make_contiguous(expected: ParameterSpec, value: object) -> Tensor:
+def find_device(values: Sequence[object]) -> torch.device | None:
+    """The GPU on which a call has some of its tensors; None where all are on the CPU."""
+    held = (v.values if isinstance(v, SparseTensor) else v for v in values)
+    return next((v.device for v in held if isinstance(v, Tensor) and v.is_cuda), None)
+
+
+def _plain_tensor(expected: ParameterSpec, value: object, device: torch.device | None) -> Tensor:
+    """`value` as a plain tensor on the device of the call. Raises ArgumentError where it is none, or elsewhere."""
+    if device is None:
+        return to_tensor(expected, value)
+    from ..cuda.device_arguments import to_device_tensor
+
+    return to_device_tensor(device, expected, value)
+
+
+def _make_contiguous(expected: ParameterSpec, value: object, device: torch.device | None) -> Tensor:
     """A dense operand with contiguous elements, and with the graph of autograd that it has."""
     if isinstance(value, Tensor) and value.requires_grad and torch.is_grad_enabled():
-        to_tensor(expected, value.detach())
+        _plain_tensor(expected, value.detach(), device)
         return value.resolve_neg().contiguous()
-    return to_tensor(expected, value).contiguous()
+    return _plain_tensor(expected, value, device).contiguous()
 
 
 # --- results -----------------------------------------------------------------------------------------------------

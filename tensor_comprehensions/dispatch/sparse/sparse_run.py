@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from ...compiler.sparse_passes import CompiledSparseKernel
-from ...core.dtypes import INT64
+from ...core.dtypes import INT32, INT64
 from ...core.errors import ArgumentError, InternalError
 from ...runtime.cpu.huge_pages import advise_huge_pages
-from ...sparse.lower import Result
+from ...sparse.lower import Program, Result
 from ...sparse.sparse_problem import Assembled, Collected, SparseOperand
 from ...tc_lang.formats import Format, LevelKind
 from ...tc_lang.ir import Role
@@ -26,14 +26,20 @@ from .fast_call import FastCall
 from .sparse_tensor import Level, SparseTensor
 from .structure import Structure, convert_format
 
+INDEX_TYPES = {torch.int32: INT32, torch.int64: INT64}
+
 
 @dataclass(frozen=True, slots=True)
 class SparseCall:
-    """The operands of a call: by name, as tensors whose parts are contiguous. structures: of the sparse ones."""
+    """The operands of a call: by name, as tensors whose parts are contiguous. structures: of the sparse ones.
+
+    device: the GPU that they are on; None: the CPU.
+    """
 
     sparse: Mapping[str, SparseTensor]
     dense: Mapping[str, Tensor]
     structures: Mapping[str, Structure]
+    device: torch.device | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,31 +56,65 @@ class StoredCounts:
     parts: dict[int, StoredCounts] = field(default_factory=dict)
 
 
-class SparseRun:
-    """One run of a kernel."""
+class ProgramRun:
+    """One run of a program: its operands, and memory for temporaries and for results that are as large as these say."""
 
-    def __init__(
-        self, kernel: CompiledSparseKernel, call: SparseCall, sizes: Mapping[str, int], counts: StoredCounts | None
-    ) -> None:
-        self.counts = counts
-        self.program, self.kernel, self.call = kernel.program, kernel, call
-        problem = kernel.program.problem
+    def __init__(self, program: Program, call: SparseCall, sizes: Mapping[str, int]) -> None:
+        self.program, self.call = program, call
+        problem = program.problem
         self.function, self.sizes = problem.function, sizes
         self.shared = dict(problem.shared)
         self.sparse = dict(call.sparse)
         self._convert(call.structures)
-        numbers = [sizes[n] for n in problem.sizes] or [0]
-        self.size_array = np.array(numbers, np.int64)
-        self.totals = np.zeros(max(1, self.program.slots), np.int64)
+        self.numbers = [sizes[n] for n in problem.sizes] or [0]
         self.values = {o.name: self._values(o) for o in self.program.operands}
-        self.arrays: dict[int, tuple[Tensor, ...]] = {}
-        self.rows: dict[int, Tensor] = {}
 
     def _convert(self, structures: Mapping[str, Structure]) -> None:
         """Make the operands that are others in another format."""
         for c in self.program.conversions:
             if c.source in structures:
                 self.sparse[c.name] = convert_format(self.sparse[c.source], c.format, structures[c.source])
+
+    def _values(self, o: SparseOperand) -> Tensor:
+        if o.name in self.sparse:
+            return self.sparse[o.name].values.detach().resolve_neg().contiguous()
+        dtype = TORCH_TYPES[self.function.tensor(o.name).dtype]
+        if o.role is Role.INPUT and o.name in self.call.dense:
+            return self.call.dense[o.name].detach()
+        if o.role is Role.INPUT:  # what a result will hold
+            return torch.empty(0, dtype=dtype)
+        if o.name in self.shared:
+            return torch.zeros_like(self.sparse[self.shared[o.name]].values, dtype=dtype)
+        if self.function.tensor(o.name).is_sparse:
+            return torch.empty(0, dtype=dtype)
+        if o.role is Role.INOUT:
+            return self.call.dense[o.name].detach().clone()
+        return _empty(self._shape(o.name), dtype, o.name, self.function.name, self.call.device)
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        extents = self.program.problem.ranges.shape(name)
+        return tuple(_number(x, self.sizes) for x in extents)
+
+    def _stored_result(self, name: str) -> Tensor | SparseTensor:
+        """A result that is dense, or has the stored places of an operand."""
+        if name not in self.shared:
+            return self.values[name]
+        source = self.sparse[self.shared[name]]
+        return SparseTensor(source.format, source.shape, source.levels, self.values[name])
+
+
+class SparseRun(ProgramRun):
+    """One run of a kernel for CPUs."""
+
+    def __init__(
+        self, kernel: CompiledSparseKernel, call: SparseCall, sizes: Mapping[str, int], counts: StoredCounts | None
+    ) -> None:
+        super().__init__(kernel.program, call, sizes)
+        self.counts, self.kernel = counts, kernel
+        self.size_array = np.array(self.numbers, np.int64)
+        self.totals = np.zeros(max(1, self.program.slots), np.int64)
+        self.arrays: dict[int, tuple[Tensor, ...]] = {}
+        self.rows: dict[int, Tensor] = {}
 
     def _complete(self, phase: int) -> None:
         """Make operands of the sparse results that are complete before a phase."""
@@ -127,26 +167,6 @@ class SparseRun:
 
     def _only_counts(self, phase: int) -> bool:
         return all(k.name.endswith(".count") for k in self.program.phases[phase].kernels)
-
-    def _values(self, o: SparseOperand) -> Tensor:
-        if o.name in self.sparse:
-            return self.sparse[o.name].values.detach().resolve_neg().contiguous()
-        dtype = TORCH_TYPES[self.function.tensor(o.name).dtype]
-        if o.role is Role.INPUT and o.name in self.call.dense:
-            return self.call.dense[o.name].detach()
-        if o.role is Role.INPUT:  # what a result will hold
-            return torch.empty(0, dtype=dtype)
-        if o.name in self.shared:
-            return torch.zeros_like(self.sparse[self.shared[o.name]].values, dtype=dtype)
-        if self.function.tensor(o.name).is_sparse:
-            return torch.empty(0, dtype=dtype)
-        if o.role is Role.INOUT:
-            return self.call.dense[o.name].detach().clone()
-        return _empty(self._shape(o.name), dtype, o.name, self.function.name)
-
-    def _shape(self, name: str) -> tuple[int, ...]:
-        extents = self.program.problem.ranges.shape(name)
-        return tuple(_number(x, self.sizes) for x in extents)
 
     def _allocate(self, number: int, r: Result) -> tuple[Tensor, ...]:
         """Memory for a sparse result, as large as it is counted to be, or as its operands together."""
@@ -214,12 +234,8 @@ class SparseRun:
         return found
 
     def _result(self, name: str) -> Tensor | SparseTensor:
-        symbol = self.function.tensor(name)
-        if name in self.shared:
-            source = self.sparse[self.shared[name]]
-            return SparseTensor(source.format, source.shape, source.levels, self.values[name])
-        if not symbol.is_sparse:
-            return self.values[name]
+        if name in self.shared or not self.function.tensor(name).is_sparse:
+            return self._stored_result(name)
         return self._sparse_result(name, len(self.function.statements))
 
     def _sparse_result(self, name: str, stop: int) -> SparseTensor:
@@ -287,16 +303,17 @@ def _trim(x: Tensor, count: int) -> Tensor:
     return x[:count] if len(x) <= SPARE * count else x[:count].clone()
 
 
-def _new_array(shape: int | tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def _new_array(shape: int | tuple[int, ...], dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
     """Memory that a kernel writes."""
-    x = torch.empty(shape, dtype=dtype)
-    advise_huge_pages(x.data_ptr(), x.nbytes)
+    x = torch.empty(shape, dtype=dtype, device=device or "cpu")
+    if device is None:
+        advise_huge_pages(x.data_ptr(), x.nbytes)
     return x
 
 
-def _empty(shape: tuple[int, ...], dtype: torch.dtype, name: str, op: str) -> Tensor:
+def _empty(shape: tuple[int, ...], dtype: torch.dtype, name: str, op: str, device: torch.device | None) -> Tensor:
     try:
-        return _new_array(shape, dtype)
+        return _new_array(shape, dtype, device)
     except RuntimeError as error:
         raise ArgumentError(
             f"there is no memory for '{name}' of {op}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ...options import CpuOptions
@@ -29,11 +30,16 @@ class DenseStep:
         self._lanes = InlineCache(self._table.interface)
         self._config = CompileConfig(CpuOptions(), host())
 
-    def run(self, operands: list[Tensor]) -> dict[str, Any]:
-        """The results by name."""
+    def run(self, operands: list[Tensor], device: torch.device | None) -> dict[str, Any]:
+        """The results by name; device: the GPU of the call."""
+        if device is not None:
+            return self._name_results(self._table.gpu.call(operands, None, {}, None))
         found = self._lanes.call(operands, None, {})
         if found is MISS:
             found = self._table.call(operands, None, {}, self._config, self._lanes)
+        return self._name_results(found)
+
+    def _name_results(self, found: Any) -> dict[str, Any]:
         results = found if isinstance(found, tuple) else (found,)
         return dict(zip(self.function.returns, results, strict=True))
 
@@ -54,13 +60,13 @@ class SplitRun:
         for number, (function, step) in enumerate(self._steps):
             operands = {p.name: known[p.name] for p in function.parameters}
             if isinstance(step, DenseStep):
-                known |= step.run(list(operands.values()))
+                known |= step.run(list(operands.values()), call.device)
                 continue
             sparse = {n: x for n, x in operands.items() if isinstance(x, SparseTensor)}
             dense = {n: x for n, x in operands.items() if n not in sparse}
             structures = {n: call.structures[n] for n in sparse if n in call.structures}
             mine = None if counts is None else counts.parts.setdefault(number, StoredCounts())
-            found = step(SparseCall(sparse, dense, structures), mine)
+            found = step(SparseCall(sparse, dense, structures, call.device), mine)
             if mine is not None:
                 mine.levels.update({n: x.levels for n, x in found.items() if isinstance(x, SparseTensor)})
             known |= found

@@ -133,10 +133,18 @@ def convert_format(t: SparseTensor, format: Format, structure: Structure) -> Spa
         return t
     if not t.format.is_unique:  # elements of one place are added
         return t.to(format)
-    found = structure.conversions.get(format)
-    if found is None:
-        found = structure.conversions.setdefault(format, _make_conversion(t, format))
+    found = _conversion(t, format, structure)
     return SparseTensor(format, t.shape, found.levels, found.apply(t.values))
+
+
+def convert_levels(t: SparseTensor, format: Format, structure: Structure) -> tuple[Level, ...]:
+    """The levels of the tensor in a format that stores the same elements in the same order."""
+    return _conversion(t, format, structure).levels
+
+
+def _conversion(t: SparseTensor, format: Format, structure: Structure) -> LevelConversion:
+    found = structure.conversions.get(format)
+    return found or structure.conversions.setdefault(format, _make_conversion(t, format))
 
 
 def _make_conversion(t: SparseTensor, format: Format) -> LevelConversion:

@@ -7,14 +7,13 @@ hoisting of "Composable and modular code generation in MLIR" over a loop that th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import takewhile
 
 from .. import build
-from ..intrinsics import is_hint
-from ..nodes import Allocate, Block, Buffer, Check, If, Invoke, Let, Loop, Space, Stmt, Store, Var, While
-from ..rewrite import allocated_buffers, map_stmt, substatements, used_values, walk_stmts
+from ..nodes import Allocate, Block, Buffer, Check, If, Let, Loop, Space, Stmt, Var, While
+from ..rewrite import allocated_buffers, map_stmt, substatements, used_values, walk_stmts, written_buffers
 
 Filled = tuple[Buffer, Stmt]
 """Scratch memory and what fills it."""
@@ -28,7 +27,7 @@ def hoist_packing(loop: Loop) -> tuple[tuple[Filled, ...], Loop]:
     candidates = list(_allocations(loop.body, frozenset((loop.var,))))
     if not candidates:
         return (), loop
-    written = {b.name for b in _written_buffers((loop.body,))}
+    written = {b.name for b in written_buffers((loop.body,))}
     fills = [(buffer, _fill(buffer, body, bound, written)) for buffer, body, bound in candidates]
     shared: dict[str, Filled] = {}
     for buffer, fill in fills:
@@ -67,14 +66,14 @@ def _fill(buffer: Buffer, body: Stmt, bound: frozenset[str], written: set[str]) 
     parts = body.body if isinstance(body, Block) else ()
     first = tuple(takewhile(lambda p: _fills(p, buffer, bound, written), parts))
     rest = parts[len(first) :]
-    if not first or not rest or buffer.name in {b.name for b in _written_buffers(rest)}:
+    if not first or not rest or buffer.name in {b.name for b in written_buffers(rest)}:
         return None
     return build.block(*first)
 
 
 def _fills(s: Stmt, buffer: Buffer, bound: frozenset[str], written: set[str]) -> bool:
     """Whether `s` writes nothing but `buffer`, the same in every iteration."""
-    if any(b.name != buffer.name for b in _written_buffers((s,))) or any(
+    if any(b.name != buffer.name for b in written_buffers((s,))) or any(
         isinstance(c, Check | Allocate) for c in walk_stmts(s)
     ):
         return False
@@ -95,14 +94,3 @@ def _drop_shared(s: Stmt, shared: Mapping[str, Filled]) -> Stmt:
         case If() | Let() | Block() | Allocate():
             return map_stmt(s, lambda e: e, lambda c: _drop_shared(c, shared))
     return s
-
-
-def _written_buffers(parts: Iterable[Stmt]) -> list[Buffer]:
-    """Whatever stores or intrinsics reach."""
-    found: list[Buffer] = []
-    for c in (c for part in parts for c in walk_stmts(part)):
-        if isinstance(c, Store):
-            found.append(c.buffer)
-        elif isinstance(c, Invoke) and not is_hint(c):
-            found += [b for b, _ in c.operands]
-    return found

@@ -12,6 +12,7 @@ from ....core.knobs import current_knobs
 from ....loop_ir import build
 from ....loop_ir import nodes as ir
 from ....loop_ir.buffer_view import BufferView, private_view
+from ....loop_ir.cross_thread_reduction import CrossThreadSum, combine_across_threads
 from ....loop_ir.intervals import Interval
 from ....loop_ir.intrinsics import BARRIER, WARP_BARRIER
 from ....loop_ir.nodes import Buffer, Kernel, Launch, Space
@@ -30,7 +31,6 @@ from ..tree.schedule_tree import BLOCK_IDS, THREAD_IDS, Tree, tree_to_isl, witho
 from ..tree.sync import SyncLevel, kernel_barriers
 from ..tree.verify_kernel import check_kernel
 from .ast_to_loops import generate_loops
-from .cross_thread_reduction import CrossThreadSum, combine_across_threads
 from .isl_to_expr import launch_identifiers
 from .statements import StatementLowering, sum_register
 

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from ....core.naming import compose_name
-from ....loop_ir import build
-from ....loop_ir import nodes as ir
-from ....loop_ir.intrinsics import BARRIER, SHUFFLE_XOR
-from ....loop_ir.nodes import THREAD, Buffer, Launch, Loop, LoopKind, Space
+from ..core.naming import compose_name
+from . import build
+from . import nodes as ir
+from .intrinsics import BARRIER, SHUFFLE_XOR
+from .nodes import THREAD, Buffer, Launch, Loop, LoopKind, Space
 
 WARP = 32
 

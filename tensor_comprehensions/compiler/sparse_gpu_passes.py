@@ -1,0 +1,143 @@
+"""The compiler of sparse defs for GPUs: lowered, simplified and printed as CUDA C++, as dense defs are."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from time import perf_counter
+
+from ..codegen.gpu import cuda_printer, opencl_printer
+from ..codegen.gpu.gpu_printer import GpuCode
+from ..codegen.gpu.ptx import architecture_for
+from ..core.diagnostics import get_logger
+from ..core.errors import ArgumentError
+from ..loop_ir.binding import check_bindings
+from ..loop_ir.nodes import Buffer, Module
+from ..loop_ir.show import format_program
+from ..runtime.cpu.host import host
+from ..runtime.cuda import cubins, nvrtc
+from ..runtime.cuda.nvrtc import Cubin
+from ..sparse.explain import explain, text_with_formats
+from ..sparse.gpu_lower import GpuProgram, lower_for_gpu
+from ..sparse.lower import Program
+from ..sparse.sparse_problem import SparseProblem
+from ..target import GpuTarget
+from .gpu_passes import check_limits, simplify_kernel
+from .sparse_passes import verify_module
+
+
+@dataclass(frozen=True, eq=False)
+class CompiledSparseGpuKernel:
+    """A sparse def as CUDA C++.
+
+    Attributes:
+        problem: all that it depends on. lowered: the loops, with the mapping of each kernel.
+        module: the loop program that was printed. code: its text and launches.
+        seconds: the time of each step, in order.
+    """
+
+    problem: SparseProblem
+    lowered: GpuProgram
+    target: GpuTarget
+    module: Module
+    code: GpuCode
+    seconds: tuple[tuple[str, float], ...]
+
+    @property
+    def program(self) -> Program:
+        """What was lowered."""
+        return self.lowered.program
+
+    @property
+    def arguments(self) -> tuple[Buffer, ...]:
+        """The arrays that a launch takes, in order."""
+        return self.module.arguments
+
+    @property
+    def temporaries(self) -> tuple[Buffer, ...]:
+        """None: the caller passes them as arguments, for their sizes differ from call to call."""
+        return self.module.temporaries
+
+    @property
+    def compile_seconds(self) -> float:
+        return sum(seconds for _, seconds in self.seconds)
+
+    @functools.cached_property
+    def cubin(self) -> Cubin:
+        """Machine code. Raises ArgumentError where NVRTC is not installed."""
+        return cubins.cubin_of(self.code.source, architecture_for(self.code.source, self.target.name))
+
+    @property
+    def resources(self) -> dict[str, int]:
+        """What a call takes: kernels, and the threads of a block; with NVRTC also registers and bytes of spills."""
+        kernels = self.code.kernels
+        found = {"kernels": len(kernels), "threads": max((prod(k.launch.block) for k in kernels), default=0)}
+        if nvrtc.is_nvrtc_available():
+            reports = self.cubin.resources.values()
+            found["registers"] = max((r.registers for r in reports), default=0)
+            found["local_bytes"] = max((r.local for r in reports), default=0)
+            found["spill_bytes"] = max((r.spill_stores + r.spill_loads for r in reports), default=0)
+        return found
+
+    def source(self, kind: str) -> str:
+        """The kernels as text of a kind: "tc", "schedule", "loops", "cuda" or "opencl".
+
+        Raises:
+            ArgumentError: there is no such kind.
+        """
+        if kind not in SPARSE_GPU_KINDS:
+            raise ArgumentError(
+                f"a sparse kernel for a GPU has no source of kind {kind!r}", expected=", ".join(SPARSE_GPU_KINDS)
+            )
+        return SPARSE_GPU_KINDS[kind](self)
+
+
+def _explain(kernel: CompiledSparseGpuKernel) -> str:
+    """The plan, and what the threads of each kernel do."""
+    lines = [explain(kernel.program)]
+    for m in kernel.lowered.mappings:
+        sharing = f", whose lanes share {m.shared}" if m.shared else ""
+        team = "thread" if m.teams.lanes == 1 else f"team of {m.teams.lanes} lanes"
+        lines.append(f"kernel {m.name}: {m.teams.blocks} blocks; a {team} for {', '.join(m.loops)}{sharing}")
+    return "\n".join(lines)
+
+
+def _text(kernel: CompiledSparseGpuKernel) -> str:
+    return text_with_formats(kernel.program.problem.function)
+
+
+SPARSE_GPU_KINDS: Mapping[str, Callable[[CompiledSparseGpuKernel], str]] = {
+    "tc": _text,
+    "schedule": _explain,
+    "loops": lambda kernel: format_program(kernel.module),
+    "cuda": lambda kernel: cuda_printer.emit_cuda(kernel.module, header=_header(kernel)).source,
+    "opencl": lambda kernel: opencl_printer.emit_opencl(kernel.module, header=_header(kernel)).source,
+}
+"""What `source` can show."""
+
+
+def _header(kernel: CompiledSparseGpuKernel) -> str:
+    return "\n".join(("", _text(kernel).strip("\n"), "", f"target: {kernel.target.name}"))
+
+
+def compile_sparse_gpu(problem: SparseProblem, target: GpuTarget) -> CompiledSparseGpuKernel:
+    """Lower and print a problem.
+
+    Raises:
+        CannotLower: a statement is of a kind that has no kernels for GPUs.
+    """
+    start = perf_counter()
+    lowered = lower_for_gpu(problem, target, host())
+    done = perf_counter()
+    check_bindings(lowered.module)
+    verify_module(lowered.module, "lower")
+    module = replace(lowered.module, kernels=tuple(map(simplify_kernel, lowered.module.kernels)))
+    verify_module(module, "simplify")
+    for kernel in module.kernels:
+        check_limits(problem.function.name, kernel, target)
+    code = cuda_printer.emit_cuda(module)
+    seconds = (("lower", done - start), ("emit", perf_counter() - done))
+    get_logger("schedule").debug("%s: sparse for %s, %s", problem.function.name, target.name, lowered.program.orders)
+    return CompiledSparseGpuKernel(problem, lowered, target, module, code, seconds)

@@ -1,0 +1,299 @@
+"""Kernels of a sparse def for GPUs: which one a call needs, how it is launched, and how the emulator runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...codegen.gpu.gpu_printer import GpuCode
+from ...compiler.sparse_gpu_passes import CompiledSparseGpuKernel, compile_sparse_gpu
+from ...core.error_boundary import only_tc_errors
+from ...core.errors import ArgumentError, CannotLower
+from ...core.single_flight import SingleFlightCache
+from ...loop_ir.nodes import Buffer
+from ...options import SparseOptions
+from ...runtime.cuda import launch
+from ...runtime.cuda.launch import Launches
+from ...runtime.emulate import emulator
+from ...runtime.emulate.emulator import Emulated, EmulatedTensor
+from ...sparse.share import shared_patterns, with_shared_formats
+from ...sparse.sparse_problem import SparseProblem, fixed_sizes
+from ...target import GpuTarget
+from ...tc_lang.formats import Format
+from ...tc_lang.ir import Function, Role
+from ..signatures import format_signature
+from .sparse_run import INDEX_TYPES, ProgramRun, SparseCall
+from .sparse_tensor import SparseTensor
+from .structure import Structure, convert_levels
+
+LIMIT = 64
+"""How many kernels of one def are kept, and how many size arrays."""
+MAX_LANES = 32
+
+RunArrays = Callable[[Sequence[Tensor]], None]
+"""Runs a kernel on the arrays of its arguments, in order."""
+
+
+@dataclass(slots=True, eq=False)
+class SparseGpuKernels:
+    """The kernels of one def for GPUs, and those of them that are on devices of this machine."""
+
+    compiled: SingleFlightCache[Hashable, CompiledSparseGpuKernel] = field(
+        default_factory=lambda: SingleFlightCache(LIMIT)
+    )
+    loaded: SingleFlightCache[Hashable, Launches] = field(default_factory=lambda: SingleFlightCache(LIMIT))
+    sizes: SingleFlightCache[Hashable, Tensor] = field(default_factory=lambda: SingleFlightCache(LIMIT))
+
+    def run(
+        self, function: Function, call: SparseCall, sizes: Mapping[str, int], options: SparseOptions
+    ) -> dict[str, Tensor | SparseTensor]:
+        """What the def returns for operands on a device. Raises ArgumentError where there is no kernel."""
+        assert call.device is not None
+        device = call.device
+        kernel = self.kernel(function, call, sizes, options, launch.device_target(device.index))
+        launches = self.loaded.get((kernel, device.index), lambda: load_on_device(kernel, device))
+        return GpuRun(kernel, call, sizes, self.sizes).run(function, lambda arrays: launch_on_arrays(launches, arrays))
+
+    def kernel(
+        self,
+        function: Function,
+        call: SparseCall,
+        sizes: Mapping[str, int],
+        options: SparseOptions,
+        target: GpuTarget,
+    ) -> CompiledSparseGpuKernel:
+        """The kernel for a call. Raises ArgumentError where there is none."""
+        problem = make_problem(function, call, sizes, options)
+
+        def make() -> CompiledSparseGpuKernel:
+            try:
+                return compile_sparse_gpu(problem, target)
+            except CannotLower as refusal:
+                raise ArgumentError(
+                    f"{function.name} has no kernel for GPUs: {refusal}",
+                    suggestion="pass tensors on the CPU, where all defs run",
+                ) from refusal
+
+        return self.compiled.get((problem, target), make)
+
+
+def make_problem(
+    function: Function, call: SparseCall, sizes: Mapping[str, int], options: SparseOptions
+) -> SparseProblem:
+    """What a kernel for a call depends on. Raises ArgumentError where an operand is stored as no kernel walks it."""
+    stored = with_walkable_levels(call)
+    walked = _with_walkable_formats(function)
+    shared = shared_patterns(walked)
+    known = {n: v for n, v in sizes.items() if n not in function.scalars}
+    return SparseProblem(
+        with_shared_formats(walked, shared),
+        tuple((n, INDEX_TYPES[t.index_dtype]) for n, t in stored.sparse.items()),
+        fixed_sizes(function, known),
+        tuple(shared.items()),
+        options=options,
+        lanes=count_lanes(stored),
+    )
+
+
+def load_on_device(kernel: CompiledSparseGpuKernel, device: torch.device) -> Launches:
+    """The kernel on a device. Raises ArgumentError while a graph is captured, as a dense kernel does."""
+    if launch.is_capturing():
+        raise ArgumentError(
+            f"{kernel.program.problem.function.name} has not run in these formats on {device}, and a graph is being "
+            "captured",
+            suggestion="call it once before the capture",
+        )
+    return launch.load_launches_on(kernel.code, kernel.cubin, device.index)
+
+
+def launch_on_arrays(launches: Launches, arrays: Sequence[Tensor]) -> None:
+    """Launch all kernels on arrays of a device, which torch keeps until they have run."""
+    launches([x.data_ptr() for x in arrays])
+
+
+class GpuRun(ProgramRun):
+    """One run of a kernel for a GPU: all arrays exist before its only phase begins."""
+
+    def __init__(
+        self,
+        kernel: CompiledSparseGpuKernel,
+        call: SparseCall,
+        sizes: Mapping[str, int],
+        known: SingleFlightCache[Hashable, Tensor],
+    ) -> None:
+        super().__init__(kernel.program, with_walkable_levels(call), sizes)
+        self._original, self._known = call, known
+
+    def run(self, function: Function, launch: RunArrays) -> dict[str, Tensor | SparseTensor]:
+        """What `function`, which has the formats that the caller sees, returns by name."""
+        launch(self.list_arrays())
+        return {name: self._in_format(name, function.tensor(name).format) for name in function.returns}
+
+    def list_arrays(self) -> list[Tensor]:
+        """The arguments of the kernel, in order."""
+        device = self.call.device or torch.device("cpu")
+        sizes = self._known.get((device, *self.numbers), lambda: torch.tensor(self.numbers, device=device))
+        found = [sizes, sizes[:0]]  # nothing is counted
+        for o in self.program.operands:
+            if o.crd:
+                levels = (level for level in self.sparse[o.name].levels if level is not None)
+                found += [x for level in levels for x in level if x is not None]
+            found.append(self.values[o.name])
+        return found
+
+    def _in_format(self, name: str, format: Format | None) -> Tensor | SparseTensor:
+        made = self._stored_result(name)
+        if not isinstance(made, SparseTensor) or format is None or made.format == format:
+            return made
+        source = self._original.sparse[self.shared[name]]
+        if source.format == format:
+            return SparseTensor(format, made.shape, source.levels, made.values)
+        return made.to(format)
+
+
+def count_lanes(call: SparseCall) -> int:
+    """How many lanes share a row: as many as half of the rows, about, can use; a power of two."""
+    longest = 2
+    for t in call.sparse.values():
+        counts = [len(level[1]) for level in t.levels if level is not None]
+        rows = t.format.extents(t.shape)[0] if t.format.levels[0].is_dense else counts[0] if counts else 1
+        while counts and longest < MAX_LANES and counts[-1] >= 2 * longest * max(1, rows):
+            longest *= 2
+    return longest
+
+
+# --- formats -----------------------------------------------------------------------------------------------------
+
+
+def with_walkable_levels(call: SparseCall) -> SparseCall:
+    """The call with a position for each row of operands that repeat coordinates, as COO does.
+
+    Their values stay in place: levels with one position for each coordinate have the same elements in the same order.
+    """
+    wrong = {n: t for n, t in call.sparse.items() if not t.format.is_unique or walkable_format(t.format) != t.format}
+    if not wrong:
+        return call
+    stored = {n: _walkable(n, t, call.structures.get(n)) for n, t in wrong.items()}
+    kept = {n: s for n, s in call.structures.items() if n not in wrong}
+    kept |= {n: Structure(len(t.values)) for n, t in stored.items()}
+    return replace(call, sparse={**call.sparse, **stored}, structures=kept)
+
+
+def _walkable(name: str, t: SparseTensor, structure: Structure | None) -> SparseTensor:
+    if not t.format.is_unique:
+        raise ArgumentError(
+            f"'{name}' is stored as '{t.format}', in which elements repeat: there are no kernels for GPUs",
+            suggestion=f'pass {name}.to("{t.format.with_unique_elements}")',
+        )
+    format = walkable_format(t.format)
+    known = Structure(len(t.values)) if structure is None else structure
+    return SparseTensor(format, t.shape, convert_levels(t, format, known), t.values)
+
+
+def walkable_format(format: Format) -> Format:
+    """The format with compressed levels where it repeats coordinates, and elements in the same order."""
+    if all(level.unique for level in format.levels[: format.depth]) or not format.is_unique:
+        return format
+    return format.compressed
+
+
+def _with_walkable_formats(function: Function) -> Function:
+    tensors = (
+        t if t.format is None or t.role is Role.TEMPORARY else replace(t, format=walkable_format(t.format))
+        for t in function.tensors
+    )
+    return replace(function, tensors=tuple(tensors))
+
+
+# --- without a device --------------------------------------------------------------------------------------------
+
+
+class SparseGpuKernel:
+    """A kernel of an operator with sparse operands for a GPU: for operands in certain formats, of any sizes.
+
+    It is called like the operator, with tensors on such a device, and `emulate` runs it on the CPU.
+
+    Attributes:
+        compiled: the kernel with everything that the compiler knows of it.
+        compile_seconds: what making it took. resources: kernels and threads; with NVRTC also registers and spills.
+    """
+
+    def __init__(
+        self,
+        call: Callable[..., Any],
+        prepare: Callable[[Sequence[object], Mapping[str, object]], tuple[Function, SparseCall, Mapping[str, int]]],
+        finish: Callable[[dict[str, Tensor | SparseTensor], Sequence[object]], Any],
+        compiled: CompiledSparseGpuKernel,
+    ) -> None:
+        """prepare: the def, the operands and the sizes of a call on the CPU. finish: results as the caller has them."""
+        self._call, self._prepare, self._finish, self.compiled = call, prepare, finish, compiled
+        self._sizes: SingleFlightCache[Hashable, Tensor] = SingleFlightCache(1)
+        self._emulated: SingleFlightCache[GpuCode, Emulated] = SingleFlightCache(1)
+
+    def __repr__(self) -> str:
+        name = format_signature(self.compiled.program.problem.function)
+        return f"<sparse kernel of {name} for {self.compiled.target.name}>"
+
+    @only_tc_errors
+    def __call__(self, /, *tensors: object, **initial: object) -> Any:
+        return self._call(*tensors, **initial)
+
+    @property
+    def compile_seconds(self) -> float:
+        return self.compiled.compile_seconds
+
+    @property
+    @only_tc_errors
+    def resources(self) -> dict[str, int]:
+        return self.compiled.resources
+
+    @only_tc_errors
+    def source(self, kind: str = "cuda") -> str:
+        """The kernel as text of a kind: "tc", "schedule", "loops", "cuda" or "opencl"."""
+        return self.compiled.source(kind)
+
+    @only_tc_errors
+    def emulate(self, /, *tensors: object, **initial: object) -> Any:
+        """What the kernel gives for tensors on the CPU, by its own text, compiled by the host's C++ compiler.
+
+        It is slow, and checks every access to memory as `GpuKernel.emulate` does.
+
+        Raises:
+            ArgumentError: there is no C++ compiler, or the operands have other formats or types than the kernel.
+            InternalError: the kernel would go wrong on a device.
+        """
+        function, call, sizes = self._prepare(tensors, initial)
+        mine = self.compiled.problem
+        wanted = replace(make_problem(function, call, sizes, mine.options), lanes=mine.lanes)
+        if wanted != mine:
+            raise ArgumentError(
+                f"this kernel of {function.name} was compiled for operands in other formats, or for other fixed sizes",
+                suggestion="compile it for these",
+            )
+        run = GpuRun(self.compiled, call, sizes, self._sizes)
+        return self._finish(run.run(function, self._emulate), tensors)
+
+    def _emulate(self, arrays: Sequence[Tensor]) -> None:
+        code = self.compiled.code
+        emulated = self._emulated.get(code, lambda: emulator.build_emulated([code])[0])
+        run_emulated_arrays(emulated, self.compiled, arrays)
+
+
+def run_emulated_arrays(emulated: Emulated, kernel: CompiledSparseGpuKernel, arrays: Sequence[Tensor]) -> None:
+    """Run the text of a kernel on arrays on the CPU. Raises InternalError where it would go wrong on a device."""
+    dense = {o.values.name for o in kernel.program.operands if o.role in (Role.OUTPUT, Role.TEMPORARY)}
+    dense -= set(dict(kernel.program.problem.shared))  # which hold zeros
+    memories = [
+        EmulatedTensor(x.data_ptr(), with_length(b, x.numel()), b.name not in dense)
+        for b, x in zip(kernel.arguments, arrays, strict=True)
+    ]
+    emulated(memories)
+
+
+def with_length(b: Buffer, count: int) -> Buffer:
+    """An argument that is as long as the array of a call."""
+    return replace(b, shape=(count,), strides=(1,), dynamic=False)

@@ -1,0 +1,166 @@
+"""Loops of a nest for the threads of a GPU: the outermost ones are dealt to teams of lanes in steps of the grid.
+
+A team is 1 to 32 neighboring threads, or a whole block. Its lanes share the positions of a row, or the terms of a sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ..core.errors import CannotLower
+from ..core.naming import compose_name
+from ..loop_ir import build
+from ..loop_ir.names import Names
+from ..loop_ir.nodes import BLOCK, THREAD, Block, Expr, Launch, Let, Loop, LoopKind, Stmt
+from ..loop_ir.rewrite import mentions
+from ..target import GpuTarget
+
+THREADS = 128
+"""Of a block: small, for rows of different lengths leave few threads idle then."""
+TASK, ROUND, WORKERS = compose_name("task"), compose_name("round"), compose_name("tasks")
+
+
+@dataclass(frozen=True, slots=True)
+class Teams:
+    """The threads of a launch: `blocks` blocks of `THREADS` threads, of which `lanes` neighbors are a team."""
+
+    blocks: int
+    lanes: int
+
+    @property
+    def launch(self) -> Launch:
+        """Lanes run along x, the teams of a block along y."""
+        return Launch((self.blocks, 1, 1), (self.lanes, THREADS // self.lanes, 1))
+
+    @property
+    def count(self) -> int:
+        return self.blocks * (THREADS // self.lanes)
+
+    @property
+    def number(self) -> Expr:
+        """The number of the team of a thread."""
+        return build.add(build.mul(build.var(BLOCK[0]), THREADS // self.lanes), build.var(THREAD[1]))
+
+    @property
+    def lane(self) -> Expr:
+        return build.var(THREAD[0])
+
+
+def count_blocks(target: GpuTarget) -> int:
+    """Blocks that fill the target once."""
+    return target.num_sms * (target.threads_per_sm // THREADS)
+
+
+@dataclass(frozen=True, slots=True)
+class OuterLoops:
+    """What is outside of the innermost part of a nest.
+
+    before: names that no loop changes. loops: those whose bounds none of the others decides. names: what depends on
+    their variables. rest: what is inside.
+    """
+
+    before: tuple[tuple[str, Expr], ...]
+    loops: tuple[Loop, ...]
+    names: tuple[tuple[str, Expr], ...]
+    rest: Stmt
+
+    @property
+    def is_row(self) -> bool:
+        """Whether a loop follows whose bounds depend on those outside: over the positions of a row."""
+        return isinstance(self.rest, Loop)
+
+
+def split_outer_loops(body: Stmt) -> OuterLoops:
+    """Take apart the loops of a nest that come one in the other, from the outermost one on."""
+    before: list[tuple[str, Expr]] = []
+    names: list[tuple[str, Expr]] = []
+    loops: list[Loop] = []
+    varying: set[str] = set()
+    while True:
+        match body:
+            case Let(name, value, inner):
+                if mentions(value, varying):
+                    varying.add(name)
+                (names if name in varying else before).append((name, value))
+                body = inner
+            case Loop(var, start, stop, inner, LoopKind.SERIAL, 1) if not _depends((start, stop), varying):
+                loops.append(body)
+                varying.add(var)
+                body = inner
+            case _:
+                return OuterLoops(tuple(before), tuple(loops), tuple(names), body)
+
+
+def _depends(bounds: Sequence[Expr], varying: set[str]) -> bool:
+    return any(mentions(e, varying) for e in bounds)
+
+
+def deal_to_teams(outer: OuterLoops, teams: Teams, names: Names) -> Stmt:
+    """The loops with an instance of the outer ones for each team at a time, and a row shared by its lanes."""
+    rest = outer.rest
+    if isinstance(rest, Loop) and teams.lanes > 1:
+        rest = share_among_lanes(rest, teams)
+    task = names.fresh(TASK)
+    body = _bind(outer, build.var(task), rest)
+    return _let(outer.before, Loop(task, teams.number, _count_tasks(outer), body, step=teams.count))
+
+
+def deal_in_rounds(outer: OuterLoops, teams: Teams, names: Names, leads: str) -> Stmt:
+    """As `deal_to_teams`, with as many rounds for each thread, so that the threads of a team can meet.
+
+    Where no instance is left, the last one is computed again. leads: a name for whether a thread is to store.
+    """
+    tasks, number, task = names.fresh(WORKERS), names.fresh(ROUND), names.fresh(TASK)
+    mine = build.add(build.mul(build.var(number), teams.count), teams.number)
+    first = build.logical_and(build.eq(teams.lane, 0), build.lt(mine, build.var(tasks)))
+    last = build.sub(build.var(tasks), 1)
+    body = Let(leads, first, Let(task, build.minimum(mine, last), _bind(outer, build.var(task), outer.rest)))
+    rounds = build.div(build.add(build.var(tasks), teams.count - 1), teams.count)
+    loop = Loop(number, build.const(0), rounds, body)
+    return _let(outer.before, Let(tasks, _count_tasks(outer), loop))
+
+
+def share_among_lanes(body: Stmt, teams: Teams) -> Stmt:
+    """A loop, or several, of which each lane of a team has the iterations from its own number on in steps.
+
+    Raises:
+        CannotLower: something else is done beside the loops, or they merge operands.
+    """
+    match body:
+        case Let(name, value, inner):
+            return Let(name, value, share_among_lanes(inner, teams))
+        case Block(parts) if parts:
+            return build.block(*(share_among_lanes(s, teams) for s in parts))
+        case Loop(start=start, kind=LoopKind.SERIAL, step=1):
+            return replace(body, start=build.add(start, teams.lane), step=teams.lanes)
+    raise CannotLower("its sums are no loops over stored positions or all coordinates")
+
+
+def _count_tasks(outer: OuterLoops) -> Expr:
+    total: Expr = build.const(1)
+    for extent in map(_extent, outer.loops):
+        total = build.mul(total, extent)
+    return total
+
+
+def _extent(loop: Loop) -> Expr:
+    extent = build.sub(loop.stop, loop.start)
+    return extent if loop.start == build.const(0) else build.maximum(extent, 0)
+
+
+def _bind(outer: OuterLoops, task: Expr, rest: Stmt) -> Stmt:
+    """`rest` for an instance of the outer loops, the innermost of which runs fastest through them."""
+    bound: list[tuple[str, Expr]] = []
+    for loop in reversed(outer.loops[1:]):
+        extent = _extent(loop)
+        bound.append((loop.var, build.add(loop.start, build.mod(task, extent))))
+        task = build.div(task, extent)
+    bound += [(loop.var, build.add(loop.start, task)) for loop in outer.loops[:1]]
+    return _let((*reversed(bound), *outer.names), rest)
+
+
+def _let(names: Sequence[tuple[str, Expr]], body: Stmt) -> Stmt:
+    for name, value in reversed(names):
+        body = Let(name, value, body)
+    return body
