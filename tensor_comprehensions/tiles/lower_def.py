@@ -134,8 +134,7 @@ def _divide(function: BoundFunction, options: TileOptions, target: GpuTarget) ->
     for n, piece in enumerate(pieces):
         if isinstance(piece, ProductRegion):
             order = order_indices(piece, buffers)
-            size = buffers[piece.contraction.output.tensor].type.dtype.size
-            tiles, price = choose_tiles(piece, order, options, target, size)
+            tiles, price = choose_tiles(piece, order, options, target)
             found.append(TiledRegion(piece, order, tiles, price))
             cycles += price.cycles + LAUNCH * target.clock
         else:

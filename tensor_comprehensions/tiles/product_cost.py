@@ -8,15 +8,19 @@ from math import prod
 
 from ..target import GpuTarget
 from ..tc_lang.ir import BoundIndex
-from .product_tiles import FactorPlace, PairOrder, ProductOrder, ProductTiles
+from .group_product_cost import (
+    ARRIVAL_CYCLES,
+    GROUP_OVERLAP_LOSS,
+    ISSUE_PER_CYCLE,
+    STEP_CYCLES,
+    fits_groups,
+    group_resources,
+)
+from .product_tiles import WGMMA, FactorPlace, PairOrder, ProductOrder, ProductTiles
 from .recognize_products import FactorPair, ProductFactor, ProductRegion
 
-ARRIVAL_CYCLES = 800
-"""From asking for what lies in memory until it is there, as in `polyhedral.gpu`."""
-STEP_CYCLES = 60
-"""Of a step that a block waits: its barrier, and the first fragments. From the latencies of both in public papers."""
-ISSUE_PER_CYCLE, TENSOR_UNITS = 4, 4
-"""Instructions of warps that a processor starts in a cycle; its parts with tensor cores, each for warps of its own."""
+TENSOR_UNITS = 4
+"""Parts of a processor with tensor cores, each for warps of its own."""
 COPY_INSTRUCTIONS = {16: 4, 8: 4, 4: 4}
 """Of one asynchronous copy with its addresses, by its bytes."""
 ELEMENT_INSTRUCTIONS = 10
@@ -66,6 +70,8 @@ def register_estimate(tiles: ProductTiles) -> int:
 
 def resident_blocks(region: ProductRegion, order: ProductOrder, tiles: ProductTiles, target: GpuTarget) -> int:
     """Blocks that a processor has room for; 0 where there is none for one."""
+    if tiles.instruction == WGMMA:
+        return int(fits_groups(staged_bytes(region, order, tiles), tiles, target))
     threads = target.warp * prod(tiles.warps)
     registers, shared = register_estimate(tiles), staged_bytes(region, order, tiles)
     if registers > target.registers or shared > target.max_shared_optin:
@@ -77,12 +83,9 @@ def resident_blocks(region: ProductRegion, order: ProductOrder, tiles: ProductTi
 
 
 def price_product(
-    region: ProductRegion, order: ProductOrder, tiles: ProductTiles, target: GpuTarget, output_bytes: int
+    region: ProductRegion, order: ProductOrder, tiles: ProductTiles, target: GpuTarget
 ) -> ProductPrice | None:
-    """The expected cycles; None where a block does not fit into a processor.
-
-    output_bytes: of an element that is stored.
-    """
+    """The expected cycles; None where a block does not fit into a processor."""
     room = resident_blocks(region, order, tiles, target)
     if not room:
         return None
@@ -92,13 +95,17 @@ def price_product(
     together = min(each, room)
     steps, limiter = 0.0, ""
     for pair, places in zip(region.pairs, order.pairs, strict=True):
-        cost = _step_resources(pair, places, order, tiles, target, together)
+        if tiles.instruction == WGMMA:
+            cost = group_resources(pair.left.dtype.size, tiles, target)
+        else:
+            cost = _step_resources(pair, places, order, tiles, target, together)
         limiter = max(cost, key=lambda name: cost[name])
-        step = cost[limiter] + OVERLAP_LOSS * (sum(cost.values()) - cost[limiter])
+        loss = GROUP_OVERLAP_LOSS if tiles.instruction == WGMMA else OVERLAP_LOSS
+        step = cost[limiter] + loss * (sum(cost.values()) - cost[limiter])
         steps += tiles.count(places.terms) * step
-    stored = rows * columns * (output_bytes / target.l2_bytes + ELEMENT_INSTRUCTIONS / 32 / ISSUE_PER_CYCLE)
+    stored = rows * columns * (region.stored.size / target.l2_bytes + ELEMENT_INSTRUCTIONS / 32 / ISSUE_PER_CYCLE)
     cycles = 2 * ARRIVAL_CYCLES + each * (steps + stored)  # until the first tiles are there, and the last are stored
-    moved = _bytes_in_memory(region, output_bytes) * target.clock / target.bandwidth
+    moved = _bytes_in_memory(region) * target.clock / target.bandwidth
     if moved > cycles:
         return ProductPrice(moved, "memory", blocks, together)
     return ProductPrice(cycles, limiter, blocks, together)
@@ -166,9 +173,9 @@ def copy_bytes(
     return width * size
 
 
-def _bytes_in_memory(region: ProductRegion, output_bytes: int) -> float:
+def _bytes_in_memory(region: ProductRegion) -> float:
     """Of all factors and the output, each once."""
-    found = prod(i.extent for i in region.contraction.free) * output_bytes
+    found = prod(i.extent for i in region.contraction.free) * region.stored.size
     for pair in region.pairs:
         extents = {i.name: i.extent for i in (*region.rows, *region.columns, *region.batch, *pair.terms)}
         for factor in pair.factors:

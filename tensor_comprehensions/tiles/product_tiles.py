@@ -13,6 +13,8 @@ from ..tc_lang.ir import BoundIndex
 from .affine_element import AffineElement, affine_element
 from .recognize_products import ProductFactor, ProductRegion
 
+MMA, WGMMA = "mma", "wgmma"
+"""The instructions of products."""
 VECTOR_BYTES = 16
 """Neighbors that a copy moves at best: boxes keep so many of a contiguous index together."""
 
@@ -41,12 +43,16 @@ class PairOrder:
 
 @dataclass(frozen=True, slots=True)
 class ProductOrder:
-    """The indices of a region in the order in which tiles count them, the fastest first."""
+    """The indices of a region in the order in which tiles count them, the fastest first.
+
+    output: what is stored, where its subscripts are affine.
+    """
 
     rows: tuple[BoundIndex, ...]
     columns: tuple[BoundIndex, ...]
     batch: tuple[BoundIndex, ...]
     pairs: tuple[PairOrder, ...]
+    output: AffineElement | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +63,8 @@ class ProductTiles:
         boxes: for every index the size of a tile along it.
         tile: rows, columns and terms of a tile. warps: along its rows and columns.
         stages: of shared memory. group: rows of tiles that are walked side by side.
+        instruction: `MMA` of warps, or `WGMMA` of warpgroups, which stand along the rows. stores_boxes: whether sums
+            leave as boxes by way of shared memory, which only the latter do.
     """
 
     boxes: Mapping[str, int]
@@ -64,6 +72,13 @@ class ProductTiles:
     warps: tuple[int, int]
     stages: int
     group: int
+    instruction: str = MMA
+    stores_boxes: bool = False
+
+    @property
+    def warpgroups(self) -> int:
+        """That multiply, where warpgroups do."""
+        return self.warps[0] // 4
 
     def count(self, indices: Sequence[BoundIndex]) -> int:
         """How many tiles there are along indices."""
@@ -87,7 +102,7 @@ def order_indices(region: ProductRegion, buffers: Mapping[str, Buffer]) -> Produ
     for p, pair, t in zip(region.pairs, read, terms, strict=True):
         places = [_place(f, e, t, own) for f, e, own in zip(p.factors, pair, sides, strict=True)]
         pairs.append(PairOrder(t, places[0], places[1]))
-    return ProductOrder(sides[0], sides[1], region.batch, tuple(pairs))
+    return ProductOrder(sides[0], sides[1], region.batch, tuple(pairs), output)
 
 
 def choose_boxes(order: ProductOrder, tile: tuple[int, int, int]) -> dict[str, int]:

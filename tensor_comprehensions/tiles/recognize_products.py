@@ -89,6 +89,11 @@ class ProductRegion:
         return self.contraction.statements
 
     @property
+    def stored(self) -> DType:
+        """The type of what is stored."""
+        return self.contraction.output.dtype
+
+    @property
     def factor_bytes(self) -> int:
         """Of an element of a factor."""
         return self.pairs[0].left.dtype.size

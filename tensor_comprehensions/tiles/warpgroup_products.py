@@ -63,14 +63,16 @@ def plan_warpgroups(shape: tuple[IntTuple, IntTuple], by: ThreadTensor, target: 
     return WarpgroupPlan(widths[0], columns // widths[0], rows // (ROWS * groups), by)
 
 
-def warpgroup_accumulator(name: str, shape: tuple[IntTuple, IntTuple], plan: WarpgroupPlan) -> RegisterFragment:
+def warpgroup_accumulator(
+    name: str, shape: tuple[IntTuple, IntTuple], plan: WarpgroupPlan, dtype: DType = FLOAT32
+) -> RegisterFragment:
     """The tile of sums, as products of warpgroups leave them."""
     rows, columns = (prod(flatten_tuple(n)) for n in shape)
     values = [(2, rows), (2, 8), (plan.columns // 8, 8 * rows), (plan.columns_each, plan.columns * rows)]
     tv = _tv(plan, 2 * rows, [*values, (plan.rows_each, ROWS)])
     first = build.integer(plan.threads.offset)
     assert first is not None
-    return register_tile(name, FLOAT32, shape, (rows, columns), tv, first=first, product=plan)
+    return register_tile(name, dtype, shape, (rows, columns), tv, first=first, product=plan)
 
 
 def group_left_fragment(
