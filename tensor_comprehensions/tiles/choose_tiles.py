@@ -46,7 +46,8 @@ def choose_tiles(
         CannotLower: none fits.
     """
     best: tuple[ProductTiles, ProductPrice] | None = None
-    for tiles in (*_candidates(region, order, options), *_group_candidates(region, order, options, target)):
+    faults: dict[str, None] = {}
+    for tiles in (*_candidates(region, order, options), *_group_candidates(region, order, options, target, faults)):
         price = price_product(region, order, tiles, target)
         if price is not None and (best is None or price.cycles < best[1].cycles):
             best = tiles, price
@@ -55,6 +56,7 @@ def choose_tiles(
         asked = ", ".join(f"{n} {v}" for n in names if (v := getattr(options, n)))
         raise CannotLower(
             f"no tiles of {asked or 'any size'} fit into the registers and the shared memory of {target.name}"
+            + "".join(f"; not by wgmma: {fault}" for fault in faults)
         )
     return best
 
@@ -90,9 +92,9 @@ def _candidates(region: ProductRegion, order: ProductOrder, options: TileOptions
 
 
 def _group_candidates(
-    region: ProductRegion, order: ProductOrder, options: TileOptions, target: GpuTarget
+    region: ProductRegion, order: ProductOrder, options: TileOptions, target: GpuTarget, faults: dict[str, None]
 ) -> Iterator[ProductTiles]:
-    """Those of warpgroups, where TMA brings the factors: as many stages as there is room for."""
+    """Those of warpgroups, where TMA brings the factors: as many stages as there is room for; `faults` get why not."""
     if not target.group_ops or options.instruction == MMA:
         return
     for groups in GROUPS:
@@ -101,7 +103,8 @@ def _group_candidates(
         for tile in _group_sizes(order, options, groups):
             boxes = choose_boxes(order, tile)
             tiles = ProductTiles(boxes, tile, (4 * groups, 1), 2, options.group or GROUP, WGMMA)
-            if group_fault(region, order, tiles) is not None:
+            if (fault := group_fault(region, order, tiles)) is not None:
+                faults[fault] = None
                 continue
             boxed = region.stored.is_float and region.stored.bits == 16 and stores_boxes(order, boxes)
             for stages in (options.stages,) if options.stages else MOST_STAGES:
@@ -122,7 +125,7 @@ def _group_sizes(order: ProductOrder, options: TileOptions, groups: int) -> Iter
     rows, columns = (_reach(x) for x in (order.rows, order.columns))
     for m in (64 * groups, 128 * groups):
         for n in GROUP_COLUMNS if len(order.columns) == 1 else COLUMNS:
-            if m < 2 * max(rows, 64) and n < 2 * max(columns, 16) and (len(order.rows) == 1 or not m & (m - 1)):
+            if m < 2 * max(rows, 64) and n < 2 * max(columns, 16):
                 yield from ((m, n, k) for k in GROUP_TERMS)
 
 

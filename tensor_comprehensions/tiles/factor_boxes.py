@@ -1,7 +1,7 @@
 """A factor of a product in dimensions of its own, so that its tiles are boxes, which TMA copies.
 
-A tensor map takes up to five dimensions of any strides that are multiples of 16 bytes. So each index of a product gets a
-dimension, whatever the subscripts are: a box is zero exactly where an index leaves its range.
+A tensor map takes up to five dimensions of any strides that are multiples of 16 bytes. So each index of a product gets
+a dimension, whatever the subscripts are: a box is zero exactly where an index leaves its range.
 """
 
 from __future__ import annotations

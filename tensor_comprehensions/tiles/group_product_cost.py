@@ -1,4 +1,4 @@
-"""What a product costs where warpgroups multiply (sm_90), what it takes of a processor, and which products they take."""
+"""Products of warpgroups (sm_90): which ones there are, what they take of a processor, and what they cost."""
 
 from __future__ import annotations
 
@@ -38,14 +38,15 @@ def group_fault(region: ProductRegion, order: ProductOrder, tiles: ProductTiles)
     types = {f.dtype for p in region.pairs for f in p.factors}
     if region.total != FLOAT32 or len(types) != 1 or not types <= {FLOAT16, BFLOAT16}:
         return "its factors are not all half, or all bfloat16"
-    if len({p.right.transposed for p in order.pairs}) > 1:
-        return "the right factors of its products lie along terms, and across"
+    if len({(p.left.transposed, p.right.transposed) for p in order.pairs}) > 1:
+        return "factors of its products lie along terms, and across"
+    groups = [(order.rows, 0), (order.columns, 1), *((p.terms, 2) for p in order.pairs)]
+    if any(len(indices) > 1 and tiles.tile[n] & (tiles.tile[n] - 1) for indices, n in groups):
+        return "a tile along several indices is no power of two"
     return next((f for p in order.pairs if (f := _pair_fault(p, order, tiles, next(iter(types)))) is not None), None)
 
 
 def _pair_fault(pair: PairOrder, order: ProductOrder, tiles: ProductTiles, dtype: DType) -> str | None:
-    if pair.left.transposed:
-        return "its left factor lies across"
     for place, own, rows in ((pair.left, order.rows, tiles.tile[0]), (pair.right, order.columns, tiles.tile[1])):
         if place.element is None:
             return "a factor is computed"

@@ -16,7 +16,6 @@ from ..loop_ir import build
 from ..loop_ir import nodes as ir
 from ..loop_ir.atoms import WARPGROUP
 from ..lower_expr import LoweringScope
-from ..tc_lang.ir import BoundIndex
 from .factor_boxes import box_element
 from .indices import to_index
 from .lower_product import ProductLowering, StagedFactor, exist_together

@@ -25,6 +25,8 @@ COPY_INSTRUCTIONS = {16: 4, 8: 4, 4: 4}
 """Of one asynchronous copy with its addresses, by its bytes."""
 ELEMENT_INSTRUCTIONS = 10
 """Of one element that is loaded, computed and stored: addresses, conditions, roundings."""
+BOXED_INSTRUCTIONS = 2
+"""Of one that is rounded in pairs, and stored by `stmatrix` and boxes."""
 LOAD_INSTRUCTIONS = 3
 """Of one `ldmatrix` with its swizzled address."""
 OVERLAP_LOSS = 0.05
@@ -103,7 +105,8 @@ def price_product(
         loss = GROUP_OVERLAP_LOSS if tiles.instruction == WGMMA else OVERLAP_LOSS
         step = cost[limiter] + loss * (sum(cost.values()) - cost[limiter])
         steps += tiles.count(places.terms) * step
-    stored = rows * columns * (region.stored.size / target.l2_bytes + ELEMENT_INSTRUCTIONS / 32 / ISSUE_PER_CYCLE)
+    each_stored = BOXED_INSTRUCTIONS if tiles.stores_boxes else ELEMENT_INSTRUCTIONS
+    stored = rows * columns * (region.stored.size / target.l2_bytes + each_stored / target.warp / ISSUE_PER_CYCLE)
     cycles = 2 * ARRIVAL_CYCLES + each * (steps + stored)  # until the first tiles are there, and the last are stored
     moved = _bytes_in_memory(region) * target.clock / target.bandwidth
     if moved > cycles:

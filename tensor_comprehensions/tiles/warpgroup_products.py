@@ -15,7 +15,7 @@ from ..layouts.layout import IntTuple, flatten_tuple
 from ..loop_ir import build
 from ..loop_ir import nodes as ir
 from ..loop_ir.atoms import WARPGROUP
-from ..loop_ir.intrinsics import WGMMA_COMMIT, WGMMA_FENCE
+from ..loop_ir.intrinsics import GROUP_SUFFIXES, WGMMA_COMMIT, WGMMA_FENCE
 from ..loop_ir.linear_forms import linear_terms
 from ..target import GpuTarget
 from . import specs
@@ -119,11 +119,11 @@ def _products(
 ) -> Iterator[specs.Node]:
     plan = total.product
     assert isinstance(plan, WarpgroupPlan)
-    across = is_across(b)
     held = isinstance(a, RegisterFragment)
-    if isinstance(a, MemoryView) and (a.buffer.space is not ir.Space.SHARED or is_across(a)):
-        raise ArgumentError(f"no rule decomposes {text}", expected="A in shared memory along K, or in registers")
-    suffix = f"{'_registers' if held else ''}{'_across' if across else ''}"
+    if isinstance(a, MemoryView) and a.buffer.space is not ir.Space.SHARED:
+        raise ArgumentError(f"no rule decomposes {text}", expected="A in shared memory, or in registers")
+    lies = tuple(n for n, x in ((1, a), (2, b)) if isinstance(x, MemoryView) and is_across(x))
+    suffix = f"{'_registers' if held else ''}{next(name for name, n in GROUP_SUFFIXES.items() if n == lies)}"
     yield _plain(spec, WGMMA_FENCE)
     for step in range(steps):
         for i in range(plan.rows_each):
