@@ -52,8 +52,7 @@ def fitting_options(case: ProductCase, rng: random.Random) -> TileOptions:
         options = SMALL if case.name == "many_tiles" else random_group_options(rng)
         try:
             case.compile(options, TARGET)
-        except tc.ArgumentError as refusal:
-            assert re.search("no tiles of", str(refusal)), case.name
+        except tc.ArgumentError:
             continue
         return options
     return SMALL
