@@ -139,7 +139,11 @@ def recognize_products(function: BoundFunction) -> tuple[tuple[DefPiece, ...], t
     rest: list[BoundStatement] = []
     at = 0
     while at < len(statements):
-        found = match_contraction(statements, at, tensors, in_place=True)
+        found = match_contraction(statements, at, tensors, in_place=True, finish_checked=False)
+        if found is not None and (first := _checked_definitions(found)):
+            rest += statements[at : at + first]
+            at += first
+            continue
         region: ProductRegion | None = None
         if found is not None:
             try:
@@ -166,6 +170,11 @@ def _is_product(s: BoundStatement) -> bool:
     return s.reduction == "+" and bool(s.reduction_indices) and split_product(s) is not None
 
 
+def _checked_definitions(found: MatchedContraction) -> int:
+    """How many statements come before what a kernel on tensor cores, which cannot check subscripts, may start from."""
+    return max((n + 1 for n in range(found.update) if found.statements[n].checks), default=0)
+
+
 def _region_of(function: BoundFunction, found: MatchedContraction) -> ProductRegion:
     """The region of a contraction. Raises CannotLower with the reason why it is none."""
     for s in found.statements:
@@ -183,9 +192,12 @@ def _region_of(function: BoundFunction, found: MatchedContraction) -> ProductReg
     rows, columns, batch = (
         tuple(i for i, k in kinds if k is kind) for kind in (IndexKind.ROW, IndexKind.COLUMN, IndexKind.BATCH)
     )
-    for name, indices in (("row", rows), ("column", columns)):
-        if not indices:
-            raise CannotLower(f"it has no {name}s: no index that moves only one factor, beside another for the other")
+    if not rows and not columns:
+        raise CannotLower("no index moves only one of its factors")
+    rows, columns = (
+        own or (BoundIndex(compose_name(found.output.tensor, name), 0, 1),)
+        for own, name in ((rows, "row"), (columns, "column"))
+    )
     if _unit_index(function, found) in {i.name for i in rows}:
         left, right, rows, columns = right, left, columns, rows
     return ProductRegion(found, total, (FactorPair(left, right, found.reduction_indices),), rows, columns, batch)
@@ -195,7 +207,7 @@ def _extend_by_products(function: BoundFunction, region: ProductRegion, at: int)
     """The region with the updates of the same sums that follow it, and what ends them."""
     while at < len(function.statements) and region.contraction.epilogue is None:
         tensors = {t.name: t for t in function.tensors}
-        found = match_contraction(function.statements, at, tensors, in_place=True)
+        found = match_contraction(function.statements, at, tensors, in_place=True, finish_checked=False)
         if found is None or found.update or not _continues(region, found):
             break
         try:

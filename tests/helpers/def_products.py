@@ -167,8 +167,31 @@ CHECKED = """def f(float16(R,K) T, uint8(M) I, float16(N,K) W, uint8(N) J) -> (C
 CONTRACTION = """def f(float16(A,E,B,F) X, float16(F,D,E) Y) -> (C) {
     C(b,d,a) +=! X(a,e,b,f) * Y(f,d,e)
 }"""
+VECTOR = "def f(float16(M,K) A, float16(K) x) -> (y) { y(m) +=! A(m,k) * x(k) }"
+VECTORS = "def f(float16(Z,K,M) A, float16(Z,K) x) -> (y) { y(z,m) +=! x(z,k) * A(z,k,m) }"
+CHECKED_END = """def f(float16(M,K) A, float16(N,K) B, float16(R,N) t, uint8(M) I) -> (C) {
+    T(m,n) +=! float(A(m,k)) * float(B(n,k))
+    S(m,n) = T(m,n) * 0.5
+    C(m,n) = S(m,n) + float(t(I(m),n))
+}"""
+CHECKED_START = """def f(float16(M,K) A, float16(N,K) B, float16(R,N) t, uint8(M) I) -> (C) {
+    T(m,n) = float(t(I(m),n))
+    T(m,n) += float(A(m,k)) * float(B(n,k))
+    C(m,n) = T(m,n) * 0.5
+}"""
+
+ANY_TARGET = (
+    same("row", matmul("m,k", "n,k", "m,n"), (1, 64), (72, 64)),
+    same("vector", VECTOR, (70, 64), (64,)),
+    same("vectors", VECTORS, (3, 64, 72), (3, 64)),
+    *(
+        ProductCase(name, text, ((70, 64), (48, 64), (5, 48), (70,)), ("float16",) * 3 + ("uint8",))
+        for name, text in (("checked_end", CHECKED_END), ("checked_start", CHECKED_START))
+    ),
+)
 
 CASES = (
+    *ANY_TARGET,
     same("nt", matmul("m,k", "n,k", "m,n"), (70, 40), (50, 40)),
     same("tn", matmul("k,m", "k,n", "m,n"), (40, 64), (40, 48)),
     same("nn_odd", matmul("m,k", "k,n", "m,n"), (33, 37), (37, 35)),
@@ -213,6 +236,7 @@ SEVERAL = """def f(float16(A,B,E,F) X, float16(D,E,G,F) Y) -> (C) { C(b,a,d,g) +
 DIAGONAL = """def f(float16(Z,Z,M,K) A, float16(Z,N,K) B) -> (C) { C(m,z,n) +=! A(z,z,m,k) * B(z,n,k) }"""
 
 GROUP_CASES = (
+    *ANY_TARGET,
     same("nt", matmul("m,k", "n,k", "m,n"), (200, 72), (88, 72)),
     same("nn_bfloat16", matmul("m,k", "k,n", "m,n", "bfloat16"), (130, 136), (136, 80), dtype="bfloat16"),
     same("tn", matmul("k,m", "k,n", "m,n"), (72, 136), (72, 64)),

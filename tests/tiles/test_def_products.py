@@ -109,6 +109,17 @@ def test_checks_around_products_name_their_tensor() -> None:
             kernel.emulate(*wrong)
 
 
+@needs_compiler
+@pytest.mark.parametrize("name", ["checked_end", "checked_start"])
+def test_checked_statements_leave_the_product_on_tensor_cores(name: str) -> None:
+    case = next(c for c in CASES if c.name == name)
+    kernel, arguments = case.compile(case.options), case.arguments()
+    assert MMA in text_of(kernel)
+    arguments[3] = torch.full_like(arguments[3], 77)
+    with pytest.raises(tc.RangeError, match="t"):
+        kernel.emulate(*arguments)
+
+
 # --- what runs there by default ----------------------------------------------------------------------------------
 
 LARGE = {
