@@ -19,8 +19,8 @@ from .product_cost import (
     price_product,
     resident_blocks,
 )
+from .product_region import ProductRegion
 from .product_tiles import MMA, WGMMA, ProductOrder, ProductTiles, choose_boxes
-from .recognize_products import ProductRegion
 
 ROWS = (16, 32, 64, 128, 256)
 COLUMNS = (16, 32, 64, 128, 256)
@@ -84,7 +84,7 @@ def _candidates(region: ProductRegion, order: ProductOrder, options: TileOptions
             across, along = warps
             if tile[0] % (16 * across) or tile[1] % (8 * along):
                 continue
-            sums = tile[0] * tile[1] // (32 * prod(warps))
+            sums = region.sums * tile[0] * tile[1] // (32 * prod(warps))
             if sums > most or (not options.tile and (tile[1] // along) % 16):
                 continue
             for stages in (options.stages,) if options.stages else STAGES:

@@ -10,8 +10,8 @@ from ..target import GpuTarget
 from .box_moves import SLICE_ROWS, SLICES
 from .factor_boxes import box_element
 from .panels import panel_columns
+from .product_region import ProductRegion
 from .product_tiles import PairOrder, ProductOrder, ProductTiles
-from .recognize_products import ProductRegion
 from .role_words import DEFAULT_REGISTERS
 from .warpgroup_products import MOST_COLUMNS, ROWS
 
@@ -38,7 +38,7 @@ def group_fault(region: ProductRegion, order: ProductOrder, tiles: ProductTiles)
     types = {f.dtype for p in region.pairs for f in p.factors}
     if region.total != FLOAT32 or len(types) != 1 or not types <= {FLOAT16, BFLOAT16}:
         return "its factors are not all half, or all bfloat16"
-    if len({(p.left.transposed, p.right.transposed) for p in order.pairs}) > 1:
+    if len({(p.left.transposed, right.transposed) for p in order.pairs for right in p.rights}) > 1:
         return "factors of its products lie along terms, and across"
     groups = [(order.rows, 0), (order.columns, 1), *((p.terms, 2) for p in order.pairs)]
     if any(len(indices) > 1 and tiles.tile[n] & (tiles.tile[n] - 1) for indices, n in groups):
@@ -47,7 +47,9 @@ def group_fault(region: ProductRegion, order: ProductOrder, tiles: ProductTiles)
 
 
 def _pair_fault(pair: PairOrder, order: ProductOrder, tiles: ProductTiles, dtype: DType) -> str | None:
-    for place, own, rows in ((pair.left, order.rows, tiles.tile[0]), (pair.right, order.columns, tiles.tile[1])):
+    for place, own, rows in (
+        (pair.left, order.rows, tiles.tile[0]), *((p, order.columns, tiles.tile[1]) for p in pair.rights)
+    ):  # fmt: skip
         if place.element is None:
             return "a factor is computed"
         down, across = (pair.terms, own) if place.transposed else (own, pair.terms)
@@ -76,9 +78,9 @@ def slice_bytes(tiles: ProductTiles, room: int, size: int) -> int:
     return next(fitting, 0)
 
 
-def fits_groups(staged: int, tiles: ProductTiles, target: GpuTarget) -> bool:
-    """Whether a processor has room for one block, with so many bytes of stages."""
-    sums = tiles.tile[0] * tiles.tile[1] // (WARPGROUP * tiles.warpgroups)
+def fits_groups(staged: int, tiles: ProductTiles, target: GpuTarget, each: int) -> bool:
+    """Whether a processor has room for one block, with so many bytes of stages, and `each` sums for an element."""
+    sums = each * tiles.tile[0] * tiles.tile[1] // (WARPGROUP * tiles.warpgroups)
     held = DEFAULT_REGISTERS.get(tiles.warpgroups, (0, 0))[1] or target.registers
     room = target.max_shared_optin - staged - BARRIER_BYTES
     if tiles.stores_boxes and not slice_bytes(tiles, room, 2):

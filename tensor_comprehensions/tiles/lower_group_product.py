@@ -20,12 +20,11 @@ from .factor_boxes import box_element
 from .indices import to_index
 from .lower_product import ProductLowering, StagedFactor, exist_together
 from .neighbor_values import VectorLoads
-from .pointwise import read_value
+from .product_region import FactorPair
 from .product_tiles import PairOrder
-from .recognize_products import FactorPair
 from .role_words import DEFAULT_REGISTERS
 from .tensors import DataTensor, ThreadTensor
-from .tile_views import MemoryView, RegisterFragment
+from .tile_views import MemoryView, RegisterFragment, WarpgroupPlan
 from .warpgroup_products import plan_warpgroups, warpgroup_accumulator
 
 
@@ -42,11 +41,15 @@ class GroupProductLowering(ProductLowering):
         for number in k.share_tiles(self.num_tiles):
             blocks, names = self._name_tile(number)
             with k.naming(names):
-                total = k.allocate(warpgroup_accumulator("sums", (rows, columns), plan, self.region.total))
-                k.init(total, 0)
-                self._multiply_all(total, pairs, load, math, blocks)
+                totals = [k.allocate(self._new_sums(name, plan)) for name in self.sum_names]
+                for x in totals:
+                    k.init(x, 0)
+                self._multiply_all(totals, pairs, load, math, blocks)
                 with k.role(math, registers=registers):
-                    self._store(total, blocks)
+                    self._store(totals, blocks)
+
+    def _new_sums(self, name: str, plan: WarpgroupPlan) -> RegisterFragment:
+        return warpgroup_accumulator(name, self.tiles.tile[:2], plan, self.region.total)
 
     @property
     def threads(self) -> ThreadTensor:
@@ -59,10 +62,9 @@ class GroupProductLowering(ProductLowering):
         """Boxes leave columns in their order."""
         return None
 
-    def _stages(self, pair: FactorPair, order: PairOrder) -> tuple[StagedFactor, StagedFactor]:
+    def _stages(self, pair: FactorPair, order: PairOrder) -> tuple[StagedFactor, ...]:
         """The stages of the factors, which are seen as boxes."""
-        left, right = super()._stages(pair, order)
-        return self._boxed(left, order), self._boxed(right, order)
+        return tuple(self._boxed(side, order) for side in super()._stages(pair, order))
 
     def _boxed(self, side: StagedFactor, order: PairOrder) -> StagedFactor:
         groups = (order.terms, side.own) if side.place.transposed else (side.own, order.terms)
@@ -73,7 +75,7 @@ class GroupProductLowering(ProductLowering):
         return replace(side, place=replace(side.place, element=found))
 
     def _multiply_all(
-        self, total: RegisterFragment, pairs: Sequence[tuple[StagedFactor, StagedFactor]], load: ThreadTensor,
+        self, totals: Sequence[RegisterFragment], pairs: Sequence[tuple[StagedFactor, ...]], load: ThreadTensor,
         math: ThreadTensor, blocks: Mapping[str, ir.Expr],
     ) -> None:  # fmt: skip
         """Add all products to the sums, in one ring of stages."""
@@ -91,8 +93,7 @@ class GroupProductLowering(ProductLowering):
                 first += count
 
         def use(stage: Any, step: Any) -> None:
-            a, b = (s.memory[stage].T if s.place.transposed else s.memory[stage] for s in pairs[0])
-            self.k.matmul(total, a, b, by=math)
+            self._multiply_stage(totals, pairs[0], stage, math)
 
         self.k.ring(sum(counts), self.tiles.stages, fill, use, load=load)
 
@@ -104,16 +105,16 @@ class GroupProductLowering(ProductLowering):
 
     # --- sums ----------------------------------------------------------------------------------------------------
 
-    def _store(self, total: RegisterFragment, blocks: Mapping[str, ir.Expr]) -> None:
+    def _store(self, totals: Sequence[RegisterFragment], blocks: Mapping[str, ir.Expr]) -> None:
         """Finish the sums in their registers, and move them as boxes; or else store each where it belongs."""
         view = self._output_box(blocks)
         if view is None:
-            self._finish(total, blocks)
+            self._finish(totals, blocks)
             return
         contraction = self.region.contraction
         if contraction.initial is not None or contraction.epilogue is not None:
-            self._each_run(total, blocks, lambda *parts: self._finish_in_place(total, *parts), total)
-        self.k.move(view, total)
+            self._each_run(totals, blocks, lambda *parts: self._finish_in_place(totals, *parts), totals[0])
+        self.k.move(view, totals[0])
 
     def _output_box(self, blocks: Mapping[str, ir.Expr]) -> MemoryView | None:
         """The tile of the output as a box; None: it is none."""
@@ -127,14 +128,16 @@ class GroupProductLowering(ProductLowering):
         return MemoryView(view.buffer, self._pick_tile(view.tensor, groups, blocks))
 
     def _finish_in_place(
-        self, total: RegisterFragment, run: Sequence[int], points: Sequence[DataTensor], scopes: Sequence[LoweringScope]
-    ) -> ir.Stmt:
+        self, totals: Sequence[RegisterFragment], run: Sequence[int], points: Sequence[DataTensor],
+        scopes: Sequence[LoweringScope],
+    ) -> ir.Stmt:  # fmt: skip
         """What is stored takes the place of the sums of a thread."""
         if not exist_together(points):
             half = len(run) // 2
             parts = [slice(0, half), slice(half, None)]
-            return build.block(*(self._finish_in_place(total, run[p], points[p], scopes[p]) for p in parts))
-        values = [self._stored_value(read_value(total, v), scope) for v, scope in zip(run, scopes, strict=True)]
+            return build.block(*(self._finish_in_place(totals, run[p], points[p], scopes[p]) for p in parts))
+        total = totals[0]
+        values = [self._stored_value(totals, v, scope) for v, scope in zip(run, scopes, strict=True)]
         loads = VectorLoads(f"{total.name}_in")
         values = [build.cast(x, FLOAT32) for x in loads.join(values)]
         kept = [build.store(total.buffer, (total.registers[v],), x) for v, x in zip(run, values, strict=True)]

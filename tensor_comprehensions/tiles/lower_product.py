@@ -15,8 +15,10 @@ from ..loop_ir import nodes as ir
 from ..loop_ir.atoms import WARP
 from ..loop_ir.linear_forms import difference, linear_terms, terms_to_expr
 from ..lower_expr import LoweringScope, lower_access, lower_expr
+from ..structured.match.product_matching import replace_element_reads
 from ..structured.op import ACCUMULATOR
 from ..target import GpuTarget
+from ..tc_lang import ir as tc
 from ..tc_lang.ir import BoundIndex
 from . import specs
 from .indices import to_index
@@ -24,9 +26,9 @@ from .lower_tiles import decompose
 from .memory_moves import VECTOR_BYTES, is_multiple
 from .neighbor_values import MAX_LANES, store_neighbors
 from .pointwise import read_value
+from .product_region import FactorPair, ProductFactor, ProductRegion
 from .product_tiles import WGMMA, FactorPlace, PairOrder, ProductOrder, ProductTiles
 from .program_builder import ProgramBuilder
-from .recognize_products import FactorPair, ProductFactor, ProductRegion
 from .role_words import BLOCK_ID
 from .tensor_core_products import accumulator, plan_product
 from .tensors import DataTensor, ThreadTensor
@@ -83,19 +85,26 @@ class ProductLowering:
         warps = self.tiles.warps
         warp = k.threads(WARP * warps[0] * warps[1]).tile(WARP).reshape(0, warps)
         pairs = [self._stages(pair, places) for pair, places in zip(self.region.pairs, self.order.pairs, strict=True)]
-        total = accumulator("sums", (rows, columns), plan_product((rows, columns), warp), self.region.total)
-        k.init(k.allocate(total), 0)
+        plan, total = plan_product((rows, columns), warp), self.region.total
+        totals = [k.allocate(accumulator(name, (rows, columns), plan, total)) for name in self.sum_names]
+        for x in totals:
+            k.init(x, 0)
         for sides, places in zip(pairs, self.order.pairs, strict=True):
-            self._multiply(total, warp, sides, places, blocks)
-        self._finish(total, blocks)
+            self._multiply(totals, warp, sides, places, blocks)
+        self._finish(totals, blocks)
 
     @property
     def threads(self) -> ThreadTensor:
         """Those that have sums."""
         return self.k.threads(self.k.num_threads)
 
+    @property
+    def sum_names(self) -> list[str]:
+        """What the registers of sums are called, those of the output first."""
+        return ["sums", *(f"sums_{n}" for n in range(1, self.region.sums))]
+
     def _multiply(
-        self, total: RegisterFragment, warp: ThreadTensor, sides: tuple[StagedFactor, StagedFactor], pair: PairOrder,
+        self, totals: Sequence[RegisterFragment], warp: ThreadTensor, sides: Sequence[StagedFactor], pair: PairOrder,
         blocks: Mapping[str, ir.Expr],
     ) -> None:  # fmt: skip
         """Add one product to the sums."""
@@ -106,10 +115,17 @@ class ProductLowering:
                 self._fill(side.memory[stage], side, pair, at)
 
         def use(stage: Any, step: Any) -> None:
-            a, b = (s.memory[stage].T if s.place.transposed else s.memory[stage] for s in sides)
-            self.k.matmul(total, a, b, by=warp)
+            self._multiply_stage(totals, sides, stage, warp)
 
         self.k.ring(self.tiles.count(pair.terms), self.tiles.stages, fill, use)
+
+    def _multiply_stage(
+        self, totals: Sequence[RegisterFragment], sides: Sequence[StagedFactor], stage: Any, by: ThreadTensor
+    ) -> None:
+        """Add the products of one stage: of the left factor with the right one of each sum."""
+        a, *rights = (s.memory[stage].T if s.place.transposed else s.memory[stage] for s in sides)
+        for total, b in zip(totals, rights, strict=True):
+            self.k.matmul(total, a, b, by=by)
 
     @property
     def num_tiles(self) -> int:
@@ -147,15 +163,15 @@ class ProductLowering:
 
     # --- factors -------------------------------------------------------------------------------------------------
 
-    def _stages(self, pair: FactorPair, order: PairOrder) -> tuple[StagedFactor, StagedFactor]:
+    def _stages(self, pair: FactorPair, order: PairOrder) -> tuple[StagedFactor, ...]:
         """The stages of the factors of a product: those of an earlier one whose tiles lie alike."""
         rows, columns, terms = self.tiles.tile
         left = self._shared("left", pair.left, order.left, (rows, terms))
-        right = self._shared("right", pair.right, order.right, (columns, terms))
-        return (
-            StagedFactor(left, pair.left, order.left, self.order.rows),
-            StagedFactor(right, pair.right, order.right, self.order.columns),
-        )
+        found = [StagedFactor(left, pair.left, order.left, self.order.rows)]
+        for n, (factor, place) in enumerate(zip(pair.rights, order.rights, strict=True)):
+            right = self._shared(f"right_{n}" if n else "right", factor, place, (columns, terms))
+            found.append(StagedFactor(right, factor, place, self.order.columns))
+        return tuple(found)
 
     def _shared(self, name: str, factor: ProductFactor, place: FactorPlace, shape: tuple[int, int]) -> MemoryView:
         key = (name, place.transposed, factor.dtype)
@@ -183,7 +199,7 @@ class ProductLowering:
         if the rows of the right factor are in another order in shared memory: each stays in one piece.
         """
         columns, along = self.tiles.tile[1], self.tiles.warps[1]
-        if columns % (DEALT * along) or any(p.right.transposed for p in self.order.pairs):
+        if columns % (DEALT * along) or any(x.transposed for p in self.order.pairs for x in p.rights):
             return None
         rest = columns // DEALT
         return Layout((2, 4, 4, rest), (1, 8, 2, DEALT)) if rest > 1 else Layout((2, 4, 4), (1, 8, 2))
@@ -246,28 +262,28 @@ class ProductLowering:
 
     # --- sums ----------------------------------------------------------------------------------------------------
 
-    def _finish(self, total: RegisterFragment, blocks: Mapping[str, ir.Expr]) -> None:
+    def _finish(self, totals: Sequence[RegisterFragment], blocks: Mapping[str, ir.Expr]) -> None:
         """What is stored, for the values of each thread, neighbors together."""
         contraction, tensor = self.region.contraction, self.buffers[self.region.contraction.output.tensor]
 
         def store(run: Sequence[int], points: Sequence[DataTensor], scopes: Sequence[LoweringScope]) -> ir.Stmt:
-            stored = [self._stored_value(read_value(total, v), scope) for v, scope in zip(run, scopes, strict=True)]
+            stored = [self._stored_value(totals, v, scope) for v, scope in zip(run, scopes, strict=True)]
             stored = [build.cast(x, tensor.type.dtype) for x in stored]
             places = [
                 lower_access(contraction.output.tensor, contraction.output.subscripts, scope)[1] for scope in scopes
             ]
-            return guarded_store(tensor, places, stored, points, total.name, zeros=False)
+            return guarded_store(tensor, places, stored, points, totals[0].name, zeros=False)
 
         out = MemoryView.of(tensor.name, self.tiles.tile[:2], tensor.type.dtype, ir.Space.GLOBAL)
-        self._each_run(total, blocks, store, out)
+        self._each_run(totals, blocks, store, out)
 
     def _each_run(
-        self, total: RegisterFragment, blocks: Mapping[str, ir.Expr],
+        self, totals: Sequence[RegisterFragment], blocks: Mapping[str, ir.Expr],
         write: Callable[[Sequence[int], Sequence[DataTensor], Sequence[LoweringScope]], ir.Stmt],
         out: MemoryView | RegisterFragment,
     ) -> None:  # fmt: skip
         """What a function writes for neighboring values of a thread, their points, and what indices are there."""
-        groups = (self.order.rows, self.order.columns)
+        groups, total = (self.order.rows, self.order.columns), totals[0]
         values = self._deal_columns(self._points(groups, blocks), groups).partition(total.tv)[total.thread]
         names: list[tuple[str, ir.Expr]] = []
         values = _name_coordinates(values, [i.name for g in groups for i in g], names)
@@ -278,17 +294,34 @@ class ProductLowering:
         body = build.block(*statements)
         for name, value in reversed(names):
             body = ir.Let(name, value, body)
-        self.k.add_leaf(specs.Leaf((out,), (total,), self.threads, kind="Map", atom="ld, st", statement=body))
+        self.k.add_leaf(specs.Leaf((out,), tuple(totals), self.threads, kind="Map", atom="ld, st", statement=body))
 
-    def _stored_value(self, total: ir.Expr, scope: LoweringScope) -> ir.Expr:
-        """The value of an element, from its sum."""
+    def _stored_value(self, totals: Sequence[RegisterFragment], v: int, scope: LoweringScope) -> ir.Expr:
+        """The value of an element, from its sums, which the value `v` of a thread has."""
+        known = dict(scope.indices)
+        others = list(enumerate(self.region.others, 1))
+        for n, one in others[::-1]:  # earlier ones may depend on later ones
+            value = self._finished(read_value(totals[n], v), one.initial, one.epilogue, known, scope)
+            known[compose_name(ACCUMULATOR, n)] = build.cast(value, one.element.dtype)
         contraction = self.region.contraction
-        if contraction.initial is not None:
-            total = build.add(lower_expr(contraction.initial, scope), total)
-        if contraction.epilogue is not None:
-            inner = LoweringScope({**scope.indices, ACCUMULATOR: total}, scope.buffers)
-            total = lower_expr(contraction.epilogue, inner)
-        return total
+        return self._finished(read_value(totals[0], v), contraction.initial, contraction.epilogue, known, scope)
+
+    def _finished(
+        self, total: ir.Expr, initial: tc.Expr | None, epilogue: tc.Expr | None, known: Mapping[str, ir.Expr],
+        scope: LoweringScope,
+    ) -> ir.Expr:  # fmt: skip
+        """What a sum starts from and becomes; elements of other sums are known already."""
+        if initial is not None:
+            total = build.add(lower_expr(self._with_sums(initial), LoweringScope(known, scope.buffers)), total)
+        if epilogue is None:
+            return total
+        return lower_expr(self._with_sums(epilogue), LoweringScope({**known, ACCUMULATOR: total}, scope.buffers))
+
+    def _with_sums(self, e: tc.Expr) -> tc.Expr:
+        """An expression that reads other sums where it read their tensors."""
+        for n, one in enumerate(self.region.others, 1):
+            e = replace_element_reads(e, one.element, tc.Index(compose_name(ACCUMULATOR, n), one.element.dtype))
+        return e
 
 
 def _name_coordinates(values: DataTensor, indices: Sequence[str], names: list[tuple[str, ir.Expr]]) -> DataTensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from ..target import GpuTarget
@@ -16,8 +16,8 @@ from .group_product_cost import (
     fits_groups,
     group_resources,
 )
+from .product_region import FactorPair, ProductFactor, ProductRegion
 from .product_tiles import WGMMA, FactorPlace, PairOrder, ProductOrder, ProductTiles
-from .recognize_products import FactorPair, ProductFactor, ProductRegion
 
 TENSOR_UNITS = 4
 """Parts of a processor with tensor cores, each for warps of its own."""
@@ -56,6 +56,7 @@ class ProductPrice:
 def staged_bytes(region: ProductRegion, order: ProductOrder, tiles: ProductTiles) -> int:
     """Of all stages of both factors; products whose tiles lie alike share them."""
     rows, columns, terms = tiles.tile
+    columns *= region.sums
     kinds = {
         (side, place.transposed, factor.dtype.name)
         for pair, places in zip(region.pairs, order.pairs, strict=True)
@@ -64,18 +65,18 @@ def staged_bytes(region: ProductRegion, order: ProductOrder, tiles: ProductTiles
     return tiles.stages * terms * sum(abs(side) for side, _, _ in kinds) * region.factor_bytes
 
 
-def register_estimate(tiles: ProductTiles) -> int:
-    """Of a thread."""
+def register_estimate(tiles: ProductTiles, sums: int) -> int:
+    """Of a thread, with so many sums for each element."""
     rows, columns = (n // w for n, w in zip(tiles.tile[:2], tiles.warps, strict=True))
-    return rows * columns // 32 + rows // 4 + columns // 4 + BASE_REGISTERS
+    return sums * rows * columns // 32 + rows // 4 + columns // 4 + BASE_REGISTERS
 
 
 def resident_blocks(region: ProductRegion, order: ProductOrder, tiles: ProductTiles, target: GpuTarget) -> int:
     """Blocks that a processor has room for; 0 where there is none for one."""
     if tiles.instruction == WGMMA:
-        return int(fits_groups(staged_bytes(region, order, tiles), tiles, target))
+        return int(fits_groups(staged_bytes(region, order, tiles), tiles, target, region.sums))
     threads = target.warp * prod(tiles.warps)
-    registers, shared = register_estimate(tiles), staged_bytes(region, order, tiles)
+    registers, shared = register_estimate(tiles, region.sums), staged_bytes(region, order, tiles)
     if registers > target.registers or shared > target.max_shared_optin:
         return 0
     return min(
@@ -91,16 +92,17 @@ def price_product(
     room = resident_blocks(region, order, tiles, target)
     if not room:
         return None
-    rows, columns, _ = tiles.tile
+    rows, columns, deep = tiles.tile
+    wide = replace(tiles, tile=(rows, columns * region.sums, deep))
     blocks = tiles.count(order.rows) * tiles.count(order.columns) * tiles.count(order.batch)
     each = -(-blocks // target.num_sms)
     together = min(each, room)
     steps, limiter = 0.0, ""
     for pair, places in zip(region.pairs, order.pairs, strict=True):
         if tiles.instruction == WGMMA:
-            cost = group_resources(pair.left.dtype.size, tiles, target)
+            cost = group_resources(pair.left.dtype.size, wide, target)
         else:
-            cost = _step_resources(pair, places, order, tiles, target, together)
+            cost = _step_resources(pair, places, order, wide, target, together)
         limiter = max(cost, key=lambda name: cost[name])
         loss = GROUP_OVERLAP_LOSS if tiles.instruction == WGMMA else OVERLAP_LOSS
         step = cost[limiter] + loss * (sum(cost.values()) - cost[limiter])
@@ -154,7 +156,8 @@ def copies_elements(region: ProductRegion, order: ProductOrder, tiles: ProductTi
         copy_bytes(factor, place, [own, places.terms, order.batch], tiles) not in COPY_INSTRUCTIONS
         for pair, places in zip(region.pairs, order.pairs, strict=True)
         for factor, place, own in (
-            (pair.left, places.left, order.rows), (pair.right, places.right, order.columns)
+            (pair.left, places.left, order.rows),
+            *((f, p, order.columns) for f, p in zip(pair.rights, places.rights, strict=True)),
         )
     )  # fmt: skip
 

@@ -11,7 +11,7 @@ from ..loop_ir.nodes import Buffer
 from ..tc_lang import ir as tc
 from ..tc_lang.ir import BoundIndex
 from .affine_element import AffineElement, affine_element
-from .recognize_products import ProductFactor, ProductRegion
+from .product_region import ProductFactor, ProductRegion
 
 MMA, WGMMA = "mma", "wgmma"
 """The instructions of products."""
@@ -39,6 +39,12 @@ class PairOrder:
     terms: tuple[BoundIndex, ...]
     left: FactorPlace
     right: FactorPlace
+    others: tuple[FactorPlace, ...] = ()
+
+    @property
+    def rights(self) -> tuple[FactorPlace, ...]:
+        """All right factors, one for each sum."""
+        return self.right, *self.others
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +98,19 @@ def order_indices(region: ProductRegion, buffers: Mapping[str, Buffer]) -> Produ
     read = [[_element(f, [*free, *p.terms], buffers) for f in p.factors] for p in region.pairs]
     terms = [_sort_by_stride(p.terms, pair) for p, pair in zip(region.pairs, read, strict=True)]
     sides = []
-    for own, elements in zip((region.rows, region.columns), zip(*read, strict=True), strict=True):
+    of_sides = ([pair[0] for pair in read], [e for pair in read for e in pair[1:]])
+    of_terms = ([t[0] for t in terms], [t[0] for t, pair in zip(terms, read, strict=True) for _ in pair[1:]])
+    for own, elements, firsts in zip((region.rows, region.columns), of_sides, of_terms, strict=True):
         across = any(
-            e is not None and e.stride(t[0].name) != 1 and _unit(e, own) is not None
-            for e, t in zip(elements, terms, strict=True)
+            e is not None and e.stride(first.name) != 1 and _unit(e, own) is not None
+            for e, first in zip(elements, firsts, strict=True)
         )
         sides.append(_sort_by_stride(own, [*elements, output] if across else [output, *elements]))
     pairs = []
     for p, pair, t in zip(region.pairs, read, terms, strict=True):
-        places = [_place(f, e, t, own) for f, e, own in zip(p.factors, pair, sides, strict=True)]
-        pairs.append(PairOrder(t, places[0], places[1]))
+        owns = [sides[0], *[sides[1]] * (len(pair) - 1)]
+        left, right, *others = [_place(f, e, t, own) for f, e, own in zip(p.factors, pair, owns, strict=True)]
+        pairs.append(PairOrder(t, left, right, tuple(others)))
     return ProductOrder(sides[0], sides[1], region.batch, tuple(pairs), output)
 
 

@@ -18,6 +18,8 @@ from ..structured.match.match_contraction import MatchedContraction, match_contr
 from ..structured.match.product_matching import split_product
 from ..tc_lang import ir as tc
 from ..tc_lang.ir import BoundFunction, BoundIndex, BoundStatement, map_operands, walk_expr
+from .join_sums import extend_by_sums
+from .product_region import FactorPair, ProductFactor, ProductRegion
 
 FACTOR_TYPES = {FLOAT32: ((FLOAT16,), (BFLOAT16,)), INT32: ((INT8, UINT8),)}
 """For the type of a sum the types that its factors may have; those of one tuple may meet."""
@@ -29,92 +31,6 @@ class IndexKind(Enum):
     BATCH = "batch"
     ROW = "row"
     COLUMN = "column"
-
-
-@dataclass(frozen=True, slots=True)
-class ProductFactor:
-    """A factor: an expression of a type that tensor cores take; `element` where it is an element of a tensor."""
-
-    value: tc.Expr
-
-    @property
-    def dtype(self) -> DType:
-        """The type of the values."""
-        return self.value.dtype
-
-    @property
-    def indices(self) -> frozenset[str]:
-        """The names of the indices that it depends on."""
-        return frozenset(x.name for x in walk_expr(self.value) if isinstance(x, tc.Index))
-
-    @property
-    def element(self) -> tc.Access | None:
-        """The element that it is; None where it is computed, or exists only under a condition."""
-        return self.value if isinstance(self.value, tc.Access) and not self.value.guarded else None
-
-
-@dataclass(frozen=True, slots=True)
-class FactorPair:
-    """One product of a region: its factors, and the indices of its terms."""
-
-    left: ProductFactor
-    right: ProductFactor
-    terms: tuple[BoundIndex, ...]
-
-    @property
-    def factors(self) -> tuple[ProductFactor, ProductFactor]:
-        return self.left, self.right
-
-
-@dataclass(frozen=True, slots=True)
-class ProductRegion:
-    """Consecutive statements that tensor cores compute: sums of one or more products, and what starts and ends them.
-
-    Attributes:
-        contraction: what they mean, but for the products. total: the type of the sums.
-        pairs: the products; columns are those of the right factors, along which the output is contiguous if it can.
-        rows, columns, batch: the free indices, by the factors that they move.
-    """
-
-    contraction: MatchedContraction
-    total: DType
-    pairs: tuple[FactorPair, ...]
-    rows: tuple[BoundIndex, ...]
-    columns: tuple[BoundIndex, ...]
-    batch: tuple[BoundIndex, ...]
-
-    @property
-    def statements(self) -> tuple[BoundStatement, ...]:
-        """The members, as the contraction names their indices."""
-        return self.contraction.statements
-
-    @property
-    def stored(self) -> DType:
-        """The type of what is stored."""
-        return self.contraction.output.dtype
-
-    @property
-    def factor_bytes(self) -> int:
-        """Of an element of a factor."""
-        return self.pairs[0].left.dtype.size
-
-    @property
-    def tensors(self) -> tuple[str, ...]:
-        """The tensors that the kernel touches, first the one that it writes."""
-        c = self.contraction
-        roots = [f.value for pair in self.pairs for f in pair.factors]
-        roots += [x for x in (c.initial, c.epilogue) if x is not None]
-        reads = (e.tensor for x in roots for e in walk_expr(x) if isinstance(e, tc.Access))
-        return tuple(dict.fromkeys((c.output.tensor, *reads)))
-
-    @property
-    def text(self) -> str:
-        """What people read: `C: float16 16 x 32 x 64`, rows, columns and terms."""
-        terms = " + ".join(str(_size(p.terms)) for p in self.pairs)
-        sizes = f"{_size(self.rows)} x {_size(self.columns)} x {terms}"
-        batch = _size(self.batch)
-        types = "/".join(dict.fromkeys(p.left.dtype.name for p in self.pairs))
-        return f"{self.contraction.output.tensor}: {types} {sizes}" + (f", {batch} of them" if batch > 1 else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +73,7 @@ def recognize_products(function: BoundFunction) -> tuple[tuple[DefPiece, ...], t
             rest += statements[at : at + taken]
         else:
             region = _extend_by_products(function, region, at + len(region.statements))
+            region = extend_by_sums(function, region, at, _region_at)
             taken = len(region.statements)
             pieces += [tuple(rest)] if rest else []
             pieces.append(region)
@@ -168,6 +85,16 @@ def recognize_products(function: BoundFunction) -> tuple[tuple[DefPiece, ...], t
 
 def _is_product(s: BoundStatement) -> bool:
     return s.reduction == "+" and bool(s.reduction_indices) and split_product(s) is not None
+
+
+def _region_at(function: BoundFunction, at: int) -> ProductRegion | None:
+    """The region that begins at a statement."""
+    tensors = {t.name: t for t in function.tensors}
+    found = match_contraction(function.statements, at, tensors, in_place=True, finish_checked=False)
+    try:
+        return None if found is None or _checked_definitions(found) else _region_of(function, found)
+    except CannotLower:
+        return None
 
 
 def _checked_definitions(found: MatchedContraction) -> int:
@@ -321,10 +248,3 @@ def _narrow(e: tc.Expr, dtype: DType | None) -> tc.Expr | None:
             one, other = _narrow(then, known.dtype), _narrow(otherwise, known.dtype)
             return None if one is None or other is None else tc.Select(condition, one, other, known.dtype)
     return None
-
-
-def _size(indices: Sequence[BoundIndex]) -> int:
-    size = 1
-    for i in indices:
-        size *= i.extent
-    return size

@@ -179,8 +179,39 @@ CHECKED_START = """def f(float16(M,K) A, float16(N,K) B, float16(R,N) t, uint8(M
     T(m,n) += float(A(m,k)) * float(B(n,k))
     C(m,n) = T(m,n) * 0.5
 }"""
+SWIGLU = """def f(float16(M,K) X, float16(N,K) W, float16(N,K) V) -> (O) {
+    G(m,n) +=! float(X(m,k)) * float(W(n,k))
+    H(m,n) +=! float(X(m,k)) * float(V(n,k))
+    O(m,n) = half(fmax(G(m,n),0) * H(m,n))
+}"""
+HALVES = """def f(float16(M,K) X, float16(K,N) W, float16(K,N) V, float16(N) b) -> (O) {
+    G(i,n) +=! X(i,k) * W(k,n)
+    G(i,n) = fmin(G(i,n) + b(n), 20)
+    H(m,j) = b(j)
+    H(m,j) += X(m,l) * V(l,j)
+    O(m,n) = fmax(G(m,n),0) + H(m,n)
+}"""
+THREE = """def f(float16(Z,M,K) X, float16(Z,N,K) W, float16(Z,N,K) V, float16(Z,N,K) U, float(M) s) -> (O) {
+    G(z,m,n) +=! float(X(z,m,k)) * float(W(z,n,k))
+    H(z,m,n) +=! float(X(z,m,k)) * float(V(z,n,k))
+    H(z,m,n) = G(z,m,n) - H(z,m,n)
+    I(z,m,n) +=! float(X(z,m,k)) * float(U(z,n,k))
+    O(z,m,n) = I(z,m,n) + H(z,m,n) * s(m)
+}"""
+ELSE = """def f(float16(M,K) X, float16(N,K) W, float16(N,K) V) -> (O) {
+    G(m,n) +=! float(X(m,k)) * float(W(n,k))
+    H(m,n) +=! float(X(m,k)) * float(V(n,k))
+    P(m,n) = G(m,n) * H(m,n)
+    O(m,n) = P(m,n) + G(m,N-1-n)
+}"""
 
 ANY_TARGET = (
+    same("swiglu", SWIGLU, (70, 64), (48, 64), (48, 64)),
+    same("halves", HALVES, (70, 64), (64, 48), (64, 48), (48,)),
+    ProductCase(
+        "three", THREE, ((2, 70, 64), (2, 48, 64), (2, 48, 64), (2, 48, 64), (70,)), ("float16",) * 4 + ("float32",)
+    ),
+    same("elsewhere", ELSE, (70, 64), (48, 64), (48, 64)),
     same("row", matmul("m,k", "n,k", "m,n"), (1, 64), (72, 64)),
     same("vector", VECTOR, (70, 64), (64,)),
     same("vectors", VECTORS, (3, 64, 72), (3, 64)),

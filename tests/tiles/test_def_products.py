@@ -109,6 +109,16 @@ def test_checks_around_products_name_their_tensor() -> None:
             kernel.emulate(*wrong)
 
 
+@pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90"])
+def test_sums_of_one_left_factor_meet_in_registers(target: str) -> None:
+    found = {
+        c.name: c.compile(TileOptions(), target).resources for c in CASES if c.name in ("swiglu", "halves", "three")
+    }
+    assert all((r["kernels"], r["temporary_bytes"]) == (1, 0) for r in found.values()), found
+    (other,) = (c.compile(TileOptions(), target).resources for c in CASES if c.name == "elsewhere")
+    assert other["temporary_bytes"] > 0  # its sums are also read elsewhere
+
+
 @needs_compiler
 @pytest.mark.parametrize("name", ["checked_end", "checked_start"])
 def test_checked_statements_leave_the_product_on_tensor_cores(name: str) -> None:
