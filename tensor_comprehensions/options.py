@@ -205,6 +205,7 @@ class TileOptions:
         stages: tiles of both factors in shared memory, of which one is used while the others are on their way.
         group: so many rows of tiles are walked side by side, so that blocks share what they read.
         split: parts of a sum that are blocks of their own; a second kernel adds them up. 1 does not split.
+        instruction: "mma" of warps, or "wgmma" of warpgroups on sm_90, for which `warps` is (4, 1), (8, 1) or (12, 1).
     """
 
     tile: tuple[int, ...] = field(default=(), metadata={"choices": (16, 32, 64, 128, 256)})
@@ -212,6 +213,7 @@ class TileOptions:
     stages: int = field(default=0, metadata={"choices": (0, 2, 3, 4, 5, 6)})
     group: int = field(default=0, metadata={"choices": (0, 1, 2, 4, 8, 16)})
     split: int = field(default=0, metadata={"choices": (0, 1, 2, 4, 8, 16)})
+    instruction: str = field(default="", metadata={"choices": ("", "mma", "wgmma")})
 
 
 GpuOptions: TypeAlias = MappingOptions | TileOptions
@@ -236,6 +238,10 @@ def check_tiles(options: TileOptions, target: GpuTarget) -> None:
         expected = f"empty, or multiples of {', '.join(map(str, multiples))}"
         _require(len(given) in (0, len(multiples)) and fine, name, given, expected)
     _require(prod(options.warps) * target.warp <= target.max_threads_per_block, "warps", options.warps, "fewer warps")
+    groups = options.instruction == "wgmma"
+    _require(not groups or target.group_ops > 0, "instruction", options.instruction, f"mma: {target.name} has no other")
+    fine = not (groups and options.warps) or (options.warps[0] in (4, 8, 12) and options.warps[1] == 1)
+    _require(fine, "warps", options.warps, "(4, 1), (8, 1) or (12, 1) for wgmma")
     _require(options.stages != 1, "stages", options.stages, "0, which chooses, or at least 2")
     if options.tile and options.warps:
         (rows, columns, _), (across, along) = options.tile, options.warps

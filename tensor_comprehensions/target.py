@@ -151,6 +151,7 @@ class GpuTarget:
             cycle by `mma` on half-precision numbers with float32 sums, and on bytes; 0 where tile kernels have none.
             Peak rates of the vendor's papers for the typical card over processors and clock; of Hopper and Blackwell
             the part of it that `mma` reaches, not `wgmma` and `tcgen05`.
+        group_ops: the same by `wgmma`, of warpgroups, on half-precision numbers; 0 where there is none.
         l2_bytes: that a processor gets from the second-level cache in a cycle.
         shared_bytes: that shared memory gives to a processor in a cycle: 32 banks of 4.
     """
@@ -176,6 +177,7 @@ class GpuTarget:
     async_copies: bool = True
     tensor_ops: int = 0
     tensor_ops_int8: int = 0
+    group_ops: int = 0
     l2_bytes: int = 40
     shared_bytes: int = 128
 
@@ -199,15 +201,15 @@ _GPUS = (
 )
 
 _TENSOR_OPS = {
-    "sm_80": (2048, 4096), "sm_86": (512, 2048), "sm_89": (512, 2048), "sm_90": (2560, 5120), "sm_100": (2048, 4096),
-    "sm_120": (512, 2048),
+    "sm_80": (2048, 4096, 0), "sm_86": (512, 2048, 0), "sm_89": (512, 2048, 0), "sm_90": (2560, 5120, 4096),
+    "sm_100": (2048, 4096, 0), "sm_120": (512, 2048, 0),
 }  # fmt: skip
-"""`tensor_ops` and `tensor_ops_int8` of these cards."""
+"""`tensor_ops`, `tensor_ops_int8` and `group_ops` of these cards."""
 
 GPUS = {
-    f"{g.kind}:{g.name}": replace(g, tensor_ops=ops, tensor_ops_int8=of_bytes)
+    f"{g.kind}:{g.name}": replace(g, tensor_ops=ops, tensor_ops_int8=of_bytes, group_ops=of_groups)
     for g in _GPUS
-    for ops, of_bytes in (_TENSOR_OPS.get(g.name, (0, 0)),)
+    for ops, of_bytes, of_groups in (_TENSOR_OPS.get(g.name, (0, 0, 0)),)
 }
 """The graphics processors that are known, by the text that names them: "cuda:sm_90"."""
 

@@ -98,8 +98,9 @@ def _divide_products(bound: BoundFunction, context: GpuPassContext) -> Any:
         return None
     if not asked and not (context.target.tensor_ops and has_narrow_products(bound)):
         return None
+    boxed = context.target if context.aligned else replace(context.target, group_ops=0)  # TMA needs 16 bytes
     try:
-        divided = _tile_lowering().divide_def(bound, context.options or TileOptions(), context.target)
+        divided = _tile_lowering().divide_def(bound, context.options or TileOptions(), boxed)
     except CannotLower as reason:
         if asked:
             raise ArgumentError(

@@ -81,6 +81,10 @@ class CompiledSparseGpuKernel:
             found["spill_bytes"] = max((r.spill_stores + r.spill_loads for r in reports), default=0)
         return found
 
+    @staticmethod
+    def source_kinds() -> Mapping[str, Callable[[CompiledSparseGpuKernel], str]]:
+        return SPARSE_GPU_KINDS
+
     def source(self, kind: str) -> str:
         """The kernels as text of a kind: "tc", "schedule", "loops", "cuda" or "opencl".
 

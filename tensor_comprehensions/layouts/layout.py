@@ -62,6 +62,8 @@ class Layout:
 
     def __getitem__(self, mode: int) -> Layout:
         """One mode as a layout."""
+        if isinstance(self.shape, tuple) and isinstance(self.stride, tuple):
+            return Layout(self.shape[mode], self.stride[mode])
         return self.modes[mode]
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from ..core.memory_layout import contiguous_strides
 from .atoms import ATOMS
@@ -19,10 +20,10 @@ _UNIT = 16
 def tensor_map_fault(m: TensorMap, buffers: Sequence[Buffer]) -> str | None:
     """Why there is no such tensor map of one of the buffers."""
     size = m.buffer.type.dtype.size
-    row, strides = m.box[-1] * size, m.buffer.strides
+    row, strides = m.box[-1] * size, m.strides
     if m.buffer not in buffers:
         return f"{m.buffer.name} is no argument or temporary"
-    if len(m.box) != len(m.buffer.shape) or len(m.box) not in TMA_RANKS:
+    if len(m.box) != len(m.shape) or len(m.box) not in TMA_RANKS:
         return f"its box has {len(m.box)} dimensions"
     if not all(1 <= n <= _MOST for n in m.box):
         return f"the box {m.box} has sides beyond {_MOST}"
@@ -34,6 +35,19 @@ def tensor_map_fault(m: TensorMap, buffers: Sequence[Buffer]) -> str | None:
         return "its rows are longer than its swizzle"
     if m.buffer.dynamic or strides[-1] != 1 or any(s * size % _UNIT for s in strides[:-1]):
         return f"the strides of {m.buffer.name} are no multiples of {_UNIT} bytes"
+    if sum((n - 1) * s for n, s in zip(m.shape, strides, strict=True)) >= m.buffer.span or min(strides) < 1:
+        return f"its dimensions are not in {m.buffer.name}"
+    return None
+
+
+def box_in_memory(m: TensorMap, memory: Buffer) -> tuple[int, ...] | None:
+    """The box as the last dimensions of a buffer hold it: each by itself, or all rows as one; None: they do not."""
+    sides = tuple(n for n in m.box[:-1] if n > 1)
+    for box in ((*sides, m.box[-1]), (prod(sides), m.box[-1])):
+        parts, strides = memory.shape[-len(box) :], memory.strides[-len(box) :]
+        fits = len(parts) == len(box) and box[1:] == parts[1:] and box[0] <= parts[0]
+        if fits and strides == contiguous_strides(box):
+            return box
     return None
 
 
@@ -49,10 +63,10 @@ def box_fault(s: Invoke, mapped: int, maps: Sequence[TensorMap]) -> str | None:
         return f"{s.name} of a box of {len(m.box)} dimensions"
     if memory.space is not Space.SHARED or memory.type != tensor.type:
         return f"{s.name} takes {tensor.type} in shared memory, not {memory.name}"
-    box = tuple(n for n in m.box[:-1] if n > 1) + m.box[-1:]
-    parts, strides = memory.shape[-len(box) :], memory.strides[-len(box) :]
-    fits = len(parts) == len(box) and box[1:] == parts[1:] and box[0] <= parts[0]
-    if not fits or strides != contiguous_strides(box):
+    if len(s.operands[mapped][1]) != len(m.box):
+        return f"{s.name} begins at {len(s.operands[mapped][1])} coordinates"
+    box = box_in_memory(m, memory)
+    if box is None:
         return f"{memory.name}{list(memory.shape)} holds no box {m.box}"
     wanted = swizzle_of(m.swizzle, tensor.type.dtype.size) if m.swizzle else None
     if memory.swizzle != wanted or (m.swizzle and box[-1] * tensor.type.dtype.size != m.swizzle):

@@ -76,10 +76,18 @@ def _is_invoked(a: Atom) -> bool:
     return a.group > 1 and not any(o.dtype in FLOAT8 for o in a.operands)
 
 
+GROUP_SUFFIXES: Mapping[str, tuple[int, ...]] = {
+    "": (), "_across": (2,), "_left_across": (1,), "_both_across": (1, 2)
+}  # fmt: skip
+"""How names of products of warpgroups end, by the factors that lie across."""
+
+
 def _of_group(a: Atom) -> Iterator[Intrinsic]:
-    """The product of a warpgroup, with A in shared memory or in registers, and B along K or, of 16 bits, across."""
-    for suffix, across in (("", ()), ("_across", (2,))) if a.operands[2].dtype.bits == 16 else (("", ()),):
+    """The product of a warpgroup, with A in shared memory or in registers; in memory along K or, of 16 bits, across."""
+    for suffix, across in GROUP_SUFFIXES.items() if a.operands[2].dtype.bits == 16 else (("", ()),):
         for middle, registers in (("", (0,)), ("_registers", (0, 1))):
+            if middle and 1 in across:
+                continue
             yield Intrinsic(
                 f"{a.name}{middle}{suffix}", 3, 0, group=a.group, registers=registers, written=(0,), values=(BOOL,),
                 atom=a.name, described=(1, 2) if len(registers) == 1 else (2,), across=across,

@@ -398,13 +398,25 @@ class TensorMap:
     """How boxes of a GLOBAL buffer travel to shared memory and back: what a tensor map of the driver says.
 
     box: elements along each dimension, the last being contiguous. swizzle: the bytes of the rows in which chunks of 16
-    change places, 128, 64 or 32; 0: none do.
+    change places, 128, 64 or 32; 0: none do. dimensions: the extent and the stride of each, where they are not those of
+    the buffer; they may visit an element several times.
     """
 
     name: str
     buffer: Buffer
     box: tuple[int, ...]
     swizzle: int
+    dimensions: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The extent of each dimension."""
+        return tuple(n for n, _ in self.dimensions) or self.buffer.shape
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Elements from one to the next along each dimension."""
+        return tuple(s for _, s in self.dimensions) or self.buffer.strides
 
     @property
     def bytes(self) -> int:

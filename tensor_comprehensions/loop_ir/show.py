@@ -79,7 +79,8 @@ def _kernel_lines(kernel: Kernel) -> Iterator[str]:
     yield f"kernel {kernel.name}:"
     for m in kernel.maps:
         swizzle = f" swizzle {m.swizzle} bytes" if m.swizzle else ""
-        yield f"  map {m.name} of {m.buffer.name} box {m.box}{swizzle}"
+        sides = "".join(f"[{n}:{s}]" for n, s in m.dimensions)
+        yield f"  map {m.name} of {m.buffer.name}{sides} box {m.box}{swizzle}"
     yield from _stmt_lines(kernel.body, "  ")
 
 

@@ -271,7 +271,9 @@ def _invoke(s: Invoke, place: _Place) -> None:
         group = "threads of a block" if known.group == ALL_THREADS else f"of {known.group} threads"
         _require(place.together >= known.group, f"not all {group} come to {s.name}", s)
     for number, (buffer, where) in enumerate(s.operands):
-        _require(_indices(buffer, where, place, s) == 1, f"an operand of {s.name} is a vector of places", s)
+        mapped = known is not None and number == known.mapped
+        lanes = _indices(buffer, where, place, s, mapped=mapped)
+        _require(lanes == 1, f"an operand of {s.name} is a vector of places", s)
         inside = buffer.space is Space.REGISTER
         expected = known is not None and number in known.registers
         _require(inside is expected, f"an operand of {s.name} is {'' if inside else 'not '}in registers", s)
@@ -350,12 +352,12 @@ def _access(b: Buffer, where: tuple[Expr, ...], mask: Expr | None, place: _Place
     return Type(b.type.dtype, lanes)
 
 
-def _indices(b: Buffer, where: tuple[Expr, ...], place: _Place, node: Stmt | Expr) -> int:
-    """The lanes of the indices."""
+def _indices(b: Buffer, where: tuple[Expr, ...], place: _Place, node: Stmt | Expr, *, mapped: bool = False) -> int:
+    """The lanes of the indices. mapped: they are those of a tensor map, which may have other dimensions."""
     known = place.buffers.get(b.name)
     _require(known is b or known == b, f"{b.name} is not in scope, or not as declared", node)
     _require(b.name not in place.hidden, f"{b.name} is in registers of another thread", node)
-    _require(len(where) == len(b.shape), f"{len(where)} indices on {b.name} of rank {len(b.shape)}", node)
+    _require(mapped or len(where) == len(b.shape), f"{len(where)} indices on {b.name} of rank {len(b.shape)}", node)
     lanes = 1
     for i in where:
         t = _expr(i, place)

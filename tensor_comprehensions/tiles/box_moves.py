@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 
-from ..core.dtypes import UINT32
+from ..core.dtypes import UINT32, DType
 from ..core.errors import ArgumentError
 from ..layouts.layout import flatten_tuple
 from ..loop_ir import build
@@ -14,7 +14,7 @@ from ..loop_ir import nodes as ir
 from ..loop_ir.async_operands import tensor_map_fault
 from ..loop_ir.atoms import WARP, WARPGROUP
 from ..loop_ir.intrinsics import BULK_COMMIT, BULK_WAIT, FENCE_ASYNC
-from ..loop_ir.linear_forms import difference, linear_terms
+from ..loop_ir.linear_forms import difference
 from ..target import GpuTarget
 from . import specs
 from .panels import panel_columns, panel_fault
@@ -23,9 +23,10 @@ from .warpgroup_products import thread_range
 
 MOST_ROWS = 256
 """The longest side of a box."""
-SLICE = 64
-"""Columns of sums that a warpgroup stores at a time."""
-_ROW, _COLUMN = build.var("%row"), build.var("%column")
+SLICES = (64, 32, 16)
+"""Columns of sums that a warpgroup stores at a time, more first."""
+SLICE_ROWS = 64
+"""Rows of them."""
 
 
 @dataclass(slots=True)
@@ -36,10 +37,12 @@ class RuleContext:
         registers: of a thread at first.
         maps: of the boxes that travel so far. parts: the threads that meet at each barrier of a part, from 1 on.
         shared: bytes of shared memory that are taken. staged: tiles there that rules have made.
+        tensors: the arguments by name, which tiles may view with other dimensions.
     """
 
     target: GpuTarget
     registers: int
+    tensors: Mapping[str, ir.Buffer] = field(default_factory=dict)
     maps: list[ir.TensorMap] = field(default_factory=list)
     parts: list[tuple[int, int]] = field(default_factory=list)
     boxed: set[str] = field(default_factory=set)
@@ -66,55 +69,108 @@ class TensorBox:
     """How a tile of rows and columns of global memory travels.
 
     Attributes:
-        view: the tile. row: the dimension of its buffer along which rows lie; columns lie along the last one.
+        view: the tile. tensor: what its buffer is a view of.
+        rows, columns: the dimensions of the view that they go along, the fastest first, and how far.
     """
 
     view: MemoryView
-    row: int
-    rows: int
-    columns: int
+    tensor: ir.Buffer
+    rows: tuple[tuple[int, int], ...]
+    columns: tuple[tuple[int, int], ...]
 
     def map(self, rows: int, columns: int) -> ir.TensorMap:
         """The map of boxes of so many rows and columns."""
         b = self.view.buffer
         sides = [1] * len(b.shape)
-        sides[self.row], sides[-1] = rows, columns
-        return ir.TensorMap(b.name, b, tuple(sides), columns * b.type.dtype.size)
+        sides[-1] = columns
+        for d, size in self.rows:
+            sides[d] = min(size, rows)
+            rows //= sides[d]
+        seen = () if b == self.tensor else tuple(zip(b.shape, b.strides, strict=True))
+        return ir.TensorMap(b.name, self.tensor, tuple(sides), columns * b.type.dtype.size, seen)
 
     def place(self, row: int | ir.Expr, column: int) -> tuple[ir.Buffer, tuple[ir.Expr, ...]]:
-        """The element of the tensor at which a box begins."""
-        first = list(self.view.tensor[0, 0].coordinates)
-        first[self.row] = build.add(first[self.row], row)
-        first[-1] = build.add(first[-1], column)
-        return self.view.buffer, tuple(first)
+        """The coordinates at which a box begins, in the tensor."""
+        first = [*self.view.tensor.coordinates] if not self.view.tensor.parts else _first_element(self.view)
+        for parts, number in ((self.rows, row), (self.columns, column)):
+            rest: ir.Expr = build.const(number) if isinstance(number, int) else number
+            for n, (d, size) in enumerate(parts):
+                first[d] = build.add(first[d], build.mod(rest, size) if n + 1 < len(parts) else rest)
+                rest = build.div(rest, size)
+        return self.tensor, tuple(first)
+
+    def splits_rows(self, rows: int) -> bool:
+        """Whether so many neighboring rows, from a multiple of that on, are a box."""
+        for _, size in self.rows:
+            if rows % size and size % rows:
+                return False
+            rows = max(1, rows // size)
+        return rows == 1
 
 
-def find_box(view: MemoryView, rows: int, columns: int) -> TensorBox | str:
-    """How a tile travels, or why TMA does not take it."""
+def _first_element(view: MemoryView) -> list[ir.Expr]:
+    return list(view.tensor[(0,) * len(view.shape)].coordinates)
+
+
+def find_box(
+    view: MemoryView, rows: int, columns: int, width: int | str, tensor: ir.Buffer | None = None
+) -> TensorBox | str:
+    """How a tile travels, or why TMA does not take it.
+
+    width: columns of a box, or why there is none. tensor: what the buffer of the tile is a view of.
+    """
     b = view.buffer
     if len(view.tensor.parts) != 1 or len(view.shape) != 2:
         return "it has no rows and columns"
     if len(b.shape) < 2:
         return f"{b.name} has one dimension"
-    at = view.tensor[_ROW, _COLUMN]
-    terms = [linear_terms(c)[0] for c in at.coordinates]
-    along = [[d for d, t in enumerate(terms) if v in t] for v in (_ROW, _COLUMN)]
     size = [prod(flatten_tuple(n)) for n in view.shape]
-    if size[0] == 1:
-        along[0] = [len(b.shape) - 2]
-    if size != [rows, columns] or along[1] != [len(b.shape) - 1] or len(along[0]) != 1 or along[0] == along[1]:
+    along = [_dimensions(view, n) for n in range(2)] if size == [rows, columns] else [None, None]
+    down, across = along
+    if down is None or across is None or not across or across[0][0] != len(b.shape) - 1:
         return "its rows and columns are not those of the tensor"
-    if any(t.get(v, 1) != 1 for t in terms for v in (_ROW, _COLUMN)):
+    order = [d for d, _ in (*across[:1], *down)]
+    if order != sorted(set(order), reverse=True) or set(order) & {d for d, _ in across[1:]}:
         return "its rows or columns are not neighbors"
-    for origin, extent in zip(at.origins[1:], at.extents, strict=True):
-        ends = (difference(origin, c) == 0 and extent == n for c, n in zip(at.coordinates, b.shape, strict=True))
-        if extent is not None and not any(ends):
-            return "it ends inside of the tensor"
-    found = TensorBox(view, along[0][0], rows, columns)
-    width = panel_columns(columns, b.type.dtype)
+    if not _ends_with_tensor(view):
+        return "it ends inside of the tensor"
     if isinstance(width, str):
         return width
-    return tensor_map_fault(found.map(min(rows, MOST_ROWS), width), (b,)) or found
+    if across[0][1] % width:
+        return f"its rows have {across[0][1]} neighbors, no multiple of {width}"
+    found = TensorBox(view, b if tensor is None else tensor, down, across)
+    if not found.splits_rows(min(rows, MOST_ROWS)):
+        return f"{MOST_ROWS} of its rows are no box"
+    m = found.map(min(rows, MOST_ROWS), width)
+    return tensor_map_fault(m, (found.tensor,)) or found
+
+
+def _dimensions(view: MemoryView, which: int) -> tuple[tuple[int, int], ...] | None:
+    """The dimensions of a buffer along which rows (0) or columns (1) go, and how far; None where that is no box."""
+    layouts = view.tensor.parts[0].layouts[1 : 1 + len(view.buffer.shape)]
+    found = []
+    for n, (size, _) in enumerate(layouts[0][which].flat):
+        steps = [layout[which].flat[n][1] for layout in layouts]
+        if size > 1:
+            if sorted(steps)[-2:] not in ([0, 1], [1]) or sum(steps) != 1:
+                return None
+            found.append((steps.index(1), size))
+    return tuple(found) if found or which == 0 else ((len(layouts) - 1, 1),)
+
+
+def _ends_with_tensor(view: MemoryView) -> bool:
+    """Whether what a tile has beyond its elements is beyond the tensor, too."""
+    b, tensor = view.buffer, view.tensor
+    layouts = tensor.parts[0].layouts[1:]
+    dimensions = [*zip(tensor.origins[1:], layouts, strict=True)][: len(b.shape)]
+    for origin, extent, layout in zip(tensor.origins[1:], tensor.extents, layouts, strict=True):
+        ends = (
+            extent is not None and difference(start, origin) == n - extent and layout.flat == steps.flat
+            for (start, steps), n in zip(dimensions, b.shape, strict=True)
+        )
+        if extent is not None and not any(ends):
+            return False
+    return True
 
 
 def tile_fault(x: MemoryView, target: GpuTarget) -> str | None:
@@ -139,7 +195,9 @@ def decompose_box_copy(spec: specs.Move, context: RuleContext) -> tuple[specs.No
     if to.dtype != source.dtype:
         raise ArgumentError(f"no copy by itself does {text}", expected="one type")
     fault = tile_fault(to, context.target)
-    box = find_box(source, *to.buffer.shape[-2:]) if fault is None else fault
+    tensor = context.tensors.get(source.buffer.name)
+    height, columns = to.buffer.shape[-2:]
+    box = fault or find_box(source, height, columns, panel_columns(columns, to.dtype), tensor)
     if isinstance(box, str):
         raise ArgumentError(
             f"no copy by itself does {text}: {box}",
@@ -151,11 +209,12 @@ def decompose_box_copy(spec: specs.Move, context: RuleContext) -> tuple[specs.No
 def _box_copies(spec: specs.Move, to: MemoryView, box: TensorBox, context: RuleContext) -> Iterator[specs.Node]:
     assert spec.done is not None
     context.boxed.add(to.buffer.name)
-    width = panel_columns(box.columns, to.dtype)
+    height, columns = to.buffer.shape[-2:]
+    width = panel_columns(columns, to.dtype)
     assert isinstance(width, int)
-    for column in range(0, box.columns, width):
-        for row in range(0, box.rows, MOST_ROWS):
-            rows = min(MOST_ROWS, box.rows - row)
+    for column in range(0, columns, width):
+        for row in range(0, height, MOST_ROWS):
+            rows = min(MOST_ROWS, height - row)
             number = context.map_number(box.map(rows, width))
             name = f"tma_load_{len(box.view.buffer.shape)}"
             views = ((to.buffer, to.tensor[row, column].coordinates), box.place(row, column), spec.done.place)
@@ -171,40 +230,46 @@ def decompose_sums_store(spec: specs.Move, context: RuleContext) -> tuple[specs.
     (to,), (sums,) = spec.outputs, spec.inputs
     if not isinstance(to, MemoryView) or not isinstance(sums, RegisterFragment) or to.buffer.space is not _GLOBAL:
         return None
-    plan, threads = sums.product, thread_range(spec.threads)
-    columns = min(SLICE, sums.padded[1])
-    if not isinstance(plan, WarpgroupPlan) or to.dtype.bits != 16 or not to.dtype.is_float or sums.padded[1] % columns:
-        return None
-    if columns % 16 or plan.columns % columns or threads is None:
-        return None
-    box = find_box(to, *sums.padded)
-    groups = threads[1] // WARPGROUP
-    slot = groups * 64 * columns * to.dtype.size
+    threads = thread_range(spec.threads)
     room = context.target.max_shared_optin - context.shared
-    if isinstance(box, str) or slot > room or isinstance(panel_columns(columns, to.dtype), str):
+    if threads is None:
         return None
-    return tuple(_SumsStore(spec, sums, plan, box, context, columns).nodes())
+    columns = slice_columns(sums, to.dtype, room)
+    box = None if columns is None else find_box(to, *sums.padded, columns, context.tensors.get(to.buffer.name))
+    if columns is None or not isinstance(box, TensorBox) or not box.splits_rows(SLICE_ROWS):
+        return None
+    return tuple(_SumsStore(spec, sums, box, context, columns).nodes())
+
+
+def slice_columns(sums: RegisterFragment, dtype: DType, room: int) -> int | None:
+    """The columns of sums that warpgroups store together by way of `room` bytes of shared memory; None: they do not."""
+    plan = sums.product
+    if not isinstance(plan, WarpgroupPlan) or dtype.bits != 16 or not dtype.is_float:
+        return None
+    rows = plan.threads.levels[0].size * SLICE_ROWS
+    fitting = (n for n in SLICES if plan.columns % n == 0 and rows * n * dtype.size <= room)
+    return next(fitting, None)
 
 
 class _SumsStore:
     """One decomposition."""
 
     def __init__(
-        self, spec: specs.Move, sums: RegisterFragment, plan: WarpgroupPlan, box: TensorBox, context: RuleContext,
-        columns: int,
-    ) -> None:  # fmt: skip
-        self.spec, self.sums, self.plan, self.box, self.columns = spec, sums, plan, box, columns
+        self, spec: specs.Move, sums: RegisterFragment, box: TensorBox, context: RuleContext, columns: int
+    ) -> None:
+        assert isinstance(sums.product, WarpgroupPlan)
+        self.spec, self.sums, self.plan, self.box, self.columns = spec, sums, sums.product, box, columns
         threads = thread_range(spec.threads)
         assert threads is not None
         self.threads = threads
         dtype = box.view.buffer.type.dtype
         name = f"staged_{len(context.staged)}"
-        self.staged = MemoryView.of(name, (threads[1] // WARPGROUP * 64, columns), dtype, ir.Space.SHARED)
+        self.staged = MemoryView.of(name, (threads[1] // WARPGROUP * SLICE_ROWS, columns), dtype, ir.Space.SHARED)
         context.staged.append(self.staged)
         context.shared += self.staged.buffer.bytes
         context.boxed.add(name)
         self.part = specs.SyncPart(threads, context.part_number(threads))
-        self.map = context.map_number(box.map(64, columns))
+        self.map = context.map_number(box.map(SLICE_ROWS, columns))
         self.words = ir.Buffer(f"{name}_words", ir.Type(UINT32), (4,), (1,), ir.Space.REGISTER)
         thread = build.sub(build.var(ir.THREAD[0]), threads[0])
         self.group, self.thread = build.div(thread, WARPGROUP), build.mod(thread, WARPGROUP)

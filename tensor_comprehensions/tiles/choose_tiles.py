@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from math import prod
 
 from ..core.errors import CannotLower
 from ..options import TileOptions
 from ..target import GpuTarget
 from ..tc_lang.ir import BoundIndex
-from .product_cost import MAX_SUMS, MAX_SUMS_BESIDE_ELEMENTS, ProductPrice, copies_elements, price_product
-from .product_tiles import ProductOrder, ProductTiles, choose_boxes
-from .recognize_products import ProductRegion
+from .group_product_cost import group_fault, stores_boxes
+from .product_cost import (
+    MAX_SUMS,
+    MAX_SUMS_BESIDE_ELEMENTS,
+    ProductPrice,
+    copies_elements,
+    price_product,
+    resident_blocks,
+)
+from .product_region import ProductRegion
+from .product_tiles import MMA, WGMMA, ProductOrder, ProductTiles, choose_boxes
 
 ROWS = (16, 32, 64, 128, 256)
 COLUMNS = (16, 32, 64, 128, 256)
@@ -19,34 +28,42 @@ TERMS = (32, 64)
 """Of tiles that are tried, in bytes of 16 bits: of 8 bits there are twice as many terms."""
 WARPS = ((1, 1), (1, 2), (2, 1), (2, 2), (1, 4), (4, 1), (2, 4), (4, 2))
 STAGES = (2, 3, 4)
+GROUPS = (1, 2, 3)
+"""Warpgroups that multiply."""
+GROUP_COLUMNS = (16, 32, 64, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256)
+GROUP_TERMS = (64, 128)
+MOST_STAGES = (6, 5, 4, 3, 2)
 GROUP = 8
 """Rows of tiles side by side: with as many columns their factors fill little of the second-level cache."""
 
 
 def choose_tiles(
-    region: ProductRegion, order: ProductOrder, options: TileOptions, target: GpuTarget, output_bytes: int
+    region: ProductRegion, order: ProductOrder, options: TileOptions, target: GpuTarget
 ) -> tuple[ProductTiles, ProductPrice]:
     """The tiles with the least price among those that `options` leave open.
-
-    output_bytes: of an element that is stored.
 
     Raises:
         CannotLower: none fits.
     """
     best: tuple[ProductTiles, ProductPrice] | None = None
-    for tiles in _candidates(region, order, options):
-        price = price_product(region, order, tiles, target, output_bytes)
+    faults: dict[str, None] = {}
+    for tiles in (*_candidates(region, order, options), *_group_candidates(region, order, options, target, faults)):
+        price = price_product(region, order, tiles, target)
         if price is not None and (best is None or price.cycles < best[1].cycles):
             best = tiles, price
     if best is None:
-        asked = ", ".join(f"{n} {v}" for n in ("tile", "warps", "stages") if (v := getattr(options, n)))
+        names = ("tile", "warps", "stages", "instruction")
+        asked = ", ".join(f"{n} {v}" for n in names if (v := getattr(options, n)))
         raise CannotLower(
             f"no tiles of {asked or 'any size'} fit into the registers and the shared memory of {target.name}"
+            + "".join(f"; not by wgmma: {fault}" for fault in faults)
         )
     return best
 
 
 def _candidates(region: ProductRegion, order: ProductOrder, options: TileOptions) -> Iterator[ProductTiles]:
+    if options.instruction == WGMMA:
+        return
     depth = 2 // region.factor_bytes
     if options.tile:
         m, n, k = options.tile
@@ -67,11 +84,49 @@ def _candidates(region: ProductRegion, order: ProductOrder, options: TileOptions
             across, along = warps
             if tile[0] % (16 * across) or tile[1] % (8 * along):
                 continue
-            sums = tile[0] * tile[1] // (32 * prod(warps))
+            sums = region.sums * tile[0] * tile[1] // (32 * prod(warps))
             if sums > most or (not options.tile and (tile[1] // along) % 16):
                 continue
             for stages in (options.stages,) if options.stages else STAGES:
                 yield ProductTiles(boxes, tile, (across, along), stages, options.group or GROUP)
+
+
+def _group_candidates(
+    region: ProductRegion, order: ProductOrder, options: TileOptions, target: GpuTarget, faults: dict[str, None]
+) -> Iterator[ProductTiles]:
+    """Those of warpgroups, where TMA brings the factors: as many stages as there is room for; `faults` get why not."""
+    if not target.group_ops or options.instruction == MMA:
+        return
+    for groups in GROUPS:
+        if options.warps and options.warps != (4 * groups, 1):
+            continue
+        for tile in _group_sizes(order, options, groups):
+            boxes = choose_boxes(order, tile)
+            tiles = ProductTiles(boxes, tile, (4 * groups, 1), 2, options.group or GROUP, WGMMA)
+            if (fault := group_fault(region, order, tiles)) is not None:
+                faults[fault] = None
+                continue
+            boxed = region.stored.is_float and region.stored.bits == 16 and stores_boxes(order, boxes)
+            for stages in (options.stages,) if options.stages else MOST_STAGES:
+                found = replace(tiles, stages=stages, stores_boxes=boxed)
+                if resident_blocks(region, order, found, target):
+                    yield found
+                    break
+                if boxed and options.stages:
+                    yield replace(found, stores_boxes=False)
+
+
+def _group_sizes(order: ProductOrder, options: TileOptions, groups: int) -> Iterator[tuple[int, int, int]]:
+    if options.tile:
+        m, n, k = options.tile
+        if m % (64 * groups) == 0 and n % 8 == 0:
+            yield m, n, k
+        return
+    rows, columns = (_reach(x) for x in (order.rows, order.columns))
+    for m in (64 * groups, 128 * groups):
+        for n in GROUP_COLUMNS if len(order.columns) == 1 else COLUMNS:
+            if m < 2 * max(rows, 64) and n < 2 * max(columns, 16):
+                yield from ((m, n, k) for k in GROUP_TERMS)
 
 
 def _check_tile(region: ProductRegion, tile: tuple[int, ...]) -> None:

@@ -26,8 +26,9 @@ from .forward_definitions import forward_definitions
 from .lower_product import lower_product
 from .lower_tiles import format_tiles, lower_program
 from .product_cost import ProductPrice
+from .product_region import ProductRegion
 from .product_tiles import ProductOrder, ProductTiles, order_indices
-from .recognize_products import ProductRegion, RefusedProduct, recognize_products
+from .recognize_products import RefusedProduct, recognize_products
 from .shared_accesses import with_buffers
 
 
@@ -134,8 +135,7 @@ def _divide(function: BoundFunction, options: TileOptions, target: GpuTarget) ->
     for n, piece in enumerate(pieces):
         if isinstance(piece, ProductRegion):
             order = order_indices(piece, buffers)
-            size = buffers[piece.contraction.output.tensor].type.dtype.size
-            tiles, price = choose_tiles(piece, order, options, target, size)
+            tiles, price = choose_tiles(piece, order, options, target)
             found.append(TiledRegion(piece, order, tiles, price))
             cycles += price.cycles + LAUNCH * target.clock
         else:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import gcd
+from math import gcd, prod
 from typing import Any
 
 from ..core.dtypes import FLOAT32, DType
@@ -15,8 +15,10 @@ from ..loop_ir import nodes as ir
 from ..loop_ir.atoms import WARP
 from ..loop_ir.linear_forms import difference, linear_terms, terms_to_expr
 from ..lower_expr import LoweringScope, lower_access, lower_expr
+from ..structured.match.product_matching import replace_element_reads
 from ..structured.op import ACCUMULATOR
 from ..target import GpuTarget
+from ..tc_lang import ir as tc
 from ..tc_lang.ir import BoundIndex
 from . import specs
 from .indices import to_index
@@ -24,9 +26,9 @@ from .lower_tiles import decompose
 from .memory_moves import VECTOR_BYTES, is_multiple
 from .neighbor_values import MAX_LANES, store_neighbors
 from .pointwise import read_value
-from .product_tiles import FactorPlace, PairOrder, ProductOrder, ProductTiles
+from .product_region import FactorPair, ProductFactor, ProductRegion
+from .product_tiles import WGMMA, FactorPlace, PairOrder, ProductOrder, ProductTiles
 from .program_builder import ProgramBuilder
-from .recognize_products import FactorPair, ProductFactor, ProductRegion
 from .role_words import BLOCK_ID
 from .tensor_core_products import accumulator, plan_product
 from .tensors import DataTensor, ThreadTensor
@@ -44,7 +46,11 @@ def lower_product(
 ) -> specs.Program:  # fmt: skip
     """The program of a region, decomposed down to instructions."""
     k = ProgramBuilder(name, target)
-    lowering = _ProductLowering(k, region, order, tiles, buffers)
+    lowering = ProductLowering(k, region, order, tiles, buffers)
+    if tiles.instruction == WGMMA:
+        from .lower_group_product import GroupProductLowering
+
+        lowering = GroupProductLowering(k, region, order, tiles, buffers)
     lowering.write()
     arguments = tuple(buffers[n] for n in region.tensors)
     program = specs.Program(name, arguments, 1, k.num_blocks, k.num_threads, tuple(k.names), k.body())
@@ -62,8 +68,8 @@ class StagedFactor:
 
 
 @dataclass(slots=True)
-class _ProductLowering:
-    """Writes one program."""
+class ProductLowering:
+    """Writes one program, of products of warps."""
 
     k: ProgramBuilder
     region: ProductRegion
@@ -74,18 +80,31 @@ class _ProductLowering:
 
     def write(self) -> None:
         k, (rows, columns, _) = self.k, self.tiles.tile
-        blocks = self._map_blocks()
+        self.k.num_blocks = self.num_tiles
+        blocks, self.k.names = self._name_tile(BLOCK_ID)
         warps = self.tiles.warps
         warp = k.threads(WARP * warps[0] * warps[1]).tile(WARP).reshape(0, warps)
         pairs = [self._stages(pair, places) for pair, places in zip(self.region.pairs, self.order.pairs, strict=True)]
-        total = accumulator("sums", (rows, columns), plan_product((rows, columns), warp), self.region.total)
-        k.init(k.allocate(total), 0)
+        plan, total = plan_product((rows, columns), warp), self.region.total
+        totals = [k.allocate(accumulator(name, (rows, columns), plan, total)) for name in self.sum_names]
+        for x in totals:
+            k.init(x, 0)
         for sides, places in zip(pairs, self.order.pairs, strict=True):
-            self._multiply(total, warp, sides, places, blocks)
-        self._finish(total, blocks)
+            self._multiply(totals, warp, sides, places, blocks)
+        self._finish(totals, blocks)
+
+    @property
+    def threads(self) -> ThreadTensor:
+        """Those that have sums."""
+        return self.k.threads(self.k.num_threads)
+
+    @property
+    def sum_names(self) -> list[str]:
+        """What the registers of sums are called, those of the output first."""
+        return ["sums", *(f"sums_{n}" for n in range(1, self.region.sums))]
 
     def _multiply(
-        self, total: RegisterFragment, warp: ThreadTensor, sides: tuple[StagedFactor, StagedFactor], pair: PairOrder,
+        self, totals: Sequence[RegisterFragment], warp: ThreadTensor, sides: Sequence[StagedFactor], pair: PairOrder,
         blocks: Mapping[str, ir.Expr],
     ) -> None:  # fmt: skip
         """Add one product to the sums."""
@@ -96,17 +115,27 @@ class _ProductLowering:
                 self._fill(side.memory[stage], side, pair, at)
 
         def use(stage: Any, step: Any) -> None:
-            a, b = (s.memory[stage].T if s.place.transposed else s.memory[stage] for s in sides)
-            self.k.matmul(total, a, b, by=warp)
+            self._multiply_stage(totals, sides, stage, warp)
 
         self.k.ring(self.tiles.count(pair.terms), self.tiles.stages, fill, use)
 
-    def _map_blocks(self) -> dict[str, ir.Expr]:
-        """A block for each tile; the coordinates of tiles, by index."""
+    def _multiply_stage(
+        self, totals: Sequence[RegisterFragment], sides: Sequence[StagedFactor], stage: Any, by: ThreadTensor
+    ) -> None:
+        """Add the products of one stage: of the left factor with the right one of each sum."""
+        a, *rights = (s.memory[stage].T if s.place.transposed else s.memory[stage] for s in sides)
+        for total, b in zip(totals, rights, strict=True):
+            self.k.matmul(total, a, b, by=by)
+
+    @property
+    def num_tiles(self) -> int:
+        """Of all rows, columns and batches."""
+        return prod(map(self.tiles.count, (self.order.rows, self.order.columns, self.order.batch)))
+
+    def _name_tile(self, number: ir.Expr) -> tuple[dict[str, ir.Expr], list[tuple[str, ir.Expr]]]:
+        """The coordinates of the tile with a number, by index, and the names in them."""
         order, count = self.order, self.tiles.count
         rows, columns = count(order.rows), count(order.columns)
-        self.k.num_blocks = rows * columns * count(order.batch)
-        number: ir.Expr = BLOCK_ID
         inside = build.mod(number, rows * columns) if order.batch else number
         side = next(n for n in range(min(self.tiles.group, rows), 0, -1) if rows % n == 0)
         band, within = build.div(inside, side * columns), build.mod(inside, side * columns)
@@ -116,9 +145,11 @@ class _ProductLowering:
             **self._digits(order.rows, row),
             **self._digits(order.columns, column),
         }
-        self.k.names = [(compose_name("tile", name), e) for name, e in found.items() if build.integer(e) is None]
-        known = {name for name, _ in self.k.names}
-        return {name: build.var(n) if (n := compose_name("tile", name)) in known else e for name, e in found.items()}
+        names = [(compose_name("tile", name), e) for name, e in found.items() if build.integer(e) is None]
+        known = {name for name, _ in names}
+        return {
+            name: build.var(n) if (n := compose_name("tile", name)) in known else e for name, e in found.items()
+        }, names
 
     def _digits(self, indices: Sequence[BoundIndex], number: ir.Expr | int) -> dict[str, ir.Expr]:
         """The coordinate along each index of the tile with a number, the first index the fastest."""
@@ -132,15 +163,15 @@ class _ProductLowering:
 
     # --- factors -------------------------------------------------------------------------------------------------
 
-    def _stages(self, pair: FactorPair, order: PairOrder) -> tuple[StagedFactor, StagedFactor]:
+    def _stages(self, pair: FactorPair, order: PairOrder) -> tuple[StagedFactor, ...]:
         """The stages of the factors of a product: those of an earlier one whose tiles lie alike."""
         rows, columns, terms = self.tiles.tile
         left = self._make_shared_view("left", pair.left, order.left, (rows, terms))
-        right = self._make_shared_view("right", pair.right, order.right, (columns, terms))
-        return (
-            StagedFactor(left, pair.left, order.left, self.order.rows),
-            StagedFactor(right, pair.right, order.right, self.order.columns),
-        )
+        found = [StagedFactor(left, pair.left, order.left, self.order.rows)]
+        for n, (factor, place) in enumerate(zip(pair.rights, order.rights, strict=True)):
+            right = self._make_shared_view(f"right_{n}" if n else "right", factor, place, (columns, terms))
+            found.append(StagedFactor(right, factor, place, self.order.columns))
+        return tuple(found)
 
     def _make_shared_view(
         self, name: str, factor: ProductFactor, place: FactorPlace, shape: tuple[int, int]
@@ -170,7 +201,7 @@ class _ProductLowering:
         if the rows of the right factor are in another order in shared memory: each stays in one piece.
         """
         columns, along = self.tiles.tile[1], self.tiles.warps[1]
-        if columns % (DEALT * along) or any(p.right.transposed for p in self.order.pairs):
+        if columns % (DEALT * along) or any(x.transposed for p in self.order.pairs for x in p.rights):
             return None
         rest = columns // DEALT
         return Layout((2, 4, 4, rest), (1, 8, 2, DEALT)) if rest > 1 else Layout((2, 4, 4), (1, 8, 2))
@@ -226,44 +257,73 @@ class _ProductLowering:
             points = [tile[row, build.add(column, n)] for n in range(width)]
             places = [to[row, build.add(column, n)].tensor.coordinates for n in range(width)]
             values = [lower_expr(factor.value, self._scope(groups, p, at)) for p in points]
-            statement = _guarded_store(to.buffer, places, values, points, f"{to.buffer.name}_value", zeros=True)
+            statement = guarded_store(to.buffer, places, values, points, f"{to.buffer.name}_value", zeros=True)
             if first + threads > rows * across:
                 statement = build.when(build.lt(chunk, rows * across), statement)
-            k.add_leaf(specs.Leaf((to,), (), _threads_of(k), kind="Map", atom="ld, st", statement=statement))
+            k.add_leaf(specs.Leaf((to,), (), self.threads, kind="Map", atom="ld, st", statement=statement))
 
     # --- sums ----------------------------------------------------------------------------------------------------
 
-    def _finish(self, total: RegisterFragment, blocks: Mapping[str, ir.Expr]) -> None:
+    def _finish(self, totals: Sequence[RegisterFragment], blocks: Mapping[str, ir.Expr]) -> None:
         """What is stored, for the values of each thread, neighbors together."""
-        contraction, groups = self.region.contraction, (self.order.rows, self.order.columns)
-        values = self._deal_columns(self._points(groups, blocks), groups).partition(total.tv)[total.thread]
-        names: list[tuple[str, ir.Expr]] = []
-        values = _name_coordinates(values, [i.name for g in groups for i in g], names)
-        buffer = self.buffers[contraction.output.tensor]
-        statements: list[ir.Stmt] = []
-        for run in _neighbors(total, self.deals):
-            points = [_element_at(values, v) for v in run]
-            scopes = [self._scope(groups, p, blocks) for p in points]
-            stored = [self._stored_value(read_value(total, v), scope) for v, scope in zip(run, scopes, strict=True)]
+        contraction, tensor = self.region.contraction, self.buffers[self.region.contraction.output.tensor]
+
+        def store(run: Sequence[int], points: Sequence[DataTensor], scopes: Sequence[LoweringScope]) -> ir.Stmt:
+            stored = [self._stored_value(totals, v, scope) for v, scope in zip(run, scopes, strict=True)]
+            stored = [build.cast(x, tensor.type.dtype) for x in stored]
             places = [
                 lower_access(contraction.output.tensor, contraction.output.subscripts, scope)[1] for scope in scopes
             ]
-            statements.append(_guarded_store(buffer, places, stored, points, total.name, zeros=False))
+            return guarded_store(tensor, places, stored, points, totals[0].name, zeros=False)
+
+        out = MemoryView.of(tensor.name, self.tiles.tile[:2], tensor.type.dtype, ir.Space.GLOBAL)
+        self._each_run(totals, blocks, store, out)
+
+    def _each_run(
+        self, totals: Sequence[RegisterFragment], blocks: Mapping[str, ir.Expr],
+        write: Callable[[Sequence[int], Sequence[DataTensor], Sequence[LoweringScope]], ir.Stmt],
+        out: MemoryView | RegisterFragment,
+    ) -> None:  # fmt: skip
+        """What a function writes for neighboring values of a thread, their points, and what indices are there."""
+        groups, total = (self.order.rows, self.order.columns), totals[0]
+        values = self._deal_columns(self._points(groups, blocks), groups).partition(total.tv)[total.thread]
+        names: list[tuple[str, ir.Expr]] = []
+        values = _name_coordinates(values, [i.name for g in groups for i in g], names)
+        statements: list[ir.Stmt] = []
+        for run in neighbor_runs(total, self.deals):
+            points = [_element_at(values, v) for v in run]
+            statements.append(write(run, points, [self._scope(groups, p, blocks) for p in points]))
         body = build.block(*statements)
         for name, value in reversed(names):
             body = ir.Let(name, value, body)
-        out = MemoryView.of(buffer.name, self.tiles.tile[:2], buffer.type.dtype, ir.Space.GLOBAL)
-        self.k.add_leaf(specs.Leaf((out,), (total,), _threads_of(self.k), kind="Map", atom="ld, st", statement=body))
+        self.k.add_leaf(specs.Leaf((out,), tuple(totals), self.threads, kind="Map", atom="ld, st", statement=body))
 
-    def _stored_value(self, total: ir.Expr, scope: LoweringScope) -> ir.Expr:
-        """The value of an element, from its sum."""
+    def _stored_value(self, totals: Sequence[RegisterFragment], v: int, scope: LoweringScope) -> ir.Expr:
+        """The value of an element, from its sums, which the value `v` of a thread has."""
+        known = dict(scope.indices)
+        others = list(enumerate(self.region.others, 1))
+        for n, one in others[::-1]:  # earlier ones may depend on later ones
+            value = self._finished(read_value(totals[n], v), one.initial, one.epilogue, known, scope)
+            known[compose_name(ACCUMULATOR, n)] = build.cast(value, one.element.dtype)
         contraction = self.region.contraction
-        if contraction.initial is not None:
-            total = build.add(lower_expr(contraction.initial, scope), total)
-        if contraction.epilogue is not None:
-            inner = LoweringScope({**scope.indices, ACCUMULATOR: total}, scope.buffers)
-            total = lower_expr(contraction.epilogue, inner)
-        return build.cast(total, self.buffers[contraction.output.tensor].type.dtype)
+        return self._finished(read_value(totals[0], v), contraction.initial, contraction.epilogue, known, scope)
+
+    def _finished(
+        self, total: ir.Expr, initial: tc.Expr | None, epilogue: tc.Expr | None, known: Mapping[str, ir.Expr],
+        scope: LoweringScope,
+    ) -> ir.Expr:  # fmt: skip
+        """What a sum starts from and becomes; elements of other sums are known already."""
+        if initial is not None:
+            total = build.add(lower_expr(self._with_sums(initial), LoweringScope(known, scope.buffers)), total)
+        if epilogue is None:
+            return total
+        return lower_expr(self._with_sums(epilogue), LoweringScope({**known, ACCUMULATOR: total}, scope.buffers))
+
+    def _with_sums(self, e: tc.Expr) -> tc.Expr:
+        """An expression that reads other sums where it read their tensors."""
+        for n, one in enumerate(self.region.others, 1):
+            e = replace_element_reads(e, one.element, tc.Index(compose_name(ACCUMULATOR, n), one.element.dtype))
+        return e
 
 
 def _name_coordinates(values: DataTensor, indices: Sequence[str], names: list[tuple[str, ir.Expr]]) -> DataTensor:
@@ -291,7 +351,7 @@ def _element_at(values: DataTensor, v: int) -> DataTensor:
     return replace(values, parts=(), origins=tuple(origins))
 
 
-def _neighbors(total: RegisterFragment, deals: Layout | None) -> list[tuple[int, ...]]:
+def neighbor_runs(total: RegisterFragment, deals: Layout | None) -> list[tuple[int, ...]]:
     """The values of a thread, those of a row in runs of neighboring columns: as many in all runs."""
     rows, numbers = (table[0] for table in total.row_and_column())
     columns = [int(n) if deals is None else deals(int(n)) for n in numbers]
@@ -305,18 +365,18 @@ def _neighbors(total: RegisterFragment, deals: Layout | None) -> list[tuple[int,
     return [tuple(order[n : n + length]) for n in range(0, len(order), length)]
 
 
-def _guarded_store(
+def guarded_store(
     buffer: ir.Buffer, places: Sequence[tuple[ir.Expr, ...]], values: Sequence[ir.Expr], points: Sequence[DataTensor],
     prefix: str, *, zeros: bool,
 ) -> ir.Stmt:  # fmt: skip
     """Values at the places of points that exist, at others zeros or nothing."""
     nothing = build.const(0, buffer.type.dtype)
     inside = points[0].predicate
-    if not _exist_together(points):
+    if not exist_together(points):
         half = len(points) // 2
         parts = (slice(0, half), slice(half, None))
         return build.block(
-            *(_guarded_store(buffer, places[p], values[p], points[p], prefix, zeros=zeros) for p in parts)
+            *(guarded_store(buffer, places[p], values[p], points[p], prefix, zeros=zeros) for p in parts)
         )
     body = store_neighbors(buffer, places, values, prefix)
     if inside is None:
@@ -325,7 +385,7 @@ def _guarded_store(
     return build.when(inside, body, other)
 
 
-def _exist_together(points: Sequence[DataTensor]) -> bool:
+def exist_together(points: Sequence[DataTensor]) -> bool:
     """Whether neighbors exist, or do not, together."""
     for n, extent in enumerate(points[0].extents, 1):
         at = points[0].origins[n]
@@ -334,7 +394,3 @@ def _exist_together(points: Sequence[DataTensor]) -> bool:
         if extent % len(points) or not is_multiple(at, len(points)):
             return False
     return True
-
-
-def _threads_of(k: ProgramBuilder) -> ThreadTensor:
-    return k.threads(k.num_threads)

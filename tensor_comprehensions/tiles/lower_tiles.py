@@ -36,7 +36,8 @@ def decompose(program: specs.Program, target: GpuTarget) -> specs.Program:
     """The program with a body, down to instructions, for every spec. Raises ArgumentError where no rule has one."""
     program = arrange_roles(program, target.registers_per_sm)
     registers = target.registers_per_sm // program.threads // 8 * 8
-    context = RuleContext(target, registers, shared=_shared_bytes(program.body))
+    tensors = {b.name: b for b in program.arguments}
+    context = RuleContext(target, registers, tensors, shared=_shared_bytes(program.body))
     body = [_decompose_node(n, context) for n in program.body]
     body = [*map(specs.Allocate, context.staged), *body]
     check_defined(program.body)

@@ -162,8 +162,9 @@ class OrderWords(RoleWords):
             copies = self._trace_nodes(fill)
         finally:
             self._done = None
-        tiles = [n.outputs[0] for n in every_node(copies) if isinstance(n, specs.Move) and n.done is barrier]
-        self.expect(barrier, *(x for x in tiles if isinstance(x, MemoryView)))
+        moves = [n.outputs[0] for n in every_node(copies) if isinstance(n, specs.Move) and n.done is barrier]
+        filled = {(x.buffer.name, x.tensor.offset): x for x in moves if isinstance(x, MemoryView)}
+        self.expect(barrier, *filled.values())  # once each, whichever branch fills it
         for n in copies:
             self._add(n)
 

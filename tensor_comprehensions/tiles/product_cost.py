@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from ..target import GpuTarget
 from ..tc_lang.ir import BoundIndex
-from .product_tiles import FactorPlace, PairOrder, ProductOrder, ProductTiles
-from .recognize_products import FactorPair, ProductFactor, ProductRegion
+from .group_product_cost import (
+    ARRIVAL_CYCLES,
+    GROUP_OVERLAP_LOSS,
+    ISSUE_PER_CYCLE,
+    STEP_CYCLES,
+    fits_groups,
+    group_resources,
+)
+from .product_region import FactorPair, ProductFactor, ProductRegion
+from .product_tiles import WGMMA, FactorPlace, PairOrder, ProductOrder, ProductTiles
 
-ARRIVAL_CYCLES = 800
-"""From asking for what lies in memory until it is there, as in `polyhedral.gpu`."""
-STEP_CYCLES = 60
-"""Of a step that a block waits: its barrier, and the first fragments. From the latencies of both in public papers."""
-ISSUE_PER_CYCLE, TENSOR_UNITS = 4, 4
-"""Instructions of warps that a processor starts in a cycle; its parts with tensor cores, each for warps of its own."""
+TENSOR_UNITS = 4
+"""Parts of a processor with tensor cores, each for warps of its own."""
 COPY_INSTRUCTIONS = {16: 4, 8: 4, 4: 4}
 """Of one asynchronous copy with its addresses, by its bytes."""
 ELEMENT_INSTRUCTIONS = 10
 """Of one element that is loaded, computed and stored: addresses, conditions, roundings."""
+BOXED_INSTRUCTIONS = 2
+"""Of one that is rounded in pairs, and stored by `stmatrix` and boxes."""
 LOAD_INSTRUCTIONS = 3
 """Of one `ldmatrix` with its swizzled address."""
 OVERLAP_LOSS = 0.05
@@ -50,6 +56,7 @@ class ProductPrice:
 def staged_bytes(region: ProductRegion, order: ProductOrder, tiles: ProductTiles) -> int:
     """Of all stages of both factors; products whose tiles lie alike share them."""
     rows, columns, terms = tiles.tile
+    columns *= region.sums
     kinds = {
         (side, place.transposed, factor.dtype.name)
         for pair, places in zip(region.pairs, order.pairs, strict=True)
@@ -58,16 +65,18 @@ def staged_bytes(region: ProductRegion, order: ProductOrder, tiles: ProductTiles
     return tiles.stages * terms * sum(abs(side) for side, _, _ in kinds) * region.factor_bytes
 
 
-def register_estimate(tiles: ProductTiles) -> int:
-    """Of a thread."""
+def register_estimate(tiles: ProductTiles, sums: int) -> int:
+    """Of a thread, with so many sums for each element."""
     rows, columns = (n // w for n, w in zip(tiles.tile[:2], tiles.warps, strict=True))
-    return rows * columns // 32 + rows // 4 + columns // 4 + BASE_REGISTERS
+    return sums * rows * columns // 32 + rows // 4 + columns // 4 + BASE_REGISTERS
 
 
 def resident_blocks(region: ProductRegion, order: ProductOrder, tiles: ProductTiles, target: GpuTarget) -> int:
     """Blocks that a processor has room for; 0 where there is none for one."""
+    if tiles.instruction == WGMMA:
+        return int(fits_groups(staged_bytes(region, order, tiles), tiles, target, region.sums))
     threads = target.warp * prod(tiles.warps)
-    registers, shared = register_estimate(tiles), staged_bytes(region, order, tiles)
+    registers, shared = register_estimate(tiles, region.sums), staged_bytes(region, order, tiles)
     if registers > target.registers or shared > target.max_shared_optin:
         return 0
     return min(
@@ -77,28 +86,31 @@ def resident_blocks(region: ProductRegion, order: ProductOrder, tiles: ProductTi
 
 
 def price_product(
-    region: ProductRegion, order: ProductOrder, tiles: ProductTiles, target: GpuTarget, output_bytes: int
+    region: ProductRegion, order: ProductOrder, tiles: ProductTiles, target: GpuTarget
 ) -> ProductPrice | None:
-    """The expected cycles; None where a block does not fit into a processor.
-
-    output_bytes: of an element that is stored.
-    """
+    """The expected cycles; None where a block does not fit into a processor."""
     room = resident_blocks(region, order, tiles, target)
     if not room:
         return None
-    rows, columns, _ = tiles.tile
+    rows, columns, deep = tiles.tile
+    wide = replace(tiles, tile=(rows, columns * region.sums, deep))
     blocks = tiles.count(order.rows) * tiles.count(order.columns) * tiles.count(order.batch)
     each = -(-blocks // target.num_sms)
     together = min(each, room)
     steps, limiter = 0.0, ""
     for pair, places in zip(region.pairs, order.pairs, strict=True):
-        cost = _step_resources(pair, places, order, tiles, target, together)
+        if tiles.instruction == WGMMA:
+            cost = group_resources(pair.left.dtype.size, wide, target)
+        else:
+            cost = _step_resources(pair, places, order, wide, target, together)
         limiter = max(cost, key=lambda name: cost[name])
-        step = cost[limiter] + OVERLAP_LOSS * (sum(cost.values()) - cost[limiter])
+        loss = GROUP_OVERLAP_LOSS if tiles.instruction == WGMMA else OVERLAP_LOSS
+        step = cost[limiter] + loss * (sum(cost.values()) - cost[limiter])
         steps += tiles.count(places.terms) * step
-    stored = rows * columns * (output_bytes / target.l2_bytes + ELEMENT_INSTRUCTIONS / 32 / ISSUE_PER_CYCLE)
+    each_stored = BOXED_INSTRUCTIONS if tiles.stores_boxes else ELEMENT_INSTRUCTIONS
+    stored = rows * columns * (region.stored.size / target.l2_bytes + each_stored / target.warp / ISSUE_PER_CYCLE)
     cycles = 2 * ARRIVAL_CYCLES + each * (steps + stored)  # until the first tiles are there, and the last are stored
-    moved = _bytes_in_memory(region, output_bytes) * target.clock / target.bandwidth
+    moved = _bytes_in_memory(region) * target.clock / target.bandwidth
     if moved > cycles:
         return ProductPrice(moved, "memory", blocks, together)
     return ProductPrice(cycles, limiter, blocks, together)
@@ -144,7 +156,8 @@ def copies_elements(region: ProductRegion, order: ProductOrder, tiles: ProductTi
         copy_bytes(factor, place, [own, places.terms, order.batch], tiles) not in COPY_INSTRUCTIONS
         for pair, places in zip(region.pairs, order.pairs, strict=True)
         for factor, place, own in (
-            (pair.left, places.left, order.rows), (pair.right, places.right, order.columns)
+            (pair.left, places.left, order.rows),
+            *((f, p, order.columns) for f, p in zip(pair.rights, places.rights, strict=True)),
         )
     )  # fmt: skip
 
@@ -166,9 +179,9 @@ def copy_bytes(
     return width * size
 
 
-def _bytes_in_memory(region: ProductRegion, output_bytes: int) -> float:
+def _bytes_in_memory(region: ProductRegion) -> float:
     """Of all factors and the output, each once."""
-    found = prod(i.extent for i in region.contraction.free) * output_bytes
+    found = prod(i.extent for i in region.contraction.free) * region.stored.size
     for pair in region.pairs:
         extents = {i.name: i.extent for i in (*region.rows, *region.columns, *region.batch, *pair.terms)}
         for factor in pair.factors:

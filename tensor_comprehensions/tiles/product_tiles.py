@@ -11,8 +11,10 @@ from ..loop_ir.nodes import Buffer
 from ..tc_lang import ir as tc
 from ..tc_lang.ir import BoundIndex
 from .affine_element import AffineElement, affine_element
-from .recognize_products import ProductFactor, ProductRegion
+from .product_region import ProductFactor, ProductRegion
 
+MMA, WGMMA = "mma", "wgmma"
+"""The instructions of products."""
 VECTOR_BYTES = 16
 """Neighbors that a copy moves at best: boxes keep so many of a contiguous index together."""
 
@@ -37,16 +39,26 @@ class PairOrder:
     terms: tuple[BoundIndex, ...]
     left: FactorPlace
     right: FactorPlace
+    others: tuple[FactorPlace, ...] = ()
+
+    @property
+    def rights(self) -> tuple[FactorPlace, ...]:
+        """All right factors, one for each sum."""
+        return self.right, *self.others
 
 
 @dataclass(frozen=True, slots=True)
 class ProductOrder:
-    """The indices of a region in the order in which tiles count them, the fastest first."""
+    """The indices of a region in the order in which tiles count them, the fastest first.
+
+    output: what is stored, where its subscripts are affine.
+    """
 
     rows: tuple[BoundIndex, ...]
     columns: tuple[BoundIndex, ...]
     batch: tuple[BoundIndex, ...]
     pairs: tuple[PairOrder, ...]
+    output: AffineElement | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +69,8 @@ class ProductTiles:
         boxes: for every index the size of a tile along it.
         tile: rows, columns and terms of a tile. warps: along its rows and columns.
         stages: of shared memory. group: rows of tiles that are walked side by side.
+        instruction: `MMA` of warps, or `WGMMA` of warpgroups, which stand along the rows. stores_boxes: whether sums
+            leave as boxes by way of shared memory, which only the latter do.
     """
 
     boxes: Mapping[str, int]
@@ -64,6 +78,13 @@ class ProductTiles:
     warps: tuple[int, int]
     stages: int
     group: int
+    instruction: str = MMA
+    stores_boxes: bool = False
+
+    @property
+    def warpgroups(self) -> int:
+        """That multiply, where warpgroups do."""
+        return self.warps[0] // 4
 
     def count(self, indices: Sequence[BoundIndex]) -> int:
         """How many tiles there are along indices."""
@@ -77,17 +98,20 @@ def order_indices(region: ProductRegion, buffers: Mapping[str, Buffer]) -> Produ
     read = [[_element(f, [*free, *p.terms], buffers) for f in p.factors] for p in region.pairs]
     terms = [_sort_by_stride(p.terms, pair) for p, pair in zip(region.pairs, read, strict=True)]
     sides = []
-    for own, elements in zip((region.rows, region.columns), zip(*read, strict=True), strict=True):
+    of_sides = ([pair[0] for pair in read], [e for pair in read for e in pair[1:]])
+    of_terms = ([t[0] for t in terms], [t[0] for t, pair in zip(terms, read, strict=True) for _ in pair[1:]])
+    for own, elements, firsts in zip((region.rows, region.columns), of_sides, of_terms, strict=True):
         across = any(
-            e is not None and e.stride(t[0].name) != 1 and _unit_index(e, own) is not None
-            for e, t in zip(elements, terms, strict=True)
+            e is not None and e.stride(first.name) != 1 and _unit_index(e, own) is not None
+            for e, first in zip(elements, firsts, strict=True)
         )
         sides.append(_sort_by_stride(own, [*elements, output] if across else [output, *elements]))
     pairs = []
     for p, pair, t in zip(region.pairs, read, terms, strict=True):
-        places = [_place(f, e, t, own) for f, e, own in zip(p.factors, pair, sides, strict=True)]
-        pairs.append(PairOrder(t, places[0], places[1]))
-    return ProductOrder(sides[0], sides[1], region.batch, tuple(pairs))
+        owns = [sides[0], *[sides[1]] * (len(pair) - 1)]
+        left, right, *others = [_place(f, e, t, own) for f, e, own in zip(p.factors, pair, owns, strict=True)]
+        pairs.append(PairOrder(t, left, right, tuple(others)))
+    return ProductOrder(sides[0], sides[1], region.batch, tuple(pairs), output)
 
 
 def choose_boxes(order: ProductOrder, tile: tuple[int, int, int]) -> dict[str, int]:

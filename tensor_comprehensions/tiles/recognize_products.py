@@ -18,6 +18,8 @@ from ..structured.match.match_contraction import MatchedContraction, match_contr
 from ..structured.match.product_matching import split_product
 from ..tc_lang import ir as tc
 from ..tc_lang.ir import BoundFunction, BoundIndex, BoundStatement, map_operands, walk_expr
+from .join_sums import extend_by_sums
+from .product_region import FactorPair, ProductFactor, ProductRegion
 
 FACTOR_TYPES = {FLOAT32: ((FLOAT16,), (BFLOAT16,)), INT32: ((INT8, UINT8),)}
 """For the type of a sum the types that its factors may have; those of one tuple may meet."""
@@ -29,87 +31,6 @@ class IndexKind(Enum):
     BATCH = "batch"
     ROW = "row"
     COLUMN = "column"
-
-
-@dataclass(frozen=True, slots=True)
-class ProductFactor:
-    """A factor: an expression of a type that tensor cores take; `element` where it is an element of a tensor."""
-
-    value: tc.Expr
-
-    @property
-    def dtype(self) -> DType:
-        """The type of the values."""
-        return self.value.dtype
-
-    @property
-    def indices(self) -> frozenset[str]:
-        """The names of the indices that it depends on."""
-        return frozenset(x.name for x in walk_expr(self.value) if isinstance(x, tc.Index))
-
-    @property
-    def element(self) -> tc.Access | None:
-        """The element that it is; None where it is computed, or exists only under a condition."""
-        return self.value if isinstance(self.value, tc.Access) and not self.value.guarded else None
-
-
-@dataclass(frozen=True, slots=True)
-class FactorPair:
-    """One product of a region: its factors, and the indices of its terms."""
-
-    left: ProductFactor
-    right: ProductFactor
-    terms: tuple[BoundIndex, ...]
-
-    @property
-    def factors(self) -> tuple[ProductFactor, ProductFactor]:
-        return self.left, self.right
-
-
-@dataclass(frozen=True, slots=True)
-class ProductRegion:
-    """Consecutive statements that tensor cores compute: sums of one or more products, and what starts and ends them.
-
-    Attributes:
-        contraction: what they mean, but for the products. total: the type of the sums.
-        pairs: the products; columns are those of the right factors, along which the output is contiguous if it can.
-        rows, columns, batch: the free indices, by the factors that they move.
-    """
-
-    contraction: MatchedContraction
-    total: DType
-    pairs: tuple[FactorPair, ...]
-    rows: tuple[BoundIndex, ...]
-    columns: tuple[BoundIndex, ...]
-    batch: tuple[BoundIndex, ...]
-
-    @property
-    def statements(self) -> tuple[BoundStatement, ...]:
-        """The members, as the contraction names their indices."""
-        return self.contraction.statements
-
-    @property
-    def factor_bytes(self) -> int:
-        """Of an element of a factor."""
-        return self.pairs[0].left.dtype.size
-
-    @property
-    def tensors(self) -> tuple[str, ...]:
-        """The tensors that the kernel touches, first the one that it writes."""
-        c = self.contraction
-        roots = [f.value for pair in self.pairs for f in pair.factors]
-        roots += [x for x in (c.initial, c.epilogue) if x is not None]
-        reads = (e.tensor for x in roots for e in walk_expr(x) if isinstance(e, tc.Access))
-        return tuple(dict.fromkeys((c.output.tensor, *reads)))
-
-    @property
-    def text(self) -> str:
-        """What people read: `C: float16 16 x 32 x 64`, rows, columns and terms."""
-        terms = " + ".join(str(_size(p.terms)) for p in self.pairs)
-        sizes = f"{_size(self.rows)} x {_size(self.columns)} x {terms}"
-        batch = _size(self.batch)
-        types = "/".join(dict.fromkeys(p.left.dtype.name for p in self.pairs))
-        return f"{self.contraction.output.tensor}: {types} {sizes}" + (f", {batch} of them" if batch > 1 else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +55,11 @@ def recognize_products(function: BoundFunction) -> tuple[tuple[DefPiece, ...], t
     rest: list[BoundStatement] = []
     at = 0
     while at < len(statements):
-        found = match_contraction(statements, at, tensors, in_place=True)
+        found = match_contraction(statements, at, tensors, in_place=True, finish_checked=False)
+        if found is not None and (first := _checked_definitions(found)):
+            rest += statements[at : at + first]
+            at += first
+            continue
         region: ProductRegion | None = None
         if found is not None:
             try:
@@ -148,6 +73,7 @@ def recognize_products(function: BoundFunction) -> tuple[tuple[DefPiece, ...], t
             rest += statements[at : at + taken]
         else:
             region = _extend_by_products(function, region, at + len(region.statements))
+            region = extend_by_sums(function, region, at, _region_at)
             taken = len(region.statements)
             pieces += [tuple(rest)] if rest else []
             pieces.append(region)
@@ -159,6 +85,21 @@ def recognize_products(function: BoundFunction) -> tuple[tuple[DefPiece, ...], t
 
 def _is_product(s: BoundStatement) -> bool:
     return s.reduction == "+" and bool(s.reduction_indices) and split_product(s) is not None
+
+
+def _region_at(function: BoundFunction, at: int) -> ProductRegion | None:
+    """The region that begins at a statement."""
+    tensors = {t.name: t for t in function.tensors}
+    found = match_contraction(function.statements, at, tensors, in_place=True, finish_checked=False)
+    try:
+        return None if found is None or _checked_definitions(found) else _region_of(function, found)
+    except CannotLower:
+        return None
+
+
+def _checked_definitions(found: MatchedContraction) -> int:
+    """How many statements come before what a kernel on tensor cores, which cannot check subscripts, may start from."""
+    return max((n + 1 for n in range(found.update) if found.statements[n].checks), default=0)
 
 
 def _region_of(function: BoundFunction, found: MatchedContraction) -> ProductRegion:
@@ -178,9 +119,12 @@ def _region_of(function: BoundFunction, found: MatchedContraction) -> ProductReg
     rows, columns, batch = (
         tuple(i for i, k in kinds if k is kind) for kind in (IndexKind.ROW, IndexKind.COLUMN, IndexKind.BATCH)
     )
-    for name, indices in (("row", rows), ("column", columns)):
-        if not indices:
-            raise CannotLower(f"it has no {name}s: no index that moves only one factor, beside another for the other")
+    if not rows and not columns:
+        raise CannotLower("no index moves only one of its factors")
+    rows, columns = (
+        own or (BoundIndex(compose_name(found.output.tensor, name), 0, 1),)
+        for own, name in ((rows, "row"), (columns, "column"))
+    )
     if _unit_index(function, found) in {i.name for i in rows}:
         left, right, rows, columns = right, left, columns, rows
     return ProductRegion(found, total, (FactorPair(left, right, found.reduction_indices),), rows, columns, batch)
@@ -190,7 +134,7 @@ def _extend_by_products(function: BoundFunction, region: ProductRegion, at: int)
     """The region with the updates of the same sums that follow it, and what ends them."""
     while at < len(function.statements) and region.contraction.epilogue is None:
         tensors = {t.name: t for t in function.tensors}
-        found = match_contraction(function.statements, at, tensors, in_place=True)
+        found = match_contraction(function.statements, at, tensors, in_place=True, finish_checked=False)
         if found is None or found.update or not _continues(region, found):
             break
         try:
@@ -304,10 +248,3 @@ def _narrow(e: tc.Expr, dtype: DType | None) -> tc.Expr | None:
             one, other = _narrow(then, known.dtype), _narrow(otherwise, known.dtype)
             return None if one is None or other is None else tc.Select(condition, one, other, known.dtype)
     return None
-
-
-def _size(indices: Sequence[BoundIndex]) -> int:
-    size = 1
-    for i in indices:
-        size *= i.extent
-    return size

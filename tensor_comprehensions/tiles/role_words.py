@@ -192,20 +192,26 @@ class RoleWords(TraceState):
             raise ArgumentError(
                 f"cannot map blocks to {tensor}", found="blocks are mapped already, or this is in a loop or role"
             )
-        total = tensor.count
-        stop: int | Expr = total
-        if persistent:
-            self._mapped = True
-            self.num_blocks = min(total, self.target.num_sms)
-            blocks = self.num_blocks
-            left = build.sub(total - 1 + blocks, BLOCK_ID)
-            stop = total // blocks if total % blocks == 0 else build.div(left, blocks)
-        for var in self._loop(stop, "k.each"):
-            number = build.add(build.mul(var, self.num_blocks), BLOCK_ID) if persistent else var
+        for number in self.share_tiles(tensor.count) if persistent else self._loop(tensor.count, "k.each"):
             found = tile_coordinates(number, sizes, group)
             names = tuple((self._fresh_name(f"tile_{n}"), e) for n, e in enumerate(found))
-            with self._collect_body("k.each", partial(specs.Let, names)):
+            with self.naming(names):
                 yield tuple(Index(build.var(name)) for name, _ in names)
+
+    def share_tiles(self, total: int) -> Iterator[Expr]:
+        """The numbers of the tiles of a block, where as many blocks as processors share `total` of them."""
+        self._mapped = True
+        blocks = self.num_blocks = min(total, self.target.num_sms)
+        left = build.sub(total - 1 + blocks, BLOCK_ID)
+        stop = total // blocks if total % blocks == 0 else build.div(left, blocks)
+        for var in self._loop(stop, "k.each"):
+            yield build.add(build.mul(var, blocks), BLOCK_ID)
+
+    @contextmanager
+    def naming(self, names: Sequence[tuple[str, Expr]]) -> Iterator[None]:
+        """The body, in which expressions have names."""
+        with self._collect_body("k.each", partial(specs.Let, tuple(names))):
+            yield
 
     def _loop(self, stop: int | Expr, what: str) -> Iterator[Expr]:
         """A loop: its body is traced once."""

@@ -168,12 +168,13 @@ class TagMachine:
         """Copy a box from a tensor, zeros from beyond, or to it."""
         loads = s.name in TMA_LOADS
         (memory, there), (tensor, here) = s.operands[:2] if loads else s.operands[1::-1]
-        box = self.maps[s.attributes[0]].box
+        m = self.maps[s.attributes[0]]
+        box = m.box
         at = [int(np.broadcast_to(evaluate_index(i, self.values), (self.threads,))[thread]) for i in here]
         sides = [first + np.arange(n) for first, n in zip(at, box, strict=True)]
         places = np.meshgrid(*sides, indexing="ij")
-        inside = np.logical_and.reduce([(p >= 0) & (p < n) for p, n in zip(places, tensor.shape, strict=True)])
-        offsets = np.where(inside, sum(p * n for p, n in zip(places, tensor.strides, strict=True)), 0)
+        inside = np.logical_and.reduce([(p >= 0) & (p < n) for p, n in zip(places, m.shape, strict=True)])
+        offsets = np.where(inside, sum(p * n for p, n in zip(places, m.strides, strict=True)), 0)
         matrix = (prod(box[:-1]), box[-1])
         own = self._matrix_places(memory, there, thread, matrix, across=False)
         source, target = self.tags(tensor), self.tags(memory)

@@ -15,7 +15,7 @@ from ..layouts.layout import IntTuple, flatten_tuple
 from ..loop_ir import build
 from ..loop_ir import nodes as ir
 from ..loop_ir.atoms import WARPGROUP
-from ..loop_ir.intrinsics import WGMMA_COMMIT, WGMMA_FENCE
+from ..loop_ir.intrinsics import GROUP_SUFFIXES, WGMMA_COMMIT, WGMMA_FENCE
 from ..loop_ir.linear_forms import linear_terms
 from ..target import GpuTarget
 from . import specs
@@ -63,14 +63,16 @@ def plan_warpgroups(shape: tuple[IntTuple, IntTuple], by: ThreadTensor, target: 
     return WarpgroupPlan(widths[0], columns // widths[0], rows // (ROWS * groups), by)
 
 
-def warpgroup_accumulator(name: str, shape: tuple[IntTuple, IntTuple], plan: WarpgroupPlan) -> RegisterFragment:
+def warpgroup_accumulator(
+    name: str, shape: tuple[IntTuple, IntTuple], plan: WarpgroupPlan, dtype: DType = FLOAT32
+) -> RegisterFragment:
     """The tile of sums, as products of warpgroups leave them."""
     rows, columns = (prod(flatten_tuple(n)) for n in shape)
     values = [(2, rows), (2, 8), (plan.columns // 8, 8 * rows), (plan.columns_each, plan.columns * rows)]
     tv = _tv(plan, 2 * rows, [*values, (plan.rows_each, ROWS)])
     first = build.integer(plan.threads.offset)
     assert first is not None
-    return register_tile(name, FLOAT32, shape, (rows, columns), tv, first=first, product=plan)
+    return register_tile(name, dtype, shape, (rows, columns), tv, first=first, product=plan)
 
 
 def group_left_fragment(
@@ -117,11 +119,11 @@ def _products(
 ) -> Iterator[specs.Node]:
     plan = total.product
     assert isinstance(plan, WarpgroupPlan)
-    across = is_across(b)
     held = isinstance(a, RegisterFragment)
-    if isinstance(a, MemoryView) and (a.buffer.space is not ir.Space.SHARED or is_across(a)):
-        raise ArgumentError(f"no rule decomposes {text}", expected="A in shared memory along K, or in registers")
-    suffix = f"{'_registers' if held else ''}{'_across' if across else ''}"
+    if isinstance(a, MemoryView) and a.buffer.space is not ir.Space.SHARED:
+        raise ArgumentError(f"no rule decomposes {text}", expected="A in shared memory, or in registers")
+    lies = tuple(n for n, x in ((1, a), (2, b)) if isinstance(x, MemoryView) and is_across(x))
+    suffix = f"{'_registers' if held else ''}{next(name for name, n in GROUP_SUFFIXES.items() if n == lies)}"
     yield _lower_to_loops(spec, WGMMA_FENCE)
     for step in range(steps):
         for i in range(plan.rows_each):

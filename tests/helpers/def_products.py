@@ -86,6 +86,14 @@ def emulate_all(kernels: Sequence[tuple[ProductCase, GpuKernel]]) -> list[Tensor
     return results
 
 
+def random_group_options(rng: Random) -> TileOptions:
+    """Legal options for warpgroups of sm_90."""
+    groups = rng.choice([1, 1, 2, 3])
+    rows = 64 * groups * rng.choice([1, 2] if groups < 3 else [1])
+    tile = (rows, rng.choice([16, 32, 64, 128]), rng.choice([32, 64, 128]))
+    return TileOptions(tile, (4 * groups, 1), rng.choice([0, 2, 3, 5]), rng.choice([0, 1, 2]), instruction="wgmma")
+
+
 def random_options(rng: Random) -> TileOptions:
     """Legal options with tiles that small sizes have several of."""
     warps = rng.choice([(1, 1), (2, 1), (1, 2), (2, 2)])
@@ -159,8 +167,62 @@ CHECKED = """def f(float16(R,K) T, uint8(M) I, float16(N,K) W, uint8(N) J) -> (C
 CONTRACTION = """def f(float16(A,E,B,F) X, float16(F,D,E) Y) -> (C) {
     C(b,d,a) +=! X(a,e,b,f) * Y(f,d,e)
 }"""
+VECTOR = "def f(float16(M,K) A, float16(K) x) -> (y) { y(m) +=! A(m,k) * x(k) }"
+VECTORS = "def f(float16(Z,K,M) A, float16(Z,K) x) -> (y) { y(z,m) +=! x(z,k) * A(z,k,m) }"
+CHECKED_END = """def f(float16(M,K) A, float16(N,K) B, float16(R,N) t, uint8(M) I) -> (C) {
+    T(m,n) +=! float(A(m,k)) * float(B(n,k))
+    S(m,n) = T(m,n) * 0.5
+    C(m,n) = S(m,n) + float(t(I(m),n))
+}"""
+CHECKED_START = """def f(float16(M,K) A, float16(N,K) B, float16(R,N) t, uint8(M) I) -> (C) {
+    T(m,n) = float(t(I(m),n))
+    T(m,n) += float(A(m,k)) * float(B(n,k))
+    C(m,n) = T(m,n) * 0.5
+}"""
+SWIGLU = """def f(float16(M,K) X, float16(N,K) W, float16(N,K) V) -> (O) {
+    G(m,n) +=! float(X(m,k)) * float(W(n,k))
+    H(m,n) +=! float(X(m,k)) * float(V(n,k))
+    O(m,n) = half(fmax(G(m,n),0) * H(m,n))
+}"""
+HALVES = """def f(float16(M,K) X, float16(K,N) W, float16(K,N) V, float16(N) b) -> (O) {
+    G(i,n) +=! X(i,k) * W(k,n)
+    G(i,n) = fmin(G(i,n) + b(n), 20)
+    H(m,j) = b(j)
+    H(m,j) += X(m,l) * V(l,j)
+    O(m,n) = fmax(G(m,n),0) + H(m,n)
+}"""
+THREE = """def f(float16(Z,M,K) X, float16(Z,N,K) W, float16(Z,N,K) V, float16(Z,N,K) U, float(M) s) -> (O) {
+    G(z,m,n) +=! float(X(z,m,k)) * float(W(z,n,k))
+    H(z,m,n) +=! float(X(z,m,k)) * float(V(z,n,k))
+    H(z,m,n) = G(z,m,n) - H(z,m,n)
+    I(z,m,n) +=! float(X(z,m,k)) * float(U(z,n,k))
+    O(z,m,n) = I(z,m,n) + H(z,m,n) * s(m)
+}"""
+ELSE = """def f(float16(M,K) X, float16(N,K) W, float16(N,K) V) -> (O) {
+    G(m,n) +=! float(X(m,k)) * float(W(n,k))
+    H(m,n) +=! float(X(m,k)) * float(V(n,k))
+    P(m,n) = G(m,n) * H(m,n)
+    O(m,n) = P(m,n) + G(m,N-1-n)
+}"""
+
+ANY_TARGET = (
+    same("swiglu", SWIGLU, (70, 64), (48, 64), (48, 64)),
+    same("halves", HALVES, (70, 64), (64, 48), (64, 48), (48,)),
+    ProductCase(
+        "three", THREE, ((2, 70, 64), (2, 48, 64), (2, 48, 64), (2, 48, 64), (70,)), ("float16",) * 4 + ("float32",)
+    ),
+    same("elsewhere", ELSE, (70, 64), (48, 64), (48, 64)),
+    same("row", matmul("m,k", "n,k", "m,n"), (1, 64), (72, 64)),
+    same("vector", VECTOR, (70, 64), (64,)),
+    same("vectors", VECTORS, (3, 64, 72), (3, 64)),
+    *(
+        ProductCase(name, text, ((70, 64), (48, 64), (5, 48), (70,)), ("float16",) * 3 + ("uint8",))
+        for name, text in (("checked_end", CHECKED_END), ("checked_start", CHECKED_START))
+    ),
+)
 
 CASES = (
+    *ANY_TARGET,
     same("nt", matmul("m,k", "n,k", "m,n"), (70, 40), (50, 40)),
     same("tn", matmul("k,m", "k,n", "m,n"), (40, 64), (40, 48)),
     same("nn_odd", matmul("m,k", "k,n", "m,n"), (33, 37), (37, 35)),
@@ -187,3 +249,42 @@ CASES = (
     same("contraction", CONTRACTION, (6, 5, 7, 4), (4, 9, 5)),
     ProductCase("split", matmul("m,k", "n,k", "m,n"), ((20, 256), (24, 256)), options=TileOptions(split=2)),
 )
+
+SLICED = """def f(float16(M,K) A, float16(N,L) B, float16(P,Q) r) -> (float16(M,N) C) {
+    C(m,n) +=! A(m,k) * B(n,k+16) where k in 0:64
+    C(m,n) = half(fmin(C(m,n), 40) * 0.5 + float(r(m+2,n+8)))
+}"""
+SAME_WAY = """def f(bfloat16(M,K) A, bfloat16(N,K) B, bfloat16(M,L) D, bfloat16(N,L) E, float(N) b) -> (C) {
+    T(m,n) = b(n)
+    T(m,n) += float(A(m,k)) * float(B(n,k))
+    T(m,n) += float(E(n,k)) * float(D(m,k))
+    C(m,n) = bfloat16(fmin(T(m,n), 9))
+}"""
+WINDOW = """def f(float16(B,H,W,C) I, float16(O,KH,KW,C) w) -> (out) {
+    out(b,h,v,o) +=! I(b,h+kh,v+kw,c) * w(o,kh,kw,c)
+}"""
+SEVERAL = """def f(float16(A,B,E,F) X, float16(D,E,G,F) Y) -> (C) { C(b,a,d,g) +=! X(a,b,e,f) * Y(d,e,g,f) }"""
+DIAGONAL = """def f(float16(Z,Z,M,K) A, float16(Z,N,K) B) -> (C) { C(m,z,n) +=! A(z,z,m,k) * B(z,n,k) }"""
+
+GROUP_CASES = (
+    *ANY_TARGET,
+    same("nt", matmul("m,k", "n,k", "m,n"), (200, 72), (88, 72)),
+    same("nn_bfloat16", matmul("m,k", "k,n", "m,n", "bfloat16"), (130, 136), (136, 80), dtype="bfloat16"),
+    same("tn", matmul("k,m", "k,n", "m,n"), (72, 136), (72, 64)),
+    same("tt", matmul("k,m", "n,k", "m,n"), (72, 136), (40, 72)),
+    same("odd", matmul("m,k", "n,k", "m,n"), (33, 64), (35, 64)),
+    same("batch", matmul("z,m,k", "z,k,n", "z,m,n"), (3, 70, 40), (3, 40, 48)),
+    same("diagonal", DIAGONAL, (3, 3, 70, 64), (3, 48, 64)),
+    same("several", SEVERAL, (6, 16, 3, 64), (9, 3, 8, 64)),
+    same("window", WINDOW, (2, 10, 10, 64), (24, 3, 3, 64)),
+    same("sliced", SLICED, (100, 80), (56, 80), (103, 72)),
+    same("epilogue", BIAS, (100, 64), (56, 64), (56,), (100, 56)),
+    ProductCase("in_out", IN_OUT, ((70, 64), (64, 56)), initial=(70, 56)),
+    ProductCase(
+        "same_way", SAME_WAY, ((70, 64), (48, 64), (70, 96), (48, 96), (48,)), ("bfloat16",) * 4 + ("float32",)
+    ),
+    ProductCase("mixed", MIXED, ((70, 64), (48, 64), (70, 48)), ("float16", "float16", "float32")),
+    ProductCase("masked", MASKED, ((70, 64), (72, 64))),
+    ProductCase("many_tiles", matmul("m,k", "n,k", "m,n"), ((1024, 64), (144, 64))),
+)
+"""Those that warpgroups of sm_90 take, whatever the tile."""

@@ -109,6 +109,27 @@ def test_checks_around_products_name_their_tensor() -> None:
             kernel.emulate(*wrong)
 
 
+@pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90"])
+def test_sums_of_one_left_factor_meet_in_registers(target: str) -> None:
+    found = {
+        c.name: c.compile(TileOptions(), target).resources for c in CASES if c.name in ("swiglu", "halves", "three")
+    }
+    assert all((r["kernels"], r["temporary_bytes"]) == (1, 0) for r in found.values()), found
+    (other,) = (c.compile(TileOptions(), target).resources for c in CASES if c.name == "elsewhere")
+    assert other["temporary_bytes"] > 0  # its sums are also read elsewhere
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["checked_end", "checked_start"])
+def test_checked_statements_leave_the_product_on_tensor_cores(name: str) -> None:
+    case = next(c for c in CASES if c.name == name)
+    kernel, arguments = case.compile(case.options), case.arguments()
+    assert MMA in text_of(kernel)
+    arguments[3] = torch.full_like(arguments[3], 77)
+    with pytest.raises(tc.RangeError, match="t"):
+        kernel.emulate(*arguments)
+
+
 # --- what runs there by default ----------------------------------------------------------------------------------
 
 LARGE = {
@@ -125,7 +146,7 @@ LARGE = {
 
 
 @pytest.mark.parametrize(
-    ("name", "target"), [*((name, "cuda:sm_80") for name in LARGE), ("matmul", "cuda:sm_90"), ("batch", "cuda:sm_86")]
+    ("name", "target"), [*((name, "cuda:sm_80") for name in LARGE), ("odd", "cuda:sm_90"), ("batch", "cuda:sm_86")]
 )
 def test_large_products_are_on_tensor_cores(name: str, target: str) -> None:
     text, shapes, dtype = LARGE[name]

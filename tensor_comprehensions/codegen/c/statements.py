@@ -159,6 +159,7 @@ def _view(s: ir.Invoke, known: Intrinsic, number: int, scope: PrintScope) -> str
     """What an intrinsic is given for an operand."""
     b, where = s.operands[number]
     if number == known.mapped:  # a tensor map has the fastest dimension first
+        scope.relying.add(b.name)  # boxes begin at multiples of 16 bytes
         coordinates = (print_expr(i, scope).text for i in where[::-1])
         return ", ".join([f"&{scope.names[f'%map {s.attributes[0]}']}", *coordinates])
     place = print_element(b, where, scope).text

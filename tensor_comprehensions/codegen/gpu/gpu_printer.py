@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from ...core.errors import CannotLower
 from ...loop_ir import nodes as ir
@@ -145,7 +146,7 @@ def shared_bytes(body: ir.Stmt) -> dict[str, int]:
     return {b.name: -(-b.bytes // units[b.space]) * units[b.space] for b in shared_buffers(body)}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Printer:
     """Prints one kernel. relying: gets the buffers that the text takes to be aligned."""
 
@@ -165,7 +166,7 @@ class _Printer:
         """Whether it checks, or waits for checks before it."""
         return bool(self.module.sites) and (self.position > 0 or self.checks)
 
-    @property
+    @cached_property
     def checks(self) -> bool:
         return any(isinstance(s, ir.Check) for s in walk_stmts(self.source.body))
 
@@ -173,6 +174,7 @@ class _Printer:
         names = {n: n for n in (*self.dialect.c.library, *taken)}
         return PrintScope(self.dialect.c, names).fresh(self.source.name)
 
+    @cached_property
     def buffers(self) -> list[int]:
         """The buffers that the kernel uses, by position."""
         used = {e.buffer.name for e in walk_stmt_exprs(self.source.body) if isinstance(e, ir.Load)}
@@ -209,7 +211,7 @@ class _Printer:
         return GpuKernelSource(
             name,
             self.launch,
-            tuple(self.buffers()),
+            tuple(self.buffers),
             self.status,
             total - dynamic,
             dynamic,
@@ -256,7 +258,7 @@ class _Printer:
         scope = PrintScope(self.dialect.c, {f"%{name}": name}, aligned=self.aligned, relying=self.relying)
         written = {s.buffer.name for s in walk_stmts(self.source.body) if isinstance(s, ir.Store)}
         parameters = []
-        for position in self.buffers():
+        for position in self.buffers:
             buffer = everything[position]
             identifier, scope = scope.bind(f"@{buffer.name}")
             parameters.append(self._parameter(buffer, identifier, constant=buffer.name not in written))

@@ -23,6 +23,7 @@ from ...loop_ir.intrinsics import (
     ELECT,
     FENCE_ASYNC,
     FENCE_BARRIER_INIT,
+    GROUP_SUFFIXES,
     INTRINSICS,
     REGISTERS_DEC,
     REGISTERS_INC,
@@ -194,10 +195,12 @@ def _group_products(atom: Atom) -> Iterator[Statement]:
     signs = "" if total.dtype == INT32 else ", 1, 1"
     sums = _vector("c", total, "+")
     head = "{.reg .pred p; setp.ne.b32 p, $more, 0; " + atom.opcode
-    for across in range(2 if majors else 1):
-        suffix, major_a, major_b = ("_across" if across else "", ", 0", f", {across}") if majors else ("", "", "")
+    for suffix, across in GROUP_SUFFIXES.items() if majors else (("", ()),):
+        major_a, major_b = (f", {int(n in across)}" if majors else "" for n in (1, 2))
         text = f"{head} $c, $a, $b, p{signs}{major_a}{major_b};}}"
         yield row(f"{atom.name}{suffix}", "sm_90a", text, f"{sums}, l a, l b, r more")
+        if 1 in across:
+            continue
         text = f"{head} $c, $a, $b, p{signs}{major_b};}}"
         yield row(f"{atom.name}_registers{suffix}", "sm_90a", text, f"{sums}, r{a.registers} a, l b, r more")
 

@@ -96,7 +96,7 @@ def _kernel(k: GpuKernelSource) -> list[Any]:
     return [
         k.name, k.launch.grid, k.launch.block, k.buffers, k.status, k.shared, k.dynamic,
         list(map(_buffer, k.arrays)), k.sizes, k.identifiers, k.local,
-        [[m.name, _buffer(m.buffer), m.box, m.swizzle] for m in k.maps], k.mapped,
+        [[m.name, _buffer(m.buffer), m.box, m.swizzle, m.dimensions] for m in k.maps], k.mapped,
     ]  # fmt: skip
 
 
@@ -106,9 +106,15 @@ def _read_kernel(facts: list[Any]) -> GpuKernelSource:
         str(name), Launch(_triple(grid), _triple(block)), tuple(map(int, buffers)), bool(status), int(shared),
         int(dynamic), tuple(map(_read_buffer, arrays)), tuple(map(int, sizes)), tuple(map(str, identifiers)),
         int(local),
-        tuple(TensorMap(str(n), _read_buffer(b), tuple(map(int, box)), int(swizzle)) for n, b, box, swizzle in maps),
+        tuple(map(_read_map, maps)),
         tuple(map(int, mapped)),
     )  # fmt: skip
+
+
+def _read_map(facts: list[Any]) -> TensorMap:
+    name, buffer, box, swizzle, dimensions = facts
+    sides = tuple((int(n), int(stride)) for n, stride in dimensions)
+    return TensorMap(str(name), _read_buffer(buffer), tuple(map(int, box)), int(swizzle), sides)
 
 
 def _triple(numbers: list[Any]) -> tuple[int, int, int]:

@@ -15,6 +15,7 @@ import numpy as np
 
 from ...core.errors import InternalError
 from .. import intrinsics
+from ..async_operands import box_in_memory
 from ..atoms import ATOMS, WARP
 from ..intrinsics import INTRINSICS
 from ..nodes import Invoke, TensorMap
@@ -223,7 +224,8 @@ class Asynchronous:
     def region_of(self, view: View, m: TensorMap) -> tuple[Any, ...]:
         """The elements of shared memory that a box takes, in the order of its rows."""
         memory, where = view
-        box = (*(n for n in m.box[:-1] if n > 1), m.box[-1])
+        box = box_in_memory(m, memory.buffer)
+        assert box is not None
         outer = len(where) - len(box)
         starts = [int(i) for i in where]
         ends = [*(s + 1 for s in starts[:outer]), *(s + n for s, n in zip(starts[outer:], box, strict=True))]
@@ -235,7 +237,7 @@ class Asynchronous:
     def clip_box(self, m: TensorMap, first: Sequence[int]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """What of a box is in the tensor: slices of the tensor and of the box."""
         tensor, box = [], []
-        for start, count, extent in zip(first, m.box, m.buffer.shape, strict=True):
+        for start, count, extent in zip(first, m.box, m.shape, strict=True):
             low, high = max(start, 0), min(start + count, extent)
             high = max(low, high)
             tensor.append(slice(low, high))
@@ -250,8 +252,7 @@ class Asynchronous:
         here, there = self.clip_box(m, [int(i) for i in first])
         values = np.zeros(m.box, memory.data.dtype)
         if all(s.stop > s.start for s in here):
-            places = np.meshgrid(*(np.arange(s.start, s.stop) for s in here), indexing="ij")
-            found = tensor.read(tuple(p.ravel() for p in places), None, self.launched.machine.races)
+            found = tensor.read(_places_of(m, here), None, self.launched.machine.races)
             values[there] = np.asarray(found).reshape([s.stop - s.start for s in here])
         memory.written[region] = False
         memory.writers[region] = 0
@@ -287,8 +288,7 @@ class Asynchronous:
         here, there = self.clip_box(m, [int(i) for i in first])
         values = memory.data[region].reshape(m.box)[there]
         if values.size:
-            places = np.meshgrid(*(np.arange(s.start, s.stop) for s in here), indexing="ij")
-            tensor.write(tuple(p.ravel() for p in places), values.ravel(), None, self.launched.machine.races)
+            tensor.write(_places_of(m, here), values.ravel(), None, self.launched.machine.races)
         warp = thread.number // WARP
         clock = self.launched.race.warps + MOST_BARRIERS + MOST_GROUPS + warp
         self.span(memory, region, clock, "read", f"the stores of boxes of warp {warp}")
@@ -404,6 +404,19 @@ class Asynchronous:
         if operand.dtype.is_float and operand.dtype.bits == 32:
             return decode(np.ascontiguousarray(values).ravel(), operand.dtype).reshape(values.shape)
         return values.astype(np.float64 if operand.dtype.is_float else np.int64)
+
+
+def _places_of(m: TensorMap, here: Sequence[slice]) -> tuple[Array, ...]:
+    """The indices, in the buffer, of a box in the dimensions of the map."""
+    places = [p.ravel() for p in np.meshgrid(*(np.arange(s.start, s.stop) for s in here), indexing="ij")]
+    if not m.dimensions:
+        return tuple(places)
+    rest = sum((p * s for p, s in zip(places, m.strides, strict=True)), np.zeros((), np.int64))
+    found = [np.zeros_like(rest)] * len(m.buffer.shape)
+    for d in sorted(range(len(found)), key=lambda d: -m.buffer.strides[d]):
+        if m.buffer.strides[d] and m.buffer.shape[d] > 1:
+            found[d], rest = np.divmod(rest, m.buffer.strides[d])
+    return tuple(found)
 
 
 def _registers(where: tuple[Value, ...], span: Array) -> tuple[Any, ...]:

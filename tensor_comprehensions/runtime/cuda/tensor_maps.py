@@ -49,8 +49,8 @@ class TiledMap:
         """What the driver is told of a map."""
         size = m.buffer.type.dtype.size
         return TiledMap(
-            _data_type(m.buffer.type.dtype), m.buffer.shape[::-1],
-            tuple(s * size for s in m.buffer.strides[-2::-1]), m.box[::-1], _SWIZZLES[m.swizzle],
+            _data_type(m.buffer.type.dtype), m.shape[::-1], tuple(s * size for s in m.strides[-2::-1]), m.box[::-1],
+            _SWIZZLES[m.swizzle],
         )  # fmt: skip
 
 

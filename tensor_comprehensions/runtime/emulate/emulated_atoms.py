@@ -34,7 +34,7 @@ def _function(name: str) -> Iterator[str]:
         taken = f"void *c, {left}, unsigned long long b, unsigned more, int line = __builtin_LINE()"
         yield f"static const MachineProduct {row} = {{{operands}, {lanes}}};"
         yield f"inline void {name}({taken}) {{"
-        yield f"    machine_group_product(&{row}, c, {given}, b, more, {int(bool(known.across))}, line);"
+        yield f"    machine_group_product(&{row}, c, {given}, b, more, {sum(known.across)}, line);"
     elif atom.kind == MATMUL:
         lanes = f"{atom.threads.size}, {_modes(atom.threads.flat, 2)}"
         yield f"static const MachineProduct {row} = {{{operands}, {lanes}}};"

@@ -154,8 +154,8 @@ def _tensor_map(t: ir.TensorMap, memories: Sequence[EmulatedTensor]) -> _TensorM
     """What the machine takes for a tensor map: of the fastest dimension first."""
     b, size = t.buffer, t.buffer.type.dtype.size
     address = next(m.address for m in memories if m.buffer.name == b.name)
-    found = _TensorMap(base=address, rank=len(b.shape), size=size, swizzle=t.swizzle)
-    for d, (stride, extent, count) in enumerate(zip(b.strides[::-1], b.shape[::-1], t.box[::-1], strict=True)):
+    found = _TensorMap(base=address, rank=len(t.box), size=size, swizzle=t.swizzle)
+    for d, (stride, extent, count) in enumerate(zip(t.strides[::-1], t.shape[::-1], t.box[::-1], strict=True)):
         found.stride[d], found.extent[d], found.box[d] = stride * size, extent, count
     return found
 

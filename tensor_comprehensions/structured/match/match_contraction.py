@@ -95,12 +95,17 @@ def _half_space(g: Inequality, name: str, values: Mapping[str, Expr]) -> HalfSpa
 
 
 def match_contraction(
-    statements: Sequence[BoundStatement], start: int, tensors: Mapping[str, Tensor], *, in_place: bool = False
-) -> MatchedContraction | None:
+    statements: Sequence[BoundStatement], start: int, tensors: Mapping[str, Tensor], *, in_place: bool = False,
+    finish_checked: bool = True,
+) -> MatchedContraction | None:  # fmt: skip
     """The longest cluster that begins with `statements[start]`, if any does.
 
-    `statements` is the whole program: what comes after decides which tensors are still needed. in_place: the output may
-    be the tensor whose elements the sums start from, as each is read before it is written, by the same thread.
+    `statements` is the whole program: what comes after decides which tensors are still needed.
+
+    Args:
+        in_place: the output may be the tensor whose elements the sums start from, as each is read before it is written,
+            by the same thread.
+        finish_checked: statements with checked subscripts may finish the sum.
     """
     at = start
     while at < len(statements) and _starts(statements[at], statements[start].target):
@@ -115,7 +120,9 @@ def match_contraction(
         return None
     cluster = _base(statements[start : at + 1], tensors, pair.left, pair.right, pair.scale)
     for following in range(at + 1, len(statements)):
-        longer = _extend_cluster(cluster, statements, following, tensors, in_place=in_place)
+        longer = None
+        if finish_checked or not statements[following].checks:
+            longer = _extend_cluster(cluster, statements, following, tensors, in_place=in_place)
         if longer is None:
             break
         cluster = longer

@@ -360,7 +360,8 @@ bool read_matrix(const MachineOperand &o, uint64_t descriptor, bool across, int 
     return true;
 }
 
-void multiply_group(const MachineProduct &row, bool across, int line) {
+// across: 1 for the left factor, 2 for the right one, 3 for both.
+void multiply_group(const MachineProduct &row, int across, int line) {
     int first = current / GROUP * GROUP, number = first / GROUP, clock = clock_of_group(number);
     Warpgroup &g = warpgroups[number];
     Fiber &mine = fibers[current];
@@ -378,10 +379,10 @@ void multiply_group(const MachineProduct &row, bool across, int line) {
                 int at = offset_of(row.left, t, v);
                 left[(size_t)(at % m) * depth + at / m] = x.real + (double)x.whole;
             }
-    } else if (!read_matrix(row.left, mine.words[0], false, first / WARP, clock, line, left)) {
+    } else if (!read_matrix(row.left, mine.words[0], across & 1, first / WARP, clock, line, left)) {
         return;
     }
-    if (!read_matrix(row.right, mine.words[1], across, first / WARP, clock, line, right)) return;
+    if (!read_matrix(row.right, mine.words[1], across & 2, first / WARP, clock, line, right)) return;
     size_t found = 0;
     while (found < g.sums.size() && g.sums[found].places[current - first] != mine.places[0]) found++;
     bool fresh = found == g.sums.size();

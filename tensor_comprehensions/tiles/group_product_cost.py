@@ -1,0 +1,105 @@
+"""Products of warpgroups (sm_90): which ones there are, what they take of a processor, and what they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..core.dtypes import BFLOAT16, FLOAT16, FLOAT32, DType
+from ..loop_ir.atoms import WARP, WARPGROUP
+from ..target import GpuTarget
+from .box_moves import SLICE_ROWS, SLICES
+from .factor_boxes import box_element
+from .panels import panel_columns
+from .product_region import ProductRegion
+from .product_tiles import PairOrder, ProductOrder, ProductTiles
+from .role_words import DEFAULT_REGISTERS
+from .warpgroup_products import MOST_COLUMNS, ROWS
+
+ARRIVAL_CYCLES = 800
+"""From asking for what lies in memory until it is there, as in `polyhedral.gpu`."""
+STEP_CYCLES = 60
+"""Of a step that a block waits: its barrier, and the first fragments. From the latencies of both in public papers."""
+ISSUE_PER_CYCLE = 4
+"""Instructions of warps that a processor starts in a cycle."""
+GROUP_OVERLAP_LOSS = 0.02
+"""Of what other resources take that adds to the largest: little, as copies and products go on by themselves."""
+GROUP_REGISTERS = 48
+"""Of a thread beside sums: addresses, and what an epilogue reads. From reports of NVRTC on library kernels."""
+STEP_INSTRUCTIONS = 20
+"""Of a warp in a step beside products: waits, arrivals, addresses."""
+DEPTH_BYTES = 32
+"""Of a row of a factor that an instruction takes."""
+BARRIER_BYTES = 1024
+"""Of shared memory, more than all barriers of a block take."""
+
+
+def group_fault(region: ProductRegion, order: ProductOrder, tiles: ProductTiles) -> str | None:
+    """Why warpgroups cannot compute a region by these tiles, whose factors TMA brings."""
+    types = {f.dtype for p in region.pairs for f in p.factors}
+    if region.total != FLOAT32 or len(types) != 1 or not types <= {FLOAT16, BFLOAT16}:
+        return "its factors are not all half, or all bfloat16"
+    if len({(p.left.transposed, right.transposed) for p in order.pairs for right in p.rights}) > 1:
+        return "factors of its products lie along terms, and across"
+    groups = [(order.rows, 0), (order.columns, 1), *((p.terms, 2) for p in order.pairs)]
+    if any(len(indices) > 1 and tiles.tile[n] & (tiles.tile[n] - 1) for indices, n in groups):
+        return "a tile along several indices is no power of two"
+    return next((f for p in order.pairs if (f := _pair_fault(p, order, tiles, next(iter(types)))) is not None), None)
+
+
+def _pair_fault(pair: PairOrder, order: ProductOrder, tiles: ProductTiles, dtype: DType) -> str | None:
+    for place, own, rows in (
+        (pair.left, order.rows, tiles.tile[0]), *((p, order.columns, tiles.tile[1]) for p in pair.rights)
+    ):  # fmt: skip
+        if place.element is None:
+            return "a factor is computed"
+        down, across = (pair.terms, own) if place.transposed else (own, pair.terms)
+        width = panel_columns(rows if place.transposed else tiles.tile[2], dtype)
+        if isinstance(width, str):
+            return width
+        if tiles.boxes[across[0].name] % width:
+            return f"a tile has fewer than {width} neighbors along {across[0].name}"
+        found = box_element(place.element, down, across, order.batch, tiles.boxes)
+        if isinstance(found, str):
+            return found
+    return None
+
+
+def stores_boxes(order: ProductOrder, boxes: Mapping[str, int]) -> bool:
+    """Whether tiles of the output are boxes."""
+    if order.output is None or boxes[order.columns[0].name] % SLICES[-1]:
+        return False
+    return not isinstance(box_element(order.output, order.rows, order.columns, order.batch, boxes), str)
+
+
+def slice_bytes(tiles: ProductTiles, room: int, size: int) -> int:
+    """Of the slice of sums, of elements of `size` bytes, that warpgroups store in `room` bytes; 0: there is no room."""
+    rows = SLICE_ROWS * tiles.warpgroups
+    fitting = (rows * n * size for n in SLICES if tiles.tile[1] % n == 0 and rows * n * size <= room)
+    return next(fitting, 0)
+
+
+def fits_groups(staged: int, tiles: ProductTiles, target: GpuTarget, each: int) -> bool:
+    """Whether a processor has room for one block, with so many bytes of stages, and `each` sums for an element."""
+    sums = each * tiles.tile[0] * tiles.tile[1] // (WARPGROUP * tiles.warpgroups)
+    held = DEFAULT_REGISTERS.get(tiles.warpgroups, (0, 0))[1] or target.registers
+    room = target.max_shared_optin - staged - BARRIER_BYTES
+    if tiles.stores_boxes and not slice_bytes(tiles, room, 2):
+        return False
+    return sums + GROUP_REGISTERS <= held and room >= 0
+
+
+def group_resources(size: int, tiles: ProductTiles, target: GpuTarget) -> dict[str, float]:
+    """Cycles of a processor for one step, by the resource that limits it; factors have elements of `size` bytes."""
+    rows, columns, terms = tiles.tile
+    width = next(n for n in range(MOST_COLUMNS, 0, -8) if columns % n == 0)
+    high, wide = rows // ROWS, columns // width
+    read = high * wide * (ROWS + width) * terms * size  # by each instruction anew
+    loaded = (rows + columns) * terms * size
+    products = high * wide * terms * size / DEPTH_BYTES + STEP_INSTRUCTIONS
+    return {
+        "tensor cores": rows * columns * terms * size / target.group_ops,
+        "second-level cache": loaded / target.l2_bytes,
+        "shared memory": (loaded + read) / target.shared_bytes,
+        "issue": WARPGROUP // WARP * products / ISSUE_PER_CYCLE,
+        "latency": ARRIVAL_CYCLES / (tiles.stages - 1) + STEP_CYCLES,
+    }

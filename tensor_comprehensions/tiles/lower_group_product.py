@@ -1,0 +1,147 @@
+"""A product of a def for Hopper: as many blocks as processors, one role that loads boxes, warpgroups that multiply.
+
+The pipeline is that of `k.ring(load=)`; sums leave by way of shared memory in boxes where the output takes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..core.dtypes import FLOAT32
+from ..core.errors import InternalError
+from ..layouts import Layout
+from ..loop_ir import build
+from ..loop_ir import nodes as ir
+from ..loop_ir.atoms import WARPGROUP
+from ..lower_expr import LoweringScope
+from .factor_boxes import box_element
+from .indices import to_index
+from .lower_product import ProductLowering, StagedFactor, exist_together
+from .neighbor_values import VectorLoads
+from .product_region import FactorPair
+from .product_tiles import PairOrder
+from .role_words import DEFAULT_REGISTERS
+from .tensors import DataTensor, ThreadTensor
+from .tile_views import MemoryView, RegisterFragment, WarpgroupPlan
+from .warpgroup_products import plan_warpgroups, warpgroup_accumulator
+
+
+class GroupProductLowering(ProductLowering):
+    """Writes one program, of products of warpgroups."""
+
+    def write(self) -> None:
+        k, (rows, columns, _) = self.k, self.tiles.tile
+        groups = self.tiles.warpgroups
+        load, math = k.threads(WARPGROUP * (1 + groups)).tile(WARPGROUP).split(1, groups)
+        pairs = [self._stages(p, order) for p, order in zip(self.region.pairs, self.order.pairs, strict=True)]
+        plan = plan_warpgroups((rows, columns), math, k.target)
+        registers = DEFAULT_REGISTERS.get(groups, (0, 0))[1]
+        for number in k.share_tiles(self.num_tiles):
+            blocks, names = self._name_tile(number)
+            with k.naming(names):
+                totals = [k.allocate(self._new_sums(name, plan)) for name in self.sum_names]
+                for x in totals:
+                    k.init(x, 0)
+                self._multiply_all(totals, pairs, load, math, blocks)
+                with k.role(math, registers=registers):
+                    self._store(totals, blocks)
+
+    def _new_sums(self, name: str, plan: WarpgroupPlan) -> RegisterFragment:
+        return warpgroup_accumulator(name, self.tiles.tile[:2], plan, self.region.total)
+
+    @property
+    def threads(self) -> ThreadTensor:
+        """Those that have sums."""
+        count = self.k.num_threads
+        return self.k.threads(count).split(WARPGROUP, count - WARPGROUP)[1]
+
+    @property
+    def deals(self) -> Layout | None:
+        """Boxes leave columns in their order."""
+        return None
+
+    def _stages(self, pair: FactorPair, order: PairOrder) -> tuple[StagedFactor, ...]:
+        """The stages of the factors, which are seen as boxes."""
+        return tuple(self._boxed(side, order) for side in super()._stages(pair, order))
+
+    def _boxed(self, side: StagedFactor, order: PairOrder) -> StagedFactor:
+        groups = (order.terms, side.own) if side.place.transposed else (side.own, order.terms)
+        assert side.place.element is not None
+        found = box_element(side.place.element, *groups, self.order.batch, self.tiles.boxes)
+        if isinstance(found, str):
+            raise InternalError(f"{self.region.text} has no boxes: {found}")
+        return replace(side, place=replace(side.place, element=found))
+
+    def _multiply_all(
+        self, totals: Sequence[RegisterFragment], pairs: Sequence[tuple[StagedFactor, ...]], load: ThreadTensor,
+        math: ThreadTensor, blocks: Mapping[str, ir.Expr],
+    ) -> None:  # fmt: skip
+        """Add all products to the sums, in one ring of stages."""
+        counts = [self.tiles.count(p.terms) for p in self.order.pairs]
+
+        def fill(stage: Any, step: Any) -> None:
+            first = 0
+            for sides, order, count in zip(pairs, self.order.pairs, counts, strict=True):
+                at = {**blocks, **self._digits(order.terms, to_index(step - first, "steps"))}
+                if len(pairs) == 1:
+                    self._fill_both(stage, sides, order, at)
+                else:
+                    with self.k.when((step >= first) & (step < first + count)):
+                        self._fill_both(stage, sides, order, at)
+                first += count
+
+        def use(stage: Any, step: Any) -> None:
+            self._multiply_stage(totals, pairs[0], stage, math)
+
+        self.k.ring(sum(counts), self.tiles.stages, fill, use, load=load)
+
+    def _fill_both(
+        self, stage: Any, sides: Sequence[StagedFactor], order: PairOrder, at: Mapping[str, ir.Expr]
+    ) -> None:
+        for side in sides:
+            self._fill(side.memory[stage], side, order, at)
+
+    # --- sums ----------------------------------------------------------------------------------------------------
+
+    def _store(self, totals: Sequence[RegisterFragment], blocks: Mapping[str, ir.Expr]) -> None:
+        """Finish the sums in their registers, and move them as boxes; or else store each where it belongs."""
+        view = self._output_box(blocks)
+        if view is None:
+            self._finish(totals, blocks)
+            return
+        contraction = self.region.contraction
+        if contraction.initial is not None or contraction.epilogue is not None:
+            self._each_run(totals, blocks, lambda *parts: self._finish_in_place(totals, *parts), totals[0])
+        self.k.move(view, totals[0])
+
+    def _output_box(self, blocks: Mapping[str, ir.Expr]) -> MemoryView | None:
+        """The tile of the output as a box; None: it is none."""
+        groups = (self.order.rows, self.order.columns)
+        if not self.tiles.stores_boxes or self.order.output is None:
+            return None
+        found = box_element(self.order.output, *groups, self.order.batch, self.tiles.boxes)
+        if isinstance(found, str):
+            raise InternalError(f"{self.region.text} is stored as no boxes: {found}")
+        view = found.view([*groups[0], *groups[1]], {i.name: blocks[i.name] for i in self.order.batch})
+        return MemoryView(view.buffer, self._pick_tile(view.tensor, groups, blocks))
+
+    def _finish_in_place(
+        self, totals: Sequence[RegisterFragment], run: Sequence[int], points: Sequence[DataTensor],
+        scopes: Sequence[LoweringScope],
+    ) -> ir.Stmt:  # fmt: skip
+        """What is stored takes the place of the sums of a thread."""
+        if not exist_together(points):
+            half = len(run) // 2
+            parts = [slice(0, half), slice(half, None)]
+            return build.block(*(self._finish_in_place(totals, run[p], points[p], scopes[p]) for p in parts))
+        total = totals[0]
+        values = [self._stored_value(totals, v, scope) for v, scope in zip(run, scopes, strict=True)]
+        loads = VectorLoads(f"{total.name}_in")
+        values = [build.cast(x, FLOAT32) for x in loads.join(values)]
+        kept = [build.store(total.buffer, (total.registers[v],), x) for v, x in zip(run, values, strict=True)]
+        body = build.block(*loads.statements, *kept)
+        body = build.allocate(loads.buffers, body) if loads.buffers else body
+        inside = points[0].predicate
+        return body if inside is None else build.when(inside, body)

@@ -1,0 +1,135 @@
+"""Regions of a def that tensor cores compute: sums of products, and what starts and ends them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from ..core.dtypes import DType
+from ..structured.match.match_contraction import MatchedContraction
+from ..tc_lang import ir as tc
+from ..tc_lang.ir import BoundIndex, BoundStatement, walk_expr
+
+
+@dataclass(frozen=True, slots=True)
+class ProductFactor:
+    """A factor: an expression of a type that tensor cores take; `element` where it is an element of a tensor."""
+
+    value: tc.Expr
+
+    @property
+    def dtype(self) -> DType:
+        """The type of the values."""
+        return self.value.dtype
+
+    @property
+    def indices(self) -> frozenset[str]:
+        """The names of the indices that it depends on."""
+        return frozenset(x.name for x in walk_expr(self.value) if isinstance(x, tc.Index))
+
+    @property
+    def element(self) -> tc.Access | None:
+        """The element that it is; None where it is computed, or exists only under a condition."""
+        return self.value if isinstance(self.value, tc.Access) and not self.value.guarded else None
+
+
+@dataclass(frozen=True, slots=True)
+class FactorPair:
+    """One product of a region: its factors, and the indices of its terms.
+
+    others: more right factors of the same left one, for the other sums of the region.
+    """
+
+    left: ProductFactor
+    right: ProductFactor
+    terms: tuple[BoundIndex, ...]
+    others: tuple[ProductFactor, ...] = ()
+
+    @property
+    def factors(self) -> tuple[ProductFactor, ...]:
+        return self.left, *self.rights
+
+    @property
+    def rights(self) -> tuple[ProductFactor, ...]:
+        """All right factors, one for each sum."""
+        return self.right, *self.others
+
+
+@dataclass(frozen=True, slots=True)
+class OtherSum:
+    """Sums beside those of a region, which only the values that it stores depend on.
+
+    Attributes:
+        element: of the tensor that would hold it, as the region reads it.
+        initial, epilogue: as those of a contraction.
+    """
+
+    element: tc.Access
+    initial: tc.Expr | None
+    epilogue: tc.Expr | None
+
+
+@dataclass(frozen=True, slots=True)
+class ProductRegion:
+    """Consecutive statements that tensor cores compute: sums of one or more products, and what starts and ends them.
+
+    Attributes:
+        contraction: what they mean, but for the products. total: the type of the sums.
+        pairs: the products; columns are those of the right factors, along which the output is contiguous if it can.
+        rows, columns, batch: the free indices, by the factors that they move.
+        others: sums of products of the same left factor, one for each of `others` of the only pair.
+    """
+
+    contraction: MatchedContraction
+    total: DType
+    pairs: tuple[FactorPair, ...]
+    rows: tuple[BoundIndex, ...]
+    columns: tuple[BoundIndex, ...]
+    batch: tuple[BoundIndex, ...]
+    others: tuple[OtherSum, ...] = ()
+
+    @property
+    def sums(self) -> int:
+        """How many sums each element of the output has."""
+        return 1 + len(self.others)
+
+    @property
+    def statements(self) -> tuple[BoundStatement, ...]:
+        """The members, as the contraction names their indices."""
+        return self.contraction.statements
+
+    @property
+    def stored(self) -> DType:
+        """The type of what is stored."""
+        return self.contraction.output.dtype
+
+    @property
+    def factor_bytes(self) -> int:
+        """Of an element of a factor."""
+        return self.pairs[0].left.dtype.size
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """The tensors that the kernel touches, first the one that it writes."""
+        c = self.contraction
+        roots = [f.value for pair in self.pairs for f in pair.factors]
+        ends = [(c.initial, c.epilogue), *((x.initial, x.epilogue) for x in self.others)]
+        roots += [x for both in ends for x in both if x is not None]
+        held = {x.element.tensor for x in self.others}
+        reads = (e.tensor for x in roots for e in walk_expr(x) if isinstance(e, tc.Access) and e.tensor not in held)
+        return tuple(dict.fromkeys((c.output.tensor, *reads)))
+
+    @property
+    def text(self) -> str:
+        """What people read: `C: float16 16 x 32 x 64`, rows, columns and terms."""
+        terms = " + ".join(str(_size(p.terms)) for p in self.pairs)
+        beside = f"{self.sums} of " if self.others else ""
+        sizes = f"{beside}{_size(self.rows)} x {_size(self.columns)} x {terms}"
+        batch = _size(self.batch)
+        types = "/".join(dict.fromkeys(p.left.dtype.name for p in self.pairs))
+        return f"{self.contraction.output.tensor}: {types} {sizes}" + (f", {batch} of them" if batch > 1 else "")
+
+
+def _size(indices: Sequence[BoundIndex]) -> int:
+    return prod(i.extent for i in indices)

@@ -1,0 +1,170 @@
+"""Products of defs on sm_90 by warpgroups: boxes of any index structure, roles, barriers, `wgmma`."""
+
+from __future__ import annotations
+
+import random
+import re
+from math import prod
+
+import numpy as np
+import pytest
+import torch
+
+import tensor_comprehensions as tc
+from tensor_comprehensions.codegen.gpu.ptx import architecture_for
+from tensor_comprehensions.loop_ir.interpret.machine import interpret
+from tensor_comprehensions.options import TileOptions
+from tensor_comprehensions.runtime.cuda import nvrtc
+from tensor_comprehensions.runtime.emulate import emulator
+from tensor_comprehensions.target import parse_gpu_target
+from tensor_comprehensions.tc_lang.legalize import legalize
+from tensor_comprehensions.tiles.check_program import check_program
+from tensor_comprehensions.tiles.lower_def import DividedDef, buffers_of, divide_def, lower_divided, region_program
+from tensor_comprehensions.tiles.lower_tiles import lower_program
+from tensor_comprehensions.tiles.shared_accesses import bank_turns
+
+from ..helpers.def_products import (
+    GROUP_CASES,
+    WINDOW,
+    ProductCase,
+    emulate_all,
+    matmul,
+    random_group_options,
+    same,
+    whole,
+)
+
+needs_compiler = pytest.mark.skipif(not emulator.is_emulator_available(), reason="there is no C++ compiler")
+needs_nvrtc = pytest.mark.skipif(not nvrtc.is_nvrtc_available(), reason="NVRTC is not installed")
+TARGET = "cuda:sm_90"
+SM90 = parse_gpu_target(TARGET)
+SMALL = TileOptions((64, 16, 64), stages=3, instruction="wgmma")
+
+
+def divided(case: ProductCase, options: TileOptions) -> DividedDef:
+    bound = case.compile(options, TARGET).compiled.bound
+    return divide_def(legalize(bound), options, SM90)
+
+
+def fitting_options(case: ProductCase, rng: random.Random) -> TileOptions:
+    """Random ones that the case has room, and boxes, for."""
+    for _ in range(20):
+        options = SMALL if case.name == "many_tiles" else random_group_options(rng)
+        try:
+            case.compile(options, TARGET)
+        except tc.ArgumentError:
+            continue
+        return options
+    return SMALL
+
+
+@needs_compiler
+def test_random_options_equal_the_reference() -> None:
+    seed = random.SystemRandom().randrange(1 << 30)
+    print("seed", seed)
+    rng = random.Random(seed)
+    chosen = [(case, fitting_options(case, rng)) for case in GROUP_CASES]
+    kernels = [(case, case.compile(options, TARGET)) for case, options in chosen]
+    for (case, options), (_, kernel), found in zip(chosen, kernels, emulate_all(kernels), strict=True):
+        assert "wgmma" in kernel.source("cuda"), case.name
+        assert torch.equal(found, case.expected()), f"{case.name} {options} seed {seed}"
+
+
+@pytest.mark.parametrize("name", ["nt", "tn", "tt", "several", "window", "sliced", "diagonal", "same_way"])
+def test_decompositions_are_proven(name: str) -> None:
+    case = next(c for c in GROUP_CASES if c.name == name)
+    found = divided(case, SMALL)
+    for piece in found.regions:
+        assert check_program(region_program(piece, buffers_of(found.function), "f", SM90)) >= 3
+
+
+def test_interpreter_equals_the_reference() -> None:
+    case = same("window", WINDOW, (1, 9, 9, 64), (10, 2, 2, 64))
+    module = lower_divided(divided(case, SMALL), SM90)
+    given = [*(x.numpy() for x in case.arguments()), np.zeros((1, 8, 8, 10), np.float16)]
+    arrays = {b.name: x.reshape(b.shape) for b, x in zip(module.arguments, given, strict=True)}
+    assert interpret(module, arrays) == []
+    expected = case.expected().numpy()
+    np.testing.assert_array_equal(arrays[module.arguments[-1].name].reshape(expected.shape), expected)
+
+
+# --- what large products become ----------------------------------------------------------------------------------
+
+GELU = """def f(bfloat16(M,K) A, bfloat16(N,K) B, bfloat16(N) b, bfloat16(M,N) R) -> (C) {
+    S(m,n) +=! float(A(m,k)) * float(B(n,k))
+    T(m,n) = S(m,n) + float(b(n))
+    C(m,n) = bfloat16(0.5 * T(m,n) * (1 + erf(T(m,n) * 0.70710678)) + float(R(m,n)))
+}"""
+LARGE = {
+    "plain": (matmul("m,k", "n,k", "m,n", "bfloat16"), ("NN", "NN")),
+    "gelu": (GELU, ("NN", "NN", "N", "NN")),
+}
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("n", [4096, 8192])
+@pytest.mark.parametrize("name", LARGE)
+def test_large_products_are_limited_by_tensor_cores(name: str, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    text, shapes = LARGE[name]
+    arguments = [torch.empty((n,) * len(s), dtype=torch.bfloat16) for s in shapes]
+    kernel = tc.define(text).f.compile(*arguments, target=TARGET)
+    found = divide_def(legalize(kernel.compiled.bound), TileOptions(), SM90)
+    (piece,) = found.regions
+    rate = 2 * n**3 / (SM90.num_sms * SM90.group_ops) / piece.price.cycles
+    assert (piece.price.limiter, rate >= 0.85) == ("tensor cores", True), piece
+    assert piece.tiles.stages >= 3
+    program = region_program(piece, buffers_of(found.function), "f", SM90)
+    assert bank_turns(lower_program(program)) == 0
+    logs: list[str] = []
+    original = nvrtc._resources
+    monkeypatch.setattr(nvrtc, "_resources", lambda log: (logs.append(log), original(log))[1])
+    source = kernel.compiled.code.source
+    (report,) = nvrtc.compile_text(source, architecture_for(source, "sm_90")).resources.values()
+    assert (report.local, report.spill_stores, report.spill_loads) == (0, 0, 0)
+    assert report.registers * prod(kernel.compiled.code.kernels[0].launch.block) <= SM90.registers_per_sm
+    assert not re.search(r"C75\d\d|warning", logs[0]), logs[0]
+
+
+ODD = {
+    "rows of no whole 16 bytes": (matmul("m,k", "n,k", "m,n"), ((1024, 1025), (1024, 1025))),
+    "bytes": (matmul("m,k", "n,k", "m,n", "int8"), ((1024, 1024), (1024, 1024))),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_what_boxes_do_not_take_is_for_warps(name: str) -> None:
+    text, shapes = ODD[name]
+    arguments = [torch.empty(s, dtype=torch.int8 if name == "bytes" else torch.float16) for s in shapes]
+    assert "mma.sync" in tc.define(text).f.compile(*arguments, target=TARGET).source("cuda")
+
+
+@needs_compiler
+def test_misaligned_arguments_are_for_warps() -> None:
+    a, b = whole((64, 64), "float16", 1), whole((24, 64), "float16", 2)
+    moved = torch.empty(a.numel() + 1, dtype=a.dtype)[1:].view(a.shape).copy_(a)
+    op = tc.define(matmul("m,k", "n,k", "m,n")).f
+    kernel = op.compile(a, b, target=TARGET, options=TileOptions())
+    assert torch.equal(kernel.emulate(moved, b), (a.float() @ b.float().T).half())
+    with pytest.raises(tc.ArgumentError, match="no tiles of"):
+        op.compile(a, b, target=TARGET, options=SMALL).emulate(moved, b)
+
+
+@pytest.mark.parametrize(
+    ("options", "target", "message"),
+    [
+        (SMALL, "cuda:sm_80", "the option instruction"),
+        (TileOptions(warps=(2, 2), instruction="wgmma"), TARGET, "the option warps"),
+        (TileOptions(tile=(32, 64, 64), instruction="wgmma"), TARGET, "no tiles of tile"),
+        (TileOptions(instruction="fma"), TARGET, "the option instruction"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options: TileOptions, target: str, message: str) -> None:
+    a = torch.empty(256, 256, dtype=torch.float16)
+    with pytest.raises(tc.ArgumentError, match=message):
+        tc.define(matmul("m,k", "n,k", "m,n")).f.compile(a, a, target=target, options=options)
+
+
+def test_refusals_say_why_there_are_no_boxes() -> None:
+    a = torch.empty(64, 37, dtype=torch.float16)
+    with pytest.raises(tc.ArgumentError, match="a stride of A is no multiple of 16 bytes"):
+        tc.define(matmul("m,k", "n,k", "m,n")).f.compile(a, a, target=TARGET, options=SMALL)
