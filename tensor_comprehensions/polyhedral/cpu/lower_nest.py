@@ -12,6 +12,7 @@ from ...loop_ir import nodes as ir
 from ...loop_ir.buffer_view import BufferView, private_view
 from ...loop_ir.intrinsics import PREFETCH_LATER
 from ...loop_ir.nodes import Buffer, LoopKind
+from ...loop_ir.origins import origin_of
 from ...loop_ir.passes.vectorize import vectorize_loops
 from ...lower_expr import LoweringScope, lower_access, lower_expr
 from ...options import CpuOptions
@@ -48,6 +49,8 @@ from .transpose_staging import (
     transpose_staged,
 )
 
+# The role of stores that begin sums.
+INITIAL_VALUES = "initial value"
 # Iterations of a vector loop that are in flight at once: enough to hide the latency of an addition in a reduction.
 REDUCTION_VECTORS = 4
 COLUMN_VECTORS, LONG_COLUMN_VECTORS = 4, 16
@@ -377,7 +380,8 @@ class NestLowering:
         if op is not None and only:
             holds = all_hold(only, self._scope(leaf, leaf.nodes[0]).indices)
             value = build.select(holds, value, build.neutral(op, buffer.type.dtype))
-        return ir.Store(buffer, indices, value, op, nontemporal=op is None and s.target in self.streams)
+        streams = op is None and s.target in self.streams
+        return ir.Store(buffer, indices, value, op, nontemporal=streams, origin=origin_of((s.name,)))
 
     def _initializations(self, leaf: LoopNest) -> list[ir.Stmt]:
         return [
@@ -390,7 +394,8 @@ class NestLowering:
     def _initialization(self, leaf: LoopNest, node: ScopStatement, s: BoundStatement) -> ir.Stmt:
         assert s.reduction is not None
         buffer, indices = lower_access(s.target, s.subscripts, self._scope(leaf, node))
-        return ir.Store(buffer, indices, build.neutral(s.reduction, buffer.type.dtype))
+        origin = origin_of((s.name,), INITIAL_VALUES)
+        return ir.Store(buffer, indices, build.neutral(s.reduction, buffer.type.dtype), origin=origin)
 
 
 def _has_vector_form(nest: ir.Stmt) -> bool:

@@ -102,6 +102,11 @@ class ScopStatement:
         return tuple(dict.fromkeys(a.tensor for a in (*self.writes, *self.reads)))
 
 
+def statements_of(nodes: Sequence[ScopStatement]) -> tuple[str, ...]:
+    """The names of the statements that `nodes` compute."""
+    return tuple(s.name for n in nodes for s in n.statements)
+
+
 def check_reads(s: BoundStatement) -> frozenset[str]:
     """The tensors that the checks of `s` read."""
     roots = [e for c in s.checks for e in (c.subscript, c.guard) if e is not None]
