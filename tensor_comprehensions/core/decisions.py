@@ -93,6 +93,11 @@ def record_decision(make: Callable[[], Decision]) -> None:
         book.add(make())
 
 
+def note_decision(decision: Decision) -> None:
+    """Write down a decision that was made already, where a book is open."""
+    record_decision(lambda: decision)
+
+
 @contextmanager
 def open_book() -> Iterator[DecisionBook]:
     """A new book for what is decided inside, in this context."""

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
+from ...core.decisions import Decision, is_recording, note_decision
 from ...core.errors import InternalError
 from ...core.naming import SEPARATOR
 from ...loop_ir import build
@@ -446,7 +447,10 @@ class _FunctionWriter:
             self._allocate_registers(buffer)
             return
         address = f"%{self.b.fresh_name(_to_identifier(buffer.name))}"
-        if self.stack_bytes + buffer.bytes <= _STACK_BYTES:
+        on_stack = self.stack_bytes + buffer.bytes <= _STACK_BYTES
+        if is_recording():
+            _record_memory(buffer, on_stack)
+        if on_stack:
             self.stack_bytes += buffer.bytes
             element = memory_access.memory_element(buffer)
             self.b.allocas.append(f"  {address} = alloca [{max(1, buffer.span)} x {element}], align {_ALIGNMENT}")
@@ -500,6 +504,12 @@ class _FunctionWriter:
             self.b.effect(f"call void @tc_free(ptr {address})")
 
         self.b.branch(missing, lambda: self._record(OUT_OF_MEMORY, size), use)
+
+
+def _record_memory(buffer: Buffer, on_stack: bool) -> None:
+    where, than = ("the stack", "fits into") if on_stack else ("the heap", "exceeds")
+    why = f"with what is there already it {than} {_STACK_BYTES} bytes of the function's stack"
+    note_decision(Decision("memory", (), f"{buffer.name} on {where}", why, (("bytes", buffer.bytes),)))
 
 
 def _trampoline(name: str, types: list[str]) -> Iterator[str]:

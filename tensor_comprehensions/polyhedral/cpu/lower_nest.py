@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ...core.decisions import Decision, Rival, is_recording, note_decision
 from ...core.errors import ArgumentError, CannotLower
 from ...core.naming import compose_name
 from ...loop_ir import build
@@ -27,15 +28,17 @@ from ..schedule.access_cost import (
     is_column_reduction,
     is_fully_parallel,
     loop_order,
+    rank_vector_dims,
     transposed_read_dim,
     vector_dim,
+    why_no_vector_dim,
 )
 from ..schedule.fusion import FusionGroup, reads_memory
 from ..schedule.legality import ScheduledGroup
 from ..schedule.loop_nest import DimKind, LoopNest, NestDim
 from ..schedule.storage import fits_register
 from ..schedule.tile_sizes import rows_at_once, tile_order
-from ..scop.scop import ScopStatement
+from ..scop.scop import ScopStatement, statements_of
 from .contraction_bridge import cluster_op, cluster_plan
 from .gather_prefetch import prefetch_hints
 from .restricted_loops import all_hold, place_inequalities, restrict_bounds, widest_bounds
@@ -82,19 +85,35 @@ class NestLowering:
         if self.movement is not None:
             return self._lower_movement(leaf, self.movement)
         lanes = vector_dim(self.function, leaf, self.target)
+        reason: str | None = None
         if lanes is not None:
             for make in (self._turned_nest, self._nest):
                 nest = make(leaf, lanes)
-                if nest is not None and _has_vector_form(nest):
+                if nest is not None and (reason := _why_no_vectors(nest)) is None:
+                    if is_recording():
+                        self._record_lanes(leaf, lanes, make == self._turned_nest)
                     return nest
+        if is_recording():
+            why = reason or why_no_vector_dim(leaf)
+            note_decision(Decision("vector", statements_of(leaf.nodes), "scalars", why))
         return self._nest(leaf, None)
+
+    def _record_lanes(self, leaf: LoopNest, lanes: NestDim, is_turned: bool) -> None:
+        count, vectors = self._factor(leaf, lanes)
+        kind = "sums in several vectors" if lanes.kind is DimKind.REDUCTION else "independent iterations"
+        why = f"{kind}; reads are transposed in registers" if is_turned else kind
+        others = rank_vector_dims(self.function, leaf, self.target)
+        numbers = ("lanes", count), ("vectors at once", vectors)
+        rivals = tuple(Rival(d.name, cost, "its accesses cost more") for d, cost in others if d is not lanes)
+        chosen = f"{count} lanes along {lanes.name}"
+        note_decision(Decision("vector", statements_of(leaf.nodes), chosen, why, numbers, rivals))
 
     def _lower_movement(self, leaf: LoopNest, movement: MemoryBoundPlan) -> ir.Stmt:
         """The nest as a schedule wants it. Raises ArgumentError where it has no form in vectors."""
         lanes = next((d for d in leaf.dims if d.name == movement.vector), None)
         if lanes is not None and lanes.kind is not DimKind.SERIAL:
             nest = (self._turned_nest if movement.transposed else self._nest)(leaf, lanes)
-            if nest is not None and _has_vector_form(nest):
+            if nest is not None and _why_no_vectors(nest) is None:
                 return nest
         raise ArgumentError(
             f"the schedule for '{leaf.nodes[0].writes[0].tensor}' does not apply: no vectors along {movement.vector}",
@@ -398,9 +417,10 @@ class NestLowering:
         return ir.Store(buffer, indices, build.neutral(s.reduction, buffer.type.dtype), origin=origin)
 
 
-def _has_vector_form(nest: ir.Stmt) -> bool:
+def _why_no_vectors(nest: ir.Stmt) -> str | None:
+    """Why a nest has no form in vectors; None where it has one."""
     try:
         vectorize_loops(nest)
-    except CannotLower:
-        return False
-    return True
+    except CannotLower as refusal:
+        return str(refusal)
+    return None

@@ -7,7 +7,7 @@ lowers as one. Its domain in the schedule is the box of its free indices; the re
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
@@ -102,7 +102,7 @@ class ScopStatement:
         return tuple(dict.fromkeys(a.tensor for a in (*self.writes, *self.reads)))
 
 
-def statements_of(nodes: Sequence[ScopStatement]) -> tuple[str, ...]:
+def statements_of(nodes: Iterable[ScopStatement]) -> tuple[str, ...]:
     """The names of the statements that `nodes` compute."""
     return tuple(s.name for n in nodes for s in n.statements)
 

@@ -16,7 +16,7 @@ from ....target import GpuTarget
 from ....tc_lang import ir as tc
 from ....tc_lang.ir import walk_expr
 from ...schedule.access_cost import access_stride, op_count
-from ...schedule.fusion import FusionGroup
+from ...schedule.fusion import FusionGroup, FusionObjection
 from ...schedule.loop_nest import DimKind, LoopNest, NestDim, build_nests
 from ...scop.isl_affine import to_isl_affine
 from ...scop.scop import Scop, ScopStatement
@@ -64,24 +64,28 @@ class GroupShape:
         return prod(self.rows)
 
 
-def is_profitable_fusion(
+def object_to_fusion(
     scop: Scop, target: GpuTarget, before: FusionGroup, alone: FusionGroup, joined: FusionGroup
-) -> bool:
-    """Is it worth fusing: does the parallelism stay, or is what is left enough and what is read again small?
+) -> FusionObjection | None:
+    """What speaks against fusing: too little parallelism that stays, or too much that is read again.
 
     Never a sum that is cut into parts for the sake of parallelism with what adds them up.
     """
     written = {w.tensor for n in before.nodes for w in n.writes}
     if any(written & scop.parts & set(n.tensors) for n in alone.nodes):
-        return False
+        return FusionObjection("a sum is in parts, and these are added up by a kernel of their own")
     apart = min(before.parallelism, alone.parallelism)
+    parallelism = ("parallelism", float(joined.parallelism)), ("parallelism apart", float(apart))
     if joined.parallelism <= 1:
-        return False
+        return FusionObjection("no iterations of shared loops are independent", parallelism)
     if joined.parallelism < target.num_sms and joined.parallelism < max(before.parallelism, alone.parallelism):
-        return all(_shape(scop, g).inner * g.parallelism <= LIGHT * joined.parallelism for g in (before, alone))
-    if joined.parallelism >= apart:
-        return True
-    return _reread_bytes(scop, joined) <= REREAD
+        if all(_shape(scop, g).inner * g.parallelism <= LIGHT * joined.parallelism for g in (before, alone)):
+            return None
+        return FusionObjection("processors would idle", (*parallelism, ("processors", float(target.num_sms))))
+    again = 0 if joined.parallelism >= apart else _reread_bytes(scop, joined)
+    if again <= REREAD:
+        return None
+    return FusionObjection("blocks would read too much again", (("bytes read again", again), ("limit", REREAD)))
 
 
 def is_launch_bound(scop: Scop, target: GpuTarget, *groups: FusionGroup) -> bool:
