@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from .autotuner.search_loop import TuningResult
     from .dispatch.cache_entry import CacheEntry
     from .dispatch.cuda.gpu_kernels import GpuKernel
+    from .explain.report import Report
     from .torch_ext.sparse_op import SparseOp
 
 
@@ -460,6 +461,29 @@ class Op(KernelDispatcher):
         last = None if tensors or initial else self._kernels.routes.latest_value()
         compiled = last.compiled if last is not None else self.compile(*tensors, **initial).compiled
         return ScheduleView(compiled.source("schedule"))
+
+    @only_tc_errors
+    def explain(
+        self,
+        /,
+        *tensors: Value,
+        options: CpuOptions | MappingOptions | TileOptions | SparseOptions | None = None,
+        target: CpuTarget | GpuTarget | str | None = None,
+        schedule: object = None,
+        measure: bool = False,
+        **initial: Value,
+    ) -> Report:
+        """Why calls like this one do what they do: which statements share loops, plans and their rivals, and the code.
+
+        `print` the report for the short form; `save("x.html")` writes a page that links def, schedule, loops and
+        machine code, and loads nothing. Arguments as for `compile`.
+
+        Args:
+            measure: also run the call, and measure what this machine can do at most: half a second.
+        """
+        from .explain.entry import explain_call
+
+        return explain_call(self, tensors, initial, options, target, schedule, measure=measure)
 
 
 def _define_named(

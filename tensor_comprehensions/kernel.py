@@ -27,6 +27,7 @@ from .torch_ext.dynamo_calls import call_in_graph, call_overload, needs_dispatch
 from .torch_ext.registration import DispatcherOp
 
 if TYPE_CHECKING:
+    from .explain.report import Report
     from .torch_ext.sparse_op import SparseOp
 
 Value = Any
@@ -183,3 +184,10 @@ class Kernel(KernelDispatcher):
     def show(self) -> ScheduleView:
         """The schedule tree: text in a terminal, a picture in a notebook."""
         return ScheduleView(self.source("schedule"))
+
+    @only_tc_errors
+    def explain(self) -> Report:
+        """Why the kernel is as it is: `print` the report for the short form, `save("x.html")` it for the page."""
+        from .explain.cpu import explain_cpu_kernel
+
+        return explain_cpu_kernel(self.compiled)

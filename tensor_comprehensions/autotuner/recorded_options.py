@@ -19,6 +19,7 @@ from ..cache import measurement_store
 from ..cache.key import Key, make_key, names_digest, toolchain_versions
 from ..cache.measurement_store import Measurement
 from ..cache.store import Store, current_store
+from ..core.decisions import Decision, record_decision
 from ..core.diagnostics import get_logger
 from ..options import CpuOptions
 from ..target import CpuTarget
@@ -37,6 +38,9 @@ FACTS = {
 """The parts of a key as a log names them; all below `target.` are the target."""
 SHOWN = ("dtypes", "shapes", "threads", "strides")
 """Those that are told with both values."""
+
+
+RECORD_USED, RECORD_UNUSED = "a tuned record is used", "no tuned record is used"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +76,13 @@ def lookup_best(
     best = measurement_store.best_measurement(store, key, names)
     if best is not None and isinstance(best.options, CpuOptions):
         _log(lambda: f"{function.name}: hit: {_record(Found(key, best))}")
+        record_decision(lambda: Decision("tuning", (), RECORD_USED, _record(Found(key, best))))
         return best.options
     found = [] if exact else [n for n in nearest_sizes(store, key, names) if isinstance(n.best.options, CpuOptions)]
     if found:
         _log(lambda: f"{function.name}: no record of these sizes; the nearest: {_record(found[0], key)}")
+        nearest = f"there is no record of these sizes; the nearest: {_record(found[0], key)}"
+        record_decision(lambda: Decision("tuning", (), RECORD_USED, nearest))
         return found[0].best.options  # type: ignore[no-any-return]
     if others := measured_with_other_threads(store, key, names):
         tuned = ", ".join(other.key["threads"] for other in others)
@@ -84,6 +91,7 @@ def lookup_best(
             "or call torch.set_num_threads", function.name, tuned, key["threads"],
         )  # fmt: skip
     _log(lambda: f"{function.name}: miss: {_reason(store, key, names)}")
+    record_decision(lambda: Decision("tuning", (), RECORD_UNUSED, _reason(store, key, names)))
     return None
 
 

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 
 from ...core.decisions import Decision, Rival, note_decision
-from ...core.errors import CannotLower, TCError
+from ...core.naming import SEPARATOR
 from ...target import CpuTarget
 from ..analysis.contraction_info import ContractionInfo, analyze_contraction
 from ..cost.plan_cost import Costs, plan_costs
-from ..language.plan_to_schedule import plan_to_schedule
 from ..op import StructuredOp, factor_tensor
 from ..plan import PackStep, Plan, Side
 
@@ -18,13 +17,20 @@ RIVALS = 5
 """Rival plans that are kept, the best ones."""
 
 
-def record_plan(op: StructuredOp, chosen: Plan, compared: Sequence[Plan], target: CpuTarget) -> None:
-    """Write down `chosen` for a normalized op, after a comparison with `compared`."""
+def record_plan(
+    op: StructuredOp, chosen: Plan, compared: Sequence[Plan], priced: Sequence[Plan], target: CpuTarget
+) -> None:
+    """Write down `chosen` for a normalized op, after a comparison with `compared`.
+
+    priced: further plans, which nobody compared it with: what other copies would have cost.
+    """
     costs = plan_costs(op, chosen, target)
-    rivals = sorted((p for p in dict.fromkeys(compared) if p != chosen), key=lambda p: plan_costs(op, p, target).total)
-    others = tuple(_rival(op, p, costs, target) for p in rivals[:RIVALS])
-    why = f"the least of {len(rivals) + 1} plans by the cost model" if rivals else "the only plan that was considered"
-    text = str(plan_to_schedule(chosen, op))
+    ranked = sorted(dict.fromkeys((*compared, *priced)), key=lambda p: plan_costs(op, p, target).total)
+    rivals = [p for p in ranked if p != chosen]
+    others = tuple(_rival(op, p, costs, target, was_compared=p in compared) for p in rivals[:RIVALS])
+    count = len({*compared, chosen})
+    why = f"the best of {count} plans by the cost model" if count > 1 else "the cost model's tile and order, unrivaled"
+    text = describe_plan(op, chosen)
     note_decision(Decision("plan", (op.name,), text, why, _cost_numbers(costs), others))
     for side in Side:
         _record_copy(op, chosen, side, rivals, target)
@@ -39,19 +45,38 @@ def _cost_numbers(costs: Costs) -> tuple[tuple[str, float], ...]:
     return ("total", costs.total), *parts
 
 
-def _rival(op: StructuredOp, plan: Plan, chosen: Costs, target: CpuTarget) -> Rival:
+def _rival(op: StructuredOp, plan: Plan, chosen: Costs, target: CpuTarget, *, was_compared: bool) -> Rival:
     costs = plan_costs(op, plan, target)
-    parts = {f.name: getattr(costs, f.name) - getattr(chosen, f.name) for f in fields(costs) if f.name != "streams"}
+    names = [name for name, _ in _cost_numbers(costs)[1:]]
+    parts = {name: getattr(costs, name) - getattr(chosen, name) for name in names}
     worst = max(parts, key=lambda name: parts[name])
     more = f"{worst.replace('_', ' ')}: {parts[worst]:,.0f} cycles more" if parts[worst] > 0 else "not clearly better"
-    return Rival(_describe(op, plan), costs.total, more)
+    return Rival(describe_plan(op, plan), costs.total, more if was_compared else f"{more}; not looked at")
 
 
-def _describe(op: StructuredOp, plan: Plan) -> str:
-    try:
-        return str(plan_to_schedule(plan, op))
-    except (CannotLower, TCError):  # a plan that the language of schedules has no words for
-        return repr(plan)
+def describe_plan(op: StructuredOp, plan: Plan) -> str:
+    """A plan in words: register tile, blocks around it, copies, and what threads share; without names of loops."""
+    last = {level.iterator: d for d, level in enumerate(plan.levels)}
+    tile = [f"{_own_name(op, n)} {plan.levels[d].size}" for n, d in last.items() if plan.levels[d].size > 1]
+    blocks = [f"{_own_name(op, x.iterator)} {x.size}" for d, x in enumerate(plan.levels) if last[x.iterator] != d]
+    packed = [factor_tensor(op.factors[step.side.value]) for step in plan.packs]
+    shared = [_own_name(op, level.iterator) for level in plan.levels[: plan.parallel_depth]]
+    parts = [
+        f"tile {' x '.join(tile)}" if tile else "scalars",
+        f"{plan.lanes} lanes along {_own_name(op, plan.vector)}",
+        f"blocks {', '.join(blocks)}" if blocks else "",
+        f"{', '.join(packed)} packed" if packed else "nothing packed",
+        "results in a panel, then turned" if plan.output_panel_depth is not None else "",
+        f"threads share {', '.join(shared)}" if shared else "",
+        "past the caches" if plan.nontemporal else "",
+        f"by {plan.instruction}" if plan.instruction else "",
+    ]
+    return "; ".join(filter(None, parts))
+
+
+def _own_name(op: StructuredOp, iterator: str) -> str:
+    """An iterator as the def calls it."""
+    return iterator.removeprefix(f"{op.name}{SEPARATOR}")
 
 
 def _record_copy(op: StructuredOp, chosen: Plan, side: Side, rivals: Sequence[Plan], target: CpuTarget) -> None:
@@ -59,7 +84,7 @@ def _record_copy(op: StructuredOp, chosen: Plan, side: Side, rivals: Sequence[Pl
     packed = _packed(chosen, side)
     costs = plan_costs(op, chosen, target)
     otherwise = [p for p in rivals if (_packed(p, side) is None) != (packed is None)]
-    others = tuple(Rival(_describe(op, p), plan_costs(op, p, target).total) for p in otherwise[:1])
+    others = tuple(Rival(describe_plan(op, p), plan_costs(op, p, target).total) for p in otherwise[:1])
     tensor = factor_tensor(op.factors[side.value])
     known = analyze_contraction(op, chosen.vector)
     numbers = (("total", costs.total), ("packing", _copy_cycles(op, chosen, side, target)))
@@ -82,5 +107,5 @@ def _copy_reason(known: ContractionInfo, side: Side, others: Sequence[Rival], co
     step = factor.step(known.vector) if known.vector in factor.iterators else None
     reads = f"its elements along the lanes are {step} apart" if step not in (None, 1) else "its rows are contiguous"
     if not others or not others[0].number:
-        return f"{reads}; no plan that was compared does otherwise"
+        return f"{reads}; no plan does otherwise"
     return f"{reads}; the best plan that does otherwise takes {others[0].number / costs.total:.2f} times as long"

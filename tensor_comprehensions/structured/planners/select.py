@@ -61,7 +61,9 @@ def _select_plan(op: StructuredOp, target: CpuTarget, *, parallel: bool) -> Plan
         if _shared_cycles(op, shared, target) >= MUCH * plan_cycles(op, serial, target):
             shared, rivals = serial, others
     if is_recording():
-        record_plan(op, shared, rivals, target)
+        tiles = [(view, tile) for view in views for tile in view.best_tiles(TILES)]
+        priced = [p for view, tile in tiles for p in enumerate_packings(view.info, target, tile, parallel)]
+        record_plan(op, shared, rivals, priced, target)
     return shared
 
 
