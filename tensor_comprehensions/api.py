@@ -479,11 +479,20 @@ class Op(KernelDispatcher):
         machine code, and loads nothing. Arguments as for `compile`.
 
         Args:
-            measure: also run the call, and measure what this machine can do at most: half a second.
+            measure: also run the call on one thread, and measure what this machine can do at most: about a second.
         """
-        from .explain.entry import explain_call
+        from .explain.entry import explain_compiled
+        from .explain.work import measured_report
 
-        return explain_call(self, tensors, initial, options, target, schedule, measure=measure)
+        kernel = self.compile(*tensors, options=options, target=target, schedule=schedule, **initial)
+        if not isinstance(kernel, Kernel):
+            if measure:
+                raise ArgumentError("only kernels for CPUs are measured", suggestion="leave out measure=True")
+            return cast("Report", kernel.explain())
+        report = explain_compiled(
+            kernel.compiled, (kernel._explain_record(asked=self._asked == "tuned" and options is None),)
+        )
+        return measured_report(report, kernel.compiled, lambda: kernel(*tensors, **initial)) if measure else report
 
 
 def _define_named(

@@ -27,6 +27,7 @@ from .torch_ext.dynamo_calls import call_in_graph, call_overload, needs_dispatch
 from .torch_ext.registration import DispatcherOp
 
 if TYPE_CHECKING:
+    from .core.decisions import Decision
     from .explain.report import Report
     from .torch_ext.sparse_op import SparseOp
 
@@ -188,6 +189,13 @@ class Kernel(KernelDispatcher):
     @only_tc_errors
     def explain(self) -> Report:
         """Why the kernel is as it is: `print` the report for the short form, `save("x.html")` it for the page."""
-        from .explain.cpu import explain_cpu_kernel
+        from .explain.entry import explain_compiled
 
-        return explain_cpu_kernel(self.compiled)
+        return explain_compiled(self.compiled, (self._explain_record(asked=False),))
+
+    def _explain_record(self, *, asked: bool) -> Decision:
+        """Why the options of the kernel are those of a tuned record, or not."""
+        from .autotuner.recorded_options import explain_record
+
+        c = self.compiled
+        return explain_record(self.function, c.bound, c.options, c.target, asked=asked)

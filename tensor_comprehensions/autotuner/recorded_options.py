@@ -11,7 +11,7 @@ import math
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -19,7 +19,7 @@ from ..cache import measurement_store
 from ..cache.key import Key, make_key, names_digest, toolchain_versions
 from ..cache.measurement_store import Measurement
 from ..cache.store import Store, current_store
-from ..core.decisions import Decision, record_decision
+from ..core.decisions import Decision, open_book, record_decision
 from ..core.diagnostics import get_logger
 from ..options import CpuOptions
 from ..target import CpuTarget
@@ -93,6 +93,22 @@ def lookup_best(
     _log(lambda: f"{function.name}: miss: {_reason(store, key, names)}")
     record_decision(lambda: Decision("tuning", (), RECORD_UNUSED, _reason(store, key, names)))
     return None
+
+
+def explain_record(
+    function: Function, bound: BoundFunction, options: object, target: CpuTarget, *, asked: bool
+) -> Decision:
+    """Whether a tuned record decides on the options of a kernel, and if not, why.
+
+    asked: whether the operator takes its options from records.
+    """
+    with open_book() as book:
+        found = lookup_best(function, bound, target)
+    (known,) = (d for d in book.decisions if d.subject == "tuning")
+    if found is None or (asked and options == found):
+        return known
+    why = "other options were given" if asked else "the operator is not defined with options='tuned'"
+    return replace(known, chosen=RECORD_UNUSED, why=f"{why}; the cache has {known.why}")
 
 
 def nearest_sizes(store: Store, key: Key, names: str) -> list[Found]:

@@ -9,23 +9,21 @@ from math import log10
 from .numbers import format_bytes, format_count
 from .report import Roofline, Section
 
-BAR, ROW = 120, 15
+BAR = 60
 WIDTH, HEIGHT, MARGIN = 560, 260, 44
 CELL = 16
 
 
 def draw_bars(rows: Sequence[tuple[str, float, str]]) -> str:
-    """Plans with their costs relative to the chosen one, and why they were not chosen."""
-    most = max(ratio for _, ratio, _ in rows)
+    """Rivals with their costs relative to the chosen plan, the mark in each bar, and why they were not taken."""
+    most = max(1.0, *(ratio for _, ratio, _ in rows))
     parts = []
-    for n, (text, ratio, why) in enumerate(rows):
-        y = n * ROW
-        parts.append(f'<rect class="bar{" own" if not n else ""}" x="0" y="{y + 2}" width="{BAR * ratio / most:.0f}" '
-                     f'height="{ROW - 4}"/>')  # fmt: skip
-        parts.append(f'<text x="{BAR + 6}" y="{y + 11}">{ratio:.2f} {escape(text)}</text>')
-        parts.append(f"<title>{escape(f'{text}: {why}')}</title>")
-    width = BAR + 6 + max(6 * (len(text) + 6) for text, _, _ in rows)
-    return f'<svg class="bars" width="{width}" height="{ROW * len(rows)}" role="img">{"".join(parts)}</svg>'
+    for text, ratio, why in rows:
+        own = f'<path class="axis" d="M{BAR / most:.0f} 0 V10"/>'
+        inside = f'<rect width="{BAR * ratio / most:.0f}" height="10"/>{own}'
+        bar = f'<svg class="bar" width="{BAR}" height="10">{inside}</svg>'
+        parts.append(f"<div>{bar}<b>{ratio:.2f}</b> {escape(text)}<br><small>{escape(why)}</small></div>")
+    return "".join(parts)
 
 
 def draw_roofline(r: Roofline) -> str:

@@ -12,13 +12,13 @@ from ..loop_ir.nodes import Module
 from ..loop_ir.show import list_lines
 from ..runtime.cpu import host_symbols, object_code
 from ..tc_lang.canonical_bound import errors_of
-from ..tc_lang.ir import BoundFunction
 from .assembly import list_assembly
 from .footprints import loop_footprints
 from .names import with_original_decisions
-from .report import Report
+from .numbers import format_bytes, format_count
+from .report import Report, shapes_of_tensors
 from .statements import list_def, list_loops, list_schedule, source_statements
-from .work import call_roofline
+from .work import call_bytes, call_flops
 
 SAME_BYTES, BY_HAND = "the machine code of the kernel, byte for byte", "the kernel that runs was put there by hand"
 
@@ -47,9 +47,11 @@ def explain_cpu_kernel(compiled: CompiledCpuKernel, tuning: tuple[Decision, ...]
             list_def(compiled.text, bound, statements), list_schedule(schedule), loops, list_assembly(assembly, loops)
         ),
         seconds=compiled.seconds,
-        facts=(("options", repr(compiled.options)),),
+        facts=(
+            ("options", repr(compiled.options)),
+            ("work", f"{format_count(call_flops(bound))} operations, {format_bytes(call_bytes(bound))} of tensors"),
+        ),
         footprints=loop_footprints(module, with_original_names(module, bound), compiled.target),
-        roofline=call_roofline(bound, compiled.target),
         matches=SAME_BYTES if same else BY_HAND,
     )  # fmt: skip
 
@@ -66,8 +68,3 @@ def _run_passes(compiled: CompiledCpuKernel) -> Module:
         value = results[step.name] = step.apply(value, context, results)
     module: Module = value
     return module
-
-
-def shapes_of_tensors(bound: BoundFunction) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """The tensors of a def that a call passes or gets, with their shapes."""
-    return tuple((t.name, t.shape) for t in bound.tensors if t.role is not t.role.TEMPORARY)

@@ -117,8 +117,7 @@ def _numbers(d: Decision) -> str:
 def _others(d: Decision) -> str:
     total = dict(d.numbers).get("total")
     if total and all(o.number is not None for o in d.others) and d.others:
-        rows = [(d.chosen, 1.0, "chosen")] + [(o.text, (o.number or 0.0) / total, o.why_not) for o in d.others]
-        return draw_bars(rows)
+        return draw_bars([(o.text, (o.number or 0.0) / total, o.why_not) for o in d.others])
     texts = (
         f"{o.text}{f' ({_value(d, o.number)})' if o.number is not None else ''}{f': {o.why_not}' if o.why_not else ''}"
         for o in d.others

@@ -27,9 +27,10 @@ section{margin-top:14px}.panes section{margin-top:0}
 table{border-collapse:collapse;width:100%;font-size:12.5px}td,th{text-align:left;vertical-align:top;padding:3px 8px;
 border-top:1px solid var(--rule);overflow-wrap:anywhere}thead th{color:var(--dim);border:0}
 #facts th{width:12em;color:var(--dim);font-weight:400}
-#why td:nth-child(1){white-space:nowrap;color:var(--dim)}
+#why td:nth-child(1){white-space:nowrap;color:var(--dim)}#why td:nth-child(5){white-space:nowrap}
+small{color:var(--dim)}
 svg{display:block;max-width:100%}svg text{font:11px ui-monospace,monospace;fill:var(--fg)}
-.bar{fill:var(--rule)}.bar.own{fill:var(--c2)}.axis,.roof,.drop{fill:none;stroke:var(--dim)}.roof{stroke:var(--c0);
+.bar{display:inline-block;margin-right:6px;fill:var(--c5)}.axis,.roof,.drop{fill:none;stroke:var(--dim)}.roof{stroke:var(--c0);
 stroke-width:2}.drop{stroke-dasharray:3 3}.limit{fill:none;stroke:var(--c0);stroke-width:2}.own{fill:var(--c1)}
 .banks rect{stroke:var(--bg)}.banks text{font-size:9px}.pad{fill:none}.t0{fill:#c6d8f5}.t1{fill:#f7dcb4}
 .t2{fill:#bfe6d3}

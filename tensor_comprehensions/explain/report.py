@@ -11,6 +11,7 @@ from typing import Any
 
 from ..core.decisions import Decision
 from ..core.errors import ArgumentError
+from ..tc_lang.ir import BoundFunction, Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,3 +219,8 @@ class Report:
         from .page import format_frame
 
         return {"text/plain": str(self), "text/html": format_frame(self.html())}
+
+
+def shapes_of_tensors(bound: BoundFunction) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """The tensors of a def that a call passes or gets, with their shapes."""
+    return tuple((t.name, t.shape) for t in bound.tensors if t.role is not Role.TEMPORARY)

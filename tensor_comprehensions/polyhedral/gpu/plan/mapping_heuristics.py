@@ -122,6 +122,16 @@ def choose_mapping(scop: Scop, group: FusionGroup, target: GpuTarget) -> Mapping
     return options
 
 
+def _describe_mapping(options: MappingOptions) -> str:
+    """The sizes of a mapping, and what it switches on."""
+    sizes = (("tiles", options.tile), ("threads", options.threads))
+    parts = [f"{name} {' x '.join(map(str, values))}" for name, values in sizes if values]
+    parts += [f"{options.unroll} iterations unrolled"] if options.unroll > 1 else []
+    parts += [f"vectors of {options.vector_width}"] if options.vector_width > 1 else []
+    flags = ("shared_memory", "private_memory", "double_buffer", "cooperative_reductions", "read_only_cache")
+    return ", ".join([*parts, *(name.replace("_", " ") for name in flags if getattr(options, name))])
+
+
 def _record_mapping(scop: Scop, group: FusionGroup, options: MappingOptions, cycles: float, target: GpuTarget) -> None:
     """Write down the mapping of a group, and the tiles that take longer."""
     shape = _shape(scop, group)
@@ -142,7 +152,7 @@ def _record_mapping(scop: Scop, group: FusionGroup, options: MappingOptions, cyc
     else:
         kind = "a thread for each element"
     numbers = ("cycles", cycles), ("independent iterations", shape.points), ("terms", shape.reduced)
-    note_decision(Decision("mapping", statements_of(group.nodes), repr(options), kind, numbers, rivals))
+    note_decision(Decision("mapping", statements_of(group.nodes), _describe_mapping(options), kind, numbers, rivals))
 
 
 def group_cycles(scop: Scop, group: FusionGroup, target: GpuTarget) -> float:
