@@ -489,9 +489,7 @@ class Op(KernelDispatcher):
             if measure:
                 raise ArgumentError("only kernels for CPUs are measured", suggestion="leave out measure=True")
             return cast("Report", kernel.explain())
-        report = explain_compiled(
-            kernel.compiled, (kernel._explain_record(asked=self._asked == "tuned" and options is None),)
-        )
+        report = explain_compiled(kernel.compiled, (kernel._explain_record(asked=self._asked == "tuned"),))
         return measured_report(report, kernel.compiled, lambda: kernel(*tensors, **initial)) if measure else report
 
 

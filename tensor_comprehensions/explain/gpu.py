@@ -15,7 +15,6 @@ from ..core.decisions import Decision, close_book, open_book
 from ..loop_ir.nodes import Buffer, Kernel, Module
 from ..loop_ir.origins import statement_of
 from ..runtime.cuda import nvrtc
-from ..target import GpuTarget
 from ..tc_lang.canonical_bound import errors_of
 from .names import with_original_decisions
 from .numbers import format_bytes
@@ -94,7 +93,9 @@ def _launch_lines(kernel: Kernel, buffers: list[Buffer], compiled: CompiledGpuKe
     shared = sum(b.bytes for b in buffers)
     yield f"{grid} blocks of {block} threads, {format_bytes(shared)} of shared memory"
     registers = _registers(kernel.name, compiled)
-    blocks, limit = resident_blocks(prod(launch.block), shared, registers, target)
+    limits = target.resident_block_limits(prod(launch.block), registers, shared)
+    limit = min(limits, key=lambda name: limits[name])
+    blocks = limits[limit]
     used = 100 * blocks * prod(launch.block) / target.threads_per_sm
     known = "" if registers else " (registers are not known without NVRTC)"
     yield f"{blocks} blocks on a processor at once, {used:.0f} % of its threads; limited by {limit}{known}"
@@ -108,19 +109,6 @@ def _registers(name: str, compiled: CompiledGpuKernel) -> int:
     if not nvrtc.is_nvrtc_available():
         return 0
     return max((r.registers for r in compiled.cubin.resources.values()), default=0)
-
-
-def resident_blocks(threads: int, shared: int, registers: int, target: GpuTarget) -> tuple[int, str]:
-    """Blocks that a processor holds at once, and what there is too little of for one more.
-
-    registers: of a thread; 0 where they are not known.
-    """
-    limits = [(target.blocks_per_sm, "the number of blocks"), (target.threads_per_sm // threads, "threads")]
-    if shared:
-        limits.append((target.shared_per_sm // shared, "shared memory"))
-    if registers:
-        limits.append((target.registers_per_sm // (registers * threads), "registers"))
-    return min(limits, key=lambda found: found[0])
 
 
 def bank_rows(b: Buffer) -> Iterator[tuple[int, ...]]:

@@ -171,9 +171,10 @@ class Report:
         raise ArgumentError(f"this report has no listing of kind {kind!r}", expected=known)
 
     def about(self, subject: str, *tensors: str) -> tuple[Decision, ...]:
-        """The decisions about a subject, such as "fusion", that concern all statements which define `tensors`."""
-        wanted = {s.name for s in self.statements if s.tensor in tensors}
-        return tuple(d for d in self.decisions if d.subject == subject and wanted <= set(d.statements))
+        """The decisions about a subject, such as "fusion", that concern a statement of each of `tensors`."""
+        tensor_of = {s.name: s.tensor for s in self.statements}
+        concerned = ((d, {tensor_of.get(name) for name in d.statements}) for d in self.decisions)
+        return tuple(d for d, found in concerned if d.subject == subject and set(tensors) <= found)
 
     def labels(self, names: tuple[str, ...]) -> Iterator[str]:
         """Lines and tensors of statements, as `4 out`."""

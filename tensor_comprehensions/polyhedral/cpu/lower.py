@@ -185,6 +185,8 @@ def _record_tiles(
     )
     if is_scheduled or options.tile:
         why = "the schedule says so" if is_scheduled else "the option tile says so"
+    elif not group.rows:
+        why = "iterations of each loop depend on one another"
     elif any(n.cluster is not None for n in group.nodes):
         alone = len(group.nodes) == 1
         why = "a contraction alone tiles itself" if alone else "a tile of what the chain hands on stays in half of L2"
