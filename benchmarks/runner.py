@@ -14,8 +14,8 @@ from torch import Tensor
 
 import tensor_comprehensions
 from tensor_comprehensions.compiler.compiled_kernel import CompiledCpuKernel
+from tensor_comprehensions.runtime.cpu import limits
 
-from . import limits
 from .kernels import Benchmark, outputs
 from .timing import Quartiles, interleave, ratios
 

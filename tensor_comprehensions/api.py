@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from .dispatch.cuda.gpu_kernels import GpuKernel
     from .dispatch.sparse.sparse_gpu_kernels import SparseGpuKernel
     from .dispatch.sparse.sparse_kernel import SparseKernel
+    from .explain.report import Report
     from .torch_ext.sparse_op import SparseOp
 
 
@@ -435,6 +436,36 @@ class Op(KernelDispatcher):
         last = None if tensors or initial else self._kernels.routes.latest_value()
         compiled = last.compiled if last is not None else self.compile(*tensors, **initial).compiled
         return ScheduleView(compiled.source("schedule"))
+
+    @only_tc_errors
+    def explain(
+        self,
+        /,
+        *tensors: Value,
+        options: CpuOptions | MappingOptions | TileOptions | SparseOptions | None = None,
+        target: CpuTarget | GpuTarget | str | None = None,
+        schedule: object = None,
+        measure: bool = False,
+        **initial: Value,
+    ) -> Report:
+        """Why calls like this one do what they do: which statements share loops, plans and their rivals, and the code.
+
+        `print` the report for the short form; `save("x.html")` writes a page that links def, schedule, loops and
+        machine code, and loads nothing. Arguments as for `compile`.
+
+        Args:
+            measure: also run the call on one thread, and measure what this machine can do at most: about a second.
+        """
+        from .explain.entry import explain_compiled
+        from .explain.work import measured_report
+
+        kernel = self.compile(*tensors, options=options, target=target, schedule=schedule, **initial)
+        if not isinstance(kernel, Kernel):
+            if measure:
+                raise ArgumentError("only kernels for CPUs are measured", suggestion="leave out measure=True")
+            return kernel.explain()
+        report = explain_compiled(kernel.compiled, (kernel._explain_record(asked=self._asked == "tuned"),))
+        return measured_report(report, kernel.compiled, lambda: kernel(*tensors, **initial)) if measure else report
 
 
 def _define_named(

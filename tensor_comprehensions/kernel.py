@@ -27,6 +27,8 @@ from .torch_ext.dynamo_calls import call_in_graph, call_overload, needs_dispatch
 from .torch_ext.registration import DispatcherOp
 
 if TYPE_CHECKING:
+    from .core.decisions import Decision
+    from .explain.report import Report
     from .torch_ext.sparse_op import SparseOp
 
 Value = Any
@@ -183,3 +185,17 @@ class Kernel(KernelDispatcher):
     def show(self) -> ScheduleView:
         """The schedule tree: text in a terminal, a picture in a notebook."""
         return ScheduleView(self.source("schedule"))
+
+    @only_tc_errors
+    def explain(self) -> Report:
+        """Why the kernel is as it is: `print` the report for the short form, `save("x.html")` it for the page."""
+        from .explain.entry import explain_compiled
+
+        return explain_compiled(self.compiled, (self._explain_record(asked=False),))
+
+    def _explain_record(self, *, asked: bool) -> Decision:
+        """Why the options of the kernel are those of a tuned record, or not."""
+        from .autotuner.recorded_options import explain_record
+
+        c = self.compiled
+        return explain_record(self.function, c.bound, c.options, c.target, asked=asked)

@@ -125,6 +125,10 @@ AVX512 = CpuTarget(
 AVX2 = CpuTarget("cpu", "haswell", "+avx2,+fma", 256, 16, (32768, 262144, 8388608))
 
 
+RESERVED_SHARED = 1024
+"""Bytes of shared memory that each block on a GPU takes beside its own."""
+
+
 @dataclass(frozen=True, slots=True)
 class GpuTarget:
     """A graphics processor to compile for.
@@ -185,6 +189,16 @@ class GpuTarget:
     def capability(self) -> int:
         """The number in the name: 90 for sm_90."""
         return int(self.name.removeprefix("sm_"))
+
+    def resident_block_limits(self, threads: int, registers: int, shared: int) -> dict[str, int]:
+        """How many blocks a processor has room for, by what it has a limit of.
+
+        registers: of a thread; 0 where they are not known. shared: bytes of a block.
+        """
+        limits = {"blocks": self.blocks_per_sm, "threads": self.threads_per_sm // threads}
+        if registers:
+            limits["registers"] = self.registers_per_sm // (registers * threads)
+        return {**limits, "shared memory": self.shared_per_sm // (shared + RESERVED_SHARED)}
 
 
 _K, _M = 1 << 10, 1 << 20

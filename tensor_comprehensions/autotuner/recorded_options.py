@@ -11,7 +11,7 @@ import math
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -19,6 +19,7 @@ from ..cache import measurement_store
 from ..cache.key import Key, make_key, names_digest, toolchain_versions
 from ..cache.measurement_store import Measurement
 from ..cache.store import Store, current_store
+from ..core.decisions import Decision, open_book, record_decision
 from ..core.diagnostics import get_logger
 from ..options import CpuOptions
 from ..target import CpuTarget
@@ -37,6 +38,9 @@ FACTS = {
 """The parts of a key as a log names them; all below `target.` are the target."""
 SHOWN = ("dtypes", "shapes", "threads", "strides")
 """Those that are told with both values."""
+
+
+RECORD_USED, RECORD_UNUSED = "a tuned record is used", "no tuned record is used"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +76,13 @@ def lookup_best(
     best = measurement_store.best_measurement(store, key, names)
     if best is not None and isinstance(best.options, CpuOptions):
         _log(lambda: f"{function.name}: hit: {_record(Found(key, best))}")
+        record_decision(lambda: Decision("tuning", (), RECORD_USED, _record(Found(key, best))))
         return best.options
     found = [] if exact else [n for n in nearest_sizes(store, key, names) if isinstance(n.best.options, CpuOptions)]
     if found:
         _log(lambda: f"{function.name}: no record of these sizes; the nearest: {_record(found[0], key)}")
+        nearest = f"there is no record of these sizes; the nearest: {_record(found[0], key)}"
+        record_decision(lambda: Decision("tuning", (), RECORD_USED, nearest))
         return found[0].best.options  # type: ignore[no-any-return]
     if others := measured_with_other_threads(store, key, names):
         tuned = ", ".join(other.key["threads"] for other in others)
@@ -84,7 +91,24 @@ def lookup_best(
             "or call torch.set_num_threads", function.name, tuned, key["threads"],
         )  # fmt: skip
     _log(lambda: f"{function.name}: miss: {_reason(store, key, names)}")
+    record_decision(lambda: Decision("tuning", (), RECORD_UNUSED, _reason(store, key, names)))
     return None
+
+
+def explain_record(
+    function: Function, bound: BoundFunction, options: object, target: CpuTarget, *, asked: bool
+) -> Decision:
+    """Whether a tuned record decides on the options of a kernel, and if not, why.
+
+    asked: whether the operator takes its options from records.
+    """
+    with open_book() as book:
+        found = lookup_best(function, bound, target)
+    (known,) = (d for d in book.decisions if d.subject == "tuning")
+    if found is None or (asked and options == found):
+        return known
+    why = "other options were given" if asked else "the operator is not defined with options='tuned'"
+    return replace(known, chosen=RECORD_UNUSED, why=f"{why}; the cache has {known.why}")
 
 
 def nearest_sizes(store: Store, key: Key, names: str) -> list[Found]:

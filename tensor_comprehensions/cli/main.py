@@ -25,6 +25,7 @@ from ..core.errors import ArgumentError, TCError
 from ..dispatch.arguments import parse_sizes
 from ..dispatch.cache_entry import CacheEntry
 from ..dispatch.random_inputs import sample_arguments
+from ..explain.report import Report
 from ..options import CpuOptions
 from ..runtime.cpu import host_symbols
 from ..runtime.cpu.host import host
@@ -35,6 +36,7 @@ from ..structured.language.primitives import parse_schedule
 from ..target import GPUS
 from . import bench_contraction, sparse_command
 from . import cache_commands as caching
+from . import explain_command as explaining
 from . import tune_command as tuning
 
 DEFAULT_KINDS = ("ranges", "schedule", "loops", "c")
@@ -70,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument(
         "--target", metavar="TARGET", help=f"a GPU to compile for, with its default mapping: {', '.join(GPUS)}"
     )
+    explaining.add_explain_parser(commands, _add_def, _explain)
     run = commands.add_parser("run", help="run a def on random tensors, check and time it")
     run.set_defaults(command=_run)
     _add_def(run)
@@ -140,6 +143,14 @@ def _show(options: argparse.Namespace) -> int:
         text = kernel.source(kind)
         print(f"# {kind}\n{text.rstrip()}\n" if len(kinds) > 1 else text.rstrip())
     return 0
+
+
+def _explain(options: argparse.Namespace) -> Report:
+    op = _op(options)
+    arguments, initial = _arguments(op, parse_sizes(options.sizes))
+    if options.target is not None:
+        return op.explain(*arguments, target=options.target, measure=options.measure, **initial)
+    return op.explain(*arguments, options=_options(options), measure=options.measure, **initial)
 
 
 def _run(options: argparse.Namespace) -> int:

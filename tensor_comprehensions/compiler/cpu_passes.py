@@ -6,7 +6,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from logging import DEBUG
@@ -16,6 +17,7 @@ from typing import Any
 from ..codegen.c import c_printer
 from ..codegen.llvm import llvm_printer
 from ..core import knobs
+from ..core.decisions import open_book
 from ..core.diagnostics import Dump, get_logger
 from ..core.errors import ArgumentError, CannotLower, InternalError
 from ..core.interrupts import deferred_interrupts
@@ -140,7 +142,8 @@ KINDS: dict[str, Callable[[CompiledCpuKernel], str]] = {
 def compile_function(bound: BoundFunction, text: str, options: CpuOptions, target: CpuTarget) -> CompiledCpuKernel:
     """Run `PASSES` on `bound`, whose def reads `text`."""
     context = pass_context_of(bound, options, target)
-    results, seconds, dump = run_passes(PASSES, bound, text, context)
+    with log_decisions(bound):
+        results, seconds, dump = run_passes(PASSES, bound, text, context)
     module: Module = results["simplify_again"]
     compiled = CompiledCpuKernel(
         bound, text, options, target, seconds, results["assemble"], results["load"],
@@ -202,6 +205,22 @@ def log_compilation(made: CompiledBase, dump: Dump | None) -> None:
         get_logger("schedule").debug("%s: schedule:\n%s", name, made.source("schedule"))
     times = ", ".join(f"{step} {seconds * 1e3:.1f}" for step, seconds in made.seconds)
     get_logger("passes").debug("%s: %.1f ms: %s", name, made.compile_seconds * 1e3, times)
+
+
+@contextmanager
+def log_decisions(bound: BoundFunction) -> Iterator[None]:
+    """Log what is decided inside, where the topic "why" is on."""
+    log = get_logger("why")
+    if not log.isEnabledFor(DEBUG):
+        yield
+        return
+    with open_book() as book:
+        yield
+    text = OriginalNames.of(bound).text
+    for d in book.decisions:
+        numbers = ", ".join(f"{name} {n:g}" for name, n in d.numbers)
+        about = f" of {', '.join(d.statements)}" if d.statements else ""
+        log.debug("%s: %s%s: %s, because %s [%s]", bound.name, d.subject, about, text(d.chosen), text(d.why), numbers)
 
 
 def list_schedulable_ops(

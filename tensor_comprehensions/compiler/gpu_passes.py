@@ -34,7 +34,7 @@ from ..tc_lang.ir import BoundFunction
 from ..tc_lang.legalize import legalize
 from ..tc_lang.printer import format_ranges
 from .compiled_kernel import CompiledBase
-from .cpu_passes import Pass, log_compilation, run_passes, sites_of, with_original_names
+from .cpu_passes import Pass, log_compilation, log_decisions, run_passes, sites_of, with_original_names
 
 PAYS = 3 / 4
 """Of the time without tensor cores, what a def with them may take at most: estimates are rough, as for split sums."""
@@ -286,7 +286,8 @@ def compile_gpu(
 ) -> CompiledGpuKernel:
     """Run `GPU_PASSES` on `bound`, whose def reads `text`. Raises ArgumentError where `target` has too little of it."""
     context = GpuPassContext(options, target, aligned)
-    results, seconds, dump = run_passes(GPU_PASSES, bound, text, context)
+    with log_decisions(bound):
+        results, seconds, dump = run_passes(GPU_PASSES, bound, text, context)
     module: Module = results["simplify"]
     compiled = CompiledGpuKernel(
         bound, text, options, target, seconds, aligned, results["emit"],

@@ -81,6 +81,11 @@ class CompiledSparseGpuKernel:
             found["spill_bytes"] = max((r.spill_stores + r.spill_loads for r in reports), default=0)
         return found
 
+    @property
+    def header(self) -> str:
+        """The opening comment of a text."""
+        return "\n".join(("", _text(self).strip("\n"), "", f"target: {self.target.name}"))
+
     @staticmethod
     def source_kinds() -> Mapping[str, Callable[[CompiledSparseGpuKernel], str]]:
         return SPARSE_GPU_KINDS
@@ -116,14 +121,10 @@ SPARSE_GPU_KINDS: Mapping[str, Callable[[CompiledSparseGpuKernel], str]] = {
     "tc": _text,
     "schedule": _explain,
     "loops": lambda kernel: format_program(kernel.module),
-    "cuda": lambda kernel: cuda_printer.emit_cuda(kernel.module, header=_header(kernel)).source,
-    "opencl": lambda kernel: opencl_printer.emit_opencl(kernel.module, header=_header(kernel)).source,
+    "cuda": lambda kernel: cuda_printer.emit_cuda(kernel.module, header=kernel.header).source,
+    "opencl": lambda kernel: opencl_printer.emit_opencl(kernel.module, header=kernel.header).source,
 }
 """What `source` can show."""
-
-
-def _header(kernel: CompiledSparseGpuKernel) -> str:
-    return "\n".join(("", _text(kernel).strip("\n"), "", f"target: {kernel.target.name}"))
 
 
 def compile_sparse_gpu(problem: SparseProblem, target: GpuTarget) -> CompiledSparseGpuKernel:

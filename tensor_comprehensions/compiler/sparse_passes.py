@@ -72,7 +72,7 @@ class CompiledSparseKernel:
     @cached_property
     def phases(self) -> tuple[Module, ...]:
         """The modules after the passes, made again: a kernel runs without them."""
-        return tuple(map(_run_passes, self.program.phases))
+        return tuple(map(run_sparse_passes, self.program.phases))
 
     @staticmethod
     def source_kinds() -> Mapping[str, Callable[[CompiledSparseKernel], str]]:
@@ -117,7 +117,7 @@ def compile_sparse(problem: SparseProblem, target: CpuTarget) -> CompiledSparseK
     start = perf_counter()
     program = lower(problem, target)
     lowered = perf_counter()
-    phases = tuple(map(_run_passes, program.phases))
+    phases = tuple(map(run_sparse_passes, program.phases))
     code = tuple(
         object_code.assemble(llvm_printer.emit_llvm(m, target, host_symbols.vector_functions()), target) for m in phases
     )
@@ -135,7 +135,8 @@ def with_code(
     return CompiledSparseKernel(program, code, tuple(map(object_code.load_object, code)), target, seconds)
 
 
-def _run_passes(module: Module) -> Module:
+def run_sparse_passes(module: Module) -> Module:
+    """A phase after `SPARSE_PASSES`."""
     check_bindings(module)
     verify_module(module, "lower")
     for name, transform in SPARSE_PASSES:

@@ -19,6 +19,7 @@ TOPICS = {
     "schedule": "why a transform or schedule does not apply, and the schedule tree",
     "loops": "the loop program that is printed for the target",
     "code": "the emitted LLVM text",
+    "why": "the decisions of the compiler, with their reasons and numbers",
     "cache": "kernels found and not found, and which part of the key is new",
     "sparse": "sparse operands that are copied or converted, and why",
     "passes": "the time of each pass",

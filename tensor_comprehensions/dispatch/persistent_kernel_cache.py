@@ -103,7 +103,7 @@ def kernel_key(function: Function, bound: BoundFunction, options: CpuOptions, ta
 
 def _is_observed() -> bool:
     """Does somebody want to see the kernel being made?"""
-    topics = ("schedule", "loops", "code")
+    topics = ("schedule", "loops", "code", "why")
     k = knobs.current_knobs()
     return k.verify or bool(k.dump) or any(get_logger(topic).isEnabledFor(DEBUG) for topic in topics)
 

@@ -7,6 +7,7 @@ them become defs; each is timed against torch once, on the first tensors that co
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from logging import DEBUG
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from ..api import Op, define
+from ..core.decisions import Decision, is_recording, note_decision, record_decision
 from ..core.diagnostics import get_logger
 from ..core.single_flight import SingleFlightCache
 from .convolution import split_conv_backward
@@ -25,7 +27,7 @@ from .fallback import falls_back
 from .graph_nodes import is_compute, is_expressible, num_products, op_flops
 from .insert_kernels import eager_module, insert_kernels, mark_as_boxed, region_key, to_boxed_call
 from .kernel_or_eager import KernelOrEager, OutputView
-from .partition import ANY, FusedRegion, RegionLimits, find_regions, is_profitable
+from .partition import ANY, WORTH, FusedRegion, RegionLimits, find_regions, is_profitable
 from .whole_operations import captured_whole
 
 LIMIT = 4096
@@ -77,6 +79,7 @@ def _translate_regions(graph: fx.Graph, bounds: RegionLimits) -> list[FusedRegio
                     taken += filter(lambda r: r.outputs, [_define_operator(emit_def(region))])
             except UnsupportedArguments as refusal:
                 get_logger("graph").debug("%s stays with torch: %s", refusal.node.target, refusal.why)
+                record_decision(partial(_left_to_torch, refusal.node, refusal.why))
                 refused.add(refusal.node)
         if len(refused) == before:
             return taken
@@ -105,17 +108,26 @@ def flops_share(graph: fx.Graph, taken: Sequence[FusedRegion]) -> float:
 
 def _explain(graph: fx.Graph, taken: Sequence[FusedRegion]) -> None:
     log = get_logger("graph")
-    if not log.isEnabledFor(DEBUG):
+    if not (log.isEnabledFor(DEBUG) or is_recording()):
         return
     inside = {node for region in taken for node in region.nodes}
     for node in graph.nodes:
         if is_compute(node) and node not in inside:
             log.debug("%s stays with torch: %s", node.target, "alone" if is_expressible(node) else "not in the table")
+            alone = f"alone it has less than {WORTH} operations, which pay for no kernel"
+            note_decision(_left_to_torch(node, alone if is_expressible(node) else "it has no formula in the table"))
     for region in taken:
         log.debug("%d operations in one def:\n%s", len(region.nodes), region.text)
+        numbers = ("operations", len(region.nodes)), ("flops", sum(map(op_flops, region.nodes)))
+        names = ", ".join(str(n.target) for n in region.nodes)
+        note_decision(Decision("graph", (), f"{len(region.nodes)} operations are one def", names, numbers))
     log.debug(
         "%d kernels take %d operations, %.0f %% of the work", len(taken), len(inside), 100 * flops_share(graph, taken)
     )
+
+
+def _left_to_torch(node: fx.Node, why: str) -> Decision:
+    return Decision("graph", (), f"{node.target} ({node.name}) stays with torch", why)
 
 
 def _rewritten(module: fx.GraphModule, taken: Sequence[FusedRegion]) -> fx.GraphModule:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from ..api import Op
+from ..core.decisions import Decision, note_decision
 from ..core.diagnostics import get_logger
 from .fallback import falls_back, report_fallback
 from .race import least_times, may_race
@@ -131,6 +132,7 @@ class KernelOrEager(torch.nn.Module):
         expected: list[Layout] = []
         if not may_race(lambda: _note_layouts(self._torch(*inputs), expected)):
             log.debug("%s: too expensive to repeat: torch stays", self.op)
+            note_decision(Decision("graph", (), "torch runs a region", "it is too expensive to run twice for a race"))
             self.uses_kernel = False
             return
         if _layouts_of(inputs) != self._announced:
@@ -146,6 +148,9 @@ class KernelOrEager(torch.nn.Module):
             "%s: %.1f us here, %.1f us in torch: %s", self.op, ours * 1e6, theirs * 1e6,
             "the kernel stays" if faster else "smaller kernels are tried" if self._parts else "torch stays",
         )  # fmt: skip
+        numbers = ("us here", ours * 1e6), ("us in torch", theirs * 1e6)
+        chosen = "a kernel runs a region" if faster else "torch runs a region, or smaller kernels do"
+        note_decision(Decision("graph", (), chosen, "it was the faster one on the first tensors", numbers))
         if not faster and self._parts is not None:
             with falls_back("smaller kernels cannot be compiled"):
                 faster = self._try_parts(self._parts(), inputs)

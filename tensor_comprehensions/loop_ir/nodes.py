@@ -8,7 +8,7 @@ shapes. Nodes are immutable, compare by value, and their `repr` evaluates back t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from math import prod
 
@@ -260,6 +260,18 @@ class LoopKind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a store comes from: the statements of the def that it computes, by name, and its part in that.
+
+    role: what it does for them where that is not to compute them, such as "copy of". tensor: what the role is about.
+    """
+
+    statements: tuple[str, ...]
+    role: str = ""
+    tensor: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Store:
     """`buffer[indices] = value`, or with `op` in `+ * min max`: `buffer[indices] op= value`, in buffer order.
 
@@ -274,6 +286,7 @@ class Store:
     mask: Expr | None = None
     nontemporal: bool = False  # bypass the caches (non-temporal); only a hint
     atomic: bool = False  # with `op`: several threads may update one element at the same time
+    origin: Origin | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,6 +374,7 @@ class Invoke:
     operands: tuple[tuple[Buffer, tuple[Expr, ...]], ...]
     attributes: tuple[int, ...] = ()
     values: tuple[Expr, ...] = ()
+    origin: Origin | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,7 @@ def map_stmt(s: Stmt, on_expr: OnExpr, on_stmt: OnStmt) -> Stmt:
             where, v = map_tuple(indices, on_expr), on_expr(value)
             guard = on_expr(mask) if mask is not None else None
             same = where is indices and v is value and guard is mask
-            return s if same else Store(buffer, where, v, op, guard, s.nontemporal, s.atomic)
+            return s if same else Store(buffer, where, v, op, guard, s.nontemporal, s.atomic, s.origin)
         case Block(body):
             new = tuple([on_stmt(c) for c in body])
             return s if all(map(is_, body, new)) else Block(new)
@@ -114,7 +114,7 @@ def map_stmt(s: Stmt, on_expr: OnExpr, on_stmt: OnStmt) -> Stmt:
         case Invoke(name, operands, attributes, values):
             views, given = tuple((b, map_tuple(w, on_expr)) for b, w in operands), map_tuple(values, on_expr)
             same = given is values and all(a[1] is b[1] for a, b in zip(operands, views, strict=True))
-            return s if same else Invoke(name, views, attributes, given)
+            return s if same else Invoke(name, views, attributes, given, s.origin)
         case _:
             assert_never(s)
 

@@ -46,41 +46,48 @@ _PRECEDENCE = {"or": 1, "and": 2, **dict.fromkeys(COMPARISONS, 4), "add": 5, "su
 _ATOM = 9
 
 
+Line = tuple[str, Stmt | None]
+"""Text, and the statement that it shows."""
+
+
 def format_program(program: Module | Kernel | Stmt | Expr) -> str:
     """`program` as text: one line per statement, two spaces per level.
 
     `ramp(b, s, n)` is the vector b, b + s, ... of n lanes; `x4(e)` is the scalar e in four lanes; `@ m` is a mask.
     """
     match program:
-        case Module():
-            return "\n".join(_module_lines(program)) + "\n"
-        case Kernel():
-            return "\n".join(_kernel_lines(program)) + "\n"
+        case Module() | Kernel():
+            return "\n".join(text for text, _ in list_lines(program)) + "\n"
         case Store() | Loop() | While() | If() | Let() | Allocate() | Check() | Invoke() | Block():
-            return "\n".join(_stmt_lines(program, "")) + "\n"
+            return "\n".join(text for text, _ in _stmt_lines(program, "")) + "\n"
         case _:
             return _expr(program)
 
 
-def _module_lines(m: Module) -> Iterator[str]:
-    yield f"module {m.name}"
+def list_lines(program: Module | Kernel) -> Iterator[Line]:
+    """The lines of `format_program`, each with the statement that it shows; None where it shows none."""
+    yield from _module_lines(program) if isinstance(program, Module) else _kernel_lines(program)
+
+
+def _module_lines(m: Module) -> Iterator[Line]:
+    yield f"module {m.name}", None
     for b in m.arguments:
-        yield f"  argument {_declaration(b)}{' written' if b.name in m.written else ''}"
+        yield f"  argument {_declaration(b)}{' written' if b.name in m.written else ''}", None
     for b in m.temporaries:
-        yield f"  temporary {_declaration(b)}"
+        yield f"  temporary {_declaration(b)}", None
     for n, site in enumerate(m.sites):
-        yield f"  site {n}: dimension {site.dimension} of {site.tensor}, extent {site.extent} from {site.origin}"
+        yield f"  site {n}: dimension {site.dimension} of {site.tensor}, extent {site.extent} from {site.origin}", None
     for kernel in m.kernels:
-        yield ""
+        yield "", None
         yield from _kernel_lines(kernel)
 
 
-def _kernel_lines(kernel: Kernel) -> Iterator[str]:
-    yield f"kernel {kernel.name}:"
+def _kernel_lines(kernel: Kernel) -> Iterator[Line]:
+    yield f"kernel {kernel.name}:", None
     for m in kernel.maps:
         swizzle = f" swizzle {m.swizzle} bytes" if m.swizzle else ""
         sides = "".join(f"[{n}:{s}]" for n, s in m.dimensions)
-        yield f"  map {m.name} of {m.buffer.name}{sides} box {m.box}{swizzle}"
+        yield f"  map {m.name} of {m.buffer.name}{sides} box {m.box}{swizzle}", None
     yield from _stmt_lines(kernel.body, "  ")
 
 
@@ -91,44 +98,43 @@ def _declaration(b: Buffer) -> str:
     return f"{b.type} {b.name}{shape}{strides}{swizzle}"
 
 
-def _stmt_lines(s: Stmt, indent: str) -> Iterator[str]:
+def _stmt_lines(s: Stmt, indent: str) -> Iterator[Line]:
     deeper = indent + "  "
     match s:
         case Block(()):
-            yield f"{indent}pass"
+            yield f"{indent}pass", s
         case Block(body):
             for c in body:
                 yield from _stmt_lines(c, indent)
         case Store(buffer, indices, value, op, mask, streaming):
-            yield f"{indent}{_access(buffer, indices, None)} {_update(op)} {_expr(value)}{_mask(mask)}" + (
-                "  # streaming" if streaming else ""
-            )
+            text = f"{indent}{_access(buffer, indices, None)} {_update(op)} {_expr(value)}{_mask(mask)}"
+            yield text + ("  # streaming" if streaming else ""), s
         case Loop(var, start, stop, body):
             by = f" by {s.step}" if s.step != 1 else ""
-            yield f"{indent}{s.kind.value} {var} in {_expr(start)} .. {_expr(stop)}{by}{_hint(s)}:"
+            yield f"{indent}{s.kind.value} {var} in {_expr(start)} .. {_expr(stop)}{by}{_hint(s)}:", s
             yield from _stmt_lines(body, deeper)
         case While(condition, body):
-            yield f"{indent}while {_expr(condition)}:"
+            yield f"{indent}while {_expr(condition)}:", s
             yield from _stmt_lines(body, deeper)
         case If(condition, then, otherwise):
-            yield f"{indent}if {_expr(condition)}:"
+            yield f"{indent}if {_expr(condition)}:", s
             yield from _stmt_lines(then, deeper)
             if otherwise is not None:
-                yield f"{indent}else:"
+                yield f"{indent}else:", s
                 yield from _stmt_lines(otherwise, deeper)
         case Let(name, value, body):
-            yield f"{indent}let {name}: {value.type} = {_expr(value)}"
+            yield f"{indent}let {name}: {value.type} = {_expr(value)}", s
             yield from _stmt_lines(body, indent)
         case Allocate(buffers, body, length):
             count = "" if length is None else f" length {_expr(length)}"
             for buffer in buffers:
-                yield f"{indent}allocate {buffer.space.value} {_declaration(buffer)}{count}"
+                yield f"{indent}allocate {buffer.space.value} {_declaration(buffer)}{count}", s
             yield from _stmt_lines(body, indent)
         case Check(condition, site, value):
-            yield f"{indent}check {_expr(condition)} else fail site {site} with {_expr(value)}"
+            yield f"{indent}check {_expr(condition)} else fail site {site} with {_expr(value)}", s
         case Invoke(name, operands, attributes, values):
             views = [f"&{_access(b, where, None)}" for b, where in operands] + [str(a) for a in attributes]
-            yield f"{indent}{name}({', '.join([*views, *map(_expr, values)])})"
+            yield f"{indent}{name}({', '.join([*views, *map(_expr, values)])})", s
         case _:
             assert_never(s)
 

@@ -15,6 +15,7 @@ from ..core.naming import compose_name
 from ..loop_ir import build
 from ..loop_ir.cross_thread_reduction import CrossThreadSum, combine_across_threads
 from ..loop_ir.nodes import Allocate, Expr, If, Kernel, Load, Loop, Module, Stmt, Store
+from ..loop_ir.origins import with_origin
 from ..target import CpuTarget, GpuTarget
 from ..tc_lang.formats import Format
 from ..tc_lang.ir import Index
@@ -89,7 +90,9 @@ def lower_for_gpu(problem: SparseProblem, target: GpuTarget, host: CpuTarget) ->
         orders.append(order)
         for what, body, teams, loops, sharing in _kernels(common, nest, order, shared, count_blocks(target)):
             name = f"{function.name}.{number}.{what}"
-            kernels.append(Kernel(name, bind_size_names(body, common), teams.launch))
+            kernels.append(
+                Kernel(name, bind_size_names(with_origin(body, (nest.statement.name,)), common), teams.launch)
+            )
             mappings.append(GpuMapping(name, teams, loops, sharing))
     if versions:
         raise CannotLower("a statement reads a sparse result that has stored places of its own")

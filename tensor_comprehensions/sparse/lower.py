@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from ..core.dtypes import INT32, INT64
 from ..core.errors import CannotLower
 from ..loop_ir.nodes import Buffer, Kernel, Let, Module, Stmt
+from ..loop_ir.origins import with_origin
 from ..target import CpuTarget
 from ..tc_lang.formats import Format
 from ..tc_lang.ir import Role, Symbol
@@ -102,7 +103,11 @@ def lower(problem: SparseProblem, target: CpuTarget) -> Program:
                 emitter = CollectedEmitter(common, nest, order, held, totals, first)
             case None:
                 emitter = _emitter(common, nest, order, shared)
-        kernels = [Kernel(f"{number}.{what}", bind_size_names(body, common)) for what, body in emitter.kernels()]
+        origin = (nest.statement.name,)
+        kernels = [
+            Kernel(f"{number}.{what}", bind_size_names(with_origin(body, origin), common))
+            for what, body in emitter.kernels()
+        ]
         if held is not None:
             if len(kernels) > 1:  # the first one counts what the second one fills
                 phases[-1].append(kernels.pop(0))

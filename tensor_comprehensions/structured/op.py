@@ -148,6 +148,11 @@ def loads_in(e: Expr) -> tuple[Load, ...]:
     return tuple(x for x in walk_expr(e) if isinstance(x, Load))
 
 
+def factor_tensor(factor: Expr) -> str:
+    """The tensor that a factor reads first."""
+    return loads_in(factor)[0].buffer.name
+
+
 def variable_names(e: Expr) -> tuple[str, ...]:
     """The variables in `e`, each once, in order of appearance."""
     return tuple(dict.fromkeys(x.name for x in walk_expr(e) if isinstance(x, Var)))

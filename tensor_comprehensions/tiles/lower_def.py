@@ -10,6 +10,7 @@ from typing import TypeAlias
 from ..core.errors import ArgumentError, CannotLower, InternalError
 from ..core.naming import compose_name
 from ..loop_ir.nodes import Buffer, Check, CheckSite, Kernel, Module, Stmt, Type
+from ..loop_ir.origins import with_origin
 from ..loop_ir.rewrite import map_stmt
 from ..options import TileOptions
 from ..polyhedral.gpu import lower_gpu
@@ -155,6 +156,8 @@ def lower_divided(divided: DividedDef, target: GpuTarget) -> Module:
     for piece in divided.pieces:
         if isinstance(piece, TiledRegion):
             module = lower_program(region_program(piece, buffers, function.name, target))
+            names = tuple(s.name for s in piece.region.statements)
+            module = replace(module, kernels=tuple(replace(k, body=with_origin(k.body, names)) for k in module.kernels))
         else:
             module = lower_gpu.lower_gpu(piece, None, target, collapsed=True)
         others = set(buffers) - {b.name for b in module.temporaries} | set(temporaries)

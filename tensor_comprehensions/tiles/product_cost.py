@@ -31,8 +31,6 @@ LOAD_INSTRUCTIONS = 3
 """Of one `ldmatrix` with its swizzled address."""
 OVERLAP_LOSS = 0.05
 """Of what other resources take that adds to the largest: of equal tiles those that leave most room are best."""
-RESERVED_SHARED = 1024
-"""Bytes of shared memory that each block takes beside its own."""
 BASE_REGISTERS = 56
 """Of a thread beside sums and fragments: addresses, counters, conditions. From reports of NVRTC on library kernels."""
 MAX_SUMS, MAX_SUMS_BESIDE_ELEMENTS = 128, 64
@@ -79,10 +77,7 @@ def resident_blocks(region: ProductRegion, order: ProductOrder, tiles: ProductTi
     registers, shared = register_estimate(tiles, region.sums), staged_bytes(region, order, tiles)
     if registers > target.registers or shared > target.max_shared_optin:
         return 0
-    return min(
-        target.shared_per_sm // (shared + RESERVED_SHARED), target.registers_per_sm // (registers * threads),
-        target.threads_per_sm // threads, target.blocks_per_sm,
-    )  # fmt: skip
+    return min(target.resident_block_limits(threads, registers, shared).values())
 
 
 def price_product(

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import limits
 from benchmarks.kernels import outputs
 from benchmarks.report import read_json
 from benchmarks.runner import Settings, run
 from benchmarks.structured.__main__ import benchmarks, main, row, select, summary
 from benchmarks.structured.convolutions import Convolution
 from benchmarks.timing import Quartiles
+from tensor_comprehensions.runtime.cpu import limits
 from tensor_comprehensions.tc_lang.check import compile_source
 
 EVERYTHING = benchmarks()

@@ -32,6 +32,7 @@ LAYERS = (
     ("codegen",),
     ("runtime",),
     ("compiler",),
+    ("explain",),
     ("dispatch",),
     ("torch_ext",),
     ("autotuner",),

@@ -59,6 +59,7 @@ class PrintScope:
     dynamic: where shared buffers lie in memory whose size the launch tells, in bytes.
     cached: the buffers that are read through the read-only cache.
     parallel, simd: whether a parallel loop or a loop of one vector instruction stream encloses.
+    marks: whether lines end in marks of the statements that they come from; see `statements.split_marks`.
     """
 
     dialect: CDialect
@@ -76,6 +77,7 @@ class PrintScope:
     cached: frozenset[str] = frozenset()
     parallel: bool = False
     simd: bool = False
+    marks: bool = False
 
     def bind(self, name: str) -> tuple[str, PrintScope]:
         """An identifier for `name` that nothing enclosing uses, and the scope in which it means it."""

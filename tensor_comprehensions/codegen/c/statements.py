@@ -47,7 +47,7 @@ def print_statement(s: ir.Stmt, scope: PrintScope) -> Iterator[str]:
             for position, child in enumerate(body):
                 yield from print_braced(child, scope) if position + 1 < len(body) else print_statement(child, scope)
         case ir.Store():
-            yield from _store(s, scope)
+            yield from _mark_lines(s, _store(s, scope)) if scope.marks else _store(s, scope)
         case ir.Loop():
             yield from _loop(s, scope)
         case ir.While():
@@ -61,9 +61,25 @@ def print_statement(s: ir.Stmt, scope: PrintScope) -> Iterator[str]:
         case ir.Check():
             yield from _check(s, scope)
         case ir.Invoke():
-            yield from _invoke(s, scope)
+            yield from _mark_lines(s, _invoke(s, scope)) if scope.marks else _invoke(s, scope)
         case _:
             raise InternalError(f"not a statement: {s!r}")
+
+
+_MARK = "\x01"
+"""Between a line and the names of its statements. No text of a program has it."""
+
+
+def _mark_lines(s: ir.Store | ir.Invoke, lines: Iterator[str]) -> Iterator[str]:
+    names = ",".join(s.origin.statements) if s.origin is not None else ""
+    return (f"{line}{_MARK}{names}" for line in lines)
+
+
+def split_marks(text: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The lines of a text that was printed with marks, as without them, each with the statements that it is part of."""
+    for line in text.split("\n"):
+        plain, _, names = line.partition(_MARK)
+        yield plain, tuple(filter(None, names.split(",")))
 
 
 def print_braced(s: ir.Stmt, scope: PrintScope) -> Iterator[str]:

@@ -202,7 +202,7 @@ CUDA = GpuDialect(
 )  # fmt: skip
 
 
-def emit_cuda(module: ir.Module, *, header: str = "", aligned: bool = True) -> GpuCode:
+def emit_cuda(module: ir.Module, *, header: str = "", aligned: bool = True, marks: bool = False) -> GpuCode:
     """The CUDA C++ of `module` and its launches; see `gpu_printer.emit_gpu_source`. It has `extern "C"` kernels and
     needs C++17."""
-    return emit_gpu(module, CUDA, header=header, aligned=aligned)
+    return emit_gpu(module, CUDA, header=header, aligned=aligned, marks=marks)

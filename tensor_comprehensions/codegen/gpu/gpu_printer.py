@@ -93,20 +93,23 @@ class GpuDialect:
     map: str = ""
 
 
-def emit_gpu_source(module: ir.Module, dialect: GpuDialect, *, header: str = "", aligned: bool = True) -> GpuCode:
+def emit_gpu_source(
+    module: ir.Module, dialect: GpuDialect, *, header: str = "", aligned: bool = True, marks: bool = False
+) -> GpuCode:
     """The text of `module` and its launches.
 
     Args:
         module: verified; vectors only where memory is copied, for others print as loops.
         header: what the opening comment shall say: the def, its sizes, the options.
         aligned: whether every argument starts at a multiple of 16 bytes, so that vectors may be read from it at once.
+        marks: whether lines say which statements they come from, for people to read: no compiler takes that.
 
     Raises:
         CannotLower: the language has no spelling for something.
     """
     relying: set[str] = set()
     kernels = module.kernels if aligned else map(scalarize_async_copies, module.kernels)
-    printed = [_Printer(module, dialect, k, position, aligned, relying) for position, k in enumerate(kernels)]
+    printed = [_Printer(module, dialect, k, position, aligned, relying, marks) for position, k in enumerate(kernels)]
     names: list[str] = []
     for p in printed:
         names.append(p.name(names))
@@ -156,6 +159,7 @@ class _Printer:
     position: int
     aligned: bool
     relying: set[str]
+    marks: bool = False
 
     @property
     def launch(self) -> ir.Launch:
@@ -255,7 +259,8 @@ class _Printer:
 
     def _parameters(self, name: str) -> tuple[PrintScope, list[str]]:
         everything = (*self.module.arguments, *self.module.temporaries)
-        scope = PrintScope(self.dialect.c, {f"%{name}": name}, aligned=self.aligned, relying=self.relying)
+        known = {f"%{name}": name}
+        scope = PrintScope(self.dialect.c, known, aligned=self.aligned, relying=self.relying, marks=self.marks)
         written = {s.buffer.name for s in walk_stmts(self.source.body) if isinstance(s, ir.Store)}
         parameters = []
         for position in self.buffers:

@@ -42,6 +42,10 @@ class HoistingBuilder:
         self._counters: set[str] = set()
         self._count = 0
 
+    def instruction(self, text: str) -> str:
+        """The line of an instruction."""
+        return f"  {text}"
+
     # --- values
 
     def fresh_name(self, hint: str = "t") -> str:
@@ -78,7 +82,8 @@ class HoistingBuilder:
             self._levels[known] = level
             if region.unpredictable and text.startswith("select i1"):
                 text += _UNPREDICTABLE
-            (region.lines if level == here else self._regions[level + 1].head).append(f"  {known} = {text}")
+            lines = region.lines if level == here else self._regions[level + 1].head
+            lines.append(self.instruction(f"{known} = {text}"))
         return known
 
     def remember(self, text: str, version: int, value: str) -> None:
@@ -89,11 +94,11 @@ class HoistingBuilder:
         """The value of an operation that must stay where it is."""
         name = f"%{self.fresh_name()}"
         self._levels[name] = len(self._regions) - 1
-        self._regions[-1].lines.append(f"  {name} = {text}")
+        self._regions[-1].lines.append(self.instruction(f"{name} = {text}"))
         return name
 
     def effect(self, text: str) -> None:
-        self._regions[-1].lines.append(f"  {text}")
+        self._regions[-1].lines.append(self.instruction(text))
 
     def declare(self, text: str) -> None:
         """A function of another module, once: `float @expf(float)`."""
@@ -157,10 +162,10 @@ class HoistingBuilder:
             last = self.block
         if not certain and head:
             before = f"enter.{name}"
-            test += [f"  br i1 {enter}, label %{before}, label %{after}", f"{before}:"]
-            head.append(f"  br label %{body}")
+            test += [self.instruction(f"br i1 {enter}, label %{before}, label %{after}"), f"{before}:"]
+            head.append(self.instruction(f"br label %{body}"))
         elif not certain:
-            test.append(f"  br i1 {enter}, label %{body}, label %{after}")
+            test.append(self.instruction(f"br i1 {enter}, label %{body}, label %{after}"))
         phi.append(f"  {variable} = phi i64 [ {start}, %{before} ], [ {following}, %{last} ]")
         self.label(after)
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
+from ...core.decisions import Decision, is_recording, note_decision
 from ...core.errors import InternalError
 from ...core.naming import SEPARATOR
 from ...loop_ir import build
@@ -71,13 +72,10 @@ def emit_llvm(module: Module, target: CpuTarget, symbols: Mapping[str, str]) -> 
     `symbols` maps `vector_math.function_key`, as `exp.float32x16`, to the name of a C function on that vector type.
     The module has no VECTOR or UNROLLED loops any more. The same arguments give the same text.
     """
-    writer = _ModuleWriter(module, target, symbols)
-    for number, kernel in enumerate(module.kernels):
-        writer.kernel(kernel, number)
-    return "\n".join(writer.text()) + "\n"
+    return ModuleWriter(module, target, symbols).write()
 
 
-class _ModuleWriter:
+class ModuleWriter:
     """Collects the functions and declarations of a module."""
 
     def __init__(self, module: Module, target: CpuTarget, symbols: Mapping[str, str]) -> None:
@@ -89,11 +87,21 @@ class _ModuleWriter:
         self.outlined = 0
         self.may_fail = False
 
+    def write(self) -> str:
+        """The whole text."""
+        for number, kernel in enumerate(self.module.kernels):
+            self.kernel(kernel, number)
+        return "\n".join(self.text()) + "\n"
+
+    def new_function(self, name: str, used: Usage, writes: Mapping[int, frozenset[str]]) -> FunctionWriter:
+        """A function to be written."""
+        return FunctionWriter(self, name, used, writes)
+
     def kernel(self, kernel: Kernel, number: int) -> None:
         used = usage_of(kernel.body, self.usages)
         buffers = [b for b in self.module.arguments + self.module.temporaries if b.name in used.buffers]
         self.may_fail = False
-        function = _FunctionWriter(self, f"kernel_{number}", used, loop_writes(kernel.body))
+        function = self.new_function(f"kernel_{number}", used, loop_writes(kernel.body))
         function.parameters(buffers, [])
         function.body(kernel.body)
         self.functions.append(function.text())
@@ -138,12 +146,12 @@ class _ModuleWriter:
         yield "}"
 
 
-class _FunctionWriter:
+class FunctionWriter:
     """One function: a kernel, or the body of a parallel loop over a range of its trips."""
 
-    def __init__(self, module: _ModuleWriter, name: str, used: Usage, writes: Mapping[int, frozenset[str]]) -> None:
+    def __init__(self, module: ModuleWriter, name: str, used: Usage, writes: Mapping[int, frozenset[str]]) -> None:
         self.module, self.name, self.used, self.writes = module, name, used, writes
-        self.p = Printer(HoistingBuilder(module.declarations), module.target, module.symbols)
+        self.p = Printer(self.new_builder(), module.target, module.symbols)
         self.b = self.p.b
         self.fragments = TileRegisters(self.b, module.target)
         self.signature: list[str] = []
@@ -152,6 +160,15 @@ class _FunctionWriter:
         self.stack_bytes = 0
 
     # --- frame
+
+    def new_builder(self) -> HoistingBuilder:
+        """What the instructions are written with."""
+        return HoistingBuilder(self.module.declarations)
+
+    @property
+    def annotation(self) -> str:
+        """What stands behind the attributes of the function."""
+        return ""
 
     def parameters(self, buffers: list[Buffer], variables: list[tuple[str, Type, Printer]]) -> None:
         for buffer in buffers:
@@ -180,7 +197,7 @@ class _FunctionWriter:
         self.b.effect("ret void")
 
     def text(self) -> list[str]:
-        head = f"define internal void @{self.name}({', '.join(self.signature)}) #0 {{"
+        head = f"define internal void @{self.name}({', '.join(self.signature)}) #0{self.annotation} {{"
         return [head, *self.b.text(), "}"]
 
     # --- statements
@@ -399,7 +416,7 @@ class _FunctionWriter:
             if buffer.name not in self.p.pointers:
                 raise InternalError(f"{buffer.name} is in registers: a parallel loop cannot use it")
         variables = [v for v in self.p.variables if v in used.variables]
-        inner = _FunctionWriter(self.module, f"{name}.body", used, self.writes)
+        inner = self.module.new_function(f"{name}.body", used, self.writes)
         inner.parameters(buffers, [(v, self.p.types[v], self.p) for v in variables])
         inner.signature += ["i64 %low", "i64 %high"]
         inner.trips(s)
@@ -446,7 +463,10 @@ class _FunctionWriter:
             self._allocate_registers(buffer)
             return
         address = f"%{self.b.fresh_name(_to_identifier(buffer.name))}"
-        if self.stack_bytes + buffer.bytes <= _STACK_BYTES:
+        on_stack = self.stack_bytes + buffer.bytes <= _STACK_BYTES
+        if is_recording():
+            _record_memory(buffer, on_stack)
+        if on_stack:
             self.stack_bytes += buffer.bytes
             element = memory_access.memory_element(buffer)
             self.b.allocas.append(f"  {address} = alloca [{max(1, buffer.span)} x {element}], align {_ALIGNMENT}")
@@ -500,6 +520,12 @@ class _FunctionWriter:
             self.b.effect(f"call void @tc_free(ptr {address})")
 
         self.b.branch(missing, lambda: self._record(OUT_OF_MEMORY, size), use)
+
+
+def _record_memory(buffer: Buffer, on_stack: bool) -> None:
+    where, than = ("the stack", "fits into") if on_stack else ("the heap", "exceeds")
+    why = f"with what is there already it {than} {_STACK_BYTES} bytes of the function's stack"
+    note_decision(Decision("memory", (), f"{buffer.name} on {where}", why, (("bytes", buffer.bytes),)))
 
 
 def _trampoline(name: str, types: list[str]) -> Iterator[str]:

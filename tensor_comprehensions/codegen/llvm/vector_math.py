@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ...core.decisions import Decision, is_recording, note_decision
 from ...core.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, UINT32
 from ...core.errors import InternalError
 from ...loop_ir.instructions import (
@@ -129,6 +130,8 @@ def _library(
         for n in (16, 8, 4, 2)
         if n * type.dtype.bits <= widest and function_key(function, Type(type.dtype, n)) in symbols
     ]
+    if is_recording():
+        _record_function(function, type, widths)
     if type.lanes == 1 or not widths:
         return _per_lane(b, function, arguments, type, symbols)
     width = min((n for n in widths if n >= type.lanes), default=widths[0])
@@ -139,6 +142,16 @@ def _library(
         for start in range(0, type.lanes, width)
     ]
     return _concatenate(b, parts, type)
+
+
+def _record_function(function: str, type: Type, widths: Sequence[int]) -> None:
+    if type.lanes == 1:
+        chosen, why = f"{function} of a scalar", "it is not in a vector loop"
+    elif not widths:
+        chosen, why = f"{function} element by element", f"no library of this process has it on vectors of {type.dtype}"
+    else:
+        chosen, why = f"{function} on vectors of {min(max(widths), type.lanes)}", "a vector function, or its polynomial"
+    note_decision(Decision("function", (), chosen, why, (("lanes", type.lanes),)))
 
 
 def _part(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -68,6 +68,9 @@ from .mixed_plan import (
     needs_alignment,
     run_emulated,
 )
+
+if TYPE_CHECKING:
+    from ...explain.report import Report
 
 LIMIT = 256
 
@@ -287,6 +290,13 @@ class GpuKernel:
     def show(self) -> ScheduleView:
         """The mapped schedule tree: text in a terminal, a picture in a notebook."""
         return ScheduleView(self.source("schedule"))
+
+    @only_tc_errors
+    def explain(self) -> Report:
+        """Why the kernel is as it is: `print` the report for the short form, `save("x.html")` it for the page."""
+        from ...explain.entry import explain_compiled
+
+        return explain_compiled(self.compiled)
 
     @only_tc_errors
     def emulate(self, /, *tensors: object, **initial: object) -> Any:

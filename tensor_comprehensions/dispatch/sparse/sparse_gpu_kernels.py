@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -29,6 +29,9 @@ from ..signatures import format_signature
 from .sparse_run import INDEX_TYPES, ProgramRun, SparseCall
 from .sparse_tensor import SparseTensor
 from .structure import Structure, convert_levels
+
+if TYPE_CHECKING:
+    from ...explain.report import Report
 
 LIMIT = 64
 """How many kernels of one def are kept, and how many size arrays."""
@@ -250,6 +253,13 @@ class SparseGpuKernel:
     @only_tc_errors
     def resources(self) -> dict[str, int]:
         return self.compiled.resources
+
+    @only_tc_errors
+    def explain(self) -> Report:
+        """Why the kernel is as it is: `print` the report for the short form, `save("x.html")` it for the page."""
+        from ...explain.entry import explain_compiled
+
+        return explain_compiled(self.compiled)
 
     @only_tc_errors
     def source(self, kind: str = "cuda") -> str:

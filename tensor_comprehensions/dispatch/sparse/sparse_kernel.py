@@ -22,6 +22,7 @@ from . import pack
 from .sparse_tensor import SparseTensor
 
 if TYPE_CHECKING:
+    from ...explain.report import Report
     from .sparse_run import SparseCall
 
 
@@ -48,6 +49,13 @@ class SparseKernel:
     @property
     def compile_seconds(self) -> float:
         return self.compiled.compile_seconds
+
+    @only_tc_errors
+    def explain(self) -> Report:
+        """Why the kernel is as it is: `print` the report for the short form, `save("x.html")` it for the page."""
+        from ...explain.entry import explain_compiled
+
+        return explain_compiled(self.compiled)
 
     @only_tc_errors
     def source(self, kind: str = "schedule") -> str:

@@ -47,7 +47,7 @@ def emulate_shuffles(kernel: Kernel) -> Kernel:
                 return _lower_copy(s)
             if s.name in (COMMIT_ASYNC, WAIT_ASYNC):
                 return build.NOTHING
-            return Invoke(BARRIER, ()) if s.name == WARP_BARRIER else s
+            return Invoke(BARRIER, (), origin=s.origin) if s.name == WARP_BARRIER else s
         return map_stmt(s, lambda e: e, on_stmt)
 
     return replace(kernel, body=build.allocate(list(buffers.values()), on_stmt(kernel.body)))
@@ -77,7 +77,9 @@ _LEAST_BYTES = 4
 def _start_copy(s: Stmt, size: int, whole: Invoke) -> Stmt:
     assert isinstance(s, Store)
     assert isinstance(s.value, Load)
-    return Invoke(whole.name, ((s.buffer, s.indices), (s.value.buffer, s.value.indices)), (size,), whole.values)
+    return Invoke(
+        whole.name, ((s.buffer, s.indices), (s.value.buffer, s.value.indices)), (size,), whole.values, whole.origin
+    )
 
 
 _SHUFFLES = (SHUFFLE_XOR, SHUFFLE_DOWN)
@@ -102,10 +104,9 @@ def _lower_shuffle(s: Invoke, exchange: Buffer, launch: Launch) -> Stmt:
     else:
         even = build.eq(build.mod(build.div(lane, offset), 2), 0)
         other = build.select(even, build.add(own, offset), build.sub(own, offset))
-    barrier = Invoke(BARRIER, ())
-    return build.block(
-        Store(exchange, (own,), Load(source, where)), barrier, Store(target, to, Load(exchange, (other,))), barrier
-    )
+    barrier = Invoke(BARRIER, (), origin=s.origin)
+    put = Store(exchange, (own,), Load(source, where), origin=s.origin)
+    return build.block(put, barrier, Store(target, to, Load(exchange, (other,)), origin=s.origin), barrier)
 
 
 def _lower_copy(s: Invoke) -> Stmt:
@@ -115,7 +116,10 @@ def _lower_copy(s: Invoke) -> Stmt:
     return build.block(
         *[
             Store(
-                target, (*to[:-1], build.add(to[-1], n)), Load(source, (*where[:-1], build.add(where[-1], n)), inside)
+                target,
+                (*to[:-1], build.add(to[-1], n)),
+                Load(source, (*where[:-1], build.add(where[-1], n)), inside),
+                origin=s.origin,
             )
             for n in range(count)
         ]

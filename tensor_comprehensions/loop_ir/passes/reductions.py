@@ -52,8 +52,9 @@ class VectorAccumulator:
         return self.reduction.buffer.name
 
     def initialize(self) -> Stmt:
-        e = build.broadcast(self.reduction.neutral, self.buffer.type.lanes)
-        return build.block(*[Store(self.buffer, (build.const(c),), e) for c in range(self.buffer.shape[0])])
+        e, origin = build.broadcast(self.reduction.neutral, self.buffer.type.lanes), self.reduction.stores[0].origin
+        copies = range(self.buffer.shape[0])
+        return build.block(*[Store(self.buffer, (build.const(c),), e, origin=origin) for c in copies])
 
     def finish(self) -> Stmt:
         """Combine the registers pairwise, then the lanes, and update the element once."""
@@ -64,7 +65,7 @@ class VectorAccumulator:
             pairs = [build.binary(combine, a, b) for a, b in zip(parts[::2], parts[1::2], strict=False)]
             parts = pairs + parts[len(pairs) * 2 :]
         total = build.reduce_lanes(build.lanes_combiner(r.op, r.dtype), parts[0])
-        return Store(r.buffer, r.indices, build.cast(total, r.buffer.type.dtype), r.op)
+        return Store(r.buffer, r.indices, build.cast(total, r.buffer.type.dtype), r.op, origin=r.stores[0].origin)
 
 
 def in_accumulator_type(value: Expr, dtype: DType) -> Expr:

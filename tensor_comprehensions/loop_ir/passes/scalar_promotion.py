@@ -69,11 +69,11 @@ def _hoist_loop(loop: Loop, before: list[Stmt], names: Names, scope: BoundsConte
     parts: list[Stmt] = []
     for n, (u, r) in enumerate(zip(found, registers, strict=True)):
         value = initial.get(n, Load(u.buffer, u.indices, u.mask))
-        parts.append(Store(r, (), in_accumulator_type(value, r.type.dtype)))
+        parts.append(Store(r, (), in_accumulator_type(value, r.type.dtype), origin=u.stores[0].origin))
     parts.append(replace(loop, body=body))
     for u, r in zip(found, registers, strict=True):
         total = build.cast(Load(r, ()), u.buffer.type.dtype)
-        parts.append(Store(u.buffer, u.indices, total, None, u.mask))
+        parts.append(Store(u.buffer, u.indices, total, None, u.mask, origin=u.stores[0].origin))
     whole = build.allocate(registers, build.block(*parts))
     return whole if certain else If(build.lt(loop.start, loop.stop), whole)
 
@@ -163,7 +163,7 @@ def _redirect(s: Stmt, by_store: dict[int, Buffer]) -> Stmt:
     """`s` with the stores of `by_store` made on registers. Lanes that a mask leaves out do no harm there."""
     if isinstance(s, Store):
         r = by_store.get(id(s))
-        return s if r is None else Store(r, (), in_accumulator_type(s.value, r.type.dtype), s.op)
+        return s if r is None else Store(r, (), in_accumulator_type(s.value, r.type.dtype), s.op, origin=s.origin)
     return map_stmt(s, lambda e: e, lambda c: _redirect(c, by_store))
 
 

@@ -125,7 +125,7 @@ class _Simplifier:
         if build.is_false(new.mask):
             return self.remove(s)
         if build.is_true(new.mask):
-            return Store(new.buffer, new.indices, new.value, new.op, None, new.nontemporal, new.atomic)
+            return Store(new.buffer, new.indices, new.value, new.op, None, new.nontemporal, new.atomic, new.origin)
         return new
 
     def block(self, s: Block, body: tuple[Stmt, ...]) -> Stmt:

@@ -99,7 +99,8 @@ class VectorBody:
         else:
             target, guard = s.buffer, build.and_masks(own, self.mask(c))
             _require_distinct(s, where)
-        return Store(target, where, build.broadcast(value, self.lanes), s.op, self.to_vector(guard), s.nontemporal)
+        vector, mask = build.broadcast(value, self.lanes), self.to_vector(guard)
+        return Store(target, where, vector, s.op, mask, s.nontemporal, origin=s.origin)
 
     def hint(self, s: Invoke, c: int) -> Stmt:
         """`s` once for each cache line that begins in a vector; nothing where the lanes are apart.
@@ -110,7 +111,7 @@ class VectorBody:
         where = tuple(self.vectorize_expr(i, c) for i in indices)
         wide = [d for d, i in enumerate(where) if i.type.lanes > 1]
         if not wide:
-            return Invoke(s.name, ((buffer, where),), s.attributes) if c == 0 else build.NOTHING
+            return Invoke(s.name, ((buffer, where),), s.attributes, origin=s.origin) if c == 0 else build.NOTHING
         (d, *others), size = wide, buffer.type.dtype.size
         along = where[d]
         if others or not isinstance(along, Ramp) or along.stride * buffer.strides[d] != 1:
@@ -118,7 +119,7 @@ class VectorBody:
         first = -(c * self.lanes * size) % CACHE_LINE
         lines = range(first, self.lanes * size, CACHE_LINE)
         places = [(*where[:d], build.add(along.base, byte // size), *where[d + 1 :]) for byte in lines]
-        return build.block(*[Invoke(s.name, ((buffer, place),), s.attributes) for place in places])
+        return build.block(*[Invoke(s.name, ((buffer, place),), s.attributes, origin=s.origin) for place in places])
 
     def accumulate(self, s: Store, c: int) -> Stmt:
         accumulator = self.accumulators[id(s)]
@@ -128,7 +129,7 @@ class VectorBody:
         guard = self.to_vector(build.and_masks(own, self.mask(c)))
         if guard is not None:
             value = build.select(guard, value, reduction.neutral)
-        return Store(accumulator.buffer, (build.const(c),), value, s.op)
+        return Store(accumulator.buffer, (build.const(c),), value, s.op, origin=s.origin)
 
     def conditional(self, s: If) -> Stmt:
         conditions = [self.vectorize_expr(s.condition, c) for c in self.copies]

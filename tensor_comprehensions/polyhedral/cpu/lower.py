@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from math import prod
 from typing import TypeVar
 
+from ...core.decisions import Decision, is_recording, note_decision, record_decision
 from ...core.errors import CannotLower
 from ...core.knobs import current_knobs
 from ...core.naming import compose_name
@@ -22,16 +24,17 @@ from ...target import CpuTarget
 from ...tc_lang import ir as tc
 from ...tc_lang.ir import BoundFunction, BoundIndex, BoundStatement, Role, Tensor
 from ...tc_lang.restrict import restrict
+from ..schedule.fusion import FusionGroup
 from ..schedule.legality import ScheduledGroup, check_legal
 from ..schedule.loop_nest import build_nests
 from ..schedule.profitable_fusion import fuse_statements
 from ..schedule.schedule_printer import format_schedule
-from ..schedule.storage import local_temporaries
+from ..schedule.storage import fits_register, local_temporaries, temporary_footprint
 from ..schedule.tile_sizes import row_tiles
 from ..scop.collapse import collapse
 from ..scop.isl_affine import to_isl_affine
 from ..scop.reorder_contractions import reorder
-from ..scop.scop import LOCK, Scop, ScopStatement, node_name
+from ..scop.scop import LOCK, Scop, ScopStatement, node_name, statements_of
 from ..scop.split_k import split_reductions
 from . import memory_bound_bridge
 from .lower_group import contraction_schedule, lower_group
@@ -67,9 +70,11 @@ def _with_or_without_clusters(options: CpuOptions, run: Callable[[CpuOptions], R
     with LOCK:
         try:
             return run(options)
-        except CannotLower:
+        except CannotLower as refusal:
             if not options.use_microkernels or options.schedule is not None:
                 raise
+            reason = str(refusal)
+            record_decision(lambda: Decision("lowering", (), "all contractions as loops", f"refused: {reason}"))
             return run(replace(options, use_microkernels=False))
 
 
@@ -103,9 +108,38 @@ def _lower(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> M
             kernels.append(Kernel(compose_name(function.name, f"check{len(kernels)}"), nest))
         local = _local_tensors(function, plan, scheduled, options)
         contracted |= {t.name for t in local}
+        if is_recording():
+            _record_temporaries(function, plan, scheduled, local)
         body = lower_group(function, scheduled, local, buffers, options, target)
         kernels.append(Kernel(function.name if len(plan) == 1 else compose_name(function.name, len(kernels)), body))
     return _module(function, buffers, contracted, kernels, checks)
+
+
+def _record_temporaries(
+    function: BoundFunction, plan: Sequence[ScheduledGroup], scheduled: ScheduledGroup, local: Sequence[Tensor]
+) -> None:
+    """Write down where the temporaries live that a group writes."""
+    group = scheduled.group
+    for node in group.nodes:
+        for tensor in (function.tensor(w.tensor) for w in node.writes):
+            if tensor.role is not Role.TEMPORARY:
+                continue
+            whole = float(tensor.size * tensor.dtype.size)
+            names = statements_of(n for n in group.nodes if tensor.name in n.tensors)
+            if tensor not in local:
+                readers = sum(any(tensor.name in n.tensors for n in s.group.nodes) for s in plan)
+                why = f"{readers} kernels use it" if readers > 1 else "temporaries are not to be made local"
+                note_decision(Decision("temporary", names, f"{tensor.name} in memory", why, (("bytes", whole),)))
+            elif any(fits_register(tensor, group, leaf) for leaf in scheduled.leaves):
+                why = "it is written and read at one point of a loop"
+                numbers = ("bytes", 0.0), ("bytes saved", whole)
+                note_decision(Decision("temporary", names, f"{tensor.name} in a register", why, numbers))
+            else:
+                footprint = temporary_footprint(tensor, group, scheduled.sizes)
+                kept = float(prod(e.size for e in footprint) * tensor.dtype.size)
+                numbers = ("bytes", kept), ("bytes saved", whole)
+                why = "only this kernel uses it: each thread keeps what a tile needs"
+                note_decision(Decision("temporary", names, f"{tensor.name} in a buffer per thread", why, numbers))
 
 
 def _local_tensors(
@@ -135,9 +169,32 @@ def plan_schedule(scop: Scop, options: CpuOptions, target: CpuTarget) -> tuple[S
         else:
             everything = build_nests(scop, group, range(len(group.rows)), fuse=fuse)
             sizes = row_tiles(scop.function, group, everything, options, target)
+        if is_recording():
+            _record_tiles(scop, group, sizes, options, wanted is not None)
         points = [k for k, size in enumerate(sizes) if size > 1]
         plan.append(ScheduledGroup(group, sizes, build_nests(scop, group, points, fuse=fuse), wanted))
     return tuple(plan)
+
+
+def _record_tiles(
+    scop: Scop, group: FusionGroup, sizes: Sequence[int], options: CpuOptions, is_scheduled: bool
+) -> None:
+    """Write down what one iteration of the shared loops of a group covers."""
+    rows = ", ".join(
+        f"{row.places[0][1][0]} {size} of {row.extent}" for row, size in zip(group.rows, sizes, strict=True)
+    )
+    if is_scheduled or options.tile:
+        why = "the schedule says so" if is_scheduled else "the option tile says so"
+    elif not group.rows:
+        why = "iterations of each loop depend on one another"
+    elif any(n.cluster is not None for n in group.nodes):
+        alone = len(group.nodes) == 1
+        why = "a contraction alone tiles itself" if alone else "a tile of what the chain hands on stays in half of L2"
+    else:
+        why = "long pieces along the lanes, and enough of them for the threads"
+    counts = (-(-row.extent // size) for row, size in zip(group.rows, sizes, strict=True))
+    numbers = (("tiles", float(prod(counts))), ("independent iterations", float(group.parallelism)))
+    note_decision(Decision("tiles", statements_of(group.nodes), rows or "no shared loop", why, numbers))
 
 
 def _module(
@@ -171,6 +228,8 @@ def scop_nodes(function: BoundFunction, options: CpuOptions, target: CpuTarget) 
         cluster = match_contraction(function.statements, position, tensors) if options.use_microkernels else None
         name = node_name(function.statements[position])
         reason = _refusal(cluster, name, buffers, options, target)
+        if options.use_microkernels and is_recording():
+            _record_lowering(function.statements[position], cluster, reason)
         if cluster is not None and reason is None:
             found.append(ScopStatement(name, cluster.statements, cluster))
             position += len(cluster.statements)
@@ -180,6 +239,18 @@ def scop_nodes(function: BoundFunction, options: CpuOptions, target: CpuTarget) 
                 found.append(ScopStatement(node_name(part), (part,)))
         position += 1
     return tuple(found)
+
+
+def _record_lowering(s: BoundStatement, cluster: MatchedContraction | None, reason: str | None) -> None:
+    """Write down by what a statement that sums is computed."""
+    if cluster is not None and reason is None:
+        names = tuple(x.name for x in cluster.statements)
+        note_decision(Decision("lowering", names, REGISTER_TILES, "a sum of products with statements around it"))
+    elif s.reduction is not None and s.reduction_indices:
+        note_decision(Decision("lowering", (s.name,), "loops", reason or ""))
+
+
+REGISTER_TILES = "register tiles of a micro-kernel"
 
 
 def _refusal(

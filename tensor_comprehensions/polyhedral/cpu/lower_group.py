@@ -9,6 +9,7 @@ from ...loop_ir import build
 from ...loop_ir import nodes as ir
 from ...loop_ir.buffer_view import BufferView
 from ...loop_ir.nodes import Buffer
+from ...loop_ir.origins import with_origin
 from ...options import CpuOptions
 from ...structured.language.plan_to_schedule import plan_to_schedule
 from ...structured.language.primitives import Schedule
@@ -27,9 +28,9 @@ from ..schedule.storage import (
     temporary_footprint,
 )
 from ..schedule.tile_sizes import tile_order
-from ..scop.scop import ScopStatement
+from ..scop.scop import ScopStatement, statements_of
 from .contraction_bridge import cluster_op, cluster_plan
-from .lower_nest import NestLowering
+from .lower_nest import INITIAL_VALUES, NestLowering
 from .memory_bound_bridge import memory_bound_op, with_prefixed_names
 from .memory_bound_bridge import row_order_of as loops_of
 from .tile_loops import TileRange, localized_buffer, tile_loops, tiles_of, with_remainders
@@ -78,7 +79,8 @@ def _initialize_sums(
 ) -> list[ir.Stmt]:
     """What starts the sums over the serial row, before its first tile."""
     emitter = NestLowering(function, scheduled.group, tuple(tiles), buffers, options, target)
-    return [emitter.initialize_sums(leaf) for leaf in scheduled.leaves if scheduled.group.adds_up(leaf.nodes[0])]
+    sums = [leaf for leaf in scheduled.leaves if scheduled.group.adds_up(leaf.nodes[0])]
+    return [with_origin(emitter.initialize_sums(leaf), statements_of(leaf.nodes), INITIAL_VALUES) for leaf in sums]
 
 
 def contraction_schedule(
@@ -122,7 +124,7 @@ def _body(
     emitter = NestLowering(
         function, group, tiles, {**buffers, **views}, options, target, streams - views.keys(), moved, through
     )
-    nests = [emitter.leaf(leaf) for leaf in scheduled.leaves]
+    nests = [with_origin(emitter.leaf(leaf), statements_of(leaf.nodes)) for leaf in scheduled.leaves]
     registers = {t.name for leaf in scheduled.leaves for t in local if fits_register(t, group, leaf)}
     memory = dict.fromkeys(v.buffer for n, v in views.items() if n not in registers)
     return build.allocate(list(memory), build.block(*nests))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ...core.decisions import Decision, Rival, is_recording, note_decision
 from ...core.errors import ArgumentError, CannotLower
 from ...core.naming import compose_name
 from ...loop_ir import build
@@ -12,6 +13,7 @@ from ...loop_ir import nodes as ir
 from ...loop_ir.buffer_view import BufferView, private_view
 from ...loop_ir.intrinsics import PREFETCH_LATER
 from ...loop_ir.nodes import Buffer, LoopKind
+from ...loop_ir.origins import origin_of
 from ...loop_ir.passes.vectorize import vectorize_loops
 from ...lower_expr import LoweringScope, lower_access, lower_expr
 from ...options import CpuOptions
@@ -26,15 +28,17 @@ from ..schedule.access_cost import (
     is_column_reduction,
     is_fully_parallel,
     loop_order,
+    rank_vector_dims,
     transposed_read_dim,
     vector_dim,
+    why_no_vector_dim,
 )
 from ..schedule.fusion import FusionGroup, reads_memory
 from ..schedule.legality import ScheduledGroup
 from ..schedule.loop_nest import DimKind, LoopNest, NestDim
 from ..schedule.storage import fits_register
 from ..schedule.tile_sizes import rows_at_once, tile_order
-from ..scop.scop import ScopStatement
+from ..scop.scop import ScopStatement, statements_of
 from .contraction_bridge import cluster_op, cluster_plan
 from .gather_prefetch import prefetch_hints
 from .restricted_loops import all_hold, place_inequalities, restrict_bounds, widest_bounds
@@ -48,6 +52,8 @@ from .transpose_staging import (
     transpose_staged,
 )
 
+# The role of stores that begin sums.
+INITIAL_VALUES = "initial value"
 # Iterations of a vector loop that are in flight at once: enough to hide the latency of an addition in a reduction.
 REDUCTION_VECTORS = 4
 COLUMN_VECTORS, LONG_COLUMN_VECTORS = 4, 16
@@ -79,19 +85,35 @@ class NestLowering:
         if self.movement is not None:
             return self._lower_movement(leaf, self.movement)
         lanes = vector_dim(self.function, leaf, self.target)
+        reason: str | None = None
         if lanes is not None:
             for make in (self._turned_nest, self._nest):
                 nest = make(leaf, lanes)
-                if nest is not None and _has_vector_form(nest):
+                if nest is not None and (reason := _why_no_vectors(nest)) is None:
+                    if is_recording():
+                        self._record_lanes(leaf, lanes, make == self._turned_nest)
                     return nest
+        if is_recording():
+            why = reason or why_no_vector_dim(leaf)
+            note_decision(Decision("vector", statements_of(leaf.nodes), "scalars", why))
         return self._nest(leaf, None)
+
+    def _record_lanes(self, leaf: LoopNest, lanes: NestDim, is_turned: bool) -> None:
+        count, vectors = self._factor(leaf, lanes)
+        kind = "sums in several vectors" if lanes.kind is DimKind.REDUCTION else "independent iterations"
+        why = f"{kind}; reads are transposed in registers" if is_turned else kind
+        others = rank_vector_dims(self.function, leaf, self.target)
+        numbers = ("lanes", count), ("vectors at once", vectors)
+        rivals = tuple(Rival(d.name, cost, "its accesses cost more") for d, cost in others if d is not lanes)
+        chosen = f"{count} lanes along {lanes.name}"
+        note_decision(Decision("vector", statements_of(leaf.nodes), chosen, why, numbers, rivals))
 
     def _lower_movement(self, leaf: LoopNest, movement: MemoryBoundPlan) -> ir.Stmt:
         """The nest as a schedule wants it. Raises ArgumentError where it has no form in vectors."""
         lanes = next((d for d in leaf.dims if d.name == movement.vector), None)
         if lanes is not None and lanes.kind is not DimKind.SERIAL:
             nest = (self._turned_nest if movement.transposed else self._nest)(leaf, lanes)
-            if nest is not None and _has_vector_form(nest):
+            if nest is not None and _why_no_vectors(nest) is None:
                 return nest
         raise ArgumentError(
             f"the schedule for '{leaf.nodes[0].writes[0].tensor}' does not apply: no vectors along {movement.vector}",
@@ -377,7 +399,8 @@ class NestLowering:
         if op is not None and only:
             holds = all_hold(only, self._scope(leaf, leaf.nodes[0]).indices)
             value = build.select(holds, value, build.neutral(op, buffer.type.dtype))
-        return ir.Store(buffer, indices, value, op, nontemporal=op is None and s.target in self.streams)
+        streams = op is None and s.target in self.streams
+        return ir.Store(buffer, indices, value, op, nontemporal=streams, origin=origin_of((s.name,)))
 
     def _initializations(self, leaf: LoopNest) -> list[ir.Stmt]:
         return [
@@ -390,12 +413,14 @@ class NestLowering:
     def _initialization(self, leaf: LoopNest, node: ScopStatement, s: BoundStatement) -> ir.Stmt:
         assert s.reduction is not None
         buffer, indices = lower_access(s.target, s.subscripts, self._scope(leaf, node))
-        return ir.Store(buffer, indices, build.neutral(s.reduction, buffer.type.dtype))
+        origin = origin_of((s.name,), INITIAL_VALUES)
+        return ir.Store(buffer, indices, build.neutral(s.reduction, buffer.type.dtype), origin=origin)
 
 
-def _has_vector_form(nest: ir.Stmt) -> bool:
+def _why_no_vectors(nest: ir.Stmt) -> str | None:
+    """Why a nest has no form in vectors; None where it has one."""
     try:
         vectorize_loops(nest)
-    except CannotLower:
-        return False
-    return True
+    except CannotLower as refusal:
+        return str(refusal)
+    return None

@@ -7,7 +7,7 @@ where one is not a second, ordered nest looks for the first of them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from ...core.dtypes import BOOL
@@ -16,6 +16,7 @@ from ...core.naming import compose_name
 from ...loop_ir import build
 from ...loop_ir import nodes as ir
 from ...loop_ir.nodes import Buffer, CheckSite, LoopKind, Space, Type
+from ...loop_ir.origins import with_origin
 from ...loop_ir.passes.vectorize import vectorize_loops
 from ...lower_expr import LoweringScope, lower_expr, lower_subscript
 from ...options import CpuOptions
@@ -47,6 +48,10 @@ class BoundsCheckLoops:
         )
 
 
+BOUNDS_CHECK = "bounds check"
+"""The role of stores that verify subscripts."""
+
+
 def build_check_loops(
     function: BoundFunction,
     s: BoundStatement,
@@ -61,7 +66,7 @@ def build_check_loops(
         for check in dict.fromkeys(s.checks):
             site = first_site + len(found.sites)
             found += _Check(function, s, check, buffers, site, options, target).to_loops()
-    return found
+    return replace(found, loops=tuple(with_origin(loop, (s.name,), BOUNDS_CHECK) for loop in found.loops))
 
 
 def _roots(check: BoundsCheck) -> list[tc.Expr]:

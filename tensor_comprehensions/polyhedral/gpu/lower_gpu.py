@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
+from ...core.decisions import close_book
 from ...core.naming import compose_name
 from ...loop_ir.nodes import Buffer, CheckSite, Kernel, Module, Type
 from ...options import MappingOptions, check_mapping
 from ...target import GpuTarget
 from ...tc_lang.ir import BoundFunction, Role, Tensor
 from ..cpu.lower import split_initialization
-from ..schedule.fusion import FusionGroup, fuse_consecutive, fuse_independent, partition_statements
+from ..schedule.fusion import (
+    FusionGroup,
+    FusionObjection,
+    Object,
+    fuse_consecutive,
+    fuse_independent,
+    partition_statements,
+    record_groups,
+)
 from ..schedule.storage import fits_register, local_temporaries
 from ..scop.collapse import collapse
 from ..scop.isl_affine import readable_isl
@@ -19,7 +28,7 @@ from ..scop.scop import LOCK, Scop, ScopStatement, node_name
 from .emit.lower_kernel import KernelLowering, collective_names
 from .plan.grid_split_k import LAUNCH, split_grid_reductions
 from .plan.mapping import KernelPlan, kernel_tree, plan_kernel
-from .plan.mapping_heuristics import choose_mapping, group_cycles, heaviest_group, is_launch_bound, is_profitable_fusion
+from .plan.mapping_heuristics import choose_mapping, group_cycles, heaviest_group, is_launch_bound, object_to_fusion
 from .post.bounds_checks import check_kernels
 from .tree.schedule_tree import format_tree
 from .tree.sync import kernel_barriers
@@ -44,7 +53,7 @@ def lower_gpu(
 
 def estimate_cycles(function: BoundFunction, target: GpuTarget, *, collapsed: bool = False) -> float:
     """Cycles that the kernels of `function` (legalized) are expected to take as `lower_gpu` maps them by default."""
-    with LOCK:
+    with LOCK, close_book():
         scop = _scop(function, None, target, collapsed=collapsed)
         groups = _groups(scop, None, target)
         return sum(group_cycles(scop, group, target) + LAUNCH * target.clock for group in groups)
@@ -96,15 +105,17 @@ def _scop(
 
 
 def _groups(scop: Scop, options: MappingOptions | None, target: GpuTarget) -> tuple[FusionGroup, ...]:
-    def is_profitable(before: FusionGroup, alone: FusionGroup, joined: FusionGroup) -> bool:
-        return is_profitable_fusion(scop, target, before, alone, joined)
+    def object_to(before: FusionGroup, alone: FusionGroup, joined: FusionGroup) -> FusionObjection | None:
+        return object_to_fusion(scop, target, before, alone, joined)
 
     fusion = options.outer_fusion if options is not None else "preserve3"
-    groups = partition_statements(scop, fusion, is_profitable)
-    if fusion == "min":
-        return groups
-    groups = _chain_groups(scop, groups, is_profitable if fusion == "preserve3" else lambda *_: True)
-    return groups if options is not None else _side_by_side(scop, groups, target)
+    with close_book():  # groups change below
+        groups = partition_statements(scop, fusion, object_to)
+    if fusion != "min":
+        groups = _chain_groups(scop, groups, object_to if fusion == "preserve3" else lambda *_: None)
+        groups = groups if options is not None else _side_by_side(scop, groups, target)
+    record_groups(scop, groups, fusion, object_to)
+    return groups
 
 
 def _side_by_side(scop: Scop, groups: Sequence[FusionGroup], target: GpuTarget) -> tuple[FusionGroup, ...]:
@@ -121,14 +132,12 @@ def _side_by_side(scop: Scop, groups: Sequence[FusionGroup], target: GpuTarget) 
     return tuple(found)
 
 
-def _chain_groups(
-    scop: Scop, groups: Sequence[FusionGroup], worth: Callable[[FusionGroup, FusionGroup, FusionGroup], bool]
-) -> tuple[FusionGroup, ...]:
+def _chain_groups(scop: Scop, groups: Sequence[FusionGroup], object_to: Object) -> tuple[FusionGroup, ...]:
     """Groups that follow one another joined: what starts a later layer need not touch what the earlier one wrote."""
     found: list[FusionGroup] = []
     for group in groups:
         whole = fuse_consecutive(scop, found[-1], group) if found else None
-        if whole is not None and worth(found[-1], group, whole):
+        if whole is not None and object_to(found[-1], group, whole) is None:
             found[-1] = whole
         else:
             found.append(group)

@@ -35,8 +35,25 @@ def access_stride(function: BoundFunction, access: tc.Access, index: str) -> int
 
 def vector_dim(function: BoundFunction, leaf: LoopNest, target: CpuTarget) -> NestDim | None:
     """The dimension whose lanes cost least per element, or None where no dimension may run in lanes."""
-    candidates = [d for d in leaf.dims if d.kind is not DimKind.SERIAL and d.extent > 1]
-    return min(candidates, key=lambda d: _cost(function, leaf, d, target), default=None)
+    return min(_lane_candidates(leaf), key=lambda d: _cost(function, leaf, d, target), default=None)
+
+
+def rank_vector_dims(function: BoundFunction, leaf: LoopNest, target: CpuTarget) -> list[tuple[NestDim, float]]:
+    """The dimensions that may run in lanes, the best first, each with its cost relative to contiguous accesses."""
+    costs = [(d, _cost(function, leaf, d, target)) for d in _lane_candidates(leaf)]
+    return [(d, cost) for d, (cost, _) in sorted(costs, key=lambda c: c[1])]
+
+
+def why_no_vector_dim(leaf: LoopNest) -> str:
+    """Why no dimension of a leaf may run in lanes."""
+    serial = [d.name for d in leaf.dims if d.kind is DimKind.SERIAL and d.extent > 1]
+    if serial:
+        return f"each iteration of {', '.join(serial)} needs the one before it, and no other loop has two iterations"
+    return "no loop has two iterations"
+
+
+def _lane_candidates(leaf: LoopNest) -> list[NestDim]:
+    return [d for d in leaf.dims if d.kind is not DimKind.SERIAL and d.extent > 1]
 
 
 def _cost(function: BoundFunction, leaf: LoopNest, dim: NestDim, target: CpuTarget) -> tuple[float, int]:

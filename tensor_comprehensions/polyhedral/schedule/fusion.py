@@ -7,17 +7,29 @@ Fusion is greedy in program order: a node joins the kernel before it while enoug
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
 import islpy as isl
 
+from ...core.decisions import Decision, Rival, is_recording, note_decision
 from ...target import CpuTarget
 from ...tc_lang import ir as tc
 from ...tc_lang.ir import BoundFunction
 from ..scop.isl_affine import isl_name
-from ..scop.scop import CONTEXT, Scop, ScopStatement, check_reads, endpoints, instance_tuple, union_map, with_op_limit
+from ..scop.scop import (
+    CONTEXT,
+    Scop,
+    ScopStatement,
+    check_reads,
+    endpoints,
+    instance_tuple,
+    statements_of,
+    union_map,
+    with_op_limit,
+)
 
 # A kernel with fewer independent iterations than this does not feed the threads of a usual machine.
 ENOUGH_PARALLELISM = 32
@@ -68,6 +80,16 @@ class FusionGroup:
         return any(i.name == index for i in node.reduction_indices)
 
 
+@dataclass(frozen=True, slots=True)
+class FusionObjection:
+    """Why nodes that could share loops do not, with the numbers that decide, by name."""
+
+    why: str
+    numbers: tuple[tuple[str, float], ...] = ()
+
+
+Object = Callable[[FusionGroup, FusionGroup, FusionGroup], FusionObjection | None]
+"""What speaks against fusion: of the group so far, the node alone, both together."""
 Join = Callable[[FusionGroup, ScopStatement, Sequence[ScopStatement]], FusionGroup | None]
 Merge = Callable[[FusionGroup, FusionGroup], FusionGroup | None]
 
@@ -75,17 +97,17 @@ Merge = Callable[[FusionGroup, FusionGroup], FusionGroup | None]
 def partition_statements(
     scop: Scop,
     fusion: str,
-    is_profitable: Callable[[FusionGroup, FusionGroup, FusionGroup], bool],
+    object_to: Object,
     join: Join | None = None,
     merge: Merge | None = None,
 ) -> tuple[FusionGroup, ...]:
     """Groups of nodes as a fusion strategy wants them.
 
-    is_profitable: whether "preserve3" fuses: the group so far, the node alone, both together. join: other ways to put
-    a node into a group, which are profitable; it sees the nodes that follow, too. merge: the last two groups as one,
-    where that is profitable.
+    object_to: why "preserve3" does not fuse. join: other ways to put a node into a group, which are profitable; it sees
+    the nodes that follow, too. merge: the last two groups as one, where that is profitable.
     """
     groups: list[FusionGroup] = []
+    objections: dict[str, FusionObjection] = {}  # by the first node of the later group
     for position, node in enumerate(scop.nodes):
         alone = _single_node_group(scop, node)
         joined, profitable = None, False
@@ -93,13 +115,87 @@ def partition_statements(
             joined = None if join is None else join(groups[-1], node, scop.nodes[position + 1 :])
             profitable = joined is not None
             joined = joined or _fuse_node(scop, groups[-1], node)
-        if joined is not None and (profitable or fusion == "max" or is_profitable(groups[-1], alone, joined)):
+        against: FusionObjection | None = APART
+        if joined is not None:
+            against = None if profitable or fusion == "max" else object_to(groups[-1], alone, joined)
+        if joined is not None and against is None:
             groups[-1] = joined
         else:
+            if groups and against is not None:
+                objections[node.name] = against
             groups.append(alone)
         while merge is not None and fusion != "min" and len(groups) > 1 and (merged := merge(*groups[-2:])) is not None:
             groups[-2:] = [merged]
+    record_groups(scop, groups, fusion, object_to, objections)
     return tuple(groups)
+
+
+APART = FusionObjection("they share no loop whose iterations are independent")
+
+
+def record_groups(
+    scop: Scop,
+    groups: Sequence[FusionGroup],
+    fusion: str,
+    object_to: Object,
+    objections: Mapping[str, FusionObjection] | None = None,
+) -> None:
+    """Write down which nodes share loops, and why each group does not join the one before it.
+
+    objections: by the first node of the later group; None: they are looked for again.
+    """
+    if not is_recording():
+        return
+    for group in groups:
+        if len(group.nodes) > 1:
+            rows = ", ".join(f"{r.places[0][1][0]} ({r.extent})" for r in group.rows)
+            note_decision(
+                Decision(
+                    "fusion",
+                    statements_of(group.nodes),
+                    f"{FUSED} {rows}",
+                    "their dependences stay within one iteration of these loops, which keep enough parallelism",
+                    (("parallelism", group.parallelism), ("shared loops", len(group.rows))),
+                )
+            )
+    for before, group in itertools.pairwise(groups):
+        if fusion == "min" or objections is None:
+            found = _find_objection(scop, before, group, object_to)
+        else:
+            found = objections.get(group.nodes[0].name, APART)
+        if fusion == "min":
+            asked = "the option fusion='min' keeps all statements apart"
+            found = replace(found, why=f"{asked}; without it: {found.why}" if found.why else asked)
+        handed_on = [t for t in _handed_on(before, group) if scop.function.tensor(t).role is tc.Role.TEMPORARY]
+        size = sum(_tensor_bytes(scop, t) for t in handed_on)
+        numbers = (*found.numbers, ("bytes through memory", float(size)))
+        through = tuple(
+            Rival(t, float(_tensor_bytes(scop, t)), "written by one kernel, read by the next") for t in handed_on
+        )
+        both = statements_of((*before.nodes, *group.nodes))
+        note_decision(Decision("fusion", both, NOT_FUSED, found.why, numbers, through))
+
+
+FUSED, NOT_FUSED = "one kernel, loops", "two kernels"
+HANDED_ON = "written by one kernel, read by the next"
+
+
+def _tensor_bytes(scop: Scop, name: str) -> int:
+    tensor = scop.function.tensor(name)
+    return tensor.size * tensor.dtype.size
+
+
+def _find_objection(scop: Scop, before: FusionGroup, group: FusionGroup, object_to: Object) -> FusionObjection:
+    """What speaks against two neighbors in one kernel; no words where nothing does."""
+    joined = _fuse_node(scop, before, group.nodes[0])
+    return APART if joined is None else object_to(before, group, joined) or FusionObjection("")
+
+
+def _handed_on(before: FusionGroup, group: FusionGroup) -> tuple[str, ...]:
+    """The tensors that one group writes and a later one reads."""
+    written = dict.fromkeys(w.tensor for n in before.nodes for w in n.writes)
+    read = {r.tensor for n in group.nodes for r in n.reads}
+    return tuple(t for t in written if t in read)
 
 
 def reads_memory(function: BoundFunction, node: ScopStatement, target: CpuTarget) -> bool:

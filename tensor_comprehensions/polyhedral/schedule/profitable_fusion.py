@@ -12,7 +12,7 @@ from ...tc_lang.ir import BoundFunction, walk_expr
 from ..scop.scop import Scop, ScopStatement
 from .chain_fusion import join_chain, merge_producer
 from .contraction_chain import CONTRACTION_ROWS, chain_tiles
-from .fusion import ENOUGH_PARALLELISM, FusionGroup, accessed_bytes, partition_statements, reads_memory
+from .fusion import ENOUGH_PARALLELISM, FusionGroup, FusionObjection, accessed_bytes, partition_statements, reads_memory
 
 # Multiply-adds of a contraction alone that several threads share.
 SHARED_WORK = 1 << 19
@@ -23,8 +23,8 @@ LITTLE = 16
 def fuse_statements(scop: Scop, options: CpuOptions, target: CpuTarget) -> tuple[FusionGroup, ...]:
     """Partition the nodes into groups; every dependence goes forward in the order of groups and within them."""
 
-    def is_profitable(before: FusionGroup, alone: FusionGroup, joined: FusionGroup) -> bool:
-        return _is_profitable(scop.function, before, alone, joined, target)
+    def object_to(before: FusionGroup, alone: FusionGroup, joined: FusionGroup) -> FusionObjection | None:
+        return _object_to(scop.function, before, alone, joined, target)
 
     def join(group: FusionGroup, node: ScopStatement, later: Sequence[ScopStatement]) -> FusionGroup | None:
         return join_chain(scop, group, node, later, target)
@@ -32,32 +32,41 @@ def fuse_statements(scop: Scop, options: CpuOptions, target: CpuTarget) -> tuple
     def merge(alone: FusionGroup, group: FusionGroup) -> FusionGroup | None:
         return merge_producer(scop.function, alone, group, target)
 
-    return partition_statements(scop, options.fusion, is_profitable, join, merge)
+    return partition_statements(scop, options.fusion, object_to, join, merge)
 
 
-def _is_profitable(
+def _object_to(
     function: BoundFunction, before: FusionGroup, alone: FusionGroup, joined: FusionGroup, target: CpuTarget
-) -> bool:
-    """Does fusion keep enough of the parallelism that its parts have apart?"""
-    apart = min(before.parallelism, alone.parallelism)
+) -> FusionObjection | None:
+    """What fusion would lose of the parallelism, or of the nearness, that its parts have; None: nothing that counts."""
     contracts = any(n.cluster is not None for n in joined.nodes)
-    whole_rows = contracts and chain_tiles(function, joined, target) is None
-    if whole_rows and (_loses_threads(joined) or not _operands_stay_close(function, joined, target)):
-        return False
+    if contracts and chain_tiles(function, joined, target) is None:
+        against = _lost_threads(joined) or _far_operands(function, joined, target)
+        if against is not None:
+            return against
+    apart = min(before.parallelism, alone.parallelism)
     if joined.parallelism < min(apart, ENOUGH_PARALLELISM) or joined.parallelism < 2:
-        return False
-    return not _loses_row_order(function, before, joined, target)
+        numbers = ("parallelism", joined.parallelism), ("parallelism apart", apart), ("enough", ENOUGH_PARALLELISM)
+        return FusionObjection("too few iterations of the shared loops are independent", numbers)
+    return _lost_row_order(function, before, joined, target)
 
 
-def _loses_threads(joined: FusionGroup) -> bool:
-    """Would a contraction that threads share alone run in one tile of the first row of a group?"""
+def _lost_threads(joined: FusionGroup) -> FusionObjection | None:
+    """Where a contraction that threads share alone would run in one tile of the first row of a group."""
     contractions = (n for n in joined.nodes if n.cluster is not None)
     work = max(prod(i.extent for i in (*n.free, *n.reduction_indices)) for n in contractions)
-    return joined.rows[0].extent <= CONTRACTION_ROWS and work >= SHARED_WORK
+    rows = joined.rows[0].extent
+    if rows > CONTRACTION_ROWS or work < SHARED_WORK:
+        return None
+    tile, worth = ("rows of a tile", CONTRACTION_ROWS), ("multiply-adds worth threads", SHARED_WORK)
+    why = "threads would idle: the first shared loop fits into one tile"
+    return FusionObjection(why, (("rows", rows), tile, ("multiply-adds", work), worth))
 
 
-def _loses_row_order(function: BoundFunction, before: FusionGroup, joined: FusionGroup, target: CpuTarget) -> bool:
-    """Would a reduction of much memory to little, alone so far, no longer walk the rows it reads one after another?"""
+def _lost_row_order(
+    function: BoundFunction, before: FusionGroup, joined: FusionGroup, target: CpuTarget
+) -> FusionObjection | None:
+    """Where a reduction of much memory to little, alone so far, would no longer walk its rows one after another."""
     (node, *others) = before.nodes
     first = before.rows[0].index_and_shift(node)
     if (
@@ -66,13 +75,16 @@ def _loses_row_order(function: BoundFunction, before: FusionGroup, joined: Fusio
         or node.cluster is not None
         or any(r.index_and_shift(node) == first for r in joined.rows)
     ):
-        return False
-    little = accessed_bytes(function, node.writes) * LITTLE < accessed_bytes(function, node.reads)
-    return little and reads_memory(function, node, target)
+        return None
+    read, written = accessed_bytes(function, node.reads), accessed_bytes(function, node.writes)
+    if written * LITTLE >= read or not reads_memory(function, node, target):
+        return None
+    numbers = ("bytes read", read), ("bytes written", written)
+    return FusionObjection("a reduction would no longer read the rows of memory one after another", numbers)
 
 
-def _operands_stay_close(function: BoundFunction, group: FusionGroup, target: CpuTarget) -> bool:
-    """Does what every iteration of the first row reads again fit into half of the second-level cache?"""
+def _far_operands(function: BoundFunction, group: FusionGroup, target: CpuTarget) -> FusionObjection | None:
+    """Where what every iteration of the first row reads again does not fit into half of the second-level cache."""
     again: dict[str, int] = {}
     for node in group.nodes:
         first, _ = group.rows[0].index_and_shift(node)
@@ -81,4 +93,8 @@ def _operands_stay_close(function: BoundFunction, group: FusionGroup, target: Cp
             if not moves:
                 tensor = function.tensor(access.tensor)
                 again[tensor.name] = tensor.size * tensor.dtype.size
-    return sum(again.values()) <= target.cache[1] // 2
+    size, room = sum(again.values()), target.cache[1] // 2
+    if size <= room:
+        return None
+    numbers = ("bytes read again", size), ("room in the second cache", room)
+    return FusionObjection("what each tile reads again would not stay in the second cache", numbers)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from math import prod
 
+from ...core.decisions import Decision, is_recording, note_decision
 from ...core.memory_layout import contiguous_strides
 from ...core.naming import compose_name
 from ...target import CpuTarget
@@ -46,11 +47,13 @@ def rfactor(function: BoundFunction, matrix: int = LARGE_MATRIX) -> BoundFunctio
         index = by_rows or _index(s)
         return None if index is None else (index, _parts(index.extent, ROW_PARTS if by_rows else PARTS))
 
-    return in_two_stages(function, cut)
+    return in_two_stages(function, cut, f"it has few results (less than {FEW_RESULTS}), or rows that no cache holds")
 
 
-def in_two_stages(function: BoundFunction, cut: Callable[[BoundStatement], SplitPoint | None]) -> BoundFunction:
-    """`function` with each statement that `cut` has an answer for in two stages."""
+def in_two_stages(
+    function: BoundFunction, cut: Callable[[BoundStatement], SplitPoint | None], why: str = "asked for"
+) -> BoundFunction:
+    """`function` with each statement that `cut` has an answer for in two stages. why: for people to read."""
     tensors, statements = list(function.tensors), []
     for s in function.statements:
         found = None if s.domain else cut(s)
@@ -58,12 +61,20 @@ def in_two_stages(function: BoundFunction, cut: Callable[[BoundStatement], Split
             statements.append(s)
             continue
         index, parts = found
+        if is_recording():
+            _record_split(s, index, parts, why)
         part = _part(s, _fresh_name(compose_name(s.target, "part"), {t.name for t in tensors}), parts)
         tensors.append(part)
         first, *others = _stages(s, index, part)
         statements.insert(_place(statements, s), first)
         statements += others
     return replace(function, tensors=tuple(tensors), statements=tuple(statements))
+
+
+def _record_split(s: BoundStatement, index: BoundIndex, parts: int, why: str) -> None:
+    terms, results = prod(i.extent for i in s.reduction_indices), prod(i.extent for i in s.free)
+    numbers = ("parts", parts), ("terms", terms), ("results", results), ("terms of a part", terms // parts)
+    note_decision(Decision("split", (s.name,), f"{parts} parts of {index.name}, added up afterwards", why, numbers))
 
 
 def requested_split(s: BoundStatement, parts: int) -> SplitPoint | None:

@@ -7,7 +7,7 @@ lowers as one. Its domain in the schedule is the box of its free indices; the re
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
@@ -100,6 +100,11 @@ class ScopStatement:
     @cached_property
     def tensors(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(a.tensor for a in (*self.writes, *self.reads)))
+
+
+def statements_of(nodes: Iterable[ScopStatement]) -> tuple[str, ...]:
+    """The names of the statements that `nodes` compute."""
+    return tuple(s.name for n in nodes for s in n.statements)
 
 
 def check_reads(s: BoundStatement) -> frozenset[str]:

@@ -37,7 +37,9 @@ def split_reductions(
         case 1:
             return function
         case parts:
-            return in_two_stages(function, lambda s: requested_split(s, parts))
+            return in_two_stages(
+                function, lambda s: requested_split(s, parts), f"the option split_k={parts} asks for it"
+            )
 
 
 def split_products(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> BoundFunction:
@@ -47,7 +49,8 @@ def split_products(function: BoundFunction, options: CpuOptions, target: CpuTarg
     """
     if not (options.use_microkernels and options.grain_size) or options.schedule is not None:
         return function
-    return in_two_stages(function, lambda s: _cut(function, s, target))
+    why = "it has more terms than results: threads would copy all of one factor each, and share rows or columns"
+    return in_two_stages(function, lambda s: _cut(function, s, target), why)
 
 
 def _cut(function: BoundFunction, s: BoundStatement, target: CpuTarget) -> SplitPoint | None:

@@ -117,3 +117,20 @@ def _pipeline(target: CpuTarget) -> tuple[llvm.FunctionPassManager, llvm.PassBui
     passes.add_simplify_cfg_pass()
     options = llvm.create_pipeline_tuning_options(speed_level=1)
     return passes, llvm.create_pass_builder(_machine(target), options)
+
+
+def assemble_and_print(text: str, target: CpuTarget) -> tuple[ObjectCode, str]:
+    """`assemble` and `host_assembly` in one: the machine code, and the same as text."""
+    host_symbols.link_host_symbols()
+    module, machine = _optimize_module(text, target), _machine(target)
+    known = set(host_symbols.vector_functions().values())
+    symbols = tuple(sorted(f.name for f in module.functions if f.is_declaration and f.name in known))
+    return ObjectCode(machine.emit_object(module), symbols), str(machine.emit_assembly(module))
+
+
+def code_sections(data: bytes) -> dict[str, bytes]:
+    """What runs of an object file: its instructions and constants, without names and line tables."""
+    sections = llvm.ObjectFileRef.from_data(data).sections()
+    named = ((s.name() or b"", s.data()) for s in sections)
+    texts = ((n.decode() if isinstance(n, bytes) else n, d) for n, d in named)
+    return {n: bytes(d) for n, d in texts if ("text" in n and not n.startswith(".rela")) or "rodata" in n}

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import gcd, prod
 
@@ -51,14 +51,53 @@ COPY, TURN, ELEMENT = 0.6, 1.2, 2.5
 """Cycles per element that is copied: by vectors, turned across, one by one; for elements of 4 bytes."""
 
 
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What a plan costs in cycles of one core, part by part; `total` is the number by which plans are compared.
+
+    Attributes:
+        compute: of register tiles. gathers: for vectors that are put together. split_lines: for loads across lines.
+        short_runs: for runs that come too late. pages: to go from page to page of the output.
+        transfer: for bytes that move between caches. packing: to fill panels. turning: to turn a panel of results.
+        exposed: the part of `transfer` that multiply-adds do not hide.
+        streams: whether no more than that part counts, however long `transfer` takes.
+    """
+
+    compute: float
+    gathers: float
+    split_lines: float
+    short_runs: float
+    pages: float
+    transfer: float
+    packing: float
+    exposed: float
+    streams: bool
+    turning: float = 0.0
+
+    @property
+    def busy(self) -> float:
+        """Cycles that the core computes."""
+        return self.compute + self.gathers + self.split_lines + (self.short_runs + self.pages)
+
+    @property
+    def total(self) -> float:
+        running = self.busy + self.exposed * self.transfer
+        return (running if self.streams else max(running, self.transfer)) + self.packing + self.turning
+
+
 def plan_cycles(op: StructuredOp, plan: Plan, target: CpuTarget) -> float:
     """Cycles of one core for a normalized op. Raises CannotLower for an op that has no facts."""
+    return plan_costs(op, plan, target).total
+
+
+def plan_costs(op: StructuredOp, plan: Plan, target: CpuTarget) -> Costs:
+    """The same, part by part."""
     if plan.output_panel_depth is not None:
-        return _output_panel_cycles(op, plan, plan.output_panel_depth, target)
-    return expected_cycles(analyze_contraction(op, plan.vector), [plan], target)[0]
+        return _output_panel_costs(op, plan, plan.output_panel_depth, target)
+    return expected_costs(analyze_contraction(op, plan.vector), [plan], target)[0]
 
 
-def _output_panel_cycles(op: StructuredOp, plan: Plan, depth: int, target: CpuTarget) -> float:
+def _output_panel_costs(op: StructuredOp, plan: Plan, depth: int, target: CpuTarget) -> Costs:
     """The same where results are kept in a panel that is turned afterwards."""
     known, written = analyze_contraction(with_panel_output(op, plan.vector), plan.vector), analyze_contraction(op)
     model, moving = _Model(known, plan, target), known.vector_operand
@@ -67,22 +106,32 @@ def _output_panel_cycles(op: StructuredOp, plan: Plan, depth: int, target: CpuTa
     cycles = (TURN * op.dtype.size / 4 + STORED_RUN * written.output_bytes / run) * prod(i.extent for i in op.parallel)
     if moving.side not in model.packed and is_beyond_private_caches(moving.stored * moving.bytes, target):
         cycles += WAITED_RUN * moving.stored / model._run(moving.side, region)
-    return expected_cycles(known, [plan], target)[0] + cycles
+    return replace(expected_costs(known, [plan], target)[0], turning=cycles)
 
 
 def expected_cycles(known: ContractionInfo, plans: Sequence[Plan], target: CpuTarget) -> list[float]:
     """The same for several plans with lanes along one iterator, where the facts for these are there already."""
+    return [costs.total for costs in expected_costs(known, plans, target)]
+
+
+def expected_costs(known: ContractionInfo, plans: Sequence[Plan], target: CpuTarget) -> list[Costs]:
+    """`expected_cycles`, part by part."""
     computing = _register_tiles(known, plans, target)
-    return [_total_cycles(_Model(known, plan, target), cycles) for plan, cycles in zip(plans, computing, strict=True)]
+    return [_costs(_Model(known, plan, target), cycles) for plan, cycles in zip(plans, computing, strict=True)]
 
 
-def _total_cycles(model: _Model, computing: float) -> float:
-    compute = computing + model.gathers() + model.split_line_loads()
-    compute += model.l2_short_runs() + model.page_revisits()
-    moving = model.transfer_cycles()
-    if model.facts.keeps_lanes_of_sum:
-        return compute + STREAMED * moving + model.packing_cycles()
-    return max(compute + EXPOSED * moving, moving) + model.packing_cycles()
+def _costs(model: _Model, computing: float) -> Costs:
+    return Costs(
+        compute=computing,
+        gathers=model.gathers(),
+        split_lines=model.split_line_loads(),
+        short_runs=model.l2_short_runs(),
+        pages=model.page_revisits(),
+        transfer=model.transfer_cycles(),
+        packing=model.packing_cycles(),
+        exposed=STREAMED if model.facts.keeps_lanes_of_sum else EXPOSED,
+        streams=model.facts.keeps_lanes_of_sum,
+    )
 
 
 def packs_short_runs(known: ContractionInfo, plan: Plan, target: CpuTarget) -> bool:

@@ -9,11 +9,12 @@ from ...core.errors import CannotLower
 from ...core.naming import compose_name
 from ...loop_ir import build
 from ...loop_ir.nodes import Allocate, Stmt
+from ...loop_ir.origins import with_origin
 from ...target import CpuTarget
 from ..amx.tile_microkernel import matrix_tile_kernel, with_tile_buffers
 from ..analysis.contraction_info import is_shared_panel
 from ..match.drop_unit_dims import drop_unit_dims
-from ..op import StructuredOp
+from ..op import StructuredOp, factor_tensor
 from ..plan import PackStep, Plan
 from ..planners.select import select_plan
 from .masked_domain import is_wanted
@@ -23,6 +24,8 @@ from .pack import PackedPanel, make_panel
 from .tile import Region, full_region, parallel_tile_nest, peel_region, tile_loop
 
 Operands = tuple[Operand, ...]
+COPY, RESULTS = "copy of", "results from a panel"
+"""Roles of stores: into a panel of a factor; of sums that a panel has kept until they are complete."""
 
 
 def lower_contraction(op: StructuredOp, target: CpuTarget, *, parallel: bool, plan: Plan | None = None) -> Stmt:
@@ -89,7 +92,8 @@ def _lower_region(
         results = make_output_panel(op, plan, region, compose_name(op.name, "results"))
         inner = replace(plan, output_panel_depth=None, nontemporal=False)
         body = _lower_region(results.op, inner, region, operands, packs, depth)
-        return Allocate((results.buffer,), build.block(body, results.store))
+        store = with_origin(results.store, (), RESULTS)
+        return Allocate((results.buffer,), build.block(body, store))
     panels, operands = _panels(op, plan, region, operands, (step for step in packs if step.depth == depth))
     if depth == len(plan.levels):
         body = (matrix_tile_kernel if plan.instruction else microkernel)(op, plan, region, operands)
@@ -111,7 +115,7 @@ def _panels(
             op, plan, op.factors[side], region, step.depth, compose_name(op.name, step.side.name.lower())
         )
         operands = tuple(panel.operand if i == side else o for i, o in enumerate(operands))
-        panels.append(panel)
+        panels.append(replace(panel, fill=with_origin(panel.fill, (), COPY, factor_tensor(op.factors[side]))))
     return panels, operands
 
 

@@ -380,7 +380,8 @@ class _Block:
                 held[s.buffer.name] = names.bind(value)
             else:
                 where = tuple(substitute_vectorized(i, point) for i in s.indices)
-                done.append(Store(s.buffer, where, value, s.op, mask, s.nontemporal and self._fills_lines(s)))
+                past_caches = s.nontemporal and self._fills_lines(s)
+                done.append(Store(s.buffer, where, value, s.op, mask, past_caches, origin=s.origin))
         return names.wrap_body(build.block(*done))
 
     def _fills_lines(self, s: Store) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from math import inf, prod
 
+from ...core.decisions import is_recording
 from ...core.errors import CannotLower
 from ...target import CpuTarget
 from ..amx import tile_plans
@@ -18,6 +19,7 @@ from ..op import StructuredOp, loads_in
 from ..plan import Plan
 from . import depthwise, transposed_output
 from .blocking import PACKED_STEPS, PACKED_USES, PARALLEL_WORK, BlockingHeuristic
+from .plan_record import record_plan
 from .plan_variants import LaneSumBlocking, PackBothBlocking, enumerate_packings, is_packing_both_profitable
 
 MIN_ROWS_TO_TURN = 8
@@ -39,19 +41,30 @@ TILES, CLEARLY, NEARLY = 6, 0.97, 0.9
 general and where all that is touched is near, so that order and copies change less than is foreseen."""
 
 
-@lru_cache(PLANNED)
 def select_plan(op: StructuredOp, target: CpuTarget, *, parallel: bool) -> Plan:
     """The plan that the cost model prefers for a normalized op, be the op worth one or not.
 
     Raises:
         CannotLower: the op has no contiguous output iterator that moves a factor.
     """
+    if is_recording():  # a plan that is kept would leave out its rivals
+        return _select_plan.__wrapped__(op, target, parallel=parallel)
+    return _select_plan(op, target, parallel=parallel)
+
+
+@lru_cache(PLANNED)
+def _select_plan(op: StructuredOp, target: CpuTarget, *, parallel: bool) -> Plan:
     views = register_tile_rankings(op, target)
-    shared = best_of(views, target, parallel=parallel)
-    if not shared.parallel_depth or op.multiplications >= LITTLE_WORK:
-        return shared
-    serial = best_of(views, target, parallel=False)
-    return shared if _shared_cycles(op, shared, target) < MUCH * plan_cycles(op, serial, target) else serial
+    shared, rivals = rank_plans(views, target, parallel=parallel)
+    if shared.parallel_depth and op.multiplications < LITTLE_WORK:
+        serial, others = rank_plans(views, target, parallel=False)
+        if _shared_cycles(op, shared, target) >= MUCH * plan_cycles(op, serial, target):
+            shared, rivals = serial, others
+    if is_recording():
+        tiles = [(view, tile) for view in views for tile in view.best_tiles(TILES)]
+        priced = [p for view, tile in tiles for p in enumerate_packings(view.info, target, tile, parallel)]
+        record_plan(op, shared, rivals, priced, target)
+    return shared
 
 
 def _shared_cycles(op: StructuredOp, plan: Plan, target: CpuTarget) -> float:
@@ -76,9 +89,16 @@ def register_tile_rankings(op: StructuredOp, target: CpuTarget) -> tuple[Registe
 def best_of(views: tuple[RegisterTileRanking, ...], target: CpuTarget, *, parallel: bool) -> Plan:
     """The plan that the cost model prefers around the best register tile of one of `views`, from
     `register_tile_rankings`."""
+    return rank_plans(views, target, parallel=parallel)[0]
+
+
+def rank_plans(
+    views: tuple[RegisterTileRanking, ...], target: CpuTarget, *, parallel: bool
+) -> tuple[Plan, tuple[Plan, ...]]:
+    """The same with all plans that it was compared with."""
     default, *turned = views
     if depthwise.is_depthwise(default.info):
-        return depthwise.depthwise_plan(default.info, target, parallel=parallel)
+        return depthwise.depthwise_plan(default.info, target, parallel=parallel), ()
     parallel = parallel and default.info.op.multiplications >= 2 * PARALLEL_WORK  # else shares are panels made in vain
     near, consider = is_near(default.info, target), _enumerate_tile_plans
     if default.info.keeps_lanes_of_sum:
@@ -87,20 +107,24 @@ def best_of(views: tuple[RegisterTileRanking, ...], target: CpuTarget, *, parall
         consider = _enumerate_near_plans
     views = views if turned and (near or _worth_turning(default.info, target)) else (default,)
     chosen, least, clearly = Plan("", 0, (), ()), inf, NEARLY if near else CLEARLY
+    compared: list[Plan] = []
     for view in views:
         plans = list(dict.fromkeys(consider(view, target, parallel)))
+        compared += plans
         for plan, cycles in zip(plans, expected_cycles(view.info, plans, target), strict=True):
             if cycles < least * clearly:
                 chosen, least = plan, cycles
     if chosen.vector == default.info.vector and packs_short_runs(default.info, chosen, target):
         for plan in transposed_output.transposed_output_plans(default.info, target, parallel=parallel):
             cycles = plan_cycles(default.info.op, plan, target)
+            compared.append(plan)
             if cycles < least * CLEARLY:
                 chosen, least = plan, cycles
     for plan in tile_plans.matrix_tile_plans(default.info, target, parallel=parallel):
+        compared.append(plan)
         if busy_cycles(default.info.op, plan, target) < busy_cycles(default.info.op, chosen, target) * CLEARLY:
             chosen = plan
-    return chosen
+    return chosen, tuple(compared)
 
 
 def is_near(known: ContractionInfo, target: CpuTarget) -> bool:

@@ -16,9 +16,11 @@ from ....loop_ir.cross_thread_reduction import CrossThreadSum, combine_across_th
 from ....loop_ir.intervals import Interval
 from ....loop_ir.intrinsics import BARRIER, WARP_BARRIER
 from ....loop_ir.nodes import Buffer, Kernel, Launch, Space
+from ....loop_ir.origins import with_origin
 from ....target import GpuTarget
 from ....tc_lang.ir import Tensor
-from ...scop.scop import CONTEXT, Scop
+from ...cpu.lower_nest import INITIAL_VALUES
+from ...scop.scop import CONTEXT, Scop, statements_of
 from ..plan.mapping import KernelPlan, kernel_tree
 from ..plan.statement_phases import Phase
 from ..post.double_buffer import double_buffer
@@ -34,6 +36,8 @@ from .ast_to_loops import generate_loops
 from .isl_to_expr import launch_identifiers
 from .statements import StatementLowering, sum_register
 
+COPY, ACROSS_THREADS = "copy", "sum across threads"
+"""Roles of stores: to and from shared memory or registers; of what threads combine."""
 FEW_REGISTERS = 128
 """Of a thread: with more, fewer than a quarter of the threads that a processor can hold find room."""
 
@@ -67,13 +71,16 @@ class KernelLowering:
         emitter = StatementLowering({**self.buffers, **views, **{b.name: b for b in promotion.buffers}}, sums)
         units = {u.name: with_moved_accesses(u, promotion.ranks) for u in self.plan.units}
 
+        everything = statements_of(self.plan.group.nodes)
+
         def instance(name: str, values: tuple[ir.Expr, ...]) -> ir.Stmt:
             if name in units:
                 count = len(units[name].indices)
                 further = dict(zip(promotion.names(name), values[count:], strict=True))
-                return emitter.statement(units[name], values[:count], further)
+                statement = emitter.statement(units[name], values[:count], further)
+                return with_origin(statement, (units[name].statement.name,))
             if name in promotion.stagings:
-                return promotion.stagings[name].statement(values, launch)
+                return with_origin(promotion.stagings[name].statement(values, launch), everything, COPY)
             return collectives[name]
 
         functions = {name: promotion.functions(name) for name in units}
@@ -81,7 +88,7 @@ class KernelLowering:
         body = generate_loops(isl_tree, _context(launch), launch_identifiers(launch), instance, functions, ranges)
         body = unroll_innermost(body, self.plan.options.unroll, ranges)
         body, promoted = self.with_double_buffers(body, promotion, shared)
-        body = split_full_tiles(body, self.plan, ranges)
+        body = with_origin(split_full_tiles(body, self.plan, ranges), everything)
         written = {u.statement.target for u in self.plan.units}
         kept = [*shared, *promoted, *(v.buffer for v in views.values()), *sums.values()]
         cached = tuple(n for n in self.buffers if n not in written) if self.plan.options.read_only_cache else ()
@@ -127,7 +134,9 @@ class KernelLowering:
     def collectives(self, sums: Mapping[str, Buffer]) -> tuple[dict[str, ir.Stmt], list[Buffer]]:
         """What the threads do together in cooperative leaves, by name, and the shared arrays that this takes."""
         meanings: dict[str, ir.Stmt] = {
-            f"{b}{k}": ir.Invoke(b, (), ()) for b in (BARRIER, WARP_BARRIER) for k in range(len(self.plan.leaves))
+            f"{b}{k}": with_origin(ir.Invoke(b, (), ()), statements_of(self.plan.group.nodes), BARRIER)
+            for b in (BARRIER, WARP_BARRIER)
+            for k in range(len(self.plan.leaves))
         }
         shared: list[Buffer] = []
         for number, leaf in enumerate(self.plan.leaves):
@@ -138,10 +147,10 @@ class KernelLowering:
             again = self.plan.repeats or any(a.tiles * a.trips > 1 for a in leaf.parallel)
             combined = combine_across_threads(found, self.plan.launch, leaf.reduced_over, again=again)
             shared += combined.shared
-            meanings[f"combine{number}"] = combined.body
-            meanings[f"clear{number}"] = build.block(
-                *(ir.Store(s.register, (), build.neutral(s.op, s.register.type.dtype)) for s in found)
-            )
+            names = tuple(u.statement.name for u in terms)
+            meanings[f"combine{number}"] = with_origin(combined.body, names, ACROSS_THREADS)
+            clear = (ir.Store(s.register, (), build.neutral(s.op, s.register.type.dtype)) for s in found)
+            meanings[f"clear{number}"] = with_origin(build.block(*clear), names, INITIAL_VALUES)
         return meanings, shared
 
 

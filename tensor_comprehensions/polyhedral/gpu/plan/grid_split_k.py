@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
 
+from ....core.decisions import close_book
 from ....options import MappingOptions
 from ....target import GpuTarget
 from ....tc_lang.ir import BoundFunction, BoundStatement
@@ -40,8 +41,10 @@ BLOCKS = 2
 def split_grid_reductions(function: BoundFunction, options: MappingOptions | None, target: GpuTarget) -> BoundFunction:
     """`function` with the reductions in two stages for which that pays, or that `options` ask for."""
     if options is None:
-        return in_two_stages(function, lambda s: _best(function, s, target))
-    return in_two_stages(function, lambda s: _requested_split(s, options.split_k, target))
+        why = "processors would idle: both kernels together are expected to take less than three quarters of the time"
+        return in_two_stages(function, lambda s: _best(function, s, target), why)
+    asked = f"the option split_k={options.split_k} asks for it"
+    return in_two_stages(function, lambda s: _requested_split(s, options.split_k, target), asked)
 
 
 def _requested_split(s: BoundStatement, parts: int, target: GpuTarget) -> SplitPoint | None:
@@ -92,7 +95,8 @@ def _choose_even_parts(extent: int, most: int) -> int:
 
 def _two_stage_cycles(function: BoundFunction, s: BoundStatement, cut: SplitPoint, target: GpuTarget) -> float:
     """Cycles of `s` in parts, of writing these to memory, and of adding them up."""
-    whole = in_two_stages(replace(function, statements=(s,)), lambda _: cut)
+    with close_book():  # a price, not a choice
+        whole = in_two_stages(replace(function, statements=(s,)), lambda _: cut)
     part = whole.tensors[-1]
     written = part.size * part.dtype.size * target.clock / target.bandwidth
     return written + sum(_cycles(whole, stage, target) for stage in whole.statements)

@@ -11,15 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import gcd, inf, prod
 
+from ....core.decisions import Decision, Rival, is_recording, note_decision
 from ....options import MappingOptions
 from ....target import GpuTarget
 from ....tc_lang import ir as tc
 from ....tc_lang.ir import walk_expr
 from ...schedule.access_cost import access_stride, op_count
-from ...schedule.fusion import FusionGroup
+from ...schedule.fusion import FusionGroup, FusionObjection
 from ...schedule.loop_nest import DimKind, LoopNest, NestDim, build_nests
 from ...scop.isl_affine import to_isl_affine
-from ...scop.scop import Scop, ScopStatement
+from ...scop.scop import Scop, ScopStatement, statements_of
 from .mapping import transactions_per_read
 from .vector_width import vector_width_along
 
@@ -64,24 +65,28 @@ class GroupShape:
         return prod(self.rows)
 
 
-def is_profitable_fusion(
+def object_to_fusion(
     scop: Scop, target: GpuTarget, before: FusionGroup, alone: FusionGroup, joined: FusionGroup
-) -> bool:
-    """Is it worth fusing: does the parallelism stay, or is what is left enough and what is read again small?
+) -> FusionObjection | None:
+    """What speaks against fusing: too little parallelism that stays, or too much that is read again.
 
     Never a sum that is cut into parts for the sake of parallelism with what adds them up.
     """
     written = {w.tensor for n in before.nodes for w in n.writes}
     if any(written & scop.parts & set(n.tensors) for n in alone.nodes):
-        return False
+        return FusionObjection("a sum is in parts, and these are added up by a kernel of their own")
     apart = min(before.parallelism, alone.parallelism)
+    parallelism = ("parallelism", float(joined.parallelism)), ("parallelism apart", float(apart))
     if joined.parallelism <= 1:
-        return False
+        return FusionObjection("no iterations of shared loops are independent", parallelism)
     if joined.parallelism < target.num_sms and joined.parallelism < max(before.parallelism, alone.parallelism):
-        return all(_shape(scop, g).inner * g.parallelism <= LIGHT * joined.parallelism for g in (before, alone))
-    if joined.parallelism >= apart:
-        return True
-    return _reread_bytes(scop, joined) <= REREAD
+        if all(_shape(scop, g).inner * g.parallelism <= LIGHT * joined.parallelism for g in (before, alone)):
+            return None
+        return FusionObjection("processors would idle", (*parallelism, ("processors", float(target.num_sms))))
+    again = 0 if joined.parallelism >= apart else _reread_bytes(scop, joined)
+    if again <= REREAD:
+        return None
+    return FusionObjection("blocks would read too much again", (("bytes read again", again), ("limit", REREAD)))
 
 
 def is_launch_bound(scop: Scop, target: GpuTarget, *groups: FusionGroup) -> bool:
@@ -111,7 +116,43 @@ def next_power_of_two(n: int) -> int:
 
 def choose_mapping(scop: Scop, group: FusionGroup, target: GpuTarget) -> MappingOptions:
     """The mapping of one group."""
-    return _choose_mapping(scop, _shape(scop, group), target)[0]
+    options, cycles = _choose_mapping(scop, _shape(scop, group), target)
+    if is_recording():
+        _record_mapping(scop, group, options, cycles, target)
+    return options
+
+
+def _describe_mapping(options: MappingOptions) -> str:
+    """The sizes of a mapping, and what it switches on."""
+    sizes = (("tiles", options.tile), ("threads", options.threads))
+    parts = [f"{name} {' x '.join(map(str, values))}" for name, values in sizes if values]
+    parts += [f"{options.unroll} iterations unrolled"] if options.unroll > 1 else []
+    parts += [f"vectors of {options.vector_width}"] if options.vector_width > 1 else []
+    flags = ("shared_memory", "private_memory", "double_buffer", "cooperative_reductions", "read_only_cache")
+    return ", ".join([*parts, *(name.replace("_", " ") for name in flags if getattr(options, name))])
+
+
+def _record_mapping(scop: Scop, group: FusionGroup, options: MappingOptions, cycles: float, target: GpuTarget) -> None:
+    """Write down the mapping of a group, and the tiles that take longer."""
+    shape = _shape(scop, group)
+    sides = _sides(shape) if shape.reduced > SHORT else None
+    rivals: tuple[Rival, ...] = ()
+    if sides is not None:
+        ranked = sorted(_rank_tiles(scop, shape, sides, target), key=lambda f: f[0])
+        kind = "a contraction: tiles in shared memory and registers"
+        rivals = tuple(
+            Rival(f"tiles of {' x '.join(map(str, t.tile))}, {t.depth} terms", c, "more cycles by the model")
+            for c, t in ranked
+            if c > cycles
+        )
+    elif _column_reduction(scop, shape):
+        kind = "a sum of columns: strips of columns, rows shared by threads"
+    elif shape.inner > SHORT:
+        kind = "a reduction of rows: a warp or a block for each"
+    else:
+        kind = "a thread for each element"
+    numbers = ("cycles", cycles), ("independent iterations", shape.points), ("terms", shape.reduced)
+    note_decision(Decision("mapping", statements_of(group.nodes), _describe_mapping(options), kind, numbers, rivals))
 
 
 def group_cycles(scop: Scop, group: FusionGroup, target: GpuTarget) -> float:
@@ -374,6 +415,14 @@ def _find_fastest_tile(
     scop: Scop, shape: GroupShape, sides: tuple[NestDim, NestDim], target: GpuTarget
 ) -> tuple[float, ContractionTile]:
     """The tiles that are done first, and when; square but for short sides."""
+    found = _rank_tiles(scop, shape, sides, target)
+    return min(reversed(found), key=lambda f: f[0])  # of equals the one with most blocks
+
+
+def _rank_tiles(
+    scop: Scop, shape: GroupShape, sides: tuple[NestDim, NestDim], target: GpuTarget
+) -> list[tuple[float, ContractionTile]]:
+    """All tiles that are looked at, each with when it is done."""
     extents = [d.extent for d in sides]
     others = prod(r for k, r in enumerate(shape.rows) if k not in [d.row for d in sides])
     terms = [d.extent for d in shape.leaf.dims if d.row is None]
@@ -386,7 +435,7 @@ def _find_fastest_tile(
         steps = prod(terms[: square.outer]) * -(-terms[square.outer] // square.depth)
         cycles = square.duration(blocks, steps, square.depth * prod(terms[square.outer + 1 :]), target)
         found.append((cycles, square))
-    return min(reversed(found), key=lambda f: f[0])  # of equals the one with most blocks
+    return found
 
 
 def _contraction(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import product
 from operator import floordiv, mod
 
+from ....core.decisions import Decision, Rival, is_recording, note_decision
 from ....loop_ir.buffer_view import buffer_indices, with_row_pitch
 from ....loop_ir.nodes import Buffer, Launch
 from .coalescing import ThreadStrides
@@ -27,13 +28,28 @@ def pad_rows(
     if len(buffer.shape) < 2:
         return buffer
     width = buffer.shape[-1]
-    lengths = [width + pad for pad in (0, lanes, 2 * lanes, 1 - width % 2)]
-    return min(
-        (with_row_pitch(buffer, n) for n in lengths),
-        key=lambda b: sum(
-            bank_conflicts(b, box, s, launch, lanes if wide and b.strides[-2] % lanes == 0 else 1) for s in steps
-        ),
-    )
+    lengths = dict.fromkeys(width + pad for pad in (0, lanes, 2 * lanes, 1 - width % 2))
+    candidates = [with_row_pitch(buffer, n) for n in lengths]
+
+    def count_turns(b: Buffer) -> int:
+        taken = lanes if wide and b.strides[-2] % lanes == 0 else 1
+        return sum(bank_conflicts(b, box, s, launch, taken) for s in steps)
+
+    chosen = min(candidates, key=count_turns)
+    if is_recording():
+        _record_padding(chosen, [(b, count_turns(b)) for b in candidates])
+    return chosen
+
+
+def _record_padding(chosen: Buffer, turns: Sequence[tuple[Buffer, int]]) -> None:
+    """Write down the length of rows, and how often threads wait with it and with the others."""
+    width, pitch = chosen.shape[-1], chosen.strides[-2]
+    waits = {b.strides[-2]: count for b, count in turns}
+    others = sorted(((count, n) for n, count in waits.items() if n != pitch), key=lambda w: w[0])
+    rivals = tuple(Rival(f"rows of {n}", count, f"{count} further turns of a warp") for count, n in others)
+    why = f"{waits[pitch]} further turns of a warp for the same bank, and {waits[width]} without padding"
+    numbers = ("row", width), ("pitch", pitch), ("turns", waits[pitch]), ("turns unpadded", waits[width])
+    note_decision(Decision("padding", (), f"{chosen.name}: rows of {width} every {pitch}", why, numbers, rivals))
 
 
 def bank_conflicts(buffer: Buffer, box: Box, steps: ThreadStrides, launch: Launch, lanes: int) -> int:

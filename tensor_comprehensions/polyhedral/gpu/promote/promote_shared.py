@@ -16,6 +16,7 @@ from math import gcd, prod
 
 import islpy as isl
 
+from ....core.decisions import Decision, is_recording, note_decision
 from ....core.errors import CannotLower
 from ....core.naming import compose_name
 from ....loop_ir import build
@@ -151,6 +152,16 @@ class Promotion:
         )
 
 
+def _record_promotion(tensor: Buffer, buffer: Buffer, room: int) -> None:
+    size = shared_bytes_of(buffer)
+    numbers = ("bytes", size), ("room", room)
+    box = " x ".join(map(str, buffer.shape)) or "one element"
+    chosen, why = f"{tensor.name}: {box} in shared memory", "threads of a block share it, or read it across memory"
+    if size > room:
+        chosen, why = f"{tensor.name} stays in global memory", f"its box of {box} exceeds what is left of shared memory"
+    note_decision(Decision("promotion", (), chosen, why, numbers))
+
+
 def _is_of(tag: str, statement: str) -> bool:
     return tag.rpartition(".")[0] == statement
 
@@ -230,7 +241,10 @@ def promote_shared(
         )
         wide = all(r.tag.rpartition(".")[0] in around.register_tiled for r in group.references)
         buffer = pad_rows(buffer, group.box, steps, around.launch, lanes, wide=wide)
-        if shared_bytes_of(buffer) <= room:
+        fits = shared_bytes_of(buffer) <= room
+        if is_recording():
+            _record_promotion(tensor, buffer, room)
+        if fits:
             chosen.append((group, buffer))
             room -= shared_bytes_of(buffer)
     if not chosen:

@@ -15,7 +15,7 @@ import llvmlite.binding as llvm
 import torch
 from torch import Tensor
 
-from tensor_comprehensions.runtime.cpu.host import host
+from .host import host
 
 FMA, COPY, KERNEL = "multiply-adds", "copy", "kernel"
 LEAST = 50e-6
@@ -133,7 +133,7 @@ def _function(text: str, name: str, *arguments: Any) -> Callable[..., None]:
     return ctypes.CFUNCTYPE(None, *arguments)(_engine(text).get_function_address(name))
 
 
-def lasting(once: Callable[[int], None]) -> tuple[Callable[[], None], int]:
+def repeat_long_enough(once: Callable[[int], None]) -> tuple[Callable[[], None], int]:
     """`once(times)` as a call that lasts `LEAST` seconds or longer, and how many times it does its work."""
     once(1)
     start = time.perf_counter()
@@ -156,7 +156,7 @@ def multiply_adds(dtype: torch.dtype) -> tuple[Callable[[], None], float]:
     lanes = host().lanes(bits)
     multiply = _function(_multiply_adds(scalar, lanes), "multiply", ctypes.c_int64, ctypes.c_void_p)
     values = torch.full((ACCUMULATORS * lanes,), 1e-3, dtype=torch.float64 if bits == 64 else torch.float32)
-    call, times = lasting(lambda n: multiply(1000 * n, values.data_ptr()))
+    call, times = repeat_long_enough(lambda n: multiply(1000 * n, values.data_ptr()))
     return call, 2.0 * 1000 * times * ACCUMULATORS * lanes
 
 
@@ -176,8 +176,8 @@ def copies(moved: int) -> dict[str, tuple[Callable[[], None], float]]:
         (f"{COPY} by the C library", lambda n: library(n, memcpy, to, of, size)),
         (f"{COPY} by vectors", lambda n: vectors(n, to, of, size)),
     ):
-        call, times = lasting(once)
-        found[name] = (_keeping(call, source, destination), 2.0 * size * times)
+        call, times = repeat_long_enough(once)
+        found[name] = (_keep_alive(call, source, destination), 2.0 * size * times)
     return found
 
 
@@ -188,11 +188,11 @@ def kernel(compiled: Any, arguments: Sequence[Tensor], results: Sequence[Tensor]
     tensors = (*arguments, *results, *temporaries, status)
     slots = (ctypes.c_void_p * len(tensors))(*(t.data_ptr() for t in tensors))
     repeat = _function(_REPEAT, "repeat", ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)
-    call, times = lasting(lambda n: repeat(n, compiled.executable.address, ctypes.addressof(slots)))
-    return _keeping(call, *tensors), times
+    call, times = repeat_long_enough(lambda n: repeat(n, compiled.executable.address, ctypes.addressof(slots)))
+    return _keep_alive(call, *tensors), times
 
 
-def _keeping(call: Callable[[], None], *alive: Tensor) -> Callable[[], None]:
+def _keep_alive(call: Callable[[], None], *alive: Tensor) -> Callable[[], None]:
     """`call`, which keeps the tensors whose addresses it uses."""
 
     def run() -> None:

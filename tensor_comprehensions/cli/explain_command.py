@@ -1,0 +1,41 @@
+"""`tensorc explain`: why the kernel of a def is as it is, as text, as JSON or as a page."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import ArgumentError
+from ..explain.report import Report
+
+Explain = Callable[[argparse.Namespace], Report]
+
+
+def add_explain_parser(commands: Any, add_def: Callable[[argparse.ArgumentParser], None], explain: Explain) -> None:
+    """The command and its options. explain: the report that its arguments ask for."""
+    parser = commands.add_parser("explain", help="say why a def becomes the kernel that it becomes")
+    add_def(parser)
+    parser.add_argument("--target", metavar="TARGET", help="a GPU to explain the kernel for, such as cuda:sm_90")
+    parser.add_argument("--measure", action="store_true", help="time a call, and measure what the machine can do")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write the report as one HTML page")
+    parser.add_argument("--open", action="store_true", help="show the page in the browser")
+    parser.set_defaults(command=lambda arguments: run_explain(arguments, explain(arguments)))
+
+
+def run_explain(arguments: argparse.Namespace, report: Report) -> int:
+    """Print, write or show a report. Raises ArgumentError for a page of no name."""
+    if arguments.output is not None:
+        if not arguments.output or Path(arguments.output).is_dir():
+            raise ArgumentError("the page has no file", expected="-o FILE.html")
+        print(f"written to {report.save(arguments.output)}")
+    if arguments.open:
+        print(f"shown from {report.open()}")
+    if arguments.json:
+        print(json.dumps(report.json(), indent=1))
+    elif not (arguments.output or arguments.open):
+        print(report)
+    return 0

@@ -1,0 +1,119 @@
+"""Why the compiler does what it does: decisions with their numbers, written down only while a book is open.
+
+Without a book, which is the normal case, a decision point reads one `ContextVar` and makes no text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Rival:
+    """What was not chosen. number: in the unit of the decision, such as cycles; None where nothing was counted."""
+
+    text: str
+    number: float | None
+    why_not: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One choice of the compiler.
+
+    Attributes:
+        subject: what was decided, one of `SUBJECTS`.
+        statements: names of the statements of the def that it is about.
+        chosen: the outcome. why: its reason.
+        numbers: what was compared, by name; the unit is part of the name, such as `bytes` or `cycles`.
+        others: what else was considered, best first.
+    """
+
+    subject: str
+    statements: tuple[str, ...]
+    chosen: str
+    why: str
+    numbers: tuple[tuple[str, float], ...] = ()
+    others: tuple[Rival, ...] = ()
+
+    def number(self, name: str) -> float:
+        """One of its numbers. Raises KeyError where it has none of that name."""
+        return dict(self.numbers)[name]
+
+
+SUBJECTS = {
+    "fusion": "statements in one kernel, or in two",
+    "lowering": "register tiles, or loops",
+    "split": "sums in several parts",
+    "tiles": "what one iteration of the shared loops covers",
+    "temporary": "where an intermediate result lives",
+    "plan": "loops, register tile and copies of a contraction",
+    "pack": "copies of a factor into panels",
+    "vector": "what runs along the lanes",
+    "function": "vector functions, or scalar calls",
+    "memory": "heap, or stack",
+    "tuning": "options from a search",
+    "mapping": "blocks and threads",
+    "promotion": "tensors in shared memory and registers",
+    "padding": "rows of shared memory",
+    "graph": "operations of a graph of torch",
+}
+"""What decisions are about, each with its meaning."""
+
+
+@dataclass(slots=True)
+class DecisionBook:
+    """The decisions of a compilation in order, each once."""
+
+    _entries: dict[Decision, None] = field(default_factory=dict)
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        return tuple(self._entries)
+
+    def add(self, decision: Decision) -> None:
+        self._entries.setdefault(decision)
+
+
+_BOOK: ContextVar[DecisionBook | None] = ContextVar("tc_decisions", default=None)
+
+
+def is_recording() -> bool:
+    """Whether a book is open in this context."""
+    return _BOOK.get() is not None
+
+
+def record_decision(make: Callable[[], Decision]) -> None:
+    """Write down what `make` gives, which is not called without a book."""
+    book = _BOOK.get()
+    if book is not None:
+        book.add(make())
+
+
+def note_decision(decision: Decision) -> None:
+    """Write down a decision that was made already, where a book is open."""
+    record_decision(lambda: decision)
+
+
+@contextmanager
+def open_book() -> Iterator[DecisionBook]:
+    """A new book for what is decided inside, in this context."""
+    book = DecisionBook()
+    token = _BOOK.set(book)
+    try:
+        yield book
+    finally:
+        _BOOK.reset(token)
+
+
+@contextmanager
+def close_book() -> Iterator[None]:
+    """Nothing is written down inside: what is asked there is not what is done."""
+    token = _BOOK.set(None)
+    try:
+        yield
+    finally:
+        _BOOK.reset(token)

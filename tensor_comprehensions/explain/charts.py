@@ -1,0 +1,79 @@
+"""Pictures of a page as SVG, drawn without style attributes, which the policy of the page does not allow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from math import log10
+
+from .numbers import format_bytes, format_count
+from .report import Roofline, Section
+
+BAR = 60
+WIDTH, HEIGHT, MARGIN = 560, 260, 44
+CELL = 16
+
+
+def draw_bars(rows: Sequence[tuple[str, float, str]]) -> str:
+    """Rivals with their costs relative to the chosen plan, the mark in each bar, and why they were not taken."""
+    most = max(1.0, *(ratio for _, ratio, _ in rows))
+    parts = []
+    for text, ratio, why in rows:
+        own = f'<path class="axis" d="M{BAR / most:.0f} 0 V10"/>'
+        inside = f'<rect width="{BAR * ratio / most:.0f}" height="10"/>{own}'
+        bar = f'<svg class="bar" width="{BAR}" height="10">{inside}</svg>'
+        parts.append(f"<div>{bar}<b>{ratio:.2f}</b> {escape(text)}<br><small>{escape(why)}</small></div>")
+    return "".join(parts)
+
+
+def draw_roofline(r: Roofline) -> str:
+    """Operations per second over operations per byte: the roofs of the memories, and the call."""
+    low, high = min(0.1, r.intensity / 4), max(100.0, r.intensity * 4)
+    top = r.peak * 2
+    points = [r.bound, *((r.flops / r.seconds,) if r.seconds else ())]
+    bottom = min(*points, low * r.rates[-1][1]) / 2
+
+    def x(value: float) -> float:
+        return MARGIN + (WIDTH - 2 * MARGIN) * log10(value / low) / log10(high / low)
+
+    def y(value: float) -> float:
+        return HEIGHT - MARGIN - (HEIGHT - 2 * MARGIN) * log10(value / bottom) / log10(top / bottom)
+
+    parts = [
+        f'<path class="axis" d="M{MARGIN} {MARGIN} V{HEIGHT - MARGIN} H{WIDTH - MARGIN}"/>',
+        f'<text x="{WIDTH // 2 - 60}" y="{HEIGHT - 8}">operations per byte</text>',
+        f'<text x="4" y="{MARGIN - 14}">operations per second</text>',
+    ]
+    for name, rate in r.rates:
+        edge = min(high, r.peak / rate)
+        start = max(low, bottom / rate)
+        parts.append(
+            f'<path class="roof" d="M{x(start):.0f} {y(rate * start):.0f} L{x(edge):.0f} {y(rate * edge):.0f}"/>'
+        )
+        parts.append(
+            f'<text x="{x(start) + 4:.0f}" y="{y(rate * start) - 4:.0f}">{escape(name)} {format_bytes(rate)}/s</text>'
+        )
+    parts.append(f'<path class="roof" d="M{x(min(high, r.peak / r.rates[0][1])):.0f} {y(r.peak):.0f} H{x(high):.0f}"/>')
+    parts.append(f'<text x="{x(high) - 130:.0f}" y="{y(r.peak) - 6:.0f}">{format_count(r.peak)} operations/s</text>')
+    parts.append(f'<path class="drop" d="M{x(r.intensity):.0f} {y(r.bound):.0f} V{HEIGHT - MARGIN}"/>')
+    parts.append(f'<circle class="limit" cx="{x(r.intensity):.0f}" cy="{y(r.bound):.0f}" r="4"/>')
+    caption = f"{format_count(r.flops)} operations, {format_bytes(r.bytes)}: {r.intensity:.1f} operations per byte"
+    if r.seconds is not None and r.share is not None:
+        reached = r.flops / r.seconds
+        parts.append(f'<circle class="own" cx="{x(r.intensity):.0f}" cy="{y(reached):.0f}" r="5"/>')
+        caption += f"; {r.seconds * 1e6:.1f} us, {100 * r.share:.0f} % of what the limits allow"
+    svg = f'<svg class="chart" width="{WIDTH}" height="{HEIGHT}" role="img">{"".join(parts)}</svg>'
+    return f"<p>{escape(caption)}</p>{svg}"
+
+
+def draw_bank_grid(section: Section) -> str:
+    """Rows of a shared buffer: the bank that each element is in."""
+    parts = []
+    for row, banks in enumerate(section.grid):
+        for column, bank in enumerate(banks):
+            tone = f"t{bank * 8 // 32}" if bank >= 0 else "pad"
+            parts.append(f'<rect class="{tone}" x="{column * CELL}" y="{row * CELL}" width="{CELL}" height="{CELL}"/>')
+            if bank >= 0:
+                parts.append(f'<text x="{column * CELL + 2}" y="{row * CELL + 11}">{bank}</text>')
+    width, height = CELL * max(map(len, section.grid)), CELL * len(section.grid)
+    return f'<svg class="banks" width="{width}" height="{height}" role="img">{"".join(parts)}</svg>'

@@ -1,0 +1,273 @@
+"""What the iterations of loops touch, found from subscripts: boxes around the elements of each buffer.
+
+The numbers are no less than what an iteration touches, and equal where all subscripts are sums of loop variables times
+constants and nothing is masked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
+
+from ..loop_ir import build
+from ..loop_ir.linear_forms import linear_terms
+from ..loop_ir.nodes import (
+    Broadcast,
+    Buffer,
+    Cast,
+    Const,
+    Expr,
+    If,
+    Let,
+    Load,
+    Loop,
+    Module,
+    Ramp,
+    Space,
+    Stmt,
+    Store,
+    Var,
+)
+from ..loop_ir.rewrite import stmt_expressions, substatements, walk_expr, walk_stmts
+from ..loop_ir.show import list_lines
+from ..target import CpuTarget
+from .report import Footprint
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """A subscript: coefficients of the variables that move, and what stays the same."""
+
+    moving: tuple[tuple[str, int], ...]
+    fixed: tuple[tuple[Hashable, int], ...]
+    constant: int
+    is_known: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Access:
+    """A buffer with its subscripts; may not happen where it is under a condition."""
+
+    buffer: Buffer
+    forms: tuple[_Form, ...]
+    is_certain: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Inner:
+    """What moves inside an iteration: the form of each variable that is bound there, and how many values it takes."""
+
+    forms: Mapping[str, _Form]
+    trips: Mapping[str, int]
+    is_certain: bool = True
+
+    def with_loop(self, loop: Loop) -> _Inner:
+        start, trips = self.form(loop.start), _trip_count(loop)
+        own = f"{loop.var} counts"
+        moving = dict(start.moving)
+        moving[own] = loop.step
+        form = _Form(tuple(moving.items()), start.fixed, start.constant, start.is_known and trips is not None)
+        exact = trips is not None and trips > 0 and isinstance(build.sub(loop.stop, loop.start), Const)
+        count = max(1, trips or 1)
+        return _Inner({**self.forms, loop.var: form}, {**self.trips, own: count}, self.is_certain and exact)
+
+    def with_let(self, let: Let) -> _Inner:
+        return _Inner({**self.forms, let.name: self.form(let.value)}, self.trips, self.is_certain)
+
+    def under_condition(self) -> _Inner:
+        return _Inner(self.forms, self.trips, is_certain=False)
+
+    def form(self, e: Expr) -> _Form:
+        """The form of an integer expression."""
+        terms, constant = linear_terms(_without_vectors(e))
+        moving: dict[str, int] = {}
+        fixed: dict[Hashable, int] = {}
+        known = True
+        for atom, factor in terms.items():
+            own = self.forms.get(atom.name) if isinstance(atom, Var) else None
+            if own is not None:
+                for name, c in own.moving:
+                    moving[name] = moving.get(name, 0) + factor * c
+                for key, c in own.fixed:
+                    fixed[key] = fixed.get(key, 0) + factor * c
+                constant += factor * own.constant
+                known = known and own.is_known
+            elif isinstance(atom, Var) and atom.name.startswith(_LANE):
+                moving[atom.name] = moving.get(atom.name, 0) + factor
+            elif any(isinstance(x, Load) or (isinstance(x, Var) and self._moves(x.name)) for x in walk_expr(atom)):
+                known = False
+            else:
+                fixed[atom] = fixed.get(atom, 0) + factor
+        ordered = sorted((item for item in moving.items() if item[1]), key=lambda item: item[0])
+        return _Form(tuple(ordered), tuple(sorted(fixed.items(), key=repr)), constant, known)
+
+    def _moves(self, name: str) -> bool:
+        form = self.forms.get(name)
+        return form is not None and (bool(form.moving) or not form.is_known)
+
+    def values(self, name: str) -> int:
+        """How many values a moving variable takes."""
+        return int(name.removeprefix(_LANE)) if name.startswith(_LANE) else self.trips[name]
+
+
+_LANE = "lane of "
+
+
+def _without_vectors(e: Expr) -> Expr:
+    """The element of a lane, which is a variable."""
+    match e:
+        case Ramp(base, stride, lanes):
+            return build.add(base, build.mul(Var(f"{_LANE}{lanes}"), stride))
+        case Broadcast(operand) | Cast(operand):
+            return _without_vectors(operand)
+    return e
+
+
+def _trip_count(loop: Loop) -> int | None:
+    """Iterations of a loop, at most; None where only the run knows."""
+    length = build.sub(loop.stop, loop.start)
+    found = _largest(length)
+    return None if found is None else max(0, -(-found // loop.step))
+
+
+def _largest(e: Expr) -> int | None:
+    """A value that `e` does not exceed: a constant, or the least of several where one is."""
+    terms, constant = linear_terms(e)
+    if not terms:
+        return constant
+    bounds = [
+        _largest(build.add(build.sub(e, atom), side))
+        for atom, factor in terms.items()
+        if factor == 1 and getattr(atom, "op", "") == "min"
+        for side in (atom.left, atom.right)  # type: ignore[union-attr]
+    ]
+    known = [b for b in bounds if b is not None]
+    return min(known, default=None)
+
+
+def loop_footprints(module: Module, named: Module, target: CpuTarget) -> tuple[Footprint, ...]:
+    """The footprint of each loop of `module` that is not unrolled; `named` is the same in the program's names."""
+    found: list[Footprint] = []
+    lines = zip(list_lines(module), list_lines(named), strict=True)
+    for number, ((_, s), (_, own)) in enumerate(lines, 1):
+        if isinstance(s, Loop) and isinstance(own, Loop):
+            names = _names_of(s, own)
+            sizes = footprint_of(s.body)
+            total = sum(size for size, _ in sizes.values())
+            trips = _trip_count(s)
+            found.append(
+                Footprint(
+                    number,
+                    own.var,
+                    -1 if trips is None else trips,
+                    tuple((names.get(name, name), size) for name, (size, _) in sizes.items()),
+                    all(exact for _, exact in sizes.values()),
+                    _cache_for(total, target),
+                )
+            )
+    return tuple(found)
+
+
+def _names_of(s: Stmt, own: Stmt) -> dict[str, str]:
+    """The names that the buffers of a statement have in another copy of it."""
+    pairs = zip(_buffers(s), _buffers(own), strict=True)
+    return {a.name: b.name for a, b in pairs}
+
+
+def _buffers(s: Stmt) -> Iterator[Buffer]:
+    for c in walk_stmts(s):
+        if isinstance(c, Store):
+            yield c.buffer
+        for e in stmt_expressions(c):
+            yield from (x.buffer for x in walk_expr(e) if isinstance(x, Load))
+
+
+def _cache_for(size: int, target: CpuTarget) -> str:
+    return next((f"L{n}" for n, capacity in enumerate(target.cache, 1) if size <= capacity), "memory")
+
+
+def footprint_of(s: Stmt) -> dict[str, tuple[int, bool]]:
+    """The bytes of each buffer that one run of `s` touches, with whether it touches that many for certain.
+
+    Buffers that are made in `s` count, too; registers do not.
+    """
+    accesses: dict[str, list[tuple[_Access, _Inner]]] = {}
+    for access, inner in _accesses(s, _Inner({}, {})):
+        if access.buffer.space is not Space.REGISTER:
+            accesses.setdefault(access.buffer.name, []).append((access, inner))
+    return {name: _touched(found) for name, found in accesses.items()}
+
+
+def _accesses(s: Stmt, inner: _Inner) -> Iterator[tuple[_Access, _Inner]]:
+    for e in stmt_expressions(s):
+        for x in walk_expr(e):
+            if isinstance(x, Load):
+                certain = inner.is_certain and x.mask is None
+                yield _Access(x.buffer, tuple(map(inner.form, x.indices)), certain), inner
+    match s:
+        case Store(buffer, indices, _, _, mask):
+            yield _Access(buffer, tuple(map(inner.form, indices)), inner.is_certain and mask is None), inner
+        case Loop():
+            inner = inner.with_loop(s)
+        case Let():
+            inner = inner.with_let(s)
+        case If():
+            inner = inner.under_condition()
+    for c in substatements(s):
+        yield from _accesses(c, inner)
+
+
+def _touched(found: list[tuple[_Access, _Inner]]) -> tuple[int, bool]:
+    """Bytes of a buffer that accesses touch together, and whether that is exact."""
+    buffer = found[0][0].buffer
+    whole = prod(buffer.shape) if not buffer.dynamic else 0
+    size = buffer.type.dtype.size * buffer.type.lanes
+    shapes: dict[Hashable, list[tuple[_Access, _Inner]]] = {}
+    for access, inner in found:
+        key = tuple((f.moving, f.fixed, f.is_known) for f in access.forms)
+        shapes.setdefault((key, tuple(sorted(inner.trips.items()))), []).append((access, inner))
+    counts = [_count(same) for same in shapes.values()]
+    total = sum(n for n, _ in counts)
+    exact = all(e for _, e in counts)
+    if len(counts) > 1:  # boxes that may overlap: the largest alone, or all together
+        exact = exact and total <= max(n for n, _ in counts)
+    if whole and total >= whole:
+        return whole * size, exact or any(n >= whole and e for n, e in counts)
+    return total * size, exact
+
+
+def _count(same: list[tuple[_Access, _Inner]]) -> tuple[int, bool]:
+    """Elements of accesses whose subscripts differ in constants only."""
+    access, inner = same[0]
+    exact = all(a.is_certain for a, _ in same)
+    names = [name for f in access.forms for name, _ in f.moving]
+    exact = exact and len(names) == len(set(names)) and all(f.is_known for f in access.forms)
+    total = 1
+    apart = 0
+    for d, form in enumerate(access.forms):
+        offsets = sorted({a.forms[d].constant for a, _ in same})
+        apart += len(offsets) > 1
+        extent = access.buffer.shape[d] or 1 << 40
+        count, certain = _values(form, inner, offsets) if form.is_known else (extent, False)
+        total *= min(count, extent)
+        exact = exact and certain
+    return total, exact and apart <= 1
+
+
+def _values(form: _Form, inner: _Inner, offsets: list[int]) -> tuple[int, bool]:
+    """How many different values a subscript takes with any of these constants, and whether that is exact."""
+    steps = sorted((abs(c), inner.values(name)) for name, c in form.moving)
+    if len(offsets) > 1 and len({b - a for a, b in pairwise(offsets)}) == 1:
+        steps = sorted([*steps, (offsets[1] - offsets[0], len(offsets))])
+        offsets = offsets[:1]
+    span, count, dense = 0, 1, True
+    for step, values in steps:
+        if step > span + 1:
+            dense = False
+        elif not dense and step <= span:
+            return min(span + step * (values - 1) + 1, count * values) * len(offsets), False
+        count = span + step * (values - 1) + 1 if dense else count * values
+        span += step * (values - 1)
+    return count * len(offsets), len(offsets) == 1

@@ -1,0 +1,27 @@
+"""Decisions about the canonical program as decisions about the def."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..core.decisions import Decision
+from ..loop_ir.origins import statement_of
+from ..tc_lang.canonical_bound import OriginalNames
+from ..tc_lang.ir import BoundFunction
+
+
+def with_original_decisions(decisions: Sequence[Decision], bound: BoundFunction) -> tuple[Decision, ...]:
+    """`decisions` in the names of the program, about statements of its text; what becomes equal only once."""
+    text = OriginalNames.of(bound).text
+    found = (
+        replace(
+            d,
+            statements=tuple(dict.fromkeys(map(statement_of, d.statements))),
+            chosen=text(d.chosen),
+            why=text(d.why),
+            others=tuple(replace(o, text=text(o.text), why_not=text(o.why_not)) for o in d.others),
+        )
+        for d in decisions
+    )
+    return tuple(dict.fromkeys(found))

@@ -1,0 +1,83 @@
+"""The style sheet and the script of a page. Both are covered by hashes in its policy, so that nothing else runs."""
+
+STYLE = """
+:root{--bg:#fff;--fg:#1a1a1a;--dim:#666;--rule:#ccc;--mark:#fff3b0;--pin:#ffe27a;--pane:#fafafa;
+--c0:#1f4fa3;--c1:#d97706;--c2:#0f7b53;--c3:#c02f6b;--c4:#5b35a8;--c5:#0e8fb3;--c6:#7a5a12;--c7:#d03a2b}
+@media (prefers-color-scheme:dark){:root{--bg:#16181c;--fg:#e4e4e4;--dim:#9a9a9a;--rule:#3a3d44;--mark:#4a4320;
+--pin:#6b5f1f;--pane:#1d2026;--c0:#7aa7ff;--c1:#ffb454;--c2:#5fd3a2;--c3:#ff86b5;--c4:#b69cff;--c5:#62d4f2;--c6:#d9b66a;
+--c7:#ff8a7a}}
+*{box-sizing:border-box}
+body{margin:0;background:var(--bg);color:var(--fg);font:14px/1.4 system-ui,sans-serif}
+header{padding:10px 16px 0}h1{font-size:20px;margin:0}header p{margin:2px 0 8px;color:var(--dim)}
+main{padding:0 16px 24px}h2{font-size:13px;margin:0;padding:6px 8px;color:var(--dim);font-weight:600}
+small{font-weight:400}
+.panes{display:grid;grid-template-columns:1fr 1fr;gap:10px}
+.pane{border:1px solid var(--rule);background:var(--pane);border-radius:4px;min-width:0;display:flex;
+flex-direction:column;height:340px}
+.pane:focus{outline:2px solid var(--c0)}
+.pane pre{margin:0;padding:0 0 6px;overflow:auto;flex:1;font:12px/1.45 ui-monospace,monospace}
+pre .l{display:block;padding:0 8px;border-left:4px solid transparent;white-space:pre;width:max-content;min-width:100%}
+.c0{border-left-color:var(--c0)!important}.c1{border-left-color:var(--c1)!important}
+.c2{border-left-color:var(--c2)!important}.c3{border-left-color:var(--c3)!important}
+.c4{border-left-color:var(--c4)!important}.c5{border-left-color:var(--c5)!important}
+.c6{border-left-color:var(--c6)!important}.c7{border-left-color:var(--c7)!important}
+.cm{border-left:4px double var(--dim)!important}
+.near{background:var(--mark)}.pin{background:var(--pin)}
+section{margin-top:14px}.panes section{margin-top:0}
+table{border-collapse:collapse;width:100%;font-size:12.5px}td,th{text-align:left;vertical-align:top;padding:3px 8px;
+border-top:1px solid var(--rule);overflow-wrap:anywhere}thead th{color:var(--dim);border:0}
+#facts th{width:12em;color:var(--dim);font-weight:400}
+#why td:nth-child(1){white-space:nowrap;color:var(--dim)}#why td:nth-child(5){white-space:nowrap}
+small{color:var(--dim)}
+svg{display:block;max-width:100%}svg text{font:11px ui-monospace,monospace;fill:var(--fg)}
+.bar{display:inline-block;margin-right:6px;fill:var(--c5)}.axis,.roof,.drop{fill:none;stroke:var(--dim)}.roof{stroke:var(--c0);
+stroke-width:2}.drop{stroke-dasharray:3 3}.limit{fill:none;stroke:var(--c0);stroke-width:2}.own{fill:var(--c1)}
+.banks rect{stroke:var(--bg)}.banks text{font-size:9px}.pad{fill:none}.t0{fill:#c6d8f5}.t1{fill:#f7dcb4}
+.t2{fill:#bfe6d3}
+.t3{fill:#f3c3d7}.t4{fill:#d8ccf2}.t5{fill:#bfe6f0}.t6{fill:#e6d7b0}.t7{fill:#f4c5bf}.banks text{fill:#111}
+@media (max-width:900px){.panes{grid-template-columns:1fr}.pane{height:260px}}
+"""
+
+SCRIPT = """
+"use strict";(()=>{
+const lines=[...document.querySelectorAll(".l")],byStatement=new Map(),loops=document.getElementById("loops");
+const rows=loops?[...loops.querySelectorAll(".l")]:[],byLoop=new Map();
+for(const e of lines){
+ for(const s of (e.dataset.s||"").split(" ").filter(Boolean)){
+  if(!byStatement.has(s))byStatement.set(s,[]);byStatement.get(s).push(e)}
+ if(e.dataset.l){if(!byLoop.has(e.dataset.l))byLoop.set(e.dataset.l,[]);byLoop.get(e.dataset.l).push(e)}
+}
+const numbers=new Map(rows.map((e,n)=>[e,String(n+1)]));
+let pinned=null;
+function partners(e){
+ const found=new Set([e]),loop=numbers.get(e)||e.dataset.l;
+ if(loop){for(const x of byLoop.get(loop)||[])found.add(x);if(rows[loop-1])found.add(rows[loop-1])}
+ const own=(e.dataset.s||"").split(" ").filter(Boolean);
+ for(const s of own)for(const x of byStatement.get(s)||[]){
+  const pane=x.closest("section").id,from=e.closest("section").id;
+  if((loop&&(pane==="asm"||pane==="loops")&&(from==="asm"||from==="loops"))||x.tagName==="TR"&&e.tagName==="TR")continue;
+  if(own.length>1&&from!=="why"&&(x.dataset.s||"")!==e.dataset.s&&x.dataset.s.split(" ").length>1)continue;
+  found.add(x)}
+ return found}
+function clear(name){for(const e of document.querySelectorAll("."+name))e.classList.remove(name)}
+function show(e,name){clear(name);for(const x of partners(e))x.classList.add(name)}
+function pin(e){
+ pinned=e;clear("near");show(e,"pin");
+ const here=e.closest("section");
+ for(const pane of document.querySelectorAll(".pane"))if(pane!==here){
+  const first=pane.querySelector(".pin"),box=pane.querySelector("pre");
+  if(first&&box)box.scrollTop=first.offsetTop-box.offsetTop-box.clientHeight/3}}
+function free(){pinned=null;clear("pin");clear("near")}
+document.addEventListener("mouseover",event=>{
+ const e=event.target.closest(".l");if(e)show(e,"near");else clear("near")});
+document.addEventListener("click",event=>{const e=event.target.closest(".l");if(!e)return;
+ if(e===pinned)free();else pin(e)});
+document.addEventListener("keydown",event=>{
+ if(event.key==="Escape"){free();return}
+ if(event.key!=="ArrowDown"&&event.key!=="ArrowUp")return;
+ const pane=document.activeElement;if(!pane||!pane.classList.contains("pane"))return;
+ const own=[...pane.querySelectorAll(".l")],at=own.indexOf(pinned),step=event.key==="ArrowDown"?1:-1;
+ const next=own[Math.max(0,Math.min(own.length-1,at<0?0:at+step))];
+ if(next){event.preventDefault();pin(next);next.scrollIntoView({block:"nearest"})}});
+})();
+"""

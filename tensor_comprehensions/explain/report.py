@@ -1,0 +1,227 @@
+"""What a report knows of a kernel, as values: text, JSON and page are made of these."""
+
+from __future__ import annotations
+
+import webbrowser
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+from ..core.decisions import Decision
+from ..core.errors import ArgumentError
+from ..tc_lang.ir import BoundFunction, Role
+
+
+@dataclass(frozen=True, slots=True)
+class SourceStatement:
+    """A statement of the def: its name in listings (`S0`), the tensor that it defines, and its lines, from 1 on."""
+
+    name: str
+    tensor: str
+    line: int
+    last: int
+
+    @property
+    def label(self) -> str:
+        """Line and tensor, by which people find it."""
+        return f"{self.line} {self.tensor}"
+
+
+@dataclass(frozen=True, slots=True)
+class ListingLine:
+    """A line of a listing.
+
+    Attributes:
+        statements: the statements that it belongs to.
+        role: what it does for them where that is not to compute them: "copy of", "initial value".
+        loop: the line of the loops that it computes, from 1 on; 0 where it is not known, or in other listings.
+    """
+
+    text: str
+    statements: tuple[str, ...] = ()
+    role: str = ""
+    loop: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """One form of the kernel: "def", "schedule", "loops", "asm" or "cuda"."""
+
+    kind: str
+    title: str
+    lines: tuple[ListingLine, ...]
+
+    @property
+    def text(self) -> str:
+        return "\n".join(line.text for line in self.lines)
+
+    def linked_share(self) -> float:
+        """The part of the instructions that lead to a line of the loops.
+
+        Functions of which none does, such as the one that launches the kernels, do not count.
+        """
+        linked, total = self.count_links()
+        return linked / total if total else 0.0
+
+    def count_links(self) -> tuple[int, int]:
+        """Instructions that lead to a line of the loops, and all of them."""
+        functions: list[list[int]] = [[]]
+        for line in self.lines:
+            if line.text.startswith(" "):
+                functions[-1].append(line.loop)
+            elif not line.text.startswith("."):
+                functions.append([])
+        counted = [found for found in functions if any(found)]
+        return sum(n > 0 for found in counted for n in found), sum(map(len, counted))
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What one iteration of a loop touches.
+
+    Attributes:
+        loop: its line in the loops, from 1 on. name: of its variable. trips: iterations, at most.
+        bytes: distinct bytes that one iteration touches, of each buffer; no less than it does touch.
+        is_exact: whether it touches all of these.
+        cache: the smallest cache that holds them, such as "L2"; "memory".
+    """
+
+    loop: int
+    name: str
+    trips: int
+    bytes: tuple[tuple[str, int], ...]
+    is_exact: bool
+    cache: str
+
+    @property
+    def total(self) -> int:
+        return sum(size for _, size in self.bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """Work and traffic of a call beside what the machine can do. rates: bytes per second of each memory, by name."""
+
+    flops: float
+    bytes: float
+    peak: float
+    rates: tuple[tuple[str, float], ...]
+    seconds: float | None = None
+
+    @property
+    def intensity(self) -> float:
+        """Operations per byte that has to be moved."""
+        return self.flops / self.bytes if self.bytes else 0.0
+
+    @property
+    def bound(self) -> float:
+        """Operations per second that are possible from memory."""
+        return min(self.peak, self.intensity * self.rates[-1][1])
+
+    @property
+    def share(self) -> float | None:
+        """The part of `bound` that was reached; None where nothing was measured."""
+        return None if self.seconds is None else self.flops / self.seconds / self.bound
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A further part of a report. grid: the bank of each element of rows of shared memory; -1 for padding."""
+
+    title: str
+    text: tuple[str, ...] = ()
+    grid: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a kernel is, and why. `print(report)` is the short form, `save` writes a page.
+
+    Attributes:
+        name, sizes, target: of the def, of its tensors, of the machine; all for people.
+        resources: kernels launched, bytes of temporaries and so on.
+        seconds: of the passes of the compiler.
+        facts: further facts of the kernel, by name.
+        matches: whether machine code made for the report is that of the kernel.
+        sections: what else is known of this kind of kernel.
+    """
+
+    name: str
+    sizes: tuple[tuple[str, tuple[int, ...]], ...]
+    target: str
+    resources: Mapping[str, int]
+    statements: tuple[SourceStatement, ...]
+    decisions: tuple[Decision, ...]
+    listings: tuple[Listing, ...]
+    seconds: tuple[tuple[str, float], ...] = ()
+    facts: tuple[tuple[str, str], ...] = ()
+    footprints: tuple[Footprint, ...] = ()
+    roofline: Roofline | None = None
+    matches: str = ""
+    sections: tuple[Section, ...] = ()
+
+    def listing(self, kind: str) -> Listing:
+        """One of the listings. Raises ArgumentError where there is none of that kind."""
+        for found in self.listings:
+            if found.kind == kind:
+                return found
+        known = ", ".join(x.kind for x in self.listings)
+        raise ArgumentError(f"this report has no listing of kind {kind!r}", expected=known)
+
+    def about(self, subject: str, *tensors: str) -> tuple[Decision, ...]:
+        """The decisions about a subject, such as "fusion", that concern a statement of each of `tensors`."""
+        tensor_of = {s.name: s.tensor for s in self.statements}
+        concerned = ((d, {tensor_of.get(name) for name in d.statements}) for d in self.decisions)
+        return tuple(d for d, found in concerned if d.subject == subject and set(tensors) <= found)
+
+    def labels(self, names: tuple[str, ...]) -> Iterator[str]:
+        """Lines and tensors of statements, as `4 out`."""
+        known = {s.name: s.label for s in self.statements}
+        return (known.get(name, name) for name in names)
+
+    def __str__(self) -> str:
+        from .text import format_report
+
+        return format_report(self)
+
+    __repr__ = __str__
+
+    def json(self) -> dict[str, Any]:
+        """All of it for programs, by schema 1."""
+        from .json_form import report_to_json
+
+        return report_to_json(self)
+
+    def html(self) -> str:
+        """The page: one file that loads nothing."""
+        from .page import format_page
+
+        return format_page(self)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the page. Raises ArgumentError where that is not possible."""
+        place = Path(path)
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(self.html(), encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise ArgumentError(f"the page cannot be written: {error}", suggestion="name a file") from error
+        return place
+
+    def open(self) -> Path:
+        """Show the page in the browser, from a file in a new temporary folder."""
+        place = self.save(Path(mkdtemp(prefix="tc-explain-")) / f"{self.name}.html")
+        webbrowser.open(place.as_uri())
+        return place
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        from .page import format_frame
+
+        return {"text/plain": str(self), "text/html": format_frame(self.html())}
+
+
+def shapes_of_tensors(bound: BoundFunction) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """The tensors of a def that a call passes or gets, with their shapes."""
+    return tuple((t.name, t.shape) for t in bound.tensors if t.role is not Role.TEMPORARY)

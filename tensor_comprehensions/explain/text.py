@@ -1,0 +1,110 @@
+"""The short form of a report: one screen of text, the decisions that matter most first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..core.decisions import Decision
+from .numbers import format_bytes, format_count, format_number
+from .report import Report
+
+COLUMN, LOOPS = 10, 4
+"""Of the subjects; loops whose footprints are told."""
+ORDER = (
+    "tuning", "fusion", "lowering", "split", "tiles", "temporary", "plan", "pack", "vector", "mapping", "promotion",
+    "padding", "function", "memory", "graph",
+)  # fmt: skip
+ELSEWHERE = 2
+"""Rivals that are told in the short form."""
+
+
+def format_report(report: Report) -> str:
+    """A line of verdict, then the decisions by subject, each with its reason and its numbers."""
+    return "\n".join(_lines(report))
+
+
+def verdict(report: Report) -> str:
+    """Def, sizes, kernels and temporaries in one line."""
+    sizes = ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in report.sizes if shape)
+    kernels = report.resources.get("kernels", 0)
+    parts = [f"{kernels} kernel{'' if kernels == 1 else 's'}"] if kernels else []
+    if "temporary_bytes" in report.resources:
+        parts.append(f"{format_bytes(report.resources['temporary_bytes'])} of temporaries in memory")
+    return f"{report.name} ({sizes}) for {report.target}: {', '.join(parts)}"
+
+
+def _lines(report: Report) -> Iterator[str]:
+    yield verdict(report)
+    for d in filter(_matters, decisions_in_order(report)):
+        yield from _decision(report, d)
+    far = [f for f in report.footprints if f.cache != "L1"]
+    for f in far[:LOOPS]:
+        trips = "" if f.trips < 0 else f" x {f.trips}"
+        about = "" if f.is_exact else "at most "
+        yield f"  {'touches':<{COLUMN}} {f.name}{trips} (line {f.loop}): {about}{format_bytes(f.total)}, fits {f.cache}"
+    if report.roofline is not None:
+        yield from _roofline(report)
+    for section in report.sections:
+        yield from (f"  {section.title:<{COLUMN}} {line}" for line in section.text)
+
+
+def _matters(d: Decision) -> bool:
+    """Is a decision for the short form? Not one that says what everybody expects."""
+    if d.subject == "memory":
+        return "heap" in d.chosen or "past" in d.chosen
+    if d.subject == "pack":
+        return "packed" in d.chosen
+    return d.subject != "lowering" or "not a contraction" not in d.why
+
+
+def decisions_in_order(report: Report) -> list[Decision]:
+    """The decisions by subject; those that keep statements apart before others, the most bytes first."""
+
+    def rank(d: Decision) -> tuple[int, float]:
+        moved = dict(d.numbers).get("bytes through memory", 0.0)
+        return ORDER.index(d.subject) if d.subject in ORDER else len(ORDER), -moved
+
+    return sorted(report.decisions, key=rank)
+
+
+def label_statements(report: Report, d: Decision) -> str:
+    """The statements of a decision as people find them: lines and tensors."""
+    return ", ".join(report.labels(d.statements))
+
+
+def _decision(report: Report, d: Decision) -> Iterator[str]:
+    about = label_statements(report, d)
+    numbers = ", ".join(format_number(name, n) for name, n in shown_numbers(d))
+    yield f"  {d.subject:<{COLUMN}} {f'{about}: ' if about else ''}{d.chosen}"
+    if d.why or numbers:
+        yield f"  {'':<{COLUMN}}   because {d.why}" + (f" ({numbers})" if numbers else "")
+    total = dict(d.numbers).get("total")
+    for o in d.others[:ELSEWHERE]:
+        ratio = f" {o.number / total:.2f} x" if total and o.number is not None else ""
+        value = format_count(o.number) if o.number is not None and not ratio else ""
+        if d.subject == "fusion" and o.number is not None:
+            value = format_bytes(o.number)
+        yield (
+            f"  {'':<{COLUMN}}   {'next' if ratio or d.subject != 'fusion' else 'through memory'}:{ratio} {o.text}"
+            + (f" [{'; '.join(filter(None, (value, o.why_not)))}]" if value or o.why_not else "")
+        )
+
+
+def shown_numbers(d: Decision) -> list[tuple[str, float]]:
+    """The numbers of a decision without the parts of a cost that are nothing."""
+    if d.subject == "plan":
+        return [(f"cycles of {name}" if name != "total" else "cycles", n) for name, n in d.numbers if n]
+    if d.subject == "pack":
+        return [("cycles to copy" if name == "packing" else "cycles", n) for name, n in d.numbers if name == "packing"]
+    return list(d.numbers)
+
+
+def _roofline(report: Report) -> Iterator[str]:
+    r = report.roofline
+    assert r is not None
+    yield (
+        f"  limits     {format_count(r.flops)} operations, {format_bytes(r.bytes)}: {r.intensity:.1f} operations per "
+        f"byte; the machine does {format_count(r.peak)} operations/s and moves {format_bytes(r.rates[-1][1])}/s"
+    )
+    if r.seconds is not None and r.share is not None:
+        yield f"  time       {r.seconds * 1e6:.1f} us, {100 * r.share:.0f} % of what these limits allow"

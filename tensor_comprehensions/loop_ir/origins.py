@@ -1,0 +1,48 @@
+"""Which statements of a def a store belongs to: written on stores and intrinsics while a book of decisions is open.
+
+Lowerings call `with_origin` on what they emit; passes hand origins on. Origins change no value and no text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ..core.decisions import is_recording
+from .nodes import Invoke, Origin, Stmt, Store
+from .rewrite import map_stmt, walk_stmts
+
+
+def origin_of(statements: tuple[str, ...], role: str = "", tensor: str = "") -> Origin | None:
+    """The origin of what is emitted for `statements`; None without a book."""
+    return Origin(statements, role, tensor) if is_recording() else None
+
+
+def with_origin(s: Stmt, statements: tuple[str, ...], role: str = "", tensor: str = "") -> Stmt:
+    """`s`, whose stores come from `statements` as far as nothing inside has said more; `s` itself without a book.
+
+    An origin without statements, which says a role only, gets these.
+    """
+    return _fill_in(s, Origin(statements, role, tensor)) if is_recording() else s
+
+
+def _fill_in(s: Stmt, origin: Origin) -> Stmt:
+    if isinstance(s, Store | Invoke):
+        if s.origin is None:
+            return replace(s, origin=origin)
+        if not s.origin.statements and origin.statements:
+            return replace(s, origin=replace(s.origin, statements=origin.statements))
+        return s
+    return map_stmt(s, lambda e: e, lambda c: _fill_in(c, origin))
+
+
+def origins_in(s: Stmt) -> Iterator[tuple[Store | Invoke, Origin | None]]:
+    """The stores and intrinsics of `s` with their origins."""
+    return ((c, c.origin) for c in walk_stmts(s) if isinstance(c, Store | Invoke))
+
+
+def statement_of(name: str) -> str:
+    """The statement of the def, such as `S2`, that what lowering calls `S2.parts` or `S2_init` is a piece of."""
+    found = re.match(r"S\d+", name)
+    return found[0] if found else name

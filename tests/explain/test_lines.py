@@ -1,0 +1,64 @@
+"""Line tables change no machine code, and lead most instructions to loops and statements."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tensor_comprehensions.codegen.llvm.debug_lines import emit_llvm_with_lines
+from tensor_comprehensions.compiler.compiled_kernel import PassContext
+from tensor_comprehensions.compiler.cpu_passes import PASSES
+from tensor_comprehensions.core.decisions import open_book
+from tensor_comprehensions.explain.assembly import list_assembly
+from tensor_comprehensions.explain.statements import list_loops
+from tensor_comprehensions.loop_ir.nodes import Module, Store
+from tensor_comprehensions.loop_ir.show import format_program, list_lines
+from tensor_comprehensions.options import CpuOptions
+from tensor_comprehensions.runtime.cpu import host_symbols, object_code
+from tensor_comprehensions.target import AVX512
+from tests.helpers.gpu_suite import Case
+
+from .test_origins import GROUPS, cases
+
+LEAST_SHARE = 0.7
+"""Of the instructions of all programs together that have a line of the loops."""
+
+
+def lower(case: Case) -> Module:
+    """The loops that are printed as code."""
+    context, value, results = PassContext(CpuOptions(), AVX512), case.bound, {}
+    for step in PASSES:
+        if step.name == "emit":
+            break
+        made: Any = step.apply(value, context, results)
+        value = results[step.name] = made
+    module: Any = value
+    assert isinstance(module, Module)
+    return module
+
+
+@pytest.mark.parametrize("group", range(GROUPS))
+def test_machine_code_with_and_without_lines_is_the_same(group: int) -> None:
+    linked = instructions = 0
+    for case in cases()[group::GROUPS]:
+        with open_book():
+            module = lower(case)
+        lines, symbols = list(list_lines(module)), host_symbols.vector_functions()
+        assert "\n".join(text for text, _ in lines) + "\n" == format_program(module)
+        plain = object_code.assemble(PASSES[-3].run(module, PassContext(CpuOptions(), AVX512)), AVX512)
+        text = emit_llvm_with_lines(module, AVX512, symbols, lines)
+        code, assembly = object_code.assemble_and_print(text, AVX512)
+        sections = object_code.code_sections(plain.data)
+        assert sections
+        assert any(map(len, sections.values()))
+        assert object_code.code_sections(code.data) == sections, case.name
+        loops = list_loops(module, module)
+        for (_, s), line in zip(lines, loops.lines, strict=True):
+            assert line.statements or not isinstance(s, Store), line
+        listing = list_assembly(assembly, loops)
+        own = [line for line in listing.lines if line.text.startswith(" ")]
+        found, total = listing.count_links()
+        linked, instructions = linked + found, instructions + total
+        assert all(loops.lines[line.loop - 1].statements == line.statements for line in own if line.loop)
+    assert linked >= LEAST_SHARE * instructions > 0, linked / instructions
