@@ -79,13 +79,14 @@ class TuningResult(Generic[O_co]):
     """The result of a search.
 
     Attributes:
-        options: the fastest ones, which later calls use; the default options where nothing is faster.
+        options: the fastest options, which later calls use; the default options if nothing is faster.
         default: the options that the search started from.
-        seconds, default_seconds: lower quartiles of a race between the two, in turns.
-        validated: the winner was right on inputs that no candidate had seen.
-        outcomes: of all candidates, in order.
-        elapsed: seconds in all. raced: of that, how long the race ran kernels.
-        interrupted: the search was ended early.
+        seconds, default_seconds: lower quartiles of the interleaved race between the two, in seconds.
+        validated: whether the winner was right on fresh inputs.
+        outcomes: the outcomes of all candidates, in order.
+        elapsed: seconds of the whole search.
+        interrupted: whether the search was ended early.
+        raced: seconds of kernel time in the race.
     """
 
     options: O_co
@@ -107,13 +108,13 @@ class TuningResult(Generic[O_co]):
 
 @dataclass(slots=True)
 class StopFlag:
-    """A wish to end the search and keep the best so far."""
+    """A request to end the search and keep the best result so far."""
 
     wanted: bool = False
 
 
 class Clock:
-    """Seconds since the start of a search, counting those of one that it continues."""
+    """Seconds since the start of a search, including those of the search that it resumes."""
 
     def __init__(self, start: float | None = None) -> None:
         self._start = time.monotonic() if start is None else start

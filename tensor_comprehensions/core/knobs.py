@@ -25,12 +25,12 @@ TOPICS = {
     "tune": "what a search for options tries, rejects and finds",
     "graph": "what `torch.compile` hands over, which regions become kernels, and why others do not",
 }
-"""What `TC_LOGS` may list; each is a logger `tensor_comprehensions.<topic>`."""
+"""The topics of `TC_LOGS`; each is a logger `tensor_comprehensions.<topic>`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Knobs:
-    """What the environment may set. Each field is one variable; `metadata["help"]` is its documentation."""
+    """The settings of the environment, one variable per field; `metadata["help"]` documents it."""
 
     interpret: bool = field(
         default=False, metadata={"variable": "TC_INTERPRET", "help": "1: run the reference evaluator, compile nothing"}
@@ -93,24 +93,24 @@ class Knobs:
         default=False,
         metadata={
             "variable": "TC_STRICT",
-            "help": "1: raise what fails in a graph of `torch.compile` for a fault of the package, instead of running "
-            "it by torch",
+            "help": "1: raise errors that a fault of the package causes in a graph of `torch.compile`, instead of "
+            "running the operations with torch",
         },
     )
     target: str = field(
         default="",
         metadata={
             "variable": "TC_TARGET",
-            "help": "take this processor for that one, as far as it can do the same: haswell, nehalem",
+            "help": "a processor, such as haswell or nehalem: use only the features that it shares with this one",
             "choices": ("", *FEATURES),
         },
     )
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> Knobs:
-        """The knobs that `environment` sets; what it leaves out keeps its default.
+        """Read the knobs from `environment`; the others keep their defaults.
 
-        Raises ArgumentError, which names the variable, for a value that means nothing.
+        Raises ArgumentError, which names the variable, for an invalid value.
         """
         values: dict[str, Any] = {}
         for f in fields(cls):
