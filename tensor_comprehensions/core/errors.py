@@ -1,8 +1,8 @@
 """The error classes of the public API.
 
-A `TCError` is the user's mistake and says where, what was expected, what was found and the way out.
-An `InternalError` is our own bug. `CannotLower` never leaves the package: it is how a transform or a
-lowering refuses, with a reason, so that the caller can try another way.
+A `TCError` is the user's mistake; it says where it is, what was expected, what was found and how to fix it. An
+`InternalError` is our own bug. `CannotLower` never leaves the package: a transform or a lowering refuses with it and
+gives a reason, so that the caller can try another way.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The `TC_*` environment variables, in one typed place: no other module reads the environment for settings.
 
-They are read once, when the package is imported. `override_knobs` changes them for a stretch of a program, for every
-thread.
+They are read once, when the package is imported. `override_knobs` changes them for a part of a program, in all threads.
 """
 
 from __future__ import annotations
@@ -140,7 +139,7 @@ def _parse(variable: str, text: str, kind: type, choices: tuple[str, ...]) -> An
 
 
 def _absolute(path: str) -> str:
-    """A path that means the same wherever the program goes; "" and what has no such form as they are."""
+    """The absolute form of a path, which no change of the working directory affects; "" and invalid paths unchanged."""
     try:
         return os.path.abspath(os.path.expanduser(path)) if path else ""
     except OSError:  # the folder that the program is in is gone
@@ -148,7 +147,7 @@ def _absolute(path: str) -> str:
 
 
 def parse_bytes(variable: str, text: str) -> int:
-    """The number of bytes that `500M` means, given for `variable`. Raises ArgumentError."""
+    """Parse a number of bytes such as `500M`, given for `variable`. Raises ArgumentError."""
     digits, unit = text.rstrip("KMGkmg"), text[len(text.rstrip("KMGkmg")) :].upper()
     if not digits.isascii() or not digits.isdigit() or len(digits) > 18 or len(unit) > 1:
         raise ArgumentError(f"{variable} is {text!r}", expected="a number of bytes, such as 500M or 2G")
@@ -156,7 +155,7 @@ def parse_bytes(variable: str, text: str) -> int:
 
 
 def _read() -> tuple[Knobs, ArgumentError | None]:
-    """The knobs of this process, and what is wrong with them: whoever asks for them is told, not whoever imports."""
+    """The knobs of this process, and their error: using the package raises it, importing the package does not."""
     try:
         return Knobs.read(os.environ), None
     except ArgumentError as reason:
@@ -183,15 +182,14 @@ def _install_knobs(knobs: Knobs) -> None:
 
 
 def current_knobs() -> Knobs:
-    """The knobs in force. Raises ArgumentError where the environment sets one to what means nothing."""
+    """The knobs in force. Raises ArgumentError if the environment sets one to an invalid value."""
     if _wrong is not None:
         raise _wrong.with_traceback(None)  # else it would grow with every call
     return _current
 
 
 def current_or_default() -> Knobs:
-    """The knobs in force, or the defaults where `current_knobs` raises: for what happens when the package is
-    imported."""
+    """The knobs in force, or the defaults if `current_knobs` raises: for code that runs at import."""
     return _current
 
 
