@@ -1,7 +1,7 @@
-"""`define`, and the operators it gives: Python callables on torch tensors and NumPy arrays.
+"""`define` and the operators that it returns: Python callables on torch tensors and NumPy arrays.
 
-Always holds: whatever is passed, only a `TCError` (the caller's mistake) or an `InternalError` (our bug) leaves a call,
-and then nothing of the caller's has changed.
+Always holds: only a `TCError` (the caller's mistake) or an `InternalError` (our bug) leaves a call, and a failed call
+changes none of the caller's tensors.
 """
 
 from __future__ import annotations
@@ -63,19 +63,24 @@ def define(
     options: CpuOptions | SparseOptions | Literal["tuned"] | None = None,
     formats: Mapping[str, str] | None = None,
 ) -> Library:
-    """Check a TC program and give its defs as operators.
-
-    Nothing is compiled before the first call. Raises ParseError, CheckError or RangeError, which show the place.
+    """Check a TC program and return its defs as operators. Nothing is compiled before the first call.
 
     Args:
-        backward: gradients of defs by their names, instead of those that are derived. A text is a def that takes inputs
-            `A` and outputs `C` of the def under their names and gradients as `d_C`, and returns `d_A`; the initial
-            value of an in/out output `C` is `C_0`. A Python function takes a tuple of the inputs and initial values,
-            one of the outputs and one of their gradients, and gives a gradient or None for each of the first.
-        options: how to lower, instead of the choice made from the sizes; `SparseOptions` are for calls with sparse
-            operands. "tuned": as a search found for these sizes or else for the nearest ones; the cache tells. Nothing
-            is searched then, unless TC_TUNE=auto.
-        formats: how tensors of the defs are stored, by name, such as {"A": "csr"}, where the text does not say it.
+        source: the program.
+        backward: gradients by the names of defs, instead of derived ones. A text is a def that takes inputs `A` and
+            outputs `C` of the def under their names and gradients as `d_C`, and returns `d_A`; the initial value of an
+            in/out output `C` is `C_0`. A Python function takes three tuples: the inputs and initial values, the
+            outputs, and the gradients of the outputs. It returns a gradient or None for each element of the first.
+        options: how to lower, instead of options chosen from the sizes; `SparseOptions` are for calls with sparse
+            operands. "tuned" takes options from the cache that a search found for these sizes or for the nearest ones.
+            It does not search, unless TC_TUNE=auto.
+        formats: storage formats by the names of tensors, such as {"A": "csr"}, for tensors without one in the text.
+
+    Returns:
+        The defs of the program as a `Library`.
+
+    Raises:
+        ParseError, CheckError, RangeError: the program is wrong; the error shows the place.
     """
     functions = checked_defs.load_checked_defs(source)
     for note in lint(functions):
@@ -121,11 +126,11 @@ class Library:
 
     @only_tc_errors
     def __call__(self, *_: Value, **__: Value) -> NoReturn:
-        """A program is no operator. Raises ArgumentError that says so."""
+        """Raise ArgumentError: a program is not an operator."""
         raise ArgumentError("a program is called by the name of a def", expected=repr(self).replace("\n ", ""))
 
     def __getattr__(self, name: str) -> Op:
-        if name.startswith("_"):  # how Python itself asks what an object can do
+        if name.startswith("_"):  # protocol lookups of Python itself
             raise AttributeError(name)
         try:
             return self[name]
@@ -150,15 +155,14 @@ class Library:
 
 
 class Op(KernelDispatcher):
-    """A def as a function of tensors; `help(op)` tells what this one takes and gives.
+    """A def as a function of tensors; `help(op)` prints its parameters and results.
 
-    Tensors go in by position, in the order of the def; numbers where the def has numbers. In/out outputs take their
-    initial value by keyword and are not changed. One output comes back as a tensor, several as a tuple; arrays of NumPy
-    and of libraries that speak DLPack come back as they went in. `out` is a tensor, or a tuple of them, to write to
-    instead of fresh memory.
+    Pass tensors and numbers by position, in the order of the def, and initial values of in/out outputs by keyword;
+    these tensors do not change. One output comes back as a tensor, several as a tuple. Arrays of NumPy and of libraries
+    that support DLPack give arrays of the same library. `out` is a tensor, or a tuple of tensors, to write to.
 
     Raises:
-        ArgumentError: an argument has another type, rank, size or device than the def says.
+        ArgumentError: an argument has the wrong type, rank, size or device.
         RangeError: a subscript leaves its tensor.
     """
 
@@ -190,16 +194,16 @@ class Op(KernelDispatcher):
         return format_signature(self.function)
 
     def __reduce__(self) -> tuple[Callable[..., Op], tuple[Any, ...]]:
-        """An operator is copied and pickled as its text; its kernels are made again where it arrives."""
+        """Pickle the text of the operator. The copy compiles its own kernels."""
         stored = {name: str(format) for name, format in self._kernels.formats.items()}
         return _define_named, (self.function.source, self.function.name, self._gradients.given, self._asked, stored)
 
     @property
     @only_tc_errors
     def overload(self) -> Overload:
-        """The operator of torch that this def is, one of `torch.ops.tc`: all positional, initial values last.
+        """The `torch.ops.tc` operator of this def: all arguments by position, initial values last.
 
-        Its name tells what it computes, so that it stays what a traced graph means, and the same in every process.
+        Its name ends in a hash of the def, so a saved graph keeps its meaning in every process.
         """
         if self._operator is None:
             raise no_operator_error(self.function)
@@ -207,14 +211,17 @@ class Op(KernelDispatcher):
 
     @only_tc_errors
     def backward_source(self) -> str:
-        """The def that gives the gradients by all floating inputs, as text. Raises CheckError where none is known."""
+        """The text of the def that computes the gradients of all floating-point inputs.
+
+        Raises CheckError if the def has no known gradient.
+        """
         return self._gradients.source()
 
     @only_tc_errors
     def assemble(self, /, *tensors: Value, **initial: Value) -> Callable[..., Any]:
-        """A function of operands with the same stored places as these, which computes the values of results only.
+        """Compute the stored places of sparse results once, and return a function that computes their values.
 
-        The places of sparse results are found out once, here. Operands with other places: ArgumentError.
+        The function takes operands with the same stored places as these. Other places raise ArgumentError.
         """
         if not self._kernels.has_sparse(tensors):
             raise ArgumentError(
@@ -224,9 +231,9 @@ class Op(KernelDispatcher):
 
     @only_tc_errors
     def infer(self, /, *shapes: Any, **initial: Any) -> Shape | tuple[Shape, ...]:
-        """The shapes of the outputs for the shapes of the arguments (tuples, tensors or arrays), without running.
+        """Infer the shapes of the outputs from the shapes of the arguments (tuples, tensors or arrays).
 
-        A number that is part of the kernel is given by its value. One output: its shape; several: a tuple of shapes.
+        Pass the value of a number that is part of the kernel. Returns a shape for one output, a tuple for several.
         """
         bound = self._kernels.bind(shapes_from_values(self._kernels.interface, shapes, initial))
         found = tuple(bound.tensor(name).shape for name in bound.returns)
@@ -246,12 +253,15 @@ class Op(KernelDispatcher):
 
         Args:
             tensors, initial: as in a call; only their types, sizes and strides count.
-            options: how to lower, instead of the choice made from the sizes: `CpuOptions`, `SparseOptions` for sparse
-                operands, or for a graphics processor `MappingOptions` or `TileOptions`.
-            target: a machine to compile for, instead of the one that the tensors are on: "cuda:sm_90" needs no GPU,
-                and tensors on the CPU are examples for it.
-            schedule: how the contractions of the def are lowered: a pipeline, an expert that returns one, or a
-                mapping from the tensor that a contraction defines to one of these.
+            options: how to lower, instead of options chosen from the sizes: `CpuOptions`, `SparseOptions` for sparse
+                operands, `MappingOptions` or `TileOptions` for a GPU.
+            target: a machine to compile for, by default the device of the tensors. "cuda:sm_90" needs no GPU; tensors
+                on the CPU then only supply shapes.
+            schedule: how to lower the contractions of the def: a schedule, a heuristic that returns one, or a mapping
+                from the tensor that a contraction defines to one of these.
+
+        Raises:
+            ArgumentError: the tensors do not fit the def, or the options, the target or the schedule do not apply.
         """
         if self._kernels.has_sparse((*tensors, *initial.values())):
             if isinstance(target, CpuTarget) or schedule is not None:
@@ -280,7 +290,7 @@ class Op(KernelDispatcher):
     def _compile_sparse(
         self, tensors: Sequence[Value], initial: Mapping[str, Value], options: Any, target: GpuTarget | str | None
     ) -> SparseKernel | SparseGpuKernel:
-        """The kernel for sparse operands, called as `options` say."""
+        """The kernel for sparse operands with these options."""
         from .torch_ext.sparse_op import SparseOp
 
         if options is None:
@@ -310,7 +320,7 @@ class Op(KernelDispatcher):
     def _for_gpu(
         self, tensors: Sequence[Value], initial: Mapping[str, Value], options: Any, target: Any, schedule: object
     ) -> GpuKernel:
-        """The kernel for a graphics processor."""
+        """The kernel for a GPU."""
         if schedule is not None:
             raise ArgumentError("schedules are for CPUs", suggestion="pass options=MappingOptions(...)")
         return self._kernels.gpu.compile(tensors, initial, options, target)
@@ -332,35 +342,36 @@ class Op(KernelDispatcher):
         report: str | Path | None = None,
         **initial: Value,
     ) -> TuningResult[CpuOptions | MappingOptions | TileOptions | SparseOptions]:
-        """Search for options that make calls like this one fast, use them from now on, and keep them in the cache.
+        """Search for options that make calls like this one fast. Later calls use them, and the cache keeps them.
 
-        Candidates run in other processes; the winner was compared with the reference evaluator. Only types, sizes and
-        strides of the tensors count, and the values of integers. The first Ctrl-C ends a search with its best so far.
+        Candidates run in other processes, and are compared with the reference evaluator. Only types, sizes and strides
+        of the tensors count, and the values of integers. The first Ctrl-C ends the search with the best result so far.
 
         `search="schedules"` is the quick form: it runs up to `population` schedules of each contraction in this
         process, those that the cost model ranks first or the alternatives of `options.schedule`.
 
+        With sparse operands, candidates run in this process on the operands themselves, one option after the other, and
+        must give the results of the first. The winner serves operands of the same formats, and the cache does not keep
+        it.
+
         Args:
             tensors, initial: as in a call.
-            budget: of time: seconds, or a text such as "90s" or "1h 30min".
-            generations, population: at most so many times so many candidates.
-            search: how candidates are chosen. seed: the same ones each time as far as their times agree.
-            devices: "cpu" or sets of processors such as "cpu:0-3", which measure side by side. Or one graphics
-                processor, "cuda:0", whose mapping is searched; "emulated:sm_90" is one that is only modeled.
+            budget: time limit: seconds, or a text such as "90s" or "1h 30min".
+            generations, population: at most so many generations of so many candidates.
+            search: the search method.
+            seed: of the random choices: the same seed and the same times give the same candidates.
+            devices: "cpu"; or sets of processors such as "cpu:0-3", which measure in parallel; or one GPU, "cuda:0",
+                whose mapping is searched; or "emulated:sm_90", a GPU in the emulator with modeled times.
             executor: a `concurrent.futures.Executor` whose workers evaluate the candidates instead of `devices`.
-            store: a folder for the results, instead of the cache's.
-            options: what the search starts from and must beat.
-
-            report: where to write an HTML page about the search, with the same as JSON beside it.
-
-        With sparse operands candidates run in this process on the operands themselves, one option after the other, and
-        results must be those of the start. They are for operands of these formats, and are not kept in the cache.
+            store: a folder for the results, instead of the cache.
+            options: the options to start from and to beat.
+            report: where to write an HTML page about the search; a JSON file is written beside it.
 
         Returns:
             The winner (`.options`), its time and speedup, and the outcomes of all candidates.
 
         Raises:
-            ArgumentError: an argument means nothing, or no candidate works.
+            ArgumentError: an argument is invalid, or no candidate works.
         """
         with deferred_interrupts():
             from .autotuner import op_api
@@ -395,7 +406,7 @@ class Op(KernelDispatcher):
 
     @only_tc_errors
     def cache_entry(self, /, *tensors: Value, options: CpuOptions | None = None, **initial: Value) -> CacheEntry:
-        """What the cache has for calls like this one, compiled and measured; a kernel of one's own can be put there.
+        """The cache entry of calls like this one: kernel, measurements, and a way to inject your own kernel.
 
         Arguments as for `compile`.
         """
@@ -408,19 +419,19 @@ class Op(KernelDispatcher):
         return cache_entry_of(self.function, bound, arguments, chosen, machine.target, current_store(), self._forget)
 
     def _forget(self) -> None:
-        """Look for kernels anew from now on."""
+        """Drop all loaded kernels: the next call loads or compiles."""
         self._kernels.forget()
         self._look_anew()
 
     def _look_anew(self) -> None:
-        """Ask the kernels which one to use, whatever earlier calls have used."""
+        """Clear the inline caches: the next call asks the kernel table."""
         self._lanes, self._direct = InlineCache(self._kernels.interface), None
         if self._operator is not None:
             self._operator.forget()
 
     @only_tc_errors
     def reference(self, /, *tensors: Value, **initial: Value) -> Any:
-        """What a call gives, computed by the reference evaluator: by the definition of the language, and slowly."""
+        """The result of a call, computed by the reference evaluator: slow, and right by definition."""
         if self._kernels.has_sparse((*tensors, *initial.values())):
             return self._kernels.sparse.reference(tensors, initial)
         arguments = normalize_detached(self._kernels.interface, tensors, initial)
@@ -429,9 +440,9 @@ class Op(KernelDispatcher):
 
     @only_tc_errors
     def show(self, /, *tensors: Value, **initial: Value) -> ScheduleView:
-        """The schedule tree of the kernel for `tensors`, or without tensors of the kernel used last.
+        """The schedule tree of the kernel for `tensors`; without tensors, of the kernel used last.
 
-        It prints as indented text, and a notebook shows it as a picture.
+        It prints as indented text; a notebook shows it as a picture.
         """
         last = None if tensors or initial else self._kernels.routes.latest_value()
         compiled = last.compiled if last is not None else self.compile(*tensors, **initial).compiled

@@ -1,4 +1,4 @@
-"""Other ways to write a def: a Python function whose docstring it is, and statements without anything around them."""
+"""Other ways to write a def: in the docstring of a function, as statements alone, in index notation; tile kernels."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def op(*, backward: str | PythonGradient | None = None) -> Callable[[Callable[..
 def op(
     function: Callable[..., Any] | None = None, *, backward: str | PythonGradient | None = None
 ) -> Op | Callable[[Callable[..., Any]], Op]:
-    """Make an operator of a Python function whose docstring is a TC program with a def of the function's name.
+    """Make an operator from a Python function whose docstring is a TC program with a def of the function's name.
 
         @tc.op
         def scale(x, a):
@@ -42,7 +42,7 @@ def op(
         backward: the gradient of the def, as for `define`.
 
     Raises:
-        ArgumentError: there is no docstring, no def of this name, or the parameters are others.
+        ArgumentError: the function has no docstring, no def has its name, or the parameters differ.
         ParseError, CheckError, RangeError: as `define`.
     """
     if function is None:
@@ -74,14 +74,16 @@ def _define_from_docstring(function: Callable[..., Any], backward: str | PythonG
 
 @only_tc_errors
 def from_expression(statements: str, /, name: str = "expression", **types: str) -> Op:
-    """The operator of statements alone: `from_expression("y(i) = a * x(i) + b(i)")`, called as `op(a, x, b)`.
+    """Make an operator from statements alone: `from_expression("y(i) = a * x(i) + b(i)")`, called as `op(a, x, b)`.
 
-    What the statements read and never write are the parameters, in the order of the text: tensors where it is
-    subscripted, else numbers. Dimensions with one index have one size. The tensor of the last statement is returned.
+    Its parameters are the names that the statements read and never write, in the order of the text: tensors if they
+    have subscripts, numbers otherwise. Dimensions with the same index have the same size. The operator returns the
+    tensor of the last statement.
 
     Args:
-        name: of the def.
-        types: of parameters that are not `float`: `from_expression("y(i) = t(w(i))", w="int64")`.
+        statements: the text.
+        name: the name of the def.
+        types: the types of parameters that are not `float`: `from_expression("y(i) = t(w(i))", w="int64")`.
 
     Raises:
         ParseError, CheckError, RangeError: as `define`, with the place in the def that the statements give.
@@ -95,20 +97,22 @@ def from_expression(statements: str, /, name: str = "expression", **types: str) 
 def from_notation(
     equation: str, /, formats: Mapping[str, str] | None = None, name: str = "expression", **types: str
 ) -> Op:
-    """The operator of index notation: `from_notation("y(i) = b(i) - A(i,j)*x(j)", formats={"A": "csr"})`.
+    """Make an operator from index notation: `from_notation("y(i) = b(i) - A(i,j)*x(j)", formats={"A": "csr"})`.
 
-    Sums are implied: in each term of the right side, the indices that the left side lacks are summed over. Parameters
-    are what is read, in the order of the text, as for `from_expression`.
+    Sums are implied: each term of the right side is summed over the indices that the left side lacks. The parameters
+    are the tensors and numbers that are read, in the order of the text, as for `from_expression`.
 
     Args:
-        equation: one equation, or several, of which the last gives the result.
-        formats: how tensors are stored, by name; what is not named here comes in any format, and goes out dense.
-        name: of the def.
-        types: of parameters that are not `float`: `from_notation("y(i) = A(i,j)*x(j)", A="double", x="double")`.
+        equation: one equation, or several; the last one defines the result.
+        formats: storage formats by the names of tensors. Without one, an operand may have any format, and a result is
+            dense.
+        name: the name of the def.
+        types: the types of parameters that are not `float`: `from_notation("y(i) = A(i,j)*x(j)", A="double",
+            x="double")`.
 
     Raises:
         ParseError, CheckError, RangeError: as `define`, with the place in the def that the notation gives.
-        ArgumentError: a format is none, or given to no tensor of the equation.
+        ArgumentError: a format is unknown, or names no tensor of the equation.
     """
     from .sparse.index_notation import notation_to_def
 
@@ -119,7 +123,7 @@ def from_notation(
 
 @only_tc_errors
 def tile_kernel(header: str) -> Callable[[Callable[..., None]], tile_kernels.TileKernel]:
-    """Make a GPU kernel of a function that decomposes it into tiles, down to tensor-core instructions.
+    """Make a GPU kernel from a function that decomposes it into tiles, down to tensor-core instructions.
 
         @tc.tile_kernel("C:[M,N].fp16 <- A:[M,K].fp16, B:[N,K].fp16")
         def product(k, C, A, B, tile=(128, 128, 32)): ...
@@ -128,10 +132,10 @@ def tile_kernel(header: str) -> Callable[[Callable[..., None]], tile_kernels.Til
     As in "Graphene: An IR for Optimized Tensor Computations on GPUs" (ASPLOS 2023), section 3.
 
     Args:
-        header: the outputs `<-` the inputs, with sizes that are numbers or names.
+        header: the outputs, `<-`, and the inputs, with numbers or names as sizes.
 
     Raises:
-        ArgumentError: the header is none, with the place; or the function takes other tensors.
+        ArgumentError: the header is malformed, with the place; or the function takes other tensors.
     """
 
     @only_tc_errors

@@ -1,7 +1,7 @@
-"""What is called with tensors: the quick ways of a call, and a kernel that was made with certain options.
+"""The callables: the fast paths of a call, and kernels compiled with given options.
 
-Always holds: whatever is passed, only a `TCError` (the caller's mistake) or an `InternalError` (our bug) leaves a call,
-and then nothing of the caller's has changed.
+Always holds: only a `TCError` (the caller's mistake) or an `InternalError` (our bug) leaves a call, and a failed call
+changes none of the caller's tensors.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ _is_transformed = torch._C._are_functorch_transforms_active
 
 
 class KernelDispatcher:
-    """Something that is called with tensors and runs kernels made for one machine.
+    """A callable on tensors that runs kernels for one machine.
 
-    A call first tries the kernel of the call before, then those of other earlier calls, then the long way.
+    A call first tries the kernel of the last call, then those of earlier calls, then the slow path: checking the
+    arguments and loading or compiling a kernel.
     """
 
     def __init__(self, kernels: KernelTable, machine: CompileConfig, gradients: Gradients) -> None:
@@ -93,7 +94,7 @@ class KernelDispatcher:
                 raise
             except Exception as error:
                 raise to_public_error(error) from error
-            if plain:  # what torch and those who listen to it say of a call is left as it is
+            if plain:  # outside the error boundary: errors of torch's hooks pass unchanged
                 return record_call(self, self._gradients, tensors)
             if recording:
                 return call_with_autograd(self, self._kernels.interface, self._gradients, tensors, out, initial)
@@ -123,7 +124,7 @@ class KernelDispatcher:
         return self._call_sparse(tensors, out, initial)
 
     def sparse_out_error(self) -> ArgumentError:
-        """What is said of a call with sparse operands that is told where to write."""
+        """The error for a call with sparse operands and `out=`."""
         return ArgumentError(
             f"{self.function.name} has sparse operands, with which a call takes no 'out'",
             suggestion="copy what the call returns",
@@ -131,7 +132,7 @@ class KernelDispatcher:
 
     @property
     def sparse_op(self) -> SparseOp:
-        """What runs calls with sparse operands."""
+        """The operator that runs calls with sparse operands."""
         if self._sparse is None:
             from .torch_ext.sparse_op import SparseOp
 
@@ -140,13 +141,13 @@ class KernelDispatcher:
 
 
 class Kernel(KernelDispatcher):
-    """A kernel of an operator, made with certain options. It is called like the operator, with these options.
+    """A kernel of an operator, compiled with given options. Call it like the operator.
 
-    For other sizes than it was made for, it compiles another one.
+    Called with other sizes, it compiles another kernel with the same options.
 
     Attributes:
-        compiled: the kernel with everything that the compiler knows of it.
-        compile_seconds: what making it took.
+        compiled: the compiled kernel with its texts and metadata.
+        compile_seconds: the time that compilation took.
         resources: kernels launched, bytes of temporaries, bytes of machine code.
     """
 
@@ -160,7 +161,7 @@ class Kernel(KernelDispatcher):
         return self
 
     def __deepcopy__(self, memo: object) -> Kernel:
-        """A kernel is a value, which no call changes."""
+        """The kernel itself: it is immutable."""
         return self
 
     def __reduce__(self) -> NoReturn:

@@ -19,29 +19,29 @@ from .tc_lang.formats import Format
 from .tc_lang.ir import Const, Expr, Size, Symbol
 
 Initial = Callable[[Tensor], Any] | Tensor | float
-"""Fills a tensor in place, as `torch.nn.init` does; or is the value, which may be sparse."""
+"""A function that fills a tensor in place, as those of `torch.nn.init`; or the value itself, which may be sparse."""
 
 
 class Module(nn.Module):
-    """The layer of a def: its parameters are inputs of the def, and calling it takes the others, in order.
+    """A layer that holds some inputs of a def as parameters. Call it with the other inputs, in order.
 
         layer = tc.Module(TEXT, parameters=("weight", "bias"), sizes={"I": 256, "O": 512})
         y = layer(x)
 
-    The module is saved, copied, moved between threads and pickled as any other; its `state_dict` has the parameters.
+    It is saved, copied and pickled like any other module; its `state_dict` has the parameters.
 
     Args:
         source: a TC program, or an operator.
-        parameters: the names of the inputs that are learned, or a mapping from them to their initial values: a function
-            of `torch.nn.init`, a tensor or a number; of a sparse tensor the stored values are learned. Otherwise
-            weights of two and more dimensions start uniformly in +-1/sqrt(elements of a row), as those of
-            `torch.nn.Linear`, and all others at 0.
-        sizes: the size names that the parameters' declarations use.
-        buffers: inputs that are kept but not learned, by their names. They may be sparse.
-        name: which def of the program it is, where there are several: else the last.
+        parameters: the names of the inputs to learn, or a mapping from names to initial values: a function of
+            `torch.nn.init`, a tensor or a number. For a sparse tensor, the stored values are learned. Without a value,
+            weights of two and more dimensions start uniformly in +-1/sqrt(elements of a row), as in `torch.nn.Linear`,
+            and all others at 0.
+        sizes: values of the size names in the declarations of the parameters.
+        buffers: inputs that are kept but not learned, by name. They may be sparse.
+        name: the def to use; by default, the last of the program.
 
     Raises:
-        ArgumentError: a name is no input of the def, a size is missing, or an initial value does not fit.
+        ArgumentError: the def has no input of a given name, a size is missing, or an initial value does not fit.
         ParseError, CheckError, RangeError: as `tc.define`.
     """
 
@@ -84,7 +84,7 @@ class Module(nn.Module):
         self._held = tuple(p if p in initial or p in (buffers or {}) else None for p in inputs)
 
     def _hold_sparse(self, p: Symbol, value: Any, *, is_learned: bool) -> None:
-        """Keep a sparse tensor by its parts, `name_values`, `name_pos1`, `name_crd1`: as every module keeps tensors."""
+        """Register the arrays of a sparse tensor: `name_values`, `name_pos1`, `name_crd1`."""
         from .dispatch.sparse.interop import as_sparse
 
         stored = as_sparse(value, None if p.format is None else p.format)
@@ -106,7 +106,7 @@ class Module(nn.Module):
         self._formats[p.name], self._shapes[p.name] = stored.format, stored.shape
 
     def _held_operand(self, name: str) -> Any:
-        """A parameter or a buffer as the def takes it."""
+        """A parameter or a buffer in the form that the def takes."""
         if name not in self._formats:
             return getattr(self, name)
         from .dispatch.sparse.sparse_tensor import SparseTensor
@@ -119,7 +119,7 @@ class Module(nn.Module):
         return SparseTensor(format, self._shapes[name], levels, getattr(self, f"{name}_values"))
 
     def forward(self, *inputs: Any, **initial: Any) -> Any:
-        """The def's outputs: one tensor, or a tuple. Initial values of in/out outputs go by keyword."""
+        """The outputs of the def: one tensor, or a tuple. Pass initial values of in/out outputs by keyword."""
         rest = iter(inputs)
         held = self._held
         missing = held.count(None)

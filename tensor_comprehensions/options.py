@@ -1,4 +1,4 @@
-"""The frozen option records of the lowerings: keyword arguments, command-line flags and search genes at once."""
+"""The option records of the lowerings, which also define command-line flags and the genes of a search."""
 
 from __future__ import annotations
 
@@ -16,21 +16,20 @@ FUSION_STRATEGIES = ("max", "preserve3", "min")
 
 @dataclass(frozen=True, slots=True)
 class CpuOptions:
-    """How a def is lowered for a CPU. Every field has a default that is chosen from the sizes.
+    """How a def is lowered for a CPU. By default, every field is chosen from the sizes.
 
     Attributes:
         fusion: "max" fuses wherever dependences allow, "preserve3" only where parallelism survives,
             "min" keeps one loop nest per statement.
         tile: sizes for the outer band, outermost first; 0 leaves a dimension alone; empty chooses.
         interleave: vectors in flight in an innermost vector loop; 0 chooses.
-        grain_size: least number of scalar operations worth a thread; 0 never runs in parallel.
-        use_microkernels: hand contractions to the register-tiled micro-kernels of `structured`.
+        grain_size: least number of scalar operations per thread; 0 never runs in parallel.
+        use_microkernels: lower contractions to register-tiled micro-kernels.
         localize_temporaries: keep temporaries that fusion makes local in small thread-private buffers.
-        split_k: cut sums, and other reductions, that have no more results than terms into about so many parts
-            of at least 16 terms, which threads share and which are added up in a fixed order. 1 does not; 0 chooses.
-        schedule: how contractions are lowered, instead of as the cost model says: a schedule, a heuristic (a
-            function of an op and a target that returns one), or pairs of the tensor that a contraction defines and
-            one of these.
+        split_k: split reductions that have no more results than terms into about this many parts of at least 16
+            terms. Threads share the parts, and a fixed order adds them. 1 does not split; 0 chooses.
+        schedule: overrides the cost model for contractions: a schedule, a heuristic (a function of an op and a
+            target that returns a schedule), or a mapping from the tensor that a contraction defines to one of these.
     """
 
     fusion: str = field(default="preserve3", metadata={"choices": FUSION_STRATEGIES})
@@ -53,16 +52,17 @@ class SparseOptions:
     """How a def with sparse operands is lowered for a CPU. No choice changes a result by more than rounding.
 
     Attributes:
-        order: names of indices, outermost loop first. Statements loop in this order, as far as they have these indices;
-            operands that are stored in another order are converted by every call. Empty chooses.
-        convert: whether operands may be converted to other formats; else a def that needs it is refused.
-        chunk_positions: stored positions in a chunk of the outermost loop, which threads share; 0 runs on one thread.
-        count_first: whether the elements of sparse results are counted before they are written, so that threads share
-            that: "auto" from three threads on.
-        branchless_merge: sums of operands at one index are computed without branches on which of them are present.
-        prefetch_distance: stored positions from what is computed to the rows that are asked for; 0 asks for none.
-        max_vectors: vectors that an innermost dense loop keeps in registers side by side.
-        gather: whether sums over stored positions run in vectors: "auto" where the processor gathers fast.
+        order: names of indices, outermost loop first. Every statement orders its loops this way; each call converts
+            operands that are stored in another order. Empty chooses.
+        convert: whether operands may be converted to other formats; if not, a def that needs a conversion is refused.
+        chunk_positions: stored positions per chunk of the outermost loop; threads share the chunks. 0 uses one thread.
+        count_first: whether a first pass counts the elements of sparse results, so that threads can share the second
+            one: "always", "never", or "auto": with three threads and more.
+        branchless_merge: whether sums of operands at one index run without branches on which operands are present.
+        prefetch_distance: how many stored positions ahead rows are prefetched; 0 prefetches nothing.
+        max_vectors: vectors that an innermost dense loop keeps in registers at once.
+        gather: whether sums over stored positions are vectorized with gathers: "always", "never", or "auto": if the
+            processor gathers fast.
     """
 
     order: tuple[str, ...] = ()
@@ -76,7 +76,7 @@ class SparseOptions:
 
 
 def check_sparse_options(options: SparseOptions) -> None:
-    """Has every option a value that means something? Raises ArgumentError."""
+    """Check the value of every option. Raises ArgumentError."""
     if not isinstance(options.order, tuple) or not all(isinstance(name, str) for name in options.order):
         raise ArgumentError(f"the option order is {options.order!r}", expected="names of indices, such as ('i', 'j')")
     if len(set(options.order)) < len(options.order):
@@ -90,35 +90,36 @@ def check_sparse_options(options: SparseOptions) -> None:
 class MappingOptions:
     """How the polyhedral lowering maps a def to the blocks and threads of a GPU (the options of the TC paper).
 
-    The defaults are the paper's `naive` ones. Every method gives a copy:
+    The defaults are the paper's `naive` ones. Every method returns a copy:
     `MappingOptions.naive().tile(32, 32).map_to_threads(32, 8)`.
 
     Attributes:
-        tile: sizes for the loops of the outer band, then for the loops below it, outermost first; 0 leaves a loop
-            alone, and so does the end of the list.
-        threads: of a block along x, y, z; x runs along the innermost mapped loop.
-        blocks: of the grid, at most; x runs along the outermost loop.
-        unroll: so many statement instances at most are unrolled; 1 unrolls nothing.
+        tile: sizes for the loops of the outer band, then for the loops below it, outermost first; 0 does not tile a
+            loop, and neither are loops tiled beyond the end of the list.
+        threads: threads of a block along x, y, z; x runs along the innermost mapped loop.
+        blocks: most blocks of the grid along x, y, z; x runs along the outermost loop.
+        unroll: most statement instances to unroll; 1 unrolls nothing.
         outer_fusion: "max" fuses wherever dependences allow, "preserve3" where parallelism survives, "min" nowhere.
-        intra_tile_fusion: the same for the loops inside a tile, which "min" keeps apart.
+        intra_tile_fusion: the same for the loops inside a tile; "min" does not fuse them.
         shared_memory: keep tiles of reused or badly coalesced tensors in shared memory.
-        max_shared_memory: bytes of it for a block; 0 is what a block may have without asking.
+        max_shared_memory: bytes of shared memory per block; 0 is the default limit of the target (`max_shared`).
         private_memory: keep accumulators and reused tiles in registers.
         cooperative_reductions: let the threads of a block share the terms of a reduction.
-        split_k: cut sums, and other reductions, that have fewer results than the target has threads into about
-            so many parts of at least 16 terms; a second kernel adds the parts up. 1 does not.
-        collapse_loops: make adjacent loops that walk memory as one loop one loop.
-        vector_width: elements that a thread computes next to each other along x.
-        double_buffer: copy the next tile to shared memory while the present one is used, where that is possible.
-        shared_depth: so many loops of the schedule are around the copies to shared memory; -1 puts them where reuse is
-            found: what one nest leaves for another inside the loops over tiles of the rows, the rest inside as many
-            loops over tiles as change it. Below loops that threads share there are no such copies.
-        private_depth: the same for registers; -1 puts accumulators around the loops over tiles of terms, what threads
-            reuse inside the innermost loops but those that are written out.
-        unroll_copy_shared: write out the loops of copies to and from shared memory up to 16 trips, beyond `unroll`.
-        read_only_cache: read what a kernel does not write by `__ldg`; else CUDA's compiler decides. OpenCL has no such
-            reads.
-        match_library_calls: what is exactly a product of matrices, or of a batch of them, is torch's, between kernels.
+        split_k: split reductions that have fewer results than the target has threads into about this many parts of at
+            least 16 terms; a second kernel adds the parts. 1 does not split.
+        collapse_loops: fuse adjacent loops that access memory like a single loop.
+        vector_width: adjacent elements along x that a thread computes.
+        double_buffer: copy the next tile to shared memory while the present one is used, if possible.
+        shared_depth: number of schedule loops around the copies to shared memory. -1 follows the reuse: a tile that
+            one loop nest leaves for another is copied inside the loops over row tiles, any other tile inside the loops
+            over tiles that change it. Copies never stand inside loops that threads share.
+        private_depth: the same for registers. -1 puts accumulators around the loops over tiles of terms, and tiles that
+            threads reuse inside the innermost loops that are not unrolled.
+        unroll_copy_shared: unroll loops of copies to and from shared memory of up to 16 iterations, beyond `unroll`.
+        read_only_cache: read tensors that a kernel does not write with `__ldg`; otherwise CUDA's compiler decides.
+            OpenCL has no such loads.
+        match_library_calls: run statements that are exactly a matrix product, or a batch of them, as `torch.mm` or
+            `torch.bmm` between the other kernels.
     """
 
     tile: tuple[int, ...] = field(default=(32, 32, 32), metadata={"choices": (0, *_POWERS)})
@@ -174,7 +175,7 @@ class MappingOptions:
         return replace(self, blocks=blocks)
 
     def fuse(self, strategy: str) -> MappingOptions:
-        """Both fusion strategies."""
+        """Set both fusion strategies."""
         return replace(self, outer_fusion=strategy, intra_tile_fusion=strategy)
 
     def use_shared_memory(self, use: bool = True) -> MappingOptions:
@@ -193,18 +194,18 @@ class MappingOptions:
 
 @dataclass(frozen=True, slots=True)
 class TileOptions:
-    """How products of a def run on the tensor cores of a GPU; the rest of the def is mapped by default.
+    """How products of a def run on the tensor cores of a GPU; the rest of the def gets the default mapping.
 
-    Empty fields are chosen from the sizes. `TileOptions()` asks for tensor cores where the cost model would not take
-    them. A def without a product that they take is refused, with the reason for each of its products.
+    Empty fields are chosen from the sizes. `TileOptions()` uses tensor cores even if the cost model would not. A def is
+    refused if none of its products can run on tensor cores; the error gives the reason for each product.
 
     Attributes:
-        tile: rows, columns and terms of the tile of a block. Rows and columns are those of the result, columns where
-            neighbors are neighbors in memory.
-        warps: that share the rows, and the columns, of a tile.
-        stages: tiles of both factors in shared memory, of which one is used while the others are on their way.
-        group: so many rows of tiles are walked side by side, so that blocks share what they read.
-        split: parts of a sum that are blocks of their own; a second kernel adds them up. 1 does not split.
+        tile: rows, columns and terms of the tile of a block. Rows and columns are those of the result; columns are
+            contiguous in memory.
+        warps: warps along the rows, and along the columns, of a tile.
+        stages: pipeline stages in shared memory: one is used while the others load.
+        group: rows of tiles that consecutive blocks visit together, so that they share operands.
+        split: parts of a sum, with blocks of their own; a second kernel adds the parts. 1 does not split.
         instruction: "mma" of warps, or "wgmma" of warpgroups on sm_90, for which `warps` is (4, 1), (8, 1) or (12, 1).
     """
 
@@ -217,11 +218,11 @@ class TileOptions:
 
 
 GpuOptions: TypeAlias = MappingOptions | TileOptions
-"""What a user may ask of a lowering for GPUs."""
+"""The options of the GPU lowerings."""
 
 
 def check_gpu_options(options: GpuOptions, target: GpuTarget) -> None:
-    """Are `options` legal, and within the limits of `target`? Raises ArgumentError."""
+    """Check that `options` are legal and within the limits of `target`. Raises ArgumentError."""
     if isinstance(options, TileOptions):
         check_tiles(options, target)
     else:
@@ -229,7 +230,7 @@ def check_gpu_options(options: GpuOptions, target: GpuTarget) -> None:
 
 
 def check_tiles(options: TileOptions, target: GpuTarget) -> None:
-    """Are `options` legal, and within the limits of `target`? Raises ArgumentError."""
+    """Check that `options` are legal and within the limits of `target`. Raises ArgumentError."""
     check_fields(options)
     if not target.tensor_ops:
         raise ArgumentError(f"TileOptions need tensor cores of sm_80 or newer, not {target.name}")
@@ -250,7 +251,7 @@ def check_tiles(options: TileOptions, target: GpuTarget) -> None:
 
 
 def check_mapping(options: MappingOptions, target: GpuTarget) -> None:
-    """Are `options` legal, and within the limits of `target`? Raises ArgumentError."""
+    """Check that `options` are legal and within the limits of `target`. Raises ArgumentError."""
     check_fields(options)
     _require(len(options.tile) >= 1, "tile", options.tile, "at least one size; 0 leaves a loop alone")
     _require(options.unroll >= 1, "unroll", options.unroll, "at least 1, which unrolls nothing")
@@ -282,7 +283,7 @@ def _require(fine: bool, name: str, value: object, expected: str) -> None:
 
 
 def check_fields(options: Any) -> None:
-    """Has every field of a record of options a value that means something? Raises ArgumentError."""
+    """Check the type and the range of every field of an option record. Raises ArgumentError."""
     for f in fields(options):
         value = getattr(options, f.name)
         if f.name == "schedule":

@@ -1,4 +1,4 @@
-"""What code is emitted for: a device and the facts about it that lowering may use."""
+"""Targets: a device to emit code for, and the facts about it that lowering uses."""
 
 from __future__ import annotations
 
@@ -10,23 +10,22 @@ from .core.lazy_import import lazy_module
 from .core.processors import BASELINE, FEATURES
 
 _this: Any = lazy_module("runtime.cpu.host")
-"""The processor of this process, which is looked at when code is to be run."""
+"""The processor of this process, examined when code is about to run."""
 
 _MESHED = frozenset(
     ("skylake-avx512", "cascadelake", "cooperlake", "icelake-server", "sapphirerapids", "emeraldrapids",
      "graniterapids")
 )  # fmt: skip
-"""Processors whose last cache takes what the second one gives up, and is spread over all cores."""
-
+"""Processors whose last cache receives the lines that L2 evicts, and is spread over all cores."""
 
 _GATHERING = frozenset(("sapphirerapids", "emeraldrapids", "graniterapids"))
-"""Processors that gather the lanes of a vector faster than they load them one by one, and that no mitigation slows."""
+"""Processors that gather lanes faster than they load them one by one; no security mitigation slows their gathers."""
 
 
 USABLE_FRACTION = 0.75
-"""The part of a cache that a kernel finds free."""
+"""The part of a cache that a kernel can expect to use."""
 FAR = 8
-"""Times the near caches: what a kernel may touch before a far one is no better for its results than memory."""
+"""Working set, in sizes of the private caches, above which a mesh cache is no better for stores than memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +34,11 @@ class CpuTarget:
 
     Attributes:
         kind: "cpu".
-        name: the processor, as LLVM names it: code uses what it has by `processors.FEATURES`.
-        features: LLVM's feature string, "+avx2,-fma,...": what it has beside that, and what it lacks.
-        vector_bits: width of the widest vector register that pays.
-        vector_registers: how many of them there are.
-        cache: bytes of the data caches of one core, smallest first; two levels at least.
+        name: LLVM's name of the processor, which implies the features in `processors.FEATURES`.
+        features: LLVM's feature string, "+avx2,-fma,...": additional and missing features.
+        vector_bits: width of the widest vector register worth using.
+        vector_registers: number of vector registers.
+        cache: bytes of the data caches of one core, smallest first; at least two levels.
     """
 
     kind: str
@@ -52,12 +51,12 @@ class CpuTarget:
     @property
     def code_features(self) -> frozenset[str]:
         """The features that code for it may use."""
-        told = [f.strip() for f in self.features.split(",")]
-        present, absent = ({f[1:] for f in told if f.startswith(sign)} for sign in "+-")
+        flags = [f.strip() for f in self.features.split(",")]
+        present, absent = ({f[1:] for f in flags if f.startswith(sign)} for sign in "+-")
         return (FEATURES.get(self.name, BASELINE) | present) - absent
 
     def missing_features(self) -> tuple[str, ...]:
-        """Those that the processor of this process lacks."""
+        """The features that the processor of this process lacks."""
         found: tuple[str, ...] = _this.missing_features(self)
         return found
 
@@ -66,56 +65,57 @@ class CpuTarget:
         return not self.missing_features()
 
     def lanes(self, bits: int) -> int:
-        """How many scalars of `bits` bits fill a vector register."""
+        """The number of scalars of `bits` bits in a vector register."""
         return max(1, self.vector_bits // bits)
 
     @property
     def has_mesh_llc(self) -> bool:
-        """Whether the last cache is a mesh away from the core, several times as far as elsewhere."""
+        """Whether the last-level cache is reached over a mesh, at several times the usual latency."""
         return self.name in _MESHED
 
     @property
     def private_caches(self) -> tuple[int, ...]:
-        """`cache`, without a last one that all cores reach by a mesh: what is written had better go past that."""
+        """`cache` without a last level on a mesh, which stores should bypass."""
         return self.cache[:-1] if self.has_mesh_llc else self.cache
 
     @property
     def reuse_limit_bytes(self) -> float:
-        """Bytes that a kernel may touch for its results to stay in the caches for whoever reads them.
+        """Working set in bytes above which outputs are written with non-temporal stores.
 
-        A far cache gives back later what writing to it costs more than memory, up to a few times what the others hold.
+        Below it, the next kernel finds the results in a cache. Storing to a mesh cache costs more than storing to
+        memory; the later reads make up for it up to `FAR` times the private caches.
         """
         return USABLE_FRACTION * min(self.cache[-1], FAR * self.private_caches[-1])
 
     @property
     def writeback_limit_bytes(self) -> float:
-        """Bytes that a kernel may touch before lines that it writes in parts travel to a far cache and back."""
+        """Working set in bytes above which partly written lines travel to a mesh cache and back; else infinite."""
         return self.private_caches[-1] if len(self.private_caches) < len(self.cache) else float("inf")
 
     @property
     def fetch_bytes(self) -> int:
-        """Bytes that come from a far cache or from memory at a time: there, a line brings the other one of its pair."""
+        """Bytes per fetch from the last cache or from memory: 128 with adjacent-line prefetch, else 64."""
         return 128 if self.has_mesh_llc else 64
 
     @property
     def issue_bits_per_cycle(self) -> int:
-        """Bits of all the multiply-adds of vectors, and of all the vectors loaded, that start in a cycle."""
+        """Bits of vector multiply-adds, and equally of vector loads, that can start per cycle."""
         halves = self.vector_bits == 512 and not self.has_mesh_llc and self.name != "znver5"
         return self.vector_bits if halves else 2 * self.vector_bits
 
     @property
     def has_fast_gather(self) -> bool:
-        """Whether lanes of 32 and 64 bits at addresses of their own had better be loaded by one instruction."""
+        """Whether a gather instruction is faster than loading lanes of 32 and 64 bits one by one."""
         return self.vector_bits == 512 and self.name in _GATHERING
 
     @property
     def has_bf16_dot(self) -> bool:
-        """Whether vectors of pairs of bfloat16 are multiplied and added to float32 in one instruction."""
+        """Whether one instruction multiplies vectors of bfloat16 pairs and adds them to float32 (AVX512-BF16)."""
         return self.vector_bits == 512 and "+avx512bf16" in self.features.split(",")
 
     @property
     def has_amx_bf16(self) -> bool:
-        """Whether the same is done with matrices of such pairs, in registers that the system lets the process use."""
+        """Whether the processor also multiplies bfloat16 matrices (AMX), in tile registers that the system grants."""
         return self.has_bf16_dot and {"+amx-tile", "+amx-bf16"} <= set(self.features.split(","))
 
 
@@ -131,33 +131,33 @@ RESERVED_SHARED = 1024
 
 @dataclass(frozen=True, slots=True)
 class GpuTarget:
-    """A graphics processor to compile for.
+    """A GPU to compile for. A multiprocessor is a streaming multiprocessor (SM).
 
     Attributes:
         kind: "cuda".
-        name: the architecture, as NVRTC names it.
-        num_sms: streaming multiprocessors of the typical card.
-        l2: bytes of the cache that they share.
-        bandwidth: of its memory, in bytes per second.
+        name: NVRTC's name of the architecture.
+        num_sms: multiprocessors of the typical card.
+        l2: bytes of the L2 cache.
+        bandwidth: memory bandwidth in bytes per second.
         clock: cycles per second under load.
-        float32_lanes: float32 operations that a processor starts in a cycle.
-        max_shared_optin: most bytes of shared memory that a block may ask for.
-        shared_per_sm: bytes that the blocks on one processor share.
-        threads_per_sm, blocks_per_sm: most that are there at once.
-        max_shared: bytes of shared memory that a block may have without asking.
-        warp: threads that run in step.
+        float32_lanes: float32 operations per cycle and multiprocessor.
+        max_shared_optin: most bytes of shared memory that a block can request.
+        shared_per_sm: bytes of shared memory of a multiprocessor.
+        threads_per_sm, blocks_per_sm: most resident threads and blocks of a multiprocessor.
+        max_shared: most bytes of shared memory of a block without a request.
+        warp: threads of a warp.
         max_threads_per_block: most threads of a block.
         block, grid: most threads of a block, and blocks, along x, y, z.
         registers: most registers of a thread.
-        registers_per_sm: registers that the threads on one processor, and those of one block, share.
-        async_copies: whether there are copies from global to shared memory past the registers.
-        tensor_ops, tensor_ops_int8: operations, two for each product, that the tensor cores of a processor do in a
-            cycle by `mma` on half-precision numbers with float32 sums, and on bytes; 0 where tile kernels have none.
-            Peak rates of the vendor's papers for the typical card over processors and clock; of Hopper and Blackwell
-            the part of it that `mma` reaches, not `wgmma` and `tcgen05`.
-        group_ops: the same by `wgmma`, of warpgroups, on half-precision numbers; 0 where there is none.
-        l2_bytes: that a processor gets from the second-level cache in a cycle.
-        shared_bytes: that shared memory gives to a processor in a cycle: 32 banks of 4.
+        registers_per_sm: registers of a multiprocessor, and most registers of a block.
+        async_copies: whether global memory can be copied to shared memory without registers (`cp.async`).
+        tensor_ops, tensor_ops_int8: tensor-core operations per cycle and multiprocessor, two for each product, by `mma`
+            on half precision with float32 sums, and on bytes; 0 if tile kernels have no tensor cores there. Peak rates
+            of the vendor's papers for the typical card, divided by multiprocessors and clock. For Hopper and Blackwell
+            only the part that `mma` reaches, without `wgmma` and `tcgen05`.
+        group_ops: the same by `wgmma` on half precision; 0 if there is none.
+        l2_bytes: bytes per cycle that a multiprocessor gets from L2.
+        shared_bytes: bytes per cycle from shared memory to a multiprocessor: 32 banks of 4.
     """
 
     kind: str
@@ -225,11 +225,11 @@ GPUS = {
     for g in _GPUS
     for ops, of_bytes, of_groups in (_TENSOR_OPS.get(g.name, (0, 0, 0)),)
 }
-"""The graphics processors that are known, by the text that names them: "cuda:sm_90"."""
+"""The known GPUs by name: "cuda:sm_90"."""
 
 
 def parse_gpu_target(text: str) -> GpuTarget:
-    """The target that `text` names, one of `GPUS`; `sm_90` is `cuda:sm_90`. Raises ArgumentError."""
+    """The target named `text`, one of `GPUS`; "sm_90" is short for "cuda:sm_90". Raises ArgumentError."""
     found = GPUS.get(text) or GPUS.get(f"cuda:{text}")
     if found is None:
         raise ArgumentError(f"there is no target {text!r}", expected=f"a Target, or one of {', '.join(GPUS)}")

@@ -35,7 +35,7 @@ def is_gpu(name: object) -> bool:
 
 
 def parse_device(name: object) -> TuningDevice:
-    """The device that "cpu" (all processors and torch's threads) or "cpu:0,2-3" means. Raises ArgumentError."""
+    """Parse a device: "cpu" (all processors, torch's threads) or "cpu:0,2-3". Raises ArgumentError."""
     if not isinstance(name, str) or not (match := re.fullmatch(_NAME, name, re.ASCII)):
         raise ArgumentError(f"the device is {name!r}", expected="cpu, or processors such as cpu:0-3 or cpu:0,2")
     here = available_cpus()

@@ -1,6 +1,6 @@
-"""Where candidates are evaluated: on this machine, or wherever an executor runs `evaluate_in_site`.
+"""Where candidates are evaluated: on this machine, or on the workers of an executor that run `evaluate_in_site`.
 
-Always holds: a request goes in as a message and a reply comes out, whatever happened to whoever worked on it.
+Always holds: every request message gets a reply message, even if its worker dies.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .worker_pool import SERVICE, ForkServer, WorkerConfig, WorkerDied, WorkerPo
 
 
 class Evaluator(Protocol):
-    """What a tuner needs.
+    """The interface of evaluators.
 
     Attributes:
         separate: whether compiling is a request of its own.
@@ -36,7 +36,7 @@ class Evaluator(Protocol):
     fingerprint: str
 
     def begin(self) -> None:
-        """Requests will come: whatever takes long to start may start now."""
+        """Start slow preparations: requests will follow."""
 
     def submit(self, request: pb.Request) -> Future[bytes]: ...
 
@@ -44,10 +44,10 @@ class Evaluator(Protocol):
 
 
 def future_reply(future: Future[bytes], asked: str) -> pb.Reply:
-    """The reply of a future, or one that tells what happened instead.
+    """The reply of a future, or one that reports its failure.
 
-    asked: the fingerprint of the device that must have answered; empty: any. The status is UNKNOWN where nobody
-        tells what happened, as when an executor lost the worker.
+    asked: the fingerprint of the device that must have answered; empty: any. The status is UNKNOWN if the cause of a
+    failure is unknown, as when an executor lost the worker.
     """
     try:
         raw = future.result()
@@ -76,12 +76,12 @@ def _death_reply(death: WorkerDied) -> pb.Reply:
 
 
 def is_tainted(raw: bytes) -> bool:
-    """Did what a worker ran do something wrong, and perhaps more than was noticed? Or is its device unusable since?"""
+    """Whether a candidate may have corrupted its worker, or made its device unusable."""
     return pb.Reply.FromString(raw).status in (pb.WRONG_RESULT, pb.NAN, pb.GPU_STICKY)
 
 
 def device_lost(raw: bytes) -> bool:
-    """Is the device of a worker no longer the one that is asked for?"""
+    """Whether the worker lost its device, or runs on another one than requested."""
     return pb.Reply.FromString(raw).status == pb.REFUSED
 
 
@@ -138,9 +138,9 @@ class LocalWorkers:
 
 
 class InProcess:
-    """This very process: at once, and for candidates that may be trusted as much as any kernel that is called.
+    """This process: starts at once, for candidates as trustworthy as any kernel that is called.
 
-    Times are those of torch's threads as they are now.
+    Times are those of torch's threads as now configured.
     """
 
     separate, width = True, 1
@@ -149,7 +149,7 @@ class InProcess:
         self.fingerprint = cpu_fingerprint()
 
     def begin(self) -> None:
-        """Nothing has to start."""
+        """Do nothing: this process is ready."""
 
     def submit(self, request: pb.Request) -> Future[bytes]:
         """Answer before returning."""
@@ -180,7 +180,7 @@ class _Processes:
 
 
 class ExecutorWorkers:
-    """Workers behind anything that has the interface of `concurrent.futures.Executor`.
+    """Workers behind any `concurrent.futures.Executor`.
 
     width: requests that are sent before the first must answer. function: what workers run, `evaluate_in_site`.
     """
@@ -235,7 +235,7 @@ _sites: dict[tuple[int, int], tuple[ForkServer, WorkerPool]] = {}
 
 
 def _site(threads: int) -> WorkerPool:
-    """The worker of this process, with so many threads."""
+    """The worker of this process, with this many threads."""
     key = (os.getpid(), threads)
     if key not in _sites:
         close_site()

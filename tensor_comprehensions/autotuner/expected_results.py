@@ -1,7 +1,7 @@
-"""What a def should give on certain inputs, and how far from it a candidate may be.
+"""The expected results of a def on given inputs, with error bounds for candidates.
 
-Results come from the reference evaluator where it is quick enough. Where it is not, they come from the default kernel,
-once that has been found right by the reference evaluator at smaller sizes.
+The reference evaluator computes them if it is fast enough. Otherwise the default kernel does, after the reference
+evaluator has confirmed it at smaller sizes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ from .timing import LoadedCandidate, ProblemMemory, TimedLaunch
 DIRECT = 1 << 25
 """Points that the reference evaluator computes for one set of inputs in a second or two."""
 ROUNDINGS = 32
-"""Of the type, relative to the largest element, times the root of the longest sum: what any order may differ by."""
+"""Rounding errors that any order of summation may make, relative to the largest element times the square root of the
+longest sum.
+"""
 TRUSTED = 1 << 8
 """How many times that the default kernel may be off, in a def that loses digits, before it is taken for wrong."""
 _DIGITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
@@ -48,7 +50,7 @@ class ExpectedOutputs:
     allowed: tuple[float, ...]
 
     def fault(self, outputs: Sequence[Tensor]) -> tuple[pb.Status, str] | None:
-        """What is wrong with outputs, if anything."""
+        """The fault of the outputs, or None."""
         for number, (x, right, allowed) in enumerate(zip(outputs, self.outputs, self.allowed, strict=True)):
             problem = _fault(x, right, allowed)
             if problem is not None:
@@ -64,7 +66,7 @@ def _fault(x: Tensor, right: Tensor, allowed: float) -> tuple[pb.Status, str] | 
     if not x.numel():
         return None
     low, high = map(float, (x - right).aminmax())
-    if -allowed <= low and high <= allowed:  # so that nothing is infinite or NaN
+    if -allowed <= low and high <= allowed:  # then neither bound is infinite or NaN
         return None
     finite = right.isfinite()
     strange = int((~x.isfinite() & finite).sum())
@@ -176,7 +178,7 @@ def _tolerance(problem: Problem, right: Tensor) -> float:
 
 
 def reference_outputs(memory: ProblemMemory) -> tuple[Tensor, ...]:
-    """What the reference evaluator makes of the inputs in `memory`. Raises RangeError."""
+    """The results of the reference evaluator for the inputs in `memory`. Raises RangeError."""
     bound = memory.problem.bound
     names = [t.name for role in (Role.INPUT, Role.INOUT) for t in bound.tensors if t.role is role]
     arrays = {
@@ -210,7 +212,7 @@ def shrink_problem(problem: Problem) -> Problem:
         largest = max(sizes, key=lambda name: sizes[name])
         if sizes[largest] < 2:
             break
-        for divisor in (2, 3, 4):  # what one size forbids, another may allow
+        for divisor in (2, 3, 4):  # one size may be illegal and another legal
             attempt = {**sizes, largest: max(1, sizes[largest] // divisor)}
             try:
                 small = _resize_problem(problem, attempt)

@@ -1,8 +1,8 @@
 """The process that worker processes are forked from: it has loaded torch and the compiler, and runs neither.
 
 `python -m tensor_comprehensions.autotuner.fork_server FD PARENT` takes orders over the socket FD until its peer or the
-process PARENT is gone, and takes its workers with it. A worker starts in some milliseconds and has its own memory,
-threads and limits, so that whatever a candidate does to it happens to nobody else.
+process PARENT is gone, and ends its workers then. A worker starts in some milliseconds and has its own memory, threads
+and limits, so a candidate can harm no other process.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PRELOAD = (
 )
 PREFIX = "tensorc-tune-"
 Handler = Callable[[bytes, Callable[[str], None]], bytes]
-"""What a worker does: (request, tell the next phase) -> reply."""
+"""What a worker does: (request, callback for the next phase) -> reply."""
 
 
 class ParentGone(Exception):
@@ -53,7 +53,7 @@ def serve(descriptor: int, parent: int) -> None:
     _die_with_parent(signal.SIGTERM)
     for module in PRELOAD:
         importlib.import_module(module)
-    gc.freeze()  # no worker looks through what all of them share, or copies it by looking
+    gc.freeze()  # the collector of a worker then neither scans nor copies the shared objects
     children: set[int] = set()
     remove_stale_folders()
     folder = tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-")
@@ -201,4 +201,4 @@ def receive_json(control: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 if __name__ == "__main__":
     serve(int(sys.argv[1]), int(sys.argv[2]))
-    os._exit(0)  # nothing is left, and whoever waits need not wait until torch is taken apart
+    os._exit(0)  # skips the teardown of torch, for which the tuner would wait

@@ -1,4 +1,4 @@
-"""Memory of a candidate: tensors between guard bands that show who wrote where nobody may."""
+"""Memory of a candidate: tensors between guard bands that detect out-of-bounds writes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class GuardedBuffer:
         self.bytes = self._whole[GUARD : GUARD + size]
         self.bytes.zero_()
         self._before, self._after = self._whole[:GUARD], self._whole[GUARD + size :]
-        words = self._whole[: (size + 2 * GUARD) // 8 * 8]  # what is left over is guard
+        words = self._whole[: (size + 2 * GUARD) // 8 * 8]  # the remaining bytes belong to the guard
         self._words = words.view(torch.int64)
 
     @property
@@ -36,7 +36,7 @@ class GuardedBuffer:
         return flat.as_strided(shape, strides)
 
     def poison(self) -> None:
-        """Fill with what no candidate should leave or read: NaN, -1."""
+        """Fill with NaN or -1, so that elements left unwritten, or read, show."""
         self.bytes.fill_(_POISON)
 
     def digest(self) -> int:
@@ -44,5 +44,5 @@ class GuardedBuffer:
         return int(self._words.sum())
 
     def guards_intact(self) -> bool:
-        """Is nothing written outside?"""
+        """Whether the guard bands are intact."""
         return bool((self._before == _CANARY).all()) and bool((self._after == _CANARY).all())

@@ -1,6 +1,6 @@
 """Messages between a tuner and its worker processes: a kind, a length and bytes over a stream socket.
 
-Always holds: what a broken peer sends is refused before memory is given to it.
+Always holds: malformed messages of a broken peer are refused before memory is allocated for them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _HEADER = struct.Struct("<cQ")
 
 
 class ProtocolError(Exception):
-    """The peer sent what is no message."""
+    """The peer sent a malformed message."""
 
 
 class Disconnected(Exception):

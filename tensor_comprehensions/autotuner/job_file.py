@@ -1,6 +1,6 @@
-"""Job files as tables of known settings: TOML or JSON that anyone may have written, checked before anything uses it.
+"""Job files as tables of known settings: untrusted TOML or JSON, checked before use.
 
-Always holds: what is wrong in a file is an ArgumentError, and reading one takes time in proportion to its length.
+Always holds: a mistake in a file is an ArgumentError, and reading a file takes time in proportion to its length.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..dispatch.arguments import parse_sizes
 LARGEST = 1 << 22
 """Bytes of a job file, and of a file with defs."""
 DEEPEST = 16
-"""Tables and lists inside one another, and parts of a dotted key: parsers take quadratic time for such a key."""
+"""Nesting depth of tables and lists, and parts of a dotted key, for which parsers take quadratic time."""
 MOST_BITS = 63
 """Of a number: all of them print, and fit into messages."""
 _WORD = r"""(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')"""
@@ -55,7 +55,7 @@ def _parse_toml(text: str) -> Any:
 
 
 def _check_values(found: object, where: str) -> None:
-    """Refuse what cannot be printed, sent or walked. Iterative: it runs before the depth is known."""
+    """Refuse values that cannot be printed, sent or traversed. Iterative: it runs before the depth is known."""
     level = [found]
     for _ in range(DEEPEST):
         for value in level:

@@ -1,6 +1,6 @@
-"""Offline jobs: a file that lists defs and sizes, worked off one after another, by one process or by many.
+"""Offline jobs: a file that lists defs and sizes, tuned one after another, by one process or by many.
 
-Always holds: a job that was killed goes on where its journal ends; what a finished search found is in the store.
+Always holds: a killed job resumes where its journal ends; the results of a finished search are in the store.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class JobTask:
 
 @dataclass(frozen=True, slots=True)
 class TuningJob:
-    """What a job file says. store: where results go; None for the cache."""
+    """The content of a job file. store: where results go; None for the cache."""
 
     tasks: tuple[JobTask, ...]
     devices: tuple[TuningDevice, ...]
@@ -66,7 +66,7 @@ class TuningJob:
 
 
 def read_job(path: Path) -> TuningJob:
-    """The job in a TOML or JSON file. Raises ArgumentError that names what is wrong in it."""
+    """Read a TOML or JSON job file. Raises ArgumentError that names the mistake."""
     table = read_table(path)
     check_settings(table, _JOB, str(path))
     entries = table.get("tune", [])
@@ -122,8 +122,10 @@ def parse_shard(text: str) -> tuple[int, int]:
 
 
 def shard_tasks(tasks: Sequence[JobTask], shard: tuple[int, int]) -> tuple[JobTask, ...]:
-    """The tasks of a shard. Where there are fewer than shards, several search for the same: they deal what to try first
-    among themselves, and go on with other seeds.
+    """The tasks of a shard.
+
+    If there are fewer tasks than shards, several shards share a task: they divide the first candidates among
+    themselves, and continue with different seeds.
     """
     number, count = shard
     if len(tasks) >= count:
@@ -134,7 +136,7 @@ def shard_tasks(tasks: Sequence[JobTask], shard: tuple[int, int]) -> tuple[JobTa
 
 
 def _shard_budget(trying: SearchBudget) -> SearchBudget:
-    """A part of a search by itself: fewer at a time, and more often, for it has less time to learn from what it saw."""
+    """The budget of a partial search: smaller generations, but more of them, since it has less time to learn."""
     _, count = trying.part
     if trying.search != "genetic" or trying.population <= SMALLEST:
         return trying
@@ -146,7 +148,7 @@ def _shard_budget(trying: SearchBudget) -> SearchBudget:
 
 
 class ProgressListener:
-    """Told what happens. Does nothing."""
+    """Callbacks for the progress of a job. These do nothing."""
 
     def begin(self, number: int, of: int, task: JobTask) -> None: ...
 

@@ -1,7 +1,7 @@
-"""A file that remembers what became of each candidate, so that a search that was killed goes on where it was.
+"""A file that records the outcome of each candidate, so that a killed search can resume.
 
-Always holds: a record that was not written whole is as if it had not been written; one process at a time writes; and a
-disk that takes no more ends the journal, not the search.
+Always holds: a partly written record counts as absent; one process at a time writes; a full disk ends the journal, not
+the search.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Journal:
     Args:
         path: the file; None keeps nothing.
 
-    Raises ArgumentError where the file cannot be written, is something else, or is another search's at this time.
+    Raises ArgumentError if the file cannot be written, is not a journal, or is in use by another search.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -67,7 +67,7 @@ class Journal:
             raise
 
     def _read(self, file: FileIO, path: Path) -> int:
-        """Take in what there is; the offset at which the last whole record ends."""
+        """Read the existing records; returns the offset at which the last whole record ends."""
         if os.fstat(file.fileno()).st_size > LARGEST_FILE:
             raise ArgumentError(f"the journal {path} has more than {LARGEST_FILE} bytes", suggestion="remove it")
         file.seek(0)
@@ -96,7 +96,7 @@ class Journal:
         return len(self._known)
 
     def find(self, problem: str, options: bytes) -> pb.Outcome | None:
-        """What became of options, a serialized message."""
+        """The outcome of these options (a serialized message), or None."""
         return self._known.get((problem, options))
 
     def decision(self, problem: str) -> pb.Decision | None:
@@ -104,7 +104,7 @@ class Journal:
         return self._decided.get(problem)
 
     def start(self, problem: str) -> pb.Start | None:
-        """What the search for a problem began with."""
+        """The starting points of the search for a problem, or None."""
         return self._started.get(problem)
 
     def add(self, problem: str, record: Record) -> None:
@@ -123,7 +123,7 @@ class Journal:
                 self._end += len(data)
 
     def _give_up(self, error: OSError) -> None:
-        """Go on without the file: what it has is whole, and what follows is not kept."""
+        """Go on without the file: it stays whole, but receives no more records."""
         get_logger("tune").warning(
             "the journal %s cannot be written: %s; the search goes on, and what it finds from now on is not in it",
             self._path, error,
@@ -149,7 +149,7 @@ class Journal:
 
 
 def _open_plain(name: str, flags: int) -> int:
-    """Open a plain file and nothing that would wait or never end. Raises OSError."""
+    """Open a regular file, never a pipe or device, which could block or never end. Raises OSError."""
     descriptor = os.open(name, flags | getattr(os, "O_NONBLOCK", 0), 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -158,7 +158,7 @@ def _open_plain(name: str, flags: int) -> int:
 
 
 def _lock(file: FileIO) -> bool:
-    """Keep other processes from a file as long as it is open here; False where one of them has it."""
+    """Lock a file against other processes while it is open; False if another process has the lock."""
     try:
         import fcntl
     except ImportError:  # not a POSIX system

@@ -1,4 +1,4 @@
-"""Small changes to pipelines: tiles and their order, what is packed and where, lanes, what threads share, and so on."""
+"""Small changes to schedules: tile sizes, loop order, packing, lanes, parallel loops, and so on."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ SWITCH = (1, OFF)
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """A number of a pipeline that can be changed. values: what it can become; 0 leaves it.
+    """A number of a schedule that can be changed. values: the choices; 0 leaves it.
 
     kind: "inner" (the last tile of an iterator), "outer" (the one around that), "unroll"; "pack" and "ahead" for a
-        factor; and for none of them "order", "ends", "stream", "lanes" and "threads".
+        factor; and without an iterator or factor "order", "ends", "stream", "lanes" and "threads".
     about: the iterator or the factor.
     """
 
@@ -54,7 +54,7 @@ class Mutation:
 
 
 def list_mutations(op: StructuredOp, target: CpuTarget) -> tuple[Mutation, ...]:
-    """What can be changed in pipelines for an op, in the order in which it is to be changed."""
+    """The mutations of schedules for an op, in the order in which they apply."""
     found, op = [], drop_unit_dims(op)
     for i in op.iterators:
         values = _sizes(i)
@@ -98,14 +98,14 @@ def _sizes(i: Iterator) -> tuple[int, ...]:
 
 
 def mutate(pipeline: Schedule, chosen: Mapping[Mutation, int], op: StructuredOp) -> Schedule:
-    """`pipeline` with the numbers chosen; whether anybody can follow it, `plan_of_schedule` tells.
+    """Apply mutations to `pipeline`. The result may be illegal: `plan_of_schedule` checks it.
 
-    What changes nothing, such as a place that a factor does not have, leaves the pipeline as it is. Where other loops
-    are the outermost ones, the threads share these.
+    Mutations without effect, such as packing at a loop that does not move the factor, leave the schedule unchanged. If
+    other loops become the outermost ones, these become parallel.
     """
     pieces, op = list(pipeline.primitives), drop_unit_dims(op)
     shared = next((p for p in pieces if isinstance(p, written.Parallel)), None)
-    with contextlib.suppress(CannotLower, ArgumentError):  # nobody can follow it, changed or not
+    with contextlib.suppress(CannotLower, ArgumentError):  # the schedule is illegal, changed or not
         for e, value in chosen.items():
             pieces = _apply_mutation(pieces, e, value, op) if value else pieces
         if (
@@ -156,14 +156,14 @@ def _drop_primitives(pieces: list[Primitive], *kinds: type[Primitive]) -> list[P
 
 
 def _share_outer_loops(pieces: list[Primitive], count: int, op: StructuredOp, grain: int = 1) -> list[Primitive]:
-    """With so many of the outermost loops shared among the threads, however little work there is in one."""
+    """Make this many outermost loops parallel, however little work an iteration has."""
     serial = _drop_primitives(pieces, written.Parallel)
     if count == OFF:
         return serial
     nest = loop_state_of(serial, op)
     loops = nest.remaining_points[:count]
     while any(not op.iterator(x.iterator).is_parallel for x in loops) or len({x.iterator for x in loops}) < len(loops):
-        loops = loops[:-1]  # iterations that depend on one another, or two loops of one iterator
+        loops = loops[:-1]  # dependent iterations, or two loops of one iterator
     return [*serial, written.Parallel(tuple(map(nest.name, loops)), grain)] if loops else serial
 
 
@@ -203,7 +203,7 @@ def _move_pack(pieces: list[Primitive], factor: str, place: int, op: StructuredO
 
 
 def _places(nest: ScheduleState, side: Side) -> Generator[str | None]:
-    """The loops inside which a factor may be packed, outermost first: those that move it; None is outside of all."""
+    """The loops at which a factor may be packed, outermost first: those that move it. None is outside of all."""
     moved = variable_names(nest.op.factors[side.value])
     iterators = [loop.iterator for loop in nest.remaining_points]
     for depth in range(len(iterators) + 1):

@@ -57,7 +57,7 @@ def parse_budget(budget: object, generations: object, population: object, seed: 
 
 
 def store_of(given: object) -> Store:
-    """The store that a user names: a folder, a store, or None for that of the process. Raises ArgumentError."""
+    """The store that a user passes: a folder, a store, or None for that of the process. Raises ArgumentError."""
     if given is None:
         return current_store()
     if isinstance(given, Store):
@@ -143,7 +143,7 @@ def search_schedules(
 def tuning_task_of(
     kernels: KernelTable, arguments: Arguments, start: CpuOptions, seed: int, store: Store
 ) -> TuningTask:
-    """What a call with `arguments` is, to a tuner. Raises ArgumentError where they do not fit the def."""
+    """The tuning task of a call with `arguments`. Raises ArgumentError if they do not fit the def."""
     bound = kernels.bound_for(shapes_of(kernels.function, arguments), arguments)
     return TuningTask(kernels.function, bound, problem_message(kernels.function, arguments, seed), host(), start, store)
 
@@ -156,9 +156,9 @@ def _reject_experts(options: CpuOptions) -> CpuOptions:
 
 
 def choose_tuned_options(function: Function, bound: BoundFunction, arguments: Arguments) -> CpuOptions | None:
-    """The options for an operator that was defined with `options="tuned"`: what the cache knows.
+    """The options for an operator that was defined with `options="tuned"`, from the cache.
 
-    With TC_TUNE=auto, sizes for which it knows nothing are tuned now.
+    With TC_TUNE=auto, unknown sizes are tuned now.
     """
     known = lookup_best(function, bound, host(), exact=knobs.current_knobs().tune == "auto")
     if known is None and knobs.current_knobs().tune == "auto":

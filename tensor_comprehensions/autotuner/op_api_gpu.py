@@ -83,12 +83,12 @@ def autotune_gpu(
     """Search for a mapping for calls with these tensors; later calls of this process use it.
 
     Args:
-        start: what to start from and must be beaten; None: what the cost model chooses. `TileOptions` search tiles
-            for tensor cores, `MappingOptions` mappings without.
+        start: the options to start from and to beat; None: those of the cost model. `TileOptions` search tiles for
+            tensor cores, `MappingOptions` mappings without them.
         devices: one, "cuda:0" or "emulated:sm_90".
         report: as for `op_api.autotune`.
 
-    Raises ArgumentError, also where there is no such device.
+    Raises ArgumentError, also if the device does not exist.
     """
     if len(devices) != 1 or executor is not None:
         raise ArgumentError(f"the devices are {list(devices)!r}", expected="one graphics processor, and no executor")

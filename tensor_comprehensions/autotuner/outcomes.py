@@ -1,4 +1,4 @@
-"""What became of candidates: as a search folds it, and as a journal keeps it."""
+"""The outcomes of candidates, as a search uses them and as a journal stores them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from . import tuner_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a candidate.
+    """The outcome of a candidate.
 
     Attributes:
-        seconds: lower quartile of the times of a run, to which what else the machine does only ever adds; None where
-            it failed, or was so slow that it was not timed.
+        seconds: lower quartile of the times of a run, because other load only adds to a time. None if the candidate
+            failed, or was too slow to be timed.
         spread: distance of the quartiles, relative to the median.
         digest: of the emitted code. elapsed: seconds from the start of the search.
     """
@@ -51,13 +51,13 @@ def failure_reasons(outcomes: Sequence[Outcome]) -> str:
 
 
 def median_seconds(outcomes: Sequence[Outcome]) -> float | None:
-    """The median time of those that have one."""
+    """The median time of the outcomes with a time."""
     times = [o.seconds for o in outcomes if o.seconds is not None]
     return statistics.median(times) if times else None
 
 
 def outcome_message(options: CpuOptions, reply: pb.Reply, generation: int, elapsed: float) -> pb.Outcome:
-    """What a journal keeps."""
+    """The journal record of an outcome."""
     return pb.Outcome(
         options=to_message(options), status=reply.status, message=reply.message[:500],
         timing=reply.timings[0] if reply.timings else None, digest=reply.digest, generation=generation,
@@ -66,7 +66,7 @@ def outcome_message(options: CpuOptions, reply: pb.Reply, generation: int, elaps
 
 
 def outcome_from_message(m: pb.Outcome, options: CpuOptions) -> Outcome:
-    """What a journal has kept."""
+    """The outcome in a journal record."""
     fine = m.status == pb.OK and m.timing.runs > 0
     seconds = m.timing.low if fine else None
     spread = (m.timing.high - m.timing.low) / m.timing.median if fine else 0.0

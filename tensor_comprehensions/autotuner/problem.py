@@ -1,4 +1,4 @@
-"""What is tuned: a def with the layouts of its arguments, as a message, and how a worker makes it real again.
+"""Tuning problems: a def with the layouts of its arguments as a message, and how a worker rebuilds it.
 
 Always holds: the same message gives the same inputs in every process.
 """
@@ -30,7 +30,7 @@ LARGEST_VALUES = 1 << 27
 def problem_message(function: Function, arguments: Arguments, seed: int) -> pb.Problem:
     """The message for a call with `arguments`. Integers and numbers travel with their values, other tensors without.
 
-    Raises ArgumentError where there are too many values.
+    Raises ArgumentError if there are too many values.
     """
     return pb.Problem(
         source=function.source,
@@ -111,7 +111,7 @@ class Problem:
 
     @property
     def points(self) -> int:
-        """How many values the statements compute in all: what the reference evaluator has to do."""
+        """The number of statement instances that the reference evaluator computes."""
         return sum(prod(i.extent for i in s.indices) for s in self.bound.statements)
 
     @property
@@ -125,9 +125,9 @@ class Problem:
 KINDS = ("whole", "normal")
 """Inputs for every candidate: small whole numbers, whose sums are exact in any order, and normally distributed ones."""
 MORE_KINDS = (*KINDS, "wide")
-"""And what a winner must also do right: magnitudes from a thousandth to a thousand."""
+"""The kinds of inputs for a winner: also magnitudes from a thousandth to a thousand."""
 PERIOD = (1 << 22) - 3
-"""Elements after which random values come again: a prime, so that rows and planes differ whatever their sizes."""
+"""Elements after which random values repeat: a prime, so that rows and planes differ for all sizes."""
 
 
 def fill_inputs(memory: Sequence[Tensor], problem: Problem, kind: str, seed: int) -> None:

@@ -1,4 +1,4 @@
-"""How a job goes, for whoever waits: a live table on a terminal that `rich` can draw on, plain lines elsewhere."""
+"""The progress of a job: a live table on a terminal if `rich` is installed, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ PERIOD = 5.0
 
 
 def progress_state(tuner: Tuner, generation: int) -> dict[str, str]:
-    """What there is to tell: generation, candidates, best, median, failures by kind, time left.
+    """The state to display: generation, candidates, best, median, failures by kind, time left.
 
-    Times are those of the search; the race in the end takes its own.
+    Times are those of the search; the final race takes its own.
     """
     times = tuner.best
     failed = Counter(o.kind for o in tuner.outcomes if o.status not in (pb.OK, pb.SLOW))

@@ -1,7 +1,7 @@
-"""What the cache knows of a call: the options that it uses, those that a search starts from, and why (`TC_LOGS=tune`).
+"""Recorded options of a call: those that it uses, those that a search starts from, and why (`TC_LOGS=tune`).
 
-Always holds: options measured with other threads, sizes or machines are only started from, never used as if they had
-been measured here; but untuned sizes use those of the nearest ones.
+Always holds: options measured on other machines, threads or sizes are starting points only, never used as if measured
+here; but untuned sizes use the options of the nearest sizes.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ NEAREST = 3
 DIGITS = 19
 """Of an extent: keys may come from elsewhere."""
 MANY_THREADS = 16
-"""Up to here every number of threads is looked up, above it powers of two and what the machine has."""
+"""Up to here, every number of threads is looked up; above, powers of two and the number of this machine."""
 FACTS = {
     "def": "the def", "dtypes": "types", "shapes": "sizes", "strides": "strides", "threads": "threads",
     "alignment": "alignment", "bound": "numbers",
 }  # fmt: skip
 """The parts of a key as a log names them; all below `target.` are the target."""
 SHOWN = ("dtypes", "shapes", "threads", "strides")
-"""Those that are told with both values."""
+"""The facts that are logged with both values."""
 
 
 RECORD_USED, RECORD_UNUSED = "a tuned record is used", "no tuned record is used"
@@ -52,9 +52,9 @@ class Found:
 
 
 def starting_points(store: Store, key: Key, names: str, start: object) -> list[CpuOptions]:
-    """Options that the store knows to be good for these sizes, with other numbers of threads, or for near sizes.
+    """Recorded options that are good for these sizes with other numbers of threads, or for similar sizes.
 
-    names: `key.names_digest` of the def. start: what a search starts from anyway.
+    names: `key.names_digest` of the def. start: the options that a search starts from anyway.
     """
     own = [m.options for m in measurement_store.recall_measurements(store, key) if _is_usable(m, names)][:NEAREST]
     others = [
@@ -161,7 +161,7 @@ def _log(text: Callable[[], str]) -> None:
 
 
 def _record(found: Found, wanted: Key | None = None) -> str:
-    """A record in one line, with the facts in which it differs from what is wanted."""
+    """A record in one line, with the facts in which it differs from the wanted key."""
     m = found.best
     facts = [f"record {found.key.digest[:12]}", f"{m.seconds * 1e6:.1f} us in the race", repr(m.options)]
     if wanted is not None:
@@ -172,7 +172,7 @@ def _record(found: Found, wanted: Key | None = None) -> str:
 
 
 def _reason(store: Store, key: Key, names: str) -> str:
-    """Why nothing is known: the record that is nearest, and what differs."""
+    """The reason for a miss: the nearest record, and how it differs."""
     known = measurement_store.all_measurements(store)
     same = [other for other in known if other["def"] == key["def"]]
     if not same:
@@ -185,11 +185,11 @@ def _reason(store: Store, key: Key, names: str) -> str:
 
 
 def differences(wanted: Key, other: Key) -> list[str]:
-    """The facts in which the key of a record differs from the one that is wanted, in words."""
+    """The facts in which the key of a record differs from the wanted key, in words."""
     parts = wanted.difference(other)
     target = [name for name in parts if name.partition(".")[0] == "target"]
     rest = [name for name in parts if name not in target]
-    if "bound" in rest and len(rest) > 1:  # a digest of all that is not the def: sizes are in it, too
+    if "bound" in rest and len(rest) > 1:  # a digest of everything but the def, sizes included
         rest.remove("bound")
     said = [_difference(name, wanted, other) for name in rest]
     if target:

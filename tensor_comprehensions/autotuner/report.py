@@ -1,4 +1,4 @@
-"""What a search found, for people and for programs: an HTML page without dependencies, and JSON beside it."""
+"""The report of a search: an HTML page without dependencies, and JSON beside it."""
 
 from __future__ import annotations
 

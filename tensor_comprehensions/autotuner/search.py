@@ -1,6 +1,6 @@
-"""Ways to search: each asks for genomes and is told how long they take. Neither knows how they are measured.
+"""Search methods: each proposes genomes and learns their times. None knows how they are measured.
 
-Always holds: the same seed and the same answers give the same questions; no options are asked for twice.
+Always holds: the same seed and the same answers give the same questions; no options are proposed twice.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from ..options import CpuOptions
 from .space import CpuSearchSpace, Genome
 
 GENERATIONS, POPULATION = 500, 24
-"""Unless a user says otherwise. Few at a time: what one generation shows, the next one uses; the budget ends it."""
+"""The defaults. Generations are small, so that each can learn from the one before; the budget ends the search."""
 TRIES = 200
 """How often a new and valid genome is looked for before the space counts as exhausted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A genome and what it means."""
+    """A genome and its options."""
 
     genome: Genome
     options: CpuOptions
 
 
 class Search(Protocol):
-    """What a tuner needs of a search."""
+    """The interface of search methods."""
 
     def ask(self) -> list[Candidate]:
-        """The next generation; empty when there is nothing left to try."""
+        """The next generation; empty if nothing is left to try."""
 
     def tell(self, candidate: Candidate, seconds: float | None) -> None:
         """How long a candidate takes; None where it failed."""
@@ -48,7 +48,7 @@ class Sampler:
         self._seen: set[Hashable] = set()
 
     def make_candidate(self, genome: Genome) -> Candidate | None:
-        """The candidate of a genome; None where it is invalid or means what another meant before."""
+        """The candidate of a genome; None if it is invalid, or an earlier genome had the same options."""
         if genome in self._tried:
             return None
         self._tried.add(genome)
@@ -72,7 +72,7 @@ class Sampler:
 
 
 class RandomSearch:
-    """Genomes without regard to what earlier ones gave."""
+    """Random genomes, independent of earlier times."""
 
     def __init__(self, space: CpuSearchSpace, seeds: Sequence[Genome], population: int, seed: int) -> None:
         self._sampler, self._seeds, self._population = Sampler(space, seed), tuple(seeds[:1]), population
@@ -82,7 +82,7 @@ class RandomSearch:
         return self._sampler.draw_candidates(seeds, len(seeds), self._population)
 
     def tell(self, candidate: Candidate, seconds: float | None) -> None:
-        """Nothing is learnt."""
+        """Do nothing: a random search does not learn."""
 
 
 class GeneticSearch:

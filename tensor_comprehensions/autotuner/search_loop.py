@@ -1,7 +1,7 @@
-"""The tuner: asks a search for candidates, has them evaluated, and lets only what is right and faster win.
+"""The tuner: asks a search for candidates, has them evaluated, and accepts only correct and faster ones.
 
-Always holds: outcomes are folded in the order in which candidates were asked for, never in that of their completion;
-what wins has beaten the default in turns with it, on inputs that it had not seen.
+Always holds: outcomes are folded in the order of the requests, never in that of their completion; a winner has beaten
+the default, interleaved, on fresh inputs.
 """
 
 from __future__ import annotations
@@ -37,30 +37,31 @@ RESERVE, RACE = 0.05, (0.2, 5.0)
 ABORT_FACTOR, EARLY_STOP_FACTOR = 4.0, 1.25
 """Times the best so far: a first run that ends the measurement, and a lower quartile that does."""
 BATCH, MOST_AT_ONCE = 0.03, 4
-"""Of the budget, what one batch of candidates may take; and how many times the evaluator's width it may have."""
+"""The part of the budget for one batch of candidates; and the size of a batch, in widths of the evaluator."""
 SHORTEST = 2e-3
 """Seconds that a first run may take before it is hopeless: caches are cold."""
 COMPILE_LIMIT, FIRST_LIMIT = 60.0, 300.0
 """Seconds to compile a candidate, and to run the first one."""
 PATIENCE = 10.0
-"""Times what it took to check and time the first candidate: a busy machine is as slow with all others."""
+"""Time limit of a candidate, in times of checking and timing the first one, which a busy machine slows alike."""
 DECIDING = 1.5
-"""Times what it took to prepare for candidates: to prepare for the race."""
+"""Time to prepare the race, in times of the preparation of candidates."""
 STORES = 2e14
-"""Bytes per second that no machine writes; what is faster did not do it."""
+"""Bytes per second that no machine can write: a shorter time is impossible."""
 SILENCE = 10.0
-"""Seconds without an answer after which the user is told."""
+"""Seconds without an answer after which the user is warned."""
 
 
 @dataclass(frozen=True, slots=True)
 class SearchBudget:
-    """How hard to try.
+    """The effort of a search.
 
     Attributes:
         seconds: of the whole search, infinite for no limit.
-        generations, population: at most so many candidates.
-        search: "genetic" or "random". seed: makes it reproducible.
-        part: this search is one of several for the same, as (number, count): they deal what to try first.
+        generations, population: at most so many generations of so many candidates.
+        search: "genetic" or "random".
+        seed: makes the search reproducible.
+        part: (number, count) if this search is one of several for the same problem: they divide the first candidates.
     """
 
     seconds: float = 120.0
@@ -79,13 +80,14 @@ class TuningResult(Generic[O_co]):
     """The result of a search.
 
     Attributes:
-        options: the fastest ones, which later calls use; the default options where nothing is faster.
+        options: the fastest options, which later calls use; the default options if nothing is faster.
         default: the options that the search started from.
-        seconds, default_seconds: lower quartiles of a race between the two, in turns.
-        validated: the winner was right on inputs that no candidate had seen.
-        outcomes: of all candidates, in order.
-        elapsed: seconds in all. raced: of that, how long the race ran kernels.
-        interrupted: the search was ended early.
+        seconds, default_seconds: lower quartiles of the interleaved race between the two, in seconds.
+        validated: whether the winner was right on fresh inputs.
+        outcomes: the outcomes of all candidates, in order.
+        elapsed: seconds of the whole search.
+        interrupted: whether the search was ended early.
+        raced: seconds of kernel time in the race.
     """
 
     options: O_co
@@ -107,13 +109,13 @@ class TuningResult(Generic[O_co]):
 
 @dataclass(slots=True)
 class StopFlag:
-    """A wish to end the search and keep the best so far."""
+    """A request to end the search and keep the best result so far."""
 
     wanted: bool = False
 
 
 class Clock:
-    """Seconds since the start of a search, counting those of one that it continues."""
+    """Seconds since the start of a search, including those of the search that it resumes."""
 
     def __init__(self, start: float | None = None) -> None:
         self._start = time.monotonic() if start is None else start
@@ -127,7 +129,7 @@ class Clock:
 
 
 Observer = Callable[["Tuner", int], None]
-"""Told after every batch of candidates, with the number of the generation."""
+"""Called after every batch of candidates, with the number of the generation."""
 
 
 class Tuner:
@@ -187,7 +189,7 @@ class Tuner:
         made.add_done_callback(note_ready)
 
     def _generation(self, search: Search, generation: int, first: Sequence[Candidate]) -> bool:
-        """Evaluate `first` and one generation; False where there is nothing left to try, or no time."""
+        """Evaluate `first` and one generation; False if nothing is left to try, or no time."""
         asked = search.ask()
         rest = [*first, *(c for c in asked if c not in first)]
         while rest:
@@ -210,10 +212,10 @@ class Tuner:
         return bool(asked)
 
     def _size(self, count: int) -> int:
-        """How many of so many candidates are evaluated at once: more where that takes a small part of the budget.
+        """The number of candidates, at most `count`, to evaluate at once: more if they take little of the budget.
 
-        Between compiling and running, and at the end of a batch, processes wait for one another. In the first one,
-        which has the default, others are compiled while inputs and right results are made.
+        Between compiling and running, and at the end of a batch, processes wait for each other. In the first batch,
+        which contains the default, other candidates compile while inputs and expected results are computed.
         """
         width = max(1, self._evaluator.width)
         if not self.outcomes:
@@ -267,14 +269,14 @@ class Tuner:
             get_logger("tune").debug("%s: %s: %s", self.problem.function.name, outcome.kind, outcome.message)
 
     def _compiled_and_measured(self, options: Sequence[CpuOptions]) -> Iterator[pb.Reply]:
-        """Compile all, then run all that differ: what compiles would disturb what is timed."""
+        """Compile all, then run all distinct ones: compiling would disturb the timing."""
         compiled = self._compile_all(options)
-        alone = int(self.best is None)  # the first one's time says what the others may take
+        alone = int(self.best is None)  # the time of the first sets the limit of the others
         if (yield from self._measure_replies(compiled[:alone])):
             yield from self._measure_replies(compiled[alone:])
 
     def _compile_all(self, options: Sequence[CpuOptions]) -> list[pb.Reply]:
-        """The replies in order, fewer where the search is stopped. What takes long to compile does not come last."""
+        """The replies in order, fewer if the search is stopped. Slow compilations do not start last."""
         order = sorted(range(len(options)), key=lambda n: self._space.length(options[n]), reverse=True)
         replies = dict(
             zip(order, self._answers([self._request(pb.COMPILE, [options[n]]) for n in order]), strict=False)
@@ -282,7 +284,7 @@ class Tuner:
         return [replies[n] for n in takewhile(replies.__contains__, range(len(options)))]
 
     def _measure_replies(self, compiled: Sequence[pb.Reply]) -> Generator[pb.Reply, None, bool]:
-        """The times of what is compiled; returns whether the search goes on."""
+        """Measure the compiled candidates; returns whether the search goes on."""
         first: set[str] = set()
         measured: dict[int, pb.Request] = {}
         for number, reply in enumerate(compiled):
@@ -306,7 +308,7 @@ class Tuner:
         return True
 
     def _measure_request(self, codes: Sequence[pb.Code]) -> pb.Request:
-        """To time a code in turns with the default: what the machine does at one time or the other falls on both."""
+        """A request to time a code interleaved with the default, so that other load affects both."""
         usual = next(iter(self._codes.values()), ())
         request = self._request(pb.MEASURE, codes=[*codes, *usual])
         if usual:
@@ -314,10 +316,10 @@ class Tuner:
         return request
 
     def _scale(self, reply: pb.Reply) -> None:
-        """Tell a time that was taken in turns with the default's as if that had taken as long as it did at first."""
+        """Scale a time that was interleaved with the default's, as if the default had taken its first time."""
         if len(reply.timings) > 1:
             timing, usual = reply.timings
-            times = self._usual / usual.median if usual.median > 0 else math.nan  # which nobody believes
+            times = self._usual / usual.median if usual.median > 0 else math.nan  # NaN is rejected as impossible
             timing.median, timing.low, timing.high = (times * t for t in (timing.median, timing.low, timing.high))
             del reply.timings[1:]
 
@@ -367,13 +369,13 @@ class Tuner:
 
     def _wait_for(self, future: Future[bytes]) -> bool:
         """Wait for a future; False where the search is to stop."""
-        silent, told = time.monotonic(), False
+        silent, warned = time.monotonic(), False
         while not wait([future], 0.1).done:
             if self._stop.wanted:
                 return False
-            if not told and time.monotonic() - silent > SILENCE and not self._evaluator.separate:
+            if not warned and time.monotonic() - silent > SILENCE and not self._evaluator.separate:
                 get_logger("tune").warning("no worker has answered for %.0f s: does the executor have any?", SILENCE)
-                told = True
+                warned = True
         return True
 
     def _reject_impossible_time(self, reply: pb.Reply) -> pb.Reply:
@@ -424,7 +426,7 @@ class Tuner:
         )  # fmt: skip
 
     def _race(self, finalists: Sequence[CpuOptions]) -> list[pb.Timing]:
-        """The timings of finalists, in turns, as remembered or now; one that fails has no runs."""
+        """The timings of the finalists, interleaved, from the journal or measured now; one that fails has no runs."""
         messages = [to_message(o) for o in finalists]
         known = self._journal.decision(self.problem.digest)
         if known is not None and list(known.finalists) == messages:
@@ -469,13 +471,13 @@ class Tuner:
 
 
 def _race_seconds(seconds: float) -> float:
-    """Seconds that the race of a search takes, beside what prepares it."""
+    """Seconds for the race of a search, without its preparation."""
     least, most = RACE
     return min(most, max(least, seconds * RESERVE))
 
 
 def _winner(timings: Sequence[pb.Timing]) -> int | None:
-    """The fastest that ran, among those that are faster than the first, which is the default, beyond doubt."""
+    """The fastest code that is significantly faster than the first one, the default; None if there is none."""
     ran = [n for n, t in enumerate(timings) if t.runs]
     if 0 in ran:
         default = timings[0]

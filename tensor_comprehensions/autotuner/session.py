@@ -1,4 +1,4 @@
-"""Tuning one call: from its arguments to the options that later calls use, with what was learnt kept in the cache."""
+"""Tuning one call: from its arguments to the options that later calls use; the cache stores the measurements."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Spaced = tuple[CpuSearchSpace, tuple[Genome, ...]]
 
 @dataclass(frozen=True, slots=True)
 class TuningTask:
-    """What is tuned: a def bound to sizes and layouts, its message, the machine and where results are kept."""
+    """The subject of a search: a def bound to sizes and layouts, its message, the machine and the store for results."""
 
     function: Function
     bound: BoundFunction
@@ -67,21 +67,21 @@ def tune(
     observe: Observer = lambda tuner, generation: None,
     spaced: Spaced | None = None,
 ) -> TuningResult[CpuOptions]:
-    """Search, keep what was learnt in the store, and give the result.
+    """Search, store the measurements, and return the result.
 
-    executor: where to evaluate, instead of on `devices` of this machine. evaluator: the same, made already.
-    journal: what to go on from: a file, or a journal that the caller closes.
-    spaced: what may be tried, and first of all; without it, everything around the options to start from.
-    The first Ctrl-C ends the search with the best so far; a second one raises KeyboardInterrupt.
+    executor: where to evaluate, instead of on `devices` of this machine. evaluator: an existing one instead.
+    journal: the journal to resume from: a file, or a journal that the caller closes.
+    spaced: the search space and its first genomes; by default, the space around the options to start from.
+    The first Ctrl-C ends the search with the best result so far; a second one raises KeyboardInterrupt.
 
-    Raises ArgumentError where nothing works.
+    Raises ArgumentError if no candidate works.
     """
     start = time.monotonic()
     key = subject.key(devices[0].threads)
     book = journal if isinstance(journal, Journal) else Journal(journal)
     where = evaluator or (LocalWorkers(devices) if executor is None else ExecutorWorkers(executor, devices[0]))
     try:
-        with deferred_interrupts():  # else a process could be started that nothing knows of
+        with deferred_interrupts():  # otherwise an interrupt could leave a started process behind
             where.begin()
         problem = Problem(subject.message)
         known = load_or_start(book, problem.digest, lambda: known_options(subject, key))
@@ -120,14 +120,14 @@ def publish_result(subject: TuningTask, key: Key, found: TuningResult[CpuOptions
 
 
 def known_options(subject: TuningTask, key: Key) -> list[CpuOptions]:
-    """What the store knows that a search of `subject` may start from, best first."""
+    """Recorded options that a search of `subject` may start from, best first."""
     found = starting_points(subject.store, key, names_digest(subject.bound), subject.start)
     get_logger("tune").debug("%s: the search starts from %d options that are known", subject.function.name, len(found))
     return found
 
 
 def load_or_start(book: Journal, problem: str, look: Callable[[], list[CpuOptions]]) -> list[CpuOptions]:
-    """What a search starts from, beside the default: as when it began, if it is one that goes on."""
+    """The starting points of a search besides the default; a resumed search keeps those of its beginning."""
     record = book.start(problem)
     if record is None:
         record = pb.Start(known=map(to_message, look()))
@@ -153,7 +153,7 @@ def parse_seconds(budget: object) -> float:
 
 
 def _total(text: str) -> float:
-    """Seconds of "1h 30min"; 0 for what is no such text."""
+    """Seconds of "1h 30min"; 0 if the text has no such form."""
     total, at = 0.0, 0
     while at < len(text):
         part = _PART.match(text, at)

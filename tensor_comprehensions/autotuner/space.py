@@ -1,7 +1,7 @@
 """Search spaces: genes made from the fields of an option record, the sizes of a def, and options to start from.
 
-A genome has one number per gene, the place of its value among the gene's choices. Two genomes may mean the same
-options; `Space.options` tells.
+A genome has one number per gene, the index of its value among the gene's choices. Several genomes may stand for the
+same options, which `Space.options` returns.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ Genome = tuple[int, ...]
 RANKED = 64
 """Pipelines of the cost model's ranking that a search may take."""
 KEEP = 0.8
-"""How often a random genome leaves alone what a gene could change."""
+"""Probability that a random genome does not change a gene."""
 FIELDS, BESIDE = 0.4, 0.9
 """The same for a field of the options; and beside pipelines, which matter more."""
 HOPELESS = 3.0
 """Times as many cycles as for the default, by the cost model, for which a pipeline is not tried."""
 WORDY, BRIEF = 4.0, 128
-"""Times the code of the default that takes too long to compile for what it may be worth; never so few multiply-adds."""
+"""Code size, relative to the default, that takes too long to compile; and the multiply-adds that are always allowed."""
 LONG = 1 << 15
 """Terms in all of a sum that may be worth having in parts."""
 DEEPEST = 6
@@ -86,13 +86,13 @@ def tile_candidates(extent: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class CpuSearchSpace:
-    """All ways to lower a def that a search may take.
+    """The search space of CPU options.
 
     Attributes:
-        start: options that hold where no gene says otherwise.
-        ops: the contractions by their names in the schedule, with the pipelines to choose from.
-        alone: nothing but pipelines lowers the def, as long as they are used.
-        most, longest: times as many cycles and as much code as the default has, by the model, that pipelines may have.
+        start: the options to use if no gene changes them.
+        ops: the contractions by their names in the schedule, with the schedules to choose from.
+        alone: whether only schedules affect the lowering of the def, as long as they are used.
+        most, longest: limits of cycles and code size by the model, relative to the default.
     """
 
     genes: tuple[Gene, ...]
@@ -104,7 +104,7 @@ class CpuSearchSpace:
     longest: float = math.inf
 
     def options(self, genome: Genome) -> CpuOptions:
-        """What a genome means."""
+        """The options of a genome."""
         values = {g.name: g.choices[place] for g, place in zip(self.genes, genome, strict=True)}
         changes: dict[str, Any] = {}
         for f in fields(self.start):
@@ -122,11 +122,11 @@ class CpuSearchSpace:
         return self._drop_irrelevant_options(replace(self.start, **changes))
 
     def _drop_irrelevant_options(self, options: CpuOptions) -> CpuOptions:
-        """With the values to start from where others change nothing."""
+        """Reset options that have no effect to their starting values."""
         if not (self.alone and options.use_microkernels and options.split_k == self.start.split_k):
             return options
-        told = isinstance(options.schedule, tuple) and len(options.schedule) == len(self.ops)  # also what is shared
-        shares = bool(self.start.grain_size) and (told or bool(options.grain_size))
+        has_schedules = isinstance(options.schedule, tuple) and len(options.schedule) == len(self.ops)
+        shares = bool(self.start.grain_size) and (has_schedules or bool(options.grain_size))
         return replace(
             options,
             interleave=self.start.interleave,
@@ -154,7 +154,7 @@ class CpuSearchSpace:
         return plain, options.schedule is None, tuple(plans)
 
     def _follow_cached(self, name: str, op: StructuredOp, pipeline: Schedule) -> _Followed | None:
-        """What a pipeline means and costs; None where nobody can follow it. Relatives have many in common."""
+        """The plan and the cost of a schedule; None if it is illegal. Genomes of one family share many schedules."""
         if (name, pipeline) not in self._known:
             try:
                 self._known[name, pipeline] = _follow(op, pipeline, self.target)
@@ -168,7 +168,7 @@ class CpuSearchSpace:
 
     @cached_property
     def _usual(self) -> dict[str, _Cost]:
-        """What the model's choice costs for every product that it has one for."""
+        """The cost of the model's choice for every contraction that has one."""
         found = {}
         for name, _, op in self.ops:
             with contextlib.suppress(CannotLower):
@@ -196,7 +196,7 @@ class CpuSearchSpace:
         return {name: list_mutations(op, self.target) for name, _, op in self.ops}
 
     def length(self, options: CpuOptions) -> int:
-        """How long the code of the pipelines is, which says what takes long to compile."""
+        """The code size of the schedules, which predicts the compile time."""
         total = 0
         for name, _, op in self.ops if options.use_microkernels else ():
             pipeline = schedule_for(options.schedule, name)
@@ -205,7 +205,7 @@ class CpuSearchSpace:
         return total
 
     def is_valid(self, options: CpuOptions) -> bool:
-        """Can the pipelines be followed, and may it pay? What else is wrong, lowering tells."""
+        """Whether the schedules are legal and promising. Lowering finds other errors."""
         return self.key(options) is not None
 
     def random(self, random: Random) -> Genome:
@@ -244,11 +244,11 @@ class _Cost:
 
 _NOTHING = _Cost(0.0, 0)
 _Followed = tuple[Hashable, _Cost]
-"""What a pipeline means, the same for pipelines that mean the same, and what it costs."""
+"""A plan, the same for equivalent schedules, and its cost."""
 
 
 def _follow(op: StructuredOp, pipeline: Schedule, target: CpuTarget) -> _Followed:
-    """Raises CannotLower or TCError where nobody can."""
+    """Raises CannotLower or TCError if the schedule is illegal."""
     if not op.is_product:
         check_schedule(pipeline, op, target)
         return pipeline, _NOTHING
@@ -262,7 +262,7 @@ def _cost(op: StructuredOp, plan: Plan, target: CpuTarget) -> _Cost:
 
 
 def _clip_tiles(plan: Plan) -> Plan:
-    """The plan in which no tile is larger than the one around it: code has as many points as there are."""
+    """Clip each tile to the one around it, so that the estimated code size is that of existing points."""
     around: dict[str, int] = {}
     levels = []
     for level in plan.levels:
@@ -284,7 +284,7 @@ _GIVEN = _Given()
 def search_space(
     bound: BoundFunction, target: CpuTarget, start: CpuOptions, others: Sequence[CpuOptions] = ()
 ) -> tuple[CpuSearchSpace, tuple[Genome, ...]]:
-    """The space around `start`, and what to try first: `start`, `others`, presets, the cost model's best.
+    """The space around `start`, and the first genomes: `start`, `others`, presets, the cost model's best.
 
     others: options that were good elsewhere; their values are among the choices.
     """
@@ -303,12 +303,12 @@ def search_space(
 def schedule_space(
     bound: BoundFunction, target: CpuTarget, start: CpuOptions, count: int
 ) -> tuple[CpuSearchSpace, tuple[Genome, ...]]:
-    """At most `count` pipelines for each contraction, and what to try first: the one in front of each.
+    """At most `count` schedules for each contraction, and the first genomes: the best schedule of each.
 
-    They are the alternatives of the schedule of `start` where it has one for the contraction, else the model's best,
-    after what an untuned call does where that is none of them.
+    They are the alternatives of the schedule of `start` if it has one for the contraction, else the model's best, after
+    the default of an untuned call if that is none of them.
 
-    Raises ArgumentError where there is no contraction, or no alternative applies.
+    Raises ArgumentError if the def has no contraction, or no alternative applies.
     """
     ops = list_schedulable_ops(bound, start, target)
     if not ops:
@@ -363,13 +363,13 @@ def _applies(pipeline: Schedule, op: StructuredOp, target: CpuTarget) -> bool:
 
 
 def _field_genes(bound: BoundFunction, every: Sequence[CpuOptions], contracts: bool, single: bool) -> Iterable[Gene]:
-    """single: there is one contraction, and nothing else; its pipeline says what else tiles would."""
+    """single: the def is one contraction, whose schedule determines all tiling."""
     useless = {
         "tile": single and not any(options.tile for options in every),
         "fusion": len(bound.statements) < 2,
         "localize_temporaries": not any(t.role is Role.TEMPORARY for t in bound.tensors),
         "use_microkernels": not contracts,
-        "split_k": True,  # a gene of its own
+        "split_k": True,  # has its own gene
     }
     for f in fields(every[0]):
         choices = f.metadata.get("choices")
@@ -427,14 +427,15 @@ def _op_genes(
 
 
 def _seeds(made: CpuSearchSpace, every: Sequence[CpuOptions]) -> tuple[Genome, ...]:
-    """Genomes to start from, most promising first: what is known, then presets and the ranking in turns, so that a
-    first generation has of both, however long the ranking is.
+    """Genomes to start from, most promising first: recorded options, then presets and the ranking alternately.
+
+    So the first generation contains both, however long the ranking is.
     """
     known = [genome for o in every if (genome := made.genome(_drop_experts(o))) is not None]
     zero = known[0] if known else tuple(0 for _ in made.genes)
     ranked = _rank_genomes(made, zero)
     shared: list[Genome] = []
-    for k, g in enumerate(made.genes):  # the model's choice, but for what threads share
+    for k, g in enumerate(made.genes):  # the model's choice, except for parallel loops
         if g.name.endswith(".threads"):
             shared += [(*ranked[0][:k], place, *ranked[0][k + 1 :]) for place in range(1, len(g.choices))]
     turns = zip_longest(_presets(made, zero), ranked)
@@ -443,7 +444,7 @@ def _seeds(made: CpuSearchSpace, every: Sequence[CpuOptions]) -> tuple[Genome, .
 
 
 def _presets(made: CpuSearchSpace, zero: Genome) -> list[Genome]:
-    """`zero` with one field changed, where that means something else."""
+    """`zero` with one field changed, if that changes the options."""
     found = {made.key(made.options(zero)): zero}
     for k, g in enumerate(made.genes):
         if "." not in g.name:

@@ -1,7 +1,7 @@
-"""The search space of mappings to a graphics processor: genes made from `MappingOptions` and the sizes of a def.
+"""The search space of GPU mappings: genes made from `MappingOptions` and the sizes of a def.
 
-As in the TC paper, sizes of tiles, threads and blocks are powers of two and the extents divided by them; the presets
-are among what is tried first.
+As in the TC paper, sizes of tiles, threads and blocks are powers of two and the extents divided by them, and the
+presets are among the first candidates.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from .space import DEEPEST, Gene, Genome, tile_candidates
 PRESETS = ("naive", "pointwise", "mlp", "convolution", "group_convolution")
 AXES = 3
 LISTS = {"tile": 0, "threads": 1, "blocks": 1}
-"""The options that are lists of sizes, with what stands for a size that is not there."""
+"""The options that are lists of sizes, with the value of an absent size."""
 CALLS = "match_library_calls"
-"""The option that has a gene only where there are calls of a library to match, and a device to time them on."""
+"""The option that has a gene only if there are library calls to match, and a device to time them on."""
 MOST = 4096
 """Of a size that is no power of two: threads and tiles beyond are too large anyway."""
 
 
 @dataclass(frozen=True)
 class MappingSpace:
-    """All mappings that a search may take.
+    """The search space of mappings.
 
     Attributes:
-        start: options that hold where no gene says otherwise.
-        whole: whether calls of a library, where they are matched, leave nothing to map.
+        start: the options to use if no gene changes them.
+        whole: whether matched library calls leave nothing to map.
     """
 
     genes: tuple[Gene, ...]
@@ -44,7 +44,7 @@ class MappingSpace:
     whole: bool = False
 
     def options(self, genome: Genome) -> MappingOptions:
-        """What a genome means: options that only matter with others, or with something to map, are left out."""
+        """The options of a genome, without those that have no effect."""
         values = {g.name: g.choices[place] for g, place in zip(self.genes, genome, strict=True)}
         changes: dict[str, Any] = {name: value for name, value in values.items() if "." not in name}
         for name, nothing in LISTS.items():
@@ -56,7 +56,7 @@ class MappingSpace:
         return _drop_unused_options(replace(self.start, **changes))
 
     def key(self, options: MappingOptions) -> MappingOptions | None:
-        """The options, if the target can launch them. What else is wrong, mapping tells."""
+        """The options, if the target can launch them. Mapping finds other errors."""
         try:
             check_mapping(options, self.target)
         except ArgumentError:
@@ -64,7 +64,7 @@ class MappingSpace:
         return options
 
     def length(self, options: MappingOptions) -> int:
-        """Nobody knows how long code is before it is mapped: all are alike."""
+        """The same for all: the code size is unknown before mapping."""
         return 0
 
     def random(self, random: Random) -> Genome:
@@ -93,11 +93,11 @@ def mapping_space(
     *,
     calls: bool = False,
 ) -> tuple[MappingSpace, tuple[Genome, ...]]:
-    """The space around `start`, and what to try first: `start`, `others`, the presets, and `start` with one change.
+    """The space around `start`, and the first genomes: `start`, `others`, the presets, and `start` with one change.
 
     Args:
         others: options that were good elsewhere; their values are among the choices.
-        calls: whether what calls a library can be timed.
+        calls: whether library calls can be timed.
     """
     depth = max(1, *(len(s.indices) for s in bound.statements))
     presets = [replace(o, tile=o.tile[:depth]) for o in (getattr(MappingOptions, name)() for name in PRESETS)]
@@ -152,7 +152,7 @@ def _trim_trailing(numbers: Sequence[int], nothing: int) -> tuple[int, ...]:
 
 
 def _drop_unused_options(options: MappingOptions) -> MappingOptions:
-    """`options` without what needs something else that is not there."""
+    """`options` without those that have no effect because another option is off."""
     shared = options.shared_memory
     return replace(
         options,

@@ -30,12 +30,12 @@ class TileSpace:
     target: GpuTarget
 
     def options(self, genome: Genome) -> TileOptions:
-        """What a genome means."""
+        """The options of a genome."""
         values = {g.name: g.choices[place] for g, place in zip(self.genes, genome, strict=True)}
         return replace(self.start, **values)
 
     def key(self, options: TileOptions) -> TileOptions | None:
-        """The options, if they are legal. What does not fit, lowering tells."""
+        """The options, if they are legal. Lowering checks whether they fit."""
         try:
             check_tiles(options, self.target)
         except ArgumentError:
@@ -43,7 +43,7 @@ class TileSpace:
         return options
 
     def length(self, options: TileOptions) -> int:
-        """Nobody knows how long code is before it is lowered: all are alike."""
+        """The same for all: the code size is unknown before lowering."""
         return 0
 
     def random(self, random: Random) -> Genome:
@@ -63,7 +63,7 @@ class TileSpace:
 def tile_space(
     target: GpuTarget, start: TileOptions, others: Sequence[TileOptions] = ()
 ) -> tuple[TileSpace, tuple[Genome, ...]]:
-    """The space around `start`, and what to try first: `start`, `others`, and `start` with one change.
+    """The space around `start`, and the first genomes: `start`, `others`, and `start` with one change.
 
     others: options that were good elsewhere; their values are among the choices.
     """

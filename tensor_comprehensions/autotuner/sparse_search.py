@@ -1,8 +1,7 @@
 """The search for options of a def with sparse operands: one option after the other, in this process.
 
-What is fast depends on what the operands store, so candidates run on the operands of the call, in turns with the best
-so far. There are few options, and a candidate that is no better than the best in one of them hardly gets better by
-another: a sweep goes on until no single change is a gain.
+The fastest options depend on the stored elements, so candidates run on the operands of the call, interleaved with the
+best so far. There are few options, and they rarely interact: a sweep goes on until no single change is a gain.
 """
 
 from __future__ import annotations
@@ -33,16 +32,16 @@ from .timing import RunQueueClock, Times, calls_for, sample_run, speedup_lower_b
 MIN_SPEEDUP = 1.02
 """How many times as fast as the best so far a candidate must be, surely, to take its place."""
 MIN_RACE_ROUNDS, MAX_RACE_ROUNDS = 15, 61
-"""Rounds of a race: so many tell a loser, and so many a winner."""
+"""Rounds of a race: enough to detect a loser, and enough to detect a winner."""
 HOPELESS = 1.1
-"""A candidate that takes so many times as long in half of the first rounds is given up."""
+"""A candidate is given up if it takes this many times as long in half of the first rounds."""
 MAX_PERMUTED = 4
 """Indices of a statement up to which all orders of loops are tried."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Race:
-    """Two options in turns: how many times as fast as the first the other is at least, and their times."""
+    """Two options, interleaved: a lower bound of the speedup of the second, and the times of both."""
 
     gain: float
     first: Times
@@ -101,7 +100,7 @@ class _Search:
         return self._result(best)
 
     def _result(self, best: SparseOptions) -> TuningResult[SparseOptions]:
-        """The winner and the start once more in turns: their times in other races are of other moments."""
+        """Race the winner against the start once more: the times of earlier races are from other moments."""
         last = self._race(self._start, best, past_end=True)
         low, middle, high = last.other.quartiles
         default_low = low if best == self._start else last.first.quartiles[0]

@@ -32,9 +32,9 @@ SAMPLE = 100e-6
 LEAST, MOST = 5, 60
 """Samples of a timing."""
 ROUNDS, MIN_ROUNDS, PATIENT = 501, 9, 2.0
-"""Rounds of a race, at most; how many tell anything; and how much longer it may wait for them, of its time."""
+"""Most rounds of a race; rounds that may decide it; its longest wait for undisturbed rounds, relative to its time."""
 CALM = 0.02
-"""What part of a sample threads may have waited for a processor, all in all, for it to count."""
+"""Largest part of a valid sample that its threads spent waiting for a processor."""
 DOUBT = 0.002
 """How often a race may take one for faster that is not: several race, and the luckiest is looked at."""
 PRECISE = 0.01
@@ -77,7 +77,7 @@ class ProblemMemory:
         ]
 
     def restore(self, *, poison: bool) -> None:
-        """Put what a run changed as it was before."""
+        """Restore the tensors that a run changed."""
         if poison:
             for g in self._outputs:
                 g.poison()
@@ -90,7 +90,7 @@ class ProblemMemory:
 
     @property
     def accumulates(self) -> bool:
-        """Does a run depend on what the one before left?"""
+        """Whether a run depends on the result of the last one."""
         return bool(self._starts)
 
     def addresses(self) -> list[int]:
@@ -103,7 +103,7 @@ class ProblemMemory:
         return next((name for name, parts in groups.items() if not all(g.guards_intact() for g in parts)), "")
 
     def save_outputs(self) -> None:
-        """Note what the inputs hold, to see later whether that changed."""
+        """Save the inputs, to detect later whether they changed."""
         self._digests = [g.digest() for g in self._inputs]
 
     def has_changed_inputs(self) -> bool:
@@ -117,7 +117,7 @@ class ProblemMemory:
 
 
 class LoadedCandidate:
-    """A kernel with its temporaries. Raises MemoryError or RuntimeError where there is no memory for these."""
+    """A kernel with its temporaries. Raises MemoryError or RuntimeError if they cannot be allocated."""
 
     def __init__(self, executable: Executable, temporaries: Sequence[int]) -> None:
         self.executable, self.temporaries = executable, [GuardedBuffer(size) for size in temporaries]
@@ -135,7 +135,7 @@ class TimedLaunch:
         self._place = ctypes.addressof(self._slots)
 
     def __call__(self) -> int:
-        """Run on the memory as it is now: 0, or the number of a failed check."""
+        """Run on the memory in its present state: 0, or the number of a failed check."""
         return int(self._executable.function(self._place))
 
     def with_poisoned_outputs(self) -> int:
@@ -156,14 +156,14 @@ class TimedLaunch:
 class Times:
     """Seconds per run: samples in order.
 
-    waits: for each sample, what part of it threads spent waiting for a processor; empty where nobody looked.
+    waits: for each sample, the part of it that threads spent waiting for a processor; empty if not measured.
     """
 
     samples: tuple[float, ...]
     waits: tuple[float, ...] = ()
 
     def is_undisturbed(self, number: int) -> bool:
-        """Did nobody disturb a sample?"""
+        """Whether the threads of a sample hardly waited for a processor."""
         return not self.waits or self.waits[number] <= CALM
 
     @property
@@ -186,10 +186,10 @@ class Times:
 
 
 def speedup_lower_bound(first: Times, other: Times) -> float:
-    """How many times as fast as `first` another is at least, by a race: 0 where it does not tell.
+    """A lower bound of the speedup of `other` over `first` by a race; 0 if it is undecided.
 
-    It is a lower bound of the median ratio of their samples of one round, whatever the ratios' distribution: were the
-    median less, so many ratios would be above the bound as seldom as `DOUBT` says.
+    It bounds the median ratio of samples of the same round, for any distribution of the ratios: if the median were
+    less, this many ratios would exceed the bound with probability `DOUBT` only.
     """
     rounds = range(min(len(first.samples), len(other.samples)))
     ratios = sorted(
@@ -202,7 +202,7 @@ def speedup_lower_bound(first: Times, other: Times) -> float:
 
 
 def thread_clock() -> Callable[[], float]:
-    """What times a run: of one thread its own time, in which nothing else that the machine does counts."""
+    """The clock of runs: with one thread, the processor time of the thread, which other load does not affect."""
     return thread_time if torch.get_num_threads() == 1 else perf_counter
 
 
@@ -219,14 +219,14 @@ def sample_run(run: Callable[[], int], calls: int, before: Callable[[], None] | 
 
 
 def calls_for(seconds: float) -> int:
-    """How many runs of so many seconds make one sample."""
+    """The number of runs of this many seconds in one sample."""
     return max(1, min(1000, round(SAMPLE / max(seconds, 1e-9))))
 
 
 class RunQueueClock:
-    """Seconds that the threads of this process have waited for a processor, as far as the system tells.
+    """Seconds that the threads of this process have waited for a processor, if the system reports them.
 
-    One thread has a clock that does not count them; nobody looks then.
+    With one thread, the clock does not count waiting, so nothing is measured.
     """
 
     def __init__(self) -> None:
@@ -245,7 +245,7 @@ class RunQueueClock:
         return total * 1e-9
 
     def of(self, run: Callable[[], float], calls: int) -> tuple[float, float]:
-        """The seconds per run that `run` tells, of so many, and what part of them was waiting."""
+        """The seconds per run that `run` returns for this many runs, and the part of them spent waiting."""
         before = self.seconds()
         seconds = run()
         return seconds, (self.seconds() - before) / max(seconds * calls, 1e-9)
@@ -259,9 +259,9 @@ class RunQueueClock:
 
 
 def time_launch(launch: TimedLaunch, first: float, seconds: float, losing: float) -> Times:
-    """Time a kernel whose run takes about `first` until it is known precisely, `seconds` are over or it is losing.
+    """Time a kernel whose run takes about `first`, until the time is precise, `seconds` are over or it is losing.
 
-    losing: when the lower quartile of some samples is more, the measurement ends; 0: nothing ends it.
+    losing: the measurement ends when the lower quartile of some samples exceeds this; 0: never.
     """
     return _time_in_rounds([launch], [first], seconds, losing)[0]
 
@@ -269,11 +269,12 @@ def time_launch(launch: TimedLaunch, first: float, seconds: float, losing: float
 def time_interleaved(
     launch: TimedLaunch, other: TimedLaunch, firsts: Sequence[float], seconds: float, losing: float
 ) -> tuple[Times, Times]:
-    """Time a kernel as `time_launch` does, in turns with another: its samples, as they would be if the machine were
-    in every round as fast as in the other's median one, and the other's. How fast it is changes, and not only by
-    other work.
+    """Time a kernel as `time_launch` does, interleaved with another one. Returns the times of both.
 
-    losing: times the other's.
+    The samples of the first are scaled to the speed that the machine had in the median round of the other, because the
+    speed of a machine drifts, not only with other load.
+
+    losing: a multiple of the other's time.
     """
     mine, others = _time_in_rounds([launch, other], firsts, seconds, losing)
     return mine, others
@@ -282,7 +283,7 @@ def time_interleaved(
 def _time_in_rounds(
     launches: Sequence[TimedLaunch], firsts: Sequence[float], seconds: float, losing: float
 ) -> list[Times]:
-    """Time the first of one or two in rounds; the second one is what it is compared with."""
+    """Time the first of one or two launches in rounds; the second one is the baseline."""
     counts = [calls_for(first) for first in firsts]
     found: list[list[tuple[float, float]]] = [[] for _ in launches]
     end = perf_counter() + seconds
@@ -315,7 +316,7 @@ def _round(
     waiting: RunQueueClock,
     found: Sequence[list[tuple[float, float]]],
 ) -> None:
-    """A sample of each, in turns from the front and from the back."""
+    """One sample of each, alternately from the front and from the back."""
     for k in range(len(launches)) if number % 2 == 0 else reversed(range(len(launches))):
         before = launches[k].memory.with_restore if launches[k].memory.accumulates else None
         run = partial(sample_run, launches[k], counts[k], before)
@@ -334,9 +335,9 @@ def _is_precise(times: Times) -> bool:
 
 
 def race_launches(launches: Sequence[TimedLaunch], firsts: Sequence[float], seconds: float) -> list[Times]:
-    """Time kernels in turns, so that what else the machine does falls on all alike.
+    """Time kernels, interleaved, so that other load affects all alike.
 
-    It ends when `seconds` are over, or later where few rounds were calm so far.
+    It ends when `seconds` are over, or later if few rounds were undisturbed so far.
     """
     counts = [calls_for(first) for first in firsts]
     found: list[list[tuple[float, float]]] = [[] for _ in launches]

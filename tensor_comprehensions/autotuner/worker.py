@@ -1,7 +1,7 @@
-"""What a worker process does with a request: compile, check, time. Bytes in, bytes out.
+"""The work of a worker process: compile, check, time. Bytes in, bytes out.
 
-Always holds: a request is data; what it asks to run was lowered here from a TC program, or by another worker of the
-same tuner. `handle_request` answers whatever Python can catch; the rest ends the process, which whoever asked survives.
+Always holds: a request is data; code to run was lowered here from a TC program, or by another worker of the same tuner.
+`handle_request` answers all errors that Python can catch; others end the process, which the tuner survives.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ CODES = 256
 CHECK, COMPILE, RUN = "prepare", "compile", "run"
 """The phases of a request."""
 LONGEST = 600.0
-"""Seconds that a phase may take which has no limit of its own."""
+"""Seconds for a phase without a limit of its own."""
 PATIENT = 2.0
-"""Times what a timing should take, which is not too long for one in turns with other code."""
+"""Time limit of a timing, relative to its expected time, also if it is interleaved with other code."""
 AGAIN = 2
 """How often a candidate that seems hopeless may show that it is not."""
 FRESH = 0x5EED
@@ -63,7 +63,7 @@ Stage = Callable[[pb.Request, pb.Reply, Phase], None]
 
 
 class CandidateRejected(Exception):
-    """A candidate failed: with what status, and why."""
+    """A candidate failed: its status, and why."""
 
     def __init__(self, status: pb.Status, message: str) -> None:
         super().__init__(message)
@@ -71,12 +71,12 @@ class CandidateRejected(Exception):
 
 
 def handle_request(raw: bytes, phase: Phase) -> bytes:
-    """Answer one request. phase: told what is about to happen, so that whoever waits knows how long it may take."""
+    """Answer one request. phase: called before each step, so that the tuner knows its time limit."""
     return answer_request(raw, phase, _STAGES, lambda request: cpu_fingerprint())
 
 
 def answer_request(raw: bytes, phase: Phase, stages: Mapping[int, Stage], here: Callable[[pb.Request], str]) -> bytes:
-    """Answer one request by what does each stage. here: the fingerprint of the device that the request is for."""
+    """Answer one request with the functions of `stages`. here: the fingerprint of the requested device."""
     reply = pb.Reply(version=VERSION)
     try:
         request = pb.Request.FromString(raw)
@@ -113,7 +113,7 @@ def phase_limits(request: pb.Request) -> dict[str, float]:
 
 
 class MemoryCorruption(CandidateRejected):
-    """A candidate wrote where it must not: whatever runs in this process after it may suffer."""
+    """A candidate wrote out of bounds: later code in this process may suffer."""
 
     def __init__(self, message: str) -> None:
         super().__init__(pb.WRONG_RESULT, message)
@@ -147,9 +147,9 @@ def compile_candidate(problem: Problem, options: object) -> pb.Code:
 
 
 class CompiledCodeCache:
-    """The code of loops: half of the candidates of a search come to the same loops as an earlier one.
+    """The code of loop programs: half of the candidates of a search have the same loops as an earlier one.
 
-    limit: so many are kept, those used last. Loops have some thousand different nodes.
+    limit: entries to keep, by last use. Loop programs have some thousand different nodes.
     """
 
     def __init__(self, limit: int) -> None:
@@ -185,7 +185,7 @@ class PreparedProblem:
         self._memories: OrderedDict[tuple[str, int], ProblemMemory] = OrderedDict()
 
     def memory(self, kind: str, seed: int) -> ProblemMemory:
-        """Memory with inputs of a kind, made where there is none; what was used longest ago makes room for it."""
+        """Memory with inputs of a kind, created if needed; it replaces the least recently used."""
         if (kind, seed) not in self._memories:
             while sum(m.size for m in self._memories.values()) > ROOM:
                 self._memories.popitem(last=False)
@@ -197,7 +197,7 @@ class PreparedProblem:
         return self._memories[kind, seed]
 
     def expected_outputs(self, kind: str, seed: int) -> ExpectedOutputs:
-        """What inputs of a kind should give."""
+        """The expected results for inputs of a kind."""
         return self._oracle.expected_outputs(self.memory(kind, seed), kind, seed)
 
 
@@ -263,7 +263,7 @@ def _run(made: PreparedProblem, codes: Sequence[pb.Code], request: pb.Request, r
 
 
 def _times(launch: TimedLaunch, first: float, others: Sequence[pb.Code], request: pb.Request) -> Sequence[Times]:
-    """Of a launch, and of the code that it is timed in turns with, where there is one and enough runs of both fit."""
+    """The times of a launch, and of the code that it is interleaved with, if any and if enough runs of both fit."""
     if not others:
         return (time_launch(launch, first, request.seconds, request.losing),)
     other = TimedLaunch(load_candidate(others[0]), launch.memory)
@@ -321,9 +321,9 @@ def _evaluate(request: pb.Request, reply: pb.Reply, phase: Phase) -> None:
 
 
 def _race(request: pb.Request, reply: pb.Reply, phase: Phase) -> None:
-    """Check every code on inputs that none has seen, and time those that pass in turns.
+    """Check every code on fresh inputs, and time those that pass, interleaved.
 
-    The timing of a code that fails has no runs. Raises MemoryCorruption where one may have harmed the others.
+    The timing of a code that fails has no runs. Raises MemoryCorruption if one may have harmed the others.
     """
     if request.options:
         _compile(request, reply, phase)

@@ -1,8 +1,8 @@
-"""What a worker process does with mappings to a graphics processor: map, compile, check, time.
+"""The work of a worker process for GPU mappings: map, compile, check, time.
 
-A device is "cuda:0", or "emulated:sm_90": then the kernel's own text runs on the CPU, every access is checked, and its
-time is what `modeled_seconds` makes of what its threads did. That is the same on every machine, and only roughly true
-of any; it lets a search be tried, and tested, without a device.
+A device is "cuda:0", or "emulated:sm_90": then the CUDA text runs on the CPU, every access is checked, and
+`modeled_seconds` computes the time from what its threads did. The modeled time is the same on every machine, and only
+roughly true of any; it allows searching, and testing a search, without a device.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def handle_gpu_request(raw: bytes, phase: Phase) -> bytes:
 
 
 def gpu_target_of(name: str) -> GpuTarget:
-    """What to map for on a device. Raises ArgumentError where there is none of this name."""
+    """The target of a device. Raises ArgumentError if there is no such device."""
     if match := re.fullmatch(r"emulated:(sm_[0-9]+)", name):
         return parse_gpu_target(f"cuda:{match[1]}")
     match = re.fullmatch(r"cuda:([0-9]{1,9})", name)
@@ -77,7 +77,7 @@ def gpu_target_of(name: str) -> GpuTarget:
 
 
 def is_modeled(name: str) -> bool:
-    """Is what a kernel takes on a device told by a model?"""
+    """Whether the times of a device are modeled."""
     return name.startswith("emulated")
 
 
@@ -124,7 +124,7 @@ class ModeledRunner:
 
 
 def modeled_seconds(kernel: CompiledGpuKernel, counts: Counts) -> float:
-    """Cycles of all that threads did, shared by as many of them as the device and the largest launch have at once."""
+    """The cycles of all threads, divided by the number that the device and the largest launch run at once."""
     machine = kernel.target
     threads = max((prod(k.launch.grid) * prod(k.launch.block) for k in kernel.code.kernels), default=1)
     lanes = min(threads, machine.num_sms * machine.float32_lanes)
@@ -133,7 +133,7 @@ def modeled_seconds(kernel: CompiledGpuKernel, counts: Counts) -> float:
 
 
 class DeviceRunner:
-    """What computes a def on a CUDA device, timed between events."""
+    """Runs a def on a CUDA device, timed between events."""
 
     steady = False
 
@@ -174,7 +174,7 @@ class DeviceRunner:
         return float(begin.elapsed_time(end)) / 1e3 / calls
 
     def _device_tensors(self, memory: ProblemMemory) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """Inputs, all that a call takes, and outputs, on the device."""
+        """Inputs, all arguments of a call, and outputs, on the device."""
         if id(memory) not in self._tensors:
             self._tensors.clear()
             taken = [x.to(self._device) for x in memory.inputs]
@@ -206,7 +206,7 @@ def _prepare_runner(request: pb.Request, options: object) -> tuple[GpuRunner, st
 
 
 def _digest(plan: Plan) -> str:
-    """Of what runs, whatever the options were that gave it."""
+    """A digest of the code, the same for different options with the same result."""
     parts = plan.parts if isinstance(plan, MixedPlan) else (plan,)
     texts = [p.code.source.partition("*/")[2] if isinstance(p, CompiledGpuKernel) else str(p) for p in parts]
     return sha256("\0".join(texts).encode()).hexdigest()
@@ -246,7 +246,7 @@ def _evaluate(request: pb.Request, reply: pb.Reply, phase: Phase) -> None:
 
 
 def _race(request: pb.Request, reply: pb.Reply, phase: Phase) -> None:
-    """Check every mapping on inputs that none has seen, and time those that pass in turns."""
+    """Check every mapping on fresh inputs, and time those that pass, interleaved."""
     phase(COMPILE)
     runners = [_prepare_runner(request, from_message(o))[0] for o in request.options]
     phase(CHECK)
@@ -273,7 +273,7 @@ def _race(request: pb.Request, reply: pb.Reply, phase: Phase) -> None:
 
 
 def _time_runners(runners: list[GpuRunner], memory: ProblemMemory, firsts: list[float], seconds: float) -> list[Times]:
-    """Samples of all, in turns, for so many seconds."""
+    """Samples of all, interleaved, for this many seconds."""
     end = perf_counter() + seconds * max(1, len(runners))
     samples: list[list[float]] = [[] for _ in runners]
     for turn in range(MOST):

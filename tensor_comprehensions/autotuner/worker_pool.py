@@ -29,7 +29,7 @@ SERVICE = "tensor_comprehensions.autotuner.worker:handle_request"
 START = 120.0
 """Seconds that the zygote may take to load torch and the compiler on a busy machine."""
 MAX_REQUESTS = 400
-"""Requests after which a worker is replaced: what libraries never free stays bounded."""
+"""Requests after which a worker is replaced, which bounds the memory that libraries leak."""
 FIRST_PHASE = "prepare"
 
 
@@ -38,8 +38,8 @@ class WorkerDied(Exception):
 
     Attributes:
         kind: "crash", "timeout" or "garbage".
-        phase: what it was doing.
-        detail: the signal or exit code, or what it sent.
+        phase: the step that it was in.
+        detail: the signal or exit code, or the bytes that it sent.
     """
 
     def __init__(self, kind: str, phase: str, detail: str) -> None:
@@ -65,7 +65,7 @@ class WorkerConfig:
 
 
 class ForkServer:
-    """A process that forks workers; closing it ends them all. It loads what they need while nobody waits for it yet."""
+    """A process that forks workers; closing it ends them all. It preloads their modules in the background."""
 
     def __init__(self) -> None:
         if not hasattr(os, "fork") or not hasattr(socket, "send_fds"):
@@ -164,7 +164,7 @@ class Worker:
             os.kill(self.pid, signal.SIGKILL)
 
     def kill(self) -> int | None:
-        """End the process and wait until it is gone: its exit code or minus its signal, None where nobody knows."""
+        """End the process and wait until it is gone. Returns its exit code or minus its signal, None if unknown."""
         self._connection.close()
         self.end()
         try:

@@ -1,7 +1,7 @@
-"""Keeping the store within its limit: what was used longest ago goes first, and leftovers of killed writers go always.
+"""Keeping the store within its limit: least recently used entries go first, leftovers of killed writers always.
 
-Any process may do this at any time beside readers and writers: an entry that disappears is one that is not known, and
-a file that is gone already is no fault. A lock, which nobody waits for, spares two processes the same work.
+Any process may evict at any time beside readers and writers: a vanished entry is a miss, and a vanished file is no
+fault. A lock, which no process waits for, avoids duplicate work.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ PERIOD = 3600.0
 ROOM = 0.9
 """The part of the limit that a sweep leaves filled, so that the next write does not sweep again."""
 LAST = ("tuning", "injected")
-"""What goes last, since it cannot be made again in a moment."""
+"""Layers that are evicted last, because they cannot be rebuilt quickly."""
 _MARK, _LOCK = ".swept", ".lock"
 
 
 @dataclass(frozen=True, slots=True)
 class EvictionReport:
-    """What a sweep found and did: entries and bytes that are left, entries and leftovers that were removed."""
+    """The result of an eviction: remaining entries and bytes, removed entries and leftovers."""
 
     entries: int
     bytes: int
@@ -38,7 +38,7 @@ class EvictionReport:
 
 
 def is_eviction_due(store: Store) -> bool:
-    """Has nobody swept for a while, or has this process written a lot?"""
+    """Whether the last eviction is long ago, or this process has written a lot."""
     if store.written > store.limit // 16:
         return True
     try:

@@ -1,4 +1,4 @@
-"""What is in a file of the cache: a header that proves that all bytes are there and are those that were written.
+"""The file format of the cache: a header that proves that the payload is complete and unchanged.
 
     magic (8) | version (2) | signed (2) | length of the payload (8) | digest (32) | payload
 
@@ -35,7 +35,7 @@ def pack_entry(payload: bytes, secret: bytes | None = None) -> bytes:
 
 
 def unpack_entry(data: bytes, secret: bytes | None = None) -> bytes:
-    """The payload of an entry. Raises CorruptEntry for all bytes but those that `pack_entry` gave with the same key."""
+    """The payload of an entry. Raises CorruptEntry unless `pack_entry` made the bytes with the same key."""
     if len(data) < HEADER:
         raise CorruptEntry(f"it ends after {len(data)} bytes")
     magic, version, signed, length = _START.unpack_from(data)

@@ -37,7 +37,7 @@ def write_measurements(store: Store, path: Path) -> int:
 def read_measurements(path: Path) -> Found:
     """The measurements in a file that `write_measurements` made, or in the folder of another store. Raises CacheError.
 
-    Whoever owns it: measurements are data, and are checked as a user's input is.
+    Any user may own it: measurements are data, and are checked like user input.
     """
     if path.is_dir():
         return measurement_store.all_measurements(Store(path, "read", system=ANYBODY))
@@ -50,7 +50,7 @@ def read_measurements(path: Path) -> Found:
 
 
 def add_measurements(store: Store, found: Found) -> int:
-    """Add measurements to a store; the number of those that it did not have. In any order, any number of times."""
+    """Add measurements to a store; returns the number of new ones. Order and repetition do not matter."""
     fresh = 0
     for key, measurements in found.items():
         known = measurement_store.recall_measurements(store, key)

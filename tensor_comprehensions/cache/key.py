@@ -27,11 +27,11 @@ FAMILY = ("kind", "def", "dtypes", "target.", "threads")
 """The parts that keys share which differ in sizes only; a name that ends in a dot stands for all below it."""
 
 FORM = "2"
-"""Of what is made of a def: what earlier ones made is not used again. Until 2, names of a def could reach its code."""
+"""Version of the canonical def; a new one invalidates old entries. Before 2, names of a def could reach its code."""
 
 
 class Uncacheable(Exception):
-    """A value whose text does not say all that it means: a function, say. What depends on it is not cached."""
+    """A value, such as a function, whose text does not determine its meaning; it makes a kernel uncacheable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,18 +72,18 @@ def make_key(
 ) -> Key:
     """The key of a kernel, or without `options` the key under which measurements of all options are kept.
 
-    A kernel depends on the text of this package and of its compilers, so these are parts of its key. A measurement
-    records them instead: options that were good for an earlier version are still the ones to start from.
+    A kernel depends on the source of this package and on its compilers, so these are parts of its key. A measurement
+    records them instead: options that were good for an earlier version are still good starting points.
 
     Args:
         function, bound: the def, and the def with its sizes, strides and numbers.
-        target: what the kernel is for, a frozen dataclass.
-        options: how it is lowered, a frozen dataclass.
-        threads: on how many it is measured; kernels work on any number.
-        alignment: bytes to which the addresses of tensors are multiples; 0: those of an element.
-        flags: what else the emitted code depends on.
+        target: the processor, a frozen dataclass.
+        options: how the def is lowered, a frozen dataclass.
+        threads: the number of threads of a measurement; kernels work on any number.
+        alignment: bytes to which the addresses of tensors are aligned; 0: those of an element.
+        flags: other facts that the emitted code depends on.
 
-    Raises Uncacheable where the options hold a function, or where the text of this package cannot be known.
+    Raises Uncacheable if the options hold a function, or if the source of this package cannot be read.
     """
     tensors = [t for t in bound.tensors if t.role is not f.Role.TEMPORARY]
     parts = [
@@ -107,15 +107,15 @@ def make_key(
 
 
 def make_sparse_key(text: str, kernel: object, target: object, *, flags: Mapping[str, str] | None = None) -> Key:
-    """The key of a kernel for sparse operands, which depends neither on sizes nor on what is stored.
+    """The key of a kernel for sparse operands, which depends neither on sizes nor on the stored elements.
 
     Args:
         text: the def with the formats of its tensors.
-        kernel: what else it is for: tuples of numbers and texts.
-        target: what the kernel is for, a frozen dataclass.
-        flags: what else the emitted code depends on.
+        kernel: other facts that the kernel depends on: tuples of numbers and texts.
+        target: the processor, a frozen dataclass.
+        flags: other facts that the emitted code depends on.
 
-    Raises Uncacheable where the text of this package cannot be known.
+    Raises Uncacheable if the source of this package cannot be read.
     """
     parts = [("kind", "sparse"), ("def", text), ("kernel", canonical_text(kernel)), *_fields("target", target)]
     return Key((*parts, *_toolchain_parts(flags)))
@@ -142,7 +142,7 @@ def refers_to_names(options: object) -> bool:
 
 
 def canonical_text(value: object) -> str:
-    """A value of an option or a target as a text that means the same in every process. Raises Uncacheable."""
+    """A value of an option or a target as a text that is the same in every process. Raises Uncacheable."""
     if value is None or isinstance(value, bool | int | float | str):
         return repr(value)
     if isinstance(value, Enum):
@@ -189,15 +189,15 @@ def _in_family(name: str) -> bool:
 
 @cache
 def toolchain_versions() -> tuple[tuple[str, str], ...]:
-    """The installed versions of the package and of what it compiles with."""
+    """The installed versions of the package and of its compilers."""
     return tuple((name, _version(name)) for name in PACKAGES)
 
 
 def _version(name: str) -> str:
-    """Of the loaded module where there is one: looking for metadata takes longer than finding a kernel."""
+    """The version of a package, from the loaded module if possible: reading metadata is slower than a cache lookup."""
     module = sys.modules.get(name.replace("-", "_"))
     if isinstance(text := getattr(module, "__version__", None), str):
-        return str(text)  # torch's is a class of its own, whose comparisons fail for some texts
+        return str(text)  # torch's version is a class of its own, whose comparisons fail for some texts
     try:
         return version(name)
     except PackageNotFoundError:

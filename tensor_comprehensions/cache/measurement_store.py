@@ -1,7 +1,7 @@
 """Measurements of options: the layer of the cache that may be merged, committed and sent to others.
 
-Always holds: merging is commutative, associative and idempotent, so neither order nor repetition matters, and what is
-read is checked as a user's input is.
+Always holds: merging is commutative, associative and idempotent, so neither order nor repetition matters; data is
+checked like user input when read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .tc_cache_pb2 import Measurement as Message
 KEPT = 128
 """How many measurements a key keeps: the fastest."""
 SHORTEST, LONGEST = 1e-8, 1e5
-"""Seconds that a call may have taken; what is said to be quicker or slower was not measured."""
+"""Plausible seconds of a call; records outside of them were not measured."""
 LATEST = 1 << 37
 """Seconds since 1970 that have a date."""
 ATTEMPTS = 5
@@ -83,7 +83,7 @@ class Measurement:
 
 
 def record_measurements(store: Store, key: Key, measurements: Iterable[Measurement]) -> None:
-    """Keep measurements of a key. Whatever other processes write meanwhile, nothing is lost."""
+    """Record measurements of a key. Concurrent writes of other processes are not lost."""
     fresh = merge_measurements(measurements)
     if not fresh:
         return
@@ -94,7 +94,7 @@ def record_measurements(store: Store, key: Key, measurements: Iterable[Measureme
 
 
 def recall_measurements(store: Store, key: Key) -> tuple[Measurement, ...]:
-    """All that is known of a key, the fastest validated measurement first."""
+    """All measurements of a key, the fastest validated one first."""
     return merge_measurements(m for _, found in _read(store, _folder(key)) if found[0] == key for m in found[1])
 
 
@@ -109,7 +109,7 @@ def best_measurement(store: Store, key: Key, names: str = "") -> Measurement | N
 
 
 def family_measurements(store: Store, key: Key) -> dict[Key, tuple[Measurement, ...]]:
-    """What is known of keys that differ from this one in sizes, strides and numbers only, without this one."""
+    """The measurements of keys that differ from this one only in sizes, strides and numbers, without this one."""
     found: dict[Key, tuple[Measurement, ...]] = {}
     for digest in store.names((TUNING, key.family)):
         for _, (other, measurements) in _read(store, (TUNING, key.family, digest)):
@@ -153,7 +153,7 @@ def measurement_of(bound: Any, options: Any, seconds: float, **facts: Any) -> Me
 
 
 def merge_measurements(measurements: Iterable[Measurement]) -> tuple[Measurement, ...]:
-    """The best measurement of each way, those that are validated first, then the fastest; `KEPT` of them at most.
+    """The best measurement of each way, validated ones first, then by time; at most `KEPT` of them.
 
     A way is the options, the names that they use and the versions that lowered them.
     """
@@ -173,7 +173,7 @@ def merge_measurements(measurements: Iterable[Measurement]) -> tuple[Measurement
 
 
 def measurements_to_bytes(key: Key, measurements: Iterable[Measurement]) -> bytes:
-    """A `Tuning` message; the same measurements give the same bytes, whatever their order."""
+    """A `Tuning` message; the same measurements in any order give the same bytes."""
     tuning = _tuning_message(key, measurements)
     return tuning.SerializeToString(deterministic=True)
 
@@ -193,7 +193,7 @@ def collection_to_bytes(found: dict[Key, tuple[Measurement, ...]]) -> bytes:
 
 
 def collection_from_bytes(data: bytes) -> dict[Key, tuple[Measurement, ...]]:
-    """What a `Collection` message has. Raises ArgumentError where the bytes are none."""
+    """The measurements in a `Collection` message. Raises ArgumentError if the bytes are not one."""
     try:
         message = Collection.FromString(data)
     except (DecodeError, RecursionError) as error:
@@ -229,7 +229,7 @@ def _versions(m: Measurement) -> Provenance:
 
 
 def _measurement(message: Message) -> Measurement | None:
-    """What a message says; None, with a line in the log, where it is not understood or not believed."""
+    """The measurement in a message; None, with a line in the log, if it is malformed or implausible."""
     made = message.provenance
     try:
         return Measurement(
@@ -253,11 +253,11 @@ def _add(store: Store, key: Key, measurements: Iterable[Measurement]) -> str | N
 
 
 def _read(store: Store, folder: Name) -> list[tuple[str, tuple[Key, tuple[Measurement, ...]]]]:
-    """The files in the folder of a key that are what their names say."""
+    """The files in the folder of a key whose content matches their name."""
     for _ in range(ATTEMPTS):
         names = store.names(folder)
         payloads = [store.read((*folder, name)) for name in names]
-        # Where somebody merged the files meanwhile, what they said is in a new one.
+        # If another process merged the files meanwhile, their content is in a new one.
         if None not in payloads or set(names) <= set(store.names(folder)):
             break
     return [

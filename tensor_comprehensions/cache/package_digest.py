@@ -1,4 +1,4 @@
-"""The text of this package, which decides what is compiled: an edited checkout never finds what it made before."""
+"""The digest of this package's source: an edited checkout never loads kernels of an earlier version."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from .store import PACKAGE, Store
 
 
 class SourceChanged(Exception):
-    """The text of the package cannot be read, or has changed since it was imported: nothing can be keyed by it."""
+    """The source of the package cannot be read, or has changed since the import, so it cannot be part of a key."""
 
 
 @lru_cache(maxsize=4)
 def package_digest(store: Store) -> str:
-    """Of the text of this package as it was imported.
+    """The digest of the source of this package at import.
 
-    It is read once; later processes find the digest in the store by the sizes and times of the files.
+    It is computed once; later processes find it in the store by the sizes and times of the files.
     Raises SourceChanged.
     """
     known = store.read((PACKAGE, _imported)) if _imported else None
@@ -38,7 +38,7 @@ def package_digest(store: Store) -> str:
 
 
 def check_unchanged() -> None:
-    """Has no file changed since the package was imported? What is compiled then may be of the old text or the new.
+    """Check that no file has changed since the import. Otherwise code may be of the old or the new source.
 
     Raises SourceChanged.
     """
@@ -47,7 +47,7 @@ def check_unchanged() -> None:
 
 
 def _stamp() -> str:
-    """A digest of the places, sizes and times of the files; "" where there are none, in an archive say."""
+    """A digest of the paths, sizes and times of the files; "" if there are no files, for example in an archive."""
     facts = []
     try:
         for path in sorted(_texts(_FOLDER)):

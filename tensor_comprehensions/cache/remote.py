@@ -91,7 +91,7 @@ def with_timeout(action: Callable[[], T], url: str, patience: float = PATIENCE) 
     def run() -> None:
         try:
             results.append(action())
-        except Exception as error:  # whatever a file system's driver raises
+        except Exception as error:  # drivers of file systems raise any exception
             errors.append(error)
 
     thread = threading.Thread(target=run, daemon=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from time import time
 
 SAFE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-"""Never follow a link that somebody put in the place of a file."""
+"""Flags that refuse symbolic links, which another user may have put in the place of a file."""
 
 
 _user: Callable[[], int] = getattr(os, "geteuid", lambda: -1)
@@ -42,11 +42,11 @@ class OsFunctions:
 
 
 def read_file(system: OsFunctions, path: Path, limit: int) -> bytes:
-    """A whole file: a plain one, of this user, which no one else may write.
+    """Read a whole regular file that belongs to this user and that nobody else can write.
 
-    Raises OSError, also for what is no such file or is longer than `limit` bytes.
+    Raises OSError, also if the path is no such file or the file is longer than `limit` bytes.
     """
-    # Without O_NONBLOCK, opening a pipe would wait for somebody to write to it.
+    # Without O_NONBLOCK, opening a pipe would wait for a writer.
     descriptor = system.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | SAFE)
     try:
         found = system.fstat(descriptor)
@@ -68,9 +68,9 @@ def read_file(system: OsFunctions, path: Path, limit: int) -> bytes:
 
 
 def read_bounded(path: Path, limit: int, *, pipes: bool = False) -> bytes:
-    """The bytes of a file that a user names, whoever owns it.
+    """Read a file that a user names, of any owner.
 
-    pipes: read a pipe or a device as well, such as `/dev/stdin`, and wait for what it gives.
+    pipes: also read a pipe or a device, such as `/dev/stdin`, and wait for its content.
 
     Raises OSError, also for a name that no file can have, and for more than `limit` bytes.
     """
@@ -91,7 +91,7 @@ def read_bounded(path: Path, limit: int, *, pipes: bool = False) -> bytes:
 
 
 def write_file(system: OsFunctions, path: Path, data: bytes) -> None:
-    """Put a file in its place, whole or not at all. Raises OSError, and leaves nothing behind then."""
+    """Write a file atomically. Raises OSError, and then leaves nothing behind."""
     temporary = path.with_name(f".{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex}{TEMPORARY}")
     descriptor = system.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | SAFE, 0o600)
     try:
@@ -129,7 +129,7 @@ def private_folder(system: OsFunctions, path: Path) -> str:
 
 
 def make_folders(system: OsFunctions, path: Path) -> None:
-    """Make a folder and those that lead to it. Raises OSError."""
+    """Make a folder and its parents. Raises OSError."""
     try:
         system.mkdir(path, 0o700)
     except FileNotFoundError:

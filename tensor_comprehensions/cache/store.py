@@ -1,7 +1,7 @@
 """The store: payloads by name in a private folder, shared by processes without locks.
 
-Always holds: an entry is written whole or not at all; what is read was verified; and a fault of the disk makes an entry
-unknown or unkept, never a call fail, unless `TC_CACHE_STRICT` says so.
+Always holds: an entry is written whole or not at all; data is verified when read; a fault of the disk is a miss or a
+lost write and never fails a call, unless `TC_CACHE_STRICT` is set.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ TUNING, KERNEL, INJECTED, PROGRAM, PACKAGE, RUNTIME = "tuning", "kernel", "injec
 and the code that every process runs."""
 LAYERS = (TUNING, KERNEL, INJECTED, PROGRAM, PACKAGE, RUNTIME)
 EXECUTED = (KERNEL, INJECTED, RUNTIME)
-"""The layers whose entries are signed where there is a key."""
+"""The layers whose entries are signed if a key is configured."""
 FOLDER = f"v{file_format.VERSION}"
 PASSING = (errno.ESTALE, errno.EBUSY, errno.EINTR, errno.EAGAIN, errno.ENOENT)
-"""What may be over when one tries again: network folders, and folders that somebody removes meanwhile."""
+"""Errors that may pass when tried again: network folders, and folders that another process removes."""
 PAUSE = 60.0
 """Seconds without writing after a write has failed."""
 TOUCH = 3600.0
@@ -76,7 +76,7 @@ class Store:
     # --- entries -------------------------------------------------------------------------------------------------
 
     def read(self, name: Name) -> bytes | None:
-        """The payload of an entry; None where there is none that can be trusted."""
+        """The payload of an entry; None if no entry exists that can be trusted."""
         if not self._has_trusted_root():
             return None
         path = self.path(name)
@@ -123,7 +123,7 @@ class Store:
         return True
 
     def names(self, folder: Name) -> tuple[str, ...]:
-        """What there is in a folder, entries without their suffix, in order; nothing where there is no folder."""
+        """The names in a folder, sorted, entries without their suffix; empty if the folder does not exist."""
         if not self._has_trusted_root():
             return ()
         path = self.folder(folder)
@@ -166,7 +166,7 @@ class Store:
         return reason == ""
 
     def refusal(self) -> str | None:
-        """Why the folder is not used, "" where it is; None where there is none yet, and none may be made."""
+        """Why the folder is not used, "" if it is; None if it does not exist and must not be made."""
         assert self.root is not None
         try:
             if self.mode == "read":
@@ -229,12 +229,12 @@ def _root(folder: str) -> Path | None:
 
     try:
         return platformdirs.user_cache_path("tensor-comprehensions", appauthor=False)
-    except (OSError, RuntimeError):  # there is no home
+    except (OSError, RuntimeError):  # no home folder
         return None
 
 
 def _expand_user(path: str) -> Path:
-    """A path with the home of a user for `~`; as it is where there is no such user."""
+    """Expand `~` in a path; unchanged if there is no such user."""
     return Path(os.path.expanduser(path))
 
 

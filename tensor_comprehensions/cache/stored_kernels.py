@@ -1,7 +1,7 @@
 """Compiled code in the cache: the layer that stays with the user and the machine that made it.
 
-A payload is the length of a JSON text, that text (the key and the facts about the code), and the code. Whoever can
-write here can run code as this user: hence the private folder, the digest, and the signature where a key is configured.
+A payload is the length of a JSON text, that text (the key and the metadata of the code), and the code. Anyone who can
+write here can run code as this user: hence the private folder, the digest, and the signature if a key is configured.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LENGTH = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True)
 class StoredKernel:
-    """Machine code, and what must be known to run it, as values of JSON."""
+    """Machine code and the metadata to run it, as values of JSON."""
 
     key: Key
     metadata: Mapping[str, Any]
@@ -39,7 +39,7 @@ def store_kernel(store: Store, code: StoredKernel, layer: str = KERNEL) -> bool:
 
 
 def find_kernel(store: Store, key: Key) -> StoredKernel | None:
-    """The code of a key, what was put there by hand before what was compiled; None where there is none to trust."""
+    """The code of a key, injected code before compiled code; None if there is none that can be trusted."""
     for layer in (INJECTED, KERNEL):
         code = read_kernel(store, kernel_entry_name(key, layer))
         if code is not None and code.key == key:
@@ -48,7 +48,7 @@ def find_kernel(store: Store, key: Key) -> StoredKernel | None:
 
 
 def read_kernel(store: Store, name: Name) -> StoredKernel | None:
-    """The code in an entry; None, with a warning, where it is that of another key than the name says."""
+    """The code in an entry; None, with a warning, if its key does not match its name."""
     payload = store.read(name)
     code = None if payload is None else kernel_from_bytes(payload)
     if payload is None or (code is not None and code.key.digest == name[-1]):
@@ -66,7 +66,7 @@ def kernel_entry_names(store: Store) -> Iterator[Name]:
 
 
 def kernel_from_bytes(payload: bytes) -> StoredKernel | None:
-    """What a payload holds; None where it is none."""
+    """The code in a payload; None if it is malformed."""
     try:
         (length,) = _LENGTH.unpack_from(payload)
         start = _LENGTH.size + length
@@ -81,7 +81,7 @@ def kernel_from_bytes(payload: bytes) -> StoredKernel | None:
 
 
 def nearest_kernel_key(store: Store, key: Key) -> Key | None:
-    """Of the keys with code for the same def and machine the one that differs in the fewest parts."""
+    """Of the keys with code for the same def and machine, the one that differs in the fewest parts."""
     found = (read_kernel(store, (KERNEL, key.family, name)) for name in store.names((KERNEL, key.family)))
     keys = [code.key for code in found if code is not None]
     return min(keys, key=lambda other: (len(key.difference(other)), other.digest), default=None)

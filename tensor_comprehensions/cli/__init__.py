@@ -1,1 +1,1 @@
-"""What `tensorc` can do beyond looking at a def: exchange what the cache has, tune, and compare contractions."""
+"""The commands of `tensorc` beyond `show` and `run`: the cache, tuning, contractions, sparse expressions."""

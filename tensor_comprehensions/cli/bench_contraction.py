@@ -1,4 +1,4 @@
-"""`tensorc contract`: the ways to lower a tensor contraction, what the model expects of each, and how fast it is."""
+"""`tensorc contract`: rank, measure and emit the ways to lower a tensor contraction."""
 
 from __future__ import annotations
 
@@ -167,9 +167,9 @@ def run_contract(options: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class CandidateRow:
-    """A way to compute it. cycles: what the model expects of one core. seconds: measured, if it was.
+    """A way to compute the contraction. cycles: predicted for one core. seconds: measured, or None.
 
-    pipeline: None for an untuned call's that sums in parts, which no pipeline says.
+    pipeline: None for the default of an untuned call if it splits the sum, which no schedule expresses.
     """
 
     pipeline: Schedule | None
@@ -210,7 +210,7 @@ def _table(rows: Sequence[CandidateRow], flops: int) -> Iterator[str]:
 
 
 def clock_rate() -> float | None:
-    """Cycles per second of the fastest core now, where the system tells."""
+    """Cycles per second of the fastest core now, if the system reports it."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:

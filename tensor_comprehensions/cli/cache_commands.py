@@ -1,4 +1,4 @@
-"""`tensorc cache`: look into the cache, exchange what it has with others, keep it small."""
+"""`tensorc cache`: inspect the cache, exchange entries with others, limit its size."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def add_cache_parser(
 
 
 def _store(arguments: Namespace, mode: str = "readwrite") -> Store:
-    """The cache that a command is about. Raises CacheError where there is none."""
+    """The cache that a command works on. Raises CacheError if it does not exist."""
     base = current_store()
     root = arguments.dir if arguments.dir is not None else base.root
     if root is None:
@@ -96,7 +96,7 @@ def _list(arguments: Namespace) -> int:
 
 
 def _title(key: Key) -> str:
-    """The first line of the def, as far as the parameters go; of machine code for a text what it is for."""
+    """The first line of the def, up to its parameters; for the machine code of a text, its purpose."""
     return key["def"].partition("->")[0].strip() or key["target.name"] or "?"
 
 
@@ -163,7 +163,7 @@ def _verify(arguments: Namespace) -> int:
 
 
 def _is_sound(store: Store, name: Name) -> bool:
-    """Is an entry whole, and that of the key in its name?"""
+    """Whether an entry is intact and matches the key in its name."""
     payload = store.read(name)
     if payload is None:
         return False
@@ -193,7 +193,7 @@ def _merge_one(arguments: Namespace) -> int:
         arguments.source = [str(arguments.file)]
         return _merge(arguments)
     store = _store(arguments)
-    given = Store(arguments.file, "read", secret=store.secret, system=import_export.ANYBODY)  # signed, whoever owns it
+    given = Store(arguments.file, "read", secret=store.secret, system=import_export.ANYBODY)  # signed: any owner
     print(f"{import_export.copy_code(given, store)} kernels copied")
     return 0
 

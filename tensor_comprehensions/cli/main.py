@@ -1,4 +1,4 @@
-"""`tensorc`: look at what becomes of a def, run one, and see what the machine and the installation offer."""
+"""`tensorc`: show the code of a def at every stage, run one, and describe the machine and the installation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tensorc sparse`: what becomes of an expression in index notation over sparse tensors, and how fast it runs."""
+"""`tensorc sparse`: show, run, check and time an expression in index notation over sparse tensors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ..tc_lang.formats import coordinates
 from ..tc_lang.ir import Symbol
 
 EMITTED = {"tc": "tc", "plan": "schedule", "loops": "loops", "c": "c", "llvm": "llvm", "asm": "asm"}
-"""What `--emit` prints, and the kind of source that it is."""
+"""The kinds that `--emit` prints, with the kind of source of each."""
 EMITTED_FOR_GPUS = {"tc": "tc", "plan": "schedule", "loops": "loops", "cuda": "cuda", "opencl": "opencl"}
 """The same with `--target`."""
 DEFAULT_EMITTED = "tc,plan,loops"
@@ -36,7 +36,7 @@ DEFAULT_PATTERN = "uniform:0.1"
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 HALF_TOLERANCE = 1e-2
 MAX_INSTANCES = 1 << 26
-"""Instances of a statement up to which `--verify` runs the reference evaluator, which takes arrays of so many."""
+"""Most instances of a statement for which `--verify` runs the reference evaluator, whose arrays have this size."""
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -69,7 +69,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run(options: argparse.Namespace) -> int:
-    """Make the operands, then do what was asked for; 1 where the result is wrong."""
+    """Make the operands, then run the requested actions; 1 if the result is wrong."""
     formats, types = _table(options.formats, "-f"), _table(options.types, "-t")
     op = define(notation_to_def("expression", options.expression, types), formats=formats)["expression"]
     outputs = _table(options.outputs, "-o")
@@ -100,7 +100,7 @@ _OPERANDS = {"shapes": "-d", "inputs": "-i", "patterns": "-g"}
 
 
 def _kinds(options: argparse.Namespace) -> list[str]:
-    """What to print: what was asked for, or the default where nothing else was asked for either."""
+    """The kinds to print: those requested, or the default if nothing else was requested either."""
     asked = options.time or options.verify or options.outputs
     kinds = [k.strip() for k in (options.emit or ("" if asked else DEFAULT_EMITTED)).split(",") if k.strip()]
     if options.target and options.time:
@@ -139,7 +139,7 @@ def _check_names(given: Mapping[str, object], known: Sequence[str], flag: str, w
 def make_operands(
     op: Op, formats: Mapping[str, str], shapes: Mapping[str, str], files: Mapping[str, str], patterns: Mapping[str, str]
 ) -> list[Any]:
-    """The operands of a call: read from files, or made up; sizes come from `shapes` and from what is read.
+    """The operands of a call: read from files, or random; sizes come from `shapes` and from the files.
 
     Raises:
         ArgumentError: a file, a shape or a pattern is wrong, or a size is not known.
@@ -299,7 +299,7 @@ def _write(path: str, result: Any) -> None:
 
 @only_tc_errors
 def _verify(op: Op, run_op: Callable[..., Any], operands: Sequence[Any]) -> bool:
-    """Whether what `run_op` gives is the result of the reference evaluator, values and stored places."""
+    """Whether values and stored places of the result agree with the reference evaluator."""
     sizes = {
         n: size
         for p, x in zip(op.function.parameters, operands, strict=True)

@@ -1,6 +1,6 @@
-"""Looking inside: log topics, dumped stages, and the picture of a tree that is printed as indented text.
+"""Diagnostics: log topics, dumped stages, and views of the schedule tree.
 
-Always holds: nothing here changes what is compiled.
+Always holds: nothing here changes the compiled code.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def get_logger(topic: str) -> logging.Logger:
 
 
 def start_logging(topics: tuple[str, ...]) -> None:
-    """Send what the loggers of `topics` explain to stderr; without topics, leave logging to the program."""
+    """Send the messages of `topics` to stderr; without topics, leave logging to the program."""
     if not topics:
         return
     handler = logging.StreamHandler(sys.stderr)

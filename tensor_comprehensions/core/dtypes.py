@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class Kind(Enum):
-    """What the bits of a scalar mean."""
+    """The interpretation of a scalar's bits."""
 
     BOOL = "bool"
     UNSIGNED = "unsigned"

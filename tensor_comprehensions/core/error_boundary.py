@@ -1,4 +1,4 @@
-"""What may leave a call: the package's own exceptions, and nothing else; and of their tracebacks the user's frames."""
+"""The error boundary of a call: only the package's own exceptions leave it, with the user's frames in the traceback."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def only_tc_errors(call: Callable[P, R]) -> Callable[P, R]:
 
 
 def shorten_traceback(error: BaseException) -> None:
-    """Leave the user's frames of a mistake's traceback, unless TC_TRACEBACKS=full; then `raise` it, without a word.
+    """Reduce the traceback of a mistake to the user's frames, unless TC_TRACEBACKS=full; then use a bare `raise`.
 
     A bare `raise` adds no frame of its own from Python 3.11 on.
     """
@@ -71,7 +71,7 @@ def shorten_traceback(error: BaseException) -> None:
 
 _OURS = __name__.partition(".")[0]
 _HIDDEN = (_OURS, "torch")
-"""The packages whose frames say nothing to a user, where they were called by this one."""
+"""The packages whose frames are hidden if this package called them."""
 
 
 def _package(traceback: TracebackType) -> str:
@@ -84,7 +84,7 @@ def _is_ours(traceback: TracebackType | None) -> bool:
 
 
 def _without_ours(traceback: TracebackType | None) -> TracebackType | None:
-    """A traceback without the frames of this package, and of torch below them; what a user's function adds stays."""
+    """A traceback without the frames of this package, and of torch below them; frames of user functions stay."""
     kept: list[TracebackType] = []
     inside = False
     while traceback is not None:

@@ -1,8 +1,8 @@
 """The error classes of the public API.
 
-A `TCError` is the user's mistake and says where, what was expected, what was found and the way out.
-An `InternalError` is our own bug. `CannotLower` never leaves the package: it is how a transform or a
-lowering refuses, with a reason, so that the caller can try another way.
+A `TCError` is the user's mistake; it says where it is, what was expected, what was found and how to fix it. An
+`InternalError` is our own bug. `CannotLower` never leaves the package: a transform or a lowering refuses with it and
+gives a reason, so that the caller can try another way.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ class Span:
 
 
 def to_printable(text: str) -> str:
-    """`text` with what no file and no terminal can take, halves of surrogate pairs, in words that they can."""
+    """`text` with unpaired surrogates escaped, which no file and no terminal can encode."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 class TCError(Exception):
-    """A mistake in a TC program or in a call, told with its place and the way out.
+    """A mistake in a TC program or in a call, with its place and a way to fix it.
 
     Attributes:
-        message: what is wrong, in one sentence.
-        source: the TC text, when the mistake has a place in it.
-        span: where in `source`.
-        expected, found: the two sides of the disagreement, where there are two.
-        suggestion: the way out, where one is obvious.
+        message: the mistake, in one sentence.
+        source: the TC text, if the mistake has a place in it.
+        span: the place in `source`.
+        expected, found: the two sides of a disagreement, or empty.
+        suggestion: how to fix it, or empty.
     """
 
     def __init__(
@@ -78,11 +78,11 @@ class TCError(Exception):
 
 
 class ParseError(TCError):
-    """The text is not in the grammar of the language."""
+    """The text does not match the grammar of the language."""
 
 
 class CheckError(TCError):
-    """The program is grammatical but means nothing: a type, rank, name or definition is wrong."""
+    """The program parses, but a type, rank, name or definition is wrong."""
 
 
 class RangeError(TCError):
@@ -94,11 +94,11 @@ class ArgumentError(TCError):
 
 
 class CacheError(TCError):
-    """The cache cannot be used as it was asked to be; without `TC_CACHE_STRICT`, only a command on it says so."""
+    """The cache cannot do what was asked; without `TC_CACHE_STRICT`, only commands on the cache raise it."""
 
 
 class DeviceError(TCError):
-    """A device can do no more: its memory is used up, or a kernel that ran before has broken it."""
+    """A device has no memory left, or is unusable because an earlier kernel failed on it."""
 
 
 class InternalError(AssertionError):
@@ -110,7 +110,7 @@ class CannotLower(Exception):
 
 
 WIDTH = 120
-"""How much of a line is shown around a mistake."""
+"""Characters of a line shown around a mistake."""
 
 
 def _caret_lines(source: str, span: Span) -> list[str]:

@@ -1,4 +1,4 @@
-"""Ctrl-C where work must not stop half way: what has begun is finished first, and the interrupt comes then."""
+"""Deferred Ctrl-C: work that must not stop half way finishes first, then the interrupt is raised."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 
 class deferred_interrupts:
-    """Hold back Ctrl-C for the `with` block, for work that cannot be undone: an import of another package.
+    """Hold back Ctrl-C for the `with` block, for work that cannot be undone, such as an import.
 
-    Python runs handlers of signals in the main thread only; in other threads nothing can come.
+    Python runs signal handlers in the main thread only, so other threads need no protection.
     """
 
     def __enter__(self) -> None:

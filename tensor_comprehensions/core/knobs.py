@@ -1,7 +1,6 @@
 """The `TC_*` environment variables, in one typed place: no other module reads the environment for settings.
 
-They are read once, when the package is imported. `override_knobs` changes them for a stretch of a program, for every
-thread.
+They are read once, when the package is imported. `override_knobs` changes them for a part of a program, in all threads.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ TOPICS = {
     "tune": "what a search for options tries, rejects and finds",
     "graph": "what `torch.compile` hands over, which regions become kernels, and why others do not",
 }
-"""What `TC_LOGS` may list; each is a logger `tensor_comprehensions.<topic>`."""
+"""The topics of `TC_LOGS`; each is a logger `tensor_comprehensions.<topic>`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Knobs:
-    """What the environment may set. Each field is one variable; `metadata["help"]` is its documentation."""
+    """The settings of the environment, one variable per field; `metadata["help"]` documents it."""
 
     interpret: bool = field(
         default=False, metadata={"variable": "TC_INTERPRET", "help": "1: run the reference evaluator, compile nothing"}
@@ -94,24 +93,24 @@ class Knobs:
         default=False,
         metadata={
             "variable": "TC_STRICT",
-            "help": "1: raise what fails in a graph of `torch.compile` for a fault of the package, instead of running "
-            "it by torch",
+            "help": "1: raise errors that a fault of the package causes in a graph of `torch.compile`, instead of "
+            "running the operations with torch",
         },
     )
     target: str = field(
         default="",
         metadata={
             "variable": "TC_TARGET",
-            "help": "take this processor for that one, as far as it can do the same: haswell, nehalem",
+            "help": "a processor, such as haswell or nehalem: use only the features that it shares with this one",
             "choices": ("", *FEATURES),
         },
     )
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> Knobs:
-        """The knobs that `environment` sets; what it leaves out keeps its default.
+        """Read the knobs from `environment`; the others keep their defaults.
 
-        Raises ArgumentError, which names the variable, for a value that means nothing.
+        Raises ArgumentError, which names the variable, for an invalid value.
         """
         values: dict[str, Any] = {}
         for f in fields(cls):
@@ -141,7 +140,7 @@ def _parse(variable: str, text: str, kind: type, choices: tuple[str, ...]) -> An
 
 
 def _absolute(path: str) -> str:
-    """A path that means the same wherever the program goes; "" and what has no such form as they are."""
+    """The absolute form of a path, which no change of the working directory affects; "" and invalid paths unchanged."""
     try:
         return os.path.abspath(os.path.expanduser(path)) if path else ""
     except OSError:  # the folder that the program is in is gone
@@ -149,7 +148,7 @@ def _absolute(path: str) -> str:
 
 
 def parse_bytes(variable: str, text: str) -> int:
-    """The number of bytes that `500M` means, given for `variable`. Raises ArgumentError."""
+    """Parse a number of bytes such as `500M`, given for `variable`. Raises ArgumentError."""
     digits, unit = text.rstrip("KMGkmg"), text[len(text.rstrip("KMGkmg")) :].upper()
     if not digits.isascii() or not digits.isdigit() or len(digits) > 18 or len(unit) > 1:
         raise ArgumentError(f"{variable} is {text!r}", expected="a number of bytes, such as 500M or 2G")
@@ -157,7 +156,7 @@ def parse_bytes(variable: str, text: str) -> int:
 
 
 def _read() -> tuple[Knobs, ArgumentError | None]:
-    """The knobs of this process, and what is wrong with them: whoever asks for them is told, not whoever imports."""
+    """The knobs of this process, and their error: using the package raises it, importing the package does not."""
     try:
         return Knobs.read(os.environ), None
     except ArgumentError as reason:
@@ -184,15 +183,14 @@ def _install_knobs(knobs: Knobs) -> None:
 
 
 def current_knobs() -> Knobs:
-    """The knobs in force. Raises ArgumentError where the environment sets one to what means nothing."""
+    """The knobs in force. Raises ArgumentError if the environment sets one to an invalid value."""
     if _wrong is not None:
         raise _wrong.with_traceback(None)  # else it would grow with every call
     return _current
 
 
 def current_or_default() -> Knobs:
-    """The knobs in force, or the defaults where `current_knobs` raises: for what happens when the package is
-    imported."""
+    """The knobs in force, or the defaults if `current_knobs` raises: for code that runs at import."""
     return _current
 
 

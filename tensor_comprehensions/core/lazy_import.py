@@ -1,8 +1,8 @@
-"""Modules of this package that are imported when something of them is used for the first time.
+"""Modules of this package that are imported at their first use.
 
-A process whose programs and kernels are in the cache parses, differentiates and compiles nothing, and what does these
-things is two thirds of the package. So the boundary runs between modules: those that every call needs import others at
-their top, as always, and name what only a miss needs by `lazy_module`.
+A process whose programs and kernels are in the cache parses, differentiates and compiles nothing, and the modules that
+do are two thirds of the package. So modules that every call needs import each other at the top, as usual, and import
+modules that only a miss needs by `lazy_module`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class LazyModule(ModuleType):
     """A module that is not imported before something of it is asked for."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # what Python asks of every module
+        if name.startswith("__"):  # protocol lookups of Python
             raise AttributeError(name)
         module = self.__dict__.get("_module")
         if module is None:
@@ -36,12 +36,12 @@ def import_without_gc(name: str) -> ModuleType:
     """Import a module by its full name. An interrupt waits: a package that is imported by half stays so for ever."""
     with deferred_interrupts():
         collecting = gc.isenabled()
-        gc.disable()  # what modules make stays, and a collection among torch's objects takes a quarter of an import
+        gc.disable()  # module objects live on, and a collection among torch's objects takes a quarter of an import
         try:
             return import_module(name)
         finally:
             if collecting:
-                if not gc.get_freeze_count():  # nobody keeps objects apart, which would come back
+                if not gc.get_freeze_count():  # unfreezing would affect a program that uses gc.freeze itself
                     gc.freeze()
-                    gc.unfreeze()  # all there are count as old: the next look at young ones is no look at torch's
+                    gc.unfreeze()  # moves all objects to the oldest generation, so the next collection skips torch's
                 gc.enable()

@@ -58,7 +58,7 @@ def _logb(x: Any) -> Any:
 
 
 def _round(x: Any) -> Any:
-    """C's round: halves away from zero. What is left of a number beside its whole part is exact."""
+    """C's round: halves away from zero. The fraction of a float is exact."""
     whole = np.trunc(x)
     up = np.greater_equal(np.abs(x - whole), 0.5)
     return np.copysign(np.where(up, np.abs(whole) + 1, np.abs(whole)), x).astype(np.asarray(x).dtype)

@@ -1,4 +1,4 @@
-"""The names of what a program does not name: one function gives them all, and none of them can be a program's."""
+"""Names that lowering introduces: one function composes them all, and no program can contain one."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ SEPARATOR = "."
 
 
 def compose_name(*parts: str | int) -> str:
-    """The name of what lowering introduces: `S0.acc`, or `.tile` from a word alone.
+    """The name of an object that lowering introduces: `S0.acc`, or `.tile` from a word alone.
 
-    Printers spell it in their own language, apart from the names around it.
+    Printers spell it in their own language, distinct from the names around it.
     """
     return SEPARATOR.join(map(str, parts if len(parts) > 1 else ("", *parts)))

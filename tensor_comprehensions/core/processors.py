@@ -1,4 +1,4 @@
-"""What the processors that LLVM knows by name can do, as far as compiled code may use it."""
+"""The features of the processors that LLVM knows by name, as far as compiled code may use them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 BASELINE = frozenset(["64bit", "cmov", "cx8", "fxsr", "mmx", "sse", "sse2"])
-"""What every x86-64 has."""
+"""The features of every x86-64 processor."""
 
 _NEHALEM = BASELINE | {"crc32", "cx16", "popcnt", "sahf", "sse3", "ssse3", "sse4.1", "sse4.2"}
 _SANDYBRIDGE = _NEHALEM | {"avx", "pclmul", "xsave"}
@@ -68,7 +68,7 @@ FEATURES: Mapping[str, frozenset[str]] = MappingProxyType(
         "znver5": _ZNVER4 | {"avxvnni"},
     }
 )
-"""By LLVM's name of an x86-64 processor. What is not listed, code for it does not use: LLVM is told that it is absent.
+"""Features by LLVM's name of an x86-64 processor. LLVM is told that all others are absent.
 
-Left out are instructions that no loop program becomes, and what AMD's processors have beside the common ones.
+Instructions that no loop program needs are left out, and so are those that only AMD's processors have.
 """

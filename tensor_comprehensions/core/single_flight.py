@@ -1,4 +1,4 @@
-"""Values that are made at most once per key, whatever number of threads ask, and never half made after a fork."""
+"""Values that are made at most once per key by any number of threads, and never half made after a fork."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ V = TypeVar("V")
 
 
 class SingleFlightCache(Generic[K, V]):
-    """The `limit` values used last, each made by one thread while others that need it wait.
+    """A cache of the `limit` values used last. One thread makes a value; other threads that need it wait.
 
-    Different keys are made in parallel. A `make` that raises leaves nothing behind: whoever waited tries anew.
+    Different keys are made in parallel. A `make` that raises leaves nothing behind, and the next waiting thread tries.
     """
 
     def __init__(self, limit: int) -> None:
@@ -42,7 +42,7 @@ class SingleFlightCache(Generic[K, V]):
                     self._values.move_to_end(key)
                     return self._values[key]
                 turn = self._turns.setdefault(key, threading.Lock())
-            with turn:  # what interrupts this thread, wherever it is, lets go of the lock
+            with turn:  # an interrupt at any point of this thread releases the lock
                 if self._turns.get(key) is turn:  # else another thread has made the value, or failed to
                     return self._make(key, make)
 
@@ -64,10 +64,11 @@ class SingleFlightCache(Generic[K, V]):
 
 
 class _Gate:
-    """Lets threads make values side by side, and lets no fork happen while one is at it.
+    """Lets threads make values in parallel, and no fork happen meanwhile.
 
-    A child of such a fork would inherit locked libraries whose owners do not exist in it. A thread that makes a value
-    holds a lock of its own: nothing has to be counted, which an interrupt could keep from being counted back.
+    A child of such a fork would inherit locked libraries without their owners. A thread that makes a value holds a lock
+    of
+    its own. There is no counter, which an interrupt could leave wrong.
     """
 
     PAUSE = 0.001

@@ -1,4 +1,4 @@
-"""The call: from an equation and operands to the operator that is called with them."""
+"""`einsum`: find the operator for an equation and its operands, and call it."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ _by_shapes: SingleFlightCache[tuple[Any, ...], Op] = SingleFlightCache(LIMIT)
 
 
 def einsum(equation: str, *operands: Any, out: Any = None, format: str | None = None) -> Any:
-    """The sum of products that `equation` describes, as `torch.einsum` has it: `einsum("bij,bjk->bik", a, b)`.
+    """Compute the sum of products that `equation` describes, as `torch.einsum`: `einsum("bij,bjk->bik", a, b)`.
 
-    Every subscript is a letter and names a dimension; those missing from the output are summed over. Without `->`, the
-    output has the subscripts that occur once, in alphabetical order. A subscript that is repeated in one operand takes
-    the diagonal. `...` stands for dimensions that are matched from the right; dimensions of size 1 are repeated as
-    needed. Several operands are contracted in pairs, in the order with the fewest multiplications. The result has the
-    type that the operands have or, where they differ, the one that holds both; integers wrap. A sum over a subscript
-    that a single operand has comes first, and is int64 for integers and bools, as `torch.sum` is.
+    Every subscript is a letter and names a dimension; subscripts that the output lacks are summed over. Without `->`,
+    the output has the subscripts that occur once, in alphabetical order. A subscript that is repeated in one operand
+    takes the diagonal. `...` stands for dimensions that are matched from the right; dimensions of size 1 are broadcast.
+    Several operands are contracted in pairs, in the order with the fewest multiplications. The result has the type of
+    the operands, or the wider type if they differ; integers wrap. A subscript of a single operand is summed first; as
+    in `torch.sum`, integers and bools then accumulate in int64.
 
     Args:
-        equation: `"ij,jk->ik"`; spaces mean nothing.
-        operands: torch tensors, NumPy arrays or sparse tensors, as many as the equation has subscripts for.
+        equation: `"ij,jk->ik"`; spaces are ignored.
+        operands: torch tensors, NumPy arrays or sparse tensors, one for each operand of the equation.
         out: a tensor to write to instead of fresh memory.
-        format: how the result is stored, such as "csr"; dense by default, also where operands are sparse.
+        format: the format of the result, such as "csr"; by default dense, even if operands are sparse.
 
     Raises:
-        ArgumentError: the equation is malformed or does not fit the operands, or the result has no such format.
+        ArgumentError: the equation is malformed or does not fit the operands, or the result cannot have this format.
     """
     if _is_traced() and (format is not None or any(may_be_sparse(x) for x in operands)):
         return _outside_graphs(equation, operands, out, format)

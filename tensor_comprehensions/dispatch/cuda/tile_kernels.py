@@ -34,7 +34,7 @@ from ...tiles.tile_program import TileProgram
 
 
 class TileKernel:
-    """A tile kernel for any sizes, made by `tc.tile_kernel`; calling it on CUDA tensors compiles it for them once."""
+    """A tile kernel for any sizes, made by `tc.tile_kernel`. A call on CUDA tensors compiles it once per sizes."""
 
     def __init__(self, program: TileProgram) -> None:
         self.program = program
@@ -124,8 +124,11 @@ class CompiledTileKernel:
     """A tile kernel for given sizes.
 
     Attributes:
-        program: for any sizes. traced: for these, decomposed down to instructions. module: its loop program.
-        code: its text and launch.
+        program: the program for any sizes.
+        traced: the program for these sizes, decomposed down to instructions.
+        module: its loop program.
+        target: the GPU that it was compiled for.
+        code: its CUDA text and launch.
     """
 
     program: TileProgram
@@ -136,32 +139,32 @@ class CompiledTileKernel:
 
     @only_tc_errors
     def source(self, kind: str = "tiles") -> str:
-        """The kernel as "tiles", in the notation of the paper, as "loops" or as "cuda"."""
+        """The kernel as text: "tiles", in the notation of the paper, "loops" or "cuda"."""
         if kind not in _SOURCES:
             raise ArgumentError(f"there is no source {kind!r}", expected=", ".join(_SOURCES))
         return _SOURCES[kind](self)
 
     @only_tc_errors
     def check(self) -> int:
-        """Prove that the body of every move and product does what its spec says; give how many were proven.
+        """Prove that the body of every move and product implements its spec; return the number of proofs.
 
-        Tags run through the bodies instead of numbers, at the first and the last numbers of blocks and loops.
+        The bodies run on tags instead of numbers, for the first and the last blocks and loop iterations.
 
         Raises:
-            InternalError: a body puts an element elsewhere, or meets some (m, n, k) twice or never.
+            InternalError: a body moves an element to a wrong place, or computes some (m, n, k) twice or never.
         """
         return check_program(self.traced)
 
     @functools.cached_property
     def cubin(self) -> Cubin:
-        """Machine code. Raises ArgumentError where NVRTC is not installed."""
+        """The machine code. Raises ArgumentError if NVRTC is not installed."""
         return cubins.cubin_of(self.code.source, architecture_for(self.code.source, self.target.name))
 
     @property
     def resources(self) -> dict[str, int]:
-        """What a block takes, and `bank_turns`: turns that accesses to shared memory take for conflicts.
+        """Blocks, threads and bytes of shared memory per block, and `bank_turns`: extra turns for bank conflicts.
 
-        Where NVRTC is installed also registers of a thread, and its bytes of local memory and of spills.
+        If NVRTC is installed, also registers, bytes of local memory and bytes of spills per thread.
         """
         (kernel,) = self.code.kernels
         found = {
@@ -179,11 +182,12 @@ class CompiledTileKernel:
 
     @only_tc_errors
     def emulate(self, *inputs: Tensor) -> Any:
-        """Run the text that NVRTC gets on the CPU, every access checked; give the output, or a tuple of several.
+        """Run the CUDA text on the CPU and check every access. Returns the output, or a tuple of several.
 
         Raises:
-            ArgumentError: there is no C++ compiler, or the inputs are not those that this was compiled for.
-            InternalError: a race, a read of what nothing wrote, an access outside; with tensor, thread and line.
+            ArgumentError: no C++ compiler is installed, or the inputs have other sizes or types.
+            InternalError: a race, a read of uninitialized memory, or an access out of bounds; with tensor, thread and
+                line.
         """
         self._check(inputs)
         outputs = self._empty("cpu")

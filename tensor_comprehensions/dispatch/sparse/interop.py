@@ -30,14 +30,15 @@ _LAYOUTS = {name: layout for layout, (name, _, _) in _COMPRESSED.items()}
 
 
 def as_sparse(x: Any, format: FormatLike | None = None) -> SparseTensor:
-    """A `SparseTensor` of a sparse or dense tensor of torch, SciPy or NumPy. Copies only to convert.
+    """Make a `SparseTensor` from a sparse or dense tensor of torch, SciPy or NumPy. Copies only to convert.
 
     Args:
         x: a torch tensor of any layout, a SciPy sparse array, a NumPy array, or a `SparseTensor`.
-        format: the format to have; a dense tensor needs one. Elements of it that are 0 are not stored.
+        format: the format of the result; by default that of `x`. Required for a dense tensor, whose zeros are not
+            stored.
 
     Raises:
-        ArgumentError: `x` is none of these, has no such format, or its parts are malformed.
+        ArgumentError: `x` has another type, cannot have this format, or its arrays are malformed.
     """
     tensor = _from_any(x, format)
     return tensor if format is None else tensor.to(format)
@@ -62,7 +63,7 @@ def _from_any(x: Any, format: FormatLike | None) -> SparseTensor:
 
 
 class _Alias(torch.autograd.Function):
-    """The same memory, and for autograd a tensor of its own."""
+    """An alias of a tensor in the same memory that autograd does not treat as a view."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -74,7 +75,7 @@ class _Alias(torch.autograd.Function):
 
 
 def _without_base(values: Tensor) -> Tensor:
-    """The values of a sparse tensor of torch, no longer a view of it: Dynamo takes no views of sparse tensors."""
+    """The values of a torch sparse tensor, but not as a view: Dynamo accepts no views of sparse tensors."""
     if values.requires_grad and torch.is_grad_enabled():
         return cast("Tensor", _Alias.apply(values))  # type: ignore[no-untyped-call]
     return values.detach()
@@ -93,9 +94,9 @@ def _from_dense(x: Tensor, format: FormatLike | None) -> SparseTensor:
 
 
 def from_torch(x: Tensor) -> SparseTensor:
-    """A sparse tensor of torch in the format it has, sharing its parts. Uncoalesced ones are coalesced.
+    """A torch sparse tensor in its own format, sharing its arrays. Uncoalesced tensors are coalesced.
 
-    The parts are not checked. Raises ArgumentError where it is batched, or torch has no gradients for its layout.
+    The arrays are not checked. Raises ArgumentError for batched tensors, and for layouts without gradients in torch.
     """
     if x.layout is torch.sparse_coo:
         return _from_coo(x)
@@ -136,7 +137,7 @@ def _from_coo(x: Tensor) -> SparseTensor:
 
 
 def _check_coordinates(x: Tensor) -> None:
-    """Raises ArgumentError where an uncoalesced tensor has coordinates out of range: torch ends the process by them."""
+    """Raises ArgumentError if an uncoalesced tensor has coordinates out of range, on which torch crashes."""
     for d, (row, extent) in enumerate(zip(x._indices(), x.shape, strict=False)):
         outside = (row < 0) | (row >= extent)
         if bool(outside.any()):
@@ -177,15 +178,15 @@ def to_torch(t: SparseTensor) -> Tensor:
 
 
 def is_scipy(x: object) -> bool:
-    """Whether `x` is a sparse array or matrix of SciPy, which is not imported to find out."""
+    """Whether `x` is a sparse array or matrix of SciPy. Does not import SciPy."""
     module = sys.modules.get("scipy.sparse")
     return module is not None and bool(module.issparse(x))
 
 
 def from_scipy(x: Any) -> SparseTensor:
-    """A SciPy array in the format it has, sharing its parts. Unsorted or repeated indices are made canonical in a copy.
+    """A SciPy array in its own format, sharing its arrays. Unsorted or repeated indices are made canonical in a copy.
 
-    DIA, LIL and DOK become CSR. The parts are not checked.
+    DIA, LIL and DOK become CSR. The arrays are not checked.
     """
     if x.format not in ("csr", "csc", "bsr", "coo"):
         get_logger("sparse").debug("a SciPy array of the format %s becomes csr", x.format)
@@ -203,7 +204,7 @@ def from_scipy(x: Any) -> SparseTensor:
 
 
 def _can_be_walked(x: Any) -> bool:
-    """Whether the positions of a SciPy array lie within its indices: SciPy follows them without a look."""
+    """Whether the positions of a SciPy array lie within its indices, which SciPy does not check."""
     pos = x.indptr
     return bool(len(pos) and pos[0] == 0 and pos[-1] <= len(x.indices) and (pos[1:] >= pos[:-1]).all())
 

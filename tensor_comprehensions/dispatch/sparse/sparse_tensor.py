@@ -1,4 +1,4 @@
-"""`SparseTensor`: a tensor stored by a format, whose parts are plain torch tensors."""
+"""`SparseTensor`: a tensor stored in a format, whose arrays are plain torch tensors."""
 
 from __future__ import annotations
 
@@ -26,21 +26,23 @@ _is_traced = torch.compiler.is_dynamo_compiling
 
 
 class SparseTensor:
-    """A tensor of which only some elements are stored.
+    """A tensor that stores only some of its elements.
 
     Attributes:
-        format: how it is stored, level by level.
+        format: the storage format, level by level.
         shape: the extent of each dimension.
-        levels: for each level None where it is dense, else `(pos, crd)` of int32 or int64: the children of position q
-            of the level above are pos[q] to pos[q+1] with the coordinates crd; pos is None for a singleton.
-        values: a row for each position of the last level that is not dense, then the extents of the dense levels below.
+        levels: one item per level: None if the level is dense, else `(pos, crd)` of int32 or int64. The children of
+            position q of the level above are the positions pos[q] to pos[q+1], with the coordinates crd; pos is None
+            for a singleton.
+        values: the stored elements, shaped (positions of the last level that is not dense, extents of the dense levels
+            below it).
     """
 
     def __init__(self, format: Format, shape: Sequence[int], levels: Sequence[Level], values: Tensor) -> None:
-        """Take the parts as they are; `from_arrays` checks them.
+        """Store the arrays unchecked; `from_arrays` checks them.
 
         Raises:
-            ArgumentError: format, shape or levels are of another kind. Values may be anything, as pytrees need it.
+            ArgumentError: format, shape or levels have the wrong type. Values may be anything: pytrees need that.
         """
         if not _is_traced():
             _check_fields(format, shape, levels)
@@ -53,16 +55,16 @@ class SparseTensor:
 
     @staticmethod
     def from_arrays(format: FormatLike, shape: Sequence[int], levels: Sequence[Any], values: Any) -> SparseTensor:
-        """A tensor of parts that exist already; they are checked, not copied.
+        """Make a tensor from existing arrays. They are checked, not copied.
 
         Args:
             format: a `Format` or its name: "csr", "sss(2,0,1)", "bsr(4,4)".
             shape: extents of the dimensions.
-            levels: per level None or `(pos, crd)`, as in `levels` above; anything that torch makes a tensor of.
-            values: as `values` above.
+            levels: per level None or `(pos, crd)`, as the attribute `levels`; anything that `torch.as_tensor` takes.
+            values: as the attribute `values`.
 
         Raises:
-            ArgumentError: the parts do not keep the rules of the format. It names level, place and value.
+            ArgumentError: the arrays violate the format; the error names level, place and value.
         """
         known = to_format(format, len(shape))
         arrays = tuple(_to_level(level) for level in levels)
@@ -77,12 +79,17 @@ class SparseTensor:
         format: FormatLike,
         index_dtype: torch.dtype | None = None,
     ) -> SparseTensor:
-        """A tensor of the elements at `coordinates`, a row for each dimension and a column for each element.
+        """Make a tensor from the coordinates and values of its elements, in any order.
 
-        Elements may come in any order. Those at one place are added, unless the format keeps repeated coordinates.
+        Elements at the same place are added, unless the format keeps repeated coordinates.
 
         Args:
-            index_dtype: of pos and crd; int32 by default, int64 where an extent or the number of elements needs it.
+            coordinates: integers, shaped (rank, number of elements).
+            values: one per column of `coordinates`.
+            shape: extents of the dimensions.
+            format: a `Format` or its name.
+            index_dtype: the type of pos and crd; by default int32, or int64 if an extent or the number of elements
+                needs it.
 
         Raises:
             ArgumentError: a coordinate is out of range, or the numbers of coordinates and values differ.
@@ -103,7 +110,7 @@ class SparseTensor:
 
     @property
     def device(self) -> torch.device:
-        """Where the parts are."""
+        """The device of the arrays."""
         return self.values.device
 
     @property
@@ -113,12 +120,12 @@ class SparseTensor:
 
     @property
     def nnz(self) -> int:
-        """The number of elements that are stored, zeros among them."""
+        """The number of stored elements, including stored zeros."""
         return self.values.numel()
 
     @property
     def index_dtype(self) -> torch.dtype:
-        """The type of pos and crd; int32 where no level has any."""
+        """The type of pos and crd; int32 if all levels are dense."""
         return next((level[1].dtype for level in self.levels if level is not None), torch.int32)
 
     def __repr__(self) -> str:
@@ -128,24 +135,24 @@ class SparseTensor:
     # --- other forms ---------------------------------------------------------------------------------------------
 
     def coordinates(self) -> Tensor:
-        """The coordinates of all stored elements in the order of `values.reshape(-1)`, shaped (rank, nnz); int64."""
+        """The coordinates of all stored elements, in the order of `values.reshape(-1)`: int64, shaped (rank, nnz)."""
         return pack.to_coordinates(self)
 
     def to_dense(self) -> Tensor:
-        """The tensor with 0 where nothing is stored; elements stored several times are added."""
+        """The tensor as a dense one, with 0 for elements that are not stored; repeated elements are added."""
         places, flat = self.coordinates(), self.values.reshape(-1)
         zeros = flat.new_zeros(self.shape)
-        if self.dtype is torch.bool:  # true where one of them is
+        if self.dtype is torch.bool:  # a place is true if one of its repeated elements is
             return zeros.index_put(tuple(places[:, flat]), flat.new_ones(())) if self.ndim else flat.reshape(())
         return zeros.index_put(tuple(places), flat, accumulate=True) if self.ndim else flat.reshape(())
 
     def as_strided(self) -> Tensor:
-        """A tensor whose format stores every element as one of torch, in the same memory."""
+        """A tensor in an all-dense format as a strided torch tensor that shares its memory."""
         order = self.format.order
         return self.values.permute([order.index(d) for d in range(len(order))])
 
     def to(self, format: FormatLike) -> SparseTensor:
-        """The tensor in another format; itself where it has that format. Stored zeros stay stored."""
+        """The tensor in another format; itself if it already has that format. Stored zeros stay stored."""
         known = to_format(format, self.ndim)
         if known == self.format:
             return self
@@ -167,16 +174,16 @@ class SparseTensor:
         return SparseTensor(self.format, self.shape, self.levels, values)
 
     def check(self) -> SparseTensor:
-        """The tensor itself, if its parts keep the rules of its format.
+        """Check the arrays against the format, and return the tensor itself.
 
         Raises:
-            ArgumentError: they do not. It names level, place and value.
+            ArgumentError: the arrays violate the format; the error names level, place and value.
         """
         check_parts(self.format, self.shape, self.levels, self.values)
         return self
 
     def torch(self) -> Tensor:
-        """The same tensor as torch stores it, with the same parts: COO, CSR, CSC, BSR, BSC or strided.
+        """The tensor as a torch tensor that shares its arrays: COO, CSR, CSC, BSR, BSC or strided.
 
         Raises:
             ArgumentError: torch has no such layout.
@@ -186,7 +193,7 @@ class SparseTensor:
         return to_torch(self)
 
     def scipy(self) -> scipy.sparse.sparray:
-        """The same tensor as a SciPy array, with the same parts: COO, CSR, CSC or BSR.
+        """The tensor as a SciPy array that shares its arrays: COO, CSR, CSC or BSR.
 
         Raises:
             ArgumentError: SciPy has no such format, or is not installed.
@@ -197,7 +204,7 @@ class SparseTensor:
 
 
 def _to_coordinates(given: Any) -> Tensor:
-    """Coordinates as int64; of none at all, the type does not matter."""
+    """Coordinates as int64. An empty array may have any type."""
     found = torch.as_tensor(given)
     if found.numel() and (found.dtype.is_floating_point or found.dtype.is_complex or found.dtype is torch.bool):
         raise ArgumentError("coordinates are integers", found=str(found.dtype).removeprefix("torch."))
@@ -205,7 +212,7 @@ def _to_coordinates(given: Any) -> Tensor:
 
 
 def _check_fields(format: object, shape: object, levels: object) -> None:
-    """Raises ArgumentError where the fields of a tensor are of other types than its constructor takes."""
+    """Check the types of the constructor's arguments. Raises ArgumentError."""
     if not isinstance(format, Format) or not isinstance(shape, Sequence) or not isinstance(levels, Sequence):
         raise ArgumentError(
             "a SparseTensor has a Format, a shape and a sequence of levels",
@@ -217,10 +224,10 @@ def _check_fields(format: object, shape: object, levels: object) -> None:
 
 
 def to_format(format: FormatLike, rank: int) -> Format:
-    """The format that a caller means for a tensor of `rank` dimensions.
+    """Parse a format for a tensor of `rank` dimensions.
 
     Raises:
-        ArgumentError: there is none of this name, or not for this rank.
+        ArgumentError: no format has this name, or it has another rank.
     """
     if isinstance(format, Format):
         if format.rank != rank:
@@ -261,7 +268,7 @@ def _to_level(level: Any) -> Level:
 
 
 def _rebuild(format: str, shape: tuple[int, ...], levels: tuple[Level, ...], values: Tensor) -> SparseTensor:
-    """A tensor that was pickled. Its parts are checked when a kernel takes them, as those of any other."""
+    """Rebuild a pickled tensor. Like all tensors, it is checked when a kernel takes it."""
     return SparseTensor(to_format(format, len(shape)), shape, levels, values)
 
 
@@ -273,7 +280,7 @@ def _flatten(tensor: SparseTensor) -> tuple[list[Any], Any]:
 
 
 _formats_by_name: dict[tuple[str, int], Format] = {}
-"""The formats of tensors that were flattened: Dynamo can read a dictionary, but make no `Format`."""
+"""The formats of flattened tensors: Dynamo can read a dictionary, but cannot construct a `Format`."""
 
 
 def _name_of(format: Format) -> str:

@@ -24,13 +24,13 @@ Elements = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], tuple[int, ...]]
 
 
 def read_tensor(path: str | PathLike[str], format: FormatLike | None = None) -> SparseTensor:
-    """The tensor in a file, whose ending says of which kind it is.
+    """Read the tensor in a file, whose suffix determines its type.
 
     Args:
         path: `.mtx` (Matrix Market: coordinate or array; real, integer or pattern; general, symmetric or
             skew-symmetric), `.tns` (FROSTT: coordinates from 1, then the value) or `.npz` (SciPy's `save_npz`, or
             `write_tensor`).
-        format: the format to have; by default the one in the file, or coordinates.
+        format: the format of the result; by default that of the file, or coordinates.
 
     Raises:
         ArgumentError: the file cannot be read, or is not of the kind that its ending says.

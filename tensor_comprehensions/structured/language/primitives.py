@@ -1,11 +1,11 @@
-"""Pipelines: how a structured op is to be lowered, as values that compose.
+"""Schedules: composable values that say how to lower a structured op.
 
     tile(m=288, n=128, k=512) >> tile(m=12, n=32) >> pack(A="m1", B="n1") >> vectorize("n") >> unroll(k=4)
 
-A piece says one thing; `a >> b` is first `a`, then `b`; `a | b` leaves the choice to the cost model or to a search
-(`>>` binds tighter than `|`). Iterators have the names of the def's indices, and the loop that the second `tile` of an
-iterator `m` makes is `m2` (or `m.2`, where an iterator has that very name), counted from the outside. `repr` gives the
-expression back. What a piece means for an op is in `apply.py`.
+`a >> b` applies `a`, then `b`; `a | b` leaves the choice to the cost model or to a search (`>>` binds tighter than
+`|`). Iterators have the names of the def's indices. The second `tile` of an iterator `m` makes the loop `m2` (`m.2` if
+an iterator is called `m2`), counted from the outside. `repr` gives the expression back. `apply_primitives.py` defines
+the effect of each primitive on an op.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from ...core.errors import ArgumentError
 
 Sizes = tuple[tuple[str, int], ...]
 LONGEST = 1 << 16
-"""Characters of a pipeline as a text; longer ones are refused unread."""
+"""Most characters of a schedule as text; longer texts are refused unread."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A loop per iterator over tiles of so many points, in this order, inside the loops of earlier tiles."""
+    """One tile loop per iterator, in this order, inside the loops of earlier tiles."""
 
     sizes: Sizes
 
@@ -35,7 +35,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Interchange:
-    """The loops named take one another's places, to stand in this order."""
+    """The named loops exchange places, so that they stand in this order."""
 
     loops: tuple[str, ...]
 
@@ -45,7 +45,7 @@ class Interchange:
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """What the loops inside a loop read of a factor is first copied, in the order they read it; None: all of it."""
+    """Copies the part of a factor that one iteration of a loop reads, in the order of the reads; None: all of it."""
 
     operand_loops: tuple[tuple[str, str | None], ...]
 
@@ -57,7 +57,7 @@ class Pack:
 
 @dataclass(frozen=True, slots=True)
 class Pad:
-    """The last tiles of what moves these packed factors alone are whole ones, zeros in the panels past the end."""
+    """Fills up the last tiles along these packed factors: their panels have zeros past the end."""
 
     operands: tuple[str, ...]
 
@@ -67,7 +67,7 @@ class Pad:
 
 @dataclass(frozen=True, slots=True)
 class Peel:
-    """The last tile of the loops, where it is shorter, is code of its own after the loop, not a branch in it."""
+    """Generates separate code for the remainder tile of these loops, instead of a branch in the loop."""
 
     loops: tuple[str, ...]
 
@@ -77,10 +77,10 @@ class Peel:
 
 @dataclass(frozen=True, slots=True)
 class Vectorize:
-    """An iterator runs along the lanes of vectors; the points of the innermost tiles are registers.
+    """Vectorizes along an iterator; the points of the innermost tiles are registers.
 
     iterator: None chooses the longest along which the output is contiguous. lanes: 0 chooses from the target.
-    vectors_per_register: so many vectors that are neighbors in a panel share a register.
+    vectors_per_register: number of adjacent vectors of a panel that share a register.
     """
 
     iterator: str | None = None
@@ -96,7 +96,7 @@ class Vectorize:
 
 @dataclass(frozen=True, slots=True)
 class Unroll:
-    """Reductions inside the register tile run so many steps per iteration; 0: all of them, without a loop."""
+    """Unrolls reductions inside the register tile by a factor; 0: completely."""
 
     factors: Sizes
 
@@ -107,9 +107,9 @@ class Unroll:
 
 @dataclass(frozen=True, slots=True)
 class Parallel:
-    """The outermost loops run as one loop whose iterations are shared among the threads.
+    """Fuses the outermost loops into one whose iterations the threads share.
 
-    grain_size: least number of iterations worth a thread; 0 chooses from the work in one.
+    grain_size: least number of iterations per thread; 0 chooses from the work of an iteration.
     """
 
     loops: tuple[str, ...]
@@ -122,7 +122,7 @@ class Parallel:
 
 @dataclass(frozen=True, slots=True)
 class NontemporalStores:
-    """The output is written past the caches, which its elements would only pass through."""
+    """Writes the output past the caches."""
 
     def __str__(self) -> str:
         return "nontemporal_stores()"
@@ -130,7 +130,7 @@ class NontemporalStores:
 
 @dataclass(frozen=True, slots=True)
 class MatrixInstruction:
-    """The register tile is computed by an instruction that multiplies matrices, in registers of their own."""
+    """Computes the register tile with a matrix instruction, which has its own tile registers."""
 
     instruction: str = ""
 
@@ -140,7 +140,7 @@ class MatrixInstruction:
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
-    """While the loops inside a loop run, what its next iteration reads of a factor is brought near."""
+    """Prefetches the part of a factor that the next iteration of a loop reads."""
 
     operand_loops: tuple[tuple[str, str], ...]
 
@@ -150,7 +150,7 @@ class Prefetch:
 
 @dataclass(frozen=True, slots=True)
 class PackOutput:
-    """The results of the loops inside a loop are kept in a panel, as these compute them, and stored when complete."""
+    """Keeps the results of one iteration of a loop in a panel, and stores them when they are complete."""
 
     loop: str
 
@@ -160,7 +160,7 @@ class PackOutput:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of several pipelines."""
+    """One of several schedules."""
 
     options: tuple[Schedule, ...]
 
@@ -187,7 +187,7 @@ Primitive = (
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Schedule:
-    """Pieces in the order they apply."""
+    """Primitives in the order in which they apply."""
 
     primitives: tuple[Primitive, ...] = ()
 
@@ -207,7 +207,7 @@ class Schedule:
         return " >> ".join(map(str, self.primitives)) or "Schedule()"
 
     def alternatives(self) -> Iterator[Schedule]:
-        """Every pipeline without a choice that this one stands for, in order."""
+        """Every schedule without choices that this one stands for, in order."""
         parts = [
             [chosen for option in piece.options for chosen in option.alternatives()]
             if isinstance(piece, Choice)
@@ -225,7 +225,7 @@ class Schedule:
 
 
 def parse_schedule(text: str) -> Schedule:
-    """The pipeline that `text`, written as in Python, describes. Raises ArgumentError; runs nothing."""
+    """Parse a schedule from Python syntax. Nothing is evaluated. Raises ArgumentError."""
     if len(text) > LONGEST:
         raise ArgumentError(f"a pipeline has {len(text)} characters", expected=f"at most {LONGEST}")
     try:
@@ -256,7 +256,7 @@ def _evaluate_node(node: ast.expr) -> Schedule:
 
 
 def tile(**sizes: int) -> Schedule:
-    """Loops over tiles of so many points, one per iterator, in the order written, inside all earlier tile loops."""
+    """Add one tile loop per iterator, in the order written, inside all earlier tile loops: `tile(m=48, n=64)`."""
     _check_numbers("tile", sizes, least=1)
     if not sizes:
         raise ArgumentError("tile() has no sizes", suggestion="name iterators: tile(m=12, n=32)")
@@ -264,7 +264,7 @@ def tile(**sizes: int) -> Schedule:
 
 
 def interchange(loops: str) -> Schedule:
-    """Put loops in another order: `interchange("m1 k1 n1")`. The name of an iterator is its innermost loop's."""
+    """Reorder loops: `interchange("m1 k1 n1")`. The name of an iterator stands for its innermost loop."""
     names = tuple(loops.split())
     if len(set(names)) < max(2, len(names)):
         raise ArgumentError(f"interchange({loops!r})", expected="the names of two or more loops, with blanks between")
@@ -272,9 +272,9 @@ def interchange(loops: str) -> Schedule:
 
 
 def pack(*whole: str, **factors: str) -> Schedule:
-    """Copy factors before they are read: `pack(A="m1")` what one iteration of `m1` reads; `pack("A")` all of it first.
+    """Copy the part of A that one iteration of `m1` reads, `pack(A="m1")`, or all of A, `pack("A")`.
 
-    Factors have the names of their tensors; `left` and `right` name them by their places.
+    The copy has the order of the reads. Operands have the names of their tensors, or `left` and `right`.
     """
     named = (*((name, None) for name in whole), *factors.items())
     _check_names("pack", [name for name, _ in named], "the names of tensors")
@@ -282,28 +282,31 @@ def pack(*whole: str, **factors: str) -> Schedule:
 
 
 def pad(*factors: str) -> Schedule:
-    """Make the last register tile along a packed factor a whole one: its panel has zeros past the end.
+    """Fill up the last register tile along a packed operand: its panel has zeros past the end.
 
-    What lies there is computed and not stored; one micro-kernel serves all tiles.
+    Results past the end are computed and not stored, so one micro-kernel serves all tiles.
     """
     _check_names("pad", factors, "the names of packed tensors")
     return Schedule((Pad(factors),))
 
 
 def peel(*loops: str) -> Schedule:
-    """Give the last, shorter tile of loops code of its own, so that the loop itself has no condition.
+    """Generate separate code for the remainder tile of loops, so that the loops need no condition.
 
-    The name of an iterator is that of its innermost loop.
+    The name of an iterator stands for its innermost loop.
     """
     _check_names("peel", loops, "the names of loops")
     return Schedule((Peel(loops),))
 
 
 def vectorize(iterator: str | None = None, *, lanes: int = 0, vectors_per_register: int = 1) -> Schedule:
-    """Keep the points of the innermost tiles in registers, those of `iterator` along the lanes of vectors.
+    """Vectorize along `iterator`, and keep the points of the innermost tiles in registers.
 
-    vectors_per_register: so many vectors of a packed factor, of several rows of it where one has few, share a
-    register: rows of 24 points leave no lanes of 16 idle as `lanes=8, vectors_per_register=2`.
+    Args:
+        iterator: by default, the longest along which the output is contiguous.
+        lanes: a power of two; 0 chooses from the target.
+        vectors_per_register: vectors of a packed operand, also of adjacent rows, that share a register. With `lanes=8,
+            vectors_per_register=2`, rows of 24 points leave no lane of 16 idle.
     """
     _check_numbers("vectorize", {"lanes": lanes}, least=0)
     _check_numbers("vectorize", {"vectors_per_register": vectors_per_register}, least=1)
@@ -314,29 +317,33 @@ def vectorize(iterator: str | None = None, *, lanes: int = 0, vectors_per_regist
 
 
 def unroll(*whole: str, **factors: int) -> Schedule:
-    """Take several steps of a reduction per iteration, `unroll(k=4)`, or do without the loop, `unroll("k")`."""
+    """Unroll a reduction by a factor, `unroll(k=4)`, or completely, `unroll("k")`."""
     _check_numbers("unroll", factors, least=1)
     _check_names("unroll", [*whole, *factors], "the names of reductions")
     return Schedule((Unroll((*((name, 0) for name in whole), *factors.items())),))
 
 
 def parallel(*loops: str, grain_size: int = 0) -> Schedule:
-    """Share the iterations of the outermost loops, `parallel("n1", "m1")`, among the threads."""
+    """Run the outermost loops, `parallel("n1", "m1")`, on all threads.
+
+    grain_size: least number of iterations per thread; 0 chooses from the work of an iteration.
+    """
     _check_numbers("parallel", {"grain_size": grain_size}, least=0)
     _check_names("parallel", loops, "the names of the outermost loops")
     return Schedule((Parallel(loops, grain_size),))
 
 
 def nontemporal_stores() -> Schedule:
-    """Write the output past the caches: for large ones that nobody reads soon, in tiles of whole cache lines."""
+    """Write the output past the caches: for large outputs that are not read soon, in tiles of whole cache lines."""
     return Schedule((NontemporalStores(),))
 
 
 def matrix_instruction(instruction: str = "") -> Schedule:
-    """Compute the register tile by an instruction that multiplies matrices, where the processor has one.
+    """Compute the register tile with a matrix instruction (AMX), if the processor has one.
 
-    Without a name it is the first that multiplies such factors. Tiles are whole fragments, or their last one is filled
-    up with zeros: the factor of the lanes is packed, and so is the other where memory does not hold fragments.
+    Without a name, it is the first that multiplies operands of these types. Tiles consist of whole matrix tiles; the
+    last one is filled up with zeros. The vectorized operand is packed, and so is the other one unless it already lies
+    in memory as the instruction reads it.
     """
     if not isinstance(instruction, str):
         raise ArgumentError(f"fragments has {instruction!r}", expected="the name of an instruction, or none")
@@ -344,18 +351,19 @@ def matrix_instruction(instruction: str = "") -> Schedule:
 
 
 def prefetch(**factors: str) -> Schedule:
-    """Bring near what the next iteration of a loop reads of a factor, `prefetch(B="n1")`, while this one is computed.
+    """Prefetch the rows of B that the next iteration of `n1` reads: `prefetch(B="n1")`.
 
-    For a factor that is contiguous along the lanes and comes from behind the second cache. Named as for `pack`.
+    For operands that are contiguous along the lanes and do not fit into L2. Names as for `pack`.
     """
     _check_names("prefetch", list(factors), "the names of tensors, each with a loop's")
     return Schedule((Prefetch(tuple(factors.items())),))
 
 
 def pack_output(loop: str) -> Schedule:
-    """Keep the results of what is inside a loop in a panel, `pack_output("m1")`, and store them when they are complete.
+    """Keep the results of one iteration of `m1` in a panel, and store them when they are complete: `pack_output("m1")`.
 
-    For lanes across the output's runs: there the panel is turned across, in place of the factor that the lanes read.
+    For lanes that run across the rows of the output: the stores transpose the panel, which saves transposing the
+    operand.
     """
     _check_names("pack_output", [loop], "the name of a loop")
     return Schedule((PackOutput(loop),))
@@ -398,4 +406,4 @@ _WRITTEN: dict[str, Callable[..., Schedule]] = {
         Schedule,
     )
 }
-"""What `parse_schedule` knows."""
+"""The functions that `parse_schedule` accepts."""

@@ -31,7 +31,7 @@ STAGE = (512, 128)
 
 
 def schedule_memory_bound(op: StructuredOp, target: CpuTarget) -> Schedule:
-    """The expert that fits `op`."""
+    """The schedule of the first heuristic that applies to `op`."""
     for expert in (schedule_transposition, schedule_row_reduction, schedule_column_reduction, schedule_copy):
         try:
             return expert(op, target)
@@ -41,7 +41,7 @@ def schedule_memory_bound(op: StructuredOp, target: CpuTarget) -> Schedule:
 
 
 def schedule_row_reduction(op: StructuredOp, target: CpuTarget) -> Schedule:
-    """Lanes along what is summed, several vectors of partial sums, which are added as a tree in the end."""
+    """Vectorize along the reduction, with several vectors of partial sums that a tree reduction adds at the end."""
     inner = [i for i in op.reductions if _moves(op, i.name) == {Step.CONTIGUOUS} and i.extent > 1]
     if not inner:
         raise CannotLower("row_reduction: nothing that is read is contiguous along a sum")
@@ -54,7 +54,7 @@ def schedule_row_reduction(op: StructuredOp, target: CpuTarget) -> Schedule:
 
 
 def schedule_column_reduction(op: StructuredOp, target: CpuTarget) -> Schedule:
-    """Lanes along the output, whose elements stay in registers while whole rows are added."""
+    """Vectorize along the output, whose elements stay in registers while whole rows are added."""
     if not op.reductions:
         raise CannotLower("column_reduction: nothing is summed")
     lane = _contiguous_iterator(op)
@@ -64,7 +64,7 @@ def schedule_column_reduction(op: StructuredOp, target: CpuTarget) -> Schedule:
 
 
 def schedule_transposition(op: StructuredOp, target: CpuTarget) -> Schedule:
-    """Square blocks through registers, in tiles with long runs of what is read and of what is written."""
+    """Transpose square blocks in registers, in tiles with long contiguous runs of both the input and the output."""
     if op.reductions:
         raise CannotLower("transposition: the iterations of a sum depend on one another")
     lane = _contiguous_iterator(op)
@@ -98,7 +98,7 @@ def schedule_transposition(op: StructuredOp, target: CpuTarget) -> Schedule:
 
 
 def schedule_copy(op: StructuredOp, target: CpuTarget) -> Schedule:
-    """Lanes along what is contiguous."""
+    """Vectorize along the contiguous dimension."""
     if op.reductions:
         raise CannotLower("copying: something is summed")
     lane = _contiguous_iterator(op)

@@ -25,7 +25,7 @@ from .select import TILES, best_of, register_tile_rankings
 
 @dataclass(frozen=True, slots=True)
 class PricedSchedule:
-    """A pipeline and what the model thinks of it. cycles: of one core."""
+    """A schedule and the cycles of one core that the cost model expects for it."""
 
     schedule: Schedule
     cycles: float
@@ -34,9 +34,9 @@ class PricedSchedule:
 def schedule_candidates(
     op: StructuredOp, target: CpuTarget, count: int, *, parallel: bool = True
 ) -> tuple[PricedSchedule, ...]:
-    """At most `count` different pipelines for `op`; the first is what runs untuned, the others follow by the model.
+    """At most `count` different schedules for `op`, the default first, the others in the order of the cost model.
 
-    Raises CannotLower where no register tile computes the op.
+    Raises CannotLower if no register tile computes the op.
     """
     op = drop_unit_dims(op)
     views = register_tile_rankings(op, target)
@@ -62,7 +62,7 @@ def schedule_candidates(
 def _enumerate_other_plans(
     op: StructuredOp, view: RegisterTileRanking, target: CpuTarget, parallel: bool
 ) -> Iterator[tuple[Hashable, Plan]]:
-    """Plans of other kinds than panels around a register tile, with a name for the kind."""
+    """Plans other than panels around a register tile, each with the name of its kind."""
     yield from (
         ("crossed", plan) for plan in transposed_output.transposed_output_plans(view.info, target, parallel=parallel)
     )

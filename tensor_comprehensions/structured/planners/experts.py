@@ -1,7 +1,7 @@
-"""Experts: ordinary functions that return pipelines, some for given tile sizes, some for an op on a machine.
+"""Schedule heuristics: functions that return schedules, some for given tile sizes, some for an op and a target.
 
-The second kind is what `op.compile(..., schedule=gett)` takes. Where several sizes are worth a look they come as
-alternatives, of which the cost model takes one and a search measures all.
+`op.compile(..., schedule=gett)` takes the second kind. Several promising tile sizes become alternatives: the cost model
+takes one, a search measures all.
 """
 
 from __future__ import annotations
@@ -29,33 +29,33 @@ from .select import select_plan
 
 Sizes = Mapping[str, int]
 TILES = 4
-"""Register tiles that experts offer as alternatives."""
+"""Register tiles that heuristics offer as alternatives."""
 CONVOLUTION_ROWS = (4, 6, 8, 12, 14)
 """Output positions in a register tile of a convolution."""
 CONVOLUTION_VECTORS = (1, 2, 3)
 WORKSPACE = 1 << 30
-"""Bytes that copies of whole factors may take."""
+"""Most bytes for copies of whole operands."""
 
 
 # --- for given sizes ---------------------------------------------------------------------------------------------
 
 
 def single_tiling(sizes: Sizes, *, packs: Mapping[str, str] | None = None, unrolls: Sizes | None = None) -> Schedule:
-    """A register tile of `sizes`; `packs` and `unrolls` as the arguments of `pack` and `unroll`."""
+    """A schedule with a register tile of `sizes`; `packs` and `unrolls` are the arguments of `pack` and `unroll`."""
     return _tilings((sizes,), packs, unrolls)
 
 
 def double_tiling(
     outer: Sizes, inner: Sizes, *, packs: Mapping[str, str] | None = None, unrolls: Sizes | None = None
 ) -> Schedule:
-    """Blocks for a cache around register tiles."""
+    """A schedule with blocks for one cache around register tiles."""
     return _tilings((outer, inner), packs, unrolls)
 
 
 def triple_tiling(
     outer: Sizes, middle: Sizes, inner: Sizes, *, packs: Mapping[str, str] | None = None, unrolls: Sizes | None = None
 ) -> Schedule:
-    """Blocks for two caches around register tiles."""
+    """A schedule with blocks for two caches around register tiles."""
     return _tilings((outer, middle, inner), packs, unrolls)
 
 
@@ -73,13 +73,13 @@ def _tilings(levels: Sequence[Sizes], packs: Mapping[str, str] | None, unrolls: 
 
 
 def by_cost_model(op: StructuredOp, target: CpuTarget) -> Schedule:
-    """What an untuned call runs."""
+    """The schedule of the cost model, which a call uses by default."""
     op = drop_unit_dims(op)
     return plan_to_schedule(select_plan(op, target, parallel=True), op)
 
 
 def gett(op: StructuredOp, target: CpuTarget) -> Schedule:
-    """Both factors packed into panels, a block of one in the second cache; a few register tiles to choose from."""
+    """Pack both operands into panels, with a block of one of them in L2; a few register tiles are alternatives."""
     op = drop_unit_dims(op)
     known = analyze_contraction(op)
     if not known.exclusive_iterators(known.broadcast_operand) or known.vector in known.broadcast_operand.iterators:
@@ -92,9 +92,9 @@ def gett(op: StructuredOp, target: CpuTarget) -> Schedule:
 
 
 def ttgt(op: StructuredOp, target: CpuTarget) -> Schedule:
-    """Both factors are copied as a whole into the order of a matrix product first, and then multiplied.
+    """Copy both operands whole into the order of a matrix product, and then multiply them.
 
-    Raises CannotLower where the copies would take more than `WORKSPACE` bytes.
+    Raises CannotLower if the copies would take more than `WORKSPACE` bytes.
     """
     op = drop_unit_dims(op)
     known = analyze_contraction(op)
@@ -105,7 +105,7 @@ def ttgt(op: StructuredOp, target: CpuTarget) -> Schedule:
 
 
 def loop_over_gemm(op: StructuredOp, target: CpuTarget) -> Schedule:
-    """Loops over matrix products that read the factors where they are."""
+    """Loop over matrix products that read the operands in place, without copies."""
     op = drop_unit_dims(op)
     known = analyze_contraction(op)
     if known.vector_operand.step(known.vector) != 1:
@@ -114,7 +114,7 @@ def loop_over_gemm(op: StructuredOp, target: CpuTarget) -> Schedule:
 
 
 def _products(op: StructuredOp, known: ContractionInfo, target: CpuTarget) -> Schedule:
-    """Loops around register tiles, a few of them to choose from, the rows innermost."""
+    """Loops around register tiles, rows innermost; a few register tiles are alternatives."""
     outside = (*known.batch, *known.exclusive_iterators(known.vector_operand))
     order = (*outside, *known.exclusive_iterators(known.broadcast_operand))
     found: list[Schedule] = []
@@ -127,9 +127,9 @@ def _products(op: StructuredOp, known: ContractionInfo, target: CpuTarget) -> Sc
 
 
 def schedule_convolution(op: StructuredOp, target: CpuTarget) -> Schedule:
-    """Register tiles of a few output positions by whole vectors; windows and channels are summed inside them.
+    """Register tiles of a few output positions by whole vectors, which sum windows and channels.
 
-    Raises CannotLower for an op without a window: two iterators in one subscript.
+    Raises CannotLower for an op without a window, that is, two iterators in one subscript.
     """
     op = drop_unit_dims(op)
     known = analyze_contraction(op)
@@ -160,9 +160,9 @@ def schedule_convolution(op: StructuredOp, target: CpuTarget) -> Schedule:
 
 
 def schedule_depthwise(op: StructuredOp, target: CpuTarget) -> Schedule:
-    """Windows that slide over one factor whose vectors nothing else shares: each is read once for all taps it meets.
+    """For depthwise convolutions: load each vector of the input once and use it for all taps of the window.
 
-    Raises CannotLower for an op with anything to pack for, or without a window.
+    Raises CannotLower for an op without a window, or with operands that are worth packing.
     """
     op = drop_unit_dims(op)
     known = analyze_contraction(op)
