@@ -209,7 +209,7 @@ class GpuDenseEmitter(_InThreads, DenseEmitter):
         store = build.store(self.values, (build.var(ELEMENT),), self.neutral)
         return split_outer_loops(Loop(ELEMENT, build.const(0), total, store))
 
-    def around(self, depth: int, state: State, then: Body) -> Stmt:
+    def wrap_loops(self, depth: int, state: State, then: Body) -> Stmt:
         if depth != self.final_depth or depth == len(self.order):
             return then(state)
         values, where = self._place(state)

@@ -53,23 +53,25 @@ def _join(function: BoundFunction, region: ProductRegion, following: ProductRegi
     if names is None:
         return None
 
-    def named(e: tc.Expr) -> tc.Expr:
+    def rename_sums(e: tc.Expr) -> tc.Expr:
         if isinstance(e, tc.Index):
             return replace(e, name=names.get(e.name, e.name))
-        return map_operands(e, named)
+        return map_operands(e, rename_sums)
 
     def maybe(e: tc.Expr | None) -> tc.Expr | None:
-        return None if e is None else named(e)
+        return None if e is None else rename_sums(e)
 
     (mine,), (pair,) = region.pairs, following.pairs
-    if named(mine.left.value) != pair.left.value or mine.right.dtype != pair.right.dtype:
+    if rename_sums(mine.left.value) != pair.left.value or mine.right.dtype != pair.right.dtype:
         return None
     new = [(reads[0], first.initial, first.epilogue), *((x.element, x.initial, x.epilogue) for x in region.others)]
     sums = tuple(
-        OtherSum(e if n == 0 else replace(e, subscripts=tuple(map(named, e.subscripts))), maybe(start), maybe(end))
+        OtherSum(
+            e if n == 0 else replace(e, subscripts=tuple(map(rename_sums, e.subscripts))), maybe(start), maybe(end)
+        )
         for n, (e, start, end) in enumerate(new)
     )
-    rights = tuple(ProductFactor(named(f.value)) for f in (mine.right, *mine.others))
+    rights = tuple(ProductFactor(rename_sums(f.value)) for f in (mine.right, *mine.others))
     contraction = replace(
         second, statements=(*first.statements, *second.statements), update=second.update + len(first.statements)
     )

@@ -40,7 +40,7 @@ class GroupProductLowering(ProductLowering):
         registers = DEFAULT_REGISTERS.get(groups, (0, 0))[1]
         for number in k.share_tiles(self.num_tiles):
             blocks, names = self._name_tile(number)
-            with k.naming(names):
+            with k.bind_names(names):
                 totals = [k.allocate(self._new_sums(name, plan)) for name in self.sum_names]
                 for x in totals:
                     k.init(x, 0)
@@ -64,9 +64,9 @@ class GroupProductLowering(ProductLowering):
 
     def _stages(self, pair: FactorPair, order: PairOrder) -> tuple[StagedFactor, ...]:
         """The stages of the factors, which are seen as boxes."""
-        return tuple(self._boxed(side, order) for side in super()._stages(pair, order))
+        return tuple(self._make_boxes(side, order) for side in super()._stages(pair, order))
 
-    def _boxed(self, side: StagedFactor, order: PairOrder) -> StagedFactor:
+    def _make_boxes(self, side: StagedFactor, order: PairOrder) -> StagedFactor:
         groups = (order.terms, side.own) if side.place.transposed else (side.own, order.terms)
         assert side.place.element is not None
         found = box_element(side.place.element, *groups, self.order.batch, self.tiles.boxes)

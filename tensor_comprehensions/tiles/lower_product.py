@@ -303,12 +303,12 @@ class ProductLowering:
         known = dict(scope.indices)
         others = list(enumerate(self.region.others, 1))
         for n, one in others[::-1]:  # earlier ones may depend on later ones
-            value = self._finished(read_value(totals[n], v), one.initial, one.epilogue, known, scope)
+            value = self._finish_sum(read_value(totals[n], v), one.initial, one.epilogue, known, scope)
             known[compose_name(ACCUMULATOR, n)] = build.cast(value, one.element.dtype)
         contraction = self.region.contraction
-        return self._finished(read_value(totals[0], v), contraction.initial, contraction.epilogue, known, scope)
+        return self._finish_sum(read_value(totals[0], v), contraction.initial, contraction.epilogue, known, scope)
 
-    def _finished(
+    def _finish_sum(
         self, total: ir.Expr, initial: tc.Expr | None, epilogue: tc.Expr | None, known: Mapping[str, ir.Expr],
         scope: LoweringScope,
     ) -> ir.Expr:  # fmt: skip

@@ -195,7 +195,7 @@ class RoleWords(TraceState):
         for number in self.share_tiles(tensor.count) if persistent else self._loop(tensor.count, "k.each"):
             found = tile_coordinates(number, sizes, group)
             names = tuple((self._fresh_name(f"tile_{n}"), e) for n, e in enumerate(found))
-            with self.naming(names):
+            with self.bind_names(names):
                 yield tuple(Index(build.var(name)) for name, _ in names)
 
     def share_tiles(self, total: int) -> Iterator[Expr]:
@@ -208,7 +208,7 @@ class RoleWords(TraceState):
             yield build.add(build.mul(var, blocks), BLOCK_ID)
 
     @contextmanager
-    def naming(self, names: Sequence[tuple[str, Expr]]) -> Iterator[None]:
+    def bind_names(self, names: Sequence[tuple[str, Expr]]) -> Iterator[None]:
         """The body, in which expressions have names."""
         with self._collect_body("k.each", partial(specs.Let, tuple(names))):
             yield

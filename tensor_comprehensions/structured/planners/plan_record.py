@@ -81,9 +81,9 @@ def _own_name(op: StructuredOp, iterator: str) -> str:
 
 def _record_copy(op: StructuredOp, chosen: Plan, side: Side, rivals: Sequence[Plan], target: CpuTarget) -> None:
     """Why a factor is copied into panels, or read where it is: the best plan that does otherwise is the rival."""
-    packed = _packed(chosen, side)
+    packed = _find_pack(chosen, side)
     costs = plan_costs(op, chosen, target)
-    otherwise = [p for p in rivals if (_packed(p, side) is None) != (packed is None)]
+    otherwise = [p for p in rivals if (_find_pack(p, side) is None) != (packed is None)]
     others = tuple(Rival(describe_plan(op, p), plan_costs(op, p, target).total) for p in otherwise[:1])
     tensor = factor_tensor(op.factors[side.value])
     known = analyze_contraction(op, chosen.vector)
@@ -92,7 +92,7 @@ def _record_copy(op: StructuredOp, chosen: Plan, side: Side, rivals: Sequence[Pl
     note_decision(Decision("pack", (op.name,), what, _copy_reason(known, side, others, costs), numbers, others))
 
 
-def _packed(plan: Plan, side: Side) -> PackStep | None:
+def _find_pack(plan: Plan, side: Side) -> PackStep | None:
     return next((step for step in plan.packs if step.side is side), None)
 
 
