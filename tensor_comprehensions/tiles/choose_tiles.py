@@ -100,7 +100,7 @@ def _group_candidates(
     for groups in GROUPS:
         if options.warps and options.warps != (4 * groups, 1):
             continue
-        for tile in _group_sizes(order, options, groups):
+        for tile in _group_sizes(order, options, groups, 2 // region.factor_bytes):
             boxes = choose_boxes(order, tile)
             tiles = ProductTiles(boxes, tile, (4 * groups, 1), 2, options.group or GROUP, WGMMA)
             if (fault := group_fault(region, order, tiles)) is not None:
@@ -116,7 +116,7 @@ def _group_candidates(
                     yield replace(found, stores_boxes=False)
 
 
-def _group_sizes(order: ProductOrder, options: TileOptions, groups: int) -> Iterator[tuple[int, int, int]]:
+def _group_sizes(order: ProductOrder, options: TileOptions, groups: int, depth: int) -> Iterator[tuple[int, int, int]]:
     if options.tile:
         m, n, k = options.tile
         if m % (64 * groups) == 0 and n % 8 == 0:
@@ -126,7 +126,7 @@ def _group_sizes(order: ProductOrder, options: TileOptions, groups: int) -> Iter
     for m in (64 * groups, 128 * groups):
         for n in GROUP_COLUMNS if len(order.columns) == 1 else COLUMNS:
             if m < 2 * max(rows, 64) and n < 2 * max(columns, 16):
-                yield from ((m, n, k) for k in GROUP_TERMS)
+                yield from ((m, n, depth * k) for k in GROUP_TERMS)
 
 
 def _check_tile(region: ProductRegion, tile: tuple[int, ...]) -> None:

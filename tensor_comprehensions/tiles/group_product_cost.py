@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..core.dtypes import BFLOAT16, FLOAT16, FLOAT32, DType
+from ..core.dtypes import DType
 from ..loop_ir.atoms import WARP, WARPGROUP
 from ..target import GpuTarget
 from .box_moves import SLICE_ROWS, SLICES
@@ -12,8 +12,7 @@ from .factor_boxes import box_element
 from .panels import panel_columns
 from .product_region import ProductRegion
 from .product_tiles import PairOrder, ProductOrder, ProductTiles
-from .role_words import DEFAULT_REGISTERS
-from .warpgroup_products import MOST_COLUMNS, ROWS
+from .warpgroup_products import GROUP_SUMS, MOST_COLUMNS, ROWS
 
 ARRIVAL_CYCLES = 800
 """From asking for what lies in memory until it is there, as in `polyhedral.gpu`."""
@@ -23,8 +22,10 @@ ISSUE_PER_CYCLE = 4
 """Instructions of warps that a processor starts in a cycle."""
 GROUP_OVERLAP_LOSS = 0.02
 """Of what other resources take that adds to the largest: little, as copies and products go on by themselves."""
-GROUP_REGISTERS = 48
-"""Of a thread beside sums: addresses, and what an epilogue reads. From reports of NVRTC on library kernels."""
+MOST_SUMS = {1: 160, 2: 160, 3: 80}
+"""That a thread holds, by the warpgroups that multiply, without spills: from reports of NVRTC."""
+MOST_SUMS_IN_TURN = {2: 176}
+"""The same where blocks walk over several tiles: then addresses are computed anew for each."""
 STEP_INSTRUCTIONS = 20
 """Of a warp in a step beside products: waits, arrivals, addresses."""
 DEPTH_BYTES = 32
@@ -36,8 +37,8 @@ BARRIER_BYTES = 1024
 def group_fault(region: ProductRegion, order: ProductOrder, tiles: ProductTiles) -> str | None:
     """Why warpgroups cannot compute a region by these tiles, whose factors TMA brings."""
     types = {f.dtype for p in region.pairs for f in p.factors}
-    if region.total != FLOAT32 or len(types) != 1 or not types <= {FLOAT16, BFLOAT16}:
-        return "its factors are not all half, or all bfloat16"
+    if len(types) != 1 or not types <= set(GROUP_SUMS):
+        return "its factors are not all half, or all bfloat16, or all int8"
     if len({(p.left.transposed, right.transposed) for p in order.pairs for right in p.rights}) > 1:
         return "factors of its products lie along terms, and across"
     groups = [(order.rows, 0), (order.columns, 1), *((p.terms, 2) for p in order.pairs)]
@@ -50,8 +51,10 @@ def _pair_fault(pair: PairOrder, order: ProductOrder, tiles: ProductTiles, dtype
     for place, own, rows in (
         (pair.left, order.rows, tiles.tile[0]), *((p, order.columns, tiles.tile[1]) for p in pair.rights)
     ):  # fmt: skip
+        if place.element is None and place is pair.left and dtype.size == 2 and len(order.pairs) == 1:
+            continue  # in registers
         if place.element is None:
-            return "a factor is computed"
+            return "a factor is computed, and is not the left one of a single product of 16-bit factors"
         down, across = (pair.terms, own) if place.transposed else (own, pair.terms)
         width = panel_columns(rows if place.transposed else tiles.tile[2], dtype)
         if isinstance(width, str):
@@ -78,14 +81,21 @@ def slice_bytes(tiles: ProductTiles, room: int, size: int) -> int:
     return next(fitting, 0)
 
 
-def fits_groups(staged: int, tiles: ProductTiles, target: GpuTarget, each: int) -> bool:
-    """Whether a processor has room for one block, with so many bytes of stages, and `each` sums for an element."""
-    sums = each * tiles.tile[0] * tiles.tile[1] // (WARPGROUP * tiles.warpgroups)
-    held = DEFAULT_REGISTERS.get(tiles.warpgroups, (0, 0))[1] or target.registers
+def fits_groups(staged: int, tiles: ProductTiles, target: GpuTarget, each: int, held_bytes: int, count: int) -> bool:
+    """Whether a processor has room for one block.
+
+    Args:
+        count: of all tiles.
+        staged: bytes of all stages. each: sums of an element of the output.
+        held_bytes: of a left factor that threads hold in registers.
+    """
+    sums = (each * tiles.tile[0] * tiles.tile[1] + held_bytes // 4) // (WARPGROUP * tiles.warpgroups)
+    in_turn = MOST_SUMS_IN_TURN if count > target.num_sms else MOST_SUMS
+    most = in_turn.get(tiles.warpgroups, MOST_SUMS[tiles.warpgroups])
     room = target.max_shared_optin - staged - BARRIER_BYTES
     if tiles.stores_boxes and not slice_bytes(tiles, room, 2):
         return False
-    return sums + GROUP_REGISTERS <= held and room >= 0
+    return sums <= most and room >= 0
 
 
 def group_resources(size: int, tiles: ProductTiles, target: GpuTarget) -> dict[str, float]:

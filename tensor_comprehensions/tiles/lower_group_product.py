@@ -15,17 +15,19 @@ from ..layouts import Layout
 from ..loop_ir import build
 from ..loop_ir import nodes as ir
 from ..loop_ir.atoms import WARPGROUP
-from ..lower_expr import LoweringScope
+from ..lower_expr import LoweringScope, lower_expr
+from ..tc_lang.ir import BoundIndex
+from . import specs
 from .factor_boxes import box_element
 from .indices import to_index
-from .lower_product import ProductLowering, StagedFactor, exist_together
+from .lower_product import ProductLowering, StagedFactor, element_at, exist_together, name_coordinates
 from .neighbor_values import VectorLoads
-from .product_region import FactorPair
-from .product_tiles import PairOrder
+from .product_region import FactorPair, ProductFactor
+from .product_tiles import FactorPlace, PairOrder
 from .role_words import DEFAULT_REGISTERS
 from .tensors import DataTensor, ThreadTensor
 from .tile_views import MemoryView, RegisterFragment, WarpgroupPlan
-from .warpgroup_products import plan_warpgroups, warpgroup_accumulator
+from .warpgroup_products import group_left_fragment, plan_warpgroups, warpgroup_accumulator
 
 
 class GroupProductLowering(ProductLowering):
@@ -62,8 +64,13 @@ class GroupProductLowering(ProductLowering):
         """Boxes leave columns in their order."""
         return None
 
+    def _stage(
+        self, name: str, factor: ProductFactor, place: FactorPlace, own: tuple[BoundIndex, ...], shape: tuple[int, int]
+    ) -> StagedFactor | None:
+        """The stages of a factor that is seen as boxes; a computed one is in registers."""
+        return None if place.element is None else super()._stage(name, factor, place, own, shape)
+
     def _stages(self, pair: FactorPair, order: PairOrder) -> tuple[StagedFactor, ...]:
-        """The stages of the factors, which are seen as boxes."""
         return tuple(self._make_boxes(side, order) for side in super()._stages(pair, order))
 
     def _make_boxes(self, side: StagedFactor, order: PairOrder) -> StagedFactor:
@@ -93,8 +100,21 @@ class GroupProductLowering(ProductLowering):
                 first += count
 
         def use(stage: Any, step: Any) -> None:
-            self._multiply_stage(totals, pairs[0], stage, math)
+            order = self.order.pairs[0]
+            if order.left.element is not None:
+                self._multiply_stage(totals, pairs[0], stage, math)
+                return
+            at = {**blocks, **self._digits(order.terms, to_index(step, "steps"))}
+            self._compute_left(left, self.region.pairs[0].left, order.terms, at)
+            for total, side in zip(totals, pairs[0], strict=True):
+                b = side.memory[stage].T if side.place.transposed else side.memory[stage]
+                self.k.matmul(total, left, b, by=math)
 
+        rows, _, terms = self.tiles.tile
+        factor = self.region.pairs[0].left
+        left = group_left_fragment("left", (rows, terms), factor.dtype, math, self.k.target)
+        if self.order.pairs[0].left.element is None:
+            self.k.allocate(left)
         self.k.ring(sum(counts), self.tiles.stages, fill, use, load=load)
 
     def _fill_both(
@@ -102,6 +122,27 @@ class GroupProductLowering(ProductLowering):
     ) -> None:
         for side in sides:
             self._fill(side.memory[stage], side, order, at)
+
+    def _compute_left(
+        self, left: RegisterFragment, factor: ProductFactor, terms: Sequence[BoundIndex], at: Mapping[str, ir.Expr]
+    ) -> None:
+        """Each thread computes, and rounds, what it holds of a left factor: two neighbors of a row in a register."""
+        groups, packed = (self.order.rows, terms), f"pair_{factor.dtype.name}"
+        values = self._points(groups, at).partition(left.tv)[left.thread]
+        names: list[tuple[str, ir.Expr]] = []
+        values = name_coordinates(values, [i.name for g in groups for i in g], names)
+        pair = ir.Buffer(f"{left.name}_pair", ir.Type(factor.dtype), (2,), (1,), ir.Space.SCRATCH)
+        statements: list[ir.Stmt] = []
+        for v in range(0, left.values, 2):
+            points = [element_at(values, n) for n in (v, v + 1)]
+            computed = [lower_expr(factor.value, self._scope(groups, p, at)) for p in points]
+            both = build.call(packed, *(build.load(pair, n) for n in range(2)))
+            fill = _fill_pair(pair, points, computed, f"{left.name}_in")
+            statements += [fill, build.store(left.buffer, (left.registers[v],), both)]
+        body = build.allocate([pair], build.block(*statements))
+        for name, value in reversed(names):
+            body = ir.Let(name, value, body)
+        self.k.add_leaf(specs.Leaf((left,), (), self.threads, kind="Map", atom="ld", statement=body))
 
     # --- sums ----------------------------------------------------------------------------------------------------
 
@@ -145,3 +186,22 @@ class GroupProductLowering(ProductLowering):
         body = build.allocate(loads.buffers, body) if loads.buffers else body
         inside = points[0].predicate
         return body if inside is None else build.when(inside, body)
+
+
+def _fill_pair(pair: ir.Buffer, points: Sequence[DataTensor], values: Sequence[ir.Expr], prefix: str) -> ir.Stmt:
+    """Two values at places that exist, or zeros."""
+    zeros = [build.store(pair, (n,), build.const(0, pair.type.dtype)) for n in range(2)]
+    if not exist_together(points):
+        parts = [build.store(pair, (n,), x) for n, x in enumerate(values)]
+        return build.block(
+            *(
+                x if p.predicate is None else build.when(p.predicate, x, zero)
+                for p, x, zero in zip(points, parts, zeros, strict=True)
+            )
+        )
+    loads = VectorLoads(prefix)
+    kept = [build.store(pair, (n,), x) for n, x in enumerate(loads.join(values))]
+    body = build.block(*loads.statements, *kept)
+    body = build.allocate(loads.buffers, body) if loads.buffers else body
+    inside = points[0].predicate
+    return body if inside is None else build.when(inside, body, build.block(*zeros))

@@ -166,12 +166,18 @@ class ProductLowering:
     def _stages(self, pair: FactorPair, order: PairOrder) -> tuple[StagedFactor, ...]:
         """The stages of the factors of a product: those of an earlier one whose tiles lie alike."""
         rows, columns, terms = self.tiles.tile
-        left = self._make_shared_view("left", pair.left, order.left, (rows, terms))
-        found = [StagedFactor(left, pair.left, order.left, self.order.rows)]
+        found = [self._stage("left", pair.left, order.left, self.order.rows, (rows, terms))]
         for n, (factor, place) in enumerate(zip(pair.rights, order.rights, strict=True)):
-            right = self._make_shared_view(f"right_{n}" if n else "right", factor, place, (columns, terms))
-            found.append(StagedFactor(right, factor, place, self.order.columns))
-        return tuple(found)
+            found.append(
+                self._stage(f"right_{n}" if n else "right", factor, place, self.order.columns, (columns, terms))
+            )
+        return tuple(x for x in found if x is not None)
+
+    def _stage(
+        self, name: str, factor: ProductFactor, place: FactorPlace, own: tuple[BoundIndex, ...], shape: tuple[int, int]
+    ) -> StagedFactor | None:
+        """The stages of a factor; None: it never is in shared memory."""
+        return StagedFactor(self._make_shared_view(name, factor, place, shape), factor, place, own)
 
     def _make_shared_view(
         self, name: str, factor: ProductFactor, place: FactorPlace, shape: tuple[int, int]
@@ -288,10 +294,10 @@ class ProductLowering:
         groups, total = (self.order.rows, self.order.columns), totals[0]
         values = self._deal_columns(self._points(groups, blocks), groups).partition(total.tv)[total.thread]
         names: list[tuple[str, ir.Expr]] = []
-        values = _name_coordinates(values, [i.name for g in groups for i in g], names)
+        values = name_coordinates(values, [i.name for g in groups for i in g], names)
         statements: list[ir.Stmt] = []
         for run in neighbor_runs(total, self.deals):
-            points = [_element_at(values, v) for v in run]
+            points = [element_at(values, v) for v in run]
             statements.append(write(run, points, [self._scope(groups, p, blocks) for p in points]))
         body = build.block(*statements)
         for name, value in reversed(names):
@@ -326,7 +332,7 @@ class ProductLowering:
         return e
 
 
-def _name_coordinates(values: DataTensor, indices: Sequence[str], names: list[tuple[str, ir.Expr]]) -> DataTensor:
+def name_coordinates(values: DataTensor, indices: Sequence[str], names: list[tuple[str, ir.Expr]]) -> DataTensor:
     """The elements of a thread with a name for each coordinate of the first one, so that others are near it.
 
     What all terms of a coordinate are multiples of stays outside of the name: vectors are found by that.
@@ -345,7 +351,7 @@ def _name_coordinates(values: DataTensor, indices: Sequence[str], names: list[tu
     return replace(values, origins=tuple(found))
 
 
-def _element_at(values: DataTensor, v: int) -> DataTensor:
+def element_at(values: DataTensor, v: int) -> DataTensor:
     """The element with a number, of a single level."""
     origins = (build.add(at, layout(v)) for at, layout in zip(values.origins, values.parts[0].layouts, strict=True))
     return replace(values, parts=(), origins=tuple(origins))

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.dtypes import FLOAT32, DType
+from ..core.dtypes import DType
 from ..core.errors import ArgumentError
 from ..loop_ir.atoms import ATOMS, HOPPER, MATMUL, MOVE, WARPGROUP, Atom, AtomOperand
 from ..loop_ir.nodes import Space
@@ -46,7 +46,7 @@ def find_product(text: str, views: Sequence[Elements], dtypes: Sequence[DType], 
     return _first_match(text, ((a, _product_difference(a, views, dtypes)) for a in rows))
 
 
-def find_group_product(text: str, sums: Elements, left: Elements | None, dtype: DType) -> Atom:
+def find_group_product(text: str, sums: Elements, left: Elements | None, dtype: DType, total: DType) -> Atom:
     """The product of a warpgroup whose sums, and left factor in registers, every thread holds as the spec says.
 
     Raises:
@@ -54,7 +54,7 @@ def find_group_product(text: str, sums: Elements, left: Elements | None, dtype: 
     """
     rows = [a for a in _atoms(MATMUL, HOPPER[0]) if a.group == WARPGROUP and a.operands[1].dtype == dtype]
     near = sorted(rows, key=lambda a: abs(a.operands[0].values - sums.shape[1]))[:NEAREST]
-    return _first_match(text, ((a, _product_difference(a, (sums, left, None), (FLOAT32, dtype, dtype))) for a in near))
+    return _first_match(text, ((a, _product_difference(a, (sums, left, None), (total, dtype, dtype))) for a in near))
 
 
 @cache

@@ -72,12 +72,22 @@ def register_estimate(tiles: ProductTiles, sums: int) -> int:
 def resident_blocks(region: ProductRegion, order: ProductOrder, tiles: ProductTiles, target: GpuTarget) -> int:
     """Blocks that a processor has room for; 0 where there is none for one."""
     if tiles.instruction == WGMMA:
-        return int(fits_groups(staged_bytes(region, order, tiles), tiles, target, region.sums))
+        held = _held_bytes(region, order, tiles)
+        staged = staged_bytes(region, order, tiles) - tiles.stages * held
+        count = prod(map(tiles.count, (order.rows, order.columns, order.batch)))
+        return int(fits_groups(staged, tiles, target, region.sums, held, count))
     threads = target.warp * prod(tiles.warps)
     registers, shared = register_estimate(tiles, region.sums), staged_bytes(region, order, tiles)
     if registers > target.registers or shared > target.max_shared_optin:
         return 0
     return min(target.resident_block_limits(threads, registers, shared).values())
+
+
+def _held_bytes(region: ProductRegion, order: ProductOrder, tiles: ProductTiles) -> int:
+    """Of the tile of a left factor that warpgroups compute and hold in registers."""
+    rows, _, terms = tiles.tile
+    computed = tiles.instruction == WGMMA and order.pairs[0].left.element is None
+    return rows * terms * region.factor_bytes if computed else 0
 
 
 def price_product(
@@ -101,6 +111,9 @@ def price_product(
         limiter = max(cost, key=lambda name: cost[name])
         loss = GROUP_OVERLAP_LOSS if tiles.instruction == WGMMA else OVERLAP_LOSS
         step = cost[limiter] + loss * (sum(cost.values()) - cost[limiter])
+        if tiles.instruction == WGMMA:  # what is computed in registers waits for the products before
+            computed = _held_bytes(region, order, tiles) / pair.left.dtype.size * ELEMENT_INSTRUCTIONS
+            step += computed / target.warp / ISSUE_PER_CYCLE
         steps += tiles.count(places.terms) * step
     each_stored = BOXED_INSTRUCTIONS if tiles.stores_boxes else ELEMENT_INSTRUCTIONS
     stored = rows * columns * (region.stored.size / target.l2_bytes + each_stored / target.warp / ISSUE_PER_CYCLE)

@@ -24,6 +24,7 @@ from .tensor_core_products import SUMS, accumulator, left_fragment, plan_product
 from .tensors import DTYPE_SPELLING, ThreadTensor
 from .tile_views import MapOperand, MemoryView, Operand, Positions, RegisterFragment
 from .warpgroup_products import (
+    GROUP_SUMS,
     are_warpgroups,
     group_left_fragment,
     plan_warpgroups,
@@ -94,7 +95,8 @@ class ProgramBuilder(OrderWords):
         rows, columns = shape
         if are_warpgroups(by):
             groups = plan_warpgroups((rows, columns), by, self.target)
-            return self.allocate(warpgroup_accumulator(self._fresh_name(name), (rows, columns), groups))
+            total = GROUP_SUMS.get(left.dtype, FLOAT32)
+            return self.allocate(warpgroup_accumulator(self._fresh_name(name), (rows, columns), groups, total))
         total = SUMS.get(left.dtype, FLOAT32)
         return self.allocate(
             accumulator(self._fresh_name(name), (rows, columns), plan_product((rows, columns), by), total)

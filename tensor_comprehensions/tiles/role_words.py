@@ -25,7 +25,7 @@ from .warpgroup_products import thread_range
 BLOCK_ID = build.var(BLOCK[0])
 MOST_REGISTERS, REGISTER_STEP = (24, 240), 8
 """Of a role: from, to, in steps of."""
-DEFAULT_REGISTERS = {1: (0, 0), 2: (40, 232), 3: (32, 160)}
+DEFAULT_REGISTERS = {1: (0, 0), 2: (48, 232), 3: (56, 152)}
 """Of the role that loads and of the others, by how many warpgroups these are; 0: as the launch divides them."""
 
 

@@ -8,7 +8,7 @@ from math import prod
 
 import numpy as np
 
-from ..core.dtypes import BFLOAT16, BOOL, FLOAT16, FLOAT32, UINT32, DType
+from ..core.dtypes import BFLOAT16, BOOL, FLOAT16, FLOAT32, INT8, INT32, UINT32, DType
 from ..core.errors import ArgumentError
 from ..layouts import Layout
 from ..layouts.layout import IntTuple, flatten_tuple
@@ -25,7 +25,9 @@ from .tensors import DTYPE_SPELLING, ThreadTensor
 from .tile_views import MemoryView, RegisterFragment, WarpgroupPlan, register_tile
 
 ROWS, DEPTH, MOST_COLUMNS = 64, 16, 256
-"""Of the product of a warpgroup of 16-bit factors, m64nNk16."""
+"""Of the product of a warpgroup of 16-bit factors, m64nNk16; of bytes it has twice as many terms."""
+GROUP_SUMS = {FLOAT16: FLOAT32, BFLOAT16: FLOAT32, INT8: INT32}
+"""Types of factors that have a rule, and of their sums."""
 WARPGROUP_INDEX = "warpgroup"
 """The variable that is the number of a thread's warpgroup, one value for its warp."""
 
@@ -36,6 +38,11 @@ def thread_range(by: ThreadTensor) -> tuple[int, int] | None:
         return None
     numbers = sorted(by.offsets())
     return (numbers[0], len(numbers)) if numbers == [*range(numbers[0], numbers[0] + len(numbers))] else None
+
+
+def group_depth(dtype: DType) -> int:
+    """The terms of one instruction."""
+    return 2 * DEPTH // dtype.size
 
 
 def are_warpgroups(by: object) -> bool:
@@ -100,18 +107,20 @@ def decompose_group_matmul(spec: specs.MatMul, target: GpuTarget) -> tuple[specs
             raise ArgumentError(f"no descriptor leads to a factor of {text}: {fault}")
     if not isinstance(b, MemoryView) or b.buffer.space is not ir.Space.SHARED:
         raise ArgumentError(f"no rule decomposes {text}", expected="B in shared memory")
-    if a.dtype != b.dtype or a.dtype not in (FLOAT16, BFLOAT16):
+    if a.dtype != b.dtype or GROUP_SUMS.get(a.dtype) != total.dtype:
         raise ArgumentError(
-            f"no tensor-core instruction of {target.name} does {text}", expected="factors of one type, fp16 or bf16",
+            f"no tensor-core instruction of {target.name} does {text}",
+            expected="factors of one type, " + " or ".join(DTYPE_SPELLING[t] for t in GROUP_SUMS),
             found=f"{DTYPE_SPELLING[a.dtype]} and {DTYPE_SPELLING[b.dtype]}",
         )  # fmt: skip
     sizes = [prod(flatten_tuple(n)) for x in (a, b) for n in x.shape]
-    if len(sizes) != 4 or [sizes[0], sizes[2]] != [*total.padded] or sizes[1] != sizes[3] or sizes[1] % DEPTH:
+    depth = group_depth(a.dtype)
+    if len(sizes) != 4 or [sizes[0], sizes[2]] != [*total.padded] or sizes[1] != sizes[3] or sizes[1] % depth:
         raise ArgumentError(
-            f"the sizes of {text} disagree", expected=f"M x K and N x K, K a multiple of {DEPTH}",
+            f"the sizes of {text} disagree", expected=f"M x K and N x K, K a multiple of {depth}",
             found=" and ".join(str(x.shape) for x in (a, b)),
         )  # fmt: skip
-    return tuple(_products(spec, total, a, b, sizes[1] // DEPTH, text))
+    return tuple(_products(spec, total, a, b, sizes[1] // depth, text))
 
 
 def _products(
@@ -123,6 +132,8 @@ def _products(
     if isinstance(a, MemoryView) and a.buffer.space is not ir.Space.SHARED:
         raise ArgumentError(f"no rule decomposes {text}", expected="A in shared memory, or in registers")
     lies = tuple(n for n, x in ((1, a), (2, b)) if isinstance(x, MemoryView) and is_across(x))
+    if lies and b.dtype.size != 2:
+        raise ArgumentError(f"no rule decomposes {text}", expected="bytes that lie along K")
     suffix = f"{'_registers' if held else ''}{next(name for name, n in GROUP_SUFFIXES.items() if n == lies)}"
     yield _lower_to_loops(spec, WGMMA_FENCE)
     for step in range(steps):
@@ -131,8 +142,9 @@ def _products(
             for j in range(plan.columns_each):
                 number = j + plan.columns_each * i
                 sums = _slice(total, number * plan.columns // 2, ROWS, plan.columns)
-                atom = find_group_product(text, sums.elements, None if left is None else left.elements, a.dtype)
-                rows = b.tensor.tile(plan.columns, DEPTH)[j, step][0, 0].coordinates
+                mine = None if left is None else left.elements
+                atom = find_group_product(text, sums.elements, mine, a.dtype, total.dtype)
+                rows = b.tensor.tile(plan.columns, group_depth(b.dtype))[j, step][0, 0].coordinates
                 more = build.const(step > 0, BOOL) if spec.first else build.TRUE
                 operands = ((total.buffer, (build.const(sums.registers[0]),)), view, (b.buffer, rows))
                 statement = ir.Invoke(f"{atom.name}{suffix}", operands, (), (more,))
@@ -151,7 +163,9 @@ def _left_operand(
         assert first is not None
         group = build.sub(build.var(WARPGROUP_INDEX), first // WARPGROUP)
         at = build.add(build.mul(group, plan.rows_each), i)
-        return None, (a.buffer, a.tensor.tile(ROWS, DEPTH)[at, step][0, 0].coordinates)
+        return None, (a.buffer, a.tensor.tile(ROWS, group_depth(a.dtype))[at, step][0, 0].coordinates)
+    if a.dtype.size != 2:
+        raise ArgumentError(f"no rule decomposes {text}", expected="a left factor in registers of 16 bits")
     fits = a.per_register == 2 and a.first == build.integer(plan.threads.offset)
     number = step + i * (a.padded[1] // DEPTH)
     part = _slice(a, number * 8, ROWS, DEPTH) if fits and a.values >= 8 * (number + 1) else None

@@ -89,7 +89,7 @@ def emulate_all(kernels: Sequence[tuple[ProductCase, GpuKernel]]) -> list[Tensor
 def random_group_options(rng: Random) -> TileOptions:
     """Legal options for warpgroups of sm_90."""
     groups = rng.choice([1, 1, 2, 3])
-    rows = 64 * groups * rng.choice([1, 2] if groups < 3 else [1])
+    rows = 64 * groups * rng.choice([1, 2])
     tile = (rows, rng.choice([16, 32, 64, 128]), rng.choice([32, 64, 128]))
     return TileOptions(tile, (4 * groups, 1), rng.choice([0, 2, 3, 5]), rng.choice([0, 1, 2]), instruction="wgmma")
 
@@ -266,9 +266,19 @@ WINDOW = """def f(float16(B,H,W,C) I, float16(O,KH,KW,C) w) -> (out) {
 SEVERAL = """def f(float16(A,B,E,F) X, float16(D,E,G,F) Y) -> (C) { C(b,a,d,g) +=! X(a,b,e,f) * Y(d,e,g,f) }"""
 DIAGONAL = """def f(float16(Z,Z,M,K) A, float16(Z,N,K) B) -> (C) { C(m,z,n) +=! A(z,z,m,k) * B(z,n,k) }"""
 
+COMPUTED = """def f(float(M,K) P, float16(N,K) V, float(M) s) -> (O) {
+    O(m,n) +=! float(half(P(m,k) * s(m))) * float(V(n,k))
+}"""
+PADDED_WINDOW = """def f(float16(B,H,W,C) I, float16(O,3,3,C) w) -> (out) {
+    out(b,h,v,o) +=! (h+y >= 1 && h+y < H+1 && v+x >= 1 && v+x < W+1 ? I(b,h+y-1,v+x-1,c) : 0) * w(o,y,x,c)
+        where h in 0:H, v in 0:W, y in 0:3, x in 0:3
+}"""
+
 GROUP_CASES = (
     *ANY_TARGET,
     same("nt", matmul("m,k", "n,k", "m,n"), (200, 72), (88, 72)),
+    same("int8", matmul("m,k", "n,k", "m,n", "int8"), (130, 80), (72, 80), dtype="int8"),
+    ProductCase("int8_scaled", SCALED, ((70, 160), (40, 160), (40,)), ("int8", "int8", "float32")),
     same("nn_bfloat16", matmul("m,k", "k,n", "m,n", "bfloat16"), (130, 136), (136, 80), dtype="bfloat16"),
     same("tn", matmul("k,m", "k,n", "m,n"), (72, 136), (72, 64)),
     same("tt", matmul("k,m", "n,k", "m,n"), (72, 136), (40, 72)),
@@ -285,6 +295,8 @@ GROUP_CASES = (
     ),
     ProductCase("mixed", MIXED, ((70, 64), (48, 64), (70, 48)), ("float16", "float16", "float32")),
     ProductCase("masked", MASKED, ((70, 64), (72, 64))),
+    ProductCase("computed", COMPUTED, ((70, 72), (48, 72), (70,)), ("float32", "float16", "float32")),
+    same("padded_window", PADDED_WINDOW, (2, 6, 7, 64), (24, 3, 3, 64)),
     ProductCase("many_tiles", matmul("m,k", "n,k", "m,n"), ((1024, 64), (144, 64))),
 )
 """Those that warpgroups of sm_90 take, whatever the tile."""

@@ -33,19 +33,22 @@ from tensor_comprehensions.core import knobs
 from tensor_comprehensions.core.errors import ArgumentError
 from tensor_comprehensions.loop_ir.interpret.machine import interpret
 from tensor_comprehensions.loop_ir.nodes import Module
-from tensor_comprehensions.options import MappingOptions
+from tensor_comprehensions.options import GpuOptions, MappingOptions
 from tensor_comprehensions.runtime import opencl
 from tensor_comprehensions.runtime.cuda import launch as cuda_runtime
 from tensor_comprehensions.runtime.cuda import nvrtc
 from tensor_comprehensions.runtime.emulate import emulator
 from tensor_comprehensions.target import GpuTarget, parse_gpu_target
 
-from .gpu_suite import Case, check, every, mapped, memory_of, random_options
+from .def_products import random_group_options
+from .def_products import random_options as random_tiles
+from .gpu_suite import Case, check, every, in_halves, mapped, memory_of, random_options
 
 TARGETS = tuple(parse_gpu_target(f"cuda:{name}") for name in ("sm_90", "sm_80", "sm_90", "sm_75"))
 ARCHITECTURES = ("sm_80", "sm_90")
-WAYS = ("emulator", "nvrtc", "nvrtc-quick", "opencl", "interpreter", "device", "text")
-"""text: nothing is run. nvrtc-quick: machine code, too, but optimized little, in less than half of the time."""
+WAYS = ("emulator", "nvrtc", "nvrtc-quick", "opencl", "interpreter", "device", "text", "tiles")
+"""text: nothing is run. nvrtc-quick: machine code, too, but optimized little, in less than half of the time. tiles: the
+emulator, with products in half on tensor cores."""
 QUICK = ("--Ofast-compile=max",)
 TOGETHER = 24
 """Texts that are compiled in one go: that takes a tenth of the time of compiling each, a half with NVRTC."""
@@ -56,7 +59,7 @@ class Choice:
     """A set of options for a def. options: None leaves the mapping to the cost model."""
 
     name: str
-    options: MappingOptions | None
+    options: GpuOptions | None
     target: GpuTarget
 
 
@@ -89,9 +92,14 @@ class Tally:
 def choices(case: str, rounds: range, way: str = "emulator") -> Iterator[Choice]:
     """The default and the naive mapping for round 0 and 1, then random ones: the same in every process.
 
-    On a device all are for that.
+    On a device all are for that. Tiles are of warps on both targets, and of warpgroups on sm_90.
     """
     for n in rounds:
+        if way == "tiles":
+            random = Random(f"{case} {n}")
+            tiles = random_group_options(random) if n % 4 == 0 else random_tiles(random)
+            yield Choice(f"tiles {n}", tiles, TARGETS[n % 2])
+            continue
         machine = cuda_runtime.device_target(0) if way == "device" else TARGETS[n % len(TARGETS)]
         if n < 2:
             yield Choice(("default", "naive")[n], (None, MappingOptions.naive())[n], machine)
@@ -133,7 +141,7 @@ def prove(case: Case, way: str, rounds: range, known: frozenset[str] = frozenset
 def _try(case: Case, way: str, printed: Sequence[tuple[Choice, Module, GpuCode]], tally: Tally) -> None:
     if way == "text":
         return
-    if way == "emulator":
+    if way in ("emulator", "tiles"):
         _emulate(case, printed, tally)
         return
     if way.startswith("nvrtc"):
@@ -261,7 +269,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     part, _, count = options.shard.partition("/")
     rounds = range(options.first, options.first + options.rounds)
-    cases = [c for n, c in enumerate(every()) if n % int(count) == int(part) and fnmatch(c.name, options.cases)]
+    defs = in_halves() if options.way == "tiles" else every()
+    cases = [c for n, c in enumerate(defs) if n % int(count) == int(part) and fnmatch(c.name, options.cases)]
     done = {(t.case, t.way, t.rounds): t for t in journaled(options.journal)}
     known: dict[str, set[str]] = {}
     for tally in (t for path in options.known for t in journaled(path) if not t.failures):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,12 +23,15 @@ from tensor_comprehensions.loop_ir.interpret.ops import storage_dtype
 from tensor_comprehensions.loop_ir.nodes import Module
 from tensor_comprehensions.loop_ir.verify import verify
 from tensor_comprehensions.options import FUSION_STRATEGIES, GpuOptions, MappingOptions, check_mapping
+from tensor_comprehensions.structured.match.product_matching import has_narrow_products
 from tensor_comprehensions.target import GpuTarget
 from tensor_comprehensions.tc_lang import bind, compile_source
 from tensor_comprehensions.tc_lang.ir import BoundFunction, Role
 from tensor_comprehensions.tc_lang.legalize import legalize
 from tensor_comprehensions.tc_lang.match_arguments import TensorType, match_arguments
 from tensor_comprehensions.tc_lang.reference import evaluate_def
+
+from .def_products import GROUP_CASES
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "conformance"))
 from cases import CASES
@@ -99,6 +104,40 @@ def small_case(name: str, text: str) -> Case:
 def every() -> Iterator[Case]:
     yield from conformance()
     yield from benchmarks()
+
+
+def in_halves() -> Iterator[Case]:
+    """The conformance programs and benchmarks that multiply, in half precision, and the products of `def_products`."""
+    for case in CASES:
+        if case.error is None:
+            inputs, initial = case.arrays()
+            arrays = {n: _halved(a) for n, a in {**inputs, **initial}.items()}
+            with suppress(TCError):
+                wanted = case.record.get("fn")
+                yield from _multiplying(case_of(case.id, _in_half(case.source), wanted, arrays, set(initial)))
+    for name, text in vars(sources).items():
+        if name.isupper() and isinstance(text, str):
+            with suppress(TCError):
+                yield from _multiplying(small_case(name.lower(), _in_half(text)))
+    for product in GROUP_CASES:
+        if "bfloat16" not in product.text:
+            names = [p.name for p in compile_source(product.text)[0].parameters]
+            arrays = dict(zip(names, (x.numpy() for x in product.arguments()), strict=True))
+            first = {n: x.numpy() for n, x in product.initial_values().items()}
+            yield case_of(product.name, product.text, "f", {**arrays, **first}, set(first))
+
+
+def _in_half(text: str) -> str:
+    return re.sub(r"\bfloat\b", "half", text)
+
+
+def _halved(a: Any) -> Any:
+    return a.astype(np.float16) if a.dtype == np.float32 else a
+
+
+def _multiplying(case: Case) -> Iterator[Case]:
+    if has_narrow_products(case.bound):
+        yield case
 
 
 def memory_of(case: Case, module: Module) -> dict[str, np.ndarray]:

@@ -17,6 +17,7 @@ import tensor_comprehensions as tc
 from tensor_comprehensions.core.errors import ArgumentError
 from tensor_comprehensions.runtime.cuda import nvrtc
 from tensor_comprehensions.runtime.emulate import emulator
+from tensor_comprehensions.schedules import parallel
 from tensor_comprehensions.target import parse_gpu_target
 
 from ..helpers.fake_cuda import FakeCuda, fake
@@ -264,7 +265,7 @@ def test_what_is_refused() -> None:
     with pytest.raises(ArgumentError, match=r'pass A\.to\("coo"\)'):
         OPS.spmv.compile(tc.as_sparse(matrix(), "uc"), torch.randn(24), target="cuda:sm_90")
     with pytest.raises(ArgumentError, match="no CPU as target"):
-        OPS.spmv.compile(A, torch.randn(20), target="cuda:sm_90", search=3)
+        OPS.spmv.compile(A, torch.randn(20), target="cuda:sm_90", schedule=parallel("i"))
     columns = tc.SparseOptions(order=("j", "i"))
     with pytest.raises(ArgumentError, match="no order of loops with j, i"):
         OPS.spmv.compile(A, torch.randn(20), target="cuda:sm_90", options=columns)

@@ -12,6 +12,7 @@ import torch
 
 import tensor_comprehensions as tc
 from tensor_comprehensions.codegen.gpu.ptx import architecture_for
+from tensor_comprehensions.dispatch.cuda.gpu_kernels import GpuKernel
 from tensor_comprehensions.loop_ir.interpret.machine import interpret
 from tensor_comprehensions.options import TileOptions
 from tensor_comprehensions.runtime.cuda import nvrtc
@@ -24,7 +25,9 @@ from tensor_comprehensions.tiles.lower_tiles import lower_program
 from tensor_comprehensions.tiles.shared_accesses import bank_turns
 
 from ..helpers.def_products import (
+    COMPUTED,
     GROUP_CASES,
+    SWIGLU,
     WINDOW,
     ProductCase,
     emulate_all,
@@ -115,6 +118,11 @@ def test_large_products_are_limited_by_tensor_cores(name: str, n: int, monkeypat
     assert piece.tiles.stages >= 3
     program = region_program(piece, buffers_of(found.function), "f", SM90)
     assert bank_turns(lower_program(program)) == 0
+    check_assembled(kernel, monkeypatch)
+
+
+def check_assembled(kernel: GpuKernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The assembler has registers for all, and does not put products one after another."""
     logs: list[str] = []
     original = nvrtc._resources
     monkeypatch.setattr(nvrtc, "_resources", lambda log: (logs.append(log), original(log))[1])
@@ -125,16 +133,37 @@ def test_large_products_are_limited_by_tensor_cores(name: str, n: int, monkeypat
     assert not re.search(r"C75\d\d|warning", logs[0]), logs[0]
 
 
+N = 2048
+OTHERS = {
+    "bytes": (matmul("m,k", "n,k", "m,n", "int8"), ((N, N), (N, N)), ("int8", "int8")),
+    "across": (matmul("k,m", "k,n", "m,n", "bfloat16"), ((N, N), (N, N)), ("bfloat16", "bfloat16")),
+    "pair": (SWIGLU, ((N, N),) * 3, ("float16",) * 3),
+    "computed": (COMPUTED, ((N, N), (N, N), (N,)), ("float32", "float16", "float32")),
+    "window": (WINDOW, ((16, 58, 58, 128), (256, 3, 3, 128)), ("float16",) * 2),
+    "batch": (matmul("z,m,k", "z,k,n", "z,m,n"), ((16, 512, 512), (16, 512, 512)), ("float16",) * 2),
+}
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_products_are_assembled_without_spills(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    text, shapes, dtypes = OTHERS[name]
+    arguments = [torch.empty(s, dtype=getattr(torch, d)) for s, d in zip(shapes, dtypes, strict=True)]
+    kernel = tc.define(text).f.compile(*arguments, target=TARGET)
+    assert "wgmma" in kernel.source("cuda")
+    check_assembled(kernel, monkeypatch)
+
+
 ODD = {
     "rows of no whole 16 bytes": (matmul("m,k", "n,k", "m,n"), ((1024, 1025), (1024, 1025))),
-    "bytes": (matmul("m,k", "n,k", "m,n", "int8"), ((1024, 1024), (1024, 1024))),
+    "bytes": (matmul("m,k", "n,k", "m,n", "uint8"), ((1024, 1024), (1024, 1024))),
 }
 
 
 @pytest.mark.parametrize("name", ODD)
 def test_what_boxes_do_not_take_is_for_warps(name: str) -> None:
     text, shapes = ODD[name]
-    arguments = [torch.empty(s, dtype=torch.int8 if name == "bytes" else torch.float16) for s in shapes]
+    arguments = [torch.empty(s, dtype=torch.uint8 if name == "bytes" else torch.float16) for s in shapes]
     assert "mma.sync" in tc.define(text).f.compile(*arguments, target=TARGET).source("cuda")
 
 
