@@ -11,11 +11,16 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import permutations
+from math import prod
+from statistics import median
 from time import perf_counter
 from typing import Any
 
 import torch
 
+from ..cache.key import Key, make_sparse_tuning_key
+from ..cache.measurement_store import SHORTEST, Measurement, record_measurements
+from ..cache.store import Store, current_store
 from ..core.diagnostics import get_logger
 from ..core.errors import ArgumentError
 from ..dispatch.sparse.fixed_patterns import are_equal_levels
@@ -24,7 +29,12 @@ from ..dispatch.sparse.sparse_kernels import SparseKernels
 from ..dispatch.sparse.sparse_run import SparseCall
 from ..dispatch.sparse.sparse_tensor import SparseTensor
 from ..options import SparseOptions, check_sparse_options
+from ..runtime.cpu.host import host
+from ..sparse.explain import text_with_formats
+from ..tc_lang.bind import bind
 from ..tc_lang.ir import Function
+from .expected_results import allow_rounding, find_fault
+from .recorded_options import lookup_by_key
 from .search_loop import SearchBudget
 from .timing import RunQueueClock, Times, calls_for, sample_run, speedup_lower_bound
 
@@ -34,6 +44,8 @@ MIN_RACE_ROUNDS, MAX_RACE_ROUNDS = 15, 61
 """Rounds of a race: so many tell a loser, and so many a winner."""
 HOPELESS = 1.1
 """A candidate that takes so many times as long in half of the first rounds is given up."""
+TIMED = 5
+"""Samples of the times that are kept."""
 MAX_PERMUTED = 4
 """Indices of a statement up to which all orders of loops are tried."""
 
@@ -48,9 +60,14 @@ class SparseTuningResult:
 
 
 def autotune_sparse(
-    kernels: SparseKernels, values: Sequence[object], initial: Mapping[str, object], start: object, trying: SearchBudget
+    kernels: SparseKernels,
+    values: Sequence[object],
+    initial: Mapping[str, object],
+    start: object,
+    trying: SearchBudget,
+    store: Store,
 ) -> SparseTuningResult:
-    """Search for options for calls like this one, and use them from now on.
+    """Search for options for calls like this one, use them from now on, and keep them in the store.
 
     Raises:
         ArgumentError: the operands do not fit the def, or the start is no `SparseOptions`.
@@ -63,7 +80,11 @@ def autotune_sparse(
     search = _Search(kernels, call, default, trying)
     with torch.no_grad():
         found = search.run()
+        times = {options: search.time(options) for options in dict.fromkeys((found.options, default))}
     kernels.set_tuned_options(call, found.options)
+    key = make_tuning_key(kernels.function_for_call(call), call, kernels.sizes(call))
+    facts = {"validated": True, "tuner": "sparse", "samples": TIMED}
+    record_measurements(store, key, [Measurement(o, seconds, **facts) for o, seconds in times.items()])  # type: ignore[arg-type]
     get_logger("tune").info(
         "%s: sparse, %.2f times as fast as untuned, after %d candidates: %s",
         kernels.function.name, found.speedup, found.candidates, found.options,
@@ -71,10 +92,24 @@ def autotune_sparse(
     return found
 
 
+def make_tuning_key(function: Function, call: SparseCall, sizes: Mapping[str, int]) -> Key:
+    """The key of measurements for calls like this one: what is stored counts by its amount."""
+    shapes = " ".join(map(str, (*sizes.values(), *(len(t.values) for t in call.sparse.values()))))
+    types = tuple((n, str(t.dtype), str(t.index_dtype)) for n, t in call.sparse.items())
+    text = text_with_formats(function)
+    return make_sparse_tuning_key(text, types, shapes, host(), threads=torch.get_num_threads())
+
+
+def choose_tuned_sparse_options(function: Function, call: SparseCall, sizes: Mapping[str, int]) -> SparseOptions | None:
+    """The options for an operator that was defined with `options="tuned"`: what the cache knows of calls like this."""
+    return lookup_by_key(function, make_tuning_key(function, call, sizes), "", SparseOptions, current_store())
+
+
 class _Search:
     def __init__(self, kernels: SparseKernels, call: SparseCall, start: SparseOptions, trying: SearchBudget) -> None:
         self._kernels, self._call, self._start, self._trying = kernels, call, start, trying
         self._expected = kernels.run(call, options=start)
+        self._longest_sum = _count_terms(kernels, call)
         self._end = perf_counter() + trying.seconds
         self._limit = trying.generations * trying.population
         self._tried = {start}
@@ -106,10 +141,20 @@ class _Search:
         except ArgumentError as refusal:  # an order that is not possible, say
             get_logger("tune").debug("%s: %s", candidate, refusal.message)
             return 0.0
-        if not all(_agree(found[n], x) for n, x in self._expected.items()):
+        if not all(_agree(found[n], x, self._longest_sum) for n, x in self._expected.items()):
             get_logger("tune").warning("%s: %s gives other results", self._kernels.function.name, candidate)
             return 0.0
         return self._race(best, candidate)
+
+    def time(self, options: SparseOptions) -> float:
+        """Seconds of a call: the median of some."""
+
+        def launch() -> int:
+            self._kernels.run(self._call, options=options)
+            return 0
+
+        count = calls_for(sample_run(launch, 1, None))
+        return max(SHORTEST, median(sample_run(launch, count, None) for _ in range(TIMED)))
 
     def _race(self, best: SparseOptions, candidate: SparseOptions) -> float:
         def launch(options: SparseOptions) -> int:
@@ -145,8 +190,16 @@ def _orders(function: Function) -> list[tuple[str, ...]]:
     return [(), *permutations(most)] if len(most) <= MAX_PERMUTED else [()]
 
 
-def _agree(x: Any, y: Any) -> bool:
+def _count_terms(kernels: SparseKernels, call: SparseCall) -> int:
+    """The most terms that one element of a tensor may have."""
+    function, sizes = kernels.function_for_call(call), kernels.sizes(call)
+    scalars = {name: sizes[name] for name in function.scalars}
+    bound = bind(function, {n: v for n, v in sizes.items() if n not in scalars}, scalars)
+    return max((prod(i.extent for i in s.reduction_indices) for s in bound.statements), default=1) or 1
+
+
+def _agree(x: Any, right: Any, longest_sum: int) -> bool:
     """Whether two results store the same places and agree but for rounding."""
     if not isinstance(x, SparseTensor):
-        return bool(torch.allclose(x, y, rtol=1e-3, atol=1e-5, equal_nan=True))
-    return are_equal_levels(x.levels, y.levels) and _agree(x.values, y.values)
+        return find_fault(x, right, allow_rounding(right, longest_sum)) is None
+    return are_equal_levels(x.levels, right.levels) and _agree(x.values, right.values, longest_sum)
