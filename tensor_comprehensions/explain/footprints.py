@@ -41,7 +41,7 @@ class _Form:
     """A subscript: coefficients of the variables that move, and what stays the same."""
 
     moving: tuple[tuple[str, int], ...]
-    fixed: tuple[tuple[Hashable, int], ...]
+    fixed: frozenset[tuple[Hashable, int]]
     constant: int
     is_known: bool = True
 
@@ -101,7 +101,7 @@ class _Inner:
             else:
                 fixed[atom] = fixed.get(atom, 0) + factor
         ordered = sorted((item for item in moving.items() if item[1]), key=lambda item: item[0])
-        return _Form(tuple(ordered), tuple(sorted(fixed.items(), key=repr)), constant, known)
+        return _Form(tuple(ordered), frozenset(fixed.items()), constant, known)
 
     def _moves(self, name: str) -> bool:
         form = self.forms.get(name)
