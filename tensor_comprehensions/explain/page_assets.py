@@ -79,5 +79,7 @@ document.addEventListener("keydown",event=>{
  const own=[...pane.querySelectorAll(".l")],at=own.indexOf(pinned),step=event.key==="ArrowDown"?1:-1;
  const next=own[Math.max(0,Math.min(own.length-1,at<0?0:at+step))];
  if(next){event.preventDefault();pin(next);next.scrollIntoView({block:"nearest"})}});
+const wanted=/^#s([0-9]+)$/.exec(location.hash);
+if(wanted){const e=(byStatement.get(wanted[1])||[])[0];if(e)pin(e)}
 })();
 """

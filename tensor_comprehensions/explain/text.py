@@ -11,7 +11,8 @@ from .report import Report
 COLUMN, LOOPS = 10, 4
 """Of the subjects; loops whose footprints are told."""
 ORDER = (
-    "tuning", "fusion", "lowering", "split", "order", "tiles", "temporary", "plan", "pack", "vector", "mapping", "promotion",
+    "tuning", "fusion", "lowering", "split", "order", "tiles", "temporary", "plan",
+    "pack", "vector", "mapping", "promotion",
     "padding", "function", "memory", "graph",
 )  # fmt: skip
 ELSEWHERE = 2
