@@ -84,7 +84,7 @@ def _sections(kernel: Kernel, compiled: CompiledGpuKernel) -> Iterator[Section]:
             pitch = b.strides[-2]
             padded = f", rows of {b.shape[-1]} every {pitch}" if pitch != b.shape[-1] else ", rows without padding"
             text = f"{' x '.join(map(str, b.shape))} {b.type.dtype}, {format_bytes(b.bytes)}{padded}"
-            yield Section(f"shared {b.name}", (text, "the bank of each element:"), tuple(bank_rows(b)))
+            yield Section(f"shared {b.name}", (text,), tuple(bank_rows(b)))
 
 
 def _launch_lines(kernel: Kernel, buffers: list[Buffer], compiled: CompiledGpuKernel) -> Iterator[str]:
