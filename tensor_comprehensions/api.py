@@ -472,16 +472,19 @@ class Op(KernelDispatcher):
         Args:
             measure: also run the call on one thread, and measure what this machine can do at most: about a second.
         """
-        from .explain.entry import explain_compiled
-        from .explain.work import measured_report
+        from .explain.cpu import explain_cpu_kernel
 
         kernel = self.compile(*tensors, options=options, target=target, schedule=schedule, **initial)
         if not isinstance(kernel, Kernel):
             if measure:
                 raise ArgumentError("only kernels for CPUs are measured", suggestion="leave out measure=True")
             return kernel.explain()
-        report = explain_compiled(kernel.compiled, (kernel._explain_record(asked=self._asked == "tuned"),))
-        return measured_report(report, kernel.compiled, lambda: kernel(*tensors, **initial)) if measure else report
+        report = explain_cpu_kernel(kernel.compiled, (kernel._explain_record(asked=self._asked == "tuned"),))
+        if not measure:
+            return report
+        from .explain.measure import measured_report
+
+        return measured_report(report, kernel.compiled, lambda: kernel(*tensors, **initial))
 
 
 def _define_named(

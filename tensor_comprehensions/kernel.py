@@ -190,9 +190,9 @@ class Kernel(KernelDispatcher):
     @only_tc_errors
     def explain(self) -> Report:
         """Why the kernel is as it is: `print` the report for the short form, `save("x.html")` it for the page."""
-        from .explain.entry import explain_compiled
+        from .explain.cpu import explain_cpu_kernel
 
-        return explain_compiled(self.compiled, (self._explain_record(asked=False),))
+        return explain_cpu_kernel(self.compiled, (self._explain_record(asked=False),))
 
     def _explain_record(self, *, asked: bool) -> Decision:
         """Why the options of the kernel are those of a tuned record, or not."""

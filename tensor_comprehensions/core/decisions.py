@@ -48,6 +48,7 @@ SUBJECTS = {
     "fusion": "statements in one kernel, or in two",
     "lowering": "register tiles, or loops",
     "split": "sums in several parts",
+    "order": "copies of operands into another order before a product",
     "tiles": "what one iteration of the shared loops covers",
     "temporary": "where an intermediate result lives",
     "plan": "loops, register tile and copies of a contraction",

@@ -51,7 +51,7 @@ def draw_roofline(r: Roofline) -> str:
             f'<path class="roof" d="M{x(start):.0f} {y(rate * start):.0f} L{x(edge):.0f} {y(rate * edge):.0f}"/>'
         )
         parts.append(
-            f'<text x="{x(start) + 4:.0f}" y="{y(rate * start) - 4:.0f}">{escape(name)} {format_bytes(rate)}/s</text>'
+            f'<text x="{x(start) + 4:.0f}" y="{y(rate * start) + 13:.0f}">{escape(name)} {format_bytes(rate)}/s</text>'
         )
     parts.append(f'<path class="roof" d="M{x(min(high, r.peak / r.rates[0][1])):.0f} {y(r.peak):.0f} H{x(high):.0f}"/>')
     parts.append(f'<text x="{x(high) - 130:.0f}" y="{y(r.peak) - 6:.0f}">{format_count(r.peak)} operations/s</text>')

@@ -32,7 +32,8 @@ def explain_cpu_kernel(compiled: CompiledCpuKernel, tuning: tuple[Decision, ...]
         text = emit_llvm_with_lines(module, compiled.target, host_symbols.vector_functions(), lines)
     code, assembly = object_code.assemble_and_print(text, compiled.target)
     statements = source_statements(compiled.text, bound)
-    loops = list_loops(module, with_original_names(module, bound))
+    named = list(list_lines(with_original_names(module, bound)))
+    loops = list_loops(module, lines, named)
     same = object_code.code_sections(code.data) == object_code.code_sections(compiled.code.data)
     with close_book():
         schedule = compiled.source("schedule")
@@ -51,7 +52,7 @@ def explain_cpu_kernel(compiled: CompiledCpuKernel, tuning: tuple[Decision, ...]
             ("options", repr(compiled.options)),
             ("work", f"{format_count(call_flops(bound))} operations, {format_bytes(call_bytes(bound))} of tensors"),
         ),
-        footprints=loop_footprints(module, with_original_names(module, bound), compiled.target),
+        footprints=loop_footprints(lines, named, compiled.target),
         matches=SAME_BYTES if same else BY_HAND,
     )  # fmt: skip
 

@@ -6,7 +6,7 @@ constants and nothing is masked.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
@@ -23,7 +23,6 @@ from ..loop_ir.nodes import (
     Let,
     Load,
     Loop,
-    Module,
     Ramp,
     Space,
     Stmt,
@@ -31,7 +30,7 @@ from ..loop_ir.nodes import (
     Var,
 )
 from ..loop_ir.rewrite import stmt_expressions, substatements, walk_expr, walk_stmts
-from ..loop_ir.show import list_lines
+from ..loop_ir.show import Line
 from ..target import CpuTarget
 from .report import Footprint
 
@@ -41,7 +40,7 @@ class _Form:
     """A subscript: coefficients of the variables that move, and what stays the same."""
 
     moving: tuple[tuple[str, int], ...]
-    fixed: tuple[tuple[Hashable, int], ...]
+    fixed: frozenset[tuple[Hashable, int]]
     constant: int
     is_known: bool = True
 
@@ -96,12 +95,14 @@ class _Inner:
                 known = known and own.is_known
             elif isinstance(atom, Var) and atom.name.startswith(_LANE):
                 moving[atom.name] = moving.get(atom.name, 0) + factor
-            elif any(isinstance(x, Load) or (isinstance(x, Var) and self._moves(x.name)) for x in walk_expr(atom)):
+            elif any(
+                isinstance(x, Load | Ramp) or (isinstance(x, Var) and self._moves(x.name)) for x in walk_expr(atom)
+            ):
                 known = False
             else:
                 fixed[atom] = fixed.get(atom, 0) + factor
         ordered = sorted((item for item in moving.items() if item[1]), key=lambda item: item[0])
-        return _Form(tuple(ordered), tuple(sorted(fixed.items(), key=repr)), constant, known)
+        return _Form(tuple(ordered), frozenset(fixed.items()), constant, known)
 
     def _moves(self, name: str) -> bool:
         form = self.forms.get(name)
@@ -147,11 +148,10 @@ def _largest(e: Expr) -> int | None:
     return min(known, default=None)
 
 
-def loop_footprints(module: Module, named: Module, target: CpuTarget) -> tuple[Footprint, ...]:
-    """The footprint of each loop of `module` that is not unrolled; `named` is the same in the program's names."""
+def loop_footprints(lines: Sequence[Line], named: Sequence[Line], target: CpuTarget) -> tuple[Footprint, ...]:
+    """The footprint of each loop among `lines`; `named` are the same in the program's names."""
     found: list[Footprint] = []
-    lines = zip(list_lines(module), list_lines(named), strict=True)
-    for number, ((_, s), (_, own)) in enumerate(lines, 1):
+    for number, ((_, s), (_, own)) in enumerate(zip(lines, named, strict=True), 1):
         if isinstance(s, Loop) and isinstance(own, Loop):
             names = _names_of(s, own)
             sizes = footprint_of(s.body)

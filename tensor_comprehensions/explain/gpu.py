@@ -14,6 +14,7 @@ from ..compiler.gpu_passes import GPU_PASSES, CompiledGpuKernel
 from ..core.decisions import Decision, close_book, open_book
 from ..loop_ir.nodes import Buffer, Kernel, Module
 from ..loop_ir.origins import statement_of
+from ..loop_ir.show import list_lines
 from ..runtime.cuda import nvrtc
 from ..tc_lang.canonical_bound import errors_of
 from .names import with_original_decisions
@@ -44,8 +45,8 @@ def explain_gpu_kernel(compiled: CompiledGpuKernel, tuning: tuple[Decision, ...]
         statements=statements,
         decisions=(*tuning, *with_original_decisions(book.decisions, bound)),
         listings=(
-            list_def(compiled.text, bound, statements), list_schedule(schedule), list_loops(module, named),
-            list_cuda(code),
+            list_def(compiled.text, bound, statements), list_schedule(schedule),
+            list_loops(module, list(list_lines(module)), list(list_lines(named))), list_cuda(code),
         ),
         seconds=compiled.seconds,
         facts=(("options", "chosen from the sizes" if compiled.options is None else repr(compiled.options)),),
@@ -83,7 +84,7 @@ def _sections(kernel: Kernel, compiled: CompiledGpuKernel) -> Iterator[Section]:
             pitch = b.strides[-2]
             padded = f", rows of {b.shape[-1]} every {pitch}" if pitch != b.shape[-1] else ", rows without padding"
             text = f"{' x '.join(map(str, b.shape))} {b.type.dtype}, {format_bytes(b.bytes)}{padded}"
-            yield Section(f"shared {b.name}", (text, "the bank of each element:"), tuple(bank_rows(b)))
+            yield Section(f"shared {b.name}", (text,), tuple(bank_rows(b)))
 
 
 def _launch_lines(kernel: Kernel, buffers: list[Buffer], compiled: CompiledGpuKernel) -> Iterator[str]:

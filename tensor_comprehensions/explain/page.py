@@ -57,7 +57,7 @@ def _page(report: Report) -> Iterator[str]:
     for section in report.sections:
         yield f"<section><h2>{escape(section.title)}</h2>"
         yield from (f"<p>{escape(p)}</p>" for p in section.text)
-        yield draw_bank_grid(section) if section.grid else ""
+        yield f"<p>the bank of each element:</p>{draw_bank_grid(section)}" if section.grid else ""
         yield "</section>"
     yield from _facts(report)
     yield f"</main>\n<script>{SCRIPT}</script>\n</body>\n</html>"

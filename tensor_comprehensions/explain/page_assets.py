@@ -23,13 +23,18 @@ pre .l{display:block;padding:0 8px;border-left:4px solid transparent;white-space
 .c6{border-left-color:var(--c6)!important}.c7{border-left-color:var(--c7)!important}
 .cm{border-left:4px double var(--dim)!important}
 .near{background:var(--mark)}.pin{background:var(--pin)}
+#def pre,#loops pre{counter-reset:line}
+#def .l::before,#loops .l::before{counter-increment:line;content:counter(line);
+display:inline-block;width:3.2em;padding-right:.8em;text-align:right;color:var(--dim)}
 section{margin-top:14px}.panes section{margin-top:0}
 table{border-collapse:collapse;width:100%;font-size:12.5px}td,th{text-align:left;vertical-align:top;padding:3px 8px;
 border-top:1px solid var(--rule);overflow-wrap:anywhere}thead th{color:var(--dim);border:0}
 #facts th{width:12em;color:var(--dim);font-weight:400}
 #why td:nth-child(1){white-space:nowrap;color:var(--dim)}#why td:nth-child(5){white-space:nowrap}
+#why td:nth-child(2){min-width:9em}#why th{overflow-wrap:normal}
 small{color:var(--dim)}
-svg{display:block;max-width:100%}svg text{font:11px ui-monospace,monospace;fill:var(--fg)}
+section>p{margin:4px 8px}section>svg{margin:4px 8px}svg{display:block;max-width:100%}
+svg text{font:11px ui-monospace,monospace;fill:var(--fg)}
 .bar{display:inline-block;margin-right:6px;fill:var(--c5)}.axis,.roof,.drop{fill:none;stroke:var(--dim)}.roof{stroke:var(--c0);
 stroke-width:2}.drop{stroke-dasharray:3 3}.limit{fill:none;stroke:var(--c0);stroke-width:2}.own{fill:var(--c1)}
 .banks rect{stroke:var(--bg)}.banks text{font-size:9px}.pad{fill:none}.t0{fill:#c6d8f5}.t1{fill:#f7dcb4}
@@ -56,7 +61,7 @@ function partners(e){
  for(const s of own)for(const x of byStatement.get(s)||[]){
   const pane=x.closest("section").id,from=e.closest("section").id;
   if((loop&&(pane==="asm"||pane==="loops")&&(from==="asm"||from==="loops"))||x.tagName==="TR"&&e.tagName==="TR")continue;
-  if(own.length>1&&from!=="why"&&(x.dataset.s||"")!==e.dataset.s&&x.dataset.s.split(" ").length>1)continue;
+  if(pane!=="def"&&x.tagName!=="TR"&&x.dataset.s.split(" ").some(other=>!own.includes(other)))continue;
   found.add(x)}
  return found}
 function clear(name){for(const e of document.querySelectorAll("."+name))e.classList.remove(name)}
@@ -79,5 +84,10 @@ document.addEventListener("keydown",event=>{
  const own=[...pane.querySelectorAll(".l")],at=own.indexOf(pinned),step=event.key==="ArrowDown"?1:-1;
  const next=own[Math.max(0,Math.min(own.length-1,at<0?0:at+step))];
  if(next){event.preventDefault();pin(next);next.scrollIntoView({block:"nearest"})}});
+const first=document.querySelector("#def [data-s]");
+if(first){const box=first.closest("pre");if(first.offsetTop-box.offsetTop>box.clientHeight-40)
+ box.scrollTop=first.offsetTop-box.offsetTop-40}
+const wanted=/^#s([0-9]+)$/.exec(location.hash);
+if(wanted){const e=(byStatement.get(wanted[1])||[])[0];if(e)pin(e)}
 })();
 """

@@ -93,9 +93,10 @@ def _list_def(function: Function) -> tuple[tuple[SourceStatement, ...], Listing]
 
 def _phase(module: Module, target: CpuTarget, number: int) -> tuple[Listing, Listing, bytes]:
     """Loops and machine code of one module."""
-    text = emit_llvm_with_lines(module, target, host_symbols.vector_functions(), list(list_lines(module)))
+    lines = list(list_lines(module))
+    text = emit_llvm_with_lines(module, target, host_symbols.vector_functions(), lines)
     code, assembly = object_code.assemble_and_print(text, target)
-    loops = list_loops(module, module)
+    loops = list_loops(module, lines, lines)
     return loops, list_assembly(assembly, loops), code.data
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from ..loop_ir.nodes import Module, Stmt, Store
 from ..loop_ir.origins import origins_in, statement_of
-from ..loop_ir.show import list_lines
+from ..loop_ir.show import Line
 from ..tc_lang.ir import BoundFunction
 from .report import Listing, ListingLine, SourceStatement
 
@@ -66,15 +67,15 @@ def list_schedule(text: str) -> Listing:
     return Listing("schedule", "schedule tree", tuple(found))
 
 
-def list_loops(module: Module, named: Module) -> Listing:
-    """The loops of `module` in the names of `named`: each line with the statements of what it contains."""
-    lines = []
+def list_loops(module: Module, lines: Sequence[Line], named: Sequence[Line]) -> Listing:
+    """The loops of `module`, whose lines are `lines`, as `named` spells them: each with the statements inside it."""
+    found = []
     kernels = iter(module.kernels)
-    for (text, _), (own, s) in zip(list_lines(named), list_lines(module), strict=True):
+    for (text, _), (own, s) in zip(named, lines, strict=True):
         is_header = s is None and own.startswith("kernel ")
         names, role = _owners(next(kernels).body if is_header else s)
-        lines.append(ListingLine(text, names, role))
-    return Listing("loops", "loops", tuple(lines))
+        found.append(ListingLine(text, names, role))
+    return Listing("loops", "loops", tuple(found))
 
 
 def _owners(s: Stmt | None) -> tuple[tuple[str, ...], str]:

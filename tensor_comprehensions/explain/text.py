@@ -11,8 +11,8 @@ from .report import Report
 COLUMN, LOOPS = 10, 4
 """Of the subjects; loops whose footprints are told."""
 ORDER = (
-    "tuning", "fusion", "lowering", "split", "tiles", "temporary", "plan", "pack", "vector", "mapping", "promotion",
-    "padding", "function", "memory", "graph",
+    "fusion", "lowering", "split", "order", "tiles", "temporary", "plan", "pack", "vector", "mapping", "promotion",
+    "padding", "function", "memory", "graph", "tuning",
 )  # fmt: skip
 ELSEWHERE = 2
 """Rivals that are told in the short form."""
@@ -45,11 +45,14 @@ def _lines(report: Report) -> Iterator[str]:
     if report.roofline is not None:
         yield from _roofline(report)
     for section in report.sections:
-        yield from (f"  {section.title:<{COLUMN}} {line}" for line in section.text)
+        yield f"  {section.title}"
+        yield from (f"  {'':<{COLUMN}} {line}" for line in section.text)
 
 
 def _matters(d: Decision) -> bool:
     """Is a decision for the short form? Not one that says what everybody expects."""
+    if d.subject == "tuning":
+        return "no tuned record" not in d.chosen or "the cache has" in d.why
     if d.subject == "memory":
         return "heap" in d.chosen or "past" in d.chosen
     if d.subject == "pack":

@@ -53,7 +53,7 @@ def test_machine_code_with_and_without_lines_is_the_same(group: int) -> None:
         assert sections
         assert any(map(len, sections.values()))
         assert object_code.code_sections(code.data) == sections, case.name
-        loops = list_loops(module, module)
+        loops = list_loops(module, lines, lines)
         for (_, s), line in zip(lines, loops.lines, strict=True):
             assert line.statements or not isinstance(s, Store), line
         listing = list_assembly(assembly, loops)

@@ -57,6 +57,7 @@ from .device_arguments import (
 )
 from .gpu_inline_cache import GpuInlineCache
 from .mixed_plan import (
+    MixedPlan,
     Plan,
     Step,
     bind_steps,
@@ -293,10 +294,17 @@ class GpuKernel:
 
     @only_tc_errors
     def explain(self) -> Report:
-        """Why the kernel is as it is: `print` the report for the short form, `save("x.html")` it for the page."""
-        from ...explain.entry import explain_compiled
+        """Why the kernel is as it is: `print` the report for the short form, `save("x.html")` it for the page.
 
-        return explain_compiled(self.compiled)
+        Raises ArgumentError where a library computes some of it.
+        """
+        from ...explain.gpu import explain_gpu_kernel
+
+        if isinstance(self.compiled, MixedPlan):
+            raise ArgumentError(
+                "a def with calls of a library is not explained as a whole", suggestion="leave out match_library_calls"
+            )
+        return explain_gpu_kernel(self.compiled)
 
     @only_tc_errors
     def emulate(self, /, *tensors: object, **initial: object) -> Any:

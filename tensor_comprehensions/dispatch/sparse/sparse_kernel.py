@@ -53,9 +53,9 @@ class SparseKernel:
     @only_tc_errors
     def explain(self) -> Report:
         """Why the kernel is as it is: `print` the report for the short form, `save("x.html")` it for the page."""
-        from ...explain.entry import explain_compiled
+        from ...explain.sparse import explain_sparse_kernel
 
-        return explain_compiled(self.compiled)
+        return explain_sparse_kernel(self.compiled)
 
     @only_tc_errors
     def source(self, kind: str = "schedule") -> str:

@@ -14,6 +14,7 @@ from functools import reduce
 from itertools import product, takewhile
 from math import inf, prod
 
+from ...core.decisions import Decision, Rival, close_book, is_recording, note_decision
 from ...core.errors import CannotLower
 from ...core.memory_layout import contiguous_strides
 from ...core.naming import compose_name
@@ -126,7 +127,21 @@ def reorder(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> 
         cycles = _copies(found, orders, target) + _cycles(_op(multiply, name), target, parallel=parallel)
         if cycles < least:
             best, least = candidate, cycles
-    return _with_lanes_along_sum(found, least, target, parallel=parallel) or best
+    best = _with_lanes_along_sum(found, least, target, parallel=parallel) or best
+    if best is not function and is_recording():
+        _record_order(function, best, target, parallel=parallel)
+    return best
+
+
+def _record_order(function: BoundFunction, best: BoundFunction, target: CpuTarget, *, parallel: bool) -> None:
+    """Write down which tensors are copied into another order first, or written in another one."""
+    (s,) = function.statements
+    made = [t.name for t in best.tensors if t not in function.tensors]
+    plain = Rival("the product as it is written", _cycles(_op(function), target, parallel=parallel))
+    why = "the product takes less with its operands in the order in which it reads them, copies included"
+    note_decision(
+        Decision("order", (s.name,), f"copies {', '.join(made)}" if made else "another order", why, (), (plain,))
+    )
 
 
 def _with_lanes_along_sum(
@@ -303,7 +318,8 @@ def _cycles(op: StructuredOp | None, target: CpuTarget, *, parallel: bool) -> fl
     if why_not_microkernel(op, target) is not None:
         return inf
     try:
-        return plan_cycles(op, select_plan(op, target, parallel=parallel), target)
+        with close_book():  # a price, not a choice
+            return plan_cycles(op, select_plan(op, target, parallel=parallel), target)
     except CannotLower:
         return inf
 

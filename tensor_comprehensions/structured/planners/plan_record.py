@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 
 from ...core.decisions import Decision, Rival, note_decision
 from ...core.naming import SEPARATOR
 from ...target import CpuTarget
 from ..analysis.contraction_info import ContractionInfo, analyze_contraction
-from ..cost.plan_cost import Costs, plan_costs
+from ..cost.plan_cost import Costs, expected_costs, plan_costs
 from ..op import StructuredOp, factor_tensor
 from ..plan import PackStep, Plan, Side
 
@@ -24,19 +24,32 @@ def record_plan(
 
     priced: further plans, which nobody compared it with: what other copies would have cost.
     """
-    costs = plan_costs(op, chosen, target)
-    ranked = sorted(dict.fromkeys((*compared, *priced)), key=lambda p: plan_costs(op, p, target).total)
-    rivals = [p for p in ranked if p != chosen]
-    others = tuple(_rival(op, p, costs, target, was_compared=p in compared) for p in rivals[:RIVALS])
+    prices = _price_plans(op, dict.fromkeys((chosen, *compared, *priced)), target)
+    rivals = sorted((p for p in prices if p != chosen), key=lambda p: prices[p].total)
+    others = tuple(_rival(op, p, prices, chosen, was_compared=p in compared) for p in rivals[:RIVALS])
     count = len({*compared, chosen})
     why = f"the best of {count} plans by the cost model" if count > 1 else "the cost model's tile and order, unrivaled"
     text = describe_plan(op, chosen)
-    note_decision(Decision("plan", (op.name,), text, why, _cost_numbers(costs), others))
+    note_decision(Decision("plan", (op.name,), text, why, _cost_numbers(prices[chosen]), others))
     for side in Side:
-        _record_copy(op, chosen, side, rivals, target)
+        _record_copy(op, chosen, side, [(p, prices[p]) for p in rivals], prices[chosen], target)
     if chosen.nontemporal:
         why = "the output is larger than the caches keep until it is read"
         note_decision(Decision("memory", (op.name,), "the output is written past the caches", why))
+
+
+def _price_plans(op: StructuredOp, plans: Iterable[Plan], target: CpuTarget) -> dict[Plan, Costs]:
+    """The costs of plans, those with lanes along one iterator together."""
+    prices: dict[Plan, Costs] = {}
+    same: dict[str, list[Plan]] = {}
+    for plan in plans:
+        if plan.output_panel_depth is None:
+            same.setdefault(plan.vector, []).append(plan)
+        else:
+            prices[plan] = plan_costs(op, plan, target)
+    for vector, group in same.items():
+        prices |= zip(group, expected_costs(analyze_contraction(op, vector), group, target), strict=True)
+    return prices
 
 
 def _cost_numbers(costs: Costs) -> tuple[tuple[str, float], ...]:
@@ -45,13 +58,12 @@ def _cost_numbers(costs: Costs) -> tuple[tuple[str, float], ...]:
     return ("total", costs.total), *parts
 
 
-def _rival(op: StructuredOp, plan: Plan, chosen: Costs, target: CpuTarget, *, was_compared: bool) -> Rival:
-    costs = plan_costs(op, plan, target)
-    names = [name for name, _ in _cost_numbers(costs)[1:]]
-    parts = {name: getattr(costs, name) - getattr(chosen, name) for name in names}
-    worst = max(parts, key=lambda name: parts[name])
-    more = f"{worst.replace('_', ' ')}: {parts[worst]:,.0f} cycles more" if parts[worst] > 0 else "not clearly better"
-    return Rival(describe_plan(op, plan), costs.total, more if was_compared else f"{more}; not looked at")
+def _rival(op: StructuredOp, plan: Plan, prices: Mapping[Plan, Costs], chosen: Plan, *, was_compared: bool) -> Rival:
+    own, costs = prices[chosen], prices[plan]
+    more = {name: getattr(costs, name) - getattr(own, name) for name, _ in _cost_numbers(costs)[1:]}
+    worst = max(more, key=lambda name: more[name])
+    why = f"{worst.replace('_', ' ')}: {more[worst]:,.0f} cycles more" if more[worst] > 0 else "not clearly better"
+    return Rival(describe_plan(op, plan), costs.total, why if was_compared else f"{why}; not looked at")
 
 
 def describe_plan(op: StructuredOp, plan: Plan) -> str:
@@ -79,12 +91,18 @@ def _own_name(op: StructuredOp, iterator: str) -> str:
     return iterator.removeprefix(f"{op.name}{SEPARATOR}")
 
 
-def _record_copy(op: StructuredOp, chosen: Plan, side: Side, rivals: Sequence[Plan], target: CpuTarget) -> None:
+def _record_copy(
+    op: StructuredOp,
+    chosen: Plan,
+    side: Side,
+    rivals: Sequence[tuple[Plan, Costs]],
+    costs: Costs,
+    target: CpuTarget,
+) -> None:
     """Why a factor is copied into panels, or read where it is: the best plan that does otherwise is the rival."""
     packed = _find_pack(chosen, side)
-    costs = plan_costs(op, chosen, target)
-    otherwise = [p for p in rivals if (_find_pack(p, side) is None) != (packed is None)]
-    others = tuple(Rival(describe_plan(op, p), plan_costs(op, p, target).total) for p in otherwise[:1])
+    otherwise = [(p, c) for p, c in rivals if (_find_pack(p, side) is None) != (packed is None)]
+    others = tuple(Rival(describe_plan(op, p), c.total) for p, c in otherwise[:1])
     tensor = factor_tensor(op.factors[side.value])
     known = analyze_contraction(op, chosen.vector)
     numbers = (("total", costs.total), ("packing", _copy_cycles(op, chosen, side, target)))

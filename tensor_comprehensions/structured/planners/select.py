@@ -36,6 +36,8 @@ LITTLE_WORK, FORK, MUCH = 4 * PARALLEL_WORK, 6000.0, 0.85
 the part of the cycles of one thread that two may take: what others do to the second one is not foreseen."""
 PLANNED = 64
 """Plans that are kept: an op is looked at to decide what is done around it, to be lowered, and to be shown."""
+PRICED = 3
+"""Register tiles around which rival plans are priced for people to read."""
 TILES, CLEARLY, NEARLY = 6, 0.97, 0.9
 """Register tiles that are looked at; less than this share of the cycles makes one of them better than those before, in
 general and where all that is touched is near, so that order and copies change less than is foreseen."""
@@ -61,7 +63,7 @@ def _select_plan(op: StructuredOp, target: CpuTarget, *, parallel: bool) -> Plan
         if _shared_cycles(op, shared, target) >= MUCH * plan_cycles(op, serial, target):
             shared, rivals = serial, others
     if is_recording():
-        tiles = [(view, tile) for view in views for tile in view.best_tiles(TILES)]
+        tiles = [(view, tile) for view in views for tile in view.best_tiles(PRICED)]
         priced = [p for view, tile in tiles for p in enumerate_packings(view.info, target, tile, parallel)]
         record_plan(op, shared, rivals, priced, target)
     return shared

@@ -1,0 +1,75 @@
+"""The time of a call beside what the machine can do at most."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
+from statistics import median
+from time import perf_counter
+
+import torch
+
+from ..compiler.compiled_kernel import CompiledCpuKernel
+from ..core.errors import ArgumentError
+from ..runtime.cpu import limits
+from ..runtime.cpu.host import host
+from .report import Report, Roofline
+from .work import call_bytes, call_flops
+
+RUNS, LEAST_SECONDS = 5, 0.05
+"""Runs that are timed at least, and about how long they take together."""
+SHARE = 0.5
+"""Of a cache that the copies fill whose rate is measured."""
+FAR, LARGEST = 4, 256 << 20
+"""Times the last cache: what no cache holds; bytes of that at most."""
+
+
+def measured_report(report: Report, compiled: CompiledCpuKernel, run: Callable[[], object]) -> Report:
+    """`report` with the time of the call `run`, and the limits of this machine on one thread.
+
+    Raises ArgumentError for a kernel that does not run here.
+    """
+    if not compiled.target.runs_here():
+        raise ArgumentError(
+            f"a kernel for {compiled.target.name} does not run here", suggestion="leave out measure=True"
+        )
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        seconds = _time_call(run)
+        rates, peak = machine_limits()
+    finally:
+        torch.set_num_threads(threads)
+    found = Roofline(call_flops(compiled.bound), call_bytes(compiled.bound), peak, rates, seconds)
+    return replace(report, roofline=found)
+
+
+def _time_call(run: Callable[[], object]) -> float:
+    """The median time of a call."""
+    run()
+    times: list[float] = []
+    while len(times) < RUNS or sum(times) < LEAST_SECONDS:
+        start = perf_counter()
+        run()
+        times.append(perf_counter() - start)
+    return median(times)
+
+
+@cache
+def machine_limits() -> tuple[tuple[tuple[str, float], ...], float]:
+    """Bytes per second that one thread copies in each cache and in memory, and its float32 operations per second."""
+    call, flops = limits.multiply_adds(torch.float32)
+    peak = flops / _time_call(call)
+    return tuple((name, _copy_rate(size)) for name, size in _working_sets()), peak
+
+
+def _working_sets() -> Iterator[tuple[str, int]]:
+    cache_sizes = host().cache
+    for n, size in enumerate(cache_sizes, 1):
+        yield f"L{n}", int(size * SHARE)
+    yield "memory", min(LARGEST, FAR * cache_sizes[-1])
+
+
+def _copy_rate(size: int) -> float:
+    return max(moved / _time_call(call) for call, moved in limits.copies(size).values())

@@ -1,0 +1,205 @@
+"""Reports as text, JSON and pages: what they hold, and that nothing of a program can break out of them."""
+
+from __future__ import annotations
+
+import base64
+import json
+from hashlib import sha256
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tensor_comprehensions as tc
+from tensor_comprehensions.cli.main import main
+from tensor_comprehensions.core.decisions import SUBJECTS
+from tensor_comprehensions.dispatch.random_inputs import sample_arguments
+from tensor_comprehensions.explain.cpu import BY_HAND, SAME_BYTES
+from tensor_comprehensions.explain.report import Report
+
+EXAMPLES = sorted(Path("examples").glob("*.tc"))
+SOFTMAX = Path("examples/softmax.tc").read_text()
+LARGEST_PAGE = 400_000
+
+
+def small_arguments(op: tc.Op) -> tuple[list[Any], dict[str, Any]]:
+    sizes = {name: 3 if name in ("KH", "KW") else 34 if name in ("H", "W") else 64 for name in op.function.sizes}
+    return sample_arguments(op.function, sizes)
+
+
+class Page(HTMLParser):
+    """The elements of a page with their attributes, and the text of its listings and tables."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.shown: list[str] = []
+        self.code: dict[str, str] = {"script": "", "style": ""}
+        self._open = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        self._open = tag if tag in self.code else ""
+
+    def handle_endtag(self, tag: str) -> None:
+        self._open = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._open:
+            self.code[self._open] += data
+        else:
+            self.shown.append(data)
+
+
+def check_page(report: Report) -> Page:
+    """The page of a report, which loads nothing and runs its own script only."""
+    text = report.html()
+    page = Page(text)
+    (policy,) = (a["content"] for tag, a in page.elements if tag == "meta" and "http-equiv" in a)
+    assert policy is not None
+    hashes = {k: base64.b64encode(sha256(v.encode()).digest()).decode() for k, v in page.code.items()}
+    assert policy == (
+        f"default-src 'none'; style-src 'sha256-{hashes['style']}'; script-src 'sha256-{hashes['script']}'"
+    )
+    for tag, attributes in page.elements:
+        assert tag not in ("img", "link", "a", "iframe", "object", "form", "base"), tag
+        assert not {"src", "href", "style", "action"} & set(attributes), (tag, attributes)
+        assert not [name for name in attributes if name.startswith("on")], (tag, attributes)
+    assert sum(tag == "script" for tag, _ in page.elements) == 1
+    assert len(text.encode()) < LARGEST_PAGE
+    return page
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
+def test_pages_of_examples(path: Path) -> None:
+    for op in tc.define(path.read_text()):
+        arguments, initial = small_arguments(op)
+        report = op.explain(*arguments, **initial)
+        page = check_page(report)
+        assert report.matches == SAME_BYTES
+        shown = "".join(page.shown)
+        for listing in report.listings:
+            assert listing.lines
+            assert all(line.text in shown for line in listing.lines)
+        linked = {name for x in report.listings for line in x.lines for name in line.statements}
+        assert linked == {s.name for s in report.statements}
+        assert report.listing("asm").linked_share() > 0.85
+        rows = path.read_text().split("\n")
+        assert all("=" in rows[s.line - 1] or "fcrelu(" in rows[s.line - 1] for s in report.statements)
+        assert {d.subject for d in report.decisions} <= set(SUBJECTS)
+
+
+def test_json_has_a_schema() -> None:
+    report = tc.define(SOFTMAX).softmax.explain(torch.rand(64, 100))
+    found = json.loads(json.dumps(report.json()))
+    assert found["schema"] == 1
+    assert sorted(found) == [
+        "decisions", "facts", "footprints", "listings", "matches", "name", "resources", "roofline", "schema", "seconds",
+        "sections", "sizes", "statements", "target",
+    ]  # fmt: skip
+    assert sorted(found["decisions"][0]) == ["chosen", "numbers", "others", "statements", "subject", "why"]
+    assert sorted(found["listings"][0]["lines"][0]) == ["loop", "role", "statements", "text"]
+    assert [x["kind"] for x in found["listings"]] == ["def", "schedule", "loops", "asm"]
+
+
+def test_reports_are_the_same_in_each_run() -> None:
+    op = tc.define(SOFTMAX).softmax
+    x = torch.rand(64, 100)
+    first, second = (op.explain(x).json() for _ in range(2))
+    first.pop("seconds"), second.pop("seconds")
+    assert first == second
+
+
+HOSTILE = """
+# </script><script>alert(1)</script> <img src=x onerror=alert(2)> "'&
+def f(float(N) x) -> (y) { y(i) = x(i) + 1  # --> ]]> </pre></style>
+}
+"""
+
+
+def test_text_of_a_program_stays_text() -> None:
+    report = tc.define(HOSTILE).f.explain(torch.rand(100))
+    page = check_page(report)
+    shown = "".join(page.shown)
+    assert "</script><script>alert(1)</script> <img src=x onerror=alert(2)> \"'&" in shown
+    assert "--> ]]> </pre></style>" in shown
+    bundle = report._repr_mimebundle_()
+    frame = Page(bundle["text/html"])
+    ((tag, attributes),) = frame.elements
+    assert (tag, attributes["sandbox"]) == ("iframe", "allow-scripts")
+    assert attributes["srcdoc"] == report.html()
+    assert bundle["text/plain"] == str(report)
+
+
+def test_saved_pages(tmp_path: Path) -> None:
+    report = tc.define(SOFTMAX).softmax.explain(torch.rand(8, 100))
+    place = report.save(tmp_path / "new" / "page.html")
+    assert place.read_text() == report.html()
+    with pytest.raises(tc.ArgumentError, match="cannot be written"):
+        report.save(tmp_path)
+
+
+def test_a_kernel_that_was_put_by_hand_is_told_apart(tmp_path: Path) -> None:
+    op = tc.define(SOFTMAX).softmax
+    kernel = op.compile(torch.rand(8, 100))
+    other = op.compile(torch.rand(8, 101))
+    object.__setattr__(kernel.compiled, "code", other.compiled.code)
+    assert kernel.explain().matches == BY_HAND
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = tc.define(SOFTMAX).softmax.function.sizes
+    sizes = ["--sizes", ",".join(f"{name}=64" for name in names)]
+    assert main(["explain", "examples/softmax.tc", *sizes]) == 0
+    assert "softmax" in capsys.readouterr().out
+    page = tmp_path / "softmax.html"
+    assert main(["explain", "examples/softmax.tc", *sizes, "-o", str(page)]) == 0
+    assert "<!DOCTYPE html>" in page.read_text()
+    assert main(["explain", "examples/softmax.tc", *sizes, "--json", "--target", "cuda:sm_90"]) == 0
+    assert json.loads(capsys.readouterr().out.split("\n", 1)[1])["schema"] == 1
+    assert main(["explain", "examples/softmax.tc", *sizes, "-o", str(tmp_path)]) == 2
+
+
+def test_measured_reports_have_a_roofline() -> None:
+    op = tc.define("def mm(float(M,K) A, float(K,N) B) -> (C) { C(i,j) +=! A(i,k) * B(k,j) }").mm
+    report = op.explain(torch.rand(128, 128), torch.rand(128, 128), measure=True)
+    found = report.roofline
+    assert found is not None
+    assert found.flops == 2 * 128**3
+    assert found.bytes == 3 * 4 * 128**2
+    assert found.seconds is not None
+    assert 0 < found.seconds < 10
+    rates = [rate for _, rate in found.rates]
+    assert [name for name, _ in found.rates] == ["L1", "L2", "L3", "memory"][-len(rates) :] or len(rates) > 1
+    assert "operations per byte" in str(report)
+    check_page(report)
+
+
+def test_gpu_reports_show_the_launch() -> None:
+    x = torch.rand(512, 512)
+    op = tc.define("def mm(float(M,K) A, float(K,N) B) -> (C) { C(i,j) +=! A(i,k) * B(k,j) }").mm
+    report = op.explain(x, x, target="cuda:sm_80")
+    kernel = op.compile(x, x, target="cuda:sm_80")
+    assert report.listing("cuda").text.strip() == kernel.source("cuda").strip()
+    assert any(line.statements for line in report.listing("cuda").lines)
+    launch = next(s for s in report.sections if s.title.startswith("kernel"))
+    assert "threads" in launch.text[0]
+    assert "blocks on a processor at once" in launch.text[1]
+    assert report.about("mapping", "C")
+    check_page(report)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+def test_sparse_reports_show_formats_and_loops() -> None:
+    op = tc.define("def spmv(float(M,K) A: csr, float(K) x) -> (y) { y(i) +=! A(i,k) * x(k) }").spmv
+    matrix = tc.as_sparse(torch.eye(50).to_sparse_csr())
+    report = op.explain(matrix, torch.rand(50))
+    assert report.matches == SAME_BYTES
+    assert "what A(i,k) stores" in report.listing("schedule").text
+    assert report.listing("asm").linked_share() > 0.7
+    stores = [line for line in report.listing("loops").lines if " = " in line.text and "y" in line.text]
+    assert any(line.statements for line in stores)
+    check_page(report)
