@@ -1,4 +1,4 @@
-"""`op.cache_entry`: what the cache has for calls like one, and a kernel of one's own in its place."""
+"""`op.cache_entry`: the cached kernel and measurements of a call, and the injection of hand-written kernels."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TOLERANCE = 1e-3
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CacheEntry:
-    """What the cache has for one def, sizes, layouts, options and machine.
+    """The cache entry of a def, sizes, layouts, options and machine.
 
     Attributes:
         key: of the kernel. tuning_key: of the measurements.
@@ -48,7 +48,7 @@ class CacheEntry:
 
     @property
     def kernel(self) -> StoredKernel | None:
-        """The compiled code and the facts about it; None where there is none."""
+        """The compiled code and its metadata; None if there is none."""
         return cache.find_kernel(self.store, self.key)
 
     @property
@@ -72,7 +72,7 @@ class CacheEntry:
         return f"<cache entry {self.key.digest[:12]}: {what}, {len(self.measurements)} measurements>"
 
     def explain(self) -> str:
-        """The parts of the key, and whether there is a kernel; if not, in what the nearest one differs."""
+        """The parts of the key, and whether a kernel is stored; if not, how the nearest one differs."""
         lines = [f"{name:<31}{text}" for name, text in self.key.parts]
         near = cache.nearest_kernel_key(self.store, self.key)
         if self.kernel is not None:
@@ -115,11 +115,11 @@ class CacheEntry:
         return any(removed)
 
     def _check(self, code: StoredKernel) -> None:
-        """Does the code compute what the def says? Raises ArgumentError."""
+        """Check that the code computes the def. Raises ArgumentError."""
         compiled = deserialize_kernel(code, self._function, self._bound, self._options, self._target)
         outputs = tuple(allocate_output(self._bound, name) for name in self._bound.returns)
         for x in outputs:
-            x.fill_(torch.nan if x.is_floating_point() else 85)  # what is not written shows
+            x.fill_(torch.nan if x.is_floating_point() else 85)  # so that unwritten elements show
         copy_initial_values(self._bound, self._arguments, outputs)
         plain_launcher(compiled).run(*self._arguments.inputs, *outputs)
         for name, mine, right in zip(

@@ -137,7 +137,7 @@ def _sizes(text: str, operands: Sequence[tuple[str, ...]], shapes: Sequence[Shap
 def _output(
     text: str, output: _Term | None, terms: Sequence[_Term], sizes: Mapping[str, int], covered: int
 ) -> tuple[str, ...]:
-    """The labels of the output: as written, or those that occur once in order, after what ellipses cover."""
+    """The labels of the output: as written, or the dimensions of ellipses, then the labels that occur once, sorted."""
     dots = tuple(f"e{n}" for n in range(covered))
     uses = Counter(letter for term in terms for letter in term.letters)
     if output is None:

@@ -34,7 +34,7 @@ def sparse_vmap_kernel(op: SparseDispatcherOp, *parts: Any) -> Any:
 
 
 def _batch(op: SparseDispatcherOp, size: int, dimensions: Sequence[Any], parts: Sequence[Any]) -> tuple[Any, Any]:
-    """What the operator returns for a batch, and the dimension of each tensor that is the batch."""
+    """The outputs of the operator for a batch, and the batch dimension of each tensor."""
     dimensions = [None if isinstance(d, list) else d for d in dimensions]
     parts = [x if d is None else x.movedim(d, 0) for x, d in zip(parts, dimensions, strict=True)]
     over, values_over = _batched_operands(op, dimensions)

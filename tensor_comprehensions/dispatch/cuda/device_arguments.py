@@ -1,6 +1,6 @@
-"""What a caller passed, as tensors on one CUDA device that a kernel may read and write where they lie.
+"""Arguments of a call as tensors on one CUDA device that a kernel can read and write in place.
 
-Always holds: what is wrong with an argument is found before anything is launched.
+Always holds: an invalid argument is found before any launch.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def is_any_on_device(values: Sequence[object]) -> bool:
 def import_arrays(
     interface: CallSignature, values: Sequence[object], initial: Mapping[str, object]
 ) -> tuple[Sequence[object], Mapping[str, object], Convert | None]:
-    """A call with tensors for the arrays that other libraries have on a device, and what makes such arrays of outputs.
+    """The arguments with device arrays of other libraries imported as tensors, and the converter of the outputs.
 
     Raises ArgumentError for an array that torch cannot read.
     """
@@ -68,9 +68,9 @@ def is_aligned(x: Tensor) -> bool:
 
 
 def resolve_gpu_target(wanted: GpuTarget | str | None) -> GpuTarget:
-    """The target that somebody asks for; None: that of the CUDA device that torch uses.
+    """The target with this name; None: that of torch's current CUDA device.
 
-    Raises ArgumentError for a text that names none, and where there is no device.
+    Raises ArgumentError for an unknown name, and if there is no device.
     """
     if isinstance(wanted, GpuTarget):
         return wanted

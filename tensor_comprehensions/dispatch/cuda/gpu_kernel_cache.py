@@ -1,7 +1,7 @@
-"""Kernels for graphics processors out of the cache: their text and launches, which need no mapper then.
+"""Cached GPU kernels: their text and launches, which need no mapper.
 
-Machine code has entries of its own, see `runtime.cuda.cubins`. The kernels of a text have the name of the def, so it
-is a part of the key here.
+Machine code has entries of its own, see `runtime.cuda.cubins`. The kernels of a text have the name of the def, so it is
+part of the key here.
 """
 
 from __future__ import annotations

@@ -18,10 +18,10 @@ INDEX_TYPES = (torch.int32, torch.int64)
 def check_parts(
     format: Format, shape: Sequence[int], levels: Sequence[object], values: Tensor, name: str = "the sparse tensor"
 ) -> None:
-    """Check types, lengths, order and range of every array; `name` is how messages call the tensor.
+    """Check types, lengths, order and range of every array; error messages call the tensor `name`.
 
     Raises:
-        ArgumentError: with the level, the place and the value, and what was expected.
+        ArgumentError: with the level, the place and the value, and the expected one.
     """
     _check_shape(format, shape, levels, name)
     extents, positions, same = format.extents(shape), 1, None
@@ -92,7 +92,7 @@ def _describe(x: object) -> str:
 
 
 def _check_positions(pos: object, crd: Tensor, parents: int, where: _Where) -> Tensor:
-    """Check pos; whether each coordinate but the first has the parent of the one before it."""
+    """Check pos; returns whether each coordinate but the first has the same parent as the one before it."""
     _check_array(pos, "pos", 0, where)
     assert isinstance(pos, Tensor)
     if len(pos) != parents + 1:

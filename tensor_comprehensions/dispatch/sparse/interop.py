@@ -118,7 +118,7 @@ def from_torch(x: Tensor) -> SparseTensor:
 
 
 def _from_coo(x: Tensor) -> SparseTensor:
-    if type(x) not in PLAIN:  # torch traces them as if they stored nothing
+    if type(x) not in PLAIN:  # torch traces them as if they stored no elements
         raise ArgumentError("torch does not trace COO tensors", suggestion="pass tc.as_sparse(x) instead of x")
     if not x.is_coalesced():
         get_logger("sparse").debug("an uncoalesced tensor of the shape %s is coalesced", tuple(x.shape))

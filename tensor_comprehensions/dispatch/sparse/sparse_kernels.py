@@ -51,7 +51,7 @@ def is_sparse(value: object) -> bool:
 
 
 class SparseKernels:
-    """The kernels of one def for sparse operands. They depend neither on sizes nor on what is stored."""
+    """The kernels of one def for sparse operands. They depend neither on sizes nor on the stored elements."""
 
     def __init__(
         self,
@@ -71,11 +71,11 @@ class SparseKernels:
     def run(
         self, call: SparseCall, counts: StoredCounts | None = None, options: SparseOptions | None = None
     ) -> dict[str, Tensor | SparseTensor]:
-        """What the def returns, by name.
+        """The results of the def, by name.
 
         Args:
-            counts: of a call with the same patterns; what it lacks is counted and added to it.
-            options: how to lower, instead of as for all calls like this one.
+            counts: of a call with the same patterns; missing counts are computed and added to it.
+            options: how to lower, instead of the options of all calls like this one.
 
         Raises:
             ArgumentError: the sizes of the operands do not fit the def.
@@ -91,7 +91,7 @@ class SparseKernels:
         return SparseRun(*self._kernel_for(call, refills, options), counts).results()
 
     def _split_run(self, function: Function, options: SparseOptions | None = None) -> SplitRun | None:
-        """What runs the dense contractions of a def as dense kernels; None where it has none."""
+        """A runner of the dense contractions of a def as dense kernels; None if it has none."""
         chosen = self.options_for(function) if options is None else options
 
         def make_part(part: Function) -> RunSparse:
@@ -168,12 +168,12 @@ class SparseKernels:
         return self.function_for_call(call), call, self.sizes(call)
 
     def reference(self, values: Sequence[object], initial: Mapping[str, object]) -> Any:
-        """What the reference evaluator gives for a call. Raises ArgumentError as `accept` does."""
+        """The result of the reference evaluator for a call. Raises ArgumentError as `accept` does."""
         call = self.accept(without_gradients(values), initial)
         return hand_back(evaluate(self.function_for_call(call), call, self.sizes(call)), values)
 
     def lane(self, call: SparseCall, values: Sequence[object]) -> FastCall | None:
-        """The short way for calls like this one, which has succeeded; None where there is none."""
+        """The fast path for calls like this one, which has succeeded; None if it cannot have one."""
         if call.device is not None or self.interface.initial or self.function.scalars:
             return None
         if not all(map(_may_take_lane, values)):
@@ -214,7 +214,7 @@ class SparseKernels:
         return SparseCall(sparse, dense, structures, device)
 
     def dense_error(self, p: ParameterSpec) -> ArgumentError:
-        """What is said of a dense operand in the place of a sparse one."""
+        """The error for a dense operand in the place of a sparse one."""
         declared = self.function.tensor(p.name).format
         return p.error("is dense", found="a dense tensor", suggestion=f'pass tc.as_sparse({p.name}, "{declared}")')
 
@@ -257,7 +257,7 @@ class SparseKernels:
             )  # fmt: skip
 
     def stored_operands(self, values: Sequence[object]) -> dict[str, Any]:
-        """The operands by name, with sparse ones as `SparseTensor`. What they store is not looked at.
+        """The operands by name, with sparse ones as `SparseTensor`. The stored elements are not checked.
 
         Raises:
             ArgumentError: an operand has another format or rank than the def says.

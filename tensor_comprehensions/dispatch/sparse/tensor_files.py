@@ -33,7 +33,7 @@ def read_tensor(path: str | PathLike[str], format: FormatLike | None = None) -> 
         format: the format of the result; by default that of the file, or coordinates.
 
     Raises:
-        ArgumentError: the file cannot be read, or is not of the kind that its ending says.
+        ArgumentError: the file cannot be read, or its content does not match its suffix.
     """
     place = Path(path)
     reader = _of_ending(place, _READERS)
@@ -43,7 +43,7 @@ def read_tensor(path: str | PathLike[str], format: FormatLike | None = None) -> 
         raise ArgumentError(f"cannot read {place}: {error.strerror or error}") from None
     except ArgumentError:
         raise
-    except Exception as error:  # NumPy raises whatever a damaged archive provokes
+    except Exception as error:  # NumPy raises any exception for a damaged archive
         raise ArgumentError(f"{place} is no {place.suffix} file of a sparse tensor: {error}") from None
     return tensor if format is None else tensor.to(format)
 
