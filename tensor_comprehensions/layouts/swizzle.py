@@ -17,9 +17,9 @@ class Swizzle:
     A permutation of every aligned run of `period` offsets, and its own inverse.
 
     Attributes:
-        bits: how many are permuted.
+        bits: the number of permuted bits.
         base: the lowest of them; 2^base neighbors stay together.
-        shift: how far above it those stand that they are combined with; no less than `bits`.
+        shift: the distance to the bits that they are combined with; at least `bits`.
     """
 
     bits: int

@@ -1,4 +1,4 @@
-"""Every name of a module means one thing: the check that is always on, so it is written to take little time."""
+"""Every name of a module has one binding: a check that always runs, so it is written to be fast."""
 
 from __future__ import annotations
 

@@ -35,9 +35,9 @@ def row_bytes_of(b: Buffer) -> int:
 
 
 def matrix_placement(b: Buffer, *, across: bool) -> MatrixPlacement | str:
-    """The placement of matrices in the last two dimensions of `b`, or why the instruction does not find them there.
+    """The placement of matrices in the last two dimensions of `b`, or why the instruction cannot address them.
 
-    across: rows go along K, and what is wider than a row goes on along the third dimension from the end.
+    across: rows go along K, and matrices wider than a row continue along the third dimension from the end.
     """
     width = row_bytes_of(b)
     if width not in _MODES:

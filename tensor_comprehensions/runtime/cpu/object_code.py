@@ -48,7 +48,7 @@ class Executable:
 
 
 def codegen_flags() -> dict[str, str]:
-    """What machine code depends on beside its text and its target."""
+    """The facts that machine code depends on besides its text and its target."""
     return {"llvm": ".".join(map(str, llvm.llvm_version_info)), "system": llvm.get_default_triple()}
 
 

@@ -89,9 +89,9 @@ def cuda_api() -> CudaApi:
 
 
 def check_driver(driver: int, cuda: int) -> None:
-    """Does a driver know the release of CUDA that CuPy was built for? Raises ArgumentError.
+    """Check that the driver supports CuPy's release of CUDA. Raises ArgumentError.
 
-    driver, cuda: newest release that the driver knows, 0 without one, and that of CuPy; 13020 is 13.2.
+    driver, cuda: newest release that the driver knows, 0 without a driver, and that of CuPy; 13020 is 13.2.
     """
     if not driver:
         raise ArgumentError(
