@@ -1,4 +1,4 @@
-"""What somebody who writes another language here probably means, and how it is written in this one."""
+"""Hints for syntax of other languages: what it probably means, and how to write it here."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from ..core.dtypes import ALIASES, DTYPES
 
 NEAR = 1000
-"""Characters around a mistake that a hint looks at: some of what it looks for takes quadratic time."""
+"""Characters around a mistake that hints search: some of their patterns take quadratic time."""
 _BRACKETS = "subscripts and sizes stand in round brackets: x(i), float(N) x"
 _RANGE = "a range is written first:end, as in `where k in 0:3`"
 _CLAUSE = r"\bwhere\s(?:[^{}]*,)?\s*\w+\s*"
@@ -36,7 +36,7 @@ _SYNTAX = (
     (_CLAUSE + "=", "=", _CONDITION),
     (r"\bwhere\s(?:[^{}]*,)?\s*", r"[!(0-9]", _CONDITION),
 )
-"""What stands before the place of the mistake, what begins there, and what is meant."""
+"""Patterns of the text before a mistake and from it on, each with a hint."""
 _FUNCTIONS = {
     "silu": "x * sigmoid(x)", "swish": "x * sigmoid(x)", "softplus": "log1p(exp(x))", "square": "x * x",
     "gelu": "0.5 * x * (1 + erf(x * 0.70710678))", "clamp": "min(max(x, low), high)", "clip": "min(max(x, low), high)",
@@ -115,10 +115,10 @@ def suggest_syntax(text: str, start: int) -> str:
 
 
 def suggest_name(name: str) -> str:
-    """How the value that a bare `name` has elsewhere is written here; "" where nobody knows."""
+    """How to write the value of a bare `name` of other languages here; "" if unknown."""
     return _NAMES.get(name, "")
 
 
 def suggest_function(name: str) -> str:
-    """How what `name` computes elsewhere is written here; "" where nobody knows."""
+    """How to write the function `name` of other languages here; "" if unknown."""
     return f"{name} is written as {_FUNCTIONS[name]}" if name in _FUNCTIONS else ""

@@ -114,7 +114,7 @@ class Format:
         return replace(self, levels=tuple(x if x.is_dense else LEVELS["s"] for x in self.levels))
 
     def extents(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The extent of each level, of a tensor of this `shape`."""
+        """The extents of the dense tail: the shape of the values at each position of the last level above it."""
         split = (*(n // b for n, b in zip(shape, self.blocks, strict=True)), *self.blocks) if self.blocks else shape
         return tuple(split[d] for d in self.order)
 
@@ -154,7 +154,7 @@ def holds_any(format: Format) -> bool:
 
 
 def dense_format(rank: int) -> Format:
-    """Every element is stored, in row-major order."""
+    """The coordinate format of `sparse` dimensions, above `dense` dimensions."""
     return Format((LEVELS["d"],) * rank, tuple(range(rank)))
 
 

@@ -105,7 +105,7 @@ def _check_number(text: str, at: int) -> None:
 
 
 def _alternatives(terminals: Collection[str]) -> str:
-    """What a person would say of the terminals that the grammar allows at a place."""
+    """The terminals that the grammar allows at a place, in words."""
     names = set(terminals)
     literal = {t.name: f"'{t.pattern.value}'" for t in _parser().terminals if t.pattern.type == "str"}
     operators = {"OR", "AND", "COMPARE", "ADD", "MINUS", "MULTIPLY"}
@@ -197,7 +197,7 @@ def _drop_separators(children: list[Any]) -> tuple[Any, ...]:
 
 
 class _Builder:
-    """What each rule of the grammar becomes. Methods get the rule's children: named tokens and built nodes."""
+    """Builds the syntax tree. Methods get the children of a grammar rule: named tokens and built nodes."""
 
     parameters = dimensions = expressions = where = staticmethod(_drop_separators)
     subscripts = arguments = staticmethod(_list_items)

@@ -20,7 +20,7 @@ Bounds = tuple[Value, Value]
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """`lower <= form < upper`: what one subscript of one access requires."""
+    """`lower <= form < upper`: the condition of one subscript of one access."""
 
     form: Affine
     lower: Value
@@ -33,7 +33,7 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Ranges:
-    """What inference found: the bounds of each dimension of each tensor, and of each index of each statement."""
+    """The result of range inference: bounds of each dimension of each tensor, and of each index of each statement."""
 
     tensors: Mapping[str, tuple[Bounds, ...]]
     statements: tuple[Mapping[str, Bounds], ...]
@@ -303,9 +303,9 @@ def _intersect(a: Bounds, b: Bounds) -> Bounds:
 def _solve_for_index(
     form: Affine, lower: Value, upper: Value, name: str, solved: Mapping[str, Bounds]
 ) -> Bounds | None:
-    """The largest range of `name` for which `lower <= form < upper`, whatever the solved indices are.
+    """The largest range of `name` for which `lower <= form < upper`, for all values of the solved indices.
 
-    None where the form is not one that can be solved for `name`.
+    None if the form cannot be solved for `name`.
     """
     mine = [(atom, c) for atom, c in form.terms if name in affine_variables(Affine(0, ((atom, 1),)))]
     rest = _extremes(form - Affine(0, tuple(mine)), solved)

@@ -1,8 +1,8 @@
-"""The reference evaluator: what a bound function means, computed with NumPy and nothing clever.
+"""The reference evaluator: the meaning of a bound function, computed with NumPy in the simplest way.
 
 It is the oracle of every test. Values have exactly the type that the language gives them; reductions of floats
 accumulate in float64 and round once, so that its sums are better than those of any kernel. bfloat16 tensors are
-float32 arrays whose values are already rounded to bfloat16, for NumPy has no such type.
+float32 arrays whose values are already rounded to bfloat16, because NumPy has no such type.
 """
 
 from __future__ import annotations

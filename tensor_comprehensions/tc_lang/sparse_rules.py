@@ -1,4 +1,4 @@
-"""What sparse tensors may do in a def, and defs with other formats than their text declares."""
+"""The rules for sparse tensors in a def, and defs with other formats than their text declares."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .ir import Access, Const, Function, Index, Role, Statement, Symbol, walk_ex
 
 
 def with_formats(function: Function, formats: Mapping[str, Format]) -> Function:
-    """`function` with the formats of some tensors, which its text leaves open or declares the same.
+    """`function` with formats for tensors whose format its text leaves open, or declares the same.
 
     Raises:
-        ArgumentError: a name is that of no tensor that a call passes or returns, or its text declares another format.
-        CheckError: a sparse tensor is used in a way that only dense ones are.
+        ArgumentError: a name is no parameter and no result, or its text declares another format.
+        CheckError: a sparse tensor is used in a way that only dense ones allow.
     """
     for name, format in formats.items():
         _check_override(function, name, format)

@@ -1,4 +1,4 @@
-"""The syntax tree: what the text says, before any of it is understood.
+"""The syntax tree: the structure of the text, before checking.
 
 Spans never take part in comparison: two texts that differ in layout and comments have equal trees.
 """

@@ -93,11 +93,11 @@ def _may_use_tiles() -> bool:
     return refused == 0
 
 
-def _name(told: str, features: set[str]) -> str:
+def _name(llvm_name: str, features: set[str]) -> str:
     """The name of the processor in LLVM, unless that one is too old for its features."""
-    if told not in _DISGUISES:
-        return told
-    return next((name for feature, name in _NEWER if feature in features), told)
+    if llvm_name not in _DISGUISES:
+        return llvm_name
+    return next((name for feature, name in _NEWER if feature in features), llvm_name)
 
 
 def _vectors(features: set[str]) -> tuple[int, int]:

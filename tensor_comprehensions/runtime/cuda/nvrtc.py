@@ -134,8 +134,8 @@ def _load_library(path: Path) -> ctypes.CDLL:
 def _version_beside(path: Path) -> tuple[int, int] | None:
     """The version of a library, from the name of its companion library, which it loads by that name."""
     names = [p.name for p in path.parent.glob("libnvrtc-builtins.so.*")]
-    told = {(int(m[1]), int(m[2])) for n in names if (m := re.fullmatch(r".*\.so\.(\d+)\.(\d+)(\.\d+)*", n))}
-    mine = {v for v in told if path.name.partition(".so.")[2].partition(".")[0] == str(v[0])}
+    versions = {(int(m[1]), int(m[2])) for n in names if (m := re.fullmatch(r".*\.so\.(\d+)\.(\d+)(\.\d+)*", n))}
+    mine = {v for v in versions if path.name.partition(".so.")[2].partition(".")[0] == str(v[0])}
     return mine.pop() if len(mine) == 1 else None
 
 
@@ -156,8 +156,8 @@ def preferred_library(paths: Sequence[Path], cuda: str | None) -> Path:
 
 def cuda_release(headers: Path) -> int:
     """The major release of CUDA of a folder of headers; 0 if unknown."""
-    told = headers / "cuda.h"
-    found = re.search(r"#define CUDA_VERSION (\d+)", told.read_text(errors="replace")) if told.exists() else None
+    header = headers / "cuda.h"
+    found = re.search(r"#define CUDA_VERSION (\d+)", header.read_text(errors="replace")) if header.exists() else None
     return int(found[1]) // 1000 if found else 0
 
 
