@@ -82,7 +82,7 @@ def _access_cost(step: int | None) -> float:
 
 
 def transposed_read_dim(function: BoundFunction, leaf: LoopNest, lanes: NestDim) -> NestDim | None:
-    """The dimension along which reads are contiguous that are strided along `lanes`; the one with most of them.
+    """The dimension along which most reads that are strided along `lanes` are contiguous.
 
     Such reads are worth transposing ahead of the iterations that need them.
     """
@@ -110,7 +110,7 @@ def _turning_rows(leaf: LoopNest, lanes: NestDim) -> list[NestDim]:
 def _turns(
     function: BoundFunction, leaf: LoopNest, node: ScopStatement, access: tc.Access, lanes: NestDim, row: NestDim
 ) -> bool:
-    """Can registers transpose this read: strided along `lanes`, contiguous along `row`, of what the leaf only reads?"""
+    """Whether registers can transpose this read: strided along `lanes`, contiguous along `row`, not written here."""
     along = access_stride(function, access, lanes.index(node))
     if along is None or abs(along) <= INTERLEAVED or access.guarded:
         return False

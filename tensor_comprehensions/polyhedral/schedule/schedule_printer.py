@@ -64,7 +64,7 @@ def _leaf(leaf: LoopNest) -> Iterator[str]:
 
 
 def _inequality(g: Inequality) -> str:
-    """`j <= i + 3`: what is subtracted stands on the left."""
+    """`j <= i + 3`: negative terms stand on the left."""
 
     def side(sign: int, constant: int) -> str:
         parts = [name if abs(c) == 1 else f"{abs(c)}*{name}" for name, c in g.terms if c * sign > 0]

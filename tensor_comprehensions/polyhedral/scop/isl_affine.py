@@ -43,7 +43,7 @@ def isl_tensor(tensor: str) -> str:
 
 
 def isl_spelling(name: str) -> str:
-    """`name`, which may have been minted, with the characters that isl reads, and like no other."""
+    """A unique name for `name`, which may be a generated one, in characters that isl reads."""
     return name.replace("_", "__").replace(SEPARATOR, "_d")
 
 

@@ -14,14 +14,14 @@ from ..tree.schedule_tree import BLOCK_IDS, THREAD_IDS
 
 
 def launch_identifiers(launch: Launch) -> dict[str, Expr]:
-    """What the parameters of a tree are worth; those that take one value are 0."""
+    """The expressions of a tree's parameters; parameters with a single value are 0."""
     names = zip((*BLOCK_IDS, *THREAD_IDS), (*BLOCK, *THREAD), (*launch.grid, *launch.block), strict=True)
     return {p: build.var(name) if count > 1 else build.const(0) for p, name, count in names}
 
 
 @dataclass(frozen=True, slots=True)
 class IslExprBuilder:
-    """What the dimensions of a space, and its parameters, are worth in the loop program."""
+    """The expressions of a space's dimensions and parameters in the loop program."""
 
     dimensions: Sequence[Expr]
     parameters: Mapping[str, Expr]
