@@ -55,7 +55,7 @@ INSTRUCTIONS = {i.name: i for i in (TileInstruction(FRAGMENT_DOT_BFLOAT16, 16, 1
 
 
 def tile_instructions(op: StructuredOp, target: CpuTarget) -> tuple[TileInstruction, ...]:
-    """Those that multiply the factors of `op` on `target`."""
+    """The matrix instructions of `target` for the factors of `op`."""
     return (INSTRUCTIONS[FRAGMENT_DOT_BFLOAT16],) if op.pairs and target.has_amx_bf16 else ()
 
 
@@ -75,7 +75,7 @@ class TileLayout:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Fragments of sums in a register tile, below and beside one another."""
+        """Rows and columns of the matrix tiles of sums in a register tile."""
         return num_tiles(self.sizes[0], self.instruction.rows), num_tiles(self.sizes[1], self.instruction.columns)
 
     @property
@@ -241,7 +241,7 @@ class _Maker:
         return (*(name for name in self.facts.reductions if name != along), along)
 
     def _columns(self, count: int, width: int) -> int:
-        """Columns whose panel the second cache holds beside what passes, and that leave the threads enough to share."""
+        """Columns whose panel fits into L2 besides the streaming operand, with enough iterations for the threads."""
         known, room = self.facts, self.target.cache[1]
         extent, point = known.extent(known.vector), 4 * known.k_size
         most = room * 3 // 8 // point

@@ -1,4 +1,4 @@
-"""What the pieces of a pipeline mean for an op: each adds to a nest, which becomes the plan that lowering follows."""
+"""The effect of primitives on an op: each changes the state of a nest, which becomes the plan that lowering follows."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from .schedule_state import (
 
 
 def plan_of_schedule(pipeline: Schedule, op: StructuredOp, target: CpuTarget, *, parallel: bool = True) -> Plan:
-    """The plan for `drop_unit_dims(op)` that `pipeline`, which leaves nothing to choose, describes.
+    """The plan for `drop_unit_dims(op)` of a schedule without choices.
 
-    parallel: the op stands alone at the top of a kernel; else loops that are to be parallel stay serial.
+    parallel: whether the op stands alone at the top of a kernel; otherwise parallel loops become serial.
 
     Raises:
-        ArgumentError: the pipeline names something that the op does not have.
+        ArgumentError: the schedule names a loop, iterator or operand that the op does not have.
         CannotLower: no code can be generated for it; the message says why.
     """
     return _finalize_nest(_run(pipeline, start_state(op, target, may_parallelize=parallel)))
 
 
 def explain_schedule(pipeline: Schedule, op: StructuredOp, target: CpuTarget, *, parallel: bool = True) -> str:
-    """What every piece does to `op`, a line each. Raises as `plan_of_schedule`."""
+    """The effect of every primitive on `op`, a line each. Raises as `plan_of_schedule`."""
     nest, lines = apply_with_notes(pipeline, start_state(op, target, may_parallelize=parallel))
     plan = _finalize_nest(nest)
     size = " x ".join(f"{nest.describe_loops(i.name)} {plan.tile(i.name)}" for i in drop_unit_dims(op).parallel)
@@ -61,7 +61,7 @@ def _run_cached(pieces: tuple[Primitive, ...], op: StructuredOp) -> ScheduleStat
 
 
 def apply_with_notes(pipeline: Schedule, nest: ScheduleState) -> tuple[ScheduleState, list[str]]:
-    """What the pieces make of `nest`, and what each says that it does."""
+    """Apply the primitives to `nest`; returns the new state, and a note on the effect of each."""
     lines: list[str] = []
     for piece in pipeline.primitives:
         before = len(nest.notes)
@@ -73,7 +73,7 @@ def apply_with_notes(pipeline: Schedule, nest: ScheduleState) -> tuple[ScheduleS
 def state_of_schedule(
     pipeline: Schedule, op: StructuredOp, target: CpuTarget, *, parallel: bool = True
 ) -> ScheduleState:
-    """What the pieces of `pipeline` make of `op`. Raises as `plan_of_schedule`."""
+    """The state after the primitives of `pipeline`. Raises as `plan_of_schedule`."""
     return _run(pipeline, start_state(op, target, may_parallelize=parallel))
 
 
@@ -181,7 +181,7 @@ def _pad(piece: written.Pad, nest: ScheduleState) -> ScheduleState:
 
 
 def _end(nest: ScheduleState, loop: StateLoop) -> str:
-    """What the last tile of a loop is like."""
+    """A description of the last tile of a loop."""
     rest = nest.op.extent(loop.iterator) % loop.size
     return f"{nest.name(loop)} ends with {rest} of {loop.size}" if rest else f"{nest.name(loop)} has whole tiles"
 

@@ -63,7 +63,7 @@ def finalize(nest: ScheduleState) -> Plan:
 
 
 def _levels(nest: ScheduleState, kept: Sequence[StateLoop], collapsed: int) -> Iterator[TileLoop]:
-    """The loops as levels, with what becomes of the last tiles of those that are not what it usually is."""
+    """The loops as levels, with the edges of those whose last tile is not handled by default."""
     ragged = with_remainder(nest.op, [TileLoop(loop.iterator, loop.size) for loop in kept])
     padded = padded_iterators(nest)
     for depth, loop in enumerate(kept):
@@ -117,7 +117,7 @@ def _fitting_lanes(widest: int, size: int) -> int:
 
 
 def _unroll_counts(nest: ScheduleState, sums: Sequence[str]) -> tuple[int, int]:
-    """How many of the innermost reductions are unrolled completely, and how far the one around them is."""
+    """The number of innermost reductions that are unrolled completely, and the unroll factor of the next one."""
     factors = {name: factor for name, factor in nest.unrolled if name in sums}
     complete, partial = 0, 1
     for name in reversed(sums):
@@ -146,7 +146,7 @@ def _depth(nest: ScheduleState, kept: Sequence[StateLoop], loop: StateLoop) -> i
 
 
 def default_grain_size(op: StructuredOp, iterations: int) -> int:
-    """Of so many iterations of the parallel loop, how many are worth a thread."""
+    """The grain size for this many iterations of the parallel loop."""
     return max(1, PARALLEL_WORK * iterations // max(1, op.multiplications))
 
 

@@ -164,7 +164,7 @@ def _choose(number: Expr, region: Region, level: TileLoop, body: Body) -> Stmt:
 
 
 def region_origin(region: Region) -> dict[str, Expr]:
-    """What iterator names mean at the first point of `region`: see `local_var` and `tile_number_var`."""
+    """The values of the iterators at the first point of `region`: see `local_var` and `tile_number_var`."""
     values: dict[str, Expr] = {}
     for name, part in region.items():
         values[name] = part.origin

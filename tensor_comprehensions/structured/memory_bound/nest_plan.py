@@ -1,8 +1,8 @@
-"""What the pieces of a pipeline mean for an op without a second factor: one that reduces, permutes or copies.
+"""Plans for memory-bound ops, which reduce, permute or copy, and the effect of primitives on them.
 
-Memory bounds these. There is no register tile to pack panels for: the loops around tiles say in which order memory is
-walked, and inside a tile the lanes run along one iterator, a few vectors at once. Where lanes run across what is read,
-reads are turned in registers, in square blocks.
+There is no register tile to pack panels for: the loops around tiles determine the order of memory accesses, and inside
+a tile the lanes run along one iterator, a few vectors at once. Reads across the lanes are transposed in registers, in
+square blocks.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ NEAR = 4
 
 @dataclass(frozen=True, slots=True)
 class MemoryBoundPlan:
-    """The loops around a nest, outermost first, and how the nest runs.
+    """The loops around a nest, outermost first, and the code of the nest.
 
     Attributes:
-        tiles: the parallel iterators that loops around the nest cut, and the points of a tile; all others are whole.
+        tiles: the parallel iterators that loops around the nest tile, and the points of a tile; all others are whole.
         vector: the iterator along the lanes. lanes: scalars per vector. vectors: how many are in flight at once.
-        rows: steps of a sum that are added at once where the lanes run along the output; where they run along the sum,
-            rows of a tile that are.
+        rows: steps of a sum that are added at once if the lanes run along the output; if they run along the sum, rows
+            of a tile that are.
         transposed: whether reads across the lanes are transposed in registers, in blocks of `lanes` rows and columns.
-        staged: whether what is transposed goes through a buffer, one tile at a time, and leaves it in whole lines.
+        staged: whether transposed tiles go through a buffer, one at a time, and leave it in whole lines.
         shared: whether the threads share the tiles. nontemporal: whether the output is written past the caches.
     """
 
@@ -51,10 +51,10 @@ class MemoryBoundPlan:
 def memory_bound_plan(
     pipeline: Schedule, op: StructuredOp, target: CpuTarget, *, parallel: bool = True
 ) -> MemoryBoundPlan:
-    """What `pipeline`, which leaves nothing to choose, says about `op`.
+    """The plan of a schedule without choices for `op`.
 
     Raises:
-        ArgumentError: the pipeline names something that the op does not have.
+        ArgumentError: the schedule names an iterator or tensor that the op does not have.
         CannotLower: no code can be generated for it; the message says why.
     """
     nest = state_of_schedule(pipeline, op, target, parallel=parallel)
@@ -77,7 +77,7 @@ def memory_bound_plan(
 
 
 def explain_memory_bound(pipeline: Schedule, op: StructuredOp, target: CpuTarget, *, parallel: bool = True) -> str:
-    """What every piece does to `op`, a line each. Raises as `memory_bound_plan`."""
+    """The effect of every primitive on `op`, a line each. Raises as `memory_bound_plan`."""
     found = memory_bound_plan(pipeline, op, target, parallel=parallel)
     nest, lines = apply_with_notes(pipeline, start_state(op, target, may_parallelize=parallel))
     lines.append(f"nest: {found.vectors} vectors of {found.lanes} along {nest.describe_loops(found.vector)}")
@@ -168,7 +168,7 @@ def _check_turned(nest: ScheduleState, vector: str) -> None:
 
 
 def transposed_reads(op: StructuredOp, vector: str) -> tuple[str, ...]:
-    """The tensors that are read in long steps along `vector`, and side by side along another iterator."""
+    """The tensors with strided reads along `vector` that are contiguous along another iterator."""
     found: dict[str, None] = {}
     for access in loads_in(op.left):
         moved = access_strides(access, [i.name for i in op.iterators]) or {}
