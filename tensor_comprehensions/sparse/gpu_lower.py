@@ -45,9 +45,9 @@ SHUFFLED_BYTES = {4, 8}
 
 @dataclass(frozen=True, slots=True)
 class GpuMapping:
-    """What the threads of a kernel do, for people to read.
+    """The mapping of a kernel to threads, for people to read.
 
-    name: of the kernel. loops: whose instances the teams have, of so many lanes, which share `shared`.
+    name: of the kernel. loops: the loops whose instances the teams share, of so many lanes, which share `shared`.
     """
 
     name: str
@@ -127,7 +127,7 @@ Parts = tuple[str, Stmt, Teams, tuple[str, ...], str]
 def _kernels(
     common: Shared, nest: Nest, order: tuple[str, ...], shared: Mapping[str, str], blocks: int
 ) -> Iterator[Parts]:
-    """The kernels of a statement: what each does, its body, its teams, and what they and their lanes share."""
+    """The kernels of a statement: role, body, teams, and the loops that the teams and their lanes share."""
     emitter: GpuDenseEmitter | GpuSharedEmitter
     if nest.statement.target in shared:
         emitter = GpuSharedEmitter(common, nest, order)
@@ -186,9 +186,9 @@ class _InThreads(StatementEmitter):
 
 @dataclass(frozen=True, slots=True)
 class GpuDenseEmitter(_InThreads, DenseEmitter):
-    """Into a dense tensor: what is left of the loops when an element is known adds up in a register.
+    """Into a dense tensor: the loops inside a fixed element sum in a register.
 
-    teams: whose lanes share these loops and combine their registers; None: one thread has them all.
+    teams: the teams whose lanes share these loops and combine their registers; None: one thread runs them all.
     """
 
     teams: Teams | None = None

@@ -35,7 +35,7 @@ def notation_to_def(name: str, text: str, types: Mapping[str, str]) -> str:
 
 
 def _check(equation: s.Statement | s.TupleCall, source: str) -> s.Statement:
-    """Raises ParseError for what is no equation in index notation."""
+    """Raises ParseError unless it is an equation in index notation."""
     if isinstance(equation, s.TupleCall):
         raise ParseError("index notation has no calls of defs", source=source, span=equation.span)
     if equation.operator != "=":
@@ -76,7 +76,7 @@ def _terms(e: s.Expression, is_negative: bool = False) -> Iterator[_Term]:
 
 
 def _statements(equation: s.Statement, parameters: Collection[str]) -> Iterator[s.Statement]:
-    """What is not summed in one statement, then a sum for each other term."""
+    """The terms without a sum in one statement, then a sum for each other term."""
     named = {*parameters, *(c.name for c in equation.clauses if isinstance(c, s.Let))}
     free = set(_indices(equation.subscripts or (), named))
     terms = list(_terms(equation.value))
