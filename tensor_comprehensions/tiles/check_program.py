@@ -1,8 +1,8 @@
 """Proofs of decompositions, by running them on tags instead of numbers.
 
-A body of a move must put the tag of every element where the spec says, and nothing anywhere else. A body of a product
+A body of a move must put the tag of every element in its specified place, and no tag anywhere else. A body of a product
 must meet every (m, n, k) once, with one k in both factors. Both hold for the sizes of the program, and are checked at
-the first and at the last numbers of blocks and loops.
+the first and at the last blocks and loop iterations.
 """
 
 from __future__ import annotations

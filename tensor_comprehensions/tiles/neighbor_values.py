@@ -73,7 +73,7 @@ def vector_lanes(places: Sequence[tuple[ir.Buffer, tuple[ir.Expr, ...]]], count:
 
 
 def _is_aligned(buffer: ir.Buffer, at: tuple[ir.Expr, ...], lanes: int) -> bool:
-    """Whether an element is at a multiple of `lanes`; strides that are none spoil that whatever the index."""
+    """Whether an element is at a multiple of `lanes`, for all values of the indices."""
     outer = zip(at[:-1], buffer.strides[:-1], strict=True)
     return is_multiple(at[-1], lanes) and all(stride % lanes == 0 or is_multiple(i, lanes) for i, stride in outer)
 
