@@ -127,7 +127,7 @@ class KernelDispatcher:
         """The error for a call with sparse operands and `out=`."""
         return ArgumentError(
             f"{self.function.name} has sparse operands, with which a call takes no 'out'",
-            suggestion="copy what the call returns",
+            suggestion="copy the result of the call",
         )
 
     @property

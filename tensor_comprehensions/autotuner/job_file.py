@@ -40,7 +40,7 @@ def read_table(path: Path) -> dict[str, Any]:
         raise ArgumentError(f"the job {path} cannot be understood: {error}") from error
     _check_values(found, str(path))
     if not isinstance(found, dict):
-        raise ArgumentError(f"the job {path} is no table")
+        raise ArgumentError(f"the job {path} is not a table")
     return found
 
 

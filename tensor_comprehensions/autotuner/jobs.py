@@ -81,7 +81,7 @@ def read_job(path: Path) -> TuningJob:
 
 def _tasks(entry: Any, job: Mapping[str, Any], path: Path, where: str) -> Iterator[JobTask]:
     if not isinstance(entry, dict):
-        raise ArgumentError(f"{where} is no table")
+        raise ArgumentError(f"{where} is not a table")
     check_settings(entry, _TASK, where)
     given = {**_TASK, **entry}
     budget = job["budget"] if given["budget"] is None else given["budget"]

@@ -409,7 +409,7 @@ class Tuner:
         timings = self._race(finalists)
         if len(finalists) > 1 and not any(t.gain for t in timings):
             get_logger("tune").warning(
-                "%s: other work disturbed the race, so that it decides nothing; search on a machine that is idle",
+                "%s: other load disturbed the race, so it decides nothing; search on an idle machine",
                 self.problem.function.name,
             )
         winner = _winner(timings)

@@ -197,7 +197,7 @@ def collection_from_bytes(data: bytes) -> dict[Key, tuple[Measurement, ...]]:
     try:
         message = Collection.FromString(data)
     except (DecodeError, RecursionError) as error:
-        raise ArgumentError(f"this is no collection of measurements: {error}") from error
+        raise ArgumentError(f"this is not a collection of measurements: {error}") from error
     found: dict[Key, tuple[Measurement, ...]] = {}
     for tuning in message.tunings:
         key, measurements = _parse_tuning(tuning)

@@ -97,7 +97,7 @@ class CacheEntry:
         Raises ArgumentError where LLVM refuses the text or the results are wrong, CacheError where it cannot be kept.
         """
         if not isinstance(text, str):
-            raise ArgumentError("the kernel is no text", expected="LLVM assembly", found=type(text).__name__)
+            raise ArgumentError("the kernel is not a text", expected="LLVM assembly", found=type(text).__name__)
         if self.store.mode != "readwrite":
             raise CacheError("a kernel is put into a cache that cannot be written", suggestion="set TC_CACHE=readwrite")
         facts = {"temporaries": list(temporaries), "sites": [], "kernels": 1, "schedule": None, "injected": True}

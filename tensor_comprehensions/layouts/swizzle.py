@@ -28,7 +28,7 @@ class Swizzle:
 
     def __post_init__(self) -> None:
         if any(type(n) is not int for n in (self.bits, self.base, self.shift)):
-            raise ArgumentError(f"{self} is no swizzle", expected="whole numbers for bits, base and shift")
+            raise ArgumentError(f"{self} is not a swizzle", expected="whole numbers for bits, base and shift")
         if min(self.bits, self.base, self.shift) < 0:
             raise ArgumentError(f"{self} has a negative number", expected="bits, base and shift of 0 or more")
         if self.bits + self.base + self.shift > MAX_OFFSET_BITS:

@@ -75,7 +75,7 @@ def run_opencl(code: GpuCode, module: ir.Module, arrays: Mapping[str, np.ndarray
             warnings.simplefilter("ignore")
             program = cl.Program(found.context, code.source).build()
     except cl.Error as error:
-        raise InternalError(f"OpenCL refuses what we emitted: {error}\n{code.source}") from error
+        raise InternalError(f"OpenCL refuses our code: {error}\n{code.source}") from error
     memories = [
         cl.Buffer(found.context, flags.READ_WRITE | flags.COPY_HOST_PTR, hostbuf=arrays[b.name])
         if arrays[b.name].size

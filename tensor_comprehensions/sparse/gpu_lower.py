@@ -113,7 +113,7 @@ def _check_result(nest: Nest, problem: SparseProblem) -> None:
         )
     names = [e.name for e in s.subscripts if isinstance(e, Index)]
     if len(set(names)) < len(s.subscripts) and not _is_single(nest):
-        raise CannotLower(f"the subscripts of '{s.target}' on the left are no different indices")
+        raise CannotLower(f"the subscripts of '{s.target}' on the left are not distinct indices")
 
 
 def _is_single(nest: Nest) -> bool:

@@ -40,7 +40,7 @@ def _check(equation: s.Statement | s.TupleCall, source: str) -> s.Statement:
         raise ParseError("index notation has no calls of defs", source=source, span=equation.span)
     if equation.operator != "=":
         raise ParseError(
-            "index notation says what is equal, and sums are implied",
+            "index notation is an equation, in which sums are implied",
             source=source, span=equation.target_span, expected="=", found=equation.operator,
             suggestion="write `=`, or give the statement to tc.from_expression",
         )  # fmt: skip

@@ -203,7 +203,7 @@ class ExpressionChecker:
         new = [i for i in self.indices if i not in seen]
         self.scope, self.lets, self.declared = mine
         if new:
-            raise self.world.error(f"'{new[0]}' means nothing in the argument of a call", self.indices[new[0]])
+            raise self.world.error(f"'{new[0]}' is unknown in the argument of a call", self.indices[new[0]])
         return x
 
     def _size(self, size: str | int, index: bool) -> TypedExpr:

@@ -69,7 +69,7 @@ _FUNCTIONS = {
 
 _NAMES = {
     **dict.fromkeys(("INFINITY", "Inf", "infinity", "Infinity", "INF", "HUGE_VAL"), "infinity is written inf"),
-    **dict.fromkeys(("NAN", "NaN", "Nan"), "the value that is no number is written nan"),
+    **dict.fromkeys(("NAN", "NaN", "Nan"), "not-a-number is written nan"),
     **dict.fromkeys(("pi", "PI", "M_PI"), "write 3.14159265"), **dict.fromkeys(("True", "true"), "write bool(1)"),
     **dict.fromkeys(("False", "false"), "write bool(0)"), **dict.fromkeys(("None", "null"), "there is no such value"),
 }  # fmt: skip
@@ -105,7 +105,7 @@ def suggest_syntax(text: str, start: int) -> str:
     if declared := re.search(r"\bdef\s+\w+\s*\((?:[^{}]*,)?\s*(\w+)\s*$", before):
         name = declared[1]
         if here[:1] in ("(", "[") and name not in (*DTYPES, *ALIASES):
-            return f"'{name}' is no type: write one of {', '.join(sorted({*ALIASES, *DTYPES}))}"
+            return f"'{name}' is not a type: write one of {', '.join(sorted({*ALIASES, *DTYPES}))}"
     if text.strip().endswith(".tc") and "\n" not in text.strip():
         return "pass the text of the program: Path(...).read_text()"
     for left, right, said in _SYNTAX:

@@ -216,7 +216,7 @@ def _parse_anew(word: str, numbers: Sequence[int], rank: int) -> Format:
     order = order or tuple(numbers) or tuple(range(rank))
     if sorted(order) != list(range(rank)):
         raise UnlocatedTypeError(
-            f"({','.join(map(str, order))}) is no order of {_dimensions(rank)}",
+            f"({','.join(map(str, order))}) is not an order of {_dimensions(rank)}",
             expected=f"each of 0 to {rank - 1} once" if rank > 1 else "0",
             found=_spell(word, numbers),
         )

@@ -104,6 +104,6 @@ def _check_types(types: Mapping[str, str], parameters: Sequence[str]) -> None:
     for name, dtype in types.items():
         if name not in parameters:
             known = ", ".join(parameters) or "the statements have no parameters"
-            raise CheckError(f"'{name}' has a type but is no parameter", expected=known)
+            raise CheckError(f"'{name}' has a type but is not a parameter", expected=known)
         if dtype not in DTYPES and dtype not in ALIASES:
             raise CheckError(f"'{dtype}' is not a type", expected=", ".join((*DTYPES, *ALIASES)))

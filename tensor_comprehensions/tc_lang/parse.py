@@ -99,7 +99,7 @@ def _check_number(text: str, at: int) -> None:
     if found is not None:
         start, end, way_out = found
         raise ParseError(
-            f"'{text[start:end]}' is no number", source=text, span=Span(start, end), expected="a number or a name",
+            f"'{text[start:end]}' is not a number", source=text, span=Span(start, end), expected="a number or a name",
             found=f"'{text[start:end]}'", suggestion=way_out,
         )  # fmt: skip
 

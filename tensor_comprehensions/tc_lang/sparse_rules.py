@@ -35,7 +35,7 @@ def check_formats(functions: Sequence[Function], formats: Mapping[str, str]) -> 
     for name in formats:
         if name not in names:
             raise ArgumentError(
-                f"a format is given to '{name}', which is no tensor of the defs", expected=", ".join(names)
+                f"a format is given to '{name}', which is not a tensor of the defs", expected=", ".join(names)
             )
 
 
@@ -43,7 +43,7 @@ def _check_override(function: Function, name: str, format: Format) -> None:
     known = {t.name: t for t in function.tensors if t.role is not Role.TEMPORARY}
     if name not in known:
         raise ArgumentError(
-            f"a format is given to '{name}', which is no tensor of '{function.name}'", expected=", ".join(known)
+            f"a format is given to '{name}', which is not a tensor of '{function.name}'", expected=", ".join(known)
         )
     declared = known[name].format
     if declared is not None and declared != format:
@@ -88,7 +88,7 @@ def _check_statement(function: Function, s: Statement, sparse: Mapping[str, Symb
             )  # fmt: skip
     if s.target in sparse and not all(isinstance(x, Index) for x in s.subscripts):
         raise CheckError(
-            f"a subscript of the sparse result '{s.target}' is no index",
+            f"a subscript of the sparse result '{s.target}' is not an index",
             source=function.source, span=s.span, expected=f"{s.target}(i, ...) with bare indices",
         )  # fmt: skip
     if s.target in sparse and len(set(s.subscripts)) < len(s.subscripts):

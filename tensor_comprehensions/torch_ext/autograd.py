@@ -209,7 +209,7 @@ class Gradients:
         plan = self.plan(moved)
         if plan.gradient is None:
             raise ArgumentError(
-                f"the gradient of '{self.function.name}' is a Python function, which says nothing of forward mode",
+                f"the gradient of '{self.function.name}' is a Python function, which has no forward mode",
                 suggestion="give the gradient as the text of a def, or leave it to be derived",
             )
         gradient = plan.gradient

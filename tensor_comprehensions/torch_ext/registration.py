@@ -194,7 +194,7 @@ def _register_operator(
 def no_operator_error(function: Function) -> ArgumentError:
     """The error for a def that has no operator."""
     return ArgumentError(
-        f"{function.name} is no operator of torch, which may have {MAX_ARGUMENTS} inputs and outputs in all",
+        f"{function.name} is too large: operators of torch have at most {MAX_ARGUMENTS} inputs and outputs",
         found=f"{len(function.parameters) + len(function.inouts)} inputs, {len(function.returns)} outputs",
         suggestion="call the def itself, or stack some: `float(4,N) x` holds four tensors",
     )

@@ -153,7 +153,7 @@ def sparse_operator(op: SparseOp, function: Function) -> SparseDispatcherOp:
     parts = signature.parts
     if parts > MAX_PARTS:
         raise ArgumentError(
-            f"{function.name} with these formats is no operator of torch, which may have {MAX_PARTS} parts in all",
+            f"{function.name} with these formats is too large: operators of torch have at most {MAX_PARTS} parts",
             found=f"{parts} arrays of operands and results",
             suggestion="call it outside of graphs and transforms",
         )

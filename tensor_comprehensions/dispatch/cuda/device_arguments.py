@@ -78,7 +78,7 @@ def resolve_gpu_target(wanted: GpuTarget | str | None) -> GpuTarget:
         if not torch.cuda.is_available():
             raise ArgumentError(
                 "there is no CUDA device",
-                suggestion='name what to compile for, such as target="cuda:sm_90"; kernel.emulate(...) runs it here',
+                suggestion='name a target, such as target="cuda:sm_90"; kernel.emulate(...) runs it here',
             )
         return launch.device_target(torch.cuda.current_device())
     if not isinstance(wanted, str):

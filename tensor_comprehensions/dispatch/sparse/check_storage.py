@@ -137,14 +137,14 @@ def _check_coordinates(level: LevelFormat, crd: Tensor, extent: int, same: Tenso
         raise where.error(
             f"has the coordinate {int(crd[n])} twice below one parent: crd[{n}] and crd[{n + 1}]",
             expected="each coordinate once",
-            suggestion="SparseTensor.from_coordinates adds what comes twice",
+            suggestion="SparseTensor.from_coordinates adds up duplicates",
         )
 
 
 def check_values(format: Format, shape: Sequence[int], positions: int, values: Tensor, name: str) -> None:
     """Check that there are as many values as `positions` of the last level that is not dense, with the dense tail."""
     if not isinstance(values, Tensor) or values.layout is not torch.strided:
-        raise ArgumentError(f"the values of {name} are no plain tensor", found=type(values).__name__)
+        raise ArgumentError(f"the values of {name} are not a plain tensor", found=type(values).__name__)
     tail = format.tail(shape)
     expected = (positions, *tail) if format.depth else tail
     if tuple(values.shape) != expected:

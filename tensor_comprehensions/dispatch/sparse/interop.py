@@ -53,7 +53,7 @@ def _from_any(x: Any, format: FormatLike | None) -> SparseTensor:
         x = torch.from_numpy(x)
     if not isinstance(x, Tensor):
         raise ArgumentError(
-            f"a {type(x).__name__} is no tensor", expected="a torch tensor, a SciPy sparse array or a NumPy array"
+            f"a {type(x).__name__} is not a tensor", expected="a torch tensor, a SciPy sparse array or a NumPy array"
         )
     if x.layout is torch.strided:
         return _from_dense(x, format)

@@ -88,7 +88,7 @@ def tile_sizes_of(movement: MemoryBoundPlan, group: FusionGroup) -> tuple[int, .
     wanted = dict(movement.tiles)
     rows = {row.places[0][1][0]: row for row in group.rows}
     if unknown := [name for name in wanted if name not in rows]:
-        raise ArgumentError(f"tile: the iterations of {unknown[0]} depend on one another")
+        raise ArgumentError(f"tile: the iterations of {unknown[0]} depend on each other")
     return tuple(wanted.get(name, row.extent) for name, row in rows.items())
 
 

@@ -36,7 +36,7 @@ def _host(named: str) -> CpuTarget:
     features = _found_features()
     if named:
         if not is_x86():
-            raise ArgumentError(f"TC_TARGET is {named!r}", expected="nothing", found="a processor that is no x86-64")
+            raise ArgumentError(f"TC_TARGET is {named!r}", expected="nothing", found="a processor that is not x86-64")
         for name in features:
             features[name] = features[name] and name in FEATURES[named]
     available = {name for name in features if features[name]}

@@ -98,7 +98,7 @@ def _optimize_module(text: str, target: CpuTarget) -> llvm.ModuleRef:
         module = llvm.parse_assembly(text)
         module.verify()
     except RuntimeError as error:
-        raise InternalError(f"LLVM refuses what we emitted: {error}") from error
+        raise InternalError(f"LLVM refuses our code: {error}") from error
     passes, builder = _pipeline(target)
     for function in module.functions:
         if not function.is_declaration:

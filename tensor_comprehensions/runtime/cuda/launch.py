@@ -199,7 +199,7 @@ def load_launches_on(code: GpuCode, cubin: Cubin, device: int) -> Launches:
     except api.errors as error:
         explained = to_tc_error(error, f"loading machine code on cuda:{device}")
         if isinstance(explained, InternalError):
-            raise InternalError(f"CUDA refuses what we compiled: {explained}\n{code.source}") from error
+            raise InternalError(f"CUDA refuses our code: {explained}\n{code.source}") from error
         raise explained from error
     return Launches(device, code, functions, context, api)
 

@@ -92,7 +92,7 @@ def compile_text(source: str, architecture: str, *, name: str = "kernel.cu", mor
         code = lib.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
         log = _text(tools, program, "ProgramLog")
         if code:
-            raise InternalError(f"NVRTC refuses what we emitted:\n{log}\n{_number_lines(source)}")
+            raise InternalError(f"NVRTC refuses our code:\n{log}\n{_number_lines(source)}")
         return Cubin(architecture, _bytes(tools, program, "CUBIN"), dict(_resources(log)))
     finally:
         lib.nvrtcDestroyProgram(ctypes.byref(program))

@@ -266,4 +266,4 @@ def _compile(arguments: Sequence[str], folder: Path) -> None:
         )
     done = subprocess.run([compiler, *arguments], cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise InternalError(f"{Path(compiler).name} refuses what we emitted:\n{done.stderr[:4000]}")
+        raise InternalError(f"{Path(compiler).name} refuses our code:\n{done.stderr[:4000]}")

@@ -99,30 +99,34 @@ def tile_layout(op: StructuredOp, plan: Plan) -> TileLayout:
     rows = [i.name for i in op.parallel if plan.tile(i.name) > 1 and i.name != plan.vector]
     still = [side for side in Side if plan.vector not in variable_names(op.factors[side.value])]
     if len(still) != 1 or len(rows) != 1 or rows[0] not in variable_names(op.factors[still[0].value]):
-        raise CannotLower("fragments: a register tile needs rows along one iterator of the factor without the lanes")
+        raise CannotLower(
+            "matrix_instruction: a register tile needs rows along one iterator of the factor without the lanes"
+        )
     if rows[0] in variable_names(op.factors[1 - still[0].value]):
-        raise CannotLower("fragments: both factors depend on the iterator of the rows")
+        raise CannotLower("matrix_instruction: both factors depend on the iterator of the rows")
     if not op.pairs or op.pairs not in plan.reductions:
-        raise CannotLower("fragments: there is no sum over pairs")
+        raise CannotLower("matrix_instruction: there is no sum over pairs")
     if any(level.iterator in plan.reductions for level in plan.levels):
-        raise CannotLower("fragments: the sum of a register tile is a whole one; leave reductions untiled")
+        raise CannotLower("matrix_instruction: a register tile computes whole sums; leave reductions untiled")
     if (access_strides(op.output, [plan.vector]) or {}).get(plan.vector) != 1 or plan.lanes != instruction.columns:
-        raise CannotLower(f"fragments: the output is stored in vectors of {instruction.columns} along its rows")
+        raise CannotLower(
+            f"matrix_instruction: the output is stored in vectors of {instruction.columns} along its rows"
+        )
     found = TileLayout(
         instruction, rows[0], plan.vector, op.pairs, still[0], (plan.tile(rows[0]), plan.tile(plan.vector))
     )
     down, beside = found.counts
     if down * beside + down + beside > instruction.registers:
         raise CannotLower(
-            f"fragments: {down} x {beside} sums and their factors exceed {instruction.registers} registers"
+            f"matrix_instruction: {down} x {beside} sums and their factors exceed {instruction.registers} registers"
         )
     packed = {step.side for step in plan.packs}
     moving = Side(1 - found.broadcast_operand.value)
     if moving not in packed:
-        raise CannotLower(f"fragments: the {moving.name.lower()} factor is not packed")
+        raise CannotLower(f"matrix_instruction: the {moving.name.lower()} factor is not packed")
     if found.broadcast_operand not in packed and broadcast_in_place(op, found) is None:
         raise CannotLower(
-            f"fragments: the {found.broadcast_operand.name.lower()} factor is neither packed nor lies in fragments"
+            f"matrix_instruction: the {found.broadcast_operand.name.lower()} factor is not packed, nor stored in tiles"
         )
     return found
 

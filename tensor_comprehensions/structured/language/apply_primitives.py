@@ -140,7 +140,7 @@ def _parallel(piece: written.Parallel, nest: ScheduleState) -> ScheduleState:
     if tuple(named) != outer:
         raise CannotLower(f"{piece}: the outermost loops are {', '.join(map(nest.name, outer))}; interchange first")
     if any(not nest.op.iterator(loop.iterator).is_parallel for loop in named):
-        raise CannotLower(f"{piece}: the iterations of a reduction depend on one another")
+        raise CannotLower(f"{piece}: the iterations of a reduction depend on each other")
     if len({loop.iterator for loop in named}) < len(named):
         raise CannotLower(f"{piece}: two of these loops are of one iterator")
     count = prod(num_tiles(nest.op.extent(loop.iterator), loop.size) for loop in named)
@@ -164,7 +164,7 @@ def _pack(piece: written.Pack, nest: ScheduleState) -> ScheduleState:
 
 def _prefetch(piece: written.Prefetch, nest: ScheduleState) -> ScheduleState:
     if not nest.op.is_product:
-        raise CannotLower(f"{piece}: nothing that is read stays for several register tiles")
+        raise CannotLower(f"{piece}: no operand is reused by several register tiles")
     for name, place in piece.operand_loops:
         loop = nest.loop(place)
         nest = replace(nest, prefetches=(*nest.prefetches, (nest.side(name), loop)))

@@ -55,11 +55,11 @@ def _call_expert(expert: Expert, op: StructuredOp, target: CpuTarget) -> Schedul
         if package == own:
             raise
         raise ArgumentError(
-            f"the expert raises {type(error).__name__}: {error}",
-            expected="a function (op, target) that gives a pipeline",
+            f"the schedule heuristic raises {type(error).__name__}: {error}",
+            expected="a function (op, target) that returns a schedule",
         ) from error
     if not isinstance(pipeline, Schedule):
-        raise ArgumentError(f"the expert returns {pipeline!r}", expected="a pipeline")
+        raise ArgumentError(f"the schedule heuristic returns {pipeline!r}", expected="a schedule")
     return pipeline
 
 

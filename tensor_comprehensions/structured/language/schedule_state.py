@@ -83,7 +83,7 @@ class ScheduleState:
         raise ArgumentError(
             f"{self.op.name} has no iterator {name!r}",
             expected=", ".join(self.describe_loops(i.name) for i in self.op.iterators),
-            suggestion=f"indices that are always walked together are one iterator: {merged[0]}" if merged else "",
+            suggestion=f"indices that always occur together are one iterator: {merged[0]}" if merged else "",
         )
 
     def name(self, loop: StateLoop) -> str:

@@ -37,7 +37,7 @@ def _check_schedule(schedule: object) -> ScheduleArgument:
         return schedule
     raise ArgumentError(
         f"the schedule is {schedule!r}",
-        expected='a pipeline, such as tile(m=8, n=32) >> pack(B="n1"), or a function (op, target) that gives one',
+        expected='a schedule, such as tile(m=8, n=32) >> pack(B="n1"), or a function (op, target) that returns one',
     )
 
 

@@ -44,7 +44,7 @@ def schedule_row_reduction(op: StructuredOp, target: CpuTarget) -> Schedule:
     """Vectorize along the reduction, with several vectors of partial sums that a tree reduction adds at the end."""
     inner = [i for i in op.reductions if _moves(op, i.name) == {Step.CONTIGUOUS} and i.extent > 1]
     if not inner:
-        raise CannotLower("row_reduction: nothing that is read is contiguous along a sum")
+        raise CannotLower("row_reduction: no operand is contiguous along a sum")
     lanes = _lanes(op, target, inner[0].extent)
     shown = start_state(op, target).describe_loops
     outer = [i for i in op.parallel if i.extent > 1]
@@ -66,13 +66,12 @@ def schedule_column_reduction(op: StructuredOp, target: CpuTarget) -> Schedule:
 def schedule_transposition(op: StructuredOp, target: CpuTarget) -> Schedule:
     """Transpose square blocks in registers, in tiles with long contiguous runs of both the input and the output."""
     if op.reductions:
-        raise CannotLower("transposition: the iterations of a sum depend on one another")
+        raise CannotLower("transposition: the iterations of a sum depend on each other")
     lane = _contiguous_iterator(op)
     names = transposed_reads(op, lane.name)
     if not names:
         raise CannotLower(
-            f"transposition: nothing that is read lies across lanes along "
-            f"{start_state(op, target).describe_loops(lane.name)}"
+            f"transposition: no operand lies across lanes along {start_state(op, target).describe_loops(lane.name)}"
         )
     row = next(i for i in op.parallel if _step_of(op, names[0]).get(i.name) == 1)
     shown = start_state(op, target).describe_loops
@@ -100,7 +99,7 @@ def schedule_transposition(op: StructuredOp, target: CpuTarget) -> Schedule:
 def schedule_copy(op: StructuredOp, target: CpuTarget) -> Schedule:
     """Vectorize along the contiguous dimension."""
     if op.reductions:
-        raise CannotLower("copying: something is summed")
+        raise CannotLower("copy: the op has a sum")
     lane = _contiguous_iterator(op)
     lanes = _lanes(op, target, lane.extent)
     found = reduce(or_, (_chunks(op, target, lane, lanes, n) for n in (2, 4, 1, 8)))

@@ -63,7 +63,7 @@ def memory_bound_plan(
     assert nest.vector is not None
     for piece, given in (("pad", nest.padded), ("peel", nest.peeled)):
         if given:
-            raise CannotLower(f"{piece}: what is left of vectors is code of its own already, and there are no panels")
+            raise CannotLower(f"{piece}: remainders of vectors already have code of their own, and there are no panels")
     tiles = tuple(_tiles(nest))
     extent = dict(tiles).get(nest.vector, op.extent(nest.vector))
     lanes = min(nest.lanes or target.lanes(max(32, op.dtype.bits)), max(2, 1 << (extent - 1).bit_length()))
@@ -115,10 +115,12 @@ def _tiles(nest: ScheduleState) -> Iterator[tuple[str, int]]:
     for loop in nest.loops:
         shown, extent = nest.describe_loops(loop.iterator), nest.op.extent(loop.iterator)
         if loop.iterator in seen:
-            raise CannotLower(f"tile: {shown} is cut twice; what memory bounds has one level of tiles")
+            raise CannotLower(f"tile: {shown} is tiled twice; memory-bound ops have one level of tiles")
         seen.add(loop.iterator)
         if not nest.op.iterator(loop.iterator).is_parallel:
-            raise CannotLower(f"tile: the sum over {shown} is not cut; long sums into few results are, by themselves")
+            raise CannotLower(
+                f"tile: the sum over {shown} cannot be tiled; long sums into few results are split automatically"
+            )
         lanes = loop.iterator == nest.vector and not loop.number
         if not lanes and loop.size < extent:
             yield loop.iterator, loop.size
@@ -156,15 +158,15 @@ def _unroll_counts(nest: ScheduleState, vector: str, tiles: Mapping[str, int]) -
 
 def _check_turned(nest: ScheduleState, vector: str) -> None:
     if nest.op.reductions:
-        raise CannotLower("pack: reads are turned where all iterations are independent")
+        raise CannotLower("pack: reads can only be transposed if all iterations are independent")
     innermost = nest.loops[-1]
     if any(loop not in (None, innermost) for _, loop in nest.packs):
         raise CannotLower(
-            "pack: what is read is turned in registers, block by block, or by way of a buffer: name the tensor alone, "
+            "pack: operands are transposed in registers, block by block, or through a buffer: name the tensor alone, "
             f"or the innermost loop, {nest.name(innermost)}"
         )
     if not transposed_reads(nest.op, vector):
-        raise CannotLower(f"pack: nothing that is read lies across lanes along {nest.describe_loops(vector)}")
+        raise CannotLower(f"pack: no operand lies across lanes along {nest.describe_loops(vector)}")
 
 
 def transposed_reads(op: StructuredOp, vector: str) -> tuple[str, ...]:

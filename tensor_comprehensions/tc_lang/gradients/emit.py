@@ -332,4 +332,4 @@ def _check_gradient(text: str) -> Function:
                 "this def cannot be differentiated: its gradient is too large",
                 suggestion="give its gradient yourself: tc.define(source, backward={...})",
             ) from error
-        raise InternalError(f"the gradient that was derived is no program: {error}\n{text}") from error
+        raise InternalError(f"the derived gradient is not a valid program: {error}\n{text}") from error

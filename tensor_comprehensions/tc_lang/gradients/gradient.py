@@ -61,7 +61,7 @@ def parse_given_gradient(function: Function, source: str) -> Gradient:
 
 def _part(parts: Mapping[str, Key], gradient: Function, name: str, verb: str) -> Key:
     if name not in parts:
-        raise _mistake(gradient, name, f"is nothing that a gradient {verb} here", "one of " + ", ".join(parts))
+        raise _mistake(gradient, name, f"is not a tensor that a gradient {verb} here", "one of " + ", ".join(parts))
     return parts[name]
 
 

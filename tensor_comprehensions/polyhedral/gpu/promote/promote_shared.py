@@ -484,7 +484,7 @@ def live_in_elements(group: ReferenceGroup, scope: isl.UnionMap, order: isl.Unio
     info = isl.UnionAccessInfo.from_sink(reads).set_must_source(writes).set_schedule_map(order)
     flow = with_op_limit(FLOW_OPERATIONS, info.compute_flow)
     if flow is None:
-        raise CannotLower(f"what {group.tensor} holds before it is read takes too long to find")
+        raise CannotLower(f"the content of {group.tensor} before its reads takes too long to find")
     missing = flow.get_must_no_source().range()
     if missing.is_empty():
         return None
