@@ -79,7 +79,7 @@ class Measurement:
         return self.versions == toolchain_versions()
 
 
-# --- what is known of a key --------------------------------------------------------------------------------------
+# --- the measurements of a key -----------------------------------------------------------------------------------
 
 
 def record_measurements(store: Store, key: Key, measurements: Iterable[Measurement]) -> None:

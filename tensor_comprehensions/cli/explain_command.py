@@ -1,4 +1,4 @@
-"""`tensorc explain`: why the kernel of a def is as it is, as text, as JSON or as a page."""
+"""`tensorc explain`: the reasons for the code of a def's kernel, as text, as JSON or as a page."""
 
 from __future__ import annotations
 

@@ -209,7 +209,7 @@ def log_compilation(made: CompiledBase, dump: Dump | None) -> None:
 
 @contextmanager
 def log_decisions(bound: BoundFunction) -> Iterator[None]:
-    """Log what is decided inside, where the topic "why" is on."""
+    """Log the decisions of the block, if the topic "why" is on."""
     log = get_logger("why")
     if not log.isEnabledFor(DEBUG):
         yield

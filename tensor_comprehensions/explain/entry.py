@@ -1,4 +1,4 @@
-"""The report on a kernel, by what it is for."""
+"""Selects the report of a kernel by its class."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .sparse import explain_sparse_gpu_kernel, explain_sparse_kernel
 
 
 def explain_compiled(compiled: object, tuning: tuple[Decision, ...] = ()) -> Report:
-    """The report on a kernel. Raises ArgumentError for one that is not the package's alone.
+    """The report on a kernel. Raises ArgumentError for a kernel that contains library calls.
 
-    tuning: what its caller decided about its options.
+    tuning: the caller's decisions about its options.
     """
     match compiled:
         case CompiledCpuKernel():

@@ -116,7 +116,7 @@ def _statement_lines(rows: list[str], count: int) -> list[int]:
 
 
 def _plan_lines(plan: str, statements: tuple[SourceStatement, ...]) -> list[ListingLine]:
-    """What was decided, line by line; a line belongs to the statement under which it stands."""
+    """The decisions, line by line; a line belongs to the statement under which it stands."""
     found: list[ListingLine] = []
     owner: tuple[str, ...] = ()
     for row in plan.split("\n"):

@@ -45,7 +45,7 @@ _OPERATORS = ("=", "+", "-", "*", "/", "?", ":", ",", "!", "<", ">", "&&", "||")
 
 
 def list_def(text: str, bound: BoundFunction, statements: tuple[SourceStatement, ...]) -> Listing:
-    """The text of a def, line by line; its statements one by one where there is no text for them."""
+    """The text of a def, line by line; its statements one by one if there is no text for them."""
     if all(s.span is None for s in bound.statements):
         lines = tuple(ListingLine(f"{s.name}: {s.tensor}", (s.name,)) for s in statements)
         return Listing("def", "def", lines)
@@ -67,7 +67,7 @@ def list_schedule(text: str) -> Listing:
 
 
 def list_loops(module: Module, named: Module) -> Listing:
-    """The loops of `module` in the names of `named`: each line with the statements of what it contains."""
+    """The loops of `module` in the names of `named`: each line with the statements of its body."""
     lines = []
     kernels = iter(module.kernels)
     for (text, _), (own, s) in zip(list_lines(named), list_lines(module), strict=True):

@@ -1,4 +1,4 @@
-"""Operations and bytes of a call, and its time beside what the machine can do of them at most."""
+"""Operations and bytes of a call, and its time compared to the limits of the machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RUNS, LEAST_SECONDS = 5, 0.05
 SHARE = 0.5
 """Of a cache that the copies fill whose rate is measured."""
 FAR = 4
-"""Times the last cache: what no cache holds."""
+"""Size, in last-level caches, of data that no cache holds."""
 LARGEST = 256 << 20
 
 
@@ -50,7 +50,7 @@ def _operations(value: object) -> int:
 
 
 def call_bytes(bound: BoundFunction) -> int:
-    """Bytes of all arguments and results: what has to be moved at least."""
+    """Bytes of all arguments and results: the least traffic of a call."""
     return sum(t.size * t.dtype.size for t in bound.tensors if t.role is not Role.TEMPORARY)
 
 

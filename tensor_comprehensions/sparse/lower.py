@@ -55,8 +55,8 @@ class Program:
         operands: parameters, results and temporaries; the caller allocates the last two, filled with zeros if shared.
         conversions: operands that the caller makes of others.
         versions: operands that the caller makes of sparse results, each with the phase before which it does.
-        results: what is allocated between phases, from what `totals` counts.
-        slots: how many counts `totals` has.
+        results: the results to allocate between phases, with sizes from `totals`.
+        slots: the number of counts in `totals`.
         orders: the loops of each statement, outermost first, for people to read.
     """
 

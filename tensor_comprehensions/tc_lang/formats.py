@@ -119,7 +119,7 @@ class Format:
         return tuple(split[d] for d in self.order)
 
     def tail(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The extents of the dense tail: what is stored at each position of the last level above it."""
+        """The extents of the dense tail: the shape of the values at each position of the last level above it."""
         return self.extents(shape)[self.depth :]
 
     def __str__(self) -> str:

@@ -60,7 +60,7 @@ def restrict(function: BoundFunction) -> BoundFunction:
     return replace(function, statements=tuple(statements)) if any(s.domain for s in statements) else function
 
 
-# --- terms: forwards, with what is known of earlier tensors --------------------------------------------------------
+# --- terms: forwards, with facts about earlier tensors -------------------------------------------------------------
 
 
 def _with_terms(function: BoundFunction) -> list[BoundStatement]:
@@ -157,7 +157,7 @@ def _has_all_rows(s: BoundStatement) -> bool:
     return all(is_nonnegative(a + b, [], box) for a in lower for b in upper) and not others
 
 
-# --- elements: backwards, from what is read ------------------------------------------------------------------------
+# --- elements: backwards, from the reads ---------------------------------------------------------------------------
 
 
 def _with_elements(function: BoundFunction, statements: list[BoundStatement]) -> list[BoundStatement]:
@@ -234,7 +234,7 @@ def _reads_of(s: BoundStatement, tensor: str, box: Box) -> Iterator[tuple[Access
         yield from visit(e, ())
 
 
-# --- what is left of the values ------------------------------------------------------------------------------------
+# --- the restricted values -----------------------------------------------------------------------------------------
 
 
 def _without_masks(s: BoundStatement) -> BoundStatement:

@@ -58,7 +58,7 @@ class CDialect:
         scalars: whether registers without dimensions are variables; else arrays of one element.
         small: the type of integers that certainly fit into 32 bits; empty: they have none of their own.
         widening, narrowing: of types that only store, by dtype name: the value in the type that they compute in, and
-            by (source, target) the value from a type; what is not there is converted by the accumulator.
+            by (source, target) the value from a type; other types are converted through the accumulator.
         extrema: names of the integer types that the language's own min and max are for.
         shared: the qualifier of memory that threads share. dynamic: the declaration of a part of memory whose size the
             launch tells: from a pointer's declaration, its type, and the bytes before it.

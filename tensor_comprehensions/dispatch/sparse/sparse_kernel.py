@@ -52,7 +52,7 @@ class SparseKernel:
 
     @only_tc_errors
     def explain(self) -> Report:
-        """Why the kernel is as it is: `print` the report for the short form, `save("x.html")` it for the page."""
+        """Explain the kernel's code: `print` the report for the short form, `save("x.html")` it for the page."""
         from ...explain.entry import explain_compiled
 
         return explain_compiled(self.compiled)

@@ -179,7 +179,7 @@ def plan_schedule(scop: Scop, options: CpuOptions, target: CpuTarget) -> tuple[S
 def _record_tiles(
     scop: Scop, group: FusionGroup, sizes: Sequence[int], options: CpuOptions, is_scheduled: bool
 ) -> None:
-    """Write down what one iteration of the shared loops of a group covers."""
+    """Record the work of one iteration of a group's shared loops."""
     rows = ", ".join(
         f"{row.places[0][1][0]} {size} of {row.extent}" for row, size in zip(group.rows, sizes, strict=True)
     )
@@ -242,7 +242,7 @@ def scop_nodes(function: BoundFunction, options: CpuOptions, target: CpuTarget) 
 
 
 def _record_lowering(s: BoundStatement, cluster: MatchedContraction | None, reason: str | None) -> None:
-    """Write down by what a statement that sums is computed."""
+    """Record the lowering of a statement with a sum."""
     if cluster is not None and reason is None:
         names = tuple(x.name for x in cluster.statements)
         note_decision(Decision("lowering", names, REGISTER_TILES, "a sum of products with statements around it"))
@@ -287,11 +287,11 @@ def find_contractions(
 
 
 def splits_reductions_in(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> bool:
-    """Does `function` (legalized), without a schedule, sum products in parts? No pipeline says that."""
+    """Whether `function` (legalized), without a schedule, sums products in parts, which no schedule expresses."""
     whole = _simplify_domains(function)
-    untold = replace(options, schedule=None)
-    return split_reductions(reorder(whole, untold, target), untold, target) != split_reductions(
-        whole, untold, target, products=False
+    unscheduled = replace(options, schedule=None)
+    return split_reductions(reorder(whole, unscheduled, target), unscheduled, target) != split_reductions(
+        whole, unscheduled, target, products=False
     )
 
 

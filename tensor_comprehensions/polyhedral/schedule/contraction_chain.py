@@ -104,7 +104,7 @@ def _indices(e: tc.Expr) -> frozenset[str]:
     return frozenset(x.name for x in walk_expr(e) if isinstance(x, tc.Index))
 
 
-# --- the layout of what is handed on -----------------------------------------------------------------------------
+# --- the layout of temporaries -----------------------------------------------------------------------------------
 
 
 def with_chain_layouts(

@@ -16,7 +16,7 @@ from .fusion import ENOUGH_PARALLELISM, FusionGroup, FusionObjection, accessed_b
 
 # Multiply-adds of a contraction alone that several threads share.
 SHARED_WORK = 1 << 19
-# A result is little beside what is read if it is smaller by this factor.
+# A result counts as small compared to the operands if it is smaller by this factor.
 LITTLE = 16
 
 

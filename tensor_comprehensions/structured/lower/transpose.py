@@ -90,7 +90,7 @@ def gather_transposed(
     before it, at a negative column if need be.
 
     Args:
-        part: what is in so many lanes of a row from a column on.
+        part: loads so many lanes of a row from a column on.
         shape: rows, `side` at most, and columns of the matrix; what lanes beyond the rows hold is not defined.
     """
     rows, columns = shape
@@ -161,9 +161,9 @@ def transpose_loops(
         row: the axis of the vectors that are loaded.
         lane: the axis of the vectors that are stored.
         side: rows and columns of a block, a power of two.
-        ahead: steps along `lane` after which memory is asked for what is read there; 0 leaves that to the processor,
-            which cannot guess where the next line is where a page has few of them.
-        along_reads: take all rows before the next lanes, a few long runs of what is read at a time. The stores fill a
+        ahead: distance of prefetches in steps along `lane`; 0 leaves prefetching to the processor, which cannot
+            predict the next line if a page has few of them.
+        along_reads: take all rows before the next lanes, a few long runs of the input at a time. The stores fill a
             buffer, and may do so twice: blocks at the ends overlap.
         near: lines are read in pieces, for the first cache has them. Both axes must have known lengths then, and `row`
             a piece of every read.
