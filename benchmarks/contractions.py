@@ -107,7 +107,7 @@ class Measured:
         ratios: time of each other contender over ours, round by round; above 1 ours is faster.
         errors: of each contender, relative to the largest element.
         failures: why a contender has no times.
-        schedule: how ours was lowered. searched: the pipeline that the search found, where there was one; the
+        schedule: how ours was lowered. searched: the pipeline that the search found, if there was one; the
             schedule where that is what no pipeline says.
     """
 

@@ -33,7 +33,7 @@ WARM = 0.3
 
 
 def large() -> tuple[Benchmark, ...]:
-    """Kernels of the list at sizes that fill a graphics processor, some only by the length of their sums."""
+    """Kernels of the list at sizes that fill a GPU, some only by the length of their sums."""
     known = {b.name: b for b in BENCHMARKS}
 
     def sized(name: str, like: str, *shapes: tuple[int, ...]) -> Benchmark:
@@ -109,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _all(benchmarks: Sequence[Benchmark], options: argparse.Namespace) -> int:
-    """Measure and print; 1 where a kernel failed, which does not keep the others from their turn."""
+    """Measure and print; 1 if a kernel failed, which does not keep the others from their turn."""
     start, rows, failed = perf_counter(), [], 0
     for benchmark in benchmarks:
         if perf_counter() - start > options.seconds:

@@ -86,7 +86,7 @@ def check_settings(table: Mapping[str, Any], known: Mapping[str, Any], where: st
 
 
 def read_text_setting(table: Mapping[str, Any], name: str, where: str) -> str | None:
-    """A setting that is a text, or None where it is missing. Raises ArgumentError."""
+    """A setting that is a text, or None if it is missing. Raises ArgumentError."""
     value = table[name]
     if value is None or isinstance(value, str):
         return value

@@ -167,7 +167,7 @@ def run_job(
 ) -> list[tuple[str, TuningResult[CpuOptions]]]:
     """Work off tasks in order: the name and the result of each that succeeded. A task that is interrupted is the last.
 
-    Raises KeyboardInterrupt where it is interrupted twice.
+    Raises KeyboardInterrupt if it is interrupted twice.
     """
     found: list[tuple[str, TuningResult[CpuOptions]]] = []
     book = Journal(journal)  # for all tasks: another process that wants it is refused, whichever is at work

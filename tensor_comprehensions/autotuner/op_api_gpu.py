@@ -1,4 +1,4 @@
-"""Tuning of mappings to a graphics processor: for the arguments of a call, by workers that may die."""
+"""Tuning of mappings to a GPU: for the arguments of a call, by workers that may die."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def write_file(system: OsFunctions, path: Path, data: bytes) -> None:
 
 
 def remove_file(system: OsFunctions, path: Path) -> bool:
-    """Remove a file; False where that fails, because it is gone already, say."""
+    """Remove a file; False if that fails, because it is gone already, say."""
     try:
         system.unlink(path)
     except OSError:

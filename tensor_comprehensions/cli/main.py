@@ -124,7 +124,7 @@ def _format_choice(choice: object) -> str:
 
 
 def _options(arguments: argparse.Namespace) -> CpuOptions | None:
-    """The options that differ from the defaults; None where none does, as for defs with sparse operands."""
+    """The options that differ from the defaults; None if none does, as for defs with sparse operands."""
     given = {f.name: getattr(arguments, f.name) for f in fields(CpuOptions)}
     found = CpuOptions(**given | {"schedule": parse_schedule(arguments.schedule) if arguments.schedule else None})
     return None if found == CpuOptions() else found

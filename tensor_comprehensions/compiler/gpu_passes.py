@@ -91,7 +91,7 @@ def _lower(bound: BoundFunction, context: GpuPassContext) -> Module:
 def _divide_products(bound: BoundFunction, context: GpuPassContext) -> Any:
     """The division of a def (legalized) into products for tensor cores and the rest; None: all of it is mapped.
 
-    Raises ArgumentError where `TileOptions` are given, and no product is one for tensor cores.
+    Raises ArgumentError if `TileOptions` are given, and no product is one for tensor cores.
     """
     asked = isinstance(context.options, TileOptions)
     if isinstance(context.options, MappingOptions) or not context.tensor_cores:
@@ -210,7 +210,7 @@ class CompiledGpuKernel(CompiledBase):
 
     @functools.cached_property
     def cubin(self) -> Cubin:
-        """Machine code. Raises ArgumentError where NVRTC is not installed."""
+        """Machine code. Raises ArgumentError if NVRTC is not installed."""
         return cubins.cubin_of(self.code.source, architecture_for(self.code.source, self.target.name))
 
     @property
@@ -285,7 +285,7 @@ def _lower_without_tensor_cores(k: CompiledGpuKernel) -> Module:
 def compile_gpu(
     bound: BoundFunction, text: str, options: GpuOptions | None, target: GpuTarget, *, aligned: bool = True
 ) -> CompiledGpuKernel:
-    """Run `GPU_PASSES` on `bound`, whose def reads `text`. Raises ArgumentError where `target` has too little of it."""
+    """Run `GPU_PASSES` on `bound`, whose def reads `text`. Raises ArgumentError if `target` has too little of it."""
     context = GpuPassContext(options, target, aligned)
     with log_decisions(bound):
         results, seconds, dump = run_passes(GPU_PASSES, bound, text, context)

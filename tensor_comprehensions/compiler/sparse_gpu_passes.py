@@ -66,7 +66,7 @@ class CompiledSparseGpuKernel:
 
     @functools.cached_property
     def cubin(self) -> Cubin:
-        """Machine code. Raises ArgumentError where NVRTC is not installed."""
+        """Machine code. Raises ArgumentError if NVRTC is not installed."""
         return cubins.cubin_of(self.code.source, architecture_for(self.code.source, self.target.name))
 
     @property

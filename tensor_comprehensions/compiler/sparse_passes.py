@@ -131,7 +131,7 @@ def compile_sparse(problem: SparseProblem, target: CpuTarget) -> CompiledSparseK
 def with_code(
     program: Program, code: tuple[ObjectCode, ...], target: CpuTarget, seconds: tuple[tuple[str, float], ...] = ()
 ) -> CompiledSparseKernel:
-    """The kernel of a program whose machine code is there already. Raises CannotLower where that cannot be loaded."""
+    """The kernel of a program whose machine code is there already. Raises CannotLower if that cannot be loaded."""
     return CompiledSparseKernel(program, code, tuple(map(object_code.load_object, code)), target, seconds)
 
 

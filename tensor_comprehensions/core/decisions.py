@@ -40,7 +40,7 @@ class Decision:
     others: tuple[Rival, ...] = ()
 
     def number(self, name: str) -> float:
-        """One of its numbers. Raises KeyError where it has none of that name."""
+        """One of its numbers. Raises KeyError if it has none of that name."""
         return dict(self.numbers)[name]
 
 

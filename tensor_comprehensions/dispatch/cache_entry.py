@@ -53,7 +53,7 @@ class CacheEntry:
 
     @property
     def path(self) -> Path | None:
-        """The file with the compiled code; None where the cache is off."""
+        """The file with the compiled code; None if the cache is off."""
         if self.store.mode == "off":
             return None
         by_hand = self.store.path(cache.kernel_entry_name(self.key, INJECTED))
@@ -94,7 +94,7 @@ class CacheEntry:
             temporaries: bytes of the memory that it gets after the arguments.
             check: run it on the tensors that the entry was asked for and compare with the reference evaluator.
 
-        Raises ArgumentError where LLVM refuses the text or the results are wrong, CacheError where it cannot be kept.
+        Raises ArgumentError if LLVM refuses the text or the results are wrong, CacheError where it cannot be kept.
         """
         if not isinstance(text, str):
             raise ArgumentError("the kernel is not a text", expected="LLVM assembly", found=type(text).__name__)
@@ -109,7 +109,7 @@ class CacheEntry:
         self._forget()
 
     def remove(self) -> bool:
-        """Forget the kernel of this key, also one put there by hand; False where there was none."""
+        """Forget the kernel of this key, also one put there by hand; False if there was none."""
         removed = [self.store.remove(cache.kernel_entry_name(self.key, layer)) for layer in (INJECTED, KERNEL)]
         self._forget()
         return any(removed)
@@ -143,7 +143,7 @@ def cache_entry_of(
     store: Store,
     forget: Callable[[], None],
 ) -> CacheEntry:
-    """The entry for a bound def. Raises ArgumentError where the options are a function, which has no key."""
+    """The entry for a bound def. Raises ArgumentError if the options are a function, which has no key."""
     key = kernel_key(function, bound, options, target)
     if key is None:
         raise ArgumentError("these options have no key", suggestion="pass the pipeline that the expert returns")

@@ -203,7 +203,7 @@ def canonical_strides(x: Tensor) -> Shape:
 def bind_sizes(interface: CallSignature, sizes: ArgumentShapes) -> BoundFunction:
     """The def with the sizes that the shapes of its arguments give to its size names.
 
-    Raises ArgumentError where two dimensions with one size differ, RangeError where no index range fits.
+    Raises ArgumentError if two dimensions with one size differ, RangeError where no index range fits.
     """
     function = interface.function
     types = [_type(p, shape) for p, shape in zip(interface.parameters, sizes.inputs, strict=True)]

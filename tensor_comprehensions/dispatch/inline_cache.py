@@ -132,7 +132,7 @@ class InlineCache:
     def _lane(
         self, compiled: CompiledCpuKernel, arguments: Arguments, special: Sequence[int], out: Sequence[Tensor]
     ) -> CachedCall | None:
-        """The lane of a call; None where machine code cannot start an output with its initial value."""
+        """The lane of a call; None if machine code cannot start an output with its initial value."""
         bound, values = compiled.bound, iter(special)
         inputs = [t for t in bound.tensors if t.role is Role.INPUT]
         given = [_operand(t, x) for t, x in zip(inputs, arguments.inputs, strict=True)]

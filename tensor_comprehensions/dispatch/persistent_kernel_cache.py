@@ -74,7 +74,7 @@ def load_or_compile(
 ) -> CompiledCpuKernel:
     """The kernel of a bound def, from the cache or compiled now.
 
-    Raises ArgumentError where the schedule of the options does not apply.
+    Raises ArgumentError if the schedule of the options does not apply.
     """
     store = current_store()
     key = None if store.mode == "off" else kernel_key(function, bound, options, target)
@@ -93,7 +93,7 @@ def load_or_compile(
 
 
 def kernel_key(function: Function, bound: BoundFunction, options: CpuOptions, target: CpuTarget) -> Key | None:
-    """The key of a kernel; None where its options have none."""
+    """The key of a kernel; None if its options have none."""
     try:
         return make_key(function, bound, target, options=options, flags=object_code.codegen_flags())
     except Uncacheable as reason:
@@ -166,7 +166,7 @@ def kernel_metadata(compiled: CompiledCpuKernel) -> Mapping[str, Any]:
 def deserialize_kernel(
     code: StoredKernel, function: Function, bound: BoundFunction, options: CpuOptions, target: CpuTarget
 ) -> CompiledCpuKernel:
-    """The kernel of an entry, loaded. Raises CannotLower where it cannot be, or another error for wrong facts."""
+    """The kernel of an entry, loaded. Raises CannotLower if it cannot be, or another error for wrong facts."""
     facts = code.metadata
     machine_code = ObjectCode(code.data, tuple(map(str, facts["symbols"])))
     schedule = facts["schedule"]

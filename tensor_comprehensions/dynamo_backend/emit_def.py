@@ -29,7 +29,7 @@ class UnsupportedArguments(Exception):
 
 
 def emit_def(region: FusedRegion) -> FusedRegion:
-    """`region` with its def. Raises UnsupportedArguments where an operation has no formula for its arguments."""
+    """`region` with its def. Raises UnsupportedArguments if an operation has no formula for its arguments."""
     writer = _Writer(frozenset(region.nodes))
     for node in region.nodes:
         try:

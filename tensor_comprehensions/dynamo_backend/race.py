@@ -74,7 +74,7 @@ def _is_decided(times: Sequence[Sequence[float]]) -> bool:
 
 
 def available_memory() -> float:
-    """Bytes that a program can still take; infinite where the system does not say."""
+    """Bytes that a program can still take; infinite if the system does not say."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
             fields = dict(line.split(":", 1) for line in lines)

@@ -17,7 +17,7 @@ class Equation:
     """Subscripts of the operands and of the output.
 
     Attributes:
-        operands: a label for every dimension; None where a dimension of size 1 meets a larger one and is repeated.
+        operands: a label for every dimension; None if a dimension of size 1 meets a larger one and is repeated.
         output: distinct labels of the operands.
         sizes: of every label.
     """

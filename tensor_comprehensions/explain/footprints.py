@@ -126,7 +126,7 @@ def _without_vectors(e: Expr) -> Expr:
 
 
 def _trip_count(loop: Loop) -> int | None:
-    """Iterations of a loop, at most; None where only the run knows."""
+    """Iterations of a loop, at most; None if only the run knows."""
     length = build.sub(loop.stop, loop.start)
     found = _largest(length)
     return None if found is None else max(0, -(-found // loop.step))

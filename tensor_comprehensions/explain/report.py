@@ -201,7 +201,7 @@ class Report:
         return format_page(self)
 
     def save(self, path: str | Path) -> Path:
-        """Write the page. Raises ArgumentError where that is not possible."""
+        """Write the page. Raises ArgumentError if that is not possible."""
         place = Path(path)
         try:
             place.parent.mkdir(parents=True, exist_ok=True)

@@ -166,7 +166,7 @@ def _from_modes(modes: tuple[Mode, ...]) -> Layout:
 
 
 def _steps(extents: Sequence[int], size: int, step: int, used: list[int]) -> tuple[tuple[int, int, int], ...] | None:
-    """The coordinates 0, step, .., (size - 1) * step of modes of these extents; None where they are no layout.
+    """The coordinates 0, step, .., (size - 1) * step of modes of these extents; None if they are no layout.
 
     used: how far each mode is walked, over all calls; this one is added.
 

@@ -8,7 +8,7 @@ from .rewrite import children, stmt_expressions, substatements
 
 
 def check_bindings(module: Module) -> None:
-    """Raises InternalError where a variable or a buffer is bound twice, hides another one, or is used and not bound."""
+    """Raises InternalError if a variable or a buffer is bound twice, hides another one, or is used and not bound."""
     scope = {b.name for b in (*module.arguments, *module.temporaries)}
     if len(scope) < len(module.arguments) + len(module.temporaries):
         raise InternalError(f"{module.name}: two buffers have one name")

@@ -73,7 +73,7 @@ def _bound(terms: Terms, constant: int, scope: BoundsContext) -> int | None:
 
 
 def lane_bounds(index: Expr, scope: BoundsContext, facts: Sequence[Fact] = ()) -> tuple[int | None, int | None]:
-    """(least, greatest) value that a lane of `index` takes where all `facts` hold; None where no bound is found."""
+    """(least, greatest) value that a lane of `index` takes where all `facts` hold; None if no bound is found."""
     plain = _first_and_step(index)
     if plain is None:
         return None, None

@@ -30,7 +30,7 @@ def swizzle_of(row_bytes: int, size: int) -> tuple[int, int, int]:
 
 
 def row_bytes_of(b: Buffer) -> int:
-    """The bytes of a row of `b`, by which its swizzle goes; 0 where it has none."""
+    """The bytes of a row of `b`, by which its swizzle goes; 0 if it has none."""
     return b.strides[-2] * b.type.dtype.size if b.swizzle is not None else 0
 
 

@@ -151,7 +151,7 @@ def _kernels(
 
 
 def _share_sums(emitter: GpuDenseEmitter, blocks: int) -> Parts | None:
-    """The kernel of a statement whose sums the lanes of a team share; None where each sum is for one thread."""
+    """The kernel of a statement whose sums the lanes of a team share; None if each sum is for one thread."""
     nest, order = emitter.nest, emitter.order
     on_paths = {step.loop for p in nest.paths.values() for step in p.steps}
     dtype = emitter.total().type.dtype

@@ -149,7 +149,7 @@ class Collected:
 class Assembled:
     """The arrays of a sparse result that a statement writes level by level.
 
-    bound: the operands that together store at least as many elements; empty where they are counted first.
+    bound: the operands that together store at least as many elements; empty if they are counted first.
     counts_rows: whether the entries of each row are counted first, into `pos`, which the caller allocates before that.
     is_known: whether the caller has the levels from an earlier run, and only the values are written.
     """

@@ -50,7 +50,7 @@ def bind(
         scalars: the value of each of `function.scalars`.
         strides: of inputs and in/out tensors, in elements; contiguous where a tensor is not mentioned.
 
-    Raises RangeError where an index has no range, a range has a negative extent, definitions of a tensor disagree or
+    Raises RangeError if an index has no range, a range has a negative extent, definitions of a tensor disagree or
     an access leaves its tensor; ArgumentError where a size is missing or negative.
     """
     known = _sizes(function, sizes, scalars or {})

@@ -187,7 +187,7 @@ def _no_memory(access: Access, subscripts: object, where: object) -> Array:
 
 
 def is_injective(subscripts: tuple[Expr, ...], box: Mapping[str, Interval]) -> bool | None:
-    """Whether different points of `box` give different subscripts; None where that is not decided."""
+    """Whether different points of `box` give different subscripts; None if that is not decided."""
     forms = [to_affine_cached(e) for e in subscripts]
     extents = {name: high - low + 1 for name, (low, high) in box.items()}
     open_ = {name for name, extent in extents.items() if extent > 1}

@@ -68,7 +68,7 @@ class Format:
         levels: one for each dimension; with `blocks`, one more for each blocked dimension.
         order: the dimension that each level stores. Blocked dimensions count twice: the coordinates of the blocks
             come first, those inside a block after all of them.
-        blocks: the extents of a block, for every dimension of the tensor; empty where it has no blocks.
+        blocks: the extents of a block, for every dimension of the tensor; empty if it has no blocks.
     """
 
     levels: tuple[Level, ...]

@@ -164,7 +164,7 @@ def _read(e: Access, facts: Facts) -> Masked | None:
 
 
 def value_outside(e: Expr, region: Region, facts: Facts, box: Box) -> Outside | None:
-    """The value of `e` at every point outside `region`; None where none is known."""
+    """The value of `e` at every point outside `region`; None if none is known."""
 
     def visit(e: Expr) -> Outside | None:
         match e:

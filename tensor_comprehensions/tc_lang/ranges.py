@@ -47,7 +47,7 @@ class Ranges:
 def infer_ranges(function: Function, sizes: Mapping[str, Value]) -> Ranges:
     """The ranges of all indices and tensors; `sizes` gives each size name and specialized scalar its value.
 
-    Raises RangeError where an index has no range, where a return has another size than declared, or (with numbers)
+    Raises RangeError if an index has no range, where a return has another size than declared, or (with numbers)
     where a range has a negative extent.
     """
     inference = _Inference(function, dict(sizes))

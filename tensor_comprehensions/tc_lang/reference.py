@@ -28,7 +28,7 @@ def evaluate_def(bound: BoundFunction, arrays: Mapping[str, Array]) -> dict[str,
 
     arrays: every input and the initial value of every in/out tensor, by name; none is modified.
 
-    Raises RangeError where a data-dependent subscript leaves its tensor, ArgumentError for a wrong array.
+    Raises RangeError if a data-dependent subscript leaves its tensor, ArgumentError for a wrong array.
     """
     memory = {t.name: _initial_array(bound, t, arrays) for t in bound.tensors}
     with np.errstate(all="ignore"):

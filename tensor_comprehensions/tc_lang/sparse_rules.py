@@ -28,7 +28,7 @@ def with_formats(function: Function, formats: Mapping[str, Format]) -> Function:
 
 
 def check_formats(functions: Sequence[Function], formats: Mapping[str, str]) -> None:
-    """Raises ArgumentError where formats have no names, or a name that no def takes or returns."""
+    """Raises ArgumentError if formats have no names, or a name that no def takes or returns."""
     if not isinstance(formats, Mapping):
         raise ArgumentError("formats are given by name", expected='{"A": "csr"}', found=repr(formats))
     names = list(dict.fromkeys(t.name for f in functions for t in f.tensors if t.role is not Role.TEMPORARY))

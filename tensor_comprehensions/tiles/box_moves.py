@@ -148,7 +148,7 @@ def find_box(
 
 
 def _dimensions(view: MemoryView, which: int) -> tuple[tuple[int, int], ...] | None:
-    """The dimensions of a buffer along which rows (0) or columns (1) go, and how far; None where that is no box."""
+    """The dimensions of a buffer along which rows (0) or columns (1) go, and how far; None if that is no box."""
     layouts = view.tensor.parts[0].layouts[1 : 1 + len(view.buffer.shape)]
     found = []
     for n, (size, _) in enumerate(layouts[0][which].flat):

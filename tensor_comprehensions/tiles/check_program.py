@@ -161,7 +161,7 @@ def _sizes(to: Operand, source: Operand) -> tuple[int, int]:
 
 
 def _place_tags(x: Operand, sizes: tuple[int, int], machine: TagMachine, thread: int = 0) -> Tags:
-    """Put the tag `1 + row + column * rows` at every element; give the tags by row and column, 0 where none is.
+    """Put the tag `1 + row + column * rows` at every element; give the tags by row and column, 0 if none is.
 
     thread: whose part of memory it is, where groups of threads have one each.
     """

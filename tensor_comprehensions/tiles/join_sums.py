@@ -35,7 +35,7 @@ def extend_by_sums(function: BoundFunction, region: ProductRegion, at: int, regi
 
 
 def _join(function: BoundFunction, region: ProductRegion, following: ProductRegion, at: int) -> ProductRegion | None:
-    """Both as one, in the names of the second; None where the sums of the first are needed elsewhere."""
+    """Both as one, in the names of the second; None if the sums of the first are needed elsewhere."""
     held = region.contraction.output.tensor
     if function.tensor(held).role is not Role.TEMPORARY or len(region.pairs) > 1 or len(following.pairs) > 1:
         return None

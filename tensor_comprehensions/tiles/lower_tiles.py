@@ -33,7 +33,7 @@ from .warpgroup_products import WARPGROUP_INDEX, decompose_group_matmul
 
 
 def decompose(program: specs.Program, target: GpuTarget) -> specs.Program:
-    """The program with a body, down to instructions, for every spec. Raises ArgumentError where no rule has one."""
+    """The program with a body, down to instructions, for every spec. Raises ArgumentError if no rule has one."""
     program = arrange_roles(program, target.registers_per_sm)
     registers = target.registers_per_sm // program.threads // 8 * 8
     tensors = {b.name: b for b in program.arguments}

@@ -56,7 +56,7 @@ class VectorLoads:
 
 
 def vector_lanes(places: Sequence[tuple[ir.Buffer, tuple[ir.Expr, ...]]], count: int) -> int:
-    """How many of `count` neighboring values lie in one vector; 1 where they are no neighbors, or not aligned."""
+    """How many of `count` neighboring values lie in one vector; 1 if they are no neighbors, or not aligned."""
     if len(places) != count or count == 1:
         return 1
     (buffer, first), *others = places

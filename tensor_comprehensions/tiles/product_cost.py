@@ -93,7 +93,7 @@ def _held_bytes(region: ProductRegion, order: ProductOrder, tiles: ProductTiles)
 def price_product(
     region: ProductRegion, order: ProductOrder, tiles: ProductTiles, target: GpuTarget
 ) -> ProductPrice | None:
-    """The expected cycles; None where a block does not fit into a processor."""
+    """The expected cycles; None if a block does not fit into a processor."""
     room = resident_blocks(region, order, tiles, target)
     if not room:
         return None

@@ -30,7 +30,7 @@ class ProductFactor:
 
     @property
     def element(self) -> tc.Access | None:
-        """The element that it is; None where it is computed, or exists only under a condition."""
+        """The element that it is; None if it is computed, or exists only under a condition."""
         return self.value if isinstance(self.value, tc.Access) and not self.value.guarded else None
 
 

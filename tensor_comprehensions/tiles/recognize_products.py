@@ -167,7 +167,7 @@ def _places(subscripts: Sequence[tc.Expr], of: MatchedContraction) -> list[int]:
 
 
 def _join_regions(region: ProductRegion, more: ProductRegion) -> ProductRegion | None:
-    """Both as one region, in the names of the first; None where rows and columns of them differ."""
+    """Both as one region, in the names of the first; None if rows and columns of them differ."""
     first, last = region.contraction, more.contraction
     names = {new.name: old.name for new, old in zip(last.free, first.free, strict=True)}
     taken = {i.name for p in region.pairs for i in p.terms} | {i.name for i in first.free}
@@ -223,7 +223,7 @@ def _unit_index(function: BoundFunction, found: MatchedContraction) -> str | Non
 
 
 def _narrow_factor(e: tc.Expr) -> tc.Expr:
-    """The value of a factor before the text widens it. Raises CannotLower where it is computed and not rounded."""
+    """The value of a factor before the text widens it. Raises CannotLower if it is computed and not rounded."""
     narrow = _narrow(e, None)
     if narrow is not None:
         return narrow

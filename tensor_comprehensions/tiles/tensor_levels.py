@@ -157,7 +157,7 @@ def _place(modes: Sequence[tuple[int, int]], coordinate: int) -> int:
 
 
 def least_tiled(tiler: Layout) -> int:
-    """The least size that `tiler` tiles. Raises CannotLower where it tiles none."""
+    """The least size that `tiler` tiles. Raises CannotLower if it tiles none."""
     return tiler.size * complement(tiler).size
 
 

@@ -32,7 +32,7 @@ class TileProgram:
 
     @staticmethod
     def of(text: str, function: Callable[..., None]) -> TileProgram:
-        """The kernel of a header and a function. Raises ArgumentError where they disagree."""
+        """The kernel of a header and a function. Raises ArgumentError if they disagree."""
         if not callable(function):
             raise ArgumentError("a tile kernel is made of a function", found=type(function).__name__)
         known = header(text)

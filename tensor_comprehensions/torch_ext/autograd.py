@@ -276,7 +276,7 @@ def call_with_autograd(
 ) -> Any:
     """The result of `run(*tensors, **initial)`, which autograd can differentiate.
 
-    Raises CheckError where the def has no gradient, ArgumentError as a call does.
+    Raises CheckError if the def has no gradient, ArgumentError as a call does.
     """
     function = interface.function
     check_names(interface, tensors, initial)

@@ -46,7 +46,7 @@ def _at_this_level(op: DispatcherOp, values: tuple[Any, ...]) -> Any:
 
 
 def out_autograd_kernel(op: DispatcherOp, *values: Any, **destinations: Tensor) -> None:
-    """A call that writes to `destinations`, which autograd cannot record. Raises ArgumentError where it should."""
+    """A call that writes to `destinations`, which autograd cannot record. Raises ArgumentError if it should."""
     everything = (*values, *destinations.values())
     if (torch.is_grad_enabled() and torch._C._any_requires_grad(*everything)) or has_tangent(everything):
         raise out_not_differentiable_error(op.function)

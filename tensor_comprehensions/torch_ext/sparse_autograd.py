@@ -38,7 +38,7 @@ def record_sparse_call(run: RunValues, gradients: Gradients, values: Sequence[An
 
 
 def refuse_tangents(name: str, values: Sequence[Any]) -> None:
-    """Raises ArgumentError where a value has a tangent."""
+    """Raises ArgumentError if a value has a tangent."""
     if has_tangent(map(_flatten_value, values)):
         raise ArgumentError(
             f"{name} has sparse operands, for which there is no forward mode",

@@ -53,7 +53,7 @@ def _batch(op: SparseDispatcherOp, size: int, dimensions: Sequence[Any], parts: 
 
 
 def _batched_operands(op: SparseDispatcherOp, dimensions: Sequence[Any]) -> tuple[set[str], set[str]]:
-    """The dense operands, and the sparse ones, that have the batch. Raises ArgumentError where a pattern has it."""
+    """The dense operands, and the sparse ones, that have the batch. Raises ArgumentError if a pattern has it."""
     dense, sparse, n = set(), set(), 0
     for a in op.arguments:
         if a.arrays is None:
@@ -108,7 +108,7 @@ def _pattern_places(op: SparseDispatcherOp) -> list[bool]:
 
 
 def _check_patterns(op: SparseDispatcherOp) -> None:
-    """Raises ArgumentError where stored places of a result follow values, which differ within the batch."""
+    """Raises ArgumentError if stored places of a result follow values, which differ within the batch."""
     shared = shared_patterns(op.function)
     for s in op.function.statements:
         reads = [a for e in (s.value, *s.exists) for a in walk_expr(e) if isinstance(a, Access)]

@@ -1,4 +1,4 @@
-"""A module of the loop program as text for a graphics processor: one function per kernel, and how to launch each.
+"""A module of the loop program as text for a GPU: one function per kernel, and how to launch each.
 
 Kernels without a launch run in one thread: the simplest text there is.
 """

@@ -243,7 +243,7 @@ _FUNCTIONS: Mapping[str, Callable[[_Lanes, str], str]] = {"exp": _exp, "tanh": _
 
 
 def emit_inline_function(b: HoistingBuilder, function: str, x: str, type: Type, widest: int) -> str | None:
-    """`function(x)` on 4, 8 or 16 lanes, or None where the library serves better; `widest` as in
+    """`function(x)` on 4, 8 or 16 lanes, or None if the library serves better; `widest` as in
     `vector_math.emit_call`."""
     if type.dtype != FLOAT32 or function not in _FUNCTIONS:
         return None

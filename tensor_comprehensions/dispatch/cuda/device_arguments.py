@@ -111,7 +111,7 @@ def shapes_without_sync(interface: CallSignature, arguments: Arguments, values: 
 
 
 def to_device_tensor(device: torch.device, expected: ParameterSpec, value: object) -> Tensor:
-    """`value` as a plain tensor on `device`; numbers are put there. Raises ArgumentError where it does not fit."""
+    """`value` as a plain tensor on `device`; numbers are put there. Raises ArgumentError if it does not fit."""
     if isinstance(value, Tensor) and not (value.ndim or expected.dims) and value.device.type == "cpu" != device.type:
         value = value.item()
     if not isinstance(value, Tensor):

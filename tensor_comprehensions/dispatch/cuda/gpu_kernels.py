@@ -77,7 +77,7 @@ LIMIT = 256
 
 @dataclass(slots=True, eq=False)
 class GpuKernelTable:
-    """The kernels of one def for graphics processors, and those of them that are on devices of this machine.
+    """The kernels of one def for GPUs, and those of them that are on devices of this machine.
 
     lanes: the short ways of calls, by device and options.
     """

@@ -86,7 +86,7 @@ def find_library_matmuls(bound: BoundFunction) -> tuple[LibraryMatmul, ...]:
 
 
 def match_library_matmul(s: BoundStatement, bound: BoundFunction) -> LibraryMatmul | None:
-    """The product that a statement is; None where it is something else, or leaves a part of a tensor out."""
+    """The product that a statement is; None if it is something else, or leaves a part of a tensor out."""
     e = s.value
     if s.reduction != "+" or not s.initialize or s.reads_own_target or s.checks or len(s.reduction_indices) != 1:
         return None

@@ -295,7 +295,7 @@ class SparseGpuKernel:
 
 
 def run_emulated_arrays(emulated: Emulated, kernel: CompiledSparseGpuKernel, arrays: Sequence[Tensor]) -> None:
-    """Run the text of a kernel on arrays on the CPU. Raises InternalError where it would go wrong on a device."""
+    """Run the text of a kernel on arrays on the CPU. Raises InternalError if it would go wrong on a device."""
     dense = {o.values.name for o in kernel.program.operands if o.role in (Role.OUTPUT, Role.TEMPORARY)}
     dense -= set(dict(kernel.program.problem.shared))  # which hold zeros
     memories = [

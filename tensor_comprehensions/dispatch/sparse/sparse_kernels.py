@@ -194,7 +194,7 @@ class SparseKernels:
     # --- operands ------------------------------------------------------------------------------------------------
 
     def accept(self, values: Sequence[object], initial: Mapping[str, object]) -> SparseCall:
-        """The operands of a call. Raises ArgumentError where one does not fit the def, or is malformed."""
+        """The operands of a call. Raises ArgumentError if one does not fit the def, or is malformed."""
         check_names(self.interface, values, initial)
         sparse: dict[str, SparseTensor] = {}
         dense: dict[str, Tensor] = {}
@@ -243,7 +243,7 @@ class SparseKernels:
         return SparseTensor(t.format, t.shape, levels, values), structure
 
     def check_format(self, p: ParameterSpec, format: Format) -> None:
-        """Raises ArgumentError where a sparse operand has another rank or format than the def says."""
+        """Raises ArgumentError if a sparse operand has another rank or format than the def says."""
         symbol = self.function.tensor(p.name)
         if symbol.role is Role.INOUT:
             raise p.error("is in/out, and sparse", found="a sparse tensor", suggestion="pass a dense initial value")
@@ -360,13 +360,13 @@ def _may_take_lane(value: object) -> bool:
 
 
 def find_device(values: Sequence[object]) -> torch.device | None:
-    """The GPU on which a call has some of its tensors; None where all are on the CPU."""
+    """The GPU on which a call has some of its tensors; None if all are on the CPU."""
     held = (v.values if isinstance(v, SparseTensor) else v for v in values)
     return next((v.device for v in held if isinstance(v, Tensor) and v.is_cuda), None)
 
 
 def _plain_tensor(expected: ParameterSpec, value: object, device: torch.device | None) -> Tensor:
-    """`value` as a plain tensor on the device of the call. Raises ArgumentError where it is none, or elsewhere."""
+    """`value` as a plain tensor on the device of the call. Raises ArgumentError if it is none, or elsewhere."""
     if device is None:
         return to_tensor(expected, value)
     from ..cuda.device_arguments import to_device_tensor

@@ -106,7 +106,7 @@ def check_structure(t: SparseTensor, name: str = "the sparse tensor") -> Structu
 
 
 def _copies(levels: Sequence[Level]) -> tuple[Level, ...] | None:
-    """The levels with contiguous arrays of one type; None where they have such."""
+    """The levels with contiguous arrays of one type; None if they have such."""
     arrays = _index_arrays(levels) or []
     types = {x.dtype for x in arrays}
     if len(types) < 2 and all(x.is_contiguous() for x in arrays):
@@ -156,7 +156,7 @@ def _make_conversion(t: SparseTensor, format: Format) -> LevelConversion:
 
 
 def _index_arrays(levels: Sequence[object]) -> list[Tensor] | None:
-    """All pos and crd; None where some is no plain tensor."""
+    """All pos and crd; None if some is no plain tensor."""
     found = [x for level in levels if isinstance(level, tuple) for x in level if x is not None]
     return found if all(isinstance(x, Tensor) and x.layout is torch.strided for x in found) else None
 

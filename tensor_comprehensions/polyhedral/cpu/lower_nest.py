@@ -109,7 +109,7 @@ class NestLowering:
         note_decision(Decision("vector", statements_of(leaf.nodes), chosen, why, numbers, rivals))
 
     def _lower_movement(self, leaf: LoopNest, movement: MemoryBoundPlan) -> ir.Stmt:
-        """The nest as a schedule wants it. Raises ArgumentError where it has no form in vectors."""
+        """The nest as a schedule wants it. Raises ArgumentError if it has no form in vectors."""
         lanes = next((d for d in leaf.dims if d.name == movement.vector), None)
         if lanes is not None and lanes.kind is not DimKind.SERIAL:
             nest = (self._turned_nest if movement.transposed else self._nest)(leaf, lanes)
@@ -205,7 +205,7 @@ class NestLowering:
         return build.when(all_hold(here.around, indices), body)
 
     def _summed_rows(self, leaf: LoopNest, lanes: NestDim) -> NestDim | None:
-        """The dimension whose rows a sum along them adds up at once; None where it goes row by row."""
+        """The dimension whose rows a sum along them adds up at once; None if it goes row by row."""
         if lanes.kind is not DimKind.REDUCTION:
             return None
         if self.movement is None:
@@ -418,7 +418,7 @@ class NestLowering:
 
 
 def _why_no_vectors(nest: ir.Stmt) -> str | None:
-    """Why a nest has no form in vectors; None where it has one."""
+    """Why a nest has no form in vectors; None if it has one."""
     try:
         vectorize_loops(nest)
     except CannotLower as refusal:

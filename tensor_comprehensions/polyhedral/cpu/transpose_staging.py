@@ -193,7 +193,7 @@ def _is_turned(e: Load, row: str, lane: str) -> bool:
 
 
 def _step(buffer: Buffer, indices: tuple[Expr, ...], name: str) -> int | None:
-    """Elements between `buffer[indices]` at consecutive values of the variable `name`; None where that varies."""
+    """Elements between `buffer[indices]` at consecutive values of the variable `name`; None if that varies."""
     total = 0
     for index, stride in zip(indices, buffer.strides, strict=True):
         for atom, c in linear_forms.linear_terms(index)[0].items():

@@ -21,7 +21,7 @@ LONG_COLUMN, SIMPLE = 32, 3
 
 
 def access_stride(function: BoundFunction, access: tc.Access, index: str) -> int | None:
-    """Elements between the addresses of `access` at consecutive values of `index`; None where data decides."""
+    """Elements between the addresses of `access` at consecutive values of `index`; None if data decides."""
     tensor = function.tensor(access.tensor)
     total = 0
     for e, step in zip(access.subscripts, tensor.strides, strict=True):
@@ -34,7 +34,7 @@ def access_stride(function: BoundFunction, access: tc.Access, index: str) -> int
 
 
 def vector_dim(function: BoundFunction, leaf: LoopNest, target: CpuTarget) -> NestDim | None:
-    """The dimension whose lanes cost least per element, or None where no dimension may run in lanes."""
+    """The dimension whose lanes cost least per element, or None if no dimension may run in lanes."""
     return min(_lane_candidates(leaf), key=lambda d: _cost(function, leaf, d, target), default=None)
 
 

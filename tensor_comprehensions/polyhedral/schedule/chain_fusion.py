@@ -22,7 +22,7 @@ SERIAL_BATCHES = 4
 def join_chain(
     scop: Scop, group: FusionGroup, node: ScopStatement, later: Sequence[ScopStatement], target: CpuTarget
 ) -> FusionGroup | None:
-    """`group`, a chain, with `node`, one of the nodes that this module is about; None where it is none."""
+    """`group`, a chain, with `node`, one of the nodes that this module is about; None if it is none."""
     if chain_tiles(scop.function, group, target) is None:
         return None
     written = {w.tensor for n in group.nodes for w in n.writes}

@@ -45,7 +45,7 @@ def contraction_tiles(function: BoundFunction, group: FusionGroup, target: CpuTa
 
 
 def chain_tiles(function: BoundFunction, group: FusionGroup, target: CpuTarget) -> tuple[int, ...] | None:
-    """The tile of each row of `group`; None where it is no chain, or a tile of it leaves the second-level cache."""
+    """The tile of each row of `group`; None if it is no chain, or a tile of it leaves the second-level cache."""
     row = tiled_row(group)
     temporaries = [t for t in function.tensors if t.role is Role.TEMPORARY and _is_handed_on(t, group)]
     replaced = memory_takers(group, temporaries)

@@ -251,7 +251,7 @@ def fuse_independent(first: FusionGroup, second: FusionGroup) -> FusionGroup | N
 
 
 def _fuse_node(scop: Scop, group: FusionGroup, node: ScopStatement) -> FusionGroup | None:
-    """`group` with `node`, or None where they share no coincident row of the simple form that we lower."""
+    """`group` with `node`, or None if they share no coincident row of the simple form that we lower."""
     if not _are_connected(group.nodes, node):
         return None
     if group.serial is not None:

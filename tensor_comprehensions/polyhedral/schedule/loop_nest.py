@@ -122,7 +122,7 @@ def _fuse_nests(group: FusionGroup, first: LoopNest, second: LoopNest) -> LoopNe
 def _names(
     group: FusionGroup, dims: Sequence[NestDim], node: ScopStatement, first: ScopStatement
 ) -> dict[str, str] | None:
-    """The indices of `first` for those in the domain of `node`; None where they differ in value."""
+    """The indices of `first` for those in the domain of `node`; None if they differ in value."""
     names = {d.index(node): d.index(first) for d in dims}
     used = {name for g in node.domain for name, _ in g.terms}
     for row in group.rows:

@@ -16,7 +16,7 @@ def format_schedule(
 ) -> Iterator[str]:
     """The lines of a schedule tree: domain, sequence of bands, their tiles, their leaves.
 
-    pipeline: how a contraction, or the only statement of a group, is lowered; None where no pieces say that.
+    pipeline: how a contraction, or the only statement of a group, is lowered; None if no pieces say that.
     """
     nodes = [n for s in plan for n in s.group.nodes]
     yield "domain: " + "; ".join(

@@ -54,7 +54,7 @@ def readable_isl(text: str) -> str:
 
 
 def to_isl_affine(e: tc.Expr) -> IslAffine | None:
-    """`e` as an affine form, or None where it is not one (floor division, products, casts that may wrap, data)."""
+    """`e` as an affine form, or None if it is not one (floor division, products, casts that may wrap, data)."""
     match e:
         case tc.Const(value):
             return IslAffine((), int(value))

@@ -54,7 +54,7 @@ def split_products(function: BoundFunction, options: CpuOptions, target: CpuTarg
 
 
 def _cut(function: BoundFunction, s: BoundStatement, target: CpuTarget) -> SplitPoint | None:
-    """The reduced index to cut and into how many equal parts; None where that does not pay."""
+    """The reduced index to cut and into how many equal parts; None if that does not pay."""
     if s.reduction != "+" or not s.reduction_indices or s.checks or s.reads_own_target:
         return None
     steps, results = prod(i.extent for i in s.reduction_indices), prod(i.extent for i in s.free)

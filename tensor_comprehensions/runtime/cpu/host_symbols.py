@@ -178,7 +178,7 @@ def builtin_code(text: str) -> bytes:
 
 
 def provide_symbols(symbols: Iterable[str]) -> None:
-    """Make vector functions known to the linker. Raises CannotLower where this process does not have one."""
+    """Make vector functions known to the linker. Raises CannotLower if this process does not have one."""
     for symbol in symbols:
         address = _address(torch_library(), symbol)
         if address is None:

@@ -64,7 +64,7 @@ def assemble(text: str, target: CpuTarget) -> ObjectCode:
 def load_object(code: ObjectCode) -> Executable:
     """Put object code in its place in this process. It is trusted: damaged bytes would end the process.
 
-    Raises CannotLower where this process lacks a function that the code calls.
+    Raises CannotLower if this process lacks a function that the code calls.
     """
     host_symbols.link_host_symbols()
     host_symbols.provide_symbols(code.symbols)

@@ -56,7 +56,7 @@ class CudaApi(Protocol):
     def errors(self) -> tuple[type[Exception], ...]: ...
 
     def current_context(self) -> int:
-        """The context of this thread, 0 where it has none."""
+        """The context of this thread, 0 if it has none."""
 
     def set_context(self, context: int, /) -> None:
         """Make a context current in this thread; 0: none."""

@@ -74,7 +74,7 @@ class CupyApi:
 
 @functools.cache
 def cuda_api() -> CudaApi:
-    """CUDA on this machine. Raises ArgumentError where CuPy or NVIDIA's driver is missing, or one does not fit."""
+    """CUDA on this machine. Raises ArgumentError if CuPy or NVIDIA's driver is missing, or one does not fit."""
     try:
         from cupy_backends.cuda.api import driver, runtime
     except ImportError as error:

@@ -36,7 +36,7 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 def device_target(index: int) -> GpuTarget:
     """The target of the device `index`: the nearest row of the table, with the numbers that the device gives.
 
-    Raises ArgumentError where the device is too old, or cannot be asked.
+    Raises ArgumentError if the device is too old, or cannot be asked.
     """
     api = cuda_api()
     try:
@@ -87,7 +87,7 @@ class Launches:
     def __call__(self, addresses: Sequence[int]) -> None:
         """Launch all kernels, in order, on the addresses of arguments, temporaries and, if it checks, the status.
 
-        Raises DeviceError where the device can do no more, InternalError with the text of a kernel that it refuses.
+        Raises DeviceError if the device can do no more, InternalError with the text of a kernel that it refuses.
         """
         try:
             block: _ArgumentBlock = self._blocks.known
@@ -188,7 +188,7 @@ class _ArgumentBlock:
 def load_launches_on(code: GpuCode, cubin: Cubin, device: int) -> Launches:
     """Put machine code on a device.
 
-    Raises DeviceError where the device can do no more, InternalError, which quotes the text, where CUDA refuses it.
+    Raises DeviceError if the device can do no more, InternalError, which quotes the text, where CUDA refuses it.
     """
     api = cuda_api()
     try:

@@ -152,7 +152,7 @@ def _offsets(library: Path) -> dict[str, int]:
 
 
 def _line(library: Path, address: int) -> int:
-    """The line of the kernel's text that the code at `address` is from; 0 where it is not known."""
+    """The line of the kernel's text that the code at `address` is from; 0 if it is not known."""
     tool = shutil.which("addr2line")
     if tool is None or not address:
         return 0

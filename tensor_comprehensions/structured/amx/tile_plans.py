@@ -93,7 +93,7 @@ class TileLayout:
 def tile_layout(op: StructuredOp, plan: Plan) -> TileLayout:
     """The fragments that `plan.instruction` makes of the register tiles of a normalized op.
 
-    Raises CannotLower where it makes none.
+    Raises CannotLower if it makes none.
     """
     instruction = INSTRUCTIONS[plan.instruction]
     rows = [i.name for i in op.parallel if plan.tile(i.name) > 1 and i.name != plan.vector]
@@ -134,7 +134,7 @@ def tile_layout(op: StructuredOp, plan: Plan) -> TileLayout:
 def broadcast_in_place(op: StructuredOp, found: TileLayout) -> tuple[Load, int] | None:
     """The first element of the still factor at a point, and the dimension along which its rows go on.
 
-    None where memory does not hold it as fragments: whole ones, each row contiguous.
+    None if memory does not hold it as fragments: whole ones, each row contiguous.
     """
     if any(op.extent(name) % found.unit[name] for name in (found.rows, found.along)):
         return None

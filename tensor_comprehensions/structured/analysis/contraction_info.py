@@ -45,7 +45,7 @@ class Factor:
     stored: int
 
     def step(self, iterator: str) -> int | None:
-        """Elements moved per unit of `iterator`; None where that is not constant."""
+        """Elements moved per unit of `iterator`; None if that is not constant."""
         if iterator not in self.iterators:
             return 0
         return self.strides.get(iterator)

@@ -18,7 +18,7 @@ NOWHERE = CpuTarget("cpu", "", "", 512, 32, ())
 
 @dataclass(frozen=True, slots=True)
 class StateLoop:
-    """A loop around the register tile. number: counts the tiles of an iterator from 1; 0 where it has none."""
+    """A loop around the register tile. number: counts the tiles of an iterator from 1; 0 if it has none."""
 
     iterator: str
     number: int

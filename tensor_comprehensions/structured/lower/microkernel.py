@@ -277,7 +277,7 @@ def _step(
 def _windows(
     op: StructuredOp, plan: Plan, region: Region, operands: Sequence[Operand], cells: Sequence[Accumulator], name: str
 ) -> WindowLoads | None:
-    """How accumulators share vectors of a factor over the steps of the reduction `name`; None where none do."""
+    """How accumulators share vectors of a factor over the steps of the reduction `name`; None if none do."""
     for side, operand in enumerate(operands):
         moved = (
             access_strides(operand.value, cells[0].offsets.keys() | {name}) if isinstance(operand.value, Load) else None

@@ -133,7 +133,7 @@ def match_contraction(
 def why_unprofitable(
     cluster: MatchedContraction, buffers: Mapping[str, Buffer], target: CpuTarget, *, asked: bool = False
 ) -> str | None:
-    """Why lowering the whole cluster would not do well on `target`; None where it would, or was asked for."""
+    """Why lowering the whole cluster would not do well on `target`; None if it would, or was asked for."""
     op = cluster.op("c", buffers)
     if any(i.extent == 0 for i in op.iterators):
         return "an empty range"

@@ -200,7 +200,7 @@ def _moves_most(known: ContractionInfo, target: CpuTarget) -> bool:
 
 
 def why_not_microkernel(op: StructuredOp, target: CpuTarget) -> str | None:
-    """Why a register tile would compute a normalized op badly on `target`; None where it is the right thing."""
+    """Why a register tile would compute a normalized op badly on `target`; None if it is the right thing."""
     try:
         known = analyze_contraction(op)
     except CannotLower as reason:

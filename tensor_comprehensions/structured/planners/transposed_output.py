@@ -28,7 +28,7 @@ WIDE, NARROW = 6, 4
 def transposed_output_plans(known: ContractionInfo, target: CpuTarget, *, parallel: bool) -> Generator[Plan]:
     """A plan that keeps results in a panel, and one that packs the factor, too, each with the longest runs.
 
-    known: with the lanes along the output. None where memory is near, or the results are not smaller than the factor.
+    known: with the lanes along the output. None if memory is near, or the results are not smaller than the factor.
     """
     moving = known.vector_operand
     run = next(

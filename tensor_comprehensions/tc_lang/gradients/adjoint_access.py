@@ -67,7 +67,7 @@ def solve_gather(
     free: Sequence[str],
     sizes: Mapping[str, Value],
 ) -> GatherForm | None:
-    """The gathering for a read `X(subscripts)`; None where the subscripts cannot be solved for indices.
+    """The gathering for a read `X(subscripts)`; None if the subscripts cannot be solved for indices.
 
     Args:
         bounds: of the dimensions of X. ranges: of the indices of the statement. free: those of them on the left.

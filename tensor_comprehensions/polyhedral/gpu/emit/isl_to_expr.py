@@ -31,7 +31,7 @@ class IslExprBuilder:
         return build.div(self._numerator(aff), aff.get_denominator_val().to_python())
 
     def holds(self, condition: isl.Set) -> Expr:
-        """Whether the point lies in a set. Raises CannotLower where that takes a search."""
+        """Whether the point lies in a set. Raises CannotLower if that takes a search."""
         holds: Expr = build.FALSE
         for part in condition.compute_divs().get_basic_sets():
             holds = build.logical_or(holds, self._convert_piece(part))

@@ -61,7 +61,7 @@ def _has_few_results(s: BoundStatement, target: GpuTarget) -> bool:
 
 
 def _best(function: BoundFunction, s: BoundStatement, target: GpuTarget) -> SplitPoint | None:
-    """The cut after which all is done first; None where that is hardly sooner than without."""
+    """The cut after which all is done first; None if that is hardly sooner than without."""
     if not _has_few_results(s, target) or prod(i.extent for i in s.reduction_indices) < 2 * LONG:
         return None
     launch = LAUNCH * target.clock

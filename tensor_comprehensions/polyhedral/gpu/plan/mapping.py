@@ -267,7 +267,7 @@ def _cooperative(
 
 
 def transactions_per_read(function: BoundFunction, leaf: LoopNest, dim: NestDim) -> float:
-    """How much memory traffic neighbors along `dim` cause, per read: 1 where they read neighbors."""
+    """How much memory traffic neighbors along `dim` cause, per read: 1 if they read neighbors."""
     costs = {0: 0.25, 1: 1.0}
     return sum(
         8.0 if (step := access_stride(function, a, dim.index(n))) is None else costs.get(step, 8.0)

@@ -54,7 +54,7 @@ def _record_padding(chosen: Buffer, turns: Sequence[tuple[Buffer, int]]) -> None
 
 
 def bank_conflicts(buffer: Buffer, box: Box, steps: ThreadStrides, launch: Launch, lanes: int) -> int:
-    """Further turns that threads wait when they access `buffer` once: 0 where no two need the same bank.
+    """Further turns that threads wait when they access `buffer` once: 0 if no two need the same bank.
 
     lanes: elements that a thread takes at once. Of 16 bytes each, a quarter of a warp is served at a time.
     """

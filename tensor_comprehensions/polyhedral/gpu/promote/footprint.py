@@ -215,7 +215,7 @@ def _merge_groups(
 def _first_pair(
     found: Sequence[ReferenceGroup], boxed: Callable[[isl.Map], Box | None]
 ) -> tuple[int, int, ReferenceGroup | None] | None:
-    """The first two groups that belong together, and their union (None where that has no box)."""
+    """The first two groups that belong together, and their union (None if that has no box)."""
     for i, a in enumerate(found):
         for j in range(i + 1, len(found)):
             b = found[j]
@@ -234,7 +234,7 @@ def _first_pair(
 
 
 def bounding_box(footprint: isl.Map) -> Box | None:
-    """The box around `[c] -> T[x]`; None where no constant extent bounds some dimension."""
+    """The box around `[c] -> T[x]`; None if no constant extent bounds some dimension."""
     sides: list[BoxDim] = []
     for d in range(footprint.dim(OUT)):
         side = _side(footprint, d)
@@ -400,7 +400,7 @@ def _sample(line: isl.Map) -> list[int] | None:
 
 
 def _digits(offsets: Sequence[int] | None) -> tuple[tuple[int, int], ...] | None:
-    """The sums of which digits `offsets`, sorted from 0, are all; None where no more than two digits make them."""
+    """The sums of which digits `offsets`, sorted from 0, are all; None if no more than two digits make them."""
     if offsets is None or len(offsets) == 1:
         return None if offsets is None else _SINGLE
     stride = offsets[1]

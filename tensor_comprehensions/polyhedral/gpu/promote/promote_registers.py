@@ -84,7 +84,7 @@ def promote_registers(
 
 
 def _source(reference: Reference, done: Promotion) -> Reference | None:
-    """The reference as it stands: to a shared buffer where it was promoted to one; None where it is in a register."""
+    """The reference as it stands: to a shared buffer where it was promoted to one; None if it is in a register."""
     promoted = done.accesses.get(reference.tag)
     if promoted is None:
         return reference

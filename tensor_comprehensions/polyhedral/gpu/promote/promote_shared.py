@@ -361,7 +361,7 @@ def _instances(reference: Reference, scope: isl.UnionMap) -> int:
 
 
 def _spread(below: isl.Map, d: int) -> int:
-    """How many values dimension `d` takes for one input, gaps counted; 1 where that is not bounded."""
+    """How many values dimension `d` takes for one input, gaps counted; 1 if that is not bounded."""
     line = below.project_out(OUT, d + 1, below.dim(OUT) - d - 1).project_out(OUT, 0, d)
     most = line.range_product(line).range().unwrap().deltas().dim_max_val(0)
     return most.to_python() + 1 if most.is_int() else 1

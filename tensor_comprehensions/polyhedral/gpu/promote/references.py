@@ -75,7 +75,7 @@ def _reference(
 
 
 def _lookup(unit: Unit, number: int, access: tc.Access, context: isl.Context) -> IndirectAccess | None:
-    """How the read with that number finds its element; None where it may have none.
+    """How the read with that number finds its element; None if it may have none.
 
     The coordinates are the largest parts of the subscripts that are affine: `T(i + I(j,k), l)` has i, j, k, l.
     """
