@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: measure, print, and write what was asked for."""
+"""`python -m benchmarks`: measure all kernels, print a table, and write JSON and charts on request."""
 
 from __future__ import annotations
 

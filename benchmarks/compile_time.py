@@ -136,7 +136,7 @@ def recognized(case: Contraction) -> StructuredOp:
 
 
 def planning_seconds(op: StructuredOp, target: CpuTarget, repeat: int) -> float:
-    """The least time in which the cost model chooses a plan for `op`, from nothing."""
+    """The least time in which the cost model chooses a plan for `op`, without caches."""
 
     def once() -> float:
         start = time.thread_time()
@@ -162,7 +162,7 @@ def planning_report(repeat: int) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Compiling:
-    """What it took to compile a kernel: the thread's processor time, the clock's, and that of each pass."""
+    """The times of compiling a kernel: the thread's processor time, the wall clock, and each pass."""
 
     processor: float
     clock: float
@@ -209,9 +209,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     what.add_argument("--contractions", action="store_true", help="time kernels of the contractions, by pass")
     what.add_argument("--planning", action="store_true", help="time the choice of plans for contractions alone")
     options = parser.parse_args(arguments)
-    told = contraction_report if options.contractions else planning_report if options.planning else report
+    make_report = contraction_report if options.contractions else planning_report if options.planning else report
     with knobs.override_knobs(cache="off"):
-        for text in told(options.repeat):
+        for text in make_report(options.repeat):
             print(text, flush=True)
     return 0
 

@@ -107,7 +107,7 @@ class Measured:
         ratios: time of each other contender over ours, round by round; above 1 ours is faster.
         errors: of each contender, relative to the largest element.
         failures: why a contender has no times.
-        schedule: how ours was lowered. searched: the pipeline that the search found, where there was one; the
+        schedule: how ours was lowered. searched: the pipeline that the search found, if there was one; the
             schedule where that is what no pipeline says.
     """
 
@@ -135,7 +135,7 @@ class Measured:
 
     @property
     def regret(self) -> float | None:
-        """What the model's choice takes longer than the searched kernel, as a share of the latter; 0 if it is that."""
+        """The extra time of the model's choice over the searched kernel, relative to the latter; 0 if equal."""
         over = self.ratios.get(SEARCHED)
         return None if over is None else max(0.0, 1 / over.median - 1)
 
@@ -169,7 +169,7 @@ def contractions(size: str) -> list[Contraction]:
 
 
 def random_contractions(count: int, seed: int) -> list[Contraction]:
-    """So many draws of `random_contractions.py`. Their names are reversed, as the paper's are."""
+    """`count` draws of `random_contractions.py`. Their names are reversed, as the paper's are."""
     choose = random.Random(seed)
     found = []
     for number in range(count):
@@ -195,7 +195,7 @@ def measure(case: Contraction, size: str, settings: Settings) -> Measured:
         clock = time.thread_time if threads == 1 else time.perf_counter
         samples = interleave(found.calls, seconds=settings.seconds, clock=clock, seed=seed, least=LEAST).seconds
     if found.searched and SEARCHED not in samples and OURS in samples:
-        samples = {**samples, SEARCHED: samples[OURS]}  # the search found what the model had chosen
+        samples = {**samples, SEARCHED: samples[OURS]}  # the search found the model's choice
     others = [name for name in samples if name != OURS and OURS in samples]
     return Measured(
         case.id, case.name, case.group, case.equation, size, case.product, threads,
@@ -229,7 +229,7 @@ def _contenders(case: Contraction, a: Tensor, b: Tensor, settings: Settings) -> 
         NUMPY: lambda: np.ascontiguousarray(np.einsum(case.equation, x, y, optimize=True)),
     }
     expected = everyone[VIEW]()
-    if expected.is_contiguous():  # there is no view that is less work
+    if expected.is_contiguous():  # no view is less work
         del everyone[VIEW]
     sampled = sampled_error(case, a, b, expected, settings.seed)
     admitted = _Field()
@@ -280,7 +280,7 @@ def sampled_error(case: Contraction, a: Tensor, b: Tensor, result: Tensor, seed:
 
 
 def limit_numpy(threads: int) -> None:
-    """Make the BLAS that comes with NumPy use so many threads, where it is OpenBLAS."""
+    """Set the number of threads of NumPy's BLAS, if it is OpenBLAS."""
     for path in (Path(np.__file__).parent.parent / "numpy.libs").glob("*openblas*"):
         library = ctypes.CDLL(str(path))
         for name in ("scipy_openblas_set_num_threads64_", "openblas_set_num_threads64_", "openblas_set_num_threads"):

@@ -33,7 +33,7 @@ WARM = 0.3
 
 
 def large() -> tuple[Benchmark, ...]:
-    """Kernels of the list at sizes that fill a graphics processor, some only by the length of their sums."""
+    """Kernels of the list at sizes that fill a GPU, some only by the length of their sums."""
     known = {b.name: b for b in BENCHMARKS}
 
     def sized(name: str, like: str, *shapes: tuple[int, ...]) -> Benchmark:
@@ -109,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _all(benchmarks: Sequence[Benchmark], options: argparse.Namespace) -> int:
-    """Measure and print; 1 where a kernel failed, which does not keep the others from their turn."""
+    """Measure and print; 1 if a kernel failed, which does not keep the others from their turn."""
     start, rows, failed = perf_counter(), [], 0
     for benchmark in benchmarks:
         if perf_counter() - start > options.seconds:
@@ -162,7 +162,7 @@ def _flops(benchmark: Benchmark) -> int:
 
 
 def _error(benchmark: Benchmark, inputs: Sequence[Tensor], ours: Sequence[Tensor]) -> float:
-    """The largest error beside what the first peer makes of the same numbers in float64."""
+    """The largest error, relative to the first peer in float64 on the same numbers."""
     wide = [x.double() if x.is_floating_point() else x for x in inputs]
     exact = _tuple(benchmark.peers[0].function(*wide))
     pairs = zip(ours, exact, strict=True)
@@ -170,7 +170,7 @@ def _error(benchmark: Benchmark, inputs: Sequence[Tensor], ours: Sequence[Tensor
 
 
 def captured(run: Callable[[], object]) -> Callable[[], object]:
-    """The replay of a call, as what the device does for it alone."""
+    """The replay of a captured call: the work of the device alone."""
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         for _ in range(3):

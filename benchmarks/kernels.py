@@ -1,6 +1,6 @@
-"""What is timed: each kernel as a def, its sizes, and the versions of the same work a PyTorch user would write.
+"""The benchmarks: each kernel as a def, its sizes, and the versions that a PyTorch user would write.
 
-Sizes are those of the Tensor Comprehensions paper where it has the kernel.
+Sizes are those of the Tensor Comprehensions paper if it has the kernel.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Input:
 class Peer:
     """One way to write the kernel in torch.
 
-    compiled: `torch.compile` of it is a peer as well. prepare: makes the arguments as this one likes them best, outside
-    of what is timed.
+    compiled: whether `torch.compile` of it is a peer as well. prepare: brings the arguments into its preferred layout;
+    not timed.
     """
 
     name: str
@@ -51,16 +51,16 @@ class Benchmark:
     """A kernel at one size.
 
     Attributes:
-        name: unique; what the command line selects by.
-        family: what the chart groups by.
+        name: unique; the command line selects by it.
+        family: the group in charts.
         source: one def in the TC language.
         inputs: its arguments in order.
         peers: the same work in torch; the first, on float64 inputs, is the reference.
-        goal: the ratio (time of the best peer over ours) that counts as met.
+        goal: the ratio (time of the best peer over ours) to reach.
         tolerance: largest error allowed, relative to the largest element of the reference.
-        note: how it differs from where it was taken from.
-        flops: floating-point operations, where multiply-adds bound it.
-        moved: bytes that it reads and writes at least, where those do.
+        note: how it differs from its origin.
+        flops: floating-point operations, if multiply-adds bound it.
+        moved: bytes that it must read and write, if memory bounds it.
         operands: bytes of its arguments and results.
     """
 

@@ -6,7 +6,7 @@ for several batch sizes. First it is checked:
 - without dropout, results and gradients are compared with those in float64. Our error may be twice that of eager;
 - with dropout, a step with one seed is compared with eager's.
 
-Then it is timed beside eager and, with `--inductor`, torch's own compiler, in turns. Most networks are those of the
+Then it is timed beside eager and, with `--inductor`, torch's own compiler, alternately. Most networks are those of the
 package `transformers`: `pip install 'tensor-comprehensions[models]'`.
 """
 

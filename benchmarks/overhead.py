@@ -1,6 +1,6 @@
-"""What a call of a compiled op costs beside torch's own: `python -m benchmarks.overhead`.
+"""The cost of calling a compiled op, next to torch's operators: `python -m benchmarks.overhead`.
 
-The tensors are so small that the kernel itself takes nanoseconds; what is left is the call and the output.
+The tensors are so small that the kernel itself takes nanoseconds; the time is that of the call and of the output.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def table(results: Sequence[Result]) -> Iterator[str]:
 
 
 def notes(results: Sequence[Result]) -> Iterator[str]:
-    """What the table leaves out: contenders that failed, and how a kernel differs from its origin."""
+    """Notes below the table: contenders that failed, and how a kernel differs from its origin."""
     said: set[str] = set()
     for result in results:
         texts = [f"{who}: {why}" for who, why in result.failures.items()] + ([result.note] if result.note else [])
@@ -78,7 +78,7 @@ def notes(results: Sequence[Result]) -> Iterator[str]:
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers depend on."""
+    """The facts that the numbers depend on."""
     return {
         "processor": _processor(),
         "cores": torch.get_num_threads(),

@@ -1,4 +1,4 @@
-"""One kernel: check every contender against float64, time them in turns, relate ours to the best of torch's."""
+"""One kernel: check every contender against float64, time them interleaved, relate ours to the best of torch's."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ Call = Callable[[], object]
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Our kernel, without the cost of a call, beside what the machine does at most.
+    """Our kernel, without the cost of a call, next to the limit of the machine.
 
     Attributes:
-        bound: what that is: multiply-adds, or the better of the copies of as many bytes.
-        unit: what the work is counted in, "FLOP" or "B".
+        bound: the limit: multiply-adds, or the better of the copies of as many bytes.
+        unit: of work, "FLOP" or "B".
         seconds: time of our kernel.
         speed: work per second of our kernel.
-        most: the same of the machine.
-        share: the one relative to the other, round by round.
+        most: work per second of the machine.
+        share: speed relative to the limit, round by round.
         intensity: floating-point operations per byte of the operands.
     """
 
@@ -48,7 +48,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What was measured of one kernel with one number of threads.
+    """The measurements of one kernel with one number of threads.
 
     Attributes:
         times: seconds per call of each contender; ours under the name `ours`.
@@ -56,9 +56,9 @@ class Result:
         best: the peer with the least median time.
         errors: largest error of each contender, relative to the largest element of the float64 reference.
         failures: why a contender has no times.
-        rounds, quiet: how many rounds there were, and how many of them nothing disturbed.
+        rounds, quiet: the number of rounds, and of undisturbed rounds.
         warm_up: seconds from the text to our first result.
-        limit: our kernel beside what the machine does at most; None where that is not known, or for several threads.
+        limit: our kernel next to the limit of the machine; None if unknown, or for several threads.
     """
 
     name: str
@@ -101,7 +101,7 @@ class Settings:
 
 @dataclass(slots=True)
 class _Field:
-    """The contenders that are still in, and what is known of them."""
+    """The remaining contenders, with their times and errors."""
 
     calls: dict[str, Call] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
@@ -118,7 +118,7 @@ def run(benchmark: Benchmark, threads: int, settings: Settings) -> Result:
         warm_up = _admit_ours(benchmark, arguments, reference, contenders) if settings.ours else None
         for name, prepare in _peers(benchmark, arguments, settings):
             _admit(name, prepare, reference, benchmark.tolerance, contenders)
-        # One thread: time of the thread, so that what neighbors take from the machine does not count.
+        # One thread: the processor time of the thread, which other load does not affect.
         clock = time.thread_time if threads == 1 else time.perf_counter
         extremes = _extremes(benchmark, arguments, contenders) if threads == 1 else {}
         calls = {**contenders.calls, **{name: call for name, (call, _) in extremes.items()}}
@@ -138,7 +138,7 @@ def run(benchmark: Benchmark, threads: int, settings: Settings) -> Result:
 def _extremes(
     benchmark: Benchmark, arguments: tuple[Tensor, ...], contenders: _Field
 ) -> dict[str, tuple[Callable[[], None], float]]:
-    """Our kernel by itself and what bounds it, with the work that one call of each does."""
+    """Our kernel by itself and its limit, with the work of one call of each."""
     work = benchmark.flops or benchmark.moved
     if contenders.kernel is None or OURS not in contenders.calls or not work:
         return {}
@@ -206,7 +206,7 @@ def _admit(
             warnings.simplefilter("ignore")
             call = prepare()
             error = _error(outputs(call()), reference)
-    except Exception as failure:  # whatever goes wrong in one contender must not end the others' measurement
+    except Exception as failure:  # a failure of one contender must not end the measurement of the others
         contenders.failures[name] = f"{type(failure).__name__}: {failure}".strip().splitlines()[0][:200]
         return
     contenders.errors[name] = error

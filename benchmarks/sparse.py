@@ -74,7 +74,7 @@ def band(scale: Scale, _: torch.Generator) -> Tensor:
 
 
 def zipf(scale: Scale, generator: torch.Generator) -> Tensor:
-    """Rows and columns of which the n-th has a share that falls with n to the power of 0.8, in an order of its own."""
+    """Rows and columns whose n-th has a share proportional to n to the power of -0.8, in random order."""
     weights = torch.arange(1, scale.rows + 1, dtype=torch.float64) ** -0.8
     bounds = weights.cumsum(0) / weights.sum()
     drawn = torch.rand((2, scale.elements), generator=generator, dtype=torch.float64)
@@ -87,7 +87,7 @@ PATTERNS: Mapping[str, Callable[[Scale, torch.Generator], Tensor]] = {"uniform":
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """What operands are made of."""
+    """The operands and their sizes."""
 
     scale: Scale
     pattern: str
@@ -132,10 +132,10 @@ class Kernel:
     Attributes:
         source: our def, `T` for the element type.
         operands: ours.
-        scipy, torch: what computes the same, made of our operands before anything is timed; None: SciPy has no such.
+        scipy, torch: the same operator, built from our operands outside of the timing; None: SciPy lacks it.
         goals: the ratio to reach with one thread and float64 on data of full scale, by pattern.
         patterns: the patterns of its data.
-        ours: what is timed of our operator, made of it and the operands before anything is timed.
+        ours: our timed call, built from the operator and the operands outside of the timing.
     """
 
     source: str
@@ -368,7 +368,7 @@ class Measured:
 
 
 def measure(name: str, data: Data, threads: int, seconds: float) -> Measured:
-    """Compare the results of all contenders with ours, then time them in turns."""
+    """Compare the results of all contenders with ours, then time them interleaved."""
     kernel = KERNELS[name]
     type_name = next(tc_name for tc_name, dtype in TYPES.values() if dtype is data.dtype)
     operator = tc.define(kernel.source.replace("T(", f"{type_name}("))[name]
@@ -459,7 +459,7 @@ def row(m: Measured) -> tuple[str, ...]:
 
 
 def notes(results: Sequence[Measured]) -> Iterator[str]:
-    """Why contenders have no times, and what a second thread brings ours."""
+    """Why contenders have no times, and our speedup by a second thread."""
     for who, why in dict.fromkeys((who, why) for m in results for who, why in m.failures.items()):
         where = ", ".join(dict.fromkeys(f"{m.kernel} {m.pattern}" for m in results if m.failures.get(who) == why))
         yield f"{who}: {why} ({where})"

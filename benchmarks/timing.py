@@ -18,11 +18,11 @@ except ImportError:  # not a Unix
     resource = None  # type: ignore[assignment]
 
 WARM = 5e-3
-"""Seconds up to which a contender is called once before a sample, for what the one before left in the caches."""
+"""Seconds up to which a contender is called once before a sample, to restore its data in the caches."""
 SAMPLE = 300e-6
 """Seconds that one sample should take at least; fast contenders are called several times in it."""
 SLOW = 1.0
-"""Seconds from which on the first call tells as well as the best of three how long one takes."""
+"""Seconds from which on a single call is timed, instead of the best of three."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +41,10 @@ class Quartiles:
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Seconds per call of every contender in the rounds that count, and how many rounds there were.
+    """Seconds per call of every contender in the rounds that count, and the number of rounds.
 
-    quiet: how many rounds ran without the system taking a processor away. Where there were enough, only they count;
-    else those that were disturbed least.
+    quiet: the number of rounds in which the system took no processor away. If there were enough, only they count;
+    else the least disturbed ones.
     """
 
     seconds: Mapping[str, Sequence[float]]
@@ -65,7 +65,7 @@ def interleave(
 
     Args:
         seconds: about how long the whole measurement may take; at least `least` rounds are run.
-        clock: what time is; `time.thread_time` leaves out what other processes took from a single thread.
+        clock: the clock to use; `time.thread_time` ignores the load of other processes on a single thread.
     """
     plans = {name: _calls_per_sample(f) for name, f in contenders.items()}
     order = list(contenders)
@@ -123,10 +123,10 @@ def _no_collection() -> Iterator[None]:
 
 
 def keep_memory() -> bool:
-    """Tell the C library to reuse freed memory rather than return it, where it can be told.
+    """Make the C library reuse freed memory rather than return it, if possible.
 
-    Otherwise every call pays for the page faults of its outputs, for ours and torch's alike, which hides what the
-    kernels do. Returns whether it worked.
+    Otherwise every call, ours and torch's, pays for the page faults of its outputs, which hides the time of the
+    kernels. Returns whether it worked.
     """
     library = ctypes.CDLL(None) if os.name == "posix" else None
     if library is None or not hasattr(library, "mallopt"):
@@ -136,7 +136,7 @@ def keep_memory() -> bool:
 
 
 def release_memory() -> None:
-    """Return to the system what `keep_memory` keeps and nobody holds: before something of other sizes is timed."""
+    """Return unused memory to the system that `keep_memory` retains, before operands of other sizes are timed."""
     library = ctypes.CDLL(None) if os.name == "posix" else None
     if hasattr(library, "malloc_trim"):
         library.malloc_trim(0)

@@ -98,7 +98,7 @@ CASES: dict[str, Callable[[], tuple[Callable[..., Tensor], tuple[Tensor, ...]]]]
 def measure(name: str, seconds: float, *, inductor: bool = True, training: bool = False) -> tuple[Ratios, float]:
     """How many times as long as ours the others take, by their names, and the share of the work that kernels do.
 
-    Raises ValueError where results differ.
+    Raises ValueError if results differ.
     """
     function, inputs = CASES[name]()
     if training:

@@ -1,8 +1,8 @@
-"""What tuning gains, and genetic against random search on recorded times.
+"""The gain of tuning, and genetic against random search on recorded times.
 
-`python -m benchmarks.tuning --budget 120` tunes the kernels of the paper, one after the other, and keeps nothing.
-`python -m benchmarks.tuning --replay` times every way of a small space once, and lets both searches look for the
-fastest with those times, which are the same for all: what differs is which ways they ask for.
+`python -m benchmarks.tuning --budget 120` tunes the kernels of the paper, one after the other, and stores nothing.
+`python -m benchmarks.tuning --replay` times every point of a small space once, and lets both searches look for the
+fastest with these recorded times: they differ only in the points that they try.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PIPELINES, BUDGETS, SEEDS = 14, (24, 48, 96), 21
 def gains(names: Sequence[str], budget: float, seed: int, search: str) -> Iterator[str]:
     """A line for each kernel, and the geometric mean of the gains.
 
-    else: what part of the time up to the last candidate, and of all the time, nobody compiled or ran anything.
+    else: the idle part of the time up to the last candidate, and of all the time: neither compiling nor running.
     """
     head = f"{'kernel':28} {'untuned':>10} {'gain':>6} {'candidates':>10} {'per second':>10}"
     yield f"{head} {'else':>6} {'in all':>6}   options"
@@ -67,7 +67,7 @@ def gains(names: Sequence[str], budget: float, seed: int, search: str) -> Iterat
 
 
 def rests(tuned: TuningResult) -> tuple[float, float]:
-    """What part of the time up to the last candidate, and of all the time, nobody compiled or ran anything."""
+    """The idle part of the time up to the last candidate, and of all the time: neither compiling nor running."""
     spent = sum(o.compiling for o in tuned.outcomes) / len(available_cpus()) + sum(o.running for o in tuned.outcomes)
     return 1 - spent / tuned.outcomes[-1].elapsed, 1 - (spent + tuned.raced) / tuned.elapsed
 

@@ -127,7 +127,7 @@ class KernelDispatcher:
         """The error for a call with sparse operands and `out=`."""
         return ArgumentError(
             f"{self.function.name} has sparse operands, with which a call takes no 'out'",
-            suggestion="copy what the call returns",
+            suggestion="copy the result of the call",
         )
 
     @property
@@ -189,7 +189,7 @@ class Kernel(KernelDispatcher):
 
     @only_tc_errors
     def explain(self) -> Report:
-        """Why the kernel is as it is: `print` the report for the short form, `save("x.html")` it for the page."""
+        """Explain the kernel's code: `print` the report for the short form, `save("x.html")` it for the page."""
         from .explain.cpu import explain_cpu_kernel
 
         return explain_cpu_kernel(self.compiled, (self._explain_record(asked=False),))

@@ -193,7 +193,7 @@ class GpuTarget:
     def resident_block_limits(self, threads: int, registers: int, shared: int) -> dict[str, int]:
         """How many blocks a processor has room for, by what it has a limit of.
 
-        registers: of a thread; 0 where they are not known. shared: bytes of a block.
+        registers: of a thread; 0 if they are not known. shared: bytes of a block.
         """
         limits = {"blocks": self.blocks_per_sm, "threads": self.threads_per_sm // threads}
         if registers:

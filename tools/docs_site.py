@@ -1,4 +1,4 @@
-"""Hooks of MkDocs: the API page is made from the docstrings; snippets that raise say so in their title."""
+"""Hooks of MkDocs: the API page is made from the docstrings; titles of snippets name the error that they raise."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _doc(value: Any) -> str:
 
 
 class _Annotation:
-    """An annotation that prints as it is written in the source, not as a string."""
+    """An annotation that prints as written in the source, not as a string."""
 
     def __init__(self, text: str) -> None:
         self.text = text

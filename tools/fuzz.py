@@ -1,7 +1,7 @@
 """Run the random suites for long, with fresh seeds: `python -m tools.fuzz --examples 20000`.
 
-Every round is a pytest of its own with so many random programs and one seed, which is printed with what failed, and
-makes the round again: `python -m tools.fuzz SUITE --examples 200 --seed 123`.
+Every round is a pytest run with a number of random programs and one seed. A failing round prints its seed, and can be
+repeated: `python -m tools.fuzz SUITE --examples 200 --seed 123`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 ROUND = 200
-"""Programs of a round: what a process keeps of them is given back, and a failure is seen soon."""
+"""Programs of a round: its process frees its memory afterwards, and a failure shows early."""
 SUITES = {
     "wide": "tests/core/test_wide_programs.py::test_compiled",
     "interpreted": "tests/core/test_wide_programs.py::test_interpreted_after_every_pass",
@@ -39,7 +39,7 @@ SUITES = {
 }
 """Tests by what they draw; `-m` is a program of its own, which draws from a list and by default takes all of it."""
 LINES = 60
-"""Of what a round says that failed."""
+"""Most lines printed of a failing round."""
 
 
 def main() -> int:
@@ -78,7 +78,7 @@ def main() -> int:
 
 
 def run(tests: str, examples: int, seed: int) -> tuple[bool, str]:
-    """Whether a round passes, and what pytest says."""
+    """Whether a round passes, and the output of pytest."""
     if tests.startswith("-m"):
         command = [sys.executable, *tests.split(), f"--seed={seed}", *([f"--count={examples}"] if examples else [])]
     else:

@@ -1,1 +1,1 @@
-"""Structured kernels beside torch and beside what the machine does at most: `python -m benchmarks.structured`."""
+"""Structured kernels next to torch and to the limits of the machine: `python -m benchmarks.structured`."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.structured`: measure, print, write what was asked for; `--shard` cuts it into short runs."""
+"""`python -m benchmarks.structured`: measure, print, write the requested files; `--shard` cuts it into short runs."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def row(r: Result) -> tuple[str, ...]:
 
 
 def summary(results: Sequence[Result], goals: Mapping[str, float | None]) -> Iterator[str]:
-    """For each family and number of threads: the geometric means, the worst, and whether the goal is met."""
+    """For each family and number of threads: the geometric means, the worst ratio, and whether the goal is met."""
     for family, threads in dict.fromkeys((r.family, r.threads) for r in results):
         group = [r for r in results if (r.family, r.threads) == (family, threads)]
         ratios = sorted((r.ratio.median, r.name) for r in group if r.ratio is not None)

@@ -67,7 +67,7 @@ class Convolution:
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Of the input, of the weights, and of the bias where there is one."""
+        """The shapes of the input, of the weights, and of the bias if there is one."""
         if self.depthwise:
             weights = (*self.window, self.channels) if self.last else (self.channels, *self.window)
         elif self.groups > 1:

@@ -30,7 +30,7 @@ class TuningDevice:
 
 
 def is_gpu(name: object) -> bool:
-    """Does a user name a graphics processor, "cuda:0", or one that is only modeled, "emulated:sm_90"?"""
+    """Does a user name a GPU, "cuda:0", or one that is only modeled, "emulated:sm_90"?"""
     return isinstance(name, str) and name.startswith(("cuda", "emulated"))
 
 

@@ -99,7 +99,7 @@ class OutputOracle:
     def expected_outputs(self, memory: ProblemMemory, kind: str, seed: int) -> ExpectedOutputs:
         """For inputs of a kind, which `memory` holds.
 
-        Raises InternalError where the default kernel is wrong, RangeError where the inputs are.
+        Raises InternalError if the default kernel is wrong, RangeError where the inputs are.
         """
         known = self._known.get((kind, seed)) or self._load(kind, seed)
         if known is None:

@@ -40,7 +40,7 @@ def read_table(path: Path) -> dict[str, Any]:
         raise ArgumentError(f"the job {path} cannot be understood: {error}") from error
     _check_values(found, str(path))
     if not isinstance(found, dict):
-        raise ArgumentError(f"the job {path} is no table")
+        raise ArgumentError(f"the job {path} is not a table")
     return found
 
 
@@ -86,7 +86,7 @@ def check_settings(table: Mapping[str, Any], known: Mapping[str, Any], where: st
 
 
 def read_text_setting(table: Mapping[str, Any], name: str, where: str) -> str | None:
-    """A setting that is a text, or None where it is missing. Raises ArgumentError."""
+    """A setting that is a text, or None if it is missing. Raises ArgumentError."""
     value = table[name]
     if value is None or isinstance(value, str):
         return value

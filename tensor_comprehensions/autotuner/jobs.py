@@ -81,7 +81,7 @@ def read_job(path: Path) -> TuningJob:
 
 def _tasks(entry: Any, job: Mapping[str, Any], path: Path, where: str) -> Iterator[JobTask]:
     if not isinstance(entry, dict):
-        raise ArgumentError(f"{where} is no table")
+        raise ArgumentError(f"{where} is not a table")
     check_settings(entry, _TASK, where)
     given = {**_TASK, **entry}
     budget = job["budget"] if given["budget"] is None else given["budget"]
@@ -167,7 +167,7 @@ def run_job(
 ) -> list[tuple[str, TuningResult[CpuOptions]]]:
     """Work off tasks in order: the name and the result of each that succeeded. A task that is interrupted is the last.
 
-    Raises KeyboardInterrupt where it is interrupted twice.
+    Raises KeyboardInterrupt if it is interrupted twice.
     """
     found: list[tuple[str, TuningResult[CpuOptions]]] = []
     book = Journal(journal)  # for all tasks: another process that wants it is refused, whichever is at work

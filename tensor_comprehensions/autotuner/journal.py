@@ -77,7 +77,7 @@ class Journal:
             _write_whole(file, _MAGIC)
             return len(_MAGIC)
         if not data.startswith(_MAGIC):
-            raise ArgumentError(f"{path} is no journal of a search", suggestion="name another file, or remove it")
+            raise ArgumentError(f"{path} is not a journal of a search", suggestion="name another file, or remove it")
         end = len(_MAGIC)
         for start, problem, record in _records(data):
             self._take(problem, record)
@@ -125,7 +125,7 @@ class Journal:
     def _give_up(self, error: OSError) -> None:
         """Go on without the file: it stays whole, but receives no more records."""
         get_logger("tune").warning(
-            "the journal %s cannot be written: %s; the search goes on, and what it finds from now on is not in it",
+            "the journal %s cannot be written: %s; the search goes on without recording its results",
             self._path, error,
         )  # fmt: skip
         if self._file is not None:
@@ -153,7 +153,7 @@ def _open_plain(name: str, flags: int) -> int:
     descriptor = os.open(name, flags | getattr(os, "O_NONBLOCK", 0), 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError("it is no plain file")
+        raise OSError("it is not a regular file")
     return descriptor
 
 

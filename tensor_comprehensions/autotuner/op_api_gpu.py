@@ -1,4 +1,4 @@
-"""Tuning of mappings to a graphics processor: for the arguments of a call, by workers that may die."""
+"""Tuning of mappings to a GPU: for the arguments of a call, by workers that may die."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def autotune_gpu(
     modeled, calls = is_modeled(name), find_library_matmuls(bound)
     if modeled and calls and _matches_calls(start):
         raise ArgumentError(
-            f"the search starts with calls of torch, and {name} has no model of what they take",
+            f"the search starts with calls of torch, and {name} cannot model their time",
             suggestion="search on a device, or from options without match_library_calls",
         )
     spaced = cast(

@@ -69,7 +69,7 @@ def starting_points(store: Store, key: Key, names: str, start: object) -> list[C
 def lookup_best(
     function: Function, bound: BoundFunction, target: CpuTarget, store: Store | None = None, *, exact: bool = False
 ) -> CpuOptions | None:
-    """The best options that the cache knows for these sizes, or else for the nearest; None where it knows none.
+    """The best options that the cache knows for these sizes, or else for the nearest; None if it knows none.
 
     exact: only for these sizes.
     """

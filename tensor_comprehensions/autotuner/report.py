@@ -21,7 +21,7 @@ Results = Sequence[tuple[str, TuningResult[Any]]]
 
 
 def write_report(path: Path, results: Results) -> tuple[Path, Path]:
-    """Write `path` as HTML and JSON; their places. Raises ArgumentError where that is not possible."""
+    """Write `path` as HTML and JSON; their places. Raises ArgumentError if that is not possible."""
     try:
         page, data = path.with_suffix(".html"), path.with_suffix(".json")
         page.parent.mkdir(parents=True, exist_ok=True)

@@ -36,7 +36,7 @@ class Search(Protocol):
         """The next generation; empty if nothing is left to try."""
 
     def tell(self, candidate: Candidate, seconds: float | None) -> None:
-        """How long a candidate takes; None where it failed."""
+        """How long a candidate takes; None if it failed."""
 
 
 class Sampler:

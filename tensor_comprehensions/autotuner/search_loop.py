@@ -164,7 +164,7 @@ class Tuner:
         self.best: Outcome | None = None
 
     def run(self) -> TuningResult[CpuOptions]:
-        """Search until the budget is spent. Raises ArgumentError where no candidate works, not even the default."""
+        """Search until the budget is spent. Raises ArgumentError if no candidate works, not even the default."""
         default = self._space.options(self._seeds[0])
         number, count = self.effort.part
         seeds = (self._seeds[0], *self._seeds[1:][number::count])
@@ -368,7 +368,7 @@ class Tuner:
             yield reply
 
     def _wait_for(self, future: Future[bytes]) -> bool:
-        """Wait for a future; False where the search is to stop."""
+        """Wait for a future; False if the search is to stop."""
         silent, warned = time.monotonic(), False
         while not wait([future], 0.1).done:
             if self._stop.wanted:
@@ -409,7 +409,7 @@ class Tuner:
         timings = self._race(finalists)
         if len(finalists) > 1 and not any(t.gain for t in timings):
             get_logger("tune").warning(
-                "%s: other work disturbed the race, so that it decides nothing; search on a machine that is idle",
+                "%s: other load disturbed the race, so it decides nothing; search on an idle machine",
                 self.problem.function.name,
             )
         winner = _winner(timings)

@@ -134,7 +134,7 @@ class CpuSearchSpace:
         )
 
     def key(self, options: CpuOptions) -> Hashable | None:
-        """The same for options that mean the same; None where their pipelines cannot be followed, or are hopeless."""
+        """The same for options that mean the same; None if their pipelines cannot be followed, or are hopeless."""
         plain, cycles, code = replace(options, schedule=None), 0.0, 0
         plans: list[tuple[str, Hashable]] = []
         for name, _, op in self.ops if options.use_microkernels else ():
@@ -212,7 +212,7 @@ class CpuSearchSpace:
         return tuple(g.random(random) for g in self.genes)
 
     def genome(self, options: CpuOptions) -> Genome | None:
-        """The genome of options that the space was made with; None where it has none."""
+        """The genome of options that the space was made with; None if it has none."""
         places = []
         for g in self.genes:
             wanted = self._gene_value(g, options)

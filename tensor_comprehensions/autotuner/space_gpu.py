@@ -71,7 +71,7 @@ class MappingSpace:
         return tuple(g.random(random) for g in self.genes)
 
     def genome(self, options: MappingOptions) -> Genome | None:
-        """The genome of options that the space was made with; None where it has none."""
+        """The genome of options that the space was made with; None if it has none."""
         places = []
         for g in self.genes:
             name, _, axis = g.name.partition(".")

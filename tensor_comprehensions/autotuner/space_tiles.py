@@ -50,7 +50,7 @@ class TileSpace:
         return tuple(g.random(random) for g in self.genes)
 
     def genome(self, options: TileOptions) -> Genome | None:
-        """The genome of options; None where it has none."""
+        """The genome of options; None if it has none."""
         places = []
         for g in self.genes:
             value = getattr(options, g.name)

@@ -142,7 +142,7 @@ class _Search:
         )  # fmt: skip
 
     def _gain(self, best: SparseOptions, candidate: SparseOptions, generation: int) -> float:
-        """How many times as fast as the best so far a candidate is at least; 0 where it does not work."""
+        """How many times as fast as the best so far a candidate is at least; 0 if it does not work."""
         began = perf_counter()
         try:
             found = self._kernels.run(self._call, options=candidate)

@@ -98,7 +98,7 @@ class ProblemMemory:
         return [g.address for g in (*self._inputs[: len(self.problem.message.inputs)], *self._outputs)]
 
     def has_guard_damage(self) -> str:
-        """Which memory was written next to; empty where none was."""
+        """Which memory was written next to; empty if none was."""
         groups = {"an input": self._inputs, "an output": self._outputs}
         return next((name for name, parts in groups.items() if not all(g.guards_intact() for g in parts)), "")
 
@@ -146,7 +146,7 @@ class TimedLaunch:
         return self()
 
     def has_guard_damage(self) -> str:
-        """Which memory was written next to; empty where none was."""
+        """Which memory was written next to; empty if none was."""
         return self.memory.has_guard_damage() or (
             "" if all(g.guards_intact() for g in self._temporaries) else "a temporary"
         )

@@ -132,7 +132,7 @@ def _compile(request: pb.Request, reply: pb.Reply, phase: Phase) -> None:
 
 
 def compile_candidate(problem: Problem, options: object) -> pb.Code:
-    """The code that options give. Raises TCError or CannotLower where they do not apply."""
+    """The code that options give. Raises TCError or CannotLower if they do not apply."""
     if not isinstance(options, CpuOptions):
         raise CandidateRejected(pb.INVALID, f"options for another device: {type(options).__name__}")
     bound, text = _cached_problem(problem).bound, problem.message.source
@@ -215,7 +215,7 @@ def _cached_problem(problem: Problem) -> Problem:
 
 
 def prepare_problem(message: pb.Problem, folder: str) -> PreparedProblem:
-    """The bench of a problem, new or kept. Raises CandidateRejected where the inputs do not suit the def."""
+    """The bench of a problem, new or kept. Raises CandidateRejected if the inputs do not suit the def."""
     problem = _cached_problem(Problem(message))
     if problem.digest not in _benches:
         while len(_benches) >= PROBLEMS:
@@ -280,7 +280,7 @@ def load_candidate(code: pb.Code) -> LoadedCandidate:
 
 
 def check_candidate(made: PreparedProblem, kernel: LoadedCandidate, kind: str, seed: int) -> tuple[TimedLaunch, float]:
-    """Run once on inputs of a kind: the launch and its seconds. Raises CandidateRejected where anything is wrong."""
+    """Run once on inputs of a kind: the launch and its seconds. Raises CandidateRejected if anything is wrong."""
     expected = made.expected_outputs(kind, seed)
     launch = TimedLaunch(kernel, made.memory(kind, seed))
     now = thread_clock()

@@ -188,7 +188,7 @@ class DeviceRunner:
 
 
 def _prepare_runner(request: pb.Request, options: object) -> tuple[GpuRunner, str]:
-    """A candidate on its device, and a digest of its text. Raises TCError or CannotLower where it does not apply."""
+    """A candidate on its device, and a digest of its text. Raises TCError or CannotLower if it does not apply."""
     if not isinstance(options, MappingOptions | TileOptions):
         raise CandidateRejected(pb.INVALID, f"options for another device: {type(options).__name__}")
     wanted, problem = gpu_target_of(request.device), Problem(request.problem)
@@ -213,7 +213,7 @@ def _digest(plan: Plan) -> str:
 
 
 def _check_outputs(made: PreparedProblem, runner: GpuRunner, kind: str, seed: int) -> float:
-    """Run once on inputs of a kind; seconds. Raises CandidateRejected where anything is wrong."""
+    """Run once on inputs of a kind; seconds. Raises CandidateRejected if anything is wrong."""
     expected, memory = made.expected_outputs(kind, seed), made.memory(kind, seed)
     seconds = runner.run(memory)
     if place := memory.has_guard_damage():

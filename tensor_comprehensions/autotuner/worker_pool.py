@@ -221,7 +221,7 @@ class WorkerPool:
                 return reply
 
     def _try_worker(self, request: bytes, limits: Mapping[str, float]) -> bytes | None:
-        """The reply of a worker that is free; None where its device is lost, which the group then does without."""
+        """The reply of a worker that is free; None if its device is lost, which the group then does without."""
         settings, worker = self._free.get()
         kept = True
         try:

@@ -60,7 +60,7 @@ def defs_to_bytes(made: tuple[Function, ...]) -> bytes:
 
 
 def defs_from_bytes(data: bytes) -> tuple[Function, ...] | None:
-    """The functions that JSON describes; None where it describes none."""
+    """The functions that JSON describes; None if it describes none."""
     try:
         text, made = _value(json.loads(data))
     except (ValueError, TypeError, KeyError, RecursionError):

@@ -50,7 +50,7 @@ def is_eviction_due(store: Store) -> bool:
 def evict(store: Store, limit: int | None = None) -> EvictionReport | None:
     """Remove leftovers, and entries until the store is within its limit, or within another.
 
-    None where another process is at it.
+    None if another process is at it.
     """
     store.written = 0
     with _lock(store.system, store.folder() / _LOCK) as mine:

@@ -40,7 +40,7 @@ def unpack_entry(data: bytes, secret: bytes | None = None) -> bytes:
         raise CorruptEntry(f"it ends after {len(data)} bytes")
     magic, version, signed, length = _START.unpack_from(data)
     if magic != MAGIC:
-        raise CorruptEntry("it is no entry of this cache")
+        raise CorruptEntry("it is not an entry of this cache")
     if version != VERSION:
         raise CorruptEntry(f"it has version {version} of the format, not {VERSION}")
     if length != len(data) - HEADER:

@@ -64,7 +64,7 @@ def copy_code(store: Store, other: Store) -> int:
     """Copy the code of a store to another one with the same secret key; the number of entries. Raises CacheError."""
     if store.secret is None or store.secret != other.secret:
         raise CacheError(
-            "compiled code stays on its machine: whoever can change it can run code as you",
+            "compiled code stays on its machine: anyone who can change it can run code as you",
             suggestion="set TC_CACHE_SIGNING_KEY to a file with a secret on both sides, and code is signed and checked",
         )
     copied = 0

@@ -51,7 +51,7 @@ class Key:
         return _digest(tuple(part for part in self.parts if _in_family(part[0])))[:16]
 
     def __getitem__(self, name: str) -> str:
-        """The text of a part; empty where the key has none of this name."""
+        """The text of a part; empty if the key has none of this name."""
         return dict(self.parts).get(name, "")
 
     def difference(self, other: Key) -> tuple[str, ...]:

@@ -46,7 +46,7 @@ class Measurement:
         validated: whether the results were compared with the reference evaluator's.
         samples: how many calls were timed.
         spread: distance between the quartiles, relative to the median.
-        names_digest: digest of the names that the options refer to, "" where they refer to none; see
+        names_digest: digest of the names that the options refer to, "" if they refer to none; see
         `key.names_digest`. versions: of the package and its compilers.
         tuner: what made it, "search" say; time: when, in seconds since 1970.
 
@@ -79,7 +79,7 @@ class Measurement:
         return self.versions == toolchain_versions()
 
 
-# --- what is known of a key --------------------------------------------------------------------------------------
+# --- the measurements of a key -----------------------------------------------------------------------------------
 
 
 def record_measurements(store: Store, key: Key, measurements: Iterable[Measurement]) -> None:
@@ -179,7 +179,7 @@ def measurements_to_bytes(key: Key, measurements: Iterable[Measurement]) -> byte
 
 
 def measurements_from_bytes(data: bytes) -> tuple[Key, tuple[Measurement, ...]] | None:
-    """The key and the measurements that can be understood; None where the bytes are no message."""
+    """The key and the measurements that can be understood; None if the bytes are no message."""
     try:
         return _parse_tuning(Tuning.FromString(data))
     except (DecodeError, RecursionError):
@@ -197,7 +197,7 @@ def collection_from_bytes(data: bytes) -> dict[Key, tuple[Measurement, ...]]:
     try:
         message = Collection.FromString(data)
     except (DecodeError, RecursionError) as error:
-        raise ArgumentError(f"this is no collection of measurements: {error}") from error
+        raise ArgumentError(f"this is not a collection of measurements: {error}") from error
     found: dict[Key, tuple[Measurement, ...]] = {}
     for tuning in message.tunings:
         key, measurements = _parse_tuning(tuning)
@@ -246,7 +246,7 @@ def _folder(key: Key) -> Name:
 
 
 def _add(store: Store, key: Key, measurements: Iterable[Measurement]) -> str | None:
-    """Write measurements to a file that is named by its content; its name, or None where that failed."""
+    """Write measurements to a file that is named by its content; its name, or None if that failed."""
     payload = measurements_to_bytes(key, measurements)
     name = sha256(payload).hexdigest()[:32]
     return name if store.write((*_folder(key), name), payload) else None

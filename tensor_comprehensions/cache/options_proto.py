@@ -28,7 +28,7 @@ def option_classes() -> Mapping[str, type]:
 
 
 def to_message(options: Any) -> Options:
-    """Every field of a record of options. Raises Uncacheable where one holds a function."""
+    """Every field of a record of options. Raises Uncacheable if one holds a function."""
     message = Options(record=type(options).__name__)
     for x in fields(options):
         message.fields.append(Field(name=x.name, value=_value(getattr(options, x.name))))
@@ -38,7 +38,7 @@ def to_message(options: Any) -> Options:
 def from_message(message: Options) -> Any:
     """The record of options of a message, its fields checked as a user's are; fields that it lacks have their default.
 
-    Raises ArgumentError where it is of another version, or where a value is out of bounds.
+    Raises ArgumentError if it is of another version, or where a value is out of bounds.
     """
     record = option_classes().get(message.record)
     if record is None:

@@ -55,7 +55,7 @@ def upload(store: Store, url: str) -> str:
 
 
 def download(url: str) -> Found:
-    """All measurements below a URL; files that are damaged are passed over. Raises CacheError where it is not read."""
+    """All measurements below a URL; files that are damaged are passed over. Raises CacheError if it is not read."""
 
     def get() -> list[bytes]:
         fs, path = _filesystem(url)
@@ -84,7 +84,7 @@ def _filesystem(url: str) -> tuple[Any, str]:
 
 
 def with_timeout(action: Callable[[], T], url: str, patience: float = PATIENCE) -> T:
-    """The result of `action`. Raises CacheError where it fails, or takes too long; then it is left behind."""
+    """The result of `action`. Raises CacheError if it fails, or takes too long; then it is left behind."""
     results: list[T] = []
     errors: list[Exception] = []
 

@@ -52,7 +52,7 @@ def read_file(system: OsFunctions, path: Path, limit: int) -> bytes:
         found = system.fstat(descriptor)
         reason = _distrust(system, found)
         if not stat.S_ISREG(found.st_mode):
-            reason = "it is no plain file"
+            reason = "it is not a regular file"
         elif found.st_size > limit:
             reason = f"it has {found.st_size} bytes"
         if reason:
@@ -81,7 +81,7 @@ def read_bounded(path: Path, limit: int, *, pipes: bool = False) -> bytes:
     try:
         with open(path, "rb", opener=opener) as file:
             if not pipes and not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise OSError(errno.EINVAL, "it is no plain file", str(path))
+                raise OSError(errno.EINVAL, "it is not a regular file", str(path))
             data = file.read(limit + 1)
     except ValueError as error:  # a NUL in the name, or half of a character
         raise OSError(errno.EINVAL, str(error), repr(path)) from None
@@ -108,7 +108,7 @@ def write_file(system: OsFunctions, path: Path, data: bytes) -> None:
 
 
 def remove_file(system: OsFunctions, path: Path) -> bool:
-    """Remove a file; False where that fails, because it is gone already, say."""
+    """Remove a file; False if that fails, because it is gone already, say."""
     try:
         system.unlink(path)
     except OSError:
@@ -124,7 +124,7 @@ def private_folder(system: OsFunctions, path: Path) -> str:
         make_folders(system, path)
         found = system.stat(path)
     if not is_folder(found):
-        return "it is no folder"
+        return "it is not a folder"
     return _distrust(system, found)
 
 

@@ -94,7 +94,7 @@ class Store:
         return payload
 
     def write(self, name: Name, payload: bytes) -> bool:
-        """Keep a payload; False where that was not possible."""
+        """Keep a payload; False if that was not possible."""
         if self.mode != "readwrite" or self.system.clock() < self._paused_until or not self._has_trusted_root():
             return False
         path = self.path(name)
@@ -141,7 +141,7 @@ class Store:
                 yield (*folder, name)
 
     def remove(self, name: Name) -> bool:
-        """Forget an entry; False where it was not there or cannot be removed."""
+        """Forget an entry; False if it was not there or cannot be removed."""
         return (
             self.mode == "readwrite" and self._has_trusted_root() and safe_io.remove_file(self.system, self.path(name))
         )
@@ -178,7 +178,7 @@ class Store:
             return str(error)
 
     def _retry_once(self, action: Callable[[], T], path: Path, what: str) -> T | None:
-        """The result of `action`, tried a second time after a fault that may pass; None where it fails."""
+        """The result of `action`, tried a second time after a fault that may pass; None if it fails."""
         for last in (False, True):
             try:
                 return action()

@@ -33,7 +33,7 @@ def kernel_entry_name(key: Key, layer: str = KERNEL) -> Name:
 
 
 def store_kernel(store: Store, code: StoredKernel, layer: str = KERNEL) -> bool:
-    """Keep code; False where that was not possible."""
+    """Keep code; False if that was not possible."""
     head = json.dumps({"key": code.key.parts, "facts": code.metadata}).encode()
     return store.write(kernel_entry_name(code.key, layer), _LENGTH.pack(len(head)) + head + code.data)
 

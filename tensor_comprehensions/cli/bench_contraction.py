@@ -125,15 +125,15 @@ def add_contract_parser(commands: argparse._SubParsersAction[argparse.ArgumentPa
     parser.set_defaults(command=run_contract)
     parser.add_argument("contraction", help="such as abcd-aebf-fdec")
     parser.add_argument("--sizes", default="", metavar="a=24,b=..", help="the extent of every index")
-    parser.add_argument("--dtype", default="float", choices=TYPES, help="of all three tensors (default float)")
+    parser.add_argument("--dtype", default="float", choices=TYPES, help="type of all three tensors (default float)")
     parser.add_argument("--search", type=int, default=0, metavar="N", help="measure up to N ways and take the fastest")
     parser.add_argument(
-        "--seconds", type=float, default=SEARCH_SECONDS, help=f"for the search (default {SEARCH_SECONDS:g})"
+        "--seconds", type=float, default=SEARCH_SECONDS, help=f"time of the search (default {SEARCH_SECONDS:g})"
     )
-    parser.add_argument("--threads", type=int, default=0, help="of the pool (default: as torch has them)")
+    parser.add_argument("--threads", type=int, default=0, help="threads of the pool (default: those of torch)")
     parser.add_argument("--explain", action="store_true", help="explain every primitive of the winner")
     parser.add_argument("--emit", choices=tuple(KINDS), help="write the winner as text of this kind, such as c")
-    parser.add_argument("--output", metavar="FILE", help="where to (default: named like the contraction)")
+    parser.add_argument("--output", metavar="FILE", help="file to write (default: named after the contraction)")
 
 
 def run_contract(options: argparse.Namespace) -> int:

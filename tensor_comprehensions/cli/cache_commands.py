@@ -27,8 +27,12 @@ def add_cache_parser(
     entry_of: EntryOf,
 ) -> None:
     """Add `cache` and its commands; `add_def` adds the arguments that `cache_entry_of` reads."""
-    parser = commands.add_parser("cache", help="look into the cache of kernels and measurements, merge, verify, clear")
-    parser.add_argument("--dir", type=Path, help="the cache, instead of the user's or that of TC_CACHE_DIR")
+    parser = commands.add_parser(
+        "cache", help="list, explain, verify, merge and clear the cache of kernels and measurements"
+    )
+    parser.add_argument(
+        "--dir", type=Path, help="folder of the cache (default: TC_CACHE_DIR, or the user's cache folder)"
+    )
     inner = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def add(name: str, run: Callable[[Namespace], int], help: str) -> argparse.ArgumentParser:
@@ -37,13 +41,17 @@ def add_cache_parser(
         return command
 
     add("ls", _list, "list kernels and measurements")
-    add("show", _show, "everything about one entry").add_argument("digest", help="its name, or how that begins")
-    explain = add("explain", lambda given: _explain(entry_of(given)), "what the key of a call is, and if it is there")
+    add("show", _show, "everything about one entry").add_argument(
+        "digest", help="the name of the entry, or a prefix of it"
+    )
+    explain = add(
+        "explain", lambda given: _explain(entry_of(given)), "the key of a call, and whether the cache has its kernel"
+    )
     add_def(explain)
     verify = add("verify", _verify, "read every entry; the exit code is 1 where one is damaged")
-    verify.add_argument("--remove", action="store_true", help="remove what is damaged")
+    verify.add_argument("--remove", action="store_true", help="remove damaged entries")
     merge = add("merge", _merge, "add the measurements of other caches, or of exported files")
-    merge.add_argument("source", nargs="+", help="a folder, a file, or a URL below which shards put theirs")
+    merge.add_argument("source", nargs="+", help="a folder, a file, or the URL to which shards write")
     export = add("export", _export, "write all measurements to a file that can be shared")
     export.add_argument(
         "file", type=Path, help=f"its name ends in {import_export.SUFFIX}, which is added to one without"
@@ -54,12 +62,10 @@ def add_cache_parser(
     import_ = add("import", _merge_one, "add the measurements of an exported file")
     import_.add_argument("file", type=Path)
     import_.add_argument("--code", action="store_true", help="copy signed code from a folder instead")
-    collect = add("gc", _collect, "remove what was used longest ago, and leftovers")
-    collect.add_argument(
-        "--limit", default="", metavar="SIZE", help="bytes to leave: 500M (default: TC_CACHE_MAX_SIZE)"
-    )
+    collect = add("gc", _collect, "remove leftovers and the least recently used entries")
+    collect.add_argument("--limit", default="", metavar="SIZE", help="bytes to keep: 500M (default: TC_CACHE_MAX_SIZE)")
     clear = add("clear", _clear, "remove everything, or one layer")
-    clear.add_argument("--layer", choices=LAYERS, help="only this")
+    clear.add_argument("--layer", choices=LAYERS, help="the layer to clear (default: all)")
 
 
 def _store(arguments: Namespace, mode: str = "readwrite") -> Store:

@@ -1,4 +1,4 @@
-"""`tensorc explain`: why the kernel of a def is as it is, as text, as JSON or as a page."""
+"""`tensorc explain`: the reasons for the code of a def's kernel, as text, as JSON or as a page."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ Explain = Callable[[argparse.Namespace], Report]
 
 def add_explain_parser(commands: Any, add_def: Callable[[argparse.ArgumentParser], None], explain: Explain) -> None:
     """The command and its options. explain: the report that its arguments ask for."""
-    parser = commands.add_parser("explain", help="say why a def becomes the kernel that it becomes")
+    parser = commands.add_parser(
+        "explain", help="explain the kernel of a def: its code, its cost and the decisions behind it"
+    )
     add_def(parser)
     parser.add_argument("--target", metavar="TARGET", help="a GPU to explain the kernel for, such as cuda:sm_90")
-    parser.add_argument("--measure", action="store_true", help="time a call, and measure what the machine can do")
+    parser.add_argument("--measure", action="store_true", help="time a call, and measure the limits of the machine")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument("-o", "--output", metavar="FILE", help="write the report as one HTML page")
     parser.add_argument("--open", action="store_true", help="show the page in the browser")

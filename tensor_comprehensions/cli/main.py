@@ -68,7 +68,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_def(show)
     kinds = tuple(dict.fromkeys((*KINDS, *GPU_KINDS)))
     default = ", ".join(DEFAULT_KINDS)
-    show.add_argument("--emit", action="append", choices=kinds, help=f"only this (repeatable); else {default}")
+    show.add_argument(
+        "--emit", action="append", choices=kinds, help=f"kind of text to print (repeatable; default: {default})"
+    )
     show.add_argument(
         "--target", metavar="TARGET", help=f"a GPU to compile for, with its default mapping: {', '.join(GPUS)}"
     )
@@ -76,20 +78,20 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="run a def on random tensors, check and time it")
     run.set_defaults(command=_run)
     _add_def(run)
-    run.add_argument("--repeat", type=int, default=20, help="how often to run (default 20)")
+    run.add_argument("--repeat", type=int, default=20, help="number of timed runs (default 20)")
     run.add_argument("--no-check", action="store_true", help="do not compare with the reference evaluator")
     bench_contraction.add_contract_parser(commands)
     sparse_command.add_parser(commands)
     caching.add_cache_parser(commands, _add_def, _entry)
     tuning.add_tune_parser(commands)
-    doctor = commands.add_parser("doctor", help="what the machine and the installation offer")
+    doctor = commands.add_parser("doctor", help="describe the machine and the installation, and compile a def")
     doctor.set_defaults(command=_doctor)
     return parser
 
 
 def _add_def(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", help="a file with TC defs; - for standard input")
-    parser.add_argument("--def", dest="name", metavar="NAME", help="which def (default: the first)")
+    parser.add_argument("--def", dest="name", metavar="NAME", help="the def to use (default: the first)")
     parser.add_argument(
         "--sizes", default="", metavar="M=..,K=..", help="values of the size names, and of parameters that are numbers"
     )
@@ -99,7 +101,9 @@ def _add_def(parser: argparse.ArgumentParser) -> None:
         flag = f"--{f.name.replace('_', '-')}"
         if f.name == "schedule":
             example = "tile(m=8, n=32) >> pack(B='n1')"
-            group.add_argument(flag, default="", metavar="SCHEDULE", help=f"of contractions, such as {example!r}")
+            group.add_argument(
+                flag, default="", metavar="SCHEDULE", help=f"schedule of contractions, such as {example!r}"
+            )
         elif isinstance(f.default, bool):
             group.add_argument(flag, dest=f.name, action=argparse.BooleanOptionalAction, default=f.default)
         else:
@@ -120,7 +124,7 @@ def _format_choice(choice: object) -> str:
 
 
 def _options(arguments: argparse.Namespace) -> CpuOptions | None:
-    """The options that differ from the defaults; None where none does, as for defs with sparse operands."""
+    """The options that differ from the defaults; None if none does, as for defs with sparse operands."""
     given = {f.name: getattr(arguments, f.name) for f in fields(CpuOptions)}
     found = CpuOptions(**given | {"schedule": parse_schedule(arguments.schedule) if arguments.schedule else None})
     return None if found == CpuOptions() else found

@@ -50,21 +50,32 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.set_defaults(command=run)
     add = parser.add_argument
     add("expression", help="index notation, such as 'y(i) = A(i,j)*x(j)': sums are implied in each term")
-    add("-f", dest="formats", action="append", default=[], metavar="A:FORMAT", help="how a tensor is stored: A:csr")
+    add("-f", dest="formats", action="append", default=[], metavar="A:FORMAT", help="the format of a tensor: A:csr")
     add("-d", dest="shapes", action="append", default=[], metavar="A:M,N", help="the sizes of an operand: A:5,5")
-    add("-t", dest="types", action="append", default=[], metavar="A:TYPE", help="of its elements (default float)")
-    add("-i", dest="inputs", action="append", default=[], metavar="A:FILE", help="read it from .mtx, .tns or .npz")
-    add("-o", dest="outputs", action="append", default=[], metavar="y:FILE", help="write the result to such a file")
+    add(
+        "-t",
+        dest="types",
+        action="append",
+        default=[],
+        metavar="A:TYPE",
+        help="the element type of a tensor (default float)",
+    )
+    add(
+        "-i", dest="inputs", action="append", default=[], metavar="A:FILE", help="read a tensor from .mtx, .tns or .npz"
+    )
+    add(
+        "-o", dest="outputs", action="append", default=[], metavar="y:FILE", help="write a result to .mtx, .tns or .npz"
+    )
     add(
         "-g", dest="patterns", action="append", default=[], metavar="A:PATTERN",
-        help=f"make it: uniform:DENSITY, band:WIDTH or power:DENSITY (default {DEFAULT_PATTERN})",
+        help=f"make a random tensor: uniform:DENSITY, band:WIDTH or power:DENSITY (default {DEFAULT_PATTERN})",
     )  # fmt: skip
     add(
         "--emit", default="", metavar="KINDS",
         help=f"print these, of {','.join(EMITTED)}; with --target, of {','.join(EMITTED_FOR_GPUS)}",
     )  # fmt: skip
     add("--target", metavar="TARGET", help=f"a GPU to compile for, which --verify emulates: {', '.join(GPUS)}")
-    add("--time", type=int, default=0, metavar="N", help="run so many times, and print the median")
+    add("--time", type=int, default=0, metavar="N", help="run N times, and print the median")
     add("--verify", action="store_true", help="compare with the reference evaluator")
 
 
@@ -129,7 +140,7 @@ def _table(parts: Sequence[str], flag: str) -> dict[str, str]:
 def _check_names(given: Mapping[str, object], known: Sequence[str], flag: str, what: str) -> None:
     for name in given:
         if name not in known:
-            raise ArgumentError(f"{flag} names {name!r}, which is no {what}", expected=", ".join(known))
+            raise ArgumentError(f"{flag} names {name!r}, which is not {what}", expected=", ".join(known))
 
 
 # --- operands ----------------------------------------------------------------------------------------------------

@@ -22,15 +22,17 @@ def add_tune_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser
         "tune",
         help="search for fast options for the defs and sizes of a job file",
         description=__doc__,
-        epilog="A job that was killed goes on where it was when it is run again. Ctrl-C keeps the best so far.",
+        epilog="A killed job resumes when it is run again. Ctrl-C ends the search with the best result so far.",
     )
     parser.set_defaults(command=run_tune)
     parser.add_argument("job", type=Path, help="a TOML or JSON file; docs/tuning.md has an example")
-    parser.add_argument("--budget", help="for each def and size, instead of the job's: 90s, 2min")
-    parser.add_argument("--seed", type=int, help="instead of the job's")
-    parser.add_argument("--shard", default="0/1", metavar="N/COUNT", help="do the N-th part, counted from 0")
-    parser.add_argument("--store", metavar="PATH_OR_URL", help="where results go, instead of the cache")
-    parser.add_argument("--journal", type=Path, help="what to go on from (default: beside the job file)")
+    parser.add_argument("--budget", help="time for each def and size, instead of that of the job file: 90s, 2min")
+    parser.add_argument("--seed", type=int, help="seed of the search, instead of that of the job file")
+    parser.add_argument("--shard", default="0/1", metavar="N/COUNT", help="run part N of COUNT, counted from 0")
+    parser.add_argument("--store", metavar="PATH_OR_URL", help="where to write results, instead of the cache")
+    parser.add_argument(
+        "--journal", type=Path, help="file that records the progress of the job (default: beside the job file)"
+    )
     parser.add_argument("--report", type=Path, help="an HTML page, and JSON beside it (default: beside the job file)")
 
 

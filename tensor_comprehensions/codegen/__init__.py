@@ -1,4 +1,4 @@
 """Loop programs in, text out: one file per target.
 
-Always holds: an emitter decides nothing, and the same module gives the same bytes in any process.
+Always holds: emitters make no decisions, and the same module gives the same bytes in any process.
 """

@@ -1,4 +1,4 @@
-"""A kernel as it is kept and run, without what makes it: a kernel out of the cache needs no compiler."""
+"""Compiled kernels as they are stored and run, without the compiler: a cached kernel does not import it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ else:
 
 @dataclass(frozen=True, slots=True)
 class PassContext:
-    """What stays the same while a def goes through the passes. name: the def's, for people."""
+    """The constants of a compilation. name: of the def, for messages."""
 
     options: CpuOptions
     target: CpuTarget
@@ -33,12 +33,12 @@ class PassContext:
 
 @dataclass(frozen=True, eq=False)
 class CompiledBase(ABC):
-    """A def that went through passes, and what that cost: what kernels for all devices have in common.
+    """A compiled def and the time of its passes: the part that kernels for all devices share.
 
     Attributes:
         bound: the def with its sizes; `text` is the def as written.
-        options, target: what it was compiled with and for.
-        seconds: the time of each pass, in order; of finding it, if the cache had it.
+        options, target: those that it was compiled with and for.
+        seconds: the time of each pass, in order; the time of the lookup, if it came from the cache.
     """
 
     bound: BoundFunction
@@ -50,24 +50,24 @@ class CompiledBase(ABC):
     @staticmethod
     @abstractmethod
     def passes() -> tuple[Pass, ...]:
-        """What happens between the bound def and the kernel."""
+        """The passes from the bound def to the kernel."""
 
     @staticmethod
     @abstractmethod
     def source_kinds() -> Mapping[str, Callable[[Any], str]]:
-        """What `source` can show."""
+        """The kinds of text that `source` can print."""
 
     @property
     @abstractmethod
     def context(self) -> Any:
-        """What the passes get beside the value that travels."""
+        """The context of the passes, besides the value that they transform."""
 
     @property
     def compile_seconds(self) -> float:
         return sum(seconds for _, seconds in self.seconds)
 
     def rerun_until(self, name: str) -> Any:
-        """The result of the pass `name`, made again: nothing that only people read is kept."""
+        """The result of the pass `name`, computed again: texts that only people read are not kept."""
         value: Any = self.bound
         results: dict[str, Any] = {}
         for step in self.passes():
@@ -92,10 +92,10 @@ class CompiledCpuKernel(CompiledBase):
     """A kernel for a CPU.
 
     Attributes:
-        code: the machine code, as the cache keeps it.
+        code: the machine code, in the form that the cache keeps.
         executable: callable on raw addresses of arguments and temporaries.
         temporaries: bytes of each temporary that a launch must provide.
-        sites: what the number of a failed check means.
+        sites: the check site of each number of a failed check.
         kernels: how many kernels a launch runs.
     """
 

@@ -1,4 +1,4 @@
-"""The compiler, top to bottom: `PASSES` lists everything that happens between a bound def and its kernel.
+"""The compiler, top to bottom: `PASSES` lists every step from a bound def to its kernel.
 
 `compile_function` runs the list and observes it: it times, dumps (`TC_DUMP`), explains (`TC_LOGS`) and verifies
 (`TC_VERIFY`) after each pass, and changes nothing.
@@ -54,10 +54,10 @@ def _polyhedral() -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One step: what it does to the value that travels, how its result reads, and the log topic it belongs to.
+    """One step: a transform, a printer for its result, and its log topic.
 
-    show: None where the result is not for reading. repeats: the earlier pass that this one repeats: nothing is left
-    to do where all passes since have changed nothing.
+    show: None if the result is not printable. repeats: the earlier pass that this one repeats; it is skipped if no pass
+    since has changed anything.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Pass:
     repeats: str = ""
 
     def apply(self, value: Any, context: Any, results: Mapping[str, Any]) -> Any:
-        """What it makes of `value`, the last of `results` of the passes before it."""
+        """Transform `value`. results: of the passes before this one, by name; `value` is the last of them."""
         return value if self.repeats and value is results[self.repeats] else self.run(value, context)
 
 
@@ -113,17 +113,17 @@ PASSES = (
     Pass("load", lambda code, context: object_code.load_object(code), None),
 )
 LOWERING = PASSES[:3]
-"""Those that look at options."""
+"""The passes that depend on options."""
 
 
 def sites_of(module: Module, bound: BoundFunction) -> tuple[CheckSite, ...]:
-    """What a failed check of `bound` means, with the names of its program."""
+    """The check sites of `bound`, with the names of its program."""
     spelling = OriginalNames.of(bound) if module.sites else None
     return tuple(replace(s, tensor=spelling.name(s.tensor)) for s in module.sites) if spelling else ()
 
 
 def with_original_names(module: Module, bound: BoundFunction) -> Module:
-    """What `bound` was lowered to, with the names of its program."""
+    """The lowered module of `bound`, with the names of its program."""
     return rename(module, OriginalNames.of(bound).name, bound.name)
 
 
@@ -136,7 +136,7 @@ KINDS: dict[str, Callable[[CompiledCpuKernel], str]] = {
     "llvm": lambda k: k.rerun_until("emit"),
     "asm": lambda k: object_code.host_assembly(k.rerun_until("emit"), k.target),
 }
-"""What `source` of a kernel for a CPU can show."""
+"""The printers of `source` for a CPU kernel."""
 
 
 def compile_function(bound: BoundFunction, text: str, options: CpuOptions, target: CpuTarget) -> CompiledCpuKernel:
@@ -156,16 +156,16 @@ def compile_function(bound: BoundFunction, text: str, options: CpuOptions, targe
 
 
 def lower_only(bound: BoundFunction, text: str, context: PassContext) -> dict[str, Module]:
-    """What the passes make that options decide on: the last one's loops say all about the code."""
+    """The results of the passes that depend on options: the loops of the last one determine the code."""
     return run_passes(LOWERING, bound, text, context)[0]
 
 
 def compile_object(
     bound: BoundFunction, text: str, context: PassContext, made: Mapping[str, Any]
 ) -> tuple[ObjectCode, tuple[int, ...]]:
-    """What `compile_function` makes, for another process to load, and the bytes of its temporaries.
+    """The object code for another process to load, and the bytes of its temporaries.
 
-    made: what is `lower_only` already.
+    made: the result of `lower_only`.
     """
     results, _, _ = run_passes(PASSES[len(LOWERING) : -1], bound, text, context, made)
     return results["assemble"], temporary_bytes(results["simplify_again"])
@@ -174,9 +174,9 @@ def compile_object(
 def run_passes(
     passes: Sequence[Pass], bound: BoundFunction, text: str, context: Any, made: Mapping[str, Any] | None = None
 ) -> tuple[dict[str, Any], tuple[tuple[str, float], ...], Dump | None]:
-    """What each pass makes of `bound`, by name, and the time that it takes; observed, as this module says.
+    """The result of each pass for `bound`, by name, and its time; observed, as this module says.
 
-    context: has `options` and `target`. made: what the passes before these made, in order.
+    context: has `options` and `target`. made: the results of the passes before these, in order.
     """
     dump = Dump.of(f"{bound.name}_{kernel_digest(bound, context.options, context.target)}")
     if dump is not None and not made:
@@ -197,7 +197,7 @@ def run_passes(
 
 
 def log_compilation(made: CompiledBase, dump: Dump | None) -> None:
-    """Tell what is not the result of a pass: the schedule, and where the time went."""
+    """Log the schedule, and the time of each pass."""
     name = made.bound.name
     if dump is not None:
         dump.write(4, "schedule", made.source("schedule"))
@@ -209,7 +209,7 @@ def log_compilation(made: CompiledBase, dump: Dump | None) -> None:
 
 @contextmanager
 def log_decisions(bound: BoundFunction) -> Iterator[None]:
-    """Log what is decided inside, where the topic "why" is on."""
+    """Log the decisions of the block, if the topic "why" is on."""
     log = get_logger("why")
     if not log.isEnabledFor(DEBUG):
         yield
@@ -228,14 +228,14 @@ def list_schedulable_ops(
 ) -> tuple[tuple[str, str, StructuredOp], ...]:
     """The ops that schedules apply to: the name in the schedule, the tensor that it defines, and the op.
 
-    They are the contractions, or what the only statement does where that is none.
+    They are the contractions, or the op of the only statement if that is not a contraction.
     """
     found: tuple[tuple[str, str, StructuredOp], ...] = _polyhedral().find_contractions(legalize(bound), options, target)
     return found
 
 
 def is_only_contractions(bound: BoundFunction, options: CpuOptions, target: CpuTarget) -> bool:
-    """Is a def lowered by pipelines alone? How other loops are tiled and vectorized changes nothing then."""
+    """Whether schedules alone determine the lowering of a def: options for other loops have no effect then."""
     found: bool = _polyhedral().has_only_contractions(legalize(bound), options, target)
     return found
 
@@ -247,15 +247,15 @@ def splits_reductions(bound: BoundFunction, options: CpuOptions, target: CpuTarg
 
 
 def with_split_reductions(bound: BoundFunction, options: CpuOptions, target: CpuTarget) -> BoundFunction:
-    """The def with as many stages for its reductions as it is lowered with."""
+    """The def with its reductions split into the stages of its lowering."""
     found: BoundFunction = _polyhedral().with_split_stages(legalize(bound), options, target)
     return found
 
 
 def resolve_schedules(bound: BoundFunction, options: CpuOptions, target: CpuTarget) -> CpuOptions:
-    """`options` whose schedule is a pipeline without choices for every contraction that it is meant for.
+    """`options` with a schedule without choices for every contraction that it applies to.
 
-    Raises ArgumentError where it names what there is not, or does not apply.
+    Raises ArgumentError if the schedule names an unknown tensor, or does not apply.
     """
     if options.schedule is None:
         return options
@@ -286,8 +286,10 @@ def resolve_schedules(bound: BoundFunction, options: CpuOptions, target: CpuTarg
 
 
 def pass_context_of(bound: BoundFunction, options: CpuOptions, target: CpuTarget) -> PassContext:
-    """What the passes get to compile `bound`: schedules name the loops of its canonical form. Raises as
-    `resolve_schedules`."""
+    """The context of the passes for `bound`, in which schedules name the loops of its canonical form.
+
+    Raises as `resolve_schedules`.
+    """
     options = resolve_schedules(bound, options, target)
     if not options.schedule:
         return PassContext(options, target, bound.name)
@@ -300,7 +302,7 @@ def pass_context_of(bound: BoundFunction, options: CpuOptions, target: CpuTarget
 
 
 def kernel_digest(bound: BoundFunction, options: object, target: object) -> str:
-    """A short name for what a kernel depends on, the same in every process."""
+    """A short digest of all facts that a kernel depends on, the same in every process."""
     return sha256(repr((bound, options, target)).encode()).hexdigest()[:8]
 
 

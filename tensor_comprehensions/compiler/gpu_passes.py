@@ -1,6 +1,6 @@
-"""The compiler for graphics processors: `GPU_PASSES` lists what happens between a bound def and its text.
+"""The GPU compiler: `GPU_PASSES` lists every step from a bound def to its text.
 
-No GPU and no driver is needed for any of it. Assembling the text is left until machine code or its report is asked for.
+No step needs a GPU or a driver. The text is assembled only if machine code or its resource report is requested.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from .compiled_kernel import CompiledBase
 from .cpu_passes import Pass, log_compilation, log_decisions, run_passes, sites_of, with_original_names
 
 PAYS = 3 / 4
-"""Of the time without tensor cores, what a def with them may take at most: estimates are rough, as for split sums."""
+"""Most time with tensor cores, relative to without, for which they are used: estimates are rough, as for split sums."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuPassContext:
-    """What stays the same while a def goes through the passes.
+    """The constants of a compilation.
 
     Attributes:
         options: None leaves the lowering to the cost model.
         aligned: whether the text may rely on arguments at multiples of 16 bytes.
-        tensor_cores: whether products may go to tensor cores, for which some languages have no words.
+        tensor_cores: whether products may go to tensor cores, which some languages cannot express.
     """
 
     options: GpuOptions | None
@@ -91,7 +91,7 @@ def _lower(bound: BoundFunction, context: GpuPassContext) -> Module:
 def _divide_products(bound: BoundFunction, context: GpuPassContext) -> Any:
     """The division of a def (legalized) into products for tensor cores and the rest; None: all of it is mapped.
 
-    Raises ArgumentError where `TileOptions` are given, and no product is one for tensor cores.
+    Raises ArgumentError if `TileOptions` are given, and no product is one for tensor cores.
     """
     asked = isinstance(context.options, TileOptions)
     if isinstance(context.options, MappingOptions) or not context.tensor_cores:
@@ -171,11 +171,12 @@ class CompiledGpuKernel(CompiledBase):
     """A def as CUDA C++.
 
     Attributes:
-        options: None where the cost model chose.
-        aligned: whether it is for arguments at multiples of 16 bytes only; `code` tells whether it needs that.
-        code: the text, in canonical names but for the kernels', and its launches.
-        arguments, temporaries: the arrays that launches count, in order, in canonical names; calls provide the latter.
-        sites: what the number of a failed check means.
+        options: None if the cost model chose.
+        aligned: whether it is for arguments at multiples of 16 bytes only; `code` says whether it needs that.
+        code: the text, in canonical names except for those of kernels, and its launches.
+        arguments, temporaries: the arrays that launches count, in order, in canonical names; calls allocate the
+            temporaries.
+        sites: the check site of each number of a failed check.
     """
 
     options: GpuOptions | None
@@ -200,7 +201,7 @@ class CompiledGpuKernel(CompiledBase):
 
     @property
     def header(self) -> str:
-        """What the opening comment of a text says to people."""
+        """The content of the opening comment of a text."""
         shapes = ", ".join(f"{t.name}({', '.join(map(str, t.shape))})" for t in self.bound.tensors if t.shape)
         text = def_text(self.text, self.bound.name)
         chosen = "chosen from the sizes" if self.options is None else repr(self.options)
@@ -209,14 +210,14 @@ class CompiledGpuKernel(CompiledBase):
 
     @functools.cached_property
     def cubin(self) -> Cubin:
-        """Machine code. Raises ArgumentError where NVRTC is not installed."""
+        """Machine code. Raises ArgumentError if NVRTC is not installed."""
         return cubins.cubin_of(self.code.source, architecture_for(self.code.source, self.target.name))
 
     @property
     def resources(self) -> dict[str, int]:
-        """What a call takes: kernels, bytes of temporaries, and of the largest kernel threads and shared memory.
+        """The resources of a call: kernels, bytes of temporaries, and of the largest kernel threads and shared memory.
 
-        Where NVRTC is installed also registers, and bytes of local memory and of spills, of the worst kernel.
+        If NVRTC is installed, also registers, and bytes of local memory and of spills, of the worst kernel.
         """
         kernels = self.code.kernels
         found = {
@@ -249,7 +250,7 @@ GPU_KINDS: Mapping[str, Callable[[CompiledGpuKernel], str]] = {
         opencl_printer.emit_opencl(with_original_names(_lower_without_tensor_cores(k), k.bound), header=k.text).source
     ),
 }
-"""What `source` of a kernel for a graphics processor can show."""
+"""The printers of `source` for a GPU kernel."""
 
 
 def _explain_lowering(k: CompiledGpuKernel) -> str:
@@ -284,7 +285,7 @@ def _lower_without_tensor_cores(k: CompiledGpuKernel) -> Module:
 def compile_gpu(
     bound: BoundFunction, text: str, options: GpuOptions | None, target: GpuTarget, *, aligned: bool = True
 ) -> CompiledGpuKernel:
-    """Run `GPU_PASSES` on `bound`, whose def reads `text`. Raises ArgumentError where `target` has too little of it."""
+    """Run `GPU_PASSES` on `bound`, whose def reads `text`. Raises ArgumentError if `target` has too little of it."""
     context = GpuPassContext(options, target, aligned)
     with log_decisions(bound):
         results, seconds, dump = run_passes(GPU_PASSES, bound, text, context)

@@ -33,8 +33,8 @@ class CompiledSparseGpuKernel:
     """A sparse def as CUDA C++.
 
     Attributes:
-        problem: all that it depends on. lowered: the loops, with the mapping of each kernel.
-        module: the loop program that was printed. code: its text and launches.
+        problem: the input of the lowering. lowered: the loops, with the mapping of each kernel.
+        module: the printed loop program. code: its text and launches.
         seconds: the time of each step, in order.
     """
 
@@ -47,7 +47,7 @@ class CompiledSparseGpuKernel:
 
     @property
     def program(self) -> Program:
-        """What was lowered."""
+        """The lowered program."""
         return self.lowered.program
 
     @property
@@ -66,12 +66,12 @@ class CompiledSparseGpuKernel:
 
     @functools.cached_property
     def cubin(self) -> Cubin:
-        """Machine code. Raises ArgumentError where NVRTC is not installed."""
+        """Machine code. Raises ArgumentError if NVRTC is not installed."""
         return cubins.cubin_of(self.code.source, architecture_for(self.code.source, self.target.name))
 
     @property
     def resources(self) -> dict[str, int]:
-        """What a call takes: kernels, and the threads of a block; with NVRTC also registers and bytes of spills."""
+        """The resources of a call: kernels, and the threads of a block; with NVRTC also registers and spilled bytes."""
         kernels = self.code.kernels
         found = {"kernels": len(kernels), "threads": max((prod(k.launch.block) for k in kernels), default=0)}
         if nvrtc.is_nvrtc_available():
@@ -94,7 +94,7 @@ class CompiledSparseGpuKernel:
         """The kernels as text of a kind: "tc", "schedule", "loops", "cuda" or "opencl".
 
         Raises:
-            ArgumentError: there is no such kind.
+            ArgumentError: no such kind exists.
         """
         if kind not in SPARSE_GPU_KINDS:
             raise ArgumentError(
@@ -104,7 +104,7 @@ class CompiledSparseGpuKernel:
 
 
 def _explain(kernel: CompiledSparseGpuKernel) -> str:
-    """The plan, and what the threads of each kernel do."""
+    """The plan, and the mapping of each kernel to threads."""
     lines = [explain(kernel.program)]
     for m in kernel.lowered.mappings:
         sharing = f", whose lanes share {m.shared}" if m.shared else ""
@@ -124,7 +124,7 @@ SPARSE_GPU_KINDS: Mapping[str, Callable[[CompiledSparseGpuKernel], str]] = {
     "cuda": lambda kernel: cuda_printer.emit_cuda(kernel.module, header=kernel.header).source,
     "opencl": lambda kernel: opencl_printer.emit_opencl(kernel.module, header=kernel.header).source,
 }
-"""What `source` can show."""
+"""The printers of `source`."""
 
 
 def compile_sparse_gpu(problem: SparseProblem, target: GpuTarget) -> CompiledSparseGpuKernel:

@@ -1,4 +1,4 @@
-"""The compiler of sparse defs: `SPARSE_PASSES` lists what happens between a problem and its machine code.
+"""The compiler of sparse defs: `SPARSE_PASSES` lists every step from a problem to its machine code.
 
 A problem becomes several modules, between which the caller allocates memory; each goes through the same passes as
 dense kernels.
@@ -46,7 +46,7 @@ SPARSE_PASSES: tuple[tuple[str, Callable[[Stmt], Stmt]], ...] = (
     ("hoist", lambda s: scalar_promotion.hoist_accumulators(s)),
     ("simplify_again", lambda s: simplify.simplify(s)),
 )
-"""What happens to the body of every kernel after `lower` and before it is printed."""
+"""The passes for the body of every kernel, between `lower` and the printer."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,9 +54,9 @@ class CompiledSparseKernel:
     """A sparse def as machine code.
 
     Attributes:
-        program: what was lowered, with its phases before the passes.
+        program: the lowered program, with its phases before the passes.
         code: the machine code of each phase. executables: the same, loaded.
-        seconds: the time of each step, in order; of finding it, if the cache had it.
+        seconds: the time of each step, in order; the time of the lookup, if it came from the cache.
     """
 
     program: Program
@@ -82,7 +82,7 @@ class CompiledSparseKernel:
         """All phases as text of a kind: "tc", "schedule", "loops", "c", "llvm" or "asm".
 
         Raises:
-            ArgumentError: there is no such kind.
+            ArgumentError: no such kind exists.
         """
         if kind not in SPARSE_KINDS:
             raise ArgumentError(f"a sparse kernel has no source of kind {kind!r}", expected=", ".join(SPARSE_KINDS))
@@ -105,7 +105,7 @@ SPARSE_KINDS: Mapping[str, Callable[[CompiledSparseKernel], str]] = {
     "llvm": _each_phase(_llvm),
     "asm": _each_phase(lambda kernel, module: object_code.host_assembly(_llvm(kernel, module), kernel.target)),
 }
-"""What `source` can show."""
+"""The printers of `source`."""
 
 
 def compile_sparse(problem: SparseProblem, target: CpuTarget) -> CompiledSparseKernel:
@@ -131,7 +131,7 @@ def compile_sparse(problem: SparseProblem, target: CpuTarget) -> CompiledSparseK
 def with_code(
     program: Program, code: tuple[ObjectCode, ...], target: CpuTarget, seconds: tuple[tuple[str, float], ...] = ()
 ) -> CompiledSparseKernel:
-    """The kernel of a program whose machine code is there already. Raises CannotLower where that cannot be loaded."""
+    """The kernel of a program whose machine code is there already. Raises CannotLower if that cannot be loaded."""
     return CompiledSparseKernel(program, code, tuple(map(object_code.load_object, code)), target, seconds)
 
 

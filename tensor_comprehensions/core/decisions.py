@@ -1,4 +1,4 @@
-"""Why the compiler does what it does: decisions with their numbers, written down only while a book is open.
+"""Decisions of the compiler with their reasons and numbers, recorded only while a book is open.
 
 Without a book, which is the normal case, a decision point reads one `ContextVar` and makes no text.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Rival:
-    """What was not chosen. number: in the unit of the decision, such as cycles; None where nothing was counted."""
+    """A rejected alternative. number: in the unit of the decision, such as cycles; None if not counted."""
 
     text: str
     number: float | None
@@ -25,11 +25,11 @@ class Decision:
     """One choice of the compiler.
 
     Attributes:
-        subject: what was decided, one of `SUBJECTS`.
+        subject: the kind of the decision, one of `SUBJECTS`.
         statements: names of the statements of the def that it is about.
         chosen: the outcome. why: its reason.
-        numbers: what was compared, by name; the unit is part of the name, such as `bytes` or `cycles`.
-        others: what else was considered, best first.
+        numbers: the compared numbers, by name; the unit is part of the name, such as `bytes` or `cycles`.
+        others: the considered alternatives, best first.
     """
 
     subject: str
@@ -40,7 +40,7 @@ class Decision:
     others: tuple[Rival, ...] = ()
 
     def number(self, name: str) -> float:
-        """One of its numbers. Raises KeyError where it has none of that name."""
+        """One of its numbers. Raises KeyError if it has none of that name."""
         return dict(self.numbers)[name]
 
 
@@ -62,7 +62,7 @@ SUBJECTS = {
     "padding": "rows of shared memory",
     "graph": "operations of a graph of torch",
 }
-"""What decisions are about, each with its meaning."""
+"""The subjects of decisions, each with its meaning."""
 
 
 @dataclass(slots=True)
@@ -88,7 +88,7 @@ def is_recording() -> bool:
 
 
 def record_decision(make: Callable[[], Decision]) -> None:
-    """Write down what `make` gives, which is not called without a book."""
+    """Record the decision that `make` returns; it is not called without a book."""
     book = _BOOK.get()
     if book is not None:
         book.add(make())
@@ -101,7 +101,7 @@ def note_decision(decision: Decision) -> None:
 
 @contextmanager
 def open_book() -> Iterator[DecisionBook]:
-    """A new book for what is decided inside, in this context."""
+    """Open a new book for the decisions of the block, in this context."""
     book = DecisionBook()
     token = _BOOK.set(book)
     try:
@@ -112,7 +112,7 @@ def open_book() -> Iterator[DecisionBook]:
 
 @contextmanager
 def close_book() -> Iterator[None]:
-    """Nothing is written down inside: what is asked there is not what is done."""
+    """Record nothing inside the block: its decisions are only trials."""
     token = _BOOK.set(None)
     try:
         yield

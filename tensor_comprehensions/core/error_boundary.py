@@ -24,11 +24,11 @@ def to_public_error(error: Exception) -> Exception:
     text = str(error)
     if isinstance(error, RecursionError):
         return ArgumentError(
-            f"there is no stack for this: {error}",
+            f"the stack is too small: {error}",
             suggestion="nest the def, or the calls around this one, less deeply, or raise sys.setrecursionlimit",
         )
     if isinstance(error, MemoryError) or any(words in text for words in _NO_MEMORY):
-        return ArgumentError(f"there is no memory for this: {error}")
+        return ArgumentError(f"out of memory: {error}")
     return InternalError(to_printable(f"{type(error).__name__}: {error}"))
 
 

@@ -16,5 +16,5 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def storage_extent(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """Elements of memory from the first to the last of those of a tensor, both included; 0 where it has none."""
+    """Elements of memory from the first to the last of those of a tensor, both included; 0 if it has none."""
     return 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))

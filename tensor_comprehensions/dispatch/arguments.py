@@ -1,7 +1,7 @@
-"""What a caller passed, as plain torch tensors on the CPU that a kernel may read through their strides.
+"""Arguments of a call as plain torch tensors on the CPU that a kernel can read through their strides.
 
-Always holds: a value that is refused is refused with an `ArgumentError` that names the def's tensor; nothing is
-copied that a kernel can read where it lies.
+Always holds: an invalid argument raises an `ArgumentError` that names the def's tensor; nothing is copied that a kernel
+can read in place.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..core.memory_layout import storage_extent
 TORCH_TYPES: dict[DType, torch.dtype] = {t: getattr(torch, name) for name, t in DTYPES.items()}
 TYPES = {theirs: ours for ours, theirs in TORCH_TYPES.items()}
 PLAIN = (Tensor, torch.nn.Parameter)
-"""The classes whose memory is what it seems; any other subclass may stand for something else."""
+"""The classes that own their memory; other subclasses may stand for something else."""
 Convert = Callable[[Tensor], Any]
 """Makes an array of another library of a tensor, in the same memory."""
 DLPACK_CUDA = frozenset((2, 13))
@@ -33,7 +33,7 @@ DLPACK_CUDA = frozenset((2, 13))
 
 @dataclass(frozen=True, slots=True)
 class ParameterSpec:
-    """What the def says of one argument: `dims` are its sizes as written."""
+    """The declaration of one parameter: `dims` are its sizes as written."""
 
     op: str
     name: str
@@ -164,7 +164,7 @@ def _from_numpy(expected: ParameterSpec, array: np.ndarray) -> Tensor:
 def _from_dlpack(expected: ParameterSpec, array: object) -> Tensor:
     try:
         return from_dlpack(array)
-    except Exception as error:  # whatever a library says of what it cannot share
+    except Exception as error:  # libraries raise any exception for memory that they cannot share
         raise _unreadable_error(expected, error) from error
 
 
@@ -187,7 +187,7 @@ def is_device_array(value: object) -> bool:
 
 
 def from_device_array(expected: ParameterSpec, array: Any) -> Tensor:
-    """What `is_device_array` is true of as a tensor in its memory; torch's current stream waits for what writes it."""
+    """A device array as a tensor in its memory; torch's current stream waits for its pending writes."""
     if hasattr(array, "__dlpack__"):
         return _from_dlpack(expected, array)
     try:
@@ -201,9 +201,10 @@ def from_device_array(expected: ParameterSpec, array: Any) -> Tensor:
 
 
 def output_converter(values: Iterable[object]) -> Convert | None:
-    """What a caller who passed `values` gets: tensors (None) if one is a tensor, else arrays like the first.
+    """The converter of outputs for a caller who passed `values`.
 
-    A library that the array API standard cannot name gets tensors, which it reads through DLPack.
+    It gives tensors (None) if one value is a tensor, else arrays like the first one. A library that the array API
+    standard cannot name gets tensors, which it reads through DLPack.
     """
     found: Convert | None = None
     for value in values:

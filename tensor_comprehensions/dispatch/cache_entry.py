@@ -1,4 +1,4 @@
-"""`op.cache_entry`: what the cache has for calls like one, and a kernel of one's own in its place."""
+"""`op.cache_entry`: the cached kernel and measurements of a call, and the injection of hand-written kernels."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TOLERANCE = 1e-3
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CacheEntry:
-    """What the cache has for one def, sizes, layouts, options and machine.
+    """The cache entry of a def, sizes, layouts, options and machine.
 
     Attributes:
         key: of the kernel. tuning_key: of the measurements.
@@ -48,12 +48,12 @@ class CacheEntry:
 
     @property
     def kernel(self) -> StoredKernel | None:
-        """The compiled code and the facts about it; None where there is none."""
+        """The compiled code and its metadata; None if there is none."""
         return cache.find_kernel(self.store, self.key)
 
     @property
     def path(self) -> Path | None:
-        """The file with the compiled code; None where the cache is off."""
+        """The file with the compiled code; None if the cache is off."""
         if self.store.mode == "off":
             return None
         by_hand = self.store.path(cache.kernel_entry_name(self.key, INJECTED))
@@ -72,7 +72,7 @@ class CacheEntry:
         return f"<cache entry {self.key.digest[:12]}: {what}, {len(self.measurements)} measurements>"
 
     def explain(self) -> str:
-        """The parts of the key, and whether there is a kernel; if not, in what the nearest one differs."""
+        """The parts of the key, and whether a kernel is stored; if not, how the nearest one differs."""
         lines = [f"{name:<31}{text}" for name, text in self.key.parts]
         near = cache.nearest_kernel_key(self.store, self.key)
         if self.kernel is not None:
@@ -94,10 +94,10 @@ class CacheEntry:
             temporaries: bytes of the memory that it gets after the arguments.
             check: run it on the tensors that the entry was asked for and compare with the reference evaluator.
 
-        Raises ArgumentError where LLVM refuses the text or the results are wrong, CacheError where it cannot be kept.
+        Raises ArgumentError if LLVM refuses the text or the results are wrong, CacheError where it cannot be kept.
         """
         if not isinstance(text, str):
-            raise ArgumentError("the kernel is no text", expected="LLVM assembly", found=type(text).__name__)
+            raise ArgumentError("the kernel is not a text", expected="LLVM assembly", found=type(text).__name__)
         if self.store.mode != "readwrite":
             raise CacheError("a kernel is put into a cache that cannot be written", suggestion="set TC_CACHE=readwrite")
         facts = {"temporaries": list(temporaries), "sites": [], "kernels": 1, "schedule": None, "injected": True}
@@ -109,17 +109,17 @@ class CacheEntry:
         self._forget()
 
     def remove(self) -> bool:
-        """Forget the kernel of this key, also one put there by hand; False where there was none."""
+        """Forget the kernel of this key, also one put there by hand; False if there was none."""
         removed = [self.store.remove(cache.kernel_entry_name(self.key, layer)) for layer in (INJECTED, KERNEL)]
         self._forget()
         return any(removed)
 
     def _check(self, code: StoredKernel) -> None:
-        """Does the code compute what the def says? Raises ArgumentError."""
+        """Check that the code computes the def. Raises ArgumentError."""
         compiled = deserialize_kernel(code, self._function, self._bound, self._options, self._target)
         outputs = tuple(allocate_output(self._bound, name) for name in self._bound.returns)
         for x in outputs:
-            x.fill_(torch.nan if x.is_floating_point() else 85)  # what is not written shows
+            x.fill_(torch.nan if x.is_floating_point() else 85)  # so that unwritten elements show
         copy_initial_values(self._bound, self._arguments, outputs)
         plain_launcher(compiled).run(*self._arguments.inputs, *outputs)
         for name, mine, right in zip(
@@ -143,7 +143,7 @@ def cache_entry_of(
     store: Store,
     forget: Callable[[], None],
 ) -> CacheEntry:
-    """The entry for a bound def. Raises ArgumentError where the options are a function, which has no key."""
+    """The entry for a bound def. Raises ArgumentError if the options are a function, which has no key."""
     key = kernel_key(function, bound, options, target)
     if key is None:
         raise ArgumentError("these options have no key", suggestion="pass the pipeline that the expert returns")

@@ -61,7 +61,7 @@ class Arguments:
 
 @dataclass(frozen=True, slots=True)
 class CallSignature:
-    """A def as a call sees it: what it says of its parameters and of its in/out outputs, in order."""
+    """The signature of a def for calls: its parameters and its in/out outputs, in order."""
 
     function: Function
     parameters: tuple[ParameterSpec, ...]
@@ -193,7 +193,7 @@ def _shape(expected: ParameterSpec, value: object) -> Shape:
 
 
 def canonical_strides(x: Tensor) -> Shape:
-    """The strides of `x` with those that no access uses replaced: tensors that are read alike look alike."""
+    """The strides of `x` with unused ones replaced, so that tensors with the same accesses compare equal."""
     contiguous = contiguous_strides(tuple(x.shape))
     if not x.numel():
         return contiguous
@@ -203,7 +203,7 @@ def canonical_strides(x: Tensor) -> Shape:
 def bind_sizes(interface: CallSignature, sizes: ArgumentShapes) -> BoundFunction:
     """The def with the sizes that the shapes of its arguments give to its size names.
 
-    Raises ArgumentError where two dimensions with one size differ, RangeError where no index range fits.
+    Raises ArgumentError if two dimensions with one size differ, RangeError where no index range fits.
     """
     function = interface.function
     types = [_type(p, shape) for p, shape in zip(interface.parameters, sizes.inputs, strict=True)]
@@ -226,7 +226,7 @@ def with_strides(bound: BoundFunction, strides: Sequence[Shape]) -> BoundFunctio
 
 
 def allocate_output(bound: BoundFunction, name: str) -> Tensor:
-    """A fresh tensor for an output. Raises ArgumentError where there is not so much memory."""
+    """A fresh tensor for an output. Raises ArgumentError if memory runs out."""
     tensor = bound.tensor(name)
     try:
         x = torch.empty(tensor.shape, dtype=TORCH_TYPES[tensor.dtype], device="cpu")
@@ -267,7 +267,7 @@ def check_out(bound: BoundFunction, arguments: Arguments, out: object) -> tuple[
 
 
 def is_same_storage(x: Tensor, y: Tensor) -> bool:
-    """Is every element of `x` where that of `y` is?"""
+    """Whether every element of `x` has the address of the same element of `y`."""
     return x.data_ptr() == y.data_ptr() and x.shape == y.shape and canonical_strides(x) == canonical_strides(y)
 
 
@@ -293,9 +293,9 @@ def copy_tensor(source: Tensor, destination: Tensor) -> None:
 
 
 def convert_outputs(outputs: Sequence[Tensor], convert: Convert | None) -> Any:
-    """One output as it is, several as a tuple; arrays for a caller who passed arrays.
+    """The outputs in the caller's form: one directly, several as a tuple; arrays for a caller who passed arrays.
 
-    Raises ArgumentError where the caller's library cannot read the outputs.
+    Raises ArgumentError if the caller's library cannot read the outputs.
     """
     try:
         values = tuple(outputs) if convert is None else tuple(convert(x) for x in outputs)
@@ -338,7 +338,7 @@ def check_machine(options: object, target: object) -> None:
 
 
 def check_runs_here(op: str, target: CpuTarget) -> None:
-    """Can this processor run what was compiled for `target`? Raises ArgumentError."""
+    """Check that this processor can run code for `target`. Raises ArgumentError."""
     if missing := target.missing_features():
         raise ArgumentError(
             f"this kernel of {op} is for {target.name}",

@@ -1,7 +1,7 @@
-"""The short way of a call: the kernels of earlier calls, found by looking at nothing but the call.
+"""The fast path of a call: the kernels of earlier calls, found by the arguments alone.
 
-Always holds: a lane only takes what the long way (`api.Op._call`) would take with the same result; whatever is unusual
-it leaves to the long way, which explains what is wrong.
+Always holds: a lane only accepts calls for which the slow path (`api.Op._call`) would give the same result. Everything
+unusual goes to the slow path, which explains mistakes.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ LIMIT = 256
 """How many lanes, and how many numbers, an operator remembers before it forgets them all."""
 
 MISS: Any = object()
-"""What a call gives that has no lane."""
+"""The result of a call without a lane."""
 
 
 def is_plain_call(tensors: Sequence[Any]) -> bool:
-    """Does torch expect nothing special of a call on `tensors` now: no gradient, no tangent, no mode, no trace?"""
+    """Whether torch needs nothing special for a call on `tensors`: no gradient, tangent, mode or trace."""
     return not (
         (_records_gradients() and _any_requires_gradient(*tensors))
         or _dispatch_modes()
@@ -79,7 +79,7 @@ class InlineCache:
         self._plain: dict[Hashable, CpuLauncher] = {}
 
     def direct_function(self) -> Callable[..., Any] | None:
-        """What takes calls with fresh outputs and no initial values: the result, NotImplemented or RECORDED."""
+        """A function for calls without `out` and initial values; it returns the result, NotImplemented or RECORDED."""
         return None if self._initial else self._functions.get(False)
 
     def call(self, tensors: Sequence[Any], out: Any, initial: Mapping[str, Any]) -> Any:
@@ -132,7 +132,7 @@ class InlineCache:
     def _lane(
         self, compiled: CompiledCpuKernel, arguments: Arguments, special: Sequence[int], out: Sequence[Tensor]
     ) -> CachedCall | None:
-        """The lane of a call; None where machine code cannot start an output with its initial value."""
+        """The lane of a call; None if machine code cannot start an output with its initial value."""
         bound, values = compiled.bound, iter(special)
         inputs = [t for t in bound.tensors if t.role is Role.INPUT]
         given = [_operand(t, x) for t, x in zip(inputs, arguments.inputs, strict=True)]
@@ -167,7 +167,7 @@ class InlineCache:
         )
 
     def _remember_plainly(self, compiled: CompiledCpuKernel, tensors: Sequence[Tensor], out: bool) -> None:
-        """Make a lane in Python: what there is where no machine code can be made."""
+        """Add a lane in Python, for systems without machine code for calls."""
         bound = compiled.bound
         taken = [t for t in bound.tensors if t.role is Role.INPUT] + [bound.tensor(r) for r in bound.returns if out]
         accepted = [_operand(t, x) for t, x in zip(taken, tensors, strict=True)]
@@ -230,7 +230,7 @@ def _is_dense(o: OperandSpec) -> bool:
 
 
 def _facts(o: OperandSpec, *, exact: bool = False) -> TensorGuard:
-    """What guards compare, or with all strides what an output is."""
+    """The guard of an operand; with exact strides, the description of an output."""
     free = () if exact else range(len(o.sizes)) if 0 in o.sizes else [d for d, n in enumerate(o.sizes) if n == 1]
     return TensorGuard(
         _number(o.dtype), o.sizes, tuple(call_cache.ANY if d in free else s for d, s in enumerate(o.strides))
@@ -238,7 +238,7 @@ def _facts(o: OperandSpec, *, exact: bool = False) -> TensorGuard:
 
 
 def _kind(dtype: DType, specialized: bool, has_dimensions: bool) -> int:
-    """What machine code takes for a parameter."""
+    """The kind of a parameter, as the machine code of calls numbers it."""
     if specialized:
         return call_cache.CONSTANT
     return (
@@ -262,7 +262,7 @@ def _number(dtype: DType) -> int:
 def launcher_for(
     compiled: CompiledCpuKernel, accepted: Sequence[OperandSpec], made: Sequence[OperandSpec]
 ) -> CpuLauncher:
-    """What runs a kernel on the inputs followed by the outputs."""
+    """A launcher that runs a kernel on the inputs followed by the outputs."""
 
     def fail(failed: int, value: int) -> BaseException:
         return launch_error(compiled.bound.name, compiled.sites, failed, value)

@@ -111,7 +111,7 @@ class KernelTable:
 
     @cached_property
     def gpu(self) -> GpuKernelTable:
-        """Those for graphics processors, whose part of the package is loaded when the first is asked for."""
+        """Those for GPUs, whose part of the package is loaded when the first is asked for."""
         with deferred_interrupts():
             from .cuda.gpu_kernels import GpuKernelTable
         return GpuKernelTable(self)
@@ -133,7 +133,7 @@ class KernelTable:
         return any(v.is_cuda if isinstance(v, Tensor) else is_device_array(v) for v in values)
 
     def bind(self, sizes: ArgumentShapes) -> BoundFunction:
-        """The def with these sizes. Raises ArgumentError or RangeError where they do not fit."""
+        """The def with these sizes. Raises ArgumentError or RangeError if they do not fit."""
         return self._bound.get(sizes, lambda: bind_sizes(self.interface, sizes))
 
     def route(

@@ -13,7 +13,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 def run_outside_graphs(reason: str) -> Callable[[F], F]:
     """Make Dynamo break its graph at the function, and trace nothing that the function calls.
 
-    As `torch.compiler.disable`, which imports Dynamo. The reason is what `fullgraph=True` reports.
+    Equivalent to `torch.compiler.disable`, which imports Dynamo. `fullgraph=True` reports the reason.
     """
     frames = torch._C._dynamo.eval_frame
     skip = frames._FrameAction.SKIP

@@ -1,7 +1,7 @@
-"""Kernels out of the cache: what an earlier process compiled is loaded, not compiled again.
+"""Kernels from the cache: code that an earlier process compiled is loaded, not compiled again.
 
-Always holds: a kernel that is found does what the compiler would make now, since its key has everything that the
-compiler looks at. A kernel that somebody put there by hand does what they say it does.
+Always holds: a kernel from the cache equals the one that the compiler would make now, since its key has every input of
+the compiler. An injected kernel does what its author wrote.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ C = TypeVar("C", bound="CompiledBase | CompiledSparseKernel")
 
 @dataclass(frozen=True, slots=True)
 class CacheAdapter(Generic[C]):
-    """How a kernel is made, what of it is kept, and how it is made from that again.
+    """How to make a kernel, store it, and restore it.
 
-    restore: raises CannotLower, or what wrong facts raise, where that cannot be.
+    restore: raises CannotLower, or any exception that wrong metadata raises, if that is impossible.
     """
 
     name: str
@@ -74,11 +74,11 @@ def load_or_compile(
 ) -> CompiledCpuKernel:
     """The kernel of a bound def, from the cache or compiled now.
 
-    Raises ArgumentError where the schedule of the options does not apply.
+    Raises ArgumentError if the schedule of the options does not apply.
     """
     store = current_store()
     key = None if store.mode == "off" else kernel_key(function, bound, options, target)
-    if key is None and store.mode != "off":  # there is a function among the options: what it returns can be a key
+    if key is None and store.mode != "off":  # a heuristic has no key, but the schedule that it returns has
         options = cpu_passes.resolve_schedules(bound, options, target)
         key = kernel_key(function, bound, options, target)
     recipe = CacheAdapter(
@@ -93,7 +93,7 @@ def load_or_compile(
 
 
 def kernel_key(function: Function, bound: BoundFunction, options: CpuOptions, target: CpuTarget) -> Key | None:
-    """The key of a kernel; None where its options have none."""
+    """The key of a kernel; None if its options have none."""
     try:
         return make_key(function, bound, target, options=options, flags=object_code.codegen_flags())
     except Uncacheable as reason:
@@ -102,7 +102,7 @@ def kernel_key(function: Function, bound: BoundFunction, options: CpuOptions, ta
 
 
 def _is_observed() -> bool:
-    """Does somebody want to see the kernel being made?"""
+    """Whether dumps or logs observe the compilation."""
     topics = ("schedule", "loops", "code", "why")
     k = knobs.current_knobs()
     return k.verify or bool(k.dump) or any(get_logger(topic).isEnabledFor(DEBUG) for topic in topics)
@@ -153,7 +153,7 @@ def _keep(store: Store, key: Key, recipe: CacheAdapter[C], made: C) -> None:
 
 
 def kernel_metadata(compiled: CompiledCpuKernel) -> Mapping[str, Any]:
-    """What a kernel needs beside its machine code; tensors by their places, since names are not part of a key."""
+    """The metadata of a kernel's machine code; tensors by position, since names are not part of a key."""
     return {
         "symbols": compiled.code.symbols,
         "temporaries": compiled.temporaries,
@@ -166,7 +166,7 @@ def kernel_metadata(compiled: CompiledCpuKernel) -> Mapping[str, Any]:
 def deserialize_kernel(
     code: StoredKernel, function: Function, bound: BoundFunction, options: CpuOptions, target: CpuTarget
 ) -> CompiledCpuKernel:
-    """The kernel of an entry, loaded. Raises CannotLower where it cannot be, or another error for wrong facts."""
+    """The kernel of an entry, loaded. Raises CannotLower if it cannot be, or another error for wrong facts."""
     facts = code.metadata
     machine_code = ObjectCode(code.data, tuple(map(str, facts["symbols"])))
     schedule = facts["schedule"]
@@ -187,7 +187,7 @@ def serialize_sites(sites: Sequence[CheckSite], bound: BoundFunction) -> list[tu
 
 
 def deserialize_sites(facts: Any, bound: BoundFunction) -> tuple[CheckSite, ...]:
-    """What `serialize_sites` wrote."""
+    """The check sites that `serialize_sites` wrote."""
     return tuple(
         nodes.CheckSite(bound.tensors[place].name, int(dimension), int(extent), int(origin))
         for place, dimension, extent, origin in facts

@@ -23,11 +23,11 @@ DENSITY = 0.1
 
 @only_tc_errors
 def sample_arguments(function: Function, values: Mapping[str, float]) -> tuple[list[Any], dict[str, Any]]:
-    """Random arguments of the sizes given: floats in [-1, 1), integers that are subscripts of the smallest size.
+    """Random arguments of these sizes: floats in [-1, 1), integers that are valid subscripts of the smallest size.
 
     A sparse parameter gets a `SparseTensor` of its format that stores a tenth of the elements, at least one of them.
 
-    values: of the size names, and of parameters that are numbers (1 where there is none).
+    values: of the size names, and of parameters that are numbers (1 if missing).
 
     Returns the inputs in order, and the initial values of in/out outputs by name. Raises ArgumentError.
     """

@@ -1,4 +1,4 @@
-"""What a def looks like from outside: its signature, its documentation, its Python signature."""
+"""The signature of a def for people: its text, its documentation, its Python signature."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def format_declaration(symbol: Symbol, sizes: tuple[str, ...] | None = None) -> 
 
 @lru_cache(maxsize=64)
 def return_sizes(function: Function) -> Mapping[str, tuple[str, ...]]:
-    """The sizes of each output as formulas: `N - K + 1`; as declared where only numbers will tell."""
+    """The sizes of each output as formulas, such as `N - K + 1`; as declared if they depend on numbers."""
     try:
         shape = symbolic_ranges(function).shape
     except RangeError:
@@ -56,7 +56,7 @@ def format_signature(function: Function) -> str:
 
 
 def format_docstring(function: Function) -> str:
-    """The docstring of an operator: what it takes, gives and raises, and the text it was defined by."""
+    """The docstring of an operator: its parameters, results and errors, and the text of the def."""
     takes = [_argument(p) for p in function.parameters]
     sizes = return_sizes(function)
     initial = [f"{format_declaration(p, sizes[p.name])}: initial value, passed by keyword" for p in function.inouts]

@@ -1,4 +1,4 @@
-"""Graphs of torch operations in, regions of them compiled as defs out: the backend of `torch.compile`.
+"""The backend of `torch.compile`: graphs of torch operations in, regions of them compiled as defs out.
 
-Always holds: what cannot be expressed stays as it was, and the result is that of the graph.
+Always holds: operations without a formula stay with torch, and the graph computes the same results.
 """

@@ -92,7 +92,7 @@ def _define_operator(region: FusedRegion) -> FusedRegion:
 
 
 def _parts(graph: fx.GraphModule) -> Callable[[], fx.GraphModule] | None:
-    """What to try where the kernel of `graph` is slower than torch: kernels with fewer products, or with none."""
+    """The alternatives if the kernel of `graph` is slower than torch: kernels with fewer products, or with none."""
     work = list(filter(is_compute, graph.graph.nodes))
     products = sum(map(num_products, work))
     if not products or len(work) == 1:

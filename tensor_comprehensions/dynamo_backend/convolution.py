@@ -31,7 +31,7 @@ CONVOLUTION, BACKWARD = aten.convolution.default, aten.convolution_backward.defa
 
 @dataclass(frozen=True, slots=True)
 class ConvWindows:
-    """`out(n, g o, h...) = data(n, g c, s h + d k...) * taps(g o, c, k...)`, of which each may be what is summed up.
+    """`out(n, g o, h...) = data(n, g c, s h + d k...) * taps(g o, c, k...)`, any of which may be the summed result.
 
     Attributes:
         extents: of the indices `n g o c h0 h1... k0 k1...`.

@@ -1,7 +1,7 @@
-"""Operations that torch captures, as graphs of the operations that the table has formulas for.
+"""Operations that torch captures, as graphs of operations with formulas in the table.
 
-The captured graph itself keeps every operation whole: a decomposition is only one more way to write a def, so what
-stays with torch runs in the form that torch is fastest at.
+The captured graph keeps every operation whole: a decomposition is only another way to write a def, so operations that
+stay with torch run in their fastest form.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KEPT = (
     aten.addmm, aten.embedding_dense_backward, aten._scaled_dot_product_flash_attention_for_cpu,
     aten.max_pool2d_with_indices, aten.avg_pool2d,
 )  # fmt: skip
-"""What torch would decompose but is better left whole."""
+"""Operations that torch would decompose, but that are better left whole."""
 DECOMPOSED = (
     aten._softmax, aten._log_softmax, aten._softmax_backward_data, aten._log_softmax_backward_data,
     aten.native_layer_norm, aten.native_layer_norm_backward, aten.native_group_norm, aten.native_group_norm_backward,
@@ -47,12 +47,12 @@ _META = "tensor_comprehensions.decomposition"
 
 @dataclass(frozen=True, slots=True)
 class Decomposition:
-    """What an operation computes, by operations of the table.
+    """The computation of an operation, by operations of the table.
 
     Attributes:
         graph: takes the distinct tensors among the arguments, in order.
-        is_view: it takes no work.
-        weight: how many operations take work.
+        is_view: whether it costs nothing.
+        weight: how many operations compute something.
     """
 
     graph: fx.Graph
@@ -111,7 +111,7 @@ def is_plain(value: object) -> bool:
 
 
 def find_decomposition(node: fx.Node) -> Decomposition | None:
-    """The decomposition of `node`; None where it has a formula of its own, and where torch alone can compute it."""
+    """The decomposition of `node`; None if it has its own formula, or if only torch can compute it."""
     if _META not in node.meta:
         node.meta[_META] = _find(node) if _may_decompose(node) else None
     found: Decomposition | None = node.meta[_META]
@@ -149,7 +149,7 @@ def _find(node: fx.Node) -> Decomposition | None:
 
 
 def _key(node: fx.Node) -> str:
-    """What the decomposition of `node` depends on, as a text."""
+    """The facts that the decomposition of `node` depends on, as a text."""
     numbers = {n: k for k, n in enumerate(node.all_input_nodes)}
     arguments = fx.node.map_arg((node.args, node.kwargs), lambda n: _Operand(numbers[n]))  # type: ignore[arg-type,return-value]
     tensors = [(tuple(x.shape), x.stride(), x.dtype) for x in map(_tensor, numbers)]
@@ -191,7 +191,7 @@ def _trace(node: fx.Node) -> Decomposition | None:
 
 
 def _drop_results(graph: fx.Graph, node: fx.Node) -> None:
-    """Take from `graph` what only results need that nobody uses."""
+    """Remove from `graph` the nodes that only unused results need."""
     (output,) = (n for n in graph.nodes if n.op == "output")
     if isinstance(output.args[0], tuple | list):
         used = used_results(node)

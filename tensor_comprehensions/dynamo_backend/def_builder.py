@@ -16,7 +16,7 @@ NAME = "region"
 
 NAME_IN_TEXT = re.compile(r"[A-Za-z_]\w*")
 DEEPEST = 40
-"""Parentheses within each other in a statement; what is deeper is stated in a tensor. The language takes 150 levels."""
+"""Most nested parentheses in a statement; deeper values become tensors. The language takes 150 levels."""
 
 
 class DefBuilder:
@@ -137,7 +137,7 @@ def _declare_names(names: dict[str, list[str]], letters: str) -> list[str]:
 
 
 def _align_loops(a: Value, d: int, b: Value, e: int) -> tuple[Value, Value]:
-    """`a` and `b` with the same loops in dimension `d` of the one and `e` of the other."""
+    """`a` and `b`, split so that dimension `d` of `a` has the same loops as dimension `e` of `b`."""
     if a.groups[d] == b.groups[e]:
         return a, b
     rank_a, rank_b = len(a.groups), len(b.groups)

@@ -36,10 +36,10 @@ def _has_symbols(value: object) -> bool:
 
 
 class CompileBudget:
-    """Bounds the time that is spent on compiling, per time that passes.
+    """Bounds the share of time that is spent on compiling.
 
     Args:
-        seconds: so many in each `window` of seconds.
+        seconds: of compilation in each `window` of seconds.
     """
 
     def __init__(self, seconds: float, window: float, clock: Callable[[], float] = monotonic) -> None:
@@ -53,7 +53,7 @@ class CompileBudget:
         return sum(seconds for _, seconds in self._spent) < self.seconds
 
     def spend(self, call: Callable[[], Any]) -> Any:
-        """What `call` gives, whose time counts."""
+        """Run `call` on the budget; returns its result."""
         start = self._clock()
         try:
             return call()
@@ -67,13 +67,15 @@ budget = CompileBudget(20.0, 60.0)
 
 
 class PerShapeCache:
-    """A graph that torch runs on sizes that are new, and kernels on those that come again.
+    """A graph that torch runs for new sizes, and kernels for sizes that occur again.
 
-    Kernels are made for sizes that are numbers. Sizes that come only once are not worth them, and the more sizes there
-    are, the more often one has to come. Called with a list, which is emptied, as torch calls compiled graphs.
+    Kernels are made for sizes that are numbers. Sizes that occur only once are not worth them, and the more sizes have
+    kernels, the more often a new one has to occur. Called with a list, which is emptied, as torch calls compiled
+    graphs.
 
     Args:
-        graph: what to run. fuse: gives a graph without symbols with kernels in it.
+        graph: the graph to run.
+        fuse: turns a graph without symbols into one with kernels.
     """
 
     def __init__(self, graph: fx.GraphModule, fuse: Callable[[fx.GraphModule], fx.GraphModule]) -> None:
@@ -129,7 +131,7 @@ class PerShapeCache:
 
 
 def _symbolic_places(values: Sequence[object]) -> list[int]:
-    """Which of the arguments of a graph say what its symbols are: numbers, and tensors with symbols beside these."""
+    """The arguments of a graph that determine its symbols: numbers, and tensors with further symbols."""
     numbers = [k for k, x in enumerate(values) if isinstance(x, torch.SymInt)]
     known = set().union(*(free_symbols(values[k]) for k in numbers))
     tensors = [k for k, x in enumerate(values) if isinstance(x, Tensor) and _has_symbols(x)]

@@ -29,7 +29,7 @@ class UnsupportedArguments(Exception):
 
 
 def emit_def(region: FusedRegion) -> FusedRegion:
-    """`region` with its def. Raises UnsupportedArguments where an operation has no formula for its arguments."""
+    """`region` with its def. Raises UnsupportedArguments if an operation has no formula for its arguments."""
     writer = _Writer(frozenset(region.nodes))
     for node in region.nodes:
         try:
@@ -48,7 +48,7 @@ def emit_def(region: FusedRegion) -> FusedRegion:
 
 
 def _shows_nan(node: fx.Node, inside: frozenset[fx.Node]) -> bool:
-    """Does a NaN in what `node` gives reach what a region gives, wherever it matters at all?"""
+    """Whether a NaN in the result of `node` always reaches a result of the region, if it matters at all."""
     after = in_order_of_need([node], lambda n: [user for user in users(n) if user in inside])
     return all(n is node or _passes_nan(n) for n in after)
 
@@ -64,7 +64,7 @@ def _gives_several(node: fx.Node) -> bool:
 
 
 def memory_order(node: fx.Node) -> list[int]:
-    """The dimensions of what `node` gives in the order of memory, which views of it rely on."""
+    """The dimensions of the result of `node` in the order of memory, which its views rely on."""
     meta = node.meta["val"]
     order = sorted(range(meta.ndim), key=lambda d: (meta.shape[d] != 1 and -meta.stride(d), d))
     dense = meta.permute(order).is_contiguous()
@@ -155,7 +155,7 @@ class _Writer:
         return _match_result(self._context(meta), value, node)
 
     def _expand_decomposition(self, node: fx.Node, graph: fx.Graph) -> Any:
-        """What the decomposition of `node` gives, as values."""
+        """The decomposition of `node`, as values."""
         *inner, output = graph.nodes
         known = {}
         for placeholder, source in zip((n for n in inner if n.op == "placeholder"), node.all_input_nodes, strict=True):
@@ -194,7 +194,7 @@ class _Writer:
         return self.body.parameter(tuple(meta.shape), TYPES[meta.dtype])
 
     def _is_mine(self, node: fx.Node) -> bool:
-        """Does a view show something that is made here, or nothing at all?"""
+        """Whether a view shows only values that this region has."""
         return (
             is_view(node) and is_expressible(node) and all(n in self.inside or n in self.known for n in sources(node))
         )

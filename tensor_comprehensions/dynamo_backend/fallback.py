@@ -1,4 +1,4 @@
-"""Faults of this package inside of a graph: torch runs what is concerned, and the log tells once for each cause.
+"""Faults of this package inside of a graph: torch runs the operations concerned, and a warning reports each cause once.
 
 `TC_STRICT=1` raises them instead.
 """
@@ -23,9 +23,9 @@ class FallbackWarning(UserWarning):
 
 @contextmanager
 def falls_back(what: str) -> Iterator[None]:
-    """Leave the block at an exception, with a warning, so that the caller goes on with torch's operations.
+    """Suppress an exception with a warning, so that the caller goes on with torch's operations.
 
-    What belongs to the program passes: interrupts, and operations that are refused.
+    Interrupts and refused operations pass.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Kinds of nodes of a captured graph: views, work with formulas, parts of results, effects; and walks over them.
+"""Kinds of nodes of a captured graph: views, operations with formulas, parts of results, effects; and walks over them.
 
 Views are free, so they belong to no region: each side makes its own.
 """
@@ -43,7 +43,7 @@ def is_expressible(node: fx.Node) -> bool:
 
 
 def is_compute(node: fx.Node) -> bool:
-    """Is `node` work, rather than a view or a part of what another node gives?"""
+    """Whether `node` computes something, rather than being a view or a part of another node's result."""
     return node.op == "call_function" and node.target is not operator.getitem and not is_view(node)
 
 
@@ -85,12 +85,12 @@ def _is_static(value: torch.Tensor) -> bool:
 
 
 def sources(node: fx.Node) -> list[fx.Node]:
-    """What `node` computes from, through views."""
+    """The operands of `node`, through views."""
     return _through_views(node.all_input_nodes, lambda n: n.all_input_nodes)
 
 
 def users(node: fx.Node) -> list[fx.Node]:
-    """What computes from `node`, through views."""
+    """The users of `node`, through views."""
     return _through_views(list(node.users), lambda n: list(n.users))
 
 
@@ -111,7 +111,7 @@ def _through_views(first: list[fx.Node], further: Callable[[fx.Node], list[fx.No
 
 
 def in_order_of_need(wanted: Iterable[fx.Node], needs: Callable[[fx.Node], Iterable[fx.Node]]) -> Iterator[fx.Node]:
-    """The nodes of `wanted`, each after what it needs, which `needs` tells; each once. Graphs may be of any depth."""
+    """The nodes of `wanted`, each once and after its dependences `needs`. Graphs may have any depth."""
     done: set[fx.Node] = set()
     for last in wanted:
         stack = [(last, iter(needs(last)))]

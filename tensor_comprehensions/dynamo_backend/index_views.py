@@ -25,9 +25,9 @@ class Value:
     Attributes:
         groups: the extents of the loops of each dimension; () for a dimension of one element.
         at: the text of the element at the indices of all loops, in order.
-        dtype: of the elements, as torch has it.
+        dtype: of the elements, in torch.
         access: the formula only reads a tensor. constant: it reads nothing.
-        tensor: what keeps these elements, in this order; "" where nothing does.
+        tensor: the tensor that holds these elements, in this order; "" if there is none.
 
     Formulas are in the type that torch computes in: `float32` for elements of 16 bits.
     """
@@ -101,7 +101,7 @@ def broadcast_value(x: Value, shape: Sequence[int]) -> Value:
 
 
 def shift_dim(x: Value, dimension: int, size: int, place: Callable[[str], str]) -> Value:
-    """`x` with `dimension` of `size` elements, of which the one at an index is that of `x` at `place(index)`."""
+    """`x` with `dimension` of `size` elements: the element at an index is that of `x` at `place(index)`."""
     x = _one_loop(x, dimension)
     position = sum(len(g) for g in x.groups[:dimension])
     new = (size,) if size != 1 else ()
@@ -128,7 +128,7 @@ def align_values(values: Sequence[Value], dimensions: int | None = None) -> list
 
 
 def _common(groups: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """The coarsest loops that all `groups` can be split into, or one loop where there are none."""
+    """The coarsest loops that all `groups` can be split into, or one loop if there are none."""
     inner = {n for g in groups for n in accumulate(reversed(g), mul)} | {1}
     marks = sorted(inner)
     if any(b % a for a, b in pairwise(marks)):
@@ -165,7 +165,7 @@ def _cut(loops: Sequence[int], shape: Sequence[int]) -> list[list[int]] | None:
 
 
 def _split(x: Value, pieces: Sequence[Sequence[int]]) -> Value:
-    """`x` with each loop, those of one iteration aside, split into several; in groups of its own each."""
+    """`x` with each loop except those of one iteration split into several, in a group of its own."""
 
     def element_text(i: Texts) -> str:
         rest, indices = list(i), []

@@ -55,15 +55,15 @@ os.register_at_fork(after_in_child=_forget_races)
 
 
 class KernelOrEager(torch.nn.Module):
-    """Runs an operator on its inputs; on the first ones also the graph that it replaces, and keeps the faster.
+    """Runs an operator, and on the first inputs also the graph that it replaces; keeps the faster one.
 
-    A kernel that fails, which is a fault of this package, gives way to the graph.
+    If a kernel fails, which is a fault of this package, the graph replaces it.
 
     Args:
-        results: how the outputs are looked at.
-        finite: inputs that must be finite for the operator to give what the graph gives; else the graph runs.
-        shows_nan: wherever one of these is not finite, an output of the operator is NaN.
-        parts: makes of the graph one with smaller kernels, which takes its place where the operator is slower.
+        results: the views of the outputs.
+        finite: inputs that must be finite for the operator to agree with the graph; otherwise the graph runs.
+        shows_nan: whether an output of the operator is NaN if one of these is not finite.
+        parts: splits the graph into one with smaller kernels, to use if the operator is slower.
         work: floating-point operations of the region.
     """
 
@@ -127,7 +127,7 @@ class KernelOrEager(torch.nn.Module):
 
     @torch.no_grad()
     def _choose(self, inputs: tuple[Tensor, ...]) -> None:
-        """Race the kernel against torch; whatever fails loses. What torch refuses is the program's mistake."""
+        """Race the kernel against torch; a side that fails loses. An error of torch is the program's mistake."""
         log = get_logger("graph")
         expected: list[Layout] = []
         if not may_race(lambda: _note_layouts(self._torch(*inputs), expected)):
@@ -189,6 +189,6 @@ def kernel_flops(graph: fx.GraphModule) -> int:
 
 
 def is_finite(x: Tensor) -> bool:
-    """Has `x` neither infinities nor NaN? Looked up anew in every call: not every change of a tensor is counted."""
+    """Whether `x` has neither infinities nor NaN. Checked in every call: not every change of a tensor is counted."""
     total = x.detach().sum().item()  # of finite numbers it may overflow, of others it is never finite
     return math.isfinite(total) or bool(x.isfinite().all())

@@ -25,7 +25,7 @@ def cast_text(text: str, source: DType, target: DType) -> str:
 
 
 def format_literal(value: float | int | bool, dtype: DType) -> str:
-    """`value` as a literal of arithmetic in `dtype`. Raises Unsupported where the type has no such number."""
+    """`value` as a literal of arithmetic in `dtype`. Raises Unsupported if the type cannot represent it."""
     kind = compute_dtype(dtype)
     if kind == BOOL:
         return f"bool({int(bool(value))})"

@@ -129,8 +129,7 @@ def attention_backward(
 def _scores(
     c: TranslationContext, q: Value, k: Value, v: Value, dropout: float, causal: bool, mask: Any, scale: float | None
 ) -> Value:
-    """What the exponentials are taken of: products of queries and keys, with a mask added, -inf where a key comes
-    later."""
+    """The arguments of the exponentials: products of queries and keys, plus a mask, -inf for later keys."""
     if dropout or k.shape != v.shape or q.shape[:2] != k.shape[:2]:
         raise Unsupported("attention with dropout or with groups of heads")
     shape = (*q.shape[:3], k.shape[2])

@@ -1,4 +1,4 @@
-"""What torch's operations mean as formulas: a table from an operation to how its value is made of its arguments'.
+"""The formulas of torch's operations: a table from an operation to a function that builds its value.
 
 An operation that is missing here, or refuses with `Unsupported`, stays with torch.
 """
@@ -48,7 +48,7 @@ VIEWS: set[Any] = set()
 MULTI_OUTPUT_OPS: dict[Any, Callable[..., Parts]] = {}
 """Operations with several results: how each of them is made, as far as there is a formula for it."""
 FLOPS: dict[Any, Callable[[torch.fx.Node], int]] = {}
-"""The floating-point operations of what takes more than one for each element: products and the like."""
+"""The floating-point operations of operations with more than one per element, such as products."""
 
 
 def operation(*targets: Any, view: bool = False) -> Callable[[Operation], Operation]:
@@ -81,7 +81,7 @@ NAN_PASSING = {
     aten._to_copy.default, aten.reciprocal.default, aten.abs.default, aten.sum.dim_IntList, prims.sum.default,
     aten.mean.dim, prims.var.default, aten.var.correction,
 }  # fmt: skip
-"""Operations every result of which, as far as it is a float, is NaN if an element that it is made of is."""
+"""Operations whose floating-point results are NaN if an element that they depend on is NaN."""
 
 # --- one element after another -----------------------------------------------------------------------------------
 
@@ -105,7 +105,7 @@ BINARY = {
 LOGICAL = {aten.logical_not.default, aten.bitwise_not.default, aten.logical_and.default, aten.logical_or.default,
            aten.bitwise_and.Tensor, aten.bitwise_or.Tensor}  # fmt: skip
 MOST_PARTS = 32
-"""Of what is concatenated in a kernel: every element is looked up among them."""
+"""Most operands of a concatenation in a kernel: every element is looked up among them."""
 COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 
 
@@ -229,7 +229,7 @@ def to_copy(c: TranslationContext, x: Value, *_: Any, **__: Any) -> Value:
 
 
 def cast_to_result(c: TranslationContext, x: Value) -> Value:
-    """`x` in the type of the result; what has 16 bits is rounded."""
+    """`x` in the type of the result; 16-bit results are rounded."""
     if x.dtype == c.dtype:
         return x
     source, target = compute_dtype(x.dtype), compute_dtype(c.dtype)

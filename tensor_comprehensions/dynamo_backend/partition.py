@@ -1,7 +1,7 @@
-"""Which nodes of a graph become one def.
+"""The partition of a graph into regions that become defs.
 
-A region is a set of nodes that have formulas and that may run as one: nothing outside of it comes between two of its
-nodes, neither what needs them nor an effect whose place in the program is fixed.
+A region is a set of nodes with formulas that can run as one operation: no node outside of it comes between two of its
+nodes, neither one that depends on them nor an effect with a fixed place in the program.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class FusedRegion:
     """Nodes that become one def, in the order of the graph.
 
     Attributes:
-        text: the def. inputs, outputs: the nodes that it takes and gives, in order.
-        finite: which of the inputs may hold no infinity and no NaN for the def to give what torch gives.
-        shows_nan: wherever one does, an output of the def is NaN.
+        text: the def. inputs, outputs: its inputs and results as nodes, in order.
+        finite: the inputs that must be finite for the def to agree with torch.
+        shows_nan: whether an output of the def is NaN if one of these is not finite.
     """
 
     nodes: list[fx.Node] = field(default_factory=list)
@@ -39,7 +39,7 @@ class FusedRegion:
 
 @dataclass(frozen=True, slots=True)
 class RegionLimits:
-    """What a region may be: at most `products` operations such as products; one of them is `alone`, or not."""
+    """Limits of a region: at most `products` operations such as products; one of them is `alone`, or not."""
 
     products: int = 1 << 30
     alone: bool = False
@@ -82,7 +82,7 @@ def find_regions(graph: fx.Graph, refused: Collection[fx.Node] = (), bounds: Reg
 def _merge(
     found: dict[int, list[fx.Node]], needs: dict[fx.Node | int, set[fx.Node | int]], bounds: RegionLimits
 ) -> None:
-    """Put regions into those that need them, where nothing comes between and there is room."""
+    """Merge regions into those that depend on them, if nothing comes between and the limits allow it."""
     for region in sorted(found):
         for source in sorted((u for u in needs[region] if isinstance(u, int)), reverse=True):
             both = [*found[region], *found[source]]

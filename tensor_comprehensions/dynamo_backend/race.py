@@ -14,21 +14,21 @@ from typing import Any
 from torch import Tensor
 
 ROUNDS = (5, 50)
-"""How often at least and at most each side runs in turns before one is chosen."""
+"""Least and most runs of each side, interleaved, before one is chosen."""
 RACE_SECONDS = 0.05
 """For about how long they run together, where the fewest rounds do not take longer."""
 LONGEST_RUN_SECONDS = 0.5
-"""What takes longer is not repeated: torch stays."""
+"""Longest run that is repeated; otherwise torch stays."""
 LONGEST_RACE_SECONDS = 1.0
 """After which a race ends with fewer rounds than the fewest."""
 CLEAR_LEAD, CLEAR_LEAD_ROUNDS = 2.0, 3
-"""A race ends when one side is faster by this factor after so many rounds."""
+"""A race ends early if one side is faster by this factor after this many rounds."""
 MEMORY_SHARE = 0.25
-"""What gives more than this share of the free memory is not repeated."""
+"""Largest share of the free memory for the results of a run that is repeated."""
 
 
 def may_race(run: Callable[[], object]) -> bool:
-    """Run something once and tell whether that was cheap enough, in time and memory, to be repeated."""
+    """Run something once; returns whether its time and its memory allow repeating it."""
     start = perf_counter()
     outputs = run()
     seconds = perf_counter() - start
@@ -49,7 +49,7 @@ def _tensors(value: object) -> Iterator[Tensor]:
 
 
 def least_times(runs: Sequence[Callable[..., object]], inputs: tuple[Any, ...]) -> list[float]:
-    """The least time of each, in turns: whatever else the machine does only adds to it. A first run does not count."""
+    """The least time of each, interleaved, because other load only adds to a time. First runs do not count."""
     for run in runs:
         run(*inputs)
     times: list[list[float]] = [[] for _ in runs]
@@ -74,7 +74,7 @@ def _is_decided(times: Sequence[Sequence[float]]) -> bool:
 
 
 def available_memory() -> float:
-    """Bytes that a program can still take; infinite where the system does not say."""
+    """Bytes that a program can still take; infinite if the system does not say."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
             fields = dict(line.split(":", 1) for line in lines)

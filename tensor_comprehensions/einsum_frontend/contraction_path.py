@@ -9,7 +9,7 @@ from math import prod
 
 Labels = frozenset[str]
 EXACT = 9
-"""Up to so many operands, every order is looked at; the work grows threefold with each."""
+"""Most operands for which all orders are tried; the work triples with each operand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def _splits(subset: Tree) -> Iterable[tuple[Tree, Tree]]:
 
 
 def _find_greedy_pairs(operands: Sequence[Labels], output: Labels, sizes: Mapping[str, int]) -> list[tuple[Tree, Tree]]:
-    """Always the pair whose result adds least to what is in memory."""
+    """Contract the pair whose result adds least to the memory in use, until one is left."""
     left: list[Tree] = [(n,) for n in range(len(operands))]
     pairs: list[tuple[Tree, Tree]] = []
 
@@ -134,9 +134,9 @@ def fewest_at_once(
     densities: Sequence[float],
     steps: Sequence[tuple[int, int]],
 ) -> bool:
-    """Whether one loop over what sparse operands store does less than `steps`, whose results are dense.
+    """Whether one loop over the stored elements of sparse operands is cheaper than `steps`, whose results are dense.
 
-    densities: the part of each operand that is stored.
+    densities: the stored part of each operand.
     """
     together = _elements(frozenset().union(*operands), sizes)
     at_once = (len(operands) - 1) * together * prod(densities)

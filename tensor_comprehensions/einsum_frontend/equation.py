@@ -17,7 +17,7 @@ class Equation:
     """Subscripts of the operands and of the output.
 
     Attributes:
-        operands: a label for every dimension; None where a dimension of size 1 meets a larger one and is repeated.
+        operands: a label for every dimension; None if a dimension of size 1 meets a larger one and is repeated.
         output: distinct labels of the operands.
         sizes: of every label.
     """
@@ -137,7 +137,7 @@ def _sizes(text: str, operands: Sequence[tuple[str, ...]], shapes: Sequence[Shap
 def _output(
     text: str, output: _Term | None, terms: Sequence[_Term], sizes: Mapping[str, int], covered: int
 ) -> tuple[str, ...]:
-    """The labels of the output: as written, or those that occur once in order, after what ellipses cover."""
+    """The labels of the output: as written, or the dimensions of ellipses, then the labels that occur once, sorted."""
     dots = tuple(f"e{n}" for n in range(covered))
     uses = Counter(letter for term in terms for letter in term.letters)
     if output is None:

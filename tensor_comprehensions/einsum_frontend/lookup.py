@@ -21,7 +21,7 @@ from .to_def import NAME, RESULT, equation_to_def
 
 LIMIT = 1024
 UNKNOWN = 64
-"""What is taken for a size that depends on data, to find an order of contractions."""
+"""The assumed value of a size that depends on data, to find an order of contractions."""
 _by_text: SingleFlightCache[tuple[str, str | None], Op] = SingleFlightCache(LIMIT)
 
 
@@ -71,7 +71,7 @@ _BLOCKED = (torch.sparse_bsr, torch.sparse_bsc)
 
 
 def _number(size: Any) -> int:
-    """A size; of a symbol what it was in the example: the def is the same for all numbers but 1."""
+    """A size; for a symbol its value in the example: the def is the same for all numbers but 1."""
     if isinstance(size, torch.SymInt):
         from torch.fx.experimental.symbolic_shapes import optimization_hint
 
@@ -80,7 +80,7 @@ def _number(size: Any) -> int:
 
 
 def kinds_of(operands: Sequence[Any]) -> list[str]:
-    """What each operand is, in one or two words."""
+    """The kind of each operand, in one or two words."""
     return [_kind(x) for x in operands]
 
 

@@ -53,7 +53,7 @@ def _parameter(factor: EinsumOperand, dtype: str) -> str:
 
 
 def _statements(equation: Equation, factors: list[EinsumOperand], densities: Sequence[float]) -> list[str]:
-    """Operands are first summed over what only they have; then pairs, in the best order."""
+    """The statements: sums over labels of a single operand first, then pairs, in the best order."""
     if len(factors) == 1:
         return [_statement(EinsumOperand(RESULT, equation.output), factors)]
     found: list[str] = []
@@ -100,9 +100,9 @@ def _pairs(
 def _result(
     name: str, factors: Sequence[EinsumOperand], equation: Equation, needed: Labels, *, output_first: bool = True
 ) -> EinsumOperand:
-    """What is `needed` of a product: the output's labels in its order, then the others as they come.
+    """The result of a product with the labels `needed`: the output's labels in its order, then the others.
 
-    output_first: else the output's come last, so that a sparse operand picks whole rows.
+    output_first: otherwise the output's labels come last, so that a sparse operand selects whole rows.
     """
     present = dict.fromkeys(s for f in factors for s in f.subscripts if s in needed)
     kept = [label for label in equation.output if label in present]

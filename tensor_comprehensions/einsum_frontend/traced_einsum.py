@@ -1,4 +1,4 @@
-"""Equations that torch traces: an operator that becomes the one of the def as soon as torch knows the sizes."""
+"""Equations that torch traces: an operator that becomes that of the def as soon as torch knows the sizes."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def traced_einsum(equation: Any, operands: Sequence[Any], out: Any) -> Any:
 
 
 UNSHAPED = ((0, torch.float32),)
-"""What stands for a result that has no shape."""
+"""The placeholder for a result without a shape."""
 
 
 @dynamo_constant
 def _mistake(equation: str, operands: tuple[str, ...], out: str) -> ErrorFields | None:
-    """What the kinds of the arguments show to be wrong; the operators are there from now on."""
+    """The mistake that the kinds of the arguments show, or None. Also registers the operators."""
     _registered.get("", _register)
     try:
         check_kinds(equation, operands)
@@ -76,7 +76,7 @@ def _run_out(equation: str, operands: list[Tensor], *, out: Tensor) -> None:
 
 
 def _find_operator(equation: str, operands: list[Tensor]) -> Op | ErrorFields:
-    """The operator, or what is wrong with the equation."""
+    """The operator, or the mistake in the equation."""
     try:
         return operator_for(equation, *operands)
     except ArgumentError as error:

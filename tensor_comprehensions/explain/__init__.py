@@ -1,4 +1,4 @@
-"""Reports on kernels: def, schedule, loops and machine code side by side, with the reasons of the compiler.
+"""Reports on kernels: def, schedule, loops and machine code next to each other, with the reasons of the compiler.
 
-Nothing imports it but `explain` of operators and kernels, and `tensorc explain`.
+Only `explain` of operators and kernels, and `tensorc explain`, import it.
 """

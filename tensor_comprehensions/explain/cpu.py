@@ -24,7 +24,7 @@ SAME_BYTES, BY_HAND = "the machine code of the kernel, byte for byte", "the kern
 
 
 def explain_cpu_kernel(compiled: CompiledCpuKernel, tuning: tuple[Decision, ...] = ()) -> Report:
-    """The report on a kernel. tuning: what the caller decided about its options."""
+    """The report on a CPU kernel. tuning: the caller's decisions about its options."""
     bound = compiled.bound
     with errors_of(bound), open_book() as book:
         module = _run_passes(compiled)

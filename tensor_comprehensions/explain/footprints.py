@@ -1,7 +1,7 @@
-"""What the iterations of loops touch, found from subscripts: boxes around the elements of each buffer.
+"""Footprints of loop iterations, from subscripts: boxes around the touched elements of each buffer.
 
-The numbers are no less than what an iteration touches, and equal where all subscripts are sums of loop variables times
-constants and nothing is masked.
+The numbers are upper bounds, and exact if all subscripts are sums of loop variables times constants and nothing is
+masked.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from .report import Footprint
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """A subscript: coefficients of the variables that move, and what stays the same."""
+    """A subscript: coefficients of the moving variables, and its constant part."""
 
     moving: tuple[tuple[str, int], ...]
     fixed: frozenset[tuple[Hashable, int]]
@@ -56,7 +56,7 @@ class _Access:
 
 @dataclass(frozen=True, slots=True)
 class _Inner:
-    """What moves inside an iteration: the form of each variable that is bound there, and how many values it takes."""
+    """The variables bound inside an iteration: the form of each, and its number of values."""
 
     forms: Mapping[str, _Form]
     trips: Mapping[str, int]
@@ -127,7 +127,7 @@ def _without_vectors(e: Expr) -> Expr:
 
 
 def _trip_count(loop: Loop) -> int | None:
-    """Iterations of a loop, at most; None where only the run knows."""
+    """Iterations of a loop, at most; None if only the run knows."""
     length = build.sub(loop.stop, loop.start)
     found = _largest(length)
     return None if found is None else max(0, -(-found // loop.step))

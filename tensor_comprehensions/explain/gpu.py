@@ -1,4 +1,4 @@
-"""A report on a kernel for a graphics processor, from what the compiler knows: no device is needed."""
+"""The report on a GPU kernel, from the compiler's facts: no device is needed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROWS_SHOWN, COLUMNS_SHOWN = 16, 36
 
 
 def explain_gpu_kernel(compiled: CompiledGpuKernel, tuning: tuple[Decision, ...] = ()) -> Report:
-    """The report on a kernel. tuning: what the caller decided about its options."""
+    """The report on a GPU kernel. tuning: the caller's decisions about its options."""
     bound = compiled.bound
     with errors_of(bound), open_book() as book:
         module = _run_passes(compiled)
@@ -106,7 +106,7 @@ def _launch_lines(kernel: Kernel, buffers: list[Buffer], compiled: CompiledGpuKe
 
 
 def _registers(name: str, compiled: CompiledGpuKernel) -> int:
-    """Registers of a thread; 0 where nobody knows."""
+    """Registers of a thread; 0 if unknown."""
     if not nvrtc.is_nvrtc_available():
         return 0
     return max((r.registers for r in compiled.cubin.resources.values()), default=0)

@@ -12,7 +12,7 @@ from ..tc_lang.ir import BoundFunction
 
 
 def with_original_decisions(decisions: Sequence[Decision], bound: BoundFunction) -> tuple[Decision, ...]:
-    """`decisions` in the names of the program, about statements of its text; what becomes equal only once."""
+    """`decisions` in the names of the program, about statements of its text, without duplicates."""
     text = OriginalNames.of(bound).text
     found = (
         replace(

@@ -20,7 +20,7 @@ def format_bytes(n: float) -> str:
 
 
 def format_number(name: str, n: float) -> str:
-    """A number of a decision with its name, which tells the unit."""
+    """A number of a decision with its name, which contains the unit."""
     if "byte" in name or name.startswith("room"):
         return f"{format_bytes(n)} {name.removeprefix('bytes').strip()}".strip()
     return f"{format_count(n)} {name}"

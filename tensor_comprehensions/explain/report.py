@@ -1,4 +1,4 @@
-"""What a report knows of a kernel, as values: text, JSON and page are made of these."""
+"""The content of a report as values, from which text, JSON and page are made."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class ListingLine:
 
     Attributes:
         statements: the statements that it belongs to.
-        role: what it does for them where that is not to compute them: "copy of", "initial value".
-        loop: the line of the loops that it computes, from 1 on; 0 where it is not known, or in other listings.
+        role: its purpose if that is not to compute them: "copy of", "initial value".
+        loop: the line of the loops that it computes, from 1 on; 0 if unknown, or in other listings.
     """
 
     text: str
@@ -58,9 +58,9 @@ class Listing:
         return "\n".join(line.text for line in self.lines)
 
     def linked_share(self) -> float:
-        """The part of the instructions that lead to a line of the loops.
+        """The part of the instructions that belong to a line of the loops.
 
-        Functions of which none does, such as the one that launches the kernels, do not count.
+        Functions without such instructions, for example the one that launches the kernels, do not count.
         """
         linked, total = self.count_links()
         return linked / total if total else 0.0
@@ -79,12 +79,12 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What one iteration of a loop touches.
+    """The footprint of one iteration of a loop.
 
     Attributes:
         loop: its line in the loops, from 1 on. name: of its variable. trips: iterations, at most.
-        bytes: distinct bytes that one iteration touches, of each buffer; no less than it does touch.
-        is_exact: whether it touches all of these.
+        bytes: distinct bytes that one iteration touches, of each buffer; an upper bound.
+        is_exact: whether the bound is exact.
         cache: the smallest cache that holds them, such as "L2"; "memory".
     """
 
@@ -102,7 +102,7 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """Work and traffic of a call beside what the machine can do. rates: bytes per second of each memory, by name."""
+    """Work and traffic of a call, and the limits of the machine. rates: bytes per second of each memory, by name."""
 
     flops: float
     bytes: float
@@ -122,7 +122,7 @@ class Roofline:
 
     @property
     def share(self) -> float | None:
-        """The part of `bound` that was reached; None where nothing was measured."""
+        """The part of `bound` that was reached; None if not measured."""
         return None if self.seconds is None else self.flops / self.seconds / self.bound
 
 
@@ -137,15 +137,15 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a kernel is, and why. `print(report)` is the short form, `save` writes a page.
+    """A kernel, and the reasons for its code. `print(report)` is the short form, `save` writes a page.
 
     Attributes:
         name, sizes, target: of the def, of its tensors, of the machine; all for people.
         resources: kernels launched, bytes of temporaries and so on.
         seconds: of the passes of the compiler.
         facts: further facts of the kernel, by name.
-        matches: whether machine code made for the report is that of the kernel.
-        sections: what else is known of this kind of kernel.
+        matches: whether machine code made for the report equals that of the kernel.
+        sections: further facts about this kind of kernel.
     """
 
     name: str
@@ -163,7 +163,7 @@ class Report:
     sections: tuple[Section, ...] = ()
 
     def listing(self, kind: str) -> Listing:
-        """One of the listings. Raises ArgumentError where there is none of that kind."""
+        """One of the listings. Raises ArgumentError if there is none of that kind."""
         for found in self.listings:
             if found.kind == kind:
                 return found
@@ -201,7 +201,7 @@ class Report:
         return format_page(self)
 
     def save(self, path: str | Path) -> Path:
-        """Write the page. Raises ArgumentError where that is not possible."""
+        """Write the page. Raises ArgumentError if that is not possible."""
         place = Path(path)
         try:
             place.parent.mkdir(parents=True, exist_ok=True)

@@ -60,6 +60,7 @@ def explain_sparse_gpu_kernel(compiled: CompiledSparseGpuKernel) -> Report:
     with open_book() as book:
         module = compile_sparse_gpu(compiled.problem, compiled.target).module
     statements, definition = _list_def(compiled.problem.function)
+    lines = list(list_lines(module))
     return Report(
         name=compiled.problem.function.name,
         sizes=(),
@@ -72,7 +73,7 @@ def explain_sparse_gpu_kernel(compiled: CompiledSparseGpuKernel) -> Report:
             Listing(
                 "schedule", "formats, loops and threads", tuple(_plan_lines(compiled.source("schedule"), statements))
             ),
-            list_loops(module, module),
+            list_loops(module, lines, lines),
             list_cuda(emit_cuda(module, header=compiled.header, marks=True).source),
         ),
         seconds=compiled.seconds,
@@ -117,7 +118,7 @@ def _statement_lines(rows: list[str], count: int) -> list[int]:
 
 
 def _plan_lines(plan: str, statements: tuple[SourceStatement, ...]) -> list[ListingLine]:
-    """What was decided, line by line; a line belongs to the statement under which it stands."""
+    """The decisions, line by line; a line belongs to the statement under which it stands."""
     found: list[ListingLine] = []
     owner: tuple[str, ...] = ()
     for row in plan.split("\n"):

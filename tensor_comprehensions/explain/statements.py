@@ -46,7 +46,7 @@ _OPERATORS = ("=", "+", "-", "*", "/", "?", ":", ",", "!", "<", ">", "&&", "||")
 
 
 def list_def(text: str, bound: BoundFunction, statements: tuple[SourceStatement, ...]) -> Listing:
-    """The text of a def, line by line; its statements one by one where there is no text for them."""
+    """The text of a def, line by line; its statements one by one if there is no text for them."""
     if all(s.span is None for s in bound.statements):
         lines = tuple(ListingLine(f"{s.name}: {s.tensor}", (s.name,)) for s in statements)
         return Listing("def", "def", lines)

@@ -9,13 +9,13 @@ from .numbers import format_bytes, format_count, format_number
 from .report import Report
 
 COLUMN, LOOPS = 10, 4
-"""Of the subjects; loops whose footprints are told."""
+"""Width of the column of subjects; number of loops whose footprints are printed."""
 ORDER = (
     "fusion", "lowering", "split", "order", "tiles", "temporary", "plan", "pack", "vector", "mapping", "promotion",
     "padding", "function", "memory", "graph", "tuning",
 )  # fmt: skip
 ELSEWHERE = 2
-"""Rivals that are told in the short form."""
+"""Number of rivals in the short form."""
 
 
 def format_report(report: Report) -> str:
@@ -50,7 +50,7 @@ def _lines(report: Report) -> Iterator[str]:
 
 
 def _matters(d: Decision) -> bool:
-    """Is a decision for the short form? Not one that says what everybody expects."""
+    """Whether a decision belongs to the short form, because it is not the usual one."""
     if d.subject == "tuning":
         return "no tuned record" not in d.chosen or "the cache has" in d.why
     if d.subject == "memory":
@@ -61,7 +61,7 @@ def _matters(d: Decision) -> bool:
 
 
 def decisions_in_order(report: Report) -> list[Decision]:
-    """The decisions by subject; those that keep statements apart before others, the most bytes first."""
+    """The decisions by subject; those that prevent fusion before others, the most bytes first."""
 
     def rank(d: Decision) -> tuple[int, float]:
         moved = dict(d.numbers).get("bytes through memory", 0.0)
@@ -94,7 +94,7 @@ def _decision(report: Report, d: Decision) -> Iterator[str]:
 
 
 def shown_numbers(d: Decision) -> list[tuple[str, float]]:
-    """The numbers of a decision without the parts of a cost that are nothing."""
+    """The numbers of a decision without zero parts of a cost."""
     if d.subject == "plan":
         return [(f"cycles of {name}" if name != "total" else "cycles", n) for name, n in d.numbers if n]
     if d.subject == "pack":

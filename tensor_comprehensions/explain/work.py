@@ -30,5 +30,5 @@ def _operations(value: object) -> int:
 
 
 def call_bytes(bound: BoundFunction) -> int:
-    """Bytes of all arguments and results: what has to be moved at least."""
+    """Bytes of all arguments and results: the least traffic of a call."""
     return sum(t.size * t.dtype.size for t in bound.tensors if t.role is not Role.TEMPORARY)

@@ -78,9 +78,9 @@ def complement(layout: Layout, size: int | None = None) -> Layout:
 
 
 def divide_layout(layout: Layout, tile: Layout | int) -> Layout:
-    """Two modes: `layout` at the places that `tile` gives, and the ways to move that tile over all of `layout`.
+    """Two modes: `layout` at the places of `tile`, and the offsets that move the tile over all of `layout`.
 
-    An integer is a tile of so many neighbors.
+    An integer is a tile of this many neighbors.
 
     Raises:
         CannotLower: `tile` does not tile the size of `layout`, or a composition is not exact.
@@ -93,9 +93,9 @@ def divide_layout(layout: Layout, tile: Layout | int) -> Layout:
 
 
 def layout_product(layout: Layout, repetition: Layout | int) -> Layout:
-    """Two modes: `layout`, and its repetitions at the offsets that `repetition` gives, counted in whole layouts.
+    """Two modes: `layout`, and its repetitions at the offsets of `repetition`, counted in whole layouts.
 
-    An integer is so many repetitions, one after the other.
+    An integer is this many repetitions, one after the other.
 
     Raises:
         CannotLower: `layout` has no complement, or a composition is not exact.
@@ -166,7 +166,7 @@ def _from_modes(modes: tuple[Mode, ...]) -> Layout:
 
 
 def _steps(extents: Sequence[int], size: int, step: int, used: list[int]) -> tuple[tuple[int, int, int], ...] | None:
-    """The coordinates 0, step, .., (size - 1) * step of modes of these extents; None where they are no layout.
+    """The coordinates 0, step, .., (size - 1) * step of modes of these extents; None if they are no layout.
 
     used: how far each mode is walked, over all calls; this one is added.
 

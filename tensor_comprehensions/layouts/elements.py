@@ -1,4 +1,4 @@
-"""Layouts of the same memory in other elements, of more elements, and what two layouts have in common."""
+"""Layouts of the same memory in wider or narrower elements, of more elements, and the common part of two layouts."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def widen(layout: Layout, n: int) -> Layout:
 
 
 def narrow(layout: Layout, n: int) -> Layout:
-    """The same memory in elements `n` times as narrow: the leaf of neighbors counts so many times more.
+    """The same memory in elements `n` times as narrow: the contiguous leaf counts `n` times as many.
 
     Raises:
-        CannotLower: no leaf can count them, because none has neighbors or a size of 1.
+        CannotLower: no leaf is contiguous or has a size of 1.
     """
     flat = list(layout.flat)
     grows = [at for at, (_, stride) in enumerate(flat) if stride == 1]

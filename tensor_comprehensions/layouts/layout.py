@@ -68,7 +68,7 @@ class Layout:
 
     @property
     def modes(self) -> tuple[Layout, ...]:
-        """The modes as layouts; an integer is its own only mode."""
+        """The modes as layouts; an integer has one mode, itself."""
         if isinstance(self.shape, tuple) and isinstance(self.stride, tuple):
             return tuple(Layout(s, d) for s, d in zip(self.shape, self.stride, strict=True))
         return (self,)
@@ -142,7 +142,7 @@ def _offset(at: IntTuple, shape: IntTuple, stride: IntTuple) -> int:
 
 
 def _digits(number: int, shape: tuple[IntTuple, ...]) -> tuple[IntTuple, ...]:
-    """The coordinate of each mode at place `number`; what is too large ends up in the last mode, which refuses it."""
+    """The coordinate of each mode at place `number`; an excess stays in the last mode, which refuses it."""
     digits: list[IntTuple] = []
     for part in shape[:-1]:
         number, digit = divmod(number, prod(flatten_tuple(part)))

@@ -1,4 +1,4 @@
-"""Layouts from text, and what parsers of small notations share: a mistake is an `ArgumentError` with a caret."""
+"""Layouts from text, and the shared parts of small parsers: a mistake is an `ArgumentError` with a caret."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def make_layout_parser(builder: object, start: Sequence[str], *grammars: tuple[s
 
 
 def parse_text(parser: Any, start: str, text: str) -> Any:
-    """What `make_parser` makes of `text`, which is to be a `start`.
+    """Parse `text` as a `start` of the grammar.
 
     Raises:
-        ArgumentError: `text` is none; with the place of the mistake.
+        ArgumentError: `text` does not match, with the place of the mistake.
     """
     with deferred_interrupts():
         import lark
@@ -77,14 +77,14 @@ def parse_text(parser: Any, start: str, text: str) -> Any:
 
 
 def _alternatives(parser: Any, terminals: Collection[str]) -> str:
-    """What a person would say of the terminals that the grammar allows at a place."""
+    """The terminals that the grammar allows at a place, in words."""
     literal = {t.name: f"'{t.pattern.value}'" for t in parser.terminals if t.pattern.type == "str"}
     spelled = sorted({_SPELLING.get(n) or literal.get(n, n) for n in terminals})
     return ", ".join(spelled[:-1]) + " or " + spelled[-1] if len(spelled) > 1 else "".join(spelled)
 
 
 class LayoutBuilder:
-    """What the rules of `layout.lark` become."""
+    """Builds layouts from the rules of `layout.lark`."""
 
     def integer(self, children: list[Any]) -> int:
         (token,) = children

@@ -9,7 +9,7 @@ from .algebra import as_layout, coalesce, compose, divide_layout, layout_product
 from .layout import Layout, concatenate
 
 Tiler = Layout | int
-"""What divides a mode: a layout of places in it, or so many neighbors."""
+"""The tile of a mode: a layout of places in it, or a number of neighbors."""
 
 
 def coalesce_modes(layout: Layout) -> Layout:
@@ -68,7 +68,7 @@ def _by_mode(
 
 
 def _repeat_modes(what: str, block: Layout, grid: Layout) -> list[tuple[Layout, Layout]]:
-    """The modes of `block`, each with that of its repetitions."""
+    """The modes of `block`, each with those of its repetitions."""
     if len(block) != len(grid):
         raise refusal(what, block, grid, f"{len(block)} modes and {len(grid)}")
     blocks, repetitions = layout_product(block, grid).modes

@@ -1,4 +1,4 @@
-"""What a read with constant coefficients does in memory: it is a layout over the iterators that move it."""
+"""The memory layout of a read with constant coefficients: a layout over the iterators that move it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class LayoutRead:
         Args:
             extents: of all iterators, the innermost first.
             subscripts: for each dimension, the coefficient of each iterator that occurs.
-            constants: for each dimension, what is added; default zero.
+            constants: for each dimension, the constant term; default zero.
         """
         pairs = list(zip(subscripts, strides, strict=True))
         steps = (sum(factors.get(name, 0) * stride for factors, stride in pairs) for name in extents)

@@ -17,9 +17,9 @@ class Swizzle:
     A permutation of every aligned run of `period` offsets, and its own inverse.
 
     Attributes:
-        bits: how many are permuted.
+        bits: the number of permuted bits.
         base: the lowest of them; 2^base neighbors stay together.
-        shift: how far above it those stand that they are combined with; no less than `bits`.
+        shift: the distance to the bits that they are combined with; at least `bits`.
     """
 
     bits: int
@@ -28,7 +28,7 @@ class Swizzle:
 
     def __post_init__(self) -> None:
         if any(type(n) is not int for n in (self.bits, self.base, self.shift)):
-            raise ArgumentError(f"{self} is no swizzle", expected="whole numbers for bits, base and shift")
+            raise ArgumentError(f"{self} is not a swizzle", expected="whole numbers for bits, base and shift")
         if min(self.bits, self.base, self.shift) < 0:
             raise ArgumentError(f"{self} has a negative number", expected="bits, base and shift of 0 or more")
         if self.bits + self.base + self.shift > MAX_OFFSET_BITS:

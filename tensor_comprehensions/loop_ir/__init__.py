@@ -1,5 +1,5 @@
-"""The loop program: what lowerings produce and emitters print.
+"""The loop program, which lowerings produce and emitters print.
 
-Always holds: nodes are immutable values; a module that passes `verify` runs the same under every emitter and under
+Always holds: nodes are immutable values; a module that passes `verify` computes the same under every emitter and under
 `interpret`.
 """

@@ -1,4 +1,4 @@
-"""What copies of boxes and products of warpgroups take from memory: why the hardware would not, if so."""
+"""Constraints of the hardware on the operands of box copies and warpgroup products, with reasons for refusals."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _UNIT = 16
 
 
 def tensor_map_fault(m: TensorMap, buffers: Sequence[Buffer]) -> str | None:
-    """Why there is no such tensor map of one of the buffers."""
+    """Why the hardware cannot have this tensor map of a buffer, or None."""
     size = m.buffer.type.dtype.size
     row, strides = m.box[-1] * size, m.strides
     if m.buffer not in buffers:

@@ -31,7 +31,7 @@ SINCE_80 = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 SINCE_75 = ("sm_75", *SINCE_80)
 SINCE_90 = ("sm_90", "sm_100", "sm_120")
 HOPPER = ("sm_90a",)
-"""The architectures on which to choose an atom: those that run it in one instruction of their own."""
+"""The architectures on which to choose an atom: those with a single instruction for it."""
 
 ROW_BYTES = 16
 """Bytes of a row of the 8 x 8 matrices that warps move."""
@@ -68,7 +68,7 @@ class AtomOperand:
 
     @property
     def register(self) -> DType:
-        """The type of these registers: that of sums, else 32 bits that hold what fits into them."""
+        """The type of the operand's registers: its own for sums, else 32 bits that pack several elements."""
         return self.dtype if self.dtype in (FLOAT32, INT32, FLOAT64) else UINT32
 
     def place(self, thread: int, value: int) -> tuple[int, int]:
@@ -80,13 +80,13 @@ class AtomOperand:
 
 @dataclass(frozen=True, slots=True)
 class Atom:
-    """One instruction, or one statement of few.
+    """One instruction, or one statement of a few instructions.
 
     Attributes:
-        name: which the text calls it by, and `Invoke`.
+        name: in the text, and in `Invoke`.
         kind: MOVE, with the operands (destination, source), or MATMUL, with (sum, A, B): `sum += A * B.T`.
         threads: the threads of the group: which lanes of the warp, or of the warpgroup.
-        operands: the one that it writes first.
+        operands: the written one first.
         architectures: on which to choose it.
         alignment: bytes, of the addresses that it takes.
         opcode: of PTX, with its modifiers.

@@ -1,4 +1,4 @@
-"""Every name of a module means one thing: the check that is always on, so it is written to take little time."""
+"""Every name of a module has one binding: a check that always runs, so it is written to be fast."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .rewrite import children, stmt_expressions, substatements
 
 
 def check_bindings(module: Module) -> None:
-    """Raises InternalError where a variable or a buffer is bound twice, hides another one, or is used and not bound."""
+    """Raises InternalError if a variable or a buffer is bound twice, hides another one, or is used and not bound."""
     scope = {b.name for b in (*module.arguments, *module.temporaries)}
     if len(scope) < len(module.arguments) + len(module.temporaries):
         raise InternalError(f"{module.name}: two buffers have one name")

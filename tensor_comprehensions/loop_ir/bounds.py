@@ -16,10 +16,10 @@ _DEPTH = 64  # substitutions before giving up, against chains of minima that dou
 
 @dataclass(frozen=True, slots=True)
 class BoundsContext:
-    """What is known of the variables around a place in a program.
+    """Facts about the variables at a place in a program.
 
     loops: enclosing loops by variable. lets: values of bound names. ranges: an interval for each of them. order: a
-    number for each name, larger for what is bound further inside. found: upper bounds of sums, by their terms.
+    number for each name, larger for names bound further inside. found: upper bounds of sums, by their terms.
     """
 
     loops: dict[str, Loop]
@@ -42,7 +42,7 @@ class BoundsContext:
     def in_let(self, name: str, value: Expr) -> BoundsContext:
         t = value.type.dtype
         if not (t == INT64 or t.is_bool or name in self.order):
-            return self  # no index and no condition that tells of one
+            return self  # neither an index nor a condition on one
         where = intervals.index_interval(value, self.ranges) if t == INT64 else intervals.ANYTHING
         ranges = {**self.ranges, name: where}
         return BoundsContext(self.loops, {**self.lets, name: value}, ranges, self.with_facts(name))
@@ -64,7 +64,7 @@ def lower_bound(e: Expr, scope: BoundsContext) -> int | None:
 
 
 def _bound(terms: Terms, constant: int, scope: BoundsContext) -> int | None:
-    """An upper bound of `terms + constant`, looked for once: what unrolling makes differs in the constant alone."""
+    """An upper bound of `terms + constant`, computed once per `terms`: unrolled copies differ in the constant alone."""
     key = tuple(terms.items())
     if key not in scope.found:
         scope.found[key] = _upper(terms, 0, scope, _DEPTH)
@@ -73,7 +73,7 @@ def _bound(terms: Terms, constant: int, scope: BoundsContext) -> int | None:
 
 
 def lane_bounds(index: Expr, scope: BoundsContext, facts: Sequence[Fact] = ()) -> tuple[int | None, int | None]:
-    """(least, greatest) value that a lane of `index` takes where all `facts` hold; None where no bound is found."""
+    """(least, greatest) value that a lane of `index` takes where all `facts` hold; None if no bound is found."""
     plain = _first_and_step(index)
     if plain is None:
         return None, None
@@ -85,7 +85,7 @@ def lane_bounds(index: Expr, scope: BoundsContext, facts: Sequence[Fact] = ()) -
 
 
 def runs_at_least_once(loop: Loop, scope: BoundsContext) -> bool:
-    """Whether the loop has an iteration, whatever the variables around it are."""
+    """Whether the loop has an iteration, for all values of the variables around it."""
     least = lower_bound(linear_forms.subtract(loop.stop, loop.start), scope)
     return least is not None and least > 0
 
@@ -144,7 +144,7 @@ def _first_and_step(e: Expr) -> tuple[Expr, int] | None:
 
 
 def condition_facts(condition: Expr | None, scope: BoundsContext) -> tuple[list[Fact], bool]:
-    """What a condition tells of indices, and whether that is all that it says."""
+    """The facts about indices that a condition implies, and whether they are equivalent to it."""
     match condition:
         case None:
             return [], True

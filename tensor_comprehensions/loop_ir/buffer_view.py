@@ -1,12 +1,12 @@
-"""Promotion: what a part of the program touches, in a buffer of its own.
+"""Promotion: the part of an array that a part of the program touches, in a buffer of its own.
 
 A footprint is a box in a space with named axes: the dimensions of a tensor, the coordinates by which data finds its
-elements, or the iterators of an op. Along each axis it begins somewhere and goes on in constant steps, which digits
-count as in a mixed base. A buffer for it has a dimension per digit, in any order: the tiles of a panel before the
-points of one tile, say.
+elements, or the iterators of an op. Along each axis it starts at an offset and continues in constant steps, counted by
+digits of a mixed base. A buffer for it has a dimension per digit, in any order: for example, the tiles of a panel
+before the points of one tile.
 
-Who promotes decides the rest: how the footprint is found, what is copied at a point of it, in which memory, and in
-which order.
+The callers decide the rest: how to find the footprint, the value to copy at each point of it, the memory, and the order
+of the copy.
 """
 
 from __future__ import annotations

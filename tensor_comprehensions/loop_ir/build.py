@@ -330,7 +330,7 @@ def select(condition: Expr, then: Expr, otherwise: Expr) -> Expr:
 
 
 def cast(e: Expr, dtype: DType) -> Expr:
-    """`e` converted to `dtype`; nothing when it has that type already."""
+    """`e` converted to `dtype`; `e` itself if it has that type already."""
     have = e.type.dtype
     if have == dtype:
         return e

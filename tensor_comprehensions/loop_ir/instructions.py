@@ -1,4 +1,4 @@
-"""What a `Call` of a loop program may name beside mathematical functions: instructions on operands of several types."""
+"""The instructions that a `Call` of a loop program may name besides mathematical functions, on several types."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _shift_right(bits: Any, count: Any) -> Any:
 
 
 def _trailing_zeros(bits: Any) -> Any:
-    return _popcount(~bits & (bits - np.int64(1)))  # ones in the place of these zeros, nothing else
+    return _popcount(~bits & (bits - np.int64(1)))  # zeros below the lowest set bit become ones, all other bits 0
 
 
 def _popcount(bits: Any) -> Any:
@@ -79,9 +79,9 @@ BROADCAST_WARP = "broadcast_warp"
 INSTRUCTIONS = {
     i.name: i
     for i in (
-        # Two bfloat16 side by side, the first in the low half.
+        # Two bfloat16 in one value, the first in the low half.
         Instruction(PAIR_BFLOAT16, (BFLOAT16, BFLOAT16), UINT32, _pair),
-        # The same of float16, and what such pairs of either type are made of.
+        # The same of float16, and the functions that make such pairs of either type.
         Instruction(PAIR_FLOAT16, (FLOAT16, FLOAT16), UINT32, _pair_float16),
         Instruction(f"low_{FLOAT16.name}", (UINT32,), FLOAT16, lambda pair: _float16_of(pair, 0)),
         Instruction(f"high_{FLOAT16.name}", (UINT32,), FLOAT16, lambda pair: _float16_of(pair, 16)),

@@ -12,7 +12,7 @@ from .nodes import Binary, Broadcast, Const, Expr, Ramp, Select, Var
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """The integers from `low` to `high`, both included; None where there is no bound."""
+    """The integers from `low` to `high`, both included; None for no bound."""
 
     low: int | None = None
     high: int | None = None

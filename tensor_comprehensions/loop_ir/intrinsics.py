@@ -1,4 +1,4 @@
-"""What `Invoke` can name. No pass and no emitter knows a row by its name: targets spell them in tables of their own."""
+"""The intrinsics of `Invoke`. Passes and emitters know no row by name: targets spell them in their own tables."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ ALL_THREADS = 1024
 class Intrinsic:
     """One row.
 
-    operands: how many views it takes, attributes: how many numbers, values: the types of the values.
+    operands: the number of views, attributes: the number of constants, values: the types of the values.
     hint: it computes nothing, so its views need not exist and it may be left out; only their indices are evaluated.
-    group: so many neighboring threads come to it together, so it stands in control flow that is the same for them.
+    group: the number of neighboring threads that execute it together, in control flow that is uniform for them.
     registers: the views that are in registers. atom: the row of `atoms.ATOMS` that says where their elements lie; each
     view is then that of the first register of several along the last dimension.
     fragments: the views that are matrices in FRAGMENT buffers. written: the views whose memory it writes.
@@ -101,11 +101,11 @@ def _rows_of(a: Atom) -> Iterator[Intrinsic]:
 _OWN = {
     i.name: i
     for i in (
-        # The cache line of an element is wanted soon; the attribute tells whether to be written (1) or only read (0).
+        # Prefetch a cache line; the attribute tells whether it will be written (1) or only read (0).
         Intrinsic(PREFETCH, operands=1, attributes=1, hint=True),
         # The same, but so much later that the first cache has other things to keep until then.
         Intrinsic(PREFETCH_LATER, operands=1, attributes=1, hint=True),
-        # What threads of the block (of the warp) wrote before is seen by all of them after.
+        # Accesses of all threads of the block (of the warp) before it are visible to all of them after it.
         Intrinsic(BARRIER, operands=0, attributes=0, group=ALL_THREADS),
         Intrinsic(WARP_BARRIER, operands=0, attributes=0, group=WARP),
         # destination, source; (mask or offset of lanes, width): each thread gets the source of the lane whose number
@@ -122,7 +122,7 @@ _OWN = {
         Intrinsic(COPY_ASYNC, operands=2, attributes=1, written=(0,)),
         # The same, but where the value is false the source, which need not exist, is not read: zeros are copied.
         Intrinsic(COPY_ASYNC_ZERO, operands=2, attributes=1, written=(0,), values=(BOOL,)),
-        # Close this thread's group of copies. (groups,): wait until so many of the last groups at most are not done.
+        # Close this thread's group of copies. (groups,): wait until at most so many of the last groups are pending.
         Intrinsic(COMMIT_ASYNC, operands=0, attributes=0),
         Intrinsic(WAIT_ASYNC, operands=0, attributes=1),
         # A fragment becomes all zeros.
@@ -139,7 +139,7 @@ _OWN = {
         # block.
         Intrinsic(BARRIER_INIT, operands=1, attributes=1, barriers=(0,)),
         Intrinsic(FENCE_BARRIER_INIT, operands=0, attributes=0),
-        # barrier: arrive. (bytes,): arrive, and so many bytes of copies have to land, too, before the phase ends.
+        # barrier: arrive. (bytes,): arrive, and let the phase also wait for so many bytes of copies.
         Intrinsic(BARRIER_ARRIVE, operands=1, attributes=0, barriers=(0,)),
         Intrinsic(BARRIER_EXPECT, operands=1, attributes=1, barriers=(0,)),
         # barrier; ; (parity,): wait until the phase of this parity has ended, the one before the first having parity 1.
@@ -147,19 +147,20 @@ _OWN = {
         # shared box, its first element in a tensor, barrier; (map,): begin to copy a box, zeros where it leaves the
         # tensor. The box is undefined until its bytes have landed and the phase of the barrier that they end has.
         *(Intrinsic(name, 3, 1, written=(0,), barriers=(2,), mapped=1) for name in TMA_LOADS),
-        # The first element of a box in a tensor, shared box; (map,): begin to copy what of it is in the tensor.
+        # The first element of a box in a tensor, shared box; (map,): begin to copy the part of it inside the tensor.
         *(Intrinsic(name, 2, 1, written=(0,), mapped=0) for name in TMA_STORES),
         # Close this thread's group of such stores. (groups,): wait until all but so many of the last ones have read.
         Intrinsic(BULK_COMMIT, operands=0, attributes=0),
         Intrinsic(BULK_WAIT, operands=0, attributes=1),
-        # What this thread stored before, copies of boxes and products of warpgroups may read after the next barrier.
+        # Make earlier stores of this thread visible to copies of boxes and products of warpgroups after the next
+        # barrier.
         Intrinsic(FENCE_ASYNC, operands=0, attributes=0),
         # Registers written before belong to the products that come; close the group of products; wait for all but so
         # many of the last groups.
         Intrinsic(WGMMA_FENCE, operands=0, attributes=0, group=WARPGROUP),
         Intrinsic(WGMMA_COMMIT, operands=0, attributes=0, group=WARPGROUP),
         Intrinsic(WGMMA_WAIT, operands=0, attributes=1, group=WARPGROUP),
-        # (registers,): each thread of the warpgroup has so many from now on.
+        # (registers,): set the number of registers of each thread of the warpgroup.
         Intrinsic(REGISTERS_DEC, operands=0, attributes=1, group=WARPGROUP),
         Intrinsic(REGISTERS_INC, operands=0, attributes=1, group=WARPGROUP),
         # A uint32: 1 in one thread of the warp, 0 in the others.
@@ -171,7 +172,8 @@ _OWN = {
 def _atom_rows() -> dict[str, Intrinsic]:
     """A row for each atom, which takes registers and each lane's row of 16 bytes, registers, or sum, left and right.
 
-    Sums begin anew where the value is false. Products of a warpgroup read their operands, and change their sums, until
+    Sums start from zero if the value is false. Products of a warpgroup read their operands, and change their sums,
+    until
     the warpgroup has waited for their group.
     """
     return {i.name: i for a in filter(_is_invoked, ATOMS.values()) for i in _rows_of(a)}
@@ -194,6 +196,6 @@ def is_collective(s: Invoke) -> bool:
 
 
 def is_asynchronous(s: Invoke) -> bool:
-    """Whether `s` begins what goes on by itself: a copy of a box, or a product of a warpgroup."""
+    """Whether `s` starts an asynchronous operation: a copy of a box, or a product of a warpgroup."""
     known = INTRINSICS.get(s.name)
     return known is not None and (known.mapped is not None or bool(known.described))

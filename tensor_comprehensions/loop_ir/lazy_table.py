@@ -12,8 +12,8 @@ class LazyTable(Mapping[str, V]):
     """Rows by name.
 
     Args:
-        rows: those that are there from the start.
-        make: the others, which stand after them.
+        rows: the initial rows.
+        make: makes the other rows, which follow them.
     """
 
     def __init__(self, rows: Mapping[str, V], make: Callable[[], Mapping[str, V]]) -> None:

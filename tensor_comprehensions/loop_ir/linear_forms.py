@@ -35,7 +35,7 @@ def _collect(e: Expr, factor: int, terms: Terms) -> int:
 
 
 def terms_to_expr(terms: Terms, constant: int) -> Expr:
-    """The canonical expression of `sum coefficient * atom + constant`: what is added first, the constant last."""
+    """The canonical expression of `sum coefficient * atom + constant`: positive terms first, the constant last."""
     e: Expr | None = None
     for atom, c in terms.items():
         if c > 0:
@@ -68,7 +68,7 @@ def _join(terms: Terms, remainder: Expr, quotient: Expr, divisor: int, whole: Ex
 
 
 def difference(a: Expr, b: Expr) -> int | None:
-    """`a - b` where it is the same whatever the variables are, else None. Both are scalar integers."""
+    """`a - b` if it is a constant, else None. Both are scalar integers."""
     if a is b:
         return 0
     terms, constant = linear_terms(a)

@@ -30,14 +30,14 @@ def swizzle_of(row_bytes: int, size: int) -> tuple[int, int, int]:
 
 
 def row_bytes_of(b: Buffer) -> int:
-    """The bytes of a row of `b`, by which its swizzle goes; 0 where it has none."""
+    """The bytes of a row of `b`, by which its swizzle goes; 0 if it has none."""
     return b.strides[-2] * b.type.dtype.size if b.swizzle is not None else 0
 
 
 def matrix_placement(b: Buffer, *, across: bool) -> MatrixPlacement | str:
-    """The placement of matrices in the last two dimensions of `b`, or why the instruction does not find them there.
+    """The placement of matrices in the last two dimensions of `b`, or why the instruction cannot address them.
 
-    across: rows go along K, and what is wider than a row goes on along the third dimension from the end.
+    across: rows go along K, and matrices wider than a row continue along the third dimension from the end.
     """
     width = row_bytes_of(b)
     if width not in _MODES:

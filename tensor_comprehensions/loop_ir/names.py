@@ -1,4 +1,4 @@
-"""Names for what a pass introduces."""
+"""Names that passes introduce."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The loop program: what every lowering produces and every emitter prints.
+"""The loop program, which every lowering produces and every emitter prints.
 
 Values are scalars or explicit vectors (a lane count on the type). Loops are structured. Memory is reached only
-through `Load` and `Store` on buffers with static strides and, but for the first dimension of dynamic ones, static
-shapes. Nodes are immutable, compare by value, and their `repr` evaluates back to them.
+through `Load` and `Store` on buffers with static strides and static shapes, except for the first dimension of dynamic
+buffers. Nodes are immutable, compare by value, and their `repr` evaluates back to them.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Space(Enum):
 class Buffer:
     """A named array. `type` is that of one element (a vector type only in registers); strides count elements.
 
-    dynamic: the caller's array, or the `Allocate`, says how long the first dimension is; its extent in `shape` is 0.
+    dynamic: the caller's array, or the `Allocate`, determines the first extent, which is 0 in `shape`.
     swizzle: (bits, base, shift) of a SHARED buffer: the element that the strides put at the offset x lies at
-    `x ^ ((x & mask) >> shift)`, mask being the `bits` bits from `base + shift` on. Indices do not know of it.
+    `x ^ ((x & mask) >> shift)`, mask being the `bits` bits from `base + shift` on. Indices ignore it.
     """
 
     name: str
@@ -97,10 +97,10 @@ class Var:
 class Load:
     """`buffer[indices]`.
 
-    Indices are int64. With a vector among the indices (a `Ramp`, or data) the result has as many lanes, lane l
-    reading the element at the l-th value of each index (scalars count for all lanes); scalar indices on a buffer
-    of vectors give the vector.
-    Where `mask` (bool, same lanes) is false nothing is touched and the value is 0.
+    Indices are int64. If an index is a vector (a `Ramp`, or data), the result has as many lanes: lane l reads the
+    element
+    at the l-th value of each index, and at the scalar ones. Scalar indices on a buffer of vectors give the vector.
+    Where `mask` (bool, same lanes) is false, nothing is read and the value is 0.
     """
 
     buffer: Buffer
@@ -261,9 +261,9 @@ class LoopKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a store comes from: the statements of the def that it computes, by name, and its part in that.
+    """The origin of a store: the statements of the def that it computes, by name, and its part in them.
 
-    role: what it does for them where that is not to compute them, such as "copy of". tensor: what the role is about.
+    role: its purpose if that is not to compute them, such as "copy of". tensor: the object of the role.
     """
 
     statements: tuple[str, ...]
@@ -293,9 +293,10 @@ class Store:
 class Loop:
     """`for var in range(start, stop, step)`; bounds are int64 expressions, step a positive constant.
 
-    grain: for PARALLEL, at least so many iterations make a chunk. vector_factors: for VECTOR, the number of lanes and
-    how many vectors one trip handles (interleaved accumulators), as (lanes, vectors). With 0 vectors, a trip handles
-    one vector under a mask, so that short loops have no remainder.
+    grain: for PARALLEL, least number of iterations in a chunk. vector_factors: for VECTOR, the number of lanes and of
+    vectors per iteration (interleaved accumulators), as (lanes, vectors). With 0 vectors, an iteration handles one
+    vector
+    under a mask, so that short loops have no remainder.
     """
 
     var: str
@@ -310,9 +311,9 @@ class Loop:
 
 @dataclass(frozen=True, slots=True)
 class While:
-    """`while condition: body`, condition a scalar bool over what `body` changes: elements of REGISTER buffers, mostly.
+    """`while condition: body`, condition a scalar bool that reads values changed by `body`, mostly REGISTER elements.
 
-    The pass that makes the loop answers for its end. Every name in `condition` is bound outside of the loop.
+    The pass that makes the loop guarantees that it ends. Every name in `condition` is bound outside of the loop.
     """
 
     condition: Expr
@@ -367,7 +368,7 @@ class Check:
 class Invoke:
     """An intrinsic of `intrinsics.INTRINSICS` by name, on views `(buffer, indices of its first element)`.
 
-    attributes are numbers that the program knows, values those that the run computes.
+    attributes: constants of the program. values: expressions computed at run time.
     """
 
     name: str
@@ -409,10 +410,10 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class TensorMap:
-    """How boxes of a GLOBAL buffer travel to shared memory and back: what a tensor map of the driver says.
+    """How boxes of a GLOBAL buffer are copied to shared memory and back: the content of a tensor map of the driver.
 
     box: elements along each dimension, the last being contiguous. swizzle: the bytes of the rows in which chunks of 16
-    change places, 128, 64 or 32; 0: none do. dimensions: the extent and the stride of each, where they are not those of
+    change places, 128, 64 or 32; 0: none do. dimensions: the extent and the stride of each, if they are not those of
     the buffer; they may visit an element several times.
     """
 
@@ -434,7 +435,7 @@ class TensorMap:
 
     @property
     def bytes(self) -> int:
-        """What a box takes, parts beyond the tensor included."""
+        """Bytes of a box, including parts beyond the tensor."""
         return prod(self.box) * self.buffer.type.dtype.size
 
 
@@ -442,11 +443,13 @@ class TensorMap:
 class Kernel:
     """One launch: `body` over the module's buffers.
 
-    With a `launch`, every thread of every block runs `body`, where the variables of `BLOCK` and `THREAD` are defined.
+    With a `launch`, every thread of every block runs `body`, in which the variables of `BLOCK` and `THREAD` are
+    defined.
     Threads of one block meet at the collective intrinsics; blocks run in any order. The kernels of a module run one
-    after another. `readonly` names GLOBAL buffers that it only reads, by way of the read-only cache where there is one.
-    `min_blocks_per_sm` blocks, at least, should have registers on a processor at once. `maps` are its tensor maps,
-    which intrinsics name by their position.
+    after another. `readonly` names GLOBAL buffers that it only reads, through the read-only cache if the target has
+    one.
+    `min_blocks_per_sm` blocks, at least, should be resident on a multiprocessor. `maps` are its tensor maps, which
+    intrinsics name by their position.
     """
 
     name: str
@@ -459,7 +462,7 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class CheckSite:
-    """What a failed `Check` tells the user: `dimension` of `tensor` with `extent` elements from `origin` on."""
+    """The meaning of a failed `Check`: `dimension` of `tensor` with `extent` elements from `origin` on."""
 
     tensor: str
     dimension: int
@@ -481,4 +484,4 @@ class Module:
     kernels: tuple[Kernel, ...]
     sites: tuple[CheckSite, ...] = ()
     written: tuple[str, ...] = ()  # names of the arguments that kernels may write
-    partial: frozenset[str] = frozenset()  # temporaries with elements that mean nothing: they may be read, not used
+    partial: frozenset[str] = frozenset()  # temporaries with meaningless elements, which may be read but not used

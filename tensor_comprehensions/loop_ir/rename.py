@@ -1,4 +1,4 @@
-"""A module with other names, kept apart where they meet: how people read what was lowered from a canonical program."""
+"""A module with other names, made distinct if they clash: prints a canonical program in the names of the source."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .nodes import Allocate, Buffer, Expr, Invoke, Kernel, Let, Load, Loop, Modu
 from .rewrite import map_expr, map_stmt
 
 Names = Mapping[str, str]
-"""What is in scope, and what it is called instead."""
+"""The names in scope, and their replacements."""
 
 
 def rename(module: Module, spell: Callable[[str], str], function: str) -> Module:

@@ -1,4 +1,4 @@
-"""Walking and rebuilding loop programs. What a rewrite leaves unchanged comes back as the same object."""
+"""Walking and rebuilding loop programs. Unchanged parts come back as the same object."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def map_stmt(s: Stmt, on_expr: OnExpr, on_stmt: OnStmt) -> Stmt:
 
 
 def refold(e: Expr) -> Expr:
-    """`e` made anew by the folding constructors of `build`, its children taken as they are."""
+    """`e` rebuilt by the folding constructors of `build`, without visiting its children."""
     match e:
         case Binary(op, left, right):
             return build.binary(op, left, right)
@@ -217,7 +217,7 @@ def children(e: Expr) -> tuple[Expr, ...]:
 
 
 def walk_expr(e: Expr) -> Iterator[Expr]:
-    """`e` and all its sub-expressions, each before its own parts."""
+    """`e` and all its sub-expressions, in preorder."""
     stack = [e]
     while stack:
         top = stack.pop()
@@ -226,7 +226,7 @@ def walk_expr(e: Expr) -> Iterator[Expr]:
 
 
 def walk_stmts(s: Stmt) -> Iterator[Stmt]:
-    """`s` and all its sub-statements, each before its own parts, in program order."""
+    """`s` and all its sub-statements, in preorder, which is program order."""
     stack = [s]
     while stack:
         top = stack.pop()

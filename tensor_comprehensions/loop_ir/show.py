@@ -65,7 +65,7 @@ def format_program(program: Module | Kernel | Stmt | Expr) -> str:
 
 
 def list_lines(program: Module | Kernel) -> Iterator[Line]:
-    """The lines of `format_program`, each with the statement that it shows; None where it shows none."""
+    """The lines of `format_program`, each with the statement that it shows; None if it shows none."""
     yield from _module_lines(program) if isinstance(program, Module) else _kernel_lines(program)
 
 

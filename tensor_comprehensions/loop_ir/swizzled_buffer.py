@@ -1,6 +1,6 @@
-"""Swizzled shared memory: columns of a row change places by the row's number, so that few lanes meet in a bank.
+"""Swizzled shared memory: columns of a row change places by the row's number, so that few lanes share a bank.
 
-The rules here hold for what buffers may have: rows of a power of two, in which whole groups of columns move.
+The rules here cover the swizzles that buffers may have: rows of a power of two, in which whole groups of columns move.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class ColumnKey:
 
 
 def swizzle_offset(offset: int, swizzle: tuple[int, int, int]) -> int:
-    """Where the element at `offset` lies, and what lies there: the same function."""
+    """The place of the element at `offset`, and equally the element at that place."""
     bits, base, shift = swizzle
     return offset ^ ((offset >> shift) & (((1 << bits) - 1) << base))
 

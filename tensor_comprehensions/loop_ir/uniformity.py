@@ -1,8 +1,7 @@
 """How many neighboring threads of a block agree on an expression: 1, 8, 32, 128 or all of them.
 
-What threads alone decide is computed for each of them. Of other index arithmetic, the parts that a division or a
-remainder leaves alone are taken apart from the rest. Memory that the kernel writes may tell every thread something
-else.
+Expressions of thread indices alone are evaluated for each thread. In other index arithmetic, terms that a division or a
+remainder does not change are separated from the rest. Loads may differ in every thread.
 """
 
 from __future__ import annotations
@@ -29,12 +28,11 @@ _TYPES = (Type(INT64), Type(BOOL))
 
 @dataclass(frozen=True, slots=True)
 class Uniformity:
-    """What is known of the variables in scope.
+    """Facts about the variables in scope.
 
     Attributes:
-        values: by name, what a variable is in each thread, where only the thread decides.
-        groups: by name, how many neighbors agree on another variable. All agree on those in neither.
-        constant: the buffers that nothing changes while the kernel runs.
+        values: by name, the value of a variable in each thread, if only the thread determines it.
+        groups: by name, how many neighbors agree on another variable. All threads agree on variables in neither.
     """
 
     values: Mapping[str, Values] = field(default_factory=dict)
@@ -89,7 +87,7 @@ class Uniformity:
         return self.agreement(*children(e))
 
     def _is_shared(self, e: Expr) -> bool:
-        """Whether nothing in `e` tells threads apart."""
+        """Whether `e` is the same in all threads."""
         return not any(
             (isinstance(x, Load) and x.buffer.name not in self.constant)
             or (isinstance(x, Var) and (x.name in self.values or x.name in self.groups))

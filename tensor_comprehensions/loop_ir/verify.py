@@ -76,8 +76,8 @@ class UnprovenBoundsError(InternalError):
 def verify(module: Module) -> None:
     """Check types, lanes, ranks, scopes, registers, parallelism and the bounds of plain affine accesses.
 
-    In kernels with a launch also that threads come together to what they must come to together, and that shared buffers
-    have names of their own.
+    In kernels with a launch, also check that threads reach collective intrinsics together, and that names of shared
+    buffers are unique.
 
     Raises:
         InternalError: naming the first node that breaks a rule.
@@ -128,10 +128,10 @@ def _require_unique(names: list[str], what: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """What is in scope. lowered: no loop is left to unroll. guarded: a condition decides whether this runs.
+    """The facts at a place. lowered: no loop is left to unroll. guarded: a condition decides whether this runs.
 
-    data: variables that memory decides, through bounds of loops, too.
-    threads: what is known of variables in the threads of a block; None: there are no blocks.
+    data: variables that depend on memory, also through bounds of loops.
+    threads: facts about variables in the threads of a block; None: there are no blocks.
     together: how many neighboring threads come here if one of them does.
     """
 
@@ -149,7 +149,7 @@ class _Place:
     maps: tuple[TensorMap, ...] = ()
 
     def with_conditions(self, *parts: Expr) -> _Place:
-        """The scope of what `parts` decide to run."""
+        """The scope of statements that run under the conditions `parts`."""
         return (
             self if self.threads is None else replace(self, together=min(self.together, self.threads.agreement(*parts)))
         )
@@ -299,7 +299,7 @@ def _invoke(s: Invoke, place: _Place) -> None:
 
 
 def _atom_operands(s: Invoke, known: Intrinsic, place: _Place) -> None:
-    """Are the operands what the atom's row says, and is there as much of them as it takes?"""
+    """Check the operands against the atom's row: their spaces, types and sizes."""
     atom = ATOMS[known.atom]
     facts, understood = condition_facts(None, place.scope)
     for number, ((buffer, where), operand) in enumerate(zip(s.operands, atom.operands, strict=True)):
@@ -339,7 +339,7 @@ def _fragment_in_memory(s: Invoke, place: _Place) -> None:
 
 
 def _access(b: Buffer, where: tuple[Expr, ...], mask: Expr | None, place: _Place, node: Stmt | Expr) -> Type:
-    """The type of what is loaded or stored."""
+    """The type of the loaded or stored value."""
     lanes = max(_indices(b, where, place, node), b.type.lanes)
     _require(b.space is not Space.FRAGMENT, f"{b.name} has fragments: only intrinsics reach them", node)
     _require(b.space is not Space.BARRIER, f"{b.name} has barriers: only intrinsics reach them", node)
@@ -373,7 +373,7 @@ def _indices(b: Buffer, where: tuple[Expr, ...], place: _Place, node: Stmt | Exp
 def _require_inside(
     b: Buffer, dimension: int, index: Expr, place: _Place, facts: list[Fact], node: Stmt | Expr
 ) -> None:
-    """Prove that an affine index stays in the buffer. What data decides is beyond this proof."""
+    """Prove that an affine index stays in the buffer. Indices that depend on data are beyond this proof."""
     base = index.base if isinstance(index, Ramp) else index
     if base.type.lanes > 1 or not _is_affine(base) or place.is_data(base) or (b.dynamic and dimension == 0):
         return

@@ -19,7 +19,7 @@ _HOW = "pip install 'tensor-comprehensions[opencl]'"
 
 @dataclass(frozen=True, slots=True)
 class OpenClDevice:
-    """A device, with what PyOpenCL needs to reach it."""
+    """A device with its PyOpenCL context."""
 
     opencl: Any
     context: Any
@@ -41,7 +41,7 @@ def is_opencl_available() -> bool:
 
 @functools.cache
 def opencl_device() -> OpenClDevice:
-    """The first device. Raises ArgumentError where there is none."""
+    """The first device. Raises ArgumentError if there is none."""
     try:
         import pyopencl
     except ImportError as error:
@@ -57,12 +57,12 @@ def opencl_device() -> OpenClDevice:
 
 
 def run_opencl(code: GpuCode, module: ir.Module, arrays: Mapping[str, np.ndarray[Any, Any]]) -> tuple[int, int]:
-    """Build and run the text of `module` on arrays, one per argument by name, into which the results are written.
+    """Build and run the text of `module` on arrays, one per argument by name, which receive the results.
 
-    Arrays lie as the buffers say, with half-precision numbers as their own type or their bits.
+    Arrays have the layout of the buffers, with half-precision numbers as their own type or their bits.
 
     Returns:
-        (0, 0), or the number of a failed check and the value that it found.
+        (0, 0), or the number of a failed check and its value.
 
     Raises:
         ArgumentError: there is no device.
@@ -75,7 +75,7 @@ def run_opencl(code: GpuCode, module: ir.Module, arrays: Mapping[str, np.ndarray
             warnings.simplefilter("ignore")
             program = cl.Program(found.context, code.source).build()
     except cl.Error as error:
-        raise InternalError(f"OpenCL refuses what we emitted: {error}\n{code.source}") from error
+        raise InternalError(f"OpenCL refuses our code: {error}\n{code.source}") from error
     memories = [
         cl.Buffer(found.context, flags.READ_WRITE | flags.COPY_HOST_PTR, hostbuf=arrays[b.name])
         if arrays[b.name].size

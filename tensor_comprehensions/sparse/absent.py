@@ -1,4 +1,4 @@
-"""What remains of an expression where sparse operands store nothing: an absent element is 0 and annihilates."""
+"""Expressions with absent operands: an element that is not stored is 0 and annihilates."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..tc_lang.numpy_expression import combine_arrays, convert_array, numpy_dtyp
 class Term:
     """The right side of a statement: a value at the places where `exists` holds.
 
-    void: the constant that contributes nothing: the identity of the reduction, 0 for `=`; None where all contribute.
+    void: the constant that contributes nothing: the identity of the reduction, 0 for `=`; None if all contribute.
     aliases: accesses that store the same places as one of an operand, which stands for them below.
     """
 
@@ -43,7 +43,7 @@ class Term:
         return tuple(dict.fromkeys(map(self.stands_for, found)))
 
     def drop_absent(self, absent: Collection[Access]) -> Term | None:
-        """The term where the accesses `absent` find nothing; None where it is void then."""
+        """The term if the accesses `absent` are not stored; None if it is then void."""
         if any(self.stands_for(a) in absent for a in self.exists):
             return None
         value = drop_absent_terms(self.value, {a for a in reads(self.value) if self.stands_for(a) in absent})
@@ -58,7 +58,7 @@ def term_of(value: Expr, exists: tuple[Access, ...], reduction: str | None, dtyp
 
 
 def drop_absent_terms(e: Expr, absent: Collection[Access]) -> Expr:
-    """`e` with 0 for the reads in `absent`, and with what follows from that."""
+    """`e` with 0 for the reads in `absent`, simplified."""
     if isinstance(e, Access):
         return Const(_zero(e.dtype), e.dtype) if e in absent else e
     new = map_operands(e, lambda x: drop_absent_terms(x, absent))
@@ -111,7 +111,7 @@ def _fold(e: Binary, op: str, left: Const, right: Const) -> Const:
 
 
 def is_additive(e: Expr, absent: Collection[Access]) -> bool:
-    """Whether reads in `absent` that give 0 leave the same value as their absence, whatever the other operands hold."""
+    """Whether 0 for the reads in `absent` gives the same value as their absence, whatever the other operands."""
     match e:
         case Access():
             return True

@@ -1,8 +1,8 @@
-"""Sparse results that are written level by level, in the order in which they are stored (TACO, section 6.3).
+"""Sparse results that are written level by level, in storage order (TACO, section 6.3).
 
 The loops over the indices of the result come first and in the order of its levels, so that every element is appended
-behind those before it. Where a reduced loop is outside of the last of these, a dense row takes the sums, and what was
-touched is appended when the row is complete ("Tensor algebra compilation with workspaces", CGO 2019).
+behind those before it. If a reduced loop is outside of the last of these, a dense row accumulates the sums, and its
+nonzero places are appended when the row is complete ("Tensor algebra compilation with workspaces", CGO 2019).
 """
 
 from __future__ import annotations
@@ -42,8 +42,7 @@ from .walk import Body, State
 LINE = 64
 """Flags of a row that one flag of the next level stands for, and flags of that level that are looked at together."""
 MAX_MARK = 255
-"""Rows that are counted before the flags of a row are cleared: each row marks its coordinates with a number of its own.
-"""
+"""Rows that are counted before the flags of a row are cleared: each row marks its coordinates with its own number."""
 
 
 def inside_chunks(s: Stmt, around: Callable[[Stmt], Stmt]) -> Stmt:
@@ -356,7 +355,7 @@ class AssemblingEmitter(StatementEmitter):
 
     @property
     def _marks_rows(self) -> bool:
-        """Whether each row is counted with a number of its own, so that no flag is cleared behind it."""
+        """Whether each row is counted with its own number, so that no flags are cleared behind it."""
         return self.counts and self.counts_rows and (self.is_scattered or self._adds_rows)
 
     @property
@@ -395,7 +394,7 @@ class AssemblingEmitter(StatementEmitter):
         )
 
     def _gather(self, state: State) -> Stmt:
-        """Append what was touched, in order, and leave the row clear."""
+        """Append the touched places, in order, and clear the row."""
         row, touched, line = self._rows
         (last,) = (e.name for d in self.format.order[-1:] for e in (self.s.subscripts[d],) if isinstance(e, Index))
         start, dtype = self.starts[self.format.order[-1]], self.values.type.dtype
@@ -423,7 +422,7 @@ class AssemblingEmitter(StatementEmitter):
         found = ReduceLanes(BITS, build.ne(build.load(flags, places), build.const(0, UINT8, LINE)))
         one = Let(name, build.add(first, build.call(TRAILING_ZEROS, Load(bits, ()))), then(build.var(name)))
         rest = build.call(BIT_AND, Load(bits, ()), build.sub(Load(bits, ()), 1))
-        # What is left is known before `then` runs.
+        # The remainder is known before `then` runs.
         step = build.block(Let(name, one.value, build.block(Store(bits, (), rest), one.body)))
         loop = While(build.ne(Load(bits, ()), build.const(0, INT64)), step)
         clear = build.store(flags, (places,), build.const(0, UINT8, LINE))
@@ -434,5 +433,5 @@ class AssemblingEmitter(StatementEmitter):
 
 
 _MARK = build.register(compose_name("mark"), UINT8)
-"""What the flags of the row that is counted are set to."""
+"""The flag value of the row that is being counted."""
 _ZERO = build.const(0, UINT8)

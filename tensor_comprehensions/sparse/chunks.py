@@ -1,4 +1,4 @@
-"""The outermost loop of a nest in chunks that threads share: of equal work where what is stored tells how much that is.
+"""Chunks of the outermost loop of a nest, which threads share: of equal work, if stored positions predict it.
 
 Chunks depend on sizes and stored positions alone, so that results are the same for any number of threads.
 """
@@ -19,7 +19,7 @@ from .sparse_problem import SparseOperand
 
 CHUNK, CHUNKS, WORK = compose_name("chunk"), compose_name("chunks"), compose_name("work")
 CHUNK_ITERATIONS = 64
-"""Iterations in a chunk, where nothing tells how much work they are."""
+"""Iterations in a chunk if their work is unknown."""
 MAX_CHUNKS = 1_024
 """Chunks that a loop has at most."""
 
@@ -45,7 +45,7 @@ def in_parallel(
 def _positions(
     loop: Loop, nest: Nest, order: tuple[str, ...], operands: Mapping[str, SparseOperand]
 ) -> Buffer | None:  # fmt: skip
-    """What says where the children of each iteration of the outermost loop begin.
+    """The positions where the children of each iteration of the outermost loop begin.
 
     That loop runs over the coordinates of an index, which are positions of dense levels, or over stored positions.
     """

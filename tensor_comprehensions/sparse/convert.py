@@ -1,4 +1,4 @@
-"""Operands that no order of loops can walk as they are stored, and the formats in which it can."""
+"""Conversions of operands that no loop order can traverse in their format."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Conversion:
 
 
 def insert_conversions(original: SparseProblem) -> tuple[SparseProblem, tuple[Conversion, ...], tuple[Version, ...]]:
-    """The problem with operands of other formats in place of those that cannot be walked, and of results it reads.
+    """The problem with converted operands, and with the results that later statements read as operands.
 
     Raises:
-        CannotLower: an operand would have to be converted that has no other order.
+        CannotLower: an operand that must not be converted would have to be.
     """
     problem, versions = name_versions(original)
     made: dict[tuple[str, Format], Conversion] = {}

@@ -1,4 +1,4 @@
-"""What the kernels of all statements have in common: reading operands, and the value of an instance."""
+"""The common parts of all statements' kernels: reading operands, and the value of an instance."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GATHERED_BYTES = {4, 8}
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What the statements of a problem share."""
+    """The shared context of the statements of a problem."""
 
     problem: SparseProblem
     operands: Mapping[str, SparseOperand]
@@ -95,15 +95,15 @@ class StatementEmitter(ABC):
 
     @abstractmethod
     def kernels(self) -> Iterator[tuple[str, Stmt]]:
-        """The kernels in order, each with what it does."""
+        """The kernels in order, each with its body."""
 
     @abstractmethod
     def wrap_loops(self, depth: int, state: State, then: Body) -> Stmt:
-        """`then`, the loops from `depth` on, with what has to be done before and after them."""
+        """`then`, the loops from `depth` on, with the code before and after them."""
 
     @abstractmethod
     def combine(self, state: State, value: Expr) -> Stmt:
-        """What is done with the value of an instance."""
+        """Combine the value of an instance with the result."""
 
     # --- the loops -----------------------------------------------------------------------------------------------
 

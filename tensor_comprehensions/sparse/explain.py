@@ -1,4 +1,4 @@
-"""What became of a sparse def, as text for people: formats, loops, merges, conversions, results, phases."""
+"""The schedule of a sparse def as text for people: formats, loops, merges, conversions, results, phases."""
 
 from __future__ import annotations
 

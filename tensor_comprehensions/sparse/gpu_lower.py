@@ -45,9 +45,9 @@ SHUFFLED_BYTES = {4, 8}
 
 @dataclass(frozen=True, slots=True)
 class GpuMapping:
-    """What the threads of a kernel do, for people to read.
+    """The mapping of a kernel to threads, for people to read.
 
-    name: of the kernel. loops: whose instances the teams have, of so many lanes, which share `shared`.
+    name: of the kernel. loops: the loops whose instances the teams share, of so many lanes, which share `shared`.
     """
 
     name: str
@@ -113,7 +113,7 @@ def _check_result(nest: Nest, problem: SparseProblem) -> None:
         )
     names = [e.name for e in s.subscripts if isinstance(e, Index)]
     if len(set(names)) < len(s.subscripts) and not _is_single(nest):
-        raise CannotLower(f"the subscripts of '{s.target}' on the left are no different indices")
+        raise CannotLower(f"the subscripts of '{s.target}' on the left are not distinct indices")
 
 
 def _is_single(nest: Nest) -> bool:
@@ -127,7 +127,7 @@ Parts = tuple[str, Stmt, Teams, tuple[str, ...], str]
 def _kernels(
     common: Shared, nest: Nest, order: tuple[str, ...], shared: Mapping[str, str], blocks: int
 ) -> Iterator[Parts]:
-    """The kernels of a statement: what each does, its body, its teams, and what they and their lanes share."""
+    """The kernels of a statement: role, body, teams, and the loops that the teams and their lanes share."""
     emitter: GpuDenseEmitter | GpuSharedEmitter
     if nest.statement.target in shared:
         emitter = GpuSharedEmitter(common, nest, order)
@@ -151,7 +151,7 @@ def _kernels(
 
 
 def _share_sums(emitter: GpuDenseEmitter, blocks: int) -> Parts | None:
-    """The kernel of a statement whose sums the lanes of a team share; None where each sum is for one thread."""
+    """The kernel of a statement whose sums the lanes of a team share; None if each sum is for one thread."""
     nest, order = emitter.nest, emitter.order
     on_paths = {step.loop for p in nest.paths.values() for step in p.steps}
     dtype = emitter.total().type.dtype
@@ -186,9 +186,9 @@ class _InThreads(StatementEmitter):
 
 @dataclass(frozen=True, slots=True)
 class GpuDenseEmitter(_InThreads, DenseEmitter):
-    """Into a dense tensor: what is left of the loops when an element is known adds up in a register.
+    """Into a dense tensor: the loops inside a fixed element sum in a register.
 
-    teams: whose lanes share these loops and combine their registers; None: one thread has them all.
+    teams: the teams whose lanes share these loops and combine their registers; None: one thread runs them all.
     """
 
     teams: Teams | None = None

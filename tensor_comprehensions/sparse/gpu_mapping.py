@@ -54,10 +54,10 @@ def count_blocks(target: GpuTarget) -> int:
 
 @dataclass(frozen=True, slots=True)
 class OuterLoops:
-    """What is outside of the innermost part of a nest.
+    """The loops outside of the innermost part of a nest.
 
-    before: names that no loop changes. loops: those whose bounds none of the others decides. names: what depends on
-    their variables. rest: what is inside.
+    before: loop-invariant names. loops: those whose bounds depend on none of the others. names: names that depend on
+    their variables. rest: the inner part.
     """
 
     before: tuple[tuple[str, Expr], ...]
@@ -122,10 +122,10 @@ def deal_in_rounds(outer: OuterLoops, teams: Teams, names: Names, leads: str) ->
 
 
 def share_among_lanes(body: Stmt, teams: Teams) -> Stmt:
-    """A loop, or several, of which each lane of a team has the iterations from its own number on in steps.
+    """A loop, or several, shared by the lanes of a team: each starts at its own number and steps by their count.
 
     Raises:
-        CannotLower: something else is done beside the loops, or they merge operands.
+        CannotLower: there are other statements besides the loops, or they merge operands.
     """
     match body:
         case Let(name, value, inner):

@@ -77,7 +77,7 @@ class Nest:
     def keeps_places(self) -> bool:
         """Whether the target stores all places that exist, whatever their values: no instance of a free loop is void.
 
-        `identity` is then what is void in the reduced loops.
+        `identity` is then the void value of the reduced loops.
         """
         return self.term.void is None and self.identity is not None
 

@@ -35,12 +35,12 @@ def notation_to_def(name: str, text: str, types: Mapping[str, str]) -> str:
 
 
 def _check(equation: s.Statement | s.TupleCall, source: str) -> s.Statement:
-    """Raises ParseError for what is no equation in index notation."""
+    """Raises ParseError unless it is an equation in index notation."""
     if isinstance(equation, s.TupleCall):
         raise ParseError("index notation has no calls of defs", source=source, span=equation.span)
     if equation.operator != "=":
         raise ParseError(
-            "index notation says what is equal, and sums are implied",
+            "index notation is an equation, in which sums are implied",
             source=source, span=equation.target_span, expected="=", found=equation.operator,
             suggestion="write `=`, or give the statement to tc.from_expression",
         )  # fmt: skip
@@ -76,7 +76,7 @@ def _terms(e: s.Expression, is_negative: bool = False) -> Iterator[_Term]:
 
 
 def _statements(equation: s.Statement, parameters: Collection[str]) -> Iterator[s.Statement]:
-    """What is not summed in one statement, then a sum for each other term."""
+    """The terms without a sum in one statement, then a sum for each other term."""
     named = {*parameters, *(c.name for c in equation.clauses if isinstance(c, s.Let))}
     free = set(_indices(equation.subscripts or (), named))
     terms = list(_terms(equation.value))

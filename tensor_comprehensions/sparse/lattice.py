@@ -1,4 +1,4 @@
-"""Merge lattices: which operands are present at an index, and what is computed where they are (TACO, section 5.1)."""
+"""Merge lattices: the combinations of operands that may be present at an index, and their expressions (TACO, 5.1)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..tc_lang.ir import Access
 from .absent import Term
 
 MAX_ITERATORS = 8
-"""Beyond so many operands at one index, its lattice has too many points to print."""
+"""Most operands at one index: with more, the lattice has too many points to print."""
 
 
 @dataclass(frozen=True, slots=True)

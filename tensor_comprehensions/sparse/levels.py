@@ -34,7 +34,7 @@ ROOT = Place(build.const(0))
 
 
 def name_of_position(a: Access) -> str:
-    """What variables that stand for a position of an operand are called, before a number is added."""
+    """The prefix of variables for a position of an operand; a number follows."""
     return f"{a.tensor}.p"
 
 
@@ -119,7 +119,7 @@ def run_end(c: Cursor, position: Expr, stop: Expr, value: Expr, names: Names, th
 
 
 def sum_run(place: Place, values: Buffer, total: Buffer, names: Names) -> Stmt:
-    """Add up in `total` what a run of positions stores at one place."""
+    """Sum the values of a run of positions at one place into `total`."""
     name = names.fresh(f"{values.name}.p")
     element = build.cast(build.load(values, flat_position(build.var(name), place)), total.type.dtype)
     assert place.high is not None

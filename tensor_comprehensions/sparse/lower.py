@@ -55,8 +55,8 @@ class Program:
         operands: parameters, results and temporaries; the caller allocates the last two, filled with zeros if shared.
         conversions: operands that the caller makes of others.
         versions: operands that the caller makes of sparse results, each with the phase before which it does.
-        results: what is allocated between phases, from what `totals` counts.
-        slots: how many counts `totals` has.
+        results: the results to allocate between phases, with sizes from `totals`.
+        slots: the number of counts in `totals`.
         orders: the loops of each statement, outermost first, for people to read.
     """
 
@@ -109,7 +109,7 @@ def lower(problem: SparseProblem, target: CpuTarget) -> Program:
             for what, body in emitter.kernels()
         ]
         if held is not None:
-            if len(kernels) > 1:  # the first one counts what the second one fills
+            if len(kernels) > 1:  # the first one counts the elements that the second one writes
                 phases[-1].append(kernels.pop(0))
                 phases.append([])
             results.append(Result(held, len(phases) - 1, first))
@@ -159,13 +159,13 @@ def result_format(nest: Nest, problem: SparseProblem) -> Format | None:
 def _result_arrays(
     problem: SparseProblem, number: int, nest: Nest, order: tuple[str, ...]
 ) -> Assembled | Collected | None:
-    """What the caller allocates for a statement."""
+    """The arrays that the caller allocates for a statement."""
     function, format = problem.function, result_format(nest, problem)
     if format is None:
         return None
     target, s = function.tensor(nest.statement.target), nest.statement
     definitions = [n for n, x in enumerate(function.statements) if x.target == target.name]
-    adds_dense = not nest.paths and not all(x.is_free for x in nest.loops.values())  # stores what is not 0 at the end
+    adds_dense = not nest.paths and not all(x.is_free for x in nest.loops.values())  # stores its final nonzeros
     repeats_tails = format.depth < len(format.levels) and not all(level.unique for level in format.levels)
     if len(definitions) == 1 and is_ordered(nest, order, format) and not adds_dense and not repeats_tails:
         index = INT64 if any(t == INT64 for _, t in problem.index_types) else INT32
@@ -180,7 +180,7 @@ def _result_arrays(
 
 
 def _find_bounding_operands(nest: Nest, format: Format) -> tuple[str, ...]:
-    """Operands that together store an element wherever the result does; empty where that is not certain."""
+    """Operands that together store an element wherever the result does; empty if that is not certain."""
     loops = set(nest.loops)
     whole = [a.tensor for a, p in nest.paths.items() if {s.loop for s in p.steps} == loops]
     certain = len(whole) == len(nest.paths) and all(x.is_free for x in nest.loops.values()) and whole

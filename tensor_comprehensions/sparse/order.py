@@ -36,16 +36,16 @@ SORTING = 30.0
 def choose_order(
     nest: Nest, result: Format | None = None, options: SparseOptions = _DEFAULT, *, free_first: bool = False
 ) -> tuple[str, ...]:
-    """The names of the loops, outermost first, in the cheapest order; operands that it does not walk are converted.
+    """The names of the loops, outermost first, in the cheapest order; operands stored in another order are converted.
 
     Args:
         result: the format of a sparse result, which is best written in its order.
-        options: which orders and conversions there are to choose from.
+        options: the allowed orders and conversions.
         free_first: the loops over the target are outside of all others, best in the order of its subscripts: each
-            instance of them is for a thread of its own.
+            instance of them gets a thread of its own.
 
     Raises:
-        CannotLower: there is none.
+        CannotLower: no order is possible.
     """
     names, paths = tuple(nest.loops), tuple(nest.paths.values())
     best: tuple[tuple[float, ...], tuple[str, ...]] | None = None
@@ -57,7 +57,7 @@ def choose_order(
         if [name for name in order if name in wanted] != wanted:
             continue
         if (nest.keeps_places or free_first) and _scatters(order, nest):
-            continue  # what a reduced loop finds nothing for is stored, too
+            continue  # places without terms in the reduced loop are stored, too
         stuck = [p for p in paths if not walks(p, order, free_first)]
         wrong = sum(CONVERSION if options.convert and reordered_format(p, order, free_first) else inf for p in stuck)
         iterations = _cost(order, nest)

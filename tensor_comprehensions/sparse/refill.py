@@ -1,7 +1,7 @@
 """Values of a sparse result whose stored places are known from an earlier call.
 
-Each row is added up in a dense workspace, of which only the places of the row are cleared before and read after it.
-No flags tell what was touched, nothing is sorted or appended, and threads share the rows.
+Each row is summed in a dense workspace, of which only the places of the row are cleared before and read after it. There
+are no flags, no sorting and no appending, and threads share the rows.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class DenseEmitter(StatementEmitter):
 
     @property
     def covered(self) -> int:
-        """How many of the outermost loops run over all coordinates of an index of the target, whatever is stored."""
+        """The number of outermost loops that run over all coordinates of an index of the target."""
         if not self._is_plain:
             return 0
         for n, name in enumerate(self.order):
@@ -43,7 +43,7 @@ class DenseEmitter(StatementEmitter):
         return len(self.order)
 
     def _searched_or_in(self, loops: Sequence[str]) -> list[Access]:
-        """Operands that may lack a coordinate of these loops, or the one that is a number in their subscripts."""
+        """Operands that may lack a coordinate of these loops, or the number in their subscripts."""
         paths = self.nest.paths.items()
         return [a for a, p in paths if any(isinstance(x.loop, int) or x.loop in loops for x in p.iterated)]
 
@@ -103,7 +103,7 @@ class DenseEmitter(StatementEmitter):
         return Loop(CHUNK, build.const(0), chunks, inner, LoopKind.PARALLEL)
 
     def wrap_loops(self, depth: int, state: State, then: Body) -> Stmt:
-        """Initialize what is below the covered loops, or keep it in a register until it is stored."""
+        """Initialize the elements below the covered loops, or keep an element in a register until it is stored."""
         if depth != self.covered or depth == len(self.order) or self.fills_first:
             return then(state)
         if self.inside:
@@ -182,9 +182,9 @@ class SharedEmitter(StatementEmitter):
 
 @dataclass(frozen=True, slots=True)
 class CollectedEmitter(StatementEmitter):
-    """As a list of coordinates and values, which is counted first; the caller sorts it and combines what comes twice.
+    """As a list of coordinates and values, which is counted first; the caller sorts it and combines duplicates.
 
-    counts: whether this is the walk that only counts.
+    counts: whether this is the pass that only counts.
     """
 
     result: Collected
@@ -270,7 +270,7 @@ def add_to(total: Buffer, value: Expr, reduction: str | None) -> Stmt:
 
 
 def update_element(values: Buffer, where: tuple[Expr, ...], value: Expr, reduction: str | None) -> Stmt:
-    """`values[where] = value`, or combined with what is there; 16-bit floats are combined in float32."""
+    """`values[where] = value`, or combined with the old element; 16-bit floats are combined in float32."""
     dtype = values.type.dtype
     if reduction is None:
         return Store(values, where, build.cast(value, dtype))

@@ -24,11 +24,10 @@ MAX_ROW_LINES = 16
 
 @dataclass(frozen=True, slots=True)
 class RowPrefetcher:
-    """Prints prefetches of what the loops inside of a loop over stored coordinates will read.
+    """Prints prefetches for the loops inside of a loop over stored coordinates.
 
-    element: the buffer of a dense tensor, and the index in it of an element. distance: stored positions from what is
-    computed to what is asked for (Emerald Rapids, 512-byte rows: 2 to 12 are as good). reads_values: whether values
-    are read.
+    element: the buffer of a dense tensor, and the index in it of an element. distance: stored positions to prefetch
+    ahead (Emerald Rapids, 512-byte rows: 2 to 12 are as good). reads_values: whether values are read.
     """
 
     nest: Nest
@@ -49,7 +48,7 @@ class RowPrefetcher:
         places: Mapping[Access, Place],
         indices: Mapping[str, Expr],
     ) -> Stmt:
-        """Ask for what the loops below `depth` read at a later position than that of `cursor`, on which they walk."""
+        """Prefetch the operands of the loops below `depth` for a later position of `cursor`, on which they iterate."""
         name = self.order[depth]
         if depth + 1 == len(self.order) or self.nest.loops[name].window or name not in indices:
             return build.NOTHING

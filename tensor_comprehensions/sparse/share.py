@@ -55,7 +55,7 @@ def shared_places(function: Function, sizes: Mapping[str, int]) -> dict[str, Sha
 
 
 def _places_matter(function: Function, temporary: str) -> bool:
-    """Whether what is stored elsewhere depends on where a temporary stores something: zeros are not enough."""
+    """Whether the stored places of other tensors depend on those of a temporary, so that zeros are not enough."""
     readers = [s for s in function.statements if any(temporary == a.tensor for a in _reads(s))]
     targets = [function.tensor(s.target) for s in readers]
     exists = any(a.tensor == temporary for s in readers for a in s.exists)

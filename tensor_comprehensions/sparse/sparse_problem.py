@@ -1,4 +1,4 @@
-"""All that a sparse kernel depends on: a def with formats, the types of indices, and the few sizes that are fixed."""
+"""The input of the sparse lowering: a def with formats, the types of indices, and the few sizes that are fixed."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class SparseProblem:
     Attributes:
         function: with a format for every tensor that is not dense.
         index_types: of the coordinates of each sparse tensor, by name.
-        fixed: the sizes that the kernel is for, by name.
+        fixed: the sizes that the kernel is specialized for, by name.
         shared: the temporaries and results that have the stored places of an operand, with that operand's name.
-        parallel: whether several threads will run it, so that counting what they store first lets them all write.
+        parallel: whether several threads will run it, so that a counting pass lets them all write.
         aliases: operands that the caller makes of other tensors, whose extents they have, with these.
         options: how to lower it.
-        refills: whether the stored places of results are known, so that only values are computed, where that is faster.
+        refills: whether the stored places of results are known, so that only values are computed, if that is faster.
         lanes: of a GPU, neighboring threads that share the stored positions of a row; 0 for a CPU.
     """
 
@@ -63,7 +63,7 @@ class SparseProblem:
 
     @cached_property
     def sizes(self) -> tuple[str, ...]:
-        """What the argument `sizes` holds, in order: the sizes of the def that are not fixed, its integer scalars."""
+        """The content of the argument `sizes`: the sizes of the def that are not fixed, then its integer scalars."""
         fixed = dict(self.fixed)
         return tuple(n for n in (*self.function.sizes, *self.function.scalars) if n not in fixed)
 
@@ -72,7 +72,7 @@ class SparseProblem:
 
 
 def rename_reads(s: Statement, names: Mapping[str, str]) -> Statement:
-    """The statement with reads of other tensors in place of those that `names` has."""
+    """The statement with reads of the tensors in `names` renamed."""
 
     def visit(e: TcExpr) -> TcExpr:
         new = map_operands(e, visit)
@@ -149,7 +149,7 @@ class Collected:
 class Assembled:
     """The arrays of a sparse result that a statement writes level by level.
 
-    bound: the operands that together store at least as many elements; empty where they are counted first.
+    bound: the operands that together store at least as many elements; empty if they are counted first.
     counts_rows: whether the entries of each row are counted first, into `pos`, which the caller allocates before that.
     is_known: whether the caller has the levels from an earlier run, and only the values are written.
     """
@@ -229,7 +229,7 @@ class Sizes:
         return build.var(_variable(name)) if name in self.names else self.value(self.derived[name])
 
     def bound(self) -> Iterator[tuple[str, Expr]]:
-        """The variables, with what a kernel loads them from."""
+        """The variables, with the expressions that a kernel loads them from."""
         for n, name in enumerate(self.names):
             yield _variable(name), build.load(self.buffer, n)
 

@@ -20,9 +20,9 @@ Read = Callable[[tc.Access, tuple[ir.Expr, ...], ir.Expr | None], ir.Expr]
 
 @dataclass(frozen=True, slots=True)
 class Translator:
-    """What names mean at a place of the program.
+    """The values of names at a place of the program.
 
-    indices: int64 values. guard: the condition under which what is translated is evaluated.
+    indices: int64 values. guard: the condition under which the translated expression is evaluated.
     """
 
     indices: Mapping[str, ir.Expr]

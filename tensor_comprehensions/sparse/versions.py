@@ -1,4 +1,4 @@
-"""Sparse results that later statements read: what they hold by then is an operand of these, with levels of its own."""
+"""Sparse results that later statements read: their present content is an operand of these, with levels of its own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .sparse_problem import SparseProblem, rename_reads
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """What a sparse result holds before a statement. The caller makes it an operand when the result is complete."""
+    """The content of a sparse result before a statement. The caller makes it an operand when the result is complete."""
 
     name: str
     source: str

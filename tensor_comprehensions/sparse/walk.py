@@ -1,6 +1,4 @@
-"""The loops of a nest: what the operands store is walked index by index, and operands that meet are merged
-(TACO, section 6).
-"""
+"""The loops of a nest: operands are traversed index by index, and merged if they meet (TACO, section 6)."""
 
 from __future__ import annotations
 
@@ -23,9 +21,9 @@ from .sparse_problem import Sizes, SparseOperand
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What is known inside the loops so far.
+    """The state inside the loops so far.
 
-    term: what is left to compute. places: where the occurrences stand. indices: the values of loops and of indices.
+    term: the rest of the value. places: the positions of the occurrences. indices: the values of loops and of indices.
     """
 
     term: Term
@@ -35,7 +33,7 @@ class State:
 
 Body = Callable[[State], Stmt]
 Chosen = Callable[[State, Mapping[Access, Expr]], Stmt]
-"""What is done with an instance in which an operand counts where a condition holds, and is 0 elsewhere."""
+"""Emits an instance in which an operand counts if a condition holds, and is 0 otherwise."""
 
 
 def _end(index: DType) -> Expr:
@@ -45,7 +43,7 @@ def _end(index: DType) -> Expr:
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """Registers of an operand in a merge: its position, the coordinate there, and the one behind it."""
+    """Registers of an operand in a merge: its position, the coordinate there, and the next coordinate."""
 
     position: Buffer
     coordinate: Buffer
@@ -101,12 +99,12 @@ class _Head:
 class Walker:
     """Prints the loops of one nest.
 
-    leaf: what is done for each instance that is not void. wrap_loops: puts what belongs around the loop of a depth.
-    choose: the same as `leaf` without a branch, where operands may be absent.
-    lanes: of vectors along the innermost loop, and how many side by side. ahead: asks for rows before they are read.
-    gathers: whether an innermost loop over stored positions is to run in vectors. is_unordered: whether the coordinates
+    leaf: emits each instance that is not void. wrap_loops: adds the code around the loop of a depth.
+    choose: the same as `leaf` without a branch, if operands may be absent.
+    lanes: of vectors along the innermost loop, and how many at once. ahead: prefetches rows.
+    gathers: whether to vectorize an innermost loop over stored positions. is_unordered: whether the coordinates
     of operands that are added may come in any order, and several times. copies: of the body of an innermost loop over
-    stored positions. branchless: whether sums at one index are computed without branches on what is present.
+    stored positions. branchless: whether sums at one index are computed without branches on presence.
     """
 
     nest: Nest
@@ -223,7 +221,7 @@ class Walker:
         return Let(name, value, then(build.var(name)))
 
     def _follow(self, depth: int, state: State, point: Point, cursors: Mapping[Access, Cursor]) -> Stmt:
-        """A loop over what one operand stores."""
+        """A loop over the stored elements of one operand."""
         (a,) = point.present
         c = cursors[a]
         if not c.is_unique and not self._is_alone(a, depth):
@@ -245,7 +243,7 @@ class Walker:
         return Loop(name, c.start, c.stop, body)
 
     def _repeat(self, name: str, c: Cursor, body: Stmt) -> Stmt:
-        """A loop over the positions of `c` with several of them in a trip, and one over those that are left."""
+        """A loop over the positions of `c` with several of them per iteration, and one over the remaining ones."""
         middle, first, copy = (self.names.fresh(f"{name}.{what}") for what in ("middle", "first", "copy"))
         left = build.mod(build.sub(c.stop, c.start), self.copies)
         one = Let(name, build.add(build.var(first), build.var(copy)), body)
@@ -282,7 +280,7 @@ class Walker:
         return Allocate(tuple(cells.values()), build.block(*parts))
 
     def _rest(self, depth: int, state: State, point: Point, c: Cursor, cell: Buffer) -> Stmt:
-        """A loop over what one operand stores behind the end of the others."""
+        """A loop over the remaining stored elements of one operand, behind the end of the others."""
         (a,) = point.present
         name, coordinate = self.names.fresh(name_of_position(a)), self.names.fresh(self.order[depth])
         position = build.var(name)
@@ -351,7 +349,7 @@ class Walker:
         return build.block(*([chain] if chain is not None else []), *moves)
 
     def _is_union(self, depth: int, state: State, lattice: Lattice, cursors: Mapping[Access, Cursor]) -> bool:
-        """Whether an instance at the innermost loop is a sum of what is there; one of the operands always is."""
+        """Whether an instance at the innermost loop is a sum of the present operands; one of the operands always is."""
         if depth + 1 < len(self.order) or not all(c.is_unique for c in cursors.values()):
             return False
         term, paths = lattice.points[0].term, self.nest.paths
@@ -362,11 +360,13 @@ class Walker:
         return alone == set(cursors) and complete and plain and is_additive(term.value, set(cursors))
 
     def _merge_union(self, depth: int, state: State, point: Point, cursors: Mapping[Access, Cursor]) -> Stmt:
-        """One `While` over every coordinate of any operand, the least one next, without branches on which are there.
+        """One `While` over every coordinate of any operand, the least one next, without branches on presence.
 
-        Where all of them are, which is often the case at most coordinates or hardly ever, a branch is faster: positions
-        then do not wait for coordinates. Beside its position, each operand keeps the coordinate there and the one
-        behind it, so that what is compared has been loaded a step before.
+        If all of them are present at most coordinates, or hardly ever, a branch is faster: positions then do not wait
+        for
+        coordinates. Besides its position, each operand keeps the coordinate there and the next one, so that coordinates
+        are
+        loaded one step before they are compared.
         """
         types = {c.crd.type.dtype for c in cursors.values()}
         index = types.pop() if len(types) == 1 else INT64
@@ -388,7 +388,7 @@ class Walker:
         return Allocate(tuple(b for h in heads.values() for b in h.registers), build.block(*first, loop))
 
     def _visit_each(self, depth: int, state: State, lattice: Lattice, cursors: Mapping[Access, Cursor]) -> Stmt:
-        """A loop over what each operand stores, one after the other."""
+        """A loop over the stored elements of each operand, one after the other."""
         alone = [p for p in lattice.points if len(p.present) == 1]
         return build.block(*(self._follow(depth, state, p, cursors) for p in alone))
 
@@ -445,7 +445,7 @@ class Walker:
     # --- inside a loop -------------------------------------------------------------------------------------------
 
     def _child(self, depth: int, state: State, value: Expr, places: Mapping[Access, Place]) -> Stmt:
-        """What is inside the loop at `depth` at the coordinate `value`, where the iterators stand at `places`."""
+        """The body of the loop at `depth` at the coordinate `value`, with the iterators at `places`."""
         name = self.order[depth]
         indices = {**state.indices, name: value}
         for index, block in self.nest.blocks.items():
@@ -469,7 +469,7 @@ class Walker:
         return then(state)
 
     def _search(self, a: Access, step: Step, value: Expr, state: State, name: str | None, then: Body) -> Stmt:
-        """`then` with `a` at the stored coordinate `value`, or without it where there is none."""
+        """`then` with `a` at the stored coordinate `value`, or without it if that is not stored."""
         c = cursor(self.operands[a.tensor], step, state.places[a])
         without = state.term.drop_absent([a])
 

@@ -1,4 +1,4 @@
-"""Structured ops: a contraction as named iterators, affine operand maps, and what happens before and after the sum."""
+"""Structured ops: a contraction as named iterators and affine operand maps, with its prologue and epilogue."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class HalfSpace:
 class StructuredOp:
     """`output = epilogue(initial + sum over the reduction iterators of left * right)`.
 
-    What reduces, permutes or copies has the constant 1 for `right`: see `movement.py`.
+    Ops that only reduce, permute or copy have the constant 1 for `right`: see `memory_bound/`.
 
     Every index expression is int64 arithmetic over `Var(iterator name)` and variables of surrounding loops. The
     product's type is that of the accumulator; `left`, `right` and `initial` have it already, casts being explicit.
@@ -58,14 +58,15 @@ class StructuredOp:
         iterators: the domain; their names must not be bound around the op.
         output: the element that a point of the parallel iterators defines.
         left, right: the factors: pointwise expressions of (normally) one `Load` each.
-        initial: what an element starts from, over the parallel iterators; a `Load` of the output itself adds to
+        initial: the initial value of an element, over the parallel iterators; a `Load` of the output itself adds to
             it; None is zero.
         epilogue: the value stored, over the parallel iterators and `accumulator_var(dtype)`; None stores the sum.
         reduction: the combining operator; only "+" for products.
-        pairs: the reduction along which the factors are pairs of bfloat16 (`pairs.py`), whose two products are summed
-            at once; "" where they are not.
-        elements: of parallel iterators; elements outside are not wanted, but may be computed.
-        terms: products outside are not summed; an element without any is as if the sum were zero.
+        pairs: the reduction along which the factors are pairs of bfloat16 (`bf16_pairs.py`), whose two products are
+            summed
+            at once; "" if they are not.
+        elements: conditions on parallel iterators; elements outside are not needed, but may be computed.
+        terms: products outside are not summed; the sum of an element without terms is zero.
     """
 
     name: str
@@ -125,7 +126,7 @@ class StructuredOp:
         return prod(i.extent for i in self.iterators)
 
     def display_name(self, iterator: str) -> str:
-        """The name that an iterator has for people: that of the def's index, or of those that are walked together."""
+        """The displayed name of an iterator: that of the def's index, or of the fused indices."""
         own = iterator.removeprefix(compose_name(self.name, ""))
         joined = own.replace(SEPARATOR, "_")
         taken = joined != own and any(i.name in (joined, compose_name(self.name, joined)) for i in self.iterators)

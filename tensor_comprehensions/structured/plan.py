@@ -14,7 +14,7 @@ class Side(Enum):
 
 
 class Edge(Enum):
-    """What becomes of the last tile of a loop where it is shorter than the others."""
+    """The code for the last tile of a loop if it is shorter than the others."""
 
     PEELED = "code of its own, after the loop"
     BRANCH = "a branch in the loop"
@@ -25,7 +25,7 @@ class Edge(Enum):
 class TileLoop:
     """A loop over tiles of `size` points along an iterator; the last tile may be shorter.
 
-    edge: what becomes of that one; None peels it, but for loops that threads share, which branch.
+    edge: the code for that one; None peels it, except in loops that threads share, which branch.
     """
 
     iterator: str
@@ -35,7 +35,7 @@ class TileLoop:
 
 @dataclass(frozen=True, slots=True)
 class PackStep:
-    """Copy what the loops inside `levels[depth:]` read of a factor into a panel, before entering them."""
+    """Copy the part of a factor that the loops inside `levels[depth:]` read into a panel, before entering them."""
 
     side: Side
     depth: int
@@ -43,7 +43,7 @@ class PackStep:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The loops around the register tile, outermost first, and what happens at them.
+    """The loops around the register tile, outermost first, and their packing, unrolling and stores.
 
     Attributes:
         vector: the parallel iterator that runs along the lanes.
@@ -54,14 +54,14 @@ class Plan:
         unrolled: how many of the innermost reduction loops are unrolled completely.
         packs: the factors that are copied first.
         parallel_depth: how many of the outermost levels make up the parallel loop; 0 runs serially.
-        grain: least number of its iterations worth a thread.
-        unroll_steps: of the innermost reduction loop that is left, taken per iteration.
+        grain: least number of its iterations per thread.
+        unroll_steps: unroll factor of the innermost remaining reduction loop.
         nontemporal: whether the output is written past the caches.
-        instruction: of `tile_plans.INSTRUCTIONS`, by which the register tile is computed; "" for plain vectors.
-        prefetches: the factors of which the lines for the next iteration around `levels[depth:]` are brought near.
-        vectors_per_register: neighboring vectors of a panel that share a register, those of several rows of it where
-        one has few. output_panel_depth: the results of `levels[output_panel_depth:]` are kept in a panel until they are
-        complete; None: stored at once.
+        instruction: of `tile_plans.INSTRUCTIONS`, the matrix instruction of the register tile; "" for plain vectors.
+        prefetches: the factors whose lines for the next iteration around `levels[depth:]` are prefetched.
+        vectors_per_register: neighboring vectors of a panel that share a register, also of several short rows.
+        output_panel_depth: the results of `levels[output_panel_depth:]` are kept in a panel until they are
+            complete; None: stored at once.
     """
 
     vector: str

@@ -1,6 +1,6 @@
 """The language: text in, checked `Function`s out; a `BoundFunction` is one with every size known.
 
-Always holds: nothing here knows of targets, schedules or torch kernels; every mistake is a `TCError` with its place.
+Always holds: nothing here depends on targets, schedules or torch kernels; every mistake is a `TCError` with its place.
 """
 
 from __future__ import annotations

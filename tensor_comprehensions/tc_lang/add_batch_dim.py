@@ -1,6 +1,6 @@
 """A def with one more dimension in front of some of its tensors: many calls of the def as one.
 
-Exact, because the new index is parallel everywhere: what the def says of its tensors, the batched one says of slices.
+Exact, because the new index is parallel everywhere: each slice along it is a call of the def.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from .ir import (
 
 
 def add_batch_dim(function: Function, names: Iterable[str]) -> tuple[Function, frozenset[str]]:
-    """The def over a batch of the inputs and initial values `names`, and the outputs that have the dimension too.
+    """The def over a batch of the inputs and initial values `names`, and its outputs that have the new dimension.
 
-    Outputs that depend on nothing of the batch keep their shapes. Raises CheckError for a scalar whose value is part of
+    Outputs that do not depend on the batch keep their shapes. Raises CheckError for a scalar whose value is part of
     the kernel, which has to be one number.
     """
     asked = tuple(sorted(set(names)))
@@ -86,7 +86,7 @@ def _fresh_name(base: str, taken: set[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """over: the tensors with the dimension. size, index: what it is called in signatures and in statements."""
+    """over: the tensors with the dimension. size, index: its name in signatures and in statements."""
 
     over: set[str]
     size: str
@@ -129,6 +129,6 @@ class _Batch:
 
 
 def _shift_extent(size: str, over: set[str]) -> str:
-    """`t.d`, the extent of dimension `d` of tensor `t`, as that of `d + 1` where `t` has a new first dimension."""
+    """Rename `t.d`, the extent of dimension `d` of tensor `t`, to that of `d + 1` if `t` has a new first dimension."""
     tensor, dot, dimension = size.rpartition(".")
     return f"{tensor}.{int(dimension) + 1}" if dot and tensor in over else size

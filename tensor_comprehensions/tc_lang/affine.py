@@ -190,7 +190,7 @@ def normalize_subscript(e: Expr, sizes: Mapping[str, Value]) -> Expr:
 
 
 def substitute_sizes(e: Expr, sizes: Mapping[str, Value]) -> Expr:
-    """A value with numbers for sizes. Its arithmetic stays as it is, for it may wrap; subscripts are normalized."""
+    """A value with numbers for sizes. Its arithmetic stays unchanged, since it may wrap; subscripts are normalized."""
     if isinstance(e, Size):
         return Const(wrap_integer(_int(sizes[e.name]), e.dtype), e.dtype)
     step = normalize_subscript if isinstance(e, Access) else substitute_sizes

@@ -50,7 +50,7 @@ def bind(
         scalars: the value of each of `function.scalars`.
         strides: of inputs and in/out tensors, in elements; contiguous where a tensor is not mentioned.
 
-    Raises RangeError where an index has no range, a range has a negative extent, definitions of a tensor disagree or
+    Raises RangeError if an index has no range, a range has a negative extent, definitions of a tensor disagree or
     an access leaves its tensor; ArgumentError where a size is missing or negative.
     """
     known = _sizes(function, sizes, scalars or {})
@@ -291,7 +291,7 @@ class _Prover:
         return replace(e_, guarded=True) if guarded and isinstance(e_, Access) else e_
 
     def target(self, s: Statement, subscripts: tuple[Expr, ...]) -> None:
-        """Decide the subscripts on the left; those that are a bare index are in bounds by construction."""
+        """Decide the subscripts of the target; bare indices are in bounds by construction."""
         for d, x in enumerate(subscripts):
             if not isinstance(s.subscripts[d], Index):
                 self._decide(s.target, d, x, (), s.span)
@@ -338,7 +338,7 @@ def _has_guarded(e: Expr) -> bool:
 
 
 def _conjunction(guards: Guards) -> Expr | None:
-    """All guards as one condition, which reads nothing that a guard before forbids."""
+    """All guards as one condition, in which earlier guards protect the reads of later ones."""
     out: Expr | None = None
     for condition, holds in guards:
         c = condition if holds else Unary("!", condition, BOOL)

@@ -1,7 +1,7 @@
-"""Whether a subscript stays inside its tensor wherever the access is executed.
+"""Whether a subscript stays inside its tensor in every executed access.
 
-The answers are never wrong: what cannot be decided becomes a check at run time. Three means are tried in order:
-intervals, one guard condition subtracted from the claim, and for small domains plain enumeration.
+Proofs are sound: undecided subscripts become checks at run time. Three methods are tried in order: intervals, one guard
+condition subtracted from the claim, and enumeration of small domains.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Conjuncts = list[tuple[Expr, bool]]
 
 
 class Verdict(Enum):
-    """What is known of `0 <= subscript < extent`."""
+    """The result of a proof of `0 <= subscript < extent`."""
 
     SAFE = "always in bounds"
     GUARDED = "in bounds where the guards hold"
@@ -123,7 +123,7 @@ def _ratios(claim: Affine, g: Affine) -> list[tuple[int, int]]:
 
 
 def inequalities(e: Expr, holds: bool, box: Mapping[str, Interval]) -> Iterator[Affine]:
-    """The forms that are at least zero where the comparison `e` is `holds`. Arithmetic that may wrap tells nothing."""
+    """The forms that are non-negative if the comparison `e` is `holds`. Arithmetic that may wrap gives none."""
     match e:
         case Binary(op=op, left=a, right=b) if op in COMPARISONS and a.dtype.is_integer:
             left, right = to_affine_cached(_strip_widening(a)), to_affine_cached(_strip_widening(b))
@@ -187,7 +187,7 @@ def _no_memory(access: Access, subscripts: object, where: object) -> Array:
 
 
 def is_injective(subscripts: tuple[Expr, ...], box: Mapping[str, Interval]) -> bool | None:
-    """Whether different points of `box` give different subscripts; None where that is not decided."""
+    """Whether different points of `box` give different subscripts; None if that is not decided."""
     forms = [to_affine_cached(e) for e in subscripts]
     extents = {name: high - low + 1 for name, (low, high) in box.items()}
     open_ = {name for name, extent in extents.items() if extent > 1}

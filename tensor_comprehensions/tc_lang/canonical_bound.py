@@ -70,7 +70,7 @@ class OriginalNames:
 
     @staticmethod
     def of(bound: BoundFunction) -> OriginalNames:
-        """For what `canonicalize(bound)` becomes."""
+        """The original names of `canonicalize(bound)`."""
         plain = canonicalize(bound)
         pairs = [(t.name, own.name) for t, own in zip(plain.tensors, bound.tensors, strict=True)]
         pairs += [(i.name, own.name) for i, own in zip(_indices(plain), _indices(bound), strict=True)]
@@ -87,7 +87,7 @@ class OriginalNames:
 
 @contextmanager
 def errors_of(bound: BoundFunction) -> Iterator[None]:
-    """What is raised about the canonical form of `bound` says the program's names."""
+    """Translate errors about the canonical form of `bound` to the names of the program."""
     try:
         yield
     except TCError as error:

@@ -41,7 +41,7 @@ REDUCTIONS = {"=": None, "+=": "+", "*=": "*", "min=": "min", "max=": "max"}
 def compile_source(source: str | bytes) -> tuple[Function, ...]:
     """The checked defs of a TC program, in program order.
 
-    Raises ParseError, CheckError or RangeError with the place of the first mistake; nothing else, for any text.
+    Raises ParseError, CheckError or RangeError with the place of the first mistake, and no other exception.
     """
     text = text_of(source)
     program = parse_program(text)
@@ -255,7 +255,7 @@ def _check_clauses(item: Item, world: CheckContext, named: Sequence[s.Range | s.
 
 
 def _check_target(item: Item, world: CheckContext, subscripts: Sequence[TypedExpr]) -> None:
-    """`=` writes every element once: no index twice, nothing that depends on data."""
+    """Check that `=` writes every element once: no repeated index, no subscript from data."""
     if item.tree.operator != "=":
         return
     plain = [x.expr.name for x in subscripts if isinstance(x.expr, Index)]

@@ -22,15 +22,15 @@ from .type_rules import TypedExpr
 from .unlocated_error import UnlocatedTypeError
 
 SHORT = 2
-"""Letters of a name that may be a slip whatever it looks like: `v` for `w`."""
+"""Longest names for which any other name of that length is a likely typo: `v` for `w`."""
 
 
 @dataclass(slots=True)
 class NameScope:
-    """What the names of a def mean, in the def itself or where a call of it is inlined.
+    """The names of a def and their meaning, in the def itself or where a call of it is inlined.
 
     tensors: the name of the tensor in the function that is being built. sizes: a size name of that function, or
-    a number. values: scalar parameters of an inlined def that were given an expression of the caller.
+    a number. values: scalar parameters of an inlined def, with their expressions in the caller.
     """
 
     tensors: dict[str, str] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class TensorInfo:
 
 @dataclass(slots=True)
 class CheckContext:
-    """What all statements of a function share: its tensors, its specialized scalars, the defs of the program."""
+    """The shared context of a function's statements: its tensors, its specialized scalars, the defs of the program."""
 
     source: str
     tensors: dict[str, TensorInfo] = field(default_factory=dict)
@@ -70,12 +70,12 @@ class CheckContext:
 
 @dataclass(slots=True)
 class ExpressionChecker:
-    """Checks the expressions of one statement, and remembers which indices and tensors they use.
+    """Checks the expressions of one statement, and records which indices and tensors they use.
 
     defined: the tensors that have a definition before this statement. target: the tensor that it writes.
     declared: the indices with a given range. lets: the lets of the statement.
     indices: each index variable with its first place, in order of appearance.
-    undecided: tensors read whose type is not known yet. reads_target: the statement reads what it writes.
+    undecided: tensors whose type is not known yet. reads_target: whether the statement reads its target.
     """
 
     world: CheckContext
@@ -96,7 +96,7 @@ class ExpressionChecker:
         return self._check(e, False)
 
     def subscript(self, e: s.Expression, what: str) -> TypedExpr:
-        """The checked form of `e` as an int64 subscript or bound; `what` names it in errors."""
+        """The checked form of `e` as an int64 subscript or bound; error messages call it `what`."""
         x = self._check(e, True)
         if not x.type.is_integer:
             raise self.world.error(
@@ -203,7 +203,7 @@ class ExpressionChecker:
         new = [i for i in self.indices if i not in seen]
         self.scope, self.lets, self.declared = mine
         if new:
-            raise self.world.error(f"'{new[0]}' means nothing in the argument of a call", self.indices[new[0]])
+            raise self.world.error(f"'{new[0]}' is unknown in the argument of a call", self.indices[new[0]])
         return x
 
     def _size(self, size: str | int, index: bool) -> TypedExpr:
@@ -296,7 +296,7 @@ class ExpressionChecker:
         )
 
     def _unknown_name_error(self, name: str, span: Span, rank: int | None = None) -> CheckError:
-        """What is said of a name that means nothing here; `rank`: how many subscripts it is given."""
+        """The error for an unknown name; `rank`: the number of its subscripts."""
         if name in self.world.defs:
             return self.world.error(
                 f"'{name}' is a def, and a call of a def is a statement of its own",
@@ -321,7 +321,7 @@ class ExpressionChecker:
 
 
 def _is_constant(x: TypedExpr) -> bool:
-    """Is it `inf` or `nan`, which somebody takes for the name of an index?"""
+    """Whether it is the constant `inf` or `nan`, which a program may also mean as an index."""
     return isinstance(x.expr, Const) and x.expr.dtype.is_float and not isfinite(x.expr.value)
 
 

@@ -1,4 +1,4 @@
-"""What somebody who writes another language here probably means, and how it is written in this one."""
+"""Hints for syntax of other languages: what it probably means, and how to write it here."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from ..core.dtypes import ALIASES, DTYPES
 
 NEAR = 1000
-"""Characters around a mistake that a hint looks at: some of what it looks for takes quadratic time."""
+"""Characters around a mistake that hints search: some of their patterns take quadratic time."""
 _BRACKETS = "subscripts and sizes stand in round brackets: x(i), float(N) x"
 _RANGE = "a range is written first:end, as in `where k in 0:3`"
 _CLAUSE = r"\bwhere\s(?:[^{}]*,)?\s*\w+\s*"
@@ -36,7 +36,7 @@ _SYNTAX = (
     (_CLAUSE + "=", "=", _CONDITION),
     (r"\bwhere\s(?:[^{}]*,)?\s*", r"[!(0-9]", _CONDITION),
 )
-"""What stands before the place of the mistake, what begins there, and what is meant."""
+"""Patterns of the text before a mistake and from it on, each with a hint."""
 _FUNCTIONS = {
     "silu": "x * sigmoid(x)", "swish": "x * sigmoid(x)", "softplus": "log1p(exp(x))", "square": "x * x",
     "gelu": "0.5 * x * (1 + erf(x * 0.70710678))", "clamp": "min(max(x, low), high)", "clip": "min(max(x, low), high)",
@@ -69,7 +69,7 @@ _FUNCTIONS = {
 
 _NAMES = {
     **dict.fromkeys(("INFINITY", "Inf", "infinity", "Infinity", "INF", "HUGE_VAL"), "infinity is written inf"),
-    **dict.fromkeys(("NAN", "NaN", "Nan"), "the value that is no number is written nan"),
+    **dict.fromkeys(("NAN", "NaN", "Nan"), "not-a-number is written nan"),
     **dict.fromkeys(("pi", "PI", "M_PI"), "write 3.14159265"), **dict.fromkeys(("True", "true"), "write bool(1)"),
     **dict.fromkeys(("False", "false"), "write bool(0)"), **dict.fromkeys(("None", "null"), "there is no such value"),
 }  # fmt: skip
@@ -100,12 +100,12 @@ def suggest_literal(text: str, at: int) -> tuple[int, int, str] | None:
 
 
 def suggest_syntax(text: str, start: int) -> str:
-    """A hint for a mistake at the offset `start`; "" where none comes to mind."""
+    """A hint for a mistake at the offset `start`; "" if none comes to mind."""
     before, here = text[max(0, start - NEAR) : start], text[start : start + NEAR]
     if declared := re.search(r"\bdef\s+\w+\s*\((?:[^{}]*,)?\s*(\w+)\s*$", before):
         name = declared[1]
         if here[:1] in ("(", "[") and name not in (*DTYPES, *ALIASES):
-            return f"'{name}' is no type: write one of {', '.join(sorted({*ALIASES, *DTYPES}))}"
+            return f"'{name}' is not a type: write one of {', '.join(sorted({*ALIASES, *DTYPES}))}"
     if text.strip().endswith(".tc") and "\n" not in text.strip():
         return "pass the text of the program: Path(...).read_text()"
     for left, right, said in _SYNTAX:
@@ -115,10 +115,10 @@ def suggest_syntax(text: str, start: int) -> str:
 
 
 def suggest_name(name: str) -> str:
-    """How the value that a bare `name` has elsewhere is written here; "" where nobody knows."""
+    """How to write the value of a bare `name` of other languages here; "" if unknown."""
     return _NAMES.get(name, "")
 
 
 def suggest_function(name: str) -> str:
-    """How what `name` computes elsewhere is written here; "" where nobody knows."""
+    """How to write the function `name` of other languages here; "" if unknown."""
     return f"{name} is written as {_FUNCTIONS[name]}" if name in _FUNCTIONS else ""

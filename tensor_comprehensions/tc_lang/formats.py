@@ -68,7 +68,7 @@ class Format:
         levels: one for each dimension; with `blocks`, one more for each blocked dimension.
         order: the dimension that each level stores. Blocked dimensions count twice: the coordinates of the blocks
             come first, those inside a block after all of them.
-        blocks: the extents of a block, for every dimension of the tensor; empty where it has no blocks.
+        blocks: the extents of a block, for every dimension of the tensor; empty if it has no blocks.
     """
 
     levels: tuple[Level, ...]
@@ -114,12 +114,12 @@ class Format:
         return replace(self, levels=tuple(x if x.is_dense else LEVELS["s"] for x in self.levels))
 
     def extents(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The extent of each level, of a tensor of this `shape`."""
+        """The extents of the dense tail: the shape of the values at each position of the last level above it."""
         split = (*(n // b for n, b in zip(shape, self.blocks, strict=True)), *self.blocks) if self.blocks else shape
         return tuple(split[d] for d in self.order)
 
     def tail(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The extents of the dense tail: what is stored at each position of the last level above it."""
+        """The extents of the dense tail: the shape of the values at each position of the last level above it."""
         return self.extents(shape)[self.depth :]
 
     def __str__(self) -> str:
@@ -154,7 +154,7 @@ def holds_any(format: Format) -> bool:
 
 
 def dense_format(rank: int) -> Format:
-    """Every element is stored, in row-major order."""
+    """The coordinate format of `sparse` dimensions, above `dense` dimensions."""
     return Format((LEVELS["d"],) * rank, tuple(range(rank)))
 
 
@@ -216,7 +216,7 @@ def _parse_anew(word: str, numbers: Sequence[int], rank: int) -> Format:
     order = order or tuple(numbers) or tuple(range(rank))
     if sorted(order) != list(range(rank)):
         raise UnlocatedTypeError(
-            f"({','.join(map(str, order))}) is no order of {_dimensions(rank)}",
+            f"({','.join(map(str, order))}) is not an order of {_dimensions(rank)}",
             expected=f"each of 0 to {rank - 1} once" if rank > 1 else "0",
             found=_spell(word, numbers),
         )

@@ -1,7 +1,7 @@
-"""Statements without a def around them -> the text of the def: parameters are what the statements read and never write.
+"""Statements without a def -> the text of the def: its parameters are the names that are read and never written.
 
 The tensor that the last statement defines is returned. A dimension that some access subscripts by a bare index is
-called after the index, so that dimensions with one index must agree in size, as in `einsum`.
+named after the index, so that dimensions with the same index must agree in size, as in `einsum`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ def def_of_statements(name: str, statements: str, types: Mapping[str, str], orde
 
     Args:
         types: the scalar types of parameters that are not `float`, by their names.
-        order: names among which parameters come in this order, instead of that of the text.
+        order: names of parameters to put in this order, instead of that of the text.
 
     Raises:
         ParseError: the statements are not in the grammar.
-        CheckError: a type is not known, or given to something that is not a parameter.
+        CheckError: a type is unknown, or given to a name that is not a parameter.
     """
     statements = text_of(statements)
     body = [_statement(part) for part in parse_program(f"def {name}() -> (_) {{ {statements} }}").defs[0].body]
@@ -71,7 +71,7 @@ def names(part: s.Statement) -> Iterator[str]:
 
 
 def _scalars(part: s.Statement, types: Mapping[str, str]) -> Iterator[str]:
-    """Names that stand in no subscript and that no clause explains, and those that have a type."""
+    """Names outside of subscripts that no clause defines, and names with a type."""
     subscripts = [*(part.subscripts or ()), *chain.from_iterable(a.arguments for a in _accesses(part))]
     bound = {e.name for e in _walk(subscripts) if isinstance(e, s.Name)}
     bound |= {c.index if isinstance(c, s.Range) else c.name for c in part.clauses if not isinstance(c, s.Exists)}
@@ -104,6 +104,6 @@ def _check_types(types: Mapping[str, str], parameters: Sequence[str]) -> None:
     for name, dtype in types.items():
         if name not in parameters:
             known = ", ".join(parameters) or "the statements have no parameters"
-            raise CheckError(f"'{name}' has a type but is no parameter", expected=known)
+            raise CheckError(f"'{name}' has a type but is not a parameter", expected=known)
         if dtype not in DTYPES and dtype not in ALIASES:
             raise CheckError(f"'{dtype}' is not a type", expected=", ".join((*DTYPES, *ALIASES)))

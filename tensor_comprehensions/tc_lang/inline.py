@@ -21,7 +21,7 @@ MAX_STATEMENTS = 2000
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A statement to be checked: its text, what its names mean, and what is defined before it."""
+    """A statement to check: its text, the scope of its names, and the definitions before it."""
 
     tree: s.Statement
     scope: NameScope
@@ -31,7 +31,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """What a call requires of a tensor that it passes: a type, and sizes (a name or a number) that are equal."""
+    """The requirements of a call on a tensor that it passes: a type, and sizes (names or numbers) that are equal."""
 
     tensor: str
     dtype: DType
@@ -267,7 +267,7 @@ class InlinedBody:
             )  # fmt: skip
 
     def _require(self, tensor: TensorInfo, type: s.Type, inner: NameScope, span: Span) -> None:
-        """Note that a tensor of the caller must be what the called def declares; binds the sizes named there."""
+        """Record that a tensor of the caller must match its declaration in the called def; binds its sizes."""
         equal: list[tuple[str | int, str | int]] = []
         for d, dim in enumerate(type.dimensions or ()):
             actual = extent_name(tensor, d)
@@ -277,7 +277,7 @@ class InlinedBody:
         self.requirements.append(Requirement(tensor.name, type.dtype, tuple(equal), span))
 
     def _result(self, target: s.Name, scope: NameScope) -> str:
-        """The tensor of the caller that takes a result of a call; its rank is that of its first definition."""
+        """The tensor of the caller that receives a result of a call; its rank is that of its first definition."""
         if target.name not in scope.tensors:
             return self._define(target.name, -1, target.span, scope)
         actual = scope.tensors[target.name]
@@ -291,7 +291,7 @@ class InlinedBody:
         return actual
 
     def _finish(self, call: s.TupleCall, target: s.Name, r: s.Declaration, scope: NameScope, inner: NameScope) -> None:
-        """Check a result against what the called def declares, and copy it to its place if it is not there yet."""
+        """Check a result against its declaration in the called def, and copy it to its place if necessary."""
         tensor = self.world.tensors[inner.tensors[r.name]]
         if tensor.name not in self.defined:
             raise self.world.error(f"the called def never defines '{r.name}'", r.span)

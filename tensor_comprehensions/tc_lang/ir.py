@@ -1,4 +1,4 @@
-"""What the language hands to the rest of the compiler: checked functions, and functions bound to sizes.
+"""The output of the language: checked functions, and functions bound to sizes.
 
 A `Function` is symbolic in its sizes. `Function.bind` (see `bind.py`) gives a `BoundFunction`, in which every
 size, range and specialized scalar is a number, every subscript is already relative to the start of its
@@ -175,10 +175,10 @@ class Role(Enum):
 class Symbol:
     """A tensor of a symbolic function.
 
-    extents: the declared extents (`Size`s and `Const`s), None where nothing was declared.
+    extents: the declared extents (`Size`s and `Const`s), None if undeclared.
     specialized: an int scalar parameter whose value is part of the signature: it is read as `Size(name)`, never
     through an `Access`.
-    format: how it is stored, where the def or the caller says so; None is dense, or as the operand comes.
+    format: its storage format, if the def or the caller gives one; None is dense, or that of the operand.
     """
 
     name: str
@@ -351,11 +351,12 @@ class BoundStatement:
     initialize: the element starts at the neutral element (the `!` forms).
     reads_own_target: the right side reads the target at points other than the written one, so it must be evaluated
     completely before anything is written.
-    checks: what must be verified before the statement reads memory.
-    exists: accesses of sparse tensors: the statement is for the places where they store an element.
-    elements, terms: see `restrict.py`, which alone gives any. No element outside `elements`, which are about free
-    indices, needs a value. Terms outside `terms` are not added: an element that has none is what a reduction starts
-    from.
+    checks: the conditions to verify before the statement reads memory.
+    exists: accesses of sparse tensors: the statement runs only where they store an element.
+    elements, terms: restrictions that only `restrict.py` makes. Elements outside `elements`, which are conditions on
+    free
+    indices, need no value. Terms outside `terms` are not added: an element without terms has the initial value of the
+    reduction.
     """
 
     name: str
@@ -385,13 +386,13 @@ class BoundStatement:
 
     @property
     def domain(self) -> tuple[Inequality, ...]:
-        """What holds, beside the ranges of the indices, wherever the value is computed."""
+        """The conditions, besides the ranges of the indices, that hold wherever the value is computed."""
         return tuple(dict.fromkeys((*self.elements, *self.terms)))
 
 
 @dataclass(frozen=True, slots=True)
 class BoundFunction:
-    """A def with every size known: what a lowering takes.
+    """A def with every size known: the input of a lowering.
 
     tensors: parameters in order, then returns in order, then temporaries.
     starts: for each returned tensor the smallest index of each dimension (stored at offset 0).

@@ -1,8 +1,8 @@
-"""`BoundFunction` -> `BoundFunction` without what lowerings need not know.
+"""`BoundFunction` -> `BoundFunction` without features that lowerings need not support.
 
-After it no statement is staged, no reduction combines in another type than its target stores, and none is over
-nothing. The first two are had by temporaries: a copy of the tensor as it was before the statement, or an accumulator of
-the wider type. A reduction over nothing is the identity everywhere, or no statement at all.
+After it no statement is staged, no reduction combines in another type than its target stores, and none is empty. The
+first two use temporaries: a copy of the tensor before the statement, or an accumulator of the wider type. An empty
+reduction becomes an assignment of the neutral element, or no statement at all.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _fill_with_identity(s: BoundStatement, target: Tensor) -> BoundStatement:
 
 
 def _read_from_copy(s: BoundStatement, copy: str) -> BoundStatement:
-    """`s`, reading `copy_tensor` wherever it read its own target."""
+    """`s`, reading `copy_tensor` instead of its own target."""
 
     def visit(e: Expr) -> Expr:
         e = with_operands(e, [visit(x) for x in operands_of(e)])

@@ -1,4 +1,4 @@
-"""What is allowed and probably not meant: quotients of integers that lose their fraction among floating numbers."""
+"""Lints: legal code that is probably a mistake, such as integer quotients in floating-point expressions."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _QUOTIENT = re.compile(r"\d[\s)]*/[\s(]*[-+]?\d")
 
 
 def lint(functions: Sequence[Function]) -> Iterator[CheckError]:
-    """Remarks on the text of the checked `functions` of a program, each with its place.
+    """Lints of the checked `functions` of a program, each with its place.
 
-    What cannot have any is not parsed again.
+    A program that cannot have any is not parsed again.
     """
     text = functions[0].source if functions else ""
     if not _QUOTIENT.search(text):

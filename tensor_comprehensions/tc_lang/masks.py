@@ -1,8 +1,8 @@
-"""Where an expression is one constant: outside the region that the conditions of its `Select`s leave.
+"""The region outside of which an expression is one constant, derived from the conditions of its `Select`s.
 
-`j <= i ? x : 0` is 0 outside `i - j >= 0`. A region is a conjunction of inequalities; the one found may be larger than
-where the conditions hold, never smaller. Values are computed exactly as the program would compute them: `0 * x` is no
-constant, for x may be infinite.
+`j <= i ? x : 0` is 0 outside `i - j >= 0`. A region is a conjunction of inequalities; the derived one may be larger
+than
+the exact one, never smaller. Values are exactly those of the program: `0 * x` is not constant, since x may be infinite.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Sunk:
 
 
 Outside = Const | Sunk
-"""What is known of the value outside a region."""
+"""The value outside a region."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Masked:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What earlier statements tell: of tensors, and of those that are the largest values along rows of a mask."""
+    """Facts from earlier statements: about tensors, and about maxima along rows of a mask."""
 
     masked: Mapping[str, Masked]
     largest: Mapping[str, BoundStatement]
@@ -95,7 +95,7 @@ def includes(outer: Region, inner: Region, box: Box) -> bool:
 
 
 def region_where(condition: Expr, holds: bool, box: Box) -> Region:
-    """A region that includes all points where a condition is `holds`: what is not affine is left out."""
+    """A region that contains all points where a condition is `holds`; conditions that are not affine are dropped."""
     found = []
     for e, value in conjuncts(condition, holds):
         for form in inequalities(e, value, box):
@@ -106,7 +106,7 @@ def region_where(condition: Expr, holds: bool, box: Box) -> Region:
 
 
 def _inequality(form: Affine) -> Inequality | None:
-    """`form >= 0`, or what follows from it where it has quotients, or None."""
+    """`form >= 0`, or a consequence of it if it has quotients, or None."""
     d = 1
     for atom, _ in form.terms:
         if isinstance(atom, Quotient):
@@ -152,7 +152,7 @@ def _own_regions(e: Expr, facts: Facts, box: Box) -> Iterator[Region]:
 
 
 def _read(e: Access, facts: Facts) -> Masked | None:
-    """What is known of an element that is read, over the indices of the statement that reads it."""
+    """The facts about an element that is read, over the indices of the reading statement."""
     known, names = facts.masked.get(e.tensor), index_subscripts(e)
     if known is None or names is None:
         return None
@@ -164,7 +164,7 @@ def _read(e: Access, facts: Facts) -> Masked | None:
 
 
 def value_outside(e: Expr, region: Region, facts: Facts, box: Box) -> Outside | None:
-    """The value of `e` at every point outside `region`; None where none is known."""
+    """The value of `e` at every point outside `region`; None if none is known."""
 
     def visit(e: Expr) -> Outside | None:
         match e:

@@ -1,4 +1,4 @@
-"""The arguments of a call against a function's parameters: sizes from shapes, and what is wrong with them."""
+"""The arguments of a call, matched with a function's parameters: sizes from shapes, and mistakes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .ranges import output_shapes
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """What the language needs to know of a tensor that a call passes; strides count elements."""
+    """The facts about a tensor argument that the language needs; strides count elements."""
 
     dtype: DType
     shape: tuple[int, ...]
@@ -22,7 +22,7 @@ class TensorType:
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """The values of a function's symbols for one call: what `bind` takes."""
+    """The values of a function's symbols for one call: the input of `bind`."""
 
     sizes: dict[str, int]
     scalars: dict[str, int]

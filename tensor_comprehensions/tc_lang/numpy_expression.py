@@ -80,7 +80,7 @@ class NumpyExpressionEvaluator:
     read: Read
 
     def __call__(self, e: Expr, where: Array = None) -> Array:
-        """The values of `e`; where `where` is false they mean nothing, and no memory was touched for them."""
+        """The values of `e`; where `where` is false they are arbitrary, and no memory was read for them."""
         match e:
             case Const(value=value, dtype=dtype):
                 return (

@@ -99,13 +99,13 @@ def _check_number(text: str, at: int) -> None:
     if found is not None:
         start, end, way_out = found
         raise ParseError(
-            f"'{text[start:end]}' is no number", source=text, span=Span(start, end), expected="a number or a name",
+            f"'{text[start:end]}' is not a number", source=text, span=Span(start, end), expected="a number or a name",
             found=f"'{text[start:end]}'", suggestion=way_out,
         )  # fmt: skip
 
 
 def _alternatives(terminals: Collection[str]) -> str:
-    """What a person would say of the terminals that the grammar allows at a place."""
+    """The terminals that the grammar allows at a place, in words."""
     names = set(terminals)
     literal = {t.name: f"'{t.pattern.value}'" for t in _parser().terminals if t.pattern.type == "str"}
     operators = {"OR", "AND", "COMPARE", "ADD", "MINUS", "MULTIPLY"}
@@ -197,7 +197,7 @@ def _drop_separators(children: list[Any]) -> tuple[Any, ...]:
 
 
 class _Builder:
-    """What each rule of the grammar becomes. Methods get the rule's children: named tokens and built nodes."""
+    """Builds the syntax tree. Methods get the children of a grammar rule: named tokens and built nodes."""
 
     parameters = dimensions = expressions = where = staticmethod(_drop_separators)
     subscripts = arguments = staticmethod(_list_items)

@@ -1,7 +1,7 @@
-"""The parser of `tc.lark` from tables made ahead, which `python -m tensor_comprehensions.tc_lang.parser_tables` writes.
+"""The parser of `tc.lark` from stored tables, which `python -m tensor_comprehensions.tc_lang.parser_tables` writes.
 
-Making them takes several times as long as reading them. They are those of one grammar and one version of lark; with
-another one, lark makes its own.
+Computing the tables takes several times as long as reading them. They belong to one grammar and one version of lark;
+with another version, lark computes its own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _OPTIONS: dict[str, Any] = {"parser": "lalr", "start": "program", "maybe_placeho
 
 
 def make_parser(**options: Any) -> lark.Lark:
-    """The parser with what belongs to a process: `transformer` and `lexer_callbacks`."""
+    """The parser with the objects of this process: `transformer` and `lexer_callbacks`."""
     found = _read()
     if found is None:
         return lark.Lark(_grammar(), **_OPTIONS, **options)
@@ -38,7 +38,7 @@ def generate_tables() -> str:
 
 
 def _source() -> list[str]:
-    """What the tables depend on."""
+    """The text that the tables depend on."""
     return [lark.__version__, sha256(_grammar().encode()).hexdigest()]
 
 
@@ -48,7 +48,7 @@ def _grammar() -> str:
 
 
 def _read() -> tuple[Any, Any] | None:
-    """The tables and what they refer to; None where there are none of this grammar and lark."""
+    """The tables and the objects that they refer to; None if none match this grammar and lark."""
     try:
         found = json.loads(files(__package__).joinpath(TABLES).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -57,7 +57,7 @@ def _read() -> tuple[Any, Any] | None:
 
 
 def _with_numbers(x: Any) -> Any:
-    """`x` with numbers for the keys of states and of what is referred to, which JSON makes texts of."""
+    """`x` with numbers for the keys of states and of references, which JSON turns into texts."""
     if isinstance(x, dict):
         return {int(k) if k.isdigit() else k: _with_numbers(v) for k, v in x.items()}
     return [_with_numbers(v) for v in x] if isinstance(x, list) else x

@@ -26,7 +26,7 @@ class TouchedTensors:
 
 
 def tensors_of_statements(statements: Sequence[BoundStatement]) -> TouchedTensors:
-    """What statements read and write, their checks included."""
+    """The tensors that statements read and write, including their checks."""
     read = frozenset(name for s in statements for name in _reads(s))
     return TouchedTensors(read, frozenset(s.target for s in statements))
 
@@ -38,7 +38,7 @@ def piece_of(
     before: Sequence[TouchedTensors],
     after: Sequence[TouchedTensors],
 ) -> BoundFunction:
-    """`statements` of `bound` as a def. before, after: what the pieces touch that run before and after it."""
+    """`statements` of `bound` as a def. before, after: the tensors of the pieces that run before and after it."""
     own = tensors_of_statements(statements)
     earlier = frozenset(t for piece in before for t in piece.written)
     later = frozenset(t for piece in after for t in piece.all)

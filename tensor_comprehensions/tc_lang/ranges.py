@@ -20,7 +20,7 @@ Bounds = tuple[Value, Value]
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """`lower <= form < upper`: what one subscript of one access requires."""
+    """`lower <= form < upper`: the condition of one subscript of one access."""
 
     form: Affine
     lower: Value
@@ -33,7 +33,7 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Ranges:
-    """What inference found: the bounds of each dimension of each tensor, and of each index of each statement."""
+    """The result of range inference: bounds of each dimension of each tensor, and of each index of each statement."""
 
     tensors: Mapping[str, tuple[Bounds, ...]]
     statements: tuple[Mapping[str, Bounds], ...]
@@ -47,7 +47,7 @@ class Ranges:
 def infer_ranges(function: Function, sizes: Mapping[str, Value]) -> Ranges:
     """The ranges of all indices and tensors; `sizes` gives each size name and specialized scalar its value.
 
-    Raises RangeError where an index has no range, where a return has another size than declared, or (with numbers)
+    Raises RangeError if an index has no range, where a return has another size than declared, or (with numbers)
     where a range has a negative extent.
     """
     inference = _Inference(function, dict(sizes))
@@ -303,9 +303,9 @@ def _intersect(a: Bounds, b: Bounds) -> Bounds:
 def _solve_for_index(
     form: Affine, lower: Value, upper: Value, name: str, solved: Mapping[str, Bounds]
 ) -> Bounds | None:
-    """The largest range of `name` for which `lower <= form < upper`, whatever the solved indices are.
+    """The largest range of `name` for which `lower <= form < upper`, for all values of the solved indices.
 
-    None where the form is not one that can be solved for `name`.
+    None if the form cannot be solved for `name`.
     """
     mine = [(atom, c) for atom, c in form.terms if name in affine_variables(Affine(0, ((atom, 1),)))]
     rest = _extremes(form - Affine(0, tuple(mine)), solved)

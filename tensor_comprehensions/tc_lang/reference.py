@@ -1,8 +1,8 @@
-"""The reference evaluator: what a bound function means, computed with NumPy and nothing clever.
+"""The reference evaluator: the meaning of a bound function, computed with NumPy in the simplest way.
 
 It is the oracle of every test. Values have exactly the type that the language gives them; reductions of floats
 accumulate in float64 and round once, so that its sums are better than those of any kernel. bfloat16 tensors are
-float32 arrays whose values are already rounded to bfloat16, for NumPy has no such type.
+float32 arrays whose values are already rounded to bfloat16, because NumPy has no such type.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def evaluate_def(bound: BoundFunction, arrays: Mapping[str, Array]) -> dict[str,
 
     arrays: every input and the initial value of every in/out tensor, by name; none is modified.
 
-    Raises RangeError where a data-dependent subscript leaves its tensor, ArgumentError for a wrong array.
+    Raises RangeError if a data-dependent subscript leaves its tensor, ArgumentError for a wrong array.
     """
     memory = {t.name: _initial_array(bound, t, arrays) for t in bound.tensors}
     with np.errstate(all="ignore"):

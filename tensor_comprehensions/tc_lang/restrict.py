@@ -1,8 +1,8 @@
-"""`BoundFunction` -> `BoundFunction` with smaller domains: what a mask makes neutral is not computed.
+"""`BoundFunction` -> `BoundFunction` with smaller domains: work that a mask makes neutral is skipped.
 
 A reduction over `j <= i ? x : 0` has terms at `j <= i` only, if 0 is neutral for it; those are its `terms`. A temporary
-of which all readers want the part at `j <= i` has `elements` there only, and nothing is computed for the others. The
-language's results stay the same, to the last inf and NaN: what is left out is neutral in its type.
+whose readers all need the part at `j <= i` has `elements` there only, and the others are not computed. The language's
+results stay the same, including inf and NaN: skipped terms are neutral in their type.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def restrict(function: BoundFunction) -> BoundFunction:
     return replace(function, statements=tuple(statements)) if any(s.domain for s in statements) else function
 
 
-# --- terms: forwards, with what is known of earlier tensors --------------------------------------------------------
+# --- terms: forwards, with facts about earlier tensors -------------------------------------------------------------
 
 
 def _with_terms(function: BoundFunction) -> list[BoundStatement]:
@@ -115,7 +115,7 @@ def _is_neutral(value: Outside, s: BoundStatement) -> bool:
 
 
 def _learn(function: BoundFunction, s: BoundStatement, facts: Facts) -> Facts:
-    """What is known after `s`."""
+    """The facts after `s`."""
     masked = {name: m for name, m in facts.masked.items() if name != s.target}
     largest = {name: m for name, m in facts.largest.items() if name != s.target and not _reads(m, s.target)}
     names = index_subscripts(Access(s.target, s.subscripts, s.value.dtype))
@@ -157,7 +157,7 @@ def _has_all_rows(s: BoundStatement) -> bool:
     return all(is_nonnegative(a + b, [], box) for a in lower for b in upper) and not others
 
 
-# --- elements: backwards, from what is read ------------------------------------------------------------------------
+# --- elements: backwards, from the reads ---------------------------------------------------------------------------
 
 
 def _with_elements(function: BoundFunction, statements: list[BoundStatement]) -> list[BoundStatement]:
@@ -198,9 +198,9 @@ def _wanted_region(statements: Sequence[BoundStatement], tensor: str) -> Region:
 
 
 def _uses(s: BoundStatement, tensor: str) -> Iterator[tuple[Region, Box] | None]:
-    """For each read of `tensor` by `s` the elements that it wants, and the box that they are in; None: any.
+    """For each read of `tensor` by `s`, the elements that it needs, and the box that contains them; None: any.
 
-    A definition of the tensor that reads it at its own point wants nothing that others do not.
+    A definition of the tensor that reads it at its own point needs nothing that others do not.
     """
     box = _box(s)
     for access, region in _reads_of(s, tensor, box):
@@ -234,7 +234,7 @@ def _reads_of(s: BoundStatement, tensor: str, box: Box) -> Iterator[tuple[Access
         yield from visit(e, ())
 
 
-# --- what is left of the values ------------------------------------------------------------------------------------
+# --- the restricted values -----------------------------------------------------------------------------------------
 
 
 def _without_masks(s: BoundStatement) -> BoundStatement:

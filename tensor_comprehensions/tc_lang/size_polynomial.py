@@ -1,4 +1,4 @@
-"""Formulas over sizes: what an extent is before the sizes are known.
+"""Formulas over sizes: extents before the sizes are known.
 
 A formula is a polynomial with integer coefficients in atoms: size names, and floor quotients, remainders, minima
 and maxima of formulas. The operators keep it in a normal form, so that equal formulas mostly compare equal and
@@ -153,7 +153,7 @@ def _extremum(op: str, a: Value, b: Value) -> Value:
 
 
 def _operands(op: str, x: Value) -> list[Value]:
-    """What `x` is the minimum or the maximum of: itself, where it is none."""
+    """The operands of `x` as a minimum or maximum; `x` itself if it is neither."""
     match x:
         case SizePolynomial(terms=(((SizeOperation() as atom,), 1),)) if atom.op == op:
             return [*_operands(op, atom.left), *_operands(op, atom.right)]

@@ -128,7 +128,7 @@ def _run(s: BoundStatement, bound: BoundFunction, memory: Mapping[str, Stored]) 
     first = s.reduction is None or s.initialize
     places = np.zeros_like(old.places) if first else old.places.copy()
     if s.exists and all(a.subscripts == s.subscripts for a in s.exists):  # the result has the places of these operands
-        own = [evaluator(e)[0] for e in s.subscripts]  # whatever the extents of other indices are
+        own = [evaluator(e)[0] for e in s.subscripts]  # does not depend on the extents of other indices
         kept, *own = np.broadcast_arrays(evaluator.exist(s.exists), *own)
         places[tuple(p[kept] for p in own)] = True
     elif _reads_sparse(s, memory):
@@ -172,7 +172,7 @@ Pair = tuple[Array, Array]
 
 @dataclass(frozen=True, slots=True)
 class _Evaluator:
-    """Evaluates expressions over a grid with what absent reads do to them."""
+    """Evaluates expressions over a grid, including the effect of absent reads."""
 
     indices: Mapping[str, Array]
     memory: Mapping[str, Stored]
@@ -227,7 +227,7 @@ class _Evaluator:
 
 
 def _clip_subscripts(where: tuple[Array, ...], shape: tuple[int, ...]) -> tuple[Array, ...]:
-    """Subscripts that are in bounds; what a conditional guards is read anywhere and not used."""
+    """Subscripts clipped to the bounds; guarded values out of bounds are read anywhere and not used."""
     return tuple(np.clip(x, 0, max(0, n - 1)) for x, n in zip(where, shape, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""What sparse tensors may do in a def, and defs with other formats than their text declares."""
+"""The rules for sparse tensors in a def, and defs with other formats than their text declares."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .ir import Access, Const, Function, Index, Role, Statement, Symbol, walk_ex
 
 
 def with_formats(function: Function, formats: Mapping[str, Format]) -> Function:
-    """`function` with the formats of some tensors, which its text leaves open or declares the same.
+    """`function` with formats for tensors whose format its text leaves open, or declares the same.
 
     Raises:
-        ArgumentError: a name is that of no tensor that a call passes or returns, or its text declares another format.
-        CheckError: a sparse tensor is used in a way that only dense ones are.
+        ArgumentError: a name is no parameter and no result, or its text declares another format.
+        CheckError: a sparse tensor is used in a way that only dense ones allow.
     """
     for name, format in formats.items():
         _check_override(function, name, format)
@@ -28,14 +28,14 @@ def with_formats(function: Function, formats: Mapping[str, Format]) -> Function:
 
 
 def check_formats(functions: Sequence[Function], formats: Mapping[str, str]) -> None:
-    """Raises ArgumentError where formats have no names, or a name that no def takes or returns."""
+    """Raises ArgumentError if formats have no names, or a name that no def takes or returns."""
     if not isinstance(formats, Mapping):
         raise ArgumentError("formats are given by name", expected='{"A": "csr"}', found=repr(formats))
     names = list(dict.fromkeys(t.name for f in functions for t in f.tensors if t.role is not Role.TEMPORARY))
     for name in formats:
         if name not in names:
             raise ArgumentError(
-                f"a format is given to '{name}', which is no tensor of the defs", expected=", ".join(names)
+                f"a format is given to '{name}', which is not a tensor of the defs", expected=", ".join(names)
             )
 
 
@@ -43,7 +43,7 @@ def _check_override(function: Function, name: str, format: Format) -> None:
     known = {t.name: t for t in function.tensors if t.role is not Role.TEMPORARY}
     if name not in known:
         raise ArgumentError(
-            f"a format is given to '{name}', which is no tensor of '{function.name}'", expected=", ".join(known)
+            f"a format is given to '{name}', which is not a tensor of '{function.name}'", expected=", ".join(known)
         )
     declared = known[name].format
     if declared is not None and declared != format:
@@ -88,7 +88,7 @@ def _check_statement(function: Function, s: Statement, sparse: Mapping[str, Symb
             )  # fmt: skip
     if s.target in sparse and not all(isinstance(x, Index) for x in s.subscripts):
         raise CheckError(
-            f"a subscript of the sparse result '{s.target}' is no index",
+            f"a subscript of the sparse result '{s.target}' is not an index",
             source=function.source, span=s.span, expected=f"{s.target}(i, ...) with bare indices",
         )  # fmt: skip
     if s.target in sparse and len(set(s.subscripts)) < len(s.subscripts):

@@ -1,7 +1,7 @@
-"""A def with sparse tensors in parts: runs of statements over dense tensors that contract, and what is between them.
+"""A def with sparse tensors in parts: runs of dense contractions, and the statements between them.
 
-The parts are defs of their own, in order; what one makes for a later one is a result of the first and an input of the
-other. Dense contractions then get the kernels of dense defs.
+The parts are defs of their own, in order; a tensor that one makes for a later one is a result of the first and an input
+of the other. Dense contractions then get the kernels of dense defs.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _is_dense_contraction(function: Function, s: Statement) -> bool:
 
 
 def _part(function: Function, number: int, statements: Sequence[Statement], ranges: Ranges) -> Function | None:
-    """The def of some statements, in which what is made before them is an input; None where sizes are not known."""
+    """The def of some statements, with tensors made before them as inputs; None if sizes are not known."""
     made = list(dict.fromkeys(s.target for s in statements))
     inside = {id(s) for s in statements}
     others = [s for s in function.statements if id(s) not in inside]

@@ -1,4 +1,4 @@
-"""The syntax tree: what the text says, before any of it is understood.
+"""The syntax tree: the structure of the text, before checking.
 
 Spans never take part in comparison: two texts that differ in layout and comments have equal trees.
 """
@@ -99,7 +99,7 @@ class Dimension:
 
 @dataclass(frozen=True, slots=True)
 class Type:
-    """A declared type; `dimensions` is None where only the scalar type was written."""
+    """A declared type; `dimensions` is None if only the scalar type was written."""
 
     dtype: DType
     dimensions: tuple[Dimension, ...] | None
@@ -117,7 +117,7 @@ class FormatName:
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """A parameter or a return of a def; `format` is None where the def leaves it open."""
+    """A parameter or a return of a def; `format` is None if the def leaves it open."""
 
     name: str
     type: Type | None

@@ -1,4 +1,4 @@
-"""Checked expressions and formulas as syntax trees: what `check` would turn into them again."""
+"""Checked expressions and formulas as syntax trees, the inverse of `check`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def expr_to_syntax(e: Expr, index: bool = False) -> s.Expression:
 
 
 def sigmoid_argument(e: Expr) -> Expr | None:
-    """`x` where `e` is what the builtin `sigmoid(x)` stands for."""
+    """`x` if `e` is the expansion of the builtin `sigmoid(x)`."""
     match e:
         case Binary(
             op="/",
@@ -130,7 +130,7 @@ def affine_to_expr(a: Affine) -> Expr:
 
 
 def _sum(terms: list[tuple[int, Expr | None]]) -> Expr:
-    """The sum of products of a number and an expression (None: 1), what is added before what is subtracted."""
+    """The sum of products of a number and an expression (None: 1), positive terms first."""
     out: Expr | None = None
     for coefficient, e in sorted((t for t in terms if t[0]), key=lambda t: (t[1] is None, t[0] < 0)):
         size = abs(coefficient)

@@ -39,7 +39,7 @@ class TypedExpr:
 
 
 def make_typed(expr: Expr, type: DType, *parts: TypedExpr, weak: bool = False) -> TypedExpr:
-    """A Typed built from `parts`; refuses what has grown too deep or too large for the stages that follow."""
+    """A Typed built from `parts`; refuses expressions that are too deep or too large for later stages."""
     depth = 1 + max((p.depth for p in parts), default=0)
     nodes = 1 + sum(p.nodes for p in parts)
     if depth > MAX_DEPTH:

@@ -1,4 +1,4 @@
-"""A bound def without dimensions of one element: what is contiguous then lies along the last dimension that is left."""
+"""A bound def without dimensions of one element, so that contiguous elements lie along the last remaining dimension."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class UnlocatedTypeError(Exception):
-    """What is wrong; the caller knows the place in the text and makes a TCError of it."""
+    """A mistake without a place; the caller knows the place in the text and makes a TCError of it."""
 
     def __init__(self, message: str, *, expected: str = "", found: str = "", suggestion: str = "") -> None:
         super().__init__(message)

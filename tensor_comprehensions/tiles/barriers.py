@@ -13,7 +13,7 @@ from .indices import to_index
 
 @dataclass(frozen=True, slots=True)
 class BarrierArray:
-    """So many barriers, each of which ends a phase after `arrivals`."""
+    """An array of barriers, each of which ends a phase after `arrivals`."""
 
     name: str
     count: int

@@ -31,12 +31,12 @@ SLICE_ROWS = 64
 
 @dataclass(slots=True)
 class RuleContext:
-    """What rules share while a program is decomposed.
+    """The shared context of rules while a program is decomposed.
 
     Attributes:
-        registers: of a thread at first.
-        maps: of the boxes that travel so far. parts: the threads that meet at each barrier of a part, from 1 on.
-        shared: bytes of shared memory that are taken. staged: tiles there that rules have made.
+        registers: initial registers of a thread.
+        maps: the tensor maps so far. parts: the threads that meet at each barrier of a part, from 1 on.
+        shared: bytes of shared memory in use. staged: tiles there that rules have made.
         tensors: the arguments by name, which tiles may view with other dimensions.
     """
 
@@ -56,7 +56,7 @@ class RuleContext:
         return self.maps.index(m)
 
     def part_number(self, threads: tuple[int, int]) -> int:
-        """The number of the barrier of some threads. Raises ArgumentError where there are no more."""
+        """The number of the barrier of some threads. Raises ArgumentError if all are in use."""
         if threads not in self.parts:
             self.parts.append(threads)
         if len(self.parts) > 15:
@@ -66,10 +66,10 @@ class RuleContext:
 
 @dataclass(frozen=True, slots=True)
 class TensorBox:
-    """How a tile of rows and columns of global memory travels.
+    """A tile of rows and columns of global memory as boxes to copy.
 
     Attributes:
-        view: the tile. tensor: what its buffer is a view of.
+        view: the tile. tensor: the buffer that its own buffer is a view of.
         rows, columns: the dimensions of the view that they go along, the fastest first, and how far.
     """
 
@@ -79,7 +79,7 @@ class TensorBox:
     columns: tuple[tuple[int, int], ...]
 
     def map(self, rows: int, columns: int) -> ir.TensorMap:
-        """The map of boxes of so many rows and columns."""
+        """The tensor map of boxes with this many rows and columns."""
         b = self.view.buffer
         sides = [1] * len(b.shape)
         sides[-1] = columns
@@ -100,10 +100,10 @@ class TensorBox:
         return self.tensor, tuple(first)
 
     def splits_rows(self, rows: int) -> bool:
-        """Whether so many neighboring rows, from a multiple of that on, are a box."""
+        """Whether this many neighboring rows, from a multiple of that on, are a box."""
         for n, (_, size) in enumerate(self.rows):
             if n + 1 == len(self.rows):
-                return True  # the slowest may be cut anywhere
+                return True  # the slowest may be split anywhere
             if rows % size and size % rows:
                 return False
             rows = max(1, rows // size)
@@ -117,9 +117,9 @@ def _first_element(view: MemoryView) -> list[ir.Expr]:
 def find_box(
     view: MemoryView, rows: int, columns: int, width: int | str, tensor: ir.Buffer | None = None
 ) -> TensorBox | str:
-    """How a tile travels, or why TMA does not take it.
+    """The boxes of a tile, or why TMA cannot copy it.
 
-    width: columns of a box, or why there is none. tensor: what the buffer of the tile is a view of.
+    width: columns of a box, or why there is none. tensor: the buffer that the tile's buffer is a view of.
     """
     b = view.buffer
     if len(view.tensor.parts) != 1 or len(view.shape) != 2:
@@ -148,7 +148,7 @@ def find_box(
 
 
 def _dimensions(view: MemoryView, which: int) -> tuple[tuple[int, int], ...] | None:
-    """The dimensions of a buffer along which rows (0) or columns (1) go, and how far; None where that is no box."""
+    """The dimensions of a buffer along which rows (0) or columns (1) go, and how far; None if that is no box."""
     layouts = view.tensor.parts[0].layouts[1 : 1 + len(view.buffer.shape)]
     found = []
     for n, (size, _) in enumerate(layouts[0][which].flat):
@@ -161,7 +161,7 @@ def _dimensions(view: MemoryView, which: int) -> tuple[tuple[int, int], ...] | N
 
 
 def _ends_with_tensor(view: MemoryView) -> bool:
-    """Whether what a tile has beyond its elements is beyond the tensor, too."""
+    """Whether elements beyond the tile are also beyond the tensor."""
     b, tensor = view.buffer, view.tensor
     layouts = tensor.parts[0].layouts[1:]
     dimensions = [*zip(tensor.origins[1:], layouts, strict=True)][: len(b.shape)]

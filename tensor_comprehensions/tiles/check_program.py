@@ -1,8 +1,8 @@
 """Proofs of decompositions, by running them on tags instead of numbers.
 
-A body of a move must put the tag of every element where the spec says, and nothing anywhere else. A body of a product
+A body of a move must put the tag of every element in its specified place, and no tag anywhere else. A body of a product
 must meet every (m, n, k) once, with one k in both factors. Both hold for the sizes of the program, and are checked at
-the first and at the last numbers of blocks and loops.
+the first and at the last blocks and loop iterations.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def _sizes(to: Operand, source: Operand) -> tuple[int, int]:
 
 
 def _place_tags(x: Operand, sizes: tuple[int, int], machine: TagMachine, thread: int = 0) -> Tags:
-    """Put the tag `1 + row + column * rows` at every element; give the tags by row and column, 0 where none is.
+    """Put the tag `1 + row + column * rows` at every element; give the tags by row and column, 0 if none is.
 
     thread: whose part of memory it is, where groups of threads have one each.
     """

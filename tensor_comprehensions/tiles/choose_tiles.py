@@ -34,13 +34,13 @@ GROUP_COLUMNS = (16, 32, 64, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 25
 GROUP_TERMS = (64, 128)
 MOST_STAGES = (6, 5, 4, 3, 2)
 GROUP = 8
-"""Rows of tiles side by side: with as many columns their factors fill little of the second-level cache."""
+"""Rows of tiles per group: with as many columns, their factors take little of L2."""
 
 
 def choose_tiles(
     region: ProductRegion, order: ProductOrder, options: TileOptions, target: GpuTarget
 ) -> tuple[ProductTiles, ProductPrice]:
-    """The tiles with the least price among those that `options` leave open.
+    """The cheapest tiles of those that `options` allow.
 
     Raises:
         CannotLower: none fits.

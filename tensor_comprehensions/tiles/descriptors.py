@@ -10,9 +10,9 @@ from ..layouts import Swizzle
 CORE_ROWS = 8
 """Rows, each as long as the swizzle, that are permuted together."""
 _MODES = {128: 1, 64: 2, 32: 3}
-"""The number by which the instruction calls a swizzle of rows of so many bytes."""
+"""The instruction's code for the swizzle of rows of so many bytes."""
 _LIMIT = 1 << 18
-"""What addresses and strides, of which a descriptor has all bits but the lowest four, are below."""
+"""Limit of addresses and strides, of which a descriptor has all bits except the lowest four."""
 _UNUSED = 16
 """The leading offset of a tile along K with a swizzle, which is not used: 1 stands there."""
 

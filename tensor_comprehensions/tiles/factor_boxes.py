@@ -1,7 +1,7 @@
 """A factor of a product in dimensions of its own, so that its tiles are boxes, which TMA copies.
 
-A tensor map takes up to five dimensions of any strides that are multiples of 16 bytes. So each index of a product gets
-a dimension, whatever the subscripts are: a box is zero exactly where an index leaves its range.
+A tensor map takes up to five dimensions whose strides are multiples of 16 bytes. So each index of a product gets a
+dimension, for any subscripts: a box is zero exactly where an index leaves its range.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .affine_element import AffineElement
 
 MOST_DIMENSIONS = 5
 UNIT_BYTES = 16
-"""Of which all strides but that of neighbors are multiples."""
+"""Unit of all strides except that of neighbors."""
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """Values of definitions in place of copies that only start a wider sum: `C = b; wide = C; wide += ...; C = wide`.
 
-The type of a half-precision tensor is that of its elements between statements, so its sums are in a tensor of their
-own. What defines such an element first is of no use once the sum has started.
+Between statements, a half-precision tensor has elements of its own type, so its sums are in a separate tensor. The
+first definition of such an element is dead once the sum has started.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..tc_lang.pieces import tensors_of_statements
 
 
 def forward_definitions(function: BoundFunction) -> BoundFunction:
-    """`function` without definitions that one copy reads, before the tensor is defined anew."""
+    """`function` without definitions that a single copy reads before the tensor is defined again."""
     types = {t.name: t.dtype for t in function.tensors}
     statements: list[BoundStatement] = []
     for n, s in enumerate(function.statements):

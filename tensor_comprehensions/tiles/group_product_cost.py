@@ -1,4 +1,4 @@
-"""Products of warpgroups (sm_90): which ones there are, what they take of a processor, and what they cost."""
+"""Products of warpgroups (sm_90): their tiles, their resources, and their cost."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from .product_tiles import PairOrder, ProductOrder, ProductTiles
 from .warpgroup_products import GROUP_SUMS, MOST_COLUMNS, ROWS
 
 ARRIVAL_CYCLES = 800
-"""From asking for what lies in memory until it is there, as in `polyhedral.gpu`."""
+"""Memory latency in cycles, as in `polyhedral.gpu`."""
 STEP_CYCLES = 60
 """Of a step that a block waits: its barrier, and the first fragments. From the latencies of both in public papers."""
 ISSUE_PER_CYCLE = 4
 """Instructions of warps that a processor starts in a cycle."""
 GROUP_OVERLAP_LOSS = 0.02
-"""Of what other resources take that adds to the largest: little, as copies and products go on by themselves."""
+"""Part of the other resources' time that adds to the largest: little, as copies and products are asynchronous."""
 MOST_SUMS = {1: 160, 2: 160, 3: 80}
-"""That a thread holds, by the warpgroups that multiply, without spills: from reports of NVRTC."""
+"""Most sums of a thread without spills, by the number of multiplying warpgroups: from reports of NVRTC."""
 MOST_SUMS_IN_TURN = {2: 176}
-"""The same where blocks walk over several tiles: then addresses are computed anew for each."""
+"""The same if blocks compute several tiles, because addresses are computed again for each."""
 STEP_INSTRUCTIONS = 20
 """Of a warp in a step beside products: waits, arrivals, addresses."""
 DEPTH_BYTES = 32
@@ -75,19 +75,19 @@ def stores_boxes(order: ProductOrder, boxes: Mapping[str, int]) -> bool:
 
 
 def slice_bytes(tiles: ProductTiles, room: int, size: int) -> int:
-    """Of the slice of sums, of elements of `size` bytes, that warpgroups store in `room` bytes; 0: there is no room."""
+    """Bytes of the slice of sums, of elements of `size` bytes, that warpgroups store in `room` bytes, or 0."""
     rows = SLICE_ROWS * tiles.warpgroups
     fitting = (rows * n * size for n in SLICES if tiles.tile[1] % n == 0 and rows * n * size <= room)
     return next(fitting, 0)
 
 
 def fits_groups(staged: int, tiles: ProductTiles, target: GpuTarget, each: int, held_bytes: int, count: int) -> bool:
-    """Whether a processor has room for one block.
+    """Whether a multiprocessor has room for one block.
 
     Args:
-        count: of all tiles.
+        count: the number of tiles.
         staged: bytes of all stages. each: sums of an element of the output.
-        held_bytes: of a left factor that threads hold in registers.
+        held_bytes: bytes of a left factor that threads hold in registers.
     """
     sums = (each * tiles.tile[0] * tiles.tile[1] + held_bytes // 4) // (WARPGROUP * tiles.warpgroups)
     in_turn = MOST_SUMS_IN_TURN if count > target.num_sms else MOST_SUMS
@@ -103,7 +103,7 @@ def group_resources(size: int, tiles: ProductTiles, target: GpuTarget) -> dict[s
     rows, columns, terms = tiles.tile
     width = next(n for n in range(MOST_COLUMNS, 0, -8) if columns % n == 0)
     high, wide = rows // ROWS, columns // width
-    read = high * wide * (ROWS + width) * terms * size  # by each instruction anew
+    read = high * wide * (ROWS + width) * terms * size  # each instruction reads it again
     loaded = (rows + columns) * terms * size
     products = high * wide * terms * size / DEPTH_BYTES + STEP_INSTRUCTIONS
     return {

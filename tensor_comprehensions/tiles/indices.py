@@ -105,7 +105,7 @@ class PipelineStep(Index):
 
 
 def to_index(x: object, what: str) -> Expr:
-    """The expression of an index. Raises ArgumentError where it is none."""
+    """The expression of an index. Raises ArgumentError if it is none."""
     if isinstance(x, Index):
         x = x.expr
     if type(x) is int:
@@ -123,7 +123,7 @@ def to_coordinate(x: Any) -> Any:
 
 
 def to_condition(x: object) -> Expr:
-    """The expression of a condition. Raises ArgumentError where it is none."""
+    """The expression of a condition. Raises ArgumentError if it is none."""
     found = to_coordinate(x)
     if not isinstance(found, Expr) or found.type.dtype != BOOL:
         raise ArgumentError("cannot branch", expected="a condition on indices", found=str(x))

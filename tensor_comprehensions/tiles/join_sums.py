@@ -1,6 +1,6 @@
 """Products of one left factor as one region: `G += x * W; H += x * V; y = silu(G) * H`.
 
-The tile of the left factor is copied once, and the sums meet in the registers of a thread: only what they make is
+The tile of the left factor is copied once, and the sums meet in the registers of a thread: only their combination is
 stored.
 """
 
@@ -21,7 +21,7 @@ FindRegion = Callable[[BoundFunction, int], ProductRegion | None]
 
 
 def extend_by_sums(function: BoundFunction, region: ProductRegion, at: int, region_at: FindRegion) -> ProductRegion:
-    """The region that begins at a statement with those that follow, as far as each needs the sums before it alone.
+    """The region that begins at a statement, extended by the following ones that depend on its sums alone.
 
     region_at: finds the region that begins at a statement.
     """
@@ -35,7 +35,7 @@ def extend_by_sums(function: BoundFunction, region: ProductRegion, at: int, regi
 
 
 def _join(function: BoundFunction, region: ProductRegion, following: ProductRegion, at: int) -> ProductRegion | None:
-    """Both as one, in the names of the second; None where the sums of the first are needed elsewhere."""
+    """Both as one, in the names of the second; None if the sums of the first are needed elsewhere."""
     held = region.contraction.output.tensor
     if function.tensor(held).role is not Role.TEMPORARY or len(region.pairs) > 1 or len(following.pairs) > 1:
         return None
@@ -83,7 +83,7 @@ def _reads(tensor: str, *roots: tc.Expr) -> list[tc.Access]:
 
 
 def _names(region: ProductRegion, following: ProductRegion, read: tc.Access) -> Mapping[str, str] | None:
-    """What indices of the first region are called in the second, which reads an element of it; None: they differ."""
+    """The indices of the first region in the names of the second, which reads an element of it; None if they differ."""
     output = region.contraction.output
     pairs = list(zip(output.subscripts, read.subscripts, strict=True))
     if not all(isinstance(a, tc.Index) and isinstance(b, tc.Index) for a, b in pairs):

@@ -99,14 +99,14 @@ def divide_def(function: BoundFunction, options: TileOptions, target: GpuTarget)
 
 
 SPLIT_PAYS = 0.9
-"""Of the time with fewer parts, what more of them may take at most: they fill memory, and are one kernel more."""
+"""Most time with more parts, relative to fewer: they use memory, and add a kernel."""
 PART_TERMS = 64
 """Terms that all parts have a multiple of: whole tiles, at addresses where vectors may be."""
 MAX_PARTS = 32
 
 
 def _tried_parts(whole: DividedDef, target: GpuTarget) -> Iterator[int]:
-    """Powers of two, where there are processors for so many parts."""
+    """Powers of two, as long as there are multiprocessors for so many parts."""
     fewest = min(r.price.blocks for r in whole.regions)
     parts = 2
     while parts <= MAX_PARTS and parts * fewest <= 2 * target.num_sms:
@@ -115,7 +115,7 @@ def _tried_parts(whole: DividedDef, target: GpuTarget) -> Iterator[int]:
 
 
 def _split_point(whole: DividedDef, s: BoundStatement, parts: int) -> SplitPoint | None:
-    """The index of a region's sum to cut, the one of most terms, where that leaves parts of whole tiles."""
+    """The index of a region's sum to split, the one of most terms, if the parts are whole tiles."""
     regions = [r.region.contraction for r in whole.regions if len(r.region.pairs) == 1]
     updates = [c.statements[c.update] for c in regions]
     if s not in updates or not is_divisible(s):
@@ -197,7 +197,7 @@ def format_divided(divided: DividedDef, target: GpuTarget) -> str:
 
 
 def explain_divided(divided: DividedDef, target: GpuTarget) -> str:
-    """What runs on tensor cores and how, and the mapped schedules of the rest."""
+    """The products on tensor cores with their tiles, and the mapped schedules of the rest."""
     lines = [f"on tensor cores: {divided.cycles / target.clock * 1e6:.1f} us"]
     lines += [f"no region: {r}" for r in divided.refused]
     for piece in divided.pieces:
@@ -214,7 +214,7 @@ def buffers_of(function: BoundFunction) -> dict[str, Buffer]:
 
 
 def _fresh_buffer(b: Buffer, taken: set[str]) -> Buffer:
-    """A buffer with a name that no other has."""
+    """A buffer with a new name."""
     names = (b.name if n == 0 else compose_name(b.name, n) for n in count())
     return replace(b, name=next(name for name in names if name not in taken))
 

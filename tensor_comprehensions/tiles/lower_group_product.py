@@ -1,6 +1,6 @@
-"""A product of a def for Hopper: as many blocks as processors, one role that loads boxes, warpgroups that multiply.
+"""Products of a def for Hopper: as many blocks as multiprocessors, one role that loads boxes, warpgroups that multiply.
 
-The pipeline is that of `k.ring(load=)`; sums leave by way of shared memory in boxes where the output takes them.
+The pipeline is that of `k.ring(load=)`; sums are stored through shared memory in boxes if the output allows that.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class GroupProductLowering(ProductLowering):
 
     @property
     def threads(self) -> ThreadTensor:
-        """Those that have sums."""
+        """The threads with sums."""
         count = self.k.num_threads
         return self.k.threads(count).split(WARPGROUP, count - WARPGROUP)[1]
 
@@ -172,7 +172,7 @@ class GroupProductLowering(ProductLowering):
         self, totals: Sequence[RegisterFragment], run: Sequence[int], points: Sequence[DataTensor],
         scopes: Sequence[LoweringScope],
     ) -> ir.Stmt:  # fmt: skip
-        """What is stored takes the place of the sums of a thread."""
+        """Replace the sums of a thread by the values to store."""
         if not exist_together(points):
             half = len(run) // 2
             parts = [slice(0, half), slice(half, None)]

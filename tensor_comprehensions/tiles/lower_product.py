@@ -95,12 +95,12 @@ class ProductLowering:
 
     @property
     def threads(self) -> ThreadTensor:
-        """Those that have sums."""
+        """The threads with sums."""
         return self.k.threads(self.k.num_threads)
 
     @property
     def sum_names(self) -> list[str]:
-        """What the registers of sums are called, those of the output first."""
+        """The names of the registers of sums, those of the output first."""
         return ["sums", *(f"sums_{n}" for n in range(1, self.region.sums))]
 
     def _multiply(
@@ -271,7 +271,7 @@ class ProductLowering:
     # --- sums ----------------------------------------------------------------------------------------------------
 
     def _finish(self, totals: Sequence[RegisterFragment], blocks: Mapping[str, ir.Expr]) -> None:
-        """What is stored, for the values of each thread, neighbors together."""
+        """Store the results of each thread, neighbors together."""
         contraction, tensor = self.region.contraction, self.buffers[self.region.contraction.output.tensor]
 
         def store(run: Sequence[int], points: Sequence[DataTensor], scopes: Sequence[LoweringScope]) -> ir.Stmt:
@@ -290,7 +290,7 @@ class ProductLowering:
         write: Callable[[Sequence[int], Sequence[DataTensor], Sequence[LoweringScope]], ir.Stmt],
         out: MemoryView | RegisterFragment,
     ) -> None:  # fmt: skip
-        """What a function writes for neighboring values of a thread, their points, and what indices are there."""
+        """Apply `write` to neighboring values of a thread, their points, and the values of the indices there."""
         groups, total = (self.order.rows, self.order.columns), totals[0]
         values = self._deal_columns(self._points(groups, blocks), groups).partition(total.tv)[total.thread]
         names: list[tuple[str, ir.Expr]] = []
@@ -318,7 +318,7 @@ class ProductLowering:
         self, total: ir.Expr, initial: tc.Expr | None, epilogue: tc.Expr | None, known: Mapping[str, ir.Expr],
         scope: LoweringScope,
     ) -> ir.Expr:  # fmt: skip
-        """What a sum starts from and becomes; elements of other sums are known already."""
+        """The result of a sum with its initial value and epilogue; elements of other sums are known already."""
         if initial is not None:
             total = build.add(lower_expr(self._with_sums(initial), LoweringScope(known, scope.buffers)), total)
         if epilogue is None:
@@ -333,9 +333,9 @@ class ProductLowering:
 
 
 def name_coordinates(values: DataTensor, indices: Sequence[str], names: list[tuple[str, ir.Expr]]) -> DataTensor:
-    """The elements of a thread with a name for each coordinate of the first one, so that others are near it.
+    """Name each coordinate of a thread's first element, so that the others are at constant distances from it.
 
-    What all terms of a coordinate are multiples of stays outside of the name: vectors are found by that.
+    Common multiples of all terms of a coordinate stay outside of the name, because vectorization looks for them.
     """
     found: list[ir.Expr] = [values.origins[0]]
     known: dict[ir.Expr, ir.Expr] = {}
@@ -375,7 +375,7 @@ def guarded_store(
     buffer: ir.Buffer, places: Sequence[tuple[ir.Expr, ...]], values: Sequence[ir.Expr], points: Sequence[DataTensor],
     prefix: str, *, zeros: bool,
 ) -> ir.Stmt:  # fmt: skip
-    """Values at the places of points that exist, at others zeros or nothing."""
+    """Store values at the places of points that exist; at others, zeros or nothing."""
     nothing = build.const(0, buffer.type.dtype)
     inside = points[0].predicate
     if not exist_together(points):

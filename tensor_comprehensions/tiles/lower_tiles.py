@@ -33,7 +33,7 @@ from .warpgroup_products import WARPGROUP_INDEX, decompose_group_matmul
 
 
 def decompose(program: specs.Program, target: GpuTarget) -> specs.Program:
-    """The program with a body, down to instructions, for every spec. Raises ArgumentError where no rule has one."""
+    """The program with a body, down to instructions, for every spec. Raises ArgumentError if no rule has one."""
     program = arrange_roles(program, target.registers_per_sm)
     registers = target.registers_per_sm // program.threads // 8 * 8
     tensors = {b.name: b for b in program.arguments}
@@ -133,14 +133,14 @@ def _simplify_module(module: ir.Module) -> ir.Module:
 
 
 def _block(nodes: Sequence[specs.Node]) -> ir.Stmt:
-    """Statements in order; what is allocated is there for all that comes after."""
+    """Statements in order; allocations extend over all later ones."""
     statements: list[ir.Stmt] = []
     for n, node in enumerate(nodes):
         if isinstance(node, specs.Allocate):
             rest = _block(nodes[n + 1 :])
             return build.block(*statements, build.allocate([node.tile.buffer], rest))
         if isinstance(node, specs.MakeBarriers):
-            arrays = [m.barriers for m in nodes[n:] if isinstance(m, specs.MakeBarriers)]  # they follow one another
+            arrays = [m.barriers for m in nodes[n:] if isinstance(m, specs.MakeBarriers)]  # consecutive nodes
             rest = build.block(make_barriers(arrays), _block(nodes[n + len(arrays) :]))
             return build.block(*statements, build.allocate([a.buffer for a in arrays], rest))
         statements.append(_statement(node))

@@ -1,8 +1,9 @@
-"""Specs and atoms: which instruction does what a spec says, proven lane by lane.
+"""Matching of specs and atoms: the instruction for a spec, proven lane by lane.
 
-Shapes alone do not match. What each lane holds, or points at, must be the (thread, value) layout of the atom, element
-by element: as in "Graphene: An IR for Optimized Tensor Computations on GPUs" (ASPLOS 2023), section 4, but by
-enumeration. Atoms that move or multiply more are tried first.
+Shapes alone do not match. The elements that each lane holds, or points at, must be the (thread, value) layout of the
+atom, element by element: as in "Graphene: An IR for Optimized Tensor Computations on GPUs" (ASPLOS 2023), section 4,
+but
+by enumeration. Atoms that move or multiply more are tried first.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ def _move_difference(atom: Atom, to: Elements, source: Elements) -> tuple[int, s
 
 
 def _product_difference(atom: Atom, views: Sequence[Elements | None], dtypes: Sequence[DType]) -> tuple[int, str]:
-    """As for moves. None stands for what lies in shared memory."""
+    """As for moves. None stands for operands in shared memory."""
     for name, dtype, operand in zip(("sums", "A", "B"), dtypes, atom.operands, strict=True):
         if dtype != operand.dtype:
             known = DTYPE_SPELLING.get(operand.dtype, operand.dtype.name)

@@ -18,9 +18,9 @@ from .tensors import DataTensor
 from .tile_views import THREAD_X, MemoryView, RegisterFragment
 
 COPY_BYTES = (16, 8, 4)
-"""What one asynchronous copy moves, wider ones first."""
+"""Bytes of one asynchronous copy, wider ones first."""
 VECTOR_BYTES = 16
-"""What one load or store of a thread moves at most."""
+"""Most bytes of one load or store of a thread."""
 
 
 def is_multiple(e: ir.Expr, n: int) -> bool:

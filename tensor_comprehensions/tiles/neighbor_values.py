@@ -56,7 +56,7 @@ class VectorLoads:
 
 
 def vector_lanes(places: Sequence[tuple[ir.Buffer, tuple[ir.Expr, ...]]], count: int) -> int:
-    """How many of `count` neighboring values lie in one vector; 1 where they are no neighbors, or not aligned."""
+    """How many of `count` neighboring values lie in one vector; 1 if they are no neighbors, or not aligned."""
     if len(places) != count or count == 1:
         return 1
     (buffer, first), *others = places
@@ -73,7 +73,7 @@ def vector_lanes(places: Sequence[tuple[ir.Buffer, tuple[ir.Expr, ...]]], count:
 
 
 def _is_aligned(buffer: ir.Buffer, at: tuple[ir.Expr, ...], lanes: int) -> bool:
-    """Whether an element is at a multiple of `lanes`; strides that are none spoil that whatever the index."""
+    """Whether an element is at a multiple of `lanes`, for all values of the indices."""
     outer = zip(at[:-1], buffer.strides[:-1], strict=True)
     return is_multiple(at[-1], lanes) and all(stride % lanes == 0 or is_multiple(i, lanes) for i, stride in outer)
 

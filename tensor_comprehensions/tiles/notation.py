@@ -1,4 +1,4 @@
-"""Tensors and the headers of tile kernels from text; what they print as is read again."""
+"""Tensors and the headers of tile kernels from text; their printed form can be parsed again."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a tile kernel gives and takes; prints as it is written."""
+    """The outputs and inputs of a tile kernel; prints as it is written."""
 
     outputs: tuple[Parameter, ...]
     inputs: tuple[Parameter, ...]
@@ -99,7 +99,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class _Level:
-    """A level as written: its dimensions, strides where there are any, and the token to mark."""
+    """A level as written: its dimensions, its strides if given, and the token to mark in errors."""
 
     shape: tuple[IntTuple, ...]
     layout: Layout | None
@@ -107,7 +107,7 @@ class _Level:
 
 
 class _Builder(LayoutBuilder):
-    """What the rules of `notation.lark` become."""
+    """Builds headers and tensors from the rules of `notation.lark`."""
 
     def compact_level(self, children: list[Any]) -> _Level:
         token, *dimensions = children
@@ -192,7 +192,7 @@ def _look_up(table: Mapping[str, _V], what: str, token: Any) -> _V:
 
 
 def _parts(levels: Sequence[_Level]) -> tuple[TensorLevel, ...]:
-    """Levels with the strides that are left out: row-major, counting over what is inside."""
+    """Levels with default strides: row-major, counting over the inner levels."""
     found: list[Layout] = []
     for level in reversed(levels):
         size, reach = prod(x.size for x in found), 1 + sum(x.cosize - 1 for x in found)

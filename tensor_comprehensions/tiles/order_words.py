@@ -21,16 +21,16 @@ from .tile_views import DynamicIndexError, MemoryView
 from .warpgroup_products import thread_range
 
 FillOrUse = Callable[[Any, Any], Any]
-"""What fills, or uses, a stage of a ring: it gets the stage and the number of the step."""
+"""Fills, or uses, a stage of a ring; gets the stage and the number of the step."""
 
 
 class OrderWords(RoleWords):
-    """What runs when."""
+    """Words for barriers, loops, conditions and pipelines."""
 
     # --- order ---------------------------------------------------------------------------------------------------
 
     def sync(self, threads: ThreadTensor | None = None) -> None:
-        """All threads of the block, or these, meet, and see what each of them wrote."""
+        """Make all threads of the block, or these, wait for each other, and see each other's stores."""
         if threads is None:
             if self._role is not None or self._one:
                 raise ArgumentError("not all threads of the block come here", expected="k.sync(threads of the role)")
@@ -92,7 +92,7 @@ class OrderWords(RoleWords):
         if type(count) is not int or count < 0:
             raise ArgumentError("cannot loop", expected="a number of steps, 0 or more", found=repr(count))
         if self._used_ring or self._depth:
-            self.sync()  # all have read what the ring before left
+            self.sync()  # all threads have finished reading the last ring
         self._used_ring = True
         if first is not None:
             first()
@@ -156,7 +156,7 @@ class OrderWords(RoleWords):
                 self.arrive(ended[0])
 
     def _fill_for(self, barrier: Barrier, fill: Callable[[], Any]) -> None:
-        """What a function copies, all of whose bytes count on a barrier."""
+        """Trace the copies of a function; their bytes count on a barrier."""
         self._done = barrier
         try:
             copies = self._trace_nodes(fill)

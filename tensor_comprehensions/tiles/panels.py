@@ -22,7 +22,7 @@ BOX_ALIGNMENT = 1024
 
 
 def panel_columns(columns: int, dtype: DType) -> int | str:
-    """How many columns a panel has, or why rows of so many are none."""
+    """The number of columns of a panel, or why rows of so many have no panels."""
     size = columns * dtype.size
     if size % PANEL_BYTES[0] == 0:
         return PANEL_BYTES[0] // dtype.size

@@ -1,6 +1,6 @@
-"""The library's rules for what every thread does with its own values: moves, pointwise functions, numbers, reductions.
+"""The library's rules for operations on a thread's own values: moves, pointwise functions, numbers, reductions.
 
-Which value of a thread meets which is found by enumerating what every thread holds, and refused where it is not there.
+Matching values of a thread are found by enumerating all values that it holds; missing ones are refused.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a product costs on tensor cores: of each step of a tile the resource that it takes longest."""
+"""The cost of a product on tensor cores: for each step of a tile, the time of its busiest resource."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .product_region import FactorPair, ProductFactor, ProductRegion
 from .product_tiles import WGMMA, FactorPlace, PairOrder, ProductOrder, ProductTiles
 
 TENSOR_UNITS = 4
-"""Parts of a processor with tensor cores, each for warps of its own."""
+"""Parts of a multiprocessor with tensor cores, each for warps of its own."""
 COPY_INSTRUCTIONS = {16: 4, 8: 4, 4: 4}
 """Of one asynchronous copy with its addresses, by its bytes."""
 ELEMENT_INSTRUCTIONS = 10
@@ -30,7 +30,7 @@ BOXED_INSTRUCTIONS = 2
 LOAD_INSTRUCTIONS = 3
 """Of one `ldmatrix` with its swizzled address."""
 OVERLAP_LOSS = 0.05
-"""Of what other resources take that adds to the largest: of equal tiles those that leave most room are best."""
+"""Part of the other resources' time that adds to the largest: of equal tiles, those with most slack are best."""
 BASE_REGISTERS = 56
 """Of a thread beside sums and fragments: addresses, counters, conditions. From reports of NVRTC on library kernels."""
 MAX_SUMS, MAX_SUMS_BESIDE_ELEMENTS = 128, 64
@@ -39,10 +39,10 @@ MAX_SUMS, MAX_SUMS_BESIDE_ELEMENTS = 128, 64
 
 @dataclass(frozen=True, slots=True)
 class ProductPrice:
-    """The cycles of a product, and what they go to.
+    """The predicted cycles of a product.
 
     Attributes:
-        limiter: the resource that a step takes longest.
+        limiter: the resource that limits a step.
     """
 
     cycles: float
@@ -64,13 +64,13 @@ def staged_bytes(region: ProductRegion, order: ProductOrder, tiles: ProductTiles
 
 
 def register_estimate(tiles: ProductTiles, sums: int) -> int:
-    """Of a thread, with so many sums for each element."""
+    """The registers of a thread with this many sums per element."""
     rows, columns = (n // w for n, w in zip(tiles.tile[:2], tiles.warps, strict=True))
     return sums * rows * columns // 32 + rows // 4 + columns // 4 + BASE_REGISTERS
 
 
 def resident_blocks(region: ProductRegion, order: ProductOrder, tiles: ProductTiles, target: GpuTarget) -> int:
-    """Blocks that a processor has room for; 0 where there is none for one."""
+    """Resident blocks of a multiprocessor; 0 if not even one fits."""
     if tiles.instruction == WGMMA:
         held = _held_bytes(region, order, tiles)
         staged = staged_bytes(region, order, tiles) - tiles.stages * held
@@ -93,7 +93,7 @@ def _held_bytes(region: ProductRegion, order: ProductOrder, tiles: ProductTiles)
 def price_product(
     region: ProductRegion, order: ProductOrder, tiles: ProductTiles, target: GpuTarget
 ) -> ProductPrice | None:
-    """The expected cycles; None where a block does not fit into a processor."""
+    """The expected cycles; None if a block does not fit into a processor."""
     room = resident_blocks(region, order, tiles, target)
     if not room:
         return None

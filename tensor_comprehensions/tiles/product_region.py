@@ -1,4 +1,4 @@
-"""Regions of a def that tensor cores compute: sums of products, and what starts and ends them."""
+"""Regions of a def that run on tensor cores: sums of products, with their prologues and epilogues."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ProductFactor:
 
     @property
     def element(self) -> tc.Access | None:
-        """The element that it is; None where it is computed, or exists only under a condition."""
+        """The element that it is; None if it is computed, or exists only under a condition."""
         return self.value if isinstance(self.value, tc.Access) and not self.value.guarded else None
 
 
@@ -72,10 +72,10 @@ class OtherSum:
 
 @dataclass(frozen=True, slots=True)
 class ProductRegion:
-    """Consecutive statements that tensor cores compute: sums of one or more products, and what starts and ends them.
+    """Consecutive statements that run on tensor cores: sums of one or more products, with prologue and epilogue.
 
     Attributes:
-        contraction: what they mean, but for the products. total: the type of the sums.
+        contraction: their meaning, without the products. total: the type of the sums.
         pairs: the products; columns are those of the right factors, along which the output is contiguous if it can.
         rows, columns, batch: the free indices, by the factors that they move.
         others: sums of products of the same left factor, one for each of `others` of the only pair.
@@ -101,7 +101,7 @@ class ProductRegion:
 
     @property
     def stored(self) -> DType:
-        """The type of what is stored."""
+        """The type of the stored results."""
         return self.contraction.output.dtype
 
     @property
@@ -111,7 +111,7 @@ class ProductRegion:
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """The tensors that the kernel touches, first the one that it writes."""
+        """The tensors of the kernel, first the one that it writes."""
         c = self.contraction
         roots = [f.value for pair in self.pairs for f in pair.factors]
         ends = [(c.initial, c.epilogue), *((x.initial, x.epilogue) for x in self.others)]
@@ -122,7 +122,7 @@ class ProductRegion:
 
     @property
     def text(self) -> str:
-        """What people read: `C: float16 16 x 32 x 64`, rows, columns and terms."""
+        """The region for people: `C: float16 16 x 32 x 64`, rows, columns and terms."""
         terms = " + ".join(str(_size(p.terms)) for p in self.pairs)
         beside = f"{self.sums} of " if self.others else ""
         sizes = f"{beside}{_size(self.rows)} x {_size(self.columns)} x {terms}"

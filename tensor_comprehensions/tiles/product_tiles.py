@@ -16,7 +16,7 @@ from .product_region import ProductFactor, ProductRegion
 MMA, WGMMA = "mma", "wgmma"
 """The instructions of products."""
 VECTOR_BYTES = 16
-"""Neighbors that a copy moves at best: boxes keep so many of a contiguous index together."""
+"""Neighbors of the widest copy: boxes keep so many of a contiguous index together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class PairOrder:
 class ProductOrder:
     """The indices of a region in the order in which tiles count them, the fastest first.
 
-    output: what is stored, where its subscripts are affine.
+    output: the stored element, if its subscripts are affine.
     """
 
     rows: tuple[BoundIndex, ...]
@@ -68,9 +68,9 @@ class ProductTiles:
     Attributes:
         boxes: for every index the size of a tile along it.
         tile: rows, columns and terms of a tile. warps: along its rows and columns.
-        stages: of shared memory. group: rows of tiles that are walked side by side.
+        stages: of shared memory. group: rows of tiles that consecutive blocks visit together.
         instruction: `MMA` of warps, or `WGMMA` of warpgroups, which stand along the rows. stores_boxes: whether sums
-            leave as boxes by way of shared memory, which only the latter do.
+            are stored as boxes through shared memory, which only the latter do.
     """
 
     boxes: Mapping[str, int]
@@ -137,7 +137,7 @@ def _box(extents: tuple[int, ...], size: int) -> tuple[int, ...]:
 
 
 def _boxes(extents: tuple[int, ...], size: int) -> Iterator[tuple[int, ...]]:
-    """Boxes of powers of two, but for what is left of `size`, which the first index has."""
+    """Boxes of powers of two, except that the first index has the rest of `size`."""
     if len(extents) == 1:
         yield (size,)
         return
@@ -168,7 +168,7 @@ def _unit_index(element: AffineElement, indices: Sequence[BoundIndex]) -> BoundI
 
 
 def _sort_by_stride(indices: Sequence[BoundIndex], elements: Sequence[AffineElement | None]) -> tuple[BoundIndex, ...]:
-    """Those that move the elements least first; an index of one value last."""
+    """The indices with the smallest strides first; an index of one value last."""
     known = [e for e in elements if e is not None]
 
     def steps(i: BoundIndex) -> tuple[bool, bool, list[int]]:

@@ -42,8 +42,8 @@ class ProgramBuilder(OrderWords):
         """The coordinates of the block in the outer level of a tensor: one block for each tile.
 
         Args:
-            group: so many rows of tiles, where that divides their number, are walked side by side: blocks that run at
-                the same time share what they read.
+            group: number of tile rows, if it divides theirs, that consecutive blocks visit together, so that concurrent
+                blocks share operands.
         """
         if self._mapped:
             raise ArgumentError(
@@ -233,7 +233,7 @@ def _check_tiles(*tiles: object) -> None:
 
 
 def _check_memory(name: object, shape: object, dtype: object) -> None:
-    """Refuse what is no name, shape or type of a tensor."""
+    """Check the name, shape and type of a tensor. Raises ArgumentError."""
     sizes = flatten_tuple(tuple(shape)) if _is_shape(shape) else ()  # type: ignore[arg-type]
     if not isinstance(name, str) or not name.isidentifier():
         raise ArgumentError("a tensor needs a name", expected="an identifier", found=repr(name))

@@ -98,7 +98,7 @@ def _region_at(function: BoundFunction, at: int) -> ProductRegion | None:
 
 
 def _checked_definitions(found: MatchedContraction) -> int:
-    """How many statements come before what a kernel on tensor cores, which cannot check subscripts, may start from."""
+    """The number of leading statements to exclude, because tensor-core kernels cannot check their subscripts."""
     return max((n + 1 for n in range(found.update) if found.statements[n].checks), default=0)
 
 
@@ -131,7 +131,7 @@ def _region_of(function: BoundFunction, found: MatchedContraction) -> ProductReg
 
 
 def _extend_by_products(function: BoundFunction, region: ProductRegion, at: int) -> ProductRegion:
-    """The region with the updates of the same sums that follow it, and what ends them."""
+    """The region with the updates of the same sums that follow it, and their epilogue."""
     while at < len(function.statements) and region.contraction.epilogue is None:
         tensors = {t.name: t for t in function.tensors}
         found = match_contraction(function.statements, at, tensors, in_place=True, finish_checked=False)
@@ -149,7 +149,7 @@ def _extend_by_products(function: BoundFunction, region: ProductRegion, at: int)
 
 
 def _continues(region: ProductRegion, found: MatchedContraction) -> bool:
-    """Whether a contraction adds to the sums that a region stores, as they are."""
+    """Whether a contraction adds to the sums that a region stores, without an epilogue in between."""
     update, first = found.statements[0], region.contraction
     same = [(i.lower, i.upper) for i in found.free] == [(i.lower, i.upper) for i in first.free]
     return (
@@ -167,7 +167,7 @@ def _places(subscripts: Sequence[tc.Expr], of: MatchedContraction) -> list[int]:
 
 
 def _join_regions(region: ProductRegion, more: ProductRegion) -> ProductRegion | None:
-    """Both as one region, in the names of the first; None where rows and columns of them differ."""
+    """Both as one region, in the names of the first; None if rows and columns of them differ."""
     first, last = region.contraction, more.contraction
     names = {new.name: old.name for new, old in zip(last.free, first.free, strict=True)}
     taken = {i.name for p in region.pairs for i in p.terms} | {i.name for i in first.free}
@@ -223,7 +223,7 @@ def _unit_index(function: BoundFunction, found: MatchedContraction) -> str | Non
 
 
 def _narrow_factor(e: tc.Expr) -> tc.Expr:
-    """The value of a factor before the text widens it. Raises CannotLower where it is computed and not rounded."""
+    """The value of a factor before the text widens it. Raises CannotLower if it is computed and not rounded."""
     narrow = _narrow(e, None)
     if narrow is not None:
         return narrow

@@ -1,4 +1,4 @@
-"""What roles, single threads and barriers in memory become in the loop program."""
+"""Roles, single threads and barriers in memory as statements of the loop program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The words of the builder for roles, barriers in memory, and what goes on by itself."""
+"""The words of the builder for roles, barriers in memory, and asynchronous operations."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class RoleWords(TraceState):
     # --- barriers ------------------------------------------------------------------------------------------------
 
     def barriers(self, name: str, count: int, arrivals: int) -> BarrierArray:
-        """So many barriers in shared memory, each of which ends a phase after `arrivals`."""
+        """Allocate `count` barriers in shared memory, each of which ends a phase after `arrivals`."""
         self._check_target("barriers in memory")
         if not isinstance(name, str) or not name.isidentifier():
             raise ArgumentError("barriers need a name", expected="an identifier", found=repr(name))
@@ -113,7 +113,7 @@ class RoleWords(TraceState):
         self._add(specs.Expect(barrier, sum(map(tile_bytes, tiles))))
 
     def wait(self, barrier: Barrier, phase: object) -> None:
-        """Wait until the phase of this parity, 0 or 1, has ended; the one before the first has parity 1."""
+        """Wait for the end of the phase of this parity, 0 or 1; the one before the first has parity 1."""
         self._check_barrier(barrier)
         self._add(specs.Wait(barrier, to_index(phase, "phases")))
 
@@ -123,9 +123,9 @@ class RoleWords(TraceState):
         self._add(specs.Arrive(barrier, self._arriving_threads()))
 
     def release(self, barriers: BarrierArray, step: PipelineStep, *, after: int = 1) -> None:
-        """Wait for all but the last `after` groups of products, and arrive for the stage that the others have read.
+        """Wait for all but the last `after` groups of products, and release the stage that the finished ones read.
 
-        Stands at the end of a loop of `k.steps`; what is left is released after the loop.
+        Stands at the end of a loop of `k.steps`; the remaining stages are released after the loop.
         """
         inside = isinstance(step, PipelineStep) and bool(self._iterations) and step.expr == self._iterations[-1][0]
         if not isinstance(barriers, BarrierArray) or not inside:
@@ -159,7 +159,7 @@ class RoleWords(TraceState):
                     ending.append(arrive)
 
     def fence(self) -> None:
-        """What was stored before, boxes and products of warpgroups may read after the next barrier."""
+        """Make earlier stores visible to boxes and products of warpgroups after the next barrier."""
         self._check_target("k.fence()")
         self._add(specs.Fence())
 
@@ -244,14 +244,14 @@ class RoleWords(TraceState):
     # --- helpers -------------------------------------------------------------------------------------------------
 
     def _outer_sizes(self, tensor: MemoryView) -> list[int]:
-        """The sizes of the outer level of a tiled tensor. Raises ArgumentError where there is none."""
+        """The sizes of the outer level of a tiled tensor. Raises ArgumentError if it has none."""
         if not isinstance(tensor, MemoryView) or len(tensor.tensor.parts) < 2:
             raise ArgumentError(f"cannot map blocks to {tensor}", expected="a tiled tensor", found=str(tensor))
         outer = tensor.tensor.parts[0]
         return [n.size for n, whole in zip(outer.layouts[0].modes, outer.whole, strict=True) if not whole]
 
     def _arriving_threads(self) -> ThreadTensor | None:
-        """The threads of which one of each warpgroup arrives; None: the one thread that is here."""
+        """The threads of which one of each warpgroup arrives; None: the one thread that runs here."""
         if self._one:
             return None
         threads = self._threads(None)
@@ -269,7 +269,7 @@ class RoleWords(TraceState):
             raise ArgumentError(f"{what} need sm_90", found=self.target.name)
 
     def _trace_nodes(self, write: Callable[[], Any]) -> list[specs.Node]:
-        """What a function writes, without adding it to the program."""
+        """The nodes that a function traces, without adding them to the program."""
         outer, self._body = self._body, []
         try:
             write()
@@ -279,13 +279,13 @@ class RoleWords(TraceState):
 
 
 def check_group(group: object) -> None:
-    """Refuse what is no number of rows of tiles."""
+    """Check a number of tile rows. Raises ArgumentError."""
     if type(group) is not int or group < 1:
         raise ArgumentError("cannot walk over tiles", expected="group= rows of tiles, 1 or more", found=repr(group))
 
 
 def tile_coordinates(number: Expr, sizes: Sequence[int], group: int) -> list[Expr]:
-    """The coordinates of the tile with a number; `group` rows of tiles, or a divisor of them, lie side by side."""
+    """The coordinates of tile `number`; `group` rows of tiles, or a divisor of them, are visited together."""
     if len(sizes) == 2 and group > 1:
         rows = next(n for n in range(min(group, sizes[0]), 0, -1) if sizes[0] % n == 0)
         band, inside = build.div(number, rows * sizes[1]), build.mod(number, rows * sizes[1])

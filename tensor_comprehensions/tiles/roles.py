@@ -1,8 +1,7 @@
-"""Roles: parts of a program that only some warpgroups execute, brought together, one after another for each role.
+"""Roles: parts of a program that only some warpgroups execute, in one piece for each role.
 
-Roles meet only at barriers in memory, so what each does may be written as one piece: `if (role) for (...)`, where the
-program says `for (...) with role`. Products of warpgroups go on by themselves; waits are put before what uses their
-registers.
+Roles meet only at barriers in memory, so each may be written as one piece: `if (role) for (...)`, for a program that
+says `for (...) with role`. Products of warpgroups are asynchronous; waits are inserted before uses of their registers.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ Threads = tuple[int, int]
 def arrange_roles(program: specs.Program, registers: int) -> specs.Program:
     """The program with shared memory and barriers first, roles in one piece each, and waits for products.
 
-    registers: those that all threads share. Raises ArgumentError where roles overlap, or ask for more.
+    registers: those that all threads share. Raises ArgumentError if roles overlap, or need more.
     """
     found = dict.fromkeys(t for t in _roles(program.body, program.threads) if t is not None)
     if not found and not any(isinstance(n, specs.MakeBarriers) for n in every_node(program.body)):
@@ -64,7 +63,7 @@ def every_node(nodes: Sequence[specs.Node]) -> Iterator[specs.Node]:
 
 
 def _drop_top(nodes: Sequence[specs.Node]) -> list[specs.Node]:
-    """The nodes without what stands at the top."""
+    """The nodes without those that belong to the top of the program."""
     return [
         replace(n, body=tuple(_drop_top(n.body))) if isinstance(n, (*specs.BODIES, specs.Spec)) else n
         for n in nodes
@@ -110,7 +109,7 @@ def _arrange_roles(nodes: Sequence[specs.Node], threads: int, roles: Sequence[Th
 
 
 def _by_role(run: Sequence[specs.Node], threads: int, roles: Sequence[Threads]) -> list[specs.Node]:
-    """What each role does of a run of nodes."""
+    """The part of each role in a run of nodes."""
     found: list[specs.Node] = []
     for role in roles:
         body = _project_role(run, threads, role)
@@ -119,7 +118,7 @@ def _by_role(run: Sequence[specs.Node], threads: int, roles: Sequence[Threads]) 
         named = [n for n in every_node(run) if isinstance(n, specs.Role) and thread_range(n.threads) == role]
         own = [n.threads for n in named]
         own += [n.threads for n in every_node(body) if isinstance(n, specs.Spec) and thread_range(n.threads) == role]
-        if own:  # else it has tiles, and does nothing with them
+        if own:  # otherwise the role has the tiles, but does not use them
             found.append(specs.Role(own[0], max((n.registers for n in named), default=0), tuple(body)))
     return found
 
@@ -164,7 +163,7 @@ def _check_registers(program: specs.Program, roles: Sequence[Threads], available
 Pending = list[frozenset[str]]
 """The registers that each group of products under way may use, the last group first."""
 MOST_PENDING = 8
-"""Groups that are told apart."""
+"""Most groups that are distinguished."""
 
 
 def is_group_product(n: specs.Node) -> bool:
@@ -231,7 +230,7 @@ def _registers(operands: Sequence[Operand]) -> frozenset[str]:
 
 
 def _merge_pending(a: Pending, b: Pending) -> Pending:
-    """What may be under way after one or the other; older than a few groups, all counts as one."""
+    """The groups that may be pending after either of two branches; beyond a few groups, all count as one."""
     longest = max(len(a), len(b))
     found = [(a[k] if k < len(a) else frozenset()) | (b[k] if k < len(b) else frozenset()) for k in range(longest)]
     older: frozenset[str] = frozenset().union(*found[MOST_PENDING - 1 :])

@@ -113,7 +113,7 @@ def sigmoid(x: Number) -> Scalar:
 
 
 def to_expr(x: object) -> Expr:
-    """The expression of a number. Raises ArgumentError where a function gives something else."""
+    """The expression of a number. Raises ArgumentError if a function gives something else."""
     if isinstance(x, Scalar):
         return x.expr
     if isinstance(x, (int, float)) and not isinstance(x, bool):

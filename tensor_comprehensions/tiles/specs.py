@@ -1,4 +1,4 @@
-"""The nodes of a tile program, frozen: specs say what a group of threads computes, from which tiles to which.
+"""The nodes of a tile program, frozen: specs of computations by a group of threads on tiles.
 
 As in "Graphene: An IR for Optimized Tensor Computations on GPUs" (ASPLOS 2023), section 3: a spec has outputs, inputs,
 the threads that execute it and, once it is decomposed, a body of specs on smaller tiles; a leaf is an instruction.
@@ -18,12 +18,12 @@ from .tile_views import MemoryView, Operand, Positions, RegisterFragment
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What all specs have.
+    """The common fields of specs.
 
     Attributes:
         outputs, inputs: the tiles.
         threads: those of the block, or of the group that computes it together.
-        body: its decomposition; empty: it is none, or not decomposed yet.
+        body: its decomposition; empty for a leaf, or if not decomposed yet.
     """
 
     outputs: tuple[Operand, ...]
@@ -34,9 +34,9 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Move(Spec):
-    """The output gets what is in the input, rounded if its type asks for that.
+    """Copies the input to the output, rounded if the types differ.
 
-    done: the barrier whose phase ends with the bytes of the copy, which goes on by itself.
+    done: the barrier whose phase ends with the bytes of the asynchronous copy.
     """
 
     done: Barrier | None = None
@@ -53,7 +53,7 @@ class MatMul(Spec):
 class Map(Spec):
     """A pointwise function of the inputs, which are broadcast.
 
-    positions: what else it takes, each by the number of the argument.
+    positions: further arguments, each with its position.
     """
 
     function: Callable[..., Any] = field(default=lambda x: x)
@@ -77,14 +77,14 @@ class Init(Spec):
 
 @dataclass(frozen=True, slots=True)
 class Shuffle(Spec):
-    """Every value of the output is that of the lane whose number differs in the bits of a mask."""
+    """Exchanges values: each value of the output is that of the lane whose number differs in the bits of a mask."""
 
     mask: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Named(Spec):
-    """What its body does, under a name of the user's."""
+    """A spec with a user's name and body."""
 
     name: str = ""
 
@@ -96,7 +96,7 @@ class Leaf(Spec):
     Attributes:
         kind: of the spec.
         atom: its name in `loop_ir.atoms`, or another name of the instruction.
-        statement: what a thread does.
+        statement: the code of a thread.
     """
 
     kind: str = "Move"
@@ -106,7 +106,7 @@ class Leaf(Spec):
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """All threads of the block meet, and see what each of them wrote."""
+    """A barrier: all threads of the block meet, and see each other's stores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ class Let:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """The body, by some warpgroups of the block only; each thread has so many registers from there on, 0: as before."""
+    """A body for some warpgroups of the block; registers: of each thread from there on, 0 for no change."""
 
     threads: ThreadTensor
     registers: int
@@ -167,7 +167,7 @@ class Role:
 
 @dataclass(frozen=True, slots=True)
 class MoveRegisters:
-    """Each thread of the role has so many registers from here on: more than at first, or fewer."""
+    """Sets the number of registers of each thread of the role, more or fewer than before."""
 
     count: int
     grows: bool
@@ -175,7 +175,7 @@ class MoveRegisters:
 
 @dataclass(frozen=True, slots=True)
 class One:
-    """The body, by one thread of those that come here."""
+    """A body for one of the threads that come here."""
 
     threads: ThreadTensor
     body: tuple[Node, ...]
@@ -198,7 +198,7 @@ class MakeBarriers:
 
 @dataclass(frozen=True, slots=True)
 class Expect:
-    """Arrive, and let the phase wait for so many bytes of copies, too."""
+    """Arrive, and let the phase wait for this many bytes of copies, too."""
 
     barrier: Barrier
     bytes: int
@@ -222,12 +222,12 @@ class Arrive:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """What this thread stored before, copies of boxes and products of warpgroups may read after the next barrier."""
+    """Makes earlier stores of this thread visible to boxes and products of warpgroups after the next barrier."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitProducts:
-    """Wait for all but so many of the last groups of products."""
+    """Waits for all but this many of the last groups of products."""
 
     groups: int
 
@@ -246,11 +246,11 @@ class Program:
 
     Attributes:
         name: of the kernel.
-        arguments: the buffers of outputs, then of inputs. outputs: how many there are.
-        blocks, threads: of the launch. names: what blocks are called, and the expression of each.
-        body: what every block does.
-        maps: of the boxes that travel, which statements name by their position.
-        boxed: shared buffers that these, or products of warpgroups, reach: they lie in panels of 128 bytes.
+        arguments: the buffers of outputs, then of inputs. outputs: the number of outputs.
+        blocks, threads: of the launch. names: the coordinates of a block, and the expression of each.
+        body: the code of a block.
+        maps: the tensor maps, which statements name by their position.
+        boxed: shared buffers that boxes, or products of warpgroups, access: they consist of panels of 128 bytes.
     """
 
     name: str

@@ -16,16 +16,16 @@ from .tensors import DataTensor
 CHUNK_BYTES = 16
 """The most that a lane accesses at once; a swizzle leaves it in one piece."""
 MAX_SWIZZLE_BITS = 3
-"""Chunks of 16 bytes that the banks serve at once are 2^3: more bits than these free nothing."""
+"""log2 of the chunks of 16 bytes that the banks serve at once: permuting more bits avoids no conflicts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What warps access at once of a part of a tile, which they walk over.
+    """An access of warps to a part of a tile, repeated over the tile.
 
     Attributes:
         rows, columns: the sizes of the part.
-        tv: (thread, value) -> `row + column * rows`; 32 threads are a warp; the values of one lie side by side.
+        tv: (thread, value) -> `row + column * rows`; 32 threads are a warp; the values of one are contiguous.
     """
 
     rows: int
@@ -61,14 +61,14 @@ ACCESSES: dict[str, Callable[[int, int], Access]] = {
 
 
 def conflicts(tile: DataTensor, access: str | Access) -> int:
-    """Turns that one access of a warp takes beyond those of one without conflicts, the worst over the tile.
+    """Extra turns of one access of a warp compared to one without conflicts, the worst over the tile.
 
     Args:
         tile: rows and columns in shared memory, at an address that the swizzle's period divides.
-        access: what warps do, or its name in `ACCESSES`.
+        access: the access of warps, or its name in `ACCESSES`.
 
     Raises:
-        ArgumentError: the tile is no such, or does not consist of parts that are accessed.
+        ArgumentError: `tile` is no such tile, or does not consist of such parts.
     """
     if not isinstance(tile, DataTensor):
         raise ArgumentError("conflicts are those of a tile", expected="a data tensor", found=type(tile).__name__)

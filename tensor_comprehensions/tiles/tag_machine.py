@@ -1,4 +1,4 @@
-"""Threads that move tags instead of numbers: what the proofs of decompositions run bodies on."""
+"""Threads that move tags instead of numbers: the machine on which proofs of decompositions run bodies."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _QUARTER = 16
 """Bits of a tag of a register that holds four."""
 _LEAST = (1 << _QUARTER) - 1
 ORDERING = (BULK_COMMIT, BULK_WAIT, FENCE_ASYNC, WGMMA_COMMIT, WGMMA_FENCE)
-"""What moves nothing."""
+"""Statements that move no data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class TagMachine:
         return TagMachine(*threads, known, maps)
 
     def tags(self, buffer: ir.Buffer) -> Tags:
-        """The tags of a buffer, of every thread where each has its own."""
+        """The tags of a buffer, per thread if it is private."""
         if buffer.name not in self.memory:
             sizes = (self.threads, buffer.span) if buffer.space in PRIVATE else (buffer.span,)
             self.memory[buffer.name] = np.full(sizes, UNTOUCHED, np.int64)

@@ -212,12 +212,12 @@ _SUMS = Layout(((4, 8), (2, 2)), ((32, 1), (16, 8)))
 
 @dataclass(frozen=True, slots=True)
 class FragmentViews:
-    """How lanes point at, and hold, the fragments of factors of one type.
+    """The layouts in which lanes point at, and hold, the fragments of factors of one type.
 
     Attributes:
         left, right, right_one: of a tile of 16 rows, of 16 columns or of 8, the 16 bytes that each lane points at:
             along the rows, or along the columns.
-        left_tv, right_tv, right_one_tv: what the lanes hold of it: 4 neighboring bytes of a row in a register.
+        left_tv, right_tv, right_one_tv: the part of it that lanes hold: 4 neighboring bytes of a row in a register.
     """
 
     left: tuple[Layout, Layout]
@@ -270,7 +270,7 @@ def _part(whole: RegisterFragment, number: int, rows: int, columns: int, tv: Lay
 
 
 def _warps(by: ThreadTensor) -> tuple[int, int]:
-    """How many warps there are along rows and columns. Raises ArgumentError where `by` is no such."""
+    """The number of warps along rows and columns. Raises ArgumentError if `by` has no such warps."""
     good = len(by.parts) == 2 and by.kind == "thread" and by.levels[1].flat == ((WARP, 1),)
     sizes = [n.size for n in by.levels[0].modes] if good else []
     if not good or len(sizes) > 2 or build.integer(by.offset) != 0:

@@ -1,7 +1,7 @@
 """A level of a tensor: dimensions, each hierarchical, with strides in memory and in every space of a guard.
 
-Enlarging a dimension makes coordinates that no element has, so a tensor remembers what they must stay below. That
-position is one more layout over the same coordinates, and every operation here treats all of them as one.
+Enlarging a dimension makes coordinates without elements, so a tensor keeps a bound for them. That position is one more
+layout over the same coordinates, and every operation here treats all layouts alike.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..loop_ir.nodes import Expr
 Coordinate: TypeAlias = Union[int, Expr, slice, "tuple[Coordinate, ...]", None]
 """Of a dimension: a number; None or `:` for all of it; or one for each of its parts."""
 Tiler: TypeAlias = int | Layout | None
-"""What a dimension is tiled by: so many neighbors, a layout of places, or None to keep it whole."""
+"""The tile of a dimension: a number of neighbors, a layout of places, or None to keep it whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class TensorLevel:
         return self.with_layouts(grow_layout)
 
     def divided(self, tilers: Sequence[Tiler]) -> tuple[TensorLevel, TensorLevel]:
-        """The level of the tiles, and that of a tile. Raises CannotLower where a tiler does not tile its dimension."""
+        """The level of the tiles, and that of a tile. Raises CannotLower if a tiler does not tile its dimension."""
         parts = [_divide(self.dimension(n), tiler) for n, tiler in enumerate(tilers)]
         every = range(len(self.layouts))
         tiles = tuple(concatenate(*(tile[k] for tile, _ in parts)) for k in every)
@@ -109,7 +109,7 @@ class TensorLevel:
         return TensorLevel(tuple(map(join, self.layouts)), (*whole[:at], False, *whole[at:]))
 
     def picked(self, at: Sequence[Coordinate]) -> tuple[TensorLevel, tuple[Expr, ...]]:
-        """What is left of the level at a coordinate per dimension, and how far it lies, in every layout."""
+        """The rest of the level at a coordinate per dimension, and the offset of the coordinate, in every layout."""
         left = [[_remaining_layout(layout[n], c) for n, c in enumerate(at)] for layout in self.layouts]
         open_dimensions = [n for n, mode in enumerate(left[0]) if mode is not None]
         layouts = tuple(concatenate(*(m for m in modes if m is not None)) for modes in left)
@@ -157,7 +157,7 @@ def _place(modes: Sequence[tuple[int, int]], coordinate: int) -> int:
 
 
 def least_tiled(tiler: Layout) -> int:
-    """The least size that `tiler` tiles. Raises CannotLower where it tiles none."""
+    """The least size that `tiler` tiles. Raises CannotLower if it tiles none."""
     return tiler.size * complement(tiler).size
 
 
@@ -187,7 +187,7 @@ def _divide(modes: tuple[Layout, ...], tiler: Tiler) -> tuple[tuple[Layout, ...]
 
 
 def _remaining_layout(dimension: Layout, at: Coordinate) -> Layout | None:
-    """What a coordinate leaves open of a dimension."""
+    """The part of a dimension that a coordinate leaves open."""
     match at:
         case None | slice():
             return dimension
@@ -206,7 +206,7 @@ def _total(terms: Iterable[Expr]) -> Expr:
 
 
 def _distance(dimension: Layout, at: Coordinate) -> Expr:
-    """How far a coordinate lies along a dimension; nothing for what it leaves open."""
+    """The offset of a coordinate along a dimension; 0 for open parts."""
     match at:
         case None | slice():
             return build.const(0)

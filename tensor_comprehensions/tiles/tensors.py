@@ -34,13 +34,13 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """What data tensors and thread tensors have in common; prints in the notation of Graphene.
+    """The common part of data tensors and thread tensors; prints in the notation of Graphene.
 
     Attributes:
         parts: the levels, outermost first; strides count innermost scalars at each.
         origins: the offset of the first element, then its position in the space of every guard.
-        extents: for each guard, what positions that hold an element are below; None where the position only tells the
-            coordinate in a dimension of the memory, as tensors made by `DataTensor.addressed` keep them.
+        extents: for each guard, the bound of positions with an element; None if the position is only
+            the coordinate in a dimension of the memory, as tensors made by `DataTensor.addressed` keep them.
     """
 
     parts: tuple[TensorLevel, ...]
@@ -76,7 +76,7 @@ class Tensor:
 
     @property
     def predicate(self) -> Expr | None:
-        """Whether the only element exists; None where it does, whatever the coordinates."""
+        """Whether the only element exists; None if it does for all coordinates."""
         if self.parts:
             raise self._error("guard", expected="a single element: an index for every dimension")
         inside: Expr | None = None
@@ -113,7 +113,7 @@ class Tensor:
 
         Args:
             sizes: for each dimension a number of neighbors, a layout of places (`"2:2"`), or None to keep it whole.
-                A dimension that they do not tile is enlarged: `predicate` tells its elements from what is beyond.
+                A dimension that they do not tile is enlarged: `predicate` distinguishes its elements from the rest.
         """
         self._check_levels("tile")
         inner = self.parts[-1]
@@ -157,7 +157,7 @@ class Tensor:
         return tuple(self._part(start, n) for start, n in zip(starts, counts, strict=True))
 
     def __getitem__(self, at: Coordinate) -> Self:
-        """The tensor at a coordinate of its outermost level, which goes where that leaves nothing open.
+        """The tensor at a coordinate of its outermost level, which disappears if nothing of it is left open.
 
         Dimensions that are left out, `:` and None stay. A hierarchical dimension takes a number, its first part
         fastest, or a tuple with a coordinate for every part.
@@ -190,7 +190,7 @@ class Tensor:
         return replace(tensor, parts=(*tensor.parts[:-1], *tensor.parts[-1].divided(tilers)))
 
     def _enlarge_dimension(self, dimension: int, before: int, size: int) -> Self:
-        """The tensor with another size for a dimension of its innermost level, guarded by what it was."""
+        """The tensor with another size for a dimension of its innermost level, guarded by the old size."""
         *outer, inner = self.parts
         parts = (*(part.with_guard() for part in outer), inner.enlarged(dimension, size).with_guard(dimension))
         return replace(self, parts=parts, origins=(*self.origins, build.const(0)), extents=(*self.extents, before))
@@ -251,7 +251,7 @@ class DataTensor(Tensor):
     """Elements of one type in a memory, as `[(2,2):(2,16)].[(2,4):(1,4)].fp32.GL`.
 
     Attributes:
-        swizzle: what permutes the offsets that the layouts give; of shared memory only.
+        swizzle: the permutation of the offsets that the layouts give; of shared memory only.
     """
 
     dtype: DType
@@ -357,7 +357,7 @@ def _coordinate(dimension: Layout, number: Expr) -> Expr:
 
 
 def _levels_text(levels: Sequence[Layout]) -> str:
-    """Levels in brackets; of a single dimension, only a hierarchical one has parentheses of its own."""
+    """Levels in brackets; a single dimension has parentheses only if it is hierarchical."""
     return ".".join(f"[{_tuple_text(x.shape)}:{_tuple_text(x.stride)}]" for x in levels) or "[]"
 
 

@@ -32,7 +32,7 @@ class TileProgram:
 
     @staticmethod
     def of(text: str, function: Callable[..., None]) -> TileProgram:
-        """The kernel of a header and a function. Raises ArgumentError where they disagree."""
+        """The kernel of a header and a function. Raises ArgumentError if they disagree."""
         if not callable(function):
             raise ArgumentError("a tile kernel is made of a function", found=type(function).__name__)
         known = header(text)
@@ -52,7 +52,7 @@ class TileProgram:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """The names of what is no tensor."""
+        """The names of the parameters that are not tensors."""
         count = 1 + len(self.header.outputs) + len(self.header.inputs)
         return tuple(inspect.signature(self.function).parameters)[count:]
 
@@ -85,7 +85,7 @@ class TileProgram:
 
     @contextmanager
     def _errors_of_the_function(self) -> Iterator[None]:
-        """Exceptions that the user's code raises become ArgumentErrors; those of the package stay what they are."""
+        """Convert exceptions of the user's code to ArgumentErrors; those of the package stay unchanged."""
         try:
             yield
         except (TCError, InternalError, RecursionError, MemoryError):

@@ -1,4 +1,4 @@
-"""What a tile program names: data in memory, and tiles spread over the registers of threads."""
+"""The operands of a tile program: data in memory, and tiles spread over the registers of threads."""
 
 from __future__ import annotations
 
@@ -134,12 +134,12 @@ class RegisterFragment:
         name: for people.
         dtype: of the elements.
         shape: rows and columns; columns may be hierarchical.
-        padded: the rows and columns of which `tv` gives all; what is beyond `shape` is no element.
+        padded: the rows and columns that `tv` covers; places beyond `shape` are no elements.
         tv: (thread, value) -> row + column * rows, both of `padded`.
         buffer: of every thread: its registers. registers: the number of the register of each value.
         per_register: values in a register of 32 bits; 1: each has its own.
-        group: the threads that `tv` spreads over are those of the block (None), or of each so many neighbors.
-        first: the thread of the block from which on `tv` counts, where it spreads over a role.
+        group: the threads that `tv` spreads over: those of the block (None), or of each group of so many neighbors.
+        first: the thread of the block from which on `tv` counts, if it spreads over a role.
         product: for sums: how warps, or warpgroups, and instructions divide them.
     """
 

@@ -16,7 +16,7 @@ from .tile_views import MemoryView, Operand, RegisterFragment
 
 
 class TraceState:
-    """What the words of the builder write to."""
+    """The state of a trace, which the words of the builder extend."""
 
     def __init__(self, name: str, target: GpuTarget) -> None:
         self.name, self.target = name, target
@@ -38,7 +38,7 @@ class TraceState:
         self._left: str = ""
 
     def body(self) -> tuple[specs.Node, ...]:
-        """What was written. Raises ArgumentError where a loop was left before its end."""
+        """The traced nodes. Raises ArgumentError if a loop was left before its end."""
         if self._left:
             raise ArgumentError(f"the body of {self._left} is left by break or return", expected="to run to its end")
         return tuple(self._body)
@@ -48,7 +48,7 @@ class TraceState:
 
     @contextmanager
     def _collect_body(self, what: str, make: Callable[[tuple[specs.Node, ...]], specs.Node]) -> Iterator[None]:
-        """What is written meanwhile becomes the body of a node."""
+        """Collect the nodes traced meanwhile as the body of a node."""
         outer, self._body = self._body, []
         self._open.append(set())
         try:
@@ -62,7 +62,7 @@ class TraceState:
         self._add(make(body))
 
     def _fresh_name(self, name: str) -> str:
-        """A name that no other tile has."""
+        """A unique name for a tile."""
         number = self._taken[name] = self._taken.get(name, 0) + 1
         return name if number == 1 else self._fresh_name(f"{name}_{number}")
 
@@ -95,7 +95,7 @@ class TraceState:
         return spec.outputs[0]
 
     def _check_alive(self, x: object) -> None:
-        """Refuse what is no tile, or none that exists here."""
+        """Check that `x` is a tile, and exists here. Raises ArgumentError."""
         if not isinstance(x, MemoryView | RegisterFragment):
             raise ArgumentError("this is no tile", expected="a tensor, or a tile of this kernel", found=repr(x))
         name = x.buffer.name
@@ -109,7 +109,7 @@ class TraceState:
             )
 
     def _threads(self, by: ThreadTensor | None, operands: Sequence[object] = ()) -> ThreadTensor:
-        """Those that execute a spec: as it says, of its tiles, of the role, or all."""
+        """The threads that execute a spec: those given, or those of its tiles, of the role, or all."""
         if by is not None:
             if not isinstance(by, ThreadTensor):
                 raise ArgumentError("by= takes threads", expected="a thread tensor, of k.threads", found=repr(by))

@@ -51,7 +51,7 @@ def are_warpgroups(by: object) -> bool:
 
 
 def plan_warpgroups(shape: tuple[IntTuple, IntTuple], by: ThreadTensor, target: GpuTarget) -> WarpgroupPlan:
-    """How the warpgroups `by` divide sums of a shape. Raises ArgumentError where they do not."""
+    """How the warpgroups `by` divide sums of a shape. Raises ArgumentError if they do not."""
     if target.capability != 90:
         raise ArgumentError(f"{by} are warpgroups, which multiply only on sm_90", found=target.name)
     found = thread_range(by)

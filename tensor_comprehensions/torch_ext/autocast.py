@@ -17,9 +17,9 @@ _CASTING = DispatchKeySet(DispatchKey.AutocastCPU) | DispatchKeySet(DispatchKey.
 
 
 def autocast_kernel(op: DispatcherOp, *values: Any) -> Any:
-    """The result of a call of which autocast may change the precision of what goes in.
+    """The result of a call under autocast, which casts arguments to the declared types.
 
-    As torch does, it leaves double precision alone: an argument of another type than declared is then refused.
+    As in torch, double precision is not cast: an argument of another type than declared is then refused.
     """
     expected = (*op.interface.parameters, *op.interface.initial)
     with torch._C._ExcludeDispatchKeyGuard(_CASTING):

@@ -35,17 +35,17 @@ LIMIT = 64
 
 @dataclass(frozen=True, slots=True)
 class BackwardPlan:
-    """How calls are recorded of which the same arguments require gradients.
+    """How to record calls in which given arguments require gradients.
 
-    A call passes values (inputs, then initial values), gives outputs and may keep temporaries; a position counts
-    through all of them.
+    A call takes values (inputs, then initial values), returns outputs and may keep temporaries; positions count through
+    all of them.
 
     gradient, op: as a def and as an operator; None for a Python function.
-    saved: positions whose values the gradient reads. held: those of which it takes only the sizes.
+    saved: positions whose values the gradient reads. held: those of which it uses only the sizes.
     inputs: of each argument of the gradient the position, or, counted from -1 down, the output whose gradient it is.
-    outputs: for each value the place among what the gradient returns, None where it gets no gradient.
-    forward: the operator that also gives the temporaries that are kept; None where none is.
-    double_backward: the plan without them, for gradients that are to be differentiated themselves. Its values are
+    outputs: for each value the index among the results of the gradient, None if it gets no gradient.
+    forward: the operator that also returns the saved temporaries; None if there are none.
+    double_backward: the plan without temporaries, for gradients that are differentiated themselves. Its values are
     saved, too.
     """
 
@@ -99,7 +99,7 @@ class Gradients:
         self._tangents: SingleFlightCache[tuple[bool, ...], tuple[Gradient, Run]] = SingleFlightCache(LIMIT)
 
     def source(self) -> str:
-        """The text of the gradient by all inputs. Raises CheckError where there is none."""
+        """The text of the gradient of all inputs. Raises CheckError if it does not exist."""
         if isinstance(self.given, str):
             return self.given
         if self.given is not None:
@@ -108,11 +108,11 @@ class Gradients:
 
     @property
     def without_saved(self) -> Gradients:
-        """The same for calls that are to run what they are told and no other operator instead."""
+        """The same for calls that must run the given operator, not one that also returns temporaries."""
         return Gradients(self.function, self.given, self.make, keep=False)
 
     def fast_plan(self, required: tuple[bool, ...]) -> BackwardPlan:
-        """The plan that keeps temporaries where that is better, for a call that nothing but autograd looks at."""
+        """The plan that saves temporaries if that is faster, for a call that only autograd observes."""
         found = self._fast_plans.get(required)
         if found is None:
             found = self._fast_plans[required] = self._new_fast(self.plan(required), required)
@@ -141,9 +141,9 @@ class Gradients:
         return gradient, self.make(gradient.function), forward
 
     def plan(self, required: tuple[bool, ...]) -> BackwardPlan:
-        """How to record a call; `required` tells of each value whether it requires a gradient.
+        """How to record a call; `required` says for each value whether it requires a gradient.
 
-        Raises CheckError where there is no gradient by one of them.
+        Raises CheckError if one of them has no gradient.
         """
         return self._plans.get(required) or self._new(required)
 
@@ -192,7 +192,7 @@ class Gradients:
         return gradient, self.make(gradient.function)
 
     def call_gradient(self, op: Run, values: Sequence[Any]) -> tuple[Any, ...]:
-        """What an operator with the arguments of the def gives for inputs and then initial values."""
+        """The results of an operator with the arguments of the def, for inputs followed by initial values."""
         names, count = [p.name for p in self.function.inouts], len(self.function.parameters)
         result = op(*values[:count], **dict(zip(names, values[count:], strict=True)))
         return result if isinstance(result, tuple) else (result,)
@@ -200,15 +200,16 @@ class Gradients:
     # --- forward mode ------------------------------------------------------------------------------------------------
 
     def jvp(self, values: Sequence[Any], outputs: Sequence[Any], tangents: Sequence[Tensor | None]) -> list[Any]:
-        """The derivative of each output in the direction of `jvp`; None of one that has none.
+        """The derivative of each output in the direction of the tangents; None for an output without one.
 
-        The gradient is linear in the gradients by the outputs, and its own gradient by these is the derivative.
+        The gradient is linear in the gradients of the outputs, and its own gradient with respect to these is the
+        derivative.
         """
         moved = tuple(t is not None for t in tangents)
         plan = self.plan(moved)
         if plan.gradient is None:
             raise ArgumentError(
-                f"the gradient of '{self.function.name}' is a Python function, which says nothing of forward mode",
+                f"the gradient of '{self.function.name}' is a Python function, which has no forward mode",
                 suggestion="give the gradient as the text of a def, or leave it to be derived",
             )
         gradient = plan.gradient
@@ -250,7 +251,7 @@ def is_recorded(values: Sequence[object]) -> bool:
 
 
 def has_tangent(values: Iterable[object]) -> bool:
-    """Is the derivative in forward mode, of what is made of `values`, to be computed?"""
+    """Whether forward mode needs the derivatives of functions of `values`."""
     if forward_ad._current_level < 0 or not torch._C._is_fwd_grad_enabled():
         return False
     return any(isinstance(x, Tensor) and _tangent(x) is not None for x in values)
@@ -275,7 +276,7 @@ def call_with_autograd(
 ) -> Any:
     """The result of `run(*tensors, **initial)`, which autograd can differentiate.
 
-    Raises CheckError where the def has no gradient, ArgumentError as a call does.
+    Raises CheckError if the def has no gradient, ArgumentError as a call does.
     """
     function = interface.function
     check_names(interface, tensors, initial)
@@ -312,7 +313,7 @@ _set_recording = torch._C._set_grad_enabled
 
 
 def out_not_differentiable_error(function: Function) -> ArgumentError:
-    """What is said of a call that is to be recorded and says where to write."""
+    """The error for a recorded call with `out`."""
     return ArgumentError(
         f"an argument of {function.name} requires a gradient or has a tangent, and a call with 'out' records neither",
         suggestion="leave 'out' away, or call under torch.no_grad()",
@@ -389,7 +390,7 @@ def _run_backward(ctx: Any, upstream: Sequence[Tensor]) -> Any:
 def _divide_arguments(
     plan: BackwardPlan, everything: Sequence[Any]
 ) -> tuple[list[Any], tuple[int, ...], dict[int, Any]]:
-    """The tensors that autograd saves, their positions, and by its position what else the gradient needs."""
+    """The tensors that autograd saves, their positions, and by position the other values that the gradient needs."""
     places = tuple(n for n in plan.saved if isinstance(everything[n], Tensor))
     kept = {n: everything[n] for n in plan.saved if n not in places}
     for n in plan.held:  # it does not matter whether these change
@@ -401,14 +402,14 @@ _PLAIN, _NOTHING = frozenset(PLAIN), cast("dict[int, Any]", {})
 
 
 def _plan(gradients: Gradients, required: tuple[bool, ...]) -> BackwardPlan:
-    """How to record a call that has begun. Forward mode and transforms want the def itself, and nothing beside it."""
+    """How to record a call that has begun. Forward mode and transforms need the plan without temporaries."""
     if forward_ad._current_level >= 0 or _transforms():
         return gradients.plan(required)
     return gradients.fast_plan(required)
 
 
 _outlived = torch._C._functorch.unwrap_if_dead
-"""The tensor inside a wrapper of a transform of torch.func that has ended; any other tensor as it is."""
+"""The tensor inside a wrapper of a torch.func transform that has ended; other tensors are returned unchanged."""
 _apply: Run = _Recorded.apply  # type: ignore[attr-defined]
 
 

@@ -1,4 +1,4 @@
-"""The autograd kernel of an operator: records a call where torch asks for it, and goes on to what computes."""
+"""The autograd kernel of an operator: records a call if needed, and redispatches."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def autograd_kernel(op: DispatcherOp, *values: Any) -> Any:
 
 
 def redispatch(op: DispatcherOp, *values: Any) -> Any:
-    """Go on to what computes, traces or batches."""
+    """Redispatch to the kernel that computes, traces or batches."""
     with torch._C._AutoDispatchBelowAutograd():
         return op.overload(*values)
 
 
 def _at_this_level(op: DispatcherOp, values: tuple[Any, ...]) -> Any:
-    """Record at the level of torch.func's transforms that is running; those around it record what is called below."""
+    """Record at the current level of torch.func's transforms; the outer levels record the calls inside."""
     from torch._functorch import autograd_function
 
     at_one_level: Any = autograd_function.enable_single_level_autograd_function  # type: ignore[attr-defined]
@@ -46,7 +46,7 @@ def _at_this_level(op: DispatcherOp, values: tuple[Any, ...]) -> Any:
 
 
 def out_autograd_kernel(op: DispatcherOp, *values: Any, **destinations: Tensor) -> None:
-    """A call that writes to `destinations`, which autograd cannot record. Raises ArgumentError where it should."""
+    """A call that writes to `destinations`, which autograd cannot record. Raises ArgumentError if it should."""
     everything = (*values, *destinations.values())
     if (torch.is_grad_enabled() and torch._C._any_requires_grad(*everything)) or has_tangent(everything):
         raise out_not_differentiable_error(op.function)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def native_cell(op: DispatcherOp) -> BoxedCallCache | None:
-    """A cell with kernels of `op` for the CPU; None where this torch or this system has no such thing."""
+    """A cell with kernels of `op` for the CPU; None if this torch or this system does not support it."""
     if not call_cache.is_fast_path_available():
         return None
     kinds = [call_cache.CONSTANT if special else call_cache.TENSOR for _, special, _ in op.kinds]

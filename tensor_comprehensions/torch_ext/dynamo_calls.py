@@ -1,4 +1,4 @@
-"""Calls of an op that go through its operator: those that torch traces, transforms, watches or casts for."""
+"""Calls of an op that go through its operator: traced, transformed, profiled and autocast calls."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def call_overload(op: DispatcherOp, tensors: Sequence[Any], out: Any, initial: M
 
 
 def call_in_graph(op: DispatcherOp, tensors: Sequence[Any], out: Any, initial: Mapping[str, Any]) -> Any:
-    """A call that Dynamo traces: this function is what it sees, and an operator what it puts into the graph."""
+    """A call that Dynamo traces: Dynamo inlines this function and puts an operator into the graph."""
     given, want_arrays = arrays_to_tensors((*tensors, *initial.values()))
     wanted = () if out is None else _several(out)
     kinds, outs = tuple([kind_of(x) for x in given]), tuple([kind_of(x) for x in wanted])
@@ -80,7 +80,7 @@ def arrays_to_tensors(values: Sequence[Any]) -> tuple[list[Any], bool]:
 
 
 def kind_of(x: Any) -> str:
-    """What a value is, as a name that Dynamo takes for a constant."""
+    """The kind of a value, as a name that Dynamo treats as a constant."""
     return "tensor" if isinstance(x, Tensor) else type(x).__name__
 
 
@@ -88,7 +88,7 @@ def kind_of(x: Any) -> str:
 def _mistake(
     op: DispatcherOp, names: tuple[str, ...], kinds: tuple[str, ...], with_out: bool, outs: tuple[str, ...]
 ) -> ErrorFields | None:
-    """What is wrong with a call, as far as the kinds of what it passes tell; the last of them are those of `names`."""
+    """The mistake in a call that the kinds of its arguments show, or None; the last of them are those of `names`."""
     try:
         count = len(kinds) - len(names)
         by_name = dict(zip(names, kinds[count:], strict=True))

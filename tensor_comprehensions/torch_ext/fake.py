@@ -63,7 +63,7 @@ def _check_shapes(interface: CallSignature, values: Sequence[Any]) -> Shapes:
 
 
 def _symbolic(interface: CallSignature, values: Sequence[Any]) -> Shapes:
-    """By formulas; what the sizes must satisfy becomes a guard, or a check when the program runs."""
+    """Shapes by formulas; conditions on sizes become guards, or checks when the program runs."""
     sizes, equal = _sizes(interface.function, values)
     check: Callable[..., None] = torch._check
     for found, expected in equal:
@@ -102,7 +102,7 @@ def _sizes(function: Function, values: Sequence[Any]) -> tuple[dict[str, Any], l
 
 def _evaluate_shapes(function: Function, sizes: Mapping[str, Any]) -> Shapes:
     formulas = _formulas(function)
-    if formulas is None:  # only numbers will tell
+    if formulas is None:  # depends on the values of numbers
         numbers = {name: int(x) for name, x in sizes.items()}
         shapes = output_shapes(function, numbers, {name: numbers[name] for name in function.scalars})
         return [shapes[r] for r in function.returns]

@@ -1,6 +1,6 @@
-"""Mistakes found while torch traces: the graph tells them when it runs, as the exceptions that an eager call raises.
+"""Mistakes found while torch traces: the graph raises them when it runs, as an eager call does.
 
-What is raised while Dynamo traces comes out of it as words about Dynamo, or not at all.
+Dynamo would replace an exception raised while tracing by its own, or swallow it.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ def dynamo_constant(call: F) -> F:
 
 
 def error_fields(error: ArgumentError) -> ErrorFields:
-    """An error as what a graph can hold. The operator that tells it is there from now on."""
+    """An error as a value that a graph can hold. Also registers the operator that raises it."""
     _registered.get("", _register)
     span = error.span or Span(0, 0)
     return error.message, error.source or "", span.start, span.end, error.expected, error.found, error.suggestion
 
 
 def deferred_error(words: ErrorFields, near: Sequence[Any], kinds: Sequence[tuple[int, torch.dtype]]) -> list[Tensor]:
-    """Tensors in the place of those that a wrong call would give: of these ranks and types, beside `near`."""
+    """Placeholders for the results of a wrong call: tensors of these ranks and types, on the device of `near`."""
     message, source, start, end, expected, found, suggestion = words
     beside = [x.detach() for x in near if isinstance(x, Tensor)]
     ranks, types = [rank for rank, _ in kinds], [dtype for _, dtype in kinds]

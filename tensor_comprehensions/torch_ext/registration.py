@@ -1,4 +1,4 @@
-"""The registration: one operator of torch's dispatcher for each def, with a kernel for all that torch may ask of it."""
+"""Registration: one operator of torch's dispatcher for each def, with a kernel for each dispatch key."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ MAX_ARGUMENTS = 64
 class DispatcherOp:
     """A def in torch's dispatcher.
 
-    It runs the kernels of the op that was defined last with this content, or its own when there is none any more.
+    It runs the kernels of the op that was defined last with this content, or its own if none exists any more.
 
     Attributes:
         overload: `torch.ops.tc.<name>.default`, which takes inputs, then the initial values of in/out outputs.
         out: `torch.ops.tc.<name>.out`, which writes to the tensors that it takes by keyword.
-        schema: its name and how it is called.
-        names, count: the initial values, and how many inputs come before them.
-        kinds: of each argument the type, whether its value is in the kernel, and whether it has dimensions.
+        schema: its name and signature.
+        names, count: the initial values, and the number of inputs before them.
+        kinds: of each argument the type, whether its value is part of the kernel, and whether it has dimensions.
         returned: of each result the number of dimensions and the type.
-        batched: its batched forms, by the names of what is batched.
+        batched: its batched forms, by the names of the batched arguments.
     """
 
     overload: Overload
@@ -72,7 +72,7 @@ class DispatcherOp:
         self.rebind(kernels, gradients, machine)
 
     def rebind(self, kernels: KernelTable, gradients: Gradients, machine: CompileConfig) -> None:
-        """Run these kernels from now on, for as long as anybody else holds them."""
+        """Use these kernels from now on, as long as another object references them."""
         self._kernels, self._gradients = weakref.ref(kernels), weakref.ref(gradients)
         self._machine = machine
         self._lanes = self._new_lanes()
@@ -80,7 +80,7 @@ class DispatcherOp:
         self.batched: SingleFlightCache[tuple[str, ...], vmap.Batched] = SingleFlightCache(LIMIT)
 
     def forget(self) -> None:
-        """Ask for kernels anew, because calls are to be lowered in another way."""
+        """Drop the kernels, because calls are to be lowered in another way."""
         self._lanes = self._new_lanes()
 
     def _new_lanes(self) -> InlineCache:
@@ -107,7 +107,7 @@ class DispatcherOp:
         return self._call(values, None)
 
     def run_out(self, *values: Any, **destinations: Tensor) -> None:
-        """The kernel for tensors with memory that writes where it is told; only when all went well."""
+        """The kernel of the overload `out`. It writes the destinations only if the call succeeds."""
         wanted = tuple(destinations[d] for d in self.schema.destinations)
         if wanted:
             self._call(values, wanted if len(wanted) > 1 else wanted[0])
@@ -138,9 +138,10 @@ class DispatcherOp:
             raise to_public_error(error) from error
 
     def by_position(self, tensors: Sequence[Any], initial: Mapping[str, Any]) -> list[Any]:
-        """The arguments of a call as the operator takes them: numbers as tensors but for those that are in the kernel.
+        """The arguments of a call in the form of the operator: numbers as tensors, except those that are part of the
+        kernel.
 
-        Raises ArgumentError for what is neither a tensor nor a number that the def takes.
+        Raises ArgumentError for values that are neither tensors nor numbers that the def takes.
         """
         check_names(self.interface, tensors, initial)
         values = [*tensors, *(initial[name] for name in self.names)]
@@ -165,12 +166,12 @@ def _unwrap_argument(x: Any) -> Any:
 
 _operators: SingleFlightCache[str, DispatcherOp] = SingleFlightCache(FOREVER)
 _begun: dict[str, DispatcherOp] = {}
-"""Operators whose registration has begun. What is interrupted is gone on with, since torch takes no name twice."""
+"""Operators whose registration has begun. An interrupted one is resumed, since torch accepts no name twice."""
 _library: SingleFlightCache[str, Any] = SingleFlightCache(1)
 
 
 def operator_for_def(kernels: KernelTable, gradients: Gradients, machine: CompileConfig) -> DispatcherOp | None:
-    """The operator of a def, the same for every def with the same content; None where torch takes no such operator."""
+    """The operator of a def, the same for every def with the same content; None if torch cannot have it."""
     function = kernels.function
     if len(function.parameters) + len(function.inouts) + len(function.returns) > MAX_ARGUMENTS:
         return None
@@ -191,9 +192,9 @@ def _register_operator(
 
 
 def no_operator_error(function: Function) -> ArgumentError:
-    """What is said to those who ask for the operator of a def that is none."""
+    """The error for a def that has no operator."""
     return ArgumentError(
-        f"{function.name} is no operator of torch, which may have {MAX_ARGUMENTS} inputs and outputs in all",
+        f"{function.name} is too large: operators of torch have at most {MAX_ARGUMENTS} inputs and outputs",
         found=f"{len(function.parameters) + len(function.inouts)} inputs, {len(function.returns)} outputs",
         suggestion="call the def itself, or stack some: `float(4,N) x` holds four tensors",
     )
@@ -203,7 +204,7 @@ _python_gradients: dict[Any, int] = {}
 
 
 def gradient_name(given: str | PythonGradient | None) -> str:
-    """What a given gradient adds to the content of a def; a Python function counts as the object that it is."""
+    """The part of a def's content that a given gradient adds; a Python function counts by identity."""
     if given is None or isinstance(given, str):
         return given or ""
     return f"python {_python_gradients.setdefault(given, len(_python_gradients))}"
@@ -232,7 +233,7 @@ def _mark_graphs() -> None:
 
 
 class Registration:
-    """What torch is told of one operator. again: some of it may be there already, and is left as it is."""
+    """The registration of one operator with torch. again: parts of it may exist already, and are left unchanged."""
 
     def __init__(self, name: str, again: bool) -> None:
         self._library, self._again = _library.get("", _new_library), again
@@ -265,30 +266,30 @@ class Registration:
 
 
 def _register(op: DispatcherOp, again: bool) -> None:
-    told, out, tags = (
+    registration, out, tags = (
         Registration(op.schema.name, again),
         ".out",
         (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout),
     )
-    told.define(op.schema.functional, tags)
+    registration.define(op.schema.functional, tags)
     packet = getattr(getattr(torch.ops, NAMESPACE), op.schema.name)
     op.overload = packet.default
     op.cell = op.cell or native_cell(op)
     if op.cell is None:
-        told.implement(op.run, "CPU")
+        registration.implement(op.run, "CPU")
     else:
-        op.cell.register(NAMESPACE, op.schema.name, told.has)
-    told.implement(op.run, "CUDA", "CompositeExplicitAutograd")  # the second for defs that take no tensor
-    told.describe(op.fake_kernel)
-    told.define(op.schema.out, tags[:1], out)
+        op.cell.register(NAMESPACE, op.schema.name, registration.has)
+    registration.implement(op.run, "CUDA", "CompositeExplicitAutograd")  # the second for defs that take no tensor
+    registration.describe(op.fake_kernel)
+    registration.define(op.schema.out, tags[:1], out)
     if again:
         torch._ops._refresh_packet(packet)  # type: ignore[no-untyped-call]
     op.out = packet.out
-    told.implement(op.run_out, "CPU", "CUDA", overload=out)
-    told.implement(lambda *values, **destinations: None, "Meta", overload=out)
-    told.implement(partial(autograd_kernel.out_autograd_kernel, op), "Autograd", overload=out)
-    told.implement(partial(vmap.refuse_out_under_vmap, op), "FuncTorchBatched", overload=out)
-    told.implement(partial(autograd_kernel.autograd_kernel, op), "Autograd")
-    told.implement(partial(autocast.autocast_kernel, op), "AutocastCPU", "AutocastCUDA")
-    told.implement(partial(vmap.vmap_kernel, op), "FuncTorchBatched")
+    registration.implement(op.run_out, "CPU", "CUDA", overload=out)
+    registration.implement(lambda *values, **destinations: None, "Meta", overload=out)
+    registration.implement(partial(autograd_kernel.out_autograd_kernel, op), "Autograd", overload=out)
+    registration.implement(partial(vmap.refuse_out_under_vmap, op), "FuncTorchBatched", overload=out)
+    registration.implement(partial(autograd_kernel.autograd_kernel, op), "Autograd")
+    registration.implement(partial(autocast.autocast_kernel, op), "AutocastCPU", "AutocastCUDA")
+    registration.implement(partial(vmap.vmap_kernel, op), "FuncTorchBatched")
     op.forget()

@@ -15,9 +15,9 @@ NAMESPACE = "tc"
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """How torch calls a def.
+    """The signature of a def in torch.
 
-    name: within the namespace; it tells what the operator computes.
+    name: within the namespace; it depends on the content of the def.
     functional: `name(Tensor A, SymInt k, Tensor C) -> (Tensor C)`; initial values of in/out outputs come last.
     out: the same with the tensors to write to as keywords, as overload `out`.
     destinations: the names of these keywords.
@@ -30,7 +30,7 @@ class Schema:
 
 
 def schema_of(function: Function, gradient: str) -> Schema:
-    """The schema of a def whose gradient is what `gradient` says."""
+    """The schema of a def. gradient: a text that identifies its gradient."""
     taken = (*function.parameters, *function.inouts)
     parts = (function.canonical, *(t.name for t in taken), "->", *function.returns, gradient)
     name = f"{function.name}_{sha256(chr(0).join(parts).encode()).hexdigest()[:12]}"
@@ -49,7 +49,7 @@ def _destinations(function: Function) -> tuple[str, ...]:
 
 
 def free_argument_name(name: str, taken: set[str]) -> str:
-    """`name` as an argument of a schema that is called like no other, and like no word of the schema language."""
+    """`name` as an argument of a schema, changed if another argument or the schema language uses it."""
     while name in taken or not _is_name(name):
         name += "_"
     taken.add(name)

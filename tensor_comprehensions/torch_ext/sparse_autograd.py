@@ -1,6 +1,6 @@
-"""Calls with sparse operands in torch's autograd, which knows them by their values: plain tensors with a row per place.
+"""Calls with sparse operands in torch's autograd, which sees their values: plain tensors with a row per stored place.
 
-The gradient by a sparse operand has a value for each place that it stores, and for no other. Patterns are passed by:
+The gradient of a sparse operand has a value for each stored place, and for no other. Patterns bypass autograd:
 integers have no gradient.
 """
 
@@ -38,7 +38,7 @@ def record_sparse_call(run: RunValues, gradients: Gradients, values: Sequence[An
 
 
 def refuse_tangents(name: str, values: Sequence[Any]) -> None:
-    """Raises ArgumentError where a value has a tangent."""
+    """Raises ArgumentError if a value has a tangent."""
     if has_tangent(map(_flatten_value, values)):
         raise ArgumentError(
             f"{name} has sparse operands, for which there is no forward mode",
@@ -100,9 +100,9 @@ def _with_values(pattern: _Pattern | None, values: Tensor) -> Tensor | SparseTen
 
 @dataclass(frozen=True, slots=True)
 class _Recording:
-    """What a recorded call is beside the tensors that autograd sees.
+    """The parts of a recorded call that autograd does not see.
 
-    patterns: of the operands that are sparse. made: those of the results, once it has run.
+    patterns: of the sparse operands. made: those of the results, once it has run.
     """
 
     run: RunValues
@@ -156,7 +156,7 @@ class _Recorded(_SingleLevelFunction):
 
 
 _outlived = torch._C._functorch.unwrap_if_dead
-"""The tensor inside a wrapper of a transform of torch.func that has ended; any other tensor as it is."""
+"""The tensor inside a wrapper of a torch.func transform that has ended; other tensors are returned unchanged."""
 
 
 def _detach_tensor(x: Any) -> Any:

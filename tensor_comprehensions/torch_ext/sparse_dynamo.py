@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class SparseCallee(Protocol):
-    """What is called: it makes its `SparseOp` when that is asked for."""
+    """The object to call, which makes its `SparseOp` on demand."""
 
     _sparse: SparseOp | None
 
@@ -46,7 +46,7 @@ def is_traceable(values: Sequence[Any]) -> bool:
 
 
 def call_sparse_in_graph(op: SparseCallee, tensors: Sequence[Any], out: Any, initial: Mapping[str, Any]) -> Any:
-    """A call that Dynamo traces: this function is what it sees, and an operator what it puts into the graph."""
+    """A call that Dynamo traces: Dynamo inlines this function and puts an operator into the graph."""
     plain, _ = arrays_to_tensors([_without_levels(x) for x in (*tensors, *initial.values())])
     stored = [x for x in plain if isinstance(x, SparseTensor)]
     kinds = tuple([SPARSE if isinstance(x, SparseTensor) else kind_of(x) for x in plain])
@@ -93,7 +93,7 @@ def _resolve(
     with_out: bool,
     *formats: Format,
 ) -> tuple[str, ErrorFields | None]:
-    """The name of the operator for a call, or what is wrong with the call, whose last operands are those of `names`."""
+    """The name of the operator for a call, or the mistake in the call, whose last operands are those of `names`."""
     sparse = op.sparse_op
     try:
         if with_out:
@@ -135,7 +135,7 @@ def _formats_by_name(
 
 
 def _place_holders(sparse: SparseOp, mistake: ErrorFields, given: Sequence[Any]) -> Any:
-    """Results in the place of those that a wrong call would give; the graph raises when it runs."""
+    """Placeholders for the results of a wrong call; the graph raises when it runs."""
     near = [x.values if isinstance(x, SparseTensor) else x for x in given]
     kinds = [(rank if arrays is None else 1, dtype) for rank, dtype, _, arrays in sparse.returned]
     found = deferred_error(mistake, near, kinds)

@@ -1,4 +1,4 @@
-"""Calls of defs with sparse operands: eager ones, recorded ones, and those that go through torch's dispatcher."""
+"""Calls of defs with sparse operands: eager, recorded, and through torch's dispatcher."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .sparse_parts import storage_of
 from .sparse_registration import SparseDispatcherOp, sparse_operator
 
 RunCall = Callable[[SparseCall], dict[str, Any]]
-"""Computes what a def returns for operands that it takes."""
+"""Computes the results of a def for checked operands."""
 
 LIMIT = 64
 """For how many formats of the operands the gradients and the operators of one def are kept."""
@@ -48,7 +48,7 @@ class SparseOp:
         self._gradients: SingleFlightCache[Hashable, Gradients] = SingleFlightCache(LIMIT)
         self._operators: SingleFlightCache[Hashable, SparseDispatcherOp] = SingleFlightCache(LIMIT)
         self.direct: FastCall | None = None
-        """What takes calls like the last one that had no gradient."""
+        """The fast path for calls like the last one that had no gradient."""
         self.in_graphs = SimpleNamespace()
         """The operators that graphs of Dynamo call, by their names."""
         results = (kernels.function.tensor(r) for r in kernels.function.returns)
@@ -82,7 +82,7 @@ class SparseOp:
     # --- operators of torch --------------------------------------------------------------------------------------
 
     def operator(self, formats: Mapping[str, Format]) -> SparseDispatcherOp:
-        """The operator for operands of these formats. Raises ArgumentError where torch takes no such operator."""
+        """The operator for operands of these formats. Raises ArgumentError if torch cannot have such an operator."""
         key = tuple(formats.items())
         return self._operators.get(key, lambda: sparse_operator(self, self.kernels.function_for(formats)))
 
@@ -135,5 +135,5 @@ class SparseOp:
 
 
 def flat_values(values: Sequence[Any]) -> list[Any]:
-    """Values, of which sparse tensors are replaced by what they store."""
+    """Values with each sparse tensor replaced by its stored values."""
     return [x.values if isinstance(x, SparseTensor) else x for x in values]

@@ -1,7 +1,7 @@
-"""How a def with sparse tensors is an operator of torch: each sparse tensor goes in and comes out as its parts.
+"""Signatures of defs with sparse tensors as torch operators: each sparse tensor is passed and returned as its parts.
 
 The parts are the arrays pos and crd of the levels, and the values: plain tensors, which torch traces, saves and
-differentiates. The formats are in the name of the operator. What Dynamo traces here is plain Python on tuples.
+differentiates. The formats are part of the operator's name. Code that Dynamo traces here is plain Python on tuples.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class PartSignature:
 
 
 def part_signature(function: Function, gradient: str) -> PartSignature:
-    """The signature of a def with the formats of its operands, whose gradient is what `gradient` says."""
+    """The signature of a def with the formats of its operands. gradient: a text that identifies its gradient."""
     taken = (*function.parameters, *function.inouts)
     arguments = tuple(
         SparseArgument(t.name, t.dtype, t.rank, *storage_of(t), t.is_compile_time) for t in taken
@@ -222,7 +222,7 @@ def arrays_of(levels: Sequence[Level]) -> list[Tensor]:
 
 
 def from_parts(arguments: Sequence[SparseArgument], parts: Sequence[Any]) -> list[Any]:
-    """The operands of a call, from what the operator takes."""
+    """The operands of a call, from the arguments of the operator."""
     values, n = [], 0
     for argument in arguments:
         if argument.arrays is None:
@@ -238,7 +238,7 @@ def from_parts(arguments: Sequence[SparseArgument], parts: Sequence[Any]) -> lis
 
 
 def to_levels(counts: Sequence[int], arrays: Sequence[Tensor]) -> tuple[Level, ...]:
-    """Levels with so many arrays each."""
+    """Levels with these numbers of arrays."""
     levels: list[Level] = []
     n = 0
     for count in counts:
@@ -253,7 +253,7 @@ def to_levels(counts: Sequence[int], arrays: Sequence[Tensor]) -> tuple[Level, .
 
 
 def results_from_parts(returns: Sequence[SparseReturn], values: Sequence[Any], found: Any) -> list[Any]:
-    """The results, from the operands and what the operator returns."""
+    """The results, from the operands and the outputs of the operator."""
     parts = found if isinstance(found, (tuple, list)) else (found,)
     results, n = [], 0
     for r in returns:
@@ -271,7 +271,7 @@ def results_from_parts(returns: Sequence[SparseReturn], values: Sequence[Any], f
 
 
 def results_to_parts(returns: Sequence[SparseReturn], results: Sequence[Any], index: torch.dtype) -> list[Tensor]:
-    """What the operator returns, with arrays of the type `index`."""
+    """The outputs of the operator, with arrays of the type `index`."""
     parts: list[Tensor] = []
     for r, x in zip(returns, results, strict=True):
         if r.arrays is not None and r.source < 0:
@@ -289,7 +289,7 @@ def index_dtype_of(values: Sequence[Any]) -> torch.dtype:
 def fake_parts(
     returns: Sequence[SparseReturn], values: Sequence[Any], new_count: Callable[[], Any], types: Mapping[DType, Any]
 ) -> list[Tensor]:
-    """What the operator returns, without values; `new_count` gives numbers of elements that only a run will tell."""
+    """The outputs of the operator, without values; `new_count` gives numbers of elements that depend on data."""
     index = index_dtype_of(values)
     device = next((x.device for x in values if isinstance(x, (Tensor, SparseTensor))), torch.device("cpu"))
     parts: list[Tensor] = []

@@ -42,16 +42,16 @@ _CASTING = DispatchKeySet(DispatchKey.AutocastCPU) | DispatchKeySet(DispatchKey.
 
 
 class SparseDispatcherOp:
-    """A def for operands of certain formats in torch's dispatcher.
+    """A def for operands of given formats in torch's dispatcher.
 
-    It runs the kernels of the def that was used last with this content, or its own when there is none any more.
+    It runs the kernels of the def that was used last with this content, or its own if none exists any more.
 
     Attributes:
         function: the def with these formats.
-        signature: how torch calls it. arguments, returns: the same, by operand and by result.
-        names, count: the initial values, and how many operands come before them.
+        signature: its signature. arguments, returns: the same, by operand and by result.
+        names, count: the initial values, and the number of operands before them.
         overload: `torch.ops.tc.<name>.default`.
-        batched: its batched forms, by the names of what is batched.
+        batched: its batched forms, by the names of the batched arguments.
     """
 
     overload: Overload
@@ -64,14 +64,14 @@ class SparseDispatcherOp:
         self.rebind(op)
 
     def rebind(self, op: SparseOp) -> None:
-        """Run the kernels of this def from now on, for as long as anybody else holds it."""
+        """Use the kernels of this def from now on, as long as another object references it."""
         self._op: Callable[[], SparseOp | None] = weakref.ref(op)
         self._own: SparseOp | None = None
         self.batched: SingleFlightCache[tuple[str, ...], sparse_vmap.Batched] = SingleFlightCache(FOREVER)
 
     @property
     def op(self) -> SparseOp:
-        """What has the kernels and the gradients."""
+        """The kernels and the gradients."""
         found = self._own or self._op()
         if found is None:
             from .sparse_op import SparseOp
@@ -84,11 +84,11 @@ class SparseDispatcherOp:
         return self.join(values, self.overload(*to_parts(self.arguments, values)))
 
     def join(self, values: Sequence[Any], found: Any) -> list[Any]:
-        """The results, from the operands and what the operator returns."""
+        """The results, from the operands and the outputs of the operator."""
         return results_from_parts(self.returns, values, found)
 
     def hand_back(self, results: Sequence[Any]) -> Any:
-        """The results of a call as what the operator returns."""
+        """The results of a call as outputs of the operator."""
         parts = [x for r, result in zip(self.returns, results, strict=True) for x in self._parts_of(r.source, result)]
         return parts[0] if len(parts) == 1 else tuple(parts)
 
@@ -121,7 +121,7 @@ class SparseDispatcherOp:
         return found[0] if len(found) == 1 else tuple(found)
 
     def autocast_kernel(self, *parts: Any) -> Any:
-        """The result of a call of which autocast may change the precision of what goes in."""
+        """The result of a call under autocast, which casts arguments to the declared types."""
         values = from_parts(self.arguments, parts)
         with torch._C._ExcludeDispatchKeyGuard(_CASTING):
             cast = [self._cast(a.dtype, x) for a, x in zip(self.arguments, values, strict=True)]
@@ -153,7 +153,7 @@ def sparse_operator(op: SparseOp, function: Function) -> SparseDispatcherOp:
     parts = signature.parts
     if parts > MAX_PARTS:
         raise ArgumentError(
-            f"{function.name} with these formats is no operator of torch, which may have {MAX_PARTS} parts in all",
+            f"{function.name} with these formats is too large: operators of torch have at most {MAX_PARTS} parts",
             found=f"{parts} arrays of operands and results",
             suggestion="call it outside of graphs and transforms",
         )

@@ -34,7 +34,7 @@ def sparse_vmap_kernel(op: SparseDispatcherOp, *parts: Any) -> Any:
 
 
 def _batch(op: SparseDispatcherOp, size: int, dimensions: Sequence[Any], parts: Sequence[Any]) -> tuple[Any, Any]:
-    """What the operator returns for a batch, and the dimension of each tensor that is the batch."""
+    """The outputs of the operator for a batch, and the batch dimension of each tensor."""
     dimensions = [None if isinstance(d, list) else d for d in dimensions]
     parts = [x if d is None else x.movedim(d, 0) for x, d in zip(parts, dimensions, strict=True)]
     over, values_over = _batched_operands(op, dimensions)
@@ -53,7 +53,7 @@ def _batch(op: SparseDispatcherOp, size: int, dimensions: Sequence[Any], parts: 
 
 
 def _batched_operands(op: SparseDispatcherOp, dimensions: Sequence[Any]) -> tuple[set[str], set[str]]:
-    """The dense operands, and the sparse ones, that have the batch. Raises ArgumentError where a pattern has it."""
+    """The dense operands, and the sparse ones, that have the batch. Raises ArgumentError if a pattern has it."""
     dense, sparse, n = set(), set(), 0
     for a in op.arguments:
         if a.arrays is None:
@@ -108,7 +108,7 @@ def _pattern_places(op: SparseDispatcherOp) -> list[bool]:
 
 
 def _check_patterns(op: SparseDispatcherOp) -> None:
-    """Raises ArgumentError where stored places of a result follow values, which differ within the batch."""
+    """Raises ArgumentError if stored places of a result follow values, which differ within the batch."""
     shared = shared_patterns(op.function)
     for s in op.function.statements:
         reads = [a for e in (s.value, *s.exists) for a in walk_expr(e) if isinstance(a, Access)]

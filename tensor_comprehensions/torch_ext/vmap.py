@@ -42,11 +42,11 @@ def refuse_out_under_vmap(op: DispatcherOp, *_: Any, **__: Any) -> None:
 def _rule(op: DispatcherOp, size: int, dimensions: Dimensions, values: Sequence[Any]) -> tuple[Any, Any]:
     """The results, and the dimension of each that is the batch; `dimensions` are those of the arguments."""
     values = [x if d is None else x.movedim(d, 0) for x, d in zip(values, dimensions, strict=True)]
-    if op.gradients.given is not None:  # how to batch that, nobody has said
+    if op.gradients.given is not None:  # a user's gradient cannot be batched
         return _one_by_one(op, size, dimensions, values)
     over = {name for (_, name), d in zip(op.gradients.keys, dimensions, strict=True) if d is not None}
     taken = [op.function.tensor(name) for _, name in op.gradients.keys]
-    if not any(t.name in over for t in taken if _has_sizes(t)):  # none whose sizes tell how large the batch is
+    if not any(t.name in over for t in taken if _has_sizes(t)):  # no argument has a size that gives the batch size
         place = next((n for n, t in enumerate(taken) if _has_sizes(t)), None)
         if place is None:
             return _one_by_one(op, size, dimensions, values)
@@ -64,7 +64,7 @@ def _rule(op: DispatcherOp, size: int, dimensions: Dimensions, values: Sequence[
 
 
 def _has_sizes(t: Symbol) -> bool:
-    """Would a batched form of `t` name the size of the batch? Not that of an in/out output with inferred sizes."""
+    """Whether a batched form of `t` names the batch size. An in/out output with inferred sizes does not."""
     return not t.is_compile_time and (t.extents is not None or not t.rank)
 
 

@@ -150,7 +150,7 @@ def test_the_end_of_the_stack_is_told_as_such() -> None:
             said.add(error.message.partition(":")[0])
         except RecursionError:  # before the call, or while its error is made
             pass
-    assert said == {"there is no stack for this"}
+    assert said == {"the stack is too small"}
 
 
 def test_a_target_goes_by_the_name_that_nvidia_gives_it() -> None:

@@ -126,8 +126,8 @@ def test_a_schedule_is_taken_where_the_model_would_object() -> None:
         (tile(m=37, n=70), ["does not apply", "registers"]),
         (tile(m=4, n=16) >> parallel("n1"), ["does not apply", "outermost"]),
         (experts.schedule_convolution, ["does not apply", "window"]),
-        ("tile(m=4)", ["schedule", "a pipeline"]),
-        (lambda op, target: None, ["expert", "a pipeline"]),
+        ("tile(m=4)", ["schedule", "a schedule"]),
+        (lambda op, target: None, ["schedule heuristic", "a schedule"]),
     ],
 )
 def test_mistakes(schedule: Any, words: list[str]) -> None:

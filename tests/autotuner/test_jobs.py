@@ -223,7 +223,7 @@ MISTAKES = {
     "no def": ("[[tune]]\nsource = 'def f(float(N) x) -> (y) { y(i) = x(i) }'\ndef = 'g'", "no def 'g'"),
     "sizes": ("[[tune]]\nsource = 'def f(float(N) x) -> (y) { y(i) = x(i) }'\nsizes = [3]", "sizes are 3"),
     "devices": ("devices = 'cpu'\n[[tune]]\nsource = 'def f(float(N) x) -> (y) { y(i) = x(i) }'", "devices is 'cpu'"),
-    "table": ("tune = [3]", "is no table"),
+    "table": ("tune = [3]", "is not a table"),
 }
 
 
@@ -278,7 +278,7 @@ def test_shards_that_there_are_not(wrong: str) -> None:
 
 def test_a_store_that_cannot_be_is_told_before_a_search(job: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
-    with pytest.raises(ArgumentError, match="cannot be used: it is no folder"):
+    with pytest.raises(ArgumentError, match="cannot be used: it is not a folder"):
         store_of(tmp_path / "file")
     assert main.main(["tune", str(job), "--store", "/proc/none"]) == 2
 

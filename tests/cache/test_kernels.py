@@ -416,7 +416,7 @@ def test_kernels_by_hand_need_a_cache_and_a_key(root: Path) -> None:
     op, a, b = mm()
     with knobs.override_knobs(cache="read"), pytest.raises(tc.TCError, match="cannot be written"):
         op.cache_entry(a, b).inject("")
-    with pytest.raises(tc.ArgumentError, match="the kernel is no text"):
+    with pytest.raises(tc.ArgumentError, match="the kernel is not a text"):
         op.cache_entry(a, b).inject(3)  # type: ignore[arg-type]
     with pytest.raises(tc.ArgumentError, match="have no key"):
         op.cache_entry(a, b, options=CpuOptions(schedule=lambda op, target: tile(m=3)))

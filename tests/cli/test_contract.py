@@ -74,4 +74,4 @@ def test_any_command_takes_a_schedule(capsys: pytest.CaptureFixture[str]) -> Non
     assert main.main([*show, "tile(m=4, n=16) >> pack(B='n1')"]) == 0
     assert "tile(m=4, n=16) >> pack(B='n1')" in capsys.readouterr().out
     assert main.main([*show, "open('x')"]) == 2
-    assert "no pipeline" in capsys.readouterr().err
+    assert "not a schedule" in capsys.readouterr().err

@@ -202,6 +202,6 @@ def test_launches_reach_the_driver_through_cupy(tmp_path: Path) -> None:
         f"{given_back}refused is not launched: {PLAYED}"
         "Launch(grid=(5, 3, 2), block=(32, 4, 1))\n"
         "FunctionAttributes(registers=104, local_bytes=103, shared_bytes=101, max_threads=100)\n",
-        f"{given_back}CUDA refuses what we compiled: loading machine code on cuda:0: {PLAYED}",
-        f"{given_back}CUDA refuses what we compiled: loading machine code on cuda:0: {PLAYED}",
+        f"{given_back}CUDA refuses our code: loading machine code on cuda:0: {PLAYED}",
+        f"{given_back}CUDA refuses our code: loading machine code on cuda:0: {PLAYED}",
     ]

@@ -232,7 +232,7 @@ def test_any_flipped_bit_is_an_error_or_another_tensor(word: str) -> None:
     ("format", "says"),
     [
         ("crs", "did you mean csr"),
-        ("csr(", "is no format"),
+        ("csr(", "is not a format"),
         ("csf(0,1)", "no order"),
         (7, "is a word"),
         ("", "no format"),

@@ -181,9 +181,9 @@ def test_what_is_no_schedule(wrong: object) -> None:
 @pytest.mark.parametrize(
     ("expert", "says"),
     [
-        (lambda op, target: {}["m"], "the expert raises KeyError: 'm'"),
-        (lambda op: tile(i=4), "the expert raises TypeError"),
-        (lambda op, target: 3, "the expert returns 3"),
+        (lambda op, target: {}["m"], "the schedule heuristic raises KeyError: 'm'"),
+        (lambda op: tile(i=4), "the schedule heuristic raises TypeError"),
+        (lambda op, target: 3, "the schedule heuristic returns 3"),
     ],
 )
 def test_experts_that_go_wrong(ops: Any, expert: Any, says: str) -> None:

@@ -246,7 +246,7 @@ def test_unknown_names_are_mistakes(ops: Any, p: Schedule, unknown: str, known: 
     [
         (tile(m=4, n=16) >> tile(m=2) >> interchange("m2 m1"), "outer tile of m"),
         (tile(m=4, n=16) >> parallel("n1"), "outermost loops are m1"),
-        (tile(k=4, m=4, n=16) >> parallel("k1"), "depend on one another"),
+        (tile(k=4, m=4, n=16) >> parallel("k1"), "depend on each other"),
         (tile(m=8, n=16) >> tile(m=4) >> interchange("m2 n1") >> parallel("m1", "m2"), "of one iterator"),
         (tile(m=4, n=16) >> parallel("m1", "n1") >> pack(A="m1"), "between loops that the threads share"),
         (tile(m=4, n=16) >> pack("A") >> pack(A="m1"), "already"),

@@ -50,8 +50,8 @@ BODIES = {
 }
 PROGRAMS = {
     "def f(float[N] x) -> (y) { y(i) = x(i) }": "round brackets",
-    "def f(tensor(N) x) -> (y) { y(i) = x(i) }": "'tensor' is no type: write one of bfloat16, bool",
-    "def f(float(N) x, f32(N) z) -> (y) { y(i) = x(i) }": "'f32' is no type",
+    "def f(tensor(N) x) -> (y) { y(i) = x(i) }": "'tensor' is not a type: write one of bfloat16, bool",
+    "def f(float(N) x, f32(N) z) -> (y) { y(i) = x(i) }": "'f32' is not a type",
     "matmul.tc": "Path(...).read_text()",
 }
 
@@ -67,7 +67,7 @@ def test_a_hint(program: str) -> None:
 
 def test_the_caret_stands_under_the_whole_number() -> None:
     text = "def f(float(N) x) -> (y) { y(i) = 0.5f * x(i) }"
-    with pytest.raises(tc.ParseError, match=r"'0\.5f' is no number") as caught:
+    with pytest.raises(tc.ParseError, match=r"'0\.5f' is not a number") as caught:
         tc.define(text)
     assert caught.value.span is not None
     assert text[caught.value.span.start : caught.value.span.end] == "0.5f"

@@ -98,7 +98,7 @@ CHECKS = [
     ("def g(float(N) x) -> (y) { y(i) = x(i) } def f(float(N) a) -> (b) { b = g(a, a) }", "'g' takes 1 arg", "g(a, a)"),
     ("def g(float(N) x) -> (y) { y(i) = x(i) } def f(float a) -> (b) { b = g(a) }", "a tensor of 1 dimension", "a"),
     ("def g(float(N) x) -> (y) { y(i) = x(i) } def f(float a) -> (b) { b = g(1.0) }", "takes a tensor as 'x'", "1.0"),
-    ("def g(float x) -> (y) { y = x } def f(float(N) a) -> (b) { b = g(i) }", "'i' means nothing", "i"),
+    ("def g(float x) -> (y) { y = x } def f(float(N) a) -> (b) { b = g(i) }", "'i' is unknown", "i"),
     ("def g(float x) -> (y, z) { y = x z = x } def f(float a) -> (b) { (b, b) = g(a) }", "writes 'b' twice", "b"),
 ]  # fmt: skip
 

@@ -155,7 +155,7 @@ def test_what_no_descriptor_leads_to(wrong: dict[str, object], message: str, exp
 
 
 def test_what_is_no_number_or_no_tile_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="is no swizzle"):
+    with pytest.raises(ArgumentError, match="is not a swizzle"):
         Swizzle("a", 2, 3)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="conflicts are those of a tile"):
         t.conflicts(5, "ldmatrix_x4_rows")  # type: ignore[arg-type]

@@ -84,7 +84,7 @@ def test_more_arguments_than_torch_has_for_an_operator(count: int) -> None:
     torch.testing.assert_close(found, sum(x * x for x in values))
     torch.testing.assert_close([x.grad for x in values], [2 * x.detach() for x in values])
     if count > 64:
-        with pytest.raises(tc.ArgumentError, match="no operator of torch"):
+        with pytest.raises(tc.ArgumentError, match="too large: operators of torch"):
             _ = op.overload
 
 

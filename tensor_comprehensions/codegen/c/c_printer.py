@@ -20,11 +20,11 @@ from .statements import indent_lines, on_stack, print_braced, print_statement
 def emit_c(module: ir.Module, *, header: str = "", dialect: CDialect = C99) -> str:
     """The C text of `module`: one function `int NAME(arguments..., temporaries...)`.
 
-    It returns 0; or n > 0 when the n-th check site failed; or -1 when memory for scratch ran out.
+    It returns 0; or n > 0 if the n-th check site failed; or -1 if scratch memory could not be allocated.
 
     Args:
         module: a verified module, before or after vectorization.
-        header: what the opening comment shall say: the def, its sizes, the options.
+        header: the content of the opening comment: the def, its sizes, the options.
         dialect: the spellings.
 
     Raises:

@@ -21,10 +21,10 @@ from ...loop_ir.instructions import (
 
 @dataclass(frozen=True, slots=True)
 class VectorType:
-    """A type of several scalars that memory is read and written by at once.
+    """A vector type for loads and stores of several scalars at once.
 
-    pointer: the type of its address, from that of the scalars. lane: the part of a value `{0}` of this type, by number.
-    make: the value from its parts.
+    pointer: the type of its address, from that of the scalars. lane: the format of lane number n of a value `{0}`.
+    make: the format of a value from its lanes.
     """
 
     name: str
@@ -58,7 +58,7 @@ class CDialect:
         scalars: whether registers without dimensions are variables; else arrays of one element.
         small: the type of integers that certainly fit into 32 bits; empty: they have none of their own.
         widening, narrowing: of types that only store, by dtype name: the value in the type that they compute in, and
-            by (source, target) the value from a type; what is not there is converted by the accumulator.
+            by (source, target) the value from a type; other types are converted through the accumulator.
         extrema: names of the integer types that the language's own min and max are for.
         shared: the qualifier of memory that threads share. dynamic: the declaration of a part of memory whose size the
             launch tells: from a pointer's declaration, its type, and the bytes before it.
@@ -170,7 +170,7 @@ class _Helper:
         }  # fmt: skip
 
     def saturating_cast(self, dtype: DType) -> str:
-        """The conversion of a float, where C leaves what does not fit undefined: NaN is 0, the rest the nearest limit.
+        """The conversion of a float to an integer, with defined results where C has none: NaN is 0, others saturate.
 
         The limits are written so that any compiler reads them in a type that holds them.
         """

@@ -44,21 +44,21 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class PrintScope:
-    """What an expression is printed in.
+    """The scope in which an expression is printed.
 
     names: the identifier of a variable by its name, of a buffer by `@` and its name.
-    lane: which lane of vectors is printed: an identifier, a number, or None where there are no vectors.
-    sums: the identifiers that hold reductions over lanes and shuffled vectors, computed before the statement.
-    wholes: the text of each lane of vectors that were read at once before the statement.
+    lane: the lane of vectors to print: an identifier, a number, or None outside of vectors.
+    sums: the identifiers of reductions over lanes and of shuffled vectors, computed before the statement.
+    wholes: the text of each lane of vectors that were loaded at once before the statement.
     given: conditions that hold wherever the expression is evaluated.
-    small: where the variables lie that are declared with the dialect's small type.
-    intervals: of expressions in these variables, as far as they were asked for.
-    multiples: a power of two of which a variable is a multiple, where that is more than 1.
-    aligned: whether the memory of arguments starts where vectors may.
-    relying: the names of the buffers of which that was made use, in all scopes of a text.
-    dynamic: where shared buffers lie in memory whose size the launch tells, in bytes.
+    small: intervals of the variables that are declared with the dialect's small type.
+    intervals: cached intervals of expressions in these variables.
+    multiples: powers of two, greater than 1, of which variables are multiples.
+    aligned: whether the memory of arguments is aligned for vectors.
+    relying: the names of the buffers whose alignment was used, in all scopes of a text.
+    dynamic: offsets in bytes of shared buffers in dynamic shared memory.
     cached: the buffers that are read through the read-only cache.
-    parallel, simd: whether a parallel loop or a loop of one vector instruction stream encloses.
+    parallel, simd: whether the scope is inside a parallel loop or a loop of one vector instruction stream.
     marks: whether lines end in marks of the statements that they come from; see `statements.split_marks`.
     """
 
@@ -80,7 +80,7 @@ class PrintScope:
     marks: bool = False
 
     def bind(self, name: str) -> tuple[str, PrintScope]:
-        """An identifier for `name` that nothing enclosing uses, and the scope in which it means it."""
+        """An identifier for `name` that no enclosing scope uses, and the scope that binds it."""
         identifier = self.fresh(name)
         return identifier, replace(self, names={**self.names, name: identifier})
 
@@ -109,7 +109,7 @@ class PrintScope:
         )
 
     def with_guard(self, condition: ir.Expr) -> PrintScope:
-        """The scope of what is evaluated only where `condition` holds."""
+        """The scope of code that runs only if `condition` holds."""
         return replace(self, given=(*self.given, *_conjuncts(condition)))
 
     def fresh(self, wanted: str) -> str:
@@ -201,13 +201,13 @@ def _swizzle_subscripts(buffer: ir.Buffer, indices: tuple[ir.Expr, ...], scope: 
 
 
 def _remainder(e: ir.Expr, divisor: int) -> ir.Expr:
-    """What of a sum is no multiple of a divisor: all that a remainder depends on."""
+    """The terms of a sum that are not multiples of a divisor: they determine the remainder."""
     terms, constant = linear_terms(e)
     return terms_to_expr({atom: c for atom, c in terms.items() if c % divisor}, constant % divisor)
 
 
 def print_read(buffer: ir.Buffer, place: Text, scope: PrintScope, type: str = "") -> Text:
-    """The value at a place of `buffer`, whose type is called `type` where it is not that of an element."""
+    """The value at a place of `buffer`. type: the C type of the value, if not that of the elements."""
     type = type or scope.dialect.type(buffer.type.dtype)
     if buffer.name not in scope.cached or not scope.dialect.cached or type in scope.dialect.uncached:
         return place
@@ -221,9 +221,9 @@ def is_scalar(buffer: ir.Buffer, dialect: CDialect) -> bool:
 
 
 def array_shape(buffer: ir.Buffer) -> tuple[int, ...] | None:
-    """The sizes of the array that C's own order of elements gives the strides of `buffer`, rows perhaps being longer.
+    """The sizes of a C array whose row-major strides are those of `buffer`, perhaps with longer rows.
 
-    None where there is no such array.
+    None if there is no such array.
     """
     if buffer.dynamic:
         return None
@@ -420,7 +420,7 @@ def _integers(e: ir.Binary, left: Text, right: Text, scope: PrintScope) -> Text:
         left = Text(f"({scope.dialect.type(INT64)}){left.as_operand(UNARY)}", UNARY)
         return print_binary(e.op, left, right, INT64, scope.dialect)
     if e.op in ("div", "mod") and (low.low or 0) >= 0 and low.low is not None and (high.low or 0) > 0:
-        sign, level = _INFIX[e.op]  # rounds as it should, as nothing is negative
+        sign, level = _INFIX[e.op]  # rounds down as required, because both are non-negative
         return Text(f"{left.as_operand(level)} {sign} {right.as_operand(level + 1)}", level)
     return print_binary(e.op, left, right, INT32, scope.dialect)
 

@@ -14,15 +14,15 @@ _ARITHMETIC = ("add", "sub", "mul", "min", "max", "div", "mod")
 
 
 KnownIntervals = dict[int, tuple[ir.Expr, Interval | None]]
-"""What is known of expressions for the same variables, by identity; each is kept so that no other takes its place."""
+"""Cached intervals of expressions in the same variables, by id; the expression is kept so that its id stays unique."""
 
 
 def int32_interval(e: ir.Expr, variables: Mapping[str, Interval], known: KnownIntervals) -> Interval | None:
-    """Where the int64 expression `e` lies if it and all its parts fit into 32 bits, else None.
+    """The interval of the int64 expression `e` if it and all its parts fit into 32 bits, else None.
 
     Args:
-        variables: where those variables lie that have a type of 32 bits.
-        known: of other expressions, for the same variables; it gets that of `e`, too.
+        variables: the intervals of the variables that have a type of 32 bits.
+        known: cached intervals of other expressions in the same variables; that of `e` is added.
     """
     if (found := known.get(id(e))) is not None:
         return found[1]

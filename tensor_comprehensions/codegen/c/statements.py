@@ -1,6 +1,6 @@
 """Statements of the loop program as text of the C family.
 
-Explicit vectors print as short loops over their lanes, except where the dialect has a type for what memory holds.
+Explicit vectors print as short loops over their lanes, unless the dialect has a type for vectors in memory.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def split_marks(text: str) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def print_braced(s: ir.Stmt, scope: PrintScope) -> Iterator[str]:
-    """The lines of `s`, in braces where they declare a name that what follows might declare again."""
+    """The lines of `s`, in braces if they declare a name that later statements might declare again."""
     if not _declares(s):
         yield from print_statement(s, scope)
         return
@@ -130,7 +130,7 @@ def _let(s: ir.Let, scope: PrintScope) -> Iterator[str]:
     inner = replace(inner, multiples=_multiples(s.name, known_multiple(s.value, scope), scope))
     body = list(print_statement(s.body, replace(inner, sums=scope.sums)))
     used = re.compile(rf"\b{identifier}\b")
-    if any(used.search(line) for line in body):  # compilers warn of names that nothing uses
+    if any(used.search(line) for line in body):  # compilers warn of unused names
         spelling, lanes = scope.dialect.type(s.value.type.dtype), s.value.type.lanes
         if s.value.type == ir.Type(INT64):
             spelling = scope.integer(range)
@@ -152,7 +152,7 @@ def _narrow_interval(e: ir.Expr, scope: PrintScope) -> Interval | None:
 
 
 def _multiples(name: str, n: int, scope: PrintScope) -> dict[str, int]:
-    """What is known once `name` is a multiple of `n`."""
+    """The known multiples if `name` is a multiple of `n`."""
     return {**scope.multiples, name: n}
 
 
@@ -172,7 +172,7 @@ def _invoke(s: ir.Invoke, scope: PrintScope) -> Iterator[str]:
 
 
 def _view(s: ir.Invoke, known: Intrinsic, number: int, scope: PrintScope) -> str:
-    """What an intrinsic is given for an operand."""
+    """The argument of an intrinsic for one operand."""
     b, where = s.operands[number]
     if number == known.mapped:  # a tensor map has the fastest dimension first
         scope.relying.add(b.name)  # boxes begin at multiples of 16 bytes
@@ -282,7 +282,7 @@ def _atomic(place: Text, op: str, value: Text, dtype: DType, dialect: CDialect) 
 
 
 def _lane_by_lane(s: ir.Store) -> bool:
-    """Does writing one lane leave what the later lanes read as it was?"""
+    """Whether writing one lane does not change the values that later lanes read."""
     loads = [
         x
         for e in stmt_expressions(s)
@@ -346,7 +346,7 @@ def _lift(parts: tuple[ir.Expr, ...], scope: PrintScope, *, by_lane: bool = Fals
 
 
 def _find_lifted(parts: Iterable[ir.Expr], by_lane: bool) -> list[ir.ReduceLanes | ir.Shuffle]:
-    """What statements of its own compute, inner ones first. A shuffle in a shuffle is printed lane by lane there."""
+    """Subexpressions that need their own statements, inner ones first. A shuffle in a shuffle prints lane by lane."""
     found: dict[ir.ReduceLanes | ir.Shuffle, None] = {}
 
     def visit(e: ir.Expr, by_lane: bool) -> None:
@@ -387,7 +387,7 @@ def _reduction(e: ir.ReduceLanes, identifier: str, scope: PrintScope) -> Iterato
 
 def _loop(s: ir.Loop, scope: PrintScope) -> Iterator[str]:
     filled, rest = hoist_packing(s) if s.kind is ir.LoopKind.PARALLEL else ((), s)
-    if filled:  # before the loop: whoever comes to it fills the memory, and all threads read it
+    if filled:  # before the loop: the thread that reaches it fills the memory, and all threads read it
         whole: ir.Stmt = rest
         for buffer, fill in reversed(filled):
             whole = ir.Allocate((buffer,), ir.Block((fill, whole)))
@@ -487,7 +487,7 @@ def _reducing_loop(s: ir.Loop, store: ir.Store, scope: PrintScope) -> Iterator[s
 
 
 def _is_simd(s: ir.Loop) -> bool:
-    """May the pragma say that the iterations need no order? Not over a reduction, nor over what it must not enclose."""
+    """Whether the simd pragma is legal: not for a reduction, nor around constructs that it must not enclose."""
     tainted = {s.var}
     own: set[str] = set()
     for x in walk_stmts(s.body):
@@ -562,7 +562,7 @@ def _on_heap(identifier: str, body: ir.Stmt, scope: PrintScope) -> Iterator[str]
 
 
 def _declare_shared(buffer: ir.Buffer, array: str, pointer: str, scope: PrintScope) -> str:
-    """The declaration of memory that threads share: an array, or a pointer into what the launch provides."""
+    """The declaration of shared memory: an array, or a pointer into dynamic shared memory."""
     spelling = scope.dialect.type(buffer.type.dtype)
     if buffer.name not in scope.dynamic:
         return f"{scope.dialect.shared} {spelling} {array};"

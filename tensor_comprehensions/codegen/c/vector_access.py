@@ -13,7 +13,7 @@ from .dialect import VectorType
 from .expressions import PrintScope, Text, print_element, print_read
 
 ALIGNMENT = 16
-"""Bytes that the memory of every buffer is aligned to, unless the printer is told otherwise."""
+"""Bytes to which the memory of every buffer is aligned by default."""
 
 
 def whole_vector_type(buffer: ir.Buffer, indices: tuple[ir.Expr, ...], scope: PrintScope) -> VectorType | None:

@@ -69,7 +69,7 @@ _VECTORS = _vectors()
 
 
 def _pair_helpers() -> dict[str, str]:
-    """Two half-precision numbers side by side in 32 bits, as tensor cores take them."""
+    """Two half-precision numbers packed into 32 bits, as tensor cores take them."""
     made = {}
     for name in (FLOAT16.name, BFLOAT16.name):
         half = _TYPES[name]

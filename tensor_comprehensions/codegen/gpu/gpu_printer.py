@@ -1,4 +1,4 @@
-"""A module of the loop program as text for a graphics processor: one function per kernel, and how to launch each.
+"""A module of the loop program as text for a GPU: one function per kernel, and how to launch each.
 
 Kernels without a launch run in one thread: the simplest text there is.
 """
@@ -32,13 +32,14 @@ class GpuKernelSource:
 
     Attributes:
         name: of the function in the text.
-        launch: how many blocks of how many threads.
-        buffers: what it takes: positions in the module's arguments followed by its temporaries.
-        status: whether it takes the module's status, two int64 at first 0, after them. A failed check leaves there
-            its site + 1 and the value that it found.
+        launch: the grid and the block.
+        buffers: its parameters: positions in the module's arguments followed by its temporaries.
+        status: whether it takes the module's status, two int64 that are initially 0, after them. A failed check stores
+            its
+            site + 1 and the value that it found.
         shared: bytes of shared memory that its text declares. dynamic: bytes that the launch must provide.
         arrays: the shared buffers in order, with their bytes and their names in the text.
-        local: bytes of the buffers that each thread has for itself.
+        local: bytes of the private buffers of each thread.
         maps: the tensor maps that it takes, of 128 bytes each, after everything else.
         mapped: the position of the buffer of each map, as in `buffers`.
     """
@@ -99,13 +100,13 @@ def emit_gpu_source(
     """The text of `module` and its launches.
 
     Args:
-        module: verified; vectors only where memory is copied, for others print as loops.
-        header: what the opening comment shall say: the def, its sizes, the options.
-        aligned: whether every argument starts at a multiple of 16 bytes, so that vectors may be read from it at once.
-        marks: whether lines say which statements they come from, for people to read: no compiler takes that.
+        module: verified; vectors copy memory only, because others would print as loops.
+        header: the content of the opening comment: the def, its sizes, the options.
+        aligned: whether every argument starts at a multiple of 16 bytes, so that vectors may be loaded from it.
+        marks: whether lines name the statements that they come from, for people to read: no compiler accepts that.
 
     Raises:
-        CannotLower: the language has no spelling for something.
+        CannotLower: the language cannot spell a statement or an expression.
     """
     relying: set[str] = set()
     kernels = module.kernels if aligned else map(scalarize_async_copies, module.kernels)
@@ -194,7 +195,7 @@ class _Printer:
         return [n for n, b in enumerate(everything) if b.name in used]
 
     def dynamic_offsets(self) -> dict[str, int]:
-        """Where the shared buffers lie in memory that the launch provides; nothing where the text may declare them."""
+        """The offsets of the shared buffers in dynamic shared memory; empty if the text may declare them."""
         sizes = shared_bytes(self.source.body)
         if sum(sizes.values()) <= self.dialect.static and shared_alignment(self.source.body) == _SHARED_ALIGNMENT:
             return {}

@@ -37,7 +37,7 @@ from ...loop_ir.intrinsics import (
 from ...loop_ir.nodes import Space
 
 KNOWN = ("sm_75", "sm_80", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120")
-"""The architectures that the table tells apart."""
+"""The architectures that the table distinguishes."""
 GUARD = "TC_MACHINE"
 """The macro of machines that have functions of their own under the names of atoms."""
 
@@ -68,7 +68,7 @@ class PtxOperand:
 
     @property
     def declaration(self) -> str:
-        """How the function takes it: vectors, and what it writes, by address."""
+        """The parameter declaration: vectors and outputs are passed by address."""
         spelling = _CONSTRAINTS[self.letter]
         if self.is_address:
             return f"const void *{self.name}"
@@ -174,7 +174,7 @@ def _parameters(declared: str) -> tuple[PtxOperand, ...]:
 
 
 def _letter(dtype: DType) -> str:
-    """The register in which an operand lies: of its own type for sums, else 32 bits that are packed."""
+    """The constraint letter of an operand's register: its own type for sums, else packed 32 bits."""
     return {FLOAT32: "f", INT32: "i", FLOAT64: "d"}.get(dtype, "r")
 
 
@@ -189,7 +189,7 @@ def _product(atom: Atom, first: str) -> Statement:
 
 
 def _group_products(atom: Atom) -> Iterator[Statement]:
-    """Those of a warpgroup: with A in shared memory, and in registers. Zero for `more`: the sums begin anew."""
+    """The products of a warpgroup, with A in shared memory or in registers. `more` = 0 starts new sums."""
     total, a, b = atom.operands
     majors = 2 if b.dtype.bits == 16 else 0  # which only these types may choose: 0 along k, 1 across
     signs = "" if total.dtype == INT32 else ", 1, 1"
@@ -224,7 +224,7 @@ def _atoms() -> Iterator[Statement]:
         elif atom.name == "movmatrix_trans":
             yield row(atom.name, "sm_75", f"{atom.opcode} $to, $from;", "=r to, r from")
         elif atom.name.startswith("copy_async"):
-            zero = atom.name.startswith("copy_async_zero")  # of so many bytes, the rest is zero
+            zero = atom.name.startswith("copy_async_zero")  # copies this many bytes and fills up with zeros
             text = f"{atom.opcode} [$to], [$from], {atom.alignment}{', $bytes' if zero else ''};"
             yield row(atom.name, "sm_80", text, "s to, g from, r bytes" if zero else "s to, g from")
         else:
@@ -302,7 +302,7 @@ def _accesses() -> Iterator[Statement]:
 
 
 def _exchange_rows() -> Iterator[Statement]:
-    """Where lanes exchange values, and threads wait for one another or for copies."""
+    """Rows in which lanes exchange values, and threads wait for each other or for copies."""
     for name, mode, clamp in (("xor", "bfly", 31), ("down", "down", 31), ("up", "up", 0), ("index", "idx", 31)):
         text = f"shfl.sync.{mode}.b32 $d, $x, $lane, {clamp}, 0xffffffff;"
         yield row(f"shuffle_{name}_all", "sm_75", text, "=r d, r x, r lane")
@@ -417,7 +417,7 @@ CALLED = (*ATOM_CALLS, *HOPPER_CALLS, "barrier_part", *(f"copy_async_zero_{size}
 
 
 def needs_accelerated(source: str) -> bool:
-    """Whether a text calls what only `sm_90a` of the architectures with the number 90 has."""
+    """Whether a text uses instructions that `sm_90a` has and `sm_90` has not."""
     words = set(re.findall(r"\w+", source))
     return any(s.architectures == HOPPER for name, s in STATEMENTS.items() if name in words)
 
@@ -428,5 +428,5 @@ def architecture_for(source: str, architecture: str) -> str:
 
 
 def definition(name: str) -> str:
-    """The device function `name`, for every machine that has none of its own."""
+    """The device function `name`."""
     return f"#ifndef {GUARD}\n{STATEMENTS[name].function()}\n#endif"

@@ -1,4 +1,4 @@
-"""What a statement uses: asked before a function is printed."""
+"""The buffers and variables that a statement uses, collected before its function is printed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...loop_ir.rewrite import children, stmt_expressions, substatements
 class Usage:
     """Names, and facts about the statement. The sets are only asked for membership."""
 
-    buffers: set[str] = field(default_factory=set)  # but those that it allocates itself
+    buffers: set[str] = field(default_factory=set)  # except those that it allocates itself
     written: set[str] = field(default_factory=set)
     indexed: set[str] = field(default_factory=set)  # register buffers with subscripts that are not constants
     variables: set[str] = field(default_factory=set)
@@ -29,7 +29,7 @@ class Usage:
 
 
 def usage_of(s: Stmt, known: dict[int, Usage]) -> Usage:
-    """Everything `s` mentions; `known` keeps what was found of parallel loops, by their `id`."""
+    """All uses of `s`; `known` caches those of parallel loops, by their `id`."""
     if id(s) in known:
         return known[id(s)]
     used, stack, own, seen = Usage(), [s], set[str](), set[int]()
@@ -57,8 +57,7 @@ def usage_of(s: Stmt, known: dict[int, Usage]) -> Usage:
 
 
 def _expression(used: Usage, e: Expr, seen: set[int]) -> None:
-    """Add what `e` uses. `on_generation`: the expressions that were looked at, by their `id`, for statements share
-    some."""
+    """Add the uses of `e`. seen: the expressions already visited, by `id`, because statements share some."""
     stack = [e]
     while stack:
         top = stack.pop()
@@ -97,7 +96,7 @@ def loop_writes(s: Stmt) -> dict[int, frozenset[str]]:
 
 
 def _collect_writes(s: Stmt, found: dict[int, frozenset[str]], around: set[str]) -> None:
-    """Add what `s` writes to `around`, and what the loops in it write to `found`."""
+    """Add the buffers that `s` writes to `around`, and those that each of its loops writes to `found`."""
     if type(s) is Store:
         around.add(s.buffer.name)
     elif type(s) is Invoke:

@@ -135,7 +135,7 @@ class _Lanes:
         return self.scales and self.type.lanes == 16
 
     def entry(self, numbers: tuple[float, ...], shifted: str) -> str:
-        """Of 16 numbers, the one that the low bits of `shifted` say."""
+        """Of 16 numbers, the one at the index in the low bits of `shifted`."""
         floats, words = register_type(self.type), vector_type("i32", 16)
         index = self.b.define(f"bitcast {floats} {shifted} to {words}", (shifted,))
         table = constant_vector([llvm_literal(n, FLOAT32) for n in numbers], "float")
@@ -188,7 +188,7 @@ class _Lanes:
 
 
 def _exp(v: _Lanes, x: str) -> str:
-    """What underflows to 0 is masked out: a processor takes a hundred times as long to find that out by arithmetic."""
+    """exp, with results that underflow masked to 0: arithmetic on subnormals takes a hundred times as long."""
     kept = v.b.define(f"fcmp uge {register_type(v.type)} {x}, {v.number(_LOWEST)}", (x,))
     if not v.scales:
         x = emit_select(v.b, kept, x, v.number(0.0), v.type)
@@ -243,7 +243,7 @@ _FUNCTIONS: Mapping[str, Callable[[_Lanes, str], str]] = {"exp": _exp, "tanh": _
 
 
 def emit_inline_function(b: HoistingBuilder, function: str, x: str, type: Type, widest: int) -> str | None:
-    """`function(x)` on 4, 8 or 16 lanes, or None where the library serves better; `widest` as in
+    """`function(x)` on 4, 8 or 16 lanes, or None if the library serves better; `widest` as in
     `vector_math.emit_call`."""
     if type.dtype != FLOAT32 or function not in _FUNCTIONS:
         return None

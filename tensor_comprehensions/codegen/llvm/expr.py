@@ -40,7 +40,7 @@ _COMPARE = {"lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": opera
 
 @dataclass(slots=True)
 class Printer:
-    """What is in scope at one point of a function: names of variables, what is known of them, addresses of buffers."""
+    """The scope at one point of a function: names and value ranges of variables, addresses of buffers."""
 
     b: HoistingBuilder
     target: CpuTarget
@@ -140,7 +140,7 @@ class Printer:
         return memory_access.emit_load(self, e.buffer, e.indices, e.mask)
 
     def load_register(self, slot: str, buffer: Buffer) -> str:
-        """What a register element holds."""
+        """The value of a register element."""
         text, version = self._reading_register(slot, buffer)
         return self.b.define(text, (), reads=buffer.name, version=version)
 

@@ -25,7 +25,7 @@ class CodeRegion:
     head: Lines
     certain: bool  # it runs at least once whenever its parent runs
     writes: frozenset[str] = frozenset()  # of a loop: the buffers that it writes
-    unpredictable: bool = False  # data decide what it chooses, as in the steps of a merge or a search
+    unpredictable: bool = False  # depends on data, as in the steps of a merge or a search
     values: dict[str, str] = field(default_factory=dict)
 
 
@@ -63,8 +63,8 @@ class HoistingBuilder:
     def define(self, text: str, operands: Sequence[str], *, reads: str = "", version: int = 0) -> str:
         """The value of an operation without effects, placed in the outermost region that has its operands.
 
-        An operation that `reads` a buffer stays in the loops that write it, and where it is certain to be reached;
-        `version` tells apart what the buffer holds before and after a write.
+        An operation that `reads` a buffer stays inside the loops that write it, and in regions that certainly execute;
+        `version` distinguishes the content of the buffer before and after a write.
         """
         level, levels = 0, self._levels
         for o in operands:
@@ -87,7 +87,7 @@ class HoistingBuilder:
         return known
 
     def remember(self, text: str, version: int, value: str) -> None:
-        """`define(text, ..., version=version)`, a read of what was just written in this region, will give `value`."""
+        """Record that `define(text, ..., version=version)` gives `value`: a load after a store in this region."""
         self._regions[-1].values[f"{text} {version}"] = value
 
     def define_local(self, text: str) -> str:
@@ -145,7 +145,7 @@ class HoistingBuilder:
         with ExitStack() as inside:
             if certain:
                 self.effect(f"br label %{body}")
-            else:  # what no iteration changes is read behind the test: only then is there an iteration that reads it
+            else:  # loop-invariant loads go behind the loop test: only then does an iteration need them
                 enter = self.define_local(f"icmp slt i64 {start}, {stop}")
                 self._regions[-1].lines.append(test)
                 inside.enter_context(self._region(head, False))

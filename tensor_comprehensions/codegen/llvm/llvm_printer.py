@@ -1,11 +1,11 @@
 """Loop programs as LLVM assembly: explicit vectors, one function per kernel and per parallel loop.
 
 The module exports `i64 tc_entry(ptr arguments)`. `arguments` points at the addresses of `Module.arguments`, then of
-`Module.temporaries`, then of a status `{i64, i64}`. It runs the kernels in order and returns 0; or, as soon as a
-kernel fails, what it left in the status: (site + 1, value) for a `Check`, (-1, bytes) where memory ran out, (-2, 0)
-where the thread pool failed.
-Written buffers overlap no other buffer. Of the process it needs `tc_parallel_for`, `tc_allocate`, `tc_free` and the
-mathematics named in `symbols`.
+`Module.temporaries`, then of a status `{i64, i64}`. It runs the kernels in order and returns 0. If a kernel fails, it
+returns at once, with the failure in the status: (site + 1, value) for a `Check`, (-1, bytes) if memory ran out, (-2, 0)
+if the thread pool failed.
+Written buffers overlap no other buffer. The process must provide `tc_parallel_for`, `tc_allocate`, `tc_free` and the
+mathematical functions named in `symbols`.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class ModuleWriter:
         self.module, self.target, self.symbols = module, target, symbols
         self.declarations: dict[str, None] = {}
         self.functions: list[list[str]] = []
-        self.calls: list[tuple[str, list[Buffer], bool]] = []  # kernel, what it takes, whether it may fail
+        self.calls: list[tuple[str, list[Buffer], bool]] = []  # kernel, parameters, whether it may fail
         self.usages: dict[int, Usage] = {}  # of parallel loops, by their id
         self.outlined = 0
         self.may_fail = False
@@ -193,7 +193,7 @@ class FunctionWriter:
         for address in reversed(self.heap):
             self.b.effect(f"call void @tc_free(ptr {address})")
         if self.used.streams:
-            self.b.effect("fence seq_cst")  # streaming stores are ordered by nothing less
+            self.b.effect("fence seq_cst")  # no weaker fence orders streaming stores
         self.b.effect("ret void")
 
     def text(self) -> list[str]:
@@ -243,7 +243,7 @@ class FunctionWriter:
 
     @contextmanager
     def _bound(self, name: str, value: str, type: Type, known: Interval) -> Iterator[None]:
-        """`name` stands for `value` inside; what it stood for before is back afterwards."""
+        """Bind `name` to `value` inside the block; the earlier binding returns afterwards."""
         p = self.p
         before = p.variables.get(name), p.types.get(name), p.ranges.get(name)
         p.variables[name], p.types[name], p.ranges[name] = value, type, known
@@ -369,7 +369,7 @@ class FunctionWriter:
 
     @contextmanager
     def _forget_buffers(self, written: frozenset[str]) -> Iterator[None]:
-        """A loop that writes these buffers: nothing is known in it of what earlier iterations left there."""
+        """Enter a loop that writes these buffers: forget their known contents."""
         for name in sorted(written):
             self.p.record_write(name)
         yield
@@ -407,7 +407,7 @@ class FunctionWriter:
         return self.b.define(f"call i64 @llvm.smax.i64(i64 {count}, i64 0)", (count,))
 
     def _outline(self, s: Loop) -> tuple[str, list[Buffer], list[str]]:
-        """Print the loop as `void name(i64 low, i64 high, ptr context)` around a function of what it captures."""
+        """Print the loop as `void name(i64 low, i64 high, ptr context)`; returns the name and the captures."""
         name = f"{self.name}.parallel_{self.module.outlined}"
         self.module.outlined += 1
         used = usage_of(s, self.module.usages)
@@ -426,7 +426,7 @@ class FunctionWriter:
         return name, buffers, variables
 
     def trips(self, s: Loop) -> None:
-        """Print the trips from %low to %high, one at least, of a parallel loop, and nothing else."""
+        """Print iterations %low to %high, at least one, of a parallel loop, and nothing else."""
         filled, rest = hoist_packing(s)
         for buffer, fill in filled:
             self._allocate(buffer)
@@ -441,7 +441,7 @@ class FunctionWriter:
         self.finish()
 
     def _context(self, buffers: list[Buffer], variables: list[str]) -> str:
-        """A structure on the stack with what an outlined loop captures."""
+        """A structure on the stack with the captures of an outlined loop."""
         values = [self.p.pointers[b.name] for b in buffers] + [self.p.variables[v] for v in variables] + ["%status"]
         types = ["ptr"] * len(buffers) + [register_type(self.p.types[v]) for v in variables] + ["ptr"]
         layout = "{ " + ", ".join(types) + " }"
@@ -485,7 +485,7 @@ class FunctionWriter:
             self.p.registers[(buffer.name, tuple(key))] = slot
 
     def _allocate_heap(self, address: str, size: int) -> None:
-        """Allocated once per call, whatever loop it stands in; failing that, free the others and give up."""
+        """Allocate a temporary once per call, outside of all loops; on failure, free the others and give up."""
         self.module.may_fail = True
         self.b.declare("noalias ptr @tc_allocate(i64)")
         self.b.declare("void @tc_free(ptr)")
@@ -505,7 +505,7 @@ class FunctionWriter:
         self.heap.append(address)
 
     def _allocate_dynamic(self, buffer: Buffer, length: Expr, body: Stmt) -> None:
-        """Allocated where it stands, freed after `body`, which is left out where there is no memory."""
+        """Allocate a temporary in place and free it after `body`, which is skipped if the allocation fails."""
         self.module.may_fail = True
         self.b.declare("noalias ptr @tc_allocate(i64)")
         self.b.declare("void @tc_free(ptr)")

@@ -20,7 +20,7 @@ STREAMED = (16, 32, 64)
 
 
 class ValueContext(Protocol):
-    """What memory access needs of the function being printed."""
+    """The parts of a function printer that memory access uses."""
 
     b: HoistingBuilder
 
@@ -35,9 +35,9 @@ class ValueContext(Protocol):
 
 @dataclass(slots=True)
 class FlatAddress:
-    """In elements: `constant` and the sum of `terms`, `lane` further with each lane, plus `vectors`, one per lane.
+    """An address in elements: `constant`, plus `terms`, plus `lane` times the lane, plus `vectors`, one per lane.
 
-    sources: what the vectors are the values of.
+    sources: the expressions whose values the vectors are.
     """
 
     constant: int = 0
@@ -247,7 +247,7 @@ class _Access:
         return self._memory(f"load {type}, ptr {address}, align {align or self.size}", (address,))
 
     def remember(self, value: str) -> None:
-        """A load of what was just stored, without mask, at consecutive addresses gives it back."""
+        """Record a store without mask at consecutive addresses, so that a later load returns its value."""
         address = self._pointer()
         version = self.values.version(self.buffer.name)
         self.b.remember(f"load {self.vector}, ptr {address}, align {self.size}", version, value)
@@ -295,7 +295,7 @@ class _Access:
         return emit_shuffle(self.b, value, "poison", list(range(self.lanes))[::-1], element, self.lanes)
 
     def _load_interleaved(self, step: int) -> str:
-        """Every `step`-th element out of whole vectors; the last ends at the last lane, so nothing beyond is read."""
+        """Every `step`-th element out of whole vectors; the last one ends at the last lane, so no load goes past it."""
         lanes, span = self.lanes, step * (self.lanes - 1) + 1
         starts = [min(part * lanes, span - lanes) for part in range(step)]
         parts = [self._read(self.vector, self._pointer(start)) for start in starts]
@@ -330,7 +330,7 @@ class _Access:
         return b.define(text, (address, total))
 
     def _gather(self) -> str:
-        """Lane by lane, if the processor does it no faster. Lanes outside the mask read where there is always a 0."""
+        """Gather, lane by lane unless instructions are faster. Lanes outside the mask read a place that is always 0."""
         if self.mask is None:
             return self._gather_lanes(self._lane_addresses())
         addresses = self._addresses()
@@ -429,7 +429,7 @@ class _Access:
         return count if all(self.bits[:count]) else 0
 
     def _part(self, value: str, width: int, first: int, lanes: int) -> str:
-        """So many of the `width` lanes of a vector."""
+        """`lanes` of the `width` lanes of a vector, from lane `first`."""
         if lanes == width:
             return value
         return emit_shuffle(self.b, value, "poison", range(first, first + lanes), self.element, width)
@@ -470,7 +470,7 @@ class _Access:
         )
 
     def _scatter(self, value: str) -> None:
-        """Lane after lane, so that of two lanes at one place the later wins."""
+        """Store lane after lane, so that the later of two lanes at one place wins."""
         addresses = self._lane_addresses() if self.place.vectors else []
         for lane in range(self.lanes):
             if self.bits and not self.bits[lane]:
@@ -498,7 +498,7 @@ def _lane(e: Expr, lane: int) -> Expr | None:
 
 
 def _step(index: Expr, lane: int) -> Expr | None:
-    """One lane of a ramp, or of what is the same in all lanes."""
+    """One lane of a ramp, or of an expression that is the same in all lanes."""
     if isinstance(index, Ramp):
         return Binary("add", index.base, Const(lane * index.stride, index.base.type))
     return index if index.type.lanes == 1 else None

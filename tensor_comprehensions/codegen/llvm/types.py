@@ -37,7 +37,7 @@ def register_type(type: Type) -> str:
 
 
 _REGISTERS: dict[tuple[str, int], str] = {}
-"""What `register_type` has given: it is asked for each instruction."""
+"""The cache of `register_type`, which is called for each instruction."""
 
 
 def llvm_literal(value: int | float | bool, dtype: DType) -> str:

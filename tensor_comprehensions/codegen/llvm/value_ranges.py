@@ -1,4 +1,4 @@
-"""What is known of the value of an integer expression: enough to print cheap divisions and to drop loop tests."""
+"""Value ranges of integer expressions, for cheap divisions and for removing loop tests."""
 
 from __future__ import annotations
 

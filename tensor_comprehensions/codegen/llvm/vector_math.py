@@ -1,4 +1,4 @@
-"""Mathematical functions: instructions where there are some, else calls of the vector libraries of the process."""
+"""Mathematical functions: instructions if they exist, else calls of the vector libraries in the process."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def _concatenate(b: HoistingBuilder, parts: Sequence[tuple[str, int, int]], type
 
 
 def _symbol(b: HoistingBuilder, symbol: str, arguments: Sequence[str], type: Type) -> str:
-    """A call that reads no memory; it stays in its region, because it costs more than what moving it may save."""
+    """A call that reads no memory. It is not hoisted: an unneeded call costs more than hoisting saves."""
     text = register_type(type)
     b.declare(f"{text} @{symbol}({', '.join([text] * len(arguments))}) memory(none) nounwind willreturn")
     operands = ", ".join(f"{text} {a}" for a in arguments)

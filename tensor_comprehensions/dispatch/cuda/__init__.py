@@ -1,1 +1,1 @@
-"""The way of a call on a graphics processor: the same steps as on the CPU, on one CUDA device or for none."""
+"""The way of a call on a GPU: the same steps as on the CPU, on one CUDA device or for none."""

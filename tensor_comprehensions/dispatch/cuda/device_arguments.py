@@ -1,6 +1,6 @@
-"""What a caller passed, as tensors on one CUDA device that a kernel may read and write where they lie.
+"""Arguments of a call as tensors on one CUDA device that a kernel can read and write in place.
 
-Always holds: what is wrong with an argument is found before anything is launched.
+Always holds: an invalid argument is found before any launch.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def is_any_on_device(values: Sequence[object]) -> bool:
 def import_arrays(
     interface: CallSignature, values: Sequence[object], initial: Mapping[str, object]
 ) -> tuple[Sequence[object], Mapping[str, object], Convert | None]:
-    """A call with tensors for the arrays that other libraries have on a device, and what makes such arrays of outputs.
+    """The arguments with device arrays of other libraries imported as tensors, and the converter of the outputs.
 
     Raises ArgumentError for an array that torch cannot read.
     """
@@ -68,9 +68,9 @@ def is_aligned(x: Tensor) -> bool:
 
 
 def resolve_gpu_target(wanted: GpuTarget | str | None) -> GpuTarget:
-    """The target that somebody asks for; None: that of the CUDA device that torch uses.
+    """The target with this name; None: that of torch's current CUDA device.
 
-    Raises ArgumentError for a text that names none, and where there is no device.
+    Raises ArgumentError for an unknown name, and if there is no device.
     """
     if isinstance(wanted, GpuTarget):
         return wanted
@@ -78,7 +78,7 @@ def resolve_gpu_target(wanted: GpuTarget | str | None) -> GpuTarget:
         if not torch.cuda.is_available():
             raise ArgumentError(
                 "there is no CUDA device",
-                suggestion='name what to compile for, such as target="cuda:sm_90"; kernel.emulate(...) runs it here',
+                suggestion='name a target, such as target="cuda:sm_90"; kernel.emulate(...) runs it here',
             )
         return launch.device_target(torch.cuda.current_device())
     if not isinstance(wanted, str):
@@ -111,7 +111,7 @@ def shapes_without_sync(interface: CallSignature, arguments: Arguments, values: 
 
 
 def to_device_tensor(device: torch.device, expected: ParameterSpec, value: object) -> Tensor:
-    """`value` as a plain tensor on `device`; numbers are put there. Raises ArgumentError where it does not fit."""
+    """`value` as a plain tensor on `device`; numbers are put there. Raises ArgumentError if it does not fit."""
     if isinstance(value, Tensor) and not (value.ndim or expected.dims) and value.device.type == "cpu" != device.type:
         value = value.item()
     if not isinstance(value, Tensor):

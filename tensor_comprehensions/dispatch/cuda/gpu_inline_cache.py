@@ -1,7 +1,7 @@
-"""The short way of a call on a CUDA device: the kernels of earlier calls, found by looking at nothing but the call.
+"""The fast path of a call on a CUDA device: the kernels of earlier calls, found by the arguments alone.
 
-Always holds: an entry only takes what the long way (`GpuKernelTable.call`) would take with the same result. Nothing
-here waits for the device, unless the kernel has checks to report.
+Always holds: an entry only accepts calls for which the slow path (`GpuKernelTable.call`) would give the same result.
+Nothing here waits for the device, unless the kernel has checks to report.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class GpuInlineCache:
         self._constants: dict[Hashable, Tensor] = {}
 
     def direct_function(self) -> Callable[..., Any] | None:
-        """Of the last call, for a def of which `only_tensors` holds: gives NotImplemented for what it does not take."""
+        """A function for calls like the last one, if `only_tensors` holds; it returns NotImplemented for others."""
         lane = self._last.get(((), False)) if self.only_tensors else None
         if lane is None:
             return None
@@ -99,7 +99,7 @@ class GpuInlineCache:
     def with_numbers(self, values: Sequence[Any]) -> list[Any]:
         """`values` with tensors on the device for Python's numbers.
 
-        The same number on the same stream is the same tensor; a graph that is captured gets its own.
+        The same number on the same stream is the same tensor; a CUDA graph under capture gets its own.
         """
         tensors = list(values)
         place = None if launch.is_capturing() else launch.current_stream(self._device.index)
@@ -131,7 +131,7 @@ class GpuInlineCache:
         return None
 
     def _has_no_alias(self, lane: GpuCacheLine, everything: Sequence[Tensor]) -> bool:
-        """Does no destination come near the memory of another argument, but for its own initial value?"""
+        """Whether no destination overlaps the memory of another argument, except its own initial value."""
         places = [(x.data_ptr(), x.data_ptr() + n) for x, n in zip(everything, lane.spans, strict=True)]
         first = len(places) - len(self._sources)
         for n, (start, stop) in enumerate(places[first:], first):
@@ -145,7 +145,7 @@ class GpuInlineCache:
 
 
 def scalar_to_device(device: torch.device, wanted: ParameterSpec, value: object) -> Tensor:
-    """A number as a tensor on a device, which does not wait for it. Raises ArgumentError for what is no such number."""
+    """A number as a tensor on a device, without waiting for it. Raises ArgumentError if it is no such number."""
     number = to_tensor(wanted, value)
     return torch.full((), number.item(), dtype=TORCH_TYPES[wanted.dtype], device=device)
 

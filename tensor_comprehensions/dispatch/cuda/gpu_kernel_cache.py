@@ -1,7 +1,7 @@
-"""Kernels for graphics processors out of the cache: their text and launches, which need no mapper then.
+"""Cached GPU kernels: their text and launches, which need no mapper.
 
-Machine code has entries of its own, see `runtime.cuda.cubins`. The kernels of a text have the name of the def, so it
-is a part of the key here.
+Machine code has entries of its own, see `runtime.cuda.cubins`. The kernels of a text have the name of the def, so it is
+part of the key here.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def load_or_compile_gpu(
 ) -> CompiledGpuKernel:
     """The kernel of a bound def, from the cache or made now.
 
-    aligned: for arguments at multiples of `ALIGNMENT`. Raises ArgumentError where `target` has too little of something.
+    aligned: for arguments at multiples of `ALIGNMENT`. Raises ArgumentError if `target` has too little of something.
     """
     store = current_store()
     key = None if store.mode == "off" else gpu_kernel_key(function, bound, options, target, aligned=aligned)
@@ -50,7 +50,7 @@ def load_or_compile_gpu(
 def gpu_kernel_key(
     function: Function, bound: BoundFunction, options: GpuOptions | None, target: GpuTarget, *, aligned: bool
 ) -> Key | None:
-    """The key of a kernel's text; None where it has none, as while the text of this package changes."""
+    """The key of a kernel's text; None if it has none, as while the text of this package changes."""
     try:
         return make_key(
             function, bound, target, options=options or AutoOptions(), alignment=ALIGNMENT if aligned else 0,

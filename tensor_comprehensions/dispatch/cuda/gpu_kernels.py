@@ -1,6 +1,6 @@
-"""Operators on graphics processors: kernels for tensors on a CUDA device, and for a device that is not here.
+"""Operators on GPUs: kernels for tensors on a CUDA device, and for devices that are not present.
 
-Always holds: what is wrong with a call is found before anything is launched.
+Always holds: an invalid call is refused before any launch.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ LIMIT = 256
 
 @dataclass(slots=True, eq=False)
 class GpuKernelTable:
-    """The kernels of one def for graphics processors, and those of them that are on devices of this machine.
+    """The kernels of one def for GPUs, and those of them that are on devices of this machine.
 
     lanes: the short ways of calls, by device and options.
     """
@@ -103,9 +103,9 @@ class GpuKernelTable:
         *,
         aligned: bool = True,
     ) -> Plan:
-        """What computes the def for these sizes and strides, with tensors at multiples of `ALIGNMENT` or else anywhere.
+        """The plan for these sizes and strides, for tensors at multiples of `ALIGNMENT` or anywhere.
 
-        options: None for those that a search found for calls like this one, or else the cost model chooses.
+        options: None for those that a search found for calls like this one, or else those of the cost model.
         """
         if options is None and self._tuned:
             options = self._tuned.get((sizes, strides[: len(self.interface.parameters)], wanted))
@@ -178,7 +178,7 @@ class GpuKernelTable:
         return out
 
     def direct_function(self) -> Callable[..., Any] | None:
-        """What ran last, as a function that gives NotImplemented for what it does not take."""
+        """The last plan as a function that returns NotImplemented for calls that it does not accept."""
         return None if self._last is None else self._last.direct_function()
 
     def set_tuned_options(
@@ -241,15 +241,15 @@ def _run_reference(bound: BoundFunction, arguments: Arguments, device: torch.dev
 
 
 class GpuKernel:
-    """A kernel of an operator for a graphics processor.
+    """A kernel of an operator for a GPU.
 
-    It is called like the operator, with tensors on such a device, and `emulate` runs it on the CPU.
+    Call it like the operator, with tensors on such a device; `emulate` runs it on the CPU.
 
     Attributes:
-        compiled: the kernel with everything that the compiler knows of it; `Parts` where there are calls of a library.
-        compile_seconds: what mapping and printing took.
-        resources: kernels launched; bytes of temporaries and shared memory; threads of a block; where NVRTC is
-            installed also registers of a thread, and bytes of local memory and of spills.
+        compiled: the compiled kernel with its texts and metadata; a `MixedPlan` if it has library calls.
+        compile_seconds: the time of mapping and printing.
+        resources: kernels launched; bytes of temporaries and shared memory; threads of a block; if NVRTC is installed,
+            also registers of a thread, and bytes of local memory and of spills.
     """
 
     def __init__(self, kernels: GpuKernelTable, compiled: Plan, options: GpuOptions | None) -> None:
@@ -294,7 +294,7 @@ class GpuKernel:
 
     @only_tc_errors
     def explain(self) -> Report:
-        """Why the kernel is as it is: `print` the report for the short form, `save("x.html")` it for the page.
+        """Explain the kernel's code: `print` the report for the short form, `save("x.html")` it for the page.
 
         Raises ArgumentError where a library computes some of it.
         """
@@ -308,14 +308,14 @@ class GpuKernel:
 
     @only_tc_errors
     def emulate(self, /, *tensors: object, **initial: object) -> Any:
-        """What the kernel gives for tensors on the CPU, by its own text, compiled by the host's C++ compiler.
+        """Run the CUDA text on CPU tensors, compiled by the host's C++ compiler.
 
-        It is slow, and checks every access to memory: races, reads of what nothing wrote, places outside of tensors,
-        barriers that not all threads of a block reach. Products that are torch's, torch computes.
+        It is slow, and checks every memory access. It reports races, reads of uninitialized memory, accesses out of
+        bounds, and barriers that some threads of a block do not reach. torch computes library calls.
 
         Raises:
-            ArgumentError: there is no C++ compiler, or the tensors are not those that the kernel was made for.
-            InternalError: the kernel would go wrong on a device.
+            ArgumentError: no C++ compiler is installed, or the tensors have other sizes, types or strides.
+            InternalError: the kernel would fail on a device.
             RangeError: a subscript leaves its tensor.
         """
         plan, interface = self.compiled, self._kernels.interface

@@ -1,7 +1,7 @@
 """Statements that a library computes, and the def split around them (TC paper: library calls).
 
-What is exactly a product of matrices, or of a batch of them, may be torch's; the statements before and after it become
-kernels of their own, in the order of the program, so that nothing has to be proven.
+A statement that is exactly a matrix product, or a batch of them, may run in torch; the statements before and after it
+become kernels of their own, in program order, so no dependence has to be proven.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class LibraryMatmul:
 
     @property
     def function(self) -> str:
-        """What torch calls it."""
+        """The name of the torch function."""
         return "bmm" if len(self.target[1]) == 3 else "mm"
 
     def __str__(self) -> str:
@@ -40,7 +40,7 @@ class LibraryMatmul:
 
     @property
     def tensors(self) -> tuple[str, str, str]:
-        """What a call takes: the inputs, and then the output."""
+        """The tensors of a call: the inputs, then the output."""
         return (self.left[0], self.right[0], self.target[0])
 
     def __call__(self, left: Tensor, right: Tensor, target: Tensor) -> None:
@@ -54,9 +54,9 @@ Part = LibraryMatmul | tuple[BoundStatement, ...]
 
 
 def split_at_library_calls(bound: BoundFunction) -> tuple[DefPart, ...]:
-    """The def as parts that run one after another; one part where nothing is for a library.
+    """The def as parts that run in order; a single part if no statement is a library call.
 
-    Tensors that one part leaves for another are outputs of the first and inputs of the other, also where they are
+    Tensors that one part passes to another are outputs of the first and inputs of the second, even if they are
     temporaries of the whole.
     """
     parts: list[Part] = []
@@ -76,7 +76,7 @@ def split_at_library_calls(bound: BoundFunction) -> tuple[DefPart, ...]:
 
 
 def tensors_of_call(call: LibraryMatmul) -> TouchedTensors:
-    """What a call reads and writes."""
+    """The tensors that a call reads and writes."""
     return TouchedTensors(frozenset((call.left[0], call.right[0])), frozenset((call.target[0],)))
 
 
@@ -86,7 +86,7 @@ def find_library_matmuls(bound: BoundFunction) -> tuple[LibraryMatmul, ...]:
 
 
 def match_library_matmul(s: BoundStatement, bound: BoundFunction) -> LibraryMatmul | None:
-    """The product that a statement is; None where it is something else, or leaves a part of a tensor out."""
+    """The product that a statement is; None if it is something else, or leaves a part of a tensor out."""
     e = s.value
     if s.reduction != "+" or not s.initialize or s.reads_own_target or s.checks or len(s.reduction_indices) != 1:
         return None

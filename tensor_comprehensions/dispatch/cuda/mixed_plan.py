@@ -1,4 +1,4 @@
-"""What runs a def on a graphics processor: a kernel, or kernels and products that are torch's, one after another."""
+"""Plans: a def as one GPU kernel, or as kernels and torch's matrix products, in order."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from .device_arguments import empty_output
 from .library_calls import LibraryMatmul, split_at_library_calls
 
 Step = Callable[..., None]
-"""What computes a part, given its inputs and then its outputs."""
+"""Computes a part, given its inputs and then its outputs."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MixedPlan:
-    """A def as kernels and calls of a library. It tells what `CompiledGpuKernel` tells, of all of them."""
+    """A def as kernels and library calls. Has the interface of `CompiledGpuKernel`, for all of them together."""
 
     bound: BoundFunction
     target: GpuTarget
@@ -93,12 +93,12 @@ def needs_alignment(plan: Plan) -> bool:
 
 
 def tensors_of(bound: BoundFunction) -> list[str]:
-    """The names of what a plan is given: the inputs, and then the outputs."""
+    """The names of a plan's tensors: the inputs, then the outputs."""
     return [t.name for t in bound.tensors if t.role is Role.INPUT] + list(bound.returns)
 
 
 def bind_steps(plan: Plan, device: torch.device, step_of: Callable[[CompiledGpuKernel], Step]) -> Step:
-    """What computes a plan on a device, by what `step_of` gives for each kernel."""
+    """A function that runs a plan on a device, made of the functions that `step_of` returns for its kernels."""
     if not isinstance(plan, MixedPlan):
         return step_of(plan)
     names, between = tensors_of(plan.bound), list[str]()
@@ -134,8 +134,10 @@ def load_launches(kernel: CompiledGpuKernel, device: torch.device) -> Launches:
 def launcher_of(
     plan: Plan, device: torch.device, accepted: Sequence[Tensor], loaded: Callable[[CompiledGpuKernel], Launches]
 ) -> CudaLauncher:
-    """What runs a plan on the inputs followed by the outputs, for tensors like `accepted`. loaded: see
-    `load_launches`."""
+    """A launcher of a plan on the inputs followed by the outputs, for tensors like `accepted`.
+
+    loaded: see `load_launches`.
+    """
     bound = plan.bound
 
     def step_of(kernel: CompiledGpuKernel) -> Step:

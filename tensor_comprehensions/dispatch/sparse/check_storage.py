@@ -18,10 +18,10 @@ INDEX_TYPES = (torch.int32, torch.int64)
 def check_parts(
     format: Format, shape: Sequence[int], levels: Sequence[object], values: Tensor, name: str = "the sparse tensor"
 ) -> None:
-    """Check types, lengths, order and range of every array; `name` is how messages call the tensor.
+    """Check types, lengths, order and range of every array; error messages call the tensor `name`.
 
     Raises:
-        ArgumentError: with the level, the place and the value, and what was expected.
+        ArgumentError: with the level, the place and the value, and the expected one.
     """
     _check_shape(format, shape, levels, name)
     extents, positions, same = format.extents(shape), 1, None
@@ -92,7 +92,7 @@ def _describe(x: object) -> str:
 
 
 def _check_positions(pos: object, crd: Tensor, parents: int, where: _Where) -> Tensor:
-    """Check pos; whether each coordinate but the first has the parent of the one before it."""
+    """Check pos; returns whether each coordinate but the first has the same parent as the one before it."""
     _check_array(pos, "pos", 0, where)
     assert isinstance(pos, Tensor)
     if len(pos) != parents + 1:
@@ -137,14 +137,14 @@ def _check_coordinates(level: LevelFormat, crd: Tensor, extent: int, same: Tenso
         raise where.error(
             f"has the coordinate {int(crd[n])} twice below one parent: crd[{n}] and crd[{n + 1}]",
             expected="each coordinate once",
-            suggestion="SparseTensor.from_coordinates adds what comes twice",
+            suggestion="SparseTensor.from_coordinates adds up duplicates",
         )
 
 
 def check_values(format: Format, shape: Sequence[int], positions: int, values: Tensor, name: str) -> None:
     """Check that there are as many values as `positions` of the last level that is not dense, with the dense tail."""
     if not isinstance(values, Tensor) or values.layout is not torch.strided:
-        raise ArgumentError(f"the values of {name} are no plain tensor", found=type(values).__name__)
+        raise ArgumentError(f"the values of {name} are not a plain tensor", found=type(values).__name__)
     tail = format.tail(shape)
     expected = (positions, *tail) if format.depth else tail
     if tuple(values.shape) != expected:

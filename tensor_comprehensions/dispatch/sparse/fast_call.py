@@ -1,8 +1,8 @@
-"""The short way of a call like the one before: the same stored places and sizes, and one kernel with dense results.
+"""The fast path of a call like the last one: the same stored places and sizes, and one kernel with dense results.
 
-What the long way has found out is compared, not found out again. Whatever differs is left to the long way. Patterns are
-compared here, by the memory and the version of their arrays; types, sizes, strides and what torch expects of a call are
-compared by the machine code that serves dense calls, which runs the kernel, too.
+The results of the slow path's checks are compared, not computed again; other calls go to the slow path. Patterns are
+compared here, by the memory and the version of their arrays. The machine code of dense calls compares types, sizes,
+strides and autograd state, and runs the kernel.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PARTS: dict[torch.layout, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], 
 
 
 class _KnownArray:
-    """An array of a pattern as it was."""
+    """An array of a known pattern: its memory and version."""
 
     __slots__ = ("address", "storage", "version")
 
@@ -53,7 +53,7 @@ class _KnownArray:
 
 
 class _KnownSparse:
-    """A sparse operand as it was: an object of one kind, whose layout or format is `form`."""
+    """A known sparse operand: an object of one class, whose layout or format is `form`."""
 
     __slots__ = ("count", "form", "levels", "parts", "shape")
 
@@ -104,12 +104,12 @@ class _KnownSparse:
 
 
 class FastCall:
-    """Takes calls like one that has succeeded.
+    """Accepts calls like one that has succeeded.
 
     Args:
         executable: the only phase.
         constants: the arrays that kernels take first.
-        operands: for each argument what was given, and its tensor as the kernel takes it.
+        operands: for each argument the given value, and the tensor that the kernel takes.
         results: those of the call, all of them dense.
     """
 
@@ -151,7 +151,7 @@ def _arrays(t: SparseTensor) -> list[Tensor]:
 
 
 def _machine_code(executable: Executable, taken: Sequence[Tensor], results: Sequence[Tensor]) -> Callable[..., Any]:
-    """What runs the kernel on tensors like those that it took, and makes results like those that it gave."""
+    """A function in machine code that runs the kernel on tensors like `taken` and makes results like `results`."""
     guards = tuple(map(_guard, taken))
     outputs = tuple(NewOutput(_guard(x), x.nbytes) for x in results)
     spans = tuple(x.nbytes for x in taken)
@@ -166,7 +166,7 @@ def _guard(x: Tensor) -> TensorGuard:
 
 
 class _PlainServer:
-    """The same in Python, where there is no machine code for it."""
+    """The same in Python, for systems without machine code for calls."""
 
     def __init__(self, executable: Executable, taken: Sequence[Tensor], results: Sequence[Tensor]) -> None:
         self._executable = executable

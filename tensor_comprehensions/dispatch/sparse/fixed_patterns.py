@@ -29,7 +29,7 @@ class FixedPatterns:
         self._counts = None if follows_values else counts
 
     def run(self, call: SparseCall) -> dict[str, Tensor | SparseTensor]:
-        """What the def returns, by name; sparse results share the arrays of their places.
+        """The results of the def, by name; sparse results share the arrays of their places.
 
         Raises:
             ArgumentError: an operand has other places or another size than in the first call.
@@ -89,7 +89,7 @@ def _is_same_memory(a: Tensor, b: Tensor) -> bool:
 
 
 def _follows_values(function: Function, results: Sequence[str]) -> bool:
-    """Whether a sparse result is made of dense tensors alone, so that it stores what is not 0."""
+    """Whether a sparse result depends on dense tensors alone, so that it stores their nonzero elements."""
     for s in function.statements:
         reads = [a for e in (s.value, *s.exists) for a in walk_expr(e) if isinstance(a, Access)]
         if s.target in results and not any(function.tensor(a.tensor).is_sparse for a in reads):

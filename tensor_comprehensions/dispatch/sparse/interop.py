@@ -53,7 +53,7 @@ def _from_any(x: Any, format: FormatLike | None) -> SparseTensor:
         x = torch.from_numpy(x)
     if not isinstance(x, Tensor):
         raise ArgumentError(
-            f"a {type(x).__name__} is no tensor", expected="a torch tensor, a SciPy sparse array or a NumPy array"
+            f"a {type(x).__name__} is not a tensor", expected="a torch tensor, a SciPy sparse array or a NumPy array"
         )
     if x.layout is torch.strided:
         return _from_dense(x, format)
@@ -118,7 +118,7 @@ def from_torch(x: Tensor) -> SparseTensor:
 
 
 def _from_coo(x: Tensor) -> SparseTensor:
-    if type(x) not in PLAIN:  # torch traces them as if they stored nothing
+    if type(x) not in PLAIN:  # torch traces them as if they stored no elements
         raise ArgumentError("torch does not trace COO tensors", suggestion="pass tc.as_sparse(x) instead of x")
     if not x.is_coalesced():
         get_logger("sparse").debug("an uncoalesced tensor of the shape %s is coalesced", tuple(x.shape))

@@ -174,7 +174,8 @@ class _Builder:
     def _begins(self, format: Format, n: int, keys: list[Tensor]) -> Tensor:
         """Which elements begin a position of the compressed level `n`.
 
-        Below repeated coordinates singletons tell positions apart, too; where these may repeat, all are apart.
+        Below repeated coordinates, singletons also distinguish positions; if these may repeat, all elements are
+        distinct.
         """
         last = next((m for m in range(n, format.depth) if format.levels[m].unique), None)
         begins = torch.ones_like(self.nodes, dtype=torch.bool)

@@ -50,7 +50,7 @@ def _content(made: CompiledSparseKernel) -> tuple[Mapping[str, Any], bytes]:
 
 
 def _code(stored: StoredKernel) -> tuple[ObjectCode, ...]:
-    """What `_content` wrote. Raises ValueError for other bytes."""
+    """Parse the bytes that `_content` wrote. Raises ValueError for other bytes."""
     sizes, symbols = map(int, stored.metadata["sizes"]), stored.metadata["symbols"]
     ends = [0, *accumulate(sizes)]
     if ends[-1] != len(stored.data):

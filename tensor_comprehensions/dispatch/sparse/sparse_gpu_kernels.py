@@ -54,7 +54,7 @@ class SparseGpuKernels:
     def run(
         self, function: Function, call: SparseCall, sizes: Mapping[str, int], options: SparseOptions
     ) -> dict[str, Tensor | SparseTensor]:
-        """What the def returns for operands on a device. Raises ArgumentError where there is no kernel."""
+        """The results of the def for operands on a device. Raises ArgumentError if there is no kernel."""
         assert call.device is not None
         device = call.device
         kernel = self.kernel(function, call, sizes, options, launch.device_target(device.index))
@@ -69,7 +69,7 @@ class SparseGpuKernels:
         options: SparseOptions,
         target: GpuTarget,
     ) -> CompiledSparseGpuKernel:
-        """The kernel for a call. Raises ArgumentError where there is none."""
+        """The kernel for a call. Raises ArgumentError if there is none."""
         problem = make_problem(function, call, sizes, options)
 
         def make() -> CompiledSparseGpuKernel:
@@ -87,7 +87,7 @@ class SparseGpuKernels:
 def make_problem(
     function: Function, call: SparseCall, sizes: Mapping[str, int], options: SparseOptions
 ) -> SparseProblem:
-    """What a kernel for a call depends on. Raises ArgumentError where an operand is stored as no kernel walks it."""
+    """The input of the lowering for a call. Raises ArgumentError if no kernel can traverse an operand's format."""
     stored = with_walkable_levels(call)
     walked = _with_walkable_formats(function)
     shared = shared_patterns(walked)
@@ -132,7 +132,7 @@ class GpuRun(ProgramRun):
         self._original, self._known = call, known
 
     def run(self, function: Function, launch: RunArrays) -> dict[str, Tensor | SparseTensor]:
-        """What `function`, which has the formats that the caller sees, returns by name."""
+        """The results of `function`, with the formats that the caller sees, by name."""
         launch(self.list_arrays())
         return {name: self._in_format(name, function.tensor(name).format) for name in function.returns}
 
@@ -140,7 +140,7 @@ class GpuRun(ProgramRun):
         """The arguments of the kernel, in order."""
         device = self.call.device or torch.device("cpu")
         sizes = self._known.get((device, *self.numbers), lambda: torch.tensor(self.numbers, device=device))
-        found = [sizes, sizes[:0]]  # nothing is counted
+        found = [sizes, sizes[:0]]  # no counts
         for o in self.program.operands:
             if o.crd:
                 levels = (level for level in self.sparse[o.name].levels if level is not None)
@@ -216,13 +216,14 @@ def _with_walkable_formats(function: Function) -> Function:
 
 
 class SparseGpuKernel:
-    """A kernel of an operator with sparse operands for a GPU: for operands in certain formats, of any sizes.
+    """A kernel of an operator with sparse operands for a GPU: for operands in given formats, of any sizes.
 
-    It is called like the operator, with tensors on such a device, and `emulate` runs it on the CPU.
+    Call it like the operator, with tensors on such a device; `emulate` runs it on the CPU.
 
     Attributes:
-        compiled: the kernel with everything that the compiler knows of it.
-        compile_seconds: what making it took. resources: kernels and threads; with NVRTC also registers and spills.
+        compiled: the compiled kernel with its texts and metadata.
+        compile_seconds: the time that compilation took.
+        resources: kernels and threads; with NVRTC also registers and spills.
     """
 
     def __init__(
@@ -256,10 +257,10 @@ class SparseGpuKernel:
 
     @only_tc_errors
     def explain(self) -> Report:
-        """Why the kernel is as it is: `print` the report for the short form, `save("x.html")` it for the page."""
-        from ...explain.entry import explain_compiled
+        """Explain the kernel's code: `print` the report for the short form, `save("x.html")` it for the page."""
+        from ...explain.sparse import explain_sparse_gpu_kernel
 
-        return explain_compiled(self.compiled)
+        return explain_sparse_gpu_kernel(self.compiled)
 
     @only_tc_errors
     def source(self, kind: str = "cuda") -> str:
@@ -268,13 +269,13 @@ class SparseGpuKernel:
 
     @only_tc_errors
     def emulate(self, /, *tensors: object, **initial: object) -> Any:
-        """What the kernel gives for tensors on the CPU, by its own text, compiled by the host's C++ compiler.
+        """Run the CUDA text on CPU tensors, compiled by the host's C++ compiler.
 
         It is slow, and checks every access to memory as `GpuKernel.emulate` does.
 
         Raises:
             ArgumentError: there is no C++ compiler, or the operands have other formats or types than the kernel.
-            InternalError: the kernel would go wrong on a device.
+            InternalError: the kernel would fail on a device.
         """
         function, call, sizes = self._prepare(tensors, initial)
         mine = self.compiled.problem
@@ -294,7 +295,7 @@ class SparseGpuKernel:
 
 
 def run_emulated_arrays(emulated: Emulated, kernel: CompiledSparseGpuKernel, arrays: Sequence[Tensor]) -> None:
-    """Run the text of a kernel on arrays on the CPU. Raises InternalError where it would go wrong on a device."""
+    """Run the text of a kernel on arrays on the CPU. Raises InternalError if it would go wrong on a device."""
     dense = {o.values.name for o in kernel.program.operands if o.role in (Role.OUTPUT, Role.TEMPORARY)}
     dense -= set(dict(kernel.program.problem.shared))  # which hold zeros
     memories = [

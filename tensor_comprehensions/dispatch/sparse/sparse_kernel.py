@@ -1,4 +1,4 @@
-"""One sparse kernel to look at and to call, and what the reference evaluator gives for sparse operands."""
+"""One sparse kernel to inspect and to call, and the reference evaluator for sparse operands."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
 
 class SparseKernel:
-    """A kernel of an operator for operands in certain formats, of any sizes. It is called like the operator.
+    """A kernel of an operator for operands in given formats, of any sizes. Call it like the operator.
 
     Attributes:
-        compiled: the kernel with everything that the compiler knows of it.
-        compile_seconds: what making it took.
+        compiled: the compiled kernel with its texts and metadata.
+        compile_seconds: the time that compilation took.
     """
 
     def __init__(self, call: Callable[..., Any], compiled: CompiledSparseKernel, dense: Sequence[str] = ()) -> None:
-        """dense: the tensors that calls compute by dense kernels, whatever the code here has for them."""
+        """dense: the tensors that calls compute with dense kernels instead of the code here."""
         self._call, self.compiled, self._dense = call, compiled, dense
 
     def __repr__(self) -> str:
@@ -52,7 +52,7 @@ class SparseKernel:
 
     @only_tc_errors
     def explain(self) -> Report:
-        """Why the kernel is as it is: `print` the report for the short form, `save("x.html")` it for the page."""
+        """Explain the kernel's code: `print` the report for the short form, `save("x.html")` it for the page."""
         from ...explain.sparse import explain_sparse_kernel
 
         return explain_sparse_kernel(self.compiled)
@@ -72,7 +72,7 @@ def without_gradients(values: Sequence[object]) -> list[object]:
 
 
 def evaluate(function: Function, call: SparseCall, sizes: Mapping[str, int]) -> dict[str, Tensor | SparseTensor]:
-    """What a def returns by its definition, by name, with sparse results in their formats. All is dense meanwhile."""
+    """The results of the reference evaluator, by name, in their formats. It computes with dense tensors."""
     scalars = {name: sizes[name] for name in function.scalars}
     bound = bind(function, {n: v for n, v in sizes.items() if n not in scalars}, scalars)
     operands = {name: Stored(_to_array(x)) for name, x in call.dense.items()}

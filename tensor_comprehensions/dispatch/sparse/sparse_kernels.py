@@ -52,7 +52,7 @@ def is_sparse(value: object) -> bool:
 
 
 class SparseKernels:
-    """The kernels of one def for sparse operands. They depend neither on sizes nor on what is stored."""
+    """The kernels of one def for sparse operands. They depend neither on sizes nor on the stored elements."""
 
     def __init__(
         self,
@@ -75,11 +75,11 @@ class SparseKernels:
     def run(
         self, call: SparseCall, counts: StoredCounts | None = None, options: SparseOptions | None = None
     ) -> dict[str, Tensor | SparseTensor]:
-        """What the def returns, by name.
+        """The results of the def, by name.
 
         Args:
-            counts: of a call with the same patterns; what it lacks is counted and added to it.
-            options: how to lower, instead of as for all calls like this one.
+            counts: of a call with the same patterns; missing counts are computed and added to it.
+            options: how to lower, instead of the options of all calls like this one.
 
         Raises:
             ArgumentError: the sizes of the operands do not fit the def.
@@ -95,7 +95,7 @@ class SparseKernels:
         return SparseRun(*self._kernel_for(call, refills, chosen), counts).results()
 
     def _split_run(self, function: Function, chosen: SparseOptions) -> SplitRun | None:
-        """What runs the dense contractions of a def as dense kernels; None where it has none."""
+        """A runner of the dense contractions of a def as dense kernels; None if it has none."""
 
         def make_part(part: Function) -> RunSparse:
             return SparseKernels(CallSignature.of(part), None, chosen).run
@@ -176,12 +176,12 @@ class SparseKernels:
         return self.function_for_call(call), call, self.sizes(call)
 
     def reference(self, values: Sequence[object], initial: Mapping[str, object]) -> Any:
-        """What the reference evaluator gives for a call. Raises ArgumentError as `accept` does."""
+        """The result of the reference evaluator for a call. Raises ArgumentError as `accept` does."""
         call = self.accept(without_gradients(values), initial)
         return hand_back(evaluate(self.function_for_call(call), call, self.sizes(call)), values)
 
     def lane(self, call: SparseCall, values: Sequence[object]) -> FastCall | None:
-        """The short way for calls like this one, which has succeeded; None where there is none."""
+        """The fast path for calls like this one, which has succeeded; None if it cannot have one."""
         if call.device is not None or self.interface.initial or self.function.scalars:
             return None
         if not all(map(_may_take_lane, values)):
@@ -203,7 +203,7 @@ class SparseKernels:
     # --- operands ------------------------------------------------------------------------------------------------
 
     def accept(self, values: Sequence[object], initial: Mapping[str, object]) -> SparseCall:
-        """The operands of a call. Raises ArgumentError where one does not fit the def, or is malformed."""
+        """The operands of a call. Raises ArgumentError if one does not fit the def, or is malformed."""
         check_names(self.interface, values, initial)
         sparse: dict[str, SparseTensor] = {}
         dense: dict[str, Tensor] = {}
@@ -223,7 +223,7 @@ class SparseKernels:
         return SparseCall(sparse, dense, structures, device)
 
     def dense_error(self, p: ParameterSpec) -> ArgumentError:
-        """What is said of a dense operand in the place of a sparse one."""
+        """The error for a dense operand in the place of a sparse one."""
         declared = self.function.tensor(p.name).format
         return p.error("is dense", found="a dense tensor", suggestion=f'pass tc.as_sparse({p.name}, "{declared}")')
 
@@ -252,7 +252,7 @@ class SparseKernels:
         return SparseTensor(t.format, t.shape, levels, values), structure
 
     def check_format(self, p: ParameterSpec, format: Format) -> None:
-        """Raises ArgumentError where a sparse operand has another rank or format than the def says."""
+        """Raises ArgumentError if a sparse operand has another rank or format than the def says."""
         symbol = self.function.tensor(p.name)
         if symbol.role is Role.INOUT:
             raise p.error("is in/out, and sparse", found="a sparse tensor", suggestion="pass a dense initial value")
@@ -266,7 +266,7 @@ class SparseKernels:
             )  # fmt: skip
 
     def stored_operands(self, values: Sequence[object]) -> dict[str, Any]:
-        """The operands by name, with sparse ones as `SparseTensor`. What they store is not looked at.
+        """The operands by name, with sparse ones as `SparseTensor`. The stored elements are not checked.
 
         Raises:
             ArgumentError: an operand has another format or rank than the def says.
@@ -369,13 +369,13 @@ def _may_take_lane(value: object) -> bool:
 
 
 def find_device(values: Sequence[object]) -> torch.device | None:
-    """The GPU on which a call has some of its tensors; None where all are on the CPU."""
+    """The GPU on which a call has some of its tensors; None if all are on the CPU."""
     held = (v.values if isinstance(v, SparseTensor) else v for v in values)
     return next((v.device for v in held if isinstance(v, Tensor) and v.is_cuda), None)
 
 
 def _plain_tensor(expected: ParameterSpec, value: object, device: torch.device | None) -> Tensor:
-    """`value` as a plain tensor on the device of the call. Raises ArgumentError where it is none, or elsewhere."""
+    """`value` as a plain tensor on the device of the call. Raises ArgumentError if it is none, or elsewhere."""
     if device is None:
         return to_tensor(expected, value)
     from ..cuda.device_arguments import to_device_tensor

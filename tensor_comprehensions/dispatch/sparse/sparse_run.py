@@ -44,10 +44,11 @@ class SparseCall:
 
 @dataclass(frozen=True, slots=True)
 class StoredCounts:
-    """What the phases that only count the elements of results have found.
+    """The results of the phases that only count the elements of results.
 
-    totals: by kind of program and phase, what `totals` holds after it. rows: by result, the first element of each row.
-    levels: of sparse results, where all of them are known. parts: the same for the parts of a def that is split.
+    totals: by kind of program and phase, the content of `totals` after it. rows: by result, the first element of each
+    row.
+    levels: of sparse results, if all of them are known. parts: the same for the parts of a def that is split.
     """
 
     totals: dict[tuple[bool, bool, int], np.ndarray[Any, Any]] = field(default_factory=dict)
@@ -129,7 +130,7 @@ class SparseRun(ProgramRun):
             self.values |= {o.name: self._values(o) for o in self.program.operands if o.name in made}
 
     def results(self) -> dict[str, Tensor | SparseTensor]:
-        """Run all phases; what the def returns, by name."""
+        """Run all phases; the results of the def, by name."""
         for number, executable in enumerate(self.kernel.executables):
             self._complete(number)
             for n, r in enumerate(self.program.results):
@@ -169,7 +170,7 @@ class SparseRun(ProgramRun):
         return all(k.name.endswith(".count") for k in self.program.phases[phase].kernels)
 
     def _allocate(self, number: int, r: Result) -> tuple[Tensor, ...]:
-        """Memory for a sparse result, as large as it is counted to be, or as its operands together."""
+        """Allocate a sparse result, of its counted size or of the total size of its operands."""
         dtype = TORCH_TYPES[self.function.tensor(r.arrays.tensor).dtype]
         if isinstance(r.arrays, Collected):
             count = int(self.totals[r.first])
@@ -239,7 +240,7 @@ class SparseRun(ProgramRun):
         return self._sparse_result(name, len(self.function.statements))
 
     def _sparse_result(self, name: str, stop: int) -> SparseTensor:
-        """What a sparse result holds before the statement `stop`."""
+        """The content of a sparse result before the statement `stop`."""
         symbol = self.function.tensor(name)
         assert symbol.format is not None
         every = [(n, r) for n, r in enumerate(self.program.results) if r.arrays.tensor == name]
@@ -250,7 +251,7 @@ class SparseRun(ProgramRun):
         return self._sort_collected(symbol.format, self._shape(name), [n for n, _ in mine])
 
     def _make_assembled(self, number: int, r: Result, x: Assembled) -> SparseTensor:
-        """A sparse tensor whose levels are written; what was allocated too much is cut off."""
+        """A sparse tensor whose levels are written; excess memory is cut off."""
         if x.is_known:
             return SparseTensor(
                 x.format, self._shape(x.tensor), self._levels_of_earlier_run(x), self.arrays[number][-1]
@@ -271,7 +272,7 @@ class SparseRun(ProgramRun):
         return SparseTensor(x.format, shape, levels, _trim(arrays[0], parents * prod(tail)).reshape(parents, *tail))
 
     def _sort_collected(self, format: Format, shape: tuple[int, ...], mine: list[int]) -> SparseTensor:
-        """A sparse tensor of collected elements. All definitions but the first add to what there is."""
+        """A sparse tensor of collected elements. All definitions but the first add to the existing elements."""
         reductions = [self.function.statements[self.program.results[n].arrays.statement].reduction for n in mine]
         if len(mine) > 1 and reductions[0] not in (None, "+"):
             first = self._sort_collected(format, shape, mine[:1])
@@ -296,7 +297,7 @@ def _index_dtype(x: Assembled) -> torch.dtype:
 
 
 SPARE = 2
-"""An array may have so many times the elements of a result before it is copied to its own size."""
+"""An array may have this many times the elements of a result before it is copied to its exact size."""
 
 
 def _trim(x: Tensor, count: int) -> Tensor:

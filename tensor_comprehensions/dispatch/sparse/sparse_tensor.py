@@ -253,7 +253,7 @@ def split_format(text: str) -> tuple[str, tuple[int, ...]]:
     word, bracket, rest = text.replace(" ", "").partition("(")
     numbers = rest.removesuffix(")").split(",") if bracket else []
     if not word.isidentifier() or (bracket and not rest.endswith(")")) or not all(n.isdecimal() for n in numbers):
-        raise ArgumentError(f"'{text}' is no format", expected='a word, or a word and numbers: "csr", "bsr(4,4)"')
+        raise ArgumentError(f"'{text}' is not a format", expected='a word, or a word and numbers: "csr", "bsr(4,4)"')
     return word, tuple(map(int, numbers))
 
 

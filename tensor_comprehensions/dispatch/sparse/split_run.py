@@ -45,7 +45,7 @@ class DenseStep:
 
 
 class SplitRun:
-    """The parts of a def, one after the other. make: gives what runs a part with sparse tensors."""
+    """The parts of a def, one after the other. make: returns the runner of a part with sparse tensors."""
 
     def __init__(self, function: Function, parts: tuple[DefPart, ...], make: Callable[[Function], RunSparse]) -> None:
         self._returns = function.returns
@@ -54,7 +54,7 @@ class SplitRun:
         ]
 
     def run(self, call: SparseCall, counts: StoredCounts | None) -> dict[str, Any]:
-        """What the def returns, by name."""
+        """The results of the def, by name."""
         known: dict[str, Any] = {n: x.detach() for n, x in call.dense.items()}
         known |= call.sparse
         for number, (function, step) in enumerate(self._steps):

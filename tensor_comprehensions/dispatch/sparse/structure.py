@@ -1,7 +1,7 @@
-"""What is known of stored patterns: that they keep the rules of their format, and how they look in other formats.
+"""Cached facts about stored patterns: that they obey their format, and their conversions to other formats.
 
-Both are found out once. They hold as long as the arrays of a pattern have the same memory and the same version, which
-torch counts up with every change in place. Memory of NumPy counts no versions: what comes from there is not kept.
+Both are computed once. They hold as long as the arrays of a pattern have the same memory and the same version, which
+torch increments with every change in place. NumPy's memory has no versions, so nothing is cached for it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ArrayKeyedCache:
         self._entries: dict[Hashable, tuple[tuple[int, ...], list[Any], Any]] = {}
 
     def get(self, arrays: Sequence[Tensor], key: Hashable, make: Callable[[], V]) -> V:
-        """What `make` gives, or gave for the same arrays under this key. It must not hold their memory."""
+        """The result of `make` for these arrays and this key, cached. It must not hold their memory."""
         if not all(type(x) is Tensor for x in arrays):  # torch traces: they have no memory
             return make()
         full = (key, *((x.data_ptr(), x.numel(), x.dtype, x.stride()) for x in arrays))
@@ -65,7 +65,7 @@ class Structure:
 class LevelConversion:
     """A pattern in another format.
 
-    source: for each value its place among the values of the original, or -1 where that stores nothing.
+    source: for each value its place among the values of the original, or -1 if the original does not store it.
     """
 
     levels: tuple[Level, ...]
@@ -85,10 +85,10 @@ _known = ArrayKeyedCache()
 
 
 def structure_of(t: SparseTensor, name: str = "the sparse tensor") -> Structure:
-    """What is known of the pattern of a tensor, whose parts are checked the first time.
+    """The structure of a tensor's pattern, whose arrays are checked the first time.
 
     Raises:
-        ArgumentError: they do not keep the rules of the format; `name` is how the message calls the tensor.
+        ArgumentError: they violate the format; the message calls the tensor `name`.
     """
     arrays = _index_arrays(t.levels)
     if arrays is None:
@@ -99,14 +99,14 @@ def structure_of(t: SparseTensor, name: str = "the sparse tensor") -> Structure:
 
 
 def check_structure(t: SparseTensor, name: str = "the sparse tensor") -> Structure:
-    """The same, found out anew. Raises ArgumentError."""
+    """The same, checked again. Raises ArgumentError."""
     check_parts(t.format, t.shape, t.levels, t.values, name)
     last = next((level for level in reversed(t.levels) if level is not None), None)
     return Structure(1 if last is None else len(last[1]), _copies(t.levels))
 
 
 def _copies(levels: Sequence[Level]) -> tuple[Level, ...] | None:
-    """The levels with contiguous arrays of one type; None where they have such."""
+    """The levels with contiguous arrays of one type; None if they have such."""
     arrays = _index_arrays(levels) or []
     types = {x.dtype for x in arrays}
     if len(types) < 2 and all(x.is_contiguous() for x in arrays):
@@ -123,7 +123,7 @@ def _copies(levels: Sequence[Level]) -> tuple[Level, ...] | None:
 
 
 def cache_for_arrays(key: Hashable, arrays: Sequence[Tensor], make: Callable[[], V]) -> V:
-    """What `make` computes from arrays, kept as long as these are what they are now."""
+    """The result of `make` for arrays, cached until they change."""
     return _known.get(arrays, key, make)
 
 
@@ -156,7 +156,7 @@ def _make_conversion(t: SparseTensor, format: Format) -> LevelConversion:
 
 
 def _index_arrays(levels: Sequence[object]) -> list[Tensor] | None:
-    """All pos and crd; None where some is no plain tensor."""
+    """All pos and crd; None if some is no plain tensor."""
     found = [x for level in levels if isinstance(level, tuple) for x in level if x is not None]
     return found if all(isinstance(x, Tensor) and x.layout is torch.strided for x in found) else None
 

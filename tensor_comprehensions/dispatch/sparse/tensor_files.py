@@ -33,7 +33,7 @@ def read_tensor(path: str | PathLike[str], format: FormatLike | None = None) -> 
         format: the format of the result; by default that of the file, or coordinates.
 
     Raises:
-        ArgumentError: the file cannot be read, or is not of the kind that its ending says.
+        ArgumentError: the file cannot be read, or its content does not match its suffix.
     """
     place = Path(path)
     reader = _of_ending(place, _READERS)
@@ -43,8 +43,8 @@ def read_tensor(path: str | PathLike[str], format: FormatLike | None = None) -> 
         raise ArgumentError(f"cannot read {place}: {error.strerror or error}") from None
     except ArgumentError:
         raise
-    except Exception as error:  # NumPy raises whatever a damaged archive provokes
-        raise ArgumentError(f"{place} is no {place.suffix} file of a sparse tensor: {error}") from None
+    except Exception as error:  # NumPy raises any exception for a damaged archive
+        raise ArgumentError(f"{place} is not a {place.suffix} file of a sparse tensor: {error}") from None
     return tensor if format is None else tensor.to(format)
 
 
@@ -65,7 +65,7 @@ def write_tensor(path: str | PathLike[str], x: Any) -> None:
 def _of_ending(path: Path, table: dict[str, Callable[..., Any]]) -> Callable[..., Any]:
     found = table.get(path.suffix)
     if found is None:
-        raise ArgumentError(f"the ending of {path} says nothing", expected=", ".join(table), found=repr(path.suffix))
+        raise ArgumentError(f"the suffix of {path} is unknown", expected=", ".join(table), found=repr(path.suffix))
     return found
 
 
@@ -133,7 +133,7 @@ def _array_entries(body: Any, sizes: list[int], _: str, symmetry: str) -> Elemen
 def _parse_integers(x: Any) -> np.ndarray[Any, Any]:
     """Coordinates that were read as numbers of any kind."""
     if x.dtype.kind == "f" and not np.all(np.isfinite(x) & (x == np.trunc(x)) & (np.abs(x) < 2**53)):
-        raise ValueError("a coordinate is no whole number")
+        raise ValueError("a coordinate is not a whole number")
     return np.asarray(x, np.int64)
 
 

@@ -1,4 +1,4 @@
-"""Copies past the registers in the interpreter: what they write is undefined until their group is waited for."""
+"""Asynchronous copies in the interpreter: their destination is undefined until their group is waited for."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Group:
 
 
 def copy_async(machine: Interpreter, s: Invoke) -> Run:
-    """What a thread does at one of the intrinsics of such copies."""
+    """The effect of an intrinsic for asynchronous copies in one thread."""
     if s.name == COMMIT_ASYNC:
         return lambda: machine.thread.groups.append(Group())
     if s.name == WAIT_ASYNC:
@@ -69,7 +69,7 @@ def copy_async(machine: Interpreter, s: Invoke) -> Run:
 
 
 def _neighbors(indices: list[Callable[[], Value]], count: int) -> tuple[Value, ...]:
-    """Where `count` elements of a row are, from the one at `indices` on."""
+    """The places of `count` elements of a row, from the one at `indices` on."""
     first = [i() for i in indices]
     return (*first[:-1], first[-1] + np.arange(count)) if count > 1 else tuple(first)
 

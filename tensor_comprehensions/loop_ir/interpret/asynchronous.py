@@ -1,6 +1,7 @@
-"""What goes on by itself in the interpreter: barriers in memory, copies of boxes, products of warpgroups, with clocks.
+"""Asynchronous operations in the interpreter: barriers in memory, copies of boxes, products of warpgroups, with clocks.
 
-The copies of each barrier, the products of each warpgroup and the stores of boxes of each warp have clocks beside those
+The copies of each barrier, the products of each warpgroup and the stores of boxes of each warp have clocks besides
+those
 of the warps. A copy lands as late as possible, in random order.
 """
 
@@ -104,7 +105,7 @@ class _Sums:
 
 @dataclass(slots=True)
 class _Products:
-    """Those of a warpgroup: groups that are closed, and what they hold."""
+    """The products of a warpgroup: closed groups, and the operands that they hold."""
 
     closed: int = 0
     fenced: bool = False
@@ -138,14 +139,14 @@ class Asynchronous:
         return self.launched.known
 
     def publish(self, warp: int) -> Array:
-        """What a warp knows, up to now."""
+        """The present knowledge of a warp."""
         self.launched.turns[warp] += 1
         self.known[warp, warp] = self.launched.turns[warp]
         row: Array = self.known[warp].copy()
         return row
 
     def span(self, memory: CheckedMemory, region: tuple[Any, ...], clock: int, action: str, who: str) -> None:
-        """Remember an access; what it covers and comes before it need not be known any more."""
+        """Record an access. Earlier accesses that it covers and that come before it are dropped."""
         new = AsyncAccess(region, clock, self.launched.turns[clock], action, who)
         kept = [s for s in memory.spans if not (s.region == region and (action == "write" or s.clock == clock))]
         memory.spans = [*kept, new]
@@ -203,7 +204,7 @@ class Asynchronous:
         b.ended = np.maximum(b.ended, b.clock)
 
     def wait_for(self, view: View, parity: int, thread: Thread) -> PhaseWait:
-        """What a thread waits for at a barrier."""
+        """The condition that a thread waits for at a barrier."""
         b = self.barrier(view, thread)
         phase = b.seen.get(thread.number, -1)
         phase += (phase & 1) != (parity & 1)
@@ -214,7 +215,7 @@ class Asynchronous:
         return PhaseWait(b, phase, thread.number)
 
     def pass_wait(self, wait: PhaseWait) -> None:
-        """The phase has ended: its thread knows what those that arrived and landed knew."""
+        """The phase has ended: its thread knows all that the arriving threads and landed copies knew."""
         wait.barrier.seen[wait.thread] = wait.phase
         row = self.known[wait.thread // WARP]
         np.maximum(row, wait.barrier.ended, out=row)
@@ -235,7 +236,7 @@ class Asynchronous:
         return (slice(0, 1), *(slice(s, e) for s, e in zip(starts, ends, strict=True)))
 
     def clip_box(self, m: TensorMap, first: Sequence[int]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """What of a box is in the tensor: slices of the tensor and of the box."""
+        """The part of a box inside the tensor: slices of the tensor and of the box."""
         tensor, box = [], []
         for start, count, extent in zip(first, m.box, m.shape, strict=True):
             low, high = max(start, 0), min(start + count, extent)
@@ -305,7 +306,7 @@ class Asynchronous:
         race.require_apart(memory, tuple(p.ravel() for p in places), action)
 
     def read_asynchronously(self, memory: CheckedMemory, region: tuple[Any, ...], thread: Thread) -> None:
-        """What a copy or product reads must be defined, known to the thread, and fenced by the thread that wrote it."""
+        """Check that an asynchronous read is of defined elements that the thread knows and their writer has fenced."""
         if not memory.written[region].all():
             hole = np.argwhere(~memory.written[region])[0][1:] + [s.start for s in region[1:]]
             raise InternalError(f"undefined: thread {thread.number} reads {memory.buffer.name}{hole.tolist()}")
@@ -325,7 +326,7 @@ class Asynchronous:
     # --- products of warpgroups ----------------------------------------------------------------------------------
 
     def group_call(self, s: Invoke, warps: Sequence[Warp]) -> None:
-        """What a warpgroup does together beside products."""
+        """The effect of a collective intrinsic of a warpgroup, except products."""
         state, number = self.products[warps[0].number // 4], warps[0].number // 4
         clock = self.launched.race.warps + MOST_BARRIERS + number
         match s.name:
@@ -425,7 +426,7 @@ def _registers(where: tuple[Value, ...], span: Array) -> tuple[Any, ...]:
 
 
 def _give_back(sums: _Sums) -> None:
-    """The sums are in their registers again, which nothing may have written since."""
+    """Return the sums to their registers, after a check that nothing has written these since."""
     fragment = fragment_of(ATOMS[sums.atom].operands[0])
     for thread, (memory, where) in enumerate(sums.views):
         if memory.written[_registers(where, fragment.span)].any():
@@ -437,7 +438,7 @@ def _give_back(sums: _Sums) -> None:
 
 
 def thread_call(machine: Interpreter, s: Invoke) -> Run:
-    """What one thread does at an intrinsic of `is_thread_call`."""
+    """The effect of an intrinsic of `is_thread_call` in one thread."""
     views = [(b.name, [machine.expr(i) for i in where]) for b, where in s.operands]
 
     def run() -> None:

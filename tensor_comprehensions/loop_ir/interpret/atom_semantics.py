@@ -62,7 +62,7 @@ def fragment_of(operand: AtomOperand) -> Fragment:
 
 
 def atom_meaning(atom: Atom) -> Meaning:
-    """What `atom` does to the views of the lanes of a warp, operand by operand."""
+    """The effect of `atom` on the views of the lanes of a warp, operand by operand."""
     fragments = [fragment_of(o) for o in atom.operands]
     meaning = _multiplication(atom, fragments) if atom.kind == MATMUL else _move(atom, fragments)
 
@@ -121,7 +121,7 @@ def decode(registers: Array, dtype: DType) -> Array:
 
 
 def encode(values: Array, dtype: DType) -> Array:
-    """Numbers rounded, or integers wrapped, to what registers hold."""
+    """Numbers rounded, or integers wrapped, to the types of registers."""
     with np.errstate(all="ignore"):
         return values.astype(np.float16 if dtype == FLOAT16 else np.dtype(dtype.name), copy=False)
 

@@ -53,9 +53,9 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class BarrierWait:
-    """A warp is at a barrier. number: of the barrier, 0 being the block's. threads: how many it is for.
+    """A warp is at a barrier. number: of the barrier, 0 being the block's. threads: how many threads take part.
 
-    name, act: of a warpgroup, whose numbers are negative, what its warps do once they have come.
+    name, act: of a warpgroup, whose numbers are negative, the action of its warps once all have arrived.
     """
 
     number: int
@@ -83,7 +83,7 @@ Run = Callable[["Warp"], Iterator[Wait]]
 
 @dataclass(slots=True)
 class Thread:
-    """What one thread has for itself. groups: its copies under way, the last group being open."""
+    """The private state of one thread. groups: its pending copies; the last group is open."""
 
     number: int
     values: dict[str, Value]
@@ -202,7 +202,7 @@ class Launched:
         return found
 
     def pass_barrier(self) -> None:
-        """All threads have come to one place: nothing that they did before races with anything after."""
+        """All threads have arrived: no earlier access races with a later one."""
         if self.by_itself:
             self.join(list(range(self.race.warps)))
             return
@@ -211,7 +211,7 @@ class Launched:
         self.known[...] = 0
 
     def join(self, warps: list[int]) -> None:
-        """These warps have met: each knows what the others did, and what these knew."""
+        """These warps have met: each knows the earlier actions of the others, and their knowledge."""
         for n in warps:
             self.turns[n] += 1
             self.known[n, n] = self.turns[n]
@@ -273,7 +273,7 @@ class Launched:
         raise InternalError(f"not a statement for threads that meet: {s!r}")
 
     def at_once(self, work: Callable[[], None]) -> Run:
-        """Every thread does `work`, which waits for nobody."""
+        """Every thread does `work`, without waiting."""
 
         def run(warp: Warp) -> Iterator[Wait]:
             self.run_each(warp, work)
@@ -408,7 +408,7 @@ class Launched:
         return run
 
     def with_group(self, s: Invoke, act: Callable[[list[Warp]], None]) -> Run:
-        """What the warps of a warpgroup do together, once all of them have come."""
+        """An action of the warps of a warpgroup, once all of them have arrived."""
 
         def run(warp: Warp) -> Iterator[Wait]:
             yield BarrierWait(-1 - warp.number // 4, WARPGROUP, s.name, act)

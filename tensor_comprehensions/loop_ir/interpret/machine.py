@@ -1,7 +1,7 @@
-"""Loop programs run on NumPy, slowly, with every access checked.
+"""An interpreter of loop programs in NumPy, which checks every access.
 
-Beside running, the interpreter reports what compiled code would get wrong in silence: elements outside their buffer,
-reads of memory that nothing wrote, iterations of a PARALLEL or VECTOR loop, or threads, that meet in an element.
+It reports errors that compiled code would not show: elements outside of their buffer, reads of uninitialized memory,
+and iterations of a PARALLEL or VECTOR loop, or threads, that conflict.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def interpret(module: Module, arrays: Mapping[str, np.ndarray[Any, Any]]) -> lis
 
 
 class Interpreter:
-    """The state of a run. Each method translates a node, once, into a function that does what the node says."""
+    """The state of a run. Each method translates a node, once, into a function that runs it."""
 
     def __init__(self) -> None:
         self.values: dict[str, Value] = {}
@@ -105,7 +105,7 @@ class Interpreter:
         self.partial: frozenset[str] = frozenset()
         # While translating: checked loops (None: the blocks, and the threads, of a launch), names that vary with each
         self.scopes: list[tuple[Loop | None, set[str]]] = []
-        self.asynchronous: Any = None  # what goes on by itself in the block that runs
+        self.asynchronous: Any = None  # the asynchronous operations of the current block
         self.thread: Any = None  # the `Thread` of a launch that runs
 
     def new_memory(self, b: Buffer, depth: int) -> CheckedMemory:

@@ -1,4 +1,4 @@
-"""Matrices in registers of their own: what the interpreter does at the intrinsics that reach them."""
+"""Matrix tile registers: the interpreter's version of the intrinsics that use them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The interpreter's memory: arrays that know which elements are defined, and loops that know who touched what."""
+"""The interpreter's memory: arrays with defined and undefined elements, and loops that record accesses."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ CONFLICTS = {"read": (1, 2), "write": (0, 1, 2), "update": (0, 1)}
 
 @dataclass(slots=True, eq=False)
 class Race:
-    """Who touched which element in loops whose iterations must be independent: one such loop after another.
+    """The accesses to each element in loops whose iterations must be independent: one such loop after another.
 
-    reduces: whether iterations may share an element that all of them update at an index the loop does not change.
-    label: the number of the current iteration; in what a loop's elements remember, labels below `first` are those of
-    earlier loops, and `first` itself says that several iterations were there.
+    reduces: whether iterations may share an element that all of them update at a loop-invariant index.
+    label: the number of the current iteration; in the marks of elements, labels below `first` are those of
+    earlier loops, and `first` itself stands for several iterations.
     """
 
     var: str = ""
@@ -70,7 +70,7 @@ class Race:
         )
 
     def mark(self, who: Any) -> Any:
-        """What elements remember when the current iteration comes after `who`."""
+        """The mark of elements that the current iteration accesses after `who`."""
         others = self.races_with(who)
         return (
             np.where(others, self.first, self.label)
@@ -94,7 +94,7 @@ def fix_dynamic_extent(b: Buffer, length: int) -> Buffer:
 
 @dataclass(frozen=True, slots=True)
 class AsyncAccess:
-    """An access by what goes on by itself: of a box of the data, by which clock and in which of its turns."""
+    """An access of an asynchronous operation: the box, its clock and the time on that clock."""
 
     region: tuple[slice, ...]
     clock: int
@@ -114,9 +114,10 @@ class AsyncAccess:
 class CheckedMemory:
     """The elements of a buffer.
 
-    data: shaped (1, *shape), and the lanes last where elements are vectors. written: which of them are defined.
-    depth: how many checked loops were around the allocation. marks: who of each of those loops did what, by action.
-    spans: what goes on by itself did. writers: the thread that stored an element, plus 1. fence_counts: how many fences
+    data: shaped (1, *shape), with the lanes last if elements are vectors. written: which of them are defined.
+    depth: how many checked loops were around the allocation. marks: the last iterations of each of those loops, by
+    action.
+    spans: the asynchronous accesses. writers: the thread that stored an element, plus 1. fence_counts: how many fences
         it had made before.
     """
 
@@ -130,7 +131,7 @@ class CheckedMemory:
     fence_counts: Array = field(default_factory=lambda: np.zeros(0, np.int32))
 
     def note_stores(self) -> None:
-        """Remember from now on who stored what."""
+        """Record from now on which thread stores each element."""
         self.writers, self.fence_counts = (np.zeros(self.data.shape, np.int32) for _ in range(2))
 
     @staticmethod
@@ -145,7 +146,7 @@ class CheckedMemory:
 
     @staticmethod
     def allocate_poisoned(b: Buffer, depth: int) -> CheckedMemory:
-        """Memory that may be read, but is no good: NaN, or an unlikely integer."""
+        """Memory that may be read, but holds garbage: NaN, or an unlikely integer."""
         memory = CheckedMemory.allocate_undefined(b, depth)
         kind = memory.data.dtype
         memory.data[...] = np.iinfo(kind).max if kind.kind in "iu" else np.nan if kind.kind == "f" else True
@@ -206,7 +207,7 @@ class CheckedMemory:
         return self.points(indices, mask) if place is None else (place, mask)
 
     def place(self, indices: tuple[Value, ...], mask: Value | None) -> Place | None:
-        """As `points`, for what is in bounds and plain: a scalar, or lanes of which one index makes an array."""
+        """As `points`, for simple accesses in bounds: a scalar, or lanes along one index."""
         b, vector = self.buffer, False
         if len(indices) != len(b.shape):
             return None

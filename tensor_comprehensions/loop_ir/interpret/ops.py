@@ -1,4 +1,4 @@
-"""What the operators of expressions mean on NumPy values: scalars and one-dimensional arrays of lanes."""
+"""The operators of expressions on NumPy values: scalars and one-dimensional arrays of lanes."""
 
 from __future__ import annotations
 

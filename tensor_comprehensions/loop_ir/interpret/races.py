@@ -16,12 +16,13 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(slots=True, eq=False)
 class ThreadRace(Race):
-    """Who touched what since the last barrier of the block.
+    """The accesses to each element since the last barrier of the block.
 
-    The iteration counts, before the thread, how often its warp has met others, or its own lanes. After the threads of a
+    The iteration counts, before the thread, the times that its warp has met others, or its own lanes. After the threads
+    of a
     turn come its warps: several threads of each.
-    warps: how many there are. apart: whether elements remember each warp, else one, or that there were several.
-    known: how many turns of each other warp lie before what the warp of the current thread does.
+    warps: their number. apart: whether elements record each warp, else one, or "several".
+    known: for each other warp, the number of its turns that the warp of the current thread knows.
     """
 
     threads: int = 1
@@ -41,7 +42,7 @@ class ThreadRace(Race):
         return -(-self.threads // WARP)
 
     def enter(self, thread: int, turn: int, known: Array) -> None:
-        """Make `thread`, whose warp has met `turn` times, the one that runs."""
+        """Switch to `thread`, whose warp has met `turn` times."""
         self.thread, self.known = thread, known
         self.iteration = turn * self.turn_size + thread
         self.label = self.first + 1 + self.iteration
@@ -94,7 +95,7 @@ class ThreadRace(Race):
         mine[where] = self.mark(mine[where])
 
     def require_apart(self, memory: CheckedMemory, where: Place, action: str) -> None:
-        """Nothing that conflicts with `action` is unknown to the current thread."""
+        """Check that the current thread knows all accesses that conflict with `action`."""
         marks = memory.marks.get(self)
         if marks is not None:
             every_warp = (slice(None), *where)

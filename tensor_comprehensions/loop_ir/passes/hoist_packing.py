@@ -1,7 +1,7 @@
-"""What all iterations of a parallel loop would do alike: a thread may do it once, for all iterations of its own.
+"""Loop-invariant code motion of packing out of a parallel loop: each thread packs once, for all of its iterations.
 
-Packed operands are what it is about, such as the weights of fused layers whose tiles are rows of the batch: the
-hoisting of "Composable and modular code generation in MLIR" over a loop that threads share.
+It hoists packed operands, such as the weights of fused layers whose tiles are rows of the batch, as "Composable and
+modular code generation in MLIR" does, but over a loop that threads share.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..nodes import Allocate, Block, Buffer, Check, If, Let, Loop, Space, Stmt, 
 from ..rewrite import allocated_buffers, map_stmt, substatements, used_values, walk_stmts, written_buffers
 
 Filled = tuple[Buffer, Stmt]
-"""Scratch memory and what fills it."""
+"""Scratch memory and the statement that fills it."""
 
 
 def hoist_packing(loop: Loop) -> tuple[tuple[Filled, ...], Loop]:
@@ -33,7 +33,7 @@ def hoist_packing(loop: Loop) -> tuple[tuple[Filled, ...], Loop]:
     for buffer, fill in fills:
         if fill is not None:
             shared.setdefault(buffer.name, (buffer, fill))
-    for buffer, fill in fills:  # tiles of two sizes: what they fill in two ways stays
+    for buffer, fill in fills:  # remainder tiles fill it in another way, so it stays
         if shared.get(buffer.name) != (buffer, fill):
             shared.pop(buffer.name, None)
     if not shared:
@@ -45,8 +45,10 @@ def hoist_packing(loop: Loop) -> tuple[tuple[Filled, ...], Loop]:
 
 
 def _allocations(s: Stmt, bound: frozenset[str]) -> Iterator[tuple[Buffer, Stmt, frozenset[str]]]:
-    """The scratch memory of `s` outside of its loops: where it exists, and the names that differ from iteration to
-    iteration there. Panels are allocated one by one; what is allocated together depends on the iteration."""
+    """The scratch memory of `s` outside of its loops, its allocation, and the names that vary by iteration there.
+
+    Panels are allocated one by one; memory that is allocated together depends on the iteration.
+    """
     match s:
         case Loop() | While():
             return
@@ -59,7 +61,7 @@ def _allocations(s: Stmt, bound: frozenset[str]) -> Iterator[tuple[Buffer, Stmt,
 
 
 def _fill(buffer: Buffer, body: Stmt, bound: frozenset[str], written: set[str]) -> Stmt | None:
-    """The statements at the start of `body` that fill `buffer`, where nothing else does and all iterations do it alike.
+    """The statements at the start of `body` that fill `buffer`, if no others do and all iterations fill it identically.
 
     written: the buffers that the loop writes.
     """
@@ -72,7 +74,7 @@ def _fill(buffer: Buffer, body: Stmt, bound: frozenset[str], written: set[str]) 
 
 
 def _fills(s: Stmt, buffer: Buffer, bound: frozenset[str], written: set[str]) -> bool:
-    """Whether `s` writes nothing but `buffer`, the same in every iteration."""
+    """Whether `s` writes only `buffer`, identically in every iteration."""
     if any(b.name != buffer.name for b in written_buffers((s,))) or any(
         isinstance(c, Check | Allocate) for c in walk_stmts(s)
     ):
@@ -83,7 +85,7 @@ def _fills(s: Stmt, buffer: Buffer, bound: frozenset[str], written: set[str]) ->
 
 
 def _drop_shared(s: Stmt, shared: Mapping[str, Filled]) -> Stmt:
-    """`s`, where all that is `shared` is there and filled."""
+    """`s` without the allocation and filling of the `shared` memory."""
     match s:
         case Loop() | While():
             return s

@@ -54,9 +54,9 @@ def emulate_shuffles(kernel: Kernel) -> Kernel:
 
 
 def scalarize_async_copies(kernel: Kernel) -> Kernel:
-    """`kernel` with copies past the registers of one element each, plain ones where that is too little for them.
+    """`kernel` with asynchronous copies of one element each, or plain copies if elements are too small for that.
 
-    Those of several elements need addresses that are multiples of what they move.
+    Copies of several elements would need aligned addresses.
     """
 
     def on_stmt(s: Stmt) -> Stmt:

@@ -124,7 +124,7 @@ def _loads(e: Expr, names: set[str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Scope:
-    """What a loop body binds: names of loops and lets, lets with their values, allocated buffers."""
+    """The bindings of a loop body: names of loops and lets, lets with their values, allocated buffers."""
 
     bound: set[str]
     lets: tuple[Let, ...]

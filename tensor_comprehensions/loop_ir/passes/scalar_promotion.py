@@ -95,7 +95,7 @@ class _Update:
 
 
 def _updates(loop: Loop, scope: BoundsContext) -> list[_Update]:
-    """What registers can hold over `loop`, in order of appearance."""
+    """The accumulators that registers can hold during `loop`, in order of appearance."""
     inside = list(walk_stmts(loop.body))
     bound = {loop.var} | {s.var for s in inside if isinstance(s, Loop)} | {s.name for s in inside if isinstance(s, Let)}
     stored = {s.buffer.name for s in inside if isinstance(s, Store)}
@@ -168,7 +168,7 @@ def _redirect(s: Stmt, by_store: dict[int, Buffer]) -> Stmt:
 
 
 def _take_initial_values(found: list[_Update], before: list[Stmt]) -> dict[int, Expr]:
-    """Remove the stores at the end of `before` that set what `found` accumulates; their values by position."""
+    """Remove the stores at the end of `before` that initialize accumulators of `found`; their values by position."""
     first = len(before)
     names = {u.buffer.name for u in found}
     while first and isinstance(s := before[first - 1], Store) and s.op is None and s.buffer.name in names:

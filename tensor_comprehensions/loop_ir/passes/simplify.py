@@ -1,4 +1,4 @@
-"""Loop programs made smaller without changing what they compute."""
+"""Simplification of loop programs."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def simplify(program: Stmt, ranges: Mapping[str, Interval] | None = None) -> Stm
 @overload
 def simplify(program: Expr, ranges: Mapping[str, Interval] | None = None) -> Expr: ...
 def simplify(program: Stmt | Expr, ranges: Mapping[str, Interval] | None = None) -> Stmt | Expr:
-    """`program` with index arithmetic in canonical form, constants folded, what never runs removed.
+    """`program` with canonical index arithmetic and folded constants, and without dead code.
 
     Args:
-        ranges: intervals that free variables are known to lie in. Variables of loops get theirs from their bounds.
+        ranges: intervals of free variables. Variables of loops get theirs from their bounds.
 
     Returns:
-        The same object when there is nothing to do.
+        The same object if nothing changes.
     """
     if isinstance(program, _STATEMENTS):
         for _ in range(_ROUNDS):
@@ -71,8 +71,8 @@ def _used_names(s: Stmt) -> frozenset[str]:
 class _Simplifier:
     """One scope.
 
-    ranges: where its variables lie. used: names that occur in the program. values: what stands for a name.
-    removed: what a round threw away of the program. memo: expressions already simplified here, by identity.
+    ranges: intervals of its variables. used: names that occur in the program. values: the value of each inlined name.
+    removed: the parts of the program that a round removed. memo: simplified expressions, by identity.
     """
 
     ranges: dict[str, Interval]
@@ -82,7 +82,7 @@ class _Simplifier:
     memo: dict[int, tuple[Expr, Expr]] = field(default_factory=dict)
 
     def remove(self, s: Stmt) -> Stmt:
-        """Nothing in place of `s`."""
+        """Remove `s`."""
         self.removed.append(s)
         return build.NOTHING
 
@@ -252,7 +252,7 @@ def _is_sum(e: Binary) -> bool:
 def _is_canonical(e: Binary, values: Mapping[str, Expr]) -> bool:
     """Whether `e` is a sum of distinct variables and their positive multiples, a constant last: the usual index.
 
-    Only to be fast: what this refuses is brought into canonical form, which changes nothing if it has it.
+    A shortcut only: other expressions are brought into canonical form, which changes nothing if they have it.
     """
     names: list[str] = []
     rest: Expr = e
@@ -292,7 +292,7 @@ def _is_empty(s: Stmt) -> bool:
 
 
 def _without_stores(s: Stmt, names: set[str]) -> Stmt:
-    """`s` without the stores to the buffers `names`, which nothing reads."""
+    """`s` without the stores to the buffers `names`, which are never read."""
     if isinstance(s, Store):
         return build.NOTHING if s.buffer.name in names else s
     new = map_stmt(s, lambda e: e, lambda c: _without_stores(c, names))

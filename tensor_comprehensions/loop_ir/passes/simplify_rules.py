@@ -39,7 +39,7 @@ _LIMIT = 1 << 62
 
 
 def fold(e: Expr, _: Ranges) -> Expr | None:
-    """What the constructors of `build` fold: constants, ramps, neutral integers."""
+    """The folding of the constructors of `build`: constants, ramps, neutral integers."""
     new = refold(e)
     return None if new is e or _same_parts(new, e) else new
 

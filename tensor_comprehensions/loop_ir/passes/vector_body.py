@@ -1,4 +1,4 @@
-"""The body of a vector loop over lanes: ramps for its variable, masks for its conditions, vectors for what it binds."""
+"""The body of a vector loop over lanes: ramps for its variable, masks for its conditions, vectors for its bindings."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from .reductions import VectorAccumulator, in_accumulator_type
 
 @dataclass(frozen=True, slots=True)
 class VectorBody:
-    """How the body reads for one piece: what each name is in each interleaved copy, and which lanes run.
+    """The substitutions of the body for one piece: each name in each interleaved copy, and the active lanes.
 
     tail: lanes inside the loop's bounds. branch: per copy, lanes for which the enclosing conditions hold.
     """
@@ -103,9 +103,9 @@ class VectorBody:
         return Store(target, where, vector, s.op, mask, s.nontemporal, origin=s.origin)
 
     def hint(self, s: Invoke, c: int) -> Stmt:
-        """`s` once for each cache line that begins in a vector; nothing where the lanes are apart.
+        """`s` once for each cache line that begins in a vector; nothing if the lanes are not contiguous.
 
-        What is the same in all copies is said in the first.
+        If all copies have the same hint, only the first has it.
         """
         ((buffer, indices),) = s.operands
         where = tuple(self.vectorize_expr(i, c) for i in indices)
@@ -136,7 +136,7 @@ class VectorBody:
         if all(e.type.lanes == 1 for e in conditions):
             otherwise = self.vectorize_stmt(s.otherwise) if s.otherwise is not None else None
             return build.when(conditions[0], self.vectorize_stmt(s.then), otherwise)
-        # The condition gets a name: the branches may overwrite what it reads.
+        # The condition gets a name, because the branches may overwrite its operands.
         bound = [self.names.fresh(compose_name("mask")) for _ in self.copies]
         held: list[Expr] = [build.var(n, BOOL, self.lanes) for n in bound]
         then = self.with_conditions(held).vectorize_stmt(s.then)
@@ -169,7 +169,7 @@ class VectorBody:
         return build.allocate(chain.from_iterable(private.values()), inner)
 
     def widened_buffer(self, b: Buffer) -> Buffer:
-        """What holds `lanes` private instances of `b`: vector registers, or one more dimension in memory."""
+        """The buffer for `lanes` private instances of `b`: vector registers, or one more dimension in memory."""
         name = b.name if len(self.values) == 1 else self.names.fresh(b.name)
         if b.space is Space.REGISTER:
             return Buffer(name, Type(b.type.dtype, self.lanes), b.shape, b.strides, b.space)
@@ -187,7 +187,7 @@ class VectorBody:
     def to_vector(self, mask: Expr | None) -> Expr | None:
         return None if build.is_true(mask) or mask is None else build.broadcast(mask, self.lanes)
 
-    # Expressions: what is the same in all lanes stays scalar until it meets a vector.
+    # Expressions: values that are the same in all lanes stay scalar until they meet a vector.
 
     def vectorize_expr(self, e: Expr, c: int) -> Expr:
         match e:

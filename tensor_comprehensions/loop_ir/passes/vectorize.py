@@ -1,7 +1,7 @@
-"""VECTOR loops made explicit: ramps, masks, vector registers that accumulate, and nothing left to guess.
+"""VECTOR loops made explicit: ramps, masks, and vector registers as accumulators.
 
-A loop of `factor == (L, V)` becomes a loop over blocks of V interleaved vectors of L lanes, then single vectors, then
-one masked vector. There is no scalar remainder. With V = 0 it becomes a loop over masked vectors.
+A loop with vector_factors (L, V) becomes a loop over blocks of V interleaved vectors of L lanes, then single vectors,
+then one masked vector. There is no scalar remainder. With V = 0 it becomes a loop over masked vectors.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def vectorize_loops(s: Stmt) -> Stmt:
     """`s` without VECTOR loops.
 
     Raises:
-        CannotLower: a VECTOR loop contains what has no vector form; the message says what.
+        CannotLower: a VECTOR loop contains a construct without a vector form; the message names it.
     """
     if not any(isinstance(c, Loop) and c.kind is LoopKind.VECTOR for c in walk_stmts(s)):
         return s
@@ -104,7 +104,7 @@ def _vectorize_block(s: Block, body: tuple[Stmt, ...], names: Names, scope: Boun
     done: list[Stmt] = []
     leaving: list[VectorAccumulator] = []
     for inner, pending in results:
-        stay = tuple(a for a in pending if reached[a.buffer_name] > 1)  # by more than its own loop
+        stay = tuple(a for a in pending if reached[a.buffer_name] > 1)  # reached by more than its own loop
         done.append(_materialize_accumulators(inner, stay))
         leaving.extend(a for a in pending if a not in stay)
     return s if all(map(is_, done, body)) else build.block(*done), tuple(leaving)
@@ -245,7 +245,7 @@ def _dynamic_pieces(loop: Loop, names: Names) -> list[_Piece]:
 
 
 def _bind_ends(pieces: list[_Piece], steps: list[Stmt]) -> tuple[Stmt, ...]:
-    """The emitted pieces in order, its `lets` around its own piece and all later ones."""
+    """The emitted pieces in order, with the `lets` of each around itself and all later ones."""
     rest: tuple[Stmt, ...] = ()
     for piece, step in zip(reversed(pieces), reversed(steps), strict=True):
         rest = (step, *rest)

@@ -46,9 +46,9 @@ def cluster_plan(
     options: CpuOptions,
     target: CpuTarget,
 ) -> Plan:
-    """How `op`, inside `tiles`, is lowered. Raises ArgumentError where the schedule asked for does not apply.
+    """The plan of `op` inside `tiles`. Raises ArgumentError if the requested schedule does not apply.
 
-    Its loops may be parallel only where nothing is around them: no other nodes, and no loop over tiles.
+    Its loops may be parallel only if nothing is around them: no other nodes, and no loop over tiles.
     """
     schedule = schedule_for(options.schedule, node.name, cluster.output.tensor)
     alone = len(group.nodes) == 1

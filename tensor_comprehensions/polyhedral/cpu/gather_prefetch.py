@@ -54,7 +54,7 @@ def prefetch_hints(
 
 
 def _accesses(node: ScopStatement) -> Iterator[tuple[tc.Access, bool]]:
-    """What `node` reads, and what it updates."""
+    """The reads of `node`, and the element that it updates."""
     updated = [w for s, w in zip(node.statements, node.writes, strict=True) if s.reduction is not None]
     yield from ((a, False) for a in node.reads if a not in updated)
     yield from ((a, True) for a in updated)
@@ -68,7 +68,7 @@ def _is_selected_row(
     lanes: NestDim,
     target: CpuTarget,
 ) -> bool:
-    """Does data that nothing here writes select rows along `lanes` of a tensor larger than the second-level cache?"""
+    """Whether data that the def does not write selects rows along `lanes` of a tensor larger than L2."""
     tensor = function.tensor(access.tensor)
     if tensor.size * tensor.dtype.size <= target.cache[min(1, len(target.cache) - 1)]:
         return False
@@ -96,9 +96,9 @@ def _ranges(node: ScopStatement) -> dict[str, BoundIndex]:
 def _advance_scope(
     moving: Sequence[str], ranges: Mapping[str, BoundIndex], distance: int, scope: LoweringScope
 ) -> LoweringScope:
-    """`scope` with the innermost of `moving` `distance` iterations on, into the next ones of the loop around it.
+    """`scope` with the innermost of `moving` `distance` iterations ahead, into the next ones of the loop around it.
 
-    All indices stay in their ranges, so whatever the statement may read there can be read.
+    All indices stay in their ranges, so every read that the statement may make there is in bounds.
     """
     if not moving:
         return scope

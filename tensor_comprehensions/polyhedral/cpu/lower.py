@@ -49,7 +49,7 @@ def lower_cpu(function: BoundFunction, options: CpuOptions, target: CpuTarget) -
     """The module of `function` (legalized): one kernel per fused group, in order.
 
     Raises:
-        CannotLower: the function is outside what this lowering can express.
+        CannotLower: this lowering cannot express the function.
     """
     return _with_or_without_clusters(options, lambda o: _lower(function, o, target))
 
@@ -104,7 +104,7 @@ def _lower(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> M
         before = checks
         for s in (s for n in scheduled.group.nodes for s in n.statements):
             checks += build_check_loops(function, s, buffers, len(checks.sites), options, target)
-        for nest in checks.loops[len(before.loops) :]:  # apart: one may read through what the one before verifies
+        for nest in checks.loops[len(before.loops) :]:  # separate: one may rely on the one before
             kernels.append(Kernel(compose_name(function.name, f"check{len(kernels)}"), nest))
         local = _local_tensors(function, plan, scheduled, options)
         contracted |= {t.name for t in local}
@@ -153,7 +153,7 @@ def _local_tensors(
 
 @lru_cache(SCOPS)
 def _scop(function: BoundFunction, nodes: tuple[ScopStatement, ...]) -> Scop:
-    """The scop, with what isl found out about it for other options."""
+    """The scop, with cached results of isl from compilations with other options."""
     return Scop(function, nodes)
 
 
@@ -179,7 +179,7 @@ def plan_schedule(scop: Scop, options: CpuOptions, target: CpuTarget) -> tuple[S
 def _record_tiles(
     scop: Scop, group: FusionGroup, sizes: Sequence[int], options: CpuOptions, is_scheduled: bool
 ) -> None:
-    """Write down what one iteration of the shared loops of a group covers."""
+    """Record the work of one iteration of a group's shared loops."""
     rows = ", ".join(
         f"{row.places[0][1][0]} {size} of {row.extent}" for row, size in zip(group.rows, sizes, strict=True)
     )
@@ -242,7 +242,7 @@ def scop_nodes(function: BoundFunction, options: CpuOptions, target: CpuTarget) 
 
 
 def _record_lowering(s: BoundStatement, cluster: MatchedContraction | None, reason: str | None) -> None:
-    """Write down by what a statement that sums is computed."""
+    """Record the lowering of a statement with a sum."""
     if cluster is not None and reason is None:
         names = tuple(x.name for x in cluster.statements)
         note_decision(Decision("lowering", names, REGISTER_TILES, "a sum of products with statements around it"))
@@ -265,9 +265,9 @@ def _refusal(
 def find_contractions(
     function: BoundFunction, options: CpuOptions, target: CpuTarget
 ) -> tuple[tuple[str, str, StructuredOp], ...]:
-    """What schedules apply to in `function` (legalized): for each op its name, the tensor it defines, and itself.
+    """The ops in `function` (legalized) that schedules apply to: for each its name, the tensor it defines, and itself.
 
-    They are what `use_microkernels` lowers, or what the only statement does where that is no contraction.
+    They are the ops that `use_microkernels` lowers, or that of the only statement if it is not a contraction.
     """
     given = _simplify_domains(function)
     function = split_reductions(given, options, target, products=False)
@@ -287,21 +287,21 @@ def find_contractions(
 
 
 def splits_reductions_in(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> bool:
-    """Does `function` (legalized), without a schedule, sum products in parts? No pipeline says that."""
+    """Whether `function` (legalized), without a schedule, sums products in parts, which no schedule expresses."""
     whole = _simplify_domains(function)
-    untold = replace(options, schedule=None)
-    return split_reductions(reorder(whole, untold, target), untold, target) != split_reductions(
-        whole, untold, target, products=False
+    unscheduled = replace(options, schedule=None)
+    return split_reductions(reorder(whole, unscheduled, target), unscheduled, target) != split_reductions(
+        whole, unscheduled, target, products=False
     )
 
 
 def with_split_stages(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> BoundFunction:
-    """`function` (legalized) with its reductions in as many parts as it is lowered with."""
+    """`function` (legalized) with its reductions split into the parts of its lowering."""
     return split_reductions(_simplify_domains(function), options, target)
 
 
 def has_only_contractions(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> bool:
-    """Are there but contractions in `function` (legalized), and what `use_microkernels` does with their results?"""
+    """Whether `function` (legalized) has only contractions, and work that `use_microkernels` fuses with them."""
     function = split_reductions(_simplify_domains(function), options, target, products=False)
     return all(n.cluster is not None for n in scop_nodes(function, options, target))
 

@@ -77,7 +77,7 @@ def _initialize_sums(
     options: CpuOptions,
     target: CpuTarget,
 ) -> list[ir.Stmt]:
-    """What starts the sums over the serial row, before its first tile."""
+    """The statements that initialize the sums over the serial row, before its first tile."""
     emitter = NestLowering(function, scheduled.group, tuple(tiles), buffers, options, target)
     sums = [leaf for leaf in scheduled.leaves if scheduled.group.adds_up(leaf.nodes[0])]
     return [with_origin(emitter.initialize_sums(leaf), statements_of(leaf.nodes), INITIAL_VALUES) for leaf in sums]
@@ -92,7 +92,7 @@ def contraction_schedule(
     options: CpuOptions,
     target: CpuTarget,
 ) -> Schedule | None:
-    """How the cluster of `node`, or the only statement of a group, is lowered; None where no pieces say that."""
+    """How the cluster of `node`, or the only statement of a group, is lowered; None if no pieces say that."""
     tiles, _ = tiles_of(scheduled.group, scheduled.sizes)
     function, local = _with_layouts(function, scheduled, local)
     if node.cluster is None:
@@ -164,7 +164,7 @@ def _reads_before(scheduled: ScheduledGroup, tensor: str, written: str) -> bool:
 
 
 def _streams(function: BoundFunction, scheduled: ScheduledGroup, target: CpuTarget) -> tuple[frozenset[str], bool]:
-    """The tensors that a group writes past the caches, and whether what it turns goes through a buffer."""
+    """The tensors that a group stores non-temporally, and whether its transpositions go through a buffer."""
     group, movement = scheduled.group, scheduled.movement
     if movement is not None:
         return frozenset(w.tensor for n in group.nodes for w in n.writes if movement.nontemporal), movement.staged

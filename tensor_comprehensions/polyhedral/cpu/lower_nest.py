@@ -66,7 +66,7 @@ ROWS_AT_A_TIME = 8
 
 @dataclass(frozen=True, slots=True)
 class NestLowering:
-    """What the nests of one group have in common."""
+    """The shared context of the nests of one group."""
 
     function: BoundFunction
     group: FusionGroup
@@ -75,8 +75,8 @@ class NestLowering:
     options: CpuOptions
     target: CpuTarget
     streams: frozenset[str] = frozenset()  # tensors that are written past the caches
-    movement: MemoryBoundPlan | None = None  # how the only nest runs, if a schedule says so
-    staged: bool = False  # whether what a pointwise nest turns goes through a buffer
+    movement: MemoryBoundPlan | None = None  # the plan of the only nest, if a schedule determines it
+    staged: bool = False  # whether a pointwise nest transposes through a buffer
 
     def leaf(self, leaf: LoopNest) -> ir.Stmt:
         """The nest of `leaf`, vectorized where that is possible."""
@@ -109,7 +109,7 @@ class NestLowering:
         note_decision(Decision("vector", statements_of(leaf.nodes), chosen, why, numbers, rivals))
 
     def _lower_movement(self, leaf: LoopNest, movement: MemoryBoundPlan) -> ir.Stmt:
-        """The nest as a schedule wants it. Raises ArgumentError where it has no form in vectors."""
+        """The nest as a schedule wants it. Raises ArgumentError if it has no form in vectors."""
         lanes = next((d for d in leaf.dims if d.name == movement.vector), None)
         if lanes is not None and lanes.kind is not DimKind.SERIAL:
             nest = (self._turned_nest if movement.transposed else self._nest)(leaf, lanes)
@@ -121,7 +121,7 @@ class NestLowering:
         )
 
     def default_plan(self, scheduled: ScheduledGroup) -> MemoryBoundPlan | None:
-        """What is done with the only statement of a group where nobody asks; None where pieces cannot say."""
+        """The default plan for the only statement of a group; None if no schedule can express it."""
         (leaf,) = scheduled.leaves
         lanes = vector_dim(self.function, leaf, self.target)
         if lanes is None:
@@ -187,7 +187,7 @@ class NestLowering:
     def _restricted_nest(
         self, leaf: LoopNest, order: Sequence[NestDim], lanes: NestDim | None, body: ir.Stmt
     ) -> ir.Stmt:
-        """The nest of a leaf that has a domain smaller than its box; what is `chosen` is so in `body` already."""
+        """The nest of a leaf whose domain is smaller than its box; the body already selects `chosen` conditions."""
         first = leaf.nodes[0]
         indices = self._scope(leaf, first).indices
         here = place_inequalities(leaf, order, lanes)
@@ -205,7 +205,7 @@ class NestLowering:
         return build.when(all_hold(here.around, indices), body)
 
     def _summed_rows(self, leaf: LoopNest, lanes: NestDim) -> NestDim | None:
-        """The dimension whose rows a sum along them adds up at once; None where it goes row by row."""
+        """The dimension whose rows a sum along them adds up at once; None if it goes row by row."""
         if lanes.kind is not DimKind.REDUCTION:
             return None
         if self.movement is None:
@@ -289,7 +289,7 @@ class NestLowering:
             yield from prefetch_hints(self.function, self.group, node, lanes, loops, scope, self.target)
 
     def _turned_nest(self, leaf: LoopNest, lanes: NestDim) -> ir.Stmt | None:
-        """The nest with reads that cross `lanes` transposed; None where there are none."""
+        """The nest with reads that cross `lanes` transposed; None if there are none."""
         row = transposed_read_dim(self.function, leaf, lanes)
         if row is None or leaf.nodes[0].domain:
             return None
@@ -418,7 +418,7 @@ class NestLowering:
 
 
 def _why_no_vectors(nest: ir.Stmt) -> str | None:
-    """Why a nest has no form in vectors; None where it has one."""
+    """Why a nest has no form in vectors; None if it has one."""
     try:
         vectorize_loops(nest)
     except CannotLower as refusal:

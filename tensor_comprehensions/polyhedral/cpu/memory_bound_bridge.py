@@ -1,4 +1,4 @@
-"""A def that only reduces, permutes or copies as a structured op, and what the pipeline for it means in loops."""
+"""A def that only reduces, permutes or copies as a structured op, and its schedule as loops."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def _moves_by_data(e: tc.Expr) -> bool:
 def requested_plan(
     group: FusionGroup, buffers: Mapping[str, Buffer], options: CpuOptions, target: CpuTarget
 ) -> MemoryBoundPlan | None:
-    """What the schedule says about the only node of a group; None where it says nothing.
+    """The plan that the schedule requests for the only node of a group; None if it requests none.
 
-    Raises ArgumentError where it does not apply.
+    Raises ArgumentError if it does not apply.
     """
     for node in group.nodes:
         schedule = (
@@ -88,7 +88,7 @@ def tile_sizes_of(movement: MemoryBoundPlan, group: FusionGroup) -> tuple[int, .
     wanted = dict(movement.tiles)
     rows = {row.places[0][1][0]: row for row in group.rows}
     if unknown := [name for name in wanted if name not in rows]:
-        raise ArgumentError(f"tile: the iterations of {unknown[0]} depend on one another")
+        raise ArgumentError(f"tile: the iterations of {unknown[0]} depend on each other")
     return tuple(wanted.get(name, row.extent) for name, row in rows.items())
 
 

@@ -15,14 +15,14 @@ from ..schedule.loop_nest import DimKind, LoopNest, NestDim
 class Restriction:
     """Where each inequality of a leaf's domain takes effect.
 
-    Elements that nobody wants may be computed all the same, but terms outside the domain must not be added.
+    Elements outside of the domain may be computed, but terms outside of it must not be added.
 
     Attributes:
-        bounds: for the position of a loop, those that bound it.
-        widest: the same of a loop inside the lanes, which goes as far as any of them does.
+        bounds: for the position of a loop, the inequalities that bound it.
+        widest: the same for a loop inside the lanes, which covers the iterations of all lanes.
         around: conditions on the whole nest.
         begun: conditions on the sums of an element, which is initialized all the same.
-        chosen: conditions that differ from lane to lane: what is added there is neutral where they do not hold.
+        chosen: conditions that differ from lane to lane: if they do not hold, the neutral element is added.
     """
 
     bounds: Mapping[int, tuple[Inequality, ...]]
@@ -33,7 +33,7 @@ class Restriction:
 
 
 def place_inequalities(leaf: LoopNest, order: Sequence[NestDim], lanes: NestDim | None) -> Restriction:
-    """What becomes of the domain of `leaf`, whose loops nest in this order, with `lanes` among them."""
+    """Where the inequalities of `leaf` take effect, if its loops nest in this order, with `lanes` among them."""
     first = leaf.nodes[0]
     names = [d.index(first) for d in order]
     lane = None if lanes is None else lanes.index(first)

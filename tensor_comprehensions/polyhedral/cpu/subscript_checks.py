@@ -36,7 +36,7 @@ CHUNK = compose_name("chunk")
 
 @dataclass(frozen=True, slots=True)
 class BoundsCheckLoops:
-    """Loops that verify, what a failure of each means, and the memory that they need."""
+    """Loops that verify subscripts, their check sites, and the memory that they need."""
 
     loops: tuple[ir.Stmt, ...] = ()
     sites: tuple[CheckSite, ...] = ()
@@ -60,7 +60,7 @@ def build_check_loops(
     options: CpuOptions,
     target: CpuTarget,
 ) -> BoundsCheckLoops:
-    """For each check of `s` what verifies it over all instances of `s`."""
+    """For each check of `s`, loops that verify it over all instances of `s`."""
     found = BoundsCheckLoops()
     if all(i.extent for i in s.indices):
         for check in dict.fromkeys(s.checks):
@@ -79,7 +79,7 @@ def _accesses(check: BoundsCheck) -> list[tc.Access]:
 
 @dataclass(frozen=True, slots=True)
 class _Check:
-    """One check of a statement, and what decides how it is done."""
+    """One check of a statement, and the facts that decide its implementation."""
 
     function: BoundFunction
     statement: BoundStatement
@@ -158,7 +158,7 @@ class _Check:
                 body = ir.Loop(i.name, start, stop, body, LoopKind.VECTOR, vector_factors=factor)
             else:
                 body = ir.Loop(i.name, start, stop, body)
-        vectorize_loops(_all(inside, body))  # it refuses what has no vector form
+        vectorize_loops(_all(inside, body))  # raises CannotLower if the check has no vector form
         return body
 
     def _cost(self, i: BoundIndex, lanes: int) -> float:
@@ -188,7 +188,7 @@ def is_inside(value: ir.Expr, extent: int) -> ir.Expr:
 
 
 def _all(inside: Buffer, nest: ir.Stmt) -> ir.Stmt:
-    """`inside` as the conjunction of what `nest` takes into it."""
+    """`inside` as the conjunction of the conditions that `nest` combines into it."""
     return build.block(ir.Store(inside, (), build.TRUE), nest)
 
 

@@ -1,4 +1,4 @@
-"""A group's tiles, the loops over them, and buffers for what one of them touches."""
+"""A group's tiles, the loops over them, and buffers for the part of a tensor that one tile touches."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def tile_loops(
     options: CpuOptions,
     name: str = "tile",
 ) -> ir.Stmt:
-    """One flat parallel loop over all tiles, or a serial one where there is too little work to share."""
+    """One flat parallel loop over all tiles, or a serial one if there is too little work to share."""
     moving = [(t, c) for t, c in zip(tiles, counts, strict=True) if c > 1]
     if not moving:
         return body
@@ -84,9 +84,9 @@ def tile_loops(
 def with_remainders(
     tiles: tuple[TileRange, ...], body: Callable[[tuple[TileRange, ...]], ir.Stmt], position: int = 0
 ) -> ir.Stmt:
-    """`body` for whole tiles and, as code of its own, for every mix of whole and shorter ones from `position` on.
+    """`body` for whole tiles and, as separate code, for every mix of whole and remainder tiles from `position` on.
 
-    Contractions and blocks of a transposition have static extents, so a shorter tile cannot be a loop bound.
+    Contractions and blocks of a transposition have static extents, so a remainder tile cannot be a loop bound.
     """
     for k in range(position, len(tiles)):
         tile = tiles[k]
@@ -100,7 +100,7 @@ def with_remainders(
 
 
 def localized_buffer(tensor: Tensor, extents: Sequence[BufferExtent], tiles: Sequence[TileRange]) -> BufferView[int]:
-    """A thread-private buffer for what one iteration touches of `tensor`, its dimensions in the order of memory."""
+    """A thread-private buffer for the part of `tensor` that one iteration touches, with dimensions in memory order."""
     order = sorted(range(len(extents)), key=lambda d: -tensor.strides[d])
     digits = tuple(BufferDim(d, 1, extents[d].size) for d in order if extents[d].size > 1)
     first = (build.const(0) if e.row is None else build.add(tiles[e.row].start, e.offset) for e in extents)

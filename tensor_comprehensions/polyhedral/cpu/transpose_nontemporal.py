@@ -29,13 +29,13 @@ def transpose_nontemporal(
     factor: tuple[int, int],
     before: int = 0,
 ) -> Stmt:
-    """The loops over `row` and `lane` around pointwise `stores` past the caches, which find `reads` in buffers.
+    """The loops over `row` and `lane` around pointwise non-temporal `stores`, which read `reads` from buffers.
 
     Args:
-        whole: the range of which `lane` is a part. What these loops do not store at its beginning is done by those for
-            the part before, and the other way round at its end.
-        factor: rows and lanes of the square blocks that are turned, and lanes of the vectors that leave the buffers;
-            how many of those at once.
+        whole: the range of which `lane` is a part. A line that begins in one part and ends in the next is stored by the
+            loops of the first part.
+        factor: rows and lanes of the square blocks to transpose, and lanes of the vectors that leave the buffers; how
+            many of those at once.
         before: lanes of each part before this one, if this is the last and shorter.
     """
     if parts := _parts(row):
@@ -69,7 +69,7 @@ def transpose_nontemporal(
         more = replace(lanes, start=first, stop=build.add(first, line))
         beyond = transpose_into(found, rows, more, factor[0], along_reads=True)
         copies.append(build.when(build.lt(lanes.stop, whole[1]), beyond))
-    if apart or is_apart(before):  # then the part before this one has stored what is left of its last line
+    if apart or is_apart(before):  # then the part before this one has stored the rest of its last line
         inner = _by_lines(store, line, lanes, whole, loop_lanes)
     body = build.block(*copies, Loop(row.name, rows.start, rows.stop, inner))
     body = build.allocate([place.buffer for place in found.values()], body)
@@ -78,7 +78,7 @@ def transpose_nontemporal(
 
 
 def _parts(axis: Axis) -> tuple[Axis, ...]:
-    """What whole chunks cover of a long axis, and the rest; () where there is but one of both."""
+    """The whole chunks of a long axis, and the remainder; () if the axis is not split."""
     length = axis.length
     return () if length is None or length < LARGEST_STAGE or axis.splits(LARGEST_STAGE) else axis.cut(LARGEST_STAGE)
 
@@ -90,13 +90,13 @@ def _is_aligned(buffer: Buffer, first: int, lanes: int) -> bool:
 
 
 def _pitch(buffer: Buffer, lanes: int) -> int:
-    """Rows for so many elements of an odd number of lines, which are spread over all sets of a cache."""
+    """Pitch of rows with this many elements: an odd number of lines, which spreads rows over all sets of a cache."""
     line = CACHE_LINE // buffer.type.dtype.size
     return (-(-lanes // line) | 1) * line
 
 
 def _by_lines(store: Store, line: int, lane: Axis, whole: tuple[int, int], along: Callable[[Expr, Expr], Stmt]) -> Stmt:
-    """`along` the lines of `store` that begin in `lane`, and what there is before the first in all of the range."""
+    """`along` the lines of `store` that begin in `lane`, and those before the first line at the start of the range."""
     lines = build.var(compose_name(lane.name, "lines"))
     before = build.when(build.le(lane.start, whole[0]), along(lane.start, lines))
     stop = build.minimum(_line_at(store, line, lane, lane.stop), whole[1])

@@ -1,6 +1,6 @@
-"""Promotion: what a block reads along the wrong dimension is copied to where it lies along the right one.
+"""Promotion for transposition: the operand of a block is copied so that it is contiguous along the other dimension.
 
-Where all iterations are independent the copy is in registers (`structured.lower.transpose`); else in a small buffer.
+If all iterations are independent, the copy is in registers (`structured.lower.transpose`); else in a small buffer.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def transpose_block_side(
 def loads_in_pieces(
     stores: Sequence[Store], reads: Sequence[Load], rows: Axis, lanes: Axis, block: int, target: CpuTarget
 ) -> bool:
-    """Whether blocks of so many rows and lanes load rows in pieces: whole lines, from the first cache to it."""
+    """Whether blocks of this many rows and lanes load rows in pieces, so that whole lines pass through L1."""
     is_line = block * _bits(stores, reads) == 8 * CACHE_LINE and _is_near(stores, reads, target)
     if not is_line or rows.length is None or lanes.length is None:
         return False
@@ -79,7 +79,7 @@ def _has_lines(target: CpuTarget) -> bool:
 
 
 def _touched_bytes(stores: Sequence[Store], reads: Sequence[Load]) -> int:
-    """Bytes of what is written, and read across."""
+    """Bytes of the outputs, and of the transposed reads."""
     buffers = {*_written_buffers(stores), *(r.buffer for r in reads)}
     return sum(prod(b.shape) * b.type.dtype.size for b in buffers)
 
@@ -97,7 +97,7 @@ def _writes_lines(stores: Sequence[Store], reads: Sequence[Load], target: CpuTar
 
 
 def prefetch_distance(reads: Sequence[Load], target: CpuTarget) -> int:
-    """How far ahead of their use lines of what `reads` read are worth asking for; 0 where the caches have them."""
+    """How many lines ahead to prefetch `reads`; 0 if they are in the caches."""
     largest = max(prod(r.buffer.shape) * r.buffer.type.dtype.size for r in reads)
     return AHEAD if largest > target.cache[min(1, len(target.cache) - 1)] // 2 else 0
 
@@ -144,7 +144,7 @@ def chunk_of(axis: Axis, size: int) -> Axis:
 def staged_loads(
     reads: Sequence[Load], rows: Axis, lanes: Axis, shape: Callable[[Load], tuple[int, int]]
 ) -> dict[Load, Load]:
-    """Where each of `reads` is found in a buffer of that shape for what it gives at `rows` and `lanes`."""
+    """The buffer load that replaces each of `reads` at `rows` and `lanes`, in a buffer of that shape."""
     axes = (rows, lanes)
     first = {a.name: a.start for a in axes}
     found = {}
@@ -193,7 +193,7 @@ def _is_turned(e: Load, row: str, lane: str) -> bool:
 
 
 def _step(buffer: Buffer, indices: tuple[Expr, ...], name: str) -> int | None:
-    """Elements between `buffer[indices]` at consecutive values of the variable `name`; None where that varies."""
+    """Elements between `buffer[indices]` at consecutive values of the variable `name`; None if that varies."""
     total = 0
     for index, stride in zip(indices, buffer.strides, strict=True):
         for atom, c in linear_forms.linear_terms(index)[0].items():

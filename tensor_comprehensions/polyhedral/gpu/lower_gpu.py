@@ -39,11 +39,11 @@ def lower_gpu(
 ) -> Module:
     """The module of `function` (legalized): one kernel per fused group, in order.
 
-    options: None chooses them for each kernel. collapsed: its tensors keep the dimensions that they have.
+    options: None chooses them for each kernel. collapsed: its tensors keep their dimensions.
 
     Raises:
         ArgumentError: an option is illegal, or beyond the limits of the target.
-        CannotLower: the function is outside what this lowering can express.
+        CannotLower: this lowering cannot express the function.
     """
     if options is not None:
         check_mapping(options, target)
@@ -119,7 +119,7 @@ def _groups(scop: Scop, options: MappingOptions | None, target: GpuTarget) -> tu
 
 
 def _side_by_side(scop: Scop, groups: Sequence[FusionGroup], target: GpuTarget) -> tuple[FusionGroup, ...]:
-    """Neighbors that touch nothing in common in one kernel, where they take hardly longer than a launch."""
+    """Fuse independent neighbors into one kernel if they take hardly longer than a launch."""
     found: list[FusionGroup] = []
     for group in groups:
         whole = (
@@ -133,7 +133,7 @@ def _side_by_side(scop: Scop, groups: Sequence[FusionGroup], target: GpuTarget) 
 
 
 def _chain_groups(scop: Scop, groups: Sequence[FusionGroup], object_to: Object) -> tuple[FusionGroup, ...]:
-    """Groups that follow one another joined: what starts a later layer need not touch what the earlier one wrote."""
+    """Fuse consecutive groups: the start of a later layer need not touch results of the earlier one."""
     found: list[FusionGroup] = []
     for group in groups:
         whole = fuse_consecutive(scop, found[-1], group) if found else None

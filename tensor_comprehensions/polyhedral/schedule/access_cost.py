@@ -21,7 +21,7 @@ LONG_COLUMN, SIMPLE = 32, 3
 
 
 def access_stride(function: BoundFunction, access: tc.Access, index: str) -> int | None:
-    """Elements between the addresses of `access` at consecutive values of `index`; None where data decides."""
+    """Elements between the addresses of `access` at consecutive values of `index`; None if data decides."""
     tensor = function.tensor(access.tensor)
     total = 0
     for e, step in zip(access.subscripts, tensor.strides, strict=True):
@@ -34,7 +34,7 @@ def access_stride(function: BoundFunction, access: tc.Access, index: str) -> int
 
 
 def vector_dim(function: BoundFunction, leaf: LoopNest, target: CpuTarget) -> NestDim | None:
-    """The dimension whose lanes cost least per element, or None where no dimension may run in lanes."""
+    """The dimension whose lanes cost least per element, or None if no dimension may run in lanes."""
     return min(_lane_candidates(leaf), key=lambda d: _cost(function, leaf, d, target), default=None)
 
 
@@ -82,7 +82,7 @@ def _access_cost(step: int | None) -> float:
 
 
 def transposed_read_dim(function: BoundFunction, leaf: LoopNest, lanes: NestDim) -> NestDim | None:
-    """The dimension along which reads are contiguous that are strided along `lanes`; the one with most of them.
+    """The dimension along which most reads that are strided along `lanes` are contiguous.
 
     Such reads are worth transposing ahead of the iterations that need them.
     """
@@ -110,7 +110,7 @@ def _turning_rows(leaf: LoopNest, lanes: NestDim) -> list[NestDim]:
 def _turns(
     function: BoundFunction, leaf: LoopNest, node: ScopStatement, access: tc.Access, lanes: NestDim, row: NestDim
 ) -> bool:
-    """Can registers transpose this read: strided along `lanes`, contiguous along `row`, of what the leaf only reads?"""
+    """Whether registers can transpose this read: strided along `lanes`, contiguous along `row`, not written here."""
     along = access_stride(function, access, lanes.index(node))
     if along is None or abs(along) <= INTERLEAVED or access.guarded:
         return False

@@ -1,7 +1,7 @@
-"""What else joins a chain of contractions: sums over its rows, tile by tile, and what a later node needs beside it.
+"""Further statements in a chain of contractions: sums over its rows, tile by tile, and producers of their operands.
 
-A gradient by the keys of attention adds up over the queries, which are the rows of all other products. It joins them
-where the tiles of a batch run one after another: each adds its own terms to the sum, which stays close.
+The gradient of attention's keys is a sum over the queries, which are the rows of all other products. It joins them if
+the tiles of a batch run one after another: each adds its terms to the sum, which stays in a cache.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SERIAL_BATCHES = 4
 def join_chain(
     scop: Scop, group: FusionGroup, node: ScopStatement, later: Sequence[ScopStatement], target: CpuTarget
 ) -> FusionGroup | None:
-    """`group`, a chain, with `node`, one of the nodes that this module is about; None where it is none."""
+    """`group`, a chain, with `node`, one of the nodes that this module is about; None if it is none."""
     if chain_tiles(scop.function, group, target) is None:
         return None
     written = {w.tensor for n in group.nodes for w in n.writes}
@@ -63,7 +63,7 @@ def merge_producer(
 
 
 def _rows_of_reads(first: FusionGroup, node: ScopStatement, row: tuple[str, int]) -> Iterator[int | None]:
-    """For all that `node` reads of `first`, the row there that is `row`, an index of `node`; None without such."""
+    """For every read of `first` by `node`, the row there that is `row`, an index of `node`; None if there is none."""
     for producer in first.nodes:
         for write in producer.writes:
             for read in (r for r in node.reads if r.tensor == write.tensor):
@@ -99,7 +99,7 @@ def _with_sum(function: BoundFunction, group: FusionGroup, node: ScopStatement) 
 
 
 def _rows_read(group: FusionGroup, node: ScopStatement) -> tuple[str, ...] | None:
-    """The index of `node` that takes the place of each row in all that it reads of the group; None without such."""
+    """The index of `node` that replaces each row in all its reads of the group; None if there is none."""
     found: dict[int, str] = {}
     writes = [(n, w) for n in group.nodes for w in n.writes]
     for n, write in writes:

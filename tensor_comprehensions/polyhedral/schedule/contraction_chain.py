@@ -1,7 +1,7 @@
-"""Contractions that share tiles of rows, as attention does: what they hand on stays in the second-level cache.
+"""Chains of contractions that share tiles of rows, as in attention: temporaries between them stay in L2.
 
 The rows that both factors of every contraction depend on are batches: a tile is one of each. Of the others, along which
-only one factor moves, a tile takes as many as the cache has room for: each uses again what the other factor holds.
+only one factor moves, a tile takes as many as fit into the cache, and each reuses the other factor.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def contraction_tiles(function: BoundFunction, group: FusionGroup, target: CpuTa
 
 
 def chain_tiles(function: BoundFunction, group: FusionGroup, target: CpuTarget) -> tuple[int, ...] | None:
-    """The tile of each row of `group`; None where it is no chain, or a tile of it leaves the second-level cache."""
+    """The tile of each row of `group`; None if it is no chain, or a tile of it leaves the second-level cache."""
     row = tiled_row(group)
     temporaries = [t for t in function.tensors if t.role is Role.TEMPORARY and _is_handed_on(t, group)]
     replaced = memory_takers(group, temporaries)
@@ -74,7 +74,7 @@ def _tile_bytes(tensor: Tensor, group: FusionGroup, sizes: Sequence[int]) -> int
 
 
 def _is_handed_on(tensor: Tensor, group: FusionGroup) -> bool:
-    """Does a node of `group` read what another one wrote to `tensor`?"""
+    """Whether a node of `group` reads a result of another one in `tensor`."""
     writers = {n.name for n in group.nodes if any(w.tensor == tensor.name for w in n.writes)}
     readers = {n.name for n in group.nodes if any(r.tensor == tensor.name for r in n.reads)}
     return bool(writers) and bool(readers - writers)
@@ -104,17 +104,18 @@ def _indices(e: tc.Expr) -> frozenset[str]:
     return frozenset(x.name for x in walk_expr(e) if isinstance(x, tc.Index))
 
 
-# --- the layout of what is handed on -----------------------------------------------------------------------------
+# --- the layout of temporaries -----------------------------------------------------------------------------------
 
 
 def with_chain_layouts(
     function: BoundFunction, group: FusionGroup, sizes: Sequence[int], local: Sequence[Tensor]
 ) -> BoundFunction:
-    """`function` with its `local` temporaries contiguous along the tiled row where no factor is turned across then.
+    """`function` with its `local` temporaries contiguous along the tiled row if that saves transposing factors.
 
-    The lanes of a product run along the contiguous dimension of its result. Where the factor that moves along it is
-    contiguous elsewhere, every tile would turn all of that factor; along the rows it turns the tile's own part. What
-    is added to the result, a mask for each element say, would be turned then, so that nothing would be gained.
+    The lanes of a product run along the contiguous dimension of its result. If the factor that moves along it is
+    contiguous elsewhere, every tile would transpose all of that factor; along the rows it transposes only the tile's
+    part. But then operands added to the result, such as an elementwise mask, would need transposing, and nothing would
+    be gained.
     """
     row = tiled_row(group)
     if row is None or sizes[row] == 1:
@@ -129,7 +130,7 @@ def with_chain_layouts(
 
 
 def _results_at_points(function: BoundFunction, group: FusionGroup, row: int, local: frozenset[str]) -> frozenset[str]:
-    """The `local` results of products that turn a factor across, and what is made of those point by point."""
+    """The `local` results of products that transpose a factor, and pointwise results of those."""
     found: set[str] = set()
     for node in group.nodes:
         for write in (w for w in node.writes if w.tensor in local):
@@ -153,7 +154,7 @@ def _turns_factor(function: BoundFunction, node: ScopStatement, group: FusionGro
 
 
 def _crosses_rows(function: BoundFunction, node: ScopStatement, row: str, local: frozenset[str]) -> bool:
-    """Does `node` read, beside what `local` temporaries hold for each of its points, what lanes along `row` cross?"""
+    """Whether `node` reads, besides its pointwise `local` temporaries, operands that lanes along `row` cross."""
     factors = () if node.cluster is None else (node.cluster.left, node.cluster.right)
     multiplied = {a for f in factors for a in walk_expr(f) if isinstance(a, tc.Access)}
     accesses = (*node.writes, *node.reads)

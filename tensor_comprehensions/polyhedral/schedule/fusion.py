@@ -61,7 +61,7 @@ class BandMember:
 class FusionGroup:
     """Nodes of one kernel in program order, and the coincident rows they share, outermost first.
 
-    serial: the row whose tiles run one after another, since some nodes add up over it; None: there is no such row.
+    serial: the row whose tiles run one after another, since some nodes sum over it; None: there is no such row.
     """
 
     nodes: tuple[ScopStatement, ...]
@@ -89,7 +89,7 @@ class FusionObjection:
 
 
 Object = Callable[[FusionGroup, FusionGroup, FusionGroup], FusionObjection | None]
-"""What speaks against fusion: of the group so far, the node alone, both together."""
+"""The objection to fusion, from the group so far, the node alone, and both together; None: there is none."""
 Join = Callable[[FusionGroup, ScopStatement, Sequence[ScopStatement]], FusionGroup | None]
 Merge = Callable[[FusionGroup, FusionGroup], FusionGroup | None]
 
@@ -186,7 +186,7 @@ def _tensor_bytes(scop: Scop, name: str) -> int:
 
 
 def _find_objection(scop: Scop, before: FusionGroup, group: FusionGroup, object_to: Object) -> FusionObjection:
-    """What speaks against two neighbors in one kernel; no words where nothing does."""
+    """The objection to fusing two neighbors; empty if there is none."""
     joined = _fuse_node(scop, before, group.nodes[0])
     return APART if joined is None else object_to(before, group, joined) or FusionObjection("")
 
@@ -229,7 +229,7 @@ def is_parallel_dim(dependences: isl.UnionMap, node: ScopStatement, position: in
 
 
 def fuse_consecutive(scop: Scop, first: FusionGroup, second: FusionGroup) -> FusionGroup | None:
-    """The nodes of two groups that follow one another as one group, or None where they share no coincident row."""
+    """The nodes of two consecutive groups as one group, or None if they share no coincident row."""
     written = {w.tensor for n in first.nodes for w in n.writes}
     if any(check_reads(s) & written for n in second.nodes for s in n.statements):
         return None  # its subscripts are verified in between
@@ -239,7 +239,7 @@ def fuse_consecutive(scop: Scop, first: FusionGroup, second: FusionGroup) -> Fus
 
 
 def fuse_independent(first: FusionGroup, second: FusionGroup) -> FusionGroup | None:
-    """Two groups that touch nothing in common as one, or None where their rows differ."""
+    """Two independent groups as one, or None if their rows differ."""
     ours, theirs = ({t for n in g.nodes for t in n.tensors} for g in (first, second))
     checked = {t for n in second.nodes for s in n.statements for t in check_reads(s)}
     if (theirs | checked) & ours or [(r.lower, r.upper) for r in first.rows] != [
@@ -251,7 +251,7 @@ def fuse_independent(first: FusionGroup, second: FusionGroup) -> FusionGroup | N
 
 
 def _fuse_node(scop: Scop, group: FusionGroup, node: ScopStatement) -> FusionGroup | None:
-    """`group` with `node`, or None where they share no coincident row of the simple form that we lower."""
+    """`group` with `node`, or None if they share no coincident row of the simple form that we lower."""
     if not _are_connected(group.nodes, node):
         return None
     if group.serial is not None:
@@ -261,7 +261,7 @@ def _fuse_node(scop: Scop, group: FusionGroup, node: ScopStatement) -> FusionGro
 
 
 def _beside_sums(scop: Scop, group: FusionGroup, node: ScopStatement) -> FusionGroup | None:
-    """`group`, some of whose nodes add up over a serial row, with `node`, which has nothing to do with those."""
+    """`group`, some of whose nodes sum over a serial row, with `node`, which is independent of those."""
     sums = [n for n in group.nodes if group.adds_up(n)]
     written = {w.tensor for w in node.writes}
     if any(written & set(n.tensors) or {w.tensor for w in n.writes} & set(node.tensors) for n in sums):
@@ -272,14 +272,14 @@ def _beside_sums(scop: Scop, group: FusionGroup, node: ScopStatement) -> FusionG
 
 
 def _extend_group(scop: Scop, group: FusionGroup, node: ScopStatement) -> FusionGroup | None:
-    """`group` with `node` at an index of its own in every row of the group; None where a row would carry a dependence.
+    """`group` with `node` at an index of its own in every row of the group; None if a row would carry a dependence.
 
-    No schedule of them all has more rows than the group has, so that there is nothing to ask isl's scheduler for, which
-    takes the longer the more nodes there are.
+    No schedule of them all has more rows than the group, so isl's scheduler, whose time grows with the number of nodes,
+    is not needed.
     """
     between = scop.dependences_between(group.nodes, node)
     if all(endpoints(r)[0] == node.name for r in between):
-        return None  # no dependence tells which index belongs to which row
+        return None  # without a dependence, no index corresponds to the row
     rows: list[BandMember] = []
     for row in group.rows:
         taken = {r.index_and_shift(node)[0] for r in rows}

@@ -23,7 +23,7 @@ from .loop_nest import DimKind, LoopNest
 class ScheduledGroup:
     """A group with the sizes of its tiles and its nests in order.
 
-    movement: how its only nest runs, if a schedule says so.
+    movement: the plan of its only nest, if a schedule determines it.
     """
 
     group: FusionGroup
@@ -108,7 +108,7 @@ def _tiles(scheduled: ScheduledGroup, node: ScopStatement) -> list[str]:
 
 
 def _shared_tiles(scheduled: ScheduledGroup, node: ScopStatement) -> list[str]:
-    """Those that threads share: of all rows but the serial one."""
+    """The tile indices that threads share: of all rows except the serial one."""
     return [t for k, t in enumerate(_tiles(scheduled, node)) if k != scheduled.group.serial]
 
 

@@ -14,7 +14,7 @@ from .fusion import FusionGroup, is_parallel_dim
 
 
 class DimKind(Enum):
-    """What the iterations of a dimension may do."""
+    """The legal parallelism of a dimension's iterations."""
 
     PARALLEL = "parallel"  # independent for every node of the leaf
     REDUCTION = "reduction"  # combined by a commutative operator in at least one node, independent in the others
@@ -46,9 +46,9 @@ class NestDim:
 
 @dataclass(frozen=True, slots=True)
 class LoopNest:
-    """Nodes that run in one loop nest, one after another in its body: on one domain, that of the first.
+    """Nodes that run in one loop nest, one after another in its body, on the domain of the first.
 
-    elements: the inequalities of that domain outside of which nobody wants an element of any of them.
+    elements: the inequalities of that domain outside of which no element is needed.
     """
 
     nodes: tuple[ScopStatement, ...]
@@ -57,9 +57,9 @@ class LoopNest:
 
     @property
     def interleaves_reductions(self) -> bool:
-        """Does what one node sums over lead from element to element of another's sums?
+        """Whether one node's reduction loop would enclose the elements of another's sums.
 
-        Each element of those would be begun anew, and be finished, inside the loops of the sum.
+        Each of those elements would be initialized, and finished, again inside the loops of the sum.
         """
         summed = [d for d in self.dims if d.kind is DimKind.REDUCTION]
         own = [(n, {i.name for i in n.reduction_indices}) for n in self.nodes if n.reduction_indices]
@@ -122,7 +122,7 @@ def _fuse_nests(group: FusionGroup, first: LoopNest, second: LoopNest) -> LoopNe
 def _names(
     group: FusionGroup, dims: Sequence[NestDim], node: ScopStatement, first: ScopStatement
 ) -> dict[str, str] | None:
-    """The indices of `first` for those in the domain of `node`; None where they differ in value."""
+    """The indices of `first` for those in the domain of `node`; None if they differ in value."""
     names = {d.index(node): d.index(first) for d in dims}
     used = {name for g in node.domain for name, _ in g.terms}
     for row in group.rows:

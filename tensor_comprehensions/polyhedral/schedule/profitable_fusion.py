@@ -16,7 +16,7 @@ from .fusion import ENOUGH_PARALLELISM, FusionGroup, FusionObjection, accessed_b
 
 # Multiply-adds of a contraction alone that several threads share.
 SHARED_WORK = 1 << 19
-# A result is little beside what is read if it is smaller by this factor.
+# A result counts as small compared to the operands if it is smaller by this factor.
 LITTLE = 16
 
 
@@ -38,7 +38,7 @@ def fuse_statements(scop: Scop, options: CpuOptions, target: CpuTarget) -> tuple
 def _object_to(
     function: BoundFunction, before: FusionGroup, alone: FusionGroup, joined: FusionGroup, target: CpuTarget
 ) -> FusionObjection | None:
-    """What fusion would lose of the parallelism, or of the nearness, that its parts have; None: nothing that counts."""
+    """What fusion would lose of the parallelism, or of the locality, of its parts; None: nothing that counts."""
     contracts = any(n.cluster is not None for n in joined.nodes)
     if contracts and chain_tiles(function, joined, target) is None:
         against = _lost_threads(joined) or _far_operands(function, joined, target)
@@ -84,7 +84,7 @@ def _lost_row_order(
 
 
 def _far_operands(function: BoundFunction, group: FusionGroup, target: CpuTarget) -> FusionObjection | None:
-    """Where what every iteration of the first row reads again does not fit into half of the second-level cache."""
+    """The objection if the operands that every iteration of the first row reads do not fit into half of L2."""
     again: dict[str, int] = {}
     for node in group.nodes:
         first, _ = group.rows[0].index_and_shift(node)

@@ -16,7 +16,7 @@ def format_schedule(
 ) -> Iterator[str]:
     """The lines of a schedule tree: domain, sequence of bands, their tiles, their leaves.
 
-    pipeline: how a contraction, or the only statement of a group, is lowered; None where no pieces say that.
+    pipeline: how a contraction, or the only statement of a group, is lowered; None if no pieces say that.
     """
     nodes = [n for s in plan for n in s.group.nodes]
     yield "domain: " + "; ".join(
@@ -64,7 +64,7 @@ def _leaf(leaf: LoopNest) -> Iterator[str]:
 
 
 def _inequality(g: Inequality) -> str:
-    """`j <= i + 3`: what is subtracted stands on the left."""
+    """`j <= i + 3`: negative terms stand on the left."""
 
     def side(sign: int, constant: int) -> str:
         parts = [name if abs(c) == 1 else f"{abs(c)}*{name}" for name, c in g.terms if c * sign > 0]

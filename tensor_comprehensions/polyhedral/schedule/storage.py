@@ -1,4 +1,5 @@
-"""Storage contraction: temporaries that fusion makes local shrink to what one iteration of the shared loops needs.
+"""Storage contraction: temporaries that fusion makes local shrink to the part that one iteration of the shared loops
+needs.
 
 A temporary all of whose accesses are in one group keeps, in each dimension that follows a shared row, only the tile
 of that row; the others stay whole. One that a single leaf writes and reads at the same point is a register.
@@ -23,7 +24,7 @@ from .loop_nest import DimKind, LoopNest
 
 @dataclass(frozen=True, slots=True)
 class BufferExtent:
-    """What one dimension of a contracted temporary holds: `size` elements from `offset` past the tile of `row`.
+    """One dimension of a contracted temporary: `size` elements from `offset` past the tile of `row`.
 
     row None: the whole dimension. size 1 and row None never occur together, unless the dimension has one element.
     """
@@ -41,7 +42,7 @@ def local_temporaries(function: BoundFunction, groups: Sequence[FusionGroup], gr
 
 
 def temporary_footprint(tensor: Tensor, group: FusionGroup, tiles: Sequence[int]) -> tuple[BufferExtent, ...]:
-    """What an iteration of the tile loops touches of `tensor`, dimension by dimension."""
+    """The part of `tensor` that an iteration of the tile loops touches, dimension by dimension."""
     accesses = [(n, a) for n in group.nodes for a in (*n.writes, *n.reads) if a.tensor == tensor.name]
     return tuple(_extent(d, tensor, accesses, group, tiles) for d in range(len(tensor.shape)))
 
@@ -88,7 +89,7 @@ def fits_register(tensor: Tensor, group: FusionGroup, leaf: LoopNest) -> bool:
 
 
 def memory_takers(group: FusionGroup, local: Sequence[Tensor]) -> dict[str, str]:
-    """Temporaries that may lie where another one does, which nothing reads once they are written, by name.
+    """Temporaries that may reuse the memory of another one, which is dead once they are written, by name.
 
     Each is written first by a statement that reads the other one at the same point, and nowhere else.
     """
@@ -110,9 +111,9 @@ def memory_takers(group: FusionGroup, local: Sequence[Tensor]) -> dict[str, str]
 
 
 def nontemporal_outputs(function: BoundFunction, group: FusionGroup, target: CpuTarget) -> frozenset[str]:
-    """The tensors that `group` had better write past the caches, by whole lines.
+    """The tensors that `group` should store non-temporally, by whole lines.
 
-    It does not read them, and so little of all that it touches would stay in the last cache that no reader gains.
+    It does not read them, and its working set leaves too little of them in the last cache for later readers.
     """
     if bytes_touched(function, group) < target.reuse_limit_bytes:
         return frozenset()
@@ -121,10 +122,10 @@ def nontemporal_outputs(function: BoundFunction, group: FusionGroup, target: Cpu
 
 
 def needs_line_staging(function: BoundFunction, group: FusionGroup, target: CpuTarget) -> frozenset[str]:
-    """The tensors that a transposition had better write past the caches by way of a buffer in the second one.
+    """The tensors that a transposition should store non-temporally through a buffer in L2.
 
-    A line of memory that is written in parts goes to the last cache and back between them. Where that is far, whole
-    lines are worth putting together however the rows of the output lie in memory.
+    A partly written line goes to the last cache and back between its parts. If that cache is far, whole lines are worth
+    assembling, for any layout of the output's rows.
     """
     return _only_written(group) if bytes_touched(function, group) > target.writeback_limit_bytes else frozenset()
 

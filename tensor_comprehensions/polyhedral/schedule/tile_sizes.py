@@ -1,4 +1,4 @@
-"""How a group's shared rows are cut: what one iteration of its parallel loop covers."""
+"""Tile sizes of a group's shared rows: the work of one iteration of its parallel loop."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def _choose_even_tile(extent: int, lanes: int) -> int:
 def _transposed_tiles(
     group: FusionGroup, wanted: frozenset[int], transposed: frozenset[int], *, long: bool, through: bool
 ) -> tuple[int, ...]:
-    """`long`: nothing that other nests of the group keep per tile has to fit into the first-level cache.
+    """`long`: no other nest of the group needs its part of a tile in L1.
 
     through: tiles go through buffers.
     """
@@ -181,9 +181,9 @@ def _with_neighbors(
 def _neighbor(
     function: BoundFunction, group: FusionGroup, node: ScopStatement, access: tc.Access, sizes: Sequence[int]
 ) -> Iterator[int | None]:
-    """The row of tile size 1 in which `access` goes on after what a tile covers; None where part of a row comes first.
+    """The row of tile size 1 along which `access` continues after a tile; None if part of a row comes first.
 
-    Nothing where the tile covers all that the access touches.
+    Nothing if the tile covers all elements that the access touches.
     """
     steps = ((access_stride(function, access, row.index_and_shift(node)[0]), k) for k, row in enumerate(group.rows))
     for _, k in sorted((abs(step), k) for step, k in steps if step):
@@ -202,7 +202,7 @@ def _tile(extent: int, wanted: bool, others: int, least: int) -> int:
 
 
 def _heavy_nests(function: BoundFunction, leaves: Sequence[LoopNest]) -> list[LoopNest]:
-    """The leaves that matter: the light ones follow what suits these."""
+    """The leaves with most work, which determine the tiles of the light ones."""
     loads = [op_count(function, leaf) * prod(d.extent for d in leaf.dims) for leaf in leaves]
     return [leaf for leaf, load in zip(leaves, loads, strict=True) if load * HEAVY_SHARE >= sum(loads)]
 
@@ -242,7 +242,7 @@ def _is_crossed(function: BoundFunction, leaf: LoopNest, lanes: NestDim, dim: Ne
 def tile_order(
     function: BoundFunction, group: FusionGroup, leaves: Sequence[LoopNest], target: CpuTarget
 ) -> tuple[int, ...]:
-    """The rows as the loop over tiles walks them, outermost first: along what transposed reads are contiguous in."""
+    """The order of the rows in the loop over tiles, outermost first: follows contiguous transposed reads."""
     last = None
     for leaf in leaves:
         lanes = vector_dim(function, leaf, target)

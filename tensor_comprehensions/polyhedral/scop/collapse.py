@@ -135,7 +135,7 @@ def _roots(s: BoundStatement) -> Iterator[tc.Expr]:
 
 
 def _accesses(s: BoundStatement) -> Iterator[tc.Access]:
-    for root in (tc.Access(s.target, s.subscripts, s.value.dtype), *_roots(s)):  # what is written may be found by data
+    for root in (tc.Access(s.target, s.subscripts, s.value.dtype), *_roots(s)):  # also subscripts of the target
         yield from (e for e in walk_expr(root) if isinstance(e, tc.Access))
 
 

@@ -43,7 +43,7 @@ def isl_tensor(tensor: str) -> str:
 
 
 def isl_spelling(name: str) -> str:
-    """`name`, which may have been minted, with the characters that isl reads, and like no other."""
+    """A unique name for `name`, which may be a generated one, in characters that isl reads."""
     return name.replace("_", "__").replace(SEPARATOR, "_d")
 
 
@@ -54,7 +54,7 @@ def readable_isl(text: str) -> str:
 
 
 def to_isl_affine(e: tc.Expr) -> IslAffine | None:
-    """`e` as an affine form, or None where it is not one (floor division, products, casts that may wrap, data)."""
+    """`e` as an affine form, or None if it is not one (floor division, products, casts that may wrap, data)."""
     match e:
         case tc.Const(value):
             return IslAffine((), int(value))

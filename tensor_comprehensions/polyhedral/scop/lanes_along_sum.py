@@ -16,7 +16,7 @@ from ...tc_lang import ir as tc
 from ...tc_lang.ir import BoundFunction, BoundIndex, BoundStatement, Role, Tensor, map_operands
 
 LEAST_LANES = 8
-"""Terms of a sum side by side that are worth it."""
+"""Fewest terms for which lanes along a sum are worthwhile."""
 LEAST_FILLED = 0.7
 """Part of the lanes of vectors that sums fill."""
 
@@ -31,19 +31,19 @@ def lanes_along_sum(s: BoundStatement, widest: int) -> int:
 
 
 def _filled_share(count: int) -> float:
-    """The part that so many lanes fill of the vector that holds them."""
+    """The filled part of the vector that holds this many lanes."""
     return count / (1 << (count - 1).bit_length())
 
 
 def _summed_run(s: BoundStatement) -> BoundIndex | None:
-    """The summed index along which both factors of a product are contiguous; None where there is none."""
+    """The summed index along which both factors of a product are contiguous; None if there is none."""
     assert isinstance(s.value, tc.Binary)
     last = {f.subscripts[-1] for f in (s.value.left, s.value.right) if isinstance(f, tc.Access)}
     return next((i for i in s.reduction_indices if last == {tc.Index(i.name, tc.INDEX_TYPE)}), None)
 
 
 def with_lanes_along_sum(function: BoundFunction, s: BoundStatement, lanes: int) -> tuple[BoundFunction, BoundFunction]:
-    """`function` with its product `s` summed in so many lanes that are added up afterwards, and the product alone."""
+    """`function` with its product `s` summed in this many lanes that are added up afterwards, and the product alone."""
     run = _summed_run(s)
     assert run is not None
     step, lane = (

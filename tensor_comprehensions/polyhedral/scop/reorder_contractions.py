@@ -1,9 +1,9 @@
-"""Contractions of which some tensors are copied into the order of a matrix product, where that pays (TTGT).
+"""Contractions with some tensors permuted into the order of a matrix product, if that pays (TTGT).
 
 `c(a,b,i) +=! x(b,k,a) * y(k,i)` becomes `copy_tensor(k,b,a) = x(b,k,a)` and a product in which `k` and the neighbors
-`b` and `a` that go together are one index each. Short indices in odd orders waste the lanes of vectors and have
-nothing to walk along; one copy costs as much as a few dozen multiply-adds of each element. The product may go to a
-temporary as well, from which its elements are copied to where they belong.
+`b` and `a` become one index each. Short indices in odd orders waste the lanes of vectors and have no contiguous runs;
+one copy costs as much as a few dozen multiply-adds of each element. The product may also go to a temporary, whose
+elements are then permuted into the result.
 """
 
 from __future__ import annotations
@@ -35,27 +35,28 @@ from .collapse import collapse
 from .lanes_along_sum import combining_cycles, lanes_along_sum, with_lanes_along_sum
 
 STRAIGHT, ACROSS, SHORT_ACROSS = 1.0, 1.3, 2.0
-"""Cycles to copy an element of 4 bytes: in runs, turned across, and turned where runs are shorter than a few lanes.
+"""Cycles to copy an element of 4 bytes: in runs, transposed, and transposed with runs shorter than a few lanes.
 
-Those of the machine are 0.6 of these. So are those of multiply-adds, with which they are compared.
+The machine takes 0.6 of these, and as much of the multiply-adds that they are compared with.
 """
 SHORT_RUN = 8
 """Elements of a run from which on squares of elements are full."""
 FAR_COPY = 2.0
-"""Times as many where what is copied does not stay in the second cache."""
+"""Factor for copies that do not stay in L2."""
 MOST, MOST_COPIED = 16, 4
-"""Times the second cache, what a contraction touches in all, and what is copied of a tensor: plans that pack block
-larger ones better, whose copies go to memory and back."""
+"""Largest working set of a contraction, and of a copied tensor, in sizes of L2. Beyond it, plans that pack are
+better, whose copies go to memory and back.
+"""
 COPY_OVERHEAD = 1000.0
 """Cycles to begin a copy."""
 CLEARLY = 0.9
-"""Part of the cycles of the contraction as it is written that a reordered one may take by the model."""
+"""Most cycles of a reordered contraction, relative to the original one, by the model."""
 TRIED = 2
 """Ways that are planned; the others are not expected to be better."""
 LONG_SUM = 64
 """Neighboring terms of a sum that fill vectors, where register tiles have too few rows."""
 LEAST_SIDE = 2
-"""Rows, columns and terms of what is worth a thought."""
+"""Fewest rows, columns and terms of a contraction to reorder."""
 
 Order = tuple[str, ...]
 
@@ -92,7 +93,7 @@ class _Contraction:
 
     @property
     def summed_run(self) -> int:
-        """Neighboring terms in both factors: lanes along these need no other order."""
+        """Contiguous terms in both factors: lanes along these need no other order."""
         x, y, _ = self.orders
         return self.size(_run(x, y)) if x[-1] == y[-1] else 1
 
@@ -253,7 +254,7 @@ def _multiply_adds(found: _Contraction, target: CpuTarget) -> float:
 
 
 def _bound(found: _Contraction, orders: Orders, target: CpuTarget) -> float:
-    """Cycles that a way takes at least: multiply-adds in lanes along the output's runs, and copies of what is moved."""
+    """A lower bound of the cycles: multiply-adds in lanes along the output's runs, and copies of moved tensors."""
     x, y, c = (new or old for new, old in zip(orders, found.orders, strict=True))
     moving = x if c[-1] in x else y
     run = [n for n in _run(c, moving) if n in moving]
@@ -265,7 +266,7 @@ def _bound(found: _Contraction, orders: Orders, target: CpuTarget) -> float:
 
 
 def _is_near(found: _Contraction, orders: Orders, target: CpuTarget) -> bool:
-    """Whether what is copied stays near enough to be read again."""
+    """Whether the copies stay in a cache until they are read."""
     copied = (found.size(order) * found.bits // 8 for order in orders if order is not None)
     return all(size <= MOST_COPIED * target.cache[1] for size in copied)
 
@@ -301,7 +302,7 @@ def _run(order: Order, other: Order) -> Order:
 
 
 def _op(function: BoundFunction, name: str = "S0") -> StructuredOp | None:
-    """The only statement as an op, with the name that lowering gives it: what is planned here is not planned again."""
+    """The only statement as an op, under the name that lowering gives it, so that its plan is cached for lowering."""
     tensors = {t.name: t for t in function.tensors}
     cluster = match_contraction(function.statements, 0, tensors)
     if cluster is None:
@@ -311,7 +312,7 @@ def _op(function: BoundFunction, name: str = "S0") -> StructuredOp | None:
 
 
 def _cycles(op: StructuredOp | None, target: CpuTarget, *, parallel: bool) -> float:
-    """What the model expects of an op around register tiles; infinite where it has none that do well."""
+    """The predicted cycles of an op with register tiles; infinite if it has none that do well."""
     if op is None:
         return inf
     op = drop_unit_dims(op)

@@ -29,7 +29,7 @@ LARGE_MATRIX, FAR_MATRIX, ELEMENT = 1 << 21, 2, 4
 ROW_PARTS, LEAST_ROWS = 8, 16
 
 SHORT = 16
-"""Terms that a part has at least where somebody asks for parts."""
+"""Fewest terms of a part if parts are requested."""
 
 SplitPoint = tuple[BoundIndex, int]
 """The reduced index to cut, and into how many parts."""
@@ -38,7 +38,7 @@ SplitPoint = tuple[BoundIndex, int]
 def rfactor(function: BoundFunction, matrix: int = LARGE_MATRIX) -> BoundFunction:
     """`function` with its long reductions into few elements in two stages.
 
-    So is a def that does nothing but to sum the columns of a matrix of at least `matrix` elements.
+    A def that only sums the columns of a matrix of at least `matrix` elements is split, too.
     """
     alone = len(function.statements) == 1
 
@@ -78,7 +78,7 @@ def _record_split(s: BoundStatement, index: BoundIndex, parts: int, why: str) ->
 
 
 def requested_split(s: BoundStatement, parts: int) -> SplitPoint | None:
-    """The outermost index that is long enough for so many parts, where these are small beside what they sum."""
+    """The outermost index that is long enough for this many parts, if these are small compared to the operands."""
     terms, results = prod(i.extent for i in s.reduction_indices), prod(i.extent for i in s.free)
     if not is_divisible(s) or s.reads_own_target or not 0 < results <= terms or terms < SHORT * parts:
         return None
@@ -87,7 +87,10 @@ def requested_split(s: BoundStatement, parts: int) -> SplitPoint | None:
 
 
 def _place(before: Sequence[BoundStatement], s: BoundStatement) -> int:
-    """Where the parts of `s` go: ahead of what begins its target, such as a bias, and is fused with adding them up."""
+    """Where to insert the partial sums of `s`: before the statements that initialize its target, such as a bias.
+
+    So the initialization still fuses with adding up the parts.
+    """
     place = len(before)
     while place and before[place - 1].target == s.target:
         place -= 1
@@ -116,7 +119,7 @@ def _index(s: BoundStatement) -> BoundIndex | None:
 
 
 def _rows(function: BoundFunction, s: BoundStatement, least: int) -> BoundIndex | None:
-    """The index of rows of a matrix of which `s` sums the columns, where there are enough of both."""
+    """The index of rows of a matrix whose columns `s` sums, if there are enough of both."""
     if not is_divisible(s) or len(s.reduction_indices) != 1 or len(s.free) != 1:
         return None
     (column,), (row,) = s.free, s.reduction_indices

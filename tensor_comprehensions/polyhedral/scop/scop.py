@@ -1,6 +1,6 @@
-"""The program as isl sees it: nodes with their domains, accesses and dependences.
+"""The program for isl: nodes with their domains, accesses and dependences.
 
-A node is what one innermost loop nest computes: a statement of the language, or a cluster that `use_microkernels`
+A node is the work of one innermost loop nest: a statement of the language, or a cluster that `use_microkernels`
 lowers as one. Its domain in the schedule is the box of its free indices; the reduced ones stay inside the node.
 """
 
@@ -33,14 +33,14 @@ def _context() -> isl.Context:
 
 CONTEXT = _context()
 
-# isl is not thread-safe: whoever lowers holds this.
+# isl is not thread-safe: each lowering holds this lock.
 LOCK = threading.RLock()
 
 R = TypeVar("R")
 
 
 def with_op_limit(operations: int, run: Callable[[], R]) -> R | None:
-    """What `run` gives, or None where that takes more than so many of isl's operations, the same everywhere."""
+    """The result of `run`, or None if it takes more than this many isl operations, the same on all machines."""
     CONTEXT.reset_operations()
     CONTEXT.set_max_operations(operations)
     try:
@@ -55,9 +55,9 @@ def with_op_limit(operations: int, run: Callable[[], R]) -> R | None:
 
 @dataclass(frozen=True)
 class ScopStatement:
-    """What one loop nest computes: a statement, or the statements of a cluster that `use_microkernels` lowers as one.
+    """The work of one loop nest: a statement, or the statements of a cluster that `use_microkernels` lowers as one.
 
-    It is called as its first statement is: listings, logs and schedules say S2 of the same statement of a def.
+    It has the name of its first statement, so listings, logs and schedules call the same statement of a def S2.
     Indices of the members are named alike: the free ones are those of the domain.
     """
 
@@ -75,12 +75,12 @@ class ScopStatement:
 
     @property
     def elements(self) -> tuple[Inequality, ...]:
-        """What holds for all elements that anybody wants; members of a cluster agree."""
+        """Conditions on all elements that are needed; members of a cluster agree."""
         return self.statements[0].elements
 
     @cached_property
     def domain(self) -> tuple[Inequality, ...]:
-        """What holds wherever something is computed. The node's instances are those of the box all the same."""
+        """Conditions on all computed points. The node's instances are nevertheless those of the box."""
         return tuple(dict.fromkeys(g for s in self.statements for g in s.domain))
 
     @cached_property
@@ -89,7 +89,7 @@ class ScopStatement:
 
     @cached_property
     def reads(self) -> tuple[tc.Access, ...]:
-        """Every read, that of the target by an update or in/out reduction included."""
+        """Every read, including that of the target by an update or in/out reduction."""
         found: list[tc.Access] = []
         for s in self.statements:
             found += (e for e in _expressions(s) if isinstance(e, tc.Access))
@@ -120,9 +120,9 @@ def _expressions(s: BoundStatement) -> Iterator[tc.Expr]:
 
 @dataclass(frozen=True)
 class Scop:
-    """Nodes in program order, with what isl knows of them. Nothing here changes after construction.
+    """Nodes in program order, with isl's facts about them. Nothing here changes after construction.
 
-    parts: the temporaries with sums that are cut into parts.
+    parts: the temporaries with sums that are split into parts.
     """
 
     function: BoundFunction
@@ -137,8 +137,9 @@ class Scop:
     def dependences(self) -> isl.UnionMap:
         """Memory-based dependences between instances of nodes: flow, anti and output, by program order.
 
-        Members of a reduction commute, so they are one instance and have no dependence among themselves. A write that
-        is certain hides those before it: what depends on them depends on it, and it on them.
+        Members of a reduction commute, so they are one instance and have no dependence among themselves. A certain
+        write
+        hides the writes before it: dependences on them follow through it.
         """
         certain, possible = self._writes()
         reads = self._accesses(writes=False)
@@ -164,7 +165,7 @@ class Scop:
         return union_map("{ " + "; ".join(pieces) + " }")
 
     def _writes(self) -> tuple[isl.UnionMap, isl.UnionMap]:
-        """The elements that instances write for certain, and those that they may write, as data decides."""
+        """The elements that instances certainly write, and those that they may write, depending on data."""
         pieces: tuple[list[str], list[str]] = ([], [])
         for node in self.nodes:
             for access in node.writes:
@@ -204,7 +205,7 @@ class Scop:
         return found
 
     def dependences_between(self, before: Sequence[ScopStatement], after: ScopStatement) -> tuple[isl.Map, ...]:
-        """The dependences of instances of `after` on those of the nodes `before` it and on one another."""
+        """The dependences of instances of `after` on those of the nodes `before` it and on each other."""
         sources = {after.name, *(n.name for n in before)}
         return tuple(r for source, r in self._dependences_by_sink.get(after.name, ()) if source in sources)
 
@@ -214,7 +215,7 @@ class Scop:
         return self.dependences.intersect_domain(domain).intersect_range(domain)
 
     def constraints_among(self, nodes: Sequence[ScopStatement]) -> isl.ScheduleConstraints:
-        """What isl's scheduler must respect for `nodes`.
+        """The constraints of isl's scheduler for `nodes`.
 
         Proximity joins only those that no dependence connects: dependences are coincident in the rows that we take,
         and minimizing their distance in the rest costs isl a thousand times the time.

@@ -1,4 +1,4 @@
-"""Long sums of products into few elements, cut into parts that threads share, each with its own piece of both factors.
+"""Split-K: long sums of products into few elements, split into parts that threads share.
 
 Otherwise threads share rows or columns, and each of them copies all of the other factor. As in `rfactor`, the parts
 are combined in a fixed order, so that the result depends on the sizes and never on the number of threads.
@@ -54,7 +54,7 @@ def split_products(function: BoundFunction, options: CpuOptions, target: CpuTarg
 
 
 def _cut(function: BoundFunction, s: BoundStatement, target: CpuTarget) -> SplitPoint | None:
-    """The reduced index to cut and into how many equal parts; None where that does not pay."""
+    """The reduced index to cut and into how many equal parts; None if that does not pay."""
     if s.reduction != "+" or not s.reduction_indices or s.checks or s.reads_own_target:
         return None
     steps, results = prod(i.extent for i in s.reduction_indices), prod(i.extent for i in s.free)
@@ -85,7 +85,7 @@ def _rows(function: BoundFunction, s: BoundStatement, product: Product) -> tc.Ex
 
 
 def _matrices(s: BoundStatement, product: Product) -> bool:
-    """Whether each factor has a free index of its own that is long enough, and none that both have is."""
+    """Whether each factor has its own free index that is long enough, and there is no free index of both."""
     left, right = ({e.name for e in walk_expr(f) if isinstance(e, tc.Index)} for f in (product.left, product.right))
     rows = prod(i.extent for i in s.free if i.name in left - right)
     columns = prod(i.extent for i in s.free if i.name in right - left)
@@ -93,5 +93,5 @@ def _matrices(s: BoundStatement, product: Product) -> bool:
 
 
 def _distance(function: BoundFunction, read: tc.Expr, index: BoundIndex) -> int:
-    """Elements between neighbors along an index, in all that is read: parts of the farthest are whole stretches."""
+    """Elements between neighbors along an index, over all reads: parts along the farthest are contiguous ranges."""
     return sum(access_stride(function, e, index.name) or 0 for e in walk_expr(read) if isinstance(e, tc.Access))

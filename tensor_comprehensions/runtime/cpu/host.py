@@ -22,21 +22,21 @@ _TYPICAL_CACHE = (32768, 1048576, 16777216)
 _DISGUISES = ("rocketlake", "icelake-client", "icelake-server", "cascadelake", "skylake-avx512")
 """Processors that virtual machines pass newer ones off as."""
 _NEWER = (("amx-fp16", "graniterapids"), ("amx-tile", "sapphirerapids"))
-"""What only newer processors have: the first that is there tells which one it is."""
+"""Features that only newer processors have: the first that is present determines the processor."""
 
 
 def host() -> CpuTarget:
-    """The processor, its vectors and its caches; with `TC_TARGET`, what it shares with that processor."""
+    """The processor, its vectors and its caches; with `TC_TARGET`, restricted to the features of that processor."""
     return _host(knobs.current_knobs().target)
 
 
 @functools.cache
 def _host(named: str) -> CpuTarget:
-    """The processor, with no other features than `named` has, unless that is ""."""
+    """The processor, restricted to the features of `named`, unless that is ""."""
     features = _found_features()
     if named:
         if not is_x86():
-            raise ArgumentError(f"TC_TARGET is {named!r}", expected="nothing", found="a processor that is no x86-64")
+            raise ArgumentError(f"TC_TARGET is {named!r}", expected="nothing", found="a processor that is not x86-64")
         for name in features:
             features[name] = features[name] and name in FEATURES[named]
     available = {name for name in features if features[name]}
@@ -46,7 +46,7 @@ def _host(named: str) -> CpuTarget:
 
 
 def _found_features() -> llvm.FeatureMap:
-    """What the processor can do and the system allows, by the names of all features that LLVM knows for its kind."""
+    """The features that the processor has and the system allows, by LLVM's names."""
     features = llvm.get_host_cpu_features()
     if features.get("amx-tile") and not _may_use_tiles():
         for name in features:
@@ -57,7 +57,7 @@ def _found_features() -> llvm.FeatureMap:
 def missing_features(target: CpuTarget) -> tuple[str, ...]:
     """The features that code for `target` may use and that this processor lacks.
 
-    Where there is no table of features by name, the name itself is one that only the same processor has.
+    If the table of features does not know a name, only a processor of the same name can run its code.
     """
     here = host()
     if here is target:
@@ -69,9 +69,9 @@ def missing_features(target: CpuTarget) -> tuple[str, ...]:
 
 
 def unused_features(target: CpuTarget) -> str:
-    """What LLVM must be told that `target` lacks: it goes by the name, which may stand for more than the table says.
+    """The features that LLVM must be told are missing: the name implies more to LLVM than the table says.
 
-    It comes before `target.features`, so that what these need is there again.
+    They come before `target.features`, which may enable them again.
     """
     if not is_x86():
         return ""
@@ -93,11 +93,11 @@ def _may_use_tiles() -> bool:
     return refused == 0
 
 
-def _name(told: str, features: set[str]) -> str:
-    """The processor: as LLVM names it, unless that one is too old for what it can do."""
-    if told not in _DISGUISES:
-        return told
-    return next((name for feature, name in _NEWER if feature in features), told)
+def _name(llvm_name: str, features: set[str]) -> str:
+    """The name of the processor in LLVM, unless that one is too old for its features."""
+    if llvm_name not in _DISGUISES:
+        return llvm_name
+    return next((name for feature, name in _NEWER if feature in features), llvm_name)
 
 
 def _vectors(features: set[str]) -> tuple[int, int]:
@@ -110,7 +110,7 @@ def _vectors(features: set[str]) -> tuple[int, int]:
 
 
 def _caches(folder: str = "/sys/devices/system/cpu/cpu0/cache") -> tuple[int, ...]:
-    """Bytes of the data caches from the innermost out; typical ones where the system tells of none or one."""
+    """Bytes of the data caches from the innermost out; typical values if the system reports fewer than two."""
     sizes: dict[int, int] = {}
     try:
         for index in sorted(os.listdir(folder)):

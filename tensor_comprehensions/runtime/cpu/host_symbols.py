@@ -1,6 +1,6 @@
-"""What emitted code uses of the process: torch's thread pool, memory, and mathematics on vectors.
+"""The functions of the process that emitted code calls: torch's thread pool, memory, vector mathematics.
 
-Everything is looked up through the library that torch has loaded already, so that there is one thread pool.
+Everything is looked up in the library that torch has already loaded, so that there is one thread pool.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _REJECTED = ("acosh", "asinh", "cosh", "sinh", "fmod", "remainder", "lgamma", "t
 """Those of SLEEF that are wrong for large or special arguments."""
 _SUFFIXES = ("u10", "u05", "u15", "")  # SLEEF's error bounds in tenths of an ulp; exact functions have none
 
-# Kernels reach the pool through a cell, so that a forked child, whose pool is dead, can be told to do without.
+# Kernels reach the pool through a pointer, so that a forked child, whose pool is dead, can run without it.
 _SHIM = """
 @tc_pool = external global ptr
 define i32 @tc_parallel_for(i64 %begin, i64 %end, i64 %grain, ptr %function, ptr %context) {
@@ -108,7 +108,7 @@ class ThreadPool:
 
 
 class _Linked:
-    """What emitted modules call, which must live as long as the process."""
+    """The functions that emitted modules call, which must live as long as the process."""
 
     def __init__(self) -> None:
         llvm.initialize_native_target()
@@ -131,7 +131,7 @@ def load_code(data: bytes) -> llvm.ExecutionEngine:
     machine = llvm.Target.from_default_triple().create_target_machine(jit=True)
     nothing = llvm.parse_assembly("")
     engine = llvm.create_mcjit_compiler(nothing, machine)
-    engine.remove_module(nothing)  # an engine begins with one, and compiling even that takes longer than all the rest
+    engine.remove_module(nothing)  # an engine needs a first module, and compiling even an empty one is the slowest part
     engine.add_object_file(llvm.ObjectFileRef.from_data(data))
     engine.finalize_object()
     return engine
@@ -144,10 +144,9 @@ def link_host_symbols() -> ThreadPool:
 
 @functools.cache
 def vector_functions() -> Mapping[str, str]:
-    """Vector functions of the process by `vector_math.function_key`: those of SLEEF, at most 1.5 ulp, that torch was
-    built with.
+    """Vector functions of the process by `vector_math.function_key`: those of SLEEF, at most 1.5 ulp, in torch.
 
-    What is not here is called lane by lane from the C library.
+    Other functions are called lane by lane from the C library.
     """
     found: dict[str, str] = {}
     for name, function in FUNCTIONS.items():
@@ -164,7 +163,7 @@ def vector_functions() -> Mapping[str, str]:
 def builtin_code(text: str) -> bytes:
     """The object code of functions that every process needs, from the cache or assembled now.
 
-    They may lie anywhere in memory, far from what they refer to.
+    It must be relocatable, because it may lie far from its references.
     """
     store = current_store()
     facts = (text, llvm.get_default_triple(), llvm.llvm_version_info, llvmlite.__version__)
@@ -179,7 +178,7 @@ def builtin_code(text: str) -> bytes:
 
 
 def provide_symbols(symbols: Iterable[str]) -> None:
-    """Make vector functions known to the linker. Raises CannotLower where this process does not have one."""
+    """Make vector functions known to the linker. Raises CannotLower if this process does not have one."""
     for symbol in symbols:
         address = _address(torch_library(), symbol)
         if address is None:

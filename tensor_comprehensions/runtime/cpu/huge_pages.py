@@ -14,11 +14,11 @@ from collections.abc import Callable
 LARGE, HUGE = 4 << 20, 2 << 20
 """Bytes of a tensor from which on it asks; of a huge page."""
 ADVICE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)
-"""What Linux calls the wish; None where there is no such thing."""
+"""Linux's number of the advice; None on other systems."""
 
 
 def advise_huge_pages(address: int, size: int) -> None:
-    """Ask that the whole huge pages within so many bytes be such, where they have not been touched yet."""
+    """Request huge pages for the whole huge pages in this memory that have not been touched yet."""
     if size < LARGE or ADVICE is None:
         return
     start = -(-address // HUGE) * HUGE

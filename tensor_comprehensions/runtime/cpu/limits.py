@@ -1,6 +1,6 @@
-"""What the machine can do at most: its multiply-adds, its copies, and kernels without the cost of a call.
+"""The limits of the machine: its multiply-adds, its copies, and kernels without the cost of a call.
 
-All are loops in machine code, so that what is timed is the machine and not Python.
+All are loops in machine code, so that the machine is timed and not Python.
 """
 
 from __future__ import annotations

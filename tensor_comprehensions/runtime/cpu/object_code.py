@@ -48,7 +48,7 @@ class Executable:
 
 
 def codegen_flags() -> dict[str, str]:
-    """What machine code depends on beside its text and its target."""
+    """The facts that machine code depends on besides its text and its target."""
     return {"llvm": ".".join(map(str, llvm.llvm_version_info)), "system": llvm.get_default_triple()}
 
 
@@ -64,7 +64,7 @@ def assemble(text: str, target: CpuTarget) -> ObjectCode:
 def load_object(code: ObjectCode) -> Executable:
     """Put object code in its place in this process. It is trusted: damaged bytes would end the process.
 
-    Raises CannotLower where this process lacks a function that the code calls.
+    Raises CannotLower if this process lacks a function that the code calls.
     """
     host_symbols.link_host_symbols()
     host_symbols.provide_symbols(code.symbols)
@@ -98,7 +98,7 @@ def _optimize_module(text: str, target: CpuTarget) -> llvm.ModuleRef:
         module = llvm.parse_assembly(text)
         module.verify()
     except RuntimeError as error:
-        raise InternalError(f"LLVM refuses what we emitted: {error}") from error
+        raise InternalError(f"LLVM refuses our code: {error}") from error
     passes, builder = _pipeline(target)
     for function in module.functions:
         if not function.is_declaration:

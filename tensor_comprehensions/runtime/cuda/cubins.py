@@ -1,7 +1,7 @@
-"""Machine code of CUDA texts, out of the cache where a process compiled the text before.
+"""Machine code of CUDA texts, from the cache if a process compiled the text before.
 
-Always holds: what is found is what NVRTC would make now, since its key has the text, the architecture, the version and
-the options of the compiler.
+Always holds: cached code equals the present output of NVRTC, since its key has the text, the architecture, the version
+and the options of the compiler.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def cubin_of(source: str, architecture: str) -> Cubin:
 
 
 def cubin_key(source: str, architecture: str, tools: Toolchain) -> Key:
-    """What machine code depends on. Headers are part of the compiler's release."""
+    """The key of machine code. Headers are part of the compiler's release."""
     options = [o for o in tools.options(architecture) if not o.startswith("--include-path")]
     return Key(
         (

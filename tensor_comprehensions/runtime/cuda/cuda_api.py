@@ -15,17 +15,17 @@ from .tensor_maps import TiledMap
 
 NO_MEMORY = 2
 BROKEN = frozenset((4, 214, 219, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721))
-"""Errors after which a process can do nothing more on its device: an illegal address, a failed assertion, a fault."""
+"""Errors that make a device unusable in this process: an illegal address, a failed assertion, a fault."""
 UNUSABLE = frozenset((34, 35, 46, 100, 101, 802, 803, 804))
 """Errors of a machine without a device, or whose driver is too old, does not fit, or gives the device to others."""
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionAttributes:
-    """What the driver says of a kernel that it has loaded.
+    """The driver's report on a loaded kernel.
 
     Attributes:
-        registers: of a thread. local_bytes: of a thread, spills among them. shared_bytes: of a block, as declared.
+        registers: of a thread. local_bytes: of a thread, including spills. shared_bytes: of a block, as declared.
         max_threads: most threads of a block that it can be launched with.
     """
 
@@ -37,7 +37,7 @@ class FunctionAttributes:
 
 @dataclass(frozen=True, slots=True)
 class DeviceAttributes:
-    """What CUDA says of a device. capability: 90 for sm_90. The rest is as of `GpuTarget`."""
+    """CUDA's facts about a device. capability: 90 for sm_90. The rest is as of `GpuTarget`."""
 
     capability: int
     num_sms: int
@@ -49,17 +49,17 @@ class CudaApi(Protocol):
     """Functions of CUDA. Handles and addresses are numbers; contexts are those of torch.
 
     Attributes:
-        errors: what the functions raise; `status` of one is CUDA's number of it.
+        errors: the exceptions of the functions; `status` is CUDA's error number of one.
     """
 
     @property
     def errors(self) -> tuple[type[Exception], ...]: ...
 
     def current_context(self) -> int:
-        """The context of this thread, 0 where it has none."""
+        """The context of this thread, 0 if it has none."""
 
     def set_context(self, context: int, /) -> None:
-        """Make a context that of this thread; 0: none."""
+        """Make a context current in this thread; 0: none."""
 
     def primary_context(self, device: int, /) -> int:
         """The context that torch uses on a device. This thread keeps the context that it has."""
@@ -101,8 +101,11 @@ class CudaApi(Protocol):
 
 
 def to_tc_error(error: Exception, doing: str) -> Exception:
-    """The package's error for one of CUDA's: DeviceError for what breaks a device or exhausts it, ArgumentError for a
-    machine without a usable one, else InternalError."""
+    """The package's error for one of CUDA's.
+
+    DeviceError if the device is broken or exhausted, ArgumentError if the machine has no usable one, else
+    InternalError.
+    """
     status = getattr(error, "status", 0)
     if status in BROKEN:
         return DeviceError(
@@ -120,7 +123,7 @@ def to_tc_error(error: Exception, doing: str) -> Exception:
 
 @contextmanager
 def in_context(api: CudaApi, context: int) -> Iterator[None]:
-    """Work in a context, and give this thread back the one that it had."""
+    """Run the block in a context, then restore the context of this thread."""
     before = api.current_context()
     if before == context:
         yield

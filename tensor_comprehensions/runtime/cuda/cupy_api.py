@@ -74,7 +74,7 @@ class CupyApi:
 
 @functools.cache
 def cuda_api() -> CudaApi:
-    """CUDA on this machine. Raises ArgumentError where CuPy or NVIDIA's driver is missing, or one does not fit."""
+    """CUDA on this machine. Raises ArgumentError if CuPy or NVIDIA's driver is missing, or one does not fit."""
     try:
         from cupy_backends.cuda.api import driver, runtime
     except ImportError as error:
@@ -89,9 +89,9 @@ def cuda_api() -> CudaApi:
 
 
 def check_driver(driver: int, cuda: int) -> None:
-    """Does a driver know the release of CUDA that CuPy was built for? Raises ArgumentError.
+    """Check that the driver supports CuPy's release of CUDA. Raises ArgumentError.
 
-    driver, cuda: newest release that the driver knows, 0 without one, and that of CuPy; 13020 is 13.2.
+    driver, cuda: newest release that the driver knows, 0 without a driver, and that of CuPy; 13020 is 13.2.
     """
     if not driver:
         raise ArgumentError(

@@ -1,7 +1,7 @@
 """Machine code on CUDA devices, on torch's current stream.
 
-Always holds: nothing here waits for a device, except to find out whether a check of a module failed. Launches and what
-they need go through `CudaApi`, which is CuPy; it is imported when a device is used for the first time.
+Always holds: nothing here waits for a device, except to learn whether a check of a module failed. Launches go through
+`CudaApi`, which is CuPy; it is imported at the first use of a device.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 def device_target(index: int) -> GpuTarget:
     """The target of the device `index`: the nearest row of the table, with the numbers that the device gives.
 
-    Raises ArgumentError where the device is too old, or cannot be asked.
+    Raises ArgumentError if the device is too old, or cannot be asked.
     """
     api = cuda_api()
     try:
@@ -65,7 +65,7 @@ def current_stream(device: int) -> int:
 
 
 def is_capturing() -> bool:
-    """Is what is launched now written down for a graph?"""
+    """Whether a CUDA graph is being captured."""
     return torch.cuda.is_current_stream_capturing()
 
 
@@ -87,7 +87,7 @@ class Launches:
     def __call__(self, addresses: Sequence[int]) -> None:
         """Launch all kernels, in order, on the addresses of arguments, temporaries and, if it checks, the status.
 
-        Raises DeviceError where the device can do no more, InternalError with the text of a kernel that it refuses.
+        Raises DeviceError if the device can do no more, InternalError with the text of a kernel that it refuses.
         """
         try:
             block: _ArgumentBlock = self._blocks.known
@@ -108,7 +108,7 @@ class Launches:
             raise self._explain(error, number) from error
 
     def synchronize(self) -> None:
-        """Wait for what was launched. Raises DeviceError where a kernel went wrong."""
+        """Wait for the launched kernels. Raises DeviceError if one of them failed."""
         try:
             with in_context(self.api, self.context):
                 self.api.synchronize(current_stream(self.device))
@@ -116,9 +116,9 @@ class Launches:
             raise to_tc_error(error, f"waiting for {', '.join(k.name for k in self.code.kernels)}") from error
 
     def failed_check(self, status: Tensor) -> tuple[int, int]:
-        """The number of the failed check and what it found, which the device has written to `status`.
+        """The number of the failed check and its value, which the device has written to `status`.
 
-        (0, 0) also while a graph is captured, where it cannot be known.
+        (0, 0) also during a graph capture, when it cannot be known.
         """
         if is_capturing():
             return 0, 0
@@ -144,11 +144,12 @@ _Head = tuple[int, int, int, int, int, int, int, int]
 
 
 class _ArgumentBlock:
-    """Memory of one thread for what launches take: CUDA copies it when it is called.
+    """The launch arguments of one thread, which CUDA copies at each launch.
 
     Attributes:
         addresses: those of a call, to be filled in.
-        launches: for each kernel what comes before the stream, and the address of its array of pointers to addresses.
+        launches: for each kernel its launch parameters before the stream, and the address of its array of pointers to
+            addresses.
         maps: the tensor maps of all kernels, with the number of the address of each.
     """
 
@@ -187,7 +188,7 @@ class _ArgumentBlock:
 def load_launches_on(code: GpuCode, cubin: Cubin, device: int) -> Launches:
     """Put machine code on a device.
 
-    Raises DeviceError where the device can do no more, InternalError, which quotes the text, where CUDA refuses it.
+    Raises DeviceError if the device can do no more, InternalError, which quotes the text, where CUDA refuses it.
     """
     api = cuda_api()
     try:
@@ -198,7 +199,7 @@ def load_launches_on(code: GpuCode, cubin: Cubin, device: int) -> Launches:
     except api.errors as error:
         explained = to_tc_error(error, f"loading machine code on cuda:{device}")
         if isinstance(explained, InternalError):
-            raise InternalError(f"CUDA refuses what we compiled: {explained}\n{code.source}") from error
+            raise InternalError(f"CUDA refuses our code: {explained}\n{code.source}") from error
         raise explained from error
     return Launches(device, code, functions, context, api)
 
@@ -213,8 +214,7 @@ def _load_function(api: CudaApi, module: int, name: str, shared: int) -> int:
 def run_on_device(
     code: GpuCode, cubin: Cubin, module: ir.Module, arrays: Mapping[str, np.ndarray[Any, Any]], device: torch.device
 ) -> tuple[int, int]:
-    """Run a module on copies of arrays on a device, and leave there what it wrote, as `emulator.run_emulated_module`
-    does."""
+    """Run a module on device copies of arrays, and copy its outputs back, as `emulator.run_emulated_module` does."""
 
     def allocate(size: int) -> Tensor:
         return torch.empty(max(1, size), dtype=torch.uint8, device=device)
@@ -249,7 +249,7 @@ class CudaRunner:
 
         Args:
             order, temporaries: as of `python_launch.CpuLauncher`.
-            fail: makes the exception for a failed check; None where the module checks nothing.
+            fail: makes the exception for a failed check; None if the module has no checks.
         """
         self._launches, self._device, self._fail, self._order = launches, device, fail, tuple(order)
         self._offsets, self._arena = arena_offsets(temporaries)
@@ -271,9 +271,9 @@ class CudaRunner:
 
 
 class CudaLauncher:
-    """What runs on a device, with the tensors that it takes: what `python_launch.CpuLauncher` is for the CPU.
+    """Runs a kernel on a device with given tensors, as `python_launch.CpuLauncher` does on the CPU.
 
-    Its guards are in Python: some 0.4 us for each tensor, beside which a launch takes a few.
+    Its guards are in Python: some 0.4 us for each tensor, while a launch takes a few.
     """
 
     __slots__ = ("_device", "_grain", "_guards", "_makers", "run")

@@ -24,11 +24,11 @@ _ROOTS = ("/usr/local/cuda", "/opt/cuda", "/usr/lib/cuda")
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a thread of a kernel takes, as the assembler reports.
+    """The resources of a kernel, as the assembler reports them.
 
     Attributes:
         registers: of 32 bits. shared: bytes per block that the text declares. local: bytes of the stack frame.
-        spill_stores, spill_loads: bytes moved because there were not enough registers.
+        spill_stores, spill_loads: bytes moved for lack of registers.
     """
 
     registers: int
@@ -70,7 +70,7 @@ class Toolchain:
 
 
 def compile_text(source: str, architecture: str, *, name: str = "kernel.cu", more: Sequence[str] = ()) -> Cubin:
-    """Compile CUDA C++ for an architecture such as "sm_90". more: options beside those that kernels have.
+    """Compile CUDA C++ for an architecture such as "sm_90". more: options besides the default ones.
 
     Raises:
         ArgumentError: NVRTC is not installed, or does not know the architecture.
@@ -92,7 +92,7 @@ def compile_text(source: str, architecture: str, *, name: str = "kernel.cu", mor
         code = lib.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
         log = _text(tools, program, "ProgramLog")
         if code:
-            raise InternalError(f"NVRTC refuses what we emitted:\n{log}\n{_number_lines(source)}")
+            raise InternalError(f"NVRTC refuses our code:\n{log}\n{_number_lines(source)}")
         return Cubin(architecture, _bytes(tools, program, "CUBIN"), dict(_resources(log)))
     finally:
         lib.nvrtcDestroyProgram(ctypes.byref(program))
@@ -132,10 +132,10 @@ def _load_library(path: Path) -> ctypes.CDLL:
 
 
 def _version_beside(path: Path) -> tuple[int, int] | None:
-    """The version of a library as the name of what it brings with it tells, which it looks for by that name."""
+    """The version of a library, from the name of its companion library, which it loads by that name."""
     names = [p.name for p in path.parent.glob("libnvrtc-builtins.so.*")]
-    told = {(int(m[1]), int(m[2])) for n in names if (m := re.fullmatch(r".*\.so\.(\d+)\.(\d+)(\.\d+)*", n))}
-    mine = {v for v in told if path.name.partition(".so.")[2].partition(".")[0] == str(v[0])}
+    versions = {(int(m[1]), int(m[2])) for n in names if (m := re.fullmatch(r".*\.so\.(\d+)\.(\d+)(\.\d+)*", n))}
+    mine = {v for v in versions if path.name.partition(".so.")[2].partition(".")[0] == str(v[0])}
     return mine.pop() if len(mine) == 1 else None
 
 
@@ -146,18 +146,18 @@ def _version_of(library: ctypes.CDLL) -> tuple[int, int]:
 
 
 def preferred_library(paths: Sequence[Path], cuda: str | None) -> Path:
-    """Of several libraries the one for torch's release of CUDA, which the driver can load code of; else the first.
+    """Of several libraries, the one of torch's release of CUDA, whose code the driver can load; else the first.
 
-    cuda: that release, "12.8"; None where torch is for CPUs.
+    cuda: that release, "12.8"; None if torch is for CPUs.
     """
     wanted = None if cuda is None else f".so.{cuda.partition('.')[0]}"
     return next((p for p in paths if wanted is not None and wanted in p.name), paths[0])
 
 
 def cuda_release(headers: Path) -> int:
-    """The major release of CUDA that a folder of headers is of; 0 where it does not tell."""
-    told = headers / "cuda.h"
-    found = re.search(r"#define CUDA_VERSION (\d+)", told.read_text(errors="replace")) if told.exists() else None
+    """The major release of CUDA of a folder of headers; 0 if unknown."""
+    header = headers / "cuda.h"
+    found = re.search(r"#define CUDA_VERSION (\d+)", header.read_text(errors="replace")) if header.exists() else None
     return int(found[1]) // 1000 if found else 0
 
 

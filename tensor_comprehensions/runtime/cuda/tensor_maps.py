@@ -1,7 +1,7 @@
-"""Tensor maps as NVIDIA's driver encodes them: how boxes of a tensor at an address travel to shared memory and back.
+"""Tensor maps in the encoding of NVIDIA's driver: how boxes of a tensor are copied to shared memory and back.
 
 `cuTensorMapEncodeTiled` computes on the CPU alone. Neither CuPy nor CUDA's runtime has it, so it is called in the
-driver's own library, which is there where there is a device; it is loaded when a kernel with maps is launched first.
+driver's own library, which exists on machines with a device; it is loaded at the first launch of a kernel with maps.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BITS = {8: 0, 16: 1, 32: 2, 64: 4}
 _SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 """CUtensorMapSwizzle, by bytes."""
 _NEAREST_SECTORS = 2
-"""CU_TENSOR_MAP_L2_PROMOTION_L2_128B: what is read comes to the second-level cache in whole lines."""
+"""CU_TENSOR_MAP_L2_PROMOTION_L2_128B: loads fetch whole lines into L2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class TiledMap:
 
     @staticmethod
     def of(m: TensorMap) -> TiledMap:
-        """What the driver is told of a map."""
+        """The arguments of the driver for a map."""
         size = m.buffer.type.dtype.size
         return TiledMap(
             _data_type(m.buffer.type.dtype), m.shape[::-1], tuple(s * size for s in m.strides[-2::-1]), m.box[::-1],
@@ -59,7 +59,7 @@ def _data_type(dtype: DType) -> int:
 
 
 def encode_tensor_map(m: TiledMap, address: int, place: int) -> None:
-    """Write the encoded map of a tensor at an address of the device to a place of this process, a multiple of 64.
+    """Encode the map of a tensor at a device address into a place of this process, aligned to 64 bytes.
 
     Raises:
         ArgumentError: there is no driver, or one older than CUDA 12.

@@ -63,6 +63,6 @@ def _operand(o: AtomOperand) -> str:
 
 
 def _modes(flat: tuple[tuple[int, int], ...], count: int) -> str:
-    """(size, stride) of each mode, and of as many more that do nothing as there is room for."""
+    """(size, stride) of each mode, padded with trivial modes to a fixed number."""
     parts = (*flat, *[(1, 0)] * (count - len(flat)))
     return f"{{{', '.join(f'{{{size}, {stride}}}' for size, stride in parts)}}}"

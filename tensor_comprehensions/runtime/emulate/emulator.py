@@ -1,8 +1,8 @@
-"""CUDA kernels on the CPU: the text that would go to NVRTC, compiled by the host's C++ compiler.
+"""CUDA kernels on the CPU: the text for NVRTC, compiled by the host's C++ compiler.
 
-Threads are fibers. Every access to memory is checked: races, reads of what nothing wrote, accesses outside of tensors
-and arrays, barriers that not all threads reach. `cuda_on_cpu/machine.cpp` is the machine, `device.h` what CUDA adds
-to C++.
+Threads are fibers. Every memory access is checked: races, reads of uninitialized memory, accesses outside of tensors
+and arrays, barriers that some threads do not reach. `cuda_on_cpu/machine.cpp` is the machine, `device.h` the extensions
+of CUDA to C++.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class EmulatedTensor:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What the threads of a run did: accesses to tensors and to shared memory, of any width, and waits at barriers."""
+    """Counts of a run: accesses of threads to tensors and to shared memory, of any width, and waits at barriers."""
 
     tensors: int
     shared: int
@@ -84,8 +84,8 @@ class Emulated:
     """The compiled text of a module, which runs on addresses.
 
     Attributes:
-        path: the library that it is in.
-        counts: of the last run that did nothing wrong.
+        path: its library.
+        counts: of the last run without a fault.
     """
 
     counts = Counts(0, 0, 0)
@@ -99,10 +99,10 @@ class Emulated:
     def __call__(self, memories: Sequence[EmulatedTensor]) -> tuple[int, int]:
         """Run all kernels on the module's arguments and temporaries, in order.
 
-        Returns (0, 0), or the number of a failed check and the value that it found.
+        Returns (0, 0), or the number of a failed check and its value.
 
         Raises:
-            InternalError: a kernel does what would be wrong on a device; the message names tensor, thread and line.
+            InternalError: a kernel would be wrong on a device; the message names tensor, thread and line.
         """
         status = (ctypes.c_int64 * 2)()
         regions = [_region(m) for m in memories]
@@ -151,7 +151,7 @@ def _region(m: EmulatedTensor) -> _Region:
 
 
 def _tensor_map(t: ir.TensorMap, memories: Sequence[EmulatedTensor]) -> _TensorMap:
-    """What the machine takes for a tensor map: of the fastest dimension first."""
+    """The machine's form of a tensor map: the fastest dimension first."""
     b, size = t.buffer, t.buffer.type.dtype.size
     address = next(m.address for m in memories if m.buffer.name == b.name)
     found = _TensorMap(base=address, rank=len(t.box), size=size, swizzle=t.swizzle)
@@ -161,7 +161,7 @@ def _tensor_map(t: ir.TensorMap, memories: Sequence[EmulatedTensor]) -> _TensorM
 
 
 def build_emulated(codes: Sequence[GpuCode]) -> list[Emulated]:
-    """Compile the texts of modules, together: that takes less time than one by one.
+    """Compile the texts of modules together, which takes less time than one by one.
 
     Raises:
         ArgumentError: there is no C++ compiler.
@@ -239,7 +239,7 @@ def _part(prefix: str, code: GpuCode) -> str:
 
 @functools.cache
 def _folder() -> Path:
-    """Where this process keeps what it compiles."""
+    """The folder for this process's compiled libraries."""
     keep = tempfile.TemporaryDirectory(prefix="tc_emulator_", ignore_cleanup_errors=True)
     _kept.append(keep)
     return Path(keep.name)
@@ -266,4 +266,4 @@ def _compile(arguments: Sequence[str], folder: Path) -> None:
         )
     done = subprocess.run([compiler, *arguments], cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise InternalError(f"{Path(compiler).name} refuses what we emitted:\n{done.stderr[:4000]}")
+        raise InternalError(f"{Path(compiler).name} refuses our code:\n{done.stderr[:4000]}")

@@ -1,4 +1,4 @@
-"""What the emulated machine reports, in words: which tensor, which thread, which line."""
+"""The messages of the emulated machine's faults: tensor, thread and line."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ASYNCHRONOUS = {
     BYTES: "bytes: more land on {place} than its phase expects",
     MISUSE: "{text}: {who}, {place}",
 }
-"""What is said of faults around what goes on by itself."""
+"""Messages of faults around asynchronous operations."""
 
 
 class EmulatorFailure(ctypes.Structure):
@@ -64,7 +64,7 @@ def _describe_failure(f: EmulatorFailure, kernel: GpuKernelSource, buffers: Sequ
             before = _ACTIONS[f.other_action].removesuffix("s")
             before = {"read": "read", "write": "wrote", "update": "updated"}[before]
             other = "several threads" if f.other_thread < 0 else _thread(f.other_thread, f.other_block, kernel)
-            if f.text:  # what goes on by itself
+            if f.text:  # an asynchronous operation
                 on_barrier = f.text.endswith(b" ")
                 other = f.text.decode() + (_shared_place(f.other_block, kernel, library) if on_barrier else "")
             return f"race: {does}, which {other} {before} with no barrier between"
@@ -152,7 +152,7 @@ def _offsets(library: Path) -> dict[str, int]:
 
 
 def _line(library: Path, address: int) -> int:
-    """The line of the kernel's text that the code at `address` is from; 0 where it is not known."""
+    """The line of the kernel's text that the code at `address` is from; 0 if it is not known."""
     tool = shutil.which("addr2line")
     if tool is None or not address:
         return 0

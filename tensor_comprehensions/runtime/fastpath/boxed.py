@@ -1,7 +1,7 @@
-"""Kernels of torch's dispatcher, made in this process: calls of operators that never see Python.
+"""Kernels of torch's dispatcher in machine code: calls of operators without Python.
 
 The dispatcher calls them through its stable C ABI with a stack of arguments: owned handles of tensors, and numbers.
-What no kernel of the cell fits goes to Python, and an exception from there goes on to the caller as it is.
+Calls that no kernel of the cell fits go to Python, whose exceptions reach the caller unchanged.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ Slow = Callable[..., Any]
 
 
 class BoxedCallCache(CallCache):
-    """A cell with two functions for the dispatcher: what computes, and what may record.
+    """A cell with two functions for the dispatcher: one that computes, and one that may record.
 
     Args:
         kinds, outputs: as of a cell.
-        compute, record: what to call with the arguments where no kernel fits, and where torch may have to record.
+        compute, record: the functions to call with the arguments if no kernel fits, and if torch may have to record.
     """
 
     def __init__(self, kinds: Sequence[int], outputs: int, compute: Slow, record: Slow) -> None:
@@ -41,7 +41,7 @@ class BoxedCallCache(CallCache):
         super().__init__(kinds, outputs, words)
 
     def register(self, namespace: str, name: str, has: Callable[[str], bool]) -> None:
-        """Make the functions the kernels of an operator for the CPU, but for those that it `has`."""
+        """Register the functions as kernels of an operator for the CPU, except those for which `has` is true."""
         for key, function in (("CPU", "compute"), ("AutogradCPU", "record")):
             if not has(key):
                 self._code.register(namespace, name, key.encode(), self._code.thunk(function, self.index))

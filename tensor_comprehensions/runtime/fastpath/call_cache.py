@@ -1,8 +1,8 @@
-"""Calls that need no Python once a kernel for them is known: machine code finds and runs the kernels of an operator.
+"""Calls without Python once their kernels are known: machine code finds and runs the kernels of an operator.
 
-A cell has the kernels that calls of one kind used before. Machine code made in this process looks at the arguments,
-finds the kernel that fits them, makes the outputs and runs it: for Python as a builtin function, for torch's dispatcher
-in `boxed`. What does not fit is left to the long way.
+A cell has the kernels of earlier calls with the same kinds of arguments. Machine code compares the arguments, finds the
+kernel that fits, allocates the outputs and runs it: as a builtin function for Python, and through `boxed` for torch's
+dispatcher. Other calls go to the slow path.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from .launch_ir import CELL_WORDS, HEADER, PAUSED
 TRIED = ("2.13.",)
 """Versions of torch that this was tried on: how they keep tensors, their keys and exceptions is nowhere promised."""
 MOST = 64
-"""How many kernels a cell looks through, newest first; what is dropped is found again by the long way."""
+"""Most kernels in a cell, newest first; the slow path finds the others again."""
 ANY = -(1 << 63)
 """A stride that does not matter."""
 TENSOR, CONSTANT = 0, 1
 """Kinds of arguments: a tensor, and an integer that is part of the kernel. For others see `number_kind`."""
 RECORDED = Ellipsis
-"""What a function gives for ordinary tensors of which autograd is to record a call."""
+"""The result for ordinary tensors if autograd has to record the call."""
 
 
 def number_kind(dtype: int) -> int:
@@ -80,12 +80,12 @@ class CachedCall:
     """A kernel for calls of one kind.
 
     Attributes:
-        entry: the address of its code. keep_alive: what keeps it there.
-        arguments: what the arguments must be: of those that are part of the kernel, their values.
-        spans: the bytes that each of them reaches over; 0 for numbers.
-        operands: which arguments the kernel takes, in its order; new outputs and temporaries follow.
+        entry: the address of its code. keep_alive: the object that owns it.
+        arguments: the guards of the arguments: values for those that are part of the kernel.
+        spans: the bytes that each of them spans; 0 for numbers.
+        operands: the arguments that the kernel takes, in its order; new outputs and temporaries follow.
         outputs: new outputs. mutated: arguments that are written to.
-        temporaries: where each starts in one arena, and the arena's bytes.
+        temporaries: the offset of each in one arena, and the bytes of the arena.
     """
 
     entry: int
@@ -120,8 +120,8 @@ class CallCache:
     """The kernels of one operator for calls that pass the same kinds of arguments.
 
     Args:
-        kinds: of the arguments. outputs: how many new ones a call makes.
-        words: memory of `CELL_WORDS` words for it, where there is some already.
+        kinds: of the arguments. outputs: the number of new outputs of a call.
+        words: existing memory of `CELL_WORDS` words for it, if any.
     """
 
     def __init__(self, kinds: Sequence[int], outputs: int, words: Any = None) -> None:
@@ -135,10 +135,10 @@ class CallCache:
         self._publish()
 
     def function(self) -> Callable[..., Any]:
-        """A builtin that takes the arguments: the output, a tuple of them, or None where there is nothing new.
+        """A builtin that takes the arguments; returns the output, a tuple of outputs, or None if there are no new ones.
 
-        RECORDED where autograd is to record the call, whether there is a kernel for it or not. NotImplemented where no
-        kernel fits, torch may have to do still more, or it fails; it never raises.
+        It returns RECORDED if autograd has to record the call, whether a kernel fits or not. It returns NotImplemented
+        if no kernel fits, torch may have to do still more, or the kernel fails; it never raises.
         """
         plan = struct.pack("=4Q", ctypes.addressof(self._words), len(self.kinds), self._outputs, not self._outputs)
         return _code.get("", FastPathCode).builtin((plan, self))
@@ -163,7 +163,7 @@ class CallCache:
         table = (ctypes.c_uint64 * (1 + len(lanes)))(len(lanes), *(lane.address for lane in lanes))
         self._retired.append((table, lanes))
         self._words[0] = ctypes.addressof(table)
-        if self._words[2] == 0:  # whoever comes now sees this table, or the one before it where stores are late
+        if self._words[2] == 0:  # later readers see this table, or the previous one until the store is visible
             del self._retired[:-2]
 
 
@@ -181,7 +181,7 @@ _paused = ctypes.c_int64(0)
 
 
 class _Lock:
-    """One lock for all that publishes lanes, which a forked child finds open."""
+    """One lock for all publication of lanes, which is unlocked in a forked child."""
 
     def __init__(self) -> None:
         self.renew()
@@ -224,7 +224,7 @@ _OBJECTS = {
     "tc_not_implemented": NotImplemented,
     "tc_recorded": RECORDED,
 }
-"""What the functions compare with and return."""
+"""The objects that the functions compare with and return."""
 
 
 def is_fast_path_available() -> bool:
@@ -251,7 +251,7 @@ _facts: SingleFlightCache[str, _Torch | None] = SingleFlightCache(1)
 
 
 def _look_apart() -> _Torch | None:
-    """`_look` in a thread of its own, where no mode of the caller's makes tensors that are not ordinary."""
+    """`_look` in another thread, where no mode of the caller replaces the tensors that it makes."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(_look).result()
 
@@ -323,7 +323,7 @@ _FASTCALL = 0x80
 
 
 class FastPathCode:
-    """What all machine code of calls needs, and the builtin of cells; as old as the process."""
+    """The machine code that all calls share, and the builtin of cells; lives as long as the process."""
 
     def __init__(self) -> None:
         facts = _facts.get("", _look_apart)
@@ -359,7 +359,7 @@ def fast_path_code() -> FastPathCode:
 
 
 def _pause(now: knobs.Knobs) -> None:
-    """Calls go the long way from now on, whatever kernels there are, if they are to be interpreted."""
+    """Send all calls to the slow path if they are to be interpreted."""
     _paused.value = now.interpret
 
 
@@ -391,6 +391,6 @@ def _empty_handle(handle: int) -> None:
 
 
 def handle_of(x: torch.Tensor) -> int:
-    """A new handle, which whoever gets it owns."""
+    """A new handle, owned by the caller."""
     address: int = _content(torch._C._aoti.unsafe_alloc_void_ptr_from_tensor(x), None)
     return address

@@ -1,6 +1,6 @@
 """The LLVM text of `boxed`: functions that torch's dispatcher calls with a stack of arguments, one pair for each cell.
 
-The stack owns what is on it: numbers and handles of tensors, in whose place the results come.
+The stack owns its content: numbers and handles of tensors, which the results replace.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ THUNKS = 32
 """How many cells one piece of code serves."""
 
 CALLBACK = "tc_boxed_callback"
-"""The symbol of the Python function for what no kernel fits. It returns, or raises: nothing is between it and the
-dispatcher where an interrupt could be lost."""
+"""The symbol of the Python function for calls that no kernel fits. It returns, or raises: nothing is between it and the
+dispatcher where an interrupt could be lost.
+"""
 
 
 def call_caches_symbol(first: int) -> str:

@@ -1,4 +1,4 @@
-"""The LLVM text of guards: what the arguments of a call are, and whether a lane takes them (see `lane_code`)."""
+"""The LLVM text of guards: inspect the arguments of a call, and decide whether a lane accepts them (`launch_ir`)."""
 
 from __future__ import annotations
 

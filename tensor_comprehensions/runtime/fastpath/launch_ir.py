@@ -26,7 +26,7 @@ PAUSED = "tc_paused"
 
 
 class LineWord(IntEnum):
-    """What the words at the start of a lane are; places are in bytes from there."""
+    """The words at the start of a lane; offsets are in bytes from there."""
 
     ENTRY = 0
     OPERANDS = 1
@@ -46,7 +46,7 @@ HEADER = len(LineWord)
 
 
 def launch_assembly() -> str:
-    """`@serve` and all that it needs but for the guards."""
+    """`@serve` and everything that it needs except the guards."""
     return _DECLARATIONS + _PAGES + _LAUNCH + _SERVE
 
 

@@ -20,7 +20,7 @@ from ..plan import Plan
 from .tile_plans import TileLayout, broadcast_in_place, tile_layout
 
 Counts = tuple[int, int]
-"""Fragments of sums, below and beside one another."""
+"""Rows and columns of the matrix tiles of sums in a register tile."""
 
 
 def with_tile_buffers(op: StructuredOp, plan: Plan, body: Stmt) -> Stmt:
@@ -96,7 +96,7 @@ def _load(
     number: int,
     at: Mapping[str, Expr],
 ) -> Invoke:
-    """Load fragment `number` along `iterator` of what the micro-kernel reads of a factor."""
+    """Load matrix tile `number` along `iterator` of an operand of the micro-kernel."""
     offset = number * found.unit[iterator]
     here = {
         **at,
@@ -119,7 +119,7 @@ def _spill(found: TileLayout, counts: Counts, total: Buffer, sums: Buffer) -> It
 
 
 def _finish(op: StructuredOp, plan: Plan, region: Region, sums: Buffer) -> Stmt:
-    """Add what the output starts from, and store the sums through the epilogue."""
+    """Add the initial value of the output, and store the sums through the epilogue."""
     if op.initial is not None:
         whole = {ACCUMULATOR: build.add(op.initial, accumulator_var(op.dtype))}
         epilogue = accumulator_var(op.dtype) if op.epilogue is None else op.epilogue

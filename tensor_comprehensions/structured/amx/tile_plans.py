@@ -55,7 +55,7 @@ INSTRUCTIONS = {i.name: i for i in (TileInstruction(FRAGMENT_DOT_BFLOAT16, 16, 1
 
 
 def tile_instructions(op: StructuredOp, target: CpuTarget) -> tuple[TileInstruction, ...]:
-    """Those that multiply the factors of `op` on `target`."""
+    """The matrix instructions of `target` for the factors of `op`."""
     return (INSTRUCTIONS[FRAGMENT_DOT_BFLOAT16],) if op.pairs and target.has_amx_bf16 else ()
 
 
@@ -75,7 +75,7 @@ class TileLayout:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Fragments of sums in a register tile, below and beside one another."""
+        """Rows and columns of the matrix tiles of sums in a register tile."""
         return num_tiles(self.sizes[0], self.instruction.rows), num_tiles(self.sizes[1], self.instruction.columns)
 
     @property
@@ -93,36 +93,40 @@ class TileLayout:
 def tile_layout(op: StructuredOp, plan: Plan) -> TileLayout:
     """The fragments that `plan.instruction` makes of the register tiles of a normalized op.
 
-    Raises CannotLower where it makes none.
+    Raises CannotLower if it makes none.
     """
     instruction = INSTRUCTIONS[plan.instruction]
     rows = [i.name for i in op.parallel if plan.tile(i.name) > 1 and i.name != plan.vector]
     still = [side for side in Side if plan.vector not in variable_names(op.factors[side.value])]
     if len(still) != 1 or len(rows) != 1 or rows[0] not in variable_names(op.factors[still[0].value]):
-        raise CannotLower("fragments: a register tile needs rows along one iterator of the factor without the lanes")
+        raise CannotLower(
+            "matrix_instruction: a register tile needs rows along one iterator of the factor without the lanes"
+        )
     if rows[0] in variable_names(op.factors[1 - still[0].value]):
-        raise CannotLower("fragments: both factors depend on the iterator of the rows")
+        raise CannotLower("matrix_instruction: both factors depend on the iterator of the rows")
     if not op.pairs or op.pairs not in plan.reductions:
-        raise CannotLower("fragments: there is no sum over pairs")
+        raise CannotLower("matrix_instruction: there is no sum over pairs")
     if any(level.iterator in plan.reductions for level in plan.levels):
-        raise CannotLower("fragments: the sum of a register tile is a whole one; leave reductions untiled")
+        raise CannotLower("matrix_instruction: a register tile computes whole sums; leave reductions untiled")
     if (access_strides(op.output, [plan.vector]) or {}).get(plan.vector) != 1 or plan.lanes != instruction.columns:
-        raise CannotLower(f"fragments: the output is stored in vectors of {instruction.columns} along its rows")
+        raise CannotLower(
+            f"matrix_instruction: the output is stored in vectors of {instruction.columns} along its rows"
+        )
     found = TileLayout(
         instruction, rows[0], plan.vector, op.pairs, still[0], (plan.tile(rows[0]), plan.tile(plan.vector))
     )
     down, beside = found.counts
     if down * beside + down + beside > instruction.registers:
         raise CannotLower(
-            f"fragments: {down} x {beside} sums and their factors exceed {instruction.registers} registers"
+            f"matrix_instruction: {down} x {beside} sums and their factors exceed {instruction.registers} registers"
         )
     packed = {step.side for step in plan.packs}
     moving = Side(1 - found.broadcast_operand.value)
     if moving not in packed:
-        raise CannotLower(f"fragments: the {moving.name.lower()} factor is not packed")
+        raise CannotLower(f"matrix_instruction: the {moving.name.lower()} factor is not packed")
     if found.broadcast_operand not in packed and broadcast_in_place(op, found) is None:
         raise CannotLower(
-            f"fragments: the {found.broadcast_operand.name.lower()} factor is neither packed nor lies in fragments"
+            f"matrix_instruction: the {found.broadcast_operand.name.lower()} factor is not packed, nor stored in tiles"
         )
     return found
 
@@ -130,7 +134,7 @@ def tile_layout(op: StructuredOp, plan: Plan) -> TileLayout:
 def broadcast_in_place(op: StructuredOp, found: TileLayout) -> tuple[Load, int] | None:
     """The first element of the still factor at a point, and the dimension along which its rows go on.
 
-    None where memory does not hold it as fragments: whole ones, each row contiguous.
+    None if memory does not hold it as fragments: whole ones, each row contiguous.
     """
     if any(op.extent(name) % found.unit[name] for name in (found.rows, found.along)):
         return None
@@ -241,7 +245,7 @@ class _Maker:
         return (*(name for name in self.facts.reductions if name != along), along)
 
     def _columns(self, count: int, width: int) -> int:
-        """Columns whose panel the second cache holds beside what passes, and that leave the threads enough to share."""
+        """Columns whose panel fits into L2 besides the streaming operand, with enough iterations for the threads."""
         known, room = self.facts, self.target.cache[1]
         extent, point = known.extent(known.vector), 4 * known.k_size
         most = room * 3 // 8 // point

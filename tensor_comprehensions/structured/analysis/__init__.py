@@ -1,1 +1,1 @@
-"""What planners ask of a `StructuredOp`: strides, operands, reuse in windows."""
+"""Analyses of a `StructuredOp` for planners: strides, operands, reuse in windows."""

@@ -1,4 +1,4 @@
-"""What lowering needs to know of a structured op: which factor moves with which iterator, and how far."""
+"""Facts about a structured op for lowering: the iterators that move each factor, and their strides."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Factor:
 
     Attributes:
         iterators: the iterators it depends on.
-        strides: elements its accesses move per unit of each iterator, where that is one number.
-        is_plain_load: whether it is a load and nothing more.
+        strides: elements that its accesses move per unit of each iterator, if that is constant.
+        is_plain_load: whether it is just a load.
         bytes: size in memory of one element of its buffer.
         stored: elements of that buffer, of the largest one if it reads several.
     """
@@ -45,7 +45,7 @@ class Factor:
     stored: int
 
     def step(self, iterator: str) -> int | None:
-        """Elements moved per unit of `iterator`; None where that is not constant."""
+        """Elements moved per unit of `iterator`; None if that is not constant."""
         if iterator not in self.iterators:
             return 0
         return self.strides.get(iterator)
@@ -109,9 +109,9 @@ class ContractionInfo:
         return run
 
     def fills_lines(self, run: Numbers, line: int) -> Conditions:
-        """Whether boxes with runs of so many elements of the output begin and end with whole lines of bytes.
+        """Whether boxes with runs of this many elements of the output consist of whole lines of `line` bytes.
 
-        As far as multiples of their sizes are concerned; `op.output` itself had better be aligned, too.
+        This checks multiples of sizes only; `op.output` itself should be aligned, too.
         """
         size = self.output_bytes
         uneven = max((step for _, step in self.output_strides if step * size % line), default=0)
@@ -162,7 +162,7 @@ class ContractionInfo:
 
     @cached_property
     def reductions(self) -> tuple[str, ...]:
-        """As loops, the one that moves the scalars least innermost; vectors are packed where they jump."""
+        """In loop order: the one that moves the scalars least is innermost; vectors with large strides are packed."""
 
         def distance(i: Iterator) -> tuple[int, int]:
             still, moving = (abs(f.step(i.name) or 0) * f.bytes for f in (self.broadcast_operand, self.vector_operand))
@@ -180,7 +180,7 @@ class ContractionInfo:
 
     @property
     def row_candidates(self) -> tuple[Iterator, ...]:
-        """Iterators that may make the rows of the register tile: those that leave the vectors alone come first."""
+        """Candidates for the rows of the register tile: iterators that do not move the vectors come first."""
         reusing = sorted(
             self.exclusive_iterators(self.broadcast_operand),
             key=lambda i: (self.transposes_output and i.name != self.output_unit_iter, -i.extent),

@@ -35,7 +35,7 @@ def distinct_taps(facts: ContractionInfo, window: str, points: Mapping[str, Numb
 
 
 def _count_overlaps(length: Numbers, runs: Numbers, apart: int) -> tuple[Numbers, Numbers]:
-    """Of `runs` of so many numbers, each `apart` after the one before: different numbers, and those in several."""
+    """Of `runs` ranges of `length` numbers at distance `apart`: distinct numbers, and those in several ranges."""
     overlap = (apart < length) & (runs > 1)
     different = length + (runs - 1) * np.minimum(apart, length)
     once = 2 * apart + (runs - 2) * np.maximum(0, 2 * apart - length)

@@ -1,4 +1,4 @@
-"""How long the code of a plan is: what compiling it costs, and whether it runs from the first cache."""
+"""The code size of a plan: it determines the compile time, and whether the code runs from L1."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def code_length(op: StructuredOp, plan: Plan) -> int:
 
 
 def _parts(extent: int, levels: Sequence[TileLoop]) -> list[int]:
-    """Points along an iterator of each innermost tile that has code of its own."""
+    """Points along an iterator of each innermost tile with separate code."""
     if not levels:
         return [extent]
     size = levels[0].size

@@ -1,6 +1,6 @@
-"""What a whole plan costs by the model: register tiles, bytes moved between caches, and copies, in cycles of a core.
+"""The predicted cost of a whole plan: register tiles, bytes moved between caches, and copies, in cycles of a core.
 
-`chooser.py` decides step by step; this compares complete plans, of experts, of a user or of a search, with one another.
+`blocking.py` decides step by step; this compares complete plans of heuristics, users and searches.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ FAR_RUN, FETCHED_AHEAD = 35.0, 1024
 WAITED_RUN, STORED_RUN = 200.0, 17.0
 """The same where multiply-adds read it, for which they wait; and of one that is written past the caches."""
 STREAMS = 48
-"""Runs that are followed at once; where more are turned together, only what is turned at once is a run."""
+"""Memory streams that the hardware prefetches; if more rows are transposed at once, runs count per block."""
 ROOM, FAR_ROOM = 0.75, 0.95
-"""The part of a cache that stays for what is read again; where the last one is a mesh away and the second one large."""
+"""The usable part of a cache for reused data; the second if the last cache is a mesh and L2 large."""
 PAGE, PAGES, PAGE_VISIT, OPEN = 4096, 2048, 45.0, 64
-"""Bytes of a page, pages whose addresses the processor keeps, cycles to find another one; pages written in turns."""
+"""Bytes of a page, pages in the TLB, cycles for a TLB miss; pages written alternately."""
 GATHER = 0.7
 """Cycles per element of a vector that is put together from elements apart."""
 SPLIT = 0.5
 """Cycles per vector that begins anywhere in a cache line, as windows over an image do, and so ends in the next one."""
 SCATTERED, SCATTERED_RUN = 1.5, 256
-"""Cycles that a register tile waits for a line from the second cache in runs of less than so many bytes."""
+"""Cycles that a register tile waits for a line from L2 in runs of less than so many bytes."""
 INTERLEAVED = 4
 """Elements from one lane to the next up to which whole vectors are read and shuffled."""
 EXPOSED = 0.4
@@ -48,19 +48,19 @@ EXPOSED = 0.4
 STREAMED = 0.2
 """The same where both factors are read in runs of memory along the sum, which come ahead of their use."""
 COPY, TURN, ELEMENT = 0.6, 1.2, 2.5
-"""Cycles per element that is copied: by vectors, turned across, one by one; for elements of 4 bytes."""
+"""Cycles to copy an element of 4 bytes: by vectors, transposed, one by one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What a plan costs in cycles of one core, part by part; `total` is the number by which plans are compared.
+    """The cost of a plan in cycles of one core, part by part; plans are compared by `total`.
 
     Attributes:
-        compute: of register tiles. gathers: for vectors that are put together. split_lines: for loads across lines.
-        short_runs: for runs that come too late. pages: to go from page to page of the output.
-        transfer: for bytes that move between caches. packing: to fill panels. turning: to turn a panel of results.
+        compute: of register tiles. gathers: for vectors assembled from lanes. split_lines: for loads across lines.
+        short_runs: for short runs that arrive late. pages: for TLB misses of the output.
+        transfer: for bytes that move between caches. packing: to fill panels. turning: to transpose a panel of results.
         exposed: the part of `transfer` that multiply-adds do not hide.
-        streams: whether no more than that part counts, however long `transfer` takes.
+        streams: whether only that part counts, for any `transfer`.
     """
 
     compute: float
@@ -146,7 +146,7 @@ def completes_pages(known: ContractionInfo, plan: Plan, target: CpuTarget) -> bo
 
 
 def busy_cycles(op: StructuredOp, plan: Plan, target: CpuTarget) -> float:
-    """Cycles of multiply-adds and copies: what tells plans apart that move the same bytes from memory."""
+    """Cycles of multiply-adds and copies: distinguishes plans that move the same bytes from memory."""
     known = analyze_contraction(op, plan.vector)
     model = _Model(known, plan, target)
     computing = _register_tiles(known, [plan], target)[0]
@@ -253,7 +253,7 @@ class _Model:
     def starts(self, side: Side, region: Mapping[str, int]) -> float:
         """Short runs of a factor's tensor that a region reads."""
         run = self._run(side, region)
-        nearest = self.factor(side).nearest  # nothing, where data decides or the factor reads several elements
+        nearest = self.factor(side).nearest  # empty if data decides, or the factor reads several elements
         if nearest and self.factor(side).step(self.plan.vector) != 1 and self.plan.tile(self.plan.vector) > STREAMS:
             name, step = nearest[0]
             run = min(run, step * region[name])
@@ -288,7 +288,7 @@ class _Model:
         return [sum(sizes) for sizes in zip(*self.footprints.values(), self.outputs, strict=True)]
 
     def transfer_cycles(self) -> float:
-        """Cycles for the bytes that reach each cache; what the second one has room for is in it already."""
+        """Cycles for the bytes that reach each cache; data that fits into L2 is assumed to be there."""
         total = 0.0
         last = len(self.plan.levels)
         for capacity, cost in zip(self.target.cache, TRANSFER, strict=False):
@@ -302,7 +302,7 @@ class _Model:
         return total
 
     def _arriving_bytes(self, size: float, used: Collection[str], depth: int) -> float:
-        """Bytes that come in over all iterations around `depth`; what the next loop does not move stays."""
+        """Bytes that arrive over all iterations around `depth`; the cache keeps operands that the next loop reuses."""
         around: Sequence[int] = range(depth)
         while around and self.plan.levels[around[-1]].iterator not in used:
             around = around[:-1]
@@ -320,9 +320,9 @@ class _Model:
         return total
 
     def l2_short_runs(self) -> float:
-        """Cycles more for lines of scalars, read where they are, that the first cache has lost when they are due.
+        """Extra cycles for lines of scalars, read in place, that L1 has evicted before their next use.
 
-        Measured where the second cache is large and the third one far. What windows read again is near by then.
+        Measured on machines with a large L2 and a distant L3. Window reuse is near by then.
         """
         still, capacity = self.facts.broadcast_operand, self.target.cache[0] * self.room
         waits = self.plan.nontemporal and self.target.has_mesh_llc  # results pass by the buffers of lines
@@ -332,9 +332,7 @@ class _Model:
         if self._run(still.side, self.regions[depth]) * still.bytes >= SCATTERED_RUN:
             return 0.0
         arriving = self.footprints[still.side][depth]
-        if (
-            depth and self.plan.levels[depth - 1].iterator in still.iterators
-        ):  # what is next to it may be in the same lines
+        if depth and self.plan.levels[depth - 1].iterator in still.iterators:  # its neighbors may be in the same lines
             arriving = min(arriving, self.footprints[still.side][depth - 1] / self.trips[depth - 1])
         new = min(1.0, still.stored / prod(i.extent for i in self.facts.op.iterators if i.name in still.iterators))
         return SCATTERED * new * self._arriving_bytes(arriving, still.iterators, depth) / LINE

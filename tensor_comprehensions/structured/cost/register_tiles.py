@@ -31,7 +31,7 @@ MOST_VECTORS = 8
 ROW_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 20, 24, 28)
 
 Rows: TypeAlias = tuple[tuple[str, int], ...]
-"""Points of a register tile along the iterators beside that of the lanes."""
+"""Points of a register tile along the iterators other than that of the lanes."""
 Shape: TypeAlias = tuple[int, int]
 """The lanes of a vector, and how many vectors share a register."""
 
@@ -45,7 +45,7 @@ class RegisterTileRanking:
 
     @cached_property
     def cycles(self) -> list[tuple[float, Shape, int, Rows]]:
-        """Cycles, lanes, columns and rows, of those that fill a good part of the registers where any do."""
+        """(cycles, lanes, columns, rows) of the tiles that fill a good part of the registers, if there are any."""
         known, target = self.info, self.target
         ways = list(dict.fromkeys(_turned_rows(known) if known.transposes_output else _rows(known, target)))
         fitting = [_fitting_tiles(known, target, lanes, ways) for lanes in _lanes(known, target)]
@@ -99,7 +99,7 @@ class RegisterTileRanking:
 
 @dataclass(frozen=True, slots=True)
 class _Tiles:
-    """Register tiles of so many lanes: the points of each along the iterators, and which of `ways` it has its rows."""
+    """Register tiles with this many lanes: the points of each along the iterators, and its rows' index in `ways`."""
 
     lanes: int
     points: Mapping[str, Numbers]
@@ -134,10 +134,10 @@ def _fitting_tiles(
 
 
 def _half_vector_tiles(facts: ContractionInfo, target: CpuTarget) -> Generator[_Tiles]:
-    """Register tiles in which rows of half vectors share registers, where whole vectors would leave many lanes idle.
+    """Register tiles in which rows of half vectors share registers, if whole vectors would leave many lanes idle.
 
-    They read a panel that holds several rows of the moving factor side by side, not windows, which such a panel would
-    hold many times.
+    They need a panel with several adjacent rows of the moving factor. Windows are excluded, because such a panel would
+    hold them many times.
     """
     widest, extent = target.lanes(facts.bits), facts.extent(facts.vector)
     lanes = widest // 2
@@ -230,10 +230,10 @@ def _columns(facts: ContractionInfo, target: CpuTarget) -> Generator[Rows]:
 
 
 def _column_candidates(facts: ContractionInfo) -> list[Iterator]:
-    """The iterators of the moving factor for columns: the one it is contiguous along if a sum goes on where that ends.
+    """The iterators of the moving factor for columns: its contiguous one, if a sum continues where that ends.
 
-    Otherwise not that one: all of its values had better be copied at once. In any case the one along which the
-    output's runs go on.
+    Otherwise not that one, whose values are better copied all at once. In any case the one along which the
+    output's runs continue.
     """
     moving, end = facts.vector_operand, facts.extent(facts.vector)
     candidates = [i for i in facts.exclusive_iterators(moving) if i.name != facts.vector]

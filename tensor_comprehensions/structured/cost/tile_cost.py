@@ -22,7 +22,7 @@ from ..analysis.window_reuse import UNROLL, distinct_taps, scalars_in_registers
 LATENCY = 4.0
 """Cycles until the result of a multiply-add can be added to."""
 STARTED = 3.0
-"""Multiply-adds and loads that start in a cycle; what reads memory itself, as by an indexed address, is both."""
+"""Multiply-adds and loads issued per cycle; instructions with a memory operand, such as indexed addresses, are both."""
 TILE_OVERHEAD = 24.0
 """Cycles to start and finish a register tile, beyond its loads and stores."""
 TURN_OVERHEAD, TURN = 30.0, 0.4
@@ -30,8 +30,9 @@ TURN_OVERHEAD, TURN = 30.0, 0.4
 PANEL_VECTOR = 0.1
 """Cycles that a vector of a panel costs because it comes from the second cache."""
 ROW, QUEUED, NEARER = 0.5, 0.1, 0.5
-"""Where the last cache is far, cycles of a step for each row that comes from there, and for each vector of a panel in
-the second cache times their number, for they wait for one another; the part of both where the rows come from nearer."""
+"""For a distant last cache, cycles per step: for each row read from there; for each vector of an L2 panel times their
+number, because they queue; the factor for both if the rows come from a nearer cache.
+"""
 IN_PLACE, USES_IN_PLACE, SHORT_STEP = 0.4, 256, 1024
 """Cycles of a step for each vector after the fourth of rows that are read in place from afar; uses of an element up to
 which rows are, however far apart, where they can be brought near in time; bytes between rows below which all are."""
@@ -40,13 +41,14 @@ SPLIT = 1.0
 LONG_ROW = 1024
 """Bytes of a row from which on it is read where it is; shorter ones are packed."""
 FAR_ROWS, ROWS = 2048, 1024
-"""Bytes between rows from which on they are copied: of what the second cache holds, and of what it does not."""
+"""Least stride in bytes of rows that are copied: of data in L2, and of data beyond."""
 LINE = 64
 LINE_OVERHEAD = 2.0
 """Cycles to write to another cache line."""
 SHARED_LINE, FAR, FETCHED_LINE = 8.0, 1 << 20, 20.0
-"""Cycles for lines that two register tiles share, where the output has more than so many bytes; for each line that
-comes from memory only to be written, because register tiles do not fill it."""
+"""Cycles for lines that two register tiles share, if the output has more than so many bytes; for each line that is
+fetched from memory only because a register tile writes a part of it.
+"""
 LONG_RUN = 256
 """Bytes of a run of the output that goes past a far cache although it begins or ends in the middle of a line."""
 
@@ -155,10 +157,10 @@ def _split_cycles(facts: ContractionInfo, target: CpuTarget, columns: Numbers, v
 
 
 def packing_row_bytes(info: ContractionInfo, footprint: int, width: Numbers, target: CpuTarget) -> Numbers:
-    """Bytes between rows of the moving factor from which on panels `width` wide are copied.
+    """Least stride in bytes of rows of the moving factor from which panels `width` wide are copied.
 
-    footprint: bytes of the factor. Where the second cache is large and the third one far, rows up to the longest step
-    that prefetching follows are near, but what fills half of the second cache is lost to what passes by.
+    footprint: bytes of the factor. If L2 is large and L3 distant, rows up to the longest prefetched stride
+    count as near, but a factor that fills half of L2 is evicted by streaming data.
     """
     if not target.has_mesh_llc:
         return np.where(footprint > target.cache[1] * 3 // 4, ROWS, FAR_ROWS)
@@ -167,9 +169,9 @@ def packing_row_bytes(info: ContractionInfo, footprint: int, width: Numbers, tar
 
 
 def _row_cycles(facts: ContractionInfo, target: CpuTarget, points: Mapping[str, Numbers], vectors: Numbers) -> Numbers:
-    """Cycles of a step that rows read where they are cost beside a panel in the second cache.
+    """Cycles per step for reading rows in place besides a panel in L2.
 
-    What windows read again is near by then.
+    Window reuse is near by then.
     """
     still = facts.broadcast_operand
     stored = still.stored * still.bytes
@@ -243,7 +245,7 @@ def all_tiles_cycles(
 def tile_cycles(
     info: ContractionInfo, target: CpuTarget, lanes: int, points: Mapping[str, Numbers], vectors_per_register: int = 1
 ) -> Numbers:
-    """Cycles of single register tiles of so many points, over all reductions."""
+    """Cycles of single register tiles with these points, over all reductions."""
     vectors = np.ceil(points[info.vector] / lanes) / vectors_per_register
     cells = vectors * prod(n for name, n in points.items() if name != info.vector)
     steps = info.k_size * step_cycles(info, target, lanes, points, vectors_per_register)
@@ -274,10 +276,11 @@ def _output_cycles(facts: ContractionInfo, target: CpuTarget, points: Mapping[st
 
 
 def fills_whole_lines(info: ContractionInfo, target: CpuTarget, points: Mapping[str, Numbers]) -> Conditions:
-    """Whether what boxes of `points` write may go past the caches: whole lines, or past a far one long runs.
+    """Whether boxes of `points` may be stored non-temporally: whole lines, or on a mesh long runs.
 
-    These begin and end in the middle of a line, where the lanes' iterator does. A vector that is stored in part goes
-    through the caches: it must not follow others in a row, which write the rest of its line past them.
+    Such runs begin and end in the middle of a line, where the lanes' iterator does. A partial vector is an ordinary
+    store: it
+    must not follow others in a row whose non-temporal stores write the rest of its line.
     """
     run = info.run(points)
     whole = info.fills_lines(run, LINE)
@@ -301,7 +304,7 @@ def byte_cost(resident: int, target: CpuTarget) -> float:
 
 
 def is_beyond_private_caches(resident: int, target: CpuTarget) -> bool:
-    """Whether so many bytes are only in a last cache that is a mesh away."""
+    """Whether this many bytes fit only into a last cache on a mesh."""
     return target.has_mesh_llc and resident > target.cache[-2] * 3 // 4
 
 

@@ -1,4 +1,4 @@
-"""What the pieces of a pipeline mean for an op: each adds to a nest, which becomes the plan that lowering follows."""
+"""The effect of primitives on an op: each changes the state of a nest, which becomes the plan that lowering follows."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from .schedule_state import (
 
 
 def plan_of_schedule(pipeline: Schedule, op: StructuredOp, target: CpuTarget, *, parallel: bool = True) -> Plan:
-    """The plan for `drop_unit_dims(op)` that `pipeline`, which leaves nothing to choose, describes.
+    """The plan for `drop_unit_dims(op)` of a schedule without choices.
 
-    parallel: the op stands alone at the top of a kernel; else loops that are to be parallel stay serial.
+    parallel: whether the op stands alone at the top of a kernel; otherwise parallel loops become serial.
 
     Raises:
-        ArgumentError: the pipeline names something that the op does not have.
+        ArgumentError: the schedule names a loop, iterator or operand that the op does not have.
         CannotLower: no code can be generated for it; the message says why.
     """
     return _finalize_nest(_run(pipeline, start_state(op, target, may_parallelize=parallel)))
 
 
 def explain_schedule(pipeline: Schedule, op: StructuredOp, target: CpuTarget, *, parallel: bool = True) -> str:
-    """What every piece does to `op`, a line each. Raises as `plan_of_schedule`."""
+    """The effect of every primitive on `op`, a line each. Raises as `plan_of_schedule`."""
     nest, lines = apply_with_notes(pipeline, start_state(op, target, may_parallelize=parallel))
     plan = _finalize_nest(nest)
     size = " x ".join(f"{nest.describe_loops(i.name)} {plan.tile(i.name)}" for i in drop_unit_dims(op).parallel)
@@ -61,7 +61,7 @@ def _run_cached(pieces: tuple[Primitive, ...], op: StructuredOp) -> ScheduleStat
 
 
 def apply_with_notes(pipeline: Schedule, nest: ScheduleState) -> tuple[ScheduleState, list[str]]:
-    """What the pieces make of `nest`, and what each says that it does."""
+    """Apply the primitives to `nest`; returns the new state, and a note on the effect of each."""
     lines: list[str] = []
     for piece in pipeline.primitives:
         before = len(nest.notes)
@@ -73,7 +73,7 @@ def apply_with_notes(pipeline: Schedule, nest: ScheduleState) -> tuple[ScheduleS
 def state_of_schedule(
     pipeline: Schedule, op: StructuredOp, target: CpuTarget, *, parallel: bool = True
 ) -> ScheduleState:
-    """What the pieces of `pipeline` make of `op`. Raises as `plan_of_schedule`."""
+    """The state after the primitives of `pipeline`. Raises as `plan_of_schedule`."""
     return _run(pipeline, start_state(op, target, may_parallelize=parallel))
 
 
@@ -140,7 +140,7 @@ def _parallel(piece: written.Parallel, nest: ScheduleState) -> ScheduleState:
     if tuple(named) != outer:
         raise CannotLower(f"{piece}: the outermost loops are {', '.join(map(nest.name, outer))}; interchange first")
     if any(not nest.op.iterator(loop.iterator).is_parallel for loop in named):
-        raise CannotLower(f"{piece}: the iterations of a reduction depend on one another")
+        raise CannotLower(f"{piece}: the iterations of a reduction depend on each other")
     if len({loop.iterator for loop in named}) < len(named):
         raise CannotLower(f"{piece}: two of these loops are of one iterator")
     count = prod(num_tiles(nest.op.extent(loop.iterator), loop.size) for loop in named)
@@ -164,7 +164,7 @@ def _pack(piece: written.Pack, nest: ScheduleState) -> ScheduleState:
 
 def _prefetch(piece: written.Prefetch, nest: ScheduleState) -> ScheduleState:
     if not nest.op.is_product:
-        raise CannotLower(f"{piece}: nothing that is read stays for several register tiles")
+        raise CannotLower(f"{piece}: no operand is reused by several register tiles")
     for name, place in piece.operand_loops:
         loop = nest.loop(place)
         nest = replace(nest, prefetches=(*nest.prefetches, (nest.side(name), loop)))
@@ -181,7 +181,7 @@ def _pad(piece: written.Pad, nest: ScheduleState) -> ScheduleState:
 
 
 def _end(nest: ScheduleState, loop: StateLoop) -> str:
-    """What the last tile of a loop is like."""
+    """A description of the last tile of a loop."""
     rest = nest.op.extent(loop.iterator) % loop.size
     return f"{nest.name(loop)} ends with {rest} of {loop.size}" if rest else f"{nest.name(loop)} has whole tiles"
 

@@ -63,7 +63,7 @@ def finalize(nest: ScheduleState) -> Plan:
 
 
 def _levels(nest: ScheduleState, kept: Sequence[StateLoop], collapsed: int) -> Iterator[TileLoop]:
-    """The loops as levels, with what becomes of the last tiles of those that are not what it usually is."""
+    """The loops as levels, with the edges of those whose last tile is not handled by default."""
     ragged = with_remainder(nest.op, [TileLoop(loop.iterator, loop.size) for loop in kept])
     padded = padded_iterators(nest)
     for depth, loop in enumerate(kept):
@@ -117,7 +117,7 @@ def _fitting_lanes(widest: int, size: int) -> int:
 
 
 def _unroll_counts(nest: ScheduleState, sums: Sequence[str]) -> tuple[int, int]:
-    """How many of the innermost reductions are unrolled completely, and how far the one around them is."""
+    """The number of innermost reductions that are unrolled completely, and the unroll factor of the next one."""
     factors = {name: factor for name, factor in nest.unrolled if name in sums}
     complete, partial = 0, 1
     for name in reversed(sums):
@@ -146,7 +146,7 @@ def _depth(nest: ScheduleState, kept: Sequence[StateLoop], loop: StateLoop) -> i
 
 
 def default_grain_size(op: StructuredOp, iterations: int) -> int:
-    """Of so many iterations of the parallel loop, how many are worth a thread."""
+    """The grain size for this many iterations of the parallel loop."""
     return max(1, PARALLEL_WORK * iterations // max(1, op.multiplications))
 
 
@@ -170,20 +170,19 @@ def _check(nest: ScheduleState, plan: Plan) -> None:
     elif any(level.size < op.extent(level.iterator) for level in partial):
         shown = nest.describe_loops(partial[0].iterator)
         if plan.nontemporal:
-            raise CannotLower(f"stream: partial sums of blocks of {shown} are read again soon")
+            raise CannotLower(f"nontemporal_stores: partial sums of blocks of {shown} are read again soon")
         if op.output.buffer.type.dtype != op.dtype:
             raise CannotLower(f"tile({shown}=...): the output is too narrow for partial sums of {op.dtype}")
         if plan.vector not in {i.name for i in contiguous_along(op)}:
-            raise CannotLower(f"tile({shown}=...): sums that are turned to be stored must be complete")
+            raise CannotLower(f"tile({shown}=...): sums that are stored transposed must be complete")
         if op.epilogue is not None and any(a.buffer.name == op.output.buffer.name for a in loads_in(op.epilogue)):
             raise CannotLower(
-                f"tile({shown}=...): what is stored in the end depends on the old output, "
-                "which partial sums would overwrite"
+                f"tile({shown}=...): the epilogue depends on the old output, which partial sums would overwrite"
             )
     if plan.instruction:
         tile_layout(drop_unit_dims(op), plan)
         if plan.unrolled or plan.unroll_steps > 1:
-            raise CannotLower("unroll: a step of fragments is many steps of the sum already")
+            raise CannotLower("unroll: a matrix instruction is many steps of the sum already")
     if plan.vectors_per_register > 1:
         _check_joined(nest, plan)
     for step in plan.packs:
@@ -198,15 +197,15 @@ def _check(nest: ScheduleState, plan: Plan) -> None:
 
 def _check_joined(nest: ScheduleState, plan: Plan) -> None:
     if plan.instruction:
-        raise CannotLower("vectorize: fragments have registers of their own, which nothing shares")
+        raise CannotLower("vectorize: matrix instructions have their own registers, which vectors cannot share")
     packed = {step.side for step in plan.packs}
     if any(plan.vector in variable_names(nest.op.factors[side.value]) and side not in packed for side in Side):
         raise CannotLower(
-            f"vectorize: joined={plan.vectors_per_register} vectors are side by side in a panel only; pack the factor"
+            f"vectorize: vectors_per_register={plan.vectors_per_register} needs the vectors of a panel; pack the factor"
         )
     if plan.lanes == 1:
         raise CannotLower(
-            f"vectorize: lanes=1 are no vectors, and joined={plan.vectors_per_register} of them share no register"
+            f"vectorize: lanes=1 are no vectors, so {plan.vectors_per_register} of them cannot share a register"
         )
     if plan.lanes * plan.vectors_per_register > nest.target.lanes(nest.op.dtype.bits):
         raise CannotLower(f"vectorize: {plan.vectors_per_register} vectors of {plan.lanes} are more than a register")
@@ -214,19 +213,19 @@ def _check_joined(nest: ScheduleState, plan: Plan) -> None:
 
 def _check_unpacked(nest: ScheduleState, plan: Plan, depth: int) -> None:
     if plan.instruction or any(level.edge is Edge.PADDED for level in plan.levels):
-        raise CannotLower("unpack: results of fragments and of padded tiles are stored at once")
+        raise CannotLower("pack_output: results of matrix instructions and of padded tiles are stored at once")
     if depth < plan.parallel_depth:
-        raise CannotLower("unpack: the panel would be filled by many threads; keep results inside what they share")
+        raise CannotLower("pack_output: many threads would fill the panel; keep results inside the parallel loops")
     outside = [level.iterator for level in plan.levels[:depth]]
     for sum in nest.sums:
         if sum in outside:
-            raise CannotLower(f"unpack: the results of one block of {nest.describe_loops(sum)} are not complete")
+            raise CannotLower(f"pack_output: the results of one block of {nest.describe_loops(sum)} are not complete")
     inside = {level.iterator for level in plan.levels[depth:]}
     unit = [i.name for i in contiguous_along(nest.op)]
     if plan.vector in unit or not inside & set(unit):
-        raise CannotLower("unpack: the panel has no runs of the output across the lanes")
+        raise CannotLower("pack_output: the panel has no runs of the output across the lanes")
     if access_strides(nest.op.output, [i.name for i in nest.op.iterators]) is None:
-        raise CannotLower("unpack: the output's subscripts are not affine")
+        raise CannotLower("pack_output: the output's subscripts are not affine")
 
 
 def _check_pack(nest: ScheduleState, plan: Plan, step: PackStep) -> None:
@@ -234,7 +233,9 @@ def _check_pack(nest: ScheduleState, plan: Plan, step: PackStep) -> None:
     if reason := why_no_panel(nest, step.side, [level.iterator for level in plan.levels], step.depth):
         raise CannotLower(f"{what} {reason}")
     if 0 < step.depth < plan.parallel_depth:
-        raise CannotLower(f"{what} is made between loops that the threads share; pack inside them, or all of it first")
+        raise CannotLower(
+            f"{what} is made between loops that the threads share; pack inside them, or the whole factor first"
+        )
 
 
 def why_no_panel(nest: ScheduleState, side: Side, loops: Sequence[str], depth: int) -> str | None:

@@ -45,7 +45,7 @@ def plan_to_schedule(plan: Plan, op: StructuredOp) -> Schedule:
 
 
 def _edges(nest: ScheduleState, plan: Plan) -> Iterator[Primitive]:
-    """What says how the last tiles end."""
+    """The primitives for the last tiles: `pad` and `peel`."""
     padded = {level.iterator for level in plan.levels if level.edge is Edge.PADDED}
     sides = [step.side for step in plan.packs if padded & set(variable_names(nest.op.factors[step.side.value]))]
     if sides:
@@ -81,7 +81,7 @@ def _tiles(nest: ScheduleState) -> Iterator[written.Tile]:
 
 
 def factor_name(op: StructuredOp, side: Side) -> str:
-    """What pieces call a factor: the first tensor that only this factor reads; its place where there is none."""
+    """The name of a factor in primitives: the first tensor that only it reads; `left` or `right` if there is none."""
     other = Side.RIGHT if side is Side.LEFT else Side.LEFT
     theirs = {a.buffer.name for a in loads_in(op.factors[other.value])}
     mine = [a.buffer.name for a in loads_in(op.factors[side.value]) if a.buffer.name not in theirs]

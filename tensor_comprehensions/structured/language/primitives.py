@@ -227,14 +227,14 @@ class Schedule:
 def parse_schedule(text: str) -> Schedule:
     """Parse a schedule from Python syntax. Nothing is evaluated. Raises ArgumentError."""
     if len(text) > LONGEST:
-        raise ArgumentError(f"a pipeline has {len(text)} characters", expected=f"at most {LONGEST}")
+        raise ArgumentError(f"a schedule has {len(text)} characters", expected=f"at most {LONGEST}")
     try:
         return _evaluate_node(ast.parse(text.strip(), mode="eval").body)
     except (RecursionError, MemoryError):  # both of the nesting, with a frame for each level
-        raise ArgumentError("a pipeline nests too deep", expected="pieces, one after the other") from None
+        raise ArgumentError("a schedule nests too deep", expected="primitives, one after the other") from None
     except (SyntaxError, TypeError, ValueError) as error:
         raise ArgumentError(
-            f"{text!r} is no pipeline: {error}", expected='such as tile(m=8, n=32) >> pack(B="n1")'
+            f"{text!r} is not a schedule: {error}", expected='such as tile(m=8, n=32) >> pack(B="n1")'
         ) from error
 
 
@@ -346,7 +346,7 @@ def matrix_instruction(instruction: str = "") -> Schedule:
     in memory as the instruction reads it.
     """
     if not isinstance(instruction, str):
-        raise ArgumentError(f"fragments has {instruction!r}", expected="the name of an instruction, or none")
+        raise ArgumentError(f"matrix_instruction has {instruction!r}", expected="the name of an instruction, or none")
     return Schedule((MatrixInstruction(instruction),))
 
 

@@ -16,9 +16,9 @@ from .schedule_types import Expert, ScheduleArgument
 
 
 def resolve_schedule(schedule: ScheduleArgument, op: StructuredOp, target: CpuTarget) -> Schedule:
-    """The pipeline, without a choice left, that a schedule means for `op`: the best by the cost model that applies.
+    """The schedule for `op`, without choices: the best applicable alternative by the cost model.
 
-    Raises ArgumentError for unknown names, CannotLower with all reasons where none applies.
+    Raises ArgumentError for unknown names, CannotLower with all reasons if none applies.
     """
     pipeline = schedule if isinstance(schedule, Schedule) else _call_expert(schedule, op, target)
     alternatives = list(pipeline.alternatives())
@@ -45,7 +45,7 @@ def resolve_schedule(schedule: ScheduleArgument, op: StructuredOp, target: CpuTa
 
 
 def _call_expert(expert: Expert, op: StructuredOp, target: CpuTarget) -> Schedule:
-    """What a function, which is the user's unless the package has it, gives for `op`."""
+    """The result of a schedule heuristic, of the package or of the user, for `op`."""
     try:
         pipeline = expert(op, target)
     except (TCError, InternalError, CannotLower):
@@ -55,16 +55,16 @@ def _call_expert(expert: Expert, op: StructuredOp, target: CpuTarget) -> Schedul
         if package == own:
             raise
         raise ArgumentError(
-            f"the expert raises {type(error).__name__}: {error}",
-            expected="a function (op, target) that gives a pipeline",
+            f"the schedule heuristic raises {type(error).__name__}: {error}",
+            expected="a function (op, target) that returns a schedule",
         ) from error
     if not isinstance(pipeline, Schedule):
-        raise ArgumentError(f"the expert returns {pipeline!r}", expected="a pipeline")
+        raise ArgumentError(f"the schedule heuristic returns {pipeline!r}", expected="a schedule")
     return pipeline
 
 
 def check_schedule(pipeline: Schedule, op: StructuredOp, target: CpuTarget) -> None:
-    """Can `op` be lowered as `pipeline`, which leaves nothing to choose, says? Raises ArgumentError, CannotLower."""
+    """Check that a schedule without choices applies to `op`. Raises ArgumentError, CannotLower."""
     if op.is_product:
         plan_of_schedule(pipeline, op, target)
     else:
@@ -72,12 +72,12 @@ def check_schedule(pipeline: Schedule, op: StructuredOp, target: CpuTarget) -> N
 
 
 def explain_resolved(pipeline: Schedule, op: StructuredOp, target: CpuTarget) -> str:
-    """What every piece does to `op`, a line each. Raises as `check_schedule`."""
+    """The effect of every primitive on `op`, a line each. Raises as `check_schedule`."""
     return explain_schedule(pipeline, op, target) if op.is_product else explain_memory_bound(pipeline, op, target)
 
 
 def plan_for(schedule: ScheduleArgument | None, op: StructuredOp, target: CpuTarget, *, parallel: bool) -> Plan:
-    """The plan for `drop_unit_dims(op)`: what the schedule says, else what the cost model prefers."""
+    """The plan for `drop_unit_dims(op)`: that of the schedule, else of the cost model."""
     if schedule is None:
         return select_plan(drop_unit_dims(op), target, parallel=parallel)
     return plan_of_schedule(resolve_schedule(schedule, op, target), op, target, parallel=parallel)

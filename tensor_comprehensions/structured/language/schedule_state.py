@@ -13,12 +13,12 @@ from ..op import StructuredOp, loads_in, variable_names
 from ..plan import Side
 
 NOWHERE = CpuTarget("cpu", "", "", 512, 32, ())
-"""A target for what depends on none."""
+"""A target for functions that do not depend on it."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateLoop:
-    """A loop around the register tile. number: counts the tiles of an iterator from 1; 0 where it has none."""
+    """A loop around the register tile. number: counts the tiles of an iterator from 1; 0 if it has none."""
 
     iterator: str
     number: int
@@ -27,19 +27,19 @@ class StateLoop:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleState:
-    """What the pieces so far have made of an op.
+    """The state of an op while primitives are applied.
 
     Attributes:
-        op: as given; iterators of extent 1 are there and get no loop in the end.
+        op: as given; iterators of extent 1 are included and get no loop in the end.
         loops: around the register tile, outermost first.
         sums: the reduction loops inside it, outermost first.
         vectors_per_register: vectors of a panel that share a register.
         packs: factors and the loop inside which they are copied; None: outside of all.
-        padded: factors along which the last tiles are whole. peeled: loops whose last tile is code of its own.
-        shared: how many of the outermost loops the threads share. may_parallelize: whether they may.
+        padded: factors along which the last tiles are filled up. peeled: loops whose last tile has separate code.
+        shared: number of outermost loops that the threads share. may_parallelize: whether they may.
         nontemporal: whether the output is written past the caches.
-        instruction: by which the register tile is computed; "" for plain vectors.
-        prefetches: factors and the loop for whose next iteration they are brought near.
+        instruction: the matrix instruction of the register tile; "" for plain vectors.
+        prefetches: factors and the loop for whose next iteration they are prefetched.
         output_panel_loop: the loop inside which results are kept in a panel until they are complete.
     """
 
@@ -65,7 +65,7 @@ class ScheduleState:
 
     @property
     def remaining_points(self) -> tuple[StateLoop, ...]:
-        """The loops of more than one point: those that there are in the end."""
+        """The loops of more than one iteration, which remain in the end."""
         return tuple(loop for loop in self.loops if self.op.extent(loop.iterator) > 1)
 
     # --- names ---
@@ -83,7 +83,7 @@ class ScheduleState:
         raise ArgumentError(
             f"{self.op.name} has no iterator {name!r}",
             expected=", ".join(self.describe_loops(i.name) for i in self.op.iterators),
-            suggestion=f"indices that are always walked together are one iterator: {merged[0]}" if merged else "",
+            suggestion=f"indices that always occur together are one iterator: {merged[0]}" if merged else "",
         )
 
     def name(self, loop: StateLoop) -> str:
@@ -99,7 +99,7 @@ class ScheduleState:
         )
 
     def loop(self, name: str) -> StateLoop:
-        """The loop called `name`; an iterator's name is that of its innermost loop. Raises ArgumentError."""
+        """The loop called `name`; the name of an iterator stands for its innermost loop. Raises ArgumentError."""
         for loop in self.loops:
             if name in (self.name(loop), f"{self.describe_loops(loop.iterator)}.{loop.number}"):
                 return loop
@@ -140,14 +140,14 @@ def start_state(op: StructuredOp, target: CpuTarget, *, may_parallelize: bool = 
 
 
 def reduction_loop_name(nest: ScheduleState, iterator: str) -> tuple[str, ...]:
-    """What the loop over a reduction inside the register tile is called: `k` where it is not tiled, else `k0`."""
+    """The name of the loop over a reduction inside the register tile: `k` if it is not tiled, else `k0`."""
     shown = nest.describe_loops(iterator)
     tiled = any(loop.iterator == iterator for loop in nest.loops)
     return (f"{shown}0", f"{shown}.0") if tiled else (shown, f"{shown}0", f"{shown}.0")
 
 
 def padded_iterators(nest: ScheduleState) -> list[str]:
-    """The iterators that move nothing but factors to be padded."""
+    """The iterators that move only padded factors."""
     others = [f for side, f in zip(Side, nest.op.factors, strict=True) if side not in nest.padded]
     mine = {n for side in nest.padded for n in variable_names(nest.op.factors[side.value])}
     elsewhere = {n for factor in others for n in variable_names(factor)}

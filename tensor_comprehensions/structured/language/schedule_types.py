@@ -1,4 +1,4 @@
-"""How somebody wants contractions to be lowered: pipelines, experts that make them, and which is meant for which op."""
+"""Types of the option `schedule`: schedules, heuristics that return them, and mappings from tensors to these."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ScheduleArguments: TypeAlias = "ScheduleArgument | tuple[tuple[str, ScheduleArgu
 
 
 def freeze_schedule(schedule: object) -> ScheduleArguments:
-    """What a user passes as a schedule, as a value that can be a key. Raises ArgumentError."""
+    """A user's schedule as a value that can be a key. Raises ArgumentError."""
     if isinstance(schedule, Mapping):
         return tuple((str(name), _check_schedule(s)) for name, s in schedule.items())
     if isinstance(schedule, tuple):
@@ -37,7 +37,7 @@ def _check_schedule(schedule: object) -> ScheduleArgument:
         return schedule
     raise ArgumentError(
         f"the schedule is {schedule!r}",
-        expected='a pipeline, such as tile(m=8, n=32) >> pack(B="n1"), or a function (op, target) that gives one',
+        expected='a schedule, such as tile(m=8, n=32) >> pack(B="n1"), or a function (op, target) that returns one',
     )
 
 

@@ -12,7 +12,7 @@ from .primitives import Primitive, Schedule
 
 
 def translate_schedule(pipeline: Schedule, op: StructuredOp, other: StructuredOp) -> Schedule:
-    """What `pipeline`, which is for `op`, is for `other`, which differs from `op` in names alone."""
+    """`pipeline`, a schedule for `op`, in the names of `other`, which differs from `op` in names alone."""
     iterators = {
         op.display_name(i.name): other.display_name(j.name) for i, j in zip(op.iterators, other.iterators, strict=True)
     }

@@ -1,7 +1,7 @@
-"""The accumulators of a register tile and the registers that hold them: one each, or several vectors side by side.
+"""The accumulators of a register tile and their registers: one each, or one for several sub-vectors.
 
-Rows of 24 points are three vectors of 8 lanes. Two such rows that are neighbors in a panel fill three registers of 16,
-where vectors of 16 would leave a quarter of four registers idle.
+Rows of 24 points are three vectors of 8 lanes. Two such adjacent rows of a panel fill three registers of 16,
+while vectors of 16 would leave a quarter of four registers idle.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class Accumulator:
     """One accumulator.
 
     Attributes:
-        at: where it stands in the iteration domain.
-        offsets: the same, counted from the tile's first point; whole vectors along the lanes.
+        at: its place in the iteration domain.
+        offsets: its place, counted from the tile's first point; whole vectors along the lanes.
         mask: its lanes that exist.
         register: its number.
-        part: the lanes of the register that are its own; empty: all.
+        part: its lanes of the register; empty: all.
     """
 
     at: dict[str, Expr]
@@ -58,7 +58,7 @@ def by_register(cells: Sequence[Accumulator]) -> list[list[Accumulator]]:
 
 
 def concat_subvectors(group: Sequence[Accumulator], values: Sequence[Expr], lanes: int) -> Expr:
-    """What the cells of a register of so many lanes have, as one value; what is alone there stands twice."""
+    """Concatenate the sub-vectors that share a register into a full vector; an odd last one is duplicated."""
     if not group[0].part or all(v.type.lanes == 1 and v == values[0] for v in values):
         return values[0]
     vectors = [build.broadcast(v, len(group[0].part)) for v in values]

@@ -1,4 +1,4 @@
-"""Lowering a structured op to loops: check, choose a plan, and generate what the plan says."""
+"""Lowering of a structured op to loops: check it, choose a plan, and generate code for the plan."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ COPY, RESULTS = "copy of", "results from a panel"
 def lower_contraction(op: StructuredOp, target: CpuTarget, *, parallel: bool, plan: Plan | None = None) -> Stmt:
     """The loops that compute `op` on `target`.
 
-    parallel: the op stands alone at the top of a kernel and its outermost loop may be a parallel one; otherwise
+    parallel: the op stands alone at the top of a kernel and its outermost loop may be parallel; otherwise
     every loop is serial. plan: followed instead of the one the cost model chooses; it must be made for
     `drop_unit_dims(op)`.
 
     Raises:
-        CannotLower: no register tile can compute the op. Whether one does it well, `objection` tells.
+        CannotLower: no register tile can compute the op. `why_unprofitable` says whether one does it well.
     """
     if op.reduction != "+":
         raise CannotLower(f"{op.name}: reduction {op.reduction!r} of products")
@@ -61,7 +61,7 @@ def generate_contraction(op: StructuredOp, plan: Plan) -> Stmt:
 
 
 def _in_parallel(op: StructuredOp, plan: Plan, region: Region, operands: Operands) -> Stmt:
-    """The loop that the threads share, after what they have copied together."""
+    """The loop that the threads share, after the copies that they make together."""
     alike = tuple(step for step in plan.packs if is_shared_panel(op, plan, step))
     panels, operands = _panels(op, plan, region, operands, alike)
     packs = tuple(step for step in plan.packs if step.depth and step not in alike)
@@ -107,7 +107,7 @@ def _lower_region(
 def _panels(
     op: StructuredOp, plan: Plan, region: Region, operands: Operands, packs: Iterable[PackStep]
 ) -> tuple[list[PackedPanel], Operands]:
-    """The panels for what is read in `region`, and the operands with these in their places."""
+    """The panels for the operands read in `region`, and the operands that read from them."""
     panels = []
     for step in packs:
         side = step.side.value

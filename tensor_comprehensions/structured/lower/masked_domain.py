@@ -32,7 +32,7 @@ def emit_membership(halves: Iterable[HalfSpace], at: Mapping[str, Expr]) -> Expr
 
 
 def is_wanted(op: StructuredOp, region: Region) -> Expr:
-    """Does a region have to be computed: may it have an element that somebody wants?"""
+    """Whether a region contains elements that are needed, and so must be computed."""
     whole: Expr = build.TRUE
     for half in op.elements:
         whole = build.logical_and(whole, build.ge(_extreme(half, region, most=True), 0))
@@ -65,7 +65,7 @@ class Stretch:
 
 
 def stretch(op: StructuredOp, region: Region, name: str) -> Stretch:
-    """How far the sum over the reduction `name` goes in a register tile, whatever the other reductions are."""
+    """The range of the reduction `name` in a register tile, for all values of the other reductions."""
     part = region[name]
     first: Expr = build.const(0)
     stop: Expr = build.const(part.size)

@@ -53,7 +53,7 @@ def microkernel(op: StructuredOp, plan: Plan, region: Region, operands: Sequence
     registers = Buffer(compose_name(op.name, "acc"), width, (len(by_register(cells)),), (1,), Space.REGISTER)
 
     def emit_exact(make: Callable[[Region, Sequence[Accumulator]], Stmt]) -> Stmt:
-        """What touches memory that has no padding, for each extent that the region may have."""
+        """Code that accesses memory without padding, specialized for each extent that the region may have."""
         return each_extent(
             region,
             lambda part: make(part, cells if part is region else _among(tile_accumulators(op, plan, part), cells)),
@@ -105,7 +105,7 @@ def tile_accumulators(op: StructuredOp, plan: Plan, region: Region) -> list[Accu
 
 
 def _row_order(op: StructuredOp, plan: Plan) -> list[str]:
-    """The iterators other than the lanes': those that leave the vectors alone first, so that scalars live shortly."""
+    """The iterators other than the lanes': those that do not move the vectors first, so scalars are live shortly."""
     beside = _iterators_beside_vectors(op, plan)
     return sorted((i.name for i in op.parallel if i.name != plan.vector), key=lambda name: name not in beside)
 
@@ -222,7 +222,7 @@ def _reduce(
 
 
 def _innermost(name: str, at_once: int, region: Region, before: Step, step: Step) -> Stmt:
-    """The loop over the reduction `name` with `at_once` steps per iteration, then what is left of them."""
+    """The loop over the reduction `name` with `at_once` steps per iteration, then the remaining steps."""
     full, rest = divmod(region[name].size, at_once)
     first = build.mul(Var(compose_name(name, "r")), at_once)
     parts: list[Stmt] = []
@@ -247,7 +247,7 @@ def _step(
     at: dict[str, Expr],
     only: Sequence[HalfSpace] = (),
 ) -> Stmt:
-    """One multiply-add per accumulator; what several of them read is read once and named. only: for terms in there."""
+    """One multiply-add per accumulator; a common operand of several is read once. only: for terms in there."""
     read: dict[tuple[int, ...], Var] = {}
     sequence: list[tuple[Var, Expr] | Store] = []
     moves = [_moves(operand, cells[0]) for operand in operands]
@@ -277,7 +277,7 @@ def _step(
 def _windows(
     op: StructuredOp, plan: Plan, region: Region, operands: Sequence[Operand], cells: Sequence[Accumulator], name: str
 ) -> WindowLoads | None:
-    """How accumulators share vectors of a factor over the steps of the reduction `name`; None where none do."""
+    """How accumulators share vectors of a factor over the steps of the reduction `name`; None if none do."""
     for side, operand in enumerate(operands):
         moved = (
             access_strides(operand.value, cells[0].offsets.keys() | {name}) if isinstance(operand.value, Load) else None
@@ -327,13 +327,13 @@ def _slide(
 
 
 def _moves(operand: Operand, cell: Accumulator) -> list[str]:
-    """The tile's iterators that change what an operand reads."""
+    """The tile's iterators that move an operand."""
     used = variable_names(operand.value)
     return [name for name in cell.offsets if name in used or local_var(name) in used or tile_number_var(name) in used]
 
 
 def _nest_definitions(sequence: Sequence[tuple[Var, Expr] | Store]) -> Stmt:
-    """Definitions and stores in order, each definition reaching over all that follows."""
+    """Definitions and stores in order, with each definition around everything that follows."""
     tail: list[Stmt] = []
     for item in reversed(sequence):
         if isinstance(item, Store):
@@ -378,7 +378,7 @@ def _store_in_place(
 
 
 def _by_address(op: StructuredOp, plan: Plan, cells: Sequence[Accumulator]) -> Sequence[Accumulator]:
-    """In the order of memory: what goes past the caches waits until the parts of a line are there, in few places."""
+    """In memory order: non-temporal stores wait until the parts of a line are complete, in few places."""
     moved = access_strides(op.output, cells[0].offsets)
     if moved is None:
         return cells
@@ -414,7 +414,7 @@ def _store_staged(
 def _store_transposed(
     op: StructuredOp, plan: Plan, region: Region, cells: Sequence[Accumulator], registers: Buffer
 ) -> Stmt:
-    """Store the sums across, through the epilogue: on whole vectors of sums where what it reads suits their lanes."""
+    """Store the sums transposed, through the epilogue: on whole vectors of sums if its operands allow that."""
     rows, at = _row_order(op, plan), region_origin(region)
     sums = [read_accumulator(registers, c) for c in cells]
     if not _suits_lanes(op, plan.vector):
@@ -435,9 +435,9 @@ def _store_transposed(
 
 
 def _suits_lanes(op: StructuredOp, vector: str) -> bool:
-    """Whether the epilogue makes of sums what can stand in their place, and all it reads is contiguous along `vector`.
+    """Whether the epilogue maps vectors of sums to vectors, with operands that are contiguous along `vector`.
 
-    Or the same in all lanes.
+    Or equal in all lanes.
     """
     if op.epilogue is None or op.stored_value.type.dtype != op.dtype:
         return False
@@ -458,7 +458,7 @@ def store_rows(buffer: Buffer, op: StructuredOp, plan: Plan, region: Region, col
 
 
 def _spill(op: StructuredOp, plan: Plan, region: Region, values: Sequence[Expr]) -> tuple[Buffer, Stmt]:
-    """A buffer with a row per row of the register tile, and what stores `values`, one of each cell, there."""
+    """A buffer with a row per row of the register tile, and the stores of `values`, one of each accumulator."""
     vectors = _vectors(plan, region)
     shape = (len(values) // vectors, vectors * plan.lanes)
     buffer = build.buffer(compose_name(op.name, "sums"), op.dtype, shape, Space.SCRATCH)

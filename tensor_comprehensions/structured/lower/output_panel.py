@@ -1,7 +1,7 @@
-"""Unpacking: what the loops below a level compute is kept in a panel, and stored in the order of memory when complete.
+"""Output panels: the results of the loops below a level are kept in a panel, and stored in memory order when complete.
 
-Where the output is contiguous along another iterator than the factor that the lanes read, one of them has to be turned
-across. A panel of results lets that be the smaller one, and both are walked in runs as long as the panel has points.
+If the output and the vectorized factor are contiguous along different iterators, one of them has to be transposed. A
+panel of results lets that be the smaller one, and both are accessed in runs as long as the panel.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def with_panel_output(op: StructuredOp, vector: str) -> StructuredOp:
 
 
 def make_output_panel(op: StructuredOp, plan: Plan, region: Region, name: str) -> OutputPanel:
-    """The panel `name` for what `plan.levels[plan.unpacked:]` compute in `region`."""
+    """The panel `name` for the results of `plan.levels[plan.output_panel_depth:]` in `region`."""
     moved = access_strides(op.output, [i.name for i in op.parallel]) or {}
     unit = next(i.name for i in op.parallel if moved.get(i.name) == 1)
     order = _order(op, plan, region, unit)

@@ -1,4 +1,4 @@
-"""Packing: copy what the loops below a level read of a factor into a panel, in the order they read it."""
+"""Packing: copy the part of a factor that the loops below a level read into a panel, in the order of the reads."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class PackedPanel:
 
 
 def make_panel(op: StructuredOp, plan: Plan, factor: Expr, region: Region, depth: int, name: str) -> PackedPanel:
-    """The panel `name` for what `factor` reads in `region`, inside `plan.levels[depth:]`."""
+    """The panel `name` for the reads of `factor` in `region`, inside `plan.levels[depth:]`."""
     used = frozenset(variable_names(factor))
     inner = [
         level for level in plan.levels[depth:] if level.iterator in used and op.iterator(level.iterator).is_parallel
@@ -56,7 +56,7 @@ def make_panel(op: StructuredOp, plan: Plan, factor: Expr, region: Region, depth
     def copy(region: Region) -> Stmt:
         if depth or not plan.parallel_depth or not tiled:
             return tile_nest(region, tiled, name, tile)
-        # The whole factor, for threads that share what follows: they share this, too.
+        # The whole factor: the threads that share the following loops also share this copy.
         first = max(tiled, key=lambda level: num_tiles(region[level.iterator].size, level.size))
         rest = [level for level in tiled if level is not first]
         count = num_tiles(region[first.iterator].size, first.size)

@@ -1,4 +1,4 @@
-"""Copying one register tile's worth of a factor into a panel: straight, turned across in registers, or by element."""
+"""Copy one register tile's part of a factor into a panel: directly, transposed in registers, or by element."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class PanelShape:
     """The dimensions of a panel; their axes are iterators.
 
     numbers: of the tiles that it holds. points: of one tile.
-    blocks: reductions that are walked in blocks of so many points, all of which the panel holds.
+    blocks: reductions in blocks of so many points, all of which the panel holds.
     """
 
     numbers: tuple[BufferDim[str], ...]
@@ -62,9 +62,9 @@ Offsets = Mapping[str, Expr]
 
 @dataclass(frozen=True, slots=True)
 class PackCopy:
-    """What is copied: `factor` at the points of `region`, into the part of `buffer` that belongs to them.
+    """A copy of `factor` at the points of `region` into their part of `buffer`.
 
-    That is one tile, of whatever has tiles of more than a point. steps: of the factor.
+    That is one tile along each iterator whose tiles have more than a point. steps: of the factor.
     """
 
     op: StructuredOp
@@ -113,7 +113,7 @@ class PackCopy:
         return build.store(self.buffer, self.panel_indices(offsets), self.value(offsets))
 
     def value(self, offsets: Offsets, mask: Expr | None = None) -> Expr:
-        """What the factor is there."""
+        """The value of the factor at this place."""
         origins = {name: part.origin for name, part in self.region.items()}
         moved = {name: build.add(offset, origins[name]) for name, offset in offsets.items()}
         return substitute_vectorized(self.factor, origins | moved, mask)
@@ -212,7 +212,7 @@ def _copy_transposed(copy: PackCopy, along: str, offsets: Offsets) -> Stmt:
 
 
 def _run(copy: PackCopy, along: str) -> list[str]:
-    """The iterators along which the factor's memory goes on where `along` ends, the one that moves it most first."""
+    """The iterators along which the factor's memory continues where `along` ends, the one that moves it most first."""
     steps, run = copy.steps, [along]
     other_iterators = [n for n in copy.other_iterators if n != along]
     while name := next((n for n in other_iterators if steps.get(n) == steps[run[0]] * copy.region[run[0]].size), None):

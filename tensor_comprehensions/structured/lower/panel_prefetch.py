@@ -1,8 +1,8 @@
-"""Hints for memory: while register tiles use one panel of a factor, bring the lines of the next one near.
+"""Prefetching of panels: while register tiles use one panel of a factor, prefetch the lines of the next one.
 
-Hardware follows runs of memory inside a page. The rows of a panel are short and pages apart, so that each would wait
-for the memory behind the second cache. The loops that pass by a panel have time to ask for the next one's lines: every
-step of the innermost sum for those of its own row, every register tile for its share of them.
+Hardware prefetchers follow streams inside a page. The rows of a panel are short and pages apart, so each would wait for
+memory beyond L2. The loops over a panel have time to prefetch the next one: every step of the innermost sum prefetches
+the line of its own row, every register tile its share of the lines.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ def why_no_prefetch(op: StructuredOp, plan: Plan, step: PackStep) -> str | None:
 
 
 def prefetch_hints_for_panel(op: StructuredOp, plan: Plan, region: Region, at: dict[str, Expr]) -> Stmt:
-    """What to ask for in an iteration of the innermost sum in the register tile `region`; its first step is at `at`."""
+    """The prefetches in an iteration of the innermost sum in the register tile `region`; its first step is at `at`."""
     return build.block(*(h for step in plan.prefetches for h in _row(op, plan, step, region, at)))
 
 
 def _row(op: StructuredOp, plan: Plan, step: PackStep, region: Region, at: dict[str, Expr]) -> Iterator[Stmt]:
-    """One row of the next panel, the tiles that meet this panel beginning where the ones before them end."""
+    """One row of the next panel: each tile prefetches its share, which starts where that of the tile before ends."""
     factor = op.factors[step.side.value]
     assert isinstance(factor, Load)
     line = CACHE_LINE // factor.buffer.type.dtype.size

@@ -24,7 +24,7 @@ BLOCK_BITS = 256
 
 
 def transposed_iterator(op: StructuredOp, plan: Plan, region: Region) -> str | None:
-    """The iterator of a register tile along which the output is contiguous; None where those are the lanes."""
+    """The iterator of a register tile along which the output is contiguous; None if those are the lanes."""
     found = access_strides(op.output, [i.name for i in op.iterators]) or {}
     if found.get(plan.vector) == 1:
         return None

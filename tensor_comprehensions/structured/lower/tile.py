@@ -55,7 +55,7 @@ def balanced_block(extent: int, most: int) -> int:
 
 
 def _part(region: Region, level: TileLoop, number: Expr, size: int, *, final: bool | None) -> Region:
-    """Tile `tile_number_var` of `level` in `region`; final: whether it is the last one, None where that varies."""
+    """Tile `tile_number_var` of `level` in `region`; final: whether it is the last one, None if that varies."""
     old = region[level.iterator]
     count = num_tiles(old.size, level.size)
     last = build.eq(number, count - 1) if final is None else (TRUE if final else FALSE)
@@ -164,7 +164,7 @@ def _choose(number: Expr, region: Region, level: TileLoop, body: Body) -> Stmt:
 
 
 def region_origin(region: Region) -> dict[str, Expr]:
-    """What iterator names mean at the first point of `region`: see `local_var` and `tile_number_var`."""
+    """The values of the iterators at the first point of `region`: see `local_var` and `tile_number_var`."""
     values: dict[str, Expr] = {}
     for name, part in region.items():
         values[name] = part.origin

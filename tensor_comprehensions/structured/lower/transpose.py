@@ -64,7 +64,7 @@ class Axis:
         return replace(self, stop=middle), replace(self, start=middle)
 
     def widen_to_block(self, before: Axis, side: int) -> Axis:
-        """The range, where it has values, as a block of `side` that begins in what is `before` it, if that is there."""
+        """The range as a block of `side`, extended to the left into the range `before` it, if that exists."""
         return replace(self, start=build.sub(self.stop, side)) if self.length and before.length else self
 
 
@@ -90,7 +90,7 @@ def gather_transposed(
     before it, at a negative column if need be.
 
     Args:
-        part: what is in so many lanes of a row from a column on.
+        part: loads so many lanes of a row from a column on.
         shape: rows, `side` at most, and columns of the matrix; what lanes beyond the rows hold is not defined.
     """
     rows, columns = shape
@@ -114,7 +114,7 @@ def gather_transposed(
 
 
 def _interleave(rows: Sequence[Expr], piece: int, pair: Pair) -> list[Expr]:
-    """Each piece of `rows` (as many as a piece has lanes) transposed on its own."""
+    """Each piece of `rows` (as many as a piece has lanes), transposed by itself."""
     lanes = rows[0].type.lanes
     low, high = (
         tuple(lane for q in range(0, lanes, piece) for k in half for lane in (q + k, lanes + q + k))
@@ -161,9 +161,9 @@ def transpose_loops(
         row: the axis of the vectors that are loaded.
         lane: the axis of the vectors that are stored.
         side: rows and columns of a block, a power of two.
-        ahead: steps along `lane` after which memory is asked for what is read there; 0 leaves that to the processor,
-            which cannot guess where the next line is where a page has few of them.
-        along_reads: take all rows before the next lanes, a few long runs of what is read at a time. The stores fill a
+        ahead: distance of prefetches in steps along `lane`; 0 leaves prefetching to the processor, which cannot
+            predict the next line if a page has few of them.
+        along_reads: take all rows before the next lanes, a few long runs of the input at a time. The stores fill a
             buffer, and may do so twice: blocks at the ends overlap.
         near: lines are read in pieces, for the first cache has them. Both axes must have known lengths then, and `row`
             a piece of every read.
@@ -200,7 +200,7 @@ def transpose_loops(
 def _in_pieces(
     stores: Sequence[Store], reads: Sequence[Load], row: Axis, lane: Axis, side: int, ahead: int, along_reads: bool
 ) -> Stmt:
-    """The whole blocks of `side`, then smaller ones for what is left along either axis: nothing has to be masked."""
+    """The whole blocks of `side`, then smaller ones for the remainders along both axes, so nothing has to be masked."""
     (rows, last_rows), (lanes, last_lanes) = row.cut(side), lane.cut(side)
     if along_reads:
         last_rows, last_lanes = last_rows.widen_to_block(rows, side), last_lanes.widen_to_block(lanes, side)
@@ -229,7 +229,7 @@ def _emit_gathered_blocks(stores: Sequence[Store], reads: Sequence[Load], row: A
 
 
 def _vector(lanes: int) -> int:
-    """Lanes of the vector for so many."""
+    """Lanes of the vector that holds this many."""
     return max(2, 1 << (lanes - 1).bit_length())
 
 
@@ -317,7 +317,7 @@ class _Block:
         return names.wrap_body(build.block(*parts))
 
     def gather_block(self, rows: int, lanes: int) -> Stmt:
-        """The block of so many values of the axes, the reads loaded in pieces."""
+        """The block with these numbers of values of the axes, with reads loaded in pieces."""
         names = _Names(compose_name(self.row.name, self.lane.name))
         mask = first_lanes_mask(lanes, self.side) or build.TRUE
         columns = [self._pieces(read, rows, lanes, names) for read in self.reads]
@@ -329,7 +329,7 @@ class _Block:
         return names.wrap_body(build.block(*parts))
 
     def _pieces(self, read: Load, rows: int, lanes: int, names: _Names) -> list[Expr]:
-        """What `read` gives along the lanes, for each row."""
+        """The values of `read` along the lanes, for each row."""
         dtype = UINT8 if read.type.dtype == BOOL else read.type.dtype
 
         def part(lane: int, first: int, count: int) -> Expr:
@@ -344,7 +344,7 @@ class _Block:
         return [build.cast(c, read.type.dtype) for c in columns]
 
     def _columns(self, read: Load, row_mask: Expr, lane_mask: Expr, names: _Names) -> list[Expr]:
-        """What `read` gives along the lanes, for each row; lanes beyond the end repeat the last."""
+        """The values of `read` along the lanes, for each row; lanes beyond the end repeat the last."""
         along = build.ramp(build.var(self.row.name), 1, self.side)
         rows = []
         for k in range(self.side):
@@ -385,7 +385,7 @@ class _Block:
         return names.wrap_body(build.block(*done))
 
     def _fills_lines(self, s: Store) -> bool:
-        """Does a vector cover a cache line? Parts of one, with other rows in between, had better meet in a cache."""
+        """Whether a vector covers a cache line. Partial lines, with other rows in between, need a cache."""
         return self.side * s.buffer.type.dtype.size % CACHE_LINE == 0
 
 

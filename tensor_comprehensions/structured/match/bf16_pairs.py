@@ -1,8 +1,8 @@
-"""Products of bfloat16 two at a time, where the processor has an instruction that adds both to a float32.
+"""Products of bfloat16 in pairs, if the processor has an instruction that adds both to a float32.
 
 A sum over k becomes one over pairs of neighbors along k: `left(m,k) * right(k,n)` reads as one value each of
-`pair(left(m,2k), left(m,2k+1))` and `pair(right(2k,n), right(2k+1,n))`. Panels hold the pairs side by side, which is
-what the instruction takes; a last pair without a partner has zeros there.
+`pair(left(m,2k), left(m,2k+1))` and `pair(right(2k,n), right(2k+1,n))`. Panels hold the pairs next to each other, as
+the instruction expects; a last element without a partner is paired with zero.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from ..op import Iterator, StructuredOp, variable_names
 
 
 def pack_bf16_pairs(op: StructuredOp, target: CpuTarget) -> StructuredOp:
-    """`op` over pairs of bfloat16 where `target` multiplies such, else `op`.
+    """`op` over pairs of bfloat16 if `target` can multiply them, else `op`.
 
-    Only where both factors are such elements and nothing more, and have parallel iterators of their own: elements
-    that meet only once are not worth bringing together.
+    Only if both factors are just such elements and have parallel iterators of their own: pairing does not pay for
+    elements
+    that are used only once.
     """
     if not target.has_bf16_dot or op.dtype != FLOAT32 or op.terms or not all(map(_is_element, op.factors)):
         return op

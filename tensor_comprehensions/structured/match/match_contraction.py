@@ -30,11 +30,11 @@ class MatchedContraction:
 
     Attributes:
         statements: the members, their free indices named alike, in order.
-        update: which of them is the contraction.
+        update: the member that is the contraction.
         output: the element that is stored in the end.
         left, right: the factors, of the accumulator's type.
-        initial: what the sum starts from, of that type; None is zero.
-        epilogue: what is stored, over `tc.Index(ACCUMULATOR, accumulator type)`; None stores the sum.
+        initial: the initial value of the sum, of that type; None is zero.
+        epilogue: the stored value, over `tc.Index(ACCUMULATOR, accumulator type)`; None stores the sum.
     """
 
     statements: tuple[BoundStatement, ...]
@@ -98,13 +98,14 @@ def match_contraction(
     statements: Sequence[BoundStatement], start: int, tensors: Mapping[str, Tensor], *, in_place: bool = False,
     finish_checked: bool = True,
 ) -> MatchedContraction | None:  # fmt: skip
-    """The longest cluster that begins with `statements[start]`, if any does.
+    """The longest cluster that begins with `statements[start]`, if any.
 
-    `statements` is the whole program: what comes after decides which tensors are still needed.
+    `statements` is the whole program, because later statements decide which tensors are still needed.
 
     Args:
-        in_place: the output may be the tensor whose elements the sums start from, as each is read before it is written,
-            by the same thread.
+        in_place: the output may be the tensor whose elements are the initial values of the sums, as each is read before
+            it
+            is written, by the same thread.
         finish_checked: statements with checked subscripts may finish the sum.
     """
     at = start
@@ -132,7 +133,7 @@ def match_contraction(
 def why_unprofitable(
     cluster: MatchedContraction, buffers: Mapping[str, Buffer], target: CpuTarget, *, asked: bool = False
 ) -> str | None:
-    """Why lowering the whole cluster would not do well on `target`; None where it would, or was asked for."""
+    """Why lowering the whole cluster would not do well on `target`; None if it would, or was asked for."""
     op = cluster.op("c", buffers)
     if any(i.extent == 0 for i in op.iterators):
         return "an empty range"
@@ -261,7 +262,7 @@ def _extend_cluster(
 
 
 def _value(s: BoundStatement, output: tc.Access) -> tc.Expr:
-    """What a pointwise statement stores, its update of the old element spelled out."""
+    """The value that a pointwise statement stores, including its update of the old element."""
     if s.reduction is None or s.initialize:
         return s.value
     return tc.Binary(s.reduction, convert_exactly(output, s.value.dtype), s.value, s.value.dtype)
@@ -271,7 +272,7 @@ def _replaces(
     cluster: MatchedContraction, s: BoundStatement, later: Sequence[BoundStatement], tensors: Mapping[str, Tensor], *,
     in_place: bool,
 ) -> bool:  # fmt: skip
-    """Whether the target of `s` may take the place of the cluster's output: nobody else wants that one."""
+    """Whether the target of `s` may replace the cluster's output, which no other statement reads."""
     old = cluster.output.tensor
     if tensors[old].role is not Role.TEMPORARY or any(_uses(x, old) for x in later):
         return False

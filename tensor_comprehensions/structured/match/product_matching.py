@@ -13,7 +13,7 @@ from ...tc_lang.ir import BoundFunction, BoundStatement, map_operands, walk_expr
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """`scale * left * right`: what a contraction sums; `scale` does not change from term to term."""
+    """`scale * left * right`: the summed product of a contraction; `scale` is the same for all terms."""
 
     left: tc.Expr
     right: tc.Expr

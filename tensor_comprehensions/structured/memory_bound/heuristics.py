@@ -1,6 +1,6 @@
-"""Experts for what memory bounds: reductions along rows and columns, permutations, copies.
+"""Schedule heuristics for memory-bound ops: reductions along rows and columns, permutations, copies.
 
-Each is an ordinary function of an op and a machine that returns a pipeline, with alternatives for a search.
+Each is a function of an op and a target that returns a schedule, with alternatives for a search.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..op import StructuredOp, loads_in
 from .nest_plan import transposed_reads
 
 ACCUMULATORS = (4, 8, 2, 1)
-"""Vectors of partial sums: additions that wait for no other."""
+"""Vectors of partial sums: independent additions."""
 BLOCKS = ((32, 512), (64, 64), (16, 128), (16, 256), (128, 32))
 """Tiles of a transposition: runs that are written, and runs that are read."""
 FEW = 32
@@ -44,7 +44,7 @@ def schedule_row_reduction(op: StructuredOp, target: CpuTarget) -> Schedule:
     """Vectorize along the reduction, with several vectors of partial sums that a tree reduction adds at the end."""
     inner = [i for i in op.reductions if _moves(op, i.name) == {Step.CONTIGUOUS} and i.extent > 1]
     if not inner:
-        raise CannotLower("row_reduction: nothing that is read is contiguous along a sum")
+        raise CannotLower("row_reduction: no operand is contiguous along a sum")
     lanes = _lanes(op, target, inner[0].extent)
     shown = start_state(op, target).describe_loops
     outer = [i for i in op.parallel if i.extent > 1]
@@ -66,13 +66,12 @@ def schedule_column_reduction(op: StructuredOp, target: CpuTarget) -> Schedule:
 def schedule_transposition(op: StructuredOp, target: CpuTarget) -> Schedule:
     """Transpose square blocks in registers, in tiles with long contiguous runs of both the input and the output."""
     if op.reductions:
-        raise CannotLower("transposition: the iterations of a sum depend on one another")
+        raise CannotLower("transposition: the iterations of a sum depend on each other")
     lane = _contiguous_iterator(op)
     names = transposed_reads(op, lane.name)
     if not names:
         raise CannotLower(
-            f"transposition: nothing that is read lies across lanes along "
-            f"{start_state(op, target).describe_loops(lane.name)}"
+            f"transposition: no operand lies across lanes along {start_state(op, target).describe_loops(lane.name)}"
         )
     row = next(i for i in op.parallel if _step_of(op, names[0]).get(i.name) == 1)
     shown = start_state(op, target).describe_loops
@@ -83,7 +82,7 @@ def schedule_transposition(op: StructuredOp, target: CpuTarget) -> Schedule:
     for rows, columns in BLOCKS:
         sizes = {lane.name: min(columns, lane.extent), row.name: min(rows, row.extent)}
         others = {i.name: 1 for i in op.parallel if i.name not in sizes}
-        nest = _tile_and_share(op, target, {**others, **sizes})  # innermost along what is read
+        nest = _tile_and_share(op, target, {**others, **sizes})  # innermost along the input
         for side in sides:
             options.append(nest >> pack(*names) >> vectorize(shown(lane.name), lanes=min(side, 16)))
     found = reduce(or_, dict.fromkeys(options))
@@ -100,7 +99,7 @@ def schedule_transposition(op: StructuredOp, target: CpuTarget) -> Schedule:
 def schedule_copy(op: StructuredOp, target: CpuTarget) -> Schedule:
     """Vectorize along the contiguous dimension."""
     if op.reductions:
-        raise CannotLower("copying: something is summed")
+        raise CannotLower("copy: the op has a sum")
     lane = _contiguous_iterator(op)
     lanes = _lanes(op, target, lane.extent)
     found = reduce(or_, (_chunks(op, target, lane, lanes, n) for n in (2, 4, 1, 8)))
@@ -112,7 +111,7 @@ def _times(op: StructuredOp, lane: Dimension, count: int) -> Schedule:
 
 
 def _chunks(op: StructuredOp, target: CpuTarget, lane: Dimension, lanes: int, vectors: int) -> Schedule:
-    """Pieces of the output that so many vectors cover a few times, the threads sharing them."""
+    """Parts of the output that so many vectors cover a few times; the threads share them."""
     others = prod(i.extent for i in op.parallel if i is not lane)
     chunk = max(vectors * lanes, lane.extent if others >= FEW else lane.extent * others // FEW // lanes * lanes)
     sizes = {i.name: 1 for i in op.parallel} | {lane.name: min(chunk, lane.extent)}
@@ -146,7 +145,7 @@ def _contiguous_iterator(op: StructuredOp) -> Dimension:
 
 
 def _moves(op: StructuredOp, name: str) -> set[Step]:
-    """How what is read moves along an iterator, where it does."""
+    """How the reads that depend on an iterator move along it."""
     found = {Step.of(moved.get(name, 0)) for moved in _reads(op)}
     return found - {Step.BROADCAST}
 

@@ -1,8 +1,8 @@
-"""What the pieces of a pipeline mean for an op without a second factor: one that reduces, permutes or copies.
+"""Plans for memory-bound ops, which reduce, permute or copy, and the effect of primitives on them.
 
-Memory bounds these. There is no register tile to pack panels for: the loops around tiles say in which order memory is
-walked, and inside a tile the lanes run along one iterator, a few vectors at once. Where lanes run across what is read,
-reads are turned in registers, in square blocks.
+There is no register tile to pack panels for: the loops around tiles determine the order of memory accesses, and inside
+a tile the lanes run along one iterator, a few vectors at once. Reads across the lanes are transposed in registers, in
+square blocks.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ NEAR = 4
 
 @dataclass(frozen=True, slots=True)
 class MemoryBoundPlan:
-    """The loops around a nest, outermost first, and how the nest runs.
+    """The loops around a nest, outermost first, and the code of the nest.
 
     Attributes:
-        tiles: the parallel iterators that loops around the nest cut, and the points of a tile; all others are whole.
+        tiles: the parallel iterators that loops around the nest tile, and the points of a tile; all others are whole.
         vector: the iterator along the lanes. lanes: scalars per vector. vectors: how many are in flight at once.
-        rows: steps of a sum that are added at once where the lanes run along the output; where they run along the sum,
-            rows of a tile that are.
+        rows: steps of a sum that are added at once if the lanes run along the output; if they run along the sum, rows
+            of a tile that are.
         transposed: whether reads across the lanes are transposed in registers, in blocks of `lanes` rows and columns.
-        staged: whether what is transposed goes through a buffer, one tile at a time, and leaves it in whole lines.
+        staged: whether transposed tiles go through a buffer, one at a time, and leave it in whole lines.
         shared: whether the threads share the tiles. nontemporal: whether the output is written past the caches.
     """
 
@@ -51,10 +51,10 @@ class MemoryBoundPlan:
 def memory_bound_plan(
     pipeline: Schedule, op: StructuredOp, target: CpuTarget, *, parallel: bool = True
 ) -> MemoryBoundPlan:
-    """What `pipeline`, which leaves nothing to choose, says about `op`.
+    """The plan of a schedule without choices for `op`.
 
     Raises:
-        ArgumentError: the pipeline names something that the op does not have.
+        ArgumentError: the schedule names an iterator or tensor that the op does not have.
         CannotLower: no code can be generated for it; the message says why.
     """
     nest = state_of_schedule(pipeline, op, target, parallel=parallel)
@@ -63,7 +63,7 @@ def memory_bound_plan(
     assert nest.vector is not None
     for piece, given in (("pad", nest.padded), ("peel", nest.peeled)):
         if given:
-            raise CannotLower(f"{piece}: what is left of vectors is code of its own already, and there are no panels")
+            raise CannotLower(f"{piece}: remainders of vectors already have code of their own, and there are no panels")
     tiles = tuple(_tiles(nest))
     extent = dict(tiles).get(nest.vector, op.extent(nest.vector))
     lanes = min(nest.lanes or target.lanes(max(32, op.dtype.bits)), max(2, 1 << (extent - 1).bit_length()))
@@ -77,7 +77,7 @@ def memory_bound_plan(
 
 
 def explain_memory_bound(pipeline: Schedule, op: StructuredOp, target: CpuTarget, *, parallel: bool = True) -> str:
-    """What every piece does to `op`, a line each. Raises as `memory_bound_plan`."""
+    """The effect of every primitive on `op`, a line each. Raises as `memory_bound_plan`."""
     found = memory_bound_plan(pipeline, op, target, parallel=parallel)
     nest, lines = apply_with_notes(pipeline, start_state(op, target, may_parallelize=parallel))
     lines.append(f"nest: {found.vectors} vectors of {found.lanes} along {nest.describe_loops(found.vector)}")
@@ -115,10 +115,12 @@ def _tiles(nest: ScheduleState) -> Iterator[tuple[str, int]]:
     for loop in nest.loops:
         shown, extent = nest.describe_loops(loop.iterator), nest.op.extent(loop.iterator)
         if loop.iterator in seen:
-            raise CannotLower(f"tile: {shown} is cut twice; what memory bounds has one level of tiles")
+            raise CannotLower(f"tile: {shown} is tiled twice; memory-bound ops have one level of tiles")
         seen.add(loop.iterator)
         if not nest.op.iterator(loop.iterator).is_parallel:
-            raise CannotLower(f"tile: the sum over {shown} is not cut; long sums into few results are, by themselves")
+            raise CannotLower(
+                f"tile: the sum over {shown} cannot be tiled; long sums into few results are split automatically"
+            )
         lanes = loop.iterator == nest.vector and not loop.number
         if not lanes and loop.size < extent:
             yield loop.iterator, loop.size
@@ -156,19 +158,19 @@ def _unroll_counts(nest: ScheduleState, vector: str, tiles: Mapping[str, int]) -
 
 def _check_turned(nest: ScheduleState, vector: str) -> None:
     if nest.op.reductions:
-        raise CannotLower("pack: reads are turned where all iterations are independent")
+        raise CannotLower("pack: reads can only be transposed if all iterations are independent")
     innermost = nest.loops[-1]
     if any(loop not in (None, innermost) for _, loop in nest.packs):
         raise CannotLower(
-            "pack: what is read is turned in registers, block by block, or by way of a buffer: name the tensor alone, "
+            "pack: operands are transposed in registers, block by block, or through a buffer: name the tensor alone, "
             f"or the innermost loop, {nest.name(innermost)}"
         )
     if not transposed_reads(nest.op, vector):
-        raise CannotLower(f"pack: nothing that is read lies across lanes along {nest.describe_loops(vector)}")
+        raise CannotLower(f"pack: no operand lies across lanes along {nest.describe_loops(vector)}")
 
 
 def transposed_reads(op: StructuredOp, vector: str) -> tuple[str, ...]:
-    """The tensors that are read in long steps along `vector`, and side by side along another iterator."""
+    """The tensors with strided reads along `vector` that are contiguous along another iterator."""
     found: dict[str, None] = {}
     for access in loads_in(op.left):
         moved = access_strides(access, [i.name for i in op.iterators]) or {}

@@ -24,11 +24,11 @@ PARALLEL_WORK = 1 << 18
 CHUNKS = 16
 """Iterations the parallel loop should have at least, so that threads finish together."""
 PACKED_USES, TURNED_USES = 96, 192
-"""Uses of an element that pay for each time it is copied, straight or turned across."""
+"""Uses of an element that pay for each of its copies, plain or transposed."""
 OWN_PACKED_USES, OWN_TURNED_USES = 24, 48
 """The same for a panel that every thread makes once for all of its rows."""
 BLOCK_USES = 512
-"""The same where every block of the other factor packs all of this one anew."""
+"""The same if every block of the other factor packs all of this one again."""
 PACKED_STEPS = 768
 """Reduction steps in a packed block that many panels meet."""
 TOGETHER = 4
@@ -38,19 +38,20 @@ SETS, WAYS = 64, 8
 FETCH = 2.0
 """Cycles until a line is there from the second cache, among many."""
 ACROSS_USES, FEW_CHUNKS = 1024, 4
-"""Uses that pay for turning across what register tiles read; iterations that the parallel loop needs for balance."""
+"""Uses that pay for transposing operands of register tiles; iterations that the parallel loop needs for balance."""
 SPREAD = 16
 """Sets of the first cache that rows have to fall into to be brought near in time, unless it has room for them all."""
 HIDDEN, OVERFLOW = 60.0, 1.5
-"""Cycles of multiply-adds for each line of the output beside which it is written to a far cache for nothing; times the
-second cache from which on results that are not had better go past it, be they read soon or not."""
+"""Cycles of multiply-adds for each line of the output that hide its store to a far cache; the size of results, in L2
+sizes, above which they are stored non-temporally even if they are read soon.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Blocking:
     """Levels of a plan, how many of them a parallel loop may collapse, and the copies among them.
 
-    rows: that a thread should have at least, beyond what work asks for. ahead: as in a plan.
+    rows: least number per thread, besides the grain size. ahead: as in a plan.
     """
 
     loops: list[TileLoop]
@@ -169,9 +170,9 @@ class BlockingHeuristic:
         return num_tiles(SHORT_RUN, run) if straight else 1
 
     def _across(self) -> Blocking:
-        """Panels of the moving factor, all that the second cache holds, for a large part of the still factor.
+        """Panels of the moving factor, all that fit into L2, for a large part of the still factor.
 
-        The rows of the register tile walk along the output; all panels meet one stretch of them before the next.
+        The rows of the register tile follow the output; all panels meet one range of them before the next.
         """
         known, tile = self.info, self.tile
         levels = self._levels(known.batch)
@@ -203,10 +204,11 @@ class BlockingHeuristic:
         return Blocking(levels, outer, [PackStep(known.vector_operand.side, outer)])
 
     def _loops_around_panels(self, rows: Sequence[Iterator], panel: int) -> list[Iterator]:
-        """The loops over rows around those over panels, unless a panel stays in the first cache.
+        """The loops over rows around those over panels, unless a panel stays in L1.
 
-        Where the last cache is far, such a panel had better meet all the rows that the second one holds: what is
-        written then goes on in few places at a time.
+        If the last cache is far, such a panel should meet all the rows that L2 holds, so that the output is written in
+        few
+        places at a time.
         """
         known, still = self.info, self.info.broadcast_operand
         columns = known.exclusive_iterators(known.vector_operand)
@@ -220,7 +222,7 @@ class BlockingHeuristic:
         return [*rows, *columns]
 
     def sweeps(self) -> bool:
-        """Whether panels of the moving factor are turned across that hold all of an iterator, so that runs are long."""
+        """Whether transposed panels of the moving factor hold all of an iterator, for long runs."""
         return (
             not self.info.transposes_output
             and self.packs_vector_operand()
@@ -269,7 +271,7 @@ class BlockingHeuristic:
         return [TileLoop(i.name, self.tile.size(i.name)) for i in ordered]
 
     def _as_read(self, iterators: tuple[Iterator, ...], packed: Factor) -> list[TileLoop]:
-        """The register-tile levels around panels that come from afar: runs that follow one another do so soon."""
+        """The register-tile levels around panels from far memory: consecutive runs are read soon after each other."""
         if not is_beyond_private_caches(packed.stored * packed.bytes, self.target):
             return self._levels(iterators, packed)
         ordered = sorted(iterators, key=lambda i: -abs(packed.step(i.name) or 0))
@@ -282,7 +284,7 @@ class BlockingHeuristic:
         return unroll_factors.steps_per_iteration(self.info, self.target, reductions, nest.loops, nest.packs)
 
     def row_stationary(self) -> bool:
-        """Whether the still factor's panels had better stand still while the moving factor passes by."""
+        """Whether the still factor's panels should stay in cache while the moving factor streams past."""
         known, tile = self.info, self.tile
         steps = known.k_size
         rows = prod(i.extent for i in known.exclusive_iterators(known.broadcast_operand))
@@ -297,7 +299,7 @@ class BlockingHeuristic:
         return outside < inside
 
     def _large(self, factor: Factor) -> bool:
-        """Whether the second cache does not hold what one iteration of the shared loops reads."""
+        """Whether the operand of one iteration of the shared loops exceeds L2."""
         return self._footprint(factor) > self.target.cache[1] * 3 // 4
 
     def _footprint(self, factor: Factor) -> int:
@@ -328,7 +330,7 @@ class BlockingHeuristic:
         known, moving = self.info, self.info.vector_operand
         if self.target.private_caches == self.target.cache or len(known.reductions) != 1:
             return False
-        if not self._large(moving) and not self.is_nontemporal():  # what is written would take its place
+        if not self._large(moving) and not self.is_nontemporal():  # the output would evict it
             return False
         if (
             not moving.is_plain_load
@@ -383,9 +385,9 @@ class BlockingHeuristic:
         return self._refetched_from_l2()
 
     def _refetched_from_l2(self) -> bool:
-        """Whether each register tile fetches again what its neighbors read, and waits: a line has scalars of many.
+        """Whether a register tile refetches from L2 the lines that its neighbors just read: a line has scalars of many.
 
-        The rows of all steps together compete for few lines of the first cache.
+        The rows of all steps compete for few lines of L1.
         """
         known, still = self.info, self.info.broadcast_operand
         names = [*known.reductions, *(name for name, size in self.tile.sizes if size > 1)]
@@ -406,7 +408,7 @@ class BlockingHeuristic:
     def _reads_short_runs(self, factor: Factor) -> bool:
         """Whether register tiles read a large factor in runs too short for memory, again for every panel.
 
-        Rows that follow one another are one run.
+        Consecutive rows are one run.
         """
         if not self._large(factor):
             return False
@@ -490,12 +492,12 @@ class BlockingHeuristic:
         return unit * (num_tiles(size, LINE) * LINE / size - 1)
 
     def _reads_output(self) -> bool:
-        """Whether the epilogue sees what the output held before, which partial sums would overwrite."""
+        """Whether the epilogue reads the old output, which partial sums would overwrite."""
         op = self.info.op
         return op.epilogue is not None and any(a.buffer.name == op.output.buffer.name for a in loads_in(op.epilogue))
 
     def is_nontemporal(self, levels: Sequence[TileLoop] = ()) -> bool:
-        """Whether the output had better go past the caches: by whole lines, complete, and so much that none stays."""
+        """Whether to store the output non-temporally: whole, complete lines, and too many to stay in a cache."""
         known, op = self.info, self.info.op
         if op.output.buffer.space is Space.SCRATCH:  # the next statement of a tile reads it
             return False

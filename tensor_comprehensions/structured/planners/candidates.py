@@ -94,7 +94,7 @@ def _possible(op: StructuredOp, plan: Plan, target: CpuTarget) -> bool:
 
 
 def _variants(view: RegisterTileRanking, target: CpuTarget, parallel: bool) -> Iterator[tuple[RegisterTile, Plan]]:
-    """Plans that differ in the register tile, in what is packed, and in which factor's panel stands still."""
+    """Plans that differ in the register tile, in the packed factors, and in which factor's panel is stationary."""
     for tile in view.best_tiles(TILES):
         for plan in enumerate_packings(view.info, target, tile, parallel):
             yield tile, plan

@@ -1,7 +1,7 @@
-"""The plan for windows that slide over one factor and share nothing else: depthwise convolutions and their like.
+"""Plans for windows that slide over one factor and share nothing else: depthwise convolutions.
 
-No panel pays, for every vector is used by one window only. What pays is to read it once for all taps of the window that
-meet it, and to walk through memory in its order.
+Panels do not pay, because every vector is used by one window only. The plan loads each vector once for all taps of its
+window, in memory order.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ def _lanes(known: ContractionInfo, target: CpuTarget) -> int:
 
 
 def _register_tile(known: ContractionInfo, target: CpuTarget, row: str, tap: str, lanes: int) -> dict[str, int]:
-    """Vectors next to one another, by as many positions as leave registers for the window's other factor.
+    """Adjacent vectors, at as many positions as leave registers for the window's other factor.
 
-    Few where that factor has vectors, too, of which the registers hold those of all taps.
+    Few positions if that factor has vectors, too, since the registers then hold those of all taps.
     """
     vectors = min(
         2 if known.vector in known.broadcast_operand.iterators else 4, num_tiles(known.extent(known.vector), lanes)

@@ -109,7 +109,7 @@ def loop_over_gemm(op: StructuredOp, target: CpuTarget) -> Schedule:
     op = drop_unit_dims(op)
     known = analyze_contraction(op)
     if known.vector_operand.step(known.vector) != 1:
-        raise CannotLower("log: no factor is contiguous along the index along which the output is")
+        raise CannotLower("loop_over_gemm: no factor is contiguous along the contiguous index of the output")
     return _products(op, known, target)
 
 

@@ -18,7 +18,7 @@ SHORT_RUN = 1536
 
 @dataclass(frozen=True, slots=True)
 class PanelExtension:
-    """What panels of the moving factor hold beside the register tile's own points. steps: of the sum in a panel."""
+    """Points that panels of the moving factor hold besides those of the register tile. steps: of the sum in a panel."""
 
     info: ContractionInfo
     target: CpuTarget
@@ -26,10 +26,10 @@ class PanelExtension:
     steps: int
 
     def iterators(self, factor: Factor) -> tuple[Iterator, ...]:
-        """The iterator along which a factor is contiguous, where that is neither summed nor in the register tile.
+        """The iterator along which a factor is contiguous, if it is neither summed nor in the register tile.
 
-        A panel of all its values is turned across like one of a contiguous sum. Where such panels are small, the
-        iterators along which memory goes on come along. They do so after a short sum, too, where memory is far.
+        A panel of all its values is transposed like one of a contiguous sum. If such panels are small, the
+        iterators along which memory continues are included, and after a short sum, too, if memory is far.
         """
         if factor.step(self.info.vector) == 1:
             return ()
@@ -59,7 +59,7 @@ class PanelExtension:
         return list(reversed(levels))
 
     def _room(self) -> int:
-        """How many panels fit the second cache together, beside what they are filled with where that is far."""
+        """The number of panels that fit into L2 together, besides their source data if that is far."""
         size, columns = (
             self.info.op.dtype.size,
             prod(self.tile.size(i.name) for i in self.info.exclusive_iterators(self._moving_factor)),
@@ -68,7 +68,7 @@ class PanelExtension:
         return max(LINE // size, self.target.cache[1] * 5 // 8 // one)
 
     def _in_lines(self, swept: Iterator, size: int) -> int:
-        """About so many points of a contiguous iterator, such that runs are whole lines as memory gives them."""
+        """About so many points of a contiguous iterator that runs consist of whole fetches."""
         moving, fetched = self._moving_factor, self.target.fetch_bytes
         if not self._is_far() or moving.step(swept.name) != 1 or swept.extent * moving.bytes % fetched:
             return size

@@ -1,4 +1,4 @@
-"""What is written down of a contraction's plan: its costs, its rivals, and what its copies cost and save."""
+"""Records of contraction plans: their costs, their rivals, and the costs and savings of copies."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ RIVALS = 5
 def record_plan(
     op: StructuredOp, chosen: Plan, compared: Sequence[Plan], priced: Sequence[Plan], target: CpuTarget
 ) -> None:
-    """Write down `chosen` for a normalized op, after a comparison with `compared`.
+    """Record `chosen` for a normalized op, after a comparison with `compared`.
 
-    priced: further plans, which nobody compared it with: what other copies would have cost.
+    priced: further plans, outside of the comparison: the cost of other copies.
     """
     prices = _price_plans(op, dict.fromkeys((chosen, *compared, *priced)), target)
     rivals = sorted((p for p in prices if p != chosen), key=lambda p: prices[p].total)
@@ -67,7 +67,7 @@ def _rival(op: StructuredOp, plan: Plan, prices: Mapping[Plan, Costs], chosen: P
 
 
 def describe_plan(op: StructuredOp, plan: Plan) -> str:
-    """A plan in words: register tile, blocks around it, copies, and what threads share; without names of loops."""
+    """A plan in words: register tile, blocks around it, copies, and parallel loops; without names of loops."""
     last = {level.iterator: d for d, level in enumerate(plan.levels)}
     tile = [f"{_own_name(op, n)} {plan.levels[d].size}" for n, d in last.items() if plan.levels[d].size > 1]
     blocks = [f"{_own_name(op, x.iterator)} {x.size}" for d, x in enumerate(plan.levels) if last[x.iterator] != d]

@@ -55,13 +55,13 @@ def enumerate_packings(
     parallel: bool,
     packs_moving: Sequence[bool] = (True, False),
 ) -> Iterator[Plan]:
-    """Plans that differ in what is packed, the moving factor as told, and in which factor's panel stands still."""
+    """Plans that differ in the packed factors, with the moving factor as given, and in the stationary factor."""
     for moving, still, outside in product(packs_moving, (True, False), (True, False)):
         if (moving and outside) or (tile.vectors_per_register > 1 and not moving):
             continue
         try:
             yield ForcedBlocking(facts, target, tile, parallel, moving, still, outside).plan()
-        except ValueError:  # there is no iterator to pack a block of
+        except ValueError:  # no iterator allows packing a block
             continue
 
 
@@ -92,10 +92,10 @@ class PackBothBlocking(BlockingHeuristic):
 
 @dataclass(frozen=True, slots=True)
 class LaneSumBlocking(BlockingHeuristic):
-    """The expert where the lanes of a sum are kept apart, so that both factors have vectors, each for the other's rows.
+    """Blocking for separate lanes of a sum: both factors have vectors, each for the rows of the other.
 
-    Steps of the outermost sum are around all register tiles, few enough for what they read to stay near. The longer
-    side is outside, so that what is met again is the shorter one.
+    Steps of the outermost sum are around all register tiles, few enough that their operands stay in cache. The longer
+    side is outside, so that the shorter one is reused.
     """
 
     def plan(self) -> Plan:

@@ -25,9 +25,9 @@ from .plan_variants import LaneSumBlocking, PackBothBlocking, enumerate_packings
 MIN_ROWS_TO_TURN = 8
 """Uses of an element below which turning it across costs more than it saves."""
 DOT_OVERHEAD = 20
-"""Half cycles to sum the lanes of a vector: what narrow outputs cost when the lanes run along the reduction."""
+"""Half cycles to sum the lanes of a vector: the cost of narrow outputs if the lanes run along the reduction."""
 TURNED_STEPS = 128
-"""Reduction steps that pay for storing across what memory is slow to take."""
+"""Reduction steps that pay for transposed stores."""
 SHORT_UNIT, TURNED_UNIT = 128, 512
 """Points of a contiguous run of the output below which lanes across such runs may be the better ones: of any, and of
 one along which the factor that it moves is not contiguous, and so has to be turned across, for sums in one block."""
@@ -35,9 +35,9 @@ LITTLE_WORK, FORK, MUCH = 4 * PARALLEL_WORK, 6000.0, 0.85
 """Multiply-adds from which on threads pay in any case; cycles until another thread has begun, and is known to be done;
 the part of the cycles of one thread that two may take: what others do to the second one is not foreseen."""
 PLANNED = 64
-"""Plans that are kept: an op is looked at to decide what is done around it, to be lowered, and to be shown."""
+"""Cached plans: an op is planned to decide fusion, to lower it, and to display it."""
 PRICED = 3
-"""Register tiles around which rival plans are priced for people to read."""
+"""Register tiles around which rival plans are priced, for reports."""
 TILES, CLEARLY, NEARLY = 6, 0.97, 0.9
 """Register tiles that are looked at; less than this share of the cycles makes one of them better than those before, in
 general and where all that is touched is near, so that order and copies change less than is foreseen."""
@@ -130,7 +130,7 @@ def rank_plans(
 
 
 def is_near(known: ContractionInfo, target: CpuTarget) -> bool:
-    """Whether the second cache holds all that an op without windows touches: what is copied decides then."""
+    """Whether L2 holds all operands of an op without windows, so that copies decide."""
     windows = any(prod(known.extents[name] for name in f.iterators) > f.stored for f in known.factors)
     touched = known.output_size + sum(f.stored * f.bytes for f in known.factors)
     return not windows and touched <= target.cache[1]
@@ -143,7 +143,7 @@ def _lane_sums(view: RegisterTileRanking, target: CpuTarget, parallel: bool) -> 
 
 
 def _enumerate_near_plans(view: RegisterTileRanking, target: CpuTarget, parallel: bool) -> Iterator[Plan]:
-    """The plans to compare for what is near: all ways to copy and to order loops around several register tiles."""
+    """The plans to compare if all data is in L2: all packings and loop orders around several register tiles."""
     for tile in view.best_tiles(TILES):
         expert = BlockingHeuristic(view.info, target, tile, parallel)
         yield expert.plan()
@@ -152,7 +152,7 @@ def _enumerate_near_plans(view: RegisterTileRanking, target: CpuTarget, parallel
 
 
 def _enumerate_tile_plans(view: RegisterTileRanking, target: CpuTarget, parallel: bool) -> Iterator[Plan]:
-    """The plans to compare: one for each of a few register tiles; all ways where what is written decides."""
+    """The plans to compare: one for each of a few register tiles; all packings if the output decides."""
     expert = BlockingHeuristic(view.info, target, view.best, parallel)
     if _moves_most(view.info, target):
         shapes = view.shapes(TILES)
@@ -172,10 +172,10 @@ def _enumerate_tile_plans(view: RegisterTileRanking, target: CpuTarget, parallel
 
 
 def _worth_turning(known: ContractionInfo, target: CpuTarget) -> bool:
-    """Whether lanes across the output's runs may be the better ones.
+    """Whether lanes across the output's runs may be better.
 
-    The lines of scalars are read again for the next ones of a run, which a far cache is too slow for. A factor that
-    would be turned for few rows has long runs of scalars instead: it had better stay as it is.
+    The lines of scalars are read again for the next ones of a run, for which a far cache is too slow. A factor that
+    would be transposed for few rows has long runs of scalars instead, and should stay in place.
     """
     moving, turns = known.vector_operand, known.vector_operand.step(known.vector) != 1
     if turns and prod(i.extent for i in known.exclusive_iterators(known.broadcast_operand)) <= PACKED_USES:
@@ -202,7 +202,7 @@ def _moves_most(known: ContractionInfo, target: CpuTarget) -> bool:
 
 
 def why_not_microkernel(op: StructuredOp, target: CpuTarget) -> str | None:
-    """Why a register tile would compute a normalized op badly on `target`; None where it is the right thing."""
+    """Why a register tile would compute a normalized op badly on `target`; None if it is the right thing."""
     try:
         known = analyze_contraction(op)
     except CannotLower as reason:

@@ -28,7 +28,7 @@ WIDE, NARROW = 6, 4
 def transposed_output_plans(known: ContractionInfo, target: CpuTarget, *, parallel: bool) -> Generator[Plan]:
     """A plan that keeps results in a panel, and one that packs the factor, too, each with the longest runs.
 
-    known: with the lanes along the output. None where memory is near, or the results are not smaller than the factor.
+    known: with the lanes along the output. None if memory is near, or the results are not smaller than the factor.
     """
     moving = known.vector_operand
     run = next(
@@ -106,7 +106,7 @@ class _Crossed:
         outer = [TileLoop(i.name) for i in known.batch] + [TileLoop(name, blocks[name]) for name in by_step]
         points = [TileLoop(name) for name in by_step if blocks[name] > 1]
         width = tile.size(self.run.name)
-        # What comes ahead is the next part of a run or, where tiles have whole ones, the next run.
+        # The prefetched data is the next part of a run or, if tiles have whole runs, the next run.
         runs = [TileLoop(self.run.name, width)]
         around = [*points, *runs] if packed or width < self.run.extent else [*runs, *points]
         inner = [*around, *(TileLoop(i.name, tile.size(i.name)) for i in self.rows)]
@@ -133,7 +133,7 @@ class _Crossed:
 
     @property
     def _steps(self) -> int:
-        """Steps of the sum per iteration, each of which asks for a row: as many as tiles meet what is read."""
+        """Steps of the sum per iteration, each of which prefetches a row: as many as tiles meet the data."""
         count = prod(num_tiles(i.extent, self.tile.size(i.name)) for i in self.rows)
         return min(unroll_factors.STEPS, 1 << (count.bit_length() - 1))
 

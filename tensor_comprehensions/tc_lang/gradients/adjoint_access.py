@@ -37,10 +37,10 @@ class Solution:
 
 @dataclass(frozen=True, slots=True)
 class GatherForm:
-    """How one read looks from the element that is read.
+    """One read as a gather from the element that is read.
 
     unsolved: the indices of the element, counted from 0, with their ranges.
-    solutions: what the indices of the statement that are now determined have become.
+    solutions: the solved indices of the statement, as expressions.
     """
 
     unsolved: dict[str, Bounds]
@@ -67,7 +67,7 @@ def solve_gather(
     free: Sequence[str],
     sizes: Mapping[str, Value],
 ) -> GatherForm | None:
-    """The gathering for a read `X(subscripts)`; None where the subscripts cannot be solved for indices.
+    """The gathering for a read `X(subscripts)`; None if the subscripts cannot be solved for indices.
 
     Args:
         bounds: of the dimensions of X. ranges: of the indices of the statement. free: those of them on the left.
@@ -140,7 +140,7 @@ def divisibility_guards(s: Solution) -> list[Expr]:
 
 
 def range_guards(e: Expr, range_: Bounds, box: Mapping[str, Bounds], sizes: Mapping[str, Value]) -> list[Expr]:
-    """The conditions `lower <= e < upper`, but for those that always hold."""
+    """The conditions `lower <= e < upper`, except those that always hold."""
     lower, upper = range_
     form = to_affine(e, sizes)
     ends = affine_extremes(form, box)

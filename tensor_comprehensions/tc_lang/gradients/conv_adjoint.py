@@ -1,8 +1,9 @@
-"""The gradients of windows, such as those of convolutions, as products that need no conditions.
+"""The gradients of convolution windows as products without conditions.
 
-Where a def reads `I(h+kh)`, element `h` of the gradient of `I` gathers from the points `h - kh`, as far as they exist.
-With zeros around the gradient of the output they all do, and what is left is a convolution again. The gradient of the
-window itself is contiguous along a few points only: it is summed with another index last, and turned in the end.
+If a def reads `I(h+kh)`, element `h` of the gradient of `I` gathers from the points `h - kh`, as far as they exist.
+With
+zeros around the gradient of the output all of them exist, and the gradient is a convolution again. The gradient of the
+window itself is contiguous along few points only: it is summed with another index last, and transposed at the end.
 """
 
 from __future__ import annotations
@@ -54,10 +55,11 @@ def pad_gradient(
     ranges: Mapping[str, Bounds],
     sizes: Mapping[str, Value],
 ) -> PaddedGradient | None:
-    """The gradient by the target of a statement with what it lacks for all points of `found`; None if it is no factor.
+    """The gradient of a statement's target, padded for all points of `found`; None if it is no factor.
 
     Args:
-        value: what the statement sends on. seed: the gradient by the element that it writes, a factor of `value`.
+        value: the gradient that the statement propagates. seed: the gradient of the element that it writes, a factor of
+            `value`.
         bounds: of the target. ranges: of the indices of the statement.
     """
     access = seed.operand if isinstance(seed, Cast) else seed
@@ -104,7 +106,7 @@ def _plus(e: Expr, x: Value) -> Expr:
 
 
 def _is_factor(seed: Expr, e: Expr) -> bool:
-    """Whether `e` is a product of `seed` and of what does not depend on it."""
+    """Whether `e` is a product of `seed` and of factors that do not depend on it."""
     if e == seed:
         return True
     match e:
@@ -120,9 +122,9 @@ def _is_factor(seed: Expr, e: Expr) -> bool:
 
 
 def transposed_order(value: Expr, left: Sequence[str]) -> tuple[str, ...] | None:
-    """The order of the indices in which a sum of products is summed better, where its last index is one of a window.
+    """A better order of indices for a sum of products whose last index is one of a window.
 
-    The index that comes last then is one of a factor of its own. None where `left` is as good as any.
+    The index that comes last then occurs in only one factor. None if `left` is as good as any order.
     """
     while isinstance(value, Unary):
         value = value.operand

@@ -1,4 +1,4 @@
-"""What the derivative of an expression is with respect to each tensor element that it reads.
+"""The derivatives of an expression with respect to the tensor elements that it reads.
 
 Conventions at the points where a function has no derivative:
 - `min` and `max` of two expressions share a tie equally, `fmin` and `fmax` give it to the first, as torch does;
@@ -34,9 +34,9 @@ class NoDerivative(Exception):
 
 @dataclass(slots=True)
 class Derivatives:
-    """The derivatives of one expression by what it reads: access -> guards -> what flows to it.
+    """The derivatives of one expression with respect to its reads: access -> guards -> gradient.
 
-    root, result: the whole expression, and what holds its value if something does.
+    root, result: the whole expression, and the element that holds its value, if any.
     """
 
     root: Expr
@@ -99,7 +99,7 @@ def plus(a: Expr, b: Expr) -> Expr:
 
 
 def sum_terms(terms: Sequence[Expr]) -> Expr:
-    """The sum of `terms`: of groups of them where they are many, for a chain nests as deep as it is long."""
+    """The sum of `terms`, in groups if there are many, since a chain is as deep as it is long."""
     while len(terms) > CHAIN:
         terms = [sum_terms(terms[k : k + CHAIN]) for k in range(0, len(terms), CHAIN)]
     return reduce(plus, terms)
@@ -197,7 +197,7 @@ def _pull_extremum(name: str, e: Binary | Call, seed: Expr, guards: Guards, out:
     better, worse = (">", "<") if name.endswith("max") else ("<", ">")
     a, b = operands_of(e)
     for x, y in ((a, b), (b, a)):
-        if isinstance(y, Const):  # then the result tells as well as the operand which of them it is
+        if isinstance(y, Const):  # then the result also says which operand it is
             shown = e if e is out.root and out.result is not None else x
             _pull(x, seed, (*guards, compare_exprs(better, shown, y)), out)
             return

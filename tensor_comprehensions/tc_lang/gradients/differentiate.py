@@ -1,8 +1,8 @@
 """The gradient of a def, as a def: reverse-mode differentiation from text to text.
 
-Statements are taken last to first. Each sends the gradient of what it wrote to the elements that it read: where the
-subscripts can be solved for indices, the gradient of the tensor that was read *gathers* its parts, else they are
-scattered with `+=`. What the derivatives need of the values of the def is computed again; outputs are passed.
+Statements are processed last to first. Each propagates the gradient of its target to the elements that it read: if the
+subscripts can be solved for indices, the gradient of the read tensor *gathers* its parts; otherwise they are scattered
+with `+=`. Values of the def that the derivatives need are recomputed; outputs are passed.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from .stored_patterns import domain, find_patterns, gather_by_equality, moves
 
 
 def differentiate(function: Function, wanted: Iterable[Key] | None = None, keep: bool = False) -> Gradient:
-    """The gradient of `function` by its floating inputs and initial values, or by those that are `wanted`.
+    """The gradient of `function` with respect to its floating inputs and initial values, or those in `wanted`.
 
-    keep: it may take temporaries, where keeping them is better than computing them again (see `keep.py`).
+    keep: it may take temporaries, if saving them is better than recomputing them (see `saved_tensors.py`).
 
-    Raises CheckError where the def does something whose gradient cannot be derived.
+    Raises CheckError if a statement has no derivable gradient.
     """
     possible = differentiable_inputs(function)
     chosen = possible if wanted is None else tuple(x for x in possible if x in set(wanted))
@@ -59,14 +59,14 @@ def differentiate(function: Function, wanted: Iterable[Key] | None = None, keep:
 
 
 def differentiable_inputs(function: Function) -> tuple[Key, ...]:
-    """What a gradient can be asked for: the floating inputs, then the floating initial values."""
+    """The differentiable values of a def: the floating inputs, then the floating initial values."""
     inputs = [("input", p.name) for p in function.parameters if p.dtype.is_float]
     return (*inputs, *(("initial", p.name) for p in function.inouts if p.dtype.is_float))
 
 
 @dataclass(slots=True)
 class _Adjoint:
-    """Where the gradient of a version is: in `name`, which is that of another version while `shared`."""
+    """The tensor that holds the gradient of a version: `name`, which belongs to another version while `shared`."""
 
     name: str
     shared: bool = False
@@ -100,7 +100,7 @@ class _Reverse:
                     raise no_gradient_error(self.function, step.source, str(reason)) from None
 
     def finish_gradient(self, key: Key) -> str:
-        """The complete gradient by an input or an initial value, in a tensor of its own and of its type."""
+        """The complete gradient of an input or an initial value, in a tensor of its own and of its type."""
         kind, name = key
         version = name if kind == "input" else f"{name}@0"
         dtype = self.steps.versions[version].dtype
@@ -137,7 +137,7 @@ class _Reverse:
         return tuple(Index(name, INT64) for name in box), box
 
     def _load(self, adjoint: str, version: str, subscripts: tuple[Expr, ...]) -> Expr:
-        """An element of a gradient; those that are passed have the type of the output."""
+        """An element of a gradient; gradients that are passed have the type of the output."""
         dtype = self.steps.versions[version].dtype
         wide = dtype.accumulator
         if "@" not in adjoint and wide != dtype:
@@ -145,7 +145,7 @@ class _Reverse:
         return Access(adjoint, subscripts, wide)
 
     def _own_gradient(self, version: str) -> str:
-        """The gradient of a version as a tensor that may be added to: a copy, or zeros, where there is none."""
+        """The gradient of a version as a tensor that may be added to: a copy, or zeros if there is none."""
         adjoint = self.adjoints.get(version)
         if adjoint is not None and not adjoint.shared:
             return adjoint.name
@@ -190,7 +190,7 @@ class _Reverse:
         return Access(step.target, step.subscripts, dtype)
 
     def _go_on(self, step: SsaStatement) -> None:
-        """What a step leaves of an earlier version gets the gradient of the later one."""
+        """Propagate the gradient of the later version to elements of the earlier one that a step leaves unchanged."""
         assert step.before is not None
         self.adjoints[step.before] = _Adjoint(self.adjoints[step.target].name, shared=True)
         if step.op == "+=":
@@ -266,7 +266,7 @@ class _Reverse:
     # --- sending -----------------------------------------------------------------------------------------------------
 
     def _send(self, step: SsaStatement, access: Access, value: Expr) -> None:
-        """Add `value`, at every point of the step, to the gradient of what `access` reads there."""
+        """Add `value`, at every point of the step, to the gradient of the element that `access` reads there."""
         version = self.steps.versions[access.tensor]
         found = solve_gather(access.subscripts, version.bounds, step.ranges, step.left, self.sizes)
         if found is None and self.patterns.get(access.tensor) == access.tensor:
@@ -299,7 +299,7 @@ class _Reverse:
             )
 
     def _gather_padded(self, step: SsaStatement, found: GatherForm, value: Expr) -> Expr | None:
-        """What a step sends, without guards, from a gradient with zeros around it; None where that is not possible."""
+        """The gradient of a step without guards, from a gradient padded with zeros; None if that is impossible."""
         seed = self._at_target(step)
         bounds = self.steps.versions[step.target].bounds
         wider = pad_gradient(value, seed, bounds, found, step.ranges, self.sizes)
@@ -315,7 +315,7 @@ class _Reverse:
     def _transpose_sum(
         self, version: str, value: Expr, left: Mapping[str, Bounds], rest: dict[str, Bounds]
     ) -> tuple[Expr, dict[str, Bounds]]:
-        """A sum and its indices; where its own last index is short, a read of one with another index last."""
+        """A sum and its indices; if its last index is short, a read of a sum with another index last."""
         order = transposed_order(value, tuple(left))
         if order is None:
             return value, rest
@@ -338,7 +338,7 @@ class _Reverse:
         raise InternalError("there are finitely many names")
 
     def _is_copy(self, step: SsaStatement, value: Expr, subscripts: tuple[Expr, ...], dtype: DType) -> bool:
-        """Whether a gradient is just that of the step's target, element for element."""
+        """Whether a gradient equals that of the step's target, element for element."""
         name = self.adjoints[step.target].name
         return value == Access(name, subscripts, dtype) and dtype == dtype.accumulator
 
@@ -366,7 +366,7 @@ class _Reverse:
 def _unless_empty(
     extents: Sequence[Value], subscripts: tuple[Expr, ...], box: dict[str, Bounds]
 ) -> tuple[tuple[Expr, ...], dict[str, Bounds]]:
-    """A scatter that has no points where one of `extents` is 0, for then there is no element 0 to take."""
+    """A scatter without points if one of `extents` is 0, since element 0 does not exist then."""
     if not box:
         box = {"i": (0, 1)}
         subscripts = (Binary("+", subscripts[0], Index("i", INT64), INT64), *subscripts[1:])
@@ -387,7 +387,7 @@ def _substitute_access(a: Access, indices: Mapping[str, Expr], sizes: Mapping[st
 def _without_idle(
     value: Expr, subscripts: Sequence[Expr], ranges: Mapping[str, Bounds], exists: Sequence[Access] = ()
 ) -> tuple[Expr, dict[str, Bounds]]:
-    """The sum over indices that nothing depends on, as a product."""
+    """The sum over indices that no term depends on, as a product."""
     kept = {}
     for name, bounds in ranges.items():
         if uses_index(name, value, *subscripts, *exists):

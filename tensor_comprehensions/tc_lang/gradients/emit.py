@@ -83,7 +83,7 @@ class _Writer:
     # --- parameters --------------------------------------------------------------------------------------------------
 
     def parameters(self, written: Sequence[GradStatement], keep: bool) -> tuple[Key, ...]:
-        """Declare what the gradient takes: inputs, initial values, what it reads of the results, their gradients."""
+        """Declare the parameters of the gradient: inputs, initial values, results that it reads, their gradients."""
         function = self.steps.function
         self.used = {name for w in written for name in w.reads}
         self.taken = {*function.sizes, *function.scalars}
@@ -164,7 +164,7 @@ class _Writer:
     # --- values computed again ---------------------------------------------------------------------------------------
 
     def recompute_steps(self, written: Sequence[GradStatement]) -> list[GradStatement]:
-        """The steps whose values the statements read, as far as they are not passed. Names their versions."""
+        """The steps whose values the statements read, unless they are passed. Names their versions."""
         needed = {name for name in self.used if name in self.steps.versions} - self.shifted
         kept: list[SsaStatement] = []
         for step in reversed(self.steps.steps):
@@ -186,7 +186,7 @@ class _Writer:
         return tuple(out)
 
     def _recompute_step(self, step: SsaStatement) -> list[GradStatement]:
-        """A step as statements; it overwrites an earlier version that nothing needs any more."""
+        """A step as statements; it overwrites an earlier version that is no longer needed."""
         version = self.steps.versions[step.target]
         earlier = [v for v, x in self.steps.versions.items() if x.tensor == version.tensor and v in self.names]
         earlier = [v for v in earlier if v not in self.shifted and v != step.target]
@@ -332,4 +332,4 @@ def _check_gradient(text: str) -> Function:
                 "this def cannot be differentiated: its gradient is too large",
                 suggestion="give its gradient yourself: tc.define(source, backward={...})",
             ) from error
-        raise InternalError(f"the gradient that was derived is no program: {error}\n{text}") from error
+        raise InternalError(f"the derived gradient is not a valid program: {error}\n{text}") from error

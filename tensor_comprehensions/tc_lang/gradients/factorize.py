@@ -1,6 +1,6 @@
-"""Expressions as products: common factors outside of sums, what an inner loop does not change before what it does.
+"""Expressions as products: common factors outside of sums, loop-invariant factors before the others.
 
-Nothing is multiplied out and nothing cancels: a sum stays one, and so does a quotient.
+Products are never expanded and nothing cancels: a sum stays a sum, and so does a quotient.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def simplify_product(e: Expr, inner: str | None = None) -> Expr:
 
 
 def product_to_expr(p: FactorProduct, dtype: DType, inner: str | None = None) -> Expr:
-    """A product as an expression, what does not depend on `inner` first."""
+    """A product as an expression, factors independent of `inner` first."""
     if p.coefficient == 0.0:
         return Const(0.0, dtype)
     if inner is not None:
@@ -110,7 +110,7 @@ def _terms(e: Expr, sign: float, inner: str | None) -> Iterable[FactorProduct]:
 
 
 def _common(terms: list[FactorProduct], dtype: DType, inner: str | None) -> FactorProduct:
-    """A sum as the product of what its terms have in common and of what is left of it."""
+    """A sum as the product of its terms' common factors and of the remaining sum."""
     terms = _merge_equal_terms(terms)
     if not terms:
         return FactorProduct(0.0)
@@ -158,12 +158,12 @@ def _count_factors(xs: Iterable[Expr]) -> frozenset[tuple[Expr, int]]:
 
 
 def _intersect_factors(a: tuple[Expr, ...], b: tuple[Expr, ...]) -> tuple[Expr, ...]:
-    """What is in both, as often as in both."""
+    """The common elements of both, with multiplicity."""
     return _remove_factors(a, _remove_factors(a, b))
 
 
 def _remove_factors(a: Iterable[Expr], b: Iterable[Expr]) -> tuple[Expr, ...]:
-    """`a` but for the elements of `b`, each as often as it is there."""
+    """`a` without the elements of `b`, with multiplicity."""
     left = list(b)
     out = []
     for x in a:
@@ -178,7 +178,7 @@ def _remove_factors(a: Iterable[Expr], b: Iterable[Expr]) -> tuple[Expr, ...]:
 
 
 def is_batched_product(value: Expr, left: Sequence[str]) -> bool:
-    """Has each of two factors one of the indices `left` of its own, beside one that both have?"""
+    """Whether each of two factors has an index of `left` that the other lacks, besides a common one."""
     while isinstance(value, Select):
         value = value.then
     if not (isinstance(value, Binary) and value.op == "*"):
@@ -231,7 +231,7 @@ def _replace_named(p: FactorProduct, named: NamedProduct, exists: Callable[[Acce
 
 
 def unify(pattern: Expr, e: Expr, mapping: dict[str, Expr]) -> dict[str, Expr] | None:
-    """`mapping`, with more indices of `pattern`, under which it is `e`; None where there is none."""
+    """`mapping`, extended by indices of `pattern`, under which `pattern` is `e`; None if there is none."""
     if isinstance(pattern, Index):
         if mapping.get(pattern.name, e) != e:
             return None

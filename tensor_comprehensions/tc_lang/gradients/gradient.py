@@ -1,4 +1,4 @@
-"""A gradient: a def together with what its parameters and its returns are of the def that it is the gradient of."""
+"""A gradient: a def, and the relation of its parameters and returns to the original def."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class Gradient:
 
 
 def parse_given_gradient(function: Function, source: str) -> Gradient:
-    """The gradient of `function` that somebody wrote, its parameters and returns matched by their names.
+    """The user's gradient of `function`, with parameters and returns matched by their names.
 
     It takes inputs and outputs under their names, the initial value of an in/out output `C` as `C_0`, and the gradient
-    by an output `C` as `d_C`; it returns `d_A` for an input `A` and `d_C_0` for an initial value. Raises CheckError.
+    of an output `C` as `d_C`; it returns `d_A` for an input `A` and `d_C_0` for an initial value. Raises CheckError.
     """
     gradient = compile_source(source)[-1]
     if gradient.inouts:
@@ -61,7 +61,7 @@ def parse_given_gradient(function: Function, source: str) -> Gradient:
 
 def _part(parts: Mapping[str, Key], gradient: Function, name: str, verb: str) -> Key:
     if name not in parts:
-        raise _mistake(gradient, name, f"is nothing that a gradient {verb} here", "one of " + ", ".join(parts))
+        raise _mistake(gradient, name, f"is not a tensor that a gradient {verb} here", "one of " + ", ".join(parts))
     return parts[name]
 
 

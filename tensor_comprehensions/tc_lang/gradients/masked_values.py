@@ -20,7 +20,7 @@ from .ssa import SsaProgram, SsaStatement, are_bare_indices, is_partial
 
 
 def mask_sums(written: Sequence[GradStatement], sizes: Mapping[str, Value]) -> list[GradStatement]:
-    """The statements, those that sum products with a masked tensor over the terms inside of the mask alone."""
+    """The statements; sums of products with a masked tensor are restricted to the terms inside of the mask."""
     writers = [w.target for w in written]
     masked = {
         w.target: w

@@ -1,7 +1,7 @@
-"""Where an expression reads an element: the condition of the conditionals around it, and nothing else.
+"""The condition under which an expression reads an element: that of the conditionals around the read.
 
-A derivative is often zero where the element is read nonetheless, as that of `fabs` is on one of its sides. Whether the
-subscripts lead into the tensor depends on the reads alone.
+A derivative is often zero although the element is read, as that of `fabs` on one of its sides. The bounds of subscripts
+depend on the reads alone.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ NEVER: Expr = Const(False, BOOL)
 
 
 def read_condition(access: Access, e: Expr) -> Expr:
-    """The condition under which evaluating `e` reads `access`: ALWAYS and NEVER where nothing decides it."""
+    """The condition under which evaluating `e` reads `access`; ALWAYS and NEVER if it is constant."""
     if e == access:
         return ALWAYS
     match e:

@@ -1,10 +1,9 @@
-"""What a recorded call keeps for its gradient instead of having it computed again.
+"""The temporaries that a recorded call saves for its gradient instead of recomputing them.
 
-Outputs are there anyway. Of the temporaries the sums and extrema are kept, since each of their elements takes many
-operations, and what is made of these element by element, where it is no larger. Everything else is computed again.
-So no call keeps more elements than its sums and extrema have. The scores of attention, batches of products of rows with
-rows for another such batch, are computed again, too: they may be far larger than all inputs, and one pass over tiles
-never stores them.
+Outputs exist anyway. Of the temporaries, sums and extrema are saved, since each of their elements takes many
+operations, and pointwise results of these that are no larger. Everything else is recomputed. So no call saves more
+elements than its sums and extrema have. The scores of attention, batches of products of rows with rows for another such
+batch, are recomputed, too: they may be far larger than all inputs, and one pass over tiles never stores them.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def choose_saved_tensors(steps: SsaProgram, used: Iterable[str], keep: bool) -> 
 
 
 def with_saved_outputs(function: Function, names: Sequence[str]) -> Function:
-    """The def that returns the temporaries `names`, too, after its own outputs."""
+    """The def that also returns the temporaries `names`, after its own outputs."""
     places = [str(n) for n, t in enumerate(function.tensors) if t.name in names]
     kept = [replace(function.tensor(name), role=Role.OUTPUT) for name in names]
     others = [t for t in function.tensors if t.name not in names]
@@ -74,7 +73,7 @@ class _Chooser:
         return not sums <= self.used and any(_is_subset(extents, s) for s in large)
 
     def is_inside_chain(self, step: SsaStatement) -> bool:
-        """Is it a batch of products whose elements, or what is made of them, are factors of another one?"""
+        """Whether it is a batch of products whose elements, or functions of them, are factors of another such batch."""
         if not _is_batched_product(step):
             return False
         others = (s for s in self.steps.steps if s is not step and _is_batched_product(s))

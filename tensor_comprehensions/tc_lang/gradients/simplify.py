@@ -1,7 +1,7 @@
-"""Fewer and shorter statements for a gradient that has been derived.
+"""Fewer and shorter statements for a derived gradient.
 
-Sums that are always zero go; factors that a sum does not change come after it; what is added to a tensor step by step,
-and what one statement alone reads, becomes one expression; and products that an output holds are read from there.
+Sums that are always zero are dropped; factors that a sum does not change follow it; stepwise additions to a tensor, and
+values that a single statement reads, become one expression; products that an output holds are read from there.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .ssa import SsaProgram, are_bare_indices, is_partial
 from .zero_sums import drop_zero_statements
 
 MOST = 200
-"""Nodes of an expression that is still put in the place of what names it."""
+"""Most nodes of an expression that is substituted for its name."""
 
 
 def simplify_gradient(
@@ -58,8 +58,10 @@ def live_statements(written: Sequence[GradStatement], targets: AbstractSet[str])
 
 
 def _results_last(written: Sequence[GradStatement]) -> list[GradStatement]:
-    """Sums that nothing reads after everything else, batches of products first, and conversions of sums after these:
-    what is between other statements keeps them from being fused."""
+    """Move unread sums behind everything else, batches of products first, and conversions of sums after these.
+
+    Between other statements, they would prevent fusion.
+    """
     readers: dict[str, list[GradStatement]] = {}
     for w in written:
         for name in w.reads:

@@ -1,7 +1,7 @@
-"""A def as steps that each make a new version of a tensor: straight-line code in which nothing is overwritten.
+"""A def as steps that each make a new version of a tensor: straight-line code without overwriting.
 
-Versions of `T` are called `T@0`, `T@1`, ...; inputs keep their names. Reductions are brought to few forms: what is
-multiplied or compared by a reduction is an element of a tensor, and only `+=` goes on from an earlier version.
+Versions of `T` are called `T@0`, `T@1`, ...; inputs keep their names. Reductions have few forms: the operand of a
+product, minimum or maximum is an element of a tensor, and only `+=` continues an earlier version.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class SsaStatement:
     """`target(subscripts) op value` for all indices; `target` is a version.
 
     op: `=`, `+=`, or a reduction with `!`.
-    before: the version that the step goes on from: `+=`, or an `=` that leaves elements as they are.
+    before: the version that the step continues: for `+=`, or for `=` that leaves elements unchanged.
     ranges: of the indices, those on the left first. exists: accesses that give other indices a place in the step.
     """
 
@@ -87,7 +87,7 @@ class SsaProgram:
 
     @classmethod
     def of(cls, function: Function, ranges: Ranges) -> SsaProgram:
-        """Raises CheckError for what has no such form."""
+        """Raises CheckError for statements that have no such form."""
         out = cls(function, ranges)
         for t in function.tensors:
             if t.role is Role.INPUT:
@@ -159,7 +159,7 @@ class SsaProgram:
             return
         dtype = self.function.tensor(s.target).dtype
         used = [i for i in step.ranges if any(isinstance(x, Index) and x.name == i for x in walk_expr(value))]
-        if op != "*":  # a minimum over an index that nothing depends on is a minimum over the others
+        if op != "*":  # a minimum over an index that no operand depends on is a minimum over the other indices
             exists = tuple(a for a in step.exists if self._stores_some(a.tensor))
             needed = {*used, *step.left, *(x.name for a in exists for x in walk_expr(a) if isinstance(x, Index))}
             step = replace(step, ranges={i: b for i, b in step.ranges.items() if i in needed}, exists=exists)
@@ -188,7 +188,7 @@ class SsaProgram:
         self._add(s.target, replace(step, value=whole, ranges=ranges, exists=()))
 
     def _stores_some(self, version: str) -> bool:
-        """Whether a version may have places where nothing is stored: `exists` means something of it."""
+        """Whether a version may store only some places, so that `exists` on it has an effect."""
         if not self.function.is_sparse:
             return False
         symbol = next((t for t in self.function.tensors if t.name == version.partition("@")[0]), None)
@@ -225,7 +225,7 @@ def no_gradient_error(function: Function, s: Statement | None, reason: str) -> C
 
 
 def are_bare_indices(subscripts: tuple[Expr, ...]) -> bool:
-    """Whether subscripts are distinct index variables and nothing else."""
+    """Whether subscripts are distinct bare index variables."""
     names = [e.name for e in subscripts if isinstance(e, Index)]
     return len(names) == len(subscripts) == len(set(names))
 

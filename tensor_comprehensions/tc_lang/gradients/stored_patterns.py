@@ -1,7 +1,7 @@
-"""Stored places in gradients: what the statements of a gradient must keep of `exists` and of sparse operands.
+"""Stored places in gradients: the `exists` clauses and sparse operands that a gradient's statements must keep.
 
-The gradient by a tensor of which only some elements are stored is wanted at those places alone. So is that by a
-temporary which can be other than 0 only where an operand stores something.
+The gradient of a tensor that stores only some elements is needed at those places alone. So is that of a temporary that
+is nonzero only at stored places of an operand.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _is_within(step: SsaStatement, known: Mapping[str, str], source: str) -> boo
 
 
 def _vanishes(e: Expr, absent: Collection[Access]) -> bool:
-    """Whether `e` is 0 where nothing is stored for the reads `absent`."""
+    """Whether `e` is 0 if the reads `absent` are of elements that are not stored."""
     match e:
         case Access():
             return e in absent

@@ -1,7 +1,7 @@
-"""Which statements of a gradient add nothing: sums of products, with totals over indices, in a normal form.
+"""Statements of a gradient that add zero: sums of products, with totals over indices, in a normal form.
 
-The gradient by the peak that a softmax subtracts is zero, since its sums cancel, and so is the sum of what deviates
-from a mean. Nobody has to compute them. Rounding is left aside: what is zero in exact arithmetic is zero.
+The gradient of the peak that a softmax subtracts is zero, since its sums cancel, and so is the sum of deviations from a
+mean. They are dropped. Rounding is ignored: a sum that is zero in exact arithmetic is zero.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .emit import GradStatement
 from .ssa import SsaProgram, SsaStatement, are_bare_indices, is_partial, range_extent
 
 MOST = 64
-"""Terms of a sum beyond which nothing is shown."""
+"""Most terms of a sum for which a proof is tried."""
 MOST_INDICES = 3
 """Indices whose totals are exchanged: all their orders are compared."""
 
@@ -37,7 +37,7 @@ class SizeAmount:
 
 @dataclass(frozen=True, slots=True)
 class IndexTotal:
-    """The sum of a product over all values of some indices, numbered in the one order that a normal form has."""
+    """The sum of a product over all values of some indices, numbered in the unique order of the normal form."""
 
     indices: tuple[str, ...]
     bounds: tuple[Bounds, ...]
@@ -55,7 +55,7 @@ class _TooLarge(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What a tensor holds, over its own indices."""
+    """The values of a tensor, over its own indices."""
 
     left: tuple[str, ...]
     value: Polynomial
@@ -64,14 +64,14 @@ class _Known:
 def drop_zero_statements(
     steps: SsaProgram, written: Iterable[GradStatement], sizes: Mapping[str, Value]
 ) -> list[GradStatement]:
-    """The statements of a gradient but for those that add what is always zero."""
+    """The statements of a gradient without those that always add zero."""
     algebra = _Algebra(steps, sizes, {s.target: s for s in steps.steps})
     return [kept for w in written if (kept := algebra.run(w)) is not None]
 
 
 @dataclass(slots=True)
 class _Algebra:
-    """The statements so far. gradients: what each tensor holds, with its box; changed: how often it was written."""
+    """The statements so far. gradients: the values of each tensor, with its box; changed: how often it was written."""
 
     steps: SsaProgram
     sizes: Mapping[str, Value]
@@ -82,7 +82,7 @@ class _Algebra:
     changed: dict[str, int] = field(default_factory=dict)
 
     def run(self, w: GradStatement) -> GradStatement | None:
-        """`w`, or a simpler statement; None where it adds nothing."""
+        """`w`, or a simpler statement; None if it adds zero."""
         if w.exists:  # it is a sum over some points only
             self._note(w, None)
             return w
@@ -177,9 +177,9 @@ class _Algebra:
         return self._substitute(known.value, dict(zip(known.left, e.subscripts, strict=True)))
 
     def _version(self, name: str) -> _Known | None:
-        """What a version of the def holds, where one statement says it for all elements."""
+        """The values of a version of the def, if one statement defines all elements."""
         if name not in self.versions:
-            self.versions[name] = None  # of itself nothing is known
+            self.versions[name] = None  # unknown while it is being computed, because it depends on itself
             step = self.made.get(name)
             if step is None or step.before is not None or is_partial(step, self.steps.function):
                 return None
@@ -279,12 +279,12 @@ def _text(atom: Atom) -> str:
 
 
 def _is_condition(atom: Atom) -> bool:
-    """Is it 1 or 0, and so its own square?"""
+    """Whether it is always 1 or 0, and so its own square."""
     return isinstance(atom, Select) and isinstance(atom.then, Const) and atom.then.value == 1.0
 
 
 def _total(value: Polynomial, index: str, bounds: Bounds, put: Put) -> Polynomial:
-    """The sum over all values of an index: what does not depend on it is a factor."""
+    """The sum over all values of an index: factors that do not depend on it are moved out."""
     out: Polynomial = {}
     for monomial, c in value.items():
         inside = tuple((atom, p) for atom, p in monomial if _depends(atom, index))

@@ -10,7 +10,7 @@ from tensor_comprehensions import tiles as t
 
 @tc.tile_kernel("Y:[B,W].fp16 <- X:[B,W].fp16, Ws:[L,W,W].fp16, bs:[L,W].fp16")
 def mlp(k: Any, Y: Any, X: Any, Ws: Any, bs: Any, rows: int = 128, bk: int = 64, depth: int = 3) -> None:
-    """`relu(x @ W.T + b)` for each layer: what is between two layers never leaves the registers."""
+    """`relu(x @ W.T + b)` for each layer; activations between layers stay in registers."""
     (i,), warp, W = k.blocks(X.tile(rows, None)), k.threads(rows * 2).tile(32), X.shape[1]  # 16 rows a warp
     h = k.move(k.fragment("h", (rows, W), t.fp16, "A", by=warp), X.tile(rows, None)[i])
     sW = k.shared("sW", (depth, W, bk), t.fp16)

@@ -15,14 +15,14 @@ from ....loop_ir.intervals import Interval, index_interval
 from ..plan.mapping import WRITTEN_OUT
 
 Instance = Callable[[str, tuple[ir.Expr, ...]], ir.Stmt]
-"""(name of the statement, values of its indices and of further functions of them) -> what it does there."""
+"""(name of the statement, values of its indices and of further functions of them) -> its loop program."""
 
 _BINARY = {
     "add": "add", "sub": "sub", "mul": "mul", "div": "div", "fdiv_q": "div", "pdiv_q": "div", "pdiv_r": "mod",
     "zdiv_r": "mod", "max": "max", "min": "min", "and": "and", "and_then": "and", "or": "or", "or_else": "or",
     "eq": "eq", "le": "le", "lt": "lt", "ge": "ge", "gt": "gt",
 }  # fmt: skip
-"""Operations of isl's expressions; what they require of their operands is proved where isl uses them."""
+"""The operations of isl's expressions; isl proves their preconditions where it uses them."""
 
 
 def generate_loops(
@@ -35,8 +35,8 @@ def generate_loops(
 ) -> ir.Stmt:
     """The loops of `schedule`, with `instance` for every statement.
 
-    context: what is known of the parameters, which are worth `identifiers` in the loop program. further: by the name
-    of a statement, functions of its indices whose values `instance` wants after those of the indices. ranges: of the
+    context: constraints on the parameters, whose values in the loop program are `identifiers`. further: by the name
+    of a statement, functions of its indices; `instance` gets their values after those of the indices. ranges: of the
     variables in `identifiers`. Loops below a mark `WRITTEN_OUT` are unrolled.
     """
     walk = _Walk(identifiers, instance, further, {}, dict(ranges), [])

@@ -14,14 +14,14 @@ from ..tree.schedule_tree import BLOCK_IDS, THREAD_IDS
 
 
 def launch_identifiers(launch: Launch) -> dict[str, Expr]:
-    """What the parameters of a tree are worth; those that take one value are 0."""
+    """The expressions of a tree's parameters; parameters with a single value are 0."""
     names = zip((*BLOCK_IDS, *THREAD_IDS), (*BLOCK, *THREAD), (*launch.grid, *launch.block), strict=True)
     return {p: build.var(name) if count > 1 else build.const(0) for p, name, count in names}
 
 
 @dataclass(frozen=True, slots=True)
 class IslExprBuilder:
-    """What the dimensions of a space, and its parameters, are worth in the loop program."""
+    """The expressions of a space's dimensions and parameters in the loop program."""
 
     dimensions: Sequence[Expr]
     parameters: Mapping[str, Expr]
@@ -31,7 +31,7 @@ class IslExprBuilder:
         return build.div(self._numerator(aff), aff.get_denominator_val().to_python())
 
     def holds(self, condition: isl.Set) -> Expr:
-        """Whether the point lies in a set. Raises CannotLower where that takes a search."""
+        """Whether the point lies in a set. Raises CannotLower if that takes a search."""
         holds: Expr = build.FALSE
         for part in condition.compute_divs().get_basic_sets():
             holds = build.logical_or(holds, self._convert_piece(part))

@@ -37,14 +37,14 @@ from .isl_to_expr import launch_identifiers
 from .statements import StatementLowering, sum_register
 
 COPY, ACROSS_THREADS = "copy", "sum across threads"
-"""Roles of stores: to and from shared memory or registers; of what threads combine."""
+"""Roles of stores: copies to and from shared memory or registers; combining values of threads."""
 FEW_REGISTERS = 128
 """Of a thread: with more, fewer than a quarter of the threads that a processor can hold find room."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelLowering:
-    """What the emission of one kernel needs."""
+    """The context for emitting one kernel."""
 
     scop: Scop
     plan: KernelPlan
@@ -98,7 +98,7 @@ class KernelLowering:
     def promotion(
         self, mapped: Tree, elsewhere: Collection[str], shared: Sequence[Buffer]
     ) -> tuple[isl.Schedule, Promotion]:
-        """The tree with copies to shared memory and registers, and what they promote."""
+        """The tree with copies to shared memory and registers, and the promotions of these."""
         tensors = {n: b for n, b in self.buffers.items() if n not in elsewhere}
         units = self.plan.units
         alone = without_collectives(mapped)
@@ -120,10 +120,10 @@ class KernelLowering:
         return double_buffer(body, promotion.buffers, room)
 
     def choose_resident_blocks(self, promotion: Promotion) -> int:
-        """How many blocks should have registers at once: where a thread needs many, so many that it gets few more.
+        """Blocks that should be resident at once: if a thread needs many registers, as many as leave it few more.
 
-        Left alone, CUDA's compiler then takes more than two blocks have, to move loads ahead. So it does where the
-        largest blocks need few: two of those keep memory busier than one.
+        Otherwise CUDA's compiler would use more registers than two blocks have, to move loads ahead. It also would for
+        the largest blocks that need few: two of those keep memory busier than one.
         """
         threads = prod(self.plan.launch.block)
         words = sum(prod(b.shape) * b.type.dtype.size // 4 for b in promotion.buffers if b.space is Space.REGISTER)
@@ -132,7 +132,7 @@ class KernelLowering:
         return max(1, self.target.registers_per_sm // FEW_REGISTERS // threads)
 
     def collectives(self, sums: Mapping[str, Buffer]) -> tuple[dict[str, ir.Stmt], list[Buffer]]:
-        """What the threads do together in cooperative leaves, by name, and the shared arrays that this takes."""
+        """The collective operations of cooperative leaves, by name, and their shared arrays."""
         meanings: dict[str, ir.Stmt] = {
             f"{b}{k}": with_origin(ir.Invoke(b, (), ()), statements_of(self.plan.group.nodes), BARRIER)
             for b in (BARRIER, WARP_BARRIER)

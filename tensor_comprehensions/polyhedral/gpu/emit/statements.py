@@ -1,4 +1,4 @@
-"""What the instances of a unit do, as statements of the loop program."""
+"""The instances of a unit as statements of the loop program."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class StatementLowering:
     sums: Mapping[str, Buffer]
 
     def statement(self, unit: Unit, indices: Sequence[ir.Expr], further: Mapping[str, ir.Expr]) -> ir.Stmt:
-        """What `unit` does at the instance with the given values of its indices, and of `further` ones by name."""
+        """The statement of `unit` at the instance with these values of its indices, and of `further` ones by name."""
         scope = LoweringScope(
             {**{i.name: e for i, e in zip(unit.indices, indices, strict=True)}, **further}, self.buffers
         )
@@ -49,7 +49,7 @@ class StatementLowering:
 
 
 def _stored_value(s: BoundStatement, value: ir.Expr) -> tuple[ir.Expr, str | None]:
-    """What is stored, and the operator of the store."""
+    """The value to store, and the operator of the store."""
     if s.reduction is None or not s.initialize:
         return value, s.reduction
     dtype = value.type.dtype  # one term: combine it with the neutral element

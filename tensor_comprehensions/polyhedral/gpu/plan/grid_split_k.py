@@ -1,11 +1,11 @@
-"""Long sums with few results, cut into parts for as many blocks; a second kernel adds the parts up in a fixed order.
+"""Split-K: long sums with few results, split into parts with their own blocks; a second kernel adds the parts.
 
-A block has a tile of the result, so that a product of 32 x 65536 and 65536 x 32 keeps four processors busy. Cut into
-parts, each tile of each part is a block of its own (split-K). That costs a launch, and memory traffic for the parts;
-both grow less than what waits for idle processors, where sums are long. What the mapper expects of the kernels decides,
-for products and for plain sums alike: as they are, and for numbers of parts that go from two up to where every
-processor has two blocks of the least tile. So the parts fill the processors about once or twice, keep enough terms to
-hide the way to memory, and stay small beside what is read.
+A block has a tile of the result, so a product of 32 x 65536 and 65536 x 32 keeps only four multiprocessors busy. With
+split-K, each tile of each part has its own block. That costs a launch, and memory traffic for the parts; for long sums
+it is less than the cost of idle multiprocessors. The mapper's time model decides, for products and for plain sums
+alike: it compares the unsplit sum with numbers of parts from two up to two blocks of the least tile per multiprocessor.
+So the parts fill the multiprocessors about once or twice, have enough terms to hide the memory latency, and are small
+compared to the operands.
 """
 
 from __future__ import annotations
@@ -26,16 +26,15 @@ from .mapping_heuristics import SHORT, group_cycles
 LAUNCH = 3e-6
 """Seconds from the last blocks of a kernel, which leave processors idle, to when the next kernel fills them."""
 PAYS = 3 / 4
-"""Of the time that a sum takes whole, what the parts may take at most: estimates are rough, and two kernels are more
-than one."""
+"""Most time with parts, relative to the whole sum: estimates are rough, and two kernels cost more than one."""
 NEAR = 1.01
-"""Of several numbers of parts that take about as long the first, which is the one with most blocks."""
+"""Of numbers of parts whose times differ by less than this factor, the one with most blocks is taken."""
 LONG = 128
 """Terms that a part has at least: as many as a small tile waits for at once."""
 ALIGNED = 4
-"""Terms that parts start at multiples of, where they can: what is contiguous is read in vectors."""
+"""Parts start at multiples of so many terms if possible, so that contiguous operands are loaded in vectors."""
 BLOCKS = 2
-"""That a processor has in the most parts that are tried: what one waits for, the other hides."""
+"""Most blocks per multiprocessor of the tried numbers of parts: while one waits, the other runs."""
 
 
 def split_grid_reductions(function: BoundFunction, options: MappingOptions | None, target: GpuTarget) -> BoundFunction:
@@ -48,7 +47,7 @@ def split_grid_reductions(function: BoundFunction, options: MappingOptions | Non
 
 
 def _requested_split(s: BoundStatement, parts: int, target: GpuTarget) -> SplitPoint | None:
-    """The outermost index that is long enough for so many parts, where threads would be idle otherwise."""
+    """The outermost index that is long enough for this many parts, if threads would be idle otherwise."""
     if parts == 1 or not _has_few_results(s, target):
         return None
     terms = prod(i.extent for i in s.reduction_indices)
@@ -62,7 +61,7 @@ def _has_few_results(s: BoundStatement, target: GpuTarget) -> bool:
 
 
 def _best(function: BoundFunction, s: BoundStatement, target: GpuTarget) -> SplitPoint | None:
-    """The cut after which all is done first; None where that is hardly sooner than without."""
+    """The cut after which all is done first; None if that is hardly sooner than without."""
     if not _has_few_results(s, target) or prod(i.extent for i in s.reduction_indices) < 2 * LONG:
         return None
     launch = LAUNCH * target.clock
@@ -103,7 +102,7 @@ def _two_stage_cycles(function: BoundFunction, s: BoundStatement, cut: SplitPoin
 
 
 def _cycles(function: BoundFunction, s: BoundStatement, target: GpuTarget) -> float:
-    """What a kernel of `s` alone takes: its free indices are rows, since it writes each element once."""
+    """The predicted cycles of a kernel of `s` alone: its free indices are rows, since it writes each element once."""
     node = ScopStatement("S0", (s,))
     rows = tuple(BandMember(((node.name, (i.name, 0)),), i.lower, i.upper) for i in s.free)
     return group_cycles(Scop(function, (node,)), FusionGroup((node,), rows), target)

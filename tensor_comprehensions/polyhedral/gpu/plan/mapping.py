@@ -1,7 +1,7 @@
-"""From a group of nodes to the schedule tree of one kernel: tiles, blocks, threads, what is left to loops.
+"""From a group of nodes to the schedule tree of one kernel: tiles, blocks, threads, and sequential loops.
 
-The rows that the nodes of a group share are tiled; the tile loops go round the blocks of the grid. Inside a tile the
-leaves run one after another, each with its innermost parallel dimensions round the threads of the block. Tile and
+The rows that the nodes of a group share are tiled; the blocks of the grid share the tile loops. Inside a tile the
+leaves run one after another, each with its innermost parallel dimensions on the threads of the block. Tile and
 point loops are functions of one row, `floor(row / size)` and `row mod size`, so that every loop starts at 0.
 """
 
@@ -50,9 +50,9 @@ Child = tuple[tuple[Unit, ...], Tree]
 
 @dataclass(frozen=True, slots=True)
 class MappedDim:
-    """A dimension of a leaf inside the tiles of rows: values from 0 to `extent`, walked by tiles of `tile`.
+    """A dimension of a leaf inside the tiles of rows: values from 0 to `extent`, in tiles of `tile`.
 
-    threads: so many threads walk it together, 1 for a loop; each takes `vector` neighbors at a time.
+    threads: the number of threads that share it, 1 for a loop; each takes `vector` neighbors at a time.
     """
 
     dim: NestDim
@@ -83,7 +83,7 @@ class NestPlan:
     register_tiled: bool = False
     """Whether a thread keeps several elements in registers while it walks the reduced dimensions once for all."""
     unrolled: bool = False
-    """Whether the loops of a thread are written out, so that it finds in registers what a blocked leaf left there."""
+    """Whether the loops of a thread are unrolled, so that it finds the results of a blocked leaf in registers."""
 
     @property
     def axes(self) -> tuple[MappedDim, ...]:
@@ -213,7 +213,7 @@ def _blockable(leaf: LoopNest, parallel: Sequence[MappedDim], inner: Sequence[Ma
 
 
 def _axes(group: FusionGroup, leaf: LoopNest, sizes: Sequence[int], options: MappingOptions) -> list[MappedDim]:
-    """The dimensions of a leaf, those that are no rows with the rest of the tile sizes."""
+    """The dimensions of a leaf; those that are not rows take the remaining tile sizes."""
     rest = iter(options.tile[len(group.rows) :])
     ordered = any(d.kind is DimKind.SERIAL for d in leaf.dims)
     axes = []
@@ -244,10 +244,10 @@ def _cooperative(
     inner: Sequence[MappedDim],
     options: MappingOptions,
 ) -> list[tuple[int, MappedDim]] | None:
-    """Which dimensions threads walk where they share the terms of a reduction, or None where they do not.
+    """The dimensions that threads walk if they share the terms of a reduction, or None if they do not.
 
-    They do where the free dimensions alone leave threads idle, or would read what lies far apart. x goes along what
-    memory lies along.
+    They do if the free dimensions alone leave threads idle, or would read uncoalesced. x goes along the contiguous
+    dimension.
     """
     reductions = [a for a in reversed(inner) if a.dim.kind is DimKind.REDUCTION and a.extent > 1]
     sums = any(s.reduction and s.reduction_indices for n in leaf.nodes for s in n.statements)
@@ -267,7 +267,7 @@ def _cooperative(
 
 
 def transactions_per_read(function: BoundFunction, leaf: LoopNest, dim: NestDim) -> float:
-    """How much memory traffic neighbors along `dim` cause, per read: 1 where they read neighbors."""
+    """How much memory traffic neighbors along `dim` cause, per read: 1 if they read neighbors."""
     costs = {0: 0.25, 1: 1.0}
     return sum(
         8.0 if (step := access_stride(function, a, dim.index(n))) is None else costs.get(step, 8.0)
@@ -317,7 +317,7 @@ def _label(plan: KernelPlan, k: int) -> str:
 
 
 def _domain(plan: KernelPlan, inner: Sequence[int]) -> str:
-    """The values of the loops around a place: those over tiles, then inner ones with so many iterations."""
+    """The values of the loops around a place: those over tiles, then inner ones with these numbers of iterations."""
     counts = (*plan.tiles, *inner)
     conditions = [f"0 <= c{k} < {n}" for k, n in enumerate(counts)]
     conditions += [f"c{k} mod {count} = {BLOCK_IDS[k]}" for k, count in enumerate(plan.blocks)]
@@ -380,12 +380,12 @@ def _thread(plan: KernelPlan, a: MappedDim, unit: Unit) -> str:
 
 
 def _loops(plan: KernelPlan, units: tuple[Unit, ...], axes: Sequence[MappedDim]) -> tuple[MappedBandMember, ...]:
-    """What is left to loops of the points of `axes`."""
+    """The sequential loops over the points of `axes`."""
     return tuple(m for a in axes for m in (*_steps(plan, units, a), *_lanes(plan, units, a)))
 
 
 def _steps(plan: KernelPlan, units: tuple[Unit, ...], a: MappedDim) -> tuple[MappedBandMember, ...]:
-    """The loop over what all threads take at once, if they have to take more than once."""
+    """The loop over chunks that all threads take together, if there are several."""
     if a.trips == 1:
         return ()
     step = a.threads * a.vector
@@ -403,7 +403,7 @@ def _lanes(plan: KernelPlan, units: tuple[Unit, ...], a: MappedDim) -> tuple[Map
 
 
 def _points(plan: KernelPlan, units: tuple[Unit, ...], leaf: NestPlan) -> Tree:
-    """The loops of one thread: its points, the start of each element, then what is combined into it."""
+    """The loops of one thread: its points, the initialization of each element, then the terms combined into it."""
     starts = tuple(u for u in units if u.phase is Phase.INIT)
     rest = tuple(u for u in units if u.phase is not Phase.INIT)
     serial = [a for a in leaf.inner if a.dim.kind is DimKind.SERIAL]
@@ -430,7 +430,7 @@ def _by_lanes(plan: KernelPlan, units: tuple[Unit, ...], axes: Sequence[MappedDi
 def _register_tiled(plan: KernelPlan, leaf: NestPlan) -> Tree:
     """A reduction whose elements threads keep in registers, several each: the loops over them are innermost.
 
-    In the loops over terms a few go together, so that what they read is read in vectors.
+    The loops over terms take a few at a time, so that operands are loaded in vectors.
     """
     starts, rest = leaf.part(Phase.INIT), leaf.part(Phase.UPDATE)
     outer, inner = _terms(plan, rest, leaf.inner)

@@ -1,8 +1,8 @@
-"""The mapping that is chosen where the user gives none, kernel by kernel, from sizes and the target.
+"""The default mapping, kernel by kernel, from sizes and the target.
 
-Kernels are of three kinds. A contraction reuses what it reads: square tiles in shared memory and registers, as large as
-leaves a tile for every processor. A row reduction has a warp or a block per row, or strips of columns. Everything else
-has a thread per element, along what memory lies along.
+There are three kinds of kernels. A contraction reuses its operands: square tiles in shared memory and registers, as
+large as leaves a tile for every multiprocessor. A row reduction has a warp or a block per row, or strips of columns.
+Every other kernel has a thread per element, along the contiguous dimension.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .mapping import transactions_per_read
 from .vector_width import vector_width_along
 
 BLOCK = 256
-"""Threads of a block where nothing speaks for another number."""
+"""Default number of threads of a block."""
 SHORT = 16
 """Terms that one thread sums alone, however few threads there are."""
 WARP_ROW = 1024
@@ -41,17 +41,18 @@ FEW_TERMS = 4
 SQUARES = ((128, 16), (64, 16), (32, 32), (16, 32))
 BLOCK_SIDE = 16
 ARRIVAL = 800
-"""Cycles from asking for what lies in memory until it is there."""
+"""Memory latency in cycles."""
 IN_FLIGHT = 16
-"""Bytes that a thread has asked for at a time, where it does nothing but to sum them."""
+"""Bytes of pending loads of a thread that only sums them."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupShape:
-    """What matters of a group.
+    """The sizes of a group that matter to the mapping.
 
-    rows: extents of the shared rows. leaf: the one with most work. inner: elements that one point of the rows walks in
-    a leaf, at most. reduced: terms of an element in `leaf`.
+    rows: extents of the shared rows. leaf: the one with most work. inner: most elements that one point of the rows has
+    in
+    a leaf. reduced: terms of an element in `leaf`.
     """
 
     group: FusionGroup
@@ -68,9 +69,9 @@ class GroupShape:
 def object_to_fusion(
     scop: Scop, target: GpuTarget, before: FusionGroup, alone: FusionGroup, joined: FusionGroup
 ) -> FusionObjection | None:
-    """What speaks against fusing: too little parallelism that stays, or too much that is read again.
+    """The objection to fusing, if any: too little parallelism remains, or too much is read again.
 
-    Never a sum that is cut into parts for the sake of parallelism with what adds them up.
+    A sum that is split for parallelism is never fused with the statement that adds its parts.
     """
     written = {w.tensor for n in before.nodes for w in n.writes}
     if any(written & scop.parts & set(n.tensors) for n in alone.nodes):
@@ -123,7 +124,7 @@ def choose_mapping(scop: Scop, group: FusionGroup, target: GpuTarget) -> Mapping
 
 
 def _describe_mapping(options: MappingOptions) -> str:
-    """The sizes of a mapping, and what it switches on."""
+    """The sizes and the features of a mapping, in words."""
     sizes = (("tiles", options.tile), ("threads", options.threads))
     parts = [f"{name} {' x '.join(map(str, values))}" for name, values in sizes if values]
     parts += [f"{options.unroll} iterations unrolled"] if options.unroll > 1 else []
@@ -286,7 +287,7 @@ def _limit_threads(threads: Sequence[int], target: GpuTarget) -> tuple[int, ...]
 
 
 def _rows(scop: Scop, shape: GroupShape, target: GpuTarget) -> MappingOptions:
-    """So many threads per point of the rows as it has work for, and several points in a block where that is little."""
+    """As many threads per point of the rows as it has work for, and several points in a block if that is little."""
     inner = shape.inner
     plenty = shape.points >= 16 * target.num_sms
     found = [(leaf, [d for d in leaf.dims if d.row is None]) for leaf in _leaves(scop, shape.group)]
@@ -380,8 +381,10 @@ def _reads_still(node: ScopStatement, dim: NestDim) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class ContractionTile:
-    """A tile of a contraction. each: elements of a thread along its sides. depth: terms of a reduced dimension
-    that are staged at once, with all of those after it; outer: so many before it are taken a term at a time.
+    """A tile of a contraction.
+
+    each: elements of a thread along its sides. depth: terms of a reduced dimension that are staged at once, with all
+    dimensions after it; outer: number of dimensions before it, taken one term at a time.
     """
 
     tile: tuple[int, int]
@@ -394,7 +397,7 @@ class ContractionTile:
         return self.tile[1] // self.each[1], self.tile[0] // self.each[0]
 
     def cycles(self, target: GpuTarget) -> float:
-        """What a term of a tile takes: instructions, or words that shared memory gives to a warp."""
+        """The cycles for a term of a tile: by instructions, or by words that shared memory delivers to a warp."""
         warps = -(-prod(self.threads) // target.warp)
         issued = prod(self.each) + sum(self.each) / 4 + 1
         moved = self.each[0] / 4 + self.each[1] / 2
@@ -416,7 +419,7 @@ def _find_fastest_tile(
 ) -> tuple[float, ContractionTile]:
     """The tiles that are done first, and when; square but for short sides."""
     found = _rank_tiles(scop, shape, sides, target)
-    return min(reversed(found), key=lambda f: f[0])  # of equals the one with most blocks
+    return min(reversed(found), key=lambda f: f[0])  # of equal ones, the one with most blocks
 
 
 def _rank_tiles(
@@ -493,15 +496,15 @@ def _by_warps(scop: Scop, shape: GroupShape, target: GpuTarget) -> float:
 
 
 def _read(scop: Scop, shape: GroupShape, terms: int) -> float:
-    """Bytes that threads read where each sums `terms` of elements of its own, the other factor from close by."""
+    """Bytes read if each thread sums `terms` of its own elements, with the other factor in a cache."""
     sizes = (scop.function.tensor(a.tensor).dtype.size for n in shape.leaf.nodes for a in n.reads)
     return shape.points * max(1, terms) * max(sizes, default=0) * 5 / 4
 
 
 def _staged_bytes(scop: Scop, shape: GroupShape, sizes: Mapping[int, int], depths: Sequence[int]) -> int:
-    """Of what the heaviest leaf reads in a tile of the rows and of the first reduced dimensions, with all of the rest.
+    """Bytes of the heaviest leaf's operands in a tile of the rows and of the first reduced dimensions.
 
-    Two of those must fit into shared memory, for the next one to be on its way.
+    Shared memory must hold this twice, so that the next tile can load.
     """
     inner = [d for d in shape.leaf.dims if d.row is None]
     extents = {d.name: min(d.extent, sizes.get(d.row, 1)) for d in shape.leaf.dims if d.row is not None}
@@ -526,5 +529,5 @@ def _spread(subscript: tc.Expr, extents: Mapping[str, int]) -> int:
 
 
 def _reads_along(scop: Scop, leaf: LoopNest, dim: NestDim) -> bool:
-    """Is what is next to each other along `dim` next to each other in memory for some read?"""
+    """Whether neighbors along `dim` are contiguous in memory for some read."""
     return any(access_stride(scop.function, a, dim.index(n)) == 1 for n in leaf.nodes for a in n.reads)

@@ -16,13 +16,13 @@ from ...scop.scop import ScopStatement
 
 
 class Phase(Enum):
-    """What a unit does for its node. The value is what its name ends in."""
+    """The part of its node that a unit computes. The value is the suffix of its name."""
 
-    WHOLE = ""  # everything, at every point: an assignment, or an update of what is there
+    WHOLE = ""  # everything, at every point: an assignment, or an update
     INIT = "_start"  # each element becomes the neutral element
     UPDATE = "_update"  # each term is combined into its element
     PARTIAL = "_term"  # each term is combined into a register of its thread
-    FINAL = "_finish"  # what the threads have combined goes to the element
+    FINAL = "_finish"  # stores the result that the threads have combined
 
 
 @dataclass(frozen=True, slots=True)

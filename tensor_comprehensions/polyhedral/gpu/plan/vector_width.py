@@ -36,13 +36,13 @@ def _lanes(function: BoundFunction, leaf: LoopNest, dim: NestDim) -> int:
 
 
 def _fits(function: BoundFunction, dim: NestDim, moving: list[tuple[tc.Access, str]], lanes: int, size: int) -> bool:
-    """Does the dimension consist of so many whole vectors, none longer than one move, which start where they may?"""
+    """Whether the dimension consists of whole vectors, none longer than one load, at aligned addresses."""
     whole = dim.extent % lanes == 0 and dim.lower == 0 and size <= BYTES
     return whole and all(_is_aligned(function, access, index, lanes) for access, index in moving)
 
 
 def _is_aligned(function: BoundFunction, access: tc.Access, index: str, lanes: int) -> bool:
-    """Are the elements at multiples of `lanes` along `index` at multiples of it in memory, whatever the others are?"""
+    """Whether multiples of `lanes` along `index` are aligned in memory, for all values of the other indices."""
     for e, step in zip(access.subscripts, function.tensor(access.tensor).strides, strict=True):
         form = to_isl_affine(e)
         others = (1,) if form is None else (form.constant, *(c for name, c in form.terms if name != index))

@@ -22,9 +22,9 @@ MOST_BLOCKS = 4096
 def check_kernels(
     statements: Sequence[BoundStatement], buffers: Mapping[str, Buffer], name: str, first_site: int
 ) -> tuple[list[Kernel], list[CheckSite]]:
-    """Kernels that verify the checks of `statements`, and what the failure of each means, numbered from there.
+    """Kernels that verify the checks of `statements`, and their check sites, numbered from `first_site`.
 
-    One kernel for checks that need no other to have passed: a launch takes longer than looking at a few subscripts.
+    One kernel has all checks that depend on no other check: a launch takes longer than checking a few subscripts.
     """
     found = [(s, c) for s in statements if all(i.extent for i in s.indices) for c in dict.fromkeys(s.checks)]
     numbered = [(site, s, c) for site, (s, c) in enumerate(found, first_site)]
@@ -40,7 +40,7 @@ def check_kernels(
 
 
 def _is_direct(check: BoundsCheck) -> bool:
-    """Does it read nothing at a place that data decide?"""
+    """Whether it reads only at subscripts that do not depend on data."""
     roots = [e for e in (check.subscript, check.guard) if e is not None]
     reads = [x for e in roots for x in tc.walk_expr(e) if isinstance(x, tc.Access)]
     return not any(isinstance(x, tc.Access) for r in reads for e in r.subscripts for x in tc.walk_expr(e))

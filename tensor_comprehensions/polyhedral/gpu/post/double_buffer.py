@@ -1,8 +1,8 @@
-"""Double buffering: the next tile is on its way to shared memory while threads compute with the present one.
+"""Double buffering: the next tile loads into shared memory while threads compute with the present one.
 
 A loop over tiles that copies, waits and computes becomes one that starts the copies of the next iteration into the
-other half of each buffer. One barrier an iteration is left: it says that this tile has come and that nobody needs the
-one before any more.
+other half of each buffer. One barrier per iteration remains: it says that this tile has arrived, and that all threads
+are done with the previous one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..promote.promote_shared import shared_bytes_of
 
 @dataclass(frozen=True, slots=True)
 class LoopStage:
-    """The parts of a loop body: what fills `buffers`, and what is done with them."""
+    """The parts of a loop body: the statements that fill `buffers`, and those that use them."""
 
     fill: tuple[Stmt, ...]
     use: tuple[Stmt, ...]
@@ -28,9 +28,9 @@ class LoopStage:
 
 
 def double_buffer(body: Stmt, buffers: Sequence[Buffer], room: int) -> tuple[Stmt, tuple[Buffer, ...]]:
-    """`body` with its loops over staged tiles pipelined, and `buffers` with two halves where that takes them.
+    """`body` with its loops over staged tiles pipelined, and `buffers` with two halves if necessary.
 
-    room: bytes of shared memory that are left. Nothing changes where one buffer is filled by several loops.
+    room: remaining bytes of shared memory. Nothing changes if several loops fill one buffer.
     """
     doubled: dict[str, Buffer] = {}
     again = False

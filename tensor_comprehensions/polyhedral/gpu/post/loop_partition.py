@@ -86,5 +86,5 @@ def _peel_last_iteration(s: Stmt, ranges: Mapping[str, Interval]) -> Stmt:
 
 
 def _count_removable_guards(s: Loop) -> int:
-    """Guards that go whatever the last iteration does: those of what it must not do, such as copying the next tile."""
+    """Guards that peeling the last iteration removes, such as those around copies of the next tile."""
     return sum(1 for c in _children(s.body) if isinstance(c, If))

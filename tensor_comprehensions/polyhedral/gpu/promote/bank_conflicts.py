@@ -19,11 +19,12 @@ BANKS, BANK_BYTES, WARP = 32, 4, 32
 def pad_rows(
     buffer: Buffer, box: Box, steps: Sequence[ThreadStrides], launch: Launch, lanes: int, *, wide: bool
 ) -> Buffer:
-    """`buffer` with rows of the length, at least its own, at which its accesses conflict least.
+    """`buffer` with rows padded to the length at which its accesses conflict least.
 
-    steps: how references step through the tensor. lanes: elements that could be copied at once were rows a multiple of
-    them; rows of odd length, which are copied one by one, are for when nothing else helps. wide: whether threads read
-    as many at once, too, where they are aligned.
+    steps: the strides of references in the tensor. lanes: elements that could be copied at once if rows were a multiple
+    of
+    them; rows of odd length, which are copied one by one, are a last resort. wide: whether threads also read
+    as many at once if they are aligned.
     """
     if len(buffer.shape) < 2:
         return buffer
@@ -53,7 +54,7 @@ def _record_padding(chosen: Buffer, turns: Sequence[tuple[Buffer, int]]) -> None
 
 
 def bank_conflicts(buffer: Buffer, box: Box, steps: ThreadStrides, launch: Launch, lanes: int) -> int:
-    """Further turns that threads wait when they access `buffer` once: 0 where no two need the same bank.
+    """Further turns that threads wait when they access `buffer` once: 0 if no two need the same bank.
 
     lanes: elements that a thread takes at once. Of 16 bytes each, a quarter of a warp is served at a time.
     """

@@ -1,7 +1,7 @@
-"""How the threads of a warp walk through memory at a reference: what decides coalescing and bank conflicts.
+"""The strides between the threads of a warp at a reference, which decide coalescing and bank conflicts.
 
-Only profit depends on these, so they look at one sample: the instance that thread 0 runs, and those that its
-neighbors along x, y, z run at the same place of their own loops.
+Only profitability depends on them, so one sample is examined: the instance of thread 0, and those of its neighbors
+along x, y, z at the same place of their own loops.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STRIDES = (1, 2, 4, 8)
 
 @dataclass(frozen=True, slots=True)
 class ThreadStrides:
-    """Per dimension of a tensor, how far an access moves from a thread to the next along x, y and z.
+    """Per dimension of a tensor, the stride of an access between neighboring threads along x, y and z.
 
     None for a direction along which no other thread has work here.
     """
@@ -75,7 +75,7 @@ def fix_dim(relation: isl.Map, kind: isl.dim_type, k: int, value: int) -> isl.Ma
 
 @dataclass(frozen=True, slots=True)
 class NeighborInstances:
-    """An instance that thread 0 runs, and for each of x, y, z the one that its neighbor runs, if it has one."""
+    """An instance of thread 0, and those of its neighbors along x, y, z, if they have one."""
 
     at: tuple[int, ...]
     there: tuple[tuple[int, ...] | None, ...]
@@ -84,9 +84,9 @@ class NeighborInstances:
 def thread_strides(
     reference: Reference, threads: isl.UnionMap, walks: dict[isl.Set, NeighborInstances | None]
 ) -> ThreadStrides | None:
-    """How `reference` steps through its tensor from thread to thread; None where that is not to be seen.
+    """The strides of `reference` in its tensor from thread to thread; None if unknown.
 
-    walks: those that are known, to which what is found is added.
+    walks: cached instances, to which new ones are added.
     """
     if not reference.affine:
         return None
@@ -132,7 +132,7 @@ def _coordinates(point: isl.Set) -> tuple[int, ...]:
 
 
 def _image(relation: isl.Map, at: Sequence[int]) -> tuple[int, ...] | None:
-    """The image of a point, where there is just one."""
+    """The image of a point, if it is unique."""
     for k, x in enumerate(at):
         relation = fix_dim(relation, IN, k, x)
     image = relation.range()

@@ -35,7 +35,7 @@ class IndirectSource:
     buffers: Mapping[str, tuple[Buffer, Box | None]]
 
     def element(self, coordinates: Sequence[Expr], values: IslExprBuilder) -> tuple[Expr, ...]:
-        """The subscripts at `coordinates`. values: what the dimensions of the scope are worth."""
+        """The subscripts at `coordinates`. values: the expressions of the scope's dimensions."""
         views: dict[str, Buffer | BufferView[int]] = {}
         for tensor, (buffer, around) in self.buffers.items():
             views[tensor] = buffer
@@ -85,7 +85,7 @@ class BlockCopy:
         return Loop(trip, build.const(0), build.const(trips), body, kind)
 
     def copy_by_thread(self, outer: Sequence[Expr], launch: Launch, *, into: bool) -> Stmt:
-        """The copy by each thread of a box of its own, every element written out."""
+        """The copy of a private box by each thread, fully unrolled."""
         shape = vector_shape(self.box.shape, self.lanes)
         name = compose_name(self.buffer.name, "in" if into else "out")
         place = [build.var(compose_name(name, d)) if extent > 1 else build.const(0) for d, extent in enumerate(shape)]
@@ -124,7 +124,7 @@ def in_bounds_map(space: isl.Space, shape: Sequence[int]) -> isl.Map:
 
 
 def copy_lanes(tensor: Buffer, box: Box, points: isl.Set, only: isl.Map | None) -> int:
-    """How many elements at once: 1 where vectors would be misaligned or straddle what is not to be copied."""
+    """Elements to copy at once: 1 if vectors would be misaligned or straddle excluded elements."""
     size = tensor.type.dtype.size
     if not box.sides or tensor.strides[-1] != 1 or size >= VECTOR_BYTES:
         return 1
@@ -141,7 +141,7 @@ def copy_lanes(tensor: Buffer, box: Box, points: isl.Set, only: isl.Map | None) 
 
 
 def indirect_copy_lanes(tensor: Buffer, group: ReferenceGroup, points: isl.Set) -> int:
-    """The same for a box of coordinates: vectors lie along the last, where that is nothing but the last subscript."""
+    """The same for a box of coordinates: vectors run along the last one, if that is exactly the last subscript."""
     lookup = group.lookup
     assert lookup is not None
     *others, last = lookup.subscripts
@@ -151,7 +151,7 @@ def indirect_copy_lanes(tensor: Buffer, group: ReferenceGroup, points: isl.Set) 
 
 
 def _whole_rows(tensor: Buffer, box: Box, points: isl.Set, only: isl.Map) -> bool:
-    """Does `only` have, of the box, all elements of the last dimension or none, whatever the others are?"""
+    """Whether `only` has, for all other coordinates of the box, either all elements of the last dimension or none."""
     d = len(box.sides) - 1
     rows = only.project_out(OUT, d, 1).insert_dims(OUT, d, 1).set_tuple_id(OUT, only.get_tuple_id(OUT))
     least, most = (isl.Val(v, only.get_ctx()) for v in (0, tensor.shape[-1] - 1))

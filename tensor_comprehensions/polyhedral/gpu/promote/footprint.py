@@ -1,9 +1,9 @@
-"""What the instances of a scope touch of a tensor: references, the boxes around them, and groups that share a box.
+"""The footprint of a scope in a tensor: references, the boxes around them, and groups that share a box.
 
 A scope is a relation `S[i] -> [c]`: the instances below a node of the schedule tree, each with the values of the
-schedule's dimensions above that node. Identifiers of blocks and threads may be parameters of it. What one `c` touches
-is a set of elements, and its box is where a copy of them fits: per dimension evenly spaced elements, the first of which
-is affine in `c` and the parameters, while their distance and number are constants.
+schedule's dimensions above that node. Identifiers of blocks and threads may be parameters of it. Each `c` touches a set
+of elements, and a copy of them fits into its box: per dimension evenly spaced elements, the first of which is affine in
+`c` and the parameters, while their distance and number are constants.
 """
 
 from __future__ import annotations
@@ -43,11 +43,12 @@ class Reference:
     """One occurrence of a tensor in a statement.
 
     tag: names the occurrence in the whole program. relation: `S[i] -> T[x]`, the elements it may touch.
-    affine: whether the subscripts are known; where they are not, data decides.
-    subscripts: `S[i] -> [x]` where they are known, also at instances that a condition keeps from touching memory.
+    affine: whether the subscripts are known; otherwise data decides.
+    subscripts: `S[i] -> [x]` if they are known, also at instances whose access a condition prevents.
     init_ref: the tag of the reference by which each element gets its first value before this one.
-    lookup: how the element is found where data decides. Once `references.with_coordinates` has named what is looked up
-        so a tensor of its own, `relation` and `subscripts` are those of the coordinates.
+    lookup: how data decides the element. Once `references.with_coordinates` has given the looked-up elements a tensor
+    of
+        their own, `relation` and `subscripts` are those of the coordinates.
     """
 
     tag: str
@@ -120,7 +121,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReferenceGroup:
-    """References to one tensor that see one copy of it. footprint: `[c] -> T[x]`, all that they may touch."""
+    """References to one tensor that share a copy of it. footprint: `[c] -> T[x]`, the elements that they may touch."""
 
     references: tuple[Reference, ...]
     footprint: isl.Map
@@ -178,7 +179,7 @@ def _memoize(f: Callable[[isl.Map], T]) -> Callable[[isl.Map], T]:
 
 
 def reference_footprint(reference: Reference, scope: isl.UnionMap) -> isl.Map | None:
-    """`[c] -> T[x]` of what `reference` touches below `scope`; None where it has no instance there."""
+    """`[c] -> T[x]`, the elements that `reference` touches below `scope`; None if it has no instance there."""
     return _footprint_below(reference.relation, scope)
 
 
@@ -214,7 +215,7 @@ def _merge_groups(
 def _first_pair(
     found: Sequence[ReferenceGroup], boxed: Callable[[isl.Map], Box | None]
 ) -> tuple[int, int, ReferenceGroup | None] | None:
-    """The first two groups that belong together, and their union (None where that has no box)."""
+    """The first two groups that belong together, and their union (None if that has no box)."""
     for i, a in enumerate(found):
         for j in range(i + 1, len(found)):
             b = found[j]
@@ -233,7 +234,7 @@ def _first_pair(
 
 
 def bounding_box(footprint: isl.Map) -> Box | None:
-    """The box around `[c] -> T[x]`; None where no constant extent bounds some dimension."""
+    """The box around `[c] -> T[x]`; None if no constant extent bounds some dimension."""
     sides: list[BoxDim] = []
     for d in range(footprint.dim(OUT)):
         side = _side(footprint, d)
@@ -362,7 +363,7 @@ _SINGLE = ((1, 1),)
 
 
 def _line(footprint: isl.Map, d: int) -> isl.Map:
-    """`[c] -> [x_d]`: what the elements have along one dimension."""
+    """`[c] -> [x_d]`: the coordinates of the elements along one dimension."""
     return footprint.project_out(OUT, d + 1, footprint.dim(OUT) - d - 1).project_out(OUT, 0, d)
 
 
@@ -399,7 +400,7 @@ def _sample(line: isl.Map) -> list[int] | None:
 
 
 def _digits(offsets: Sequence[int] | None) -> tuple[tuple[int, int], ...] | None:
-    """The sums of which digits `offsets`, sorted from 0, are all; None where no more than two digits make them."""
+    """The sums of which digits `offsets`, sorted from 0, are all; None if no more than two digits make them."""
     if offsets is None or len(offsets) == 1:
         return None if offsets is None else _SINGLE
     stride = offsets[1]

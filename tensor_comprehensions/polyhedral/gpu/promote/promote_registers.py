@@ -1,9 +1,8 @@
-"""Promotion to registers: accumulators and reused tiles that a thread has to itself.
+"""Promotion to registers: private accumulators and reused tiles of a thread.
 
-A scope is looked at for one thread at a time. A group may go where no other thread touches what it writes, where
-elements are used more than once or come in vectors, and where every subscript is a number once the loops below a mark
-"registers", which are written out, are. Copies are extensions of the tree as those to shared memory, but each thread
-makes them for itself.
+A scope is examined for one thread at a time. A group is promoted if no other thread touches the elements that it
+writes, if elements are reused or loaded in vectors, and if every subscript is constant once the loops below a mark
+"registers" are unrolled. Copies are extensions of the tree like those to shared memory, but private to each thread.
 """
 
 from __future__ import annotations
@@ -44,9 +43,9 @@ def promote_registers(
     *,
     only: frozenset[str] | None = None,
 ) -> tuple[isl.ScheduleNode, Promotion]:
-    """`node` with copies around what is below it, and `done` with what they promote.
+    """`node` with copies around its subtree, and `done` with their promotions.
 
-    What is in shared memory already is promoted from there. only: the tensors that may be promoted; None for all.
+    Buffers in shared memory are promoted from there. only: the tensors that may be promoted; None for all.
     """
     sources = [_source(r, done) for r in around.references]
     candidates = [r for r in sources if r is not None and (only is None or r.tensor in only)]
@@ -54,7 +53,7 @@ def promote_registers(
         return node, done
     scope = node.get_prefix_schedule_relation().intersect_domain(around.instances)
     prefix = node.get_prefix_schedule_multi_union_pw_aff()
-    if only is not None:  # what a leaf writes for another: each thread must read what it wrote
+    if only is not None:  # results of one leaf for another: each thread must read its own
         own = {t for t in dict.fromkeys(r.tensor for r in candidates) if _is_private(t, candidates, scope, around)}
         candidates = [r for r in candidates if r.tensor in own]
     tensors = {**around.tensors, **{b.name: b for b in done.buffers}}
@@ -85,7 +84,7 @@ def promote_registers(
 
 
 def _source(reference: Reference, done: Promotion) -> Reference | None:
-    """The reference as it stands: to a shared buffer where it was promoted to one; None where it is in a register."""
+    """The reference as it stands: to a shared buffer where it was promoted to one; None if it is in a register."""
     promoted = done.accesses.get(reference.tag)
     if promoted is None:
         return reference
@@ -102,7 +101,7 @@ def _fits(
     prefix: isl.MultiUnionPwAff,
     around: PromotionContext,
 ) -> bool:
-    """Is a thread alone with what it writes, and are the subscripts numbers?"""
+    """Whether no other thread touches the written elements, and all subscripts are constants."""
     if group.writes and not _is_private(group.tensor, references, scope, around):
         return False
     return all(_literal(r, group, scope, prefix, around.unrolled_loops) for r in group.references)
@@ -169,7 +168,7 @@ def _insert_copies(
     promoted: Mapping[str, Promoted],
     number: int,
 ) -> tuple[isl.ScheduleNode, Mapping[str, CopyStatement], frozenset[str]]:
-    """`node` with the extension statements that copy in and out, what these mean, and the tensors they never touch."""
+    """`node` with the extension statements that copy in and out, their meaning, and the tensors they never touch."""
     points = isl.Set.from_union_set(scope.range())
     reading, writing, dead = [], [], set()
     elsewhere = around.used_outside(scope, promoted)

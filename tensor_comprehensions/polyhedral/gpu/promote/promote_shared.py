@@ -1,8 +1,8 @@
-"""Promotion to shared memory: boxes that a block's threads reuse, or read in the wrong order, are copied there first.
+"""Promotion to shared memory: boxes that a block's threads reuse, or read uncoalesced, are copied there first.
 
-A scope is a node of the schedule tree above every mapping to threads. What its instances touch is put into groups
-(`reference_footprint`); the groups that gain are kept in shared buffers, as many as the budget allows. A statement
-that copies in stands before what is below the scope, one that copies out after it: both are extensions of the tree,
+A scope is a node of the schedule tree above every mapping to threads. The elements that its instances touch are grouped
+(`reference_footprint`); the profitable groups are kept in shared buffers, as many as the budget allows. A statement
+that copies in stands before the subtree of the scope, one that copies out after it: both are extensions of the tree,
 without dimensions of their own, that all threads of the block execute together.
 """
 
@@ -31,7 +31,7 @@ from .footprint import OUT, Box, Reference, ReferenceGroup, bounding_box, refere
 from .references import subscript_name
 
 FLOW_OPERATIONS = 100_000
-"""Of isl's, for the values that a group has at first: three times what the largest scopes of usual kernels take."""
+"""Limit of isl operations for the flow of a group's initial values: three times that of the largest usual kernels."""
 
 BARRIER_STATEMENT = Invoke(BARRIER, ())
 
@@ -83,9 +83,9 @@ def _remainder(f: isl.PwAff, divisor: int) -> isl.PwAff:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CopyStatement:
-    """What an extension statement means: copies by all threads, and barriers where others may be reading or writing.
+    """The meaning of an extension statement: copies by all threads, and barriers against other readers and writers.
 
-    private: each thread copies for itself. unrolled: trips of a copy's loop up to which it is written out.
+    private: each thread copies for itself. unrolled: trips of a copy's loop up to which it is unrolled.
     """
 
     copies: tuple[BlockCopy, ...]
@@ -116,7 +116,7 @@ class CopyStatement:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Promotion:
-    """Buffers, where references go (by tag), and what extension statements mean (by name)."""
+    """Buffers, the replacements of references (by tag), and the meaning of extension statements (by name)."""
 
     buffers: tuple[Buffer, ...] = ()
     accesses: Mapping[str, Promoted] = field(default_factory=dict)
@@ -139,7 +139,7 @@ class Promotion:
         return [f for tag, p in self.accesses.items() if _is_of(tag, statement) for f in p.subscripts()]
 
     def names(self, statement: str) -> list[str]:
-        """What `references.with_moved_accesses` calls the values of `functions`."""
+        """The names that `references.with_moved_accesses` gives to the values of `functions`."""
         mine = [(tag, p) for tag, p in self.accesses.items() if _is_of(tag, statement)]
         return [subscript_name(tag, d) for tag, p in mine for d in range(len(p.buffer.shape))]
 
@@ -168,15 +168,15 @@ def _is_of(tag: str, statement: str) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PromotionContext:
-    """What promotion at any scope must know of the kernel.
+    """The facts about the kernel for promotion at any scope.
 
-    tensors: the buffers of the tensors; local: those that nothing reads after the kernel.
-    order: `S[i] -> [time]`, the schedule before any copy. threads: `S[i] -> [x, y, z]`, who runs an instance.
+    tensors: the buffers of the tensors; local: those that are not read after the kernel.
+    order: `S[i] -> [time]`, the schedule before any copy. threads: `S[i] -> [x, y, z]`, the thread of an instance.
     instances: `S[i]` on the block and the thread that are parameters. budget: bytes of shared memory.
-    unrolled_loops: `S[i] -> [q]`, the loops that are written out.
-    register_tiled: the statements that find what they read in registers, which are filled by vectors.
-    unrolled: trips of a copy to shared memory up to which its loop is written out.
-    walks: where neighboring threads are in sets of instances, as far as that was asked.
+    unrolled_loops: `S[i] -> [q]`, the unrolled loops.
+    register_tiled: the statements that read their operands from registers, which are filled by vectors.
+    unrolled: trips of a copy to shared memory up to which its loop is unrolled.
+    walks: cached instances of neighboring threads in sets of instances.
     """
 
     references: tuple[Reference, ...]
@@ -193,7 +193,7 @@ class PromotionContext:
     walks: dict[isl.Set, NeighborInstances | None] = field(default_factory=dict)
 
     def memory(self, group: ReferenceGroup) -> Buffer:
-        """What the elements of a group come from."""
+        """The memory that the elements of a group are copied from."""
         return self.tensors[group.lookup.tensor if group.lookup is not None else group.tensor]
 
     @property
@@ -219,7 +219,7 @@ def promote_shared(
     only: frozenset[str] | None = None,
     inner: Sequence[isl.UnionMap] = (),
 ) -> tuple[isl.ScheduleNode, Promotion]:
-    """`node` with copies around what is below it, and `done` with what they promote; both as they are if none gains.
+    """`node` with copies around its subtree, and `done` with their promotions; unchanged if no group gains.
 
     Args:
         only: the tensors that may be promoted; None for all.
@@ -273,7 +273,7 @@ def shared_bytes_of(buffer: Buffer) -> int:
 
 
 def band_prefix(prefix: isl.MultiUnionPwAff, reference: Reference) -> isl.MultiPwAff:
-    """`S[i] -> [c]` for the statement of `reference`, at every point: where it has no instance nobody asks."""
+    """`S[i] -> [c]` for the statement of `reference`, at every point; points without instances do not matter."""
     space = reference.relation.domain().get_space()
     found = prefix.extract_multi_pw_aff(space)
     parts = isl.PwAffList.alloc(space.get_ctx(), found.dim(OUT))
@@ -324,7 +324,7 @@ def _copyable(group: ReferenceGroup, scope: isl.UnionMap, around: PromotionConte
 
 
 def _is_steady(group: ReferenceGroup, inner: isl.UnionMap) -> bool:
-    """Is what the group touches at each point of the scope `inner` the same for all that share the outer dimensions?"""
+    """Whether the group touches the same elements at all points of the scope `inner` with equal outer dimensions."""
     touched = [f for r in group.references if (f := reference_footprint(r, inner)) is not None]
     if not touched:
         return True
@@ -361,7 +361,7 @@ def _instances(reference: Reference, scope: isl.UnionMap) -> int:
 
 
 def _spread(below: isl.Map, d: int) -> int:
-    """How many values dimension `d` takes for one input, gaps counted; 1 where that is not bounded."""
+    """How many values dimension `d` takes for one input, gaps counted; 1 if that is not bounded."""
     line = below.project_out(OUT, d + 1, below.dim(OUT) - d - 1).project_out(OUT, 0, d)
     most = line.range_product(line).range().unwrap().deltas().dim_max_val(0)
     return most.to_python() + 1 if most.is_int() else 1
@@ -378,7 +378,7 @@ def _insert_copies(
     accesses: Mapping[str, Promoted],
     number: int,
 ) -> tuple[isl.ScheduleNode, Mapping[str, CopyStatement], frozenset[str]]:
-    """`node` with the extension statements that copy in and out, what these mean, and the tensors they never touch."""
+    """`node` with the extension statements that copy in and out, their meaning, and the tensors they never touch."""
     points = isl.Set.from_union_set(scope.range())
     repeats = not isl.Map.from_range(points).is_single_valued()
     elsewhere = around.used_outside(scope, accesses)
@@ -410,14 +410,14 @@ def _insert_copies(
 
 
 def graft(node: isl.ScheduleNode, name: str, points: isl.Set, *, after: bool) -> isl.ScheduleNode:
-    """`node` with an extension statement `name[c]` before or after what is below it."""
+    """`node` with an extension statement `name[c]` before or after its subtree."""
     identity = points.identity().set_tuple_name(OUT, name)
     extension = isl.ScheduleNode.from_extension(isl.UnionMap.from_map(identity))
     return node.graft_after(extension) if after else node.graft_before(extension)
 
 
 def _elements_to_copy(group: ReferenceGroup, scope: isl.UnionMap, around: PromotionContext) -> list[isl.Map | None]:
-    """What to copy in: what is read before it is written; None for all of the box, where nothing writes the tensor."""
+    """The elements to copy in: those read before they are written; None for the whole box of a read-only tensor."""
     if not group.reads:
         return []
     if group.tensor not in around.written_tensors:
@@ -429,7 +429,7 @@ def _elements_to_copy(group: ReferenceGroup, scope: isl.UnionMap, around: Promot
 def indirect_source(
     group: ReferenceGroup, around: PromotionContext, promoted: Mapping[str, Promoted]
 ) -> IndirectSource | None:
-    """How a copy finds the elements of a group: by what is in shared memory already, as far as that goes."""
+    """How a copy finds the elements of a group: through tables that are already in shared memory, if possible."""
     if group.lookup is None:
         return None
     plain = {r.tag for r in around.references if r.lookup is None}
@@ -451,7 +451,7 @@ def copy_statement(
     only: isl.Map | None,
     found: IndirectSource | None = None,
 ) -> BlockCopy:
-    """The copy of `only`, or of all that lies in the tensor; of all of a group that is looked up."""
+    """The copy of `only`, or of all of the box that lies in the tensor; for a looked-up group, of all of it."""
     if found is not None:
         lanes = gcd(indirect_copy_lanes(tensor, group, points), *buffer.strides[:-1])
         return BlockCopy(tensor, buffer, group.box, points, group.footprint, lanes, found)
@@ -484,7 +484,7 @@ def live_in_elements(group: ReferenceGroup, scope: isl.UnionMap, order: isl.Unio
     info = isl.UnionAccessInfo.from_sink(reads).set_must_source(writes).set_schedule_map(order)
     flow = with_op_limit(FLOW_OPERATIONS, info.compute_flow)
     if flow is None:
-        raise CannotLower(f"what {group.tensor} holds before it is read takes too long to find")
+        raise CannotLower(f"the content of {group.tensor} before its reads takes too long to find")
     missing = flow.get_must_no_source().range()
     if missing.is_empty():
         return None

@@ -1,4 +1,4 @@
-"""Promotion in the schedule tree of a kernel: which scopes there are, and in what order they are looked at."""
+"""Promotion in the schedule tree of a kernel: its scopes, and their order."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ def promote_kernel(
     options: MappingOptions,
     target: GpuTarget,
 ) -> tuple[isl.Schedule, Promotion]:
-    """The schedule of a kernel with copies, and what they promote.
+    """The schedule of a kernel with copies, and their promotions.
 
-    Scopes are the marks of the tree. At "tile" goes what one leaf writes for another, to registers where each thread
-    reads what it wrote. At "elements" go accumulators, and what all tiles of terms share; at "shared" the rest that
-    threads share, at "registers" the rest that a thread reuses. Where options say at which depth, there is one mark.
+    Scopes are the marks of the tree. "tile" promotes the results of one leaf for another, to registers if each thread
+    reads its own. "elements" promotes accumulators, and operands that all tiles of terms share; "shared" the other
+    operands that threads share, "registers" the others that a thread reuses. If options set the depth, there is one
+    mark.
 
     Args:
-        plain: the schedule without what threads do together: isl cannot say when the statements of a tree with
-            extensions run.
-        tensors: the buffers of those that may be promoted. local: those that nothing reads after the kernel.
+        plain: the schedule without collective operations: isl cannot order the statements of a tree with extensions.
+        tensors: the buffers of those that may be promoted. local: those that are not read after the kernel.
         shared: buffers in shared memory that the kernel has already.
     """
     if not (options.shared_memory or options.private_memory):
@@ -104,16 +104,16 @@ _PRIVATE = (
 
 
 def _steps(options: MappingOptions) -> tuple[_Step, ...]:
-    """What is done at the marks; registers first at each."""
+    """The promotions at the marks; registers first at each."""
     shared = _SHARED if options.shared_depth < 0 else (_Step(SHARED_DEPTH, Space.SHARED),)
     private = _PRIVATE if options.private_depth < 0 else (_Step(PRIVATE_DEPTH, Space.REGISTER),)
     return (*(private if options.private_memory else ()), *(shared if options.shared_memory else ()))
 
 
 def _marks(schedule: isl.Schedule) -> list[tuple[str, int]]:
-    """The marks, outer ones first, each with the number of those of its name before it.
+    """The marks, outer ones first, each with the number of marks of its name before it.
 
-    Copies at inner ones then start from what is there already.
+    So copies at inner marks start from outer copies.
     """
     found: list[tuple[int, str, int]] = []
 
@@ -188,7 +188,7 @@ def is_mark(node: isl.ScheduleNode, name: str) -> bool:
 
 
 def _find_mark(schedule: isl.Schedule, name: str, number: int) -> isl.ScheduleNode:
-    """The mark of that name with so many of the same name before it."""
+    """The mark of that name with this number."""
     return _all_marked(schedule, name)[number]
 
 

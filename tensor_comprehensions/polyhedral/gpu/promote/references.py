@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def references_of(units: Collection[Unit], function: BoundFunction, context: isl.Context) -> tuple[Reference, ...]:
-    """Every occurrence of a tensor in `units`: what they write, then what they read, in the order of the text."""
+    """Every occurrence of a tensor in `units`: writes, then reads, in the order of the text."""
     return tuple(r for u in units for r in _of_unit(u, function, context))
 
 
@@ -54,7 +54,7 @@ def _reference(
     reads: bool,
     writes: bool,
 ) -> Reference:
-    """Guarded accesses touch what their subscripts say where that lies in the tensor, and nothing elsewhere."""
+    """A reference. Guarded accesses touch the element at their subscripts if it lies in the tensor, else none."""
     shape = function.tensor(access.tensor).shape
     texts = [quasi_affine(e) for e in access.subscripts]
     names = [f"x{d}" for d in range(len(texts))]
@@ -75,7 +75,7 @@ def _reference(
 
 
 def _lookup(unit: Unit, number: int, access: tc.Access, context: isl.Context) -> IndirectAccess | None:
-    """How the read with that number finds its element; None where it may have none.
+    """How the read with that number finds its element; None if it may have none.
 
     The coordinates are the largest parts of the subscripts that are affine: `T(i + I(j,k), l)` has i, j, k, l.
     """
@@ -111,10 +111,10 @@ def coordinates_by_name(values: Sequence[T]) -> dict[str, T]:
 
 
 def with_coordinates(references: Sequence[Reference]) -> tuple[Reference, ...]:
-    """`references` with what is looked up, where nothing is written on the way, as tensors over the coordinates.
+    """`references` with looked-up elements, if nothing is written on the way, as tensors over the coordinates.
 
-    Reads that look up alike share such a tensor. It has no memory of its own: a copy of a box of it, one element at
-    each coordinate, is filled by looking up.
+    Reads with the same lookup share such a tensor. It has no memory of its own: looking up fills a copy of a box of it,
+    with one element at each coordinate.
     """
     written = {r.tensor for r in references if r.writes}
     names: dict[tuple[str, tuple[tc.Expr, ...]], str] = {}

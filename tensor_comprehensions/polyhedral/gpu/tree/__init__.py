@@ -1,1 +1,1 @@
-"""Schedule trees of kernels as values, their barriers, and what isl proves of them."""
+"""Schedule trees of kernels as values, their barriers, and their verification by isl."""

@@ -26,7 +26,7 @@ class MappedBandMember:
     values: tuple[tuple[str, str], ...]
     coincident: bool
     label: str
-    """What people read: the index, and what part of it the loop walks."""
+    """The label for people: the index, and the part of it that the loop walks."""
 
     def value(self, unit: Unit) -> str:
         return dict(self.values)[unit.name]
@@ -55,7 +55,7 @@ class Mapping:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """What all threads of a block do together, once per iteration of the loops above: a barrier, say."""
+    """A collective operation of all threads of a block, such as a barrier, once per iteration of the loops above."""
 
     name: str
 
@@ -78,7 +78,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Empty:
-    """Nothing below."""
+    """An empty tree."""
 
 
 Tree = Band | Mapping | SequenceNode | Mark | Empty

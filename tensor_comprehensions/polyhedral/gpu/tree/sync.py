@@ -1,9 +1,8 @@
-"""Where barriers stand: between leaves of which one touches what another thread touched in the other.
+"""The placement of barriers: between leaves that conflict across threads.
 
-Rows of a kernel are coincident, so that no dependence leaves a tile: what has to be in order is the sequence of leaves
-inside one. Every pair of leaves with a conflict across threads wants a barrier somewhere between them, of the warp
-where its threads are in one warp; the fewest barriers of the block, then of warps, that do so are found by dynamic
-programming.
+Rows of a kernel are coincident, so no dependence leaves a tile: only the sequence of leaves inside a tile has to be in
+order. Every pair of leaves with a conflict across threads needs a barrier somewhere between them, of the warp if its
+threads are in one warp. Dynamic programming finds the fewest barriers of the block, then of warps.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class Wait:
 
 
 def kernel_barriers(scop: Scop, plan: KernelPlan) -> tuple[SyncLevel, ...]:
-    """For each leaf what stands before it."""
+    """For each leaf, the barrier before it."""
     return place_barriers(len(plan.leaves), required_barriers(scop, plan))
 
 
@@ -62,7 +61,7 @@ def required_barriers(scop: Scop, plan: KernelPlan) -> tuple[Wait, ...]:
 
 
 def place_barriers(count: int, wanted: Sequence[Wait]) -> tuple[SyncLevel, ...]:
-    """For each of `count` statements in a row what stands before it, so that every wait has a barrier inside.
+    """For each of `count` statements in a row, the barrier before it, so that every wait has a barrier inside.
 
     The fewest barriers of the block, and among those choices the fewest of warps, as early as possible.
     """
@@ -87,7 +86,7 @@ def place_barriers(count: int, wanted: Sequence[Wait]) -> tuple[SyncLevel, ...]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Relations:
-    """What one leaf touches, and where each instance runs: `S[i] -> [tile]` and `S[i] -> [t0, t1, t2]`, by unit."""
+    """The accesses of one leaf, and where each instance runs: `S[i] -> [tile]` and `S[i] -> [t0, t1, t2]`."""
 
     references: tuple[Reference, ...]
     tiles: dict[str, isl.Map]

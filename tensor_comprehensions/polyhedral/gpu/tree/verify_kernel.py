@@ -1,4 +1,4 @@
-"""What must hold of the final tree of a kernel, proved by isl: on in tests and with TC_VERIFY.
+"""Verification of the final tree of a kernel by isl: on in tests and with TC_VERIFY.
 
 Conflicts are pairs of instances that touch one element, one of them writing. A kernel is right if every conflict stays
 in one block, keeps the order of the program, and is either inside one thread or has a barrier between its ends that all
