@@ -72,7 +72,7 @@ def explain_sparse_gpu_kernel(compiled: CompiledSparseGpuKernel) -> Report:
             Listing(
                 "schedule", "formats, loops and threads", tuple(_plan_lines(compiled.source("schedule"), statements))
             ),
-            list_loops(module, module),
+            list_loops(module, list(list_lines(module)), list(list_lines(module))),
             list_cuda(emit_cuda(module, header=compiled.header, marks=True).source),
         ),
         seconds=compiled.seconds,

@@ -257,9 +257,9 @@ class SparseGpuKernel:
     @only_tc_errors
     def explain(self) -> Report:
         """Why the kernel is as it is: `print` the report for the short form, `save("x.html")` it for the page."""
-        from ...explain.entry import explain_compiled
+        from ...explain.sparse import explain_sparse_gpu_kernel
 
-        return explain_compiled(self.compiled)
+        return explain_sparse_gpu_kernel(self.compiled)
 
     @only_tc_errors
     def source(self, kind: str = "cuda") -> str:
