@@ -37,8 +37,10 @@ BARRIER_BYTES = 1024
 def group_fault(region: ProductRegion, order: ProductOrder, tiles: ProductTiles) -> str | None:
     """Why warpgroups cannot compute a region by these tiles, whose factors TMA brings."""
     types = {f.dtype for p in region.pairs for f in p.factors}
-    if len(types) != 1 or not types <= set(GROUP_SUMS):
-        return "its factors are not all half, or all bfloat16, or all int8"
+    if not types <= set(GROUP_SUMS):
+        return "its factors are not half, bfloat16 or bytes"
+    if len({(p.left.dtype, f.dtype) for p in region.pairs for f in p.rights}) > 1:
+        return "factors of its products have several types"
     if len({(p.left.transposed, right.transposed) for p in order.pairs for right in p.rights}) > 1:
         return "factors of its products lie along terms, and across"
     groups = [(order.rows, 0), (order.columns, 1), *((p.terms, 2) for p in order.pairs)]

@@ -156,14 +156,14 @@ def test_other_products_are_assembled_without_spills(name: str, monkeypatch: pyt
 
 ODD = {
     "rows of no whole 16 bytes": (matmul("m,k", "n,k", "m,n"), ((1024, 1025), (1024, 1025))),
-    "bytes": (matmul("m,k", "n,k", "m,n", "uint8"), ((1024, 1024), (1024, 1024))),
+    "bytes across": (matmul("k,m", "k,n", "m,n", "int8"), ((1024, 1024), (1024, 1024))),
 }
 
 
 @pytest.mark.parametrize("name", ODD)
 def test_what_boxes_do_not_take_is_for_warps(name: str) -> None:
     text, shapes = ODD[name]
-    arguments = [torch.empty(s, dtype=torch.uint8 if name == "bytes" else torch.float16) for s in shapes]
+    arguments = [torch.empty(s, dtype=torch.int8 if name == "bytes across" else torch.float16) for s in shapes]
     assert "mma.sync" in tc.define(text).f.compile(*arguments, target=TARGET).source("cuda")
 
 
