@@ -61,13 +61,18 @@ def plan_warpgroups(shape: tuple[IntTuple, IntTuple], by: ThreadTensor, target: 
         raise ArgumentError(f"{by} cannot divide sums of {shape}", expected="rows and columns, not hierarchical")
     rows, columns = (prod(flatten_tuple(n)) for n in shape)
     groups = by.levels[0].size
-    widths = [n for n in range(MOST_COLUMNS, 0, -8) if columns % n == 0]
-    if rows % (ROWS * groups) or not widths:
+    width = instruction_columns(columns)
+    if rows % (ROWS * groups) or not width:
         raise ArgumentError(
             f"{by} cannot divide sums of {rows} x {columns}",
             expected=f"multiples of {ROWS * groups} rows and of 8 columns",
         )
-    return WarpgroupPlan(widths[0], columns // widths[0], rows // (ROWS * groups), by)
+    return WarpgroupPlan(width, columns // width, rows // (ROWS * groups), by)
+
+
+def instruction_columns(columns: int) -> int:
+    """Of the widest instructions that divide so many columns; 0: none do."""
+    return next((n for n in range(MOST_COLUMNS, 0, -8) if columns % n == 0), 0)
 
 
 def warpgroup_accumulator(

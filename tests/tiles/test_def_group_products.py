@@ -193,6 +193,16 @@ def test_options_that_do_not_fit_are_refused(options: TileOptions, target: str, 
         tc.define(matmul("m,k", "n,k", "m,n")).f.compile(a, a, target=target, options=options)
 
 
+def test_bytes_have_instructions_of_fewer_widths() -> None:
+    a = torch.empty(64, 64, dtype=torch.int8)
+    op = tc.define(matmul("m,k", "n,k", "m,n", "int8")).f
+    for columns in (8, 24, 48):
+        options = TileOptions((64, columns, 64), instruction="wgmma")
+        assert "wgmma" in op.compile(a, a, target=TARGET, options=options).source("cuda")
+    with pytest.raises(tc.ArgumentError, match="no instruction multiplies bytes by 40 columns"):
+        op.compile(a, a, target=TARGET, options=TileOptions((64, 40, 64), instruction="wgmma"))
+
+
 def test_refusals_say_why_there_are_no_boxes() -> None:
     a = torch.empty(64, 37, dtype=torch.float16)
     with pytest.raises(tc.ArgumentError, match="a stride of A is no multiple of 16 bytes"):
