@@ -9,7 +9,6 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +104,7 @@ def _sizes(one: object, where: str) -> dict[str, float]:
     if not isinstance(one, dict):
         raise ArgumentError(f"{where}: sizes are {one!r}", expected='a list of {M = 128} or "M=128"')
     for name, value in one.items():
-        if not isinstance(value, int | float) or isinstance(value, bool) or not isfinite(value):
+        if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < 1 << 63:
             raise ArgumentError(f"{where}: the size {name} is {value!r}", expected="a number")
     return one
 

@@ -178,7 +178,8 @@ def _products() -> Iterator[Atom]:
         for a, b in product(FLOAT8, repeat=2):
             yield _wgmma(n, a, b, FLOAT32)
         if n in (8, 24) or n % 16 == 0:  # the sizes that products of integers have
-            yield _wgmma(n, INT8, INT8, INT32)
+            for a, b in product((INT8, UINT8), repeat=2):
+                yield _wgmma(n, a, b, INT32)
     for a, b in product(FLOAT8, repeat=2):  # sm_90 unpacks both to float16: its warpgroups are the better choice
         yield _mma(16, 32, a, b, FLOAT32, ("sm_89", "sm_120"))
     for k in (32, 16):

@@ -12,7 +12,7 @@ from .factor_boxes import box_element
 from .panels import panel_columns
 from .product_region import ProductRegion
 from .product_tiles import PairOrder, ProductOrder, ProductTiles
-from .warpgroup_products import GROUP_SUMS, MOST_COLUMNS, ROWS
+from .warpgroup_products import GROUP_SUMS, ROWS, instruction_columns
 
 ARRIVAL_CYCLES = 800
 """Memory latency in cycles, as in `polyhedral.gpu`."""
@@ -37,8 +37,13 @@ BARRIER_BYTES = 1024
 def group_fault(region: ProductRegion, order: ProductOrder, tiles: ProductTiles) -> str | None:
     """Why warpgroups cannot compute a region by these tiles, whose factors TMA brings."""
     types = {f.dtype for p in region.pairs for f in p.factors}
-    if len(types) != 1 or not types <= set(GROUP_SUMS):
-        return "its factors are not all half, or all bfloat16, or all int8"
+    if not types <= set(GROUP_SUMS):
+        return "its factors are not half, bfloat16 or bytes"
+    if len({(p.left.dtype, f.dtype) for p in region.pairs for f in p.rights}) > 1:
+        return "factors of its products have several types"
+    width = instruction_columns(tiles.tile[1])
+    if region.factor_bytes == 1 and width % 16 and width not in (8, 24):
+        return f"no instruction multiplies bytes by {width} columns"
     if len({(p.left.transposed, right.transposed) for p in order.pairs for right in p.rights}) > 1:
         return "factors of its products lie along terms, and across"
     groups = [(order.rows, 0), (order.columns, 1), *((p.terms, 2) for p in order.pairs)]
@@ -101,7 +106,7 @@ def fits_groups(staged: int, tiles: ProductTiles, target: GpuTarget, each: int, 
 def group_resources(size: int, tiles: ProductTiles, target: GpuTarget) -> dict[str, float]:
     """Cycles of a processor for one step, by the resource that limits it; factors have elements of `size` bytes."""
     rows, columns, terms = tiles.tile
-    width = next(n for n in range(MOST_COLUMNS, 0, -8) if columns % n == 0)
+    width = instruction_columns(columns)
     high, wide = rows // ROWS, columns // width
     read = high * wide * (ROWS + width) * terms * size  # each instruction reads it again
     loaded = (rows + columns) * terms * size

@@ -47,15 +47,17 @@ def find_product(text: str, views: Sequence[Elements], dtypes: Sequence[DType], 
     return _first_match(text, ((a, _product_difference(a, views, dtypes)) for a in rows))
 
 
-def find_group_product(text: str, sums: Elements, left: Elements | None, dtype: DType, total: DType) -> Atom:
+def find_group_product(text: str, sums: Elements, left: Elements | None, dtypes: tuple[DType, DType, DType]) -> Atom:
     """The product of a warpgroup whose sums, and left factor in registers, every thread holds as the spec says.
 
     Raises:
         ArgumentError: there is none; with the nearest atoms and the first lane that differs.
     """
-    rows = [a for a in _atoms(MATMUL, HOPPER[0]) if a.group == WARPGROUP and a.operands[1].dtype == dtype]
+    rows = [
+        a for a in _atoms(MATMUL, HOPPER[0]) if a.group == WARPGROUP and tuple(o.dtype for o in a.operands) == dtypes
+    ]
     near = sorted(rows, key=lambda a: abs(a.operands[0].values - sums.shape[1]))[:NEAREST]
-    return _first_match(text, ((a, _product_difference(a, (sums, left, None), (total, dtype, dtype))) for a in near))
+    return _first_match(text, ((a, _product_difference(a, (sums, left, None), dtypes)) for a in near))
 
 
 @cache

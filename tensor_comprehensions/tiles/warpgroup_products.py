@@ -8,7 +8,7 @@ from math import prod
 
 import numpy as np
 
-from ..core.dtypes import BFLOAT16, BOOL, FLOAT16, FLOAT32, INT8, INT32, UINT32, DType
+from ..core.dtypes import BFLOAT16, BOOL, FLOAT16, FLOAT32, INT8, INT32, UINT8, UINT32, DType
 from ..core.errors import ArgumentError
 from ..layouts import Layout
 from ..layouts.layout import IntTuple, flatten_tuple
@@ -26,8 +26,8 @@ from .tile_views import MemoryView, RegisterFragment, WarpgroupPlan, register_ti
 
 ROWS, DEPTH, MOST_COLUMNS = 64, 16, 256
 """Of the product of a warpgroup of 16-bit factors, m64nNk16; of bytes it has twice as many terms."""
-GROUP_SUMS = {FLOAT16: FLOAT32, BFLOAT16: FLOAT32, INT8: INT32}
-"""Types of factors that have a rule, and of their sums."""
+GROUP_SUMS = {FLOAT16: FLOAT32, BFLOAT16: FLOAT32, INT8: INT32, UINT8: INT32}
+"""Types of factors that have a rule, and of their sums. Both kinds of bytes may meet."""
 WARPGROUP_INDEX = "warpgroup"
 """The variable that is the number of a thread's warpgroup, one value for its warp."""
 
@@ -61,13 +61,18 @@ def plan_warpgroups(shape: tuple[IntTuple, IntTuple], by: ThreadTensor, target: 
         raise ArgumentError(f"{by} cannot divide sums of {shape}", expected="rows and columns, not hierarchical")
     rows, columns = (prod(flatten_tuple(n)) for n in shape)
     groups = by.levels[0].size
-    widths = [n for n in range(MOST_COLUMNS, 0, -8) if columns % n == 0]
-    if rows % (ROWS * groups) or not widths:
+    width = instruction_columns(columns)
+    if rows % (ROWS * groups) or not width:
         raise ArgumentError(
             f"{by} cannot divide sums of {rows} x {columns}",
             expected=f"multiples of {ROWS * groups} rows and of 8 columns",
         )
-    return WarpgroupPlan(widths[0], columns // widths[0], rows // (ROWS * groups), by)
+    return WarpgroupPlan(width, columns // width, rows // (ROWS * groups), by)
+
+
+def instruction_columns(columns: int) -> int:
+    """Of the widest instructions that divide so many columns; 0: none do."""
+    return next((n for n in range(MOST_COLUMNS, 0, -8) if columns % n == 0), 0)
 
 
 def warpgroup_accumulator(
@@ -107,7 +112,8 @@ def decompose_group_matmul(spec: specs.MatMul, target: GpuTarget) -> tuple[specs
             raise ArgumentError(f"no descriptor leads to a factor of {text}: {fault}")
     if not isinstance(b, MemoryView) or b.buffer.space is not ir.Space.SHARED:
         raise ArgumentError(f"no rule decomposes {text}", expected="B in shared memory")
-    if a.dtype != b.dtype or GROUP_SUMS.get(a.dtype) != total.dtype:
+    alike = a.dtype == b.dtype or GROUP_SUMS.get(a.dtype) == GROUP_SUMS.get(b.dtype) == INT32
+    if not alike or GROUP_SUMS.get(a.dtype) != total.dtype:
         raise ArgumentError(
             f"no tensor-core instruction of {target.name} does {text}",
             expected="factors of one type, " + " or ".join(DTYPE_SPELLING[t] for t in GROUP_SUMS),
@@ -143,7 +149,7 @@ def _products(
                 number = j + plan.columns_each * i
                 sums = _slice(total, number * plan.columns // 2, ROWS, plan.columns)
                 mine = None if left is None else left.elements
-                atom = find_group_product(text, sums.elements, mine, a.dtype, total.dtype)
+                atom = find_group_product(text, sums.elements, mine, (total.dtype, a.dtype, b.dtype))
                 rows = b.tensor.tile(plan.columns, group_depth(b.dtype))[j, step][0, 0].coordinates
                 more = build.const(step > 0, BOOL) if spec.first else build.TRUE
                 operands = ((total.buffer, (build.const(sums.registers[0]),)), view, (b.buffer, rows))

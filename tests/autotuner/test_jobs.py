@@ -221,6 +221,10 @@ MISTAKES = {
     "both": ("[[tune]]\nsource = ''\nfile = 'x'", "either file or source"),
     "no file": ("[[tune]]\nfile = 'absent.tc'", r"cannot read the defs: .*absent\.tc"),
     "no def": ("[[tune]]\nsource = 'def f(float(N) x) -> (y) { y(i) = x(i) }'\ndef = 'g'", "no def 'g'"),
+    "huge size": (
+        f"[[tune]]\nsource = 'def f(float(N) x) -> (y) {{ y(i) = x(i) }}'\nsizes = 'N={'2' * 400}'",
+        "the size N is 2222",
+    ),
     "sizes": ("[[tune]]\nsource = 'def f(float(N) x) -> (y) { y(i) = x(i) }'\nsizes = [3]", "sizes are 3"),
     "devices": ("devices = 'cpu'\n[[tune]]\nsource = 'def f(float(N) x) -> (y) { y(i) = x(i) }'", "devices is 'cpu'"),
     "table": ("tune = [3]", "is not a table"),

@@ -273,11 +273,13 @@ PADDED_WINDOW = """def f(float16(B,H,W,C) I, float16(O,3,3,C) w) -> (out) {
     out(b,h,v,o) +=! (h+y >= 1 && h+y < H+1 && v+x >= 1 && v+x < W+1 ? I(b,h+y-1,v+x-1,c) : 0) * w(o,y,x,c)
         where h in 0:H, v in 0:W, y in 0:3, x in 0:3
 }"""
+MIXED_BYTES = matmul("m,k", "n,k", "m,n", "int8").replace("int8(N", "uint8(N")
 
 GROUP_CASES = (
     *ANY_TARGET,
     same("nt", matmul("m,k", "n,k", "m,n"), (200, 72), (88, 72)),
     same("int8", matmul("m,k", "n,k", "m,n", "int8"), (130, 80), (72, 80), dtype="int8"),
+    ProductCase("mixed_bytes", MIXED_BYTES, ((70, 80), (40, 80)), ("int8", "uint8")),
     ProductCase("int8_scaled", SCALED, ((70, 160), (40, 160), (40,)), ("int8", "int8", "float32")),
     same("nn_bfloat16", matmul("m,k", "k,n", "m,n", "bfloat16"), (130, 136), (136, 80), dtype="bfloat16"),
     same("tn", matmul("k,m", "k,n", "m,n"), (72, 136), (72, 64)),

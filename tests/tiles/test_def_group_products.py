@@ -156,14 +156,14 @@ def test_other_products_are_assembled_without_spills(name: str, monkeypatch: pyt
 
 ODD = {
     "rows of no whole 16 bytes": (matmul("m,k", "n,k", "m,n"), ((1024, 1025), (1024, 1025))),
-    "bytes": (matmul("m,k", "n,k", "m,n", "uint8"), ((1024, 1024), (1024, 1024))),
+    "bytes across": (matmul("k,m", "k,n", "m,n", "int8"), ((1024, 1024), (1024, 1024))),
 }
 
 
 @pytest.mark.parametrize("name", ODD)
 def test_what_boxes_do_not_take_is_for_warps(name: str) -> None:
     text, shapes = ODD[name]
-    arguments = [torch.empty(s, dtype=torch.uint8 if name == "bytes" else torch.float16) for s in shapes]
+    arguments = [torch.empty(s, dtype=torch.int8 if name == "bytes across" else torch.float16) for s in shapes]
     assert "mma.sync" in tc.define(text).f.compile(*arguments, target=TARGET).source("cuda")
 
 
@@ -191,6 +191,16 @@ def test_options_that_do_not_fit_are_refused(options: TileOptions, target: str, 
     a = torch.empty(256, 256, dtype=torch.float16)
     with pytest.raises(tc.ArgumentError, match=message):
         tc.define(matmul("m,k", "n,k", "m,n")).f.compile(a, a, target=target, options=options)
+
+
+def test_bytes_have_instructions_of_fewer_widths() -> None:
+    a = torch.empty(64, 64, dtype=torch.int8)
+    op = tc.define(matmul("m,k", "n,k", "m,n", "int8")).f
+    for columns in (8, 24, 48):
+        options = TileOptions((64, columns, 64), instruction="wgmma")
+        assert "wgmma" in op.compile(a, a, target=TARGET, options=options).source("cuda")
+    with pytest.raises(tc.ArgumentError, match="no instruction multiplies bytes by 40 columns"):
+        op.compile(a, a, target=TARGET, options=TileOptions((64, 40, 64), instruction="wgmma"))
 
 
 def test_refusals_say_why_there_are_no_boxes() -> None:

@@ -10,6 +10,7 @@ import torch
 
 import tensor_comprehensions as tc
 from tensor_comprehensions import tiles as t
+from tensor_comprehensions.core.dtypes import INT8
 from tensor_comprehensions.runtime.emulate import emulator
 
 TARGET = "cuda:sm_90"
@@ -192,8 +193,9 @@ def misuse(name: str) -> Any:
                 k.accumulator("x", (96, 64), A, A, by=math)
             case "factor in global memory":
                 k.matmul(k.init(acc, 0), source, source, by=math)
-            case "left factor across":
-                k.matmul(k.init(acc, 0), k.shared("q", (64, 128), t.bf16).T, k.shared("r", (64, 64), t.bf16), by=math)
+            case "bytes across":
+                sums, q = k.accumulator("x", (128, 64), *[k.shared("p", (128, 64), INT8)] * 2, by=math), (64, 128)
+                k.matmul(k.init(sums, 0), k.shared("q", q, INT8).T, k.shared("r", (64, 64), INT8), by=math)
             case "left factor elsewhere":
                 other = k.init(k.accumulator("x", (128, 64), A, A, by=math), 0)
                 k.matmul(k.init(acc, 0), other, tile[0], by=math)
@@ -237,7 +239,7 @@ MISUSES = {
     "row not set": "nothing made %r",
     "sums of half a role": "cannot divide sums of 96 x 64",
     "factor in global memory": "no rule decomposes",
-    "left factor across": "A in shared memory along K",
+    "bytes across": "bytes that lie along K",
     "left factor elsewhere": "factors of one type, fp16 or bf16",
     "ring without a role": "a ring is loaded by a warpgroup",
     "condition": "an index has no value before the run",

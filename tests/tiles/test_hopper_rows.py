@@ -12,7 +12,17 @@ import numpy as np
 import pytest
 
 from tensor_comprehensions.codegen.gpu.cuda_printer import emit_cuda
-from tensor_comprehensions.core.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT8, INT32, UINT16, UINT32, UINT64, DType
+from tensor_comprehensions.core.dtypes import (
+    BFLOAT16,
+    FLOAT16,
+    FLOAT32,
+    INT8,
+    UINT8,
+    UINT16,
+    UINT32,
+    UINT64,
+    DType,
+)
 from tensor_comprehensions.core.errors import InternalError
 from tensor_comprehensions.loop_ir import build as b
 from tensor_comprehensions.loop_ir import nodes as ir
@@ -107,20 +117,23 @@ def box_case(
 
 # --- products ----------------------------------------------------------------------------------------------------
 
-TYPES = {"f16": FLOAT16, "bf16": BFLOAT16, "tf32": FLOAT32, "s8": INT8}
+TYPES = {"f16": FLOAT16, "bf16": BFLOAT16, "tf32": FLOAT32, "s8": INT8, "u8": UINT8}
 
 
 def product_case(name: str, rng: np.random.Generator) -> Case:
-    """`out = out0 + A @ B.T` of one instruction, in which the left factor may be in registers, the right one across."""
+    """`out = out0 + A @ B.T` of one instruction; the left factor may be in registers, those in memory across."""
     known = INTRINSICS[name]
     atom = ATOMS[known.atom]
     total, left, right = atom.operands
-    dtype = TYPES[atom.opcode.rpartition(".")[2]]
+    types = [TYPES[x] for x in atom.opcode.split(".")[-2:]]
+    dtype = types[0]
     width = 128 // dtype.size
-    in_registers, across = 1 in known.registers, bool(known.across)
-    b_shape = (-(-right.rows // width), 64, width) if across else (right.rows, width)
-    sources = [b.buffer("A", dtype, (64, width)), b.buffer("B", dtype, b_shape)]
-    tiles = [swizzled(shared(f"s{x.name}", dtype, *x.shape), swizzle_of(128, dtype.size)) for x in sources]
+    in_registers, across = 1 in known.registers, [n in known.across for n in (1, 2)]
+    sources = [
+        b.buffer(name, t, (-(-o.rows // width), 64, width) if lies else (o.rows, width))
+        for name, t, o, lies in zip("AB", types, (left, right), across, strict=True)
+    ]
+    tiles = [swizzled(shared(f"s{x.name}", x.type.dtype, *x.shape), swizzle_of(128, dtype.size)) for x in sources]
     words = b.buffer("words", UINT32, (128, left.registers))
     start, out = (b.buffer(n, total.register, (128, total.registers)) for n in ("start", "out"))
     acc = b.buffer("acc", total.register, (total.registers,), ir.Space.REGISTER)
@@ -132,8 +145,9 @@ def product_case(name: str, rng: np.random.Generator) -> Case:
             at = (part, 0, 0) if len(x.shape) == 3 else (0, 0)
             copies.append(call(f"tma_load_{len(at)}", (tile, at), (x, at), (BAR, (0,)), attributes=(n,)))
     step = 2 * left.columns * left.dtype.bits // 8 // dtype.size  # the third step along K of a row
-    first = (held, (0,)) if in_registers else (tiles[0], (0, step))
-    second = (tiles[1], (0, step, 0) if across else (0, step))
+    places = [(0, step, 0) if lies else (0, step) for lies in across]
+    first = (held, (0,)) if in_registers else (tiles[0], places[0])
+    second = (tiles[1], places[1])
     body = b.block(
         loaded(*copies, size=sum(x.bytes for x in sources)),
         *(b.store(acc, (n,), b.load(start, TX, n)) for n in range(total.registers)),
@@ -145,15 +159,16 @@ def product_case(name: str, rng: np.random.Generator) -> Case:
         *(b.store(out, (TX, n), b.load(acc, n)) for n in range(total.registers)),
     )
     arrays = {x.name: random(rng, x.type.dtype, x.shape) for x in (*sources, start)}
-    values = {n: numbers(arrays[n], dtype, left.dtype.name) for n in ("A", "B")}
-    a = values["A"][:, step : step + left.columns]
-    if across:
-        w = values["B"].transpose(0, 2, 1).reshape(-1, 64)[: right.rows, step : step + left.columns]
-    else:
-        w = values["B"][:, step : step + left.columns]
-    places = np.array([[left.place(t, v) for v in range(left.values)] for t in range(128)])
-    raw = arrays["A"][:, step : step + left.columns][places[..., 0], places[..., 1]]
-    arrays["words"] = np.ascontiguousarray(raw).view(np.uint32).reshape(128, left.registers)
+    values = {n: numbers(arrays[n], t, left.dtype.name) for n, t in zip("AB", types, strict=True)}
+    a, w = (
+        (x.transpose(0, 2, 1).reshape(-1, 64)[: o.rows] if lies else x)[:, step : step + left.columns]
+        for x, o, lies in zip(values.values(), (left, right), across, strict=True)
+    )
+    arrays["words"] = np.zeros((128, left.registers), np.uint32)
+    if in_registers:
+        held_by = np.array([[left.place(t, v) for v in range(left.values)] for t in range(128)])
+        raw = arrays["A"][:, step : step + left.columns][held_by[..., 0], held_by[..., 1]]
+        arrays["words"] = np.ascontiguousarray(raw).view(np.uint32).reshape(128, left.registers)
     spots = np.array([[total.place(t, v) for v in range(total.values)] for t in range(128)])
     sums = arrays["start"].astype(a.dtype)
     for k in range(a.shape[1]):
@@ -164,8 +179,8 @@ def product_case(name: str, rng: np.random.Generator) -> Case:
 
 
 def random(rng: np.random.Generator, dtype: DType, shape: tuple[int, ...]) -> Array:
-    if dtype in (INT8, INT32):
-        return rng.integers(-100, 100, shape).astype(dtype.name)
+    if dtype.is_integer:
+        return rng.integers(0 if dtype == UINT8 else -100, 100, shape).astype(dtype.name)
     values = rng.normal(size=shape).astype(np.float32)
     if dtype == BFLOAT16:
         return (values.view(np.uint32) >> 16).astype(np.uint16)
@@ -177,12 +192,16 @@ def numbers(x: Array, dtype: DType, kind: str) -> Array:
         return (x.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
     if kind == "tfloat32":
         return (x.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float64)
-    return x.astype(np.int64 if dtype == INT8 else np.float64)
+    return x.astype(np.int64 if dtype.is_integer else np.float64)
 
 
 PRODUCTS = [
     "wgmma_m64n8k16_f32_f16",
     "wgmma_m64n24k32_s32_s8",
+    "wgmma_m64n16k32_s32_u8",
+    "wgmma_m64n32k32_s32_s8_u8",
+    "wgmma_m64n40k16_f32_bf16_left_across",
+    "wgmma_m64n128k16_f32_f16_both_across",
     "wgmma_m64n32k8_f32_tf32",
     "wgmma_m64n40k8_f32_tf32_registers",
     "wgmma_m64n48k16_f32_bf16_across",

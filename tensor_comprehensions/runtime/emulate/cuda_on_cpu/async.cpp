@@ -339,7 +339,7 @@ bool read_matrix(const MachineOperand &o, uint64_t descriptor, bool across, int 
     static const int widths[] = {0, 128, 64, 32};
     Memory &m = memories.back();
     int width = widths[descriptor >> 62], size = o.bits / 8;
-    int64_t start = (descriptor & 0x3fff) << 4, leading = (descriptor >> 16 & 0x3fff) << 4;
+    int64_t start = (descriptor & 0x3fff) << 4 | (descriptor >> 52 & 0x3ff) << 18, leading = (descriptor >> 16 & 0x3fff) << 4;
     int64_t stride = (descriptor >> 32 & 0x3fff) << 4, low = INT64_MAX, high = -1;
     to.resize((size_t)o.rows * o.columns);
     for (int row = 0; row < o.rows; row++)

@@ -670,10 +670,11 @@ void machine_group_wait(int left, int line) {
 
 unsigned machine_elect() { return current % WARP == 0; }
 
+// Static arrays of other kernels of this library may lie before: bits of the place beyond a block's memory are kept.
 unsigned long long machine_descriptor(const void *at, int leading, int stride, int mode) {
     unsigned long long offset = (const char *)at - memories.back().begin;
     return (offset & 0x3ffff) >> 4 | (unsigned long long)leading << 16 | (unsigned long long)stride << 32 |
-           (unsigned long long)mode << 62;
+           (offset >> 18 & 0x3ff) << 52 | (unsigned long long)mode << 62;
 }
 
 #define ACCESS(n) \
