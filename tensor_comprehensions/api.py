@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from .dispatch.cuda.gpu_kernels import GpuKernel
     from .dispatch.sparse.sparse_gpu_kernels import SparseGpuKernel
     from .dispatch.sparse.sparse_kernel import SparseKernel
+    from .dispatch.sparse.sparse_run import SparseCall
     from .explain.report import Report
     from .torch_ext.sparse_op import SparseOp
 
@@ -178,7 +179,8 @@ class Op(KernelDispatcher):
         sparse = options if isinstance(options, SparseOptions) else None
         if sparse is not None:
             check_sparse_options(sparse)
-        kernels = KernelTable(function, _choose_tuned if options == "tuned" else None, formats, sparse)
+        choose, choose_sparse = (_choose_tuned, _choose_tuned_sparse) if options == "tuned" else (None, None)
+        kernels = KernelTable(function, choose, formats, sparse, choose_sparse)
         dense = CpuOptions() if sparse is not None or options is None or options == "tuned" else options
         machine = CompileConfig(cast("CpuOptions", dense), host())
         check_machine(machine.options, machine.target)
@@ -351,8 +353,7 @@ class Op(KernelDispatcher):
         process, those that the cost model ranks first or the alternatives of `options.schedule`.
 
         With sparse operands, candidates run in this process on the operands themselves, one option after the other, and
-        must give the results of the first. The winner serves operands of the same formats, and the cache does not keep
-        it.
+        must give the results of the first. The winner serves operands of the same formats.
 
         Args:
             tensors, initial: as in a call.
@@ -388,11 +389,11 @@ class Op(KernelDispatcher):
             self._look_anew()
             return tuned
         if self._kernels.has_sparse((*tensors, *initial.values())):
-            if tuple(devices) != ("cpu",) or executor is not None or store is not None or report is not None:
-                raise ArgumentError("a search with sparse operands takes no devices, executor, store or report")
+            if tuple(devices) != ("cpu",) or executor is not None or report is not None:
+                raise ArgumentError("a search with sparse operands takes no devices, executor or report")
             with deferred_interrupts():
                 from .autotuner.sparse_search import autotune_sparse
-            best = autotune_sparse(self._kernels.sparse, tensors, initial, options, trying)
+            best = autotune_sparse(self._kernels.sparse, tensors, initial, options, trying, op_api.store_of(store))
             self._look_anew()
             return best
         arguments = normalize_detached(self._kernels.interface, tensors, initial)
@@ -501,6 +502,12 @@ def _formats_by_def(functions: Sequence[Function], formats: Mapping[str, str] | 
         f.name: {t.name: to_format(formats[t.name], t.rank) for t in (*f.parameters, *f.results) if t.name in formats}
         for f in functions
     }
+
+
+def _choose_tuned_sparse(function: Function, call: SparseCall, sizes: Mapping[str, int]) -> SparseOptions | None:
+    with deferred_interrupts():
+        from .autotuner.sparse_search import choose_tuned_sparse_options
+    return choose_tuned_sparse_options(function, call, sizes)
 
 
 def _choose_tuned(function: Function, bound: BoundFunction, arguments: Arguments) -> CpuOptions | None:

@@ -52,13 +52,14 @@ class ExpectedOutputs:
     def fault(self, outputs: Sequence[Tensor]) -> tuple[pb.Status, str] | None:
         """The fault of the outputs, or None."""
         for number, (x, right, allowed) in enumerate(zip(outputs, self.outputs, self.allowed, strict=True)):
-            problem = _fault(x, right, allowed)
+            problem = find_fault(x, right, allowed)
             if problem is not None:
                 return problem[0], f"output {number}: {problem[1]}"
         return None
 
 
-def _fault(x: Tensor, right: Tensor, allowed: float) -> tuple[pb.Status, str] | None:
+def find_fault(x: Tensor, right: Tensor, allowed: float) -> tuple[pb.Status, str] | None:
+    """What is wrong with an output of which every element may be `allowed` from the right one, if anything."""
     if not x.dtype.is_floating_point:
         a, b = (t.view(torch.uint8) if t.dtype is torch.bool else t for t in (x, right))
         wrong = int((a != b).sum())
@@ -116,7 +117,7 @@ class OutputOracle:
             verify_small(self.problem)
             self._verified = True
         outputs = self._by_default(memory)
-        return ExpectedOutputs(outputs, tuple(_tolerance(self.problem, x) for x in outputs))
+        return ExpectedOutputs(outputs, tuple(allow_rounding(x, self.problem.longest_sum) for x in outputs))
 
     def _by_default(self, memory: ProblemMemory) -> tuple[Tensor, ...]:
         if self._default is None:
@@ -133,8 +134,8 @@ class OutputOracle:
         """The usual tolerance, or more in a def in which the default kernel needs more."""
         allowed = []
         for mine, right in zip(self._by_default(memory), outputs, strict=True):
-            usual, off = _tolerance(self.problem, right), max_deviation(mine, right)
-            fault = _fault(mine, right, TRUSTED * usual)
+            usual, off = allow_rounding(right, self.problem.longest_sum), max_deviation(mine, right)
+            fault = find_fault(mine, right, TRUSTED * usual)
             if fault is not None:
                 raise InternalError(f"the default kernel of {self.problem.function.name} is wrong: {fault[1]}")
             allowed.append(max(usual, 4 * off))
@@ -169,12 +170,13 @@ class OutputOracle:
         os.replace(unfinished, path)
 
 
-def _tolerance(problem: Problem, right: Tensor) -> float:
+def allow_rounding(right: Tensor, longest_sum: int) -> float:
+    """How far an element may be from the right one: some roundings of its type, more in longer sums."""
     digits = _DIGITS.get(right.dtype)
     if digits is None or not right.numel():
         return 0.0
     largest = float(right.abs().nan_to_num_(0.0, 0.0, 0.0).max())
-    return max(1e-30, largest) * ROUNDINGS * sqrt(problem.longest_sum) * 2.0**-digits
+    return max(1e-30, largest) * ROUNDINGS * sqrt(longest_sum) * 2.0**-digits
 
 
 def reference_outputs(memory: ProblemMemory) -> tuple[Tensor, ...]:

@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeVar, cast
 
 import torch
 
@@ -25,6 +26,7 @@ from ..options import CpuOptions
 from ..target import CpuTarget
 from ..tc_lang.ir import BoundFunction, Function
 
+T = TypeVar("T")
 NEAREST = 3
 """Tuned sizes, and numbers of threads, whose options a search starts from."""
 DIGITS = 19
@@ -73,17 +75,24 @@ def lookup_best(
     """
     store = current_store() if store is None else store
     key, names = make_key(function, bound, target, threads=torch.get_num_threads()), names_digest(bound)
+    return lookup_by_key(function, key, names, CpuOptions, store, exact=exact)
+
+
+def lookup_by_key(
+    function: Function, key: Key, names: str, record: type[T], store: Store, *, exact: bool = False
+) -> T | None:
+    """As `lookup_best`, for a key, and for a class of options."""
     best = measurement_store.best_measurement(store, key, names)
-    if best is not None and isinstance(best.options, CpuOptions):
+    if best is not None and isinstance(best.options, record):
         _log(lambda: f"{function.name}: hit: {_record(Found(key, best))}")
         record_decision(lambda: Decision("tuning", (), RECORD_USED, _record(Found(key, best))))
         return best.options
-    found = [] if exact else [n for n in nearest_sizes(store, key, names) if isinstance(n.best.options, CpuOptions)]
+    found = [] if exact else [n for n in nearest_sizes(store, key, names) if isinstance(n.best.options, record)]
     if found:
         _log(lambda: f"{function.name}: no record of these sizes; the nearest: {_record(found[0], key)}")
         nearest = f"there is no record of these sizes; the nearest: {_record(found[0], key)}"
         record_decision(lambda: Decision("tuning", (), RECORD_USED, nearest))
-        return found[0].best.options  # type: ignore[no-any-return]
+        return cast("T", found[0].best.options)
     if others := measured_with_other_threads(store, key, names):
         tuned = ", ".join(other.key["threads"] for other in others)
         get_logger("tune").warning(

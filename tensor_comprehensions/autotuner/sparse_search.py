@@ -10,11 +10,15 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import permutations
+from math import prod
 from time import perf_counter
 from typing import Any
 
 import torch
 
+from ..cache.key import Key, make_sparse_tuning_key
+from ..cache.measurement_store import SHORTEST, Measurement, record_measurements
+from ..cache.store import Store, current_store
 from ..core.diagnostics import get_logger
 from ..core.errors import ArgumentError
 from ..dispatch.sparse.fixed_patterns import are_equal_levels
@@ -23,9 +27,14 @@ from ..dispatch.sparse.sparse_kernels import SparseKernels
 from ..dispatch.sparse.sparse_run import SparseCall
 from ..dispatch.sparse.sparse_tensor import SparseTensor
 from ..options import SparseOptions, check_sparse_options
+from ..runtime.cpu.host import host
+from ..sparse.explain import text_with_formats
+from ..tc_lang.bind import bind
 from ..tc_lang.ir import Function
 from . import tuner_pb2 as pb
+from .expected_results import allow_rounding, find_fault
 from .outcomes import Outcome
+from .recorded_options import lookup_by_key
 from .search_loop import SearchBudget, TuningResult
 from .timing import RunQueueClock, Times, calls_for, sample_run, speedup_lower_bound
 
@@ -49,9 +58,14 @@ class _Race:
 
 
 def autotune_sparse(
-    kernels: SparseKernels, values: Sequence[object], initial: Mapping[str, object], start: object, trying: SearchBudget
+    kernels: SparseKernels,
+    values: Sequence[object],
+    initial: Mapping[str, object],
+    start: object,
+    trying: SearchBudget,
+    store: Store,
 ) -> TuningResult[SparseOptions]:
-    """Search for options for calls like this one, and use them from now on.
+    """Search for options for calls like this one, use them from now on, and keep them in the store.
 
     Raises:
         ArgumentError: the operands do not fit the def, or the start is no `SparseOptions`.
@@ -65,6 +79,8 @@ def autotune_sparse(
     with torch.no_grad():
         found = search.run()
     kernels.set_tuned_options(call, found.options)
+    key = make_tuning_key(kernels.function_for_call(call), call, kernels.sizes(call))
+    record_measurements(store, key, _measurements(found))
     get_logger("tune").info(
         "%s: sparse, %.2f times as fast as untuned, after %d candidates: %s",
         kernels.function.name, found.speedup, len(found.outcomes), found.options,
@@ -72,10 +88,33 @@ def autotune_sparse(
     return found
 
 
+def _measurements(found: TuningResult[SparseOptions]) -> list[Measurement]:
+    """The times of the winner and of the start in their last race."""
+    times = {found.default: found.default_seconds, found.options: found.seconds}
+    return [
+        Measurement(options, max(SHORTEST, seconds), found.validated, found.runs, found.spread, tuner="sparse")
+        for options, seconds in times.items()
+    ]
+
+
+def make_tuning_key(function: Function, call: SparseCall, sizes: Mapping[str, int]) -> Key:
+    """The key of measurements for calls like this one: what is stored counts by its amount."""
+    shapes = " ".join(map(str, (*sizes.values(), *(len(t.values) for t in call.sparse.values()))))
+    types = tuple((n, str(t.dtype), str(t.index_dtype)) for n, t in call.sparse.items())
+    text = text_with_formats(function)
+    return make_sparse_tuning_key(text, types, shapes, host(), threads=torch.get_num_threads())
+
+
+def choose_tuned_sparse_options(function: Function, call: SparseCall, sizes: Mapping[str, int]) -> SparseOptions | None:
+    """The options for an operator that was defined with `options="tuned"`: what the cache knows of calls like this."""
+    return lookup_by_key(function, make_tuning_key(function, call, sizes), "", SparseOptions, current_store())
+
+
 class _Search:
     def __init__(self, kernels: SparseKernels, call: SparseCall, start: SparseOptions, trying: SearchBudget) -> None:
         self._kernels, self._call, self._start, self._trying = kernels, call, start, trying
         self._expected = kernels.run(call, options=start)
+        self._longest_sum = _count_terms(kernels, call)
         self._began = perf_counter()
         self._end = self._began + trying.seconds
         self._limit = trying.generations * trying.population
@@ -116,7 +155,7 @@ class _Search:
             found = self._kernels.run(self._call, options=candidate)
         except ArgumentError as refusal:  # an order that is not possible, say
             return self._add_failure(candidate, pb.INVALID, refusal.message, generation)
-        if not all(_agree(found[n], x) for n, x in self._expected.items()):
+        if not all(_agree(found[n], x, self._longest_sum) for n, x in self._expected.items()):
             get_logger("tune").warning("%s: %s gives other results", self._kernels.function.name, candidate)
             return self._add_failure(candidate, pb.WRONG_RESULT, "other results than the start's", generation)
         compiled = perf_counter()
@@ -169,8 +208,16 @@ def _orders(function: Function) -> list[tuple[str, ...]]:
     return [(), *permutations(most)] if len(most) <= MAX_PERMUTED else [()]
 
 
-def _agree(x: Any, y: Any) -> bool:
+def _count_terms(kernels: SparseKernels, call: SparseCall) -> int:
+    """The most terms that one element of a tensor may have."""
+    function, sizes = kernels.function_for_call(call), kernels.sizes(call)
+    scalars = {name: sizes[name] for name in function.scalars}
+    bound = bind(function, {n: v for n, v in sizes.items() if n not in scalars}, scalars)
+    return max((prod(i.extent for i in s.reduction_indices) for s in bound.statements), default=1) or 1
+
+
+def _agree(x: Any, right: Any, longest_sum: int) -> bool:
     """Whether two results store the same places and agree but for rounding."""
     if not isinstance(x, SparseTensor):
-        return bool(torch.allclose(x, y, rtol=1e-3, atol=1e-5, equal_nan=True))
-    return are_equal_levels(x.levels, y.levels) and _agree(x.values, y.values)
+        return find_fault(x, right, allow_rounding(right, longest_sum)) is None
+    return are_equal_levels(x.levels, right.levels) and _agree(x.values, right.values, longest_sum)

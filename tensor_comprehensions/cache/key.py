@@ -121,6 +121,18 @@ def make_sparse_key(text: str, kernel: object, target: object, *, flags: Mapping
     return Key((*parts, *_toolchain_parts(flags)))
 
 
+def make_sparse_tuning_key(text: str, kernel: object, shapes: str, target: object, *, threads: int) -> Key:
+    """The key under which measurements of a def with sparse operands are kept. They record versions themselves.
+
+    Args:
+        text, kernel, target: as for `make_sparse_key`.
+        shapes: sizes, and numbers of stored elements: measurements of others are for the nearest.
+        threads: on how many it is measured.
+    """
+    parts = [("kind", "sparse tuning"), ("def", text), ("dtypes", canonical_text(kernel)), ("shapes", shapes)]
+    return Key((*parts, *_fields("target", target), ("threads", str(threads))))
+
+
 def _toolchain_parts(flags: Mapping[str, str] | None) -> list[tuple[str, str]]:
     parts = [(f"version.{name}", text) for name, text in toolchain_versions()]
     return [*parts, ("source", _source()), *((f"flag.{name}", text) for name, text in sorted((flags or {}).items()))]

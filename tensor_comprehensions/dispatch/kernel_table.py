@@ -84,6 +84,8 @@ NEVER_SPARSE = (bool, int, float, complex, str, bytes, list, tuple, dict, type(N
 _SPARSE = "tensor_comprehensions.dispatch.sparse.sparse_tensor"
 OptionsProvider = Callable[[Function, BoundFunction, Arguments], CpuOptions | None]
 """How to lower a def for certain arguments; None leaves it to the cost models."""
+SparseOptionsProvider = Callable[[Function, Any, Mapping[str, int]], SparseOptions | None]
+"""The same for a call with sparse operands, and the sizes that these give."""
 
 
 class KernelTable:
@@ -95,8 +97,9 @@ class KernelTable:
         choose: OptionsProvider | None = None,
         formats: Mapping[str, Format] | None = None,
         sparse_options: SparseOptions | None = None,
+        choose_sparse: SparseOptionsProvider | None = None,
     ) -> None:
-        self._sparse_options = sparse_options
+        self._sparse_options, self._choose_sparse = sparse_options, choose_sparse
         self.function, self.formats = function, dict(formats or {})
         self._declares_sparse = function.is_sparse or any(not f.is_dense for f in self.formats.values())
         self.interface = CallSignature.of(function)
@@ -118,7 +121,7 @@ class KernelTable:
         """Those for sparse operands, whose part of the package is loaded when the first is asked for."""
         from .sparse.sparse_kernels import SparseKernels
 
-        return SparseKernels(self.interface, self.formats, self._sparse_options)
+        return SparseKernels(self.interface, self.formats, self._sparse_options, self._choose_sparse)
 
     def has_sparse(self, values: Sequence[object]) -> bool:
         """Is a tensor of the def, or an argument of a call, sparse, so that `sparse` is for it?"""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import FrozenInstanceError, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,9 @@ import tensor_comprehensions as tc
 from tensor_comprehensions.autotuner import sparse_search
 from tensor_comprehensions.autotuner.sparse_search import _changes
 from tensor_comprehensions.cache import options_proto
+from tensor_comprehensions.cache.measurement_store import all_measurements
+from tensor_comprehensions.cache.store import Store, current_store
+from tensor_comprehensions.core import knobs
 from tensor_comprehensions.dispatch.sparse import sparse_cache
 from tensor_comprehensions.runtime.cpu.host import host
 
@@ -130,7 +134,66 @@ def test_a_search_by_times_gives_options() -> None:
     assert found.seconds > 0
     assert found.default == tc.SparseOptions()
     assert {o.kind for o in found.outcomes} <= {"ok", "invalid"}
-    with pytest.raises(tc.ArgumentError, match="no devices, executor, store or report"):
+    with pytest.raises(tc.ArgumentError, match="no devices, executor or report"):
         op.autotune(*given, devices=("cpu:0",))
     with pytest.raises(tc.ArgumentError, match=r"expected: SparseOptions\(...\)"):
         op.autotune(*given, options=tc.CpuOptions())
+
+
+def test_what_a_search_found_is_kept_for_operators_that_ask_for_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As dense options are: for these sizes and amounts, or else for the nearest."""
+    text = PROGRAMS["dense columns"][0]
+    given = operands("csr dense")
+
+    def race(_: Any, best: Any, candidate: Any, past_end: bool = False) -> Any:
+        gain = 1.5 if candidate.prefetch_distance == 8 != best.prefetch_distance else 0.5
+        mine, other = (sparse_search.Times((2e-6 - 1e-7 * o.prefetch_distance,) * 2) for o in (best, candidate))
+        return sparse_search._Race(gain, mine, other)
+
+    monkeypatch.setattr(sparse_search._Search, "_race", race)
+    monkeypatch.setattr(sparse_search, "_orders", lambda _: [()])
+    with knobs.override_knobs(cache="readwrite", cache_dir=str(tmp_path / "cache")):
+        found = tc.define(text).f.autotune(*given, budget=100.0).options
+        assert found == tc.SparseOptions(prefetch_distance=8)
+        (key, measurements), *others = all_measurements(current_store()).items()
+        assert not others
+        assert key["kind"] == "sparse tuning"
+        assert [m.options for m in measurements] == [found, tc.SparseOptions()]
+        again = tc.define(text, options="tuned").f
+        assert again.compile(*given).compiled.program.problem.options == found
+        torch.testing.assert_close(again(*given), given[0].dense() @ given[1])
+        smaller = tc.as_sparse(given[0].dense()[:9], "csr"), given[1]
+        nearest = tc.define(text, options="tuned").f
+        assert nearest.compile(*smaller).compiled.program.problem.options == found
+        untuned = tc.define(text).f
+        assert untuned.compile(*given).compiled.program.problem.options == tc.SparseOptions()
+        columns = tc.define(text.replace(": csr", ""), options="tuned").f  # other formats know nothing
+        assert columns.compile(given[0].to("csc"), given[1]).compiled.program.problem.options == tc.SparseOptions()
+    own = tmp_path / "own"
+    tc.define(text).f.autotune(*given, budget=100.0, store=own)
+    assert all_measurements(Store(own))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "close", "far"),
+    [
+        (torch.float64, 4e-15, 1e-9),
+        (torch.float32, 1e-6, 1e-3),
+        (torch.float16, 1e-2, 0.5),
+        (torch.int32, 0, 1),
+        (torch.bool, 0, 1),
+    ],
+)
+def test_results_of_candidates_agree_but_for_rounding_of_their_type(
+    dtype: torch.dtype, close: float, far: float
+) -> None:
+    right = torch.ones(4).to(dtype)
+    assert sparse_search._agree(right + close if close else right, right, 4)
+    wrong = ~right if dtype is torch.bool else right + torch.tensor(far, dtype=dtype)
+    assert not sparse_search._agree(wrong, right, 4)
+    if dtype.is_floating_point:
+        nothing = torch.full_like(right, torch.nan)
+        assert not sparse_search._agree(nothing, right, 4)
+        assert sparse_search._agree(nothing, nothing, 4)

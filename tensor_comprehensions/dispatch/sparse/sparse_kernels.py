@@ -35,6 +35,7 @@ from .split_run import RunSparse, SplitRun
 from .structure import Structure, check_structure, structure_of
 
 if TYPE_CHECKING:
+    from ..kernel_table import SparseOptionsProvider
     from .sparse_gpu_kernels import SparseGpuKernel, SparseGpuKernels
 
 LIMIT = 64
@@ -58,9 +59,12 @@ class SparseKernels:
         interface: CallSignature,
         formats: Mapping[str, Format] | None = None,
         options: SparseOptions | None = None,
+        choose: SparseOptionsProvider | None = None,
     ) -> None:
+        """choose: gives the options of calls, unless `set_tuned_options` has; None leaves it to `options`."""
         self.interface = interface
         self.options = SparseOptions() if options is None else options
+        self._choose = choose
         self._tuned: dict[Hashable, SparseOptions] = {}
         self._splits: SingleFlightCache[Hashable, SplitRun | None] = SingleFlightCache(LIMIT)
         self.function = with_formats(interface.function, formats or {})
@@ -81,18 +85,17 @@ class SparseKernels:
             ArgumentError: the sizes of the operands do not fit the def.
         """
         function = self.function_for_call(call)
-        split = self._split_run(function, options)
+        chosen = self.options_for(function, call) if options is None else options
+        split = self._split_run(function, chosen)
         if split is not None:
             return split.run(call, counts)
         if call.device is not None:
-            chosen = self.options_for(function) if options is None else options
             return self.gpu.run(function, call, self.sizes(call), chosen)
         refills = counts is not None and bool(counts.levels)
-        return SparseRun(*self._kernel_for(call, refills, options), counts).results()
+        return SparseRun(*self._kernel_for(call, refills, chosen), counts).results()
 
-    def _split_run(self, function: Function, options: SparseOptions | None = None) -> SplitRun | None:
+    def _split_run(self, function: Function, chosen: SparseOptions) -> SplitRun | None:
         """What runs the dense contractions of a def as dense kernels; None where it has none."""
-        chosen = self.options_for(function) if options is None else options
 
         def make_part(part: Function) -> RunSparse:
             return SparseKernels(CallSignature.of(part), None, chosen).run
@@ -120,9 +123,14 @@ class SparseKernels:
         """Lower calls with operands of these formats in another way from now on."""
         self._tuned[_formats_of(self.function_for_call(call))] = options
 
-    def options_for(self, function: Function) -> SparseOptions:
-        """How calls are lowered whose operands have these formats."""
-        return self._tuned.get(_formats_of(function), self.options)
+    def options_for(self, function: Function, call: SparseCall) -> SparseOptions:
+        """How calls are lowered whose operands have these formats; the first call looks for options that were tuned."""
+        if call.device is not None:
+            return self.options
+        key = _formats_of(function)
+        if key not in self._tuned and self._choose is not None:
+            self._tuned[key] = self._choose(function, call, self.sizes(call)) or self.options
+        return self._tuned.get(key, self.options)
 
     def compile(self, values: Sequence[object], initial: Mapping[str, object]) -> CompiledSparseKernel:
         """The kernel for a call like this. Raises ArgumentError as `accept` does."""
@@ -157,7 +165,7 @@ class SparseKernels:
             target = launch.device_target(device.index)
         else:
             target = resolve_gpu_target(wanted)
-        kernel = self.gpu.kernel(*prepared, self.options_for(prepared[0]), target)
+        kernel = self.gpu.kernel(*prepared, self.options, target)
         return SparseGpuKernel(call_op, self._prepare, hand_back, kernel)
 
     def _prepare(
@@ -180,7 +188,8 @@ class SparseKernels:
             return None
         if any(self.function.tensor(name).is_sparse for name in self.function.returns):
             return None
-        if self._split_run(self.function_for_call(call)) is not None:
+        function = self.function_for_call(call)
+        if self._split_run(function, self.options_for(function, call)) is not None:
             return None
         kernel, _, sizes = self._kernel_for(call)
         program = kernel.program
@@ -309,7 +318,7 @@ class SparseKernels:
             refills: whether the stored places of results are known. options: how to lower.
         """
         sizes, function = self.sizes(call), self.function_for_call(call)
-        chosen = self.options_for(function) if options is None else options
+        chosen = self.options_for(function, call) if options is None else options
         return self._kernel(function, call, sizes, refills, chosen), call, sizes
 
     def _kernel(
