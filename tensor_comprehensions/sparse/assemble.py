@@ -293,7 +293,7 @@ class AssemblingEmitter(StatementEmitter):
             found = Store(build.register(f"{self.s.target}.found", BOOL), (), build.TRUE)
             return found if self.counts else build.block(add_to(self.total(), value, self.s.reduction), found)
         cast = build.cast(value, self.values.type.dtype)
-        if self.nest.paths:
+        if self.nest.paths or self.nest.keeps_places:
             return self._append(state, cast)
         name = self.names.fresh("value")
         held = build.var(name, cast.type.dtype)

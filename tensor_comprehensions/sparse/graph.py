@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from ..core.errors import CannotLower
 from ..tc_lang.formats import Format, Level, LevelKind
@@ -112,7 +113,7 @@ def build_nest(problem: SparseProblem, number: int) -> Nest:
             loops[loop[0]] = Loop(loop[0], loop[1], loop[2], name in free, window)
     paths = {a: _path(a, symbols[a.tensor], blocks, problem) for a in occurrences}
     keeps = target.is_sparse and target.name not in stands_for and _exists_at(statement)
-    identity = term.void if keeps and paths else None
+    identity = term.void if keeps else None
     term = replace(term, void=None) if keeps or not paths else term
     return Nest(statement, term, loops, paths, blocks, problem.shared, identity)
 
@@ -206,11 +207,20 @@ def is_ordered(nest: Nest, order: tuple[str, ...], format: Format) -> bool:
     if nest.blocks or format.blocks or not all(isinstance(e, Index) for e in s.subscripts):
         return False
     levels = [e.name for d in format.order for e in (s.subscripts[d],) if isinstance(e, Index)]
+    paths = nest.paths.values()
     free = [n for n in order if nest.loops[n].is_free]
     repeats = any(not step.level.unique and step.loop in levels for p in nest.paths.values() for step in p.steps)
-    if free != levels or (repeats and len(order) > len(free)):
+    if free != levels or (repeats and len(order) > len(free)) or not all(_repeats_inside(p, order) for p in paths):
         return False
     return list(order[: len(free)]) == free or scatters(nest, order, format)
+
+
+def _repeats_inside(path: Path, order: tuple[str, ...]) -> bool:
+    """Whether what tells repeated coordinates of an operand apart is the loop just inside: another one would be walked
+    for each of them."""
+    pairs = [(a.loop, b.loop) for a, b in pairwise(path.steps) if not a.level.unique]
+    inside = ((a, b) for a, b in pairs if isinstance(a, str) and isinstance(b, str))
+    return all(order.index(b) == order.index(a) + 1 for a, b in inside)
 
 
 def scatters(nest: Nest, order: tuple[str, ...], format: Format) -> bool:

@@ -226,7 +226,7 @@ class CollectedEmitter(StatementEmitter):
         first = (Store(total, (), build.cast(self.neutral, total.type.dtype)), Store(found, (), held))
         append = self._append(state, build.cast(Load(total, ()), self.values.type.dtype))
         wanted: Expr = Load(found, ())
-        if not self.nest.paths:
+        if not (self.nest.paths or self.nest.keeps_places):
             wanted = build.ne(Load(total, ()), build.const(0, total.type.dtype))
         return Allocate(
             (total, found),
@@ -237,7 +237,7 @@ class CollectedEmitter(StatementEmitter):
         if IN_REGISTER in state.indices:
             found = Store(build.register(f"{self.s.target}.found", BOOL), (), build.TRUE)
             return build.block(add_to(self.total(), value, self.s.reduction), found)
-        if self.nest.paths:
+        if self.nest.paths or self.nest.keeps_places:
             return self._append(state, build.cast(value, self.values.type.dtype))
         name = self.names.fresh("value")
         held = build.var(name, value.type.dtype)

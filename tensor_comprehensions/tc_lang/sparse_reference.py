@@ -18,6 +18,7 @@ import numpy as np
 from ..core.errors import InternalError
 from ..core.math_functions import FUNCTIONS
 from .bind import neutral_element
+from .formats import Format
 from .ir import (
     Access,
     Binary,
@@ -64,10 +65,10 @@ NONE_SHARED: Mapping[str, SharedPlaces] = {}
 def evaluate_sparse(
     bound: BoundFunction,
     operands: Mapping[str, Stored],
-    sparse_results: Sequence[str],
+    sparse_results: Mapping[str, Format],
     temporaries: Mapping[str, SharedPlaces] = NONE_SHARED,
 ) -> dict[str, Stored]:
-    """The returns of a function, by name: those of `sparse_results` with their stored places.
+    """The returns of a function, by name: those of `sparse_results`, in these formats, with their stored places.
 
     operands: every input and the initial value of every in/out tensor, by name. temporaries: those that have the stored
     places of an operand; the others are dense.
@@ -75,12 +76,28 @@ def evaluate_sparse(
     memory = {t.name: _initial_stored(t, operands, t.name in sparse_results) for t in bound.tensors}
     with np.errstate(all="ignore"):
         for s in bound.statements:
-            memory[s.target] = _run(s, bound, memory)
+            memory[s.target] = _complete(_run(s, bound, memory), sparse_results.get(s.target))
             if (shared := temporaries.get(s.target)) is not None:
                 places = operands[shared.source].places
                 inside = None if places is None else places[shared.window]
                 memory[s.target] = _zeros_elsewhere(memory[s.target].values, inside)
     return {name: memory[name] for name in bound.returns}
+
+
+def _complete(stored: Stored, format: Format | None) -> Stored:
+    """With all places of blocks, and of dense tails, of which one is stored."""
+    if format is None or stored.places is None:
+        return stored
+    places = stored.places
+    if format.blocks:
+        split = [x for n, b in zip(places.shape, format.blocks, strict=True) for x in (n // b, b)]
+        blocks = places.reshape(split).any(tuple(range(1, len(split), 2)))
+        for d, b in enumerate(format.blocks):
+            blocks = np.repeat(blocks, b, d)
+        return Stored(stored.values, blocks)
+    for d in format.order[format.depth :]:
+        places = np.broadcast_to(places.any(d, keepdims=True), places.shape)
+    return Stored(stored.values, np.array(places))
 
 
 def _initial_stored(t: Tensor, operands: Mapping[str, Stored], sparse: bool) -> Stored:
@@ -141,7 +158,7 @@ def _reduce(s: BoundStatement, old: Stored, target: Tensor, at: tuple[Array, ...
 
 def _reads(s: BoundStatement, memory: Mapping[str, Stored]) -> Iterator[Stored]:
     for root in (s.value, *s.exists):
-        yield from (memory[e.tensor] for e in walk_expr(root) if isinstance(e, Access) and e.tensor != s.target)
+        yield from (memory[e.tensor] for e in walk_expr(root) if isinstance(e, Access))
 
 
 def _reads_sparse(s: BoundStatement, memory: Mapping[str, Stored]) -> bool:

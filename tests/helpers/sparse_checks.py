@@ -64,7 +64,8 @@ def filled_memory() -> Iterator[None]:
 def reference(function: Function, values: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Stored]:
     """What `function`, which has the formats of its operands, returns; `values` by name."""
     operands = {name: to_stored(x) for name, x in values.items()}
-    sparse = [t.name for t in function.tensors if t.is_sparse and t.name in function.returns]
+    returned = {t.name: t.format for t in function.tensors if t.name in function.returns}
+    sparse = {name: f for name, f in returned.items() if f is not None and not f.is_dense}
     known = {n: v for n, v in sizes.items() if n in function.sizes}
     return evaluate_sparse(bind(function, known, {}), operands, sparse, temporary_places(function, known))
 

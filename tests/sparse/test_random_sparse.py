@@ -112,6 +112,21 @@ def check_results(program: RandomDef, values: dict[str, Any], sizes: dict[str, i
 
 
 FOUND = {
+    "a loop between repeated coordinates": """def f(double(M,N) A: coo, float(K) z) -> (C: sdu) {
+        C(j,k,h) = A(j, h) + A(j, h) where k in 0:K
+    }""",
+    "a result that reads itself beside a dense operand": """def f(double(M,M) A: csr, double D, double(M) x) -> (C: u) {
+        C(j) +=! A(m, j) + D where exists A(m, j)
+        C(m) += max(C(m), x(m))
+    }""",
+    "places that exist in a dense temporary": """def f(double(K,M,P) A: coo, double(M) x) -> (C: s) {
+        T(k) +=! A(k, j, 0) * x(j) + abs(A(k, j, l))
+        C(k) +=! T(k) * T(k) where exists T(k)
+    }""",
+    "a dense tail that is read": """def f(double(P,M) A: uc, double(N) x, double(K) z) -> (B: sd, C: coo) {
+        B(l,j) = A(l, j) * 1
+        C(j,h,l,k) = (B(l, j) + x(h)) * B(l, j) where k in 0:K
+    }""",
     "a sum that is read": """def f(double(N,M) A: csr, double(N,M) B: csr) -> (C: csr, y) {
         C(i,j) = A(i,j) + B(i,j)  y(i) +=! C(i,j)
     }""",

@@ -51,7 +51,7 @@ def test_values_and_places(case: Case) -> None:
     found = evaluate_sparse(
         bound,
         stored,
-        [t.name for t in function.tensors if t.is_sparse and t.name in function.returns],
+        {t.name: t.format for t in function.tensors if t.format and t.is_sparse and t.name in function.returns},
         temporary_places(function, sizes | scalars),
     )
     for name, expected in zip(function.returns, case.expected(operands), strict=True):

@@ -77,7 +77,8 @@ def evaluate(function: Function, call: SparseCall, sizes: Mapping[str, int]) -> 
     bound = bind(function, {n: v for n, v in sizes.items() if n not in scalars}, scalars)
     operands = {name: Stored(_to_array(x)) for name, x in call.dense.items()}
     operands |= {name: _to_stored(t) for name, t in call.sparse.items()}
-    sparse = [name for name in function.returns if function.tensor(name).is_sparse]
+    returned = {name: function.tensor(name).format for name in function.returns}
+    sparse = {name: f for name, f in returned.items() if f is not None and not f.is_dense}
     found = evaluate_sparse(bound, operands, sparse, temporary_places(function, sizes))
     types = {t.index_dtype for t in call.sparse.values()}
     index = torch.int64 if torch.int64 in types else torch.int32
