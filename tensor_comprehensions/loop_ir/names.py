@@ -14,6 +14,7 @@ class Names:
     """The names taken in a program; `fresh` takes one more."""
 
     taken: set[str] = field(default_factory=set)
+    _next: dict[str, int] = field(default_factory=dict, repr=False, compare=False)
 
     @staticmethod
     def of(s: Stmt) -> Names:
@@ -34,9 +35,10 @@ class Names:
 
     def fresh(self, stem: str) -> str:
         """`stem.n` for the first n that is not taken yet."""
-        n = 0
+        n = self._next.get(stem, 0)  # all names below are taken
         while (name := compose_name(stem, n)) in self.taken:
             n += 1
+        self._next[stem] = n + 1
         self.taken.add(name)
         return name
 

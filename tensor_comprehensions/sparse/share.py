@@ -45,13 +45,12 @@ def _holds_zeros(statements: Sequence[Statement], found: Sequence[tuple[str, boo
     return all(void == 0 or all_of_them for void, all_of_them in zip(voids, whole, strict=True))
 
 
-def temporary_places(function: Function, sizes: Mapping[str, int]) -> dict[str, SharedPlaces]:
-    """The temporaries that share places, for numbers of all sizes and specialized scalars."""
+def shared_places(function: Function, sizes: Mapping[str, int]) -> dict[str, SharedPlaces]:
+    """The temporaries and results that share places, for numbers of all sizes and specialized scalars."""
     bounds = infer_ranges(function, sizes).tensors
     return {
         name: SharedPlaces(source, tuple(slice(*(constant_value(x) for x in range)) for range in bounds[name]))
         for name, source in shared_patterns(function).items()
-        if function.tensor(name).role is Role.TEMPORARY
     }
 
 

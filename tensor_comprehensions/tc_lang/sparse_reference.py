@@ -53,7 +53,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class SharedPlaces:
-    """Where a temporary stores something: where the operand `source` does, in a part of it."""
+    """Where a temporary or a result stores something: where the operand `source` does, in a part of it."""
 
     source: str
     window: tuple[slice, ...]
@@ -66,20 +66,21 @@ def evaluate_sparse(
     bound: BoundFunction,
     operands: Mapping[str, Stored],
     sparse_results: Mapping[str, Format],
-    temporaries: Mapping[str, SharedPlaces] = NONE_SHARED,
+    shared: Mapping[str, SharedPlaces] = NONE_SHARED,
 ) -> dict[str, Stored]:
     """The returns of a function, by name: those of `sparse_results`, in these formats, with their stored places.
 
-    operands: every input and the initial value of every in/out tensor, by name. temporaries: those that have the stored
-    places of an operand; the others are dense.
+    operands: every input and the initial value of every in/out tensor, by name. shared: the tensors that have the
+    stored places of an operand: temporaries, all others of which are dense; results also where there is nothing to sum.
     """
     memory = {t.name: _initial_stored(t, operands, t.name in sparse_results) for t in bound.tensors}
     with np.errstate(all="ignore"):
         for s in bound.statements:
             memory[s.target] = _complete(_run(s, bound, memory), sparse_results.get(s.target))
-            if (shared := temporaries.get(s.target)) is not None:
-                places = operands[shared.source].places
-                inside = None if places is None else places[shared.window]
+            is_settled = s.target in sparse_results and all(i.extent for i in s.reduction_indices)
+            if (source := shared.get(s.target)) is not None and not is_settled:
+                places = operands[source.source].places
+                inside = None if places is None else places[source.window]
                 memory[s.target] = _zeros_elsewhere(memory[s.target].values, inside)
     return {name: memory[name] for name in bound.returns}
 

@@ -20,7 +20,7 @@ from tensor_comprehensions.dispatch.sparse.sparse_tensor import SparseTensor
 from tensor_comprehensions.loop_ir.interpret.machine import interpret
 from tensor_comprehensions.loop_ir.interpret.ops import storage_dtype
 from tensor_comprehensions.loop_ir.nodes import Module
-from tensor_comprehensions.sparse.share import temporary_places
+from tensor_comprehensions.sparse.share import shared_places
 from tensor_comprehensions.tc_lang.bind import bind
 from tensor_comprehensions.tc_lang.formats import Format
 from tensor_comprehensions.tc_lang.ir import Function
@@ -67,7 +67,7 @@ def reference(function: Function, values: Mapping[str, Any], sizes: Mapping[str,
     returned = {t.name: t.format for t in function.tensors if t.name in function.returns}
     sparse = {name: f for name, f in returned.items() if f is not None and not f.is_dense}
     known = {n: v for n, v in sizes.items() if n in function.sizes}
-    return evaluate_sparse(bind(function, known, {}), operands, sparse, temporary_places(function, known))
+    return evaluate_sparse(bind(function, known, {}), operands, sparse, shared_places(function, known))
 
 
 def to_stored(x: Any) -> Stored:

@@ -112,6 +112,12 @@ def check_results(program: RandomDef, values: dict[str, Any], sizes: dict[str, i
 
 
 FOUND = {
+    "places beside a sum of nothing": """def f(double(P) A: s, double(P,N) D) -> (C: s) {
+        C(l) +=! A(l) * D(l, N - 1 - h)
+    }""",
+    "rows of columns with a loop between": """def f(int32(P,M) A: coo, float(M) z) -> (C: ssd) {
+        C(j,m,l) = -A(l, j) where m in 0:M
+    }""",
     "a loop between repeated coordinates": """def f(double(M,N) A: coo, float(K) z) -> (C: sdu) {
         C(j,k,h) = A(j, h) + A(j, h) where k in 0:K
     }""",
@@ -224,5 +230,5 @@ def test_found(what: str, threads: int) -> None:
     blocked = "bs" in FOUND[what]
     for seed in range(2):
         sizes = dict.fromkeys("NMKP", 8) if blocked or not seed else {"N": 4, "M": 3, "K": 5, "P": 17}
-        program = program_of(FOUND[what], sizes)
+        program = program_of(FOUND[what], sizes | ({"N": 0} if "nothing" in what else {}))
         call_with_threads(threads, partial(check_program, Random(seed), program))

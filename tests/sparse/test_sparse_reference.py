@@ -8,7 +8,7 @@ from sparse_cases import ERRORS, Case, cases, complete, format_of
 
 from tensor_comprehensions.core.dtypes import BFLOAT16
 from tensor_comprehensions.core.errors import TCError
-from tensor_comprehensions.sparse.share import temporary_places
+from tensor_comprehensions.sparse.share import shared_places
 from tensor_comprehensions.tc_lang import compile_source
 from tensor_comprehensions.tc_lang.bind import bind
 from tensor_comprehensions.tc_lang.ir import Const, Function, Size
@@ -52,7 +52,7 @@ def test_values_and_places(case: Case) -> None:
         bound,
         stored,
         {t.name: t.format for t in function.tensors if t.format and t.is_sparse and t.name in function.returns},
-        temporary_places(function, sizes | scalars),
+        shared_places(function, sizes | scalars),
     )
     for name, expected in zip(function.returns, case.expected(operands), strict=True):
         values = found[name].values

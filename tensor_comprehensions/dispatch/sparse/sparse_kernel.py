@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...compiler.sparse_passes import CompiledSparseKernel
 from ...core.error_boundary import only_tc_errors
-from ...sparse.share import temporary_places
+from ...sparse.share import shared_places
 from ...tc_lang.bind import bind
 from ...tc_lang.ir import Function
 from ...tc_lang.numpy_expression import Array
@@ -79,7 +79,7 @@ def evaluate(function: Function, call: SparseCall, sizes: Mapping[str, int]) -> 
     operands |= {name: _to_stored(t) for name, t in call.sparse.items()}
     returned = {name: function.tensor(name).format for name in function.returns}
     sparse = {name: f for name, f in returned.items() if f is not None and not f.is_dense}
-    found = evaluate_sparse(bound, operands, sparse, temporary_places(function, sizes))
+    found = evaluate_sparse(bound, operands, sparse, shared_places(function, sizes))
     types = {t.index_dtype for t in call.sparse.values()}
     index = torch.int64 if torch.int64 in types else torch.int32
     results: dict[str, Tensor | SparseTensor] = {}
