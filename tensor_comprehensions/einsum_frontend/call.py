@@ -10,12 +10,11 @@ from torch import Tensor, strided
 
 from ..api import Op
 from ..core.error_boundary import only_tc_errors, shorten_traceback
-from ..core.errors import ArgumentError, TCError
+from ..core.errors import TCError
 from ..core.single_flight import SingleFlightCache
-from ..dispatch.arguments import with_article
 from ..dispatch.kernel_table import may_be_sparse
 from ..dispatch.outside_graphs import run_outside_graphs
-from .lookup import LIMIT, check_kinds, kinds_of, operator_for
+from .lookup import LIMIT, check_kinds, check_sparse_kinds, kinds_of, operator_for
 from .traced_einsum import traced_einsum
 
 _is_traced = torch.compiler.is_dynamo_compiling
@@ -42,6 +41,11 @@ def einsum(equation: str, *operands: Any, out: Any = None, format: str | None = 
         ArgumentError: the equation is malformed or does not fit the operands, or the result cannot have this format.
     """
     if _is_traced() and (format is not None or any(may_be_sparse(x) for x in operands)):
+        from ..torch_ext.sparse_dynamo import is_traceable
+        from .traced_sparse_einsum import traced_sparse_einsum
+
+        if is_traceable(operands):
+            return traced_sparse_einsum(equation, operands, out, format)
         return _outside_graphs(equation, operands, out, format)
     if _is_traced():
         return traced_einsum(equation, operands, out)
@@ -67,7 +71,7 @@ def einsum(equation: str, *operands: Any, out: Any = None, format: str | None = 
         raise
 
 
-@run_outside_graphs("einsum with sparse operands or results runs outside of graphs: a def does not")
+@run_outside_graphs("Dynamo traces no sparse tensors of torch or SciPy: pass tc.as_sparse(x) into the graph")
 def _outside_graphs(equation: str, operands: Sequence[Any], out: Any, format: str | None) -> Any:
     return _of_sparse(equation, operands, out, format)
 
@@ -75,8 +79,5 @@ def _outside_graphs(equation: str, operands: Sequence[Any], out: Any, format: st
 @only_tc_errors
 def _of_sparse(equation: str, operands: Sequence[Any], out: Any, format: str | None) -> Any:
     """An equation with sparse operands, or a result that has a format."""
-    if not isinstance(format, str | None):
-        raise ArgumentError(f"einsum: the format is {with_article(type(format).__name__)}", expected='such as "csr"')
-    if out is not None:
-        raise ArgumentError("einsum: 'out' is for dense operands and results", suggestion="leave it out")
+    check_sparse_kinds(type(format).__name__, type(out).__name__)
     return operator_for(equation, *operands, format=format)(*operands)

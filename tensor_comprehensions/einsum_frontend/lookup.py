@@ -29,17 +29,32 @@ _by_text: SingleFlightCache[tuple[str, str | None], Op] = SingleFlightCache(LIMI
 def operator_for(equation: str, *operands: Any, format: str | None = None) -> Op:
     """The operator for an equation and operands like these, whose result has the format `format`."""
     check_kinds(type(equation).__name__, kinds_of(operands))
-    types = [str(x.dtype).removeprefix("torch.") for x in operands]
-    if odd := [(n, name) for n, name in enumerate(types) if name not in DTYPES]:
-        n, name = odd[0]
-        raise ArgumentError(f"einsum: operand {n} has elements of type {name}", expected=", ".join(DTYPES))
-    equated = parse_equation(equation, [tuple(map(_number, x.shape)) for x in operands])
-    if set(types) == {"bool"} and len(types) > 1:
-        raise ArgumentError("einsum: the operands are bool, which have no products", suggestion="pass x.int()")
     sparse = [may_be_sparse(x) for x in operands]
     densities = (
         [density_power_of_two(x) if s else 1.0 for x, s in zip(operands, sparse, strict=True)] if any(sparse) else []
     )
+    shapes = [tuple(map(_number, x.shape)) for x in operands]
+    return operator_of_types(equation, [x.dtype for x in operands], shapes, densities, format)
+
+
+def operator_of_types(
+    equation: str,
+    dtypes: Sequence[torch.dtype],
+    shapes: Sequence[tuple[int, ...]],
+    densities: Sequence[float],
+    format: str | None = None,
+) -> Op:
+    """The operator for operands of these types and shapes, of which these parts are stored; none: all are dense.
+
+    Raises ArgumentError.
+    """
+    types = [str(x).removeprefix("torch.") for x in dtypes]
+    if odd := [(n, name) for n, name in enumerate(types) if name not in DTYPES]:
+        n, name = odd[0]
+        raise ArgumentError(f"einsum: operand {n} has elements of type {name}", expected=", ".join(DTYPES))
+    equated = parse_equation(equation, shapes)
+    if set(types) == {"bool"} and len(types) > 1:
+        raise ArgumentError("einsum: the operands are bool, which have no products", suggestion="pass x.int()")
     text = equation_to_def(equated, types, densities)
     formats = None if format is None else {RESULT: format}
     return _by_text.get((text, format), lambda: define(text, formats=formats)[NAME])
@@ -73,6 +88,14 @@ def _kind(x: Any) -> str:
     if isinstance(x, torch.Tensor):
         return "nested tensor" if x.is_nested else "tensor"
     return "tensor" if isinstance(x, (np.ndarray, np.generic)) or may_be_sparse(x) else type(x).__name__
+
+
+def check_sparse_kinds(format: str, out: str) -> None:
+    """Are there a format and nothing to write to, by the names of their kinds? Raises ArgumentError."""
+    if format not in ("str", "NoneType"):
+        raise ArgumentError(f"einsum: the format is {with_article(format)}", expected='such as "csr"')
+    if out != "NoneType":
+        raise ArgumentError("einsum: 'out' is for dense operands and results", suggestion="leave it out")
 
 
 def check_kinds(equation: str, operands: Sequence[str]) -> None:

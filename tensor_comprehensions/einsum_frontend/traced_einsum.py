@@ -25,7 +25,7 @@ def traced_einsum(equation: Any, operands: Sequence[Any], out: Any) -> Any:
     tensors, want_array = arrays_to_tensors(operands)
     mistake = _mistake(kind_of(equation), tuple([kind_of(x) for x in tensors]), kind_of(out))
     if mistake is not None:
-        return deferred_error(mistake, tensors, _UNKNOWN)[0]
+        return deferred_error(mistake, tensors, UNSHAPED)[0]
     if out is not None:
         torch.ops.tc.einsum.out(equation, tensors, out=out)
         return out
@@ -33,7 +33,7 @@ def traced_einsum(equation: Any, operands: Sequence[Any], out: Any) -> Any:
     return result.numpy() if want_array else result
 
 
-_UNKNOWN = ((0, torch.float32),)
+UNSHAPED = ((0, torch.float32),)
 """What stands for a result that has no shape."""
 
 
@@ -64,7 +64,7 @@ def _register() -> Any:
 def _run(equation: str, operands: list[Tensor]) -> Any:
     """The call of the operator; within a graph that is made, mistakes wait until it runs."""
     found = _find_operator(equation, operands)
-    return found(*operands) if isinstance(found, Op) else deferred_error(found, operands, _UNKNOWN)[0]
+    return found(*operands) if isinstance(found, Op) else deferred_error(found, operands, UNSHAPED)[0]
 
 
 def _run_out(equation: str, operands: list[Tensor], *, out: Tensor) -> None:

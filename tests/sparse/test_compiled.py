@@ -119,6 +119,45 @@ def test_inductor_calls_the_operators() -> None:
     torch.testing.assert_close(first, second)
 
 
+def equations(a: tc.SparseTensor, b: tc.SparseTensor, x: Tensor) -> Any:
+    c = tc.einsum("ij,jk->ik", a, b, format="csr")
+    y = tc.einsum("ij,j->i", a, x * 2)
+    return c, y, tc.einsum("ij,jk,k->i", c, c, y), tc.einsum("i,j->ij", y, y, format="csr").values.sum()
+
+
+def test_equations() -> None:
+    counter = CompileCounter()
+    run = torch.compile(equations, fullgraph=True, backend=counter)
+    for rows, columns in ((20, 30), (21, 31), (22, 33)):
+        a, b = matrix(rows, columns), matrix(columns, rows)
+        x = torch.rand(columns)
+        torch.testing.assert_close(leaves(run(a, b, x)), leaves(equations(a, b, x)), rtol=1e-4, atol=1e-3)
+    assert counter.frame_count <= 2
+    a, x = matrix(), torch.rand(30, requires_grad=True)
+    torch.compile(lambda a, x: tc.einsum("ij,j->i", a, x), **WHOLE)(a, x).sum().backward()
+    torch.testing.assert_close(x.grad, a.dense().sum(0))
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda a, x: tc.einsum("ij,j->i", a, x, format=3), "the format is an int"),
+        (lambda a, x: tc.einsum("ij,j->i", a, x, format="crs"), "crs"),
+        (lambda a, x: tc.einsum("ij,j->i", a, x, out=x), "'out' is for dense operands"),
+        (lambda a, x: tc.einsum("ij,jk->i", a, x), "operand 1"),
+        (lambda a, x: tc.einsum("ij,j->i", a, [x]), "operand 1 is a list"),
+        (lambda a, x: tc.einsum("ij,i->j", a, x), "size"),
+        (lambda a, x: tc.einsum("ij,j->i", a, x.to(torch.complex64)), "elements of type complex64"),
+    ],
+)
+def test_mistakes_in_equations(call: Callable[..., Any], words: str) -> None:
+    """The same, in a graph and without one; in a graph when it runs."""
+    a, x = matrix(), torch.rand(30)
+    for run in (call, torch.compile(call, **WHOLE)):
+        with pytest.raises(tc.TCError, match=words):
+            run(a, x)
+
+
 def test_results_of_several_levels() -> None:
     a, b = (tc.as_sparse(torch.rand(9).where(torch.rand(9) < 0.6, 0), "s") for _ in range(2))
     found, wanted = torch.compile(OPS.outer, **WHOLE)(a, b), OPS.outer(a, b)
