@@ -163,8 +163,8 @@ def test_what_a_search_found_is_kept_for_operators_that_ask_for_it(
         assert [m.options for m in measurements] == [found, tc.SparseOptions()]
         again = tc.define(text, options="tuned").f
         assert again.compile(*given).compiled.program.problem.options == found
-        torch.testing.assert_close(again(*given), given[0].dense() @ given[1])
-        smaller = tc.as_sparse(given[0].dense()[:9], "csr"), given[1]
+        torch.testing.assert_close(again(*given), given[0].to_dense() @ given[1])
+        smaller = tc.as_sparse(given[0].to_dense()[:9], "csr"), given[1]
         nearest = tc.define(text, options="tuned").f
         assert nearest.compile(*smaller).compiled.program.problem.options == found
         untuned = tc.define(text).f
