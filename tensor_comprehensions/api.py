@@ -353,8 +353,7 @@ class Op(KernelDispatcher):
         process, those that the cost model ranks first or the alternatives of `options.schedule`.
 
         With sparse operands, candidates run in this process on the operands themselves, one option after the other, and
-        must give the results of the first. The winner serves operands of the same formats, and the cache does not keep
-        it.
+        must give the results of the first. The winner serves operands of the same formats.
 
         Args:
             tensors, initial: as in a call.

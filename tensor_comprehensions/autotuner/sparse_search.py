@@ -80,14 +80,21 @@ def autotune_sparse(
         found = search.run()
     kernels.set_tuned_options(call, found.options)
     key = make_tuning_key(kernels.function_for_call(call), call, kernels.sizes(call))
-    times = {default: found.default_seconds, found.options: found.seconds}
-    facts = {"validated": True, "tuner": "sparse", "samples": found.runs}
-    record_measurements(store, key, [Measurement(o, max(SHORTEST, n), **facts) for o, n in times.items()])  # type: ignore[arg-type]
+    record_measurements(store, key, _measurements(found))
     get_logger("tune").info(
         "%s: sparse, %.2f times as fast as untuned, after %d candidates: %s",
         kernels.function.name, found.speedup, len(found.outcomes), found.options,
     )  # fmt: skip
     return found
+
+
+def _measurements(found: TuningResult[SparseOptions]) -> list[Measurement]:
+    """The times of the winner and of the start in their last race."""
+    times = {found.default: found.default_seconds, found.options: found.seconds}
+    return [
+        Measurement(options, max(SHORTEST, seconds), found.validated, found.runs, found.spread, tuner="sparse")
+        for options, seconds in times.items()
+    ]
 
 
 def make_tuning_key(function: Function, call: SparseCall, sizes: Mapping[str, int]) -> Key:

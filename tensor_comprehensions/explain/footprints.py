@@ -197,7 +197,7 @@ def footprint_of(s: Stmt) -> dict[str, tuple[int, bool]]:
     for access, inner in _accesses(s, _Inner({}, {})):
         if access.buffer.space is not Space.REGISTER:
             accesses.setdefault(access.buffer.name, []).append((access, inner))
-    return {name: _touched(found) for name, found in accesses.items()}
+    return {name: _sum_touched_bytes(found) for name, found in accesses.items()}
 
 
 def _accesses(s: Stmt, inner: _Inner) -> Iterator[tuple[_Access, _Inner]]:
@@ -219,7 +219,7 @@ def _accesses(s: Stmt, inner: _Inner) -> Iterator[tuple[_Access, _Inner]]:
         yield from _accesses(c, inner)
 
 
-def _touched(found: list[tuple[_Access, _Inner]]) -> tuple[int, bool]:
+def _sum_touched_bytes(found: list[tuple[_Access, _Inner]]) -> tuple[int, bool]:
     """Bytes of a buffer that accesses touch together, and whether that is exact."""
     buffer = found[0][0].buffer
     whole = prod(buffer.shape) if not buffer.dynamic else 0

@@ -24,7 +24,7 @@ def report_to_json(report: Report) -> dict[str, Any]:
         "matches": report.matches,
         "statements": [asdict(s) for s in report.statements],
         "decisions": [_decision(d) for d in report.decisions],
-        "listings": [_listing(x) for x in report.listings],
+        "listings": [_listing_to_json(x) for x in report.listings],
         "footprints": [
             {
                 "loop": f.loop, "name": f.name, "trips": f.trips, "bytes": dict(f.bytes), "exact": f.is_exact,
@@ -48,6 +48,6 @@ def _decision(d: Decision) -> dict[str, Any]:
     }
 
 
-def _listing(x: Listing) -> dict[str, Any]:
+def _listing_to_json(x: Listing) -> dict[str, Any]:
     lines = [{"text": n.text, "statements": list(n.statements), "role": n.role, "loop": n.loop} for n in x.lines]
     return {"kind": x.kind, "title": x.title, "lines": lines}

@@ -70,11 +70,11 @@ def _panes(report: Report) -> Iterator[str]:
     order = {s.name: n for n, s in enumerate(report.statements)}
     yield '<div class="panes">'
     for listing in report.listings:
-        yield from _listing(report, listing, order)
+        yield from _format_listing(report, listing, order)
     yield "</div>"
 
 
-def _listing(report: Report, listing: Listing, order: dict[str, int]) -> Iterator[str]:
+def _format_listing(report: Report, listing: Listing, order: dict[str, int]) -> Iterator[str]:
     share = ""
     if any(line.loop for line in listing.lines):
         share = f" <small>{100 * listing.linked_share():.0f} % of the instructions have a line of loops</small>"
@@ -106,7 +106,7 @@ def _decisions(report: Report) -> Iterator[str]:
     for d in found:
         owners = " ".join(str(order[name]) for name in d.statements if name in order)
         yield f'<tr class="l" data-s="{owners}"><td>{escape(d.subject)}<td>{escape(label_statements(report, d))}'
-        yield f"<td>{escape(d.chosen)}<td>{escape(d.why)}<td>{_numbers(d)}<td>{_others(d)}</tr>"
+        yield f"<td>{escape(d.chosen)}<td>{escape(d.why)}<td>{_numbers(d)}<td>{_format_rivals(d)}</tr>"
     yield "</tbody></table></section>"
 
 
@@ -114,7 +114,7 @@ def _numbers(d: Decision) -> str:
     return "<br>".join(escape(format_number(name, n)) for name, n in shown_numbers(d))
 
 
-def _others(d: Decision) -> str:
+def _format_rivals(d: Decision) -> str:
     total = dict(d.numbers).get("total")
     if total and all(o.number is not None for o in d.others) and d.others:
         return draw_bars([(o.text, (o.number or 0.0) / total, o.why_not) for o in d.others])

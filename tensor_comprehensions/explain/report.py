@@ -162,7 +162,7 @@ class Report:
     matches: str = ""
     sections: tuple[Section, ...] = ()
 
-    def listing(self, kind: str) -> Listing:
+    def find_listing(self, kind: str) -> Listing:
         """One of the listings. Raises ArgumentError if there is none of that kind."""
         for found in self.listings:
             if found.kind == kind:

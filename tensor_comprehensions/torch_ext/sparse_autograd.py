@@ -17,6 +17,7 @@ from torch.autograd.function import _SingleLevelFunction
 
 from ..core.error_boundary import only_tc_errors, shorten_traceback
 from ..core.errors import ArgumentError, TCError
+from ..dispatch.outside_graphs import run_outside_graphs
 from ..dispatch.sparse.sparse_tensor import Level, SparseTensor
 from ..tc_lang.formats import Format
 from .autograd import BackwardPlan, Gradients, has_tangent
@@ -46,6 +47,7 @@ def refuse_tangents(name: str, values: Sequence[Any]) -> None:
         )
 
 
+@run_outside_graphs("what computes an operator is no part of a graph")
 def sparse_autograd_kernel(op: SparseDispatcherOp, *parts: Any) -> Any:
     """The result of a call of an operator on parts, as a node of the graph where a value requires a gradient."""
     values = from_parts(op.arguments, parts)

@@ -120,11 +120,21 @@ def test_mistakes(equation: str, keywords: dict[str, Any], words: list[str]) -> 
         assert word in str(error.value)
 
 
-def test_graphs_break_at_sparse_operands_and_results() -> None:
+@pytest.mark.parametrize("whole", [False, True])
+def test_graphs_hold_sparse_operands_and_results(whole: bool) -> None:
     a, x = operand("ij", ""), operand("j", "")
     stored = tc.as_sparse(a, "csr")
     torch._dynamo.reset()
-    compiled = torch.compile(lambda x: tc.einsum("ij->ij", x, format="csr").values * 2, backend="eager")
+    compiled = torch.compile(
+        lambda x: tc.einsum("ij->ij", x, format="csr").values * 2, backend="eager", fullgraph=whole
+    )
     assert torch.equal(compiled(a), stored.values * 2)
-    compiled = torch.compile(lambda a, x: tc.einsum("ij,j->i", a, 2 * x) + 1, backend="eager")
+    compiled = torch.compile(lambda a, x: tc.einsum("ij,j->i", a, 2 * x) + 1, backend="eager", fullgraph=whole)
     assert torch.equal(compiled(stored, x), a @ (2 * x) + 1)
+
+
+def test_graphs_break_at_sparse_tensors_of_torch() -> None:
+    a, x = operand("ij", ""), operand("j", "")
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda a, x: tc.einsum("ij,j->i", a, 2 * x) + 1, backend="eager")
+    assert torch.equal(compiled(a.to_sparse_csr(), x), a @ (2 * x) + 1)

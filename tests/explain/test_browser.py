@@ -69,7 +69,7 @@ def test_a_pinned_statement_is_marked_in_all_listings(report: Report, tmp_path: 
     for pane in ("def", "schedule", "loops"):
         marked = marked_lines(document, pane)
         assert marked, pane
-        own = {line.text for line in report.listing(pane).lines if name in line.statements}
+        own = {line.text for line in report.find_listing(pane).lines if name in line.statements}
         assert {
             line.rstrip("\n").replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&") for line in marked
         } <= own

@@ -86,7 +86,7 @@ def test_pages_of_examples(path: Path) -> None:
             assert all(line.text in shown for line in listing.lines)
         linked = {name for x in report.listings for line in x.lines for name in line.statements}
         assert linked == {s.name for s in report.statements}
-        assert report.listing("asm").linked_share() > 0.85
+        assert report.find_listing("asm").linked_share() > 0.85
         rows = path.read_text().split("\n")
         assert all("=" in rows[s.line - 1] or "fcrelu(" in rows[s.line - 1] for s in report.statements)
         assert {d.subject for d in report.decisions} <= set(SUBJECTS)
@@ -183,8 +183,8 @@ def test_gpu_reports_show_the_launch() -> None:
     op = tc.define("def mm(float(M,K) A, float(K,N) B) -> (C) { C(i,j) +=! A(i,k) * B(k,j) }").mm
     report = op.explain(x, x, target="cuda:sm_80")
     kernel = op.compile(x, x, target="cuda:sm_80")
-    assert report.listing("cuda").text.strip() == kernel.source("cuda").strip()
-    assert any(line.statements for line in report.listing("cuda").lines)
+    assert report.find_listing("cuda").text.strip() == kernel.source("cuda").strip()
+    assert any(line.statements for line in report.find_listing("cuda").lines)
     launch = next(s for s in report.sections if s.title.startswith("kernel"))
     assert "threads" in launch.text[0]
     assert "blocks on a processor at once" in launch.text[1]
@@ -198,8 +198,8 @@ def test_sparse_reports_show_formats_and_loops() -> None:
     matrix = tc.as_sparse(torch.eye(50).to_sparse_csr())
     report = op.explain(matrix, torch.rand(50))
     assert report.matches == SAME_BYTES
-    assert "what A(i,k) stores" in report.listing("schedule").text
-    assert report.listing("asm").linked_share() > 0.7
-    stores = [line for line in report.listing("loops").lines if " = " in line.text and "y" in line.text]
+    assert "what A(i,k) stores" in report.find_listing("schedule").text
+    assert report.find_listing("asm").linked_share() > 0.7
+    stores = [line for line in report.find_listing("loops").lines if " = " in line.text and "y" in line.text]
     assert any(line.statements for line in stores)
     check_page(report)
