@@ -1,4 +1,4 @@
-"""The expert for contractions: the plan that the cost model prefers, and whether an op is worth one."""
+"""The heuristic for contractions: the plan that the cost model prefers, and whether an op is worth one."""
 
 from __future__ import annotations
 
