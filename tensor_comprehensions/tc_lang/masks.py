@@ -1,8 +1,8 @@
 """The region outside of which an expression is one constant, derived from the conditions of its `Select`s.
 
 `j <= i ? x : 0` is 0 outside `i - j >= 0`. A region is a conjunction of inequalities; the derived one may be larger
-than
-the exact one, never smaller. Values are exactly those of the program: `0 * x` is not constant, since x may be infinite.
+than the exact one, never smaller. Values are exactly those of the program: `0 * x` is not constant, since x may be
+infinite.
 """
 
 from __future__ import annotations

@@ -279,8 +279,7 @@ def fills_whole_lines(info: ContractionInfo, target: CpuTarget, points: Mapping[
     """Whether boxes of `points` may be stored non-temporally: whole lines, or on a mesh long runs.
 
     Such runs begin and end in the middle of a line, where the lanes' iterator does. A partial vector is an ordinary
-    store: it
-    must not follow others in a row whose non-temporal stores write the rest of its line.
+    store: it must not follow others in a row whose non-temporal stores write the rest of its line.
     """
     run = info.run(points)
     whole = info.fills_lines(run, LINE)

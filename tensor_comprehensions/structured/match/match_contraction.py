@@ -104,8 +104,7 @@ def match_contraction(
 
     Args:
         in_place: the output may be the tensor whose elements are the initial values of the sums, as each is read before
-            it
-            is written, by the same thread.
+            it is written, by the same thread.
         finish_checked: statements with checked subscripts may finish the sum.
     """
     at = start

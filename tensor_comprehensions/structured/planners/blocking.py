@@ -207,8 +207,7 @@ class BlockingHeuristic:
         """The loops over rows around those over panels, unless a panel stays in L1.
 
         If the last cache is far, such a panel should meet all the rows that L2 holds, so that the output is written in
-        few
-        places at a time.
+        few places at a time.
         """
         known, still = self.info, self.info.broadcast_operand
         columns = known.exclusive_iterators(known.vector_operand)

@@ -51,8 +51,7 @@ class GroupShape:
     """The sizes of a group that matter to the mapping.
 
     rows: extents of the shared rows. leaf: the one with most work. inner: most elements that one point of the rows has
-    in
-    a leaf. reduced: terms of an element in `leaf`.
+    in a leaf. reduced: terms of an element in `leaf`.
     """
 
     group: FusionGroup
