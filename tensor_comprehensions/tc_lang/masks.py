@@ -130,7 +130,7 @@ def _inequality(form: Affine) -> Inequality | None:
 
 
 def index_subscripts(access: Access) -> tuple[str, ...] | None:
-    """The names of the subscripts where they are distinct indices."""
+    """The names of the subscripts if they are distinct indices, else None."""
     names = tuple(e.name for e in access.subscripts if isinstance(e, Index))
     return names if len(names) == len(access.subscripts) == len(set(names)) else None
 
