@@ -20,7 +20,7 @@ from ..language.schedule_state import NOWHERE, ScheduleState, StateLoop, start_s
 from ..op import StructuredOp, loads_in
 
 NEAR = 4
-"""Elements this far apart still come out of whole vectors; reads in larger steps are worth turning."""
+"""Largest distance of elements that are still gathered from whole vectors; reads with larger strides are transposed."""
 
 
 @dataclass(frozen=True, slots=True)
