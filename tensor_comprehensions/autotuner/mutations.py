@@ -23,7 +23,7 @@ MOST_SIZES = 24
 UNROLLS = (1, 2, 4, 8)
 LANES = (4, 8, 16, 32)
 OFF = -1
-"""Without the piece: no loop is shared among the threads, a factor is read where it is."""
+"""Without the primitive: no parallel loop, a factor is read in place."""
 SHARED = (1, 2, 3, OFF)
 """Outermost loops that the threads share."""
 PLACES = (1, 2, 3, OFF)
@@ -31,7 +31,7 @@ PLACES = (1, 2, 3, OFF)
 SWAPS = (1, 2, 3)
 """Loops that change places with the next one, counted from the outside."""
 PEELED, PLAIN, PADDED = ENDS = (1, 2, 3)
-"""Last, shorter tiles: with code of their own; as lowering likes; filled up with zeros where they are packed."""
+"""Remainder tiles: with separate code; by default; padded with zeros if they are packed."""
 SWITCH = (1, OFF)
 
 
@@ -75,7 +75,7 @@ def list_mutations(op: StructuredOp, target: CpuTarget) -> tuple[Mutation, ...]:
 
 
 def _is_far(factor: Expr, target: CpuTarget) -> bool:
-    """Does a factor come from behind the second cache?"""
+    """Whether a factor exceeds L2."""
     return any(_bytes(read) > target.cache[1] for read in loads_in(factor))
 
 

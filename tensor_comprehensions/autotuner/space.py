@@ -46,9 +46,9 @@ RANKED = 64
 KEEP = 0.8
 """Probability that a random genome does not change a gene."""
 FIELDS, BESIDE = 0.4, 0.9
-"""The same for a field of the options; and beside pipelines, which matter more."""
+"""The same for a field of the options, alone and beside schedules, which matter more."""
 HOPELESS = 3.0
-"""Times as many cycles as for the default, by the cost model, for which a pipeline is not tried."""
+"""Predicted cycles, relative to the default, above which a schedule is not tried."""
 WORDY, BRIEF = 4.0, 128
 """Code size, relative to the default, that takes too long to compile; and the multiply-adds that are always allowed."""
 LONG = 1 << 15
@@ -114,7 +114,7 @@ class CpuSearchSpace:
                 value = values[f.name]
                 changes[f.name] = self._tuple(f.name, values) if value is _GIVEN else value
         if changes.get("split_k", self.start.split_k) != self.start.split_k:
-            changes["schedule"] = None  # pipelines are for the ops that there are with the parts of `start`
+            changes["schedule"] = None  # schedules belong to the ops that the parts of `start` give
         elif self.ops and changes.get("use_microkernels", self.start.use_microkernels):
             changes["schedule"] = self._schedule(values)
         elif self.ops:
@@ -134,7 +134,7 @@ class CpuSearchSpace:
         )
 
     def key(self, options: CpuOptions) -> Hashable | None:
-        """The same for options that mean the same; None if their pipelines cannot be followed, or are hopeless."""
+        """A key that equivalent options share; None if their schedules are illegal, or hopeless."""
         plain, cycles, code = replace(options, schedule=None), 0.0, 0
         plans: list[tuple[str, Hashable]] = []
         for name, _, op in self.ops if options.use_microkernels else ():
@@ -455,13 +455,13 @@ def _presets(made: CpuSearchSpace, zero: Genome) -> list[Genome]:
 
 
 def _drop_experts(options: CpuOptions) -> CpuOptions:
-    """Without experts, which are functions: a search takes their place."""
+    """The options without schedule heuristics, which a search replaces."""
     pairs = options.schedule if isinstance(options.schedule, tuple) else ()
     return replace(options, schedule=tuple(p for p in pairs if isinstance(p[1], Schedule)) or None)
 
 
 def _rank_genomes(made: CpuSearchSpace, zero: Genome) -> list[Genome]:
-    """The n-th best pipeline for every contraction at once, for the first n."""
+    """The n-th best schedule for every contraction at once, for the first n."""
     places = {k: len(g.choices) for k, g in enumerate(made.genes) if g.name.endswith(".pipeline")}
     best = min(12, max(places.values(), default=0))
     return [tuple(min(n, places[k] - 1) if k in places else v for k, v in enumerate(zero)) for n in range(1, best)]

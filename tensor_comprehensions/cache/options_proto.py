@@ -1,6 +1,6 @@
 """Records of options as protobuf messages, field by field of their dataclass, and back.
 
-A pipeline travels as the text that it prints as, which is parsed again, never evaluated.
+A schedule travels as the text that it prints as, which is parsed again, never evaluated.
 """
 
 from __future__ import annotations

@@ -241,7 +241,7 @@ def is_only_contractions(bound: BoundFunction, options: CpuOptions, target: CpuT
 
 
 def splits_reductions(bound: BoundFunction, options: CpuOptions, target: CpuTarget) -> bool:
-    """Does an untuned call sum products in parts? No pipeline says that."""
+    """Whether an untuned call sums products in parts, which no schedule expresses."""
     found: bool = _polyhedral().splits_reductions_in(legalize(bound), options, target)
     return found
 

@@ -67,8 +67,7 @@ class _Gate:
     """Lets threads make values in parallel, and no fork happen meanwhile.
 
     A child of such a fork would inherit locked libraries without their owners. A thread that makes a value holds a lock
-    of
-    its own. There is no counter, which an interrupt could leave wrong.
+    of its own. There is no counter, which an interrupt could leave wrong.
     """
 
     PAUSE = 0.001

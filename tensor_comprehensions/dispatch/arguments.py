@@ -175,7 +175,7 @@ def _unreadable_error(expected: ParameterSpec, error: Exception) -> ArgumentErro
 
 
 def is_device_array(value: object) -> bool:
-    """Is it an array of another library than torch, such as CuPy, on a CUDA device?"""
+    """Whether it is an array of another library than torch, such as CuPy, on a CUDA device."""
     if isinstance(value, Tensor | np.ndarray | np.generic | int | float):
         return False
     if not hasattr(value, "__dlpack_device__"):
@@ -328,7 +328,7 @@ def check_no_alias(op: str, outputs: Iterable[tuple[str, Tensor]], others: Itera
 
 
 def overlaps_itself(x: Tensor) -> bool:
-    """Whether two elements of `x` may lie at one address (certain for every layout made by slicing)."""
+    """Whether two elements of `x` may have the same address (exact for every layout made by slicing)."""
     reach = 0
     for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
         if size > 1:
@@ -342,7 +342,7 @@ _EFFORT: Any = 100_000  # candidate solutions; NumPy's stubs know only two of th
 
 
 def share_memory(x: Tensor, y: Tensor) -> bool:
-    """Whether an element of `x` and one of `y` have a byte in common; yes where that is too hard to decide."""
+    """Whether `x` and `y` may share a byte; also true if that is too hard to decide."""
     if not x.numel() or not y.numel():
         return False
     (low, high), (other_low, other_high) = _bytes(x), _bytes(y)

@@ -85,16 +85,16 @@ class CacheEntry:
         return "\n".join(lines)
 
     def inject(self, text: str, temporaries: Sequence[int] = (), *, check: bool = True) -> None:
-        """Use a kernel written by hand from now on, in this cache only.
+        """Replace the kernel of this key by hand-written assembly, in this cache only.
 
         It stays until it is removed, or until a part of the key changes, such as the version of this package.
 
         Args:
             text: LLVM assembly with the entry `i64 @tc_entry(ptr)`, as `kernel.source("llvm")` shows it.
-            temporaries: bytes of the memory that it gets after the arguments.
-            check: run it on the tensors that the entry was asked for and compare with the reference evaluator.
+            temporaries: bytes of each temporary that it gets after the arguments.
+            check: run it on the tensors passed to `cache_entry`, and compare with the reference evaluator.
 
-        Raises ArgumentError if LLVM refuses the text or the results are wrong, CacheError where it cannot be kept.
+        Raises ArgumentError if LLVM refuses the text or the results are wrong, CacheError if it cannot be stored.
         """
         if not isinstance(text, str):
             raise ArgumentError("the kernel is not a text", expected="LLVM assembly", found=type(text).__name__)

@@ -55,11 +55,11 @@ _knobs, _count_change = knobs.current_knobs, torch._C._increment_version
 class InlineCache:
     """The lanes of one operator.
 
-    A call has the lane of its layouts, of the values of its specialized numbers, and of whether it says where to write.
-    Machine code finds it, where there can be some, in one of two cells: for fresh outputs, and for given destinations.
+    The lane of a call depends on its layouts, on the values of its specialized numbers, and on whether it has `out`.
+    Machine code, on systems that support it, finds the lane in one of two cells: for fresh outputs, and for `out`.
 
     Args:
-        cell: the first of these, where it serves others too.
+        cell: the first of these, if it is shared.
     """
 
     def __init__(self, interface: CallSignature, cell: CallCache | None = None) -> None:
@@ -225,7 +225,7 @@ def _output_spec(bound: BoundFunction, name: str) -> OperandSpec:
 
 
 def _is_dense(o: OperandSpec) -> bool:
-    """Does it fill the memory that it reaches over?"""
+    """Whether its elements fill the memory that it spans."""
     return o.span == math.prod(o.sizes) * o.dtype.size
 
 

@@ -56,7 +56,7 @@ LIMIT = 256
 
 @dataclass(frozen=True, slots=True)
 class CompileConfig:
-    """For what a kernel is made: how to lower, and the processor."""
+    """The options and the target of a kernel."""
 
     options: CpuOptions
     target: CpuTarget
@@ -240,7 +240,7 @@ class KernelTable:
         machine: CompileConfig,
         lanes: InlineCache,
     ) -> tuple[Tensor, ...]:
-        """The outputs: in `wanted`, unless data may lead astray; then in fresh memory until it has not."""
+        """The outputs, in `wanted`; in fresh memory first if a subscript check may fail."""
         if machine.target is not host():
             check_runs_here(bound.name, machine.target)
         route = self.route(sizes, arguments, wanted, machine)

@@ -195,5 +195,5 @@ def deserialize_sites(facts: Any, bound: BoundFunction) -> tuple[CheckSite, ...]
 
 
 def _schedule_to_pairs(schedule: Any) -> list[tuple[str, str]] | None:
-    """A settled schedule: pairs of names and pipelines."""
+    """A resolved schedule: pairs of names and schedules."""
     return None if schedule is None else [(name, repr(pipeline)) for name, pipeline in schedule]

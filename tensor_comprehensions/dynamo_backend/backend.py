@@ -1,7 +1,7 @@
 """`torch.compile(backend="tensor_comprehensions")`: forward and backward graphs with their regions as kernels.
 
-torch captures the graph, derives the backward and hands both over as operations on tensors of known sizes. Regions of
-them become defs; each is timed against torch once, on the first tensors that come, and the faster of both stays.
+torch captures the graph, derives the backward pass and passes both as operations on tensors of known sizes. Regions of
+them become defs; each is timed against torch once, on the first tensors, and the faster of both stays.
 """
 
 from __future__ import annotations

@@ -278,7 +278,7 @@ def max_pool(
     dilation: Any = (1,),
     ceiling: bool = False,
 ) -> Parts:
-    """The greatest of each window; where it is found, stays with torch."""
+    """The maximum of each window; its index stays with torch."""
     if not c.dtype.is_float:
         raise Unsupported(f"not in {c.dtype}")
     return (lambda: _emit_pool(c, x, kernel, stride, padding, dilation, "max=!"), None)

@@ -91,7 +91,7 @@ class DefBuilder:
         return self._add_statement(like, names, operator, term, ranges)
 
     def is_deep(self, x: Value) -> bool:
-        """Is the formula of `x` nested so much that others should rather read it from a tensor?"""
+        """Whether the formula of `x` is nested so deep that it should be stored in a tensor."""
         depth = deepest = 0
         for sign in x.at(_names(x)):
             depth += (sign == "(") - (sign == ")")

@@ -108,7 +108,7 @@ class PerShapeCache:
         return tuple(key)
 
     def _is_worth_it(self, key: Key) -> bool:
-        """Do these sizes come often enough, now that they come again?"""
+        """Whether these sizes have occurred often enough for kernels."""
         with self._lock:
             if len(self._counts) >= 16 * LIMIT:
                 self._counts.clear()

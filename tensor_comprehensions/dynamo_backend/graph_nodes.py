@@ -18,7 +18,7 @@ from .op_table import FLOPS, VIEWS
 
 
 def is_view(node: fx.Node) -> bool:
-    """Does `node`, one of its results or several of them at once, take no work?"""
+    """Whether `node` is free: a view, one of a node's results or several of them."""
     if node.op != "call_function":
         return False
     if node.target is operator.getitem:
@@ -48,7 +48,7 @@ def is_compute(node: fx.Node) -> bool:
 
 
 def has_fixed_order(node: fx.Node) -> bool:
-    """Does `node` have an effect, or draw random numbers, so that it runs where the program has it?"""
+    """Whether `node` has an effect, or draws random numbers, so that it must keep its place in the program."""
     if node.op != "call_function":
         return False
     impure = isinstance(node.target, HigherOrderOperator) or (node.is_impure() and not is_seeded(node))

@@ -19,8 +19,8 @@ from .partition import FusedRegion
 def insert_kernels(module: fx.GraphModule, kernels: Sequence[tuple[FusedRegion, torch.nn.Module]]) -> fx.GraphModule:
     """A new module with a call of its kernel in place of each region.
 
-    Nodes keep their order, so that tensors live no longer than before, and effects come in turn. A region takes the
-    place of its last node, or an earlier one where something else needs an output. Views come where they are needed.
+    Nodes keep their order, so that tensors live no longer than before, and effects keep theirs. A region takes the
+    place of its last node, or an earlier one if another node needs an output. Views are inserted before their users.
     """
     graph, made = fx.Graph(), dict[fx.Node, fx.Node]()
     attributes: dict[str, Any] = {}

@@ -19,7 +19,7 @@ from .race import least_times, may_race
 
 
 def kernel_is_faster(ours: float, theirs: float) -> bool:
-    """Does the kernel stay, given both times?"""
+    """Whether to keep the kernel, given both times."""
     return ours <= theirs
 
 

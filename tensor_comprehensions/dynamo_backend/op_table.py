@@ -345,7 +345,7 @@ def cat(c: TranslationContext, parts: Sequence[Value], dimension: int = 0) -> Va
 
 
 def reduce_dims(c: TranslationContext, x: Value, dimensions: Any, keep: bool, op: str) -> Value:
-    """`x` combined over `dimensions` (all where none are named), in the result's type."""
+    """`x` combined over `dimensions` (all if empty), in the result's type."""
     over = normalize_dims(dimensions, len(x.groups))
     wide = pointwise(TranslationContext(c.body, x.shape, c.dtype), "{0}", [x])
     result = c.body.add_reduction(wide, over, op)

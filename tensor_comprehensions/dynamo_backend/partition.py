@@ -98,7 +98,7 @@ def _merge(
 
 
 def _reaches(units: Iterable[fx.Node | int], region: int, needs: Mapping[fx.Node | int, set[fx.Node | int]]) -> bool:
-    """Does one of `units` need `region`?"""
+    """Whether one of `units` depends on `region`."""
     seen: set[fx.Node | int] = set()
     rest = list(units)
     while rest:

@@ -132,7 +132,7 @@ def _lanes_bound(own: _Progression, slack: _Progression, sign: int, lanes: int, 
 
 
 def _first_and_step(e: Expr) -> tuple[Expr, int] | None:
-    """The first lane and the step between lanes, where they are plain to see."""
+    """The first lane and the step between lanes, if they are evident."""
     match e:
         case Ramp(base, stride):
             return base, stride

@@ -281,7 +281,7 @@ def _fold_ramp(op: str, left: Expr, right: Expr) -> Expr | None:
 
 
 def _progression(e: Expr) -> tuple[Expr, int] | None:
-    """(first lane, step between lanes), where that is plain to see."""
+    """(first lane, step between lanes), if that is evident."""
     match e:
         case Ramp(base, stride, _):
             return base, stride
@@ -420,7 +420,7 @@ def allocate(buffers: Iterable[Buffer], body: Stmt) -> Stmt:
 
 
 def loops(extents: Sequence[tuple[str, int]], body: Stmt, kind: LoopKind = LoopKind.SERIAL) -> Stmt:
-    """`body` in loops, the first outermost: for each the name of the variable, and where that stops, from 0 on."""
+    """`body` in loops from 0 on, the first outermost: for each the name of the variable, and its end."""
     for name, extent in reversed(extents):
         body = Loop(name, const(0), const(extent), body, kind)
     return body

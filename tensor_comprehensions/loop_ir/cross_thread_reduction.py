@@ -1,4 +1,4 @@
-"""The threads of a block combine what each of them has in a register, in an order that sizes alone decide.
+"""Combine register values across the threads of a block, in an order that depends on sizes alone.
 
 Along neighboring lanes of a warp values are exchanged by shuffles; warps meet in a shared array. Where the threads of
 a group are no whole warps nor an aligned part of one, all of them meet in a shared array, and one adds them up.

@@ -1,4 +1,4 @@
-"""Interval arithmetic: where an integer expression lies when its variables lie in ranges."""
+"""Interval arithmetic: bounds of an integer expression from the ranges of its variables."""
 
 from __future__ import annotations
 

@@ -173,8 +173,7 @@ def _atom_rows() -> dict[str, Intrinsic]:
     """A row for each atom, which takes registers and each lane's row of 16 bytes, registers, or sum, left and right.
 
     Sums start from zero if the value is false. Products of a warpgroup read their operands, and change their sums,
-    until
-    the warpgroup has waited for their group.
+    until the warpgroup has waited for their group.
     """
     return {i.name: i for a in filter(_is_invoked, ATOMS.values()) for i in _rows_of(a)}
 

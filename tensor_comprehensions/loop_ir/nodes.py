@@ -98,9 +98,8 @@ class Load:
     """`buffer[indices]`.
 
     Indices are int64. If an index is a vector (a `Ramp`, or data), the result has as many lanes: lane l reads the
-    element
-    at the l-th value of each index, and at the scalar ones. Scalar indices on a buffer of vectors give the vector.
-    Where `mask` (bool, same lanes) is false, nothing is read and the value is 0.
+    element at the l-th value of each index, and at the scalar ones. Scalar indices on a buffer of vectors give the
+    vector. Where `mask` (bool, same lanes) is false, nothing is read and the value is 0.
     """
 
     buffer: Buffer
@@ -295,8 +294,7 @@ class Loop:
 
     grain: for PARALLEL, least number of iterations in a chunk. vector_factors: for VECTOR, the number of lanes and of
     vectors per iteration (interleaved accumulators), as (lanes, vectors). With 0 vectors, an iteration handles one
-    vector
-    under a mask, so that short loops have no remainder.
+    vector under a mask, so that short loops have no remainder.
     """
 
     var: str

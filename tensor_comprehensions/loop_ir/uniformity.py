@@ -126,7 +126,7 @@ def _combine(op: str, a: Values, b: Values) -> Values | None:
 
 
 def _split_multiples(e: Expr, divisor: int) -> tuple[list[Expr], Expr]:
-    """The atoms of the sum `e` that come in multiples of `divisor`, and the rest of it."""
+    """The terms of the sum `e` that are multiples of `divisor`, and the rest."""
     terms, constant = linear_forms.linear_terms(e)
     whole = [atom for atom, c in terms.items() if c % divisor == 0]
     rest = {atom: c for atom, c in terms.items() if c % divisor}

@@ -363,10 +363,8 @@ class Walker:
         """One `While` over every coordinate of any operand, the least one next, without branches on presence.
 
         If all of them are present at most coordinates, or hardly ever, a branch is faster: positions then do not wait
-        for
-        coordinates. Besides its position, each operand keeps the coordinate there and the next one, so that coordinates
-        are
-        loaded one step before they are compared.
+        for coordinates. Besides its position, each operand keeps the coordinate there and the next one, so that
+        coordinates are loaded one step before they are compared.
         """
         types = {c.crd.type.dtype for c in cursors.values()}
         index = types.pop() if len(types) == 1 else INT64

@@ -63,8 +63,7 @@ class StructuredOp:
         epilogue: the value stored, over the parallel iterators and `accumulator_var(dtype)`; None stores the sum.
         reduction: the combining operator; only "+" for products.
         pairs: the reduction along which the factors are pairs of bfloat16 (`bf16_pairs.py`), whose two products are
-            summed
-            at once; "" if they are not.
+            summed at once; "" if they are not.
         elements: conditions on parallel iterators; elements outside are not needed, but may be computed.
         terms: products outside are not summed; the sum of an element without terms is zero.
     """

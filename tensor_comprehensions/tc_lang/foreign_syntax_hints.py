@@ -100,7 +100,7 @@ def suggest_literal(text: str, at: int) -> tuple[int, int, str] | None:
 
 
 def suggest_syntax(text: str, start: int) -> str:
-    """A hint for a mistake at the offset `start`; "" if none comes to mind."""
+    """A hint for a mistake at the offset `start`; "" if none applies."""
     before, here = text[max(0, start - NEAR) : start], text[start : start + NEAR]
     if declared := re.search(r"\bdef\s+\w+\s*\((?:[^{}]*,)?\s*(\w+)\s*$", before):
         name = declared[1]

@@ -27,7 +27,7 @@ class LevelKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One level. unique: whether a coordinate comes at most once below one parent."""
+    """One level. unique: whether a coordinate occurs at most once below one parent."""
 
     kind: LevelKind
     unique: bool = True

@@ -1,8 +1,8 @@
 """The region outside of which an expression is one constant, derived from the conditions of its `Select`s.
 
 `j <= i ? x : 0` is 0 outside `i - j >= 0`. A region is a conjunction of inequalities; the derived one may be larger
-than
-the exact one, never smaller. Values are exactly those of the program: `0 * x` is not constant, since x may be infinite.
+than the exact one, never smaller. Values are exactly those of the program: `0 * x` is not constant, since x may be
+infinite.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _inequality(form: Affine) -> Inequality | None:
 
 
 def index_subscripts(access: Access) -> tuple[str, ...] | None:
-    """The names of the subscripts where they are distinct indices."""
+    """The names of the subscripts if they are distinct indices, else None."""
     names = tuple(e.name for e in access.subscripts if isinstance(e, Index))
     return names if len(names) == len(access.subscripts) == len(set(names)) else None
 

@@ -42,7 +42,7 @@ def convert_array(x: Array, dtype: DType) -> Array:
 
 
 def _saturating_cast(x: Array, to: np.dtype[Any]) -> Array:
-    """Floats truncated to integers of the type `to`: its nearest limit where they do not fit, 0 for NaN."""
+    """Floats truncated to integers of the type `to`: its nearest limit if they do not fit, 0 for NaN."""
     limits = np.iinfo(to)
     least, past = float(limits.min), float(limits.max + 1)  # powers of two: exact
     whole = np.trunc(x.astype(np.float64))

@@ -1,7 +1,7 @@
 """Some statements of a bound def as a def of their own, so that different lowerings can share a def.
 
-Tensors that one piece leaves for another are outputs of the first and inputs of the other, also where they are
-temporaries of the whole.
+Tensors that one piece passes to another are outputs of the first and inputs of the second, even if they are temporaries
+of the whole.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def _terms(s: BoundStatement, facts: Facts) -> Region:
 
 
 def _is_masked_product(s: BoundStatement) -> bool:
-    """Is it a sum of products but for its mask? Without that it is a contraction."""
+    """Whether it is a masked sum of products, a contraction without its mask."""
     return (
         s.reduction == "+"
         and isinstance(s.value, Select)
@@ -104,7 +104,7 @@ def _is_masked_product(s: BoundStatement) -> bool:
 
 
 def _is_neutral(value: Outside, s: BoundStatement) -> bool:
-    """Does `s` combine `value` without an effect?"""
+    """Whether `value` is neutral for the reduction of `s`."""
     assert s.reduction is not None
     neutral = neutral_element(s.reduction, s.value.dtype)
     if isinstance(value, Sunk):
@@ -144,7 +144,7 @@ def _is_whole(function: BoundFunction, s: BoundStatement, names: Sequence[str]) 
 
 
 def _has_all_rows(s: BoundStatement) -> bool:
-    """Has every element of a reduction a term that its mask leaves? Decided where that is over one index."""
+    """Whether every element of a reduction has an unmasked term. Decided only for reductions over one index."""
     if len(s.reduction_indices) != 1:
         return False
     (k,) = s.reduction_indices
@@ -161,7 +161,7 @@ def _has_all_rows(s: BoundStatement) -> bool:
 
 
 def _with_elements(function: BoundFunction, statements: list[BoundStatement]) -> list[BoundStatement]:
-    """`statements` with the elements of temporaries that others want."""
+    """`statements` with the needed elements of temporaries."""
     found = list(statements)
     last = {s.target: n for n, s in enumerate(found)}
     for target in sorted(last, key=lambda name: -last[name]):
@@ -186,7 +186,7 @@ def _definition(s: BoundStatement) -> tuple[str, ...] | None:
 
 
 def _wanted_region(statements: Sequence[BoundStatement], tensor: str) -> Region:
-    """The elements of a temporary that its readers want, over its dimensions."""
+    """The elements of a temporary that its readers need, over its dimensions."""
     found = [use for s in statements for use in _uses(s, tensor)]
     uses = [use for use in found if use is not None]
     if len(uses) < len(found):
@@ -216,7 +216,7 @@ def _uses(s: BoundStatement, tensor: str) -> Iterator[tuple[Region, Box] | None]
 
 
 def _reads_of(s: BoundStatement, tensor: str, box: Box) -> Iterator[tuple[Access, Region]]:
-    """The reads of `tensor` by `s`, each with where it matters."""
+    """The reads of `tensor` by `s`, each with the region in which it matters."""
 
     def visit(e: Expr, region: Region) -> Iterator[tuple[Access, Region]]:
         if isinstance(e, Select):

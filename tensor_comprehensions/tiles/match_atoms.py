@@ -2,8 +2,7 @@
 
 Shapes alone do not match. The elements that each lane holds, or points at, must be the (thread, value) layout of the
 atom, element by element: as in "Graphene: An IR for Optimized Tensor Computations on GPUs" (ASPLOS 2023), section 4,
-but
-by enumeration. Atoms that move or multiply more are tried first.
+but by enumeration. Atoms that move or multiply more are tried first.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ def test_parameters_are_what_is_read_and_not_written(statements: str, types: dic
         ("", {}, tc.ParseError, "no statement"),
         ("(a, b) = f(x)", {}, tc.ParseError, "def"),
         ("y(i) = x(i) + x(i,j)", {}, tc.CheckError, "dimension"),
-        ("y(i) = x(i)", {"z": "int"}, tc.CheckError, "no parameter"),
+        ("y(i) = x(i)", {"z": "int"}, tc.CheckError, "not a parameter"),
         ("y(i) = x(i)", {"x": "complex"}, tc.CheckError, "not a type"),
         (3, {}, tc.ArgumentError, "not a string"),
     ],

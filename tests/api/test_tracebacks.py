@@ -144,7 +144,7 @@ def test_the_end_of_the_stack_shows_no_thousand_frames(monkeypatch: pytest.Monke
     deep.__globals__["__name__"], name = error_boundary.__name__, __name__
     try:
         monkeypatch.setattr(tc.api.checked_defs, "load_checked_defs", deep)
-        with pytest.raises(tc.ArgumentError, match="no stack") as caught:
+        with pytest.raises(tc.ArgumentError, match="the stack is too small") as caught:
             tc.define(TWICE)
     finally:
         deep.__globals__["__name__"] = name

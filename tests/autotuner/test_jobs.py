@@ -246,7 +246,7 @@ def test_json_job_files(tmp_path: Path) -> None:
     path.write_text(json.dumps({"tune": [{"file": "f.tc", "sizes": "N=3"}]}))
     assert [t.name for t in read_job(path).tasks] == ["f(N=3)", "g(N=3)"]
     path.write_text("[]")
-    with pytest.raises(ArgumentError, match="no table"):
+    with pytest.raises(ArgumentError, match="not a table"):
         read_job(path)
 
 

@@ -293,7 +293,7 @@ def test_journals_forget_what_was_damaged_and_what_follows(tmp_path: Path) -> No
 def test_a_file_that_is_no_journal_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("milk, bread")
-    with pytest.raises(ArgumentError, match="no journal"):
+    with pytest.raises(ArgumentError, match="not a journal"):
         Journal(path)
     assert path.read_text() == "milk, bread"
     with pytest.raises(ArgumentError, match="cannot be written"):

@@ -233,9 +233,9 @@ def test_any_flipped_bit_is_an_error_or_another_tensor(word: str) -> None:
     [
         ("crs", "did you mean csr"),
         ("csr(", "is not a format"),
-        ("csf(0,1)", "no order"),
+        ("csf(0,1)", "not an order"),
         (7, "is a word"),
-        ("", "no format"),
+        ("", "not a format"),
     ],
 )
 def test_formats_that_there_are_not(format: Any, says: str) -> None:

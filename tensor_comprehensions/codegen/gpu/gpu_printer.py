@@ -35,8 +35,7 @@ class GpuKernelSource:
         launch: the grid and the block.
         buffers: its parameters: positions in the module's arguments followed by its temporaries.
         status: whether it takes the module's status, two int64 that are initially 0, after them. A failed check stores
-            its
-            site + 1 and the value that it found.
+            its site + 1 and the value that it found.
         shared: bytes of shared memory that its text declares. dynamic: bytes that the launch must provide.
         arrays: the shared buffers in order, with their bytes and their names in the text.
         local: bytes of the private buffers of each thread.

@@ -63,7 +63,7 @@ def import_arrays(
 
 
 def is_aligned(x: Tensor) -> bool:
-    """Does its memory start where vectors may?"""
+    """Whether its memory is aligned for vectors."""
     return x.data_ptr() % ALIGNMENT == 0
 
 

@@ -184,7 +184,7 @@ class GpuKernelTable:
     def set_tuned_options(
         self, sizes: ArgumentShapes, strides: tuple[Any, ...], wanted: GpuTarget, options: GpuOptions
     ) -> None:
-        """From now on, map calls with inputs like these for `wanted` as `options` say."""
+        """Use `options` for later calls with inputs like these on the target `wanted`."""
         if len(self._tuned) >= LIMIT:
             self._tuned.clear()
         self._tuned[sizes, strides, wanted] = options
@@ -205,7 +205,7 @@ class GpuKernelTable:
         options: GpuOptions | None,
         device: torch.device,
     ) -> tuple[Tensor, ...]:
-        """The outputs: in `wanted`, unless data may lead astray; then in fresh memory until it has not."""
+        """The outputs, in `wanted`; in fresh memory first if a subscript check may fail."""
         target = launch.device_target(device.index)
 
         def plan_for(outputs: tuple[Tensor, ...]) -> Plan:

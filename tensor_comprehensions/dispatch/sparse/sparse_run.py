@@ -82,7 +82,7 @@ class ProgramRun:
         dtype = TORCH_TYPES[self.function.tensor(o.name).dtype]
         if o.role is Role.INPUT and o.name in self.call.dense:
             return self.call.dense[o.name].detach()
-        if o.role is Role.INPUT:  # what a result will hold
+        if o.role is Role.INPUT:  # a result that is not computed yet
             return torch.empty(0, dtype=dtype)
         if o.name in self.shared:
             return torch.zeros_like(self.sparse[self.shared[o.name]].values, dtype=dtype)

@@ -49,10 +49,10 @@ class ArrayKeyedCache:
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """A pattern that keeps the rules of its format.
+    """A pattern that obeys its format.
 
     positions: of the last level that is not dense.
-    copies: its levels as kernels take them, where they do not take the arrays that there are.
+    copies: its levels in the form that kernels take, if that differs from its arrays.
     conversions: by format, the pattern in it.
     """
 

@@ -1,8 +1,7 @@
 """Asynchronous operations in the interpreter: barriers in memory, copies of boxes, products of warpgroups, with clocks.
 
 The copies of each barrier, the products of each warpgroup and the stores of boxes of each warp have clocks besides
-those
-of the warps. A copy lands as late as possible, in random order.
+those of the warps. A copy lands as late as possible, in random order.
 """
 
 from __future__ import annotations

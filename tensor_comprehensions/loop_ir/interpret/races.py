@@ -19,8 +19,7 @@ class ThreadRace(Race):
     """The accesses to each element since the last barrier of the block.
 
     The iteration counts, before the thread, the times that its warp has met others, or its own lanes. After the threads
-    of a
-    turn come its warps: several threads of each.
+    of a turn come its warps: several threads of each.
     warps: their number. apart: whether elements record each warp, else one, or "several".
     known: for each other warp, the number of its turns that the warp of the current thread knows.
     """

@@ -87,7 +87,7 @@ class _Simplifier:
         return build.NOTHING
 
     def with_range(self, name: str, where: Interval) -> _Simplifier:
-        """The scope of a variable that lies in `where`."""
+        """The scope with a variable in the interval `where`."""
         return _Simplifier({**self.ranges, name: where}, self.used, self.values, self.removed)
 
     def with_value(self, name: str, value: Expr) -> _Simplifier:
@@ -150,7 +150,7 @@ class _Simplifier:
         return Loop(s.var, start, stop, body, s.kind, s.step, s.grain, s.vector_factors)
 
     def loop_range(self, start: Expr, stop: Expr, step: int) -> Interval:
-        """Where the variable of a loop lies while its body runs."""
+        """The interval of a loop's variable in its body."""
         first, last = (
             intervals.index_interval(start, self.ranges),
             intervals.index_interval(stop, self.ranges),

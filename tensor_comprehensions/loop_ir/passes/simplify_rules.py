@@ -66,7 +66,7 @@ def broadcast_late(e: Binary, _: Ranges) -> Expr | None:
 
 
 def _lane(e: Expr) -> Expr | None:
-    """The scalar that all lanes of `e` hold, where that is plain to see."""
+    """The scalar that all lanes of `e` hold, if that is evident."""
     match e:
         case Broadcast(operand):
             return operand

@@ -92,7 +92,7 @@ def contraction_schedule(
     options: CpuOptions,
     target: CpuTarget,
 ) -> Schedule | None:
-    """How the cluster of `node`, or the only statement of a group, is lowered; None if no pieces say that."""
+    """How the cluster of `node`, or the only statement of a group, is lowered; None if no schedule expresses it."""
     tiles, _ = tiles_of(scheduled.group, scheduled.sizes)
     function, local = _with_layouts(function, scheduled, local)
     if node.cluster is None:

@@ -30,7 +30,7 @@ STAGED_ROWS, STAGED_BYTES = 32, 512
 
 
 def transposable_reads(stores: Sequence[Store], row: str, lane: str) -> tuple[Load, ...]:
-    """The reads of scalar `stores` that are contiguous along `row` but far apart along `lane`; () where none may move.
+    """The reads of scalar `stores` that are contiguous along `row` but far apart along `lane`; () if none may move.
 
     They may move to before the stores because those write other buffers. The stores must be contiguous along `lane`,
     or reduce over it.

@@ -119,7 +119,7 @@ def _turns(
 
 
 def is_column_reduction(leaf: LoopNest, lanes: NestDim | None) -> bool:
-    """Is the nest one long and simple reduction of each lane, which memory bounds?
+    """Whether the nest is one long and simple reduction per lane, which is memory-bound.
 
     Rows of memory are then worth reading in longer pieces than a few accumulators cover.
     """

@@ -141,7 +141,7 @@ def _results_at_points(function: BoundFunction, group: FusionGroup, row: int, lo
 
 
 def _turns_factor(function: BoundFunction, node: ScopStatement, group: FusionGroup, row: int) -> bool:
-    """Does `node` turn a factor of each batch across, whose result is a temporary?"""
+    """Whether `node`, whose result is a temporary, transposes a factor of each batch."""
     if node.cluster is None or function.tensor(node.cluster.output.tensor).role is not Role.TEMPORARY:
         return False
     last = node.cluster.output.subscripts[-1]

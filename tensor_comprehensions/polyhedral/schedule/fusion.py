@@ -73,7 +73,7 @@ class FusionGroup:
         return prod(r.extent for k, r in enumerate(self.rows) if k != self.serial)
 
     def adds_up(self, node: ScopStatement) -> bool:
-        """Is the serial row one that `node` reduces?"""
+        """Whether `node` reduces over the serial row."""
         if self.serial is None:
             return False
         index, _ = self.rows[self.serial].index_and_shift(node)
@@ -101,10 +101,10 @@ def partition_statements(
     join: Join | None = None,
     merge: Merge | None = None,
 ) -> tuple[FusionGroup, ...]:
-    """Groups of nodes as a fusion strategy wants them.
+    """Groups of nodes by a fusion strategy.
 
-    object_to: why "preserve3" does not fuse. join: other ways to put a node into a group, which are profitable; it sees
-    the nodes that follow, too. merge: the last two groups as one, where that is profitable.
+    object_to: why "preserve3" does not fuse. join: other profitable ways to put a node into a group; it also sees the
+    later nodes. merge: the last two groups as one, if that is profitable.
     """
     groups: list[FusionGroup] = []
     objections: dict[str, FusionObjection] = {}  # by the first node of the later group
@@ -199,7 +199,7 @@ def _handed_on(before: FusionGroup, group: FusionGroup) -> tuple[str, ...]:
 
 
 def reads_memory(function: BoundFunction, node: ScopStatement, target: CpuTarget) -> bool:
-    """Does `node` read more than the caches are likely to hold?"""
+    """Whether `node` reads more than the caches are likely to hold."""
     return accessed_bytes(function, node.reads) > min(target.cache[-1] // FAR_SHARE, target.writeback_limit_bytes)
 
 

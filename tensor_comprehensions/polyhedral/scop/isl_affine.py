@@ -1,4 +1,4 @@
-"""Integer expressions of the language as affine forms over index variables, where they are."""
+"""Integer expressions of the language as affine forms over index variables, if they are affine."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Products of which both factors are contiguous along the sum, with lanes along it: `c(i,j) +=! x(i,k) * y(j,k)`.
 
-Lanes along the results need one of the factors transposed, which costs more than the multiply-adds where the other
-side is short. `lane_sums(i,j,l) +=! x(i,kk*L+l) * y(j,kk*L+l)` reads both factors where they are; then the lanes are
-added up.
+Lanes along the results need one of the factors transposed, which costs more than the multiply-adds if the other side is
+short. `lane_sums(i,j,l) +=! x(i,kk*L+l) * y(j,kk*L+l)` reads both factors in place; then the lanes are added up.
 """
 
 from __future__ import annotations

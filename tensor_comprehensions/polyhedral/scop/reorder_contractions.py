@@ -106,7 +106,7 @@ Orders = tuple[Order | None, Order | None, Order | None]
 
 
 def reorder(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> BoundFunction:
-    """`function` with copies around its only statement, where that is a contraction that gains by them.
+    """`function` with copies around its only statement, if that is a contraction that gains by them.
 
     Not with a schedule of the user.
     """
@@ -167,7 +167,7 @@ def _with_lanes_along_sum(
 
 
 def _contraction(function: BoundFunction) -> _Contraction | None:
-    """The only statement of `function`, where it is a contraction of two tensors without a batch."""
+    """The only statement of `function`, if it is a contraction of two tensors without a batch."""
     if len(function.statements) != 1:
         return None
     (s,) = function.statements

@@ -138,8 +138,7 @@ class Scop:
         """Memory-based dependences between instances of nodes: flow, anti and output, by program order.
 
         Members of a reduction commute, so they are one instance and have no dependence among themselves. A certain
-        write
-        hides the writes before it: dependences on them follow through it.
+        write hides the writes before it: dependences on them follow through it.
         """
         certain, possible = self._writes()
         reads = self._accesses(writes=False)

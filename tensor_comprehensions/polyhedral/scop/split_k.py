@@ -26,7 +26,7 @@ LEAST_SIDE = 4
 def split_reductions(
     function: BoundFunction, options: CpuOptions, target: CpuTarget, *, products: bool = True
 ) -> BoundFunction:
-    """`function` with reductions in two stages: as `options` ask for, or else where that is expected to pay.
+    """`function` with reductions in two stages: as `options` request, or else if that is expected to pay.
 
     products: also matrix products, unless the user gave a schedule.
     """
@@ -73,9 +73,9 @@ def _cut(function: BoundFunction, s: BoundStatement, target: CpuTarget) -> Split
 
 
 def _rows(function: BoundFunction, s: BoundStatement, product: Product) -> tc.Expr:
-    """The factor that lacks the index along which the results are contiguous: where the last cache is far, it decides.
+    """The factor that lacks the contiguous index of the results: it decides if the last cache is far.
 
-    The other one is copied, once, but this one is read where it is, again for each panel.
+    The other one is copied once, but this one is read in place, again for each panel.
     """
     written = tc.Access(s.target, s.subscripts, s.value.dtype)
     unit = {i.name for i in s.free if access_stride(function, written, i.name) == 1}

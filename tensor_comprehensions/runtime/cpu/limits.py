@@ -23,7 +23,7 @@ LEAST = 50e-6
 ACCUMULATORS = 12
 """Independent chains of multiply-adds: more than hide the latency of one on machines that start two per cycle."""
 REPEATED = 4
-"""Times that it does its work at least, so that it finds its data where it left them and not where others did."""
+"""Fewest repetitions of a kernel's work in a sample, so that its data are in the caches."""
 UNROLLED = 4
 """Vectors that one iteration of the copy moves."""
 

@@ -73,7 +73,7 @@ class CpuLauncher:
         return len(tensors) == len(self._inputs) and all(map(_fits, tensors, self._inputs))
 
     def are_disjoint(self, tensors: Sequence[torch.Tensor], written: int) -> bool:
-        """Does none of the last `written` of the inputs come near the memory of another one?"""
+        """Whether none of the last `written` inputs overlaps the memory of another one."""
         places = [(x.data_ptr(), x.data_ptr() + span) for x, span in zip(tensors, self._spans, strict=True)]
         return not any(
             start < other_stop and other_start < stop
@@ -125,7 +125,7 @@ def _fits(x: Any, wanted: tuple[torch.dtype, tuple[int, ...], tuple[tuple[int, i
 
 
 def is_plain_cpu_tensor(x: Any) -> bool:
-    """Is it a dense tensor on the CPU whose memory holds its values?"""
+    """Whether it is a dense tensor on the CPU whose memory holds its values."""
     if type(x) not in _PLAIN or x.layout is not torch.strided or not x.is_cpu:
         return False
     return not (x.is_neg() or x._is_zerotensor() or _is_wrapped(x))

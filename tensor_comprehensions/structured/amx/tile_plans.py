@@ -132,9 +132,9 @@ def tile_layout(op: StructuredOp, plan: Plan) -> TileLayout:
 
 
 def broadcast_in_place(op: StructuredOp, found: TileLayout) -> tuple[Load, int] | None:
-    """The first element of the still factor at a point, and the dimension along which its rows go on.
+    """The first element of the still factor at a point, and the dimension along which its rows continue.
 
-    None if memory does not hold it as fragments: whole ones, each row contiguous.
+    None unless memory holds it as whole matrix tiles with contiguous rows.
     """
     if any(op.extent(name) % found.unit[name] for name in (found.rows, found.along)):
         return None
@@ -161,7 +161,7 @@ def _first_of_pair(factor: Expr) -> Load | None:
 
 
 def matrix_tile_plans(known: ContractionInfo, target: CpuTarget, *, parallel: bool) -> tuple[Plan, ...]:
-    """The plans with fragments worth comparing with others; none where no instruction applies."""
+    """The plans with matrix tiles worth comparing with others; empty if no instruction applies."""
     found = []
     for instruction in tile_instructions(known.op, target):
         rows = [i for i in known.exclusive_iterators(known.broadcast_operand) if i.name != known.vector]

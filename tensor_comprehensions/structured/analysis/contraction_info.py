@@ -154,7 +154,7 @@ class ContractionInfo:
 
     @cached_property
     def keeps_lanes_of_sum(self) -> bool:
-        """Whether the lanes are those of a sum that goes on, in both factors, where they end."""
+        """Whether the lanes run along a sum that continues, in both factors, where they end."""
         both, end = self.vector in self.broadcast_operand.iterators, self.extent(self.vector)
         goes_on = any(all(f.step(i.name) == end for f in self.factors) for i in self.op.reductions)
         rows = all(self.exclusive_iterators(f) for f in self.factors)
@@ -172,7 +172,7 @@ class ContractionInfo:
 
     @cached_property
     def continuing_iterator(self) -> Iterator | None:
-        """The iterator of the still factor along which the output's runs go on where those along the lanes end."""
+        """The iterator of the still factor along which the output's runs continue where those along the lanes end."""
         end = self.extent(self.vector)
         return next(
             (i for i in self.exclusive_iterators(self.broadcast_operand) if (i.name, end) in self.output_strides), None

@@ -22,11 +22,13 @@ from ..plan import PackStep, Plan, Side
 from .tile_cost import LINE, all_tiles_cycles, is_beyond_private_caches
 
 TRANSFER = (1 / 64, 1 / 14, 1 / 6)
-"""Cycles per byte that comes into the first, the second and the third cache from the next one or from memory."""
+"""Cycles per byte that comes into L1, L2 and L3 from the next cache or from memory."""
 FAR_BYTE = 1 / 5
 """Cycles per byte from a last cache that is a mesh away."""
 FAR_RUN, FETCHED_AHEAD = 35.0, 1024
-"""Cycles until a run of memory beyond such a cache begins to come, and bytes from which on more of it is on its way."""
+"""Cycles until the first line of a run of memory beyond such a cache arrives, and bytes from which on prefetching hides
+it.
+"""
 WAITED_RUN, STORED_RUN = 200.0, 17.0
 """The same where multiply-adds read it, for which they wait; and of one that is written past the caches."""
 STREAMS = 48
@@ -46,7 +48,7 @@ INTERLEAVED = 4
 EXPOSED = 0.4
 """The part of the time for moving bytes that multiply-adds do not hide."""
 STREAMED = 0.2
-"""The same where both factors are read in runs of memory along the sum, which come ahead of their use."""
+"""The same if both factors are read in runs along the sum, which are prefetched."""
 COPY, TURN, ELEMENT = 0.6, 1.2, 2.5
 """Cycles to copy an element of 4 bytes: by vectors, transposed, one by one."""
 
@@ -243,7 +245,7 @@ class _Model:
         return run
 
     def cut_bytes(self, side: Side, region: Mapping[str, int]) -> float:
-        """Bytes that come along because runs of a factor begin and end in the middle of a line."""
+        """Bytes of partial lines at the ends of a factor's runs."""
         factor = self.factor(side)
         run = self._run(side, region) * factor.bytes
         around = [step * factor.bytes for _, step in factor.nearest if step * factor.bytes >= run]
@@ -343,7 +345,7 @@ class _Model:
 
     @cached_property
     def visits(self) -> int:
-        """How often one begins or goes on to write a page of the output."""
+        """How often a page of the output is begun or continued."""
         pages = [_pages(self.facts.output_strides, self.facts.output_bytes, region) for region in self.regions]
         depth = next((d for d, count in enumerate(pages[1:]) if count <= OPEN), len(self.plan.levels))
         return pages[depth] * prod(self.trips[:depth])

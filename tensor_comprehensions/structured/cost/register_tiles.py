@@ -25,7 +25,7 @@ SHORT_SUM, SLOWEST = 32, 2.0
 """Terms of sums that take no longer than to write them beyond the second cache; for these, times the cycles of
 multiply-adds along the lanes that vectors of another width may take to be thought of."""
 SHORT_RUN = 48
-"""Points along the lanes below which tiles that go on where the output's runs end are tried."""
+"""Points along the lanes below which tiles that continue beyond the output's runs are tried."""
 MOST_VECTORS = 8
 """Vectors along the lanes of a register tile, at most."""
 ROW_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 20, 24, 28)
@@ -175,7 +175,7 @@ def _halves(lanes: int) -> list[int]:
 
 
 def _rows(facts: ContractionInfo, target: CpuTarget) -> Generator[Rows]:
-    """Ways to give rows to a register tile: one iterator, or two where one alone is short."""
+    """Ways to give rows to a register tile: one iterator, or two if one alone is short."""
     names = [i.name for i in facts.row_candidates]
     contiguous = [n for n in names if facts.broadcast_operand.step(n) == 1 and facts.extent(n) >= 4]
     names = contiguous or names
@@ -216,9 +216,9 @@ def _turned_rows(facts: ContractionInfo) -> Generator[Rows]:
 
 
 def _columns(facts: ContractionInfo, target: CpuTarget) -> Generator[Rows]:
-    """Rows together with another iterator of the moving factor, where its runs along the lanes are short.
+    """Rows together with another iterator of the moving factor, if its runs along the lanes are short.
 
-    Where the output goes past a far cache, rows along which its runs go on come first.
+    If the output goes past a far cache, rows along which its runs continue come first.
     """
     rows, far = facts.exclusive_iterators(facts.broadcast_operand), facts.output_size > target.writeback_limit_bytes
     for row in sorted(rows, key=lambda i: not far or i is not facts.continuing_iterator)[:2]:

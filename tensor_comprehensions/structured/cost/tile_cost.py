@@ -3,8 +3,8 @@
 Everything is counted in cycles of one core. The model knows issue limits of multiply-adds and loads, the latency of
 a chain of multiply-adds, lanes wasted at edges, and how many cycles a byte costs by the cache it comes from.
 
-Register tiles are looked at many at a time: numbers that differ from one to another are arrays, of floats that hold
-whole numbers exactly.
+Many register tiles are evaluated at a time: numbers that differ between them are arrays, of floats that hold whole
+numbers exactly.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TILE_OVERHEAD = 24.0
 TURN_OVERHEAD, TURN = 30.0, 0.4
 """Cycles to store a register tile across: for each one, and for each element."""
 PANEL_VECTOR = 0.1
-"""Cycles that a vector of a panel costs because it comes from the second cache."""
+"""Cycles that a vector of a panel costs because it comes from L2."""
 ROW, QUEUED, NEARER = 0.5, 0.1, 0.5
 """For a distant last cache, cycles per step: for each row read from there; for each vector of an L2 panel times their
 number, because they queue; the factor for both if the rows come from a nearer cache.
@@ -37,9 +37,9 @@ IN_PLACE, USES_IN_PLACE, SHORT_STEP = 0.4, 256, 1024
 """Cycles of a step for each vector after the fourth of rows that are read in place from afar; uses of an element up to
 which rows are, however far apart, where they can be brought near in time; bytes between rows below which all are."""
 SPLIT = 1.0
-"""Cycles of a step for each vector after the third that lies in two lines of the second cache."""
+"""Cycles of a step for each vector after the third that crosses lines of L2."""
 LONG_ROW = 1024
-"""Bytes of a row from which on it is read where it is; shorter ones are packed."""
+"""Bytes of a row from which on it is read in place; shorter ones are packed."""
 FAR_ROWS, ROWS = 2048, 1024
 """Least stride in bytes of rows that are copied: of data in L2, and of data beyond."""
 LINE = 64
@@ -127,7 +127,7 @@ def _read_anew(facts: ContractionInfo, target: CpuTarget, width: int, points: Ma
 
 
 def _in_place_cycles(facts: ContractionInfo, target: CpuTarget, columns: Numbers, vectors: Numbers) -> Numbers:
-    """Cycles of a step for more vectors than a few of long rows that come from afar and are read where they are."""
+    """Cycles of a step for more than a few vectors of long rows that are read in place from far memory."""
     moving = facts.vector_operand
     if facts.transposes_output or moving.step(facts.vector) != 1 or not facts.reductions:
         return np.zeros_like(columns)
@@ -141,10 +141,10 @@ def _in_place_cycles(facts: ContractionInfo, target: CpuTarget, columns: Numbers
 
 
 def _split_cycles(facts: ContractionInfo, target: CpuTarget, columns: Numbers, vectors: Numbers) -> Numbers:
-    """Cycles of a step for vectors of rows that begin anywhere in a line and are read where they are.
+    """Cycles of a step for vectors of unaligned rows that are read in place.
 
-    More than three of them ask for more lines than come from the second cache while the multiply-adds last. That was
-    measured where it is large, and the third one far.
+    More than three of them need more lines than L2 delivers during the multiply-adds. Measured with a large L2 and a
+    distant L3.
     """
     moving = facts.vector_operand
     if not target.has_mesh_llc or facts.transposes_output or moving.step(facts.vector) != 1 or not facts.reductions:
@@ -256,9 +256,9 @@ def tile_cycles(
 
 
 def _output_cycles(facts: ContractionInfo, target: CpuTarget, points: Mapping[str, Numbers], steps: Numbers) -> Numbers:
-    """Cycles for the lines of memory that the runs of the output in register tiles touch, whole ones or in part.
+    """Cycles for the lines of memory, whole or partial, that the output's runs in register tiles touch.
 
-    steps: cycles of the sums, beside which lines come from memory unless they are done before.
+    steps: cycles of the sums, which hide the lines unless they are shorter.
     """
     run = facts.run(points)
     runs = prod(points.values()) / run
@@ -279,8 +279,7 @@ def fills_whole_lines(info: ContractionInfo, target: CpuTarget, points: Mapping[
     """Whether boxes of `points` may be stored non-temporally: whole lines, or on a mesh long runs.
 
     Such runs begin and end in the middle of a line, where the lanes' iterator does. A partial vector is an ordinary
-    store: it
-    must not follow others in a row whose non-temporal stores write the rest of its line.
+    store: it must not follow others in a row whose non-temporal stores write the rest of its line.
     """
     run = info.run(points)
     whole = info.fills_lines(run, LINE)

@@ -39,8 +39,8 @@ def steps_per_iteration(
 ) -> int:
     """Steps of the sum over `reductions` per iteration.
 
-    Scalars of a long sum that are read where they are come from a far cache line by line. Prefetching follows each load
-    of the code from one iteration to the next: with more steps it is further ahead.
+    Scalars of a long sum that are read in place come from a far cache line by line. Hardware prefetching follows each
+    load instruction from one iteration to the next: with more steps it runs further ahead.
     """
     still = known.broadcast_operand
     touched = known.output_size + sum(f.stored * f.bytes for f in known.factors)

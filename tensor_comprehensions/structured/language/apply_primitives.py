@@ -50,7 +50,7 @@ def explain_schedule(pipeline: Schedule, op: StructuredOp, target: CpuTarget, *,
 
 
 def loop_state_of(pieces: Iterable[Primitive], op: StructuredOp) -> ScheduleState:
-    """The nest with the loops that the pieces among `pieces` make that make loops. Raises as `plan_of_schedule`."""
+    """The nest after those of `pieces` that make loops. Raises as `plan_of_schedule`."""
     return _run_cached(tuple(p for p in pieces if isinstance(p, written.Tile | written.Interchange)), op)
 
 

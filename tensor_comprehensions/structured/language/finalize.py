@@ -1,4 +1,4 @@
-"""A nest that all pieces have shaped, as the plan that lowering follows, with every condition checked."""
+"""A nest after all primitives, as the plan that lowering follows, with every condition checked."""
 
 from __future__ import annotations
 

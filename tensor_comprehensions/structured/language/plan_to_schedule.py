@@ -1,4 +1,4 @@
-"""A plan as the pipeline that makes it."""
+"""A plan as the schedule that makes it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .schedule_state import NOWHERE, ScheduleState, StateLoop, reduction_loop_na
 
 
 def plan_to_schedule(plan: Plan, op: StructuredOp) -> Schedule:
-    """The pipeline from which `plan_of_schedule` makes `plan`, for a normalized op."""
+    """The schedule from which `plan_of_schedule` makes `plan`, for a normalized op."""
     nest = replace(start_state(op, NOWHERE), loops=_number_loops(plan))
     pieces: list[Primitive] = list(_tiles(nest))
     original = tuple(i.name for i in op.reductions)

@@ -252,7 +252,7 @@ def _evaluate_node(node: ast.expr) -> Schedule:
     raise ValueError(f"{ast.unparse(node)} is none of {', '.join(_WRITTEN)}, >> and |")
 
 
-# --- how pieces are written --------------------------------------------------------------------------------------
+# --- constructors ------------------------------------------------------------------------------------------------
 
 
 def tile(**sizes: int) -> Schedule:

@@ -1,4 +1,4 @@
-"""A nest of loops around a register tile, while the pieces of a pipeline shape it."""
+"""A nest of loops around a register tile, while the primitives of a schedule transform it."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class ScheduleState:
 
 
 def start_state(op: StructuredOp, target: CpuTarget, *, may_parallelize: bool = True) -> ScheduleState:
-    """The nest before the first piece: every parallel iterator a loop, every reduction inside the register tile."""
+    """The nest before the first primitive: every parallel iterator a loop, every reduction inside the register tile."""
     loops = tuple(StateLoop(i.name, 0, 1) for i in op.parallel)
     return ScheduleState(op, target, may_parallelize, loops, tuple(i.name for i in op.reductions))
 

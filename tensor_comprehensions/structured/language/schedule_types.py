@@ -17,7 +17,7 @@ else:
     primitives = lazy_module("structured.language.primitives")
 
 Expert: TypeAlias = "Callable[[StructuredOp, CpuTarget], Schedule]"
-"""Makes the pipeline for an op on a machine."""
+"""A function of an op and a target that returns a schedule."""
 ScheduleArgument: TypeAlias = "Schedule | Expert"
 ScheduleArguments: TypeAlias = "ScheduleArgument | tuple[tuple[str, ScheduleArgument], ...] | None"
 """One for all contractions, or one per name of a tensor that a contraction defines; None: the cost model's choice."""

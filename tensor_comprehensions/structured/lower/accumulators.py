@@ -75,7 +75,7 @@ def read_accumulator(registers: Buffer, cell: Accumulator) -> Expr:
 
 
 def whole_register_runs(cells: Sequence[Accumulator], plan: Plan) -> list[Accumulator]:
-    """`cells`, those of a register that are all of it and go on along the lanes as one."""
+    """`cells`, with those that fill a register and continue along the lanes as one."""
     found: list[Accumulator] = []
     for group in by_register(cells):
         first = group[0]

@@ -87,7 +87,7 @@ def _lower_levels(
 def _lower_region(
     op: StructuredOp, plan: Plan, region: Region, operands: Operands, packs: tuple[PackStep, ...], depth: int
 ) -> Stmt:
-    """`_lower_levels` for a region with elements that are wanted."""
+    """`_lower_levels` for a region with elements that are needed."""
     if depth == plan.output_panel_depth:
         results = make_output_panel(op, plan, region, compose_name(op.name, "results"))
         inner = replace(plan, output_panel_depth=None, nontemporal=False)

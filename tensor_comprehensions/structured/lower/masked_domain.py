@@ -16,7 +16,7 @@ Step = Callable[[dict[str, Expr]], Stmt]
 
 
 def holds(half: HalfSpace, at: Mapping[str, Expr]) -> Expr:
-    """Is a point, a lane each where it is a vector, in the half space?"""
+    """Whether a point is in the half space, per lane for a vector."""
     total = half.rest
     for name, c in half.terms:
         total = build.add(total, build.mul(at[name], c))
@@ -24,7 +24,7 @@ def holds(half: HalfSpace, at: Mapping[str, Expr]) -> Expr:
 
 
 def emit_membership(halves: Iterable[HalfSpace], at: Mapping[str, Expr]) -> Expr:
-    """Is a point in all of them?"""
+    """Whether a point is in all of them."""
     whole: Expr = build.TRUE
     for half in halves:
         whole = build.logical_and(whole, holds(half, at))
@@ -93,9 +93,9 @@ def stretch(op: StructuredOp, region: Region, name: str) -> Stretch:
 def masked_sum(
     op: StructuredOp, name: str, at_once: int, region: Region, before: Step, step: Step, masked: Step
 ) -> Stmt:
-    """The loop over the reduction `name` in a register tile, where its end depends on the tile.
+    """The loop over the reduction `name` in a register tile, if its end depends on the tile.
 
-    step: where all points have a term; `at_once` of them per iteration, each after `before`. masked: where some have.
+    step: if all points have a term; `at_once` of them per iteration, each after `before`. masked: if only some have.
     """
     part = region[name]
 

@@ -21,7 +21,7 @@ from .vector_expr import substitute_vectorized
 
 @dataclass(frozen=True, slots=True)
 class OutputPanel:
-    """A panel of results. op: the same op with the panel as its output; store: puts the panel where it belongs."""
+    """A panel of results. op: the same op with the panel as its output; store: copies the panel into the output."""
 
     buffer: Buffer
     op: StructuredOp

@@ -104,7 +104,7 @@ def _shape(
 def _in_fragments(
     found: TileLayout, numbers: Sequence[BufferDim[str]], sizes: Mapping[str, int], used: frozenset[str]
 ) -> PanelShape:
-    """Whole fragments: their rows go on along the last but one dimension, their columns along the last."""
+    """Whole matrix tiles: their rows run along the last but one dimension, their columns along the last."""
     matrix = (
         BufferDim(n, 1, found.padded_size(n, sizes.get(n, 1)))
         for n in (found.rows, found.along, found.columns)

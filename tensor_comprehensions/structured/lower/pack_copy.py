@@ -26,7 +26,7 @@ SHORT_LINE = 16
 LONG_ROW = 16
 """Vectors of a row from which on they are copied in a loop."""
 WIDEST_STEP = 4
-"""Elements this far apart or less still come out of whole vectors."""
+"""Largest distance of elements that are still gathered from whole vectors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ def pack_tile(copy: PackCopy) -> Stmt:
 
 
 def _straight(copy: PackCopy, offsets: Offsets) -> Stmt:
-    """Vectors that lie along the same iterator in both memories."""
+    """Vectors along the same iterator in both memories."""
     lanes = min(copy.lanes, _power_of_two(copy.width))
     moves: list[Stmt] = []
     zero = build.const(0, copy.factor.type.dtype, lanes)
@@ -222,9 +222,9 @@ def _run(copy: PackCopy, along: str) -> list[str]:
 
 
 def _short_lines(copy: PackCopy, along: str, run: Sequence[str], offsets: Offsets) -> Stmt:
-    """The same where `along` is short, as the windows of a convolution are, and `run` follows it in the factor.
+    """The same if `along` is short, as the windows of a convolution, and `run` follows it in the factor.
 
-    Tiles that fill lines of the panel together come one after another, or these would be lost in between.
+    Tiles that together fill lines of the panel follow each other, so that the lines stay in the cache.
     """
     (outer, *inner), dtype = run, copy.factor.type.dtype
     size = copy.region[along].size

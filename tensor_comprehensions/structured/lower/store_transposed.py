@@ -1,7 +1,7 @@
-"""Storing a register tile across: its lanes run along one iterator, the output is contiguous along another.
+"""Transposed stores of a register tile: its lanes run along one iterator, the output is contiguous along another.
 
-Where the output is contiguous along few points, as the rows of a small image, lanes along its channels leave none
-idle. The sums take one way through a scratch buffer in the first cache and come back turned in registers.
+If the output is contiguous along few points, as the rows of a small image, lanes along its channels are all in use. The
+sums pass through a scratch buffer in L1 and are transposed in registers.
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ def _digits(flat: Expr, region: Region, levels: list[TileLoop], counts: list[int
 
 
 def _choose(number: Expr, region: Region, level: TileLoop, body: Body) -> Stmt:
-    """`body` for tile `tile_number_var`, with separate code where that is the shorter one."""
+    """`body` for tile `tile_number_var`, with separate code for the remainder tile."""
     full, rest = divmod(region[level.iterator].size, level.size)
     if not full and level.edge is not Edge.PADDED:
         return body(_part(region, level, build.const(0), rest, final=True))

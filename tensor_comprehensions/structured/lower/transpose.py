@@ -24,7 +24,7 @@ CACHE_LINE = 64
 
 
 def begin_lines(strides: Sequence[int], size: int) -> bool:
-    """Does every row of a tensor with these strides, of elements of `size` bytes, begin a line if the tensor does?"""
+    """Whether every row of a tensor, with elements of `size` bytes, begins a line if the tensor does."""
     return all(step == 1 or step * size % CACHE_LINE == 0 for step in strides)
 
 
@@ -45,16 +45,16 @@ class Axis:
 
     @property
     def end(self) -> Expr:
-        """`stop`, by a name where it is more than a constant."""
+        """`stop`, by a name if it is not a constant."""
         return self.stop if isinstance(self.stop, Const) else build.var(compose_name(self.name, "stop"))
 
     @property
     def length(self) -> int | None:
-        """How many values there are, where that is known."""
+        """The number of values, if known."""
         return linear_forms.difference(self.stop, self.start)
 
     def splits(self, side: int) -> bool:
-        """Is the range known to be whole blocks of `side`?"""
+        """Whether the range is known to be whole blocks of `side`."""
         return self.length is not None and self.length % side == 0
 
     def cut(self, side: int) -> tuple[Axis, Axis]:

@@ -29,9 +29,9 @@ Point = Mapping[str, Expr]
 
 
 def substitute_vectorized(e: Expr, at: Point, mask: Expr | None = None) -> Expr:
-    """`e` with variables replaced as `at` says, widened to a vector where it depends on a vector.
+    """`e` with variables replaced by `at`, widened to a vector if it depends on one.
 
-    mask: lanes that may touch memory, for vectors of a range's end; applied to loads that became vectors.
+    mask: active lanes at the end of a range; applied to loads that became vectors.
     """
     match e:
         case Const():

@@ -1,1 +1,1 @@
-"""Statements in, a `StructuredOp` out where they are a contraction with its epilogue."""
+"""Statements in, a `StructuredOp` out if they are a contraction with its epilogue."""

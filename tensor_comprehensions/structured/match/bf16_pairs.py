@@ -22,8 +22,7 @@ def pack_bf16_pairs(op: StructuredOp, target: CpuTarget) -> StructuredOp:
     """`op` over pairs of bfloat16 if `target` can multiply them, else `op`.
 
     Only if both factors are just such elements and have parallel iterators of their own: pairing does not pay for
-    elements
-    that are used only once.
+    elements that are used only once.
     """
     if not target.has_bf16_dot or op.dtype != FLOAT32 or op.terms or not all(map(_is_element, op.factors)):
         return op

@@ -104,8 +104,7 @@ def match_contraction(
 
     Args:
         in_place: the output may be the tensor whose elements are the initial values of the sums, as each is read before
-            it
-            is written, by the same thread.
+            it is written, by the same thread.
         finish_checked: statements with checked subscripts may finish the sum.
     """
     at = start
@@ -144,7 +143,7 @@ def why_unprofitable(
 
 
 def _plain_subscripts(s: BoundStatement) -> tuple[str, ...] | None:
-    """The names of the target's subscripts where they are the distinct free indices, in any order."""
+    """The names of the target's subscripts if they are the distinct free indices, in any order."""
     names = tuple(e.name for e in s.subscripts if isinstance(e, tc.Index))
     if len(names) != len(s.subscripts) or len(set(names)) != len(names):
         return None
@@ -176,7 +175,7 @@ def _same_points(s: BoundStatement, update: BoundStatement) -> bool:
 
 
 def _lacks(s: BoundStatement, update: BoundStatement) -> bool:
-    """Does `s` define other elements than `update`?"""
+    """Whether `s` defines other elements than `update`."""
     return set(_rename_indices(s, update).elements) != set(update.elements)
 
 

@@ -20,7 +20,7 @@ from ..language.schedule_state import NOWHERE, ScheduleState, StateLoop, start_s
 from ..op import StructuredOp, loads_in
 
 NEAR = 4
-"""Elements this far apart still come out of whole vectors; reads in larger steps are worth turning."""
+"""Largest distance of elements that are still gathered from whole vectors; reads with larger strides are transposed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def explain_memory_bound(pipeline: Schedule, op: StructuredOp, target: CpuTarget
 
 
 def memory_bound_schedule(movement: MemoryBoundPlan, op: StructuredOp) -> Schedule:
-    """The pipeline from which `memory_bound_plan` makes `movement`."""
+    """The schedule from which `memory_bound_plan` makes `movement`."""
     nest = start_state(op, NOWHERE)
     pieces: list[Primitive] = []
     whole = ((i.name, i.extent) for i in op.parallel if i.name not in dict(movement.tiles) and i.extent > 1)

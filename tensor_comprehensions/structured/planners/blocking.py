@@ -144,9 +144,10 @@ class BlockingHeuristic:
     def _panels_kept_together(
         self, passing: Factor, reductions: tuple[str, ...], near: int
     ) -> tuple[int, list[TileLoop]]:
-        """How many panels along the lanes stand while the other factor passes, and the block of a reduction in them.
+        """How many panels along the lanes stay in cache while the other factor streams past, and their block of a
+        reduction.
 
-        Where that one is far, as many as fit; where it is not, about `near`.
+        If the other factor is far, as many as fit; otherwise about `near`.
         """
         known, half = self.info, self.target.cache[1] // 2
         step = self._panel_width() * known.op.dtype.size
@@ -207,8 +208,7 @@ class BlockingHeuristic:
         """The loops over rows around those over panels, unless a panel stays in L1.
 
         If the last cache is far, such a panel should meet all the rows that L2 holds, so that the output is written in
-        few
-        places at a time.
+        few places at a time.
         """
         known, still = self.info, self.info.broadcast_operand
         columns = known.exclusive_iterators(known.vector_operand)
@@ -312,7 +312,7 @@ class BlockingHeuristic:
     # --- copies ---
 
     def packs_vector_operand(self) -> bool:
-        """Whether vectors come from a panel: always unless they are contiguous, else where rows of it are far apart."""
+        """Whether vectors come from a panel: always unless they are contiguous; otherwise if its rows are far apart."""
         known, moving = self.info, self.info.vector_operand
         if known.vector in known.broadcast_operand.iterators:
             return False
@@ -346,9 +346,9 @@ class BlockingHeuristic:
         return uses <= tile_cost.USES_IN_PLACE and (sets >= SPREAD or sets * ways >= known.k_size)
 
     def packs_broadcast_operand(self, stands: bool) -> bool:
-        """Whether scalars come from a panel: where each is converted, or memory would be slow to bring them.
+        """Whether scalars come from a panel: if each is converted, or memory would deliver them slowly.
 
-        stands: a panel of them is met by all of the moving factor in turn, and so is read once.
+        stands: a panel of them stays in cache for all of the moving factor, and so is read once.
         """
         known, still = self.info, self.info.broadcast_operand
         if known.transposes_output or known.vector in still.iterators or not known.exclusive_iterators(still):
@@ -366,7 +366,7 @@ class BlockingHeuristic:
         )
 
     def _meets_once(self) -> bool:
-        """Whether blocks of a long sum need come from a far cache but once: the second one has room for all results."""
+        """Whether blocks of a long sum come from a far cache only once: L2 has room for all results."""
         known = self.info
         far = all(is_beyond_private_caches(self._footprint(f), self.target) for f in known.factors)
         results = known.output_size // prod(i.extent for i in known.batch)

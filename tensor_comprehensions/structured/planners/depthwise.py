@@ -25,7 +25,7 @@ CHUNKS = 16
 
 
 def is_depthwise(known: ContractionInfo) -> bool:
-    """Is the op of this kind: the lanes walk one factor, and no output position moves only the other one?"""
+    """Whether the op is depthwise: the lanes run along one factor, and no output position moves only the other one."""
     return (
         not known.exclusive_iterators(known.broadcast_operand)
         and known.vector_operand.step(known.vector) == 1

@@ -42,7 +42,7 @@ class PanelExtension:
         return tuple(reversed(chosen))
 
     def _contiguous_sum_size(self, factor: Factor) -> int:
-        """Elements of the sums along which a far factor is contiguous, where all of them are in a panel and few."""
+        """Elements of the sums along which a far factor is contiguous, if a panel has all of them and they are few."""
         run = 1
         for name in sorted(self.info.reductions, key=lambda name: abs(factor.step(name) or 0)):
             run *= self.info.extent(name) if factor.step(name) == run else 1

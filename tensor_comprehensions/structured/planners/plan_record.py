@@ -99,7 +99,7 @@ def _record_copy(
     costs: Costs,
     target: CpuTarget,
 ) -> None:
-    """Why a factor is copied into panels, or read where it is: the best plan that does otherwise is the rival."""
+    """Record why a factor is packed, or read in place: the best plan that does otherwise is the rival."""
     packed = _find_pack(chosen, side)
     otherwise = [(p, c) for p, c in rivals if (_find_pack(p, side) is None) != (packed is None)]
     others = tuple(Rival(describe_plan(op, p), c.total) for p, c in otherwise[:1])

@@ -22,7 +22,7 @@ SUMMED_STEPS = 16
 
 @dataclass(frozen=True, slots=True)
 class ForcedBlocking(BlockingHeuristic):
-    """The expert with some of its decisions made for it; None leaves one to it."""
+    """`BlockingHeuristic` with some decisions forced; None leaves a decision to it."""
 
     pack_vector_operand: bool | None = None
     pack_broadcast_operand: bool | None = None
@@ -67,7 +67,7 @@ def enumerate_packings(
 
 @dataclass(frozen=True, slots=True)
 class PackBothBlocking(BlockingHeuristic):
-    """The expert where both factors are copied first, and the output is gone through in the order of memory.
+    """The heuristic where both factors are copied first, and the output is gone through in the order of memory.
 
     One panel along the lanes stays in the first cache while the rows that are nearest in the output pass by.
     """

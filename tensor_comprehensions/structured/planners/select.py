@@ -1,4 +1,4 @@
-"""The expert for contractions: the plan that the cost model prefers, and whether an op is worth one."""
+"""The heuristic for contractions: the plan that the cost model prefers, and whether an op is worth one."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ SHORT_UNIT, TURNED_UNIT = 128, 512
 """Points of a contiguous run of the output below which lanes across such runs may be the better ones: of any, and of
 one along which the factor that it moves is not contiguous, and so has to be turned across, for sums in one block."""
 LITTLE_WORK, FORK, MUCH = 4 * PARALLEL_WORK, 6000.0, 0.85
-"""Multiply-adds from which on threads pay in any case; cycles until another thread has begun, and is known to be done;
-the part of the cycles of one thread that two may take: what others do to the second one is not foreseen."""
+"""Multiply-adds from which on threads always pay; cycles to start and join another thread; most cycles of two threads,
+relative to one, for which two are used, because the load on the second processor is unknown."""
 PLANNED = 64
 """Cached plans: an op is planned to decide fusion, to lower it, and to display it."""
 PRICED = 3
 """Register tiles around which rival plans are priced, for reports."""
 TILES, CLEARLY, NEARLY = 6, 0.97, 0.9
-"""Register tiles that are looked at; less than this share of the cycles makes one of them better than those before, in
-general and where all that is touched is near, so that order and copies change less than is foreseen."""
+"""Register tiles to compare; one is better if it takes less than this share of the cycles of those before, in general
+and if all data is in L2, where order and copies change less than predicted."""
 
 
 def select_plan(op: StructuredOp, target: CpuTarget, *, parallel: bool) -> Plan:
@@ -70,7 +70,7 @@ def _select_plan(op: StructuredOp, target: CpuTarget, *, parallel: bool) -> Plan
 
 
 def _shared_cycles(op: StructuredOp, plan: Plan, target: CpuTarget) -> float:
-    """Cycles until two threads are done with `plan`: where they are no faster, its work is too little to share."""
+    """Cycles until two threads have finished `plan`; if they are no faster, its work is too little to share."""
     count = prod(num_tiles(op.extent(level.iterator), level.size) for level in plan.levels[: plan.parallel_depth])
     return plan_cycles(op, plan, target) * num_tiles(count, 2) / count + FORK
 

@@ -1,9 +1,8 @@
 """The gradients of convolution windows as products without conditions.
 
 If a def reads `I(h+kh)`, element `h` of the gradient of `I` gathers from the points `h - kh`, as far as they exist.
-With
-zeros around the gradient of the output all of them exist, and the gradient is a convolution again. The gradient of the
-window itself is contiguous along few points only: it is summed with another index last, and transposed at the end.
+With zeros around the gradient of the output all of them exist, and the gradient is a convolution again. The gradient of
+the window itself is contiguous along few points only: it is summed with another index last, and transposed at the end.
 """
 
 from __future__ import annotations

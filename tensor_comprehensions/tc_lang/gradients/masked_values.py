@@ -46,7 +46,7 @@ def _mask_sum(w: GradStatement, masked: Mapping[str, GradStatement], sizes: Mapp
 
 
 def _index_mask(e: Expr) -> bool:
-    """Is it `condition ? value : 0` with a condition on indices?"""
+    """Whether it is `condition ? value : 0` with a condition on indices."""
     return (
         isinstance(e, Select)
         and isinstance(e.otherwise, Const)

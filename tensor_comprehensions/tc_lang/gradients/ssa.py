@@ -148,7 +148,7 @@ class SsaProgram:
             self._extremum(s, step, before)
 
     def _extremum(self, s: Statement, step: SsaStatement, before: str | None) -> None:
-        """A product, minimum or maximum; one that goes on from an earlier value is split in two."""
+        """A product, minimum or maximum; one that continues an earlier value is split in two."""
         assert s.reduction is not None
         op = s.reduction if s.reduction in ("min", "max") else "*"
         goes_on = not s.initialize and before is not None

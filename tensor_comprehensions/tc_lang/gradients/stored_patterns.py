@@ -75,7 +75,7 @@ def _vanishes(e: Expr, absent: Collection[Access]) -> bool:
 
 
 def domain(step: SsaStatement, patterns: Mapping[str, str]) -> tuple[Access, ...]:
-    """The clauses of a step that say where it counts: the `exists` of tensors that store some elements only."""
+    """The clauses that restrict a step: the `exists` of tensors that store only some elements."""
     return tuple(a for a in step.exists if a.tensor in patterns)
 
 

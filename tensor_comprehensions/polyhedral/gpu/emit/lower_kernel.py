@@ -110,7 +110,7 @@ class KernelLowering:
     def with_double_buffers(
         self, body: ir.Stmt, promotion: Promotion, shared: Sequence[Buffer]
     ) -> tuple[ir.Stmt, tuple[Buffer, ...]]:
-        """The body with the next tile copied while the present one is used, where that is wanted and fits."""
+        """The body with the next tile copied while the present one is used, if requested and if it fits."""
         options = self.plan.options
         if not (options.double_buffer and self.target.async_copies):
             return body, promotion.buffers

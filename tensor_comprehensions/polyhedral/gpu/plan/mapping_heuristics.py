@@ -51,8 +51,7 @@ class GroupShape:
     """The sizes of a group that matter to the mapping.
 
     rows: extents of the shared rows. leaf: the one with most work. inner: most elements that one point of the rows has
-    in
-    a leaf. reduced: terms of an element in `leaf`.
+    in a leaf. reduced: terms of an element in `leaf`.
     """
 
     group: FusionGroup
@@ -255,7 +254,7 @@ def _elements(scop: Scop, shape: GroupShape, target: GpuTarget) -> MappingOption
 
 
 def _vector(scop: Scop, shape: GroupShape, target: GpuTarget) -> int:
-    """The elements along the last row that a thread takes, where that leaves threads enough."""
+    """The elements along the last row that a thread takes, if enough threads remain."""
     last = len(shape.rows) - 1
     places = [(leaf, d) for leaf in _leaves(scop, shape.group) for d in leaf.dims if d.row == last]
     found = vector_width_along(scop, places) if shape.inner == 1 else 1

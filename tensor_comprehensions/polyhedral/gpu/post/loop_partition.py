@@ -1,4 +1,4 @@
-"""Full tiles apart from partial ones: blocks whose tiles lie wholly inside have no guards in their loops.
+"""Partitioning of full and partial tiles: blocks whose tiles lie wholly inside have no guards in their loops.
 
 A kernel gets two bodies, of which a block takes one. In the body of full tiles a loop over tiles of terms whose last
 one is partial ends before it, and that one follows.
@@ -72,7 +72,7 @@ def _children(s: Stmt) -> Sequence[Stmt]:
 
 
 def _peel_last_iteration(s: Stmt, ranges: Mapping[str, Interval]) -> Stmt:
-    """`s` with outermost loops cut before their last iteration, where all others then have fewer guards."""
+    """`s` with the last iterations of outermost loops peeled, if all others then have fewer guards."""
     if not isinstance(s, Loop):
         return map_stmt(s, lambda e: e, lambda c: _peel_last_iteration(c, ranges))
     start, stop = build.integer(s.start), build.integer(s.stop)

@@ -22,9 +22,8 @@ def pad_rows(
     """`buffer` with rows padded to the length at which its accesses conflict least.
 
     steps: the strides of references in the tensor. lanes: elements that could be copied at once if rows were a multiple
-    of
-    them; rows of odd length, which are copied one by one, are a last resort. wide: whether threads also read
-    as many at once if they are aligned.
+    of them; rows of odd length, which are copied one by one, are a last resort. wide: whether threads also read as many
+    at once if they are aligned.
     """
     if len(buffer.shape) < 2:
         return buffer

@@ -21,7 +21,7 @@ from .promote_shared import Promotion, PromotionContext, promote_shared, shared_
 from .references import references_of, with_coordinates
 
 UNROLLED_TRIPS = 16
-"""Trips of a copy's loop that are written out where that is wanted, so that as many loads are in flight."""
+"""Most trips of a copy's loop to unroll on request, so that as many loads are in flight."""
 
 
 def promote_kernel(
