@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .api import Library, Op, define
     from .autotuner.search_loop import TuningResult
     from .decorators import from_expression, from_notation, op, tile_kernel
+    from .dispatch.compile_statistics import statistics
     from .dispatch.sparse.interop import as_sparse
     from .dispatch.sparse.sparse_tensor import SparseTensor
     from .dispatch.sparse.tensor_files import read_tensor, write_tensor
@@ -64,6 +65,7 @@ __all__ = [
     "from_notation",
     "op",
     "read_tensor",
+    "statistics",
     "tile_kernel",
     "write_tensor",
 ]
@@ -79,6 +81,7 @@ _HOMES = {
     "from_notation": "decorators",
     "op": "decorators",
     "tile_kernel": "decorators",
+    "statistics": "dispatch.compile_statistics",
     "SparseTensor": "dispatch.sparse.sparse_tensor",
     "as_sparse": "dispatch.sparse.interop",
     "read_tensor": "dispatch.sparse.tensor_files",

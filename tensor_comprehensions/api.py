@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
@@ -31,6 +32,8 @@ from .dispatch.call_steps import (
     shapes_from_values,
     shapes_of,
 )
+from .dispatch.compile_statistics import KernelSummary, summarize_kernel
+from .dispatch.dynamic_sizes import Dynamic, check_dynamic
 from .dispatch.inline_cache import InlineCache
 from .dispatch.kernel_table import CompileConfig, KernelTable
 from .dispatch.signatures import format_docstring, format_signature, python_signature
@@ -63,6 +66,7 @@ def define(
     *,
     options: CpuOptions | SparseOptions | Literal["tuned"] | None = None,
     formats: Mapping[str, str] | None = None,
+    dynamic: Dynamic = None,
 ) -> Library:
     """Check a TC program and return its defs as operators. Nothing is compiled before the first call.
 
@@ -76,6 +80,9 @@ def define(
             operands. "tuned" takes options from the cache that a search found for these sizes or for the nearest ones.
             It does not search, unless TC_TUNE=auto.
         formats: storage formats by the names of tensors, such as {"A": "csr"}, for tensors without one in the text.
+        dynamic: sizes that change from call to call, such as {"N"}, or {"N": 64} with a value that many calls have. One
+            kernel serves all their values from the first call on, if they only say how many rows there are. True: all
+            sizes; False: none, each combination has a kernel. None: a size becomes dynamic with its third value.
 
     Returns:
         The defs of the program as a `Library`.
@@ -91,7 +98,9 @@ def define(
             f"backward is {with_article(type(backward).__name__)}",
             expected='gradients by the names of defs, such as {"f": "def f_backward(...) -> (...) {...}"}',
         )
-    return Library(functions, {} if backward is None else backward, options, _formats_by_def(functions, formats))
+    check_dynamic(dynamic, functions)
+    stored = _formats_by_def(functions, formats)
+    return Library(functions, {} if backward is None else backward, options, stored, dynamic)
 
 
 class UnknownDefError(ArgumentError, AttributeError):
@@ -107,9 +116,10 @@ class Library:
         backward: Mapping[str, str | PythonGradient],
         options: CpuOptions | SparseOptions | Literal["tuned"] | None = None,
         formats: Mapping[str, Mapping[str, Format]] | None = None,
+        dynamic: Dynamic = None,
     ) -> None:
         stored = formats or {}
-        self.__ops = {f.name: Op(f, backward.get(f.name), options, stored.get(f.name)) for f in functions}
+        self.__ops = {f.name: Op(f, backward.get(f.name), options, stored.get(f.name), dynamic) for f in functions}
         for name in backward:
             self[name]
         self.__dict__.update(self.__ops)
@@ -173,6 +183,7 @@ class Op(KernelDispatcher):
         backward: str | PythonGradient | None = None,
         options: CpuOptions | SparseOptions | Literal["tuned"] | None = None,
         formats: Mapping[str, Format] | None = None,
+        dynamic: Dynamic = None,
     ) -> None:
         if isinstance(options, str) and options != "tuned":
             raise ArgumentError(f"options is {options!r}", expected='CpuOptions(...), SparseOptions(...) or "tuned"')
@@ -180,12 +191,13 @@ class Op(KernelDispatcher):
         if sparse is not None:
             check_sparse_options(sparse)
         choose, choose_sparse = (_choose_tuned, _choose_tuned_sparse) if options == "tuned" else (None, None)
-        kernels = KernelTable(function, choose, formats, sparse, choose_sparse)
+        kernels = KernelTable(function, choose, formats, sparse, choose_sparse, dynamic)
         dense = CpuOptions() if sparse is not None or options is None or options == "tuned" else options
         machine = CompileConfig(cast("CpuOptions", dense), host())
         check_machine(machine.options, machine.target)
         keep = options is None or sparse is not None
-        super().__init__(kernels, machine, Gradients(function, backward, Op, keep=keep))
+        derived = partial(Op, dynamic=dynamic)  # what is derived from a def has the sizes of the def
+        super().__init__(kernels, machine, Gradients(function, backward, derived, keep=keep))
         self._operator = operator_for_def(kernels, self._gradients, machine)
         self._asked = options
         self.__name__ = self.__qualname__ = function.name
@@ -198,7 +210,15 @@ class Op(KernelDispatcher):
     def __reduce__(self) -> tuple[Callable[..., Op], tuple[Any, ...]]:
         """Pickle the text of the operator. The copy compiles its own kernels."""
         stored = {name: str(format) for name, format in self._kernels.formats.items()}
-        return _define_named, (self.function.source, self.function.name, self._gradients.given, self._asked, stored)
+        asked = self._kernels.dynamic.asked
+        given = self._gradients.given
+        return _define_named, (self.function.source, self.function.name, given, self._asked, stored, asked)
+
+    @property
+    @only_tc_errors
+    def kernels(self) -> tuple[KernelSummary, ...]:
+        """The kernels that calls on CPUs can use, those for any number of rows first."""
+        return tuple(map(summarize_kernel, self._kernels.loaded_kernels()))
 
     @property
     @only_tc_errors
@@ -249,6 +269,7 @@ class Op(KernelDispatcher):
         options: CpuOptions | MappingOptions | TileOptions | SparseOptions | None = None,
         target: CpuTarget | GpuTarget | str | None = None,
         schedule: object = None,
+        dynamic: Dynamic = None,
         **initial: Value,
     ) -> Kernel | GpuKernel | SparseKernel | SparseGpuKernel:
         """The kernel for these tensors, compiled now if there is none yet.
@@ -261,10 +282,12 @@ class Op(KernelDispatcher):
                 on the CPU then only supply shapes.
             schedule: how to lower the contractions of the def: a schedule, a heuristic that returns one, or a mapping
                 from the tensor that a contraction defines to one of these.
+            dynamic: as for `define`; None: the sizes that the operator was defined with, if any.
 
         Raises:
             ArgumentError: the tensors do not fit the def, or the options, the target or the schedule do not apply.
         """
+        check_dynamic(dynamic, (self.function,))
         if self._kernels.has_sparse((*tensors, *initial.values())):
             if isinstance(target, CpuTarget) or schedule is not None:
                 raise ArgumentError(
@@ -286,8 +309,9 @@ class Op(KernelDispatcher):
             machine = replace(machine, options=replace(chosen, schedule=freeze_schedule(asked)))
         arguments = normalize_detached(self._kernels.interface, tensors, initial)
         sizes = shapes_of(self.function, arguments)
-        route = self._kernels.route(sizes, arguments, (), machine)
-        return Kernel(self._kernels, machine, self._gradients, route.compiled)
+        kernels = self._kernels if dynamic is None else self._kernels.with_dynamic(dynamic)
+        route = kernels.route(sizes, arguments, (), machine, is_call=False)
+        return Kernel(kernels, machine, self._gradients, route.compiled)
 
     def _compile_sparse(
         self, tensors: Sequence[Value], initial: Mapping[str, Value], options: Any, target: GpuTarget | str | None
@@ -448,7 +472,7 @@ class Op(KernelDispatcher):
 
         It prints as indented text; a notebook shows it as a picture.
         """
-        last = None if tensors or initial else self._kernels.routes.latest_value()
+        last = None if tensors or initial else self._kernels.latest
         compiled = last.compiled if last is not None else self.compile(*tensors, **initial).compiled
         return ScheduleView(compiled.source("schedule"))
 
@@ -492,8 +516,10 @@ def _define_named(
     backward: str | PythonGradient | None = None,
     options: CpuOptions | SparseOptions | Literal["tuned"] | None = None,
     formats: Mapping[str, str] | None = None,
+    dynamic: Dynamic = None,
 ) -> Op:
-    return define(source, None if backward is None else {name: backward}, options=options, formats=formats)[name]
+    given = None if backward is None else {name: backward}
+    return define(source, given, options=options, formats=formats, dynamic=dynamic)[name]
 
 
 def _formats_by_def(functions: Sequence[Function], formats: Mapping[str, str] | None) -> dict[str, dict[str, Format]]:

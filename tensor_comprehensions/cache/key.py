@@ -69,6 +69,7 @@ def make_key(
     threads: int = 0,
     alignment: int = 0,
     flags: Mapping[str, str] | None = None,
+    rows: str = "",
 ) -> Key:
     """The key of a kernel, or without `options` the key under which measurements of all options are kept.
 
@@ -82,12 +83,13 @@ def make_key(
         threads: the number of threads of a measurement; kernels work on any number.
         alignment: bytes to which the addresses of tensors are aligned; 0: those of an element.
         flags: other facts that the emitted code depends on.
+        rows: of a kernel for any number of rows, what its rows are; `bound` is the def for one of them.
 
     Raises Uncacheable if the options hold a function, or if the source of this package cannot be read.
     """
     tensors = [t for t in bound.tensors if t.role is not f.Role.TEMPORARY]
     parts = [
-        ("kind", "tuning" if options is None else "kernel"),
+        ("kind", "tuning" if options is None else "range" if rows else "kernel"),
         ("def", function.canonical),
         ("form", FORM),
         ("dtypes", " ".join(str(t.dtype) for t in tensors)),
@@ -97,6 +99,8 @@ def make_key(
         ("bound", sha256(repr(canonicalize(bound)).encode()).hexdigest()),
         *_fields("target", target),
     ]
+    if rows:
+        parts.append(("rows", rows))
     if options is None:
         parts.append(("threads", str(threads)))
         return Key(tuple(parts))

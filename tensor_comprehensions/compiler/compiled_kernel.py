@@ -16,10 +16,11 @@ if TYPE_CHECKING:
     from ..loop_ir.nodes import CheckSite
     from ..runtime.cpu.object_code import Executable, ObjectCode
     from ..tc_lang.ir import BoundFunction
-    from . import cpu_passes
+    from ..tc_lang.rows import Rows
+    from . import cpu_passes, range_passes
     from .cpu_passes import Pass
 else:
-    cpu_passes = lazy_module("compiler.cpu_passes")
+    cpu_passes, range_passes = lazy_module("compiler.cpu_passes"), lazy_module("compiler.range_passes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,3 +128,47 @@ class CompiledCpuKernel(CompiledBase):
             "temporary_bytes": sum(self.temporaries),
             "code_bytes": len(self.code.data),
         }
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSize:
+    """A size of blocks, as in `loop_ir.row_blocks.RowBlock`."""
+
+    rows: int
+    grain: int
+    overlap_from: int
+
+
+@dataclass(frozen=True, eq=False)
+class CompiledRangeKernel(CompiledCpuKernel):
+    """A kernel for a CPU and for any number of rows; it has no temporaries of the caller's.
+
+    Attributes:
+        bound: the def for a single row.
+        rows: which sizes may have any value.
+        sizes: of how many rows blocks are, the largest first.
+        make: the def for so many rows.
+    """
+
+    rows: Rows
+    sizes: tuple[BlockSize, ...]
+    make: Callable[[int], BoundFunction]
+
+    def rerun_until(self, name: str) -> Any:
+        """The result of "join", which makes one module of those of all blocks, or of a pass behind it, made again."""
+        value: Any = range_passes.rejoin(self)
+        if name == "join":
+            return value
+        for step in cpu_passes.PASSES[-3:]:
+            value = step.run(value, self.context)
+            if step.name == name:
+                return value
+        raise InternalError(f"there is no pass {name!r}")
+
+    @staticmethod
+    def source_kinds() -> Mapping[str, Callable[[Any], str]]:
+        return range_passes.KINDS
+
+    @property
+    def context(self) -> PassContext:
+        return PassContext(self.options, self.target, self.bound.name)

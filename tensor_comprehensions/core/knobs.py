@@ -89,6 +89,15 @@ class Knobs:
             "path": True,
         },
     )
+    dynamic: str = field(
+        default="auto",
+        metadata={
+            "variable": "TC_DYNAMIC",
+            "help": "auto: a size becomes a parameter of kernels with its third value; always: with its first; off: "
+            "never",
+            "choices": ("auto", "always", "off"),
+        },
+    )
     strict: bool = field(
         default=False,
         metadata={

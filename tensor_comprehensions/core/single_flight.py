@@ -34,6 +34,11 @@ class SingleFlightCache(Generic[K, V]):
         with self._lock:
             return next(reversed(self._values.values()), None)
 
+    def values(self) -> list[V]:
+        """All values, those asked for most recently last."""
+        with self._lock:
+            return list(self._values.values())
+
     def get(self, key: K, make: Callable[[], V]) -> V:
         """The value of `key`, made by `make()` if there is none."""
         while True:

@@ -23,7 +23,7 @@ from ..runtime.cpu.huge_pages import advise_huge_pages
 from ..target import CpuTarget
 from ..tc_lang.bind import bind
 from ..tc_lang.ir import BoundFunction, Function, Role
-from ..tc_lang.match_arguments import TensorType, match_arguments
+from ..tc_lang.match_arguments import Binding, TensorType, match_arguments
 from .arguments import (
     TORCH_TYPES,
     Convert,
@@ -205,11 +205,20 @@ def bind_sizes(interface: CallSignature, sizes: ArgumentShapes) -> BoundFunction
 
     Raises ArgumentError if two dimensions with one size differ, RangeError where no index range fits.
     """
-    function = interface.function
+    binding = _match(interface, sizes)
+    return bind(interface.function, binding.sizes, binding.scalars)
+
+
+def sizes_of(interface: CallSignature, sizes: ArgumentShapes) -> dict[str, int]:
+    """The values of size names, and of scalars that are part of the kernel. Raises as `bind_sizes`."""
+    binding = _match(interface, sizes)
+    return {**binding.sizes, **binding.scalars}
+
+
+def _match(interface: CallSignature, sizes: ArgumentShapes) -> Binding:
     types = [_type(p, shape) for p, shape in zip(interface.parameters, sizes.inputs, strict=True)]
     initial = {p.name: _type(p, shape) for p, shape in zip(interface.initial, sizes.initial, strict=True)}
-    binding = match_arguments(function, types, initial, dict(sizes.scalars))
-    return bind(function, binding.sizes, binding.scalars)
+    return match_arguments(interface.function, types, initial, dict(sizes.scalars))
 
 
 def _type(expected: ParameterSpec, shape: Shape) -> TensorType:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any, cast
 
@@ -15,15 +16,17 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad as _forward_mode
 
-from ..compiler.compiled_kernel import CompiledCpuKernel
+from ..compiler.compiled_kernel import CompiledCpuKernel, CompiledRangeKernel
 from ..core import knobs
 from ..core.dtypes import FLOAT32, FLOAT64, DType
+from ..core.memory_layout import contiguous_strides
 from ..runtime.cpu import host_symbols
 from ..runtime.cpu.python_launch import CpuLauncher, OperandSpec, arena_offsets, is_plain_cpu_tensor
-from ..runtime.fastpath import call_cache
+from ..runtime.fastpath import call_cache, launch_ir
 from ..runtime.fastpath.call_cache import RECORDED, CachedCall, CallCache, MutatedArg, NewOutput, TensorGuard
 from ..tc_lang.ir import BoundFunction, Role
 from ..tc_lang.ir import Tensor as BoundTensor
+from ..tc_lang.rows import Rows
 from .arguments import PLAIN, TYPES, to_tensor
 from .call_steps import Arguments, CallSignature, launch_error
 
@@ -111,15 +114,45 @@ class InlineCache:
         """Make a lane for calls like one that has succeeded, which wrote to `out` if there is any."""
         if out and compiled.sites:
             return
+        if isinstance(compiled, CompiledRangeKernel):
+            if self._machine and not out and compiled.rows.depth <= launch_ir.MAX_PARAMETERS:
+                self._add_lane(self._range_lane(compiled, special), False)
+            return
         if not self._machine:
             if not (self._initial or self._special):
                 self._remember_plainly(compiled, (*arguments.inputs, *out), bool(out))
             return
         lane = self._lane(compiled, arguments, special, out)
         if lane is not None:
-            self._cell(bool(out)).add(lane)
-            if bool(out) not in self._functions:
-                self._functions[bool(out)] = self._cell(bool(out)).function()
+            self._add_lane(lane, bool(out))
+
+    def _add_lane(self, lane: CachedCall, out: bool) -> None:
+        self._cell(out).add(lane)
+        if out not in self._functions:
+            self._functions[out] = self._cell(out).function()
+
+    def _range_lane(self, compiled: CompiledRangeKernel, special: Sequence[int]) -> CachedCall:
+        """The lane of calls that differ in how many rows they have."""
+        bound, values, rows = compiled.bound, iter(special), compiled.rows
+        inputs = [t for t in bound.tensors if t.role is Role.INPUT]
+        guards = [next(values) if n in self._special else _row_guard(t, rows) for n, t in enumerate(inputs)]
+        first = [_row_guard(_contiguous(bound.tensor(n)), rows) for n in self._initial]
+        made = [_contiguous(bound.tensor(r)) for r in bound.returns]
+        count = len(inputs)
+        return CachedCall(
+            compiled.executable.address,
+            compiled.executable,
+            (*guards, *first),
+            (0,) * (count + len(first)),  # nothing that a caller has is written to
+            tuple(range(count)),
+            tuple(
+                NewOutput(_row_guard(t, rows), math.prod(t.shape) * t.dtype.size, -1 if s is None else count + s)
+                for t, s in zip(made, self._sources, strict=True)
+            ),
+            (),
+            ((), 0),
+            rows.depth,
+        )
 
     def _cell(self, out: bool) -> CallCache:
         if out not in self._cells:
@@ -233,8 +266,21 @@ def _facts(o: OperandSpec, *, exact: bool = False) -> TensorGuard:
     """The guard of an operand; with exact strides, the description of an output."""
     free = () if exact else range(len(o.sizes)) if 0 in o.sizes else [d for d, n in enumerate(o.sizes) if n == 1]
     return TensorGuard(
-        _number(o.dtype), o.sizes, tuple(call_cache.ANY if d in free else s for d, s in enumerate(o.strides))
+        _number(o.dtype), o.sizes, tuple(launch_ir.ANY if d in free else s for d, s in enumerate(o.strides))
     )
+
+
+def _with_contiguous_strides(t: BoundTensor) -> BoundTensor:
+    return replace(t, strides=contiguous_strides(t.shape))
+
+
+def _row_guard(t: BoundTensor, rows: Rows) -> TensorGuard:
+    """What guards compare of a tensor of a def that has one row. Of what has rows, sizes and distances stay open."""
+    sizes, strides = list(t.shape), list(t.strides)
+    if t.name in rows.tensors:
+        sizes[: rows.depth] = [launch_ir.FIRST_PARAMETER + n for n in range(rows.depth)]
+        strides[: rows.depth - 1] = [launch_ir.PACKED] * (rows.depth - 1)
+    return TensorGuard(_number(t.dtype), tuple(sizes), tuple(strides))
 
 
 def _kind(dtype: DType, specialized: bool, has_dimensions: bool) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from logging import DEBUG
 from typing import TYPE_CHECKING, Any
 
@@ -42,9 +42,12 @@ from .call_steps import (
     evaluate_reference,
     normalize_arguments,
     shapes_of,
+    sizes_of,
     with_strides,
 )
+from .dynamic_sizes import Dynamic, DynamicSizes
 from .inline_cache import MISS, InlineCache, plain_launcher
+from .range_kernels import RangeFinder, RangeKey, RangeLauncher, compile_range_kernel
 
 if TYPE_CHECKING:
     from .cuda.gpu_kernels import GpuKernelTable
@@ -67,7 +70,7 @@ class LoadedKernel:
     """A kernel and the way to run it."""
 
     compiled: CompiledCpuKernel
-    launcher: CpuLauncher
+    launcher: CpuLauncher | RangeLauncher
 
 
 def may_be_sparse(value: object) -> bool:
@@ -98,16 +101,22 @@ class KernelTable:
         formats: Mapping[str, Format] | None = None,
         sparse_options: SparseOptions | None = None,
         choose_sparse: SparseOptionsProvider | None = None,
+        dynamic: Dynamic = None,
     ) -> None:
         self._sparse_options, self._choose_sparse = sparse_options, choose_sparse
+        self.dynamic, self._ranges = DynamicSizes(function, dynamic), RangeFinder(function)
+        self._range_routes: SingleFlightCache[Hashable, LoadedKernel | None] = SingleFlightCache(LIMIT)
+        self._exact: set[Hashable] = set()
         self.function, self.formats = function, dict(formats or {})
         self._declares_sparse = function.is_sparse or any(not f.is_dense for f in self.formats.values())
         self.interface = CallSignature.of(function)
         self._bound: SingleFlightCache[ArgumentShapes, BoundFunction] = SingleFlightCache(LIMIT)
         self.routes: SingleFlightCache[Hashable, LoadedKernel] = SingleFlightCache(LIMIT)
         self._tuned: dict[Hashable, CpuOptions] = {}
+        self._like_this = partial(KernelTable, function, choose, formats, sparse_options, choose_sparse)
         self._choose, self._chosen = choose, SingleFlightCache[Hashable, CpuOptions](LIMIT)
         self._last_key: tuple[object, ...] | None = None
+        self.latest: LoadedKernel | None = None
 
     @cached_property
     def gpu(self) -> GpuKernelTable:
@@ -123,6 +132,10 @@ class KernelTable:
 
         return SparseKernels(self.interface, self.formats, self._sparse_options, self._choose_sparse)
 
+    def with_dynamic(self, dynamic: Dynamic) -> KernelTable:
+        """Kernels of the same def for which other sizes are parameters."""
+        return self._like_this(dynamic)
+
     def has_sparse(self, values: Sequence[object]) -> bool:
         """Is a tensor of the def, or an argument of a call, sparse, so that `sparse` is for it?"""
         return self._declares_sparse or any(may_be_sparse(v) for v in values)
@@ -137,11 +150,24 @@ class KernelTable:
         return self._bound.get(sizes, lambda: bind_sizes(self.interface, sizes))
 
     def route(
-        self, sizes: ArgumentShapes, arguments: Arguments, out: Sequence[Tensor], machine: CompileConfig
+        self,
+        sizes: ArgumentShapes,
+        arguments: Arguments,
+        out: Sequence[Tensor],
+        machine: CompileConfig,
+        *,
+        is_call: bool = True,
     ) -> LoadedKernel:
-        """The kernel for the layouts of `arguments`, and of `out` where it says where to write."""
+        """The kernel for the layouts of `arguments`, and of `out` where it says where to write.
+
+        is_call: whether it is for a call, of which sizes that change are noted.
+        """
         strides = tuple(canonical_strides(x) for x in (*arguments.inputs, *out))
         options = self._options(sizes, arguments, machine)
+        ranged = self._range_route(sizes, arguments, out, strides, options, machine, is_call)
+        if ranged is not None:
+            self.latest = ranged
+            return ranged
         found = True
 
         def make() -> LoadedKernel:
@@ -155,8 +181,48 @@ class KernelTable:
         route = self.routes.get(key, make)
         if get_logger("cache").isEnabledFor(DEBUG):
             self._explain(found, key, "loaded" if persistent_kernel_cache.was_cache_hit(route.compiled) else "compiled")
-        self._last_key = key
+        self._last_key, self.latest = key, route
         return route
+
+    def _range_route(
+        self,
+        sizes: ArgumentShapes,
+        arguments: Arguments,
+        out: Sequence[Tensor],
+        strides: tuple[tuple[int, ...], ...],
+        options: CpuOptions,
+        machine: CompileConfig,
+        is_call: bool,
+    ) -> LoadedKernel | None:
+        """The kernel for any number of rows, where sizes that change say no more than that; else None."""
+        if not self.dynamic.may_be_dynamic or options.schedule is not None or options is not machine.options:
+            return None
+        values = sizes_of(self.interface, sizes)
+        exact = (sizes, strides, options, machine.target)
+        dynamic = self.dynamic.note(values, is_call=is_call)
+        if not dynamic or exact in self._exact:
+            if len(self._exact) < LIMIT:
+                self._exact.add(exact)
+            return None
+        key = self._ranges.key_of(values, dynamic, (*arguments.inputs, *out), strides)
+        if key is None:
+            return None
+        made = (key, options, machine.target)
+        return self._range_routes.get(made, lambda: self._make_range(key, options, machine.target))
+
+    def _make_range(self, key: RangeKey, options: CpuOptions, target: CpuTarget) -> LoadedKernel | None:
+        compiled = compile_range_kernel(self.function, key, options, target)
+        if compiled is None:
+            return None
+        made = "loaded" if persistent_kernel_cache.was_cache_hit(compiled) else "compiled"
+        names = " and ".join(key.rows.sizes)
+        get_logger("cache").debug("%s: %s for all values of %s", self.function.name, made, names)
+        return LoadedKernel(compiled, RangeLauncher(compiled))
+
+    def loaded_kernels(self) -> list[CompiledCpuKernel]:
+        """The kernels that calls can use, those for any number of rows first."""
+        ranges = [route.compiled for route in self._range_routes.values() if route is not None]
+        return [*ranges, *(route.compiled for route in self.routes.values())]
 
     def _options(self, sizes: ArgumentShapes, arguments: Arguments, machine: CompileConfig) -> CpuOptions:
         """How to lower: as a search found for calls like this one, as the chooser says, or as the machine does."""
@@ -187,7 +253,7 @@ class KernelTable:
 
     def forget(self) -> None:
         """Look for kernels anew from now on."""
-        self.routes = SingleFlightCache(LIMIT)
+        self.routes, self._range_routes = SingleFlightCache(LIMIT), SingleFlightCache(LIMIT)
 
     def bound_for(self, sizes: ArgumentShapes, arguments: Arguments) -> BoundFunction:
         """The def for the layouts of `arguments`."""

@@ -7,7 +7,8 @@ the compiler. An injected kernel does what its author wrote.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from logging import DEBUG
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -17,7 +18,7 @@ from ..cache import stored_kernels as cache
 from ..cache.key import Key, Uncacheable, make_key
 from ..cache.store import Store, current_store
 from ..cache.stored_kernels import StoredKernel
-from ..compiler.compiled_kernel import CompiledBase, CompiledCpuKernel
+from ..compiler.compiled_kernel import BlockSize, CompiledBase, CompiledCpuKernel, CompiledRangeKernel
 from ..core import knobs
 from ..core.diagnostics import get_logger
 from ..core.errors import CannotLower
@@ -27,16 +28,19 @@ from ..runtime.cpu import object_code
 from ..runtime.cpu.object_code import ObjectCode
 from ..target import CpuTarget
 from ..tc_lang.ir import BoundFunction, Function
+from .compile_statistics import count_kernel
 
 if TYPE_CHECKING:
-    from ..compiler import cpu_passes
+    from ..compiler import cpu_passes, range_passes
     from ..compiler.sparse_passes import CompiledSparseKernel
     from ..loop_ir import nodes
     from ..loop_ir.nodes import CheckSite
     from ..structured.language import primitives
+    from .range_kernels import RangeKey
 else:
-    cpu_passes, nodes, primitives = (
+    cpu_passes, range_passes, nodes, primitives = (
         lazy_module("compiler.cpu_passes"),
+        lazy_module("compiler.range_passes"),
         lazy_module("loop_ir.nodes"),
         lazy_module("structured.language.primitives"),
     )
@@ -59,11 +63,14 @@ class CacheAdapter(Generic[C]):
 
 def load_or_make(store: Store, key: Key | None, recipe: CacheAdapter[C]) -> C:
     """The kernel with this key, from the cache or made now; without a key it is made."""
+    start = perf_counter()
     if key is not None and not _is_observed():
         found = _load_stored(store, key, recipe)
         if found is not None:
+            count_kernel(found, loaded=True, seconds=perf_counter() - start)
             return found
     made = recipe.make()
+    count_kernel(made, loaded=False, seconds=perf_counter() - start)
     if key is not None:
         _keep(store, key, recipe, made)
     return made
@@ -92,10 +99,49 @@ def load_or_compile(
     return load_or_make(store, key, recipe)
 
 
-def kernel_key(function: Function, bound: BoundFunction, options: CpuOptions, target: CpuTarget) -> Key | None:
-    """The key of a kernel; None if its options have none."""
+def load_or_compile_range(
+    function: Function, wanted: RangeKey, options: CpuOptions, target: CpuTarget
+) -> CompiledRangeKernel:
+    """The kernel for any number of rows, from the cache or compiled now. Raises CannotGeneralize."""
+    store, row = current_store(), wanted.make(function, 1)
+    key = None
+    if store.mode != "off":
+        facts = (wanted.rows.depth, *(t.name in wanted.rows.tensors for t in row.tensors))
+        text = f"{facts} typical {wanted.typical}"
+        key = kernel_key(function, row, options, target, text)
+    make = partial(wanted.make, function)
+
+    def compile_it() -> CompiledRangeKernel:
+        problem = range_passes.RangeProblem(wanted.rows, row, make, wanted.typical)
+        return range_passes.compile_range(problem, function.source, options, target)
+
+    recipe = CacheAdapter(
+        row.name,
+        compile_it,
+        lambda made: (
+            {**kernel_metadata(made), "blocks": [(b.rows, b.grain, b.overlap_from) for b in made.sizes]},
+            made.code.data,
+        ),
+        lambda code: _deserialize_range(code, function, wanted, row, options, target),
+    )
+    return load_or_make(store, key, recipe)
+
+
+def _deserialize_range(
+    code: StoredKernel, function: Function, wanted: RangeKey, row: BoundFunction, options: CpuOptions, target: CpuTarget
+) -> CompiledRangeKernel:
+    exact = deserialize_kernel(code, function, row, options, target)
+    sizes = tuple(BlockSize(*map(int, size)) for size in code.metadata["blocks"])
+    parts = {f.name: getattr(exact, f.name) for f in fields(exact)}
+    return CompiledRangeKernel(**parts, rows=wanted.rows, sizes=sizes, make=partial(wanted.make, function))
+
+
+def kernel_key(
+    function: Function, bound: BoundFunction, options: CpuOptions, target: CpuTarget, rows: str = ""
+) -> Key | None:
+    """The key of a kernel; None if its options have none. rows: as for `make_key`."""
     try:
-        return make_key(function, bound, target, options=options, flags=object_code.codegen_flags())
+        return make_key(function, bound, target, options=options, flags=object_code.codegen_flags(), rows=rows)
     except Uncacheable as reason:
         get_logger("cache").debug("%s: has no key: %s", bound.name, reason)
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..core.errors import InternalError
-from .nodes import Allocate, Binary, Block, Const, Expr, Invoke, Let, Load, Loop, Module, Stmt, Store, Var
+from .nodes import Allocate, Binary, Block, Const, Expr, Invoke, Let, Load, Loop, Module, Stmt, Store, Var, Window
 from .rewrite import children, stmt_expressions, substatements
 
 
@@ -44,6 +44,10 @@ def _check(s: Stmt, scope: set[str], seen: set[int]) -> None:
             bound = (name,)
         case Allocate(buffers):
             bound = tuple(b.name for b in buffers)
+        case Window(buffer, source):
+            if source.name not in scope:
+                raise _Fault(f"{source.name} is used and not bound")
+            bound = (buffer.name,)
         case Invoke(_, operands):
             if unbound := [b.name for b, _ in operands if b.name not in scope]:
                 raise _Fault(f"{unbound[0]} is used and not bound")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..core.naming import compose_name
-from .nodes import Allocate, Invoke, Let, Load, Loop, Stmt, Store
+from .nodes import Allocate, Invoke, Let, Load, Loop, Stmt, Store, Window
 from .rewrite import stmt_expressions, walk_expr, walk_stmts
 
 
@@ -26,6 +26,8 @@ class Names:
                     taken.add(name)
                 case Allocate(buffers):
                     taken.update(b.name for b in buffers)
+                case Window(buffer, source):
+                    taken |= {buffer.name, source.name}
                 case Store(buffer):
                     taken.add(buffer.name)
                 case Invoke(_, operands):

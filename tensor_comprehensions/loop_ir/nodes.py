@@ -351,6 +351,22 @@ class Allocate:
 
 
 @dataclass(frozen=True, slots=True)
+class Window:
+    """In `body`, `buffer` is the part of `source` that the rows from `start` on make: so many as `rows` says.
+
+    source: dynamic, and `length` rows long, which the verifier proves to be enough. A row is what one index of its
+    first dimension stands for. buffer: GLOBAL, with a shape of its own for the same elements.
+    """
+
+    buffer: Buffer
+    source: Buffer
+    start: Expr
+    rows: int
+    length: Expr
+    body: Stmt
+
+
+@dataclass(frozen=True, slots=True)
 class Check:
     """Where the scalar `condition` is false, record (`site`, `value`) as the module's failure, once.
 
@@ -383,7 +399,7 @@ class Block:
     body: tuple[Stmt, ...]
 
 
-Stmt = Store | Loop | While | If | Let | Allocate | Check | Invoke | Block
+Stmt = Store | Loop | While | If | Let | Allocate | Window | Check | Invoke | Block
 
 # --- programs ----------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import count
 
 from ..core.naming import SEPARATOR, compose_name
-from .nodes import Allocate, Buffer, Expr, Invoke, Kernel, Let, Load, Loop, Module, Stmt, Store, Var
+from .nodes import Allocate, Buffer, Expr, Invoke, Kernel, Let, Load, Loop, Module, Stmt, Store, Var, Window
 from .rewrite import map_expr, map_stmt
 
 Names = Mapping[str, str]
@@ -80,6 +80,9 @@ class _Renaming:
                 for b in buffers:
                     inner = self.bind(b.name, inner)
                 s = replace(s, buffers=tuple(_buffer(b, inner) for b in buffers))
+            case Window(buffer, source):
+                inner = self.bind(buffer.name, inner)
+                s = replace(s, buffer=_buffer(buffer, inner), source=_buffer(source, names))
             case Store(buffer):
                 s = replace(s, buffer=_buffer(buffer, names))
             case Invoke(_, operands):

@@ -34,6 +34,7 @@ from .nodes import (
     Unary,
     Var,
     While,
+    Window,
 )
 
 OnExpr = Callable[[Expr], Expr]
@@ -108,6 +109,10 @@ def map_stmt(s: Stmt, on_expr: OnExpr, on_stmt: OnStmt) -> Stmt:
         case Allocate(buffers, body, length):
             count, inner = on_expr(length) if length is not None else None, on_stmt(body)
             return s if count is length and inner is body else Allocate(buffers, inner, count)
+        case Window(buffer, source, start, rows, length, body):
+            first, count, inner = on_expr(start), on_expr(length), on_stmt(body)
+            same = first is start and count is length and inner is body
+            return s if same else Window(buffer, source, first, rows, count, inner)
         case Check(condition, site, value):
             c, v = on_expr(condition), on_expr(value)
             return s if c is condition and v is value else Check(c, site, v)
@@ -165,6 +170,8 @@ def stmt_expressions(s: Stmt) -> tuple[Expr, ...]:
             return (condition,)
         case Allocate(_, _, length):
             return () if length is None else (length,)
+        case Window(_, _, start, _, length):
+            return (start, length)
         case Check(condition, _, value):
             return (condition, value)
         case Let(_, value):
@@ -184,7 +191,7 @@ def substatements(s: Stmt) -> tuple[Stmt, ...]:
     match s:
         case Block(body):
             return body
-        case Loop(_, _, _, body) | Let(_, _, body) | Allocate(_, body) | While(_, body):
+        case Loop(_, _, _, body) | Let(_, _, body) | Allocate(_, body) | While(_, body) | Window(body=body):
             return (body,)
         case If(_, then, otherwise):
             return (then,) if otherwise is None else (then, otherwise)

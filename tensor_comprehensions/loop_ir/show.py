@@ -36,6 +36,7 @@ from .nodes import (
     Unary,
     Var,
     While,
+    Window,
 )
 
 _SYMBOLS = {
@@ -58,7 +59,7 @@ def format_program(program: Module | Kernel | Stmt | Expr) -> str:
     match program:
         case Module() | Kernel():
             return "\n".join(text for text, _ in list_lines(program)) + "\n"
-        case Store() | Loop() | While() | If() | Let() | Allocate() | Check() | Invoke() | Block():
+        case Store() | Loop() | While() | If() | Let() | Allocate() | Window() | Check() | Invoke() | Block():
             return "\n".join(text for text, _ in _stmt_lines(program, "")) + "\n"
         case _:
             return _expr(program)
@@ -129,6 +130,10 @@ def _stmt_lines(s: Stmt, indent: str) -> Iterator[Line]:
             count = "" if length is None else f" length {_expr(length)}"
             for buffer in buffers:
                 yield f"{indent}allocate {buffer.space.value} {_declaration(buffer)}{count}", s
+            yield from _stmt_lines(body, indent)
+        case Window(buffer, source, start, rows, length, body):
+            part = f"{rows} rows of {source.name} from {_expr(start)} of {_expr(length)}"
+            yield f"{indent}window {_declaration(buffer)} is {part}", s
             yield from _stmt_lines(body, indent)
         case Check(condition, site, value):
             yield f"{indent}check {_expr(condition)} else fail site {site} with {_expr(value)}", s

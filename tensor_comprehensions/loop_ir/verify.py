@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import prod
 
 from typing_extensions import assert_never
 
@@ -13,7 +14,7 @@ from ..core.math_functions import FUNCTIONS
 from . import build, intervals
 from .async_operands import box_fault, described_fault, tensor_map_fault
 from .atoms import ATOMS, ROW_BYTES, WARP
-from .bounds import BoundsContext, Fact, condition_facts, lane_bounds
+from .bounds import BoundsContext, Fact, condition_facts, lane_bounds, lower_bound, upper_bound
 from .instructions import INSTRUCTIONS
 from .intrinsics import (
     ALL_THREADS,
@@ -59,6 +60,7 @@ from .nodes import (
     Unary,
     Var,
     While,
+    Window,
 )
 from .rewrite import allocated_buffers, children, walk_expr, walk_stmts, written_buffers
 from .show import format_program
@@ -202,6 +204,8 @@ def _stmt(s: Stmt, place: _Place) -> None:
                 _require([b.space for b in buffers] == [Space.SCRATCH], "a length is for one scratch buffer", s)
             _require_unique([b.name for b in buffers], "buffers of one allocation")
             _stmt(body, replace(place, buffers=place.buffers | {b.name: b for b in buffers}))
+        case Window():
+            _window(s, place)
         case Check(condition, site, value):
             _require_type(condition, Type(BOOL), place, s)
             _require_type(value, _INDEX, place, s)
@@ -210,6 +214,25 @@ def _stmt(s: Stmt, place: _Place) -> None:
             _invoke(s, place)
         case _:
             assert_never(s)
+
+
+def _window(s: Window, place: _Place) -> None:
+    """Are the rows of a window in its source, and is it of one size with them?"""
+    known, buffer = place.buffers.get(s.source.name), s.buffer
+    _require(known == s.source and s.source.dynamic, f"{s.source.name} is not in scope, or is not dynamic")
+    _require(buffer.name not in place.buffers, f"{buffer.name} is there already")
+    _require(buffer.type == s.source.type and buffer.space is s.source.space, f"{buffer.name} is of another kind")
+    _require(not buffer.dynamic, f"the window {buffer.name} is dynamic")
+    _require_shape(buffer)
+    for part in (s.start, s.length):
+        _require_type(part, _INDEX, place, s)
+    elements = s.rows * prod(s.source.shape[1:])
+    _require(prod(buffer.shape) == elements, f"{buffer.name} has {prod(buffer.shape)} elements, not {elements}")
+    low = lower_bound(s.start, place.scope)
+    high = upper_bound(build.sub(build.add(s.start, s.rows), s.length), place.scope)
+    _require(low is not None and low >= 0, f"{buffer.name} may start before {s.source.name}", s.start)
+    _require(high is not None and high <= 0, f"{buffer.name} may end behind {s.source.name}", s.start)
+    _stmt(s.body, replace(place, buffers=place.buffers | {buffer.name: buffer}))
 
 
 def _loop(s: Loop, place: _Place) -> None:

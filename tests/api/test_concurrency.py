@@ -28,7 +28,7 @@ def test_eight_threads_compile_each_kernel_once(monkeypatch: pytest.MonkeyPatch)
         return original(bound, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(cpu_passes, "compile_function", counting)
-    op = tc.define(SOURCE).mm
+    op = tc.define(SOURCE, dynamic=False).mm
     start = threading.Barrier(8)
     wrong: list[object] = []
 

@@ -114,7 +114,7 @@ def test_kernels_that_no_one_holds_are_freed() -> None:
 
 
 def test_an_operator_keeps_a_bounded_number_of_kernels() -> None:
-    op = tc.define("def scale(float(N) x) -> (y) { y(i) = 2 * x(i) }").scale
+    op = tc.define("def scale(float(N) x) -> (y) { y(i) = 2 * x(i) }", dynamic=False).scale
     op._kernels.routes.limit = 8
     sizes = range(1, 60)
 

@@ -23,7 +23,6 @@ from tensor_comprehensions.runtime.cpu.host import host
 from tensor_comprehensions.runtime.cpu.object_code import Executable, assemble_and_load
 from tensor_comprehensions.runtime.fastpath import call_cache
 from tensor_comprehensions.runtime.fastpath.call_cache import (
-    ANY,
     CONSTANT,
     RECORDED,
     TENSOR,
@@ -34,6 +33,7 @@ from tensor_comprehensions.runtime.fastpath.call_cache import (
     TensorGuard,
     number_kind,
 )
+from tensor_comprehensions.runtime.fastpath.launch_ir import ANY
 
 from .strange import strange_values
 

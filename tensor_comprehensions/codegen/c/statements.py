@@ -58,6 +58,8 @@ def print_statement(s: ir.Stmt, scope: PrintScope) -> Iterator[str]:
             yield from _let(s, scope)
         case ir.Allocate():
             yield from _allocate(s, scope)
+        case ir.Window():
+            yield from _window(s, scope)
         case ir.Check():
             yield from _check(s, scope)
         case ir.Invoke():
@@ -94,7 +96,7 @@ def print_braced(s: ir.Stmt, scope: PrintScope) -> Iterator[str]:
 
 def _declares(s: ir.Stmt) -> bool:
     match s:
-        case ir.Let() | ir.Allocate():
+        case ir.Let() | ir.Allocate() | ir.Window():
             return True
         case ir.Block(body):
             return bool(body) and _declares(body[-1])
@@ -536,6 +538,16 @@ def _allocate(s: ir.Allocate, scope: PrintScope) -> Iterator[str]:
             yield f"{spelling} {f'({pointer})' if rest else pointer}{shape} = malloc({first} * sizeof *{identifier});"
             yield from _on_heap(identifier, build.allocate(s.buffers[position:], s.body), scope)
             return
+    yield from print_statement(s.body, scope)
+
+
+def _window(s: ir.Window, scope: PrintScope) -> Iterator[str]:
+    start = print_expr(build.mul(s.start, s.source.strides[0]), scope).text
+    first = f"(void *)(&{scope.names[f'@{s.source.name}']}[{start}])"
+    identifier, scope = scope.bind(f"@{s.buffer.name}")
+    pointer, rest = f"*{scope.dialect.restrict} {identifier}", (array_shape(s.buffer) or ())[1:]
+    declared = f"({pointer}){''.join(f'[{n}]' for n in rest)}" if rest else pointer
+    yield f"{scope.dialect.type(s.buffer.type.dtype)} {declared} = {first};"
     yield from print_statement(s.body, scope)
 
 

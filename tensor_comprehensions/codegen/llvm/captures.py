@@ -6,7 +6,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ...loop_ir.intrinsics import INTRINSICS
-from ...loop_ir.nodes import Allocate, Const, Expr, Invoke, Load, Loop, LoopKind, Space, Stmt, Store, Var, While
+from ...loop_ir.nodes import (
+    Allocate,
+    Const,
+    Expr,
+    Invoke,
+    Load,
+    Loop,
+    LoopKind,
+    Space,
+    Stmt,
+    Store,
+    Var,
+    While,
+    Window,
+)
 from ...loop_ir.rewrite import children, stmt_expressions, substatements
 
 
@@ -33,6 +47,7 @@ def usage_of(s: Stmt, known: dict[int, Usage]) -> Usage:
     if id(s) in known:
         return known[id(s)]
     used, stack, own, seen = Usage(), [s], set[str](), set[int]()
+    windows: list[Window] = []
     while stack:
         top = stack.pop()
         if isinstance(top, Loop) and top.kind is LoopKind.PARALLEL and top is not s:
@@ -44,12 +59,19 @@ def usage_of(s: Stmt, known: dict[int, Usage]) -> Usage:
             used.streams |= top.nontemporal
         elif isinstance(top, Allocate):
             own.update(b.name for b in top.buffers)
+        elif isinstance(top, Window):
+            windows.append(top)
         elif isinstance(top, Invoke):
             used.buffers.update(buffer.name for buffer, _ in top.operands)
             used.written.update(_written_operands(top))
         for e in stmt_expressions(top):
             _expression(used, e, seen)
         stack.extend(substatements(top))
+    for w in windows:
+        own.add(w.buffer.name)
+        used.buffers.add(w.source.name)
+        if w.buffer.name in used.written:
+            used.written.add(w.source.name)
     used.buffers -= own  # a statement before may have had others of these names
     if isinstance(s, Loop):
         known[id(s)] = used

@@ -40,6 +40,7 @@ from ...loop_ir.nodes import (  # fmt: skip
     Type,
     Var,
     While,
+    Window,
 )
 from ...loop_ir.passes.hoist_packing import hoist_packing
 from ...target import CpuTarget
@@ -232,6 +233,8 @@ class FunctionWriter:
                 for buffer in reversed(buffers):
                     if buffer.space is Space.FRAGMENT:
                         self.fragments.free(buffer)
+            case Window():
+                self._window(s)
             case Check():
                 self._check(s)
             case Loop(kind=kind):
@@ -520,6 +523,13 @@ class FunctionWriter:
             self.b.effect(f"call void @tc_free(ptr {address})")
 
         self.b.branch(missing, lambda: self._record(OUT_OF_MEMORY, size), use)
+
+    def _window(self, s: Window) -> None:
+        start = self.p.value(build.mul(s.start, s.source.strides[0]))
+        source, element = self.p.pointers[s.source.name], memory_access.memory_element(s.source)
+        address = self.b.define(f"getelementptr {element}, ptr {source}, i64 {start}", (source, start))
+        self.buffers[s.buffer.name], self.p.pointers[s.buffer.name] = s.buffer, address
+        self.statement(s.body)
 
 
 def _record_memory(buffer: Buffer, on_stack: bool) -> None:

@@ -46,6 +46,7 @@ from ..nodes import (
     Unary,
     Var,
     While,
+    Window,
 )
 from ..rewrite import mentions
 from . import matrix_tiles
@@ -130,6 +131,8 @@ class Interpreter:
                 return self.let(name, value, body)
             case Allocate():
                 return self.allocate(s)
+            case Window():
+                return self.window(s)
             case While(condition, body):
                 return self.repeat(condition, body)
             case Check(condition, site, value):
@@ -204,6 +207,20 @@ class Interpreter:
             outer = self.memory
             buffers = s.buffers if length is None else [fix_dynamic_extent(b, int(length())) for b in s.buffers]
             self.memory = outer | {b.name: self.new_memory(b, depth=len(self.races)) for b in buffers}
+            inner()
+            self.memory = outer
+
+        return run
+
+    def window(self, s: Window) -> Run:
+        inner, start, length = self.stmt(s.body), self.expr(s.start), self.expr(s.length)
+
+        def run() -> None:
+            outer = self.memory
+            source = outer[s.source.name]
+            if int(length()) != source.buffer.shape[0]:
+                raise InternalError(f"{s.source.name} has {source.buffer.shape[0]} rows, not {int(length())}")
+            self.memory = outer | {s.buffer.name: source.window(s.buffer, int(start()), s.rows)}
             inner()
             self.memory = outer
 

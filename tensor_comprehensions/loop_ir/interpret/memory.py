@@ -51,7 +51,7 @@ class Race:
         """Note that the current iteration does `action` ("read", "write" or "update") to elements of `memory`."""
         marks = memory.marks.get(self)
         if marks is None:
-            marks = memory.marks[self] = tuple(np.zeros(memory.data.shape, np.int64) for _ in ACTIONS)
+            marks = memory.marks[self] = new_marks(memory)
         mine = marks[ACTIONS.index(action)]
         who = mine[where]
         several = isinstance(who, np.ndarray)
@@ -83,6 +83,11 @@ class Race:
     def races_with(self, who: Any) -> Any:
         """Where `who` is an iteration other than the current one."""
         return (who >= self.first) & (who != self.label)
+
+
+def new_marks(memory: CheckedMemory) -> tuple[Array, ...]:
+    """What a loop remembers of the elements, before it has touched any."""
+    return tuple(np.zeros(memory.data.shape, np.int64) for _ in ACTIONS)
 
 
 def fix_dynamic_extent(b: Buffer, length: int) -> Buffer:
@@ -152,6 +157,18 @@ class CheckedMemory:
         memory.data[...] = np.iinfo(kind).max if kind.kind in "iu" else np.nan if kind.kind == "f" else True
         memory.written[...] = True
         return memory
+
+    def window(self, b: Buffer, start: int, rows: int) -> CheckedMemory:
+        """The elements of some rows as the buffer `b`, which shares all that is known of them."""
+        if not 0 <= start <= self.buffer.shape[0] - rows:
+            raise InternalError(f"{b.name} are the rows {start} .. {start + rows} of {self.name_of((0, start))}")
+
+        def part(array: Array) -> Array:
+            view = array[:, start : start + rows].view()
+            view.shape = (1, *b.shape)  # raises where that would be a copy
+            return view  # type: ignore[no-any-return]
+
+        return CheckedMemory(b, part(self.data), part(self.written), self.depth, _WindowMarks(self, part))
 
     def read(self, indices: tuple[Value, ...], mask: Value | None, races: Sequence[Race]) -> Value:
         """The elements at `indices`; 0 where `mask` is false."""
@@ -247,3 +264,20 @@ class CheckedMemory:
 
     def name_of(self, where: Place) -> str:
         return f"{self.buffer.name}[{', '.join(str(np.unique(i).tolist()) for i in where[1:])}]"
+
+
+class _WindowMarks(dict[Race, tuple[Array, ...]]):
+    """The marks of a part of a memory: parts of that memory's."""
+
+    def __init__(self, source: CheckedMemory, part: Callable[[Array], Array]) -> None:
+        super().__init__()
+        self._source, self._part = source, part
+
+    def get(self, race: Race, default: Any = None) -> tuple[Array, ...]:
+        """The marks that `race` left in these elements."""
+        if race not in self:
+            whole = self._source.marks.get(race)
+            if whole is None:
+                whole = self._source.marks[race] = new_marks(self._source)
+            self[race] = tuple(map(self._part, whole))
+        return self[race]

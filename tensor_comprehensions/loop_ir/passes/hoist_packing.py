@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import takewhile
 
 from .. import build
-from ..nodes import Allocate, Block, Buffer, Check, If, Let, Loop, Space, Stmt, Var, While
+from ..nodes import Allocate, Block, Buffer, Check, If, Let, Loop, Space, Stmt, Var, While, Window
 from ..rewrite import allocated_buffers, map_stmt, substatements, used_values, walk_stmts, written_buffers
 
 Filled = tuple[Buffer, Stmt]
@@ -54,6 +54,8 @@ def _allocations(s: Stmt, bound: frozenset[str]) -> Iterator[tuple[Buffer, Stmt,
             return
         case Let(name):
             bound |= {name}
+        case Window(buffer):
+            bound |= {buffer.name}
         case Allocate((buffer,), body, None) if buffer.space is Space.SCRATCH:
             yield buffer, body, bound
     for c in substatements(s):
@@ -81,7 +83,9 @@ def _fills(s: Stmt, buffer: Buffer, bound: frozenset[str], written: set[str]) ->
         return False
     own = {c.var if isinstance(c, Loop) else c.name for c in walk_stmts(s) if isinstance(c, Loop | Let)}
     others = bound - own
-    return not any(x.name in others if isinstance(x, Var) else x.buffer.name in written for x in used_values(s))
+    return not any(
+        x.name in others if isinstance(x, Var) else x.buffer.name in written | others for x in used_values(s)
+    )
 
 
 def _drop_shared(s: Stmt, shared: Mapping[str, Filled]) -> Stmt:
@@ -93,6 +97,6 @@ def _drop_shared(s: Stmt, shared: Mapping[str, Filled]) -> Stmt:
             fill = shared[buffer.name][1]
             count = len(fill.body) if isinstance(fill, Block) else 1
             return build.block(*(_drop_shared(p, shared) for p in parts[count:]))
-        case If() | Let() | Block() | Allocate():
+        case If() | Let() | Block() | Allocate() | Window():
             return map_stmt(s, lambda e: e, lambda c: _drop_shared(c, shared))
     return s

@@ -29,12 +29,13 @@ from ..nodes import (
     Unary,
     Var,
     While,
+    Window,
 )
 from ..rewrite import map_expr, map_stmt, used_values, walk_stmts
 from .simplify_rules import RULES
 
 _ROUNDS = 4
-_STATEMENTS = (Store, Loop, While, If, Let, Allocate, Check, Invoke, Block)
+_STATEMENTS = (Store, Loop, While, If, Let, Allocate, Window, Check, Invoke, Block)
 
 
 @overload

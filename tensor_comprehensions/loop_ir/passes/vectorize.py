@@ -37,6 +37,7 @@ from ..nodes import (
     Store,
     Var,
     While,
+    Window,
 )
 from ..rewrite import stmt_expressions, walk_expr, walk_stmt_exprs, walk_stmts
 from .reductions import Reduction, VectorAccumulator, find_reductions, unconditional_stores
@@ -87,6 +88,9 @@ def _vectorize(s: Stmt, names: Names, scope: BoundsContext) -> _Result:
         case While(_, body):
             settled = _materialize_accumulators(*_vectorize(body, names, scope))
             return s if settled is body else replace(s, body=settled), ()
+        case Window(body=body):  # what is in one has been vectorized before
+            inner, pending = _vectorize(body, names, scope)
+            return (s if inner is body else replace(s, body=inner)), pending
         case Block(body):
             return _vectorize_block(s, body, names, scope)
         case If(condition, then, otherwise):

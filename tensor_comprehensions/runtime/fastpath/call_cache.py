@@ -31,8 +31,6 @@ TRIED = ("2.13.",)
 """Versions of torch that this was tried on: how they keep tensors, their keys and exceptions is nowhere promised."""
 MOST = 64
 """Most kernels in a cell, newest first; the slow path finds the others again."""
-ANY = -(1 << 63)
-"""A stride that does not matter."""
 TENSOR, CONSTANT = 0, 1
 """Kinds of arguments: a tensor, and an integer that is part of the kernel. For others see `number_kind`."""
 RECORDED = Ellipsis
@@ -86,6 +84,7 @@ class CachedCall:
         operands: the arguments that the kernel takes, in its order; new outputs and temporaries follow.
         outputs: new outputs. mutated: arguments that are written to.
         temporaries: the offset of each in one arena, and the bytes of the arena.
+        parameters: how many sizes are open, for a kernel that takes any number of rows.
     """
 
     entry: int
@@ -96,6 +95,7 @@ class CachedCall:
     outputs: tuple[NewOutput, ...]
     mutated: tuple[MutatedArg, ...]
     temporaries: tuple[tuple[int, ...], int]
+    parameters: int = 0
 
     def words(self) -> list[int]:
         """The lane as `launch_ir` reads it."""
@@ -113,7 +113,7 @@ class CachedCall:
             places.append(8 * at)
             at += len(part)
         counts = (len(self.operands), len(self.outputs), len(offsets), arena, len(self.mutated))
-        return [self.entry, *counts, *places, *(word for part in parts for word in part)]
+        return [self.entry, *counts, *places, self.parameters, at, *(word for part in parts for word in part)]
 
 
 class CallCache:
@@ -148,7 +148,8 @@ class CallCache:
         placed = _Placed(lane)
         with _publishing.held:
             others = [x for x in self._lanes if x.words[1:] != placed.words[1:]]
-            self._lanes = [placed, *others[: MOST - 1]]
+            kept = [placed, *others[: MOST - 1]]
+            self._lanes = sorted(kept, key=lambda x: x.is_range)  # what is made for exactly these sizes comes first
             self._publish()
 
     def forget(self) -> None:
@@ -173,7 +174,7 @@ class _Placed:
     def __init__(self, lane: CachedCall) -> None:
         self.words = tuple(lane.words())
         self._memory = ctypes.create_string_buffer(struct.pack(f"={len(self.words)}q", *self.words))
-        self._keep = lane.keep_alive
+        self._keep, self.is_range = lane.keep_alive, lane.parameters > 0
         self.address = ctypes.addressof(self._memory)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from .launch_ir import ANY, FIRST_PARAMETER, MAX_PARAMETERS, PACKED
+
 
 def guard_assembly(keys_offset: int, plain_keys: int, inference_keys: int) -> str:
     """`@numeric`, `@seen_by`, `@describe` and `@fits`.
@@ -12,6 +14,7 @@ def guard_assembly(keys_offset: int, plain_keys: int, inference_keys: int) -> st
     """
     text = _DECLARATIONS + _GUARDS
     facts = {"keys_offset": keys_offset, "plain_keys": plain_keys, "inference_keys": inference_keys}
+    facts |= {"ANY": ANY, "PACKED": PACKED, "FIRST_PARAMETER": FIRST_PARAMETER, "MAX_PARAMETERS": MAX_PARAMETERS}
     for name, value in facts.items():
         text = text.replace(f"{{{name}}}", str(value))
     return text
@@ -92,8 +95,8 @@ no:
   ret i64 0
 }
 
-; Whether `count` numbers agree, leaving out those expected as the smallest integer.
-define internal i1 @agree(ptr %expected, ptr %found, i64 %count) alwaysinline {
+; Whether `count` sizes are as expected. A parameter stands for what it meets first.
+define internal i1 @same_sizes(ptr %expected, ptr %found, i64 %count, ptr %parameters) alwaysinline {
   br label %test
 test:
   %i = phi i64 [ 0, %0 ], [ %next, %same ]
@@ -105,9 +108,64 @@ compare:
   %e = load i64, ptr %expected.slot
   %f = load i64, ptr %found.slot
   %equal = icmp eq i64 %e, %f
-  %any = icmp eq i64 %e, -9223372036854775808
+  br i1 %equal, label %same, label %open
+open:
+  %number = sub i64 %e, {FIRST_PARAMETER}
+  %is.parameter = icmp ult i64 %number, {MAX_PARAMETERS}
+  br i1 %is.parameter, label %parameter, label %no
+parameter:
+  %slot = getelementptr i64, ptr %parameters, i64 %number
+  %known = load i64, ptr %slot
+  %first = icmp eq i64 %known, -1
+  br i1 %first, label %set, label %again
+set:
+  store i64 %f, ptr %slot
+  br label %same
+again:
+  %as.before = icmp eq i64 %known, %f
+  br i1 %as.before, label %same, label %no
+same:
+  %next = add i64 %i, 1
+  br label %test
+yes:
+  ret i1 true
+no:
+  ret i1 false
+}
+
+; Whether `count` strides are as expected, where that matters.
+define internal i1 @same_strides(ptr %expected, ptr %found, ptr %sizes, i64 %count) alwaysinline {
+  br label %test
+test:
+  %i = phi i64 [ 0, %0 ], [ %next, %same ]
+  %more = icmp slt i64 %i, %count
+  br i1 %more, label %compare, label %yes
+compare:
+  %expected.slot = getelementptr i64, ptr %expected, i64 %i
+  %found.slot = getelementptr i64, ptr %found, i64 %i
+  %e = load i64, ptr %expected.slot
+  %f = load i64, ptr %found.slot
+  %equal = icmp eq i64 %e, %f
+  %any = icmp eq i64 %e, {ANY}
   %ok = or i1 %equal, %any
-  br i1 %ok, label %same, label %no
+  br i1 %ok, label %same, label %otherwise
+otherwise:
+  %size.slot = getelementptr i64, ptr %sizes, i64 %i
+  %size = load i64, ptr %size.slot
+  %single = icmp eq i64 %size, 1
+  br i1 %single, label %same, label %row
+row:
+  %packed = icmp eq i64 %e, {PACKED}
+  br i1 %packed, label %inner, label %no
+inner:
+  %after = add i64 %i, 1
+  %inner.size.slot = getelementptr i64, ptr %sizes, i64 %after
+  %inner.stride.slot = getelementptr i64, ptr %found, i64 %after
+  %inner.size = load i64, ptr %inner.size.slot
+  %inner.stride = load i64, ptr %inner.stride.slot
+  %step = mul i64 %inner.size, %inner.stride
+  %follows = icmp eq i64 %f, %step
+  br i1 %follows, label %same, label %no
 same:
   %next = add i64 %i, 1
   br label %test
@@ -172,7 +230,7 @@ done:
   ret void
 }
 
-define internal i1 @fits(ptr %guards, ptr %kinds, ptr %facts, i64 %count) {
+define internal i1 @fits(ptr %guards, ptr %kinds, ptr %facts, i64 %count, ptr %parameters) {
   br label %test
 test:
   %i = phi i64 [ 0, %0 ], [ %next, %following ]
@@ -206,14 +264,14 @@ tensor:
   br i1 %same.type, label %sizes, label %no
 sizes:
   %guard.sizes = getelementptr i64, ptr %guard, i64 2
-  %same.sizes = call i1 @agree(ptr %guard.sizes, ptr %found, i64 %rank)
+  %same.sizes = call i1 @same_sizes(ptr %guard.sizes, ptr %found, i64 %rank, ptr %parameters)
   br i1 %same.sizes, label %strides, label %no
 strides:
   %strides.slot = getelementptr i64, ptr %fact, i64 1
   %found.strides = load ptr, ptr %strides.slot
   %guard.strides = getelementptr i64, ptr %guard.sizes, i64 %rank
   %after.tensor = getelementptr i64, ptr %guard.strides, i64 %rank
-  %same.strides = call i1 @agree(ptr %guard.strides, ptr %found.strides, i64 %rank)
+  %same.strides = call i1 @same_strides(ptr %guard.strides, ptr %found.strides, ptr %found, i64 %rank)
   br i1 %same.strides, label %following, label %no
 following:
   %guard.next = phi ptr [ %after.number, %value ], [ %after.tensor, %strides ]

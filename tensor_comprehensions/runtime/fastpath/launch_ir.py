@@ -12,6 +12,10 @@ A lane is a block of words, the first `HEADER` of which are named by `LineWord`.
 part of the kernel, its value, and for a tensor its dtype, rank, sizes and strides. A new output is its dtype, rank,
 source (whose elements it starts with; -1 for none), bytes, sizes and strides. A written one is its place on the
 stack, its source and, where that lies elsewhere, the bytes to copy, -1 if they are more than one piece.
+
+A lane for any number of rows has parameters, which stand for sizes: `FIRST_PARAMETER + n` is the size n wherever it
+occurs. A stride may be `PACKED`: what the dimension after it takes. The bytes of new outputs are those of a row, and
+the kernel takes the address of the number of rows behind its operands.
 """
 
 from __future__ import annotations
@@ -21,6 +25,13 @@ from enum import IntEnum
 from ..cpu.huge_pages import ADVICE, HUGE, LARGE
 
 CELL_WORDS = 5
+MAX_PARAMETERS = 8
+"""How many sizes a lane may leave open."""
+ANY = -(1 << 63)
+"""A stride that does not matter."""
+PACKED = ANY + 1
+"""The stride of a dimension whose elements lie next to each other."""
+FIRST_PARAMETER = ANY + 2
 PAUSED = "tc_paused"
 """The symbol of a word that is not 0 while no kernel is to be looked for."""
 
@@ -40,6 +51,8 @@ class LineWord(IntEnum):
     OFFSETS_AT = 9
     WRITTEN_AT = 10
     SPANS_AT = 11
+    PARAMETERS = 12
+    TOTAL = 13
 
 
 HEADER = len(LineWord)
@@ -47,7 +60,15 @@ HEADER = len(LineWord)
 
 def launch_assembly() -> str:
     """`@serve` and everything that it needs except the guards."""
-    return _DECLARATIONS + _PAGES + _LAUNCH + _SERVE
+    return _DECLARATIONS + _PAGES + _LAUNCH + _fill_in_numbers(_SERVE)
+
+
+def _fill_in_numbers(text: str) -> str:
+    numbers = {"FIRST_PARAMETER": FIRST_PARAMETER, "PACKED": PACKED, "MAX_PARAMETERS": MAX_PARAMETERS}
+    numbers["8 * MAX_PARAMETERS"] = 8 * MAX_PARAMETERS
+    for name, value in numbers.items():
+        text = text.replace(f"{{{name}}}", str(value))
+    return text
 
 
 _DECLARATIONS = r"""
@@ -55,6 +76,7 @@ declare i32 @aoti_torch_get_data_ptr(ptr, ptr)
 declare i32 @aoti_torch_empty_strided(i64, ptr, ptr, i32, i32, i32, ptr)
 declare i32 @aoti_torch_delete_tensor_object(ptr)
 declare i32 @madvise(ptr, i64, i32)
+declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
 declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
 @tc_paused = external global i64
 """
@@ -277,8 +299,9 @@ done:
 """
 
 _SERVE = r"""
-; Run the kernel of a lane. True if all went well: then the handles of the new outputs are at `results`.
-define internal i1 @run(ptr %lane, ptr %kinds, ptr %stack, ptr %facts, i64 %count, ptr %results) {
+; Run the kernel of a lane; rows: the address of their number, for a kernel that takes any.
+; True if all went well: then the handles of the new outputs are at `results`.
+define internal i1 @run(ptr %lane, ptr %kinds, ptr %stack, ptr %facts, i64 %count, ptr %results, ptr %rows) {
   %status = alloca { i64, i64 }
   %arena.handle = alloca ptr
   %arena.data = alloca ptr
@@ -302,7 +325,7 @@ define internal i1 @run(ptr %lane, ptr %kinds, ptr %stack, ptr %facts, i64 %coun
   %places = alloca ptr, i64 %places.room
   %taken = add i64 %operands, %made
   %all = add i64 %taken, %temporaries
-  %room = add i64 %all, 1
+  %room = add i64 %all, 2
   %addresses = alloca ptr, i64 %room
   %located = call i1 @locate(ptr %kinds, ptr %stack, ptr %facts, i64 %count, ptr %places)
   br i1 %located, label %check, label %no
@@ -347,7 +370,12 @@ piece:
   br i1 %t.more, label %piece, label %ready
 ready:
   call void @start(ptr %written.facts, i64 %written, ptr %places)
-  %status.slot = getelementptr ptr, ptr %addresses, i64 %all
+  %rows.slot = getelementptr ptr, ptr %addresses, i64 %all
+  store ptr %rows, ptr %rows.slot
+  %ranged = icmp ne ptr %rows, null
+  %extra = zext i1 %ranged to i64
+  %status.place = add i64 %all, %extra
+  %status.slot = getelementptr ptr, ptr %addresses, i64 %status.place
   store ptr %status, ptr %status.slot
   %code = call i64 %entry(ptr %addresses)
   %held = load ptr, ptr %arena.handle
@@ -368,6 +396,87 @@ no:
   ret i1 false
 }
 
+; The sizes, strides and bytes of new outputs, where a lane has parameters, for these values of them.
+define internal void @resolve(ptr %made, i64 %count, ptr %parameters, i64 %rows) {
+  br label %test
+test:
+  %i = phi i64 [ 0, %0 ], [ %i.next, %done ]
+  %fact = phi ptr [ %made, %0 ], [ %fact.next, %done ]
+  %more = icmp slt i64 %i, %count
+  br i1 %more, label %one, label %end
+one:
+  %rank = call i64 @word(ptr %fact, i64 1)
+  %bytes.slot = getelementptr i64, ptr %fact, i64 3
+  %row.bytes = load i64, ptr %bytes.slot
+  %bytes = mul i64 %row.bytes, %rows
+  store i64 %bytes, ptr %bytes.slot
+  %sizes = getelementptr i64, ptr %fact, i64 4
+  %strides = getelementptr i64, ptr %sizes, i64 %rank
+  %fact.next = getelementptr i64, ptr %strides, i64 %rank
+  %i.next = add i64 %i, 1
+  br label %dimension
+dimension:
+  %left = phi i64 [ %rank, %one ], [ %d, %next ]
+  %packed = phi i64 [ 1, %one ], [ %packed.next, %next ]
+  %some = icmp sgt i64 %left, 0
+  br i1 %some, label %look, label %done
+look:
+  %d = sub i64 %left, 1
+  %size.slot = getelementptr i64, ptr %sizes, i64 %d
+  %stride.slot = getelementptr i64, ptr %strides, i64 %d
+  %size = load i64, ptr %size.slot
+  %open = icmp slt i64 %size, 0
+  br i1 %open, label %parameter, label %known
+parameter:
+  %number = sub i64 %size, {FIRST_PARAMETER}
+  %parameter.slot = getelementptr i64, ptr %parameters, i64 %number
+  %value = load i64, ptr %parameter.slot
+  store i64 %value, ptr %size.slot
+  br label %known
+known:
+  %extent = phi i64 [ %size, %look ], [ %value, %parameter ]
+  %stride = load i64, ptr %stride.slot
+  %follows = icmp eq i64 %stride, {PACKED}
+  %step = select i1 %follows, i64 %packed, i64 %stride
+  store i64 %step, ptr %stride.slot
+  br label %next
+next:
+  %nothing = icmp eq i64 %extent, 0
+  %filled = select i1 %nothing, i64 1, i64 %extent
+  %packed.next = mul i64 %step, %filled
+  br label %dimension
+done:
+  br label %test
+end:
+  ret void
+}
+
+; As `run`, for a lane with parameters, on a copy of it for these values of them.
+define internal i1 @run_range(
+    ptr %lane, ptr %kinds, ptr %stack, ptr %facts, i64 %count, ptr %results, ptr %parameters, i64 %open) {
+  %rows = alloca i64
+  %total = call i64 @word(ptr %lane, i64 13)
+  %bytes = shl i64 %total, 3
+  %copy = alloca i64, i64 %total, align 8
+  call void @llvm.memcpy.p0.p0.i64(ptr %copy, ptr %lane, i64 %bytes, i1 false)
+  br label %count.rows
+count.rows:
+  %n = phi i64 [ 0, %0 ], [ %n.next, %count.rows ]
+  %product = phi i64 [ 1, %0 ], [ %product.next, %count.rows ]
+  %value = call i64 @word(ptr %parameters, i64 %n)
+  %product.next = mul i64 %product, %value
+  %n.next = add i64 %n, 1
+  %more = icmp slt i64 %n.next, %open
+  br i1 %more, label %count.rows, label %go
+go:
+  store i64 %product.next, ptr %rows
+  %made = call i64 @word(ptr %copy, i64 2)
+  %made.facts = call ptr @part(ptr %copy, i64 8)
+  call void @resolve(ptr %made.facts, i64 %made, ptr %parameters, i64 %product.next)
+  %ok = call i1 @run(ptr %copy, ptr %kinds, ptr %stack, ptr %facts, i64 %count, ptr %results, ptr %rows)
+  ret i1 %ok
+}
+
 ; Find the kernel among the lanes of a cell and run it.
 define internal i1 @serve(ptr %cell, ptr %stack, ptr %numbers, i64 %count, ptr %results) {
   %kinds.slot = getelementptr ptr, ptr %cell, i64 1
@@ -376,6 +485,7 @@ define internal i1 @serve(ptr %cell, ptr %stack, ptr %numbers, i64 %count, ptr %
   %words = mul i64 %count, 4
   %facts.room = add i64 %words, 1
   %facts = alloca i64, i64 %facts.room
+  %parameters = alloca [{MAX_PARAMETERS} x i64], align 64
   call void @describe(ptr %kinds, ptr %stack, ptr %numbers, i64 %count, ptr %facts)
   %entered = atomicrmw add ptr %readers, i64 1 seq_cst
   %paused = load i64, ptr @tc_paused
@@ -393,16 +503,29 @@ look:
   %slot = getelementptr ptr, ptr %lanes, i64 %n
   %lane = load ptr, ptr %slot
   %guards = call ptr @part(ptr %lane, i64 6)
-  %fit = call i1 @fits(ptr %guards, ptr %kinds, ptr %facts, i64 %count)
-  br i1 %fit, label %go, label %following
+  %open.sizes = call i64 @word(ptr %lane, i64 12)
+  %ranged = icmp sgt i64 %open.sizes, 0
+  br i1 %ranged, label %clear, label %compare
+clear:
+  call void @llvm.memset.p0.i64(ptr align 64 %parameters, i8 -1, i64 {8 * MAX_PARAMETERS}, i1 false)
+  br label %compare
+compare:
+  %fit = call i1 @fits(ptr %guards, ptr %kinds, ptr %facts, i64 %count, ptr %parameters)
+  br i1 %fit, label %choose, label %following
 following:
   %next = add i64 %n, 1
   br label %test
+choose:
+  br i1 %ranged, label %go.range, label %go
 go:
-  %ok = call i1 @run(ptr %lane, ptr %kinds, ptr %stack, ptr %facts, i64 %count, ptr %results)
+  %ok = call i1 @run(ptr %lane, ptr %kinds, ptr %stack, ptr %facts, i64 %count, ptr %results, ptr null)
+  br label %leave
+go.range:
+  %range.ok = call i1 @run_range(
+    ptr %lane, ptr %kinds, ptr %stack, ptr %facts, i64 %count, ptr %results, ptr %parameters, i64 %open.sizes)
   br label %leave
 leave:
-  %done = phi i1 [ false, %0 ], [ false, %test ], [ %ok, %go ]
+  %done = phi i1 [ false, %0 ], [ false, %test ], [ %ok, %go ], [ %range.ok, %go.range ]
   %left = atomicrmw sub ptr %readers, i64 1 seq_cst
   ret i1 %done
 }

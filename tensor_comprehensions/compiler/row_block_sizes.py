@@ -1,0 +1,83 @@
+"""Of how many rows the blocks of a kernel for any number of rows are."""
+
+from __future__ import annotations
+
+from math import prod
+
+from ..options import CpuOptions
+from ..polyhedral.schedule.access_cost import expr_op_count
+from ..tc_lang.ir import Access, BoundFunction, BoundStatement, Index, Role, walk_expr
+from ..tc_lang.rows import Rows
+from .compiled_kernel import BlockSize
+
+SHARED_OPERAND_ROWS: tuple[int, ...] = (64, 16, 8, 1)
+"""Blocks where rows are multiplied by one matrix: register tiles want many rows, what is left over wants few."""
+OVERLAP_FROM = {64: 48, 16: 12, 8: 3, 1: 0}
+"""From so many rows on that are left over, a block that computes some rows twice is faster than smaller blocks.
+
+They read the whole matrix for a few rows each. Measured with layers of 256 x 512 on Zen 4."""
+ENOUGH_REUSE = 64
+"""A row that uses each element of a matrix so often needs no others to make a register tile."""
+BLOCK_OPS = 1 << 14
+"""Scalar operations that make the loop over blocks cost nothing beside a block."""
+STEP = 8
+"""How many blocks of one size make one of the next larger size, where rows are short."""
+SHARED_OPS = 1 << 22
+"""Scalar operations of a block in which threads share the work, instead of taking whole blocks."""
+NEVER = 1 << 40
+"""A number of blocks that no call has: one thread runs them all."""
+
+
+def choose_block_sizes(row: BoundFunction, rows: Rows, options: CpuOptions, typical: int = 0) -> tuple[BlockSize, ...]:
+    """The sizes of blocks, largest first, each a multiple of the next.
+
+    Args:
+        row: the def for a single row. typical: no block is larger; 0: any may be.
+    """
+    ops = max(1, sum(_op_count(s) for s in row.statements))
+    shares = any(_multiplies_shared_operand(s, rows) for s in row.statements)
+    if shares:
+        counts = SHARED_OPERAND_ROWS
+    else:
+        counts = _powers(-(-BLOCK_OPS // ops))
+    counts = tuple(n for n in counts if not typical or n <= typical)
+    again = shares and all(t.role is not Role.INOUT for t in row.tensors)  # some rows may be computed twice
+    return tuple(BlockSize(n, _grain(n * ops, options), OVERLAP_FROM[n] if again else 0) for n in counts)
+
+
+def _powers(least: int) -> tuple[int, ...]:
+    """Powers of `STEP` down to 1, the first of which is the least that is `least` or more."""
+    counts = [1]
+    while counts[0] < least:
+        counts.insert(0, counts[0] * STEP)
+    return tuple(counts)
+
+
+def _grain(ops: int, options: CpuOptions) -> int:
+    if not options.grain_size:
+        return NEVER
+    return 0 if ops >= SHARED_OPS else max(1, options.grain_size // ops)
+
+
+def _op_count(s: BoundStatement) -> int:
+    return prod(i.extent for i in s.indices) * (expr_op_count(s.value) + 1)
+
+
+def _multiplies_shared_operand(s: BoundStatement, rows: Rows) -> bool:
+    """Is a row reduced with a matrix that all rows have in common, of which it uses each element but a few times?"""
+    reduced = {i.name for i in s.reduction_indices if i.extent > 1}
+    free = {i.name: i.extent for i in s.free if i.extent > 1}
+    accesses = [e for e in walk_expr(s.value) if isinstance(e, Access)]
+    if not any(a.tensor in rows.tensors and _indices(a) & reduced for a in accesses):
+        return False
+    for a in accesses:
+        used = _indices(a)
+        if a.tensor not in rows.tensors and used & reduced and used & free.keys():
+            return prod(n for name, n in free.items() if name not in used) < ENOUGH_REUSE
+    return False
+
+
+def _indices(a: Access) -> set[str]:
+    """The indices in the subscripts of an access; none where data says what is read."""
+    parts = [e for x in a.subscripts for e in walk_expr(x)]
+    return set() if any(isinstance(e, Access) for e in parts) else {e.name for e in parts if isinstance(e, Index)}

@@ -1,0 +1,81 @@
+"""What this process has compiled and loaded, and what kernels an operator has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from threading import Lock
+
+from ..compiler.compiled_kernel import CompiledCpuKernel, CompiledRangeKernel
+from ..tc_lang.ir import Role
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """What kernels for CPUs and dense operands have cost this process so far.
+
+    Attributes:
+        compiled: how many were compiled. ranged: how many of these are for any number of rows.
+        loaded: how many an earlier process had compiled. seconds: what both took.
+    """
+
+    compiled: int = 0
+    ranged: int = 0
+    loaded: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSummary:
+    """One kernel of an operator.
+
+    Attributes:
+        sizes: the shapes that it takes, by parameter; a size that may have any value is a name.
+        is_range: whether it is for any number of rows.
+        code_bytes: of its machine code. compile_seconds: what making it, or loading it, took.
+    """
+
+    sizes: str
+    is_range: bool
+    code_bytes: int
+    compile_seconds: float
+
+
+_lock = Lock()
+_total = Statistics()
+
+
+def statistics() -> Statistics:
+    """What was compiled and loaded in this process so far.
+
+    The difference of two of them is what happened in between.
+    """
+    return _total
+
+
+def count_kernel(made: object, *, loaded: bool, seconds: float) -> None:
+    """Add a kernel that was made."""
+    global _total
+    if not isinstance(made, CompiledCpuKernel):
+        return
+    ranged = isinstance(made, CompiledRangeKernel) and not loaded
+    with _lock:
+        _total = replace(
+            _total,
+            compiled=_total.compiled + (not loaded),
+            ranged=_total.ranged + ranged,
+            loaded=_total.loaded + loaded,
+            seconds=_total.seconds + seconds,
+        )
+
+
+def summarize_kernel(kernel: CompiledCpuKernel) -> KernelSummary:
+    """What `Op.kernels` says of a kernel."""
+    is_range = isinstance(kernel, CompiledRangeKernel)
+    shapes = []
+    for t in kernel.bound.tensors:
+        if t.role is Role.INPUT:
+            dims = [str(n) for n in t.shape]
+            if isinstance(kernel, CompiledRangeKernel) and t.name in kernel.rows.tensors:
+                dims[: kernel.rows.depth] = kernel.rows.sizes
+            shapes.append(f"{t.name}({', '.join(dims)})" if dims else t.name)
+    return KernelSummary(", ".join(shapes), is_range, len(kernel.code.data), kernel.compile_seconds)

@@ -1,0 +1,87 @@
+"""Which sizes of a call are parameters of its kernel, and which are numbers in it.
+
+By default a size is a number for its first two values, and a parameter from the third on, in every kernel made then:
+full batches and a shorter last one are exact, and no more is compiled when still others come. What a caller marks is a
+parameter from the first call on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from threading import Lock
+
+from ..core import knobs
+from ..core.errors import ArgumentError
+from ..tc_lang.ir import Function
+from .arguments import with_article
+
+EXACT_VALUES = 2
+"""So many values of a size have kernels of their own."""
+
+
+ANY_VALUE = 0
+"""The typical value of a size that has none."""
+Dynamic = bool | Collection[str] | Mapping[str, int | None] | None
+"""What a caller says: None leaves it to the calls, True and False are all sizes and none, else their names, perhaps
+with a value that many calls have."""
+
+
+def check_dynamic(dynamic: object, functions: Collection[Function]) -> None:
+    """Does it mean something for one of the defs? Raises ArgumentError."""
+    if dynamic is None or isinstance(dynamic, bool):
+        return
+    if isinstance(dynamic, str) or not isinstance(dynamic, Collection):
+        raise ArgumentError(
+            f"dynamic is {with_article(type(dynamic).__name__)}", expected='True, False, or sizes such as {"N"}'
+        )
+    known = sorted({name for f in functions for name in f.sizes})
+    for name in dynamic:
+        if name not in known:
+            raise ArgumentError(f"no def has a size {name!r}", expected=", ".join(known) or "nothing")
+        typical = dynamic[name] if isinstance(dynamic, Mapping) else None
+        if typical is not None and (not isinstance(typical, int) or isinstance(typical, bool) or typical < 1):
+            raise ArgumentError(f"the typical value of {name!r} is {typical!r}", expected="a number, at least 1")
+
+
+class DynamicSizes:
+    """What is known of the sizes of one def: what the caller says, and the values that calls had."""
+
+    def __init__(self, function: Function, asked: Dynamic) -> None:
+        self.asked = asked
+        self._names = function.sizes
+        self._marked: dict[str, int] = {}
+        if isinstance(asked, bool):
+            self._marked = {name: ANY_VALUE for name in self._names if asked}
+        elif asked is not None:
+            given = asked if isinstance(asked, Mapping) else dict.fromkeys(asked)
+            self._marked = {name: given[name] or ANY_VALUE for name in self._names if name in given}
+        self._seen: dict[str, tuple[int, ...]] = {}
+        self._lock = Lock()
+
+    @property
+    def may_be_dynamic(self) -> bool:
+        """Can a size be a parameter?"""
+        mode = knobs.current_knobs().dynamic
+        return mode != "off" and (bool(self._marked) or self.asked is None) and bool(self._names)
+
+    def note(self, sizes: Mapping[str, int], *, is_call: bool = True) -> Mapping[str, int]:
+        """The sizes that are parameters for these, with their typical values.
+
+        is_call: whether this is one more call, which counts; else what the caller says alone decides.
+        """
+        mode = knobs.current_knobs().dynamic
+        if self.asked is not None or mode == "off":
+            return self._marked if mode != "off" else {}
+        if mode == "always":
+            return dict.fromkeys(self._names, ANY_VALUE)
+        if not is_call:
+            return {}
+        with self._lock:
+            return {name: ANY_VALUE for name in self._names if self._has_changed(name, sizes[name])}
+
+    def _has_changed(self, name: str, value: int) -> bool:
+        """Has a size more values than have kernels of their own?"""
+        seen = self._seen.get(name, ())
+        if value not in seen and len(seen) <= EXACT_VALUES:
+            self._seen[name] = seen = (*seen, value)
+        return len(seen) > EXACT_VALUES

@@ -1,0 +1,203 @@
+"""Which sizes of a def only say how many rows there are: defs that map rows to rows, for any number of them.
+
+A def maps rows where every row of what it computes comes from the same row of its operands and from operands that have
+none: norms, pointwise defs, layers, products by batch. It is enough to look at the def before sizes are numbers: with
+formulas for the sizes in question, range inference says of every dimension and of every index whether it depends on
+them. What has rows is then computed for some of them at a time, in any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..core.errors import TCError
+from .affine import to_affine
+from .ir import INDEX_TYPE, Access, Expr, Function, Index, Role, Size, Statement, operands_of, walk_expr
+from .ranges import Bounds, Ranges, infer_ranges, symbolic_ranges
+from .size_polynomial import SizeOperation, SizePolynomial, Value, to_polynomial
+
+
+class CannotGeneralize(Exception):
+    """A kernel for all values of a size is not made. name: of the size. reason: why, as a sentence without its end."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"'{name}' stays part of the kernel: {reason}")
+        self.name, self.reason = name, reason
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of a def: an index of them is one of each of its sizes, outermost first.
+
+    tensors: those that have rows, by name; their first dimensions are the sizes, in order.
+    """
+
+    sizes: tuple[str, ...]
+    tensors: tuple[str, ...]
+
+    @property
+    def depth(self) -> int:
+        """The dimensions that rows take."""
+        return len(self.sizes)
+
+    def sizes_for(self, count: int, sizes: Mapping[str, int]) -> dict[str, int]:
+        """`sizes` with values that make `count` rows."""
+        return {**sizes, **dict.fromkeys(self.sizes[:-1], 1), self.sizes[-1]: count}
+
+
+def list_candidates(function: Function, names: Iterable[str]) -> list[tuple[str, ...]]:
+    """The combinations of the sizes `names` that may count rows: those that the first dimensions of an output are."""
+    try:
+        shape = symbolic_ranges(function).shape(function.returns[0])
+    except TCError:
+        return []
+    leading = [_plain_name(x) for x in shape]
+    asked = set(names)
+    depth = next((d for d, name in enumerate(leading) if name not in asked), len(leading))
+    return [tuple(str(name) for name in leading[:d]) for d in range(depth, 0, -1)]
+
+
+def find_rows(function: Function, names: Iterable[str], sizes: Mapping[str, int]) -> Rows:
+    """The rows that the sizes `names` of a def count, where all others have the values of `sizes`.
+
+    Args:
+        sizes: also of scalars that are part of the kernel.
+
+    Raises:
+        CannotGeneralize: the def does more with one of these sizes than to map rows.
+    """
+    asked = tuple(dict.fromkeys(names))
+    symbols = {name: SizePolynomial.name(name) for name in asked}
+    try:
+        ranges = infer_ranges(function, {**sizes, **symbols})
+    except TCError as error:
+        raise CannotGeneralize(asked[0], f"its shapes do not follow from it ({error.message})") from error
+    finder = _Finder(function, asked, ranges)
+    order = finder.order()
+    for s, indices in zip(function.statements, ranges.statements, strict=True):
+        finder.check_statement(s, indices, order)
+    finder.check_constraints()
+    return Rows(order, tuple(t.name for t in function.tensors if t.name in finder.with_rows))
+
+
+@dataclass(slots=True)
+class _Finder:
+    """Looks at a def with formulas for `names`."""
+
+    function: Function
+    names: tuple[str, ...]
+    ranges: Ranges
+
+    @property
+    def with_rows(self) -> dict[str, tuple[str, ...]]:
+        """The sizes that the first dimensions of each tensor are, where it has any."""
+        return {
+            name: sizes for name, bounds in self.ranges.tensors.items() if (sizes := self._leading_sizes(name, bounds))
+        }
+
+    def _leading_sizes(self, tensor: str, bounds: Sequence[Bounds]) -> tuple[str, ...]:
+        found = [self._size_of(b, f"a dimension of '{tensor}'") for b in bounds]
+        sizes = tuple(name for name in found if name is not None)
+        for d, name in enumerate(found):
+            if name is not None and d >= len(sizes):
+                raise CannotGeneralize(name, f"it is not the outermost dimension of '{tensor}'")
+        return sizes
+
+    def _size_of(self, bounds: Bounds, what: str) -> str | None:
+        """The size that a range counts from 0; None where it depends on none."""
+        used = [name for b in bounds for name in self._used_names(b)]
+        if not used:
+            return None
+        if to_polynomial(bounds[0]).terms or (name := _plain_name(bounds[1])) is None:
+            raise CannotGeneralize(used[0], f"{what} goes from {bounds[0]} to {bounds[1]}")
+        return name
+
+    def _used_names(self, value: Value) -> list[str]:
+        return [name for name in _names_in(value) if name in self.names]
+
+    def order(self) -> tuple[str, ...]:
+        """The sizes in the order of the dimensions, the same in all tensors that have rows."""
+        found = self.with_rows
+        for tensor, sizes in found.items():
+            if missing := [name for name in self.names if name not in sizes]:
+                raise CannotGeneralize(missing[0], f"'{tensor}' has {' and '.join(sizes)}, and not {missing[0]}")
+        orders = set(found.values())
+        if len(orders) != 1:
+            raise CannotGeneralize(self.names[0], "its dimensions come in another order in another tensor")
+        order = orders.pop()
+        if len(set(order)) < len(order):
+            raise CannotGeneralize(order[0], "a tensor has it twice")
+        for t in self.function.tensors:
+            if t.role is not Role.INPUT and t.name not in found:
+                raise CannotGeneralize(order[0], f"'{t.name}' is computed once, and not for each row")
+        return order
+
+    def check_statement(self, s: Statement, indices: Mapping[str, Bounds], order: tuple[str, ...]) -> None:
+        """Does the statement read and write one row at a time?"""
+        size_of = {name: self._size_of(b, f"the range of '{name}'") for name, b in indices.items()}
+        rows = {size: name for name, size in size_of.items() if size is not None}
+        if len(rows) < sum(size is not None for size in size_of.values()):
+            raise CannotGeneralize(order[0], f"a statement of '{s.target}' has two indices that go over it")
+        row = tuple(Index(rows.get(size, ""), INDEX_TYPE) for size in order)
+        for index in s.indices[s.num_free :]:
+            if (size := size_of[index]) is not None:
+                raise CannotGeneralize(size, f"'{s.target}' is reduced over '{index}', which goes over it")
+        for access in self._accesses(s):
+            if access.tensor in self.with_rows and access.subscripts[: len(order)] != row:
+                raise CannotGeneralize(order[0], f"'{s.target}' is computed from other rows of '{access.tensor}'")
+        if s.subscripts[: len(order)] != row:
+            raise CannotGeneralize(order[0], f"'{s.target}' is not written row by row")
+        self._check_other_uses(s, order, {x.name for x in row})
+
+    def _accesses(self, s: Statement) -> Iterator[Access]:
+        for e in (*s.subscripts, s.value, *s.exists):
+            yield from (x for x in walk_expr(e) if isinstance(x, Access))
+
+    def _check_other_uses(self, s: Statement, order: tuple[str, ...], row: set[str]) -> None:
+        """Are rows and their number used for nothing but to say which row is meant?"""
+        parts = [*s.subscripts[len(order) :], s.value, *s.exists]
+        for e in (x for part in parts for x in self._walk_within_row(part, len(order))):
+            if isinstance(e, Index) and e.name in row:
+                raise CannotGeneralize(order[0], f"the value of '{e.name}', which goes over it, decides '{s.target}'")
+            if isinstance(e, Size) and (used := self._used_names(self.ranges.sizes[e.name])):
+                raise CannotGeneralize(used[0], f"its value decides '{s.target}'")
+
+    def _walk_within_row(self, e: Expr, depth: int) -> Iterator[Expr]:
+        """`e` and what is below it, but for the subscripts that say which row of a tensor is read."""
+        yield e
+        parts = operands_of(e)
+        if isinstance(e, Access) and e.tensor in self.with_rows:
+            parts = parts[depth:]
+        for part in parts:
+            yield from self._walk_within_row(part, depth)
+
+    def check_constraints(self) -> None:
+        """Do the sizes that have to agree agree for any number of rows, or not depend on it?"""
+        pairs = [
+            (to_affine(c.left, self.ranges.sizes).constant, to_affine(c.right, self.ranges.sizes).constant)
+            for c in self.function.constraints
+        ]
+        for t in self.function.tensors:
+            if t.role is not Role.INPUT and t.extents is not None:
+                declared = (to_affine(e, self.ranges.sizes).constant for e in t.extents)
+                pairs += zip(declared, self.ranges.shape(t.name), strict=True)
+        for left, right in pairs:
+            if (used := [*self._used_names(left), *self._used(right)]) and to_polynomial(left) != to_polynomial(right):
+                raise CannotGeneralize(used[0], f"{left} has to be {right}")
+
+
+def _plain_name(value: Value) -> str | None:
+    """The name that a formula is, if it is no more than that."""
+    name = str(value)
+    return name if value == SizePolynomial.name(name) else None
+
+
+def _names_in(value: Value) -> Iterator[str]:
+    """The names in a formula."""
+    for monomial, _ in to_polynomial(value).terms:
+        for atom in monomial:
+            if isinstance(atom, SizeOperation):
+                yield from (*_names_in(atom.left), *_names_in(atom.right))
+            else:
+                yield atom.name

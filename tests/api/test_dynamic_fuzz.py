@@ -1,0 +1,54 @@
+"""Random programs with sizes that are parameters of their kernels."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tensor_comprehensions as tc
+from tests.helpers.programs import Program, programs
+from tests.helpers.row_kernels import check_interpreter, check_machine_code, range_kernels
+from tests.helpers.row_programs import INPUTS, RowProgram, row_programs
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*a quotient of integers rounds down")
+
+
+@settings(max_examples=25)
+@given(row_programs(), st.sampled_from((tc.CpuOptions(), tc.CpuOptions(fusion="max"), tc.CpuOptions(fusion="min"))))
+def test_programs_of_rows(program: RowProgram, options: tc.CpuOptions) -> None:
+    (op,) = tc.define(program.source, dynamic={"N"}, options=options)
+    for n in (5, 0, 1, 67):
+        check_machine_code(op, _arguments(program, n), {})
+    (kernel,) = range_kernels(op)
+    for n in (1, 11):
+        check_interpreter(op, kernel, _arguments(program, n), {})
+
+
+def _arguments(program: RowProgram, n: int) -> list[Any]:
+    rng = np.random.default_rng(zlib.crc32(repr((program, n)).encode()))
+    sizes = {**dict(program.sizes), "N": n}
+    shapes = ([sizes[d.upper()] for d in dims] for dims in INPUTS.values())
+    tensors = [rng.uniform(-1, 1, shape).astype(np.float32) for shape in shapes]
+    return [*tensors, rng.integers(0, sizes["V"], n).astype(np.int32)]
+
+
+@settings(max_examples=25)
+@given(programs(), st.sets(st.sampled_from("ABC"), min_size=1))
+def test_any_programs(program: Program, dynamic: set[str]) -> None:
+    """Most are not about rows; then there are kernels for each size."""
+    (op,) = tc.define(program.source, dynamic=dynamic)
+    for change in (0, 1, 4):
+        sizes = {name: size + change * (name in dynamic) for name, size in program.sizes}
+        rng = np.random.default_rng(zlib.crc32(repr((program, change)).encode()))
+        arrays = [rng.uniform(-1, 1, [sizes[d] for d in dims]).astype(np.float32) for _, dims in program.inputs]
+        try:
+            check_machine_code(op, arrays, {})
+        except tc.RangeError:
+            return
+        for kernel in range_kernels(op):
+            check_interpreter(op, kernel, arrays, {})

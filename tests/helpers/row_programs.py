@@ -1,0 +1,71 @@
+"""Random defs that map rows to rows: norms, layers, chains, lookups, updates of what was computed before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import strategies as st
+
+INPUTS = {"X": "nd", "Z": "ne", "S": "n", "W": "ed", "L": "vd", "G": "d", "H": "e"}
+UNARY = ("{}", "-{}", "tanh({})", "fmaxf({}, 0.25)", "{} * 0.5", "abs({})", "exp(0.1 * {})")
+BINARY = ("{} + {}", "{} - {}", "{} * {}", "min({}, {})", "{} < {} ? 1.0 : {}")
+REDUCTIONS = ("+=!", "max=!", "min=!")
+
+
+@dataclass(frozen=True)
+class RowProgram:
+    """A def over `N` rows, and the values of its other sizes."""
+
+    source: str
+    sizes: tuple[tuple[str, int], ...]
+
+
+@st.composite
+def row_programs(draw: st.DrawFn, most_statements: int = 4) -> RowProgram:
+    """A def of up to `most_statements` statements, of which each computes a row from the same row of others."""
+    known = dict(INPUTS)
+    statements, defined = [], []
+    for number in range(draw(st.integers(1, most_statements))):
+        kind = draw(st.sampled_from(("pointwise", "reduction", "layer", "lookup", "update")))
+        name, dims = f"T{number}", draw(st.sampled_from(("n", "nd", "ne")))
+        if kind == "update" and defined:
+            name = draw(st.sampled_from(defined))
+            dims = known[name]
+            text = f"{_element(name, dims)} = {draw(_value(known, dims))}"
+        elif kind == "reduction":
+            text = f"{_element(name, 'n')} {draw(st.sampled_from(REDUCTIONS))} {draw(_value(known, 'nd', must='X'))}"
+            dims = "n"
+        elif kind == "layer":
+            dims, inner = draw(st.sampled_from((("nd", "ne"), ("ne", "nd"))))
+            read = draw(st.sampled_from(sorted(t for t, d in known.items() if d == inner)))
+            text = f"{_element(name, dims)} +=! {_element(read, inner)} * W(e, d)"
+        elif kind == "lookup":
+            dims = "nd"
+            text = f"{name}(n, d) = L(K(n), d) + {draw(_value(known, 'nd', must='X'))}"
+        else:
+            must = {"n": "S", "nd": "X", "ne": "Z"}[dims]
+            text = f"{_element(name, dims)} = {draw(_value(known, dims, must=must))}"
+        statements.append(text)
+        known[name] = dims
+        defined += [name] * (name not in defined)
+    returns = sorted(draw(st.sets(st.sampled_from(defined), min_size=1)) | {defined[-1]})
+    declared = ", ".join(f"float({','.join(d.upper() for d in dims)}) {t}" for t, dims in INPUTS.items())
+    lines = "\n    ".join(statements)
+    source = f"def f({declared}, int32(N) K) -> ({', '.join(returns)}) {{\n    {lines}\n}}"
+    sizes = tuple((s, draw(st.sampled_from((1, 2, 3, 5, 8, 17, 33)))) for s in "DEV")
+    return RowProgram(source, sizes)
+
+
+@st.composite
+def _value(draw: st.DrawFn, known: dict[str, str], dims: str, must: str = "") -> str:
+    """An expression in the elements of known tensors at the indices `dims`, one of which is `must`."""
+    fitting = sorted(t for t, d in known.items() if set(d) <= set(dims) and t not in ("W", "L"))
+    first = must or draw(st.sampled_from(fitting))
+    x = draw(st.sampled_from(UNARY)).format(_element(first, known[first]))
+    other = draw(st.sampled_from(fitting))
+    template = draw(st.sampled_from(BINARY))
+    return template.format(*(x, _element(other, known[other]), x)[: template.count("{}")])
+
+
+def _element(name: str, dims: str) -> str:
+    return f"{name}({', '.join(dims)})"

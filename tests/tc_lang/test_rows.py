@@ -1,0 +1,69 @@
+"""Which sizes count rows, and what is said of those that do not."""
+
+from __future__ import annotations
+
+import pytest
+
+from tensor_comprehensions.tc_lang import compile_source
+from tensor_comprehensions.tc_lang.rows import CannotGeneralize, find_rows, list_candidates
+
+ACCEPTED = {
+    "def f(float(N,D) x) -> (o) { o(n,d) = exp(x(n,d)) }": ("N", {"D": 3}),
+    "def f(float(N,D) x, float(M) b) -> (o) { o(n,m) = b(m)  o(n,m) += x(n,d) where m in 0:M }": (
+        "N",
+        {"D": 3, "M": 2},
+    ),
+    "def f(float(B,T,D) x, float(D) g) -> (o) { o(b,t,d) = x(b,t,d) * g(d) }": ("B T", {"D": 3}),
+    "def f(float(V,D) t, int32(N) k) -> (o) { o(n,d) = t(k(n),d) }": ("N", {"V": 9, "D": 3}),
+    "def f(float(N,H) x) -> (o) { o(n,h) = x(n,h) + x(n,h+1) where h in 0:4 }": ("N", {"H": 5}),
+    "def f(float(N,D) x) -> (t, o) { t(n) +=! x(n,d)  o(n,d) = x(n,d) / t(n) }": ("N", {"D": 3}),
+    "def f(float(N) x, float s) -> (o) { o(n) = x(n) * s }": ("N", {}),
+}
+REFUSED = {
+    "def f(float(N,D) x) -> (o) { o(d) +=! x(n,d) }": ("N", {"D": 3}, "computed once"),
+    "def f(float(N,D) x) -> (o) { o(n,d) = x(n,d) / N }": ("N", {"D": 3}, "its value decides"),
+    "def f(float(N,D) x) -> (o) { o(n,d) = x(n,d) * n }": ("N", {"D": 3}, "goes over it, decides"),
+    "def f(float(N,D) x) -> (o) { o(n,d) = x(N-1-n,d) }": ("N", {"D": 3}, "N"),
+    "def f(float(N) x) -> (o) { o(n) = x(n) + x(n+1) }": ("N", {}, "N - 1"),
+    "def f(float(N,D) x) -> (o) { o(d,n) = x(n,d) }": ("N", {"D": 3}, "not the outermost"),
+    "def f(float(D,N) x) -> (o) { o(d,n) = x(d,n) }": ("N", {"D": 3}, "not the outermost"),
+    "def f(float(N,D) x, float(D) w) -> (p, o) { p(d) = exp(w(d))  o(n,d) = x(n,d) * p(d) }": ("N", {"D": 3}, "once"),
+    "def f(float(N,N) x) -> (o) { o(i,j) = x(i,j) }": ("N", {}, "N"),
+    "def f(float(N,D) x, int32(N) k) -> (o) { o(n,d) = x(k(n),d) }": ("N", {"D": 3}, "other rows"),
+    "def f(float(N,D) x, int32(N) k) -> (float(N,D) o) { o(n,d) = 0  o(k(n),d) += x(n,d) }": ("N", {"D": 3}, "N"),
+    "def f(float(N,D) x) -> (float(C,D) o) { o(n,d) = x(n,d) }".replace("float(C,D)", "float(4,D)"): (
+        "N",
+        {"D": 3},
+        "N",
+    ),
+    "def f(float(B,T) x) -> (o) { o(b,t) = x(t,b) }": ("B T", {}, "another order"),
+    "def f(float(B,T) x, float(T) y) -> (o) { o(b,t) = x(b,t) * y(t) }": ("B T", {}, "y"),
+}
+
+
+@pytest.mark.parametrize("source", ACCEPTED)
+def test_sizes_that_count_rows(source: str) -> None:
+    names, sizes = ACCEPTED[source]
+    (function,) = compile_source(source)
+    found = find_rows(function, names.split(), sizes)
+    assert found.sizes == tuple(names.split())
+    assert found.sizes in list_candidates(function, function.sizes)
+    assert set(function.returns) <= set(found.tensors)
+
+
+@pytest.mark.parametrize("source", REFUSED)
+def test_sizes_that_are_part_of_what_is_computed(source: str) -> None:
+    names, sizes, reason = REFUSED[source]
+    (function,) = compile_source(source)
+    with pytest.raises(CannotGeneralize, match=reason) as refusal:
+        find_rows(function, names.split(), sizes)
+    assert refusal.value.name in names.split()
+
+
+def test_an_inlined_call_that_needs_equal_sizes_is_refused_where_rows_decide() -> None:
+    source = """
+    def add(float(N) a, float(N) b) -> (c) { c(i) = a(i) + b(i) }
+    def f(float(N,D) x, float(M,D) y) -> (o) { o(n,d) = x(n,d) + y(0,d) }
+    """
+    function = compile_source(source)[1]
+    assert find_rows(function, ["N"], {"M": 2, "D": 3}).tensors == ("x", "o")
