@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from .dispatch.sparse.sparse_gpu_kernels import SparseGpuKernel
     from .dispatch.sparse.sparse_kernel import SparseKernel
     from .dispatch.sparse.sparse_run import SparseCall
-    from .explain.report import Report
+    from .explain.kernel_report import Report
     from .torch_ext.sparse_op import SparseOp
 
 

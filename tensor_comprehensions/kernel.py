@@ -28,7 +28,7 @@ from .torch_ext.registration import DispatcherOp
 
 if TYPE_CHECKING:
     from .core.decisions import Decision
-    from .explain.report import Report
+    from .explain.kernel_report import Report
     from .torch_ext.sparse_op import SparseOp
 
 Value = Any

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import ArgumentError
-from ..explain.report import Report
+from ..explain.kernel_report import Report
 
 Explain = Callable[[argparse.Namespace], Report]
 

@@ -25,7 +25,7 @@ from ..core.errors import ArgumentError, TCError
 from ..dispatch.arguments import parse_sizes
 from ..dispatch.cache_entry import CacheEntry
 from ..dispatch.random_inputs import sample_arguments
-from ..explain.report import Report
+from ..explain.kernel_report import Report
 from ..options import CpuOptions
 from ..runtime.cpu import host_symbols
 from ..runtime.cpu.host import host

@@ -136,8 +136,8 @@ class InlineCache:
         bound, values, rows = compiled.bound, iter(special), compiled.rows
         inputs = [t for t in bound.tensors if t.role is Role.INPUT]
         guards = [next(values) if n in self._special else _row_guard(t, rows) for n, t in enumerate(inputs)]
-        first = [_row_guard(_contiguous(bound.tensor(n)), rows) for n in self._initial]
-        made = [_contiguous(bound.tensor(r)) for r in bound.returns]
+        first = [_row_guard(_with_contiguous_strides(bound.tensor(n)), rows) for n in self._initial]
+        made = [_with_contiguous_strides(bound.tensor(r)) for r in bound.returns]
         count = len(inputs)
         return CachedCall(
             compiled.executable.address,

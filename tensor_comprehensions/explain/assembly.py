@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from .report import Listing, ListingLine
+from .kernel_report import Listing, ListingLine
 
 _LOCATION = re.compile(r"\t\.loc\t\d+ (\d+)")
 _LABEL = re.compile(r"(\.?[\w.$]+):")

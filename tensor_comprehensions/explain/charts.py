@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from html import escape
 from math import log10
 
+from .kernel_report import Roofline, Section
 from .numbers import format_bytes, format_count
-from .report import Roofline, Section
 
 BAR = 60
 WIDTH, HEIGHT, MARGIN = 560, 260, 44

@@ -14,9 +14,9 @@ from ..runtime.cpu import host_symbols, object_code
 from ..tc_lang.canonical_bound import errors_of
 from .assembly import list_assembly
 from .footprints import loop_footprints
-from .names import with_original_decisions
+from .kernel_report import Report, shapes_of_tensors
 from .numbers import format_bytes, format_count
-from .report import Report, shapes_of_tensors
+from .original_names import with_original_decisions
 from .statements import list_def, list_loops, list_schedule, source_statements
 from .work import call_bytes, call_flops
 

@@ -32,7 +32,7 @@ from ..loop_ir.nodes import (
 from ..loop_ir.rewrite import stmt_expressions, substatements, walk_expr, walk_stmts
 from ..loop_ir.show import Line
 from ..target import CpuTarget
-from .report import Footprint
+from .kernel_report import Footprint
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ from ..loop_ir.origins import statement_of
 from ..loop_ir.show import list_lines
 from ..runtime.cuda import nvrtc
 from ..tc_lang.canonical_bound import errors_of
-from .names import with_original_decisions
+from .kernel_report import Listing, ListingLine, Report, Section, shapes_of_tensors
 from .numbers import format_bytes
-from .report import Listing, ListingLine, Report, Section, shapes_of_tensors
+from .original_names import with_original_decisions
 from .statements import list_def, list_loops, list_schedule, source_statements
 
 BANKS, BANK_BYTES = 32, 4

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ..core.decisions import Decision
-from .report import Listing, Report
+from .kernel_report import Listing, Report
 
 SCHEMA = 1
 

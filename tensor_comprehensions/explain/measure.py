@@ -14,7 +14,7 @@ from ..compiler.compiled_kernel import CompiledCpuKernel
 from ..core.errors import ArgumentError
 from ..runtime.cpu import limits
 from ..runtime.cpu.host import host
-from .report import Report, Roofline
+from .kernel_report import Report, Roofline
 from .work import call_bytes, call_flops
 
 RUNS, LEAST_SECONDS = 5, 0.05

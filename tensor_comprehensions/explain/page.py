@@ -14,9 +14,9 @@ from html import escape
 
 from ..core.decisions import Decision
 from .charts import draw_bank_grid, draw_bars, draw_roofline
+from .kernel_report import Listing, ListingLine, Report
 from .numbers import format_bytes, format_count, format_number
 from .page_assets import SCRIPT, STYLE
-from .report import Listing, ListingLine, Report
 from .text import decisions_in_order, label_statements, shown_numbers, verdict
 
 COLORS = 8

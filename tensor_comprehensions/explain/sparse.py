@@ -19,7 +19,7 @@ from ..tc_lang.ir import Function
 from .assembly import list_assembly
 from .cpu import BY_HAND, SAME_BYTES
 from .gpu import list_cuda
-from .report import Listing, ListingLine, Report, SourceStatement
+from .kernel_report import Listing, ListingLine, Report, SourceStatement
 from .statements import list_loops
 
 

@@ -9,7 +9,7 @@ from ..loop_ir.nodes import Module, Stmt, Store
 from ..loop_ir.origins import origins_in, statement_of
 from ..loop_ir.show import Line
 from ..tc_lang.ir import BoundFunction
-from .report import Listing, ListingLine, SourceStatement
+from .kernel_report import Listing, ListingLine, SourceStatement
 
 
 def source_statements(text: str, bound: BoundFunction) -> tuple[SourceStatement, ...]:

@@ -183,7 +183,9 @@ class _Finder:
                 declared = (to_affine(e, self.ranges.sizes).constant for e in t.extents)
                 pairs += zip(declared, self.ranges.shape(t.name), strict=True)
         for left, right in pairs:
-            if (used := [*self._used_names(left), *self._used(right)]) and to_polynomial(left) != to_polynomial(right):
+            if (used := [*self._used_names(left), *self._used_names(right)]) and to_polynomial(left) != to_polynomial(
+                right
+            ):
                 raise CannotGeneralize(used[0], f"{left} has to be {right}")
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import tensor_comprehensions as tc
-from tensor_comprehensions.explain.report import Report
+from tensor_comprehensions.explain.kernel_report import Report
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="looking at pages needs Chromium")

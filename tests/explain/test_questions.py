@@ -10,7 +10,7 @@ import torch
 import tensor_comprehensions as tc
 from tensor_comprehensions.core.decisions import Decision, open_book
 from tensor_comprehensions.core.knobs import override_knobs
-from tensor_comprehensions.explain.report import Report
+from tensor_comprehensions.explain.kernel_report import Report
 
 MM = "def mm(float(M,K) A, float(K,N) B) -> (C) { C(i,j) +=! A(i,k) * B(k,j) }"
 TURNED = "def mm(float(M,K) A, float(N,K) B) -> (C) { C(i,j) +=! A(i,k) * B(j,k) }"

@@ -71,7 +71,7 @@ from .mixed_plan import (
 )
 
 if TYPE_CHECKING:
-    from ...explain.report import Report
+    from ...explain.kernel_report import Report
 
 LIMIT = 256
 

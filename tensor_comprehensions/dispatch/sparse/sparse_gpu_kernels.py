@@ -31,7 +31,7 @@ from .sparse_tensor import SparseTensor
 from .structure import Structure, convert_levels
 
 if TYPE_CHECKING:
-    from ...explain.report import Report
+    from ...explain.kernel_report import Report
 
 LIMIT = 64
 """How many kernels of one def are kept, and how many size arrays."""

@@ -22,7 +22,7 @@ from . import pack
 from .sparse_tensor import SparseTensor
 
 if TYPE_CHECKING:
-    from ...explain.report import Report
+    from ...explain.kernel_report import Report
     from .sparse_run import SparseCall
 
 
