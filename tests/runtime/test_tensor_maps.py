@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -71,6 +72,9 @@ def test_the_driver_is_told_the_map() -> None:
     assert encoded(m, 4096) == [6, 3, 4096, *sides, 0, 0, 144, 14400, 0, 0, 0 | 3 << 8 | 2 << 16, 0, 0, 0]
     plain = TensorMap("b", build.buffer("b", INT8, (8, 32)), (8, 16), 0)
     assert encoded(plain, 16)[:3] == [0, 2, 16]
+    view = TensorMap("A", m.buffer, (1, 16, 64), 128, ((3, 14400), (50, 144), (64, 1)))
+    sides = [64 | 64 << 32 | 1 << 48, 50 | 16 << 32 | 1 << 48, 3 | 1 << 32 | 1 << 48]
+    assert encoded(view, 4096) == [6, 3, 4096, *sides, 0, 0, 288, 28800, 0, 0, 0 | 3 << 8 | 2 << 16, 0, 0, 0]
     with pytest.raises(tc.InternalError, match="CUDA refuses a tensor map with error 1"):
         encoded(plain, 13)
 
@@ -114,5 +118,7 @@ def test_the_cache_keeps_maps() -> None:
     (source,) = kernel.code.kernels
     assert len(source.maps) == 3
     assert source.mapped == (1, 2, 0)
-    stored = json.loads(json.dumps(gpu_kernel_cache._kernel(source)))
-    assert gpu_kernel_cache._read_kernel(stored) == source
+    view = replace(source.maps[0], dimensions=((16, 128), (64, 1)))
+    for kept in (source, replace(source, maps=(view, *source.maps[1:]))):
+        stored = json.loads(json.dumps(gpu_kernel_cache._kernel(kept)))
+        assert gpu_kernel_cache._read_kernel(stored) == kept
