@@ -80,9 +80,9 @@ def define(
             operands. "tuned" takes options from the cache that a search found for these sizes or for the nearest ones.
             It does not search, unless TC_TUNE=auto.
         formats: storage formats by the names of tensors, such as {"A": "csr"}, for tensors without one in the text.
-        dynamic: sizes that change from call to call, such as {"N"}, or {"N": 64} with a value that many calls have. One
-            kernel serves all their values from the first call on, if they only say how many rows there are. True: all
-            sizes; False: none, each combination has a kernel. None: a size becomes dynamic with its third value.
+        dynamic: sizes that change from call to call, such as {"N"}, or {"N": 64} with a typical value. One kernel
+            serves all their values from the first call on, if they are only numbers of rows. True: all sizes; False:
+            none, each combination has a kernel. None: a size becomes dynamic at its third value.
 
     Returns:
         The defs of the program as a `Library`.
@@ -196,7 +196,7 @@ class Op(KernelDispatcher):
         machine = CompileConfig(cast("CpuOptions", dense), host())
         check_machine(machine.options, machine.target)
         keep = options is None or sparse is not None
-        derived = partial(Op, dynamic=dynamic)  # what is derived from a def has the sizes of the def
+        derived = partial(Op, dynamic=dynamic)  # derived operators have the dynamic sizes of the def
         super().__init__(kernels, machine, Gradients(function, backward, derived, keep=keep))
         self._operator = operator_for_def(kernels, self._gradients, machine)
         self._asked = options
@@ -392,9 +392,6 @@ class Op(KernelDispatcher):
             options: the options to start from and to beat.
             report: where to write an HTML page about the search; a JSON file is written beside it.
 
-        With sparse operands candidates run in this process on the operands themselves, one option after the other, and
-        results must be those of the start. The winner is for operands of these formats.
-
         Returns:
             The winner (`.options`), its time and speedup, and the outcomes of all candidates.
 
@@ -487,13 +484,13 @@ class Op(KernelDispatcher):
         measure: bool = False,
         **initial: Value,
     ) -> Report:
-        """Why calls like this one do what they do: which statements share loops, plans and their rivals, and the code.
+        """Explain the kernel of calls like this one: which statements share loops, plans, their rivals, and the code.
 
         `print` the report for the short form; `save("x.html")` writes a page that links def, schedule, loops and
         machine code, and loads nothing. Arguments as for `compile`.
 
         Args:
-            measure: also run the call on one thread, and measure what this machine can do at most: about a second.
+            measure: also run the call on one thread, and measure the limits of this machine: about a second.
         """
         from .explain.cpu import explain_cpu_kernel
 

@@ -98,7 +98,7 @@ def _measurements(found: TuningResult[SparseOptions]) -> list[Measurement]:
 
 
 def make_tuning_key(function: Function, call: SparseCall, sizes: Mapping[str, int]) -> Key:
-    """The key of measurements for calls like this one: what is stored counts by its amount."""
+    """The key of measurements for calls like this one: of the stored elements, only their number counts."""
     shapes = " ".join(map(str, (*sizes.values(), *(len(t.values) for t in call.sparse.values()))))
     types = tuple((n, str(t.dtype), str(t.index_dtype)) for n, t in call.sparse.items())
     text = text_with_formats(function)
@@ -106,7 +106,7 @@ def make_tuning_key(function: Function, call: SparseCall, sizes: Mapping[str, in
 
 
 def choose_tuned_sparse_options(function: Function, call: SparseCall, sizes: Mapping[str, int]) -> SparseOptions | None:
-    """The options for an operator that was defined with `options="tuned"`: what the cache knows of calls like this."""
+    """The options for an operator that was defined with `options="tuned"`, from the cache."""
     return lookup_by_key(function, make_tuning_key(function, call, sizes), "", SparseOptions, current_store())
 
 

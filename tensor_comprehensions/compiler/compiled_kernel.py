@@ -141,13 +141,13 @@ class BlockSize:
 
 @dataclass(frozen=True, eq=False)
 class CompiledRangeKernel(CompiledCpuKernel):
-    """A kernel for a CPU and for any number of rows; it has no temporaries of the caller's.
+    """A kernel for a CPU and for any number of rows; callers allocate no temporaries for it.
 
     Attributes:
         bound: the def for a single row.
-        rows: which sizes may have any value.
-        sizes: of how many rows blocks are, the largest first.
-        make: the def for so many rows.
+        rows: the sizes that may have any value.
+        sizes: the numbers of rows of blocks, the largest first.
+        make: returns the def for a number of rows.
     """
 
     rows: Rows

@@ -1,6 +1,6 @@
-"""The compiler of kernels for any number of rows: blocks of a few fixed numbers of rows, each made by `PASSES`, joined.
+"""The compiler of kernels for any number of rows: blocks of a few fixed sizes, compiled by `PASSES` and joined.
 
-A block is a def with all sizes known, so its code is as good, and proved as well, as that of a kernel for these sizes.
+A block is a def with all sizes known, so its code is as good, and as well proved, as that of a kernel for these sizes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .compiled_kernel import BlockSize, CompiledRangeKernel, PassContext
 from .row_block_sizes import choose_block_sizes
 
 BlockMaker = Callable[[int], BoundFunction]
-"""The def for so many rows."""
+"""Returns the def for a number of rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,8 @@ class RangeProblem:
 
     Attributes:
         rows: its rows. row: the def for a single one.
-        make: the def for so many of them, with the strides of the call.
-        typical: how many rows a block has at most; 0: as is best.
+        make: returns the def for a number of rows, with the strides of the call.
+        typical: most rows of a block; 0 chooses.
     """
 
     rows: Rows
@@ -130,4 +130,4 @@ KINDS: dict[str, Callable[[CompiledRangeKernel], str]] = {
     "llvm": lambda k: k.rerun_until("emit"),
     "asm": lambda k: object_code.host_assembly(k.rerun_until("emit"), k.target),
 }
-"""What `source` of a kernel for any number of rows can show."""
+"""The printers of `source` for a kernel for any number of rows."""

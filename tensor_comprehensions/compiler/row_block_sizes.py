@@ -11,15 +11,16 @@ from ..tc_lang.rows import Rows
 from .compiled_kernel import BlockSize
 
 SHARED_OPERAND_ROWS: tuple[int, ...] = (64, 16, 8, 1)
-"""Blocks where rows are multiplied by one matrix: register tiles want many rows, what is left over wants few."""
+"""Block sizes if rows are multiplied by one matrix: register tiles need many rows, the remainder few."""
 OVERLAP_FROM = {64: 48, 16: 12, 8: 3, 1: 0}
-"""From so many rows on that are left over, a block that computes some rows twice is faster than smaller blocks.
+"""Remaining rows from which on a block that computes some rows twice is faster than smaller blocks.
 
-They read the whole matrix for a few rows each. Measured with layers of 256 x 512 on Zen 4."""
+Smaller blocks read the whole matrix for a few rows each. Measured with layers of 256 x 512 on Zen 4.
+"""
 ENOUGH_REUSE = 64
 """A row that uses each element of a matrix so often needs no others to make a register tile."""
 BLOCK_OPS = 1 << 14
-"""Scalar operations that make the loop over blocks cost nothing beside a block."""
+"""Scalar operations of a block beside which the loop over blocks costs nothing."""
 STEP = 8
 """How many blocks of one size make one of the next larger size, where rows are short."""
 SHARED_OPS = 1 << 22
@@ -78,6 +79,6 @@ def _multiplies_shared_operand(s: BoundStatement, rows: Rows) -> bool:
 
 
 def _indices(a: Access) -> set[str]:
-    """The indices in the subscripts of an access; none where data says what is read."""
+    """The indices in the subscripts of an access; empty if data decides."""
     parts = [e for x in a.subscripts for e in walk_expr(x)]
     return set() if any(isinstance(e, Access) for e in parts) else {e.name for e in parts if isinstance(e, Index)}

@@ -28,7 +28,7 @@ def to_public_error(error: Exception) -> Exception:
             suggestion="nest the def, or the calls around this one, less deeply, or raise sys.setrecursionlimit",
         )
     if isinstance(error, MemoryError) or any(words in text for words in _NO_MEMORY):
-        return ArgumentError(f"out of memory: {error}")
+        return ArgumentError(f"there is no memory for this call: {error}")
     return InternalError(to_printable(f"{type(error).__name__}: {error}"))
 
 

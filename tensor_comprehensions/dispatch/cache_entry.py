@@ -146,7 +146,7 @@ def cache_entry_of(
     """The entry for a bound def. Raises ArgumentError if the options are a function, which has no key."""
     key = kernel_key(function, bound, options, target)
     if key is None:
-        raise ArgumentError("these options have no key", suggestion="pass the pipeline that the expert returns")
+        raise ArgumentError("these options have no key", suggestion="pass the schedule that the heuristic returns")
     tuning_key = make_key(function, bound, target, threads=torch.get_num_threads())
     return CacheEntry(key, tuning_key, store, function, bound, arguments, options, target, forget)
 

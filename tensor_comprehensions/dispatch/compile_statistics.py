@@ -1,4 +1,4 @@
-"""What this process has compiled and loaded, and what kernels an operator has."""
+"""Counts of compiled and loaded kernels of this process, and summaries of an operator's kernels."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from ..tc_lang.ir import Role
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """What kernels for CPUs and dense operands have cost this process so far.
+    """The kernels for CPUs and dense operands that this process has made so far.
 
     Attributes:
-        compiled: how many were compiled. ranged: how many of these are for any number of rows.
-        loaded: how many an earlier process had compiled. seconds: what both took.
+        compiled: the number of compiled kernels.
+        ranged: how many of these are for any number of rows.
+        loaded: the number of kernels from the cache.
+        seconds: the time that compiling and loading took.
     """
 
     compiled: int = 0
@@ -45,9 +47,9 @@ _total = Statistics()
 
 
 def statistics() -> Statistics:
-    """What was compiled and loaded in this process so far.
+    """Counts of the kernels that this process has compiled and loaded so far, and the time that it took.
 
-    The difference of two of them is what happened in between.
+    Take it before and after a part of a program to learn what the part compiled.
     """
     return _total
 

@@ -143,7 +143,7 @@ class InlineCache:
             compiled.executable.address,
             compiled.executable,
             (*guards, *first),
-            (0,) * (count + len(first)),  # nothing that a caller has is written to
+            (0,) * (count + len(first)),  # no argument is written to
             tuple(range(count)),
             tuple(
                 NewOutput(_row_guard(t, rows), math.prod(t.shape) * t.dtype.size, -1 if s is None else count + s)
@@ -275,7 +275,7 @@ def _with_contiguous_strides(t: BoundTensor) -> BoundTensor:
 
 
 def _row_guard(t: BoundTensor, rows: Rows) -> TensorGuard:
-    """What guards compare of a tensor of a def that has one row. Of what has rows, sizes and distances stay open."""
+    """The guard of a tensor of a def for one row. The sizes and distances of rows are parameters."""
     sizes, strides = list(t.shape), list(t.strides)
     if t.name in rows.tensors:
         sizes[: rows.depth] = [launch_ir.FIRST_PARAMETER + n for n in range(rows.depth)]

@@ -1,6 +1,6 @@
-"""Kernels for any number of rows: which calls they are for, and how they are run.
+"""Kernels for any number of rows: the calls that they serve, and how they run.
 
-What cannot be made for any number of rows is made for one, as without this module; `TC_LOGS=cache` says why.
+Defs that cannot have such kernels get kernels for exact sizes; `TC_LOGS=cache` says why.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ Strides = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class RangeKey:
-    """What a kernel for any number of rows depends on.
+    """The facts that a kernel for any number of rows depends on.
 
     Attributes:
         rows: its rows. fixed: the sizes that are numbers in it, and the scalars.
-        strides: of each argument, and of each tensor to write to where the call says it: those of a row, and before
-            them the one from row to row.
-        typical: how many rows a block has at most; 0: as is best.
+        strides: of each argument, and of each destination of a call: those of a row, and before them the distance
+            between rows.
+        typical: most rows of a block; 0 chooses.
     """
 
     rows: Rows
@@ -53,7 +53,7 @@ class RangeKey:
     typical: int
 
     def make(self, function: Function, count: int) -> BoundFunction:
-        """The def for so many rows."""
+        """The def for this many rows."""
         sizes = self.rows.sizes_for(count, dict(self.fixed))
         scalars = {name: sizes.pop(name) for name in function.scalars}
         bound = bind(function, sizes, scalars)
@@ -66,7 +66,7 @@ class RangeKey:
 
 
 class RangeFinder:
-    """Finds what calls of one def have in common that differ in how many rows they have."""
+    """Finds the range keys of calls that differ only in their numbers of rows."""
 
     def __init__(self, function: Function) -> None:
         self._function = function
@@ -121,7 +121,7 @@ class RangeFinder:
 
 
 def _row_strides(strides: tuple[int, ...], shape: tuple[int, ...], depth: int) -> tuple[int, ...] | None:
-    """The strides of a row after the one from row to row; None where rows are not equally far apart."""
+    """The strides of a row after the distance between rows; None if that is not constant."""
     for d in range(depth - 1):
         if shape[d] > 1 and strides[d] != shape[d + 1] * strides[d + 1] and 0 not in shape:
             return None
@@ -159,6 +159,6 @@ def compile_range_kernel(
 
     try:
         return persistent_kernel_cache.load_or_compile_range(function, key, options, target)
-    except (CannotGeneralize, TCError) as reason:  # what is wrong with the call is found out with its own sizes
+    except (CannotGeneralize, TCError) as reason:  # the call with its own sizes reports the mistake
         get_logger("cache").debug("%s: made for these sizes only: %s", function.name, reason)
         return None

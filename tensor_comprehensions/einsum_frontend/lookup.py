@@ -91,7 +91,7 @@ def _kind(x: Any) -> str:
 
 
 def check_sparse_kinds(format: str, out: str) -> None:
-    """Are there a format and nothing to write to, by the names of their kinds? Raises ArgumentError."""
+    """Check, by kinds, that a format is given and `out` is not. Raises ArgumentError."""
     if format not in ("str", "NoneType"):
         raise ArgumentError(f"einsum: the format is {with_article(format)}", expected='such as "csr"')
     if out != "NoneType":

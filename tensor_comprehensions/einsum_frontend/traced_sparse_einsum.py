@@ -47,7 +47,7 @@ def _resolve(
     shapes: tuple[tuple[int, ...], ...],
     *dtypes: torch.dtype,
 ) -> tuple[str, ErrorFields | None]:
-    """The name of the operator for an equation, or what is wrong with it. Sizes other than 1 are not asked for."""
+    """The name of the operator for an equation, or the mistake in it. Sizes other than 1 do not matter."""
     try:
         check_kinds(given[0], kinds)
         check_sparse_kinds(given[1], given[2])

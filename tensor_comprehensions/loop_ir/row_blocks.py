@@ -1,10 +1,10 @@
-"""One module for any number of rows, made of modules for a few fixed numbers of them.
+"""One module for any number of rows, composed of modules for a few fixed numbers of rows.
 
-A program maps rows where every row of its results comes from the same row of its operands alone. Then a module for 64
-rows and one for a single row make a module for any number: blocks of 64 rows as long as there are so many, the rest
-one by one. Each block is a `Window` of the operands, so that the code for it stays as it was made and proved.
+A program maps rows if every row of its results depends on the same row of its operands alone. Then a module for 64
+rows and one for a single row compose a module for any number: blocks of 64 rows as long as possible, the rest one by
+one. Each block is a `Window` of the operands, so its code stays unchanged, and its proofs hold.
 
-All that decides on the number of rows is the run: how many blocks there are, and whether threads share them.
+Only the number of blocks, and whether threads share them, depends on the number of rows at run time.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ ROWS, BLOCK = compose_name("rows"), compose_name("block")
 
 @dataclass(frozen=True, slots=True)
 class RowBlock:
-    """A module for so many rows.
+    """A module for this many rows.
 
-    grain: how many such blocks are worth a thread; 0: threads share what is in one. overlap_from: so many rows that are
-    left, or more, are computed by a block that begins before them, so that some rows are computed twice; 0: none are.
+    grain: number of blocks per thread; 0: threads share the work inside a block. overlap_from: if this many rows or
+    more remain, a block that begins before them computes them, and some rows twice; 0: never.
     """
 
     rows: int
@@ -65,7 +65,7 @@ def join_row_blocks(blocks: Sequence[RowBlock], sources: Mapping[str, Buffer]) -
         sources: the arguments that have rows, dynamic, by name.
 
     Raises:
-        CannotLower: what blocks check cannot be checked before they run.
+        CannotLower: the checks of blocks cannot run before them.
     """
     first = blocks[0].module
     arguments = tuple(sources.get(b.name, b) for b in first.arguments)
@@ -88,7 +88,7 @@ Part = tuple[RowBlock, RowBlock | None, tuple[Kernel, ...]]
 
 
 def _phases(blocks: Sequence[RowBlock]) -> list[tuple[str, list[Part]]]:
-    """What runs over all rows before what comes next does: each check, and then the rest."""
+    """The phases, each of which runs over all rows before the next: every check, and then the rest."""
     above = [None, *blocks[:-1]]
     split = [_split_checks(b.module) for b in blocks]
     counts = {len(checks) for checks, _ in split}
@@ -103,7 +103,7 @@ def _phases(blocks: Sequence[RowBlock]) -> list[tuple[str, list[Part]]]:
 
 
 def _split_checks(module: Module) -> tuple[tuple[Kernel, ...], tuple[Kernel, ...]]:
-    """The kernels that check, and the others. Raises CannotLower where a check reads what another kernel writes."""
+    """The kernels that check, and the others. Raises CannotLower if a check reads the result of another kernel."""
     checks = tuple(k for k in module.kernels if any(isinstance(s, Check) for s in walk_stmts(k.body)))
     rest = tuple(k for k in module.kernels if k not in checks)
     made = {s.buffer.name for k in rest for s in walk_stmts(k.body) if isinstance(s, Store)}
@@ -114,13 +114,13 @@ def _split_checks(module: Module) -> tuple[tuple[Kernel, ...], tuple[Kernel, ...
 
 
 def _loops_over_blocks(parts: Sequence[Part], sources: Mapping[str, Buffer]) -> Stmt:
-    """The loop over the blocks of the first size, and what is done with the rows that it leaves."""
+    """The loop over the blocks of the first size, and the loops over the remaining rows."""
     (block, above, kernels), *smaller = parts
     loop = _whole_blocks(block, above, kernels, sources)
     rest = _loops_over_blocks(smaller, sources) if smaller else build.NOTHING
     if not block.overlap_from:
         return build.block(loop, rest)
-    # One iteration where there is a block; that it starts behind the first row is to be proved.
+    # One iteration if there is a block; the verifier must prove that it starts at or after the first row.
     rows = build.var(ROWS)
     count, left = build.div(rows, block.rows), build.mod(rows, block.rows)
     start = build.add(build.mul(build.var(BLOCK), block.rows), left)
@@ -143,7 +143,7 @@ def _whole_blocks(
 
 
 def _body(block: RowBlock, kernels: Sequence[Kernel], sources: Mapping[str, Buffer], start: Expr) -> Stmt:
-    """What is done for one block."""
+    """The body of one block."""
     memory = {b.name: replace(b, space=Space.SCRATCH) for b in block.module.temporaries}
     windows = {
         b.name: replace(b, name=compose_name(b.name, "rows")) for b in block.module.arguments if b.name in sources
@@ -195,7 +195,7 @@ class _Redirect:
 
 
 def _run_in_one_thread(s: Stmt) -> Stmt:
-    """`s` without parallel loops. What a thread would do once for its share of one is done once for the loop."""
+    """`s` without parallel loops. Hoisted work that each thread would do once is done once for the loop."""
     if not isinstance(s, Loop) or s.kind is not LoopKind.PARALLEL:
         return map_stmt(s, lambda e: e, _run_in_one_thread)
     filled, rest = hoist_packing(s)

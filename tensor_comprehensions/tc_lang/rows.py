@@ -1,9 +1,9 @@
-"""Which sizes of a def only say how many rows there are: defs that map rows to rows, for any number of them.
+"""Sizes of a def that are only numbers of rows: defs that map rows to rows, for any number of them.
 
-A def maps rows where every row of what it computes comes from the same row of its operands and from operands that have
-none: norms, pointwise defs, layers, products by batch. It is enough to look at the def before sizes are numbers: with
-formulas for the sizes in question, range inference says of every dimension and of every index whether it depends on
-them. What has rows is then computed for some of them at a time, in any order.
+A def maps rows if every row of its tensors depends on the same row of its operands, and on operands without rows:
+norms, pointwise defs, layers, batched products. This is decided before the sizes are known: with formulas for the sizes
+in question, range inference says which dimensions and indices depend on them. The rows can then be computed in parts,
+in any order.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class CannotGeneralize(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The rows of a def: an index of them is one of each of its sizes, outermost first.
+    """The rows of a def: its first sizes, outermost first, with an index for each.
 
     tensors: those that have rows, by name; their first dimensions are the sizes, in order.
     """
@@ -47,7 +47,7 @@ class Rows:
 
 
 def list_candidates(function: Function, names: Iterable[str]) -> list[tuple[str, ...]]:
-    """The combinations of the sizes `names` that may count rows: those that the first dimensions of an output are."""
+    """The combinations of the sizes `names` that may count rows: the first dimensions of an output."""
     try:
         shape = symbolic_ranges(function).shape(function.returns[0])
     except TCError:
@@ -155,7 +155,7 @@ class _Finder:
             yield from (x for x in walk_expr(e) if isinstance(x, Access))
 
     def _check_other_uses(self, s: Statement, order: tuple[str, ...], row: set[str]) -> None:
-        """Are rows and their number used for nothing but to say which row is meant?"""
+        """Check that rows and their number are used only to select a row."""
         parts = [*s.subscripts[len(order) :], s.value, *s.exists]
         for e in (x for part in parts for x in self._walk_within_row(part, len(order))):
             if isinstance(e, Index) and e.name in row:
@@ -164,7 +164,7 @@ class _Finder:
                 raise CannotGeneralize(used[0], f"its value decides '{s.target}'")
 
     def _walk_within_row(self, e: Expr, depth: int) -> Iterator[Expr]:
-        """`e` and what is below it, but for the subscripts that say which row of a tensor is read."""
+        """`e` and its subexpressions, without the subscripts that select the row of a tensor."""
         yield e
         parts = operands_of(e)
         if isinstance(e, Access) and e.tensor in self.with_rows:

@@ -121,8 +121,8 @@ MISTAKES = {
     "unknown size": (["run", MATMUL, "--sizes", "M=3,K=2,N=2,Q=1"], "no size and no number called 'Q'"),
     "no number": (["run", MATMUL, "--sizes", "M=three"], "'M=three'"),
     "no equals sign": (["run", MATMUL, "--sizes", "M"], "NAME=NUMBER"),
-    "sizes beyond all memory": (["run", MATMUL, "--sizes", f"M={10**8},K={10**7},N=2"], "out of memory"),
-    "sizes beyond all numbers": (["run", MATMUL, "--sizes", f"M={10**10},K={10**10},N=2"], "out of memory"),
+    "sizes beyond all memory": (["run", MATMUL, "--sizes", f"M={10**8},K={10**7},N=2"], "no memory for this"),
+    "sizes beyond all numbers": (["run", MATMUL, "--sizes", f"M={10**10},K={10**10},N=2"], "no memory for this"),
     "negative size": (["run", MATMUL, "--sizes", "M=-3,K=2,N=2"], "matmul needs a value of its size M"),
 }
 

@@ -149,7 +149,7 @@ class CallCache:
         with _publishing.held:
             others = [x for x in self._lanes if x.words[1:] != placed.words[1:]]
             kept = [placed, *others[: MOST - 1]]
-            self._lanes = sorted(kept, key=lambda x: x.is_range)  # what is made for exactly these sizes comes first
+            self._lanes = sorted(kept, key=lambda x: x.is_range)  # kernels for exactly these sizes come first
             self._publish()
 
     def forget(self) -> None:
