@@ -22,7 +22,12 @@ GROUPS: tuple[tuple[str, str, ModuleType, tuple[str, ...]], ...] = (
         tc,
         ("define", "op", "from_expression", "from_notation", "einsum", "tile_kernel"),
     ),
-    ("Operators, kernels, layers", "tensor_comprehensions", tc, ("Library", "Op", "Kernel", "Module", "TuningResult")),
+    (
+        "Operators, kernels, layers",
+        "tensor_comprehensions",
+        tc,
+        ("Library", "Op", "Kernel", "Module", "TuningResult", "statistics"),
+    ),
     ("Sparse tensors", "tensor_comprehensions", tc, ("SparseTensor", "as_sparse", "read_tensor", "write_tensor")),
     (
         "Options",
