@@ -375,7 +375,7 @@ def test_the_code_does_not_depend_on_the_sizes_that_were_seen() -> None:
     assert len(texts) == 1
 
 
-@pytest.mark.parametrize("kind", ["tc", "schedule", "loops", "llvm", "asm"])
+@pytest.mark.parametrize("kind", ["tc", "schedule", "loops", "c", "llvm", "asm"])
 def test_kernels_can_be_looked_at(kind: str) -> None:
     kernel = op_of(SCALE).compile(*scale_arguments(3), dynamic=True)
     assert kernel.source(kind)
