@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise, permutations
 from math import inf
 
@@ -49,7 +49,9 @@ def choose_order(
     """
     names, paths = tuple(nest.loops), tuple(nest.paths.values())
     best: tuple[tuple[float, ...], tuple[str, ...]] | None = None
-    edges = frozenset(e for p in paths for e in hard_edges(p, free_first))
+    of_paths = [(p, tuple(hard_edges(p, free_first))) for p in paths]
+    edges = frozenset(e for _, own in of_paths for e in own)
+    fanouts = _Fanouts.of(nest)
     if free_first:
         edges |= {(a, b) for a in nest.free for b in names if b not in nest.free}
     wanted = [name for name in options.order if name in names]
@@ -58,9 +60,9 @@ def choose_order(
             continue
         if (nest.keeps_places or free_first) and _scatters(order, nest):
             continue  # places without terms in the reduced loop are stored, too
-        stuck = [p for p in paths if not walks(p, order, free_first)]
+        stuck = [p for p, own in of_paths if not _keeps(own, order)]
         wrong = sum(CONVERSION if options.convert and reordered_format(p, order, free_first) else inf for p in stuck)
-        iterations = _cost(order, nest)
+        iterations = fanouts.count_iterations(order)
         if result is not None and not is_ordered(nest, order, result):
             iterations *= SORTING
         cost: tuple[float, ...]
@@ -80,8 +82,12 @@ def choose_order(
 
 def walks(path: Path, order: Sequence[str], enters_late: bool = False) -> bool:
     """Whether the loops come to the levels of a path from the outermost one inwards."""
-    place = {n: i for i, n in enumerate(order)}
-    return all(place[a] < place[b] for a, b in hard_edges(path, enters_late))
+    return _keeps(tuple(hard_edges(path, enters_late)), order)
+
+
+def _keeps(edges: Sequence[tuple[str, str]], order: Sequence[str]) -> bool:
+    """Whether of each pair of loops the first is outside."""
+    return all(order.index(a) < order.index(b) for a, b in edges)
 
 
 def _inversions(order: Sequence[str], nest: Nest) -> int:
@@ -168,28 +174,44 @@ def _topological(names: Sequence[str], edges: Edges) -> tuple[str, ...] | None:
     return tuple(done)
 
 
-def _cost(order: Sequence[str], nest: Nest) -> float:
-    """The iterations of all loops."""
-    total, reached = 1.0, 0.0
-    for n, name in enumerate(order):
-        total *= _fanout(name, order[:n], nest)
-        reached += total
-    return reached
+@dataclass(frozen=True, slots=True)
+class _Fanouts:
+    """How often the loops of a nest run, inside of others.
 
+    iterated: by loop, the operands that say which coordinates there are, with all their loops. required: those without
+    which nothing is computed. is_empty: the loops at which nothing is, where all of them are absent. extents: by loop.
+    """
 
-def _fanout(name: str, outside: Sequence[str], nest: Nest) -> float:
-    """The coordinates of a loop: of the operand with the fewest where all must be present, else of all together."""
-    found: dict[Access, float] = {}
-    for a, path in nest.paths.items():
-        if any(s.loop == name for s in path.iterated):
-            is_root = not any(s.loop in outside for s in path.steps)
-            found[a] = ROOT_FANOUT if is_root else COMPRESSED_FANOUT
-    loop = nest.loops[name]
-    extent = max(1.0, _number(loop.upper) - _number(loop.lower))
-    required = [n for a, n in found.items() if nest.term.drop_absent([a]) is None]
-    if required:
-        return min(*required, extent)
-    return min(sum(found.values()), extent) if found and nest.term.drop_absent(tuple(found)) is None else extent
+    iterated: Mapping[str, Sequence[tuple[Access, frozenset[str | int]]]]
+    required: frozenset[Access]
+    is_empty: frozenset[str]
+    extents: Mapping[str, float]
+
+    @staticmethod
+    def of(nest: Nest) -> _Fanouts:
+        paths = [(a, frozenset(s.loop for s in p.steps), {s.loop for s in p.iterated}) for a, p in nest.paths.items()]
+        iterated = {name: [(a, loops) for a, loops, own in paths if name in own] for name in nest.loops}
+        required = frozenset(a for a in nest.paths if nest.term.drop_absent([a]) is None)
+        closed = (n for n, found in iterated.items() if found and nest.term.drop_absent([a for a, _ in found]) is None)
+        extents = {n: max(1.0, _number(x.upper) - _number(x.lower)) for n, x in nest.loops.items()}
+        return _Fanouts(iterated, required, frozenset(closed), extents)
+
+    def count_iterations(self, order: Sequence[str]) -> float:
+        """The iterations of all loops."""
+        total, reached = 1.0, 0.0
+        for n, name in enumerate(order):
+            total *= self._fanout(name, order[:n])
+            reached += total
+        return reached
+
+    def _fanout(self, name: str, outside: Sequence[str]) -> float:
+        """The coordinates of a loop: of the operand with the fewest where all must be present, else of all together."""
+        found = {a: COMPRESSED_FANOUT if loops & {*outside} else ROOT_FANOUT for a, loops in self.iterated[name]}
+        extent = self.extents[name]
+        required = [n for a, n in found.items() if a in self.required]
+        if required:
+            return min(*required, extent)
+        return min(sum(found.values()), extent) if name in self.is_empty else extent
 
 
 def _number(x: Value) -> float:

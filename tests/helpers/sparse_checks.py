@@ -33,18 +33,18 @@ Array = np.ndarray[Any, Any]
 def remembered_passes() -> Iterator[None]:
     """The passes run once for machine code and interpreter; a compiled kernel forgets what they gave."""
     known: dict[int, tuple[Module, Module]] = {}
-    original = sparse_passes._run_passes
+    original = sparse_passes.run_sparse_passes
 
     def run(module: Module) -> Module:
         if id(module) not in known:
             known[id(module)] = module, original(module)
         return known[id(module)][1]
 
-    sparse_passes._run_passes = run
+    sparse_passes.run_sparse_passes = run
     try:
         yield
     finally:
-        sparse_passes._run_passes = original
+        sparse_passes.run_sparse_passes = original
 
 
 @contextmanager

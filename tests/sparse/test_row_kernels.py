@@ -182,13 +182,13 @@ def test_products_of_more_rows_than_there_are_marks() -> None:
 @pytest.mark.parametrize("dtype", [FLOAT64, FLOAT32, FLOAT16], ids=str)
 @pytest.mark.parametrize("target", [GATHERS, AVX512, AVX2], ids=lambda t: t.name)
 def test_rows_in_the_vectors_of_any_processor(target: CpuTarget, dtype: DType, index: DType) -> None:
-    from tensor_comprehensions.compiler.sparse_passes import _run_passes
+    from tensor_comprehensions.compiler.sparse_passes import run_sparse_passes
 
     types = {FLOAT64: ("double", np.float64), FLOAT32: ("float", np.float32), FLOAT16: ("half", np.float16)}
     name, numpy_type = types[dtype]
     op = tc.define(f"def f({name}(N,M) A: csr, {name}(M) x) -> (y) {{ y(i) +=! A(i,j) * x(j) }}").f
     program = lower(SparseProblem(op.function, (("A", index),)), target)
-    (module,) = (_run_passes(m) for m in program.phases)
+    (module,) = (run_sparse_passes(m) for m in program.phases)
     uses_vectors = target is GATHERS and dtype is not FLOAT16
     assert any("x8" in line or "x16" in line for line in _loops(module)) == uses_vectors
     assert ("@llvm.masked.gather" in emit_llvm(module, target, {})) == uses_vectors

@@ -159,7 +159,7 @@ class GpuRun(ProgramRun):
 
 
 def count_lanes(call: SparseCall) -> int:
-    """How many lanes share a row: as many as half of the rows, about, can use; a power of two."""
+    """How many lanes share a row: the average number of its elements, rounded down to a power of two."""
     longest = 2
     for t in call.sparse.values():
         counts = [len(level[1]) for level in t.levels if level is not None]
