@@ -20,6 +20,14 @@ def range_kernels(op: Op) -> list[CompiledRangeKernel]:
     return [k for k in op._kernels.loaded_kernels() if isinstance(k, CompiledRangeKernel)]
 
 
+def fits_kernel(op: Op, kernel: CompiledRangeKernel, arguments: Sequence[Any]) -> bool:
+    """Have arguments the sizes that are part of a kernel?"""
+    given = dict(zip((p.name for p in op.function.parameters), arguments, strict=True))
+    rows = {t.name: kernel.rows.depth if t.name in kernel.rows.tensors else 0 for t in kernel.bound.tensors}
+    inputs = (t for t in kernel.bound.tensors if t.role is Role.INPUT)
+    return all(tuple(np.shape(given[t.name]))[rows[t.name] :] == tuple(t.shape)[rows[t.name] :] for t in inputs)
+
+
 def check_machine_code(op: Op, arguments: Sequence[Any], initial: Mapping[str, Any]) -> None:
     """Does a call give what the reference evaluator does?"""
     expected = op.reference(*arguments, **initial)

@@ -279,10 +279,13 @@ def test_swapped_threads_give_other_values() -> None:
 
 
 def test_the_verifier_wants_barriers_for_all_threads() -> None:
-    for condition in (b.lt(TY, 2), b.gt(b.load(small().module.arguments[0], 0, 0), 0.0)):
+    read, *_, written = small().module.arguments
+    assert written.name in small().module.written
+    for condition in (b.lt(TY, 2), b.gt(b.load(written, 0, 0), 0.0)):
         with pytest.raises(InternalError, match="not all threads of a block come to barrier"):
             verify(replace_body(small().module, where(condition)))
     verify(replace_body(small().module, where(b.lt(BX, 1))))
+    verify(replace_body(small().module, where(b.gt(b.load(read, 0, 0), 0.0))))  # no thread writes it: all see the same
 
 
 @needs_compiler
