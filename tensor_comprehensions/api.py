@@ -300,6 +300,8 @@ class Op(KernelDispatcher):
             or isinstance(target, GpuTarget | str)
             or self._kernels.any_cuda(tensors)
         ):
+            if dynamic:
+                raise ArgumentError("kernels for GPUs are for exact sizes", suggestion="leave out dynamic=")
             return self._for_gpu(tensors, initial, options, target, schedule)
         chosen = self._machine.options if options is None else cast("CpuOptions", options)  # which is checked now
         machine = CompileConfig(chosen, host() if target is None else target)
@@ -403,7 +405,9 @@ class Op(KernelDispatcher):
             from .autotuner.device import is_gpu
         trying = op_api.parse_budget(budget, generations, population, seed, search)
         devices = (devices,) if isinstance(devices, str) else devices
-        if isinstance(devices, Sequence) and any(map(is_gpu, devices)):
+        if not isinstance(devices, Sequence):
+            raise ArgumentError(f"the devices are {devices!r}", expected='a list such as ["cpu:0-3"]')
+        if any(map(is_gpu, devices)):
             with deferred_interrupts():
                 from .autotuner import op_api_gpu
             tuned = op_api_gpu.autotune_gpu(

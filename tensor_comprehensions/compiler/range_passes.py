@@ -22,6 +22,7 @@ from ..runtime.cpu import object_code
 from ..target import CpuTarget
 from ..tc_lang.canonical_bound import canonicalize
 from ..tc_lang.ir import BoundFunction, Role
+from ..tc_lang.printer import format_ranges
 from ..tc_lang.rows import CannotGeneralize, Rows
 from . import cpu_passes
 from .compiled_kernel import BlockSize, CompiledRangeKernel, PassContext
@@ -124,6 +125,7 @@ def _schedules(kernel: CompiledRangeKernel) -> str:
 
 KINDS: dict[str, Callable[[CompiledRangeKernel], str]] = {
     "tc": lambda k: k.text,
+    "ranges": lambda k: f"for one row:\n{format_ranges(k.bound)}",
     "schedule": _schedules,
     "loops": lambda k: format_program(_with_original_names(k)),
     "c": lambda k: c_printer.emit_c(_with_original_names(k), header=k.text),

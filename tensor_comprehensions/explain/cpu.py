@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..codegen.llvm.debug_lines import emit_llvm_with_lines
-from ..compiler.compiled_kernel import CompiledCpuKernel
+from ..compiler.compiled_kernel import CompiledCpuKernel, CompiledRangeKernel
 from ..compiler.cpu_passes import PASSES, with_original_names
 from ..core.decisions import Decision, close_book, open_book
 from ..loop_ir.nodes import Module
@@ -25,7 +25,9 @@ SAME_BYTES, BY_HAND = "the machine code of the kernel, byte for byte", "the kern
 
 def explain_cpu_kernel(compiled: CompiledCpuKernel, tuning: tuple[Decision, ...] = ()) -> Report:
     """The report on a CPU kernel. tuning: the caller's decisions about its options."""
-    bound = compiled.bound
+    bound, blocks = compiled.bound, ""
+    if isinstance(compiled, CompiledRangeKernel):
+        bound, blocks = compiled.make(compiled.sizes[0].rows), ", in blocks of this and fewer rows"
     with errors_of(bound), open_book() as book:
         module = _run_passes(compiled)
         lines = list(list_lines(module))
@@ -40,7 +42,7 @@ def explain_cpu_kernel(compiled: CompiledCpuKernel, tuning: tuple[Decision, ...]
     return Report(
         name=bound.name,
         sizes=shapes_of_tensors(bound),
-        target=f"{compiled.target.name}, vectors of {compiled.target.vector_bits} bits",
+        target=f"{compiled.target.name}, vectors of {compiled.target.vector_bits} bits{blocks}",
         resources=compiled.resources,
         statements=statements,
         decisions=(*tuning, *with_original_decisions(book.decisions, bound)),
@@ -58,7 +60,10 @@ def explain_cpu_kernel(compiled: CompiledCpuKernel, tuning: tuple[Decision, ...]
 
 
 def _run_passes(compiled: CompiledCpuKernel) -> Module:
-    """The loops that are printed as code, made again."""
+    """The loops that are printed as code, made again: of all blocks, for a kernel for any number of rows."""
+    if isinstance(compiled, CompiledRangeKernel):
+        joined: Module = compiled.rerun_until("join")
+        return joined
     with close_book():
         context = compiled.context
     results: dict[str, Any] = {}

@@ -202,6 +202,8 @@ class Report:
 
     def save(self, path: str | Path) -> Path:
         """Write the page. Raises ArgumentError if that is not possible."""
+        if not isinstance(path, str | Path):
+            raise ArgumentError(f"the path is {path!r}", expected="a str or a Path")
         place = Path(path)
         try:
             place.parent.mkdir(parents=True, exist_ok=True)

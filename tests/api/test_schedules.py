@@ -221,7 +221,9 @@ def test_a_search_without_time_takes_the_first() -> None:
     assert len(found.outcomes) == 1
 
 
-@pytest.mark.parametrize("wrong", [{"population": 0}, {"budget": -1}, {"search": "all"}, {"devices": ["cpu:0"]}])
+@pytest.mark.parametrize(
+    "wrong", [{"population": 0}, {"budget": -1}, {"search": "all"}, {"devices": ["cpu:0"]}, {"devices": 5}]
+)
 def test_searches_that_mean_nothing(wrong: dict[str, Any]) -> None:
-    with pytest.raises(tc.ArgumentError, match=r"population|budget|search"):
+    with pytest.raises(tc.ArgumentError, match=r"population|budget|search|devices"):
         OPS.matmul.autotune(A, B, **{"search": "schedules", **wrong})

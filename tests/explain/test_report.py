@@ -140,6 +140,8 @@ def test_saved_pages(tmp_path: Path) -> None:
     assert place.read_text() == report.html()
     with pytest.raises(tc.ArgumentError, match="cannot be written"):
         report.save(tmp_path)
+    with pytest.raises(tc.ArgumentError, match="the path is 5"):
+        report.save(5)  # type: ignore[arg-type]
 
 
 def test_a_kernel_that_was_put_by_hand_is_told_apart(tmp_path: Path) -> None:
@@ -203,3 +205,14 @@ def test_sparse_reports_show_formats_and_loops() -> None:
     stores = [line for line in report.find_listing("loops").lines if " = " in line.text and "y" in line.text]
     assert any(line.statements for line in stores)
     check_page(report)
+
+
+def test_a_kernel_for_any_number_of_rows() -> None:
+    """The report is on the code of all blocks, and not on that of a single row."""
+    op = tc.define("def f(float(M,K) A, float(K,N) B) -> (C) { C(m,n) +=! A(m,k) * B(k,n) }", dynamic={"M"}).f
+    report = op.explain(torch.rand(20, 30), torch.rand(30, 16))
+    assert report.matches == SAME_BYTES
+    assert "in blocks of this and fewer rows" in str(report)
+    tiles = [d.chosen for d in report.decisions if d.subject == "tiles"]
+    assert len(tiles) > 1
+    assert "m 1 of 1" in tiles[-1]
