@@ -227,12 +227,17 @@ class CompiledGpuKernel(CompiledBase):
             "threads": max((prod(k.launch.block) for k in kernels), default=0),
             "shared_bytes": max((k.shared + k.dynamic for k in kernels), default=0),
         }
-        if nvrtc.is_nvrtc_available():
-            reports = self.cubin.resources.values()
-            found["registers"] = max((r.registers for r in reports), default=0)
-            found["local_bytes"] = max((r.local for r in reports), default=0)
-            found["spill_bytes"] = max((r.spill_stores + r.spill_loads for r in reports), default=0)
-        return found
+        return found | (worst_resources(self.cubin) if nvrtc.is_nvrtc_available() else {})
+
+
+def worst_resources(cubin: Cubin) -> dict[str, int]:
+    """Registers, and bytes of local memory and of spills, of the kernel that has the most of each."""
+    reports = cubin.resources.values()
+    return {
+        "registers": max((r.registers for r in reports), default=0),
+        "local_bytes": max((r.local for r in reports), default=0),
+        "spill_bytes": max((r.spill_stores + r.spill_loads for r in reports), default=0),
+    }
 
 
 GPU_KINDS: Mapping[str, Callable[[CompiledGpuKernel], str]] = {

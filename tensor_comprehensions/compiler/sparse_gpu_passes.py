@@ -24,7 +24,7 @@ from ..sparse.gpu_lower import GpuProgram, lower_for_gpu
 from ..sparse.lower import Program
 from ..sparse.sparse_problem import SparseProblem
 from ..target import GpuTarget
-from .gpu_passes import check_limits, simplify_kernel
+from .gpu_passes import check_limits, simplify_kernel, worst_resources
 from .sparse_passes import verify_module
 
 
@@ -74,12 +74,7 @@ class CompiledSparseGpuKernel:
         """The resources of a call: kernels, and the threads of a block; with NVRTC also registers and spilled bytes."""
         kernels = self.code.kernels
         found = {"kernels": len(kernels), "threads": max((prod(k.launch.block) for k in kernels), default=0)}
-        if nvrtc.is_nvrtc_available():
-            reports = self.cubin.resources.values()
-            found["registers"] = max((r.registers for r in reports), default=0)
-            found["local_bytes"] = max((r.local for r in reports), default=0)
-            found["spill_bytes"] = max((r.spill_stores + r.spill_loads for r in reports), default=0)
-        return found
+        return found | (worst_resources(self.cubin) if nvrtc.is_nvrtc_available() else {})
 
     @property
     def header(self) -> str:

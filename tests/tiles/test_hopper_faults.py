@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -112,7 +114,39 @@ def test_emulator_reports(name: str) -> None:
 # --- what the builder refuses ------------------------------------------------------------------------------------
 
 
-def misuse(name: str) -> Any:
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Parts of a kernel of three warpgroups, one that loads and two that multiply, for a function to misuse."""
+
+    k: Any
+    C: Any
+    A: Any
+    every: Any
+    load: Any
+    math: Any
+    m: Any
+    n: Any
+    tile: Any
+    full: Any
+    acc: Any
+    source: Any
+
+
+Misuse = Callable[[Parts], None]
+MISUSES: dict[str, tuple[str, Misuse]] = {}
+
+
+def refused(message: str) -> Callable[[Misuse], Misuse]:
+    """Add a function to `MISUSES` that the builder refuses with `message`."""
+
+    def add(misuse: Misuse) -> Misuse:
+        MISUSES[misuse.__name__.replace("_", " ")] = message, misuse
+        return misuse
+
+    return add
+
+
+def make_kernel(misuse: Misuse) -> Any:
     """A kernel whose function does something wrong."""
 
     def body(k: Any, C: Any, A: Any) -> None:
@@ -121,135 +155,191 @@ def misuse(name: str) -> Any:
         (m, n) = k.blocks(C.tile(128, 64))
         tile, full = k.shared("s", (2, 128, 64), t.bf16), k.barriers("full", 2, 1)
         acc = k.accumulator("acc", (128, 64), A, A, by=math)
-        source = A.tile(128, 64)[m, 0]
-        match name:
-            case "expect by all":
-                k.expect(full[0], tile[0])
-            case "copy by all":
-                k.move(tile[0], source, done=full[0])
-            case "part of a warpgroup":
-                with k.role(k.threads(384).tile(64).split(1, 5)[0]):
-                    pass
-            case "no threads":
-                with k.role(5):
-                    pass
-            case "overlapping roles":
-                with k.role(load):
-                    k.arrive(full[0])
-                with k.role(every):
-                    k.arrive(full[0])
-            case "too many registers":
-                with k.role(load, registers=40):
-                    k.arrive(full[0])
-                with k.role(math, registers=240):
-                    k.arrive(full[0])
-            case "odd registers":
-                with k.role(load, registers=41):
-                    pass
-            case "registers of one role":
-                with k.role(load, registers=40):
-                    k.arrive(full[0])
-                with k.role(math):
-                    k.arrive(full[0])
-            case "barriers in a role":
-                with k.role(load):
-                    k.barriers("b", 1, 1)
-            case "roles in roles":
-                with k.role(load), k.role(math):
-                    pass
-            case "barrier of the block in a role":
-                with k.role(load):
-                    k.sync()
-            case "release outside of steps":
-                with k.role(math):
-                    steps = list(k.steps(4, 2))
-                    k.release(full, steps[0])
-            case "release of other stages":
-                with k.role(math):
-                    for i in k.steps(4, 3):
-                        k.release(full, i)
-            case "no barrier":
-                k.wait(5, 0)
-            case "phase":
-                k.wait(full[0], 0.5)
-            case "other phase":
-                for i in k.steps(4, 2):
-                    k.wait(full[0], i.phase ^ 2)
-            case "barrier beyond":
-                k.wait(full[2], 0)
-            case "left loop":
-                for _ in k.steps(4, 2):
-                    break
-            case "ended tile":
-                with k.role(math):
-                    x = k.init(k.accumulator("x", (128, 64), A, A, by=math), 0)
-                with k.role(math):
-                    k.move(C.tile(128, 64)[m, n], x)
-            case "sums not begun":
-                k.matmul(acc, tile[0], tile[1].tile(64, 64)[0, 0], by=math)
-            case "row not set":
-                k.map(lambda x, y: x + y, k.init(acc, 0), acc.row("r"))
-            case "sums of half a role":
-                k.accumulator("x", (96, 64), A, A, by=math)
-            case "factor in global memory":
-                k.matmul(k.init(acc, 0), source, source, by=math)
-            case "bytes across":
-                sums, q = k.accumulator("x", (128, 64), *[k.shared("p", (128, 64), INT8)] * 2, by=math), (64, 128)
-                k.matmul(k.init(sums, 0), k.shared("q", q, INT8).T, k.shared("r", (64, 64), INT8), by=math)
-            case "left factor elsewhere":
-                other = k.init(k.accumulator("x", (128, 64), A, A, by=math), 0)
-                k.matmul(k.init(acc, 0), other, tile[0], by=math)
-            case "ring without a role":
-                k.ring(4, 2, lambda s, j: None, lambda s, j: None, load=every)
-            case "condition":
-                if m < 3:
-                    pass
-            case "ring between roles":
-                k.ring(4, 2, lambda s, j: None, lambda s, j: None, load=every.split(1, 1, 1)[1])
-            case "axis of positions":
-                acc.positions(2)
-            case "persistent twice":
-                for _ in k.each(C.tile(128, 64), persistent=True):
-                    pass
+        misuse(Parts(k, C, A, every, load, math, m, n, tile, full, acc, A.tile(128, 64)[m, 0]))
 
     return tc.tile_kernel("C:[M,K].bf16 <- A:[M,K].bf16")(body)
 
 
-MISUSES = {
-    "expect by all": "all threads would expect the same bytes",
-    "copy by all": "all threads would begin the same copy",
-    "part of a warpgroup": "a role is whole warpgroups",
-    "no threads": "a role is whole warpgroups",
-    "overlapping roles": "roles overlap",
-    "too many registers": "roles ask for 66,560 of 65,536 registers",
-    "odd registers": "a role cannot have so many registers",
-    "registers of one role": "some warpgroups have registers= and others not",
-    "barriers in a role": "are made in a role",
-    "roles in roles": "a role inside of a role",
-    "barrier of the block in a role": "not all threads of the block come here",
-    "release outside of steps": "stages are released by the steps of a loop",
-    "release of other stages": "cannot release full",
-    "no barrier": "this is no barrier",
-    "phase": "phases are counted by whole numbers",
-    "other phase": "a phase is 0 or 1",
-    "barrier beyond": r"there is no full\[2\]",
-    "left loop": "the body of k.steps is left",
-    "ended tile": "ended with the loop, branch or role",
-    "sums not begun": "%acc.* is read before it is set",
-    "row not set": "nothing made %r",
-    "sums of half a role": "cannot divide sums of 96 x 64",
-    "factor in global memory": "no rule decomposes",
-    "bytes across": "bytes that lie along K",
-    "left factor elsewhere": "factors of one type, fp16 or bf16",
-    "ring without a role": "a ring is loaded by a warpgroup",
-    "condition": "an index has no value before the run",
-    "ring between roles": "the role that loads is between others",
-    "axis of positions": "has no axis 2",
-    "persistent twice": "blocks are mapped already",
-}
+@refused("all threads would expect the same bytes")
+def expect_by_all(p: Parts) -> None:
+    p.k.expect(p.full[0], p.tile[0])
+
+
+@refused("all threads would begin the same copy")
+def copy_by_all(p: Parts) -> None:
+    p.k.move(p.tile[0], p.source, done=p.full[0])
+
+
+@refused("a role is whole warpgroups")
+def part_of_a_warpgroup(p: Parts) -> None:
+    with p.k.role(p.k.threads(384).tile(64).split(1, 5)[0]):
+        pass
+
+
+@refused("a role is whole warpgroups")
+def no_threads(p: Parts) -> None:
+    with p.k.role(5):
+        pass
+
+
+@refused("roles overlap")
+def overlapping_roles(p: Parts) -> None:
+    with p.k.role(p.load):
+        p.k.arrive(p.full[0])
+    with p.k.role(p.every):
+        p.k.arrive(p.full[0])
+
+
+@refused("roles ask for 66,560 of 65,536 registers")
+def too_many_registers(p: Parts) -> None:
+    with p.k.role(p.load, registers=40):
+        p.k.arrive(p.full[0])
+    with p.k.role(p.math, registers=240):
+        p.k.arrive(p.full[0])
+
+
+@refused("a role cannot have so many registers")
+def odd_registers(p: Parts) -> None:
+    with p.k.role(p.load, registers=41):
+        pass
+
+
+@refused("some warpgroups have registers= and others not")
+def registers_of_one_role(p: Parts) -> None:
+    with p.k.role(p.load, registers=40):
+        p.k.arrive(p.full[0])
+    with p.k.role(p.math):
+        p.k.arrive(p.full[0])
+
+
+@refused("are made in a role")
+def barriers_in_a_role(p: Parts) -> None:
+    with p.k.role(p.load):
+        p.k.barriers("b", 1, 1)
+
+
+@refused("a role inside of a role")
+def roles_in_roles(p: Parts) -> None:
+    with p.k.role(p.load), p.k.role(p.math):
+        pass
+
+
+@refused("not all threads of the block come here")
+def barrier_of_the_block_in_a_role(p: Parts) -> None:
+    with p.k.role(p.load):
+        p.k.sync()
+
+
+@refused("stages are released by the steps of a loop")
+def release_outside_of_steps(p: Parts) -> None:
+    with p.k.role(p.math):
+        steps = list(p.k.steps(4, 2))
+        p.k.release(p.full, steps[0])
+
+
+@refused("cannot release full")
+def release_of_other_stages(p: Parts) -> None:
+    with p.k.role(p.math):
+        for i in p.k.steps(4, 3):
+            p.k.release(p.full, i)
+
+
+@refused("this is no barrier")
+def no_barrier(p: Parts) -> None:
+    p.k.wait(5, 0)
+
+
+@refused("phases are counted by whole numbers")
+def phase(p: Parts) -> None:
+    p.k.wait(p.full[0], 0.5)
+
+
+@refused("a phase is 0 or 1")
+def other_phase(p: Parts) -> None:
+    for i in p.k.steps(4, 2):
+        p.k.wait(p.full[0], i.phase ^ 2)
+
+
+@refused(r"there is no full\[2\]")
+def barrier_beyond(p: Parts) -> None:
+    p.k.wait(p.full[2], 0)
+
+
+@refused("the body of k.steps is left")
+def left_loop(p: Parts) -> None:
+    for _ in p.k.steps(4, 2):
+        break
+
+
+@refused("ended with the loop, branch or role")
+def ended_tile(p: Parts) -> None:
+    with p.k.role(p.math):
+        x = p.k.init(p.k.accumulator("x", (128, 64), p.A, p.A, by=p.math), 0)
+    with p.k.role(p.math):
+        p.k.move(p.C.tile(128, 64)[p.m, p.n], x)
+
+
+@refused("%acc.* is read before it is set")
+def sums_not_begun(p: Parts) -> None:
+    p.k.matmul(p.acc, p.tile[0], p.tile[1].tile(64, 64)[0, 0], by=p.math)
+
+
+@refused("nothing made %r")
+def row_not_set(p: Parts) -> None:
+    p.k.map(lambda x, y: x + y, p.k.init(p.acc, 0), p.acc.row("r"))
+
+
+@refused("cannot divide sums of 96 x 64")
+def sums_of_half_a_role(p: Parts) -> None:
+    p.k.accumulator("x", (96, 64), p.A, p.A, by=p.math)
+
+
+@refused("no rule decomposes")
+def factor_in_global_memory(p: Parts) -> None:
+    p.k.matmul(p.k.init(p.acc, 0), p.source, p.source, by=p.math)
+
+
+@refused("bytes that lie along K")
+def bytes_across(p: Parts) -> None:
+    sums, q = p.k.accumulator("x", (128, 64), *[p.k.shared("p", (128, 64), INT8)] * 2, by=p.math), (64, 128)
+    p.k.matmul(p.k.init(sums, 0), p.k.shared("q", q, INT8).T, p.k.shared("r", (64, 64), INT8), by=p.math)
+
+
+@refused("factors of one type, fp16 or bf16")
+def left_factor_elsewhere(p: Parts) -> None:
+    other = p.k.init(p.k.accumulator("x", (128, 64), p.A, p.A, by=p.math), 0)
+    p.k.matmul(p.k.init(p.acc, 0), other, p.tile[0], by=p.math)
+
+
+@refused("a ring is loaded by a warpgroup")
+def ring_without_a_role(p: Parts) -> None:
+    p.k.ring(4, 2, lambda s, j: None, lambda s, j: None, load=p.every)
+
+
+@refused("an index has no value before the run")
+def condition(p: Parts) -> None:
+    if p.m < 3:
+        pass
+
+
+@refused("the role that loads is between others")
+def ring_between_roles(p: Parts) -> None:
+    p.k.ring(4, 2, lambda s, j: None, lambda s, j: None, load=p.every.split(1, 1, 1)[1])
+
+
+@refused("has no axis 2")
+def axis_of_positions(p: Parts) -> None:
+    p.acc.positions(2)
+
+
+@refused("blocks are mapped already")
+def persistent_twice(p: Parts) -> None:
+    for _ in p.k.each(p.C.tile(128, 64), persistent=True):
+        pass
 
 
 @pytest.mark.parametrize("name", MISUSES)
 def test_the_builder_refuses(name: str) -> None:
-    with pytest.raises(tc.ArgumentError, match=MISUSES[name]):
-        misuse(name).compile(torch.empty(128, 64, dtype=torch.bfloat16), target=TARGET)
+    message, misuse = MISUSES[name]
+    with pytest.raises(tc.ArgumentError, match=message):
+        make_kernel(misuse).compile(torch.empty(128, 64, dtype=torch.bfloat16), target=TARGET)
