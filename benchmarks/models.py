@@ -51,7 +51,7 @@ class Row:
         ratios: the time of each peer divided by ours; empty if the results are wrong.
         share: of the floating-point work, what our kernels do.
         compile_seconds: of processor time, for the first call.
-        problem: what is wrong; "" if nothing is.
+        problem: the fault found by a check; "" if there is none.
     """
 
     network: str

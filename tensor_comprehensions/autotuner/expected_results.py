@@ -59,7 +59,7 @@ class ExpectedOutputs:
 
 
 def find_fault(x: Tensor, right: Tensor, allowed: float) -> tuple[pb.Status, str] | None:
-    """What is wrong with an output of which every element may be `allowed` from the right one, if anything."""
+    """The fault of an output whose elements may differ from the right ones by `allowed`; None if it has none."""
     if not x.dtype.is_floating_point:
         a, b = (t.view(torch.uint8) if t.dtype is torch.bool else t for t in (x, right))
         wrong = int((a != b).sum())

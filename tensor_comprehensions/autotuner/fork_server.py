@@ -39,7 +39,7 @@ PRELOAD = (
 )
 PREFIX = "tensorc-tune-"
 Handler = Callable[[bytes, Callable[[str], None]], bytes]
-"""What a worker does: (request, callback for the next phase) -> reply."""
+"""The function that a worker runs: (request, callback for the next phase) -> reply."""
 
 
 class ParentGone(Exception):

@@ -42,7 +42,7 @@ class OsFunctions:
 
 
 def read_file(system: OsFunctions, path: Path, limit: int) -> bytes:
-    """Read a whole regular file that belongs to this user and that nobody else can write.
+    """Read a whole regular file that belongs to this user and that only this user can write.
 
     Raises OSError, also if the path is no such file or the file is longer than `limit` bytes.
     """

@@ -94,7 +94,7 @@ class ArgumentError(TCError):
 
 
 class CacheError(TCError):
-    """The cache cannot do what was asked; without `TC_CACHE_STRICT`, only commands on the cache raise it."""
+    """The cache failed. Without `TC_CACHE_STRICT`, only commands on the cache raise it."""
 
 
 class DeviceError(TCError):

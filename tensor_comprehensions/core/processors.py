@@ -68,7 +68,7 @@ FEATURES: Mapping[str, frozenset[str]] = MappingProxyType(
         "znver5": _ZNVER4 | {"avxvnni"},
     }
 )
-"""Features by LLVM's name of an x86-64 processor. LLVM is told that all others are absent.
+"""Features by LLVM's name of an x86-64 processor. All other features are switched off for LLVM.
 
 Instructions that no loop program needs are left out, and so are those that only AMD's processors have.
 """

@@ -49,7 +49,7 @@ _total = Statistics()
 def statistics() -> Statistics:
     """Counts of the kernels that this process has compiled and loaded so far, and the time that it took.
 
-    Take it before and after a part of a program to learn what the part compiled.
+    The difference of two, before and after a part of a program, counts the kernels of that part.
     """
     return _total
 

@@ -1,8 +1,8 @@
 """Which sizes of a call are parameters of its kernel, and which are numbers in it.
 
 By default a size is a number for its first two values, and a parameter from the third on, in every kernel made then:
-full batches and a shorter last one are exact, and no more is compiled when still others come. What a caller marks is a
-parameter from the first call on.
+full batches and a shorter last one are exact, and no more is compiled when still others come. A size that the user
+marks is a parameter from the first call on.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ EXACT_VALUES = 2
 ANY_VALUE = 0
 """The typical value of a size that has none."""
 Dynamic = bool | Collection[str] | Mapping[str, int | None] | None
-"""What a caller says: None leaves it to the calls, True and False are all sizes and none, else their names, perhaps
-with a value that many calls have."""
+"""The sizes that are parameters: None decides by the calls, True and False are all sizes and none, else their names,
+each optionally with its typical value."""
 
 
 def check_dynamic(dynamic: object, functions: Collection[Function]) -> None:
@@ -44,7 +44,7 @@ def check_dynamic(dynamic: object, functions: Collection[Function]) -> None:
 
 
 class DynamicSizes:
-    """What is known of the sizes of one def: what the caller says, and the values that calls had."""
+    """The sizes of one def: those that the user marked, and the values of earlier calls."""
 
     def __init__(self, function: Function, asked: Dynamic) -> None:
         self.asked = asked

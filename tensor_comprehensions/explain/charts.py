@@ -30,7 +30,7 @@ def draw_roofline(r: Roofline) -> str:
     """Operations per second over operations per byte: the roofs of the memories, and the call."""
     low, high = min(0.1, r.intensity / 4), max(100.0, r.intensity * 4)
     top = r.peak * 2
-    points = [r.bound, *((r.flops / r.seconds,) if r.seconds else ())]
+    points = [r.attainable_flops, *((r.flops / r.seconds,) if r.seconds else ())]
     bottom = min(*points, low * r.rates[-1][1]) / 2
 
     def x(value: float) -> float:
@@ -55,8 +55,8 @@ def draw_roofline(r: Roofline) -> str:
         )
     parts.append(f'<path class="roof" d="M{x(min(high, r.peak / r.rates[0][1])):.0f} {y(r.peak):.0f} H{x(high):.0f}"/>')
     parts.append(f'<text x="{x(high) - 130:.0f}" y="{y(r.peak) - 6:.0f}">{format_count(r.peak)} operations/s</text>')
-    parts.append(f'<path class="drop" d="M{x(r.intensity):.0f} {y(r.bound):.0f} V{HEIGHT - MARGIN}"/>')
-    parts.append(f'<circle class="limit" cx="{x(r.intensity):.0f}" cy="{y(r.bound):.0f}" r="4"/>')
+    parts.append(f'<path class="drop" d="M{x(r.intensity):.0f} {y(r.attainable_flops):.0f} V{HEIGHT - MARGIN}"/>')
+    parts.append(f'<circle class="limit" cx="{x(r.intensity):.0f}" cy="{y(r.attainable_flops):.0f}" r="4"/>')
     caption = f"{format_count(r.flops)} operations, {format_bytes(r.bytes)}: {r.intensity:.1f} operations per byte"
     if r.seconds is not None and r.share is not None:
         reached = r.flops / r.seconds

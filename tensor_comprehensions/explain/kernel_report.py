@@ -116,14 +116,14 @@ class Roofline:
         return self.flops / self.bytes if self.bytes else 0.0
 
     @property
-    def bound(self) -> float:
-        """Operations per second that are possible from memory."""
+    def attainable_flops(self) -> float:
+        """Operations per second that memory allows, at most `peak`."""
         return min(self.peak, self.intensity * self.rates[-1][1])
 
     @property
     def share(self) -> float | None:
-        """The part of `bound` that was reached; None if not measured."""
-        return None if self.seconds is None else self.flops / self.seconds / self.bound
+        """The part of `attainable_flops` that was reached; None if not measured."""
+        return None if self.seconds is None else self.flops / self.seconds / self.attainable_flops
 
 
 @dataclass(frozen=True, slots=True)

@@ -247,7 +247,7 @@ def allocated_buffers(s: Stmt) -> list[Buffer]:
 
 
 def written_buffers(parts: Iterable[Stmt]) -> list[Buffer]:
-    """Whatever stores or intrinsics reach."""
+    """The buffers that stores or intrinsics write, in order."""
     found: list[Buffer] = []
     for c in (c for part in parts for c in walk_stmts(part)):
         if isinstance(c, Store):

@@ -106,7 +106,7 @@ def _group_candidates(
             if (fault := group_fault(region, order, tiles)) is not None:
                 faults[fault] = None
                 continue
-            boxed = region.stored.is_float and region.stored.bits == 16 and stores_boxes(order, boxes)
+            boxed = region.output_dtype.is_float and region.output_dtype.bits == 16 and stores_boxes(order, boxes)
             for stages in (options.stages,) if options.stages else MOST_STAGES:
                 found = replace(tiles, stages=stages, stores_boxes=boxed)
                 if resident_blocks(region, order, found, target):

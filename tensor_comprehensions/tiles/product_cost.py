@@ -116,7 +116,7 @@ def price_product(
             step += computed / target.warp / ISSUE_PER_CYCLE
         steps += tiles.count(places.terms) * step
     each_stored = BOXED_INSTRUCTIONS if tiles.stores_boxes else ELEMENT_INSTRUCTIONS
-    stored = rows * columns * (region.stored.size / target.l2_bytes + each_stored / target.warp / ISSUE_PER_CYCLE)
+    stored = rows * columns * (region.output_dtype.size / target.l2_bytes + each_stored / target.warp / ISSUE_PER_CYCLE)
     cycles = 2 * ARRIVAL_CYCLES + each * (steps + stored)  # until the first tiles are there, and the last are stored
     moved = _bytes_in_memory(region) * target.clock / target.bandwidth
     if moved > cycles:
@@ -189,7 +189,7 @@ def copy_bytes(
 
 def _bytes_in_memory(region: ProductRegion) -> float:
     """Of all factors and the output, each once."""
-    found = prod(i.extent for i in region.contraction.free) * region.stored.size
+    found = prod(i.extent for i in region.contraction.free) * region.output_dtype.size
     for pair in region.pairs:
         extents = {i.name: i.extent for i in (*region.rows, *region.columns, *region.batch, *pair.terms)}
         for factor in pair.factors:

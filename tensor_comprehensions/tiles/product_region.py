@@ -100,8 +100,8 @@ class ProductRegion:
         return self.contraction.statements
 
     @property
-    def stored(self) -> DType:
-        """The type of the stored results."""
+    def output_dtype(self) -> DType:
+        """The type of the results in memory."""
         return self.contraction.output.dtype
 
     @property

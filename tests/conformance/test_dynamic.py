@@ -25,7 +25,7 @@ def _name(case: Case) -> str:
     return str(case.record.get("fn") or case.source.split("def", 1)[1].split("(")[0].strip())
 
 
-def _resized(case: Case, op: Op, sizes: dict[str, int]) -> tuple[list[Any], dict[str, Any]]:
+def _make_arguments(case: Case, op: Op, sizes: dict[str, int]) -> tuple[list[Any], dict[str, Any]]:
     """Arguments of a case with other values of some sizes."""
     ranges = symbolic_ranges(op.function)
     rng = np.random.default_rng(zlib.crc32(repr((case.id, sizes)).encode()))
@@ -54,7 +54,7 @@ def test_any_size(case: Case) -> None:
     tried: set[tuple[str, ...]] = set()
     for dynamic in _sets(names):
         op = tc.define(case.source, dynamic=set(dynamic))[_name(case)]
-        inputs, initial = _resized(case, op, {})
+        inputs, initial = _make_arguments(case, op, {})
         rows = _rows_of(op, inputs, initial, dynamic)
         if rows in tried:  # as for fewer sizes
             continue
@@ -88,7 +88,7 @@ def _check_counts(case: Case, op: Op) -> None:
     rows = kernel.rows.sizes
     for n, count in enumerate(COUNTS):
         sizes = {name: COUNTS[(n + 2 * k) % len(COUNTS)] if k else count for k, name in enumerate(rows)}
-        inputs, initial = _resized(case, op, sizes)
+        inputs, initial = _make_arguments(case, op, sizes)
         check_machine_code(op, inputs, initial)
         if count in INTERPRETED and not any(a.dtype in (np.float16,) for a in inputs if isinstance(a, np.ndarray)):
             check_interpreter(op, kernel, inputs, initial)
@@ -102,6 +102,6 @@ def test_many_programs_have_rows() -> None:
             op = tc.define(case.source)[_name(case)]
         except tc.TCError:
             continue
-        inputs, initial = _resized(case, op, {})
+        inputs, initial = _make_arguments(case, op, {})
         found += [case.id] if any(_rows_of(op, inputs, initial, names) for names in _sets(op.function.sizes)) else []
     assert len(found) > 100

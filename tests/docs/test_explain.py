@@ -14,7 +14,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "explain.md"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
-def printed() -> list[tuple[str, str]]:
+def run_snippets() -> list[tuple[str, str]]:
     """What each snippet that a text follows prints, and that text."""
     blocks = [(found[1], found[2]) for found in BLOCK.finditer(PAGE.read_text())]
     namespace: dict[str, Any] = {}
@@ -36,7 +36,7 @@ def without_registers(text: str) -> str:
 
 
 def test_the_texts_are_what_is_printed() -> None:
-    found = printed()
+    found = run_snippets()
     assert len(found) == 4
     for out, text in found:
         exact = nvrtc.is_nvrtc_available()

@@ -111,7 +111,7 @@ def in_halves() -> Iterator[Case]:
     for case in CASES:
         if case.error is None:
             inputs, initial = case.arrays()
-            arrays = {n: _halved(a) for n, a in {**inputs, **initial}.items()}
+            arrays = {n: _round_to_half(a) for n, a in {**inputs, **initial}.items()}
             with suppress(TCError):
                 wanted = case.record.get("fn")
                 yield from _multiplying(case_of(case.id, _in_half(case.source), wanted, arrays, set(initial)))
@@ -131,7 +131,7 @@ def _in_half(text: str) -> str:
     return re.sub(r"\bfloat\b", "half", text)
 
 
-def _halved(a: Any) -> Any:
+def _round_to_half(a: Any) -> Any:
     return a.astype(np.float16) if a.dtype == np.float32 else a
 
 

@@ -39,7 +39,7 @@ def sources() -> dict[str, Buffer]:
     return {name: Buffer(name, Type(FLOAT32), (0, WIDTH), (WIDTH, 1), dynamic=True) for name in "xo"}
 
 
-def joined(*blocks: RowBlock) -> Module:
+def join_blocks(*blocks: RowBlock) -> Module:
     module = join_row_blocks(blocks, sources())
     check_bindings(module)
     verify(module)
@@ -57,13 +57,13 @@ def run(module: Module, rows: int) -> np.ndarray:
 @pytest.mark.parametrize("grain", [0, 1, 100])
 @pytest.mark.parametrize("rows", [0, 1, 2, 7, 8, 9, 23, 64, 65, 130])
 def test_every_row_is_computed_once(rows: int, grain: int) -> None:
-    module = joined(block(64, grain), block(8, grain), block(1, grain))
+    module = join_blocks(block(64, grain), block(8, grain), block(1, grain))
     assert not run(module, rows).any()
 
 
 @pytest.mark.parametrize("rows", range(20))
 def test_overlapping_blocks_reach_every_row(rows: int) -> None:
-    found = run(joined(block(8, overlap_from=3), block(1)), rows)
+    found = run(join_blocks(block(8, overlap_from=3), block(1)), rows)
     again = rows % 8 if rows >= 8 and rows % 8 >= 3 else 0
     assert not found[: rows - 8 if again else rows].any()
     assert (found != 0).any() == bool(again and again != 8 and rows > 0 and (8 - again))
@@ -74,8 +74,8 @@ def change(s: Stmt, kind: type, edit: object) -> Stmt:
     return edit(new) if isinstance(new, kind) else new  # type: ignore[operator]
 
 
-def mutated(kind: type, edit: object) -> Module:
-    module = joined(block(8), block(1))
+def mutate_nodes(kind: type, edit: object) -> Module:
+    module = join_blocks(block(8), block(1))
     return replace(module, kernels=tuple(replace(k, body=change(k.body, kind, edit)) for k in module.kernels))
 
 
@@ -91,33 +91,33 @@ def mutated(kind: type, edit: object) -> Module:
 )
 def test_the_verifier_finds_windows_that_leave_their_rows(kind: type, edit: object, reason: str) -> None:
     with pytest.raises(InternalError, match=reason):
-        verify(mutated(kind, edit))
+        verify(mutate_nodes(kind, edit))
 
 
 def test_the_interpreter_finds_them_too() -> None:
-    wrong = mutated(Window, lambda w: replace(w, start=build.add(w.start, 1)))
+    wrong = mutate_nodes(Window, lambda w: replace(w, start=build.add(w.start, 1)))
     with pytest.raises(InternalError, match="are the rows"):
         run(wrong, 8)
-    wrong = mutated(Window, lambda w: replace(w, length=build.add(w.length, 1)))
+    wrong = mutate_nodes(Window, lambda w: replace(w, length=build.add(w.length, 1)))
     with pytest.raises(InternalError, match="has 8 rows, not 9"):
         run(wrong, 8)
 
 
 def test_the_interpreter_finds_blocks_that_meet() -> None:
-    wrong = mutated(Window, lambda w: replace(w, start=build.const(0)) if w.rows == 8 else w)
+    wrong = mutate_nodes(Window, lambda w: replace(w, start=build.const(0)) if w.rows == 8 else w)
     with pytest.raises(InternalError, match="race"):
         run(wrong, 16)
 
 
 def test_the_interpreter_compares_the_number_of_rows() -> None:
-    module = joined(block(8), block(1))
+    module = join_blocks(block(8), block(1))
     x = np.zeros((9, WIDTH), np.float32)
     with pytest.raises(InternalError, match="has 9 rows"):
         interpret(module, {"x": x, "o": x.copy(), SIZES: np.array([8])})
 
 
 def test_temporaries_belong_to_the_thread_that_runs_a_block() -> None:
-    module = joined(block(8), block(1))
+    module = join_blocks(block(8), block(1))
     loops = [s for k in module.kernels for s in walk_stmts(k.body) if isinstance(s, Loop)]
     assert [s.kind for s in loops if s.var == ".block"] == [LoopKind.PARALLEL, LoopKind.PARALLEL]
     assert all(s.kind is LoopKind.SERIAL for s in loops if s.var != ".block")

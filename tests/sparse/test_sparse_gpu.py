@@ -122,7 +122,7 @@ def matrix(rows: int = 20, columns: int = 24, density: float = 0.3) -> Tensor:
 
 
 @pytest.fixture(autouse=True)
-def seed() -> None:
+def fix_seed() -> None:
     torch.manual_seed(0)
 
 

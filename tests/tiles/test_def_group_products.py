@@ -44,7 +44,7 @@ SM90 = parse_gpu_target(TARGET)
 SMALL = TileOptions((64, 16, 64), stages=3, instruction="wgmma")
 
 
-def divided(case: ProductCase, options: TileOptions) -> DividedDef:
+def divide_case(case: ProductCase, options: TileOptions) -> DividedDef:
     bound = case.compile(options, TARGET).compiled.bound
     return divide_def(legalize(bound), options, SM90)
 
@@ -76,14 +76,14 @@ def test_random_options_equal_the_reference() -> None:
 @pytest.mark.parametrize("name", ["nt", "tn", "tt", "several", "window", "sliced", "diagonal", "same_way"])
 def test_decompositions_are_proven(name: str) -> None:
     case = next(c for c in GROUP_CASES if c.name == name)
-    found = divided(case, SMALL)
+    found = divide_case(case, SMALL)
     for piece in found.regions:
         assert check_program(region_program(piece, buffers_of(found.function), "f", SM90)) >= 3
 
 
 def test_interpreter_equals_the_reference() -> None:
     case = same("window", WINDOW, (1, 9, 9, 64), (10, 2, 2, 64))
-    module = lower_divided(divided(case, SMALL), SM90)
+    module = lower_divided(divide_case(case, SMALL), SM90)
     given = [*(x.numpy() for x in case.arguments()), np.zeros((1, 8, 8, 10), np.float16)]
     arrays = {b.name: x.reshape(b.shape) for b, x in zip(module.arguments, given, strict=True)}
     assert interpret(module, arrays) == []

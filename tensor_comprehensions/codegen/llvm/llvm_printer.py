@@ -163,7 +163,7 @@ class FunctionWriter:
     # --- frame
 
     def new_builder(self) -> HoistingBuilder:
-        """What the instructions are written with."""
+        """The builder that writes the instructions."""
         return HoistingBuilder(self.module.declarations)
 
     @property
