@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -21,6 +21,7 @@ from ..core.decisions import open_book
 from ..core.diagnostics import Dump, get_logger
 from ..core.errors import ArgumentError, CannotLower, InternalError
 from ..core.interrupts import deferred_interrupts
+from ..core.pass_steps import StepReport, watch_steps
 from ..loop_ir.binding import check_bindings
 from ..loop_ir.nodes import CheckSite, Module, Stmt
 from ..loop_ir.passes.scalar_promotion import hoist_accumulators
@@ -187,9 +188,11 @@ def run_passes(
     seconds: list[tuple[str, float]] = []
     for number, step in enumerate(passes, 2 + len(results)):
         start, before = perf_counter(), value
-        with errors_of(bound):
+        steps: list[StepReport] = []
+        with errors_of(bound), watch_steps(steps.append if dump is not None or _logs_times() else None):
             value = results[step.name] = step.apply(value, context, results)
         seconds.append((step.name, perf_counter() - start))
+        _observe_steps(bound, step, steps, number, dump)
         _observe(bound, step, value, number, dump)
         if isinstance(value, Module) and value is not before and knobs.current_knobs().verify:
             _verify(bound.name, step, value)
@@ -203,8 +206,7 @@ def log_compilation(made: CompiledBase, dump: Dump | None) -> None:
         dump.write(4, "schedule", made.source("schedule"))
     if get_logger("schedule").isEnabledFor(DEBUG):
         get_logger("schedule").debug("%s: schedule:\n%s", name, made.source("schedule"))
-    times = ", ".join(f"{step} {seconds * 1e3:.1f}" for step, seconds in made.seconds)
-    get_logger("passes").debug("%s: %.1f ms: %s", name, made.compile_seconds * 1e3, times)
+    get_logger("passes").debug("%s: %.1f ms: %s", name, made.compile_seconds * 1e3, _format_times(made.seconds))
 
 
 @contextmanager
@@ -309,6 +311,27 @@ def kernel_digest(bound: BoundFunction, options: object, target: object) -> str:
 def temporary_bytes(module: Module) -> tuple[int, ...]:
     """Bytes of each temporary that the caller of `module` provides."""
     return tuple(b.bytes for b in module.temporaries)
+
+
+def _logs_times() -> bool:
+    return get_logger("passes").isEnabledFor(DEBUG)
+
+
+def _format_times(seconds: Iterable[tuple[str, float]]) -> str:
+    return ", ".join(f"{name} {each * 1e3:.1f}" for name, each in seconds)
+
+
+def _observe_steps(
+    bound: BoundFunction, step: Pass, inside: Sequence[StepReport], number: int, dump: Dump | None
+) -> None:
+    """Log the times of the steps inside a pass, and dump their results."""
+    if inside:
+        times = _format_times((s.name, s.seconds) for s in inside)
+        get_logger("passes").debug("%s: inside %s: %s", bound.name, step.name, times)
+    if dump is not None:
+        for position, s in enumerate(inside, 1):
+            if s.text is not None:
+                dump.write(number, f"{step.name}.{position:02}_{s.name}", s.text())
 
 
 def _observe(bound: BoundFunction, step: Pass, value: Any, number: int, dump: Dump | None) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
+from ..machine import WARP_THREADS
+
 BANKS = 32
 """Banks of the shared memory of every NVIDIA GPU: each serves one word a turn."""
 BANK_BYTES = 4
 """Bytes of a word; neighboring words lie in neighboring banks."""
-WARP = 32
-"""Threads that access memory together, as many as the words that all banks serve at once allow."""
 
 
 def extra_turns(addresses: Sequence[int], width: int) -> int:
@@ -20,7 +20,7 @@ def extra_turns(addresses: Sequence[int], width: int) -> int:
         addresses: where each lane's first byte is.
         width: bytes that a lane accesses at once; of 16, eight lanes are served at a time, of 8 sixteen.
     """
-    lanes = min(WARP, BANKS * BANK_BYTES // width)
+    lanes = min(WARP_THREADS, BANKS * BANK_BYTES // width)
     groups = [addresses[first : first + lanes] for first in range(0, len(addresses), lanes)]
     return sum(_turns(group, width) - 1 for group in groups)
 

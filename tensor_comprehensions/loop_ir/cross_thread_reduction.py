@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from math import prod
 
 from ..core.naming import compose_name
+from ..machine import WARP_THREADS
 from . import build
 from . import nodes as ir
 from .intrinsics import BARRIER, SHUFFLE_XOR
 from .nodes import THREAD, Buffer, Launch, Loop, LoopKind, Space
-
-WARP = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +51,10 @@ def combine_across_threads(
     All threads of the block come here together.
     """
     group = _lanes(launch, along)
-    if group is not None and group <= WARP:
+    if group is not None and group <= WARP_THREADS:
         return CombineCode(_within_warps(sums, group), ())
-    if group is not None and group % WARP == 0:
-        return _across_warps(sums, launch, group // WARP, again=again)
+    if group is not None and group % WARP_THREADS == 0:
+        return _across_warps(sums, launch, group // WARP_THREADS, again=again)
     return _across_threads(sums, launch, along, again=again)
 
 
@@ -65,7 +64,7 @@ def _lanes(launch: Launch, along: frozenset[int]) -> int | None:
     if any(k not in along and count > 1 for k, count in enumerate(inner)):
         return None
     size = prod(inner)
-    aligned = size % WARP == 0 or (size <= WARP and size & (size - 1) == 0)
+    aligned = size % WARP_THREADS == 0 or (size <= WARP_THREADS and size & (size - 1) == 0)
     return size if aligned else None
 
 
@@ -76,7 +75,8 @@ def _within_warps(sums: Sequence[CrossThreadSum], lanes: int) -> ir.Stmt:
     mask = lanes // 2
     while mask:
         steps += [
-            ir.Invoke(SHUFFLE_XOR, ((o, ()), (s.register, ())), (mask, WARP)) for s, o in zip(sums, others, strict=True)
+            ir.Invoke(SHUFFLE_XOR, ((o, ()), (s.register, ())), (mask, WARP_THREADS))
+            for s, o in zip(sums, others, strict=True)
         ]
         steps += [ir.Store(s.register, (), ir.Load(o, ()), s.op) for s, o in zip(sums, others, strict=True)]
         mask //= 2
@@ -86,13 +86,13 @@ def _within_warps(sums: Sequence[CrossThreadSum], lanes: int) -> ir.Stmt:
 def _across_warps(sums: Sequence[CrossThreadSum], launch: Launch, warps: int, *, again: bool) -> CombineCode:
     """Every warp, then the results of the `warps` warps of each group."""
     threads = prod(launch.block)
-    shared = [_shared_buffer(s, threads // WARP) for s in sums]
-    warp, lane = build.div(block_thread_rank(launch), WARP), build.mod(block_thread_rank(launch), WARP)
+    shared = [_shared_buffer(s, threads // WARP_THREADS) for s in sums]
+    warp, lane = build.div(block_thread_rank(launch), WARP_THREADS), build.mod(block_thread_rank(launch), WARP_THREADS)
     if warps == 1:
-        return CombineCode(_within_warps(sums, WARP), ())
+        return CombineCode(_within_warps(sums, WARP_THREADS), ())
     stores = [ir.Store(b, (warp,), ir.Load(s.register, ())) for s, b in zip(sums, shared, strict=True)]
     first = build.mul(build.div(warp, warps), warps)
-    if warps & (warps - 1) == 0 and warps <= WARP:
+    if warps & (warps - 1) == 0 and warps <= WARP_THREADS:
         mine = build.add(first, build.mod(lane, warps))
         loads = [ir.Store(s.register, (), ir.Load(b, (mine,))) for s, b in zip(sums, shared, strict=True)]
         rest = build.block(*loads, _within_warps(sums, warps))
@@ -100,7 +100,7 @@ def _across_warps(sums: Sequence[CrossThreadSum], launch: Launch, warps: int, *,
         rest = build.block(*(_sum_range(s, b, first, warps, 1) for s, b in zip(sums, shared, strict=True)))
     body = build.block(
         *_barrier(again),
-        _within_warps(sums, WARP),
+        _within_warps(sums, WARP_THREADS),
         build.when(build.eq(lane, 0), build.block(*stores)),
         *_barrier(True),
         rest,

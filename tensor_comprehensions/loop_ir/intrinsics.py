@@ -10,8 +10,6 @@ from .atoms import ATOMS, FLOAT8, WARP, WARPGROUP, Atom
 from .lazy_table import LazyTable
 from .nodes import Invoke, Space
 
-CACHE_LINE = 64
-"""Bytes that a prefetch brings near."""
 ALL_THREADS = 1024
 """The threads of a block: as many as one may have."""
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from ..core.dtypes import INT64
 from ..core.errors import CannotLower
 from ..loop_ir import build, linear_forms
-from ..loop_ir.intrinsics import CACHE_LINE, PREFETCH
+from ..loop_ir.intrinsics import PREFETCH
 from ..loop_ir.nodes import Buffer, Expr, Invoke, Stmt
+from ..machine import CACHE_LINE_BYTES
 from ..tc_lang.formats import LevelKind
 from ..tc_lang.ir import Access, Index
 from .absent import Term, reads
@@ -75,7 +76,7 @@ class RowPrefetcher:
             buffer, index = self.element(a.tensor, tuple(translator.subscript(e) for e in a.subscripts))
             loop = self.nest.loops[used[-1]]
             extent = linear_forms.difference(self.sizes.value(loop.upper), self.sizes.value(loop.lower)) or 1
-            line = CACHE_LINE // a.dtype.size
+            line = CACHE_LINE_BYTES // a.dtype.size
             for start in range(0, min(extent, MAX_ROW_LINES * line), line):
                 yield Invoke(PREFETCH, ((buffer, (build.add(index, start),)),), (0,))
 

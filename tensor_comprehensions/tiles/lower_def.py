@@ -12,9 +12,9 @@ from ..core.naming import compose_name
 from ..loop_ir.nodes import Buffer, Check, CheckSite, Kernel, Module, Stmt, Type
 from ..loop_ir.origins import with_origin
 from ..loop_ir.rewrite import map_stmt
+from ..machine import GPU_LAUNCH_SECONDS
 from ..options import TileOptions
 from ..polyhedral.gpu import lower_gpu
-from ..polyhedral.gpu.plan.grid_split_k import LAUNCH
 from ..polyhedral.scop.collapse import collapse
 from ..polyhedral.scop.rfactor import SplitPoint, in_two_stages, is_divisible
 from ..target import GpuTarget
@@ -138,7 +138,7 @@ def _divide(function: BoundFunction, options: TileOptions, target: GpuTarget) ->
             order = order_indices(piece, buffers)
             tiles, price = choose_tiles(piece, order, options, target)
             found.append(TiledRegion(piece, order, tiles, price))
-            cycles += price.cycles + LAUNCH * target.clock
+            cycles += price.cycles + GPU_LAUNCH_SECONDS * target.clock
         else:
             rest = piece_of(function, compose_name(function.name, n), piece, touched[:n], touched[n + 1 :])
             found.append(rest)

@@ -9,8 +9,9 @@ from math import lcm
 from ..core.errors import ArgumentError
 from ..layouts import Layout, Swizzle
 from ..loop_ir import build
-from ..loop_ir.bank_turns import WARP, extra_turns
+from ..loop_ir.bank_turns import extra_turns
 from ..loop_ir.nodes import Space
+from ..machine import WARP_THREADS
 from .tensors import DataTensor
 
 CHUNK_BYTES = 16
@@ -43,7 +44,7 @@ def store_row_access(columns: int, bits: int) -> Access:
     """Neighboring lanes write neighboring 16 bytes of rows."""
     chunk = _elements(CHUNK_BYTES, bits)
     across = max(1, columns // chunk)
-    rows = lcm(WARP, across) // across
+    rows = lcm(WARP_THREADS, across) // across
     return Access(rows, across * chunk, Layout(((across, rows), chunk), ((rows * chunk, 1), rows)))
 
 
@@ -89,7 +90,9 @@ def conflicts(tile: DataTensor, access: str | Access) -> int:
         if any(places[n] != starts[n // values] + n % values for n in range(len(places))):
             raise ArgumentError(f"{tile} tears the {values} elements of a lane apart", expected="neighbors")
         addresses = [size * start for start in starts]
-        turns = (extra_turns(addresses[n : n + WARP], values * size) for n in range(0, len(addresses), WARP))
+        turns = (
+            extra_turns(addresses[n : n + WARP_THREADS], values * size) for n in range(0, len(addresses), WARP_THREADS)
+        )
         worst = max(worst, *turns)
     return worst
 

@@ -66,7 +66,7 @@ def test_dump_has_every_stage_of_every_kernel(explained: tuple[Path, str]) -> No
         files = sorted(p.name for p in kernel.iterdir())
         assert files[0] == "00_def.tc"
         stages = [name.partition("_")[2] for name in files]
-        for stage in ("bound.txt", "schedule.txt", "lower.txt", "vectorize.txt", "emit.ll", "assembly.s"):
+        for stage in ("bound.txt", "lower.05_schedule.txt", "lower.txt", "vectorize.txt", "emit.ll", "assembly.s"):
             assert stage in stages
         assert all((kernel / name).read_text().strip() for name in files)
 

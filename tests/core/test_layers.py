@@ -13,7 +13,11 @@ import tensor_comprehensions
 PACKAGE = Path(tensor_comprehensions.__file__).parent
 LAYERS = (
     ("core",),
-    ("target",),
+    (
+        "machine",
+        "target",
+        "thresholds",
+    ),
     ("tc_lang",),
     ("layouts",),
     ("loop_ir",),

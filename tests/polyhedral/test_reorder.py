@@ -170,7 +170,7 @@ def test_lanes_along_a_sum_fill_vectors() -> None:
 def test_every_sum_of_lanes(verify: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the model thinks of it, also in parts of a block that follow one another."""
     monkeypatch.setattr(reorder_contractions, "_enumerate_orders", lambda found: ())
-    monkeypatch.setattr(reorder_contractions, "CLEARLY", 1e9)
+    monkeypatch.setattr(reorder_contractions, "REORDER_GAIN", 1e9)
     monkeypatch.setattr(reorder_contractions, "_multiply_adds", lambda *a: 0.0)
     monkeypatch.setattr(reorder_contractions, "_copies", lambda *a: 0.0)
     monkeypatch.setattr(reorder_contractions, "combining_cycles", lambda *a: 0.0)

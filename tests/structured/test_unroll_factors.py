@@ -13,10 +13,11 @@ import pytest
 from tensor_comprehensions.structured.analysis.contraction_info import analyze_contraction
 from tensor_comprehensions.structured.analysis.window_reuse import distinct_taps
 from tensor_comprehensions.structured.cost.tile_cost import RegisterTile
-from tensor_comprehensions.structured.cost.unroll_factors import STEPS, STEPS_OF_PANELS, completely_unrolled
+from tensor_comprehensions.structured.cost.unroll_factors import completely_unrolled
 from tensor_comprehensions.structured.lower.contraction import lower_contraction
 from tensor_comprehensions.structured.planners.select import select_plan
 from tensor_comprehensions.target import AVX512
+from tensor_comprehensions.thresholds import MAX_UNROLLED_PANEL_STEPS, MAX_UNROLLED_STEPS
 
 MESHED = replace(AVX512, name="sapphirerapids", cache=(49152, 2097152, 110100480))
 IMAGE = {"f": 128, "h": 14, "w": 14, "c": 64, "kh": 3, "kw": 3}
@@ -67,9 +68,9 @@ def test_lanes_run_along_the_channels_of_a_group_where_taps_share_scalars(ops: A
 @pytest.mark.parametrize(
     ("sizes", "right", "steps"),
     [
-        ({"m": 12544, "n": 64, "k": 256}, "k,n", STEPS),
+        ({"m": 12544, "n": 64, "k": 256}, "k,n", MAX_UNROLLED_STEPS),
         ({"m": 12500, "n": 64, "k": 500}, "k,n", 4),
-        ({"m": 1024, "n": 1024, "k": 1024}, "k,n", STEPS_OF_PANELS),
+        ({"m": 1024, "n": 1024, "k": 1024}, "k,n", MAX_UNROLLED_PANEL_STEPS),
         ({"m": 12500, "n": 64, "k": 255}, "k,n", 1),  # code for the steps left over would be as long again
         ({"m": 12500, "n": 64, "k": 32}, "k,n", 1),
         ({"m": 256, "n": 64, "k": 256}, "k,n", 1),  # near

@@ -7,6 +7,7 @@ from math import prod
 
 from ...core.errors import CannotLower
 from ...core.naming import compose_name
+from ...machine import WARP_THREADS
 from .. import build
 from ..intrinsics import (
     BARRIER,
@@ -20,8 +21,6 @@ from ..intrinsics import (
 )
 from ..nodes import THREAD, Buffer, Expr, Invoke, Kernel, Launch, Load, Space, Stmt, Store, Type
 from ..rewrite import map_stmt, walk_stmts
-
-_WARP = 32
 
 
 def emulate_shuffles(kernel: Kernel) -> Kernel:
@@ -94,7 +93,7 @@ def _lower_shuffle(s: Invoke, exchange: Buffer, launch: Launch) -> Stmt:
     for name, extent in zip(THREAD, launch.block, strict=True):
         own = build.add(own, build.mul(build.var(name), step)) if extent > 1 else own
         step *= extent
-    lane = build.mod(own, _WARP)
+    lane = build.mod(own, WARP_THREADS)
     if s.name == SHUFFLE_DOWN:
         other = build.select(build.lt(build.add(build.mod(lane, width), offset), width), build.add(own, offset), own)
     elif offset & (offset - 1):

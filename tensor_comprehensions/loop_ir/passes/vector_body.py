@@ -8,8 +8,9 @@ from itertools import chain
 from ...core.dtypes import BOOL
 from ...core.errors import CannotLower
 from ...core.naming import compose_name
+from ...machine import CACHE_LINE_BYTES
 from .. import build
-from ..intrinsics import CACHE_LINE, is_hint
+from ..intrinsics import is_hint
 from ..names import Names
 from ..nodes import (
     Allocate,
@@ -116,8 +117,8 @@ class VectorBody:
         along = where[d]
         if others or not isinstance(along, Ramp) or along.stride * buffer.strides[d] != 1:
             return build.NOTHING
-        first = -(c * self.lanes * size) % CACHE_LINE
-        lines = range(first, self.lanes * size, CACHE_LINE)
+        first = -(c * self.lanes * size) % CACHE_LINE_BYTES
+        lines = range(first, self.lanes * size, CACHE_LINE_BYTES)
         places = [(*where[:d], build.add(along.base, byte // size), *where[d + 1 :]) for byte in lines]
         return build.block(*[Invoke(s.name, ((buffer, place),), s.attributes, origin=s.origin) for place in places])
 

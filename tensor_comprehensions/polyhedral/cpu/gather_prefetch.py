@@ -13,18 +13,17 @@ from ...lower_expr import LoweringScope, lower_access
 from ...target import CpuTarget
 from ...tc_lang import ir as tc
 from ...tc_lang.ir import BoundFunction, BoundIndex
+from ...thresholds import (
+    GATHER_PREFETCH_BYTES,
+    MAX_GATHER_PREFETCH_ROWS,
+    MAX_PREFETCHED_ROW_BYTES,
+    MIN_PREFETCHED_ROW_BYTES,
+)
 from ..schedule.access_cost import access_stride
 from ..schedule.fusion import FusionGroup
 from ..schedule.loop_nest import NestDim
 from ..scop.isl_affine import to_isl_affine
 from ..scop.scop import ScopStatement
-
-# Of rows between a part of a cache line and a page: the processor itself guesses how a longer row goes on.
-SHORTEST_ROW, LONGEST_ROW = 32, 4096
-# Bytes from what is read to what is asked for, and at most so many rows: the time of a trip to memory at the speed of a
-# sum of rows. Half or twice that is as good on what was measured (Zen 4, tables of 8 and 256 MiB).
-DISTANCE = 4096
-MOST_ROWS = 32
 
 
 def prefetch_hints(
@@ -44,9 +43,16 @@ def prefetch_hints(
     found: dict[ir.Invoke, None] = {}
     for access, writes in _accesses(node):
         row = lanes.extent * function.tensor(access.tensor).dtype.size
-        if not SHORTEST_ROW <= row <= LONGEST_ROW or not _is_selected_row(function, group, node, access, lanes, target):
+        if not MIN_PREFETCHED_ROW_BYTES <= row <= MAX_PREFETCHED_ROW_BYTES or not _is_selected_row(
+            function, group, node, access, lanes, target
+        ):
             continue
-        ahead = _advance_scope(_moving_loops(access, loops), _ranges(node), min(MOST_ROWS, -(-DISTANCE // row)), scope)
+        ahead = _advance_scope(
+            _moving_loops(access, loops),
+            _ranges(node),
+            min(MAX_GATHER_PREFETCH_ROWS, -(-GATHER_PREFETCH_BYTES // row)),
+            scope,
+        )
         buffer, indices = lower_access(access.tensor, access.subscripts, ahead)
         if buffer.space is Space.GLOBAL and ahead is not scope:
             found[ir.Invoke(PREFETCH, ((buffer, indices),), (int(writes),))] = None

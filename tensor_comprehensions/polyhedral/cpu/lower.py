@@ -12,6 +12,7 @@ from ...core.decisions import Decision, is_recording, note_decision, record_deci
 from ...core.errors import CannotLower
 from ...core.knobs import current_knobs
 from ...core.naming import compose_name
+from ...core.pass_steps import run_step
 from ...loop_ir import build
 from ...loop_ir.nodes import Buffer, Kernel, Module, Type
 from ...options import CpuOptions
@@ -81,6 +82,12 @@ def _with_or_without_clusters(options: CpuOptions, run: Callable[[CpuOptions], R
 def _explain(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> str:
     function = split_reductions(reorder(_simplify_domains(function), options, target), options, target)
     plan = plan_schedule(_scop(function, scop_nodes(function, options, target)), options, target)
+    return _format_plan(function, plan, options, target)
+
+
+def _format_plan(
+    function: BoundFunction, plan: Sequence[ScheduledGroup], options: CpuOptions, target: CpuTarget
+) -> str:
     buffers = {t.name: _buffer(t) for t in function.tensors}
 
     def describe_node(scheduled: ScheduledGroup, node: ScopStatement) -> Schedule | None:
@@ -91,11 +98,25 @@ def _explain(function: BoundFunction, options: CpuOptions, target: CpuTarget) ->
 
 
 def _lower(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> Module:
-    function = split_reductions(reorder(_simplify_domains(function), options, target), options, target)
-    scop = _scop(function, scop_nodes(function, options, target))
-    plan = plan_schedule(scop, options, target)
+    domains = run_step("simplify_domains", lambda: _simplify_domains(function), repr)
+    reordered = run_step("reorder", lambda: reorder(domains, options, target), repr)
+    function = run_step("split_reductions", lambda: split_reductions(reordered, options, target), repr)
+
+    def show_plan(plan: Sequence[ScheduledGroup]) -> str:
+        with LOCK:
+            return _format_plan(function, plan, options, target)
+
+    scop = run_step("scop", lambda: _scop(function, scop_nodes(function, options, target)))
+    plan = run_step("schedule", lambda: plan_schedule(scop, options, target), show_plan)
     if current_knobs().verify:
         check_legal(scop, plan)
+    return run_step("generate", lambda: _generate(function, plan, options, target))
+
+
+def _generate(
+    function: BoundFunction, plan: Sequence[ScheduledGroup], options: CpuOptions, target: CpuTarget
+) -> Module:
+    """The loops of a schedule: a kernel for each group, after those that check its subscripts."""
     buffers = {t.name: _buffer(t) for t in function.tensors}
     kernels: list[Kernel] = []
     checks = BoundsCheckLoops()

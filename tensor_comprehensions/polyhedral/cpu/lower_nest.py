@@ -23,6 +23,14 @@ from ...structured.match.match_contraction import MatchedContraction
 from ...structured.memory_bound.nest_plan import MemoryBoundPlan
 from ...target import CpuTarget
 from ...tc_lang.ir import BoundFunction, BoundStatement, Inequality, Tensor
+from ...thresholds import (
+    COLUMN_SUM_ROWS,
+    COLUMN_SUM_VECTORS,
+    LONG_COLUMN_SUM_VECTORS,
+    POINTWISE_VECTORS,
+    REDUCTION_VECTORS,
+    WHOLE_RUN_VECTORS,
+)
 from ..schedule.access_cost import (
     access_stride,
     is_column_reduction,
@@ -54,14 +62,6 @@ from .transpose_staging import (
 
 # The role of stores that begin sums.
 INITIAL_VALUES = "initial value"
-# Iterations of a vector loop that are in flight at once: enough to hide the latency of an addition in a reduction.
-REDUCTION_VECTORS = 4
-COLUMN_VECTORS, LONG_COLUMN_VECTORS = 4, 16
-# Vectors of a part of a row that is worth walking from end to end.
-LONG_RUN = 64
-POINTWISE_VECTORS = 2
-# Rows that a sum of columns adds before it goes on along them: a stream of memory each.
-ROWS_AT_A_TIME = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class NestLowering:
             return None
         (count, vectors), rows, turned = self._factor(leaf, lanes), 1, False
         if is_column_reduction(leaf, lanes) and self._walks_rows(leaf, lanes):
-            vectors, rows = COLUMN_VECTORS, ROWS_AT_A_TIME
+            vectors, rows = COLUMN_SUM_VECTORS, COLUMN_SUM_ROWS
         if summed := self._summed_rows(leaf, lanes):
             rows = self._extent(summed)
         row = transposed_read_dim(self.function, leaf, lanes)
@@ -236,7 +236,11 @@ class NestLowering:
         steps = [access_stride(self.function, a, d.index(node)) for a in node.reads for d in leaf.dims]
         far = None not in steps and reads_memory(self.function, node, self.target)
         extent, vector = self._extent(lanes), self.target.lanes(32)
-        return far and extent > LONG_COLUMN_VECTORS * vector and (extent == lanes.extent or extent >= LONG_RUN * vector)
+        return (
+            far
+            and extent > LONG_COLUMN_SUM_VECTORS * vector
+            and (extent == lanes.extent or extent >= WHOLE_RUN_VECTORS * vector)
+        )
 
     def _rows_at_a_time(self, leaf: LoopNest, order: Sequence[NestDim], lanes: NestDim, body: ir.Stmt) -> ir.Stmt:
         """The nest of a sum of columns in blocks of a few rows, each from end to end, as memory likes to be read.
@@ -250,7 +254,7 @@ class NestLowering:
         body = build.block(*self._rows_ahead(leaf, rows, lanes), body)
         low, high = self._range(leaf, lanes)
         count, vectors = self._factor(leaf, lanes)
-        factor = (count, COLUMN_VECTORS if self.movement is None else vectors)
+        factor = (count, COLUMN_SUM_VECTORS if self.movement is None else vectors)
 
         def loop_lanes(start: ir.Expr, count: int, *before: ir.Stmt) -> ir.Stmt:
             added = ir.Loop(rows.name, start, build.add(start, count), body, LoopKind.UNROLLED)
@@ -269,7 +273,7 @@ class NestLowering:
 
     @property
     def _rows_together(self) -> int:
-        return ROWS_AT_A_TIME if self.movement is None else self.movement.rows
+        return COLUMN_SUM_ROWS if self.movement is None else self.movement.rows
 
     def _rows_ahead(self, leaf: LoopNest, rows: NestDim, lanes: NestDim) -> Iterator[ir.Stmt]:
         """Hints for the same part of the rows of the next block."""
@@ -364,9 +368,9 @@ class NestLowering:
         if dim.kind is DimKind.REDUCTION:
             return REDUCTION_VECTORS
         if is_column_reduction(leaf, dim):
-            return LONG_COLUMN_VECTORS
+            return LONG_COLUMN_SUM_VECTORS
         if any(d.kind is DimKind.REDUCTION for d in leaf.dims):
-            return COLUMN_VECTORS
+            return COLUMN_SUM_VECTORS
         return POINTWISE_VECTORS
 
     def _scope(self, leaf: LoopNest, node: ScopStatement) -> LoweringScope:

@@ -23,14 +23,9 @@ from ...options import CpuOptions
 from ...target import CpuTarget
 from ...tc_lang import ir as tc
 from ...tc_lang.ir import BoundFunction, BoundIndex, BoundsCheck, BoundStatement
+from ...thresholds import CHECKED_VECTORS, FEW_SUBSCRIPTS, MAX_CHECK_CHUNKS, SUBSCRIPTS_PER_OPERATION
 from ..schedule.access_cost import access_stride
 
-# Fewer subscripts than this are looked at one by one.
-FEW = 64
-VECTORS = 4
-# A subscript costs a fraction of a scalar operation; chunks are few enough for their results to be one cache line.
-CHEAPER = 4
-MOST_CHUNKS = 64
 CHUNK = compose_name("chunk")
 
 
@@ -115,11 +110,11 @@ class _Check:
 
     def _guard_search(self, search: ir.Stmt) -> tuple[ir.Stmt, tuple[Buffer, ...]]:
         """`search` only where it would find something; and the memory that this takes."""
-        if self.points < FEW:
+        if self.points < FEW_SUBSCRIPTS:
             return search, ()
         outer = max(self.indices, key=lambda i: i.extent)
-        grain = self.options.grain_size * CHEAPER
-        chunks = min(outer.extent, MOST_CHUNKS, self.points // grain) if grain else 1
+        grain = self.options.grain_size * SUBSCRIPTS_PER_OPERATION
+        chunks = min(outer.extent, MAX_CHECK_CHUNKS, self.points // grain) if grain else 1
         inside = Buffer(compose_name("inside", self.site), Type(BOOL), (), (), Space.REGISTER)
         flags = build.buffer(compose_name("chunks", self.site), BOOL, (chunks,))
         try:
@@ -154,7 +149,7 @@ class _Check:
         for i in (along, *(i for i in reversed(self.indices) if i is not along)):
             start, stop = parts.get(i.name, (build.const(i.lower), build.const(i.upper)))
             if i is along:
-                factor = (lanes, max(1, min(VECTORS, i.extent // lanes)))
+                factor = (lanes, max(1, min(CHECKED_VECTORS, i.extent // lanes)))
                 body = ir.Loop(i.name, start, stop, body, LoopKind.VECTOR, vector_factors=factor)
             else:
                 body = ir.Loop(i.name, start, stop, body)

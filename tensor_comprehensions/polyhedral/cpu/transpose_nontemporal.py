@@ -12,12 +12,11 @@ from dataclasses import replace
 from ...core.naming import compose_name
 from ...loop_ir import build
 from ...loop_ir.nodes import Buffer, Expr, Let, Load, Loop, LoopKind, Stmt, Store
-from ...structured.lower.transpose import CACHE_LINE, Axis, begin_lines, with_registers
+from ...machine import CACHE_LINE_BYTES
+from ...structured.lower.transpose import Axis, begin_lines, with_registers
 from ...structured.lower.vector_expr import substitute_vectorized
+from ...thresholds import MAX_NONTEMPORAL_STAGE
 from .transpose_staging import chunk_of, chunk_start, staged_loads, transpose_into, with_loads
-
-# Most rows and lanes that a buffer holds.
-LARGEST_STAGE = 512
 
 
 def transpose_nontemporal(
@@ -43,12 +42,14 @@ def transpose_nontemporal(
     if parts := _parts(lane):
         whole_chunks, rest = parts
         chunks = transpose_nontemporal(stores, reads, row, whole_chunks, whole, factor, before)
-        return build.block(chunks, transpose_nontemporal(stores, reads, row, rest, whole, factor, LARGEST_STAGE))
-    rows, lanes = (chunk_of(a, min(LARGEST_STAGE, a.length or LARGEST_STAGE)) for a in (row, lane))
+        return build.block(
+            chunks, transpose_nontemporal(stores, reads, row, rest, whole, factor, MAX_NONTEMPORAL_STAGE)
+        )
+    rows, lanes = (chunk_of(a, min(MAX_NONTEMPORAL_STAGE, a.length or MAX_NONTEMPORAL_STAGE)) for a in (row, lane))
     assert rows.length is not None
     assert lanes.length is not None
     store = next(s for s in stores if s.nontemporal)
-    line = CACHE_LINE // store.buffer.type.dtype.size
+    line = CACHE_LINE_BYTES // store.buffer.type.dtype.size
 
     def is_apart(length: int) -> bool:
         return length >= line and not _is_aligned(store.buffer, whole[0], length)
@@ -80,18 +81,22 @@ def transpose_nontemporal(
 def _parts(axis: Axis) -> tuple[Axis, ...]:
     """The whole chunks of a long axis, and the remainder; () if the axis is not split."""
     length = axis.length
-    return () if length is None or length < LARGEST_STAGE or axis.splits(LARGEST_STAGE) else axis.cut(LARGEST_STAGE)
+    return (
+        ()
+        if length is None or length < MAX_NONTEMPORAL_STAGE or axis.splits(MAX_NONTEMPORAL_STAGE)
+        else axis.cut(MAX_NONTEMPORAL_STAGE)
+    )
 
 
 def _is_aligned(buffer: Buffer, first: int, lanes: int) -> bool:
     """Does every row of a part of `lanes` begin a line if the buffer does?"""
     size = buffer.type.dtype.size
-    return begin_lines(buffer.strides, size) and first * size % CACHE_LINE == lanes * size % CACHE_LINE == 0
+    return begin_lines(buffer.strides, size) and first * size % CACHE_LINE_BYTES == lanes * size % CACHE_LINE_BYTES == 0
 
 
 def _pitch(buffer: Buffer, lanes: int) -> int:
     """Pitch of rows with this many elements: an odd number of lines, which spreads rows over all sets of a cache."""
-    line = CACHE_LINE // buffer.type.dtype.size
+    line = CACHE_LINE_BYTES // buffer.type.dtype.size
     return (-(-lanes // line) | 1) * line
 
 

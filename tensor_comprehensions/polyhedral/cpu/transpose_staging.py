@@ -13,20 +13,17 @@ from ...loop_ir import build, linear_forms
 from ...loop_ir.buffer_view import BufferDim, private_view
 from ...loop_ir.nodes import Buffer, Expr, Load, Loop, LoopKind, Space, Stmt, Store, Var
 from ...loop_ir.rewrite import map_expr, map_stmt, mentions, walk_expr
-from ...structured.cost.plan_cost import INTERLEAVED
-from ...structured.lower.transpose import CACHE_LINE, PIECE, Axis, begin_lines, transpose_loops, with_registers
+from ...machine import CACHE_LINE_BYTES, SHUFFLE_BYTES
+from ...structured.lower.transpose import Axis, begin_lines, transpose_loops, with_registers
 from ...target import CpuTarget
-
-# Lanes beyond these need more registers for a square block than there are.
-LARGEST_SIDE = 16
-# Blocks of half the widest vectors take fewer shuffles, and fewer operations where a processor cuts wide ones in two.
-# Whole lines at once are worth more to memory that is written past the caches and, where wide operations are whole, to
-# the second one; and to the first one, from which rows come in pieces.
-BLOCK_BITS = 256
-# Lines that are asked for before they are read, where the second-level cache has not got them.
-AHEAD = 16
-# Rows, and bytes of each, that a buffer holds: together half of a usual first-level cache.
-STAGED_ROWS, STAGED_BYTES = 32, 512
+from ...thresholds import (
+    MAX_INTERLEAVED_STRIDE,
+    MAX_TRANSPOSE_SIDE,
+    STAGE_PREFETCH_LINES,
+    STAGE_ROW_BYTES,
+    STAGE_ROWS,
+    TRANSPOSE_BITS,
+)
 
 
 def transposable_reads(stores: Sequence[Store], row: str, lane: str) -> tuple[Load, ...]:
@@ -50,18 +47,18 @@ def transpose_block_side(
     lanes = target.lanes(bits)
     whole = any(s.nontemporal for s in stores) or (pointwise and _is_near(stores, reads, target))
     if not (whole or _writes_lines(stores, reads, target)):
-        lanes = min(lanes, BLOCK_BITS // bits)
-    return max(2, min(lanes, LARGEST_SIDE, 1 << (min(extents) - 1).bit_length()))
+        lanes = min(lanes, TRANSPOSE_BITS // bits)
+    return max(2, min(lanes, MAX_TRANSPOSE_SIDE, 1 << (min(extents) - 1).bit_length()))
 
 
 def loads_in_pieces(
     stores: Sequence[Store], reads: Sequence[Load], rows: Axis, lanes: Axis, block: int, target: CpuTarget
 ) -> bool:
     """Whether blocks of this many rows and lanes load rows in pieces, so that whole lines pass through L1."""
-    is_line = block * _bits(stores, reads) == 8 * CACHE_LINE and _is_near(stores, reads, target)
+    is_line = block * _bits(stores, reads) == 8 * CACHE_LINE_BYTES and _is_near(stores, reads, target)
     if not is_line or rows.length is None or lanes.length is None:
         return False
-    return rows.length * min(r.type.dtype.size for r in reads) >= PIECE
+    return rows.length * min(r.type.dtype.size for r in reads) >= SHUFFLE_BYTES
 
 
 def _is_near(stores: Sequence[Store], reads: Sequence[Load], target: CpuTarget) -> bool:
@@ -75,7 +72,7 @@ def _bits(stores: Sequence[Store], reads: Sequence[Load]) -> int:
 
 def _has_lines(target: CpuTarget) -> bool:
     """Are the widest vectors as wide as lines, and operations as wide as vectors?"""
-    return target.vector_bits == 8 * CACHE_LINE and target.issue_bits_per_cycle > target.vector_bits
+    return target.vector_bits == 8 * CACHE_LINE_BYTES and target.issue_bits_per_cycle > target.vector_bits
 
 
 def _touched_bytes(stores: Sequence[Store], reads: Sequence[Load]) -> int:
@@ -99,7 +96,7 @@ def _writes_lines(stores: Sequence[Store], reads: Sequence[Load], target: CpuTar
 def prefetch_distance(reads: Sequence[Load], target: CpuTarget) -> int:
     """How many lines ahead to prefetch `reads`; 0 if they are in the caches."""
     largest = max(prod(r.buffer.shape) * r.buffer.type.dtype.size for r in reads)
-    return AHEAD if largest > target.cache[min(1, len(target.cache) - 1)] // 2 else 0
+    return STAGE_PREFETCH_LINES if largest > target.cache[min(1, len(target.cache) - 1)] // 2 else 0
 
 
 def transpose_staged(
@@ -116,7 +113,7 @@ def transpose_staged(
     As `structured.transpose.transposed`, but the iterations over `lane` may reduce; `factor` is for its VECTOR loop.
     """
     least = min(r.buffer.type.dtype.size for r in reads)
-    shape = (STAGED_ROWS, STAGED_BYTES // least)
+    shape = (STAGE_ROWS, STAGE_ROW_BYTES // least)
     rows, lanes = map(chunk_of, (row, lane), shape)
     found = staged_loads(reads, rows, lanes, lambda _: shape)
     point = with_registers(stores, build.block(*(with_loads(s, found) for s in stores)))
@@ -126,7 +123,7 @@ def transpose_staged(
     body: Stmt = Loop(chunk_start(lane), lane.start, lane.stop, chunk, step=shape[1])
     if initial:
         body = build.block(Loop(row.name, rows.start, rows.stop, build.block(*initial)), body)
-    return Loop(chunk_start(row), row.start, row.stop, body, step=STAGED_ROWS)
+    return Loop(chunk_start(row), row.start, row.stop, body, step=STAGE_ROWS)
 
 
 def chunk_start(axis: Axis) -> str:
@@ -189,7 +186,7 @@ def _loads(s: Store) -> Iterator[Load]:
 
 def _is_turned(e: Load, row: str, lane: str) -> bool:
     along = _step(e.buffer, e.indices, lane)
-    return along is not None and abs(along) > INTERLEAVED and _step(e.buffer, e.indices, row) == 1
+    return along is not None and abs(along) > MAX_INTERLEAVED_STRIDE and _step(e.buffer, e.indices, row) == 1
 
 
 def _step(buffer: Buffer, indices: tuple[Expr, ...], name: str) -> int | None:

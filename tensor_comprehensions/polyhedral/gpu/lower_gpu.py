@@ -7,7 +7,9 @@ from dataclasses import replace
 
 from ...core.decisions import close_book
 from ...core.naming import compose_name
+from ...core.pass_steps import run_step
 from ...loop_ir.nodes import Buffer, CheckSite, Kernel, Module, Type
+from ...machine import GPU_LAUNCH_SECONDS
 from ...options import MappingOptions, check_mapping
 from ...target import GpuTarget
 from ...tc_lang.ir import BoundFunction, Role, Tensor
@@ -26,7 +28,7 @@ from ..scop.collapse import collapse
 from ..scop.isl_affine import readable_isl
 from ..scop.scop import LOCK, Scop, ScopStatement, node_name
 from .emit.lower_kernel import KernelLowering, collective_names
-from .plan.grid_split_k import LAUNCH, split_grid_reductions
+from .plan.grid_split_k import split_grid_reductions
 from .plan.mapping import KernelPlan, kernel_tree, plan_kernel
 from .plan.mapping_heuristics import choose_mapping, group_cycles, heaviest_group, is_launch_bound, object_to_fusion
 from .post.bounds_checks import check_kernels
@@ -56,7 +58,7 @@ def estimate_cycles(function: BoundFunction, target: GpuTarget, *, collapsed: bo
     with LOCK, close_book():
         scop = _scop(function, None, target, collapsed=collapsed)
         groups = _groups(scop, None, target)
-        return sum(group_cycles(scop, group, target) + LAUNCH * target.clock for group in groups)
+        return sum(group_cycles(scop, group, target) + GPU_LAUNCH_SECONDS * target.clock for group in groups)
 
 
 def explain_gpu(
@@ -67,17 +69,20 @@ def explain_gpu(
         check_mapping(options, target)
     with LOCK:
         scop = _scop(function, options, target, collapsed=collapsed)
-        lines = []
-        for plan in _plans(scop, options, target):
-            launch = plan.launch
-            lines.append(f"kernel: {_times(launch.grid)} blocks of {_times(launch.block)} threads")
-            if options is None:
-                lines.append(f"  chosen: {plan.options}")
-            lines.append("  domain: " + "; ".join(u.domain for u in plan.units))
-            lines += [
-                "  " + line for line in format_tree(kernel_tree(plan, collective_names(kernel_barriers(scop, plan))))
-            ]
-        return readable_isl("\n".join(lines))
+        return _format_plans(scop, _plans(scop, options, target), with_options=options is None)
+
+
+def _format_plans(scop: Scop, plans: Sequence[KernelPlan], *, with_options: bool = True) -> str:
+    lines = []
+    for plan in plans:
+        launch = plan.launch
+        lines.append(f"kernel: {_times(launch.grid)} blocks of {_times(launch.block)} threads")
+        if with_options:
+            lines.append(f"  chosen: {plan.options}")
+        lines.append("  domain: " + "; ".join(u.domain for u in plan.units))
+        tree = format_tree(kernel_tree(plan, collective_names(kernel_barriers(scop, plan))))
+        lines += ["  " + line for line in tree]
+    return readable_isl("\n".join(lines))
 
 
 def default_options(function: BoundFunction, target: GpuTarget) -> MappingOptions:
@@ -150,9 +155,14 @@ def _plans(scop: Scop, options: MappingOptions | None, target: GpuTarget) -> tup
 
 
 def _lower(function: BoundFunction, options: MappingOptions | None, target: GpuTarget, *, collapsed: bool) -> Module:
-    scop = _scop(function, options, target, collapsed=collapsed)
+    scop = run_step("scop", lambda: _scop(function, options, target, collapsed=collapsed), lambda s: repr(s.function))
     function = scop.function
-    plans = _plans(scop, options, target)
+
+    def show_plans(found: Sequence[KernelPlan]) -> str:
+        with LOCK:
+            return _format_plans(scop, found)
+
+    plans = run_step("map", lambda: _plans(scop, options, target), show_plans)
     buffers = {t.name: Buffer(t.name, Type(t.dtype), t.shape, t.strides) for t in function.tensors}
     kernels: list[Kernel] = []
     sites: list[CheckSite] = []

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import prod
 
-from ...structured.cost.plan_cost import INTERLEAVED
 from ...target import CpuTarget
 from ...tc_lang import ir as tc
 from ...tc_lang.ir import BoundFunction
+from ...thresholds import MAX_INTERLEAVED_STRIDE
 from ..scop.isl_affine import to_isl_affine
 from ..scop.scop import ScopStatement
 from .loop_nest import DimKind, LoopNest, NestDim
@@ -112,7 +112,7 @@ def _turns(
 ) -> bool:
     """Whether registers can transpose this read: strided along `lanes`, contiguous along `row`, not written here."""
     along = access_stride(function, access, lanes.index(node))
-    if along is None or abs(along) <= INTERLEAVED or access.guarded:
+    if along is None or abs(along) <= MAX_INTERLEAVED_STRIDE or access.guarded:
         return False
     written = any(w.tensor == access.tensor for n in leaf.nodes for w in n.writes)
     return not written and access_stride(function, access, row.index(node)) == 1

@@ -11,12 +11,10 @@ from collections.abc import Iterator, Sequence
 from ...target import CpuTarget
 from ...tc_lang import ir as tc
 from ...tc_lang.ir import BoundFunction, Role
+from ...thresholds import SERIAL_CHAIN_BATCHES
 from ..scop.scop import Scop, ScopStatement, check_reads
 from .contraction_chain import chain_tiles, tiled_row
 from .fusion import BandMember, FusionGroup, is_parallel_dim
-
-# Batches that are left to share where the tiles of each run one after another.
-SERIAL_BATCHES = 4
 
 
 def join_chain(
@@ -95,7 +93,7 @@ def _with_sum(function: BoundFunction, group: FusionGroup, node: ScopStatement) 
             return None
         rows.append(BandMember((*row.places, (node.name, (name, 0))), row.lower, row.upper))
     joined = FusionGroup((*group.nodes, node), tuple(rows), serial)
-    return joined if joined.parallelism >= SERIAL_BATCHES else None
+    return joined if joined.parallelism >= SERIAL_CHAIN_BATCHES else None
 
 
 def _rows_read(group: FusionGroup, node: ScopStatement) -> tuple[str, ...] | None:

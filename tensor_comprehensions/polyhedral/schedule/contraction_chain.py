@@ -14,19 +14,18 @@ from ...core.memory_layout import contiguous_strides
 from ...target import CpuTarget
 from ...tc_lang import ir as tc
 from ...tc_lang.ir import BoundFunction, Role, Tensor, walk_expr
+from ...thresholds import (
+    CHAIN_L2_SHARE,
+    CHAIN_TILE_ROWS,
+    CONTRACTION_TILE_ROWS,
+    ENOUGH_PARALLELISM,
+    MANY_CHAIN_TILE_ROWS,
+    MAX_WHOLE_CHAIN_ROWS,
+)
 from ..scop.scop import ScopStatement
 from .access_cost import access_stride
-from .fusion import ENOUGH_PARALLELISM, BandMember, FusionGroup
+from .fusion import BandMember, FusionGroup
 from .storage import memory_takers, temporary_footprint
-
-# Rows that a register-tiled contraction inside a fused group handles at a time.
-CONTRACTION_ROWS = 64
-# Rows of a tile of a chain, in order of preference, the first where that leaves enough tiles; a tile takes all rows
-# where they are not many more.
-MANY_CHAIN_ROWS, CHAIN_ROWS = 128, (64, 48, 32, 16)
-ALL_ROWS = 96
-# The part of the second-level cache that the temporaries of a tile may take.
-CACHE_SHARE = 2
 
 
 def contraction_tiles(function: BoundFunction, group: FusionGroup, target: CpuTarget) -> tuple[int, ...]:
@@ -39,8 +38,8 @@ def contraction_tiles(function: BoundFunction, group: FusionGroup, target: CpuTa
         return extents
     if tiles := chain_tiles(function, group, target):
         return tiles
-    sizes = range(CONTRACTION_ROWS, 2 * CONTRACTION_ROWS + 1)
-    size = next((s for s in sizes if extents[0] % s == 0), CONTRACTION_ROWS)
+    sizes = range(CONTRACTION_TILE_ROWS, 2 * CONTRACTION_TILE_ROWS + 1)
+    size = next((s for s in sizes if extents[0] % s == 0), CONTRACTION_TILE_ROWS)
     return (min(extents[0], size), *extents[1:])
 
 
@@ -54,19 +53,21 @@ def chain_tiles(function: BoundFunction, group: FusionGroup, target: CpuTarget) 
         return None
     for rows in _row_counts(group.rows[row].extent, 0 if group.serial is not None else group.parallelism):
         sizes = tuple(rows if k == row else 1 for k in range(len(group.rows)))
-        if sum(_tile_bytes(t, group, sizes) for t in handed_on) <= target.cache[1] // CACHE_SHARE:
+        if sum(_tile_bytes(t, group, sizes) for t in handed_on) <= target.cache[1] // CHAIN_L2_SHARE:
             return sizes
     return None
 
 
 def _row_counts(extent: int, points: int) -> Sequence[int]:
     """points: of all rows of the group."""
-    if extent <= ALL_ROWS:
-        return (extent, *(rows for rows in CHAIN_ROWS if rows < extent))
-    many = [MANY_CHAIN_ROWS] if points >= ENOUGH_PARALLELISM * MANY_CHAIN_ROWS else []
-    even = [rows for rows in range(CHAIN_ROWS[0], ALL_ROWS + 1, CHAIN_ROWS[-1]) if extent % rows == 0]
+    if extent <= MAX_WHOLE_CHAIN_ROWS:
+        return (extent, *(rows for rows in CHAIN_TILE_ROWS if rows < extent))
+    many = [MANY_CHAIN_TILE_ROWS] if points >= ENOUGH_PARALLELISM * MANY_CHAIN_TILE_ROWS else []
+    even = [
+        rows for rows in range(CHAIN_TILE_ROWS[0], MAX_WHOLE_CHAIN_ROWS + 1, CHAIN_TILE_ROWS[-1]) if extent % rows == 0
+    ]
     whole = [rows for rows in (*many, *even) if extent % rows == 0]
-    return (*whole[:1], *many, *CHAIN_ROWS)
+    return (*whole[:1], *many, *CHAIN_TILE_ROWS)
 
 
 def _tile_bytes(tensor: Tensor, group: FusionGroup, sizes: Sequence[int]) -> int:

@@ -18,6 +18,7 @@ from ...core.decisions import Decision, Rival, is_recording, note_decision
 from ...target import CpuTarget
 from ...tc_lang import ir as tc
 from ...tc_lang.ir import BoundFunction
+from ...thresholds import MEMORY_READ_SHARE
 from ..scop.isl_affine import isl_name
 from ..scop.scop import (
     CONTEXT,
@@ -30,11 +31,6 @@ from ..scop.scop import (
     union_map,
     with_op_limit,
 )
-
-# A kernel with fewer independent iterations than this does not feed the threads of a usual machine.
-ENOUGH_PARALLELISM = 32
-# What is read comes from memory, rather than the last cache, from this part of its size on: others use it too.
-FAR_SHARE = 4
 
 # Most schedules take isl a third of this. A few, for the sake of reads that remainders and quotients share, would take
 # it hours; they are not worth fusing.
@@ -200,7 +196,9 @@ def _handed_on(before: FusionGroup, group: FusionGroup) -> tuple[str, ...]:
 
 def reads_memory(function: BoundFunction, node: ScopStatement, target: CpuTarget) -> bool:
     """Whether `node` reads more than the caches are likely to hold."""
-    return accessed_bytes(function, node.reads) > min(target.cache[-1] // FAR_SHARE, target.writeback_limit_bytes)
+    return accessed_bytes(function, node.reads) > min(
+        target.cache[-1] // MEMORY_READ_SHARE, target.writeback_limit_bytes
+    )
 
 
 def accessed_bytes(function: BoundFunction, accesses: Sequence[tc.Access]) -> int:

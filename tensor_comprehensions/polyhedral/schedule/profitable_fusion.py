@@ -9,15 +9,11 @@ from ...options import CpuOptions
 from ...target import CpuTarget
 from ...tc_lang import ir as tc
 from ...tc_lang.ir import BoundFunction, walk_expr
+from ...thresholds import CONTRACTION_TILE_ROWS, ENOUGH_PARALLELISM, SHARED_FMAS, SMALL_RESULT_FACTOR
 from ..scop.scop import Scop, ScopStatement
 from .chain_fusion import join_chain, merge_producer
-from .contraction_chain import CONTRACTION_ROWS, chain_tiles
-from .fusion import ENOUGH_PARALLELISM, FusionGroup, FusionObjection, accessed_bytes, partition_statements, reads_memory
-
-# Multiply-adds of a contraction alone that several threads share.
-SHARED_WORK = 1 << 19
-# A result counts as small compared to the operands if it is smaller by this factor.
-LITTLE = 16
+from .contraction_chain import chain_tiles
+from .fusion import FusionGroup, FusionObjection, accessed_bytes, partition_statements, reads_memory
 
 
 def fuse_statements(scop: Scop, options: CpuOptions, target: CpuTarget) -> tuple[FusionGroup, ...]:
@@ -56,9 +52,9 @@ def _lost_threads(joined: FusionGroup) -> FusionObjection | None:
     contractions = (n for n in joined.nodes if n.cluster is not None)
     work = max(prod(i.extent for i in (*n.free, *n.reduction_indices)) for n in contractions)
     rows = joined.rows[0].extent
-    if rows > CONTRACTION_ROWS or work < SHARED_WORK:
+    if rows > CONTRACTION_TILE_ROWS or work < SHARED_FMAS:
         return None
-    tile, worth = ("rows of a tile", CONTRACTION_ROWS), ("multiply-adds worth threads", SHARED_WORK)
+    tile, worth = ("rows of a tile", CONTRACTION_TILE_ROWS), ("multiply-adds worth threads", SHARED_FMAS)
     why = "threads would idle: the first shared loop fits into one tile"
     return FusionObjection(why, (("rows", rows), tile, ("multiply-adds", work), worth))
 
@@ -77,7 +73,7 @@ def _lost_row_order(
     ):
         return None
     read, written = accessed_bytes(function, node.reads), accessed_bytes(function, node.writes)
-    if written * LITTLE >= read or not reads_memory(function, node, target):
+    if written * SMALL_RESULT_FACTOR >= read or not reads_memory(function, node, target):
         return None
     numbers = ("bytes read", read), ("bytes written", written)
     return FusionObjection("a reduction would no longer read the rows of memory one after another", numbers)

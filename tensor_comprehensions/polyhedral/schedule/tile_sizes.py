@@ -5,10 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from math import prod
 
+from ...machine import MESH_FETCH_COLUMNS, PAGE_BYTES
 from ...options import CpuOptions
 from ...target import CpuTarget
 from ...tc_lang import ir as tc
 from ...tc_lang.ir import BoundFunction
+from ...thresholds import (
+    COLUMN_CHUNK_VECTORS,
+    ENOUGH_PARALLELISM,
+    HEAVY_SHARE,
+    LONG_TRANSPOSED_TILES,
+    MAX_PERMUTED_ELEMENTS,
+    MAX_PERMUTED_ROWS,
+    MAX_ROW_CHUNK,
+    MIN_COLUMN_CHUNKS,
+    STAGED_ROW_TILES,
+    STAGED_TILES,
+    SUMMED_ROWS,
+    TRANSPOSED_TILE,
+    UNSHARED_TRANSPOSE_ELEMENTS,
+)
 from ..scop.scop import ScopStatement
 from .access_cost import (
     access_stride,
@@ -20,35 +36,9 @@ from .access_cost import (
     vector_dim,
 )
 from .contraction_chain import contraction_tiles
-from .fusion import ENOUGH_PARALLELISM, FusionGroup, reads_memory
+from .fusion import FusionGroup, reads_memory
 from .loop_nest import DimKind, LoopNest, NestDim
 from .storage import bytes_touched, needs_line_staging
-
-# Elements of a row that one iteration takes when the lanes run along it: long enough to amortize the loop around it,
-# short enough that the temporaries of fused nodes stay in the first-level cache.
-LONGEST_CHUNK = 4096
-# Vectors that one iteration of a sum of columns takes where there are enough columns for a few iterations.
-LONG_COLUMN_CHUNK, FEW_CHUNKS = 16, 8
-# Columns, at least, of one iteration where rows come from a far cache: it gives long pieces of them fastest.
-FAR_COLUMNS = 320
-# A leaf with less than this fraction of a group's work has no say in its tiles.
-HEAVY_SHARE = 16
-# Tiles (along the unit strides, along the lanes) where those are different rows: few runs to write at a time, but long
-# ones; shorter runs where too few tiles would be left to share. Square ones where several nests use what they hold.
-LONG_TRANSPOSED_TILES = ((32, 512), (16, 512), (16, 256), (16, 128))
-TRANSPOSED_TILE = (64, 64)
-# Where a tile goes through a buffer in the second cache on its way past the last one: long runs to read at a time. More
-# lanes where those are short, and all of them in rows of the output that are: a line that is cut goes to memory twice.
-STAGED_TILES = ((512, 128), (128, 512), (256, 128), (128, 128))
-WHOLE_ROWS = ((512, 128), (256, 256), (128, 512), (64, 512), (32, 512))
-# Elements below which nothing is shared, and all of them stay in the first caches.
-SMALL_TRANSPOSITION = 16384
-# Rows beyond the lanes that the tile of a permutation covers, and elements that it may have.
-# Rows that are summed at once where they come from memory: a processor follows several runs there faster than one, each
-# in pages of its own.
-SUMMED_ROWS, PAGE = (4, 2), 4096
-NEIGHBOUR_ROWS = 16
-NEIGHBOUR_AREA = 16384
 
 
 def row_tiles(
@@ -88,12 +78,12 @@ def _lane_tiles(
     least = 4 * lanes
     if all(is_column_reduction(leaf, vector_dim(function, leaf, target)) for leaf in leaves):
         far = any(reads_memory(function, n, target) for leaf in leaves for n in leaf.nodes)
-        few = prod(r.extent for r in group.rows) // FEW_CHUNKS // lanes
-        least = max(least, min(LONG_COLUMN_CHUNK, few) * lanes)
+        few = prod(r.extent for r in group.rows) // MIN_COLUMN_CHUNKS // lanes
+        least = max(least, min(COLUMN_CHUNK_VECTORS, few) * lanes)
         if far and target.private_caches != target.cache:
             least = _choose_even_tile(prod(group.rows[k].extent for k in wanted), lanes)
-        if others >= FEW_CHUNKS // 2 and far:
-            least = LONGEST_CHUNK
+        if others >= MIN_COLUMN_CHUNKS // 2 and far:
+            least = MAX_ROW_CHUNK
     return tuple(
         _tile(row.extent, k in wanted, others if shared else ENOUGH_PARALLELISM, least)
         for k, row in enumerate(group.rows)
@@ -116,14 +106,14 @@ def rows_at_once(function: BoundFunction, group: FusionGroup, leaves: Sequence[L
         (access_stride(function, a, row.index_and_shift(node)[0]) or 0) * function.tensor(a.tensor).dtype.size
         for a in node.reads
     ]
-    if not all(abs(step) >= PAGE for step in apart):
+    if not all(abs(step) >= PAGE_BYTES for step in apart):
         return 1
     return next((n for n in SUMMED_ROWS if row.extent % n == 0 and row.extent >= n * ENOUGH_PARALLELISM), 1)
 
 
 def _choose_even_tile(extent: int, lanes: int) -> int:
     """A tile of whole vectors that cuts `extent` into about equal parts of no fewer than FAR_COLUMNS."""
-    parts = max(1, extent // FAR_COLUMNS)
+    parts = max(1, extent // MESH_FETCH_COLUMNS)
     return -(-extent // (parts * lanes)) * lanes
 
 
@@ -142,7 +132,7 @@ def _transposed_tiles(
     if not long:
         return sizes(TRANSPOSED_TILE)
     extents = tuple(row.extent for row in group.rows)
-    if prod(extents) <= SMALL_TRANSPOSITION:
+    if prod(extents) <= UNSHARED_TRANSPOSE_ELEMENTS:
         return extents
     for tile in _staged_tiles(sizes, wanted, extents) if through else LONG_TRANSPOSED_TILES:
         found = sizes(tile)
@@ -155,7 +145,7 @@ def _staged_tiles(
     sizes: Callable[[tuple[int, int]], tuple[int, ...]], wanted: frozenset[int], extents: tuple[int, ...]
 ) -> Sequence[tuple[int, int]]:
     """Tiles of whole rows of the output where those are short, else those with most points first."""
-    whole = [tile for tile in WHOLE_ROWS if all(sizes(tile)[k] == extents[k] for k in wanted)]
+    whole = [tile for tile in STAGED_ROW_TILES if all(sizes(tile)[k] == extents[k] for k in wanted)]
     return whole or sorted(STAGED_TILES, key=lambda t: -prod(sizes(t)))
 
 
@@ -172,8 +162,8 @@ def _with_neighbors(
         return sizes
     grown = list(sizes)
     for row in dict.fromkeys(k for k in found if k is not None):
-        room = NEIGHBOUR_AREA // prod(grown)
-        grown[row] = max(1, min(group.rows[row].extent, NEIGHBOUR_ROWS, room))
+        room = MAX_PERMUTED_ELEMENTS // prod(grown)
+        grown[row] = max(1, min(group.rows[row].extent, MAX_PERMUTED_ROWS, room))
     tiles = prod(-(-row.extent // size) for row, size in zip(group.rows, grown, strict=True))
     return tuple(grown) if tiles >= ENOUGH_PARALLELISM else sizes
 
@@ -196,9 +186,9 @@ def _tile(extent: int, wanted: bool, others: int, least: int) -> int:
     if not wanted:
         return 1
     if others >= ENOUGH_PARALLELISM:
-        return min(extent, LONGEST_CHUNK)
+        return min(extent, MAX_ROW_CHUNK)
     chunk = max(least, extent * others // ENOUGH_PARALLELISM // least * least)
-    return min(extent, chunk, LONGEST_CHUNK)
+    return min(extent, chunk, MAX_ROW_CHUNK)
 
 
 def _heavy_nests(function: BoundFunction, leaves: Sequence[LoopNest]) -> list[LoopNest]:

@@ -11,22 +11,19 @@ from math import prod
 
 from ...core.memory_layout import contiguous_strides
 from ...core.naming import compose_name
+from ...machine import LANE_SUM_CYCLES
 from ...tc_lang import ir as tc
 from ...tc_lang.ir import BoundFunction, BoundIndex, BoundStatement, Role, Tensor, map_operands
-
-LEAST_LANES = 8
-"""Fewest terms for which lanes along a sum are worthwhile."""
-LEAST_FILLED = 0.7
-"""Part of the lanes of vectors that sums fill."""
+from ...thresholds import MIN_FILLED_LANES, MIN_LANE_SUM_TERMS
 
 
 def lanes_along_sum(s: BoundStatement, widest: int) -> int:
     """How many lanes along the sum suit a product: they cut it into equal parts and fill vectors; 0 if none do."""
     run = _summed_run(s)
-    counts = range(LEAST_LANES, widest + 1) if run is not None else ()
+    counts = range(MIN_LANE_SUM_TERMS, widest + 1) if run is not None else ()
     found = [n for n in counts if run is not None and run.extent % n == 0]
     best = max(found, key=lambda n: (_filled_share(n), n), default=0)
-    return best if best and _filled_share(best) >= LEAST_FILLED else 0
+    return best if best and _filled_share(best) >= MIN_FILLED_LANES else 0
 
 
 def _filled_share(count: int) -> float:
@@ -82,11 +79,7 @@ def with_lanes_along_sum(function: BoundFunction, s: BoundStatement, lanes: int)
 
 def combining_cycles(s: BoundStatement) -> float:
     """Cycles to add up the lanes of all results."""
-    return LANES_CYCLES * prod(i.extent for i in s.free)
-
-
-LANES_CYCLES = 12.0
-"""Cycles to add up the lanes of a result."""
+    return LANE_SUM_CYCLES * prod(i.extent for i in s.free)
 
 
 def _index(i: BoundIndex) -> tc.Expr:

@@ -19,6 +19,13 @@ from ...core.errors import CannotLower
 from ...core.memory_layout import contiguous_strides
 from ...core.naming import compose_name
 from ...loop_ir.nodes import Buffer, Type
+from ...machine import (
+    COPY_START_CYCLES,
+    FAR_COPY_FACTOR,
+    REORDER_RUN_CYCLES,
+    REORDER_SHORT_TRANSPOSE_CYCLES,
+    REORDER_TRANSPOSE_CYCLES,
+)
 from ...options import CpuOptions
 from ...structured.cost.plan_cost import plan_cycles
 from ...structured.cost.tile_cost import is_beyond_private_caches
@@ -31,32 +38,17 @@ from ...structured.planners.select import select_plan, why_not_microkernel
 from ...target import CpuTarget
 from ...tc_lang import ir as tc
 from ...tc_lang.ir import BoundFunction, BoundIndex, BoundStatement, Role, Tensor
+from ...thresholds import (
+    LANE_SUM_TERMS,
+    MAX_COPIED_L2_SIZES,
+    MAX_REORDERED_L2_SIZES,
+    MIN_REORDERED_SIDE,
+    REORDER_GAIN,
+    REORDERED_SHORT_RUN,
+    REORDERINGS_PLANNED,
+)
 from .collapse import collapse
 from .lanes_along_sum import combining_cycles, lanes_along_sum, with_lanes_along_sum
-
-STRAIGHT, ACROSS, SHORT_ACROSS = 1.0, 1.3, 2.0
-"""Cycles to copy an element of 4 bytes: in runs, transposed, and transposed with runs shorter than a few lanes.
-
-The machine takes 0.6 of these, and as much of the multiply-adds that they are compared with.
-"""
-SHORT_RUN = 8
-"""Elements of a run from which on squares of elements are full."""
-FAR_COPY = 2.0
-"""Factor for copies that do not stay in L2."""
-MOST, MOST_COPIED = 16, 4
-"""Largest working set of a contraction, and of a copied tensor, in sizes of L2. Beyond it, plans that pack are
-better, whose copies go to memory and back.
-"""
-COPY_OVERHEAD = 1000.0
-"""Cycles to begin a copy."""
-CLEARLY = 0.9
-"""Most cycles of a reordered contraction, relative to the original one, by the model."""
-TRIED = 2
-"""Ways that are planned; the others are not expected to be better."""
-LONG_SUM = 64
-"""Neighboring terms of a sum that fill vectors, where register tiles have too few rows."""
-LEAST_SIDE = 2
-"""Fewest rows, columns and terms of a contraction to reorder."""
 
 Order = tuple[str, ...]
 
@@ -111,16 +103,16 @@ def reorder(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> 
     Not with a schedule of the user.
     """
     found = _contraction(function) if options.use_microkernels and options.schedule is None else None
-    if found is None or found.bytes > MOST * target.cache[1]:
+    if found is None or found.bytes > MAX_REORDERED_L2_SIZES * target.cache[1]:
         return function
     parallel = options.grain_size > 0
-    least = CLEARLY * _cycles(_op(function), target, parallel=parallel)
-    if least == inf and found.summed_run >= LONG_SUM:
+    least = REORDER_GAIN * _cycles(_op(function), target, parallel=parallel)
+    if least == inf and found.summed_run >= LANE_SUM_TERMS:
         return function
     possible = enumerate(orders for orders in _enumerate_orders(found) if _is_near(found, orders, target))
     ways = sorted((_bound(found, orders, target), n, orders) for n, orders in possible)
     best = function
-    for bound, _, orders in ways[:TRIED]:
+    for bound, _, orders in ways[:REORDERINGS_PLANNED]:
         if bound >= least:
             break
         candidate, multiply = _reorder_operands(found, orders)
@@ -192,7 +184,7 @@ def _contraction(function: BoundFunction) -> _Contraction | None:
     sides = (x & c, y & c, x & y)
     if x & y & c or any(len(t) != len(o) for t, o in zip((x, y, c), found.orders, strict=True)):
         return None
-    if x | y | c != set().union(*sides) or min(found.size([*side]) for side in sides) < LEAST_SIDE:
+    if x | y | c != set().union(*sides) or min(found.size([*side]) for side in sides) < MIN_REORDERED_SIDE:
         return None
     return found
 
@@ -261,14 +253,14 @@ def _bound(found: _Contraction, orders: Orders, target: CpuTarget) -> float:
     lanes = target.lanes(found.bits)
     wasted = num_tiles(found.size(run), lanes) * lanes / found.size(run)
     multiply_adds = _multiply_adds(found, target)
-    turned = 0.0 if moving[-1] == c[-1] else ACROSS * found.size(moving)
+    turned = 0.0 if moving[-1] == c[-1] else REORDER_TRANSPOSE_CYCLES * found.size(moving)
     return multiply_adds * min(wasted, 2.0) + turned + _copies(found, orders, target)
 
 
 def _is_near(found: _Contraction, orders: Orders, target: CpuTarget) -> bool:
     """Whether the copies stay in a cache until they are read."""
     copied = (found.size(order) * found.bits // 8 for order in orders if order is not None)
-    return all(size <= MOST_COPIED * target.cache[1] for size in copied)
+    return all(size <= MAX_COPIED_L2_SIZES * target.cache[1] for size in copied)
 
 
 def _copies(found: _Contraction, orders: Orders, target: CpuTarget) -> float:
@@ -277,8 +269,8 @@ def _copies(found: _Contraction, orders: Orders, target: CpuTarget) -> float:
     for old, new in zip(found.orders, orders, strict=True):
         if new is not None:
             size = found.size(old) * found.bits // 8
-            far = FAR_COPY if is_beyond_private_caches(2 * size, target) else 1.0
-            total += COPY_OVERHEAD + far * size / 4 * _element_cycles(found, old, new)
+            far = FAR_COPY_FACTOR if is_beyond_private_caches(2 * size, target) else 1.0
+            total += COPY_START_CYCLES + far * size / 4 * _element_cycles(found, old, new)
     return total
 
 
@@ -286,8 +278,12 @@ def _element_cycles(found: _Contraction, old: Order, new: Order) -> float:
     """Cycles to copy an element of 4 bytes: straight where both orders end alike."""
     common = next((n for n, (a, b) in enumerate(zip(old[::-1], new[::-1], strict=True)) if a != b), len(old))
     if common:
-        return STRAIGHT * max(1.0, SHORT_RUN / found.size(old[len(old) - common :]))
-    return ACROSS if min(found.size(_run(a, b)) for a, b in ((old, new), (new, old))) >= SHORT_RUN else SHORT_ACROSS
+        return REORDER_RUN_CYCLES * max(1.0, REORDERED_SHORT_RUN / found.size(old[len(old) - common :]))
+    return (
+        REORDER_TRANSPOSE_CYCLES
+        if min(found.size(_run(a, b)) for a, b in ((old, new), (new, old))) >= REORDERED_SHORT_RUN
+        else REORDER_SHORT_TRANSPOSE_CYCLES
+    )
 
 
 def _run(order: Order, other: Order) -> Order:

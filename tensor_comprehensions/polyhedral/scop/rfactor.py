@@ -16,26 +16,27 @@ from ...core.naming import compose_name
 from ...target import CpuTarget
 from ...tc_lang import ir as tc
 from ...tc_lang.ir import BoundFunction, BoundIndex, BoundStatement, Role, Tensor, map_operands
+from ...thresholds import (
+    COLUMN_SUM_BYTES,
+    COLUMN_SUM_MESH_FACTOR,
+    COLUMN_SUM_PARTS,
+    FEW_RESULTS,
+    MIN_COLUMN_SUM_ROWS,
+    MIN_PART_TERMS,
+    SPLIT_SUM_TERMS,
+    SUM_PARTS,
+)
 from ..schedule.access_cost import access_stride
 from .isl_affine import to_isl_affine
 
-# Fewer results than this leave threads idle; fewer terms in all than this are summed before another thread wakes.
-FEW_RESULTS = 16
-MANY_TERMS = 1 << 17
-PARTS = 64
-# A sum of the columns of a matrix that no cache holds reads memory in its order where each thread has rows of its own.
-# Where the last cache is far, that is worth its while from a few times what the others hold.
-LARGE_MATRIX, FAR_MATRIX, ELEMENT = 1 << 21, 2, 4
-ROW_PARTS, LEAST_ROWS = 8, 16
+ELEMENT = 4
 
-SHORT = 16
-"""Fewest terms of a part if parts are requested."""
 
 SplitPoint = tuple[BoundIndex, int]
 """The reduced index to cut, and into how many parts."""
 
 
-def rfactor(function: BoundFunction, matrix: int = LARGE_MATRIX) -> BoundFunction:
+def rfactor(function: BoundFunction, matrix: int = COLUMN_SUM_BYTES) -> BoundFunction:
     """`function` with its long reductions into few elements in two stages.
 
     A def that only sums the columns of a matrix of at least `matrix` elements is split, too.
@@ -45,7 +46,7 @@ def rfactor(function: BoundFunction, matrix: int = LARGE_MATRIX) -> BoundFunctio
     def cut(s: BoundStatement) -> SplitPoint | None:
         by_rows = _rows(function, s, matrix) if alone else None
         index = by_rows or _index(s)
-        return None if index is None else (index, _parts(index.extent, ROW_PARTS if by_rows else PARTS))
+        return None if index is None else (index, _parts(index.extent, COLUMN_SUM_PARTS if by_rows else SUM_PARTS))
 
     return in_two_stages(function, cut, f"it has few results (less than {FEW_RESULTS}), or rows that no cache holds")
 
@@ -80,7 +81,7 @@ def _record_split(s: BoundStatement, index: BoundIndex, parts: int, why: str) ->
 def requested_split(s: BoundStatement, parts: int) -> SplitPoint | None:
     """The outermost index that is long enough for this many parts, if these are small compared to the operands."""
     terms, results = prod(i.extent for i in s.reduction_indices), prod(i.extent for i in s.free)
-    if not is_divisible(s) or s.reads_own_target or not 0 < results <= terms or terms < SHORT * parts:
+    if not is_divisible(s) or s.reads_own_target or not 0 < results <= terms or terms < MIN_PART_TERMS * parts:
         return None
     index = next((i for i in s.reduction_indices if i.extent >= parts), None)
     return None if index is None else (index, _parts(index.extent, parts))
@@ -101,7 +102,7 @@ def _place(before: Sequence[BoundStatement], s: BoundStatement) -> int:
 
 def large_matrix(target: CpuTarget) -> int:
     """Elements of a matrix that is large to `target`."""
-    return int(min(LARGE_MATRIX, FAR_MATRIX * target.writeback_limit_bytes / ELEMENT))
+    return int(min(COLUMN_SUM_BYTES, COLUMN_SUM_MESH_FACTOR * target.writeback_limit_bytes / ELEMENT))
 
 
 def is_divisible(s: BoundStatement) -> bool:
@@ -113,7 +114,7 @@ def _index(s: BoundStatement) -> BoundIndex | None:
     """The reduced index to cut: the outermost long enough one of a reduction that needs it."""
     if not is_divisible(s) or prod(i.extent for i in s.free) >= FEW_RESULTS:
         return None
-    if prod(i.extent for i in s.indices) < MANY_TERMS:
+    if prod(i.extent for i in s.indices) < SPLIT_SUM_TERMS:
         return None
     return next((i for i in s.reduction_indices if i.extent >= FEW_RESULTS), None)
 
@@ -125,8 +126,8 @@ def _rows(function: BoundFunction, s: BoundStatement, least: int) -> BoundIndex 
     (column,), (row,) = s.free, s.reduction_indices
     reads = [x for x in tc.walk_expr(s.value) if isinstance(x, tc.Access)]
     along = all(access_stride(function, x, column.name) in (0, 1) for x in reads)
-    large = column.extent * row.extent >= least and column.extent >= LEAST_ROWS * ROW_PARTS
-    return row if along and large and row.extent >= LEAST_ROWS * ROW_PARTS else None
+    large = column.extent * row.extent >= least and column.extent >= MIN_COLUMN_SUM_ROWS * COLUMN_SUM_PARTS
+    return row if along and large and row.extent >= MIN_COLUMN_SUM_ROWS * COLUMN_SUM_PARTS else None
 
 
 def _parts(extent: int, most: int) -> int:

@@ -13,14 +13,9 @@ from ...structured.match.product_matching import Product, split_product
 from ...target import CpuTarget
 from ...tc_lang import ir as tc
 from ...tc_lang.ir import BoundFunction, BoundIndex, BoundStatement, walk_expr
+from ...thresholds import FEW_RESULTS, MAX_PRODUCT_PARTS, MIN_PRODUCT_PART_TERMS, MIN_PRODUCT_PARTS, MIN_PRODUCT_SIDE
 from ..schedule.access_cost import access_stride
-from .rfactor import FEW_RESULTS, SplitPoint, in_two_stages, large_matrix, requested_split, rfactor
-
-LEAST_STEPS = 2048
-"""Products that an element of a part sums at least: storing it and adding it up cost as much as a few dozen."""
-LEAST_PARTS, MOST_PARTS = 4, 16
-LEAST_SIDE = 4
-"""Rows and columns that a matrix product has at least."""
+from .rfactor import SplitPoint, in_two_stages, large_matrix, requested_split, rfactor
 
 
 def split_reductions(
@@ -58,14 +53,15 @@ def _cut(function: BoundFunction, s: BoundStatement, target: CpuTarget) -> Split
     if s.reduction != "+" or not s.reduction_indices or s.checks or s.reads_own_target:
         return None
     steps, results = prod(i.extent for i in s.reduction_indices), prod(i.extent for i in s.free)
-    most = min(MOST_PARTS, steps // LEAST_STEPS)
-    if most < LEAST_PARTS or not FEW_RESULTS <= results <= steps:
+    most = min(MAX_PRODUCT_PARTS, steps // MIN_PRODUCT_PART_TERMS)
+    if most < MIN_PRODUCT_PARTS or not FEW_RESULTS <= results <= steps:
         return None
     product = split_product(s)
     if product is None or not _matrices(s, product):
         return None
     parts = (
-        (i, next((n for n in range(most, LEAST_PARTS - 1, -1) if i.extent % n == 0), 0)) for i in s.reduction_indices
+        (i, next((n for n in range(most, MIN_PRODUCT_PARTS - 1, -1) if i.extent % n == 0), 0))
+        for i in s.reduction_indices
     )
     equal = [(i, n) for i, n in parts if n]
     read = _rows(function, s, product) if target.has_mesh_llc else s.value
@@ -89,7 +85,9 @@ def _matrices(s: BoundStatement, product: Product) -> bool:
     left, right = ({e.name for e in walk_expr(f) if isinstance(e, tc.Index)} for f in (product.left, product.right))
     rows = prod(i.extent for i in s.free if i.name in left - right)
     columns = prod(i.extent for i in s.free if i.name in right - left)
-    return min(rows, columns) >= LEAST_SIDE and rows * columns * LEAST_PARTS > prod(i.extent for i in s.free)
+    return min(rows, columns) >= MIN_PRODUCT_SIDE and rows * columns * MIN_PRODUCT_PARTS > prod(
+        i.extent for i in s.free
+    )
 
 
 def _distance(function: BoundFunction, read: tc.Expr, index: BoundIndex) -> int:

@@ -14,23 +14,14 @@ from ...core.dtypes import FLOAT32, UINT32, DType
 from ...core.errors import CannotLower
 from ...loop_ir.intrinsics import FRAGMENT_DOT_BFLOAT16
 from ...loop_ir.nodes import Call, Expr, Load
+from ...machine import AMX_CONFIGURE_CYCLES, AMX_ROW_CYCLES, AMX_STORE_CYCLES, AMX_TILE_CYCLES
 from ...target import CpuTarget
+from ...thresholds import AMX_PACKED_ROWS, AMX_THREAD_PAIRS, BALANCED_CHUNKS, FEW_CHUNKS
 from ..analysis.access_strides import access_strides, iterator_coefficients
 from ..analysis.contraction_info import ContractionInfo
 from ..lower.tile import num_tiles
 from ..op import Iterator, StructuredOp, variable_names
 from ..plan import PackStep, Plan, Side, TileLoop
-
-ROW_CYCLES = 0.5
-"""Cycles to load a row of a fragment."""
-CONFIGURE, FINISH, STORE = 300.0, 30.0, 3.0
-"""Cycles to get the registers and to give them back, to begin and finish a register tile, and to store a vector."""
-CHUNKS, FEW_CHUNKS = 16, 4
-"""Iterations that the parallel loop should have, where the rows stay in the second cache for all of them, or do not."""
-PARALLEL_WORK = 1 << 22
-"""Products of pairs worth a thread."""
-USES = 512
-"""Rows that pay for packing the columns' factor once more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +194,7 @@ class _Maker:
         outer = [*shared, TileLoop(known.vector, columns)] if columns < op.extent(known.vector) else shared
         count *= num_tiles(op.extent(known.vector), columns)
         extent = self.rows.extent
-        parts = min(extent // USES, FEW_CHUNKS // count) if self.parallel else 1
+        parts = min(extent // AMX_PACKED_ROWS, FEW_CHUNKS // count) if self.parallel else 1
         if parts > 1:
             outer = [*outer, TileLoop(self.rows.name, num_tiles(num_tiles(extent, parts), height) * height)]
         depth = len(outer)
@@ -227,9 +218,9 @@ class _Maker:
         """How many of the outermost levels the threads share, and the grain."""
         op = self.facts.op
         count = prod(num_tiles(op.extent(level.iterator), level.size) for level in outer)
-        if not self.parallel or count < 2 or op.multiplications < 2 * PARALLEL_WORK:
+        if not self.parallel or count < 2 or op.multiplications < 2 * AMX_THREAD_PAIRS:
             return 0, 1
-        return len(outer), max(1, PARALLEL_WORK * count // op.multiplications)
+        return len(outer), max(1, AMX_THREAD_PAIRS * count // op.multiplications)
 
     def _tile(self) -> tuple[int, int]:
         """Points of a register tile: two fragments by two, or by three of one."""
@@ -251,8 +242,8 @@ class _Maker:
         most = room * 3 // 8 // point
         if self.parallel:
             rows = prod(i.extent for i in known.exclusive_iterators(known.broadcast_operand)) * point
-            chunks = CHUNKS if rows <= room // 2 else FEW_CHUNKS
-            chunks = max(1, min(chunks, known.op.multiplications // PARALLEL_WORK))
+            chunks = BALANCED_CHUNKS if rows <= room // 2 else FEW_CHUNKS
+            chunks = max(1, min(chunks, known.op.multiplications // AMX_THREAD_PAIRS))
             most = min(most, num_tiles(extent * count, chunks))
         return min(extent, max(1, num_tiles(most, width)) * width)
 
@@ -262,7 +253,7 @@ def matrix_tile_cycles(known: ContractionInfo, plan: Plan) -> float:
     found = tile_layout(known.op, plan)
     sides = [_sizes(known.extent(name), size) for name, size in zip(found.unit, found.sizes, strict=False)]
     one = sum(below * beside * _tile_cycles(known, found, m, n) for m, below in sides[0] for n, beside in sides[1])
-    return CONFIGURE + one * prod(i.extent for i in known.parallel if i.name not in found.unit)
+    return AMX_CONFIGURE_CYCLES + one * prod(i.extent for i in known.parallel if i.name not in found.unit)
 
 
 def _sizes(extent: int, size: int) -> list[tuple[int, int]]:
@@ -273,6 +264,8 @@ def _sizes(extent: int, size: int) -> list[tuple[int, int]]:
 def _tile_cycles(known: ContractionInfo, found: TileLayout, height: int, width: int) -> float:
     i, op = found.instruction, known.op
     below, beside = num_tiles(height, i.rows), num_tiles(width, i.columns)
-    step = max(below * beside * i.cycles, ROW_CYCLES * (below * i.rows + beside * i.steps))
+    step = max(below * beside * i.cycles, AMX_ROW_CYCLES * (below * i.rows + beside * i.steps))
     taps = prod(r.extent for r in op.reductions if r.name != found.along)
-    return step * num_tiles(op.extent(found.along), i.steps) * taps + FINISH + STORE * height * beside
+    return (
+        step * num_tiles(op.extent(found.along), i.steps) * taps + AMX_TILE_CYCLES + AMX_STORE_CYCLES * height * beside
+    )

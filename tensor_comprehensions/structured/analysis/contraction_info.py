@@ -13,16 +13,13 @@ import numpy.typing as npt
 
 from ...core.errors import CannotLower
 from ...loop_ir.nodes import Expr, Load
+from ...thresholds import MAX_LANE_SUM_BITS
 from ..op import Iterator, StructuredOp, loads_in, variable_names
 from ..plan import PackStep, Plan, Side
 from .access_strides import access_strides, common_strides
 
 Numbers: TypeAlias = npt.NDArray[np.float64]
 Conditions: TypeAlias = npt.NDArray[np.bool_]
-
-
-WIDEST = 512
-"""Bits of the lanes of a sum that are one vector, at most."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +155,7 @@ class ContractionInfo:
         both, end = self.vector in self.broadcast_operand.iterators, self.extent(self.vector)
         goes_on = any(all(f.step(i.name) == end for f in self.factors) for i in self.op.reductions)
         rows = all(self.exclusive_iterators(f) for f in self.factors)
-        return both and goes_on and rows and len(self.batch) == 1 and end * self.bits <= WIDEST
+        return both and goes_on and rows and len(self.batch) == 1 and end * self.bits <= MAX_LANE_SUM_BITS
 
     @cached_property
     def reductions(self) -> tuple[str, ...]:

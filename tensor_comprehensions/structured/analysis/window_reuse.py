@@ -10,9 +10,6 @@ import numpy as np
 from ...target import CpuTarget
 from .contraction_info import ContractionInfo, Numbers
 
-UNROLL = 4
-"""Innermost reductions up to this long are unrolled."""
-
 
 def distinct_taps(facts: ContractionInfo, window: str, points: Mapping[str, Numbers]) -> tuple[Numbers, Numbers]:
     """Scalars that register tiles read over all of `window`, and how many of them several taps read.

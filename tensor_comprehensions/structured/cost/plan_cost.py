@@ -12,45 +12,39 @@ from math import gcd, prod
 
 import numpy as np
 
-from ...target import CpuTarget
+from ...machine import (
+    CACHE_LINE_BYTES,
+    ELEMENT_COPY_CYCLES,
+    EXPOSED_STREAM_FRACTION,
+    EXPOSED_TRANSFER_FRACTION,
+    GATHERED_ELEMENT_CYCLES,
+    L2_SCATTERED_LINE_CYCLES,
+    L2_SCATTERED_RUN_BYTES,
+    MESH_CYCLES_PER_BYTE,
+    MESH_L2_USABLE_FRACTION,
+    MESH_PREFETCHED_RUN_BYTES,
+    MESH_RUN_CYCLES,
+    MESH_STALL_CYCLES,
+    NONTEMPORAL_RUN_CYCLES,
+    OPEN_PAGES,
+    PAGE_BYTES,
+    PREFETCH_STREAMS,
+    RUN_COPY_CYCLES,
+    SPLIT_VECTOR_CYCLES,
+    TLB_MISS_CYCLES,
+    TLB_PAGES,
+    TRANSFER_CYCLES_PER_BYTE,
+    TRANSPOSE_COPY_CYCLES,
+)
+from ...target import USABLE_FRACTION, CpuTarget
+from ...thresholds import MAX_INTERLEAVED_STRIDE
 from ..amx import tile_plans
 from ..analysis.contraction_info import ContractionInfo, Factor, analyze_contraction, is_shared_panel
 from ..lower.output_panel import with_panel_output
 from ..lower.tile import num_tiles
 from ..op import StructuredOp
 from ..plan import PackStep, Plan, Side
-from .tile_cost import LINE, all_tiles_cycles, is_beyond_private_caches
-
-TRANSFER = (1 / 64, 1 / 14, 1 / 6)
-"""Cycles per byte that comes into L1, L2 and L3 from the next cache or from memory."""
-FAR_BYTE = 1 / 5
-"""Cycles per byte from a last cache that is a mesh away."""
-FAR_RUN, FETCHED_AHEAD = 35.0, 1024
-"""Cycles until the first line of a run of memory beyond such a cache arrives, and bytes from which on prefetching hides
-it.
-"""
-WAITED_RUN, STORED_RUN = 200.0, 17.0
-"""The same where multiply-adds read it, for which they wait; and of one that is written past the caches."""
-STREAMS = 48
-"""Memory streams that the hardware prefetches; if more rows are transposed at once, runs count per block."""
-ROOM, FAR_ROOM = 0.75, 0.95
-"""The usable part of a cache for reused data; the second if the last cache is a mesh and L2 large."""
-PAGE, PAGES, PAGE_VISIT, OPEN = 4096, 2048, 45.0, 64
-"""Bytes of a page, pages in the TLB, cycles for a TLB miss; pages written alternately."""
-GATHER = 0.7
-"""Cycles per element of a vector that is put together from elements apart."""
-SPLIT = 0.5
-"""Cycles per vector that begins anywhere in a cache line, as windows over an image do, and so ends in the next one."""
-SCATTERED, SCATTERED_RUN = 1.5, 256
-"""Cycles that a register tile waits for a line from L2 in runs of less than so many bytes."""
-INTERLEAVED = 4
-"""Elements from one lane to the next up to which whole vectors are read and shuffled."""
-EXPOSED = 0.4
-"""The part of the time for moving bytes that multiply-adds do not hide."""
-STREAMED = 0.2
-"""The same if both factors are read in runs along the sum, which are prefetched."""
-COPY, TURN, ELEMENT = 0.6, 1.2, 2.5
-"""Cycles to copy an element of 4 bytes: by vectors, transposed, one by one."""
+from .tile_cost import all_tiles_cycles, is_beyond_private_caches
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +99,11 @@ def _output_panel_costs(op: StructuredOp, plan: Plan, depth: int, target: CpuTar
     model, moving = _Model(known, plan, target), known.vector_operand
     region = model.regions[depth]
     run = float(written.run({name: np.array(float(n)) for name, n in region.items()})) * written.output_bytes
-    cycles = (TURN * op.dtype.size / 4 + STORED_RUN * written.output_bytes / run) * prod(i.extent for i in op.parallel)
+    cycles = (TRANSPOSE_COPY_CYCLES * op.dtype.size / 4 + NONTEMPORAL_RUN_CYCLES * written.output_bytes / run) * prod(
+        i.extent for i in op.parallel
+    )
     if moving.side not in model.packed and is_beyond_private_caches(moving.stored * moving.bytes, target):
-        cycles += WAITED_RUN * moving.stored / model._run(moving.side, region)
+        cycles += MESH_STALL_CYCLES * moving.stored / model._run(moving.side, region)
     return replace(expected_costs(known, [plan], target)[0], turning=cycles)
 
 
@@ -131,7 +127,7 @@ def _costs(model: _Model, computing: float) -> Costs:
         pages=model.page_revisits(),
         transfer=model.transfer_cycles(),
         packing=model.packing_cycles(),
-        exposed=STREAMED if model.facts.keeps_lanes_of_sum else EXPOSED,
+        exposed=EXPOSED_STREAM_FRACTION if model.facts.keeps_lanes_of_sum else EXPOSED_TRANSFER_FRACTION,
         streams=model.facts.keeps_lanes_of_sum,
     )
 
@@ -144,7 +140,7 @@ def packs_short_runs(known: ContractionInfo, plan: Plan, target: CpuTarget) -> b
 
 def completes_pages(known: ContractionInfo, plan: Plan, target: CpuTarget) -> bool:
     """Whether most pages of an output that passes the caches are written as a whole before others are."""
-    return plan.nontemporal and _Model(known, plan, target).visits * PAGE <= 2 * known.output_size
+    return plan.nontemporal and _Model(known, plan, target).visits * PAGE_BYTES <= 2 * known.output_size
 
 
 def busy_cycles(op: StructuredOp, plan: Plan, target: CpuTarget) -> float:
@@ -178,11 +174,11 @@ def _pages(moved: Iterable[tuple[str, int]], size: int, region: Mapping[str, int
     """Pages of a tensor that a region touches. moved: by how many elements, of `size` bytes, its iterators move it."""
     far, span = 1, size
     for name, step in moved:
-        if step * size >= PAGE:
+        if step * size >= PAGE_BYTES:
             far *= region[name]
         else:
             span += (region[name] - 1) * step * size
-    return far * num_tiles(span, PAGE)
+    return far * num_tiles(span, PAGE_BYTES)
 
 
 @dataclass(frozen=True)
@@ -193,7 +189,7 @@ class _Model:
 
     @property
     def room(self) -> float:
-        return FAR_ROOM if self.target.has_mesh_llc else ROOM
+        return MESH_L2_USABLE_FRACTION if self.target.has_mesh_llc else USABLE_FRACTION
 
     @cached_property
     def regions(self) -> list[dict[str, int]]:
@@ -227,7 +223,7 @@ class _Model:
         """Bytes in whole cache lines of a factor's tensor that a region reads."""
         together = self._elements_per_value(side)
         run = self._run(side, region) * self.factor(side).bytes
-        return self.elements(side, region) * together * self.factor(side).bytes * max(1.0, LINE / run)
+        return self.elements(side, region) * together * self.factor(side).bytes * max(1.0, CACHE_LINE_BYTES / run)
 
     def _elements_per_value(self, side: Side) -> int:
         """Elements of memory that one of a factor has."""
@@ -249,17 +245,21 @@ class _Model:
         factor = self.factor(side)
         run = self._run(side, region) * factor.bytes
         around = [step * factor.bytes for _, step in factor.nearest if step * factor.bytes >= run]
-        cut = min(run, LINE) - gcd(LINE, run, *around) if around else 0
+        cut = min(run, CACHE_LINE_BYTES) - gcd(CACHE_LINE_BYTES, run, *around) if around else 0
         return self.elements(side, region) * self._elements_per_value(side) * factor.bytes * cut / run
 
     def starts(self, side: Side, region: Mapping[str, int]) -> float:
         """Short runs of a factor's tensor that a region reads."""
         run = self._run(side, region)
         nearest = self.factor(side).nearest  # empty if data decides, or the factor reads several elements
-        if nearest and self.factor(side).step(self.plan.vector) != 1 and self.plan.tile(self.plan.vector) > STREAMS:
+        if (
+            nearest
+            and self.factor(side).step(self.plan.vector) != 1
+            and self.plan.tile(self.plan.vector) > PREFETCH_STREAMS
+        ):
             name, step = nearest[0]
             run = min(run, step * region[name])
-        short = run * self.factor(side).bytes < FETCHED_AHEAD
+        short = run * self.factor(side).bytes < MESH_PREFETCHED_RUN_BYTES
         return self.elements(side, region) * self._elements_per_value(side) / run if short else 0.0
 
     def source_pages(self, side: Side, region: Mapping[str, int]) -> int:
@@ -293,7 +293,7 @@ class _Model:
         """Cycles for the bytes that reach each cache; data that fits into L2 is assumed to be there."""
         total = 0.0
         last = len(self.plan.levels)
-        for capacity, cost in zip(self.target.cache, TRANSFER, strict=False):
+        for capacity, cost in zip(self.target.cache, TRANSFER_CYCLES_PER_BYTE, strict=False):
             if self.working[0] <= self.target.cache[1] * self.room and capacity > self.target.cache[0]:
                 break
             depth = next((d for d in range(last + 1) if self.working[d] <= capacity * self.room), last)
@@ -318,7 +318,7 @@ class _Model:
             if side in self.packed or self.plan.vector not in used or self.factor(side).step(self.plan.vector) == 1:
                 continue
             reuse = prod(self.plan.tile(i.name) for i in self.facts.parallel if i.name not in used)
-            total += GATHER * self.facts.op.multiplications / reuse
+            total += GATHERED_ELEMENT_CYCLES * self.facts.op.multiplications / reuse
         return total
 
     def l2_short_runs(self) -> float:
@@ -331,23 +331,25 @@ class _Model:
         if not waits or still.side in self.packed or self.plan.vector in still.iterators:
             return 0.0
         depth = next((d for d, size in enumerate(self.working) if size <= capacity), len(self.plan.levels))
-        if self._run(still.side, self.regions[depth]) * still.bytes >= SCATTERED_RUN:
+        if self._run(still.side, self.regions[depth]) * still.bytes >= L2_SCATTERED_RUN_BYTES:
             return 0.0
         arriving = self.footprints[still.side][depth]
         if depth and self.plan.levels[depth - 1].iterator in still.iterators:  # its neighbors may be in the same lines
             arriving = min(arriving, self.footprints[still.side][depth - 1] / self.trips[depth - 1])
         new = min(1.0, still.stored / prod(i.extent for i in self.facts.op.iterators if i.name in still.iterators))
-        return SCATTERED * new * self._arriving_bytes(arriving, still.iterators, depth) / LINE
+        return (
+            L2_SCATTERED_LINE_CYCLES * new * self._arriving_bytes(arriving, still.iterators, depth) / CACHE_LINE_BYTES
+        )
 
     def page_revisits(self) -> float:
         """Cycles more to go from page to page of an output past the caches. Measured where the last one is far."""
-        return PAGE_VISIT * self.visits if self.plan.nontemporal and self.target.has_mesh_llc else 0.0
+        return TLB_MISS_CYCLES * self.visits if self.plan.nontemporal and self.target.has_mesh_llc else 0.0
 
     @cached_property
     def visits(self) -> int:
         """How often a page of the output is begun or continued."""
         pages = [_pages(self.facts.output_strides, self.facts.output_bytes, region) for region in self.regions]
-        depth = next((d for d, count in enumerate(pages[1:]) if count <= OPEN), len(self.plan.levels))
+        depth = next((d for d, count in enumerate(pages[1:]) if count <= OPEN_PAGES), len(self.plan.levels))
         return pages[depth] * prod(self.trips[:depth])
 
     def split_line_loads(self) -> float:
@@ -359,7 +361,7 @@ class _Model:
                 continue
             if any(0 < abs(factor.step(name) or 0) < self.plan.lanes for name in self.facts.reductions):
                 reuse = prod(self.plan.tile(i.name) for i in self.facts.parallel if i.name not in factor.iterators)
-                total += SPLIT * self.facts.op.multiplications / (self.plan.lanes * reuse)
+                total += SPLIT_VECTOR_CYCLES * self.facts.op.multiplications / (self.plan.lanes * reuse)
         return total
 
     def packing_cycles(self) -> float:
@@ -370,15 +372,15 @@ class _Model:
             region = self.regions[depth]
             cycles = self._copy_cost(side) * self.elements(side, region) * self.facts.op.dtype.size / 4
             resident = self.source_bytes(side, self.regions[0])
-            for capacity, cost in zip(self.target.cache[1:], TRANSFER[1:], strict=False):
+            for capacity, cost in zip(self.target.cache[1:], TRANSFER_CYCLES_PER_BYTE[1:], strict=False):
                 if resident > capacity * self.room:
                     cycles += cost * self.source_bytes(side, region)
             if is_beyond_private_caches(int(resident), self.target):
-                cycles += FAR_BYTE * self.cut_bytes(side, region)
+                cycles += MESH_CYCLES_PER_BYTE * self.cut_bytes(side, region)
                 if resident > self.target.cache[-1] * self.room:
-                    cycles += FAR_RUN * self.starts(side, region)
-            if self.source_pages(side, self.regions[0]) > PAGES:
-                cycles += PAGE_VISIT * self.source_pages(side, region)
+                    cycles += MESH_RUN_CYCLES * self.starts(side, region)
+            if self.source_pages(side, self.regions[0]) > TLB_PAGES:
+                cycles += TLB_MISS_CYCLES * self.source_pages(side, region)
             total += times * cycles
         return total
 
@@ -387,11 +389,17 @@ class _Model:
         across = [i for i in self.facts.parallel if i.name in factor.iterators and self.plan.tile(i.name) > 1]
         contiguous = {i.name for i in self.facts.op.iterators if factor.step(i.name) == self._contiguous_step(i.name)}
         if self.plan.instruction and side is not self.facts.vector_operand.side:  # as rows of pairs
-            return COPY if self.facts.op.pairs in contiguous else TURN if contiguous else ELEMENT
+            return (
+                RUN_COPY_CYCLES
+                if self.facts.op.pairs in contiguous
+                else TRANSPOSE_COPY_CYCLES
+                if contiguous
+                else ELEMENT_COPY_CYCLES
+            )
         if any(i.name in contiguous for i in across):
-            return COPY
+            return RUN_COPY_CYCLES
         lanes = abs(factor.step(self.plan.vector) or 0)
-        return TURN if contiguous or 0 < lanes <= INTERLEAVED else ELEMENT
+        return TRANSPOSE_COPY_CYCLES if contiguous or 0 < lanes <= MAX_INTERLEAVED_STRIDE else ELEMENT_COPY_CYCLES
 
     def _contiguous_step(self, name: str) -> int:
         """The step of an iterator along which a factor is contiguous."""

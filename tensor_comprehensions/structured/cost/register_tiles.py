@@ -13,22 +13,21 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from ...machine import CACHE_LINE_BYTES
 from ...target import CpuTarget
+from ...thresholds import (
+    MAX_TILE_VECTORS,
+    NEARLY_BEST_TILE,
+    SHORT_LANE_RUN,
+    SHORT_SUM_FACTOR,
+    SHORT_SUM_TERMS,
+    TILE_ROW_SIZES,
+    UNROLLED_REDUCTION,
+)
 from ..analysis.contraction_info import Conditions, ContractionInfo, Numbers
-from ..analysis.window_reuse import UNROLL, scalars_in_registers
+from ..analysis.window_reuse import scalars_in_registers
 from ..op import Iterator
-from .tile_cost import LINE, RegisterTile, all_tiles_cycles, live_registers, multiply_cost, vector_cost
-
-NEARLY = 1.15
-"""Times the cycles of the best register tile: that is nearly as good."""
-SHORT_SUM, SLOWEST = 32, 2.0
-"""Terms of sums that take no longer than to write them beyond the second cache; for these, times the cycles of
-multiply-adds along the lanes that vectors of another width may take to be thought of."""
-SHORT_RUN = 48
-"""Points along the lanes below which tiles that continue beyond the output's runs are tried."""
-MOST_VECTORS = 8
-"""Vectors along the lanes of a register tile, at most."""
-ROW_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 20, 24, 28)
+from .tile_cost import RegisterTile, all_tiles_cycles, live_registers, multiply_cost, vector_cost
 
 Rows: TypeAlias = tuple[tuple[str, int], ...]
 """Points of a register tile along the iterators other than that of the lanes."""
@@ -63,7 +62,7 @@ class RegisterTileRanking:
     def _held_registers(self, tiles: _Tiles) -> Numbers | float:
         """Registers that hold scalars of a window."""
         known, window = self.info, self.info.reductions[-1] if self.info.reductions else None
-        if window is None or known.extent(window) > UNROLL or not known.transposes_output:
+        if window is None or known.extent(window) > UNROLLED_REDUCTION or not known.transposes_output:
             return 0.0
         return scalars_in_registers(known, self.target, window, tiles.lanes, tiles.points)
 
@@ -79,8 +78,8 @@ class RegisterTileRanking:
         chosen: dict[tuple[Shape, int], tuple[float, Shape, int, Rows]] = {}
         for tile in self.cycles:
             chosen.setdefault(tile[1:3], tile)
-        tiles, line = list(chosen.values()), LINE // self.info.output_bytes
-        good = [t for t in tiles if t[2] >= line and t[0] <= NEARLY * tiles[0][0]]
+        tiles, line = list(chosen.values()), CACHE_LINE_BYTES // self.info.output_bytes
+        good = [t for t in tiles if t[2] >= line and t[0] <= NEARLY_BEST_TILE * tiles[0][0]]
         narrow = min(good, key=lambda t: (t[2], -t[1][0]), default=tiles[0])
         return list(map(self._tile, dict.fromkeys([tiles[0], narrow, *tiles])))[:count]
 
@@ -122,7 +121,7 @@ def _fitting_tiles(
     facts: ContractionInfo, target: CpuTarget, lanes: int, ways: Sequence[Rows], joined: int = 1
 ) -> _Tiles:
     """The register tiles, with up to so many vectors along the lanes, that leave registers for the factors."""
-    most = min(MOST_VECTORS, -(-facts.extent(facts.vector) // lanes))
+    most = min(MAX_TILE_VECTORS, -(-facts.extent(facts.vector) // lanes))
     counts = np.arange(1.0 if joined == 1 else float(most), most + 1)
     way = np.tile(np.arange(len(ways)), len(counts))
     points: dict[str, Numbers] = {facts.vector: np.repeat(lanes * counts, len(ways))}
@@ -163,9 +162,9 @@ def _lanes(facts: ContractionInfo, target: CpuTarget) -> list[int]:
     """How many lanes vectors may have: up to three numbers, the largest first."""
     widest, extent = target.lanes(facts.bits), facts.extent(facts.vector)
     useful = [lanes for lanes in _halves(widest) if lanes < 2 * extent] or [_halves(widest)[-1]]
-    if facts.k_size <= SHORT_SUM:  # many ways around these are compared
+    if facts.k_size <= SHORT_SUM_TERMS:  # many ways around these are compared
         slots = {lanes: -(-extent // lanes) * multiply_cost(lanes, facts, target) for lanes in useful}
-        useful = [lanes for lanes in useful if slots[lanes] <= SLOWEST * min(slots.values())]
+        useful = [lanes for lanes in useful if slots[lanes] <= SHORT_SUM_FACTOR * min(slots.values())]
     return useful[:3]
 
 
@@ -183,7 +182,7 @@ def _rows(facts: ContractionInfo, target: CpuTarget) -> Generator[Rows]:
     for name in names:
         for size in _sizes(facts.extent(name)):
             yield ((name, size),)
-    if facts.continuing_iterator is not None and facts.extent(facts.vector) < SHORT_RUN:
+    if facts.continuing_iterator is not None and facts.extent(facts.vector) < SHORT_LANE_RUN:
         for row in facts.row_candidates:
             for size in _sizes(min(8, facts.continuing_iterator.extent)):
                 if row is not facts.continuing_iterator and facts.continuing_iterator.extent % size == 0:
@@ -203,12 +202,12 @@ def _rows(facts: ContractionInfo, target: CpuTarget) -> Generator[Rows]:
 def _turned_rows(facts: ContractionInfo) -> Generator[Rows]:
     """Rows of tiles that are stored across: along the output's runs, by one more iterator where those are short."""
     extent = facts.extent(facts.output_unit_iter)
-    sizes = [n for n in sorted({-(-extent // parts) for parts in range(1, extent)}) if 4 <= n <= ROW_SIZES[-1]]
+    sizes = [n for n in sorted({-(-extent // parts) for parts in range(1, extent)}) if 4 <= n <= TILE_ROW_SIZES[-1]]
     rows = [i for i in facts.row_candidates if i.name != facts.output_unit_iter]
     for size in sizes:
-        if extent <= ROW_SIZES[-1]:
+        if extent <= TILE_ROW_SIZES[-1]:
             for row in sorted(rows, key=lambda i: abs(facts.broadcast_operand.step(i.name) or 0)):
-                for other in _sizes(min(row.extent, ROW_SIZES[-1] // size)):
+                for other in _sizes(min(row.extent, TILE_ROW_SIZES[-1] // size)):
                     yield ((facts.output_unit_iter, size), (row.name, other))
         yield ((facts.output_unit_iter, size),)
     if extent < 4:
@@ -244,6 +243,6 @@ def _column_candidates(facts: ContractionInfo) -> list[Iterator]:
 
 
 def _sizes(extent: int) -> Generator[int]:
-    for size in ROW_SIZES:
+    for size in TILE_ROW_SIZES:
         if 1 < size <= extent:
             yield size

@@ -15,42 +15,36 @@ from math import prod
 
 import numpy as np
 
+from ...machine import (
+    CACHE_LINE_BYTES,
+    FMA_LATENCY_CYCLES,
+    ISSUE_PER_CYCLE,
+    L2_PANEL_VECTOR_CYCLES,
+    L2_SPLIT_VECTOR_CYCLES,
+    MESH_IN_PLACE_VECTOR_CYCLES,
+    MESH_L2_ROW_FACTOR,
+    MESH_QUEUE_CYCLES,
+    MESH_ROW_CYCLES,
+    OTHER_LINE_STORE_CYCLES,
+    PARTIAL_LINE_FETCH_CYCLES,
+    REGISTER_TILE_CYCLES,
+    SHARED_LINE_CYCLES,
+    TRANSPOSED_ELEMENT_CYCLES,
+    TRANSPOSED_TILE_CYCLES,
+)
 from ...target import CpuTarget
+from ...thresholds import (
+    IN_PLACE_ROW_BYTES,
+    IN_PLACE_STRIDE_BYTES,
+    MAX_USES_IN_PLACE,
+    NONTEMPORAL_RUN_BYTES,
+    PACKED_STRIDE_BYTES,
+    PACKED_STRIDE_BYTES_IN_L2,
+    SHARED_LINE_OUTPUT_BYTES,
+    UNROLLED_REDUCTION,
+)
 from ..analysis.contraction_info import Conditions, ContractionInfo, Numbers
-from ..analysis.window_reuse import UNROLL, distinct_taps, scalars_in_registers
-
-LATENCY = 4.0
-"""Cycles until the result of a multiply-add can be added to."""
-STARTED = 3.0
-"""Multiply-adds and loads issued per cycle; instructions with a memory operand, such as indexed addresses, are both."""
-TILE_OVERHEAD = 24.0
-"""Cycles to start and finish a register tile, beyond its loads and stores."""
-TURN_OVERHEAD, TURN = 30.0, 0.4
-"""Cycles to store a register tile across: for each one, and for each element."""
-PANEL_VECTOR = 0.1
-"""Cycles that a vector of a panel costs because it comes from L2."""
-ROW, QUEUED, NEARER = 0.5, 0.1, 0.5
-"""For a distant last cache, cycles per step: for each row read from there; for each vector of an L2 panel times their
-number, because they queue; the factor for both if the rows come from a nearer cache.
-"""
-IN_PLACE, USES_IN_PLACE, SHORT_STEP = 0.4, 256, 1024
-"""Cycles of a step for each vector after the fourth of rows that are read in place from afar; uses of an element up to
-which rows are, however far apart, where they can be brought near in time; bytes between rows below which all are."""
-SPLIT = 1.0
-"""Cycles of a step for each vector after the third that crosses lines of L2."""
-LONG_ROW = 1024
-"""Bytes of a row from which on it is read in place; shorter ones are packed."""
-FAR_ROWS, ROWS = 2048, 1024
-"""Least stride in bytes of rows that are copied: of data in L2, and of data beyond."""
-LINE = 64
-LINE_OVERHEAD = 2.0
-"""Cycles to write to another cache line."""
-SHARED_LINE, FAR, FETCHED_LINE = 8.0, 1 << 20, 20.0
-"""Cycles for lines that two register tiles share, if the output has more than so many bytes; for each line that is
-fetched from memory only because a register tile writes a part of it.
-"""
-LONG_RUN = 256
-"""Bytes of a run of the output that goes past a far cache although it begins or ends in the middle of a line."""
+from ..analysis.window_reuse import distinct_taps, scalars_in_registers
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +99,12 @@ def step_cycles(
         count += rows * (vectors if vector in factor.iterators else 1)
         loads += rows * (vectors * cost if vector in factor.iterators else 0.5)
     products = cells * multiply_cost(width, info, target)
-    started = (cells + count) / STARTED
-    busy = np.maximum(np.maximum(products, loads), np.maximum(started, LATENCY)) + 0.05 * loads
+    started = (cells + count) / ISSUE_PER_CYCLE
+    busy = np.maximum(np.maximum(products, loads), np.maximum(started, FMA_LATENCY_CYCLES)) + 0.05 * loads
     waiting = _in_place_cycles(info, target, columns, vectors) + _split_cycles(info, target, columns, vectors)
-    waiting += PANEL_VECTOR * vectors if info.transposes_output else _row_cycles(info, target, points, vectors)
+    waiting += (
+        L2_PANEL_VECTOR_CYCLES * vectors if info.transposes_output else _row_cycles(info, target, points, vectors)
+    )
     return busy + 0.1 * _lines(info, points) + waiting
 
 
@@ -119,7 +115,7 @@ def _read_anew(facts: ContractionInfo, target: CpuTarget, width: int, points: Ma
     """
     window, still = facts.reductions[-1] if facts.reductions else None, facts.broadcast_operand
     hidden = target.issue_bits_per_cycle <= target.vector_bits
-    if window is None or facts.extent(window) > UNROLL or hidden or facts.vector in still.iterators:
+    if window is None or facts.extent(window) > UNROLLED_REDUCTION or hidden or facts.vector in still.iterators:
         return np.ones_like(points[facts.vector])
     every = prod((n for name, n in points.items() if name in still.iterators), start=float(facts.extent(window)))
     different, _ = distinct_taps(facts, window, points)
@@ -134,10 +130,12 @@ def _in_place_cycles(facts: ContractionInfo, target: CpuTarget, columns: Numbers
     apart = abs(moving.step(facts.reductions[-1]) or 0) * moving.bytes
     uses = prod(i.extent for i in facts.exclusive_iterators(facts.broadcast_operand))
     in_place = is_beyond_private_caches(moving.stored * moving.bytes, target) and (
-        0 < apart < SHORT_STEP or uses <= USES_IN_PLACE
+        0 < apart < IN_PLACE_STRIDE_BYTES or uses <= MAX_USES_IN_PLACE
     )
     panel = facts.k_size * columns * moving.bytes
-    return np.where(in_place & (panel > target.cache[0] * 9 // 10), IN_PLACE * np.maximum(0, vectors - 4), 0.0)
+    return np.where(
+        in_place & (panel > target.cache[0] * 9 // 10), MESH_IN_PLACE_VECTOR_CYCLES * np.maximum(0, vectors - 4), 0.0
+    )
 
 
 def _split_cycles(facts: ContractionInfo, target: CpuTarget, columns: Numbers, vectors: Numbers) -> Numbers:
@@ -152,8 +150,8 @@ def _split_cycles(facts: ContractionInfo, target: CpuTarget, columns: Numbers, v
     apart = abs(moving.step(facts.reductions[-1]) or 0) * moving.bytes
     in_place = apart < packing_row_bytes(facts, moving.stored * moving.bytes, columns, target)
     passes = facts.k_size * columns * moving.bytes > target.cache[0] * 3 // 4
-    splits = apart > LINE and apart % LINE != 0
-    return np.where(splits & in_place & passes, SPLIT * np.maximum(0, vectors - 3), 0.0)
+    splits = apart > CACHE_LINE_BYTES and apart % CACHE_LINE_BYTES != 0
+    return np.where(splits & in_place & passes, L2_SPLIT_VECTOR_CYCLES * np.maximum(0, vectors - 3), 0.0)
 
 
 def packing_row_bytes(info: ContractionInfo, footprint: int, width: Numbers, target: CpuTarget) -> Numbers:
@@ -163,9 +161,11 @@ def packing_row_bytes(info: ContractionInfo, footprint: int, width: Numbers, tar
     count as near, but a factor that fills half of L2 is evicted by streaming data.
     """
     if not target.has_mesh_llc:
-        return np.where(footprint > target.cache[1] * 3 // 4, ROWS, FAR_ROWS)
+        return np.where(footprint > target.cache[1] * 3 // 4, PACKED_STRIDE_BYTES, PACKED_STRIDE_BYTES_IN_L2)
     panel = info.k_size * width * info.vector_operand.bytes
-    return np.where(footprint + panel > target.cache[1] // 2, ROWS, FAR_ROWS + LINE)
+    return np.where(
+        footprint + panel > target.cache[1] // 2, PACKED_STRIDE_BYTES, PACKED_STRIDE_BYTES_IN_L2 + CACHE_LINE_BYTES
+    )
 
 
 def _row_cycles(facts: ContractionInfo, target: CpuTarget, points: Mapping[str, Numbers], vectors: Numbers) -> Numbers:
@@ -178,25 +178,31 @@ def _row_cycles(facts: ContractionInfo, target: CpuTarget, points: Mapping[str, 
     if not target.has_mesh_llc or stored <= target.cache[0] or facts.vector in still.iterators or not facts.reductions:
         return np.zeros_like(vectors)
     inner = facts.reductions[-1]
-    if still.step(inner) != 1 or facts.extent(inner) * still.bytes < LONG_ROW:
+    if still.step(inner) != 1 or facts.extent(inner) * still.bytes < IN_PLACE_ROW_BYTES:
         return np.zeros_like(vectors)
-    rows = prod((n for name, n in points.items() if abs(still.step(name) or 0) * still.bytes >= LINE), start=1.0)
+    rows = prod(
+        (n for name, n in points.items() if abs(still.step(name) or 0) * still.bytes >= CACHE_LINE_BYTES), start=1.0
+    )
     panel = facts.k_size * points[facts.vector] * (facts.bits // 8)
-    queued = np.where(panel > target.cache[0] * 3 // 4, QUEUED * vectors**2, 0.0)
+    queued = np.where(panel > target.cache[0] * 3 // 4, MESH_QUEUE_CYCLES * vectors**2, 0.0)
     read = prod(i.extent for i in facts.op.iterators if i.name in still.iterators)
-    far = 1.0 if is_beyond_private_caches(stored, target) else NEARER
-    return np.where(rows < 2, 0.0, far * (ROW * rows + queued) * min(1.0, still.stored / read))
+    far = 1.0 if is_beyond_private_caches(stored, target) else MESH_L2_ROW_FACTOR
+    return np.where(rows < 2, 0.0, far * (MESH_ROW_CYCLES * rows + queued) * min(1.0, still.stored / read))
 
 
 def _lines(facts: ContractionInfo, points: Mapping[str, Numbers]) -> Numbers:
     """Cache lines that the rows of register tiles begin in the still factor per step of the innermost reduction."""
     factor = facts.broadcast_operand
     step = abs(factor.step(facts.reductions[-1]) or 0) * factor.bytes if facts.reductions else 0
-    lines = np.full_like(points[facts.vector], min(1.0, step / LINE))
+    lines = np.full_like(points[facts.vector], min(1.0, step / CACHE_LINE_BYTES))
     for name, size in points.items():
         apart = abs(factor.step(name) or 0) * factor.bytes
         if apart:
-            lines *= size if apart >= LINE or step < LINE else np.maximum(1.0, size * apart / LINE)
+            lines *= (
+                size
+                if apart >= CACHE_LINE_BYTES or step < CACHE_LINE_BYTES
+                else np.maximum(1.0, size * apart / CACHE_LINE_BYTES)
+            )
     return lines
 
 
@@ -251,8 +257,13 @@ def tile_cycles(
     steps = info.k_size * step_cycles(info, target, lanes, points, vectors_per_register)
     written = _output_cycles(info, target, points, steps)
     if info.transposes_output:
-        written += TURN_OVERHEAD + TURN * cells * lanes
-    return steps + TILE_OVERHEAD + 2 * cells * vector_cost(lanes * vectors_per_register, info.bits, target) + written
+        written += TRANSPOSED_TILE_CYCLES + TRANSPOSED_ELEMENT_CYCLES * cells * lanes
+    return (
+        steps
+        + REGISTER_TILE_CYCLES
+        + 2 * cells * vector_cost(lanes * vectors_per_register, info.bits, target)
+        + written
+    )
 
 
 def _output_cycles(facts: ContractionInfo, target: CpuTarget, points: Mapping[str, Numbers], steps: Numbers) -> Numbers:
@@ -262,14 +273,14 @@ def _output_cycles(facts: ContractionInfo, target: CpuTarget, points: Mapping[st
     """
     run = facts.run(points)
     runs = prod(points.values()) / run
-    cycles = runs * (1 + run * facts.output_bytes / LINE) * LINE_OVERHEAD
-    if facts.output_size > FAR:
-        partial = ~facts.fills_lines(run, LINE)
-        cycles += np.where(partial, runs * SHARED_LINE, 0.0)
+    cycles = runs * (1 + run * facts.output_bytes / CACHE_LINE_BYTES) * OTHER_LINE_STORE_CYCLES
+    if facts.output_size > SHARED_LINE_OUTPUT_BYTES:
+        partial = ~facts.fills_lines(run, CACHE_LINE_BYTES)
+        cycles += np.where(partial, runs * SHARED_LINE_CYCLES, 0.0)
         if not facts.transposes_output and facts.output_size > max(
             target.writeback_limit_bytes, target.reuse_limit_bytes
         ):  # passes the caches, but for this one
-            fetched = runs * run * facts.output_bytes / LINE * FETCHED_LINE
+            fetched = runs * run * facts.output_bytes / CACHE_LINE_BYTES * PARTIAL_LINE_FETCH_CYCLES
             waits = partial & (fetched > steps) & ~fills_whole_lines(facts, target, points)
             cycles += np.where(waits, fetched, 0.0)
     return cycles
@@ -282,12 +293,14 @@ def fills_whole_lines(info: ContractionInfo, target: CpuTarget, points: Mapping[
     store: it must not follow others in a row whose non-temporal stores write the rest of its line.
     """
     run = info.run(points)
-    whole = info.fills_lines(run, LINE)
+    whole = info.fills_lines(run, CACHE_LINE_BYTES)
     if target.has_mesh_llc:
         ends = points[info.vector] == info.extent(info.vector)
-        whole |= ends & (run * info.output_bytes >= LONG_RUN) & info.fills_lines(run, LINE // 2)
+        whole |= (
+            ends & (run * info.output_bytes >= NONTEMPORAL_RUN_BYTES) & info.fills_lines(run, CACHE_LINE_BYTES // 2)
+        )
     row = points[info.vector] * info.output_bytes
-    ends_whole: Conditions = whole & ((row % (LINE // 2) == 0) | (row < LINE))
+    ends_whole: Conditions = whole & ((row % (CACHE_LINE_BYTES // 2) == 0) | (row < CACHE_LINE_BYTES))
     return ends_whole
 
 

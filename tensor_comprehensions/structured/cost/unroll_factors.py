@@ -8,21 +8,18 @@ from math import gcd
 import numpy as np
 
 from ...target import CpuTarget
+from ...thresholds import MANY_STEPS, MAX_UNROLLED_PANEL_STEPS, MAX_UNROLLED_STEPS, UNROLLED_REDUCTION
 from ..analysis.contraction_info import ContractionInfo
-from ..analysis.window_reuse import UNROLL, scalars_in_registers
+from ..analysis.window_reuse import scalars_in_registers
 from ..plan import PackStep, TileLoop
 from .tile_cost import RegisterTile
-
-STEPS, STEPS_OF_PANELS, MANY_STEPS = 8, 4, 64
-"""Most steps of a sum per iteration, and beside packed panels, where more gain little and take long to compile; steps
-of a sum from which on several pay."""
 
 
 def completely_unrolled(
     known: ContractionInfo, target: CpuTarget, tile: RegisterTile, reductions: Sequence[str]
 ) -> int:
     """How many of the innermost `reductions` are unrolled completely."""
-    if not reductions or known.extent(reductions[-1]) > UNROLL:
+    if not reductions or known.extent(reductions[-1]) > UNROLLED_REDUCTION:
         return 0
     points = {name: np.array([float(size)]) for name, size in tile.sizes}
     return int(
@@ -53,5 +50,5 @@ def steps_per_iteration(
         return 1
     if known.k_size < MANY_STEPS or any(pack.side is still.side for pack in packs):
         return 1
-    most = STEPS_OF_PANELS if packs else STEPS
+    most = MAX_UNROLLED_PANEL_STEPS if packs else MAX_UNROLLED_STEPS
     return gcd(most, known.k_size, *(level.size for level in levels if level.iterator == reductions[0]))

@@ -7,6 +7,7 @@ from dataclasses import replace
 from math import prod
 
 from ...core.errors import CannotLower
+from ...thresholds import MAX_ACCUMULATOR_MULTIPLE, MIN_LANES, THREAD_FMAS
 from ..amx.tile_plans import tile_layout
 from ..analysis.access_strides import access_strides
 from ..lower.panel_prefetch import why_no_prefetch
@@ -14,13 +15,7 @@ from ..lower.tile import num_tiles
 from ..match.drop_unit_dims import drop_unit_dims
 from ..op import StructuredOp, loads_in, variable_names
 from ..plan import Edge, PackStep, Plan, Side, TileLoop
-from ..planners.blocking import PARALLEL_WORK
 from .schedule_state import ScheduleState, StateLoop, contiguous_along, padded_iterators
-
-MOST_REGISTERS = 4
-"""Accumulators that a register tile may have, in multiples of the machine's vector registers."""
-NARROWEST = 4
-"""Lanes that a vector has at least."""
 
 
 def finalize(nest: ScheduleState) -> Plan:
@@ -111,7 +106,7 @@ def _replace_loop(nest: ScheduleState, old: StateLoop, new: StateLoop) -> Schedu
 def _fitting_lanes(widest: int, size: int) -> int:
     """The widest vectors of which a tile of `size` points fills more than half."""
     lanes = widest
-    while lanes > NARROWEST and lanes >= 2 * size:
+    while lanes > MIN_LANES and lanes >= 2 * size:
         lanes //= 2
     return lanes
 
@@ -147,7 +142,7 @@ def _depth(nest: ScheduleState, kept: Sequence[StateLoop], loop: StateLoop) -> i
 
 def default_grain_size(op: StructuredOp, iterations: int) -> int:
     """The grain size for this many iterations of the parallel loop."""
-    return max(1, PARALLEL_WORK * iterations // max(1, op.multiplications))
+    return max(1, THREAD_FMAS * iterations // max(1, op.multiplications))
 
 
 def num_accumulators(op: StructuredOp, plan: Plan) -> int:
@@ -159,7 +154,7 @@ def num_accumulators(op: StructuredOp, plan: Plan) -> int:
 def _check(nest: ScheduleState, plan: Plan) -> None:
     """Can the generator do this? Raises CannotLower."""
     op, registers = nest.op, num_accumulators(nest.op, plan)
-    if registers > MOST_REGISTERS * nest.target.vector_registers:
+    if registers > MAX_ACCUMULATOR_MULTIPLE * nest.target.vector_registers:
         raise CannotLower(
             f"the register tile has {registers} vectors of {plan.lanes} for {nest.target.vector_registers} registers; "
             "tile once more, with smaller sizes"

@@ -11,15 +11,13 @@ from ...core.naming import compose_name
 from ...loop_ir import build
 from ...loop_ir.buffer_view import BufferDim, buffer_shape
 from ...loop_ir.nodes import Buffer, Expr, Space, Stmt, Var
+from ...thresholds import COPY_THREAD_ELEMENTS
 from ..amx.tile_plans import TileLayout, tile_layout
 from ..op import StructuredOp, variable_names
 from ..plan import Edge, Plan, TileLoop
 from .microkernel import Operand
 from .pack_copy import PackCopy, PanelShape, pack_tile
 from .tile import Region, each_extent, num_tiles, parallel_tile_nest, tile_nest
-
-SHARED_COPY = 1 << 15
-"""Elements that a thread copies at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +58,7 @@ def make_panel(op: StructuredOp, plan: Plan, factor: Expr, region: Region, depth
         first = max(tiled, key=lambda level: num_tiles(region[level.iterator].size, level.size))
         rest = [level for level in tiled if level is not first]
         count = num_tiles(region[first.iterator].size, first.size)
-        grain = max(1, SHARED_COPY * count // prod(buffer.shape))
+        grain = max(1, COPY_THREAD_ELEMENTS * count // prod(buffer.shape))
         return parallel_tile_nest(region, (first,), name, grain, lambda r: tile_nest(r, rest, name, tile))
 
     fill = each_extent(region, copy)

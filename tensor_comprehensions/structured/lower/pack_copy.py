@@ -9,24 +9,19 @@ from ...core.naming import compose_name
 from ...loop_ir import build
 from ...loop_ir.buffer_view import BufferDim
 from ...loop_ir.nodes import Buffer, Expr, Let, Loop, Stmt, Var
+from ...machine import CACHE_LINE_BYTES
+from ...thresholds import (
+    LOOPED_ROW_VECTORS,
+    MAX_INTERLEAVED_STRIDE,
+    SHORT_TRANSPOSED_LINE,
+    TRANSPOSE_BITS,
+    TRANSPOSE_RUN,
+)
 from ..analysis.access_strides import common_strides
 from ..op import StructuredOp, loads_in
 from .tile import Region, local_var, tile_number_var
 from .transpose import transpose_vectors
 from .vector_expr import first_lanes_mask, substitute_vectorized
-
-TRANSPOSE_BITS = 256
-"""Width of the vectors that are transposed in registers: square tiles of them fit any register file."""
-TRANSPOSE_RUN = 256
-"""Elements of a line that are turned before the next lines' turn."""
-LINE_BITS = 512
-"""Of a cache line."""
-SHORT_LINE = 16
-"""Elements of a line below which the lines after it in memory are turned with it."""
-LONG_ROW = 16
-"""Vectors of a row from which on they are copied in a loop."""
-WIDEST_STEP = 4
-"""Largest distance of elements that are still gathered from whole vectors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,14 +127,14 @@ def pack_tile(copy: PackCopy) -> Stmt:
     if not copy.shape.points:
         return copy.over(copy.other_iterators, copy.move)
     steps = copy.steps
-    if 1 <= steps.get(copy.across, 0) <= WIDEST_STEP:
+    if 1 <= steps.get(copy.across, 0) <= MAX_INTERLEAVED_STRIDE:
         return copy.over(copy.other_iterators, lambda offsets: _straight(copy, offsets))
     contiguous = (n for n in copy.other_iterators if steps.get(n) == (2 if n == copy.op.pairs else 1))
     along = max(contiguous, key=lambda n: copy.region[n].size, default=None)
     if along is None or copy.region[along].size < 2:
         return copy.over(copy.other_iterators, lambda offsets: _by_element(copy, offsets))
     other_iterators = [n for n in copy.other_iterators if n != along]
-    if (run := _run(copy, along)) and copy.region[along].size < SHORT_LINE:
+    if (run := _run(copy, along)) and copy.region[along].size < SHORT_TRANSPOSED_LINE:
         return copy.over(
             [n for n in other_iterators if n not in run], lambda offsets: _short_lines(copy, along, run, offsets)
         )
@@ -151,7 +146,7 @@ def _straight(copy: PackCopy, offsets: Offsets) -> Stmt:
     lanes = min(copy.lanes, _power_of_two(copy.width))
     moves: list[Stmt] = []
     zero = build.const(0, copy.factor.type.dtype, lanes)
-    whole = copy.size // lanes if copy.size > LONG_ROW * lanes else 0
+    whole = copy.size // lanes if copy.size > LOOPED_ROW_VECTORS * lanes else 0
     if whole:
         vector = Var(compose_name(copy.buffer.name, copy.across, "vector"))
         there = {**offsets, copy.across: build.ramp(build.mul(vector, lanes), 1, lanes)}
@@ -239,7 +234,7 @@ def _short_lines(copy: PackCopy, along: str, run: Sequence[str], offsets: Offset
         parts = [(build.add(start, s), max(0, count - s), width - s) for s in range(0, width, lanes)]
         return copy.over([outer], lambda at: build.block(*(group({**offsets, **at}, part) for part in parts)))
 
-    return _all_columns(copy, max(lanes, LINE_BITS // dtype.bits), lines)
+    return _all_columns(copy, max(lanes, 8 * CACHE_LINE_BYTES // dtype.bits), lines)
 
 
 def _all_columns(copy: PackCopy, lanes: int, body: Callable[[Columns], Stmt]) -> Stmt:

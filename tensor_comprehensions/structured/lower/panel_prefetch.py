@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...loop_ir import build
-from ...loop_ir.intrinsics import CACHE_LINE, PREFETCH_LATER
+from ...loop_ir.intrinsics import PREFETCH_LATER
 from ...loop_ir.nodes import Expr, Invoke, Load, Stmt
+from ...machine import CACHE_LINE_BYTES
 from ..analysis.access_strides import access_strides
 from ..op import StructuredOp
 from ..plan import PackStep, Plan
@@ -51,7 +52,7 @@ def _row(op: StructuredOp, plan: Plan, step: PackStep, region: Region, at: dict[
     """One row of the next panel: each tile prefetches its share, which starts where that of the tile before ends."""
     factor = op.factors[step.side.value]
     assert isinstance(factor, Load)
-    line = CACHE_LINE // factor.buffer.type.dtype.size
+    line = CACHE_LINE_BYTES // factor.buffer.type.dtype.size
     outer, inner = plan.levels[step.depth - 1], plan.reductions[len(plan.reductions) - plan.unrolled - 1]
     first = build.mul(_number(op, plan, step, region), region[inner].size // plan.unroll_steps)
     row = build.add(first, build.div(at[local_var(inner)], plan.unroll_steps))

@@ -12,15 +12,13 @@ from dataclasses import dataclass
 from ...core.naming import compose_name
 from ...loop_ir import build
 from ...loop_ir.nodes import Buffer, Expr, Let, Loop, Stmt, Var
+from ...thresholds import TRANSPOSE_BITS
 from ..analysis.access_strides import access_strides
 from ..op import ACCUMULATOR, StructuredOp
 from ..plan import Plan
 from .tile import Region, local_var
 from .transpose import transpose_vectors
 from .vector_expr import first_lanes_mask, substitute_vectorized
-
-BLOCK_BITS = 256
-"""Width of the vectors that are turned: square blocks of them fit any register file."""
 
 
 def transposed_iterator(op: StructuredOp, plan: Plan, region: Region) -> str | None:
@@ -42,7 +40,7 @@ def store_transposed(
     """
     unit = transposed_iterator(op, plan, region)
     assert unit is not None
-    side = min(BLOCK_BITS // op.dtype.bits, plan.lanes)
+    side = min(TRANSPOSE_BITS // op.dtype.bits, plan.lanes)
     tile = _Tile(op, region, buffer, side, unit, plan.vector, dict(at), tuple(rows))
     return tile.rows_loop(tile.columns)
 

@@ -15,17 +15,13 @@ from ...loop_ir import build, linear_forms
 from ...loop_ir.intrinsics import PREFETCH
 from ...loop_ir.nodes import Const, Expr, If, Invoke, Let, Load, Loop, Space, Stmt, Store, Var
 from ...loop_ir.rewrite import map_expr
+from ...machine import CACHE_LINE_BYTES, SHUFFLE_BYTES
 from .vector_expr import first_lanes_mask, substitute_vectorized
-
-# Shuffles work on pieces of this many bytes; across them there are only moves of whole pieces.
-PIECE = 16
-# Bytes of a line of every cache.
-CACHE_LINE = 64
 
 
 def begin_lines(strides: Sequence[int], size: int) -> bool:
     """Whether every row of a tensor, with elements of `size` bytes, begins a line if the tensor does."""
-    return all(step == 1 or step * size % CACHE_LINE == 0 for step in strides)
+    return all(step == 1 or step * size % CACHE_LINE_BYTES == 0 for step in strides)
 
 
 Pair = Callable[[Expr, Expr, tuple[int, ...]], Expr]
@@ -74,7 +70,7 @@ def transpose_vectors(vectors: Sequence[Expr], pair: Pair = build.shuffle) -> li
     Pieces are transposed first, by interleaving halves; then the pieces change places, even ones and odd ones apart.
     """
     side = len(vectors)
-    piece = min(side, PIECE // vectors[0].type.dtype.size)
+    piece = min(side, SHUFFLE_BYTES // vectors[0].type.dtype.size)
     groups = [_interleave(vectors[k : k + piece], piece, pair) for k in range(0, side, piece)]
     across = [_gather_pieces([g[p] for g in groups], piece, pair) for p in range(piece)]
     return [across[lane % piece][lane // piece] for lane in range(side)]
@@ -94,7 +90,7 @@ def gather_transposed(
         shape: rows, `side` at most, and columns of the matrix; what lanes beyond the rows hold is not defined.
     """
     rows, columns = shape
-    piece = min(side, PIECE // element.size)
+    piece = min(side, SHUFFLE_BYTES // element.size)
 
     def join_vectors(first: int, apart: int, count: int, column: int) -> Expr:
         if first >= rows:
@@ -181,7 +177,7 @@ def transpose_loops(
         inside = [build.le(build.add(build.var(a.name), side), a.end) for a in partial]
         masks = (_lane_mask(a, side) if a in partial else build.TRUE for a in (row, lane))
         body = If(inside[0] if len(inside) == 1 else build.logical_and(*inside), body, block.emit(*masks))
-    line = max(CACHE_LINE // r.buffer.type.dtype.size for r in reads)
+    line = max(CACHE_LINE_BYTES // r.buffer.type.dtype.size for r in reads)
     row, lane = (replace(a, stop=a.end) if a in partial else a for a in (row, lane))
     by_lines = not along_reads and line == 2 * side and (row.splits(line) or row.name in {a.name for a in partial})
     start = replace(row, name=compose_name(row.name, "line")) if by_lines else row
@@ -386,7 +382,7 @@ class _Block:
 
     def _fills_lines(self, s: Store) -> bool:
         """Whether a vector covers a cache line. Partial lines, with other rows in between, need a cache."""
-        return self.side * s.buffer.type.dtype.size % CACHE_LINE == 0
+        return self.side * s.buffer.type.dtype.size % CACHE_LINE_BYTES == 0
 
 
 def _mask(condition: Expr) -> Expr | None:

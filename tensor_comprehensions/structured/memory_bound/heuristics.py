@@ -13,21 +13,13 @@ from operator import or_
 from ...core.errors import CannotLower
 from ...layouts import AccessStride as Step
 from ...target import CpuTarget
+from ...thresholds import ENOUGH_MEMORY_BOUND_ITERATIONS, REDUCTION_ACCUMULATORS, TRANSPOSE_BLOCKS, TRANSPOSE_STAGE
 from ..analysis.access_strides import access_strides
 from ..language.primitives import Schedule, nontemporal_stores, pack, parallel, tile, unroll, vectorize
 from ..language.schedule_state import start_state
 from ..op import Iterator as Dimension
 from ..op import StructuredOp, loads_in
 from .nest_plan import transposed_reads
-
-ACCUMULATORS = (4, 8, 2, 1)
-"""Vectors of partial sums: independent additions."""
-BLOCKS = ((32, 512), (64, 64), (16, 128), (16, 256), (128, 32))
-"""Tiles of a transposition: runs that are written, and runs that are read."""
-FEW = 32
-"""Iterations for the threads that are enough."""
-STAGE = (512, 128)
-"""Points of a tile that goes through a buffer: runs that are read, and runs that are written."""
 
 
 def schedule_memory_bound(op: StructuredOp, target: CpuTarget) -> Schedule:
@@ -49,7 +41,7 @@ def schedule_row_reduction(op: StructuredOp, target: CpuTarget) -> Schedule:
     shown = start_state(op, target).describe_loops
     outer = [i for i in op.parallel if i.extent > 1]
     found = parallel(*(shown(i.name) for i in outer)) if outer else Schedule()
-    ways = (n for n in ACCUMULATORS if n * lanes <= max(lanes, inner[0].extent))
+    ways = (n for n in REDUCTION_ACCUMULATORS if n * lanes <= max(lanes, inner[0].extent))
     return found >> vectorize(shown(inner[0].name), lanes=lanes) >> reduce(or_, (_times(op, inner[0], n) for n in ways))
 
 
@@ -79,7 +71,7 @@ def schedule_transposition(op: StructuredOp, target: CpuTarget) -> Schedule:
     large = touched >= target.reuse_limit_bytes
     sides = [n for n in ((widest, widest // 2) if large else (widest // 2, widest)) if n > 1]  # whole lines to memory
     options = []
-    for rows, columns in BLOCKS:
+    for rows, columns in TRANSPOSE_BLOCKS:
         sizes = {lane.name: min(columns, lane.extent), row.name: min(rows, row.extent)}
         others = {i.name: 1 for i in op.parallel if i.name not in sizes}
         nest = _tile_and_share(op, target, {**others, **sizes})  # innermost along the input
@@ -89,7 +81,7 @@ def schedule_transposition(op: StructuredOp, target: CpuTarget) -> Schedule:
     found = found >> (nontemporal_stores() | Schedule()) if large else found
     if touched <= target.writeback_limit_bytes:
         return found
-    sizes = {lane.name: min(STAGE[1], lane.extent), row.name: min(STAGE[0], row.extent)}
+    sizes = {lane.name: min(TRANSPOSE_STAGE[1], lane.extent), row.name: min(TRANSPOSE_STAGE[0], row.extent)}
     nest = _tile_and_share(op, target, {**{i.name: 1 for i in op.parallel if i.name not in sizes}, **sizes})
     innermost = shown(next((n for n in reversed(sizes) if sizes[n] == op.extent(n)), row.name))
     through = nest >> pack(**dict.fromkeys(names, innermost)) >> vectorize(shown(lane.name), lanes=min(widest, 16))
@@ -113,7 +105,12 @@ def _times(op: StructuredOp, lane: Dimension, count: int) -> Schedule:
 def _chunks(op: StructuredOp, target: CpuTarget, lane: Dimension, lanes: int, vectors: int) -> Schedule:
     """Parts of the output that so many vectors cover a few times; the threads share them."""
     others = prod(i.extent for i in op.parallel if i is not lane)
-    chunk = max(vectors * lanes, lane.extent if others >= FEW else lane.extent * others // FEW // lanes * lanes)
+    chunk = max(
+        vectors * lanes,
+        lane.extent
+        if others >= ENOUGH_MEMORY_BOUND_ITERATIONS
+        else lane.extent * others // ENOUGH_MEMORY_BOUND_ITERATIONS // lanes * lanes,
+    )
     sizes = {i.name: 1 for i in op.parallel} | {lane.name: min(chunk, lane.extent)}
     return (
         _tile_and_share(op, target, sizes)

@@ -12,15 +12,13 @@ from dataclasses import dataclass
 
 from ...core.errors import CannotLower
 from ...target import CpuTarget
+from ...thresholds import MAX_INTERLEAVED_STRIDE
 from ..analysis.access_strides import access_strides
 from ..language import primitives as written
 from ..language.apply_primitives import apply_with_notes, state_of_schedule
 from ..language.primitives import Primitive, Schedule, vectorize
 from ..language.schedule_state import NOWHERE, ScheduleState, StateLoop, start_state
 from ..op import StructuredOp, loads_in
-
-NEAR = 4
-"""Largest distance of elements that are still gathered from whole vectors; reads with larger strides are transposed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +172,6 @@ def transposed_reads(op: StructuredOp, vector: str) -> tuple[str, ...]:
     found: dict[str, None] = {}
     for access in loads_in(op.left):
         moved = access_strides(access, [i.name for i in op.iterators]) or {}
-        if abs(moved.get(vector, 0)) > NEAR and 1 in moved.values():
+        if abs(moved.get(vector, 0)) > MAX_INTERLEAVED_STRIDE and 1 in moved.values():
             found[access.buffer.name] = None
     return tuple(found)

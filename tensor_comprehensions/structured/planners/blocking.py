@@ -9,42 +9,36 @@ from math import gcd, prod
 import numpy as np
 
 from ...loop_ir.nodes import Space
+from ...machine import CACHE_LINE_BYTES, HIDDEN_STORE_CYCLES, L1_SETS, L1_WAYS, L2_LINE_CYCLES
 from ...target import CpuTarget
+from ...thresholds import (
+    BALANCED_CHUNKS,
+    FEW_CHUNKS,
+    MAX_UNROLLED_STEPS,
+    MAX_USES_IN_PLACE,
+    NONTEMPORAL_OUTPUT_FACTOR,
+    OWN_PACKED_TRANSPOSED_USES,
+    OWN_PACKED_USES,
+    PACKED_BLOCK_STEPS,
+    PACKED_STRIDE_BYTES,
+    PACKED_STRIDE_BYTES_IN_L2,
+    PACKED_TRANSPOSED_USES,
+    PACKED_USES,
+    PANELS_IN_L2,
+    PREFETCHED_ROW_SETS,
+    REPACKED_USES,
+    SHORT_RUN_BYTES,
+    THREAD_FMAS,
+    TRANSPOSED_OPERAND_USES,
+    UNROLLED_REDUCTION,
+)
 from ..analysis.contraction_info import ContractionInfo, Factor
-from ..analysis.window_reuse import UNROLL
 from ..cost import tile_cost, unroll_factors
-from ..cost.tile_cost import FAR_ROWS, LINE, ROWS, RegisterTile, is_beyond_private_caches, stream_cycles
+from ..cost.tile_cost import RegisterTile, is_beyond_private_caches, stream_cycles
 from ..lower.tile import balanced_block, num_tiles
 from ..op import Iterator, loads_in
 from ..plan import PackStep, Plan, TileLoop
-from .panel_extension import SHORT_RUN, PanelExtension
-
-PARALLEL_WORK = 1 << 18
-"""Multiply-adds worth a thread."""
-CHUNKS = 16
-"""Iterations the parallel loop should have at least, so that threads finish together."""
-PACKED_USES, TURNED_USES = 96, 192
-"""Uses of an element that pay for each of its copies, plain or transposed."""
-OWN_PACKED_USES, OWN_TURNED_USES = 24, 48
-"""The same for a panel that every thread makes once for all of its rows."""
-BLOCK_USES = 512
-"""The same if every block of the other factor packs all of this one again."""
-PACKED_STEPS = 768
-"""Reduction steps in a packed block that many panels meet."""
-TOGETHER = 4
-"""Panels that half of the second cache should hold."""
-SETS, WAYS = 64, 8
-"""Sets of the first cache: lines a multiple of this many lines apart compete; lines of one set, at least."""
-FETCH = 2.0
-"""Cycles until a line is there from the second cache, among many."""
-ACROSS_USES, FEW_CHUNKS = 1024, 4
-"""Uses that pay for transposing operands of register tiles; iterations that the parallel loop needs for balance."""
-SPREAD = 16
-"""Sets of the first cache that rows have to fall into to be brought near in time, unless it has room for them all."""
-HIDDEN, OVERFLOW = 60.0, 1.5
-"""Cycles of multiply-adds for each line of the output that hide its store to a far cache; the size of results, in L2
-sizes, above which they are stored non-temporally even if they are read soon.
-"""
+from .panel_extension import PanelExtension
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +124,13 @@ class BlockingHeuristic:
         count = prod(num_tiles(known.extent(level.iterator), level.size) for level in levels)
         turned = standing.step(known.vector) != 1
         once = not packed or (count == 1 and not blocks and not swept)  # all shares have one panel
-        if self.parallel and count < (CHUNKS if once else CHUNKS // 2) and not panels:
-            uses = 1 if once else (TURNED_USES if turned else PACKED_USES)
-            levels += self._share(known.exclusive_iterators(passing), -(-CHUNKS // count), uses)
+        if self.parallel and count < (BALANCED_CHUNKS if once else BALANCED_CHUNKS // 2) and not panels:
+            uses = 1 if once else (PACKED_TRANSPOSED_USES if turned else PACKED_USES)
+            levels += self._share(known.exclusive_iterators(passing), -(-BALANCED_CHUNKS // count), uses)
         outer = len(levels)
         levels += blocks
         packs = [PackStep(standing.side, len(levels))] if packed else []
-        rows = 1 if not packed or count > 1 else (OWN_TURNED_USES if turned else OWN_PACKED_USES)
+        rows = 1 if not packed or count > 1 else (OWN_PACKED_TRANSPOSED_USES if turned else OWN_PACKED_USES)
         ahead = standing is known.vector_operand and not (packed or blocks or panels) and self._prefetchable_in_place()
         inner = [*self._levels(swept), *self._levels(known.exclusive_iterators(passing)), *panels]
         return Blocking([*levels, *inner], outer, packs, rows, (panel,) if ahead else ())
@@ -156,7 +150,7 @@ class BlockingHeuristic:
         if passing is not known.broadcast_operand:
             return 1, blocks
         far = is_beyond_private_caches(self._footprint(passing), self.target)
-        gathered = self._reduction_block(reductions, half // (TOGETHER * step)) if far else blocks
+        gathered = self._reduction_block(reductions, half // (PANELS_IN_L2 * step)) if far else blocks
         steps = prod({**known.extents, **{b.iterator: b.size for b in gathered}}[name] for name in reductions)
         most = min(every // (FEW_CHUNKS if self.parallel else 1), half // (steps * step))
         if not far:
@@ -168,7 +162,7 @@ class BlockingHeuristic:
         known, moving = self.info, self.info.vector_operand
         run = self._panel_width() * moving.bytes
         straight = moving.step(known.vector) == 1 and self.target.has_mesh_llc
-        return num_tiles(SHORT_RUN, run) if straight else 1
+        return num_tiles(SHORT_RUN_BYTES, run) if straight else 1
 
     def _across(self) -> Blocking:
         """Panels of the moving factor, all that fit into L2, for a large part of the still factor.
@@ -179,9 +173,9 @@ class BlockingHeuristic:
         levels = self._levels(known.batch)
         count = prod(i.extent for i in known.batch)
         rows = [i for i in known.exclusive_iterators(known.broadcast_operand) if i.name != known.output_unit_iter]
-        left = prod(i.extent for i in known.exclusive_iterators(known.broadcast_operand)) // ACROSS_USES
+        left = prod(i.extent for i in known.exclusive_iterators(known.broadcast_operand)) // TRANSPOSED_OPERAND_USES
         for i in rows:
-            parts = min(i.extent, left, -(-CHUNKS // count)) if self.parallel else 1
+            parts = min(i.extent, left, -(-BALANCED_CHUNKS // count)) if self.parallel else 1
             block = num_tiles(num_tiles(i.extent, max(1, parts)), tile.size(i.name)) * tile.size(i.name)
             if block < i.extent:
                 levels.append(TileLoop(i.name, block))
@@ -192,13 +186,13 @@ class BlockingHeuristic:
         runs = num_tiles(known.extent(known.output_unit_iter), tile.size(known.output_unit_iter))
         once = room * self._panel_width() >= extent
         stays = panel <= self.target.cache[0] and self._panel_width() < extent  # in the first cache, for all runs
-        shares = self.parallel and once and not (stays or rows or levels) and runs >= CHUNKS
+        shares = self.parallel and once and not (stays or rows or levels) and runs >= BALANCED_CHUNKS
         if self.parallel and not shares:
             room = min(room, max(1, num_tiles(extent, self._panel_width()) * count // FEW_CHUNKS))
         if room * self._panel_width() < extent:
             levels.append(TileLoop(known.vector, room * self._panel_width()))
         if shares:
-            levels += self._share((known.op.iterator(known.output_unit_iter),), CHUNKS, 1)
+            levels += self._share((known.op.iterator(known.output_unit_iter),), BALANCED_CHUNKS, 1)
         outer = len(levels)
         inner = [*self._loops_around_panels(rows, panel), known.op.iterator(known.output_unit_iter)]
         levels += [TileLoop(i.name, tile.size(i.name)) for i in inner]
@@ -234,16 +228,18 @@ class BlockingHeuristic:
 
     @property
     def _sweep(self) -> PanelExtension:
-        return PanelExtension(self.info, self.target, self.tile, min(self.info.k_size, PACKED_STEPS))
+        return PanelExtension(self.info, self.target, self.tile, min(self.info.k_size, PACKED_BLOCK_STEPS))
 
     def _blocked_rows(self, reductions: tuple[str, ...], pack_moving: bool) -> Blocking:
         """A packed block of the still factor in the second cache, for all panels of the moving one."""
         known = self.info
         levels = [*self._levels(known.batch), self._packed_block(pack_moving)]
-        blocks = self._reduction_block(reductions, PACKED_STEPS)
+        blocks = self._reduction_block(reductions, PACKED_BLOCK_STEPS)
         alone = prod(num_tiles(known.extent(level.iterator), level.size) for level in levels) < 2
         if self.parallel and alone:
-            levels += self._share(known.exclusive_iterators(known.vector_operand), CHUNKS, BLOCK_USES if blocks else 1)
+            levels += self._share(
+                known.exclusive_iterators(known.vector_operand), BALANCED_CHUNKS, REPACKED_USES if blocks else 1
+            )
         outer = len(levels)
         levels += blocks
         packs = [PackStep(known.broadcast_operand.side, len(levels))]
@@ -280,7 +276,7 @@ class BlockingHeuristic:
     def _at_once(self, nest: Blocking, reductions: tuple[str, ...]) -> int:
         """Steps of the sum per iteration: as many as there are register tiles to ask for a share of the rows each."""
         if nest.prefetches:
-            return min(unroll_factors.STEPS, 1 << (self._row_tiles().bit_length() - 1))
+            return min(MAX_UNROLLED_STEPS, 1 << (self._row_tiles().bit_length() - 1))
         return unroll_factors.steps_per_iteration(self.info, self.target, reductions, nest.loops, nest.packs)
 
     def row_stationary(self) -> bool:
@@ -335,15 +331,15 @@ class BlockingHeuristic:
         if (
             not moving.is_plain_load
             or moving.step(known.vector) != 1
-            or not self._strided_beyond(moving, ROWS, self._panel_width())
+            or not self._strided_beyond(moving, PACKED_STRIDE_BYTES, self._panel_width())
         ):
             return False
         if any(self.tile.size(i.name) > 1 for i in known.exclusive_iterators(moving) if i.name != known.vector):
             return False
-        apart = abs(moving.step(known.reductions[-1]) or 0) * moving.bytes // LINE
+        apart = abs(moving.step(known.reductions[-1]) or 0) * moving.bytes // CACHE_LINE_BYTES
         uses = prod(i.extent for i in known.exclusive_iterators(known.broadcast_operand))
-        sets, ways = SETS // gcd(apart, SETS), self.target.cache[0] // (SETS * LINE)
-        return uses <= tile_cost.USES_IN_PLACE and (sets >= SPREAD or sets * ways >= known.k_size)
+        sets, ways = L1_SETS // gcd(apart, L1_SETS), self.target.cache[0] // (L1_SETS * CACHE_LINE_BYTES)
+        return uses <= MAX_USES_IN_PLACE and (sets >= PREFETCHED_ROW_SETS or sets * ways >= known.k_size)
 
     def packs_broadcast_operand(self, stands: bool) -> bool:
         """Whether scalars come from a panel: if each is converted, or memory would deliver them slowly.
@@ -361,7 +357,7 @@ class BlockingHeuristic:
         return (
             not still.is_plain_load
             or self._conflicts_in_l1()
-            or self._strided_beyond(still, FAR_ROWS, 1)
+            or self._strided_beyond(still, PACKED_STRIDE_BYTES_IN_L2, 1)
             or self._meets_once()
         )
 
@@ -379,7 +375,11 @@ class BlockingHeuristic:
                 self.tile.size(i.name),
                 abs(self.info.broadcast_operand.step(i.name) or 0) * self.info.broadcast_operand.bytes,
             )
-            lines = WAYS * SETS // gcd(step // LINE, SETS) if step % LINE == 0 and step else WAYS * SETS
+            lines = (
+                L1_WAYS * L1_SETS // gcd(step // CACHE_LINE_BYTES, L1_SETS)
+                if step % CACHE_LINE_BYTES == 0 and step
+                else L1_WAYS * L1_SETS
+            )
             if 2 * rows > lines and rows > 8 * self._vectors():
                 return True
         return self._refetched_from_l2()
@@ -393,12 +393,12 @@ class BlockingHeuristic:
         names = [*known.reductions, *(name for name, size in self.tile.sizes if size > 1)]
         sizes = {**known.extents, **dict(self.tile.sizes)}
         steps = {name: abs(still.step(name) or 0) * still.bytes for name in names if name in still.iterators}
-        if any(step < LINE or step % LINE for step in steps.values()):
+        if any(step < CACHE_LINE_BYTES or step % CACHE_LINE_BYTES for step in steps.values()):
             return False
         lines = prod(sizes[name] for name in steps)
-        room = WAYS * SETS // gcd(SETS, *(step // LINE for step in steps.values()))
+        room = L1_WAYS * L1_SETS // gcd(L1_SETS, *(step // CACHE_LINE_BYTES for step in steps.values()))
         multiply_adds = known.k_size * self.tile.cells * tile_cost.multiply_cost(self.tile.width, known, self.target)
-        return 2 * lines > room and FETCH * lines >= multiply_adds
+        return 2 * lines > room and L2_LINE_CYCLES * lines >= multiply_adds
 
     def _vectors(self) -> int:
         """Vectors of a register tile that one row meets."""
@@ -418,18 +418,18 @@ class BlockingHeuristic:
         )
         for name in (*reversed(self.info.reductions), *rows):
             step = abs(factor.step(name) or 0) * factor.bytes
-            if step != run and (run or not 0 < step <= LINE):
+            if step != run and (run or not 0 < step <= CACHE_LINE_BYTES):
                 break
             run = step * self.info.extent(name)
-        return run < SHORT_RUN
+        return run < SHORT_RUN_BYTES
 
     def _strided_beyond(self, factor: Factor, distance: int, width: int) -> bool:
         """Whether one step of the innermost long reduction moves the factor at least `distance` bytes."""
-        long = [n for n in self.info.reductions if self.info.extent(n) > UNROLL and n in factor.iterators]
+        long = [n for n in self.info.reductions if self.info.extent(n) > UNROLLED_REDUCTION and n in factor.iterators]
         if not long or self.info.k_size < 64:
             return False
         step = abs(factor.step(long[-1]) or 0) * factor.bytes
-        return step >= max(distance, width * factor.bytes + LINE)
+        return step >= max(distance, width * factor.bytes + CACHE_LINE_BYTES)
 
     def _panel_width(self) -> int:
         return self.tile.size(self.info.vector)
@@ -461,13 +461,13 @@ class BlockingHeuristic:
         longest = self._longest(rows)
         size = self.tile.size(longest.name)
         others = prod(i.extent for i in rows if i is not longest)
-        steps = min(self.info.k_size, PACKED_STEPS)
+        steps = min(self.info.k_size, PACKED_BLOCK_STEPS)
         room = self.target.cache[-1] // 8 // (steps * others * self.info.op.dtype.size)
         block = room
         if self.parallel:
             uses = longest.extent * others
-            parts = max(uses // (2 * BLOCK_USES), min(4, uses // BLOCK_USES)) if pack_moving else uses // 64
-            parts = min(CHUNKS, parts)
+            parts = max(uses // (2 * REPACKED_USES), min(4, uses // REPACKED_USES)) if pack_moving else uses // 64
+            parts = min(BALANCED_CHUNKS, parts)
             block = min(room, num_tiles(longest.extent, 1 << max(0, parts.bit_length() - 1)))
         count = block // size if block < longest.extent else num_tiles(longest.extent, size)
         return TileLoop(longest.name, size * balanced_block(num_tiles(longest.extent, size), max(1, count)))
@@ -489,7 +489,7 @@ class BlockingHeuristic:
         """Cache lines that a block of a reduction reads for each line that it needs, of all factors together."""
         size = block.size * self.info.op.dtype.size
         unit = sum(f.step(block.iterator) == 1 for f in self.info.factors)
-        return unit * (num_tiles(size, LINE) * LINE / size - 1)
+        return unit * (num_tiles(size, CACHE_LINE_BYTES) * CACHE_LINE_BYTES / size - 1)
 
     def _reads_output(self) -> bool:
         """Whether the epilogue reads the old output, which partial sums would overwrite."""
@@ -513,17 +513,25 @@ class BlockingHeuristic:
     def _overflows(self) -> bool:
         """Whether results that a far cache would take are more than the sums before them hide."""
         known, target = self.info, self.target
-        line = LINE // known.output_bytes / self.tile.width * tile_cost.multiply_cost(self.tile.width, known, target)
-        return known.output_size > OVERFLOW * target.writeback_limit_bytes and known.k_size * line < HIDDEN
+        line = (
+            CACHE_LINE_BYTES
+            // known.output_bytes
+            / self.tile.width
+            * tile_cost.multiply_cost(self.tile.width, known, target)
+        )
+        return (
+            known.output_size > NONTEMPORAL_OUTPUT_FACTOR * target.writeback_limit_bytes
+            and known.k_size * line < HIDDEN_STORE_CYCLES
+        )
 
     # --- threads ---
 
     def _parallel(self, levels: list[TileLoop]) -> tuple[int, int]:
         """How many of `loops` make the parallel loop, and its grain."""
         op = self.info.op
-        if not self.parallel or not levels or op.multiplications < 2 * PARALLEL_WORK:
+        if not self.parallel or not levels or op.multiplications < 2 * THREAD_FMAS:
             return 0, 1
         count = prod(num_tiles(op.extent(level.iterator), level.size) for level in levels)
         if count < 2:
             return 0, 1
-        return len(levels), max(1, PARALLEL_WORK * count // op.multiplications)
+        return len(levels), max(1, THREAD_FMAS * count // op.multiplications)

@@ -8,6 +8,7 @@ from itertools import islice
 
 from ...core.errors import CannotLower
 from ...target import CpuTarget
+from ...thresholds import COMPARED_TILES
 from ..cost.plan_cost import expected_cycles, plan_cycles
 from ..cost.register_tiles import RegisterTileRanking
 from ..cost.tile_cost import RegisterTile
@@ -20,7 +21,7 @@ from ..plan import Plan
 from . import transposed_output
 from .experts import loop_over_gemm, ttgt
 from .plan_variants import enumerate_packings
-from .select import TILES, best_of, register_tile_rankings
+from .select import best_of, register_tile_rankings
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,6 @@ def _possible(op: StructuredOp, plan: Plan, target: CpuTarget) -> bool:
 
 def _variants(view: RegisterTileRanking, target: CpuTarget, parallel: bool) -> Iterator[tuple[RegisterTile, Plan]]:
     """Plans that differ in the register tile, in the packed factors, and in which factor's panel is stationary."""
-    for tile in view.best_tiles(TILES):
+    for tile in view.best_tiles(COMPARED_TILES):
         for plan in enumerate_packings(view.info, target, tile, parallel):
             yield tile, plan

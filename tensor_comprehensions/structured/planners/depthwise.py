@@ -9,19 +9,11 @@ from __future__ import annotations
 from math import gcd, prod
 
 from ...target import CpuTarget
+from ...thresholds import BALANCED_CHUNKS, DEPTHWISE_THREAD_FMAS, MAX_DEPTHWISE_FMAS, MAX_DEPTHWISE_TAPS
 from ..analysis.access_strides import access_strides
 from ..analysis.contraction_info import ContractionInfo
 from ..lower.tile import num_tiles
 from ..plan import Plan, TileLoop
-
-MOST_TAPS = 7
-"""Steps of a window that are taken at once."""
-MOST_STEPS = 512
-"""Multiply-adds that may stand in a row in the code."""
-WORK = 1 << 16
-"""Multiply-adds worth a thread: fewer than for a matrix product, because memory slows these down."""
-CHUNKS = 16
-"""Iterations the parallel loop should have at least."""
 
 
 def is_depthwise(known: ContractionInfo) -> bool:
@@ -68,7 +60,7 @@ def _row(known: ContractionInfo) -> tuple[str, str] | None:
     for i in known.parallel:
         for r in known.op.reductions:
             stride, dilation = (abs(known.vector_operand.step(name) or 0) for name in (i.name, r.name))
-            fits = stride and dilation and i.name != known.vector and 1 < r.extent <= MOST_TAPS
+            fits = stride and dilation and i.name != known.vector and 1 < r.extent <= MAX_DEPTHWISE_TAPS
             if fits and stride // gcd(stride, dilation) < r.extent:
                 found.append((stride, dilation // gcd(stride, dilation), i.name, r.name))
     return min(found)[2:] if found else None
@@ -101,7 +93,7 @@ def _unrolled_reductions(known: ContractionInfo, reductions: tuple[str, ...], ac
     products, count = accumulators, 0
     for name in reversed(reductions):
         products *= known.extent(name)
-        if count and (products > MOST_STEPS or known.extent(name) > MOST_TAPS):
+        if count and (products > MAX_DEPTHWISE_FMAS or known.extent(name) > MAX_DEPTHWISE_TAPS):
             break
         count += 1
     return count
@@ -109,11 +101,11 @@ def _unrolled_reductions(known: ContractionInfo, reductions: tuple[str, ...], ac
 
 def _shared_levels(known: ContractionInfo, levels: tuple[TileLoop, ...]) -> tuple[int, int]:
     """How many of the outermost levels the threads share, and the least number of iterations worth one."""
-    if known.op.multiplications < 2 * WORK:
+    if known.op.multiplications < 2 * DEPTHWISE_THREAD_FMAS:
         return 0, 1
     count = 1
     for depth, level in enumerate(levels, 1):
         count *= num_tiles(known.extent(level.iterator), level.size)
-        if count >= CHUNKS or depth == len(levels):
-            return (depth, max(1, WORK * count // known.op.multiplications)) if count > 1 else (0, 1)
+        if count >= BALANCED_CHUNKS or depth == len(levels):
+            return (depth, max(1, DEPTHWISE_THREAD_FMAS * count // known.op.multiplications)) if count > 1 else (0, 1)
     return 0, 1

@@ -13,6 +13,7 @@ from operator import or_
 
 from ...core.errors import CannotLower
 from ...target import CpuTarget
+from ...thresholds import CONVOLUTION_TILE_ROWS, CONVOLUTION_TILE_VECTORS, MAX_WORKSPACE_BYTES, OFFERED_TILES
 from ..analysis.access_strides import iterator_coefficients
 from ..analysis.contraction_info import ContractionInfo, analyze_contraction
 from ..cost.register_tiles import RegisterTileRanking
@@ -28,13 +29,6 @@ from .plan_variants import ForcedBlocking
 from .select import select_plan
 
 Sizes = Mapping[str, int]
-TILES = 4
-"""Register tiles that heuristics offer as alternatives."""
-CONVOLUTION_ROWS = (4, 6, 8, 12, 14)
-"""Output positions in a register tile of a convolution."""
-CONVOLUTION_VECTORS = (1, 2, 3)
-WORKSPACE = 1 << 30
-"""Most bytes for copies of whole operands."""
 
 
 # --- for given sizes ---------------------------------------------------------------------------------------------
@@ -86,7 +80,7 @@ def gett(op: StructuredOp, target: CpuTarget) -> Schedule:
         raise CannotLower("gett: the op has no rows and columns of its own")
     plans = [
         ForcedBlocking(known, target, t, True, True, True, None).plan()
-        for t in RegisterTileRanking(known, target).best_tiles(TILES)
+        for t in RegisterTileRanking(known, target).best_tiles(OFFERED_TILES)
     ]
     return reduce(or_, (plan_to_schedule(plan, op) for plan in plans))
 
@@ -94,12 +88,12 @@ def gett(op: StructuredOp, target: CpuTarget) -> Schedule:
 def ttgt(op: StructuredOp, target: CpuTarget) -> Schedule:
     """Copy both operands whole into the order of a matrix product, and then multiply them.
 
-    Raises CannotLower if the copies would take more than `WORKSPACE` bytes.
+    Raises CannotLower if the copies would take more than `thresholds.MAX_WORKSPACE_BYTES`.
     """
     op = drop_unit_dims(op)
     known = analyze_contraction(op)
     copied = sum(prod(known.extent(name) for name in f.iterators) for f in known.factors) * op.dtype.size
-    if copied > WORKSPACE:
+    if copied > MAX_WORKSPACE_BYTES:
         raise CannotLower(f"ttgt: the copies of both factors would take {copied >> 20} MiB")
     return pack("left", "right") >> _products(op, known, target)
 
@@ -118,7 +112,7 @@ def _products(op: StructuredOp, known: ContractionInfo, target: CpuTarget) -> Sc
     outside = (*known.batch, *known.exclusive_iterators(known.vector_operand))
     order = (*outside, *known.exclusive_iterators(known.broadcast_operand))
     found: list[Schedule] = []
-    for registers in RegisterTileRanking(known, target).best_tiles(TILES):
+    for registers in RegisterTileRanking(known, target).best_tiles(OFFERED_TILES):
         one = _nest(op, order, registers, len(outside))
         found.append(
             one >> nontemporal_stores() if BlockingHeuristic(known, target, registers, True).is_nontemporal() else one
@@ -149,8 +143,8 @@ def schedule_convolution(op: StructuredOp, target: CpuTarget) -> Schedule:
     order += [i for i in op.parallel if i is row or i.name == known.vector]
     lanes = min(target.lanes(known.bits), 1 << (known.extent(known.vector) - 1).bit_length())
     options: list[Schedule] = []
-    for vectors in CONVOLUTION_VECTORS:
-        for size in CONVOLUTION_ROWS if row is not None else (1,):
+    for vectors in CONVOLUTION_TILE_VECTORS:
+        for size in CONVOLUTION_TILE_ROWS if row is not None else (1,):
             sizes = [(known.vector, vectors * lanes)]
             if row is not None:
                 sizes.append((row.name, min(size, row.extent)))

@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+from ...machine import CACHE_LINE_BYTES
 from ...target import CpuTarget
+from ...thresholds import SHORT_RUN_BYTES
 from ..analysis.contraction_info import ContractionInfo, Factor
-from ..cost.tile_cost import LINE, RegisterTile, is_beyond_private_caches
+from ..cost.tile_cost import RegisterTile, is_beyond_private_caches
 from ..lower.tile import balanced_block
 from ..op import Iterator
 from ..plan import TileLoop
-
-SHORT_RUN = 1536
-"""Bytes of contiguous memory below which prefetching does not get going."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,7 @@ class PanelExtension:
         run = 1
         for name in sorted(self.info.reductions, key=lambda name: abs(factor.step(name) or 0)):
             run *= self.info.extent(name) if factor.step(name) == run else 1
-        return run if self._is_far() and self.steps == self.info.k_size and run * factor.bytes < SHORT_RUN else 1
+        return run if self._is_far() and self.steps == self.info.k_size and run * factor.bytes < SHORT_RUN_BYTES else 1
 
     def blocks(self, swept: tuple[Iterator, ...]) -> list[TileLoop]:
         """A part of the swept iterators whose panels fit the second cache together."""
@@ -65,7 +64,7 @@ class PanelExtension:
             prod(self.tile.size(i.name) for i in self.info.exclusive_iterators(self._moving_factor)),
         )
         one = self.steps * size * (2 * columns if self._is_far() else self._width())
-        return max(LINE // size, self.target.cache[1] * 5 // 8 // one)
+        return max(CACHE_LINE_BYTES // size, self.target.cache[1] * 5 // 8 // one)
 
     def _in_lines(self, swept: Iterator, size: int) -> int:
         """About so many points of a contiguous iterator that runs consist of whole fetches."""

@@ -9,15 +9,13 @@ from math import prod
 from operator import mul
 
 from ...target import CpuTarget
+from ...thresholds import ADDED_SUM_STEPS, BALANCED_CHUNKS, FEW_CHUNKS, PANELS_IN_L2
 from ..analysis.contraction_info import ContractionInfo
 from ..cost.tile_cost import RegisterTile
 from ..lower.tile import balanced_block, num_tiles
 from ..op import Iterator as Dimension
 from ..plan import PackStep, Plan, Side, TileLoop
-from .blocking import CHUNKS, FEW_CHUNKS, TOGETHER, Blocking, BlockingHeuristic
-
-SUMMED_STEPS = 16
-"""Steps of a sum for which it pays to load and to store the sums of a register tile."""
+from .blocking import Blocking, BlockingHeuristic
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +83,7 @@ class PackBothBlocking(BlockingHeuristic):
         outside = sorted((i for i in known.parallel if i not in (lanes, nearest)), key=order)
         levels = [TileLoop(i.name, self.tile.size(i.name)) for i in (*outside, lanes, nearest)]
         counts = accumulate((num_tiles(known.extent(level.iterator), level.size) for level in levels), mul)
-        outer = next((d for d, count in enumerate(counts, 1) if count >= CHUNKS), len(levels))
+        outer = next((d for d, count in enumerate(counts, 1) if count >= BALANCED_CHUNKS), len(levels))
         nest = Blocking(levels, outer, [PackStep(Side.LEFT, 0), PackStep(Side.RIGHT, 0)])
         return self._finish_plan(nest, self._order_reductions(known.reductions, nest))
 
@@ -108,8 +106,8 @@ class LaneSumBlocking(BlockingHeuristic):
         outer, extent = len(levels), known.extent(reductions[0])
         inner = known.k_size // extent
         rows = sum(prod(i.extent for i in known.exclusive_iterators(f)) * f.bytes for f in known.factors)
-        near = TOGETHER * self.target.cache[0] // (rows * known.extent(known.vector) * inner)
-        block = max(near, num_tiles(SUMMED_STEPS, inner))
+        near = PANELS_IN_L2 * self.target.cache[0] // (rows * known.extent(known.vector) * inner)
+        block = max(near, num_tiles(ADDED_SUM_STEPS, inner))
         exact = known.op.output.buffer.type.dtype == known.op.dtype and not self._reads_output()
         if block < extent and exact:  # sums of a block are kept in the output
             levels.append(TileLoop(reductions[0], balanced_block(extent, block)))

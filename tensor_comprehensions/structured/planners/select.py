@@ -8,39 +8,39 @@ from math import inf, prod
 
 from ...core.decisions import is_recording
 from ...core.errors import CannotLower
+from ...machine import DOT_PRODUCT_CYCLES, THREAD_START_CYCLES
 from ...target import CpuTarget
+from ...thresholds import (
+    ALWAYS_SHARED_FMAS,
+    BETTER_TILE,
+    BETTER_TILE_IN_L2,
+    COMPARED_TILES,
+    MIN_TRANSPOSED_USES,
+    PACKED_BLOCK_STEPS,
+    PACKED_USES,
+    PRICED_TILES,
+    SHORT_OUTPUT_RUN,
+    SHORT_STRIDED_RUN,
+    SHORT_SUM_TERMS,
+    THREAD_FMAS,
+    TRANSPOSED_STORE_STEPS,
+    TWO_THREADS_GAIN,
+)
 from ..amx import tile_plans
 from ..analysis.contraction_info import ContractionInfo, analyze_contraction
 from ..cost.plan_cost import busy_cycles, completes_pages, expected_cycles, packs_short_runs, plan_cycles
-from ..cost.register_tiles import SHORT_SUM, RegisterTileRanking
+from ..cost.register_tiles import RegisterTileRanking
 from ..cost.tile_cost import is_beyond_private_caches
 from ..lower.tile import num_tiles
 from ..op import StructuredOp, loads_in
 from ..plan import Plan
 from . import depthwise, transposed_output
-from .blocking import PACKED_STEPS, PACKED_USES, PARALLEL_WORK, BlockingHeuristic
+from .blocking import BlockingHeuristic
 from .plan_record import record_plan
 from .plan_variants import LaneSumBlocking, PackBothBlocking, enumerate_packings, is_packing_both_profitable
 
-MIN_ROWS_TO_TURN = 8
-"""Uses of an element below which turning it across costs more than it saves."""
-DOT_OVERHEAD = 20
-"""Half cycles to sum the lanes of a vector: the cost of narrow outputs if the lanes run along the reduction."""
-TURNED_STEPS = 128
-"""Reduction steps that pay for transposed stores."""
-SHORT_UNIT, TURNED_UNIT = 128, 512
-"""Points of a contiguous run of the output below which lanes across such runs may be the better ones: of any, and of
-one along which the factor that it moves is not contiguous, and so has to be turned across, for sums in one block."""
-LITTLE_WORK, FORK, MUCH = 4 * PARALLEL_WORK, 6000.0, 0.85
-"""Multiply-adds from which on threads always pay; cycles to start and join another thread; most cycles of two threads,
-relative to one, for which two are used, because the load on the second processor is unknown."""
 PLANNED = 64
 """Cached plans: an op is planned to decide fusion, to lower it, and to display it."""
-PRICED = 3
-"""Register tiles around which rival plans are priced, for reports."""
-TILES, CLEARLY, NEARLY = 6, 0.97, 0.9
-"""Register tiles to compare; one is better if it takes less than this share of the cycles of those before, in general
-and if all data is in L2, where order and copies change less than predicted."""
 
 
 def select_plan(op: StructuredOp, target: CpuTarget, *, parallel: bool) -> Plan:
@@ -58,12 +58,12 @@ def select_plan(op: StructuredOp, target: CpuTarget, *, parallel: bool) -> Plan:
 def _select_plan(op: StructuredOp, target: CpuTarget, *, parallel: bool) -> Plan:
     views = register_tile_rankings(op, target)
     shared, rivals = rank_plans(views, target, parallel=parallel)
-    if shared.parallel_depth and op.multiplications < LITTLE_WORK:
+    if shared.parallel_depth and op.multiplications < ALWAYS_SHARED_FMAS:
         serial, others = rank_plans(views, target, parallel=False)
-        if _shared_cycles(op, shared, target) >= MUCH * plan_cycles(op, serial, target):
+        if _shared_cycles(op, shared, target) >= TWO_THREADS_GAIN * plan_cycles(op, serial, target):
             shared, rivals = serial, others
     if is_recording():
-        tiles = [(view, tile) for view in views for tile in view.best_tiles(PRICED)]
+        tiles = [(view, tile) for view in views for tile in view.best_tiles(PRICED_TILES)]
         priced = [p for view, tile in tiles for p in enumerate_packings(view.info, target, tile, parallel)]
         record_plan(op, shared, rivals, priced, target)
     return shared
@@ -72,7 +72,7 @@ def _select_plan(op: StructuredOp, target: CpuTarget, *, parallel: bool) -> Plan
 def _shared_cycles(op: StructuredOp, plan: Plan, target: CpuTarget) -> float:
     """Cycles until two threads have finished `plan`; if they are no faster, its work is too little to share."""
     count = prod(num_tiles(op.extent(level.iterator), level.size) for level in plan.levels[: plan.parallel_depth])
-    return plan_cycles(op, plan, target) * num_tiles(count, 2) / count + FORK
+    return plan_cycles(op, plan, target) * num_tiles(count, 2) / count + THREAD_START_CYCLES
 
 
 def register_tile_rankings(op: StructuredOp, target: CpuTarget) -> tuple[RegisterTileRanking, ...]:
@@ -101,14 +101,14 @@ def rank_plans(
     default, *turned = views
     if depthwise.is_depthwise(default.info):
         return depthwise.depthwise_plan(default.info, target, parallel=parallel), ()
-    parallel = parallel and default.info.op.multiplications >= 2 * PARALLEL_WORK  # else shares are panels made in vain
+    parallel = parallel and default.info.op.multiplications >= 2 * THREAD_FMAS  # else shares are panels made in vain
     near, consider = is_near(default.info, target), _enumerate_tile_plans
     if default.info.keeps_lanes_of_sum:
         consider = _lane_sums
     elif near:
         consider = _enumerate_near_plans
     views = views if turned and (near or _worth_turning(default.info, target)) else (default,)
-    chosen, least, clearly = Plan("", 0, (), ()), inf, NEARLY if near else CLEARLY
+    chosen, least, clearly = Plan("", 0, (), ()), inf, BETTER_TILE_IN_L2 if near else BETTER_TILE
     compared: list[Plan] = []
     for view in views:
         plans = list(dict.fromkeys(consider(view, target, parallel)))
@@ -120,11 +120,11 @@ def rank_plans(
         for plan in transposed_output.transposed_output_plans(default.info, target, parallel=parallel):
             cycles = plan_cycles(default.info.op, plan, target)
             compared.append(plan)
-            if cycles < least * CLEARLY:
+            if cycles < least * BETTER_TILE:
                 chosen, least = plan, cycles
     for plan in tile_plans.matrix_tile_plans(default.info, target, parallel=parallel):
         compared.append(plan)
-        if busy_cycles(default.info.op, plan, target) < busy_cycles(default.info.op, chosen, target) * CLEARLY:
+        if busy_cycles(default.info.op, plan, target) < busy_cycles(default.info.op, chosen, target) * BETTER_TILE:
             chosen = plan
     return chosen, tuple(compared)
 
@@ -138,13 +138,13 @@ def is_near(known: ContractionInfo, target: CpuTarget) -> bool:
 
 def _lane_sums(view: RegisterTileRanking, target: CpuTarget, parallel: bool) -> Iterator[Plan]:
     """The plans to compare where the lanes of a sum are kept apart."""
-    for tile in view.best_tiles(TILES):
+    for tile in view.best_tiles(COMPARED_TILES):
         yield LaneSumBlocking(view.info, target, tile, parallel).plan()
 
 
 def _enumerate_near_plans(view: RegisterTileRanking, target: CpuTarget, parallel: bool) -> Iterator[Plan]:
     """The plans to compare if all data is in L2: all packings and loop orders around several register tiles."""
-    for tile in view.best_tiles(TILES):
+    for tile in view.best_tiles(COMPARED_TILES):
         expert = BlockingHeuristic(view.info, target, tile, parallel)
         yield expert.plan()
         if not view.info.transposes_output:
@@ -155,7 +155,7 @@ def _enumerate_tile_plans(view: RegisterTileRanking, target: CpuTarget, parallel
     """The plans to compare: one for each of a few register tiles; all packings if the output decides."""
     expert = BlockingHeuristic(view.info, target, view.best, parallel)
     if _moves_most(view.info, target):
-        shapes = view.shapes(TILES)
+        shapes = view.shapes(COMPARED_TILES)
         if is_packing_both_profitable(view.info, target):
             copied = (PackBothBlocking(view.info, target, tile, parallel).plan() for tile in shapes)
             yield from (plan for plan in copied if completes_pages(view.info, plan, target))
@@ -167,7 +167,7 @@ def _enumerate_tile_plans(view: RegisterTileRanking, target: CpuTarget, parallel
         several = (
             expert.sweeps() or view.info.transposes_output or (target.has_mesh_llc and _streams_in_place(expert.plan()))
         )
-        for tile in view.best_tiles(TILES if several else 1):
+        for tile in view.best_tiles(COMPARED_TILES if several else 1):
             yield BlockingHeuristic(view.info, target, tile, parallel).plan()
 
 
@@ -183,10 +183,10 @@ def _worth_turning(known: ContractionInfo, target: CpuTarget) -> bool:
     elif is_beyond_private_caches(known.k_size * known.extent(known.vector) * moving.bytes, target):
         return False
     else:
-        longest = TURNED_UNIT if turns and known.k_size <= PACKED_STEPS else SHORT_UNIT
+        longest = SHORT_STRIDED_RUN if turns and known.k_size <= PACKED_BLOCK_STEPS else SHORT_OUTPUT_RUN
     return (
         known.broadcast_operand.is_plain_load
-        and known.k_size >= TURNED_STEPS
+        and known.k_size >= TRANSPOSED_STORE_STEPS
         and 4 <= known.extent(known.output_unit_iter) < longest
     )
 
@@ -198,7 +198,7 @@ def _streams_in_place(plan: Plan) -> bool:
 
 def _moves_most(known: ContractionInfo, target: CpuTarget) -> bool:
     """Whether results that go to a far cache take longer than the short sums before them."""
-    return known.k_size <= SHORT_SUM and is_beyond_private_caches(known.output_size, target)
+    return known.k_size <= SHORT_SUM_TERMS and is_beyond_private_caches(known.output_size, target)
 
 
 def why_not_microkernel(op: StructuredOp, target: CpuTarget) -> str | None:
@@ -208,11 +208,11 @@ def why_not_microkernel(op: StructuredOp, target: CpuTarget) -> str | None:
     except CannotLower as reason:
         return str(reason)
     columns, lanes = known.extent(known.vector), target.lanes(known.bits)
-    if 4 * columns < lanes and known.k_size >= columns * (2 * known.k_size // lanes + DOT_OVERHEAD):
+    if 4 * columns < lanes and known.k_size >= columns * (2 * known.k_size // lanes + 2 * DOT_PRODUCT_CYCLES):
         return f"only {columns} contiguous output elements"
     rows = prod(i.extent for i in known.exclusive_iterators(known.broadcast_operand))
     moving = known.vector_operand
-    if rows < MIN_ROWS_TO_TURN and moving.step(known.vector) != 1:
+    if rows < MIN_TRANSPOSED_USES and moving.step(known.vector) != 1:
         return f"too few rows ({rows}) to turn the {moving.side.name.lower()} factor for"
     if rows < 2:
         access = loads_in(op.factors[moving.side.value])[0]

@@ -10,11 +10,17 @@ from math import prod
 
 import numpy as np
 
+from ...machine import (
+    CACHE_LINE_BYTES,
+    MESH_PREFETCHED_RUN_BYTES,
+    MESH_RUN_CYCLES,
+    MESH_STALL_CYCLES,
+    NONTEMPORAL_RUN_CYCLES,
+)
 from ...target import CpuTarget
+from ...thresholds import MAX_UNROLLED_STEPS
 from ..analysis.contraction_info import ContractionInfo, analyze_contraction
-from ..cost import unroll_factors
-from ..cost.plan_cost import FAR_RUN, FETCHED_AHEAD, STORED_RUN, WAITED_RUN
-from ..cost.tile_cost import LINE, RegisterTile, fills_whole_lines, is_beyond_private_caches
+from ..cost.tile_cost import RegisterTile, fills_whole_lines, is_beyond_private_caches
 from ..language.finalize import default_grain_size
 from ..lower.output_panel import with_panel_output
 from ..lower.tile import balanced_block, num_tiles
@@ -86,7 +92,7 @@ class _Crossed:
     def blocks(self) -> Generator[dict[str, int]]:
         """Parts of the iterators of the factor alone whose results fit half of the second cache, or nearly so."""
         others = [i for i in self.known.exclusive_iterators(self.known.vector_operand) if i.name != self.run.name]
-        line = LINE // self.known.output_bytes
+        line = CACHE_LINE_BYTES // self.known.output_bytes
         rows = prod(i.extent for i in self.known.exclusive_iterators(self.known.broadcast_operand)) * self.run.extent
         room = self.target.cache[1] * 5 // 8 // (rows * self.known.bits // 8)
         for sizes in product(*(_parts(i.extent, line if i.name == self.known.output_unit_iter else 1) for i in others)):
@@ -97,8 +103,14 @@ class _Crossed:
         """Cycles for the runs of memory that are read and written with such blocks."""
         known, moving, points = self.known, self.known.vector_operand, {**self.known.extents, **blocks}
         read, written = _run(moving.nearest, points), _run(known.output_strides, points)
-        wait = WAITED_RUN if not packed else FAR_RUN if read * moving.bytes < FETCHED_AHEAD else 0.0
-        return wait * moving.stored / read + STORED_RUN * prod(i.extent for i in known.parallel) / written
+        wait = (
+            MESH_STALL_CYCLES
+            if not packed
+            else MESH_RUN_CYCLES
+            if read * moving.bytes < MESH_PREFETCHED_RUN_BYTES
+            else 0.0
+        )
+        return wait * moving.stored / read + NONTEMPORAL_RUN_CYCLES * prod(i.extent for i in known.parallel) / written
 
     def plan(self, blocks: dict[str, int], packed: bool) -> Plan:
         known, tile, side = self.known, self.tile, self.known.vector_operand.side
@@ -135,7 +147,7 @@ class _Crossed:
     def _steps(self) -> int:
         """Steps of the sum per iteration, each of which prefetches a row: as many as tiles meet the data."""
         count = prod(num_tiles(i.extent, self.tile.size(i.name)) for i in self.rows)
-        return min(unroll_factors.STEPS, 1 << (count.bit_length() - 1))
+        return min(MAX_UNROLLED_STEPS, 1 << (count.bit_length() - 1))
 
     @property
     def rows(self) -> list[Iterator]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 import islpy as isl
 
 from ....core.knobs import current_knobs
+from ....core.pass_steps import run_step
 from ....loop_ir import build
 from ....loop_ir import nodes as ir
 from ....loop_ir.buffer_view import BufferView, private_view
@@ -17,8 +19,10 @@ from ....loop_ir.intervals import Interval
 from ....loop_ir.intrinsics import BARRIER, WARP_BARRIER
 from ....loop_ir.nodes import Buffer, Kernel, Launch, Space
 from ....loop_ir.origins import with_origin
+from ....loop_ir.show import format_program
 from ....target import GpuTarget
 from ....tc_lang.ir import Tensor
+from ....thresholds import GPU_RESIDENCY_REGISTERS
 from ...cpu.lower_nest import INITIAL_VALUES
 from ...scop.scop import CONTEXT, Scop, statements_of
 from ..plan.mapping import KernelPlan, kernel_tree
@@ -38,8 +42,6 @@ from .statements import StatementLowering, sum_register
 
 COPY, ACROSS_THREADS = "copy", "sum across threads"
 """Roles of stores: copies to and from shared memory or registers; combining values of threads."""
-FEW_REGISTERS = 128
-"""Of a thread: with more, fewer than a quarter of the threads that a processor can hold find room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ class KernelLowering:
         mapped = kernel_tree(self.plan, collective_names(levels))
         if current_knobs().verify:
             check_kernel(self.scop, self.plan, mapped, levels)
-        isl_tree, promotion = self.promotion(mapped, views.keys(), shared)
+        isl_tree, promotion = run_step(f"{name}.promote", lambda: self.promotion(mapped, views.keys(), shared))
         emitter = StatementLowering({**self.buffers, **views, **{b.name: b for b in promotion.buffers}}, sums)
         units = {u.name: with_moved_accesses(u, promotion.ranks) for u in self.plan.units}
 
@@ -85,10 +87,16 @@ class KernelLowering:
 
         functions = {name: promotion.functions(name) for name in units}
         ranges = {name: Interval(0, count - 1) for name, count in launch.ranges()}
-        body = generate_loops(isl_tree, _context(launch), launch_identifiers(launch), instance, functions, ranges)
-        body = unroll_innermost(body, self.plan.options.unroll, ranges)
+        where = _context(launch), launch_identifiers(launch)
+        body = run_step(
+            f"{name}.generate", lambda: generate_loops(isl_tree, *where, instance, functions, ranges), format_program
+        )
+        body = run_step(
+            f"{name}.unroll", partial(unroll_innermost, body, self.plan.options.unroll, ranges), format_program
+        )
         body, promoted = self.with_double_buffers(body, promotion, shared)
-        body = with_origin(split_full_tiles(body, self.plan, ranges), everything)
+        body = run_step(f"{name}.partition", partial(split_full_tiles, body, self.plan, ranges), format_program)
+        body = with_origin(body, everything)
         written = {u.statement.target for u in self.plan.units}
         kept = [*shared, *promoted, *(v.buffer for v in views.values()), *sums.values()]
         cached = tuple(n for n in self.buffers if n not in written) if self.plan.options.read_only_cache else ()
@@ -127,9 +135,9 @@ class KernelLowering:
         """
         threads = prod(self.plan.launch.block)
         words = sum(prod(b.shape) * b.type.dtype.size // 4 for b in promotion.buffers if b.space is Space.REGISTER)
-        if not FEW_REGISTERS // 2 < words <= FEW_REGISTERS:
-            return 2 if words <= FEW_REGISTERS // 4 and threads == self.target.max_threads_per_block else 1
-        return max(1, self.target.registers_per_sm // FEW_REGISTERS // threads)
+        if not GPU_RESIDENCY_REGISTERS // 2 < words <= GPU_RESIDENCY_REGISTERS:
+            return 2 if words <= GPU_RESIDENCY_REGISTERS // 4 and threads == self.target.max_threads_per_block else 1
+        return max(1, self.target.registers_per_sm // GPU_RESIDENCY_REGISTERS // threads)
 
     def collectives(self, sums: Mapping[str, Buffer]) -> tuple[dict[str, ir.Stmt], list[Buffer]]:
         """The collective operations of cooperative leaves, by name, and their shared arrays."""

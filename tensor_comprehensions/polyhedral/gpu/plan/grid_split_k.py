@@ -15,26 +15,22 @@ from dataclasses import replace
 from math import prod
 
 from ....core.decisions import close_book
+from ....machine import GPU_LAUNCH_SECONDS
 from ....options import MappingOptions
 from ....target import GpuTarget
 from ....tc_lang.ir import BoundFunction, BoundStatement
+from ....thresholds import (
+    GPU_MAX_SPLIT_BLOCKS_PER_SM,
+    GPU_MIN_PART_TERMS,
+    GPU_PART_ALIGNMENT,
+    GPU_SERIAL_TERMS,
+    GPU_SPLIT_GAIN,
+    GPU_SPLIT_TIE,
+)
 from ...schedule.fusion import BandMember, FusionGroup
 from ...scop.rfactor import SplitPoint, in_two_stages, is_divisible
 from ...scop.scop import Scop, ScopStatement
-from .mapping_heuristics import SHORT, group_cycles
-
-LAUNCH = 3e-6
-"""Seconds from the last blocks of a kernel, which leave processors idle, to when the next kernel fills them."""
-PAYS = 3 / 4
-"""Most time with parts, relative to the whole sum: estimates are rough, and two kernels cost more than one."""
-NEAR = 1.01
-"""Of numbers of parts whose times differ by less than this factor, the one with most blocks is taken."""
-LONG = 128
-"""Terms that a part has at least: as many as a small tile waits for at once."""
-ALIGNED = 4
-"""Parts start at multiples of so many terms if possible, so that contiguous operands are loaded in vectors."""
-BLOCKS = 2
-"""Most blocks per multiprocessor of the tried numbers of parts: while one waits, the other runs."""
+from .mapping_heuristics import group_cycles
 
 
 def split_grid_reductions(function: BoundFunction, options: MappingOptions | None, target: GpuTarget) -> BoundFunction:
@@ -52,7 +48,9 @@ def _requested_split(s: BoundStatement, parts: int, target: GpuTarget) -> SplitP
         return None
     terms = prod(i.extent for i in s.reduction_indices)
     index = next((i for i in s.reduction_indices if i.extent >= parts), None)
-    return None if index is None or terms < SHORT * parts else (index, _choose_even_parts(index.extent, parts))
+    return (
+        None if index is None or terms < GPU_SERIAL_TERMS * parts else (index, _choose_even_parts(index.extent, parts))
+    )
 
 
 def _has_few_results(s: BoundStatement, target: GpuTarget) -> bool:
@@ -62,22 +60,22 @@ def _has_few_results(s: BoundStatement, target: GpuTarget) -> bool:
 
 def _best(function: BoundFunction, s: BoundStatement, target: GpuTarget) -> SplitPoint | None:
     """The cut after which all is done first; None if that is hardly sooner than without."""
-    if not _has_few_results(s, target) or prod(i.extent for i in s.reduction_indices) < 2 * LONG:
+    if not _has_few_results(s, target) or prod(i.extent for i in s.reduction_indices) < 2 * GPU_MIN_PART_TERMS:
         return None
-    launch = LAUNCH * target.clock
-    limit = PAYS * _cycles(function, s, target)
+    launch = GPU_LAUNCH_SECONDS * target.clock
+    limit = GPU_SPLIT_GAIN * _cycles(function, s, target)
     if limit <= launch:
         return None
     found = [(launch + _two_stage_cycles(function, s, cut, target), cut) for cut in _cuts(s, target)]
     least = min((cycles for cycles, _ in found), default=limit)
-    return next(cut for cycles, cut in found if cycles <= NEAR * least) if least < limit else None
+    return next(cut for cycles, cut in found if cycles <= GPU_SPLIT_TIE * least) if least < limit else None
 
 
 def _cuts(s: BoundStatement, target: GpuTarget) -> Iterator[SplitPoint]:
     """Numbers of parts from many to few, each about half of the one before."""
     terms = prod(i.extent for i in s.reduction_indices)
     for index in s.reduction_indices:
-        most = min(BLOCKS * target.num_sms, index.extent, terms // LONG)
+        most = min(GPU_MAX_SPLIT_BLOCKS_PER_SM * target.num_sms, index.extent, terms // GPU_MIN_PART_TERMS)
         tried = dict.fromkeys(_choose_even_parts(index.extent, most >> k) for k in range(most.bit_length() - 1))
         yield from ((index, parts) for parts in tried)
 
@@ -87,7 +85,7 @@ def _choose_even_parts(extent: int, most: int) -> int:
 
     def cost(n: int) -> tuple[bool, bool, int, int]:
         chunk, rest = divmod(extent, n)
-        return rest > 0, chunk % ALIGNED > 0, rest, -n
+        return rest > 0, chunk % GPU_PART_ALIGNMENT > 0, rest, -n
 
     return min(range(most, most // 2, -1), key=cost)
 

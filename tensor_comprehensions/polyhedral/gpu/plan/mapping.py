@@ -14,6 +14,7 @@ from math import prod
 from ....loop_ir.nodes import Launch
 from ....options import MappingOptions
 from ....tc_lang.ir import BoundFunction
+from ....thresholds import GPU_MAX_INNER_ELEMENTS, GPU_NEIGHBOR_TERMS
 from ...schedule.access_cost import access_stride, loop_order
 from ...schedule.fusion import FusionGroup
 from ...schedule.loop_nest import DimKind, LoopNest, NestDim, build_nests
@@ -33,11 +34,6 @@ from ..tree.schedule_tree import (
 )
 from ..tree.schedule_tree import Empty as End
 from .statement_phases import Phase, Unit, units_of
-
-NEIGHBOURS = 4
-"""Terms of a reduction that a thread with elements in registers reads together."""
-MOST_INNER = 256
-"""Elements that one thread may have in flight in registers."""
 
 TILE, ELEMENTS, SHARED, WRITTEN_OUT = "tile", "elements", "shared", "registers"
 """The marks of a tree. Below the loops over tiles that all leaves share; below those over tiles of elements of a leaf;
@@ -198,7 +194,7 @@ def _written_out(plans: tuple[NestPlan, ...]) -> tuple[NestPlan, ...]:
 
 def _in_flight(parallel: Sequence[MappedDim]) -> bool:
     """Are the elements of a thread few enough for registers, and all of one tile?"""
-    few = prod(a.trips * a.vector for a in parallel) <= MOST_INNER // 2
+    few = prod(a.trips * a.vector for a in parallel) <= GPU_MAX_INNER_ELEMENTS // 2
     return few and all(a.tiles == 1 for a in parallel)
 
 
@@ -207,9 +203,9 @@ def _blockable(leaf: LoopNest, parallel: Sequence[MappedDim], inner: Sequence[Ma
     reduces = all(s.reduction and s.reduction_indices for n in leaf.nodes for s in n.statements)
     terms = [a for a in inner if a.dim.kind is DimKind.REDUCTION]
     elements = prod(a.trips * a.vector for a in parallel)
-    if not (reduces and len(terms) == len(inner) > 0 and elements <= MOST_INNER // 2):
+    if not (reduces and len(terms) == len(inner) > 0 and elements <= GPU_MAX_INNER_ELEMENTS // 2):
         return False
-    return elements > 1 or terms[-1].tile % NEIGHBOURS == 0
+    return elements > 1 or terms[-1].tile % GPU_NEIGHBOR_TERMS == 0
 
 
 def _axes(group: FusionGroup, leaf: LoopNest, sizes: Sequence[int], options: MappingOptions) -> list[MappedDim]:
@@ -448,14 +444,18 @@ def _terms(
 ) -> tuple[tuple[MappedBandMember, ...], tuple[MappedBandMember, ...]]:
     """The loops over the points of reduced `axes`, and those over a few neighbors along the last of them."""
     *rest, last = axes
-    if last.tile % NEIGHBOURS:
+    if last.tile % GPU_NEIGHBOR_TERMS:
         return _loops(plan, units, axes), ()
     name, tile = last.dim.name, last.tile
     points = tuple((u.name, plan.point(last, u)) for u in units)
-    steps = tuple((u, f"floor(({p})/{NEIGHBOURS})") for u, p in points)
-    terms = tuple((u, f"({p}) mod {NEIGHBOURS}") for u, p in points)
-    outer = [MappedBandMember(steps, False, f"{name} mod {tile} / {NEIGHBOURS}")] if tile > NEIGHBOURS else []
-    return (*_loops(plan, units, rest), *outer), (MappedBandMember(terms, False, f"{name} mod {NEIGHBOURS}"),)
+    steps = tuple((u, f"floor(({p})/{GPU_NEIGHBOR_TERMS})") for u, p in points)
+    terms = tuple((u, f"({p}) mod {GPU_NEIGHBOR_TERMS}") for u, p in points)
+    outer = (
+        [MappedBandMember(steps, False, f"{name} mod {tile} / {GPU_NEIGHBOR_TERMS}")]
+        if tile > GPU_NEIGHBOR_TERMS
+        else []
+    )
+    return (*_loops(plan, units, rest), *outer), (MappedBandMember(terms, False, f"{name} mod {GPU_NEIGHBOR_TERMS}"),)
 
 
 def _tile_members(plan: KernelPlan, units: tuple[Unit, ...], axes: Sequence[MappedDim]) -> tuple[MappedBandMember, ...]:

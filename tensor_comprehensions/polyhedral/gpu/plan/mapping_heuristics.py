@@ -12,10 +12,21 @@ from dataclasses import dataclass, replace
 from math import gcd, inf, prod
 
 from ....core.decisions import Decision, Rival, is_recording, note_decision
+from ....machine import GPU_MAX_GRID, GPU_MEMORY_LATENCY_CYCLES, GPU_PENDING_BYTES_PER_THREAD
 from ....options import MappingOptions
 from ....target import GpuTarget
 from ....tc_lang import ir as tc
 from ....tc_lang.ir import walk_expr
+from ....thresholds import (
+    GPU_BLOCK_SIDE,
+    GPU_BLOCK_THREADS,
+    GPU_CONTRACTION_TILES,
+    GPU_LIGHT_BLOCK_ELEMENTS,
+    GPU_MIN_TILE_TERMS,
+    GPU_REREAD_BYTES,
+    GPU_SERIAL_TERMS,
+    GPU_WARP_ROW,
+)
 from ...schedule.access_cost import access_stride, op_count
 from ...schedule.fusion import FusionGroup, FusionObjection
 from ...schedule.loop_nest import DimKind, LoopNest, NestDim, build_nests
@@ -23,27 +34,6 @@ from ...scop.isl_affine import to_isl_affine
 from ...scop.scop import Scop, ScopStatement, statements_of
 from .mapping import transactions_per_read
 from .vector_width import vector_width_along
-
-BLOCK = 256
-"""Default number of threads of a block."""
-SHORT = 16
-"""Terms that one thread sums alone, however few threads there are."""
-WARP_ROW = 1024
-"""Elements of a row up to which a warp does it alone, if there are rows enough."""
-REREAD = 16 << 20
-"""Bytes that blocks may read again from the second-level cache to save a kernel."""
-LIGHT = 1 << 14
-"""Elements that a block may work through rather than leave them to another kernel with more blocks."""
-UNLIMITED = (1 << 31) - 1
-FEW_TERMS = 4
-"""That a tile of terms has at least."""
-# Side of the tile of a contraction, and terms at a time; threads along a side.
-SQUARES = ((128, 16), (64, 16), (32, 32), (16, 32))
-BLOCK_SIDE = 16
-ARRIVAL = 800
-"""Memory latency in cycles."""
-IN_FLIGHT = 16
-"""Bytes of pending loads of a thread that only sums them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,20 +70,25 @@ def object_to_fusion(
     if joined.parallelism <= 1:
         return FusionObjection("no iterations of shared loops are independent", parallelism)
     if joined.parallelism < target.num_sms and joined.parallelism < max(before.parallelism, alone.parallelism):
-        if all(_shape(scop, g).inner * g.parallelism <= LIGHT * joined.parallelism for g in (before, alone)):
+        if all(
+            _shape(scop, g).inner * g.parallelism <= GPU_LIGHT_BLOCK_ELEMENTS * joined.parallelism
+            for g in (before, alone)
+        ):
             return None
         return FusionObjection("processors would idle", (*parallelism, ("processors", float(target.num_sms))))
     again = 0 if joined.parallelism >= apart else _reread_bytes(scop, joined)
-    if again <= REREAD:
+    if again <= GPU_REREAD_BYTES:
         return None
-    return FusionObjection("blocks would read too much again", (("bytes read again", again), ("limit", REREAD)))
+    return FusionObjection(
+        "blocks would read too much again", (("bytes read again", again), ("limit", GPU_REREAD_BYTES))
+    )
 
 
 def is_launch_bound(scop: Scop, target: GpuTarget, *groups: FusionGroup) -> bool:
     """Do groups have so little work that a launch matters, and no tiles in shared memory?"""
     shapes = [_shape(scop, g) for g in groups]
     work = sum(shape.points * max(1, shape.inner) for shape in shapes)
-    return work <= LIGHT * target.num_sms and not any(_sides(shape) for shape in shapes)
+    return work <= GPU_LIGHT_BLOCK_ELEMENTS * target.num_sms and not any(_sides(shape) for shape in shapes)
 
 
 def _reread_bytes(scop: Scop, group: FusionGroup) -> int:
@@ -135,7 +130,7 @@ def _describe_mapping(options: MappingOptions) -> str:
 def _record_mapping(scop: Scop, group: FusionGroup, options: MappingOptions, cycles: float, target: GpuTarget) -> None:
     """Write down the mapping of a group, and the tiles that take longer."""
     shape = _shape(scop, group)
-    sides = _sides(shape) if shape.reduced > SHORT else None
+    sides = _sides(shape) if shape.reduced > GPU_SERIAL_TERMS else None
     rivals: tuple[Rival, ...] = ()
     if sides is not None:
         ranked = sorted(_rank_tiles(scop, shape, sides, target), key=lambda f: f[0])
@@ -147,7 +142,7 @@ def _record_mapping(scop: Scop, group: FusionGroup, options: MappingOptions, cyc
         )
     elif _column_reduction(scop, shape):
         kind = "a sum of columns: strips of columns, rows shared by threads"
-    elif shape.inner > SHORT:
+    elif shape.inner > GPU_SERIAL_TERMS:
         kind = "a reduction of rows: a warp or a block for each"
     else:
         kind = "a thread for each element"
@@ -164,7 +159,7 @@ def group_cycles(scop: Scop, group: FusionGroup, target: GpuTarget) -> float:
 
 def _choose_mapping(scop: Scop, shape: GroupShape, target: GpuTarget) -> tuple[MappingOptions, float]:
     """The mapping of a group, and its cycles."""
-    sides = _sides(shape) if shape.reduced > SHORT else None
+    sides = _sides(shape) if shape.reduced > GPU_SERIAL_TERMS else None
     if sides is not None:
         cycles, square = _find_fastest_tile(scop, shape, sides, target)
         if cycles <= _by_warps(scop, shape, target):
@@ -172,7 +167,7 @@ def _choose_mapping(scop: Scop, shape: GroupShape, target: GpuTarget) -> tuple[M
         options = _rows(scop, shape, target)
     elif _column_reduction(scop, shape):
         options = _columns(scop, shape, target)
-    elif shape.inner > SHORT:
+    elif shape.inner > GPU_SERIAL_TERMS:
         options = _rows(scop, shape, target)
     else:
         options = _elements(scop, shape, target)
@@ -184,8 +179,8 @@ def _streaming_cycles(scop: Scop, shape: GroupShape, options: MappingOptions, ta
     blocks = prod(-(-n // size) for n, size in zip(shape.rows, options.tile, strict=False) if size)
     each, threads = -(-blocks // target.num_sms), prod(options.threads)
     together = min(each, max(1, target.threads_per_sm // threads), target.blocks_per_sm)
-    rate = min(target.l2_bytes, together * threads * IN_FLIGHT / ARRIVAL)
-    return 2 * ARRIVAL + each * _read(scop, shape, shape.inner) / blocks / rate
+    rate = min(target.l2_bytes, together * threads * GPU_PENDING_BYTES_PER_THREAD / GPU_MEMORY_LATENCY_CYCLES)
+    return 2 * GPU_MEMORY_LATENCY_CYCLES + each * _read(scop, shape, shape.inner) / blocks / rate
 
 
 def heaviest_group(scop: Scop, groups: tuple[FusionGroup, ...]) -> FusionGroup:
@@ -217,7 +212,7 @@ def _elements(scop: Scop, shape: GroupShape, target: GpuTarget) -> MappingOption
     turned = _turned_row(scop, shape)
     if turned is not None:
         sizes = tuple(32 if k in (turned, len(shape.rows) - 1) else 1 for k in range(len(shape.rows)))
-        blocks = (UNLIMITED, 65535, 65535)
+        blocks = (GPU_MAX_GRID, 65535, 65535)
         return MappingOptions(
             tile=sizes,
             threads=(32, 8),
@@ -228,7 +223,7 @@ def _elements(scop: Scop, shape: GroupShape, target: GpuTarget) -> MappingOption
             collapse_loops=True,
         )
     vector = _vector(scop, shape, target)
-    block = BLOCK if shape.points >= BLOCK * vector * target.num_sms else BLOCK // 2
+    block = GPU_BLOCK_THREADS if shape.points >= GPU_BLOCK_THREADS * vector * target.num_sms else GPU_BLOCK_THREADS // 2
     tile: list[int] = []
     threads: list[int] = []
     left = block * vector
@@ -245,7 +240,7 @@ def _elements(scop: Scop, shape: GroupShape, target: GpuTarget) -> MappingOption
     return MappingOptions(
         tile=tuple(reversed(tile)) or (0,),
         threads=_limit_threads(threads, target),
-        blocks=(UNLIMITED, 65535, 65535),
+        blocks=(GPU_MAX_GRID, 65535, 65535),
         unroll=8,
         private_memory=vector > 1,
         vector_width=vector,
@@ -258,7 +253,7 @@ def _vector(scop: Scop, shape: GroupShape, target: GpuTarget) -> int:
     last = len(shape.rows) - 1
     places = [(leaf, d) for leaf in _leaves(scop, shape.group) for d in leaf.dims if d.row == last]
     found = vector_width_along(scop, places) if shape.inner == 1 else 1
-    return found if shape.points >= found * (BLOCK // 2) * target.num_sms else 1
+    return found if shape.points >= found * (GPU_BLOCK_THREADS // 2) * target.num_sms else 1
 
 
 def _turned_row(scop: Scop, shape: GroupShape) -> int | None:
@@ -291,16 +286,16 @@ def _rows(scop: Scop, shape: GroupShape, target: GpuTarget) -> MappingOptions:
     plenty = shape.points >= 16 * target.num_sms
     found = [(leaf, [d for d in leaf.dims if d.row is None]) for leaf in _leaves(scop, shape.group)]
     vector = vector_width_along(scop, [(leaf, dims[-1]) for leaf, dims in found if dims])
-    if inner <= 32 or (inner <= WARP_ROW and plenty):
+    if inner <= 32 or (inner <= GPU_WARP_ROW and plenty):
         along = min(32, next_power_of_two(inner))
     else:
         along = min(1024, max(32, next_power_of_two(inner // (max(8, 4 * vector) if plenty else 4))))
     beside = prod(d.extent for d in shape.leaf.dims if d.row is None and d.kind is DimKind.PARALLEL)
     if shape.reduced > 1 and beside > 1:  # many sums at each point of the rows: a warp for each
         along = min(32, next_power_of_two(shape.reduced))
-        threads = (along, min(next_power_of_two(beside), 2 * BLOCK // along))
+        threads = (along, min(next_power_of_two(beside), 2 * GPU_BLOCK_THREADS // along))
         return _cooperative(shape, 1, threads, vector, target)
-    last = min(shape.rows[-1], max(1, BLOCK // 2 // along)) if shape.rows else 1
+    last = min(shape.rows[-1], max(1, GPU_BLOCK_THREADS // 2 // along)) if shape.rows else 1
     return _cooperative(shape, last, (along, last) if last > 1 else (along,), vector, target)
 
 
@@ -311,7 +306,7 @@ def _cooperative(
     return MappingOptions(
         tile=(*(1 for _ in shape.rows[:-1]), last) if shape.rows else (0,),
         threads=_limit_threads(threads, target),
-        blocks=(UNLIMITED, 65535, 65535),
+        blocks=(GPU_MAX_GRID, 65535, 65535),
         unroll=8 * vector * vector,
         cooperative_reductions=True,
         private_memory=vector > 1,
@@ -324,7 +319,7 @@ def _cooperative(
 
 def _column_reduction(scop: Scop, shape: GroupShape) -> bool:
     """Are neighbors in memory neighbors along the last row, while long sums run across?"""
-    if shape.reduced <= SHORT or not shape.rows or shape.rows[-1] < 8:
+    if shape.reduced <= GPU_SERIAL_TERMS or not shape.rows or shape.rows[-1] < 8:
         return False
     dims = [d for d in shape.leaf.dims if d.row == len(shape.rows) - 1]
     inner = [d for d in shape.leaf.dims if d.row is None]
@@ -336,14 +331,14 @@ def _columns(scop: Scop, shape: GroupShape, target: GpuTarget) -> MappingOptions
     """Strips of columns; the terms of a column go to more threads, the fewer strips there are."""
     width = min(32, next_power_of_two(shape.rows[-1]))
     strips = shape.points // width
-    down = 1 if strips * width >= 4 * BLOCK * target.num_sms else 8 if strips >= 4 * target.num_sms else 32
+    down = 1 if strips * width >= 4 * GPU_BLOCK_THREADS * target.num_sms else 8 if strips >= 4 * target.num_sms else 32
     down = max(1, min(down, next_power_of_two(shape.reduced // 4)))
     if down == 1:
         return _elements(scop, shape, target)
     return MappingOptions(
         tile=(*(1 for _ in shape.rows[:-1]), width),
         threads=(width, down),
-        blocks=(UNLIMITED, 65535, 65535),
+        blocks=(GPU_MAX_GRID, 65535, 65535),
         unroll=8,
         cooperative_reductions=True,
         collapse_loops=True,
@@ -410,7 +405,9 @@ class ContractionTile:
         """Cycles of all: blocks on a processor hide each other's waiting for the next `terms`, if they have enough."""
         each = -(-blocks // target.num_sms)
         together = min(each, self.resident_blocks(target))
-        return ARRIVAL + steps * each * max(ARRIVAL / together, terms * self.cycles(target))
+        return GPU_MEMORY_LATENCY_CYCLES + steps * each * max(
+            GPU_MEMORY_LATENCY_CYCLES / together, terms * self.cycles(target)
+        )
 
 
 def _find_fastest_tile(
@@ -429,9 +426,9 @@ def _rank_tiles(
     others = prod(r for k, r in enumerate(shape.rows) if k not in [d.row for d in sides])
     terms = [d.extent for d in shape.leaf.dims if d.row is None]
     found: list[tuple[float, ContractionTile]] = []
-    for side, depth in SQUARES:
+    for side, depth in GPU_CONTRACTION_TILES:
         tile = (min(side, next_power_of_two(extents[0])), min(side, next_power_of_two(extents[1])))
-        square = ContractionTile(tile, (max(1, tile[0] // BLOCK_SIDE), max(1, tile[1] // BLOCK_SIDE)), depth)
+        square = ContractionTile(tile, (max(1, tile[0] // GPU_BLOCK_SIDE), max(1, tile[1] // GPU_BLOCK_SIDE)), depth)
         blocks = others * prod(-(-n // size) for n, size in zip(extents, tile, strict=True))
         square = _deepen_tile(scop, shape, sides, square, blocks, target)
         steps = prod(terms[: square.outer]) * -(-terms[square.outer] // square.depth)
@@ -448,7 +445,7 @@ def _contraction(
     return MappingOptions(
         tile=(*(sizes.get(k, 1) for k in range(len(shape.rows))), *(1 for _ in range(square.outer)), square.depth),
         threads=square.threads,
-        blocks=(UNLIMITED, 65535, 65535),
+        blocks=(GPU_MAX_GRID, 65535, 65535),
         unroll=8,
         shared_memory=True,
         unroll_copy_shared=True,
@@ -474,14 +471,14 @@ def _deepen_tile(
         return 2 * _staged_bytes(scop, shape, sizes, [*(1 for _ in range(outer)), depth]) <= target.max_shared
 
     outer = 0
-    while outer + 1 < len(terms) and not fits(min(FEW_TERMS, terms[outer])):
+    while outer + 1 < len(terms) and not fits(min(GPU_MIN_TILE_TERMS, terms[outer])):
         outer += 1
     depth = min(square.depth, terms[outer])
-    while depth > FEW_TERMS and not fits(depth):
+    while depth > GPU_MIN_TILE_TERMS and not fits(depth):
         depth //= 2
     together = min(-(-blocks // target.num_sms), square.resident_blocks(target))
     each = square.cycles(target) * prod(terms[outer + 1 :]) * together
-    while depth * each < ARRIVAL and 2 * depth <= terms[outer] and fits(2 * depth):
+    while depth * each < GPU_MEMORY_LATENCY_CYCLES and 2 * depth <= terms[outer] and fits(2 * depth):
         depth *= 2
     return replace(square, depth=depth, outer=outer)
 
@@ -491,7 +488,7 @@ def _by_warps(scop: Scop, shape: GroupShape, target: GpuTarget) -> float:
     inner = [d for d in shape.leaf.dims if d.row is None]
     if vector_width_along(scop, [(shape.leaf, inner[-1])]) == 1:
         return inf
-    return 2 * ARRIVAL + _read(scop, shape, shape.reduced) / (target.l2_bytes * target.num_sms)
+    return 2 * GPU_MEMORY_LATENCY_CYCLES + _read(scop, shape, shape.reduced) / (target.l2_bytes * target.num_sms)
 
 
 def _read(scop: Scop, shape: GroupShape, terms: int) -> float:

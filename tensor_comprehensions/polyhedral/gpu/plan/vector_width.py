@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ....machine import GPU_VECTOR_BYTES
 from ....tc_lang import ir as tc
 from ....tc_lang.ir import BoundFunction
 from ...schedule.access_cost import access_stride
@@ -11,7 +12,6 @@ from ...schedule.loop_nest import LoopNest, NestDim
 from ...scop.isl_affine import to_isl_affine
 from ...scop.scop import Scop
 
-BYTES = 16
 LANES = (4, 2)
 
 
@@ -31,13 +31,13 @@ def _lanes(function: BoundFunction, leaf: LoopNest, dim: NestDim) -> int:
                 return 1
             if step == 1:
                 moving.append((access, index))
-    widest = max((function.tensor(a.tensor).dtype.size for a, _ in moving), default=BYTES)
+    widest = max((function.tensor(a.tensor).dtype.size for a, _ in moving), default=GPU_VECTOR_BYTES)
     return next((n for n in LANES if _fits(function, dim, moving, n, n * widest)), 1)
 
 
 def _fits(function: BoundFunction, dim: NestDim, moving: list[tuple[tc.Access, str]], lanes: int, size: int) -> bool:
     """Whether the dimension consists of whole vectors, none longer than one load, at aligned addresses."""
-    whole = dim.extent % lanes == 0 and dim.lower == 0 and size <= BYTES
+    whole = dim.extent % lanes == 0 and dim.lower == 0 and size <= GPU_VECTOR_BYTES
     return whole and all(_is_aligned(function, access, index, lanes) for access, index in moving)
 
 

@@ -13,10 +13,8 @@ from ....loop_ir.nodes import BLOCK, THREAD, Buffer, CheckSite, Kernel, Launch
 from ....lower_expr import LoweringScope, lower_expr, lower_subscript
 from ....tc_lang import ir as tc
 from ....tc_lang.ir import BoundIndex, BoundsCheck, BoundStatement
+from ....thresholds import GPU_CHECK_THREADS, GPU_MAX_CHECK_BLOCKS
 from ...cpu.subscript_checks import is_inside
-
-THREADS = 256
-MOST_BLOCKS = 4096
 
 
 def check_kernels(
@@ -32,9 +30,9 @@ def check_kernels(
     for _, run in groupby(numbered, key=lambda n: -1 if _is_direct(n[2]) else n[0]):
         together = list(run)
         points = [_points(s, check) for _, s, check in together]
-        blocks = min(MOST_BLOCKS, -(-max(points) // THREADS))
+        blocks = min(GPU_MAX_CHECK_BLOCKS, -(-max(points) // GPU_CHECK_THREADS))
         bodies = [_check_all_points(s, check, buffers, site, blocks) for site, s, check in together]
-        launch = Launch((blocks, 1, 1), (THREADS, 1, 1))
+        launch = Launch((blocks, 1, 1), (GPU_CHECK_THREADS, 1, 1))
         kernels.append(Kernel(compose_name(name, f"check{together[0][0]}"), build.block(*bodies), launch))
     return kernels, [CheckSite(c.tensor, c.dimension, c.extent, c.origin) for _, c in found]
 
@@ -61,10 +59,10 @@ def _check_all_points(
     s: BoundStatement, check: BoundsCheck, buffers: Mapping[str, Buffer], site: int, blocks: int
 ) -> ir.Stmt:
     """`check` at all points of the indices that it depends on."""
-    first = build.add(build.mul(build.var(BLOCK[0]), THREADS), build.var(THREAD[0]))
+    first = build.add(build.mul(build.var(BLOCK[0]), GPU_CHECK_THREADS), build.var(THREAD[0]))
     point = compose_name(f"point{site}")
     body = _check(check, _place(build.var(point), _indices(s, check)), buffers, site)
-    return ir.Loop(point, first, build.const(_points(s, check)), body, step=blocks * THREADS)
+    return ir.Loop(point, first, build.const(_points(s, check)), body, step=blocks * GPU_CHECK_THREADS)
 
 
 def _place(point: ir.Expr, indices: Sequence[BoundIndex]) -> dict[str, ir.Expr]:

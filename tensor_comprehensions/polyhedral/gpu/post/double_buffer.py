@@ -14,7 +14,7 @@ from ....loop_ir import build, linear_forms
 from ....loop_ir.intrinsics import BARRIER, COMMIT_ASYNC, COPY_ASYNC, WAIT_ASYNC
 from ....loop_ir.nodes import Block, Buffer, Expr, If, Invoke, Load, Loop, LoopKind, Ramp, Space, Stmt, Store
 from ....loop_ir.rewrite import map_expr, map_stmt, substitute_stmt, walk_stmts
-from ..promote.copies import ASYNC_BYTES
+from ....machine import GPU_ASYNC_COPY_BYTES
 from ..promote.promote_shared import shared_bytes_of
 
 
@@ -135,7 +135,7 @@ def _start_async_copy(s: Stmt) -> Stmt:
             last = indices[-1]
             lanes = last.lanes if isinstance(last, Ramp) else 1
             size = lanes * buffer.type.dtype.size
-            if size not in ASYNC_BYTES:
+            if size not in GPU_ASYNC_COPY_BYTES:
                 return s
             views = ((buffer, _first_element(indices)), (source, _first_element(places)))
             return Invoke(COPY_ASYNC, views, (size,))

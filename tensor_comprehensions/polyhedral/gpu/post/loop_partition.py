@@ -13,15 +13,13 @@ from ....loop_ir.intervals import Interval
 from ....loop_ir.nodes import BLOCK, Expr, If, Loop, LoopKind, Stmt
 from ....loop_ir.passes.simplify import simplify
 from ....loop_ir.rewrite import map_stmt, substitute_stmt, walk_stmts
+from ....thresholds import GPU_MAX_DUPLICATED_STATEMENTS
 from ..plan.mapping import KernelPlan
-
-MOST_STATEMENTS = 400
-"""Of a body that is worth having twice."""
 
 
 def split_full_tiles(body: Stmt, plan: KernelPlan, ranges: Mapping[str, Interval]) -> Stmt:
     """`body` with a copy for full tiles where that takes guards out of loops. ranges: of the launch's variables."""
-    if sum(1 for _ in walk_stmts(body)) > MOST_STATEMENTS:
+    if sum(1 for _ in walk_stmts(body)) > GPU_MAX_DUPLICATED_STATEMENTS:
         return body
     plain = simplify(body, ranges)
     if not (there := count_guards(plain)):

@@ -18,13 +18,11 @@ from ....loop_ir import build
 from ....loop_ir.buffer_view import BufferView, footprint_offsets
 from ....loop_ir.nodes import THREAD, Buffer, Expr, Launch, Load, Loop, LoopKind, Ramp, Stmt, Store
 from ....lower_expr import LoweringScope, lower_subscript
+from ....machine import GPU_VECTOR_BYTES
 from ....tc_lang import ir as tc
 from ..emit.isl_to_expr import IslExprBuilder, launch_identifiers
 from .footprint import OUT, Box, IndirectAccess, ReferenceGroup
 from .references import coordinate_name, coordinates_by_name
-
-VECTOR_BYTES = 16
-ASYNC_BYTES = (4, 8, 16)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,11 +124,11 @@ def in_bounds_map(space: isl.Space, shape: Sequence[int]) -> isl.Map:
 def copy_lanes(tensor: Buffer, box: Box, points: isl.Set, only: isl.Map | None) -> int:
     """Elements to copy at once: 1 if vectors would be misaligned or straddle excluded elements."""
     size = tensor.type.dtype.size
-    if not box.sides or tensor.strides[-1] != 1 or size >= VECTOR_BYTES:
+    if not box.sides or tensor.strides[-1] != 1 or size >= GPU_VECTOR_BYTES:
         return 1
     if only is not None and not _whole_rows(tensor, box, points, only):
         return 1
-    lanes, side = VECTOR_BYTES // size, box.sides[-1]
+    lanes, side = GPU_VECTOR_BYTES // size, box.sides[-1]
     spacing, run = side.digits[-1]
     while lanes > 1:
         lengths = (*tensor.strides[:-1], tensor.shape[-1], *(stride for stride, _ in side.digits[:-1]), run)

@@ -16,6 +16,7 @@ from ....core.dtypes import FLOAT32
 from ....core.naming import compose_name
 from ....loop_ir import build
 from ....loop_ir.nodes import Buffer, Space, Type
+from ....thresholds import GPU_MAX_ELEMENT_REGISTERS
 from .copies import indirect_copy_lanes
 from .footprint import Reference, ReferenceGroup, reference_groups, strided_bounding_box
 from .promote_shared import (
@@ -31,9 +32,6 @@ from .promote_shared import (
     live_in_elements,
     written_elements,
 )
-
-MOST_REGISTERS = 160
-"""Of a thread that hold elements."""
 
 
 def promote_registers(
@@ -57,7 +55,7 @@ def promote_registers(
         own = {t for t in dict.fromkeys(r.tensor for r in candidates) if _is_private(t, candidates, scope, around)}
         candidates = [r for r in candidates if r.tensor in own]
     tensors = {**around.tensors, **{b.name: b for b in done.buffers}}
-    room = MOST_REGISTERS - sum(prod(b.shape) for b in done.buffers if b.space is Space.REGISTER)
+    room = GPU_MAX_ELEMENT_REGISTERS - sum(prod(b.shape) for b in done.buffers if b.space is Space.REGISTER)
     chosen: list[tuple[ReferenceGroup, Buffer]] = []
     for tensor, found in reference_groups(candidates, scope, strided_bounding_box).items():
         for group in found:

@@ -13,15 +13,13 @@ from ....loop_ir.nodes import Buffer, Space
 from ....options import MappingOptions
 from ....target import GpuTarget
 from ....tc_lang.ir import BoundFunction
+from ....thresholds import GPU_UNROLLED_COPY_TRIPS
 from ...scop.scop import CONTEXT
 from ..plan.mapping import ELEMENTS, PRIVATE_DEPTH, SHARED, SHARED_DEPTH, TILE, WRITTEN_OUT, KernelPlan
 from .coalescing import instances_of, threads_of
 from .promote_registers import promote_registers
 from .promote_shared import Promotion, PromotionContext, promote_shared, shared_bytes_of
 from .references import references_of, with_coordinates
-
-UNROLLED_TRIPS = 16
-"""Most trips of a copy's loop to unroll on request, so that as many loads are in flight."""
 
 
 def promote_kernel(
@@ -61,7 +59,7 @@ def promote_kernel(
         instances=instances,
         unrolled_loops=_unrolled_loops(plain, threads.get_space()),
         launch=plan.launch,
-        unrolled=UNROLLED_TRIPS if options.unroll_copy_shared else 1,
+        unrolled=GPU_UNROLLED_COPY_TRIPS if options.unroll_copy_shared else 1,
         register_tiled=frozenset(u.name for leaf in plan.leaves if leaf.register_tiled for u in leaf.units),
         budget=(options.max_shared_memory or target.max_shared) - sum(shared_bytes_of(b) for b in shared),
     )

@@ -15,13 +15,12 @@ from math import prod
 
 import islpy as isl
 
+from ....machine import WARP_THREADS
 from ...scop.scop import CONTEXT, Scop
 from ..plan.mapping import KernelPlan, NestPlan, thread_values
 from ..plan.statement_phases import Unit
 from ..promote.footprint import Reference
 from ..promote.references import references_of
-
-WARP = 32
 
 
 class SyncLevel(IntEnum):
@@ -122,7 +121,7 @@ def _reach(a: Reference, b: Reference, first: _Relations, second: _Relations, pl
     if _is_identity(moved):
         return SyncLevel.NONE
     x, y, _ = plan.launch.block
-    warp = isl.Map(f"{{ [t0, t1, t2] -> [floor((t0 + {x} * (t1 + {y} * t2))/{WARP})] }}", CONTEXT)
+    warp = isl.Map(f"{{ [t0, t1, t2] -> [floor((t0 + {x} * (t1 + {y} * t2))/{WARP_THREADS})] }}", CONTEXT)
     return SyncLevel.WARP if _is_identity(moved.apply_domain(warp).apply_range(warp)) else SyncLevel.BLOCK
 
 

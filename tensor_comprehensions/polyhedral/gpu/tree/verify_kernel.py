@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import islpy as isl
 
 from ....core.errors import InternalError
+from ....machine import WARP_THREADS
 from ...scop.scop import CONTEXT, Scop
 from ..plan.mapping import KernelPlan, NestPlan, thread_values
 from ..plan.statement_phases import Phase, Unit
@@ -29,7 +30,7 @@ from .schedule_tree import (
     tree_to_isl,
     without_collectives,
 )
-from .sync import WARP, SyncLevel
+from .sync import SyncLevel
 
 
 def check_kernel(scop: Scop, plan: KernelPlan, tree: Tree, levels: Sequence[SyncLevel]) -> None:
@@ -100,7 +101,7 @@ def _verify_sync(
         return
     between = max(levels[first[0] + 1 : second[0] + 1], default=SyncLevel.NONE)
     x, y, _ = plan.launch.block
-    warp = isl.Map(f"{{ [t0, t1, t2] -> [floor((t0 + {x} * (t1 + {y} * t2))/{WARP})] }}", CONTEXT)
+    warp = isl.Map(f"{{ [t0, t1, t2] -> [floor((t0 + {x} * (t1 + {y} * t2))/{WARP_THREADS})] }}", CONTEXT)
     needed = SyncLevel.WARP if _is_identity(moved.apply_domain(warp).apply_range(warp)) else SyncLevel.BLOCK
     if between < needed:
         raise InternalError(f"threads conflict without a barrier between them: {_sample_text(conflicts)}")
