@@ -7,16 +7,16 @@ changes none of the caller's tensors.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.autograd import profiler
 
 from .compiler.compiled_kernel import CompiledCpuKernel
-from .core.diagnostics import ScheduleView
 from .core.error_boundary import only_tc_errors, shorten_traceback, to_public_error
 from .core.errors import ArgumentError, InternalError, TCError
+from .dispatch.compiled_callable import CompiledCallable
 from .dispatch.inline_cache import MISS, InlineCache
 from .dispatch.kernel_table import CompileConfig, KernelTable
 from .dispatch.outside_graphs import run_outside_graphs
@@ -140,7 +140,7 @@ class KernelDispatcher:
         return self._sparse
 
 
-class Kernel(KernelDispatcher):
+class Kernel(KernelDispatcher, CompiledCallable[CompiledCpuKernel]):
     """A kernel of an operator, compiled with given options. Call it like the operator.
 
     Called with other sizes, it compiles another kernel with the same options.
@@ -157,35 +157,13 @@ class Kernel(KernelDispatcher):
         super().__init__(kernels, machine, gradients.without_saved)
         self.compiled = compiled
 
-    def __copy__(self) -> Kernel:
-        return self
-
-    def __deepcopy__(self, memo: object) -> Kernel:
-        """The kernel itself: it is immutable."""
-        return self
-
-    def __reduce__(self) -> NoReturn:
-        raise ArgumentError("a kernel is code of this process", suggestion="pickle the operator, and compile it there")
-
     def __repr__(self) -> str:
         return f"<kernel of {format_signature(self.function)}, compiled in {self.compile_seconds * 1e3:.0f} ms>"
-
-    @property
-    def compile_seconds(self) -> float:
-        return self.compiled.compile_seconds
-
-    @property
-    def resources(self) -> dict[str, int]:
-        return self.compiled.resources
 
     @only_tc_errors
     def source(self, kind: str = "llvm") -> str:
         """The kernel as text of a kind: "tc", "schedule", "loops", "c", "llvm" or "asm"."""
         return self.compiled.source(kind)
-
-    def show(self) -> ScheduleView:
-        """The schedule tree: text in a terminal, a picture in a notebook."""
-        return ScheduleView(self.source("schedule"))
 
     @only_tc_errors
     def explain(self) -> Report:

@@ -69,6 +69,11 @@ class CompiledSparseKernel:
     def compile_seconds(self) -> float:
         return sum(seconds for _, seconds in self.seconds)
 
+    @property
+    def resources(self) -> dict[str, int]:
+        """Phases of a call, and bytes of machine code."""
+        return {"phases": len(self.code), "code_bytes": sum(len(c.data) for c in self.code)}
+
     @cached_property
     def phases(self) -> tuple[Module, ...]:
         """The modules after the passes, made again: a kernel runs without them."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -31,9 +32,30 @@ def parameters(function: ast.FunctionDef) -> set[str]:
     return {x.arg for x in (*a.posonlyargs, *a.args, *a.kwonlyargs, a.vararg, a.kwarg) if x is not None}
 
 
+def bases(node: ast.ClassDef) -> Iterator[str]:
+    """The names of the classes that `node` inherits from, without type arguments."""
+    for base in node.bases:
+        plain = base.value if isinstance(base, ast.Subscript) else base
+        if isinstance(plain, ast.Name):
+            yield plain.id
+
+
+@cache
+def classes() -> dict[str, list[ast.ClassDef]]:
+    """The classes of the package by name."""
+    found: dict[str, list[ast.ClassDef]] = {}
+    for path in FILES:
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(node)
+    return found
+
+
 def attributes(node: ast.ClassDef) -> set[str]:
-    """Fields, methods, and what methods set."""
+    """Fields, methods, and what methods set, in the class and in those that it inherits from."""
     found: set[str] = set()
+    for name in bases(node):
+        found = found.union(*map(attributes, classes().get(name, ())))
     for inner in ast.walk(node):
         match inner:
             case ast.AnnAssign(target=ast.Name(id=name)) | ast.FunctionDef(name=name) | ast.Attribute(attr=name):

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from ...compiler.gpu_passes import CompiledGpuKernel
 from ...core import knobs
-from ...core.diagnostics import ScheduleView
 from ...core.error_boundary import only_tc_errors
 from ...core.errors import ArgumentError
 from ...core.single_flight import SingleFlightCache
@@ -40,6 +39,7 @@ from ..call_steps import (
     shapes_of,
     with_strides,
 )
+from ..compiled_callable import CompiledCallable
 from ..inline_cache import MISS
 from ..kernel_table import KernelTable
 from ..signatures import format_signature
@@ -240,7 +240,7 @@ def _run_reference(bound: BoundFunction, arguments: Arguments, device: torch.dev
     return tuple(x.to(device) for x in evaluate_reference(bound, here))
 
 
-class GpuKernel:
+class GpuKernel(CompiledCallable[Plan]):
     """A kernel of an operator for a GPU.
 
     Call it like the operator, with tensors on such a device; `emulate` runs it on the CPU.
@@ -273,24 +273,11 @@ class GpuKernel:
             )
         return self._kernels.call(tensors, out, initial, self._options)
 
-    @property
-    def compile_seconds(self) -> float:
-        return self.compiled.compile_seconds
-
-    @property
-    @only_tc_errors
-    def resources(self) -> dict[str, int]:
-        return self.compiled.resources
-
     @only_tc_errors
     def source(self, kind: str = "cuda") -> str:
         """The kernel as text of a kind: "tc", "schedule", "loops", "cuda", "opencl", or "tiles" if tensor cores
         compute some of it."""
         return self.compiled.source(kind)
-
-    def show(self) -> ScheduleView:
-        """The mapped schedule tree: text in a terminal, a picture in a notebook."""
-        return ScheduleView(self.source("schedule"))
 
     @only_tc_errors
     def explain(self) -> Report:

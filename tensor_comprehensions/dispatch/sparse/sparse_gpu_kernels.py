@@ -25,6 +25,7 @@ from ...sparse.sparse_problem import SparseProblem, fixed_sizes
 from ...target import GpuTarget
 from ...tc_lang.formats import Format
 from ...tc_lang.ir import Function, Role
+from ..compiled_callable import CompiledCallable
 from ..signatures import format_signature
 from .sparse_run import INDEX_TYPES, ProgramRun, SparseCall
 from .sparse_tensor import SparseTensor
@@ -215,7 +216,7 @@ def _with_walkable_formats(function: Function) -> Function:
 # --- without a device --------------------------------------------------------------------------------------------
 
 
-class SparseGpuKernel:
+class SparseGpuKernel(CompiledCallable[CompiledSparseGpuKernel]):
     """A kernel of an operator with sparse operands for a GPU: for operands in given formats, of any sizes.
 
     Call it like the operator, with tensors on such a device; `emulate` runs it on the CPU.
@@ -245,15 +246,6 @@ class SparseGpuKernel:
     @only_tc_errors
     def __call__(self, /, *tensors: object, **initial: object) -> Any:
         return self._call(*tensors, **initial)
-
-    @property
-    def compile_seconds(self) -> float:
-        return self.compiled.compile_seconds
-
-    @property
-    @only_tc_errors
-    def resources(self) -> dict[str, int]:
-        return self.compiled.resources
 
     @only_tc_errors
     def explain(self) -> Report:

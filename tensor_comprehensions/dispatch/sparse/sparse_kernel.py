@@ -17,6 +17,7 @@ from ...tc_lang.ir import Function
 from ...tc_lang.numpy_expression import Array
 from ...tc_lang.sparse_reference import Stored, evaluate_sparse
 from ..arguments import TORCH_TYPES
+from ..compiled_callable import CompiledCallable
 from ..signatures import format_signature
 from . import pack
 from .sparse_tensor import SparseTensor
@@ -26,12 +27,13 @@ if TYPE_CHECKING:
     from .sparse_run import SparseCall
 
 
-class SparseKernel:
+class SparseKernel(CompiledCallable[CompiledSparseKernel]):
     """A kernel of an operator for operands in given formats, of any sizes. Call it like the operator.
 
     Attributes:
         compiled: the compiled kernel with its texts and metadata.
         compile_seconds: the time that compilation took.
+        resources: phases of a call, and bytes of machine code.
     """
 
     def __init__(self, call: Callable[..., Any], compiled: CompiledSparseKernel, dense: Sequence[str] = ()) -> None:
@@ -45,10 +47,6 @@ class SparseKernel:
     @only_tc_errors
     def __call__(self, /, *tensors: Any, **initial: Any) -> Any:
         return self._call(*tensors, **initial)
-
-    @property
-    def compile_seconds(self) -> float:
-        return self.compiled.compile_seconds
 
     @only_tc_errors
     def explain(self) -> Report:
