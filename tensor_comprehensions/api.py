@@ -419,6 +419,11 @@ class Op(KernelDispatcher):
         if self._kernels.has_sparse((*tensors, *initial.values())):
             if tuple(devices) != ("cpu",) or executor is not None or report is not None:
                 raise ArgumentError("a search with sparse operands takes no devices, executor or report")
+            if trying.search == op_api.SCHEDULES:
+                raise ArgumentError(
+                    f"{self.function.name} has sparse operands, which no schedule applies to",
+                    suggestion="leave out search: SparseOptions are searched",
+                )
             with deferred_interrupts():
                 from .autotuner.sparse_search import autotune_sparse
             best = autotune_sparse(self._kernels.sparse, tensors, initial, options, trying, op_api.store_of(store))

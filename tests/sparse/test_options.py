@@ -138,6 +138,8 @@ def test_a_search_by_times_gives_options() -> None:
         op.autotune(*given, devices=("cpu:0",))
     with pytest.raises(tc.ArgumentError, match=r"expected: SparseOptions\(...\)"):
         op.autotune(*given, options=tc.CpuOptions())
+    with pytest.raises(tc.ArgumentError, match="no schedule applies to"):
+        op.autotune(*given, search="schedules")
 
 
 def test_what_a_search_found_is_kept_for_operators_that_ask_for_it(
