@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from typing_extensions import assert_never
@@ -149,6 +149,8 @@ class _Place:
     threads: Uniformity | None = None
     together: int = ALL_THREADS
     maps: tuple[TensorMap, ...] = ()
+    types: dict[int, Type] = field(default_factory=dict, init=False)
+    """Types of the expressions that were verified here, by identity: they occur many times."""
 
     def with_conditions(self, *parts: Expr) -> _Place:
         """The scope of statements that run under the conditions `parts`."""
@@ -163,7 +165,8 @@ class _Place:
 
     def bind(self, name: str, t: Type, scope: BoundsContext, *values: Expr) -> _Place:
         """The scope inside, where `name` comes from `values`."""
-        _require(name not in self.variables, f"{name} is bound twice, one inside the other")
+        if name in self.variables:
+            raise InternalError(f"{name} is bound twice, one inside the other")
         data = self.data | {name} if self.is_data(*values) else self.data
         return replace(self, variables={**self.variables, name: t}, scope=scope, data=data)
 
@@ -378,15 +381,20 @@ def _access(b: Buffer, where: tuple[Expr, ...], mask: Expr | None, place: _Place
 def _indices(b: Buffer, where: tuple[Expr, ...], place: _Place, node: Stmt | Expr, *, mapped: bool = False) -> int:
     """The lanes of the indices. mapped: they are those of a tensor map, which may have other dimensions."""
     known = place.buffers.get(b.name)
-    _require(known is b or known == b, f"{b.name} is not in scope, or not as declared", node)
-    _require(b.name not in place.hidden, f"{b.name} is in registers of another thread", node)
-    _require(mapped or len(where) == len(b.shape), f"{len(where)} indices on {b.name} of rank {len(b.shape)}", node)
+    if known is not b and known != b:
+        raise InternalError(f"{b.name} is not in scope, or not as declared: {_text(node)}")
+    if b.name in place.hidden:
+        raise InternalError(f"{b.name} is in registers of another thread: {_text(node)}")
+    if not mapped and len(where) != len(b.shape):
+        raise InternalError(f"{len(where)} indices on {b.name} of rank {len(b.shape)}: {_text(node)}")
     lanes = 1
     for i in where:
         t = _expr(i, place)
-        _require(t.dtype == INT64, f"an index of {b.name} is {t}", node)
-        _require(t.lanes == 1 or lanes in (1, t.lanes), "indices of different lanes", node)
-        lanes = max(lanes, t.lanes)
+        if t.dtype != INT64:
+            raise InternalError(f"an index of {b.name} is {t}: {_text(node)}")
+        if t.lanes > 1:
+            _require(lanes in (1, t.lanes), "indices of different lanes", node)
+            lanes = t.lanes
         if b.space is Space.REGISTER and place.lowered:
             _require(isinstance(i, Const), "the index of a register is not constant", node)
     _require(lanes == 1 or b.type.lanes == 1, "vector indices on a buffer of vectors", node)
@@ -431,15 +439,26 @@ def _require_type(e: Expr, t: Type, place: _Place, node: Stmt | Expr) -> None:
 
 
 def _expr(e: Expr, place: _Place) -> Type:
-    """The type of `e`, all parts of which keep the rules."""
+    """The type of `e`, all parts of which keep the rules. The module keeps `e` alive, and so its identity."""
+    known = place.types.get(id(e))
+    if known is None:
+        known = place.types[id(e)] = _verify_expr(e, place)
+    return known
+
+
+def _verify_expr(e: Expr, place: _Place) -> Type:
     match e:
         case Const(value, t):
             python = bool if t.dtype.is_bool else float if t.dtype.is_float else int
-            _require(type(value) is python, f"constant {value!r} of type {t}")
+            if type(value) is not python:
+                raise InternalError(f"constant {value!r} of type {t}")
             return t
         case Var(name, t):
-            _require(name in place.variables, f"variable {name} is not bound")
-            _require(place.variables[name] == t, f"variable {name} is {place.variables[name]}, used as {t}")
+            bound = place.variables.get(name)
+            if bound is None:
+                raise InternalError(f"variable {name} is not bound")
+            if bound != t:
+                raise InternalError(f"variable {name} is {bound}, used as {t}")
             return t
         case Load(buffer, indices, mask):
             return _access(buffer, indices, mask, place, e)
