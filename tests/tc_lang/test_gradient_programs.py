@@ -63,6 +63,10 @@ FOUND = {
         "\n z(i) min=! sin(x(i-1,j)) * x(i,j) where i in 1:N, j in 1:M }",
         {"N": 4, "M": 5},
     ),
+    "an index that only counts terms": (
+        "def f(double(N,M,K) x) -> (t) { t(i,j) max=! x(j, (k+j) % 1, i % 2) where i in 0:5, j in 1:N, k in 0:N }",
+        {"N": 5, "M": 1, "K": 2},
+    ),
 }
 
 

@@ -5,13 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ...core.dtypes import DType
+from ...core.dtypes import BOOL, DType
 from ...core.errors import CheckError, InternalError, TCError
 from .. import syntax as s
 from ..builtins import CONSTANTS, is_builtin
 from ..check import compile_source
 from ..formats import Format
-from ..ir import Access, Binary, Expr, Function, Index, Role, operands_of, walk_expr, with_operands
+from ..ir import (
+    INDEX_TYPE,
+    Access,
+    Binary,
+    Const,
+    Expr,
+    Function,
+    Index,
+    Role,
+    Select,
+    operands_of,
+    walk_expr,
+    with_operands,
+)
 from ..printer import to_text
 from ..ranges import Bounds, Ranges, infer_ranges, infer_statement
 from ..size_polynomial import SizeName, SizePolynomial, Value, constant_value
@@ -212,7 +225,7 @@ class _Writer:
         renamed = self._index_names(w)
         target = self._name_of(w.target)
         subscripts = tuple(expr_to_syntax(self._rename_expr(e, renamed), True) for e in w.subscripts)
-        value = expr_to_syntax(self._rename_expr(w.value, renamed))
+        value = expr_to_syntax(self._rename_expr(_mention_indices(w), renamed))
         ranges = [s.Range(renamed[i], self._bound(b[0]), self._bound(b[1])) for i, b in w.ranges.items()]
         exists = [s.Exists(expr_to_syntax(self._rename_expr(e, renamed))) for e in w.exists]
         return s.Statement(target, subscripts or None, w.op, value, (*ranges, *exists))
@@ -255,6 +268,21 @@ class _Writer:
             shifted = tuple(_shift_subscript(x, b) for x, b in zip(e.subscripts, starts, strict=True))
             e = replace(e, subscripts=shifted)
         return replace(e, tensor=self._name_of(e.tensor))
+
+
+def _mention_indices(w: GradStatement) -> Expr:
+    """The value of `w`, with a condition that always holds for each index that simplification has removed.
+
+    The index counts the terms of a sum, and a range for an index that a statement does not mention is an error.
+    """
+    parts = (w.value, *w.subscripts, *w.exists)
+    mentioned = {x.name for e in parts for x in walk_expr(e) if isinstance(x, Index)}
+    value = w.value
+    for name, (lower, _) in w.ranges.items():
+        if name not in mentioned:
+            inside = Binary(">=", Index(name, INDEX_TYPE), polynomial_to_expr(lower), BOOL)
+            value = Select(inside, value, Const(0.0 if value.dtype.is_float else 0, value.dtype), value.dtype)
+    return value
 
 
 def _format_name(format: Format | None) -> s.FormatName | None:
