@@ -6,7 +6,8 @@ them become defs; each is timed against torch once, on the first tensors, and th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from copy import deepcopy
 from functools import partial
 from logging import DEBUG
 from typing import Any
@@ -28,6 +29,7 @@ from .graph_nodes import is_compute, is_expressible, num_products, op_flops
 from .insert_kernels import eager_module, insert_kernels, mark_as_boxed, region_key, to_boxed_call
 from .kernel_or_eager import KernelOrEager, OutputView
 from .partition import ANY, WORTH, FusedRegion, RegionLimits, find_regions, is_profitable
+from .symbolic_regions import SymbolicRegion, find_symbolic_regions, may_vary
 from .whole_operations import captured_whole
 
 LIMIT = 4096
@@ -50,7 +52,8 @@ def backend(module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> Callab
 
 def _compile(module: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
     if has_symbolic_shapes(module.graph):
-        return mark_as_boxed(PerShapeCache(module, fuse_regions))
+        general, complete = fuse_symbolic_regions(module)
+        return to_boxed_call(general) if complete else mark_as_boxed(PerShapeCache(module, fuse_regions, general))
     fused = fuse_regions(module)
     for observer in observers:
         observer(fused, sum(map(op_flops, module.graph.nodes)))
@@ -67,9 +70,41 @@ def fuse_regions(module: fx.GraphModule, bounds: RegionLimits = ANY) -> fx.Graph
     return module
 
 
-def _translate_regions(graph: fx.Graph, bounds: RegionLimits) -> list[FusedRegion]:
+def fuse_symbolic_regions(module: fx.GraphModule) -> tuple[fx.GraphModule, bool]:
+    """`module`, whose sizes are symbols, with kernels in place of regions for all sizes; are these all regions?"""
+    with falls_back("a graph cannot be taken apart for all sizes"):
+
+        def translate(graph: fx.Graph, refused: frozenset[fx.Node]) -> list[FusedRegion]:
+            return _translate_regions(graph, ANY, refused)
+
+        found = find_symbolic_regions(module.graph, translate, memory_order)
+        kept = [r for r in found.regions if may_vary(_define_varying(r).function, r.sizes)]
+        kernels = [(r.region, _symbolic_kernel(r)) for r in kept]
+        fused = insert_kernels(module, kernels, found.computing.__contains__)
+        get_logger("graph").debug("%d of %d regions are kernels for all sizes", len(kept), len(found.regions))
+        return fused, found.complete and len(kept) == len(found.regions)
+    return fx.GraphModule(module, deepcopy(module.graph)), False
+
+
+def _define_varying(r: SymbolicRegion) -> Op:
+    """The operator of a region whose sizes are names."""
+    return _operators.get(r.region.text, lambda: define(r.region.text, dynamic=r.sizes)[NAME])
+
+
+def _symbolic_kernel(r: SymbolicRegion) -> KernelOrEager:
+    """The kernel of a region for all sizes, and its rival."""
+
+    def make() -> KernelOrEager:
+        views = tuple(OutputView.of(shape, order) for shape, order in zip(r.shapes, r.orders, strict=True))
+        work, eager = sum(map(op_flops, r.probe.nodes)), eager_module(r.region)
+        return KernelOrEager(_define_varying(r), eager, views, r.region.finite, r.region.shows_nan, None, work, r.takes)
+
+    return _kernels.get(region_key(r.region), make)
+
+
+def _translate_regions(graph: fx.Graph, bounds: RegionLimits, without: Collection[fx.Node] = ()) -> list[FusedRegion]:
     """The regions of `graph` with their defs, without the operations whose formulas do not fit their arguments."""
-    refused: set[fx.Node] = set()
+    refused: set[fx.Node] = set(without)
     while True:
         before = len(refused)
         taken: list[FusedRegion] = []
@@ -139,7 +174,9 @@ def _kernel(region: FusedRegion) -> KernelOrEager:
 
     def make() -> KernelOrEager:
         op = _operators.get(region.text, lambda: define(region.text)[NAME])
-        results = tuple(OutputView.of(n.meta["val"].shape, memory_order(n)) for n in region.outputs)
+        orders = [memory_order(n) for n in region.outputs]
+        shapes = [[n.meta["val"].shape[d] for d in order] for n, order in zip(region.outputs, orders, strict=True)]
+        results = tuple(map(OutputView.of, shapes, orders))
         work = sum(map(op_flops, region.nodes))
         eager = eager_module(region)
         return KernelOrEager(op, eager, results, region.finite, region.shows_nan, _parts(eager), work)
