@@ -27,9 +27,9 @@ from .emit_def import UnsupportedArguments, emit_def, memory_order
 from .fallback import falls_back
 from .graph_nodes import is_compute, is_expressible, num_products, op_flops
 from .insert_kernels import eager_module, insert_kernels, mark_as_boxed, region_key, to_boxed_call
-from .kernel_or_eager import KernelOrEager, OutputView
+from .kernel_or_eager import KernelOrEager, OutputView, Symbols
 from .partition import ANY, WORTH, FusedRegion, RegionLimits, find_regions, is_profitable
-from .symbolic_regions import SymbolicRegion, find_symbolic_regions, may_vary
+from .symbolic_regions import SymbolicRegion, find_symbolic_regions, find_varying
 from .whole_operations import captured_whole
 
 LIMIT = 4096
@@ -75,20 +75,21 @@ def fuse_symbolic_regions(module: fx.GraphModule) -> tuple[fx.GraphModule, bool]
     with falls_back("a graph cannot be taken apart for all sizes"):
 
         def translate(graph: fx.Graph, refused: frozenset[fx.Node]) -> list[FusedRegion]:
-            return _translate_regions(graph, ANY, refused)
+            return _translate_regions(graph, ANY, partial(emit_def, sees_permuted=True), refused)
 
         found = find_symbolic_regions(module.graph, translate, memory_order)
-        kept = [r for r in found.regions if may_vary(_define_varying(r).function, r.sizes)]
+        kept = [r for r in found.regions if _varying_sizes(r)]
         kernels = [(r.region, _symbolic_kernel(r)) for r in kept]
         fused = insert_kernels(module, kernels, found.computing.__contains__)
         get_logger("graph").debug("%d of %d regions are kernels for all sizes", len(kept), len(found.regions))
-        return fused, found.complete and len(kept) == len(found.regions)
+        general = sum(len(_varying_sizes(r)) == len(r.sizes) for r in kept)
+        return fused, found.complete and general == len(found.regions)
     return fx.GraphModule(module, deepcopy(module.graph)), False
 
 
-def _define_varying(r: SymbolicRegion) -> Op:
-    """The operator of a region whose sizes are names."""
-    return _operators.get(r.region.text, lambda: define(r.region.text, dynamic=r.sizes)[NAME])
+def _varying_sizes(r: SymbolicRegion) -> tuple[str, ...]:
+    """The sizes of a region for all values of which it is one kernel."""
+    return find_varying(_operators.get(r.region.text, lambda: define(r.region.text)[NAME]).function, r.numbers)
 
 
 def _symbolic_kernel(r: SymbolicRegion) -> KernelOrEager:
@@ -97,12 +98,20 @@ def _symbolic_kernel(r: SymbolicRegion) -> KernelOrEager:
     def make() -> KernelOrEager:
         views = tuple(OutputView.of(shape, order) for shape, order in zip(r.shapes, r.orders, strict=True))
         work, eager = sum(map(op_flops, r.probe.nodes)), eager_module(r.region)
-        return KernelOrEager(_define_varying(r), eager, views, r.region.finite, r.region.shows_nan, None, work, r.takes)
+        varying = _varying_sizes(r)
+        op = define(r.region.text, dynamic=varying)[NAME]
+        symbols = Symbols(r.takes, tuple(place for name, place in r.sizes.items() if name not in varying))
+        return KernelOrEager(op, eager, views, r.region.finite, r.region.shows_nan, None, work, symbols)
 
     return _kernels.get(region_key(r.region), make)
 
 
-def _translate_regions(graph: fx.Graph, bounds: RegionLimits, without: Collection[fx.Node] = ()) -> list[FusedRegion]:
+def _translate_regions(
+    graph: fx.Graph,
+    bounds: RegionLimits,
+    emit: Callable[[FusedRegion], FusedRegion] = emit_def,
+    without: Collection[fx.Node] = (),
+) -> list[FusedRegion]:
     """The regions of `graph` with their defs, without the operations whose formulas do not fit their arguments."""
     refused: set[fx.Node] = set(without)
     while True:
@@ -111,7 +120,7 @@ def _translate_regions(graph: fx.Graph, bounds: RegionLimits, without: Collectio
         for region in filter(is_profitable, find_regions(graph, refused, bounds)):
             try:
                 with falls_back("a def cannot be written"):
-                    taken += filter(lambda r: r.outputs, [_define_operator(emit_def(region))])
+                    taken += filter(lambda r: r.outputs, [_define_operator(emit(region))])
             except UnsupportedArguments as refusal:
                 get_logger("graph").debug("%s stays with torch: %s", refusal.node.target, refusal.why)
                 record_decision(partial(_left_to_torch, refusal.node, refusal.why))

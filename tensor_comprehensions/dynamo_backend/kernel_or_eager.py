@@ -51,6 +51,24 @@ class OutputView:
         return seen if self.order is None else seen.permute(self.order)
 
 
+@dataclass(frozen=True, slots=True)
+class Symbols:
+    """What a region of a graph with symbolic sizes takes.
+
+    takes: how many inputs the operator has; numbers for the graph alone follow. fixed: the sizes that are part of
+    kernels.
+    """
+
+    takes: int
+    fixed: tuple[DimensionOf, ...] = ()
+
+    def fixed_sizes(self, inputs: Sequence[Tensor]) -> tuple[int, ...]:
+        """The values of `fixed` in a call."""
+        return tuple(inputs[p.argument].shape[p.dimension] for p in self.fixed)
+
+
+MOST_FIXED = 4
+"""So many combinations of sizes that are part of kernels have kernels; torch runs others."""
 _racing = threading.RLock()
 """One race at a time, so that they do not disturb each other. A race may be part of another."""
 
@@ -74,7 +92,7 @@ class KernelOrEager(torch.nn.Module):
         shows_nan: whether an output of the operator is NaN if one of these is not finite.
         parts: splits the graph into one with smaller kernels, to use if the operator is slower.
         work: floating-point operations of the region.
-        takes: how many inputs the operator has; numbers for the graph alone may follow.
+        symbols: how sizes may change from call to call, if they may.
     """
 
     def __init__(
@@ -86,14 +104,15 @@ class KernelOrEager(torch.nn.Module):
         shows_nan: bool = False,
         parts: Callable[[], fx.GraphModule] | None = None,
         work: int = 0,
-        takes: int | None = None,
+        symbols: Symbols | None = None,
     ) -> None:
         super().__init__()
-        self._work, self._takes = work, takes
+        self._work, self._symbols, self._takes = work, symbols, None if symbols is None else symbols.takes
+        self._fixed: set[tuple[int, ...]] = set()
         self.op, self.graph, self._results, self._parts = op, graph, results, parts
         self._finite, self._shows_nan = finite, shows_nan
         placeholders = [n.meta["val"] for n in graph.graph.nodes if n.op == "placeholder"]
-        self._announced = _layouts_of(placeholders) if takes is None else []
+        self._announced = _layouts_of(placeholders) if symbols is None else []
         self.uses_kernel: bool | None = None
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
@@ -102,7 +121,7 @@ class KernelOrEager(torch.nn.Module):
             with _racing:
                 if self.uses_kernel is None:
                     self._choose(inputs)
-        if self.uses_kernel:
+        if self.uses_kernel and (self._symbols is None or not self._symbols.fixed or self._admits(inputs)):
             try:  # no context manager: this is the way of every call
                 if not self._finite:
                     return self._kernel(*inputs)
@@ -112,6 +131,14 @@ class KernelOrEager(torch.nn.Module):
                 report_fallback("a kernel fails", error)
                 self.uses_kernel = False
         return self._torch(*inputs)
+
+    def _admits(self, inputs: tuple[Tensor, ...]) -> bool:
+        """Whether there are kernels, or may be, for those sizes of a call that are part of kernels."""
+        assert self._symbols is not None
+        sizes = self._symbols.fixed_sizes(inputs)
+        if len(self._fixed) < MOST_FIXED:
+            self._fixed.add(sizes)
+        return sizes in self._fixed
 
     @property
     def flops(self) -> int:
@@ -147,7 +174,7 @@ class KernelOrEager(torch.nn.Module):
             note_decision(Decision("graph", (), "torch runs a region", "it is too expensive to run twice for a race"))
             self.uses_kernel = False
             return
-        if self._takes is None and _layouts_of(inputs) != self._announced:
+        if self._symbols is None and _layouts_of(inputs) != self._announced:
             log.debug("%s: a tensor is not what torch announced: torch stays", self.op)
             self.uses_kernel = False
             return
@@ -155,7 +182,7 @@ class KernelOrEager(torch.nn.Module):
         with falls_back("a kernel cannot be compiled"):
             if _layouts_of(self._kernel(*inputs)) == expected:
                 ours, theirs = least_times((self._kernel, self._torch), inputs)
-        if self._takes is not None and not any(k.is_range for k in self.op.kernels):
+        if self._symbols is not None and not any(k.is_range for k in self.op.kernels):
             log.debug("%s: there is no kernel for all sizes: torch stays", self.op)
             ours = math.inf
         faster = ours < math.inf and kernel_is_faster(ours, theirs)

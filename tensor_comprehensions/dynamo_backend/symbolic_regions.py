@@ -2,13 +2,14 @@
 
 Formulas are written for sizes that are numbers. So a graph gets numbers for its symbols, twice: primes that occur
 nowhere else. A region whose two defs differ in these numbers alone is a def for all sizes, with a name for each symbol.
-It becomes a kernel if the named sizes count rows; the other regions stay with torch.
+A multiple of a symbol, such as the tokens of all sequences, is a size of its own. The region becomes a kernel if the
+named sizes count rows; the other regions stay with torch.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch.fx.experimental.symbolic_shapes import free_symbols
 
 from ..core.diagnostics import get_logger
 from ..tc_lang.ir import Function
-from ..tc_lang.rows import CannotGeneralize, find_rows
+from ..tc_lang.rows import CannotGeneralize, find_rows, list_candidates
 from .graph_nodes import in_order_of_need, is_compute
 from .partition import FusedRegion
 
@@ -49,16 +50,22 @@ class SymbolicRegion:
     Attributes:
         region: nodes of that graph, and a def with names for sizes; its inputs are followed by the numbers that torch's
             operations take. takes: how many inputs the def has.
-        sizes: the names. shapes: of the outputs, in the order of their memory. orders: that order.
+        sizes: the names, and which arguments have these sizes.
+        shapes: of the outputs, in the order of their memory. orders: that order.
         probe: the region of the graph with numbers.
     """
 
     region: FusedRegion
     takes: int
-    sizes: tuple[str, ...]
+    sizes: Mapping[str, DimensionOf]
     shapes: tuple[tuple[Extent, ...], ...]
     orders: tuple[tuple[int, ...], ...]
     probe: FusedRegion
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """An example of each size."""
+        return {name: self.probe.inputs[p.argument].meta["val"].shape[p.dimension] for name, p in self.sizes.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +110,16 @@ def find_symbolic_regions(
     return SymbolicRegions(found, len(found) == len(first), computing)
 
 
-def may_vary(function: Function, sizes: Sequence[str]) -> bool:
-    """Do the sizes of a def only count rows?"""
-    try:
-        find_rows(function, sizes, {})
-    except CannotGeneralize as reason:
-        get_logger("graph").debug("torch runs a region for all sizes: %s", reason)
-        return False
-    return True
+def find_varying(function: Function, numbers: Mapping[str, int]) -> tuple[str, ...]:
+    """The most of the sizes of a def that only count rows; () if there are none. numbers: an example of each."""
+    for names in sorted(list_candidates(function, numbers), key=len, reverse=True):
+        try:
+            find_rows(function, names, {n: v for n, v in numbers.items() if n not in names})
+        except CannotGeneralize as reason:
+            get_logger("graph").debug("not one kernel for all sizes: %s", reason)
+        else:
+            return names
+    return ()
 
 
 # --- numbers for symbols --------------------------------------------------------------------------------------------
@@ -182,17 +191,33 @@ def _merge_defs(first: str, second: str) -> tuple[str, dict[int, str]]:
 
 
 def _name_number(x: str, y: str, names: dict[int, str]) -> str:
-    """A number of two defs as a formula of a size, or of a multiple in a value; "" if it is none."""
-    if not (x.removesuffix(".0") + y.removesuffix(".0")).isdecimal():
-        return ""
-    a, b = int(x.removesuffix(".0")), int(y.removesuffix(".0"))
+    """A number of two defs as a size, or as a formula of one, as `_FORMS` has them; "" if it is none."""
     for p, q in zip(*PROBES, strict=True):
-        if a % p == 0 and a // p * q == b:
-            factor, is_float = a // p, x.endswith(".0")
-            if factor == 1 or is_float:
-                name = names.setdefault(p, f"N{len(names)}")
-                return name if factor == 1 else f"({name} * {factor}.0)"
+        if (x + y).isdecimal():
+            if int(x) % p == 0 and int(x) // p * q == int(y):
+                return names.setdefault(int(x), f"N{len(names)}")
+            continue
+        for form, value, guess in _FORMS:
+            factor = round(guess(float(x)) / p)
+            if factor > 0 and (float(x), float(y)) == (value(factor * p), value(factor * q)):
+                return form.format(_multiple(factor * p, p, names))
     return ""
+
+
+def _multiple(number: int, prime: int, names: dict[int, str]) -> str:
+    """A multiple of a size that has a name already; else of the prime."""
+    known = next((n for n in names if n % prime == 0 and number % n == 0), prime)
+    name = names.setdefault(known, f"N{len(names)}")
+    return name if known == number else f"({name} * {number // known}.0)"
+
+
+_FORMS: tuple[tuple[str, Callable[[int], float], Callable[[float], float]], ...] = (
+    ("{0}", float, lambda x: x),
+    ("(1.0 / {0})", lambda n: 1.0 / n, lambda x: 1.0 / x if x else 0.0),
+    ("({0} / ({0} - 1.0))", lambda n: n / (n - 1), lambda x: x / (x - 1.0) if x != 1.0 else 0.0),
+)
+"""Formulas of a number of elements in values: the text, the value, and the number for a value. Means divide by it or
+multiply by its reciprocal; the last one corrects a variance."""
 
 
 def _restore_symbols(
@@ -224,7 +249,9 @@ def _restore_symbols(
         inputs=tuple(origin[n] for n in region.inputs),
     )
     own = replace(own, inputs=(*own.inputs, *_numbers_of(own)))
-    return SymbolicRegion(own, len(region.inputs), tuple(names.values()), tuple(shapes), orders, region)
+    return SymbolicRegion(
+        own, len(region.inputs), {name: places[n] for n, name in names.items()}, tuple(shapes), orders, region
+    )
 
 
 def _numbers_of(region: FusedRegion) -> Iterator[fx.Node]:
