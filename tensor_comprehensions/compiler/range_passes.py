@@ -5,7 +5,7 @@ A block is a def with all sizes known, so its code is as good, and as well prove
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 
@@ -14,16 +14,16 @@ from ..core import knobs
 from ..core.errors import CannotLower, InternalError
 from ..loop_ir.binding import check_bindings
 from ..loop_ir.nodes import Buffer, Module, Type
-from ..loop_ir.row_blocks import RowBlock, join_row_blocks
+from ..loop_ir.row_blocks import RowBlock, RowProgram, join_row_blocks
 from ..loop_ir.show import format_program
 from ..loop_ir.verify import verify
 from ..options import CpuOptions
 from ..runtime.cpu import object_code
 from ..target import CpuTarget
-from ..tc_lang.canonical_bound import canonicalize
-from ..tc_lang.ir import BoundFunction, Role
+from ..tc_lang.ir import BoundFunction, Role, Tensor
 from ..tc_lang.printer import format_ranges
-from ..tc_lang.rows import CannotGeneralize, Rows
+from ..tc_lang.row_stages import RowStage, base_tensor, shared_tensors, split_row_stages
+from ..tc_lang.rows import COUNT, CannotGeneralize, Rows
 from . import cpu_passes
 from .compiled_kernel import BlockSize, CompiledRangeKernel, PassContext
 from .row_block_sizes import choose_block_sizes
@@ -56,34 +56,46 @@ def compile_range(problem: RangeProblem, text: str, options: CpuOptions, target:
     """
     start = perf_counter()
     sizes = choose_block_sizes(problem.row, problem.rows, options, problem.typical)
-    blocks = tuple(problem.make(size.rows) for size in sizes)
-    context = PassContext(options, target, problem.row.name)
-    joined = _join(problem.rows, blocks, sizes, text, context)
+    context, block = PassContext(options, target, problem.row.name), problem.make(sizes[0].rows)
+    joined = _join(problem, sizes, text, context)
     lowered = perf_counter()
-    results, seconds, _ = cpu_passes.run_passes(cpu_passes.PASSES[-3:], blocks[0], text, context, {"join": joined})
+    results, seconds, _ = cpu_passes.run_passes(cpu_passes.PASSES[-3:], block, text, context, {"join": joined})
     compiled = CompiledRangeKernel(
         problem.row, text, options, target, (("blocks", lowered - start), *seconds), results["assemble"],
-        results["load"], (), cpu_passes.sites_of(joined, blocks[0]), len(joined.kernels),
+        results["load"], (), cpu_passes.sites_of(joined, block), len(joined.kernels),
         problem.rows, sizes, problem.make,
     )  # fmt: skip
     cpu_passes.log_compilation(compiled, None)
     return compiled
 
 
-def _join(
-    rows: Rows,
-    blocks: tuple[BoundFunction, ...],
-    sizes: tuple[BlockSize, ...],
-    text: str,
-    context: PassContext,
-) -> Module:
-    """The module of all blocks."""
-    modules = [cpu_passes.run_passes(cpu_passes.PASSES[:-3], b, text, context)[0]["simplify_again"] for b in blocks]
-    parts = [RowBlock(size.rows, m, size.grain, size.overlap_from) for size, m in zip(sizes, modules, strict=True)]
+def _join(problem: RangeProblem, sizes: tuple[BlockSize, ...], text: str, context: PassContext) -> Module:
+    """The module of all blocks of all stages."""
+    blocks = tuple(problem.make(size.rows) for size in sizes)
+    legal = [cpu_passes.run_passes(cpu_passes.PASSES[:2], b, text, context)[0] for b in blocks]
+    plain: BoundFunction = legal[0]["canonicalize"]
+    own = {t.name: mine.name for t, mine in zip(blocks[0].tensors, plain.tensors, strict=True)}
+    with_rows = frozenset(own[name] for name in problem.rows.tensors)
+    split = [split_row_stages(results["legalize"], with_rows) for results in legal]
+    if any([(s.has_rows, s.updates) for s in one] != [(s.has_rows, s.updates) for s in split[0]] for one in split):
+        raise CannotGeneralize(problem.rows.sizes[0], "other numbers of rows are computed in other steps")
+
+    def lower(n: int, k: int) -> Module:
+        made = {**legal[n], "legalize": split[n][k].bound}
+        lowered: Module = cpu_passes.run_passes(cpu_passes.PASSES[2:-3], blocks[n], text, context, made)[0][
+            "simplify_again"
+        ]
+        return lowered
+
+    stages = [
+        tuple(_block(size, lower(n, k), stage) for n, size in enumerate(sizes)) if stage.has_rows else lower(0, k)
+        for k, stage in enumerate(split[0])
+    ]
+    program = _program(problem.rows, plain, split[0], with_rows, own.get(COUNT))
     try:
-        joined = join_row_blocks(parts, _sources(rows, blocks[0]))
+        joined = join_row_blocks(program, stages)
     except CannotLower as refusal:
-        raise CannotGeneralize(rows.sizes[0], str(refusal)) from refusal
+        raise CannotGeneralize(problem.rows.sizes[0], str(refusal)) from refusal
     check_bindings(joined)
     if knobs.current_knobs().verify:
         try:
@@ -93,26 +105,33 @@ def _join(
     return joined
 
 
-def _sources(rows: Rows, block: BoundFunction) -> Mapping[str, Buffer]:
-    """The arguments that have rows, by their canonical names: a dimension for all rows, then those of a row."""
-    plain = canonicalize(block)
-    return {
-        own.name: Buffer(
-            own.name, Type(t.dtype), (0, *t.shape[rows.depth :]), t.strides[rows.depth - 1 :], dynamic=True
-        )
-        for t, own in zip(block.tensors, plain.tensors, strict=True)
-        if t.name in rows.tensors and t.role is not Role.TEMPORARY
-    }
+def _block(size: BlockSize, module: Module, stage: RowStage) -> RowBlock:
+    return RowBlock(size.rows, module, size.grain, 0 if stage.updates else size.overlap_from, stage.sums)
+
+
+def _program(
+    rows: Rows, plain: BoundFunction, stages: Sequence[RowStage], with_rows: frozenset[str], count: str | None
+) -> RowProgram:
+    """The buffers of all stages. With rows, they have one dimension for all rows, and then those of a row."""
+    taken = [t for t in plain.tensors if t.role is not Role.TEMPORARY and t.name != count]
+    shared = shared_tensors(stages, plain)
+
+    def buffer(t: Tensor) -> Buffer:
+        if t.name not in with_rows and base_tensor(t.name, plain) not in with_rows:
+            return Buffer(t.name, Type(t.dtype), t.shape, t.strides)
+        return Buffer(t.name, Type(t.dtype), (0, *t.shape[rows.depth :]), t.strides[rows.depth - 1 :], dynamic=True)
+
+    counts = frozenset(() if count is None else (count,))
+    return RowProgram(plain.name, tuple(map(buffer, taken)), tuple(map(buffer, shared)), counts)
 
 
 def rejoin(kernel: CompiledRangeKernel) -> Module:
     """The module of a kernel, made again."""
-    context = PassContext(kernel.options, kernel.target, kernel.bound.name)
-    return _join(kernel.rows, tuple(kernel.make(s.rows) for s in kernel.sizes), kernel.sizes, kernel.text, context)
+    return _join(RangeProblem(kernel.rows, kernel.bound, kernel.make), kernel.sizes, kernel.text, kernel.context)
 
 
 def _with_original_names(kernel: CompiledRangeKernel) -> Module:
-    return cpu_passes.with_original_names(rejoin(kernel), kernel.bound)
+    return cpu_passes.with_original_names(rejoin(kernel), kernel.make(1))
 
 
 def _schedules(kernel: CompiledRangeKernel) -> str:

@@ -17,6 +17,8 @@ OVERLAP_FROM = {64: 48, 16: 12, 8: 3, 1: 0}
 
 Smaller blocks read the whole matrix for a few rows each. Measured with layers of 256 x 512 on Zen 4.
 """
+SUMMED_ROWS: tuple[int, ...] = (128, 32, 8, 2, 1)
+"""Block sizes if products of rows are added to a matrix, which every block reads and writes."""
 ENOUGH_REUSE = 64
 """A row that uses each element of a matrix so often needs no others to make a register tile."""
 BLOCK_OPS = 1 << 14
@@ -25,6 +27,8 @@ STEP = 8
 """How many blocks of one size make one of the next larger size, where rows are short."""
 SHARED_OPS = 1 << 22
 """Scalar operations of a block in which threads share the work, instead of taking whole blocks."""
+SUMMED_SHARED_OPS = 1 << 18
+"""The same for blocks that run one after another, because they add to the same elements."""
 NEVER = 1 << 40
 """A number of blocks that no call has: one thread runs them all."""
 
@@ -37,13 +41,17 @@ def choose_block_sizes(row: BoundFunction, rows: Rows, options: CpuOptions, typi
     """
     ops = max(1, sum(_op_count(s) for s in row.statements))
     shares = any(_multiplies_shared_operand(s, rows) for s in row.statements)
-    if shares:
+    if any(_adds_products(s, rows) for s in row.statements):
+        counts = SUMMED_ROWS
+    elif shares:
         counts = SHARED_OPERAND_ROWS
     else:
         counts = _powers(-(-BLOCK_OPS // ops))
     counts = tuple(n for n in counts if not typical or n <= typical)
     again = shares and all(t.role is not Role.INOUT for t in row.tensors)  # some rows may be computed twice
-    return tuple(BlockSize(n, _grain(n * ops, options), OVERLAP_FROM[n] if again else 0) for n in counts)
+    sums = any(_is_sum(s, rows) for s in row.statements)
+    shared = SUMMED_SHARED_OPS if sums else SHARED_OPS
+    return tuple(BlockSize(n, _grain(n * ops, shared, options), OVERLAP_FROM.get(n, 0) if again else 0) for n in counts)
 
 
 def _powers(least: int) -> tuple[int, ...]:
@@ -54,10 +62,10 @@ def _powers(least: int) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def _grain(ops: int, options: CpuOptions) -> int:
+def _grain(ops: int, shared_ops: int, options: CpuOptions) -> int:
     if not options.grain_size:
         return NEVER
-    return 0 if ops >= SHARED_OPS else max(1, options.grain_size // ops)
+    return 0 if ops >= shared_ops else max(1, options.grain_size // ops)
 
 
 def _op_count(s: BoundStatement) -> int:
@@ -76,6 +84,20 @@ def _multiplies_shared_operand(s: BoundStatement, rows: Rows) -> bool:
         if a.tensor not in rows.tensors and used & reduced and used & free.keys():
             return prod(n for name, n in free.items() if name not in used) < ENOUGH_REUSE
     return False
+
+
+def _is_sum(s: BoundStatement, rows: Rows) -> bool:
+    reads = (e.tensor for e in walk_expr(s.value) if isinstance(e, Access))
+    return s.target not in rows.tensors and any(name in rows.tensors for name in reads)
+
+
+def _adds_products(s: BoundStatement, rows: Rows) -> bool:
+    """Are rows of two tensors multiplied, each element of one with each of the other, into a sum over all rows?"""
+    if s.target in rows.tensors:
+        return False
+    free = {i.name for i in s.free if i.extent > 1}
+    own = [_indices(e) & free for e in walk_expr(s.value) if isinstance(e, Access) and e.tensor in rows.tensors]
+    return any(a - b and b - a for a in own for b in own)
 
 
 def _indices(a: Access) -> set[str]:

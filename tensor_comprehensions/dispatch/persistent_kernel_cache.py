@@ -109,7 +109,7 @@ def load_or_compile_range(
         facts = (wanted.rows.depth, *(t.name in wanted.rows.tensors for t in row.tensors))
         text = f"{facts} typical {wanted.typical}"
         key = kernel_key(function, row, options, target, text)
-    make = partial(wanted.make, function)
+    make = partial(wanted.make_block, function)
 
     def compile_it() -> CompiledRangeKernel:
         problem = range_passes.RangeProblem(wanted.rows, row, make, wanted.typical)
@@ -133,7 +133,7 @@ def _deserialize_range(
     exact = deserialize_kernel(code, function, row, options, target)
     sizes = tuple(BlockSize(*map(int, size)) for size in code.metadata["blocks"])
     parts = {f.name: getattr(exact, f.name) for f in fields(exact)}
-    return CompiledRangeKernel(**parts, rows=wanted.rows, sizes=sizes, make=partial(wanted.make, function))
+    return CompiledRangeKernel(**parts, rows=wanted.rows, sizes=sizes, make=partial(wanted.make_block, function))
 
 
 def kernel_key(

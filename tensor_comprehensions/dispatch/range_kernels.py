@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -23,8 +23,9 @@ from ..options import CpuOptions
 from ..target import CpuTarget
 from ..tc_lang.bind import bind
 from ..tc_lang.ir import BoundFunction, Function, Role
+from ..tc_lang.ir import Tensor as BoundTensor
 from ..tc_lang.rows import CannotGeneralize, Rows
-from .call_steps import launch_error, with_strides
+from .call_steps import launch_error
 
 if TYPE_CHECKING:
     from ..tc_lang import rows as row_analysis
@@ -57,12 +58,22 @@ class RangeKey:
         sizes = self.rows.sizes_for(count, dict(self.fixed))
         scalars = {name: sizes.pop(name) for name in function.scalars}
         bound = bind(function, sizes, scalars)
-        depth = self.rows.depth
-        given = [
-            (*(s[0] * count,) * (depth - 1), *s) if t.name in self.rows.tensors else s
-            for t, s in zip(bound.tensors, self.strides, strict=False)
-        ]
-        return with_strides(bound, given)
+        given = dict(
+            zip((t.name for t in function.tensors if t.name != row_analysis.COUNT), self.strides, strict=False)
+        )
+        return replace(
+            bound, tensors=tuple(self._lay_out(t, given.get(t.name, t.strides), count) for t in bound.tensors)
+        )
+
+    def _lay_out(self, t: BoundTensor, strides: tuple[int, ...], count: int) -> BoundTensor:
+        """A tensor of the def for `count` rows, with the strides of one row in front of which is that of rows."""
+        if t.name not in self.rows.tensors or len(strides) == len(t.shape):
+            return replace(t, strides=strides)
+        return replace(t, strides=(*(strides[0] * count,) * (self.rows.depth - 1), *strides))
+
+    def make_block(self, function: Function, count: int) -> BoundFunction:
+        """The def for a block of this many rows; if values depend on the number of all rows, that is an operand."""
+        return self.make(row_analysis.pass_count(function, self.rows), count)
 
 
 class RangeFinder:

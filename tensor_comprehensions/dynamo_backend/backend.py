@@ -6,7 +6,8 @@ them become defs; each is timed against torch once, on the first tensors, and th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from copy import deepcopy
 from functools import partial
 from logging import DEBUG
 from typing import Any
@@ -26,8 +27,9 @@ from .emit_def import UnsupportedArguments, emit_def, memory_order
 from .fallback import falls_back
 from .graph_nodes import is_compute, is_expressible, num_products, op_flops
 from .insert_kernels import eager_module, insert_kernels, mark_as_boxed, region_key, to_boxed_call
-from .kernel_or_eager import KernelOrEager, OutputView
+from .kernel_or_eager import KernelOrEager, OutputView, Symbols
 from .partition import ANY, WORTH, FusedRegion, RegionLimits, find_regions, is_profitable
+from .symbolic_regions import SymbolicRegion, find_symbolic_regions, find_varying
 from .whole_operations import captured_whole
 
 LIMIT = 4096
@@ -50,7 +52,8 @@ def backend(module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> Callab
 
 def _compile(module: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
     if has_symbolic_shapes(module.graph):
-        return mark_as_boxed(PerShapeCache(module, fuse_regions))
+        general, complete = fuse_symbolic_regions(module)
+        return to_boxed_call(general) if complete else mark_as_boxed(PerShapeCache(module, fuse_regions, general))
     fused = fuse_regions(module)
     for observer in observers:
         observer(fused, sum(map(op_flops, module.graph.nodes)))
@@ -67,16 +70,57 @@ def fuse_regions(module: fx.GraphModule, bounds: RegionLimits = ANY) -> fx.Graph
     return module
 
 
-def _translate_regions(graph: fx.Graph, bounds: RegionLimits) -> list[FusedRegion]:
+def fuse_symbolic_regions(module: fx.GraphModule) -> tuple[fx.GraphModule, bool]:
+    """`module`, whose sizes are symbols, with kernels in place of regions for all sizes; are these all regions?"""
+    with falls_back("a graph cannot be taken apart for all sizes"):
+
+        def translate(graph: fx.Graph, refused: frozenset[fx.Node]) -> list[FusedRegion]:
+            return _translate_regions(graph, ANY, partial(emit_def, sees_permuted=True), refused)
+
+        found = find_symbolic_regions(module.graph, translate, memory_order)
+        kept = [r for r in found.regions if _varying_sizes(r)]
+        kernels = [(r.region, _symbolic_kernel(r)) for r in kept]
+        fused = insert_kernels(module, kernels, found.computing.__contains__)
+        get_logger("graph").debug("%d of %d regions are kernels for all sizes", len(kept), len(found.regions))
+        general = sum(len(_varying_sizes(r)) == len(r.sizes) for r in kept)
+        return fused, found.complete and general == len(found.regions)
+    return fx.GraphModule(module, deepcopy(module.graph)), False
+
+
+def _varying_sizes(r: SymbolicRegion) -> tuple[str, ...]:
+    """The sizes of a region for all values of which it is one kernel."""
+    return find_varying(_operators.get(r.region.text, lambda: define(r.region.text)[NAME]).function, r.numbers)
+
+
+def _symbolic_kernel(r: SymbolicRegion) -> KernelOrEager:
+    """The kernel of a region for all sizes, and its rival."""
+
+    def make() -> KernelOrEager:
+        views = tuple(OutputView.of(shape, order) for shape, order in zip(r.shapes, r.orders, strict=True))
+        work, eager = sum(map(op_flops, r.probe.nodes)), eager_module(r.region)
+        varying = _varying_sizes(r)
+        op = define(r.region.text, dynamic=varying)[NAME]
+        symbols = Symbols(r.takes, tuple(place for name, place in r.sizes.items() if name not in varying))
+        return KernelOrEager(op, eager, views, r.region.finite, r.region.shows_nan, None, work, symbols)
+
+    return _kernels.get(region_key(r.region), make)
+
+
+def _translate_regions(
+    graph: fx.Graph,
+    bounds: RegionLimits,
+    emit: Callable[[FusedRegion], FusedRegion] = emit_def,
+    without: Collection[fx.Node] = (),
+) -> list[FusedRegion]:
     """The regions of `graph` with their defs, without the operations whose formulas do not fit their arguments."""
-    refused: set[fx.Node] = set()
+    refused: set[fx.Node] = set(without)
     while True:
         before = len(refused)
         taken: list[FusedRegion] = []
         for region in filter(is_profitable, find_regions(graph, refused, bounds)):
             try:
                 with falls_back("a def cannot be written"):
-                    taken += filter(lambda r: r.outputs, [_define_operator(emit_def(region))])
+                    taken += filter(lambda r: r.outputs, [_define_operator(emit(region))])
             except UnsupportedArguments as refusal:
                 get_logger("graph").debug("%s stays with torch: %s", refusal.node.target, refusal.why)
                 record_decision(partial(_left_to_torch, refusal.node, refusal.why))
@@ -139,7 +183,9 @@ def _kernel(region: FusedRegion) -> KernelOrEager:
 
     def make() -> KernelOrEager:
         op = _operators.get(region.text, lambda: define(region.text)[NAME])
-        results = tuple(OutputView.of(n.meta["val"].shape, memory_order(n)) for n in region.outputs)
+        orders = [memory_order(n) for n in region.outputs]
+        shapes = [[n.meta["val"].shape[d] for d in order] for n, order in zip(region.outputs, orders, strict=True)]
+        results = tuple(map(OutputView.of, shapes, orders))
         work = sum(map(op_flops, region.nodes))
         eager = eager_module(region)
         return KernelOrEager(op, eager, results, region.finite, region.shows_nan, _parts(eager), work)

@@ -1,11 +1,12 @@
-"""Graphs whose sizes are symbols: torch runs them as captured, and kernels take over the sizes that come back."""
+"""Graphs whose sizes are symbols: for all sizes as captured, with kernels for some regions, and for sizes that come
+back with kernels for these sizes.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from copy import deepcopy
 from time import monotonic
 from typing import Any
 
@@ -67,25 +68,27 @@ budget = CompileBudget(20.0, 60.0)
 
 
 class PerShapeCache:
-    """A graph that torch runs for new sizes, and kernels for sizes that occur again.
+    """A graph for new sizes, and kernels for sizes that occur again.
 
     Kernels are made for sizes that are numbers. Sizes that occur only once are not worth them, and the more sizes have
     kernels, the more often a new one has to occur. Called with a list, which is emptied, as torch calls compiled
     graphs.
 
     Args:
-        graph: the graph to run.
+        graph: the graph to run. general: what runs it for new sizes.
         fuse: turns a graph without symbols into one with kernels.
     """
 
-    def __init__(self, graph: fx.GraphModule, fuse: Callable[[fx.GraphModule], fx.GraphModule]) -> None:
+    def __init__(
+        self, graph: fx.GraphModule, fuse: Callable[[fx.GraphModule], fx.GraphModule], general: fx.GraphModule
+    ) -> None:
         self._graph, self._fuse = graph, fuse
         self._places = _symbolic_places([n.meta.get("val") for n in graph.graph.nodes if n.op == "placeholder"])
         self._counts: dict[Key, int] = {}
         self._fused: dict[Key, Boxed] = {}
         self._made = 0
         self._lock = threading.Lock()
-        self._eager = to_boxed_call(fx.GraphModule(graph, deepcopy(graph.graph)))
+        self._eager = to_boxed_call(general)
 
     def __call__(self, values: list[Any]) -> Any:
         key = self._key(values)

@@ -28,9 +28,15 @@ class UnsupportedArguments(Exception):
         self.node, self.why = node, why
 
 
-def emit_def(region: FusedRegion) -> FusedRegion:
-    """`region` with its def. Raises UnsupportedArguments if an operation has no formula for its arguments."""
-    writer = _Writer(frozenset(region.nodes))
+PERMUTATIONS = (torch.ops.aten.t.default, torch.ops.aten.transpose.int, torch.ops.aten.permute.default)
+
+
+def emit_def(region: FusedRegion, *, sees_permuted: bool = False) -> FusedRegion:
+    """`region` with its def. Raises UnsupportedArguments if an operation has no formula for its arguments.
+
+    sees_permuted: whether a parameter with permuted dimensions is passed as it lies in memory.
+    """
+    writer = _Writer(frozenset(region.nodes), sees_permuted=sees_permuted)
     for node in region.nodes:
         try:
             writer.write(node)
@@ -83,8 +89,14 @@ class _Writer:
     """
 
     def __init__(
-        self, inside: frozenset[fx.Node], body: DefBuilder | None = None, known: Mapping[fx.Node, Any] | None = None
+        self,
+        inside: frozenset[fx.Node],
+        body: DefBuilder | None = None,
+        known: Mapping[fx.Node, Any] | None = None,
+        *,
+        sees_permuted: bool = False,
     ) -> None:
+        self._sees_permuted = sees_permuted
         self.inside, self.body = inside, DefBuilder() if body is None else body
         self.known = frozenset(known or ())
         self.values: dict[fx.Node, Any] = dict(known or {})
@@ -194,7 +206,9 @@ class _Writer:
         return self.body.parameter(tuple(meta.shape), TYPES[meta.dtype])
 
     def _is_mine(self, node: fx.Node) -> bool:
-        """Whether a view shows only values that this region has."""
+        """Whether a view shows only values that this region has, or parameters that it takes as they lie in memory."""
+        if self._sees_permuted and node.target in PERMUTATIONS:
+            return True
         return (
             is_view(node) and is_expressible(node) and all(n in self.inside or n in self.known for n in sources(node))
         )

@@ -16,11 +16,16 @@ from .graph_nodes import has_fixed_order, in_order_of_need, is_compute
 from .partition import FusedRegion
 
 
-def insert_kernels(module: fx.GraphModule, kernels: Sequence[tuple[FusedRegion, torch.nn.Module]]) -> fx.GraphModule:
+def insert_kernels(
+    module: fx.GraphModule,
+    kernels: Sequence[tuple[FusedRegion, torch.nn.Module]],
+    computes: Callable[[fx.Node], bool] = is_compute,
+) -> fx.GraphModule:
     """A new module with a call of its kernel in place of each region.
 
     Nodes keep their order, so that tensors live no longer than before, and effects keep theirs. A region takes the
-    place of its last node, or an earlier one if another node needs an output. Views are inserted before their users.
+    place of its last node, or an earlier one if another node needs an output. Views, and what else `computes` nothing,
+    are inserted before their users.
     """
     graph, made = fx.Graph(), dict[fx.Node, fx.Node]()
     attributes: dict[str, Any] = {}
@@ -38,7 +43,7 @@ def insert_kernels(module: fx.GraphModule, kernels: Sequence[tuple[FusedRegion, 
         return map(representative, (*inputs, before[node]) if node in before else inputs)
 
     def stays_in_place(node: fx.Node) -> bool:
-        return node.op in ("placeholder", "output") or has_fixed_order(node) or is_compute(node) or node in number
+        return node.op in ("placeholder", "output") or has_fixed_order(node) or computes(node) or node in number
 
     last = {number[n]: n for region, _ in kernels for n in region.nodes}
     wanted = [n for n in module.graph.nodes if stays_in_place(n) and (n not in number or last[number[n]] is n)]
@@ -87,12 +92,16 @@ def _operations(region: FusedRegion) -> Iterable[fx.Node]:
 def region_key(region: FusedRegion) -> str:
     """A text that is the same for regions with the same def and the same operations on tensors in the same layout."""
     numbers = {n: k for k, n in enumerate(region.inputs)}
-    lines = [str((x.shape, x.stride(), x.dtype)) for x in (n.meta["val"] for n in region.inputs)]
+    lines = [_layout_text(n.meta["val"]) for n in region.inputs]
     for node in _operations(region):
         arguments = fx.node.map_arg((node.args, node.kwargs), lambda n: f"%{numbers[n]}")
         lines.append(f"{node.target} {arguments}")
         numbers[node] = len(numbers)
     return "\n".join((region.text, *lines, str([numbers[n] for n in region.outputs])))
+
+
+def _layout_text(x: Any) -> str:
+    return str((x.shape, x.stride(), x.dtype)) if isinstance(x, torch.Tensor) else str(x)
 
 
 def to_boxed_call(module: fx.GraphModule) -> Callable[[list[Any]], Any]:

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -16,6 +17,7 @@ from ..core.decisions import Decision, note_decision
 from ..core.diagnostics import get_logger
 from .fallback import falls_back, report_fallback
 from .race import least_times, may_race
+from .symbolic_regions import DimensionOf, Extent
 
 
 def kernel_is_faster(ours: float, theirs: float) -> bool:
@@ -25,23 +27,48 @@ def kernel_is_faster(ours: float, theirs: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class OutputView:
-    """How an output of a kernel is looked at: in `shape`, and then with its dimensions in another order, if any."""
+    """How an output of a kernel is looked at: in `shape`, and then with its dimensions in another order, if any.
 
-    shape: tuple[int, ...]
+    varies: whether arguments determine a part of the shape.
+    """
+
+    shape: tuple[Extent, ...]
     order: tuple[int, ...] | None
+    varies: bool = False
 
     @staticmethod
-    def of(shape: Sequence[int], layout: Sequence[int]) -> OutputView:
-        """Of a tensor of `shape` whose dimensions lie in memory in the order of `layout`."""
+    def of(in_memory: Sequence[Extent], layout: Sequence[int]) -> OutputView:
+        """Of a tensor whose dimensions lie in memory in the order of `layout`, where they have these extents."""
         moved = list(layout) != sorted(layout)
         inverse = tuple(layout.index(d) for d in range(len(layout))) if moved else None
-        return OutputView(tuple(shape[d] for d in layout), inverse)
+        return OutputView(tuple(in_memory), inverse, any(isinstance(n, DimensionOf) for n in in_memory))
 
-    def __call__(self, x: Tensor) -> Tensor:
-        seen = x.view(self.shape)
+    def __call__(self, x: Tensor, arguments: Sequence[Tensor]) -> Tensor:
+        shape: Any = self.shape
+        if self.varies:
+            shape = [arguments[n.argument].shape[n.dimension] if isinstance(n, DimensionOf) else n for n in self.shape]
+        seen = x.view(shape)
         return seen if self.order is None else seen.permute(self.order)
 
 
+@dataclass(frozen=True, slots=True)
+class Symbols:
+    """What a region of a graph with symbolic sizes takes.
+
+    takes: how many inputs the operator has; numbers for the graph alone follow. fixed: the sizes that are part of
+    kernels.
+    """
+
+    takes: int
+    fixed: tuple[DimensionOf, ...] = ()
+
+    def fixed_sizes(self, inputs: Sequence[Tensor]) -> tuple[int, ...]:
+        """The values of `fixed` in a call."""
+        return tuple(inputs[p.argument].shape[p.dimension] for p in self.fixed)
+
+
+MOST_FIXED = 4
+"""So many combinations of sizes that are part of kernels have kernels; torch runs others."""
 _racing = threading.RLock()
 """One race at a time, so that they do not disturb each other. A race may be part of another."""
 
@@ -65,6 +92,7 @@ class KernelOrEager(torch.nn.Module):
         shows_nan: whether an output of the operator is NaN if one of these is not finite.
         parts: splits the graph into one with smaller kernels, to use if the operator is slower.
         work: floating-point operations of the region.
+        symbols: how sizes may change from call to call, if they may.
     """
 
     def __init__(
@@ -76,12 +104,15 @@ class KernelOrEager(torch.nn.Module):
         shows_nan: bool = False,
         parts: Callable[[], fx.GraphModule] | None = None,
         work: int = 0,
+        symbols: Symbols | None = None,
     ) -> None:
         super().__init__()
-        self._work = work
+        self._work, self._symbols, self._takes = work, symbols, None if symbols is None else symbols.takes
+        self._fixed: set[tuple[int, ...]] = set()
         self.op, self.graph, self._results, self._parts = op, graph, results, parts
         self._finite, self._shows_nan = finite, shows_nan
-        self._announced = _layouts_of([n.meta["val"] for n in graph.graph.nodes if n.op == "placeholder"])
+        placeholders = [n.meta["val"] for n in graph.graph.nodes if n.op == "placeholder"]
+        self._announced = _layouts_of(placeholders) if symbols is None else []
         self.uses_kernel: bool | None = None
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
@@ -90,7 +121,7 @@ class KernelOrEager(torch.nn.Module):
             with _racing:
                 if self.uses_kernel is None:
                     self._choose(inputs)
-        if self.uses_kernel:
+        if self.uses_kernel and (self._symbols is None or not self._symbols.fixed or self._admits(inputs)):
             try:  # no context manager: this is the way of every call
                 if not self._finite:
                     return self._kernel(*inputs)
@@ -100,6 +131,14 @@ class KernelOrEager(torch.nn.Module):
                 report_fallback("a kernel fails", error)
                 self.uses_kernel = False
         return self._torch(*inputs)
+
+    def _admits(self, inputs: tuple[Tensor, ...]) -> bool:
+        """Whether there are kernels, or may be, for those sizes of a call that are part of kernels."""
+        assert self._symbols is not None
+        sizes = self._symbols.fixed_sizes(inputs)
+        if len(self._fixed) < MOST_FIXED:
+            self._fixed.add(sizes)
+        return sizes in self._fixed
 
     @property
     def flops(self) -> int:
@@ -117,9 +156,9 @@ class KernelOrEager(torch.nn.Module):
         return self._kernel(*inputs) if all(map(is_finite, checked)) else None
 
     def _kernel(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        found = self.op(*inputs)
+        found = self.op(*inputs[: self._takes])
         outputs = found if isinstance(found, tuple) else (found,)
-        return tuple(result(x) for result, x in zip(self._results, outputs, strict=True))
+        return tuple(result(x, inputs) for result, x in zip(self._results, outputs, strict=True))
 
     def _torch(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         outputs: tuple[Tensor, ...] = self.graph(*inputs)
@@ -135,7 +174,7 @@ class KernelOrEager(torch.nn.Module):
             note_decision(Decision("graph", (), "torch runs a region", "it is too expensive to run twice for a race"))
             self.uses_kernel = False
             return
-        if _layouts_of(inputs) != self._announced:
+        if self._symbols is None and _layouts_of(inputs) != self._announced:
             log.debug("%s: a tensor is not what torch announced: torch stays", self.op)
             self.uses_kernel = False
             return
@@ -143,6 +182,9 @@ class KernelOrEager(torch.nn.Module):
         with falls_back("a kernel cannot be compiled"):
             if _layouts_of(self._kernel(*inputs)) == expected:
                 ours, theirs = least_times((self._kernel, self._torch), inputs)
+        if self._symbols is not None and not any(k.is_range for k in self.op.kernels):
+            log.debug("%s: there is no kernel for all sizes: torch stays", self.op)
+            ours = math.inf
         faster = ours < math.inf and kernel_is_faster(ours, theirs)
         log.debug(
             "%s: %.1f us here, %.1f us in torch: %s", self.op, ours * 1e6, theirs * 1e6,

@@ -2,9 +2,11 @@
 
 A program maps rows if every row of its results depends on the same row of its operands alone. Then a module for 64
 rows and one for a single row compose a module for any number: blocks of 64 rows as long as possible, the rest one by
-one. Each block is a `Window` of the operands, so its code stays unchanged, and its proofs hold.
+one. Each block is a `Window` of the operands, so its code stays unchanged, and its proofs hold. The same holds for a
+program that adds rows to tensors that all rows have in common, if its blocks run one after another.
 
-Only the number of blocks, and whether threads share them, depends on the number of rows at run time.
+Programs with several stages run each over all rows, or once, before the next. Only the number of blocks, and whether
+threads share them, depends on the number of rows at run time.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from .nodes import (
     Allocate,
     Buffer,
     Check,
+    CheckSite,
     Expr,
     If,
     Invoke,
@@ -49,135 +52,241 @@ class RowBlock:
 
     grain: number of blocks per thread; 0: threads share the work inside a block. overlap_from: if this many rows or
     more remain, a block that begins before them computes them, and some rows twice; 0: never.
+    is_serial: whether blocks run one after another, because they add to the same elements.
     """
 
     rows: int
     module: Module
     grain: int
     overlap_from: int = 0
+    is_serial: bool = False
 
 
-def join_row_blocks(blocks: Sequence[RowBlock], sources: Mapping[str, Buffer]) -> Module:
+Stage = tuple[RowBlock, ...] | Module
+"""Blocks from many rows to one, each number a multiple of the next; or a module without rows, which runs once."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowProgram:
+    """The buffers of a program for any number of rows. Its stages reach them by their names, in shapes of their own.
+
+    arguments: in the order of the calling convention; those with rows are dynamic.
+    shared: memory that several stages use; with rows it is dynamic. count: the scalars that hold the number of rows.
+    """
+
+    name: str
+    arguments: tuple[Buffer, ...]
+    shared: tuple[Buffer, ...] = ()
+    count: frozenset[str] = frozenset()
+
+
+def join_row_blocks(program: RowProgram, stages: Sequence[Stage]) -> Module:
     """The module for any number of rows.
-
-    Args:
-        blocks: from many rows to one, each number a multiple of the next.
-        sources: the arguments that have rows, dynamic, by name.
 
     Raises:
         CannotLower: the checks of blocks cannot run before them.
     """
-    first = blocks[0].module
-    arguments = tuple(sources.get(b.name, b) for b in first.arguments)
-    for other in blocks:
-        if tuple(sources.get(b.name, b) for b in other.module.arguments) != arguments:
-            raise CannotLower("an argument without rows is laid out in another way for another number of rows")
+    modules = [m for stage in stages for m in modules_of(stage)]
+    arguments = tuple(_common_form(b, modules) for b in program.arguments)
+    shared = tuple(replace(_common_form(b, modules), space=Space.SCRATCH) for b in program.shared)
+    extents = {b.name: b.shape[0] for b in (*program.arguments, *program.shared) if not b.dynamic and b.shape}
+    joiner = _Joiner({b.name: b for b in (*arguments, *shared)}, extents, program.count)
+    numbered, sites = _number_sites(stages)
     sizes = Buffer(SIZES, Type(INT64), (1,), (1,))
     kernels = []
-    for name, parts in _phases(blocks):
+    for name, parts in _phases(numbered):
+        body = build.block(*map(joiner.run_stage, parts))
+        used = _used_buffers(body)
+        for b in (b for b in shared if b.name in used):
+            body = Allocate((b,), body, joiner.length(b))
         rows = build.maximum(Load(sizes, (build.const(0),)), 0)  # which proves that blocks start in their operands
-        kernels.append(Kernel(compose_name(first.name, name), Let(ROWS, rows, _loops_over_blocks(parts, sources))))
+        kernels.append(Kernel(compose_name(program.name, name), Let(ROWS, rows, body)))
+    written = {name for m in modules for name in m.written}
     return Module(
-        first.name, (*arguments, sizes), (), tuple(kernels), first.sites, first.written,
-        frozenset().union(*(b.module.partial for b in blocks)),
+        program.name, (*arguments, sizes), (), tuple(kernels), sites,
+        tuple(b.name for b in arguments if b.name in written), frozenset().union(*(m.partial for m in modules)),
     )  # fmt: skip
+
+
+def modules_of(stage: Stage) -> tuple[Module, ...]:
+    """The modules that a stage is made of."""
+    return (stage,) if isinstance(stage, Module) else tuple(b.module for b in stage)
+
+
+def _common_form(b: Buffer, modules: Sequence[Module]) -> Buffer:
+    """A buffer without rows in the shape that it has in all modules; dynamic if these differ, for windows on it."""
+    forms = {(x.shape, x.strides): x for m in modules for x in m.arguments if x.name == b.name}
+    if b.dynamic or not forms:
+        return b
+    if len(forms) == 1:
+        return next(iter(forms.values()))
+    return replace(b, shape=(0, *b.shape[1:]), dynamic=True)
+
+
+def _number_sites(stages: Sequence[Stage]) -> tuple[list[Stage], tuple[CheckSite, ...]]:
+    """The stages with checks that count through the sites of all of them, and these sites."""
+    sites: list[CheckSite] = []
+    new: list[Stage] = []
+    for stage in stages:
+        first, own = len(sites), modules_of(stage)[0].sites
+        if any(m.sites != own for m in modules_of(stage)):
+            raise CannotLower("blocks of different numbers of rows make different checks")
+        sites += own
+        if isinstance(stage, Module):
+            new.append(_shift_sites(stage, first))
+        else:
+            new.append(tuple(replace(b, module=_shift_sites(b.module, first)) for b in stage))
+    return new, tuple(sites)
+
+
+def _shift_sites(m: Module, first: int) -> Module:
+    def shift(s: Stmt) -> Stmt:
+        new = map_stmt(s, lambda e: e, shift)
+        return replace(new, site=new.site + first) if isinstance(new, Check) else new
+
+    return replace(m, kernels=tuple(replace(k, body=shift(k.body)) for k in m.kernels)) if first and m.sites else m
 
 
 Part = tuple[RowBlock, RowBlock | None, tuple[Kernel, ...]]
 """A block, the next larger one, and the kernels of it that run one after another."""
+StagePart = Sequence[Part] | tuple[Module, tuple[Kernel, ...]]
+"""The parts of a stage over rows, or a module and those of its kernels that run now."""
 
 
-def _phases(blocks: Sequence[RowBlock]) -> list[tuple[str, list[Part]]]:
-    """The phases, each of which runs over all rows before the next: every check, and then the rest."""
-    above = [None, *blocks[:-1]]
-    split = [_split_checks(b.module) for b in blocks]
-    counts = {len(checks) for checks, _ in split}
-    if len(counts) > 1:
-        raise CannotLower("blocks of different numbers of rows make different checks")
-    phases: list[tuple[str, list[Part]]] = []
-    for n in range(counts.pop()):
-        parts: list[Part] = [(b, a, (checks[n],)) for b, a, (checks, _) in zip(blocks, above, split, strict=True)]
-        phases.append((f"check{n}", parts))
-    phases.append(("rows", [(b, a, rest) for b, a, (_, rest) in zip(blocks, above, split, strict=True)]))
-    return phases
+def _phases(stages: Sequence[Stage]) -> list[tuple[str, list[StagePart]]]:
+    """The phases: every check, over all rows, and then the rest, stage by stage."""
+    split = [[_split_checks(m) for m in modules_of(stage)] for stage in stages]
+    kernels = [rest for parts in split for _, rest in parts]
+    made = {s.buffer.name for rest in kernels for k in rest for s in walk_stmts(k.body) if isinstance(s, Store)}
+    phases: list[tuple[str, list[StagePart]]] = []
+    for stage, parts in zip(stages, split, strict=True):
+        if len({len(checks) for checks, _ in parts}) > 1:
+            raise CannotLower("blocks of different numbers of rows make different checks")
+        for n in range(len(parts[0][0])):
+            now = [(checks[n],) for checks, _ in parts]
+            if any(_read_buffers(k) & made for kernels in now for k in kernels):
+                raise CannotLower("a subscript that is checked is computed from rows")
+            phases.append((f"check{len(phases)}", [_stage_part(stage, now)]))
+    rest = [_stage_part(stage, [rest for _, rest in parts]) for stage, parts in zip(stages, split, strict=True)]
+    return [*phases, ("rows", rest)]
+
+
+def _stage_part(stage: Stage, kernels: Sequence[tuple[Kernel, ...]]) -> StagePart:
+    """Some kernels of each module of a stage."""
+    if isinstance(stage, Module):
+        return stage, kernels[0]
+    return list(zip(stage, (None, *stage[:-1]), kernels, strict=True))
 
 
 def _split_checks(module: Module) -> tuple[tuple[Kernel, ...], tuple[Kernel, ...]]:
-    """The kernels that check, and the others. Raises CannotLower if a check reads the result of another kernel."""
+    """The kernels that check, and the others."""
     checks = tuple(k for k in module.kernels if any(isinstance(s, Check) for s in walk_stmts(k.body)))
-    rest = tuple(k for k in module.kernels if k not in checks)
-    made = {s.buffer.name for k in rest for s in walk_stmts(k.body) if isinstance(s, Store)}
-    read = {e.buffer.name for k in checks for e in walk_stmt_exprs(k.body) if isinstance(e, Load)}
-    if read & made:
-        raise CannotLower("a subscript that is checked is computed from rows")
-    return checks, rest
+    return checks, tuple(k for k in module.kernels if k not in checks)
 
 
-def _loops_over_blocks(parts: Sequence[Part], sources: Mapping[str, Buffer]) -> Stmt:
-    """The loop over the blocks of the first size, and the loops over the remaining rows."""
-    (block, above, kernels), *smaller = parts
-    loop = _whole_blocks(block, above, kernels, sources)
-    rest = _loops_over_blocks(smaller, sources) if smaller else build.NOTHING
-    if not block.overlap_from:
-        return build.block(loop, rest)
-    # One iteration if there is a block; the verifier must prove that it starts at or after the first row.
-    rows = build.var(ROWS)
-    count, left = build.div(rows, block.rows), build.mod(rows, block.rows)
-    start = build.add(build.mul(build.var(BLOCK), block.rows), left)
-    last = Loop(BLOCK, build.maximum(build.sub(count, 1), 0), count, _body(block, kernels, sources, start))
-    again = build.logical_and(build.gt(count, 0), build.ge(left, block.overlap_from))
-    return build.block(loop, If(again, last, rest))
+def _read_buffers(k: Kernel) -> set[str]:
+    return {e.buffer.name for e in walk_stmt_exprs(k.body) if isinstance(e, Load)}
 
 
-def _whole_blocks(
-    block: RowBlock, above: RowBlock | None, kernels: Sequence[Kernel], sources: Mapping[str, Buffer]
-) -> Loop:
-    """The loop over whole blocks."""
-    rows = build.var(ROWS)
-    done = build.const(0) if above is None else build.mul(build.div(rows, above.rows), above.rows // block.rows)
-    is_one_chunk = above is not None and above.rows // block.rows - 1 <= block.grain
-    kind = LoopKind.PARALLEL if block.grain and not is_one_chunk else LoopKind.SERIAL
-    body = _body(block, kernels, sources, build.mul(build.var(BLOCK), block.rows))
-    grain = block.grain if kind is LoopKind.PARALLEL else 1
-    return Loop(BLOCK, done, build.div(rows, block.rows), body, kind, grain=grain)
+@dataclass(frozen=True, slots=True)
+class _Joiner:
+    """Composes loops over blocks.
 
+    sources: the arguments, and memory that stages share, by name. extents: the first extent of those without rows.
+    count: as in `RowProgram`.
+    """
 
-def _body(block: RowBlock, kernels: Sequence[Kernel], sources: Mapping[str, Buffer], start: Expr) -> Stmt:
-    """The body of one block."""
-    memory = {b.name: replace(b, space=Space.SCRATCH) for b in block.module.temporaries}
-    windows = {
-        b.name: replace(b, name=compose_name(b.name, "rows")) for b in block.module.arguments if b.name in sources
-    }
-    redirect = _Redirect({**memory, **windows})
-    body = build.block(*(redirect.stmt(k.body) for k in kernels))
-    if block.grain:
-        body = _run_in_one_thread(body)
-    used = _used_buffers(body)
-    body = build.allocate([b for b in memory.values() if b.name in used], body)
-    for name, window in windows.items():
-        if window.name in used:
-            body = Window(window, sources[name], start, block.rows, build.var(ROWS), body)
-    return body
+    sources: Mapping[str, Buffer]
+    extents: Mapping[str, int]
+    count: frozenset[str]
+
+    def length(self, b: Buffer) -> Expr | None:
+        """The first extent of a dynamic buffer; None for others."""
+        if not b.dynamic:
+            return None
+        return build.const(self.extents[b.name]) if b.name in self.extents else build.var(ROWS)
+
+    def run_stage(self, part: StagePart) -> Stmt:
+        """The loops over the rows of a stage, or its body if it runs once."""
+        if isinstance(part, tuple):
+            module, kernels = part
+            return self.body(RowBlock(0, module, 0), kernels, build.const(0))
+        return self.loops_over_blocks(part)
+
+    def loops_over_blocks(self, parts: Sequence[Part]) -> Stmt:
+        """The loop over the blocks of the first size, and the loops over the remaining rows."""
+        (block, above, kernels), *smaller = parts
+        loop = self.whole_blocks(block, above, kernels)
+        rest = self.loops_over_blocks(smaller) if smaller else build.NOTHING
+        if not block.overlap_from:
+            return build.block(loop, rest)
+        # One iteration if there is a block; the verifier must prove that it starts at or after the first row.
+        rows = build.var(ROWS)
+        count, left = build.div(rows, block.rows), build.mod(rows, block.rows)
+        start = build.add(build.mul(build.var(BLOCK), block.rows), left)
+        last = Loop(BLOCK, build.maximum(build.sub(count, 1), 0), count, self.body(block, kernels, start))
+        again = build.logical_and(build.gt(count, 0), build.ge(left, block.overlap_from))
+        return build.block(loop, If(again, last, rest))
+
+    def whole_blocks(self, block: RowBlock, above: RowBlock | None, kernels: Sequence[Kernel]) -> Loop:
+        """The loop over whole blocks."""
+        rows = build.var(ROWS)
+        done = build.const(0) if above is None else build.mul(build.div(rows, above.rows), above.rows // block.rows)
+        is_one_chunk = above is not None and above.rows // block.rows - 1 <= block.grain
+        is_serial = block.is_serial or not block.grain or is_one_chunk
+        body = self.body(block, kernels, build.mul(build.var(BLOCK), block.rows))
+        kind, grain = (LoopKind.SERIAL, 1) if is_serial else (LoopKind.PARALLEL, block.grain)
+        return Loop(BLOCK, done, build.div(rows, block.rows), body, kind, grain=grain)
+
+    def body(self, block: RowBlock, kernels: Sequence[Kernel], start: Expr) -> Stmt:
+        """The body of one block."""
+        memory = {b.name: replace(b, space=Space.SCRATCH) for b in block.module.temporaries}
+        reached = {b.name: self.reach(b) for b in block.module.arguments if b.name not in self.count}
+        redirect = _Redirect({**memory, **reached}, self.count)
+        body = build.block(*(redirect.stmt(k.body) for k in kernels))
+        if block.grain:
+            body = _run_in_one_thread(body)
+        used = _used_buffers(body)
+        body = build.allocate([b for b in memory.values() if b.name in used], body)
+        for name, buffer in reached.items():
+            length = self.length(self.sources[name])
+            if length is not None and buffer.name in used:
+                has_rows = name not in self.extents
+                where = (start, block.rows) if has_rows else (build.const(0), self.extents[name])
+                body = Window(buffer, self.sources[name], *where, length, body)
+        return body
+
+    def reach(self, b: Buffer) -> Buffer:
+        """The buffer by which a block reaches an argument of its module."""
+        source = self.sources[b.name]
+        if not source.dynamic:
+            return source
+        return replace(b, name=compose_name(b.name, "rows"), space=source.space)
 
 
 def _used_buffers(s: Stmt) -> set[str]:
-    """The names of the buffers that are read or written in `s`."""
+    """The names of the buffers that are read or written in `s`, also by windows."""
     found = {e.buffer.name for e in walk_stmt_exprs(s) if isinstance(e, Load)}
     for c in walk_stmts(s):
         if isinstance(c, Store):
             found.add(c.buffer.name)
         elif isinstance(c, Invoke):
             found.update(b.name for b, _ in c.operands)
+        elif isinstance(c, Window):
+            found.add(c.source.name)
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class _Redirect:
-    """Other buffers for those of some names."""
+    """Other buffers for those of some names, and the number of rows for `count`."""
 
     buffers: Mapping[str, Buffer]
+    count: frozenset[str]
 
     def expr(self, e: Expr) -> Expr:
+        if isinstance(e, Load) and e.buffer.name in self.count:
+            return build.var(ROWS)
         new = map_expr(e, self.expr)
         return replace(new, buffer=self.of(new.buffer)) if isinstance(new, Load) else new
 

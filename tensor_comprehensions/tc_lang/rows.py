@@ -1,19 +1,36 @@
-"""Sizes of a def that are only numbers of rows: defs that map rows to rows, for any number of them.
+"""Sizes of a def that are only numbers of rows: defs that map rows to rows, or sum over them, for any number of them.
 
-A def maps rows if every row of its tensors depends on the same row of its operands, and on operands without rows:
-norms, pointwise defs, layers, batched products. This is decided before the sizes are known: with formulas for the sizes
-in question, range inference says which dimensions and indices depend on them. The rows can then be computed in parts,
-in any order.
+A statement maps rows if every row of its target depends on the same row of other tensors, and on tensors without rows:
+norms, pointwise defs, layers, batched products. It sums over rows if it reduces them into a target without rows:
+gradients of weights, statistics of a batch. A third kind has nothing to do with rows. This is decided before the sizes
+are known: with formulas for the sizes in question, range inference says which dimensions and indices depend on them.
+The rows can then be computed, and added up, in parts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from ..core.errors import TCError
+from ..core.naming import compose_name
 from .affine import to_affine
-from .ir import INDEX_TYPE, Access, Expr, Function, Index, Role, Size, Statement, operands_of, walk_expr
+from .ir import (
+    INDEX_TYPE,
+    Access,
+    Cast,
+    Expr,
+    Function,
+    Index,
+    Role,
+    Size,
+    Statement,
+    Symbol,
+    map_operands,
+    operands_of,
+    walk_expr,
+)
 from .ranges import Bounds, Ranges, infer_ranges, symbolic_ranges
 from .size_polynomial import SizeOperation, SizePolynomial, Value, to_polynomial
 
@@ -26,15 +43,21 @@ class CannotGeneralize(Exception):
         self.name, self.reason = name, reason
 
 
+COUNT = compose_name("count")
+"""The operand that holds the number of rows, of defs whose values depend on it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
     """The rows of a def: its first sizes, outermost first, with an index for each.
 
     tensors: those that have rows, by name; their first dimensions are the sizes, in order.
+    counts: the names of extents in the values of statements that are the number of rows.
     """
 
     sizes: tuple[str, ...]
     tensors: tuple[str, ...]
+    counts: tuple[str, ...] = ()
 
     @property
     def depth(self) -> int:
@@ -47,15 +70,35 @@ class Rows:
 
 
 def list_candidates(function: Function, names: Iterable[str]) -> list[tuple[str, ...]]:
-    """The combinations of the sizes `names` that may count rows: the first dimensions of an output."""
+    """The combinations of the sizes `names` that may count rows: the first dimensions of a tensor, outputs first."""
     try:
-        shape = symbolic_ranges(function).shape(function.returns[0])
+        ranges = symbolic_ranges(function)
     except TCError:
         return []
-    leading = [_plain_name(x) for x in shape]
-    asked = set(names)
-    depth = next((d for d, name in enumerate(leading) if name not in asked), len(leading))
-    return [tuple(str(name) for name in leading[:d]) for d in range(depth, 0, -1)]
+    asked, found = set(names), dict.fromkeys([*function.returns, *(t.name for t in function.tensors)])
+    leading = {tuple(map(_plain_name, ranges.shape(name))): None for name in found}
+    prefixes = [tuple(map(str, takewhile(asked.__contains__, shape))) for shape in leading]
+    return list(dict.fromkeys(names[:d] for names in prefixes for d in range(len(names), 0, -1)))
+
+
+def pass_count(function: Function, rows: Rows) -> Function:
+    """`function` with one more operand, `COUNT`, where values depend on the number of rows."""
+    if not rows.counts:
+        return function
+
+    def read_count(e: Expr) -> Expr:
+        if isinstance(e, Size) and e.name in rows.counts:
+            count = Access(COUNT, (), INDEX_TYPE)
+            return count if e.dtype == INDEX_TYPE else Cast(count, e.dtype)
+        return map_operands(e, read_count)
+
+    at = len(function.parameters)
+    operand = Symbol(COUNT, INDEX_TYPE, 0, Role.INPUT, ())
+    return replace(
+        function,
+        tensors=(*function.tensors[:at], operand, *function.tensors[at:]),
+        statements=tuple(replace(s, value=read_count(s.value)) for s in function.statements),
+    )
 
 
 def find_rows(function: Function, names: Iterable[str], sizes: Mapping[str, int]) -> Rows:
@@ -65,7 +108,7 @@ def find_rows(function: Function, names: Iterable[str], sizes: Mapping[str, int]
         sizes: also of scalars that are part of the kernel.
 
     Raises:
-        CannotGeneralize: the def does more with one of these sizes than to map rows.
+        CannotGeneralize: the def does more with one of these sizes than to map rows and to sum over them.
     """
     asked = tuple(dict.fromkeys(names))
     symbols = {name: SizePolynomial.name(name) for name in asked}
@@ -78,7 +121,8 @@ def find_rows(function: Function, names: Iterable[str], sizes: Mapping[str, int]
     for s, indices in zip(function.statements, ranges.statements, strict=True):
         finder.check_statement(s, indices, order)
     finder.check_constraints()
-    return Rows(order, tuple(t.name for t in function.tensors if t.name in finder.with_rows))
+    counts = sorted({name for s in function.statements for name in finder.read_counts(s)})
+    return Rows(order, tuple(t.name for t in function.tensors if t.name in finder.with_rows), tuple(counts))
 
 
 @dataclass(slots=True)
@@ -128,40 +172,67 @@ class _Finder:
         order = orders.pop()
         if len(set(order)) < len(order):
             raise CannotGeneralize(order[0], "a tensor has it twice")
-        for t in self.function.tensors:
-            if t.role is not Role.INPUT and t.name not in found:
-                raise CannotGeneralize(order[0], f"'{t.name}' is computed once, and not for each row")
+        if not any(t.role is Role.INPUT and t.name in found for t in self.function.tensors):
+            raise CannotGeneralize(order[0], "no operand has it as its outermost dimension")
         return order
 
     def check_statement(self, s: Statement, indices: Mapping[str, Bounds], order: tuple[str, ...]) -> None:
-        """Does the statement read and write one row at a time?"""
+        """Does the statement read one row at a time, and write the same one or add to what all have in common?"""
         size_of = {name: self._size_of(b, f"the range of '{name}'") for name, b in indices.items()}
         rows = {size: name for name, size in size_of.items() if size is not None}
         if len(rows) < sum(size is not None for size in size_of.values()):
             raise CannotGeneralize(order[0], f"a statement of '{s.target}' has two indices that go over it")
         row = tuple(Index(rows.get(size, ""), INDEX_TYPE) for size in order)
+        accesses = [x for x in self._accesses(s) if x.tensor in self.with_rows]
+        for access in accesses:
+            if access.subscripts[: len(order)] != row:
+                raise CannotGeneralize(order[0], f"'{s.target}' is computed from other rows of '{access.tensor}'")
+        if s.target in self.with_rows:
+            self._check_row(s, size_of, row)
+        elif rows:
+            self._check_sum(s, rows, order, any(x not in s.exists for x in accesses))
+        self._check_other_uses(s, order, {x.name for x in row})
+
+    def _check_row(self, s: Statement, size_of: Mapping[str, str | None], row: tuple[Index, ...]) -> None:
+        """Check that a statement writes one row at a time."""
         for index in s.indices[s.num_free :]:
             if (size := size_of[index]) is not None:
                 raise CannotGeneralize(size, f"'{s.target}' is reduced over '{index}', which goes over it")
-        for access in self._accesses(s):
-            if access.tensor in self.with_rows and access.subscripts[: len(order)] != row:
-                raise CannotGeneralize(order[0], f"'{s.target}' is computed from other rows of '{access.tensor}'")
-        if s.subscripts[: len(order)] != row:
-            raise CannotGeneralize(order[0], f"'{s.target}' is not written row by row")
-        self._check_other_uses(s, order, {x.name for x in row})
+        if s.subscripts[: len(row)] != row:
+            raise CannotGeneralize(self.with_rows[s.target][0], f"'{s.target}' is not written row by row")
+
+    def _check_sum(self, s: Statement, rows: Mapping[str, str], order: tuple[str, ...], reads_rows: bool) -> None:
+        """Check that a statement adds rows to a tensor without rows, in any parts."""
+        if missing := [name for name in order if name not in rows]:
+            raise CannotGeneralize(missing[0], f"'{s.target}' is computed once, and not for each row")
+        if s.reduction is None:
+            raise CannotGeneralize(order[0], f"'{s.target}' is written once, and not for each row")
+        if not reads_rows:
+            raise CannotGeneralize(order[0], f"'{s.target}' is reduced over it without a row to read")
+        if any(x.tensor == s.target for x in self._accesses(s)):
+            raise CannotGeneralize(order[0], f"'{s.target}' is reduced over it, and is itself an operand")
 
     def _accesses(self, s: Statement) -> Iterator[Access]:
         for e in (*s.subscripts, s.value, *s.exists):
             yield from (x for x in walk_expr(e) if isinstance(x, Access))
 
     def _check_other_uses(self, s: Statement, order: tuple[str, ...], row: set[str]) -> None:
-        """Check that rows and their number are used only to select a row."""
-        parts = [*s.subscripts[len(order) :], s.value, *s.exists]
+        """Check that rows are used only to select a row, and their number only in values."""
+        depth = len(order) if s.target in self.with_rows else 0
+        parts = [*s.subscripts[depth:], s.value, *s.exists]
+        counts = set(self.read_counts(s)) if len(order) == 1 else set()
         for e in (x for part in parts for x in self._walk_within_row(part, len(order))):
             if isinstance(e, Index) and e.name in row:
                 raise CannotGeneralize(order[0], f"the value of '{e.name}', which goes over it, decides '{s.target}'")
-            if isinstance(e, Size) and (used := self._used_names(self.ranges.sizes[e.name])):
+            if isinstance(e, Size) and (used := self._used_names(self.ranges.sizes[e.name])) and e.name not in counts:
                 raise CannotGeneralize(used[0], f"its value decides '{s.target}'")
+
+    def read_counts(self, s: Statement) -> list[str]:
+        """The extents in the value of a statement, outside of subscripts, that are one of `names`."""
+        sizes = [e for e in walk_expr(s.value) if isinstance(e, Size)]
+        inside = [x for a in self._accesses(s) for e in a.subscripts for x in walk_expr(e)]
+        inside += [x for e in s.subscripts for x in walk_expr(e)]
+        return [e.name for e in sizes if _plain_name(self.ranges.sizes[e.name]) in self.names and e not in inside]
 
     def _walk_within_row(self, e: Expr, depth: int) -> Iterator[Expr]:
         """`e` and its subexpressions, without the subscripts that select the row of a tensor."""

@@ -68,7 +68,7 @@ def check_interpreter(
         if t.name in kernel.rows.tensors:
             count = int(np.prod(array.shape[:depth]))
             array = array.reshape(count, *array.shape[depth:])
-        else:
+        elif not buffer.dynamic:  # else blocks see it in different shapes
             array = array.reshape(buffer.shape)
         values[buffer.name] = np.array(array, order="C")
     values[module.arguments[-1].name] = np.array([count], np.int64)

@@ -1,4 +1,4 @@
-"""Random defs that map rows to rows: norms, layers, chains, lookups, updates of what was computed before."""
+"""Random defs over rows: norms, layers, chains, lookups, updates of what was computed before, and sums over rows."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 INPUTS = {"X": "nd", "Z": "ne", "S": "n", "W": "ed", "L": "vd", "G": "d", "H": "e"}
+KINDS = ("pointwise", "reduction", "layer", "lookup", "update", "sum", "products", "mean")
 UNARY = ("{}", "-{}", "tanh({})", "fmaxf({}, 0.25)", "{} * 0.5", "abs({})", "exp(0.1 * {})")
 BINARY = ("{} + {}", "{} - {}", "{} * {}", "min({}, {})", "{} < {} ? 1.0 : {}")
 REDUCTIONS = ("+=!", "max=!", "min=!")
@@ -22,11 +23,11 @@ class RowProgram:
 
 @st.composite
 def row_programs(draw: st.DrawFn, most_statements: int = 4) -> RowProgram:
-    """A def of up to `most_statements` statements, of which each computes a row from the same row of others."""
+    """A def of up to `most_statements` statements, of which each computes a row from the same row, or sums rows."""
     known = dict(INPUTS)
     statements, defined = [], []
     for number in range(draw(st.integers(1, most_statements))):
-        kind = draw(st.sampled_from(("pointwise", "reduction", "layer", "lookup", "update")))
+        kind = draw(st.sampled_from(KINDS))
         name, dims = f"T{number}", draw(st.sampled_from(("n", "nd", "ne")))
         if kind == "update" and defined:
             name = draw(st.sampled_from(defined))
@@ -39,6 +40,15 @@ def row_programs(draw: st.DrawFn, most_statements: int = 4) -> RowProgram:
             dims, inner = draw(st.sampled_from((("nd", "ne"), ("ne", "nd"))))
             read = draw(st.sampled_from(sorted(t for t, d in known.items() if d == inner)))
             text = f"{_element(name, dims)} +=! {_element(read, inner)} * W(e, d)"
+        elif kind == "sum":
+            dims, inner, must = draw(st.sampled_from((("d", "nd", "X"), ("e", "ne", "Z"), ("", "nd", "X"))))
+            text = f"{_element(name, dims)} {draw(st.sampled_from(REDUCTIONS))} {draw(_value(known, inner, must=must))}"
+        elif kind == "products":
+            left, right = (draw(st.sampled_from(sorted(t for t, d in known.items() if d == x))) for x in ("ne", "nd"))
+            dims, text = "ed", f"{name}(e, d) +=! {_element(left, 'ne')} * {_element(right, 'nd')}"
+        elif kind == "mean":
+            dims = "d"
+            text = f"{name}(d) +=! {draw(_value(known, 'nd', must='X'))}\n    {name}(d) = {name}(d) / N"
         elif kind == "lookup":
             dims = "nd"
             text = f"{name}(n, d) = L(K(n), d) + {draw(_value(known, 'nd', must='X'))}"
@@ -68,4 +78,4 @@ def _value(draw: st.DrawFn, known: dict[str, str], dims: str, must: str = "") ->
 
 
 def _element(name: str, dims: str) -> str:
-    return f"{name}({', '.join(dims)})"
+    return f"{name}({', '.join(dims)})" if dims else name

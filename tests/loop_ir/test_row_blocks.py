@@ -14,7 +14,7 @@ from tensor_comprehensions.loop_ir.binding import check_bindings
 from tensor_comprehensions.loop_ir.interpret.machine import interpret
 from tensor_comprehensions.loop_ir.nodes import Buffer, Kernel, Load, Loop, LoopKind, Module, Stmt, Store, Type, Window
 from tensor_comprehensions.loop_ir.rewrite import map_stmt, walk_stmts
-from tensor_comprehensions.loop_ir.row_blocks import ROWS, SIZES, RowBlock, join_row_blocks
+from tensor_comprehensions.loop_ir.row_blocks import ROWS, SIZES, RowBlock, RowProgram, join_row_blocks
 from tensor_comprehensions.loop_ir.verify import verify
 
 WIDTH = 5
@@ -40,7 +40,7 @@ def sources() -> dict[str, Buffer]:
 
 
 def join_blocks(*blocks: RowBlock) -> Module:
-    module = join_row_blocks(blocks, sources())
+    module = join_row_blocks(RowProgram("f", tuple(sources().values())), [blocks])
     check_bindings(module)
     verify(module)
     return module

@@ -18,16 +18,31 @@ ACCEPTED = {
     "def f(float(N,H) x) -> (o) { o(n,h) = x(n,h) + x(n,h+1) where h in 0:4 }": ("N", {"H": 5}),
     "def f(float(N,D) x) -> (t, o) { t(n) +=! x(n,d)  o(n,d) = x(n,d) / t(n) }": ("N", {"D": 3}),
     "def f(float(N) x, float s) -> (o) { o(n) = x(n) * s }": ("N", {}),
+    "def f(float(N,D) x) -> (o) { o(n,d) = x(n,d) / N }": ("N", {"D": 3}),
+    "def f(float(N,D) x, float(D) w) -> (o) { p(d) = exp(w(d))  o(n,d) = x(n,d) * p(d) }": ("N", {"D": 3}),
+}
+SUMS = {
+    "def f(float(N,D) x) -> (o) { o(d) +=! x(n,d) }": ("N", ()),
+    "def f(float(N,I) x, float(N,J) y) -> (o) { o(i,j) +=! x(n,i) * y(n,j) }": ("N", ()),
+    "def f(float(N,D) x) -> (o) { o(d) max=! x(n,d) }": ("N", ()),
+    "def f(float(N,D) x) -> (o) { o(d) *=! x(n,d) }": ("N", ()),
+    "def f(float(B,T,D) x) -> (o) { o(d) +=! x(b,t,d) }": ("B T", ()),
+    "def f(float(N,D) x) -> (m, o) { m(d) +=! x(n,d)  m(d) = m(d) / N  o(n,d) = x(n,d) - m(d) }": ("N", ("N",)),
+    "def f(float(N,D) g, int32(N) k) -> (o) { o(i,d) = 0 where i in 0:9, d in 0:4  o(k(n),d) += g(n,d) }": ("N", ()),
 }
 REFUSED = {
-    "def f(float(N,D) x) -> (o) { o(d) +=! x(n,d) }": ("N", {"D": 3}, "computed once"),
-    "def f(float(N,D) x) -> (o) { o(n,d) = x(n,d) / N }": ("N", {"D": 3}, "its value decides"),
+    "def f(float(B,T,D) x) -> (o) { o(b,t,d) = x(b,t,d) / B }": ("B T", {"D": 3}, "its value decides"),
+    "def f(float(N,D) x) -> (o) { o(d) = x(N-1,d) }": ("N", {"D": 3}, "other rows"),
+    "def f(float(N,D) x) -> (o) { o(d) +=! x(n,d) * n }": ("N", {"D": 3}, "goes over it, decides"),
+    "def f(float(N,D) x) -> (o) { o(d) +=! x(n,d) * x(m,d) }": ("N", {"D": 3}, "two indices"),
+    "def f(float(N,D) x) -> (o) { o(d) = x(0,d)  o(d) += x(n,d) }": ("N", {"D": 3}, "other rows"),
+    "def f(float(N,D) x, float(D) w) -> (o) { o(d) = w(d)  o(d) += x(n,d) * o(d) }": ("N", {"D": 3}, "operand"),
+    "def f(float(N,D) x, float(D) w) -> (o) { o(d) +=! w(d) where exists x(n,d) }": ("N", {"D": 3}, "without a row"),
     "def f(float(N,D) x) -> (o) { o(n,d) = x(n,d) * n }": ("N", {"D": 3}, "goes over it, decides"),
     "def f(float(N,D) x) -> (o) { o(n,d) = x(N-1-n,d) }": ("N", {"D": 3}, "N"),
     "def f(float(N) x) -> (o) { o(n) = x(n) + x(n+1) }": ("N", {}, "N - 1"),
     "def f(float(N,D) x) -> (o) { o(d,n) = x(n,d) }": ("N", {"D": 3}, "not the outermost"),
     "def f(float(D,N) x) -> (o) { o(d,n) = x(d,n) }": ("N", {"D": 3}, "not the outermost"),
-    "def f(float(N,D) x, float(D) w) -> (p, o) { p(d) = exp(w(d))  o(n,d) = x(n,d) * p(d) }": ("N", {"D": 3}, "once"),
     "def f(float(N,N) x) -> (o) { o(i,j) = x(i,j) }": ("N", {}, "N"),
     "def f(float(N,D) x, int32(N) k) -> (o) { o(n,d) = x(k(n),d) }": ("N", {"D": 3}, "other rows"),
     "def f(float(N,D) x, int32(N) k) -> (float(N,D) o) { o(n,d) = 0  o(k(n),d) += x(n,d) }": ("N", {"D": 3}, "N"),
@@ -49,6 +64,16 @@ def test_sizes_that_count_rows(source: str) -> None:
     assert found.sizes == tuple(names.split())
     assert found.sizes in list_candidates(function, function.sizes)
     assert set(function.returns) <= set(found.tensors)
+
+
+@pytest.mark.parametrize("source", SUMS)
+def test_sizes_that_are_reduced_over(source: str) -> None:
+    names, counts = SUMS[source]
+    (function,) = compile_source(source)
+    others = {name: 3 for name in function.sizes if name not in names.split()}
+    found = find_rows(function, names.split(), others)
+    assert (found.sizes, found.counts) == (tuple(names.split()), counts)
+    assert found.sizes in list_candidates(function, function.sizes)
 
 
 @pytest.mark.parametrize("source", REFUSED)

@@ -14,8 +14,8 @@ source (whose elements it starts with; -1 for none), bytes, sizes and strides. A
 stack, its source and, where that lies elsewhere, the bytes to copy, -1 if they are more than one piece.
 
 A lane for any number of rows has parameters, which stand for sizes: `FIRST_PARAMETER + n` is the size n wherever it
-occurs. A stride may be `PACKED`: what the dimension after it takes. The bytes of new outputs are those of a row, and
-the kernel takes the address of the number of rows behind its operands.
+occurs. A stride may be `PACKED`: what the dimension after it takes. The bytes of a new output with open sizes are those
+of a row, and the kernel takes the address of the number of rows behind its operands.
 """
 
 from __future__ import annotations
@@ -397,7 +397,7 @@ no:
 }
 
 ; The sizes, strides and bytes of new outputs, where a lane has parameters, for these values of them.
-define internal void @resolve(ptr %made, i64 %count, ptr %parameters, i64 %rows) {
+define internal void @resolve(ptr %made, i64 %count, ptr %parameters) {
   br label %test
 test:
   %i = phi i64 [ 0, %0 ], [ %i.next, %done ]
@@ -407,9 +407,6 @@ test:
 one:
   %rank = call i64 @word(ptr %fact, i64 1)
   %bytes.slot = getelementptr i64, ptr %fact, i64 3
-  %row.bytes = load i64, ptr %bytes.slot
-  %bytes = mul i64 %row.bytes, %rows
-  store i64 %bytes, ptr %bytes.slot
   %sizes = getelementptr i64, ptr %fact, i64 4
   %strides = getelementptr i64, ptr %sizes, i64 %rank
   %fact.next = getelementptr i64, ptr %strides, i64 %rank
@@ -432,6 +429,9 @@ parameter:
   %parameter.slot = getelementptr i64, ptr %parameters, i64 %number
   %value = load i64, ptr %parameter.slot
   store i64 %value, ptr %size.slot
+  %some.bytes = load i64, ptr %bytes.slot
+  %bytes = mul i64 %some.bytes, %value
+  store i64 %bytes, ptr %bytes.slot
   br label %known
 known:
   %extent = phi i64 [ %size, %look ], [ %value, %parameter ]
@@ -472,7 +472,7 @@ go:
   store i64 %product.next, ptr %rows
   %made = call i64 @word(ptr %copy, i64 2)
   %made.facts = call ptr @part(ptr %copy, i64 8)
-  call void @resolve(ptr %made.facts, i64 %made, ptr %parameters, i64 %product.next)
+  call void @resolve(ptr %made.facts, i64 %made, ptr %parameters)
   %ok = call i1 @run(ptr %copy, ptr %kinds, ptr %stack, ptr %facts, i64 %count, ptr %results, ptr %rows)
   ret i1 %ok
 }

@@ -1,0 +1,261 @@
+"""Regions of a graph whose sizes are symbols, as defs with names for sizes: one kernel for all their values.
+
+Formulas are written for sizes that are numbers. So a graph gets numbers for its symbols, twice: primes that occur
+nowhere else. A region whose two defs differ in these numbers alone is a def for all sizes, with a name for each symbol.
+A multiple of a symbol, such as the tokens of all sequences, is a size of its own. The region becomes a kernel if the
+named sizes count rows; the other regions stay with torch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import free_symbols
+
+from ..core.diagnostics import get_logger
+from ..tc_lang.ir import Function
+from ..tc_lang.rows import CannotGeneralize, find_rows, list_candidates
+from .graph_nodes import in_order_of_need, is_compute
+from .partition import FusedRegion
+
+PROBES = ((1009, 1511, 2003, 2503, 3001, 3511), (1013, 1523, 2011, 2521, 3011, 3517))
+"""Numbers for the symbols of a graph, twice."""
+NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?:e[-+]?\d+)?")
+Translate = Callable[[fx.Graph, frozenset[fx.Node]], list[FusedRegion]]
+"""Returns the regions of a graph with numbers for sizes, without certain nodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class DimensionOf:
+    """A size that an argument of a region has: its number and the dimension."""
+
+    argument: int
+    dimension: int
+
+
+Extent = int | DimensionOf
+
+
+@dataclass(frozen=True, slots=True)
+class SymbolicRegion:
+    """A region of a graph with symbols.
+
+    Attributes:
+        region: nodes of that graph, and a def with names for sizes; its inputs are followed by the numbers that torch's
+            operations take. takes: how many inputs the def has.
+        sizes: the names, and which arguments have these sizes.
+        shapes: of the outputs, in the order of their memory. orders: that order.
+        probe: the region of the graph with numbers.
+    """
+
+    region: FusedRegion
+    takes: int
+    sizes: Mapping[str, DimensionOf]
+    shapes: tuple[tuple[Extent, ...], ...]
+    orders: tuple[tuple[int, ...], ...]
+    probe: FusedRegion
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """An example of each size."""
+        return {name: self.probe.inputs[p.argument].meta["val"].shape[p.dimension] for name, p in self.sizes.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class SymbolicRegions:
+    """The regions of a graph with symbols, whether there are no others, and the nodes that compute something."""
+
+    regions: list[SymbolicRegion]
+    complete: bool
+    computing: frozenset[fx.Node]
+
+
+@dataclass(frozen=True, slots=True)
+class _Probe:
+    """A graph with numbers for its symbols. origin: the node of the graph with symbols for each node."""
+
+    graph: fx.Graph
+    origin: Mapping[fx.Node, fx.Node]
+    refused: frozenset[fx.Node]
+
+
+def find_symbolic_regions(
+    graph: fx.Graph, translate: Translate, memory_order: Callable[[fx.Node], list[int]]
+) -> SymbolicRegions:
+    """The regions of `graph` that are one def for all sizes."""
+    symbols = sorted(_symbols_of(graph), key=str)
+    if not symbols or len(symbols) > len(PROBES[0]):
+        return SymbolicRegions([], False, frozenset(graph.nodes))
+    numbers = [dict(zip(symbols, probe, strict=False)) for probe in PROBES]
+    probes = [_probe(graph, values) for values in numbers]
+    first, second = (translate(p.graph, p.refused) for p in probes)
+    rivals = {tuple(probes[1].origin[n] for n in r.nodes): r for r in second}
+    found = []
+    for region in first:
+        rival = rivals.get(tuple(probes[0].origin[n] for n in region.nodes))
+        text, names = ("", {}) if rival is None else _merge_defs(region.text, rival.text)
+        if not text:
+            get_logger("graph").debug("a region is another def for other sizes: torch runs it\n%s", region.text)
+            continue
+        made = _restore_symbols(replace(region, text=text), probes[0].origin, names, memory_order)
+        found += [] if made is None else [made]
+    computing = frozenset(probes[0].origin[n] for n in probes[0].graph.nodes if is_compute(n))
+    return SymbolicRegions(found, len(found) == len(first), computing)
+
+
+def find_varying(function: Function, numbers: Mapping[str, int]) -> tuple[str, ...]:
+    """The most of the sizes of a def that only count rows; () if there are none. numbers: an example of each."""
+    for names in sorted(list_candidates(function, numbers), key=len, reverse=True):
+        try:
+            find_rows(function, names, {n: v for n, v in numbers.items() if n not in names})
+        except CannotGeneralize as reason:
+            get_logger("graph").debug("not one kernel for all sizes: %s", reason)
+        else:
+            return names
+    return ()
+
+
+# --- numbers for symbols --------------------------------------------------------------------------------------------
+
+
+def _symbols_of(graph: fx.Graph) -> set[Any]:
+    found: set[Any] = set()
+    for node in graph.nodes:
+        if node.op == "placeholder" and isinstance(node.meta.get("val"), Tensor | torch.SymInt):
+            found |= free_symbols(node.meta["val"])
+    return found
+
+
+def _probe(graph: fx.Graph, numbers: Mapping[Any, int]) -> _Probe:
+    """`graph` with these numbers for its symbols."""
+    new, made, refused = fx.Graph(), dict[fx.Node, fx.Node](), set[fx.Node]()
+    with detect_fake_mode() or FakeTensorMode():
+        values = {n: _evaluate(n.meta.get("val"), numbers) for n in graph.nodes}
+    for node in graph.nodes:
+        if is_number(node):
+            made[node] = new.placeholder(node.name)
+        else:
+            made[node] = new.node_copy(node, lambda n: values[n] if is_size(n) else made[n])
+            if any(is_number(n) and not is_size(n) for n in node.all_input_nodes):
+                refused.add(made[node])
+        made[node].meta = {**node.meta, "val": values[node]}
+    return _Probe(new, {copy: node for node, copy in made.items()}, frozenset(refused))
+
+
+def is_number(node: fx.Node) -> bool:
+    """Is the value of a node a symbolic number?"""
+    return isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool)
+
+
+def is_size(node: fx.Node) -> bool:
+    """Is the value of a node a symbolic integer?"""
+    return isinstance(node.meta.get("val"), torch.SymInt)
+
+
+def _evaluate(value: Any, numbers: Mapping[Any, int]) -> Any:
+    """`value`, a tensor or a number or several of them, with numbers for symbols."""
+    if isinstance(value, torch.SymInt):
+        return int(value.node.expr.subs(numbers))
+    if isinstance(value, Tensor):
+        shape, strides = ([_evaluate(n, numbers) for n in part] for part in (value.shape, value.stride()))
+        return torch.empty_strided(shape, strides, dtype=value.dtype, device=value.device)
+    if isinstance(value, tuple | list):
+        return type(value)(_evaluate(x, numbers) for x in value)
+    return value
+
+
+# --- names for numbers ----------------------------------------------------------------------------------------------
+
+
+def _merge_defs(first: str, second: str) -> tuple[str, dict[int, str]]:
+    """One def with a name for each number of the first probe where two defs differ; "" if more than such differs."""
+    names: dict[int, str] = {}
+    numbers = NUMBER.findall(first), NUMBER.findall(second)
+    if NUMBER.split(first) != NUMBER.split(second):
+        return "", names
+    texts: list[str] = []
+    for x, y in zip(*numbers, strict=True):
+        text = x if x == y else _name_number(x, y, names)
+        if not text:
+            return "", names
+        texts.append(text)
+    rest = iter(texts)
+    return NUMBER.sub(lambda _: next(rest), first), names
+
+
+def _name_number(x: str, y: str, names: dict[int, str]) -> str:
+    """A number of two defs as a size, or as a formula of one, as `_FORMS` has them; "" if it is none."""
+    for p, q in zip(*PROBES, strict=True):
+        if (x + y).isdecimal():
+            if int(x) % p == 0 and int(x) // p * q == int(y):
+                return names.setdefault(int(x), f"N{len(names)}")
+            continue
+        for form, value, guess in _FORMS:
+            factor = round(guess(float(x)) / p)
+            if factor > 0 and (float(x), float(y)) == (value(factor * p), value(factor * q)):
+                return form.format(_multiple(factor * p, p, names))
+    return ""
+
+
+def _multiple(number: int, prime: int, names: dict[int, str]) -> str:
+    """A multiple of a size that has a name already; else of the prime."""
+    known = next((n for n in names if n % prime == 0 and number % n == 0), prime)
+    name = names.setdefault(known, f"N{len(names)}")
+    return name if known == number else f"({name} * {number // known}.0)"
+
+
+_FORMS: tuple[tuple[str, Callable[[int], float], Callable[[float], float]], ...] = (
+    ("{0}", float, lambda x: x),
+    ("(1.0 / {0})", lambda n: 1.0 / n, lambda x: 1.0 / x if x else 0.0),
+    ("({0} / ({0} - 1.0))", lambda n: n / (n - 1), lambda x: x / (x - 1.0) if x != 1.0 else 0.0),
+)
+"""Formulas of a number of elements in values: the text, the value, and the number for a value. Means divide by it or
+multiply by its reciprocal; the last one corrects a variance."""
+
+
+def _restore_symbols(
+    region: FusedRegion,
+    origin: Mapping[fx.Node, fx.Node],
+    names: Mapping[int, str],
+    memory_order: Callable[[fx.Node], list[int]],
+) -> SymbolicRegion | None:
+    """A region of a probe as one of the graph with symbols; None if its outputs have sizes that no input has."""
+    places = {
+        n: DimensionOf(k, d)
+        for k, x in enumerate(region.inputs)
+        for d, n in enumerate(x.meta["val"].shape)
+        if n in names
+    }
+    orders = tuple(tuple(memory_order(n)) for n in region.outputs)
+    if names.keys() - places.keys():
+        return None
+    shapes = []
+    for node, order in zip(region.outputs, orders, strict=True):
+        here, there = node.meta["val"].shape, origin[node].meta["val"].shape
+        if any(isinstance(s, torch.SymInt) and n not in places for n, s in zip(here, there, strict=True)):
+            return None
+        shapes.append(tuple(places.get(here[d], here[d]) for d in order))
+    own = replace(
+        region,
+        nodes=[origin[n] for n in region.nodes],
+        outputs=tuple(origin[n] for n in region.outputs),
+        inputs=tuple(origin[n] for n in region.inputs),
+    )
+    own = replace(own, inputs=(*own.inputs, *_numbers_of(own)))
+    return SymbolicRegion(
+        own, len(region.inputs), {name: places[n] for n, name in names.items()}, tuple(shapes), orders, region
+    )
+
+
+def _numbers_of(region: FusedRegion) -> Iterator[fx.Node]:
+    """The symbolic numbers that the operations of a region take."""
+    inputs = frozenset(region.inputs)
+    order = in_order_of_need(region.outputs, lambda n: () if n in inputs or is_number(n) else n.all_input_nodes)
+    return (n for n in order if is_number(n))

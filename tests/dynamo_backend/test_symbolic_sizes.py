@@ -1,0 +1,156 @@
+"""Graphs with symbolic sizes: regions that are one kernel for all sizes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import tensor_comprehensions as tc
+from tensor_comprehensions.dynamo_backend.kernel_or_eager import MOST_FIXED
+from tensor_comprehensions.dynamo_backend.symbolic_regions import PROBES, _merge_defs
+
+pytestmark = pytest.mark.usefixtures("kernels_always")
+
+
+def mlp() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(12, 20), nn.ReLU(), nn.LayerNorm(20), nn.Linear(20, 5))
+
+
+def mean_loss(net: nn.Module, x: Tensor) -> Tensor:
+    return (net(x).softmax(1) ** 2).mean()
+
+
+def count_kernels(work: Callable[[], object]) -> tuple[int, int]:
+    """How many kernels a call compiles, and how many of them are for all sizes."""
+    before = tc.statistics()
+    work()
+    after = tc.statistics()
+    return after.compiled - before.compiled, after.ranged - before.ranged
+
+
+def train(fast: Callable[..., Tensor], net: nn.Module, inputs: Sequence[Tensor], tolerance: float = 1e-4) -> None:
+    """Compare values and gradients of a compiled loss with those of eager torch."""
+    for x in inputs:
+        other = copy.deepcopy(net)
+        found, right = fast(net, x), mean_loss(other, x)
+        torch.testing.assert_close(found, right, rtol=tolerance, atol=tolerance)
+        found.backward()
+        right.backward()
+        for p, q in zip(net.parameters(), other.parameters(), strict=True):
+            torch.testing.assert_close(p.grad, q.grad, rtol=tolerance, atol=tolerance)
+            p.grad = None
+        for b, c in zip(net.buffers(), other.buffers(), strict=True):
+            torch.testing.assert_close(b, c, rtol=tolerance, atol=tolerance)
+
+
+def test_thirty_batches_train_with_two_kernels() -> None:
+    net, fast = mlp(), torch.compile(mean_loss, backend="tensor_comprehensions", dynamic=True)
+    inputs = [torch.randn(n, 12) for n in range(2, 32)]
+    assert count_kernels(lambda: train(fast, net, inputs)) == (2, 2)
+
+
+def test_sizes_that_change_become_symbols_by_themselves() -> None:
+    net, fast = mlp().requires_grad_(False), torch.compile(mean_loss, backend="tensor_comprehensions")
+
+    def work() -> None:
+        for n in (5, 9, *range(2, 30)):
+            x = torch.randn(n, 12)
+            torch.testing.assert_close(fast(net, x), mean_loss(net, x))
+
+    assert count_kernels(work) == (2, 1)  # of which one is for the first size
+
+
+def test_marks_of_torch_make_one_kernel() -> None:
+    fast = torch.compile(lambda x: x.softmax(1) * 2, backend="tensor_comprehensions")
+
+    def work() -> None:
+        for n in range(2, 32):
+            x = torch.randn(n, 7)
+            torch._dynamo.mark_dynamic(x, 0)
+            torch.testing.assert_close(fast(x), x.softmax(1) * 2)
+
+    assert count_kernels(work) == (1, 1)
+
+
+def test_convolutions_and_batch_norms_train_by_batch() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(256, 5))
+    fast = torch.compile(mean_loss, backend="tensor_comprehensions")
+    inputs = [torch.randn(n, 3, 8, 8) for n in (2, 3, 7, 13)]
+    for x in inputs:
+        torch._dynamo.mark_dynamic(x, 0)
+    compiled, ranged = count_kernels(lambda: train(fast, net, inputs, 1e-3))
+    assert compiled == ranged > 0
+
+
+def test_two_symbols_count_rows_together() -> None:
+    fast = torch.compile(lambda x, g: F.gelu(x) * g, backend="tensor_comprehensions", dynamic=True)
+    g = torch.randn(6)
+
+    def work() -> None:
+        for b, t in ((2, 3), (5, 7), (11, 2), (3, 30)):
+            x = torch.randn(b, t, 6)
+            torch.testing.assert_close(fast(x, g), F.gelu(x) * g)
+
+    assert count_kernels(work) == (1, 1)
+
+
+def test_sizes_that_do_not_count_rows_have_few_kernels() -> None:
+    fast = torch.compile(lambda x, g: F.gelu(x) * g, backend="tensor_comprehensions", dynamic=True)
+
+    def work() -> None:
+        for n in range(2, 20):
+            x, g = torch.randn(n, n + 3), torch.randn(n + 3)
+            torch.testing.assert_close(fast(x, g), F.gelu(x) * g)
+
+    ranged = count_kernels(work)[1]
+    assert ranged == MOST_FIXED
+
+
+def test_permuted_inputs_are_taken_as_they_lie() -> None:
+    fast = torch.compile(lambda x, y: x.t() @ y, backend="tensor_comprehensions", dynamic=True)
+
+    def work() -> None:
+        for n in range(2, 20):
+            x, y = torch.randn(n, 300), torch.randn(n, 200)
+            torch._dynamo.mark_static(x, 1)
+            torch._dynamo.mark_static(y, 1)
+            torch.testing.assert_close(fast(x, y), x.t() @ y, rtol=1e-4, atol=1e-4)
+
+    assert count_kernels(work) == (1, 1)
+
+
+def test_rows_that_meet_columns_stay_with_torch() -> None:
+    fast = torch.compile(lambda x: (x * 2) @ x.t() + 1, backend="tensor_comprehensions", dynamic=True)
+
+    def work() -> None:
+        for n in range(2, 20):
+            x = torch.randn(n, 7)
+            torch.testing.assert_close(fast(x), (x * 2) @ x.t() + 1)
+
+    assert count_kernels(work) == (0, 0)
+
+
+def merge(text: str) -> str:
+    return _merge_defs(*(text.format(*(x for p in probe for x in (p, 1.0 / (4 * p)))) for probe in PROBES))[0]
+
+
+def test_defs_that_differ_in_sizes_alone_are_merged() -> None:
+    assert merge("x({0}, 3) 0:{0}") == "x(N0, 3) 0:N0"
+    assert merge("x({0}) y({2}) 0:{2}") == "x(N0) y(N1) 0:N1"
+    assert merge("x({0}) = s * {1!r}") == "x(N0) = s * (1.0 / (N0 * 4.0))"
+    assert merge("x({0}) = s / {0}.0") == "x(N0) = s / N0"
+    assert merge("x({0}) = s + 1009.0 * 1e-05") == "x(N0) = s + 1009.0 * 1e-05"
+
+
+def test_defs_that_differ_in_more_are_not() -> None:
+    first, second = (f"x({p[0]}) = y(i + {p[0] + 1})" for p in PROBES)
+    assert _merge_defs(first, second)[0] == ""
+    assert _merge_defs("x(3) = 2", "x(3) = 2 + 1")[0] == ""
+    assert _merge_defs("x(3) = 0.5", "x(3) = 0.25")[0] == ""
