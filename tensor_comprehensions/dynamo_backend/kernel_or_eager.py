@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ..api import Op
 from ..core.decisions import Decision, note_decision
@@ -118,7 +119,8 @@ class KernelOrEager(torch.nn.Module):
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """The outputs of the region."""
         if self.uses_kernel is None:
-            with _racing:
+            # Only in the first call of a graph, torch watches every operation by a mode, which takes longer than some.
+            with _racing, _disable_current_modes(), torch.no_grad():
                 if self.uses_kernel is None:
                     self._choose(inputs)
         if self.uses_kernel and (self._symbols is None or not self._symbols.fixed or self._admits(inputs)):
@@ -164,7 +166,6 @@ class KernelOrEager(torch.nn.Module):
         outputs: tuple[Tensor, ...] = self.graph(*inputs)
         return outputs
 
-    @torch.no_grad()
     def _choose(self, inputs: tuple[Tensor, ...]) -> None:
         """Race the kernel against torch; a side that fails loses. An error of torch is the program's mistake."""
         log = get_logger("graph")

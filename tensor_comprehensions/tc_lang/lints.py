@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 else:
     parse, s = lazy_module("tc_lang.parse"), lazy_module("tc_lang.syntax")
 
-_QUOTIENT = re.compile(r"\d[\s)]*/[\s(]*[-+]?\d")
+_QUOTIENT = re.compile(r"(?<![\w.])\d\w*[\s)]*/[\s(]*[-+]?\d\w*(?![\w.])")
+"""Two literals, neither with a point."""
 
 
 def lint(functions: Sequence[Function]) -> Iterator[CheckError]:

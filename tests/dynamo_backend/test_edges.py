@@ -27,6 +27,11 @@ def chain(x: Tensor) -> Tensor:
     return x * 2
 
 
+def softmax_of_triangles(x: Tensor) -> Tensor:
+    v = torch.triu(torch.where(x < x, x, x), 1)
+    return torch.softmax(torch.cat([v, v * 2], -1), -1)
+
+
 def all_signs(x: Tensor) -> Tensor:
     return torch.cond(x.sum() > 0, lambda y: y * 2 + 1, lambda y: y - 1, (x,))
 
@@ -37,6 +42,7 @@ def counted(x: Tensor) -> Tensor:
 
 
 PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
+    "concatenated triangles": (softmax_of_triangles, (torch.randn(5, 3, 4),)),
     "a constant": (lambda x: x * 2 + torch.tensor(3.0), (A,)),
     "constants of a row": (lambda x: (x - torch.tensor(MEAN)) / torch.tensor(MEAN), (A,)),
     "an index of constants": (lambda x: x[:, [0, 2]] * 2 + 1, (A,)),
@@ -105,6 +111,19 @@ def test_dropout_in_training_draws_what_eager_draws() -> None:
         torch.manual_seed(2)
         call(x).square().sum().backward()
         grads.append(x.grad)
+    torch.testing.assert_close(grads[1], grads[0])
+
+
+def test_the_gradient_of_a_part_of_repeated_columns() -> None:
+    """It concatenates zeros and the gradient in both directions."""
+
+    def function(x: Tensor) -> Tensor:
+        return torch.exp((x / 2.5).repeat_interleave(2, 1).clamp(max=3)).split([1, 11], 1)[1].chunk(2, 0)[0]
+
+    grads = []
+    for call in (function, torch.compile(function, backend="tensor_comprehensions")):
+        x = A.clone().requires_grad_()
+        grads.append(torch.autograd.grad(call(x).sin().sum(), x))
     torch.testing.assert_close(grads[1], grads[0])
 
 

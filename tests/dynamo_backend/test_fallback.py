@@ -5,12 +5,13 @@ from __future__ import annotations
 import gc
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from tensor_comprehensions.core.knobs import override_knobs
 from tensor_comprehensions.dynamo_backend import backend, dynamic_shapes, emit_def, fallback, kernel_or_eager, race
@@ -188,3 +189,17 @@ def test_equal_layers_race_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     torch.compile(function, backend="tensor_comprehensions")(torch.rand(3, 4) * 0.01)
     assert len(races) == 1
+
+
+def test_races_run_without_the_modes_of_a_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch watches the first call of each graph by a mode in Python, which made its own operations lose."""
+    modes: list[int] = []
+
+    def note(runs: Sequence[object], inputs: object) -> list[float]:
+        modes.append(len(_get_current_dispatch_mode_stack()))
+        return [1.0] * len(runs)
+
+    monkeypatch.setattr(kernel_or_eager, "least_times", note)
+    torch.compile(lambda x: (x * 3).exp().sum(), backend="tensor_comprehensions")(torch.rand(5, 7))
+    assert modes
+    assert not any(modes)

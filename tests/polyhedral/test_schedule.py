@@ -13,6 +13,7 @@ from tensor_comprehensions.loop_ir.nodes import Loop, LoopKind, Module, Space
 from tensor_comprehensions.loop_ir.rewrite import allocated_buffers, walk_stmts
 from tensor_comprehensions.options import CpuOptions
 from tensor_comprehensions.polyhedral.cpu.lower import explain_cpu, lower_cpu, plan_schedule, scop_nodes
+from tensor_comprehensions.polyhedral.schedule import fusion
 from tensor_comprehensions.polyhedral.schedule.fusion import BandMember, FusionGroup
 from tensor_comprehensions.polyhedral.schedule.legality import check_legal
 from tensor_comprehensions.polyhedral.schedule.loop_nest import DimKind, LoopNest
@@ -218,6 +219,48 @@ def test_a_scatter_declared_parallel_is_caught() -> None:
     parallel = replace(last, group=FusionGroup((node,), (row,)), sizes=(1,), leaves=(LoopNest((node,), ()),))
     with pytest.raises(InternalError, match="parallel"):
         check_legal(scop, (*plan[:-1], parallel))
+
+
+CONCATENATED = """
+def f(float(2,13) x, float(4,14) w) -> (y) {
+    a(i,j) = 0.0 where i in 0:2, j in 0:13
+    b(i,j) = (i < 2 ? x(i,j) : a(i - 2,j)) where i in 0:4, j in 0:13
+    c(i) = 0.0 where i in 0:4
+    d(i,j) = (j < 1 ? c(i) : b(i,j - 1)) where i in 0:4, j in 0:14
+    e(i,j) +=! d(i, j * 2 + k) * w(i, j * 2 + k) where i in 0:4, j in 0:7, k in 0:2
+    y(i,j) = e(i,j) / 2.5
+}"""
+
+
+def test_a_guarded_read_means_the_element_of_its_subscripts() -> None:
+    """Taken for any element, the read of `b` would make the rows of `b` and `d` depend on one another."""
+    with knobs.override_knobs(verify=True):
+        assert len(module(CONCATENATED).kernels) == 2  # the rows of `a` are others
+
+
+UNLIKE = """
+def f(float(N,1024) g, float(N,64) x, float(1024,32) w) -> (a, b, c) {
+    t(i,j) = g(i,j) * 2
+    a(j,k) +=! t(i,j) * x(i,k)
+    b(j) +=! t(i,j)
+    c(i,k) +=! t(i,j) * w(j,k)
+}"""
+
+
+@pytest.mark.parametrize("source", [SOFTMAX, MOMENTS, REVERSED, MLP, POINTWISE, CONCATENATED, UNLIKE])
+def test_isl_schedules_what_may_share_a_row(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The quick answer is as that of isl: asked always, it finds no more."""
+    sizes = {k: 3 + n for n, k in enumerate("ABCDKMNOP")}
+    sizes = {k: n for k, n in sizes.items() if f"{k}," in source or f"{k})" in source}
+
+    def find_groups() -> list[FusionGroup]:
+        options, function = CpuOptions(fusion="max"), bound(source, **sizes)
+        scop = Scop(function, scop_nodes(function, options, AVX512))
+        return [g.group for g in plan_schedule(scop, options, AVX512)]
+
+    asked = find_groups()
+    monkeypatch.setattr(fusion, "may_share_row", lambda scop, nodes: True)
+    assert find_groups() == asked
 
 
 def test_serial_scatter_is_not_taken_for_parallel() -> None:

@@ -14,7 +14,7 @@ from ...tc_lang.ir import BoundFunction, Role
 from ...thresholds import SERIAL_CHAIN_BATCHES
 from ..scop.scop import Scop, ScopStatement, check_reads
 from .contraction_chain import chain_tiles, tiled_row
-from .fusion import BandMember, FusionGroup, is_parallel_dim
+from .fusion import BandMember, FusionGroup, is_parallel_index
 
 
 def join_chain(
@@ -117,8 +117,7 @@ def _with_independent(scop: Scop, group: FusionGroup, node: ScopStatement) -> Fu
     """`group` with a node that has the same rows, in the order of its indices."""
     if node.cluster is not None:
         return None
-    own = scop.dependences_among((node,))
-    parallel = [i for position, i in enumerate(node.free) if is_parallel_dim(own, node, position)]
+    parallel = [i for i in node.free if is_parallel_index(scop, node, i)]
     rows: list[BandMember] = []
     for row in group.rows:
         index = next((i for i in parallel if (i.lower, i.upper) == (row.lower, row.upper)), None)

@@ -17,18 +17,13 @@ import islpy as isl
 from ...core.decisions import Decision, Rival, is_recording, note_decision
 from ...target import CpuTarget
 from ...tc_lang import ir as tc
-from ...tc_lang.ir import BoundFunction
+from ...tc_lang.ir import BoundFunction, BoundIndex
 from ...thresholds import MEMORY_READ_SHARE
-from ..scop.isl_affine import isl_name
 from ..scop.scop import (
-    CONTEXT,
     Scop,
     ScopStatement,
     check_reads,
-    endpoints,
-    instance_tuple,
     statements_of,
-    union_map,
     with_op_limit,
 )
 
@@ -209,21 +204,15 @@ def accessed_bytes(function: BoundFunction, accesses: Sequence[tc.Access]) -> in
 
 def _single_node_group(scop: Scop, node: ScopStatement) -> FusionGroup:
     """One node with all its coincident indices as rows, in the order of the text."""
-    dependences = scop.dependences_among((node,))
     rows = tuple(
-        BandMember(((node.name, (i.name, 0)),), i.lower, i.upper)
-        for position, i in enumerate(node.free)
-        if is_parallel_dim(dependences, node, position)
+        BandMember(((node.name, (i.name, 0)),), i.lower, i.upper) for i in node.free if is_parallel_index(scop, node, i)
     )
     return FusionGroup((node,), rows)
 
 
-def is_parallel_dim(dependences: isl.UnionMap, node: ScopStatement, position: int) -> bool:
-    if dependences.is_empty():
-        return True
-    row = union_map(f"{{ {instance_tuple(node)} -> [{isl_name(node.free[position].name)}] }}")
-    same = row.apply_range(row.reverse())
-    return bool(dependences.is_subset(same))
+def is_parallel_index(scop: Scop, node: ScopStatement, index: BoundIndex) -> bool:
+    """Whether instances of `node` depend only on those with the same value of `index`."""
+    return node.name not in scop.sources_of(node) or (index.name,) * 2 in scop.coincident_indices(node, node)
 
 
 def fuse_consecutive(scop: Scop, first: FusionGroup, second: FusionGroup) -> FusionGroup | None:
@@ -275,39 +264,32 @@ def _extend_group(scop: Scop, group: FusionGroup, node: ScopStatement) -> Fusion
     No schedule of them all has more rows than the group, so isl's scheduler, whose time grows with the number of nodes,
     is not needed.
     """
-    between = scop.dependences_between(group.nodes, node)
-    if all(endpoints(r)[0] == node.name for r in between):
+    sources = [n for n in group.nodes if n.name in scop.sources_of(node)]
+    if not sources:
         return None  # without a dependence, no index corresponds to the row
     rows: list[BandMember] = []
     for row in group.rows:
         taken = {r.index_and_shift(node)[0] for r in rows}
-        places = ((i.name, row.lower - i.lower) for i in node.free if i.name not in taken and i.extent == row.extent)
-        candidates = (BandMember((*row.places, (node.name, place)), row.lower, row.upper) for place in places)
-        fitting = next((c for c in candidates if _is_coincident(between, c, (*group.nodes, node))), None)
-        if fitting is None:
+        free = (i for i in node.free if i.name not in taken and i.extent == row.extent)
+        places = {n.name: row.index_and_shift(n)[0] for n in sources}
+        fitting = (
+            i
+            for i in free
+            if all((places[n.name], i.name) in scop.coincident_indices(n, node) for n in sources)
+            and is_parallel_index(scop, node, i)
+        )
+        index = next(fitting, None)
+        if index is None:
             return None
-        rows.append(fitting)
+        place = node.name, (index.name, row.lower - index.lower)
+        rows.append(BandMember((*row.places, place), row.lower, row.upper))
     return FusionGroup((*group.nodes, node), tuple(rows)) if rows else None
-
-
-def _is_coincident(dependences: Sequence[isl.Map], row: BandMember, nodes: Sequence[ScopStatement]) -> bool:
-    """Do all `dependences` stay within one iteration of `row`?"""
-    by_name = {n.name: n for n in nodes}
-
-    def place(name: str) -> isl.Map:
-        index, shift = row.index_and_shift(by_name[name])
-        return isl.Map(f"{{ {instance_tuple(by_name[name])} -> [{isl_name(index)} + {shift}] }}", CONTEXT)
-
-    same = isl.Map("{ [x] -> [x] }", CONTEXT)
-    for relation in dependences:
-        source, sink = endpoints(relation)
-        if not relation.apply_domain(place(source)).apply_range(place(sink)).is_subset(same):
-            return False
-    return True
 
 
 def _schedule_group(scop: Scop, nodes: Sequence[ScopStatement]) -> FusionGroup | None:
     """The group of all `nodes` with the rows that isl finds."""
+    if not may_share_row(scop, nodes):
+        return None  # isl can take seconds to find out
     rows: list[BandMember] = []
     for pieces in _outer_band(scop, nodes):
         row = _row(nodes, pieces)
@@ -315,6 +297,31 @@ def _schedule_group(scop: Scop, nodes: Sequence[ScopStatement]) -> FusionGroup |
             break  # a node that two rows place by one index would run where they agree only
         rows.append(row)
     return FusionGroup(tuple(nodes), tuple(rows)) if rows else None
+
+
+def may_share_row(scop: Scop, nodes: Sequence[ScopStatement]) -> bool:
+    """Whether some row that places every node by an index, all over one range, carries no dependence.
+
+    Where a dependence leads from one node to another, either's index leaves few for the other one. So the indices of a
+    node are removed that correspond to none of a neighbor, until no more are; if all are, there is no row.
+    """
+    shared = set.intersection(*({i.extent for i in n.free} for n in nodes))
+    left = {n.name: {i.name for i in n.free if i.extent in shared and is_parallel_index(scop, n, i)} for n in nodes}
+    by_name = {n.name: n for n in nodes}
+    edges = [(s, n) for n in nodes for s in sorted(scop.sources_of(n)) if s in by_name and s != n.name]
+    changed = True
+    while changed and all(left.values()):
+        changed = False
+        for source, sink in edges:
+            pairs = [
+                p
+                for p in scop.coincident_indices(by_name[source], sink)
+                if p[0] in left[source] and p[1] in left[sink.name]
+            ]
+            kept = {a for a, _ in pairs}, {b for _, b in pairs}
+            changed |= kept != (left[source], left[sink.name])
+            left[source], left[sink.name] = kept
+    return all(left.values())
 
 
 def _are_connected(before: Sequence[ScopStatement], last: ScopStatement) -> bool:

@@ -10,7 +10,7 @@ from ...tc_lang import ir as tc
 from ...tc_lang.ir import Inequality
 from ..scop.isl_affine import to_isl_affine
 from ..scop.scop import Scop, ScopStatement
-from .fusion import FusionGroup, is_parallel_dim
+from .fusion import FusionGroup, is_parallel_index
 
 
 class DimKind(Enum):
@@ -81,13 +81,12 @@ def build_nests(scop: Scop, group: FusionGroup, point_rows: Sequence[int], *, fu
 
 def _dims(scop: Scop, group: FusionGroup, node: ScopStatement, point_rows: Sequence[int]) -> tuple[NestDim, ...]:
     rows = {row.index_and_shift(node)[0]: position for position, row in enumerate(group.rows)}
-    own = scop.dependences_among((node,)) if any(i.name not in rows for i in node.free) else None
     dims = []
-    for position, i in enumerate(node.free):
+    for i in node.free:
         row = rows.get(i.name)
         if row is not None and row not in point_rows:
             continue
-        independent = own is None or row is not None or is_parallel_dim(own, node, position)
+        independent = row is not None or is_parallel_index(scop, node, i)
         kind = DimKind.PARALLEL if independent else DimKind.SERIAL
         dims.append(NestDim(i.name, kind, i.lower, i.upper, row, ((node.name, i.name),)))
     for i in node.reduction_indices:

@@ -178,10 +178,10 @@ class Scop:
         conditions = _bounds((*node.free, *node.reduction_indices))
         for d, e in enumerate(access.subscripts):
             text = quasi_affine(e)
-            if text is None or access.guarded:  # data or a condition decides: any element may be meant
-                conditions.append(f"0 <= x{d} < {tensor.shape[d]}")
-            else:
+            if text is not None:
                 conditions.append(f"x{d} = {text}")
+            if text is None or access.guarded:  # data decides; or outside of its bounds it is not read
+                conditions.append(f"0 <= x{d} < {tensor.shape[d]}")
         inner = ", ".join(isl_name(i.name) for i in node.reduction_indices)
         formula = (f"exists {inner} : " if inner else "") + (" and ".join(conditions) or "0 = 0")
         element = ", ".join(f"x{d}" for d in range(len(access.subscripts)))
@@ -196,17 +196,37 @@ class Scop:
         return union_map("{ " + "; ".join(pieces) + " }").intersect_domain(self.domain)
 
     @cached_property
-    def _dependences_by_sink(self) -> dict[str, list[tuple[str, isl.Map]]]:
-        found: dict[str, list[tuple[str, isl.Map]]] = {}
+    def _dependences_by_sink(self) -> dict[str, dict[str, isl.Map]]:
+        found: dict[str, dict[str, isl.Map]] = {}
         for relation in _maps(self.dependences):
             source, sink = endpoints(relation)
-            found.setdefault(sink, []).append((source, relation))
+            found.setdefault(sink, {})[source] = relation
         return found
 
-    def dependences_between(self, before: Sequence[ScopStatement], after: ScopStatement) -> tuple[isl.Map, ...]:
-        """The dependences of instances of `after` on those of the nodes `before` it and on each other."""
-        sources = {after.name, *(n.name for n in before)}
-        return tuple(r for source, r in self._dependences_by_sink.get(after.name, ()) if source in sources)
+    def sources_of(self, node: ScopStatement) -> frozenset[str]:
+        """The names of the nodes whose instances those of `node` depend on, itself included."""
+        return frozenset(self._dependences_by_sink.get(node.name, ()))
+
+    @cached_property
+    def _coincident(self) -> dict[tuple[str, str], frozenset[tuple[str, str]]]:
+        return {}
+
+    def coincident_indices(self, source: ScopStatement, sink: ScopStatement) -> frozenset[tuple[str, str]]:
+        """The pairs of an index of either node, of equal extent, that dependences keep at one position.
+
+        All instances of `sink` that depend on one of `source` are as far from the first one, along their index, as
+        that is along its own.
+        """
+        key = source.name, sink.name
+        if key not in self._coincident:
+            relation = self._dependences_by_sink[sink.name][source.name]
+            self._coincident[key] = frozenset(
+                (a.name, b.name)
+                for k, a in enumerate(source.free)
+                for n, b in enumerate(sink.free)
+                if a.extent == b.extent and _keeps_position(relation, k, n, b.lower - a.lower)
+            )
+        return self._coincident[key]
 
     def dependences_among(self, nodes: Sequence[ScopStatement]) -> isl.UnionMap:
         """The dependences whose both ends are in `nodes`."""
@@ -244,6 +264,14 @@ def _maps(relation: isl.UnionMap) -> list[isl.Map]:
 def endpoints(relation: isl.Map) -> tuple[str, str]:
     """The names of the nodes that a relation leads from and to."""
     return relation.get_tuple_name(isl.dim_type.in_), relation.get_tuple_name(isl.dim_type.out)
+
+
+def _keeps_position(relation: isl.Map, a: int, b: int, shift: int) -> bool:
+    """Whether `relation` leads from each instance to those whose index `b` is its index `a` plus `shift`."""
+    space = relation.get_space()
+    same = isl.Constraint.alloc_equality(isl.LocalSpace.from_space(space)).set_constant_val(shift)
+    same = same.set_coefficient_val(isl.dim_type.in_, a, 1).set_coefficient_val(isl.dim_type.out, b, -1)
+    return bool(relation.is_subset(isl.Map.universe(space).add_constraint(same)))
 
 
 def _join(part: dict[str, str], a: str, b: str) -> None:

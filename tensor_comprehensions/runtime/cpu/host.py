@@ -68,6 +68,7 @@ def missing_features(target: CpuTarget) -> tuple[str, ...]:
     return tuple(sorted(missing))
 
 
+@functools.cache
 def unused_features(target: CpuTarget) -> str:
     """The features that LLVM must be told are missing: the name implies more to LLVM than the table says.
 
@@ -75,8 +76,8 @@ def unused_features(target: CpuTarget) -> str:
     """
     if not is_x86():
         return ""
-    known = sorted(llvm.get_host_cpu_features())
-    return "".join(f"-{name}," for name in known if name not in target.code_features | BASELINE)
+    usable = target.code_features | BASELINE
+    return "".join(f"-{name}," for name in sorted(llvm.get_host_cpu_features()) if name not in usable)
 
 
 @functools.cache
