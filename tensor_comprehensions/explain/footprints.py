@@ -7,7 +7,7 @@ masked.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import prod
 
@@ -54,12 +54,20 @@ class _Access:
     is_certain: bool
 
 
+_Terms = tuple[Mapping[Expr, int], int]
+"""Of an integer expression: the factor of each part, and the constant."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Inner:
-    """The variables bound inside an iteration: the form of each, and its number of values."""
+    """The variables bound inside an iteration: the form of each, and its number of values.
+
+    terms: the linear terms of the program's subscripts, by their ids.
+    """
 
     forms: Mapping[str, _Form]
     trips: Mapping[str, int]
+    terms: dict[int, _Terms] = field(default_factory=dict)
     is_certain: bool = True
 
     def with_loop(self, loop: Loop) -> _Inner:
@@ -70,17 +78,19 @@ class _Inner:
         form = _Form(tuple(moving.items()), start.fixed, start.constant, start.is_known and trips is not None)
         exact = trips is not None and trips > 0 and isinstance(build.sub(loop.stop, loop.start), Const)
         count = max(1, trips or 1)
-        return _Inner({**self.forms, loop.var: form}, {**self.trips, own: count}, self.is_certain and exact)
+        return _Inner({**self.forms, loop.var: form}, {**self.trips, own: count}, self.terms, self.is_certain and exact)
 
     def with_let(self, let: Let) -> _Inner:
-        return _Inner({**self.forms, let.name: self.form(let.value)}, self.trips, self.is_certain)
+        return replace(self, forms={**self.forms, let.name: self.form(let.value)})
 
     def under_condition(self) -> _Inner:
-        return _Inner(self.forms, self.trips, is_certain=False)
+        return replace(self, is_certain=False)
 
     def form(self, e: Expr) -> _Form:
         """The form of an integer expression."""
-        terms, constant = linear_terms(_without_vectors(e))
+        if id(e) not in self.terms:
+            self.terms[id(e)] = linear_terms(_without_vectors(e))
+        terms, constant = self.terms[id(e)]
         moving: dict[str, int] = {}
         fixed: dict[Hashable, int] = {}
         known = True
@@ -151,10 +161,15 @@ def _largest(e: Expr) -> int | None:
 def loop_footprints(lines: Sequence[Line], named: Sequence[Line], target: CpuTarget) -> tuple[Footprint, ...]:
     """The footprint of each loop among `lines`; `named` are the same in the program's names."""
     found: list[Footprint] = []
+    names: dict[str, str] = {}
+    terms: dict[int, _Terms] = {}
+    inside: set[int] = set()
     for number, ((_, s), (_, own)) in enumerate(zip(lines, named, strict=True), 1):
         if isinstance(s, Loop) and isinstance(own, Loop):
-            names = _names_of(s, own)
-            sizes = footprint_of(s.body)
+            if id(s) not in inside:  # an outermost loop
+                inside.update(map(id, walk_stmts(s)))
+                names = _names_of(s, own)
+            sizes = footprint_of(s.body, terms)
             total = sum(size for size, _ in sizes.values())
             trips = _trip_count(s)
             found.append(
@@ -188,13 +203,13 @@ def _cache_for(size: int, target: CpuTarget) -> str:
     return next((f"L{n}" for n, capacity in enumerate(target.cache, 1) if size <= capacity), "memory")
 
 
-def footprint_of(s: Stmt) -> dict[str, tuple[int, bool]]:
+def footprint_of(s: Stmt, terms: dict[int, _Terms] | None = None) -> dict[str, tuple[int, bool]]:
     """The bytes of each buffer that one run of `s` touches, with whether it touches that many for certain.
 
-    Buffers that are made in `s` count, too; registers do not.
+    Buffers that are made in `s` count, too; registers do not. terms: as in `_Inner`, for several parts of a program.
     """
     accesses: dict[str, list[tuple[_Access, _Inner]]] = {}
-    for access, inner in _accesses(s, _Inner({}, {})):
+    for access, inner in _accesses(s, _Inner({}, {}, {} if terms is None else terms)):
         if access.buffer.space is not Space.REGISTER:
             accesses.setdefault(access.buffer.name, []).append((access, inner))
     return {name: _sum_touched_bytes(found) for name, found in accesses.items()}

@@ -13,6 +13,8 @@ from ..core.decisions import Decision
 from ..core.errors import ArgumentError
 from ..tc_lang.ir import BoundFunction, Role
 
+SAME_BYTES, BY_HAND = "the machine code of the kernel, byte for byte", "the kernel that runs was put there by hand"
+
 
 @dataclass(frozen=True, slots=True)
 class SourceStatement:
@@ -47,7 +49,7 @@ class ListingLine:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """One form of the kernel: "def", "schedule", "loops", "asm" or "cuda"."""
+    """One form of the kernel: "def", "schedule", "loops", "asm", "c", "llvm", "cuda" or "ptx"."""
 
     kind: str
     title: str
@@ -71,7 +73,7 @@ class Listing:
         for line in self.lines:
             if line.text.startswith(" "):
                 functions[-1].append(line.loop)
-            elif not line.text.startswith("."):
+            elif not line.text.startswith((".", "$")):
                 functions.append([])
         counted = [found for found in functions if any(found)]
         return sum(n > 0 for found in counted for n in found), sum(map(len, counted))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from typing_extensions import assert_never
 
@@ -49,6 +50,27 @@ _ATOM = 9
 
 Line = tuple[str, Stmt | None]
 """Text, and the statement that it shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class LineNumbers:
+    """The lines, from 1 on, of a program's parts in its text: of statements by their ids, and of kernels in order.
+
+    Valid as long as the program lives.
+    """
+
+    statements: Mapping[int, int]
+    kernels: tuple[int, ...]
+
+    @staticmethod
+    def of(lines: Sequence[Line]) -> LineNumbers:
+        """lines: of `list_lines`."""
+        found: dict[int, int] = {}
+        for number, (_, s) in enumerate(lines, 1):
+            if s is not None:
+                found.setdefault(id(s), number)
+        headers = (n for n, (text, s) in enumerate(lines, 1) if s is None and text.startswith("kernel "))
+        return LineNumbers(found, tuple(headers))
 
 
 def format_program(program: Module | Kernel | Stmt | Expr) -> str:

@@ -16,8 +16,7 @@ import tensor_comprehensions as tc
 from tensor_comprehensions.cli.main import main
 from tensor_comprehensions.core.decisions import SUBJECTS
 from tensor_comprehensions.dispatch.random_inputs import sample_arguments
-from tensor_comprehensions.explain.cpu import BY_HAND, SAME_BYTES
-from tensor_comprehensions.explain.kernel_report import Report
+from tensor_comprehensions.explain.kernel_report import BY_HAND, SAME_BYTES, Report
 
 EXAMPLES = sorted(Path("examples").glob("*.tc"))
 SOFTMAX = Path("examples/softmax.tc").read_text()

@@ -17,6 +17,7 @@ from ...loop_ir import nodes as ir
 from ...loop_ir.instructions import INSTRUCTIONS
 from ...loop_ir.intervals import Interval
 from ...loop_ir.linear_forms import linear_terms, terms_to_expr
+from ...loop_ir.show import LineNumbers
 from ...loop_ir.swizzled_buffer import column_key
 from .dialect import CDialect
 from .int32_narrowing import LIMIT, KnownIntervals, int32_interval
@@ -59,7 +60,7 @@ class PrintScope:
     dynamic: offsets in bytes of shared buffers in dynamic shared memory.
     cached: the buffers that are read through the read-only cache.
     parallel, simd: whether the scope is inside a parallel loop or a loop of one vector instruction stream.
-    marks: whether lines end in marks of the statements that they come from; see `statements.split_marks`.
+    marks: the lines of the loops that lines of the text are marked with; see `statements.split_marks`.
     """
 
     dialect: CDialect
@@ -77,7 +78,7 @@ class PrintScope:
     cached: frozenset[str] = frozenset()
     parallel: bool = False
     simd: bool = False
-    marks: bool = False
+    marks: LineNumbers | None = None
 
     def bind(self, name: str) -> tuple[str, PrintScope]:
         """An identifier for `name` that no enclosing scope uses, and the scope that binds it."""

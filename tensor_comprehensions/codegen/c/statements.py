@@ -42,46 +42,55 @@ OUT_OF_MEMORY = -1
 
 def print_statement(s: ir.Stmt, scope: PrintScope) -> Iterator[str]:
     """The lines of `s`."""
+    lines = _print(s, scope)
+    return lines if scope.marks is None else mark_lines(lines, scope.marks.statements.get(id(s), 0))
+
+
+def _print(s: ir.Stmt, scope: PrintScope) -> Iterator[str]:
     match s:
         case ir.Block(body):
-            for position, child in enumerate(body):
-                yield from print_braced(child, scope) if position + 1 < len(body) else print_statement(child, scope)
+            return _block(body, scope)
         case ir.Store():
-            yield from _mark_lines(s, _store(s, scope)) if scope.marks else _store(s, scope)
+            return _store(s, scope)
         case ir.Loop():
-            yield from _loop(s, scope)
+            return _loop(s, scope)
         case ir.While():
-            yield from _while(s, scope)
+            return _while(s, scope)
         case ir.If():
-            yield from _if(s, scope)
+            return _if(s, scope)
         case ir.Let():
-            yield from _let(s, scope)
+            return _let(s, scope)
         case ir.Allocate():
-            yield from _allocate(s, scope)
+            return _allocate(s, scope)
         case ir.Window():
-            yield from _window(s, scope)
+            return _window(s, scope)
         case ir.Check():
-            yield from _check(s, scope)
+            return _check(s, scope)
         case ir.Invoke():
-            yield from _mark_lines(s, _invoke(s, scope)) if scope.marks else _invoke(s, scope)
-        case _:
-            raise InternalError(f"not a statement: {s!r}")
+            return _invoke(s, scope)
+    raise InternalError(f"not a statement: {s!r}")
 
 
 _MARK = "\x01"
-"""Between a line and the names of its statements. No text of a program has it."""
+"""Between a line and the number of its line of the loops. No text of a program has it."""
 
 
-def _mark_lines(s: ir.Store | ir.Invoke, lines: Iterator[str]) -> Iterator[str]:
-    names = ",".join(s.origin.statements) if s.origin is not None else ""
-    return (f"{line}{_MARK}{names}" for line in lines)
+def mark_lines(lines: Iterator[str], number: int) -> Iterator[str]:
+    """`lines` with the mark `number`, but those that have a mark already; as they are if the number is 0."""
+    return (line if _MARK in line else f"{line}{_MARK}{number}" for line in lines) if number else lines
 
 
-def split_marks(text: str) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """The lines of a text that was printed with marks, as without them, each with the statements that it is part of."""
+def split_marks(text: str) -> Iterator[tuple[str, int]]:
+    """The lines of a text that was printed with marks, as without them, each with the line of the loops that it is
+    part of, from 1 on; 0 if it is part of none."""
     for line in text.split("\n"):
-        plain, _, names = line.partition(_MARK)
-        yield plain, tuple(filter(None, names.split(",")))
+        plain, _, number = line.partition(_MARK)
+        yield plain, int(number or 0)
+
+
+def _block(body: tuple[ir.Stmt, ...], scope: PrintScope) -> Iterator[str]:
+    for position, child in enumerate(body):
+        yield from print_braced(child, scope) if position + 1 < len(body) else print_statement(child, scope)
 
 
 def print_braced(s: ir.Stmt, scope: PrintScope) -> Iterator[str]:

@@ -1,0 +1,97 @@
+"""A compilation that is run again for a report: under a book of decisions, with the lines of its loops."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from ..compiler.compiled_kernel import CompiledBase, CompiledRangeKernel
+from ..compiler.cpu_passes import with_original_names
+from ..core.decisions import Decision, close_book, open_book
+from ..loop_ir.nodes import Module
+from ..loop_ir.show import Line, LineNumbers, list_lines
+from ..tc_lang.canonical_bound import errors_of
+from ..tc_lang.ir import BoundFunction
+from .kernel_report import Listing, Report, SourceStatement, shapes_of_tensors
+from .listings import list_def, list_loops, list_schedule, source_statements
+from .original_names import with_original_decisions
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A compilation, run again.
+
+    Attributes:
+        bound: the def; of the largest block, for a kernel for any number of rows.
+        results: of the passes before the code is printed, by name, in order.
+        decisions: of these passes, in the names of the program.
+    """
+
+    compiled: CompiledBase
+    bound: BoundFunction
+    results: dict[str, Any]
+    decisions: tuple[Decision, ...]
+
+    @property
+    def module(self) -> Module:
+        """The loops that are printed as code."""
+        module: Module = self.results[next(reversed(self.results))]
+        return module
+
+    @cached_property
+    def named(self) -> Module:
+        """`module` in the names of the program."""
+        return with_original_names(self.module, self.bound)
+
+    @cached_property
+    def lines(self) -> list[Line]:
+        return list(list_lines(self.module))
+
+    @cached_property
+    def named_lines(self) -> list[Line]:
+        return list(list_lines(self.named))
+
+    @cached_property
+    def numbers(self) -> LineNumbers:
+        """The lines of the statements of `named`."""
+        return LineNumbers.of(self.named_lines)
+
+    @cached_property
+    def loops(self) -> Listing:
+        return list_loops(self.module, self.lines, [text for text, _ in self.named_lines])
+
+    @cached_property
+    def statements(self) -> tuple[SourceStatement, ...]:
+        return source_statements(self.compiled.text, self.bound)
+
+    def make_report(self, target: str, tuning: tuple[Decision, ...], code: tuple[Listing, ...], **parts: Any) -> Report:
+        """The report: what kernels of all devices have, and further `parts`.
+
+        tuning: the caller's decisions about options. code: the listings below the loops.
+        """
+        with close_book():
+            schedule = self.compiled.source("schedule")
+        definition = list_def(self.compiled.text, self.bound, self.statements)
+        return Report(
+            name=self.bound.name,
+            sizes=shapes_of_tensors(self.bound),
+            target=target,
+            resources=self.compiled.resources,
+            statements=self.statements,
+            decisions=(*tuning, *self.decisions),
+            listings=(definition, list_schedule(schedule), self.loops, *code),
+            seconds=self.compiled.seconds,
+            **parts,
+        )
+
+
+def trace_compilation(compiled: CompiledBase, last: str) -> Trace:
+    """Run the passes of `compiled` as far as `last` again."""
+    is_range = isinstance(compiled, CompiledRangeKernel)
+    bound = compiled.make(compiled.sizes[0].rows) if is_range else compiled.bound  # type: ignore[attr-defined]
+    with close_book():
+        context = compiled.context
+    with errors_of(bound), open_book() as book:
+        results = {"join": compiled.rerun_until("join")} if is_range else compiled.rerun_all_until(last, context)
+    return Trace(compiled, bound, results, with_original_decisions(book.decisions, bound))
