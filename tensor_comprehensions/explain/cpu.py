@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from ..codegen.c.c_printer import emit_c
 from ..codegen.llvm.debug_lines import emit_llvm_with_lines
 from ..compiler.compiled_kernel import CompiledCpuKernel, CompiledRangeKernel
-from ..compiler.cpu_passes import with_original_names
 from ..core.decisions import Decision
 from ..core.errors import CannotLower
-from ..loop_ir.show import LineNumbers, list_lines
 from ..runtime.cpu import host_symbols, object_code
 from .assembly import list_assembly
 from .footprints import loop_footprints
 from .kernel_report import BY_HAND, SAME_BYTES, Listing, Report
-from .listings import list_llvm, list_loops, list_marked
+from .listings import list_llvm, list_marked
 from .numbers import format_bytes, format_count
 from .trace import Trace, trace_compilation
 from .work import call_bytes, call_flops
@@ -44,14 +41,9 @@ def explain_cpu_kernel(compiled: CompiledCpuKernel, tuning: tuple[Decision, ...]
 
 
 def _list_c(trace: Trace) -> Iterator[Listing]:
-    """The C text, which is printed from the loops as they were before lanes; none if C cannot spell them."""
-    module = trace.results.get("simplify", trace.module)
-    named = with_original_names(module, trace.bound)
-    lines = list(list_lines(named))
-    loops = list_loops(named, lines, [text for text, _ in lines])
+    """The loops as C; none if C cannot spell them."""
     try:
-        text = emit_c(named, header=trace.compiled.text, marks=LineNumbers.of(lines))
+        text = emit_c(trace.named, header=trace.compiled.text, marks=trace.numbers)
     except CannotLower:
         return
-    found = list_marked("c", "C", text, loops)
-    yield replace(found, lines=tuple(replace(line, loop=0) for line in found.lines))
+    yield list_marked("c", "C", text, trace.loops)

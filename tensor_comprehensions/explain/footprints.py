@@ -54,20 +54,34 @@ class _Access:
     is_certain: bool
 
 
-_Terms = tuple[Mapping[Expr, int], int]
-"""Of an integer expression: the factor of each part, and the constant."""
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """Facts about parts of the program, by their ids: loads of statements, and linear terms of subscripts."""
+
+    loads: dict[int, tuple[Load, ...]] = field(default_factory=dict)
+    terms: dict[int, tuple[Mapping[Expr, int], int]] = field(default_factory=dict)
+
+    def loads_of(self, s: Stmt) -> tuple[Load, ...]:
+        """The loads of a statement itself, without those of statements inside it."""
+        if id(s) not in self.loads:
+            found = (x for e in stmt_expressions(s) for x in walk_expr(e))
+            self.loads[id(s)] = tuple(x for x in found if isinstance(x, Load))
+        return self.loads[id(s)]
+
+    def terms_of(self, e: Expr) -> tuple[Mapping[Expr, int], int]:
+        """The factor of each part of an integer expression, and its constant."""
+        if id(e) not in self.terms:
+            self.terms[id(e)] = linear_terms(_without_vectors(e))
+        return self.terms[id(e)]
 
 
 @dataclass(frozen=True, slots=True)
 class _Inner:
-    """The variables bound inside an iteration: the form of each, and its number of values.
-
-    terms: the linear terms of the program's subscripts, by their ids.
-    """
+    """The variables bound inside an iteration: the form of each, and its number of values."""
 
     forms: Mapping[str, _Form]
     trips: Mapping[str, int]
-    terms: dict[int, _Terms] = field(default_factory=dict)
+    known: _Known = field(default_factory=_Known)
     is_certain: bool = True
 
     def with_loop(self, loop: Loop) -> _Inner:
@@ -78,7 +92,7 @@ class _Inner:
         form = _Form(tuple(moving.items()), start.fixed, start.constant, start.is_known and trips is not None)
         exact = trips is not None and trips > 0 and isinstance(build.sub(loop.stop, loop.start), Const)
         count = max(1, trips or 1)
-        return _Inner({**self.forms, loop.var: form}, {**self.trips, own: count}, self.terms, self.is_certain and exact)
+        return _Inner({**self.forms, loop.var: form}, {**self.trips, own: count}, self.known, self.is_certain and exact)
 
     def with_let(self, let: Let) -> _Inner:
         return replace(self, forms={**self.forms, let.name: self.form(let.value)})
@@ -88,9 +102,7 @@ class _Inner:
 
     def form(self, e: Expr) -> _Form:
         """The form of an integer expression."""
-        if id(e) not in self.terms:
-            self.terms[id(e)] = linear_terms(_without_vectors(e))
-        terms, constant = self.terms[id(e)]
+        terms, constant = self.known.terms_of(e)
         moving: dict[str, int] = {}
         fixed: dict[Hashable, int] = {}
         known = True
@@ -162,14 +174,14 @@ def loop_footprints(lines: Sequence[Line], named: Sequence[Line], target: CpuTar
     """The footprint of each loop among `lines`; `named` are the same in the program's names."""
     found: list[Footprint] = []
     names: dict[str, str] = {}
-    terms: dict[int, _Terms] = {}
+    known = _Known()
     inside: set[int] = set()
     for number, ((_, s), (_, own)) in enumerate(zip(lines, named, strict=True), 1):
         if isinstance(s, Loop) and isinstance(own, Loop):
             if id(s) not in inside:  # an outermost loop
                 inside.update(map(id, walk_stmts(s)))
                 names = _names_of(s, own)
-            sizes = footprint_of(s.body, terms)
+            sizes = footprint_of(s.body, known)
             total = sum(size for size, _ in sizes.values())
             trips = _trip_count(s)
             found.append(
@@ -203,24 +215,21 @@ def _cache_for(size: int, target: CpuTarget) -> str:
     return next((f"L{n}" for n, capacity in enumerate(target.cache, 1) if size <= capacity), "memory")
 
 
-def footprint_of(s: Stmt, terms: dict[int, _Terms] | None = None) -> dict[str, tuple[int, bool]]:
+def footprint_of(s: Stmt, known: _Known | None = None) -> dict[str, tuple[int, bool]]:
     """The bytes of each buffer that one run of `s` touches, with whether it touches that many for certain.
 
-    Buffers that are made in `s` count, too; registers do not. terms: as in `_Inner`, for several parts of a program.
+    Buffers that are made in `s` count, too; registers do not. known: for several parts of a program.
     """
     accesses: dict[str, list[tuple[_Access, _Inner]]] = {}
-    for access, inner in _accesses(s, _Inner({}, {}, {} if terms is None else terms)):
+    for access, inner in _accesses(s, _Inner({}, {}, known or _Known())):
         if access.buffer.space is not Space.REGISTER:
             accesses.setdefault(access.buffer.name, []).append((access, inner))
     return {name: _sum_touched_bytes(found) for name, found in accesses.items()}
 
 
 def _accesses(s: Stmt, inner: _Inner) -> Iterator[tuple[_Access, _Inner]]:
-    for e in stmt_expressions(s):
-        for x in walk_expr(e):
-            if isinstance(x, Load):
-                certain = inner.is_certain and x.mask is None
-                yield _Access(x.buffer, tuple(map(inner.form, x.indices)), certain), inner
+    for x in inner.known.loads_of(s):
+        yield _Access(x.buffer, tuple(map(inner.form, x.indices)), inner.is_certain and x.mask is None), inner
     match s:
         case Store(buffer, indices, _, _, mask):
             yield _Access(buffer, tuple(map(inner.form, indices)), inner.is_certain and mask is None), inner

@@ -10,7 +10,7 @@ from ..compiler.sparse_gpu_passes import CompiledSparseGpuKernel, compile_sparse
 from ..compiler.sparse_passes import CompiledSparseKernel, run_sparse_passes
 from ..core.decisions import open_book
 from ..loop_ir.nodes import Module
-from ..loop_ir.show import LineNumbers, list_lines
+from ..loop_ir.show import LineNumbers, list_lines, separate_statements
 from ..runtime.cpu import host_symbols, object_code
 from ..sparse.explain import text_with_formats
 from ..sparse.lower import lower
@@ -27,7 +27,8 @@ def explain_sparse_kernel(compiled: CompiledSparseKernel) -> Report:
     problem = compiled.program.problem
     function = problem.function
     with open_book() as book:
-        modules = tuple(map(run_sparse_passes, lower(problem, compiled.target).phases))
+        lowered = lower(problem, compiled.target).phases
+        modules = tuple(separate_statements(run_sparse_passes(m)) for m in lowered)
         found = [_phase(m, compiled.target, number) for number, m in enumerate(modules)]
     same = all(
         object_code.code_sections(code) == object_code.code_sections(own.data)
@@ -57,7 +58,7 @@ def explain_sparse_kernel(compiled: CompiledSparseKernel) -> Report:
 def explain_sparse_gpu_kernel(compiled: CompiledSparseGpuKernel) -> Report:
     """The report on a kernel for a GPU, for operands in certain formats, of any sizes."""
     with open_book() as book:
-        module = compile_sparse_gpu(compiled.problem, compiled.target).module
+        module = separate_statements(compile_sparse_gpu(compiled.problem, compiled.target).module)
     statements, definition = _list_def(compiled.problem.function)
     lines = list(list_lines(module))
     loops = list_loops(module, lines, [text for text, _ in lines])

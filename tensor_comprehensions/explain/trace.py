@@ -10,7 +10,7 @@ from ..compiler.compiled_kernel import CompiledBase, CompiledRangeKernel
 from ..compiler.cpu_passes import with_original_names
 from ..core.decisions import Decision, close_book, open_book
 from ..loop_ir.nodes import Module
-from ..loop_ir.show import Line, LineNumbers, list_lines
+from ..loop_ir.show import Line, LineNumbers, list_lines, separate_statements
 from ..tc_lang.canonical_bound import errors_of
 from ..tc_lang.ir import BoundFunction
 from .kernel_report import Listing, Report, SourceStatement, shapes_of_tensors
@@ -33,16 +33,15 @@ class Trace:
     results: dict[str, Any]
     decisions: tuple[Decision, ...]
 
-    @property
+    @cached_property
     def module(self) -> Module:
         """The loops that are printed as code."""
-        module: Module = self.results[next(reversed(self.results))]
-        return module
+        return separate_statements(self.results[next(reversed(self.results))])
 
     @cached_property
     def named(self) -> Module:
         """`module` in the names of the program."""
-        return with_original_names(self.module, self.bound)
+        return separate_statements(with_original_names(self.module, self.bound))
 
     @cached_property
     def lines(self) -> list[Line]:

@@ -16,7 +16,7 @@ from tensor_comprehensions.explain.assembly import list_assembly
 from tensor_comprehensions.explain.kernel_report import SAME_BYTES
 from tensor_comprehensions.explain.listings import list_loops
 from tensor_comprehensions.loop_ir.nodes import Module, Store
-from tensor_comprehensions.loop_ir.show import format_program, list_lines
+from tensor_comprehensions.loop_ir.show import format_program, list_lines, separate_statements
 from tensor_comprehensions.options import CpuOptions
 from tensor_comprehensions.runtime.cpu import host_symbols, object_code
 from tensor_comprehensions.runtime.cuda import nvrtc
@@ -50,7 +50,7 @@ def test_machine_code_with_and_without_lines_is_the_same(group: int) -> None:
     linked = instructions = 0
     for case in cases()[group::GROUPS]:
         with open_book():
-            module = lower(case)
+            module = separate_statements(lower(case))
         lines, symbols = list(list_lines(module)), host_symbols.vector_functions()
         assert "\n".join(text for text, _ in lines) + "\n" == format_program(module)
         plain = object_code.assemble(PASSES[-3].run(module, PassContext(CpuOptions(), AVX512)), AVX512)

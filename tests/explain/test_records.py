@@ -28,7 +28,7 @@ from tensor_comprehensions.core.decisions import (
 from tensor_comprehensions.core.errors import TCError
 from tensor_comprehensions.loop_ir.nodes import Store
 from tensor_comprehensions.loop_ir.origins import origins_in
-from tensor_comprehensions.loop_ir.show import LineNumbers, list_lines
+from tensor_comprehensions.loop_ir.show import LineNumbers, list_lines, separate_statements
 from tensor_comprehensions.options import CpuOptions
 from tensor_comprehensions.runtime.cpu.host import host
 from tensor_comprehensions.sparse.lower import lower
@@ -99,7 +99,7 @@ def test_marks_of_cuda_texts_change_nothing_else(group: int) -> None:
     for case in cases()[group::GROUPS]:
         try:
             with open_book():
-                module = mapped(case, None, SM80)
+                module = separate_statements(mapped(case, None, SM80))
         except TCError:
             continue
         plain = emit_cuda(module).source
@@ -115,7 +115,7 @@ def test_marks_of_cuda_texts_change_nothing_else(group: int) -> None:
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_marks_of_c_texts_change_nothing_else(group: int) -> None:
     for case in cases()[group::GROUPS]:
-        module = run(case.bound, CpuOptions())[0][1]
+        module = separate_statements(run(case.bound, CpuOptions())[0][1])
         loops = list(list_lines(module))
         lines = list(split_marks(emit_c(module, marks=LineNumbers.of(loops))))
         assert "\n".join(text for text, _ in lines) == emit_c(module)

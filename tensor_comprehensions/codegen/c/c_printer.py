@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 
 from ...loop_ir import nodes as ir
 from ...loop_ir.rewrite import allocated_buffers, walk_stmts
@@ -77,8 +76,8 @@ def used_helpers(text: str, dialect: CDialect) -> list[str]:
 
 def _function(module: ir.Module, dialect: CDialect, marks: LineNumbers | None) -> Iterator[str]:
     scope = PrintScope(dialect, {}, marks=marks)
-    name, scope = replace(scope, names={n: n for n in dialect.library}).bind(f"%{module.name}")
-    scope = replace(scope, names={f"%{module.name}": name})
+    name, scope = scope.with_values(names={n: n for n in dialect.library}).bind(f"%{module.name}")
+    scope = scope.with_values(names={f"%{module.name}": name})
     parameters = []
     for buffer in (*module.arguments, *module.temporaries):
         identifier, scope = scope.bind(f"@{buffer.name}")

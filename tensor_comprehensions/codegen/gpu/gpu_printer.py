@@ -6,7 +6,7 @@ Kernels without a launch run in one thread: the simplest text there is.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from ...core.errors import CannotLower
@@ -256,8 +256,8 @@ class _Printer:
                 yield f"    const {self.dialect.c.small} {identifier} = {value};"
         if dynamic := self.dynamic_offsets():
             yield f"    {self.dialect.provided.format(shared_alignment(self.source.body))}"
-            scope = replace(scope, dynamic=dynamic)
-        scope = replace(scope, cached=frozenset(self.source.readonly))
+            scope = scope.with_values(dynamic=dynamic)
+        scope = scope.with_values(cached=frozenset(self.source.readonly))
         yield from indent_lines(print_statement(self.source.body, scope))
         yield "}"
 
