@@ -55,11 +55,27 @@ class _Access:
 
 
 @dataclass(frozen=True, slots=True)
+class _Term:
+    """A part of a subscript, times a constant.
+
+    Attributes:
+        variable: its name if it is one, or else "". names: of all variables in it.
+        is_opaque: whether data decides it.
+    """
+
+    part: Expr
+    factor: int
+    variable: str
+    names: tuple[str, ...]
+    is_opaque: bool
+
+
+@dataclass(frozen=True, slots=True)
 class _Known:
     """Facts about parts of the program, by their ids: loads of statements, and linear terms of subscripts."""
 
     loads: dict[int, tuple[Load, ...]] = field(default_factory=dict)
-    terms: dict[int, tuple[Mapping[Expr, int], int]] = field(default_factory=dict)
+    terms: dict[int, tuple[tuple[_Term, ...], int]] = field(default_factory=dict)
 
     def loads_of(self, s: Stmt) -> tuple[Load, ...]:
         """The loads of a statement itself, without those of statements inside it."""
@@ -68,11 +84,20 @@ class _Known:
             self.loads[id(s)] = tuple(x for x in found if isinstance(x, Load))
         return self.loads[id(s)]
 
-    def terms_of(self, e: Expr) -> tuple[Mapping[Expr, int], int]:
-        """The factor of each part of an integer expression, and its constant."""
+    def terms_of(self, e: Expr) -> tuple[tuple[_Term, ...], int]:
+        """The terms of an integer expression, and its constant."""
         if id(e) not in self.terms:
-            self.terms[id(e)] = linear_terms(_without_vectors(e))
+            terms, constant = linear_terms(_without_vectors(e))
+            self.terms[id(e)] = tuple(_term(part, factor) for part, factor in terms.items()), constant
         return self.terms[id(e)]
+
+
+def _term(part: Expr, factor: int) -> _Term:
+    if isinstance(part, Var):
+        return _Term(part, factor, part.name, (part.name,), is_opaque=False)
+    inner = list(walk_expr(part))
+    names = tuple(x.name for x in inner if isinstance(x, Var))
+    return _Term(part, factor, "", names, any(isinstance(x, Load | Ramp) for x in inner))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,23 +131,21 @@ class _Inner:
         moving: dict[str, int] = {}
         fixed: dict[Hashable, int] = {}
         known = True
-        for atom, factor in terms.items():
-            own = self.forms.get(atom.name) if isinstance(atom, Var) else None
+        for term in terms:
+            own = self.forms.get(term.variable)
             if own is not None:
                 for name, c in own.moving:
-                    moving[name] = moving.get(name, 0) + factor * c
+                    moving[name] = moving.get(name, 0) + term.factor * c
                 for key, c in own.fixed:
-                    fixed[key] = fixed.get(key, 0) + factor * c
-                constant += factor * own.constant
+                    fixed[key] = fixed.get(key, 0) + term.factor * c
+                constant += term.factor * own.constant
                 known = known and own.is_known
-            elif isinstance(atom, Var) and atom.name.startswith(_LANE):
-                moving[atom.name] = moving.get(atom.name, 0) + factor
-            elif any(
-                isinstance(x, Load | Ramp) or (isinstance(x, Var) and self._moves(x.name)) for x in walk_expr(atom)
-            ):
+            elif term.variable.startswith(_LANE):
+                moving[term.variable] = moving.get(term.variable, 0) + term.factor
+            elif term.is_opaque or any(map(self._moves, term.names)):
                 known = False
             else:
-                fixed[atom] = fixed.get(atom, 0) + factor
+                fixed[term.part] = fixed.get(term.part, 0) + term.factor
         ordered = sorted((item for item in moving.items() if item[1]), key=lambda item: item[0])
         return _Form(tuple(ordered), frozenset(fixed.items()), constant, known)
 
@@ -222,17 +245,26 @@ def footprint_of(s: Stmt, known: _Known | None = None) -> dict[str, tuple[int, b
     """
     accesses: dict[str, list[tuple[_Access, _Inner]]] = {}
     for access, inner in _accesses(s, _Inner({}, {}, known or _Known())):
-        if access.buffer.space is not Space.REGISTER:
-            accesses.setdefault(access.buffer.name, []).append((access, inner))
+        accesses.setdefault(access.buffer.name, []).append((access, inner))
     return {name: _sum_touched_bytes(found) for name, found in accesses.items()}
 
 
-def _accesses(s: Stmt, inner: _Inner) -> Iterator[tuple[_Access, _Inner]]:
+def _accesses(s: Stmt, inner: _Inner) -> list[tuple[_Access, _Inner]]:
+    found: list[tuple[_Access, _Inner]] = []
+    _collect_accesses(s, inner, found)
+    return found
+
+
+def _collect_accesses(s: Stmt, inner: _Inner, found: list[tuple[_Access, _Inner]]) -> None:
     for x in inner.known.loads_of(s):
-        yield _Access(x.buffer, tuple(map(inner.form, x.indices)), inner.is_certain and x.mask is None), inner
+        if x.buffer.space is not Space.REGISTER:
+            certain = inner.is_certain and x.mask is None
+            found.append((_Access(x.buffer, tuple(map(inner.form, x.indices)), certain), inner))
     match s:
         case Store(buffer, indices, _, _, mask):
-            yield _Access(buffer, tuple(map(inner.form, indices)), inner.is_certain and mask is None), inner
+            if buffer.space is not Space.REGISTER:
+                certain = inner.is_certain and mask is None
+                found.append((_Access(buffer, tuple(map(inner.form, indices)), certain), inner))
         case Loop():
             inner = inner.with_loop(s)
         case Let():
@@ -240,7 +272,7 @@ def _accesses(s: Stmt, inner: _Inner) -> Iterator[tuple[_Access, _Inner]]:
         case If():
             inner = inner.under_condition()
     for c in substatements(s):
-        yield from _accesses(c, inner)
+        _collect_accesses(c, inner, found)
 
 
 def _sum_touched_bytes(found: list[tuple[_Access, _Inner]]) -> tuple[int, bool]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import webbrowser
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -103,6 +103,45 @@ class Footprint:
 
 
 @dataclass(frozen=True, slots=True)
+class Edge:
+    """A dependence of one statement on another, or on itself.
+
+    Attributes:
+        source, sink: names of statements. tensor: that they touch both.
+        kinds: "flow", "anti", "output".
+        distances: of the iterations of their loops, in order; "*" if they may be any.
+        is_fused: whether one kernel computes both. why: the reason if not.
+    """
+
+    source: str
+    sink: str
+    tensor: str
+    kinds: tuple[str, ...]
+    distances: tuple[str, ...]
+    is_fused: bool
+    why: str = ""
+
+    def with_kind(self, kind: str) -> Edge:
+        """The edge with one more kind."""
+        return replace(self, kinds=tuple(dict.fromkeys((*self.kinds, kind))))
+
+
+@dataclass(frozen=True, slots=True)
+class PassDiff:
+    """What a pass of the compiler changed in the loops.
+
+    Attributes:
+        before, after: lines of the loops.
+        lines: removed ("-") and new ("+") ones, some unchanged ones (" ") around them, and gaps ("~").
+    """
+
+    name: str
+    before: int
+    after: int
+    lines: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Roofline:
     """Work and traffic of a call, and the limits of the machine. rates: bytes per second of each memory, by name."""
 
@@ -147,6 +186,7 @@ class Report:
         seconds: of the passes of the compiler.
         facts: further facts of the kernel, by name.
         matches: whether machine code made for the report equals that of the kernel.
+        edges: the dependences between statements. passes: what each changed in the loops.
         sections: further facts about this kind of kernel.
     """
 
@@ -162,6 +202,8 @@ class Report:
     footprints: tuple[Footprint, ...] = ()
     roofline: Roofline | None = None
     matches: str = ""
+    edges: tuple[Edge, ...] = ()
+    passes: tuple[PassDiff, ...] = ()
     sections: tuple[Section, ...] = ()
 
     def find_listing(self, kind: str) -> Listing:
@@ -191,7 +233,7 @@ class Report:
     __repr__ = __str__
 
     def json(self) -> dict[str, Any]:
-        """All of it for programs, by schema 1."""
+        """All of it for programs, by schema 2."""
         from .json_form import report_to_json
 
         return report_to_json(self)

@@ -11,11 +11,14 @@ from ..compiler.cpu_passes import with_original_names
 from ..core.decisions import Decision, close_book, open_book
 from ..loop_ir.nodes import Module
 from ..loop_ir.show import Line, LineNumbers, list_lines, separate_statements
-from ..tc_lang.canonical_bound import errors_of
+from ..tc_lang.canonical_bound import OriginalNames, canonicalize, errors_of
 from ..tc_lang.ir import BoundFunction
-from .kernel_report import Listing, Report, SourceStatement, shapes_of_tensors
+from ..tc_lang.legalize import legalize
+from .dependences import list_edges
+from .kernel_report import Edge, Listing, Report, SourceStatement, shapes_of_tensors
 from .listings import list_def, list_loops, list_schedule, source_statements
 from .original_names import with_original_decisions
+from .pass_diffs import list_pass_diffs
 
 
 @dataclass(frozen=True)
@@ -81,8 +84,15 @@ class Trace:
             decisions=(*tuning, *self.decisions),
             listings=(definition, list_schedule(schedule), self.loops, *code),
             seconds=self.compiled.seconds,
+            edges=self._list_edges(),
+            passes=list_pass_diffs(self.results, OriginalNames.of(self.bound).text),
             **parts,
         )
+
+    def _list_edges(self) -> tuple[Edge, ...]:
+        legal = self.results["legalize"] if "legalize" in self.results else legalize(canonicalize(self.bound))
+        names = {t.name: OriginalNames.of(self.bound).name(t.name) for t in legal.tensors}
+        return list_edges(legal, names, self.statements, self.decisions, self.loops)
 
 
 def trace_compilation(compiled: CompiledBase, last: str) -> Trace:
