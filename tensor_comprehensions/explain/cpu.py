@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ..codegen.c.c_printer import emit_c
 from ..codegen.llvm.debug_lines import emit_llvm_with_lines
 from ..compiler.compiled_kernel import CompiledCpuKernel, CompiledRangeKernel
-from ..core.decisions import Decision
+from ..core.decisions import Decision, open_book
 from ..core.errors import CannotLower
 from ..runtime.cpu import host_symbols, object_code
 from .assembly import list_assembly
@@ -15,27 +15,32 @@ from .footprints import loop_footprints
 from .kernel_report import BY_HAND, SAME_BYTES, Listing, Report
 from .listings import list_llvm, list_marked
 from .numbers import format_bytes, format_count
+from .original_names import with_original_decisions
 from .trace import Trace, trace_compilation
 from .work import call_bytes, call_flops
 
 
-def explain_cpu_kernel(compiled: CompiledCpuKernel, tuning: tuple[Decision, ...] = ()) -> Report:
-    """The report on a CPU kernel. tuning: the caller's decisions about its options."""
+def explain_cpu_kernel(
+    compiled: CompiledCpuKernel, tuning: tuple[Decision, ...] = (), facts: tuple[tuple[str, str], ...] = ()
+) -> Report:
+    """The report on a CPU kernel. tuning: the caller's decisions about its options. facts: further ones, by name."""
     trace, target = trace_compilation(compiled, "simplify_again"), compiled.target
-    text = emit_llvm_with_lines(trace.module, target, host_symbols.vector_functions(), trace.lines)
+    with open_book() as book:
+        text = emit_llvm_with_lines(trace.module, target, host_symbols.vector_functions(), trace.lines)
     code, assembly = object_code.assemble_and_print(text, target)
     same = object_code.code_sections(code.data) == object_code.code_sections(compiled.code.data)
     blocks = ", in blocks of this and fewer rows" if isinstance(compiled, CompiledRangeKernel) else ""
     work = call_flops(trace.bound), call_bytes(trace.bound)
     return trace.make_report(
         f"{target.name}, vectors of {target.vector_bits} bits{blocks}",
-        tuning,
+        (*tuning, *trace.decisions, *with_original_decisions(book.decisions, trace.bound)),
         (list_assembly(assembly, trace.loops), *_list_c(trace), list_llvm(text, trace.loops)),
         facts=(
             ("options", repr(compiled.options)),
             ("work", f"{format_count(work[0])} operations, {format_bytes(work[1])} of tensors"),
+            *facts,
         ),
-        footprints=loop_footprints(trace.lines, trace.named_lines, target),
+        footprints=loop_footprints(trace.lines, trace.named_lines, target, trace.packed),
         matches=SAME_BYTES if same else BY_HAND,
     )
 

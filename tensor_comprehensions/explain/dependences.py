@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ..core.decisions import Decision
 from ..loop_ir.origins import statement_of
@@ -22,22 +22,30 @@ def list_edges(
 
     function: legalized, in canonical names; `spell_tensor` has the tensors' own. decisions, loops: of the report.
     """
-    known = {s.name for s in statements}
+    order = {s.name: position for position, s in enumerate(statements)}
     kernels = kernels_of(loops)
     apart = [d for d in decisions if d.subject == "fusion" and d.chosen == "two kernels"]
     found: dict[tuple[str, str, str], Edge] = {}
     for d in list_dependences(function):
         source, sink = statement_of(d.source), statement_of(d.sink)
         key = (source, sink, spell_tensor.get(d.tensor, d.tensor))
-        if not {source, sink} <= known:
+        if not {source, sink} <= order.keys():
             continue
         if key in found:
             found[key] = found[key].with_kind(d.kind)
             continue
         shared = kernels.get(source) == kernels.get(sink)
-        why = next((x.why for x in apart if {source, sink} <= set(x.statements)), "")
+        why = next((x.why for x in apart if _separates(x, source, sink, order)), "")
         found[key] = Edge(*key, (d.kind,), d.distances, shared, "" if shared else why)
     return tuple(found.values())
+
+
+def _separates(d: Decision, source: str, sink: str, order: Mapping[str, int]) -> bool:
+    """Whether a decision against fusion is about these statements, or about some between them."""
+    about = sorted(order[name] for name in d.statements if name in order)
+    return {source, sink} <= set(d.statements) or (
+        len(about) > 1 and order[source] <= about[0] < order[sink] and about[-1] <= order[sink]
+    )
 
 
 def kernels_of(loops: Listing) -> dict[str, int]:

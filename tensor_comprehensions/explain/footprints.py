@@ -193,8 +193,13 @@ def _largest(e: Expr) -> int | None:
     return min(known, default=None)
 
 
-def loop_footprints(lines: Sequence[Line], named: Sequence[Line], target: CpuTarget) -> tuple[Footprint, ...]:
-    """The footprint of each loop among `lines`; `named` are the same in the program's names."""
+def loop_footprints(
+    lines: Sequence[Line], named: Sequence[Line], target: CpuTarget, packed: Mapping[str, str]
+) -> tuple[Footprint, ...]:
+    """The footprint of each loop among `lines`; `named` are the same in the program's names.
+
+    packed: the names for people of buffers that hold copies.
+    """
     found: list[Footprint] = []
     names: dict[str, str] = {}
     known = _Known()
@@ -203,7 +208,7 @@ def loop_footprints(lines: Sequence[Line], named: Sequence[Line], target: CpuTar
         if isinstance(s, Loop) and isinstance(own, Loop):
             if id(s) not in inside:  # an outermost loop
                 inside.update(map(id, walk_stmts(s)))
-                names = _names_of(s, own)
+                names = {**_names_of(s, own), **packed}
             sizes = footprint_of(s.body, known)
             total = sum(size for size, _ in sizes.values())
             trips = _trip_count(s)

@@ -37,7 +37,7 @@ def explain_gpu_kernel(compiled: CompiledGpuKernel, tuning: tuple[Decision, ...]
     parts = zip(trace.named.kernels, registers, strict=True)
     return trace.make_report(
         f"{compiled.target.kind} {compiled.target.name}",
-        tuning,
+        (*tuning, *trace.decisions),
         code.listings,
         facts=(("options", "chosen from the sizes" if compiled.options is None else repr(compiled.options)),),
         matches=code.matches,

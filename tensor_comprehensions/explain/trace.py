@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from ..compiler.compiled_kernel import CompiledBase, CompiledRangeKernel
 from ..compiler.cpu_passes import with_original_names
 from ..core.decisions import Decision, close_book, open_book
-from ..loop_ir.nodes import Module
+from ..loop_ir.nodes import Module, Store
+from ..loop_ir.origins import origins_in
 from ..loop_ir.show import Line, LineNumbers, list_lines, separate_statements
+from ..structured.lower.contraction import COPY
 from ..tc_lang.canonical_bound import OriginalNames, canonicalize, errors_of
 from ..tc_lang.ir import BoundFunction
 from ..tc_lang.legalize import legalize
@@ -61,16 +63,28 @@ class Trace:
 
     @cached_property
     def loops(self) -> Listing:
-        return list_loops(self.module, self.lines, [text for text, _ in self.named_lines])
+        found = list_loops(self.module, self.lines, [text for text, _ in self.named_lines])
+        spell = OriginalNames.of(self.bound).text
+        return replace(found, lines=tuple(replace(x, role=spell(x.role)) if x.role else x for x in found.lines))
+
+    @cached_property
+    def packed(self) -> dict[str, str]:
+        """The names for people of the buffers of `module` that hold copies of operands."""
+        name = OriginalNames.of(self.bound).name
+        stores = (s for k in self.module.kernels for s, _ in origins_in(k.body) if isinstance(s, Store))
+        copies = ((s.buffer.name, s.origin.tensor) for s in stores if s.origin and s.origin.role == COPY)
+        return {buffer: f"{name(tensor)}, packed" for buffer, tensor in copies}
 
     @cached_property
     def statements(self) -> tuple[SourceStatement, ...]:
         return source_statements(self.compiled.text, self.bound)
 
-    def make_report(self, target: str, tuning: tuple[Decision, ...], code: tuple[Listing, ...], **parts: Any) -> Report:
+    def make_report(
+        self, target: str, decisions: tuple[Decision, ...], code: tuple[Listing, ...], **parts: Any
+    ) -> Report:
         """The report: what kernels of all devices have, and further `parts`.
 
-        tuning: the caller's decisions about options. code: the listings below the loops.
+        decisions: of `self`, of the caller, and of later passes. code: the listings below the loops.
         """
         with close_book():
             schedule = self.compiled.source("schedule")
@@ -81,7 +95,7 @@ class Trace:
             target=target,
             resources=self.compiled.resources,
             statements=self.statements,
-            decisions=(*tuning, *self.decisions),
+            decisions=decisions,
             listings=(definition, list_schedule(schedule), self.loops, *code),
             seconds=self.compiled.seconds,
             edges=self._list_edges(),
