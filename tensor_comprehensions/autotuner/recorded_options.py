@@ -108,10 +108,8 @@ def lookup_by_key(
 
 def _list_measured(function: Function, bound: BoundFunction, target: CpuTarget) -> dict[str, Any]:
     """The fastest options that were measured for these sizes, as numbers and rivals of a decision."""
-    key = make_key(function, bound, target, threads=torch.get_num_threads())
-    found = [
-        m for m in measurement_store.recall_measurements(current_store(), key) if _is_usable(m, names_digest(bound))
-    ]
+    key, names = make_key(function, bound, target, threads=torch.get_num_threads()), names_digest(bound)
+    found = [m for m in measurement_store.recall_measurements(current_store(), key) if _is_usable(m, names)]
     if not found:
         return {}
     others = tuple(

@@ -22,13 +22,8 @@ def save_page_in(folder: str, compiled: CompiledBase | CompiledSparseKernel | Co
     Raises ArgumentError if the folder cannot be written.
     """
     report = explain_compiled(compiled)
-    facts = (
-        report.sizes,
-        report.target,
-        report.facts,
-        report.find_listing("def").text,
-        report.find_listing("loops").text,
-    )
+    texts = (report.find_listing(kind).text for kind in ("def", "loops"))
+    facts = (report.sizes, report.target, report.facts, *texts)
     return report.save(Path(folder) / f"{report.name}_{sha256(repr(facts).encode()).hexdigest()[:8]}.html")
 
 

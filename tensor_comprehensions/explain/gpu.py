@@ -21,6 +21,7 @@ from .assembly import list_ptx
 from .kernel_report import BY_HAND, SAME_BYTES, Listing, Report, Section
 from .listings import list_marked
 from .numbers import format_bytes
+from .sectors import SECTOR, count_sectors
 from .trace import trace_compilation
 
 BANKS, BANK_BYTES = 32, 4
@@ -71,6 +72,8 @@ def _sections(kernel: Kernel, registers: int, target: GpuTarget) -> Iterator[Sec
         return
     buffers = shared_buffers(kernel.body)
     yield Section(f"kernel {kernel.name}", tuple(_launch_lines(kernel, registers, target)))
+    if accesses := tuple(_sector_lines(kernel)):
+        yield Section(f"global memory of {kernel.name}", accesses)
     for b in buffers:
         if len(b.shape) > 1 and b.swizzle is None:
             pitch = b.strides[-2]
@@ -94,6 +97,17 @@ def _launch_lines(kernel: Kernel, registers: int, target: GpuTarget) -> Iterator
     room = blocks * target.num_sms
     if room:
         yield f"{prod(launch.grid) / room:.2f} times the blocks that {target.num_sms} processors hold at once"
+
+
+def _sector_lines(kernel: Kernel) -> Iterator[str]:
+    """What a warp moves in each access to global memory, those that waste the most first."""
+    counted = sorted(count_sectors(kernel), key=lambda found: found[0].least - found[0].sectors)
+    for c, times in counted:
+        many = f", {times} times in the text" if times > 1 else ""
+        yield (
+            f"{c.threads} threads of a warp {c.kind.removesuffix('s')} {c.bytes} bytes of {c.buffer}: {c.sectors} "
+            f"sectors of {SECTOR} bytes, at least {c.least}{many}"
+        )
 
 
 def bank_rows(b: Buffer) -> Iterator[tuple[int, ...]]:

@@ -133,6 +133,8 @@ def test_why_was_the_tuned_record_not_used(tmp_path: Path) -> None:
         assert "not defined with options='tuned'; the cache has record" in again.why
         tuned = tc.define(MM, options="tuned").mm
         assert only(tuned.explain(x, x), "tuning").chosen == "a tuned record is used"
+        measured = only(tuned.explain(x, x), "tuning")
+        assert all(o.number is not None and o.number >= measured.number("total") > 0 for o in measured.others)
         other = only(tuned.explain(x, x, options=tc.CpuOptions(interleave=2)), "tuning")
         assert other.why.startswith("other options were given")
 

@@ -16,6 +16,7 @@ import torch
 import tensor_comprehensions as tc
 from tensor_comprehensions.cli.main import main
 from tensor_comprehensions.core.decisions import SUBJECTS
+from tensor_comprehensions.core.knobs import override_knobs
 from tensor_comprehensions.dispatch.random_inputs import sample_arguments
 from tensor_comprehensions.explain.kernel_report import BY_HAND, SAME_BYTES, Report
 from tensor_comprehensions.explain.page import MOST_LINES
@@ -196,6 +197,36 @@ def test_a_kernel_that_was_put_by_hand_is_told_apart(tmp_path: Path) -> None:
     other = op.compile(torch.rand(8, 101))
     object.__setattr__(kernel.compiled, "code", other.compiled.code)
     assert kernel.explain().matches == BY_HAND
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+def test_a_page_of_every_kernel(tmp_path: Path) -> None:
+    x = torch.rand(8, 100)
+    op = tc.define("def spmv(float(M,K) A: csr, float(K) x) -> (y) { y(i) +=! A(i,k) * x(k) }").spmv
+    matrix = tc.as_sparse(torch.eye(50).to_sparse_csr())
+    with override_knobs(explain=str(tmp_path / "pages"), cache_dir=str(tmp_path / "cache")):
+        softmax = tc.define(SOFTMAX).softmax
+        softmax(x), softmax(x), softmax(x[:, :99]), softmax.compile(x, target="cuda:sm_80")
+        op(matrix, torch.rand(50)), op.compile(matrix, torch.rand(50), target="cuda:sm_80")
+        pages = sorted((tmp_path / "pages").iterdir())
+        assert [p.name.rpartition("_")[0] for p in pages] == ["softmax"] * 3 + ["spmv"] * 2
+        tc.define(SOFTMAX).softmax(x)  # found in the cache: the same page again
+        assert sorted((tmp_path / "pages").iterdir()) == pages
+    assert all("<!DOCTYPE html>" in p.read_text() for p in pages)
+    with override_knobs(explain=str(pages[0])):
+        assert tc.define(SOFTMAX).softmax(torch.rand(8, 97)).shape == (8, 97)  # no folder: the call is right
+
+
+def test_reports_say_whether_the_cache_had_the_kernel(tmp_path: Path) -> None:
+    x = torch.rand(8, 100)
+    with override_knobs(cache="readwrite", cache_dir=str(tmp_path)):
+        first = dict(tc.define(SOFTMAX).softmax.explain(x).facts)["cache"]
+        second = dict(tc.define(SOFTMAX).softmax.explain(x).facts)["cache"]
+    assert first.startswith("compiled by this process; its key there is ")
+    assert second == first.replace("compiled by this process", "found in the cache")
+    with override_knobs(cache="off"):
+        found = dict(tc.define(SOFTMAX).softmax.explain(x).facts)["cache"]
+    assert found == "compiled by this process; the cache is off"
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
