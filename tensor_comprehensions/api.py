@@ -501,14 +501,12 @@ class Op(KernelDispatcher):
         Args:
             measure: also run the call on one thread, and measure the limits of this machine: about a second.
         """
-        from .explain.cpu import explain_cpu_kernel
-
         kernel = self.compile(*tensors, options=options, target=target, schedule=schedule, **initial)
         if not isinstance(kernel, Kernel):
             if measure:
                 raise ArgumentError("only kernels for CPUs are measured", suggestion="leave out measure=True")
             return kernel.explain()
-        report = explain_cpu_kernel(kernel.compiled, (kernel._explain_record(asked=self._asked == "tuned"),))
+        report = kernel._make_report(asked=self._asked == "tuned")
         if not measure:
             return report
         from .explain.measure import measured_report

@@ -27,7 +27,6 @@ from .torch_ext.dynamo_calls import call_in_graph, call_overload, needs_dispatch
 from .torch_ext.registration import DispatcherOp
 
 if TYPE_CHECKING:
-    from .core.decisions import Decision
     from .explain.kernel_report import Report
     from .torch_ext.sparse_op import SparseOp
 
@@ -168,13 +167,14 @@ class Kernel(KernelDispatcher, CompiledCallable[CompiledCpuKernel]):
     @only_tc_errors
     def explain(self) -> Report:
         """Explain the kernel's code: `print` the report for the short form, `save("x.html")` it for the page."""
+        return self._make_report(asked=False)
+
+    def _make_report(self, *, asked: bool) -> Report:
+        """The report. asked: whether the operator takes its options from tuned records."""
+        from .autotuner.recorded_options import explain_record
+        from .dispatch.persistent_kernel_cache import describe_origin
         from .explain.cpu import explain_cpu_kernel
 
-        return explain_cpu_kernel(self.compiled, (self._explain_record(asked=False),))
-
-    def _explain_record(self, *, asked: bool) -> Decision:
-        """Why the options of the kernel are those of a tuned record, or not."""
-        from .autotuner.recorded_options import explain_record
-
         c = self.compiled
-        return explain_record(self.function, c.bound, c.options, c.target, asked=asked)
+        record = explain_record(self.function, c.bound, c.options, c.target, asked=asked)
+        return explain_cpu_kernel(c, (record,), (("cache", describe_origin(self.function, c)),))

@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -20,7 +20,7 @@ from ..cache import measurement_store
 from ..cache.key import Key, make_key, names_digest, toolchain_versions
 from ..cache.measurement_store import Measurement
 from ..cache.store import Store, current_store
-from ..core.decisions import Decision, open_book, record_decision
+from ..core.decisions import Decision, Rival, open_book, record_decision
 from ..core.diagnostics import get_logger
 from ..options import CpuOptions
 from ..target import CpuTarget
@@ -29,6 +29,8 @@ from ..tc_lang.ir import BoundFunction, Function
 T = TypeVar("T")
 NEAREST = 3
 """Tuned sizes, and numbers of threads, whose options a search starts from."""
+SHOWN_RIVALS = 8
+"""Measured options that a report shows."""
 DIGITS = 19
 """Of an extent: keys may come from elsewhere."""
 MANY_THREADS = 16
@@ -104,6 +106,19 @@ def lookup_by_key(
     return None
 
 
+def _list_measured(function: Function, bound: BoundFunction, target: CpuTarget) -> dict[str, Any]:
+    """The fastest options that were measured for these sizes, as numbers and rivals of a decision."""
+    key, names = make_key(function, bound, target, threads=torch.get_num_threads()), names_digest(bound)
+    found = [m for m in measurement_store.recall_measurements(current_store(), key) if _is_usable(m, names)]
+    if not found:
+        return {}
+    others = tuple(
+        Rival(repr(m.options), m.seconds * 1e6, f"{m.seconds * 1e6:.1f} us, measured {m.samples} times")
+        for m in found[1:SHOWN_RIVALS]
+    )
+    return {"numbers": (("total", found[0].seconds * 1e6),), "others": others}
+
+
 def explain_record(
     function: Function, bound: BoundFunction, options: object, target: CpuTarget, *, asked: bool
 ) -> Decision:
@@ -114,6 +129,7 @@ def explain_record(
     with open_book() as book:
         found = lookup_best(function, bound, target)
     (known,) = (d for d in book.decisions if d.subject == "tuning")
+    known = replace(known, **_list_measured(function, bound, target))
     if found is None or (asked and options == found):
         return known
     why = "other options were given" if asked else "the operator is not defined with options='tuned'"

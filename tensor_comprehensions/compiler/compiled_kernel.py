@@ -64,17 +64,26 @@ class CompiledBase(ABC):
         """The context of the passes, besides the value that they transform."""
 
     @property
+    @abstractmethod
+    def resources(self) -> dict[str, int]:
+        """What a call uses: kernels, bytes of temporaries, and so on."""
+
+    @property
     def compile_seconds(self) -> float:
         return sum(seconds for _, seconds in self.seconds)
 
     def rerun_until(self, name: str) -> Any:
         """The result of the pass `name`, computed again: texts that only people read are not kept."""
+        return self.rerun_all_until(name, self.context)[name]
+
+    def rerun_all_until(self, name: str, context: Any) -> dict[str, Any]:
+        """The results of the passes as far as `name`, in order, computed again."""
         value: Any = self.bound
         results: dict[str, Any] = {}
         for step in self.passes():
-            value = results[step.name] = step.apply(value, self.context, results)
+            value = results[step.name] = step.apply(value, context, results)
             if step.name == name:
-                return value
+                return results
         raise InternalError(f"there is no pass {name!r}")
 
     def source(self, kind: str) -> str:

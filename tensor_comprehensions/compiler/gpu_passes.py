@@ -279,11 +279,7 @@ def _format_tiles(k: CompiledGpuKernel) -> str:
 def _lower_without_tensor_cores(k: CompiledGpuKernel) -> Module:
     """The module without tensor cores."""
     context = replace(k.context, tensor_cores=False, options=None if isinstance(k.options, TileOptions) else k.options)
-    results: dict[str, Any] = {}
-    value: Any = k.bound
-    for step in GPU_PASSES[: [p.name for p in GPU_PASSES].index("simplify") + 1]:
-        value = results[step.name] = step.apply(value, context, results)
-    module: Module = value
+    module: Module = k.rerun_all_until("simplify", context)["simplify"]
     return module
 
 

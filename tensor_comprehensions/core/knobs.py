@@ -43,6 +43,10 @@ class Knobs:
         default=(),
         metadata={"variable": "TC_LOGS", "help": "comma-separated topics to explain on stderr: " + ", ".join(TOPICS)},
     )
+    explain: str = field(
+        default="",
+        metadata={"variable": "TC_EXPLAIN", "help": "folder that receives a page about every kernel", "path": True},
+    )
     verify: bool = field(
         default=False, metadata={"variable": "TC_VERIFY", "help": "1: prove every transform and check after every pass"}
     )

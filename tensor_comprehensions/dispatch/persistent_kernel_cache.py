@@ -21,7 +21,7 @@ from ..cache.stored_kernels import StoredKernel
 from ..compiler.compiled_kernel import BlockSize, CompiledBase, CompiledCpuKernel, CompiledRangeKernel
 from ..core import knobs
 from ..core.diagnostics import get_logger
-from ..core.errors import CannotLower
+from ..core.errors import CannotLower, TCError
 from ..core.lazy_import import lazy_module
 from ..options import CpuOptions
 from ..runtime.cpu import object_code
@@ -32,6 +32,7 @@ from .compile_statistics import count_kernel
 
 if TYPE_CHECKING:
     from ..compiler import cpu_passes, range_passes
+    from ..compiler.sparse_gpu_passes import CompiledSparseGpuKernel
     from ..compiler.sparse_passes import CompiledSparseKernel
     from ..loop_ir import nodes
     from ..loop_ir.nodes import CheckSite
@@ -62,7 +63,27 @@ class CacheAdapter(Generic[C]):
 
 
 def load_or_make(store: Store, key: Key | None, recipe: CacheAdapter[C]) -> C:
-    """The kernel with this key, from the cache or made now; without a key it is made."""
+    """The kernel with this key, from the cache or made now; without a key it is made.
+
+    With `TC_EXPLAIN`, a page about it is saved.
+    """
+    made = _load_or_make(store, key, recipe)
+    if knobs.current_knobs().explain:
+        save_page(made)
+    return made
+
+
+def save_page(made: CompiledBase | CompiledSparseKernel | CompiledSparseGpuKernel) -> None:
+    """Write the page of a kernel into the folder of `TC_EXPLAIN`; a fault there is logged, and is none of the call."""
+    from ..explain.every_kernel import save_page_in
+
+    try:
+        save_page_in(knobs.current_knobs().explain, made)
+    except TCError as error:
+        get_logger("why").warning("no page: %s", error)
+
+
+def _load_or_make(store: Store, key: Key | None, recipe: CacheAdapter[C]) -> C:
     start = perf_counter()
     if key is not None and not _is_observed():
         found = _load_stored(store, key, recipe)
@@ -178,6 +199,15 @@ FOUND = "found"
 def was_cache_hit(compiled: CompiledBase) -> bool:
     """Was a kernel in the cache?"""
     return compiled.seconds[0][0] == FOUND
+
+
+def describe_origin(function: Function, compiled: CompiledCpuKernel) -> str:
+    """Whether a kernel comes from the cache, and its key there."""
+    made = "found in the cache" if was_cache_hit(compiled) else "compiled by this process"
+    if current_store().mode == "off":
+        return f"{made}; the cache is off"
+    key = kernel_key(function, compiled.bound, compiled.options, compiled.target)
+    return f"{made}; it has no key there" if key is None else f"{made}; its key there is {key.digest[:12]}"
 
 
 def _explain_miss(store: Store, key: Key) -> str:

@@ -1,9 +1,10 @@
-"""Machine code as text, each instruction with the line of the loops that it computes."""
+"""Machine code and PTX as text, each instruction with the line of the loops that it computes."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from .kernel_report import Listing, ListingLine
 
@@ -46,3 +47,45 @@ def _lines(text: str, loops: Listing) -> Iterator[ListingLine]:
 def _operands(text: str) -> str:
     """The instructions of an assembly text: where labels are used, and not defined."""
     return "\n".join(row for row in text.split("\n") if row.startswith("\t") and not row.startswith("\t."))
+
+
+_FILE = re.compile(r'^\s*\.file\s+(\d+) "([^"]*)"', re.MULTILINE)
+_PLACE = re.compile(r"\s*\.loc\s+(\d+) (\d+) (\d+)(?:, function_name \S+, inlined_at (\d+) (\d+) (\d+))?")
+_DIRECTIVE = re.compile(r"\s*(\.(?!visible|entry|shared|func)|//|[(){}]+\s*(//.*)?$|$)")
+_Place = tuple[str, str, str]
+"""File, line and column."""
+
+
+def list_ptx(text: str, cuda: Listing) -> Listing:
+    """The instructions, labels and shared memory of PTX with line tables of the CUDA text."""
+    return Listing("ptx", "PTX", tuple(_ptx_lines(text, cuda)))
+
+
+def _ptx_lines(text: str, cuda: Listing) -> Iterator[ListingLine]:
+    own = next((number for number, name in _FILE.findall(text) if name.endswith("kernel.cu")), "1")
+    callers: dict[_Place, _Place] = {}
+    linked = ListingLine("")
+    for row in text[: text.find("\n\t.section")].split("\n") if "\n\t.section" in text else text.split("\n"):
+        if found := _PLACE.match(row):
+            place = found[1], found[2], found[3]
+            if found[4]:
+                callers[place] = found[4], found[5], found[6]
+            linked = _cuda_line(place, callers, own, cuda)
+        elif not _DIRECTIVE.match(row):
+            is_instruction = row.startswith(("\t", "{", "@")) and not row.lstrip().startswith((".", "$"))
+            if row.startswith("."):
+                linked = ListingLine("")
+            shown = " ".join(row.split())
+            yield replace(linked, text=f"  {shown}") if is_instruction else ListingLine(shown)
+
+
+def _cuda_line(place: _Place, callers: Mapping[_Place, _Place], own: str, cuda: Listing) -> ListingLine:
+    """The line of the CUDA text that contains a place, or the call that was replaced by it."""
+    seen: set[_Place] = set()
+    while place[0] != own or place in callers:
+        if place not in callers or place in seen:
+            break
+        seen.add(place)
+        place = callers[place]
+    number = int(place[1])
+    return cuda.lines[number - 1] if place[0] == own and 0 < number <= len(cuda.lines) else ListingLine("")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 from math import log10
 
-from .kernel_report import Roofline, Section
+from .dependences import kernels_of
+from .kernel_report import Report, Roofline, Section
 from .numbers import format_bytes, format_count
 
 BAR = 60
@@ -77,3 +78,50 @@ def draw_bank_grid(section: Section) -> str:
                 parts.append(f'<text x="{column * CELL + 2}" y="{row * CELL + 11}">{bank}</text>')
     width, height = CELL * max(map(len, section.grid)), CELL * len(section.grid)
     return f'<svg class="banks" width="{width}" height="{height}" role="img">{"".join(parts)}</svg>'
+
+
+ROW, LEFT, BOW = 30, 200, 80
+"""Of the graph of dependences: height of a row, width of the statements, width of the first arc."""
+
+
+def draw_dependences(report: Report) -> str:
+    """The statements in order, boxed by kernel, and an arc for each dependence; dashed where it joins two kernels."""
+    order = {s.name: n for n, s in enumerate(report.statements)}
+    kernels = kernels_of(report.find_listing("loops"))
+    parts = [*_kernel_boxes(report, kernels)]
+    for s, n in zip(report.statements, order.values(), strict=True):
+        parts.append(f'<circle class="node s{n % 8}" cx="{LEFT - 14}" cy="{_row(n)}" r="5"/>')
+        parts.append(f'<text class="end" x="{LEFT - 26}" y="{_row(n) + 4}">{escape(s.label)}</text>')
+    widest = 0
+    for e in report.edges:
+        first, last = order[e.source], order[e.sink]
+        bow = BOW * max(1, last - first)
+        widest = max(widest, bow)
+        middle = (_row(first) + _row(last)) // 2
+        ends = f"{LEFT - 8} {_row(first) + 3} Q {LEFT + bow} {middle} {LEFT - 8} {_row(last) - 3}"
+        about = f"{e.tensor}: {', '.join(e.kinds)}, distances {', '.join(e.distances) or 'none'}"
+        apart = "" if e.is_fused else " apart"
+        parts.append(f'<path class="edge{apart}" d="M{ends}"><title>{escape(about)}</title></path>')
+        if last > first:
+            place = f'x="{LEFT + bow // 2}" y="{middle + 4}"'
+            parts.append(f"<text {place}>{escape(e.tensor)}</text>")
+    width, height = LEFT + widest + 160, ROW * len(report.statements) + 10
+    return f'<svg class="graph" width="{width}" height="{height}" role="img">{"".join(parts)}</svg>'
+
+
+def _row(n: int) -> int:
+    return ROW * n + ROW // 2 + 5
+
+
+def _kernel_boxes(report: Report, kernels: dict[str, int]) -> Iterator[str]:
+    """A box around the statements of each kernel that stand beside each other."""
+    names = [s.name for s in report.statements]
+    start = 0
+    for n, name in enumerate(names):
+        own = kernels.get(name)
+        if n + 1 < len(names) and kernels.get(names[n + 1]) == own:
+            continue
+        place = f'x="4" y="{ROW * start + 7}" width="{LEFT - 4}" height="{ROW * (n + 1 - start) - 4}" rx="5"'
+        yield f'<rect class="kernel" {place}/>'
+        yield f'<text class="dim" x="10" y="{ROW * start + 24}">kernel {"" if own is None else own + 1}</text>'
+        start = n + 1

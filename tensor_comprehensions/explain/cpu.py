@@ -2,75 +2,53 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
 
+from ..codegen.c.c_printer import emit_c
 from ..codegen.llvm.debug_lines import emit_llvm_with_lines
 from ..compiler.compiled_kernel import CompiledCpuKernel, CompiledRangeKernel
-from ..compiler.cpu_passes import PASSES, with_original_names
-from ..core.decisions import Decision, close_book, open_book
-from ..loop_ir.nodes import Module
-from ..loop_ir.show import list_lines
+from ..core.decisions import Decision, open_book
+from ..core.errors import CannotLower
 from ..runtime.cpu import host_symbols, object_code
-from ..tc_lang.canonical_bound import errors_of
 from .assembly import list_assembly
 from .footprints import loop_footprints
-from .kernel_report import Report, shapes_of_tensors
+from .kernel_report import BY_HAND, SAME_BYTES, Listing, Report
+from .listings import list_llvm, list_marked
 from .numbers import format_bytes, format_count
 from .original_names import with_original_decisions
-from .statements import list_def, list_loops, list_schedule, source_statements
+from .trace import Trace, trace_compilation
 from .work import call_bytes, call_flops
 
-SAME_BYTES, BY_HAND = "the machine code of the kernel, byte for byte", "the kernel that runs was put there by hand"
 
-
-def explain_cpu_kernel(compiled: CompiledCpuKernel, tuning: tuple[Decision, ...] = ()) -> Report:
-    """The report on a CPU kernel. tuning: the caller's decisions about its options."""
-    bound, blocks = compiled.bound, ""
-    if isinstance(compiled, CompiledRangeKernel):
-        bound, blocks = compiled.make(compiled.sizes[0].rows), ", in blocks of this and fewer rows"
-    with errors_of(bound), open_book() as book:
-        module = _run_passes(compiled)
-        lines = list(list_lines(module))
-        text = emit_llvm_with_lines(module, compiled.target, host_symbols.vector_functions(), lines)
-    code, assembly = object_code.assemble_and_print(text, compiled.target)
-    statements = source_statements(compiled.text, bound)
-    named = list(list_lines(with_original_names(module, bound)))
-    loops = list_loops(module, lines, named)
+def explain_cpu_kernel(
+    compiled: CompiledCpuKernel, tuning: tuple[Decision, ...] = (), facts: tuple[tuple[str, str], ...] = ()
+) -> Report:
+    """The report on a CPU kernel. tuning: the caller's decisions about its options. facts: further ones, by name."""
+    trace, target = trace_compilation(compiled, "simplify_again"), compiled.target
+    with open_book() as book:
+        text = emit_llvm_with_lines(trace.module, target, host_symbols.vector_functions(), trace.lines)
+    code, assembly = object_code.assemble_and_print(text, target)
     same = object_code.code_sections(code.data) == object_code.code_sections(compiled.code.data)
-    with close_book():
-        schedule = compiled.source("schedule")
-    return Report(
-        name=bound.name,
-        sizes=shapes_of_tensors(bound),
-        target=f"{compiled.target.name}, vectors of {compiled.target.vector_bits} bits{blocks}",
-        resources=compiled.resources,
-        statements=statements,
-        decisions=(*tuning, *with_original_decisions(book.decisions, bound)),
-        listings=(
-            list_def(compiled.text, bound, statements), list_schedule(schedule), loops, list_assembly(assembly, loops)
-        ),
-        seconds=compiled.seconds,
+    blocks = ", in blocks of this and fewer rows" if isinstance(compiled, CompiledRangeKernel) else ""
+    work = call_flops(trace.bound), call_bytes(trace.bound)
+    return trace.make_report(
+        f"{target.name}, vectors of {target.vector_bits} bits{blocks}",
+        (*tuning, *trace.decisions, *with_original_decisions(book.decisions, trace.bound)),
+        (list_assembly(assembly, trace.loops), *_list_c(trace), list_llvm(text, trace.loops)),
         facts=(
             ("options", repr(compiled.options)),
-            ("work", f"{format_count(call_flops(bound))} operations, {format_bytes(call_bytes(bound))} of tensors"),
+            ("work", f"{format_count(work[0])} operations, {format_bytes(work[1])} of tensors"),
+            *facts,
         ),
-        footprints=loop_footprints(lines, named, compiled.target),
+        footprints=loop_footprints(trace.lines, trace.named_lines, target, trace.packed),
         matches=SAME_BYTES if same else BY_HAND,
-    )  # fmt: skip
+    )
 
 
-def _run_passes(compiled: CompiledCpuKernel) -> Module:
-    """The loops that are printed as code, made again: of all blocks, for a kernel for any number of rows."""
-    if isinstance(compiled, CompiledRangeKernel):
-        joined: Module = compiled.rerun_until("join")
-        return joined
-    with close_book():
-        context = compiled.context
-    results: dict[str, Any] = {}
-    value: Any = compiled.bound
-    for step in PASSES:
-        if step.name == "emit":
-            break
-        value = results[step.name] = step.apply(value, context, results)
-    module: Module = value
-    return module
+def _list_c(trace: Trace) -> Iterator[Listing]:
+    """The loops as C; none if C cannot spell them."""
+    try:
+        text = emit_c(trace.named, header=trace.compiled.text, marks=trace.numbers)
+    except CannotLower:
+        return
+    yield list_marked("c", "C", text, trace.loops)

@@ -7,7 +7,7 @@ masked.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import prod
 
@@ -55,11 +55,58 @@ class _Access:
 
 
 @dataclass(frozen=True, slots=True)
+class _Term:
+    """A part of a subscript, times a constant.
+
+    Attributes:
+        variable: its name if it is one, or else "". names: of all variables in it.
+        is_opaque: whether data decides it.
+    """
+
+    part: Expr
+    factor: int
+    variable: str
+    names: tuple[str, ...]
+    is_opaque: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """Facts about parts of the program, by their ids: loads of statements, and linear terms of subscripts."""
+
+    loads: dict[int, tuple[Load, ...]] = field(default_factory=dict)
+    terms: dict[int, tuple[tuple[_Term, ...], int]] = field(default_factory=dict)
+
+    def loads_of(self, s: Stmt) -> tuple[Load, ...]:
+        """The loads of a statement itself, without those of statements inside it."""
+        if id(s) not in self.loads:
+            found = (x for e in stmt_expressions(s) for x in walk_expr(e))
+            self.loads[id(s)] = tuple(x for x in found if isinstance(x, Load))
+        return self.loads[id(s)]
+
+    def terms_of(self, e: Expr) -> tuple[tuple[_Term, ...], int]:
+        """The terms of an integer expression, and its constant."""
+        if id(e) not in self.terms:
+            terms, constant = linear_terms(_without_vectors(e))
+            self.terms[id(e)] = tuple(_term(part, factor) for part, factor in terms.items()), constant
+        return self.terms[id(e)]
+
+
+def _term(part: Expr, factor: int) -> _Term:
+    if isinstance(part, Var):
+        return _Term(part, factor, part.name, (part.name,), is_opaque=False)
+    inner = list(walk_expr(part))
+    names = tuple(x.name for x in inner if isinstance(x, Var))
+    return _Term(part, factor, "", names, any(isinstance(x, Load | Ramp) for x in inner))
+
+
+@dataclass(frozen=True, slots=True)
 class _Inner:
     """The variables bound inside an iteration: the form of each, and its number of values."""
 
     forms: Mapping[str, _Form]
     trips: Mapping[str, int]
+    known: _Known = field(default_factory=_Known)
     is_certain: bool = True
 
     def with_loop(self, loop: Loop) -> _Inner:
@@ -70,37 +117,35 @@ class _Inner:
         form = _Form(tuple(moving.items()), start.fixed, start.constant, start.is_known and trips is not None)
         exact = trips is not None and trips > 0 and isinstance(build.sub(loop.stop, loop.start), Const)
         count = max(1, trips or 1)
-        return _Inner({**self.forms, loop.var: form}, {**self.trips, own: count}, self.is_certain and exact)
+        return _Inner({**self.forms, loop.var: form}, {**self.trips, own: count}, self.known, self.is_certain and exact)
 
     def with_let(self, let: Let) -> _Inner:
-        return _Inner({**self.forms, let.name: self.form(let.value)}, self.trips, self.is_certain)
+        return replace(self, forms={**self.forms, let.name: self.form(let.value)})
 
     def under_condition(self) -> _Inner:
-        return _Inner(self.forms, self.trips, is_certain=False)
+        return replace(self, is_certain=False)
 
     def form(self, e: Expr) -> _Form:
         """The form of an integer expression."""
-        terms, constant = linear_terms(_without_vectors(e))
+        terms, constant = self.known.terms_of(e)
         moving: dict[str, int] = {}
         fixed: dict[Hashable, int] = {}
         known = True
-        for atom, factor in terms.items():
-            own = self.forms.get(atom.name) if isinstance(atom, Var) else None
+        for term in terms:
+            own = self.forms.get(term.variable)
             if own is not None:
                 for name, c in own.moving:
-                    moving[name] = moving.get(name, 0) + factor * c
+                    moving[name] = moving.get(name, 0) + term.factor * c
                 for key, c in own.fixed:
-                    fixed[key] = fixed.get(key, 0) + factor * c
-                constant += factor * own.constant
+                    fixed[key] = fixed.get(key, 0) + term.factor * c
+                constant += term.factor * own.constant
                 known = known and own.is_known
-            elif isinstance(atom, Var) and atom.name.startswith(_LANE):
-                moving[atom.name] = moving.get(atom.name, 0) + factor
-            elif any(
-                isinstance(x, Load | Ramp) or (isinstance(x, Var) and self._moves(x.name)) for x in walk_expr(atom)
-            ):
+            elif term.variable.startswith(_LANE):
+                moving[term.variable] = moving.get(term.variable, 0) + term.factor
+            elif term.is_opaque or any(map(self._moves, term.names)):
                 known = False
             else:
-                fixed[atom] = fixed.get(atom, 0) + factor
+                fixed[term.part] = fixed.get(term.part, 0) + term.factor
         ordered = sorted((item for item in moving.items() if item[1]), key=lambda item: item[0])
         return _Form(tuple(ordered), frozenset(fixed.items()), constant, known)
 
@@ -148,13 +193,23 @@ def _largest(e: Expr) -> int | None:
     return min(known, default=None)
 
 
-def loop_footprints(lines: Sequence[Line], named: Sequence[Line], target: CpuTarget) -> tuple[Footprint, ...]:
-    """The footprint of each loop among `lines`; `named` are the same in the program's names."""
+def loop_footprints(
+    lines: Sequence[Line], named: Sequence[Line], target: CpuTarget, packed: Mapping[str, str]
+) -> tuple[Footprint, ...]:
+    """The footprint of each loop among `lines`; `named` are the same in the program's names.
+
+    packed: the names for people of buffers that hold copies.
+    """
     found: list[Footprint] = []
+    names: dict[str, str] = {}
+    known = _Known()
+    inside: set[int] = set()
     for number, ((_, s), (_, own)) in enumerate(zip(lines, named, strict=True), 1):
         if isinstance(s, Loop) and isinstance(own, Loop):
-            names = _names_of(s, own)
-            sizes = footprint_of(s.body)
+            if id(s) not in inside:  # an outermost loop
+                inside.update(map(id, walk_stmts(s)))
+                names = {**_names_of(s, own), **packed}
+            sizes = footprint_of(s.body, known)
             total = sum(size for size, _ in sizes.values())
             trips = _trip_count(s)
             found.append(
@@ -188,27 +243,33 @@ def _cache_for(size: int, target: CpuTarget) -> str:
     return next((f"L{n}" for n, capacity in enumerate(target.cache, 1) if size <= capacity), "memory")
 
 
-def footprint_of(s: Stmt) -> dict[str, tuple[int, bool]]:
+def footprint_of(s: Stmt, known: _Known | None = None) -> dict[str, tuple[int, bool]]:
     """The bytes of each buffer that one run of `s` touches, with whether it touches that many for certain.
 
-    Buffers that are made in `s` count, too; registers do not.
+    Buffers that are made in `s` count, too; registers do not. known: for several parts of a program.
     """
     accesses: dict[str, list[tuple[_Access, _Inner]]] = {}
-    for access, inner in _accesses(s, _Inner({}, {})):
-        if access.buffer.space is not Space.REGISTER:
-            accesses.setdefault(access.buffer.name, []).append((access, inner))
+    for access, inner in _accesses(s, _Inner({}, {}, known or _Known())):
+        accesses.setdefault(access.buffer.name, []).append((access, inner))
     return {name: _sum_touched_bytes(found) for name, found in accesses.items()}
 
 
-def _accesses(s: Stmt, inner: _Inner) -> Iterator[tuple[_Access, _Inner]]:
-    for e in stmt_expressions(s):
-        for x in walk_expr(e):
-            if isinstance(x, Load):
-                certain = inner.is_certain and x.mask is None
-                yield _Access(x.buffer, tuple(map(inner.form, x.indices)), certain), inner
+def _accesses(s: Stmt, inner: _Inner) -> list[tuple[_Access, _Inner]]:
+    found: list[tuple[_Access, _Inner]] = []
+    _collect_accesses(s, inner, found)
+    return found
+
+
+def _collect_accesses(s: Stmt, inner: _Inner, found: list[tuple[_Access, _Inner]]) -> None:
+    for x in inner.known.loads_of(s):
+        if x.buffer.space is not Space.REGISTER:
+            certain = inner.is_certain and x.mask is None
+            found.append((_Access(x.buffer, tuple(map(inner.form, x.indices)), certain), inner))
     match s:
         case Store(buffer, indices, _, _, mask):
-            yield _Access(buffer, tuple(map(inner.form, indices)), inner.is_certain and mask is None), inner
+            if buffer.space is not Space.REGISTER:
+                certain = inner.is_certain and mask is None
+                found.append((_Access(buffer, tuple(map(inner.form, indices)), certain), inner))
         case Loop():
             inner = inner.with_loop(s)
         case Let():
@@ -216,7 +277,7 @@ def _accesses(s: Stmt, inner: _Inner) -> Iterator[tuple[_Access, _Inner]]:
         case If():
             inner = inner.under_condition()
     for c in substatements(s):
-        yield from _accesses(c, inner)
+        _collect_accesses(c, inner, found)
 
 
 def _sum_touched_bytes(found: list[tuple[_Access, _Inner]]) -> tuple[int, bool]:

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from math import prod
-from typing import Any
 
-from ..codegen.c.statements import split_marks
 from ..codegen.gpu.cuda_printer import emit_cuda
 from ..codegen.gpu.gpu_printer import shared_buffers
-from ..compiler.cpu_passes import with_original_names
-from ..compiler.gpu_passes import GPU_PASSES, CompiledGpuKernel
-from ..core.decisions import Decision, close_book, open_book
-from ..loop_ir.nodes import Buffer, Kernel, Module
-from ..loop_ir.origins import statement_of
-from ..loop_ir.show import list_lines
+from ..codegen.gpu.ptx import architecture_for
+from ..compiler.gpu_passes import CompiledGpuKernel
+from ..compiler.sparse_gpu_passes import CompiledSparseGpuKernel
+from ..core.decisions import Decision
+from ..loop_ir.nodes import Buffer, Kernel
+from ..runtime.cpu.object_code import code_sections
 from ..runtime.cuda import nvrtc
-from ..tc_lang.canonical_bound import errors_of
-from .kernel_report import Listing, ListingLine, Report, Section, shapes_of_tensors
+from ..runtime.cuda.nvrtc import Resources
+from ..target import GpuTarget
+from .assembly import list_ptx
+from .kernel_report import BY_HAND, SAME_BYTES, Listing, Report, Section
+from .listings import list_marked
 from .numbers import format_bytes
-from .original_names import with_original_decisions
-from .statements import list_def, list_loops, list_schedule, source_statements
+from .sectors import SECTOR, count_sectors
+from .trace import trace_compilation
 
 BANKS, BANK_BYTES = 32, 4
 ROWS_SHOWN, COLUMNS_SHOWN = 16, 36
@@ -29,56 +31,49 @@ ROWS_SHOWN, COLUMNS_SHOWN = 16, 36
 
 def explain_gpu_kernel(compiled: CompiledGpuKernel, tuning: tuple[Decision, ...] = ()) -> Report:
     """The report on a GPU kernel. tuning: the caller's decisions about its options."""
-    bound = compiled.bound
-    with errors_of(bound), open_book() as book:
-        module = _run_passes(compiled)
-    statements = source_statements(compiled.text, bound)
-    named = with_original_names(module, bound)
-    code = emit_cuda(named, header=compiled.header, aligned=compiled.aligned, marks=True).source
-    with close_book():
-        schedule = compiled.source("schedule")
-    return Report(
-        name=bound.name,
-        sizes=shapes_of_tensors(bound),
-        target=f"{compiled.target.kind} {compiled.target.name}",
-        resources=compiled.resources,
-        statements=statements,
-        decisions=(*tuning, *with_original_decisions(book.decisions, bound)),
-        listings=(
-            list_def(compiled.text, bound, statements), list_schedule(schedule),
-            list_loops(module, list(list_lines(module)), list(list_lines(named))), list_cuda(code),
-        ),
-        seconds=compiled.seconds,
+    trace = trace_compilation(compiled, "simplify")
+    marked = emit_cuda(trace.named, header=compiled.header, aligned=compiled.aligned, marks=trace.numbers)
+    code = list_gpu_code(marked.source, compiled, trace.loops)
+    registers = (code.resources[k.name].registers if k.name in code.resources else 0 for k in marked.kernels)
+    parts = zip(trace.named.kernels, registers, strict=True)
+    return trace.make_report(
+        f"{compiled.target.kind} {compiled.target.name}",
+        (*tuning, *trace.decisions),
+        code.listings,
         facts=(("options", "chosen from the sizes" if compiled.options is None else repr(compiled.options)),),
-        sections=tuple(section for k in named.kernels for section in _sections(k, compiled)),
-    )  # fmt: skip
-
-
-def _run_passes(compiled: CompiledGpuKernel) -> Module:
-    """The loops that are printed, made again."""
-    results: dict[str, Any] = {}
-    value: Any = compiled.bound
-    for step in GPU_PASSES[: [p.name for p in GPU_PASSES].index("simplify") + 1]:
-        value = results[step.name] = step.apply(value, compiled.context, results)
-    module: Module = value
-    return module
-
-
-def list_cuda(text: str) -> Listing:
-    """CUDA text that was printed with marks: each line with the statements that it computes."""
-    lines = (
-        ListingLine(plain, tuple(dict.fromkeys(map(statement_of, names))))
-        for plain, names in split_marks(text.rstrip())
+        matches=code.matches,
+        sections=tuple(section for k, n in parts for section in _sections(k, n, compiled.target)),
     )
-    return Listing("cuda", "CUDA", tuple(lines))
 
 
-def _sections(kernel: Kernel, compiled: CompiledGpuKernel) -> Iterator[Section]:
-    """The launch of a kernel, and its buffers in shared memory."""
+@dataclass(frozen=True, slots=True)
+class GpuListings:
+    """CUDA, and PTX if NVRTC is installed. matches: as in a report. resources: of each kernel by name, from NVRTC."""
+
+    listings: tuple[Listing, ...]
+    matches: str
+    resources: Mapping[str, Resources]
+
+
+def list_gpu_code(marked: str, compiled: CompiledGpuKernel | CompiledSparseGpuKernel, loops: Listing) -> GpuListings:
+    """CUDA text that was printed with marks, and the PTX made from it, which leads to its lines."""
+    cuda = list_marked("cuda", "CUDA", marked, loops)
+    if not nvrtc.is_nvrtc_available():
+        return GpuListings((cuda,), "", {})
+    architecture = architecture_for(cuda.text, compiled.target.name)
+    ptx, code = nvrtc.compile_with_lines(cuda.text, architecture)
+    same = code_sections(code.binary) == code_sections(compiled.cubin.binary)
+    return GpuListings((cuda, list_ptx(ptx, cuda)), SAME_BYTES if same else BY_HAND, code.resources)
+
+
+def _sections(kernel: Kernel, registers: int, target: GpuTarget) -> Iterator[Section]:
+    """The launch of a kernel, and its buffers in shared memory. registers: of a thread; 0 if unknown."""
     if kernel.launch is None:
         return
     buffers = shared_buffers(kernel.body)
-    yield Section(f"kernel {kernel.name}", tuple(_launch_lines(kernel, buffers, compiled)))
+    yield Section(f"kernel {kernel.name}", tuple(_launch_lines(kernel, registers, target)))
+    if accesses := tuple(_sector_lines(kernel)):
+        yield Section(f"global memory of {kernel.name}", accesses)
     for b in buffers:
         if len(b.shape) > 1 and b.swizzle is None:
             pitch = b.strides[-2]
@@ -87,13 +82,12 @@ def _sections(kernel: Kernel, compiled: CompiledGpuKernel) -> Iterator[Section]:
             yield Section(f"shared {b.name}", (text,), tuple(bank_rows(b)))
 
 
-def _launch_lines(kernel: Kernel, buffers: list[Buffer], compiled: CompiledGpuKernel) -> Iterator[str]:
-    launch, target = kernel.launch, compiled.target
+def _launch_lines(kernel: Kernel, registers: int, target: GpuTarget) -> Iterator[str]:
+    launch = kernel.launch
     assert launch is not None
     grid, block = (" x ".join(map(str, sizes)) for sizes in (launch.grid, launch.block))
-    shared = sum(b.bytes for b in buffers)
+    shared = sum(b.bytes for b in shared_buffers(kernel.body))
     yield f"{grid} blocks of {block} threads, {format_bytes(shared)} of shared memory"
-    registers = _registers(kernel.name, compiled)
     limits = target.resident_block_limits(prod(launch.block), registers, shared)
     limit = min(limits, key=lambda name: limits[name])
     blocks = limits[limit]
@@ -105,11 +99,15 @@ def _launch_lines(kernel: Kernel, buffers: list[Buffer], compiled: CompiledGpuKe
         yield f"{prod(launch.grid) / room:.2f} times the blocks that {target.num_sms} processors hold at once"
 
 
-def _registers(name: str, compiled: CompiledGpuKernel) -> int:
-    """Registers of a thread; 0 if unknown."""
-    if not nvrtc.is_nvrtc_available():
-        return 0
-    return max((r.registers for r in compiled.cubin.resources.values()), default=0)
+def _sector_lines(kernel: Kernel) -> Iterator[str]:
+    """What a warp moves in each access to global memory, those that waste the most first."""
+    counted = sorted(count_sectors(kernel), key=lambda found: found[0].least - found[0].sectors)
+    for c, times in counted:
+        many = f", {times} times in the text" if times > 1 else ""
+        yield (
+            f"{c.threads} threads of a warp {c.kind.removesuffix('s')} {c.bytes} bytes of {c.buffer}: {c.sectors} "
+            f"sectors of {SECTOR} bytes, at least {c.least}{many}"
+        )
 
 
 def bank_rows(b: Buffer) -> Iterator[tuple[int, ...]]:

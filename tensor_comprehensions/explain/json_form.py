@@ -8,7 +8,7 @@ from typing import Any
 from ..core.decisions import Decision
 from .kernel_report import Listing, Report
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 def report_to_json(report: Report) -> dict[str, Any]:
@@ -33,6 +33,8 @@ def report_to_json(report: Report) -> dict[str, Any]:
             for f in report.footprints
         ],
         "roofline": None if report.roofline is None else asdict(report.roofline),
+        "dependences": [asdict(e) for e in report.edges],
+        "passes": [asdict(p) for p in report.passes],
         "sections": [asdict(s) for s in report.sections],
     }  # fmt: skip
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import webbrowser
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -12,6 +12,8 @@ from typing import Any
 from ..core.decisions import Decision
 from ..core.errors import ArgumentError
 from ..tc_lang.ir import BoundFunction, Role
+
+SAME_BYTES, BY_HAND = "the machine code of the kernel, byte for byte", "the kernel that runs was put there by hand"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class ListingLine:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """One form of the kernel: "def", "schedule", "loops", "asm" or "cuda"."""
+    """One form of the kernel: "def", "schedule", "loops", "asm", "c", "llvm", "cuda" or "ptx"."""
 
     kind: str
     title: str
@@ -71,7 +73,7 @@ class Listing:
         for line in self.lines:
             if line.text.startswith(" "):
                 functions[-1].append(line.loop)
-            elif not line.text.startswith("."):
+            elif not line.text.startswith((".", "$")):
                 functions.append([])
         counted = [found for found in functions if any(found)]
         return sum(n > 0 for found in counted for n in found), sum(map(len, counted))
@@ -98,6 +100,45 @@ class Footprint:
     @property
     def total(self) -> int:
         return sum(size for _, size in self.bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """A dependence of one statement on another, or on itself.
+
+    Attributes:
+        source, sink: names of statements. tensor: that they touch both.
+        kinds: "flow", "anti", "output".
+        distances: of the iterations of their loops, in order; "*" if they may be any.
+        is_fused: whether one kernel computes both. why: the reason if not.
+    """
+
+    source: str
+    sink: str
+    tensor: str
+    kinds: tuple[str, ...]
+    distances: tuple[str, ...]
+    is_fused: bool
+    why: str = ""
+
+    def with_kind(self, kind: str) -> Edge:
+        """The edge with one more kind."""
+        return replace(self, kinds=tuple(dict.fromkeys((*self.kinds, kind))))
+
+
+@dataclass(frozen=True, slots=True)
+class PassDiff:
+    """What a pass of the compiler changed in the loops.
+
+    Attributes:
+        before, after: lines of the loops.
+        lines: removed ("-") and new ("+") ones, some unchanged ones (" ") around them, and gaps ("~").
+    """
+
+    name: str
+    before: int
+    after: int
+    lines: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +186,7 @@ class Report:
         seconds: of the passes of the compiler.
         facts: further facts of the kernel, by name.
         matches: whether machine code made for the report equals that of the kernel.
+        edges: the dependences between statements. passes: what each changed in the loops.
         sections: further facts about this kind of kernel.
     """
 
@@ -160,6 +202,8 @@ class Report:
     footprints: tuple[Footprint, ...] = ()
     roofline: Roofline | None = None
     matches: str = ""
+    edges: tuple[Edge, ...] = ()
+    passes: tuple[PassDiff, ...] = ()
     sections: tuple[Section, ...] = ()
 
     def find_listing(self, kind: str) -> Listing:
@@ -189,7 +233,7 @@ class Report:
     __repr__ = __str__
 
     def json(self) -> dict[str, Any]:
-        """All of it for programs, by schema 1."""
+        """All of it for programs, by schema 2."""
         from .json_form import report_to_json
 
         return report_to_json(self)

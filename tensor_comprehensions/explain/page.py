@@ -8,12 +8,15 @@ style sheet and this script, by their hashes, and nothing else.
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Iterator
 from hashlib import sha256
 from html import escape
+from typing import Any
+from zlib import compress
 
 from ..core.decisions import Decision
-from .charts import draw_bank_grid, draw_bars, draw_roofline
+from .charts import draw_bank_grid, draw_bars, draw_dependences, draw_roofline
 from .kernel_report import Listing, ListingLine, Report
 from .numbers import format_bytes, format_count, format_number
 from .page_assets import SCRIPT, STYLE
@@ -21,6 +24,11 @@ from .text import decisions_in_order, label_statements, shown_numbers, verdict
 
 COLORS = 8
 """Statements that have a color of their own; more begin again."""
+FOLDED, MOST_LINES = ("c", "llvm"), 2000
+"""Listings that are closed at first; lines of one that can be read without script."""
+PACKED = "The script of this page unpacks these lines."
+SIGNS = {"+": "new", "-": "old", " ": "", "~": "gap"}
+"""Style classes of lines of differences."""
 
 
 def format_page(report: Report) -> str:
@@ -51,6 +59,7 @@ def _page(report: Report) -> Iterator[str]:
     yield f"<p>{escape(verdict(report))}</p></header>"
     yield "<main>"
     yield from _panes(report)
+    yield from _dependences(report)
     yield from _decisions(report)
     yield from _footprints(report)
     yield from _limits(report)
@@ -68,29 +77,93 @@ def _page(report: Report) -> Iterator[str]:
 
 def _panes(report: Report) -> Iterator[str]:
     order = {s.name: n for n, s in enumerate(report.statements)}
+    shown = [x for x in report.listings if x.kind not in FOLDED]
     yield '<div class="panes">'
-    for listing in report.listings:
+    for listing in shown:
         yield from _format_listing(report, listing, order)
     yield "</div>"
+    for listing in report.listings:
+        if listing not in shown:
+            title = f"{listing.title}, {len(listing.lines)} lines{_share(listing)}"
+            yield _fold(listing.kind, title, _rows(listing, order))
+    yield from _passes(report)
+
+
+def _passes(report: Report) -> Iterator[str]:
+    """The lines that each pass removed and added, folded."""
+    seconds = dict(report.seconds)
+    for number, p in enumerate(report.passes):
+        time = f", {seconds[p.name] * 1e3:.1f} ms" if p.name in seconds else ""
+        title = f"changes by the pass {p.name.replace('_', ' ')}: {p.before} lines before, {p.after} after{time}"
+        if p.lines:
+            yield _fold(f"pass{number}", title, [[f"{sign} {text}", "", "", SIGNS[sign]] for sign, text in p.lines])
+
+
+_Rows = list[list[Any]]
+"""Of packed lines: text, statements, line of loops, and the style class if it is not that of the statements."""
+
+
+def _rows(listing: Listing, order: dict[str, int]) -> _Rows:
+    return [[line.text, _owners(line, order), line.loop or ""] for line in listing.lines]
+
+
+def _fold(name: str, title: str, rows: _Rows) -> str:
+    """A pane that is closed at first; the script unpacks its lines when it is opened."""
+    return (
+        f'<details class="fold" id="{escape(name, quote=True)}" {_pack(rows)}><summary>{escape(title)}</summary>'
+        f"<pre>{PACKED}</pre></details>"
+    )
+
+
+def _pack(rows: _Rows) -> str:
+    packed = compress(json.dumps(rows, separators=(",", ":")).encode())
+    return f'data-z="{base64.b64encode(packed).decode()}"'
 
 
 def _format_listing(report: Report, listing: Listing, order: dict[str, int]) -> Iterator[str]:
-    share = ""
-    if any(line.loop for line in listing.lines):
-        share = f" <small>{100 * listing.linked_share():.0f} % of the instructions have a line of loops</small>"
-    yield f'<section class="pane" id="{escape(listing.kind, quote=True)}" tabindex="0">'
-    yield f"<h2>{escape(listing.title)}{share}</h2>"
-    lines = (_line(line, number, order, report) for number, line in enumerate(listing.lines, 1))
-    yield f"<pre>{''.join(lines)}</pre></section>"
+    is_long = len(listing.lines) > MOST_LINES
+    data = f" {_pack(_rows(listing, order))}" if is_long else ""
+    yield f'<section class="pane" id="{escape(listing.kind, quote=True)}" tabindex="0"{data}>'
+    yield f"<h2>{escape(listing.title)} <small>{escape(_share(listing).removeprefix(': '))}</small></h2>"
+    lines = PACKED if is_long else "".join(_line(line, order) for line in listing.lines)
+    yield f"<pre>{lines}</pre></section>"
 
 
-def _line(line: ListingLine, number: int, order: dict[str, int], report: Report) -> str:
-    owners = [order[name] for name in line.statements if name in order]
-    color = "" if not owners else f" c{owners[0] % COLORS}" if len(owners) == 1 else " cm"
-    data = f' data-s="{" ".join(map(str, owners))}"' if owners else ""
+def _share(listing: Listing) -> str:
+    """How many instructions have a line of loops."""
+    if listing.kind not in ("asm", "llvm", "ptx") or not any(line.loop for line in listing.lines):
+        return ""
+    return f": {100 * listing.linked_share():.0f} % of the instructions have a line of loops"
+
+
+def _owners(line: ListingLine, order: dict[str, int]) -> str:
+    return " ".join(str(order[name]) for name in line.statements if name in order)
+
+
+def _line(line: ListingLine, order: dict[str, int]) -> str:
+    owners = _owners(line, order)
+    color = "" if not owners else " cm" if " " in owners else f" c{int(owners) % COLORS}"
+    data = f' data-s="{owners}"' if owners else ""
     loop = f' data-l="{line.loop}"' if line.loop else ""
     about = f' title="{escape(line.role, quote=True)}"' if line.role else ""
     return f'<span class="l{color}"{data}{loop}{about}>{escape(line.text)}\n</span>'
+
+
+# --- dependences -------------------------------------------------------------------------------------------------
+
+
+def _dependences(report: Report) -> Iterator[str]:
+    if not report.edges:
+        return
+    order = {s.name: n for n, s in enumerate(report.statements)}
+    yield f'<section id="dependences"><h2>dependences</h2>{draw_dependences(report)}<table><thead><tr><th>from<th>to'
+    yield "<th>tensor<th>kind<th>distances<th>kernels</tr></thead><tbody>"
+    for e in report.edges:
+        kernels = "one" if e.is_fused else f"two: {e.why}" if e.why else "two"
+        cells = (*report.labels((e.source, e.sink)), e.tensor, ", ".join(e.kinds), ", ".join(e.distances), kernels)
+        owners = " ".join(str(order[name]) for name in dict.fromkeys((e.source, e.sink)))
+        yield f'<tr class="l" data-s="{owners}">' + "".join(f"<td>{escape(cell)}" for cell in cells) + "</tr>"
+    yield "</tbody></table></section>"
 
 
 # --- why ---------------------------------------------------------------------------------------------------------

@@ -40,39 +40,57 @@ stroke-width:2}.drop{stroke-dasharray:3 3}.limit{fill:none;stroke:var(--c0);stro
 .banks rect{stroke:var(--bg)}.banks text{font-size:9px}.pad{fill:none}.t0{fill:#c6d8f5}.t1{fill:#f7dcb4}
 .t2{fill:#bfe6d3}
 .t3{fill:#f3c3d7}.t4{fill:#d8ccf2}.t5{fill:#bfe6f0}.t6{fill:#e6d7b0}.t7{fill:#f4c5bf}.banks text{fill:#111}
+.fold{border:1px solid var(--rule);border-radius:4px;background:var(--pane);margin-top:10px}
+.fold summary{padding:6px 8px;color:var(--dim);font-size:13px;font-weight:600;cursor:pointer}
+.fold pre{margin:0;padding:0 0 6px;overflow:auto;max-height:420px;font:12px/1.45 ui-monospace,monospace}
+.new{background:#2da44e33}.old{background:#cf222e33}.gap{border-top:1px dashed var(--rule)}
+.graph .node{fill:var(--dim)}.graph .edge{fill:none;stroke:var(--dim);stroke-width:1.5}
+.graph .apart{stroke:var(--c7);stroke-dasharray:4 3}.graph .kernel{fill:var(--pane);stroke:var(--rule)}
+.graph .end{text-anchor:end}.graph .dim{fill:var(--dim)}
+.s0{fill:var(--c0)!important}.s1{fill:var(--c1)!important}.s2{fill:var(--c2)!important}.s3{fill:var(--c3)!important}
+.s4{fill:var(--c4)!important}.s5{fill:var(--c5)!important}.s6{fill:var(--c6)!important}.s7{fill:var(--c7)!important}
 @media (max-width:900px){.panes{grid-template-columns:1fr}.pane{height:260px}}
 """
 
 SCRIPT = """
 "use strict";(()=>{
-const lines=[...document.querySelectorAll(".l")],byStatement=new Map(),loops=document.getElementById("loops");
-const rows=loops?[...loops.querySelectorAll(".l")]:[],byLoop=new Map();
-for(const e of lines){
- for(const s of (e.dataset.s||"").split(" ").filter(Boolean)){
-  if(!byStatement.has(s))byStatement.set(s,[]);byStatement.get(s).push(e)}
- if(e.dataset.l){if(!byLoop.has(e.dataset.l))byLoop.set(e.dataset.l,[]);byLoop.get(e.dataset.l).push(e)}
-}
-const numbers=new Map(rows.map((e,n)=>[e,String(n+1)]));
+const byStatement=new Map(),byLoop=new Map(),loops=document.getElementById("loops");
+const rows=loops?[...loops.querySelectorAll(".l")]:[],numbers=new Map(rows.map((e,n)=>[e,String(n+1)]));
+const owners=e=>(e.dataset.s||"").split(" ").filter(Boolean);
+const box=e=>e.closest("section,details");
+function put(map,key,e){if(!map.has(key))map.set(key,[]);map.get(key).push(e)}
+function add(e){for(const s of owners(e))put(byStatement,s,e);if(e.dataset.l)put(byLoop,e.dataset.l,e)}
+document.querySelectorAll(".l").forEach(add);
+const lined=id=>["loops","asm","llvm","cuda","ptx"].includes(id);
 let pinned=null;
 function partners(e){
- const found=new Set([e]),loop=numbers.get(e)||e.dataset.l;
+ const found=new Set([e]),loop=numbers.get(e)||e.dataset.l,from=box(e).id,own=owners(e);
  if(loop){for(const x of byLoop.get(loop)||[])found.add(x);if(rows[loop-1])found.add(rows[loop-1])}
- const own=(e.dataset.s||"").split(" ").filter(Boolean);
  for(const s of own)for(const x of byStatement.get(s)||[]){
-  const pane=x.closest("section").id,from=e.closest("section").id;
-  if((loop&&(pane==="asm"||pane==="loops")&&(from==="asm"||from==="loops"))||x.tagName==="TR"&&e.tagName==="TR")continue;
-  if(pane!=="def"&&x.tagName!=="TR"&&x.dataset.s.split(" ").some(other=>!own.includes(other)))continue;
+  if((loop&&lined(box(x).id)&&lined(from))||x.tagName==="TR"&&e.tagName==="TR")continue;
+  if(box(x).id!=="def"&&x.tagName!=="TR"&&owners(x).some(other=>!own.includes(other)))continue;
   found.add(x)}
  return found}
 function clear(name){for(const e of document.querySelectorAll("."+name))e.classList.remove(name)}
 function show(e,name){clear(name);for(const x of partners(e))x.classList.add(name)}
 function pin(e){
  pinned=e;clear("near");show(e,"pin");
- const here=e.closest("section");
- for(const pane of document.querySelectorAll(".pane"))if(pane!==here){
-  const first=pane.querySelector(".pin"),box=pane.querySelector("pre");
-  if(first&&box)box.scrollTop=first.offsetTop-box.offsetTop-box.clientHeight/3}}
+ for(const pane of document.querySelectorAll(".pane,.fold[open]"))if(pane!==box(e)){
+  const first=pane.querySelector(".pin"),area=pane.querySelector("pre");
+  if(first&&area)area.scrollTop=first.offsetTop-area.offsetTop-area.clientHeight/3}}
 function free(){pinned=null;clear("pin");clear("near")}
+async function unpack(fold){
+ const data=fold.dataset.z,area=fold.querySelector("pre");if(!data)return;delete fold.dataset.z;
+ const bytes=Uint8Array.from(atob(data),c=>c.charCodeAt(0));
+ const text=await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).text();
+ const lines=document.createDocumentFragment();
+ for(const [line,s,l,sign] of JSON.parse(text)){
+  const e=document.createElement("span");e.textContent=line+"\\n";
+  e.className="l"+(s===""?"":s.includes(" ")?" cm":" c"+s%8)+(sign?" "+sign:"");
+  if(s!=="")e.dataset.s=s;if(l)e.dataset.l=l;add(e);lines.append(e)}
+ area.replaceChildren(lines);area.tabIndex=0;if(pinned)pin(pinned)}
+document.querySelectorAll(".pane[data-z]").forEach(unpack);
+for(const fold of document.querySelectorAll(".fold"))fold.addEventListener("toggle",()=>{if(fold.open)unpack(fold)});
 document.addEventListener("mouseover",event=>{
  const e=event.target.closest(".l");if(e)show(e,"near");else clear("near")});
 document.addEventListener("click",event=>{const e=event.target.closest(".l");if(!e)return;
@@ -80,13 +98,13 @@ document.addEventListener("click",event=>{const e=event.target.closest(".l");if(
 document.addEventListener("keydown",event=>{
  if(event.key==="Escape"){free();return}
  if(event.key!=="ArrowDown"&&event.key!=="ArrowUp")return;
- const pane=document.activeElement;if(!pane||!pane.classList.contains("pane"))return;
+ const pane=document.activeElement&&document.activeElement.closest(".pane,.fold pre");if(!pane)return;
  const own=[...pane.querySelectorAll(".l")],at=own.indexOf(pinned),step=event.key==="ArrowDown"?1:-1;
  const next=own[Math.max(0,Math.min(own.length-1,at<0?0:at+step))];
  if(next){event.preventDefault();pin(next);next.scrollIntoView({block:"nearest"})}});
 const first=document.querySelector("#def [data-s]");
-if(first){const box=first.closest("pre");if(first.offsetTop-box.offsetTop>box.clientHeight-40)
- box.scrollTop=first.offsetTop-box.offsetTop-40}
+if(first){const area=first.closest("pre");if(first.offsetTop-area.offsetTop>area.clientHeight-40)
+ area.scrollTop=first.offsetTop-area.offsetTop-40}
 const wanted=/^#s([0-9]+)$/.exec(location.hash);
 if(wanted){const e=(byStatement.get(wanted[1])||[])[0];if(e)pin(e)}
 })();

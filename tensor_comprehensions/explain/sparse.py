@@ -10,17 +10,16 @@ from ..compiler.sparse_gpu_passes import CompiledSparseGpuKernel, compile_sparse
 from ..compiler.sparse_passes import CompiledSparseKernel, run_sparse_passes
 from ..core.decisions import open_book
 from ..loop_ir.nodes import Module
-from ..loop_ir.show import list_lines
+from ..loop_ir.show import LineNumbers, list_lines, separate_statements
 from ..runtime.cpu import host_symbols, object_code
 from ..sparse.explain import text_with_formats
 from ..sparse.lower import lower
 from ..target import CpuTarget
 from ..tc_lang.ir import Function
 from .assembly import list_assembly
-from .cpu import BY_HAND, SAME_BYTES
-from .gpu import list_cuda
-from .kernel_report import Listing, ListingLine, Report, SourceStatement
-from .statements import list_loops
+from .gpu import list_gpu_code
+from .kernel_report import BY_HAND, SAME_BYTES, Listing, ListingLine, Report, SourceStatement
+from .listings import list_loops
 
 
 def explain_sparse_kernel(compiled: CompiledSparseKernel) -> Report:
@@ -28,7 +27,8 @@ def explain_sparse_kernel(compiled: CompiledSparseKernel) -> Report:
     problem = compiled.program.problem
     function = problem.function
     with open_book() as book:
-        modules = tuple(map(run_sparse_passes, lower(problem, compiled.target).phases))
+        lowered = lower(problem, compiled.target).phases
+        modules = tuple(separate_statements(run_sparse_passes(m)) for m in lowered)
         found = [_phase(m, compiled.target, number) for number, m in enumerate(modules)]
     same = all(
         object_code.code_sections(code) == object_code.code_sections(own.data)
@@ -58,9 +58,12 @@ def explain_sparse_kernel(compiled: CompiledSparseKernel) -> Report:
 def explain_sparse_gpu_kernel(compiled: CompiledSparseGpuKernel) -> Report:
     """The report on a kernel for a GPU, for operands in certain formats, of any sizes."""
     with open_book() as book:
-        module = compile_sparse_gpu(compiled.problem, compiled.target).module
+        module = separate_statements(compile_sparse_gpu(compiled.problem, compiled.target).module)
     statements, definition = _list_def(compiled.problem.function)
     lines = list(list_lines(module))
+    loops = list_loops(module, lines, [text for text, _ in lines])
+    marked = emit_cuda(module, header=compiled.header, marks=LineNumbers.of(lines)).source
+    code = list_gpu_code(marked, compiled, loops)
     return Report(
         name=compiled.problem.function.name,
         sizes=(),
@@ -73,10 +76,11 @@ def explain_sparse_gpu_kernel(compiled: CompiledSparseGpuKernel) -> Report:
             Listing(
                 "schedule", "formats, loops and threads", tuple(_plan_lines(compiled.source("schedule"), statements))
             ),
-            list_loops(module, lines, lines),
-            list_cuda(emit_cuda(module, header=compiled.header, marks=True).source),
+            loops,
+            *code.listings,
         ),
         seconds=compiled.seconds,
+        matches=code.matches,
     )
 
 
@@ -97,7 +101,7 @@ def _phase(module: Module, target: CpuTarget, number: int) -> tuple[Listing, Lis
     lines = list(list_lines(module))
     text = emit_llvm_with_lines(module, target, host_symbols.vector_functions(), lines)
     code, assembly = object_code.assemble_and_print(text, target)
-    loops = list_loops(module, lines, lines)
+    loops = list_loops(module, lines, [text for text, _ in lines])
     return loops, list_assembly(assembly, loops), code.data
 
 

@@ -99,6 +99,8 @@ def shown_numbers(d: Decision) -> list[tuple[str, float]]:
         return [(f"cycles of {name}" if name != "total" else "cycles", n) for name, n in d.numbers if n]
     if d.subject == "pack":
         return [("cycles to copy" if name == "packing" else "cycles", n) for name, n in d.numbers if name == "packing"]
+    if d.subject == "tuning":
+        return [("us with the fastest options", n) for _, n in d.numbers]
     return list(d.numbers)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
 
 from typing_extensions import assert_never
 
@@ -38,6 +40,7 @@ from .nodes import (
     While,
     Window,
 )
+from .rewrite import map_stmt
 
 _SYMBOLS = {
     "add": "+", "sub": "-", "mul": "*", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
@@ -49,6 +52,28 @@ _ATOM = 9
 
 Line = tuple[str, Stmt | None]
 """Text, and the statement that it shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class LineNumbers:
+    """The lines, from 1 on, of a program's parts in its text: of statements by their ids, and of kernels in order.
+
+    Valid as long as the program lives. A statement that occurs in several places has the line of the first; in a
+    program from `separate_statements`, each occurs once.
+    """
+
+    statements: Mapping[int, int]
+    kernels: tuple[int, ...]
+
+    @staticmethod
+    def of(lines: Sequence[Line]) -> LineNumbers:
+        """lines: of `list_lines`."""
+        found: dict[int, int] = {}
+        for number, (_, s) in enumerate(lines, 1):
+            if s is not None:
+                found.setdefault(id(s), number)
+        headers = (n for n, (text, s) in enumerate(lines, 1) if s is None and text.startswith("kernel "))
+        return LineNumbers(found, tuple(headers))
 
 
 def format_program(program: Module | Kernel | Stmt | Expr) -> str:
@@ -63,6 +88,20 @@ def format_program(program: Module | Kernel | Stmt | Expr) -> str:
             return "\n".join(text for text, _ in _stmt_lines(program, "")) + "\n"
         case _:
             return _expr(program)
+
+
+def separate_statements(m: Module) -> Module:
+    """`m` with a statement of its own in each place."""
+    seen: set[int] = set()
+    return replace(m, kernels=tuple(replace(k, body=_separate(k.body, seen)) for k in m.kernels))
+
+
+def _separate(s: Stmt, seen: set[int]) -> Stmt:
+    own = map_stmt(s, lambda e: e, lambda c: _separate(c, seen))
+    if id(s) in seen and own is s:
+        own = copy(s)
+    seen.add(id(s))
+    return own
 
 
 def list_lines(program: Module | Kernel) -> Iterator[Line]:

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import tensor_comprehensions as tc
 from tensor_comprehensions.codegen.llvm.debug_lines import emit_llvm_with_lines
 from tensor_comprehensions.compiler.compiled_kernel import PassContext
 from tensor_comprehensions.compiler.cpu_passes import PASSES
 from tensor_comprehensions.core.decisions import open_book
 from tensor_comprehensions.explain.assembly import list_assembly
-from tensor_comprehensions.explain.statements import list_loops
+from tensor_comprehensions.explain.kernel_report import SAME_BYTES
+from tensor_comprehensions.explain.listings import list_loops
 from tensor_comprehensions.loop_ir.nodes import Module, Store
-from tensor_comprehensions.loop_ir.show import format_program, list_lines
+from tensor_comprehensions.loop_ir.show import format_program, list_lines, separate_statements
 from tensor_comprehensions.options import CpuOptions
 from tensor_comprehensions.runtime.cpu import host_symbols, object_code
+from tensor_comprehensions.runtime.cuda import nvrtc
 from tensor_comprehensions.target import AVX512
 from tests.helpers.gpu_suite import Case
 
 from .test_origins import GROUPS, cases
+from .test_report import small_arguments
+
+EXAMPLES = sorted(Path("examples").glob("*.tc"))
 
 LEAST_SHARE = 0.7
 """Of the instructions of all programs together that have a line of the loops."""
@@ -43,7 +50,7 @@ def test_machine_code_with_and_without_lines_is_the_same(group: int) -> None:
     linked = instructions = 0
     for case in cases()[group::GROUPS]:
         with open_book():
-            module = lower(case)
+            module = separate_statements(lower(case))
         lines, symbols = list(list_lines(module)), host_symbols.vector_functions()
         assert "\n".join(text for text, _ in lines) + "\n" == format_program(module)
         plain = object_code.assemble(PASSES[-3].run(module, PassContext(CpuOptions(), AVX512)), AVX512)
@@ -53,7 +60,7 @@ def test_machine_code_with_and_without_lines_is_the_same(group: int) -> None:
         assert sections
         assert any(map(len, sections.values()))
         assert object_code.code_sections(code.data) == sections, case.name
-        loops = list_loops(module, lines, lines)
+        loops = list_loops(module, lines, [text for text, _ in lines])
         for (_, s), line in zip(lines, loops.lines, strict=True):
             assert line.statements or not isinstance(s, Store), line
         listing = list_assembly(assembly, loops)
@@ -62,3 +69,20 @@ def test_machine_code_with_and_without_lines_is_the_same(group: int) -> None:
         linked, instructions = linked + found, instructions + total
         assert all(loops.lines[line.loop - 1].statements == line.statements for line in own if line.loop)
     assert linked >= LEAST_SHARE * instructions > 0, linked / instructions
+
+
+@pytest.mark.skipif(not nvrtc.is_nvrtc_available(), reason="compiling CUDA needs NVRTC")
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
+def test_code_of_nvrtc_with_and_without_lines_is_the_same(path: Path) -> None:
+    """Each instruction of PTX leads to a line of CUDA, and that to a line of the loops and its statements."""
+    for op in tc.define(path.read_text()):
+        arguments, initial = small_arguments(op)
+        report = op.explain(*arguments, **initial, target="cuda:sm_90")
+        assert report.matches == SAME_BYTES
+        loops, cuda, ptx = map(report.find_listing, ("loops", "cuda", "ptx"))
+        assert cuda.text == op.compile(*arguments, **initial, target="cuda:sm_90").source("cuda").rstrip()
+        linked, instructions = ptx.count_links()
+        assert linked >= LEAST_SHARE * instructions > 0, linked / instructions
+        for line in (*cuda.lines, *ptx.lines):
+            assert not line.loop or line.statements == loops.lines[line.loop - 1].statements
+        assert {name for line in ptx.lines for name in line.statements} == {s.name for s in report.statements}

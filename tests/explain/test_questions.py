@@ -80,6 +80,9 @@ def test_why_is_a_factor_packed_and_at_what_cost() -> None:
         assert "apart" in d.why or "contiguous" in d.why
         assert all(o.number is not None and o.number > 0 for o in d.others)
     assert any(d.chosen.startswith("B is packed") and "are 256 apart" in d.why for d in packed)
+    touched = {name for f in report.footprints for name, _ in f.bytes}
+    assert touched == {"A", "B", "C", "B, packed"}
+    assert "copy of B" in {line.role for line in report.find_listing("loops").lines}
 
 
 def test_why_are_parts_summed() -> None:
@@ -130,6 +133,8 @@ def test_why_was_the_tuned_record_not_used(tmp_path: Path) -> None:
         assert "not defined with options='tuned'; the cache has record" in again.why
         tuned = tc.define(MM, options="tuned").mm
         assert only(tuned.explain(x, x), "tuning").chosen == "a tuned record is used"
+        measured = only(tuned.explain(x, x), "tuning")
+        assert all(o.number is not None and o.number >= measured.number("total") > 0 for o in measured.others)
         other = only(tuned.explain(x, x, options=tc.CpuOptions(interleave=2)), "tuning")
         assert other.why.startswith("other options were given")
 

@@ -13,6 +13,7 @@ import torch
 import tensor_comprehensions as tc
 from benchmarks.compile_time import recognized
 from benchmarks.contractions import contractions
+from tensor_comprehensions.codegen.c.c_printer import emit_c
 from tensor_comprehensions.codegen.c.statements import split_marks
 from tensor_comprehensions.codegen.gpu.cuda_printer import emit_cuda
 from tensor_comprehensions.core.decisions import (
@@ -25,7 +26,10 @@ from tensor_comprehensions.core.decisions import (
     record_decision,
 )
 from tensor_comprehensions.core.errors import TCError
+from tensor_comprehensions.loop_ir.nodes import Store
 from tensor_comprehensions.loop_ir.origins import origins_in
+from tensor_comprehensions.loop_ir.show import LineNumbers, list_lines, separate_statements
+from tensor_comprehensions.options import CpuOptions
 from tensor_comprehensions.runtime.cpu.host import host
 from tensor_comprehensions.sparse.lower import lower
 from tensor_comprehensions.structured.analysis.contraction_info import analyze_contraction
@@ -35,7 +39,7 @@ from tensor_comprehensions.structured.planners.select import select_plan
 from tensor_comprehensions.target import AVX2, AVX512
 from tests.helpers.gpu_suite import mapped
 
-from .test_origins import GROUPS, SM80, cases
+from .test_origins import GROUPS, SM80, cases, run
 
 CHOICE = Decision("plan", ("S0",), "this", "that")
 
@@ -95,14 +99,28 @@ def test_marks_of_cuda_texts_change_nothing_else(group: int) -> None:
     for case in cases()[group::GROUPS]:
         try:
             with open_book():
-                module = mapped(case, None, SM80)
+                module = separate_statements(mapped(case, None, SM80))
         except TCError:
             continue
         plain = emit_cuda(module).source
-        lines = list(split_marks(emit_cuda(module, marks=True).source))
+        loops = list(list_lines(module))
+        lines = list(split_marks(emit_cuda(module, marks=LineNumbers.of(loops)).source))
         assert "\n".join(text for text, _ in lines) == plain
-        marked += sum(bool(names) for _, names in lines)
+        stores = {number for number, (_, s) in enumerate(loops, 1) if isinstance(s, Store)}
+        assert stores <= {number for _, number in lines}, case.name
+        marked += len(stores)
     assert marked
+
+
+@pytest.mark.parametrize("group", range(GROUPS))
+def test_marks_of_c_texts_change_nothing_else(group: int) -> None:
+    for case in cases()[group::GROUPS]:
+        module = separate_statements(run(case.bound, CpuOptions())[0][1])
+        loops = list(list_lines(module))
+        lines = list(split_marks(emit_c(module, marks=LineNumbers.of(loops))))
+        assert "\n".join(text for text, _ in lines) == emit_c(module)
+        stores = {number for number, (_, s) in enumerate(loops, 1) if isinstance(s, Store)}
+        assert stores <= {number for _, number in lines}, case.name
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")

@@ -8,6 +8,7 @@ from hashlib import sha256
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from zlib import decompress
 
 import pytest
 import torch
@@ -15,9 +16,10 @@ import torch
 import tensor_comprehensions as tc
 from tensor_comprehensions.cli.main import main
 from tensor_comprehensions.core.decisions import SUBJECTS
+from tensor_comprehensions.core.knobs import override_knobs
 from tensor_comprehensions.dispatch.random_inputs import sample_arguments
-from tensor_comprehensions.explain.cpu import BY_HAND, SAME_BYTES
-from tensor_comprehensions.explain.kernel_report import Report
+from tensor_comprehensions.explain.kernel_report import BY_HAND, SAME_BYTES, Report
+from tensor_comprehensions.explain.page import MOST_LINES
 
 EXAMPLES = sorted(Path("examples").glob("*.tc"))
 SOFTMAX = Path("examples/softmax.tc").read_text()
@@ -73,6 +75,12 @@ def check_page(report: Report) -> Page:
     return page
 
 
+def unpack_folds(page: Page) -> dict[str, list[Any]]:
+    """The lines of the closed panes, by name."""
+    folds = [a for _, a in page.elements if "data-z" in a]
+    return {str(a["id"]): json.loads(decompress(base64.b64decode(str(a["data-z"])))) for a in folds}
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
 def test_pages_of_examples(path: Path) -> None:
     for op in tc.define(path.read_text()):
@@ -80,10 +88,16 @@ def test_pages_of_examples(path: Path) -> None:
         report = op.explain(*arguments, **initial)
         page = check_page(report)
         assert report.matches == SAME_BYTES
-        shown = "".join(page.shown)
+        shown, order = "".join(page.shown), {s.name: n for n, s in enumerate(report.statements)}
+        folded = unpack_folds(page)
         for listing in report.listings:
             assert listing.lines
-            assert all(line.text in shown for line in listing.lines)
+            if listing.kind in ("c", "llvm") or len(listing.lines) > MOST_LINES:
+                owners = [[order[name] for name in line.statements] for line in listing.lines]
+                rows = zip(listing.lines, owners, strict=True)
+                assert folded[listing.kind] == [[x.text, " ".join(map(str, own)), x.loop or ""] for x, own in rows]
+            else:
+                assert all(line.text in shown for line in listing.lines)
         linked = {name for x in report.listings for line in x.lines for name in line.statements}
         assert linked == {s.name for s in report.statements}
         assert report.find_listing("asm").linked_share() > 0.85
@@ -95,14 +109,47 @@ def test_pages_of_examples(path: Path) -> None:
 def test_json_has_a_schema() -> None:
     report = tc.define(SOFTMAX).softmax.explain(torch.rand(64, 100))
     found = json.loads(json.dumps(report.json()))
-    assert found["schema"] == 1
+    assert found["schema"] == 2
     assert sorted(found) == [
-        "decisions", "facts", "footprints", "listings", "matches", "name", "resources", "roofline", "schema", "seconds",
-        "sections", "sizes", "statements", "target",
+        "decisions", "dependences", "facts", "footprints", "listings", "matches", "name", "passes", "resources",
+        "roofline", "schema", "seconds", "sections", "sizes", "statements", "target",
     ]  # fmt: skip
     assert sorted(found["decisions"][0]) == ["chosen", "numbers", "others", "statements", "subject", "why"]
     assert sorted(found["listings"][0]["lines"][0]) == ["loop", "role", "statements", "text"]
-    assert [x["kind"] for x in found["listings"]] == ["def", "schedule", "loops", "asm"]
+    assert [x["kind"] for x in found["listings"]] == ["def", "schedule", "loops", "asm", "c", "llvm"]
+
+
+def test_dependences_and_why_two_kernels_keep_them_apart() -> None:
+    x = torch.rand(1, 2, 64, 16)
+    op = tc.define(Path("examples/attention.tc").read_text()).attention
+    report = op.explain(x, x, x, options=tc.CpuOptions(fusion="min"))
+    tensor_of = {s.name: s.tensor for s in report.statements}
+    found = {(tensor_of[e.source], tensor_of[e.sink]): e for e in report.edges}
+    assert found["score", "largest"].kinds == ("flow",)
+    assert found["score", "largest"].distances == ("0", "0", "0")
+    assert found["weight", "mixed"].distances == ("0", "0", "0", "*")
+    assert not found["score", "largest"].is_fused
+    assert "fusion='min'" in found["score", "largest"].why
+    assert found["mixed", "out"].is_fused
+    text = "def count(int(N) at) -> (y) { y(i) = 0 where i in 0:8  y(at(n)) += 1 }"
+    op = tc.define(text).count
+    (filled, counted) = op.explain(torch.zeros(100, dtype=torch.int32)).edges
+    assert (filled.source != filled.sink, "flow" in filled.kinds) == (True, True)
+    assert (counted.source == counted.sink, counted.distances) == (True, ("1..99",))
+
+
+def test_passes_show_what_they_change() -> None:
+    report = tc.define(SOFTMAX).softmax.explain(torch.rand(64, 100))
+    by_name = {p.name: p for p in report.passes}
+    assert list(by_name) == ["simplify", "vectorize", "unroll", "hoist", "simplify_again"]
+    loops = report.find_listing("loops").lines
+    assert report.passes[-1].after == len(loops)
+    changed = by_name["vectorize"].lines
+    assert any(sign == "+" and "ramp(" in text for sign, text in changed)
+    assert any(sign == "-" and "vector" in text for sign, text in changed)
+    shown = {line.text for line in loops}
+    new = [text for p in report.passes for sign, text in p.lines if sign == "+"]
+    assert sum(text in shown for text in new) > len(new) // 2
 
 
 def test_reports_are_the_same_in_each_run() -> None:
@@ -152,6 +199,36 @@ def test_a_kernel_that_was_put_by_hand_is_told_apart(tmp_path: Path) -> None:
     assert kernel.explain().matches == BY_HAND
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+def test_a_page_of_every_kernel(tmp_path: Path) -> None:
+    x = torch.rand(8, 100)
+    op = tc.define("def spmv(float(M,K) A: csr, float(K) x) -> (y) { y(i) +=! A(i,k) * x(k) }").spmv
+    matrix = tc.as_sparse(torch.eye(50).to_sparse_csr())
+    with override_knobs(explain=str(tmp_path / "pages"), cache_dir=str(tmp_path / "cache")):
+        softmax = tc.define(SOFTMAX).softmax
+        softmax(x), softmax(x), softmax(x[:, :99]), softmax.compile(x, target="cuda:sm_80")
+        op(matrix, torch.rand(50)), op.compile(matrix, torch.rand(50), target="cuda:sm_80")
+        pages = sorted((tmp_path / "pages").iterdir())
+        assert [p.name.rpartition("_")[0] for p in pages] == ["softmax"] * 3 + ["spmv"] * 2
+        tc.define(SOFTMAX).softmax(x)  # found in the cache: the same page again
+        assert sorted((tmp_path / "pages").iterdir()) == pages
+    assert all("<!DOCTYPE html>" in p.read_text() for p in pages)
+    with override_knobs(explain=str(pages[0])):
+        assert tc.define(SOFTMAX).softmax(torch.rand(8, 97)).shape == (8, 97)  # no folder: the call is right
+
+
+def test_reports_say_whether_the_cache_had_the_kernel(tmp_path: Path) -> None:
+    x = torch.rand(8, 100)
+    with override_knobs(cache="readwrite", cache_dir=str(tmp_path)):
+        first = dict(tc.define(SOFTMAX).softmax.explain(x).facts)["cache"]
+        second = dict(tc.define(SOFTMAX).softmax.explain(x).facts)["cache"]
+    assert first.startswith("compiled by this process; its key there is ")
+    assert second == first.replace("compiled by this process", "found in the cache")
+    with override_knobs(cache="off"):
+        found = dict(tc.define(SOFTMAX).softmax.explain(x).facts)["cache"]
+    assert found == "compiled by this process; the cache is off"
+
+
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = tc.define(SOFTMAX).softmax.function.sizes
     sizes = ["--sizes", ",".join(f"{name}=64" for name in names)]
@@ -161,7 +238,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["explain", "examples/softmax.tc", *sizes, "-o", str(page)]) == 0
     assert "<!DOCTYPE html>" in page.read_text()
     assert main(["explain", "examples/softmax.tc", *sizes, "--json", "--target", "cuda:sm_90"]) == 0
-    assert json.loads(capsys.readouterr().out.split("\n", 1)[1])["schema"] == 1
+    assert json.loads(capsys.readouterr().out.split("\n", 1)[1])["schema"] == 2
     assert main(["explain", "examples/softmax.tc", *sizes, "-o", str(tmp_path)]) == 2
 
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 
 from ...loop_ir import nodes as ir
 from ...loop_ir.rewrite import allocated_buffers, walk_stmts
+from ...loop_ir.show import LineNumbers
 from .dialect import C99, CDialect
 from .expressions import PrintScope, array_shape
 from .statements import indent_lines, on_stack, print_braced, print_statement
 
 
-def emit_c(module: ir.Module, *, header: str = "", dialect: CDialect = C99) -> str:
+def emit_c(module: ir.Module, *, header: str = "", dialect: CDialect = C99, marks: LineNumbers | None = None) -> str:
     """The C text of `module`: one function `int NAME(arguments..., temporaries...)`.
 
     It returns 0; or n > 0 if the n-th check site failed; or -1 if scratch memory could not be allocated.
@@ -26,11 +26,12 @@ def emit_c(module: ir.Module, *, header: str = "", dialect: CDialect = C99) -> s
         module: a verified module, before or after vectorization.
         header: the content of the opening comment: the def, its sizes, the options.
         dialect: the spellings.
+        marks: the lines that the text is marked with, for people to read: no compiler accepts that.
 
     Raises:
         CannotLower: the module invokes an intrinsic, which C cannot spell.
     """
-    body = list(_function(module, dialect))
+    body = list(_function(module, dialect, marks))
     helpers = used_helpers("\n".join(body), dialect)
     text = "\n".join((*helpers, *body))
     lines = [*_comment(module, header), *needed_includes(text, dialect), ""]
@@ -73,10 +74,10 @@ def used_helpers(text: str, dialect: CDialect) -> list[str]:
     return used
 
 
-def _function(module: ir.Module, dialect: CDialect) -> Iterator[str]:
-    scope = PrintScope(dialect, {})
-    name, scope = replace(scope, names={n: n for n in dialect.library}).bind(f"%{module.name}")
-    scope = replace(scope, names={f"%{module.name}": name})
+def _function(module: ir.Module, dialect: CDialect, marks: LineNumbers | None) -> Iterator[str]:
+    scope = PrintScope(dialect, {}, marks=marks)
+    name, scope = scope.with_values(names={n: n for n in dialect.library}).bind(f"%{module.name}")
+    scope = scope.with_values(names={f"%{module.name}": name})
     parameters = []
     for buffer in (*module.arguments, *module.temporaries):
         identifier, scope = scope.bind(f"@{buffer.name}")

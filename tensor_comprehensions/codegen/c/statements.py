@@ -42,46 +42,55 @@ OUT_OF_MEMORY = -1
 
 def print_statement(s: ir.Stmt, scope: PrintScope) -> Iterator[str]:
     """The lines of `s`."""
+    lines = _print(s, scope)
+    return lines if scope.marks is None else mark_lines(lines, scope.marks.statements.get(id(s), 0))
+
+
+def _print(s: ir.Stmt, scope: PrintScope) -> Iterator[str]:
     match s:
         case ir.Block(body):
-            for position, child in enumerate(body):
-                yield from print_braced(child, scope) if position + 1 < len(body) else print_statement(child, scope)
+            return _block(body, scope)
         case ir.Store():
-            yield from _mark_lines(s, _store(s, scope)) if scope.marks else _store(s, scope)
+            return _store(s, scope)
         case ir.Loop():
-            yield from _loop(s, scope)
+            return _loop(s, scope)
         case ir.While():
-            yield from _while(s, scope)
+            return _while(s, scope)
         case ir.If():
-            yield from _if(s, scope)
+            return _if(s, scope)
         case ir.Let():
-            yield from _let(s, scope)
+            return _let(s, scope)
         case ir.Allocate():
-            yield from _allocate(s, scope)
+            return _allocate(s, scope)
         case ir.Window():
-            yield from _window(s, scope)
+            return _window(s, scope)
         case ir.Check():
-            yield from _check(s, scope)
+            return _check(s, scope)
         case ir.Invoke():
-            yield from _mark_lines(s, _invoke(s, scope)) if scope.marks else _invoke(s, scope)
-        case _:
-            raise InternalError(f"not a statement: {s!r}")
+            return _invoke(s, scope)
+    raise InternalError(f"not a statement: {s!r}")
 
 
 _MARK = "\x01"
-"""Between a line and the names of its statements. No text of a program has it."""
+"""Between a line and the number of its line of the loops. No text of a program has it."""
 
 
-def _mark_lines(s: ir.Store | ir.Invoke, lines: Iterator[str]) -> Iterator[str]:
-    names = ",".join(s.origin.statements) if s.origin is not None else ""
-    return (f"{line}{_MARK}{names}" for line in lines)
+def mark_lines(lines: Iterator[str], number: int) -> Iterator[str]:
+    """`lines` with the mark `number`, but those that have a mark already; as they are if the number is 0."""
+    return (line if _MARK in line else f"{line}{_MARK}{number}" for line in lines) if number else lines
 
 
-def split_marks(text: str) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """The lines of a text that was printed with marks, as without them, each with the statements that it is part of."""
+def split_marks(text: str) -> Iterator[tuple[str, int]]:
+    """The lines of a text that was printed with marks, as without them, each with the line of the loops that it is
+    part of, from 1 on; 0 if it is part of none."""
     for line in text.split("\n"):
-        plain, _, names = line.partition(_MARK)
-        yield plain, tuple(filter(None, names.split(",")))
+        plain, _, number = line.partition(_MARK)
+        yield plain, int(number or 0)
+
+
+def _block(body: tuple[ir.Stmt, ...], scope: PrintScope) -> Iterator[str]:
+    for position, child in enumerate(body):
+        yield from print_braced(child, scope) if position + 1 < len(body) else print_statement(child, scope)
 
 
 def print_braced(s: ir.Stmt, scope: PrintScope) -> Iterator[str]:
@@ -129,8 +138,8 @@ def _while(s: ir.While, scope: PrintScope) -> Iterator[str]:
 def _let(s: ir.Let, scope: PrintScope) -> Iterator[str]:
     lines, around = _lift((s.value,), scope, by_lane=isinstance(s.value, ir.Shuffle))
     identifier, inner = around.bind_integer(s.name, range := _narrow_interval(s.value, scope))
-    inner = replace(inner, multiples=_multiples(s.name, known_multiple(s.value, scope), scope))
-    body = list(print_statement(s.body, replace(inner, sums=scope.sums)))
+    inner = inner.with_values(multiples=_multiples(s.name, known_multiple(s.value, scope), scope))
+    body = list(print_statement(s.body, inner.with_values(sums=scope.sums)))
     used = re.compile(rf"\b{identifier}\b")
     if any(used.search(line) for line in body):  # compilers warn of unused names
         spelling, lanes = scope.dialect.type(s.value.type.dtype), s.value.type.lanes
@@ -143,7 +152,7 @@ def _let(s: ir.Let, scope: PrintScope) -> Iterator[str]:
             yield _print_shuffle(s.value, identifier, around)
         else:
             lane, _ = inner.bind("l")
-            value = print_expr(s.value, replace(around, lane=lane)).text
+            value = print_expr(s.value, around.with_values(lane=lane)).text
             yield f"{spelling} {identifier}[{lanes}];"
             yield from _lanes(lane, lanes, [f"{identifier}[{lane}] = {value};"], scope)
     yield from body
@@ -224,7 +233,7 @@ def _store(s: ir.Store, scope: PrintScope) -> Iterator[str]:
         return
     lane, laned = _with_lane(scope)
     injective = _is_injective(s)
-    yield from _lanes(lane, lanes, _assignment(s, laned), scope if injective else replace(scope, simd=True))
+    yield from _lanes(lane, lanes, _assignment(s, laned), scope if injective else scope.with_values(simd=True))
 
 
 def _assignment(s: ir.Store, scope: PrintScope) -> Iterator[str]:
@@ -254,8 +263,8 @@ def _store_whole_vectors(s: ir.Store, lanes: int, scope: PrintScope) -> list[str
         lines.append(
             f"const {type.name} {name} = {vector_lvalue(load.buffer, load.indices, type, scope, written=False)};"
         )
-        scope = replace(scope, wholes={**scope.wholes, load: lane_members(name, type)})
-    each = [replace(scope, lane=str(lane)) for lane in range(lanes)]
+        scope = scope.with_values(wholes={**scope.wholes, load: lane_members(name, type)})
+    each = [scope.with_values(lane=str(lane)) for lane in range(lanes)]
     if target is not None:
         parts = ", ".join(print_expr(s.value, laned).text for laned in each)
         lines.append(
@@ -321,7 +330,7 @@ def _stage_store(s: ir.Store) -> ir.Stmt:
 
 def _with_lane(scope: PrintScope) -> tuple[str, PrintScope]:
     lane, inner = scope.bind("l")
-    return lane, replace(inner, lane=lane)
+    return lane, inner.with_values(lane=lane)
 
 
 def _lanes(lane: str, count: int, body: Iterable[str], scope: PrintScope, clauses: str = "") -> Iterator[str]:
@@ -364,7 +373,7 @@ def _find_lifted(parts: Iterable[ir.Expr], by_lane: bool) -> list[ir.ReduceLanes
 
 
 def _print_shuffle(e: ir.Shuffle, identifier: str, scope: PrintScope) -> str:
-    values = ", ".join(print_expr(e, replace(scope, lane=str(lane))).text for lane in range(len(e.lanes)))
+    values = ", ".join(print_expr(e, scope.with_values(lane=str(lane))).text for lane in range(len(e.lanes)))
     return f"const {scope.dialect.type(e.type.dtype)} {identifier}[{len(e.lanes)}] = {{{values}}};"
 
 
@@ -378,7 +387,7 @@ def _reduction(e: ir.ReduceLanes, identifier: str, scope: PrintScope) -> Iterato
         yield f"for (int {lane} = 0; {lane} < {e.operand.type.lanes}; ++{lane})"
         yield f"    {identifier} |= {bit};"
         return
-    first = print_expr(e.operand, replace(scope, lane="0"))
+    first = print_expr(e.operand, scope.with_values(lane="0"))
     yield f"{dialect.type(dtype)} {identifier} = {first.text};"
     yield f"for (int {lane} = 1; {lane} < {e.operand.type.lanes}; ++{lane})"
     yield f"    {_update(Text(identifier), e.op, print_expr(e.operand, laned), dtype, dialect)}"
@@ -399,21 +408,21 @@ def _loop(s: ir.Loop, scope: PrintScope) -> Iterator[str]:
     yield from lines
     range = int32_loop_interval(s, scope.small)
     variable, inner = outer.bind_integer(s.var, range)
-    inner = replace(inner, multiples=_multiples(s.var, min(_power(s.step), known_multiple(s.start, scope)), scope))
+    inner = inner.with_values(multiples=_multiples(s.var, min(_power(s.step), known_multiple(s.start, scope)), scope))
     start, stop = print_expr(s.start, outer), print_expr(s.stop, outer)
     step = f"++{variable}" if s.step == 1 else f"{variable} += {s.step}"
     pragma: str | None = None
     if scope.dialect.unroll:
         pragma = scope.dialect.unroll if s.kind is ir.LoopKind.UNROLLED else None
     elif s.kind is ir.LoopKind.PARALLEL and not (scope.parallel or scope.simd or _one_chunk(s)):
-        inner = replace(inner, parallel=True)
+        inner = inner.with_values(parallel=True)
         pragma = scope.dialect.parallel.format(_if_worthwhile(s, outer))
     elif s.kind is ir.LoopKind.VECTOR and not scope.simd:
         if (reduction := _scalar_reduction(s)) is not None:
             yield from _reducing_loop(s, reduction, outer)
             return
         if _is_simd(s):
-            inner = replace(inner, simd=True)
+            inner = inner.with_values(simd=True)
             pragma = scope.dialect.simd.format("")
     if pragma is not None:
         yield pragma
@@ -483,7 +492,8 @@ def _reducing_loop(s: ir.Loop, store: ir.Store, scope: PrintScope) -> Iterator[s
     yield f"    {dialect.simd.format(f' reduction({store.op}:{total})')}"
     start, stop = print_expr(s.start, scope), print_expr(s.stop, scope)
     yield f"    for (int64_t {variable} = {start.text}; {variable} < {stop.text}; {step})"
-    yield f"        {_update(Text(total), store.op, print_expr(store.value, inner), dtype, dialect)}"
+    adds = f"        {_update(Text(total), store.op, print_expr(store.value, inner), dtype, dialect)}"
+    yield from (adds,) if scope.marks is None else mark_lines(iter((adds,)), scope.marks.statements.get(id(store), 0))
     yield f"    {place.text} = {total};"
     yield "}"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ...core.dtypes import BFLOAT16, DTYPES, FLOAT16, FLOAT32, FLOAT64
 from ...core.math_functions import FUNCTIONS
 from ...loop_ir import nodes as ir
+from ...loop_ir.show import LineNumbers
 from ..c.dialect import C99, CDialect, VectorType, helpers
 from .gpu_printer import GpuCode, GpuDialect
 from .gpu_printer import emit_gpu_source as emit_gpu
@@ -202,7 +203,9 @@ CUDA = GpuDialect(
 )  # fmt: skip
 
 
-def emit_cuda(module: ir.Module, *, header: str = "", aligned: bool = True, marks: bool = False) -> GpuCode:
+def emit_cuda(
+    module: ir.Module, *, header: str = "", aligned: bool = True, marks: LineNumbers | None = None
+) -> GpuCode:
     """The CUDA C++ of `module` and its launches; see `gpu_printer.emit_gpu_source`. It has `extern "C"` kernels and
     needs C++17."""
     return emit_gpu(module, CUDA, header=header, aligned=aligned, marks=marks)

@@ -6,7 +6,7 @@ Kernels without a launch run in one thread: the simplest text there is.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from ...core.errors import CannotLower
@@ -15,10 +15,11 @@ from ...loop_ir.intervals import Interval
 from ...loop_ir.intrinsics import INTRINSICS, REGISTER_MOVES, is_asynchronous, is_collective
 from ...loop_ir.passes.lower_warp_ops import scalarize_async_copies
 from ...loop_ir.rewrite import allocated_buffers, walk_stmt_exprs, walk_stmts
+from ...loop_ir.show import LineNumbers
 from ..c.c_printer import needed_includes, used_helpers
 from ..c.dialect import CDialect
 from ..c.expressions import PrintScope, array_shape
-from ..c.statements import indent_lines, print_statement
+from ..c.statements import indent_lines, mark_lines, print_statement
 
 SINGLE = ir.Launch((1, 1, 1), (1, 1, 1))
 _SHARED_ALIGNMENT = 16
@@ -94,7 +95,12 @@ class GpuDialect:
 
 
 def emit_gpu_source(
-    module: ir.Module, dialect: GpuDialect, *, header: str = "", aligned: bool = True, marks: bool = False
+    module: ir.Module,
+    dialect: GpuDialect,
+    *,
+    header: str = "",
+    aligned: bool = True,
+    marks: LineNumbers | None = None,
 ) -> GpuCode:
     """The text of `module` and its launches.
 
@@ -102,7 +108,7 @@ def emit_gpu_source(
         module: verified; vectors copy memory only, because others would print as loops.
         header: the content of the opening comment: the def, its sizes, the options.
         aligned: whether every argument starts at a multiple of 16 bytes, so that vectors may be loaded from it.
-        marks: whether lines name the statements that they come from, for people to read: no compiler accepts that.
+        marks: the lines that the text is marked with, for people to read: no compiler accepts that.
 
     Raises:
         CannotLower: the language cannot spell a statement or an expression.
@@ -159,7 +165,7 @@ class _Printer:
     position: int
     aligned: bool
     relying: set[str]
-    marks: bool = False
+    marks: LineNumbers | None = None
 
     @property
     def launch(self) -> ir.Launch:
@@ -229,6 +235,10 @@ class _Printer:
 
     def lines(self, name: str) -> Iterator[str]:
         """The function."""
+        lines = self._lines(name)
+        return lines if self.marks is None else mark_lines(lines, self.marks.kernels[self.position])
+
+    def _lines(self, name: str) -> Iterator[str]:
         if self.checks and any(isinstance(s, ir.Invoke) and is_collective(s) for s in walk_stmts(self.source.body)):
             raise CannotLower(f"{self.source.name} checks and meets at barriers")
         scope, parameters = self._parameters(name)
@@ -246,8 +256,8 @@ class _Printer:
                 yield f"    const {self.dialect.c.small} {identifier} = {value};"
         if dynamic := self.dynamic_offsets():
             yield f"    {self.dialect.provided.format(shared_alignment(self.source.body))}"
-            scope = replace(scope, dynamic=dynamic)
-        scope = replace(scope, cached=frozenset(self.source.readonly))
+            scope = scope.with_values(dynamic=dynamic)
+        scope = scope.with_values(cached=frozenset(self.source.readonly))
         yield from indent_lines(print_statement(self.source.body, scope))
         yield "}"
 

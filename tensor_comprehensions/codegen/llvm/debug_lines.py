@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ...loop_ir.nodes import Kernel, Module, Stmt
-from ...loop_ir.show import Line
+from ...loop_ir.show import Line, LineNumbers
 from ...target import CpuTarget
 from .captures import Usage
 from .hoisting_builder import HoistingBuilder
@@ -28,17 +28,12 @@ class _LineModuleWriter(ModuleWriter):
 
     def __init__(self, module: Module, target: CpuTarget, symbols: Mapping[str, str], lines: Sequence[Line]) -> None:
         super().__init__(module, target, symbols)
-        self.numbers: dict[int, int] = {}
-        for number, (_, s) in enumerate(lines, 1):
-            if s is not None:
-                self.numbers.setdefault(id(s), number)
-        headers = (number for number, (text, s) in enumerate(lines, 1) if s is None and text.startswith("kernel "))
-        self.headers = tuple(headers)
+        self.numbers = LineNumbers.of(lines)
         self.present = 0
         self.metadata: list[str] = []
 
     def kernel(self, kernel: Kernel, number: int) -> None:
-        self.present = self.headers[number]
+        self.present = self.numbers.kernels[number]
         super().kernel(kernel, number)
 
     def add_metadata(self, text: str) -> int:
@@ -85,7 +80,7 @@ class _LineFunctionWriter(FunctionWriter):
     def statement(self, s: Stmt) -> None:
         assert isinstance(self.b, _LineBuilder)
         outer = self.b.line
-        self.b.line = self.lines.present = self.lines.numbers.get(id(s), outer)
+        self.b.line = self.lines.present = self.lines.numbers.statements.get(id(s), outer)
         super().statement(s)
         self.b.line = self.lines.present = outer
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...codegen.gpu.gpu_printer import GpuCode
 from ...compiler.sparse_gpu_passes import CompiledSparseGpuKernel, compile_sparse_gpu
+from ...core import knobs
 from ...core.error_boundary import only_tc_errors
 from ...core.errors import ArgumentError, CannotLower
 from ...core.single_flight import SingleFlightCache
@@ -26,6 +27,7 @@ from ...target import GpuTarget
 from ...tc_lang.formats import Format
 from ...tc_lang.ir import Function, Role
 from ..compiled_callable import CompiledCallable
+from ..persistent_kernel_cache import save_page
 from ..signatures import format_signature
 from .sparse_run import INDEX_TYPES, ProgramRun, SparseCall
 from .sparse_tensor import SparseTensor
@@ -75,12 +77,15 @@ class SparseGpuKernels:
 
         def make() -> CompiledSparseGpuKernel:
             try:
-                return compile_sparse_gpu(problem, target)
+                made = compile_sparse_gpu(problem, target)
             except CannotLower as refusal:
                 raise ArgumentError(
                     f"{function.name} has no kernel for GPUs: {refusal}",
                     suggestion="pass tensors on the CPU, where all defs run",
                 ) from refusal
+            if knobs.current_knobs().explain:
+                save_page(made)
+            return made
 
         return self.compiled.get((problem, target), make)
 

@@ -150,6 +150,17 @@ class Scop:
             result = result.union(flow.get_may_dependence()).union(flow.get_must_dependence())
         return result.coalesce()
 
+    def dependences_by_kind(self) -> Iterator[tuple[str, isl.UnionMap]]:
+        """The same by kind, with the element that both ends touch: maps `source -> [sink -> element]`."""
+        certain, possible = self._writes()
+        reads, order = self._accesses(writes=False), self._program_order()
+        written = certain.union(possible)
+        for kind, source, sink in (("flow", written, reads), ("anti", reads, written), ("output", written, written)):
+            info = isl.UnionAccessInfo.from_sink(sink).set_must_source(certain).set_may_source(source)
+            flow = info.set_schedule_map(order).compute_flow()
+            found = flow.get_full_may_dependence()
+            yield kind, found if kind == "anti" else found.union(flow.get_full_must_dependence())
+
     @cached_property
     def shared_reads(self) -> isl.UnionMap:
         """Pairs of instances of different nodes that read one element: reuse that fusion turns into a cache hit."""

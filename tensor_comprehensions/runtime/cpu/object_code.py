@@ -56,9 +56,13 @@ def assemble(text: str, target: CpuTarget) -> ObjectCode:
     """Compile LLVM assembly, as `codegen.llvm.emit` prints it for `target`."""
     host_symbols.link_host_symbols()
     module = _optimize_module(text, target)
+    return ObjectCode(_machine(target).emit_object(module), _vector_symbols(module))
+
+
+def _vector_symbols(module: llvm.ModuleRef) -> tuple[str, ...]:
+    """The vector mathematics that a module calls."""
     known = set(host_symbols.vector_functions().values())
-    symbols = tuple(sorted(f.name for f in module.functions if f.is_declaration and f.name in known))
-    return ObjectCode(_machine(target).emit_object(module), symbols)
+    return tuple(sorted(f.name for f in module.functions if f.is_declaration and f.name in known))
 
 
 def load_object(code: ObjectCode) -> Executable:
@@ -120,12 +124,14 @@ def _pipeline(target: CpuTarget) -> tuple[llvm.FunctionPassManager, llvm.PassBui
 
 
 def assemble_and_print(text: str, target: CpuTarget) -> tuple[ObjectCode, str]:
-    """`assemble` and `host_assembly` in one: the machine code, and the same as text."""
+    """`assemble` and `host_assembly` in one: the machine code, and the same as text, from which it is made."""
     host_symbols.link_host_symbols()
     module, machine = _optimize_module(text, target), _machine(target)
-    known = set(host_symbols.vector_functions().values())
-    symbols = tuple(sorted(f.name for f in module.functions if f.is_declaration and f.name in known))
-    return ObjectCode(machine.emit_object(module), symbols), str(machine.emit_assembly(module))
+    printed = str(machine.emit_assembly(module))
+    llvm.initialize_native_asmparser()
+    escaped = printed.replace("\\", "\\5C").replace('"', "\\22").replace("\t", "\\09")
+    quoted = "\n".join(f'module asm "{row}"' for row in escaped.split("\n"))
+    return ObjectCode(machine.emit_object(llvm.parse_assembly(quoted)), _vector_symbols(module)), printed
 
 
 def code_sections(data: bytes) -> dict[str, bytes]:

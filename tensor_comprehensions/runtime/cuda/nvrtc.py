@@ -11,6 +11,7 @@ import functools
 import importlib.util
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,6 +77,27 @@ def compile_text(source: str, architecture: str, *, name: str = "kernel.cu", mor
         ArgumentError: NVRTC is not installed, or does not know the architecture.
         InternalError: it refuses the text, which is quoted.
     """
+    with _compile(source, architecture, name, more) as (tools, program):
+        resources = dict(_resources(_text(tools, program, "ProgramLog")))
+        return Cubin(architecture, _bytes(tools, program, "CUBIN"), resources)
+
+
+def compile_with_lines(source: str, architecture: str) -> tuple[str, Cubin]:
+    """PTX whose line tables name the lines of `source`, and the machine code made from it; raises as `compile_text`.
+
+    The line tables change no instruction: a test compares the machine code.
+    """
+    with _compile(source, architecture, "kernel.cu", ("-lineinfo",)) as (tools, program):
+        resources = dict(_resources(_text(tools, program, "ProgramLog")))
+        binary = _bytes(tools, program, "CUBIN")
+        return _text(tools, program, "PTX"), Cubin(architecture, binary, resources)
+
+
+@contextmanager
+def _compile(
+    source: str, architecture: str, name: str, more: Sequence[str]
+) -> Iterator[tuple[Toolchain, ctypes.c_void_p]]:
+    """A compiled program, which exists inside the block; raises as `compile_text`."""
     tools = find_toolchain()
     known = architectures(tools)
     number = int(re.sub(r"\D", "", architecture) or 0)
@@ -90,10 +112,10 @@ def compile_text(source: str, architecture: str, *, name: str = "kernel.cu", mor
     try:
         options = [o.encode() for o in (*tools.options(architecture), *more)]
         code = lib.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
-        log = _text(tools, program, "ProgramLog")
         if code:
+            log = _text(tools, program, "ProgramLog")
             raise InternalError(f"NVRTC refuses our code:\n{log}\n{_number_lines(source)}")
-        return Cubin(architecture, _bytes(tools, program, "CUBIN"), dict(_resources(log)))
+        yield tools, program
     finally:
         lib.nvrtcDestroyProgram(ctypes.byref(program))
 

@@ -24,15 +24,18 @@ def record_plan(
 
     priced: further plans, outside of the comparison: the cost of other copies.
     """
-    prices = _price_plans(op, dict.fromkeys((chosen, *compared, *priced)), target)
-    rivals = sorted((p for p in prices if p != chosen), key=lambda p: prices[p].total)
+    bare = {side: replace(chosen, packs=tuple(step for step in chosen.packs if step.side is not side)) for side in Side}
+    known = dict.fromkeys((*compared, *priced))
+    prices = _price_plans(op, dict.fromkeys((chosen, *known, *bare.values())), target)
+    rivals = sorted((p for p in known if p != chosen), key=lambda p: prices[p].total)
     others = tuple(_rival(op, p, prices, chosen, was_compared=p in compared) for p in rivals[:RIVALS])
     count = len({*compared, chosen})
     why = f"the best of {count} plans by the cost model" if count > 1 else "the cost model's tile and order, unrivaled"
     text = describe_plan(op, chosen)
     note_decision(Decision("plan", (op.name,), text, why, _cost_numbers(prices[chosen]), others))
     for side in Side:
-        _record_copy(op, chosen, side, [(p, prices[p]) for p in rivals], prices[chosen], target)
+        copying = prices[chosen].packing - prices[bare[side]].packing
+        _record_copy(op, chosen, side, [(p, prices[p]) for p in rivals], prices[chosen], copying)
     if chosen.nontemporal:
         why = "the output is larger than the caches keep until it is read"
         note_decision(Decision("memory", (op.name,), "the output is written past the caches", why))
@@ -97,27 +100,24 @@ def _record_copy(
     side: Side,
     rivals: Sequence[tuple[Plan, Costs]],
     costs: Costs,
-    target: CpuTarget,
+    copying: float,
 ) -> None:
-    """Record why a factor is packed, or read in place: the best plan that does otherwise is the rival."""
+    """Record why a factor is packed, or read in place: the best plan that does otherwise is the rival.
+
+    copying: cycles to fill the panels of the factor.
+    """
     packed = _find_pack(chosen, side)
     otherwise = [(p, c) for p, c in rivals if (_find_pack(p, side) is None) != (packed is None)]
     others = tuple(Rival(describe_plan(op, p), c.total) for p, c in otherwise[:1])
     tensor = factor_tensor(op.factors[side.value])
     known = analyze_contraction(op, chosen.vector)
-    numbers = (("total", costs.total), ("packing", _copy_cycles(op, chosen, side, target)))
+    numbers = (("total", costs.total), ("packing", copying))
     what = f"{tensor} is packed into panels" if packed is not None else f"{tensor} is read where it is"
     note_decision(Decision("pack", (op.name,), what, _copy_reason(known, side, others, costs), numbers, others))
 
 
 def _find_pack(plan: Plan, side: Side) -> PackStep | None:
     return next((step for step in plan.packs if step.side is side), None)
-
-
-def _copy_cycles(op: StructuredOp, plan: Plan, side: Side, target: CpuTarget) -> float:
-    """Cycles to fill the panels of one factor."""
-    packs = tuple(step for step in plan.packs if step.side is not side)
-    return plan_costs(op, plan, target).packing - plan_costs(op, replace(plan, packs=packs), target).packing
 
 
 def _copy_reason(known: ContractionInfo, side: Side, others: Sequence[Rival], costs: Costs) -> str:

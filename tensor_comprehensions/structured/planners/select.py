@@ -18,7 +18,6 @@ from ...thresholds import (
     MIN_TRANSPOSED_USES,
     PACKED_BLOCK_STEPS,
     PACKED_USES,
-    PRICED_TILES,
     SHORT_OUTPUT_RUN,
     SHORT_STRIDED_RUN,
     SHORT_SUM_TERMS,
@@ -49,24 +48,26 @@ def select_plan(op: StructuredOp, target: CpuTarget, *, parallel: bool) -> Plan:
     Raises:
         CannotLower: the op has no contiguous output iterator that moves a factor.
     """
-    if is_recording():  # a plan that is kept would leave out its rivals
-        return _select_plan.__wrapped__(op, target, parallel=parallel)
-    return _select_plan(op, target, parallel=parallel)
+    plan, rivals, views = _select_plan(op, target, parallel=parallel)
+    if is_recording():
+        tiles = [(view, tile) for view in views for tile in view.best_tiles(PRICED)]
+        priced = [p for view, tile in tiles for p in enumerate_packings(view.info, target, tile, parallel)]
+        record_plan(op, plan, rivals, priced, target)
+    return plan
 
 
 @lru_cache(PLANNED)
-def _select_plan(op: StructuredOp, target: CpuTarget, *, parallel: bool) -> Plan:
+def _select_plan(
+    op: StructuredOp, target: CpuTarget, *, parallel: bool
+) -> tuple[Plan, tuple[Plan, ...], tuple[RegisterTileRanking, ...]]:
+    """The same with the plans that it was compared with, and the register tiles that all are around."""
     views = register_tile_rankings(op, target)
     shared, rivals = rank_plans(views, target, parallel=parallel)
     if shared.parallel_depth and op.multiplications < ALWAYS_SHARED_FMAS:
         serial, others = rank_plans(views, target, parallel=False)
         if _shared_cycles(op, shared, target) >= TWO_THREADS_GAIN * plan_cycles(op, serial, target):
             shared, rivals = serial, others
-    if is_recording():
-        tiles = [(view, tile) for view in views for tile in view.best_tiles(PRICED_TILES)]
-        priced = [p for view, tile in tiles for p in enumerate_packings(view.info, target, tile, parallel)]
-        record_plan(op, shared, rivals, priced, target)
-    return shared
+    return shared, rivals, views
 
 
 def _shared_cycles(op: StructuredOp, plan: Plan, target: CpuTarget) -> float:

@@ -1,12 +1,14 @@
-"""The statements of a def with their places in its text."""
+"""The forms of a kernel as listings, and the statements of a def with their places in its text."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
-from ..loop_ir.nodes import Module, Stmt, Store
-from ..loop_ir.origins import origins_in, statement_of
+from ..codegen.c.statements import split_marks
+from ..loop_ir.nodes import Invoke, Module, Stmt, Store
+from ..loop_ir.origins import statement_of
+from ..loop_ir.rewrite import substatements
 from ..loop_ir.show import Line
 from ..tc_lang.ir import BoundFunction
 from .kernel_report import Listing, ListingLine, SourceStatement
@@ -34,9 +36,7 @@ def _last_line(text: str, start: int) -> int:
     for number, row in enumerate(text[start:].split("\n")):
         row = row.split("#")[0]
         depth += sum(row.count(c) for c in "([") - sum(row.count(c) for c in ")]")
-        if depth <= 0 and not row.rstrip().endswith(
-            ("=", "+", "-", "*", "/", "?", ":", ",", "!", "<", ">", "&&", "||")
-        ):
+        if depth <= 0 and not row.rstrip().endswith(_OPERATORS):
             return line + number
     return line
 
@@ -67,22 +67,42 @@ def list_schedule(text: str) -> Listing:
     return Listing("schedule", "schedule tree", tuple(found))
 
 
-def list_loops(module: Module, lines: Sequence[Line], named: Sequence[Line]) -> Listing:
-    """The loops of `module`, whose lines are `lines`, as `named` spells them: each with the statements inside it."""
+def list_loops(module: Module, lines: Sequence[Line], texts: Sequence[str]) -> Listing:
+    """The loops of `module`, whose lines are `lines`, as `texts` spell them: each with the statements inside it."""
     found = []
     kernels = iter(module.kernels)
-    for (text, _), (own, s) in zip(named, lines, strict=True):
-        is_header = s is None and own.startswith("kernel ")
-        names, role = _owners(next(kernels).body if is_header else s)
-        found.append(ListingLine(text, names, role))
+    known: dict[int, tuple[str, ...]] = {}
+    for text, (own, s) in zip(texts, lines, strict=True):
+        shown = next(kernels).body if s is None and own.startswith("kernel ") else s
+        role = f"{s.origin.role} {s.origin.tensor}".strip() if isinstance(s, Store) and s.origin is not None else ""
+        found.append(ListingLine(text, () if shown is None else _owners(shown, known), role))
     return Listing("loops", "loops", tuple(found))
 
 
-def _owners(s: Stmt | None) -> tuple[tuple[str, ...], str]:
-    """The statements of the def that `s` belongs to, and its role if it has but one."""
-    if s is None:
-        return (), ""
-    origins = [origin for _, origin in origins_in(s) if origin is not None]
-    names = dict.fromkeys(statement_of(name) for origin in origins for name in origin.statements)
-    role = f"{origins[0].role} {origins[0].tensor}".strip() if isinstance(s, Store) and origins else ""
-    return tuple(names), role
+def _owners(s: Stmt, known: dict[int, tuple[str, ...]]) -> tuple[str, ...]:
+    """The statements of the def that `s` belongs to. known: those of parts of the program, by their ids."""
+    if id(s) not in known:
+        origin = s.origin if isinstance(s, Store | Invoke) else None
+        own = () if origin is None else map(statement_of, origin.statements)
+        inner = (name for c in substatements(s) for name in _owners(c, known))
+        known[id(s)] = tuple(dict.fromkeys((*own, *inner)))
+    return known[id(s)]
+
+
+def list_marked(kind: str, title: str, text: str, loops: Listing) -> Listing:
+    """A text that was printed with marks, whose lines lead to those of the loops."""
+    return Listing(kind, title, tuple(_linked(*row, loops) for row in split_marks(text.rstrip())))
+
+
+def list_llvm(text: str, loops: Listing) -> Listing:
+    """LLVM assembly that was printed with lines, without what says so."""
+    numbers = {m[1]: int(m[2]) for m in re.finditer(r"^!(\d+) = !DILocation\(line: (\d+),", text, re.MULTILINE)}
+    rows = text[: text.find("\n!llvm.dbg.cu")].rstrip().split("\n")
+    pairs = (row.partition(", !dbg !") if row.startswith(" ") else (row, "", "") for row in rows)
+    lines = (_linked(re.sub(r" !dbg !\d+", "", plain), numbers.get(number, 0), loops) for plain, _, number in pairs)
+    return Listing("llvm", "LLVM", tuple(lines))
+
+
+def _linked(text: str, number: int, loops: Listing) -> ListingLine:
+    """A line of code that is part of a line of the loops, from 1 on; 0 if of none."""
+    return ListingLine(text, loops.lines[number - 1].statements, "", number) if number else ListingLine(text)

@@ -1,0 +1,151 @@
+"""Sectors of global memory that a warp touches: those of the first warp of the first block, in the first iteration of
+every loop around an access."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ..loop_ir.interpret.ops import binary_function
+from ..loop_ir.intrinsics import COPY_ASYNC, COPY_ASYNC_ZERO
+from ..loop_ir.nodes import (
+    Binary,
+    Broadcast,
+    Buffer,
+    Cast,
+    Const,
+    Expr,
+    If,
+    Invoke,
+    Kernel,
+    Let,
+    Load,
+    Loop,
+    Ramp,
+    Select,
+    Space,
+    Stmt,
+    Store,
+    Unary,
+    Var,
+)
+from ..loop_ir.rewrite import stmt_expressions, substatements, walk_expr
+
+SECTOR, WARP = 32, 32
+"""Bytes that a GPU moves at once; threads of a warp."""
+_Lanes = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class SectorCount:
+    """What a warp moves in one access to global memory.
+
+    Attributes:
+        kind: "reads" or "writes". buffer: its name.
+        threads: those that take part. bytes: that they ask for, each counted once.
+        sectors: of `SECTOR` bytes, that are moved. least: that as many bytes need.
+    """
+
+    kind: str
+    buffer: str
+    threads: int
+    bytes: int
+    sectors: int
+
+    @property
+    def least(self) -> int:
+        return -(-self.bytes // SECTOR)
+
+
+def count_sectors(kernel: Kernel) -> tuple[tuple[SectorCount, int], ...]:
+    """The accesses of a kernel with a launch to global memory, and how often each kind occurs in its text.
+
+    Accesses whose place depends on data, and copies of boxes, are left out.
+    """
+    assert kernel.launch is not None
+    threads = np.arange(min(WARP, prod(kernel.launch.block)))
+    x, y, _ = kernel.launch.block
+    here = {"thread.x": threads % x, "thread.y": threads // x % y, "thread.z": threads // (x * y)}
+    found: dict[SectorCount, int] = {}
+    for count in _accesses(kernel.body, {name: here.get(name, 0 * threads) for name, _ in kernel.launch.ranges()}):
+        found[count] = found.get(count, 0) + 1
+    return tuple(found.items())
+
+
+def _accesses(s: Stmt, values: Mapping[str, _Lanes]) -> Iterator[SectorCount]:
+    """values: of the variables, for each thread that gets there; unknown ones are missing."""
+    for e in stmt_expressions(s):
+        loads = (x for x in walk_expr(e) if isinstance(x, Load))
+        yield from _count("reads", ((x.buffer, x.indices, 0) for x in loads), values)
+    match s:
+        case Store(buffer, indices, value):
+            yield from _count("writes", [(buffer, indices, buffer.type.dtype.size * value.type.lanes)], values)
+        case Invoke(name, operands, attributes) if name in (COPY_ASYNC, COPY_ASYNC_ZERO):
+            yield from _count("reads", [(*operands[1], attributes[0])], values)
+        case Let(name, value):
+            values = _bind(values, name, evaluate(value, values))
+        case Loop(var, start):
+            values = _bind(values, var, evaluate(start, values))
+        case If(condition, then, otherwise):
+            taken = evaluate(condition, values)
+            for branch, here in ((then, taken), (otherwise, None if taken is None else ~taken.astype(bool))):
+                if branch is not None and (here is None or here.any()):
+                    yield from _accesses(branch, _only(values, here))
+            return
+    for c in substatements(s):
+        yield from _accesses(c, values)
+
+
+def _bind(values: Mapping[str, _Lanes], name: str, value: _Lanes | None) -> Mapping[str, _Lanes]:
+    others = {n: v for n, v in values.items() if n != name}
+    return others if value is None else {**others, name: value}
+
+
+def _only(values: Mapping[str, _Lanes], taken: _Lanes | None) -> Mapping[str, _Lanes]:
+    return values if taken is None else {name: value[taken.astype(bool)] for name, value in values.items()}
+
+
+def _count(
+    kind: str, places: Iterable[tuple[Buffer, tuple[Expr, ...], int]], values: Mapping[str, _Lanes]
+) -> Iterator[SectorCount]:
+    for buffer, indices, size in places:
+        if buffer.space is not Space.GLOBAL:
+            continue
+        size = size or buffer.type.dtype.size * max((i.type.lanes for i in indices), default=1)
+        where = [evaluate(i, values) for i in indices]
+        if any(place is None for place in where):
+            continue
+        zero = 0 * values["thread.x"]
+        flat = sum((p * s for p, s in zip(where, buffer.strides, strict=True) if p is not None), zero)
+        touched = (flat * buffer.type.dtype.size)[:, None] + np.arange(size)
+        unique = np.unique(touched)
+        yield SectorCount(kind, buffer.name, len(flat), unique.size, np.unique(unique // SECTOR).size)
+
+
+def evaluate(e: Expr, values: Mapping[str, _Lanes]) -> _Lanes | None:
+    """The value of an integer or boolean expression for each thread, of a vector its first lane; None if unknown."""
+    match e:
+        case Const(constant):
+            return np.full_like(values["thread.x"], int(constant))
+        case Var(name):
+            return values.get(name)
+        case Ramp(operand) | Broadcast(operand):
+            return evaluate(operand, values)
+        case Cast(operand, dtype):
+            return evaluate(operand, values) if not dtype.is_float else None
+        case Unary(op, operand):
+            value = evaluate(operand, values)
+            return None if value is None else -value if op == "neg" else 1 - value
+        case Binary(op, left, right):
+            a, b = evaluate(left, values), evaluate(right, values)
+            if a is None or b is None or (op in ("div", "mod") and not b.all()):
+                return None
+            return np.asarray(binary_function(op, left.type.dtype)(a, b), np.int64)
+        case Select(condition, then, otherwise):
+            c, a, b = (evaluate(x, values) for x in (condition, then, otherwise))
+            return None if c is None or a is None or b is None else np.where(c, a, b)
+    return None
