@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ..core.dtypes import BOOL, INT64, UINT8
+from ..core.errors import CannotLower
 from ..core.naming import compose_name
 from ..loop_ir import build
 from ..loop_ir.instructions import BIT_AND, TRAILING_ZEROS
@@ -30,6 +31,7 @@ from ..loop_ir.nodes import (
     Store,
     While,
 )
+from ..loop_ir.passes.vectorize import vectorize_loops
 from ..tc_lang.formats import Format, LevelKind
 from ..tc_lang.ir import Index
 from .absent import is_additive
@@ -37,7 +39,7 @@ from .emit import StatementEmitter
 from .graph import scatters
 from .results import IN_REGISTER, add_to, with_register_sum
 from .sparse_problem import Assembled
-from .walk import Body, State
+from .state import Appended, Body, State
 
 LINE = 64
 """Flags of a row that one flag of the next level stands for, and flags of that level that are looked at together."""
@@ -302,6 +304,32 @@ class AssemblingEmitter(StatementEmitter):
         position = self.names.fresh(f"{self.s.target}.position")
         store = None if self.counts else Store(self.values, (build.var(position),), value)
         return self.append(state.indices, store, position)
+
+    @property
+    def append_run(self) -> Appended | None:
+        return None if self.counts or not self._starts_rows else self._append_run
+
+    def _append_run(self, state_of: Callable[[Expr], State], count: Expr) -> Stmt:
+        """Append the elements of `state_of(0)` to `state_of(count - 1)`: in vectors, as far as their value has them."""
+        name, end = self.names.fresh("run"), _Cells.of(self.format.depth).counts[-1]
+        crd, dtype = self.result.crd[-1], self.values.type.dtype
+        assert crd is not None
+        ahead, state = build.var(name), state_of(build.var(name))
+        (last,) = (e.name for d in self.format.order[-1:] for e in (self.s.subscripts[d],) if isinstance(e, Index))
+        coordinate = build.sub(state.indices[last], self.starts[self.format.order[-1]])
+        position = build.add(Load(end, ()), ahead)
+        entry = Store(crd, (position,), self._index(coordinate))
+        element = Store(self.values, (position,), build.cast(self.value(state, {}), dtype))
+        loop = Loop(name, build.const(0), count, build.block(entry, element), LoopKind.VECTOR, vector_factors=(4, 0))
+        return build.block(self._in_vectors(loop), Store(end, (), count, "+"))
+
+    @staticmethod
+    def _in_vectors(loop: Loop) -> Stmt:
+        try:
+            vectorize_loops(loop)
+        except CannotLower:
+            return replace(loop, kind=LoopKind.SERIAL)
+        return loop
 
     # --- a row that takes sums -----------------------------------------------------------------------------------
 
