@@ -35,6 +35,7 @@ from ..loop_ir.passes.vectorize import vectorize_loops
 from ..tc_lang.formats import Format, LevelKind
 from ..tc_lang.ir import Index
 from .absent import is_additive
+from .chunks import in_parallel
 from .emit import StatementEmitter
 from .graph import scatters
 from .results import IN_REGISTER, add_to, with_register_sum
@@ -43,6 +44,10 @@ from .state import Appended, Body, State
 
 LINE = 64
 """Flags of a row that one flag of the next level stands for, and flags of that level that are looked at together."""
+COPIES = 4
+"""Products in a trip of the innermost loop that adds to a row."""
+ROW_CHUNKS = 4
+"""How many times as large chunks are for which a row is allocated and cleared."""
 MAX_MARK = 255
 """Rows that are counted before the flags of a row are cleared: each row marks its coordinates with its own number."""
 
@@ -275,7 +280,7 @@ class AssemblingEmitter(StatementEmitter):
         if self._marks_rows and depth == self._row_depth:
             return build.block(self._next_mark(), then(state))
         if self.is_scattered and depth == self._row_depth:
-            return build.block(then(state), self._gather(state))
+            return build.block(Store(_LINE, (), build.const(-1)), then(state), self._gather(state))
         if depth != self.final_depth or depth == len(self.order):
             return then(state)
         total, found = self.total(), build.register(f"{self.s.target}.found", BOOL)
@@ -306,8 +311,17 @@ class AssemblingEmitter(StatementEmitter):
         return self.append(state.indices, store, position)
 
     @property
+    def copies(self) -> int:
+        return COPIES if self.is_scattered else 1
+
+    def in_parallel(self, body: Stmt) -> Stmt:
+        size = self.options.chunk_positions * (ROW_CHUNKS if self.is_scattered else 1)
+        return in_parallel(body, self.nest, self.order, self.shared.operands, self.names, size) if size else body
+
+    @property
     def append_run(self) -> Appended | None:
-        return None if self.counts or not self._starts_rows else self._append_run
+        appends = self._starts_rows and all(x.is_free for x in self.nest.loops.values())  # else it sums
+        return self._append_run if appends and not self.counts else None
 
     def _append_run(self, state_of: Callable[[Expr], State], count: Expr) -> Stmt:
         """Append the elements of `state_of(0)` to `state_of(count - 1)`: in vectors, as far as their value has them."""
@@ -364,7 +378,7 @@ class AssemblingEmitter(StatementEmitter):
         buffers = (touched, line) if self.counts else (touched, line, row)
         for buffer in buffers:
             body = self._with_zeros(buffer, body)
-        return body
+        return Allocate((_LINE,), body)
 
     def _with_zeros(self, buffer: Buffer, body: Stmt) -> Stmt:
         blocks = build.add(build.div(self._row_extent, LINE * LINE), 1)
@@ -406,7 +420,9 @@ class AssemblingEmitter(StatementEmitter):
             is_new = build.cast(build.ne(build.load(touched, at), Load(_MARK, ())), INT64)
             count = _Cells.of(self.format.depth).counts[-1]
             return build.block(Store(count, (), is_new, "+"), Store(touched, (at,), Load(_MARK, ())))
-        marks = [Store(touched, (at,), one), Store(line, (build.div(at, LINE),), one)]
+        group = build.div(at, LINE)
+        mark = build.block(Store(line, (group,), one), Store(_LINE, (), group))
+        marks: list[Stmt] = [Store(touched, (at,), one), If(build.ne(group, Load(_LINE, ())), mark)]
         if self.counts:
             return build.block(*marks)
         return build.block(Store(row, (at,), build.cast(value, row.type.dtype), "+"), *marks)
@@ -462,4 +478,6 @@ class AssemblingEmitter(StatementEmitter):
 
 _MARK = build.register(compose_name("mark"), UINT8)
 """The flag value of the row that is being counted."""
+_LINE = build.register(compose_name("last_line"), INT64)
+"""The flags that were marked last: neighbors in a row mostly have the same ones, and stores are what takes time."""
 _ZERO = build.const(0, UINT8)
