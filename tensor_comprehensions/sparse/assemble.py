@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ..core.dtypes import BOOL, INT64, UINT8
+from ..core.errors import CannotLower
 from ..core.naming import compose_name
 from ..loop_ir import build
 from ..loop_ir.instructions import BIT_AND, TRAILING_ZEROS
@@ -30,17 +31,23 @@ from ..loop_ir.nodes import (
     Store,
     While,
 )
+from ..loop_ir.passes.vectorize import vectorize_loops
 from ..tc_lang.formats import Format, LevelKind
 from ..tc_lang.ir import Index
 from .absent import is_additive
+from .chunks import in_parallel
 from .emit import StatementEmitter
 from .graph import scatters
 from .results import IN_REGISTER, add_to, with_register_sum
 from .sparse_problem import Assembled
-from .walk import Body, State
+from .state import Appended, Body, State
 
 LINE = 64
 """Flags of a row that one flag of the next level stands for, and flags of that level that are looked at together."""
+COPIES = 4
+"""Products in a trip of the innermost loop that adds to a row."""
+ROW_CHUNKS = 4
+"""How many times as large chunks are for which a row is allocated and cleared."""
 MAX_MARK = 255
 """Rows that are counted before the flags of a row are cleared: each row marks its coordinates with its own number."""
 
@@ -273,7 +280,7 @@ class AssemblingEmitter(StatementEmitter):
         if self._marks_rows and depth == self._row_depth:
             return build.block(self._next_mark(), then(state))
         if self.is_scattered and depth == self._row_depth:
-            return build.block(then(state), self._gather(state))
+            return build.block(Store(_LINE, (), build.const(-1)), then(state), self._gather(state))
         if depth != self.final_depth or depth == len(self.order):
             return then(state)
         total, found = self.total(), build.register(f"{self.s.target}.found", BOOL)
@@ -302,6 +309,41 @@ class AssemblingEmitter(StatementEmitter):
         position = self.names.fresh(f"{self.s.target}.position")
         store = None if self.counts else Store(self.values, (build.var(position),), value)
         return self.append(state.indices, store, position)
+
+    @property
+    def copies(self) -> int:
+        return COPIES if self.is_scattered else 1
+
+    def in_parallel(self, body: Stmt) -> Stmt:
+        size = self.options.chunk_positions * (ROW_CHUNKS if self.is_scattered else 1)
+        return in_parallel(body, self.nest, self.order, self.shared.operands, self.names, size) if size else body
+
+    @property
+    def append_run(self) -> Appended | None:
+        appends = self._starts_rows and all(x.is_free for x in self.nest.loops.values())  # else it sums
+        return self._append_run if appends and not self.counts else None
+
+    def _append_run(self, state_of: Callable[[Expr], State], count: Expr) -> Stmt:
+        """Append the elements of `state_of(0)` to `state_of(count - 1)`: in vectors, as far as their value has them."""
+        name, end = self.names.fresh("run"), _Cells.of(self.format.depth).counts[-1]
+        crd, dtype = self.result.crd[-1], self.values.type.dtype
+        assert crd is not None
+        ahead, state = build.var(name), state_of(build.var(name))
+        (last,) = (e.name for d in self.format.order[-1:] for e in (self.s.subscripts[d],) if isinstance(e, Index))
+        coordinate = build.sub(state.indices[last], self.starts[self.format.order[-1]])
+        position = build.add(Load(end, ()), ahead)
+        entry = Store(crd, (position,), self._index(coordinate))
+        element = Store(self.values, (position,), build.cast(self.value(state, {}), dtype))
+        loop = Loop(name, build.const(0), count, build.block(entry, element), LoopKind.VECTOR, vector_factors=(4, 0))
+        return build.block(self._in_vectors(loop), Store(end, (), count, "+"))
+
+    @staticmethod
+    def _in_vectors(loop: Loop) -> Stmt:
+        try:
+            vectorize_loops(loop)
+        except CannotLower:
+            return replace(loop, kind=LoopKind.SERIAL)
+        return loop
 
     # --- a row that takes sums -----------------------------------------------------------------------------------
 
@@ -336,7 +378,7 @@ class AssemblingEmitter(StatementEmitter):
         buffers = (touched, line) if self.counts else (touched, line, row)
         for buffer in buffers:
             body = self._with_zeros(buffer, body)
-        return body
+        return Allocate((_LINE,), body)
 
     def _with_zeros(self, buffer: Buffer, body: Stmt) -> Stmt:
         blocks = build.add(build.div(self._row_extent, LINE * LINE), 1)
@@ -378,7 +420,9 @@ class AssemblingEmitter(StatementEmitter):
             is_new = build.cast(build.ne(build.load(touched, at), Load(_MARK, ())), INT64)
             count = _Cells.of(self.format.depth).counts[-1]
             return build.block(Store(count, (), is_new, "+"), Store(touched, (at,), Load(_MARK, ())))
-        marks = [Store(touched, (at,), one), Store(line, (build.div(at, LINE),), one)]
+        group = build.div(at, LINE)
+        mark = build.block(Store(line, (group,), one), Store(_LINE, (), group))
+        marks: list[Stmt] = [Store(touched, (at,), one), If(build.ne(group, Load(_LINE, ())), mark)]
         if self.counts:
             return build.block(*marks)
         return build.block(Store(row, (at,), build.cast(value, row.type.dtype), "+"), *marks)
@@ -434,4 +478,6 @@ class AssemblingEmitter(StatementEmitter):
 
 _MARK = build.register(compose_name("mark"), UINT8)
 """The flag value of the row that is being counted."""
+_LINE = build.register(compose_name("last_line"), INT64)
+"""The flags that were marked last: neighbors in a row mostly have the same ones, and stores are what takes time."""
 _ZERO = build.const(0, UINT8)

@@ -20,6 +20,8 @@ from .sparse_problem import SparseOperand
 CHUNK, CHUNKS, WORK = compose_name("chunk"), compose_name("chunks"), compose_name("work")
 CHUNK_ITERATIONS = 64
 """Iterations in a chunk if their work is unknown."""
+NEAR = 8
+"""The part of a chunk's iterations around a guess in which its end is searched first."""
 MAX_CHUNKS = 1_024
 """Chunks that a loop has at most."""
 
@@ -78,7 +80,10 @@ def _by_positions(loop: Loop, pos: Buffer, names: Names, size: int) -> Stmt:
 
     def begins(k: Expr, then: Callable[[Expr], Stmt]) -> Stmt:
         wanted = build.add(work_before(loop.start), build.div(build.mul(k, total), count))
-        return _first_with(work_before, wanted, loop.start, loop.stop, names, then)
+        extent = build.sub(loop.stop, loop.start)
+        guess = build.add(loop.start, build.div(build.mul(k, extent), count))
+        around = build.add(build.div(extent, build.mul(count, NEAR)), 1)
+        return _first_with(work_before, wanted, loop.start, loop.stop, (guess, around), names, then)
 
     inner = begins(
         chunk,
@@ -89,9 +94,18 @@ def _by_positions(loop: Loop, pos: Buffer, names: Names, size: int) -> Stmt:
 
 
 def _first_with(
-    work: Callable[[Expr], Expr], wanted: Expr, start: Expr, stop: Expr, names: Names, then: Callable[[Expr], Stmt]
+    work: Callable[[Expr], Expr],
+    wanted: Expr,
+    start: Expr,
+    stop: Expr,
+    near: tuple[Expr, Expr],
+    names: Names,
+    then: Callable[[Expr], Stmt],
 ) -> Stmt:
-    """`then` of the first iteration before which there is as much work as `wanted`, found by halving."""
+    """`then` of the first iteration before which there is as much work as `wanted`, found by halving.
+
+    near: where it is if all iterations have the same work, and the distance from there that is tried first.
+    """
     low, high = (build.register(names.fresh(compose_name(end))) for end in ("low", "high"))
     middle, goal, found = (names.fresh(compose_name(what)) for what in ("middle", "wanted", "first"))
     at = build.var(middle)
@@ -100,5 +114,13 @@ def _first_with(
     step = Let(middle, half, If(is_less, Store(low, (), build.add(at, 1)), Store(high, (), at)))
     search = While(build.lt(Load(low, ()), Load(high, ())), step)
     result = Let(found, Load(low, ()), then(build.var(found)))
-    body = build.block(Store(low, (), start), Store(high, (), stop), search, result)
-    return Let(goal, wanted, Allocate((low, high), body))
+    guess, around = near
+    before, behind = (names.fresh(compose_name(what)) for what in ("before", "behind"))
+    least, most = build.var(before), build.var(behind)
+    is_behind = build.lt(work(least), build.var(goal))
+    first = Store(low, (), build.select(is_behind, build.add(least, 1), start))
+    last = Store(high, (), build.select(build.lt(work(most), build.var(goal)), stop, most))
+    body: Stmt = Allocate((low, high), build.block(first, last, search, result))
+    body = Let(behind, build.minimum(build.add(guess, around), stop), body)
+    body = Let(before, build.maximum(build.sub(guess, around), start), body)
+    return Let(goal, wanted, body)

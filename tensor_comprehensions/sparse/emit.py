@@ -21,8 +21,9 @@ from .graph import Nest
 from .levels import flat_position, sum_run
 from .row_prefetch import RowPrefetcher
 from .sparse_problem import Sizes, SparseOperand, SparseProblem
+from .state import Appended, Body, State
 from .values import Translator
-from .walk import Body, State, Walker
+from .walk import Walker
 
 GATHERED_BYTES = {4, 8}
 """The elements that processors gather."""
@@ -127,7 +128,7 @@ class StatementEmitter(ABC):
         walker = Walker(
             self.nest, self.order, common.operands, common.sizes, self.names,
             self.leaf, self.wrap_loops, self.choose, lanes, ahead if distance else None, self.gathers,
-            self.is_unordered, self.copies, self.options.branchless_merge,
+            self.is_unordered, self.copies, self.options.branchless_merge, self.append_run,
         )  # fmt: skip
         return walker.nest_loops()
 
@@ -140,6 +141,11 @@ class StatementEmitter(ABC):
     def copies(self) -> int:
         """Stored positions that a trip of the innermost loop handles."""
         return 1
+
+    @property
+    def append_run(self) -> Appended | None:
+        """Emits neighboring elements of the result at once, if that is possible."""
+        return None
 
     @property
     def reads_values(self) -> bool:
@@ -187,6 +193,11 @@ class StatementEmitter(ABC):
         for a, place in state.places.items():
             if place.high is not None and a in state.term.uses:
                 runs[a] = build.register(self.names.fresh(f"{a.tensor}.sum"), a.dtype.accumulator)
+        sums = [sum_run(state.places[a], self.shared.operands[a.tensor].values, r, self.names) for a, r in runs.items()]
+        return build.allocate(runs.values(), build.block(*sums, self.combine(state, self.value(state, runs))))
+
+    def value(self, state: State, runs: Mapping[Access, Buffer]) -> Expr:
+        """The value of an instance. runs: the registers with the sums of operands that repeat coordinates."""
 
         def read(access: Access, subscripts: tuple[Expr, ...], mask: Expr | None) -> Expr:
             if access in runs:
@@ -199,9 +210,7 @@ class StatementEmitter(ABC):
             values, index = self.shared.element(access.tensor, subscripts)
             return build.load(values, index, mask=mask)
 
-        value = Translator(state.indices, self.shared.sizes, read).value(state.term.value)
-        sums = [sum_run(state.places[a], self.shared.operands[a.tensor].values, r, self.names) for a, r in runs.items()]
-        return build.allocate(runs.values(), build.block(*sums, self.combine(state, value)))
+        return Translator(state.indices, self.shared.sizes, read).value(state.term.value)
 
     def choose(self, state: State, here: Mapping[Access, Expr]) -> Stmt:
         """As `leaf`, with 0 for the operands whose condition does not hold."""

@@ -36,7 +36,7 @@ from .lower import Program, bind_size_names, make_operand, result_format
 from .order import choose_order
 from .results import ELEMENT, DenseEmitter, SharedEmitter, update_element, with_register_sum
 from .sparse_problem import Sizes, SparseProblem, totals_buffer
-from .walk import Body, State
+from .state import Body, State
 
 LEADS = compose_name("leads")
 SHUFFLED_BYTES = {4, 8}

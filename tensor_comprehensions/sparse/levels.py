@@ -21,13 +21,15 @@ class Place:
     """The positions that an occurrence has reached.
 
     depth: how many levels. low: the position; with `high`, all positions from `low` to before `high`, which repeat one
-    coordinate. below: extent and coordinate of the dense levels under such a run.
+    coordinate. below: extent and coordinate of the dense levels under such a run. present: whether the occurrence is
+    there at all, where one body serves both cases; if not, nothing is stored below.
     """
 
     low: Expr
     high: Expr | None = None
     depth: int = 0
     below: tuple[tuple[Expr, Expr], ...] = ()
+    present: Expr | None = None
 
 
 ROOT = Place(build.const(0))
@@ -43,7 +45,7 @@ def locate(place: Place, extent: Expr, coordinate: Expr) -> Place:
     if place.high is not None:
         return replace(place, depth=place.depth + 1, below=(*place.below, (extent, coordinate)))
     position = build.add(build.mul(place.low, extent), coordinate)
-    return Place(position, None, place.depth + 1)
+    return Place(position, None, place.depth + 1, present=place.present)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +78,18 @@ def cursor(operand: SparseOperand, step: Step, place: Place) -> Cursor:
             assert pos is not None
             if place.high is not None:
                 raise InternalError(f"{operand.name} has a compressed level below repeated coordinates")
-            bounds = (build.load(pos, place.low), build.load(pos, build.add(place.low, 1)))
-            start, stop = (build.cast(b, INT64) for b in bounds)
+            ends = (place.low, build.add(place.low, 1))
+            start, stop = (build.cast(build.load(pos, p, mask=place.present), INT64) for p in ends)
             return Cursor(crd, start, stop, depth, unique)
         case LevelKind.SINGLETON:
-            return Cursor(crd, place.low, place.high or build.add(place.low, 1), depth, unique)
+            stop = place.high or build.add(place.low, 1)
+            return Cursor(crd, place.low, _if_present(place, stop), depth, unique)
     raise InternalError(f"a {step.level.kind.value} level is not iterated")
+
+
+def _if_present(place: Place, stop: Expr) -> Expr:
+    """The end of the positions from `place.low` on: there are none if the occurrence is absent."""
+    return stop if place.present is None else build.select(place.present, stop, place.low)
 
 
 def first_not_below(c: Cursor, bound: Expr, names: Names, then: Callable[[Expr], Stmt]) -> Stmt:

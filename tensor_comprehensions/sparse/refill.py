@@ -19,7 +19,7 @@ from .assemble import inside_chunks
 from .emit import GATHERED_BYTES, StatementEmitter
 from .graph import Nest, scatters
 from .sparse_problem import Assembled
-from .walk import Body, State
+from .state import Body, State
 
 COPIES = 4
 """Products in a trip of the innermost loop: they go to different places, so that none waits for another."""

@@ -17,7 +17,7 @@ from .emit import StatementEmitter
 from .levels import flat_position
 from .share import representative
 from .sparse_problem import Collected
-from .walk import Body, State
+from .state import Body, State
 
 ELEMENT = compose_name("element")
 GRAIN_ELEMENTS = 32_768

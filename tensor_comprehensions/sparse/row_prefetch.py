@@ -87,7 +87,12 @@ class RowPrefetcher:
         for a, path in self.nest.paths.items():
             place = places[a]
             steps = path.steps[place.depth : place.depth + 2]
-            if a not in uses or place.high is not None or [s.level.kind for s in steps] != _ROW:
+            if (
+                a not in uses
+                or place.high is not None
+                or place.present is not None
+                or [s.level.kind for s in steps] != _ROW
+            ):
                 continue
             if steps[0].loop != name or steps[1].loop not in inner:
                 continue

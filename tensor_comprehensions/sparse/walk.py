@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from itertools import combinations
 
-from ..core.dtypes import INT64, DType
+from ..core.dtypes import INT64
 from ..loop_ir import build
 from ..loop_ir.names import Names
-from ..loop_ir.nodes import Allocate, Buffer, Expr, If, Let, Load, Loop, LoopKind, Stmt, Store, While
+from ..loop_ir.nodes import Allocate, Buffer, Expr, Let, Load, Loop, LoopKind, Stmt, Store, Var, While
 from ..loop_ir.rewrite import walk_expr
 from ..tc_lang.ir import Access
 from .absent import Term, is_additive
@@ -17,82 +19,11 @@ from .lattice import Lattice, Point, build_lattice
 from .levels import ROOT, Cursor, Place, cursor, first_not_below, locate, name_of_position, run_end
 from .row_prefetch import RowPrefetcher
 from .sparse_problem import Sizes, SparseOperand
+from .state import Appended, Body, Chosen, State
+from .union_merge import UnionMerge
 
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """The state inside the loops so far.
-
-    term: the rest of the value. places: the positions of the occurrences. indices: the values of loops and of indices.
-    """
-
-    term: Term
-    places: Mapping[Access, Place]
-    indices: Mapping[str, Expr] = field(default_factory=dict)
-
-
-Body = Callable[[State], Stmt]
-Chosen = Callable[[State, Mapping[Access, Expr]], Stmt]
-"""Emits an instance in which an operand counts if a condition holds, and is 0 otherwise."""
-
-
-def _end(index: DType) -> Expr:
-    """The coordinate of an operand that has none left: more than all others, as extents are of the type `index`."""
-    return build.const(2 ** (8 * index.size - 1) - 1, index)
-
-
-@dataclass(frozen=True, slots=True)
-class _Head:
-    """Registers of an operand in a merge: its position, the coordinate there, and the next coordinate."""
-
-    position: Buffer
-    coordinate: Buffer
-    following: Buffer
-
-    @staticmethod
-    def of(a: Access, index: DType, names: Names) -> _Head:
-        """With coordinates of the type `index`."""
-        types = {"at": INT64, "crd": index, "next": index}
-        return _Head(*(build.register(names.fresh(f"{a.tensor}.{x}"), t) for x, t in types.items()))
-
-    @property
-    def registers(self) -> tuple[Buffer, ...]:
-        return self.position, self.coordinate, self.following
-
-    @property
-    def here(self) -> Expr:
-        """The coordinate at the position."""
-        return Load(self.coordinate, ())
-
-    def start(self, c: Cursor) -> list[Stmt]:
-        """At the first position of `c`."""
-        return [
-            Store(self.position, (), c.start),
-            Store(self.coordinate, (), self._read(c, c.start)),
-            Store(self.following, (), self._read(c, build.add(c.start, 1))),
-        ]
-
-    def advance(self, c: Cursor, here: Expr) -> list[Stmt]:
-        """One position further if `here` holds."""
-        return [
-            Store(self.position, (), build.cast(here, INT64), "+"),
-            Store(self.coordinate, (), build.select(here, Load(self.following, ()), self.here)),
-            Store(self.following, (), self._read(c, build.add(Load(self.position, ()), 1))),
-        ]
-
-    def step(self, c: Cursor) -> list[Stmt]:
-        """One position further, with a branch on whether the end is near, which it hardly ever is."""
-        behind, index = build.add(Load(self.position, ()), 1), self.coordinate.type.dtype
-        load = Store(self.following, (), build.cast(build.load(c.crd, behind), index))
-        return [
-            Store(self.position, (), build.const(1), "+"),
-            Store(self.coordinate, (), Load(self.following, ())),
-            If(build.lt(behind, c.stop), load, Store(self.following, (), _end(index))),
-        ]
-
-    def _read(self, c: Cursor, position: Expr) -> Expr:
-        live, index = build.lt(position, c.stop), self.coordinate.type.dtype
-        return build.select(live, build.cast(build.load(c.crd, position, mask=live), index), _end(index))
+MAX_POINTS = 7
+"""Points of an index that have loops of their own: those of a sum of three operands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +35,8 @@ class Walker:
     lanes: of vectors along the innermost loop, and how many at once. ahead: prefetches rows.
     gathers: whether to vectorize an innermost loop over stored positions. is_unordered: whether the coordinates
     of operands that are added may come in any order, and several times. copies: of the body of an innermost loop over
-    stored positions. branchless: whether sums at one index are computed without branches on presence.
+    stored positions. branchless: whether sums at one index are computed without branches on presence. append_run:
+    appends neighboring elements at once.
     """
 
     nest: Nest
@@ -121,6 +53,7 @@ class Walker:
     is_unordered: bool = False
     copies: int = 1
     branchless: bool = True
+    append_run: Appended | None = None
 
     def nest_loops(self) -> Stmt:
         """All loops, from the outermost one on."""
@@ -144,7 +77,7 @@ class Walker:
 
         def emit_body(cursors: Mapping[Access, Cursor]) -> Stmt:
             if lattice.default is not None:
-                return self._scan(depth, state, lattice, lattice.default, cursors)
+                return self._scan(depth, state, lattice, cursors)
             (*others, last) = lattice.points
             if not others and len(last.present) == 1:
                 return self._follow(depth, state, last, cursors)
@@ -267,7 +200,10 @@ class Walker:
             if self.is_unordered:
                 return self._visit_each(depth, state, lattice, cursors)
             if self.branchless:
-                return self._merge_union(depth, state, lattice.points[0], cursors)
+                union = UnionMerge(self.order[depth], self.names, self.leaf, self.choose, self.append_run)
+                return union.merge(state, lattice.points[0].term, cursors)
+        if len(lattice.points) > MAX_POINTS:
+            return self._merge_at_once(depth, state, lattice, cursors)
         cells = {a: build.register(self.names.fresh(f"{a.tensor}.at")) for a in cursors}
         parts: list[Stmt] = [Store(cells[a], (), c.start) for a, c in cursors.items()]
         for point in lattice.points:
@@ -359,32 +295,6 @@ class Walker:
         plain = not term.exists and not term.aliases and not others
         return alone == set(cursors) and complete and plain and is_additive(term.value, set(cursors))
 
-    def _merge_union(self, depth: int, state: State, point: Point, cursors: Mapping[Access, Cursor]) -> Stmt:
-        """One `While` over every coordinate of any operand, the least one next, without branches on presence.
-
-        If all of them are present at most coordinates, or hardly ever, a branch is faster: positions then do not wait
-        for coordinates. Besides its position, each operand keeps the coordinate there and the next one, so that
-        coordinates are loaded one step before they are compared.
-        """
-        types = {c.crd.type.dtype for c in cursors.values()}
-        index = types.pop() if len(types) == 1 else INT64
-        heads = {a: _Head.of(a, index, self.names) for a in cursors}
-        name, least = self.names.fresh(self.order[depth]), build.fold_minimum(h.here for h in heads.values())
-        least_here = build.var(name, index)
-        here = {a: build.eq(h.here, least_here) for a, h in heads.items()}
-        places = {a: cursors[a].place_at(Load(h.position, ())) for a, h in heads.items()}
-        indices = {**state.indices, self.order[depth]: build.cast(least_here, INT64)}
-        instance = State(point.term, {**state.places, **places}, indices)
-        together = build.block(self.leaf(instance), *(s for a, c in cursors.items() for s in heads[a].step(c)))
-        moves = [s for a, c in cursors.items() for s in heads[a].advance(c, here[a])]
-        heads_here = [h.here for h in heads.values()]
-        together_at = heads_here[0] if len(heads_here) == 2 else least_here
-        are_together = build.eq(build.fold_maximum(heads_here[1:] if len(heads_here) == 2 else heads_here), together_at)
-        step = If(are_together, together, build.block(self.choose(instance, here), *moves))
-        loop = While(build.lt(least, _end(index)), Let(name, least, step))
-        first = [s for a, c in cursors.items() for s in heads[a].start(c)]
-        return Allocate(tuple(b for h in heads.values() for b in h.registers), build.block(*first, loop))
-
     def _visit_each(self, depth: int, state: State, lattice: Lattice, cursors: Mapping[Access, Cursor]) -> Stmt:
         """A loop over the stored elements of each operand, one after the other."""
         alone = [p for p in lattice.points if len(p.present) == 1]
@@ -396,13 +306,38 @@ class Walker:
             return Store(cell, (), build.cast(here, INT64), "+")
         return Store(cell, (), build.select(here, stop, Load(cell, ())))
 
-    def _scan(
-        self, depth: int, state: State, lattice: Lattice, default: Term, cursors: Mapping[Access, Cursor]
-    ) -> Stmt:
+    def _scan(self, depth: int, state: State, lattice: Lattice, cursors: Mapping[Access, Cursor]) -> Stmt:
         """A loop over all coordinates that the operands accompany."""
         cells = {a: build.register(self.names.fresh(f"{a.tensor}.at")) for a in cursors}
         name = self.names.fresh(self.order[depth])
-        value = build.var(name)
+        body = self._compare(depth, state, lattice, build.var(name), cursors, cells)
+        start, stop = self.bounds(self.order[depth])
+        first = [Store(cells[a], (), c.start) for a, c in cursors.items()]
+        return Allocate(tuple(cells.values()), build.block(*first, Loop(name, start, stop, body)))
+
+    def _merge_at_once(self, depth: int, state: State, lattice: Lattice, cursors: Mapping[Access, Cursor]) -> Stmt:
+        """One `While` for all points: loops for each of them would have bodies for most pairs of points."""
+        cells = {a: build.register(self.names.fresh(f"{a.tensor}.at")) for a in cursors}
+        name, end = self.names.fresh(self.order[depth]), build.const(2**63 - 1)
+        live = {a: build.lt(Load(cells[a], ()), c.stop) for a, c in cursors.items()}
+        coordinates = [
+            build.select(live[a], c.coordinate(Load(cells[a], ()), live[a]), end) for a, c in cursors.items()
+        ]
+        step = self._compare(depth, state, lattice, build.var(name), cursors, cells)
+        loop = While(reduce(build.logical_or, live.values()), Let(name, build.fold_minimum(coordinates), step))
+        first = [Store(cells[a], (), c.start) for a, c in cursors.items()]
+        return Allocate(tuple(cells.values()), build.block(*first, loop))
+
+    def _compare(
+        self,
+        depth: int,
+        state: State,
+        lattice: Lattice,
+        value: Expr,
+        cursors: Mapping[Access, Cursor],
+        cells: Mapping[Access, Buffer],
+    ) -> Stmt:
+        """What is computed at the coordinate `value`, by the operands that store it; then these move on."""
         at: dict[Access, Expr] = {}
         bound: list[tuple[str, Expr]] = []
         for a, c in cursors.items():
@@ -418,27 +353,52 @@ class Walker:
                 a, c = rest[0], cursors[rest[0]]
                 position = Load(cells[a], ())
                 return run_end(c, position, c.stop, value, self.names, lambda e: ends(rest[1:], {**stops, a: e}))
-            plain = self._child(depth, replace(state, term=default), value, {})
-            chain: Stmt = plain
-            for p in reversed(lattice.points):
-                held = {a: self.names.fresh(name_of_position(a)) for a in p.present}
-                places = {
-                    a: cursors[a].place_at(build.var(n), None if cursors[a].is_unique else stops[a])
-                    for a, n in held.items()
-                }
-                child = self._child(depth, replace(state, term=p.term), value, places)
-                for a, n in held.items():
-                    child = Let(n, Load(cells[a], ()), child)
-                chain = build.when(_all([at[a] for a in p.present]), child, chain)
-            moves = [self._advance(cells[a], at[a], stops[a]) for a in at]
-            return build.block(chain, *moves)
+            found = {
+                a: c.place_at(build.var(self.names.fresh(name_of_position(a))), None if c.is_unique else stops[a])
+                for a, c in cursors.items()
+            }
+            body = self._choose_case(depth, state, lattice, value, at, found)
+            for a, place in found.items():
+                assert isinstance(place.low, Var)
+                body = Let(place.low.name, Load(cells[a], ()), body)
+            return build.block(body, *(self._advance(cells[a], at[a], stops[a]) for a in at))
 
         body = ends(list(cursors), {})
         for here, test in reversed(bound):
             body = Let(here, test, body)
-        start, stop = self.bounds(self.order[depth])
-        first = [Store(cells[a], (), c.start) for a, c in cursors.items()]
-        return Allocate(tuple(cells.values()), build.block(*first, Loop(name, start, stop, body)))
+        return body
+
+    def _choose_case(
+        self,
+        depth: int,
+        state: State,
+        lattice: Lattice,
+        value: Expr,
+        at: Mapping[Access, Expr],
+        found: Mapping[Access, Place],
+    ) -> Stmt:
+        """The child of the operands that are present.
+
+        With many points, operands that have more levels to walk do not decide: where one is absent, it has nothing to
+        walk in the same child. So the number of children does not multiply from loop to loop.
+        """
+        inside = set(self.order[depth + 1 :])
+        many = len(lattice.points) > MAX_POINTS
+        later = [a for a in found if many and any(s.loop in inside for s in self._iterated_below(a, found[a]))]
+        maybe = {a: replace(found[a], present=at[a]) for a in later}
+        cases = [(p.present, p.term) for p in lattice.points]
+        cases += [(frozenset(), lattice.default)] if lattice.default is not None else []
+        if later:
+            cases = list(_list_cases(state.term, [a for a in found if a not in later]))
+        chain: Stmt | None = None
+        for present, term in reversed(cases):
+            places = {**maybe, **{a: found[a] for a in found if a in present}}
+            child = self._child(depth, replace(state, term=term), value, places)
+            chain = build.when(_all([at[a] for a in found if a in present]), child, chain) if present else child
+        return build.NOTHING if chain is None else chain
+
+    def _iterated_below(self, a: Access, place: Place) -> list[Step]:
+        return [s for s in self.nest.paths[a].steps[place.depth :] if not s.level.is_dense]
 
     # --- inside a loop -------------------------------------------------------------------------------------------
 
@@ -489,6 +449,15 @@ class Walker:
 
 def _list_present(point: Point, cursors: Mapping[Access, Cursor]) -> list[Access]:
     return [a for a in cursors if a in point.present]
+
+
+def _list_cases(term: Term, operands: Sequence[Access]) -> Iterator[tuple[frozenset[Access], Term]]:
+    """The sets of operands that may be present, with what `term` is without the others, unless it is void."""
+    for count in range(len(operands), -1, -1):
+        for chosen in combinations(operands, count):
+            left = term.drop_absent([a for a in operands if a not in chosen])
+            if left is not None:
+                yield frozenset(chosen), left
 
 
 def _all(conditions: Sequence[Expr]) -> Expr:

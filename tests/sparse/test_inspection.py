@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import reduce
 
 import numpy as np
 import pytest
@@ -97,3 +98,16 @@ def test_the_reference_takes_the_dense_format_for_dense() -> None:
     x = torch.tensor([0.0, 2, 3]).double()
     a, b = tc.as_sparse(x, "dense"), torch.ones(3).double()
     assert op(a, b).coordinates().tolist() == op.reference(a, b).coordinates().tolist() == [[1, 2]]
+
+
+def test_size_of_merges() -> None:
+    """Code grows with the sets of operands that may meet, not with sets of sets: it did so at every further index."""
+    lines = []
+    for names in ("ABCD", "ABCDEF"):
+        parameters = ", ".join(f"float(N,M) {n}: dcsr" for n in names)
+        value = reduce(lambda e, n: f"max({e}, {n}(i,j))", names[1:], f"{names[0]}(i,j)")
+        op = tc.define(f"def f({parameters}) -> (T: dcsr) {{ T(i,j) = {value} }}").f
+        operands = [tc.as_sparse(torch.eye(3), "dcsr")] * len(names)
+        lines.append(op.compile(*operands).source("loops").count("\n"))
+    assert lines[1] < 5 * lines[0]
+    assert lines[1] < 2_000

@@ -220,6 +220,27 @@ FOUND = {
         U(k) = A(k) * A(3) where exists B(k)
         V(k,m) +=! C(k,m) * D(k,m) where exists D(k,m)
     }""",
+    "five operands below each other": """def f(
+        double(N,M) A: dcsr, double(N,M) B: dcsr, double(N,M) C: dcsr, double(N,M) D: coo, double(N,M) E: dcsr
+    ) -> (T: dcsr) { T(i,j) = max(max(A(i,j), B(i,j)), C(i,j)) + max(D(i,j), E(i,j)) }""",
+    "operands that end at different indices": """def f(
+        double(N,M) A: dcsr, double(N,M) B: csr, double(N,M) C: uc, double(N) D: s, double(N,M) E: dcsr, double(M) F: s
+    ) -> (T) { T(i) +=! max(A(i,j) + B(i,j), C(i,j)) * F(j) + max(D(i), E(i,j)) }""",
+    "a value at every place of five operands": """def f(
+        double(N,M) A: dcsr, double(N,M) B: dcsr, double(N,M) C: csc, double(N) D: s, double(N,M) E: dcsr
+    ) -> (T) { T(i,j) = exp(max(A(i,j), B(i,j))) + C(i,j) + max(D(i), E(i,j)) }""",
+    "four operands at three indices": """def f(
+        double(N,M,K) A: sss, double(N,M,K) B: sss, double(N,M,K) C: sds, double(N,M,K) D: ssd
+    ) -> (T: sss) { T(i,j,k) = max(A(i,j,k), B(i,j,k)) + max(C(i,j,k), D(i,j,k)) where exists D(i,j,k) }""",
+    "sums of sums of two operands": """def f(
+        int64(M,N) A: dcsc, float(M,M) B: dcsr, int64(K,N) C: csr, int64(M,M) D, int64(M) E: s
+    ) -> (T: s, U: s, V: csr) {
+        T(j) +=! (-A(m, i) + B(m, j)) + (C(k, i) * D(m, M - 1 - j) + E(j))
+        U(h) +=! A(m, h) + A(m, i)  V(m,h) +=! A(m, h) + A(m, i)
+    }""",
+    "a sum with equal runs": """def f(int64(N,P) A: csr, int64(N,P) B: csr) -> (C: csr, D: csr) {
+        C(i,j) = A(i,j) + B(i,j)  D(i,j) = A(i,j) - 2 * A(i,j) + (B(i,j) - j * B(i,j))
+    }""",
 }
 """Programs that this suite has found, or that are near them."""
 
