@@ -18,6 +18,7 @@ from ...thresholds import (
     MIN_TRANSPOSED_USES,
     PACKED_BLOCK_STEPS,
     PACKED_USES,
+    PRICED_TILES,
     SHORT_OUTPUT_RUN,
     SHORT_STRIDED_RUN,
     SHORT_SUM_TERMS,
@@ -50,7 +51,7 @@ def select_plan(op: StructuredOp, target: CpuTarget, *, parallel: bool) -> Plan:
     """
     plan, rivals, views = _select_plan(op, target, parallel=parallel)
     if is_recording():
-        tiles = [(view, tile) for view in views for tile in view.best_tiles(PRICED)]
+        tiles = [(view, tile) for view in views for tile in view.best_tiles(PRICED_TILES)]
         priced = [p for view, tile in tiles for p in enumerate_packings(view.info, target, tile, parallel)]
         record_plan(op, plan, rivals, priced, target)
     return plan
