@@ -222,6 +222,30 @@ def test_export_keeps_a_symbolic_batch() -> None:
         torch.testing.assert_close(program.module()(x), plain(x, block.weight))
 
 
+def test_thirty_batches_of_a_program_with_a_dimension_need_one_kernel(tmp_path: Path) -> None:
+    """As it was exported, packed ahead of time, and compiled by Inductor for all sizes."""
+    (product,) = tc.define("def pairs(float(N,K) a, float(K,M) b) -> (c) { c(n,m) +=! a(n,k) * b(k,m) }", dynamic={"N"})
+
+    class Product(torch.nn.Module):
+        def forward(self, a: Tensor) -> Any:
+            return product(a * 2, B) + 1
+
+    batch = torch.export.Dim("batch", max=1000)
+    program = torch.export.export(Product(), (A,), dynamic_shapes=({0: batch},))
+    package = torch._inductor.aoti_compile_and_package(
+        program,
+        package_path=os.fspath(tmp_path / "product.pt2"),
+        inductor_configs={"aot_inductor.compile_wrapper_opt_level": "O0"},
+    )
+    before = tc.statistics()
+    inductor = torch.compile(Product(), dynamic=True, fullgraph=True)
+    for run in (program.module(), torch._inductor.aoti_load_package(package), inductor):
+        for n in range(2, 32):
+            x = torch.randn(n, 5)
+            torch.testing.assert_close(run(x), 2 * x @ B + 1)
+    assert tc.statistics().compiled <= before.compiled + 1
+
+
 def test_a_package_of_aot_inductor(tmp_path: Path) -> None:
     """Compiled ahead of time, loaded in this process, where the operators are."""
 
