@@ -19,6 +19,7 @@ import llvmlite.binding as llvm
 import torch
 
 from ..api import Op, define
+from ..compiler.compiled_kernel import CompiledRangeKernel
 from ..compiler.cpu_passes import KINDS
 from ..compiler.gpu_passes import GPU_KINDS
 from ..core.errors import ArgumentError, TCError
@@ -93,8 +94,9 @@ def _add_def(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", help="a file with TC defs; - for standard input")
     parser.add_argument("--def", dest="name", metavar="NAME", help="the def to use (default: the first)")
     parser.add_argument(
-        "--sizes", default="", metavar="M=..,K=..", help="values of the size names, and of parameters that are numbers"
-    )
+        "--sizes", default="", metavar="M=..,K=..",
+        help="values of the size names, and of parameters that are numbers; * for a kernel for all values",
+    )  # fmt: skip
 
     group = parser.add_argument_group("how to lower, instead of the choice made from the sizes")
     for f in fields(CpuOptions):
@@ -130,17 +132,42 @@ def _options(arguments: argparse.Namespace) -> CpuOptions | None:
     return None if found == CpuOptions() else found
 
 
+EXAMPLE_ROWS = 100
+"""The value in a run of a size that is `*` on the command line."""
+
+
+def _sizes(options: argparse.Namespace) -> tuple[dict[str, float], frozenset[str]]:
+    """The values of sizes, and those of which a kernel is for all values."""
+    parts = [part.strip() for part in options.sizes.split(",")]
+    every = frozenset(part[:-2].strip() for part in parts if part.endswith("=*"))
+    values = parse_sizes(",".join(part for part in parts if not part.endswith("=*")))
+    return values | dict.fromkeys(sorted(every), EXAMPLE_ROWS), every
+
+
+def _compile(op: Op, options: argparse.Namespace) -> tuple[Any, list[Any], dict[str, Any]]:
+    """The kernel for a processor, and arguments for it."""
+    values, every = _sizes(options)
+    arguments, initial = _arguments(op, values)
+    if not every:
+        return op.compile(*arguments, options=_options(options), **initial), arguments, initial
+    kernel = op.compile(*arguments, options=_options(options), dynamic=every, **initial)
+    if not isinstance(kernel.compiled, CompiledRangeKernel) or every - set(kernel.compiled.rows.sizes):
+        names = " and ".join(sorted(every))
+        raise ArgumentError(f"no kernel of {op} is for all values of {names}", suggestion="TC_LOGS=cache says why")
+    return kernel, arguments, initial
+
+
 # --- show and run -----------------------------------------------------------------------------------------------
 
 
 def _show(options: argparse.Namespace) -> int:
     op = _op(options)
-    arguments, initial = _arguments(op, parse_sizes(options.sizes))
     if options.target is None:
-        kernel = op.compile(*arguments, options=_options(options), **initial)
+        kernel, _, _ = _compile(op, options)
         kinds = tuple(kind for kind in DEFAULT_KINDS if kind in kernel.compiled.source_kinds())
     else:
         kinds = DEFAULT_GPU_KINDS
+        arguments, initial = _arguments(op, parse_sizes(options.sizes))
         kernel = op.compile(*arguments, target=options.target, **initial)
     kinds = tuple(options.emit or kinds)
     for kind in kinds:
@@ -159,8 +186,7 @@ def _explain(options: argparse.Namespace) -> Report:
 
 def _run(options: argparse.Namespace) -> int:
     op = _op(options)
-    arguments, initial = _arguments(op, parse_sizes(options.sizes))
-    kernel = op.compile(*arguments, options=_options(options), **initial)
+    kernel, arguments, initial = _compile(op, options)
     print(f"compiled in {kernel.compile_seconds * 1e3:.0f} ms")
     times = []
     for _ in range(max(1, options.repeat)):

@@ -17,7 +17,7 @@ from .bind import neutral_element
 from .ir import Access, BoundFunction, BoundStatement, Const, Expr, Role, Tensor, walk_expr
 
 
-class Kind(Enum):
+class StatementKind(Enum):
     """What a statement does with rows."""
 
     ONCE = "reads and writes no rows"
@@ -51,7 +51,7 @@ def split_row_stages(bound: BoundFunction, with_rows: Collection[str]) -> tuple[
     splitter = _Splitter(bound, frozenset(t.name for t in bound.tensors if base_tensor(t.name, bound) in with_rows))
     statements = [new for s in bound.statements for new in splitter.split_sum(s)]
     levels = splitter.levels(statements)
-    if len(set(levels)) == 1 and not any(splitter.kind(s) is Kind.SUM for s in statements):
+    if len(set(levels)) == 1 and not any(splitter.kind(s) is StatementKind.SUM for s in statements):
         return (RowStage(bound, levels[0] % 2 == 1, False),)
     groups = [[s for s, level in zip(statements, levels, strict=True) if level == n] for n in sorted(set(levels))]
     return tuple(splitter.stage(groups, n) for n in range(len(groups)))
@@ -77,14 +77,14 @@ class _Splitter:
     bound: BoundFunction
     with_rows: frozenset[str]
 
-    def kind(self, s: BoundStatement) -> Kind:
+    def kind(self, s: BoundStatement) -> StatementKind:
         if s.target in self.with_rows:
-            return Kind.ROWS
-        return Kind.SUM if any(name in self.with_rows for name in _reads(s)) else Kind.ONCE
+            return StatementKind.ROWS
+        return StatementKind.SUM if any(name in self.with_rows for name in _reads(s)) else StatementKind.ONCE
 
     def split_sum(self, s: BoundStatement) -> Iterator[BoundStatement]:
         """`s`; where it initializes a sum over rows, that in a statement of its own."""
-        if self.kind(s) is Kind.SUM and s.initialize and s.reduction is not None:
+        if self.kind(s) is StatementKind.SUM and s.initialize and s.reduction is not None:
             dtype = self.bound.tensor(s.target).dtype
             yield replace(
                 s, name=compose_name(s.name, "start"), reduction=None, initialize=False, indices=s.free,
@@ -97,7 +97,7 @@ class _Splitter:
         """The stage of each statement: the earliest that may be; those that run once have even numbers."""
         found: list[int] = []
         for s in statements:
-            first = 0 if self.kind(s) is Kind.ONCE else 1
+            first = 0 if self.kind(s) is StatementKind.ONCE else 1
             earlier = zip(statements, found, strict=False)
             found.append(max((level + d for t, level in earlier for d in self._distances(t, s)), default=first))
             found[-1] = max(found[-1], first)
@@ -106,7 +106,7 @@ class _Splitter:
     def _distances(self, s: BoundStatement, later: BoundStatement) -> Iterator[int]:
         """The number of stages by which `later` has to follow `s`, for each tensor that one of them writes."""
         common = ({s.target} & {later.target, *_reads(later)}) | ({later.target} & set(_reads(s)))
-        once = [self.kind(x) is Kind.ONCE for x in (s, later)]
+        once = [self.kind(x) is StatementKind.ONCE for x in (s, later)]
         for tensor in common:
             if once[0] or once[1]:
                 yield 0 if all(once) else 1
@@ -136,7 +136,7 @@ class _Splitter:
             self.bound.name, tuple(tensors), tuple(mine), tuple(t.name for t in returns),
             tuple((0,) * len(t.shape) for t in returns),
         )  # fmt: skip
-        return RowStage(bound, Kind.ONCE not in kinds, Kind.SUM in kinds)
+        return RowStage(bound, StatementKind.ONCE not in kinds, StatementKind.SUM in kinds)
 
     def _role(self, t: Tensor, is_written: bool, before: bool, after: bool) -> Role:
         """The role in one stage of a tensor that earlier and later stages may use, too."""

@@ -165,3 +165,12 @@ def test_the_command_without_traceback_and_into_a_closed_pipe() -> None:
         piped.stdout.readline()
         piped.stdout.close()
         assert "Traceback" not in piped.stderr.read()
+
+
+def test_sizes_of_which_a_kernel_is_for_all_values(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["show", str(EXAMPLES / "softmax.tc"), "--sizes", "N=*,D=33", "--emit", "loops"]) == 0
+    assert "rows of out from" in capsys.readouterr().out
+    assert main.main(["run", str(EXAMPLES / "softmax.tc"), "--sizes", "N=*,D=33", "--repeat", "1"]) == 0
+    assert "relative to its largest value" in capsys.readouterr().out
+    assert main.main(["show", str(EXAMPLES / "softmax.tc"), "--sizes", "N=8,D=*"]) != 0
+    assert "no kernel of softmax" in capsys.readouterr().err
