@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import fx
 
-from ..core.dtypes import INT64
+from ..core.dtypes import BOOL, INT64
 from .index_views import Value, align_values, broadcast_value, of_shape
 from .literals import Unsupported
 from .op_table import (
@@ -91,6 +91,22 @@ def _look_up(c: TranslationContext, x: Value, d: int, words: Value, *, from_end:
         return table.at([*i[:start], word, *i[stop:]])
 
     return Value((*table.groups[:d], *words.groups, *table.groups[d + 1 :]), element_text, c.dtype)
+
+
+@operation(aten.index_add.default)
+def index_add(c: TranslationContext, x: Value, d: int, words: Value, source: Value, *, alpha: Any = 1) -> Value:
+    if words.dtype != INT64 or c.dtype == BOOL or not x.shape:
+        raise Unsupported("not a sum by index")
+    d %= len(x.shape)
+    rows = source.groups[d]
+    if not (len(rows) == len(x.groups[d]) == 1 and words.groups == (rows,)):
+        raise Unsupported("not a sum by index in one dimension")
+    if source.groups != (*x.groups[:d], rows, *x.groups[d + 1 :]):
+        raise Unsupported("rows that fall apart differently")
+    words = words if words.access else c.body.materialize(words)
+    place = sum(map(len, x.groups[:d]))
+    term = _times(c, source, alpha)
+    return c.body.add_scattered(x, term, lambda i: [*i[:place], words.at([i[place]]), *i[place + 1 :]])
 
 
 # --- attention ---------------------------------------------------------------------------------------------------

@@ -134,6 +134,10 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
         (A, torch.tensor([0, 2, 2, 1])),
     ),
     "lookups from the end": (lambda x, i: x[i - 4] * x[i] + x[i[:1]], (A, torch.tensor([0, 2, 2, 1]))),
+    "sums by index": (
+        lambda x, i: (x * 2).index_add(1, i, x[:, :5] * 3, alpha=0.5) + x.index_add(0, i[:4], x),
+        (A, torch.tensor([1, 3, 1, 0, 2])),
+    ),
     "doubles": (lambda x: (x * 0.5).exp() @ x.t() + 1, (A.double(),)),
 }  # fmt: skip
 
