@@ -65,7 +65,7 @@ def embedding(c: TranslationContext, table: Value, words: Value, *_: Any) -> Val
 
 @operation(aten.index_select.default)
 def index_select(c: TranslationContext, x: Value, d: int, words: Value) -> Value:
-    return _look_up(c, x, d % len(x.shape), words)
+    return _look_up(c, x, d % max(1, len(x.shape)), words)
 
 
 @operation(aten.index.Tensor)
@@ -95,7 +95,7 @@ def _look_up(c: TranslationContext, x: Value, d: int, words: Value, *, from_end:
 
 @operation(aten.index_add.default)
 def index_add(c: TranslationContext, x: Value, d: int, words: Value, source: Value, *, alpha: Any = 1) -> Value:
-    if words.dtype != INT64 or c.dtype == BOOL or not x.shape:
+    if words.dtype != INT64 or c.dtype == BOOL or not x.shape or not source.shape:
         raise Unsupported("not a sum by index")
     d %= len(x.shape)
     rows = source.groups[d]
