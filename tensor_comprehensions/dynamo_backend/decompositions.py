@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx
-from torch._decomp import core_aten_decompositions, get_decompositions
+from torch import Tensor, _decomp, fx
+from torch._decomp import get_decompositions
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -64,8 +64,9 @@ _decompositions: SingleFlightCache[str, Decomposition | None] = SingleFlightCach
 
 
 def decomposition_table() -> dict[Any, Callable[..., Any]]:
-    """How torch decomposes operations."""
-    table = {**core_aten_decompositions(), **get_decompositions(DECOMPOSED)}
+    """How torch decomposes operations that capturing a graph leaves whole."""
+    core = getattr(_decomp, "_core_aten_decompositions_post_autograd", _decomp.core_aten_decompositions)
+    table = {**core(), **get_decompositions(DECOMPOSED)}
     return {target: how for target, how in table.items() if target.overloadpacket not in KEPT}
 
 

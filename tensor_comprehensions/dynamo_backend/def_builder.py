@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ..core.dtypes import DType
@@ -89,6 +89,14 @@ class DefBuilder:
     ) -> Value:
         """`term` combined over all indices in `ranges` that are not `names`, with the loops and type of `like`."""
         return self._add_statement(like, names, operator, term, ranges)
+
+    def add_scattered(self, x: Value, term: Value, subscripts: Callable[[Texts], Texts]) -> Value:
+        """`x`, and at the `subscripts` of each point of `term` its element added."""
+        made = self._add_statement(x, _names(x), "=", x.at(_names(x)), _ranges(_names(x), x.loops))
+        names = _names(term)
+        ranges = ", ".join(_ranges(names, term.loops))
+        self._statements.append(f"{_read(made.tensor, subscripts(names))} += {term.at(names)} where {ranges}")
+        return made
 
     def is_deep(self, x: Value) -> bool:
         """Whether the formula of `x` is nested so deep that it should be stored in a tensor."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import fx
 
-from ..core.dtypes import INT64
+from ..core.dtypes import BOOL, INT64
 from .index_views import Value, align_values, broadcast_value, of_shape
 from .literals import Unsupported
 from .op_table import (
@@ -60,16 +60,53 @@ def _times(c: TranslationContext, x: Value, factor: Any) -> Value:
 
 @operation(aten.embedding.default)
 def embedding(c: TranslationContext, table: Value, words: Value, *_: Any) -> Value:
-    if not table.access or len(table.groups[1]) > 1 or len(table.groups[0]) != 1 or words.dtype != INT64:
-        raise Unsupported("not a table")
-    words = words if words.access else c.body.materialize(words)
-    width = len(table.groups[1])
+    return _look_up(c, table, 0, words)
+
+
+@operation(aten.index_select.default)
+def index_select(c: TranslationContext, x: Value, d: int, words: Value) -> Value:
+    return _look_up(c, x, d % max(1, len(x.shape)), words)
+
+
+@operation(aten.index.Tensor)
+def index(c: TranslationContext, x: Value, indices: Sequence[Value | None]) -> Value:
+    """Indices below 0 count from the end."""
+    given = [(d, words) for d, words in enumerate(indices) if words is not None]
+    if len(given) != 1:
+        raise Unsupported("a lookup by several indices")
+    ((d, words),) = given
+    return _look_up(c, x, d, words, from_end=True)
+
+
+def _look_up(c: TranslationContext, x: Value, d: int, words: Value, *, from_end: bool = False) -> Value:
+    """`x` with the dimensions of `words`, which give indices, in place of dimension `d`."""
+    if words.dtype != INT64 or not x.shape or len(x.groups[d]) != 1:
+        raise Unsupported("not a lookup in one dimension")
+    table, words = (v if v.access else c.body.materialize(v) for v in (x, words))
+    start, stop = (sum(map(len, table.groups[:d])) + n for n in (0, len(words.loops)))
 
     def element_text(i: Sequence[str]) -> str:
-        split = len(i) - width
-        return table.at([words.at(i[:split]), *i[split:]])
+        word = words.at(i[start:stop])
+        word = f"({word} < 0 ? {word} + {table.shape[d]} : {word})" if from_end else word
+        return table.at([*i[:start], word, *i[stop:]])
 
-    return Value((*words.groups, table.groups[1]), element_text, c.dtype)
+    return Value((*table.groups[:d], *words.groups, *table.groups[d + 1 :]), element_text, c.dtype)
+
+
+@operation(aten.index_add.default)
+def index_add(c: TranslationContext, x: Value, d: int, words: Value, source: Value, *, alpha: Any = 1) -> Value:
+    if words.dtype != INT64 or c.dtype == BOOL or not x.shape or not source.shape:
+        raise Unsupported("not a sum by index")
+    d %= len(x.shape)
+    rows = source.groups[d]
+    if not (len(rows) == len(x.groups[d]) == 1 and words.groups == (rows,)):
+        raise Unsupported("not a sum by index in one dimension")
+    if source.groups != (*x.groups[:d], rows, *x.groups[d + 1 :]):
+        raise Unsupported("rows that fall apart differently")
+    words = words if words.access else c.body.materialize(words)
+    place = sum(map(len, x.groups[:d]))
+    term = _times(c, source, alpha)
+    return c.body.add_scattered(x, term, lambda i: [*i[:place], words.at([i[place]]), *i[place + 1 :]])
 
 
 # --- attention ---------------------------------------------------------------------------------------------------

@@ -55,6 +55,9 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "numbers drawn out of order": (
         lambda x: (lambda a, b: torch.rand_like(x) * (b * 2).sum() - a)(torch.rand_like(x), torch.randn_like(x)), (A,)
     ),
+    "lookups in a number": (
+        lambda x: (x * 2).index_select(0, torch.tensor(0)) + x.index_add(0, torch.tensor(0), x * 3), (NUMBER,)
+    ),
     "softmax of a number": (lambda x: torch.softmax(x, 0) * 2, (NUMBER,)),
     "sum of a number": (lambda x: (x * 2).sum(0) + x + x.amax(-1) + x.mean(), (NUMBER,)),
     "variance of a number": (lambda x: torch.var(x * 2, correction=0) + x, (NUMBER,)),

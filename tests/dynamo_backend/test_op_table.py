@@ -126,6 +126,18 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     ),
     "gradients of attention": (lambda g, q, k, v: _attention_gradients(g, q, k, v), tuple(r(4, 2, 3, 6, 4))),
     "embedding": (lambda t, i: F.embedding(i, t) * 2 + 1, (A, torch.randint(4, (3, 2)))),
+    "embedding of a product": (lambda t, i: F.embedding(i, t * 2) + 1, (A, torch.randint(4, (3, 2)))),
+    "lookups": (
+        lambda x, i: torch.cat(
+            [x.index_select(1, i) * 2, x[:, i] + 1, (x * 3)[:, i], x[:, (i - 3).view(2, 2)].flatten(1)]
+        ),
+        (A, torch.tensor([0, 2, 2, 1])),
+    ),
+    "lookups from the end": (lambda x, i: x[i - 4] * x[i] + x[i[:1]], (A, torch.tensor([0, 2, 2, 1]))),
+    "sums by index": (
+        lambda x, i: (x * 2).index_add(1, i, x[:, :5] * 3, alpha=0.5) + x.index_add(0, i[:4], x),
+        (A, torch.tensor([1, 3, 1, 0, 2])),
+    ),
     "doubles": (lambda x: (x * 0.5).exp() @ x.t() + 1, (A.double(),)),
 }  # fmt: skip
 
