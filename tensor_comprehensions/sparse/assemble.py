@@ -336,7 +336,9 @@ class AssemblingEmitter(StatementEmitter):
         position = build.add(Load(end, ()), ahead)
         entry = Store(crd, (position,), self._index(coordinate))
         element = Store(self.values, (position,), build.cast(self.value(state, {}), dtype))
-        loop = Loop(name, build.const(0), count, build.block(entry, element), LoopKind.VECTOR, vector_factors=(APPENDED, 0))
+        loop = Loop(
+            name, build.const(0), count, build.block(entry, element), LoopKind.VECTOR, vector_factors=(APPENDED, 0)
+        )
         return build.block(self._in_vectors(loop), Store(end, (), count, "+"))
 
     @staticmethod
