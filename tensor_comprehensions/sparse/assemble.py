@@ -46,6 +46,8 @@ LINE = 64
 """Flags of a row that one flag of the next level stands for, and flags of that level that are looked at together."""
 COPIES = 4
 """Products in a trip of the innermost loop that adds to a row."""
+APPENDED = 4
+"""Elements that are appended at once."""
 ROW_CHUNKS = 4
 """How many times as large chunks are for which a row is allocated and cleared."""
 MAX_MARK = 255
@@ -334,7 +336,9 @@ class AssemblingEmitter(StatementEmitter):
         position = build.add(Load(end, ()), ahead)
         entry = Store(crd, (position,), self._index(coordinate))
         element = Store(self.values, (position,), build.cast(self.value(state, {}), dtype))
-        loop = Loop(name, build.const(0), count, build.block(entry, element), LoopKind.VECTOR, vector_factors=(4, 0))
+        loop = Loop(
+            name, build.const(0), count, build.block(entry, element), LoopKind.VECTOR, vector_factors=(APPENDED, 0)
+        )
         return build.block(self._in_vectors(loop), Store(end, (), count, "+"))
 
     @staticmethod
