@@ -75,6 +75,11 @@ class Trace:
         copies = ((s.buffer.name, s.origin.tensor) for s in stores if s.origin and s.origin.role == COPY)
         return {buffer: f"{name(tensor)}, packed" for buffer, tensor in copies}
 
+    def name_packed(self, d: Decision) -> Decision:
+        """A decision about a buffer that holds a copy, in words for people."""
+        buffer, _, rest = d.chosen.partition(" ")
+        return replace(d, chosen=f"{self.packed[buffer]}, {rest}") if buffer in self.packed else d
+
     @cached_property
     def statements(self) -> tuple[SourceStatement, ...]:
         return source_statements(self.compiled.text, self.bound)
