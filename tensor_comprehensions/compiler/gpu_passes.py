@@ -15,6 +15,7 @@ from typing import Any
 from ..codegen.gpu import cuda_printer, opencl_printer
 from ..codegen.gpu.gpu_printer import GpuCode, shared_bytes
 from ..codegen.gpu.ptx import architecture_for
+from ..core.decisions import Decision, close_book, record_decision
 from ..core.diagnostics import get_logger
 from ..core.errors import ArgumentError, CannotLower
 from ..loop_ir.binding import check_bindings
@@ -109,8 +110,26 @@ def _divide_products(bound: BoundFunction, context: GpuPassContext) -> Any:
             ) from reason
         return None
     if asked:
+        _record_tensor_cores(divided, None)
         return divided
-    return divided if divided.cycles < PAYS * _mapper().estimate_cycles(bound, context.target) else None
+    with close_book():  # a price, not a choice
+        mapped = _mapper().estimate_cycles(bound, context.target)
+    _record_tensor_cores(divided, mapped)
+    return divided if divided.cycles < PAYS * mapped else None
+
+
+def _record_tensor_cores(divided: Any, mapped: float | None) -> None:
+    """Record whether products go to tensor cores. mapped: the cycles without them; None if that was asked for."""
+
+    def decide() -> Decision:
+        names = tuple(s.name for r in divided.regions for s in r.region.statements)
+        taken = mapped is None or divided.cycles < PAYS * mapped
+        chosen = "; ".join(map(str, divided.regions)) if taken else "without tensor cores"
+        why = "tile options were given" if mapped is None else f"they pay if they take at most {PAYS} times the cycles"
+        others = (("cycles without tensor cores", mapped),) if mapped is not None else ()
+        return Decision("lowering", names, chosen, why, (("cycles on tensor cores", divided.cycles), *others))
+
+    record_decision(decide)
 
 
 def prefers_tensor_cores(function: BoundFunction, target: GpuTarget) -> bool:

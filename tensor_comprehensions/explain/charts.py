@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from math import log10
 
-from .dependences import kernels_of
+from .dependences import number_kernels
 from .kernel_report import Report, Roofline, Section
 from .numbers import format_bytes, format_count
 
@@ -87,7 +87,7 @@ ROW, LEFT, BOW = 30, 200, 80
 def draw_dependences(report: Report) -> str:
     """The statements in order, boxed by kernel, and an arc for each dependence; dashed where it joins two kernels."""
     order = {s.name: n for n, s in enumerate(report.statements)}
-    kernels = kernels_of(report.find_listing("loops"))
+    kernels = number_kernels(report.find_listing("loops"))
     parts = [*_kernel_boxes(report, kernels)]
     for s, n in zip(report.statements, order.values(), strict=True):
         parts.append(f'<circle class="node s{n % 8}" cx="{LEFT - 14}" cy="{_row(n)}" r="5"/>')

@@ -33,7 +33,7 @@ def explain_cpu_kernel(
     work = call_flops(trace.bound), call_bytes(trace.bound)
     return trace.make_report(
         f"{target.name}, vectors of {target.vector_bits} bits{blocks}",
-        (*tuning, *trace.decisions, *with_original_decisions(book.decisions, trace.bound)),
+        (*tuning, *map(trace.name_packed, (*trace.decisions, *with_original_decisions(book.decisions, trace.bound)))),
         (list_assembly(assembly, trace.loops), *_list_c(trace), list_llvm(text, trace.loops)),
         facts=(
             ("options", repr(compiled.options)),

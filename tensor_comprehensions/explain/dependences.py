@@ -8,7 +8,7 @@ from ..core.decisions import Decision
 from ..loop_ir.origins import statement_of
 from ..polyhedral.scop.dependence_graph import list_dependences
 from ..tc_lang.ir import BoundFunction
-from .kernel_report import Edge, Listing, SourceStatement
+from .kernel_report import Listing, SourceStatement, StatementDependence
 
 
 def list_edges(
@@ -17,15 +17,15 @@ def list_edges(
     statements: Sequence[SourceStatement],
     decisions: Iterable[Decision],
     loops: Listing,
-) -> tuple[Edge, ...]:
+) -> tuple[StatementDependence, ...]:
     """One edge for each pair of statements and each tensor through which one depends on the other.
 
     function: legalized, in canonical names; `spell_tensor` has the tensors' own. decisions, loops: of the report.
     """
     order = {s.name: position for position, s in enumerate(statements)}
-    kernels = kernels_of(loops)
+    kernels = number_kernels(loops)
     apart = [d for d in decisions if d.subject == "fusion" and d.chosen == "two kernels"]
-    found: dict[tuple[str, str, str], Edge] = {}
+    found: dict[tuple[str, str, str], StatementDependence] = {}
     for d in list_dependences(function):
         source, sink = statement_of(d.source), statement_of(d.sink)
         key = (source, sink, spell_tensor.get(d.tensor, d.tensor))
@@ -36,7 +36,7 @@ def list_edges(
             continue
         shared = kernels.get(source) == kernels.get(sink)
         why = next((x.why for x in apart if _separates(x, source, sink, order)), "")
-        found[key] = Edge(*key, (d.kind,), d.distances, shared, "" if shared else why)
+        found[key] = StatementDependence(*key, (d.kind,), d.distances, shared, "" if shared else why)
     return tuple(found.values())
 
 
@@ -48,7 +48,7 @@ def _separates(d: Decision, source: str, sink: str, order: Mapping[str, int]) ->
     )
 
 
-def kernels_of(loops: Listing) -> dict[str, int]:
+def number_kernels(loops: Listing) -> dict[str, int]:
     """The kernel, from 0 on, that computes each statement; of several, the last."""
     headers = (line for line in loops.lines if line.text.startswith("kernel "))
     return {name: number for number, line in enumerate(headers) for name in line.statements}

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import Protocol
 
 from ..codegen.gpu.cuda_printer import emit_cuda
-from ..codegen.gpu.gpu_printer import shared_buffers
+from ..codegen.gpu.gpu_printer import GpuKernelSource, shared_buffers
 from ..codegen.gpu.ptx import architecture_for
 from ..compiler.gpu_passes import CompiledGpuKernel
-from ..compiler.sparse_gpu_passes import CompiledSparseGpuKernel
 from ..core.decisions import Decision
-from ..loop_ir.nodes import Buffer, Kernel
+from ..loop_ir.intrinsics import COPY_ASYNC, COPY_ASYNC_ZERO, INTRINSICS
+from ..loop_ir.nodes import Buffer, Invoke, Kernel, Space
+from ..loop_ir.rewrite import walk_stmts
+from ..loop_ir.swizzled_buffer import swizzle_offset
 from ..runtime.cpu.object_code import code_sections
 from ..runtime.cuda import nvrtc
-from ..runtime.cuda.nvrtc import Resources
+from ..runtime.cuda.nvrtc import Cubin, Resources
 from ..target import GpuTarget
 from .assembly import list_ptx
 from .kernel_report import BY_HAND, SAME_BYTES, Listing, Report, Section
@@ -34,16 +38,24 @@ def explain_gpu_kernel(compiled: CompiledGpuKernel, tuning: tuple[Decision, ...]
     trace = trace_compilation(compiled, "simplify")
     marked = emit_cuda(trace.named, header=compiled.header, aligned=compiled.aligned, marks=trace.numbers)
     code = list_gpu_code(marked.source, compiled, trace.loops)
-    registers = (code.resources[k.name].registers if k.name in code.resources else 0 for k in marked.kernels)
-    parts = zip(trace.named.kernels, registers, strict=True)
+    kernels = zip(trace.named.kernels, marked.kernels, strict=True)
     return trace.make_report(
         f"{compiled.target.kind} {compiled.target.name}",
         (*tuning, *trace.decisions),
         code.listings,
         facts=(("options", "chosen from the sizes" if compiled.options is None else repr(compiled.options)),),
         matches=code.matches,
-        sections=tuple(section for k, n in parts for section in _sections(k, n, compiled.target)),
+        sections=kernel_sections(kernels, code.resources, compiled.target),
     )
+
+
+class CompiledForGpu(Protocol):
+    """A kernel for a target with the machine code that runs."""
+
+    @property
+    def target(self) -> GpuTarget: ...
+    @property
+    def cubin(self) -> Cubin: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +67,7 @@ class GpuListings:
     resources: Mapping[str, Resources]
 
 
-def list_gpu_code(marked: str, compiled: CompiledGpuKernel | CompiledSparseGpuKernel, loops: Listing) -> GpuListings:
+def list_gpu_code(marked: str, compiled: CompiledForGpu, loops: Listing) -> GpuListings:
     """CUDA text that was printed with marks, and the PTX made from it, which leads to its lines."""
     cuda = list_marked("cuda", "CUDA", marked, loops)
     if not nvrtc.is_nvrtc_available():
@@ -66,20 +78,49 @@ def list_gpu_code(marked: str, compiled: CompiledGpuKernel | CompiledSparseGpuKe
     return GpuListings((cuda, list_ptx(ptx, cuda)), SAME_BYTES if same else BY_HAND, code.resources)
 
 
+def kernel_sections(
+    kernels: Iterable[tuple[Kernel, GpuKernelSource]], resources: Mapping[str, Resources], target: GpuTarget
+) -> tuple[Section, ...]:
+    """The launch of each kernel, its accesses to global memory, its instructions, and its buffers in shared memory."""
+    found: list[Section] = []
+    for kernel, printed in kernels:
+        registers = resources[printed.name].registers if printed.name in resources else 0
+        found += _sections(kernel, registers, target)
+    return tuple(found)
+
+
 def _sections(kernel: Kernel, registers: int, target: GpuTarget) -> Iterator[Section]:
-    """The launch of a kernel, and its buffers in shared memory. registers: of a thread; 0 if unknown."""
+    """registers: of a thread; 0 if unknown."""
     if kernel.launch is None:
         return
-    buffers = shared_buffers(kernel.body)
     yield Section(f"kernel {kernel.name}", tuple(_launch_lines(kernel, registers, target)))
     if accesses := tuple(_sector_lines(kernel)):
         yield Section(f"global memory of {kernel.name}", accesses)
-    for b in buffers:
-        if len(b.shape) > 1 and b.swizzle is None:
-            pitch = b.strides[-2]
-            padded = f", rows of {b.shape[-1]} every {pitch}" if pitch != b.shape[-1] else ", rows without padding"
-            text = f"{' x '.join(map(str, b.shape))} {b.type.dtype}, {format_bytes(b.bytes)}{padded}"
+    if atoms := tuple(_atom_lines(kernel)):
+        yield Section(f"instructions of {kernel.name}", atoms)
+    for b in shared_buffers(kernel.body):
+        if len(b.shape) > 1 and b.space is Space.SHARED:
+            text = f"{' x '.join(map(str, b.shape))} {b.type.dtype}, {format_bytes(b.bytes)}, {_describe_rows(b)}"
             yield Section(f"shared {b.name}", (text,), tuple(bank_rows(b)))
+
+
+def _describe_rows(b: Buffer) -> str:
+    """Where the rows of a shared buffer lie."""
+    pitch = b.strides[-2]
+    if b.swizzle is not None:
+        bits, base, _ = b.swizzle
+        return f"groups of {1 << base} elements change places by the number of their row, which has {1 << bits} values"
+    return f"rows of {b.shape[-1]} every {pitch}" if pitch != b.shape[-1] else "rows without padding"
+
+
+def _atom_lines(kernel: Kernel) -> Iterator[str]:
+    """The instructions of tensor cores, and copies, that several threads execute together."""
+    names = Counter(s.name for s in walk_stmts(kernel.body) if isinstance(s, Invoke))
+    for name, times in names.items():
+        known = INTRINSICS[name]
+        if known.atom or known.mapped is not None or name in (COPY_ASYNC, COPY_ASYNC_ZERO):
+            together = f"{known.group} threads together" if known.group > 1 else "each thread"
+            yield f"{name}: {together}, {times} times in the text"
 
 
 def _launch_lines(kernel: Kernel, registers: int, target: GpuTarget) -> Iterator[str]:
@@ -115,4 +156,7 @@ def bank_rows(b: Buffer) -> Iterator[tuple[int, ...]]:
     size, pitch = b.type.dtype.size * b.type.lanes, b.strides[-2]
     for row in range(min(ROWS_SHOWN, b.shape[-2])):
         columns = range(min(COLUMNS_SHOWN, pitch))
-        yield tuple((row * pitch + c) * size // BANK_BYTES % BANKS if c < b.shape[-1] else -1 for c in columns)
+        places = [row * pitch + c if b.swizzle is None else swizzle_offset(row * pitch + c, b.swizzle) for c in columns]
+        yield tuple(
+            p * size // BANK_BYTES % BANKS if c < b.shape[-1] else -1 for c, p in zip(columns, places, strict=True)
+        )

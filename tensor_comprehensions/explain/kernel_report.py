@@ -103,7 +103,7 @@ class Footprint:
 
 
 @dataclass(frozen=True, slots=True)
-class Edge:
+class StatementDependence:
     """A dependence of one statement on another, or on itself.
 
     Attributes:
@@ -121,7 +121,7 @@ class Edge:
     is_fused: bool
     why: str = ""
 
-    def with_kind(self, kind: str) -> Edge:
+    def with_kind(self, kind: str) -> StatementDependence:
         """The edge with one more kind."""
         return replace(self, kinds=tuple(dict.fromkeys((*self.kinds, kind))))
 
@@ -202,7 +202,7 @@ class Report:
     footprints: tuple[Footprint, ...] = ()
     roofline: Roofline | None = None
     matches: str = ""
-    edges: tuple[Edge, ...] = ()
+    edges: tuple[StatementDependence, ...] = ()
     passes: tuple[PassDiff, ...] = ()
     sections: tuple[Section, ...] = ()
 

@@ -211,7 +211,7 @@ def _footprints(report: Report) -> Iterator[str]:
     yield '<section id="footprints"><h2>what one iteration touches</h2><table><thead><tr><th>line<th>loop<th>trips'
     yield "<th>bytes<th>smallest cache<th>of which</tr></thead><tbody>"
     for f in report.footprints:
-        parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in f.bytes)
+        parts = "; ".join(f"{name} {format_bytes(size)}" for name, size in f.bytes)
         size = f"{'' if f.is_exact else 'at most '}{format_bytes(f.total)}"
         trips = "?" if f.trips < 0 else str(f.trips)
         cells = (str(f.loop), f.name, trips, size, f.cache, parts)

@@ -87,11 +87,11 @@ def _accesses(s: Stmt, values: Mapping[str, _Lanes]) -> Iterator[SectorCount]:
         case Invoke(name, operands, attributes) if name in (COPY_ASYNC, COPY_ASYNC_ZERO):
             yield from _count("reads", [(*operands[1], attributes[0])], values)
         case Let(name, value):
-            values = _bind(values, name, evaluate(value, values))
+            values = _bind(values, name, _evaluate(value, values))
         case Loop(var, start):
-            values = _bind(values, var, evaluate(start, values))
+            values = _bind(values, var, _evaluate(start, values))
         case If(condition, then, otherwise):
-            taken = evaluate(condition, values)
+            taken = _evaluate(condition, values)
             for branch, here in ((then, taken), (otherwise, None if taken is None else ~taken.astype(bool))):
                 if branch is not None and (here is None or here.any()):
                     yield from _accesses(branch, _only(values, here))
@@ -116,7 +116,7 @@ def _count(
         if buffer.space is not Space.GLOBAL:
             continue
         size = size or buffer.type.dtype.size * max((i.type.lanes for i in indices), default=1)
-        where = [evaluate(i, values) for i in indices]
+        where = [_evaluate(i, values) for i in indices]
         if any(place is None for place in where):
             continue
         zero = 0 * values["thread.x"]
@@ -126,7 +126,7 @@ def _count(
         yield SectorCount(kind, buffer.name, len(flat), unique.size, np.unique(unique // SECTOR).size)
 
 
-def evaluate(e: Expr, values: Mapping[str, _Lanes]) -> _Lanes | None:
+def _evaluate(e: Expr, values: Mapping[str, _Lanes]) -> _Lanes | None:
     """The value of an integer or boolean expression for each thread, of a vector its first lane; None if unknown."""
     match e:
         case Const(constant):
@@ -134,18 +134,18 @@ def evaluate(e: Expr, values: Mapping[str, _Lanes]) -> _Lanes | None:
         case Var(name):
             return values.get(name)
         case Ramp(operand) | Broadcast(operand):
-            return evaluate(operand, values)
+            return _evaluate(operand, values)
         case Cast(operand, dtype):
-            return evaluate(operand, values) if not dtype.is_float else None
+            return _evaluate(operand, values) if not dtype.is_float else None
         case Unary(op, operand):
-            value = evaluate(operand, values)
+            value = _evaluate(operand, values)
             return None if value is None else -value if op == "neg" else 1 - value
         case Binary(op, left, right):
-            a, b = evaluate(left, values), evaluate(right, values)
+            a, b = _evaluate(left, values), _evaluate(right, values)
             if a is None or b is None or (op in ("div", "mod") and not b.all()):
                 return None
             return np.asarray(binary_function(op, left.type.dtype)(a, b), np.int64)
         case Select(condition, then, otherwise):
-            c, a, b = (evaluate(x, values) for x in (condition, then, otherwise))
+            c, a, b = (_evaluate(x, values) for x in (condition, then, otherwise))
             return None if c is None or a is None or b is None else np.where(c, a, b)
     return None

@@ -17,7 +17,7 @@ from ..tc_lang.canonical_bound import OriginalNames, canonicalize, errors_of
 from ..tc_lang.ir import BoundFunction
 from ..tc_lang.legalize import legalize
 from .dependences import list_edges
-from .kernel_report import Edge, Listing, Report, SourceStatement, shapes_of_tensors
+from .kernel_report import Listing, Report, SourceStatement, StatementDependence, shapes_of_tensors
 from .listings import list_def, list_loops, list_schedule, source_statements
 from .original_names import with_original_decisions
 from .pass_diffs import list_pass_diffs
@@ -75,6 +75,11 @@ class Trace:
         copies = ((s.buffer.name, s.origin.tensor) for s in stores if s.origin and s.origin.role == COPY)
         return {buffer: f"{name(tensor)}, packed" for buffer, tensor in copies}
 
+    def name_packed(self, d: Decision) -> Decision:
+        """A decision about a buffer that holds a copy, in words for people."""
+        buffer, _, rest = d.chosen.partition(" ")
+        return replace(d, chosen=f"{self.packed[buffer]}, {rest}") if buffer in self.packed else d
+
     @cached_property
     def statements(self) -> tuple[SourceStatement, ...]:
         return source_statements(self.compiled.text, self.bound)
@@ -103,7 +108,7 @@ class Trace:
             **parts,
         )
 
-    def _list_edges(self) -> tuple[Edge, ...]:
+    def _list_edges(self) -> tuple[StatementDependence, ...]:
         legal = self.results["legalize"] if "legalize" in self.results else legalize(canonicalize(self.bound))
         names = {t.name: OriginalNames.of(self.bound).name(t.name) for t in legal.tensors}
         return list_edges(legal, names, self.statements, self.decisions, self.loops)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import TypeAlias
 
+from ..core.decisions import close_book
 from ..core.errors import ArgumentError, CannotLower, InternalError
 from ..core.naming import compose_name
 from ..loop_ir.nodes import Buffer, Check, CheckSite, Kernel, Module, Stmt, Type
@@ -87,7 +88,8 @@ def divide_def(function: BoundFunction, options: TileOptions, target: GpuTarget)
         return whole
     best = None if options.split else whole
     for parts in (options.split,) if options.split else _tried_parts(whole, target):
-        split = in_two_stages(function, lambda s, parts=parts: _split_point(whole, s, parts))  # type: ignore[misc]
+        with close_book():  # a trial, not a choice
+            split = in_two_stages(function, lambda s, parts=parts: _split_point(whole, s, parts))  # type: ignore[misc]
         if len(split.tensors) == len(function.tensors):
             continue
         divided = _divide(split, options, target)

@@ -37,7 +37,7 @@ def without_registers(text: str) -> str:
 
 def test_the_texts_are_what_is_printed() -> None:
     found = run_snippets()
-    assert len(found) == 4
+    assert len(found) == 6
     for out, text in found:
         exact = nvrtc.is_nvrtc_available()
         assert (out if exact else without_registers(out)) == (text if exact else without_registers(text))

@@ -219,7 +219,7 @@ def test_a_page_of_every_kernel(tmp_path: Path) -> None:
 
 def test_reports_say_whether_the_cache_had_the_kernel(tmp_path: Path) -> None:
     x = torch.rand(8, 100)
-    with override_knobs(cache="readwrite", cache_dir=str(tmp_path)):
+    with override_knobs(cache="readwrite", cache_dir=str(tmp_path), verify=False):
         first = dict(tc.define(SOFTMAX).softmax.explain(x).facts)["cache"]
         second = dict(tc.define(SOFTMAX).softmax.explain(x).facts)["cache"]
     assert first.startswith("compiled by this process; its key there is ")

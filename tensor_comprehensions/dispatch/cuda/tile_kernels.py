@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -31,6 +31,9 @@ from ...tiles.lower_tiles import format_tiles, lower_program
 from ...tiles.shared_accesses import bank_turns
 from ...tiles.specs import Program
 from ...tiles.tile_program import TileProgram
+
+if TYPE_CHECKING:
+    from ...explain.kernel_report import Report
 
 
 class TileKernel:
@@ -143,6 +146,16 @@ class CompiledTileKernel:
         if kind not in _SOURCES:
             raise ArgumentError(f"there is no source {kind!r}", expected=", ".join(_SOURCES))
         return _SOURCES[kind](self)
+
+    @only_tc_errors
+    def explain(self) -> Report:
+        """Explain the kernel's code: the function, its tiles, loops, CUDA and PTX, and how it uses memory.
+
+        `print` the report for the short form, `save("x.html")` it for the page.
+        """
+        from ...explain.tiles import explain_tile_kernel
+
+        return explain_tile_kernel(self.program.name, str(self.program.header), self.program.function, self)
 
     @only_tc_errors
     def check(self) -> int:

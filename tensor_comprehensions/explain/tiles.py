@@ -1,0 +1,63 @@
+"""The report on a tile kernel: its function, the decomposition into tiles, the loops, CUDA and PTX."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from ..codegen.gpu.cuda_printer import emit_cuda
+from ..loop_ir.nodes import Module
+from ..loop_ir.show import LineNumbers, list_lines, separate_statements
+from ..target import GpuTarget
+from .gpu import CompiledForGpu, kernel_sections, list_gpu_code
+from .kernel_report import Listing, ListingLine, Report
+from .listings import list_loops
+
+
+class CompiledTiles(CompiledForGpu, Protocol):
+    """The parts of a compiled tile kernel that a report needs."""
+
+    @property
+    def target(self) -> GpuTarget: ...
+    @property
+    def module(self) -> Module: ...
+    @property
+    def resources(self) -> Mapping[str, int]: ...
+    def source(self, kind: str) -> str: ...
+
+
+def explain_tile_kernel(name: str, header: str, function: Callable[..., None], compiled: CompiledTiles) -> Report:
+    """The report on a tile kernel called `name` that `function` builds from a `header`."""
+    module = separate_statements(compiled.module)
+    lines = list(list_lines(module))
+    loops = list_loops(module, lines, [text for text, _ in lines])
+    marked = emit_cuda(module, header=header, marks=LineNumbers.of(lines))
+    code = list_gpu_code(marked.source, compiled, loops)
+    return Report(
+        name=name,
+        sizes=tuple((b.name, b.shape) for b in module.arguments),
+        target=f"{compiled.target.kind} {compiled.target.name}",
+        resources={"kernels": len(module.kernels), **compiled.resources},
+        statements=(),
+        decisions=(),
+        listings=(
+            _list_text("def", "tile kernel", _text_of(function, header)),
+            _list_text("schedule", "decomposition into tiles", compiled.source("tiles")), loops, *code.listings,
+        ),
+        facts=(("header", header),),
+        matches=code.matches,
+        sections=kernel_sections(zip(module.kernels, marked.kernels, strict=True), code.resources, compiled.target),
+    )  # fmt: skip
+
+
+def _text_of(function: Callable[..., None], header: str) -> str:
+    """The text of a function; the header alone where Python has not kept it."""
+    try:
+        return inspect.getsource(inspect.unwrap(function))
+    except (OSError, TypeError):
+        return header
+
+
+def _list_text(kind: str, title: str, text: str) -> Listing:
+    return Listing(kind, title, tuple(ListingLine(row.rstrip()) for row in text.rstrip("\n").split("\n")))
