@@ -31,6 +31,7 @@ from .product_region import ProductRegion
 from .product_tiles import ProductOrder, ProductTiles, order_indices
 from .recognize_products import RefusedProduct, recognize_products
 from .shared_accesses import with_buffers
+from .tensor_core_products import ROUNDED
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,7 @@ def _split_point(whole: DividedDef, s: BoundStatement, parts: int) -> SplitPoint
 
 def _divide(function: BoundFunction, options: TileOptions, target: GpuTarget) -> DividedDef:
     """The division without other parts of sums."""
-    pieces, refused = recognize_products(function)
+    pieces, refused = recognize_products(function, tf32=options.products == ROUNDED)
     if not any(isinstance(p, ProductRegion) for p in pieces):
         raise CannotLower("; ".join(map(str, refused)) or "it has no sums of products")
     touched = [tensors_of_statements(p.statements if isinstance(p, ProductRegion) else p) for p in pieces]

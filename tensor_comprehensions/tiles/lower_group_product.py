@@ -108,7 +108,7 @@ class GroupProductLowering(ProductLowering):
             self._compute_left(left, self.region.pairs[0].left, order.terms, at)
             for total, side in zip(totals, pairs[0], strict=True):
                 b = side.memory[stage].T if side.place.transposed else side.memory[stage]
-                self.k.matmul(total, left, b, by=math)
+                self.k.matmul(total, left, b, by=math, products=self.products)
 
         rows, _, terms = self.tiles.tile
         factor = self.region.pairs[0].left

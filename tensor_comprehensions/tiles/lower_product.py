@@ -30,7 +30,7 @@ from .product_region import FactorPair, ProductFactor, ProductRegion
 from .product_tiles import WGMMA, FactorPlace, PairOrder, ProductOrder, ProductTiles
 from .program_builder import ProgramBuilder
 from .role_words import BLOCK_ID
-from .tensor_core_products import accumulator, plan_product
+from .tensor_core_products import ROUNDED, accumulator, plan_product
 from .tensors import DataTensor, ThreadTensor
 from .tile_views import THREAD_X, MemoryView, RegisterFragment
 
@@ -125,7 +125,12 @@ class ProductLowering:
         """Add the products of one stage: of the left factor with the right one of each sum."""
         a, *rights = (s.memory[stage].T if s.place.transposed else s.memory[stage] for s in sides)
         for total, b in zip(totals, rights, strict=True):
-            self.k.matmul(total, a, b, by=by)
+            self.k.matmul(total, a, b, by=by, products=self.products)
+
+    @property
+    def products(self) -> str:
+        """How the factors are rounded when they are multiplied."""
+        return ROUNDED if self.region.pairs[0].left.rounding else ""
 
     @property
     def num_tiles(self) -> int:
@@ -185,7 +190,7 @@ class ProductLowering:
         key = (name, place.transposed, factor.dtype)
         if key not in self.memories:
             sizes = shape[::-1] if place.transposed else shape
-            self.memories[key] = self.k.shared(name, (self.tiles.stages, *sizes), factor.dtype)
+            self.memories[key] = self.k.shared(name, (self.tiles.stages, *sizes), factor.value.dtype)
         return self.memories[key]
 
     def _fill(self, to: MemoryView, side: StagedFactor, pair: PairOrder, at: Mapping[str, ir.Expr]) -> None:

@@ -29,6 +29,8 @@ BOXED_INSTRUCTIONS = 2
 """Of one that is rounded in pairs, and stored by `stmatrix` and boxes."""
 LOAD_INSTRUCTIONS = 3
 """Of one `ldmatrix` with its swizzled address."""
+ROUND_INSTRUCTIONS = 4
+"""Of a register that is rounded to tf32."""
 OVERLAP_LOSS = 0.05
 """Part of the other resources' time that adds to the largest: of equal tiles, those with most slack are best."""
 BASE_REGISTERS = 56
@@ -132,18 +134,19 @@ def _step_resources(
     across, along = tiles.warps
     size = pair.left.dtype.size
     warps, depth = across * along, 32 // size
-    rate = target.tensor_ops_int8 if size == 1 else target.tensor_ops
+    rate = target.tensor_ops_int8 if size == 1 else 2 * target.tensor_ops / size
     left, right = rows * terms * size, columns * terms * size
     products = rows * columns * terms / (16 * 8 * depth)
     loads = (rows / 16 * along + columns / 16 * across) * terms / depth
     fills = _fill_instructions(pair.left, places.left, left, [order.rows, places.terms, order.batch], tiles)
     fills += _fill_instructions(pair.right, places.right, right, [order.columns, places.terms, order.batch], tiles)
+    rounded = 4 * ROUND_INSTRUCTIONS * loads if pair.left.rounding else 0
     idle = max(1.0, TENSOR_UNITS / (warps * together))
     return {
         "tensor cores": 2 * rows * columns * terms / rate * idle,
         "second-level cache": (left + right) / target.l2_bytes,
         "shared memory": (left + right + left * along + right * across) / target.shared_bytes,
-        "issue": (products + LOAD_INSTRUCTIONS * loads + fills / target.warp + 10 * warps) / ISSUE_PER_CYCLE,
+        "issue": (products + LOAD_INSTRUCTIONS * loads + rounded + fills / target.warp + 10 * warps) / ISSUE_PER_CYCLE,
         "latency": (ARRIVAL_CYCLES / (tiles.stages - 1) + STEP_CYCLES) / together,
     }
 

@@ -4,24 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from math import prod
 
 from ..core.dtypes import DType
+from ..loop_ir.atoms import TFLOAT32
 from ..structured.match.match_contraction import MatchedContraction
 from ..tc_lang import ir as tc
 from ..tc_lang.ir import BoundIndex, BoundStatement, walk_expr
 
 
+class Rounding(Enum):
+    """Why a factor of float32 is rounded to tf32: the def says so, exactly how; or options allow it."""
+
+    TEXT = "text"
+    OPTION = "option"
+
+
 @dataclass(frozen=True, slots=True)
 class ProductFactor:
-    """A factor: an expression of a type that tensor cores take; `element` where it is an element of a tensor."""
+    """A factor: an expression of a type that tensor cores take; `element` where it is an element of a tensor.
+
+    rounding: why its values, which are float32, are rounded to tf32 when they are multiplied; None: they are not.
+    """
 
     value: tc.Expr
+    rounding: Rounding | None = None
 
     @property
     def dtype(self) -> DType:
-        """The type of the values."""
-        return self.value.dtype
+        """The type that is multiplied."""
+        return TFLOAT32 if self.rounding else self.value.dtype
 
     @property
     def indices(self) -> frozenset[str]:
