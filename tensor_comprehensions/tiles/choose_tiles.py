@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 from math import prod
 
 from ..core.errors import CannotLower
 from ..options import TileOptions
 from ..target import GpuTarget
 from ..tc_lang.ir import BoundIndex
+from .chain_tiles import chain_candidates
 from .group_product_cost import group_fault, stores_boxes
 from .product_cost import (
     MAX_SUMS,
@@ -47,7 +49,12 @@ def choose_tiles(
     """
     best: tuple[ProductTiles, ProductPrice] | None = None
     faults: dict[str, None] = {}
-    for tiles in (*_candidates(region, order, options), *_group_candidates(region, order, options, target, faults)):
+    candidates: Iterator[ProductTiles] = chain(
+        _candidates(region, order, options), _group_candidates(region, order, options, target, faults)
+    )
+    if region.chain is not None:
+        candidates = chain_candidates(region, order, options, target, faults)
+    for tiles in candidates:
         price = price_product(region, order, tiles, target)
         if price is not None and (best is None or price.cycles < best[1].cycles):
             best = tiles, price
@@ -56,7 +63,7 @@ def choose_tiles(
         asked = ", ".join(f"{n} {v}" for n in names if (v := getattr(options, n)))
         raise CannotLower(
             f"no tiles of {asked or 'any size'} fit into the registers and the shared memory of {target.name}"
-            + "".join(f"; not by wgmma: {fault}" for fault in faults)
+            + "".join(f"; {'' if region.chain else 'not by wgmma: '}{fault}" for fault in faults)
         )
     return best
 

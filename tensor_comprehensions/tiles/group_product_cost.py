@@ -52,10 +52,11 @@ def group_fault(region: ProductRegion, order: ProductOrder, tiles: ProductTiles)
     groups = [(order.rows, 0), (order.columns, 1), *((p.terms, 2) for p in order.pairs)]
     if any(len(indices) > 1 and tiles.tile[n] & (tiles.tile[n] - 1) for indices, n in groups):
         return "a tile along several indices is no power of two"
-    return next((f for p in order.pairs if (f := _pair_fault(p, order, tiles, next(iter(types)))) is not None), None)
+    return next((f for p in order.pairs if (f := pair_fault(p, order, tiles, next(iter(types)))) is not None), None)
 
 
-def _pair_fault(pair: PairOrder, order: ProductOrder, tiles: ProductTiles, dtype: DType) -> str | None:
+def pair_fault(pair: PairOrder, order: ProductOrder, tiles: ProductTiles, dtype: DType) -> str | None:
+    """Why TMA cannot bring the factors of a product of this type."""
     for place, own, rows in (
         (pair.left, order.rows, tiles.tile[0]), *((p, order.columns, tiles.tile[1]) for p in pair.rights)
     ):  # fmt: skip

@@ -83,8 +83,8 @@ def divide_def(function: BoundFunction, options: TileOptions, target: GpuTarget)
     if not target.tensor_ops:
         raise CannotLower(f"{target.name} has no tensor cores that tile kernels use")
     function = forward_definitions(collapse(without_unit_dims(function)))
-    whole = _divide(function, options, target)
-    if options.split == 1:
+    whole = _divide_best(function, options, target)
+    if options.split == 1 or (not options.split and any(r.region.chain for r in whole.regions)):
         return whole
     best = None if options.split else whole
     for parts in (options.split,) if options.split else _tried_parts(whole, target):
@@ -125,9 +125,19 @@ def _split_point(whole: DividedDef, s: BoundStatement, parts: int) -> SplitPoint
     return (index, parts) if index.extent % (parts * PART_TERMS) == 0 else None
 
 
-def _divide(function: BoundFunction, options: TileOptions, target: GpuTarget) -> DividedDef:
+def _divide_best(function: BoundFunction, options: TileOptions, target: GpuTarget) -> DividedDef:
+    """The division with chains of products as one region each, or without, whichever takes less time."""
+    apart = _divide(function, options, target)
+    try:
+        chained = _divide(function, options, target, chains=True)
+    except CannotLower:  # its tiles do not fit
+        return apart
+    return chained if chained.cycles < apart.cycles else apart
+
+
+def _divide(function: BoundFunction, options: TileOptions, target: GpuTarget, *, chains: bool = False) -> DividedDef:
     """The division without other parts of sums."""
-    pieces, refused = recognize_products(function, tf32=options.products == ROUNDED)
+    pieces, refused = recognize_products(function, tf32=options.products == ROUNDED, chains=chains)
     if not any(isinstance(p, ProductRegion) for p in pieces):
         raise CannotLower("; ".join(map(str, refused)) or "it has no sums of products")
     touched = [tensors_of_statements(p.statements if isinstance(p, ProductRegion) else p) for p in pieces]

@@ -22,9 +22,10 @@ from ..tc_lang import ir as tc
 from ..tc_lang.ir import BoundIndex
 from . import specs
 from .indices import to_index
+from .lower_chain import ChainedLeft
 from .lower_tiles import decompose
 from .memory_moves import VECTOR_BYTES, is_multiple
-from .neighbor_values import MAX_LANES, store_neighbors
+from .neighbor_values import MAX_LANES, VectorLoads, store_neighbors
 from .pointwise import read_value
 from .product_region import FactorPair, ProductFactor, ProductRegion
 from .product_tiles import WGMMA, FactorPlace, PairOrder, ProductOrder, ProductTiles
@@ -77,6 +78,7 @@ class ProductLowering:
     tiles: ProductTiles
     buffers: Mapping[str, ir.Buffer]
     memories: dict[tuple[str, bool, DType], MemoryView] = field(default_factory=dict)
+    chained: ChainedLeft | None = None
 
     def write(self) -> None:
         k, (rows, columns, _) = self.k, self.tiles.tile
@@ -85,13 +87,21 @@ class ProductLowering:
         warps = self.tiles.warps
         warp = k.threads(WARP * warps[0] * warps[1]).tile(WARP).reshape(0, warps)
         pairs = [self._stages(pair, places) for pair, places in zip(self.region.pairs, self.order.pairs, strict=True)]
+        if self.region.chain is not None:
+            self.chained = ChainedLeft(self, warp)
         plan, total = plan_product((rows, columns), warp), self.region.total
         totals = [k.allocate(accumulator(name, (rows, columns), plan, total)) for name in self.sum_names]
-        for x in totals:
-            k.init(x, 0)
+        self._begin(totals)
         for sides, places in zip(pairs, self.order.pairs, strict=True):
             self._multiply(totals, warp, sides, places, blocks)
         self._finish(totals, blocks)
+
+    def _begin(self, totals: Sequence[RegisterFragment]) -> None:
+        """Begin the sums of a tile."""
+        for x in totals:
+            self.k.init(x, 0)
+        if self.chained is not None:
+            self.chained.begin()
 
     @property
     def threads(self) -> ThreadTensor:
@@ -112,12 +122,32 @@ class ProductLowering:
         def fill(stage: Any, step: Any) -> None:
             at = {**blocks, **self._digits(pair.terms, to_index(step, "steps"))}
             for side in sides:
-                self._fill(side.memory[stage], side, pair, at)
+                self.fill_side(side.memory[stage], side, pair, at)
+            if self.chained is not None:
+                self.chained.fill(stage, at)
 
         def use(stage: Any, step: Any) -> None:
-            self._multiply_stage(totals, sides, stage, warp)
+            if self.chained is None:
+                self._multiply_stage(totals, sides, stage, warp)
+                return
+            at = {**blocks, **self._digits(pair.terms, to_index(step, "steps"))}
+            self.multiply_left(totals, self.chained.compute(stage, at, totals), sides, stage, warp)
 
-        self.k.ring(self.tiles.count(pair.terms), self.tiles.stages, fill, use)
+        self.k.ring(self.tiles.count(pair.terms), self.tiles.stages, fill, use, first=self.first_copies(blocks))
+
+    def first_copies(self, blocks: Mapping[str, ir.Expr]) -> Callable[[], Any] | None:
+        """What copies the tiles that all steps use; None: there are none."""
+        chained = self.chained
+        return None if chained is None else lambda: chained.fill_first(blocks)
+
+    def multiply_left(
+        self, totals: Sequence[RegisterFragment], left: RegisterFragment, rights: Sequence[StagedFactor], stage: Any,
+        by: ThreadTensor,
+    ) -> None:  # fmt: skip
+        """Add the products of one stage with a left factor in registers."""
+        for total, side in zip(totals, rights, strict=True):
+            b = side.memory[stage].T if side.place.transposed else side.memory[stage]
+            self.k.matmul(total, left, b, by=by, products=self.products)
 
     def _multiply_stage(
         self, totals: Sequence[RegisterFragment], sides: Sequence[StagedFactor], stage: Any, by: ThreadTensor
@@ -182,7 +212,13 @@ class ProductLowering:
         self, name: str, factor: ProductFactor, place: FactorPlace, own: tuple[BoundIndex, ...], shape: tuple[int, int]
     ) -> StagedFactor | None:
         """The stages of a factor; None: it never is in shared memory."""
+        if self.region.chain is not None and factor is self.region.pairs[0].left:
+            return None
         return StagedFactor(self._make_shared_view(name, factor, place, shape), factor, place, own)
+
+    def view_side(self, side: StagedFactor, order: PairOrder) -> StagedFactor:
+        """The side as copies see it."""
+        return side
 
     def _make_shared_view(
         self, name: str, factor: ProductFactor, place: FactorPlace, shape: tuple[int, int]
@@ -193,7 +229,7 @@ class ProductLowering:
             self.memories[key] = self.k.shared(name, (self.tiles.stages, *sizes), factor.value.dtype)
         return self.memories[key]
 
-    def _fill(self, to: MemoryView, side: StagedFactor, pair: PairOrder, at: Mapping[str, ir.Expr]) -> None:
+    def fill_side(self, to: MemoryView, side: StagedFactor, pair: PairOrder, at: Mapping[str, ir.Expr]) -> None:
         groups = (pair.terms, side.own) if side.place.transposed else (side.own, pair.terms)
         if side.place.element is not None:
             batch = {i.name: at[i.name] for i in self.order.batch}
@@ -288,20 +324,24 @@ class ProductLowering:
             return guarded_store(tensor, places, stored, points, totals[0].name, zeros=False)
 
         out = MemoryView.of(tensor.name, self.tiles.tile[:2], tensor.type.dtype, ir.Space.GLOBAL)
-        self._each_run(totals, blocks, store, out)
+        self.each_run(totals, blocks, store, out)
 
-    def _each_run(
+    def each_run(
         self, totals: Sequence[RegisterFragment], blocks: Mapping[str, ir.Expr],
         write: Callable[[Sequence[int], Sequence[DataTensor], Sequence[LoweringScope]], ir.Stmt],
-        out: MemoryView | RegisterFragment,
+        out: MemoryView | RegisterFragment, groups: Sequence[Sequence[BoundIndex]] | None = None,
     ) -> None:  # fmt: skip
-        """Apply `write` to neighboring values of a thread, their points, and the values of the indices there."""
-        groups, total = (self.order.rows, self.order.columns), totals[0]
+        """Apply `write` to neighboring values of a thread, their points, and the values of the indices there.
+
+        groups: the indices of rows and columns, if they are not those of the region.
+        """
+        deals = self.deals if groups is None else None
+        groups, total = groups or (self.order.rows, self.order.columns), totals[0]
         values = self._deal_columns(self._points(groups, blocks), groups).partition(total.tv)[total.thread]
         names: list[tuple[str, ir.Expr]] = []
         values = name_coordinates(values, [i.name for g in groups for i in g], names)
         statements: list[ir.Stmt] = []
-        for run in neighbor_runs(total, self.deals):
+        for run in neighbor_runs(total, deals):
             points = [element_at(values, v) for v in run]
             statements.append(write(run, points, [self._scope(groups, p, blocks) for p in points]))
         body = build.block(*statements)
@@ -311,15 +351,63 @@ class ProductLowering:
 
     def _stored_value(self, totals: Sequence[RegisterFragment], v: int, scope: LoweringScope) -> ir.Expr:
         """The value of an element, from its sums, which the value `v` of a thread has."""
-        known = dict(scope.indices)
+        known = dict(scope.indices) | ({} if self.chained is None else self.chained.row_values(v, totals))
         others = list(enumerate(self.region.others, 1))
         for n, one in others[::-1]:  # earlier ones may depend on later ones
-            value = self._finish_sum(read_value(totals[n], v), one.initial, one.epilogue, known, scope)
+            value = self.finish_sum(read_value(totals[n], v), one.initial, one.epilogue, known, scope)
             known[compose_name(ACCUMULATOR, n)] = build.cast(value, one.element.dtype)
         contraction = self.region.contraction
-        return self._finish_sum(read_value(totals[0], v), contraction.initial, contraction.epilogue, known, scope)
+        return self.finish_sum(read_value(totals[0], v), contraction.initial, contraction.epilogue, known, scope)
 
-    def _finish_sum(
+    def keep_values(
+        self, tile: RegisterFragment, run: Sequence[int], points: Sequence[DataTensor], values: Sequence[ir.Expr],
+        beyond: float | None = None,
+    ) -> ir.Stmt:  # fmt: skip
+        """Replace values of a thread at points that exist; others by a number, if there is one."""
+        if not exist_together(points):
+            half = len(run) // 2
+            parts = [slice(0, half), slice(half, None)]
+            return build.block(*(self.keep_values(tile, run[p], points[p], values[p], beyond) for p in parts))
+        loads = VectorLoads(f"{tile.name}_in")
+        values = [build.cast(x, FLOAT32) for x in loads.join(values)]
+        kept = [build.store(tile.buffer, (tile.registers[v],), x) for v, x in zip(run, values, strict=True)]
+        body = build.block(*loads.statements, *kept)
+        body = build.allocate(loads.buffers, body) if loads.buffers else body
+        inside = points[0].predicate
+        if inside is None:
+            return body
+        number = None if beyond is None else build.const(beyond, FLOAT32)
+        other = None if number is None else [build.store(tile.buffer, (tile.registers[v],), number) for v in run]
+        return build.when(inside, body, None if other is None else build.block(*other))
+
+    def compute_left(
+        self, left: RegisterFragment, value: tc.Expr, groups: Sequence[Sequence[BoundIndex]],
+        at: Mapping[str, ir.Expr], known: Callable[[int], Mapping[str, ir.Expr]] = lambda v: {},
+    ) -> None:  # fmt: skip
+        """Each thread computes, and rounds, what it holds of a left factor: two neighbors of a row in a register.
+
+        known: numbers that the expression names, for a value of the thread.
+        """
+        packed = f"pair_{left.dtype.name}"
+        values = self._points(groups, at).partition(left.tv)[left.thread]
+        names: list[tuple[str, ir.Expr]] = []
+        values = name_coordinates(values, [i.name for g in groups for i in g], names)
+        pair = ir.Buffer(f"{left.name}_pair", ir.Type(left.dtype), (2,), (1,), ir.Space.SCRATCH)
+        statements: list[ir.Stmt] = []
+        for v in range(0, left.values, 2):
+            points = [element_at(values, n) for n in (v, v + 1)]
+            scopes = [self._scope(groups, p, at) for p in points]
+            scopes = [LoweringScope({**s.indices, **known(v + n)}, s.buffers) for n, s in enumerate(scopes)]
+            computed = [lower_expr(value, s) for s in scopes]
+            both = build.call(packed, *(build.load(pair, n) for n in range(2)))
+            fill = _fill_pair(pair, points, computed, f"{left.name}_in")
+            statements += [fill, build.store(left.buffer, (left.registers[v],), both)]
+        body = build.allocate([pair], build.block(*statements))
+        for name, e in reversed(names):
+            body = ir.Let(name, e, body)
+        self.k.add_leaf(specs.Leaf((left,), (), self.threads, kind="Map", atom="ld", statement=body))
+
+    def finish_sum(
         self, total: ir.Expr, initial: tc.Expr | None, epilogue: tc.Expr | None, known: Mapping[str, ir.Expr],
         scope: LoweringScope,
     ) -> ir.Expr:  # fmt: skip
@@ -405,3 +493,22 @@ def exist_together(points: Sequence[DataTensor]) -> bool:
         if extent % len(points) or not is_multiple(at, len(points)):
             return False
     return True
+
+
+def _fill_pair(pair: ir.Buffer, points: Sequence[DataTensor], values: Sequence[ir.Expr], prefix: str) -> ir.Stmt:
+    """Two values at places that exist, or zeros."""
+    zeros = [build.store(pair, (n,), build.const(0, pair.type.dtype)) for n in range(2)]
+    if not exist_together(points):
+        parts = [build.store(pair, (n,), x) for n, x in enumerate(values)]
+        return build.block(
+            *(
+                x if p.predicate is None else build.when(p.predicate, x, zero)
+                for p, x, zero in zip(points, parts, zeros, strict=True)
+            )
+        )
+    loads = VectorLoads(prefix)
+    kept = [build.store(pair, (n,), x) for n, x in enumerate(loads.join(values))]
+    body = build.block(*loads.statements, *kept)
+    body = build.allocate(loads.buffers, body) if loads.buffers else body
+    inside = points[0].predicate
+    return body if inside is None else build.when(inside, body, build.block(*zeros))

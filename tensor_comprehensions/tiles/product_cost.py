@@ -8,6 +8,7 @@ from math import prod
 
 from ..target import GpuTarget
 from ..tc_lang.ir import BoundIndex
+from .chain_tiles import chain_resources
 from .group_product_cost import (
     ARRIVAL_CYCLES,
     GROUP_OVERLAP_LOSS,
@@ -73,6 +74,8 @@ def register_estimate(tiles: ProductTiles, sums: int) -> int:
 
 def resident_blocks(region: ProductRegion, order: ProductOrder, tiles: ProductTiles, target: GpuTarget) -> int:
     """Resident blocks of a multiprocessor; 0 if not even one fits."""
+    if region.chain is not None:
+        return 1
     if tiles.instruction == WGMMA:
         held = _held_bytes(region, order, tiles)
         staged = staged_bytes(region, order, tiles) - tiles.stages * held
@@ -106,14 +109,18 @@ def price_product(
     together = min(each, room)
     steps, limiter = 0.0, ""
     for pair, places in zip(region.pairs, order.pairs, strict=True):
-        if tiles.instruction == WGMMA:
+        if region.chain is not None:
+            cost = chain_resources(region, order, wide, target)
+        elif tiles.instruction == WGMMA:
             cost = group_resources(pair.left.dtype.size, wide, target)
         else:
             cost = _step_resources(pair, places, order, wide, target, together)
         limiter = max(cost, key=lambda name: cost[name])
         loss = GROUP_OVERLAP_LOSS if tiles.instruction == WGMMA else OVERLAP_LOSS
         step = cost[limiter] + loss * (sum(cost.values()) - cost[limiter])
-        if tiles.instruction == WGMMA:  # what is computed in registers waits for the products before
+        if (
+            tiles.instruction == WGMMA and region.chain is None
+        ):  # what is computed in registers waits for the products before
             computed = _held_bytes(region, order, tiles) / pair.left.dtype.size * ELEMENT_INSTRUCTIONS
             step += computed / target.warp / ISSUE_PER_CYCLE
         steps += tiles.count(places.terms) * step

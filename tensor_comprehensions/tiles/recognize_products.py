@@ -22,6 +22,7 @@ from ..structured.match.match_contraction import MatchedContraction, match_contr
 from ..structured.match.product_matching import split_product
 from ..tc_lang import ir as tc
 from ..tc_lang.ir import BoundFunction, BoundIndex, BoundStatement, map_operands, walk_expr
+from .chain_products import extend_by_chain
 from .join_sums import extend_by_sums
 from .product_region import FactorPair, ProductFactor, ProductRegion, Rounding
 
@@ -52,11 +53,11 @@ DefPiece: TypeAlias = ProductRegion | tuple[BoundStatement, ...]
 
 
 def recognize_products(
-    function: BoundFunction, *, tf32: bool = False
+    function: BoundFunction, *, tf32: bool = False, chains: bool = True
 ) -> tuple[tuple[DefPiece, ...], tuple[RefusedProduct, ...]]:
     """The def as regions and runs of other statements, in order; and why other products are none.
 
-    tf32: whether factors of float32 may be rounded to it.
+    tf32: whether factors of float32 may be rounded to it. chains: whether two products may be one region.
     """
     tensors, statements = {t.name: t for t in function.tensors}, function.statements
     pieces: list[DefPiece] = []
@@ -82,7 +83,9 @@ def recognize_products(
             rest += statements[at : at + taken]
         else:
             region = _extend_by_products(function, region, at + len(region.statements), tf32=tf32)
-            region = extend_by_sums(function, region, at, partial(_region_at, tf32=tf32))
+            find = partial(_region_at, tf32=tf32)
+            region = extend_by_sums(function, region, at, find)
+            region = extend_by_chain(function, region, at, find) if chains else region
             taken = len(region.statements)
             pieces += [tuple(rest)] if rest else []
             pieces.append(region)
