@@ -1,4 +1,4 @@
-"""Tiles of a chain of two products, and their cost: a block has rows of the result, all columns, and all first terms."""
+"""Tiles of a chain of two products, and their cost: a block has rows of the result, all columns and first terms."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ from math import prod
 from ..core.dtypes import DType
 from ..options import TileOptions
 from ..target import GpuTarget
-from .group_product_cost import ARRIVAL_CYCLES, BARRIER_BYTES, ISSUE_PER_CYCLE, group_fault, pair_fault, stores_boxes
+from .group_product_cost import (
+    ARRIVAL_CYCLES,
+    BARRIER_BYTES,
+    ISSUE_PER_CYCLE,
+    STEP_CYCLES,
+    group_fault,
+    pair_fault,
+    stores_boxes,
+)
 from .panels import PANEL_BYTES
 from .product_region import ProductRegion
 from .product_tiles import MMA, WGMMA, ProductOrder, ProductTiles, choose_boxes
@@ -23,6 +31,10 @@ TERMS = (32, 64, 128)
 STAGES = (4, 3, 2)
 MOST_VALUES = 176
 """Of a thread, in registers: sums of both products, and the left factor of the second."""
+TENSOR_UNITS = 4
+"""Parts of a multiprocessor with tensor cores, each for warps of its own."""
+BASE_REGISTERS = 56
+"""Of a thread beside these values: addresses, counters, conditions. From reports of NVRTC on library kernels."""
 SCORE_INSTRUCTIONS = {True: 12, False: 4}
 """Of a score: with a softmax, and without one."""
 GROUP = 8
@@ -55,9 +67,9 @@ def _staged(
     assert order.inner is not None
     (inner,) = order.inner.pairs[0].terms
     grouped = instruction == WGMMA
-    depth = _padded_terms(inner.extent, region.pairs[0].left.dtype, order.inner, grouped=grouped)
+    depth = _padded_terms(inner.extent, region.pairs[0].left.dtype, order.inner)
     boxes = {**choose_boxes(order, tile), inner.name: depth}
-    held = (tile[1] + tile[2] + tile[2] // 2) // 2
+    held = _held_values(tile)
     if held > MOST_VALUES:
         faults[f"a thread would hold {held} values"] = None
         return
@@ -74,6 +86,21 @@ def _staged(
             yield found
             return
     faults["its tiles do not fit into shared memory"] = None
+
+
+def _held_values(tile: tuple[int, int, int]) -> int:
+    """In the registers of a thread: 16 rows of a warp have 2 lanes for each."""
+    return (tile[1] + tile[2] + tile[2] // 2) // 2
+
+
+def chain_room(region: ProductRegion, order: ProductOrder, tiles: ProductTiles, target: GpuTarget) -> int:
+    """Resident blocks of a multiprocessor; 0 if not even one fits."""
+    assert order.inner is not None
+    shared = shared_bytes(region, tiles, tiles.boxes[order.inner.pairs[0].terms[0].name])
+    if shared > target.max_shared_optin or tiles.instruction == WGMMA:
+        return int(shared <= target.max_shared_optin)
+    registers = min(target.registers, _held_values(tiles.tile) + BASE_REGISTERS)
+    return min(target.resident_block_limits(target.warp * tiles.warps[0], registers, shared).values())
 
 
 def _group_fault(region: ProductRegion, order: ProductOrder, tiles: ProductTiles, depth: int) -> str | None:
@@ -96,10 +123,10 @@ def _padded_columns(region: ProductRegion, order: ProductOrder, *, grouped: bool
     return -(-columns // 16) * 16
 
 
-def _padded_terms(terms: int, dtype: DType, order: ProductOrder, *, grouped: bool) -> int:
-    """All terms of the first product."""
+def _padded_terms(terms: int, dtype: DType, order: ProductOrder) -> int:
+    """All terms of the first product, in rows that have panels, and no bank conflicts."""
     across = all(x.transposed for x in (order.pairs[0].left, order.pairs[0].right))
-    return _padded_row(terms, dtype) if grouped and not across else -(-terms // 16) * 16
+    return -(-terms // 16) * 16 if across else _padded_row(terms, dtype)
 
 
 def _padded_row(count: int, dtype: DType) -> int:
@@ -118,23 +145,25 @@ def shared_bytes(region: ProductRegion, tiles: ProductTiles, depth: int) -> int:
 
 
 def chain_resources(
-    region: ProductRegion, order: ProductOrder, tiles: ProductTiles, target: GpuTarget
+    region: ProductRegion, order: ProductOrder, tiles: ProductTiles, target: GpuTarget, together: int
 ) -> dict[str, float]:
-    """Cycles of a processor for one step of one block, by the resource that limits it."""
+    """Cycles of a processor for one step of one block, by the resource that limits it. together: resident blocks."""
     assert order.inner is not None
     assert region.chain is not None
     rows, columns, terms = tiles.tile
     depth = tiles.boxes[order.inner.pairs[0].terms[0].name]
     size, grouped = region.pairs[0].right.dtype.size, tiles.instruction == WGMMA
+    idle = 1.0 if grouped else max(1.0, TENSOR_UNITS / (tiles.warps[0] * together))
     rate = target.group_ops if grouped else target.tensor_ops
     loaded = terms * (depth + columns) * size
     read = loaded * (tiles.warpgroups if grouped else tiles.warps[0]) + rows * depth * size
     scores = rows * terms * SCORE_INSTRUCTIONS[region.chain.softmax is not None] / target.warp
     products = rows * terms * (depth + columns) / (16 * 8 * 16)
+    multiplied = 2 * rows * terms * (depth + columns) / rate * idle
+    issued = (scores + (0 if grouped else 1.5 * products)) / ISSUE_PER_CYCLE * idle
     return {
-        "tensor cores": 2 * rows * terms * (depth + columns) / rate,
+        "tensor cores and scores in turn": multiplied + issued,
         "second-level cache": loaded / target.l2_bytes,
         "shared memory": (loaded + read) / target.shared_bytes,
-        "issue": (scores + (0 if grouped else 1.5 * products)) / ISSUE_PER_CYCLE,
-        "latency": ARRIVAL_CYCLES / (tiles.stages - 1),
+        "latency": (ARRIVAL_CYCLES / (tiles.stages - 1) + STEP_CYCLES) / together,
     }

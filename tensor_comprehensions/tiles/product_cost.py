@@ -8,7 +8,7 @@ from math import prod
 
 from ..target import GpuTarget
 from ..tc_lang.ir import BoundIndex
-from .chain_tiles import chain_resources
+from .chain_tiles import BASE_REGISTERS, TENSOR_UNITS, chain_resources, chain_room
 from .group_product_cost import (
     ARRIVAL_CYCLES,
     GROUP_OVERLAP_LOSS,
@@ -20,8 +20,6 @@ from .group_product_cost import (
 from .product_region import FactorPair, ProductFactor, ProductRegion
 from .product_tiles import WGMMA, FactorPlace, PairOrder, ProductOrder, ProductTiles
 
-TENSOR_UNITS = 4
-"""Parts of a multiprocessor with tensor cores, each for warps of its own."""
 COPY_INSTRUCTIONS = {16: 4, 8: 4, 4: 4}
 """Of one asynchronous copy with its addresses, by its bytes."""
 ELEMENT_INSTRUCTIONS = 10
@@ -34,8 +32,6 @@ ROUND_INSTRUCTIONS = 4
 """Of a register that is rounded to tf32."""
 OVERLAP_LOSS = 0.05
 """Part of the other resources' time that adds to the largest: of equal tiles, those with most slack are best."""
-BASE_REGISTERS = 56
-"""Of a thread beside sums and fragments: addresses, counters, conditions. From reports of NVRTC on library kernels."""
 MAX_SUMS, MAX_SUMS_BESIDE_ELEMENTS = 128, 64
 """Of a thread, that leave registers for all else: where copies go past them, and where elements are on their way."""
 
@@ -75,7 +71,7 @@ def register_estimate(tiles: ProductTiles, sums: int) -> int:
 def resident_blocks(region: ProductRegion, order: ProductOrder, tiles: ProductTiles, target: GpuTarget) -> int:
     """Resident blocks of a multiprocessor; 0 if not even one fits."""
     if region.chain is not None:
-        return 1
+        return chain_room(region, order, tiles, target)
     if tiles.instruction == WGMMA:
         held = _held_bytes(region, order, tiles)
         staged = staged_bytes(region, order, tiles) - tiles.stages * held
@@ -110,7 +106,7 @@ def price_product(
     steps, limiter = 0.0, ""
     for pair, places in zip(region.pairs, order.pairs, strict=True):
         if region.chain is not None:
-            cost = chain_resources(region, order, wide, target)
+            cost = chain_resources(region, order, wide, target, together)
         elif tiles.instruction == WGMMA:
             cost = group_resources(pair.left.dtype.size, wide, target)
         else:
