@@ -82,7 +82,7 @@ def _staged(
         tiles = replace(tiles, stores_boxes=half and stores_boxes(order, boxes))
     for stages in (options.stages,) if options.stages else STAGES:
         found = replace(tiles, stages=stages)
-        if shared_bytes(region, found, depth) <= target.max_shared_optin:
+        if chain_bytes(region, found, depth) <= target.max_shared_optin:
             yield found
             return
     faults["its tiles do not fit into shared memory"] = None
@@ -96,7 +96,7 @@ def _held_values(tile: tuple[int, int, int]) -> int:
 def chain_room(region: ProductRegion, order: ProductOrder, tiles: ProductTiles, target: GpuTarget) -> int:
     """Resident blocks of a multiprocessor; 0 if not even one fits."""
     assert order.inner is not None
-    shared = shared_bytes(region, tiles, tiles.boxes[order.inner.pairs[0].terms[0].name])
+    shared = chain_bytes(region, tiles, tiles.boxes[order.inner.pairs[0].terms[0].name])
     if shared > target.max_shared_optin or tiles.instruction == WGMMA:
         return int(shared <= target.max_shared_optin)
     registers = min(target.registers, _held_values(tiles.tile) + BASE_REGISTERS)
@@ -136,7 +136,7 @@ def _padded_row(count: int, dtype: DType) -> int:
     return min(fitting, default=-(-count // whole) * whole)
 
 
-def shared_bytes(region: ProductRegion, tiles: ProductTiles, depth: int) -> int:
+def chain_bytes(region: ProductRegion, tiles: ProductTiles, depth: int) -> int:
     """Of all tiles of a block. depth: terms of the first product."""
     rows, columns, terms = tiles.tile
     size = region.pairs[0].right.dtype.size
