@@ -2,7 +2,8 @@
 
 Between them may be pointwise statements, as between two layers, or a softmax: `T max=! S; W = exp((S - T) * c);
 L +=! W; O +=! half(W) * V; O = O / L`, as in attention. The maximum is then a running one, and sums are scaled when it
-grows: "Online normalizer calculation for softmax" (Milakov and Gimelshein, 2018).
+grows: "Online normalizer calculation for softmax" (Milakov and Gimelshein, 2018). Weights that the def divides by their
+sum, before it rounds them, are divided at the end: each is rounded once in either order.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 from ..core.dtypes import FLOAT32
 from ..core.naming import compose_name
+from ..structured.match.product_matching import replace_element_reads
 from ..structured.op import ACCUMULATOR
 from ..tc_lang import ir as tc
 from ..tc_lang.ir import BoundFunction, BoundIndex, BoundStatement, Role, map_operands, walk_expr
@@ -22,8 +24,8 @@ from .product_region import LARGEST, TOTAL, ChainedFactor, FactorPair, ProductFa
 
 FindRegion = Callable[[BoundFunction, int], ProductRegion | None]
 Names = Mapping[str, str]
-MOST_BETWEEN = 4
-"""Statements of a softmax between two products: maximum, its rounding, weights, their sum."""
+MOST_BETWEEN = 5
+"""Statements of a softmax between two products: maximum, its rounding, weights, their sum, their division by it."""
 
 
 def extend_by_chain(function: BoundFunction, inner: ProductRegion, at: int, region_at: FindRegion) -> ProductRegion:
@@ -68,38 +70,57 @@ class _Chain:
         outer, held = self.outer, self.inner.contraction.output.tensor
         if len(outer.pairs) > 1 or outer.others or outer.pairs[0].left.rounding:
             return None
-        pair = outer.pairs[0]
-        weights = self.between[-1 if not _is_sum(self.between) else -2].target if self.between else held
-        element = _only_read(weights, pair.left.value)
+        pair, divided = outer.pairs[0], self._inline_division(outer.pairs[0].left.value)
+        between = self.between if divided is None else self.between[:-1]
+        factor = pair.left.value if divided is None else divided
+        weights = between[-1 if not _is_sum(between) else -2].target if len(between) > 1 else held
+        element = _only_read(weights, factor)
         if element is None or _only_read(weights, pair.right.value) or not _is_plain(element):
             return None
         softmax, scores = None, element
-        if self.between:
-            found = self._softmax(element)
+        if between:
+            found = self._softmax(between, element)
             if found is None:
                 return None
             softmax, scores = found
         inner = self._renamed_inner(scores)
         if inner is None:
             return None
-        value = _name_reads(pair.left.value, element, ACCUMULATOR)
+        return self._join(inner, softmax, _name_reads(factor, element, ACCUMULATOR))
+
+    def _join(self, inner: ProductRegion, softmax: Softmax | None, factor: tc.Expr) -> ProductRegion | None:
+        """The region of both, whose left factor is a value of the scores or weights; None if it needs more of them."""
+        outer = self.outer
+        pair, c = outer.pairs[0], outer.contraction
+        total, epilogue, value = None, c.epilogue, factor
+        if softmax is not None and softmax.total is not None:
+            total = softmax.total
+            epilogue = None if epilogue is None else _name_reads(epilogue, total, TOTAL)
+            value = _without_division(factor, total) or factor
+            if value != factor and c.initial is not None:
+                return None
+            epilogue = epilogue if value == factor else _divide_sum(epilogue)
         own = {s.target for s in (*self.inner.statements, *self.between)}
-        total = softmax.total if softmax is not None else None
-        roots = [pair.right.value, value, outer.contraction.initial, outer.contraction.epilogue]
-        reads = [e for x in roots if x is not None for e in walk_expr(x) if isinstance(e, tc.Access)]
-        if any(e.tensor in own and e != total for e in reads):
+        roots = [x for x in (pair.right.value, value, c.initial, epilogue) if x is not None]
+        if any(isinstance(e, tc.Access) and e.tensor in own for x in roots for e in walk_expr(x)):
             return None
         statements = (*self.inner.statements, *self.between, *outer.statements)
         contraction = replace(
-            outer.contraction, statements=statements,
-            update=outer.contraction.update + len(statements) - len(outer.statements),
-        )  # fmt: skip
-        if contraction.epilogue is not None and total is not None:
-            contraction = replace(contraction, epilogue=_name_reads(contraction.epilogue, total, TOTAL))
-        return replace(
-            outer, contraction=contraction, chain=ChainedFactor(inner, softmax),
-            pairs=(FactorPair(ProductFactor(value), pair.right, pair.terms),),
-        )  # fmt: skip
+            c, statements=statements, update=c.update + len(statements) - len(outer.statements), epilogue=epilogue
+        )
+        pairs = (FactorPair(ProductFactor(value), pair.right, pair.terms),)
+        return replace(outer, contraction=contraction, chain=ChainedFactor(inner, softmax), pairs=pairs)
+
+    def _inline_division(self, factor: tc.Expr) -> tc.Expr | None:
+        """The left factor in terms of the weights, where the last statement divides them by their sum; or None."""
+        if len(self.between) < 2 or not _is_sum(self.between[:-1]):
+            return None
+        s = self.between[-1]
+        read = _only_read(s.target, factor)
+        names = None if read is None else _match_names(tc.Access(s.target, s.subscripts, read.dtype), read)
+        if read is None or names is None or s.reduction is not None or not self._fits(s, names):
+            return None
+        return replace_element_reads(factor, read, _rename(s.value, names))
 
     def _renamed_inner(self, scores: tc.Access) -> ProductRegion | None:
         """The first product in the names of the second, which reads an element of it."""
@@ -127,11 +148,11 @@ class _Chain:
 
     # --- softmax -------------------------------------------------------------------------------------------------
 
-    def _softmax(self, element: tc.Access) -> tuple[Softmax, tc.Access] | None:
+    def _softmax(self, statements: Sequence[BoundStatement], element: tc.Access) -> tuple[Softmax, tc.Access] | None:
         """The softmax between the products, and the element of the scores that an element of the weights needs."""
-        between, held = list(self.between), self.inner.contraction.output.tensor
+        between, held = list(statements), self.inner.contraction.output.tensor
         total = between.pop() if _is_sum(between) else None
-        if len(between) < 2 or any(not _is_pointwise_or_row(s) for s in self.between):
+        if len(between) < 2 or not all(_is_pointwise_or_row(s) for s in self.between):
             return None
         maximum, *rounding, weight = between
         names = _match_names(tc.Access(weight.target, weight.subscripts, element.dtype), element)
@@ -179,6 +200,26 @@ class _Chain:
         free = {replace(i, name=names.get(i.name, "")) for i in s.free}
         rows = {*region.rows, *region.batch}
         return mine == known and (s.reduction is None or free == rows)
+
+
+def _without_division(factor: tc.Expr, total: tc.Access) -> tc.Expr | None:
+    """The rounded weight, where the factor is the rounded quotient of the weight and the sum of its row."""
+    quotient = tc.Binary("/", tc.Index(ACCUMULATOR, FLOAT32), total, FLOAT32)
+    if not isinstance(factor, tc.Cast) or factor.operand != quotient:
+        return None
+    return tc.Cast(tc.Index(ACCUMULATOR, FLOAT32), factor.dtype)
+
+
+def _divide_sum(epilogue: tc.Expr | None) -> tc.Expr:
+    """The epilogue of a sum that is divided by the sum of weights first."""
+    quotient = tc.Binary("/", tc.Index(ACCUMULATOR, FLOAT32), tc.Index(TOTAL, FLOAT32), FLOAT32)
+    if epilogue is None:
+        return quotient
+
+    def divided(e: tc.Expr) -> tc.Expr:
+        return quotient if e == tc.Index(ACCUMULATOR, FLOAT32) else map_operands(e, divided)
+
+    return divided(epilogue)
 
 
 def _is_sum(between: Sequence[BoundStatement]) -> bool:

@@ -75,6 +75,19 @@ BIASED = """def f(half(Z,I,D) Q, half(Z,J,D) K, half(Z,J,D) V, float(I,J) bias, 
     O(z,i,d) = half(S(z,i,d) / total(z,i))
 }"""
 
+PROBABILITIES = """def f(half(Z,I,D) Q, half(Z,J,D) K, half(Z,J,D) V) -> (O) {
+    score(z,i,j) +=! float(Q(z,i,d)) * float(K(z,j,d))
+    score(z,i,j) = score(z,i,j) * 0.125
+    top(z,i) max=! score(z,i,j)
+    weight(z,i,j) = exp(score(z,i,j) - top(z,i))
+    total(z,i) +=! weight(z,i,j)
+    weight(z,i,j) = weight(z,i,j) / total(z,i)
+    O(z,i,d) +=! float(half(weight(z,i,j))) * float(V(z,j,d))
+}"""
+INLINE = PROBABILITIES.replace("    weight(z,i,j) = weight(z,i,j) / total(z,i)\n", "").replace(
+    "half(weight(z,i,j))", "half(weight(z,i,j) / total(z,i))"
+)
+
 
 @dataclass(frozen=True)
 class Chain:
@@ -121,6 +134,8 @@ SOFTMAX_CASES = (
     halves("attention", ATTENTION, (2, 70, 64), (2, 200, 64), (2, 200, 32), tolerance=1e-3),
     halves("heads", HEADS, (2, 33, 3, 64), (2, 150, 3, 64), (2, 150, 3, 64), tolerance=8e-3, dtype="bfloat16"),
     halves("causal", CAUSAL, (3, 80, 32), (3, 100, 32), (3, 100, 32), tolerance=2e-3),
+    halves("probabilities", PROBABILITIES, (2, 70, 64), (2, 72, 64), (2, 72, 64), tolerance=1e-3),
+    halves("inline", INLINE, (2, 70, 64), (2, 72, 64), (2, 72, 64), tolerance=1e-3),
     Chain("biased", BIASED, ((2, 40, 64), (2, 130, 64), (2, 130, 64), (40, 130), (2, 130)),
           ("float16",) * 3 + ("float32", "bool"), 2e-3),
 )  # fmt: skip
@@ -207,6 +222,7 @@ def test_interpreter_equals_the_reference(target: str, options: TileOptions) -> 
         ("top(z,i) max=!", "top(z,i) min=!"),
         ("total(z,i) +=! weight(z,i,j)", "total(z,i) +=! weight(z,i,j) * 2"),
         ("/ total(z,i)", "/ top(z,i)"),
+        ("half(weight(z,i,j))", "half(weight(z,i,j) * total(z,i))"),
         ("-> (O)", "-> (O, weight)"),
         ("-> (O)", "-> (O, score)"),
     ],
