@@ -43,7 +43,7 @@ def extend_by_chain(function: BoundFunction, inner: ProductRegion, at: int, regi
         if outer is None:
             continue
         between = function.statements[first : first + skipped]
-        found = _Chain(function, inner, between, outer).joined()
+        found = _Chain(function, inner, between, outer).join()
         return inner if found is None or _used_elsewhere(function, found, at) else found
     return inner
 
@@ -65,7 +65,7 @@ class _Chain:
     ) -> None:
         self.function, self.inner, self.between, self.outer = function, inner, between, outer
 
-    def joined(self) -> ProductRegion | None:
+    def join(self) -> ProductRegion | None:
         """Both as one region, in the names of the second; None if they do not fit."""
         outer, held = self.outer, self.inner.contraction.output.tensor
         if len(outer.pairs) > 1 or outer.others or outer.pairs[0].left.rounding:
@@ -216,10 +216,10 @@ def _divide_sum(epilogue: tc.Expr | None) -> tc.Expr:
     if epilogue is None:
         return quotient
 
-    def divided(e: tc.Expr) -> tc.Expr:
-        return quotient if e == tc.Index(ACCUMULATOR, FLOAT32) else map_operands(e, divided)
+    def divide(e: tc.Expr) -> tc.Expr:
+        return quotient if e == tc.Index(ACCUMULATOR, FLOAT32) else map_operands(e, divide)
 
-    return divided(epilogue)
+    return divide(epilogue)
 
 
 def _is_sum(between: Sequence[BoundStatement]) -> bool:

@@ -56,10 +56,10 @@ def chain_candidates(
                     options.tile[0] != tile[0] or options.tile[1] < tile[1] or options.tile[2] != terms
                 ):
                     continue
-                yield from _staged(region, order, options, target, tile, instruction, faults)
+                yield from _choose_stages(region, order, options, target, tile, instruction, faults)
 
 
-def _staged(
+def _choose_stages(
     region: ProductRegion, order: ProductOrder, options: TileOptions, target: GpuTarget, tile: tuple[int, int, int],
     instruction: str, faults: dict[str, None],
 ) -> Iterator[ProductTiles]:  # fmt: skip
