@@ -207,6 +207,8 @@ class TileOptions:
         group: rows of tiles that consecutive blocks visit together, so that they share operands.
         split: parts of a sum, with blocks of their own; a second kernel adds the parts. 1 does not split.
         instruction: "mma" of warps, or "wgmma" of warpgroups on sm_90, for which `warps` is (4, 1), (8, 1) or (12, 1).
+        products: "tf32" allows to round factors of float32 to tf32. Without it products of float32 are exact, and only
+            factors that the def rounds, as `tf32(x)`, run on tensor cores.
     """
 
     tile: tuple[int, ...] = field(default=(), metadata={"choices": (16, 32, 64, 128, 256)})
@@ -215,6 +217,7 @@ class TileOptions:
     group: int = field(default=0, metadata={"choices": (0, 1, 2, 4, 8, 16)})
     split: int = field(default=0, metadata={"choices": (0, 1, 2, 4, 8, 16)})
     instruction: str = field(default="", metadata={"choices": ("", "mma", "wgmma")})
+    products: str = field(default="", metadata={"choices": ("", "tf32")})
 
 
 GpuOptions: TypeAlias = MappingOptions | TileOptions

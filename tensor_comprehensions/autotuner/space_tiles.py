@@ -17,6 +17,10 @@ TERMS = (16, 32, 64, 128)
 """Of a tile: few of them fit into more stages."""
 
 
+FIXED = ("products",)
+"""What decides how exact results are is the user's choice."""
+
+
 @dataclass(frozen=True)
 class TileSpace:
     """All tiles that a search may take.
@@ -68,7 +72,7 @@ def tile_space(
     others: options that were good elsewhere; their values are among the choices.
     """
     every = (start, *others)
-    genes = tuple(_gene(f.name, f.metadata["choices"], every) for f in fields(TileOptions))
+    genes = tuple(_gene(f.name, f.metadata["choices"], every) for f in fields(TileOptions) if f.name not in FIXED)
     made = TileSpace(genes, start, target)
     found = [made.genome(o) for o in every]
     first = found[0]

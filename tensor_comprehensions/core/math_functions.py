@@ -13,6 +13,9 @@ from typing import Any
 
 import numpy as np
 
+TF32 = "tf32"
+"""The only function of the table that is not of C, and takes nothing but float32."""
+
 
 @dataclass(frozen=True, slots=True)
 class MathFunction:
@@ -82,6 +85,13 @@ def _fma(x: Any, y: Any, z: Any) -> Any:
     return total.astype(np.float32)
 
 
+def round_to_tf32(x: Any) -> Any:
+    """float32 with 10 bits behind the point, as tensor cores multiply them: to nearest, halves away from zero."""
+    bits = np.asarray(x, np.float32).view(np.uint32)
+    up = (bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)
+    return np.where(np.isfinite(x), up.view(np.float32), x).astype(np.float32)
+
+
 def _exact_fma(x: float, y: float, z: float) -> float:
     """By integers, whose quotient is rounded once."""
     if not (math.isfinite(x) and math.isfinite(y) and math.isfinite(z)):
@@ -113,7 +123,7 @@ _TABLE: tuple[tuple[str, int, Callable[..., Any]], ...] = (
     ("remainder", 2, _elementwise(_remainder)), ("hypot", 2, np.hypot), ("nextafter", 2, np.nextafter),
     ("fmin", 2, np.fmin), ("fmax", 2, np.fmax), ("copysign", 2, np.copysign),
     ("fdim", 2, _fdim),
-    ("fma", 3, _fma),
+    ("fma", 3, _fma), (TF32, 1, round_to_tf32),
 )  # fmt: skip
 
 FUNCTIONS: dict[str, MathFunction] = {name: MathFunction(name, arity, f) for name, arity, f in _TABLE}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
+from ..core.dtypes import FLOAT32
 from ..core.memory_layout import contiguous_strides
 from .atoms import ATOMS
 from .intrinsics import TMA_LOADS, TMA_RANKS, TMA_STORES, Intrinsic
@@ -29,6 +30,8 @@ def tensor_map_fault(m: TensorMap, buffers: Sequence[Buffer]) -> str | None:
         return f"the box {m.box} has sides beyond {_MOST}"
     if row % _UNIT:
         return f"the box {m.box} has rows of {row} bytes, no multiple of {_UNIT}"
+    if m.rounds and m.buffer.type.dtype != FLOAT32:
+        return f"{m.buffer.type.dtype.name} is not rounded to tf32"
     if m.swizzle not in (0, 32, 64, 128):
         return f"there is no swizzle of {m.swizzle} bytes"
     if m.swizzle and row > m.swizzle:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..core.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT64, UINT32, DType
+from ..core.math_functions import round_to_tf32
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,10 @@ def _dot(total: Any, a: Any, b: Any) -> Any:
     return low_a * low_b + (high_a * high_b + np.asarray(total, np.float32))
 
 
+def _round_bits(bits: Any) -> Any:
+    return round_to_tf32(np.asarray(bits, np.uint32).view(np.float32)).view(np.uint32)
+
+
 def _shift_left(bits: Any, count: Any) -> Any:
     return (_to_uint64(bits) << _to_uint64(count)).astype(np.int64)
 
@@ -72,6 +77,7 @@ def _to_uint64(bits: Any) -> Any:
 
 PAIR_BFLOAT16, DOT_BFLOAT16 = "pair_bfloat16", "dot_bfloat16"
 PAIR_FLOAT16 = "pair_float16"
+TF32_BITS = "tf32_bits"
 BIT_AND, BIT_OR, SHIFT_LEFT, SHIFT_RIGHT = "bit_and", "bit_or", "shift_left", "shift_right"
 TRAILING_ZEROS, POPCOUNT = "trailing_zeros", "popcount"
 BROADCAST_WARP = "broadcast_warp"
@@ -89,6 +95,8 @@ INSTRUCTIONS = {
         Instruction(f"high_{BFLOAT16.name}", (UINT32,), BFLOAT16, lambda pair: _halves(pair)[1]),
         # A sum, and the products of the halves of two such pairs added to it. Subnormal numbers may count as zero.
         Instruction(DOT_BFLOAT16, (FLOAT32, UINT32, UINT32), FLOAT32, _dot),
+        # The bits of a float32, rounded to tf32.
+        Instruction(TF32_BITS, (UINT32,), UINT32, _round_bits),
         # On 64 bits. Shifts, by 0 to 63, fill with zeros. Zeros below the lowest one are counted: 64 where all are 0.
         Instruction(BIT_AND, (INT64, INT64), INT64, operator.and_),
         Instruction(BIT_OR, (INT64, INT64), INT64, operator.or_),

@@ -428,7 +428,7 @@ class TensorMap:
 
     box: elements along each dimension, the last being contiguous. swizzle: the bytes of the rows in which chunks of 16
     change places, 128, 64 or 32; 0: none do. dimensions: the extent and the stride of each, if they are not those of
-    the buffer; they may visit an element several times.
+    the buffer; they may visit an element several times. rounds: whether loads round float32 to tf32.
     """
 
     name: str
@@ -436,6 +436,7 @@ class TensorMap:
     box: tuple[int, ...]
     swizzle: int
     dimensions: tuple[tuple[int, int], ...] = ()
+    rounds: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:

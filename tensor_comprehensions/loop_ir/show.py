@@ -127,7 +127,7 @@ def _kernel_lines(kernel: Kernel) -> Iterator[Line]:
     for m in kernel.maps:
         swizzle = f" swizzle {m.swizzle} bytes" if m.swizzle else ""
         sides = "".join(f"[{n}:{s}]" for n, s in m.dimensions)
-        yield f"  map {m.name} of {m.buffer.name}{sides} box {m.box}{swizzle}", None
+        yield f"  map {m.name} of {m.buffer.name}{sides} box {m.box}{swizzle}{' tf32' if m.rounds else ''}", None
     yield from _stmt_lines(kernel.body, "  ")
 
 

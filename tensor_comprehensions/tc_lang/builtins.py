@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..core.math_functions import FUNCTIONS
+from ..core.math_functions import FUNCTIONS, TF32
 
 SPECIAL: dict[str, tuple[int, int | None]] = {
     "abs": (1, 1), "relu": (1, 1), "sigmoid": (1, 1), "min": (2, None), "max": (2, None),
@@ -16,7 +16,7 @@ def canonical_name(name: str) -> str | None:
     """The key in `FUNCTIONS` of a C function, for `fmaxf` as for `fmax`; None when it is no C function."""
     if name in FUNCTIONS:
         return name
-    if name.endswith("f") and name[:-1] in FUNCTIONS:
+    if name.endswith("f") and name[:-1] in FUNCTIONS and name[:-1] != TF32:
         return name[:-1]
     return None
 

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 
-from ..core.dtypes import BOOL, FLOAT32, INT32, INT64, DType, Kind, promote_dtypes, wrap_integer
+from ..core.dtypes import BOOL, FLOAT32, FLOAT64, INT32, INT64, DType, Kind, promote_dtypes, wrap_integer
 from ..core.errors import InternalError
+from ..core.math_functions import TF32
 from .builtins import CONSTANTS, canonical_name
 from .ir import Binary, Call, Cast, Const, Expr, Select, Unary
 from .unlocated_error import UnlocatedTypeError
@@ -265,10 +266,20 @@ def typed_builtin(name: str, arguments: Sequence[TypedExpr], *, index: bool = Fa
             return typed_binary("/", one, typed_binary("+", one, _call("exp", [typed_negate(xs[0])], to)))
         case "abs":
             return _call("fabs", xs, to)
+        case "tf32":
+            return _round_to_tf32(xs[0])
     canonical = canonical_name(name)
     if canonical is None:
         raise InternalError(f"no such builtin: {name}")
     return _call(canonical, xs, to)
+
+
+def _round_to_tf32(x: TypedExpr) -> TypedExpr:
+    if x.type == FLOAT64:
+        raise UnlocatedTypeError(
+            "tf32 rounds float32", expected="float32", found="float64", suggestion="cast it: tf32(float(x))"
+        )
+    return _call(TF32, [convert(x, FLOAT32)], FLOAT32)
 
 
 def _call(name: str, xs: Sequence[TypedExpr], to: DType) -> TypedExpr:

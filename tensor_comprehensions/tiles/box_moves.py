@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from ..core.dtypes import UINT32, DType
@@ -36,6 +36,7 @@ class RuleContext:
     Attributes:
         registers: initial registers of a thread.
         maps: the tensor maps so far. parts: the threads that meet at each barrier of a part, from 1 on.
+        rounded: the names of shared buffers whose elements, float32, are rounded to tf32 as they come.
         shared: bytes of shared memory in use. staged: tiles there that rules have made.
         tensors: the arguments by name, which tiles may view with other dimensions.
     """
@@ -46,6 +47,7 @@ class RuleContext:
     maps: list[ir.TensorMap] = field(default_factory=list)
     parts: list[tuple[int, int]] = field(default_factory=list)
     boxed: set[str] = field(default_factory=set)
+    rounded: frozenset[str] = frozenset()
     shared: int = 0
     staged: list[MemoryView] = field(default_factory=list)
 
@@ -217,7 +219,8 @@ def _box_copies(spec: specs.Move, to: MemoryView, box: TensorBox, context: RuleC
     for column in range(0, columns, width):
         for row in range(0, height, MOST_ROWS):
             rows = min(MOST_ROWS, height - row)
-            number = context.map_number(box.map(rows, width))
+            m = replace(box.map(rows, width), rounds=to.buffer.name in context.rounded)
+            number = context.map_number(m)
             name = f"tma_load_{len(box.view.buffer.shape)}"
             views = ((to.buffer, to.tensor[row, column].coordinates), box.place(row, column), spec.done.place)
             statement = ir.Invoke(name, views, (number,))

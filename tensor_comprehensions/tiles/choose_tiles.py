@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 from math import prod
 
 from ..core.errors import CannotLower
 from ..options import TileOptions
 from ..target import GpuTarget
 from ..tc_lang.ir import BoundIndex
+from .chain_tiles import chain_candidates
 from .group_product_cost import group_fault, stores_boxes
 from .product_cost import (
     MAX_SUMS,
@@ -47,7 +49,12 @@ def choose_tiles(
     """
     best: tuple[ProductTiles, ProductPrice] | None = None
     faults: dict[str, None] = {}
-    for tiles in (*_candidates(region, order, options), *_group_candidates(region, order, options, target, faults)):
+    candidates: Iterator[ProductTiles] = chain(
+        _candidates(region, order, options), _group_candidates(region, order, options, target, faults)
+    )
+    if region.chain is not None:
+        candidates = chain_candidates(region, order, options, target, faults)
+    for tiles in candidates:
         price = price_product(region, order, tiles, target)
         if price is not None and (best is None or price.cycles < best[1].cycles):
             best = tiles, price
@@ -56,7 +63,7 @@ def choose_tiles(
         asked = ", ".join(f"{n} {v}" for n in names if (v := getattr(options, n)))
         raise CannotLower(
             f"no tiles of {asked or 'any size'} fit into the registers and the shared memory of {target.name}"
-            + "".join(f"; not by wgmma: {fault}" for fault in faults)
+            + "".join(f"; {'' if region.chain else 'not by wgmma: '}{fault}" for fault in faults)
         )
     return best
 
@@ -64,7 +71,6 @@ def choose_tiles(
 def _candidates(region: ProductRegion, order: ProductOrder, options: TileOptions) -> Iterator[ProductTiles]:
     if options.instruction == WGMMA:
         return
-    depth = 2 // region.factor_bytes
     if options.tile:
         m, n, k = options.tile
         _check_tile(region, options.tile)
@@ -72,7 +78,7 @@ def _candidates(region: ProductRegion, order: ProductOrder, options: TileOptions
     else:
         rows, columns = (_reach(x) for x in (order.rows, order.columns))
         sizes = [
-            (m, n, depth * t)
+            (m, n, 2 * t // region.factor_bytes)
             for m in ROWS for n in COLUMNS for t in TERMS
             if m < 2 * max(rows, ROWS[0]) and n < 2 * max(columns, COLUMNS[0])
         ]  # fmt: skip
@@ -100,7 +106,7 @@ def _group_candidates(
     for groups in GROUPS:
         if options.warps and options.warps != (4 * groups, 1):
             continue
-        for tile in _group_sizes(order, options, groups, 2 // region.factor_bytes):
+        for tile in _group_sizes(order, options, groups, region.factor_bytes):
             boxes = choose_boxes(order, tile)
             tiles = ProductTiles(boxes, tile, (4 * groups, 1), 2, options.group or GROUP, WGMMA)
             if (fault := group_fault(region, order, tiles)) is not None:
@@ -116,7 +122,7 @@ def _group_candidates(
                     yield replace(found, stores_boxes=False)
 
 
-def _group_sizes(order: ProductOrder, options: TileOptions, groups: int, depth: int) -> Iterator[tuple[int, int, int]]:
+def _group_sizes(order: ProductOrder, options: TileOptions, groups: int, size: int) -> Iterator[tuple[int, int, int]]:
     if options.tile:
         m, n, k = options.tile
         if m % (64 * groups) == 0 and n % 8 == 0:
@@ -126,7 +132,7 @@ def _group_sizes(order: ProductOrder, options: TileOptions, groups: int, depth: 
     for m in (64 * groups, 128 * groups):
         for n in GROUP_COLUMNS if len(order.columns) == 1 else COLUMNS:
             if m < 2 * max(rows, 64) and n < 2 * max(columns, 16):
-                yield from ((m, n, depth * k) for k in GROUP_TERMS)
+                yield from ((m, n, 2 * k // size) for k in GROUP_TERMS)
 
 
 def _check_tile(region: ProductRegion, tile: tuple[int, ...]) -> None:

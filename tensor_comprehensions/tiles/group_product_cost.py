@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..core.dtypes import DType
-from ..loop_ir.atoms import WARP, WARPGROUP
+from ..loop_ir.atoms import TFLOAT32, WARP, WARPGROUP
 from ..target import GpuTarget
 from .box_moves import SLICE_ROWS, SLICES
 from .factor_boxes import box_element
 from .panels import panel_columns
-from .product_region import ProductRegion
+from .product_region import ProductRegion, Rounding
 from .product_tiles import PairOrder, ProductOrder, ProductTiles
-from .warpgroup_products import GROUP_SUMS, ROWS, instruction_columns
+from .tensor_core_products import SUMS
+from .warpgroup_products import ROWS, instruction_columns
 
 ARRIVAL_CYCLES = 800
 """Memory latency in cycles, as in `polyhedral.gpu`."""
@@ -37,8 +38,10 @@ BARRIER_BYTES = 1024
 def group_fault(region: ProductRegion, order: ProductOrder, tiles: ProductTiles) -> str | None:
     """Why warpgroups cannot compute a region by these tiles, whose factors TMA brings."""
     types = {f.dtype for p in region.pairs for f in p.factors}
-    if not types <= set(GROUP_SUMS):
-        return "its factors are not half, bfloat16 or bytes"
+    if not types <= {*SUMS, TFLOAT32}:
+        return "its factors are not half, bfloat16, bytes or tf32"
+    if any(f.rounding is Rounding.TEXT for p in region.pairs for f in p.factors):
+        return "it is not documented how TMA rounds halves of the last digit, and the def rounds to tf32 itself"
     if len({(p.left.dtype, f.dtype) for p in region.pairs for f in p.rights}) > 1:
         return "factors of its products have several types"
     width = instruction_columns(tiles.tile[1])
@@ -49,10 +52,11 @@ def group_fault(region: ProductRegion, order: ProductOrder, tiles: ProductTiles)
     groups = [(order.rows, 0), (order.columns, 1), *((p.terms, 2) for p in order.pairs)]
     if any(len(indices) > 1 and tiles.tile[n] & (tiles.tile[n] - 1) for indices, n in groups):
         return "a tile along several indices is no power of two"
-    return next((f for p in order.pairs if (f := _pair_fault(p, order, tiles, next(iter(types)))) is not None), None)
+    return next((f for p in order.pairs if (f := pair_fault(p, order, tiles, next(iter(types)))) is not None), None)
 
 
-def _pair_fault(pair: PairOrder, order: ProductOrder, tiles: ProductTiles, dtype: DType) -> str | None:
+def pair_fault(pair: PairOrder, order: ProductOrder, tiles: ProductTiles, dtype: DType) -> str | None:
+    """Why TMA cannot bring the factors of a product of this type."""
     for place, own, rows in (
         (pair.left, order.rows, tiles.tile[0]), *((p, order.columns, tiles.tile[1]) for p in pair.rights)
     ):  # fmt: skip

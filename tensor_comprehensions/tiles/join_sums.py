@@ -12,7 +12,7 @@ from dataclasses import replace
 from ..tc_lang import ir as tc
 from ..tc_lang.ir import BoundFunction, Role, map_operands, walk_expr
 from ..tc_lang.pieces import tensors_of_statements
-from .product_region import OtherSum, ProductFactor, ProductRegion
+from .product_region import OtherSum, ProductRegion
 
 MOST_SUMS = 4
 
@@ -71,7 +71,7 @@ def _join(function: BoundFunction, region: ProductRegion, following: ProductRegi
         )
         for n, (e, start, end) in enumerate(new)
     )
-    rights = tuple(ProductFactor(rename_sums(f.value)) for f in (mine.right, *mine.others))
+    rights = tuple(replace(f, value=rename_sums(f.value)) for f in (mine.right, *mine.others))
     contraction = replace(
         second, statements=(*first.statements, *second.statements), update=second.update + len(first.statements)
     )

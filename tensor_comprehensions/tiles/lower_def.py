@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import TypeAlias
@@ -30,8 +30,9 @@ from .lower_tiles import format_tiles, lower_program
 from .product_cost import ProductPrice
 from .product_region import ProductRegion
 from .product_tiles import ProductOrder, ProductTiles, order_indices
-from .recognize_products import RefusedProduct, recognize_products
+from .recognize_products import DefPiece, RefusedProduct, recognize_products
 from .shared_accesses import with_buffers
+from .tensor_core_products import ROUNDED
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ def divide_def(function: BoundFunction, options: TileOptions, target: GpuTarget)
         raise CannotLower(f"{target.name} has no tensor cores that tile kernels use")
     function = forward_definitions(collapse(without_unit_dims(function)))
     whole = _divide(function, options, target)
-    if options.split == 1:
+    if options.split == 1 or (not options.split and any(r.region.chain for r in whole.regions)):
         return whole
     best = None if options.split else whole
     for parts in (options.split,) if options.split else _tried_parts(whole, target):
@@ -127,8 +128,26 @@ def _split_point(whole: DividedDef, s: BoundStatement, parts: int) -> SplitPoint
 
 
 def _divide(function: BoundFunction, options: TileOptions, target: GpuTarget) -> DividedDef:
-    """The division without other parts of sums."""
-    pieces, refused = recognize_products(function)
+    """The division with chains of products as one region each, or without, whichever takes less time."""
+    found, reasons = [], []
+    for chains in (False, True):
+        pieces, refused = recognize_products(function, tf32=options.products == ROUNDED, chains=chains)
+        if chains and not any(isinstance(p, ProductRegion) and p.chain for p in pieces):
+            break
+        try:
+            found.append(_choose_pieces(function, pieces, refused, options, target))
+        except CannotLower as reason:
+            reasons.append(reason)
+    if not found:
+        raise reasons[0]
+    return min(found, key=lambda d: d.cycles)
+
+
+def _choose_pieces(
+    function: BoundFunction, pieces: Sequence[DefPiece], refused: tuple[RefusedProduct, ...], options: TileOptions,
+    target: GpuTarget,
+) -> DividedDef:  # fmt: skip
+    """The pieces with tiles for each region, and the time that all take."""
     if not any(isinstance(p, ProductRegion) for p in pieces):
         raise CannotLower("; ".join(map(str, refused)) or "it has no sums of products")
     touched = [tensors_of_statements(p.statements if isinstance(p, ProductRegion) else p) for p in pieces]

@@ -9,19 +9,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..core.dtypes import FLOAT32
 from ..core.errors import InternalError
 from ..layouts import Layout
-from ..loop_ir import build
 from ..loop_ir import nodes as ir
 from ..loop_ir.atoms import WARPGROUP
-from ..lower_expr import LoweringScope, lower_expr
+from ..lower_expr import LoweringScope
 from ..tc_lang.ir import BoundIndex
-from . import specs
 from .factor_boxes import box_element
 from .indices import to_index
-from .lower_product import ProductLowering, StagedFactor, element_at, exist_together, name_coordinates
-from .neighbor_values import VectorLoads
+from .lower_chain import ChainedLeft
+from .lower_product import ProductLowering, StagedFactor
 from .product_region import FactorPair, ProductFactor
 from .product_tiles import FactorPlace, PairOrder
 from .role_words import DEFAULT_REGISTERS
@@ -38,14 +35,15 @@ class GroupProductLowering(ProductLowering):
         groups = self.tiles.warpgroups
         load, math = k.threads(WARPGROUP * (1 + groups)).tile(WARPGROUP).split(1, groups)
         pairs = [self._stages(p, order) for p, order in zip(self.region.pairs, self.order.pairs, strict=True)]
+        if self.region.chain is not None:
+            self.chained = ChainedLeft(self, math)
         plan = plan_warpgroups((rows, columns), math, k.target)
         registers = DEFAULT_REGISTERS.get(groups, (0, 0))[1]
         for number in k.share_tiles(self.num_tiles):
             blocks, names = self._name_tile(number)
             with k.bind_names(names):
                 totals = [k.allocate(self._new_sums(name, plan)) for name in self.sum_names]
-                for x in totals:
-                    k.init(x, 0)
+                self._begin(totals)
                 self._multiply_all(totals, pairs, load, math, blocks)
                 with k.role(math, registers=registers):
                     self._store(totals, blocks)
@@ -71,9 +69,9 @@ class GroupProductLowering(ProductLowering):
         return None if place.element is None else super()._stage(name, factor, place, own, shape)
 
     def _stages(self, pair: FactorPair, order: PairOrder) -> tuple[StagedFactor, ...]:
-        return tuple(self._make_boxes(side, order) for side in super()._stages(pair, order))
+        return tuple(self.view_side(side, order) for side in super()._stages(pair, order))
 
-    def _make_boxes(self, side: StagedFactor, order: PairOrder) -> StagedFactor:
+    def view_side(self, side: StagedFactor, order: PairOrder) -> StagedFactor:
         groups = (order.terms, side.own) if side.place.transposed else (side.own, order.terms)
         assert side.place.element is not None
         found = box_element(side.place.element, *groups, self.order.batch, self.tiles.boxes)
@@ -105,44 +103,26 @@ class GroupProductLowering(ProductLowering):
                 self._multiply_stage(totals, pairs[0], stage, math)
                 return
             at = {**blocks, **self._digits(order.terms, to_index(step, "steps"))}
-            self._compute_left(left, self.region.pairs[0].left, order.terms, at)
-            for total, side in zip(totals, pairs[0], strict=True):
-                b = side.memory[stage].T if side.place.transposed else side.memory[stage]
-                self.k.matmul(total, left, b, by=math)
+            if self.chained is not None:
+                self.multiply_left(totals, self.chained.compute(stage, at, totals), pairs[0], stage, math)
+                return
+            self.compute_left(left, self.region.pairs[0].left.value, (self.order.rows, order.terms), at)
+            self.multiply_left(totals, left, pairs[0], stage, math)
 
         rows, _, terms = self.tiles.tile
         factor = self.region.pairs[0].left
         left = group_left_fragment("left", (rows, terms), factor.dtype, math, self.k.target)
-        if self.order.pairs[0].left.element is None:
+        if self.order.pairs[0].left.element is None and self.chained is None:
             self.k.allocate(left)
-        self.k.ring(sum(counts), self.tiles.stages, fill, use, load=load)
+        self.k.ring(sum(counts), self.tiles.stages, fill, use, load=load, first=self.first_copies(blocks))
 
     def _fill_both(
         self, stage: Any, sides: Sequence[StagedFactor], order: PairOrder, at: Mapping[str, ir.Expr]
     ) -> None:
         for side in sides:
-            self._fill(side.memory[stage], side, order, at)
-
-    def _compute_left(
-        self, left: RegisterFragment, factor: ProductFactor, terms: Sequence[BoundIndex], at: Mapping[str, ir.Expr]
-    ) -> None:
-        """Each thread computes, and rounds, what it holds of a left factor: two neighbors of a row in a register."""
-        groups, packed = (self.order.rows, terms), f"pair_{factor.dtype.name}"
-        values = self._points(groups, at).partition(left.tv)[left.thread]
-        names: list[tuple[str, ir.Expr]] = []
-        values = name_coordinates(values, [i.name for g in groups for i in g], names)
-        pair = ir.Buffer(f"{left.name}_pair", ir.Type(factor.dtype), (2,), (1,), ir.Space.SCRATCH)
-        statements: list[ir.Stmt] = []
-        for v in range(0, left.values, 2):
-            points = [element_at(values, n) for n in (v, v + 1)]
-            computed = [lower_expr(factor.value, self._scope(groups, p, at)) for p in points]
-            both = build.call(packed, *(build.load(pair, n) for n in range(2)))
-            fill = _fill_pair(pair, points, computed, f"{left.name}_in")
-            statements += [fill, build.store(left.buffer, (left.registers[v],), both)]
-        body = build.allocate([pair], build.block(*statements))
-        for name, value in reversed(names):
-            body = ir.Let(name, value, body)
-        self.k.add_leaf(specs.Leaf((left,), (), self.threads, kind="Map", atom="ld", statement=body))
+            self.fill_side(side.memory[stage], side, order, at)
+        if self.chained is not None:
+            self.chained.fill(stage, at)
 
     # --- sums ----------------------------------------------------------------------------------------------------
 
@@ -154,7 +134,7 @@ class GroupProductLowering(ProductLowering):
             return
         contraction = self.region.contraction
         if contraction.initial is not None or contraction.epilogue is not None:
-            self._each_run(totals, blocks, lambda *parts: self._finish_in_place(totals, *parts), totals[0])
+            self.each_run(totals, blocks, lambda *parts: self._finish_in_place(totals, *parts), totals[0])
         self.k.move(view, totals[0])
 
     def _output_box(self, blocks: Mapping[str, ir.Expr]) -> MemoryView | None:
@@ -173,35 +153,5 @@ class GroupProductLowering(ProductLowering):
         scopes: Sequence[LoweringScope],
     ) -> ir.Stmt:  # fmt: skip
         """Replace the sums of a thread by the values to store."""
-        if not exist_together(points):
-            half = len(run) // 2
-            parts = [slice(0, half), slice(half, None)]
-            return build.block(*(self._finish_in_place(totals, run[p], points[p], scopes[p]) for p in parts))
-        total = totals[0]
         values = [self._stored_value(totals, v, scope) for v, scope in zip(run, scopes, strict=True)]
-        loads = VectorLoads(f"{total.name}_in")
-        values = [build.cast(x, FLOAT32) for x in loads.join(values)]
-        kept = [build.store(total.buffer, (total.registers[v],), x) for v, x in zip(run, values, strict=True)]
-        body = build.block(*loads.statements, *kept)
-        body = build.allocate(loads.buffers, body) if loads.buffers else body
-        inside = points[0].predicate
-        return body if inside is None else build.when(inside, body)
-
-
-def _fill_pair(pair: ir.Buffer, points: Sequence[DataTensor], values: Sequence[ir.Expr], prefix: str) -> ir.Stmt:
-    """Two values at places that exist, or zeros."""
-    zeros = [build.store(pair, (n,), build.const(0, pair.type.dtype)) for n in range(2)]
-    if not exist_together(points):
-        parts = [build.store(pair, (n,), x) for n, x in enumerate(values)]
-        return build.block(
-            *(
-                x if p.predicate is None else build.when(p.predicate, x, zero)
-                for p, x, zero in zip(points, parts, zeros, strict=True)
-            )
-        )
-    loads = VectorLoads(prefix)
-    kept = [build.store(pair, (n,), x) for n, x in enumerate(loads.join(values))]
-    body = build.block(*loads.statements, *kept)
-    body = build.allocate(loads.buffers, body) if loads.buffers else body
-    inside = points[0].predicate
-    return body if inside is None else build.when(inside, body, build.block(*zeros))
+        return self.keep_values(totals[0], run, points, values)

@@ -13,7 +13,6 @@ from ..layouts import Layout, compose, concatenate
 from ..loop_ir import build
 from ..loop_ir import nodes as ir
 from ..loop_ir.atoms import WARP
-from ..loop_ir.linear_forms import difference, linear_terms, terms_to_expr
 from ..lower_expr import LoweringScope, lower_access, lower_expr
 from ..structured.match.product_matching import replace_element_reads
 from ..structured.op import ACCUMULATOR
@@ -22,20 +21,20 @@ from ..tc_lang import ir as tc
 from ..tc_lang.ir import BoundIndex
 from . import specs
 from .indices import to_index
+from .lower_chain import ChainedLeft
 from .lower_tiles import decompose
-from .memory_moves import VECTOR_BYTES, is_multiple
-from .neighbor_values import MAX_LANES, store_neighbors
+from .memory_moves import VECTOR_BYTES
+from .neighbor_values import MAX_LANES, VectorLoads
 from .pointwise import read_value
 from .product_region import FactorPair, ProductFactor, ProductRegion
 from .product_tiles import WGMMA, FactorPlace, PairOrder, ProductOrder, ProductTiles
 from .program_builder import ProgramBuilder
 from .role_words import BLOCK_ID
-from .tensor_core_products import accumulator, plan_product
+from .tensor_core_products import ROUNDED, accumulator, plan_product
 from .tensors import DataTensor, ThreadTensor
+from .thread_values import element_at, exist_together, fill_pair, guarded_store, name_coordinates, neighbor_runs
 from .tile_views import THREAD_X, MemoryView, RegisterFragment
 
-VALUES_TOGETHER = 8
-"""Of a thread, that are computed and stored together: 16 bytes of half-precision numbers."""
 DEALT = 32
 """Columns of four instructions, which are dealt out to four threads."""
 
@@ -77,6 +76,7 @@ class ProductLowering:
     tiles: ProductTiles
     buffers: Mapping[str, ir.Buffer]
     memories: dict[tuple[str, bool, DType], MemoryView] = field(default_factory=dict)
+    chained: ChainedLeft | None = None
 
     def write(self) -> None:
         k, (rows, columns, _) = self.k, self.tiles.tile
@@ -85,13 +85,21 @@ class ProductLowering:
         warps = self.tiles.warps
         warp = k.threads(WARP * warps[0] * warps[1]).tile(WARP).reshape(0, warps)
         pairs = [self._stages(pair, places) for pair, places in zip(self.region.pairs, self.order.pairs, strict=True)]
+        if self.region.chain is not None:
+            self.chained = ChainedLeft(self, warp)
         plan, total = plan_product((rows, columns), warp), self.region.total
         totals = [k.allocate(accumulator(name, (rows, columns), plan, total)) for name in self.sum_names]
-        for x in totals:
-            k.init(x, 0)
+        self._begin(totals)
         for sides, places in zip(pairs, self.order.pairs, strict=True):
             self._multiply(totals, warp, sides, places, blocks)
         self._finish(totals, blocks)
+
+    def _begin(self, totals: Sequence[RegisterFragment]) -> None:
+        """Begin the sums of a tile."""
+        for x in totals:
+            self.k.init(x, 0)
+        if self.chained is not None:
+            self.chained.begin()
 
     @property
     def threads(self) -> ThreadTensor:
@@ -112,12 +120,32 @@ class ProductLowering:
         def fill(stage: Any, step: Any) -> None:
             at = {**blocks, **self._digits(pair.terms, to_index(step, "steps"))}
             for side in sides:
-                self._fill(side.memory[stage], side, pair, at)
+                self.fill_side(side.memory[stage], side, pair, at)
+            if self.chained is not None:
+                self.chained.fill(stage, at)
 
         def use(stage: Any, step: Any) -> None:
-            self._multiply_stage(totals, sides, stage, warp)
+            if self.chained is None:
+                self._multiply_stage(totals, sides, stage, warp)
+                return
+            at = {**blocks, **self._digits(pair.terms, to_index(step, "steps"))}
+            self.multiply_left(totals, self.chained.compute(stage, at, totals), sides, stage, warp)
 
-        self.k.ring(self.tiles.count(pair.terms), self.tiles.stages, fill, use)
+        self.k.ring(self.tiles.count(pair.terms), self.tiles.stages, fill, use, first=self.first_copies(blocks))
+
+    def first_copies(self, blocks: Mapping[str, ir.Expr]) -> Callable[[], Any] | None:
+        """What copies the tiles that all steps use; None: there are none."""
+        chained = self.chained
+        return None if chained is None else lambda: chained.fill_first(blocks)
+
+    def multiply_left(
+        self, totals: Sequence[RegisterFragment], left: RegisterFragment, rights: Sequence[StagedFactor], stage: Any,
+        by: ThreadTensor,
+    ) -> None:  # fmt: skip
+        """Add the products of one stage with a left factor in registers."""
+        for total, side in zip(totals, rights, strict=True):
+            b = side.memory[stage].T if side.place.transposed else side.memory[stage]
+            self.k.matmul(total, left, b, by=by, products=self.products)
 
     def _multiply_stage(
         self, totals: Sequence[RegisterFragment], sides: Sequence[StagedFactor], stage: Any, by: ThreadTensor
@@ -125,7 +153,12 @@ class ProductLowering:
         """Add the products of one stage: of the left factor with the right one of each sum."""
         a, *rights = (s.memory[stage].T if s.place.transposed else s.memory[stage] for s in sides)
         for total, b in zip(totals, rights, strict=True):
-            self.k.matmul(total, a, b, by=by)
+            self.k.matmul(total, a, b, by=by, products=self.products)
+
+    @property
+    def products(self) -> str:
+        """How the factors are rounded when they are multiplied."""
+        return ROUNDED if self.region.pairs[0].left.rounding else ""
 
     @property
     def num_tiles(self) -> int:
@@ -177,7 +210,13 @@ class ProductLowering:
         self, name: str, factor: ProductFactor, place: FactorPlace, own: tuple[BoundIndex, ...], shape: tuple[int, int]
     ) -> StagedFactor | None:
         """The stages of a factor; None: it never is in shared memory."""
+        if self.region.chain is not None and factor is self.region.pairs[0].left:
+            return None
         return StagedFactor(self._make_shared_view(name, factor, place, shape), factor, place, own)
+
+    def view_side(self, side: StagedFactor, order: PairOrder) -> StagedFactor:
+        """The side as copies see it."""
+        return side
 
     def _make_shared_view(
         self, name: str, factor: ProductFactor, place: FactorPlace, shape: tuple[int, int]
@@ -185,10 +224,10 @@ class ProductLowering:
         key = (name, place.transposed, factor.dtype)
         if key not in self.memories:
             sizes = shape[::-1] if place.transposed else shape
-            self.memories[key] = self.k.shared(name, (self.tiles.stages, *sizes), factor.dtype)
+            self.memories[key] = self.k.shared(name, (self.tiles.stages, *sizes), factor.value.dtype)
         return self.memories[key]
 
-    def _fill(self, to: MemoryView, side: StagedFactor, pair: PairOrder, at: Mapping[str, ir.Expr]) -> None:
+    def fill_side(self, to: MemoryView, side: StagedFactor, pair: PairOrder, at: Mapping[str, ir.Expr]) -> None:
         groups = (pair.terms, side.own) if side.place.transposed else (side.own, pair.terms)
         if side.place.element is not None:
             batch = {i.name: at[i.name] for i in self.order.batch}
@@ -283,20 +322,24 @@ class ProductLowering:
             return guarded_store(tensor, places, stored, points, totals[0].name, zeros=False)
 
         out = MemoryView.of(tensor.name, self.tiles.tile[:2], tensor.type.dtype, ir.Space.GLOBAL)
-        self._each_run(totals, blocks, store, out)
+        self.each_run(totals, blocks, store, out)
 
-    def _each_run(
+    def each_run(
         self, totals: Sequence[RegisterFragment], blocks: Mapping[str, ir.Expr],
         write: Callable[[Sequence[int], Sequence[DataTensor], Sequence[LoweringScope]], ir.Stmt],
-        out: MemoryView | RegisterFragment,
+        out: MemoryView | RegisterFragment, groups: Sequence[Sequence[BoundIndex]] | None = None,
     ) -> None:  # fmt: skip
-        """Apply `write` to neighboring values of a thread, their points, and the values of the indices there."""
-        groups, total = (self.order.rows, self.order.columns), totals[0]
+        """Apply `write` to neighboring values of a thread, their points, and the values of the indices there.
+
+        groups: the indices of rows and columns, if they are not those of the region.
+        """
+        deals = self.deals if groups is None else None
+        groups, total = groups or (self.order.rows, self.order.columns), totals[0]
         values = self._deal_columns(self._points(groups, blocks), groups).partition(total.tv)[total.thread]
         names: list[tuple[str, ir.Expr]] = []
         values = name_coordinates(values, [i.name for g in groups for i in g], names)
         statements: list[ir.Stmt] = []
-        for run in neighbor_runs(total, self.deals):
+        for run in neighbor_runs(total, deals):
             points = [element_at(values, v) for v in run]
             statements.append(write(run, points, [self._scope(groups, p, blocks) for p in points]))
         body = build.block(*statements)
@@ -306,15 +349,63 @@ class ProductLowering:
 
     def _stored_value(self, totals: Sequence[RegisterFragment], v: int, scope: LoweringScope) -> ir.Expr:
         """The value of an element, from its sums, which the value `v` of a thread has."""
-        known = dict(scope.indices)
+        known = dict(scope.indices) | ({} if self.chained is None else self.chained.row_values(v, totals))
         others = list(enumerate(self.region.others, 1))
         for n, one in others[::-1]:  # earlier ones may depend on later ones
-            value = self._finish_sum(read_value(totals[n], v), one.initial, one.epilogue, known, scope)
+            value = self.finish_sum(read_value(totals[n], v), one.initial, one.epilogue, known, scope)
             known[compose_name(ACCUMULATOR, n)] = build.cast(value, one.element.dtype)
         contraction = self.region.contraction
-        return self._finish_sum(read_value(totals[0], v), contraction.initial, contraction.epilogue, known, scope)
+        return self.finish_sum(read_value(totals[0], v), contraction.initial, contraction.epilogue, known, scope)
 
-    def _finish_sum(
+    def keep_values(
+        self, tile: RegisterFragment, run: Sequence[int], points: Sequence[DataTensor], values: Sequence[ir.Expr],
+        beyond: float | None = None,
+    ) -> ir.Stmt:  # fmt: skip
+        """Replace values of a thread at points that exist; others by a number, if there is one."""
+        if not exist_together(points):
+            half = len(run) // 2
+            parts = [slice(0, half), slice(half, None)]
+            return build.block(*(self.keep_values(tile, run[p], points[p], values[p], beyond) for p in parts))
+        loads = VectorLoads(f"{tile.name}_in")
+        values = [build.cast(x, FLOAT32) for x in loads.join(values)]
+        kept = [build.store(tile.buffer, (tile.registers[v],), x) for v, x in zip(run, values, strict=True)]
+        body = build.block(*loads.statements, *kept)
+        body = build.allocate(loads.buffers, body) if loads.buffers else body
+        inside = points[0].predicate
+        if inside is None:
+            return body
+        number = None if beyond is None else build.const(beyond, FLOAT32)
+        other = None if number is None else [build.store(tile.buffer, (tile.registers[v],), number) for v in run]
+        return build.when(inside, body, None if other is None else build.block(*other))
+
+    def compute_left(
+        self, left: RegisterFragment, value: tc.Expr, groups: Sequence[Sequence[BoundIndex]],
+        at: Mapping[str, ir.Expr], known: Callable[[int], Mapping[str, ir.Expr]] = lambda v: {},
+    ) -> None:  # fmt: skip
+        """Each thread computes, and rounds, what it holds of a left factor: two neighbors of a row in a register.
+
+        known: numbers that the expression names, for a value of the thread.
+        """
+        packed = f"pair_{left.dtype.name}"
+        values = self._points(groups, at).partition(left.tv)[left.thread]
+        names: list[tuple[str, ir.Expr]] = []
+        values = name_coordinates(values, [i.name for g in groups for i in g], names)
+        pair = ir.Buffer(f"{left.name}_pair", ir.Type(left.dtype), (2,), (1,), ir.Space.SCRATCH)
+        statements: list[ir.Stmt] = []
+        for v in range(0, left.values, 2):
+            points = [element_at(values, n) for n in (v, v + 1)]
+            scopes = [self._scope(groups, p, at) for p in points]
+            scopes = [LoweringScope({**s.indices, **known(v + n)}, s.buffers) for n, s in enumerate(scopes)]
+            computed = [lower_expr(value, s) for s in scopes]
+            both = build.call(packed, *(build.load(pair, n) for n in range(2)))
+            fill = fill_pair(pair, points, computed, f"{left.name}_in")
+            statements += [fill, build.store(left.buffer, (left.registers[v],), both)]
+        body = build.allocate([pair], build.block(*statements))
+        for name, e in reversed(names):
+            body = ir.Let(name, e, body)
+        self.k.add_leaf(specs.Leaf((left,), (), self.threads, kind="Map", atom="ld", statement=body))
+
+    def finish_sum(
         self, total: ir.Expr, initial: tc.Expr | None, epilogue: tc.Expr | None, known: Mapping[str, ir.Expr],
         scope: LoweringScope,
     ) -> ir.Expr:  # fmt: skip
@@ -330,73 +421,3 @@ class ProductLowering:
         for n, one in enumerate(self.region.others, 1):
             e = replace_element_reads(e, one.element, tc.Index(compose_name(ACCUMULATOR, n), one.element.dtype))
         return e
-
-
-def name_coordinates(values: DataTensor, indices: Sequence[str], names: list[tuple[str, ir.Expr]]) -> DataTensor:
-    """Name each coordinate of a thread's first element, so that the others are at constant distances from it.
-
-    Common multiples of all terms of a coordinate stay outside of the name, because vectorization looks for them.
-    """
-    found: list[ir.Expr] = [values.origins[0]]
-    known: dict[ir.Expr, ir.Expr] = {}
-    numbers = iter(indices)
-    for at, extent in zip(values.origins[1:], values.extents, strict=True):
-        index = next(numbers) if extent is None else ""
-        terms, constant = linear_terms(at)
-        if at not in known and terms:
-            step, name = gcd(*terms.values()), compose_name("first", index or str(len(names)))
-            names.append((name, terms_to_expr({x: c // step for x, c in terms.items()}, 0)))
-            known[at] = build.add(build.mul(build.var(name), step), constant)
-        found.append(known.get(at, at))
-    return replace(values, origins=tuple(found))
-
-
-def element_at(values: DataTensor, v: int) -> DataTensor:
-    """The element with a number, of a single level."""
-    origins = (build.add(at, layout(v)) for at, layout in zip(values.origins, values.parts[0].layouts, strict=True))
-    return replace(values, parts=(), origins=tuple(origins))
-
-
-def neighbor_runs(total: RegisterFragment, deals: Layout | None) -> list[tuple[int, ...]]:
-    """The values of a thread, those of a row in runs of neighboring columns: as many in all runs."""
-    rows, numbers = (table[0] for table in total.row_and_column())
-    columns = [int(n) if deals is None else deals(int(n)) for n in numbers]
-    order = sorted(range(total.values), key=lambda v: (rows[v], columns[v]))
-    length = 1
-    while length < VALUES_TOGETHER and len(order) % (2 * length) == 0:
-        runs = [order[n : n + 2 * length] for n in range(0, len(order), 2 * length)]
-        if any(rows[r[-1]] != rows[r[0]] or columns[r[-1]] - columns[r[0]] != 2 * length - 1 for r in runs):
-            break
-        length *= 2
-    return [tuple(order[n : n + length]) for n in range(0, len(order), length)]
-
-
-def guarded_store(
-    buffer: ir.Buffer, places: Sequence[tuple[ir.Expr, ...]], values: Sequence[ir.Expr], points: Sequence[DataTensor],
-    prefix: str, *, zeros: bool,
-) -> ir.Stmt:  # fmt: skip
-    """Store values at the places of points that exist; at others, zeros or nothing."""
-    nothing = build.const(0, buffer.type.dtype)
-    inside = points[0].predicate
-    if not exist_together(points):
-        half = len(points) // 2
-        parts = (slice(0, half), slice(half, None))
-        return build.block(
-            *(guarded_store(buffer, places[p], values[p], points[p], prefix, zeros=zeros) for p in parts)
-        )
-    body = store_neighbors(buffer, places, values, prefix)
-    if inside is None:
-        return body
-    other = store_neighbors(buffer, places, [nothing] * len(places), prefix) if zeros else None
-    return build.when(inside, body, other)
-
-
-def exist_together(points: Sequence[DataTensor]) -> bool:
-    """Whether neighbors exist, or do not, together."""
-    for n, extent in enumerate(points[0].extents, 1):
-        at = points[0].origins[n]
-        if extent is None or all(difference(p.origins[n], at) == 0 for p in points[1:]):
-            continue
-        if extent % len(points) or not is_multiple(at, len(points)):
-            return False
-    return True

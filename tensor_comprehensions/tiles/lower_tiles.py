@@ -37,7 +37,9 @@ def decompose(program: specs.Program, target: GpuTarget) -> specs.Program:
     program = arrange_roles(program, target.registers_per_sm)
     registers = target.registers_per_sm // program.threads // 8 * 8
     tensors = {b.name: b for b in program.arguments}
-    context = RuleContext(target, registers, tensors, shared=_shared_bytes(program.body))
+    context = RuleContext(
+        target, registers, tensors, rounded=_rounded_buffers(program.body), shared=_shared_bytes(program.body)
+    )
     body = [_decompose_node(n, context) for n in program.body]
     body = [*map(specs.Allocate, context.staged), *body]
     check_defined(program.body)
@@ -47,6 +49,12 @@ def decompose(program: specs.Program, target: GpuTarget) -> specs.Program:
     return replace(
         program, body=tuple(body), names=names, maps=tuple(context.maps), boxed=frozenset(context.boxed),
     )  # fmt: skip
+
+
+def _rounded_buffers(nodes: Sequence[specs.Node]) -> frozenset[str]:
+    """The names of the shared buffers of factors that are rounded to tf32."""
+    products = (n for n in every_node(nodes) if isinstance(n, specs.MatMul) and n.products)
+    return frozenset(x.buffer.name for n in products for x in n.inputs)
 
 
 def _shared_bytes(nodes: Sequence[specs.Node]) -> int:

@@ -8,6 +8,7 @@ from math import prod
 
 from ..target import GpuTarget
 from ..tc_lang.ir import BoundIndex
+from .chain_tiles import BASE_REGISTERS, TENSOR_UNITS, chain_resources, chain_room
 from .group_product_cost import (
     ARRIVAL_CYCLES,
     GROUP_OVERLAP_LOSS,
@@ -19,8 +20,6 @@ from .group_product_cost import (
 from .product_region import FactorPair, ProductFactor, ProductRegion
 from .product_tiles import WGMMA, FactorPlace, PairOrder, ProductOrder, ProductTiles
 
-TENSOR_UNITS = 4
-"""Parts of a multiprocessor with tensor cores, each for warps of its own."""
 COPY_INSTRUCTIONS = {16: 4, 8: 4, 4: 4}
 """Of one asynchronous copy with its addresses, by its bytes."""
 ELEMENT_INSTRUCTIONS = 10
@@ -29,10 +28,10 @@ BOXED_INSTRUCTIONS = 2
 """Of one that is rounded in pairs, and stored by `stmatrix` and boxes."""
 LOAD_INSTRUCTIONS = 3
 """Of one `ldmatrix` with its swizzled address."""
+ROUND_INSTRUCTIONS = 4
+"""Of a register that is rounded to tf32."""
 OVERLAP_LOSS = 0.05
 """Part of the other resources' time that adds to the largest: of equal tiles, those with most slack are best."""
-BASE_REGISTERS = 56
-"""Of a thread beside sums and fragments: addresses, counters, conditions. From reports of NVRTC on library kernels."""
 MAX_SUMS, MAX_SUMS_BESIDE_ELEMENTS = 128, 64
 """Of a thread, that leave registers for all else: where copies go past them, and where elements are on their way."""
 
@@ -71,6 +70,8 @@ def register_estimate(tiles: ProductTiles, sums: int) -> int:
 
 def resident_blocks(region: ProductRegion, order: ProductOrder, tiles: ProductTiles, target: GpuTarget) -> int:
     """Resident blocks of a multiprocessor; 0 if not even one fits."""
+    if region.chain is not None:
+        return chain_room(region, order, tiles, target)
     if tiles.instruction == WGMMA:
         held = _held_bytes(region, order, tiles)
         staged = staged_bytes(region, order, tiles) - tiles.stages * held
@@ -104,14 +105,18 @@ def price_product(
     together = min(each, room)
     steps, limiter = 0.0, ""
     for pair, places in zip(region.pairs, order.pairs, strict=True):
-        if tiles.instruction == WGMMA:
+        if region.chain is not None:
+            cost = chain_resources(region, order, wide, target, together)
+        elif tiles.instruction == WGMMA:
             cost = group_resources(pair.left.dtype.size, wide, target)
         else:
             cost = _step_resources(pair, places, order, wide, target, together)
         limiter = max(cost, key=lambda name: cost[name])
         loss = GROUP_OVERLAP_LOSS if tiles.instruction == WGMMA else OVERLAP_LOSS
         step = cost[limiter] + loss * (sum(cost.values()) - cost[limiter])
-        if tiles.instruction == WGMMA:  # what is computed in registers waits for the products before
+        if (
+            tiles.instruction == WGMMA and region.chain is None
+        ):  # what is computed in registers waits for the products before
             computed = _held_bytes(region, order, tiles) / pair.left.dtype.size * ELEMENT_INSTRUCTIONS
             step += computed / target.warp / ISSUE_PER_CYCLE
         steps += tiles.count(places.terms) * step
@@ -132,18 +137,19 @@ def _step_resources(
     across, along = tiles.warps
     size = pair.left.dtype.size
     warps, depth = across * along, 32 // size
-    rate = target.tensor_ops_int8 if size == 1 else target.tensor_ops
+    rate = target.tensor_ops_int8 if size == 1 else 2 * target.tensor_ops / size
     left, right = rows * terms * size, columns * terms * size
     products = rows * columns * terms / (16 * 8 * depth)
     loads = (rows / 16 * along + columns / 16 * across) * terms / depth
     fills = _fill_instructions(pair.left, places.left, left, [order.rows, places.terms, order.batch], tiles)
     fills += _fill_instructions(pair.right, places.right, right, [order.columns, places.terms, order.batch], tiles)
+    rounded = 4 * ROUND_INSTRUCTIONS * loads if pair.left.rounding else 0
     idle = max(1.0, TENSOR_UNITS / (warps * together))
     return {
         "tensor cores": 2 * rows * columns * terms / rate * idle,
         "second-level cache": (left + right) / target.l2_bytes,
         "shared memory": (left + right + left * along + right * across) / target.shared_bytes,
-        "issue": (products + LOAD_INSTRUCTIONS * loads + fills / target.warp + 10 * warps) / ISSUE_PER_CYCLE,
+        "issue": (products + LOAD_INSTRUCTIONS * loads + rounded + fills / target.warp + 10 * warps) / ISSUE_PER_CYCLE,
         "latency": (ARRIVAL_CYCLES / (tiles.stages - 1) + STEP_CYCLES) / together,
     }
 

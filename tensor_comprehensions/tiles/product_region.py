@@ -4,24 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from math import prod
 
 from ..core.dtypes import DType
+from ..core.naming import compose_name
+from ..loop_ir.atoms import TFLOAT32
 from ..structured.match.match_contraction import MatchedContraction
 from ..tc_lang import ir as tc
 from ..tc_lang.ir import BoundIndex, BoundStatement, walk_expr
 
 
+class Rounding(Enum):
+    """Why a factor of float32 is rounded to tf32: the def says so, exactly how; or options allow it."""
+
+    TEXT = "text"
+    OPTION = "option"
+
+
 @dataclass(frozen=True, slots=True)
 class ProductFactor:
-    """A factor: an expression of a type that tensor cores take; `element` where it is an element of a tensor."""
+    """A factor: an expression of a type that tensor cores take; `element` where it is an element of a tensor.
+
+    rounding: why its values, which are float32, are rounded to tf32 when they are multiplied; None: they are not.
+    """
 
     value: tc.Expr
+    rounding: Rounding | None = None
 
     @property
     def dtype(self) -> DType:
-        """The type of the values."""
-        return self.value.dtype
+        """The type that is multiplied."""
+        return TFLOAT32 if self.rounding else self.value.dtype
 
     @property
     def indices(self) -> frozenset[str]:
@@ -70,6 +84,41 @@ class OtherSum:
     epilogue: tc.Expr | None
 
 
+LARGEST, TOTAL = compose_name("largest"), compose_name("total")
+"""The names of the running maximum of a row of scores, and of the sum of its weights, in expressions of a region."""
+
+
+@dataclass(frozen=True, slots=True)
+class Softmax:
+    """The weights of a row of scores: all in float32, of `ACCUMULATOR`, the score, and `LARGEST`.
+
+    Attributes:
+        largest: what the maximum is of.
+        weight: `exp((score - largest) * scale)`, 0 where a mask says so.
+        function, scale: of it: exp or exp2, and a positive number.
+        total: the element that holds the sum of the weights of a row; None: there is none.
+    """
+
+    largest: tc.Expr
+    weight: tc.Expr
+    function: str
+    scale: float
+    total: tc.Access | None
+
+
+@dataclass(frozen=True, slots=True)
+class ChainedFactor:
+    """The left factor of a region, as computed from the sums of another: over them, or their weights, as ACCUMULATOR.
+
+    Attributes:
+        product: the other region, in the names of the first: its rows are those, its columns are the terms.
+        softmax: what is between; None: nothing but pointwise statements, which are the epilogue of `product`.
+    """
+
+    product: ProductRegion
+    softmax: Softmax | None
+
+
 @dataclass(frozen=True, slots=True)
 class ProductRegion:
     """Consecutive statements that run on tensor cores: sums of one or more products, with prologue and epilogue.
@@ -79,6 +128,7 @@ class ProductRegion:
         pairs: the products; columns are those of the right factors, along which the output is contiguous if it can.
         rows, columns, batch: the free indices, by the factors that they move.
         others: sums of products of the same left factor, one for each of `others` of the only pair.
+        chain: how the left factor of the only pair is computed from another product.
     """
 
     contraction: MatchedContraction
@@ -88,6 +138,7 @@ class ProductRegion:
     columns: tuple[BoundIndex, ...]
     batch: tuple[BoundIndex, ...]
     others: tuple[OtherSum, ...] = ()
+    chain: ChainedFactor | None = None
 
     @property
     def sums(self) -> int:
@@ -116,6 +167,11 @@ class ProductRegion:
         roots = [f.value for pair in self.pairs for f in pair.factors]
         ends = [(c.initial, c.epilogue), *((x.initial, x.epilogue) for x in self.others)]
         roots += [x for both in ends for x in both if x is not None]
+        if self.chain is not None:
+            inner, softmax = self.chain.product, self.chain.softmax
+            ends.append((inner.contraction.initial, inner.contraction.epilogue))
+            roots += [f.value for f in inner.pairs[0].factors]
+            roots += [] if softmax is None else [softmax.largest, softmax.weight]
         held = {x.element.tensor for x in self.others}
         reads = (e.tensor for x in roots for e in walk_expr(x) if isinstance(e, tc.Access) and e.tensor not in held)
         return tuple(dict.fromkeys((c.output.tensor, *reads)))
@@ -128,7 +184,10 @@ class ProductRegion:
         sizes = f"{beside}{_size(self.rows)} x {_size(self.columns)} x {terms}"
         batch = _size(self.batch)
         types = "/".join(dict.fromkeys(p.left.dtype.name for p in self.pairs))
-        return f"{self.contraction.output.tensor}: {types} {sizes}" + (f", {batch} of them" if batch > 1 else "")
+        after = "" if self.chain is None else f" after {_size(self.chain.product.pairs[0].terms)} terms"
+        between = " and softmax" if self.chain is not None and self.chain.softmax is not None else ""
+        count = f", {batch} of them" if batch > 1 else ""
+        return f"{self.contraction.output.tensor}: {types} {sizes}{after}{between}{count}"
 
 
 def _size(indices: Sequence[BoundIndex]) -> int:

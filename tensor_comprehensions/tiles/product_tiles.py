@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import prod
 
@@ -51,7 +51,7 @@ class PairOrder:
 class ProductOrder:
     """The indices of a region in the order in which tiles count them, the fastest first.
 
-    output: the stored element, if its subscripts are affine.
+    output: the stored element, if its subscripts are affine. inner: of the first product of a chain.
     """
 
     rows: tuple[BoundIndex, ...]
@@ -59,6 +59,7 @@ class ProductOrder:
     batch: tuple[BoundIndex, ...]
     pairs: tuple[PairOrder, ...]
     output: AffineElement | None
+    inner: ProductOrder | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,19 @@ def order_indices(region: ProductRegion, buffers: Mapping[str, Buffer]) -> Produ
         owns = [sides[0], *[sides[1]] * (len(pair) - 1)]
         left, right, *others = [_place(f, e, t, own) for f, e, own in zip(p.factors, pair, owns, strict=True)]
         pairs.append(PairOrder(t, left, right, tuple(others)))
-    return ProductOrder(sides[0], sides[1], region.batch, tuple(pairs), output)
+    found = ProductOrder(sides[0], sides[1], region.batch, tuple(pairs), output)
+    return found if region.chain is None else replace(found, inner=_order_inner(region.chain.product, found, buffers))
+
+
+def _order_inner(product: ProductRegion, outer: ProductOrder, buffers: Mapping[str, Buffer]) -> ProductOrder:
+    """The order of the first product of a chain, whose columns are the terms of the second."""
+    (pair,), terms = product.pairs, outer.pairs[0].terms
+    indices = [*outer.rows, *terms, *outer.batch, *pair.terms]
+    places = [
+        _place(f, _element(f, indices, buffers), pair.terms, own)
+        for f, own in ((pair.left, outer.rows), (pair.right, terms))
+    ]
+    return ProductOrder(outer.rows, terms, outer.batch, (PairOrder(pair.terms, places[0], places[1]),), None)
 
 
 def choose_boxes(order: ProductOrder, tile: tuple[int, int, int]) -> dict[str, int]:

@@ -20,11 +20,10 @@ from .order_words import OrderWords
 from .pointwise import broadcast_shape, reduced_tile, spread_tile, with_dtype
 from .role_words import BLOCK_ID, check_group, tile_coordinates
 from .roles import every_node
-from .tensor_core_products import SUMS, accumulator, left_fragment, plan_product
+from .tensor_core_products import ROUNDED, SUMS, accumulator, left_fragment, plan_product
 from .tensors import DTYPE_SPELLING, ThreadTensor
 from .tile_views import MapOperand, MemoryView, Operand, Positions, RegisterFragment
 from .warpgroup_products import (
-    GROUP_SUMS,
     are_warpgroups,
     group_left_fragment,
     plan_warpgroups,
@@ -95,7 +94,7 @@ class ProgramBuilder(OrderWords):
         rows, columns = shape
         if are_warpgroups(by):
             groups = plan_warpgroups((rows, columns), by, self.target)
-            total = GROUP_SUMS.get(left.dtype, FLOAT32)
+            total = SUMS.get(left.dtype, FLOAT32)
             return self.allocate(warpgroup_accumulator(self._fresh_name(name), (rows, columns), groups, total))
         total = SUMS.get(left.dtype, FLOAT32)
         return self.allocate(
@@ -130,10 +129,16 @@ class ProgramBuilder(OrderWords):
         return self._spec(specs.Move((to,), (source,), self._threads(by, (to, source)), done=done))
 
     def matmul(
-        self, total: RegisterFragment, a: Operand, b: MemoryView, *, by: ThreadTensor | None = None, first: bool = False
-    ) -> RegisterFragment:
-        """Add `a @ b.T` to sums; `first`: the sums begin with it. B is N x K."""
-        self._spec(specs.MatMul((total,), (a, b), self._threads(by, (total,)), first=first))
+        self, total: RegisterFragment, a: Operand, b: MemoryView, *, by: ThreadTensor | None = None,
+        first: bool = False, products: str = "",
+    ) -> RegisterFragment:  # fmt: skip
+        """Add `a @ b.T` to sums; `first`: the sums begin with it. B is N x K.
+
+        products: "tf32": round factors of float32, which otherwise have no products.
+        """
+        if products not in ("", ROUNDED):
+            raise ArgumentError("k.matmul has no such products", expected=f"'' or '{ROUNDED}'", found=repr(products))
+        self._spec(specs.MatMul((total,), (a, b), self._threads(by, (total,)), first=first, products=products))
         return total
 
     def map(

@@ -1,7 +1,8 @@
 """Products of a def that tensor cores compute: statements in, regions and the reasons of all others out.
 
 A region is a sum of products of two factors whose values are float16, bfloat16, int8 or uint8 in the text, widened
-there to the type of the sum, with the pointwise statements around it.
+there to the type of the sum, with the pointwise statements around it. Factors of float32 are those that the text
+rounds to tf32, or, if options allow that, all.
 """
 
 from __future__ import annotations
@@ -9,19 +10,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 from typing import TypeAlias
 
 from ..core.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT8, INT32, UINT8, DType
 from ..core.errors import CannotLower
+from ..core.math_functions import TF32
 from ..core.naming import compose_name
+from ..loop_ir.atoms import TFLOAT32
 from ..structured.match.match_contraction import MatchedContraction, match_contraction
 from ..structured.match.product_matching import split_product
 from ..tc_lang import ir as tc
 from ..tc_lang.ir import BoundFunction, BoundIndex, BoundStatement, map_operands, walk_expr
+from .chain_products import extend_by_chain
 from .join_sums import extend_by_sums
-from .product_region import FactorPair, ProductFactor, ProductRegion
+from .product_region import FactorPair, ProductFactor, ProductRegion, Rounding
 
-FACTOR_TYPES = {FLOAT32: ((FLOAT16,), (BFLOAT16,)), INT32: ((INT8, UINT8),)}
+FACTOR_TYPES = {FLOAT32: ((FLOAT16,), (BFLOAT16,), (TFLOAT32,)), INT32: ((INT8, UINT8),)}
 """For the type of a sum the types that its factors may have; those of one tuple may meet."""
 
 
@@ -47,8 +52,13 @@ class RefusedProduct:
 DefPiece: TypeAlias = ProductRegion | tuple[BoundStatement, ...]
 
 
-def recognize_products(function: BoundFunction) -> tuple[tuple[DefPiece, ...], tuple[RefusedProduct, ...]]:
-    """The def as regions and runs of other statements, in order; and why other products are none."""
+def recognize_products(
+    function: BoundFunction, *, tf32: bool = False, chains: bool = True
+) -> tuple[tuple[DefPiece, ...], tuple[RefusedProduct, ...]]:
+    """The def as regions and runs of other statements, in order; and why other products are none.
+
+    tf32: whether factors of float32 may be rounded to it. chains: whether two products may be one region.
+    """
     tensors, statements = {t.name: t for t in function.tensors}, function.statements
     pieces: list[DefPiece] = []
     refused: list[RefusedProduct] = []
@@ -63,7 +73,7 @@ def recognize_products(function: BoundFunction) -> tuple[tuple[DefPiece, ...], t
         region: ProductRegion | None = None
         if found is not None:
             try:
-                region = _region_of(function, found)
+                region = _region_of(function, found, tf32=tf32)
             except CannotLower as reason:
                 refused.append(RefusedProduct(found.output.tensor, str(reason)))
         elif _is_product(statements[at]):
@@ -72,8 +82,10 @@ def recognize_products(function: BoundFunction) -> tuple[tuple[DefPiece, ...], t
             taken = 1 if found is None else len(found.statements)
             rest += statements[at : at + taken]
         else:
-            region = _extend_by_products(function, region, at + len(region.statements))
-            region = extend_by_sums(function, region, at, _region_at)
+            region = _extend_by_products(function, region, at + len(region.statements), tf32=tf32)
+            find = partial(_region_at, tf32=tf32)
+            region = extend_by_sums(function, region, at, find)
+            region = extend_by_chain(function, region, at, find) if chains else region
             taken = len(region.statements)
             pieces += [tuple(rest)] if rest else []
             pieces.append(region)
@@ -87,12 +99,12 @@ def _is_product(s: BoundStatement) -> bool:
     return s.reduction == "+" and bool(s.reduction_indices) and split_product(s) is not None
 
 
-def _region_at(function: BoundFunction, at: int) -> ProductRegion | None:
+def _region_at(function: BoundFunction, at: int, *, tf32: bool) -> ProductRegion | None:
     """The region that begins at a statement."""
     tensors = {t.name: t for t in function.tensors}
     found = match_contraction(function.statements, at, tensors, in_place=True, finish_checked=False)
     try:
-        return None if found is None or _checked_definitions(found) else _region_of(function, found)
+        return None if found is None or _checked_definitions(found) else _region_of(function, found, tf32=tf32)
     except CannotLower:
         return None
 
@@ -102,7 +114,7 @@ def _checked_definitions(found: MatchedContraction) -> int:
     return max((n + 1 for n in range(found.update) if found.statements[n].checks), default=0)
 
 
-def _region_of(function: BoundFunction, found: MatchedContraction) -> ProductRegion:
+def _region_of(function: BoundFunction, found: MatchedContraction, *, tf32: bool) -> ProductRegion:
     """The region of a contraction. Raises CannotLower with the reason why it is none."""
     for s in found.statements:
         if s.checks:
@@ -112,7 +124,7 @@ def _region_of(function: BoundFunction, found: MatchedContraction) -> ProductReg
     if any(not i.extent for i in (*found.free, *found.reduction_indices)):
         raise CannotLower("it is empty")
     total = found.left.dtype
-    left, right = (ProductFactor(_narrow_factor(x)) for x in (found.left, found.right))
+    left, right = _factors_of(found.left, found.right, tf32=tf32)
     if not any(left.dtype in types and right.dtype in types for types in FACTOR_TYPES.get(total, ())):
         raise CannotLower(f"its factors are {left.dtype.name} and {right.dtype.name}, and its sum is {total.name}")
     kinds = [(i, _kind(i, (left.indices, right.indices))) for i in found.free]
@@ -130,7 +142,7 @@ def _region_of(function: BoundFunction, found: MatchedContraction) -> ProductReg
     return ProductRegion(found, total, (FactorPair(left, right, found.reduction_indices),), rows, columns, batch)
 
 
-def _extend_by_products(function: BoundFunction, region: ProductRegion, at: int) -> ProductRegion:
+def _extend_by_products(function: BoundFunction, region: ProductRegion, at: int, *, tf32: bool) -> ProductRegion:
     """The region with the updates of the same sums that follow it, and their epilogue."""
     while at < len(function.statements) and region.contraction.epilogue is None:
         tensors = {t.name: t for t in function.tensors}
@@ -138,7 +150,7 @@ def _extend_by_products(function: BoundFunction, region: ProductRegion, at: int)
         if found is None or found.update or not _continues(region, found):
             break
         try:
-            more = _region_of(function, found)
+            more = _region_of(function, found, tf32=tf32)
         except CannotLower:
             break
         joined = _join_regions(region, more)
@@ -191,7 +203,7 @@ def _join_regions(region: ProductRegion, more: ProductRegion) -> ProductRegion |
     same = [set(x) for x, _ in sides] == [set(region.rows), set(region.columns)]
     if not same or set(indices(more.batch)) != set(region.batch) or more.factor_bytes != region.factor_bytes:
         return None
-    left, right = (ProductFactor(rename(f.value)) for _, f in sides)
+    left, right = (replace(f, value=rename(f.value)) for _, f in sides)
     contraction = replace(
         last,
         statements=(*first.statements, *last.statements),
@@ -222,6 +234,40 @@ def _unit_index(function: BoundFunction, found: MatchedContraction) -> str | Non
     return max(unit, key=lambda name: extents[name], default=None)
 
 
+def _factors_of(left: tc.Expr, right: tc.Expr, *, tf32: bool) -> tuple[ProductFactor, ProductFactor]:
+    """Both factors as tensor cores take them. Raises CannotLower if one is computed and not rounded."""
+    both = (left, right)
+    if all(e.dtype == FLOAT32 for e in both) and not all(_narrow(e, None) for e in both):
+        a, b = (_rounded_factor(e, tf32=tf32) for e in both)
+        if a is not None and b is not None and (a.rounding or b.rounding):
+            one = a.rounding or b.rounding  # halves are tf32, too
+            return replace(a, rounding=a.rounding or one), replace(b, rounding=b.rounding or one)
+    a, b = (ProductFactor(_narrow_factor(e)) for e in both)
+    return a, b
+
+
+def _rounded_factor(e: tc.Expr, *, tf32: bool) -> ProductFactor | None:
+    """A factor of float32 that is tf32 in the text, or may be rounded; one that is half-precision needs no rounding."""
+    value = _tf32_operand(e)
+    if value is not None:
+        return ProductFactor(value, Rounding.TEXT)
+    if _narrow(e, None) is not None:
+        return ProductFactor(e)
+    return ProductFactor(e, Rounding.OPTION) if tf32 else None
+
+
+def _tf32_operand(e: tc.Expr) -> tc.Expr | None:
+    """`e` before the text rounds it to tf32; zeros need no rounding."""
+    match e:
+        case tc.Call(function=name, arguments=(operand,)) if name == TF32:
+            return operand
+        case tc.Select(condition, then, otherwise):
+            values = [x if tc.Const(0.0, FLOAT32) == x else _tf32_operand(x) for x in (then, otherwise)]
+            found = None in values or values == [then, otherwise]
+            return None if found else tc.Select(condition, values[0], values[1], FLOAT32)  # type: ignore[arg-type]
+    return None
+
+
 def _narrow_factor(e: tc.Expr) -> tc.Expr:
     """The value of a factor before the text widens it. Raises CannotLower if it is computed and not rounded."""
     narrow = _narrow(e, None)
@@ -229,9 +275,10 @@ def _narrow_factor(e: tc.Expr) -> tc.Expr:
         return narrow
     types = [x.dtype.name for x in walk_expr(e) if isinstance(x, tc.Access)]
     if isinstance(e, tc.Access):
-        raise CannotLower(f"its factor {e.tensor} is {e.dtype.name}: write it as float(half({e.tensor}(...)))")
+        name, as_tf32 = e.tensor, f" or tf32({e.tensor}(...))" if e.dtype == FLOAT32 else ""
+        raise CannotLower(f"its factor {name} is {e.dtype.name}: write it as float(half({name}(...))){as_tf32}")
     computed = f"computed in {e.dtype.name} from {', '.join(dict.fromkeys(types)) or 'numbers'}"
-    raise CannotLower(f"a factor is {computed} and not rounded: write it as float(half(...))")
+    raise CannotLower(f"a factor is {computed} and not rounded: write it as float(half(...)) or tf32(...)")
 
 
 def _narrow(e: tc.Expr, dtype: DType | None) -> tc.Expr | None:

@@ -44,9 +44,13 @@ class Move(Spec):
 
 @dataclass(frozen=True, slots=True)
 class MatMul(Spec):
-    """The output gets `A @ B.T` added, or `first` set, for inputs A: M x K and B: N x K."""
+    """The output gets `A @ B.T` added, or `first` set, for inputs A: M x K and B: N x K.
+
+    products: "tf32": factors of float32 are rounded to it.
+    """
 
     first: bool = False
+    products: str = ""
 
 
 @dataclass(frozen=True, slots=True)

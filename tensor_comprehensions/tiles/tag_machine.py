@@ -13,6 +13,7 @@ from ..core.errors import InternalError
 from ..loop_ir import build
 from ..loop_ir import nodes as ir
 from ..loop_ir.atoms import ATOMS, MATMUL, WARP, WARPGROUP, Atom
+from ..loop_ir.instructions import TF32_BITS
 from ..loop_ir.intrinsics import (
     BULK_COMMIT,
     BULK_WAIT,
@@ -149,6 +150,8 @@ class TagMachine:
             case ir.Call(name, (low, high)) if name.startswith("pair_"):
                 pair: Tags = self._tag(low) | self._tag(high) << HIGH
                 return pair
+            case ir.Call(name, (word,)) if name == TF32_BITS:
+                return self._tag(word)
             case ir.Call(name, (word,)) if name.startswith(("low_", "high_")):
                 half: Tags = self._tag(word) >> (HIGH if name.startswith("high_") else 0) & LOW
                 return half
@@ -204,8 +207,8 @@ class TagMachine:
         assert into is not None
         rows, lanes = enumerate_tv(into), enumerate_tv(out)
         memory, at = (to, there) if to.space is ir.Space.SHARED else (source, here)
-        pack = 2 // memory.type.dtype.size  # elements of 16 bits
-        pointed = self._places(memory, (*at[:-1], build.ramp(at[-1], 1, rows.shape[1] * pack)))
+        size = memory.type.dtype.size
+        pointed = self._places(memory, (*at[:-1], build.ramp(at[-1], 1, 2 * rows.shape[1] // size)))
         for warp in range(0, self.threads, WARP):
             mine = slice(warp, warp + WARP)
             held = np.zeros(rows.max() + 1, np.int64)
@@ -217,9 +220,9 @@ class TagMachine:
                 continue
             first = int(self._places(to, there)[warp, 0])
             found = self._read(source, pointed)[mine]
-            held[rows[::-1]] = (_pack_bytes(found) if pack == 2 else found)[::-1]
+            held[rows[::-1]] = _to_halfwords(found, size)[::-1]
             pairs = held[lanes][:, 0::2] | held[lanes][:, 1::2] << HIGH
-            if pack == 2 and (pairs >> 63).any():
+            if size == 1 and (pairs >> 63).any():
                 raise InternalError(f"the tile {source.name} has too many elements to be checked")
             self.tags(to)[mine, first : first + pairs.shape[1]] = pairs
 
@@ -245,7 +248,7 @@ class TagMachine:
         """The tags of `count` values of each thread from a register on, each of which holds `pack`."""
         buffer, where = view
         first, held = int(self._places(buffer, where)[0, 0]), self.tags(buffer)
-        if buffer.type.dtype.name != "uint32":
+        if buffer.type.dtype.name != "uint32" or pack == 1:
             sums: Tags = held[:, first : first + count].copy()
             return sums
         if pack == 4:
@@ -256,10 +259,12 @@ class TagMachine:
         return np.stack([words & LOW, words >> HIGH], axis=2).reshape(self.threads, count)
 
 
-def _pack_bytes(tags: Tags) -> Tags:
-    """Two tags of bytes as one of 16 bits."""
-    two: Tags = tags[:, 0::2] | tags[:, 1::2] << _QUARTER
-    return two
+def _to_halfwords(tags: Tags, size: int) -> Tags:
+    """The tags of elements of `size` bytes as those of 16 bits: two of bytes as one, one of 32 bits and a zero."""
+    if size == 1:
+        two: Tags = tags[:, 0::2] | tags[:, 1::2] << _QUARTER
+        return two
+    return tags if size == 2 else np.stack([tags, np.zeros_like(tags)], axis=2).reshape(len(tags), -1)
 
 
 def matrix_of(tags: Tags, layout: Any, rows: int, columns: int) -> Tags:

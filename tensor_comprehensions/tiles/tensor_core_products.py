@@ -7,13 +7,16 @@ from dataclasses import dataclass, replace
 from functools import cache
 from math import prod
 
+import numpy as np
+
 from ..core.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT8, INT32, UINT8, UINT32, DType
 from ..core.errors import ArgumentError
 from ..layouts import Layout, complement, compose
 from ..layouts.layout import IntTuple, flatten_tuple
 from ..loop_ir import build
 from ..loop_ir import nodes as ir
-from ..loop_ir.atoms import WARP
+from ..loop_ir.atoms import TFLOAT32, WARP
+from ..loop_ir.instructions import TF32_BITS
 from ..target import GpuTarget
 from . import specs
 from .match_atoms import Elements, find_move, find_product
@@ -26,6 +29,8 @@ DEPTH_BYTES = 32
 """Of a row of a factor that it takes: m16n8k16 of 16 bits, m16n8k32 of 8."""
 SUMS = {FLOAT16: FLOAT32, BFLOAT16: FLOAT32, INT8: INT32, UINT8: INT32}
 """Types of factors that have a rule, and of their sums. Both kinds of bytes may meet."""
+ROUNDED = "tf32"
+"""What products of float32 factors are asked for by: the factors are rounded to it."""
 
 
 def product_depth(dtype: DType) -> int:
@@ -100,13 +105,7 @@ def decompose_matmul(spec: specs.MatMul, target: GpuTarget) -> tuple[specs.Node,
     ):
         raise ArgumentError(f"no rule decomposes {text}", expected="sums of k.accumulator, and B in shared memory")
     plan = total.product
-    known = {a.dtype, b.dtype} <= set(SUMS) and (a.dtype == b.dtype or SUMS[a.dtype] == SUMS[b.dtype] == INT32)
-    if not known or SUMS[a.dtype] != total.dtype:
-        raise ArgumentError(
-            f"no tensor-core instruction of {target.name} does {text}",
-            expected="factors of one type, " + " or ".join(DTYPE_SPELLING[t] for t in SUMS),
-            found=f"{DTYPE_SPELLING[a.dtype]} and {DTYPE_SPELLING[b.dtype]}",
-        )
+    check_factors(spec, text, target)
     depth = product_depth(a.dtype)
     sizes = [prod(flatten_tuple(n)) for x in (a, b) for n in x.shape]
     if len(sizes) != 4 or [sizes[0], sizes[2]] != [*total.padded] or sizes[1] != sizes[3] or sizes[1] % depth:
@@ -116,6 +115,22 @@ def decompose_matmul(spec: specs.MatMul, target: GpuTarget) -> tuple[specs.Node,
         )  # fmt: skip
     rule = _Product(total, plan, a, b, target, text)
     return tuple(rule.nodes(sizes[1] // depth))
+
+
+def check_factors(spec: specs.MatMul, text: str, target: GpuTarget) -> None:
+    """Refuse factors of types that no product has, or whose sums have another type."""
+    (total,), (a, b) = spec.outputs, spec.inputs
+    types = {**SUMS, FLOAT32: FLOAT32} if spec.products == ROUNDED else SUMS
+    known = {a.dtype, b.dtype} <= set(types) and (a.dtype == b.dtype or types[a.dtype] == types[b.dtype] == INT32)
+    if known and types[a.dtype] == total.dtype:
+        return
+    single = a.dtype == b.dtype == FLOAT32
+    raise ArgumentError(
+        f"no tensor-core instruction of {target.name} does {text}",
+        expected="factors of one type, " + " or ".join(DTYPE_SPELLING[t] for t in SUMS),
+        found=f"{DTYPE_SPELLING[a.dtype]} and {DTYPE_SPELLING[b.dtype]}",
+        suggestion=f"k.matmul(products='{ROUNDED}') rounds float32 factors" if single else "",
+    )
 
 
 class _Product:
@@ -129,10 +144,11 @@ class _Product:
         warp = build.div(build.var(ir.THREAD[0]), WARP)
         self.lane = build.mod(build.var(ir.THREAD[0]), WARP)
         self.warp = build.div(warp, plan.warps[1]), build.mod(warp, plan.warps[1])
-        self.depth, self.views = product_depth(a.dtype), _fragment_views(a.dtype)
-        self.left = _fragment(f"{total.name}_left", a.dtype, ROWS, self.views.left_tv, plan.rows_each)
+        left, right_dtype = (TFLOAT32 if x.dtype == FLOAT32 else x.dtype for x in (a, b))
+        self.depth, self.views = product_depth(left), _fragment_views(left)
+        self.left = _fragment(f"{total.name}_left", left, ROWS, self.views.left_tv, plan.rows_each)
         right = (COLUMNS, self.views.right_one_tv) if plan.pair == 1 else (2 * COLUMNS, self.views.right_tv)
-        self.right = _fragment(f"{total.name}_right", b.dtype, *right, plan.columns_each)
+        self.right = _fragment(f"{total.name}_right", right_dtype, *right, plan.columns_each)
 
     def nodes(self, steps: int) -> Iterator[specs.Node]:
         if isinstance(self.a, MemoryView):
@@ -143,27 +159,30 @@ class _Product:
                 tiles = self.a.tile(ROWS, self.depth)
                 for i in range(self.plan.rows_each):
                     at = build.add(build.mul(self.warp[0], self.plan.rows_each), i)
-                    yield self._load(self.left, i, tiles[at, step], self.views.left)
+                    yield from self._load(self.left, i, tiles[at, step], self.views.left)
             right = self.b.tile(self.plan.columns, self.depth)
             for p in range(self.plan.columns_each):
                 at = build.add(build.mul(self.warp[1], self.plan.columns_each), p)
                 views = self.views.right if self.plan.pair == 2 else self.views.right_one
-                yield self._load(self.right, p, right[at, step], views)
+                yield from self._load(self.right, p, right[at, step], views)
             for i in range(self.plan.rows_each):
                 for p in range(self.plan.columns_each):
                     for j in range(self.plan.pair):
                         yield self._multiply(i, p, j, step)
 
-    def _load(self, to: RegisterFragment, number: int, tile: MemoryView, views: tuple[Layout, Layout]) -> specs.Leaf:
+    def _load(
+        self, to: RegisterFragment, number: int, tile: MemoryView, views: tuple[Layout, Layout]
+    ) -> Iterator[specs.Leaf]:
         """A fragment from a tile in shared memory, whose rows lie along the columns of the factor or across."""
         rows = to.padded[0]
         across = tile.tensor.parts[0].layouts[0][1].flat[0][1] != 1
         source = views[across]
         part = _part(to, number, rows, self.depth, to.tv)
         text = f"{part} <- Move({tile})"
-        if to.dtype.size == 1 and across:
+        if to.dtype.size != 2 and across:
+            kind = "bytes" if to.dtype.size == 1 else DTYPE_SPELLING[FLOAT32]
             raise ArgumentError(
-                f"no instruction does {text}", expected="bytes that lie along the columns of a factor", found="across"
+                f"no instruction does {text}", expected=f"{kind} that lie along the columns of a factor", found="across"
             )
         elements = [_halfwords(x, rows, to.dtype) for x in (part.elements, enumerate_tv(source))]
         atom = find_move(text, elements[0], elements[1], ir.Space.SHARED, self.target.name)
@@ -171,7 +190,14 @@ class _Product:
         place = view.tensor[0].coordinates
         where = (build.const(part.registers[0]),)
         statement = ir.Invoke(atom.name, ((to.buffer, where), (tile.buffer, place)))
-        return specs.Leaf((part,), (view,), self.plan.threads, kind="Move", atom=atom.name, statement=statement)
+        yield specs.Leaf((part,), (view,), self.plan.threads, kind="Move", atom=atom.name, statement=statement)
+        if to.dtype == TFLOAT32:
+            places = [(build.const(register),) for register in part.registers]
+            rounded = [build.call(TF32_BITS, build.load(to.buffer, *place)) for place in places]
+            stores = (build.store(to.buffer, place, x) for place, x in zip(places, rounded, strict=True))
+            yield specs.Leaf(
+                (part,), (part,), self.plan.threads, kind="Map", atom="tf32", statement=build.block(*stores)
+            )
 
     def _multiply(self, i: int, p: int, j: int, step: int) -> specs.Leaf:
         number = j + self.plan.pair * (p + self.plan.columns_each * i)
@@ -243,9 +269,13 @@ def _fragment_views(dtype: DType) -> FragmentViews:
 
 
 def _halfwords(elements: Elements, rows: int, dtype: DType) -> Elements:
-    """Elements of 8 bits two by two, as moves of 16 bits take them: neighbors of a row."""
+    """Elements of 8 bits two by two, and the halves of those of 32, as moves of 16 bits take them."""
     if dtype.size == 2:
         return elements
+    if dtype.size == 4:
+        row, column = elements % rows, elements // rows
+        both: Elements = np.stack([row + (2 * column + n) * rows for n in range(2)], axis=2)
+        return both.reshape(len(elements), -1)
     first, second = elements[:, 0::2], elements[:, 1::2]
     if (second - first != rows).any() or (first // rows % 2).any():
         raise ArgumentError("bytes are moved two by two", expected="neighbors of a row")

@@ -17,6 +17,7 @@ from ..core.errors import ArgumentError, CannotLower
 from ..layouts import Layout, Swizzle, coalesce, parse
 from ..layouts.layout import IntTuple, flatten_tuple, format_tuple
 from ..loop_ir import build
+from ..loop_ir.atoms import TFLOAT32
 from ..loop_ir.intervals import Interval
 from ..loop_ir.nodes import THREAD, Expr, Space, Var
 from ..loop_ir.passes.simplify import simplify
@@ -26,7 +27,7 @@ DTYPE_NAMES = {"fp16": FLOAT16, "bf16": BFLOAT16, "fp32": FLOAT32, "fp64": FLOAT
     name: dtype for name, dtype in DTYPES.items() if not dtype.is_float
 }
 MEMORY_NAMES = {"GL": Space.GLOBAL, "SH": Space.SHARED, "RF": Space.REGISTER}
-DTYPE_SPELLING = {dtype: name for name, dtype in DTYPE_NAMES.items()}
+DTYPE_SPELLING = {dtype: name for name, dtype in DTYPE_NAMES.items()} | {TFLOAT32: "tf32"}
 MEMORY_SPELLING = {space: name for name, space in MEMORY_NAMES.items()}
 KINDS = ("thread", "block")
 _T = TypeVar("_T")

@@ -8,26 +8,25 @@ from math import prod
 
 import numpy as np
 
-from ..core.dtypes import BFLOAT16, BOOL, FLOAT16, FLOAT32, INT8, INT32, UINT8, UINT32, DType
+from ..core.dtypes import BOOL, FLOAT32, UINT32, DType
 from ..core.errors import ArgumentError
 from ..layouts import Layout
 from ..layouts.layout import IntTuple, flatten_tuple
 from ..loop_ir import build
 from ..loop_ir import nodes as ir
-from ..loop_ir.atoms import WARPGROUP
+from ..loop_ir.atoms import TFLOAT32, WARPGROUP
 from ..loop_ir.intrinsics import GROUP_SUFFIXES, WGMMA_COMMIT, WGMMA_FENCE
 from ..loop_ir.linear_forms import linear_terms
 from ..target import GpuTarget
 from . import specs
 from .match_atoms import Elements, find_group_product
 from .panels import panel_fault
-from .tensors import DTYPE_SPELLING, ThreadTensor
+from .tensor_core_products import check_factors
+from .tensors import ThreadTensor
 from .tile_views import MemoryView, RegisterFragment, WarpgroupPlan, register_tile
 
 ROWS, DEPTH, MOST_COLUMNS = 64, 16, 256
 """Of the product of a warpgroup of 16-bit factors, m64nNk16; of bytes it has twice as many terms."""
-GROUP_SUMS = {FLOAT16: FLOAT32, BFLOAT16: FLOAT32, INT8: INT32, UINT8: INT32}
-"""Types of factors that have a rule, and of their sums. Both kinds of bytes may meet."""
 WARPGROUP_INDEX = "warpgroup"
 """The variable that is the number of a thread's warpgroup, one value for its warp."""
 
@@ -112,13 +111,7 @@ def decompose_group_matmul(spec: specs.MatMul, target: GpuTarget) -> tuple[specs
             raise ArgumentError(f"no descriptor leads to a factor of {text}: {fault}")
     if not isinstance(b, MemoryView) or b.buffer.space is not ir.Space.SHARED:
         raise ArgumentError(f"no rule decomposes {text}", expected="B in shared memory")
-    alike = a.dtype == b.dtype or GROUP_SUMS.get(a.dtype) == GROUP_SUMS.get(b.dtype) == INT32
-    if not alike or GROUP_SUMS.get(a.dtype) != total.dtype:
-        raise ArgumentError(
-            f"no tensor-core instruction of {target.name} does {text}",
-            expected="factors of one type, " + " or ".join(DTYPE_SPELLING[t] for t in GROUP_SUMS),
-            found=f"{DTYPE_SPELLING[a.dtype]} and {DTYPE_SPELLING[b.dtype]}",
-        )  # fmt: skip
+    check_factors(spec, text, target)
     sizes = [prod(flatten_tuple(n)) for x in (a, b) for n in x.shape]
     depth = group_depth(a.dtype)
     if len(sizes) != 4 or [sizes[0], sizes[2]] != [*total.padded] or sizes[1] != sizes[3] or sizes[1] % depth:
@@ -139,7 +132,7 @@ def _products(
         raise ArgumentError(f"no rule decomposes {text}", expected="A in shared memory, or in registers")
     lies = tuple(n for n, x in ((1, a), (2, b)) if isinstance(x, MemoryView) and is_across(x))
     if lies and b.dtype.size != 2:
-        raise ArgumentError(f"no rule decomposes {text}", expected="bytes that lie along K")
+        raise ArgumentError(f"no rule decomposes {text}", expected="factors that lie along K, if not of 16 bits")
     suffix = f"{'_registers' if held else ''}{next(name for name, n in GROUP_SUFFIXES.items() if n == lies)}"
     yield _lower_to_loops(spec, WGMMA_FENCE)
     for step in range(steps):
@@ -149,7 +142,8 @@ def _products(
                 number = j + plan.columns_each * i
                 sums = _slice(total, number * plan.columns // 2, ROWS, plan.columns)
                 mine = None if left is None else left.elements
-                atom = find_group_product(text, sums.elements, mine, (total.dtype, a.dtype, b.dtype))
+                left_type, right_type = (TFLOAT32 if x.dtype == FLOAT32 else x.dtype for x in (a, b))
+                atom = find_group_product(text, sums.elements, mine, (total.dtype, left_type, right_type))
                 rows = b.tensor.tile(plan.columns, group_depth(b.dtype))[j, step][0, 0].coordinates
                 more = build.const(step > 0, BOOL) if spec.first else build.TRUE
                 operands = ((total.buffer, (build.const(sums.registers[0]),)), view, (b.buffer, rows))

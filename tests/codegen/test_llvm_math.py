@@ -24,7 +24,7 @@ SPECIAL = np.array(
 )  # fmt: skip
 EXACT = (
     "floor", "ceil", "trunc", "rint", "fabs", "sqrt", "copysign", "fmin", "fmax", "fmod", "fdim", "round", "fma",
-    "nearbyint", "logb", "remainder", "nextafter",
+    "nearbyint", "logb", "remainder", "nextafter", "tf32",
 )  # fmt: skip
 MODEST = {"sin": 1e5, "cos": 1e5, "tan": 1e5}  # beyond, float64's own argument reduction is what is tested
 on_targets = pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
@@ -79,7 +79,7 @@ def errors_in_ulp(got: np.ndarray, exact: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_float32(name: str, target: CpuTarget) -> None:
     inputs = samples(FUNCTIONS[name].arity)
-    exactly = np.float32 if name == "nextafter" else np.float64
+    exactly = np.float32 if name in ("nextafter", "tf32") else np.float64
     with np.errstate(all="ignore"):
         exact = np.asarray(FUNCTIONS[name].evaluate(*(x.astype(exactly) for x in inputs)), np.float64)
     for lanes in {1, 8, target.lanes(32), 2 * target.lanes(32)}:
@@ -92,7 +92,7 @@ def test_float32(name: str, target: CpuTarget) -> None:
 
 
 @on_targets
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name != "tf32"])
 def test_float64(name: str, target: CpuTarget) -> None:
     """Within a few units of NumPy's results, where these are not at the edge of the range."""
     r = np.random.default_rng(3)

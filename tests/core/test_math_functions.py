@@ -46,7 +46,7 @@ def columns_of(arity: int, dtype: type) -> tuple[np.ndarray, ...]:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name != "rsqrt"])
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name not in ("rsqrt", "tf32")])
 def test_a_function_is_that_of_c(name: str, dtype: type) -> None:
     columns = columns_of(FUNCTIONS[name].arity, dtype)
     expected = of_c(name, columns)
@@ -105,3 +105,33 @@ def test_the_rest_of_c99(dtype: torch.dtype) -> None:
     assert bool((rest[4:].abs() <= y[4:].abs() / 2).all())
     for found, expected in zip((after, rest, exponent, near), op.reference(x, y), strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def test_tf32_keeps_ten_bits_of_the_fraction() -> None:
+    """By exact arithmetic on float64, where a unit is a power of two and halves go away from zero."""
+    op = tc.define("def f(float(N) x) -> (y) { y(i) = tf32(x(i)) }").f
+    (special,) = columns_of(1, np.float32)
+    r = np.random.default_rng(1)
+    bits = np.concatenate([special.view(np.uint32), r.integers(0, 1 << 32, 4000, np.uint32)])
+    x = np.concatenate([bits, bits & 0xFFFFF000]).view(np.float32)  # the second half is full of ties
+    with np.errstate(all="ignore"):
+        unit = np.exp2(np.maximum(np.floor(np.log2(np.abs(x.astype(np.float64)))), -126) - 10)
+        expected = (np.sign(x) * np.floor(np.abs(x.astype(np.float64)) / unit + 0.5) * unit).astype(np.float32)
+    expected = torch.from_numpy(np.where(np.isfinite(x) & (x != 0), expected, x))
+    for found in (op.reference(torch.from_numpy(x)), op(torch.from_numpy(x))):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def test_tf32_takes_float32_alone() -> None:
+    with pytest.raises(tc.CheckError, match="tf32 rounds float32"):
+        tc.define("def f(double(N) x) -> (y) { y(i) = tf32(x(i)) }")
+    half = tc.define("def f(half(N) x) -> (y) { y(i) = tf32(x(i)) }").f(torch.tensor([1.5]).half())
+    assert (half.dtype, half.item()) == (torch.float32, 1.5)
+
+
+def test_the_gradient_of_tf32_is_that_of_a_rounding() -> None:
+    op = tc.define("def f(float(N) x) -> (y) { y(i) = tf32(x(i)) * x(i) }").f
+    x = torch.tensor([1.0, 2.5], requires_grad=True)
+    op(x).sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [2.0, 5.0]

@@ -140,6 +140,15 @@ PADDED = """def f(float16(B,H,W,C) I, float16(O,3,3,C) w) -> (out) {
 ROUNDED = """def f(float(I,J) P, float16(J,D) V) -> (O) {
     O(i,d) +=! float(half(P(i,j) * 2)) * float(V(j,d))
 }"""
+TF32 = """def f(float(M,K) A, float(N,K) B, float(N) b) -> (C) {
+    C(m,n) +=! tf32(A(m,k) * 2) * tf32(B(n,k))
+    C(m,n) = fmax(C(m,n) + b(n), 0)
+}"""
+TF32_ACROSS = "def f(float(K,M) A, float16(K,N) B) -> (C) { C(m,n) +=! tf32(A(k,m)) * float(B(k,n)) }"
+TF32_TWO = """def f(float(M,K) A, float(N,K) B, float(M,L) D, float(N,L) E) -> (C) {
+    C(m,n) +=! tf32(A(m,k)) * tf32(B(n,k))
+    C(m,n) += tf32(D(m,l)) * tf32(E(n,l))
+}"""
 MIXED = """def f(float16(M,K) A, float16(N,K) B, float(M,N) D) -> (C) {
     T(m,n) +=! float(A(m,k)) * float(B(n,k))
     S(m) +=! T(m,n)
@@ -240,6 +249,9 @@ CASES = (
     same("convolution", CONVOLUTION, (2, 4, 9, 9), (5, 4, 3, 3)),
     same("channels_last", CHANNELS_LAST, (2, 9, 9, 8), (16, 3, 3, 8)),
     same("padded", PADDED, (2, 5, 5, 8), (16, 3, 3, 8)),
+    ProductCase("tf32", TF32, ((33, 40), (50, 40), (50,)), ("float32",) * 3),
+    ProductCase("tf32_across", TF32_ACROSS, ((40, 36), (40, 24)), ("float32", "float16")),
+    ProductCase("tf32_products", TF32_TWO, ((20, 33), (24, 33), (20, 40), (24, 40)), ("float32",) * 4),
     ProductCase("rounded", ROUNDED, ((20, 24), (24, 16)), ("float32", "float16")),
     ProductCase("mixed", MIXED, ((33, 40), (50, 40), (33, 50)), ("float16", "float16", "float32")),
     same("masked", MASKED, (33, 40), (50, 40)),

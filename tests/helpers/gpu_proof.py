@@ -15,7 +15,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatch
 from hashlib import sha256
 from itertools import groupby
@@ -29,6 +29,7 @@ import torch
 from tensor_comprehensions.codegen.gpu import cuda_printer
 from tensor_comprehensions.codegen.gpu import opencl_printer as opencl_text
 from tensor_comprehensions.codegen.gpu.gpu_printer import GpuCode
+from tensor_comprehensions.codegen.gpu.ptx import architecture_for
 from tensor_comprehensions.core import knobs
 from tensor_comprehensions.core.errors import ArgumentError
 from tensor_comprehensions.loop_ir.interpret.machine import interpret
@@ -40,15 +41,17 @@ from tensor_comprehensions.runtime.cuda import nvrtc
 from tensor_comprehensions.runtime.emulate import emulator
 from tensor_comprehensions.target import GpuTarget, parse_gpu_target
 
+from .atom_proof import prove_atoms
 from .def_products import random_group_options
 from .def_products import random_options as random_tiles
-from .gpu_suite import Case, check, every, in_halves, mapped, memory_of, random_options
+from .gpu_suite import Case, check, every, in_halves, in_tf32, mapped, memory_of, random_options
 
 TARGETS = tuple(parse_gpu_target(f"cuda:{name}") for name in ("sm_90", "sm_80", "sm_90", "sm_75"))
 ARCHITECTURES = ("sm_80", "sm_90")
-WAYS = ("emulator", "nvrtc", "nvrtc-quick", "opencl", "interpreter", "device", "text", "tiles")
+WAYS = ("emulator", "nvrtc", "nvrtc-quick", "opencl", "interpreter", "device", "text", "tiles", "tf32", "atoms")
 """text: nothing is run. nvrtc-quick: machine code, too, but optimized little, in less than half of the time. tiles: the
-emulator, with products in half on tensor cores."""
+emulator, with products in half on tensor cores. tf32: the same with products of float32, rounded to tf32. atoms:
+each row of the table of instructions, on a device if there is one."""
 QUICK = ("--Ofast-compile=max",)
 TOGETHER = 24
 """Texts that are compiled in one go: that takes a tenth of the time of compiling each, a half with NVRTC."""
@@ -95,10 +98,11 @@ def choices(case: str, rounds: range, way: str = "emulator") -> Iterator[Choice]
     On a device all are for that. Tiles are of warps on both targets, and of warpgroups on sm_90.
     """
     for n in rounds:
-        if way == "tiles":
+        if way in ("tiles", "tf32"):
             random = Random(f"{case} {n}")
             tiles = random_group_options(random) if n % 4 == 0 else random_tiles(random)
-            yield Choice(f"tiles {n}", tiles, TARGETS[n % 2])
+            tiles = replace(tiles, products="tf32" if way == "tf32" else "")
+            yield Choice(f"{way} {n}", tiles, TARGETS[n % 2])
             continue
         machine = cuda_runtime.device_target(0) if way == "device" else TARGETS[n % len(TARGETS)]
         if n < 2:
@@ -141,7 +145,7 @@ def prove(case: Case, way: str, rounds: range, known: frozenset[str] = frozenset
 def _try(case: Case, way: str, printed: Sequence[tuple[Choice, Module, GpuCode]], tally: Tally) -> None:
     if way == "text":
         return
-    if way in ("emulator", "tiles"):
+    if way in ("emulator", "tiles", "tf32"):
         _emulate(case, printed, tally)
         return
     if way.startswith("nvrtc"):
@@ -164,7 +168,7 @@ def _try(case: Case, way: str, printed: Sequence[tuple[Choice, Module, GpuCode]]
 
 def on_device(code: GpuCode, module: Module, arrays: dict[str, Any]) -> tuple[int, int]:
     """Run a module on the first CUDA device, compiled for that."""
-    made = nvrtc.compile_text(code.source, cuda_runtime.device_target(0).name)
+    made = nvrtc.compile_text(code.source, architecture_for(code.source, cuda_runtime.device_target(0).name))
     return cuda_runtime.run_on_device(code, made, module, arrays, torch.device("cuda", 0))
 
 
@@ -267,9 +271,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--journal", type=Path, help="where lines of JSON go, and say what is done")
     parser.add_argument("--known", type=Path, nargs="*", default=(), help="journals whose texts are not tried again")
     options = parser.parse_args(arguments)
+    if options.way == "atoms":
+        return int(prove_atoms() > 0)
     part, _, count = options.shard.partition("/")
     rounds = range(options.first, options.first + options.rounds)
-    defs = in_halves() if options.way == "tiles" else every()
+    defs = {"tiles": in_halves, "tf32": in_tf32}.get(options.way, every)()
     cases = [c for n, c in enumerate(defs) if n % int(count) == int(part) and fnmatch(c.name, options.cases)]
     done = {(t.case, t.way, t.rounds): t for t in journaled(options.journal)}
     known: dict[str, set[str]] = {}

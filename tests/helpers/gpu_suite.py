@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -44,12 +44,16 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Case:
-    """A bound def (legalized), its inputs and initial values, and its outputs by the reference evaluator."""
+    """A bound def (legalized), its inputs and initial values, and its outputs by the reference evaluator.
+
+    tolerance: of outputs of 32 bits and more.
+    """
 
     name: str
     bound: BoundFunction
     arrays: dict[str, np.ndarray]
     expected: dict[str, np.ndarray]
+    tolerance: float = 2e-4
 
 
 def case_of(name: str, source: str, wanted: str | None, arrays: dict[str, Any], initial: set[str]) -> Case:
@@ -127,6 +131,11 @@ def in_halves() -> Iterator[Case]:
             yield case_of(product.name, product.text, "f", {**arrays, **first}, set(first))
 
 
+def in_tf32() -> Iterator[Case]:
+    """All programs, with the tolerance of products whose factors are rounded to tf32."""
+    yield from (replace(case, tolerance=1e-2) for case in every())
+
+
 def _in_half(text: str) -> str:
     return re.sub(r"\bfloat\b", "half", text)
 
@@ -158,7 +167,7 @@ def undefined(case: Case) -> frozenset[str]:
 def check(case: Case, arrays: dict[str, np.ndarray]) -> None:
     """Do `arrays` hold what the reference evaluator gives?"""
     for name, expected in case.expected.items():
-        tolerance = 2e-2 if expected.dtype.itemsize < 4 else 2e-4
+        tolerance = 2e-2 if expected.dtype.itemsize < 4 else case.tolerance
         found = arrays[name].reshape(expected.shape)
         if expected.dtype.kind == "f":
             wide = expected.astype("f8")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ...core.dtypes import BFLOAT16, DTYPES, FLOAT16, FLOAT32, FLOAT64, INT64, DType
-from ...core.math_functions import FUNCTIONS
+from ...core.dtypes import BFLOAT16, DTYPES, FLOAT16, FLOAT32, FLOAT64, INT64, UINT32, DType
+from ...core.math_functions import FUNCTIONS, TF32
 from ...loop_ir.instructions import (
     BIT_AND,
     BIT_OR,
@@ -15,6 +15,7 @@ from ...loop_ir.instructions import (
     POPCOUNT,
     SHIFT_LEFT,
     SHIFT_RIGHT,
+    TF32_BITS,
     TRAILING_ZEROS,
 )
 
@@ -113,6 +114,9 @@ class CDialect:
         return dtype.name in self.widening
 
 
+_TF32 = "tf32_float32"
+
+
 def helpers(types: Mapping[str, str], unsigned: Mapping[str, str], qualifier: str) -> dict[str, str]:
     """The functions that C lacks, for every type they make sense for, in the order in which they may be printed.
 
@@ -134,6 +138,16 @@ def helpers(types: Mapping[str, str], unsigned: Mapping[str, str], qualifier: st
     for dtype, suffix in ((FLOAT32, "f"), (FLOAT64, "")):
         name = f"rsqrt_{dtype.name}"
         table[name] = make.function(dtype, name, "a", f"return 1.0{suffix} / sqrt{suffix}(a);")
+    bits, special = types[UINT32.name], "(a & 0x7f800000) == 0x7f800000"
+    table[TF32_BITS] = make.function(
+        UINT32, TF32_BITS, "a", f"return {special} ? a : (a + 0x1000) & 0xffffe000;  /* NaN and infinity stay */"
+    )
+    table[_TF32] = make.function(
+        FLOAT32, _TF32, "a",
+        f"const union {{ float value; {bits} bits; }} wide = {{a}};",
+        f"const union {{ {bits} bits; float value; }} rounded = {{{TF32_BITS}(wide.bits)}};",
+        "return rounded.value;",
+    )  # fmt: skip
     return table
 
 
@@ -249,7 +263,7 @@ _TYPES = {
 }  # fmt: skip
 
 _MATH = {
-    FLOAT32.name: {name: f"{name}f" for name in FUNCTIONS} | {"rsqrt": "rsqrt_float32"},
+    FLOAT32.name: {name: f"{name}f" for name in FUNCTIONS} | {"rsqrt": "rsqrt_float32", TF32: _TF32},
     FLOAT64.name: {name: name for name in FUNCTIONS} | {"rsqrt": "rsqrt_float64"},
 }
 

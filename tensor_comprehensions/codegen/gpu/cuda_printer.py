@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...core.dtypes import BFLOAT16, DTYPES, FLOAT16, FLOAT32, FLOAT64
-from ...core.math_functions import FUNCTIONS
+from ...core.math_functions import FUNCTIONS, TF32
 from ...loop_ir import nodes as ir
 from ...loop_ir.show import LineNumbers
 from ..c.dialect import C99, CDialect, VectorType, helpers
@@ -20,7 +20,7 @@ _UNSIGNED = {name: _TYPES[f"u{name}"] for name in ("int8", "int16", "int32", "in
 _QUALIFIER = "__device__ inline"
 
 _MATH = {
-    FLOAT32.name: {name: f"{name}f" for name in FUNCTIONS},
+    FLOAT32.name: {name: f"{name}f" for name in FUNCTIONS} | {TF32: C99.math[FLOAT32.name][TF32]},
     FLOAT64.name: {name: name for name in FUNCTIONS},
 }
 

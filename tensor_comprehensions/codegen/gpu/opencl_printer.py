@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...core.dtypes import BFLOAT16, DTYPES, FLOAT16, FLOAT32, FLOAT64
-from ...core.math_functions import FUNCTIONS
+from ...core.math_functions import FUNCTIONS, TF32
 from ...loop_ir import build
 from ...loop_ir import nodes as ir
 from ...loop_ir.intrinsics import is_collective
@@ -72,7 +72,10 @@ step sign mix degrees radians any all shuffle prefetch printf mad INFINITY NAN M
 C = CDialect(
     name="OpenCL",
     types=_TYPES,
-    math={t.name: {name: name for name in FUNCTIONS} | {"nearbyint": "rint"} for t in (FLOAT32, FLOAT64)},
+    math={
+        t.name: {name: name for name in FUNCTIONS} | {"nearbyint": "rint", TF32: C99.math[FLOAT32.name][TF32]}
+        for t in (FLOAT32, FLOAT64)
+    },
     suffixes={"float16": "f", "bfloat16": "f", "float32": "f", "uint32": "u", "uint64": "ul"},
     infinity="INFINITY",
     nan="NAN",

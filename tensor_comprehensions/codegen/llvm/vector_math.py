@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from ...core.decisions import Decision, is_recording, note_decision
 from ...core.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, UINT32
 from ...core.errors import InternalError
+from ...core.math_functions import TF32
 from ...loop_ir.instructions import (
     BIT_AND,
     BIT_OR,
@@ -69,6 +70,8 @@ def emit_call(
     if function == "rsqrt":
         root = _intrinsic(b, "sqrt", arguments, type)
         return b.define(f"fdiv {register_type(type)} {llvm_constant(1, type)}, {root}", (root,))
+    if function == TF32:
+        return _round_to_tf32(b, arguments[0], type)
     if function == "fdim":
         return _positive_difference(b, arguments, type)
     return _library(b, function, arguments, type, symbols, widest)
@@ -113,6 +116,19 @@ def _dot(b: HoistingBuilder, arguments: Sequence[str], type: Type, widest: int) 
         floats = [b.define(f"bitcast {wide} {h} to {text}", (h,)) for h in halves]
         total = _intrinsic(b, "fma", [*floats, total], type)
     return total
+
+
+def _round_to_tf32(b: HoistingBuilder, x: str, type: Type) -> str:
+    """Half a unit added to the magnitude, and the rest cut off; what is not finite stays."""
+    bits, text = Type(UINT32, type.lanes), register_type(type)
+    wide = register_type(bits)
+    whole = b.define(f"bitcast {text} {x} to {wide}", (x,))
+    exponent = b.define(f"and {wide} {whole}, {llvm_constant(0x7F800000, bits)}", (whole,))
+    special = b.define(f"icmp eq {wide} {exponent}, {llvm_constant(0x7F800000, bits)}", (exponent,))
+    up = b.define(f"add {wide} {whole}, {llvm_constant(0x1000, bits)}", (whole,))
+    cut = b.define(f"and {wide} {up}, {llvm_constant(0xFFFFE000, bits)}", (up,))
+    rounded = b.define(f"bitcast {wide} {cut} to {text}", (cut,))
+    return emit_select(b, special, x, rounded, type)
 
 
 def _positive_difference(b: HoistingBuilder, arguments: Sequence[str], type: Type) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...core.errors import InternalError
+from ...core.math_functions import round_to_tf32
 from .. import intrinsics
 from ..async_operands import box_in_memory
 from ..atoms import ATOMS, WARP
@@ -253,7 +254,8 @@ class Asynchronous:
         values = np.zeros(m.box, memory.data.dtype)
         if all(s.stop > s.start for s in here):
             found = tensor.read(_places_of(m, here), None, self.launched.machine.races)
-            values[there] = np.asarray(found).reshape([s.stop - s.start for s in here])
+            found = round_to_tf32(found) if m.rounds else np.asarray(found)
+            values[there] = found.reshape([s.stop - s.start for s in here])
         memory.written[region] = False
         memory.writers[region] = 0
         for marks in memory.marks.values():

@@ -21,8 +21,9 @@ MAP_BYTES, MAP_ALIGNMENT = 128, 64
 LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 """The driver's."""
 _FLOATS = {FLOAT16: 6, FLOAT32: 7, FLOAT64: 8, BFLOAT16: 9}
+_TFLOAT32 = 11
 _BITS = {8: 0, 16: 1, 32: 2, 64: 4}
-"""CUtensorMapDataType, of numbers and of bits."""
+"""CUtensorMapDataType, of numbers, of float32 that loads round to tf32, and of bits."""
 _SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 """CUtensorMapSwizzle, by bytes."""
 _NEAREST_SECTORS = 2
@@ -48,8 +49,9 @@ class TiledMap:
     def of(m: TensorMap) -> TiledMap:
         """The arguments of the driver for a map."""
         size = m.buffer.type.dtype.size
+        dtype = _TFLOAT32 if m.rounds else _data_type(m.buffer.type.dtype)
         return TiledMap(
-            _data_type(m.buffer.type.dtype), m.shape[::-1], tuple(s * size for s in m.strides[-2::-1]), m.box[::-1],
+            dtype, m.shape[::-1], tuple(s * size for s in m.strides[-2::-1]), m.box[::-1],
             _SWIZZLES[m.swizzle],
         )  # fmt: skip
 

@@ -58,7 +58,7 @@ class _TensorMap(ctypes.Structure):
     _fields_ = (
         ("base", ctypes.c_void_p), ("stride", ctypes.c_int64 * 5), ("extent", ctypes.c_int * 5),
         ("rank", ctypes.c_int), ("size", ctypes.c_int), ("swizzle", ctypes.c_int), ("box", ctypes.c_short * 5),
-        ("unused", ctypes.c_short * 13), ("more", ctypes.c_char * 128),
+        ("rounds", ctypes.c_short), ("unused", ctypes.c_short * 12), ("more", ctypes.c_char * 128),
     )  # fmt: skip
 
 
@@ -154,7 +154,7 @@ def _tensor_map(t: ir.TensorMap, memories: Sequence[EmulatedTensor]) -> _TensorM
     """The machine's form of a tensor map: the fastest dimension first."""
     b, size = t.buffer, t.buffer.type.dtype.size
     address = next(m.address for m in memories if m.buffer.name == b.name)
-    found = _TensorMap(base=address, rank=len(t.box), size=size, swizzle=t.swizzle)
+    found = _TensorMap(base=address, rank=len(t.box), size=size, swizzle=t.swizzle, rounds=t.rounds)
     for d, (stride, extent, count) in enumerate(zip(t.strides[::-1], t.shape[::-1], t.box[::-1], strict=True)):
         found.stride[d], found.extent[d], found.box[d] = stride * size, extent, count
     return found

@@ -27,7 +27,7 @@ from .store_transposed import flat_row_index, store_transposed, transposed_itera
 from .tile import Region, each_extent, local_var, region_origin, tile_number_var
 from .vector_expr import first_lanes_mask, multiply_add, substitute_vectorized
 
-CHEAP_CALLS = ("fma", "fmin", "fmax", "fabs", "sqrt", "floor", "ceil", "trunc", "rint")
+CHEAP_CALLS = ("fma", "fmin", "fmax", "fabs", "sqrt", "floor", "ceil", "trunc", "rint", "tf32")
 
 
 @dataclass(frozen=True, slots=True)

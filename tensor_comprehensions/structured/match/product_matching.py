@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import reduce
 
 from ...core.dtypes import DType
+from ...core.math_functions import TF32
 from ...tc_lang import ir as tc
 from ...tc_lang.ir import BoundFunction, BoundStatement, map_operands, walk_expr
 
@@ -35,14 +36,16 @@ def split_product(s: BoundStatement) -> Product | None:
 
 
 def has_narrow_products(function: BoundFunction) -> bool:
-    """Whether some sum may be one of products of numbers of 8 or 16 bits, which tensor cores take."""
+    """Whether some sum may be one of products of numbers of 8 or 16 bits, or of tf32, which tensor cores take."""
     return any(
-        s.reduction == "+" and s.reduction_indices and any(_widens_narrow(e) for e in walk_expr(s.value))
+        s.reduction == "+" and s.reduction_indices and any(_is_narrow(e) for e in walk_expr(s.value))
         for s in function.statements
     )
 
 
-def _widens_narrow(e: tc.Expr) -> bool:
+def _is_narrow(e: tc.Expr) -> bool:
+    if isinstance(e, tc.Call):
+        return e.function == TF32
     return isinstance(e, tc.Cast) and e.operand.dtype.bits <= 16 and e.dtype.bits == 32
 
 

@@ -17,7 +17,7 @@ from .ssa import SsaProgram, SsaStatement, range_extent
 
 _ZERO_AT_ZERO = (
     "sqrt", "cbrt", "sin", "tan", "asin", "atan", "sinh", "tanh", "asinh", "atanh", "erf", "fabs", "expm1", "log1p",
-    "floor", "ceil", "trunc", "round", "rint",
+    "floor", "ceil", "trunc", "round", "rint", "tf32",
 )  # fmt: skip
 """Functions of one argument that are 0 at 0."""
 

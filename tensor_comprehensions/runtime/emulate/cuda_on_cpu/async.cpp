@@ -236,6 +236,13 @@ int64_t swizzled(int64_t address, int width) {
     return width ? address ^ ((address >> 7 & (width / 16 - 1)) << 4) : address;
 }
 
+void round_to_tf32(char *place) {
+    uint32_t bits;
+    memcpy(&bits, place, sizeof bits);
+    if ((bits & 0x7f800000) != 0x7f800000) bits = (bits + 0x1000) & 0xffffe000;
+    memcpy(place, &bits, sizeof bits);
+}
+
 bool is_box_aligned(const void *place, const TensorMap &m, int line) {
     int64_t offset = (const char *)place - memories.back().begin;
     if (offset % (m.swizzle ? 8 * m.swizzle : 128)) return fail_at(MISALIGNED, place, line, -1, ""), false;
@@ -281,6 +288,7 @@ bool land_box() {
             char *to = m.begin + swizzled(start + row + (int64_t)k * size, box.map->swizzle);
             if (k >= low && k < high) memcpy(to, from + (int64_t)(k - low) * size, size);
             else memset(to, 0, size);
+            if (box.map->rounds) round_to_tf32(to);
         }
     });
     for (int64_t c = start / m.grain; c <= (start + bytes - 1) / m.grain; c++) m.cells[c].defined = true;

@@ -18,7 +18,8 @@ struct TensorMap {  // what the machine takes for one: 128 bytes; dimensions wit
     int extent[5];
     int rank, size, swizzle;
     short box[5];
-    short unused[13];
+    short rounds;  // loads round float to tf32
+    short unused[12];
 };
 static_assert(sizeof(TensorMap) <= 128, "a tensor map has 128 bytes");
 
