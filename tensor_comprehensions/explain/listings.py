@@ -91,7 +91,7 @@ def _owners(s: Stmt, known: dict[int, tuple[str, ...]]) -> tuple[str, ...]:
 
 def list_marked(kind: str, title: str, text: str, loops: Listing) -> Listing:
     """A text that was printed with marks, whose lines lead to those of the loops."""
-    return Listing(kind, title, tuple(_linked(*row, loops) for row in split_marks(text.rstrip())))
+    return Listing(kind, title, tuple(_link_line(*row, loops) for row in split_marks(text.rstrip())))
 
 
 def list_llvm(text: str, loops: Listing) -> Listing:
@@ -99,10 +99,10 @@ def list_llvm(text: str, loops: Listing) -> Listing:
     numbers = {m[1]: int(m[2]) for m in re.finditer(r"^!(\d+) = !DILocation\(line: (\d+),", text, re.MULTILINE)}
     rows = text[: text.find("\n!llvm.dbg.cu")].rstrip().split("\n")
     pairs = (row.partition(", !dbg !") if row.startswith(" ") else (row, "", "") for row in rows)
-    lines = (_linked(re.sub(r" !dbg !\d+", "", plain), numbers.get(number, 0), loops) for plain, _, number in pairs)
+    lines = (_link_line(re.sub(r" !dbg !\d+", "", plain), numbers.get(number, 0), loops) for plain, _, number in pairs)
     return Listing("llvm", "LLVM", tuple(lines))
 
 
-def _linked(text: str, number: int, loops: Listing) -> ListingLine:
+def _link_line(text: str, number: int, loops: Listing) -> ListingLine:
     """A line of code that is part of a line of the loops, from 1 on; 0 if of none."""
     return ListingLine(text, loops.lines[number - 1].statements, "", number) if number else ListingLine(text)
