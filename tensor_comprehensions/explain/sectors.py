@@ -94,7 +94,7 @@ def _accesses(s: Stmt, values: Mapping[str, _Lanes]) -> Iterator[SectorCount]:
             taken = _evaluate(condition, values)
             for branch, here in ((then, taken), (otherwise, None if taken is None else ~taken.astype(bool))):
                 if branch is not None and (here is None or here.any()):
-                    yield from _accesses(branch, _select_lanes(values, here))
+                    yield from _accesses(branch, _select_threads(values, here))
             return
     for c in substatements(s):
         yield from _accesses(c, values)
@@ -105,7 +105,7 @@ def _bind(values: Mapping[str, _Lanes], name: str, value: _Lanes | None) -> Mapp
     return others if value is None else {**others, name: value}
 
 
-def _select_lanes(values: Mapping[str, _Lanes], taken: _Lanes | None) -> Mapping[str, _Lanes]:
+def _select_threads(values: Mapping[str, _Lanes], taken: _Lanes | None) -> Mapping[str, _Lanes]:
     return values if taken is None else {name: value[taken.astype(bool)] for name, value in values.items()}
 
 
