@@ -142,8 +142,12 @@ def _extremes(
     work = benchmark.flops or benchmark.moved
     if contenders.kernel is None or OURS not in contenders.calls or not work:
         return {}
-    call, times = limits.kernel(contenders.kernel, arguments, outputs(contenders.calls[OURS]()))
-    most = {limits.FMA: limits.multiply_adds(arguments[0].dtype)} if benchmark.flops else limits.copies(work)
+    call, times = limits.repeated_kernel_call(contenders.kernel, arguments, outputs(contenders.calls[OURS]()))
+    most = (
+        {limits.FMA: limits.peak_multiply_add_call(arguments[0].dtype)}
+        if benchmark.flops
+        else limits.peak_copy_calls(work)
+    )
     return {limits.KERNEL: (call, float(times * work)), **most}
 
 

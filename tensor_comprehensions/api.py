@@ -302,7 +302,7 @@ class Op(KernelDispatcher):
         ):
             if dynamic:
                 raise ArgumentError("kernels for GPUs are for exact sizes", suggestion="leave out dynamic=")
-            return self._for_gpu(tensors, initial, options, target, schedule)
+            return self._compile_for_gpu(tensors, initial, options, target, schedule)
         chosen = self._machine.options if options is None else cast("CpuOptions", options)  # which is checked now
         machine = CompileConfig(chosen, host() if target is None else target)
         check_machine(machine.options, machine.target)
@@ -312,7 +312,7 @@ class Op(KernelDispatcher):
         arguments = normalize_detached(self._kernels.interface, tensors, initial)
         sizes = shapes_of(self.function, arguments)
         kernels = self._kernels if dynamic is None else self._kernels.with_dynamic(dynamic)
-        route = kernels.route(sizes, arguments, (), machine, is_call=False)
+        route = kernels.find_or_make_kernel(sizes, arguments, (), machine, is_call=False)
         return Kernel(kernels, machine, self._gradients, route.compiled)
 
     def _compile_sparse(
@@ -345,7 +345,7 @@ class Op(KernelDispatcher):
         compiled = op.kernels.compile(tensors, initial)
         return SparseKernel(op, compiled, op.kernels.dense_contractions(compiled.program.problem.function))
 
-    def _for_gpu(
+    def _compile_for_gpu(
         self, tensors: Sequence[Value], initial: Mapping[str, Value], options: Any, target: Any, schedule: object
     ) -> GpuKernel:
         """The kernel for a GPU."""
@@ -414,7 +414,7 @@ class Op(KernelDispatcher):
                 self._kernels, tensors, initial, options, trying,
                 devices=devices, executor=executor, store=store, report=report,
             )  # fmt: skip
-            self._look_anew()
+            self._clear_inline_caches()
             return tuned
         if self._kernels.has_sparse((*tensors, *initial.values())):
             if tuple(devices) != ("cpu",) or executor is not None or report is not None:
@@ -427,7 +427,7 @@ class Op(KernelDispatcher):
             with deferred_interrupts():
                 from .autotuner.sparse_search import autotune_sparse
             best = autotune_sparse(self._kernels.sparse, tensors, initial, options, trying, op_api.store_of(store))
-            self._look_anew()
+            self._clear_inline_caches()
             return best
         arguments = normalize_detached(self._kernels.interface, tensors, initial)
         found = op_api.autotune(
@@ -435,7 +435,7 @@ class Op(KernelDispatcher):
             devices=devices, executor=executor, store=store, report=report,
         )  # fmt: skip
         self._kernels.set_tuned_options(shapes_of(self.function, arguments), arguments, self._machine, found.options)
-        self._look_anew()
+        self._clear_inline_caches()
         return found
 
     @only_tc_errors
@@ -455,9 +455,9 @@ class Op(KernelDispatcher):
     def _forget(self) -> None:
         """Drop all loaded kernels: the next call loads or compiles."""
         self._kernels.forget()
-        self._look_anew()
+        self._clear_inline_caches()
 
-    def _look_anew(self) -> None:
+    def _clear_inline_caches(self) -> None:
         """Clear the inline caches: the next call asks the kernel table."""
         self._lanes, self._direct = InlineCache(self._kernels.interface), None
         if self._operator is not None:

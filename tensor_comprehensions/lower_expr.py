@@ -83,7 +83,7 @@ def lower_subscript(e: tc.Expr, scope: LoweringScope) -> ir.Expr:
                 lower_subscript(then, scope.with_guard(condition)),
                 lower_subscript(otherwise, scope.with_guard(_negate(condition))),
             )
-        case tc.Cast(operand, dtype) if widens(operand.dtype, dtype):
+        case tc.Cast(operand, dtype) if is_lossless_widening(operand.dtype, dtype):
             return lower_subscript(operand, scope)
         case _:
             return _cast(lower_expr(e, scope), INT64)
@@ -123,7 +123,7 @@ def _negate(condition: tc.Expr) -> tc.Expr:
     return tc.Unary("!", condition, condition.dtype)
 
 
-def widens(source: DType, target: DType) -> bool:
+def is_lossless_widening(source: DType, target: DType) -> bool:
     """Does the integer type `target` hold every value of the integer type `source`? Any other cast may wrap."""
     return source.is_integer and target.is_integer and target.is_signed and target.bits > source.bits - source.is_signed
 

@@ -69,13 +69,13 @@ class Module(nn.Module):
         self._shapes: dict[str, tuple[int, ...]] = {}
         for parameter, value in initial.items():
             if may_be_sparse(value):
-                self._hold_sparse(inputs[parameter], value, is_learned=True)
+                self._register_sparse(inputs[parameter], value, is_learned=True)
                 continue
             shape = _shape(inputs[parameter], sizes or {}, self.op.__name__)
             self.register_parameter(parameter, nn.Parameter(_initial_tensor(inputs[parameter], shape, value)))
         for buffer, tensor in (buffers or {}).items():
             if buffer not in initial and may_be_sparse(tensor):
-                self._hold_sparse(inputs[buffer], tensor, is_learned=False)
+                self._register_sparse(inputs[buffer], tensor, is_learned=False)
                 continue
             if buffer in initial or not isinstance(tensor, Tensor):
                 found = "a parameter" if buffer in initial else f"a {type(tensor).__name__}"
@@ -83,7 +83,7 @@ class Module(nn.Module):
             self.register_buffer(buffer, tensor)
         self._held = tuple(p if p in initial or p in (buffers or {}) else None for p in inputs)
 
-    def _hold_sparse(self, p: Symbol, value: Any, *, is_learned: bool) -> None:
+    def _register_sparse(self, p: Symbol, value: Any, *, is_learned: bool) -> None:
         """Register the arrays of a sparse tensor: `name_values`, `name_pos1`, `name_crd1`."""
         from .dispatch.sparse.interop import as_sparse
 

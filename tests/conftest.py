@@ -48,7 +48,7 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("long" if config.getoption("--long") else "suite")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.InlinedStatement]) -> None:
     found = list(items)
     if config.getoption("--fast"):
         items[:] = _select_fast(items)
@@ -58,7 +58,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.hook.pytest_deselected(items=[item for item in found if item not in kept])
 
 
-def _select_fast(items: list[pytest.Item]) -> list[pytest.Item]:
+def _select_fast(items: list[pytest.InlinedStatement]) -> list[pytest.InlinedStatement]:
     """All cases of most tests, and the first one of those in the table of slow tests unless each is slow."""
     rows = (line.split("\t") for line in SLOW_TESTS.read_text().splitlines())
     average = {name: float(seconds) for name, _, seconds in rows}
@@ -71,7 +71,7 @@ def _select_fast(items: list[pytest.Item]) -> list[pytest.Item]:
     return fast
 
 
-def _draw_examples(items: list[pytest.Item], examples: int) -> None:
+def _draw_examples(items: list[pytest.InlinedStatement], examples: int) -> None:
     """Leave the properties alone, each with so many examples, drawn afresh and not by its name."""
     items[:] = [item for item in items if getattr(getattr(item, "obj", None), "is_hypothesis_test", False)]
     for test in {getattr(item.obj, "__func__", item.obj) for item in items}:  # type: ignore[attr-defined]

@@ -116,16 +116,16 @@ class OutputOracle:
         if not self._verified:
             verify_small(self.problem)
             self._verified = True
-        outputs = self._by_default(memory)
+        outputs = self._run_default_kernel(memory)
         return ExpectedOutputs(outputs, tuple(allow_rounding(x, self.problem.longest_sum) for x in outputs))
 
-    def _by_default(self, memory: ProblemMemory) -> tuple[Tensor, ...]:
+    def _run_default_kernel(self, memory: ProblemMemory) -> tuple[Tensor, ...]:
         if self._default is None:
             bound = self.problem.bound
             self._default = compile_function(bound, self.problem.message.source, CpuOptions(), host())
         failed = TimedLaunch(
             LoadedCandidate(self._default.executable, self._default.temporaries), memory
-        ).with_poisoned_outputs()
+        ).run_with_poisoned_outputs()
         if failed:
             raise RangeError(f"the inputs of {self.problem.function.name} lead out of a tensor")
         return tuple(x.clone() for x in memory.outputs)
@@ -133,7 +133,7 @@ class OutputOracle:
     def _allowed_deviations(self, memory: ProblemMemory, outputs: Sequence[Tensor]) -> tuple[float, ...]:
         """The usual tolerance, or more in a def in which the default kernel needs more."""
         allowed = []
-        for mine, right in zip(self._by_default(memory), outputs, strict=True):
+        for mine, right in zip(self._run_default_kernel(memory), outputs, strict=True):
             usual, off = allow_rounding(right, self.problem.longest_sum), max_deviation(mine, right)
             fault = find_fault(mine, right, TRUSTED * usual)
             if fault is not None:

@@ -118,7 +118,7 @@ def _serve_requests(connection: socket.socket, settings: dict[str, Any], zygote:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         _die_with_parent(signal.SIGKILL)
         if os.getppid() == zygote:
-            _confine(settings)
+            _apply_worker_limits(settings)
             handler = _handler(settings)
             while True:
                 try:
@@ -140,7 +140,7 @@ def _handler(settings: dict[str, Any]) -> Handler:
     return handler
 
 
-def _confine(settings: dict[str, Any]) -> None:
+def _apply_worker_limits(settings: dict[str, Any]) -> None:
     """Keep to the processors, the threads and the memory that are allowed, and be silent."""
     import torch
 

@@ -79,7 +79,7 @@ class Journal:
         if not data.startswith(_MAGIC):
             raise ArgumentError(f"{path} is not a journal of a search", suggestion="name another file, or remove it")
         end = len(_MAGIC)
-        for start, problem, record in _records(data):
+        for start, problem, record in _parse_records(data):
             self._take(problem, record)
             end = start
         return end
@@ -182,7 +182,7 @@ def _key(outcome: pb.Outcome) -> bytes:
     return outcome.options.SerializeToString(deterministic=True)
 
 
-def _records(data: bytes) -> Iterator[tuple[int, str, Record]]:
+def _parse_records(data: bytes) -> Iterator[tuple[int, str, Record]]:
     """(where it ends, problem, record) of every record up to the first that is damaged."""
     at = len(_MAGIC)
     while at + _HEADER.size <= len(data):
@@ -197,23 +197,23 @@ def _records(data: bytes) -> Iterator[tuple[int, str, Record]]:
             problem = payload[2:text].decode()
         except (KeyError, DecodeError, UnicodeDecodeError):
             return
-        if _is_sound(record):
+        if _is_valid_record(record):
             yield at, problem, record
 
 
-def _is_sound(record: Record) -> bool:
+def _is_valid_record(record: Record) -> bool:
     """Is it one that a search may have written: known words, and times that a run can take?"""
     if isinstance(record, pb.Outcome):
         if record.status not in pb.Status.values() or not 0 <= record.elapsed < math.inf:
             return False
-        return record.status != pb.OK or _is_time(record.timing)
+        return record.status != pb.OK or _is_valid_timing(record.timing)
     if isinstance(record, pb.Decision):
         fit = len(record.timings) == len(record.finalists) and 0 <= record.elapsed < math.inf
-        return fit and all(_is_time(t) for t in record.timings)
+        return fit and all(_is_valid_timing(t) for t in record.timings)
     return all(map(_is_known, record.known))
 
 
-def _is_time(timing: pb.Timing) -> bool:
+def _is_valid_timing(timing: pb.Timing) -> bool:
     """Are these quartiles, or those of no run?"""
     return not timing.runs or all(0 < t < math.inf for t in (timing.low, timing.median, timing.high))
 

@@ -67,14 +67,16 @@ def list_mutations(op: StructuredOp, target: CpuTarget) -> tuple[Mutation, ...]:
     if op.reductions:
         found.append(Mutation("unroll", _display_name(op, op.reductions[-1]), UNROLLS))
     found += [
-        Mutation("ahead", factor_name(op, side), SWITCH) for side in Side if _is_far(op.factors[side.value], target)
+        Mutation("ahead", factor_name(op, side), SWITCH)
+        for side in Side
+        if _exceeds_l2_cache(op.factors[side.value], target)
     ]
     if _bytes(op.output) > target.cache[1]:
         found.append(Mutation("stream", "", SWITCH))
     return (*found, Mutation("ends", "", ENDS), Mutation("lanes", "", LANES), Mutation("threads", "", SHARED))
 
 
-def _is_far(factor: Expr, target: CpuTarget) -> bool:
+def _exceeds_l2_cache(factor: Expr, target: CpuTarget) -> bool:
     """Whether a factor exceeds L2."""
     return any(_bytes(read) > target.cache[1] for read in loads_in(factor))
 
@@ -195,14 +197,14 @@ def _move_pack(pieces: list[Primitive], factor: str, place: int, op: StructuredO
                 kept.append(p)
     if place == OFF:
         return kept
-    places = [*_places(nest, side)]
+    places = [*_packing_loops(nest, side)]
     if place > len(places):
         return pieces
     last = max((k for k, p in enumerate(kept, 1) if isinstance(p, written.Tile | written.Interchange)), default=0)
     return [*kept[:last], written.Pack(((factor, places[place - 1]),)), *kept[last:]]
 
 
-def _places(nest: ScheduleState, side: Side) -> Generator[str | None]:
+def _packing_loops(nest: ScheduleState, side: Side) -> Generator[str | None]:
     """The loops at which a factor may be packed, outermost first: those that move it. None is outside of all."""
     moved = variable_names(nest.op.factors[side.value])
     iterators = [loop.iterator for loop in nest.remaining_points]

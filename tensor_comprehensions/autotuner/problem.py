@@ -137,7 +137,7 @@ def fill_inputs(memory: Sequence[Tensor], problem: Problem, kind: str, seed: int
     """
     for number, (x, t) in enumerate(zip(memory, problem.tensors, strict=True)):
         if t.HasField("values"):
-            _place(x, _values(t))
+            _copy_values_into(x, _values(t))
             continue
         generator = torch.Generator().manual_seed((problem.message.seed * 1000003 + seed * 101 + number) & (2**63 - 1))
         flat = x.as_strided((storage_extent(x.shape, x.stride()),), (1,))
@@ -156,7 +156,7 @@ def _random(kind: str, count: int, generator: torch.Generator) -> Tensor:
     return values
 
 
-def _place(x: Tensor, values: np.ndarray) -> None:
+def _copy_values_into(x: Tensor, values: np.ndarray) -> None:
     """Write values into a tensor whose elements may share memory."""
     source = torch.from_numpy(np.array(values))
     if x.dtype is torch.bfloat16:

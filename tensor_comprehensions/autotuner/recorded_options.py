@@ -101,8 +101,8 @@ def lookup_by_key(
             "%s: these sizes were tuned with %s threads, and torch has %s: they run untuned; tune them with as many, "
             "or call torch.set_num_threads", function.name, tuned, key["threads"],
         )  # fmt: skip
-    _log(lambda: f"{function.name}: miss: {_reason(store, key, names)}")
-    record_decision(lambda: Decision("tuning", (), RECORD_UNUSED, _reason(store, key, names)))
+    _log(lambda: f"{function.name}: miss: {_explain_record_miss(store, key, names)}")
+    record_decision(lambda: Decision("tuning", (), RECORD_UNUSED, _explain_record_miss(store, key, names)))
     return None
 
 
@@ -190,26 +190,28 @@ def _record(found: Found, wanted: Key | None = None) -> str:
     m = found.best
     facts = [f"record {found.key.digest[:12]}", f"{m.seconds * 1e6:.1f} us in the race", repr(m.options)]
     if wanted is not None:
-        facts[1:1] = differences(wanted, found.key)
+        facts[1:1] = describe_key_differences(wanted, found.key)
     if not m.is_current:
         facts.append(f"measured by other versions ({_other_versions(m)})")
     return ", ".join(facts)
 
 
-def _reason(store: Store, key: Key, names: str) -> str:
+def _explain_record_miss(store: Store, key: Key, names: str) -> str:
     """The reason for a miss: the nearest record, and how it differs."""
     known = measurement_store.all_measurements(store)
     same = [other for other in known if other["def"] == key["def"]]
     if not same:
         return f"none of {len(known)} records is of this def"
-    nearest = min(same, key=lambda other: (len(differences(key, other)), _distance(key, other), other.digest))
-    facts = differences(key, nearest)
+    nearest = min(
+        same, key=lambda other: (len(describe_key_differences(key, other)), _distance(key, other), other.digest)
+    )
+    facts = describe_key_differences(key, nearest)
     if not any(_is_usable(m, names) for m in known[nearest]):
         facts.append("its options were not validated, or name loops and tensors of another spelling")
     return f"the nearest of {len(same)} records of this def is {nearest.digest[:12]}: {'; '.join(facts)}"
 
 
-def differences(wanted: Key, other: Key) -> list[str]:
+def describe_key_differences(wanted: Key, other: Key) -> list[str]:
     """The facts in which the key of a record differs from the wanted key, in words."""
     parts = wanted.difference(other)
     target = [name for name in parts if name.partition(".")[0] == "target"]

@@ -158,7 +158,7 @@ class Tuner:
         self._by_code: dict[str, Outcome] = {}
         self._codes: dict[str, tuple[pb.Code, ...]] = {}
         self._speeds: dict[str, float] = {}
-        self._usual = 1.0
+        self._default_schedule_costs = 1.0
         self._preparing = self._racing = self._last = 0.0
         self._complaints: list[str] = []
         self.best: Outcome | None = None
@@ -193,7 +193,7 @@ class Tuner:
         asked = search.ask()
         rest = [*first, *(c for c in asked if c not in first)]
         while rest:
-            size = self._size(len(rest))
+            size = self._batch_size(len(rest))
             batch, rest = rest[:size], rest[size:]
             fresh = [*{c.options: c for c in batch if c.options not in self._by_options}.values()]
             if (
@@ -211,7 +211,7 @@ class Tuner:
             self._observe(self, generation)
         return bool(asked)
 
-    def _size(self, count: int) -> int:
+    def _batch_size(self, count: int) -> int:
         """The number of candidates, at most `count`, to evaluate at once: more if they take little of the budget.
 
         Between compiling and running, and at the end of a batch, processes wait for each other. In the first batch,
@@ -300,8 +300,8 @@ class Tuner:
                 if found is None:  # stopped
                     return False
                 found.digest, found.compiling = reply.digest, reply.compiling
-                self._scale(found)
-                self._keep(found, reply.codes)
+                self._scale_to_default_time(found)
+                self._keep_finalist_codes(found, reply.codes)
                 yield found
             else:
                 yield outcome_reply(self._by_code[reply.digest], reply)
@@ -312,23 +312,25 @@ class Tuner:
         usual = next(iter(self._codes.values()), ())
         request = self._request(pb.MEASURE, codes=[*codes, *usual])
         if usual:
-            request.losing /= self._usual
+            request.losing /= self._default_schedule_costs
         return request
 
-    def _scale(self, reply: pb.Reply) -> None:
+    def _scale_to_default_time(self, reply: pb.Reply) -> None:
         """Scale a time that was interleaved with the default's, as if the default had taken its first time."""
         if len(reply.timings) > 1:
             timing, usual = reply.timings
-            times = self._usual / usual.median if usual.median > 0 else math.nan  # NaN is rejected as impossible
+            times = (
+                self._default_schedule_costs / usual.median if usual.median > 0 else math.nan
+            )  # NaN is rejected as impossible
             timing.median, timing.low, timing.high = (times * t for t in (timing.median, timing.low, timing.high))
             del reply.timings[1:]
 
-    def _keep(self, reply: pb.Reply, codes: Sequence[pb.Code]) -> None:
+    def _keep_finalist_codes(self, reply: pb.Reply, codes: Sequence[pb.Code]) -> None:
         """Keep the code of who may come to race: of the default, which is the first, and of the fastest."""
         if reply.status != pb.OK or not reply.timings:
             return
         if not self._codes:
-            self._usual = reply.timings[0].median
+            self._default_schedule_costs = reply.timings[0].median
         self._codes[reply.digest] = tuple(codes)
         self._speeds[reply.digest] = reply.timings[0].low
         first = next(iter(self._codes))
@@ -412,7 +414,7 @@ class Tuner:
                 "%s: other load disturbed the race, so it decides nothing; search on an idle machine",
                 self.problem.function.name,
             )
-        winner = _winner(timings)
+        winner = _find_significant_winner(timings)
         if winner is None:
             raise ArgumentError(
                 f"the best ways to lower {self.problem.function.name} fail in the end, and so does the default: "
@@ -476,7 +478,7 @@ def _race_seconds(seconds: float) -> float:
     return min(most, max(least, seconds * RESERVE))
 
 
-def _winner(timings: Sequence[pb.Timing]) -> int | None:
+def _find_significant_winner(timings: Sequence[pb.Timing]) -> int | None:
     """The fastest code that is significantly faster than the first one, the default; None if there is none."""
     ran = [n for n, t in enumerate(timings) if t.runs]
     if 0 in ran:

@@ -140,24 +140,24 @@ class CpuSearchSpace:
         for name, _, op in self.ops if options.use_microkernels else ():
             pipeline = schedule_for(options.schedule, name)
             if not isinstance(pipeline, Schedule):
-                meaning, cost = None, self._usual.get(name, _NOTHING)
-            elif (followed := self._follow_cached(name, op, pipeline)) is not None:
+                meaning, cost = None, self._default_schedule_costs.get(name, _NOTHING)
+            elif (followed := self._cached_plan_and_cost(name, op, pipeline)) is not None:
                 meaning, cost = followed
             else:
                 return None
             plans.append((name, meaning))
             cycles, code = cycles + cost.cycles, code + cost.code
-        if cycles > self.most * sum(u.cycles for u in self._usual.values()):
+        if cycles > self.most * sum(u.cycles for u in self._default_schedule_costs.values()):
             return None
-        if code > max(BRIEF, self.longest * sum(u.code for u in self._usual.values())):
+        if code > max(BRIEF, self.longest * sum(u.code for u in self._default_schedule_costs.values())):
             return None
         return plain, options.schedule is None, tuple(plans)
 
-    def _follow_cached(self, name: str, op: StructuredOp, pipeline: Schedule) -> _Followed | None:
+    def _cached_plan_and_cost(self, name: str, op: StructuredOp, pipeline: Schedule) -> _Followed | None:
         """The plan and the cost of a schedule; None if it is illegal. Genomes of one family share many schedules."""
         if (name, pipeline) not in self._known:
             try:
-                self._known[name, pipeline] = _follow(op, pipeline, self.target)
+                self._known[name, pipeline] = _plan_and_cost(op, pipeline, self.target)
             except (CannotLower, TCError):
                 self._known[name, pipeline] = None
         return self._known[name, pipeline]
@@ -167,7 +167,7 @@ class CpuSearchSpace:
         return {}
 
     @cached_property
-    def _usual(self) -> dict[str, _Cost]:
+    def _default_schedule_costs(self) -> dict[str, _Cost]:
         """The cost of the model's choice for every contraction that has one."""
         found = {}
         for name, _, op in self.ops:
@@ -200,8 +200,8 @@ class CpuSearchSpace:
         total = 0
         for name, _, op in self.ops if options.use_microkernels else ():
             pipeline = schedule_for(options.schedule, name)
-            followed = self._follow_cached(name, op, pipeline) if isinstance(pipeline, Schedule) else None
-            total += followed[1].code if followed else self._usual.get(name, _NOTHING).code
+            followed = self._cached_plan_and_cost(name, op, pipeline) if isinstance(pipeline, Schedule) else None
+            total += followed[1].code if followed else self._default_schedule_costs.get(name, _NOTHING).code
         return total
 
     def is_valid(self, options: CpuOptions) -> bool:
@@ -247,7 +247,7 @@ _Followed = tuple[Hashable, _Cost]
 """A plan, the same for equivalent schedules, and its cost."""
 
 
-def _follow(op: StructuredOp, pipeline: Schedule, target: CpuTarget) -> _Followed:
+def _plan_and_cost(op: StructuredOp, pipeline: Schedule, target: CpuTarget) -> _Followed:
     """Raises CannotLower or TCError if the schedule is illegal."""
     if not op.is_product:
         check_schedule(pipeline, op, target)
@@ -271,14 +271,14 @@ def _clip_tiles(plan: Plan) -> Plan:
     return replace(plan, levels=tuple(levels))
 
 
-class _Given:
+class _PerLevelGenes:
     """Stands for a tuple whose numbers are genes of their own."""
 
     def __repr__(self) -> str:
         return "given"
 
 
-_GIVEN = _Given()
+_GIVEN = _PerLevelGenes()
 
 
 def search_space(

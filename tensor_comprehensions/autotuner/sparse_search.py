@@ -75,7 +75,7 @@ def autotune_sparse(
     call = kernels.accept(without_gradients(values), initial)
     default = kernels.options if start is None else start
     check_sparse_options(default)
-    search = _Search(kernels, call, default, trying)
+    search = _SparseCoordinateSearch(kernels, call, default, trying)
     with torch.no_grad():
         found = search.run()
     kernels.set_tuned_options(call, found.options)
@@ -110,7 +110,7 @@ def choose_tuned_sparse_options(function: Function, call: SparseCall, sizes: Map
     return lookup_by_key(function, make_tuning_key(function, call, sizes), "", SparseOptions, current_store())
 
 
-class _Search:
+class _SparseCoordinateSearch:
     def __init__(self, kernels: SparseKernels, call: SparseCall, start: SparseOptions, trying: SearchBudget) -> None:
         self._kernels, self._call, self._start, self._trying = kernels, call, start, trying
         self._expected = kernels.run(call, options=start)
@@ -125,7 +125,7 @@ class _Search:
         order = random.Random(self._trying.seed)
         while improved:
             improved, generation = False, generation + 1
-            changes = list(_changes(best, self._kernels.function_for_call(self._call)))
+            changes = list(_single_option_changes(best, self._kernels.function_for_call(self._call)))
             order.shuffle(changes)
             for field, value in changes:
                 if perf_counter() >= self._end or len(self._tried) > self._limit:
@@ -155,7 +155,7 @@ class _Search:
             found = self._kernels.run(self._call, options=candidate)
         except ArgumentError as refusal:  # an order that is not possible, say
             return self._add_failure(candidate, pb.INVALID, refusal.message, generation)
-        if not all(_agree(found[n], x, self._longest_sum) for n, x in self._expected.items()):
+        if not all(_results_agree(found[n], x, self._longest_sum) for n, x in self._expected.items()):
             get_logger("tune").warning("%s: %s gives other results", self._kernels.function.name, candidate)
             return self._add_failure(candidate, pb.WRONG_RESULT, "other results than the start's", generation)
         compiled = perf_counter()
@@ -195,7 +195,7 @@ class _Search:
         return race
 
 
-def _changes(options: SparseOptions, function: Function) -> Iterator[tuple[str, Any]]:
+def _single_option_changes(options: SparseOptions, function: Function) -> Iterator[tuple[str, Any]]:
     """The options and values that differ from these in one option."""
     for f in fields(options):
         choices = f.metadata.get("choices", _orders(function))
@@ -216,8 +216,8 @@ def _count_terms(kernels: SparseKernels, call: SparseCall) -> int:
     return max((prod(i.extent for i in s.reduction_indices) for s in bound.statements), default=1) or 1
 
 
-def _agree(x: Any, right: Any, longest_sum: int) -> bool:
+def _results_agree(x: Any, right: Any, longest_sum: int) -> bool:
     """Whether two results store the same places and agree but for rounding."""
     if not isinstance(x, SparseTensor):
         return find_fault(x, right, allow_rounding(right, longest_sum)) is None
-    return are_equal_levels(x.levels, right.levels) and _agree(x.values, right.values, longest_sum)
+    return are_equal_levels(x.levels, right.levels) and _results_agree(x.values, right.values, longest_sum)

@@ -84,7 +84,7 @@ class ProblemMemory:
         for x, output in self._starts:
             output.copy_(x)
 
-    def with_restore(self) -> None:
+    def restore_without_poison(self) -> None:
         """`restore` without poison, to be passed on."""
         self.restore(poison=False)
 
@@ -97,17 +97,17 @@ class ProblemMemory:
         """Of the arguments, in the order of a kernel's."""
         return [g.address for g in (*self._inputs[: len(self.problem.message.inputs)], *self._outputs)]
 
-    def has_guard_damage(self) -> str:
+    def describe_guard_damage(self) -> str:
         """Which memory was written next to; empty if none was."""
         groups = {"an input": self._inputs, "an output": self._outputs}
         return next((name for name, parts in groups.items() if not all(g.guards_intact() for g in parts)), "")
 
-    def save_outputs(self) -> None:
+    def record_input_digests(self) -> None:
         """Save the inputs, to detect later whether they changed."""
         self._digests = [g.digest() for g in self._inputs]
 
     def has_changed_inputs(self) -> bool:
-        """Do the inputs hold something else than when `save_outputs` was called?"""
+        """Do the inputs hold something else than when `record_input_digests` was called?"""
         return [g.digest() for g in self._inputs] != self._digests
 
     @property
@@ -138,16 +138,16 @@ class TimedLaunch:
         """Run on the memory in its present state: 0, or the number of a failed check."""
         return int(self._executable.function(self._place))
 
-    def with_poisoned_outputs(self) -> int:
+    def run_with_poisoned_outputs(self) -> int:
         """Run on memory in which everything that the kernel must write first is poison."""
         self.memory.restore(poison=True)
         for g in self._temporaries:
             g.poison()
         return self()
 
-    def has_guard_damage(self) -> str:
+    def describe_guard_damage(self) -> str:
         """Which memory was written next to; empty if none was."""
-        return self.memory.has_guard_damage() or (
+        return self.memory.describe_guard_damage() or (
             "" if all(g.guards_intact() for g in self._temporaries) else "a temporary"
         )
 
@@ -318,7 +318,7 @@ def _round(
 ) -> None:
     """One sample of each, alternately from the front and from the back."""
     for k in range(len(launches)) if number % 2 == 0 else reversed(range(len(launches))):
-        before = launches[k].memory.with_restore if launches[k].memory.accumulates else None
+        before = launches[k].memory.restore_without_poison if launches[k].memory.accumulates else None
         run = partial(sample_run, launches[k], counts[k], before)
         found[k].append(waiting.of(run, 1 if before else counts[k]))
 

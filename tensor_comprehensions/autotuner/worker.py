@@ -191,7 +191,7 @@ class PreparedProblem:
                 self._memories.popitem(last=False)
             made = ProblemMemory(self.problem)
             fill_inputs(made.inputs, self.problem, kind, seed)
-            made.save_outputs()
+            made.record_input_digests()
             self._memories[kind, seed] = made
         self._memories.move_to_end((kind, seed))
         return self._memories[kind, seed]
@@ -249,14 +249,14 @@ def _run(made: PreparedProblem, codes: Sequence[pb.Code], request: pb.Request, r
     for kind in KINDS:
         launch, first = check_candidate(made, kernel, kind, 0)
         if request.hopeless and first > request.hopeless:  # unless something else took the processor
-            first = min(first, *(sample_run(launch, 1, launch.memory.with_restore) for _ in range(AGAIN)))
+            first = min(first, *(sample_run(launch, 1, launch.memory.restore_without_poison) for _ in range(AGAIN)))
         if request.hopeless and first > request.hopeless:
             reply.status, reply.message = pb.SLOW, f"the first run took {first:.3g} s"
             reply.timings.append(pb.Timing(median=first, low=first, high=first, runs=1))
             return
     before = tuple(x.clone() for x in launch.memory.outputs)
     times = _times(launch, first, codes[1:], request)
-    launch.with_poisoned_outputs()
+    launch.run_with_poisoned_outputs()
     if not all(same_bytes(x, y) for x, y in zip(launch.memory.outputs, before, strict=True)):
         raise CandidateRejected(pb.WRONG_RESULT, "two runs on the same inputs give different results")
     reply.timings.extend(map(timing_message, times))
@@ -267,7 +267,7 @@ def _times(launch: TimedLaunch, first: float, others: Sequence[pb.Code], request
     if not others:
         return (time_launch(launch, first, request.seconds, request.losing),)
     other = TimedLaunch(load_candidate(others[0]), launch.memory)
-    usual = sample_run(other, 1, launch.memory.with_restore)
+    usual = sample_run(other, 1, launch.memory.restore_without_poison)
     if LEAST * (first + usual) > PATIENT * request.seconds:
         return (time_launch(launch, first, request.seconds, request.losing * usual),)
     return time_interleaved(launch, other, (first, usual), request.seconds, request.losing)
@@ -285,11 +285,11 @@ def check_candidate(made: PreparedProblem, kernel: LoadedCandidate, kind: str, s
     launch = TimedLaunch(kernel, made.memory(kind, seed))
     now = thread_clock()
     start = now()
-    failed = launch.with_poisoned_outputs()
+    failed = launch.run_with_poisoned_outputs()
     seconds = now() - start
     if failed:
         raise CandidateRejected(pb.WRONG_RESULT, f"{kind}: it reports failure {failed}")
-    if place := launch.has_guard_damage():
+    if place := launch.describe_guard_damage():
         raise MemoryCorruption(f"{kind}: it writes next to the memory of {place}")
     if launch.memory.has_changed_inputs():
         raise MemoryCorruption(f"{kind}: it writes to its inputs")
@@ -353,7 +353,7 @@ def _race(request: pb.Request, reply: pb.Reply, phase: Phase) -> None:
             failures.append(f"{number}: {rejection.message}")
     phase(RUN)
     start = perf_counter()
-    firsts = [sample_run(x, 1, usual.with_restore) for x in launches]
+    firsts = [sample_run(x, 1, usual.restore_without_poison) for x in launches]
     reply.timings.extend(place_timings(race_launches(launches, firsts, request.seconds), places, len(request.codes)))
     reply.message = "; ".join(failures)
     reply.running = perf_counter() - start

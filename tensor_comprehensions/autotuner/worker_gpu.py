@@ -216,7 +216,7 @@ def _check_outputs(made: PreparedProblem, runner: GpuRunner, kind: str, seed: in
     """Run once on inputs of a kind; seconds. Raises CandidateRejected if anything is wrong."""
     expected, memory = made.expected_outputs(kind, seed), made.memory(kind, seed)
     seconds = runner.run(memory)
-    if place := memory.has_guard_damage():
+    if place := memory.describe_guard_damage():
         raise MemoryCorruption(f"{kind}: it writes next to the memory of {place}")
     if (fault := expected.fault(memory.outputs)) is not None:
         raise CandidateRejected(fault[0], f"{kind}: {fault[1]}")

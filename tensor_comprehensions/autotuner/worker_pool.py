@@ -233,7 +233,7 @@ class WorkerPool:
             worker = None
             raise
         else:
-            kept = not (self._lost(reply) and self._retire())
+            kept = not (self._lost(reply) and self._drop_lost_device())
             if not kept or worker.answered >= MAX_REQUESTS or self._suspect(reply):
                 worker.kill()
                 self._forget(worker)
@@ -243,7 +243,7 @@ class WorkerPool:
             if kept:
                 self._free.put((settings, worker))
 
-    def _retire(self) -> bool:
+    def _drop_lost_device(self) -> bool:
         """Do with one device less, if another is left."""
         with self._lock:
             left = self.size > 1

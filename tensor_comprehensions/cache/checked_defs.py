@@ -62,7 +62,7 @@ def defs_to_bytes(made: tuple[Function, ...]) -> bytes:
 def defs_from_bytes(data: bytes) -> tuple[Function, ...] | None:
     """The functions that JSON describes; None if it describes none."""
     try:
-        text, made = _value(json.loads(data))
+        text, made = _from_plain(json.loads(data))
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
     if not (isinstance(text, str) and isinstance(made, tuple) and all(isinstance(f, Function) for f in made)):
@@ -82,15 +82,15 @@ def _to_plain(x: Any) -> Any:
     return x
 
 
-def _value(x: Any) -> Any:
+def _from_plain(x: Any) -> Any:
     if isinstance(x, list):
-        return tuple([_value(item) for item in x])
+        return tuple([_from_plain(item) for item in x])
     if isinstance(x, dict):
         ((name, content),) = x.items()
         if name == "DType":
             return DTYPES[content]
         kind = _classes()[name]
-        return kind[content] if issubclass(kind, Enum) else kind(*[_value(item) for item in content])
+        return kind[content] if issubclass(kind, Enum) else kind(*[_from_plain(item) for item in content])
     return x
 
 

@@ -56,7 +56,7 @@ def evict(store: Store, limit: int | None = None) -> EvictionReport | None:
     with _lock(store.system, store.folder() / _LOCK) as mine:
         if not mine:
             return None
-        _mark(store)
+        _record_sweep_time(store)
         return _sweep(store, store.limit if limit is None else limit)
 
 
@@ -104,7 +104,7 @@ def _drop(system: safe_io.OsFunctions, folder: Path) -> None:
         system.rmdir(folder)
 
 
-def _mark(store: Store) -> None:
+def _record_sweep_time(store: Store) -> None:
     """Note the time of the sweep."""
     path, now = store.folder() / _MARK, store.system.clock()
     with suppress(OSError):

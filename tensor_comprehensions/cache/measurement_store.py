@@ -270,6 +270,6 @@ def _read(store: Store, folder: Name) -> list[tuple[str, tuple[Key, tuple[Measur
 def _parse_entry(store: Store, name: Name, payload: bytes) -> tuple[Key, tuple[Measurement, ...]] | None:
     found = measurements_from_bytes(payload)
     if found is None or found[0].digest != name[-2]:
-        store.warn_once(f"the entry {store.path(name)} is passed over: it is that of another key")
+        store.report_fault(f"the entry {store.path(name)} is passed over: it is that of another key")
         return None
     return found

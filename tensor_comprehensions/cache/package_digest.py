@@ -26,7 +26,7 @@ def package_digest(store: Store) -> str:
         return known.decode("ascii", "replace")
     total = sha256()
     try:
-        for path in sorted(_texts(_FOLDER)):
+        for path in sorted(_source_files(_FOLDER)):
             with open(path, "rb") as file:
                 data = file.read()
             total.update(f"{os.path.relpath(path, _FOLDER)}:{len(data)}:".encode() + data)
@@ -50,7 +50,7 @@ def _stamp() -> str:
     """A digest of the paths, sizes and times of the files; "" if there are no files, for example in an archive."""
     facts = []
     try:
-        for path in sorted(_texts(_FOLDER)):
+        for path in sorted(_source_files(_FOLDER)):
             found = os.stat(path)
             facts.append((path, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino))
     except OSError:
@@ -58,12 +58,12 @@ def _stamp() -> str:
     return sha256(repr(facts).encode()).hexdigest()
 
 
-def _texts(folder: str) -> Iterator[str]:
+def _source_files(folder: str) -> Iterator[str]:
     """The files that the package is made of."""
     with os.scandir(folder) as found:
         for x in found:
             if x.is_dir():
-                yield from _texts(x.path)
+                yield from _source_files(x.path)
             elif x.name.endswith((".py", ".lark")):
                 yield x.path
 

@@ -28,7 +28,7 @@ def is_url(place: str) -> bool:
     return "://" in place
 
 
-def upload(store: Store, url: str) -> str:
+def upload_measurements(store: Store, url: str) -> str:
     """Put the measurements of a store into a new file below a URL: where it is.
 
     Where that fails they are kept in a local file, whose path is given, after a warning.
@@ -50,11 +50,11 @@ def upload(store: Store, url: str) -> str:
     except CacheError as error:
         kept = Path(name)
         kept.write_bytes(data)
-        store.warn_once(f"{error}; the results are in {kept.resolve()}")
+        store.report_fault(f"{error}; the results are in {kept.resolve()}")
         return str(kept)
 
 
-def download(url: str) -> Found:
+def download_measurements(url: str) -> Found:
     """All measurements below a URL; files that are damaged are passed over. Raises CacheError if it is not read."""
 
     def get() -> list[bytes]:

@@ -116,7 +116,7 @@ def remove_file(system: OsFunctions, path: Path) -> bool:
     return True
 
 
-def private_folder(system: OsFunctions, path: Path) -> str:
+def make_private_folder(system: OsFunctions, path: Path) -> str:
     """Make a folder that only this user may enter; why it cannot be trusted, or "". Raises OSError."""
     try:
         found = system.stat(path)

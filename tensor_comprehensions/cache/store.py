@@ -88,7 +88,7 @@ class Store:
         try:
             payload = file_format.unpack_entry(data, self._secret(name))
         except CorruptEntry as reason:
-            self.warn_once(f"the entry {path} is passed over: {reason}", key=str(path))
+            self.report_fault(f"the entry {path} is passed over: {reason}", key=str(path))
             return None
         self._touch(path)
         return payload
@@ -101,7 +101,7 @@ class Store:
         try:
             data = file_format.pack_entry(payload, self._secret(name))
         except CorruptEntry as reason:
-            self.warn_once(f"an entry is not kept: {reason}")
+            self.report_fault(f"an entry is not kept: {reason}")
             return False
 
         def write_entry() -> bool:
@@ -148,7 +148,7 @@ class Store:
 
     # --- faults --------------------------------------------------------------------------------------------------
 
-    def warn_once(self, message: str, key: str = "") -> None:
+    def report_fault(self, message: str, key: str = "") -> None:
         """Warn once about a fault; with `TC_CACHE_STRICT`, raise CacheError."""
         if self.strict:
             raise CacheError(message, suggestion="unset TC_CACHE_STRICT to go on without the cache")
@@ -162,7 +162,7 @@ class Store:
             return False
         reason = self.refusal()
         if reason:
-            self.warn_once(f"the cache {self.root} is not used: {reason}", key="folder")
+            self.report_fault(f"the cache {self.root} is not used: {reason}", key="folder")
         return reason == ""
 
     def refusal(self) -> str | None:
@@ -171,7 +171,7 @@ class Store:
         try:
             if self.mode == "read":
                 self.system.stat(self.root)
-            return safe_io.private_folder(self.system, self.root)
+            return safe_io.make_private_folder(self.system, self.root)
         except FileNotFoundError:
             return None if self.mode == "read" else "it cannot be made"
         except OSError as error:
@@ -186,7 +186,7 @@ class Store:
                 if error.errno == errno.ENOENT and what != "written":
                     return None
                 if last or error.errno not in PASSING:
-                    self.warn_once(f"{path} is not {what}: {error}", key=f"{what} {error.errno}")
+                    self.report_fault(f"{path} is not {what}: {error}", key=f"{what} {error.errno}")
                     return None
         return None
 

@@ -53,7 +53,7 @@ def read_kernel(store: Store, name: Name) -> StoredKernel | None:
     code = None if payload is None else kernel_from_bytes(payload)
     if payload is None or (code is not None and code.key.digest == name[-1]):
         return code
-    store.warn_once(f"the entry {store.path(name)} is passed over: it is that of another key")
+    store.report_fault(f"the entry {store.path(name)} is passed over: it is that of another key")
     return None
 
 

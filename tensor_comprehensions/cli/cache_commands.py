@@ -62,7 +62,7 @@ def add_cache_parser(
     import_ = add("import", _merge_one, "add the measurements of an exported file")
     import_.add_argument("file", type=Path)
     import_.add_argument("--code", action="store_true", help="copy signed code from a folder instead")
-    collect = add("gc", _collect, "remove leftovers and the least recently used entries")
+    collect = add("gc", _evict, "remove leftovers and the least recently used entries")
     collect.add_argument("--limit", default="", metavar="SIZE", help="bytes to keep: 500M (default: TC_CACHE_MAX_SIZE)")
     clear = add("clear", _clear, "remove everything, or one layer")
     clear.add_argument("--layer", choices=LAYERS, help="the layer to clear (default: all)")
@@ -188,7 +188,11 @@ def _is_sound(store: Store, name: Name) -> bool:
 def _merge(arguments: Namespace) -> int:
     store = _store(arguments)
     for source in arguments.source:
-        found = remote.download(source) if remote.is_url(source) else import_export.read_measurements(Path(source))
+        found = (
+            remote.download_measurements(source)
+            if remote.is_url(source)
+            else import_export.read_measurements(Path(source))
+        )
         fresh = import_export.add_measurements(store, found)
         print(f"{source}: {fresh} new measurements")
     return 0
@@ -217,7 +221,7 @@ def _export(arguments: Namespace) -> int:
 # --- keeping small -----------------------------------------------------------------------------------------------
 
 
-def _collect(arguments: Namespace) -> int:
+def _evict(arguments: Namespace) -> int:
     store = _store(arguments)
     limit = knobs.parse_bytes("--limit", arguments.limit) if arguments.limit else None
     swept = eviction.evict(store, limit)

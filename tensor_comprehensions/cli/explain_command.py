@@ -25,10 +25,10 @@ def add_explain_parser(commands: Any, add_def: Callable[[argparse.ArgumentParser
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument("-o", "--output", metavar="FILE", help="write the report as one HTML page")
     parser.add_argument("--open", action="store_true", help="show the page in the browser")
-    parser.set_defaults(command=lambda arguments: run_explain(arguments, explain(arguments)))
+    parser.set_defaults(command=lambda arguments: output_report(arguments, explain(arguments)))
 
 
-def run_explain(arguments: argparse.Namespace, report: Report) -> int:
+def output_report(arguments: argparse.Namespace, report: Report) -> int:
     """Print, write or show a report. Raises ArgumentError for a page of no name."""
     if arguments.output is not None:
         if not arguments.output or Path(arguments.output).is_dir():

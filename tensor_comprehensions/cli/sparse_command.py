@@ -24,7 +24,7 @@ from ..dispatch.sparse.tensor_files import read_tensor, write_tensor
 from ..sparse.index_notation import notation_to_def
 from ..target import GPUS
 from ..tc_lang.bind import bind
-from ..tc_lang.formats import coordinates
+from ..tc_lang.formats import coo_format
 from ..tc_lang.ir import Symbol
 
 EMITTED = {"tc": "tc", "plan": "schedule", "loops": "loops", "c": "c", "llvm": "llvm", "asm": "asm"}
@@ -47,7 +47,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         description=__doc__,
         epilog="For example: tensorc sparse 'y(i) = b(i) - A(i,j)*x(j)' -f A:csr -d A:900,900 -g A:band:2 --verify",
     )
-    parser.set_defaults(command=run)
+    parser.set_defaults(command=run_sparse_command)
     add = parser.add_argument
     add("expression", help="index notation, such as 'y(i) = A(i,j)*x(j)': sums are implied in each term")
     add("-f", dest="formats", action="append", default=[], metavar="A:FORMAT", help="the format of a tensor: A:csr")
@@ -79,7 +79,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("--verify", action="store_true", help="compare with the reference evaluator")
 
 
-def run(options: argparse.Namespace) -> int:
+def run_sparse_command(options: argparse.Namespace) -> int:
     """Make the operands, then run the requested actions; 1 if the result is wrong."""
     formats, types = _table(options.formats, "-f"), _table(options.types, "-t")
     op = define(notation_to_def("expression", options.expression, types), formats=formats)["expression"]
@@ -194,7 +194,7 @@ def _read(path: str, shape: tuple[int, ...] | None) -> SparseTensor:
         return t
     if Path(path).suffix != ".tns" or len(shape) != t.ndim:
         raise ArgumentError(f"{path} has other sizes", expected=str(shape), found=str(t.shape))
-    return SparseTensor.from_coordinates(t.coordinates(), t.values.reshape(-1), shape, coordinates(t.ndim))
+    return SparseTensor.from_coordinates(t.coordinates(), t.values.reshape(-1), shape, coo_format(t.ndim))
 
 
 def _add_sizes(p: Symbol, shape: Sequence[int], sizes: dict[str, int]) -> None:
@@ -239,7 +239,7 @@ def make_pattern(text: str, shape: tuple[int, ...], p: Symbol, generator: torch.
     if not 0 <= amount < float("inf"):
         raise ArgumentError(f"-g has {text!r}", expected=f"{kind}:NUMBER, of at least 0")
     where = PATTERNS[kind](shape, amount, generator) if prod(shape) else torch.zeros((len(shape), 0), dtype=torch.int64)
-    return SparseTensor.from_coordinates(where, _values(p, where.shape[1:], generator), shape, coordinates(len(shape)))
+    return SparseTensor.from_coordinates(where, _values(p, where.shape[1:], generator), shape, coo_format(len(shape)))
 
 
 def _draw_uniform(shape: tuple[int, ...], density: float, generator: torch.Generator) -> Tensor:
@@ -270,7 +270,7 @@ def _band(shape: tuple[int, ...], width: float, _: torch.Generator) -> Tensor:
     return where[:, (where[1] >= 0) & (where[1] < shape[1])]
 
 
-def _power(shape: tuple[int, ...], density: float, generator: torch.Generator) -> Tensor:
+def _draw_power_law(shape: tuple[int, ...], density: float, generator: torch.Generator) -> Tensor:
     """Leading coordinates that have very different numbers of places, `density` of all on average."""
     weights = 1 / torch.arange(1, shape[0] + 1, dtype=torch.float64)
     below = prod(shape[1:])
@@ -281,7 +281,7 @@ def _power(shape: tuple[int, ...], density: float, generator: torch.Generator) -
 
 
 PATTERNS: Mapping[str, Callable[[tuple[int, ...], float, torch.Generator], Tensor]] = {
-    "uniform": _draw_uniform, "band": _band, "power": _power,
+    "uniform": _draw_uniform, "band": _band, "power": _draw_power_law,
 }  # fmt: skip
 """Ways to choose the stored places of a tensor."""
 
@@ -303,7 +303,7 @@ def _time(op: Op, operands: Sequence[Any], rounds: int) -> None:
 @only_tc_errors
 def _write(path: str, result: Any) -> None:
     if isinstance(result, Tensor):
-        result = as_sparse(result, coordinates(result.ndim) if result.ndim else "dense")
+        result = as_sparse(result, coo_format(result.ndim) if result.ndim else "dense")
     write_tensor(path, result)
     print(f"wrote {path}")
 

@@ -53,7 +53,7 @@ def run_tune(options: argparse.Namespace) -> int:
         store = Store(Path(folder, "store")) if url is not None else store_of(place)
         found = run_job(tasks, job.devices, store, journal, seen)
         if url is not None:
-            print(f"results: {remote.upload(store, url)}")
+            print(f"results: {remote.upload_measurements(store, url)}")
     if found:
         page, _ = write_report(_report(options.report or options.job.with_suffix(f"{suffix}.html"), options.job), found)
         print(f"report: {page}")

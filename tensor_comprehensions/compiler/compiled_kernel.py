@@ -165,7 +165,7 @@ class CompiledRangeKernel(CompiledCpuKernel):
 
     def rerun_until(self, name: str) -> Any:
         """The result of "join", which makes one module of those of all blocks, or of a pass behind it, made again."""
-        value: Any = range_passes.rejoin(self)
+        value: Any = range_passes.rebuild_module(self)
         if name == "join":
             return value
         for step in cpu_passes.PASSES[-3:]:

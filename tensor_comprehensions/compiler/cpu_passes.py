@@ -39,7 +39,7 @@ from ..structured.language.schedule_types import schedule_for
 from ..structured.language.translate_schedule import translate_schedule
 from ..structured.op import StructuredOp
 from ..target import CpuTarget
-from ..tc_lang.canonical_bound import OriginalNames, canonicalize, errors_of
+from ..tc_lang.canonical_bound import OriginalNames, canonicalize, translate_errors
 from ..tc_lang.ir import BoundFunction
 from ..tc_lang.legalize import legalize
 from ..tc_lang.printer import format_ranges
@@ -82,7 +82,7 @@ def _lower(bound: BoundFunction, context: PassContext) -> Module:
     return module
 
 
-def _bodies(transform: Callable[[Stmt], Stmt]) -> Callable[[Module, PassContext], Module]:
+def _transform_bodies(transform: Callable[[Stmt], Stmt]) -> Callable[[Module, PassContext], Module]:
     """`transform` on the body of every kernel of a module, which comes back where that changes none."""
 
     def run(module: Module, _: PassContext) -> Module:
@@ -104,11 +104,11 @@ PASSES = (
     Pass("canonicalize", lambda bound, context: canonicalize(bound), repr),
     Pass("legalize", lambda bound, context: legalize(bound), repr),
     Pass("lower", _lower),
-    Pass("simplify", _bodies(simplify), topic="loops"),
-    Pass("vectorize", _bodies(vectorize_loops)),
-    Pass("unroll", _bodies(unroll_loops)),
-    Pass("hoist", _bodies(hoist_accumulators)),
-    Pass("simplify_again", _bodies(simplify), repeats="simplify"),
+    Pass("simplify", _transform_bodies(simplify), topic="loops"),
+    Pass("vectorize", _transform_bodies(vectorize_loops)),
+    Pass("unroll", _transform_bodies(unroll_loops)),
+    Pass("hoist", _transform_bodies(hoist_accumulators)),
+    Pass("simplify_again", _transform_bodies(simplify), repeats="simplify"),
     Pass("emit", _emit, str, "ll", "code"),
     Pass("assemble", lambda text, context: object_code.assemble(text, context.target), None),
     Pass("load", lambda code, context: object_code.load_object(code), None),
@@ -117,7 +117,7 @@ LOWERING = PASSES[:3]
 """The passes that depend on options."""
 
 
-def sites_of(module: Module, bound: BoundFunction) -> tuple[CheckSite, ...]:
+def check_sites_of(module: Module, bound: BoundFunction) -> tuple[CheckSite, ...]:
     """The check sites of `bound`, with the names of its program."""
     spelling = OriginalNames.of(bound) if module.sites else None
     return tuple(replace(s, tensor=spelling.name(s.tensor)) for s in module.sites) if spelling else ()
@@ -148,7 +148,7 @@ def compile_function(bound: BoundFunction, text: str, options: CpuOptions, targe
     module: Module = results["simplify_again"]
     compiled = CompiledCpuKernel(
         bound, text, options, target, seconds, results["assemble"], results["load"],
-        temporary_bytes(module), sites_of(module, bound), len(module.kernels),
+        temporary_bytes(module), check_sites_of(module, bound), len(module.kernels),
     )  # fmt: skip
     if dump is not None:
         dump.write(2 + len(PASSES), "assembly", compiled.source("asm"), "s")
@@ -189,7 +189,7 @@ def run_passes(
     for number, step in enumerate(passes, 2 + len(results)):
         start, before = perf_counter(), value
         steps: list[StepReport] = []
-        with errors_of(bound), watch_steps(steps.append if dump is not None or _logs_times() else None):
+        with translate_errors(bound), watch_steps(steps.append if dump is not None or _logs_times() else None):
             value = results[step.name] = step.apply(value, context, results)
         seconds.append((step.name, perf_counter() - start))
         _observe_steps(bound, step, steps, number, dump)

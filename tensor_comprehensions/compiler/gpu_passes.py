@@ -35,7 +35,7 @@ from ..tc_lang.ir import BoundFunction
 from ..tc_lang.legalize import legalize
 from ..tc_lang.printer import format_ranges
 from .compiled_kernel import CompiledBase
-from .cpu_passes import Pass, log_compilation, log_decisions, run_passes, sites_of, with_original_names
+from .cpu_passes import Pass, check_sites_of, log_compilation, log_decisions, run_passes, with_original_names
 
 PAYS = 3 / 4
 """Most time with tensor cores, relative to without, for which they are used: estimates are rough, as for split sums."""
@@ -312,7 +312,7 @@ def compile_gpu(
     module: Module = results["simplify"]
     compiled = CompiledGpuKernel(
         bound, text, options, target, seconds, aligned, results["emit"],
-        module.arguments, module.temporaries, sites_of(module, bound),
+        module.arguments, module.temporaries, check_sites_of(module, bound),
     )  # fmt: skip
     log_compilation(compiled, dump)
     return compiled

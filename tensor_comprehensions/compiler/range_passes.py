@@ -62,7 +62,7 @@ def compile_range(problem: RangeProblem, text: str, options: CpuOptions, target:
     results, seconds, _ = cpu_passes.run_passes(cpu_passes.PASSES[-3:], block, text, context, {"join": joined})
     compiled = CompiledRangeKernel(
         problem.row, text, options, target, (("blocks", lowered - start), *seconds), results["assemble"],
-        results["load"], (), cpu_passes.sites_of(joined, block), len(joined.kernels),
+        results["load"], (), cpu_passes.check_sites_of(joined, block), len(joined.kernels),
         problem.rows, sizes, problem.make,
     )  # fmt: skip
     cpu_passes.log_compilation(compiled, None)
@@ -125,13 +125,13 @@ def _program(
     return RowProgram(plain.name, tuple(map(buffer, taken)), tuple(map(buffer, shared)), counts)
 
 
-def rejoin(kernel: CompiledRangeKernel) -> Module:
+def rebuild_module(kernel: CompiledRangeKernel) -> Module:
     """The module of a kernel, made again."""
     return _join(RangeProblem(kernel.rows, kernel.bound, kernel.make), kernel.sizes, kernel.text, kernel.context)
 
 
 def _with_original_names(kernel: CompiledRangeKernel) -> Module:
-    return cpu_passes.with_original_names(rejoin(kernel), kernel.make(1))
+    return cpu_passes.with_original_names(rebuild_module(kernel), kernel.make(1))
 
 
 def _schedules(kernel: CompiledRangeKernel) -> str:

@@ -130,10 +130,10 @@ def compile_sparse(problem: SparseProblem, target: CpuTarget) -> CompiledSparseK
     times = ", ".join(f"{step} {s * 1e3:.1f}" for step, s in seconds)
     get_logger("passes").debug("%s: sparse, %s ms", problem.function.name, times)
     get_logger("schedule").debug("%s: sparse, loops %s", problem.function.name, program.orders)
-    return with_code(program, code, target, seconds)
+    return load_sparse_kernel(program, code, target, seconds)
 
 
-def with_code(
+def load_sparse_kernel(
     program: Program, code: tuple[ObjectCode, ...], target: CpuTarget, seconds: tuple[tuple[str, float], ...] = ()
 ) -> CompiledSparseKernel:
     """The kernel of a program whose machine code is there already. Raises CannotLower if that cannot be loaded."""

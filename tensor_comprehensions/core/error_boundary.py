@@ -59,12 +59,12 @@ def shorten_traceback(error: BaseException) -> None:
     if knobs.current_or_default().tracebacks == "full":
         return
     first = error.__traceback__
-    error.__traceback__ = _without_ours(first)
+    error.__traceback__ = _strip_package_frames(first)
     if sys.version_info < (3, 11) and first is not None:  # it keeps the traceback that it has caught
         first.tb_next = error.__traceback__
     for inner in (error.__cause__, error.__context__):
-        if inner is not None and _is_ours(inner.__traceback__):
-            inner.__traceback__ = _without_ours(inner.__traceback__)
+        if inner is not None and _is_raised_in_package(inner.__traceback__):
+            inner.__traceback__ = _strip_package_frames(inner.__traceback__)
             if inner.__traceback__ is None:  # its words are in the message
                 error.__cause__, error.__suppress_context__ = None, True
 
@@ -78,12 +78,12 @@ def _package(traceback: TracebackType) -> str:
     return str(traceback.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
-def _is_ours(traceback: TracebackType | None) -> bool:
+def _is_raised_in_package(traceback: TracebackType | None) -> bool:
     """Was an exception with this traceback caught here, and so is no one else's?"""
     return traceback is None or _package(traceback) == _OURS
 
 
-def _without_ours(traceback: TracebackType | None) -> TracebackType | None:
+def _strip_package_frames(traceback: TracebackType | None) -> TracebackType | None:
     """A traceback without the frames of this package, and of torch below them; frames of user functions stay."""
     kept: list[TracebackType] = []
     inside = False

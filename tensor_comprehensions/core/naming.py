@@ -6,7 +6,7 @@ SEPARATOR = "."
 """In every name that is given here, and in no identifier of the language."""
 
 
-def compose_name(*parts: str | int) -> str:
+def internal_name(*parts: str | int) -> str:
     """The name of an object that lowering introduces: `S0.acc`, or `.tile` from a word alone.
 
     Printers spell it in their own language, distinct from the names around it.

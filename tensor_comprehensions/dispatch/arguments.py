@@ -211,11 +211,11 @@ def output_converter(values: Iterable[object]) -> Convert | None:
         if isinstance(value, Tensor):
             return None
         if found is None:
-            found = _library(value)
+            found = _converter_to_library(value)
     return found
 
 
-def _library(value: object) -> Convert | None:
+def _converter_to_library(value: object) -> Convert | None:
     if isinstance(value, np.ndarray):
         return to_numpy
     if not hasattr(value, "__dlpack__") or isinstance(value, np.generic):
@@ -345,7 +345,7 @@ def share_memory(x: Tensor, y: Tensor) -> bool:
     """Whether `x` and `y` may share a byte; also true if that is too hard to decide."""
     if not x.numel() or not y.numel():
         return False
-    (low, high), (other_low, other_high) = _bytes(x), _bytes(y)
+    (low, high), (other_low, other_high) = _address_range(x), _address_range(y)
     if high <= other_low or other_high <= low:
         return False
     try:
@@ -354,7 +354,7 @@ def share_memory(x: Tensor, y: Tensor) -> bool:
         return True
 
 
-def _bytes(x: Tensor) -> tuple[int, int]:
+def _address_range(x: Tensor) -> tuple[int, int]:
     return x.data_ptr(), x.data_ptr() + storage_extent(x.shape, x.stride()) * x.element_size()
 
 

@@ -120,7 +120,7 @@ class InlineCache:
             return
         if not self._machine:
             if not (self._initial or self._special):
-                self._remember_plainly(compiled, (*arguments.inputs, *out), bool(out))
+                self._add_python_lane(compiled, (*arguments.inputs, *out), bool(out))
             return
         lane = self._lane(compiled, arguments, special, out)
         if lane is not None:
@@ -175,23 +175,25 @@ class InlineCache:
         ]
         to = [_operand(bound.tensor(n), x) for n, x in zip(bound.returns, out, strict=False)]
         guards: list[TensorGuard | int] = [
-            next(values) if n in self._special else _facts(o) for n, o in enumerate(given)
+            next(values) if n in self._special else _guard_of_operand(o) for n, o in enumerate(given)
         ]
         made = [_output_spec(bound, r) for r in bound.returns]
         count = len(given)
         sources = [-1 if s is None else count + s for s in self._sources]
         for s, result in zip(self._sources, to or made, strict=True):
-            if s is not None and _facts(first[s]) != _facts(result):
+            if s is not None and _guard_of_operand(first[s]) != _guard_of_operand(result):
                 return None
         return CachedCall(
             compiled.executable.address,
             compiled.executable,
-            (*guards, *map(_facts, first), *map(_facts, to)),
+            (*guards, *map(_guard_of_operand, first), *map(_guard_of_operand, to)),
             tuple(o.span for o in (*given, *first, *to)),
             (*range(count), *(count + len(first) + n for n in range(len(to)))),
             ()
             if out
-            else tuple(NewOutput(_facts(o, exact=True), o.span, s) for o, s in zip(made, sources, strict=True)),
+            else tuple(
+                NewOutput(_guard_of_operand(o, exact=True), o.span, s) for o, s in zip(made, sources, strict=True)
+            ),
             tuple(
                 MutatedArg(count + len(first) + n, s, o.span if _is_dense(o) else -1)
                 for n, (o, s) in enumerate(zip(to, sources, strict=False))
@@ -199,7 +201,7 @@ class InlineCache:
             arena_offsets(compiled.temporaries),
         )
 
-    def _remember_plainly(self, compiled: CompiledCpuKernel, tensors: Sequence[Tensor], out: bool) -> None:
+    def _add_python_lane(self, compiled: CompiledCpuKernel, tensors: Sequence[Tensor], out: bool) -> None:
         """Add a lane in Python, for systems without machine code for calls."""
         bound = compiled.bound
         taken = [t for t in bound.tensors if t.role is Role.INPUT] + [bound.tensor(r) for r in bound.returns if out]
@@ -208,9 +210,9 @@ class InlineCache:
             self._plain.clear()
         made = [] if out else [_output_spec(bound, r) for r in bound.returns]
         self._plain[out, _layout(tensors)] = launcher_for(compiled, accepted, made)
-        self._functions[out] = partial(self._serve_plainly, out)
+        self._functions[out] = partial(self._call_python_lane, out)
 
-    def _serve_plainly(self, out: bool, *tensors: Any) -> Any:
+    def _call_python_lane(self, out: bool, *tensors: Any) -> Any:
         """As the function of a cell."""
         try:
             found = self._plain.get((out, _layout(tensors)))
@@ -262,7 +264,7 @@ def _is_dense(o: OperandSpec) -> bool:
     return o.span == math.prod(o.sizes) * o.dtype.size
 
 
-def _facts(o: OperandSpec, *, exact: bool = False) -> TensorGuard:
+def _guard_of_operand(o: OperandSpec, *, exact: bool = False) -> TensorGuard:
     """The guard of an operand; with exact strides, the description of an output."""
     free = () if exact else range(len(o.sizes)) if 0 in o.sizes else [d for d, n in enumerate(o.sizes) if n == 1]
     return TensorGuard(

@@ -149,7 +149,7 @@ class KernelTable:
         """The def with these sizes. Raises ArgumentError or RangeError if they do not fit."""
         return self._bound.get(sizes, lambda: bind_sizes(self.interface, sizes))
 
-    def route(
+    def find_or_make_kernel(
         self,
         sizes: ArgumentShapes,
         arguments: Arguments,
@@ -164,7 +164,7 @@ class KernelTable:
         """
         strides = tuple(canonical_strides(x) for x in (*arguments.inputs, *out))
         options = self._options(sizes, arguments, machine)
-        ranged = self._range_route(sizes, arguments, out, strides, options, machine, is_call)
+        ranged = self._find_or_make_range_kernel(sizes, arguments, out, strides, options, machine, is_call)
         if ranged is not None:
             self.latest = ranged
             return ranged
@@ -180,11 +180,13 @@ class KernelTable:
         key = (sizes, strides, options, machine.target)
         route = self.routes.get(key, make)
         if get_logger("cache").isEnabledFor(DEBUG):
-            self._explain(found, key, "loaded" if persistent_kernel_cache.was_cache_hit(route.compiled) else "compiled")
+            self._log_lookup(
+                found, key, "loaded" if persistent_kernel_cache.was_cache_hit(route.compiled) else "compiled"
+            )
         self._last_key, self.latest = key, route
         return route
 
-    def _range_route(
+    def _find_or_make_range_kernel(
         self,
         sizes: ArgumentShapes,
         arguments: Arguments,
@@ -233,7 +235,7 @@ class KernelTable:
             return self._chosen.get(key, lambda: choose(self.function, bound, arguments) or machine.options)
         return machine.options if known is None else known
 
-    def _explain(self, found: bool, key: tuple[object, ...], made: str) -> None:
+    def _log_lookup(self, found: bool, key: tuple[object, ...], made: str) -> None:
         """Log whether a kernel was found, and if not, in what its key differs from the one used before."""
         parts, before = ("sizes", "strides", "options", "target"), self._last_key
         if found:
@@ -309,9 +311,9 @@ class KernelTable:
         """The outputs, in `wanted`; in fresh memory first if a subscript check may fail."""
         if machine.target is not host():
             check_runs_here(bound.name, machine.target)
-        route = self.route(sizes, arguments, wanted, machine)
+        route = self.find_or_make_kernel(sizes, arguments, wanted, machine)
         if wanted and route.compiled.sites:
-            wanted, route = (), self.route(sizes, arguments, (), machine)
+            wanted, route = (), self.find_or_make_kernel(sizes, arguments, (), machine)
         outputs = wanted or tuple(allocate_output(bound, name) for name in bound.returns)
         copy_initial_values(bound, arguments, outputs)
         route.launcher.run(*arguments.inputs, *outputs)

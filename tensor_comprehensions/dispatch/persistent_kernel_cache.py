@@ -85,7 +85,7 @@ def save_page(made: CompiledBase | CompiledSparseKernel | CompiledSparseGpuKerne
 
 def _load_or_make(store: Store, key: Key | None, recipe: CacheAdapter[C]) -> C:
     start = perf_counter()
-    if key is not None and not _is_observed():
+    if key is not None and not _observes_compilation():
         found = _load_stored(store, key, recipe)
         if found is not None:
             count_kernel(found, loaded=True, seconds=perf_counter() - start)
@@ -93,7 +93,7 @@ def _load_or_make(store: Store, key: Key | None, recipe: CacheAdapter[C]) -> C:
     made = recipe.make()
     count_kernel(made, loaded=False, seconds=perf_counter() - start)
     if key is not None:
-        _keep(store, key, recipe, made)
+        _store_made_kernel(store, key, recipe, made)
     return made
 
 
@@ -168,7 +168,7 @@ def kernel_key(
         return None
 
 
-def _is_observed() -> bool:
+def _observes_compilation() -> bool:
     """Whether dumps or logs observe the compilation."""
     topics = ("schedule", "loops", "code", "why")
     k = knobs.current_knobs()
@@ -185,7 +185,7 @@ def _load_stored(store: Store, key: Key, recipe: CacheAdapter[C]) -> C | None:
     try:
         made = recipe.restore(code)
     except (CannotLower, KeyError, TypeError, ValueError, IndexError) as error:
-        store.warn_once(f"the entry {code.key.digest} cannot be used: {error}")
+        store.report_fault(f"the entry {code.key.digest} cannot be used: {error}")
         return None
     seconds = perf_counter() - start
     get_logger("cache").debug("%s: found on disk, loaded in %.1f ms", recipe.name, seconds * 1e3)
@@ -218,7 +218,7 @@ def _explain_miss(store: Store, key: Key) -> str:
 # --- kernels as entries ------------------------------------------------------------------------------------------
 
 
-def _keep(store: Store, key: Key, recipe: CacheAdapter[C], made: C) -> None:
+def _store_made_kernel(store: Store, key: Key, recipe: CacheAdapter[C], made: C) -> None:
     try:
         package_digest.check_unchanged()
     except package_digest.SourceChanged as reason:

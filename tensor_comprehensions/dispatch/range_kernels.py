@@ -73,7 +73,7 @@ class RangeKey:
 
     def make_block(self, function: Function, count: int) -> BoundFunction:
         """The def for a block of this many rows; if values depend on the number of all rows, that is an operand."""
-        return self.make(row_analysis.pass_count(function, self.rows), count)
+        return self.make(row_analysis.add_row_count_operand(function, self.rows), count)
 
 
 class RangeFinder:
@@ -110,7 +110,7 @@ class RangeFinder:
 
     def _find(self, names: tuple[str, ...], sizes: Mapping[str, int]) -> Rows | None:
         """The rows of as many of the sizes as count rows together."""
-        for candidate in row_analysis.list_candidates(self._function, names):
+        for candidate in row_analysis.list_row_size_candidates(self._function, names):
             rows = self._try(candidate, sizes)
             if rows is not None:
                 break

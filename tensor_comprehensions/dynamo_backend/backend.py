@@ -135,7 +135,7 @@ def _define_operator(region: FusedRegion) -> FusedRegion:
     return region
 
 
-def _parts(graph: fx.GraphModule) -> Callable[[], fx.GraphModule] | None:
+def _smaller_kernel_alternatives(graph: fx.GraphModule) -> Callable[[], fx.GraphModule] | None:
     """The alternatives if the kernel of `graph` is slower than torch: kernels with fewer products, or with none."""
     work = list(filter(is_compute, graph.graph.nodes))
     products = sum(map(num_products, work))
@@ -175,10 +175,10 @@ def _left_to_torch(node: fx.Node, why: str) -> Decision:
 
 
 def _rewritten(module: fx.GraphModule, taken: Sequence[FusedRegion]) -> fx.GraphModule:
-    return insert_kernels(module, [(region, _kernel(region)) for region in taken])
+    return insert_kernels(module, [(region, _make_kernel_or_eager(region)) for region in taken])
 
 
-def _kernel(region: FusedRegion) -> KernelOrEager:
+def _make_kernel_or_eager(region: FusedRegion) -> KernelOrEager:
     """The kernel of `region` and its rival."""
 
     def make() -> KernelOrEager:
@@ -188,6 +188,8 @@ def _kernel(region: FusedRegion) -> KernelOrEager:
         results = tuple(map(OutputView.of, shapes, orders))
         work = sum(map(op_flops, region.nodes))
         eager = eager_module(region)
-        return KernelOrEager(op, eager, results, region.finite, region.shows_nan, _parts(eager), work)
+        return KernelOrEager(
+            op, eager, results, region.finite, region.shows_nan, _smaller_kernel_alternatives(eager), work
+        )
 
     return _kernels.get(region_key(region), make)

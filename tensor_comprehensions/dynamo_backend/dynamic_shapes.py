@@ -95,7 +95,7 @@ class PerShapeCache:
         fused = self._fused.get(key)
         if fused is not None:
             return fused(values)
-        if not self._is_worth_it(key):
+        if not self._count_and_check_worth_compiling(key):
             return self._eager(values)
         return budget.spend(lambda: self._compile_for_sizes(key, values)(values))  # kernels compile when they first run
 
@@ -110,7 +110,7 @@ class PerShapeCache:
                 key.append(x)
         return tuple(key)
 
-    def _is_worth_it(self, key: Key) -> bool:
+    def _count_and_check_worth_compiling(self, key: Key) -> bool:
         """Whether these sizes have occurred often enough for kernels."""
         with self._lock:
             if len(self._counts) >= 16 * LIMIT:

@@ -13,7 +13,14 @@ from ..dispatch.arguments import TYPES
 from .convolution import padded_weights
 from .decompositions import SPLIT, find_decomposition, used_results
 from .def_builder import DefBuilder
-from .graph_nodes import in_order_of_need, is_compute, is_expressible, is_view, sources, users
+from .graph_nodes import (
+    is_compute,
+    is_expressible,
+    is_view,
+    operands_through_views,
+    topological_order,
+    users_through_views,
+)
 from .index_views import Value, permute_value
 from .literals import Unsupported
 from .op_table import MULTI_OUTPUT_OPS, NAN_PASSING, TABLE, TranslationContext, cast_to_result, split_part
@@ -43,7 +50,7 @@ def emit_def(region: FusedRegion, *, sees_permuted: bool = False) -> FusedRegion
         except Unsupported as refusal:
             raise UnsupportedArguments(node, str(refusal)) from None
     results = [piece for n in region.nodes for piece in (n.users if _gives_several(n) else (n,))]
-    outputs = tuple(n for n in results if any(user not in writer.inside for user in users(n)))
+    outputs = tuple(n for n in results if any(user not in writer.inside for user in users_through_views(n)))
     for node in outputs:
         order = memory_order(node)
         value = writer.values[node]
@@ -55,7 +62,7 @@ def emit_def(region: FusedRegion, *, sees_permuted: bool = False) -> FusedRegion
 
 def _shows_nan(node: fx.Node, inside: frozenset[fx.Node]) -> bool:
     """Whether a NaN in the result of `node` always reaches a result of the region, if it matters at all."""
-    after = in_order_of_need([node], lambda n: [user for user in users(n) if user in inside])
+    after = topological_order([node], lambda n: [user for user in users_through_views(n) if user in inside])
     return all(n is node or _passes_nan(n) for n in after)
 
 
@@ -124,7 +131,7 @@ class _Writer:
         return list(found)
 
     def _define(self, node: fx.Node, value: Value) -> None:
-        after = users(node)
+        after = users_through_views(node)
         shared = len(after) > 1 or any(user not in self.inside for user in after)
         if not (value.access or value.constant) and (shared or self.body.is_deep(value)):
             value = self.body.materialize(value)
@@ -172,7 +179,7 @@ class _Writer:
         known = {}
         for placeholder, source in zip((n for n in inner if n.op == "placeholder"), node.all_input_nodes, strict=True):
             value = self._value(source)
-            simple = value.access or value.constant or len(users(placeholder)) < 2
+            simple = value.access or value.constant or len(users_through_views(placeholder)) < 2
             known[placeholder] = value if simple else self.body.materialize(value)
         writer = _Writer(frozenset((*inner, output)) - known.keys(), self.body, known)
         for n in inner:
@@ -187,13 +194,15 @@ class _Writer:
 
     def _value(self, node: fx.Node) -> Any:
         if node not in self.values:
-            for needed in in_order_of_need([node], self._find_missing_views):
-                self.values[needed] = self._view(needed) if self._is_mine(needed) else self._parameter(needed)
+            for needed in topological_order([node], self._find_missing_views):
+                self.values[needed] = (
+                    self._view(needed) if self._is_view_inside_region(needed) else self._parameter(needed)
+                )
         return self.values[node]
 
     def _find_missing_views(self, node: fx.Node) -> list[fx.Node]:
         """The views that a view needs and that have no value yet."""
-        return [n for n in node.all_input_nodes if n not in self.values] if self._is_mine(node) else []
+        return [n for n in node.all_input_nodes if n not in self.values] if self._is_view_inside_region(node) else []
 
     def _view(self, node: fx.Node) -> Any:
         if node.target is operator.getitem:
@@ -205,12 +214,14 @@ class _Writer:
         self.inputs.append(node)
         return self.body.parameter(tuple(meta.shape), TYPES[meta.dtype])
 
-    def _is_mine(self, node: fx.Node) -> bool:
+    def _is_view_inside_region(self, node: fx.Node) -> bool:
         """Whether a view shows only values that this region has, or parameters that it takes as they lie in memory."""
         if self._sees_permuted and node.target in PERMUTATIONS:
             return True
         return (
-            is_view(node) and is_expressible(node) and all(n in self.inside or n in self.known for n in sources(node))
+            is_view(node)
+            and is_expressible(node)
+            and all(n in self.inside or n in self.known for n in operands_through_views(node))
         )
 
 

@@ -84,12 +84,12 @@ def _is_static(value: torch.Tensor) -> bool:
     return all(isinstance(n, int) for n in value.shape)
 
 
-def sources(node: fx.Node) -> list[fx.Node]:
+def operands_through_views(node: fx.Node) -> list[fx.Node]:
     """The operands of `node`, through views."""
     return _through_views(node.all_input_nodes, lambda n: n.all_input_nodes)
 
 
-def users(node: fx.Node) -> list[fx.Node]:
+def users_through_views(node: fx.Node) -> list[fx.Node]:
     """The users of `node`, through views."""
     return _through_views(list(node.users), lambda n: list(n.users))
 
@@ -110,7 +110,7 @@ def _through_views(first: list[fx.Node], further: Callable[[fx.Node], list[fx.No
     return list(found)
 
 
-def in_order_of_need(wanted: Iterable[fx.Node], needs: Callable[[fx.Node], Iterable[fx.Node]]) -> Iterator[fx.Node]:
+def topological_order(wanted: Iterable[fx.Node], needs: Callable[[fx.Node], Iterable[fx.Node]]) -> Iterator[fx.Node]:
     """The nodes of `wanted`, each once and after its dependences `needs`. Graphs may have any depth."""
     done: set[fx.Node] = set()
     for last in wanted:

@@ -68,7 +68,7 @@ def permute_value(x: Value, order: Sequence[int]) -> Value:
 
 def reshape_value(x: Value, shape: Sequence[int]) -> Value:
     """The same elements in the same order under another shape; loops are split where the shape asks for it."""
-    pieces = _cut([n for n in x.loops if n != 1], [n for n in shape if n != 1])
+    pieces = _split_loops_at_shape([n for n in x.loops if n != 1], [n for n in shape if n != 1])
     if pieces is None:
         x = _flatten(x)
         pieces = [[n for n in shape if n != 1]]
@@ -122,12 +122,12 @@ def drop_dim(x: Value, dimension: int) -> Value:
 def align_values(values: Sequence[Value], dimensions: int | None = None) -> list[Value]:
     """Values of one shape, at least in the first `dimensions`, with the same loops there."""
     for d in range(len(values[0].groups) if dimensions is None else dimensions):
-        cuts = _common([x.groups[d] for x in values])
+        cuts = _common_loop_split([x.groups[d] for x in values])
         values = [_regroup_dimension(x, d, cuts) for x in values]
     return list(values)
 
 
-def _common(groups: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+def _common_loop_split(groups: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     """The coarsest loops that all `groups` can be split into, or one loop if there are none."""
     inner = {n for g in groups for n in accumulate(reversed(g), mul)} | {1}
     marks = sorted(inner)
@@ -140,7 +140,7 @@ def _regroup_dimension(x: Value, dimension: int, wanted: tuple[int, ...]) -> Val
     group = x.groups[dimension]
     if group == wanted:
         return x
-    pieces = _cut(list(group), list(wanted))
+    pieces = _split_loops_at_shape(list(group), list(wanted))
     if pieces is None or len(wanted) < len(group):
         x = _one_loop(x, dimension)
         pieces = [list(wanted)]
@@ -150,7 +150,7 @@ def _regroup_dimension(x: Value, dimension: int, wanted: tuple[int, ...]) -> Val
     return replace(split, groups=(*x.groups[:dimension], wanted, *x.groups[dimension + 1 :]))
 
 
-def _cut(loops: Sequence[int], shape: Sequence[int]) -> list[list[int]] | None:
+def _split_loops_at_shape(loops: Sequence[int], shape: Sequence[int]) -> list[list[int]] | None:
     """For each loop the extents it is split into so that the sizes of `shape` are products of neighbors."""
     ends = {prod(shape[k:]) for k in range(len(shape) + 1)}
     pieces: list[list[int]] = []

@@ -12,7 +12,7 @@ from torch import fx
 from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch.fx import graph as fx_graph
 
-from .graph_nodes import has_fixed_order, in_order_of_need, is_compute
+from .graph_nodes import has_fixed_order, is_compute, topological_order
 from .partition import FusedRegion
 
 
@@ -47,7 +47,7 @@ def insert_kernels(
 
     last = {number[n]: n for region, _ in kernels for n in region.nodes}
     wanted = [n for n in module.graph.nodes if stays_in_place(n) and (n not in number or last[number[n]] is n)]
-    for node in in_order_of_need(map(representative, wanted), needs):
+    for node in topological_order(map(representative, wanted), needs):
         if node not in number:
             made[node] = graph.node_copy(node, made.__getitem__)
             if node.op in ("get_attr", "call_module"):
@@ -85,7 +85,7 @@ def eager_module(region: FusedRegion) -> fx.GraphModule:
 def _operations(region: FusedRegion) -> Iterable[fx.Node]:
     """The nodes between the inputs and the outputs of `region`, views among them."""
     inputs = frozenset(region.inputs)
-    order = in_order_of_need(region.outputs, lambda n: () if n in inputs else n.all_input_nodes)
+    order = topological_order(region.outputs, lambda n: () if n in inputs else n.all_input_nodes)
     return (n for n in order if n not in inputs)
 
 

@@ -17,7 +17,7 @@ from ..api import Op
 from ..core.decisions import Decision, note_decision
 from ..core.diagnostics import get_logger
 from .fallback import falls_back, report_fallback
-from .race import least_times, may_race
+from .race import least_times, run_and_check_repeatable
 from .symbolic_regions import DimensionOf, Extent
 
 
@@ -123,7 +123,7 @@ class KernelOrEager(torch.nn.Module):
             with _racing, _disable_current_modes(), torch.no_grad():
                 if self.uses_kernel is None:
                     self._choose(inputs)
-        if self.uses_kernel and (self._symbols is None or not self._symbols.fixed or self._admits(inputs)):
+        if self.uses_kernel and (self._symbols is None or not self._symbols.fixed or self._admits_fixed_sizes(inputs)):
             try:  # no context manager: this is the way of every call
                 if not self._finite:
                     return self._kernel(*inputs)
@@ -134,7 +134,7 @@ class KernelOrEager(torch.nn.Module):
                 self.uses_kernel = False
         return self._torch(*inputs)
 
-    def _admits(self, inputs: tuple[Tensor, ...]) -> bool:
+    def _admits_fixed_sizes(self, inputs: tuple[Tensor, ...]) -> bool:
         """Whether there are kernels, or may be, for those sizes of a call that are part of kernels."""
         assert self._symbols is not None
         sizes = self._symbols.fixed_sizes(inputs)
@@ -170,7 +170,7 @@ class KernelOrEager(torch.nn.Module):
         """Race the kernel against torch; a side that fails loses. An error of torch is the program's mistake."""
         log = get_logger("graph")
         expected: list[Layout] = []
-        if not may_race(lambda: _note_layouts(self._torch(*inputs), expected)):
+        if not run_and_check_repeatable(lambda: _note_layouts(self._torch(*inputs), expected)):
             log.debug("%s: too expensive to repeat: torch stays", self.op)
             note_decision(Decision("graph", (), "torch runs a region", "it is too expensive to run twice for a race"))
             self.uses_kernel = False

@@ -11,7 +11,16 @@ from dataclasses import dataclass, field
 
 from torch import fx
 
-from .graph_nodes import has_fixed_order, is_expressible, is_piece, is_view, num_products, op_flops, op_weight, sources
+from .graph_nodes import (
+    has_fixed_order,
+    is_expressible,
+    is_piece,
+    is_view,
+    num_products,
+    op_flops,
+    op_weight,
+    operands_through_views,
+)
 
 WORTH = 1_000_000
 """Operations that make a region of one node worth a kernel: a product, a convolution, a normalization."""
@@ -63,7 +72,7 @@ def find_regions(graph: fx.Graph, refused: Collection[fx.Node] = (), bounds: Reg
     for node in graph.nodes:
         if is_view(node) or is_piece(node):
             continue
-        units = {of.get(n, n) for n in sources(node)}
+        units = {of.get(n, n) for n in operands_through_views(node)}
         unit: fx.Node | int = node
         if has_fixed_order(node):
             units |= last_effect

@@ -28,7 +28,7 @@ MEMORY_SHARE = 0.25
 """Largest share of the free memory for the results of a run that is repeated."""
 
 
-def may_race(run: Callable[[], object]) -> bool:
+def run_and_check_repeatable(run: Callable[[], object]) -> bool:
     """Run something once; returns whether its time and its memory allow repeating it."""
     start = perf_counter()
     outputs = run()

@@ -21,8 +21,8 @@ from torch.fx.experimental.symbolic_shapes import free_symbols
 
 from ..core.diagnostics import get_logger
 from ..tc_lang.ir import Function
-from ..tc_lang.rows import CannotGeneralize, find_rows, list_candidates
-from .graph_nodes import in_order_of_need, is_compute
+from ..tc_lang.rows import CannotGeneralize, find_rows, list_row_size_candidates
+from .graph_nodes import is_compute, topological_order
 from .partition import FusedRegion
 
 PROBES = ((1009, 1511, 2003, 2503, 3001, 3511), (1013, 1523, 2011, 2521, 3011, 3517))
@@ -94,7 +94,7 @@ def find_symbolic_regions(
     if not symbols or len(symbols) > len(PROBES[0]):
         return SymbolicRegions([], False, frozenset(graph.nodes))
     numbers = [dict(zip(symbols, probe, strict=False)) for probe in PROBES]
-    probes = [_probe(graph, values) for values in numbers]
+    probes = [_substitute_sizes(graph, values) for values in numbers]
     first, second = (translate(p.graph, p.refused) for p in probes)
     rivals = {tuple(probes[1].origin[n] for n in r.nodes): r for r in second}
     found = []
@@ -112,7 +112,7 @@ def find_symbolic_regions(
 
 def find_varying(function: Function, numbers: Mapping[str, int]) -> tuple[str, ...]:
     """The most of the sizes of a def that only count rows; () if there are none. numbers: an example of each."""
-    for names in sorted(list_candidates(function, numbers), key=len, reverse=True):
+    for names in sorted(list_row_size_candidates(function, numbers), key=len, reverse=True):
         try:
             find_rows(function, names, {n: v for n, v in numbers.items() if n not in names})
         except CannotGeneralize as reason:
@@ -133,7 +133,7 @@ def _symbols_of(graph: fx.Graph) -> set[Any]:
     return found
 
 
-def _probe(graph: fx.Graph, numbers: Mapping[Any, int]) -> _Probe:
+def _substitute_sizes(graph: fx.Graph, numbers: Mapping[Any, int]) -> _Probe:
     """`graph` with these numbers for its symbols."""
     new, made, refused = fx.Graph(), dict[fx.Node, fx.Node](), set[fx.Node]()
     with detect_fake_mode() or FakeTensorMode():
@@ -257,5 +257,5 @@ def _restore_symbols(
 def _numbers_of(region: FusedRegion) -> Iterator[fx.Node]:
     """The symbolic numbers that the operations of a region take."""
     inputs = frozenset(region.inputs)
-    order = in_order_of_need(region.outputs, lambda n: () if n in inputs or is_number(n) else n.all_input_nodes)
+    order = topological_order(region.outputs, lambda n: () if n in inputs or is_number(n) else n.all_input_nodes)
     return (n for n in order if is_number(n))

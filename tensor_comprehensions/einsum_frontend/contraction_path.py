@@ -127,7 +127,7 @@ def _elements(labels: Labels, sizes: Mapping[str, int]) -> int:
     return prod(sizes[label] for label in labels)
 
 
-def fewest_at_once(
+def is_single_loop_cheaper(
     operands: Sequence[Labels],
     output: Labels,
     sizes: Mapping[str, int],

@@ -33,7 +33,7 @@ def operator_for(equation: str, *operands: Any, format: str | None = None) -> Op
     densities = (
         [density_power_of_two(x) if s else 1.0 for x, s in zip(operands, sparse, strict=True)] if any(sparse) else []
     )
-    shapes = [tuple(map(_number, x.shape)) for x in operands]
+    shapes = [tuple(map(_size_hint, x.shape)) for x in operands]
     return operator_of_types(equation, [x.dtype for x in operands], shapes, densities, format)
 
 
@@ -70,7 +70,7 @@ def density_power_of_two(x: Any) -> float:
 _BLOCKED = (torch.sparse_bsr, torch.sparse_bsc)
 
 
-def _number(size: Any) -> int:
+def _size_hint(size: Any) -> int:
     """A size; for a symbol its value in the example: the def is the same for all numbers but 1."""
     if isinstance(size, torch.SymInt):
         from torch.fx.experimental.symbolic_shapes import optimization_hint

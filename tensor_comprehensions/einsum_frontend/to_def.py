@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from ..core.dtypes import DTYPES
-from .contraction_path import Labels, best_path, fewest_at_once
+from .contraction_path import Labels, best_path, is_single_loop_cheaper
 from .equation import Equation
 
 NAME, RESULT = "einsum", "out"
@@ -68,7 +68,7 @@ def _statements(equation: Equation, factors: list[EinsumOperand], densities: Seq
     labels = [f.labels for f in factors]
     order = best_path(labels, output, equation.sizes)
     if stored:
-        at_once = fewest_at_once(labels, output, equation.sizes, stored, order.steps)
+        at_once = is_single_loop_cheaper(labels, output, equation.sizes, stored, order.steps)
     else:
         together = frozenset().union(*labels)
         at_once = (len(factors) - 1) * prod(equation.sizes[label] for label in together) <= order.operations

@@ -23,7 +23,7 @@ _registered: SingleFlightCache[str, Any] = SingleFlightCache(1)
 def traced_einsum(equation: Any, operands: Sequence[Any], out: Any) -> Any:
     """The result of an equation in the graph that Dynamo makes of this function."""
     tensors, want_array = arrays_to_tensors(operands)
-    mistake = _mistake(kind_of(equation), tuple([kind_of(x) for x in tensors]), kind_of(out))
+    mistake = _argument_error_fields(kind_of(equation), tuple([kind_of(x) for x in tensors]), kind_of(out))
     if mistake is not None:
         return deferred_error(mistake, tensors, UNSHAPED)[0]
     if out is not None:
@@ -38,7 +38,7 @@ UNSHAPED = ((0, torch.float32),)
 
 
 @dynamo_constant
-def _mistake(equation: str, operands: tuple[str, ...], out: str) -> ErrorFields | None:
+def _argument_error_fields(equation: str, operands: tuple[str, ...], out: str) -> ErrorFields | None:
     """The mistake that the kinds of the arguments show, or None. Also registers the operators."""
     _registered.get("", _register)
     try:

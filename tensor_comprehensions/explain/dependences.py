@@ -35,12 +35,12 @@ def list_edges(
             found[key] = found[key].with_kind(d.kind)
             continue
         shared = kernels.get(source) == kernels.get(sink)
-        why = next((x.why for x in apart if _separates(x, source, sink, order)), "")
+        why = next((x.why for x in apart if _prevents_fusion(x, source, sink, order)), "")
         found[key] = StatementDependence(*key, (d.kind,), d.distances, shared, "" if shared else why)
     return tuple(found.values())
 
 
-def _separates(d: Decision, source: str, sink: str, order: Mapping[str, int]) -> bool:
+def _prevents_fusion(d: Decision, source: str, sink: str, order: Mapping[str, int]) -> bool:
     """Whether a decision against fusion is about these statements, or about some between them."""
     about = sorted(order[name] for name in d.statements if name in order)
     return {source, sink} <= set(d.statements) or (

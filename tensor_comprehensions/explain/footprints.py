@@ -72,7 +72,7 @@ class _Term:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """Facts about parts of the program, by their ids: loads of statements, and linear terms of subscripts."""
+    """MaskFacts about parts of the program, by their ids: loads of statements, and linear terms of subscripts."""
 
     loads: dict[int, tuple[Load, ...]] = field(default_factory=dict)
     terms: dict[int, tuple[tuple[_Term, ...], int]] = field(default_factory=dict)
@@ -101,7 +101,7 @@ def _term(part: Expr, factor: int) -> _Term:
 
 
 @dataclass(frozen=True, slots=True)
-class _Inner:
+class _IterationScope:
     """The variables bound inside an iteration: the form of each, and its number of values."""
 
     forms: Mapping[str, _Form]
@@ -109,7 +109,7 @@ class _Inner:
     known: _Known = field(default_factory=_Known)
     is_certain: bool = True
 
-    def with_loop(self, loop: Loop) -> _Inner:
+    def with_loop(self, loop: Loop) -> _IterationScope:
         start, trips = self.form(loop.start), _trip_count(loop)
         own = f"{loop.var} counts"
         moving = dict(start.moving)
@@ -117,12 +117,14 @@ class _Inner:
         form = _Form(tuple(moving.items()), start.fixed, start.constant, start.is_known and trips is not None)
         exact = trips is not None and trips > 0 and isinstance(build.sub(loop.stop, loop.start), Const)
         count = max(1, trips or 1)
-        return _Inner({**self.forms, loop.var: form}, {**self.trips, own: count}, self.known, self.is_certain and exact)
+        return _IterationScope(
+            {**self.forms, loop.var: form}, {**self.trips, own: count}, self.known, self.is_certain and exact
+        )
 
-    def with_let(self, let: Let) -> _Inner:
+    def with_let(self, let: Let) -> _IterationScope:
         return replace(self, forms={**self.forms, let.name: self.form(let.value)})
 
-    def under_condition(self) -> _Inner:
+    def under_condition(self) -> _IterationScope:
         return replace(self, is_certain=False)
 
     def form(self, e: Expr) -> _Form:
@@ -174,17 +176,17 @@ def _without_vectors(e: Expr) -> Expr:
 def _trip_count(loop: Loop) -> int | None:
     """Iterations of a loop, at most; None if only the run knows."""
     length = build.sub(loop.stop, loop.start)
-    found = _largest(length)
+    found = _constant_upper_bound(length)
     return None if found is None else max(0, -(-found // loop.step))
 
 
-def _largest(e: Expr) -> int | None:
+def _constant_upper_bound(e: Expr) -> int | None:
     """A value that `e` does not exceed: a constant, or the least of several where one is."""
     terms, constant = linear_terms(e)
     if not terms:
         return constant
     bounds = [
-        _largest(build.add(build.sub(e, atom), side))
+        _constant_upper_bound(build.add(build.sub(e, atom), side))
         for atom, factor in terms.items()
         if factor == 1 and getattr(atom, "op", "") == "min"
         for side in (atom.left, atom.right)  # type: ignore[union-attr]
@@ -248,19 +250,19 @@ def footprint_of(s: Stmt, known: _Known | None = None) -> dict[str, tuple[int, b
 
     Buffers that are made in `s` count, too; registers do not. known: for several parts of a program.
     """
-    accesses: dict[str, list[tuple[_Access, _Inner]]] = {}
-    for access, inner in _accesses(s, _Inner({}, {}, known or _Known())):
+    accesses: dict[str, list[tuple[_Access, _IterationScope]]] = {}
+    for access, inner in _accesses(s, _IterationScope({}, {}, known or _Known())):
         accesses.setdefault(access.buffer.name, []).append((access, inner))
     return {name: _sum_touched_bytes(found) for name, found in accesses.items()}
 
 
-def _accesses(s: Stmt, inner: _Inner) -> list[tuple[_Access, _Inner]]:
-    found: list[tuple[_Access, _Inner]] = []
+def _accesses(s: Stmt, inner: _IterationScope) -> list[tuple[_Access, _IterationScope]]:
+    found: list[tuple[_Access, _IterationScope]] = []
     _collect_accesses(s, inner, found)
     return found
 
 
-def _collect_accesses(s: Stmt, inner: _Inner, found: list[tuple[_Access, _Inner]]) -> None:
+def _collect_accesses(s: Stmt, inner: _IterationScope, found: list[tuple[_Access, _IterationScope]]) -> None:
     for x in inner.known.loads_of(s):
         if x.buffer.space is not Space.REGISTER:
             certain = inner.is_certain and x.mask is None
@@ -280,12 +282,12 @@ def _collect_accesses(s: Stmt, inner: _Inner, found: list[tuple[_Access, _Inner]
         _collect_accesses(c, inner, found)
 
 
-def _sum_touched_bytes(found: list[tuple[_Access, _Inner]]) -> tuple[int, bool]:
+def _sum_touched_bytes(found: list[tuple[_Access, _IterationScope]]) -> tuple[int, bool]:
     """Bytes of a buffer that accesses touch together, and whether that is exact."""
     buffer = found[0][0].buffer
     whole = prod(buffer.shape) if not buffer.dynamic else 0
     size = buffer.type.dtype.size * buffer.type.lanes
-    shapes: dict[Hashable, list[tuple[_Access, _Inner]]] = {}
+    shapes: dict[Hashable, list[tuple[_Access, _IterationScope]]] = {}
     for access, inner in found:
         key = tuple((f.moving, f.fixed, f.is_known) for f in access.forms)
         shapes.setdefault((key, tuple(sorted(inner.trips.items()))), []).append((access, inner))
@@ -299,7 +301,7 @@ def _sum_touched_bytes(found: list[tuple[_Access, _Inner]]) -> tuple[int, bool]:
     return total * size, exact
 
 
-def _count(same: list[tuple[_Access, _Inner]]) -> tuple[int, bool]:
+def _count(same: list[tuple[_Access, _IterationScope]]) -> tuple[int, bool]:
     """Elements of accesses whose subscripts differ in constants only."""
     access, inner = same[0]
     exact = all(a.is_certain for a, _ in same)
@@ -311,13 +313,13 @@ def _count(same: list[tuple[_Access, _Inner]]) -> tuple[int, bool]:
         offsets = sorted({a.forms[d].constant for a, _ in same})
         apart += len(offsets) > 1
         extent = access.buffer.shape[d] or 1 << 40
-        count, certain = _values(form, inner, offsets) if form.is_known else (extent, False)
+        count, certain = _count_subscript_values(form, inner, offsets) if form.is_known else (extent, False)
         total *= min(count, extent)
         exact = exact and certain
     return total, exact and apart <= 1
 
 
-def _values(form: _Form, inner: _Inner, offsets: list[int]) -> tuple[int, bool]:
+def _count_subscript_values(form: _Form, inner: _IterationScope, offsets: list[int]) -> tuple[int, bool]:
     """How many different values a subscript takes with any of these constants, and whether that is exact."""
     steps = sorted((abs(c), inner.values(name)) for name, c in form.moving)
     if len(offsets) > 1 and len({b - a for a, b in pairwise(offsets)}) == 1:

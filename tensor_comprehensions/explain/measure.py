@@ -59,7 +59,7 @@ def _time_call(run: Callable[[], object]) -> float:
 @cache
 def machine_limits() -> tuple[tuple[tuple[str, float], ...], float]:
     """Bytes per second that one thread copies in each cache and in memory, and its float32 operations per second."""
-    call, flops = limits.multiply_adds(torch.float32)
+    call, flops = limits.peak_multiply_add_call(torch.float32)
     peak = flops / _time_call(call)
     return tuple((name, _copy_rate(size)) for name, size in _working_sets()), peak
 
@@ -72,4 +72,4 @@ def _working_sets() -> Iterator[tuple[str, int]]:
 
 
 def _copy_rate(size: int) -> float:
-    return max(moved / _time_call(call) for call, moved in limits.copies(size).values())
+    return max(moved / _time_call(call) for call, moved in limits.peak_copy_calls(size).values())

@@ -85,7 +85,7 @@ def _panes(report: Report) -> Iterator[str]:
     for listing in report.listings:
         if listing not in shown:
             title = f"{listing.title}, {len(listing.lines)} lines{_share(listing)}"
-            yield _fold(listing.kind, title, _rows(listing, order))
+            yield _folded_pane(listing.kind, title, _rows(listing, order))
     yield from _passes(report)
 
 
@@ -96,7 +96,9 @@ def _passes(report: Report) -> Iterator[str]:
         time = f", {seconds[p.name] * 1e3:.1f} ms" if p.name in seconds else ""
         title = f"changes by the pass {p.name.replace('_', ' ')}: {p.before} lines before, {p.after} after{time}"
         if p.lines:
-            yield _fold(f"pass{number}", title, [[f"{sign} {text}", "", "", SIGNS[sign]] for sign, text in p.lines])
+            yield _folded_pane(
+                f"pass{number}", title, [[f"{sign} {text}", "", "", SIGNS[sign]] for sign, text in p.lines]
+            )
 
 
 _Rows = list[list[Any]]
@@ -107,22 +109,20 @@ def _rows(listing: Listing, order: dict[str, int]) -> _Rows:
     return [[line.text, _owners(line, order), line.loop or ""] for line in listing.lines]
 
 
-def _fold(name: str, title: str, rows: _Rows) -> str:
+def _folded_pane(name: str, title: str, rows: _Rows) -> str:
     """A pane that is closed at first; the script unpacks its lines when it is opened."""
-    return (
-        f'<details class="fold" id="{escape(name, quote=True)}" {_pack(rows)}><summary>{escape(title)}</summary>'
-        f"<pre>{PACKED}</pre></details>"
-    )
+    opening = f'<details class="fold" id="{escape(name, quote=True)}" {_compress_rows(rows)}>'
+    return f"{opening}<summary>{escape(title)}</summary><pre>{PACKED}</pre></details>"
 
 
-def _pack(rows: _Rows) -> str:
+def _compress_rows(rows: _Rows) -> str:
     packed = compress(json.dumps(rows, separators=(",", ":")).encode())
     return f'data-z="{base64.b64encode(packed).decode()}"'
 
 
 def _format_listing(report: Report, listing: Listing, order: dict[str, int]) -> Iterator[str]:
     is_long = len(listing.lines) > MOST_LINES
-    data = f" {_pack(_rows(listing, order))}" if is_long else ""
+    data = f" {_compress_rows(_rows(listing, order))}" if is_long else ""
     yield f'<section class="pane" id="{escape(listing.kind, quote=True)}" tabindex="0"{data}>'
     yield f"<h2>{escape(listing.title)} <small>{escape(_share(listing).removeprefix(': '))}</small></h2>"
     lines = PACKED if is_long else "".join(_line(line, order) for line in listing.lines)

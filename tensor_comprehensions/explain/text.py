@@ -35,7 +35,7 @@ def verdict(report: Report) -> str:
 
 def _lines(report: Report) -> Iterator[str]:
     yield verdict(report)
-    for d in filter(_matters, decisions_in_order(report)):
+    for d in filter(_belongs_in_short_form, decisions_in_order(report)):
         yield from _decision(report, d)
     far = [f for f in report.footprints if f.cache != "L1"]
     for f in far[:LOOPS]:
@@ -49,7 +49,7 @@ def _lines(report: Report) -> Iterator[str]:
         yield from (f"  {'':<{COLUMN}} {line}" for line in section.text)
 
 
-def _matters(d: Decision) -> bool:
+def _belongs_in_short_form(d: Decision) -> bool:
     """Whether a decision belongs to the short form, because it is not the usual one."""
     if d.subject == "tuning":
         return "no tuned record" not in d.chosen or "the cache has" in d.why

@@ -13,7 +13,7 @@ from ..loop_ir.nodes import Module, Store
 from ..loop_ir.origins import origins_in
 from ..loop_ir.show import Line, LineNumbers, list_lines, separate_statements
 from ..structured.lower.contraction import COPY
-from ..tc_lang.canonical_bound import OriginalNames, canonicalize, errors_of
+from ..tc_lang.canonical_bound import OriginalNames, canonicalize, translate_errors
 from ..tc_lang.ir import BoundFunction
 from ..tc_lang.legalize import legalize
 from .dependences import list_edges
@@ -120,6 +120,6 @@ def trace_compilation(compiled: CompiledBase, last: str) -> Trace:
     bound = compiled.make(compiled.sizes[0].rows) if is_range else compiled.bound  # type: ignore[attr-defined]
     with close_book():
         context = compiled.context
-    with errors_of(bound), open_book() as book:
+    with translate_errors(bound), open_book() as book:
         results = {"join": compiled.rerun_until("join")} if is_range else compiled.rerun_all_until(last, context)
     return Trace(compiled, bound, results, with_original_decisions(book.decisions, bound))

@@ -41,7 +41,7 @@ def compose_together(outers: Sequence[Layout], inner: Layout) -> tuple[Layout, .
             return tuple(concatenate(*(p[n] for p in parts)) for n in range(len(outers)))
         assert isinstance(shape, int)
         assert isinstance(stride, int)
-        steps = _steps([size for size, _ in modes], shape, stride, used)
+        steps = _split_over_modes([size for size, _ in modes], shape, stride, used)
         if steps is None:
             why = f"{shape} : {stride} does not divide the sizes of the former"
             raise refusal("compose", outers[0], inner, why)
@@ -165,7 +165,9 @@ def _from_modes(modes: tuple[Mode, ...]) -> Layout:
     return Layout(tuple(size for size, _ in modes), tuple(stride for _, stride in modes))
 
 
-def _steps(extents: Sequence[int], size: int, step: int, used: list[int]) -> tuple[tuple[int, int, int], ...] | None:
+def _split_over_modes(
+    extents: Sequence[int], size: int, step: int, used: list[int]
+) -> tuple[tuple[int, int, int], ...] | None:
     """The coordinates 0, step, .., (size - 1) * step of modes of these extents; None if they are no layout.
 
     used: how far each mode is walked, over all calls; this one is added.

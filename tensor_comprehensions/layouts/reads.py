@@ -85,13 +85,13 @@ def coalesce_together(reads: Sequence[LayoutRead]) -> tuple[tuple[str, ...], ...
     if not reads:
         return ()
     groups: list[tuple[str, ...]] = [(name,) for name in reads[0].iterators]
-    while (pair := _next_pair(reads, groups)) is not None:
+    while (pair := _find_mergeable_pair(reads, groups)) is not None:
         inner, outer = pair
         groups = [inner + outer if g == inner else g for g in groups if g != outer]
     return tuple(groups)
 
 
-def _next_pair(
+def _find_mergeable_pair(
     reads: Sequence[LayoutRead], groups: Sequence[tuple[str, ...]]
 ) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
     """Two groups of which the second continues where the first ends."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from ..core.naming import compose_name
+from ..core.naming import internal_name
 from ..machine import WARP_THREADS
 from . import build
 from . import nodes as ir
@@ -71,7 +71,7 @@ def _lanes(launch: Launch, along: frozenset[int]) -> int | None:
 def _within_warps(sums: Sequence[CrossThreadSum], lanes: int) -> ir.Stmt:
     """A butterfly: all `lanes` neighbors get the result."""
     steps: list[ir.Stmt] = []
-    others = [Buffer(compose_name(s.name, "other"), s.register.type, (), (), Space.REGISTER) for s in sums]
+    others = [Buffer(internal_name(s.name, "other"), s.register.type, (), (), Space.REGISTER) for s in sums]
     mask = lanes // 2
     while mask:
         steps += [
@@ -133,16 +133,16 @@ def _sum_group(s: CrossThreadSum, shared: Buffer, launch: Launch, along: Sequenc
     place: ir.Expr = block_thread_rank(launch)
     steps = {k: prod(launch.block[:k]) for k in along}
     for k in along:
-        place = build.add(place, build.mul(build.var(compose_name(s.name, f"part{k}")), steps[k]))
+        place = build.add(place, build.mul(build.var(internal_name(s.name, f"part{k}")), steps[k]))
     neutral = ir.Store(s.register, (), build.neutral(s.op, s.register.type.dtype))
     body: ir.Stmt = ir.Store(s.register, (), ir.Load(shared, (place,)), s.op)
     for k in along:
-        body = Loop(compose_name(s.name, f"part{k}"), build.const(0), build.const(launch.block[k]), body)
+        body = Loop(internal_name(s.name, f"part{k}"), build.const(0), build.const(launch.block[k]), body)
     return build.block(neutral, body)
 
 
 def _sum_range(s: CrossThreadSum, shared: Buffer, first: ir.Expr, count: int, step: int) -> ir.Stmt:
-    part = compose_name(s.name, "part")
+    part = internal_name(s.name, "part")
     place = build.add(first, build.mul(build.var(part), step))
     neutral = ir.Store(s.register, (), build.neutral(s.op, s.register.type.dtype))
     body = ir.Store(s.register, (), ir.Load(shared, (place,)), s.op)
@@ -150,7 +150,7 @@ def _sum_range(s: CrossThreadSum, shared: Buffer, first: ir.Expr, count: int, st
 
 
 def _shared_buffer(s: CrossThreadSum, count: int) -> Buffer:
-    return build.buffer(compose_name(s.name, "parts"), s.register.type.dtype, (count,), Space.SHARED)
+    return build.buffer(internal_name(s.name, "parts"), s.register.type.dtype, (count,), Space.SHARED)
 
 
 def _barrier(needed: bool) -> tuple[ir.Stmt, ...]:

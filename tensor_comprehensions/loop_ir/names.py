@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..core.naming import compose_name
+from ..core.naming import internal_name
 from .nodes import Allocate, Invoke, Let, Load, Loop, Stmt, Store, Window
 from .rewrite import stmt_expressions, walk_expr, walk_stmts
 
@@ -38,7 +38,7 @@ class Names:
     def fresh(self, stem: str) -> str:
         """`stem.n` for the first n that is not taken yet."""
         n = self._next.get(stem, 0)  # all names below are taken
-        while (name := compose_name(stem, n)) in self.taken:
+        while (name := internal_name(stem, n)) in self.taken:
             n += 1
         self._next[stem] = n + 1
         self.taken.add(name)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import count
 
-from ..core.naming import SEPARATOR, compose_name
+from ..core.naming import SEPARATOR, internal_name
 from .nodes import Allocate, Buffer, Expr, Invoke, Kernel, Let, Load, Loop, Module, Stmt, Store, Var, Window
 from .rewrite import map_expr, map_stmt
 
@@ -56,7 +56,7 @@ class _Renaming:
     def bind(self, name: str, names: Names) -> Names:
         """`names` with another that is free."""
         wanted, taken = self._spell(name), set(names.values())
-        free = (compose_name(wanted, n) if n else wanted for n in count())
+        free = (internal_name(wanted, n) if n else wanted for n in count())
         return {**names, name: next(new for new in free if new not in taken)}
 
     def expression(self, e: Expr, names: Names) -> Expr:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from ..core.dtypes import INT64
 from ..core.errors import CannotLower
-from ..core.naming import compose_name
+from ..core.naming import internal_name
 from . import build
 from .nodes import (
     Allocate,
@@ -41,9 +41,9 @@ from .nodes import (
 from .passes.hoist_packing import hoist_packing
 from .rewrite import map_expr, map_stmt, walk_stmt_exprs, walk_stmts
 
-SIZES = compose_name("sizes")
+SIZES = internal_name("sizes")
 """The last argument: an array of int64, whose only element is the number of rows."""
-ROWS, BLOCK = compose_name("rows"), compose_name("block")
+ROWS, BLOCK = internal_name("rows"), internal_name("block")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def join_row_blocks(program: RowProgram, stages: Sequence[Stage]) -> Module:
         for b in (b for b in shared if b.name in used):
             body = Allocate((b,), body, joiner.length(b))
         rows = build.maximum(Load(sizes, (build.const(0),)), 0)  # which proves that blocks start in their operands
-        kernels.append(Kernel(compose_name(program.name, name), Let(ROWS, rows, body)))
+        kernels.append(Kernel(internal_name(program.name, name), Let(ROWS, rows, body)))
     written = {name for m in modules for name in m.written}
     return Module(
         program.name, (*arguments, sizes), (), tuple(kernels), sites,
@@ -261,7 +261,7 @@ class _Joiner:
         source = self.sources[b.name]
         if not source.dynamic:
             return source
-        return replace(b, name=compose_name(b.name, "rows"), space=source.space)
+        return replace(b, name=internal_name(b.name, "rows"), space=source.space)
 
 
 def _used_buffers(s: Stmt) -> set[str]:

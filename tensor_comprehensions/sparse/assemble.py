@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from ..core.dtypes import BOOL, INT64, UINT8
 from ..core.errors import CannotLower
-from ..core.naming import compose_name
+from ..core.naming import internal_name
 from ..loop_ir import build
 from ..loop_ir.instructions import BIT_AND, TRAILING_ZEROS
 from ..loop_ir.nodes import (
@@ -137,7 +137,7 @@ class AssemblingEmitter(StatementEmitter):
 
     def _no_entries(self) -> Stmt:
         """Rows have none until they are counted: where an operand lacks a row, the walk does not come to any."""
-        name, pos = compose_name("row"), self._row_starts
+        name, pos = internal_name("row"), self._row_starts
         after = build.add(build.var(name), 1)
         lanes = max(1, self.shared.target.vector_bits // 8 // self.result.index.size)
         clear = Store(pos, (after,), self._index(build.const(0)))
@@ -145,8 +145,8 @@ class AssemblingEmitter(StatementEmitter):
 
     def _scan(self) -> Stmt:
         """From the entries of each row to where these begin; their sum is the number of all."""
-        pos, name = self._row_starts, compose_name("row")
-        count, extent = build.register(compose_name("sum")), self._row_count
+        pos, name = self._row_starts, internal_name("row")
+        count, extent = build.register(internal_name("sum")), self._row_count
         after = build.add(build.var(name), 1)
         add = Store(count, (), build.cast(build.load(pos, after), INT64), "+")
         loop = Loop(name, build.const(0), extent, build.block(add, Store(pos, (after,), self._index(Load(count, ())))))
@@ -457,14 +457,14 @@ class AssemblingEmitter(StatementEmitter):
             entry = self.append({**state.indices, last: build.add(held, start)}, store, position)
             return entry if self.counts else build.block(entry, Store(row, (held,), build.const(0, row.type.dtype)))
 
-        block = self.names.fresh(compose_name("block"))
+        block = self.names.fresh(internal_name("block"))
         lines = self._each_flag(line, build.var(block), lambda t: self._each_flag(touched, t, append))
         blocks = build.add(build.div(self._row_extent, LINE * LINE), 1)
         return Loop(block, build.const(0), blocks, lines)
 
     def _each_flag(self, flags: Buffer, group: Expr, then: Callable[[Expr], Stmt]) -> Stmt:
         """`then` of the places that are flagged in a group of `LINE`, in order; the flags are cleared."""
-        bits, name = build.register(self.names.fresh("bits")), self.names.fresh(compose_name("flagged"))
+        bits, name = build.register(self.names.fresh("bits")), self.names.fresh(internal_name("flagged"))
         first = build.mul(group, LINE)
         places = build.ramp(first, 1, LINE)
         found = ReduceLanes(BITS, build.ne(build.load(flags, places), build.const(0, UINT8, LINE)))
@@ -480,8 +480,8 @@ class AssemblingEmitter(StatementEmitter):
         )
 
 
-_MARK = build.register(compose_name("mark"), UINT8)
+_MARK = build.register(internal_name("mark"), UINT8)
 """The flag value of the row that is being counted."""
-_LINE = build.register(compose_name("last_line"), INT64)
+_LINE = build.register(internal_name("last_line"), INT64)
 """The flags that were marked last: neighbors in a row mostly have the same ones, and stores are what takes time."""
 _ZERO = build.const(0, UINT8)

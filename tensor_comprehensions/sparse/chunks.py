@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from ..core.dtypes import INT64
-from ..core.naming import compose_name
+from ..core.naming import internal_name
 from ..loop_ir import build
 from ..loop_ir.names import Names, is_fresh
 from ..loop_ir.nodes import Allocate, Buffer, Expr, If, Let, Load, Loop, LoopKind, Stmt, Store, While
@@ -17,7 +17,7 @@ from .graph import Nest
 from .levels import name_of_position
 from .sparse_problem import SparseOperand
 
-CHUNK, CHUNKS, WORK = compose_name("chunk"), compose_name("chunks"), compose_name("work")
+CHUNK, CHUNKS, WORK = internal_name("chunk"), internal_name("chunks"), internal_name("work")
 CHUNK_ITERATIONS = 64
 """Iterations in a chunk if their work is unknown."""
 NEAR = 8
@@ -106,8 +106,8 @@ def _first_with(
 
     near: where it is if all iterations have the same work, and the distance from there that is tried first.
     """
-    low, high = (build.register(names.fresh(compose_name(end))) for end in ("low", "high"))
-    middle, goal, found = (names.fresh(compose_name(what)) for what in ("middle", "wanted", "first"))
+    low, high = (build.register(names.fresh(internal_name(end))) for end in ("low", "high"))
+    middle, goal, found = (names.fresh(internal_name(what)) for what in ("middle", "wanted", "first"))
     at = build.var(middle)
     is_less = build.lt(work(at), build.var(goal))
     half = build.div(build.add(Load(low, ()), Load(high, ())), 2)
@@ -115,7 +115,7 @@ def _first_with(
     search = While(build.lt(Load(low, ()), Load(high, ())), step)
     result = Let(found, Load(low, ()), then(build.var(found)))
     guess, around = near
-    before, behind = (names.fresh(compose_name(what)) for what in ("before", "behind"))
+    before, behind = (names.fresh(internal_name(what)) for what in ("before", "behind"))
     least, most = build.var(before), build.var(behind)
     is_behind = build.lt(work(least), build.var(goal))
     first = Store(low, (), build.select(is_behind, build.add(least, 1), start))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from ..core.dtypes import BOOL
 from ..core.errors import CannotLower
-from ..core.naming import compose_name
+from ..core.naming import internal_name
 from ..loop_ir import build
 from ..loop_ir.cross_thread_reduction import CrossThreadSum, combine_across_threads
 from ..loop_ir.nodes import Allocate, Expr, If, Kernel, Load, Loop, Module, Stmt, Store
@@ -38,7 +38,7 @@ from .results import ELEMENT, DenseEmitter, SharedEmitter, update_element, with_
 from .sparse_problem import Sizes, SparseProblem, totals_buffer
 from .state import Body, State
 
-LEADS = compose_name("leads")
+LEADS = internal_name("leads")
 SHUFFLED_BYTES = {4, 8}
 """The elements that lanes exchange."""
 

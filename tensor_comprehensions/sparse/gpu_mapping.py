@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..core.errors import CannotLower
-from ..core.naming import compose_name
+from ..core.naming import internal_name
 from ..loop_ir import build
 from ..loop_ir.names import Names
 from ..loop_ir.nodes import BLOCK, THREAD, Block, Expr, Launch, Let, Loop, LoopKind, Stmt
@@ -18,7 +18,7 @@ from ..target import GpuTarget
 
 THREADS = 128
 """Of a block: small, for rows of different lengths leave few threads idle then."""
-TASK, ROUND, WORKERS = compose_name("task"), compose_name("round"), compose_name("tasks")
+TASK, ROUND, WORKERS = internal_name("task"), internal_name("round"), internal_name("tasks")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from math import inf
 
 from ..core.errors import CannotLower
 from ..options import SparseOptions
-from ..tc_lang.formats import LEVELS, Format, holds_any, parse_format
+from ..tc_lang.formats import LEVELS, Format, can_store_any_pattern, parse_format
 from ..tc_lang.ir import Access, Index
 from ..tc_lang.size_polynomial import Value
 from .graph import Nest, Path, inner, is_ordered, outer
@@ -121,7 +121,7 @@ def reordered_format(path: Path, order: Sequence[str], enters_late: bool = False
     tail = format.order[format.depth :]
     upper = iter(format.levels[: format.depth])
     made = Format(tuple(LEVELS["d"] if d in tail else next(upper) for d in dims), tuple(dims))
-    return made if holds_any(format) and holds_any(made) else made.compressed
+    return made if can_store_any_pattern(format) and can_store_any_pattern(made) else made.with_compressed_levels
 
 
 def _blocked_formats(format: Format) -> Iterator[Format]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ..core.dtypes import INT64
-from ..core.naming import compose_name
+from ..core.naming import internal_name
 from ..loop_ir import build
 from ..loop_ir.nodes import Allocate, Buffer, Expr, Load, Loop, LoopKind, Space, Stmt, Store
 from ..tc_lang.formats import Format, LevelKind
@@ -95,7 +95,7 @@ class RefillEmitter(StatementEmitter):
         names = [e.name for e in self.s.subscripts if isinstance(e, Index)]
         for d in self.result.format.order[:-1]:
             parent = build.add(build.mul(parent, extents[d]), build.sub(state.indices[names[d]], starts[d]))
-        name = self.names.fresh(compose_name("place"))
+        name = self.names.fresh(internal_name("place"))
         position = build.var(name)
         first, last = (build.cast(build.load(pos, p), INT64) for p in (parent, build.add(parent, 1)))
         body = do(position, build.cast(build.load(crd, position), INT64))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ..core.dtypes import BOOL, INT64
 from ..core.errors import CannotLower
-from ..core.naming import compose_name
+from ..core.naming import internal_name
 from ..loop_ir import build
 from ..loop_ir.nodes import Allocate, Buffer, Expr, If, Let, Load, Loop, LoopKind, Stmt, Store
 from ..loop_ir.rewrite import mentions
@@ -19,7 +19,7 @@ from .share import representative
 from .sparse_problem import Collected
 from .state import Body, State
 
-ELEMENT = compose_name("element")
+ELEMENT = internal_name("element")
 GRAIN_ELEMENTS = 32_768
 """Elements that a thread fills at least."""
 IN_REGISTER = "in a register"
@@ -256,7 +256,7 @@ class CollectedEmitter(StatementEmitter):
         return build.block(*places, Store(self.values, (end,), value), move)
 
 
-_COUNT = build.register(compose_name("count"), INT64)
+_COUNT = build.register(internal_name("count"), INT64)
 
 
 def with_register_sum(state: State) -> State:

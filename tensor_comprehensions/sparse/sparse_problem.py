@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from ..core.dtypes import INT64, DType
-from ..core.naming import compose_name
+from ..core.naming import internal_name
 from ..loop_ir import build
 from ..loop_ir.nodes import Buffer, Expr, Type
 from ..options import SparseOptions
@@ -193,7 +193,7 @@ def collected_of(statement: int, target: Symbol) -> Collected:
 
 def totals_buffer(count: int) -> Buffer:
     """How many elements each collected result has."""
-    return Buffer(compose_name("totals"), Type(INT64), (max(1, count),), (1,))
+    return Buffer(internal_name("totals"), Type(INT64), (max(1, count),), (1,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +207,7 @@ class Sizes:
 
     @staticmethod
     def of(problem: SparseProblem) -> Sizes:
-        buffer = Buffer(compose_name("sizes"), Type(INT64), (max(1, len(problem.sizes)),), (1,))
+        buffer = Buffer(internal_name("sizes"), Type(INT64), (max(1, len(problem.sizes)),), (1,))
         return Sizes(buffer, problem.sizes, dict(problem.fixed), problem.ranges.sizes)
 
     def value(self, x: Value) -> Expr:

@@ -10,7 +10,7 @@ from ..core.errors import InternalError
 from ..loop_ir import build
 from ..loop_ir import nodes as ir
 from ..loop_ir.nodes import Type
-from ..lower_expr import OPERATORS, widens
+from ..lower_expr import OPERATORS, is_lossless_widening
 from ..tc_lang import ir as tc
 from .sparse_problem import Sizes
 
@@ -71,7 +71,7 @@ class Translator:
                 return build.sub(0, self.subscript(operand))
             case tc.Binary("+" | "-" | "*" | "/" | "%" | "min" | "max" as op, left, right):
                 return build.binary(OPERATORS[op], self.subscript(left), self.subscript(right))
-            case tc.Cast(operand, dtype) if widens(operand.dtype, dtype):
+            case tc.Cast(operand, dtype) if is_lossless_widening(operand.dtype, dtype):
                 return self.subscript(operand)
             case _:
                 return build.cast(self.value(e), INT64)

@@ -8,12 +8,12 @@ from math import prod
 
 from ..core.dtypes import FLOAT32, DType
 from ..core.errors import InternalError
-from ..core.naming import SEPARATOR, compose_name
+from ..core.naming import SEPARATOR, internal_name
 from ..loop_ir import build
 from ..loop_ir.nodes import Const, Expr, Load, Type, Var
 from ..loop_ir.rewrite import walk_expr
 
-ACCUMULATOR = compose_name("acc")
+ACCUMULATOR = internal_name("acc")
 
 
 class IteratorKind(Enum):
@@ -126,9 +126,9 @@ class StructuredOp:
 
     def display_name(self, iterator: str) -> str:
         """The displayed name of an iterator: that of the def's index, or of the fused indices."""
-        own = iterator.removeprefix(compose_name(self.name, ""))
+        own = iterator.removeprefix(internal_name(self.name, ""))
         joined = own.replace(SEPARATOR, "_")
-        taken = joined != own and any(i.name in (joined, compose_name(self.name, joined)) for i in self.iterators)
+        taken = joined != own and any(i.name in (joined, internal_name(self.name, joined)) for i in self.iterators)
         return own if taken else joined
 
     def iterator(self, name: str) -> Iterator:

@@ -143,15 +143,15 @@ class _Binder:
         self._check_agreement(s, indices)
         prover.target(s, subscripts)
         if not empty:
-            self._check_map(s, subscripts, {i.name: box[i.name] for i in indices[: s.num_free]})
+            self._check_writes_once(s, subscripts, {i.name: box[i.name] for i in indices[: s.num_free]})
         self.written.add(s.target)
         bound = BoundStatement(
             s.name, s.target, subscripts, s.reduction, s.initialize, value, indices, s.num_free,
             checks=tuple(prover.checks), exists=self._exists(s), span=s.span,
         )  # fmt: skip
-        bound = replace(bound, reads_own_target=_needs_copy(bound))
+        bound = replace(bound, reads_own_target=_needs_target_copy(bound))
         if s.reduction is not None and s.initialize and not are_offset_indices(subscripts):
-            yield self._fill(bound, s)
+            yield self._make_initialization(bound, s)
             bound = replace(bound, initialize=False)
         yield bound
 
@@ -211,7 +211,7 @@ class _Binder:
                     found=f"[{mine.lower}, {mine.upper}) of '{mine.name}'",
                 )
 
-    def _check_map(self, s: Statement, subscripts: tuple[Expr, ...], box: Mapping[str, Interval]) -> None:
+    def _check_writes_once(self, s: Statement, subscripts: tuple[Expr, ...], box: Mapping[str, Interval]) -> None:
         """`=` writes no element twice, and the first definition leaves none undefined."""
         if are_offset_indices(subscripts) or s.reduction is not None:
             return
@@ -234,7 +234,7 @@ class _Binder:
                 suggestion=f"define the whole of '{s.target}' before",
             )
 
-    def _fill(self, b: BoundStatement, s: Statement) -> BoundStatement:
+    def _make_initialization(self, b: BoundStatement, s: Statement) -> BoundStatement:
         """The initialization of a whole tensor, ahead of a reduction that writes only some of its elements."""
         if any(isinstance(x, Access) and x.tensor == b.target for e in (b.value, *b.subscripts) for x in walk_expr(e)):
             raise RangeError(
@@ -351,7 +351,7 @@ def _conjunction(guards: Guards) -> Expr | None:
     return out
 
 
-def _needs_copy(b: BoundStatement) -> bool:
+def _needs_target_copy(b: BoundStatement) -> bool:
     """Whether the statement reads its target at other points, or at other times, than it writes them."""
     reads = [
         x for e in (b.value, *b.subscripts) for x in walk_expr(e) if isinstance(x, Access) and x.tensor == b.target

@@ -47,28 +47,28 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class BoundsProof:
     """A verdict; where it is VIOLATED, a value that the subscript takes."""
 
     verdict: Verdict
     witness: int = 0
 
 
-def prove_in_bounds(subscript: Expr, extent: int, guards: Guards, box: Mapping[str, Interval]) -> Finding:
+def prove_in_bounds(subscript: Expr, extent: int, guards: Guards, box: Mapping[str, Interval]) -> BoundsProof:
     """Does `0 <= subscript < extent` hold for all indices in `box` for which `guards` hold?"""
     low, high = expr_interval(subscript, box)
     if low >= 0 and high < extent:
-        return Finding(Verdict.SAFE)
+        return BoundsProof(Verdict.SAFE)
     known = [c for guard in guards for c in conjuncts(*guard)]
     if guards and _is_in_bounds(subscript, extent, known, box):
-        return Finding(Verdict.GUARDED)
+        return BoundsProof(Verdict.GUARDED)
     if reads_tensors(subscript):
-        return Finding(Verdict.UNKNOWN)
+        return BoundsProof(Verdict.UNKNOWN)
     form = to_affine_cached(subscript)
     if not guards and all(isinstance(atom, Variable) for atom, _ in form.terms):
         low, high = affine_interval(form, box)
-        return Finding(Verdict.VIOLATED, high if high >= extent else low)
-    return _enumerate(subscript, extent, known, box)
+        return BoundsProof(Verdict.VIOLATED, high if high >= extent else low)
+    return _prove_by_enumeration(subscript, extent, known, box)
 
 
 def conjuncts(e: Expr, holds: bool) -> Iterator[tuple[Expr, bool]]:
@@ -105,10 +105,14 @@ def is_nonnegative(claim: Affine, known: list[Affine], box: Mapping[str, Interva
     """Whether `claim >= 0` follows from the box, or from the box and one of `known` (each `>= 0`)."""
     if affine_interval(claim, box)[0] >= 0:
         return True
-    return any(affine_interval(claim.scale(q) - g.scale(p), box)[0] >= 0 for g in known for p, q in _ratios(claim, g))
+    return any(
+        affine_interval(claim.scale(q) - g.scale(p), box)[0] >= 0
+        for g in known
+        for p, q in _cancelling_ratios(claim, g)
+    )
 
 
-def _ratios(claim: Affine, g: Affine) -> list[tuple[int, int]]:
+def _cancelling_ratios(claim: Affine, g: Affine) -> list[tuple[int, int]]:
     """Positive ratios `p / q` for which `claim - p/q * g` loses an atom."""
     mine = dict(claim.terms)
     ratios = []
@@ -153,13 +157,15 @@ def _strip_widening(e: Expr) -> Expr:
 # --- enumeration ---------------------------------------------------------------------------------------------------
 
 
-def _enumerate(subscript: Expr, extent: int, guards: list[tuple[Expr, bool]], box: Mapping[str, Interval]) -> Finding:
+def _prove_by_enumeration(
+    subscript: Expr, extent: int, guards: list[tuple[Expr, bool]], box: Mapping[str, Interval]
+) -> BoundsProof:
     """Try every point. Guards that depend on data are taken to hold, and then a violation is only possible."""
     usable = [(e, holds) for e, holds in guards if not reads_tensors(e)]
     names = index_names(subscript, *(e for e, _ in usable))
     ranges = {name: (box[name][0], box[name][1] + 1) for name in names}
     if prod(upper - lower for lower, upper in ranges.values()) > ENUMERATED:
-        return Finding(Verdict.UNKNOWN)
+        return BoundsProof(Verdict.UNKNOWN)
     evaluate = NumpyExpressionEvaluator(index_grid(ranges), _no_memory)
     with np.errstate(all="ignore"):
         values = evaluate(subscript)
@@ -167,11 +173,11 @@ def _enumerate(subscript: Expr, extent: int, guards: list[tuple[Expr, bool]], bo
         for e, holds in usable:
             bad = bad & (evaluate(e) == holds)
     if not np.any(bad):
-        return Finding(Verdict.GUARDED if guards else Verdict.SAFE)
+        return BoundsProof(Verdict.GUARDED if guards else Verdict.SAFE)
     if len(usable) < len(guards):
-        return Finding(Verdict.UNKNOWN)
+        return BoundsProof(Verdict.UNKNOWN)
     values, bad = np.broadcast_arrays(values, bad)
-    return Finding(Verdict.VIOLATED, int(values[bad][0]))
+    return BoundsProof(Verdict.VIOLATED, int(values[bad][0]))
 
 
 def index_names(*expressions: Expr) -> dict[str, None]:

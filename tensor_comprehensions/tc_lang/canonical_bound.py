@@ -86,7 +86,7 @@ class OriginalNames:
 
 
 @contextmanager
-def errors_of(bound: BoundFunction) -> Iterator[None]:
+def translate_errors(bound: BoundFunction) -> Iterator[None]:
     """Translate errors about the canonical form of `bound` to the names of the program."""
     try:
         yield

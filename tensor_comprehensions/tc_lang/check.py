@@ -13,7 +13,7 @@ from .canonical import canonical_text_of_def
 from .expression_checker import CheckContext, ExpressionChecker, TensorInfo
 from .foreign_syntax_hints import suggest_name
 from .formats import Format, parse_format
-from .inline import InlinedBody, Item
+from .inline import InlinedBody, InlinedStatement
 from .ir import (
     Access,
     Cast,
@@ -140,9 +140,9 @@ def _types(world: CheckContext) -> tuple[DType | None, ...]:
     return tuple(x.dtype for x in world.tensors.values())
 
 
-def _infer_type(item: Item, world: CheckContext) -> None:
+def _infer_type(item: InlinedStatement, world: CheckContext) -> None:
     target = world.tensors[item.target]
-    parts = _parts(item, world)
+    parts = _check_expressions(item, world)
     first = item.target not in item.defined
     if first and (parts.checker.reads_target or item.tree.operator in ("+=", "*=", "min=", "max=")):
         _make_inout(target, item, world)
@@ -150,7 +150,7 @@ def _infer_type(item: Item, world: CheckContext) -> None:
         target.dtype = parts.value.type
 
 
-def _make_inout(target: TensorInfo, item: Item, world: CheckContext) -> None:
+def _make_inout(target: TensorInfo, item: InlinedStatement, world: CheckContext) -> None:
     if target.role is Role.TEMPORARY:
         how = f"'{item.tree.operator}!'" if item.tree.operator != "=" else "a definition before it"
         raise world.error(
@@ -205,7 +205,7 @@ def _constraints(body: InlinedBody) -> Iterator[SizeConstraint]:
 # --- statements ----------------------------------------------------------------------------------------------------
 
 
-def _parts(item: Item, world: CheckContext) -> _Parts:
+def _check_expressions(item: InlinedStatement, world: CheckContext) -> _Parts:
     """Check the expressions of a statement, target first: the order in which its indices are numbered."""
     tree = item.tree
     ranges = [c for c in tree.clauses if isinstance(c, s.Range)]
@@ -238,7 +238,7 @@ def _accesses(xs: Iterable[TypedExpr]) -> Iterator[Access]:
         yield from (e for e in walk_expr(x.expr) if isinstance(e, Access))
 
 
-def _check_clauses(item: Item, world: CheckContext, named: Sequence[s.Range | s.Let]) -> None:
+def _check_clauses(item: InlinedStatement, world: CheckContext, named: Sequence[s.Range | s.Let]) -> None:
     """Refuse names of ranges and lets that already mean something else."""
     seen: set[str] = set()
     for c in named:
@@ -254,7 +254,7 @@ def _check_clauses(item: Item, world: CheckContext, named: Sequence[s.Range | s.
             raise world.error(f"'{name}' is already a tensor", where, suggestion="use another name")
 
 
-def _check_target(item: Item, world: CheckContext, subscripts: Sequence[TypedExpr]) -> None:
+def _check_target(item: InlinedStatement, world: CheckContext, subscripts: Sequence[TypedExpr]) -> None:
     """Check that `=` writes every element once: no repeated index, no subscript from data."""
     if item.tree.operator != "=":
         return
@@ -276,7 +276,9 @@ def _check_target(item: Item, world: CheckContext, subscripts: Sequence[TypedExp
         )
 
 
-def _check_range(c: s.Range, item: Item, world: CheckContext, lets: Mapping[str, s.Expression]) -> ExplicitRange:
+def _check_range(
+    c: s.Range, item: InlinedStatement, world: CheckContext, lets: Mapping[str, s.Expression]
+) -> ExplicitRange:
     checker = ExpressionChecker(world, item.scope, item.defined, "", lets=lets)
     bounds = []
     for e in (c.lower, c.upper):
@@ -300,7 +302,7 @@ def _exists(c: s.Exists, checker: ExpressionChecker, world: CheckContext) -> Acc
 
 
 def _check_indices(
-    item: Item, world: CheckContext, used: Mapping[str, Span], left: int, checker: ExpressionChecker
+    item: InlinedStatement, world: CheckContext, used: Mapping[str, Span], left: int, checker: ExpressionChecker
 ) -> None:
     """Every index is on the left or reduced, and every range belongs to an index that is used."""
     reduced = list(used)[left:]
@@ -319,10 +321,10 @@ def _check_indices(
             raise world.error(f"the index '{c.index}' is given a range but not used", span)
 
 
-def _check_statement(n: int, item: Item, world: CheckContext) -> Statement:
+def _check_statement(n: int, item: InlinedStatement, world: CheckContext) -> Statement:
     """The final form of a statement, every type known."""
     tree = item.tree
-    parts = _parts(item, world)
+    parts = _check_expressions(item, world)
     target = world.tensors[item.target]
     operator = tree.operator.rstrip("!")
     reduction = REDUCTIONS[operator]

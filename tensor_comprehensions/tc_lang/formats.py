@@ -109,7 +109,7 @@ class Format:
         return replace(self, levels=(*self.levels[: self.depth - 1], last, *self.levels[self.depth :]))
 
     @property
-    def compressed(self) -> Format:
+    def with_compressed_levels(self) -> Format:
         """The format in which every level that is not dense holds all coordinates that come, each once."""
         return replace(self, levels=tuple(x if x.is_dense else LEVELS["s"] for x in self.levels))
 
@@ -137,7 +137,7 @@ class Format:
         return self.word
 
 
-def holds_any(format: Format) -> bool:
+def can_store_any_pattern(format: Format) -> bool:
     """Whether a tensor can be stored in `format` whatever its elements: nowhere is there room for one coordinate alone.
 
     Nor may a compressed level be below repeated coordinates, whose elements are side by side.
@@ -158,7 +158,7 @@ def dense_format(rank: int) -> Format:
     return Format((LEVELS["d"],) * rank, tuple(range(rank)))
 
 
-def coordinates(sparse: int, dense: int = 0, *, unique: bool = True) -> Format:
+def coo_format(sparse: int, dense: int = 0, *, unique: bool = True) -> Format:
     """Coordinates of `sparse` dimensions side by side, above `dense` dimensions."""
     word = _word_of("coo", sparse)
     return parse_format((word if unique else _with_repeats(word)) + "d" * dense, (), sparse + dense)
@@ -207,7 +207,7 @@ def _parse_anew(word: str, numbers: Sequence[int], rank: int) -> Format:
     if not letters and word in _ANY_RANK:
         letters = _word_of(word, rank)
     if not letters and not (word == "dense" and rank == 0):
-        letters = _letters(word)
+        letters = _check_level_letters(word)
     if len(letters) != rank:
         raise UnlocatedTypeError(
             f"the format '{word}' is for {_dimensions(len(letters))}, the tensor has {rank}",
@@ -223,7 +223,7 @@ def _parse_anew(word: str, numbers: Sequence[int], rank: int) -> Format:
     return Format(tuple(LEVELS[letter] for letter in letters), order)
 
 
-def _letters(word: str) -> str:
+def _check_level_letters(word: str) -> str:
     """`word`, if it has a letter for each level and levels that can follow one another."""
     unknown = next((letter for letter in word if letter not in LEVELS), None)
     if unknown is not None:

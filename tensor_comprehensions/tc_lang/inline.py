@@ -20,7 +20,7 @@ MAX_STATEMENTS = 2000
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class InlinedStatement:
     """A statement to check: its text, the scope of its names, and the definitions before it."""
 
     tree: s.Statement
@@ -45,7 +45,7 @@ class InlinedBody:
 
     world: CheckContext
     program: Mapping[str, s.Def]
-    items: list[Item] = field(default_factory=list)
+    items: list[InlinedStatement] = field(default_factory=list)
     requirements: list[Requirement] = field(default_factory=list)
     defined: dict[str, None] = field(default_factory=dict)
     taken: set[str] = field(default_factory=set)
@@ -142,7 +142,7 @@ class InlinedBody:
             raise self.world.error(f"more than {MAX_STATEMENTS} statements once calls are inlined", tree.span)
         rank = len(tree.subscripts or ())
         target = self._define(tree.target, rank, tree.target_span, scope)
-        self.items.append(Item(tree, scope, target, frozenset(self.defined)))
+        self.items.append(InlinedStatement(tree, scope, target, frozenset(self.defined)))
         self.defined.setdefault(target)
 
     def _define(self, name: str, rank: int, span: Span, scope: NameScope) -> str:
@@ -199,7 +199,7 @@ class InlinedBody:
         self._check_arity(call, callee)
         inner = NameScope()
         for p, e in zip(callee.parameters, call.arguments, strict=True):
-            self._pass(p, e, scope, inner)
+            self._bind_argument(p, e, scope, inner)
         aliased = any(t.name in _names(call.arguments) for t in call.targets)
         for target, r in zip(call.targets, callee.returns, strict=True):
             result = self._new_temporary(r.name, target.span) if aliased else self._result(target, scope)
@@ -225,7 +225,7 @@ class InlinedBody:
             if names.count(target.name) > 1:
                 raise self.world.error(f"one call writes '{target.name}' twice", target.span)
 
-    def _pass(self, p: s.Declaration, e: s.Expression, scope: NameScope, inner: NameScope) -> None:
+    def _bind_argument(self, p: s.Declaration, e: s.Expression, scope: NameScope, inner: NameScope) -> None:
         """Bind parameter `p` of an inlined def to the expression that the call passes."""
         if p.type is None:
             raise self.world.error(f"the parameter '{p.name}' has no type", p.span)

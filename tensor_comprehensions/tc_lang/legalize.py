@@ -13,7 +13,7 @@ from operator import is_
 
 from ..core.dtypes import INT64, UINT8, DType
 from ..core.memory_layout import contiguous_strides
-from ..core.naming import compose_name
+from ..core.naming import internal_name
 from .bind import neutral_element
 from .ir import (
     Access,
@@ -58,21 +58,21 @@ class _Work:
             return
         if s.reads_own_target:
             copy = self._temporary(
-                compose_name(s.target, "before"), self.tensors[s.target], self.tensors[s.target].dtype
+                internal_name(s.target, "before"), self.tensors[s.target], self.tensors[s.target].dtype
             )
-            yield self._copy(compose_name(s.name, "copy"), s, s.target, copy)
+            yield self._copy(internal_name(s.name, "copy"), s, s.target, copy)
             s = _read_from_copy(s, copy.name)
         target = self.tensors[s.target]
         wide = _accumulator(target.dtype)
         if s.reduction is None or wide == target.dtype:
             yield s
             return
-        accumulator = self._temporary(compose_name(s.target, "wide"), target, wide)
+        accumulator = self._temporary(internal_name(s.target, "wide"), target, wide)
         if not s.initialize:
-            yield self._copy(compose_name(s.name, "load"), s, s.target, accumulator)
+            yield self._copy(internal_name(s.name, "load"), s, s.target, accumulator)
         value = s.value if s.value.dtype == wide else Cast(s.value, wide)
         yield replace(s, target=accumulator.name, value=value)
-        yield self._copy(compose_name(s.name, "store"), s, accumulator.name, target)
+        yield self._copy(internal_name(s.name, "store"), s, accumulator.name, target)
 
     def _temporary(self, name: str, like: Tensor, dtype: DType) -> Tensor:
         name = self._fresh_name(name, self.tensors)
@@ -84,14 +84,14 @@ class _Work:
         n, candidate = 0, name
         while candidate in taken:
             n += 1
-            candidate = compose_name(name, n)
+            candidate = internal_name(name, n)
         return candidate
 
     def _copy(self, name: str, s: BoundStatement, source: str, destination: Tensor) -> BoundStatement:
         """`destination(...) = source(...)`, whole."""
         name = self._fresh_name(name, self.names)
         self.names.add(name)
-        indices = tuple(BoundIndex(compose_name(f"d{d}"), 0, extent) for d, extent in enumerate(destination.shape))
+        indices = tuple(BoundIndex(internal_name(f"d{d}"), 0, extent) for d, extent in enumerate(destination.shape))
         subscripts = tuple(Index(i.name, INT64) for i in indices)
         value: Expr = Access(source, subscripts, self.tensors[source].dtype)
         if value.dtype != destination.dtype:
@@ -104,7 +104,7 @@ class _Work:
 def _fill_with_identity(s: BoundStatement, target: Tensor) -> BoundStatement:
     """`s` without its reduction: every element of its target is the identity."""
     assert s.reduction is not None
-    indices = tuple(BoundIndex(compose_name(f"d{d}"), 0, extent) for d, extent in enumerate(target.shape))
+    indices = tuple(BoundIndex(internal_name(f"d{d}"), 0, extent) for d, extent in enumerate(target.shape))
     subscripts = tuple(Index(i.name, INT64) for i in indices)
     value = Const(neutral_element(s.reduction, target.dtype), target.dtype)
     return BoundStatement(s.name, s.target, subscripts, None, False, value, indices, len(indices), span=s.span)

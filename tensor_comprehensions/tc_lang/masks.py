@@ -40,7 +40,7 @@ Box = Mapping[str, Interval]
 
 
 @dataclass(frozen=True, slots=True)
-class Sunk:
+class ConstantOrNan:
     """`value`, or NaN where the same expression is NaN at a point inside the region with other values of `along`.
 
     So is `x - m` of an x that is -inf outside, with m its largest value along those indices: that is -inf where m is
@@ -51,7 +51,7 @@ class Sunk:
     along: frozenset[str]
 
 
-Outside = Const | Sunk
+Outside = Const | ConstantOrNan
 """The value outside a region."""
 
 
@@ -64,14 +64,14 @@ class Masked:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """Facts from earlier statements: about tensors, and about maxima along rows of a mask."""
+class MaskFacts:
+    """MaskFacts from earlier statements: about tensors, and about maxima along rows of a mask."""
 
     masked: Mapping[str, Masked]
     largest: Mapping[str, BoundStatement]
 
 
-def dimension(d: int) -> str:
+def region_dimension_name(d: int) -> str:
     """The name of a dimension in a region of a tensor."""
     return f"#{d}"
 
@@ -138,12 +138,12 @@ def index_subscripts(access: Access) -> tuple[str, ...] | None:
 # --- values outside ------------------------------------------------------------------------------------------------
 
 
-def find_masked_regions(e: Expr, facts: Facts, box: Box) -> tuple[Region, ...]:
+def find_masked_regions(e: Expr, facts: MaskFacts, box: Box) -> tuple[Region, ...]:
     """The regions that conditions and masked tensors in `e` leave."""
     return tuple(dict.fromkeys(r for x in walk_expr(e) for r in _own_regions(x, facts, box) if r))
 
 
-def _own_regions(e: Expr, facts: Facts, box: Box) -> Iterator[Region]:
+def _own_regions(e: Expr, facts: MaskFacts, box: Box) -> Iterator[Region]:
     if isinstance(e, Select):
         yield region_where(e.condition, True, box)
         yield region_where(e.condition, False, box)
@@ -151,19 +151,19 @@ def _own_regions(e: Expr, facts: Facts, box: Box) -> Iterator[Region]:
         yield found.region
 
 
-def _read(e: Access, facts: Facts) -> Masked | None:
+def _read(e: Access, facts: MaskFacts) -> Masked | None:
     """The facts about an element that is read, over the indices of the reading statement."""
     known, names = facts.masked.get(e.tensor), index_subscripts(e)
     if known is None or names is None:
         return None
-    place = {dimension(d): name for d, name in enumerate(names)}
+    place = {region_dimension_name(d): name for d, name in enumerate(names)}
     value = known.value
-    if isinstance(value, Sunk):
+    if isinstance(value, ConstantOrNan):
         value = replace(value, along=frozenset(place[d] for d in value.along))
     return Masked(tuple(g.rename_indices(place) for g in known.region), value)
 
 
-def value_outside(e: Expr, region: Region, facts: Facts, box: Box) -> Outside | None:
+def value_outside(e: Expr, region: Region, facts: MaskFacts, box: Box) -> Outside | None:
     """The value of `e` at every point outside `region`; None if none is known."""
 
     def visit(e: Expr) -> Outside | None:
@@ -202,19 +202,21 @@ def _no_memory(access: Access, subscripts: object, where: object) -> Array:
     raise ValueError(f"{access.tensor} is no constant")
 
 
-def _softmax_step(e: Expr, parts: Sequence[Outside | None], region: Region, facts: Facts) -> Sunk | None:
+def _softmax_step(e: Expr, parts: Sequence[Outside | None], region: Region, facts: MaskFacts) -> ConstantOrNan | None:
     """The steps of a softmax: the difference with the largest value, times a positive constant, its exponential."""
     match e, parts:
         case Binary(op="-", left=left, right=Access() as right), [Const(value=value), None] if _is_low(value):
-            along = _rows(left, right, region, facts)
-            return None if along is None else Sunk(-np.inf, along)
-        case Binary(op="*" | "/", dtype=dtype), [Sunk() as sunk, Const(value=scale)] if _is_positive(scale, dtype):
+            along = _max_reduced_indices(left, right, region, facts)
+            return None if along is None else ConstantOrNan(-np.inf, along)
+        case Binary(op="*" | "/", dtype=dtype), [ConstantOrNan() as sunk, Const(value=scale)] if _is_positive(
+            scale, dtype
+        ):
             return sunk
-        case Binary(op="*", dtype=dtype), [Const(value=scale), Sunk() as sunk] if _is_positive(scale, dtype):
+        case Binary(op="*", dtype=dtype), [Const(value=scale), ConstantOrNan() as sunk] if _is_positive(scale, dtype):
             return sunk
-        case Call(function="exp" | "exp2"), [Sunk(value=value) as sunk] if value < 0:
+        case Call(function="exp" | "exp2"), [ConstantOrNan(value=value) as sunk] if value < 0:
             return replace(sunk, value=0.0)
-        case Cast(dtype=dtype), [Sunk() as sunk] if dtype.is_float:
+        case Cast(dtype=dtype), [ConstantOrNan() as sunk] if dtype.is_float:
             return sunk
     return None
 
@@ -227,7 +229,7 @@ def _is_positive(scale: Any, dtype: DType) -> bool:
     return dtype.is_float and isinstance(scale, float) and 0 < scale < np.inf
 
 
-def _rows(masked: Expr, largest: Access, region: Region, facts: Facts) -> frozenset[str] | None:
+def _max_reduced_indices(masked: Expr, largest: Access, region: Region, facts: MaskFacts) -> frozenset[str] | None:
     """The indices along which `largest` is the largest value of `masked`, where every row has terms in `region`."""
     s, names = facts.largest.get(largest.tensor), index_subscripts(largest)
     if s is None or names is None:

@@ -74,7 +74,7 @@ def text_of(source: str | bytes) -> str:
 def _parser() -> Any:
     with deferred_interrupts():
         from . import parser_tables
-    return parser_tables.make_parser(transformer=_Builder(), lexer_callbacks={"ID": _name})
+    return parser_tables.make_parser(transformer=_Builder(), lexer_callbacks={"ID": _check_name_length})
 
 
 def _unexpected_token(text: str, e: Any) -> ParseError:
@@ -162,7 +162,7 @@ def _end(x: Any) -> int:
     return int(span.end if span is not None else x.end_pos)
 
 
-def _name(token: Any) -> Any:
+def _check_name_length(token: Any) -> Any:
     """`token` itself. LLVM cuts names of more than a thousand characters, and then takes two of them for one."""
     if len(token) > _MAX_NAME:
         raise ParseError(

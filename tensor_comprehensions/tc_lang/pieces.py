@@ -31,7 +31,7 @@ def tensors_of_statements(statements: Sequence[BoundStatement]) -> TouchedTensor
     return TouchedTensors(read, frozenset(s.target for s in statements))
 
 
-def piece_of(
+def extract_statements_as_def(
     bound: BoundFunction,
     name: str,
     statements: tuple[BoundStatement, ...],

@@ -115,7 +115,7 @@ class _Inference:
         solved = self._solve(s, conditions, self._given_ranges(s))
         missing = [i for i in s.indices if i not in solved]
         if missing:
-            self._adopt(n, s, conditions, solved)
+            self._take_ranges_from_target(n, s, conditions, solved)
             missing = [i for i in s.indices if i not in solved]
         if missing:
             raise self._unsolved_error(s, missing, conditions)
@@ -137,11 +137,11 @@ class _Inference:
 
     def _conditions(self, s: Statement) -> Iterator[Condition]:
         for access in (*statement_accesses(s), *s.exists):
-            yield from self._of(access.tensor, access.subscripts, access.span)
+            yield from self._access_conditions(access.tensor, access.subscripts, access.span)
         if s.reduction is not None and not s.initialize:
-            yield from self._of(s.target, s.subscripts, s.span)
+            yield from self._access_conditions(s.target, s.subscripts, s.span)
 
-    def _of(self, tensor: str, subscripts: tuple[object, ...], span: Span | None) -> Iterator[Condition]:
+    def _access_conditions(self, tensor: str, subscripts: tuple[object, ...], span: Span | None) -> Iterator[Condition]:
         for e, (lower, upper) in zip(subscripts, self._known_bounds(tensor), strict=False):
             yield Condition(to_affine(e, self.sizes), lower, upper, span)  # type: ignore[arg-type]
 
@@ -167,7 +167,9 @@ class _Inference:
                 return solved
             solved.update(found)
 
-    def _adopt(self, n: int, s: Statement, conditions: list[Condition], solved: dict[str, Bounds]) -> None:
+    def _take_ranges_from_target(
+        self, n: int, s: Statement, conditions: list[Condition], solved: dict[str, Bounds]
+    ) -> None:
         """Take ranges for the positions on the left from earlier definitions, later ones, then the declaration."""
         for mine, bounds in zip(s.subscripts, self.bounds.get(s.target, ()), strict=False):
             if isinstance(mine, Index):

@@ -105,12 +105,14 @@ def _run(s: BoundStatement, bound: BoundFunction, memory: Mapping[str, Array]) -
 def _assign(s: BoundStatement, old: Array, reader: _Reader) -> Array:
     new = old.copy()
     for box in _chunks(s.indices):
-        points, value = _values(s, box, reader)
+        points, value = _evaluate_box(s, box, reader)
         new[points] = value
     return new
 
 
-def _values(s: BoundStatement, box: dict[str, tuple[int, int]], reader: _Reader) -> tuple[tuple[Array, ...], Array]:
+def _evaluate_box(
+    s: BoundStatement, box: dict[str, tuple[int, int]], reader: _Reader
+) -> tuple[tuple[Array, ...], Array]:
     """The elements that a box of the grid writes and the values it gives them, all of the box's shape."""
     evaluator = NumpyExpressionEvaluator(index_grid(box), reader)
     shape = tuple(upper - lower for lower, upper in box.values())
@@ -127,7 +129,7 @@ def _reduce(s: BoundStatement, dtype: DType, old: Array, reader: _Reader) -> Arr
     new = np.full(old.shape, neutral_element(s.reduction, dtype), wide) if s.initialize else old.astype(wide)
     whole = are_offset_indices(s.subscripts)
     for box in _chunks(s.indices):
-        points, value = _values(s, box, reader)
+        points, value = _evaluate_box(s, box, reader)
         value = value.astype(wide)
         if whole and s.reduction_indices:
             axes = tuple(range(s.num_free, len(s.indices)))

@@ -30,17 +30,17 @@ from .ir import (
 )
 from .masks import (
     Box,
-    Facts,
+    ConstantOrNan,
     Masked,
+    MaskFacts,
     Outside,
     Region,
-    Sunk,
     as_form,
-    dimension,
     find_masked_regions,
     includes,
     index_subscripts,
     is_implied,
+    region_dimension_name,
     region_where,
     value_outside,
 )
@@ -51,11 +51,11 @@ SAMPLES = 24
 """Values of each index by which that part is estimated."""
 
 
-def restrict(function: BoundFunction) -> BoundFunction:
+def restrict_domains(function: BoundFunction) -> BoundFunction:
     """The same function, with `elements` and `terms` wherever masks allow it; `function` itself where none does."""
     if not any(isinstance(e, Select) for s in function.statements for e in walk_expr(s.value)):
         return function
-    statements = _with_elements(function, _with_terms(function))
+    statements = _restrict_temporaries(function, _restrict_reductions(function))
     statements = [_without_masks(s) for s in statements]
     return replace(function, statements=tuple(statements)) if any(s.domain for s in statements) else function
 
@@ -63,23 +63,23 @@ def restrict(function: BoundFunction) -> BoundFunction:
 # --- terms: forwards, with facts about earlier tensors -------------------------------------------------------------
 
 
-def _with_terms(function: BoundFunction) -> list[BoundStatement]:
-    facts = Facts({}, {})
+def _restrict_reductions(function: BoundFunction) -> list[BoundStatement]:
+    facts = MaskFacts({}, {})
     found = []
     for s in function.statements:
-        region = _terms(s, facts)
+        region = _nonneutral_region(s, facts)
         s = replace(s, terms=region) if region else s
         found.append(s)
-        facts = _learn(function, s, facts)
+        facts = _update_mask_facts(function, s, facts)
     return found
 
 
-def _terms(s: BoundStatement, facts: Facts) -> Region:
+def _nonneutral_region(s: BoundStatement, facts: MaskFacts) -> Region:
     """Where the value of a reduction may be other than neutral."""
     if (
         s.reduction is None
         or not s.reduction_indices
-        or _definition(s) is None
+        or _restrictable_subscripts(s) is None
         or any(i.extent == 0 for i in s.indices)
     ):
         return ()
@@ -90,7 +90,7 @@ def _terms(s: BoundStatement, facts: Facts) -> Region:
         if value is not None and _is_neutral(value, s):
             found += region
     region = tuple(dict.fromkeys(found))
-    return region if _is_masked_product(s) or _share(region, box) <= MOST_KEPT else ()
+    return region if _is_masked_product(s) or _region_fraction(region, box) <= MOST_KEPT else ()
 
 
 def _is_masked_product(s: BoundStatement) -> bool:
@@ -107,43 +107,43 @@ def _is_neutral(value: Outside, s: BoundStatement) -> bool:
     """Whether `value` is neutral for the reduction of `s`."""
     assert s.reduction is not None
     neutral = neutral_element(s.reduction, s.value.dtype)
-    if isinstance(value, Sunk):
+    if isinstance(value, ConstantOrNan):
         return (
             value.value == neutral and value.along <= {i.name for i in s.reduction_indices} and s.value.dtype.is_float
         )
     return type(value.value) is type(neutral) and value.value == neutral
 
 
-def _learn(function: BoundFunction, s: BoundStatement, facts: Facts) -> Facts:
+def _update_mask_facts(function: BoundFunction, s: BoundStatement, facts: MaskFacts) -> MaskFacts:
     """The facts after `s`."""
     masked = {name: m for name, m in facts.masked.items() if name != s.target}
     largest = {name: m for name, m in facts.largest.items() if name != s.target and not _reads(m, s.target)}
     names = index_subscripts(Access(s.target, s.subscripts, s.value.dtype))
-    if names is None or s.reads_own_target or not _is_whole(function, s, names):
-        return Facts(masked, largest)
+    if names is None or s.reads_own_target or not _defines_whole_target(function, s, names):
+        return MaskFacts(masked, largest)
     if s.reduction is None and function.tensor(s.target).dtype == s.value.dtype:
         box = _box(s)
-        place = {name: dimension(d) for d, name in enumerate(names)}
+        place = {name: region_dimension_name(d) for d, name in enumerate(names)}
         for region in find_masked_regions(s.value, facts, box):
             value = value_outside(s.value, region, facts, box)
-            if isinstance(value, Sunk):
+            if isinstance(value, ConstantOrNan):
                 value = replace(value, along=frozenset(place[name] for name in value.along))
             if value is not None:
                 masked[s.target] = Masked(tuple(g.rename_indices(place) for g in region), value)
                 break
-    elif s.reduction == "max" and s.initialize and s.terms and _has_all_rows(s):
+    elif s.reduction == "max" and s.initialize and s.terms and _has_no_empty_reduction(s):
         largest[s.target] = s
-    return Facts(masked, largest)
+    return MaskFacts(masked, largest)
 
 
-def _is_whole(function: BoundFunction, s: BoundStatement, names: Sequence[str]) -> bool:
+def _defines_whole_target(function: BoundFunction, s: BoundStatement, names: Sequence[str]) -> bool:
     """Does `s` define every element of its target?"""
     ranges = {i.name: (i.lower, i.upper) for i in s.free}
     shape = function.tensor(s.target).shape
     return all(ranges.get(name) == (0, extent) for name, extent in zip(names, shape, strict=True))
 
 
-def _has_all_rows(s: BoundStatement) -> bool:
+def _has_no_empty_reduction(s: BoundStatement) -> bool:
     """Whether every element of a reduction has an unmasked term. Decided only for reductions over one index."""
     if len(s.reduction_indices) != 1:
         return False
@@ -160,7 +160,7 @@ def _has_all_rows(s: BoundStatement) -> bool:
 # --- elements: backwards, from the reads ---------------------------------------------------------------------------
 
 
-def _with_elements(function: BoundFunction, statements: list[BoundStatement]) -> list[BoundStatement]:
+def _restrict_temporaries(function: BoundFunction, statements: list[BoundStatement]) -> list[BoundStatement]:
     """`statements` with the needed elements of temporaries."""
     found = list(statements)
     last = {s.target: n for n, s in enumerate(found)}
@@ -168,17 +168,17 @@ def _with_elements(function: BoundFunction, statements: list[BoundStatement]) ->
         if function.tensor(target).role is not Role.TEMPORARY:
             continue
         own = [n for n, s in enumerate(found) if s.target == target]
-        names = [_definition(found[n]) for n in own]
+        names = [_restrictable_subscripts(found[n]) for n in own]
         region = _wanted_region(found, target)
         if not region or None in names:
             continue
         for n, subscripts in zip(own, names, strict=True):
-            place = {dimension(d): name for d, name in enumerate(subscripts or ())}
+            place = {region_dimension_name(d): name for d, name in enumerate(subscripts or ())}
             found[n] = replace(found[n], elements=tuple(g.rename_indices(place) for g in region))
     return found
 
 
-def _definition(s: BoundStatement) -> tuple[str, ...] | None:
+def _restrictable_subscripts(s: BoundStatement) -> tuple[str, ...] | None:
     """The subscripts of a definition that may be had in part: plain indices, and no read that is under a guard."""
     if s.reads_own_target or s.checks or _reads_under_guard(s):
         return None
@@ -187,17 +187,17 @@ def _definition(s: BoundStatement) -> tuple[str, ...] | None:
 
 def _wanted_region(statements: Sequence[BoundStatement], tensor: str) -> Region:
     """The elements of a temporary that its readers need, over its dimensions."""
-    found = [use for s in statements for use in _uses(s, tensor)]
+    found = [use for s in statements for use in _needed_regions(s, tensor)]
     uses = [use for use in found if use is not None]
     if len(uses) < len(found):
         return ()
     boxes = [box for _, box in uses]
     candidates = dict.fromkeys(g for region, _ in uses for g in region)
     kept = tuple(g for g in candidates if all(is_implied(g, region, box) for region, box in uses))
-    return kept if kept and _share(kept, boxes[0]) <= MOST_KEPT else ()
+    return kept if kept and _region_fraction(kept, boxes[0]) <= MOST_KEPT else ()
 
 
-def _uses(s: BoundStatement, tensor: str) -> Iterator[tuple[Region, Box] | None]:
+def _needed_regions(s: BoundStatement, tensor: str) -> Iterator[tuple[Region, Box] | None]:
     """For each read of `tensor` by `s`, the elements that it needs, and the box that contains them; None: any.
 
     A definition of the tensor that reads it at its own point needs nothing that others do not.
@@ -210,7 +210,7 @@ def _uses(s: BoundStatement, tensor: str) -> Iterator[tuple[Region, Box] | None]
         if names is None:
             yield None
             continue
-        place = {name: dimension(d) for d, name in enumerate(names)}
+        place = {name: region_dimension_name(d) for d, name in enumerate(names)}
         local = tuple(g for g in region if all(name in place for name, _ in g.terms))
         yield tuple(g.rename_indices(place) for g in local), {place[name]: box[name] for name in names}
 
@@ -245,24 +245,24 @@ def _without_masks(s: BoundStatement) -> BoundStatement:
 
     def visit(e: Expr) -> Expr:
         if isinstance(e, Select):
-            if _holds(e.condition, True, s.domain, box):
+            if _is_condition_implied(e.condition, True, s.domain, box):
                 return visit(e.then)
-            if _holds(e.condition, False, s.domain, box):
+            if _is_condition_implied(e.condition, False, s.domain, box):
                 return visit(e.otherwise)
         return map_operands(e, visit)
 
     return replace(s, value=visit(s.value))
 
 
-def _holds(e: Expr, value: bool, domain: Region, box: Box) -> bool:
+def _is_condition_implied(e: Expr, value: bool, domain: Region, box: Box) -> bool:
     """Is the condition `e` equal to `value` in all of `domain`?"""
     match e:
         case Const():
             return bool(e.value) == value
         case Binary(op="&&", left=a, right=b) if value:
-            return _holds(a, True, domain, box) and _holds(b, True, domain, box)
+            return _is_condition_implied(a, True, domain, box) and _is_condition_implied(b, True, domain, box)
         case Binary(op="||", left=a, right=b) if not value:
-            return _holds(a, False, domain, box) and _holds(b, False, domain, box)
+            return _is_condition_implied(a, False, domain, box) and _is_condition_implied(b, False, domain, box)
         case Binary(op=op) if op != ("!=" if value else "=="):
             region = region_where(e, not value, box)  # the contrary: empty together with the domain?
             return any(_excludes(g, domain, box) for g in region) or _is_exactly(e, value, domain, box)
@@ -302,7 +302,7 @@ def _reads_under_guard(s: BoundStatement) -> bool:
     return any(isinstance(e, Access) and e.guarded for e in walk_expr(s.value))
 
 
-def _share(region: Region, box: Box) -> float:
+def _region_fraction(region: Region, box: Box) -> float:
     """About which part of a box a region is."""
     names = dict.fromkeys(name for g in region for name, _ in g.terms)
     axes = {}

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from ..core.errors import InternalError
-from ..core.naming import SEPARATOR, compose_name
+from ..core.naming import SEPARATOR, internal_name
 from .bind import neutral_element
 from .ir import Access, BoundFunction, BoundStatement, Const, Expr, Role, Tensor, walk_expr
 
@@ -87,7 +87,7 @@ class _Splitter:
         if self.kind(s) is StatementKind.SUM and s.initialize and s.reduction is not None:
             dtype = self.bound.tensor(s.target).dtype
             yield replace(
-                s, name=compose_name(s.name, "start"), reduction=None, initialize=False, indices=s.free,
+                s, name=internal_name(s.name, "start"), reduction=None, initialize=False, indices=s.free,
                 value=Const(neutral_element(s.reduction, dtype), dtype), checks=(), exists=(), elements=(), terms=(),
             )  # fmt: skip
             s = replace(s, initialize=False)
@@ -111,9 +111,9 @@ class _Splitter:
             if once[0] or once[1]:
                 yield 0 if all(once) else 1
             else:
-                yield 0 if tensor in self.with_rows or self._adds_up(s, later) else 2
+                yield 0 if tensor in self.with_rows or self._reduces_into_same_tensor(s, later) else 2
 
-    def _adds_up(self, s: BoundStatement, later: BoundStatement) -> bool:
+    def _reduces_into_same_tensor(self, s: BoundStatement, later: BoundStatement) -> bool:
         """Do both reduce into one tensor, in any order?"""
         reads = {*_reads(s), *_reads(later)}
         return s.target == later.target and s.reduction == later.reduction and s.target not in reads

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from ..core.errors import TCError
-from ..core.naming import compose_name
+from ..core.naming import internal_name
 from .affine import to_affine
 from .ir import (
     INDEX_TYPE,
@@ -43,7 +43,7 @@ class CannotGeneralize(Exception):
         self.name, self.reason = name, reason
 
 
-COUNT = compose_name("count")
+COUNT = internal_name("count")
 """The operand that holds the number of rows, of defs whose values depend on it."""
 
 
@@ -69,7 +69,7 @@ class Rows:
         return {**sizes, **dict.fromkeys(self.sizes[:-1], 1), self.sizes[-1]: count}
 
 
-def list_candidates(function: Function, names: Iterable[str]) -> list[tuple[str, ...]]:
+def list_row_size_candidates(function: Function, names: Iterable[str]) -> list[tuple[str, ...]]:
     """The combinations of the sizes `names` that may count rows: the first dimensions of a tensor, outputs first."""
     try:
         ranges = symbolic_ranges(function)
@@ -81,7 +81,7 @@ def list_candidates(function: Function, names: Iterable[str]) -> list[tuple[str,
     return list(dict.fromkeys(names[:d] for names in prefixes for d in range(len(names), 0, -1)))
 
 
-def pass_count(function: Function, rows: Rows) -> Function:
+def add_row_count_operand(function: Function, rows: Rows) -> Function:
     """`function` with one more operand, `COUNT`, where values depend on the number of rows."""
     if not rows.counts:
         return function

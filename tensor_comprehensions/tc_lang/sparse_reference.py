@@ -40,7 +40,7 @@ _SCATTER: dict[str, Any] = {"+": np.add, "*": np.multiply, "min": np.minimum, "m
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredTensor:
     """The values of a tensor, and its stored places; None: all."""
 
     values: Array
@@ -64,10 +64,10 @@ NONE_SHARED: Mapping[str, SharedPlaces] = {}
 
 def evaluate_sparse(
     bound: BoundFunction,
-    operands: Mapping[str, Stored],
+    operands: Mapping[str, StoredTensor],
     sparse_results: Mapping[str, Format],
     shared: Mapping[str, SharedPlaces] = NONE_SHARED,
-) -> dict[str, Stored]:
+) -> dict[str, StoredTensor]:
     """The returns of a function, by name: those of `sparse_results`, in these formats, with their stored places.
 
     operands: every input and the initial value of every in/out tensor, by name. shared: the tensors that have the
@@ -76,7 +76,7 @@ def evaluate_sparse(
     memory = {t.name: _initial_stored(t, operands, t.name in sparse_results) for t in bound.tensors}
     with np.errstate(all="ignore"):
         for s in bound.statements:
-            memory[s.target] = _complete(_run(s, bound, memory), sparse_results.get(s.target))
+            memory[s.target] = _store_whole_blocks(_run(s, bound, memory), sparse_results.get(s.target))
             is_settled = s.target in sparse_results and all(i.extent for i in s.reduction_indices)
             if (source := shared.get(s.target)) is not None and not is_settled:
                 places = operands[source.source].places
@@ -85,7 +85,7 @@ def evaluate_sparse(
     return {name: memory[name] for name in bound.returns}
 
 
-def _complete(stored: Stored, format: Format | None) -> Stored:
+def _store_whole_blocks(stored: StoredTensor, format: Format | None) -> StoredTensor:
     """With all places of blocks, and of dense tails, of which one is stored."""
     if format is None or stored.places is None:
         return stored
@@ -95,23 +95,23 @@ def _complete(stored: Stored, format: Format | None) -> Stored:
         blocks = places.reshape(split).any(tuple(range(1, len(split), 2)))
         for d, b in enumerate(format.blocks):
             blocks = np.repeat(blocks, b, d)
-        return Stored(stored.values, blocks)
+        return StoredTensor(stored.values, blocks)
     for d in format.order[format.depth :]:
         places = np.broadcast_to(places.any(d, keepdims=True), places.shape)
-    return Stored(stored.values, np.array(places))
+    return StoredTensor(stored.values, np.array(places))
 
 
-def _initial_stored(t: Tensor, operands: Mapping[str, Stored], sparse: bool) -> Stored:
+def _initial_stored(t: Tensor, operands: Mapping[str, StoredTensor], sparse: bool) -> StoredTensor:
     if t.name in operands:
         return operands[t.name]
-    return Stored(np.zeros(t.shape, numpy_dtype(t.dtype)), np.zeros(t.shape, bool) if sparse else None)
+    return StoredTensor(np.zeros(t.shape, numpy_dtype(t.dtype)), np.zeros(t.shape, bool) if sparse else None)
 
 
-def _zeros_elsewhere(values: Array, places: Array | None) -> Stored:
-    return Stored(values if places is None else np.where(places, values, np.zeros((), values.dtype)), places)
+def _zeros_elsewhere(values: Array, places: Array | None) -> StoredTensor:
+    return StoredTensor(values if places is None else np.where(places, values, np.zeros((), values.dtype)), places)
 
 
-def _run(s: BoundStatement, bound: BoundFunction, memory: Mapping[str, Stored]) -> Stored:
+def _run(s: BoundStatement, bound: BoundFunction, memory: Mapping[str, StoredTensor]) -> StoredTensor:
     """The target after a statement over the whole grid of its indices."""
     target, old = bound.tensor(s.target), memory[s.target]
     box = {i.name: (i.lower, i.upper) for i in s.indices}
@@ -124,7 +124,7 @@ def _run(s: BoundStatement, bound: BoundFunction, memory: Mapping[str, Stored]) 
     at = tuple(p[live] for p in points)
     values = _assign(old, at, value[live]) if s.reduction is None else _reduce(s, old, target, at, value[live])
     if old.places is None:
-        return Stored(values)
+        return StoredTensor(values)
     first = s.reduction is None or s.initialize
     places = np.zeros_like(old.places) if first else old.places.copy()
     if s.exists and all(a.subscripts == s.subscripts for a in s.exists):  # the result has the places of these operands
@@ -138,7 +138,7 @@ def _run(s: BoundStatement, bound: BoundFunction, memory: Mapping[str, Stored]) 
     return _zeros_elsewhere(values, places)
 
 
-def _assign(old: Stored, at: tuple[Array, ...], value: Array) -> Array:
+def _assign(old: StoredTensor, at: tuple[Array, ...], value: Array) -> Array:
     new = np.zeros_like(old.values)
     if at:
         new[at] = value
@@ -147,7 +147,7 @@ def _assign(old: Stored, at: tuple[Array, ...], value: Array) -> Array:
     return new
 
 
-def _reduce(s: BoundStatement, old: Stored, target: Tensor, at: tuple[Array, ...], value: Array) -> Array:
+def _reduce(s: BoundStatement, old: StoredTensor, target: Tensor, at: tuple[Array, ...], value: Array) -> Array:
     assert s.reduction is not None
     wide = np.dtype(np.float64) if target.dtype.is_float else numpy_dtype(target.dtype)
     start = np.full(old.values.shape, neutral_element(s.reduction, target.dtype), wide) if s.initialize else old.values
@@ -157,12 +157,12 @@ def _reduce(s: BoundStatement, old: Stored, target: Tensor, at: tuple[Array, ...
     return convert_array(convert_array(new, target.dtype.accumulator), target.dtype)
 
 
-def _reads(s: BoundStatement, memory: Mapping[str, Stored]) -> Iterator[Stored]:
+def _reads(s: BoundStatement, memory: Mapping[str, StoredTensor]) -> Iterator[StoredTensor]:
     for root in (s.value, *s.exists):
         yield from (memory[e.tensor] for e in walk_expr(root) if isinstance(e, Access))
 
 
-def _reads_sparse(s: BoundStatement, memory: Mapping[str, Stored]) -> bool:
+def _reads_sparse(s: BoundStatement, memory: Mapping[str, StoredTensor]) -> bool:
     return any(x.is_sparse for x in _reads(s, memory))
 
 
@@ -175,7 +175,7 @@ class _Evaluator:
     """Evaluates expressions over a grid, including the effect of absent reads."""
 
     indices: Mapping[str, Array]
-    memory: Mapping[str, Stored]
+    memory: Mapping[str, StoredTensor]
 
     def exist(self, accesses: Sequence[Access]) -> Array:
         """Where all of the accesses read a stored place."""

@@ -30,7 +30,7 @@ def split_dense_contractions(function: Function, patterned: Collection[str] = ()
         patterned: temporaries that are stored at the places of a sparse operand, and so stay within one part.
     """
     ranges = symbolic_ranges(function)
-    runs = list(_runs(function))
+    runs = list(_group_statements(function))
     if not any(is_dense for _, is_dense in runs) or function.constraints or function.inouts:
         return ()
     parts: list[DefPart] = []
@@ -51,7 +51,7 @@ def _reads(s: Statement) -> list[str]:
     return [a.tensor for e in exprs for a in walk_expr(e) if isinstance(a, Access)]
 
 
-def _runs(function: Function) -> Iterator[tuple[list[Statement], bool]]:
+def _group_statements(function: Function) -> Iterator[tuple[list[Statement], bool]]:
     """Statements in order, in the longest runs that are lowered alike."""
     dense = [_is_dense_contraction(function, s) for s in function.statements]
     run: list[Statement] = []
@@ -102,7 +102,7 @@ def _part(function: Function, number: int, statements: Sequence[Statement], rang
         sizes=tuple(n for n in function.sizes if n in sizes),
         canonical=f"{function.canonical}\nstatements of part {number}",
     )
-    return part if _has_known_sizes(part) and _agrees(part, ranges) else None
+    return part if _has_known_sizes(part) and _has_same_sizes(part, ranges) else None
 
 
 def _as_input(t: Symbol, shape: Sequence[Value], ranges: Ranges) -> Symbol | None:
@@ -132,7 +132,7 @@ def _has_known_sizes(part: Function) -> bool:
     return all(x.name in known for e in exprs for x in walk_expr(e) if isinstance(x, Size))
 
 
-def _agrees(part: Function, ranges: Ranges) -> bool:
+def _has_same_sizes(part: Function, ranges: Ranges) -> bool:
     """Whether all tensors of a part have the sizes that they have in the def."""
     mine = symbolic_ranges(part)
     return all(mine.tensors[t.name] == ranges.tensors[t.name] for t in part.tensors if not t.is_compile_time)

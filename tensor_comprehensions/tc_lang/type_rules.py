@@ -96,7 +96,7 @@ def resolve_weak(x: TypedExpr) -> TypedExpr:
 def convert(x: TypedExpr, to: DType) -> TypedExpr:
     """`x` as an operand of type `to`: without rounding to a storage type, which only stores and casts do."""
     if x.weak:
-        return _settle_to(x, to)
+        return _retype_weak(x, to)
     compute = to.accumulator
     if x.expr.dtype == compute:
         return TypedExpr(x.expr, to, False, x.depth, x.nodes)
@@ -105,13 +105,13 @@ def convert(x: TypedExpr, to: DType) -> TypedExpr:
     return make_typed(Cast(x.expr, compute), to, x)
 
 
-def _settle_to(x: TypedExpr, to: DType) -> TypedExpr:
+def _retype_weak(x: TypedExpr, to: DType) -> TypedExpr:
     match x.expr:
         case Const(value=value):
             return TypedExpr(Const(_fit_literal(int(value), to), to.accumulator), to)
         case Select(condition=condition, then=a, otherwise=b):
-            then = _settle_to(TypedExpr(a, x.type, True), to)
-            otherwise = _settle_to(TypedExpr(b, x.type, True), to)
+            then = _retype_weak(TypedExpr(a, x.type, True), to)
+            otherwise = _retype_weak(TypedExpr(b, x.type, True), to)
             expr = Select(condition, then.expr, otherwise.expr, to.accumulator)
             return TypedExpr(expr, to, False, x.depth, x.nodes)
     raise InternalError(f"not a weak expression: {x.expr!r}")

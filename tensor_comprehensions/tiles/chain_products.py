@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..core.dtypes import FLOAT32
-from ..core.naming import compose_name
+from ..core.naming import internal_name
 from ..structured.match.product_matching import replace_element_reads
 from ..structured.op import ACCUMULATOR
 from ..tc_lang import ir as tc
@@ -129,7 +129,7 @@ class _Chain:
         names = _match_names(output, scores)
         if names is None:
             return None
-        names |= {i.name: compose_name(i.name, "inner") for i in pair.terms}
+        names |= {i.name: internal_name(i.name, "inner") for i in pair.terms}
         rows, columns, batch = (_rename_indices(x, names) for x in (inner.rows, inner.columns, inner.batch))
         left, right = (ProductFactor(_rename(f.value, names)) for f in (pair.left, pair.right))
         if set(columns) == set(outer.rows):

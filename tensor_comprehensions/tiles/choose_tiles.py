@@ -76,7 +76,7 @@ def _candidates(region: ProductRegion, order: ProductOrder, options: TileOptions
         _check_tile(region, options.tile)
         sizes = [(m, n, k)]
     else:
-        rows, columns = (_reach(x) for x in (order.rows, order.columns))
+        rows, columns = (_padded_extent(x) for x in (order.rows, order.columns))
         sizes = [
             (m, n, 2 * t // region.factor_bytes)
             for m in ROWS for n in COLUMNS for t in TERMS
@@ -128,7 +128,7 @@ def _group_sizes(order: ProductOrder, options: TileOptions, groups: int, size: i
         if m % (64 * groups) == 0 and n % 8 == 0:
             yield m, n, k
         return
-    rows, columns = (_reach(x) for x in (order.rows, order.columns))
+    rows, columns = (_padded_extent(x) for x in (order.rows, order.columns))
     for m in (64 * groups, 128 * groups):
         for n in GROUP_COLUMNS if len(order.columns) == 1 else COLUMNS:
             if m < 2 * max(rows, 64) and n < 2 * max(columns, 16):
@@ -146,6 +146,6 @@ def _check_tile(region: ProductRegion, tile: tuple[int, ...]) -> None:
             raise CannotLower(f"a tile of {size} along several indices is no power of two")
 
 
-def _reach(indices: tuple[BoundIndex, ...]) -> int:
+def _padded_extent(indices: tuple[BoundIndex, ...]) -> int:
     """The product of extents, each a power of two."""
     return prod(1 << max(0, i.extent - 1).bit_length() for i in indices)

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from ..core.decisions import close_book
 from ..core.errors import ArgumentError, CannotLower, InternalError
-from ..core.naming import compose_name
+from ..core.naming import internal_name
 from ..loop_ir.nodes import Buffer, Check, CheckSite, Kernel, Module, Stmt, Type
 from ..loop_ir.origins import with_origin
 from ..loop_ir.rewrite import map_stmt
@@ -20,7 +20,7 @@ from ..polyhedral.scop.collapse import collapse
 from ..polyhedral.scop.rfactor import SplitPoint, in_two_stages, is_divisible
 from ..target import GpuTarget
 from ..tc_lang.ir import BoundFunction, BoundStatement, Role
-from ..tc_lang.pieces import piece_of, tensors_of_statements
+from ..tc_lang.pieces import extract_statements_as_def, tensors_of_statements
 from ..tc_lang.unit_dims import without_unit_dims
 from . import specs
 from .choose_tiles import choose_tiles
@@ -161,7 +161,9 @@ def _choose_pieces(
             found.append(TiledRegion(piece, order, tiles, price))
             cycles += price.cycles + GPU_LAUNCH_SECONDS * target.clock
         else:
-            rest = piece_of(function, compose_name(function.name, n), piece, touched[:n], touched[n + 1 :])
+            rest = extract_statements_as_def(
+                function, internal_name(function.name, n), piece, touched[:n], touched[n + 1 :]
+            )
             found.append(rest)
             cycles += lower_gpu.estimate_cycles(rest, target, collapsed=True)
     return DividedDef(function, tuple(found), refused, cycles)
@@ -187,7 +189,7 @@ def lower_divided(divided: DividedDef, target: GpuTarget) -> Module:
         temporaries |= {b.name: b for b in module.arguments if function.tensor(b.name).role is Role.TEMPORARY}
         for kernel in module.kernels:
             single = len(divided.pieces) == len(module.kernels) == 1
-            name = function.name if single else compose_name(function.name, len(kernels))
+            name = function.name if single else internal_name(function.name, len(kernels))
             kernels.append(_renumber_sites(_rename_temporaries(kernel, own), len(sites), name))
         sites += module.sites
     arguments = tuple(buffers[t.name] for t in function.tensors if t.role is not Role.TEMPORARY)
@@ -209,7 +211,7 @@ def format_divided(divided: DividedDef, target: GpuTarget) -> str:
     for n, piece in enumerate(divided.pieces):
         if isinstance(piece, TiledRegion):
             texts.append(
-                f"// {piece}\n{format_tiles(region_program(piece, buffers, compose_name('region', n), target))}"
+                f"// {piece}\n{format_tiles(region_program(piece, buffers, internal_name('region', n), target))}"
             )
         else:
             targets = ", ".join(dict.fromkeys(s.target for s in piece.statements))
@@ -236,7 +238,7 @@ def buffers_of(function: BoundFunction) -> dict[str, Buffer]:
 
 def _fresh_buffer(b: Buffer, taken: set[str]) -> Buffer:
     """A buffer with a new name."""
-    names = (b.name if n == 0 else compose_name(b.name, n) for n in count())
+    names = (b.name if n == 0 else internal_name(b.name, n) for n in count())
     return replace(b, name=next(name for name in names if name not in taken))
 
 

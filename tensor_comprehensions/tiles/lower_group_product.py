@@ -58,7 +58,7 @@ class GroupProductLowering(ProductLowering):
         return self.k.threads(count).split(WARPGROUP, count - WARPGROUP)[1]
 
     @property
-    def deals(self) -> Layout | None:
+    def column_permutation(self) -> Layout | None:
         """Boxes leave columns in their order."""
         return None
 

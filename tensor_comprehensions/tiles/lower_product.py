@@ -8,7 +8,7 @@ from math import gcd, prod
 from typing import Any
 
 from ..core.dtypes import FLOAT32, DType
-from ..core.naming import compose_name
+from ..core.naming import internal_name
 from ..layouts import Layout, compose, concatenate
 from ..loop_ir import build
 from ..loop_ir import nodes as ir
@@ -178,10 +178,10 @@ class ProductLowering:
             **self._digits(order.rows, row),
             **self._digits(order.columns, column),
         }
-        names = [(compose_name("tile", name), e) for name, e in found.items() if build.integer(e) is None]
+        names = [(internal_name("tile", name), e) for name, e in found.items() if build.integer(e) is None]
         known = {name for name, _ in names}
         return {
-            name: build.var(n) if (n := compose_name("tile", name)) in known else e for name, e in found.items()
+            name: build.var(n) if (n := internal_name("tile", name)) in known else e for name, e in found.items()
         }, names
 
     def _digits(self, indices: Sequence[BoundIndex], number: ir.Expr | int) -> dict[str, ir.Expr]:
@@ -212,13 +212,13 @@ class ProductLowering:
         """The stages of a factor; None: it never is in shared memory."""
         if self.region.chain is not None and factor is self.region.pairs[0].left:
             return None
-        return StagedFactor(self._make_shared_view(name, factor, place, shape), factor, place, own)
+        return StagedFactor(self._allocate_shared_stages(name, factor, place, shape), factor, place, own)
 
     def view_side(self, side: StagedFactor, order: PairOrder) -> StagedFactor:
         """The side as copies see it."""
         return side
 
-    def _make_shared_view(
+    def _allocate_shared_stages(
         self, name: str, factor: ProductFactor, place: FactorPlace, shape: tuple[int, int]
     ) -> MemoryView:
         key = (name, place.transposed, factor.dtype)
@@ -239,7 +239,7 @@ class ProductLowering:
             self._compute(to, side.factor, groups, at)
 
     @property
-    def deals(self) -> Layout | None:
+    def column_permutation(self) -> Layout | None:
         """Which column each column of a product is, where columns are dealt out so that threads have neighbors.
 
         An instruction gives each of 4 threads two columns. Those of four instructions become 8 neighbors of one thread
@@ -253,7 +253,7 @@ class ProductLowering:
 
     def _deal_columns(self, tile: DataTensor, groups: Sequence[Sequence[BoundIndex]]) -> DataTensor:
         """A tile with its columns, which are one of the groups, in the order of the instructions."""
-        deals, where = self.deals, [n for n, g in enumerate(groups) if g is self.order.columns]
+        deals, where = self.column_permutation, [n for n, g in enumerate(groups) if g is self.order.columns]
         if deals is None or not where:
             return tile
         level, inner, step = tile.parts[0], [], 1
@@ -333,7 +333,7 @@ class ProductLowering:
 
         groups: the indices of rows and columns, if they are not those of the region.
         """
-        deals = self.deals if groups is None else None
+        deals = self.column_permutation if groups is None else None
         groups, total = groups or (self.order.rows, self.order.columns), totals[0]
         values = self._deal_columns(self._points(groups, blocks), groups).partition(total.tv)[total.thread]
         names: list[tuple[str, ir.Expr]] = []
@@ -353,7 +353,7 @@ class ProductLowering:
         others = list(enumerate(self.region.others, 1))
         for n, one in others[::-1]:  # earlier ones may depend on later ones
             value = self.finish_sum(read_value(totals[n], v), one.initial, one.epilogue, known, scope)
-            known[compose_name(ACCUMULATOR, n)] = build.cast(value, one.element.dtype)
+            known[internal_name(ACCUMULATOR, n)] = build.cast(value, one.element.dtype)
         contraction = self.region.contraction
         return self.finish_sum(read_value(totals[0], v), contraction.initial, contraction.epilogue, known, scope)
 
@@ -419,5 +419,5 @@ class ProductLowering:
     def _with_sums(self, e: tc.Expr) -> tc.Expr:
         """An expression that reads other sums where it read their tensors."""
         for n, one in enumerate(self.region.others, 1):
-            e = replace_element_reads(e, one.element, tc.Index(compose_name(ACCUMULATOR, n), one.element.dtype))
+            e = replace_element_reads(e, one.element, tc.Index(internal_name(ACCUMULATOR, n), one.element.dtype))
         return e

@@ -14,7 +14,7 @@ from ..loop_ir.nodes import Space
 from . import specs
 from .barriers import Barrier
 from .indices import Index, PhaseParity, to_condition
-from .role_words import DEFAULT_REGISTERS, RoleWords
+from .role_words import DEFAULT_REGISTERS, WarpRoleBuilder
 from .roles import every_node, is_group_product
 from .tensors import ThreadTensor
 from .tile_views import DynamicIndexError, MemoryView
@@ -24,7 +24,7 @@ FillOrUse = Callable[[Any, Any], Any]
 """Fills, or uses, a stage of a ring; gets the stage and the number of the step."""
 
 
-class OrderWords(RoleWords):
+class ControlFlowBuilder(WarpRoleBuilder):
     """Words for barriers, loops, conditions and pipelines."""
 
     # --- order ---------------------------------------------------------------------------------------------------

@@ -124,7 +124,7 @@ def decompose_map(spec: specs.Spec, function: Callable[..., Any], kind: str) -> 
             assert into is not None
             body += list(_store(out, into, result, values))
         else:
-            body += list(_keep(out, values))
+            body += list(_store_to_registers(out, values))
         threads, name = spec.threads, "" if kind == "Map" else "ld, st"
         nodes.append(specs.Leaf(spec.outputs, spec.inputs, threads, kind=kind, atom=name, statement=build.block(*body)))
     return tuple(nodes)
@@ -217,7 +217,7 @@ def _store(
         yield one if inside is None else build.when(inside, one)
 
 
-def _keep(out: RegisterFragment, values: dict[int, ir.Expr]) -> Iterator[ir.Stmt]:
+def _store_to_registers(out: RegisterFragment, values: dict[int, ir.Expr]) -> Iterator[ir.Stmt]:
     if out.per_register == 2:
         for v in values:
             if v % 2 == 0:

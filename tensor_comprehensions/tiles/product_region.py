@@ -8,7 +8,7 @@ from enum import Enum
 from math import prod
 
 from ..core.dtypes import DType
-from ..core.naming import compose_name
+from ..core.naming import internal_name
 from ..loop_ir.atoms import TFLOAT32
 from ..structured.match.match_contraction import MatchedContraction
 from ..tc_lang import ir as tc
@@ -84,7 +84,7 @@ class OtherSum:
     epilogue: tc.Expr | None
 
 
-LARGEST, TOTAL = compose_name("largest"), compose_name("total")
+LARGEST, TOTAL = internal_name("largest"), internal_name("total")
 """The names of the running maximum of a row of scores, and of the sum of its weights, in expressions of a region."""
 
 

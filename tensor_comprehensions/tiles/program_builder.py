@@ -16,7 +16,7 @@ from ..loop_ir.nodes import Space
 from . import specs
 from .barriers import Barrier
 from .indices import Index
-from .order_words import OrderWords
+from .order_words import ControlFlowBuilder
 from .pointwise import broadcast_shape, reduced_tile, spread_tile, with_dtype
 from .role_words import BLOCK_ID, check_group, tile_coordinates
 from .roles import every_node
@@ -32,7 +32,7 @@ from .warpgroup_products import (
 )
 
 
-class ProgramBuilder(OrderWords):
+class ProgramBuilder(ControlFlowBuilder):
     """Writes the program of a block; see `docs/tiles.md`."""
 
     # --- blocks and threads --------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ class ProgramBuilder(OrderWords):
             self._check_barrier(done)
             if not self._one:
                 raise ArgumentError("all threads would begin the same copy", expected="k.move(done=) in k.one()")
-        return self._spec(specs.Move((to,), (source,), self._threads(by, (to, source)), done=done))
+        return self._add_checked_spec(specs.Move((to,), (source,), self._threads(by, (to, source)), done=done))
 
     def matmul(
         self, total: RegisterFragment, a: Operand, b: MemoryView, *, by: ThreadTensor | None = None,
@@ -138,7 +138,9 @@ class ProgramBuilder(OrderWords):
         """
         if products not in ("", ROUNDED):
             raise ArgumentError("k.matmul has no such products", expected=f"'' or '{ROUNDED}'", found=repr(products))
-        self._spec(specs.MatMul((total,), (a, b), self._threads(by, (total,)), first=first, products=products))
+        self._add_checked_spec(
+            specs.MatMul((total,), (a, b), self._threads(by, (total,)), first=first, products=products)
+        )
         return total
 
     def map(
@@ -154,14 +156,14 @@ class ProgramBuilder(OrderWords):
             self._check_alive(x.tile)
         out = out if out is not None else self._result(inputs, dtype)
         threads = self._threads(None, (out, *tiles))
-        return self._spec(specs.Map((out,), tiles, threads, function=function, positions=positions))
+        return self._add_checked_spec(specs.Map((out,), tiles, threads, function=function, positions=positions))
 
     def reduce(self, op: str, x: RegisterFragment, *, axis: int = 1) -> RegisterFragment:
         """The elements of each row (axis 1) or column (0) combined by `+`, `*`, `min` or `max`."""
         if op not in ("+", "*", "min", "max") or axis not in (0, 1) or not isinstance(x, RegisterFragment):
             raise ArgumentError(f"cannot reduce {x} by {op!r} along {axis}", expected="+, *, min or max along 0 or 1")
         tile = self.allocate(reduced_tile(x, axis, self._fresh_name(f"{x.name}_reduced"))[0])
-        self._spec(specs.Reduce((tile,), (x,), self._threads(None, (x,)), op=op, axis=axis))
+        self._add_checked_spec(specs.Reduce((tile,), (x,), self._threads(None, (x,)), op=op, axis=axis))
         return tile
 
     def shfl(self, x: RegisterFragment, mask: int) -> RegisterFragment:
@@ -171,7 +173,7 @@ class ProgramBuilder(OrderWords):
         if type(mask) is not int or not 0 < mask < WARP:
             raise ArgumentError(f"lanes of {x} cannot exchange values", expected="a mask of 1 to 31", found=repr(mask))
         tile = self.allocate(with_dtype(x, self._fresh_name(f"{x.name}_shfl"), FLOAT32))
-        self._spec(specs.Shuffle((tile,), (x,), self._threads(None, (x,)), mask=mask))
+        self._add_checked_spec(specs.Shuffle((tile,), (x,), self._threads(None, (x,)), mask=mask))
         return tile
 
     @contextmanager
@@ -209,7 +211,7 @@ class ProgramBuilder(OrderWords):
         """All elements become a number."""
         if isinstance(value, bool) or not isinstance(value, int | float) or not isinstance(x, RegisterFragment):
             raise ArgumentError("only tiles in registers are set to numbers", found=f"{x}, {value!r}")
-        self._spec(specs.Init((x,), (), self._threads(None, (x,)), value=float(value)))
+        self._add_checked_spec(specs.Init((x,), (), self._threads(None, (x,)), value=float(value)))
         return x
 
     # --- helpers -------------------------------------------------------------------------------------------------

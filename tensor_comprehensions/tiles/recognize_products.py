@@ -16,7 +16,7 @@ from typing import TypeAlias
 from ..core.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT8, INT32, UINT8, DType
 from ..core.errors import CannotLower
 from ..core.math_functions import TF32
-from ..core.naming import compose_name
+from ..core.naming import internal_name
 from ..loop_ir.atoms import TFLOAT32
 from ..structured.match.match_contraction import MatchedContraction, match_contraction
 from ..structured.match.product_matching import split_product
@@ -134,7 +134,7 @@ def _region_of(function: BoundFunction, found: MatchedContraction, *, tf32: bool
     if not rows and not columns:
         raise CannotLower("no index moves only one of its factors")
     rows, columns = (
-        own or (BoundIndex(compose_name(found.output.tensor, name), 0, 1),)
+        own or (BoundIndex(internal_name(found.output.tensor, name), 0, 1),)
         for own, name in ((rows, "row"), (columns, "column"))
     )
     if _unit_index(function, found) in {i.name for i in rows}:
@@ -147,7 +147,7 @@ def _extend_by_products(function: BoundFunction, region: ProductRegion, at: int,
     while at < len(function.statements) and region.contraction.epilogue is None:
         tensors = {t.name: t for t in function.tensors}
         found = match_contraction(function.statements, at, tensors, in_place=True, finish_checked=False)
-        if found is None or found.update or not _continues(region, found):
+        if found is None or found.update or not _accumulates_into(region, found):
             break
         try:
             more = _region_of(function, found, tf32=tf32)
@@ -160,7 +160,7 @@ def _extend_by_products(function: BoundFunction, region: ProductRegion, at: int,
     return region
 
 
-def _continues(region: ProductRegion, found: MatchedContraction) -> bool:
+def _accumulates_into(region: ProductRegion, found: MatchedContraction) -> bool:
     """Whether a contraction adds to the sums that a region stores, without an epilogue in between."""
     update, first = found.statements[0], region.contraction
     same = [(i.lower, i.upper) for i in found.free] == [(i.lower, i.upper) for i in first.free]
@@ -184,7 +184,7 @@ def _join_regions(region: ProductRegion, more: ProductRegion) -> ProductRegion |
     names = {new.name: old.name for new, old in zip(last.free, first.free, strict=True)}
     taken = {i.name for p in region.pairs for i in p.terms} | {i.name for i in first.free}
     terms = {
-        i.name: compose_name(i.name, len(region.pairs)) if i.name in taken else i.name for i in more.pairs[0].terms
+        i.name: internal_name(i.name, len(region.pairs)) if i.name in taken else i.name for i in more.pairs[0].terms
     }
     all_names = names | terms
 
@@ -237,7 +237,7 @@ def _unit_index(function: BoundFunction, found: MatchedContraction) -> str | Non
 def _factors_of(left: tc.Expr, right: tc.Expr, *, tf32: bool) -> tuple[ProductFactor, ProductFactor]:
     """Both factors as tensor cores take them. Raises CannotLower if one is computed and not rounded."""
     both = (left, right)
-    if all(e.dtype == FLOAT32 for e in both) and not all(_narrow(e, None) for e in both):
+    if all(e.dtype == FLOAT32 for e in both) and not all(_undo_widening(e, None) for e in both):
         a, b = (_rounded_factor(e, tf32=tf32) for e in both)
         if a is not None and b is not None and (a.rounding or b.rounding):
             one = a.rounding or b.rounding  # halves are tf32, too
@@ -251,7 +251,7 @@ def _rounded_factor(e: tc.Expr, *, tf32: bool) -> ProductFactor | None:
     value = _tf32_operand(e)
     if value is not None:
         return ProductFactor(value, Rounding.TEXT)
-    if _narrow(e, None) is not None:
+    if _undo_widening(e, None) is not None:
         return ProductFactor(e)
     return ProductFactor(e, Rounding.OPTION) if tf32 else None
 
@@ -270,7 +270,7 @@ def _tf32_operand(e: tc.Expr) -> tc.Expr | None:
 
 def _narrow_factor(e: tc.Expr) -> tc.Expr:
     """The value of a factor before the text widens it. Raises CannotLower if it is computed and not rounded."""
-    narrow = _narrow(e, None)
+    narrow = _undo_widening(e, None)
     if narrow is not None:
         return narrow
     types = [x.dtype.name for x in walk_expr(e) if isinstance(x, tc.Access)]
@@ -281,7 +281,7 @@ def _narrow_factor(e: tc.Expr) -> tc.Expr:
     raise CannotLower(f"a factor is {computed} and not rounded: write it as float(half(...)) or tf32(...)")
 
 
-def _narrow(e: tc.Expr, dtype: DType | None) -> tc.Expr | None:
+def _undo_widening(e: tc.Expr, dtype: DType | None) -> tc.Expr | None:
     """`e` before it was widened: of `dtype`, where that is known. Widening is exact, so zeros may be widened first."""
     match e:
         case tc.Cast(operand) if any(operand.dtype in types for types in FACTOR_TYPES.get(e.dtype, ())):
@@ -289,9 +289,9 @@ def _narrow(e: tc.Expr, dtype: DType | None) -> tc.Expr | None:
         case tc.Const(value) if value == 0 and dtype is not None:
             return tc.Const(0.0 if dtype.is_float else 0, dtype)
         case tc.Select(condition, then, otherwise):
-            known = _narrow(then, dtype) or _narrow(otherwise, dtype)
+            known = _undo_widening(then, dtype) or _undo_widening(otherwise, dtype)
             if known is None:
                 return None
-            one, other = _narrow(then, known.dtype), _narrow(otherwise, known.dtype)
+            one, other = _undo_widening(then, known.dtype), _undo_widening(otherwise, known.dtype)
             return None if one is None or other is None else tc.Select(condition, one, other, known.dtype)
     return None

@@ -29,7 +29,7 @@ DEFAULT_REGISTERS = {1: (0, 0), 2: (48, 232), 3: (56, 152)}
 """Of the role that loads and of the others, by how many warpgroups these are; 0: as the launch divides them."""
 
 
-class RoleWords(TraceState):
+class WarpRoleBuilder(TraceState):
     """Words that only sm_90 has instructions for."""
 
     def threads(self, count: int) -> ThreadTensor:

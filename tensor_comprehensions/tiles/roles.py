@@ -27,7 +27,7 @@ def arrange_roles(program: specs.Program, registers: int) -> specs.Program:
     """
     found = dict.fromkeys(t for t in _roles(program.body, program.threads) if t is not None)
     if not found and not any(isinstance(n, specs.MakeBarriers) for n in every_node(program.body)):
-        return replace(program, body=tuple(_with_waits(program.body, [])[0]))
+        return replace(program, body=tuple(_insert_product_waits(program.body, [])[0]))
     ordered = sorted(found)
     for a, b in pairwise(ordered):
         if sum(a) > b[0]:
@@ -35,9 +35,12 @@ def arrange_roles(program: specs.Program, registers: int) -> specs.Program:
                 "roles overlap", expected="the same threads, or others", found=f"threads {_text(a)} and {_text(b)}"
             )
     _check_registers(program, ordered, registers)
-    top = sorted((n for n in every_node(program.body) if _is_top(n)), key=lambda n: isinstance(n, specs.MakeBarriers))
+    top = sorted(
+        (n for n in every_node(program.body) if _is_shared_allocation(n)),
+        key=lambda n: isinstance(n, specs.MakeBarriers),
+    )
     rest = _arrange_roles(_drop_top(program.body), program.threads, ordered)
-    return replace(program, body=(*top, *_with_waits(rest, [])[0]))
+    return replace(program, body=(*top, *_insert_product_waits(rest, [])[0]))
 
 
 def role_of_tile(x: RegisterFragment, threads: int) -> Threads | None:
@@ -49,7 +52,7 @@ def _text(t: Threads) -> str:
     return f"{t[0]} to {sum(t) - 1}"
 
 
-def _is_top(n: specs.Node) -> bool:
+def _is_shared_allocation(n: specs.Node) -> bool:
     shared = isinstance(n, specs.Allocate) and isinstance(n.tile, MemoryView) and n.tile.buffer.space is Space.SHARED
     return shared or isinstance(n, specs.MakeBarriers)
 
@@ -67,7 +70,7 @@ def _drop_top(nodes: Sequence[specs.Node]) -> list[specs.Node]:
     return [
         replace(n, body=tuple(_drop_top(n.body))) if isinstance(n, (*specs.BODIES, specs.Spec)) else n
         for n in nodes
-        if not _is_top(n)
+        if not _is_shared_allocation(n)
     ]
 
 
@@ -85,7 +88,7 @@ def _roles(nodes: Sequence[specs.Node], threads: int) -> Iterator[Threads | None
             case specs.Spec():
                 found = thread_range(n.threads)
                 yield found if found is not None and found != (0, threads) else None
-            case _ if not _is_top(n):
+            case _ if not _is_shared_allocation(n):
                 yield None
 
 
@@ -179,7 +182,7 @@ def is_warpgroup_node(n: specs.Node) -> bool:
     return isinstance(n, specs.Role) or is_group_product(n)
 
 
-def _with_waits(nodes: Sequence[specs.Node], pending: Pending) -> tuple[list[specs.Node], Pending]:
+def _insert_product_waits(nodes: Sequence[specs.Node], pending: Pending) -> tuple[list[specs.Node], Pending]:
     found: list[specs.Node] = []
     for n in nodes:
         late = _first_conflict(n, pending)
@@ -190,21 +193,21 @@ def _with_waits(nodes: Sequence[specs.Node], pending: Pending) -> tuple[list[spe
             case specs.WaitProducts(groups):
                 pending = pending[:groups]
             case specs.Role():
-                body, left = _with_waits(n.body, [])
+                body, left = _insert_product_waits(n.body, [])
                 n = replace(n, body=(*body, *([specs.WaitProducts(0)] if left else [])))
             case specs.Loop():
                 entry: Pending = pending
-                body, left = _with_waits(n.body, entry)
+                body, left = _insert_product_waits(n.body, entry)
                 while (merged := _merge_pending(_merge_pending(pending, left), entry)) != entry:
                     entry = merged
-                    body, left = _with_waits(n.body, entry)
+                    body, left = _insert_product_waits(n.body, entry)
                 n, pending = replace(n, body=tuple(body)), _merge_pending(pending, left)
             case specs.When() | specs.Let() | specs.One():
-                body, left = _with_waits(n.body, pending)
+                body, left = _insert_product_waits(n.body, pending)
                 pending = _merge_pending(pending, left) if isinstance(n, specs.When) else left
                 n = replace(n, body=tuple(body))
             case specs.Spec(body=by_hand) if by_hand:
-                body, pending = _with_waits(by_hand, pending)
+                body, pending = _insert_product_waits(by_hand, pending)
                 n = replace(n, body=tuple(body))
             case specs.Spec():
                 if is_group_product(n):

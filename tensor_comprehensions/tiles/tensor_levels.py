@@ -161,10 +161,10 @@ def least_tiled(tiler: Layout) -> int:
     return tiler.size * complement(tiler).size
 
 
-def fits(shape: IntTuple, at: Coordinate) -> bool:
+def is_valid_coordinate(shape: IntTuple, at: Coordinate) -> bool:
     """Whether `at` is a coordinate of a dimension of this shape."""
     if isinstance(at, tuple):
-        return isinstance(shape, tuple) and len(at) == len(shape) and all(map(fits, shape, at))
+        return isinstance(shape, tuple) and len(at) == len(shape) and all(map(is_valid_coordinate, shape, at))
     if isinstance(at, slice):
         return at == slice(None)
     if type(at) is int:

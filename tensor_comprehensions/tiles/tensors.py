@@ -21,7 +21,7 @@ from ..loop_ir.atoms import TFLOAT32
 from ..loop_ir.intervals import Interval
 from ..loop_ir.nodes import THREAD, Expr, Space, Var
 from ..loop_ir.passes.simplify import simplify
-from .tensor_levels import Coordinate, TensorLevel, Tiler, fits, least_tiled, row_major
+from .tensor_levels import Coordinate, TensorLevel, Tiler, is_valid_coordinate, least_tiled, row_major
 
 DTYPE_NAMES = {"fp16": FLOAT16, "bf16": BFLOAT16, "fp32": FLOAT32, "fp64": FLOAT64} | {
     name: dtype for name, dtype in DTYPES.items() if not dtype.is_float
@@ -170,7 +170,7 @@ class Tensor:
         if len(given) > len(takes):
             raise self._error("index", expected=f"at most {len(takes)} coordinates", found=str(len(given)))
         for n, c in zip(takes, given, strict=False):
-            if not fits(outer.shape[n], c):
+            if not is_valid_coordinate(outer.shape[n], c):
                 where = f"a coordinate of {format_tuple(outer.shape[n])} in dimension {n}"
                 raise self._error("index", expected=where, found=str(c))
             coordinate[n] = c

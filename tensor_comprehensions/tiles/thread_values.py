@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import gcd
 
-from ..core.naming import compose_name
+from ..core.naming import internal_name
 from ..layouts import Layout
 from ..loop_ir import build
 from ..loop_ir import nodes as ir
@@ -32,7 +32,7 @@ def name_coordinates(values: DataTensor, indices: Sequence[str], names: list[tup
         index = next(numbers) if extent is None else ""
         terms, constant = linear_terms(at)
         if at not in known and terms:
-            step, name = gcd(*terms.values()), compose_name("first", index or str(len(names)))
+            step, name = gcd(*terms.values()), internal_name("first", index or str(len(names)))
             names.append((name, terms_to_expr({x: c // step for x, c in terms.items()}, 0)))
             known[at] = build.add(build.mul(build.var(name), step), constant)
         found.append(known.get(at, at))

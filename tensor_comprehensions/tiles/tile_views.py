@@ -17,7 +17,7 @@ from ..layouts.layout import IntTuple, flatten_tuple, format_tuple
 from ..loop_ir import build
 from ..loop_ir.nodes import THREAD, Buffer, Expr, Space, Type
 from .indices import to_coordinate, to_index
-from .tensor_levels import Coordinate, fits
+from .tensor_levels import Coordinate, is_valid_coordinate
 from .tensors import DTYPE_SPELLING, DataTensor, ThreadTensor
 
 THREAD_X = build.var(THREAD[0])
@@ -215,7 +215,7 @@ class RegisterFragment:
         """Part of hierarchical dimensions, as `z[:, (gate, None)]`."""
         at = to_coordinate(at)
         given = at if isinstance(at, tuple) else (at,)
-        if len(given) != 2 or not all(map(fits, self.shape, given)):
+        if len(given) != 2 or not all(map(is_valid_coordinate, self.shape, given)):
             raise ArgumentError(f"cannot index {self}", expected="a coordinate for rows and columns", found=str(at))
         picked = [_pick_positions(shape, c, self) for shape, c in zip(self.shape, given, strict=True)]
         return self.restrict(*picked)

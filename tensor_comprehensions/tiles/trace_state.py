@@ -83,7 +83,7 @@ class TraceState:
         self._made[tile.buffer.name] = tile.buffer
         self._add(specs.Allocate(tile))
 
-    def _spec(self, spec: specs.Spec) -> Operand:
+    def _add_checked_spec(self, spec: specs.Spec) -> Operand:
         for x in spec.inputs:
             self._check_alive(x)
         for x in spec.outputs:

@@ -115,15 +115,15 @@ class Gradients:
         """The plan that saves temporaries if that is faster, for a call that only autograd observes."""
         found = self._fast_plans.get(required)
         if found is None:
-            found = self._fast_plans[required] = self._new_fast(self.plan(required), required)
+            found = self._fast_plans[required] = self._make_fast_plan(self.plan(required), required)
         return found
 
     @only_tc_errors
-    def _new_fast(self, plan: BackwardPlan, required: tuple[bool, ...]) -> BackwardPlan:
+    def _make_fast_plan(self, plan: BackwardPlan, required: tuple[bool, ...]) -> BackwardPlan:
         if not self.keep:
             return plan
         wanted = self._wanted_gradients(required)
-        made = self._keeping.get(wanted, lambda: self._made_keeping(wanted))
+        made = self._keeping.get(wanted, lambda: self._make_saving_gradient(wanted))
         if made is None:
             return plan
         gradient, op, forward = made
@@ -132,7 +132,7 @@ class Gradients:
         held = tuple(n for n in sorted({*fast.held, *plan.held}) if n not in saved)
         return replace(fast, saved=saved, held=held, forward=forward, double_backward=plan)
 
-    def _made_keeping(self, wanted: tuple[Key, ...]) -> tuple[Gradient, Run, Run] | None:
+    def _make_saving_gradient(self, wanted: tuple[Key, ...]) -> tuple[Gradient, Run, Run] | None:
         gradient = calculus.differentiate(self.function, wanted, keep=True)
         kept = gradient.saved_names
         if not kept:
@@ -145,10 +145,10 @@ class Gradients:
 
         Raises CheckError if one of them has no gradient.
         """
-        return self._plans.get(required) or self._new(required)
+        return self._plans.get(required) or self._make_plain_plan(required)
 
     @only_tc_errors
-    def _new(self, required: tuple[bool, ...]) -> BackwardPlan:
+    def _make_plain_plan(self, required: tuple[bool, ...]) -> BackwardPlan:
         wanted = self._wanted_gradients(required)
         if callable(self.given):
             gives = tuple(n if k in wanted else None for n, k in enumerate(self.keys))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .registration import DispatcherOp
 
 
-def native_cell(op: DispatcherOp) -> BoxedCallCache | None:
+def make_boxed_call_cache(op: DispatcherOp) -> BoxedCallCache | None:
     """A cell with kernels of `op` for the CPU; None if this torch or this system does not support it."""
     if not call_cache.is_fast_path_available():
         return None

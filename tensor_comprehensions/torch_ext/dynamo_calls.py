@@ -31,11 +31,11 @@ def needs_dispatcher(values: Sequence[object]) -> bool:
         or torch.is_autocast_enabled("cpu")
         or torch.autograd.profiler._is_profiler_enabled
         or any(isinstance(x, Tensor) and type(x) not in PLAIN for x in values)
-        or _are_shapes(values)
+        or _are_all_meta(values)
     ) and output_converter(values) is None
 
 
-def _are_shapes(values: Sequence[object]) -> bool:
+def _are_all_meta(values: Sequence[object]) -> bool:
     """Are all tensors on "meta", where a call gives shapes alone?"""
     tensors = [x for x in values if isinstance(x, Tensor)]
     return bool(tensors) and all(x.is_meta for x in tensors)
@@ -56,13 +56,13 @@ def call_in_graph(op: DispatcherOp, tensors: Sequence[Any], out: Any, initial: M
     given, want_arrays = arrays_to_tensors((*tensors, *initial.values()))
     wanted = () if out is None else _several(out)
     kinds, outs = tuple([kind_of(x) for x in given]), tuple([kind_of(x) for x in wanted])
-    mistake = _mistake(op, tuple(initial), kinds, out is not None, outs)
+    mistake = _find_call_error(op, tuple(initial), kinds, out is not None, outs)
     if mistake is not None:
         results = deferred_error(mistake, (*given, *wanted), op.returned)
         return results[0] if len(results) == 1 else tuple(results)
     by_name = dict(zip(initial, given[len(tensors) :], strict=True))
     ordered = (*given[: len(tensors)], *[by_name[name] for name in op.names])
-    values = [_value(op, n, x) for n, x in enumerate(ordered)]
+    values = [_to_operator_argument(op, n, x) for n, x in enumerate(ordered)]
     if out is not None:
         op.out(*values, **_destinations(op, out))
         return out
@@ -85,7 +85,7 @@ def kind_of(x: Any) -> str:
 
 
 @dynamo_constant
-def _mistake(
+def _find_call_error(
     op: DispatcherOp, names: tuple[str, ...], kinds: tuple[str, ...], with_out: bool, outs: tuple[str, ...]
 ) -> ErrorFields | None:
     """The mistake in a call that the kinds of its arguments show, or None; the last of them are those of `names`."""
@@ -129,7 +129,7 @@ def _check_destinations(op: DispatcherOp, kinds: Sequence[str]) -> None:
             raise e.error(f"is {with_article(kind)}", suggestion="pass a torch tensor of the output's shape")
 
 
-def _value(op: DispatcherOp, n: int, x: Any) -> Any:
+def _to_operator_argument(op: DispatcherOp, n: int, x: Any) -> Any:
     """An argument as the operator takes it."""
     dtype, special, _ = op.kinds[n]
     if isinstance(x, Tensor):

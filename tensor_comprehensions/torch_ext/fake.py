@@ -40,7 +40,7 @@ def output_sizes(interface: CallSignature, values: Sequence[Any]) -> Shapes:
     symbolic = any(isinstance(n, torch.SymInt) for n in _numbers(values))
     if compiling:
         try:
-            return _lenient(interface.function, values, symbolic)
+            return _shapes_without_checks(interface.function, values, symbolic)
         except TCError:
             return [(1,) * interface.function.tensor(r).rank for r in interface.function.returns]
     for expected, x in zip((*interface.parameters, *interface.initial), values, strict=True):
@@ -71,7 +71,7 @@ def _symbolic(interface: CallSignature, values: Sequence[Any]) -> Shapes:
     return _evaluate_shapes(interface.function, sizes)
 
 
-def _lenient(function: Function, values: Sequence[Any], symbolic: bool) -> Shapes:
+def _shapes_without_checks(function: Function, values: Sequence[Any], symbolic: bool) -> Shapes:
     sizes, _ = _sizes(function, values)
     if symbolic:
         return _evaluate_shapes(function, sizes)

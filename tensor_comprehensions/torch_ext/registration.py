@@ -27,7 +27,7 @@ from ..runtime.fastpath.boxed import BoxedCallCache
 from ..tc_lang.ir import Function
 from . import autocast, autograd_kernel, vmap
 from .autograd import Gradients, PythonGradient, run_without_gradients
-from .boxed_kernels import native_cell
+from .boxed_kernels import make_boxed_call_cache
 from .fake import fake_outputs
 from .schema import NAMESPACE, Schema, schema_of
 
@@ -212,12 +212,12 @@ def gradient_name(given: str | PythonGradient | None) -> str:
 
 def _new_library() -> Any:
     with deferred_interrupts():  # torch imports sympy for it
-        _mark_graphs()
+        _add_digest_to_graph_cache_key()
         new: Callable[..., Any] = torch.library.Library
         return new(NAMESPACE, "FRAGMENT")
 
 
-def _mark_graphs() -> None:
+def _add_digest_to_graph_cache_key() -> None:
     """Let torch find no compiled graph on disk that was made with another text of this package.
 
     Such a graph names the operators of gradients, which another text may derive otherwise, while its key names only the
@@ -248,7 +248,7 @@ class Registration:
             if not self.has(key, overload):
                 self._library.impl(self._name + overload, kernel, key)
 
-    def describe(self, kernel: Callable[..., Any]) -> None:
+    def register_fake_kernel(self, kernel: Callable[..., Any]) -> None:
         """Give the kernel for tensors without values."""
         inspect.modulesbyfile.setdefault(__file__, __name__)  # spares torch a look at every module to name this place
         if not self.has("Meta"):
@@ -274,13 +274,13 @@ def _register(op: DispatcherOp, again: bool) -> None:
     registration.define(op.schema.functional, tags)
     packet = getattr(getattr(torch.ops, NAMESPACE), op.schema.name)
     op.overload = packet.default
-    op.cell = op.cell or native_cell(op)
+    op.cell = op.cell or make_boxed_call_cache(op)
     if op.cell is None:
         registration.implement(op.run, "CPU")
     else:
         op.cell.register(NAMESPACE, op.schema.name, registration.has)
     registration.implement(op.run, "CUDA", "CompositeExplicitAutograd")  # the second for defs that take no tensor
-    registration.describe(op.fake_kernel)
+    registration.register_fake_kernel(op.fake_kernel)
     registration.define(op.schema.out, tags[:1], out)
     if again:
         torch._ops._refresh_packet(packet)  # type: ignore[no-untyped-call]

@@ -185,7 +185,7 @@ def _run_gradient(
 
 def _values_at(x: Tensor | SparseTensor, pattern: _Pattern) -> Tensor:
     """The elements of a gradient at the places of an operand, as that stores its values."""
-    if isinstance(x, SparseTensor) and _are_same(x.levels, pattern.levels):
+    if isinstance(x, SparseTensor) and _share_level_arrays(x.levels, pattern.levels):
         return x.values
     count = pattern.format.tail(pattern.shape)
     rows = next((len(level[1]) for level in reversed(pattern.levels) if level is not None), None)
@@ -194,7 +194,10 @@ def _values_at(x: Tensor | SparseTensor, pattern: _Pattern) -> Tensor:
     places = SparseTensor(pattern.format, pattern.shape, pattern.levels, like).coordinates()
     if isinstance(x, Tensor):
         return x[tuple(places)].reshape(like.shape)
-    wanted, stored = _number(places, pattern.shape), _number(x.coordinates(), pattern.shape)
+    wanted, stored = (
+        _linearize_coordinates(places, pattern.shape),
+        _linearize_coordinates(x.coordinates(), pattern.shape),
+    )
     order = stored.argsort()
     at = torch.searchsorted(stored[order], wanted).clamp(max=max(0, len(stored) - 1))
     found = order[at] if len(stored) else at
@@ -202,7 +205,7 @@ def _values_at(x: Tensor | SparseTensor, pattern: _Pattern) -> Tensor:
     return values[torch.where(stored[found] == wanted, found, -1) if len(stored) else at - 1].reshape(like.shape)
 
 
-def _are_same(a: Sequence[Level], b: Sequence[Level]) -> bool:
+def _share_level_arrays(a: Sequence[Level], b: Sequence[Level]) -> bool:
     """Whether the arrays of two patterns are the same memory."""
     return all(
         x is y or (x is not None and y is not None and all(map(_is_same, x, y))) for x, y in zip(a, b, strict=True)
@@ -213,7 +216,7 @@ def _is_same(a: Tensor | None, b: Tensor | None) -> bool:
     return a is b or (a is not None and b is not None and a.data_ptr() == b.data_ptr() and len(a) == len(b))
 
 
-def _number(places: Tensor, shape: Sequence[int]) -> Tensor:
+def _linearize_coordinates(places: Tensor, shape: Sequence[int]) -> Tensor:
     """Coordinates as one number each."""
     number = places.new_zeros(places.shape[1])
     for row, extent in zip(places, shape, strict=True):

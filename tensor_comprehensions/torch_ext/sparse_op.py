@@ -15,7 +15,7 @@ from ..dispatch.call_steps import CallSignature, check_names
 from ..dispatch.outside_graphs import run_outside_graphs
 from ..dispatch.sparse.fast_call import FastCall
 from ..dispatch.sparse.fixed_patterns import FixedPatterns
-from ..dispatch.sparse.sparse_kernels import SparseKernels, hand_back
+from ..dispatch.sparse.sparse_kernels import SparseKernels, results_in_caller_kind
 from ..dispatch.sparse.sparse_run import SparseCall
 from ..dispatch.sparse.sparse_tensor import SparseTensor
 from ..tc_lang.formats import Format
@@ -93,7 +93,7 @@ class SparseOp:
         operands = self.kernels.stored_operands((*values, *(initial[n] for n in names)))
         formats = {n: x.format for n, x in operands.items() if isinstance(x, SparseTensor)}
         results = self.operator(formats).call(list(operands.values()))
-        return hand_back(dict(zip(self.kernels.function.returns, results, strict=True)), values)
+        return results_in_caller_kind(dict(zip(self.kernels.function.returns, results, strict=True)), values)
 
     # --- eager calls ---------------------------------------------------------------------------------------------
 
@@ -105,8 +105,8 @@ class SparseOp:
         if torch.is_grad_enabled() and any(x.requires_grad for x in operands):
             gradients = self.gradients_of(self.kernels.function_for_call(call))
             if gradients.possible:
-                return hand_back(self._record(run, gradients, call), values)
-        result = hand_back(run(call), values)
+                return results_in_caller_kind(self._record(run, gradients, call), values)
+        result = results_in_caller_kind(run(call), values)
         self.direct = self.kernels.lane(call, values)
         return result
 

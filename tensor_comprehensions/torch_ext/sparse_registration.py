@@ -171,7 +171,7 @@ def _register_operator(signature: PartSignature, function: Function, op: SparseO
     packet = getattr(getattr(torch.ops, NAMESPACE), signature.name)
     made.overload = packet.default
     registration.implement(made.run, "CPU", "CompositeExplicitAutograd")
-    registration.describe(made.fake_kernel)
+    registration.register_fake_kernel(made.fake_kernel)
     registration.implement(partial(sparse_autograd.sparse_autograd_kernel, made), "Autograd")
     registration.implement(made.autocast_kernel, "AutocastCPU", "AutocastCUDA")
     registration.implement(partial(sparse_vmap.sparse_vmap_kernel, made), "FuncTorchBatched")

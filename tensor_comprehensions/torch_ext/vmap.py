@@ -26,7 +26,7 @@ def vmap_kernel(op: DispatcherOp, *values: Any) -> Any:
     from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 
     def rule(info: Any, dimensions: Dimensions, *values: Any) -> tuple[Any, Any]:
-        return _rule(op, info.batch_size, dimensions, values)
+        return _apply_vmap_rule(op, info.batch_size, dimensions, values)
 
     interpreter: Any = retrieve_current_functorch_interpreter()
     return custom_function_call_vmap_helper(interpreter, rule, op.overload, *values)
@@ -39,7 +39,7 @@ def refuse_out_under_vmap(op: DispatcherOp, *_: Any, **__: Any) -> None:
     )
 
 
-def _rule(op: DispatcherOp, size: int, dimensions: Dimensions, values: Sequence[Any]) -> tuple[Any, Any]:
+def _apply_vmap_rule(op: DispatcherOp, size: int, dimensions: Dimensions, values: Sequence[Any]) -> tuple[Any, Any]:
     """The results, and the dimension of each that is the batch; `dimensions` are those of the arguments."""
     values = [x if d is None else x.movedim(d, 0) for x, d in zip(values, dimensions, strict=True)]
     if op.gradients.given is not None:  # a user's gradient cannot be batched

@@ -19,7 +19,7 @@ import tensor_comprehensions as tc
 from tensor_comprehensions.autotuner import jobs as jobs
 from tensor_comprehensions.autotuner.device import available_cpus
 from tensor_comprehensions.autotuner.jobs import parse_shard, read_job, shard_tasks
-from tensor_comprehensions.autotuner.journal import _records
+from tensor_comprehensions.autotuner.journal import _parse_records
 from tensor_comprehensions.autotuner.op_api import store_of
 from tensor_comprehensions.autotuner.progress import LineProgress, TableProgress
 from tensor_comprehensions.cache import measurement_store, remote
@@ -196,7 +196,7 @@ def test_cases_47_and_48_a_job_that_is_killed_leaves_no_process_and_goes_on(job:
     assert all(map(gone, children))
     before = journal.read_bytes()
     assert main.main(command[3:]) == 0
-    ends = [end for end, _, _ in _records(before)]
+    ends = [end for end, _, _ in _parse_records(before)]
     assert ends
     assert journal.read_bytes().startswith(before[: ends[-1]])
 
@@ -307,15 +307,15 @@ def test_shards_meet_in_a_store_by_url(
 def test_case_55_a_store_that_is_away_costs_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     store = Store(tmp_path / "store")
-    kept = remote.upload(store, "nowhere://bucket/results")
+    kept = remote.upload_measurements(store, "nowhere://bucket/results")
     assert (tmp_path / kept).exists()
     with pytest.raises(CacheError, match="nowhere"):
-        remote.download("nowhere://bucket/results")
+        remote.download_measurements("nowhere://bucket/results")
     with pytest.raises(CacheError, match="no answer in 0 s"):
         remote.with_timeout(lambda: time.sleep(5), "slow://bucket", patience=0.05)
     (tmp_path / "html").mkdir()
     (tmp_path / "html" / "page.tct").write_text("<html>404</html>")
-    assert remote.download(f"file://{tmp_path}/html") == {}
+    assert remote.download_measurements(f"file://{tmp_path}/html") == {}
 
 
 # --- progress ----------------------------------------------------------------------------------------------------

@@ -50,10 +50,10 @@ def test_convolutions_and_their_peers_agree(case: Convolution) -> None:
 
 
 def test_copies_copy_and_multiply_adds_count() -> None:
-    for call, work in (*limits.copies(5000).values(), limits.multiply_adds(torch.float64)):
+    for call, work in (*limits.peak_copy_calls(5000).values(), limits.peak_multiply_add_call(torch.float64)):
         call()
         assert work > 0
-    assert {work % 2 for _, work in limits.copies(5000).values()} == {0}
+    assert {work % 2 for _, work in limits.peak_copy_calls(5000).values()} == {0}
 
 
 def test_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import tensor_comprehensions as tc
-from tensor_comprehensions.core.naming import SEPARATOR, compose_name
+from tensor_comprehensions.core.naming import SEPARATOR, internal_name
 
 PACKAGE = Path(tc.__file__).parent
 ROOMS = ("loop_ir", "structured", "polyhedral", "codegen", "tc_lang/legalize.py", "tc_lang/canonical_bound.py")
@@ -30,8 +30,8 @@ NAMED = {
 
 
 def test_no_identifier_has_the_separator() -> None:
-    assert compose_name("S0", "acc") == "S0.acc"
-    assert SEPARATOR in compose_name("tile")
+    assert internal_name("S0", "acc") == "S0.acc"
+    assert SEPARATOR in internal_name("tile")
     for text in (f"def f(float(N) a{SEPARATOR}b) -> (c) {{ c(i) = 1 }}", "def f(float(N) .tile) -> (c) { c(i) = 1 }"):
         with pytest.raises(tc.ParseError):
             tc.define(text)

@@ -24,7 +24,7 @@ from tensor_comprehensions.sparse.share import shared_places
 from tensor_comprehensions.tc_lang.bind import bind
 from tensor_comprehensions.tc_lang.formats import Format
 from tensor_comprehensions.tc_lang.ir import Function
-from tensor_comprehensions.tc_lang.sparse_reference import Stored, evaluate_sparse
+from tensor_comprehensions.tc_lang.sparse_reference import StoredTensor, evaluate_sparse
 
 Array = np.ndarray[Any, Any]
 
@@ -61,7 +61,7 @@ def filled_memory() -> Iterator[None]:
 # --- reference ---------------------------------------------------------------------------------------------------
 
 
-def reference(function: Function, values: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Stored]:
+def reference(function: Function, values: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, StoredTensor]:
     """What `function`, which has the formats of its operands, returns; `values` by name."""
     operands = {name: to_stored(x) for name, x in values.items()}
     returned = {t.name: t.format for t in function.tensors if t.name in function.returns}
@@ -70,13 +70,13 @@ def reference(function: Function, values: Mapping[str, Any], sizes: Mapping[str,
     return evaluate_sparse(bind(function, known, {}), operands, sparse, shared_places(function, known))
 
 
-def to_stored(x: Any) -> Stored:
+def to_stored(x: Any) -> StoredTensor:
     """A tensor as arrays; of a sparse one with the places that its parts name."""
     if not isinstance(x, SparseTensor):
-        return Stored(x.detach().numpy())
+        return StoredTensor(x.detach().numpy())
     places = np.zeros(x.shape, bool)
     places[tuple(x.coordinates().numpy())] = True
-    return Stored(x.to_dense().detach().numpy(), places)
+    return StoredTensor(x.to_dense().detach().numpy(), places)
 
 
 def completed(places: Array, format: Format) -> Array:
@@ -91,7 +91,7 @@ def completed(places: Array, format: Format) -> Array:
     return np.array(done)
 
 
-def check_result(name: str, found: Any, expected: Stored, format: Format | None, tolerance: float) -> None:
+def check_result(name: str, found: Any, expected: StoredTensor, format: Format | None, tolerance: float) -> None:
     """A result has the values, and a sparse one the stored places, of the reference."""
     wanted = expected.values
     if format is None or format.is_dense:

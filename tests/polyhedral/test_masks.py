@@ -21,7 +21,7 @@ from tensor_comprehensions.target import AVX512
 from tensor_comprehensions.tc_lang import bind, compile_source
 from tensor_comprehensions.tc_lang.ir import BoundFunction, BoundStatement, Inequality
 from tensor_comprehensions.tc_lang.legalize import legalize
-from tensor_comprehensions.tc_lang.restrict import restrict
+from tensor_comprehensions.tc_lang.restrict import restrict_domains
 
 MASKS = (
     "k <= q", "k < q", "k >= q + 3", "q - k < 4 && k - q < 4", "q/4 == k/4", "k < 7", "2*k <= q + 5", "!(k > q)",
@@ -173,7 +173,7 @@ def test_a_triangle_is_half_of_the_work(text: str, structured: bool, monkeypatch
 
 def restricted(text: str, **sizes: int) -> dict[str, BoundStatement]:
     """The statements by target."""
-    found = restrict(collapse(bound_of(text, {"Q": 60, "K": 50, "E": 20, "B": 1, "H": 2, "D": 6} | sizes)))
+    found = restrict_domains(collapse(bound_of(text, {"Q": 60, "K": 50, "E": 20, "B": 1, "H": 2, "D": 6} | sizes)))
     return {s.target: s for s in found.statements}
 
 
@@ -221,7 +221,7 @@ REDUCTION = "def f(float(Q,K) A, float(K,E) B) -> (O) {{ O(q,e) +=! {} }}"
 )
 def test_what_is_not_neutral_stays(text: str) -> None:
     bound = collapse(bound_of(text, {"Q": 60, "K": 50, "E": 20}))
-    assert restrict(bound) is bound
+    assert restrict_domains(bound) is bound
 
 
 def test_a_reader_that_wants_all_gets_all() -> None:

@@ -21,7 +21,7 @@ from tensor_comprehensions.loop_ir.binding import check_bindings
 from tensor_comprehensions.loop_ir.nodes import Kernel, Module, Space, Stmt
 from tensor_comprehensions.schedules import gett, pack, tile, unroll, vectorize
 from tensor_comprehensions.tc_lang.bind import bind
-from tensor_comprehensions.tc_lang.canonical_bound import errors_of
+from tensor_comprehensions.tc_lang.canonical_bound import translate_errors
 from tensor_comprehensions.tc_lang.check import compile_source
 
 from ..helpers.hostile_programs import check_hostile_program
@@ -149,13 +149,13 @@ def test_errors_of_lowering_name_what_the_program_names() -> None:
     """They come from the canonical form."""
     (function,) = compile_source("def f(float(M,N) a1) -> (y) { t(p,q) = a1(p,q) + 1 y(r) +=! t(r,c) }")
     bound = bind(function, {"M": 3, "N": 5})
-    with pytest.raises(tc.ArgumentError) as caught, errors_of(bound):
+    with pytest.raises(tc.ArgumentError) as caught, translate_errors(bound):
         raise tc.ArgumentError("no vectors along i3 of 'a1'", expected="i0_i1, i0", found="i2", suggestion="a0(i0)")
     error = caught.value
     found = (error.message, error.expected, error.found, error.suggestion)
     assert found == ("no vectors along c of 'y'", "p_q, p", "r", "a1(p)")
     assert str(error).startswith("no vectors along c of 'y'")
-    with pytest.raises(CannotLower, match=r"^c depends on r$"), errors_of(bound):
+    with pytest.raises(CannotLower, match=r"^c depends on r$"), translate_errors(bound):
         raise CannotLower("i3 depends on i2")
 
 

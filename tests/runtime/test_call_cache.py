@@ -284,6 +284,6 @@ def test_nothing_leaks(cell: CallCache) -> None:
 
 @pytest.mark.parametrize("mode", [torch.inference_mode, FakeTensorMode, lambda: torch.device("meta")])
 def test_the_places_of_torch_do_not_depend_on_who_looks_first(mode: Callable[[], AbstractContextManager[Any]]) -> None:
-    found = call_cache._look_apart()
+    found = call_cache._probe_torch_in_thread()
     with mode():
-        assert call_cache._look_apart() == found
+        assert call_cache._probe_torch_in_thread() == found

@@ -12,7 +12,7 @@ import torch
 
 import tensor_comprehensions as tc
 from tensor_comprehensions.autotuner import sparse_search
-from tensor_comprehensions.autotuner.sparse_search import _changes
+from tensor_comprehensions.autotuner.sparse_search import _single_option_changes
 from tensor_comprehensions.cache import options_proto
 from tensor_comprehensions.cache.measurement_store import all_measurements
 from tensor_comprehensions.cache.store import Store, current_store
@@ -46,7 +46,7 @@ def dense(x: Any) -> torch.Tensor:
 def test_no_option_changes_a_result(name: str) -> None:
     text, formats = PROGRAMS[name]
     op, given, loops = tc.define(text).f, operands(formats), set()
-    for field, value in dict(reversed([*_changes(tc.SparseOptions(), op.function)])).items():
+    for field, value in dict(reversed([*_single_option_changes(tc.SparseOptions(), op.function)])).items():
         kernel = op.compile(*given, options=replace(tc.SparseOptions(), **{field: value}))
         torch.testing.assert_close(dense(kernel(*given)), dense(op(*given)))
         loops.add(kernel.source("loops"))
@@ -117,7 +117,7 @@ def test_a_search_keeps_what_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
         times = sparse_search.Times((1.0, 1.0))
         return sparse_search._Race(1.5 if count[1] > count[0] else 0.5, times, times)
 
-    monkeypatch.setattr(sparse_search._Search, "_race", race)
+    monkeypatch.setattr(sparse_search._SparseCoordinateSearch, "_race", race)
     monkeypatch.setattr(sparse_search, "_orders", lambda _: [()])
     op, given = tc.define(PROGRAMS["dense columns"][0]).f, operands("csr dense")
     expected = dense(op(*given))
@@ -154,7 +154,7 @@ def test_what_a_search_found_is_kept_for_operators_that_ask_for_it(
         times = (sparse_search.Times((2e-6 - 1e-7 * x.prefetch_distance,) * 2) for x in (best, candidate))
         return sparse_search._Race(gain, *times)
 
-    monkeypatch.setattr(sparse_search._Search, "_race", race)
+    monkeypatch.setattr(sparse_search._SparseCoordinateSearch, "_race", race)
     monkeypatch.setattr(sparse_search, "_orders", lambda _: [()])
     with knobs.override_knobs(cache="readwrite", cache_dir=str(tmp_path / "cache")):
         found = tc.define(text).f.autotune(*given, budget=100.0).options
@@ -192,10 +192,10 @@ def test_results_of_candidates_agree_but_for_rounding_of_their_type(
     dtype: torch.dtype, close: float, far: float
 ) -> None:
     right = torch.ones(4).to(dtype)
-    assert sparse_search._agree(right + close if close else right, right, 4)
+    assert sparse_search._results_agree(right + close if close else right, right, 4)
     wrong = ~right if dtype is torch.bool else right + torch.tensor(far, dtype=dtype)
-    assert not sparse_search._agree(wrong, right, 4)
+    assert not sparse_search._results_agree(wrong, right, 4)
     if dtype.is_floating_point:
         nothing = torch.full_like(right, torch.nan)
-        assert not sparse_search._agree(nothing, right, 4)
-        assert sparse_search._agree(nothing, nothing, 4)
+        assert not sparse_search._results_agree(nothing, right, 4)
+        assert sparse_search._results_agree(nothing, nothing, 4)

@@ -13,7 +13,7 @@ from tensor_comprehensions.tc_lang import compile_source
 from tensor_comprehensions.tc_lang.bind import bind
 from tensor_comprehensions.tc_lang.ir import Const, Function, Size
 from tensor_comprehensions.tc_lang.numpy_expression import convert_array, numpy_dtype
-from tensor_comprehensions.tc_lang.sparse_reference import Stored, evaluate_sparse
+from tensor_comprehensions.tc_lang.sparse_reference import StoredTensor, evaluate_sparse
 from tensor_comprehensions.tc_lang.sparse_rules import with_formats
 
 RUN = [c for c in cases() if "error" not in c.record and "tc" in c.record and "by_coordinates" not in c.record]
@@ -47,7 +47,7 @@ def test_values_and_places(case: Case) -> None:
     for name, x in operands.items():
         dtype = function.tensor(name).dtype
         values = convert_array(x.values, dtype) if dtype == BFLOAT16 else x.values.astype(numpy_dtype(dtype))
-        stored[name] = Stored(values, x.places)
+        stored[name] = StoredTensor(values, x.places)
     found = evaluate_sparse(
         bound,
         stored,

@@ -32,7 +32,7 @@ def test_the_tables_are_those_of_the_grammar() -> None:
 
 
 def test_lark_makes_its_own_tables_for_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    options = {"transformer": parse._Builder(), "lexer_callbacks": {"ID": parse._name}}
+    options = {"transformer": parse._Builder(), "lexer_callbacks": {"ID": parse._check_name_length}}
     expected = parser_tables.make_parser(**options).parse(PROGRAM)
     monkeypatch.setattr(lark, "__version__", "0.0.1")
     assert parser_tables._read() is None

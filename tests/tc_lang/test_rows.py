@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tensor_comprehensions.tc_lang import compile_source
-from tensor_comprehensions.tc_lang.rows import CannotGeneralize, find_rows, list_candidates
+from tensor_comprehensions.tc_lang.rows import CannotGeneralize, find_rows, list_row_size_candidates
 
 ACCEPTED = {
     "def f(float(N,D) x) -> (o) { o(n,d) = exp(x(n,d)) }": ("N", {"D": 3}),
@@ -62,7 +62,7 @@ def test_sizes_that_count_rows(source: str) -> None:
     (function,) = compile_source(source)
     found = find_rows(function, names.split(), sizes)
     assert found.sizes == tuple(names.split())
-    assert found.sizes in list_candidates(function, function.sizes)
+    assert found.sizes in list_row_size_candidates(function, function.sizes)
     assert set(function.returns) <= set(found.tensors)
 
 
@@ -73,7 +73,7 @@ def test_sizes_that_are_reduced_over(source: str) -> None:
     others = {name: 3 for name in function.sizes if name not in names.split()}
     found = find_rows(function, names.split(), others)
     assert (found.sizes, found.counts) == (tuple(names.split()), counts)
-    assert found.sizes in list_candidates(function, function.sizes)
+    assert found.sizes in list_row_size_candidates(function, function.sizes)
 
 
 @pytest.mark.parametrize("source", REFUSED)

@@ -6,7 +6,7 @@ import pytest
 from helpers import compiled
 
 from tensor_comprehensions.core.dtypes import FLOAT32, INT64
-from tensor_comprehensions.tc_lang.gradients.derivatives import minus, over, plus, times
+from tensor_comprehensions.tc_lang.gradients.derivatives import divide_exprs, minus, plus, times
 from tensor_comprehensions.tc_lang.gradients.differentiate import differentiate
 from tensor_comprehensions.tc_lang.gradients.factorize import (
     NamedProduct,
@@ -37,12 +37,12 @@ HALF = Const(0.5, FLOAT32)
     [
         (plus(times(A, S), times(A, S)), "2.0 * a(i, j) * s(i)"),
         (minus(times(A, S), times(A, S)), "0.0"),
-        (minus(over(A, S), over(B, S)), "(a(i, j) - b(i, j)) / s(i)"),
+        (minus(divide_exprs(A, S), divide_exprs(B, S)), "(a(i, j) - b(i, j)) / s(i)"),
         (plus(times(A, B), times(times(B, HALF), A)), "1.5 * a(i, j) * b(i, j)"),
         (plus(times(A, B), A), "a(i, j) * (b(i, j) + 1.0)"),
         (minus(minus(times(HALF, A), times(A, B)), times(HALF, A)), "-(a(i, j) * b(i, j))"),
-        (over(times(A, B), B), "a(i, j) * b(i, j) / b(i, j)"),
-        (over(A, times(HALF, B)), "a(i, j) / (0.5 * b(i, j))"),
+        (divide_exprs(times(A, B), B), "a(i, j) * b(i, j) / b(i, j)"),
+        (divide_exprs(A, times(HALF, B)), "a(i, j) / (0.5 * b(i, j))"),
     ],
 )
 def test_common_factors_are_taken_out_and_nothing_cancels(e: Expr, wanted: str) -> None:
@@ -57,14 +57,14 @@ def test_what_an_inner_loop_does_not_change_comes_first() -> None:
 
 def test_products_are_read_where_they_are_held() -> None:
     n, d = Index("n", INT64), Index("d", INT64)
-    held = NamedProduct(element("y", n, d), to_product(over(element("a", n, d), element("s", n))))
-    e = over(times(times(A, B), B), S)
+    held = NamedProduct(element("y", n, d), to_product(divide_exprs(element("a", n, d), element("s", n))))
+    e = divide_exprs(times(times(A, B), B), S)
     assert (
         to_text(expr_to_syntax(product_to_expr(with_named_products(to_product(e), [held], lambda x: True), FLOAT32)))
         == "y(i, j) * b(i, j) * b(i, j)"
     )
     assert with_named_products(to_product(e), [held], lambda x: False) == to_product(e)
-    for other in (over(A, element("s", J)), times(A, S), over(element("a", J, J), S)):
+    for other in (divide_exprs(A, element("s", J)), times(A, S), divide_exprs(element("a", J, J), S)):
         assert with_named_products(to_product(other), [held], lambda x: True) == to_product(other)
 
 

@@ -104,7 +104,7 @@ def test_torch_finds_no_graph_of_another_text_of_this_package(monkeypatch: pytes
     for text in ("1" * 64, "1" * 64, "2" * 64):
         monkeypatch.setattr(registration, "package_digest", lambda _, text=text: text)
         with config.patch(cache_key_tag="mine;"):  # type: ignore[attr-defined]
-            registration._mark_graphs()
+            registration._add_digest_to_graph_cache_key()
             assert config.cache_key_tag.startswith("mine;")
             keys.append(codecache.compiled_fx_graph_hash(graph, [], {}, [])[0])
     assert keys[0] == keys[1] != keys[2]

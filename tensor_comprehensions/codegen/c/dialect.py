@@ -109,7 +109,7 @@ class CDialect:
     def type(self, dtype: DType) -> str:
         return self.types[dtype.name]
 
-    def stores_only(self, dtype: DType) -> bool:
+    def is_storage_only(self, dtype: DType) -> bool:
         """Whether arithmetic on `dtype` converts to its accumulator and back."""
         return dtype.name in self.widening
 

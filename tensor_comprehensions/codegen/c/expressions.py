@@ -198,7 +198,7 @@ def print_element(buffer: ir.Buffer, indices: tuple[ir.Expr, ...], scope: PrintS
 def _swizzle_subscripts(buffer: ir.Buffer, indices: tuple[ir.Expr, ...], scope: PrintScope) -> list[str]:
     """The subscripts of an element whose column depends on its row."""
     key, (*outer, column) = column_key(buffer), indices
-    row = _remainder(outer[-1], key.divisor * key.count)
+    row = _terms_not_divisible(outer[-1], key.divisor * key.count)
     moved = print_expr(build.mul(build.mod(build.div(row, key.divisor), key.count), key.factor), scope)
     place = print_expr(column, scope)
     last = place.text if moved.text == "0" else f"{place.as_operand(SUM)} ^ {moved.as_operand(SUM)}"
@@ -207,7 +207,7 @@ def _swizzle_subscripts(buffer: ir.Buffer, indices: tuple[ir.Expr, ...], scope: 
     return [*(print_expr(i, scope).text for i in outer), last]
 
 
-def _remainder(e: ir.Expr, divisor: int) -> ir.Expr:
+def _terms_not_divisible(e: ir.Expr, divisor: int) -> ir.Expr:
     """The terms of a sum that are not multiples of a divisor: they determine the remainder."""
     terms, constant = linear_terms(e)
     return terms_to_expr({atom: c for atom, c in terms.items() if c % divisor}, constant % divisor)
@@ -272,7 +272,7 @@ def print_literal(value: float | bool, dtype: DType, dialect: CDialect) -> Text:
         return Text("true" if value else "false")
     if dtype.is_integer:
         return _integer(int(value), dtype, dialect)
-    if dialect.stores_only(dtype):
+    if dialect.is_storage_only(dtype):
         exact = float(value) if dtype == BFLOAT16 else float(np.float16(value))
         return print_cast(_float(exact, dtype.accumulator, dialect), dtype.accumulator, dtype, dialect)
     if dtype == FLOAT16:
@@ -309,9 +309,9 @@ def print_cast(x: Text, source: DType, target: DType, dialect: CDialect) -> Text
     """`x` of type `source`, converted to `target`."""
     if source == target:
         return x
-    if dialect.stores_only(source):
+    if dialect.is_storage_only(source):
         return print_cast(Text(dialect.widening[source.name].format(x.text)), source.accumulator, target, dialect)
-    if dialect.stores_only(target):
+    if dialect.is_storage_only(target):
         wide = target.accumulator
         direct = dialect.narrowing.get((source.name, target.name))
         return Text(
@@ -328,7 +328,7 @@ def print_cast(x: Text, source: DType, target: DType, dialect: CDialect) -> Text
 
 def print_binary(op: str, left: Text, right: Text, dtype: DType, dialect: CDialect) -> Text:
     """`left op right` for operands of type `dtype`, op an operator of `Binary`; the result has the operator's type."""
-    if dialect.stores_only(dtype):
+    if dialect.is_storage_only(dtype):
         wide = dtype.accumulator
         left, right = (print_cast(x, dtype, wide, dialect) for x in (left, right))
         result = print_binary(op, left, right, wide, dialect)
@@ -382,7 +382,7 @@ def _load(e: ir.Load, scope: PrintScope) -> Text:
     if mask is None or all(c in scope.given for c in _conjuncts(mask)):
         return print_read(e.buffer, print_element(e.buffer, e.indices, scope), scope)
     place = print_read(e.buffer, print_element(e.buffer, e.indices, scope.with_guard(mask)), scope)
-    zero = print_literal(0, e.type.dtype, scope.dialect) if scope.dialect.stores_only(e.type.dtype) else Text("0")
+    zero = print_literal(0, e.type.dtype, scope.dialect) if scope.dialect.is_storage_only(e.type.dtype) else Text("0")
     return Text(f"{print_expr(mask, scope).as_operand(OR)} ? {place.text} : {zero.text}", TERNARY)
 
 
@@ -390,7 +390,7 @@ def _unary(e: ir.Unary, scope: PrintScope) -> Text:
     operand, dtype = print_expr(e.operand, scope), e.type.dtype
     if e.op == "not":
         return Text(f"!{operand.as_operand(UNARY)}", UNARY)
-    if scope.dialect.stores_only(dtype):
+    if scope.dialect.is_storage_only(dtype):
         wide = Text(f"-{print_cast(operand, dtype, dtype.accumulator, scope.dialect).as_operand(ATOM)}", UNARY)
         return print_cast(wide, dtype.accumulator, dtype, scope.dialect)
     text = Text(f"-{operand.as_operand(ATOM)}", UNARY)

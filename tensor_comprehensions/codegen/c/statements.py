@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from ...core.dtypes import BOOL, INT64, UINT64, DType
 from ...core.errors import CannotLower, InternalError
-from ...core.naming import compose_name
+from ...core.naming import internal_name
 from ...loop_ir import build
 from ...loop_ir import nodes as ir
 from ...loop_ir.intervals import Interval
@@ -95,7 +95,7 @@ def _block(body: tuple[ir.Stmt, ...], scope: PrintScope) -> Iterator[str]:
 
 def print_braced(s: ir.Stmt, scope: PrintScope) -> Iterator[str]:
     """The lines of `s`, in braces if they declare a name that later statements might declare again."""
-    if not _declares(s):
+    if not _declares_c_name(s):
         yield from print_statement(s, scope)
         return
     yield "{"
@@ -103,19 +103,19 @@ def print_braced(s: ir.Stmt, scope: PrintScope) -> Iterator[str]:
     yield "}"
 
 
-def _declares(s: ir.Stmt) -> bool:
+def _declares_c_name(s: ir.Stmt) -> bool:
     match s:
         case ir.Let() | ir.Allocate() | ir.Window():
             return True
         case ir.Block(body):
-            return bool(body) and _declares(body[-1])
-        case ir.Store() if not _lane_by_lane(s):
+            return bool(body) and _declares_c_name(body[-1])
+        case ir.Store() if not _can_store_lane_by_lane(s):
             return True
     return bool(_find_lifted(stmt_expressions(s), False))
 
 
 def _if(s: ir.If, scope: PrintScope) -> Iterator[str]:
-    lines, inner = _lift((s.condition,), scope)
+    lines, inner = _print_cross_lane_values((s.condition,), scope)
     yield from lines
     yield f"if ({print_expr(s.condition, inner).text}) {{"
     yield from indent_lines(print_statement(s.then, scope))
@@ -126,7 +126,7 @@ def _if(s: ir.If, scope: PrintScope) -> Iterator[str]:
 
 
 def _while(s: ir.While, scope: PrintScope) -> Iterator[str]:
-    lines, inner = _lift((s.condition,), scope)
+    lines, inner = _print_cross_lane_values((s.condition,), scope)
     condition = print_expr(s.condition, inner)
     yield f"while ({condition.text}) {{" if not lines else "for (;;) {"
     if lines:
@@ -136,9 +136,9 @@ def _while(s: ir.While, scope: PrintScope) -> Iterator[str]:
 
 
 def _let(s: ir.Let, scope: PrintScope) -> Iterator[str]:
-    lines, around = _lift((s.value,), scope, by_lane=isinstance(s.value, ir.Shuffle))
+    lines, around = _print_cross_lane_values((s.value,), scope, by_lane=isinstance(s.value, ir.Shuffle))
     identifier, inner = around.bind_integer(s.name, range := _narrow_interval(s.value, scope))
-    inner = inner.with_values(multiples=_multiples(s.name, known_multiple(s.value, scope), scope))
+    inner = inner.with_values(multiples=_with_known_multiple(s.name, known_multiple(s.value, scope), scope))
     body = list(print_statement(s.body, inner.with_values(sums=scope.sums)))
     used = re.compile(rf"\b{identifier}\b")
     if any(used.search(line) for line in body):  # compilers warn of unused names
@@ -162,7 +162,7 @@ def _narrow_interval(e: ir.Expr, scope: PrintScope) -> Interval | None:
     return scope.fits(e) if e.type == ir.Type(INT64) else None
 
 
-def _multiples(name: str, n: int, scope: PrintScope) -> dict[str, int]:
+def _with_known_multiple(name: str, n: int, scope: PrintScope) -> dict[str, int]:
     """The known multiples if `name` is a multiple of `n`."""
     return {**scope.multiples, name: n}
 
@@ -173,16 +173,16 @@ def _invoke(s: ir.Invoke, scope: PrintScope) -> Iterator[str]:
         raise CannotLower(f"{scope.dialect.name} has no spelling of the intrinsic {s.name}")
     if is_hint(s) and (scope.simd or not spelling):  # once for every element would be too often
         return
-    lines, inner = _lift(stmt_expressions(s), scope)
+    lines, inner = _print_cross_lane_values(stmt_expressions(s), scope)
     yield from lines
     known = INTRINSICS[s.name]
-    views = [_view(s, known, number, inner) for number in range(len(s.operands))]
+    views = [_print_intrinsic_operand(s, known, number, inner) for number in range(len(s.operands))]
     if s.name in (COPY_ASYNC, COPY_ASYNC_ZERO) and s.attributes[0] > s.operands[1][0].type.dtype.size:
         scope.relying.add(s.operands[1][0].name)
     yield spelling.format(*views, *s.attributes, *(print_expr(v, inner).as_operand(OR) for v in s.values))
 
 
-def _view(s: ir.Invoke, known: Intrinsic, number: int, scope: PrintScope) -> str:
+def _print_intrinsic_operand(s: ir.Invoke, known: Intrinsic, number: int, scope: PrintScope) -> str:
     """The argument of an intrinsic for one operand."""
     b, where = s.operands[number]
     if number == known.mapped:  # a tensor map has the fastest dimension first
@@ -199,7 +199,7 @@ def _view(s: ir.Invoke, known: Intrinsic, number: int, scope: PrintScope) -> str
 
 
 def _check(s: ir.Check, scope: PrintScope) -> Iterator[str]:
-    lines, inner = _lift((s.condition, s.value) if scope.dialect.check else (s.condition,), scope)
+    lines, inner = _print_cross_lane_values((s.condition, s.value) if scope.dialect.check else (s.condition,), scope)
     yield from lines
     if scope.dialect.check:
         failed = scope.dialect.check.format(scope.names["%status"], s.site + 1, print_expr(s.value, inner).text)
@@ -220,10 +220,10 @@ def _check(s: ir.Check, scope: PrintScope) -> Iterator[str]:
 def _store(s: ir.Store, scope: PrintScope) -> Iterator[str]:
     parts = stmt_expressions(s)
     lanes = max(s.buffer.type.lanes, *(e.type.lanes for e in parts))
-    if lanes > 1 and not _lane_by_lane(s):
+    if lanes > 1 and not _can_store_lane_by_lane(s):
         yield from print_statement(_stage_store(s), scope)
         return
-    lines, scope = _lift(parts, scope)
+    lines, scope = _print_cross_lane_values(parts, scope)
     yield from lines
     if lanes == 1:
         yield from _assignment(s, scope)
@@ -276,7 +276,7 @@ def _store_whole_vectors(s: ir.Store, lanes: int, scope: PrintScope) -> list[str
 
 
 def _update(place: Text, op: str | None, value: Text, dtype: DType, dialect: CDialect) -> str:
-    if op in ("+", "*") and not dialect.stores_only(dtype) and dtype != BOOL:
+    if op in ("+", "*") and not dialect.is_storage_only(dtype) and dtype != BOOL:
         return f"{place.text} {op}= {value.text};"
     if op in ("min", "max") and dialect.small and dtype == INT64:  # the value may have the small type
         value = Text(f"({dialect.type(dtype)}){value.as_operand(UNARY)}", UNARY)
@@ -292,7 +292,7 @@ def _atomic(place: Text, op: str, value: Text, dtype: DType, dialect: CDialect) 
     return spelling.format(f"&{place.text}", value.text)
 
 
-def _lane_by_lane(s: ir.Store) -> bool:
+def _can_store_lane_by_lane(s: ir.Store) -> bool:
     """Whether writing one lane does not change the values that later lanes read."""
     loads = [
         x
@@ -313,16 +313,16 @@ def _is_injective(s: ir.Store) -> bool:
 
 def _stage_store(s: ir.Store) -> ir.Stmt:
     """The same store of a value (and through a mask and indices) computed in all lanes before the first is written."""
-    names = [compose_name(f"index{n}") for n in range(len(s.indices))]
+    names = [internal_name(f"index{n}") for n in range(len(s.indices))]
     indices = tuple(ir.Var(n, i.type) for n, i in zip(names, s.indices, strict=True))
-    mask = None if s.mask is None else ir.Var(compose_name("mask"), s.mask.type)
-    staged: ir.Stmt = replace(s, indices=indices, value=ir.Var(compose_name("value"), s.value.type), mask=mask)
-    bindings = [*zip(names, s.indices, strict=True), (compose_name("value"), s.value)]
+    mask = None if s.mask is None else ir.Var(internal_name("mask"), s.mask.type)
+    staged: ir.Stmt = replace(s, indices=indices, value=ir.Var(internal_name("value"), s.value.type), mask=mask)
+    bindings = [*zip(names, s.indices, strict=True), (internal_name("value"), s.value)]
     if s.mask is not None:
-        bindings.append((compose_name("mask"), s.mask))
-    outer = [(compose_name(name, "staged"), value) for name, value in bindings]
+        bindings.append((internal_name("mask"), s.mask))
+    outer = [(internal_name(name, "staged"), value) for name, value in bindings]
     for name, value in bindings:  # from the outer names, so that no value sees a name bound here
-        staged = ir.Let(name, ir.Var(compose_name(name, "staged"), value.type), staged)
+        staged = ir.Let(name, ir.Var(internal_name(name, "staged"), value.type), staged)
     for name, value in outer:
         staged = ir.Let(name, value, staged)
     return staged
@@ -343,7 +343,9 @@ def _lanes(lane: str, count: int, body: Iterable[str], scope: PrintScope, clause
     yield from indent_lines(body)
 
 
-def _lift(parts: tuple[ir.Expr, ...], scope: PrintScope, *, by_lane: bool = False) -> tuple[list[str], PrintScope]:
+def _print_cross_lane_values(
+    parts: tuple[ir.Expr, ...], scope: PrintScope, *, by_lane: bool = False
+) -> tuple[list[str], PrintScope]:
     """Statements that compute the reductions over lanes and shuffles in `parts`, and the scope that has their names."""
     lines: list[str] = []
     for e in _find_lifted(parts, by_lane):
@@ -404,21 +406,23 @@ def _loop(s: ir.Loop, scope: PrintScope) -> Iterator[str]:
             whole = ir.Allocate((buffer,), ir.Block((fill, whole)))
         yield from print_statement(whole, scope)
         return
-    lines, outer = _lift((s.start, s.stop), scope)
+    lines, outer = _print_cross_lane_values((s.start, s.stop), scope)
     yield from lines
     range = int32_loop_interval(s, scope.small)
     variable, inner = outer.bind_integer(s.var, range)
-    inner = inner.with_values(multiples=_multiples(s.var, min(_power(s.step), known_multiple(s.start, scope)), scope))
+    inner = inner.with_values(
+        multiples=_with_known_multiple(s.var, min(_power_of_two_divisor(s.step), known_multiple(s.start, scope)), scope)
+    )
     start, stop = print_expr(s.start, outer), print_expr(s.stop, outer)
     step = f"++{variable}" if s.step == 1 else f"{variable} += {s.step}"
     pragma: str | None = None
     if scope.dialect.unroll:
         pragma = scope.dialect.unroll if s.kind is ir.LoopKind.UNROLLED else None
-    elif s.kind is ir.LoopKind.PARALLEL and not (scope.parallel or scope.simd or _one_chunk(s)):
+    elif s.kind is ir.LoopKind.PARALLEL and not (scope.parallel or scope.simd or _is_single_chunk(s)):
         inner = inner.with_values(parallel=True)
-        pragma = scope.dialect.parallel.format(_if_worthwhile(s, outer))
+        pragma = scope.dialect.parallel.format(_openmp_if_clause(s, outer))
     elif s.kind is ir.LoopKind.VECTOR and not scope.simd:
-        if (reduction := _scalar_reduction(s)) is not None:
+        if (reduction := _match_scalar_reduction(s)) is not None:
             yield from _reducing_loop(s, reduction, outer)
             return
         if _is_simd(s):
@@ -444,12 +448,12 @@ def _multiplies_in_some_iteration(s: ir.Loop, scope: PrintScope) -> bool:
     return any(row is not None and row.described for row in rows)
 
 
-def _power(n: int) -> int:
+def _power_of_two_divisor(n: int) -> int:
     """The largest power of two, up to 8, that divides `n`."""
     return next(p for p in (8, 4, 2, 1) if n % p == 0)
 
 
-def _one_chunk(s: ir.Loop) -> bool:
+def _is_single_chunk(s: ir.Loop) -> bool:
     """Is the loop known to be too short to be shared?"""
     match s.start, s.stop:
         case ir.Const(start), ir.Const(stop):
@@ -457,7 +461,7 @@ def _one_chunk(s: ir.Loop) -> bool:
     return False
 
 
-def _if_worthwhile(s: ir.Loop, scope: PrintScope) -> str:
+def _openmp_if_clause(s: ir.Loop, scope: PrintScope) -> str:
     """The clause that keeps a loop of unknown length on the thread it is on when it is one chunk."""
     if s.grain <= 1 or (isinstance(s.start, ir.Const) and isinstance(s.stop, ir.Const)):
         return ""
@@ -465,7 +469,7 @@ def _if_worthwhile(s: ir.Loop, scope: PrintScope) -> str:
     return f" if ({print_expr(trip, scope).as_operand(SUM)} > {s.grain * s.step})"
 
 
-def _scalar_reduction(s: ir.Loop) -> ir.Store | None:
+def _match_scalar_reduction(s: ir.Loop) -> ir.Store | None:
     """The only statement of a vector loop, where it reduces the whole loop into one element."""
     store = s.body
     if not isinstance(store, ir.Store) or store.op is None:
@@ -546,7 +550,7 @@ def _allocate(s: ir.Allocate, scope: PrintScope) -> Iterator[str]:
         else:
             pointer = f"*{scope.dialect.restrict} {identifier}"
             yield f"{spelling} {f'({pointer})' if rest else pointer}{shape} = malloc({first} * sizeof *{identifier});"
-            yield from _on_heap(identifier, build.allocate(s.buffers[position:], s.body), scope)
+            yield from _print_if_allocated(identifier, build.allocate(s.buffers[position:], s.body), scope)
             return
     yield from print_statement(s.body, scope)
 
@@ -568,10 +572,10 @@ def _allocate_dynamic(s: ir.Allocate, length: ir.Expr, identifier: str, scope: P
     count = print_expr(build.add(build.mul(length, math.prod(buffer.shape[1:])), 1), scope).text  # never 0 bytes
     declared = f"{scope.dialect.type(buffer.type.dtype)} *{scope.dialect.restrict} {identifier}"
     yield f"{declared} = malloc(({count}) * sizeof *{identifier});"
-    yield from _on_heap(identifier, s.body, scope)
+    yield from _print_if_allocated(identifier, s.body, scope)
 
 
-def _on_heap(identifier: str, body: ir.Stmt, scope: PrintScope) -> Iterator[str]:
+def _print_if_allocated(identifier: str, body: ir.Stmt, scope: PrintScope) -> Iterator[str]:
     """`body` where there was memory for `identifier`."""
     yield f"if ({identifier} != NULL) {{"
     yield from indent_lines(print_statement(body, scope))

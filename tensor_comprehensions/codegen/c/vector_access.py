@@ -29,7 +29,11 @@ def whole_vector_type(buffer: ir.Buffer, indices: tuple[ir.Expr, ...], scope: Pr
     if (kept := contiguous_elements(buffer)) is not None and kept < last.lanes:
         return None
     firsts = zip((*indices[:-1], last.base), buffer.strides, strict=True)
-    return type if all(_is_multiple(i, last.lanes // _common(s, last.lanes), scope) for i, s in firsts) else None
+    return (
+        type
+        if all(_is_multiple(i, last.lanes // _common_power_of_two(s, last.lanes), scope) for i, s in firsts)
+        else None
+    )
 
 
 def vector_lvalue(
@@ -64,7 +68,7 @@ def whole_loads(parts: Iterable[ir.Expr], scope: PrintScope) -> dict[ir.Load, Ve
     return found
 
 
-def _common(stride: int, lanes: int) -> int:
+def _common_power_of_two(stride: int, lanes: int) -> int:
     """The largest power of two that divides both."""
     while stride % lanes:
         lanes //= 2
@@ -78,7 +82,9 @@ def _is_multiple(e: ir.Expr, n: int, scope: PrintScope) -> bool:
     if e.type.dtype != INT64:
         return False
     terms, constant = linear_forms.linear_terms(e)
-    return constant % n == 0 and all(_is_multiple_atom(a, n // _common(c, n), scope) for a, c in terms.items())
+    return constant % n == 0 and all(
+        _is_multiple_atom(a, n // _common_power_of_two(c, n), scope) for a, c in terms.items()
+    )
 
 
 def _is_multiple_atom(e: ir.Expr, n: int, scope: PrintScope) -> bool:

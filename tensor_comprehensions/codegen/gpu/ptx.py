@@ -157,7 +157,7 @@ def architectures_since(first: str) -> tuple[str, ...]:
 _DECLARATION = re.compile(r"([=+]?)([a-z])(\d*) (\w+)")
 
 
-def row(name: str, first: str, text: str, declared: str = "") -> Statement:
+def make_ptx_statement(name: str, first: str, text: str, declared: str = "") -> Statement:
     """A statement. declared: "=r d, f x, r4 v, s to": mode, letter, registers and name of each, in PTX's order."""
     return Statement(name, text, _parameters(declared), architectures_since(first))
 
@@ -185,7 +185,7 @@ def _vector(name: str, operand: AtomOperand, mode: str = "") -> str:
 def _product(atom: Atom, first: str) -> Statement:
     total, a, b = atom.operands
     declared = ", ".join((_vector("c", total, "+"), _vector("a", a), _vector("b", b)))
-    return row(atom.name, first, f"{atom.opcode} $c, $a, $b, $c;", declared)
+    return make_ptx_statement(atom.name, first, f"{atom.opcode} $c, $a, $b, $c;", declared)
 
 
 def _group_products(atom: Atom) -> Iterator[Statement]:
@@ -198,18 +198,20 @@ def _group_products(atom: Atom) -> Iterator[Statement]:
     for suffix, across in GROUP_SUFFIXES.items() if majors else (("", ()),):
         major_a, major_b = (f", {int(n in across)}" if majors else "" for n in (1, 2))
         text = f"{head} $c, $a, $b, p{signs}{major_a}{major_b};}}"
-        yield row(f"{atom.name}{suffix}", "sm_90a", text, f"{sums}, l a, l b, r more")
+        yield make_ptx_statement(f"{atom.name}{suffix}", "sm_90a", text, f"{sums}, l a, l b, r more")
         if 1 in across:
             continue
         text = f"{head} $c, $a, $b, p{signs}{major_b};}}"
-        yield row(f"{atom.name}_registers{suffix}", "sm_90a", text, f"{sums}, r{a.registers} a, l b, r more")
+        yield make_ptx_statement(
+            f"{atom.name}_registers{suffix}", "sm_90a", text, f"{sums}, r{a.registers} a, l b, r more"
+        )
 
 
 def _matrix_move(atom: Atom) -> Statement:
     count = max(o.registers for o in atom.operands)
     if atom.opcode.startswith("ldmatrix"):
-        return row(atom.name, "sm_75", f"{atom.opcode} $to, [$from];", f"=r{count} to, s from")
-    return row(atom.name, "sm_90", f"{atom.opcode} [$to], $from;", f"s to, r{count} from")
+        return make_ptx_statement(atom.name, "sm_75", f"{atom.opcode} $to, [$from];", f"=r{count} to, s from")
+    return make_ptx_statement(atom.name, "sm_90", f"{atom.opcode} [$to], $from;", f"s to, r{count} from")
 
 
 def _atoms() -> Iterator[Statement]:
@@ -222,11 +224,11 @@ def _atoms() -> Iterator[Statement]:
         elif "matrix.sync.aligned.m8n8.x" in atom.opcode:
             yield _matrix_move(atom)
         elif atom.name == "movmatrix_trans":
-            yield row(atom.name, "sm_75", f"{atom.opcode} $to, $from;", "=r to, r from")
+            yield make_ptx_statement(atom.name, "sm_75", f"{atom.opcode} $to, $from;", "=r to, r from")
         elif atom.name.startswith("copy_async"):
             zero = atom.name.startswith("copy_async_zero")  # copies this many bytes and fills up with zeros
             text = f"{atom.opcode} [$to], [$from], {atom.alignment}{', $bytes' if zero else ''};"
-            yield row(atom.name, "sm_80", text, "s to, g from, r bytes" if zero else "s to, g from")
+            yield make_ptx_statement(atom.name, "sm_80", text, "s to, g from, r bytes" if zero else "s to, g from")
         else:
             yield _thread_move(atom)
 
@@ -237,8 +239,8 @@ def _thread_move(atom: Atom) -> Statement:
     letter = "s" if Space.SHARED in (to.space, source.space) else "g"
     registers = {16: "r4", 8: "r2", 4: "r", 2: "h"}[atom.alignment]
     if loads:
-        return row(atom.name, "sm_75", f"{atom.opcode} $to, [$from];", f"={registers} to, {letter} from")
-    return row(atom.name, "sm_75", f"{atom.opcode} [$to], $from;", f"{letter} to, {registers} from")
+        return make_ptx_statement(atom.name, "sm_75", f"{atom.opcode} $to, [$from];", f"={registers} to, {letter} from")
+    return make_ptx_statement(atom.name, "sm_75", f"{atom.opcode} [$to], $from;", f"{letter} to, {registers} from")
 
 
 # --- other statements --------------------------------------------------------------------------------------------
@@ -282,101 +284,123 @@ def _register_rows() -> Iterator[Statement]:
         ("unpack_e4m3x2", "sm_89", "cvt.rn.f16x2.e4m3x2", unary, "r", "h"),
     ):
         inputs = [f"{letter} {n}" for n in "xyz"[: operands.count("$") - 1]]
-        yield row(name, first, f"{opcode} {operands};", ", ".join((f"={result} d", *inputs)))
+        yield make_ptx_statement(name, first, f"{opcode} {operands};", ", ".join((f"={result} d", *inputs)))
 
 
 def _accesses() -> Iterator[Statement]:
     """Loads and stores that are no atoms of their own, and additions in memory."""
     for space, letter in (("global", "g"), ("shared", "s")):
-        yield row(f"load_{space}_u64", "sm_75", f"ld.{space}.u64 $to, [$from];", f"=l to, {letter} from")
-        yield row(f"store_{space}_u64", "sm_75", f"st.{space}.u64 [$to], $from;", f"{letter} to, l from")
+        yield make_ptx_statement(f"load_{space}_u64", "sm_75", f"ld.{space}.u64 $to, [$from];", f"=l to, {letter} from")
+        yield make_ptx_statement(f"store_{space}_u64", "sm_75", f"st.{space}.u64 [$to], $from;", f"{letter} to, l from")
     for name, how in (("cached", "nc"), ("streaming", "nc.L1::no_allocate.L2::128B")):
-        yield row(f"load_{name}_16", "sm_75", f"ld.global.{how}.v4.u32 $to, [$from];", "=r4 to, g from")
+        yield make_ptx_statement(f"load_{name}_16", "sm_75", f"ld.global.{how}.v4.u32 $to, [$from];", "=r4 to, g from")
     zeros = " ".join(f"mov.u32 %{n},0;" for n in range(4))
     text = f"{{.reg .pred p; setp.ne.u32 p, $inside, 0; {zeros} @p ld.global.v4.u32 $to, [$from];}}"
-    yield row("load_inside_16", "sm_75", text, "=r4 to, g from, r inside")
-    yield row("copy_async_near_16", "sm_80", "cp.async.ca.shared.global [$to], [$from], 16;", "s to, g from")
-    yield row("add_global_float32", "sm_75", "red.global.add.f32 [$to], $x;", "g to, f x")
-    yield row("add_global_f16x2", "sm_75", "red.global.add.noftz.f16x2 [$to], $x;", "g to, r x")
-    yield row("add_global_4_float32", "sm_90", "red.global.add.v4.f32 [$to], $x;", "g to, f4 x")
+    yield make_ptx_statement("load_inside_16", "sm_75", text, "=r4 to, g from, r inside")
+    yield make_ptx_statement(
+        "copy_async_near_16", "sm_80", "cp.async.ca.shared.global [$to], [$from], 16;", "s to, g from"
+    )
+    yield make_ptx_statement("add_global_float32", "sm_75", "red.global.add.f32 [$to], $x;", "g to, f x")
+    yield make_ptx_statement("add_global_f16x2", "sm_75", "red.global.add.noftz.f16x2 [$to], $x;", "g to, r x")
+    yield make_ptx_statement("add_global_4_float32", "sm_90", "red.global.add.v4.f32 [$to], $x;", "g to, f4 x")
 
 
 def _exchange_rows() -> Iterator[Statement]:
     """Rows in which lanes exchange values, and threads wait for each other or for copies."""
     for name, mode, clamp in (("xor", "bfly", 31), ("down", "down", 31), ("up", "up", 0), ("index", "idx", 31)):
         text = f"shfl.sync.{mode}.b32 $d, $x, $lane, {clamp}, 0xffffffff;"
-        yield row(f"shuffle_{name}_all", "sm_75", text, "=r d, r x, r lane")
+        yield make_ptx_statement(f"shuffle_{name}_all", "sm_75", text, "=r d, r x, r lane")
     # The segments: 31 minus the width in the upper byte, as a mask, and the last lane of a segment in the lower one.
     text = "shfl.sync.{}.b32 $d, $x, {}, $segments, 0xffffffff;"
-    yield row("shuffle_xor_part", "sm_75", text.format("bfly", "$mask"), "=r d, r x, n mask, n segments")
-    yield row("shuffle_index_part", "sm_75", text.format("idx", "$lane"), "=r d, r x, r lane, n segments")
+    yield make_ptx_statement("shuffle_xor_part", "sm_75", text.format("bfly", "$mask"), "=r d, r x, n mask, n segments")
+    yield make_ptx_statement(
+        "shuffle_index_part", "sm_75", text.format("idx", "$lane"), "=r d, r x, r lane, n segments"
+    )
     for op in ("add.s32", "max.u32"):
         text = f"redux.sync.{op} $d, $x, 0xffffffff;"
-        yield row(f"reduce_lanes_{op.replace('.', '_')}", "sm_80", text, "=r d, r x")
-    yield row("barrier_block", "sm_75", "bar.sync 0;")
-    yield row("barrier_part", "sm_75", "bar.sync $number, $threads;", "n number, n threads")
-    yield row("barrier_part_arrive", "sm_75", "bar.arrive $number, $threads;", "n number, n threads")
-    yield row("barrier_warp", "sm_75", "bar.warp.sync 0xffffffff;")
-    yield row("copy_async_commit", "sm_80", "cp.async.commit_group;")
-    yield row("copy_async_wait", "sm_80", "cp.async.wait_group $groups;", "n groups")
-    yield row("copy_async_wait_all", "sm_80", "cp.async.wait_all;")
+        yield make_ptx_statement(f"reduce_lanes_{op.replace('.', '_')}", "sm_80", text, "=r d, r x")
+    yield make_ptx_statement("barrier_block", "sm_75", "bar.sync 0;")
+    yield make_ptx_statement("barrier_part", "sm_75", "bar.sync $number, $threads;", "n number, n threads")
+    yield make_ptx_statement("barrier_part_arrive", "sm_75", "bar.arrive $number, $threads;", "n number, n threads")
+    yield make_ptx_statement("barrier_warp", "sm_75", "bar.warp.sync 0xffffffff;")
+    yield make_ptx_statement("copy_async_commit", "sm_80", "cp.async.commit_group;")
+    yield make_ptx_statement("copy_async_wait", "sm_80", "cp.async.wait_group $groups;", "n groups")
+    yield make_ptx_statement("copy_async_wait_all", "sm_80", "cp.async.wait_all;")
     text = "mma.sync.aligned.m8n8k4.row.col.f16.f16.f16.f16 $c, $a, $b, $c;"
-    yield row("mma_m8n8k4_row_col_f16", "sm_75", text, "+r4 c, r2 a, r2 b")
+    yield make_ptx_statement("mma_m8n8k4_row_col_f16", "sm_75", text, "+r4 c, r2 a, r2 b")
 
 
 def _hopper() -> Iterator[Statement]:
     """Barriers in memory, copies of boxes, clusters, warpgroups."""
     barrier = "mbarrier.{}.shared::cta.b64"
-    yield row("barrier_init", "sm_80", f"{barrier.format('init')} [$at], $arrivals;", "s at, n arrivals")
-    yield row("barrier_arrive", "sm_80", f"{{.reg .b64 st; {barrier.format('arrive')} st, [$at];}}", "s at")
-    yield row("barrier_expect", "sm_90", f"{barrier.format('arrive.expect_tx')} _, [$at], $bytes;", "s at, r bytes")
+    yield make_ptx_statement("barrier_init", "sm_80", f"{barrier.format('init')} [$at], $arrivals;", "s at, n arrivals")
+    yield make_ptx_statement(
+        "barrier_arrive", "sm_80", f"{{.reg .b64 st; {barrier.format('arrive')} st, [$at];}}", "s at"
+    )
+    yield make_ptx_statement(
+        "barrier_expect", "sm_90", f"{barrier.format('arrive.expect_tx')} _, [$at], $bytes;", "s at, r bytes"
+    )
     wait = f"{{.reg .pred p; W%=: {barrier.format('try_wait.parity')} p, [$at], $phase; @!p bra W%=;}}"
-    yield row("barrier_wait", "sm_90", wait, "s at, r phase")
-    yield row("copy_async_arrive", "sm_80", "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [$at];", "s at")
+    yield make_ptx_statement("barrier_wait", "sm_90", wait, "s at, r phase")
+    yield make_ptx_statement(
+        "copy_async_arrive", "sm_80", "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [$at];", "s at"
+    )
     remote = "{.reg .b32 q; mapa.shared::cluster.u32 q, $at, 1; "
     arrive = "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [q];}"
-    yield row("barrier_arrive_remote", "sm_90", remote + arrive, "s at")
+    yield make_ptx_statement("barrier_arrive_remote", "sm_90", remote + arrive, "s at")
     store = "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [q], $x, [q];}"
-    yield row("store_async_remote", "sm_90", remote + store, "s at, r x")
+    yield make_ptx_statement("store_async_remote", "sm_90", remote + store, "s at, r x")
     loads = "shared::cluster.global.mbarrier::complete_tx::bytes"
-    yield row(
+    yield make_ptx_statement(
         "bulk_load", "sm_90", f"cp.async.bulk.{loads} [$to], [$from], $bytes, [$done];", "s to, g from, r bytes, s done"
     )
     for rank in (2, 3, 4, 5):
         at = [f"x{n}" for n in range(rank)]
         place, declared = ",".join(f"${x}" for x in at), ", ".join(f"r {x}" for x in at)
         load = f"cp.async.bulk.tensor.{rank}d.{loads}"
-        yield row(
+        yield make_ptx_statement(
             f"tma_load_{rank}",
             "sm_90",
             f"{load} [$to], [$map, {{{place}}}], [$done];",
             f"s to, p map, {declared}, s done",
         )
         store = f"cp.async.bulk.tensor.{rank}d.global.shared::cta.bulk_group [$map, {{{place}}}], [$from];"
-        yield row(f"tma_store_{rank}", "sm_90", store, f"p map, {declared}, s from")
+        yield make_ptx_statement(f"tma_store_{rank}", "sm_90", store, f"p map, {declared}, s from")
         text = f"{load}.multicast::cluster [$to], [$map, {{{place}}}], [$done], $blocks;"
-        yield row(f"tma_load_{rank}_multicast", "sm_90", text, f"s to, p map, {declared}, s done, h blocks")
+        yield make_ptx_statement(
+            f"tma_load_{rank}_multicast", "sm_90", text, f"s to, p map, {declared}, s done, h blocks"
+        )
         add = (
             f"cp.reduce.async.bulk.tensor.{rank}d.global.shared::cta.add.tile.bulk_group [$map, {{{place}}}], [$from];"
         )
-        yield row(f"tma_add_{rank}", "sm_90", add, f"p map, {declared}, s from")
-    yield row("prefetch_tensor_map", "sm_90", "prefetch.tensormap [$map];", "p map")
-    yield row("bulk_commit_and_wait", "sm_90", "cp.async.bulk.commit_group; cp.async.bulk.wait_group.read 0;")
-    yield row("bulk_commit", "sm_90", "cp.async.bulk.commit_group;")
-    yield row("bulk_wait", "sm_90", "cp.async.bulk.wait_group.read $groups;", "n groups")
-    yield row("fence_async", "sm_90", "fence.proxy.async.shared::cta;")
-    yield row("fence_barrier_init", "sm_90", "fence.mbarrier_init.release.cluster;")
-    yield row("wgmma_fence", "sm_90a", "wgmma.fence.sync.aligned;")
-    yield row("wgmma_commit_and_wait", "sm_90a", "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;")
-    yield row("wgmma_commit", "sm_90a", "wgmma.commit_group.sync.aligned;")
-    yield row("wgmma_wait", "sm_90a", "wgmma.wait_group.sync.aligned $groups;", "n groups")
+        yield make_ptx_statement(f"tma_add_{rank}", "sm_90", add, f"p map, {declared}, s from")
+    yield make_ptx_statement("prefetch_tensor_map", "sm_90", "prefetch.tensormap [$map];", "p map")
+    yield make_ptx_statement(
+        "bulk_commit_and_wait", "sm_90", "cp.async.bulk.commit_group; cp.async.bulk.wait_group.read 0;"
+    )
+    yield make_ptx_statement("bulk_commit", "sm_90", "cp.async.bulk.commit_group;")
+    yield make_ptx_statement("bulk_wait", "sm_90", "cp.async.bulk.wait_group.read $groups;", "n groups")
+    yield make_ptx_statement("fence_async", "sm_90", "fence.proxy.async.shared::cta;")
+    yield make_ptx_statement("fence_barrier_init", "sm_90", "fence.mbarrier_init.release.cluster;")
+    yield make_ptx_statement("wgmma_fence", "sm_90a", "wgmma.fence.sync.aligned;")
+    yield make_ptx_statement(
+        "wgmma_commit_and_wait", "sm_90a", "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;"
+    )
+    yield make_ptx_statement("wgmma_commit", "sm_90a", "wgmma.commit_group.sync.aligned;")
+    yield make_ptx_statement("wgmma_wait", "sm_90a", "wgmma.wait_group.sync.aligned $groups;", "n groups")
     for change in ("dec", "inc"):
-        yield row(f"registers_{change}", "sm_90a", f"setmaxnreg.{change}.sync.aligned.u32 $count;", "n count")
-    yield row("cluster_barrier", "sm_90", "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;")
-    yield row("cluster_address", "sm_90", "mapa.shared::cluster.u32 $d, $at, $block;", "=r d, s at, r block")
-    yield row("grid_wait", "sm_90", "griddepcontrol.wait;")
-    yield row("grid_launch", "sm_90", "griddepcontrol.launch_dependents;")
-    yield row("elect", "sm_90", "{.reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 $d,1,0,p;}", "=r d")
+        yield make_ptx_statement(
+            f"registers_{change}", "sm_90a", f"setmaxnreg.{change}.sync.aligned.u32 $count;", "n count"
+        )
+    yield make_ptx_statement(
+        "cluster_barrier", "sm_90", "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"
+    )
+    yield make_ptx_statement(
+        "cluster_address", "sm_90", "mapa.shared::cluster.u32 $d, $at, $block;", "=r d, s at, r block"
+    )
+    yield make_ptx_statement("grid_wait", "sm_90", "griddepcontrol.wait;")
+    yield make_ptx_statement("grid_launch", "sm_90", "griddepcontrol.launch_dependents;")
+    yield make_ptx_statement("elect", "sm_90", "{.reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 $d,1,0,p;}", "=r d")
 
 
 def _argument(s: Statement, position: int) -> str:

@@ -40,7 +40,7 @@ def emit_binary(b: HoistingBuilder, op: str, left: str, right: str, type: Type, 
     if op in _ORDERED:
         return emit_compare(b, op, left, right, type)
     if op in ("min", "max"):
-        return _extreme(b, op, left, right, type, keep_nan)
+        return _emit_min_max(b, op, left, right, type, keep_nan)
     if type.dtype.is_bool:
         name = {"add": "or", "mul": "and"}.get(op, op)
         return b.define(f"{name} {text} {left}, {right}", (left, right))
@@ -65,7 +65,7 @@ def emit_select(b: HoistingBuilder, condition: str, then: str, otherwise: str, t
     return b.define(f"select {mask} {condition}, {text} {then}, {text} {otherwise}", (condition, then, otherwise))
 
 
-def _extreme(b: HoistingBuilder, op: str, left: str, right: str, type: Type, keep_nan: bool) -> str:
+def _emit_min_max(b: HoistingBuilder, op: str, left: str, right: str, type: Type, keep_nan: bool) -> str:
     """`left > right ? left : right` is one instruction and gives `right` when either is NaN: only `left` needs care."""
     comparison = emit_compare(b, "lt" if op == "min" else "gt", left, right, type)
     chosen = emit_select(b, comparison, left, right, type)
@@ -81,20 +81,20 @@ def emit_divide(
     """Floor division or its remainder on integers. By 0 both give 0, and the smallest integer by -1 is itself."""
     (low, _), (least, most) = ranges
     if least == most and most > 0:
-        return _by_constant(b, op, left, int(most), type, low >= 0)
+        return _emit_division_by_constant(b, op, left, int(most), type, low >= 0)
     safe = right
     if least <= 0 <= most:
-        safe = emit_select(b, _is(b, right, 0, type), _literal(1, type), right, type)
+        safe = emit_select(b, _emit_equals(b, right, 0, type), _literal(1, type), right, type)
     if (low >= 0 and least >= 0) or not type.dtype.is_signed:
         result = _emit_raw_division(b, op, "u", left, safe, type)
     else:
         result = _emit_floor_division(b, op, left, safe, type, least <= -1 <= most)
     if safe == right:
         return result
-    return emit_select(b, _is(b, right, 0, type), _literal(0, type), result, type)
+    return emit_select(b, _emit_equals(b, right, 0, type), _literal(0, type), result, type)
 
 
-def _by_constant(b: HoistingBuilder, op: str, left: str, divisor: int, type: Type, natural: bool) -> str:
+def _emit_division_by_constant(b: HoistingBuilder, op: str, left: str, divisor: int, type: Type, natural: bool) -> str:
     text = register_type(type)
     if divisor & (divisor - 1) == 0:
         shift = "ashr" if type.dtype.is_signed else "lshr"
@@ -110,7 +110,7 @@ def _emit_floor_division(b: HoistingBuilder, op: str, left: str, right: str, typ
     """From the quotient rounded to zero: one less, or its remainder one divisor more, where the signs disagree."""
     text, divisor = register_type(type), right
     if minus_one:  # the smallest integer by -1 traps
-        divisor = emit_select(b, _is(b, right, -1, type), _literal(1, type), right, type)
+        divisor = emit_select(b, _emit_equals(b, right, -1, type), _literal(1, type), right, type)
     quotient = _emit_raw_division(b, "div", "s", left, divisor, type)
     product = b.define(f"mul {text} {quotient}, {divisor}", (quotient, divisor))
     remainder = b.define(f"sub {text} {left}, {product}", (left, product))
@@ -126,14 +126,14 @@ def _emit_floor_division(b: HoistingBuilder, op: str, left: str, right: str, typ
     if not minus_one:
         return floor
     negative = b.define(f"sub {text} {_literal(0, type)}, {left}", (left,))
-    return emit_select(b, _is(b, right, -1, type), negative, floor, type)
+    return emit_select(b, _emit_equals(b, right, -1, type), negative, floor, type)
 
 
 def _emit_raw_division(b: HoistingBuilder, op: str, sign: str, left: str, right: str, type: Type) -> str:
     return b.define(f"{sign}{'div' if op == 'div' else 'rem'} {register_type(type)} {left}, {right}", (left, right))
 
 
-def _is(b: HoistingBuilder, value: str, number: int, type: Type) -> str:
+def _emit_equals(b: HoistingBuilder, value: str, number: int, type: Type) -> str:
     return b.define(f"icmp eq {register_type(type)} {value}, {_literal(number, type)}", (value,))
 
 
@@ -206,15 +206,15 @@ def _tree(b: HoistingBuilder, op: str, value: str, type: Type) -> str:
         parts = [b.define(f"extractelement {register_type(type)} {value}, i64 {i}", (value,)) for i in range(lanes)]
         result = parts[0]
         for part in parts[1:]:
-            result = _extreme(b, op, part, result, Type(dtype), True)
+            result = _emit_min_max(b, op, part, result, Type(dtype), True)
         return result
     half = lanes // 2
     low = emit_shuffle(b, value, "poison", list(range(half)), element, lanes)
     high = emit_shuffle(b, value, "poison", list(range(half, lanes)), element, lanes)
-    return _tree(b, op, _extreme(b, op, low, high, Type(dtype, half), True), Type(dtype, half))
+    return _tree(b, op, _emit_min_max(b, op, low, high, Type(dtype, half), True), Type(dtype, half))
 
 
-def never_nan(e: Expr) -> bool:
+def is_non_nan_literal(e: Expr) -> bool:
     """A literal that is a number."""
     return isinstance(e, Const) and not math.isnan(e.value)
 

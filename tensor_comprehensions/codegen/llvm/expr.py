@@ -146,7 +146,7 @@ class Printer:
 
     def store_register(self, slot: str, buffer: Buffer, value: str) -> None:
         """Make a register element hold `value`."""
-        self.b.effect(f"store {register_type(buffer.type)} {value}, ptr {slot}")
+        self.b.emit_side_effect(f"store {register_type(buffer.type)} {value}, ptr {slot}")
         self.record_write(slot)
         text, version = self._reading_register(slot, buffer)
         self.b.remember(text, version, value)
@@ -175,10 +175,10 @@ class Printer:
         if e.op in ("div", "mod") and type.dtype.is_integer:
             known = (value_interval(e.left, self.ranges), value_interval(e.right, self.ranges))
             return arithmetic.emit_divide(self.b, e.op, left, right, type, known)
-        if e.op in ("min", "max") and type.dtype.is_float and arithmetic.never_nan(e.right):
+        if e.op in ("min", "max") and type.dtype.is_float and arithmetic.is_non_nan_literal(e.right):
             left, right = right, left
             return arithmetic.emit_binary(self.b, e.op, left, right, type, keep_nan=False)
-        keep_nan = not arithmetic.never_nan(e.left)
+        keep_nan = not arithmetic.is_non_nan_literal(e.left)
         return arithmetic.emit_binary(self.b, e.op, left, right, type, keep_nan=keep_nan)
 
     def _compare_lanes(self, op: str, ramp: Ramp, bound: Expr) -> str | None:

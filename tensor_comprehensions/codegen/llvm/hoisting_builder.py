@@ -97,7 +97,7 @@ class HoistingBuilder:
         self._regions[-1].lines.append(self.instruction(f"{name} = {text}"))
         return name
 
-    def effect(self, text: str) -> None:
+    def emit_side_effect(self, text: str) -> None:
         self._regions[-1].lines.append(self.instruction(text))
 
     def declare(self, text: str) -> None:
@@ -144,7 +144,7 @@ class HoistingBuilder:
         test: Lines = []
         with ExitStack() as inside:
             if certain:
-                self.effect(f"br label %{body}")
+                self.emit_side_effect(f"br label %{body}")
             else:  # loop-invariant loads go behind the loop test: only then does an iteration need them
                 enter = self.define_local(f"icmp slt i64 {start}, {stop}")
                 self._regions[-1].lines.append(test)
@@ -156,9 +156,9 @@ class HoistingBuilder:
             with self._region(head, True, writes):
                 self._levels[variable] = len(self._regions) - 1
                 yield variable
-            self.effect(f"{following} = add nsw i64 {variable}, {step}")
+            self.emit_side_effect(f"{following} = add nsw i64 {variable}, {step}")
             again = self.define_local(f"icmp slt i64 {following}, {stop}")
-            self.effect(f"br i1 {again}, label %{body}, label %{after}")
+            self.emit_side_effect(f"br i1 {again}, label %{body}, label %{after}")
             last = self.block
         if not certain and head:
             before = f"enter.{name}"
@@ -175,13 +175,13 @@ class HoistingBuilder:
         name = self.fresh_name("while")
         test, body, after = f"test.{name}", f"body.{name}", f"end.{name}"
         head = self._new_head()
-        self.effect(f"br label %{test}")
+        self.emit_side_effect(f"br label %{test}")
         self.label(test)
         with self._region(head, False, writes, unpredictable=True):
-            self.effect(f"br i1 {condition()}, label %{body}, label %{after}")
+            self.emit_side_effect(f"br i1 {condition()}, label %{body}, label %{after}")
             self.label(body)
             yield
-            self.effect(f"br label %{test}")
+            self.emit_side_effect(f"br label %{test}")
         self.label(after)
 
     def branch(self, condition: str, then: Callable[[], None], otherwise: Callable[[], None] | None = None) -> None:
@@ -189,14 +189,14 @@ class HoistingBuilder:
         name = self.fresh_name("if")
         yes, no, after = f"then.{name}", f"else.{name}", f"end.{name}"
         head = self._new_head()
-        self.effect(f"br i1 {condition}, label %{yes}, label %{no if otherwise else after}")
+        self.emit_side_effect(f"br i1 {condition}, label %{yes}, label %{no if otherwise else after}")
         for label, write in ((yes, then), (no, otherwise)):
             if write is None:
                 continue
             self.label(label)
             with self._region(head, False):
                 write()
-            self.effect(f"br label %{after}")
+            self.emit_side_effect(f"br label %{after}")
         self.label(after)
 
     def text(self) -> list[str]:

@@ -192,10 +192,10 @@ class FunctionWriter:
 
     def finish(self) -> None:
         for address in reversed(self.heap):
-            self.b.effect(f"call void @tc_free(ptr {address})")
+            self.b.emit_side_effect(f"call void @tc_free(ptr {address})")
         if self.used.streams:
-            self.b.effect("fence seq_cst")  # no weaker fence orders streaming stores
-        self.b.effect("ret void")
+            self.b.emit_side_effect("fence seq_cst")  # no weaker fence orders streaming stores
+        self.b.emit_side_effect("ret void")
 
     def text(self) -> list[str]:
         head = f"define internal void @{self.name}({', '.join(self.signature)}) #0{self.annotation} {{"
@@ -274,7 +274,7 @@ class FunctionWriter:
         """The new contents of an updated element."""
         assert s.op is not None
         old = self.p.value(Load(s.buffer, s.indices, s.mask))
-        keep_nan = not arithmetic.never_nan(s.value)
+        keep_nan = not arithmetic.is_non_nan_literal(s.value)
         return arithmetic.emit_binary(self.b, arithmetic.UPDATES[s.op], value, old, s.value.type, keep_nan=keep_nan)
 
     def _has_distinct_lanes(self, s: Store) -> bool:
@@ -319,14 +319,14 @@ class FunctionWriter:
         self.module.may_fail = True
         holds, value = self.p.value(s.condition), self.p.value(s.value)
         failed = self.b.define(f"xor i1 {holds}, true", (holds,))
-        self.b.branch(failed, lambda: self._record(s.site + 1, value))
+        self.b.branch(failed, lambda: self._record_failure(s.site + 1, value))
 
-    def _record(self, code: int, value: str) -> None:
+    def _record_failure(self, code: int, value: str) -> None:
         """Make this the failure of the module, unless there was one before."""
         pair = self.b.define_local(f"cmpxchg ptr %status, i64 0, i64 {code} monotonic monotonic")
         first = self.b.define_local(f"extractvalue {{ i64, i1 }} {pair}, 1")
         slot = self.b.define("getelementptr i64, ptr %status, i64 1", ())
-        self.b.branch(first, lambda: self.b.effect(f"store i64 {value}, ptr {slot}"))
+        self.b.branch(first, lambda: self.b.emit_side_effect(f"store i64 {value}, ptr {slot}"))
 
     def _invoke(self, s: Invoke) -> None:
         known = INTRINSICS[s.name]
@@ -344,7 +344,7 @@ class FunctionWriter:
             memory_access.emit_pointer(self.p, b, memory_access.flatten_access(self.p, b, where))
             for b, where in s.operands
         ]
-        self.b.effect(f"call {call.format(*views, *s.attributes)}")
+        self.b.emit_side_effect(f"call {call.format(*views, *s.attributes)}")
 
     # --- loops
 
@@ -358,7 +358,7 @@ class FunctionWriter:
             with self._bound(s.var, start, type, known):
                 self.statement(s.body)
             return
-        certain = count is not None or self._runs(s)
+        certain = count is not None or self._runs_at_least_once(s)
         iterations = self._iterations(s, _to_identifier(s.var), start, stop, s.step, certain)
         with iterations as variable, self._bound(s.var, variable, type, known):
             self.statement(s.body)
@@ -377,7 +377,7 @@ class FunctionWriter:
             self.p.record_write(name)
         yield
 
-    def _runs(self, s: Loop) -> bool:
+    def _runs_at_least_once(self, s: Loop) -> bool:
         """Whether the loop is known to run once at least."""
         return value_interval(s.start, self.p.ranges)[1] < value_interval(s.stop, self.p.ranges)[0]
 
@@ -387,19 +387,19 @@ class FunctionWriter:
         if count == 0:
             return
         name, captured, variables = self._outline(s)
-        context = self._context(captured, variables)
+        context = self._store_captures(captured, variables)
         number = self._trips(s) if count is None else str(count)
         for written in sorted(self.writes[id(s)]):
             self.p.record_write(written)
         if count is not None and count <= s.grain:
-            self.b.effect(f"call void @{name}(i64 0, i64 {number}, ptr {context})")
+            self.b.emit_side_effect(f"call void @{name}(i64 0, i64 {number}, ptr {context})")
             return
         self.b.declare("i32 @tc_parallel_for(i64, i64, i64, ptr, ptr)")
         arguments = f"i64 0, i64 {number}, i64 {max(1, s.grain)}, ptr @{name}, ptr {context}"
         self.module.may_fail = True
         error = self.b.define_local(f"call i32 @tc_parallel_for({arguments})")
         failed = self.b.define_local(f"icmp ne i32 {error}, 0")
-        self.b.branch(failed, lambda: self._record(NO_THREADS, "0"))
+        self.b.branch(failed, lambda: self._record_failure(NO_THREADS, "0"))
 
     def _trips(self, s: Loop) -> str:
         start, stop = self.p.value(s.start), self.p.value(s.stop)
@@ -443,7 +443,7 @@ class FunctionWriter:
                 self.statement(rest.body)
         self.finish()
 
-    def _context(self, buffers: list[Buffer], variables: list[str]) -> str:
+    def _store_captures(self, buffers: list[Buffer], variables: list[str]) -> str:
         """A structure on the stack with the captures of an outlined loop."""
         values = [self.p.pointers[b.name] for b in buffers] + [self.p.variables[v] for v in variables] + ["%status"]
         types = ["ptr"] * len(buffers) + [register_type(self.p.types[v]) for v in variables] + ["ptr"]
@@ -452,7 +452,7 @@ class FunctionWriter:
         self.b.allocas.append(f"  {context} = alloca {layout}")
         for number, (type, value) in enumerate(zip(types, values, strict=True)):
             slot = self.b.define(f"getelementptr {layout}, ptr {context}, i32 0, i32 {number}", ())
-            self.b.effect(f"store {type} {value}, ptr {slot}")
+            self.b.emit_side_effect(f"store {type} {value}, ptr {slot}")
         return context
 
     # --- memory of the function
@@ -520,9 +520,9 @@ class FunctionWriter:
 
         def use() -> None:
             self.statement(body)
-            self.b.effect(f"call void @tc_free(ptr {address})")
+            self.b.emit_side_effect(f"call void @tc_free(ptr {address})")
 
-        self.b.branch(missing, lambda: self._record(OUT_OF_MEMORY, size), use)
+        self.b.branch(missing, lambda: self._record_failure(OUT_OF_MEMORY, size), use)
 
     def _window(self, s: Window) -> None:
         start = self.p.value(build.mul(s.start, s.source.strides[0]))

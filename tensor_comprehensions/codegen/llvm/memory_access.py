@@ -395,7 +395,7 @@ class _Access:
             self._store_contiguous(self._pointer(1 - self.lanes), self._reverse(value, self.element), mask, False)
 
     def _write(self, type: str, value: str, address: str, note: str = "", align: int = 0) -> None:
-        self.b.effect(f"store {type} {value}, ptr {address}, align {align or self.size}{note}")
+        self.b.emit_side_effect(f"store {type} {value}, ptr {address}, align {align or self.size}{note}")
 
     def _store_scalar(self, value: str) -> None:
         address = self._pointer()
@@ -420,7 +420,7 @@ class _Access:
             bits = vector_type("i1", self.lanes)
             self.b.declare(f"void {name}({self.vector}, ptr, {bits})")
             arguments = f"{self.vector} {value}, ptr align {self.size} {address}, {bits} {mask}"
-            self.b.effect(f"call void {name}({arguments})")
+            self.b.emit_side_effect(f"call void {name}({arguments})")
 
     @property
     def _leading(self) -> int:
@@ -492,12 +492,12 @@ def _lane(e: Expr, lane: int) -> Expr | None:
             item = _lane(operand, lane)
             return None if item is None else Cast(item, dtype)
         case Load(buffer=buffer, indices=indices, mask=None) if buffer.space is not Space.REGISTER:
-            items = [item for i in indices if (item := _step(i, lane)) is not None]
+            items = [item for i in indices if (item := _index_at_lane(i, lane)) is not None]
             return Load(buffer, tuple(items)) if len(items) == len(indices) else None
     return None
 
 
-def _step(index: Expr, lane: int) -> Expr | None:
+def _index_at_lane(index: Expr, lane: int) -> Expr | None:
     """One lane of a ramp, or of an expression that is the same in all lanes."""
     if isinstance(index, Ramp):
         return Binary("add", index.base, Const(lane * index.stride, index.base.type))

@@ -45,7 +45,7 @@ class TileRegisters:
         self.used -= buffer.shape[0]
         if not self.used:
             self.b.declare("void @llvm.x86.tilerelease()")
-            self.b.effect("call void @llvm.x86.tilerelease()")
+            self.b.emit_side_effect("call void @llvm.x86.tilerelease()")
 
     def invoke(self, values: memory_access.ValueContext, s: Invoke) -> None:
         """One instruction for an intrinsic on fragments."""
@@ -55,7 +55,7 @@ class TileRegisters:
         numbers = [f"i8 {self._number(view)}" for view in s.operands]
         symbol = f"void @llvm.x86.{_SPELLING[s.name]}"
         self.b.declare(f"{symbol}({', '.join(['i8'] * len(numbers))})")
-        self.b.effect(f"call {symbol}({', '.join(numbers)})")
+        self.b.emit_side_effect(f"call {symbol}({', '.join(numbers)})")
 
     def _move(self, values: memory_access.ValueContext, s: Invoke) -> None:
         fragment, (memory, where) = s.operands if s.name == FRAGMENT_LOAD else s.operands[::-1]
@@ -63,7 +63,7 @@ class TileRegisters:
         step = memory.strides[s.attributes[0]] * memory.type.dtype.size
         symbol = f"void @llvm.x86.{_MEMORY[s.name]}"
         self.b.declare(f"{symbol}(i8, ptr, i64)")
-        self.b.effect(f"call {symbol}(i8 {self._number(fragment)}, ptr {address}, i64 {step})")
+        self.b.emit_side_effect(f"call {symbol}(i8 {self._number(fragment)}, ptr {address}, i64 {step})")
 
     def _number(self, view: tuple[Buffer, Sequence[object]]) -> int:
         buffer, (index, *_) = view
@@ -79,4 +79,4 @@ class TileRegisters:
         text = "".join(f"\\{byte:02X}" for byte in content)
         self.b.declarations.setdefault(f'{_CONFIGURATION} = internal constant [64 x i8] c"{text}", align 64')
         self.b.declare("void @llvm.x86.ldtilecfg(ptr)")
-        self.b.effect(f"call void @llvm.x86.ldtilecfg(ptr {_CONFIGURATION})")
+        self.b.emit_side_effect(f"call void @llvm.x86.ldtilecfg(ptr {_CONFIGURATION})")

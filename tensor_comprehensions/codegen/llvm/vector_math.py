@@ -187,7 +187,7 @@ def _vector(
     b: HoistingBuilder, function: str, arguments: Sequence[str], type: Type, symbols: Mapping[str, str], widest: int
 ) -> str:
     """Lanes of a width that the library has."""
-    return emit_inline_function(b, function, arguments[0], type, widest) or _symbol(
+    return emit_inline_function(b, function, arguments[0], type, widest) or _emit_pure_call(
         b, symbols[function_key(function, type)], arguments, type
     )
 
@@ -202,7 +202,7 @@ def _concatenate(b: HoistingBuilder, parts: Sequence[tuple[str, int, int]], type
     return total
 
 
-def _symbol(b: HoistingBuilder, symbol: str, arguments: Sequence[str], type: Type) -> str:
+def _emit_pure_call(b: HoistingBuilder, symbol: str, arguments: Sequence[str], type: Type) -> str:
     """A call that reads no memory. It is not hoisted: an unneeded call costs more than hoisting saves."""
     text = register_type(type)
     b.declare(f"{text} @{symbol}({', '.join([text] * len(arguments))}) memory(none) nounwind willreturn")
@@ -229,7 +229,7 @@ def _scalar(b: HoistingBuilder, function: str, arguments: Sequence[str], type: T
     double = Type(FLOAT64)
     if type.dtype == FLOAT32 and function in _THROUGH_DOUBLE:
         wide = [b.define(f"fpext float {a} to double", (a,)) for a in arguments]
-        value = _symbol(b, symbols.get(function_key(function, double), function), wide, double)
+        value = _emit_pure_call(b, symbols.get(function_key(function, double), function), wide, double)
         return b.define(f"fptrunc double {value} to float", (value,))
     suffix = "f" if type.dtype == FLOAT32 else ""
-    return _symbol(b, symbols.get(function_key(function, type), function + suffix), arguments, type)
+    return _emit_pure_call(b, symbols.get(function_key(function, type), function + suffix), arguments, type)

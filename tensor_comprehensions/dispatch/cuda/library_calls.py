@@ -15,7 +15,7 @@ from torch import Tensor
 from ...core.diagnostics import get_logger
 from ...tc_lang import ir as f
 from ...tc_lang.ir import BoundFunction, BoundStatement
-from ...tc_lang.pieces import TouchedTensors, piece_of, tensors_of_statements
+from ...tc_lang.pieces import TouchedTensors, extract_statements_as_def, tensors_of_statements
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,9 @@ def split_at_library_calls(bound: BoundFunction) -> tuple[DefPart, ...]:
     get_logger("schedule").debug("%s: %s", bound.name, "; ".join(str(p) for p in parts if isinstance(p, LibraryMatmul)))
     touched = [tensors_of_call(p) if isinstance(p, LibraryMatmul) else tensors_of_statements(p) for p in parts]
     return tuple(
-        p if isinstance(p, LibraryMatmul) else piece_of(bound, f"{bound.name}_{n}", p, touched[:n], touched[n + 1 :])
+        p
+        if isinstance(p, LibraryMatmul)
+        else extract_statements_as_def(bound, f"{bound.name}_{n}", p, touched[:n], touched[n + 1 :])
         for n, p in enumerate(parts)
     )
 

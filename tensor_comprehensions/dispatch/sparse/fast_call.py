@@ -41,7 +41,7 @@ class _KnownArray:
         self.address, self.version = x.data_ptr(), x._version
         self.storage = weakref.ref(x.untyped_storage())
 
-    def is_still(self, x: Tensor) -> bool:
+    def is_same_content(self, x: Tensor) -> bool:
         """Whether an array has the same memory with the same content; its type and length are compared elsewhere."""
         return (
             type(x) is Tensor
@@ -82,10 +82,10 @@ class _KnownSparse:
                     return False
                 pos, crd = level
                 if known_pos is not None:
-                    if pos is None or not known_pos.is_still(pos):
+                    if pos is None or not known_pos.is_same_content(pos):
                         return False
                     found.append(pos)
-                if not known_crd.is_still(crd):
+                if not known_crd.is_same_content(crd):
                     return False
                 found.append(crd)
             found.append(x.values)
@@ -97,7 +97,7 @@ class _KnownSparse:
         ((_, known_pos, known_crd),) = self.levels
         pos, crd = self.parts[0](x), self.parts[1](x)
         assert known_pos is not None
-        if not (known_pos.is_still(pos) and known_crd.is_still(crd)):
+        if not (known_pos.is_same_content(pos) and known_crd.is_same_content(crd)):
             return False
         found += (pos, crd, x.values())
         return True
@@ -127,9 +127,9 @@ class FastCall:
             taken += _arrays(x) if isinstance(x, SparseTensor) else [x]
         self._serve: Callable[..., Any]
         if call_cache.is_fast_path_available():
-            self._serve = _machine_code(executable, taken, results)
+            self._serve = _make_native_call(executable, taken, results)
         else:
-            self._serve = _PlainServer(executable, taken, results)
+            self._serve = _PythonFastCall(executable, taken, results)
 
     @run_outside_graphs("calls with sparse operands run outside of graphs")
     def __call__(self, *values: Any) -> Any:
@@ -150,7 +150,7 @@ def _arrays(t: SparseTensor) -> list[Tensor]:
     return [x for level in t.levels if level is not None for x in level if x is not None] + [t.values]
 
 
-def _machine_code(executable: Executable, taken: Sequence[Tensor], results: Sequence[Tensor]) -> Callable[..., Any]:
+def _make_native_call(executable: Executable, taken: Sequence[Tensor], results: Sequence[Tensor]) -> Callable[..., Any]:
     """A function in machine code that runs the kernel on tensors like `taken` and makes results like `results`."""
     guards = tuple(map(_guard, taken))
     outputs = tuple(NewOutput(_guard(x), x.nbytes) for x in results)
@@ -165,7 +165,7 @@ def _guard(x: Tensor) -> TensorGuard:
     return TensorGuard(dtype_number(x.dtype), tuple(x.shape), tuple(x.stride()))
 
 
-class _PlainServer:
+class _PythonFastCall:
     """The same in Python, for systems without machine code for calls."""
 
     def __init__(self, executable: Executable, taken: Sequence[Tensor], results: Sequence[Tensor]) -> None:

@@ -25,7 +25,7 @@ class FixedPatterns:
         results = kernels.run(call, counts)
         self._levels = {n: r.levels for n, r in results.items() if isinstance(r, SparseTensor)}
         counts.levels.update(self._levels)
-        follows_values = _follows_values(kernels.function_for_call(call), tuple(self._levels))
+        follows_values = _pattern_depends_on_values(kernels.function_for_call(call), tuple(self._levels))
         self._counts = None if follows_values else counts
 
     def run(self, call: SparseCall) -> dict[str, Tensor | SparseTensor]:
@@ -88,7 +88,7 @@ def _is_same_memory(a: Tensor, b: Tensor) -> bool:
     return a.data_ptr() == b.data_ptr() and a.dtype == b.dtype and a.stride() == b.stride()
 
 
-def _follows_values(function: Function, results: Sequence[str]) -> bool:
+def _pattern_depends_on_values(function: Function, results: Sequence[str]) -> bool:
     """Whether a sparse result depends on dense tensors alone, so that it stores their nonzero elements."""
     for s in function.statements:
         reads = [a for e in (s.value, *s.exists) for a in walk_expr(e) if isinstance(a, Access)]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...core.diagnostics import get_logger
 from ...core.errors import ArgumentError
-from ...tc_lang.formats import coordinates, parse_format
+from ...tc_lang.formats import coo_format, parse_format
 from ..arguments import PLAIN
 from .sparse_tensor import FormatLike, SparseTensor, to_format
 from .structure import cache_for_arrays, structure_of
@@ -125,7 +125,7 @@ def _from_coo(x: Tensor) -> SparseTensor:
         _check_coordinates(x)
         x = x.coalesce()
     rows, sparse = x.indices().detach(), x.sparse_dim()
-    format = coordinates(sparse, x.dense_dim())
+    format = coo_format(sparse, x.dense_dim())
     if not sparse:
         return SparseTensor(format, x.shape, (None,) * x.ndim, x.to_dense())
     levels: list[Any] = [(None, row.contiguous()) for row in rows] + [None] * x.dense_dim()
@@ -164,7 +164,7 @@ def to_torch(t: SparseTensor) -> Tensor:
         )
     depth = format.depth
     for unique in (True, False):
-        if format == coordinates(depth, format.rank - depth, unique=unique):
+        if format == coo_format(depth, format.rank - depth, unique=unique):
             rows = torch.stack([level[1].long() for level in t.levels[:depth] if level is not None])
             return torch.sparse_coo_tensor(rows, t.values, t.shape, is_coalesced=unique, check_invariants=False)
     raise ArgumentError(
@@ -193,7 +193,7 @@ def from_scipy(x: Any) -> SparseTensor:
         x = x.tocsr()
     if x.format == "coo":
         rows = np.stack(x.coords) if x.ndim else np.zeros((0, x.nnz))
-        return SparseTensor.from_coordinates(rows, x.data, x.shape, coordinates(x.ndim), _index_type(rows))
+        return SparseTensor.from_coordinates(rows, x.data, x.shape, coo_format(x.ndim), _index_type(rows))
     if _can_be_walked(x) and not x.has_canonical_format:
         get_logger("sparse").debug("a SciPy array of the shape %s has unsorted or repeated indices: copied", x.shape)
         x = x.copy()
@@ -227,7 +227,7 @@ def to_scipy(t: SparseTensor) -> scipy.sparse.sparray:
         parts = (t.values.detach().numpy(), arrays[1].numpy(), arrays[0].numpy())
         made: scipy.sparse.sparray = getattr(sp, f"{name}_array")(parts, shape=t.shape)
         return made
-    if t.format in (coordinates(t.ndim), coordinates(t.ndim, unique=False)):
+    if t.format in (coo_format(t.ndim), coo_format(t.ndim, unique=False)):
         rows = tuple(level[1].numpy() for level in t.levels if level is not None)
         found: scipy.sparse.sparray = sp.coo_array((t.values.detach().numpy(), rows), shape=t.shape)
         return found

@@ -9,7 +9,7 @@ from typing import Any
 from ...cache.key import Key, Uncacheable, make_sparse_key
 from ...cache.store import current_store
 from ...cache.stored_kernels import StoredKernel
-from ...compiler.sparse_passes import CompiledSparseKernel, compile_sparse, with_code
+from ...compiler.sparse_passes import CompiledSparseKernel, compile_sparse, load_sparse_kernel
 from ...core.diagnostics import get_logger
 from ...runtime.cpu import object_code
 from ...runtime.cpu.object_code import ObjectCode
@@ -28,7 +28,7 @@ def load_or_compile_sparse(problem: SparseProblem, target: CpuTarget) -> Compile
         problem.function.name,
         lambda: compile_sparse(problem, target),
         _content,
-        lambda stored: with_code(lower(problem, target), _code(stored), target),
+        lambda stored: load_sparse_kernel(lower(problem, target), _code(stored), target),
     )
     return load_or_make(store, key, adapter)
 

@@ -207,7 +207,7 @@ def walkable_format(format: Format) -> Format:
     """The format with compressed levels where it repeats coordinates, and elements in the same order."""
     if all(level.unique for level in format.levels[: format.depth]) or not format.is_unique:
         return format
-    return format.compressed
+    return format.with_compressed_levels
 
 
 def _with_walkable_formats(function: Function) -> Function:

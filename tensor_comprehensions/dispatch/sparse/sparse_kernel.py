@@ -15,7 +15,7 @@ from ...sparse.share import shared_places
 from ...tc_lang.bind import bind
 from ...tc_lang.ir import Function
 from ...tc_lang.numpy_expression import Array
-from ...tc_lang.sparse_reference import Stored, evaluate_sparse
+from ...tc_lang.sparse_reference import StoredTensor, evaluate_sparse
 from ..arguments import TORCH_TYPES
 from ..compiled_callable import CompiledCallable
 from ..signatures import format_signature
@@ -73,7 +73,7 @@ def evaluate(function: Function, call: SparseCall, sizes: Mapping[str, int]) -> 
     """The results of the reference evaluator, by name, in their formats. It computes with dense tensors."""
     scalars = {name: sizes[name] for name in function.scalars}
     bound = bind(function, {n: v for n, v in sizes.items() if n not in scalars}, scalars)
-    operands = {name: Stored(_to_array(x)) for name, x in call.dense.items()}
+    operands = {name: StoredTensor(_to_array(x)) for name, x in call.dense.items()}
     operands |= {name: _to_stored(t) for name, t in call.sparse.items()}
     returned = {name: function.tensor(name).format for name in function.returns}
     sparse = {name: f for name, f in returned.items() if f is not None and not f.is_dense}
@@ -97,9 +97,9 @@ def _to_array(x: Tensor) -> Array:
     return np.asarray((x.float() if x.dtype is torch.bfloat16 else x).numpy())
 
 
-def _to_stored(t: SparseTensor) -> Stored:
+def _to_stored(t: SparseTensor) -> StoredTensor:
     if t.format.is_dense:
-        return Stored(_to_array(t.to_dense()))
+        return StoredTensor(_to_array(t.to_dense()))
     places = np.zeros(t.shape, bool)
     places[tuple(t.coordinates().numpy())] = True
-    return Stored(_to_array(t.to_dense()), places)
+    return StoredTensor(_to_array(t.to_dense()), places)

@@ -114,9 +114,11 @@ class SparseKernels:
     def with_options(self, options: SparseOptions) -> SparseKernels:
         """The kernels of the same def lowered in another way."""
         formats = {t.name: t.format for t in self.function.tensors if t.format is not None}
-        return SparseKernels(self.interface, {n: f for n, f in formats.items() if self._is_passed(n)}, options)
+        return SparseKernels(
+            self.interface, {n: f for n, f in formats.items() if self._is_argument_or_result(n)}, options
+        )
 
-    def _is_passed(self, name: str) -> bool:
+    def _is_argument_or_result(self, name: str) -> bool:
         return self.function.tensor(name).role is not Role.TEMPORARY
 
     def set_tuned_options(self, call: SparseCall, options: SparseOptions) -> None:
@@ -166,7 +168,7 @@ class SparseKernels:
         else:
             target = resolve_gpu_target(wanted)
         kernel = self.gpu.kernel(*prepared, self.options, target)
-        return SparseGpuKernel(call_op, self._prepare, hand_back, kernel)
+        return SparseGpuKernel(call_op, self._prepare, results_in_caller_kind, kernel)
 
     def _prepare(
         self, values: Sequence[object], initial: Mapping[str, object]
@@ -178,7 +180,7 @@ class SparseKernels:
     def reference(self, values: Sequence[object], initial: Mapping[str, object]) -> Any:
         """The result of the reference evaluator for a call. Raises ArgumentError as `accept` does."""
         call = self.accept(without_gradients(values), initial)
-        return hand_back(evaluate(self.function_for_call(call), call, self.sizes(call)), values)
+        return results_in_caller_kind(evaluate(self.function_for_call(call), call, self.sizes(call)), values)
 
     def lane(self, call: SparseCall, values: Sequence[object]) -> FastCall | None:
         """The fast path for calls like this one, which has succeeded; None if it cannot have one."""
@@ -394,7 +396,7 @@ def _make_contiguous(expected: ParameterSpec, value: object, device: torch.devic
 # --- results -----------------------------------------------------------------------------------------------------
 
 
-def hand_back(results: Mapping[str, Tensor | SparseTensor], values: Sequence[object]) -> Any:
+def results_in_caller_kind(results: Mapping[str, Tensor | SparseTensor], values: Sequence[object]) -> Any:
     """Each result in the caller's kind of tensor.
 
     That is torch's if all sparse operands are torch's, SciPy's if they are SciPy's and no other operand is a tensor.

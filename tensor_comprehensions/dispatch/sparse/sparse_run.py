@@ -117,7 +117,7 @@ class SparseRun(ProgramRun):
         self.arrays: dict[int, tuple[Tensor, ...]] = {}
         self.rows: dict[int, Tensor] = {}
 
-    def _complete(self, phase: int) -> None:
+    def _add_completed_results(self, phase: int) -> None:
         """Make operands of the sparse results that are complete before a phase."""
         for version in (v for p, v in self.program.versions if p == phase):
             t = self._sparse_result(version.source, version.statement)
@@ -132,7 +132,7 @@ class SparseRun(ProgramRun):
     def results(self) -> dict[str, Tensor | SparseTensor]:
         """Run all phases; the results of the def, by name."""
         for number, executable in enumerate(self.kernel.executables):
-            self._complete(number)
+            self._add_completed_results(number)
             for n, r in enumerate(self.program.results):
                 if isinstance(r.arrays, Assembled) and r.arrays.counts_rows and r.phase == number + 1:
                     self.rows[n] = self._row_starts(r.arrays)

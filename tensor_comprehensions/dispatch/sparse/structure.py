@@ -102,10 +102,10 @@ def check_structure(t: SparseTensor, name: str = "the sparse tensor") -> Structu
     """The same, checked again. Raises ArgumentError."""
     check_parts(t.format, t.shape, t.levels, t.values, name)
     last = next((level for level in reversed(t.levels) if level is not None), None)
-    return Structure(1 if last is None else len(last[1]), _copies(t.levels))
+    return Structure(1 if last is None else len(last[1]), _normalized_level_copies(t.levels))
 
 
-def _copies(levels: Sequence[Level]) -> tuple[Level, ...] | None:
+def _normalized_level_copies(levels: Sequence[Level]) -> tuple[Level, ...] | None:
     """The levels with contiguous arrays of one type; None if they have such."""
     arrays = _index_arrays(levels) or []
     types = {x.dtype for x in arrays}

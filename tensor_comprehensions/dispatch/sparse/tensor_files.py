@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from ...core.errors import ArgumentError
-from ...tc_lang.formats import coordinates
+from ...tc_lang.formats import coo_format
 from .interop import as_sparse
 from .sparse_tensor import FormatLike, SparseTensor
 
@@ -71,7 +71,7 @@ def _of_ending(path: Path, table: dict[str, Callable[..., Any]]) -> Callable[...
 
 def _of_elements(elements: Elements) -> SparseTensor:
     places, values, shape = elements
-    return SparseTensor.from_coordinates(places, values, shape, coordinates(len(shape)))
+    return SparseTensor.from_coordinates(places, values, shape, coo_format(len(shape)))
 
 
 # --- Matrix Market -----------------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ def _read_npz(path: Path) -> SparseTensor:
     data = torch.from_numpy(parts["data"])
     if name == "coo":
         places = parts["coords"] if "coords" in parts else np.stack((parts["row"], parts["col"]))
-        return SparseTensor.from_coordinates(places, data, shape, coordinates(len(shape)))
+        return SparseTensor.from_coordinates(places, data, shape, coo_format(len(shape)))
     if name not in _LAYOUTS:
         raise ValueError(f"SciPy's format '{name}' is not read here")
     arrays = (torch.from_numpy(parts["indptr"]), torch.from_numpy(parts["indices"]))

@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import prod
 
 from ...core.errors import CannotLower
-from ...core.naming import compose_name
+from ...core.naming import internal_name
 from ...machine import WARP_THREADS
 from .. import build
 from ..intrinsics import (
@@ -35,7 +35,7 @@ def emulate_shuffles(kernel: Kernel) -> Kernel:
         s.operands[0][0].type.dtype for s in walk_stmts(kernel.body) if isinstance(s, Invoke) and s.name in _SHUFFLES
     )
     buffers = {
-        t: Buffer(compose_name("exchange", t.name), Type(t), (prod(launch.block),), (1,), Space.SHARED) for t in dtypes
+        t: Buffer(internal_name("exchange", t.name), Type(t), (prod(launch.block),), (1,), Space.SHARED) for t in dtypes
     }
 
     def on_stmt(s: Stmt) -> Stmt:

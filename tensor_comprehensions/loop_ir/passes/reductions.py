@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...core.dtypes import DType
 from ...core.errors import CannotLower
-from ...core.naming import compose_name
+from ...core.naming import internal_name
 from .. import build
 from ..bounds import BoundsContext, runs_at_least_once
 from ..names import Names
@@ -35,7 +35,7 @@ class Reduction:
 
     def registers(self, names: Names, lanes: int, copies: int) -> Buffer:
         """`copies` vector registers for partial results."""
-        name = names.fresh(compose_name(self.buffer.name, "lanes"))
+        name = names.fresh(internal_name(self.buffer.name, "lanes"))
         return Buffer(name, Type(self.dtype, lanes), (copies,), (1,), Space.REGISTER)
 
 

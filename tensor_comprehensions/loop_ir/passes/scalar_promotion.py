@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from ...core.naming import compose_name
+from ...core.naming import internal_name
 from .. import build, linear_forms
 from ..bounds import BoundsContext, runs_at_least_once
 from ..intrinsics import is_hint
@@ -90,7 +90,7 @@ class _Update:
 
     def register(self, names: Names) -> Buffer:
         lanes = max((i.type.lanes for i in self.indices), default=1)
-        name = names.fresh(compose_name(self.buffer.name, "sum" if self.op == "+" else "acc"))
+        name = names.fresh(internal_name(self.buffer.name, "sum" if self.op == "+" else "acc"))
         return Buffer(name, Type(self.buffer.type.dtype.accumulator, lanes), (), (), Space.REGISTER)
 
 

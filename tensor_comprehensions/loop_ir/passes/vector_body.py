@@ -7,7 +7,7 @@ from itertools import chain
 
 from ...core.dtypes import BOOL
 from ...core.errors import CannotLower
-from ...core.naming import compose_name
+from ...core.naming import internal_name
 from ...machine import CACHE_LINE_BYTES
 from .. import build
 from ..intrinsics import is_hint
@@ -138,7 +138,7 @@ class VectorBody:
             otherwise = self.vectorize_stmt(s.otherwise) if s.otherwise is not None else None
             return build.when(conditions[0], self.vectorize_stmt(s.then), otherwise)
         # The condition gets a name, because the branches may overwrite its operands.
-        bound = [self.names.fresh(compose_name("mask")) for _ in self.copies]
+        bound = [self.names.fresh(internal_name("mask")) for _ in self.copies]
         held: list[Expr] = [build.var(n, BOOL, self.lanes) for n in bound]
         then = self.with_conditions(held).vectorize_stmt(s.then)
         parts = [then]

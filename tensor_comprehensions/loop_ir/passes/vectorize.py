@@ -14,7 +14,7 @@ from typing_extensions import assert_never
 
 from ...core.dtypes import BOOL
 from ...core.errors import CannotLower
-from ...core.naming import compose_name
+from ...core.naming import internal_name
 from .. import build, linear_forms
 from ..bounds import BoundsContext, lower_bound, runs_at_least_once, upper_bound
 from ..intrinsics import is_hint
@@ -233,14 +233,14 @@ def _pieces(loop: Loop, names: Names) -> list[_Piece]:
 
 def _dynamic_pieces(loop: Loop, names: Names) -> list[_Piece]:
     lanes, copies = loop.vector_factors
-    name = names.fresh(compose_name(loop.var, "count"))
+    name = names.fresh(internal_name(loop.var, "count"))
     trips = build.var(name)
     lets: tuple[tuple[str, Expr], ...] = ((name, build.maximum(linear_forms.subtract(loop.stop, loop.start), 0)),)
     pieces: list[_Piece] = []
     at = loop.start
     for count in (copies, 1) if copies > 1 else (1,):
         width = lanes * count
-        name = names.fresh(compose_name(loop.var, "stop"))
+        name = names.fresh(internal_name(loop.var, "stop"))
         end = build.add(loop.start, build.mul(build.div(trips, width), width))
         pieces.append(_Piece(at, build.var(name), count, lets=(*lets, (name, end))))
         at, lets = build.var(name), ()
@@ -282,5 +282,5 @@ def _tail_mask(piece: _Piece, lanes: int, names: Names) -> tuple[Expr | None, tu
     mask = Binary("lt", build.ramp(0, 1, lanes), build.broadcast(piece.count, lanes))
     if type(piece.count) is Const:
         return mask, None
-    name = names.fresh(compose_name("mask"))
+    name = names.fresh(internal_name("mask"))
     return build.var(name, BOOL, lanes), (name, mask)

@@ -11,7 +11,7 @@ from typing import TypeVar
 from ...core.decisions import Decision, is_recording, note_decision, record_decision
 from ...core.errors import CannotLower
 from ...core.knobs import current_knobs
-from ...core.naming import compose_name
+from ...core.naming import internal_name
 from ...core.pass_steps import run_step
 from ...loop_ir import build
 from ...loop_ir.nodes import Buffer, Kernel, Module, Type
@@ -24,7 +24,7 @@ from ...structured.op import StructuredOp
 from ...target import CpuTarget
 from ...tc_lang import ir as tc
 from ...tc_lang.ir import BoundFunction, BoundIndex, BoundStatement, Role, Tensor
-from ...tc_lang.restrict import restrict
+from ...tc_lang.restrict import restrict_domains
 from ..schedule.fusion import FusionGroup
 from ..schedule.legality import ScheduledGroup, check_legal
 from ..schedule.loop_nest import build_nests
@@ -62,7 +62,7 @@ def explain_cpu(function: BoundFunction, options: CpuOptions, target: CpuTarget)
 
 def _simplify_domains(function: BoundFunction) -> BoundFunction:
     """`function` with as few dimensions, and as little of its domains, as it can do with."""
-    return restrict(collapse(function))
+    return restrict_domains(collapse(function))
 
 
 def _with_or_without_clusters(options: CpuOptions, run: Callable[[CpuOptions], R]) -> R:
@@ -126,13 +126,13 @@ def _generate(
         for s in (s for n in scheduled.group.nodes for s in n.statements):
             checks += build_check_loops(function, s, buffers, len(checks.sites), options, target)
         for nest in checks.loops[len(before.loops) :]:  # separate: one may rely on the one before
-            kernels.append(Kernel(compose_name(function.name, f"check{len(kernels)}"), nest))
+            kernels.append(Kernel(internal_name(function.name, f"check{len(kernels)}"), nest))
         local = _local_tensors(function, plan, scheduled, options)
         contracted |= {t.name for t in local}
         if is_recording():
             _record_temporaries(function, plan, scheduled, local)
         body = lower_group(function, scheduled, local, buffers, options, target)
-        kernels.append(Kernel(function.name if len(plan) == 1 else compose_name(function.name, len(kernels)), body))
+        kernels.append(Kernel(function.name if len(plan) == 1 else internal_name(function.name, len(kernels)), body))
     return _module(function, buffers, contracted, kernels, checks)
 
 
@@ -332,10 +332,10 @@ def split_initialization(function: BoundFunction, s: BoundStatement) -> tuple[Bo
     if not s.initialize or s.reduction is None or _enumerates_target(s):
         return (s,)
     tensor = function.tensor(s.target)
-    indices = tuple(BoundIndex(compose_name(f"d{k}"), 0, extent) for k, extent in enumerate(tensor.shape))
+    indices = tuple(BoundIndex(internal_name(f"d{k}"), 0, extent) for k, extent in enumerate(tensor.shape))
     neutral = build.neutral(s.reduction, s.value.dtype)
     fill = BoundStatement(
-        name=compose_name(s.name, "init"),
+        name=internal_name(s.name, "init"),
         target=s.target,
         subscripts=tuple(tc.Index(i.name, tc.INDEX_TYPE) for i in indices),
         reduction=None,

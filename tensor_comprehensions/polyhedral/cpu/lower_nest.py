@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ...core.decisions import Decision, Rival, is_recording, note_decision
 from ...core.errors import ArgumentError, CannotLower
-from ...core.naming import compose_name
+from ...core.naming import internal_name
 from ...loop_ir import build
 from ...loop_ir import nodes as ir
 from ...loop_ir.buffer_view import BufferView, private_view
@@ -262,7 +262,7 @@ class NestLowering:
 
         together = self._rows_together
         first = rows.extent % together or together
-        block = build.var(compose_name(rows.name, "block"))
+        block = build.var(internal_name(rows.name, "block"))
         begun = loop_lanes(build.const(rows.lower), first, *self._initializations(leaf))
         others = loop_lanes(block, together)
         start, stop = build.const(rows.lower + first), build.const(rows.upper)

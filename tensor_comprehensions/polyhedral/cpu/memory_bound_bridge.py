@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ...core.errors import ArgumentError, CannotLower
-from ...core.naming import compose_name
+from ...core.naming import internal_name
 from ...loop_ir import build
 from ...loop_ir.nodes import Buffer, Load
 from ...lower_expr import LoweringScope, lower_access, lower_expr
@@ -29,8 +29,8 @@ def memory_bound_op(node: ScopStatement, buffers: Mapping[str, Buffer]) -> Struc
     if any(_moves_by_data(e) for e in (*s.subscripts, s.value)):
         return None
     pairs = [(IteratorKind.PARALLEL, i) for i in s.free] + [(IteratorKind.REDUCTION, i) for i in s.reduction_indices]
-    iterators = tuple(Iterator(compose_name(node.name, i.name), i.extent, kind) for kind, i in pairs)
-    values = {i.name: build.add(build.var(compose_name(node.name, i.name)), i.lower) for _, i in pairs}
+    iterators = tuple(Iterator(internal_name(node.name, i.name), i.extent, kind) for kind, i in pairs)
+    values = {i.name: build.add(build.var(internal_name(node.name, i.name)), i.lower) for _, i in pairs}
     scope = LoweringScope(values, buffers)
     buffer, where = lower_access(s.target, s.subscripts, scope)
     value = lower_expr(s.value, scope)
@@ -72,13 +72,13 @@ def requested_plan(
 
 def with_prefixed_names(movement: MemoryBoundPlan, node: ScopStatement) -> MemoryBoundPlan:
     """With the names of the op's iterators."""
-    tiles = tuple((compose_name(node.name, name), size) for name, size in movement.tiles)
-    return replace(movement, tiles=tiles, vector=compose_name(node.name, movement.vector))
+    tiles = tuple((internal_name(node.name, name), size) for name, size in movement.tiles)
+    return replace(movement, tiles=tiles, vector=internal_name(node.name, movement.vector))
 
 
 def _strip_prefix(movement: MemoryBoundPlan, node: ScopStatement) -> MemoryBoundPlan:
     """With the names of the node's indices."""
-    prefix = compose_name(node.name, "")
+    prefix = internal_name(node.name, "")
     tiles = tuple((name.removeprefix(prefix), size) for name, size in movement.tiles)
     return replace(movement, tiles=tiles, vector=movement.vector.removeprefix(prefix))
 

@@ -12,7 +12,7 @@ from math import prod
 
 from ...core.dtypes import BOOL
 from ...core.errors import CannotLower
-from ...core.naming import compose_name
+from ...core.naming import internal_name
 from ...loop_ir import build
 from ...loop_ir import nodes as ir
 from ...loop_ir.nodes import Buffer, CheckSite, LoopKind, Space, Type
@@ -26,7 +26,7 @@ from ...tc_lang.ir import BoundFunction, BoundIndex, BoundsCheck, BoundStatement
 from ...thresholds import CHECKED_VECTORS, FEW_SUBSCRIPTS, MAX_CHECK_CHUNKS, SUBSCRIPTS_PER_OPERATION
 from ..schedule.access_cost import access_stride
 
-CHUNK = compose_name("chunk")
+CHUNK = internal_name("chunk")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +115,8 @@ class _Check:
         outer = max(self.indices, key=lambda i: i.extent)
         grain = self.options.grain_size * SUBSCRIPTS_PER_OPERATION
         chunks = min(outer.extent, MAX_CHECK_CHUNKS, self.points // grain) if grain else 1
-        inside = Buffer(compose_name("inside", self.site), Type(BOOL), (), (), Space.REGISTER)
-        flags = build.buffer(compose_name("chunks", self.site), BOOL, (chunks,))
+        inside = Buffer(internal_name("inside", self.site), Type(BOOL), (), (), Space.REGISTER)
+        flags = build.buffer(internal_name("chunks", self.site), BOOL, (chunks,))
         try:
             if chunks > 1:
                 first, nest = self._in_chunks(inside, outer, flags), _conjunction(inside, flags)

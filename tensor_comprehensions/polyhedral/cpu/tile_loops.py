@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from ...core.naming import compose_name
+from ...core.naming import internal_name
 from ...loop_ir import build
 from ...loop_ir import nodes as ir
 from ...loop_ir.buffer_view import BufferDim, BufferView, private_view
@@ -47,7 +47,7 @@ def tiles_of(group: FusionGroup, sizes: Sequence[int]) -> tuple[tuple[TileRange,
     tiles, counts = [], []
     for row, size in zip(group.rows, sizes, strict=True):
         count = -(-row.extent // size)
-        name = compose_name(row.places[0][1][0], "tile")
+        name = internal_name(row.places[0][1][0], "tile")
         start = build.const(row.lower) if count == 1 else build.var(name)
         tiles.append(TileRange(row, start, size))
         counts.append(count)
@@ -67,7 +67,7 @@ def tile_loops(
     if not moving:
         return body
     trips = prod(c for _, c in moving)
-    flat = build.var(compose_name(name))
+    flat = build.var(internal_name(name))
     inner = trips
     for tile, count in moving:
         inner //= count

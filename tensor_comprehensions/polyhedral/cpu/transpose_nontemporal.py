@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ...core.naming import compose_name
+from ...core.naming import internal_name
 from ...loop_ir import build
 from ...loop_ir.nodes import Buffer, Expr, Let, Load, Loop, LoopKind, Stmt, Store
 from ...machine import CACHE_LINE_BYTES
@@ -102,7 +102,7 @@ def _pitch(buffer: Buffer, lanes: int) -> int:
 
 def _by_lines(store: Store, line: int, lane: Axis, whole: tuple[int, int], along: Callable[[Expr, Expr], Stmt]) -> Stmt:
     """`along` the lines of `store` that begin in `lane`, and those before the first line at the start of the range."""
-    lines = build.var(compose_name(lane.name, "lines"))
+    lines = build.var(internal_name(lane.name, "lines"))
     before = build.when(build.le(lane.start, whole[0]), along(lane.start, lines))
     stop = build.minimum(_line_at(store, line, lane, lane.stop), whole[1])
     first = build.minimum(_line_at(store, line, lane, lane.start), lane.stop)

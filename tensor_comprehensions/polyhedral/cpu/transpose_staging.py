@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 
-from ...core.naming import compose_name
+from ...core.naming import internal_name
 from ...loop_ir import build, linear_forms
 from ...loop_ir.buffer_view import BufferDim, private_view
 from ...loop_ir.nodes import Buffer, Expr, Load, Loop, LoopKind, Space, Stmt, Store, Var
@@ -128,7 +128,7 @@ def transpose_staged(
 
 def chunk_start(axis: Axis) -> str:
     """The name of the variable at which a part begins."""
-    return compose_name(axis.name, "start")
+    return internal_name(axis.name, "start")
 
 
 def chunk_of(axis: Axis, size: int) -> Axis:
@@ -147,7 +147,7 @@ def staged_loads(
     found = {}
     for k, read in enumerate(reads):
         digits = tuple(BufferDim(a.name, 1, extent) for a, extent in zip(axes, shape(read), strict=True))
-        view = private_view(compose_name(read.buffer.name, k), read.buffer.type.dtype, digits, first)
+        view = private_view(internal_name(read.buffer.name, k), read.buffer.type.dtype, digits, first)
         found[read] = Load(view.buffer, view.indices({name: build.var(name) for name in first}))
     return found
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ...core.decisions import close_book
-from ...core.naming import compose_name
+from ...core.naming import internal_name
 from ...core.pass_steps import run_step
 from ...loop_ir.nodes import Buffer, CheckSite, Kernel, Module, Type
 from ...machine import GPU_LAUNCH_SECONDS
@@ -175,7 +175,7 @@ def _lower(function: BoundFunction, options: MappingOptions | None, target: GpuT
         sites += meanings
         registers = _registers(function, groups, plan)
         contracted |= {t.name for t in registers}
-        name = function.name if len(plans) == 1 else compose_name(function.name, len(kernels))
+        name = function.name if len(plans) == 1 else internal_name(function.name, len(kernels))
         local = frozenset(t.name for t in local_temporaries(function, groups, plan.group))
         kernel, promoted = KernelLowering(scop, plan, buffers, registers, local, target).kernel(name)
         kernels.append(kernel)

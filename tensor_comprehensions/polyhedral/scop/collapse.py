@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from ...core.naming import compose_name
+from ...core.naming import internal_name
 from ...tc_lang import ir as tc
 from ...tc_lang.ir import BoundFunction, BoundIndex, BoundStatement, Tensor, map_operands, walk_expr
 
@@ -164,7 +164,7 @@ def _merged_tensor(t: Tensor, q: int) -> Tensor:
 def _merged_statement(s: BoundStatement, candidates: set[Candidate]) -> BoundStatement:
     pairs = tuple(dict.fromkeys(p for _, p in _pairs(s, candidates)))
     seconds = {j: i for i, j in pairs}
-    names = {i: compose_name(i, j) for i, j in pairs}
+    names = {i: internal_name(i, j) for i, j in pairs}
     where = dict(candidates)
 
     def merge_subscripts(tensor: str, subscripts: tuple[tc.Expr, ...]) -> tuple[tc.Expr, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...core.naming import SEPARATOR
-from ...lower_expr import widens
+from ...lower_expr import is_lossless_widening
 from ...tc_lang import ir as tc
 
 
@@ -60,7 +60,7 @@ def to_isl_affine(e: tc.Expr) -> IslAffine | None:
             return IslAffine((), int(value))
         case tc.Index(name):
             return IslAffine(((name, 1),), 0)
-        case tc.Cast(operand, dtype) if widens(operand.dtype, dtype):
+        case tc.Cast(operand, dtype) if is_lossless_widening(operand.dtype, dtype):
             return to_isl_affine(operand)
         case tc.Unary("-", operand):
             return _scale(to_isl_affine(operand), -1)
@@ -83,7 +83,7 @@ def quasi_affine(e: tc.Expr) -> str | None:
     if form is not None:
         return form.isl()
     match e:
-        case tc.Cast(operand, dtype) if widens(operand.dtype, dtype):
+        case tc.Cast(operand, dtype) if is_lossless_widening(operand.dtype, dtype):
             return quasi_affine(operand)
         case tc.Binary("/" | "%" as op, left, tc.Const(value)) if int(value) > 0:
             inner = quasi_affine(left)

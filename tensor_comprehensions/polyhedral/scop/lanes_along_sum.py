@@ -10,7 +10,7 @@ from dataclasses import replace
 from math import prod
 
 from ...core.memory_layout import contiguous_strides
-from ...core.naming import compose_name
+from ...core.naming import internal_name
 from ...machine import LANE_SUM_CYCLES
 from ...tc_lang import ir as tc
 from ...tc_lang.ir import BoundFunction, BoundIndex, BoundStatement, Role, Tensor, map_operands
@@ -43,8 +43,8 @@ def with_lanes_along_sum(function: BoundFunction, s: BoundStatement, lanes: int)
     run = _summed_run(s)
     assert run is not None
     step, lane = (
-        BoundIndex(compose_name(run.name, "s"), 0, run.extent // lanes),
-        BoundIndex(compose_name(run.name, "l"), 0, lanes),
+        BoundIndex(internal_name(run.name, "s"), 0, run.extent // lanes),
+        BoundIndex(internal_name(run.name, "l"), 0, lanes),
     )
 
     def cut(e: tc.Expr) -> tc.Expr:
@@ -54,7 +54,7 @@ def with_lanes_along_sum(function: BoundFunction, s: BoundStatement, lanes: int)
         return tc.Binary("+", first, _index(lane), tc.INDEX_TYPE) if step.extent > 1 else _index(lane)
 
     shape = (*function.tensor(s.target).shape, lanes)
-    sums = Tensor(compose_name(s.target, "lanes"), s.value.dtype, shape, contiguous_strides(shape), Role.TEMPORARY)
+    sums = Tensor(internal_name(s.target, "lanes"), s.value.dtype, shape, contiguous_strides(shape), Role.TEMPORARY)
     subscripts = (*s.subscripts, _index(lane))
     rest = tuple(i for i in s.reduction_indices if i is not run)
     steps = (*rest, *((step,) if step.extent > 1 else ()))
@@ -68,7 +68,7 @@ def with_lanes_along_sum(function: BoundFunction, s: BoundStatement, lanes: int)
     )
     combine = replace(
         s,
-        name=compose_name(s.name, "combined"),
+        name=internal_name(s.name, "combined"),
         value=tc.Access(sums.name, subscripts, sums.dtype),
         indices=(*s.free, lane),
     )

@@ -17,7 +17,7 @@ from math import inf, prod
 from ...core.decisions import Decision, Rival, close_book, is_recording, note_decision
 from ...core.errors import CannotLower
 from ...core.memory_layout import contiguous_strides
-from ...core.naming import compose_name
+from ...core.naming import internal_name
 from ...loop_ir.nodes import Buffer, Type
 from ...machine import (
     COPY_START_CYCLES,
@@ -333,7 +333,7 @@ def _reorder_operands(found: _Contraction, orders: Orders) -> tuple[BoundFunctio
     for access, order in zip(found.accesses, orders, strict=True):
         tensor = function.tensor(access.tensor)
         if order is not None:
-            name = _fresh_name(compose_name(tensor.name, "ordered"), names)
+            name = _fresh_name(internal_name(tensor.name, "ordered"), names)
             names.add(name)
             shape = tuple(found.extents[n] for n in order)
             tensor = Tensor(name, tensor.dtype, shape, contiguous_strides(shape), Role.TEMPORARY)

@@ -12,7 +12,7 @@ from math import prod
 
 from ...core.decisions import Decision, is_recording, note_decision
 from ...core.memory_layout import contiguous_strides
-from ...core.naming import compose_name
+from ...core.naming import internal_name
 from ...target import CpuTarget
 from ...tc_lang import ir as tc
 from ...tc_lang.ir import BoundFunction, BoundIndex, BoundStatement, Role, Tensor, map_operands
@@ -64,7 +64,7 @@ def in_two_stages(
         index, parts = found
         if is_recording():
             _record_split(s, index, parts, why)
-        part = _part(s, _fresh_name(compose_name(s.target, "part"), {t.name for t in tensors}), parts)
+        part = _part(s, _fresh_name(internal_name(s.target, "part"), {t.name for t in tensors}), parts)
         tensors.append(part)
         first, *others = _stages(s, index, part)
         statements.insert(_place(statements, s), first)
@@ -157,13 +157,13 @@ def _stages(s: BoundStatement, index: BoundIndex, part: Tensor) -> Iterator[Boun
     """The parts, their combination, and the terms that do not fill a chunk."""
     parts = part.shape[0]
     chunk = index.extent // parts
-    outer = BoundIndex(_fresh_name(compose_name("p"), {i.name for i in s.indices}), 0, parts)
+    outer = BoundIndex(_fresh_name(internal_name("p"), {i.name for i in s.indices}), 0, parts)
     inner = BoundIndex(index.name, 0, chunk)
     position = _sum(_sum(_times(outer.name, chunk), tc.Index(index.name, tc.INDEX_TYPE)), index.lower)
     where = (tc.Index(outer.name, tc.INDEX_TYPE), *(_offset(i) for i in s.free))
     yield replace(
         s,
-        name=compose_name(s.name, "parts"),
+        name=internal_name(s.name, "parts"),
         target=part.name,
         subscripts=where,
         initialize=True,
@@ -173,7 +173,7 @@ def _stages(s: BoundStatement, index: BoundIndex, part: Tensor) -> Iterator[Boun
     )
     yield replace(
         s,
-        name=compose_name(s.name, "combined"),
+        name=internal_name(s.name, "combined"),
         value=tc.Access(part.name, where, part.dtype),
         indices=(*s.free, outer),
         num_free=s.num_free,
@@ -182,7 +182,7 @@ def _stages(s: BoundStatement, index: BoundIndex, part: Tensor) -> Iterator[Boun
     if rest.extent:
         yield replace(
             s,
-            name=compose_name(s.name, "rest"),
+            name=internal_name(s.name, "rest"),
             initialize=False,
             indices=tuple(rest if i == index else i for i in s.indices),
         )

@@ -48,7 +48,7 @@ def _host(named: str) -> CpuTarget:
 def _found_features() -> llvm.FeatureMap:
     """The features that the processor has and the system allows, by LLVM's names."""
     features = llvm.get_host_cpu_features()
-    if features.get("amx-tile") and not _may_use_tiles():
+    if features.get("amx-tile") and not _request_amx_permission():
         for name in features:
             features[name] = features[name] and not name.startswith("amx-")
     return features
@@ -86,7 +86,7 @@ def is_x86() -> bool:
     return platform.machine().lower() in ("x86_64", "amd64")
 
 
-def _may_use_tiles() -> bool:
+def _request_amx_permission() -> bool:
     """Ask Linux to let this process, with all its threads, use the tile registers of AMX: it saves them on demand."""
     if sys.platform != "linux" or not is_x86():
         return False

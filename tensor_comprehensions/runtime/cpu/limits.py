@@ -147,7 +147,7 @@ def repeat_long_enough(once: Callable[[int], None]) -> tuple[Callable[[], None],
     return lambda: once(times), times
 
 
-def multiply_adds(dtype: torch.dtype) -> tuple[Callable[[], None], float]:
+def peak_multiply_add_call(dtype: torch.dtype) -> tuple[Callable[[], None], float]:
     """Multiply-adds from registers to registers in one thread, and the floating-point operations of one call.
 
     16-bit floats count as float32, in which they are summed; an instruction for pairs of them does more.
@@ -160,7 +160,7 @@ def multiply_adds(dtype: torch.dtype) -> tuple[Callable[[], None], float]:
     return call, 2.0 * 1000 * times * ACCUMULATORS * lanes
 
 
-def copies(moved: int) -> dict[str, tuple[Callable[[], None], float]]:
+def peak_copy_calls(moved: int) -> dict[str, tuple[Callable[[], None], float]]:
     """Copies that read and write about `moved` bytes in all, by the C library and by vectors; the bytes of one call."""
     width = host().vector_bits // 8
     unit = UNROLLED * width
@@ -181,7 +181,9 @@ def copies(moved: int) -> dict[str, tuple[Callable[[], None], float]]:
     return found
 
 
-def kernel(compiled: Any, arguments: Sequence[Tensor], results: Sequence[Tensor]) -> tuple[Callable[[], None], int]:
+def repeated_kernel_call(
+    compiled: Any, arguments: Sequence[Tensor], results: Sequence[Tensor]
+) -> tuple[Callable[[], None], int]:
     """A compiled kernel on tensors, without the cost of its calls from Python, and how often one call runs it."""
     temporaries = [torch.empty(max(1, size), dtype=torch.uint8) for size in compiled.temporaries]
     status = torch.zeros(2, dtype=torch.int64)

@@ -28,7 +28,7 @@ def cubin_of(source: str, architecture: str) -> Cubin:
         try:
             return _restore_cubin(found, architecture)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            store.warn_once(f"the entry {key.digest} cannot be used: {error}")
+            store.report_fault(f"the entry {key.digest} cannot be used: {error}")
     made = nvrtc.compile_text(source, architecture)
     facts = {"resources": {name: astuple(r) for name, r in made.resources.items()}}
     cache.store_kernel(store, StoredKernel(key, facts, made.binary))

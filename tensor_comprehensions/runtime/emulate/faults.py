@@ -58,7 +58,7 @@ def describe_failure(
 def _describe_failure(f: EmulatorFailure, kernel: GpuKernelSource, buffers: Sequence[ir.Buffer], library: Path) -> str:
     who = _thread(f.thread, f.block, kernel)
     if f.kind in (RACE, UNDEFINED, OUTSIDE, MISALIGNED):
-        place = _place(f, kernel, buffers, library)
+        place = _describe_address(f, kernel, buffers, library)
         does = f"{who} {_ACTIONS[f.action]} {place}"
         if f.kind == RACE:
             before = _ACTIONS[f.other_action].removesuffix("s")
@@ -77,7 +77,7 @@ def _describe_failure(f: EmulatorFailure, kernel: GpuKernelSource, buffers: Sequ
         return f"undefined: {who} takes a value from a lane that does not exist"
     other = _thread(f.other_thread, f.block, kernel) if f.other_thread >= 0 else "nobody"
     if f.kind in _ASYNCHRONOUS:
-        place = "" if f.kind == TOUCHED else _place(f, kernel, buffers, library)
+        place = "" if f.kind == TOUCHED else _describe_address(f, kernel, buffers, library)
         action = _ACTIONS[f.action]
         return _ASYNCHRONOUS[f.kind].format(
             who=who, place=place, other=other, text=f.text.decode(), action=action, offset=f.offset
@@ -100,7 +100,7 @@ def _point(number: int, extents: tuple[int, int, int]) -> str:
     return f"({', '.join(map(str, point[:rank]))})" if rank > 1 else str(point[0])
 
 
-def _place(f: EmulatorFailure, kernel: GpuKernelSource, buffers: Sequence[ir.Buffer], library: Path) -> str:
+def _describe_address(f: EmulatorFailure, kernel: GpuKernelSource, buffers: Sequence[ir.Buffer], library: Path) -> str:
     """The element, by its subscripts."""
     if f.region == _SHARED:
         return _shared_place(f.offset, kernel, library)
@@ -110,7 +110,7 @@ def _place(f: EmulatorFailure, kernel: GpuKernelSource, buffers: Sequence[ir.Buf
 
 
 def _shared_place(at: int, kernel: GpuKernelSource, library: Path) -> str:
-    name, offset = _symbol(library, at, kernel)
+    name, offset = _find_shared_array(library, at, kernel)
     buffer = next((b for b in kernel.arrays if b.name == name), None)
     return _element(buffer, offset) if buffer is not None else "shared memory"
 
@@ -127,7 +127,7 @@ def _element(buffer: ir.Buffer, offset: int) -> str:
     return f"{buffer.name}[{', '.join(map(str, subscripts))}]" + (f" + {left}" if left else "")
 
 
-def _symbol(library: Path, offset: int, kernel: GpuKernelSource) -> tuple[str, int]:
+def _find_shared_array(library: Path, offset: int, kernel: GpuKernelSource) -> tuple[str, int]:
     """The shared array at an offset of the thread-local memory, and the bytes into it."""
     if kernel.dynamic:
         start = _offsets(library).get("dynamic_shared", 0)

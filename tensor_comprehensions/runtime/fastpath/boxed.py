@@ -35,7 +35,7 @@ class BoxedCallCache(CallCache):
     """
 
     def __init__(self, kinds: Sequence[int], outputs: int, compute: Slow, record: Slow) -> None:
-        self._code = _code.get("", _Code)
+        self._code = _code.get("", _BoxedFunctionTable)
         self._slow = (compute, record)
         self.index, words = self._code.slot(self)
         super().__init__(kinds, outputs, words)
@@ -55,10 +55,10 @@ class BoxedCallCache(CallCache):
             words[n] = handle_of(x)
 
 
-_code: SingleFlightCache[str, _Code] = SingleFlightCache(1)
+_code: SingleFlightCache[str, _BoxedFunctionTable] = SingleFlightCache(1)
 
 
-class _Code:
+class _BoxedFunctionTable:
     """The functions of cells, and the way back to Python; as old as the process."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class _Code:
         self._callback = self._python
         llvm.add_symbol(CALLBACK, id(self._callback))
         self._count = itertools.count()
-        self._pools: SingleFlightCache[int, _Pool] = SingleFlightCache(1 << 62)
+        self._pools: SingleFlightCache[int, _ThunkPool] = SingleFlightCache(1 << 62)
         self._cells: dict[int, BoxedCallCache] = {}
         self._libraries: SingleFlightCache[tuple[str, bytes], ctypes.c_void_p] = SingleFlightCache(1 << 62)
 
@@ -81,9 +81,9 @@ class _Code:
         address: int = self._pool(index).engine.get_function_address(f"tc_{function}_{index % THUNKS}")
         return address
 
-    def _pool(self, index: int) -> _Pool:
+    def _pool(self, index: int) -> _ThunkPool:
         number = index // THUNKS
-        return self._pools.get(number, lambda: _Pool(number, self._common))
+        return self._pools.get(number, lambda: _ThunkPool(number, self._common))
 
     def register(self, namespace: str, name: str, key: bytes, function: int) -> None:
         lib = host_symbols.torch_library()
@@ -112,7 +112,7 @@ def _library(namespace: bytes, key: bytes) -> ctypes.c_void_p:
     return library
 
 
-class _Pool:
+class _ThunkPool:
     """Functions for the dispatcher that are not yet, or are, those of a cell: making them one by one takes longer."""
 
     def __init__(self, number: int, common: str) -> None:

@@ -129,7 +129,7 @@ class CallCache:
         self._outputs = outputs
         self._words = (ctypes.c_uint64 * CELL_WORDS)() if words is None else words
         self._kind_words = (ctypes.c_int64 * max(1, len(self.kinds)))(*self.kinds)
-        self._lanes: list[_Placed] = []
+        self._lanes: list[_CacheLineMemory] = []
         self._retired: list[Any] = []
         self._words[1] = ctypes.addressof(self._kind_words)
         self._publish()
@@ -145,7 +145,7 @@ class CallCache:
 
     def add(self, lane: CachedCall) -> None:
         """Use a kernel for calls like one."""
-        placed = _Placed(lane)
+        placed = _CacheLineMemory(lane)
         with _publishing.held:
             others = [x for x in self._lanes if x.words[1:] != placed.words[1:]]
             kept = [placed, *others[: MOST - 1]]
@@ -168,13 +168,13 @@ class CallCache:
             del self._retired[:-2]
 
 
-class _Placed:
+class _CacheLineMemory:
     """A lane in memory."""
 
     def __init__(self, lane: CachedCall) -> None:
         self.words = tuple(lane.words())
         self._memory = ctypes.create_string_buffer(struct.pack(f"={len(self.words)}q", *self.words))
-        self._keep, self.is_range = lane.keep_alive, lane.parameters > 0
+        self._keep_finalist_codes, self.is_range = lane.keep_alive, lane.parameters > 0
         self.address = ctypes.addressof(self._memory)
 
 
@@ -230,11 +230,11 @@ _OBJECTS = {
 
 def is_fast_path_available() -> bool:
     """Can calls be served by machine code, with this torch and on this system?"""
-    return torch.__version__.startswith(TRIED) and _facts.get("", _look_apart) is not None
+    return torch.__version__.startswith(TRIED) and _facts.get("", _probe_torch_in_thread) is not None
 
 
 @dataclass(frozen=True, slots=True)
-class _Torch:
+class _TorchLayout:
     """Where this torch keeps things.
 
     symbols: addresses of functions. keys: where in a tensor its dispatch keys are. tensor: where in a Python object its
@@ -248,24 +248,24 @@ class _Torch:
     inference: int
 
 
-_facts: SingleFlightCache[str, _Torch | None] = SingleFlightCache(1)
+_facts: SingleFlightCache[str, _TorchLayout | None] = SingleFlightCache(1)
 
 
-def _look_apart() -> _Torch | None:
-    """`_look` in another thread, where no mode of the caller replaces the tensors that it makes."""
+def _probe_torch_in_thread() -> _TorchLayout | None:
+    """`_probe_torch_layout` in another thread, where no mode of the caller replaces the tensors that it makes."""
     with ThreadPoolExecutor(1) as thread:
-        return thread.submit(_look).result()
+        return thread.submit(_probe_torch_layout).result()
 
 
-def _look() -> _Torch | None:
+def _probe_torch_layout() -> _TorchLayout | None:
     if sys.platform != "linux":  # the exceptions and the names of C++ are those of Linux
         return None
-    symbols, places = _symbols(), _places()
+    symbols, places = _symbols(), _probe_field_offsets()
     if symbols is None or places is None:
         return None
     with torch.inference_mode():
         inference = torch.empty(1)
-    return _Torch(symbols, *places, _keys(torch.empty(1)), _keys(inference))
+    return _TorchLayout(symbols, *places, _keys(torch.empty(1)), _keys(inference))
 
 
 def _symbols() -> dict[str, int] | None:
@@ -285,7 +285,7 @@ def _symbols() -> dict[str, int] | None:
     return found
 
 
-def _places() -> tuple[int, int] | None:
+def _probe_field_offsets() -> tuple[int, int] | None:
     """Where a tensor keeps its dispatch keys and a Python object its tensor, found by looking; None if that is unclear.
 
     The words of an object are those of Python itself (reference count and type), then torch's.
@@ -327,7 +327,7 @@ class FastPathCode:
     """The machine code that all calls share, and the builtin of cells; lives as long as the process."""
 
     def __init__(self) -> None:
-        facts = _facts.get("", _look_apart)
+        facts = _facts.get("", _probe_torch_in_thread)
         assert facts is not None
         host_symbols.link_host_symbols()
         for name, address in facts.symbols.items():

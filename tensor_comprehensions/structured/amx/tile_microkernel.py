@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ...core.dtypes import DType
 from ...core.errors import InternalError
-from ...core.naming import compose_name
+from ...core.naming import internal_name
 from ...loop_ir import build
 from ...loop_ir.intrinsics import FRAGMENT_LOAD, FRAGMENT_STORE, FRAGMENT_ZERO
 from ...loop_ir.nodes import Allocate, Buffer, Expr, Invoke, Load, Space, Stmt, Var
@@ -36,7 +36,7 @@ def matrix_tile_kernel(op: StructuredOp, plan: Plan, region: Region, operands: S
     shape = tuple(
         found.padded_size(name, size) for name, size in zip((found.rows, found.columns), found.sizes, strict=True)
     )
-    sums = build.buffer(compose_name(op.name, "sums"), op.dtype, shape, Space.SCRATCH)
+    sums = build.buffer(internal_name(op.name, "sums"), op.dtype, shape, Space.SCRATCH)
     total = _buffers(op, found)[0]
     body = build.block(
         *(Invoke(FRAGMENT_ZERO, (_fragment(total, n),)) for n in range(counts[0] * counts[1])),
@@ -52,7 +52,7 @@ def _buffers(op: StructuredOp, found: TileLayout) -> tuple[Buffer, Buffer, Buffe
     i, (below, beside) = found.instruction, found.counts
 
     def of(name: str, dtype: DType, *shape: int) -> Buffer:
-        return build.buffer(compose_name(op.name, name), dtype, shape, Space.FRAGMENT)
+        return build.buffer(internal_name(op.name, name), dtype, shape, Space.FRAGMENT)
 
     return (
         of("acc", i.total, below * beside, i.rows, i.columns),
@@ -68,11 +68,11 @@ def _fragment(buffer: Buffer, number: int) -> tuple[Buffer, tuple[Expr, ...]]:
 def _sum(op: StructuredOp, found: TileLayout, region: Region, operands: Sequence[Operand], counts: Counts) -> Stmt:
     """The reduction loops around one step: every fragment is loaded before the first product that needs it."""
     total, rows, columns = _buffers(op, found)
-    inner = Var(compose_name(found.along, "r"))
+    inner = Var(internal_name(found.along, "r"))
     outer = [i.name for i in op.reductions if i.name != found.along]
     at = region_origin(region) | reduction_values(region, found.along, build.mul(inner, found.instruction.steps))
     for name in outer:
-        at |= reduction_values(region, name, Var(compose_name(name, "r")))
+        at |= reduction_values(region, name, Var(internal_name(name, "r")))
     still, moving = found.broadcast_operand.value, 1 - found.broadcast_operand.value
     parts: list[Stmt] = []
     for below in range(counts[0]):
@@ -83,7 +83,7 @@ def _sum(op: StructuredOp, found: TileLayout, region: Region, operands: Sequence
             views = _fragment(total, below * counts[1] + beside), _fragment(rows, below), _fragment(columns, beside)
             parts.append(Invoke(found.instruction.name, views))
     steps = num_tiles(region[found.along].size, found.instruction.steps)
-    loops = [*((compose_name(name, "r"), region[name].size) for name in outer), (inner.name, steps)]
+    loops = [*((internal_name(name, "r"), region[name].size) for name in outer), (inner.name, steps)]
     return build.loops(loops, build.block(*parts))
 
 

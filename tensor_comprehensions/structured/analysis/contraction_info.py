@@ -1,4 +1,4 @@
-"""Facts about a structured op for lowering: the iterators that move each factor, and their strides."""
+"""MaskFacts about a structured op for lowering: the iterators that move each factor, and their strides."""
 
 from __future__ import annotations
 

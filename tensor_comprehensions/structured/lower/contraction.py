@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ...core.errors import CannotLower
-from ...core.naming import compose_name
+from ...core.naming import internal_name
 from ...loop_ir import build
 from ...loop_ir.nodes import Allocate, Stmt
 from ...loop_ir.origins import with_origin
@@ -89,7 +89,7 @@ def _lower_region(
 ) -> Stmt:
     """`_lower_levels` for a region with elements that are needed."""
     if depth == plan.output_panel_depth:
-        results = make_output_panel(op, plan, region, compose_name(op.name, "results"))
+        results = make_output_panel(op, plan, region, internal_name(op.name, "results"))
         inner = replace(plan, output_panel_depth=None, nontemporal=False)
         body = _lower_region(results.op, inner, region, operands, packs, depth)
         store = with_origin(results.store, (), RESULTS)
@@ -99,7 +99,7 @@ def _lower_region(
         body = (matrix_tile_kernel if plan.instruction else microkernel)(op, plan, region, operands)
     else:
         level = plan.levels[depth]
-        name = compose_name(level.iterator, f"t{depth}")
+        name = internal_name(level.iterator, f"t{depth}")
         body = tile_loop(region, level, name, lambda r: _lower_levels(op, plan, r, operands, packs, depth + 1))
     return _fill_panels(panels, body)
 
@@ -112,7 +112,7 @@ def _panels(
     for step in packs:
         side = step.side.value
         panel = make_panel(
-            op, plan, op.factors[side], region, step.depth, compose_name(op.name, step.side.name.lower())
+            op, plan, op.factors[side], region, step.depth, internal_name(op.name, step.side.name.lower())
         )
         operands = tuple(panel.operand if i == side else o for i, o in enumerate(operands))
         panels.append(replace(panel, fill=with_origin(panel.fill, (), COPY, factor_tensor(op.factors[side]))))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ...core.naming import compose_name
+from ...core.naming import internal_name
 from ...loop_ir import build
 from ...loop_ir.nodes import Expr, Let, Loop, Stmt, Var
 from ..op import HalfSpace, StructuredOp
@@ -103,8 +103,8 @@ def masked_sum(
         return {name: build.add(offset, part.origin), local_var(name): offset, tile_number_var(name): part.number}
 
     ends = stretch(op, region, name)
-    first, stop, begin, full = (Var(compose_name(name, end)) for end in ("first", "stop", "begin", "full"))
-    counter = Var(compose_name(name, "r"))
+    first, stop, begin, full = (Var(internal_name(name, end)) for end in ("first", "stop", "begin", "full"))
+    counter = Var(internal_name(name, "r"))
     offset = build.add(begin, build.mul(counter, at_once))
     many = build.block(before(index_point(offset)), *(step(index_point(build.add(offset, s))) for s in range(at_once)))
     rest = build.add(begin, build.mul(full, at_once))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from ...core.naming import compose_name
+from ...core.naming import internal_name
 from ...loop_ir import build
 from ...loop_ir.nodes import Allocate, Block, Buffer, Call, Expr, Let, Load, Loop, Space, Stmt, Store, Type, Var
 from ...loop_ir.rewrite import walk_expr
@@ -50,7 +50,7 @@ def microkernel(op: StructuredOp, plan: Plan, region: Region, operands: Sequence
     """`op` on the register tile `region`, reading the factors as `operands` say."""
     cells = tile_accumulators(op, plan, region)
     width = Type(op.dtype, plan.lanes * plan.vectors_per_register)
-    registers = Buffer(compose_name(op.name, "acc"), width, (len(by_register(cells)),), (1,), Space.REGISTER)
+    registers = Buffer(internal_name(op.name, "acc"), width, (len(by_register(cells)),), (1,), Space.REGISTER)
 
     def emit_exact(make: Callable[[Region, Sequence[Accumulator]], Stmt]) -> Stmt:
         """Code that accesses memory without padding, specialized for each extent that the region may have."""
@@ -201,7 +201,7 @@ def _reduce(
 
     values: dict[str, Expr] = {}
     for name in loops:
-        values |= reduction_values(region, name, Var(compose_name(name, "r")))
+        values |= reduction_values(region, name, Var(internal_name(name, "r")))
     if not loops:
         return unrolled_steps(values)
 
@@ -218,18 +218,18 @@ def _reduce(
         innermost = masked_sum(op, loops[-1], plan.unroll_steps, region, before, step, emit_masked_step)
     else:
         innermost = _innermost(loops[-1], plan.unroll_steps, region, before, step)
-    return build.loops([(compose_name(name, "r"), region[name].size) for name in loops[:-1]], innermost)
+    return build.loops([(internal_name(name, "r"), region[name].size) for name in loops[:-1]], innermost)
 
 
 def _innermost(name: str, at_once: int, region: Region, before: Step, step: Step) -> Stmt:
     """The loop over the reduction `name` with `at_once` steps per iteration, then the remaining steps."""
     full, rest = divmod(region[name].size, at_once)
-    first = build.mul(Var(compose_name(name, "r")), at_once)
+    first = build.mul(Var(internal_name(name, "r")), at_once)
     parts: list[Stmt] = []
     if full:
         many = [step(reduction_values(region, name, build.add(first, s))) for s in range(at_once)]
         ahead = before(reduction_values(region, name, first))
-        parts.append(Loop(compose_name(name, "r"), build.const(0), build.const(full), build.block(ahead, *many)))
+        parts.append(Loop(internal_name(name, "r"), build.const(0), build.const(full), build.block(ahead, *many)))
     parts += [step(reduction_values(region, name, build.const(full * at_once + s))) for s in range(rest)]
     return build.block(*parts)
 
@@ -262,7 +262,7 @@ def _step(
                     substitute_vectorized(operand.value, c.at | at, None if operand.padded else c.mask) for c in own
                 ]
                 value = build.broadcast(concat_subvectors(group, values, registers.type.lanes), registers.type.lanes)
-                read[key] = Var(compose_name(prefix, f"v{len(read)}"), value.type)
+                read[key] = Var(internal_name(prefix, f"v{len(read)}"), value.type)
                 sequence.append((read[key], value))
             factors.append(read[key])
         whole = Load(registers, (build.const(group[0].register),))
@@ -318,7 +318,7 @@ def _slide(
                         operand.value, cell.at | values[tap], None if operand.padded else cell.mask
                     )
                     value = build.broadcast(value, registers.type.lanes)
-                    read[key] = Var(compose_name(prefix, f"v{len(read)}"), value.type)
+                    read[key] = Var(internal_name(prefix, f"v{len(read)}"), value.type)
                     sequence.append((read[key], value))
                 factors.append(read[key])
             total = multiply_add(factors[0], factors[1], read_accumulator(registers, cell))
@@ -448,20 +448,20 @@ def _suits_lanes(op: StructuredOp, vector: str) -> bool:
 def store_rows(buffer: Buffer, op: StructuredOp, plan: Plan, region: Region, columns: Sequence[Accumulator]) -> Stmt:
     """Store the sums in `buffer`, a row of it per row of the register tile; `columns` are the cells of the first."""
     rows = [name for name in _row_order(op, plan) if region[name].size > 1]
-    offsets: dict[str, Expr] = {name: Var(compose_name(name, "row")) for name in rows}
+    offsets: dict[str, Expr] = {name: Var(internal_name(name, "row")) for name in rows}
     at = dict(columns[0].at)
     for name, row in offsets.items():
         at |= {name: build.add(region[name].origin, row), local_var(name): row}
     flat = flat_row_index(rows, region, offsets)
     body = build.block(*(_epilogue(op, buffer, flat, at, c, v, plan) for v, c in enumerate(columns)))
-    return build.loops([(compose_name(name, "row"), region[name].size) for name in rows], body)
+    return build.loops([(internal_name(name, "row"), region[name].size) for name in rows], body)
 
 
 def _spill(op: StructuredOp, plan: Plan, region: Region, values: Sequence[Expr]) -> tuple[Buffer, Stmt]:
     """A buffer with a row per row of the register tile, and the stores of `values`, one of each accumulator."""
     vectors = _vectors(plan, region)
     shape = (len(values) // vectors, vectors * plan.lanes)
-    buffer = build.buffer(compose_name(op.name, "sums"), op.dtype, shape, Space.SCRATCH)
+    buffer = build.buffer(internal_name(op.name, "sums"), op.dtype, shape, Space.SCRATCH)
     places = (divmod(k, vectors) for k in range(len(values)))
     at = ((row, build.ramp(v * plan.lanes, 1, plan.lanes)) for row, v in places)
     return buffer, Block(tuple(build.store(buffer, i, value) for i, value in zip(at, values, strict=True)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ...core.naming import compose_name
+from ...core.naming import internal_name
 from ...loop_ir import build
 from ...loop_ir.nodes import Buffer, Expr, Load, Space, Stmt, Var
 from ..analysis.access_strides import access_strides
@@ -31,7 +31,7 @@ class OutputPanel:
 def with_panel_output(op: StructuredOp, vector: str) -> StructuredOp:
     """`op` with its results in a panel that is contiguous along `vector`, for the cost model."""
     order = (*(i for i in op.parallel if i.name != vector), op.iterator(vector))
-    panel = build.buffer(compose_name(op.name, "results"), op.dtype, tuple(i.extent for i in order))
+    panel = build.buffer(internal_name(op.name, "results"), op.dtype, tuple(i.extent for i in order))
     return replace(op, output=Load(panel, tuple(Var(i.name) for i in order)), epilogue=None)
 
 
@@ -42,7 +42,7 @@ def make_output_panel(op: StructuredOp, plan: Plan, region: Region, name: str) -
     order = _order(op, plan, region, unit)
     buffer = build.buffer(name, op.dtype, tuple(region[n].size for n in order), Space.SCRATCH)
     inside = Load(buffer, tuple(build.sub(Var(n), region[n].origin) for n in order))
-    offsets: dict[str, Expr] = {n: Var(compose_name(name, n, "u")) for n in order}
+    offsets: dict[str, Expr] = {n: Var(internal_name(name, n, "u")) for n in order}
     at = {n: part.origin for n, part in region.items()}
     at |= {n: build.add(region[n].origin, offset) for n, offset in offsets.items()}
     total = Load(buffer, tuple(offsets.values()))
@@ -51,11 +51,11 @@ def make_output_panel(op: StructuredOp, plan: Plan, region: Region, name: str) -
     store = replace(build.store(op.output.buffer, tuple(where), value), nontemporal=plan.nontemporal)
     # Square blocks are turned in registers, in loops that go through the output from its beginning to its end.
     across, lanes = (
-        Axis(compose_name(name, n, "u"), build.const(0), build.const(region[n].size)) for n in (plan.vector, unit)
+        Axis(internal_name(name, n, "u"), build.const(0), build.const(region[n].size)) for n in (plan.vector, unit)
     )
     body = transpose_loops([store], [total], across, lanes, plan.lanes)
     others = sorted((n for n in order if n not in (plan.vector, unit)), key=lambda n: -abs(moved.get(n, 0)))
-    through = build.loops([(compose_name(name, n, "u"), region[n].size) for n in others], body)
+    through = build.loops([(internal_name(name, n, "u"), region[n].size) for n in others], body)
     return OutputPanel(buffer, replace(op, output=inside, epilogue=None), through)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from ...core.errors import InternalError
-from ...core.naming import compose_name
+from ...core.naming import internal_name
 from ...loop_ir import build
 from ...loop_ir.buffer_view import BufferDim, buffer_shape
 from ...loop_ir.nodes import Buffer, Expr, Space, Stmt, Var
@@ -119,7 +119,7 @@ def _padded_iterators(plan: Plan) -> frozenset[str]:
 
 def _clear(buffer: Buffer, lanes: int) -> Stmt:
     """Zeros all over a panel, whose last dimension need not be whole vectors."""
-    names = [compose_name(buffer.name, f"z{d}") for d in range(len(buffer.shape))]
+    names = [internal_name(buffer.name, f"z{d}") for d in range(len(buffer.shape))]
     lanes = lanes if buffer.shape[-1] % lanes == 0 else 1
     last = build.mul(Var(names[-1]), lanes)
     where = (*map(Var, names[:-1]), build.ramp(last, 1, lanes) if lanes > 1 else last)

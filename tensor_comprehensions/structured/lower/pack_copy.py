@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ...core.naming import compose_name
+from ...core.naming import internal_name
 from ...loop_ir import build
 from ...loop_ir.buffer_view import BufferDim
 from ...loop_ir.nodes import Buffer, Expr, Let, Loop, Stmt, Var
@@ -96,7 +96,7 @@ class PackCopy:
         return sorted(names, key=lambda name: -abs(steps.get(name, 0)))
 
     def variable(self, name: str) -> Var:
-        return Var(compose_name(self.buffer.name, name, "c"))
+        return Var(internal_name(self.buffer.name, name, "c"))
 
     def over(self, iterators: Sequence[str], body: Callable[[Offsets], Stmt]) -> Stmt:
         """Serial loops over the points of `iterators`."""
@@ -148,7 +148,7 @@ def _straight(copy: PackCopy, offsets: Offsets) -> Stmt:
     zero = build.const(0, copy.factor.type.dtype, lanes)
     whole = copy.size // lanes if copy.size > LOOPED_ROW_VECTORS * lanes else 0
     if whole:
-        vector = Var(compose_name(copy.buffer.name, copy.across, "vector"))
+        vector = Var(internal_name(copy.buffer.name, copy.across, "vector"))
         there = {**offsets, copy.across: build.ramp(build.mul(vector, lanes), 1, lanes)}
         moves.append(Loop(vector.name, build.const(0), build.const(whole), copy.move(there)))
     for first in range(whole * lanes, copy.width, lanes):
@@ -188,7 +188,7 @@ def _copy_transposed(copy: PackCopy, along: str, offsets: Offsets) -> Stmt:
     total = copy.region[along].size
     pairs, rest = divmod(total, 2 * lanes)
     run = min(pairs, TRANSPOSE_RUN // (2 * lanes))
-    block, pair = Var(compose_name(copy.buffer.name, along, "run")), copy.variable(along)
+    block, pair = Var(internal_name(copy.buffer.name, along, "run")), copy.variable(along)
 
     def run_of_tiles(columns: Columns) -> Stmt:
         first = build.mul(block, run)
@@ -240,7 +240,7 @@ def _short_lines(copy: PackCopy, along: str, run: Sequence[str], offsets: Offset
 def _all_columns(copy: PackCopy, lanes: int, body: Callable[[Columns], Stmt]) -> Stmt:
     """`body` for the columns of the panel, `lanes` at a time."""
     full = copy.size // lanes
-    group = Var(compose_name(copy.buffer.name, copy.across, "group"))
+    group = Var(internal_name(copy.buffer.name, copy.across, "group"))
     parts: list[Stmt] = []
     if full:
         columns = (build.mul(group, lanes), lanes, lanes)
@@ -279,7 +279,7 @@ def _tile(copy: PackCopy, lanes: int, along: str, offsets: Offsets, run: tuple[E
     bound: list[tuple[Var, Expr]] = []
 
     def bind(value: Expr) -> Expr:
-        bound.append((Var(compose_name(copy.buffer.name, f"x{len(bound)}"), value.type), value))
+        bound.append((Var(internal_name(copy.buffer.name, f"x{len(bound)}"), value.type), value))
         return bound[-1][0]
 
     body = store_rows(

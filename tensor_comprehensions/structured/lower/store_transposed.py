@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ...core.naming import compose_name
+from ...core.naming import internal_name
 from ...loop_ir import build
 from ...loop_ir.nodes import Buffer, Expr, Let, Loop, Stmt, Var
 from ...thresholds import TRANSPOSE_BITS
@@ -76,13 +76,13 @@ class _Tile:
     def rows_loop(self, body: Callable[[Point], Stmt]) -> Stmt:
         """Loops over the rows' iterators other than `unit`; `body` gets their offsets in the tile."""
         others = [name for name in self.rows if name != self.unit and self.region[name].size > 1]
-        loops = [(compose_name(name, "row"), self.region[name].size) for name in others]
-        return build.loops(loops, body({name: Var(compose_name(name, "row")) for name in others}))
+        loops = [(internal_name(name, "row"), self.region[name].size) for name in others]
+        return build.loops(loops, body({name: Var(internal_name(name, "row")) for name in others}))
 
     def columns(self, offsets: Point) -> Stmt:
         """All columns, `side` at a time."""
         full, rest = divmod(self.region[self.across].size, self.side)
-        group = Var(compose_name(self.across, "group"))
+        group = Var(internal_name(self.across, "group"))
         parts: list[Stmt] = []
         if full:
             body = self._blocks(offsets, build.mul(group, self.side), self.side)
@@ -101,7 +101,7 @@ class _Tile:
         bound: list[tuple[Var, Expr]] = []
 
         def bind(value: Expr) -> Expr:
-            bound.append((Var(compose_name(self.op.name, f"s{start}", len(bound)), value.type), value))
+            bound.append((Var(internal_name(self.op.name, f"s{start}", len(bound)), value.type), value))
             return bound[-1][0]
 
         lines: list[Expr] = [build.const(0, self.op.dtype, self.side)] * self.side

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ...core.naming import compose_name
+from ...core.naming import internal_name
 from ...loop_ir import build
 from ...loop_ir.build import FALSE, TRUE
 from ...loop_ir.nodes import Const, Expr, Let, Loop, LoopKind, Stmt, Type, Var
@@ -104,14 +104,14 @@ def tile_nest(region: Region, levels: Sequence[TileLoop], prefix: str, body: Bod
     """Serial loops over the tiles of all `levels`, outermost first."""
     if not levels:
         return body(region)
-    name = compose_name(prefix, levels[0].iterator, f"t{len(levels)}")
+    name = internal_name(prefix, levels[0].iterator, f"t{len(levels)}")
     return tile_loop(region, levels[0], name, lambda r: tile_nest(r, levels[1:], prefix, body))
 
 
 def parallel_tile_nest(region: Region, levels: Sequence[TileLoop], prefix: str, grain: int, body: Body) -> Loop:
     """One parallel loop over the tiles of all `levels` (distinct iterators), the last level varying fastest."""
     counts = [num_tiles(region[level.iterator].size, level.size) for level in levels]
-    counter = compose_name(prefix, "tile")
+    counter = internal_name(prefix, "tile")
     total = 1
     for count in counts:
         total *= count
@@ -145,7 +145,7 @@ def _digits(flat: Expr, region: Region, levels: list[TileLoop], counts: list[int
     rest = build.div(flat, count)
     if count == 1:
         return _choose(build.const(0), region, level, lambda r: _digits(rest, r, outer, outer_counts, prefix, body))
-    name, rest_name = compose_name(prefix, level.iterator, "t"), compose_name(prefix, f"rest{len(outer)}")
+    name, rest_name = internal_name(prefix, level.iterator, "t"), internal_name(prefix, f"rest{len(outer)}")
     if not outer:
         return _choose(flat, region, level, body)
     inner = _choose(Var(name), region, level, lambda r: _digits(Var(rest_name), r, outer, outer_counts, prefix, body))
@@ -175,9 +175,9 @@ def region_origin(region: Region) -> dict[str, Expr]:
 
 def local_var(iterator: str) -> str:
     """The variable for an iterator's value counted from the start of its tile; panels are indexed by it."""
-    return compose_name(iterator, "local")
+    return internal_name(iterator, "local")
 
 
 def tile_number_var(iterator: str) -> str:
     """The variable for the number of an iterator's tile; panels are indexed by it."""
-    return compose_name(iterator, "number")
+    return internal_name(iterator, "number")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ...core.dtypes import BOOL, UINT8, DType
-from ...core.naming import compose_name
+from ...core.naming import internal_name
 from ...loop_ir import build, linear_forms
 from ...loop_ir.intrinsics import PREFETCH
 from ...loop_ir.nodes import Const, Expr, If, Invoke, Let, Load, Loop, Space, Stmt, Store, Var
@@ -42,7 +42,7 @@ class Axis:
     @property
     def end(self) -> Expr:
         """`stop`, by a name if it is not a constant."""
-        return self.stop if isinstance(self.stop, Const) else build.var(compose_name(self.name, "stop"))
+        return self.stop if isinstance(self.stop, Const) else build.var(internal_name(self.name, "stop"))
 
     @property
     def length(self) -> int | None:
@@ -180,7 +180,7 @@ def transpose_loops(
     line = max(CACHE_LINE_BYTES // r.buffer.type.dtype.size for r in reads)
     row, lane = (replace(a, stop=a.end) if a in partial else a for a in (row, lane))
     by_lines = not along_reads and line == 2 * side and (row.splits(line) or row.name in {a.name for a in partial})
-    start = replace(row, name=compose_name(row.name, "line")) if by_lines else row
+    start = replace(row, name=internal_name(row.name, "line")) if by_lines else row
     hints = _hints(reads, row, start, lane, side, ahead) if ahead else build.NOTHING
     if along_reads:
         inner = Loop(row.name, row.start, row.stop, body, step=side)
@@ -259,7 +259,7 @@ def _loops(row: Axis, lane: Axis, side: int, line: int, hints: Stmt, body: Stmt)
     if line == side:
         inner = Loop(lane.name, lane.start, lane.stop, build.block(hints, body), step=side)
         return Loop(row.name, row.start, row.stop, inner, step=side)
-    start = build.var(compose_name(row.name, "line"))
+    start = build.var(internal_name(row.name, "line"))
     stop = build.add(start, line)
     inner = Loop(row.name, start, stop if row.splits(line) else build.minimum(stop, row.stop), body, step=side)
     lines = Loop(lane.name, lane.start, lane.stop, build.block(hints, inner), step=side)
@@ -279,7 +279,7 @@ class _Names:
     bound: list[tuple[str, Expr]] = field(default_factory=list)
 
     def bind(self, e: Expr) -> Var:
-        name = compose_name(self.prefix, len(self.bound))
+        name = internal_name(self.prefix, len(self.bound))
         self.bound.append((name, e))
         return Var(name, e.type)
 
@@ -301,27 +301,27 @@ class _Block:
 
     def emit(self, row_mask: Expr, lane_mask: Expr) -> Stmt:
         """The block where the masks (true: everywhere) say that rows and lanes are within the axes."""
-        names = _Names(compose_name(self.row.name, self.lane.name))
+        names = _Names(internal_name(self.row.name, self.lane.name))
         row_mask, lane_mask = (m if build.is_true(m) else names.bind(m) for m in (row_mask, lane_mask))
         columns = [self._columns(read, row_mask, lane_mask, names) for read in self.reads]
         parts = []
         for k in range(self.side):
             at = build.add(build.var(self.row.name), k)
             values = {read: column[k] for read, column in zip(self.reads, columns, strict=True)}
-            part = self._statements(at, values, lane_mask, compose_name(names.prefix, k))
+            part = self._statements(at, values, lane_mask, internal_name(names.prefix, k))
             parts.append(part if build.is_true(row_mask) else build.when(build.lt(at, self.row.end), part))
         return names.wrap_body(build.block(*parts))
 
     def gather_block(self, rows: int, lanes: int) -> Stmt:
         """The block with these numbers of values of the axes, with reads loaded in pieces."""
-        names = _Names(compose_name(self.row.name, self.lane.name))
+        names = _Names(internal_name(self.row.name, self.lane.name))
         mask = first_lanes_mask(lanes, self.side) or build.TRUE
         columns = [self._pieces(read, rows, lanes, names) for read in self.reads]
         parts = []
         for k in range(rows):
             values = {read: column[k] for read, column in zip(self.reads, columns, strict=True)}
             at = build.add(build.var(self.row.name), k)
-            parts.append(self._statements(at, values, mask, compose_name(names.prefix, k)))
+            parts.append(self._statements(at, values, mask, internal_name(names.prefix, k)))
         return names.wrap_body(build.block(*parts))
 
     def _pieces(self, read: Load, rows: int, lanes: int, names: _Names) -> list[Expr]:

@@ -1,4 +1,4 @@
-"""Finding structured ops in a program: a contraction with the pointwise statements around it.
+"""BoundsProof structured ops in a program: a contraction with the pointwise statements around it.
 
 A cluster is a run of statements on one tensor T: definitions that start it, one update `T(..) += a * b` that sums,
 and pointwise statements that finish it or turn it into another tensor.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ...core.naming import compose_name
+from ...core.naming import internal_name
 from ...loop_ir import build
 from ...loop_ir.buffer_view import BufferView
 from ...loop_ir.linear_forms import subtract
@@ -69,8 +69,8 @@ class MatchedContraction:
         for kind, indices in ((IteratorKind.PARALLEL, self.free), (IteratorKind.REDUCTION, self.reduction_indices)):
             for i in indices:
                 origin, extent = tiles.get(i.name, (build.const(i.lower), i.extent))
-                iterators.append(Iterator(compose_name(name, i.name), extent, kind))
-                values[i.name] = build.add(Var(compose_name(name, i.name)), origin)
+                iterators.append(Iterator(internal_name(name, i.name), extent, kind))
+                values[i.name] = build.add(Var(internal_name(name, i.name)), origin)
         scope = LoweringScope(values, buffers)
         buffer, where = lower_access(self.output.tensor, self.output.subscripts, scope)
         return StructuredOp(
@@ -90,8 +90,8 @@ def _half_space(g: Inequality, name: str, values: Mapping[str, Expr]) -> HalfSpa
     """An inequality of a cluster over the iterators of its op, and the surrounding loops of their tiles."""
     rest: Expr = build.const(g.constant)
     for index, c in g.terms:
-        rest = build.add(rest, build.mul(subtract(values[index], Var(compose_name(name, index))), c))
-    return HalfSpace(tuple((compose_name(name, index), c) for index, c in g.terms), rest)
+        rest = build.add(rest, build.mul(subtract(values[index], Var(internal_name(name, index))), c))
+    return HalfSpace(tuple((internal_name(name, index), c) for index, c in g.terms), rest)
 
 
 def match_contraction(

@@ -18,7 +18,7 @@ from ..to_syntax import affine_to_expr, polynomial_to_expr
 
 
 @dataclass(frozen=True, slots=True)
-class Solution:
+class SolvedIndex:
     """An index that an element determines: `numerator / divisor`.
 
     guards: the conditions under which that is a whole number in the range of the index.
@@ -44,7 +44,7 @@ class GatherForm:
     """
 
     unsolved: dict[str, Bounds]
-    solutions: dict[str, Solution]
+    solutions: dict[str, SolvedIndex]
 
     @property
     def substitute_in(self) -> dict[str, Expr]:
@@ -82,7 +82,7 @@ def solve_gather(
     left: dict[str, Bounds] = {chosen[d]: (0, upper - lower) for d, (lower, upper) in enumerate(bounds)}
     renamed = {name: f"{name}'" for name in left}
     box = {**ranges, **{f"{name}'": b for name, b in left.items()}}
-    solutions: dict[str, Solution] = {}
+    solutions: dict[str, SolvedIndex] = {}
     replaced: dict[str, Expr] = {}
     while len(replaced) < len(chosen):
         d = _next_solvable(chosen, forms, replaced)
@@ -90,12 +90,12 @@ def solve_gather(
             return None
         name = chosen[d]
         numerator, divisor = _solve(forms[d], name, renamed[name], bounds[d][0], replaced, sizes)
-        found = Solution(numerator, divisor, ())
+        found = SolvedIndex(numerator, divisor, ())
         guards = [*divisibility_guards(found), *range_guards(found.value, ranges[name], box, sizes)]
         replaced[name] = found.value
         back = {new: Index(old, INT64) for old, new in renamed.items()}
         guards = [substitute_indices(g, back, sizes) for g in guards]
-        solutions[name] = Solution(substitute_indices(numerator, back, sizes), divisor, tuple(guards))
+        solutions[name] = SolvedIndex(substitute_indices(numerator, back, sizes), divisor, tuple(guards))
     return GatherForm(left, solutions)
 
 
@@ -132,7 +132,7 @@ def _solve(
     return substitute_indices(affine_to_expr(total), replaced, sizes), abs(factor)
 
 
-def divisibility_guards(s: Solution) -> list[Expr]:
+def divisibility_guards(s: SolvedIndex) -> list[Expr]:
     """The condition that a solution is a whole number, but for one that always holds."""
     if s.divisor == 1:
         return []

@@ -18,7 +18,7 @@ from ..size_polynomial import Value
 from ..to_syntax import polynomial_to_expr
 from .adjoint_access import (
     GatherForm,
-    Solution,
+    SolvedIndex,
     affine_extremes,
     divisibility_guards,
     range_guards,
@@ -85,7 +85,7 @@ def pad_gradient(
         if len(inner) > 1 or inner[0] in box or ends is None:
             return None
         box[inner[0]] = (0, ends[1] - ends[0] + 1)
-        here = Solution(simplify_subscript(_plus(Index(inner[0], INT64), ends[0]), sizes), solution.divisor, ())
+        here = SolvedIndex(simplify_subscript(_plus(Index(inner[0], INT64), ends[0]), sizes), solution.divisor, ())
         conditions += [*divisibility_guards(here), *range_guards(here.value, ranges[inner[0]], box, sizes)]
         elements.append(simplify_subscript(substitute_indices(e, {inner[0]: here.value}, sizes), sizes))
         reads.append(simplify_subscript(_plus(solution.numerator, -ends[0]), sizes))

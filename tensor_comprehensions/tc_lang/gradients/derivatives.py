@@ -73,7 +73,7 @@ def guard_expr(guards: Guards, value: Expr) -> Expr:
     """`value` where all guards hold, else 0."""
     if not guards:
         return value
-    if isinstance(value, Select) and _is(value.otherwise, 0.0):
+    if isinstance(value, Select) and _is_constant_value(value.otherwise, 0.0):
         return guard_expr((*guards, value.condition), value.then)
     condition = guards[0]
     for g in guards[1:]:
@@ -88,7 +88,7 @@ def constant_like(value: float, like: Expr) -> Const:
     return Const(value, like.dtype)
 
 
-def _is(e: Expr, value: float) -> bool:
+def _is_constant_value(e: Expr, value: float) -> bool:
     return isinstance(e, Const) and e.value == value
 
 
@@ -110,19 +110,19 @@ def minus(a: Expr, b: Expr) -> Expr:
 
 
 def times(a: Expr, b: Expr) -> Expr:
-    if _is(a, 1.0):
+    if _is_constant_value(a, 1.0):
         return b
-    if _is(b, 1.0):
+    if _is_constant_value(b, 1.0):
         return a
     if isinstance(a, Unary) and a.op == "-":
         return negate_expr(times(a.operand, b))
     return Binary("*", a, b, a.dtype)
 
 
-def over(a: Expr, b: Expr) -> Expr:
+def divide_exprs(a: Expr, b: Expr) -> Expr:
     if isinstance(a, Unary) and a.op == "-":
-        return negate_expr(over(a.operand, b))
-    return a if _is(b, 1.0) else Binary("/", a, b, a.dtype)
+        return negate_expr(divide_exprs(a.operand, b))
+    return a if _is_constant_value(b, 1.0) else Binary("/", a, b, a.dtype)
 
 
 def negate_expr(a: Expr) -> Expr:
@@ -187,8 +187,8 @@ def _pull_binary(e: Binary, seed: Expr, guards: Guards, out: Derivatives) -> Non
             _pull(a, times(seed, b), guards, out)
             _pull(b, times(seed, a), guards, out)
         case "/":
-            _pull(a, over(seed, b), guards, out)
-            _pull(b, negate_expr(over(times(seed, e), b)), guards, out)
+            _pull(a, divide_exprs(seed, b), guards, out)
+            _pull(b, negate_expr(divide_exprs(times(seed, e), b)), guards, out)
         case "min" | "max":
             _pull_extremum(e.op, e, seed, guards, out)
 
@@ -220,17 +220,17 @@ def _pull_call(e: Call, seed: Expr, guards: Guards, out: Derivatives) -> None:
             _pull_power(e, seed, guards, out)
         case "atan2":
             square = plus(times(a, a), times(b, b))
-            _pull(a, over(times(seed, b), square), guards, out)
-            _pull(b, negate_expr(over(times(seed, a), square)), guards, out)
+            _pull(a, divide_exprs(times(seed, b), square), guards, out)
+            _pull(b, negate_expr(divide_exprs(times(seed, a), square)), guards, out)
         case "fmod":
             _pull(a, seed, guards, out)
-            _pull(b, negate_expr(times(seed, call_function("trunc", over(a, b)))), guards, out)
+            _pull(b, negate_expr(times(seed, call_function("trunc", divide_exprs(a, b)))), guards, out)
         case "remainder":
             _pull(a, seed, guards, out)
-            _pull(b, negate_expr(times(seed, call_function("rint", over(minus(a, e), b)))), guards, out)
+            _pull(b, negate_expr(times(seed, call_function("rint", divide_exprs(minus(a, e), b)))), guards, out)
         case "hypot":
-            _pull(a, times(seed, over(a, e)), guards, out)
-            _pull(b, times(seed, over(b, e)), guards, out)
+            _pull(a, times(seed, divide_exprs(a, e)), guards, out)
+            _pull(b, times(seed, divide_exprs(b, e)), guards, out)
         case "copysign":
             signed = Select(compare_exprs("==", e, a), seed, negate_expr(seed), seed.dtype)
             _pull(a, signed, (*guards, compare_exprs("!=", a, constant_like(0.0, a))), out)
@@ -279,13 +279,13 @@ def _square(x: Expr) -> Expr:
     return times(x, x)
 
 
-def _gaussian(factor: float, s: Expr, x: Expr) -> Expr:
+def _erf_derivative(factor: float, s: Expr, x: Expr) -> Expr:
     return times(
         times(s, constant_like(factor * 2.0 / math.sqrt(math.pi), x)), call_function("exp", negate_expr(_square(x)))
     )
 
 
-def _absolute(s: Expr, x: Expr) -> Expr:
+def _abs_derivative(s: Expr, x: Expr) -> Expr:
     zero = constant_like(0.0, x)
     below = Select(compare_exprs("<", x, zero), negate_expr(s), zero, s.dtype)
     return Select(compare_exprs(">", x, zero), s, below, s.dtype)
@@ -296,27 +296,27 @@ _UNARY: dict[str, Callable[[Expr, Expr, Expr], Expr]] = {
     "exp": lambda s, x, y: times(s, y),
     "exp2": lambda s, x, y: times(times(s, constant_like(math.log(2.0), x)), y),
     "expm1": lambda s, x, y: times(s, call_function("exp", x)),
-    "log": lambda s, x, y: over(s, x),
-    "log2": lambda s, x, y: over(s, times(constant_like(math.log(2.0), x), x)),
-    "log10": lambda s, x, y: over(s, times(constant_like(math.log(10.0), x), x)),
-    "log1p": lambda s, x, y: over(s, _one_plus(x)),
-    "sqrt": lambda s, x, y: over(s, times(constant_like(2.0, x), y)),
+    "log": lambda s, x, y: divide_exprs(s, x),
+    "log2": lambda s, x, y: divide_exprs(s, times(constant_like(math.log(2.0), x), x)),
+    "log10": lambda s, x, y: divide_exprs(s, times(constant_like(math.log(10.0), x), x)),
+    "log1p": lambda s, x, y: divide_exprs(s, _one_plus(x)),
+    "sqrt": lambda s, x, y: divide_exprs(s, times(constant_like(2.0, x), y)),
     "rsqrt": lambda s, x, y: times(times(s, constant_like(-0.5, x)), times(y, _square(y))),
-    "cbrt": lambda s, x, y: over(s, times(constant_like(3.0, x), _square(y))),
+    "cbrt": lambda s, x, y: divide_exprs(s, times(constant_like(3.0, x), _square(y))),
     "sin": lambda s, x, y: times(s, call_function("cos", x)),
     "cos": lambda s, x, y: negate_expr(times(s, call_function("sin", x))),
     "tan": lambda s, x, y: times(s, _one_plus(_square(y))),
-    "asin": lambda s, x, y: over(s, call_function("sqrt", _one_minus(_square(x)))),
-    "acos": lambda s, x, y: negate_expr(over(s, call_function("sqrt", _one_minus(_square(x))))),
-    "atan": lambda s, x, y: over(s, _one_plus(_square(x))),
+    "asin": lambda s, x, y: divide_exprs(s, call_function("sqrt", _one_minus(_square(x)))),
+    "acos": lambda s, x, y: negate_expr(divide_exprs(s, call_function("sqrt", _one_minus(_square(x))))),
+    "atan": lambda s, x, y: divide_exprs(s, _one_plus(_square(x))),
     "sinh": lambda s, x, y: times(s, call_function("cosh", x)),
     "cosh": lambda s, x, y: times(s, call_function("sinh", x)),
     "tanh": lambda s, x, y: times(s, _one_minus(_square(y))),
-    "asinh": lambda s, x, y: over(s, call_function("sqrt", _one_plus(_square(x)))),
-    "acosh": lambda s, x, y: over(s, call_function("sqrt", minus(_square(x), constant_like(1.0, x)))),
-    "atanh": lambda s, x, y: over(s, _one_minus(_square(x))),
-    "erf": lambda s, x, y: _gaussian(1.0, s, x),
-    "erfc": lambda s, x, y: _gaussian(-1.0, s, x),
-    "fabs": lambda s, x, y: _absolute(s, x),
+    "asinh": lambda s, x, y: divide_exprs(s, call_function("sqrt", _one_plus(_square(x)))),
+    "acosh": lambda s, x, y: divide_exprs(s, call_function("sqrt", minus(_square(x), constant_like(1.0, x)))),
+    "atanh": lambda s, x, y: divide_exprs(s, _one_minus(_square(x))),
+    "erf": lambda s, x, y: _erf_derivative(1.0, s, x),
+    "erfc": lambda s, x, y: _erf_derivative(-1.0, s, x),
+    "fabs": lambda s, x, y: _abs_derivative(s, x),
     "tf32": lambda s, x, y: s,  # as of casts, which round, too
 }

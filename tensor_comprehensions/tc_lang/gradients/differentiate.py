@@ -24,8 +24,8 @@ from .derivatives import (
     compare_exprs,
     convert_expr,
     derivatives_of,
+    divide_exprs,
     guard_expr,
-    over,
     replace_expr,
     times,
 )
@@ -33,8 +33,8 @@ from .emit import GradStatement, write_gradient
 from .gradient import Gradient, Key
 from .reach import ALWAYS, read_condition
 from .simplify import simplify_gradient
-from .ssa import SsaProgram, SsaStatement, no_gradient_error, part, range_extent
-from .stored_patterns import domain, find_patterns, gather_by_equality, moves
+from .ssa import SsaProgram, SsaStatement, as_partial_write_subscript, no_gradient_error, range_extent
+from .stored_patterns import find_patterns, gather_by_equality, has_computed_sparse_subscript, pattern_exists_clauses
 
 
 def differentiate(function: Function, wanted: Iterable[Key] | None = None, keep: bool = False) -> Gradient:
@@ -95,7 +95,7 @@ class _Reverse:
         for step in reversed(self.steps.steps):
             if step.target in self.adjoints:
                 try:
-                    self._step(step)
+                    self._differentiate_step(step)
                 except NoDerivative as reason:
                     raise no_gradient_error(self.function, step.source, str(reason)) from None
 
@@ -104,7 +104,7 @@ class _Reverse:
         kind, name = key
         version = name if kind == "input" else f"{name}@0"
         dtype = self.steps.versions[version].dtype
-        mine = self._own_gradient(version)
+        mine = self._writable_gradient(version)
         if dtype.accumulator == dtype:
             return mine
         rounded = f"{mine} rounded"
@@ -144,7 +144,7 @@ class _Reverse:
             return Cast(Access(adjoint, subscripts, dtype), wide)
         return Access(adjoint, subscripts, wide)
 
-    def _own_gradient(self, version: str) -> str:
+    def _writable_gradient(self, version: str) -> str:
         """The gradient of a version as a tensor that may be added to: a copy, or zeros if there is none."""
         adjoint = self.adjoints.get(version)
         if adjoint is not None and not adjoint.shared:
@@ -168,19 +168,19 @@ class _Reverse:
 
     # --- one step ----------------------------------------------------------------------------------------------------
 
-    def _step(self, step: SsaStatement) -> None:
+    def _differentiate_step(self, step: SsaStatement) -> None:
         seed = self._at_target(step)
         if step.before is not None:
-            self._go_on(step)
+            self._propagate_unchanged(step)
         match step.op:
             case "min=!" | "max=!":
-                self._send_extremum(step, seed)
+                self._differentiate_extremum(step, seed)
             case "*=!":
-                self._send_product(step, seed)
+                self._differentiate_product(step, seed)
             case _:
                 seed = convert_expr(seed, step.value.dtype.accumulator)
                 for access, value in derivatives_of(step.value, seed, self._result(step)).items():
-                    self._send(step, access, value)
+                    self._accumulate_read_gradient(step, access, value)
 
     def _result(self, step: SsaStatement) -> Access | None:
         """The element that holds the value of a step, where reading it is better than computing it again."""
@@ -189,20 +189,22 @@ class _Reverse:
             return None
         return Access(step.target, step.subscripts, dtype)
 
-    def _go_on(self, step: SsaStatement) -> None:
+    def _propagate_unchanged(self, step: SsaStatement) -> None:
         """Propagate the gradient of the later version to elements of the earlier one that a step leaves unchanged."""
         assert step.before is not None
         self.adjoints[step.before] = _Adjoint(self.adjoints[step.target].name, shared=True)
         if step.op == "+=":
             return
-        name = self._own_gradient(step.before)
+        name = self._writable_gradient(step.before)
         start = [lower for lower, _ in self.steps.versions[step.target].bounds]
         subscripts = tuple(_subtract_start(e, s) for e, s in zip(step.subscripts, start, strict=True))
         zero = Const(0.0, self.steps.versions[step.target].dtype.accumulator)
         ranges = {i: step.ranges[i] for i in step.left}
-        self._write(step.before, GradStatement(name, subscripts, "=", zero, ranges, domain(step, self.patterns)))
+        self._write(
+            step.before, GradStatement(name, subscripts, "=", zero, ranges, pattern_exists_clauses(step, self.patterns))
+        )
 
-    def _send_extremum(self, step: SsaStatement, seed: Expr) -> None:
+    def _differentiate_extremum(self, step: SsaStatement, seed: Expr) -> None:
         """The elements that are equal to the result share its gradient."""
         result = Access(step.target, step.subscripts, self.steps.versions[step.target].dtype)
         term = step.value
@@ -216,12 +218,14 @@ class _Reverse:
         one, zero = Const(1.0, wide), Const(0.0, wide)
         place = tuple(_subtract_start(e, step.ranges[i][0]) for e, i in zip(step.subscripts, step.left, strict=True))
         equal = Select(chosen, one, zero, wide)
-        term_count, box, exists = self._from_zero(equal, step.ranges, step.left, domain(step, self.patterns))
+        term_count, box, exists = self._shift_ranges_to_zero(
+            equal, step.ranges, step.left, pattern_exists_clauses(step, self.patterns)
+        )
         self.written.append(GradStatement(count, step.subscripts, "+=!", term_count, box, exists))
-        share = over(seed, Access(count, place, wide))
-        self._send(step, term, guard_expr((chosen,), convert_expr(share, term.dtype.accumulator)))
+        share = divide_exprs(seed, Access(count, place, wide))
+        self._accumulate_read_gradient(step, term, guard_expr((chosen,), convert_expr(share, term.dtype.accumulator)))
 
-    def _send_product(self, step: SsaStatement, seed: Expr) -> None:
+    def _differentiate_product(self, step: SsaStatement, seed: Expr) -> None:
         """Each factor gets the product of the others; zeros need no care then."""
         term = step.value
         while isinstance(term, Cast):
@@ -240,17 +244,19 @@ class _Reverse:
         place = tuple(_subtract_start(Index(i, INT64), step.ranges[i][0]) for i in step.ranges)
         if same is not None:
             factor = Select(same, Const(1.0, factor.dtype), factor, factor.dtype)
-            exists = domain(step, self.patterns)
+            exists = pattern_exists_clauses(step, self.patterns)
             twins = tuple(
                 _substitute_access(a, {i: Index(twin[i], INT64) for i in reduced}, self.sizes) for a in exists
             )
-            factor, box, exists = self._from_zero(factor, box, tuple(box), tuple(dict.fromkeys((*exists, *twins))))
+            factor, box, exists = self._shift_ranges_to_zero(
+                factor, box, tuple(box), tuple(dict.fromkeys((*exists, *twins)))
+            )
             place_from_zero = tuple(Index(i, INT64) for i in step.ranges)
             self.written.append(GradStatement(others, place_from_zero, "*=!", factor, box, exists))
             seed = times(seed, Access(others, place, seed.dtype))
-        self._send(step, term, convert_expr(seed, term.dtype.accumulator))
+        self._accumulate_read_gradient(step, term, convert_expr(seed, term.dtype.accumulator))
 
-    def _from_zero(
+    def _shift_ranges_to_zero(
         self, value: Expr, ranges: Mapping[str, Bounds], names: Sequence[str], exists: Sequence[Access]
     ) -> tuple[Expr, dict[str, Bounds], tuple[Access, ...]]:
         """`value`, the ranges of its indices, of which those of `names` count from 0 then, and `exists` of them."""
@@ -265,7 +271,7 @@ class _Reverse:
 
     # --- sending -----------------------------------------------------------------------------------------------------
 
-    def _send(self, step: SsaStatement, access: Access, value: Expr) -> None:
+    def _accumulate_read_gradient(self, step: SsaStatement, access: Access, value: Expr) -> None:
         """Add `value`, at every point of the step, to the gradient of the element that `access` reads there."""
         version = self.steps.versions[access.tensor]
         found = solve_gather(access.subscripts, version.bounds, step.ranges, step.left, self.sizes)
@@ -274,14 +280,16 @@ class _Reverse:
         if found is None:
             self._scatter(step, access, value)
             return
-        exists = tuple(_substitute_access(a, found.substitute_in, self.sizes) for a in domain(step, self.patterns))
+        exists = tuple(
+            _substitute_access(a, found.substitute_in, self.sizes) for a in pattern_exists_clauses(step, self.patterns)
+        )
         gathered = guard_expr(found.guards, substitute_indices(value, found.substitute_in, self.sizes))
-        if moves(exists, gathered, self.patterns):
+        if has_computed_sparse_subscript(exists, gathered, self.patterns):
             self._scatter(step, access, value)
             return
         value = (None if self.patterns else self._gather_padded(step, found, value)) or gathered
         subscripts = tuple(Index(i, INT64) for i in found.unsolved)
-        value, rest = _without_idle(value, subscripts, found.free_ranges(step.ranges), exists)
+        value, rest = _fold_unused_indices(value, subscripts, found.free_ranges(step.ranges), exists)
         if rest and not self.patterns and not set(list(found.unsolved)[-1:]) <= set(step.left):
             value, rest = self._transpose_sum(access.tensor, value, found.unsolved, rest)
         box = {**found.unsolved, **rest}
@@ -295,7 +303,8 @@ class _Reverse:
             self._write(access.tensor, GradStatement(name, subscripts, "+=!" if rest else "=", value, box, exists))
         else:
             self._write(
-                access.tensor, GradStatement(self._own_gradient(access.tensor), subscripts, "+=", value, box, exists)
+                access.tensor,
+                GradStatement(self._writable_gradient(access.tensor), subscripts, "+=", value, box, exists),
             )
 
     def _gather_padded(self, step: SsaStatement, found: GatherForm, value: Expr) -> Expr | None:
@@ -305,7 +314,7 @@ class _Reverse:
         wider = pad_gradient(value, seed, bounds, found, step.ranges, self.sizes)
         if wider is None:
             return None
-        name = self._helper("padded", step.target, wider.subscripts, "=", wider.value, wider.ranges)
+        name = self._add_helper_tensor("padded", step.target, wider.subscripts, "=", wider.value, wider.ranges)
         places = {f"@{d}": e for d, e in enumerate(wider.reads)}
         read = Access(name, tuple(Index(p, INT64) for p in places), seed.dtype)
         return substitute_indices(
@@ -321,9 +330,11 @@ class _Reverse:
             return value, rest
         subscripts = tuple(Index(i, INT64) for i in order)
         box = {**{i: left[i] for i in order}, **rest}
-        return Access(self._helper("turned", version, subscripts, "+=!", value, box), subscripts, value.dtype), {}
+        return Access(
+            self._add_helper_tensor("turned", version, subscripts, "+=!", value, box), subscripts, value.dtype
+        ), {}
 
-    def _helper(
+    def _add_helper_tensor(
         self, kind: str, version: str, subscripts: tuple[Expr, ...], op: str, value: Expr, box: Mapping[str, Bounds]
     ) -> str:
         """A tensor beside the gradient of a version, made by one statement."""
@@ -346,13 +357,13 @@ class _Reverse:
         bounds = self.steps.versions[access.tensor].bounds
         read = read_condition(access, step.value)
         subscripts = tuple(self._place(e, b, step, read) for e, b in zip(access.subscripts, bounds, strict=True))
-        exists = domain(step, self.patterns)
-        value, box = _without_idle(value, subscripts, dict(step.ranges), exists)
+        exists = pattern_exists_clauses(step, self.patterns)
+        value, box = _fold_unused_indices(value, subscripts, dict(step.ranges), exists)
         guarded_sizes = [range_extent(b) for e, b in zip(subscripts, bounds, strict=True) if isinstance(e, Select)]
         if any((constant_value(x) or 0) <= 0 for x in guarded_sizes):
-            subscripts, box = _unless_empty(guarded_sizes, subscripts, box)
+            subscripts, box = _guard_scatter_into_empty(guarded_sizes, subscripts, box)
         self._write(
-            access.tensor, GradStatement(self._own_gradient(access.tensor), subscripts, "+=", value, box, exists)
+            access.tensor, GradStatement(self._writable_gradient(access.tensor), subscripts, "+=", value, box, exists)
         )
 
     def _place(self, e: Expr, bounds: Bounds, step: SsaStatement, read: Expr) -> Expr:
@@ -360,10 +371,10 @@ class _Reverse:
         place = _subtract_start(e, bounds[0])
         if read != ALWAYS and range_guards(e, bounds, step.ranges, self.sizes):
             return Select(read, place, Const(0, INT64), INT64)
-        return part(place, step.ranges, range_extent(bounds))
+        return as_partial_write_subscript(place, step.ranges, range_extent(bounds))
 
 
-def _unless_empty(
+def _guard_scatter_into_empty(
     extents: Sequence[Value], subscripts: tuple[Expr, ...], box: dict[str, Bounds]
 ) -> tuple[tuple[Expr, ...], dict[str, Bounds]]:
     """A scatter without points if one of `extents` is 0, since element 0 does not exist then."""
@@ -384,7 +395,7 @@ def _substitute_access(a: Access, indices: Mapping[str, Expr], sizes: Mapping[st
     return moved
 
 
-def _without_idle(
+def _fold_unused_indices(
     value: Expr, subscripts: Sequence[Expr], ranges: Mapping[str, Bounds], exists: Sequence[Access] = ()
 ) -> tuple[Expr, dict[str, Bounds]]:
     """The sum over indices that no term depends on, as a product."""

@@ -77,7 +77,7 @@ def write_gradient(
     formats = [_format_name(steps.function.tensor(key[1]).format) for key in targets]
     returns = tuple(s.Declaration(name, None, format) for name, format in zip(gives, formats, strict=True))
     d = s.Def(f"{steps.function.name}_backward", parameters, returns, body)
-    text, function = _shorten_def(d)
+    text, function = _drop_implied_ranges(d)
     return Gradient(text, function, takes, tuple(targets))
 
 
@@ -308,7 +308,7 @@ def _shift_subscript(e: Expr, start: Value) -> Expr:
 # --- clauses ---------------------------------------------------------------------------------------------------------
 
 
-def _shorten_def(d: s.Def) -> tuple[str, Function]:
+def _drop_implied_ranges(d: s.Def) -> tuple[str, Function]:
     """The text of a def without the ranges that follow from the accesses anyway."""
     whole = function = _check_gradient(to_text(d))
     sizes = {name: SizePolynomial.name(name) for name in (*function.sizes, *function.scalars)}
@@ -317,7 +317,7 @@ def _shorten_def(d: s.Def) -> tuple[str, Function]:
         for clause in function.statements[n].ranges:
             fewer = tuple(r for r in function.statements[n].ranges if r.index != clause.index)
             attempt = _with_ranges(function, n, fewer)
-            if _means_the_same(attempt, n, wanted, sizes):
+            if _has_same_ranges(attempt, n, wanted, sizes):
                 function = attempt
     if function is whole:
         return to_text(d), whole
@@ -330,7 +330,7 @@ def _shorten_def(d: s.Def) -> tuple[str, Function]:
     return text, _check_gradient(text)
 
 
-def _means_the_same(attempt: Function, n: int, wanted: Ranges, sizes: Mapping[str, Value]) -> bool:
+def _has_same_ranges(attempt: Function, n: int, wanted: Ranges, sizes: Mapping[str, Value]) -> bool:
     """Whether a def has the ranges that are wanted though its n-th statement has a clause less."""
     target = attempt.statements[n].target
     try:

@@ -53,7 +53,7 @@ def to_product(e: Expr, inner: str | None = None) -> FactorProduct:
         case Binary(op="/", left=a, right=b):
             return to_product(a, inner).divide_by(_as_one_factor(to_product(b, inner), e.dtype, inner))
         case Binary(op="+" | "-"):
-            return _common(list(_terms(e, 1.0, inner)), e.dtype, inner)
+            return _factor_out_common(list(_terms(e, 1.0, inner)), e.dtype, inner)
         case Select(then=a, otherwise=b):
             return FactorProduct(
                 1.0, (with_operands(e, (e.condition, simplify_product(a, inner), simplify_product(b, inner))),)
@@ -109,7 +109,7 @@ def _terms(e: Expr, sign: float, inner: str | None) -> Iterable[FactorProduct]:
             yield FactorProduct(sign).multiply_by(to_product(e, inner))
 
 
-def _common(terms: list[FactorProduct], dtype: DType, inner: str | None) -> FactorProduct:
+def _factor_out_common(terms: list[FactorProduct], dtype: DType, inner: str | None) -> FactorProduct:
     """A sum as the product of its terms' common factors and of the remaining sum."""
     terms = _merge_equal_terms(terms)
     if not terms:

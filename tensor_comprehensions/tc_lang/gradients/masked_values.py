@@ -16,21 +16,23 @@ from ..size_polynomial import Value
 from .adjoint_access import substitute_indices
 from .emit import GradStatement
 from .factorize import to_product, unify
-from .ssa import SsaProgram, SsaStatement, are_bare_indices, is_partial
+from .ssa import SsaProgram, SsaStatement, are_bare_indices, is_restricted_by_exists
 
 
-def mask_sums(written: Sequence[GradStatement], sizes: Mapping[str, Value]) -> list[GradStatement]:
+def restrict_sums_to_masks(written: Sequence[GradStatement], sizes: Mapping[str, Value]) -> list[GradStatement]:
     """The statements; sums of products with a masked tensor are restricted to the terms inside of the mask."""
     writers = [w.target for w in written]
     masked = {
         w.target: w
         for w in written
-        if w.op == "=" and are_bare_indices(w.subscripts) and _index_mask(w.value) and writers.count(w.target) == 1
+        if w.op == "=" and are_bare_indices(w.subscripts) and _is_index_masked(w.value) and writers.count(w.target) == 1
     }
-    return [_mask_sum(w, masked, sizes) for w in written]
+    return [_restrict_sum_to_mask(w, masked, sizes) for w in written]
 
 
-def _mask_sum(w: GradStatement, masked: Mapping[str, GradStatement], sizes: Mapping[str, Value]) -> GradStatement:
+def _restrict_sum_to_mask(
+    w: GradStatement, masked: Mapping[str, GradStatement], sizes: Mapping[str, Value]
+) -> GradStatement:
     if w.op != "+=!" or w.exists or len(w.ranges) == len(w.subscripts):
         return w
     product = to_product(w.value)
@@ -45,7 +47,7 @@ def _mask_sum(w: GradStatement, masked: Mapping[str, GradStatement], sizes: Mapp
     return w
 
 
-def _index_mask(e: Expr) -> bool:
+def _is_index_masked(e: Expr) -> bool:
     """Whether it is `condition ? value : 0` with a condition on indices."""
     return (
         isinstance(e, Select)
@@ -55,19 +57,22 @@ def _index_mask(e: Expr) -> bool:
     )
 
 
-def read_masked_values(written: Sequence[GradStatement], steps: SsaProgram) -> list[GradStatement]:
+def reuse_masked_values(written: Sequence[GradStatement], steps: SsaProgram) -> list[GradStatement]:
     """The statements, reading values of functions inside of a mask from the tensors that hold them there."""
     used = {name for w in written for name in w.reads}
-    held = [s for s in steps.steps if s.target in used and _holds_masked(s, steps)]
-    return [replace(w, value=_with_held(w.value, held, steps)) if _index_mask(w.value) else w for w in written]
+    held = [s for s in steps.steps if s.target in used and _stores_masked_call(s, steps)]
+    return [
+        replace(w, value=_replace_calls_by_stored_values(w.value, held, steps)) if _is_index_masked(w.value) else w
+        for w in written
+    ]
 
 
-def _holds_masked(step: SsaStatement, steps: SsaProgram) -> bool:
+def _stores_masked_call(step: SsaStatement, steps: SsaProgram) -> bool:
     plain = step.op == "=" and step.before is None and are_bare_indices(step.subscripts)
     return (
         plain
-        and not is_partial(step, steps.function)
-        and _index_mask(step.value)
+        and not is_restricted_by_exists(step, steps.function)
+        and _is_index_masked(step.value)
         and _masked_call(step.value) is not None
     )
 
@@ -77,7 +82,7 @@ def _masked_call(e: Expr) -> Call | None:
     return e.then if isinstance(e, Select) and isinstance(e.then, Call) else None
 
 
-def _with_held(e: Expr, held: Iterable[SsaStatement], steps: SsaProgram) -> Expr:
+def _replace_calls_by_stored_values(e: Expr, held: Iterable[SsaStatement], steps: SsaProgram) -> Expr:
     """`e`, a masked value, with elements of tensors that are masked alike for the functions that they hold."""
     assert isinstance(e, Select)
     condition = _widen_indices(e.condition)

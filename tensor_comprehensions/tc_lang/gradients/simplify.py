@@ -26,8 +26,8 @@ from .factorize import (
     to_product,
     with_named_products,
 )
-from .masked_values import mask_sums, read_masked_values
-from .ssa import SsaProgram, are_bare_indices, is_partial
+from .masked_values import restrict_sums_to_masks, reuse_masked_values
+from .ssa import SsaProgram, are_bare_indices, is_restricted_by_exists
 from .zero_sums import drop_zero_statements
 
 MOST = 200
@@ -40,11 +40,11 @@ def simplify_gradient(
     """The statements of a gradient, of which the tensors in `targets` are wanted, so that they compute less."""
     statements = live_statements(drop_zero_statements(steps, live_statements(written, targets), sizes), targets)
     statements = _reuse_partial_sums([x for n, w in enumerate(statements) for x in _factor_sum(w, n)])
-    statements = _Joining(statements, targets, sizes).run()
-    names = _held_products(steps, {name for w in statements for name in w.reads})
+    statements = _StatementFuser(statements, targets, sizes).run()
+    names = _find_stored_products(steps, {name for w in statements for name in w.reads})
     statements = [_rewrite_product(w, names, steps, sizes) for w in statements]
-    statements = mask_sums(read_masked_values(statements, steps), sizes)
-    return _results_last(live_statements(statements, targets))
+    statements = restrict_sums_to_masks(reuse_masked_values(statements, steps), sizes)
+    return _move_unread_sums_last(live_statements(statements, targets))
 
 
 def live_statements(written: Sequence[GradStatement], targets: AbstractSet[str]) -> list[GradStatement]:
@@ -57,7 +57,7 @@ def live_statements(written: Sequence[GradStatement], targets: AbstractSet[str])
     return kept[::-1]
 
 
-def _results_last(written: Sequence[GradStatement]) -> list[GradStatement]:
+def _move_unread_sums_last(written: Sequence[GradStatement]) -> list[GradStatement]:
     """Move unread sums behind everything else, batches of products first, and conversions of sums after these.
 
     Between other statements, they would prevent fusion.
@@ -95,7 +95,7 @@ def _factor_sum(w: GradStatement, n: int) -> list[GradStatement]:
     rest = [i for i in w.ranges if i not in left]
     if not rest or w.op not in ("+=!", "+=") or not are_bare_indices(w.subscripts) or w.exists:
         return [w]
-    if not _spans(w):
+    if not _reads_element_per_point(w):
         return _nest_sums(w, n, left, rest)
     still, moving = to_product(w.value).split(lambda x: not any(uses_index(i, x) for i in rest))
     if not (still.over or still.under) or not (moving.over or moving.under):
@@ -163,7 +163,7 @@ def _with_names(e: Expr, names: Mapping[str, str]) -> Expr:
     return replace(e, tensor=names[e.tensor]) if isinstance(e, Access) and e.tensor in names else e
 
 
-def _spans(w: GradStatement) -> bool:
+def _reads_element_per_point(w: GradStatement) -> bool:
     """Whether something that is read has an element for each point: else the sum is a contraction of smaller things."""
     accesses = (x for x in walk_expr(w.value) if isinstance(x, Access))
     return any(all(uses_index(i, *x.subscripts) for i in w.ranges) for x in accesses)
@@ -173,7 +173,7 @@ def _spans(w: GradStatement) -> bool:
 
 
 @dataclass(slots=True)
-class _Joining:
+class _StatementFuser:
     """Statements that define a tensor element by element wait until something reads it. waiting: in their order."""
 
     statements: Sequence[GradStatement]
@@ -260,7 +260,7 @@ def _is_small(*expressions: Expr) -> bool:
 # --- expressions -----------------------------------------------------------------------------------------------------
 
 
-def _held_products(steps: SsaProgram, used: AbstractSet[str]) -> list[NamedProduct]:
+def _find_stored_products(steps: SsaProgram, used: AbstractSet[str]) -> list[NamedProduct]:
     """The products that outputs of the def hold, and tensors that are read in any case."""
     found = []
     outputs = {steps.last[r] for r in steps.function.returns}
@@ -270,7 +270,7 @@ def _held_products(steps: SsaProgram, used: AbstractSet[str]) -> list[NamedProdu
         if step.op != "=" or step.before is not None or not are_bare_indices(step.subscripts):
             continue
         dtype = steps.versions[step.target].dtype
-        if is_partial(step, steps.function):
+        if is_restricted_by_exists(step, steps.function):
             continue
         value = to_product(step.value) if dtype.is_float and dtype == step.value.dtype else FactorProduct(0.0)
         if value.coefficient and len(value.over) + len(value.under) > 1:
@@ -282,7 +282,7 @@ def _rewrite_product(
     w: GradStatement, names: Sequence[NamedProduct], steps: SsaProgram, sizes: Mapping[str, Value]
 ) -> GradStatement:
     """`w` with its value as a product, if it runs over one tensor's elements."""
-    if not w.value.dtype.is_float or (len(w.ranges) > len(w.subscripts) and not _spans(w)):
+    if not w.value.dtype.is_float or (len(w.ranges) > len(w.subscripts) and not _reads_element_per_point(w)):
         return w
 
     def exists(x: Access) -> bool:

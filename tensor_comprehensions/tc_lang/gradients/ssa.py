@@ -96,7 +96,7 @@ class SsaProgram:
             elif t.role is Role.INOUT:
                 out.new_version(t.name, t.dtype, ranges.tensors[t.name])
         for n, s in enumerate(function.statements):
-            out._statement(s, dict(ranges.statements[n]))
+            out._add_statement_steps(s, dict(ranges.statements[n]))
         return out
 
     def new_version(self, tensor: str, dtype: DType, bounds: tuple[Bounds, ...]) -> str:
@@ -120,16 +120,16 @@ class SsaProgram:
 
     # --- one statement -----------------------------------------------------------------------------------------------
 
-    def _statement(self, s: Statement, ranges: dict[str, Bounds]) -> None:
+    def _add_statement_steps(self, s: Statement, ranges: dict[str, Bounds]) -> None:
         whole = self.ranges.tensors[s.target]
         subscripts = tuple(
-            part(self._current(e), ranges, range_extent(b))
+            as_partial_write_subscript(self._read_current_versions(e), ranges, range_extent(b))
             if is_updatable_in_part(self.function.tensor(s.target))
-            else self._current(e)
+            else self._read_current_versions(e)
             for e, b in zip(s.subscripts, whole, strict=True)
         )
-        value = self._current(s.value)
-        exists = tuple(e for x in s.exists if isinstance(e := self._current(x), Access))
+        value = self._read_current_versions(s.value)
+        exists = tuple(e for x in s.exists if isinstance(e := self._read_current_versions(x), Access))
         step = SsaStatement("", subscripts, "=", value, s.indices[: s.num_free], ranges, exists=exists, source=s)
         plain = are_bare_indices(subscripts)
         before = self.last.get(s.target)
@@ -160,18 +160,18 @@ class SsaProgram:
         dtype = self.function.tensor(s.target).dtype
         used = [i for i in step.ranges if any(isinstance(x, Index) and x.name == i for x in walk_expr(value))]
         if op != "*":  # a minimum over an index that no operand depends on is a minimum over the other indices
-            exists = tuple(a for a in step.exists if self._stores_some(a.tensor))
+            exists = tuple(a for a in step.exists if self._may_be_sparse_version(a.tensor))
             needed = {*used, *step.left, *(x.name for a in exists for x in walk_expr(a) if isinstance(x, Index))}
             step = replace(step, ranges={i: b for i, b in step.ranges.items() if i in needed}, exists=exists)
         if dtype.is_float and not _is_element(value):
             subscripts = tuple(map(_index, used))
             name = self.new_version(f"{s.target}_term", value.dtype, tuple(step.ranges[i] for i in used))
             ranges = {i: step.ranges[i] for i in used}
-            exists = tuple(a for a in step.exists if self._stores_some(a.tensor) and uses_only(a, used))
+            exists = tuple(a for a in step.exists if self._may_be_sparse_version(a.tensor) and uses_only(a, used))
             self.steps.append(SsaStatement(name, subscripts, "=", value, tuple(used), ranges, exists=exists, source=s))
             value = Access(name, subscripts, value.dtype)
         reduced = replace(step, op=f"{op}=!", value=value)
-        if not goes_on and (op == "*" or not dtype.is_float or _is_given(value)):
+        if not goes_on and (op == "*" or not dtype.is_float or _is_input_element(value)):
             self._add(s.target, reduced)
             return
         # Which of several computed terms is the least shows against the least of them, not against an output: what
@@ -187,7 +187,7 @@ class SsaProgram:
         ranges = {i: step.ranges[i] for i in step.left}
         self._add(s.target, replace(step, value=whole, ranges=ranges, exists=()))
 
-    def _stores_some(self, version: str) -> bool:
+    def _may_be_sparse_version(self, version: str) -> bool:
         """Whether a version may store only some places, so that `exists` on it has an effect."""
         if not self.function.is_sparse:
             return False
@@ -206,11 +206,11 @@ class SsaProgram:
         name = self.new_version(tensor, self.function.tensor(tensor).dtype, self.ranges.tensors[tensor])
         self.steps.append(replace(step, target=name))
 
-    def _current(self, e: Expr) -> Expr:
+    def _read_current_versions(self, e: Expr) -> Expr:
         """`e` reading the versions that are current, and with sizes of the signature only."""
         if isinstance(e, Size) and "." in e.name:
             return _with_dtype(polynomial_to_expr(self.ranges.sizes[e.name]), e.dtype)
-        e = with_operands(e, [self._current(x) for x in operands_of(e)])
+        e = with_operands(e, [self._read_current_versions(x) for x in operands_of(e)])
         return replace(e, tensor=self.last[e.tensor]) if isinstance(e, Access) else e
 
 
@@ -230,7 +230,7 @@ def are_bare_indices(subscripts: tuple[Expr, ...]) -> bool:
     return len(names) == len(subscripts) == len(set(names))
 
 
-def is_partial(step: SsaStatement, function: Function) -> bool:
+def is_restricted_by_exists(step: SsaStatement, function: Function) -> bool:
     """Whether a step may be for some points of its ranges only, those where something is stored."""
     return bool(step.exists) and function.is_sparse
 
@@ -244,7 +244,7 @@ def range_extent(bounds: Bounds) -> Value:
     return bounds[1] - bounds[0]
 
 
-def part(e: Expr, ranges: Mapping[str, Bounds], size: Value) -> Expr:
+def as_partial_write_subscript(e: Expr, ranges: Mapping[str, Bounds], size: Value) -> Expr:
     """A subscript on the left; a bare index would say that it takes all the places of the dimension."""
     if isinstance(e, Index) and ranges[e.name] != (0, size):
         return Binary("+", e, Const(0, INT64), INT64)
@@ -262,7 +262,7 @@ def _is_element(e: Expr) -> bool:
     return False
 
 
-def _is_given(element: Expr) -> bool:
+def _is_input_element(element: Expr) -> bool:
     """Whether this is an element of an input."""
     while isinstance(element, Cast):
         element = element.operand

@@ -1,4 +1,4 @@
-"""Stored places in gradients: the `exists` clauses and sparse operands that a gradient's statements must keep.
+"""StoredTensor places in gradients: the `exists` clauses and sparse operands that a gradient's statements must keep.
 
 The gradient of a tensor that stores only some elements is needed at those places alone. So is that of a temporary that
 is nonzero only at stored places of an operand.
@@ -12,7 +12,7 @@ from ...core.dtypes import BOOL, INT64
 from ..ir import Access, Binary, Call, Cast, Const, Expr, Index, Select, Unary, walk_expr
 from ..ranges import Bounds
 from ..size_polynomial import Value, constant_value
-from .adjoint_access import GatherForm, Solution, range_guards
+from .adjoint_access import GatherForm, SolvedIndex, range_guards
 from .ssa import SsaProgram, SsaStatement, range_extent
 
 _ZERO_AT_ZERO = (
@@ -28,33 +28,33 @@ def find_patterns(steps: SsaProgram) -> dict[str, str]:
         return {}
     found = {p.name: p.name for p in steps.function.parameters if p.is_sparse}
     for step in steps.steps:
-        source = _source(step, found)
+        source = _find_pattern_source(step, found)
         starts = all(constant_value(lower) == 0 for lower, _ in steps.versions[step.target].bounds)
         if source is not None and starts and (step.before is None or found.get(step.before) == source):
             found[step.target] = source
     return found
 
 
-def _source(step: SsaStatement, known: Mapping[str, str]) -> str | None:
+def _find_pattern_source(step: SsaStatement, known: Mapping[str, str]) -> str | None:
     if step.op not in ("=", "+=", "+=!") or not _are_distinct(step.subscripts):
         return None
     reads = (*step.exists, *(x for x in walk_expr(step.value) if isinstance(x, Access)))
     sources = (known[a.tensor] for a in reads if a.tensor in known and a.subscripts == step.subscripts)
-    return next((s for s in sources if _is_within(step, known, s)), None)
+    return next((s for s in sources if _is_zero_outside_pattern(step, known, s)), None)
 
 
 def _are_distinct(subscripts: Sequence[Expr]) -> bool:
     return all(isinstance(e, Index) for e in subscripts) and len(set(subscripts)) == len(subscripts)
 
 
-def _is_within(step: SsaStatement, known: Mapping[str, str], source: str) -> bool:
+def _is_zero_outside_pattern(step: SsaStatement, known: Mapping[str, str], source: str) -> bool:
     mine = {name for name, s in known.items() if s == source}
     absent = {a for e in (step.value, *step.exists) for a in walk_expr(e) if isinstance(a, Access) and a.tensor in mine}
     absent = {a for a in absent if a.subscripts == step.subscripts}
-    return any(a in absent for a in step.exists) or _vanishes(step.value, absent)
+    return any(a in absent for a in step.exists) or _is_zero_if_absent(step.value, absent)
 
 
-def _vanishes(e: Expr, absent: Collection[Access]) -> bool:
+def _is_zero_if_absent(e: Expr, absent: Collection[Access]) -> bool:
     """Whether `e` is 0 if the reads `absent` are of elements that are not stored."""
     match e:
         case Access():
@@ -62,19 +62,19 @@ def _vanishes(e: Expr, absent: Collection[Access]) -> bool:
         case Const(value=value):
             return value == 0
         case Unary(op="-", operand=x) | Cast(operand=x):
-            return _vanishes(x, absent)
+            return _is_zero_if_absent(x, absent)
         case Binary(op="*", left=a, right=b):
-            return _vanishes(a, absent) or _vanishes(b, absent)
+            return _is_zero_if_absent(a, absent) or _is_zero_if_absent(b, absent)
         case Binary(op="/", left=a):
-            return _vanishes(a, absent)
+            return _is_zero_if_absent(a, absent)
         case Binary(op="+" | "-" | "min" | "max", left=a, right=b) | Select(then=a, otherwise=b):
-            return _vanishes(a, absent) and _vanishes(b, absent)
+            return _is_zero_if_absent(a, absent) and _is_zero_if_absent(b, absent)
         case Call(function=name, arguments=(x,)) if name in _ZERO_AT_ZERO:
-            return _vanishes(x, absent)
+            return _is_zero_if_absent(x, absent)
     return False
 
 
-def domain(step: SsaStatement, patterns: Mapping[str, str]) -> tuple[Access, ...]:
+def pattern_exists_clauses(step: SsaStatement, patterns: Mapping[str, str]) -> tuple[Access, ...]:
     """The clauses that restrict a step: the `exists` of tensors that store only some elements."""
     return tuple(a for a in step.exists if a.tensor in patterns)
 
@@ -86,18 +86,18 @@ def gather_by_equality(
     left: dict[str, Bounds] = {f"i{d}": (0, range_extent(b)) for d, b in enumerate(bounds)}
     while left.keys() & ranges.keys():
         left = {f"{name}_": b for name, b in left.items()}
-    solutions: dict[str, Solution] = {}
+    solutions: dict[str, SolvedIndex] = {}
     for place, e in zip(left, subscripts, strict=True):
         mine = Index(place, INT64)
         if isinstance(e, Index) and e.name not in solutions:
-            solutions[e.name] = Solution(mine, 1, tuple(range_guards(mine, ranges[e.name], left, sizes)))
+            solutions[e.name] = SolvedIndex(mine, 1, tuple(range_guards(mine, ranges[e.name], left, sizes)))
             continue
         other = solutions[e.name].numerator if isinstance(e, Index) else e
-        solutions[f"{place} "] = Solution(mine, 1, (Binary("==", mine, other, BOOL),))
+        solutions[f"{place} "] = SolvedIndex(mine, 1, (Binary("==", mine, other, BOOL),))
     return GatherForm(left, solutions)
 
 
-def moves(exists: Sequence[Access], value: Expr, patterns: Collection[str]) -> bool:
+def has_computed_sparse_subscript(exists: Sequence[Access], value: Expr, patterns: Collection[str]) -> bool:
     """Whether a tensor that stores some elements only has a subscript that is neither an index nor a number."""
     reads = (*exists, *(x for x in walk_expr(value) if isinstance(x, Access)))
     mine = (x for x in reads if x.tensor.removeprefix("d ").rstrip("@") in patterns or x.tensor in patterns)

@@ -20,7 +20,7 @@ from ..ranges import Bounds
 from ..size_polynomial import SizePolynomial, Value, to_polynomial
 from .adjoint_access import substitute_indices, uses_index
 from .emit import GradStatement
-from .ssa import SsaProgram, SsaStatement, are_bare_indices, is_partial, range_extent
+from .ssa import SsaProgram, SsaStatement, are_bare_indices, is_restricted_by_exists, range_extent
 
 MOST = 64
 """Most terms of a sum for which a proof is tried."""
@@ -65,12 +65,12 @@ def drop_zero_statements(
     steps: SsaProgram, written: Iterable[GradStatement], sizes: Mapping[str, Value]
 ) -> list[GradStatement]:
     """The statements of a gradient without those that always add zero."""
-    algebra = _Algebra(steps, sizes, {s.target: s for s in steps.steps})
+    algebra = _ZeroSumProver(steps, sizes, {s.target: s for s in steps.steps})
     return [kept for w in written if (kept := algebra.run(w)) is not None]
 
 
 @dataclass(slots=True)
-class _Algebra:
+class _ZeroSumProver:
     """The statements so far. gradients: the values of each tensor, with its box; changed: how often it was written."""
 
     steps: SsaProgram
@@ -92,7 +92,7 @@ class _Algebra:
         try:
             value = self.polynomial(w.value)
             for i in rest if plain else ():
-                value = _total(value, i, w.ranges[i], self._substitute)
+                value = _sum_over_index(value, i, w.ranges[i], self._substitute)
         except _TooLarge:
             self._note(w, None)
             return w
@@ -134,8 +134,8 @@ class _Algebra:
                 return _scale(self.polynomial(x), -1)
             case Cast(operand=x) if x.dtype.is_float:
                 return self.polynomial(x)
-            case Cast(operand=x) if (amount := self._amount(x)) is not None:
-                return _amount(amount)
+            case Cast(operand=x) if (amount := self._as_size_value(x)) is not None:
+                return _size_to_polynomial(amount)
             case Binary(op="+", left=a, right=b):
                 return _sum(self.polynomial(a), self.polynomial(b))
             case Binary(op="-", left=a, right=b):
@@ -158,7 +158,7 @@ class _Algebra:
         ((monomial, c),) = value.items()
         return {tuple((atom, -power) for atom, power in monomial): 1 / c}
 
-    def _amount(self, e: Expr) -> Value | None:
+    def _as_size_value(self, e: Expr) -> Value | None:
         """The number that an integer expression is for given sizes, if it depends on them only."""
         if any(isinstance(x, Index | Access) for x in walk_expr(e)):
             return None
@@ -181,13 +181,13 @@ class _Algebra:
         if name not in self.versions:
             self.versions[name] = None  # unknown while it is being computed, because it depends on itself
             step = self.made.get(name)
-            if step is None or step.before is not None or is_partial(step, self.steps.function):
+            if step is None or step.before is not None or is_restricted_by_exists(step, self.steps.function):
                 return None
             if step.op in ("=", "+=!") and are_bare_indices(step.subscripts):
                 try:
                     value = self.polynomial(step.value)
                     for i in step.ranges:
-                        value = value if i in step.left else _total(value, i, step.ranges[i], self._substitute)
+                        value = value if i in step.left else _sum_over_index(value, i, step.ranges[i], self._substitute)
                 except _TooLarge:
                     return None
                 left = tuple(e.name for e in step.subscripts if isinstance(e, Index))
@@ -231,7 +231,7 @@ def _with_long_indices(e: Expr) -> Expr:
     return replace(e, dtype=INT64) if isinstance(e, Index) else map_operands(e, _with_long_indices)
 
 
-def _amount(x: Value) -> Polynomial:
+def _size_to_polynomial(x: Value) -> Polynomial:
     """A size as a factor; sizes of several terms are sums."""
     out: Polynomial = {}
     for monomial, c in to_polynomial(x).terms:
@@ -283,13 +283,17 @@ def _is_condition(atom: Atom) -> bool:
     return isinstance(atom, Select) and isinstance(atom.then, Const) and atom.then.value == 1.0
 
 
-def _total(value: Polynomial, index: str, bounds: Bounds, put: Put) -> Polynomial:
+def _sum_over_index(value: Polynomial, index: str, bounds: Bounds, put: Put) -> Polynomial:
     """The sum over all values of an index: factors that do not depend on it are moved out."""
     out: Polynomial = {}
     for monomial, c in value.items():
         inside = tuple((atom, p) for atom, p in monomial if _depends(atom, index))
         outside: Polynomial = {tuple((atom, p) for atom, p in monomial if not _depends(atom, index)): c}
-        over = _amount(range_extent(bounds)) if not inside else _atom(_exchange_sums(inside, index, bounds, put))
+        over = (
+            _size_to_polynomial(range_extent(bounds))
+            if not inside
+            else _atom(_exchange_sums(inside, index, bounds, put))
+        )
         out = _sum(out, _product(outside, over))
     return out
 
@@ -309,7 +313,7 @@ def _exchange_sums(body: Monomial, index: str, bounds: Bounds, put: Put) -> Inde
             factors[x] = 1 if _is_condition(x) else factors.get(x, 0) + p
         over += zip(names, atom.bounds, strict=True)
     product = _sort_powers(factors.items())
-    first = 1 + max(_height(atom) for atom in factors)
+    first = 1 + max(_max_index_number(atom) for atom in factors)
     numbers = [f"${first + k}" for k in range(len(over))]
     return min((_number_indices(product, order, numbers, put) for order in permutations(over)), key=_text)
 
@@ -329,8 +333,8 @@ def _depends(atom: Atom, index: str) -> bool:
     return uses_index(index, atom)
 
 
-def _height(atom: Atom) -> int:
+def _max_index_number(atom: Atom) -> int:
     """The largest number of an index of the totals in an atom."""
     if not isinstance(atom, IndexTotal):
         return 0
-    return max(*(int(name[1:]) for name in atom.indices), *(_height(inner) for inner, _ in atom.body))
+    return max(*(int(name[1:]) for name in atom.indices), *(_max_index_number(inner) for inner, _ in atom.body))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import islpy as isl
 
 from ....core.errors import InternalError
-from ....core.naming import compose_name
+from ....core.naming import internal_name
 from ....loop_ir import build
 from ....loop_ir import nodes as ir
 from ....loop_ir.intervals import Interval, index_interval
@@ -96,7 +96,7 @@ class _Walk:
         raise InternalError(f"an unknown kind of node: {node.to_C_str()}")
 
     def loop(self, node: isl.AstNode) -> ir.Stmt:
-        name = compose_name(node.for_get_iterator().get_id().get_name())
+        name = internal_name(node.for_get_iterator().get_id().get_name())
         start = self.expression(node.for_get_init())
         if node.for_is_degenerate():
             return ir.Loop(name, start, build.add(start, 1), self.statement(node.for_get_body()))
@@ -125,7 +125,7 @@ class _Walk:
                 return build.const(int(e.get_val().to_python()))
             case "id":
                 name = e.get_id().get_name()
-                return self.identifiers.get(name) or build.var(compose_name(name))
+                return self.identifiers.get(name) or build.var(internal_name(name))
         arguments = [self.expression(e.get_op_arg(k)) for k in range(e.get_op_n_arg())]
         kind = _name(e.get_op_type())
         if kind in ("cond", "select"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ....core.naming import compose_name
+from ....core.naming import internal_name
 from ....loop_ir import build
 from ....loop_ir import nodes as ir
 from ....loop_ir.buffer_view import BufferView
@@ -58,4 +58,4 @@ def _stored_value(s: BoundStatement, value: ir.Expr) -> tuple[ir.Expr, str | Non
 
 def sum_register(unit: Unit, tensor: Tensor) -> Buffer:
     """Where a thread combines its terms of `unit`."""
-    return Buffer(compose_name(unit.node.name, "sum"), Type(tensor.dtype), (), (), Space.REGISTER)
+    return Buffer(internal_name(unit.node.name, "sum"), Type(tensor.dtype), (), (), Space.REGISTER)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from math import prod
 
-from ....core.naming import compose_name
+from ....core.naming import internal_name
 from ....loop_ir import build
 from ....loop_ir import nodes as ir
 from ....loop_ir.nodes import BLOCK, THREAD, Buffer, CheckSite, Kernel, Launch
@@ -33,7 +33,7 @@ def check_kernels(
         blocks = min(GPU_MAX_CHECK_BLOCKS, -(-max(points) // GPU_CHECK_THREADS))
         bodies = [_check_all_points(s, check, buffers, site, blocks) for site, s, check in together]
         launch = Launch((blocks, 1, 1), (GPU_CHECK_THREADS, 1, 1))
-        kernels.append(Kernel(compose_name(name, f"check{together[0][0]}"), build.block(*bodies), launch))
+        kernels.append(Kernel(internal_name(name, f"check{together[0][0]}"), build.block(*bodies), launch))
     return kernels, [CheckSite(c.tensor, c.dimension, c.extent, c.origin) for _, c in found]
 
 
@@ -60,7 +60,7 @@ def _check_all_points(
 ) -> ir.Stmt:
     """`check` at all points of the indices that it depends on."""
     first = build.add(build.mul(build.var(BLOCK[0]), GPU_CHECK_THREADS), build.var(THREAD[0]))
-    point = compose_name(f"point{site}")
+    point = internal_name(f"point{site}")
     body = _check(check, _place(build.var(point), _indices(s, check)), buffers, site)
     return ir.Loop(point, first, build.const(_points(s, check)), body, step=blocks * GPU_CHECK_THREADS)
 

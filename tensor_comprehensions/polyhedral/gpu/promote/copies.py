@@ -13,7 +13,7 @@ from math import prod
 
 import islpy as isl
 
-from ....core.naming import compose_name
+from ....core.naming import internal_name
 from ....loop_ir import build
 from ....loop_ir.buffer_view import BufferView, footprint_offsets
 from ....loop_ir.nodes import THREAD, Buffer, Expr, Launch, Load, Loop, LoopKind, Ramp, Stmt, Store
@@ -73,7 +73,7 @@ class BlockCopy:
         shape = vector_shape(self.box.shape, self.lanes)
         total, threads = prod(shape), prod(launch.block)
         trips = -(-total // threads)
-        trip = compose_name(self.buffer.name, "in" if into else "out")
+        trip = internal_name(self.buffer.name, "in" if into else "out")
         position = build.add(build.mul(build.var(trip), threads), thread_rank(launch))
         place = _digits(thread_rank(launch), threads, build.var(trip), shape)
         body = self._element(outer, place, launch, into=into)
@@ -85,9 +85,9 @@ class BlockCopy:
     def copy_by_thread(self, outer: Sequence[Expr], launch: Launch, *, into: bool) -> Stmt:
         """The copy of a private box by each thread, fully unrolled."""
         shape = vector_shape(self.box.shape, self.lanes)
-        name = compose_name(self.buffer.name, "in" if into else "out")
-        place = [build.var(compose_name(name, d)) if extent > 1 else build.const(0) for d, extent in enumerate(shape)]
-        extents = [(compose_name(name, d), extent) for d, extent in enumerate(shape) if extent > 1]
+        name = internal_name(self.buffer.name, "in" if into else "out")
+        place = [build.var(internal_name(name, d)) if extent > 1 else build.const(0) for d, extent in enumerate(shape)]
+        extents = [(internal_name(name, d), extent) for d, extent in enumerate(shape) if extent > 1]
         return build.loops(extents, self._element(outer, place, launch, into=into), LoopKind.UNROLLED)
 
     def _element(self, outer: Sequence[Expr], position: Sequence[Expr], launch: Launch, *, into: bool) -> Stmt:

@@ -13,7 +13,7 @@ from math import prod
 import islpy as isl
 
 from ....core.dtypes import FLOAT32
-from ....core.naming import compose_name
+from ....core.naming import internal_name
 from ....loop_ir import build
 from ....loop_ir.nodes import Buffer, Space, Type
 from ....thresholds import GPU_MAX_ELEMENT_REGISTERS
@@ -61,7 +61,7 @@ def promote_registers(
         for group in found:
             origin = tensor.partition(".")[0]
             memory = tensors[group.lookup.tensor if group.lookup else tensor]
-            name = fresh_buffer_name(compose_name(origin, "own"), done, chosen)
+            name = fresh_buffer_name(internal_name(origin, "own"), done, chosen)
             buffer = build.buffer(name, memory.type.dtype, group.box.shape, Space.REGISTER)
             gains = group.box.size <= room and (_is_reused(group, scope) or _in_vectors(group, buffer, memory, scope))
             if not gains or not _fits(group, candidates, scope, prefix, around):
@@ -154,7 +154,7 @@ def _literal(
     return bool(loops.reverse().apply_range(places).is_single_valued())
 
 
-_PLACE = Buffer(compose_name("place"), Type(FLOAT32), (), (), Space.REGISTER)
+_PLACE = Buffer(internal_name("place"), Type(FLOAT32), (), (), Space.REGISTER)
 
 
 def _insert_copies(

@@ -18,7 +18,7 @@ import islpy as isl
 
 from ....core.decisions import Decision, is_recording, note_decision
 from ....core.errors import CannotLower
-from ....core.naming import compose_name
+from ....core.naming import internal_name
 from ....loop_ir import build
 from ....loop_ir.buffer_view import buffer_indices
 from ....loop_ir.intrinsics import BARRIER
@@ -233,7 +233,7 @@ def promote_shared(
     room = around.budget - done.bytes
     for group, steps in _candidates(free, scope, around, inner):
         tensor = around.memory(group)
-        name = fresh_buffer_name(compose_name(tensor.name, "shared"), done, chosen)
+        name = fresh_buffer_name(internal_name(tensor.name, "shared"), done, chosen)
         buffer = build.buffer(name, tensor.type.dtype, group.box.shape, Space.SHARED)
         points = isl.Set.from_union_set(scope.range())
         lanes = (

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import islpy as isl
 
-from ....core.naming import compose_name
+from ....core.naming import internal_name
 from ....tc_lang import ir as tc
 from ....tc_lang.ir import BoundFunction, map_operands
 from ...scop.isl_affine import isl_tensor, quasi_affine
@@ -122,7 +122,7 @@ def with_coordinates(references: Sequence[Reference]) -> tuple[Reference, ...]:
     def use_coordinates(r: Reference) -> Reference:
         if r.lookup is None or not written.isdisjoint((r.tensor, *(tensor for tensor, _ in r.lookup.reads))):
             return replace(r, lookup=None)
-        name = names.setdefault((r.tensor, r.lookup.subscripts), compose_name(r.tensor, len(names)))
+        name = names.setdefault((r.tensor, r.lookup.subscripts), internal_name(r.tensor, len(names)))
         places = isl.Map.from_multi_aff(r.lookup.coordinates).intersect_domain(r.relation.domain())
         return replace(
             r,
