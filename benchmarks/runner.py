@@ -14,7 +14,7 @@ from torch import Tensor
 
 import tensor_comprehensions
 from tensor_comprehensions.compiler.compiled_kernel import CompiledCpuKernel
-from tensor_comprehensions.runtime.cpu import limits
+from tensor_comprehensions.runtime.cpu import roofline_probes
 
 from .kernels import Benchmark, outputs
 from .timing import Quartiles, interleave, ratios
@@ -142,20 +142,20 @@ def _extremes(
     work = benchmark.flops or benchmark.moved
     if contenders.kernel is None or OURS not in contenders.calls or not work:
         return {}
-    call, times = limits.repeated_kernel_call(contenders.kernel, arguments, outputs(contenders.calls[OURS]()))
+    call, times = roofline_probes.repeated_kernel_call(contenders.kernel, arguments, outputs(contenders.calls[OURS]()))
     most = (
-        {limits.FMA: limits.peak_multiply_add_call(arguments[0].dtype)}
+        {roofline_probes.FMA: roofline_probes.peak_multiply_add_call(arguments[0].dtype)}
         if benchmark.flops
-        else limits.peak_copy_calls(work)
+        else roofline_probes.peak_copy_calls(work)
     )
-    return {limits.KERNEL: (call, float(times * work)), **most}
+    return {roofline_probes.KERNEL: (call, float(times * work)), **most}
 
 
 def _limit(benchmark: Benchmark, work: Mapping[str, float], seconds: Mapping[str, Sequence[float]]) -> Limit | None:
     if not work:
         return None
     speeds = {name: [amount / s for s in seconds[name]] for name, amount in work.items()}
-    ours = speeds.pop(limits.KERNEL)
+    ours = speeds.pop(roofline_probes.KERNEL)
     bound = max(speeds, key=lambda name: median(speeds[name]))
     amount = benchmark.flops or benchmark.moved
     return Limit(

@@ -17,9 +17,9 @@ from .compiler.compiled_kernel import CompiledCpuKernel
 from .core.error_boundary import only_tc_errors, shorten_traceback, to_public_error
 from .core.errors import ArgumentError, InternalError, TCError
 from .dispatch.compiled_callable import CompiledCallable
+from .dispatch.graph_breaks import run_outside_graphs
 from .dispatch.inline_cache import MISS, InlineCache
 from .dispatch.kernel_table import CompileConfig, KernelTable
-from .dispatch.outside_graphs import run_outside_graphs
 from .dispatch.signatures import format_signature
 from .runtime.fastpath.call_cache import RECORDED
 from .torch_ext.autograd import Gradients, call_with_autograd, is_recorded, record_call

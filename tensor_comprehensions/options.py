@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, fields, replace
 from math import prod
 from typing import Any, TypeAlias
 
+from .core.callable_fields import with_callable_fields
 from .core.errors import ArgumentError
-from .core.fluent import with_callable_fields
 from .structured.language.schedule_types import ScheduleArguments, freeze_schedule
 from .target import GpuTarget
 

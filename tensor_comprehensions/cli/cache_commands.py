@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 
-from ..cache import eviction, import_export, measurement_store, remote, stored_kernels
+from ..cache import eviction, import_export, measurement_store, remote_measurements, stored_kernels
 from ..cache.key import Key
 from ..cache.measurement_store import Measurement
 from ..cache.store import KERNEL, LAYERS, TUNING, Name, Store, current_store
@@ -189,8 +189,8 @@ def _merge(arguments: Namespace) -> int:
     store = _store(arguments)
     for source in arguments.source:
         found = (
-            remote.download_measurements(source)
-            if remote.is_url(source)
+            remote_measurements.download_measurements(source)
+            if remote_measurements.is_url(source)
             else import_export.read_measurements(Path(source))
         )
         fresh = import_export.add_measurements(store, found)

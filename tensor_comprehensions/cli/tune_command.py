@@ -12,7 +12,7 @@ from ..autotuner.op_api import store_of
 from ..autotuner.progress import progress_listener
 from ..autotuner.report import write_report
 from ..autotuner.session import parse_seconds
-from ..cache import remote
+from ..cache import remote_measurements
 from ..cache.store import Store
 
 
@@ -49,11 +49,11 @@ def run_tune(options: argparse.Namespace) -> int:
     journal = options.journal or options.job.with_suffix(f"{suffix}.journal")
     place = options.store if options.store is not None else job.store
     with tempfile.TemporaryDirectory() as folder, progress_listener() as seen:
-        url = place if place is not None and remote.is_url(place) else None
+        url = place if place is not None and remote_measurements.is_url(place) else None
         store = Store(Path(folder, "store")) if url is not None else store_of(place)
         found = run_job(tasks, job.devices, store, journal, seen)
         if url is not None:
-            print(f"results: {remote.upload_measurements(store, url)}")
+            print(f"results: {remote_measurements.upload_measurements(store, url)}")
     if found:
         page, _ = write_report(_report(options.report or options.job.with_suffix(f"{suffix}.html"), options.job), found)
         print(f"report: {page}")

@@ -75,7 +75,7 @@ def load_or_make(store: Store, key: Key | None, recipe: CacheAdapter[C]) -> C:
 
 def save_page(made: CompiledBase | CompiledSparseKernel | CompiledSparseGpuKernel) -> None:
     """Write the page of a kernel into the folder of `TC_EXPLAIN`; a fault there is logged, and is none of the call."""
-    from ..explain.every_kernel import save_page_in
+    from ..explain.kernel_pages import save_page_in
 
     try:
         save_page_in(knobs.current_knobs().explain, made)

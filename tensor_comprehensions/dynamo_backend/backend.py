@@ -30,7 +30,7 @@ from .insert_kernels import eager_module, insert_kernels, mark_as_boxed, region_
 from .kernel_or_eager import KernelOrEager, OutputView, Symbols
 from .partition import ANY, WORTH, FusedRegion, RegionLimits, find_regions, is_profitable
 from .symbolic_regions import SymbolicRegion, find_symbolic_regions, find_varying
-from .whole_operations import captured_whole
+from .undecomposed_operations import captured_whole
 
 LIMIT = 4096
 _operators: SingleFlightCache[str, Op] = SingleFlightCache(LIMIT)

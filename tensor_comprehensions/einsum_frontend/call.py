@@ -12,8 +12,8 @@ from ..api import Op
 from ..core.error_boundary import only_tc_errors, shorten_traceback
 from ..core.errors import TCError
 from ..core.single_flight import SingleFlightCache
+from ..dispatch.graph_breaks import run_outside_graphs
 from ..dispatch.kernel_table import may_be_sparse
-from ..dispatch.outside_graphs import run_outside_graphs
 from .lookup import LIMIT, check_kinds, check_sparse_kinds, kinds_of, operator_for
 from .traced_einsum import traced_einsum
 

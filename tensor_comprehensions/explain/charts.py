@@ -7,8 +7,8 @@ from html import escape
 from math import log10
 
 from .dependences import number_kernels
+from .format_numbers import format_bytes, format_count
 from .kernel_report import Report, Roofline, Section
-from .numbers import format_bytes, format_count
 
 BAR = 60
 WIDTH, HEIGHT, MARGIN = 560, 260, 44

@@ -11,13 +11,13 @@ from ..core.decisions import Decision, open_book
 from ..core.errors import CannotLower
 from ..runtime.cpu import host_symbols, object_code
 from .assembly import list_assembly
+from .call_cost import call_bytes, call_flops
 from .footprints import loop_footprints
+from .format_numbers import format_bytes, format_count
 from .kernel_report import BY_HAND, SAME_BYTES, Listing, Report
 from .listings import list_llvm, list_marked
-from .numbers import format_bytes, format_count
 from .original_names import with_original_decisions
 from .trace import Trace, trace_compilation
-from .work import call_bytes, call_flops
 
 
 def explain_cpu_kernel(

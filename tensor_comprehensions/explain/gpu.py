@@ -22,9 +22,9 @@ from ..runtime.cuda import nvrtc
 from ..runtime.cuda.nvrtc import Cubin, Resources
 from ..target import GpuTarget
 from .assembly import list_ptx
+from .format_numbers import format_bytes
 from .kernel_report import BY_HAND, SAME_BYTES, Listing, Report, Section
 from .listings import list_marked
-from .numbers import format_bytes
 from .sectors import SECTOR, count_sectors
 from .trace import trace_compilation
 

@@ -12,10 +12,10 @@ import torch
 
 from ..compiler.compiled_kernel import CompiledCpuKernel
 from ..core.errors import ArgumentError
-from ..runtime.cpu import limits
+from ..runtime.cpu import roofline_probes
 from ..runtime.cpu.host import host
+from .call_cost import call_bytes, call_flops
 from .kernel_report import Report, Roofline
-from .work import call_bytes, call_flops
 
 RUNS, LEAST_SECONDS = 5, 0.05
 """Runs that are timed at least, and about how long they take together."""
@@ -59,7 +59,7 @@ def _time_call(run: Callable[[], object]) -> float:
 @cache
 def machine_limits() -> tuple[tuple[tuple[str, float], ...], float]:
     """Bytes per second that one thread copies in each cache and in memory, and its float32 operations per second."""
-    call, flops = limits.peak_multiply_add_call(torch.float32)
+    call, flops = roofline_probes.peak_multiply_add_call(torch.float32)
     peak = flops / _time_call(call)
     return tuple((name, _copy_rate(size)) for name, size in _working_sets()), peak
 
@@ -72,4 +72,4 @@ def _working_sets() -> Iterator[tuple[str, int]]:
 
 
 def _copy_rate(size: int) -> float:
-    return max(moved / _time_call(call) for call, moved in limits.peak_copy_calls(size).values())
+    return max(moved / _time_call(call) for call, moved in roofline_probes.peak_copy_calls(size).values())

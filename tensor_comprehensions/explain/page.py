@@ -17,8 +17,8 @@ from zlib import compress
 
 from ..core.decisions import Decision
 from .charts import draw_bank_grid, draw_bars, draw_dependences, draw_roofline
+from .format_numbers import format_bytes, format_count, format_number
 from .kernel_report import Listing, ListingLine, Report
-from .numbers import format_bytes, format_count, format_number
 from .page_assets import SCRIPT, STYLE
 from .text import decisions_in_order, label_statements, shown_numbers, verdict
 

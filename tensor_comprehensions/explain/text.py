@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..core.decisions import Decision
+from .format_numbers import format_bytes, format_count, format_number
 from .kernel_report import Report
-from .numbers import format_bytes, format_count, format_number
 
 COLUMN, LOOPS = 10, 4
 """Width of the column of subjects; number of loops whose footprints are printed."""

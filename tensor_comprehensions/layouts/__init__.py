@@ -6,6 +6,7 @@ Always holds: a layout is a function from coordinates to offsets, and an operati
 specified function refuses with both operands in its message.
 """
 
+from .access_layout import AccessStride, LayoutRead, can_merge, coalesce_together
 from .algebra import (
     coalesce,
     complement,
@@ -20,7 +21,6 @@ from .elements import common_vector, enlarge, narrow, widen
 from .layout import Layout, concatenate
 from .layout_notation import parse
 from .modes import blocked_product, coalesce_modes, compose_modes, divide_modes, raked_product
-from .reads import AccessStride, LayoutRead, can_merge, coalesce_together
 from .swizzle import Swizzle
 
 __all__ = [

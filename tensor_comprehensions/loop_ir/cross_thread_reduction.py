@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from ..core.naming import internal_name
+from ..core.internal_names import internal_name
 from ..machine import WARP_THREADS
 from . import build
 from . import nodes as ir

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..core.naming import internal_name
+from ..core.internal_names import internal_name
 from .nodes import Allocate, Invoke, Let, Load, Loop, Stmt, Store, Window
 from .rewrite import stmt_expressions, walk_expr, walk_stmts
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import count
 
-from ..core.naming import SEPARATOR, internal_name
+from ..core.internal_names import SEPARATOR, internal_name
 from .nodes import Allocate, Buffer, Expr, Invoke, Kernel, Let, Load, Loop, Module, Stmt, Store, Var, Window
 from .rewrite import map_expr, map_stmt
 

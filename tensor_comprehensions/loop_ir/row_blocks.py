@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from ..core.dtypes import INT64
 from ..core.errors import CannotLower
-from ..core.naming import internal_name
+from ..core.internal_names import internal_name
 from . import build
 from .nodes import (
     Allocate,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from ..core.dtypes import BOOL, INT64, UINT8
 from ..core.errors import CannotLower
-from ..core.naming import internal_name
+from ..core.internal_names import internal_name
 from ..loop_ir import build
 from ..loop_ir.instructions import BIT_AND, TRAILING_ZEROS
 from ..loop_ir.nodes import (

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from ..core.dtypes import BOOL
 from ..core.errors import CannotLower
-from ..core.naming import internal_name
+from ..core.internal_names import internal_name
 from ..loop_ir import build
 from ..loop_ir.cross_thread_reduction import CrossThreadSum, combine_across_threads
 from ..loop_ir.nodes import Allocate, Expr, If, Kernel, Load, Loop, Module, Stmt, Store

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..core.errors import CannotLower
-from ..core.naming import internal_name
+from ..core.internal_names import internal_name
 from ..loop_ir import build
 from ..loop_ir.names import Names
 from ..loop_ir.nodes import BLOCK, THREAD, Block, Expr, Launch, Let, Loop, LoopKind, Stmt

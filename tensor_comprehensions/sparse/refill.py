@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ..core.dtypes import INT64
-from ..core.naming import internal_name
+from ..core.internal_names import internal_name
 from ..loop_ir import build
 from ..loop_ir.nodes import Allocate, Buffer, Expr, Load, Loop, LoopKind, Space, Stmt, Store
 from ..tc_lang.formats import Format, LevelKind

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ..core.dtypes import BOOL, INT64
 from ..core.errors import CannotLower
-from ..core.naming import internal_name
+from ..core.internal_names import internal_name
 from ..loop_ir import build
 from ..loop_ir.nodes import Allocate, Buffer, Expr, If, Let, Load, Loop, LoopKind, Stmt, Store
 from ..loop_ir.rewrite import mentions

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from ..core.dtypes import INT64, DType
-from ..core.naming import internal_name
+from ..core.internal_names import internal_name
 from ..loop_ir import build
 from ..loop_ir.nodes import Buffer, Expr, Type
 from ..options import SparseOptions

@@ -8,7 +8,7 @@ from math import prod
 
 from ..core.dtypes import FLOAT32, DType
 from ..core.errors import InternalError
-from ..core.naming import SEPARATOR, internal_name
+from ..core.internal_names import SEPARATOR, internal_name
 from ..loop_ir import build
 from ..loop_ir.nodes import Const, Expr, Load, Type, Var
 from ..loop_ir.rewrite import walk_expr

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from ..core.errors import CannotLower, TCError
-from ..core.naming import SEPARATOR
+from ..core.internal_names import SEPARATOR
 from . import ir as f
 from .ir import BoundFunction
 

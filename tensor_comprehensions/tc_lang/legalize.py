@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from operator import is_
 
 from ..core.dtypes import INT64, UINT8, DType
+from ..core.internal_names import internal_name
 from ..core.memory_layout import contiguous_strides
-from ..core.naming import internal_name
 from .bind import neutral_element
 from .ir import (
     Access,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from ..core.errors import InternalError
-from ..core.naming import SEPARATOR, internal_name
+from ..core.internal_names import SEPARATOR, internal_name
 from .bind import neutral_element
 from .ir import Access, BoundFunction, BoundStatement, Const, Expr, Role, Tensor, walk_expr
 

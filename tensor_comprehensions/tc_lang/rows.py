@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from ..core.errors import TCError
-from ..core.naming import internal_name
+from ..core.internal_names import internal_name
 from .affine import to_affine
 from .ir import (
     INDEX_TYPE,

@@ -13,13 +13,13 @@ from dataclasses import replace
 from typing import Any
 
 from ..core.dtypes import FLOAT32
-from ..core.naming import internal_name
+from ..core.internal_names import internal_name
 from ..structured.match.product_matching import replace_element_reads
 from ..structured.op import ACCUMULATOR
 from ..tc_lang import ir as tc
+from ..tc_lang.extract_statements import tensors_of_statements
 from ..tc_lang.ir import BoundFunction, BoundIndex, BoundStatement, Role, map_operands, walk_expr
 from ..tc_lang.numpy_expression import NumpyExpressionEvaluator
-from ..tc_lang.pieces import tensors_of_statements
 from .product_region import LARGEST, TOTAL, ChainedFactor, FactorPair, ProductFactor, ProductRegion, Softmax
 
 FindRegion = Callable[[BoundFunction, int], ProductRegion | None]

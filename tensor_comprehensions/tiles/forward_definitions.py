@@ -12,8 +12,8 @@ from dataclasses import replace
 from ..core.dtypes import DType
 from ..structured.match.product_matching import convert_exactly
 from ..tc_lang import ir as tc
+from ..tc_lang.extract_statements import tensors_of_statements
 from ..tc_lang.ir import BoundFunction, BoundStatement, map_operands, walk_expr
-from ..tc_lang.pieces import tensors_of_statements
 
 
 def forward_definitions(function: BoundFunction) -> BoundFunction:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from ..tc_lang import ir as tc
+from ..tc_lang.extract_statements import tensors_of_statements
 from ..tc_lang.ir import BoundFunction, Role, map_operands, walk_expr
-from ..tc_lang.pieces import tensors_of_statements
 from .product_region import OtherSum, ProductRegion
 
 MOST_SUMS = 4

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from ..core.decisions import close_book
 from ..core.errors import ArgumentError, CannotLower, InternalError
-from ..core.naming import internal_name
+from ..core.internal_names import internal_name
 from ..loop_ir.nodes import Buffer, Check, CheckSite, Kernel, Module, Stmt, Type
 from ..loop_ir.origins import with_origin
 from ..loop_ir.rewrite import map_stmt
@@ -19,8 +19,8 @@ from ..polyhedral.gpu import lower_gpu
 from ..polyhedral.scop.collapse import collapse
 from ..polyhedral.scop.rfactor import SplitPoint, in_two_stages, is_divisible
 from ..target import GpuTarget
+from ..tc_lang.extract_statements import extract_statements_as_def, tensors_of_statements
 from ..tc_lang.ir import BoundFunction, BoundStatement, Role
-from ..tc_lang.pieces import extract_statements_as_def, tensors_of_statements
 from ..tc_lang.unit_dims import without_unit_dims
 from . import specs
 from .choose_tiles import choose_tiles

@@ -21,9 +21,9 @@ from .lower_chain import ChainedLeft
 from .lower_product import ProductLowering, StagedFactor
 from .product_region import FactorPair, ProductFactor
 from .product_tiles import FactorPlace, PairOrder
-from .role_words import DEFAULT_REGISTERS
 from .tensors import DataTensor, ThreadTensor
 from .tile_views import MemoryView, RegisterFragment, WarpgroupPlan
+from .warp_role_builder import DEFAULT_REGISTERS
 from .warpgroup_products import group_left_fragment, plan_warpgroups, warpgroup_accumulator
 
 

@@ -8,7 +8,7 @@ from math import gcd, prod
 from typing import Any
 
 from ..core.dtypes import FLOAT32, DType
-from ..core.naming import internal_name
+from ..core.internal_names import internal_name
 from ..layouts import Layout, compose, concatenate
 from ..loop_ir import build
 from ..loop_ir import nodes as ir
@@ -29,11 +29,11 @@ from .pointwise import read_value
 from .product_region import FactorPair, ProductFactor, ProductRegion
 from .product_tiles import WGMMA, FactorPlace, PairOrder, ProductOrder, ProductTiles
 from .program_builder import ProgramBuilder
-from .role_words import BLOCK_ID
 from .tensor_core_products import ROUNDED, accumulator, plan_product
 from .tensors import DataTensor, ThreadTensor
 from .thread_values import element_at, exist_together, fill_pair, guarded_store, name_coordinates, neighbor_runs
 from .tile_views import THREAD_X, MemoryView, RegisterFragment
+from .warp_role_builder import BLOCK_ID
 
 DEALT = 32
 """Columns of four instructions, which are dealt out to four threads."""

@@ -8,7 +8,7 @@ from enum import Enum
 from math import prod
 
 from ..core.dtypes import DType
-from ..core.naming import internal_name
+from ..core.internal_names import internal_name
 from ..loop_ir.atoms import TFLOAT32
 from ..structured.match.match_contraction import MatchedContraction
 from ..tc_lang import ir as tc

@@ -15,14 +15,14 @@ from ..loop_ir.atoms import WARP
 from ..loop_ir.nodes import Space
 from . import specs
 from .barriers import Barrier
+from .control_flow_builder import ControlFlowBuilder
 from .indices import Index
-from .order_words import ControlFlowBuilder
 from .pointwise import broadcast_shape, reduced_tile, spread_tile, with_dtype
-from .role_words import BLOCK_ID, check_group, tile_coordinates
 from .roles import every_node
 from .tensor_core_products import ROUNDED, SUMS, accumulator, left_fragment, plan_product
 from .tensors import DTYPE_SPELLING, ThreadTensor
 from .tile_views import MapOperand, MemoryView, Operand, Positions, RegisterFragment
+from .warp_role_builder import BLOCK_ID, check_group, tile_coordinates
 from .warpgroup_products import (
     are_warpgroups,
     group_left_fragment,

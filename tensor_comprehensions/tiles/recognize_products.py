@@ -15,8 +15,8 @@ from typing import TypeAlias
 
 from ..core.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT8, INT32, UINT8, DType
 from ..core.errors import CannotLower
+from ..core.internal_names import internal_name
 from ..core.math_functions import TF32
-from ..core.naming import internal_name
 from ..loop_ir.atoms import TFLOAT32
 from ..structured.match.match_contraction import MatchedContraction, match_contraction
 from ..structured.match.product_matching import split_product

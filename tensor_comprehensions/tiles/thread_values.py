@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import gcd
 
-from ..core.naming import internal_name
+from ..core.internal_names import internal_name
 from ..layouts import Layout
 from ..loop_ir import build
 from ..loop_ir import nodes as ir

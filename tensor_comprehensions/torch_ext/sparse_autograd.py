@@ -17,7 +17,7 @@ from torch.autograd.function import _SingleLevelFunction
 
 from ..core.error_boundary import only_tc_errors, shorten_traceback
 from ..core.errors import ArgumentError, TCError
-from ..dispatch.outside_graphs import run_outside_graphs
+from ..dispatch.graph_breaks import run_outside_graphs
 from ..dispatch.sparse.sparse_tensor import Level, SparseTensor
 from ..tc_lang.formats import Format
 from .autograd import BackwardPlan, Gradients, has_tangent

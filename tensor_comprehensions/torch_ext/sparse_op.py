@@ -12,7 +12,7 @@ from ..core.error_boundary import only_tc_errors
 from ..core.single_flight import SingleFlightCache
 from ..dispatch.arguments import TORCH_TYPES
 from ..dispatch.call_steps import CallSignature, check_names
-from ..dispatch.outside_graphs import run_outside_graphs
+from ..dispatch.graph_breaks import run_outside_graphs
 from ..dispatch.sparse.fast_call import FastCall
 from ..dispatch.sparse.fixed_patterns import FixedPatterns
 from ..dispatch.sparse.sparse_kernels import SparseKernels, results_in_caller_kind

@@ -22,7 +22,7 @@ from tensor_comprehensions.autotuner.jobs import parse_shard, read_job, shard_ta
 from tensor_comprehensions.autotuner.journal import _parse_records
 from tensor_comprehensions.autotuner.op_api import store_of
 from tensor_comprehensions.autotuner.progress import LineProgress, TableProgress
-from tensor_comprehensions.cache import measurement_store, remote
+from tensor_comprehensions.cache import measurement_store, remote_measurements
 from tensor_comprehensions.cache.store import Store
 from tensor_comprehensions.cli import main
 from tensor_comprehensions.core import knobs
@@ -307,15 +307,15 @@ def test_shards_meet_in_a_store_by_url(
 def test_case_55_a_store_that_is_away_costs_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     store = Store(tmp_path / "store")
-    kept = remote.upload_measurements(store, "nowhere://bucket/results")
+    kept = remote_measurements.upload_measurements(store, "nowhere://bucket/results")
     assert (tmp_path / kept).exists()
     with pytest.raises(CacheError, match="nowhere"):
-        remote.download_measurements("nowhere://bucket/results")
+        remote_measurements.download_measurements("nowhere://bucket/results")
     with pytest.raises(CacheError, match="no answer in 0 s"):
-        remote.with_timeout(lambda: time.sleep(5), "slow://bucket", patience=0.05)
+        remote_measurements.with_timeout(lambda: time.sleep(5), "slow://bucket", patience=0.05)
     (tmp_path / "html").mkdir()
     (tmp_path / "html" / "page.tct").write_text("<html>404</html>")
-    assert remote.download_measurements(f"file://{tmp_path}/html") == {}
+    assert remote_measurements.download_measurements(f"file://{tmp_path}/html") == {}
 
 
 # --- progress ----------------------------------------------------------------------------------------------------

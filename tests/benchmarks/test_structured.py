@@ -13,7 +13,7 @@ from benchmarks.runner import Settings, run
 from benchmarks.structured.__main__ import benchmarks, main, row, select, summary
 from benchmarks.structured.convolutions import Convolution
 from benchmarks.timing import Quartiles
-from tensor_comprehensions.runtime.cpu import limits
+from tensor_comprehensions.runtime.cpu import roofline_probes
 from tensor_comprehensions.tc_lang.check import compile_source
 
 EVERYTHING = benchmarks()
@@ -50,10 +50,13 @@ def test_convolutions_and_their_peers_agree(case: Convolution) -> None:
 
 
 def test_copies_copy_and_multiply_adds_count() -> None:
-    for call, work in (*limits.peak_copy_calls(5000).values(), limits.peak_multiply_add_call(torch.float64)):
+    for call, work in (
+        *roofline_probes.peak_copy_calls(5000).values(),
+        roofline_probes.peak_multiply_add_call(torch.float64),
+    ):
         call()
         assert work > 0
-    assert {work % 2 for _, work in limits.peak_copy_calls(5000).values()} == {0}
+    assert {work % 2 for _, work in roofline_probes.peak_copy_calls(5000).values()} == {0}
 
 
 def test_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

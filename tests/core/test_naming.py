@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import tensor_comprehensions as tc
-from tensor_comprehensions.core.naming import SEPARATOR, internal_name
+from tensor_comprehensions.core.internal_names import SEPARATOR, internal_name
 
 PACKAGE = Path(tc.__file__).parent
 ROOMS = ("loop_ir", "structured", "polyhedral", "codegen", "tc_lang/legalize.py", "tc_lang/canonical_bound.py")

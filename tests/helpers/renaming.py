@@ -14,7 +14,7 @@ import tensor_comprehensions as tc
 from tensor_comprehensions.compiler.compiled_kernel import PassContext
 from tensor_comprehensions.compiler.cpu_passes import PASSES, with_original_names
 from tensor_comprehensions.compiler.gpu_passes import GPU_PASSES, GpuPassContext
-from tensor_comprehensions.core.naming import SEPARATOR
+from tensor_comprehensions.core.internal_names import SEPARATOR
 from tensor_comprehensions.loop_ir.names import Names
 from tensor_comprehensions.loop_ir.nodes import Module
 from tensor_comprehensions.options import CpuOptions, MappingOptions

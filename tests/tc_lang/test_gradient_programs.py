@@ -9,7 +9,7 @@ import pytest
 from helpers import compiled
 
 from tensor_comprehensions.tc_lang.gradients import differentiate
-from tensor_comprehensions.tc_lang.gradients.reach import ALWAYS, NEVER, read_condition
+from tensor_comprehensions.tc_lang.gradients.read_conditions import ALWAYS, NEVER, read_condition
 from tensor_comprehensions.tc_lang.ir import Access, walk_expr
 from tensor_comprehensions.tc_lang.printer import to_text
 from tensor_comprehensions.tc_lang.to_syntax import expr_to_syntax

@@ -11,7 +11,7 @@ import numpy as np
 
 from ...core.dtypes import BFLOAT16, BOOL, FLOAT16, FLOAT32, FLOAT64, INT32, INT64, DType
 from ...core.errors import InternalError
-from ...core.naming import SEPARATOR
+from ...core.internal_names import SEPARATOR
 from ...loop_ir import build
 from ...loop_ir import nodes as ir
 from ...loop_ir.instructions import INSTRUCTIONS

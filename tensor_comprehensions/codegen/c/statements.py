@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from ...core.dtypes import BOOL, INT64, UINT64, DType
 from ...core.errors import CannotLower, InternalError
-from ...core.naming import internal_name
+from ...core.internal_names import internal_name
 from ...loop_ir import build
 from ...loop_ir import nodes as ir
 from ...loop_ir.intervals import Interval

@@ -17,7 +17,7 @@ from functools import partial
 
 from ...core.decisions import Decision, is_recording, note_decision
 from ...core.errors import InternalError
-from ...core.naming import SEPARATOR
+from ...core.internal_names import SEPARATOR
 from ...loop_ir import build
 from ...loop_ir.intrinsics import INTRINSICS, PREFETCH, PREFETCH_LATER
 from ...loop_ir.nodes import (  # fmt: skip

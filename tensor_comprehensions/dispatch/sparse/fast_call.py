@@ -19,8 +19,8 @@ from torch.autograd import forward_ad
 from ...runtime.cpu.object_code import Executable
 from ...runtime.fastpath import call_cache
 from ...runtime.fastpath.call_cache import RECORDED, CachedCall, CallCache, NewOutput, TensorGuard
+from ..graph_breaks import run_outside_graphs
 from ..inline_cache import dtype_number
-from ..outside_graphs import run_outside_graphs
 from .sparse_tensor import SparseTensor
 
 _is_transformed, _records = torch._C._are_functorch_transforms_active, torch.is_grad_enabled

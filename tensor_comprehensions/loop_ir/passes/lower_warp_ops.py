@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import prod
 
 from ...core.errors import CannotLower
-from ...core.naming import internal_name
+from ...core.internal_names import internal_name
 from ...machine import WARP_THREADS
 from .. import build
 from ..intrinsics import (

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...core.dtypes import DType
 from ...core.errors import CannotLower
-from ...core.naming import internal_name
+from ...core.internal_names import internal_name
 from .. import build
 from ..bounds import BoundsContext, runs_at_least_once
 from ..names import Names

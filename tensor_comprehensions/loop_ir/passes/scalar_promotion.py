@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from ...core.naming import internal_name
+from ...core.internal_names import internal_name
 from .. import build, linear_forms
 from ..bounds import BoundsContext, runs_at_least_once
 from ..intrinsics import is_hint

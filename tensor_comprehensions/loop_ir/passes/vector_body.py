@@ -7,7 +7,7 @@ from itertools import chain
 
 from ...core.dtypes import BOOL
 from ...core.errors import CannotLower
-from ...core.naming import internal_name
+from ...core.internal_names import internal_name
 from ...machine import CACHE_LINE_BYTES
 from .. import build
 from ..intrinsics import is_hint

@@ -14,7 +14,7 @@ from typing_extensions import assert_never
 
 from ...core.dtypes import BOOL
 from ...core.errors import CannotLower
-from ...core.naming import internal_name
+from ...core.internal_names import internal_name
 from .. import build, linear_forms
 from ..bounds import BoundsContext, lower_bound, runs_at_least_once, upper_bound
 from ..intrinsics import is_hint

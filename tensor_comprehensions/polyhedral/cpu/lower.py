@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from ...core.decisions import Decision, is_recording, note_decision, record_decision
 from ...core.errors import CannotLower
+from ...core.internal_names import internal_name
 from ...core.knobs import current_knobs
-from ...core.naming import internal_name
 from ...core.pass_steps import run_step
 from ...loop_ir import build
 from ...loop_ir.nodes import Buffer, Kernel, Module, Type
@@ -24,7 +24,7 @@ from ...structured.op import StructuredOp
 from ...target import CpuTarget
 from ...tc_lang import ir as tc
 from ...tc_lang.ir import BoundFunction, BoundIndex, BoundStatement, Role, Tensor
-from ...tc_lang.restrict import restrict_domains
+from ...tc_lang.restrict_domains import restrict_domains
 from ..schedule.fusion import FusionGroup
 from ..schedule.legality import ScheduledGroup, check_legal
 from ..schedule.loop_nest import build_nests

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ...core.decisions import Decision, Rival, is_recording, note_decision
 from ...core.errors import ArgumentError, CannotLower
-from ...core.naming import internal_name
+from ...core.internal_names import internal_name
 from ...loop_ir import build
 from ...loop_ir import nodes as ir
 from ...loop_ir.buffer_view import BufferView, private_view

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ...core.errors import ArgumentError, CannotLower
-from ...core.naming import internal_name
+from ...core.internal_names import internal_name
 from ...loop_ir import build
 from ...loop_ir.nodes import Buffer, Load
 from ...lower_expr import LoweringScope, lower_access, lower_expr

@@ -12,7 +12,7 @@ from math import prod
 
 from ...core.dtypes import BOOL
 from ...core.errors import CannotLower
-from ...core.naming import internal_name
+from ...core.internal_names import internal_name
 from ...loop_ir import build
 from ...loop_ir import nodes as ir
 from ...loop_ir.nodes import Buffer, CheckSite, LoopKind, Space, Type

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ...core.decisions import close_book
-from ...core.naming import internal_name
+from ...core.internal_names import internal_name
 from ...core.pass_steps import run_step
 from ...loop_ir.nodes import Buffer, CheckSite, Kernel, Module, Type
 from ...machine import GPU_LAUNCH_SECONDS

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ...core.naming import SEPARATOR
+from ...core.internal_names import SEPARATOR
 from ...lower_expr import is_lossless_widening
 from ...tc_lang import ir as tc
 

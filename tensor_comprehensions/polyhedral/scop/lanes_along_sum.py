@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
+from ...core.internal_names import internal_name
 from ...core.memory_layout import contiguous_strides
-from ...core.naming import internal_name
 from ...machine import LANE_SUM_CYCLES
 from ...tc_lang import ir as tc
 from ...tc_lang.ir import BoundFunction, BoundIndex, BoundStatement, Role, Tensor, map_operands

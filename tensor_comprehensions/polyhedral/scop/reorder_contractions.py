@@ -16,8 +16,8 @@ from math import inf, prod
 
 from ...core.decisions import Decision, Rival, close_book, is_recording, note_decision
 from ...core.errors import CannotLower
+from ...core.internal_names import internal_name
 from ...core.memory_layout import contiguous_strides
-from ...core.naming import internal_name
 from ...loop_ir.nodes import Buffer, Type
 from ...machine import (
     COPY_START_CYCLES,

@@ -11,8 +11,8 @@ from dataclasses import replace
 from math import prod
 
 from ...core.decisions import Decision, is_recording, note_decision
+from ...core.internal_names import internal_name
 from ...core.memory_layout import contiguous_strides
-from ...core.naming import internal_name
 from ...target import CpuTarget
 from ...tc_lang import ir as tc
 from ...tc_lang.ir import BoundFunction, BoundIndex, BoundStatement, Role, Tensor, map_operands

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import islpy as isl
 
-from ...core.naming import SEPARATOR
+from ...core.internal_names import SEPARATOR
 from ...structured.match.match_contraction import MatchedContraction
 from ...tc_lang import ir as tc
 from ...tc_lang.ir import BoundFunction, BoundIndex, BoundStatement, Inequality, walk_expr

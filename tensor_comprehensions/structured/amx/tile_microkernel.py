@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ...core.dtypes import DType
 from ...core.errors import InternalError
-from ...core.naming import internal_name
+from ...core.internal_names import internal_name
 from ...loop_ir import build
 from ...loop_ir.intrinsics import FRAGMENT_LOAD, FRAGMENT_STORE, FRAGMENT_ZERO
 from ...loop_ir.nodes import Allocate, Buffer, Expr, Invoke, Load, Space, Stmt, Var

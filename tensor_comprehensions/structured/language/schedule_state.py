@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from ...core.errors import ArgumentError
-from ...core.naming import SEPARATOR
+from ...core.internal_names import SEPARATOR
 from ...target import CpuTarget
 from ..analysis.access_strides import access_strides
 from ..op import Iterator as Dimension

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ...core.naming import SEPARATOR
+from ...core.internal_names import SEPARATOR
 from ..op import StructuredOp, loads_in
 from . import primitives as p
 from .primitives import Primitive, Schedule

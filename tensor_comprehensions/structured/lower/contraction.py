@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ...core.errors import CannotLower
-from ...core.naming import internal_name
+from ...core.internal_names import internal_name
 from ...loop_ir import build
 from ...loop_ir.nodes import Allocate, Stmt
 from ...loop_ir.origins import with_origin

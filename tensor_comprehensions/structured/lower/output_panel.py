@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ...core.naming import internal_name
+from ...core.internal_names import internal_name
 from ...loop_ir import build
 from ...loop_ir.nodes import Buffer, Expr, Load, Space, Stmt, Var
 from ..analysis.access_strides import access_strides

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from ...core.errors import InternalError
-from ...core.naming import internal_name
+from ...core.internal_names import internal_name
 from ...loop_ir import build
 from ...loop_ir.buffer_view import BufferDim, buffer_shape
 from ...loop_ir.nodes import Buffer, Expr, Space, Stmt, Var

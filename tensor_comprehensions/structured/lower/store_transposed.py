@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ...core.naming import internal_name
+from ...core.internal_names import internal_name
 from ...loop_ir import build
 from ...loop_ir.nodes import Buffer, Expr, Let, Loop, Stmt, Var
 from ...thresholds import TRANSPOSE_BITS

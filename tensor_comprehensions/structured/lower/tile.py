@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ...core.naming import internal_name
+from ...core.internal_names import internal_name
 from ...loop_ir import build
 from ...loop_ir.build import FALSE, TRUE
 from ...loop_ir.nodes import Const, Expr, Let, Loop, LoopKind, Stmt, Type, Var

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ...core.dtypes import BOOL, UINT8, DType
-from ...core.naming import internal_name
+from ...core.internal_names import internal_name
 from ...loop_ir import build, linear_forms
 from ...loop_ir.intrinsics import PREFETCH
 from ...loop_ir.nodes import Const, Expr, If, Invoke, Let, Load, Loop, Space, Stmt, Store, Var

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 
 from ...core.decisions import Decision, Rival, note_decision
-from ...core.naming import SEPARATOR
+from ...core.internal_names import SEPARATOR
 from ...target import CpuTarget
 from ..analysis.contraction_info import ContractionInfo, analyze_contraction
 from ..cost.plan_cost import Costs, expected_costs, plan_costs

@@ -31,7 +31,7 @@ from .derivatives import (
 )
 from .emit import GradStatement, write_gradient
 from .gradient import Gradient, Key
-from .reach import ALWAYS, read_condition
+from .read_conditions import ALWAYS, read_condition
 from .simplify import simplify_gradient
 from .ssa import SsaProgram, SsaStatement, as_partial_write_subscript, no_gradient_error, range_extent
 from .stored_patterns import find_patterns, gather_by_equality, has_computed_sparse_subscript, pattern_exists_clauses

@@ -26,7 +26,7 @@ from .factorize import (
     to_product,
     with_named_products,
 )
-from .masked_values import restrict_sums_to_masks, reuse_masked_values
+from .index_masks import restrict_sums_to_masks, reuse_masked_values
 from .ssa import SsaProgram, are_bare_indices, is_restricted_by_exists
 from .zero_sums import drop_zero_statements
 

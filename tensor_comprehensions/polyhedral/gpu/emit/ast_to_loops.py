@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import islpy as isl
 
 from ....core.errors import InternalError
-from ....core.naming import internal_name
+from ....core.internal_names import internal_name
 from ....loop_ir import build
 from ....loop_ir import nodes as ir
 from ....loop_ir.intervals import Interval, index_interval

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from math import prod
 
-from ....core.naming import internal_name
+from ....core.internal_names import internal_name
 from ....loop_ir import build
 from ....loop_ir import nodes as ir
 from ....loop_ir.nodes import BLOCK, THREAD, Buffer, CheckSite, Kernel, Launch

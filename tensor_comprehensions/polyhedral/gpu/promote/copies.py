@@ -13,7 +13,7 @@ from math import prod
 
 import islpy as isl
 
-from ....core.naming import internal_name
+from ....core.internal_names import internal_name
 from ....loop_ir import build
 from ....loop_ir.buffer_view import BufferView, footprint_offsets
 from ....loop_ir.nodes import THREAD, Buffer, Expr, Launch, Load, Loop, LoopKind, Ramp, Stmt, Store

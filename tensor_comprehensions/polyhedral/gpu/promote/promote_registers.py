@@ -13,7 +13,7 @@ from math import prod
 import islpy as isl
 
 from ....core.dtypes import FLOAT32
-from ....core.naming import internal_name
+from ....core.internal_names import internal_name
 from ....loop_ir import build
 from ....loop_ir.nodes import Buffer, Space, Type
 from ....thresholds import GPU_MAX_ELEMENT_REGISTERS

@@ -18,7 +18,7 @@ import islpy as isl
 
 from ....core.decisions import Decision, is_recording, note_decision
 from ....core.errors import CannotLower
-from ....core.naming import internal_name
+from ....core.internal_names import internal_name
 from ....loop_ir import build
 from ....loop_ir.buffer_view import buffer_indices
 from ....loop_ir.intrinsics import BARRIER

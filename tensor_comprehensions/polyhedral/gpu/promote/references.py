@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import islpy as isl
 
-from ....core.naming import internal_name
+from ....core.internal_names import internal_name
 from ....tc_lang import ir as tc
 from ....tc_lang.ir import BoundFunction, map_operands
 from ...scop.isl_affine import isl_tensor, quasi_affine

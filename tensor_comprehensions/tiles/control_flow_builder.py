@@ -14,10 +14,10 @@ from ..loop_ir.nodes import Space
 from . import specs
 from .barriers import Barrier
 from .indices import Index, PhaseParity, to_condition
-from .role_words import DEFAULT_REGISTERS, WarpRoleBuilder
 from .roles import every_node, is_group_product
 from .tensors import ThreadTensor
 from .tile_views import DynamicIndexError, MemoryView
+from .warp_role_builder import DEFAULT_REGISTERS, WarpRoleBuilder
 from .warpgroup_products import thread_range
 
 FillOrUse = Callable[[Any, Any], Any]
