@@ -8,9 +8,9 @@ from math import prod
 
 from typing_extensions import assert_never
 
-from ..core.dtypes import BOOL, INT64, UINT64
+from ..core.dtypes import BOOL, FLOAT32, INT64, UINT64
 from ..core.errors import InternalError
-from ..core.math_functions import FUNCTIONS
+from ..core.math_functions import FUNCTIONS, TF32
 from . import build, intervals
 from .async_operands import box_fault, described_fault, tensor_map_fault
 from .atoms import ATOMS, ROW_BYTES, WARP
@@ -488,7 +488,8 @@ def _fits_call(e: Call, types: list[Type]) -> bool:
         return types == [Type(dtype, types[0].lanes) for dtype in instruction.operands]
     known = FUNCTIONS.get(e.function)
     same = all(t == types[0] for t in types)
-    return known is not None and known.arity == len(types) and same and types[0].dtype.is_float
+    narrow = e.function != TF32 or types[0].dtype == FLOAT32
+    return known is not None and known.arity == len(types) and same and types[0].dtype.is_float and narrow
 
 
 def _fits_ramp(e: Ramp, types: list[Type]) -> bool:

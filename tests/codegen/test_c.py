@@ -31,7 +31,6 @@ from tensor_comprehensions.core.dtypes import (
     DType,
 )
 from tensor_comprehensions.core.errors import CannotLower
-from tensor_comprehensions.core.math_functions import FUNCTIONS
 from tensor_comprehensions.loop_ir import build as b
 from tensor_comprehensions.loop_ir import nodes as ir
 from tensor_comprehensions.loop_ir.interpret.machine import interpret
@@ -41,6 +40,8 @@ from tensor_comprehensions.loop_ir.passes.vectorize import vectorize_loops
 from tensor_comprehensions.structured.lower.contraction import lower_contraction
 from tensor_comprehensions.structured.op import Iterator, IteratorKind, StructuredOp
 from tensor_comprehensions.target import AVX2
+
+from ..helpers.functions_of_types import functions_of
 
 GCC = shutil.which("gcc")
 needs_gcc = pytest.mark.skipif(GCC is None, reason="compiling the C text needs gcc")
@@ -344,16 +345,16 @@ def test_integer_operators(dtype: DType, tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [FLOAT32, FLOAT64], ids=str)
 def test_every_function(dtype: DType, tmp_path: Path) -> None:
     x = b.buffer("x", dtype, (32,))
-    out = b.buffer("out", dtype, (len(FUNCTIONS), 32))
+    out = b.buffer("out", dtype, (len(functions_of(dtype)), 32))
     arguments = (b.load(x, i), b.add(b.load(x, i), 0.25), b.const(0.5, dtype))
-    stores = [b.store(out, (n, i), b.call(f.name, *arguments[: f.arity])) for n, f in enumerate(FUNCTIONS.values())]
+    stores = [b.store(out, (n, i), b.call(f.name, *arguments[: f.arity])) for n, f in enumerate(functions_of(dtype))]
     m = module("functions", [x, out], loop("i", 0, 32, b.block(*stores)))
     xs = rng.uniform(0.05, 0.95, 32).astype(dtype.name)
-    result = np.empty((len(FUNCTIONS), 32), dtype.name)
+    result = np.empty((len(functions_of(dtype)), 32), dtype.name)
     assert run(m, tmp_path, xs, result) == 0
     values = (xs, xs + xs.dtype.type(0.25), np.full_like(xs, 0.5))
     with np.errstate(all="ignore"):
-        expected = np.stack([f.evaluate(*values[: f.arity]) for f in FUNCTIONS.values()])
+        expected = np.stack([f.evaluate(*values[: f.arity]) for f in functions_of(dtype)])
     np.testing.assert_allclose(result, expected, rtol=3e-6 if dtype == FLOAT32 else 1e-13)
 
 

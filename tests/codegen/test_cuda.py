@@ -26,13 +26,13 @@ from tensor_comprehensions.core.dtypes import (
     DType,
 )
 from tensor_comprehensions.core.errors import CannotLower, InternalError
-from tensor_comprehensions.core.math_functions import FUNCTIONS
 from tensor_comprehensions.loop_ir import build as b
 from tensor_comprehensions.loop_ir import nodes as ir
 from tensor_comprehensions.runtime import opencl as opencl_runtime
 from tensor_comprehensions.runtime.cuda import nvrtc
 from tensor_comprehensions.runtime.emulate import emulator
 
+from ..helpers.functions_of_types import functions_of
 from ..helpers.gpu_programs import BX, PROGRAMS, TX, gather, kernel, loop, row_sums, staged_copy, tiled_matmul
 
 needs_compiler = pytest.mark.skipif(
@@ -75,9 +75,9 @@ def operators(dtype: DType) -> ir.Module:
 
 
 def functions(dtype: DType) -> ir.Module:
-    x, out = b.buffer("x", dtype, (32,)), b.buffer("out", dtype, (len(FUNCTIONS), 32))
+    x, out = b.buffer("x", dtype, (32,)), b.buffer("out", dtype, (len(functions_of(dtype)), 32))
     arguments = (b.load(x, i), b.add(b.load(x, i), 0.25), b.const(0.5, dtype))
-    stores = [b.store(out, (n, i), b.call(f.name, *arguments[: f.arity])) for n, f in enumerate(FUNCTIONS.values())]
+    stores = [b.store(out, (n, i), b.call(f.name, *arguments[: f.arity])) for n, f in enumerate(functions_of(dtype))]
     return single(f"functions_{dtype}", [x, out], loop("i", 32, b.block(*stores)))
 
 
@@ -136,14 +136,17 @@ def test_every_function_by_opencl(dtype: DType) -> None:
 
 
 def arrays_of_functions(dtype: DType) -> dict[str, np.ndarray]:
-    return {"x": rng.uniform(0.05, 0.95, 32).astype(dtype.name), "out": np.zeros((len(FUNCTIONS), 32), dtype.name)}
+    return {
+        "x": rng.uniform(0.05, 0.95, 32).astype(dtype.name),
+        "out": np.zeros((len(functions_of(dtype)), 32), dtype.name),
+    }
 
 
 def check_functions(dtype: DType, arrays: dict[str, np.ndarray]) -> None:
     xs, result = arrays["x"], arrays["out"]
     values = (xs, xs + xs.dtype.type(0.25), np.full_like(xs, 0.5))
     with np.errstate(all="ignore"):
-        expected = np.stack([f.evaluate(*values[: f.arity]) for f in FUNCTIONS.values()])
+        expected = np.stack([f.evaluate(*values[: f.arity]) for f in functions_of(dtype)])
     np.testing.assert_allclose(result, expected, rtol=3e-6 if dtype == FLOAT32 else 1e-13)
 
 

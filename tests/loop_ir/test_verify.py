@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tensor_comprehensions.core.dtypes import BOOL, FLOAT32, INT32, INT64
+from tensor_comprehensions.core.dtypes import BOOL, FLOAT32, FLOAT64, INT32, INT64
 from tensor_comprehensions.core.errors import InternalError
 from tensor_comprehensions.loop_ir import build as b
 from tensor_comprehensions.loop_ir.nodes import (
@@ -90,6 +90,7 @@ WRONG = {
     "no site": Check(b.const(True, BOOL), 1, b.const(0)),
     "step": loop(SET, step=0),
     "do not fit: not": value(Unary("not", ONE)),
+    "operands of types float64 do not fit: tf32": value(b.cast(Call("tf32", (b.const(1.0, FLOAT64),)), FLOAT32)),
     "do not fit: -": value(b.cast(Unary("neg", b.const(True, BOOL)), FLOAT32)),
     "fit: select": value(Select(b.const(1), ONE, ONE)),
     "fit: nosuch": value(Call("nosuch", (ONE,))),

@@ -61,7 +61,7 @@ def test_caches_are_read_from_the_system(tmp_path: Path) -> None:
 
 def test_tile_registers_need_the_leave_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = host._host.__wrapped__("").has_amx_bf16
-    monkeypatch.setattr(host, "_may_use_tiles", lambda: False)
+    monkeypatch.setattr(host, "_request_amx_permission", lambda: False)
     refused = host._host.__wrapped__("")
     assert "+amx-tile" not in refused.features
     assert not refused.has_amx_bf16
@@ -99,7 +99,7 @@ def doctor(patch: pytest.MonkeyPatch, name: str, without: str = "") -> CpuTarget
     found = llvm.FeatureMap({f: f in have for f in {*llvm.get_host_cpu_features(), *FEATURES["graniterapids"]}})
     patch.setattr(llvm, "get_host_cpu_features", lambda: llvm.FeatureMap(found))
     patch.setattr(llvm, "get_host_cpu_name", lambda: name)
-    patch.setattr(host, "_may_use_tiles", lambda: True)
+    patch.setattr(host, "_request_amx_permission", lambda: True)
     patch.setattr(host, "_host", host._host.__wrapped__)
     patch.setattr(knobs, "_current", replace(knobs.current_knobs(), target=""))
     return host.host()
