@@ -28,7 +28,7 @@ from ..structured.cost.code_size import code_length
 from ..structured.cost.plan_cost import plan_cycles
 from ..structured.language.apply_primitives import plan_of_schedule
 from ..structured.language.primitives import Schedule
-from ..structured.language.resolve import check_schedule, plan_for
+from ..structured.language.resolve import check_schedule, make_contraction_plan
 from ..structured.language.schedule_types import schedule_for
 from ..structured.match.drop_unit_dims import drop_unit_dims
 from ..structured.memory_bound.heuristics import schedule_memory_bound
@@ -172,7 +172,7 @@ class CpuSearchSpace:
         found = {}
         for name, _, op in self.ops:
             with contextlib.suppress(CannotLower):
-                plan = plan_for(None, op, self.target, parallel=self.start.grain_size > 0)
+                plan = make_contraction_plan(None, op, self.target, parallel=self.start.grain_size > 0)
                 found[name] = _cost(op, plan, self.target)
         return found
 

@@ -13,7 +13,7 @@ BANK_BYTES = 4
 """Bytes of a word; neighboring words lie in neighboring banks."""
 
 
-def extra_turns(addresses: Sequence[int], width: int) -> int:
+def count_bank_conflict_turns(addresses: Sequence[int], width: int) -> int:
     """Turns, beyond those without a conflict, that one access of a warp takes.
 
     Args:

@@ -33,7 +33,7 @@ def _check(s: Stmt, scope: set[str], seen: set[int]) -> None:
             _check(c, scope, seen)
         return
     for e in stmt_expressions(s):
-        _use(e, scope, seen)
+        _check_uses_bound(e, scope, seen)
     if type(s) is Store:
         if s.buffer.name not in scope:
             raise _Fault(f"{s.buffer.name} is used and not bound")
@@ -62,7 +62,7 @@ def _check(s: Stmt, scope: set[str], seen: set[int]) -> None:
         seen.clear()
 
 
-def _use(e: Expr, scope: set[str], seen: set[int]) -> None:
+def _check_uses_bound(e: Expr, scope: set[str], seen: set[int]) -> None:
     stack = [e]
     while stack:
         top = stack.pop()

@@ -36,7 +36,7 @@ class BoundsContext:
         first, last = (intervals.index_interval(e, self.ranges) for e in (loop.start, loop.stop))
         where = intervals.Interval(first.low, None if last.high is None else last.high - 1)
         return BoundsContext(
-            {**self.loops, loop.var: loop}, self.lets, {**self.ranges, loop.var: where}, self.with_facts(loop.var)
+            {**self.loops, loop.var: loop}, self.lets, {**self.ranges, loop.var: where}, self.order_with_name(loop.var)
         )
 
     def in_let(self, name: str, value: Expr) -> BoundsContext:
@@ -45,9 +45,9 @@ class BoundsContext:
             return self  # neither an index nor a condition on one
         where = intervals.index_interval(value, self.ranges) if t == INT64 else intervals.ANYTHING
         ranges = {**self.ranges, name: where}
-        return BoundsContext(self.loops, {**self.lets, name: value}, ranges, self.with_facts(name))
+        return BoundsContext(self.loops, {**self.lets, name: value}, ranges, self.order_with_name(name))
 
-    def with_facts(self, name: str) -> dict[str, int]:
+    def order_with_name(self, name: str) -> dict[str, int]:
         return {**self.order, name: len(self.order)}
 
 

@@ -31,22 +31,22 @@ class Term:
     @property
     def uses(self) -> frozenset[Access]:
         """The accesses that it reads, or that must exist."""
-        return frozenset(self.stands_for(a) for a in (*self.exists, *reads(self.value)))
+        return frozenset(self.pattern_access(a) for a in (*self.exists, *reads(self.value)))
 
-    def stands_for(self, a: Access) -> Access:
+    def pattern_access(self, a: Access) -> Access:
         """The access of the operand that says where `a` stores something."""
         return self.aliases.get(a, a)
 
     def occurrences(self, sparse: Collection[str]) -> tuple[Access, ...]:
         """The accesses of sparse tensors, each once, in order of appearance."""
         found = (a for a in (*self.exists, *reads(self.value)) if a.tensor in sparse)
-        return tuple(dict.fromkeys(map(self.stands_for, found)))
+        return tuple(dict.fromkeys(map(self.pattern_access, found)))
 
     def drop_absent(self, absent: Collection[Access]) -> Term | None:
         """The term if the accesses `absent` are not stored; None if it is then void."""
-        if any(self.stands_for(a) in absent for a in self.exists):
+        if any(self.pattern_access(a) in absent for a in self.exists):
             return None
-        value = drop_absent_terms(self.value, {a for a in reads(self.value) if self.stands_for(a) in absent})
+        value = drop_absent_terms(self.value, {a for a in reads(self.value) if self.pattern_access(a) in absent})
         if isinstance(value, Const) and value.value == self.void:
             return None
         return self if value is self.value else replace(self, value=value)

@@ -35,9 +35,9 @@ from ..loop_ir.passes.vectorize import vectorize_loops
 from ..tc_lang.formats import Format, LevelKind
 from ..tc_lang.ir import Index
 from .absent import is_additive
-from .chunks import in_parallel
+from .chunks import parallelize_outer_loop
 from .emit import StatementEmitter
-from .graph import scatters
+from .graph import needs_row_workspace
 from .results import IN_REGISTER, add_to, with_register_sum
 from .sparse_problem import Assembled
 from .state import Appended, Body, State
@@ -64,7 +64,7 @@ def inside_chunks(s: Stmt, around: Callable[[Stmt], Stmt]) -> Stmt:
 
 
 @dataclass(frozen=True, slots=True)
-class _Cells:
+class _AssemblyRegisters:
     """The registers of an assembly: entries of each level so far, positions whose start is written, the last entry."""
 
     counts: tuple[Buffer, ...]
@@ -73,8 +73,8 @@ class _Cells:
     coordinates: tuple[Buffer, ...]
 
     @staticmethod
-    def of(depth: int) -> _Cells:
-        return _Cells(*(tuple(build.register(f"{what}.{n}") for n in range(depth)) for what in _WHAT))
+    def of(depth: int) -> _AssemblyRegisters:
+        return _AssemblyRegisters(*(tuple(build.register(f"{what}.{n}") for n in range(depth)) for what in _WHAT))
 
     @property
     def all(self) -> tuple[Buffer, ...]:
@@ -110,7 +110,7 @@ class AssemblingEmitter(StatementEmitter):
 
     def kernels(self) -> Iterator[tuple[str, Stmt]]:
         if self.counts_rows:
-            yield "count", build.block(self._no_entries(), replace(self, counts=True).rows(), self._scan())
+            yield "count", build.block(self._no_entries(), replace(self, counts=True).rows(), self._scan_row_counts())
             yield "assemble", self.rows()
             return
         if not self.result.bound:
@@ -126,9 +126,9 @@ class AssemblingEmitter(StatementEmitter):
 
     def rows(self) -> Stmt:
         """The walk in chunks of rows: the entries of each are counted, or written from where the row begins."""
-        cells = _Cells.of(self.format.depth)
+        cells = _AssemblyRegisters.of(self.format.depth)
         body = self.walk()
-        whole = self.in_parallel(body)
+        whole = self.parallelize_outer_loop(body)
         return inside_chunks(whole, lambda inner: Allocate(cells.all, self._with_rows(inner)))
 
     @property
@@ -143,7 +143,7 @@ class AssemblingEmitter(StatementEmitter):
         clear = Store(pos, (after,), self._index(build.const(0)))
         return Loop(name, build.const(0), self._row_count, clear, LoopKind.VECTOR, vector_factors=(lanes, 1))
 
-    def _scan(self) -> Stmt:
+    def _scan_row_counts(self) -> Stmt:
         """From the entries of each row to where these begin; their sum is the number of all."""
         pos, name = self._row_starts, internal_name("row")
         count, extent = build.register(internal_name("sum")), self._row_count
@@ -162,7 +162,7 @@ class AssemblingEmitter(StatementEmitter):
 
     def _counted_row(self, row: Expr, body: Stmt) -> Stmt:
         """A row whose entries go to where it begins, or are counted."""
-        count = _Cells.of(self.format.depth).counts[-1]
+        count = _AssemblyRegisters.of(self.format.depth).counts[-1]
         if self.counts:
             last = Store(self._row_starts, (build.add(row, 1),), self._index(Load(count, ())))
             return build.block(Store(count, (), build.const(0)), body, last)
@@ -171,7 +171,7 @@ class AssemblingEmitter(StatementEmitter):
 
     def assembly(self) -> Stmt:
         """The whole walk, with the entries counted from 0."""
-        cells = _Cells.of(self.format.depth)
+        cells = _AssemblyRegisters.of(self.format.depth)
         start: list[Stmt] = [Store(c, (), build.const(0)) for c in (*cells.counts, *cells.started)]
         start += [Store(c, (), build.const(-1)) for c in (*cells.parents, *cells.coordinates)]
         if not self.counts:
@@ -181,7 +181,7 @@ class AssemblingEmitter(StatementEmitter):
         ends = [Store(self.totals, (build.const(self.first + n),), Load(c, ())) for n, c in enumerate(cells.counts)]
         return Allocate(cells.all, build.block(*start, self._with_rows(self.walk()), self._finish(cells), *ends))
 
-    def widths(self) -> Iterator[tuple[int, int]]:
+    def vectorization_candidates(self) -> Iterator[tuple[int, int]]:
         """One after the other: each element moves the end of a level."""
         yield from ()
 
@@ -192,13 +192,15 @@ class AssemblingEmitter(StatementEmitter):
 
     def append(self, coordinates: Mapping[str, Expr], then: Stmt | None, position: str) -> Stmt:
         """Enter an element; `then` runs where its position among the values is bound to the name `position`."""
-        cells = _Cells.of(self.format.depth)
+        cells = _AssemblyRegisters.of(self.format.depth)
         names = [e.name for e in self.s.subscripts if isinstance(e, Index)]
         starts = self.starts
         by_level = [build.sub(coordinates[names[d]], starts[d]) for d in self.format.order]
         return self._enter(0, build.const(0), by_level, cells, then or build.NOTHING, position)
 
-    def _enter(self, n: int, parent: Expr, coordinates: list[Expr], cells: _Cells, then: Stmt, position: str) -> Stmt:
+    def _enter(
+        self, n: int, parent: Expr, coordinates: list[Expr], cells: _AssemblyRegisters, then: Stmt, position: str
+    ) -> Stmt:
         if n == len(self.format.levels):
             return Let(position, parent, then)
         level, c = self.format.levels[n], coordinates[n]
@@ -228,7 +230,7 @@ class AssemblingEmitter(StatementEmitter):
         inner = self._enter(n + 1, build.var(place), coordinates, cells, then, position)
         return Let(name, parent, build.block(enter, Let(place, build.sub(count, 1), inner)))
 
-    def _start(self, n: int, parent: Expr, cells: _Cells) -> list[Stmt]:
+    def _start(self, n: int, parent: Expr, cells: _AssemblyRegisters) -> list[Stmt]:
         """Write where the entries of all parents up to this one begin."""
         pos, started, count = self.result.pos[n], cells.started[n], Load(cells.counts[n], ())
         if self.counts or pos is None:
@@ -238,7 +240,7 @@ class AssemblingEmitter(StatementEmitter):
         )
         return [While(build.lt(Load(started, ()), parent), step)]
 
-    def _finish(self, cells: _Cells) -> Stmt:
+    def _finish(self, cells: _AssemblyRegisters) -> Stmt:
         """Write where the entries of the parents that are left begin and end."""
         parts: list[Stmt] = []
         parents: Expr = build.const(1)
@@ -267,7 +269,7 @@ class AssemblingEmitter(StatementEmitter):
         names = [e.name for e in self.s.subscripts if isinstance(e, Index)]
         for d in self.format.order[:-1]:
             parent = build.add(build.mul(parent, extents[d]), build.sub(state.indices[names[d]], self.starts[d]))
-        return self._start(len(self.format.levels) - 1, parent, _Cells.of(self.format.depth))
+        return self._start(len(self.format.levels) - 1, parent, _AssemblyRegisters.of(self.format.depth))
 
     def wrap_loops(self, depth: int, state: State, then: Body) -> Stmt:
         if self.counts_rows and depth == self._row_depth:
@@ -282,7 +284,7 @@ class AssemblingEmitter(StatementEmitter):
         if self._marks_rows and depth == self._row_depth:
             return build.block(self._next_mark(), then(state))
         if self.is_scattered and depth == self._row_depth:
-            return build.block(Store(_LINE, (), build.const(-1)), then(state), self._gather(state))
+            return build.block(Store(_LINE, (), build.const(-1)), then(state), self._append_touched_row(state))
         if depth != self.final_depth or depth == len(self.order):
             return then(state)
         total, found = self.total(), build.register(f"{self.s.target}.found", BOOL)
@@ -296,7 +298,7 @@ class AssemblingEmitter(StatementEmitter):
 
     def combine(self, state: State, value: Expr) -> Stmt:
         if self.is_scattered or self._marks_rows:
-            return self._touch(state, value)
+            return self._scatter_to_row(state, value)
         if IN_REGISTER in state.indices:
             found = Store(build.register(f"{self.s.target}.found", BOOL), (), build.TRUE)
             return found if self.counts else build.block(add_to(self.total(), value, self.s.reduction), found)
@@ -316,9 +318,13 @@ class AssemblingEmitter(StatementEmitter):
     def copies(self) -> int:
         return COPIES if self.is_scattered else 1
 
-    def in_parallel(self, body: Stmt) -> Stmt:
+    def parallelize_outer_loop(self, body: Stmt) -> Stmt:
         size = self.options.chunk_positions * (ROW_CHUNKS if self.is_scattered else 1)
-        return in_parallel(body, self.nest, self.order, self.shared.operands, self.names, size) if size else body
+        return (
+            parallelize_outer_loop(body, self.nest, self.order, self.shared.operands, self.names, size)
+            if size
+            else body
+        )
 
     @property
     def append_run(self) -> Appended | None:
@@ -327,7 +333,7 @@ class AssemblingEmitter(StatementEmitter):
 
     def _append_run(self, state_of: Callable[[Expr], State], count: Expr) -> Stmt:
         """Append the elements of `state_of(0)` to `state_of(count - 1)`: in vectors, as far as their value has them."""
-        name, end = self.names.fresh("run"), _Cells.of(self.format.depth).counts[-1]
+        name, end = self.names.fresh("run"), _AssemblyRegisters.of(self.format.depth).counts[-1]
         crd, dtype = self.result.crd[-1], self.values.type.dtype
         assert crd is not None
         ahead, state = build.var(name), state_of(build.var(name))
@@ -354,7 +360,7 @@ class AssemblingEmitter(StatementEmitter):
     @property
     def is_scattered(self) -> bool:
         """Whether a reduced loop is outside of the last index of the result."""
-        return scatters(self.nest, self.order, self.format)
+        return needs_row_workspace(self.nest, self.order, self.format)
 
     @property
     def _row_depth(self) -> int:
@@ -415,14 +421,14 @@ class AssemblingEmitter(StatementEmitter):
     def is_unordered(self) -> bool:
         return self._marks_rows
 
-    def _touch(self, state: State, value: Expr) -> Stmt:
+    def _scatter_to_row(self, state: State, value: Expr) -> Stmt:
         row, touched, line = self._rows
         (last,) = (e for d in self.format.order[-1:] for e in (self.s.subscripts[d],) if isinstance(e, Index))
         at = build.sub(state.indices[last.name], self.starts[self.format.order[-1]])
         one = build.const(1, UINT8)
         if self._marks_rows:
             is_new = build.cast(build.ne(build.load(touched, at), Load(_MARK, ())), INT64)
-            count = _Cells.of(self.format.depth).counts[-1]
+            count = _AssemblyRegisters.of(self.format.depth).counts[-1]
             return build.block(Store(count, (), is_new, "+"), Store(touched, (at,), Load(_MARK, ())))
         group = build.div(at, LINE)
         mark = build.block(Store(line, (group,), one), Store(_LINE, (), group))
@@ -441,7 +447,7 @@ class AssemblingEmitter(StatementEmitter):
             If(build.eq(Load(_MARK, ()), build.const(MAX_MARK, UINT8)), again), Store(_MARK, (), one, "+")
         )
 
-    def _gather(self, state: State) -> Stmt:
+    def _append_touched_row(self, state: State) -> Stmt:
         """Append the touched places, in order, and clear the row."""
         row, touched, line = self._rows
         (last,) = (e.name for d in self.format.order[-1:] for e in (self.s.subscripts[d],) if isinstance(e, Index))

@@ -26,7 +26,7 @@ MAX_CHUNKS = 1_024
 """Chunks that a loop has at most."""
 
 
-def in_parallel(
+def parallelize_outer_loop(
     body: Stmt, nest: Nest, order: tuple[str, ...], operands: Mapping[str, SparseOperand], names: Names, size: int
 ) -> Stmt:
     """`body`, the loops of a nest, with the outermost one shared. Its iterations have to be independent.
@@ -36,7 +36,7 @@ def in_parallel(
     """
     match body:
         case Let(name, value, inner):
-            shared = in_parallel(inner, nest, order, operands, names, size)
+            shared = parallelize_outer_loop(inner, nest, order, operands, names, size)
             return body if shared is inner else Let(name, value, shared)
         case Loop(kind=LoopKind.SERIAL):
             pos = _positions(body, nest, order, operands)

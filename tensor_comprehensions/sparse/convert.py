@@ -10,7 +10,7 @@ from ..tc_lang.formats import Format
 from ..tc_lang.ir import Access, Expr, Function, Role, Statement, Symbol, map_operands
 from .absent import reads
 from .graph import Nest, build_nest
-from .order import choose_order, reordered_format, walks
+from .order import choose_order, is_walkable_in_order, reordered_format
 from .share import representative
 from .sparse_problem import SparseProblem
 from .versions import Version, name_versions
@@ -42,7 +42,11 @@ def insert_conversions(original: SparseProblem) -> tuple[SparseProblem, tuple[Co
         if _combines_out_of_order(nest, order):
             return insert_conversions(_with_own_places(original, target.name))
         late = problem.for_gpu
-        wrong = {a: _reorder_levels(a, nest, order, late) for a, p in nest.paths.items() if not walks(p, order, late)}
+        wrong = {
+            a: _reorder_levels(a, nest, order, late)
+            for a, p in nest.paths.items()
+            if not is_walkable_in_order(p, order, late)
+        }
         if not wrong:
             continue
         if any(_gives_places(a, nest) for a in wrong):
@@ -90,7 +94,7 @@ def _combines_out_of_order(nest: Nest, order: tuple[str, ...]) -> bool:
 def _reads_of(nest: Nest, wrong: Mapping[Access, Format]) -> list[Access]:
     """The accesses of the statement that go along the paths `wrong`."""
     accesses = (*nest.term.exists, *reads(nest.term.value))
-    return [a for a in accesses if nest.term.stands_for(a) in wrong]
+    return [a for a in accesses if nest.term.pattern_access(a) in wrong]
 
 
 def _gives_places(a: Access, nest: Nest) -> bool:

@@ -16,14 +16,14 @@ from ..target import CpuTarget
 from ..tc_lang.bind import neutral_element
 from ..tc_lang.ir import Access, Statement
 from .absent import reads
-from .chunks import in_parallel
+from .chunks import parallelize_outer_loop
 from .graph import Nest
 from .levels import flat_position, sum_run
 from .row_prefetch import RowPrefetcher
 from .sparse_problem import Sizes, SparseOperand, SparseProblem
 from .state import Appended, Body, State
 from .values import Translator
-from .walk import Walker
+from .walk import CoiterationEmitter
 
 GATHERED_BYTES = {4, 8}
 """The elements that processors gather."""
@@ -110,7 +110,7 @@ class StatementEmitter(ABC):
 
     def walk(self) -> Stmt:
         """The loops, with the innermost one in vectors where it can be."""
-        for lanes in self.widths():
+        for lanes in self.vectorization_candidates():
             body = self._loops(lanes)
             try:
                 vectorize_loops(body)
@@ -125,7 +125,7 @@ class StatementEmitter(ABC):
         ahead = RowPrefetcher(
             self.nest, self.order, common.operands, common.sizes, common.element, distance, self.reads_values
         )
-        walker = Walker(
+        walker = CoiterationEmitter(
             self.nest, self.order, common.operands, common.sizes, self.names,
             self.leaf, self.wrap_loops, self.choose, lanes, ahead if distance else None, self.gathers,
             self.is_unordered, self.copies, self.options.branchless_merge, self.append_run,
@@ -165,12 +165,16 @@ class StatementEmitter(ABC):
         wanted = self.options.gather
         return wanted == "always" or (wanted == "auto" and self.shared.target.has_fast_gather)
 
-    def in_parallel(self, body: Stmt) -> Stmt:
+    def parallelize_outer_loop(self, body: Stmt) -> Stmt:
         """The loops with the outermost one shared by threads."""
         size = self.options.chunk_positions
-        return in_parallel(body, self.nest, self.order, self.shared.operands, self.names, size) if size else body
+        return (
+            parallelize_outer_loop(body, self.nest, self.order, self.shared.operands, self.names, size)
+            if size
+            else body
+        )
 
-    def widths(self) -> Iterator[tuple[int, int]]:
+    def vectorization_candidates(self) -> Iterator[tuple[int, int]]:
         """Lanes and interleaved vectors that suit the innermost loop."""
         lanes = self.lanes
         if not self.order or lanes == 1:
@@ -202,7 +206,7 @@ class StatementEmitter(ABC):
         def read(access: Access, subscripts: tuple[Expr, ...], mask: Expr | None) -> Expr:
             if access in runs:
                 return build.cast(Load(runs[access], ()), access.dtype)
-            place = state.places.get(state.term.stands_for(access))
+            place = state.places.get(state.term.pattern_access(access))
             if place is not None:
                 return build.load(
                     self.shared.operands[access.tensor].values, flat_position(place.low, place), mask=mask

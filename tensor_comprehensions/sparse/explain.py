@@ -10,7 +10,7 @@ from ..tc_lang.formats import Format
 from ..tc_lang.ir import Access, Const, Function, Index, Role
 from ..tc_lang.parse import parse_program
 from ..tc_lang.printer import to_text
-from .graph import Nest, build_nest, outer
+from .graph import Nest, build_nest, outer_block_loop
 from .lattice import Lattice, build_lattice
 from .lower import Program, Result
 from .sparse_problem import Assembled
@@ -89,7 +89,7 @@ def _loop(nest: Nest, loop: str) -> Iterator[str]:
 
 
 def _is_inside_a_block(nest: Nest, loop: str) -> bool:
-    return any(loop not in (name, outer(name)) and loop.startswith(f"{name}.") for name in nest.blocks)
+    return any(loop not in (name, outer_block_loop(name)) and loop.startswith(f"{name}.") for name in nest.blocks)
 
 
 def _points(lattice: Lattice) -> str:

@@ -26,9 +26,9 @@ from .gpu_mapping import (
     OuterLoops,
     Teams,
     count_blocks,
-    deal_in_rounds,
-    deal_to_teams,
-    share_among_lanes,
+    distribute_in_uniform_rounds,
+    distribute_loops_over_lanes,
+    distribute_over_teams,
     split_outer_loops,
 )
 from .graph import Nest, build_nest
@@ -133,9 +133,9 @@ def _kernels(
         emitter = GpuSharedEmitter(common, nest, order)
     else:
         emitter = GpuDenseEmitter(common, nest, order)
-        if emitter.fills_first:
+        if emitter.needs_identity_fill:
             teams = Teams(blocks, 1)
-            yield "fill", deal_to_teams(emitter.elements(), teams, emitter.names), teams, ("every element",), ""
+            yield "fill", distribute_over_teams(emitter.elements(), teams, emitter.names), teams, ("every element",), ""
         if (summed := _share_sums(emitter, blocks)) is not None:
             yield summed
             return
@@ -147,7 +147,7 @@ def _kernels(
         )
     teams = Teams(blocks, common.problem.lanes if outer.is_row else 1)
     row = order[len(outer.loops)] if outer.is_row else ""
-    yield "walk", deal_to_teams(outer, teams, emitter.names), teams, order[: len(outer.loops)], row
+    yield "walk", distribute_over_teams(outer, teams, emitter.names), teams, order[: len(outer.loops)], row
 
 
 def _share_sums(emitter: GpuDenseEmitter, blocks: int) -> Parts | None:
@@ -169,14 +169,14 @@ def _share_sums(emitter: GpuDenseEmitter, blocks: int) -> Parts | None:
     ):
         return None  # not all lanes come to where they meet
     loops = order[: len(outer.loops)] or ("the one element",)
-    return "walk", deal_in_rounds(outer, teams, sharing.names, LEADS), teams, loops, order[len(nest.free)]
+    return "walk", distribute_in_uniform_rounds(outer, teams, sharing.names, LEADS), teams, loops, order[len(nest.free)]
 
 
 @dataclass(frozen=True, slots=True)
 class _InThreads(StatementEmitter):
     """Without vectors, which a GPU makes of threads."""
 
-    def widths(self) -> Iterator[tuple[int, int]]:
+    def vectorization_candidates(self) -> Iterator[tuple[int, int]]:
         yield from ()
 
     @property
@@ -194,12 +194,12 @@ class GpuDenseEmitter(_InThreads, DenseEmitter):
     teams: Teams | None = None
 
     @property
-    def fills_first(self) -> bool:
+    def needs_identity_fill(self) -> bool:
         depth = self.final_depth
-        if depth is None or depth > self.covered:
-            return self.starts_anew and not self.has_one_instance
-        searched = self._searched_or_in(self.order[:depth])
-        return self.starts_anew and not self.has_one_instance and self.nest.term.drop_absent(searched) is None
+        if depth is None or depth > self.num_complete_outer_loops:
+            return self.has_undefined_target and not self.has_one_instance
+        searched = self._operands_lacking_coordinates(self.order[:depth])
+        return self.has_undefined_target and not self.has_one_instance and self.nest.term.drop_absent(searched) is None
 
     def elements(self) -> OuterLoops:
         """A loop over all elements of the target, which become the identity of the reduction."""
@@ -216,11 +216,11 @@ class GpuDenseEmitter(_InThreads, DenseEmitter):
         total = self.total()
         first = Store(total, (), build.cast(self.neutral, total.type.dtype))
         sums, teams = then(with_register_sum(state)), self.teams
-        is_first = self.starts_anew and not self.fills_first
+        is_first = self.has_undefined_target and not self.needs_identity_fill
         last = update_element(values, where, Load(total, ()), None if is_first else self.s.reduction)
         if teams is None:
             return Allocate((total,), build.block(first, sums, last))
-        shares = share_among_lanes(sums, teams)
+        shares = distribute_loops_over_lanes(sums, teams)
         parts = CrossThreadSum(total, self.s.reduction or "+", f"{self.s.target}.total")
         combined = combine_across_threads((parts,), teams.launch, frozenset((0,)), again=True)
         body = build.block(first, shares, combined.body, If(build.var(LEADS, BOOL), last))

@@ -96,18 +96,18 @@ def _depends(bounds: Sequence[Expr], varying: set[str]) -> bool:
     return any(mentions(e, varying) for e in bounds)
 
 
-def deal_to_teams(outer: OuterLoops, teams: Teams, names: Names) -> Stmt:
+def distribute_over_teams(outer: OuterLoops, teams: Teams, names: Names) -> Stmt:
     """The loops with an instance of the outer ones for each team at a time, and a row shared by its lanes."""
     rest = outer.rest
     if isinstance(rest, Loop) and teams.lanes > 1:
-        rest = share_among_lanes(rest, teams)
+        rest = distribute_loops_over_lanes(rest, teams)
     task = names.fresh(TASK)
     body = _bind(outer, build.var(task), rest)
     return _let(outer.before, Loop(task, teams.number, _count_tasks(outer), body, step=teams.count))
 
 
-def deal_in_rounds(outer: OuterLoops, teams: Teams, names: Names, leads: str) -> Stmt:
-    """As `deal_to_teams`, with as many rounds for each thread, so that the threads of a team can meet.
+def distribute_in_uniform_rounds(outer: OuterLoops, teams: Teams, names: Names, leads: str) -> Stmt:
+    """As `distribute_over_teams`, with as many rounds for each thread, so that the threads of a team can meet.
 
     Where no instance is left, the last one is computed again. leads: a name for whether a thread is to store.
     """
@@ -121,7 +121,7 @@ def deal_in_rounds(outer: OuterLoops, teams: Teams, names: Names, leads: str) ->
     return _let(outer.before, Let(tasks, _count_tasks(outer), loop))
 
 
-def share_among_lanes(body: Stmt, teams: Teams) -> Stmt:
+def distribute_loops_over_lanes(body: Stmt, teams: Teams) -> Stmt:
     """A loop, or several, shared by the lanes of a team: each starts at its own number and steps by their count.
 
     Raises:
@@ -129,9 +129,9 @@ def share_among_lanes(body: Stmt, teams: Teams) -> Stmt:
     """
     match body:
         case Let(name, value, inner):
-            return Let(name, value, share_among_lanes(inner, teams))
+            return Let(name, value, distribute_loops_over_lanes(inner, teams))
         case Block(parts) if parts:
-            return build.block(*(share_among_lanes(s, teams) for s in parts))
+            return build.block(*(distribute_loops_over_lanes(s, teams) for s in parts))
         case Loop(start=start, kind=LoopKind.SERIAL, step=1):
             return replace(body, start=build.add(start, teams.lane), step=teams.lanes)
     raise CannotLower("its sums are no loops over stored positions or all coordinates")

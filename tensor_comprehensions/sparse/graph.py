@@ -108,17 +108,17 @@ def build_nest(problem: SparseProblem, number: int) -> Nest:
     loops: dict[str, Loop] = {}
     for name in statement.indices:
         bounds = problem.ranges.statements[number][name]
-        window = not all(_covers(bounds, a, name, symbols, problem) for a in occurrences)
+        window = not all(_is_full_index_range(bounds, a, name, symbols, problem) for a in occurrences)
         for loop in _split(name, bounds, blocks.get(name), window):
             loops[loop[0]] = Loop(loop[0], loop[1], loop[2], name in free, window)
     paths = {a: _path(a, symbols[a.tensor], blocks, problem) for a in occurrences}
-    keeps = target.is_sparse and target.name not in stands_for and _exists_at(statement)
+    keeps = target.is_sparse and target.name not in stands_for and _has_matching_pattern(statement)
     identity = term.void if keeps else None
     term = replace(term, void=None) if keeps or not paths else term
     return Nest(statement, term, loops, paths, blocks, problem.shared, identity)
 
 
-def _exists_at(s: Statement) -> bool:
+def _has_matching_pattern(s: Statement) -> bool:
     """Whether a statement is for the places of some tensors with just the subscripts of its target."""
     return bool(s.exists) and all(a.subscripts == s.subscripts for a in s.exists)
 
@@ -128,15 +128,15 @@ def _split(name: str, bounds: Bounds, block: int | None, window: bool) -> list[t
         return [(name, *bounds)]
     if window:
         raise CannotLower(f"the blocked index '{name}' has a range of its own")
-    return [(outer(name), 0, bounds[1] // block), (inner(name), 0, block)]
+    return [(outer_block_loop(name), 0, bounds[1] // block), (inner_block_loop(name), 0, block)]
 
 
-def outer(name: str) -> str:
+def outer_block_loop(name: str) -> str:
     """The loop over the blocks of an index."""
     return f"{name}.block"
 
 
-def inner(name: str) -> str:
+def inner_block_loop(name: str) -> str:
     """The loop inside a block of an index."""
     return f"{name}.inside"
 
@@ -158,7 +158,9 @@ def _blocks(accesses: tuple[Access, ...], symbols: Mapping[str, Symbol], stateme
     return found
 
 
-def _covers(bounds: Bounds, a: Access, name: str, symbols: Mapping[str, Symbol], problem: SparseProblem) -> bool:
+def _is_full_index_range(
+    bounds: Bounds, a: Access, name: str, symbols: Mapping[str, Symbol], problem: SparseProblem
+) -> bool:
     """Whether the range of an index is the whole of the dimensions in which `a` has it."""
     whole = problem.ranges.tensors[a.tensor]
     return all(
@@ -192,7 +194,7 @@ def _blocked_path(
     if not format.blocks:
         raise CannotLower(f"'{a.tensor}' has no blocks, and meets one that has")
     names = [n for n in loops if isinstance(n, str)]
-    split: list[str | int] = [*map(outer, names), *map(inner, names)]
+    split: list[str | int] = [*map(outer_block_loop, names), *map(inner_block_loop, names)]
     sizes: list[Value] = [*(n // b for n, b in zip(extents, format.blocks, strict=True)), *format.blocks]
     steps = (Step(level, split[d], sizes[d]) for level, d in zip(format.levels, format.order, strict=True))
     return Path(a, format, tuple(steps))
@@ -212,7 +214,7 @@ def is_ordered(nest: Nest, order: tuple[str, ...], format: Format) -> bool:
     repeats = any(not step.level.unique and step.loop in levels for p in nest.paths.values() for step in p.steps)
     if free != levels or (repeats and len(order) > len(free)) or not all(_repeats_inside(p, order) for p in paths):
         return False
-    return list(order[: len(free)]) == free or scatters(nest, order, format)
+    return list(order[: len(free)]) == free or needs_row_workspace(nest, order, format)
 
 
 def _repeats_inside(path: Path, order: tuple[str, ...]) -> bool:
@@ -223,7 +225,7 @@ def _repeats_inside(path: Path, order: tuple[str, ...]) -> bool:
     return all(order.index(b) == order.index(a) + 1 for a, b in inside)
 
 
-def scatters(nest: Nest, order: tuple[str, ...], format: Format) -> bool:
+def needs_row_workspace(nest: Nest, order: tuple[str, ...], format: Format) -> bool:
     """Whether the last index of the result is inside of a reduced loop, and a row can take the sums."""
     free = [n for n, name in enumerate(order) if nest.loops[name].is_free]
     inside = bool(free) and free[:-1] == list(range(len(free) - 1)) and free[-1] == len(order) - 1

@@ -12,7 +12,7 @@ from ..options import SparseOptions
 from ..tc_lang.formats import LEVELS, Format, can_store_any_pattern, parse_format
 from ..tc_lang.ir import Access, Index
 from ..tc_lang.size_polynomial import Value
-from .graph import Nest, Path, inner, is_ordered, outer
+from .graph import Nest, Path, inner_block_loop, is_ordered, outer_block_loop
 
 MAX_PERMUTED = 7
 """Loops up to which all orders are compared: 5040 of them."""
@@ -58,9 +58,9 @@ def choose_order(
     for rank, order in enumerate(_orders(names, edges | frozenset(pairwise(wanted)))):
         if [name for name in order if name in wanted] != wanted:
             continue
-        if (nest.keeps_places or free_first) and _scatters(order, nest):
+        if (nest.keeps_places or free_first) and _count_scattering_loops(order, nest):
             continue  # places without terms in the reduced loop are stored, too
-        stuck = [p for p, own in of_paths if not _keeps(own, order)]
+        stuck = [p for p, own in of_paths if not _respects_edges(own, order)]
         wrong = sum(CONVERSION if options.convert and reordered_format(p, order, free_first) else inf for p in stuck)
         iterations = fanouts.count_iterations(order)
         if result is not None and not is_ordered(nest, order, result):
@@ -69,23 +69,23 @@ def choose_order(
         if free_first:
             cost = (wrong, _inversions(order, nest), iterations, rank)
         else:
-            cost = (iterations + wrong, _scatters(order, nest), not _is_contiguous(order, nest), rank)
+            cost = (iterations + wrong, _count_scattering_loops(order, nest), not _is_contiguous(order, nest), rank)
         if best is None or cost < best[0]:
             best = cost, order
     if best is None:
         raise CannotLower(f"there is no order of loops with {', '.join(wanted)} from the outside in")
-    wrong_paths = [p.access.tensor for p in paths if not walks(p, best[1], free_first)]
+    wrong_paths = [p.access.tensor for p in paths if not is_walkable_in_order(p, best[1], free_first)]
     if wrong_paths and not options.convert:
         raise CannotLower(f"{', '.join(wrong_paths)} would have to be converted, which the options rule out")
     return best[1]
 
 
-def walks(path: Path, order: Sequence[str], enters_late: bool = False) -> bool:
+def is_walkable_in_order(path: Path, order: Sequence[str], enters_late: bool = False) -> bool:
     """Whether the loops come to the levels of a path from the outermost one inwards."""
-    return _keeps(tuple(hard_edges(path, enters_late)), order)
+    return _respects_edges(tuple(hard_edges(path, enters_late)), order)
 
 
-def _keeps(edges: Sequence[tuple[str, str]], order: Sequence[str]) -> bool:
+def _respects_edges(edges: Sequence[tuple[str, str]], order: Sequence[str]) -> bool:
     """Whether of each pair of loops the first is outside."""
     return all(order.index(a) < order.index(b) for a, b in edges)
 
@@ -93,7 +93,7 @@ def _keeps(edges: Sequence[tuple[str, str]], order: Sequence[str]) -> bool:
 def _inversions(order: Sequence[str], nest: Nest) -> int:
     """Pairs of loops over the target in another order than that of its elements in memory."""
     indices = [e.name for e in nest.statement.subscripts if isinstance(e, Index)]
-    named = [*indices, *(outer(n) for n in nest.blocks), *(inner(n) for n in nest.blocks)]
+    named = [*indices, *(outer_block_loop(n) for n in nest.blocks), *(inner_block_loop(n) for n in nest.blocks)]
     loops = sorted((n for n in dict.fromkeys(named) if n in order), key=lambda n: _rank_in_memory(n, indices, nest))
     places = [order.index(n) for n in loops]
     return sum(b < a for n, a in enumerate(places) for b in places[n + 1 :])
@@ -101,8 +101,8 @@ def _inversions(order: Sequence[str], nest: Nest) -> int:
 
 def _rank_in_memory(loop: str, indices: Sequence[str], nest: Nest) -> tuple[int, bool]:
     for n, name in enumerate(indices):
-        if loop == name or (name in nest.blocks and loop in (outer(name), inner(name))):
-            return n, loop == inner(name)
+        if loop == name or (name in nest.blocks and loop in (outer_block_loop(name), inner_block_loop(name))):
+            return n, loop == inner_block_loop(name)
     return len(indices), False
 
 
@@ -113,7 +113,9 @@ def reordered_format(path: Path, order: Sequence[str], enters_late: bool = False
     """
     format = path.format
     if format.blocks:
-        return next((f for f in _blocked_formats(format) if walks(_stored_as(path, f), order, enters_late)), None)
+        return next(
+            (f for f in _blocked_formats(format) if is_walkable_in_order(_stored_as(path, f), order, enters_late)), None
+        )
     if not all(isinstance(step.loop, str) for step in path.steps):
         return None
     loops = {d: step.loop for step, d in zip(path.steps, format.order, strict=True)}
@@ -136,7 +138,7 @@ def _stored_as(path: Path, format: Format) -> Path:
     return replace(path, format=format, steps=tuple(moved))
 
 
-def _scatters(order: Sequence[str], nest: Nest) -> int:
+def _count_scattering_loops(order: Sequence[str], nest: Nest) -> int:
     """Loops over reduced indices that are outside of one over an index of the target."""
     free = [n for n, name in enumerate(order) if nest.loops[name].is_free]
     return sum(not nest.loops[name].is_free for name in order[: max(free, default=0)])

@@ -17,7 +17,7 @@ from ..tc_lang.formats import Format, LevelKind
 from ..tc_lang.ir import Index
 from .assemble import inside_chunks
 from .emit import GATHERED_BYTES, StatementEmitter
-from .graph import Nest, scatters
+from .graph import Nest, needs_row_workspace
 from .sparse_problem import Assembled
 from .state import Body, State
 
@@ -28,7 +28,7 @@ COPIES = 4
 def can_refill(nest: Nest, order: tuple[str, ...], format: Format) -> bool:
     """Whether a result is written row by row after a scatter, and the positions of each row are at a known place."""
     above = format.levels[:-1]
-    return scatters(nest, order, format) and all(level.kind is LevelKind.DENSE for level in above)
+    return needs_row_workspace(nest, order, format) and all(level.kind is LevelKind.DENSE for level in above)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +44,11 @@ class RefillEmitter(StatementEmitter):
     def kernels(self) -> Iterator[tuple[str, Stmt]]:
         body = self.walk()
         if self._row_depth:
-            yield "values", inside_chunks(self.in_parallel(body), self._with_row)
+            yield "values", inside_chunks(self.parallelize_outer_loop(body), self._with_row)
         else:
             yield "values", self._with_row(body)
 
-    def widths(self) -> Iterator[tuple[int, int]]:
+    def vectorization_candidates(self) -> Iterator[tuple[int, int]]:
         """One after the other: coordinates of one vector may be the same."""
         yield from ()
 

@@ -31,63 +31,68 @@ class DenseEmitter(StatementEmitter):
     """Into a dense tensor: every element has a value in the end."""
 
     @property
-    def covered(self) -> int:
+    def num_complete_outer_loops(self) -> int:
         """The number of outermost loops that run over all coordinates of an index of the target."""
-        if not self._is_plain:
+        if not self._has_distinct_target_indices:
             return 0
         for n, name in enumerate(self.order):
             outside = self.order[: n + 1]
-            absent = self._searched_or_in(outside)
+            absent = self._operands_lacking_coordinates(outside)
             if not self.nest.loops[name].is_free or self.nest.term.drop_absent(absent) is None:
                 return n
         return len(self.order)
 
-    def _searched_or_in(self, loops: Sequence[str]) -> list[Access]:
+    def _operands_lacking_coordinates(self, loops: Sequence[str]) -> list[Access]:
         """Operands that may lack a coordinate of these loops, or the number in their subscripts."""
         paths = self.nest.paths.items()
         return [a for a, p in paths if any(isinstance(x.loop, int) or x.loop in loops for x in p.iterated)]
 
     @property
-    def _is_plain(self) -> bool:
+    def _has_distinct_target_indices(self) -> bool:
         """Whether the target has each of its indices as one subscript."""
         names = [e.name for e in self.s.subscripts if isinstance(e, Index)]
         return len(names) == len(self.s.subscripts) == len(set(names)) and not self.nest.blocks
 
     @property
-    def starts_anew(self) -> bool:
+    def has_undefined_target(self) -> bool:
         """Whether the target has no value before the statement."""
         return self.s.reduction is None or self.s.initialize
 
     @property
     def inside(self) -> tuple[str, ...]:
         """The loops over indices of the target that are inside the covered ones."""
-        return tuple(n for n in self.order[self.covered :] if self.nest.loops[n].is_free)
+        return tuple(n for n in self.order[self.num_complete_outer_loops :] if self.nest.loops[n].is_free)
 
     @property
-    def fills_first(self) -> bool:
+    def needs_identity_fill(self) -> bool:
         """Whether the whole target is initialized before the loops begin: where these do not come to every element."""
-        return self.starts_anew and not self.has_one_instance and not self.covered
+        return self.has_undefined_target and not self.has_one_instance and not self.num_complete_outer_loops
 
     @property
     def has_one_instance(self) -> bool:
         """Whether exactly one instance of the statement gives each element its first value."""
-        if not self.starts_anew or self.covered < len(self.order):
+        if not self.has_undefined_target or self.num_complete_outer_loops < len(self.order):
             return False
-        searched = self._searched_or_in(())
-        return self._is_plain and self.nest.term.drop_absent(searched) is not None
+        searched = self._operands_lacking_coordinates(())
+        return self._has_distinct_target_indices and self.nest.term.drop_absent(searched) is not None
 
     def kernels(self) -> Iterator[tuple[str, Stmt]]:
-        if self.fills_first:
+        if self.needs_identity_fill:
             yield "fill", self.fill()
         body = self.walk()
-        yield "walk", self.in_parallel(body) if self.covered or self._is_independent else body
+        yield (
+            "walk",
+            self.parallelize_outer_loop(body)
+            if self.num_complete_outer_loops or self._has_disjoint_outer_writes
+            else body,
+        )
 
     @property
-    def _is_independent(self) -> bool:
+    def _has_disjoint_outer_writes(self) -> bool:
         """Whether each iteration of the outermost loop writes elements of its own."""
         first = self.order[0] if self.order else ""
         steps = [step for p in self.nest.paths.values() for step in p.iterated if step.loop == first]
-        return self._is_plain and first in self.inside and all(step.level.unique for step in steps)
+        return self._has_distinct_target_indices and first in self.inside and all(step.level.unique for step in steps)
 
     def fill(self) -> Stmt:
         """Every element of the target becomes the identity of the reduction."""
@@ -104,17 +109,17 @@ class DenseEmitter(StatementEmitter):
 
     def wrap_loops(self, depth: int, state: State, then: Body) -> Stmt:
         """Initialize the elements below the covered loops, or keep an element in a register until it is stored."""
-        if depth != self.covered or depth == len(self.order) or self.fills_first:
+        if depth != self.num_complete_outer_loops or depth == len(self.order) or self.needs_identity_fill:
             return then(state)
         if self.inside:
-            return build.block(self._emit_identity(state), then(state)) if self.starts_anew else then(state)
+            return build.block(self._emit_identity(state), then(state)) if self.has_undefined_target else then(state)
         return self._in_register(state, then)
 
     def _in_register(self, state: State, then: Body) -> Stmt:
         """A sum whose element does not change any more: stored once."""
         values, where = self._place(state)
         total = self.total()
-        start = self.neutral if self.starts_anew else Load(values, where)
+        start = self.neutral if self.has_undefined_target else Load(values, where)
         first = Store(total, (), build.cast(start, total.type.dtype))
         last = Store(values, where, build.cast(Load(total, ()), values.type.dtype))
         return Allocate((total,), build.block(first, then(with_register_sum(state)), last))
@@ -126,7 +131,7 @@ class DenseEmitter(StatementEmitter):
         store = Store(*self._place(replace(state, indices=indices)), self.neutral)
         body: Stmt = store
         depends = any(mentions(i, {f"{names[-1]}.first"}) for i in store.indices)  # not below a dimension of extent 0
-        widths = list(self.widths()) if names[-1] == self.order[-1] and depends else []
+        widths = list(self.vectorization_candidates()) if names[-1] == self.order[-1] and depends else []
         for n, name in enumerate(reversed(names)):
             loop = self.nest.loops[name]
             bounds = (self.shared.sizes.value(loop.lower), self.shared.sizes.value(loop.upper))
@@ -153,7 +158,10 @@ class SharedEmitter(StatementEmitter):
         if self.final_depth is None and self.s.reduction != "+":
             raise CannotLower(f"'{self.s.reduction}=' into '{self.s.target}' in another order than it is stored")
         body = self.walk()
-        yield "walk", self.in_parallel(body) if self.order and self.nest.loops[self.order[0]].is_free else body
+        yield (
+            "walk",
+            self.parallelize_outer_loop(body) if self.order and self.nest.loops[self.order[0]].is_free else body,
+        )
 
     def wrap_loops(self, depth: int, state: State, then: Body) -> Stmt:
         if depth != self.final_depth or depth == len(self.order):
@@ -210,7 +218,7 @@ class CollectedEmitter(StatementEmitter):
         """Write the elements."""
         return Allocate((_COUNT,), build.block(Store(_COUNT, (), build.const(0)), self.walk()))
 
-    def widths(self) -> Iterator[tuple[int, int]]:
+    def vectorization_candidates(self) -> Iterator[tuple[int, int]]:
         """One after the other: each element moves the end of the list."""
         yield from ()
 

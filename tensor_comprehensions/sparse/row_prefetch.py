@@ -69,7 +69,7 @@ class RowPrefetcher:
         translator = Translator({**indices, **firsts}, self.sizes, _refuse_read)
         for a in dict.fromkeys(reads(term.value)):
             used = [e.name for e in a.subscripts if isinstance(e, Index)]
-            if term.stands_for(a) in self.nest.paths or len(used) < len(a.subscripts) or name not in used[:-1]:
+            if term.pattern_access(a) in self.nest.paths or len(used) < len(a.subscripts) or name not in used[:-1]:
                 continue
             if used[-1] not in inner or not set(used) <= {*indices, *inner}:
                 continue

@@ -25,7 +25,7 @@ def shared_patterns(function: Function) -> dict[str, str]:
         symbol = symbols[name]
         if symbol.role is Role.TEMPORARY or (symbol.role is Role.OUTPUT and symbol.is_sparse):
             statements = [s for s in function.statements if s.target == name]
-            found = [_source(s, symbol, symbols, sources) for s in statements]
+            found = [_operand_sharing_pattern(s, symbol, symbols, sources) for s in statements]
             candidates = {f[0] for f in found if f is not None}
             if None in found or len(candidates) != 1:
                 continue
@@ -66,7 +66,7 @@ def _reads(s: Statement) -> list[Access]:
     return [a for e in (s.value, *s.exists) for a in walk_expr(e) if isinstance(a, Access)]
 
 
-def _source(
+def _operand_sharing_pattern(
     s: Statement, target: Symbol, symbols: Mapping[str, Symbol], known: Mapping[str, str]
 ) -> tuple[str, bool] | None:
     """The operand among whose places one statement writes, and whether it writes all of them."""

@@ -14,7 +14,7 @@ from ..loop_ir.nodes import Allocate, Buffer, Expr, Let, Load, Loop, LoopKind, S
 from ..loop_ir.rewrite import walk_expr
 from ..tc_lang.ir import Access
 from .absent import Term, is_additive
-from .graph import Nest, Step, inner, outer
+from .graph import Nest, Step, inner_block_loop, outer_block_loop
 from .lattice import Lattice, Point, build_lattice
 from .levels import ROOT, Cursor, Place, cursor, first_not_below, locate, name_of_position, run_end
 from .row_prefetch import RowPrefetcher
@@ -27,7 +27,7 @@ MAX_POINTS = 7
 
 
 @dataclass(frozen=True, slots=True)
-class Walker:
+class CoiterationEmitter:
     """Prints the loops of one nest.
 
     leaf: emits each instance that is not void. wrap_loops: adds the code around the loop of a depth.
@@ -407,8 +407,14 @@ class Walker:
         name = self.order[depth]
         indices = {**state.indices, name: value}
         for index, block in self.nest.blocks.items():
-            if name in (outer(index), inner(index)) and outer(index) in indices and inner(index) in indices:
-                indices[index] = build.add(build.mul(indices[outer(index)], block), indices[inner(index)])
+            if (
+                name in (outer_block_loop(index), inner_block_loop(index))
+                and outer_block_loop(index) in indices
+                and inner_block_loop(index) in indices
+            ):
+                indices[index] = build.add(
+                    build.mul(indices[outer_block_loop(index)], block), indices[inner_block_loop(index)]
+                )
         inside = State(state.term, {**state.places, **places}, indices)
         return self._enter(inside, name, lambda s: self.loops(depth + 1, s))
 

@@ -12,7 +12,7 @@ import numpy as np
 from ..layouts import Swizzle
 from ..loop_ir import nodes as ir
 from ..loop_ir.atoms import ATOMS, ROW_BYTES, WARP
-from ..loop_ir.bank_turns import extra_turns
+from ..loop_ir.bank_turns import count_bank_conflict_turns
 from ..loop_ir.intrinsics import COPY_ASYNC, COPY_ASYNC_ZERO, is_asynchronous
 from ..loop_ir.rewrite import allocated_buffers, map_expr, map_stmt, stmt_expressions, walk_expr
 from ..loop_ir.swizzled_buffer import swizzle_fault
@@ -92,7 +92,7 @@ def _turns(access: SharedAccess, buffer: ir.Buffer, swizzle: tuple[int, int, int
     size = buffer.type.dtype.size
     place = Swizzle(*swizzle) if swizzle is not None else (lambda offset: offset)
     starts = [size * place(offset) for offset in access.offsets]
-    return sum(extra_turns(starts[n : n + WARP], access.width) for n in range(0, len(starts), WARP))
+    return sum(count_bank_conflict_turns(starts[n : n + WARP], access.width) for n in range(0, len(starts), WARP))
 
 
 def _collect(s: ir.Stmt, values: Mapping[str, Any], found: dict[str, dict[SharedAccess, None]]) -> None:

@@ -9,7 +9,7 @@ from math import lcm
 from ..core.errors import ArgumentError
 from ..layouts import Layout, Swizzle
 from ..loop_ir import build
-from ..loop_ir.bank_turns import extra_turns
+from ..loop_ir.bank_turns import count_bank_conflict_turns
 from ..loop_ir.nodes import Space
 from ..machine import WARP_THREADS
 from .tensors import DataTensor
@@ -91,7 +91,8 @@ def conflicts(tile: DataTensor, access: str | Access) -> int:
             raise ArgumentError(f"{tile} tears the {values} elements of a lane apart", expected="neighbors")
         addresses = [size * start for start in starts]
         turns = (
-            extra_turns(addresses[n : n + WARP_THREADS], values * size) for n in range(0, len(addresses), WARP_THREADS)
+            count_bank_conflict_turns(addresses[n : n + WARP_THREADS], values * size)
+            for n in range(0, len(addresses), WARP_THREADS)
         )
         worst = max(worst, *turns)
     return worst

@@ -299,7 +299,7 @@ def factor_in_global_memory(p: Parts) -> None:
     p.k.matmul(p.k.init(p.acc, 0), p.source, p.source, by=p.math)
 
 
-@refused("bytes that lie along K")
+@refused("factors that lie along K, if not of 16 bits")
 def bytes_across(p: Parts) -> None:
     sums, q = p.k.accumulator("x", (128, 64), *[p.k.shared("p", (128, 64), INT8)] * 2, by=p.math), (64, 128)
     p.k.matmul(p.k.init(sums, 0), p.k.shared("q", q, INT8).T, p.k.shared("r", (64, 64), INT8), by=p.math)

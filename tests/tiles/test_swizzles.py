@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tensor_comprehensions import tiles as t
 from tensor_comprehensions.core.errors import ArgumentError
 from tensor_comprehensions.layouts import Layout, Swizzle
-from tensor_comprehensions.loop_ir.bank_turns import extra_turns
+from tensor_comprehensions.loop_ir.bank_turns import count_bank_conflict_turns
 from tensor_comprehensions.loop_ir.nodes import Var
 from tensor_comprehensions.tiles.swizzles import ACCESSES, Access, candidates
 
@@ -66,7 +66,7 @@ def test_turns_are_the_words_of_the_busiest_bank(chunks: list[int], width: int) 
     for first in range(0, 32, served):
         words = {(a + byte) // 4 for a in addresses[first : first + served] for byte in range(width)}
         turns += max(Counter(word % 32 for word in words).values()) - 1
-    assert extra_turns(addresses, width) == turns
+    assert count_bank_conflict_turns(addresses, width) == turns
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from .memory import AsyncAccess, CheckedMemory
 from .ops import Value
 
 if TYPE_CHECKING:
-    from .launch import Launched, Thread, Warp
+    from .launch import LaunchInterpreter, Thread, Warp
     from .machine import Interpreter
 
 Array = np.ndarray[Any, Any]
@@ -120,7 +120,7 @@ def is_thread_call(s: Invoke) -> bool:
 class Asynchronous:
     """The state of a block, and the meanings of the intrinsics."""
 
-    def __init__(self, launched: Launched, maps: tuple[TensorMap, ...]) -> None:
+    def __init__(self, launched: LaunchInterpreter, maps: tuple[TensorMap, ...]) -> None:
         self.launched, self.maps, self.random = launched, maps, Random(0)
         self.begin()
 
@@ -138,7 +138,7 @@ class Asynchronous:
     def known(self) -> Array:
         return self.launched.known
 
-    def publish(self, warp: int) -> Array:
+    def advance_warp_clock(self, warp: int) -> Array:
         """The present knowledge of a warp."""
         self.launched.turns[warp] += 1
         self.known[warp, warp] = self.launched.turns[warp]
@@ -185,7 +185,7 @@ class Asynchronous:
                 f"too many arrivals: thread {thread.number} arrives at {b.name}, whose phase lacks only bytes"
             )
         b.arrivers.append(thread.number)
-        b.clock = np.maximum(b.clock, self.publish(thread.number // WARP))
+        b.clock = np.maximum(b.clock, self.advance_warp_clock(thread.number // WARP))
         b.pending -= 1
         b.bytes += count
         self.end_phase(b)
@@ -266,7 +266,7 @@ class Asynchronous:
         turn = self.launched.turns[clock]
         self.launched.turns[clock] += 1
         shaped = values.reshape(memory.data[region].shape)
-        self.copies.append(_Copy(memory, region, shaped, m.bytes, b, self.publish(warp), turn))
+        self.copies.append(_Copy(memory, region, shaped, m.bytes, b, self.advance_warp_clock(warp), turn))
 
     def land(self) -> bool:
         """Let a copy that is under way land, if there is one."""

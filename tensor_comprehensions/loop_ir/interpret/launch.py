@@ -112,7 +112,7 @@ def run_launch(machine: Interpreter, kernel: Kernel, launch: Launch) -> None:
         memory.marks.clear()
     machine.scopes = [(None, set()), (None, set())]
     machine.races = [between_blocks, between_threads]
-    state = Launched(machine, between_threads, kernel)
+    state = LaunchInterpreter(machine, between_threads, kernel)
     run = state.stmt(kernel.body)
     outer = machine.memory
     for number, block in enumerate(_points(launch.grid)):
@@ -134,7 +134,7 @@ def _points(extents: tuple[int, int, int]) -> Iterator[tuple[int, int, int]]:
         yield x, y, z
 
 
-class Launched:
+class LaunchInterpreter:
     """Translates the statements of a kernel into coroutines of the warps of the current block."""
 
     def __init__(self, machine: Interpreter, race: ThreadRace, kernel: Kernel) -> None:
@@ -251,7 +251,7 @@ class Launched:
     # --- statements ----------------------------------------------------------------------------------------------
 
     def stmt(self, s: Stmt) -> Run:
-        if not any(_is_common(c) for c in walk_stmts(s)):
+        if not any(_is_reached_together(c) for c in walk_stmts(s)):
             if any(is_phase_wait(c) for c in walk_stmts(s)):
                 return self.lane_by_lane(run_thread(self, s))
             return self.at_once(self.machine.stmt(s))
@@ -498,7 +498,7 @@ def _source_lane(name: str, lane: int, wanted: int, width: int) -> int:
     return other if other // width == lane // width else lane
 
 
-def _is_common(s: Stmt) -> bool:
+def _is_reached_together(s: Stmt) -> bool:
     """Whether threads of a block come to `s` together."""
     if isinstance(s, Allocate):
         return any(b.space in _COMMON for b in s.buffers)

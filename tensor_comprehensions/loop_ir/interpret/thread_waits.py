@@ -14,7 +14,7 @@ from ..rewrite import walk_stmts
 from .asynchronous import PhaseWait
 
 if TYPE_CHECKING:
-    from .launch import Launched, Thread
+    from .launch import LaunchInterpreter, Thread
 
 RunThread = Callable[["Thread"], Iterator[PhaseWait]]
 
@@ -24,7 +24,7 @@ def is_phase_wait(s: Stmt) -> bool:
     return isinstance(s, Invoke) and s.name == BARRIER_WAIT
 
 
-def run_thread(state: Launched, s: Stmt) -> RunThread:
+def run_thread(state: LaunchInterpreter, s: Stmt) -> RunThread:
     """`s` by one thread, which may wait in it for phases of barriers in memory; others go on meanwhile."""
     machine = state.machine
     if not any(is_phase_wait(c) for c in walk_stmts(s)):

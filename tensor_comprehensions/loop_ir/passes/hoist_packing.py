@@ -28,7 +28,7 @@ def hoist_packing(loop: Loop) -> tuple[tuple[Filled, ...], Loop]:
     if not candidates:
         return (), loop
     written = {b.name for b in written_buffers((loop.body,))}
-    fills = [(buffer, _fill(buffer, body, bound, written)) for buffer, body, bound in candidates]
+    fills = [(buffer, _leading_fill_statements(buffer, body, bound, written)) for buffer, body, bound in candidates]
     shared: dict[str, Filled] = {}
     for buffer, fill in fills:
         if fill is not None:
@@ -62,20 +62,20 @@ def _allocations(s: Stmt, bound: frozenset[str]) -> Iterator[tuple[Buffer, Stmt,
         yield from _allocations(c, bound)
 
 
-def _fill(buffer: Buffer, body: Stmt, bound: frozenset[str], written: set[str]) -> Stmt | None:
+def _leading_fill_statements(buffer: Buffer, body: Stmt, bound: frozenset[str], written: set[str]) -> Stmt | None:
     """The statements at the start of `body` that fill `buffer`, if no others do and all iterations fill it identically.
 
     written: the buffers that the loop writes.
     """
     parts = body.body if isinstance(body, Block) else ()
-    first = tuple(takewhile(lambda p: _fills(p, buffer, bound, written), parts))
+    first = tuple(takewhile(lambda p: _fills_identically(p, buffer, bound, written), parts))
     rest = parts[len(first) :]
     if not first or not rest or buffer.name in {b.name for b in written_buffers(rest)}:
         return None
     return build.block(*first)
 
 
-def _fills(s: Stmt, buffer: Buffer, bound: frozenset[str], written: set[str]) -> bool:
+def _fills_identically(s: Stmt, buffer: Buffer, bound: frozenset[str], written: set[str]) -> bool:
     """Whether `s` writes only `buffer`, identically in every iteration."""
     if any(b.name != buffer.name for b in written_buffers((s,))) or any(
         isinstance(c, Check | Allocate) for c in walk_stmts(s)

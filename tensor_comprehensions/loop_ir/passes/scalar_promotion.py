@@ -100,7 +100,7 @@ def _updates(loop: Loop, scope: BoundsContext) -> list[_Update]:
     bound = {loop.var} | {s.var for s in inside if isinstance(s, Loop)} | {s.name for s in inside if isinstance(s, Let)}
     stored = {s.buffer.name for s in inside if isinstance(s, Store)}
     private = {b.name for b in allocated_buffers(loop.body)}
-    refused = private | set(_touched_otherwise(inside))
+    refused = private | set(_read_or_invoked_buffers(inside))
     certain = {id(s) for s in unconditional_stores(loop.body, scope)}
     groups: dict[str, dict[object, _Update]] = {}
     for s in inside:
@@ -116,10 +116,10 @@ def _updates(loop: Loop, scope: BoundsContext) -> list[_Update]:
         stores = (s,) if known is None else (*known.stores, s)
         group[key] = _Update(s.buffer, s.indices, s.mask, s.op, stores)
     kept = (list(g.values()) for name, g in groups.items() if name not in refused)
-    return [u for updates in kept if _disjoint(updates) for u in updates]
+    return [u for updates in kept if _are_updates_disjoint(updates) for u in updates]
 
 
-def _touched_otherwise(inside: list[Stmt]) -> Iterator[str]:
+def _read_or_invoked_buffers(inside: list[Stmt]) -> Iterator[str]:
     """The buffers that are read, or handed to an intrinsic."""
     for s in inside:
         if isinstance(s, Invoke) and not is_hint(s):
@@ -132,7 +132,7 @@ def _reads(e: Expr, names: set[str]) -> bool:
     return any(isinstance(x, Load) and x.buffer.name in names for x in walk_expr(e))
 
 
-def _disjoint(updates: list[_Update]) -> bool:
+def _are_updates_disjoint(updates: list[_Update]) -> bool:
     """Whether no two of the updates of one buffer can meet in an element."""
     spans = [[_span(i) for i in u.indices] for u in updates]
     return all(_are_apart(a, b) for n, a in enumerate(spans) for b in spans[:n])

@@ -75,15 +75,15 @@ def _vectorize(s: Stmt, names: Names, scope: BoundsContext) -> _Result:
             inner, pending = _vectorize(body, names, scope.in_loop(s))
             if s.kind is LoopKind.PARALLEL or not runs_at_least_once(s, scope):
                 inner, pending = _materialize_accumulators(inner, pending), ()
-            settled, pending = _cross(s, {s.var}, inner, pending)
+            settled, pending = _materialize_before_leaving(s, {s.var}, inner, pending)
             return s if settled is body else replace(s, body=settled), pending
         case Let(name, value, body):
             inner, pending = _vectorize(body, names, scope.in_let(name, value))
-            settled, pending = _cross(s, {name}, inner, pending)
+            settled, pending = _materialize_before_leaving(s, {name}, inner, pending)
             return s if settled is body else Let(name, value, settled), pending
         case Allocate(buffers, body):
             inner, pending = _vectorize(body, names, scope)
-            settled, pending = _cross(s, {b.name for b in buffers}, inner, pending)
+            settled, pending = _materialize_before_leaving(s, {b.name for b in buffers}, inner, pending)
             return s if settled is body else replace(s, body=settled), pending
         case While(_, body):
             settled = _materialize_accumulators(*_vectorize(body, names, scope))
@@ -114,13 +114,15 @@ def _vectorize_block(s: Block, body: tuple[Stmt, ...], names: Names, scope: Boun
     return s if all(map(is_, done, body)) else build.block(*done), tuple(leaving)
 
 
-def _cross(outer: Stmt, bound: set[str], inner: Stmt, pending: tuple[VectorAccumulator, ...]) -> _Result:
+def _materialize_before_leaving(
+    outer: Stmt, bound: set[str], inner: Stmt, pending: tuple[VectorAccumulator, ...]
+) -> _Result:
     """`inner` with those accumulators that cannot live outside `outer`, which binds `bound`; and the others."""
-    stay = tuple(a for a in pending if not _outlives(a, outer, bound))
+    stay = tuple(a for a in pending if not _can_live_outside(a, outer, bound))
     return _materialize_accumulators(inner, stay), tuple(a for a in pending if a not in stay)
 
 
-def _outlives(a: VectorAccumulator, outer: Stmt, bound: set[str]) -> bool:
+def _can_live_outside(a: VectorAccumulator, outer: Stmt, bound: set[str]) -> bool:
     indices = [x for i in a.reduction.indices for x in walk_expr(i)]
     free = not any(isinstance(x, Load) or (isinstance(x, Var) and x.name in bound) for x in indices)
     read = (x for e in stmt_expressions(outer) for x in walk_expr(e) if isinstance(x, Load))

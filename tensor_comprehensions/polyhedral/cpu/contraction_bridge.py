@@ -10,7 +10,7 @@ from ...loop_ir import nodes as ir
 from ...loop_ir.buffer_view import BufferView
 from ...loop_ir.nodes import Buffer
 from ...options import CpuOptions
-from ...structured.language.resolve import plan_for
+from ...structured.language.resolve import make_contraction_plan
 from ...structured.language.schedule_types import schedule_for
 from ...structured.match.bf16_pairs import pack_bf16_pairs
 from ...structured.match.match_contraction import MatchedContraction
@@ -54,7 +54,7 @@ def cluster_plan(
     alone = len(group.nodes) == 1
     whole = all(t.size >= t.row.extent for t in tiles)
     try:
-        return plan_for(schedule, op, target, parallel=alone and whole and options.grain_size > 0)
+        return make_contraction_plan(schedule, op, target, parallel=alone and whole and options.grain_size > 0)
     except CannotLower as refusal:
         if schedule is None:
             raise

@@ -248,7 +248,7 @@ def scop_nodes(function: BoundFunction, options: CpuOptions, target: CpuTarget) 
     while position < len(function.statements):
         cluster = match_contraction(function.statements, position, tensors) if options.use_microkernels else None
         name = node_name(function.statements[position])
-        reason = _refusal(cluster, name, buffers, options, target)
+        reason = _why_not_lowered_as_contraction(cluster, name, buffers, options, target)
         if options.use_microkernels and is_recording():
             _record_lowering(function.statements[position], cluster, reason)
         if cluster is not None and reason is None:
@@ -274,7 +274,7 @@ def _record_lowering(s: BoundStatement, cluster: MatchedContraction | None, reas
 REGISTER_TILES = "register tiles of a micro-kernel"
 
 
-def _refusal(
+def _why_not_lowered_as_contraction(
     cluster: MatchedContraction | None, name: str, buffers: dict[str, Buffer], options: CpuOptions, target: CpuTarget
 ) -> str | None:
     if cluster is None:

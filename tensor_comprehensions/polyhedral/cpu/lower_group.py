@@ -21,8 +21,8 @@ from ..schedule.access_cost import is_fully_parallel, total_op_count, transposed
 from ..schedule.contraction_chain import with_chain_layouts
 from ..schedule.legality import ScheduledGroup
 from ..schedule.storage import (
+    find_storage_reuse,
     fits_register,
-    memory_takers,
     needs_line_staging,
     nontemporal_outputs,
     temporary_footprint,
@@ -97,11 +97,11 @@ def contraction_schedule(
     function, local = _with_layouts(function, scheduled, local)
     if node.cluster is None:
         op = memory_bound_op(node, buffers) if len(scheduled.group.nodes) == 1 else None
-        streams, through = _streams(function, scheduled, target)
+        streams, through = _choose_nontemporal_tensors(function, scheduled, target)
         emitter = NestLowering(function, scheduled.group, tiles, buffers, options, target, streams, staged=through)
         found = scheduled.movement or (emitter.default_plan(scheduled) if op is not None else None)
         return None if op is None or found is None else memory_bound_schedule(with_prefixed_names(found, node), op)
-    views: dict[str, Buffer | BufferView[int]] = {**buffers, **_views(local, scheduled, tiles)}
+    views: dict[str, Buffer | BufferView[int]] = {**buffers, **_allocate_local_buffers(local, scheduled, tiles)}
     op = cluster_op(node, node.cluster, views, tiles, target)
     plan = cluster_plan(node, node.cluster, op, scheduled.group, tiles, options, target)
     return plan_to_schedule(plan, drop_unit_dims(op))
@@ -118,8 +118,8 @@ def _body(
 ) -> ir.Stmt:
     """The nests of a group in order, inside given tiles, with the temporaries that are local to them."""
     group = scheduled.group
-    views = _views(local, scheduled, tiles)
-    streams, through = _streams(function, scheduled, target)
+    views = _allocate_local_buffers(local, scheduled, tiles)
+    streams, through = _choose_nontemporal_tensors(function, scheduled, target)
     moved = scheduled.movement
     emitter = NestLowering(
         function, group, tiles, {**buffers, **views}, options, target, streams - views.keys(), moved, through
@@ -138,7 +138,7 @@ def _with_layouts(
     return function, tuple(function.tensor(t.name) for t in local)
 
 
-def _views(
+def _allocate_local_buffers(
     local: Sequence[Tensor], scheduled: ScheduledGroup, tiles: Sequence[TileRange]
 ) -> dict[str, BufferView[int]]:
     """The parts of `local` temporaries that lie in `tiles`, in buffers of their own, or of one that they replace."""
@@ -148,7 +148,7 @@ def _views(
     if not any(n.cluster is not None for n in group.nodes):
         return views
     registers = {t.name for leaf in scheduled.leaves for t in local if fits_register(t, group, leaf)}
-    for name, other in memory_takers(group, [t for t in local if t.name not in registers]).items():
+    for name, other in find_storage_reuse(group, [t for t in local if t.name not in registers]).items():
         if extents[name] == extents[other] and not _reads_before(scheduled, other, name):
             views[name] = views[other]
     return views
@@ -163,7 +163,9 @@ def _reads_before(scheduled: ScheduledGroup, tensor: str, written: str) -> bool:
     return False
 
 
-def _streams(function: BoundFunction, scheduled: ScheduledGroup, target: CpuTarget) -> tuple[frozenset[str], bool]:
+def _choose_nontemporal_tensors(
+    function: BoundFunction, scheduled: ScheduledGroup, target: CpuTarget
+) -> tuple[frozenset[str], bool]:
     """The tensors that a group stores non-temporally, and whether its transpositions go through a buffer."""
     group, movement = scheduled.group, scheduled.movement
     if movement is not None:

@@ -45,11 +45,11 @@ from ..schedule.fusion import FusionGroup, reads_memory
 from ..schedule.legality import ScheduledGroup
 from ..schedule.loop_nest import DimKind, LoopNest, NestDim
 from ..schedule.storage import fits_register
-from ..schedule.tile_sizes import rows_at_once, tile_order
+from ..schedule.tile_sizes import choose_rows_summed_together, tile_order
 from ..scop.scop import ScopStatement, statements_of
 from .contraction_bridge import cluster_op, cluster_plan
 from .gather_prefetch import prefetch_hints
-from .restricted_loops import all_hold, place_inequalities, restrict_bounds, widest_bounds
+from .restricted_loops import emit_conjunction, place_inequalities, restrict_bounds, widest_bounds
 from .tile_loops import TileRange
 from .transpose_nontemporal import transpose_nontemporal
 from .transpose_staging import (
@@ -87,11 +87,11 @@ class NestLowering:
         lanes = vector_dim(self.function, leaf, self.target)
         reason: str | None = None
         if lanes is not None:
-            for make in (self._turned_nest, self._nest):
+            for make in (self._lower_transposed_nest, self._nest):
                 nest = make(leaf, lanes)
                 if nest is not None and (reason := _why_no_vectors(nest)) is None:
                     if is_recording():
-                        self._record_lanes(leaf, lanes, make == self._turned_nest)
+                        self._record_lanes(leaf, lanes, make == self._lower_transposed_nest)
                     return nest
         if is_recording():
             why = reason or why_no_vector_dim(leaf)
@@ -112,7 +112,7 @@ class NestLowering:
         """The nest as a schedule wants it. Raises ArgumentError if it has no form in vectors."""
         lanes = next((d for d in leaf.dims if d.name == movement.vector), None)
         if lanes is not None and lanes.kind is not DimKind.SERIAL:
-            nest = (self._turned_nest if movement.transposed else self._nest)(leaf, lanes)
+            nest = (self._lower_transposed_nest if movement.transposed else self._nest)(leaf, lanes)
             if nest is not None and _why_no_vectors(nest) is None:
                 return nest
         raise ArgumentError(
@@ -127,7 +127,7 @@ class NestLowering:
         if lanes is None:
             return None
         (count, vectors), rows, turned = self._factor(leaf, lanes), 1, False
-        if is_column_reduction(leaf, lanes) and self._walks_rows(leaf, lanes):
+        if is_column_reduction(leaf, lanes) and self._is_row_blocked_column_sum(leaf, lanes):
             vectors, rows = COLUMN_SUM_VECTORS, COLUMN_SUM_ROWS
         if summed := self._summed_rows(leaf, lanes):
             rows = self._extent(summed)
@@ -173,10 +173,10 @@ class NestLowering:
         body = build.allocate([p.buffer if isinstance(p, BufferView) else p for p in places], body)
         if leaf.nodes[0].domain:
             return emitter._restricted_nest(leaf, order, lanes, body)
-        if lanes is not None and not registers and self._walks_rows(leaf, lanes):
-            return emitter._rows_at_a_time(leaf, order, lanes, body)
+        if lanes is not None and not registers and self._is_row_blocked_column_sum(leaf, lanes):
+            return emitter._lower_column_sum_in_row_blocks(leaf, order, lanes, body)
         if lanes is not None and not registers and (rows := self._summed_rows(leaf, lanes)):
-            return emitter._rows_in_step(leaf, [d for d in order if d is not rows], rows, body)
+            return emitter._lower_interleaved_row_sums(leaf, [d for d in order if d is not rows], rows, body)
         outermost_reduction = next((k for k, d in enumerate(order) if d.kind is DimKind.REDUCTION), len(order))
         for k in reversed(range(len(order))):
             body = emitter._loop(leaf, order[k], body, order[k] is lanes)
@@ -200,22 +200,24 @@ class NestLowering:
                 ends = widest_bounds(here.widest[k], order[k].index(first), ends, lane, indices)
             body = replace(loop, start=ends[0], stop=ends[1])
             if k == outermost_reduction:
-                sums = build.when(all_hold(here.begun, indices), body)
+                sums = build.when(emit_conjunction(here.begun, indices), body)
                 body = build.block(*self._initializations(leaf), sums)
-        return build.when(all_hold(here.around, indices), body)
+        return build.when(emit_conjunction(here.around, indices), body)
 
     def _summed_rows(self, leaf: LoopNest, lanes: NestDim) -> NestDim | None:
         """The dimension whose rows a sum along them adds up at once; None if it goes row by row."""
         if lanes.kind is not DimKind.REDUCTION:
             return None
         if self.movement is None:
-            together = rows_at_once(self.function, self.group, [leaf], self.target)
+            together = choose_rows_summed_together(self.function, self.group, [leaf], self.target)
         else:
             together = self.movement.rows
         rows = [d for d in leaf.dims if d.kind is DimKind.PARALLEL and 1 < self._extent(d) == together]
         return rows[0] if rows else None
 
-    def _rows_in_step(self, leaf: LoopNest, order: Sequence[NestDim], rows: NestDim, body: ir.Stmt) -> ir.Stmt:
+    def _lower_interleaved_row_sums(
+        self, leaf: LoopNest, order: Sequence[NestDim], rows: NestDim, body: ir.Stmt
+    ) -> ir.Stmt:
         """The nest of a sum along `rows` with all of those of a tile inside its innermost loop."""
 
         def loop_rows(body: ir.Stmt) -> ir.Stmt:
@@ -226,7 +228,7 @@ class NestLowering:
             nest = self._loop(leaf, dim, nest, dim is order[-1])
         return build.block(loop_rows(build.block(*self._initializations(leaf))), nest)
 
-    def _walks_rows(self, leaf: LoopNest, lanes: NestDim) -> bool:
+    def _is_row_blocked_column_sum(self, leaf: LoopNest, lanes: NestDim) -> bool:
         """Is the nest a sum of columns that reads more of each row than accumulators cover, from memory?"""
         if self.movement is not None:
             return self.movement.rows > 1 and lanes.kind is DimKind.PARALLEL
@@ -242,7 +244,9 @@ class NestLowering:
             and (extent == lanes.extent or extent >= WHOLE_RUN_VECTORS * vector)
         )
 
-    def _rows_at_a_time(self, leaf: LoopNest, order: Sequence[NestDim], lanes: NestDim, body: ir.Stmt) -> ir.Stmt:
+    def _lower_column_sum_in_row_blocks(
+        self, leaf: LoopNest, order: Sequence[NestDim], lanes: NestDim, body: ir.Stmt
+    ) -> ir.Stmt:
         """The nest of a sum of columns in blocks of a few rows, each from end to end, as memory likes to be read.
 
         The elements of a column are added in the same order as without blocks.
@@ -260,7 +264,7 @@ class NestLowering:
             added = ir.Loop(rows.name, start, build.add(start, count), body, LoopKind.UNROLLED)
             return ir.Loop(lanes.name, low, high, build.block(*before, added), LoopKind.VECTOR, vector_factors=factor)
 
-        together = self._rows_together
+        together = self._rows_per_block
         first = rows.extent % together or together
         block = build.var(internal_name(rows.name, "block"))
         begun = loop_lanes(build.const(rows.lower), first, *self._initializations(leaf))
@@ -272,14 +276,14 @@ class NestLowering:
         return nest
 
     @property
-    def _rows_together(self) -> int:
+    def _rows_per_block(self) -> int:
         return COLUMN_SUM_ROWS if self.movement is None else self.movement.rows
 
     def _rows_ahead(self, leaf: LoopNest, rows: NestDim, lanes: NestDim) -> Iterator[ir.Stmt]:
         """Hints for the same part of the rows of the next block."""
         (node,) = leaf.nodes
         scope = self._scope(leaf, node)
-        there = build.add(scope.indices[rows.index(node)], self._rows_together)
+        there = build.add(scope.indices[rows.index(node)], self._rows_per_block)
         ahead = replace(scope, indices={**scope.indices, rows.index(node): there})
         for access in node.reads:
             if access_stride(self.function, access, lanes.index(node)) == 1:
@@ -292,7 +296,7 @@ class NestLowering:
             scope = self._scope(leaf, node)
             yield from prefetch_hints(self.function, self.group, node, lanes, loops, scope, self.target)
 
-    def _turned_nest(self, leaf: LoopNest, lanes: NestDim) -> ir.Stmt | None:
+    def _lower_transposed_nest(self, leaf: LoopNest, lanes: NestDim) -> ir.Stmt | None:
         """The nest with reads that cross `lanes` transposed; None if there are none."""
         row = transposed_read_dim(self.function, leaf, lanes)
         if row is None or leaf.nodes[0].domain:
@@ -401,7 +405,7 @@ class NestLowering:
                 None,
             )
         if op is not None and only:
-            holds = all_hold(only, self._scope(leaf, leaf.nodes[0]).indices)
+            holds = emit_conjunction(only, self._scope(leaf, leaf.nodes[0]).indices)
             value = build.select(holds, value, build.neutral(op, buffer.type.dtype))
         streams = op is None and s.target in self.streams
         return ir.Store(buffer, indices, value, op, nontemporal=streams, origin=origin_of((s.name,)))

@@ -26,7 +26,7 @@ def memory_bound_op(node: ScopStatement, buffers: Mapping[str, Buffer]) -> Struc
     (s, *others) = node.statements
     if node.cluster is not None or others or s.checks or s.domain:
         return None
-    if any(_moves_by_data(e) for e in (*s.subscripts, s.value)):
+    if any(_has_data_dependent_subscript(e) for e in (*s.subscripts, s.value)):
         return None
     pairs = [(IteratorKind.PARALLEL, i) for i in s.free] + [(IteratorKind.REDUCTION, i) for i in s.reduction_indices]
     iterators = tuple(Iterator(internal_name(node.name, i.name), i.extent, kind) for kind, i in pairs)
@@ -38,7 +38,7 @@ def memory_bound_op(node: ScopStatement, buffers: Mapping[str, Buffer]) -> Struc
     return StructuredOp(node.name, iterators, Load(buffer, where), value, one, reduction=s.reduction or "+")
 
 
-def _moves_by_data(e: tc.Expr) -> bool:
+def _has_data_dependent_subscript(e: tc.Expr) -> bool:
     inner = (x for a in tc.walk_expr(e) if isinstance(a, tc.Access) for sub in a.subscripts for x in tc.walk_expr(sub))
     return any(isinstance(x, tc.Access) for x in inner)
 

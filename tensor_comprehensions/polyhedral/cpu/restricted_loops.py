@@ -69,7 +69,7 @@ def value_of(g: Inequality, indices: Mapping[str, ir.Expr], without: str = "") -
     return total
 
 
-def all_hold(inequalities: Sequence[Inequality], indices: Mapping[str, ir.Expr]) -> ir.Expr:
+def emit_conjunction(inequalities: Sequence[Inequality], indices: Mapping[str, ir.Expr]) -> ir.Expr:
     """Do all of them hold?"""
     whole: ir.Expr = build.TRUE
     for g in inequalities:

@@ -125,7 +125,7 @@ class _Check:
         except CannotLower:
             return search, ()
         found = ir.If(build.logical_not(ir.Load(inside, ())), search)
-        then = build.allocate([inside], build.block(_all(inside, nest), found))
+        then = build.allocate([inside], build.block(_initialize_and_run(inside, nest), found))
         return build.block(first, then), (flags,) if chunks > 1 else ()
 
     def _in_chunks(self, inside: Buffer, outer: BoundIndex, flags: Buffer) -> ir.Stmt:
@@ -136,7 +136,7 @@ class _Check:
         start = build.add(build.mul(chunk, size), outer.lower)
         nest = self._vector_nest(inside, {outer.name: (start, build.minimum(build.add(start, size), outer.upper))})
         store = ir.Store(flags, (chunk,), ir.Load(inside, ()))
-        body = build.allocate([inside], build.block(_all(inside, nest), store))
+        body = build.allocate([inside], build.block(_initialize_and_run(inside, nest), store))
         return ir.Loop(CHUNK, build.const(0), build.const(chunks), body, LoopKind.PARALLEL)
 
     def _vector_nest(self, inside: Buffer, parts: Mapping[str, tuple[ir.Expr, ir.Expr]]) -> ir.Stmt:
@@ -153,7 +153,7 @@ class _Check:
                 body = ir.Loop(i.name, start, stop, body, LoopKind.VECTOR, vector_factors=factor)
             else:
                 body = ir.Loop(i.name, start, stop, body)
-        vectorize_loops(_all(inside, body))  # raises CannotLower if the check has no vector form
+        vectorize_loops(_initialize_and_run(inside, body))  # raises CannotLower if the check has no vector form
         return body
 
     def _cost(self, i: BoundIndex, lanes: int) -> float:
@@ -182,7 +182,7 @@ def is_inside(value: ir.Expr, extent: int) -> ir.Expr:
     return build.logical_and(above, build.lt(narrow, extent) if extent <= largest else build.TRUE)
 
 
-def _all(inside: Buffer, nest: ir.Stmt) -> ir.Stmt:
+def _initialize_and_run(inside: Buffer, nest: ir.Stmt) -> ir.Stmt:
     """`inside` as the conjunction of the conditions that `nest` combines into it."""
     return build.block(ir.Store(inside, (), build.TRUE), nest)
 

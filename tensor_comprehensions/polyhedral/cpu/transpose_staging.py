@@ -32,11 +32,11 @@ def transposable_reads(stores: Sequence[Store], row: str, lane: str) -> tuple[Lo
     They may move to before the stores because those write other buffers. The stores must be contiguous along `lane`,
     or reduce over it.
     """
-    if any(s.mask is not None or not _suits(s, lane) for s in stores):
+    if any(s.mask is not None or not _is_contiguous_store(s, lane) for s in stores):
         return ()
     written = {s.buffer.name for s in stores}
     found = (e for s in stores for e in _loads(s) if e.buffer.name not in written and e.mask is None)
-    return tuple(dict.fromkeys(e for e in found if _is_turned(e, row, lane)))
+    return tuple(dict.fromkeys(e for e in found if _is_transposed_read(e, row, lane)))
 
 
 def transpose_block_side(
@@ -45,7 +45,7 @@ def transpose_block_side(
     """Rows and columns of the square blocks in which `reads` are transposed for `stores`."""
     bits = _bits(stores, reads)
     lanes = target.lanes(bits)
-    whole = any(s.nontemporal for s in stores) or (pointwise and _is_near(stores, reads, target))
+    whole = any(s.nontemporal for s in stores) or (pointwise and _fits_l1_with_line_vectors(stores, reads, target))
     if not (whole or _writes_lines(stores, reads, target)):
         lanes = min(lanes, TRANSPOSE_BITS // bits)
     return max(2, min(lanes, MAX_TRANSPOSE_SIDE, 1 << (min(extents) - 1).bit_length()))
@@ -55,13 +55,13 @@ def loads_in_pieces(
     stores: Sequence[Store], reads: Sequence[Load], rows: Axis, lanes: Axis, block: int, target: CpuTarget
 ) -> bool:
     """Whether blocks of this many rows and lanes load rows in pieces, so that whole lines pass through L1."""
-    is_line = block * _bits(stores, reads) == 8 * CACHE_LINE_BYTES and _is_near(stores, reads, target)
+    is_line = block * _bits(stores, reads) == 8 * CACHE_LINE_BYTES and _fits_l1_with_line_vectors(stores, reads, target)
     if not is_line or rows.length is None or lanes.length is None:
         return False
     return rows.length * min(r.type.dtype.size for r in reads) >= SHUFFLE_BYTES
 
 
-def _is_near(stores: Sequence[Store], reads: Sequence[Load], target: CpuTarget) -> bool:
+def _fits_l1_with_line_vectors(stores: Sequence[Store], reads: Sequence[Load], target: CpuTarget) -> bool:
     """Are the widest vectors lines, and all of them in the first cache?"""
     return _has_lines(target) and _touched_bytes(stores, reads) <= target.cache[0]
 
@@ -174,7 +174,7 @@ def with_loads(s: Stmt, values: Mapping[Load, Load]) -> Stmt:
     return map_stmt(s, on_expr, lambda c: c)
 
 
-def _suits(s: Store, lane: str) -> bool:
+def _is_contiguous_store(s: Store, lane: str) -> bool:
     step = _step(s.buffer, s.indices, lane)
     return s.buffer.space is Space.REGISTER or step == 1 or (step == 0 and s.op is not None)
 
@@ -184,7 +184,7 @@ def _loads(s: Store) -> Iterator[Load]:
         yield from (e for e in walk_expr(root) if isinstance(e, Load))
 
 
-def _is_turned(e: Load, row: str, lane: str) -> bool:
+def _is_transposed_read(e: Load, row: str, lane: str) -> bool:
     along = _step(e.buffer, e.indices, lane)
     return along is not None and abs(along) > MAX_INTERLEAVED_STRIDE and _step(e.buffer, e.indices, row) == 1
 

@@ -118,12 +118,14 @@ def _groups(scop: Scop, options: MappingOptions | None, target: GpuTarget) -> tu
         groups = partition_statements(scop, fusion, object_to)
     if fusion != "min":
         groups = _chain_groups(scop, groups, object_to if fusion == "preserve3" else lambda *_: None)
-        groups = groups if options is not None else _side_by_side(scop, groups, target)
+        groups = groups if options is not None else _fuse_launch_bound_neighbors(scop, groups, target)
     record_groups(scop, groups, fusion, object_to)
     return groups
 
 
-def _side_by_side(scop: Scop, groups: Sequence[FusionGroup], target: GpuTarget) -> tuple[FusionGroup, ...]:
+def _fuse_launch_bound_neighbors(
+    scop: Scop, groups: Sequence[FusionGroup], target: GpuTarget
+) -> tuple[FusionGroup, ...]:
     """Fuse independent neighbors into one kernel if they take hardly longer than a launch."""
     found: list[FusionGroup] = []
     for group in groups:

@@ -63,7 +63,7 @@ def _cost(function: BoundFunction, leaf: LoopNest, dim: NestDim, target: CpuTarg
     for node in leaf.nodes:
         index = dim.index(node)
         for access in node.reads:
-            turned = any(_turns(function, leaf, node, access, dim, row) for row in rows)
+            turned = any(_is_transposable_read(function, leaf, node, access, dim, row) for row in rows)
             total += turning if turned else _access_cost(access_stride(function, access, index))
         for access in node.writes:
             step = access_stride(function, access, index)
@@ -88,7 +88,8 @@ def transposed_read_dim(function: BoundFunction, leaf: LoopNest, lanes: NestDim)
     """
     rows = _turning_rows(leaf, lanes)
     turned = {
-        row.name: sum(_turns(function, leaf, n, a, lanes, row) for n in leaf.nodes for a in n.reads) for row in rows
+        row.name: sum(_is_transposable_read(function, leaf, n, a, lanes, row) for n in leaf.nodes for a in n.reads)
+        for row in rows
     }
     best = max(rows, key=lambda d: turned[d.name], default=None)
     return best if best is not None and turned[best.name] else None
@@ -107,7 +108,7 @@ def _turning_rows(leaf: LoopNest, lanes: NestDim) -> list[NestDim]:
     return [d for d in others if d.extent > 1]
 
 
-def _turns(
+def _is_transposable_read(
     function: BoundFunction, leaf: LoopNest, node: ScopStatement, access: tc.Access, lanes: NestDim, row: NestDim
 ) -> bool:
     """Whether registers can transpose this read: strided along `lanes`, contiguous along `row`, not written here."""

@@ -25,7 +25,7 @@ from ...thresholds import (
 from ..scop.scop import ScopStatement
 from .access_cost import access_stride
 from .fusion import BandMember, FusionGroup
-from .storage import memory_takers, temporary_footprint
+from .storage import find_storage_reuse, temporary_footprint
 
 
 def contraction_tiles(function: BoundFunction, group: FusionGroup, target: CpuTarget) -> tuple[int, ...]:
@@ -46,8 +46,8 @@ def contraction_tiles(function: BoundFunction, group: FusionGroup, target: CpuTa
 def chain_tiles(function: BoundFunction, group: FusionGroup, target: CpuTarget) -> tuple[int, ...] | None:
     """The tile of each row of `group`; None if it is no chain, or a tile of it leaves the second-level cache."""
     row = tiled_row(group)
-    temporaries = [t for t in function.tensors if t.role is Role.TEMPORARY and _is_handed_on(t, group)]
-    replaced = memory_takers(group, temporaries)
+    temporaries = [t for t in function.tensors if t.role is Role.TEMPORARY and _is_intermediate_result(t, group)]
+    replaced = find_storage_reuse(group, temporaries)
     handed_on = [t for t in temporaries if t.name not in replaced]
     if row is None or not handed_on:
         return None
@@ -74,7 +74,7 @@ def _tile_bytes(tensor: Tensor, group: FusionGroup, sizes: Sequence[int]) -> int
     return prod(e.size for e in temporary_footprint(tensor, group, sizes)) * tensor.dtype.size
 
 
-def _is_handed_on(tensor: Tensor, group: FusionGroup) -> bool:
+def _is_intermediate_result(tensor: Tensor, group: FusionGroup) -> bool:
     """Whether a node of `group` reads a result of another one in `tensor`."""
     writers = {n.name for n in group.nodes if any(w.tensor == tensor.name for w in n.writes)}
     readers = {n.name for n in group.nodes if any(r.tensor == tensor.name for r in n.reads)}
@@ -121,8 +121,8 @@ def with_chain_layouts(
     row = tiled_row(group)
     if row is None or sizes[row] == 1:
         return function
-    names = _results_at_points(function, group, row, frozenset(t.name for t in local))
-    if any(_crosses_rows(function, n, group.rows[row].index_and_shift(n)[0], names) for n in group.nodes):
+    names = _temporaries_stored_rows_last(function, group, row, frozenset(t.name for t in local))
+    if any(_reads_strided_along_row(function, n, group.rows[row].index_and_shift(n)[0], names) for n in group.nodes):
         return function
     return replace(
         function,
@@ -130,18 +130,20 @@ def with_chain_layouts(
     )
 
 
-def _results_at_points(function: BoundFunction, group: FusionGroup, row: int, local: frozenset[str]) -> frozenset[str]:
+def _temporaries_stored_rows_last(
+    function: BoundFunction, group: FusionGroup, row: int, local: frozenset[str]
+) -> frozenset[str]:
     """The `local` results of products that transpose a factor, and pointwise results of those."""
     found: set[str] = set()
     for node in group.nodes:
         for write in (w for w in node.writes if w.tensor in local):
             same = any(r.tensor in found and r.subscripts == write.subscripts for r in node.reads)
-            if same or _turns_factor(function, node, group, row):
+            if same or _transposes_factor(function, node, group, row):
                 found.add(write.tensor)
     return frozenset(found)
 
 
-def _turns_factor(function: BoundFunction, node: ScopStatement, group: FusionGroup, row: int) -> bool:
+def _transposes_factor(function: BoundFunction, node: ScopStatement, group: FusionGroup, row: int) -> bool:
     """Whether `node`, whose result is a temporary, transposes a factor of each batch."""
     if node.cluster is None or function.tensor(node.cluster.output.tensor).role is not Role.TEMPORARY:
         return False
@@ -154,7 +156,7 @@ def _turns_factor(function: BoundFunction, node: ScopStatement, group: FusionGro
     return any(bool(batches & _indices(a)) and access_stride(function, a, last.name) not in (0, 1) for a in accesses)
 
 
-def _crosses_rows(function: BoundFunction, node: ScopStatement, row: str, local: frozenset[str]) -> bool:
+def _reads_strided_along_row(function: BoundFunction, node: ScopStatement, row: str, local: frozenset[str]) -> bool:
     """Whether `node` reads, besides its pointwise `local` temporaries, operands that lanes along `row` cross."""
     factors = () if node.cluster is None else (node.cluster.left, node.cluster.right)
     multiplied = {a for f in factors for a in walk_expr(f) if isinstance(a, tc.Access)}

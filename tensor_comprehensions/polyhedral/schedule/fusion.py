@@ -157,7 +157,9 @@ def record_groups(
         if fusion == "min":
             asked = "the option fusion='min' keeps all statements apart"
             found = replace(found, why=f"{asked}; without it: {found.why}" if found.why else asked)
-        handed_on = [t for t in _handed_on(before, group) if scop.function.tensor(t).role is tc.Role.TEMPORARY]
+        handed_on = [
+            t for t in _tensors_passed_between(before, group) if scop.function.tensor(t).role is tc.Role.TEMPORARY
+        ]
         size = sum(_tensor_bytes(scop, t) for t in handed_on)
         numbers = (*found.numbers, ("bytes through memory", float(size)))
         through = tuple(
@@ -182,7 +184,7 @@ def _find_objection(scop: Scop, before: FusionGroup, group: FusionGroup, object_
     return APART if joined is None else object_to(before, group, joined) or FusionObjection("")
 
 
-def _handed_on(before: FusionGroup, group: FusionGroup) -> tuple[str, ...]:
+def _tensors_passed_between(before: FusionGroup, group: FusionGroup) -> tuple[str, ...]:
     """The tensors that one group writes and a later one reads."""
     written = dict.fromkeys(w.tensor for n in before.nodes for w in n.writes)
     read = {r.tensor for n in group.nodes for r in n.reads}

@@ -42,7 +42,7 @@ def check_legal(scop: Scop, schedule: Sequence[ScheduledGroup]) -> None:
         if node.cluster is None and node.statements[0].reduction is not None:
             own = domain_of((node,))
             ordered = ordered.subtract(ordered.intersect_domain(own).intersect_range(own))
-    times = _times(nodes, schedule)
+    times = _schedule_to_time_map(nodes, schedule)
     distance = ordered.apply_domain(times).apply_range(times)
     _require(distance, _forward(_depth(schedule)), "runs backwards in time")
     for parallel in _parallel_maps(nodes, schedule):
@@ -67,7 +67,7 @@ def _depth(schedule: Sequence[ScheduledGroup]) -> int:
     return 3 + max((len(s.sizes) + len(leaf.dims) for s in schedule for leaf in s.leaves), default=0)
 
 
-def _times(nodes: Sequence[ScopStatement], schedule: Sequence[ScheduledGroup]) -> isl.UnionMap:
+def _schedule_to_time_map(nodes: Sequence[ScopStatement], schedule: Sequence[ScheduledGroup]) -> isl.UnionMap:
     depth = _depth(schedule)
     pieces = []
     for g, scheduled in enumerate(schedule):

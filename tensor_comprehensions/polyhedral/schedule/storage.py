@@ -88,7 +88,7 @@ def fits_register(tensor: Tensor, group: FusionGroup, leaf: LoopNest) -> bool:
     return all(not n.reduction_indices and n.statements[0].reduction is None for n in writers)
 
 
-def memory_takers(group: FusionGroup, local: Sequence[Tensor]) -> dict[str, str]:
+def find_storage_reuse(group: FusionGroup, local: Sequence[Tensor]) -> dict[str, str]:
     """Temporaries that may reuse the memory of another one, which is dead once they are written, by name.
 
     Each is written first by a statement that reads the other one at the same point, and nowhere else.

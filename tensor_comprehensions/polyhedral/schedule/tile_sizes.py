@@ -72,7 +72,7 @@ def _lane_tiles(
         through = is_fully_parallel(leaves[0]) and bool(needs_line_staging(function, group, target))
         return _transposed_tiles(group, wanted, transposed, long=nests == 1, through=through)
     others = prod(r.extent for k, r in enumerate(group.rows) if k not in wanted)
-    together = rows_at_once(function, group, leaves, target)
+    together = choose_rows_summed_together(function, group, leaves, target)
     if together > 1:
         return (together,)
     least = 4 * lanes
@@ -90,7 +90,9 @@ def _lane_tiles(
     )
 
 
-def rows_at_once(function: BoundFunction, group: FusionGroup, leaves: Sequence[LoopNest], target: CpuTarget) -> int:
+def choose_rows_summed_together(
+    function: BoundFunction, group: FusionGroup, leaves: Sequence[LoopNest], target: CpuTarget
+) -> int:
     """How many rows a sum along rows adds up at once."""
     if len(group.rows) != 1 or len(group.nodes) != 1:
         return 1
@@ -215,12 +217,12 @@ def _transposed_rows(function: BoundFunction, leaves: Sequence[LoopNest], target
         if lanes.row is None:
             continue
         for dim in leaf.dims:
-            if dim.row is not None and dim is not lanes and _is_crossed(function, leaf, lanes, dim):
+            if dim.row is not None and dim is not lanes and _has_access_transposed(function, leaf, lanes, dim):
                 found |= {lanes.row, dim.row}
     return frozenset(found)
 
 
-def _is_crossed(function: BoundFunction, leaf: LoopNest, lanes: NestDim, dim: NestDim) -> bool:
+def _has_access_transposed(function: BoundFunction, leaf: LoopNest, lanes: NestDim, dim: NestDim) -> bool:
     for node in leaf.nodes:
         for access in (*node.reads, *node.writes):
             along = access_stride(function, access, lanes.index(node))

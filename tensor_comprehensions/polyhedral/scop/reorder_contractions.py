@@ -109,7 +109,7 @@ def reorder(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> 
     least = REORDER_GAIN * _cycles(_op(function), target, parallel=parallel)
     if least == inf and found.summed_run >= LANE_SUM_TERMS:
         return function
-    possible = enumerate(orders for orders in _enumerate_orders(found) if _is_near(found, orders, target))
+    possible = enumerate(orders for orders in _enumerate_orders(found) if _can_cache_copies(found, orders, target))
     ways = sorted((_bound(found, orders, target), n, orders) for n, orders in possible)
     best = function
     for bound, _, orders in ways[:REORDERINGS_PLANNED]:
@@ -117,7 +117,7 @@ def reorder(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> 
             break
         candidate, multiply = _reorder_operands(found, orders)
         name = f"S{sum(order is not None for order in orders[:2])}"
-        cycles = _copies(found, orders, target) + _cycles(_op(multiply, name), target, parallel=parallel)
+        cycles = _copy_cycles(found, orders, target) + _cycles(_op(multiply, name), target, parallel=parallel)
         if cycles < least:
             best, least = candidate, cycles
     best = _with_lanes_along_sum(found, least, target, parallel=parallel) or best
@@ -143,7 +143,7 @@ def _with_lanes_along_sum(
     """The function with lanes along a sum that both factors, or a copy of one of them, end with, where that is less."""
     best: BoundFunction | None = None
     for orders in _ways_along_sum(found):
-        copies = _copies(found, orders, target)
+        copies = _copy_cycles(found, orders, target)
         if copies + _multiply_adds(found, target) >= least:
             continue
         candidate, multiply = _reorder_operands(found, orders)
@@ -254,16 +254,16 @@ def _bound(found: _Contraction, orders: Orders, target: CpuTarget) -> float:
     wasted = num_tiles(found.size(run), lanes) * lanes / found.size(run)
     multiply_adds = _multiply_adds(found, target)
     turned = 0.0 if moving[-1] == c[-1] else REORDER_TRANSPOSE_CYCLES * found.size(moving)
-    return multiply_adds * min(wasted, 2.0) + turned + _copies(found, orders, target)
+    return multiply_adds * min(wasted, 2.0) + turned + _copy_cycles(found, orders, target)
 
 
-def _is_near(found: _Contraction, orders: Orders, target: CpuTarget) -> bool:
+def _can_cache_copies(found: _Contraction, orders: Orders, target: CpuTarget) -> bool:
     """Whether the copies stay in a cache until they are read."""
     copied = (found.size(order) * found.bits // 8 for order in orders if order is not None)
     return all(size <= MAX_COPIED_L2_SIZES * target.cache[1] for size in copied)
 
 
-def _copies(found: _Contraction, orders: Orders, target: CpuTarget) -> float:
+def _copy_cycles(found: _Contraction, orders: Orders, target: CpuTarget) -> float:
     """Cycles for the copies."""
     total = 0.0
     for old, new in zip(found.orders, orders, strict=True):

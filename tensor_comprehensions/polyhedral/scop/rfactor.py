@@ -67,7 +67,7 @@ def in_two_stages(
         part = _part(s, _fresh_name(internal_name(s.target, "part"), {t.name for t in tensors}), parts)
         tensors.append(part)
         first, *others = _stages(s, index, part)
-        statements.insert(_place(statements, s), first)
+        statements.insert(_insertion_position(statements, s), first)
         statements += others
     return replace(function, tensors=tuple(tensors), statements=tuple(statements))
 
@@ -87,7 +87,7 @@ def requested_split(s: BoundStatement, parts: int) -> SplitPoint | None:
     return None if index is None else (index, _parts(index.extent, parts))
 
 
-def _place(before: Sequence[BoundStatement], s: BoundStatement) -> int:
+def _insertion_position(before: Sequence[BoundStatement], s: BoundStatement) -> int:
     """Where to insert the partial sums of `s`: before the statements that initialize its target, such as a bias.
 
     So the initialization still fuses with adding up the parts.

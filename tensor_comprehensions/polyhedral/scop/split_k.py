@@ -57,7 +57,7 @@ def _cut(function: BoundFunction, s: BoundStatement, target: CpuTarget) -> Split
     if most < MIN_PRODUCT_PARTS or not FEW_RESULTS <= results <= steps:
         return None
     product = split_product(s)
-    if product is None or not _matrices(s, product):
+    if product is None or not _is_matrix_product(s, product):
         return None
     parts = (
         (i, next((n for n in range(most, MIN_PRODUCT_PARTS - 1, -1) if i.extent % n == 0), 0))
@@ -80,7 +80,7 @@ def _rows(function: BoundFunction, s: BoundStatement, product: Product) -> tc.Ex
     return rows[0] if len(rows) == 1 else s.value
 
 
-def _matrices(s: BoundStatement, product: Product) -> bool:
+def _is_matrix_product(s: BoundStatement, product: Product) -> bool:
     """Whether each factor has its own free index that is long enough, and there is no free index of both."""
     left, right = ({e.name for e in walk_expr(f) if isinstance(e, tc.Index)} for f in (product.left, product.right))
     rows = prod(i.extent for i in s.free if i.name in left - right)

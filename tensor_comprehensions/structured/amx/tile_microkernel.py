@@ -13,7 +13,7 @@ from ...loop_ir.intrinsics import FRAGMENT_LOAD, FRAGMENT_STORE, FRAGMENT_ZERO
 from ...loop_ir.nodes import Allocate, Buffer, Expr, Invoke, Load, Space, Stmt, Var
 from ...loop_ir.rewrite import substitute
 from ..lower.microkernel import Operand, reduction_values, store_rows, tile_accumulators
-from ..lower.tile import Region, each_extent, local_var, num_tiles, region_origin
+from ..lower.tile import Region, local_var, num_tiles, region_origin, specialize_padded_extents
 from ..lower.vector_expr import substitute_vectorized
 from ..op import ACCUMULATOR, StructuredOp, accumulator_var
 from ..plan import Plan
@@ -42,7 +42,7 @@ def matrix_tile_kernel(op: StructuredOp, plan: Plan, region: Region, operands: S
         *(Invoke(FRAGMENT_ZERO, (_fragment(total, n),)) for n in range(counts[0] * counts[1])),
         _sum(op, found, region, operands, counts),
         *_spill(found, counts, total, sums),
-        each_extent(region, lambda part: _finish(op, plan, part, sums)),
+        specialize_padded_extents(region, lambda part: _finish(op, plan, part, sums)),
     )
     return Allocate((sums,), body)
 

@@ -157,13 +157,13 @@ def matrix_tile_plans(known: ContractionInfo, target: CpuTarget, *, parallel: bo
     for instruction in tile_instructions(known.op, target):
         rows = [i for i in known.exclusive_iterators(known.broadcast_operand) if i.name != known.vector]
         if rows and known.vector not in known.broadcast_operand.iterators:
-            maker = _Maker(known, target, instruction, max(rows, key=lambda i: i.extent), parallel)
+            maker = _MatrixTilePlanner(known, target, instruction, max(rows, key=lambda i: i.extent), parallel)
             found += maker.plans()
     return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
-class _Maker:
+class _MatrixTilePlanner:
     """Blocks of columns that the second cache holds, packed by whom they belong to, for all of the rows."""
 
     facts: ContractionInfo

@@ -44,7 +44,7 @@ def explain_schedule(pipeline: Schedule, op: StructuredOp, target: CpuTarget, *,
     """The effect of every primitive on `op`, a line each. Raises as `plan_of_schedule`."""
     nest, lines = apply_with_notes(pipeline, start_state(op, target, may_parallelize=parallel))
     plan = _finalize_nest(nest)
-    size = " x ".join(f"{nest.describe_loops(i.name)} {plan.tile(i.name)}" for i in drop_unit_dims(op).parallel)
+    size = " x ".join(f"{nest.iterator_display_name(i.name)} {plan.tile(i.name)}" for i in drop_unit_dims(op).parallel)
     lines.append(f"register tile: {size}, {num_accumulators(op, plan)} vectors of {plan.lanes}")
     return "\n".join(lines)
 
@@ -108,7 +108,7 @@ def _tile(piece: written.Tile, nest: ScheduleState) -> ScheduleState:
         raise CannotLower(f"{piece}: a parallel loop cannot be tiled any more; tile first")
     nest = replace(nest, loops=(*loops, *made))
     counts = [f"{nest.name(loop)} of {num_tiles(nest.op.extent(loop.iterator), loop.size)}" for loop in made]
-    return nest.say(f"loops {', '.join(counts)} tiles")
+    return nest.with_note(f"loops {', '.join(counts)} tiles")
 
 
 def _interchange(piece: written.Interchange, nest: ScheduleState) -> ScheduleState:
@@ -116,7 +116,7 @@ def _interchange(piece: written.Interchange, nest: ScheduleState) -> ScheduleSta
     if all(s is not None for s in sums):
         order = iter([s for s in sums if s is not None])
         nest = replace(nest, sums=tuple(next(order) if s in sums else s for s in nest.sums))
-        return nest.say(f"sums over {', '.join(map(nest.describe_loops, nest.sums))}")
+        return nest.with_note(f"sums over {', '.join(map(nest.iterator_display_name, nest.sums))}")
     named = [nest.loop(name) for name in piece.loops]
     if len(set(named)) < len(named):
         raise ArgumentError(f"{piece} names one loop twice", expected=", ".join(map(nest.name, nest.loops)))
@@ -126,16 +126,16 @@ def _interchange(piece: written.Interchange, nest: ScheduleState) -> ScheduleSta
         numbers = [loop.number for loop in loops if loop.iterator == iterator]
         if numbers != sorted(numbers):
             raise CannotLower(
-                f"{piece}: an outer tile of {nest.describe_loops(iterator)} cannot be inside an inner one"
+                f"{piece}: an outer tile of {nest.iterator_display_name(iterator)} cannot be inside an inner one"
             )
     nest = replace(nest, loops=loops)
-    return nest.say(f"loops {', '.join(map(nest.name, loops))}")
+    return nest.with_note(f"loops {', '.join(map(nest.name, loops))}")
 
 
 def _parallel(piece: written.Parallel, nest: ScheduleState) -> ScheduleState:
     named = [loop for loop in map(nest.loop, piece.loops) if nest.op.extent(loop.iterator) > 1]
     if not nest.may_parallelize:
-        return nest.say("stays serial: the loop around this contraction is parallel, or the options forbid it")
+        return nest.with_note("stays serial: the loop around this contraction is parallel, or the options forbid it")
     outer = tuple(loop for loop in nest.loops if nest.op.extent(loop.iterator) > 1)[: len(named)]
     if tuple(named) != outer:
         raise CannotLower(f"{piece}: the outermost loops are {', '.join(map(nest.name, outer))}; interchange first")
@@ -144,7 +144,7 @@ def _parallel(piece: written.Parallel, nest: ScheduleState) -> ScheduleState:
     if len({loop.iterator for loop in named}) < len(named):
         raise CannotLower(f"{piece}: two of these loops are of one iterator")
     count = prod(num_tiles(nest.op.extent(loop.iterator), loop.size) for loop in named)
-    return replace(nest, shared=outer, grain=piece.grain_size).say(f"{count} iterations for the threads")
+    return replace(nest, shared=outer, grain=piece.grain_size).with_note(f"{count} iterations for the threads")
 
 
 # --- copies ------------------------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ def _pack(piece: written.Pack, nest: ScheduleState) -> ScheduleState:
         loop = None if place is None else nest.loop(place)
         nest = replace(nest, packs=(*nest.packs, (side, loop)))
         where = "outside of all loops" if loop is None else f"in every iteration of {nest.name(loop)}"
-        nest = nest.say(f"{name} is copied {where}")
+        nest = nest.with_note(f"{name} is copied {where}")
     return nest
 
 
@@ -168,7 +168,7 @@ def _prefetch(piece: written.Prefetch, nest: ScheduleState) -> ScheduleState:
     for name, place in piece.operand_loops:
         loop = nest.loop(place)
         nest = replace(nest, prefetches=(*nest.prefetches, (nest.side(name), loop)))
-        nest = nest.say(f"{name} for the next iteration of {nest.name(loop)} is brought near")
+        nest = nest.with_note(f"{name} for the next iteration of {nest.name(loop)} is brought near")
     return nest
 
 
@@ -177,7 +177,7 @@ def _pad(piece: written.Pad, nest: ScheduleState) -> ScheduleState:
     nest = replace(nest, padded=(*nest.padded, *sides))
     innermost = {loop.iterator: loop for loop in nest.loops}
     ends = [_end(nest, innermost[name]) for name in padded_iterators(nest)]
-    return nest.say(f"{', '.join(ends) or 'nothing'}; zeros and unstored results past the end")
+    return nest.with_note(f"{', '.join(ends) or 'nothing'}; zeros and unstored results past the end")
 
 
 def _end(nest: ScheduleState, loop: StateLoop) -> str:
@@ -190,7 +190,7 @@ def _peel(piece: written.Peel, nest: ScheduleState) -> ScheduleState:
     loops = tuple(nest.loop(name) for name in piece.loops)
     if flat := [loop for loop in loops if not loop.number]:
         raise CannotLower(f"{piece}: {nest.name(flat[0])} is not tiled")
-    return replace(nest, peeled=(*nest.peeled, *loops)).say(
+    return replace(nest, peeled=(*nest.peeled, *loops)).with_note(
         f"{', '.join(_end(nest, loop) for loop in loops)}; the last one is code of its own"
     )
 
@@ -208,7 +208,7 @@ def _vectorize(piece: written.Vectorize, nest: ScheduleState) -> ScheduleState:
         lane_iterator = nest.iterator(piece.iterator)
         if not lane_iterator.is_parallel and nest.op.is_product:
             raise CannotLower(f"{piece}: {piece.iterator} is summed")
-    shown = nest.describe_loops(lane_iterator.name)
+    shown = nest.iterator_display_name(lane_iterator.name)
     if piece.vectors_per_register > 1 and not nest.op.is_product:
         raise CannotLower(f"{piece}: there are no sums of products to share registers")
     if lane_iterator.extent < 2:
@@ -220,7 +220,7 @@ def _vectorize(piece: written.Vectorize, nest: ScheduleState) -> ScheduleState:
         f", {piece.vectors_per_register} vectors of a panel to a register" if piece.vectors_per_register > 1 else ""
     )
     nest = replace(nest, vector=lane_iterator.name, lanes=piece.lanes, vectors_per_register=piece.vectors_per_register)
-    return nest.say(f"lanes along {shown}{beside}{across}")
+    return nest.with_note(f"lanes along {shown}{beside}{across}")
 
 
 def _unroll(piece: written.Unroll, nest: ScheduleState) -> ScheduleState:
@@ -229,25 +229,25 @@ def _unroll(piece: written.Unroll, nest: ScheduleState) -> ScheduleState:
             raise CannotLower(f"{piece}: the register tile of {name} is unrolled anyway")
     pairs = tuple((nest.iterator(name).name, factor) for name, factor in piece.factors)
     text = ", ".join(f"{name} by {factor}" if factor else f"{name} completely" for name, factor in piece.factors)
-    return replace(nest, unrolled=(*nest.unrolled, *pairs)).say(text)
+    return replace(nest, unrolled=(*nest.unrolled, *pairs)).with_note(text)
 
 
 def _stream(piece: written.NontemporalStores, nest: ScheduleState) -> ScheduleState:
-    return replace(nest, nontemporal=True).say("the output is written past the caches")
+    return replace(nest, nontemporal=True).with_note("the output is written past the caches")
 
 
 def _fragments(piece: written.MatrixInstruction, nest: ScheduleState) -> ScheduleState:
     found = [i.name for i in tile_instructions(nest.op, nest.target) if piece.instruction in ("", i.name)]
     if not found:
         raise CannotLower(f"{piece}: the processor has no such instruction for these factors")
-    return replace(nest, instruction=found[0]).say(f"register tiles by {found[0]}")
+    return replace(nest, instruction=found[0]).with_note(f"register tiles by {found[0]}")
 
 
-def _unpack(piece: written.PackOutput, nest: ScheduleState) -> ScheduleState:
+def _set_output_panel(piece: written.PackOutput, nest: ScheduleState) -> ScheduleState:
     if not nest.op.is_product:
         raise CannotLower(f"{piece}: there are no sums to keep")
     loop = nest.loop(piece.loop)
-    return replace(nest, output_panel_loop=loop).say(
+    return replace(nest, output_panel_loop=loop).with_note(
         f"results of every iteration of {nest.name(loop)} are kept, and then stored"
     )
 
@@ -264,5 +264,5 @@ _MEANING: dict[type, Callable[..., ScheduleState]] = {
     written.NontemporalStores: _stream,
     written.MatrixInstruction: _fragments,
     written.Prefetch: _prefetch,
-    written.PackOutput: _unpack,
+    written.PackOutput: _set_output_panel,
 }

@@ -28,7 +28,7 @@ def finalize(nest: ScheduleState) -> Plan:
         nest, last = _replace_loop(nest, last, one), one
     if last.size < 2:
         raise CannotLower(
-            f"vectorize: the tiles of {nest.describe_loops(vector)} have one point to run along the lanes"
+            f"vectorize: the tiles of {nest.iterator_display_name(vector)} have one point to run along the lanes"
         )
     lanes = nest.lanes or _fitting_lanes(widest, min(last.size, nest.op.extent(vector)))
     kept = nest.remaining_points
@@ -125,7 +125,7 @@ def _unroll_counts(nest: ScheduleState, sums: Sequence[str]) -> tuple[int, int]:
             break
         complete += 1
     if factors:
-        name = nest.describe_loops(next(iter(factors)))
+        name = nest.iterator_display_name(next(iter(factors)))
         raise CannotLower(f"unroll: inside the loop over {name} another one is left; interchange them, or unroll both")
     return complete, partial
 
@@ -163,7 +163,7 @@ def _check(nest: ScheduleState, plan: Plan) -> None:
     if plan.output_panel_depth is not None:
         _check_unpacked(nest, plan, plan.output_panel_depth)
     elif any(level.size < op.extent(level.iterator) for level in partial):
-        shown = nest.describe_loops(partial[0].iterator)
+        shown = nest.iterator_display_name(partial[0].iterator)
         if plan.nontemporal:
             raise CannotLower(f"nontemporal_stores: partial sums of blocks of {shown} are read again soon")
         if op.output.buffer.type.dtype != op.dtype:
@@ -179,7 +179,7 @@ def _check(nest: ScheduleState, plan: Plan) -> None:
         if plan.unrolled or plan.unroll_steps > 1:
             raise CannotLower("unroll: a matrix instruction is many steps of the sum already")
     if plan.vectors_per_register > 1:
-        _check_joined(nest, plan)
+        _check_shared_registers(nest, plan)
     for step in plan.packs:
         _check_pack(nest, plan, step)
     for step in plan.prefetches:
@@ -190,7 +190,7 @@ def _check(nest: ScheduleState, plan: Plan) -> None:
             raise CannotLower(f"pad: the {side.name.lower()} factor is not packed, and only panels are padded")
 
 
-def _check_joined(nest: ScheduleState, plan: Plan) -> None:
+def _check_shared_registers(nest: ScheduleState, plan: Plan) -> None:
     if plan.instruction:
         raise CannotLower("vectorize: matrix instructions have their own registers, which vectors cannot share")
     packed = {step.side for step in plan.packs}
@@ -214,7 +214,9 @@ def _check_unpacked(nest: ScheduleState, plan: Plan, depth: int) -> None:
     outside = [level.iterator for level in plan.levels[:depth]]
     for sum in nest.sums:
         if sum in outside:
-            raise CannotLower(f"pack_output: the results of one block of {nest.describe_loops(sum)} are not complete")
+            raise CannotLower(
+                f"pack_output: the results of one block of {nest.iterator_display_name(sum)} are not complete"
+            )
     inside = {level.iterator for level in plan.levels[depth:]}
     unit = [i.name for i in contiguous_along(nest.op)]
     if plan.vector in unit or not inside & set(unit):
@@ -238,7 +240,7 @@ def why_no_panel(nest: ScheduleState, side: Side, loops: Sequence[str], depth: i
     used = variable_names(nest.op.factors[side.value])
     inside = [iterator for iterator in loops[depth:] if iterator in used]
     for iterator in inside:
-        shown = nest.describe_loops(iterator)
+        shown = nest.iterator_display_name(iterator)
         if inside.count(iterator) > 1:
             return f"would hold two levels of tiles of {shown}; pack inside the outer one"
         if not nest.op.iterator(iterator).is_parallel and iterator in loops[:depth]:

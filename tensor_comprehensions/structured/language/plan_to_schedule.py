@@ -29,7 +29,7 @@ def plan_to_schedule(plan: Plan, op: StructuredOp) -> Schedule:
         count = prod(num_tiles(op.extent(level.iterator), level.size) for level in plan.levels[: plan.parallel_depth])
         grain = 0 if plan.grain == default_grain_size(op, count) else plan.grain
         pieces.append(written.Parallel(tuple(map(nest.name, nest.loops[: plan.parallel_depth])), grain))
-    pieces.append(written.Vectorize(nest.describe_loops(plan.vector), plan.lanes, plan.vectors_per_register))
+    pieces.append(written.Vectorize(nest.iterator_display_name(plan.vector), plan.lanes, plan.vectors_per_register))
     if unrolled := _unroll_pairs(nest, plan):
         pieces.append(written.Unroll(unrolled))
     if plan.nontemporal:
@@ -71,7 +71,7 @@ def _tiles(nest: ScheduleState) -> Iterator[written.Tile]:
     """Consecutive loops of different iterators are one tiling."""
     sizes: dict[str, int] = {}
     for loop in nest.loops:
-        name = nest.describe_loops(loop.iterator)
+        name = nest.iterator_display_name(loop.iterator)
         if name in sizes:
             yield written.Tile(tuple(sizes.items()))
             sizes = {}
@@ -94,7 +94,7 @@ def _loop_name(nest: ScheduleState, depth: int) -> str | None:
 
 def _unroll_pairs(nest: ScheduleState, plan: Plan) -> tuple[tuple[str, int], ...]:
     first = len(plan.reductions) - plan.unrolled
-    whole = tuple((nest.describe_loops(name), 0) for name in plan.reductions[first:])
+    whole = tuple((nest.iterator_display_name(name), 0) for name in plan.reductions[first:])
     if plan.unroll_steps > 1 and first:
-        return (*whole, (nest.describe_loops(plan.reductions[first - 1]), plan.unroll_steps))
+        return (*whole, (nest.iterator_display_name(plan.reductions[first - 1]), plan.unroll_steps))
     return whole

@@ -76,7 +76,9 @@ def explain_resolved(pipeline: Schedule, op: StructuredOp, target: CpuTarget) ->
     return explain_schedule(pipeline, op, target) if op.is_product else explain_memory_bound(pipeline, op, target)
 
 
-def plan_for(schedule: ScheduleArgument | None, op: StructuredOp, target: CpuTarget, *, parallel: bool) -> Plan:
+def make_contraction_plan(
+    schedule: ScheduleArgument | None, op: StructuredOp, target: CpuTarget, *, parallel: bool
+) -> Plan:
     """The plan for `drop_unit_dims(op)`: that of the schedule, else of the cost model."""
     if schedule is None:
         return select_plan(drop_unit_dims(op), target, parallel=parallel)

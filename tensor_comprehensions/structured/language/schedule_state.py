@@ -70,44 +70,44 @@ class ScheduleState:
 
     # --- names ---
 
-    def describe_loops(self, iterator: str) -> str:
+    def iterator_display_name(self, iterator: str) -> str:
         """The name that an index has in the def: ops of a kernel put their own name before it."""
         return self.op.display_name(iterator)
 
     def iterator(self, name: str) -> Dimension:
         """Raises ArgumentError that lists the names there are."""
-        found = [i for i in self.op.iterators if self.describe_loops(i.name) == name]
+        found = [i for i in self.op.iterators if self.iterator_display_name(i.name) == name]
         if found:
             return found[0]
-        merged = [self.describe_loops(i.name) for i in self.op.iterators if name in i.name.split(SEPARATOR)[1:]]
+        merged = [self.iterator_display_name(i.name) for i in self.op.iterators if name in i.name.split(SEPARATOR)[1:]]
         raise ArgumentError(
             f"{self.op.name} has no iterator {name!r}",
-            expected=", ".join(self.describe_loops(i.name) for i in self.op.iterators),
+            expected=", ".join(self.iterator_display_name(i.name) for i in self.op.iterators),
             suggestion=f"indices that always occur together are one iterator: {merged[0]}" if merged else "",
         )
 
     def name(self, loop: StateLoop) -> str:
         """How a loop is called."""
-        iterator = self.describe_loops(loop.iterator)
+        iterator = self.iterator_display_name(loop.iterator)
         if not loop.number:
             return iterator
         plain = f"{iterator}{loop.number}"
         return (
             f"{iterator}.{loop.number}"
-            if any(self.describe_loops(i.name) == plain for i in self.op.iterators)
+            if any(self.iterator_display_name(i.name) == plain for i in self.op.iterators)
             else plain
         )
 
     def loop(self, name: str) -> StateLoop:
         """The loop called `name`; the name of an iterator stands for its innermost loop. Raises ArgumentError."""
         for loop in self.loops:
-            if name in (self.name(loop), f"{self.describe_loops(loop.iterator)}.{loop.number}"):
+            if name in (self.name(loop), f"{self.iterator_display_name(loop.iterator)}.{loop.number}"):
                 return loop
-        own = [loop for loop in self.loops if self.describe_loops(loop.iterator) == name]
+        own = [loop for loop in self.loops if self.iterator_display_name(loop.iterator) == name]
         if own:
             return own[-1]
         loops = ", ".join(map(self.name, self.loops)) or "none"
-        sums = [self.describe_loops(s) for s in self.sums]
+        sums = [self.iterator_display_name(s) for s in self.sums]
         raise ArgumentError(
             f"{self.op.name} has no loop {name!r}",
             expected=loops,
@@ -129,7 +129,7 @@ class ScheduleState:
             expected=", ".join(dict.fromkeys((*read[Side.LEFT], *read[Side.RIGHT], "left", "right"))),
         )
 
-    def say(self, note: str) -> ScheduleState:
+    def with_note(self, note: str) -> ScheduleState:
         return replace(self, notes=(*self.notes, note))
 
 
@@ -141,7 +141,7 @@ def start_state(op: StructuredOp, target: CpuTarget, *, may_parallelize: bool = 
 
 def reduction_loop_name(nest: ScheduleState, iterator: str) -> tuple[str, ...]:
     """The name of the loop over a reduction inside the register tile: `k` if it is not tiled, else `k0`."""
-    shown = nest.describe_loops(iterator)
+    shown = nest.iterator_display_name(iterator)
     tiled = any(loop.iterator == iterator for loop in nest.loops)
     return (f"{shown}0", f"{shown}.0") if tiled else (shown, f"{shown}0", f"{shown}.0")
 

@@ -17,7 +17,7 @@ from ..match.drop_unit_dims import drop_unit_dims
 from ..op import StructuredOp, factor_tensor
 from ..plan import PackStep, Plan
 from ..planners.select import select_plan
-from .masked_domain import is_wanted
+from .masked_domain import emit_region_needed
 from .microkernel import Operand, microkernel
 from .output_panel import make_output_panel
 from .pack import PackedPanel, make_panel
@@ -80,7 +80,7 @@ def _lower_levels(
 ) -> Stmt:
     """The code inside `plan.levels[:depth]`: the panels of `packs` made there, then the rest of the loops."""
     if depth in (plan.parallel_depth, len(plan.levels)) or any(step.depth == depth for step in packs):
-        return build.when(is_wanted(op, region), _lower_region(op, plan, region, operands, packs, depth))
+        return build.when(emit_region_needed(op, region), _lower_region(op, plan, region, operands, packs, depth))
     return _lower_region(op, plan, region, operands, packs, depth)
 
 

@@ -15,7 +15,7 @@ Step = Callable[[dict[str, Expr]], Stmt]
 """Makes the code for given values of the reductions."""
 
 
-def holds(half: HalfSpace, at: Mapping[str, Expr]) -> Expr:
+def emit_half_space_test(half: HalfSpace, at: Mapping[str, Expr]) -> Expr:
     """Whether a point is in the half space, per lane for a vector."""
     total = half.rest
     for name, c in half.terms:
@@ -27,11 +27,11 @@ def emit_membership(halves: Iterable[HalfSpace], at: Mapping[str, Expr]) -> Expr
     """Whether a point is in all of them."""
     whole: Expr = build.TRUE
     for half in halves:
-        whole = build.logical_and(whole, holds(half, at))
+        whole = build.logical_and(whole, emit_half_space_test(half, at))
     return whole
 
 
-def is_wanted(op: StructuredOp, region: Region) -> Expr:
+def emit_region_needed(op: StructuredOp, region: Region) -> Expr:
     """Whether a region contains elements that are needed, and so must be computed."""
     whole: Expr = build.TRUE
     for half in op.elements:
@@ -52,7 +52,7 @@ def _extreme(half: HalfSpace, region: Region, *, most: bool, without: str = "") 
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class UnmaskedRange:
     """The steps of one reduction, counted from the start of its range, in a register tile.
 
     Those in `first .. stop` have terms, and in `all_first .. all_stop`, which is inside, all points of the tile do.
@@ -64,7 +64,7 @@ class Stretch:
     all_stop: Expr
 
 
-def stretch(op: StructuredOp, region: Region, name: str) -> Stretch:
+def unmasked_range_of(op: StructuredOp, region: Region, name: str) -> UnmaskedRange:
     """The range of the reduction `name` in a register tile, for all values of the other reductions."""
     part = region[name]
     first: Expr = build.const(0)
@@ -87,7 +87,7 @@ def stretch(op: StructuredOp, region: Region, name: str) -> Stretch:
                 for old, f in ((stop, some), (all_stop, every))
             )
     all_first = build.minimum(build.maximum(all_first, first), part.size)
-    return Stretch(first, stop, all_first, build.maximum(all_stop, all_first))
+    return UnmaskedRange(first, stop, all_first, build.maximum(all_stop, all_first))
 
 
 def masked_sum(
@@ -102,7 +102,7 @@ def masked_sum(
     def index_point(offset: Expr) -> dict[str, Expr]:
         return {name: build.add(offset, part.origin), local_var(name): offset, tile_number_var(name): part.number}
 
-    ends = stretch(op, region, name)
+    ends = unmasked_range_of(op, region, name)
     first, stop, begin, full = (Var(internal_name(name, end)) for end in ("first", "stop", "begin", "full"))
     counter = Var(internal_name(name, "r"))
     offset = build.add(begin, build.mul(counter, at_once))

@@ -24,7 +24,7 @@ from .accumulators import (
 from .masked_domain import Step, emit_membership, masked_sum, summed_along
 from .panel_prefetch import prefetch_hints_for_panel
 from .store_transposed import flat_row_index, store_transposed, transposed_iterator
-from .tile import Region, each_extent, local_var, region_origin, tile_number_var
+from .tile import Region, local_var, region_origin, specialize_padded_extents, tile_number_var
 from .vector_expr import first_lanes_mask, multiply_add, substitute_vectorized
 
 CHEAP_CALLS = ("fma", "fmin", "fmax", "fabs", "sqrt", "floor", "ceil", "trunc", "rint", "tf32")
@@ -54,7 +54,7 @@ def microkernel(op: StructuredOp, plan: Plan, region: Region, operands: Sequence
 
     def emit_exact(make: Callable[[Region, Sequence[Accumulator]], Stmt]) -> Stmt:
         """Code that accesses memory without padding, specialized for each extent that the region may have."""
-        return each_extent(
+        return specialize_padded_extents(
             region,
             lambda part: make(part, cells if part is region else _among(tile_accumulators(op, plan, part), cells)),
         )
@@ -250,7 +250,7 @@ def _step(
     """One multiply-add per accumulator; a common operand of several is read once. only: for terms in there."""
     read: dict[tuple[int, ...], Var] = {}
     sequence: list[tuple[Var, Expr] | Store] = []
-    moves = [_moves(operand, cells[0]) for operand in operands]
+    moves = [_iterators_moving_operand(operand, cells[0]) for operand in operands]
     for group in by_register(cells):
         factors: list[Expr] = []
         for side, operand in enumerate(operands):
@@ -304,7 +304,7 @@ def _slide(
     values: Sequence[dict[str, Expr]],
 ) -> Stmt:
     """The multiply-adds of the steps at `values`, vector by vector of the factor over which windows slide."""
-    moves = [_moves(operand, cells[0]) for operand in operands]
+    moves = [_iterators_moving_operand(operand, cells[0]) for operand in operands]
     read: dict[tuple[int, ...], Var] = {}
     sequence: list[tuple[Var, Expr] | Store] = []
     for vector, users in enumerate(windows.users):
@@ -326,7 +326,7 @@ def _slide(
     return _nest_definitions(sequence)
 
 
-def _moves(operand: Operand, cell: Accumulator) -> list[str]:
+def _iterators_moving_operand(operand: Operand, cell: Accumulator) -> list[str]:
     """The tile's iterators that move an operand."""
     used = variable_names(operand.value)
     return [name for name in cell.offsets if name in used or local_var(name) in used or tile_number_var(name) in used]
@@ -417,7 +417,7 @@ def _store_transposed(
     """Store the sums transposed, through the epilogue: on whole vectors of sums if its operands allow that."""
     rows, at = _row_order(op, plan), region_origin(region)
     sums = [read_accumulator(registers, c) for c in cells]
-    if not _suits_lanes(op, plan.vector):
+    if not _is_epilogue_vectorizable(op, plan.vector):
         buffer, spill = _spill(op, plan, region, sums)
         return Allocate((buffer,), build.block(spill, store_transposed(op, plan, region, rows, buffer, at)))
     ready: Stmt = build.NOTHING
@@ -434,7 +434,7 @@ def _store_transposed(
     return Allocate((buffer,), build.block(spill, ready, across))
 
 
-def _suits_lanes(op: StructuredOp, vector: str) -> bool:
+def _is_epilogue_vectorizable(op: StructuredOp, vector: str) -> bool:
     """Whether the epilogue maps vectors of sums to vectors, with operands that are contiguous along `vector`.
 
     Or equal in all lanes.

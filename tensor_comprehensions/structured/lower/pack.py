@@ -17,7 +17,7 @@ from ..op import StructuredOp, variable_names
 from ..plan import Edge, Plan, TileLoop
 from .microkernel import Operand
 from .pack_copy import PackCopy, PanelShape, pack_tile
-from .tile import Region, each_extent, num_tiles, parallel_tile_nest, tile_nest
+from .tile import Region, num_tiles, parallel_tile_nest, specialize_padded_extents, tile_nest
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def make_panel(op: StructuredOp, plan: Plan, factor: Expr, region: Region, depth
         grain = max(1, COPY_THREAD_ELEMENTS * count // prod(buffer.shape))
         return parallel_tile_nest(region, (first,), name, grain, lambda r: tile_nest(r, rest, name, tile))
 
-    fill = each_extent(region, copy)
+    fill = specialize_padded_extents(region, copy)
     uneven = plan.instruction and any(region[d.axis].size % d.extent for d in shape.points[:-1])
     if uneven or any(
         d.axis in _padded_iterators(plan) for d in shape.points[:-1]

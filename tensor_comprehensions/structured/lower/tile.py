@@ -67,14 +67,14 @@ def _part(region: Region, level: TileLoop, number: Expr, size: int, *, final: bo
     return {**region, level.iterator: new}
 
 
-def each_extent(region: Region, body: Body) -> Stmt:
+def specialize_padded_extents(region: Region, body: Body) -> Stmt:
     """`body` for every mix of whole and shorter ranges that the padded ones of `region` may be, each exact."""
     padded = next((name for name, part in region.items() if part.rest), None)
     if padded is None:
         return body(region)
     part = region[padded]
     exact = ({**region, padded: replace(part, size=size, rest=0)} for size in (part.rest, part.size))
-    return build.when(part.short, *(each_extent(r, body) for r in exact))
+    return build.when(part.short, *(specialize_padded_extents(r, body) for r in exact))
 
 
 Body = Callable[[Region], Stmt]
@@ -85,7 +85,9 @@ def tile_loop(region: Region, level: TileLoop, name: str, body: Body) -> Stmt:
     extent = region[level.iterator].size
     full, rest = divmod(extent, level.size)
     if rest and full and level.edge is Edge.BRANCH:
-        return Loop(name, build.const(0), build.const(full + 1), _choose(Var(name), region, level, body))
+        return Loop(
+            name, build.const(0), build.const(full + 1), _emit_tile_or_remainder(Var(name), region, level, body)
+        )
     if rest and level.edge is Edge.PADDED:
         rest, full = 0, full + 1
     parts: list[Stmt] = []
@@ -144,15 +146,19 @@ def _digits(flat: Expr, region: Region, levels: list[TileLoop], counts: list[int
     digit = build.mod(flat, count) if outer else flat
     rest = build.div(flat, count)
     if count == 1:
-        return _choose(build.const(0), region, level, lambda r: _digits(rest, r, outer, outer_counts, prefix, body))
+        return _emit_tile_or_remainder(
+            build.const(0), region, level, lambda r: _digits(rest, r, outer, outer_counts, prefix, body)
+        )
     name, rest_name = internal_name(prefix, level.iterator, "t"), internal_name(prefix, f"rest{len(outer)}")
     if not outer:
-        return _choose(flat, region, level, body)
-    inner = _choose(Var(name), region, level, lambda r: _digits(Var(rest_name), r, outer, outer_counts, prefix, body))
+        return _emit_tile_or_remainder(flat, region, level, body)
+    inner = _emit_tile_or_remainder(
+        Var(name), region, level, lambda r: _digits(Var(rest_name), r, outer, outer_counts, prefix, body)
+    )
     return Let(name, digit, Let(rest_name, rest, inner))
 
 
-def _choose(number: Expr, region: Region, level: TileLoop, body: Body) -> Stmt:
+def _emit_tile_or_remainder(number: Expr, region: Region, level: TileLoop, body: Body) -> Stmt:
     """`body` for tile `tile_number_var`, with separate code for the remainder tile."""
     full, rest = divmod(region[level.iterator].size, level.size)
     if not full and level.edge is not Edge.PADDED:

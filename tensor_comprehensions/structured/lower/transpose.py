@@ -217,14 +217,14 @@ def _emit_gathered_blocks(stores: Sequence[Store], reads: Sequence[Load], row: A
         for lanes in lane.cut(side):
             if rows.length and lanes.length:
                 width = min(side, lanes.length)
-                block = _Block(tuple(stores), tuple(dict.fromkeys(reads)), rows, lanes, _vector(width))
+                block = _Block(tuple(stores), tuple(dict.fromkeys(reads)), rows, lanes, _padded_vector_lanes(width))
                 body = block.gather_block(min(side, rows.length), width)
                 inner = Loop(lane.name, lanes.start, lanes.stop, body, step=side)
                 parts.append(Loop(row.name, rows.start, rows.stop, inner, step=side))
     return build.block(*parts)
 
 
-def _vector(lanes: int) -> int:
+def _padded_vector_lanes(lanes: int) -> int:
     """Lanes of the vector that holds this many."""
     return max(2, 1 << (lanes - 1).bit_length())
 

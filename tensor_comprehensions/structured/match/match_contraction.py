@@ -108,15 +108,17 @@ def match_contraction(
         finish_checked: statements with checked subscripts may finish the sum.
     """
     at = start
-    while at < len(statements) and _starts(statements[at], statements[start].target):
+    while at < len(statements) and _is_initial_definition(statements[at], statements[start].target):
         at += 1
     if at == len(statements) or statements[at].target != statements[start].target:
         return None
     update = statements[at]
-    if not _sums(update) or (update.initialize and at > start):
+    if not _is_sum_update(update) or (update.initialize and at > start):
         return None
     pair = split_product(update)
-    if pair is None or any(not _same_points(s, update) or _lacks(s, update) for s in statements[start:at]):
+    if pair is None or any(
+        not _same_points(s, update) or _defines_other_elements(s, update) for s in statements[start:at]
+    ):
         return None
     cluster = _base(statements[start : at + 1], tensors, pair.left, pair.right, pair.scale)
     for following in range(at + 1, len(statements)):
@@ -154,11 +156,11 @@ def _pointwise(s: BoundStatement) -> bool:
     return not s.reduction_indices and not s.reads_own_target and _plain_subscripts(s) is not None
 
 
-def _starts(s: BoundStatement, target: str) -> bool:
+def _is_initial_definition(s: BoundStatement, target: str) -> bool:
     return s.target == target and s.reduction is None and _pointwise(s)
 
 
-def _sums(s: BoundStatement) -> bool:
+def _is_sum_update(s: BoundStatement) -> bool:
     own = (e for e in walk_expr(s.value) if isinstance(e, tc.Access) and e.tensor == s.target)
     return (
         s.reduction == "+"
@@ -174,7 +176,7 @@ def _same_points(s: BoundStatement, update: BoundStatement) -> bool:
     return _ranges(s) == _ranges(update)
 
 
-def _lacks(s: BoundStatement, update: BoundStatement) -> bool:
+def _defines_other_elements(s: BoundStatement, update: BoundStatement) -> bool:
     """Whether `s` defines other elements than `update`."""
     return set(_rename_indices(s, update).elements) != set(update.elements)
 

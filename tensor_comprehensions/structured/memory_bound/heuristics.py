@@ -34,11 +34,11 @@ def schedule_memory_bound(op: StructuredOp, target: CpuTarget) -> Schedule:
 
 def schedule_row_reduction(op: StructuredOp, target: CpuTarget) -> Schedule:
     """Vectorize along the reduction, with several vectors of partial sums that a tree reduction adds at the end."""
-    inner = [i for i in op.reductions if _moves(op, i.name) == {Step.CONTIGUOUS} and i.extent > 1]
+    inner = [i for i in op.reductions if _access_steps_along(op, i.name) == {Step.CONTIGUOUS} and i.extent > 1]
     if not inner:
         raise CannotLower("row_reduction: no operand is contiguous along a sum")
     lanes = _lanes(op, target, inner[0].extent)
-    shown = start_state(op, target).describe_loops
+    shown = start_state(op, target).iterator_display_name
     outer = [i for i in op.parallel if i.extent > 1]
     found = parallel(*(shown(i.name) for i in outer)) if outer else Schedule()
     ways = (n for n in REDUCTION_ACCUMULATORS if n * lanes <= max(lanes, inner[0].extent))
@@ -62,11 +62,10 @@ def schedule_transposition(op: StructuredOp, target: CpuTarget) -> Schedule:
     lane = _contiguous_iterator(op)
     names = transposed_reads(op, lane.name)
     if not names:
-        raise CannotLower(
-            f"transposition: no operand lies across lanes along {start_state(op, target).describe_loops(lane.name)}"
-        )
+        name = start_state(op, target).iterator_display_name(lane.name)
+        raise CannotLower(f"transposition: no operand lies across lanes along {name}")
     row = next(i for i in op.parallel if _step_of(op, names[0]).get(i.name) == 1)
-    shown = start_state(op, target).describe_loops
+    shown = start_state(op, target).iterator_display_name
     touched, widest = _touched_bytes(op), target.lanes(op.dtype.bits)
     large = touched >= target.reuse_limit_bytes
     sides = [n for n in ((widest, widest // 2) if large else (widest // 2, widest)) if n > 1]  # whole lines to memory
@@ -124,8 +123,8 @@ def _tile_and_share(op: StructuredOp, target: CpuTarget, sizes: Mapping[str, int
     nest = start_state(op, target)
     cut = [name for name, size in sizes.items() if size < op.extent(name)]
     ordered = [*cut, *(name for name in sizes if name not in cut)]
-    found = tile(**{nest.describe_loops(name): sizes[name] for name in ordered})
-    return found >> parallel(*(nest.describe_loops(name) for name in cut)) if cut else found
+    found = tile(**{nest.iterator_display_name(name): sizes[name] for name in ordered})
+    return found >> parallel(*(nest.iterator_display_name(name) for name in cut)) if cut else found
 
 
 def _lanes(op: StructuredOp, target: CpuTarget, extent: int) -> int:
@@ -141,7 +140,7 @@ def _contiguous_iterator(op: StructuredOp) -> Dimension:
     return max(found, key=lambda i: i.extent)
 
 
-def _moves(op: StructuredOp, name: str) -> set[Step]:
+def _access_steps_along(op: StructuredOp, name: str) -> set[Step]:
     """How the reads that depend on an iterator move along it."""
     found = {Step.of(moved.get(name, 0)) for moved in _reads(op)}
     return found - {Step.BROADCAST}

@@ -67,7 +67,7 @@ def memory_bound_plan(
     lanes = min(nest.lanes or target.lanes(max(32, op.dtype.bits)), max(2, 1 << (extent - 1).bit_length()))
     turned, staged = bool(nest.packs), any(loop is not None for _, loop in nest.packs)
     if turned:
-        _check_turned(nest, nest.vector)
+        _check_transposed_reads(nest, nest.vector)
     vectors, rows = _unroll_counts(nest, nest.vector, dict(tiles))
     return MemoryBoundPlan(
         tiles, nest.vector, lanes, vectors, rows, turned, staged, _shares_tile_loops(nest, tiles), nest.nontemporal
@@ -78,7 +78,7 @@ def explain_memory_bound(pipeline: Schedule, op: StructuredOp, target: CpuTarget
     """The effect of every primitive on `op`, a line each. Raises as `memory_bound_plan`."""
     found = memory_bound_plan(pipeline, op, target, parallel=parallel)
     nest, lines = apply_with_notes(pipeline, start_state(op, target, may_parallelize=parallel))
-    lines.append(f"nest: {found.vectors} vectors of {found.lanes} along {nest.describe_loops(found.vector)}")
+    lines.append(f"nest: {found.vectors} vectors of {found.lanes} along {nest.iterator_display_name(found.vector)}")
     return "\n".join(lines)
 
 
@@ -89,18 +89,18 @@ def memory_bound_schedule(movement: MemoryBoundPlan, op: StructuredOp) -> Schedu
     whole = ((i.name, i.extent) for i in op.parallel if i.name not in dict(movement.tiles) and i.extent > 1)
     sizes = (*movement.tiles, *whole)
     if sizes:
-        pieces.append(written.Tile(tuple((nest.describe_loops(name), size) for name, size in sizes)))
+        pieces.append(written.Tile(tuple((nest.iterator_display_name(name), size) for name, size in sizes)))
     if movement.transposed:
         inside = nest.name(StateLoop(sizes[-1][0], 1, sizes[-1][1])) if movement.staged else None
         pieces.append(written.Pack(tuple((name, inside) for name in transposed_reads(op, movement.vector))))
     if movement.shared:
         pieces.append(written.Parallel(tuple(nest.name(StateLoop(name, 1, size)) for name, size in movement.tiles)))
-    pieces.append(written.Vectorize(nest.describe_loops(movement.vector), movement.lanes))
+    pieces.append(written.Vectorize(nest.iterator_display_name(movement.vector), movement.lanes))
     factors = [(movement.vector, movement.vectors)]
     if movement.rows > 1:
         along_sum = not op.iterator(movement.vector).is_parallel
         factors += [(movement.tiles[-1][0] if along_sum else op.reductions[-1].name, movement.rows)]
-    if unrolled := tuple((nest.describe_loops(name), factor) for name, factor in factors if factor > 1):
+    if unrolled := tuple((nest.iterator_display_name(name), factor) for name, factor in factors if factor > 1):
         pieces.append(written.Unroll(unrolled))
     if movement.nontemporal:
         pieces.append(written.NontemporalStores())
@@ -111,7 +111,7 @@ def _tiles(nest: ScheduleState) -> Iterator[tuple[str, int]]:
     """The loops around the nest with their sizes: those of more than one iteration."""
     seen: set[str] = set()
     for loop in nest.loops:
-        shown, extent = nest.describe_loops(loop.iterator), nest.op.extent(loop.iterator)
+        shown, extent = nest.iterator_display_name(loop.iterator), nest.op.extent(loop.iterator)
         if loop.iterator in seen:
             raise CannotLower(f"tile: {shown} is tiled twice; memory-bound ops have one level of tiles")
         seen.add(loop.iterator)
@@ -130,7 +130,7 @@ def _shares_tile_loops(nest: ScheduleState, tiles: tuple[tuple[str, int], ...]) 
         return False
     named = [loop.iterator for loop in nest.shared if loop.size < nest.op.extent(loop.iterator)]
     if named != [name for name, _ in tiles]:
-        names = ", ".join(nest.describe_loops(name) for name, _ in tiles)
+        names = ", ".join(nest.iterator_display_name(name) for name, _ in tiles)
         raise CannotLower(f"parallel: the threads share all of the loops around the nest, or none of {names}")
     return True
 
@@ -141,7 +141,7 @@ def _unroll_counts(nest: ScheduleState, vector: str, tiles: Mapping[str, int]) -
     along_sum = not nest.op.iterator(vector).is_parallel
     for name, factor in nest.unrolled:
         if not factor:
-            raise CannotLower(f"unroll: say how many steps of {nest.describe_loops(name)}")
+            raise CannotLower(f"unroll: say how many steps of {nest.iterator_display_name(name)}")
         whole = tiles.get(name) == factor and nest.op.extent(name) % factor == 0
         if name == vector:
             vectors = factor
@@ -149,12 +149,12 @@ def _unroll_counts(nest: ScheduleState, vector: str, tiles: Mapping[str, int]) -
             rows = factor
         else:
             raise CannotLower(
-                f"unroll: only vectors along {nest.describe_loops(vector)}, and rows of a sum that they add to"
+                f"unroll: only vectors along {nest.iterator_display_name(vector)}, and rows of a sum that they add to"
             )
     return vectors, rows
 
 
-def _check_turned(nest: ScheduleState, vector: str) -> None:
+def _check_transposed_reads(nest: ScheduleState, vector: str) -> None:
     if nest.op.reductions:
         raise CannotLower("pack: reads can only be transposed if all iterations are independent")
     innermost = nest.loops[-1]
@@ -164,7 +164,7 @@ def _check_turned(nest: ScheduleState, vector: str) -> None:
             f"or the innermost loop, {nest.name(innermost)}"
         )
     if not transposed_reads(nest.op, vector):
-        raise CannotLower(f"pack: no operand lies across lanes along {nest.describe_loops(vector)}")
+        raise CannotLower(f"pack: no operand lies across lanes along {nest.iterator_display_name(vector)}")
 
 
 def transposed_reads(op: StructuredOp, vector: str) -> tuple[str, ...]:

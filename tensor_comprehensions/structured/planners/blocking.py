@@ -68,7 +68,7 @@ class BlockingHeuristic:
         """Shared iterators outside, then those of one factor, whose panel stands still, then the other's."""
         reductions = self.info.reductions
         if self.info.transposes_output:
-            return self._finish_plan(self._across(), reductions)
+            return self._finish_plan(self._block_output_order(), reductions)
         pack_moving = self.packs_vector_operand()
         rows_outside = not pack_moving and self.row_stationary()
         pack_still = self.packs_broadcast_operand(rows_outside)
@@ -164,7 +164,7 @@ class BlockingHeuristic:
         straight = moving.step(known.vector) == 1 and self.target.has_mesh_llc
         return num_tiles(SHORT_RUN_BYTES, run) if straight else 1
 
-    def _across(self) -> Blocking:
+    def _block_output_order(self) -> Blocking:
         """Panels of the moving factor, all that fit into L2, for a large part of the still factor.
 
         The rows of the register tile follow the output; all panels meet one range of them before the next.
@@ -215,7 +215,7 @@ class BlockingHeuristic:
                     return [*ordered[:count], *columns, *ordered[count:]]
         return [*rows, *columns]
 
-    def sweeps(self) -> bool:
+    def has_extended_panels(self) -> bool:
         """Whether transposed panels of the moving factor hold all of an iterator, for long runs."""
         return (
             not self.info.transposes_output
@@ -507,10 +507,10 @@ class BlockingHeuristic:
             return False
         touched = known.output_size + sum(f.stored * f.bytes for f in known.factors)
         points = {i.name: np.array(float(min(self.tile.size(i.name), i.extent))) for i in known.parallel}
-        passes = touched > self.target.reuse_limit_bytes or self._overflows()
+        passes = touched > self.target.reuse_limit_bytes or self._has_exposed_output_stores()
         return passes and bool(tile_cost.fills_whole_lines(known, self.target, points))
 
-    def _overflows(self) -> bool:
+    def _has_exposed_output_stores(self) -> bool:
         """Whether results that a far cache would take are more than the sums before them hide."""
         known, target = self.info, self.target
         line = (

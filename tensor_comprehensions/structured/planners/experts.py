@@ -180,7 +180,7 @@ def _window_iterators(op: StructuredOp) -> frozenset[str]:
 def _nest(op: StructuredOp, order: Sequence[Iterator], registers: RegisterTile, shared: int) -> Schedule:
     """Loops in `order` around one register tile, the outermost `shared` of them parallel."""
     names = start_state(op, NOWHERE)
-    sizes = {names.describe_loops(i.name): registers.size(i.name) for i in order}
+    sizes = {names.iterator_display_name(i.name): registers.size(i.name) for i in order}
     loops = [names.name(StateLoop(i.name, 1, 1)) for i in order[:shared]]
     uneven = [names.name(StateLoop(i.name, 1, 1)) for i in order[shared:] if i.extent % registers.size(i.name)]
     found = tile(**sizes)
@@ -189,7 +189,7 @@ def _nest(op: StructuredOp, order: Sequence[Iterator], registers: RegisterTile, 
     if loops:
         found = found >> parallel(*loops)
     return found >> vectorize(
-        names.describe_loops(analyze_contraction(op).vector),
+        names.iterator_display_name(analyze_contraction(op).vector),
         lanes=registers.lanes,
         vectors_per_register=registers.vectors_per_register,
     )

@@ -104,12 +104,12 @@ def rank_plans(
     if depthwise.is_depthwise(default.info):
         return depthwise.depthwise_plan(default.info, target, parallel=parallel), ()
     parallel = parallel and default.info.op.multiplications >= 2 * THREAD_FMAS  # else shares are panels made in vain
-    near, consider = is_near(default.info, target), _enumerate_tile_plans
+    near, consider = fits_l2_without_windows(default.info, target), _enumerate_tile_plans
     if default.info.keeps_lanes_of_sum:
         consider = _lane_sums
     elif near:
         consider = _enumerate_near_plans
-    views = views if turned and (near or _worth_turning(default.info, target)) else (default,)
+    views = views if turned and (near or _is_transposed_store_profitable(default.info, target)) else (default,)
     chosen, least, clearly = Plan("", 0, (), ()), inf, BETTER_TILE_IN_L2 if near else BETTER_TILE
     compared: list[Plan] = []
     for view in views:
@@ -131,7 +131,7 @@ def rank_plans(
     return chosen, tuple(compared)
 
 
-def is_near(known: ContractionInfo, target: CpuTarget) -> bool:
+def fits_l2_without_windows(known: ContractionInfo, target: CpuTarget) -> bool:
     """Whether L2 holds all operands of an op without windows, so that copies decide."""
     windows = any(prod(known.extents[name] for name in f.iterators) > f.stored for f in known.factors)
     touched = known.output_size + sum(f.stored * f.bytes for f in known.factors)
@@ -156,7 +156,7 @@ def _enumerate_near_plans(view: RegisterTileRanking, target: CpuTarget, parallel
 def _enumerate_tile_plans(view: RegisterTileRanking, target: CpuTarget, parallel: bool) -> Iterator[Plan]:
     """The plans to compare: one for each of a few register tiles; all packings if the output decides."""
     expert = BlockingHeuristic(view.info, target, view.best, parallel)
-    if _moves_most(view.info, target):
+    if _is_output_traffic_bound(view.info, target):
         shapes = view.shapes(COMPARED_TILES)
         if is_packing_both_profitable(view.info, target):
             copied = (PackBothBlocking(view.info, target, tile, parallel).plan() for tile in shapes)
@@ -167,13 +167,15 @@ def _enumerate_tile_plans(view: RegisterTileRanking, target: CpuTarget, parallel
             yield from enumerate_packings(view.info, target, tile, parallel, (True,) if gathered else (True, False))
     else:
         several = (
-            expert.sweeps() or view.info.transposes_output or (target.has_mesh_llc and _streams_in_place(expert.plan()))
+            expert.has_extended_panels()
+            or view.info.transposes_output
+            or (target.has_mesh_llc and _streams_in_place(expert.plan()))
         )
         for tile in view.best_tiles(COMPARED_TILES if several else 1):
             yield BlockingHeuristic(view.info, target, tile, parallel).plan()
 
 
-def _worth_turning(known: ContractionInfo, target: CpuTarget) -> bool:
+def _is_transposed_store_profitable(known: ContractionInfo, target: CpuTarget) -> bool:
     """Whether lanes across the output's runs may be better.
 
     The lines of scalars are read again for the next ones of a run, for which a far cache is too slow. A factor that
@@ -198,7 +200,7 @@ def _streams_in_place(plan: Plan) -> bool:
     return plan.nontemporal and not plan.packs
 
 
-def _moves_most(known: ContractionInfo, target: CpuTarget) -> bool:
+def _is_output_traffic_bound(known: ContractionInfo, target: CpuTarget) -> bool:
     """Whether results that go to a far cache take longer than the short sums before them."""
     return known.k_size <= SHORT_SUM_TERMS and is_beyond_private_caches(known.output_size, target)
 

@@ -60,7 +60,7 @@ def transposed_output_plans(known: ContractionInfo, target: CpuTarget, *, parall
         return
     if known.op.initial is not None and loads_in(known.op.initial):
         return
-    crossed = _Crossed(
+    crossed = _TransposedOutputPlanner(
         known, analyze_contraction(with_panel_output(known.op, run.name), run.name), target, run, parallel
     )
     for packed in (False, True):
@@ -70,7 +70,7 @@ def transposed_output_plans(known: ContractionInfo, target: CpuTarget, *, parall
 
 
 @dataclass(frozen=True, slots=True)
-class _Crossed:
+class _TransposedOutputPlanner:
     """known: with the lanes along the output; inner: with the panel as the output, and the lanes along `run`."""
 
     known: ContractionInfo

@@ -44,7 +44,9 @@ def generate_loops(
     return walk.statement(built.node_from_schedule(schedule))
 
 
-def _written_out(name: str, start: tuple[ir.Expr, int], stop: tuple[ir.Expr, int], body: ir.Stmt) -> ir.Stmt:
+def _make_guarded_unrolled_loop(
+    name: str, start: tuple[ir.Expr, int], stop: tuple[ir.Expr, int], body: ir.Stmt
+) -> ir.Stmt:
     """An unrolled loop from the least to the greatest value that its bounds, each with that, may have."""
     runs: ir.Expr = build.TRUE
     if build.integer(start[0]) is None:
@@ -107,7 +109,7 @@ class _Walk:
         self.ranges[name] = Interval(low, high)
         body = self.statement(node.for_get_body())
         if WRITTEN_OUT in self.marks and step == 1 and low is not None and high is not None:
-            return _written_out(name, (start, low), (stop, high + 1), body)
+            return _make_guarded_unrolled_loop(name, (start, low), (stop, high + 1), body)
         return ir.Loop(name, start, stop, body, step=step)
 
     def stop(self, condition: isl.AstExpr, name: str) -> ir.Expr:

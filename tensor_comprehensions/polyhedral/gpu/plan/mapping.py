@@ -157,7 +157,9 @@ def plan_kernel(scop: Scop, group: FusionGroup, options: MappingOptions) -> Kern
     )
     points = [k for k, size in enumerate(sizes) if size > 1]
     found = build_nests(scop, group, points, fuse=options.intra_tile_fusion != "min")
-    plans = _written_out(tuple(_leaf_plan(scop.function, group, leaf, sizes, options) for leaf in found))
+    plans = _unroll_short_pointwise_nests(
+        tuple(_leaf_plan(scop.function, group, leaf, sizes, options) for leaf in found)
+    )
     block = [1, 1, 1]
     for axis in (a for p in plans for a in p.axes):
         if axis.identifier is not None:
@@ -173,7 +175,7 @@ def _leaf_plan(
     ordered = loop_order(function, leaf, None)
     parallel = [a for a in axes if a.dim.kind is DimKind.PARALLEL]
     inner = [a for d in ordered for a in axes if a.dim is d and d.kind is not DimKind.PARALLEL]
-    shared = _cooperative(function, leaf, parallel, inner, options)
+    shared = _choose_cooperative_dims(function, leaf, parallel, inner, options)
     if shared is not None:
         chosen = shared
     else:
@@ -181,24 +183,27 @@ def _leaf_plan(
         chosen = list(zip(range(3), candidates, strict=False))[: len(options.threads)]
     mapped = {a.dim.name: _map_to_threads(a, k, options, cooperative=shared is not None) for k, a in chosen}
     walked = tuple(mapped.get(a.dim.name, a) for a in parallel)
-    blocked = options.private_memory and shared is None and _blockable(leaf, walked, inner)
+    blocked = options.private_memory and shared is None and _can_register_tile(leaf, walked, inner)
     return NestPlan(leaf, walked, tuple(mapped.get(a.dim.name, a) for a in inner), shared is not None, blocked)
 
 
-def _written_out(plans: tuple[NestPlan, ...]) -> tuple[NestPlan, ...]:
+def _unroll_short_pointwise_nests(plans: tuple[NestPlan, ...]) -> tuple[NestPlan, ...]:
     """`plans` with short pointwise leaves beside a blocked one written out."""
     if not any(p.register_tiled for p in plans):
         return plans
-    return tuple(replace(p, unrolled=not p.inner and not p.cooperative and _in_flight(p.parallel)) for p in plans)
+    return tuple(
+        replace(p, unrolled=not p.inner and not p.cooperative and _fits_registers_in_one_tile(p.parallel))
+        for p in plans
+    )
 
 
-def _in_flight(parallel: Sequence[MappedDim]) -> bool:
+def _fits_registers_in_one_tile(parallel: Sequence[MappedDim]) -> bool:
     """Are the elements of a thread few enough for registers, and all of one tile?"""
     few = prod(a.trips * a.vector for a in parallel) <= GPU_MAX_INNER_ELEMENTS // 2
     return few and all(a.tiles == 1 for a in parallel)
 
 
-def _blockable(leaf: LoopNest, parallel: Sequence[MappedDim], inner: Sequence[MappedDim]) -> bool:
+def _can_register_tile(leaf: LoopNest, parallel: Sequence[MappedDim], inner: Sequence[MappedDim]) -> bool:
     """Do threads have several elements each of one reduction, or several neighboring terms, and registers for them?"""
     reduces = all(s.reduction and s.reduction_indices for n in leaf.nodes for s in n.statements)
     terms = [a for a in inner if a.dim.kind is DimKind.REDUCTION]
@@ -233,7 +238,7 @@ def _map_to_threads(axis: MappedDim, identifier: int, options: MappingOptions, *
     return MappedDim(axis.dim, axis.extent, axis.tile, identifier, min(threads, most), vector)
 
 
-def _cooperative(
+def _choose_cooperative_dims(
     function: BoundFunction,
     leaf: LoopNest,
     parallel: Sequence[MappedDim],
@@ -429,7 +434,7 @@ def _register_tiled(plan: KernelPlan, leaf: NestPlan) -> Tree:
     The loops over terms take a few at a time, so that operands are loaded in vectors.
     """
     starts, rest = leaf.part(Phase.INIT), leaf.part(Phase.UPDATE)
-    outer, inner = _terms(plan, rest, leaf.inner)
+    outer, inner = _reduction_loops(plan, rest, leaf.inner)
     updates = Band((*inner, *_loops(plan, rest, leaf.parallel)), rest, _in_order(rest))
     points = map_to_threads(plan, rest, leaf, Band(outer, rest, Mark(WRITTEN_OUT, updates)))
     cleared = None
@@ -439,7 +444,7 @@ def _register_tiled(plan: KernelPlan, leaf: NestPlan) -> Tree:
     return _terms_by_tiles(plan, leaf, cleared, points)
 
 
-def _terms(
+def _reduction_loops(
     plan: KernelPlan, units: tuple[Unit, ...], axes: Sequence[MappedDim]
 ) -> tuple[tuple[MappedBandMember, ...], tuple[MappedBandMember, ...]]:
     """The loops over the points of reduced `axes`, and those over a few neighbors along the last of them."""

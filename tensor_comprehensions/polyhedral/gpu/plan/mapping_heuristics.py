@@ -164,13 +164,13 @@ def _choose_mapping(scop: Scop, shape: GroupShape, target: GpuTarget) -> tuple[M
         cycles, square = _find_fastest_tile(scop, shape, sides, target)
         if cycles <= _by_warps(scop, shape, target):
             return _contraction(scop, shape, sides, square), cycles
-        options = _rows(scop, shape, target)
+        options = _map_row_reduction(scop, shape, target)
     elif _column_reduction(scop, shape):
-        options = _columns(scop, shape, target)
+        options = _map_column_reduction(scop, shape, target)
     elif shape.inner > GPU_SERIAL_TERMS:
-        options = _rows(scop, shape, target)
+        options = _map_row_reduction(scop, shape, target)
     else:
-        options = _elements(scop, shape, target)
+        options = _map_pointwise(scop, shape, target)
     return options, _streaming_cycles(scop, shape, options, target)
 
 
@@ -180,7 +180,7 @@ def _streaming_cycles(scop: Scop, shape: GroupShape, options: MappingOptions, ta
     each, threads = -(-blocks // target.num_sms), prod(options.threads)
     together = min(each, max(1, target.threads_per_sm // threads), target.blocks_per_sm)
     rate = min(target.l2_bytes, together * threads * GPU_PENDING_BYTES_PER_THREAD / GPU_MEMORY_LATENCY_CYCLES)
-    return 2 * GPU_MEMORY_LATENCY_CYCLES + each * _read(scop, shape, shape.inner) / blocks / rate
+    return 2 * GPU_MEMORY_LATENCY_CYCLES + each * _streamed_operand_bytes(scop, shape, shape.inner) / blocks / rate
 
 
 def heaviest_group(scop: Scop, groups: tuple[FusionGroup, ...]) -> FusionGroup:
@@ -207,9 +207,9 @@ def _shape(scop: Scop, group: FusionGroup) -> GroupShape:
 # --- everything else ---------------------------------------------------------------------------------------------
 
 
-def _elements(scop: Scop, shape: GroupShape, target: GpuTarget) -> MappingOptions:
+def _map_pointwise(scop: Scop, shape: GroupShape, target: GpuTarget) -> MappingOptions:
     """A thread per point of the rows, x along the last of them; squares where reads lie along another row."""
-    turned = _turned_row(scop, shape)
+    turned = _find_transposed_read_row(scop, shape)
     if turned is not None:
         sizes = tuple(32 if k in (turned, len(shape.rows) - 1) else 1 for k in range(len(shape.rows)))
         blocks = (GPU_MAX_GRID, 65535, 65535)
@@ -256,7 +256,7 @@ def _vector(scop: Scop, shape: GroupShape, target: GpuTarget) -> int:
     return found if shape.points >= found * (GPU_BLOCK_THREADS // 2) * target.num_sms else 1
 
 
-def _turned_row(scop: Scop, shape: GroupShape) -> int | None:
+def _find_transposed_read_row(scop: Scop, shape: GroupShape) -> int | None:
     """The row along which a read of the heaviest leaf is contiguous that is not along the last one."""
     if len(shape.rows) < 2 or min(shape.rows[-1], max(shape.rows[:-1])) < 16:
         return None
@@ -280,7 +280,7 @@ def _limit_threads(threads: Sequence[int], target: GpuTarget) -> tuple[int, ...]
 # --- reductions --------------------------------------------------------------------------------------------------
 
 
-def _rows(scop: Scop, shape: GroupShape, target: GpuTarget) -> MappingOptions:
+def _map_row_reduction(scop: Scop, shape: GroupShape, target: GpuTarget) -> MappingOptions:
     """As many threads per point of the rows as it has work for, and several points in a block if that is little."""
     inner = shape.inner
     plenty = shape.points >= 16 * target.num_sms
@@ -294,12 +294,12 @@ def _rows(scop: Scop, shape: GroupShape, target: GpuTarget) -> MappingOptions:
     if shape.reduced > 1 and beside > 1:  # many sums at each point of the rows: a warp for each
         along = min(32, next_power_of_two(shape.reduced))
         threads = (along, min(next_power_of_two(beside), 2 * GPU_BLOCK_THREADS // along))
-        return _cooperative(shape, 1, threads, vector, target)
+        return _map_cooperative_reduction(shape, 1, threads, vector, target)
     last = min(shape.rows[-1], max(1, GPU_BLOCK_THREADS // 2 // along)) if shape.rows else 1
-    return _cooperative(shape, last, (along, last) if last > 1 else (along,), vector, target)
+    return _map_cooperative_reduction(shape, last, (along, last) if last > 1 else (along,), vector, target)
 
 
-def _cooperative(
+def _map_cooperative_reduction(
     shape: GroupShape, last: int, threads: tuple[int, ...], vector: int, target: GpuTarget
 ) -> MappingOptions:
     """One point of the rows for a block, `last` along the last of them; neighbors in vectors."""
@@ -327,14 +327,14 @@ def _column_reduction(scop: Scop, shape: GroupShape) -> bool:
     return bool(dims) and transactions_per_read(scop.function, shape.leaf, dims[0]) < min(costs, default=0.0)
 
 
-def _columns(scop: Scop, shape: GroupShape, target: GpuTarget) -> MappingOptions:
+def _map_column_reduction(scop: Scop, shape: GroupShape, target: GpuTarget) -> MappingOptions:
     """Strips of columns; the terms of a column go to more threads, the fewer strips there are."""
     width = min(32, next_power_of_two(shape.rows[-1]))
     strips = shape.points // width
     down = 1 if strips * width >= 4 * GPU_BLOCK_THREADS * target.num_sms else 8 if strips >= 4 * target.num_sms else 32
     down = max(1, min(down, next_power_of_two(shape.reduced // 4)))
     if down == 1:
-        return _elements(scop, shape, target)
+        return _map_pointwise(scop, shape, target)
     return MappingOptions(
         tile=(*(1 for _ in shape.rows[:-1]), width),
         threads=(width, down),
@@ -355,13 +355,15 @@ def _sides(shape: GroupShape) -> tuple[NestDim, NestDim] | None:
         return None
     (node,) = shape.leaf.nodes
     last = free[-1]
-    still = _reads_still(node, last)
-    others = (d for d in reversed(free[:-1]) if _reads_still(node, d) and _reads_still(node, d) != still)
+    still = _reads_invariant_along(node, last)
+    others = (
+        d for d in reversed(free[:-1]) if _reads_invariant_along(node, d) and _reads_invariant_along(node, d) != still
+    )
     other = next(others, None)
     return None if other is None or not still else (other, last)
 
 
-def _reads_still(node: ScopStatement, dim: NestDim) -> frozenset[str]:
+def _reads_invariant_along(node: ScopStatement, dim: NestDim) -> frozenset[str]:
     """The tensors whose element does not change along `dim`."""
     name = dim.index(node)
     target = node.statements[0].target
@@ -488,10 +490,12 @@ def _by_warps(scop: Scop, shape: GroupShape, target: GpuTarget) -> float:
     inner = [d for d in shape.leaf.dims if d.row is None]
     if vector_width_along(scop, [(shape.leaf, inner[-1])]) == 1:
         return inf
-    return 2 * GPU_MEMORY_LATENCY_CYCLES + _read(scop, shape, shape.reduced) / (target.l2_bytes * target.num_sms)
+    return 2 * GPU_MEMORY_LATENCY_CYCLES + _streamed_operand_bytes(scop, shape, shape.reduced) / (
+        target.l2_bytes * target.num_sms
+    )
 
 
-def _read(scop: Scop, shape: GroupShape, terms: int) -> float:
+def _streamed_operand_bytes(scop: Scop, shape: GroupShape, terms: int) -> float:
     """Bytes read if each thread sums `terms` of its own elements, with the other factor in a cache."""
     sizes = (scop.function.tensor(a.tensor).dtype.size for n in shape.leaf.nodes for a in n.reads)
     return shape.points * max(1, terms) * max(sizes, default=0) * 5 / 4
@@ -511,11 +515,11 @@ def _staged_bytes(scop: Scop, shape: GroupShape, sizes: Mapping[int, int], depth
         values = {d.index(node): extents[d.name] for d in shape.leaf.dims}
         for access in (a for a in dict.fromkeys(node.reads) if a.tensor != node.statements[0].target):
             tensor = scop.function.tensor(access.tensor)
-            total += prod(_spread(e, values) for e in access.subscripts) * tensor.dtype.size
+            total += prod(_subscript_value_span(e, values) for e in access.subscripts) * tensor.dtype.size
     return total
 
 
-def _spread(subscript: tc.Expr, extents: Mapping[str, int]) -> int:
+def _subscript_value_span(subscript: tc.Expr, extents: Mapping[str, int]) -> int:
     """How many values a subscript takes, gaps counted; where data decides, one for each point."""
     form = to_isl_affine(subscript)
     if form is not None:

@@ -92,7 +92,7 @@ def thread_strides(
         return None
     instances = reference.relation.domain()
     if instances not in walks:
-        walks[instances] = _walk(instances, threads)
+        walks[instances] = _find_neighbor_instances(instances, threads)
     walk = walks[instances]
     if walk is None:
         return None
@@ -104,7 +104,7 @@ def _move(a: tuple[int, ...] | None, b: tuple[int, ...] | None) -> tuple[int, ..
     return None if a is None or b is None else tuple(y - x for x, y in zip(a, b, strict=True))
 
 
-def _walk(instances: isl.Set, threads: isl.UnionMap) -> NeighborInstances | None:
+def _find_neighbor_instances(instances: isl.Set, threads: isl.UnionMap) -> NeighborInstances | None:
     mine = threads.intersect_domain(isl.UnionSet.from_set(instances))
     if mine.is_empty():
         return None

@@ -45,7 +45,7 @@ def promote_registers(
 
     Buffers in shared memory are promoted from there. only: the tensors that may be promoted; None for all.
     """
-    sources = [_source(r, done) for r in around.references]
+    sources = [_redirect_to_shared(r, done) for r in around.references]
     candidates = [r for r in sources if r is not None and (only is None or r.tensor in only)]
     if not candidates:
         return node, done
@@ -64,7 +64,7 @@ def promote_registers(
             name = fresh_buffer_name(internal_name(origin, "own"), done, chosen)
             buffer = build.buffer(name, memory.type.dtype, group.box.shape, Space.REGISTER)
             gains = group.box.size <= room and (_is_reused(group, scope) or _in_vectors(group, buffer, memory, scope))
-            if not gains or not _fits(group, candidates, scope, prefix, around):
+            if not gains or not _can_live_in_registers(group, candidates, scope, prefix, around):
                 continue
             chosen.append((group, buffer))
             room -= group.box.size
@@ -81,7 +81,7 @@ def promote_registers(
     return node, done.merge(Promotion(tuple(b for _, b in chosen), accesses, stagings, dead))
 
 
-def _source(reference: Reference, done: Promotion) -> Reference | None:
+def _redirect_to_shared(reference: Reference, done: Promotion) -> Reference | None:
     """The reference as it stands: to a shared buffer where it was promoted to one; None if it is in a register."""
     promoted = done.accesses.get(reference.tag)
     if promoted is None:
@@ -92,7 +92,7 @@ def _source(reference: Reference, done: Promotion) -> Reference | None:
     return Reference(reference.tag, promoted.buffer.name, relation, reference.reads, reference.writes)
 
 
-def _fits(
+def _can_live_in_registers(
     group: ReferenceGroup,
     references: Sequence[Reference],
     scope: isl.UnionMap,
@@ -102,7 +102,7 @@ def _fits(
     """Whether no other thread touches the written elements, and all subscripts are constants."""
     if group.writes and not _is_private(group.tensor, references, scope, around):
         return False
-    return all(_literal(r, group, scope, prefix, around.unrolled_loops) for r in group.references)
+    return all(_has_static_subscripts(r, group, scope, prefix, around.unrolled_loops) for r in group.references)
 
 
 def _is_reused(group: ReferenceGroup, scope: isl.UnionMap) -> bool:
@@ -130,7 +130,7 @@ def _is_private(tensor: str, references: Sequence[Reference], scope: isl.UnionMa
     return bool(who.is_single_valued())
 
 
-def _literal(
+def _has_static_subscripts(
     reference: Reference,
     group: ReferenceGroup,
     scope: isl.UnionMap,
@@ -169,7 +169,7 @@ def _insert_copies(
     """`node` with the extension statements that copy in and out, their meaning, and the tensors they never touch."""
     points = isl.Set.from_union_set(scope.range())
     reading, writing, dead = [], [], set()
-    elsewhere = around.used_outside(scope, promoted)
+    elsewhere = around.tensors_accessed_elsewhere(scope, promoted)
     for group, buffer in chosen:
         tensor = tensors[group.lookup.tensor if group.lookup else group.tensor]
         wanted = live_in_elements(group, scope, around.order) if group.writes else group.footprint

@@ -200,7 +200,7 @@ class PromotionContext:
     def written_tensors(self) -> frozenset[str]:
         return frozenset(r.tensor for r in self.references if r.writes)
 
-    def used_outside(self, scope: isl.UnionMap, promoted: Mapping[str, Promoted]) -> frozenset[str]:
+    def tensors_accessed_elsewhere(self, scope: isl.UnionMap, promoted: Mapping[str, Promoted]) -> frozenset[str]:
         """The tensors that instances outside of `scope`, or references not promoted, touch."""
         inside = scope.domain().project_out_all_params()
         found = set()
@@ -299,7 +299,11 @@ def _candidates(
     found = []
     for mine in reference_groups(references, scope, bounding_box).values():
         for group in mine:
-            if not group.box.sides or not _copyable(group, scope, around) or not is_quasi_affine(group.footprint):
+            if (
+                not group.box.sides
+                or not _has_only_affine_references(group, scope, around)
+                or not is_quasi_affine(group.footprint)
+            ):
                 continue
             if not all(_is_steady(group, i) for i in inner):
                 continue
@@ -313,7 +317,7 @@ def _candidates(
     return [(group, steps) for _, group, steps in ranked]
 
 
-def _copyable(group: ReferenceGroup, scope: isl.UnionMap, around: PromotionContext) -> bool:
+def _has_only_affine_references(group: ReferenceGroup, scope: isl.UnionMap, around: PromotionContext) -> bool:
     """Not where another reference to the tensor below the scope, left out of every group, could see an old value."""
     if not group.writes:
         return True
@@ -381,7 +385,7 @@ def _insert_copies(
     """`node` with the extension statements that copy in and out, their meaning, and the tensors they never touch."""
     points = isl.Set.from_union_set(scope.range())
     repeats = not isl.Map.from_range(points).is_single_valued()
-    elsewhere = around.used_outside(scope, accesses)
+    elsewhere = around.tensors_accessed_elsewhere(scope, accesses)
     reading = tuple(
         copy_statement(g, b, around.memory(g), points, only, indirect_source(g, around, accesses))
         for g, b in chosen

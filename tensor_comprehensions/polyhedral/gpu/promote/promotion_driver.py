@@ -76,7 +76,7 @@ def promote_kernel(
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _PromotionStep:
     """Promotion to `space` at the marks of a name.
 
     crossing: only of tensors that several leaves touch. steady: only of boxes that are the same at the marks of that
@@ -90,21 +90,21 @@ class _Step:
 
 
 _SHARED = (
-    _Step(TILE, Space.SHARED, crossing=True),
-    _Step(ELEMENTS, Space.SHARED, steady=SHARED),
-    _Step(SHARED, Space.SHARED),
+    _PromotionStep(TILE, Space.SHARED, crossing=True),
+    _PromotionStep(ELEMENTS, Space.SHARED, steady=SHARED),
+    _PromotionStep(SHARED, Space.SHARED),
 )
 _PRIVATE = (
-    _Step(TILE, Space.REGISTER, crossing=True),
-    _Step(ELEMENTS, Space.REGISTER),
-    _Step(WRITTEN_OUT, Space.REGISTER),
+    _PromotionStep(TILE, Space.REGISTER, crossing=True),
+    _PromotionStep(ELEMENTS, Space.REGISTER),
+    _PromotionStep(WRITTEN_OUT, Space.REGISTER),
 )
 
 
-def _steps(options: MappingOptions) -> tuple[_Step, ...]:
+def _steps(options: MappingOptions) -> tuple[_PromotionStep, ...]:
     """The promotions at the marks; registers first at each."""
-    shared = _SHARED if options.shared_depth < 0 else (_Step(SHARED_DEPTH, Space.SHARED),)
-    private = _PRIVATE if options.private_depth < 0 else (_Step(PRIVATE_DEPTH, Space.REGISTER),)
+    shared = _SHARED if options.shared_depth < 0 else (_PromotionStep(SHARED_DEPTH, Space.SHARED),)
+    private = _PRIVATE if options.private_depth < 0 else (_PromotionStep(PRIVATE_DEPTH, Space.REGISTER),)
     return (*(private if options.private_memory else ()), *(shared if options.shared_memory else ()))
 
 
@@ -134,7 +134,7 @@ def _tensors_of_several_leaves(plan: KernelPlan) -> frozenset[str]:
 
 def _promote_shared_step(
     schedule: isl.Schedule,
-    step: _Step,
+    step: _PromotionStep,
     number: int,
     around: PromotionContext,
     done: Promotion,
@@ -161,7 +161,7 @@ def _scopes_below(node: isl.ScheduleNode, mark: str) -> tuple[isl.UnionMap, ...]
 
 def _promote_registers_step(
     schedule: isl.Schedule,
-    step: _Step,
+    step: _PromotionStep,
     number: int,
     around: PromotionContext,
     done: Promotion,

@@ -37,7 +37,7 @@ def _of_unit(unit: Unit, function: BoundFunction, context: isl.Context) -> Itera
     if unit.phase in (Phase.WHOLE, Phase.UPDATE, Phase.PARTIAL):
         for n, access in enumerate(_accesses(s.value)):
             found = _reference(unit, f"r{n}", access, function, context, reads=True, writes=False)
-            yield found if found.affine else replace(found, lookup=_lookup(unit, n, access, context))
+            yield found if found.affine else replace(found, lookup=_make_indirect_access(unit, n, access, context))
 
 
 def _accesses(root: tc.Expr) -> Iterator[tc.Access]:
@@ -74,7 +74,7 @@ def _reference(
     return Reference(tag, access.tensor, relation, reads, writes, None not in texts, subscripts, starter)
 
 
-def _lookup(unit: Unit, number: int, access: tc.Access, context: isl.Context) -> IndirectAccess | None:
+def _make_indirect_access(unit: Unit, number: int, access: tc.Access, context: isl.Context) -> IndirectAccess | None:
     """How the read with that number finds its element; None if it may have none.
 
     The coordinates are the largest parts of the subscripts that are affine: `T(i + I(j,k), l)` has i, j, k, l.

@@ -109,11 +109,13 @@ def _level(first: _Relations, second: _Relations, plan: KernelPlan) -> SyncLevel
     for a in first.references:
         for b in second.references:
             if a.tensor == b.tensor and (a.writes or b.writes) and level is not SyncLevel.BLOCK:
-                level = max(level, _reach(a, b, first, second, plan))
+                level = max(level, _conflict_sync_level(a, b, first, second, plan))
     return level
 
 
-def _reach(a: Reference, b: Reference, first: _Relations, second: _Relations, plan: KernelPlan) -> SyncLevel:
+def _conflict_sync_level(
+    a: Reference, b: Reference, first: _Relations, second: _Relations, plan: KernelPlan
+) -> SyncLevel:
     one, other = a.tag.rpartition(".")[0], b.tag.rpartition(".")[0]
     together = first.tiles[one].apply_range(second.tiles[other].reverse())
     conflicts = a.relation.apply_range(b.relation.reverse()).intersect(together)

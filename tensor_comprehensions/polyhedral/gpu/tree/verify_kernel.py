@@ -54,7 +54,7 @@ def check_kernel(scop: Scop, plan: KernelPlan, tree: Tree, levels: Sequence[Sync
                 continue
             _in_one_block(conflicts, plan, first[2], second[2])
             if first[2].phase is not Phase.UPDATE or first[2] != second[2]:  # terms combine in any order
-                _in_order(conflicts, order)
+                _verify_conflict_order(conflicts, order)
             _verify_sync(conflicts, plan, first, second, levels)
 
 
@@ -79,7 +79,7 @@ def _in_one_block(conflicts: isl.Map, plan: KernelPlan, first: Unit, second: Uni
         raise InternalError(f"blocks conflict: {_sample_text(conflicts)}")
 
 
-def _in_order(conflicts: isl.Map, order: isl.UnionMap) -> None:
+def _verify_conflict_order(conflicts: isl.Map, order: isl.UnionMap) -> None:
     times = isl.UnionMap.from_map(conflicts).apply_domain(order).apply_range(order)
     if times.is_empty():
         raise InternalError(f"instances have no time: {_sample_text(conflicts)}")
