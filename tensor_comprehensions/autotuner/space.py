@@ -28,8 +28,8 @@ from ..structured.cost.code_size import code_length
 from ..structured.cost.plan_cost import plan_cycles
 from ..structured.language.apply_primitives import plan_of_schedule
 from ..structured.language.primitives import Schedule
-from ..structured.language.resolve import check_schedule, make_contraction_plan
 from ..structured.language.schedule_types import schedule_for
+from ..structured.language.select_schedule import check_schedule, make_contraction_plan
 from ..structured.match.drop_unit_dims import drop_unit_dims
 from ..structured.memory_bound.heuristics import schedule_memory_bound
 from ..structured.op import StructuredOp

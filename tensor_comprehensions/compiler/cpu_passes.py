@@ -22,7 +22,7 @@ from ..core.diagnostics import Dump, get_logger
 from ..core.errors import ArgumentError, CannotLower, InternalError
 from ..core.interrupts import deferred_interrupts
 from ..core.pass_steps import StepReport, watch_steps
-from ..loop_ir.binding import check_bindings
+from ..loop_ir.binding_checks import check_bindings
 from ..loop_ir.nodes import CheckSite, Module, Stmt
 from ..loop_ir.passes.scalar_promotion import hoist_accumulators
 from ..loop_ir.passes.simplify import simplify
@@ -34,8 +34,8 @@ from ..loop_ir.verify import verify
 from ..options import CpuOptions
 from ..runtime.cpu import host_symbols, object_code
 from ..runtime.cpu.object_code import ObjectCode
-from ..structured.language.resolve import explain_resolved, resolve_schedule
 from ..structured.language.schedule_types import schedule_for
+from ..structured.language.select_schedule import explain_resolved, resolve_schedule
 from ..structured.language.translate_schedule import translate_schedule
 from ..structured.op import StructuredOp
 from ..target import CpuTarget

@@ -18,7 +18,7 @@ from ..codegen.gpu.ptx import architecture_for
 from ..core.decisions import Decision, close_book, record_decision
 from ..core.diagnostics import get_logger
 from ..core.errors import ArgumentError, CannotLower
-from ..loop_ir.binding import check_bindings
+from ..loop_ir.binding_checks import check_bindings
 from ..loop_ir.build import const
 from ..loop_ir.intervals import Interval
 from ..loop_ir.nodes import Buffer, CheckSite, Kernel, Module

@@ -12,7 +12,7 @@ from time import perf_counter
 from ..codegen.c import c_printer
 from ..core import knobs
 from ..core.errors import CannotLower, InternalError
-from ..loop_ir.binding import check_bindings
+from ..loop_ir.binding_checks import check_bindings
 from ..loop_ir.nodes import Buffer, Module, Type
 from ..loop_ir.row_blocks import RowBlock, RowProgram, join_row_blocks
 from ..loop_ir.show import format_program

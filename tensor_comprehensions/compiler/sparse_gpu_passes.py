@@ -13,7 +13,7 @@ from ..codegen.gpu.gpu_printer import GpuCode
 from ..codegen.gpu.ptx import architecture_for
 from ..core.diagnostics import get_logger
 from ..core.errors import ArgumentError
-from ..loop_ir.binding import check_bindings
+from ..loop_ir.binding_checks import check_bindings
 from ..loop_ir.nodes import Buffer, Module
 from ..loop_ir.show import format_program
 from ..runtime.cpu.host import host

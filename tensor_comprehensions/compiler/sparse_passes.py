@@ -17,7 +17,7 @@ from ..core import knobs
 from ..core.diagnostics import get_logger
 from ..core.errors import ArgumentError, InternalError
 from ..core.lazy_import import lazy_module
-from ..loop_ir.binding import check_bindings
+from ..loop_ir.binding_checks import check_bindings
 from ..loop_ir.nodes import Module, Stmt
 from ..loop_ir.show import format_program
 from ..runtime.cpu import host_symbols, object_code

@@ -12,7 +12,7 @@ from ..core.dtypes import BOOL, FLOAT32, INT64, UINT64
 from ..core.errors import InternalError
 from ..core.math_functions import FUNCTIONS, TF32
 from . import build, intervals
-from .async_operands import box_fault, described_fault, tensor_map_fault
+from .async_operand_checks import box_fault, described_fault, tensor_map_fault
 from .atoms import ATOMS, ROW_BYTES, WARP
 from .bounds import BoundsContext, Fact, condition_facts, lane_bounds, lower_bound, upper_bound
 from .instructions import INSTRUCTIONS

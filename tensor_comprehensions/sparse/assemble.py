@@ -34,7 +34,7 @@ from ..loop_ir.nodes import (
 from ..loop_ir.passes.vectorize import vectorize_loops
 from ..tc_lang.formats import Format, LevelKind
 from ..tc_lang.ir import Index
-from .absent import is_additive
+from .absent_operands import is_additive
 from .chunks import parallelize_outer_loop
 from .emit import StatementEmitter
 from .graph import needs_row_workspace

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from ..core.errors import CannotLower
 from ..tc_lang.formats import Format
 from ..tc_lang.ir import Access, Expr, Function, Role, Statement, Symbol, map_operands
-from .absent import reads
+from .absent_operands import reads
 from .graph import Nest, build_nest
 from .order import choose_order, is_walkable_in_order, reordered_format
-from .share import representative
+from .shared_sparsity import representative
 from .sparse_problem import SparseProblem
 from .versions import Version, name_versions
 

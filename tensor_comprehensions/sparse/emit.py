@@ -15,15 +15,15 @@ from ..options import SparseOptions
 from ..target import CpuTarget
 from ..tc_lang.bind import neutral_element
 from ..tc_lang.ir import Access, Statement
-from .absent import reads
+from .absent_operands import reads
 from .chunks import parallelize_outer_loop
+from .coiteration import CoiterationEmitter
+from .expr_translator import Translator
 from .graph import Nest
 from .levels import flat_position, sum_run
 from .row_prefetch import RowPrefetcher
 from .sparse_problem import Sizes, SparseOperand, SparseProblem
 from .state import Appended, Body, State
-from .values import Translator
-from .walk import CoiterationEmitter
 
 GATHERED_BYTES = {4, 8}
 """The elements that processors gather."""

@@ -15,8 +15,8 @@ from ..tc_lang.formats import Format, Level, LevelKind
 from ..tc_lang.ir import Access, Const, Expr, Index, Statement, Symbol, walk_expr
 from ..tc_lang.ranges import Bounds
 from ..tc_lang.size_polynomial import Value
-from .absent import Term, reads, term_of
-from .share import representative
+from .absent_operands import Term, reads, term_of
+from .shared_sparsity import representative
 from .sparse_problem import SparseProblem, is_whole
 
 

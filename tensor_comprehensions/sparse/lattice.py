@@ -8,7 +8,7 @@ from itertools import combinations
 
 from ..core.errors import CannotLower
 from ..tc_lang.ir import Access
-from .absent import Term
+from .absent_operands import Term
 
 MAX_ITERATORS = 8
 """Most operands at one index: with more, the lattice has too many points to print."""

@@ -15,7 +15,7 @@ from ..tc_lang.ir import Access, Index
 from .chunks import CHUNK
 from .emit import StatementEmitter
 from .levels import flat_position
-from .share import representative
+from .shared_sparsity import representative
 from .sparse_problem import Collected
 from .state import Body, State
 

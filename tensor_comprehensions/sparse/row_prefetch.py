@@ -13,11 +13,11 @@ from ..loop_ir.nodes import Buffer, Expr, Invoke, Stmt
 from ..machine import CACHE_LINE_BYTES
 from ..tc_lang.formats import LevelKind
 from ..tc_lang.ir import Access, Index
-from .absent import Term, reads
+from .absent_operands import Term, reads
+from .expr_translator import Translator
 from .graph import Nest, Path
 from .levels import Cursor, Place, locate
 from .sparse_problem import Sizes, SparseOperand
-from .values import Translator
 
 MAX_ROW_LINES = 16
 """Cache lines of a row that are asked for; the processor itself guesses how a longer one goes on."""

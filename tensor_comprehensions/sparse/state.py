@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ..loop_ir.nodes import Expr, Stmt
 from ..tc_lang.ir import Access
-from .absent import Term
+from .absent_operands import Term
 from .levels import Place
 
 

@@ -10,7 +10,7 @@ from ..loop_ir import build
 from ..loop_ir.names import Names
 from ..loop_ir.nodes import Allocate, Buffer, Expr, If, Let, Load, Stmt, Store, While
 from ..tc_lang.ir import Access
-from .absent import Term
+from .absent_operands import Term
 from .levels import Cursor
 from .state import Appended, Body, Chosen, State
 

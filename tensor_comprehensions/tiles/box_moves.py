@@ -11,7 +11,7 @@ from ..core.errors import ArgumentError
 from ..layouts.layout import flatten_tuple
 from ..loop_ir import build
 from ..loop_ir import nodes as ir
-from ..loop_ir.async_operands import tensor_map_fault
+from ..loop_ir.async_operand_checks import tensor_map_fault
 from ..loop_ir.atoms import WARP, WARPGROUP
 from ..loop_ir.intrinsics import BULK_COMMIT, BULK_WAIT, FENCE_ASYNC
 from ..loop_ir.linear_forms import difference

@@ -12,9 +12,9 @@ import numpy as np
 from ..layouts import Swizzle
 from ..loop_ir import nodes as ir
 from ..loop_ir.atoms import ATOMS, ROW_BYTES, WARP
-from ..loop_ir.bank_turns import count_bank_conflict_turns
 from ..loop_ir.intrinsics import COPY_ASYNC, COPY_ASYNC_ZERO, is_asynchronous
 from ..loop_ir.rewrite import allocated_buffers, map_expr, map_stmt, stmt_expressions, walk_expr
+from ..loop_ir.shared_memory_banks import count_bank_conflict_turns
 from ..loop_ir.swizzled_buffer import swizzle_fault
 from .swizzles import candidates
 from .tensors import DataTensor

@@ -9,8 +9,8 @@ from math import lcm
 from ..core.errors import ArgumentError
 from ..layouts import Layout, Swizzle
 from ..loop_ir import build
-from ..loop_ir.bank_turns import count_bank_conflict_turns
 from ..loop_ir.nodes import Space
+from ..loop_ir.shared_memory_banks import count_bank_conflict_turns
 from ..machine import WARP_THREADS
 from .tensors import DataTensor
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..core.dtypes import DType
 from ..dispatch.sparse.sparse_tensor import Level, SparseTensor
-from ..sparse.share import shared_patterns
+from ..sparse.shared_sparsity import shared_patterns
 from ..tc_lang.formats import Format, LevelKind
 from ..tc_lang.ir import Const, Function, Size, Symbol
 from ..tc_lang.ranges import symbolic_ranges

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..core.errors import ArgumentError
-from ..sparse.share import shared_patterns
+from ..sparse.shared_sparsity import shared_patterns
 from ..tc_lang.add_batch_dim import add_batch_dim
 from ..tc_lang.ir import Access, Function, walk_expr
 from .sparse_parts import from_parts

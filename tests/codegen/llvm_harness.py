@@ -9,7 +9,7 @@ import numpy as np
 
 from tensor_comprehensions.codegen.llvm.llvm_printer import emit_llvm
 from tensor_comprehensions.core.dtypes import BFLOAT16, BOOL, DType
-from tensor_comprehensions.loop_ir.interpret.machine import interpret
+from tensor_comprehensions.loop_ir.interpret.interpreter import interpret
 from tensor_comprehensions.loop_ir.interpret.ops import round_to, storage_dtype
 from tensor_comprehensions.loop_ir.nodes import Buffer, Invoke, Kernel, Module, Space, Stmt, Store
 from tensor_comprehensions.loop_ir.rewrite import walk_stmt_exprs, walk_stmts

@@ -33,7 +33,7 @@ from tensor_comprehensions.core.dtypes import (
 from tensor_comprehensions.core.errors import CannotLower
 from tensor_comprehensions.loop_ir import build as b
 from tensor_comprehensions.loop_ir import nodes as ir
-from tensor_comprehensions.loop_ir.interpret.machine import interpret
+from tensor_comprehensions.loop_ir.interpret.interpreter import interpret
 from tensor_comprehensions.loop_ir.passes.simplify import simplify
 from tensor_comprehensions.loop_ir.passes.unroll import unroll_loops
 from tensor_comprehensions.loop_ir.passes.vectorize import vectorize_loops

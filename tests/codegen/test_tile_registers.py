@@ -13,7 +13,7 @@ from tensor_comprehensions.codegen.c import c_printer
 from tensor_comprehensions.core.dtypes import BFLOAT16, FLOAT32, UINT32
 from tensor_comprehensions.core.errors import CannotLower, InternalError
 from tensor_comprehensions.loop_ir import build as ir
-from tensor_comprehensions.loop_ir.interpret.machine import interpret
+from tensor_comprehensions.loop_ir.interpret.interpreter import interpret
 from tensor_comprehensions.loop_ir.intrinsics import (
     FRAGMENT_DOT_BFLOAT16,
     FRAGMENT_LOAD,

@@ -14,7 +14,7 @@ from tensor_comprehensions.compiler.cpu_passes import PASSES
 from tensor_comprehensions.core.errors import InternalError
 from tensor_comprehensions.dispatch.random_inputs import sample_arguments
 from tensor_comprehensions.explain.footprints import footprint_of
-from tensor_comprehensions.loop_ir.interpret.machine import interpret
+from tensor_comprehensions.loop_ir.interpret.interpreter import interpret
 from tensor_comprehensions.loop_ir.interpret.memory import CheckedMemory
 from tensor_comprehensions.loop_ir.interpret.ops import storage_dtype
 from tensor_comprehensions.loop_ir.nodes import Module, Space

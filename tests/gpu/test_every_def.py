@@ -15,7 +15,7 @@ import pytest
 from tensor_comprehensions.codegen.gpu import cuda_printer
 from tensor_comprehensions.codegen.gpu import opencl_printer as opencl_text
 from tensor_comprehensions.codegen.gpu.gpu_printer import GpuCode
-from tensor_comprehensions.loop_ir.interpret.machine import interpret
+from tensor_comprehensions.loop_ir.interpret.interpreter import interpret
 from tensor_comprehensions.loop_ir.nodes import Module
 from tensor_comprehensions.options import MappingOptions
 from tensor_comprehensions.runtime import opencl

@@ -12,7 +12,7 @@ import tensor_comprehensions as tc
 from tensor_comprehensions.compiler.compiled_kernel import CompiledCpuKernel
 from tensor_comprehensions.compiler.cpu_passes import with_original_names
 from tensor_comprehensions.dispatch.call_steps import launch_error, normalize_arguments
-from tensor_comprehensions.loop_ir.interpret.machine import interpret
+from tensor_comprehensions.loop_ir.interpret.interpreter import interpret
 from tensor_comprehensions.loop_ir.interpret.ops import storage_dtype
 from tensor_comprehensions.loop_ir.nodes import Module
 from tensor_comprehensions.target import AVX2, AVX512, CpuTarget

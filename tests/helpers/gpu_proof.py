@@ -32,7 +32,7 @@ from tensor_comprehensions.codegen.gpu.gpu_printer import GpuCode
 from tensor_comprehensions.codegen.gpu.ptx import architecture_for
 from tensor_comprehensions.core import knobs
 from tensor_comprehensions.core.errors import ArgumentError
-from tensor_comprehensions.loop_ir.interpret.machine import interpret
+from tensor_comprehensions.loop_ir.interpret.interpreter import interpret
 from tensor_comprehensions.loop_ir.nodes import Module
 from tensor_comprehensions.options import GpuOptions, MappingOptions
 from tensor_comprehensions.runtime import opencl

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tensor_comprehensions.api import Op
 from tensor_comprehensions.compiler.compiled_kernel import CompiledRangeKernel
-from tensor_comprehensions.loop_ir.interpret.machine import interpret
+from tensor_comprehensions.loop_ir.interpret.interpreter import interpret
 from tensor_comprehensions.tc_lang.ir import Role
 
 

@@ -17,10 +17,10 @@ from tensor_comprehensions.compiler.sparse_passes import CompiledSparseKernel
 from tensor_comprehensions.dispatch.sparse import sparse_kernels, sparse_run
 from tensor_comprehensions.dispatch.sparse.sparse_run import SparseCall, StoredCounts
 from tensor_comprehensions.dispatch.sparse.sparse_tensor import SparseTensor
-from tensor_comprehensions.loop_ir.interpret.machine import interpret
+from tensor_comprehensions.loop_ir.interpret.interpreter import interpret
 from tensor_comprehensions.loop_ir.interpret.ops import storage_dtype
 from tensor_comprehensions.loop_ir.nodes import Module
-from tensor_comprehensions.sparse.share import shared_places
+from tensor_comprehensions.sparse.shared_sparsity import shared_places
 from tensor_comprehensions.tc_lang.bind import bind
 from tensor_comprehensions.tc_lang.formats import Format
 from tensor_comprehensions.tc_lang.ir import Function

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tensor_comprehensions.core.dtypes import BOOL, FLOAT32, INT32, INT64, DType
 from tensor_comprehensions.loop_ir import build as b
-from tensor_comprehensions.loop_ir.interpret.machine import interpret
+from tensor_comprehensions.loop_ir.interpret.interpreter import interpret
 from tensor_comprehensions.loop_ir.interpret.ops import storage_dtype
 from tensor_comprehensions.loop_ir.nodes import (
     COMPARISONS,

@@ -8,7 +8,7 @@ import pytest
 from tensor_comprehensions.core.dtypes import BFLOAT16, BOOL, DTYPES, FLOAT16, FLOAT32, INT8, INT32, INT64, UINT8, DType
 from tensor_comprehensions.core.errors import InternalError
 from tensor_comprehensions.loop_ir import build as b
-from tensor_comprehensions.loop_ir.interpret.machine import interpret
+from tensor_comprehensions.loop_ir.interpret.interpreter import interpret
 from tensor_comprehensions.loop_ir.interpret.ops import binary_function, storage_dtype
 from tensor_comprehensions.loop_ir.nodes import (
     Allocate,

@@ -10,8 +10,8 @@ import pytest
 from tensor_comprehensions.core.dtypes import FLOAT32
 from tensor_comprehensions.core.errors import InternalError
 from tensor_comprehensions.loop_ir import build
-from tensor_comprehensions.loop_ir.binding import check_bindings
-from tensor_comprehensions.loop_ir.interpret.machine import interpret
+from tensor_comprehensions.loop_ir.binding_checks import check_bindings
+from tensor_comprehensions.loop_ir.interpret.interpreter import interpret
 from tensor_comprehensions.loop_ir.nodes import Buffer, Kernel, Load, Loop, LoopKind, Module, Stmt, Store, Type, Window
 from tensor_comprehensions.loop_ir.rewrite import map_stmt, walk_stmts
 from tensor_comprehensions.loop_ir.row_blocks import ROWS, SIZES, RowBlock, RowProgram, join_row_blocks

@@ -8,7 +8,7 @@ import pytest
 from tensor_comprehensions.core.dtypes import FLOAT32, FLOAT64
 from tensor_comprehensions.core.errors import CannotLower, InternalError
 from tensor_comprehensions.loop_ir import build
-from tensor_comprehensions.loop_ir.interpret.machine import interpret
+from tensor_comprehensions.loop_ir.interpret.interpreter import interpret
 from tensor_comprehensions.loop_ir.nodes import Kernel, Loop, LoopKind, Module, Shuffle, Stmt
 from tensor_comprehensions.loop_ir.passes.simplify import simplify
 from tensor_comprehensions.loop_ir.passes.vectorize import vectorize_loops

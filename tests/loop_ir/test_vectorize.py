@@ -9,7 +9,7 @@ from loop_programs import assert_same_effect, module
 from tensor_comprehensions.core.dtypes import BFLOAT16, BOOL, FLOAT32, INT8, INT32, INT64, UINT16, DType
 from tensor_comprehensions.core.errors import CannotLower
 from tensor_comprehensions.loop_ir import build as b
-from tensor_comprehensions.loop_ir.interpret.machine import interpret
+from tensor_comprehensions.loop_ir.interpret.interpreter import interpret
 from tensor_comprehensions.loop_ir.nodes import (
     Allocate,
     Check,

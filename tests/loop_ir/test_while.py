@@ -28,7 +28,7 @@ from tensor_comprehensions.loop_ir.instructions import (
     SHIFT_RIGHT,
     TRAILING_ZEROS,
 )
-from tensor_comprehensions.loop_ir.interpret.machine import interpret
+from tensor_comprehensions.loop_ir.interpret.interpreter import interpret
 from tensor_comprehensions.loop_ir.nodes import (
     BITS,
     Allocate,

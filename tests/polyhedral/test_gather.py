@@ -12,7 +12,7 @@ import torch
 
 import tensor_comprehensions as tc
 from tensor_comprehensions.core.errors import RangeError
-from tensor_comprehensions.loop_ir.interpret.machine import interpret
+from tensor_comprehensions.loop_ir.interpret.interpreter import interpret
 from tensor_comprehensions.loop_ir.nodes import Invoke, Module, Stmt, Store
 from tensor_comprehensions.loop_ir.rewrite import walk_stmts
 from tensor_comprehensions.options import CpuOptions

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import tensor_comprehensions as tc
 from tensor_comprehensions.compiler.compiled_kernel import PassContext
 from tensor_comprehensions.compiler.cpu_passes import lower_only
-from tensor_comprehensions.loop_ir.interpret.machine import Interpreter, Run, interpret
+from tensor_comprehensions.loop_ir.interpret.interpreter import Interpreter, Run, interpret
 from tensor_comprehensions.loop_ir.nodes import Store
 from tensor_comprehensions.options import CpuOptions
 from tensor_comprehensions.polyhedral.scop.collapse import collapse
@@ -155,7 +155,7 @@ def stored(text: str, sizes: dict[str, int], options: CpuOptions, monkeypatch: p
         machines.append(Counter())
         return machines[-1]
 
-    monkeypatch.setattr("tensor_comprehensions.loop_ir.interpret.machine.Interpreter", machine)
+    monkeypatch.setattr("tensor_comprehensions.loop_ir.interpret.interpreter.Interpreter", machine)
     rng = np.random.default_rng(0)
     arrays = {b.name: rng.uniform(-1, 1, b.shape).astype(b.type.dtype.name) for b in module.arguments}
     assert interpret(module, arrays) == []

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import tensor_comprehensions as tc
-from tensor_comprehensions.loop_ir.interpret.machine import interpret
+from tensor_comprehensions.loop_ir.interpret.interpreter import interpret
 from tensor_comprehensions.loop_ir.nodes import Loop, LoopKind
 from tensor_comprehensions.loop_ir.rewrite import walk_stmts
 from tensor_comprehensions.options import CpuOptions

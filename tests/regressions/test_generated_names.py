@@ -17,7 +17,7 @@ import tensor_comprehensions as tc
 from tensor_comprehensions.core.dtypes import FLOAT32
 from tensor_comprehensions.core.errors import CannotLower, InternalError
 from tensor_comprehensions.loop_ir import build
-from tensor_comprehensions.loop_ir.binding import check_bindings
+from tensor_comprehensions.loop_ir.binding_checks import check_bindings
 from tensor_comprehensions.loop_ir.nodes import Kernel, Module, Space, Stmt
 from tensor_comprehensions.schedules import gett, pack, tile, unroll, vectorize
 from tensor_comprehensions.tc_lang.bind import bind

@@ -13,7 +13,7 @@ import tensor_comprehensions as tc
 from tensor_comprehensions.codegen.llvm.llvm_printer import emit_llvm
 from tensor_comprehensions.core.dtypes import FLOAT16, FLOAT32, FLOAT64, INT32, INT64, DType
 from tensor_comprehensions.dispatch.sparse.sparse_kernels import COUNTING_THREADS
-from tensor_comprehensions.loop_ir.interpret.machine import interpret
+from tensor_comprehensions.loop_ir.interpret.interpreter import interpret
 from tensor_comprehensions.sparse.assemble import LINE, MAX_MARK
 from tensor_comprehensions.sparse.lower import lower
 from tensor_comprehensions.sparse.sparse_problem import SparseProblem

@@ -8,7 +8,7 @@ from sparse_cases import ERRORS, Case, cases, complete, format_of
 
 from tensor_comprehensions.core.dtypes import BFLOAT16
 from tensor_comprehensions.core.errors import TCError
-from tensor_comprehensions.sparse.share import shared_places
+from tensor_comprehensions.sparse.shared_sparsity import shared_places
 from tensor_comprehensions.tc_lang import compile_source
 from tensor_comprehensions.tc_lang.bind import bind
 from tensor_comprehensions.tc_lang.ir import Const, Function, Size

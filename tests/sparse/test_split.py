@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tensor_comprehensions as tc
-from tensor_comprehensions.sparse.share import shared_patterns
+from tensor_comprehensions.sparse.shared_sparsity import shared_patterns
 from tensor_comprehensions.tc_lang.split_dense import split_dense_contractions
 
 OPS = tc.define("""

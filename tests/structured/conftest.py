@@ -10,7 +10,7 @@ import pytest
 
 from tensor_comprehensions.core.dtypes import FLOAT32, DType
 from tensor_comprehensions.loop_ir import build
-from tensor_comprehensions.loop_ir.interpret.machine import interpret
+from tensor_comprehensions.loop_ir.interpret.interpreter import interpret
 from tensor_comprehensions.loop_ir.intervals import Interval, index_interval
 from tensor_comprehensions.loop_ir.nodes import Buffer, Expr, Kernel, Load, Module, Stmt, Var
 from tensor_comprehensions.structured.op import Iterator, IteratorKind, StructuredOp, loads_in, variable_names

@@ -14,8 +14,8 @@ from tensor_comprehensions.structured.cost.plan_cost import plan_cycles
 from tensor_comprehensions.structured.language.apply_primitives import plan_of_schedule
 from tensor_comprehensions.structured.language.plan_to_schedule import plan_to_schedule
 from tensor_comprehensions.structured.language.primitives import Schedule, pack, tile, unroll
-from tensor_comprehensions.structured.language.resolve import resolve_schedule
 from tensor_comprehensions.structured.language.schedule_types import freeze_schedule
+from tensor_comprehensions.structured.language.select_schedule import resolve_schedule
 from tensor_comprehensions.structured.lower.contraction import generate_contraction, lower_contraction
 from tensor_comprehensions.structured.match.drop_unit_dims import drop_unit_dims
 from tensor_comprehensions.structured.planners import experts

@@ -7,7 +7,7 @@ import pytest
 
 from tensor_comprehensions.core.dtypes import BOOL, DTYPES, FLOAT32, DType
 from tensor_comprehensions.loop_ir import build
-from tensor_comprehensions.loop_ir.interpret.machine import interpret
+from tensor_comprehensions.loop_ir.interpret.interpreter import interpret
 from tensor_comprehensions.loop_ir.interpret.ops import storage_dtype
 from tensor_comprehensions.loop_ir.nodes import Buffer, Expr, Kernel, Module, Space, Stmt, Type
 from tensor_comprehensions.loop_ir.verify import verify

@@ -11,7 +11,7 @@ import torch
 
 import tensor_comprehensions as tc
 from tensor_comprehensions.dispatch.cuda.gpu_kernels import GpuKernel
-from tensor_comprehensions.loop_ir.interpret.machine import interpret
+from tensor_comprehensions.loop_ir.interpret.interpreter import interpret
 from tensor_comprehensions.options import TileOptions
 from tensor_comprehensions.runtime.cuda import nvrtc
 from tensor_comprehensions.runtime.emulate import emulator

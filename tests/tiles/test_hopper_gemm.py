@@ -18,7 +18,7 @@ from tensor_comprehensions.core.dtypes import FLOAT32
 from tensor_comprehensions.core.errors import InternalError
 from tensor_comprehensions.loop_ir import build as b
 from tensor_comprehensions.loop_ir import nodes as ir
-from tensor_comprehensions.loop_ir.interpret.machine import interpret
+from tensor_comprehensions.loop_ir.interpret.interpreter import interpret
 from tensor_comprehensions.loop_ir.rename import rename
 from tensor_comprehensions.loop_ir.rewrite import map_stmt
 from tensor_comprehensions.loop_ir.show import format_program

@@ -18,7 +18,7 @@ from tensor_comprehensions.core.dtypes import (
 from tensor_comprehensions.core.errors import InternalError
 from tensor_comprehensions.loop_ir import build as b
 from tensor_comprehensions.loop_ir import nodes as ir
-from tensor_comprehensions.loop_ir.interpret.machine import interpret
+from tensor_comprehensions.loop_ir.interpret.interpreter import interpret
 from tensor_comprehensions.loop_ir.matrix_descriptor import MatrixPlacement, matrix_placement, swizzle_of
 from tensor_comprehensions.loop_ir.rewrite import map_stmt
 from tensor_comprehensions.loop_ir.verify import verify

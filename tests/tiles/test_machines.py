@@ -15,7 +15,7 @@ from tensor_comprehensions.core.errors import InternalError
 from tensor_comprehensions.loop_ir import build as b
 from tensor_comprehensions.loop_ir import nodes as ir
 from tensor_comprehensions.loop_ir.atoms import ATOMS, WARP
-from tensor_comprehensions.loop_ir.interpret.machine import interpret
+from tensor_comprehensions.loop_ir.interpret.interpreter import interpret
 from tensor_comprehensions.loop_ir.intrinsics import INTRINSICS
 from tensor_comprehensions.loop_ir.verify import verify
 from tensor_comprehensions.runtime.cuda import nvrtc

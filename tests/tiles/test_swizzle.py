@@ -10,7 +10,7 @@ from tensor_comprehensions.core.dtypes import FLOAT32
 from tensor_comprehensions.core.errors import InternalError
 from tensor_comprehensions.loop_ir import build as b
 from tensor_comprehensions.loop_ir import nodes as ir
-from tensor_comprehensions.loop_ir.interpret.machine import interpret
+from tensor_comprehensions.loop_ir.interpret.interpreter import interpret
 from tensor_comprehensions.loop_ir.show import format_program
 from tensor_comprehensions.loop_ir.swizzled_buffer import column_key, swizzle_fault, swizzle_offset
 from tensor_comprehensions.loop_ir.verify import verify

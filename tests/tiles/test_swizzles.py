@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tensor_comprehensions import tiles as t
 from tensor_comprehensions.core.errors import ArgumentError
 from tensor_comprehensions.layouts import Layout, Swizzle
-from tensor_comprehensions.loop_ir.bank_turns import count_bank_conflict_turns
 from tensor_comprehensions.loop_ir.nodes import Var
+from tensor_comprehensions.loop_ir.shared_memory_banks import count_bank_conflict_turns
 from tensor_comprehensions.tiles.swizzles import ACCESSES, Access, candidates
 
 law = settings(deadline=None)

@@ -21,7 +21,7 @@ from ...runtime.cuda import launch
 from ...runtime.cuda.launch import Launches
 from ...runtime.emulate import emulator
 from ...runtime.emulate.emulator import Emulated, EmulatedTensor
-from ...sparse.share import shared_patterns, with_shared_formats
+from ...sparse.shared_sparsity import shared_patterns, with_shared_formats
 from ...sparse.sparse_problem import SparseProblem, fixed_sizes
 from ...target import GpuTarget
 from ...tc_lang.formats import Format

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...compiler.sparse_passes import CompiledSparseKernel
 from ...core.error_boundary import only_tc_errors
-from ...sparse.share import shared_places
+from ...sparse.shared_sparsity import shared_places
 from ...tc_lang.bind import bind
 from ...tc_lang.ir import Function
 from ...tc_lang.numpy_expression import Array

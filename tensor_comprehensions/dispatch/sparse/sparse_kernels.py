@@ -16,7 +16,7 @@ from ...core.single_flight import SingleFlightCache
 from ...options import SparseOptions
 from ...runtime.cpu.host import host
 from ...sparse.lower import gains_from_counting, gains_from_refilling
-from ...sparse.share import shared_patterns, with_shared_formats
+from ...sparse.shared_sparsity import shared_patterns, with_shared_formats
 from ...sparse.sparse_problem import SparseProblem, fixed_sizes
 from ...tc_lang.formats import Format
 from ...tc_lang.ir import Function, Role

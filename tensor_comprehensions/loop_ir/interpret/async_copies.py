@@ -15,7 +15,7 @@ from .memory import CheckedMemory
 from .ops import Value, round_to
 
 if TYPE_CHECKING:
-    from .machine import Interpreter
+    from .interpreter import Interpreter
 
 Run = Callable[[], None]
 

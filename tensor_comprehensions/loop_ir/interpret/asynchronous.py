@@ -16,7 +16,7 @@ import numpy as np
 from ...core.errors import InternalError
 from ...core.math_functions import round_to_tf32
 from .. import intrinsics
-from ..async_operands import box_in_memory
+from ..async_operand_checks import box_in_memory
 from ..atoms import ATOMS, WARP
 from ..intrinsics import INTRINSICS
 from ..nodes import Invoke, TensorMap
@@ -25,8 +25,8 @@ from .memory import AsyncAccess, CheckedMemory
 from .ops import Value
 
 if TYPE_CHECKING:
+    from .interpreter import Interpreter
     from .launch import LaunchInterpreter, Thread, Warp
-    from .machine import Interpreter
 
 Array = np.ndarray[Any, Any]
 Run = Callable[[], None]

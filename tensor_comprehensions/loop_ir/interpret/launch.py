@@ -43,7 +43,7 @@ from .races import ThreadRace
 from .thread_waits import RunThread, is_phase_wait, run_thread
 
 if TYPE_CHECKING:
-    from .machine import Interpreter
+    from .interpreter import Interpreter
 
 _COMMON = (Space.SHARED, Space.BARRIER)
 _BY_ITSELF = frozenset((BARRIER_INIT, WGMMA_FENCE, *TMA_STORES))

@@ -10,8 +10,8 @@ from ...loop_ir import nodes as ir
 from ...loop_ir.buffer_view import BufferView
 from ...loop_ir.nodes import Buffer
 from ...options import CpuOptions
-from ...structured.language.resolve import make_contraction_plan
 from ...structured.language.schedule_types import schedule_for
+from ...structured.language.select_schedule import make_contraction_plan
 from ...structured.match.bf16_pairs import pack_bf16_pairs
 from ...structured.match.match_contraction import MatchedContraction
 from ...structured.op import StructuredOp

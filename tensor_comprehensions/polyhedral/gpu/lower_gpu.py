@@ -32,8 +32,8 @@ from .plan.grid_split_k import split_grid_reductions
 from .plan.mapping import KernelPlan, kernel_tree, plan_kernel
 from .plan.mapping_heuristics import choose_mapping, group_cycles, heaviest_group, is_launch_bound, object_to_fusion
 from .post.bounds_checks import check_kernels
+from .tree.barrier_placement import kernel_barriers
 from .tree.schedule_tree import format_tree
-from .tree.sync import kernel_barriers
 
 
 def lower_gpu(

@@ -10,7 +10,7 @@ import pytest
 
 from tensor_comprehensions.codegen.gpu import cuda_printer
 from tensor_comprehensions.codegen.gpu import opencl_printer as opencl_text
-from tensor_comprehensions.loop_ir.interpret.machine import interpret
+from tensor_comprehensions.loop_ir.interpret.interpreter import interpret
 from tensor_comprehensions.loop_ir.nodes import Buffer, Load, Module, Space, Store
 from tensor_comprehensions.loop_ir.rewrite import allocated_buffers, walk_stmt_exprs, walk_stmts
 from tensor_comprehensions.options import MappingOptions

@@ -13,7 +13,7 @@ from tensor_comprehensions.options import MappingOptions
 from tensor_comprehensions.polyhedral.gpu import lower_gpu
 from tensor_comprehensions.polyhedral.gpu.emit.lower_kernel import collective_names
 from tensor_comprehensions.polyhedral.gpu.plan.mapping import KernelPlan, kernel_tree
-from tensor_comprehensions.polyhedral.gpu.tree.sync import SyncLevel, Wait, kernel_barriers, place_barriers
+from tensor_comprehensions.polyhedral.gpu.tree.barrier_placement import SyncLevel, Wait, kernel_barriers, place_barriers
 from tensor_comprehensions.polyhedral.gpu.tree.verify_kernel import check_kernel
 from tensor_comprehensions.polyhedral.scop.scop import LOCK, Scop
 from tensor_comprehensions.target import parse_gpu_target

@@ -33,8 +33,8 @@ from ..post.unrolling import unroll_innermost
 from ..promote.promote_shared import Promotion, shared_bytes_of
 from ..promote.promotion_driver import promote_kernel
 from ..promote.references import with_moved_accesses
+from ..tree.barrier_placement import SyncLevel, kernel_barriers
 from ..tree.schedule_tree import BLOCK_IDS, THREAD_IDS, Tree, tree_to_isl, without_collectives
-from ..tree.sync import SyncLevel, kernel_barriers
 from ..tree.verify_kernel import check_kernel
 from .ast_to_loops import generate_loops
 from .isl_to_expr import launch_identifiers

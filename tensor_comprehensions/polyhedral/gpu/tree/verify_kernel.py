@@ -18,6 +18,7 @@ from ..plan.mapping import KernelPlan, NestPlan, thread_values
 from ..plan.statement_phases import Phase, Unit
 from ..promote.footprint import Reference
 from ..promote.references import references_of
+from .barrier_placement import SyncLevel
 from .schedule_tree import (
     THREAD_IDS,
     Band,
@@ -30,7 +31,6 @@ from .schedule_tree import (
     tree_to_isl,
     without_collectives,
 )
-from .sync import SyncLevel
 
 
 def check_kernel(scop: Scop, plan: KernelPlan, tree: Tree, levels: Sequence[SyncLevel]) -> None:

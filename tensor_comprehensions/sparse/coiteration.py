@@ -13,7 +13,7 @@ from ..loop_ir.names import Names
 from ..loop_ir.nodes import Allocate, Buffer, Expr, Let, Load, Loop, LoopKind, Stmt, Store, Var, While
 from ..loop_ir.rewrite import walk_expr
 from ..tc_lang.ir import Access
-from .absent import Term, is_additive
+from .absent_operands import Term, is_additive
 from .graph import Nest, Step, inner_block_loop, outer_block_loop
 from .lattice import Lattice, Point, build_lattice
 from .levels import ROOT, Cursor, Place, cursor, first_not_below, locate, name_of_position, run_end

@@ -9,7 +9,7 @@ from ..tc_lang.ir import Access, Function, Role, Statement, Symbol, walk_expr
 from ..tc_lang.ranges import infer_ranges, symbolic_ranges
 from ..tc_lang.size_polynomial import constant_value
 from ..tc_lang.sparse_reference import SharedPlaces
-from .absent import term_of
+from .absent_operands import term_of
 
 
 def shared_patterns(function: Function) -> dict[str, str]:
