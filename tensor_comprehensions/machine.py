@@ -1,6 +1,6 @@
 """Numbers of processors that cost models use: cycles, bytes, and the sizes of hardware structures.
 
-MaskFacts that differ between processors, such as caches and rates, are attributes of `target.CpuTarget` and
+Facts that differ between processors, such as caches and rates, are attributes of `target.CpuTarget` and
 `target.GpuTarget`. The numbers here hold for all of them. Sizes of structures come from the vendors' manuals. Cycles
 are fitted by hand to interleaved timings of `benchmarks.structured`, `benchmarks.contractions` and
 `benchmarks.random_contractions` on AMD Zen 4 and on Intel Sapphire Rapids; those that name a mesh, only on the latter.

@@ -72,7 +72,7 @@ class _Term:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """MaskFacts about parts of the program, by their ids: loads of statements, and linear terms of subscripts."""
+    """Facts about parts of the program, by their ids: loads of statements, and linear terms of subscripts."""
 
     loads: dict[int, tuple[Load, ...]] = field(default_factory=dict)
     terms: dict[int, tuple[tuple[_Term, ...], int]] = field(default_factory=dict)

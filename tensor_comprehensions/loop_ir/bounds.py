@@ -16,7 +16,7 @@ _DEPTH = 64  # substitutions before giving up, against chains of minima that dou
 
 @dataclass(frozen=True, slots=True)
 class BoundsContext:
-    """MaskFacts about the variables at a place in a program.
+    """Facts about the variables at a place in a program.
 
     loops: enclosing loops by variable. lets: values of bound names. ranges: an interval for each of them. order: a
     number for each name, larger for names bound further inside. found: upper bounds of sums, by their terms.

@@ -28,7 +28,7 @@ _TYPES = (Type(INT64), Type(BOOL))
 
 @dataclass(frozen=True, slots=True)
 class Uniformity:
-    """MaskFacts about the variables in scope.
+    """Facts about the variables in scope.
 
     Attributes:
         values: by name, the value of a variable in each thread, if only the thread determines it.

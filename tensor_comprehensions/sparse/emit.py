@@ -139,7 +139,7 @@ class StatementEmitter(ABC):
 
     @property
     def copies(self) -> int:
-        """StoredTensor positions that a trip of the innermost loop handles."""
+        """Stored positions that a trip of the innermost loop handles."""
         return 1
 
     @property

@@ -65,7 +65,7 @@ class Masked:
 
 @dataclass(frozen=True, slots=True)
 class MaskFacts:
-    """MaskFacts from earlier statements: about tensors, and about maxima along rows of a mask."""
+    """Facts from earlier statements: about tensors, and about maxima along rows of a mask."""
 
     masked: Mapping[str, Masked]
     largest: Mapping[str, BoundStatement]

@@ -152,7 +152,7 @@ class SparseTensor:
         return self.values.permute([order.index(d) for d in range(len(order))])
 
     def to(self, format: FormatLike) -> SparseTensor:
-        """The tensor in another format; itself if it already has that format. StoredTensor zeros stay stored."""
+        """The tensor in another format; itself if it already has that format. Stored zeros stay stored."""
         known = to_format(format, self.ndim)
         if known == self.format:
             return self

@@ -1,4 +1,4 @@
-"""MaskFacts about a structured op for lowering: the iterators that move each factor, and their strides."""
+"""Facts about a structured op for lowering: the iterators that move each factor, and their strides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""BoundsProof structured ops in a program: a contraction with the pointwise statements around it.
+"""Finding structured ops in a program: a contraction with the pointwise statements around it.
 
 A cluster is a run of statements on one tensor T: definitions that start it, one update `T(..) += a * b` that sums,
 and pointwise statements that finish it or turn it into another tensor.

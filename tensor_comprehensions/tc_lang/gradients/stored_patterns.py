@@ -1,4 +1,4 @@
-"""StoredTensor places in gradients: the `exists` clauses and sparse operands that a gradient's statements must keep.
+"""Stored places in gradients: the `exists` clauses and sparse operands that a gradient's statements must keep.
 
 The gradient of a tensor that stores only some elements is needed at those places alone. So is that of a temporary that
 is nonzero only at stored places of an operand.
