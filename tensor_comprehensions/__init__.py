@@ -23,6 +23,7 @@ from .core.errors import (
     RangeError,
     TCError,
 )
+from .core.knobs import override_knobs
 from .core.lazy_import import import_without_gc
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from .einsum_frontend import einsum
     from .kernel import Kernel
     from .nn import Module
-    from .options import CpuOptions, SparseOptions
+    from .options import CpuOptions, MappingOptions, SparseOptions, TileOptions
     from .target import CpuTarget
 
 __version__ = "0.1.0"
@@ -50,6 +51,7 @@ __all__ = [
     "InternalError",
     "Kernel",
     "Library",
+    "MappingOptions",
     "Module",
     "Op",
     "ParseError",
@@ -57,6 +59,7 @@ __all__ = [
     "SparseOptions",
     "SparseTensor",
     "TCError",
+    "TileOptions",
     "TuningResult",
     "as_sparse",
     "define",
@@ -64,6 +67,7 @@ __all__ = [
     "from_expression",
     "from_notation",
     "op",
+    "override_knobs",
     "read_tensor",
     "statistics",
     "tile_kernel",
@@ -87,6 +91,8 @@ _HOMES = {
     "read_tensor": "dispatch.sparse.tensor_files",
     "write_tensor": "dispatch.sparse.tensor_files",
     "CpuOptions": "options",
+    "MappingOptions": "options",
+    "TileOptions": "options",
     "SparseOptions": "options",
     "CpuTarget": "target",
     "TuningResult": "autotuner.search_loop",
