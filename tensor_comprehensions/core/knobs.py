@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
 from typing import Any
 
 from .errors import ArgumentError
@@ -209,10 +210,40 @@ def current_or_default() -> Knobs:
 
 @contextmanager
 def override_knobs(**values: Any) -> Iterator[Knobs]:
-    """Put other values in force for the `with` block: `with override(verify=True): ...`."""
+    """Change settings for a `with` block: `with override_knobs(verify=True): ...`.
+
+    The names are those of the fields of `Knobs`: `cache_dir` for `TC_CACHE_DIR`. The change holds in all threads.
+
+    Raises:
+        ArgumentError: a setting does not exist, or cannot have the value.
+    """
     before = current_knobs()
+    for name, value in values.items():
+        values[name] = _check_value(name, value)
     try:
         _install_knobs(replace(before, **values))
         yield _current
     finally:
         _install_knobs(before)
+
+
+def _check_value(name: str, value: Any) -> Any:
+    """The value of a setting; a path as text, and topics as a tuple."""
+    found = next((f for f in fields(Knobs) if f.name == name), None)
+    if found is None:
+        near = get_close_matches(name, [f.name for f in fields(Knobs)], 1)
+        raise ArgumentError(f"there is no setting {name!r}", suggestion=f"did you mean '{near[0]}'?" if near else "")
+    kind: type = type(found.default)
+    if found.metadata.get("path") and isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if type(value) is not kind or (isinstance(value, int) and value < 0):
+        raise ArgumentError(f"the setting {name} is {value!r}", expected=_KINDS[kind])
+    choices = found.metadata.get("choices", ()) if kind is str else ()
+    if choices and value not in choices:
+        raise ArgumentError(f"the setting {name} is {value!r}", expected=" or ".join(map(repr, choices)))
+    if isinstance(value, tuple) and (unknown := [topic for topic in value if topic not in TOPICS]):
+        raise ArgumentError(f"the setting {name} has no topic {unknown[0]!r}", expected=", ".join(TOPICS))
+    return value
+
+
+_KINDS = {bool: "True or False", int: "a number of bytes", str: "text", tuple: "a tuple of topics"}

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,6 +75,37 @@ def test_override_ends_with_its_block() -> None:
     with knobs.override_knobs(dump="folder") as inside:
         assert knobs.current_knobs() is inside
         assert inside.dump == "folder"
+    assert knobs.current_knobs() == before
+
+
+def test_paths_may_be_path_objects(tmp_path: Path) -> None:
+    with knobs.override_knobs(dump=tmp_path) as inside:
+        assert inside.dump == str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("values", "part"),
+    [
+        ({"verfy": True}, "there is no setting 'verfy'\n  help: did you mean 'verify'?"),
+        ({"verify": 1}, "the setting verify is 1\n  expected: True or False"),
+        ({"verify": None}, "the setting verify is None"),
+        ({"cache": "write"}, "expected: 'off' or 'read' or 'readwrite'"),
+        ({"cache": ["off"]}, "expected: text"),
+        ({"cache_dir": 3}, "the setting cache_dir is 3"),
+        ({"dump": b"x"}, "the setting dump is b'x'"),
+        ({"cache_max_size": -1}, "expected: a number of bytes"),
+        ({"cache_max_size": True}, "expected: a number of bytes"),
+        ({"logs": "passes"}, "expected: a tuple of topics"),
+        ({"logs": ("passes", "pases")}, "no topic 'pases'"),
+        ({"target": "z80"}, "the setting target is 'z80'"),
+    ],
+    ids=str,
+)
+def test_an_override_checks_names_and_values(values: dict[str, Any], part: str) -> None:
+    before = knobs.current_knobs()
+    with pytest.raises(ArgumentError) as caught, knobs.override_knobs(**values):
+        pass
+    assert part in str(caught.value)
     assert knobs.current_knobs() == before
 
 

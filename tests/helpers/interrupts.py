@@ -185,7 +185,7 @@ def run(kind: str, count: int, seed: int = 0) -> Counter[str]:
         wanted = torch.load(f"{folder}/wanted.pt")
         results: Counter[str] = Counter()
         for n in range(seed, seed + count):
-            with knobs.override_knobs(cache="off" if n % 3 else "write", cache_dir=f"{folder}/{n % 5}"):
+            with knobs.override_knobs(cache="off" if n % 3 else "readwrite", cache_dir=f"{folder}/{n % 5}"):
                 said = in_child(lambda n=n: sample(kind, n, seconds, wanted))  # type: ignore[misc]
             results[f"sample {n} {said}" if said.startswith("failed") else said] += 1
         return results
