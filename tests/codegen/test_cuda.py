@@ -50,7 +50,7 @@ def single(name: str, arguments: list[ir.Buffer], body: ir.Stmt) -> ir.Module:
     return ir.Module(name, tuple(arguments), (), (ir.Kernel(name, body),), (), ("out",))
 
 
-def launched(
+def build_module(
     arguments: list[ir.Buffer], body: ir.Stmt, threads: tuple[int, int, int] = (32, 1, 1), grid: int = 1
 ) -> ir.Module:
     return ir.Module("k", tuple(arguments), (), (kernel("k", body, (grid, 1, 1), threads),), (), ("out",))
@@ -222,11 +222,11 @@ def test_indices_have_32_bits_where_that_suffices() -> None:
     n = 1 << 20
     x, out = ir.Buffer("x", ir.Type(FLOAT32), (n, 4096), (1, n)), b.buffer("out", FLOAT32, (n,))
     body = b.store(out, (b.add(b.mul(BX, 1024), TX),), b.load(x, b.add(b.mul(BX, 1024), TX), b.const(7)))
-    text = body_of(launched([x, out], body, (1024, 1, 1), 1024))
+    text = body_of(build_module([x, out], body, (1024, 1, 1), 1024))
     assert "const int bx = blockIdx.x;" in text
     assert "out[bx * 1024 + tx] = x[(long long)(bx * 1024 + tx) + 7340032];" in text
     small = ir.Buffer("x", ir.Type(FLOAT32), (n, 4), (1, n))
-    text = body_of(launched([small, out], b.store(out, (TX,), b.load(small, TX, b.const(3)))))
+    text = body_of(build_module([small, out], b.store(out, (TX,), b.load(small, TX, b.const(3)))))
     assert "x[tx + 3145728]" in text
 
 
@@ -283,7 +283,7 @@ def test_wide_reads_into_registers_and_of_what_is_computed() -> None:
     fill = ir.Store(regs, (b.ramp(0, 1, 4),), ir.Load(x, (TX, lanes)))
     double = ir.Binary("add", ir.Load(x, (TX, lanes)), b.broadcast(b.load(regs, 3), 4))
     body = ir.Allocate((regs,), loop("i", 9, b.block(fill, ir.Store(out, (TX, lanes), double))))
-    m = launched([x, out], body, (8, 1, 1))
+    m = build_module([x, out], body, (8, 1, 1))
     text = body_of(m)
     assert "const float4 x_1 = *reinterpret_cast<const float4 *>(&x[tx][i * 4]);" in text
     assert "r[3] = x_1.w;" in text
@@ -302,7 +302,7 @@ def test_wide_reads_into_registers_and_of_what_is_computed() -> None:
 )  # fmt: skip
 def test_wide_only_where_aligned(columns: int, index: ir.Expr, wide: bool) -> None:
     x, out = b.buffer("x", FLOAT32, (9, columns)), b.buffer("out", FLOAT32, (9, 64))
-    m = launched([x, out], ir.Store(out, (BX, b.ramp(b.mul(TX, 4), 1, 4)), ir.Load(x, (BX, b.ramp(index, 1, 4)))))
+    m = build_module([x, out], ir.Store(out, (BX, b.ramp(b.mul(TX, 4), 1, 4)), ir.Load(x, (BX, b.ramp(index, 1, 4)))))
     assert ("const float4" in body_of(m)) == wide
     assert "float4" not in emit_cuda(m, aligned=False).source
 
@@ -350,7 +350,7 @@ def test_too_much_shared_memory_for_a_text() -> None:
     big = b.buffer("big", FLOAT32, (20000,), SHARED)
     out = b.buffer("out", FLOAT32, (32,))
     body = ir.Allocate((big,), b.block(b.store(big, (TX,), 1.0), b.store(out, (TX,), b.load(big, TX))))
-    code = emit_cuda(launched([out], body))
+    code = emit_cuda(build_module([out], body))
     assert code.kernels[0].dynamic == 80000
     assert code.kernels[0].shared == 0
     assert "float *big = reinterpret_cast<float *>(dynamic_shared + 0);" in code.source
@@ -359,10 +359,10 @@ def test_too_much_shared_memory_for_a_text() -> None:
 def test_what_cannot_be_spelled() -> None:
     out = b.buffer("out", FLOAT32, (8,))
     with pytest.raises(CannotLower, match="mma"):
-        emit_cuda(launched([out], ir.Invoke("mma", ((out, (TX,)),))))
+        emit_cuda(build_module([out], ir.Invoke("mma", ((out, (TX,)),))))
     product = ir.Store(out, (TX,), b.const(2.0, FLOAT32), "*", atomic=True)
     with pytest.raises(CannotLower, match="atomic"):
-        emit_cuda(launched([out], product))
+        emit_cuda(build_module([out], product))
     check = ir.Check(b.lt(TX, 9), 0, TX)
     both = b.block(check, ir.Invoke("barrier", ()))
     with pytest.raises(CannotLower, match="barriers"):
@@ -406,7 +406,7 @@ def test_local_memory_is_reported() -> None:
     sums = loop("j", 64, b.store(array, (b.mod(data, 64),), b.load(x, j, TX), op="+"))
     last = b.store(out, (TX,), b.cast(b.load(array, b.mod(b.load(out, TX), 64)), INT64))
     report = nvrtc.compile_text(
-        emit_cuda(launched([x, out], ir.Allocate((array,), b.block(fill, sums, last)))).source, "sm_90"
+        emit_cuda(build_module([x, out], ir.Allocate((array,), b.block(fill, sums, last)))).source, "sm_90"
     )
     assert report.resources["k"].local >= 256
 

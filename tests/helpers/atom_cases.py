@@ -36,12 +36,15 @@ class Case:
     scale: Array | None = None
 
 
-def launched(name: str, body: ir.Stmt, arguments: tuple[ir.Buffer, ...], threads: int = 32) -> ir.Module:
-    kernel = ir.Kernel(name, body, ir.Launch((1, 1, 1), (threads, 1, 1)))
+def build_module(
+    name: str, body: ir.Stmt, arguments: tuple[ir.Buffer, ...], threads: int = 32, maps: tuple[ir.TensorMap, ...] = ()
+) -> ir.Module:
+    """One kernel of one block, which writes `out`."""
+    kernel = ir.Kernel(name, body, ir.Launch((1, 1, 1), (threads, 1, 1)), maps=maps)
     return ir.Module(name, arguments, (), (kernel,), (), ("out",))
 
 
-def copied(to: ir.Buffer, source: ir.Buffer, count: int, *, out: bool = False) -> ir.Stmt:
+def copy_registers(to: ir.Buffer, source: ir.Buffer, count: int, *, out: bool = False) -> ir.Stmt:
     """Registers from the row of a thread, or back."""
     places = [((n,), (TX, n)) for n in range(count)]
     return b.block(*(b.store(to, w, b.load(source, *r)) for r, w in ((x[::-1] if not out else x) for x in places)))
@@ -59,16 +62,16 @@ def product_case(atom: Atom, rng: np.random.Generator) -> Case:
     out = b.buffer("out", registers[0].type.dtype, memory[0].shape)
     zero = b.const(0)
     body = b.block(
-        *(copied(r, m, r.shape[0]) for r, m in zip(registers, memory, strict=True)),
+        *(copy_registers(r, m, r.shape[0]) for r, m in zip(registers, memory, strict=True)),
         ir.Invoke(atom.name, tuple((r, (zero,)) for r in registers)),
-        copied(out, registers[0], registers[0].shape[0], out=True),
+        copy_registers(out, registers[0], registers[0].shape[0], out=True),
     )
-    module = launched(atom.name, b.allocate(registers, body), (*memory, out))
+    module = build_module(atom.name, b.allocate(registers, body), (*memory, out))
     arrays = {m.name: random_bits(rng, m) for m in memory}
     for operand, m in zip(atom.operands, memory, strict=True):
         rare_specials(arrays[m.name], operand.dtype.name)
     held = [arrays[m.name] for m in memory]
-    return Case(module, arrays, multiplied(atom, held), multiplied(atom, held, magnitude=True))
+    return Case(module, arrays, multiply_registers(atom, held), multiply_registers(atom, held, magnitude=True))
 
 
 def random_bits(rng: np.random.Generator, m: ir.Buffer) -> Array:
@@ -119,7 +122,7 @@ def places(atom: Atom, role: str, bits: int) -> Callable[[int, int], tuple[int, 
     return lanes
 
 
-def multiplied(atom: Atom, registers: list[Array], *, magnitude: bool = False) -> Array:
+def multiply_registers(atom: Atom, registers: list[Array], *, magnitude: bool = False) -> Array:
     """The sums of each lane, or those of the magnitudes of their terms."""
     matrices: list[dict[tuple[int, int, int], Any]] = []
     for role, operand, held in zip("CAB", atom.operands, registers, strict=True):
@@ -152,7 +155,7 @@ def matrix_case(atom: Atom, rng: np.random.Generator) -> Case:
         *(b.store(shared, (TX, n), b.load(source, TX, n)) for n in range(8)),
         ir.Invoke("barrier", ()),
         ir.Invoke(atom.name, ((held, (b.const(0),)), (shared, (row, b.const(0))))),
-        copied(out, held, registers, out=True),
+        copy_registers(out, held, registers, out=True),
     )
     arrays = {"m": random_bits(rng, source)}
     matrix = arrays["m"][[(lane * 5 + 3) % 32 for lane in range(rows)]].reshape(-1, 8, 8)
@@ -160,7 +163,7 @@ def matrix_case(atom: Atom, rng: np.random.Generator) -> Case:
         matrix = matrix.transpose(0, 2, 1)
     pairs = np.ascontiguousarray(matrix).view(np.uint32)  # [matrix, row, word]
     expected = pairs.reshape(registers, 32).T
-    return Case(launched(atom.name, b.allocate([shared, held], body), (source, out)), arrays, expected)
+    return Case(build_module(atom.name, b.allocate([shared, held], body), (source, out)), arrays, expected)
 
 
 def stored_matrix_case(atom: Atom, rng: np.random.Generator) -> Case:
@@ -171,7 +174,7 @@ def stored_matrix_case(atom: Atom, rng: np.random.Generator) -> Case:
     source, out = b.buffer("m", UINT32, (32, registers)), b.buffer("out", UINT16, (32, 8))
     row = b.mod(b.add(b.mul(TX, 5), 3), 32)
     body = b.block(
-        copied(held, source, registers),
+        copy_registers(held, source, registers),
         *(b.store(shared, (TX, n), b.const(7, UINT16)) for n in range(8)),
         ir.Invoke("barrier", ()),
         ir.Invoke(atom.name, ((shared, (row, b.const(0))), (held, (b.const(0),)))),
@@ -184,18 +187,20 @@ def stored_matrix_case(atom: Atom, rng: np.random.Generator) -> Case:
         pairs = pairs.transpose(0, 2, 1)
     expected = np.full((32, 8), 7, np.uint16)
     expected[[(lane * 5 + 3) % 32 for lane in range(rows)]] = pairs.reshape(-1, 8)
-    return Case(launched(atom.name, b.allocate([shared, held], body), (source, out)), arrays, expected)
+    return Case(build_module(atom.name, b.allocate([shared, held], body), (source, out)), arrays, expected)
 
 
 def transposition_case(rng: np.random.Generator) -> Case:
     source, out = (b.buffer(n, UINT32, (32, 1)) for n in ("m", "out"))
     r, t = (ir.Buffer(n, ir.Type(UINT32), (1,), (1,), ir.Space.REGISTER) for n in "rt")
     views = ((t, (b.const(0),)), (r, (b.const(0),)))
-    body = b.block(copied(r, source, 1), ir.Invoke("movmatrix_trans", views), copied(out, t, 1, out=True))
+    body = b.block(
+        copy_registers(r, source, 1), ir.Invoke("movmatrix_trans", views), copy_registers(out, t, 1, out=True)
+    )
     arrays = {"m": random_bits(rng, source)}
     matrix = arrays["m"].view(np.uint16).reshape(8, 8).T
     expected = np.ascontiguousarray(matrix).view(np.uint32).reshape(32, 1)
-    return Case(launched("movmatrix_trans", b.allocate([r, t], body), (source, out)), arrays, expected)
+    return Case(build_module("movmatrix_trans", b.allocate([r, t], body), (source, out)), arrays, expected)
 
 
 # --- the rest ----------------------------------------------------------------------------------------------------
@@ -213,7 +218,7 @@ def shuffle_case(rng: np.random.Generator) -> Case:
     )
     arrays = {"m": rng.random(64, np.float32), "w": rng.integers(0, 16, 64).astype(np.int32)}
     expected = arrays["m"][np.arange(64) // 8 * 8 + arrays["w"] % 8]
-    return Case(launched("shuffle_index", b.allocate([r, t], body), (source, wanted, out), 64), arrays, expected)
+    return Case(build_module("shuffle_index", b.allocate([r, t], body), (source, wanted, out), 64), arrays, expected)
 
 
 def zero_copy_case(rng: np.random.Generator, size: int) -> Case:
@@ -230,7 +235,7 @@ def zero_copy_case(rng: np.random.Generator, size: int) -> Case:
     )
     arrays = {"m": rng.integers(1, 99, (20, count)).astype(np.int32)}
     expected = np.concatenate([arrays["m"], np.zeros((12, count), np.int32)])
-    return Case(launched(f"copy_{size}", b.allocate([shared], body), (source, out)), arrays, expected)
+    return Case(build_module(f"copy_{size}", b.allocate([shared], body), (source, out)), arrays, expected)
 
 
 def part_case(rng: np.random.Generator, threads: int = 64) -> Case:
@@ -245,7 +250,7 @@ def part_case(rng: np.random.Generator, threads: int = 64) -> Case:
     )
     arrays = {"m": rng.integers(0, 99, 128).astype(np.int32)}
     expected = np.concatenate([arrays["m"][63::-1], arrays["m"][:63:-1]])
-    return Case(launched("barrier_part", b.allocate([shared], body), (source, out), 128), arrays, expected)
+    return Case(build_module("barrier_part", b.allocate([shared], body), (source, out), 128), arrays, expected)
 
 
 def reuse_case(rng: np.random.Generator, *, first: bool = True, last: bool = True, threads: int = 64) -> Case:
@@ -270,7 +275,7 @@ def reuse_case(rng: np.random.Generator, *, first: bool = True, last: bool = Tru
     arrays = {"m": rng.integers(0, 99, (5, 128)).astype(np.int32)}
     parts = [arrays["m"][:rounds, k : k + 64] for k, rounds in ((0, 5), (64, 3))]
     expected = np.concatenate([(x[:, ::-1] + x[:, :1]).sum(0) for x in parts]).astype(np.int32)
-    return Case(launched("reuse", b.allocate([shared, total], body), (source, out), 128), arrays, expected)
+    return Case(build_module("reuse", b.allocate([shared, total], body), (source, out), 128), arrays, expected)
 
 
 def lanes_case(rng: np.random.Generator, *, meet: bool = True) -> Case:
@@ -288,7 +293,7 @@ def lanes_case(rng: np.random.Generator, *, meet: bool = True) -> Case:
     )
     arrays = {"m": rng.integers(0, 99, 32).astype(np.int32)}
     expected = np.full(32, arrays["m"][:2].sum(), np.int32)
-    return Case(launched("lanes", b.allocate([shared, own], body), (source, out)), arrays, expected)
+    return Case(build_module("lanes", b.allocate([shared, own], body), (source, out)), arrays, expected)
 
 
 @cache

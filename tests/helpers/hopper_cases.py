@@ -25,7 +25,7 @@ from tensor_comprehensions.loop_ir.atoms import ATOMS
 from tensor_comprehensions.loop_ir.intrinsics import INTRINSICS
 from tensor_comprehensions.loop_ir.matrix_descriptor import swizzle_of
 
-from .atom_cases import Case
+from .atom_cases import Case, build_module
 from .tile_gemm_hopper import TX, call, shared, swizzled
 
 Array = np.ndarray[Any, Any]
@@ -34,14 +34,7 @@ ZERO = b.const(0)
 BAR = b.buffer("bar", UINT64, (1,), ir.Space.BARRIER)
 
 
-def launched(
-    name: str, body: ir.Stmt, arguments: tuple[ir.Buffer, ...], threads: int, maps: tuple[ir.TensorMap, ...] = ()
-) -> ir.Module:
-    kernel = ir.Kernel(name, body, ir.Launch((1, 1, 1), (threads, 1, 1)), maps=maps)
-    return ir.Module(name, arguments, (), (kernel,), (), ("out",))
-
-
-def loaded(*copies: ir.Stmt, size: int) -> ir.Stmt:
+def load_boxes(*copies: ir.Stmt, size: int) -> ir.Stmt:
     """One thread loads boxes; all wait for them."""
     expect = call("barrier_expect", (BAR, (0,)), attributes=(size,))
     return b.block(
@@ -82,7 +75,12 @@ def box_case(
         call("bulk_wait", attributes=(0,)),
     )
     body = b.block(
-        loaded(load, size=2 * prod(box)), *kept, *again, call("fence_async"), call("barrier"), ir.If(b.eq(TX, 0), store)
+        load_boxes(load, size=2 * prod(box)),
+        *kept,
+        *again,
+        call("fence_async"),
+        call("barrier"),
+        ir.If(b.eq(TX, 0), store),
     )
     threads = -(-rows // 32) * 32
     arrays = {"m": rng.integers(1, 1 << 16, shape).astype(np.uint16), "plain": np.zeros((rows, inner), np.uint16)}
@@ -90,7 +88,7 @@ def box_case(
     inside = tuple(slice(max(f, 0), max(min(f + n, e), max(f, 0))) for f, n, e in zip(first, box, shape, strict=True))
     expected[inside] = arrays["m"][inside] + np.uint16(1)
     body = b.allocate([tile, BAR], body)
-    m = launched(f"box_{rank}_{swizzle}", body, (source, out, plain), threads, maps)
+    m = build_module(f"box_{rank}_{swizzle}", body, (source, out, plain), threads, maps)
     m = ir.Module(m.name, m.arguments, (), m.kernels, (), ("out", "plain"))
     return Case(m, arrays, expected)
 
@@ -129,7 +127,7 @@ def product_case(name: str, rng: np.random.Generator) -> Case:
     first = (held, (0,)) if in_registers else (tiles[0], places[0])
     second = (tiles[1], places[1])
     body = b.block(
-        loaded(*copies, size=sum(x.bytes for x in sources)),
+        load_boxes(*copies, size=sum(x.bytes for x in sources)),
         *(b.store(acc, (n,), b.load(start, TX, n)) for n in range(total.registers)),
         *(b.store(held, (n,), b.load(words, TX, n)) for n in range(left.registers)),
         call("wgmma_fence"),
@@ -156,7 +154,7 @@ def product_case(name: str, rng: np.random.Generator) -> Case:
         term = (a[:, k, None] * w[:, k])[spots[..., 0], spots[..., 1]]
         sums, scale = sums + term, scale + np.abs(term)
     kernel = b.allocate([*tiles, BAR, acc, held], body)
-    m = launched(name, kernel, (*sources, words, start, out), 128, maps)
+    m = build_module(name, kernel, (*sources, words, start, out), 128, maps)
     return Case(m, arrays, sums.astype(arrays["start"].dtype), scale)
 
 
@@ -212,8 +210,3 @@ def cases() -> dict[str, Case]:
 def wide(x: Array, buffer: ir.Buffer) -> Array:
     """As the interpreter holds it."""
     return (x.astype(np.uint32) << 16).view(np.float32) if buffer.type.dtype == BFLOAT16 else x.copy()
-
-
-def arrays_of(c: Case) -> dict[str, Array]:
-    out = next(a for a in c.module.arguments if a.name == "out")
-    return {**{n: a.copy() for n, a in c.arrays.items()}, "out": np.zeros(out.shape, out.type.dtype.name)}

@@ -136,7 +136,7 @@ Misuse = Callable[[Parts], None]
 MISUSES: dict[str, tuple[str, Misuse]] = {}
 
 
-def refused(message: str) -> Callable[[Misuse], Misuse]:
+def expect_refusal(message: str) -> Callable[[Misuse], Misuse]:
     """Add a function to `MISUSES` that the builder refuses with `message`."""
 
     def add(misuse: Misuse) -> Misuse:
@@ -160,29 +160,29 @@ def make_kernel(misuse: Misuse) -> Any:
     return tc.tile_kernel("C:[M,K].bf16 <- A:[M,K].bf16")(body)
 
 
-@refused("all threads would expect the same bytes")
+@expect_refusal("all threads would expect the same bytes")
 def expect_by_all(p: Parts) -> None:
     p.k.expect(p.full[0], p.tile[0])
 
 
-@refused("all threads would begin the same copy")
+@expect_refusal("all threads would begin the same copy")
 def copy_by_all(p: Parts) -> None:
     p.k.move(p.tile[0], p.source, done=p.full[0])
 
 
-@refused("a role is whole warpgroups")
+@expect_refusal("a role is whole warpgroups")
 def part_of_a_warpgroup(p: Parts) -> None:
     with p.k.role(p.k.threads(384).tile(64).split(1, 5)[0]):
         pass
 
 
-@refused("a role is whole warpgroups")
+@expect_refusal("a role is whole warpgroups")
 def no_threads(p: Parts) -> None:
     with p.k.role(5):
         pass
 
 
-@refused("roles overlap")
+@expect_refusal("roles overlap")
 def overlapping_roles(p: Parts) -> None:
     with p.k.role(p.load):
         p.k.arrive(p.full[0])
@@ -190,7 +190,7 @@ def overlapping_roles(p: Parts) -> None:
         p.k.arrive(p.full[0])
 
 
-@refused("roles ask for 66,560 of 65,536 registers")
+@expect_refusal("roles ask for 66,560 of 65,536 registers")
 def too_many_registers(p: Parts) -> None:
     with p.k.role(p.load, registers=40):
         p.k.arrive(p.full[0])
@@ -198,13 +198,13 @@ def too_many_registers(p: Parts) -> None:
         p.k.arrive(p.full[0])
 
 
-@refused("a role cannot have so many registers")
+@expect_refusal("a role cannot have so many registers")
 def odd_registers(p: Parts) -> None:
     with p.k.role(p.load, registers=41):
         pass
 
 
-@refused("some warpgroups have registers= and others not")
+@expect_refusal("some warpgroups have registers= and others not")
 def registers_of_one_role(p: Parts) -> None:
     with p.k.role(p.load, registers=40):
         p.k.arrive(p.full[0])
@@ -212,66 +212,66 @@ def registers_of_one_role(p: Parts) -> None:
         p.k.arrive(p.full[0])
 
 
-@refused("are made in a role")
+@expect_refusal("are made in a role")
 def barriers_in_a_role(p: Parts) -> None:
     with p.k.role(p.load):
         p.k.barriers("b", 1, 1)
 
 
-@refused("a role inside of a role")
+@expect_refusal("a role inside of a role")
 def roles_in_roles(p: Parts) -> None:
     with p.k.role(p.load), p.k.role(p.math):
         pass
 
 
-@refused("not all threads of the block come here")
+@expect_refusal("not all threads of the block come here")
 def barrier_of_the_block_in_a_role(p: Parts) -> None:
     with p.k.role(p.load):
         p.k.sync()
 
 
-@refused("stages are released by the steps of a loop")
+@expect_refusal("stages are released by the steps of a loop")
 def release_outside_of_steps(p: Parts) -> None:
     with p.k.role(p.math):
         steps = list(p.k.steps(4, 2))
         p.k.release(p.full, steps[0])
 
 
-@refused("cannot release full")
+@expect_refusal("cannot release full")
 def release_of_other_stages(p: Parts) -> None:
     with p.k.role(p.math):
         for i in p.k.steps(4, 3):
             p.k.release(p.full, i)
 
 
-@refused("this is no barrier")
+@expect_refusal("this is no barrier")
 def no_barrier(p: Parts) -> None:
     p.k.wait(5, 0)
 
 
-@refused("phases are counted by whole numbers")
+@expect_refusal("phases are counted by whole numbers")
 def phase(p: Parts) -> None:
     p.k.wait(p.full[0], 0.5)
 
 
-@refused("a phase is 0 or 1")
+@expect_refusal("a phase is 0 or 1")
 def other_phase(p: Parts) -> None:
     for i in p.k.steps(4, 2):
         p.k.wait(p.full[0], i.phase ^ 2)
 
 
-@refused(r"there is no full\[2\]")
+@expect_refusal(r"there is no full\[2\]")
 def barrier_beyond(p: Parts) -> None:
     p.k.wait(p.full[2], 0)
 
 
-@refused("the body of k.steps is left")
+@expect_refusal("the body of k.steps is left")
 def left_loop(p: Parts) -> None:
     for _ in p.k.steps(4, 2):
         break
 
 
-@refused("ended with the loop, branch or role")
+@expect_refusal("ended with the loop, branch or role")
 def ended_tile(p: Parts) -> None:
     with p.k.role(p.math):
         x = p.k.init(p.k.accumulator("x", (128, 64), p.A, p.A, by=p.math), 0)
@@ -279,60 +279,60 @@ def ended_tile(p: Parts) -> None:
         p.k.move(p.C.tile(128, 64)[p.m, p.n], x)
 
 
-@refused("%acc.* is read before it is set")
+@expect_refusal("%acc.* is read before it is set")
 def sums_not_begun(p: Parts) -> None:
     p.k.matmul(p.acc, p.tile[0], p.tile[1].tile(64, 64)[0, 0], by=p.math)
 
 
-@refused("nothing made %r")
+@expect_refusal("nothing made %r")
 def row_not_set(p: Parts) -> None:
     p.k.map(lambda x, y: x + y, p.k.init(p.acc, 0), p.acc.row("r"))
 
 
-@refused("cannot divide sums of 96 x 64")
+@expect_refusal("cannot divide sums of 96 x 64")
 def sums_of_half_a_role(p: Parts) -> None:
     p.k.accumulator("x", (96, 64), p.A, p.A, by=p.math)
 
 
-@refused("no rule decomposes")
+@expect_refusal("no rule decomposes")
 def factor_in_global_memory(p: Parts) -> None:
     p.k.matmul(p.k.init(p.acc, 0), p.source, p.source, by=p.math)
 
 
-@refused("factors that lie along K, if not of 16 bits")
+@expect_refusal("factors that lie along K, if not of 16 bits")
 def bytes_across(p: Parts) -> None:
     sums, q = p.k.accumulator("x", (128, 64), *[p.k.shared("p", (128, 64), INT8)] * 2, by=p.math), (64, 128)
     p.k.matmul(p.k.init(sums, 0), p.k.shared("q", q, INT8).T, p.k.shared("r", (64, 64), INT8), by=p.math)
 
 
-@refused("factors of one type, fp16 or bf16")
+@expect_refusal("factors of one type, fp16 or bf16")
 def left_factor_elsewhere(p: Parts) -> None:
     other = p.k.init(p.k.accumulator("x", (128, 64), p.A, p.A, by=p.math), 0)
     p.k.matmul(p.k.init(p.acc, 0), other, p.tile[0], by=p.math)
 
 
-@refused("a ring is loaded by a warpgroup")
+@expect_refusal("a ring is loaded by a warpgroup")
 def ring_without_a_role(p: Parts) -> None:
     p.k.ring(4, 2, lambda s, j: None, lambda s, j: None, load=p.every)
 
 
-@refused("an index has no value before the run")
+@expect_refusal("an index has no value before the run")
 def condition(p: Parts) -> None:
     if p.m < 3:
         pass
 
 
-@refused("the role that loads is between others")
+@expect_refusal("the role that loads is between others")
 def ring_between_roles(p: Parts) -> None:
     p.k.ring(4, 2, lambda s, j: None, lambda s, j: None, load=p.every.split(1, 1, 1)[1])
 
 
-@refused("has no axis 2")
+@expect_refusal("has no axis 2")
 def axis_of_positions(p: Parts) -> None:
     p.acc.positions(2)
 
 
-@refused("blocks are mapped already")
+@expect_refusal("blocks are mapped already")
 def persistent_twice(p: Parts) -> None:
     for _ in p.k.each(p.C.tile(128, 64), persistent=True):
         pass

@@ -26,7 +26,8 @@ from tensor_comprehensions.runtime.cuda import nvrtc
 from tensor_comprehensions.runtime.emulate import emulator
 from tensor_comprehensions.tiles.descriptors import descriptor
 
-from ..helpers.hopper_cases import SEED, ZERO, arrays_of, cases, wide
+from ..helpers.atom_cases import arrays_of
+from ..helpers.hopper_cases import SEED, ZERO, cases, wide
 from ..helpers.tile_gemm_hopper import shared, swizzled
 
 needs_compiler = pytest.mark.skipif(not emulator.is_emulator_available(), reason="there is no C++ compiler")

@@ -27,9 +27,9 @@ from ..helpers.atom_cases import (
     SEED,
     arrays_of,
     assert_right,
+    build_module,
     cases,
     lanes_case,
-    launched,
     reuse_case,
     shuffle_case,
 )
@@ -117,7 +117,7 @@ def test_a_wrong_layout_is_a_wrong_product(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("attributes", [(0, 64), (16, 64), (1, 48), (1, 0)])
 def test_barriers_of_parts_that_do_not_exist_are_refused(attributes: tuple[int, int]) -> None:
-    module = launched("m", ir.Invoke("barrier_part", (), attributes), (b.buffer("out", INT32, (4,)),))
+    module = build_module("m", ir.Invoke("barrier_part", (), attributes), (b.buffer("out", INT32, (4,)),))
     with pytest.raises(InternalError, match="no barrier of a part has this form"):
         verify(module)
 
@@ -128,7 +128,7 @@ def test_values_of_other_types_are_refused() -> None:
     for values, message in (((), "takes other values"), ((b.const(1.0, FLOAT32),), "not int64")):
         call = ir.Invoke("shuffle_index", ((r, ()), (r, ())), (8,), values)
         with pytest.raises(InternalError, match=message):
-            verify(launched("m", b.allocate([r], call), c.module.arguments))
+            verify(build_module("m", b.allocate([r], call), c.module.arguments))
 
 
 def test_proofs_on_devices_find_wrong_products() -> None:

@@ -74,9 +74,9 @@ def kernel_of(s: Statement) -> str:
         if p.letter == "s":
             lines.append(f"__shared__ __align__(128) char {p.name}[256];")
         elif p.letter in TYPES:
-            lines.append(f"{TYPES[p.letter]} {p.name}[{max(1, p.count)}]; {_copied(p, p.name, 'memory')}")
+            lines.append(f"{TYPES[p.letter]} {p.name}[{max(1, p.count)}]; {_copy_text(p, p.name, 'memory')}")
         if p.mode:
-            results.append(_copied(p, "memory", p.name))
+            results.append(_copy_text(p, "memory", p.name))
         if p.letter != "n":
             is_value = not (p.mode or p.count or p.is_address)
             arguments.append("memory" if p.letter in "gp" else f"{p.name}[0]" if is_value else p.name)
@@ -87,7 +87,7 @@ def kernel_of(s: Statement) -> str:
     return f"{s.function()}\n{head}\n{body}\n}}"
 
 
-def _copied(p: PtxOperand, to: str, source: str) -> str:
+def _copy_text(p: PtxOperand, to: str, source: str) -> str:
     sides = [f"(({TYPES[p.letter]} *)memory)" if x == "memory" else x for x in (to, source)]
     return f"for (int n = 0; n < {max(1, p.count)}; n++) {sides[0]}[n] = {sides[1]}[n];"
 
@@ -107,7 +107,7 @@ def ptx_of(source: str, architecture: str) -> str:
     return text.value.decode()
 
 
-def refused(statements: Sequence[Statement], architecture: str) -> set[str]:
+def list_refused(statements: Sequence[Statement], architecture: str) -> set[str]:
     """The names of those that the assembler has errors about."""
     source = "\n".join(map(kernel_of, statements))
     try:
@@ -135,4 +135,4 @@ def test_the_assembler_takes_what_it_should_and_refuses_the_rest(architecture: s
     for atom in ATOMS.values():  # others may be calls, which have a stack
         if architecture in atom.architectures and (r := cubin.resources.get(f"run_{atom.name}")) is not None:
             assert (r.local, r.spill_stores) == (0, 0), atom.name
-    assert refused(rest, architecture) == {s.name for s in rest}
+    assert list_refused(rest, architecture) == {s.name for s in rest}

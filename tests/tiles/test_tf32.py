@@ -40,11 +40,11 @@ def factors(m: int = 70, n: int = 50, k: int = 40) -> tuple[torch.Tensor, torch.
 def rounded_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """By float64, of factors whose last 13 bits are rounded away in integer arithmetic."""
 
-    def kept(x: torch.Tensor) -> torch.Tensor:
+    def round_bits(x: torch.Tensor) -> torch.Tensor:
         bits = x.numpy().view(np.uint32)
         return torch.from_numpy(((bits + 0x1000) & 0xFFFFE000).view(np.float32)).double()
 
-    return kept(a) @ kept(b).T
+    return round_bits(a) @ round_bits(b).T
 
 
 @needs_compiler
