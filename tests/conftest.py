@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +57,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Inli
         _draw_examples(items, examples)
     kept = set(items)
     config.hook.pytest_deselected(items=[item for item in found if item not in kept])
+
+
+def pytest_collection_finish() -> None:
+    """Take what lives for the whole run, twelve thousand tests and torch, out of garbage collections: 6 % of the time."""
+    gc.collect()
+    gc.freeze()
 
 
 def _select_fast(items: list[pytest.InlinedStatement]) -> list[pytest.InlinedStatement]:
