@@ -124,7 +124,7 @@ def _negate(condition: tc.Expr) -> tc.Expr:
 
 
 def is_lossless_widening(source: DType, target: DType) -> bool:
-    """Does the integer type `target` hold every value of the integer type `source`? Any other cast may wrap."""
+    """Whether the integer type `target` holds every value of the integer type `source`. Any other cast may wrap."""
     return source.is_integer and target.is_integer and target.is_signed and target.bits > source.bits - source.is_signed
 
 

@@ -202,7 +202,7 @@ def _parse_records(data: bytes) -> Iterator[tuple[int, str, Record]]:
 
 
 def _is_valid_record(record: Record) -> bool:
-    """Is it one that a search may have written: known words, and times that a run can take?"""
+    """Whether a search may have written it: known words, and times that a run can take."""
     if isinstance(record, pb.Outcome):
         if record.status not in pb.Status.values() or not 0 <= record.elapsed < math.inf:
             return False
@@ -214,7 +214,7 @@ def _is_valid_record(record: Record) -> bool:
 
 
 def _is_valid_timing(timing: pb.Timing) -> bool:
-    """Are these quartiles, or those of no run?"""
+    """Whether these are quartiles, or those of no run."""
     return not timing.runs or all(0 < t < math.inf for t in (timing.low, timing.median, timing.high))
 
 

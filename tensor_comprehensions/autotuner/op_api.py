@@ -40,7 +40,7 @@ SEED_BITS = 63
 
 
 def parse_budget(budget: object, generations: object, population: object, seed: object, search: object) -> SearchBudget:
-    """How hard to try, as users say it. Raises ArgumentError."""
+    """The budget of a search from a user's arguments. Raises ArgumentError."""
     for name, value, least, bits in (
         ("generations", generations, 1, GENERATION_BITS),
         ("population", population, 1 if search == SCHEDULES else 4, POPULATION_BITS),

@@ -18,7 +18,7 @@ TERMS = (16, 32, 64, 128)
 
 
 FIXED = ("products",)
-"""What decides how exact results are is the user's choice."""
+"""Fields that are not searched: they change the precision of results, which is the user's choice."""
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ class ProblemMemory:
         self._digests = [g.digest() for g in self._inputs]
 
     def has_changed_inputs(self) -> bool:
-        """Do the inputs hold something else than when `record_input_digests` was called?"""
+        """Whether the inputs have changed since `record_input_digests` was called."""
         return [g.digest() for g in self._inputs] != self._digests
 
     @property

@@ -299,7 +299,7 @@ def check_candidate(made: PreparedProblem, kernel: LoadedCandidate, kind: str, s
 
 
 def same_bytes(x: torch.Tensor, y: torch.Tensor) -> bool:
-    """Do contiguous tensors hold the same bytes?"""
+    """Whether contiguous tensors hold the same bytes."""
     a, b = (t.reshape(-1).view(torch.uint8) for t in (x, y))
     words = a.numel() // 8 * 8  # compared at once
     return torch.equal(a[:words].view(torch.int64), b[:words].view(torch.int64)) and torch.equal(a[words:], b[words:])

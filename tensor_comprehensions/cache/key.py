@@ -150,7 +150,7 @@ def names_digest(bound: BoundFunction) -> str:
 
 
 def refers_to_names(options: object) -> bool:
-    """Do options name loops or tensors of the def?"""
+    """Whether options name loops or tensors of the def."""
     return getattr(options, "schedule", None) is not None
 
 

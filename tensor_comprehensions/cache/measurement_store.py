@@ -75,7 +75,7 @@ class Measurement:
 
     @property
     def is_current(self) -> bool:
-        """Was it made with the versions that are installed?"""
+        """Whether it was made with the versions that are installed."""
         return self.versions == toolchain_versions()
 
 

@@ -24,7 +24,7 @@ PATIENCE = 60.0
 
 
 def is_url(place: str) -> bool:
-    """Is it a URL rather than a path?"""
+    """Whether it is a URL rather than a path."""
     return "://" in place
 
 

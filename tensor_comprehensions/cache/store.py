@@ -157,7 +157,7 @@ class Store:
             get_logger("cache").warning("%s", message)
 
     def _has_trusted_root(self) -> bool:
-        """Is there a folder that only this user may write? One is made where entries may be written."""
+        """Whether the folder exists and only this user may write it. It is made where entries may be written."""
         if self.mode == "off":
             return False
         reason = self.refusal()

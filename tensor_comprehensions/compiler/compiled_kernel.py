@@ -66,7 +66,7 @@ class CompiledBase(ABC):
     @property
     @abstractmethod
     def resources(self) -> dict[str, int]:
-        """What a call uses: kernels, bytes of temporaries, and so on."""
+        """The resources of a call: kernels, bytes of temporaries, and so on."""
 
     @property
     def compile_seconds(self) -> float:

@@ -138,7 +138,7 @@ def prefers_tensor_cores(function: BoundFunction, target: GpuTarget) -> bool:
 
 
 def check_limits(op: str, kernel: Kernel, target: GpuTarget) -> None:
-    """Can `target` launch the kernel? Raises ArgumentError."""
+    """Check that `target` can launch the kernel. Raises ArgumentError."""
     if kernel.launch is None:
         return
     limits = (

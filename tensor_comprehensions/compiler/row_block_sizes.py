@@ -73,7 +73,7 @@ def _op_count(s: BoundStatement) -> int:
 
 
 def _multiplies_shared_operand(s: BoundStatement, rows: Rows) -> bool:
-    """Is a row reduced with a matrix that all rows have in common, of which it uses each element but a few times?"""
+    """Whether a row is reduced with a matrix that all rows have in common and use each element of but a few times."""
     reduced = {i.name for i in s.reduction_indices if i.extent > 1}
     free = {i.name: i.extent for i in s.free if i.extent > 1}
     accesses = [e for e in walk_expr(s.value) if isinstance(e, Access)]
@@ -92,7 +92,7 @@ def _is_sum(s: BoundStatement, rows: Rows) -> bool:
 
 
 def _adds_products(s: BoundStatement, rows: Rows) -> bool:
-    """Are rows of two tensors multiplied, each element of one with each of the other, into a sum over all rows?"""
+    """Whether a sum over all rows adds products of each element of a row with each element of another tensor's row."""
     if s.target in rows.tensors:
         return False
     free = {i.name for i in s.free if i.extent > 1}

@@ -79,7 +79,7 @@ def _package(traceback: TracebackType) -> str:
 
 
 def _is_raised_in_package(traceback: TracebackType | None) -> bool:
-    """Was an exception with this traceback caught here, and so is no one else's?"""
+    """Whether a frame of this package caught an exception with this traceback first, so that no one else holds it."""
     return traceback is None or _package(traceback) == _OURS
 
 

@@ -79,7 +79,7 @@ def to_tensor(expected: ParameterSpec, value: object) -> Tensor:
 
 
 def check_elements(expected: ParameterSpec, x: Tensor) -> None:
-    """Has a tensor, which may have no memory, the expected dtype and rank? Raises ArgumentError."""
+    """Check that a tensor, which may have no memory, has the expected dtype and rank. Raises ArgumentError."""
     _check_type(expected, x)
     _check_rank(expected, x)
 

@@ -102,7 +102,7 @@ def _detach(x: object) -> object:
 
 
 def check_names(interface: CallSignature, values: Sequence[object], initial: Mapping[str, object]) -> None:
-    """Are there as many arguments as parameters, and exactly the in/out outputs by keyword? Raises ArgumentError."""
+    """Check for as many arguments as parameters, and exactly the in/out outputs by keyword. Raises ArgumentError."""
     function, parameters = interface.function, interface.parameters
     inout = {p.name: p for p in interface.initial}
     for name in initial:
@@ -328,7 +328,7 @@ def copy_to_out(outputs: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
 
 
 def check_machine(options: object, target: object) -> None:
-    """Are these options and a target that the compiler takes? Raises ArgumentError."""
+    """Check that the compiler takes these options and this target. Raises ArgumentError."""
     if not isinstance(options, CpuOptions):
         raise ArgumentError(
             f"options is {with_article(type(options).__name__)}",

@@ -1,4 +1,4 @@
-"""What all kernels that a user holds have in common, on every device and for every kind of operand."""
+"""The base of all kernels that a user holds, on every device and for every kind of operand."""
 
 from __future__ import annotations
 

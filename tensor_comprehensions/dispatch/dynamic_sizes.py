@@ -27,7 +27,7 @@ each optionally with its typical value."""
 
 
 def check_dynamic(dynamic: object, functions: Collection[Function]) -> None:
-    """Does it mean something for one of the defs? Raises ArgumentError."""
+    """Check that it means something for one of the defs. Raises ArgumentError."""
     if dynamic is None or isinstance(dynamic, bool):
         return
     if isinstance(dynamic, str) or not isinstance(dynamic, Collection):
@@ -60,7 +60,7 @@ class DynamicSizes:
 
     @property
     def may_be_dynamic(self) -> bool:
-        """Can a size be a parameter?"""
+        """Whether a size can be a parameter."""
         mode = knobs.current_knobs().dynamic
         return mode != "off" and (bool(self._marked) or self.asked is None) and bool(self._names)
 
@@ -80,7 +80,7 @@ class DynamicSizes:
             return {name: ANY_VALUE for name in self._names if self._has_changed(name, sizes[name])}
 
     def _has_changed(self, name: str, value: int) -> bool:
-        """Has a size more values than have kernels of their own?"""
+        """Whether a size has more values than have kernels of their own."""
         seen = self._seen.get(name, ())
         if value not in seen and len(seen) <= EXACT_VALUES:
             self._seen[name] = seen = (*seen, value)

@@ -137,12 +137,12 @@ class KernelTable:
         return self._like_this(dynamic)
 
     def has_sparse(self, values: Sequence[object]) -> bool:
-        """Is a tensor of the def, or an argument of a call, sparse, so that `sparse` is for it?"""
+        """Whether a tensor of the def, or an argument of a call, is sparse, so that `sparse` serves it."""
         return self._declares_sparse or any(may_be_sparse(v) for v in values)
 
     @staticmethod
     def any_cuda(values: Sequence[object]) -> bool:
-        """Is any of the arguments of a call a tensor or an array on a CUDA device, so that `gpu` is for it?"""
+        """Whether an argument of a call is a tensor or an array on a CUDA device, so that `gpu` serves it."""
         return any(v.is_cuda if isinstance(v, Tensor) else is_device_array(v) for v in values)
 
     def bind(self, sizes: ArgumentShapes) -> BoundFunction:

@@ -197,7 +197,7 @@ FOUND = "found"
 
 
 def was_cache_hit(compiled: CompiledBase) -> bool:
-    """Was a kernel in the cache?"""
+    """Whether a kernel was in the cache."""
     return compiled.seconds[0][0] == FOUND
 
 

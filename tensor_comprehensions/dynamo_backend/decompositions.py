@@ -74,7 +74,7 @@ _table: dict[Any, Callable[..., Any]] = {}
 
 
 def has_formula(node: fx.Node) -> bool:
-    """Is there a formula for `node` in the table, if its arguments allow it, on CPU tensors of known sizes?"""
+    """Whether the table has a formula for `node`, on CPU tensors of known sizes, and its arguments allow it."""
     if node.op != "call_function":
         return False
     if node.target is operator.getitem:
@@ -86,7 +86,7 @@ def has_formula(node: fx.Node) -> bool:
 
 
 def has_plain_values(node: fx.Node) -> bool:
-    """Are the tensors that `node` takes and gives such as a def takes? Of several results those count that are used."""
+    """Whether a def can have the tensors that `node` takes and returns. Of several results, only used ones count."""
     inputs = (n.meta.get("val") for n in node.all_input_nodes if n.target is not SPLIT)
     return all(map(is_plain, inputs)) and is_plain(_used_values(node))
 
@@ -102,7 +102,7 @@ def used_results(node: fx.Node) -> list[int]:
 
 
 def is_plain(value: object) -> bool:
-    """Is `value` a CPU tensor of known sizes, none of them 0, or several of them?"""
+    """Whether `value` is a CPU tensor of known sizes, none of them 0, or several such tensors."""
     if isinstance(value, tuple | list):
         return all(x is None or is_plain(x) for x in value)
     if not isinstance(value, Tensor):
@@ -120,7 +120,7 @@ def find_decomposition(node: fx.Node) -> Decomposition | None:
 
 
 def is_random(node: fx.Node) -> bool:
-    """Does `node` draw random numbers? Attention does so for its dropout only."""
+    """Whether `node` draws random numbers. Attention does so for its dropout only."""
     if not is_seeded(node):
         return False
     schema = node.target._schema.arguments  # type: ignore[union-attr]
@@ -129,7 +129,7 @@ def is_random(node: fx.Node) -> bool:
 
 
 def is_seeded(node: fx.Node) -> bool:
-    """Is `node` an operation that may draw random numbers?"""
+    """Whether `node` is an operation that may draw random numbers."""
     return isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
 
 

@@ -26,7 +26,7 @@ Boxed = Callable[[list[Any]], Any]
 
 
 def has_symbolic_shapes(graph: fx.Graph) -> bool:
-    """Does `graph` take a number, or a tensor some of whose sizes are not numbers?"""
+    """Whether `graph` takes a number, or a tensor some of whose sizes are not numbers."""
     return any(_has_symbols(n.meta.get("val")) for n in graph.nodes if n.op == "placeholder")
 
 

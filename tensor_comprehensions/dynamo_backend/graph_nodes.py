@@ -30,13 +30,13 @@ def is_view(node: fx.Node) -> bool:
 
 
 def is_piece(node: fx.Node) -> bool:
-    """Is this one of the results of work with several results, for which there are formulas?"""
+    """Whether this is one of the results of an operation with several results that has formulas."""
     source = node.args[0] if node.target is operator.getitem else None
     return isinstance(source, fx.Node) and not is_view(source) and is_expressible(source)
 
 
 def is_expressible(node: fx.Node) -> bool:
-    """Is there a formula for `node`, by itself or by its decomposition, if the arguments allow it?"""
+    """Whether `node` has a formula, of its own or by its decomposition, and the arguments allow it."""
     if node.target is operator.getitem:
         return isinstance(node.args[0], fx.Node) and is_expressible(node.args[0])
     return has_formula(node) or find_decomposition(node) is not None

@@ -54,7 +54,7 @@ class OutputView:
 
 @dataclass(frozen=True, slots=True)
 class Symbols:
-    """What a region of a graph with symbolic sizes takes.
+    """The inputs of a region of a graph with symbolic sizes.
 
     takes: how many inputs the operator has; numbers for the graph alone follow. fixed: the sizes that are part of
     kernels.

@@ -121,5 +121,5 @@ def _reaches(units: Iterable[fx.Node | int], region: int, needs: Mapping[fx.Node
 
 
 def is_profitable(region: FusedRegion) -> bool:
-    """Is there enough in `region` that one kernel may beat torch's?"""
+    """Whether `region` has enough work for one kernel to beat torch's."""
     return len(region.nodes) > 1 or sum(map(op_flops, region.nodes)) >= WORTH

@@ -150,12 +150,12 @@ def _substitute_sizes(graph: fx.Graph, numbers: Mapping[Any, int]) -> _Probe:
 
 
 def is_number(node: fx.Node) -> bool:
-    """Is the value of a node a symbolic number?"""
+    """Whether the value of a node is a symbolic number."""
     return isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool)
 
 
 def is_size(node: fx.Node) -> bool:
-    """Is the value of a node a symbolic integer?"""
+    """Whether the value of a node is a symbolic integer."""
     return isinstance(node.meta.get("val"), torch.SymInt)
 
 

@@ -99,7 +99,7 @@ def check_sparse_kinds(format: str, out: str) -> None:
 
 
 def check_kinds(equation: str, operands: Sequence[str]) -> None:
-    """Are there an equation and tensors, by these names of their kinds? Raises ArgumentError."""
+    """Check, by the names of their kinds, that these are an equation and tensors. Raises ArgumentError."""
     if equation != "str":
         raise ArgumentError(f"einsum: the equation is {with_article(equation)}", expected='such as "ij,jk->ik"')
     for n, kind in enumerate(operands):

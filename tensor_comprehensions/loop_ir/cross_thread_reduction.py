@@ -29,7 +29,7 @@ class CrossThreadSum:
 
 @dataclass(frozen=True, slots=True)
 class CombineCode:
-    """What combines registers, and the shared arrays that it needs."""
+    """The code that combines registers, and the shared arrays that it needs."""
 
     body: ir.Stmt
     shared: tuple[Buffer, ...]

@@ -220,7 +220,7 @@ def _stmt(s: Stmt, place: _Place) -> None:
 
 
 def _window(s: Window, place: _Place) -> None:
-    """Are the rows of a window in its source, and is it of one size with them?"""
+    """Whether the rows of a window are in its source and have its size."""
     known, buffer = place.buffers.get(s.source.name), s.buffer
     _require(known == s.source and s.source.dynamic, f"{s.source.name} is not in scope, or is not dynamic")
     _require(buffer.name not in place.buffers, f"{buffer.name} is there already")
@@ -348,7 +348,7 @@ def _atom_operands(s: Invoke, known: Intrinsic, place: _Place) -> None:
 
 
 def _fragment_in_memory(s: Invoke, place: _Place) -> None:
-    """Do the rows of a fragment lie in the memory, each contiguous?"""
+    """Whether the rows of a fragment lie in the memory, each contiguous."""
     fragment, (memory, first) = s.operands if s.name == FRAGMENT_LOAD else s.operands[::-1]
     (shape, dtype), (dimension,) = (fragment[0].shape[1:], fragment[0].type.dtype), s.attributes
     _require(len(shape) == 2 and 0 <= dimension < len(memory.shape) - 1, f"{s.name} of other ranks", s)

@@ -337,7 +337,7 @@ class CoiterationEmitter:
         cursors: Mapping[Access, Cursor],
         cells: Mapping[Access, Buffer],
     ) -> Stmt:
-        """What is computed at the coordinate `value`, by the operands that store it; then these move on."""
+        """The computation at the coordinate `value`, by the operands that store it; then these advance."""
         at: dict[Access, Expr] = {}
         bound: list[tuple[str, Expr]] = []
         for a, c in cursors.items():

@@ -1,4 +1,4 @@
-"""Where a walk stands, and what is emitted there."""
+"""The state of a walk: its position, and the code to emit there."""
 
 from __future__ import annotations
 

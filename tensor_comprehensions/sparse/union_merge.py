@@ -102,7 +102,7 @@ class UnionMerge:
     # --- two operands --------------------------------------------------------------------------------------------
 
     def _merge_pair(self, state: State, cursors: Mapping[Access, Cursor], index: DType) -> Stmt:
-        """As long as both operands have coordinates; then what is left of one.
+        """A loop while both operands have coordinates, then one over the rest of either.
 
         Where both are at one coordinate, they likely are at the next ones, too: these are compared at once.
         """
@@ -160,7 +160,7 @@ class UnionMerge:
     def _append_rest(
         self, state: State, cursors: Mapping[Access, Cursor], cells: Mapping[Access, Buffer], alone: Access
     ) -> Stmt:
-        """What is left of one operand, behind the end of the other."""
+        """Append the rest of one operand after the end of the other."""
         assert self.append_run is not None
         term = state.term.drop_absent([a for a in cursors if a != alone])
         assert term is not None

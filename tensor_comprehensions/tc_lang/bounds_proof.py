@@ -55,7 +55,7 @@ class BoundsProof:
 
 
 def prove_in_bounds(subscript: Expr, extent: int, guards: Guards, box: Mapping[str, Interval]) -> BoundsProof:
-    """Does `0 <= subscript < extent` hold for all indices in `box` for which `guards` hold?"""
+    """Whether `0 <= subscript < extent` holds for all indices in `box` for which `guards` hold."""
     low, high = expr_interval(subscript, box)
     if low >= 0 and high < extent:
         return BoundsProof(Verdict.SAFE)

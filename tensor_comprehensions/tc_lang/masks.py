@@ -85,12 +85,12 @@ def as_form(g: Inequality) -> Affine:
 
 
 def is_implied(g: Inequality, by: Sequence[Inequality], box: Box) -> bool:
-    """Does `g` hold wherever all of `by` hold?"""
+    """Whether `g` holds wherever all of `by` hold."""
     return g in by or is_nonnegative(as_form(g), [as_form(h) for h in by], box)
 
 
 def includes(outer: Region, inner: Region, box: Box) -> bool:
-    """Is every point of `inner` in `outer`?"""
+    """Whether every point of `inner` is in `outer`."""
     return all(is_implied(g, inner, box) for g in outer)
 
 
@@ -243,7 +243,7 @@ def _max_reduced_indices(masked: Expr, largest: Access, region: Region, facts: M
 
 
 def _matches(pattern: Expr, e: Expr, place: dict[str, str]) -> bool:
-    """Is `e` the `pattern` with other indices? `place` has some of them, and gets the rest."""
+    """Whether `e` is the `pattern` with other indices. `place` has some of them, and gets the rest."""
     if isinstance(pattern, Index):
         return isinstance(e, Index) and place.setdefault(pattern.name, e.name) == e.name
     mine, theirs = operands_of(pattern), operands_of(e)

@@ -83,7 +83,7 @@ def output_shapes(
 
 
 def is_updatable_in_part(tensor: Symbol) -> bool:
-    """May a definition with a `where` cover a part of the tensor? The rest keeps the values that the caller passed."""
+    """Whether a definition with a `where` may cover a part of the tensor. The rest keeps the caller's values."""
     return tensor.role is Role.INOUT and tensor.extents is not None
 
 

@@ -137,7 +137,7 @@ def _update_mask_facts(function: BoundFunction, s: BoundStatement, facts: MaskFa
 
 
 def _defines_whole_target(function: BoundFunction, s: BoundStatement, names: Sequence[str]) -> bool:
-    """Does `s` define every element of its target?"""
+    """Whether `s` defines every element of its target."""
     ranges = {i.name: (i.lower, i.upper) for i in s.free}
     shape = function.tensor(s.target).shape
     return all(ranges.get(name) == (0, extent) for name, extent in zip(names, shape, strict=True))
@@ -255,7 +255,7 @@ def _without_masks(s: BoundStatement) -> BoundStatement:
 
 
 def _is_condition_implied(e: Expr, value: bool, domain: Region, box: Box) -> bool:
-    """Is the condition `e` equal to `value` in all of `domain`?"""
+    """Whether the condition `e` is `value` in all of `domain`."""
     match e:
         case Const():
             return bool(e.value) == value
@@ -270,13 +270,13 @@ def _is_condition_implied(e: Expr, value: bool, domain: Region, box: Box) -> boo
 
 
 def _excludes(g: Inequality, domain: Region, box: Box) -> bool:
-    """Does `g` hold nowhere in `domain`?"""
+    """Whether `g` holds nowhere in `domain`."""
     contrary = Inequality(tuple((name, -c) for name, c in g.terms), -g.constant - 1)
     return is_implied(contrary, domain, box)
 
 
 def _is_exactly(e: Binary, value: bool, domain: Region, box: Box) -> bool:
-    """Is an equality implied, by an inequality from either side?"""
+    """Whether an inequality from either side implies an equality."""
     if e.op != ("==" if value else "!="):
         return False
     divides = any(
@@ -298,7 +298,7 @@ def _reads(s: BoundStatement, tensor: str) -> bool:
 
 
 def _reads_under_guard(s: BoundStatement) -> bool:
-    """Must the mask stay, for it keeps reads in bounds?"""
+    """Whether the mask must stay, because it keeps reads in bounds."""
     return any(isinstance(e, Access) and e.guarded for e in walk_expr(s.value))
 
 

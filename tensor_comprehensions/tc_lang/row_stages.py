@@ -18,7 +18,7 @@ from .ir import Access, BoundFunction, BoundStatement, Const, Expr, Role, Tensor
 
 
 class StatementKind(Enum):
-    """What a statement does with rows."""
+    """The role of a statement in a def with rows."""
 
     ONCE = "reads and writes no rows"
     ROWS = "maps rows to rows"
@@ -114,7 +114,7 @@ class _Splitter:
                 yield 0 if tensor in self.with_rows or self._reduces_into_same_tensor(s, later) else 2
 
     def _reduces_into_same_tensor(self, s: BoundStatement, later: BoundStatement) -> bool:
-        """Do both reduce into one tensor, in any order?"""
+        """Whether both reduce into one tensor, in any order."""
         reads = {*_reads(s), *_reads(later)}
         return s.target == later.target and s.reduction == later.reduction and s.target not in reads
 

@@ -177,7 +177,7 @@ class _Finder:
         return order
 
     def check_statement(self, s: Statement, indices: Mapping[str, Bounds], order: tuple[str, ...]) -> None:
-        """Does the statement read one row at a time, and write the same one or add to what all have in common?"""
+        """Whether the statement reads one row at a time, and writes the same one or adds to what all have in common."""
         size_of = {name: self._size_of(b, f"the range of '{name}'") for name, b in indices.items()}
         rows = {size: name for name, size in size_of.items() if size is not None}
         if len(rows) < sum(size is not None for size in size_of.values()):
@@ -244,7 +244,7 @@ class _Finder:
             yield from self._walk_within_row(part, depth)
 
     def check_constraints(self) -> None:
-        """Do the sizes that have to agree agree for any number of rows, or not depend on it?"""
+        """Whether the sizes that have to agree do so for any number of rows, or do not depend on it."""
         pairs = [
             (to_affine(c.left, self.ranges.sizes).constant, to_affine(c.right, self.ranges.sizes).constant)
             for c in self.function.constraints

@@ -175,7 +175,7 @@ class _Chain:
         return Softmax(top, weighted, *known, total=summed), scores
 
     def _maximum(self, s: BoundStatement, scores: tc.Access, largest: tc.Access) -> tc.Expr | None:
-        """What the maximum is of, over the scores; None if it is none of rows."""
+        """The operand of the maximum over the scores; None if it is no maximum of rows."""
         read = _only_read(scores.tensor, s.value)
         names = None if read is None else _match_names(read, scores)
         if read is None or names is None or s.reduction != "max" or not s.initialize or not self._fits(s, names):

@@ -136,7 +136,7 @@ def _group_sizes(order: ProductOrder, options: TileOptions, groups: int, size: i
 
 
 def _check_tile(region: ProductRegion, tile: tuple[int, ...]) -> None:
-    """Can boxes of indices make up a tile that was asked for? Raises CannotLower."""
+    """Check that boxes of indices can make up a tile that was asked for. Raises CannotLower."""
     depth = 32 // region.factor_bytes
     if tile[2] % depth:
         raise CannotLower(f"a tile of {tile[2]} terms of {region.pairs[0].left.dtype.name} is no multiple of {depth}")

@@ -134,7 +134,7 @@ class ProductLowering:
         self.k.ring(self.tiles.count(pair.terms), self.tiles.stages, fill, use, first=self.first_copies(blocks))
 
     def first_copies(self, blocks: Mapping[str, ir.Expr]) -> Callable[[], Any] | None:
-        """What copies the tiles that all steps use; None: there are none."""
+        """The copy of the tiles that all steps use; None if no step shares tiles."""
         chained = self.chained
         return None if chained is None else lambda: chained.fill_first(blocks)
 

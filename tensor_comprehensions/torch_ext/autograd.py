@@ -90,7 +90,7 @@ class Gradients:
         self.integers = tuple(n for n, r in enumerate(function.returns) if not function.tensor(r).dtype.is_float)
         """Outputs without a gradient."""
         self.possible = len(self.integers) < len(function.returns)
-        """Has the def an output that can have a gradient?"""
+        """Whether the def has an output that can have a gradient."""
         self._plans: dict[tuple[bool, ...], BackwardPlan] = {}
         self._fast_plans: dict[tuple[bool, ...], BackwardPlan] = {}
         self._known: SingleFlightCache[tuple[Key, ...], tuple[Gradient, Run]] = SingleFlightCache(LIMIT)
@@ -242,7 +242,7 @@ class Gradients:
 
 
 def is_recorded(values: Sequence[object]) -> bool:
-    """Does torch record a call on `values` for autograd, in the plain way that is offered here?"""
+    """Whether torch records a call on `values` for autograd, in the plain way that is offered here."""
     if torch._C._are_functorch_transforms_active():
         return False
     tensors = [x for x in values if isinstance(x, Tensor)]
@@ -445,7 +445,7 @@ def _python(gradients: Gradients, known: Mapping[int, Any], upstream: Sequence[T
 
 
 def _is_gradient(x: object, value: Tensor) -> bool:
-    """Can `x` be a gradient by `value`? torch sums over dimensions along which `value` would be repeated."""
+    """Whether `x` can be a gradient by `value`. torch sums over dimensions along which `value` would be repeated."""
     if not isinstance(x, Tensor) or value.ndim > x.ndim:
         return False
     return all(n in (1, m) for n, m in zip(reversed(value.shape), reversed(x.shape), strict=False))

@@ -22,7 +22,7 @@ _dispatch_modes, _transforms = torch._C._len_torch_dispatch_stack, torch._C._are
 
 
 def needs_dispatcher(values: Sequence[object]) -> bool:
-    """Does torch do more with a call on `values` now than to run a kernel and to record it for autograd?"""
+    """Whether torch does more with a call on `values` now than run a kernel and record it for autograd."""
     return (
         _dispatch_modes() > 0
         or _transforms()
@@ -105,7 +105,7 @@ def _find_call_error(
 
 
 def check_kind(expected: ParameterSpec, kind: str, special: bool) -> None:
-    """Is a value of this kind an argument; `special`: one whose value is in the kernel? Raises ArgumentError."""
+    """Check the kind of an argument, whose value is in the kernel if it is `special`. Raises ArgumentError."""
     if kind != "tensor" and (expected.dims or kind not in _numbers(expected.dtype, special)):
         raise expected.kind_error(kind)
 
@@ -116,7 +116,7 @@ def _numbers(dtype: DType, special: bool) -> tuple[str, ...]:
 
 
 def _check_destinations(op: DispatcherOp, kinds: Sequence[str]) -> None:
-    """Is there a tensor for each output? Raises ArgumentError."""
+    """Check that each output has a tensor. Raises ArgumentError."""
     returns = op.function.returns
     if len(kinds) != len(returns):
         raise ArgumentError(

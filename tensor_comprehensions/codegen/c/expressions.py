@@ -223,7 +223,7 @@ def print_read(buffer: ir.Buffer, place: Text, scope: PrintScope, type: str = ""
 
 
 def is_scalar(buffer: ir.Buffer, dialect: CDialect) -> bool:
-    """Is `buffer` declared as a variable?"""
+    """Whether `buffer` is declared as a variable."""
     return dialect.scalars and buffer.space is ir.Space.REGISTER and not buffer.shape and buffer.type.lanes == 1
 
 

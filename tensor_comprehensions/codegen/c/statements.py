@@ -304,7 +304,7 @@ def _can_store_lane_by_lane(s: ir.Store) -> bool:
 
 
 def _is_injective(s: ir.Store) -> bool:
-    """Do the lanes certainly write different elements?"""
+    """Whether the lanes certainly write different elements."""
     if s.buffer.type.lanes > 1:
         return True
     vectors = [i for i in s.indices if i.type.lanes > 1]
@@ -454,7 +454,7 @@ def _power_of_two_divisor(n: int) -> int:
 
 
 def _is_single_chunk(s: ir.Loop) -> bool:
-    """Is the loop known to be too short to be shared?"""
+    """Whether the loop is known to be too short to be shared."""
     match s.start, s.stop:
         case ir.Const(start), ir.Const(stop):
             return stop - start <= s.grain * s.step

@@ -131,7 +131,7 @@ class _Lanes:
 
     @property
     def looks_up(self) -> bool:
-        """Is there an instruction that takes each lane from any of the 16 of a vector?"""
+        """Whether one instruction can take each lane from any of the 16 of a vector."""
         return self.scales and self.type.lanes == 16
 
     def entry(self, numbers: tuple[float, ...], shifted: str) -> str:

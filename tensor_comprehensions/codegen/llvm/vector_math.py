@@ -119,7 +119,7 @@ def _dot(b: HoistingBuilder, arguments: Sequence[str], type: Type, widest: int) 
 
 
 def _round_to_tf32(b: HoistingBuilder, x: str, type: Type) -> str:
-    """Half a unit added to the magnitude, and the rest cut off; what is not finite stays."""
+    """Round to 10 bits of mantissa: add half a unit to the magnitude, then truncate. Infinities and NaNs stay."""
     bits, text = Type(UINT32, type.lanes), register_type(type)
     wide = register_type(bits)
     whole = b.define(f"bitcast {text} {x} to {wide}", (x,))

@@ -36,7 +36,7 @@ KIND = "cuda"
 
 
 def is_any_on_device(values: Sequence[object]) -> bool:
-    """Is any of them a tensor on a CUDA device, or an array that another library has there?"""
+    """Whether any of them is a tensor on a CUDA device, or an array that another library has there."""
     return any(v.device.type == KIND if isinstance(v, Tensor) else is_device_array(v) for v in values)
 
 

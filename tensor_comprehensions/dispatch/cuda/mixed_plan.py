@@ -83,12 +83,12 @@ def kernels_of(plan: Plan) -> tuple[CompiledGpuKernel, ...]:
 
 
 def has_bounds_checks(plan: Plan) -> bool:
-    """May data lead astray?"""
+    """Whether kernels check accesses at run time: subscripts that are data may be out of bounds."""
     return any(kernel.sites for kernel in kernels_of(plan))
 
 
 def needs_alignment(plan: Plan) -> bool:
-    """Must tensors start at multiples of `ALIGNMENT`?"""
+    """Whether tensors must start at multiples of `ALIGNMENT`."""
     return any(kernel.code.aligned for kernel in kernels_of(plan))
 
 

@@ -1,4 +1,4 @@
-"""Do the parts of a sparse tensor keep the rules of its format? Found out before a kernel trusts them."""
+"""Checks that the parts of a sparse tensor keep the rules of its format, before a kernel trusts them."""
 
 from __future__ import annotations
 

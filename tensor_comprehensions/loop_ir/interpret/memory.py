@@ -86,7 +86,7 @@ class Race:
 
 
 def new_marks(memory: CheckedMemory) -> tuple[Array, ...]:
-    """What a loop remembers of the elements, before it has touched any."""
+    """The marks of a loop before it has touched any element."""
     return tuple(np.zeros(memory.data.shape, np.int64) for _ in ACTIONS)
 
 

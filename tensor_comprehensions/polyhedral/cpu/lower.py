@@ -348,7 +348,7 @@ def split_initialization(function: BoundFunction, s: BoundStatement) -> tuple[Bo
 
 
 def _enumerates_target(s: BoundStatement) -> bool:
-    """Do the subscripts enumerate the target point by point?"""
+    """Whether the subscripts enumerate the target point by point."""
     singles = []
     for e in s.subscripts:
         form = to_isl_affine(e)

@@ -155,7 +155,7 @@ def _allocate_local_buffers(
 
 
 def _reads_before(scheduled: ScheduledGroup, tensor: str, written: str) -> bool:
-    """Does a statement read `tensor` in the nest that writes to `written`, before that, maybe at other points?"""
+    """Whether a statement reads `tensor` in the nest that writes to `written`, before that, maybe at other points."""
     for leaf in scheduled.leaves:
         writers = [k for k, n in enumerate(leaf.nodes) if any(w.tensor == written for w in n.writes)]
         if writers and any(tensor in n.tensors for n in leaf.nodes[: writers[0]]):
@@ -176,7 +176,7 @@ def _choose_nontemporal_tensors(
 
 
 def _is_transposition(function: BoundFunction, scheduled: ScheduledGroup, target: CpuTarget) -> bool:
-    """Is the group one pointwise nest with reads to transpose, whose blocks need no masks in tiles of known size?"""
+    """Whether the group is one pointwise nest with transposed reads, whose blocks need no masks in tiles of known size."""
     if len(scheduled.leaves) > 1 or not is_fully_parallel(scheduled.leaves[0]):
         return False
     lanes = vector_dim(function, scheduled.leaves[0], target)

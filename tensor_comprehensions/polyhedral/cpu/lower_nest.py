@@ -229,7 +229,7 @@ class NestLowering:
         return build.block(loop_rows(build.block(*self._initializations(leaf))), nest)
 
     def _is_row_blocked_column_sum(self, leaf: LoopNest, lanes: NestDim) -> bool:
-        """Is the nest a sum of columns that reads more of each row than accumulators cover, from memory?"""
+        """Whether the nest is a sum of columns that reads more of each row than accumulators cover, from memory."""
         if self.movement is not None:
             return self.movement.rows > 1 and lanes.kind is DimKind.PARALLEL
         if not is_column_reduction(leaf, lanes) or self.options.interleave:

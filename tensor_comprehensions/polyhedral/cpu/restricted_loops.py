@@ -70,7 +70,7 @@ def value_of(g: Inequality, indices: Mapping[str, ir.Expr], without: str = "") -
 
 
 def emit_conjunction(inequalities: Sequence[Inequality], indices: Mapping[str, ir.Expr]) -> ir.Expr:
-    """Do all of them hold?"""
+    """Whether all of them hold."""
     whole: ir.Expr = build.TRUE
     for g in inequalities:
         whole = build.logical_and(whole, build.ge(value_of(g, indices), 0))

@@ -89,7 +89,7 @@ def _parts(axis: Axis) -> tuple[Axis, ...]:
 
 
 def _is_aligned(buffer: Buffer, first: int, lanes: int) -> bool:
-    """Does every row of a part of `lanes` begin a line if the buffer does?"""
+    """Whether every row of a part of `lanes` begins a cache line if the buffer does."""
     size = buffer.type.dtype.size
     return begin_lines(buffer.strides, size) and first * size % CACHE_LINE_BYTES == lanes * size % CACHE_LINE_BYTES == 0
 

@@ -62,7 +62,7 @@ def loads_in_pieces(
 
 
 def _fits_l1_with_line_vectors(stores: Sequence[Store], reads: Sequence[Load], target: CpuTarget) -> bool:
-    """Are the widest vectors lines, and all of them in the first cache?"""
+    """Whether the widest vectors are cache lines, and all of them in the first cache."""
     return _has_lines(target) and _touched_bytes(stores, reads) <= target.cache[0]
 
 
@@ -71,7 +71,7 @@ def _bits(stores: Sequence[Store], reads: Sequence[Load]) -> int:
 
 
 def _has_lines(target: CpuTarget) -> bool:
-    """Are the widest vectors as wide as lines, and operations as wide as vectors?"""
+    """Whether the widest vectors are as wide as cache lines, and operations as wide as vectors."""
     return target.vector_bits == 8 * CACHE_LINE_BYTES and target.issue_bits_per_cycle > target.vector_bits
 
 
@@ -86,7 +86,7 @@ def _written_buffers(stores: Sequence[Store]) -> list[Buffer]:
 
 
 def _writes_lines(stores: Sequence[Store], reads: Sequence[Load], target: CpuTarget) -> bool:
-    """Are the widest vectors lines of outputs that are not in the first cache?"""
+    """Whether the widest vectors are cache lines of outputs that are not in the first cache."""
     if not _has_lines(target) or any(s.op is not None for s in stores):
         return False
     whole = all(begin_lines(b.strides, b.type.dtype.size) for b in _written_buffers(stores))

@@ -96,7 +96,7 @@ def transposed_read_dim(function: BoundFunction, leaf: LoopNest, lanes: NestDim)
 
 
 def is_fully_parallel(leaf: LoopNest) -> bool:
-    """Are the iterations of all dimensions independent?"""
+    """Whether the iterations of all dimensions are independent."""
     return all(d.kind is DimKind.PARALLEL for d in leaf.dims)
 
 

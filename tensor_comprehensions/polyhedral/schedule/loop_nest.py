@@ -173,7 +173,7 @@ def _single_index(e: tc.Expr) -> str | None:
 def _are_compatible(
     earlier: ScopStatement, later: ScopStatement, alignment: Mapping[str, NestDim], leaf: LoopNest
 ) -> bool:
-    """Does every conflict between the two nodes stay within one iteration of the fused nest?"""
+    """Whether every conflict between the two nodes stays within one iteration of the fused nest."""
     conflicts = _conflicts(earlier, later)
     if not conflicts:  # most pairs of a long chain
         return True

@@ -78,7 +78,7 @@ def _position(node: ScopStatement, subscript: tc.Expr, group: FusionGroup) -> tu
 
 
 def fits_register(tensor: Tensor, group: FusionGroup, leaf: LoopNest) -> bool:
-    """Is `tensor` written and read at one point of every iteration of `leaf`, and nowhere else?"""
+    """Whether `tensor` is written and read at one point of every iteration of `leaf`, and nowhere else."""
     touching = [n for n in leaf.nodes if tensor.name in n.tensors]
     if not touching or any(tensor.name in n.tensors and n not in leaf.nodes for n in group.nodes):
         return False

@@ -106,7 +106,7 @@ def large_matrix(target: CpuTarget) -> int:
 
 
 def is_divisible(s: BoundStatement) -> bool:
-    """Is `s` a reduction that may be had in parts?"""
+    """Whether `s` is a reduction that may be computed in parts."""
     return s.reduction is not None and bool(s.reduction_indices) and not s.checks and _has_distinct_indices(s)
 
 

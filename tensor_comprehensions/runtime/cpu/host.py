@@ -82,7 +82,7 @@ def unused_features(target: CpuTarget) -> str:
 
 @functools.cache
 def is_x86() -> bool:
-    """Is this a processor that `num_sms` has a table for?"""
+    """Whether `core.processors` has a table for this processor."""
     return platform.machine().lower() in ("x86_64", "amd64")
 
 

@@ -135,7 +135,7 @@ def assemble_and_print(text: str, target: CpuTarget) -> tuple[ObjectCode, str]:
 
 
 def code_sections(data: bytes) -> dict[str, bytes]:
-    """What runs of an object file: its instructions and constants, without names and line tables."""
+    """The part of an object file that runs: its instructions and constants, without names and line tables."""
     sections = llvm.ObjectFileRef.from_data(data).sections()
     named = ((s.name() or b"", s.data()) for s in sections)
     texts = ((n.decode() if isinstance(n, bytes) else n, d) for n, d in named)

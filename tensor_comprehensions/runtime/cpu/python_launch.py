@@ -69,7 +69,7 @@ class CpuLauncher:
         self._fail = fail
 
     def accepts(self, *tensors: Any) -> bool:
-        """Are the arguments, of any Python types, ordinary dense CPU tensors that fit `inputs` one by one?"""
+        """Whether the arguments, of any Python types, are ordinary dense CPU tensors that fit `inputs` one by one."""
         return len(tensors) == len(self._inputs) and all(map(_fits, tensors, self._inputs))
 
     def are_disjoint(self, tensors: Sequence[torch.Tensor], written: int) -> bool:

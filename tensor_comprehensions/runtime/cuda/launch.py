@@ -304,7 +304,7 @@ class CudaLauncher:
         ]
 
     def accepts(self, *tensors: Any) -> bool:
-        """Are these ordinary dense tensors on the device, of the right types, sizes and strides, and aligned?"""
+        """Whether these are dense tensors on the device, aligned, of the right types, sizes and strides."""
         if len(tensors) != len(self._guards):
             return False
         device = self._device

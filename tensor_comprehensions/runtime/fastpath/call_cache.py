@@ -229,13 +229,13 @@ _OBJECTS = {
 
 
 def is_fast_path_available() -> bool:
-    """Can calls be served by machine code, with this torch and on this system?"""
+    """Whether machine code can serve calls, with this torch and on this system."""
     return torch.__version__.startswith(TRIED) and _facts.get("", _probe_torch_in_thread) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class _TorchLayout:
-    """Where this torch keeps things.
+    """The memory layout of this torch's objects.
 
     symbols: addresses of functions. keys: where in a tensor its dispatch keys are. tensor: where in a Python object its
     tensor is. plain, inference: the keys of ordinary tensors and of those made in inference mode.
@@ -286,7 +286,7 @@ def _symbols() -> dict[str, int] | None:
 
 
 def _probe_field_offsets() -> tuple[int, int] | None:
-    """Where a tensor keeps its dispatch keys and a Python object its tensor, found by looking; None if that is unclear.
+    """The offsets of a tensor's dispatch keys and of a Python object's tensor, found by probing; None if ambiguous.
 
     The words of an object are those of Python itself (reference count and type), then torch's.
     """

@@ -26,7 +26,7 @@ from ..cpu.huge_pages import ADVICE, HUGE, LARGE
 
 CELL_WORDS = 5
 MAX_PARAMETERS = 8
-"""How many sizes a lane may leave open."""
+"""The most sizes that a lane may leave open."""
 ANY = -(1 << 63)
 """A stride that does not matter."""
 PACKED = ANY + 1

@@ -152,7 +152,7 @@ def num_accumulators(op: StructuredOp, plan: Plan) -> int:
 
 
 def _check(nest: ScheduleState, plan: Plan) -> None:
-    """Can the generator do this? Raises CannotLower."""
+    """Check that the generator can do this. Raises CannotLower."""
     op, registers = nest.op, num_accumulators(nest.op, plan)
     if registers > MAX_ACCUMULATOR_MULTIPLE * nest.target.vector_registers:
         raise CannotLower(

@@ -54,7 +54,7 @@ def _requested_split(s: BoundStatement, parts: int, target: GpuTarget) -> SplitP
 
 
 def _has_few_results(s: BoundStatement, target: GpuTarget) -> bool:
-    """Has `s` fewer results than the target has threads?"""
+    """Whether `s` has fewer results than the target has threads."""
     return is_divisible(s) and 0 < prod(i.extent for i in s.free) < target.num_sms * target.threads_per_sm
 
 

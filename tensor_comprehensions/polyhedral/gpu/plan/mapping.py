@@ -119,7 +119,7 @@ class KernelPlan:
 
     @property
     def repeats(self) -> bool:
-        """Does a block walk several tiles?"""
+        """Whether a block walks several tiles."""
         walked = [*self.blocks, *(1 for _ in self.tiles[len(self.blocks) :])]
         return any(n > b for n, b in zip(self.tiles, walked, strict=True))
 
@@ -198,13 +198,13 @@ def _unroll_short_pointwise_nests(plans: tuple[NestPlan, ...]) -> tuple[NestPlan
 
 
 def _fits_registers_in_one_tile(parallel: Sequence[MappedDim]) -> bool:
-    """Are the elements of a thread few enough for registers, and all of one tile?"""
+    """Whether the elements of a thread are few enough for registers, and all of one tile."""
     few = prod(a.trips * a.vector for a in parallel) <= GPU_MAX_INNER_ELEMENTS // 2
     return few and all(a.tiles == 1 for a in parallel)
 
 
 def _can_register_tile(leaf: LoopNest, parallel: Sequence[MappedDim], inner: Sequence[MappedDim]) -> bool:
-    """Do threads have several elements each of one reduction, or several neighboring terms, and registers for them?"""
+    """Whether a thread has several elements of one reduction, or several neighboring terms, and registers for them."""
     reduces = all(s.reduction and s.reduction_indices for n in leaf.nodes for s in n.statements)
     terms = [a for a in inner if a.dim.kind is DimKind.REDUCTION]
     elements = prod(a.trips * a.vector for a in parallel)

@@ -85,7 +85,7 @@ def object_to_fusion(
 
 
 def is_launch_bound(scop: Scop, target: GpuTarget, *groups: FusionGroup) -> bool:
-    """Do groups have so little work that a launch matters, and no tiles in shared memory?"""
+    """Whether groups have so little work that a launch matters, and no tiles in shared memory."""
     shapes = [_shape(scop, g) for g in groups]
     work = sum(shape.points * max(1, shape.inner) for shape in shapes)
     return work <= GPU_LIGHT_BLOCK_ELEMENTS * target.num_sms and not any(_sides(shape) for shape in shapes)
@@ -318,7 +318,7 @@ def _map_cooperative_reduction(
 
 
 def _column_reduction(scop: Scop, shape: GroupShape) -> bool:
-    """Are neighbors in memory neighbors along the last row, while long sums run across?"""
+    """Whether neighbors in memory are neighbors along the last row, while long sums run across."""
     if shape.reduced <= GPU_SERIAL_TERMS or not shape.rows or shape.rows[-1] < 8:
         return False
     dims = [d for d in shape.leaf.dims if d.row == len(shape.rows) - 1]

@@ -85,7 +85,7 @@ def _is_copy(s: Store) -> bool:
 
 
 def _touches(s: Stmt, names: Iterable[str]) -> bool:
-    """Does `s` itself write one of the buffers?"""
+    """Whether `s` itself writes one of the buffers."""
     return isinstance(s, Store) and s.buffer.name in names
 
 

@@ -31,7 +31,7 @@ class ThreadStrides:
 
     @property
     def is_coalesced(self) -> bool:
-        """Do neighbors touch neighbors in memory, or all the same element?"""
+        """Whether neighboring threads touch neighbors in memory, or all the same element."""
         along = self.moves[0]
         if along is None or not any(along):
             return True

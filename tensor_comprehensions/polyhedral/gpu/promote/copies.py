@@ -62,7 +62,7 @@ class BlockCopy:
     found: IndirectSource | None = None
 
     def is_after(self, filled: Collection[str]) -> bool:
-        """Does it read buffers with these names, which other copies fill?"""
+        """Whether it reads buffers with these names, which other copies fill."""
         return self.found is not None and any(b.name in filled for b, _ in self.found.buffers.values())
 
     def statement(self, outer: Sequence[Expr], launch: Launch, *, into: bool, unrolled: int) -> Stmt:

@@ -106,13 +106,13 @@ def _can_live_in_registers(
 
 
 def _is_reused(group: ReferenceGroup, scope: isl.UnionMap) -> bool:
-    """Does a thread use elements again?"""
+    """Whether a thread uses elements again."""
     uses = (scope.range_product(isl.UnionMap.from_map(r.relation)) for r in group.references)
     return len(group.references) > 1 or not all(u.is_injective() for u in uses)
 
 
 def _in_vectors(group: ReferenceGroup, buffer: Buffer, memory: Buffer, scope: isl.UnionMap) -> bool:
-    """Would a thread move several elements at once?"""
+    """Whether a thread would move several elements at once."""
     points = isl.Set.from_union_set(scope.range())
     if group.lookup is not None:
         return indirect_copy_lanes(memory, group, points) > 1
@@ -120,7 +120,7 @@ def _in_vectors(group: ReferenceGroup, buffer: Buffer, memory: Buffer, scope: is
 
 
 def _is_private(tensor: str, references: Sequence[Reference], scope: isl.UnionMap, around: PromotionContext) -> bool:
-    """Is each element that references below the scope touch touched by one thread only?"""
+    """Whether only one thread touches each element that references below the scope touch."""
     everyone = scope.project_out_all_params()
     who = isl.UnionMap.empty(scope.get_space())
     for r in references:
@@ -137,7 +137,7 @@ def _has_static_subscripts(
     prefix: isl.MultiUnionPwAff,
     unrolled: isl.UnionMap,
 ) -> bool:
-    """Do the loops that are written out decide the place in the buffer?
+    """Whether the unrolled loops decide the place in the buffer.
 
     Also at instances that a condition keeps from touching memory, since code for the place stands there as well.
     """

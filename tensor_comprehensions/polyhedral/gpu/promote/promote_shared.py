@@ -47,7 +47,7 @@ class Promoted:
 
     @property
     def is_dense(self) -> bool:
-        """Is the box in shared memory, and is it all of the elements between its corners?"""
+        """Whether the box is in shared memory and has all of the elements between its corners."""
         return all(d.stride == 1 for d in self.box.digits) and self.buffer.space is Space.SHARED
 
     def subscripts(self) -> tuple[isl.PwAff, ...]:
@@ -340,14 +340,14 @@ def _is_steady(group: ReferenceGroup, inner: isl.UnionMap) -> bool:
 
 
 def is_quasi_affine(wanted: isl.Map) -> bool:
-    """Do formulas without a search say which elements those are?"""
+    """Whether formulas without a search say which elements those are."""
     parts = wanted.wrap().compute_divs().get_basic_sets()
     affs = [c.get_aff() for part in parts for c in part.get_constraints()]
     return not any(a.get_div(k).is_nan() for a in affs for k in range(a.dim(isl.dim_type.div)))
 
 
 def _is_injective(group: ReferenceGroup, scope: isl.UnionMap) -> bool:
-    """Is no element of the box used twice?"""
+    """Whether no element of the box is used twice."""
     uses = isl.UnionMap.empty(scope.get_space())
     for r in group.references:
         mine = scope.range_product(isl.UnionMap.from_map(r.relation))
@@ -496,7 +496,7 @@ def live_in_elements(group: ReferenceGroup, scope: isl.UnionMap, order: isl.Unio
 
 
 def _is_initialized(reference: Reference, group: ReferenceGroup, scope: isl.UnionMap) -> bool:
-    """Does every element of `reference` get its first value below the scope?"""
+    """Whether every element of `reference` gets its first value below the scope."""
     starter = next((r for r in group.references if r.tag == reference.init_ref), None)
     first = None if starter is None else reference_footprint(starter, scope)
     touched = reference_footprint(reference, scope)

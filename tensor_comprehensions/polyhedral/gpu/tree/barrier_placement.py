@@ -128,5 +128,5 @@ def _conflict_sync_level(
 
 
 def _is_identity(moved: isl.Map) -> bool:
-    """Does every pair have equal ends?"""
+    """Whether every pair has equal ends."""
     return bool(moved.is_subset(isl.Map.identity(moved.get_space())))
