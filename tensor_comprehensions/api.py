@@ -401,40 +401,13 @@ class Op(KernelDispatcher):
             ArgumentError: an argument is invalid, or no candidate works.
         """
         with deferred_interrupts():
-            from .autotuner import op_api
-            from .autotuner.device import is_gpu
-        trying = op_api.parse_budget(budget, generations, population, seed, search)
-        devices = (devices,) if isinstance(devices, str) else devices
-        if not isinstance(devices, Sequence):
-            raise ArgumentError(f"the devices are {devices!r}", expected='a list such as ["cpu:0-3"]')
-        if any(map(is_gpu, devices)):
-            with deferred_interrupts():
-                from .autotuner import op_api_gpu
-            tuned = op_api_gpu.autotune_gpu(
-                self._kernels, tensors, initial, options, trying,
-                devices=devices, executor=executor, store=store, report=report,
-            )  # fmt: skip
-            self._clear_inline_caches()
-            return tuned
-        if self._kernels.has_sparse((*tensors, *initial.values())):
-            if tuple(devices) != ("cpu",) or executor is not None or report is not None:
-                raise ArgumentError("a search with sparse operands takes no devices, executor or report")
-            if trying.search == op_api.SCHEDULES:
-                raise ArgumentError(
-                    f"{self.function.name} has sparse operands, which no schedule applies to",
-                    suggestion="leave out search: SparseOptions are searched",
-                )
-            with deferred_interrupts():
-                from .autotuner.sparse_search import autotune_sparse
-            best = autotune_sparse(self._kernels.sparse, tensors, initial, options, trying, op_api.store_of(store))
-            self._clear_inline_caches()
-            return best
-        arguments = normalize_detached(self._kernels.interface, tensors, initial)
-        found = op_api.autotune(
-            self._kernels, arguments, self._machine.options if options is None else options, trying,
+            from .autotuner.autotune_call import autotune_call
+            from .autotuner.op_api import parse_budget
+        trying = parse_budget(budget, generations, population, seed, search)
+        found = autotune_call(
+            self._kernels, self._machine, tensors, initial, options, trying,
             devices=devices, executor=executor, store=store, report=report,
         )  # fmt: skip
-        self._kernels.set_tuned_options(shapes_of(self.function, arguments), arguments, self._machine, found.options)
         self._clear_inline_caches()
         return found
 

@@ -176,7 +176,7 @@ def _choose_nontemporal_tensors(
 
 
 def _is_transposition(function: BoundFunction, scheduled: ScheduledGroup, target: CpuTarget) -> bool:
-    """Whether the group is a pointwise nest with transposed reads, whose blocks need no masks in tiles of known size."""
+    """Whether the group is one pointwise nest that transposes, whose blocks need no masks in tiles of known size."""
     if len(scheduled.leaves) > 1 or not is_fully_parallel(scheduled.leaves[0]):
         return False
     lanes = vector_dim(function, scheduled.leaves[0], target)
