@@ -22,6 +22,21 @@ def test_reads_shared_through_quotients_do_not_keep_isl_busy() -> None:
     assert process_time() - start < 20
 
 
+def test_reads_shared_through_remainders_do_not_keep_isl_busy() -> None:
+    op = tc.define("""
+    def f(float(N) x, float(Z,N,Z) w) -> (a, b, c) {
+        a(i,j) = w(j % 3, i, i % 3 + 2) + w(j % 4, N - 1 - i, i % 4) - w(i % 3, j, i % 4) + w(i % 2, j, i % 2 + 2)
+            where i in 0:N, j in 0:32
+        b(i,j,k) = w(j, i - 1, k) where i in 1:131, j in 0:Z, k in 0:1
+        c(j) = a(j, j / 3) * b(96, j, 0) + x(j / 3) - a(j + 90, j / 2 + 7) where j in 0:4
+    }""").f
+    x, w = torch.randn(130), torch.randn(5, 130, 5)
+    start = process_time()
+    for result, expected in zip(op(x, w), op.reference(x, w), strict=True):
+        torch.testing.assert_close(result, expected)
+    assert process_time() - start < 30
+
+
 def test_forty_updates_of_one_tensor() -> None:
     updates = " ".join(f"y(i) = y(i) * 0.5 + {k}" for k in range(40))
     op = tc.define(f"def f(float(N) x) -> (y) {{ y(i) = x(i) {updates} }}").f
