@@ -15,6 +15,7 @@ from .loop_ir import build
 from .loop_ir import nodes as ir
 from .loop_ir.buffer_view import BufferView
 from .loop_ir.nodes import Buffer, Type
+from .loop_ir.powers import expand_power
 from .tc_lang import ir as tc
 
 OPERATORS = {
@@ -62,8 +63,14 @@ def lower_expr(e: tc.Expr, scope: LoweringScope) -> ir.Expr:
         case tc.Cast(operand, dtype):
             return _cast(lower_expr(operand, scope), dtype)
         case tc.Call(function, arguments):
-            return ir.Call(function, tuple(lower_expr(a, scope) for a in arguments))
+            return math_call(function, tuple(lower_expr(a, scope) for a in arguments))
     raise InternalError(f"not an expression of a bound function: {e!r}")
+
+
+def math_call(function: str, arguments: tuple[ir.Expr, ...]) -> ir.Expr:
+    """A call of a function of the language; powers with a small constant exponent need none."""
+    power = expand_power(*arguments) if function == "pow" else None
+    return ir.Call(function, arguments) if power is None else power
 
 
 def lower_subscript(e: tc.Expr, scope: LoweringScope) -> ir.Expr:

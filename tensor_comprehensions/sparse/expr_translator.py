@@ -10,7 +10,7 @@ from ..core.errors import InternalError
 from ..loop_ir import build
 from ..loop_ir import nodes as ir
 from ..loop_ir.nodes import Type
-from ..lower_expr import OPERATORS, is_lossless_widening
+from ..lower_expr import OPERATORS, is_lossless_widening, math_call
 from ..tc_lang import ir as tc
 from .sparse_problem import Sizes
 
@@ -55,7 +55,7 @@ class Translator:
             case tc.Cast(operand, dtype):
                 return build.cast(self.value(operand), dtype)
             case tc.Call(function, arguments):
-                return ir.Call(function, tuple(self.value(a) for a in arguments))
+                return math_call(function, tuple(self.value(a) for a in arguments))
         raise InternalError(f"not an expression: {e!r}")
 
     def subscript(self, e: tc.Expr) -> ir.Expr:
