@@ -71,6 +71,17 @@ class Affine:
     def __sub__(self, other: Affine) -> Affine:
         return self + other.scale(-1)
 
+    def join_remainders(self) -> Affine:
+        """This form with `e` for each `d * (e / d) + e % d`."""
+        factors: dict[Atom, Value] = dict(self.terms)
+        for atom, factor in self.terms:
+            if isinstance(atom, Remainder):
+                quotient = Quotient(atom.inner, atom.divisor)
+                if factors.get(quotient) == atom.divisor * factor:
+                    rest = Affine(self.constant, tuple(t for t in self.terms if t[0] not in (atom, quotient)))
+                    return (rest + atom.inner.scale(factor)).join_remainders()
+        return self
+
     def shift(self, by: Value) -> Affine:
         """This form plus a constant."""
         return Affine(self.constant + by, self.terms)

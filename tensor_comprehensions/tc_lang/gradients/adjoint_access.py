@@ -21,12 +21,14 @@ from ..to_syntax import affine_to_expr, polynomial_to_expr
 class SolvedIndex:
     """An index that an element determines: `numerator / divisor`.
 
-    guards: the conditions under which that is a whole number in the range of the index.
+    guards: the conditions under which that is a whole number in the range of the index. rounds: whether it is rounded
+    down, so that only the range counts: the remainder is the place in a window that determines another index.
     """
 
     numerator: Expr
     divisor: int
     guards: tuple[Expr, ...]
+    rounds: bool = False
 
     @property
     def value(self) -> Expr:
@@ -54,6 +56,11 @@ class GatherForm:
     def guards(self) -> tuple[Expr, ...]:
         """The conditions under which there is a point that reads the element."""
         return tuple(g for s in self.solutions.values() for g in s.guards)
+
+    @property
+    def has_disjoint_windows(self) -> bool:
+        """Whether strided windows do not overlap in some dimension: the element determines its place in one."""
+        return any(s.rounds for s in self.solutions.values())
 
     def free_ranges(self, ranges: Mapping[str, Bounds]) -> dict[str, Bounds]:
         """The indices of the statement that are still free: which of several points reads the element."""
@@ -90,13 +97,49 @@ def solve_gather(
             return None
         name = chosen[d]
         numerator, divisor = _solve(forms[d], name, renamed[name], bounds[d][0], replaced, sizes)
-        found = SolvedIndex(numerator, divisor, ())
-        guards = [*divisibility_guards(found), *range_guards(found.value, ranges[name], box, sizes)]
-        replaced[name] = found.value
+        others = {v for f in (*forms[:d], *forms[d + 1 :]) for v in affine_variables(f)}
+        taps = {i: b for i, b in ranges.items() if i not in others and i not in chosen.values()}
+        found = _solve_window(name, numerator, divisor, ranges[name], taps, box, sizes)
+        if not found:
+            alone = SolvedIndex(numerator, divisor, ())
+            guards = (*divisibility_guards(alone), *range_guards(alone.value, ranges[name], box, sizes))
+            found = {name: replace(alone, guards=guards)}
+        replaced[name] = found[name].value
         back = {new: Index(old, INT64) for old, new in renamed.items()}
-        guards = [substitute_indices(g, back, sizes) for g in guards]
-        solutions[name] = SolvedIndex(substitute_indices(numerator, back, sizes), divisor, tuple(guards))
+        for i, s in found.items():
+            back_guards = tuple(substitute_indices(g, back, sizes) for g in s.guards)
+            solutions[i] = replace(s, numerator=substitute_indices(s.numerator, back, sizes), guards=back_guards)
     return GatherForm(left, solutions)
+
+
+def _solve_window(
+    name: str, numerator: Expr, divisor: int, range_: Bounds, taps: Mapping[str, Bounds], box: Mapping[str, Bounds],
+    sizes: Mapping[str, Value],
+) -> dict[str, SolvedIndex]:  # fmt: skip
+    """The index `name` and the tap of a window that is no longer than its stride `divisor`; empty if it is longer.
+
+    An element `e = divisor * name + tap` is in one window at most: `name` is `e / divisor`, and `tap` the remainder.
+    """
+    form = to_affine(numerator, sizes)
+    if divisor == 1 or not all(isinstance(atom, Variable) for atom, _ in form.terms):
+        return {}
+    for atom, factor in form.terms:
+        if not isinstance(atom, Variable) or atom.name not in taps or constant_value(factor) != -1:
+            continue
+        first, count = taps[atom.name][0], constant_value(taps[atom.name][1] - taps[atom.name][0])
+        if count is None or not 0 < count <= divisor:
+            continue
+        start = (form - Affine(0, ((atom, -1),))).shift(-first)
+        element = affine_to_expr(start)
+        remainder = Binary("%", element, Const(divisor, INT64), INT64)
+        tap = remainder if constant_value(first) == 0 else Binary("+", remainder, polynomial_to_expr(first), INT64)
+        inside = () if count == divisor else (Binary("<", remainder, Const(count, INT64), BOOL),)
+        windows = range_guards(element, (range_[0] * divisor, range_[1] * divisor), box, sizes)
+        return {
+            name: SolvedIndex(element, divisor, tuple(windows), rounds=True),
+            atom.name: SolvedIndex(tap, 1, inside),
+        }
+    return {}
 
 
 def _choose(forms: Sequence[Affine], free: Sequence[str]) -> dict[int, str] | None:
@@ -186,7 +229,7 @@ def simplify_subscript(e: Expr, sizes: Mapping[str, Value]) -> Expr:
     """A subscript in its simplest form, where it is a sum of indices and sizes."""
     if isinstance(e, Index | Const):
         return e
-    form = to_affine(e, sizes)
+    form = to_affine(e, sizes).join_remainders()
     return affine_to_expr(form) if all(isinstance(atom, Variable) for atom, _ in form.terms) else e
 
 

@@ -61,6 +61,8 @@ def pad_gradient(
             `value`.
         bounds: of the target. ranges: of the indices of the statement.
     """
+    if found.has_disjoint_windows:
+        return None
     access = seed.operand if isinstance(seed, Cast) else seed
     solved = [name for name, s in found.solutions.items() if s.guards]
     summed = found.free_ranges(ranges)

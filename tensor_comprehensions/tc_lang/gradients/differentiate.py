@@ -280,6 +280,9 @@ class _Reverse:
         if found is None:
             self._scatter(step, access, value)
             return
+        summed = found.free_ranges(step.ranges)
+        if found.has_disjoint_windows and not self.patterns:
+            value, summed = self._sum_by_window(step, access.tensor, found, value)
         exists = tuple(
             _substitute_access(a, found.substitute_in, self.sizes) for a in pattern_exists_clauses(step, self.patterns)
         )
@@ -289,7 +292,7 @@ class _Reverse:
             return
         value = (None if self.patterns else self._gather_padded(step, found, value)) or gathered
         subscripts = tuple(Index(i, INT64) for i in found.unsolved)
-        value, rest = _fold_unused_indices(value, subscripts, found.free_ranges(step.ranges), exists)
+        value, rest = _fold_unused_indices(value, subscripts, summed, exists)
         if rest and not self.patterns and not set(list(found.unsolved)[-1:]) <= set(step.left):
             value, rest = self._transpose_sum(access.tensor, value, found.unsolved, rest)
         box = {**found.unsolved, **rest}
@@ -306,6 +309,25 @@ class _Reverse:
                 access.tensor,
                 GradStatement(self._writable_gradient(access.tensor), subscripts, "+=", value, box, exists),
             )
+
+    def _sum_by_window(
+        self, step: SsaStatement, version: str, found: GatherForm, value: Expr
+    ) -> tuple[Expr, dict[str, Bounds]]:
+        """`value` and the indices to sum it over, none if a tensor of windows and taps holds the sum.
+
+        A sum of products then remains one: its subscripts get no quotients.
+        """
+        rest = found.free_ranges(step.ranges)
+        left = {i: step.ranges[i] for i in found.solutions if i in step.ranges}
+        places = (*found.substitute_in.values(), *found.guards)
+        if any(uses_index(i, *places) for i in rest) or any(constant_value(b[0]) != 0 for b in left.values()):
+            return value, rest
+        subscripts = tuple(Index(i, INT64) for i in left)
+        value, rest = _fold_unused_indices(value, subscripts, rest)
+        if not rest:
+            return value, {}
+        name = self._add_helper_tensor("windows", version, subscripts, "+=!", value, {**left, **rest})
+        return Access(name, subscripts, value.dtype), {}
 
     def _gather_padded(self, step: SsaStatement, found: GatherForm, value: Expr) -> Expr | None:
         """The gradient of a step without guards, from a gradient padded with zeros; None if that is impossible."""
