@@ -353,9 +353,9 @@ class BoundStatement:
     completely before anything is written.
     checks: the conditions to verify before the statement reads memory.
     exists: accesses of sparse tensors: the statement runs only where they store an element.
-    elements, terms: restrictions that only `restrict.py` makes. Elements outside `elements`, which are conditions on
-    free indices, need no value. Terms outside `terms` are not added: an element without terms has the initial value of
-    the reduction.
+    elements, terms: restrictions that only `restrict_domains` makes. Elements outside `elements`, conditions on free
+    indices, need no value. Terms outside `terms` are not added: an element without terms has the initial value of the
+    reduction.
     """
 
     name: str

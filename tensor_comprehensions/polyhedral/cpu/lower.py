@@ -25,6 +25,7 @@ from ...target import CpuTarget
 from ...tc_lang import ir as tc
 from ...tc_lang.ir import BoundFunction, BoundIndex, BoundStatement, Role, Tensor
 from ...tc_lang.restrict_domains import restrict_domains
+from ...tc_lang.split_wraparound import split_wraparound
 from ..schedule.fusion import FusionGroup
 from ..schedule.legality import ScheduledGroup, check_legal
 from ..schedule.loop_nest import build_nests
@@ -61,8 +62,8 @@ def explain_cpu(function: BoundFunction, options: CpuOptions, target: CpuTarget)
 
 
 def _simplify_domains(function: BoundFunction) -> BoundFunction:
-    """`function` with as few dimensions, and as little of its domains, as it can do with."""
-    return restrict_domains(collapse(function))
+    """`function` with as few dimensions, as little of its domains, and as few remainders as it can do with."""
+    return split_wraparound(restrict_domains(collapse(function)))
 
 
 def _with_or_without_clusters(options: CpuOptions, run: Callable[[CpuOptions], R]) -> R:
