@@ -477,14 +477,18 @@ class Op(KernelDispatcher):
         kernel = self.compile(*tensors, options=options, target=target, schedule=schedule, **initial)
         if not isinstance(kernel, Kernel):
             if measure:
-                raise ArgumentError("only kernels for CPUs are measured", suggestion="leave out measure=True")
+                raise ArgumentError(
+                    "only kernels for CPUs and dense operands are measured", suggestion="leave out measure=True"
+                )
             return kernel.explain()
         report = kernel._make_report(asked=self._asked == "tuned")
         if not measure:
             return report
         from .explain.measure import measured_report
 
-        return measured_report(report, kernel.compiled, lambda: kernel(*tensors, **initial))
+        arguments = normalize_detached(self._kernels.interface, tensors, initial)
+        bound = self._kernels.bind(shapes_of(self.function, arguments))
+        return measured_report(report, bound, kernel.compiled.target, lambda: kernel(*tensors, **initial))
 
 
 def _define_named(

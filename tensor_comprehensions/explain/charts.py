@@ -28,7 +28,22 @@ def draw_bars(rows: Sequence[tuple[str, float, str]]) -> str:
 
 
 def draw_roofline(r: Roofline) -> str:
-    """Operations per second over operations per byte: the roofs of the memories, and the call."""
+    """Operations per second over operations per byte: the roofs of the memories, and the call.
+
+    Without operations, only the numbers: a logarithmic axis has no zero.
+    """
+    caption = _describe_call(r)
+    return caption + _draw_roofs(r) if r.flops else caption
+
+
+def _describe_call(r: Roofline) -> str:
+    text = f"{format_count(r.flops)} operations, {format_bytes(r.bytes)}: {r.intensity:.1f} operations per byte"
+    if r.seconds is not None and r.share is not None:
+        text += f"; {r.seconds * 1e6:.1f} us, {100 * r.share:.0f} % of what the limits allow"
+    return f"<p>{escape(text)}</p>"
+
+
+def _draw_roofs(r: Roofline) -> str:
     low, high = min(0.1, r.intensity / 4), max(100.0, r.intensity * 4)
     top = r.peak * 2
     points = [r.attainable_flops, *((r.flops / r.seconds,) if r.seconds else ())]
@@ -58,13 +73,10 @@ def draw_roofline(r: Roofline) -> str:
     parts.append(f'<text x="{x(high) - 130:.0f}" y="{y(r.peak) - 6:.0f}">{format_count(r.peak)} operations/s</text>')
     parts.append(f'<path class="drop" d="M{x(r.intensity):.0f} {y(r.attainable_flops):.0f} V{HEIGHT - MARGIN}"/>')
     parts.append(f'<circle class="limit" cx="{x(r.intensity):.0f}" cy="{y(r.attainable_flops):.0f}" r="4"/>')
-    caption = f"{format_count(r.flops)} operations, {format_bytes(r.bytes)}: {r.intensity:.1f} operations per byte"
-    if r.seconds is not None and r.share is not None:
+    if r.seconds is not None:
         reached = r.flops / r.seconds
         parts.append(f'<circle class="own" cx="{x(r.intensity):.0f}" cy="{y(reached):.0f}" r="5"/>')
-        caption += f"; {r.seconds * 1e6:.1f} us, {100 * r.share:.0f} % of what the limits allow"
-    svg = f'<svg class="chart" width="{WIDTH}" height="{HEIGHT}" role="img">{"".join(parts)}</svg>'
-    return f"<p>{escape(caption)}</p>{svg}"
+    return f'<svg class="chart" width="{WIDTH}" height="{HEIGHT}" role="img">{"".join(parts)}</svg>'
 
 
 def draw_bank_grid(section: Section) -> str:

@@ -163,8 +163,9 @@ class Roofline:
 
     @property
     def share(self) -> float | None:
-        """The part of `attainable_flops` that was reached; None if not measured."""
-        return None if self.seconds is None else self.flops / self.seconds / self.attainable_flops
+        """The least time that the limits allow, as a part of the measured time; None if not measured."""
+        least = max(self.flops / self.peak, self.bytes / self.rates[-1][1])
+        return None if self.seconds is None else least / self.seconds
 
 
 @dataclass(frozen=True, slots=True)

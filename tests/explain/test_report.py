@@ -257,6 +257,35 @@ def test_measured_reports_have_a_roofline() -> None:
     check_page(report)
 
 
+def test_measured_reports_of_a_kernel_for_any_number_of_rows_count_the_rows_of_the_call() -> None:
+    op = tc.define("def f(float(M,K) A, float(K,N) B) -> (C) { C(m,n) +=! A(m,k) * B(k,n) }", dynamic={"M"}).f
+    report = op.explain(torch.rand(200, 30), torch.rand(30, 16), measure=True)
+    assert report.roofline is not None
+    assert report.roofline.flops == 2 * 200 * 30 * 16
+    assert report.roofline.bytes == 4 * (200 * 30 + 30 * 16 + 200 * 16)
+    check_page(report)
+
+
+def test_rooflines_without_operations_are_numbers() -> None:
+    """A logarithmic axis has no zero. The limit of such a call is what memory moves."""
+    op = tc.define("def transpose(float(M,N) x) -> (y) { y(j,i) = x(i,j) }").transpose
+    report = op.explain(torch.rand(200, 300), measure=True)
+    found = report.roofline
+    assert found is not None
+    assert found.seconds is not None
+    assert found.flops == 0
+    assert found.share == found.bytes / found.rates[-1][1] / found.seconds > 0
+    assert "0 operations, 480 kB: 0.0 operations per byte" in report.html()
+    assert 'class="roof"' not in report.html()
+    check_page(report)
+
+
+def test_only_kernels_for_dense_operands_on_cpus_are_measured() -> None:
+    x = torch.rand(64, 64)
+    with pytest.raises(tc.ArgumentError, match="CPUs and dense operands"):
+        tc.define(SOFTMAX).softmax.explain(x, target="cuda:sm_80", measure=True)
+
+
 def test_gpu_reports_show_the_launch() -> None:
     x = torch.rand(512, 512)
     op = tc.define("def mm(float(M,K) A, float(K,N) B) -> (C) { C(i,j) +=! A(i,k) * B(k,j) }").mm
