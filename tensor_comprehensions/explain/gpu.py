@@ -36,9 +36,11 @@ ROWS_SHOWN, COLUMNS_SHOWN = 16, 36
 def explain_gpu_kernel(compiled: CompiledGpuKernel, tuning: tuple[Decision, ...] = ()) -> Report:
     """The report on a GPU kernel. tuning: the caller's decisions about its options."""
     trace = trace_compilation(compiled, "simplify")
-    marked = emit_cuda(trace.named, header=compiled.header, aligned=compiled.aligned, marks=trace.numbers)
+    marked = emit_cuda(
+        trace.readable_module, header=compiled.header, aligned=compiled.aligned, marks=trace.readable_numbers
+    )
     code = list_gpu_code(marked.source, compiled, trace.loops)
-    kernels = zip(trace.named.kernels, marked.kernels, strict=True)
+    kernels = zip(trace.readable_module.kernels, marked.kernels, strict=True)
     return trace.make_report(
         f"{compiled.target.kind} {compiled.target.name}",
         (*tuning, *trace.decisions),

@@ -106,7 +106,8 @@ _Rows = list[list[Any]]
 
 
 def _rows(listing: Listing, order: dict[str, int]) -> _Rows:
-    return [[line.text, _owners(line, order), line.loop or ""] for line in listing.lines]
+    owners = {names: _owners(names, order) for names in {line.statements for line in listing.lines}}
+    return [[line.text, owners[line.statements], line.loop or ""] for line in listing.lines]
 
 
 def _folded_pane(name: str, title: str, rows: _Rows) -> str:
@@ -136,12 +137,12 @@ def _share(listing: Listing) -> str:
     return f": {100 * listing.linked_share():.0f} % of the instructions have a line of loops"
 
 
-def _owners(line: ListingLine, order: dict[str, int]) -> str:
-    return " ".join(str(order[name]) for name in line.statements if name in order)
+def _owners(names: tuple[str, ...], order: dict[str, int]) -> str:
+    return " ".join(str(order[name]) for name in names if name in order)
 
 
 def _line(line: ListingLine, order: dict[str, int]) -> str:
-    owners = _owners(line, order)
+    owners = _owners(line.statements, order)
     color = "" if not owners else " cm" if " " in owners else f" c{int(owners) % COLORS}"
     data = f' data-s="{owners}"' if owners else ""
     loop = f' data-l="{line.loop}"' if line.loop else ""

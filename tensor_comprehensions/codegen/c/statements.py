@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from ...core.dtypes import BOOL, INT64, UINT64, DType
 from ...core.errors import CannotLower, InternalError
@@ -42,7 +43,11 @@ OUT_OF_MEMORY = -1
 
 def print_statement(s: ir.Stmt, scope: PrintScope) -> Iterator[str]:
     """The lines of `s`."""
-    lines = _print(s, scope)
+    return _mark_part(s, _print(s, scope), scope)
+
+
+def _mark_part(s: ir.Stmt, lines: Iterator[str], scope: PrintScope) -> Iterator[str]:
+    """`lines`, which print `s` or a part of it, with its mark if the text gets marks."""
     return lines if scope.marks is None else mark_lines(lines, scope.marks.statements.get(id(s), 0))
 
 
@@ -71,6 +76,7 @@ def _print(s: ir.Stmt, scope: PrintScope) -> Iterator[str]:
     raise InternalError(f"not a statement: {s!r}")
 
 
+_WORD = re.compile(r"\w+")
 _MARK = "\x01"
 """Between a line and the number of its line of the loops. No text of a program has it."""
 
@@ -135,36 +141,68 @@ def _while(s: ir.While, scope: PrintScope) -> Iterator[str]:
     yield "}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Binding:
+    """A `Let` whose body is printed before it: compilers warn of names that nothing uses.
+
+    Attributes:
+        lifted: lines that its value needs before it.
+        outer, inner: the scopes of its value and of its body.
+        range: of its value, if that has the dialect's small type.
+    """
+
+    let: ir.Let
+    lifted: list[str]
+    outer: PrintScope
+    inner: PrintScope
+    identifier: str
+    range: Interval | None
+
+
 def _let(s: ir.Let, scope: PrintScope) -> Iterator[str]:
-    lines, around = _print_cross_lane_values((s.value,), scope, by_lane=isinstance(s.value, ir.Shuffle))
-    identifier, inner = around.bind_integer(s.name, range := _narrow_interval(s.value, scope))
+    """The lines of a `Let` and of those that are directly inside it."""
+    bindings: list[_Binding] = []
+    inside: ir.Stmt = s
+    while isinstance(inside, ir.Let):
+        bindings.append(_bind(inside, scope))
+        inside, scope = inside.body, bindings[-1].inner.with_values(sums=scope.sums)
+    lines = deque(_mark_part(bindings[-1].let, print_statement(inside, scope), scope))
+    for b in reversed(bindings):
+        if any(b.identifier in line and b.identifier in _WORD.findall(line) for line in lines):
+            lines.extendleft(reversed([*_mark_part(b.let, _define(b), scope)]))
+    yield from lines
+
+
+def _bind(s: ir.Let, scope: PrintScope) -> _Binding:
+    lifted, outer = _print_cross_lane_values((s.value,), scope, by_lane=isinstance(s.value, ir.Shuffle))
+    identifier, inner = outer.bind_integer(s.name, range := _narrow_interval(s.value, scope))
     inner = inner.with_values(multiples=_with_known_multiple(s.name, known_multiple(s.value, scope), scope))
-    body = list(print_statement(s.body, inner.with_values(sums=scope.sums)))
-    used = re.compile(rf"\b{identifier}\b")
-    if any(used.search(line) for line in body):  # compilers warn of unused names
-        spelling, lanes = scope.dialect.type(s.value.type.dtype), s.value.type.lanes
-        if s.value.type == ir.Type(INT64):
-            spelling = scope.integer(range)
-        yield from lines
-        if lanes == 1:
-            yield f"const {spelling} {identifier} = {print_expr(s.value, around).text};"
-        elif isinstance(s.value, ir.Shuffle):
-            yield _print_shuffle(s.value, identifier, around)
-        else:
-            lane, _ = inner.bind("l")
-            value = print_expr(s.value, around.with_values(lane=lane)).text
-            yield f"{spelling} {identifier}[{lanes}];"
-            yield from _lanes(lane, lanes, [f"{identifier}[{lane}] = {value};"], scope)
-    yield from body
+    return _Binding(s, lifted, outer, inner, identifier, range)
+
+
+def _define(b: _Binding) -> Iterator[str]:
+    """The definition of a bound name."""
+    value, identifier, dialect = b.let.value, b.identifier, b.outer.dialect
+    spelling = b.outer.integer(b.range) if value.type == ir.Type(INT64) else dialect.type(value.type.dtype)
+    yield from b.lifted
+    if value.type.lanes == 1:
+        yield f"const {spelling} {identifier} = {print_expr(value, b.outer).text};"
+    elif isinstance(value, ir.Shuffle):
+        yield _print_shuffle(value, identifier, b.outer)
+    else:
+        lane, _ = b.inner.bind("l")
+        text = print_expr(value, b.outer.with_values(lane=lane)).text
+        yield f"{spelling} {identifier}[{value.type.lanes}];"
+        yield from _lanes(lane, value.type.lanes, [f"{identifier}[{lane}] = {text};"], b.outer)
 
 
 def _narrow_interval(e: ir.Expr, scope: PrintScope) -> Interval | None:
     return scope.fits(e) if e.type == ir.Type(INT64) else None
 
 
-def _with_known_multiple(name: str, n: int, scope: PrintScope) -> dict[str, int]:
+def _with_known_multiple(name: str, n: int, scope: PrintScope) -> Mapping[str, int]:
     """The known multiples if `name` is a multiple of `n`."""
-    return {**scope.multiples, name: n}
+    return {**scope.multiples, name: n} if scope.multiples.get(name, 1) != n else scope.multiples
 
 
 def _invoke(s: ir.Invoke, scope: PrintScope) -> Iterator[str]:
@@ -497,7 +535,7 @@ def _reducing_loop(s: ir.Loop, store: ir.Store, scope: PrintScope) -> Iterator[s
     start, stop = print_expr(s.start, scope), print_expr(s.stop, scope)
     yield f"    for (int64_t {variable} = {start.text}; {variable} < {stop.text}; {step})"
     adds = f"        {_update(Text(total), store.op, print_expr(store.value, inner), dtype, dialect)}"
-    yield from (adds,) if scope.marks is None else mark_lines(iter((adds,)), scope.marks.statements.get(id(store), 0))
+    yield from _mark_part(store, iter((adds,)), scope)
     yield f"    {place.text} = {total};"
     yield "}"
 
