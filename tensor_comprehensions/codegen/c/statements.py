@@ -332,13 +332,20 @@ def _atomic(place: Text, op: str, value: Text, dtype: DType, dialect: CDialect) 
 
 def _can_store_lane_by_lane(s: ir.Store) -> bool:
     """Whether writing one lane does not change the values that later lanes read."""
-    loads = [
-        x
-        for e in stmt_expressions(s)
-        for x in walk_expr(e)
-        if isinstance(x, ir.Load) and x.buffer.name == s.buffer.name
-    ]
+    loads = _find_loads(stmt_expressions(s), s.buffer.name)
     return not loads or (_is_injective(s) and all(x.indices == s.indices for x in loads))
+
+
+def _find_loads(parts: Iterable[ir.Expr], buffer: str) -> list[ir.Load]:
+    """The loads from a buffer. Most expressions have few: this does without an iterator for each."""
+    found = []
+    stack = list(parts)
+    while stack:
+        e = stack.pop()
+        if type(e) is ir.Load and e.buffer.name == buffer:
+            found.append(e)
+        stack += children(e)
+    return found
 
 
 def _is_injective(s: ir.Store) -> bool:
@@ -401,8 +408,11 @@ def _find_lifted(parts: Iterable[ir.Expr], by_lane: bool) -> list[ir.ReduceLanes
     found: dict[ir.ReduceLanes | ir.Shuffle, None] = {}
 
     def visit(e: ir.Expr, by_lane: bool) -> None:
+        inner = children(e)
+        if not inner:
+            return
         shuffles = isinstance(e, ir.Shuffle)
-        for child in children(e):
+        for child in inner:
             visit(child, shuffles or (by_lane and not isinstance(e, ir.ReduceLanes)))
         if isinstance(e, ir.ReduceLanes) or (isinstance(e, ir.Shuffle) and not by_lane):
             found[e] = None
