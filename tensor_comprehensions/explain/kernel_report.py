@@ -5,6 +5,7 @@ from __future__ import annotations
 import webbrowser
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -169,12 +170,77 @@ class Roofline:
 
 
 @dataclass(frozen=True, slots=True)
+class TriedOptions:
+    """A candidate of a search.
+
+    Attributes:
+        options: as text. outcome: in a word: "ok", "slow", "wrong_result" and so on.
+        seconds: of a call; None if it was not timed. elapsed: seconds from the start of the search to its end.
+    """
+
+    options: str
+    outcome: str
+    seconds: float | None
+    elapsed: float
+
+
+@dataclass(frozen=True, slots=True)
+class SearchCurve:
+    """A search for options for a kernel.
+
+    Attributes:
+        candidates: in the order in which they were tried.
+        chosen: the options that won. seconds: what a call takes with them, by the race that ended the search; None if
+            it has not ended. default_seconds: what it takes with the default ones there.
+        scale: the candidates' times in the race, as a multiple of those in the search, when the machine may have been
+            slower or faster: that of the default options.
+        elapsed: seconds that the search took.
+    """
+
+    candidates: tuple[TriedOptions, ...]
+    chosen: str
+    seconds: float | None
+    default_seconds: float | None
+    scale: float
+    elapsed: float
+
+    def improvements(self) -> Iterator[TriedOptions]:
+        """The candidates that were faster than all before."""
+        best = inf
+        for c in self.candidates:
+            if c.seconds is not None and c.seconds < best:
+                best = c.seconds
+                yield c
+
+
+@dataclass(frozen=True, slots=True)
 class Section:
     """A further part of a report. grid: the bank of each element of rows of shared memory; -1 for padding."""
 
     title: str
     text: tuple[str, ...] = ()
     grid: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CallFacts:
+    """Calls of the operator that a kernel belongs to.
+
+    Attributes:
+        guards: what a call has to pass to take the short way: a line for each argument.
+        hindrance: why calls with these arguments do not take it; "" if they do.
+        lanes: kinds of calls that take it so far. compiled, loaded: kernels of the operator so far.
+        seconds: that making these took.
+        varying: the sizes in which they differ, with some of their values, as "M: 20, 33, 64".
+    """
+
+    guards: tuple[str, ...]
+    hindrance: str
+    lanes: int
+    compiled: int
+    loaded: int
+    seconds: float
+    varying: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +255,8 @@ class Report:
         matches: whether machine code made for the report equals that of the kernel.
         edges: the dependences between statements. passes: what each changed in the loops.
         sections: further facts about this kind of kernel.
+        search: the search for the options of the kernel, if one is known.
+        calls: facts about calls of the operator, if the report is about one.
     """
 
     name: str
@@ -206,6 +274,8 @@ class Report:
     edges: tuple[StatementDependence, ...] = ()
     passes: tuple[PassDiff, ...] = ()
     sections: tuple[Section, ...] = ()
+    search: SearchCurve | None = None
+    calls: CallFacts | None = None
 
     def find_listing(self, kind: str) -> Listing:
         """One of the listings. Raises ArgumentError if there is none of that kind."""
@@ -234,7 +304,7 @@ class Report:
     __repr__ = __str__
 
     def json(self) -> dict[str, Any]:
-        """All of it for programs, by schema 2."""
+        """All of it for programs, by schema 3."""
         from .json_form import report_to_json
 
         return report_to_json(self)

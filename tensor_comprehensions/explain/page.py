@@ -20,7 +20,8 @@ from .charts import draw_bank_grid, draw_bars, draw_dependences, draw_roofline
 from .format_numbers import format_bytes, format_count, format_number
 from .kernel_report import Listing, ListingLine, Report
 from .page_assets import SCRIPT, STYLE
-from .text import decisions_in_order, label_statements, shown_numbers, verdict
+from .search_report import describe_search, draw_search
+from .text import decisions_in_order, describe_kernels, label_statements, shown_numbers, verdict
 
 COLORS = 8
 """Statements that have a color of their own; more begin again."""
@@ -63,6 +64,8 @@ def _page(report: Report) -> Iterator[str]:
     yield from _decisions(report)
     yield from _footprints(report)
     yield from _limits(report)
+    yield from _search(report)
+    yield from _calls(report)
     for section in report.sections:
         yield f"<section><h2>{escape(section.title)}</h2>"
         yield from (f"<p>{escape(p)}</p>" for p in section.text)
@@ -223,6 +226,30 @@ def _footprints(report: Report) -> Iterator[str]:
 def _limits(report: Report) -> Iterator[str]:
     if report.roofline is not None:
         yield f'<section id="limits"><h2>limits of the machine</h2>{draw_roofline(report.roofline)}</section>'
+
+
+def _search(report: Report) -> Iterator[str]:
+    if report.search is None:
+        return
+    yield f'<section id="search"><h2>search for options</h2><p>{escape(describe_search(report.search))}</p>'
+    yield f"<p>{escape(report.search.chosen)}</p>" if report.search.chosen else ""
+    yield f"{draw_search(report.search)}</section>"
+
+
+def _calls(report: Report) -> Iterator[str]:
+    c = report.calls
+    if c is None:
+        return
+    way = c.hindrance or "calls like this one take the short way, after the first"
+    rows = [
+        ("way", way),
+        ("kernels", f"{describe_kernels(c)}; making them took {c.seconds * 1e3:.0f} ms"),
+        ("short way", f"{c.lanes} kinds of calls so far"),
+    ]
+    rows += [("asks for", guard) for guard in c.guards]
+    yield '<section id="calls"><h2>calls</h2><table><tbody>'
+    yield from (f"<tr><th>{escape(name)}<td>{escape(text)}</tr>" for name, text in rows)
+    yield "</tbody></table></section>"
 
 
 def _facts(report: Report) -> Iterator[str]:

@@ -31,7 +31,9 @@ def rename(module: Module, spell: Callable[[str], str], function: str) -> Module
             name=SEPARATOR.join((function, *k.name.split(SEPARATOR)[1:])),
             body=renaming.statement(k.body, inner),
             readonly=tuple(outer.get(name, name) for name in k.readonly),
-            maps=tuple(replace(m, name=outer.get(m.name, m.name), buffer=renaming.buffer(m.buffer, outer)) for m in k.maps),
+            maps=tuple(
+                replace(m, name=outer.get(m.name, m.name), buffer=renaming.buffer(m.buffer, outer)) for m in k.maps
+            ),
         )
 
     return replace(

@@ -109,10 +109,10 @@ def test_pages_of_examples(path: Path) -> None:
 def test_json_has_a_schema() -> None:
     report = tc.define(SOFTMAX).softmax.explain(torch.rand(64, 100))
     found = json.loads(json.dumps(report.json()))
-    assert found["schema"] == 2
+    assert found["schema"] == 3
     assert sorted(found) == [
-        "decisions", "dependences", "facts", "footprints", "listings", "matches", "name", "passes", "resources",
-        "roofline", "schema", "seconds", "sections", "sizes", "statements", "target",
+        "calls", "decisions", "dependences", "facts", "footprints", "listings", "matches", "name", "passes",
+        "resources", "roofline", "schema", "search", "seconds", "sections", "sizes", "statements", "target",
     ]  # fmt: skip
     assert sorted(found["decisions"][0]) == ["chosen", "numbers", "others", "statements", "subject", "why"]
     assert sorted(found["listings"][0]["lines"][0]) == ["loop", "role", "statements", "text"]
@@ -238,7 +238,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["explain", "examples/softmax.tc", *sizes, "-o", str(page)]) == 0
     assert "<!DOCTYPE html>" in page.read_text()
     assert main(["explain", "examples/softmax.tc", *sizes, "--json", "--target", "cuda:sm_90"]) == 0
-    assert json.loads(capsys.readouterr().out.split("\n", 1)[1])["schema"] == 2
+    assert json.loads(capsys.readouterr().out.split("\n", 1)[1])["schema"] == 3
     assert main(["explain", "examples/softmax.tc", *sizes, "-o", str(tmp_path)]) == 2
 
 
