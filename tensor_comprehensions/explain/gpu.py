@@ -23,9 +23,10 @@ from ..runtime.cuda.nvrtc import Cubin, Resources
 from ..target import GpuTarget
 from .assembly import list_ptx
 from .format_numbers import format_bytes
-from .kernel_report import BY_HAND, SAME_BYTES, Listing, Report, Section
+from .kernel_report import BY_HAND, SAME_BYTES, Grid, Listing, Report, Section
 from .listings import list_marked
 from .sectors import SECTOR, count_sectors
+from .tile_grids import draw_atoms
 from .trace import trace_compilation
 
 BANKS, BANK_BYTES = 32, 4
@@ -100,10 +101,11 @@ def _sections(kernel: Kernel, registers: int, target: GpuTarget) -> Iterator[Sec
         yield Section(f"global memory of {kernel.name}", accesses)
     if atoms := tuple(_atom_lines(kernel)):
         yield Section(f"instructions of {kernel.name}", atoms)
+        yield from draw_atoms(INTRINSICS[s.name].atom for s in walk_stmts(kernel.body) if isinstance(s, Invoke))
     for b in shared_buffers(kernel.body):
         if len(b.shape) > 1 and b.space is Space.SHARED:
             text = f"{' x '.join(map(str, b.shape))} {b.type.dtype}, {format_bytes(b.bytes)}, {_describe_rows(b)}"
-            yield Section(f"shared {b.name}", (text,), tuple(bank_rows(b)))
+            yield Section(f"shared {b.name}", (text,), (Grid("the bank of each element", tuple(bank_rows(b)), BANKS),))
 
 
 def _describe_rows(b: Buffer) -> str:

@@ -214,12 +214,29 @@ class SearchCurve:
 
 
 @dataclass(frozen=True, slots=True)
+class Grid:
+    """A table of numbers, which a page shows in colors.
+
+    Attributes:
+        cells: row by row; -1 for none, such as padding.
+        count: the numbers are below it.
+        rows, columns: their names, if they have any.
+    """
+
+    title: str
+    cells: tuple[tuple[int, ...], ...]
+    count: int
+    rows: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Section:
-    """A further part of a report. grid: the bank of each element of rows of shared memory; -1 for padding."""
+    """A further part of a report, with pictures."""
 
     title: str
     text: tuple[str, ...] = ()
-    grid: tuple[tuple[int, ...], ...] = ()
+    grids: tuple[Grid, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

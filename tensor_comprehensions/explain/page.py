@@ -16,7 +16,7 @@ from typing import Any
 from zlib import compress
 
 from ..core.decisions import Decision
-from .charts import draw_bank_grid, draw_bars, draw_dependences, draw_roofline
+from .charts import draw_bars, draw_dependences, draw_grid, draw_roofline
 from .format_numbers import format_bytes, format_count, format_number
 from .kernel_report import Listing, ListingLine, Report
 from .page_assets import SCRIPT, STYLE
@@ -69,7 +69,7 @@ def _page(report: Report) -> Iterator[str]:
     for section in report.sections:
         yield f"<section><h2>{escape(section.title)}</h2>"
         yield from (f"<p>{escape(p)}</p>" for p in section.text)
-        yield f"<p>the bank of each element:</p>{draw_bank_grid(section)}" if section.grid else ""
+        yield from map(draw_grid, section.grids)
         yield "</section>"
     yield from _facts(report)
     yield f"</main>\n<script>{SCRIPT}</script>\n</body>\n</html>"

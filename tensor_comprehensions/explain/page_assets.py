@@ -41,6 +41,7 @@ stroke-width:2}.drop{stroke-dasharray:3 3}.limit{fill:none;stroke:var(--c0);stro
 .banks rect{stroke:var(--bg)}.banks text{font-size:9px}.pad{fill:none}.t0{fill:#c6d8f5}.t1{fill:#f7dcb4}
 .t2{fill:#bfe6d3}
 .t3{fill:#f3c3d7}.t4{fill:#d8ccf2}.t5{fill:#bfe6f0}.t6{fill:#e6d7b0}.t7{fill:#f4c5bf}.banks text{fill:#111}
+.banks .name{fill:var(--fg)}
 .fold{border:1px solid var(--rule);border-radius:4px;background:var(--pane);margin-top:10px}
 .fold summary{padding:6px 8px;color:var(--dim);font-size:13px;font-weight:600;cursor:pointer}
 .fold pre{margin:0;padding:0 0 6px;overflow:auto;max-height:420px;font:12px/1.45 ui-monospace,monospace}
