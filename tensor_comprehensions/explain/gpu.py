@@ -109,7 +109,7 @@ def _sections(kernel: Kernel, registers: int, target: GpuTarget) -> Iterator[Sec
 
 
 def _describe_rows(b: Buffer) -> str:
-    """Where the rows of a shared buffer lie."""
+    """The distance of the rows of a shared buffer, or its swizzle."""
     pitch = b.strides[-2]
     if b.swizzle is not None:
         bits, base, _ = b.swizzle
@@ -145,7 +145,7 @@ def _launch_lines(kernel: Kernel, registers: int, target: GpuTarget) -> Iterator
 
 
 def _sector_lines(kernel: Kernel) -> Iterator[str]:
-    """What a warp moves in each access to global memory, those that waste the most first."""
+    """A line for each access of a warp to global memory, the most wasteful first."""
     counted = sorted(count_sectors(kernel), key=lambda found: found[0].least - found[0].sectors)
     for c, times in counted:
         many = f", {times} times in the text" if times > 1 else ""

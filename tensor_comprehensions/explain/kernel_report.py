@@ -129,7 +129,7 @@ class StatementDependence:
 
 @dataclass(frozen=True, slots=True)
 class PassDiff:
-    """What a pass of the compiler changed in the loops.
+    """The changes of a compiler pass to the loops.
 
     Attributes:
         before, after: lines of the loops.

@@ -1,4 +1,4 @@
-"""What each pass of the compiler changed in the loops, line by line."""
+"""The changes of each compiler pass to the loops, line by line."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ _Lanes = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class SectorCount:
-    """What a warp moves in one access to global memory.
+    """The traffic of a warp in one access to global memory.
 
     Attributes:
         kind: "reads" or "writes". buffer: its name.

@@ -69,7 +69,7 @@ def _operand_grid(role: str, o: AtomOperand, atom: Atom) -> Grid:
 
 def draw_thread_groups(program: specs.Program) -> Iterator[Section]:
     """The threads of a block as the program divides them: the first one of each group."""
-    found = {str(s.threads): s.threads for s in _list_specs(program.body)}
+    found = {str(s.threads): s.threads for s in _list_nodes(program.body) if isinstance(s, specs.Spec)}
     grids = tuple(
         Grid(f"#{name}: the first thread of each group", _group_cells(threads), program.threads)
         for name, threads in found.items()
@@ -88,47 +88,55 @@ def _group_cells(threads: ThreadTensor) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(offsets[row::rows]) for row in range(rows))
 
 
-def _list_specs(body: Sequence[specs.Node]) -> Iterator[specs.Spec]:
+def _list_nodes(body: Sequence[specs.Node]) -> Iterator[specs.Node]:
+    """The nodes of a program, outer ones first."""
     for node in body:
-        if isinstance(node, specs.Spec):
-            yield node
+        yield node
         if isinstance(node, (specs.Spec, *specs.BODIES)):
-            yield from _list_specs(node.body)
+            yield from _list_nodes(node.body)
 
 
 # --- pipelines ---------------------------------------------------------------------------------------------------
 
 
+Order = tuple[int, int, int]
+"""Of a step: 0 before the first one that waits for copies, else 1; its number; its part, if it fills more than once."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Event:
-    """An access to a stage of a shared buffer, by some threads in a step. order: of the step."""
+    """An access to a stage of a shared buffer, by some threads in a step."""
 
     threads: str
     verb: str
     buffer: str
     stage: int
-    order: tuple[int, int]
+    order: Order
 
 
 @dataclass
 class _Walk:
     """The steps of a block, as its first thread comes to them.
 
-    order: of the present step: (0, n) before a loop, (1, i) in iteration i of one.
+    A step begins where the thread waits for copies; in a role, with each iteration of its innermost loop.
+
+    Attributes:
+        staged: the buffers with stages. threads: of the present role. order: of the present step. steps: so far.
     """
 
     staged: dict[str, int]
     events: list[_Event] = field(default_factory=list)
     threads: str = ""
-    order: tuple[int, int] = (0, 0)
+    order: Order = (0, 0, 0)
+    steps: int = 0
 
     def run(self, body: Sequence[specs.Node], values: dict[str, Any]) -> None:
+        """Walk through nodes. values: of the variables that are not 0."""
         for node in body:
             match node:
                 case specs.Loop(var, stop, inner):
-                    self._loop(
-                        var, int(evaluate_index(stop, values)) if isinstance(stop, ir.Expr) else stop, inner, values
-                    )
+                    last = int(evaluate_index(stop, values)) if isinstance(stop, ir.Expr) else stop
+                    self._run_loop(var, last, inner, values)
                 case specs.When(condition, inner):
                     if evaluate_index(condition, values):
                         self.run(inner, values)
@@ -138,32 +146,43 @@ class _Walk:
                         known[name] = evaluate_index(value, known)
                     self.run(inner, known)
                 case specs.Role(threads, _, inner):
-                    self.threads, self.order = f"#{threads}", (0, 0)
+                    self.threads, self.order = f"#{threads}", (0, 0, 0)
                     self.run(inner, values)
-                    self.threads, self.order = "", (0, 0)
+                    self.threads = ""
                 case specs.One(_, inner) | specs.Named(body=inner):
                     self.run(inner, values)
                 case specs.Commit() if self.order[0] == 0:
-                    self.order = (0, self.order[1] + 1)
+                    self.order = (0, self.order[1] + 1, 0)
+                case specs.WaitCopies():
+                    self.order = (1, self.steps, 0)
+                    self.steps += 1
                 case specs.Spec():
                     self._note(node, values)
 
-    def _loop(self, var: str, stop: int, inner: Sequence[specs.Node], values: dict[str, Any]) -> None:
-        """The first steps of a loop; of one around others, such as a loop over tiles, the first."""
-        is_outer = any(isinstance(n, specs.Loop) for n in inner)
-        before = self.order
+    def _run_loop(self, var: str, stop: int, inner: Sequence[specs.Node], values: dict[str, Any]) -> None:
+        """The first steps of a loop. In a role, a loop around others, such as one over tiles, has one iteration."""
+        is_outer = self.threads and any(isinstance(n, specs.Loop) for n in _list_nodes(inner))
         for i in range(min(stop, 1 if is_outer else STEPS)):
-            if not is_outer:
-                self.order = (1, i)
+            if self.steps > STEPS:
+                return
+            if self.threads and not is_outer:
+                self.order = (1, i, 0)
             self.run(inner, {**values, var: i})
-        self.order = before
 
     def _note(self, s: specs.Spec, values: dict[str, Any]) -> None:
         for verb, operands in (("fill", s.outputs), ("use", s.inputs)):
             for o in operands:
                 if isinstance(o, MemoryView) and o.buffer.name in self.staged:
                     stage = int(evaluate_index(o.tensor.coordinates[0], values))
-                    self.events.append(_Event(self.threads, verb, o.buffer.name, stage, self.order))
+                    self._add(verb, o.buffer.name, stage)
+
+    def _add(self, verb: str, buffer: str, stage: int) -> None:
+        """Note an access, in a new part of the step if there has been one to another stage."""
+        own = {e.order: e.stage for e in self.events if (e.threads, e.verb, e.buffer) == (self.threads, verb, buffer)}
+        while own.get(self.order, stage) != stage:
+            phase, number, part = self.order
+            self.order = phase, number, part + 1
+        self.events.append(_Event(self.threads, verb, buffer, stage, self.order))
 
 
 def draw_pipeline(program: specs.Program) -> Iterator[Section]:
@@ -183,21 +202,15 @@ def draw_pipeline(program: specs.Program) -> Iterator[Section]:
         tuple(cells for _, cells in rows),
         max(walk.staged.values()),
         tuple(f"{label} {', '.join(buffers)}" for (label, _), buffers in rows.items()),
-        tuple("before" if phase == 0 else str(n) for phase, n in steps),
+        tuple("before" if phase == 0 else "" if part else str(n) for phase, n, part in steps),
     )
     stages = ", ".join(f"{name}: {depth}" for name, depth in walk.staged.items())
-    more = f"; the first {STEPS} steps of each loop" if any(n == STEPS - 1 for _, n in steps) else ""
+    more = f"; the first {STEPS} steps of each loop" if any(n >= STEPS - 1 for _, n, _ in steps) else ""
     yield Section("pipeline", (f"stages of shared memory: {stages}{more}",), (grid,))
 
 
 def _find_staged(body: Sequence[specs.Node]) -> dict[str, int]:
     """The shared buffers of several tiles, and how many."""
-    found: dict[str, int] = {}
-    for node in body:
-        if isinstance(node, specs.Allocate) and isinstance(node.tile, MemoryView):
-            b = node.tile.buffer
-            if b.space is ir.Space.SHARED and len(b.shape) > 2 and b.shape[0] > 1:
-                found[b.name] = b.shape[0]
-        elif isinstance(node, specs.BODIES):
-            found |= _find_staged(node.body)
-    return found
+    tiles = (n.tile for n in _list_nodes(body) if isinstance(n, specs.Allocate))
+    buffers = (tile.buffer for tile in tiles if isinstance(tile, MemoryView) and tile.buffer.space is ir.Space.SHARED)
+    return {b.name: b.shape[0] for b in buffers if len(b.shape) > 2 and b.shape[0] > 1}
