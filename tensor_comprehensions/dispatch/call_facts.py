@@ -1,4 +1,4 @@
-"""Facts about the calls of an operator, for reports: what the short way asks for, and the kernels so far."""
+"""Facts about the calls of an operator, for reports: what the fast path asks for, and the kernels so far."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _list_guards(compiled: CompiledCpuKernel) -> Iterator[str]:
 
 
 def _find_hindrance(values: Sequence[Any]) -> str:
-    """Why a call with `values` does not take the short way; "" if it does."""
+    """Why a call with `values` does not take the fast path; "" if it does."""
     if not call_cache.is_fast_path_available():
         return "this system has no machine code for calls: they are recognized in Python"
     if any(hasattr(v, "__array__") and not isinstance(v, Tensor) for v in values):

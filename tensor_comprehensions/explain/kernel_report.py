@@ -244,7 +244,7 @@ class CallFacts:
     """Calls of the operator that a kernel belongs to.
 
     Attributes:
-        guards: what a call has to pass to take the short way: a line for each argument.
+        guards: what a call has to pass to take the fast path: a line for each argument.
         hindrance: why calls with these arguments do not take it; "" if they do.
         lanes: kinds of calls that take it so far. compiled, loaded: kernels of the operator so far.
         seconds: that making these took.

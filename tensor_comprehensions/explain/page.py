@@ -240,11 +240,11 @@ def _calls(report: Report) -> Iterator[str]:
     c = report.calls
     if c is None:
         return
-    way = c.hindrance or "calls like this one take the short way, after the first"
+    path = c.hindrance or "calls like this one take the fast path, after the first"
     rows = [
-        ("way", way),
+        ("path", path),
         ("kernels", f"{describe_kernels(c)}; making them took {c.seconds * 1e3:.0f} ms"),
-        ("short way", f"{c.lanes} kinds of calls so far"),
+        ("on it", f"{c.lanes} kinds of calls so far"),
     ]
     rows += [("asks for", guard) for guard in c.guards]
     yield '<section id="calls"><h2>calls</h2><table><tbody>'
