@@ -14,7 +14,8 @@ from ...loop_ir.rewrite import allocated_buffers, walk_stmts
 from ...loop_ir.show import LineNumbers
 from .dialect import C99, CDialect
 from .expressions import PrintScope, array_shape
-from .statements import indent_lines, on_stack, print_braced, print_statement
+from .statements import on_stack, print_braced, print_statement
+from .text_lines import indent_lines
 
 
 def emit_c(module: ir.Module, *, header: str = "", dialect: CDialect = C99, marks: LineNumbers | None = None) -> str:

@@ -61,7 +61,7 @@ class PrintScope:
     dynamic: offsets in bytes of shared buffers in dynamic shared memory.
     cached: the buffers that are read through the read-only cache.
     parallel, simd: whether the scope is inside a parallel loop or a loop of one vector instruction stream.
-    marks: the lines of the loops that lines of the text are marked with; see `statements.split_marks`.
+    marks: the lines of the loops that lines of the text are marked with; see `text_lines.split_marks`.
     """
 
     dialect: CDialect

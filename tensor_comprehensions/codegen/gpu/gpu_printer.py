@@ -19,7 +19,8 @@ from ...loop_ir.show import LineNumbers
 from ..c.c_printer import collect_words, needed_includes, used_helpers
 from ..c.dialect import CDialect
 from ..c.expressions import PrintScope, array_shape
-from ..c.statements import indent_lines, mark_lines, print_statement
+from ..c.statements import print_statement
+from ..c.text_lines import indent_lines, mark_lines
 
 SINGLE = ir.Launch((1, 1, 1), (1, 1, 1))
 _SHARED_ALIGNMENT = 16
