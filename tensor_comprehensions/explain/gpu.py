@@ -32,6 +32,8 @@ from .trace import trace_compilation
 BANKS, BANK_BYTES = 32, 4
 ROWS_SHOWN, COLUMNS_SHOWN = 16, 36
 """Of a shared buffer in the picture of its banks."""
+ATTEMPTS = 8
+"""To get the same machine code from NVRTC, whose assembler orders some instructions one way or another at random."""
 
 
 def explain_gpu_kernel(compiled: CompiledGpuKernel, tuning: tuple[Decision, ...] = ()) -> Report:
@@ -76,8 +78,12 @@ def list_gpu_code(marked: str, compiled: CompiledForGpu, loops: Listing) -> GpuL
     if not nvrtc.is_nvrtc_available():
         return GpuListings((cuda,), "", {})
     architecture = architecture_for(cuda.text, compiled.target.name)
-    ptx, code = nvrtc.compile_with_lines(cuda.text, architecture)
-    same = code_sections(code.binary) == code_sections(compiled.cubin.binary)
+    wanted = code_sections(compiled.cubin.binary)
+    for _ in range(ATTEMPTS):
+        ptx, code = nvrtc.compile_with_lines(cuda.text, architecture)
+        same = code_sections(code.binary) == wanted
+        if same:
+            break
     return GpuListings((cuda, list_ptx(ptx, cuda)), SAME_BYTES if same else BY_HAND, code.resources)
 
 
