@@ -464,6 +464,7 @@ class Op(KernelDispatcher):
         target: CpuTarget | GpuTarget | str | None = None,
         schedule: object = None,
         measure: bool = False,
+        journal: str | Path | None = None,
         **initial: Value,
     ) -> Report:
         """Explain the kernel of calls like this one: which statements share loops, plans, their rivals, and the code.
@@ -473,18 +474,29 @@ class Op(KernelDispatcher):
 
         Args:
             measure: also run the call on one thread, and measure the limits of this machine: about a second.
+            journal: of a search for this def, sizes and machine, which the report then shows. By default, the last
+                search of this process is shown.
         """
         kernel = self.compile(*tensors, options=options, target=target, schedule=schedule, **initial)
         if not isinstance(kernel, Kernel):
-            if measure:
-                raise ArgumentError("only kernels for CPUs are measured", suggestion="leave out measure=True")
+            if measure or journal is not None:
+                raise ArgumentError(
+                    "only kernels for CPUs and dense operands are measured, and have journals",
+                    suggestion="leave out measure and journal",
+                )
             return kernel.explain()
-        report = kernel._make_report(asked=self._asked == "tuned")
+        from .dispatch.call_facts import collect_call_facts
+
+        report = kernel._make_report(asked=self._asked == "tuned", journal=None if journal is None else Path(journal))
+        values = (*tensors, *initial.values())
+        report = replace(report, calls=collect_call_facts(self._kernels, self._lanes, kernel.compiled, values))
         if not measure:
             return report
         from .explain.measure import measured_report
 
-        return measured_report(report, kernel.compiled, lambda: kernel(*tensors, **initial))
+        arguments = normalize_detached(self._kernels.interface, tensors, initial)
+        bound = self._kernels.bind(shapes_of(self.function, arguments))
+        return measured_report(report, bound, kernel.compiled.target, lambda: kernel(*tensors, **initial))
 
 
 def _define_named(

@@ -7,6 +7,7 @@ changes none of the caller's tensors.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +28,8 @@ from .torch_ext.dynamo_calls import call_in_graph, call_overload, needs_dispatch
 from .torch_ext.registration import DispatcherOp
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from .explain.kernel_report import Report
     from .torch_ext.sparse_op import SparseOp
 
@@ -169,12 +172,16 @@ class Kernel(KernelDispatcher, CompiledCallable[CompiledCpuKernel]):
         """Explain the kernel's code: `print` the report for the short form, `save("x.html")` it for the page."""
         return self._make_report(asked=False)
 
-    def _make_report(self, *, asked: bool) -> Report:
-        """The report. asked: whether the operator takes its options from tuned records."""
+    def _make_report(self, *, asked: bool, journal: Path | None = None) -> Report:
+        """The report. asked: whether the operator takes its options from tuned records. journal: of a search."""
         from .autotuner.recorded_options import explain_record
+        from .autotuner.search_history import find_search
+        from .cache.key import make_key
         from .dispatch.persistent_kernel_cache import describe_origin
         from .explain.cpu import explain_cpu_kernel
 
         c = self.compiled
         record = explain_record(self.function, c.bound, c.options, c.target, asked=asked)
-        return explain_cpu_kernel(c, (record,), (("cache", describe_origin(self.function, c)),))
+        search = find_search(make_key(self.function, c.bound, c.target, threads=torch.get_num_threads()), journal)
+        report = explain_cpu_kernel(c, (record,), (("cache", describe_origin(self.function, c)),))
+        return replace(report, search=search)

@@ -14,6 +14,7 @@ from PIL import Image
 import tensor_comprehensions as tc
 from tensor_comprehensions.explain.kernel_report import Report
 from tensor_comprehensions.target import AVX512
+from tensor_comprehensions.tiles.library.product import gemm80
 
 from .browser import Browser
 
@@ -65,11 +66,17 @@ def _explain_matmul() -> Report:
     return _example("matmul.tc", "matmul").explain(x, x, target="cuda:sm_80")
 
 
+def _explain_gemm() -> Report:
+    x = torch.zeros(256, 320).half()
+    return gemm80.compile(x, x, target="cuda:sm_80").explain()
+
+
 PICTURES = {
     "softmax": Picture(_explain_softmax, "#s1"),
     "attention": Picture(_explain_attention, "#s1", ("header", "#dependences", "#why"), 1000),
     "conv2d": Picture(_explain_conv2d, "#s1", ("header", "#footprints", "#limits"), 1000),
     "cuda": Picture(_explain_matmul, "#s0", ("header", ".panes", "section:has(.banks)"), 1700),
+    "tiles": Picture(_explain_gemm, "", ("section:has(.banks)",), 900),
     "no_script": Picture(_explain_softmax, "", scripts=False),
 }
 

@@ -76,8 +76,7 @@ class Journal:
             file.truncate(0)
             _write_whole(file, _MAGIC)
             return len(_MAGIC)
-        if not data.startswith(_MAGIC):
-            raise ArgumentError(f"{path} is not a journal of a search", suggestion="name another file, or remove it")
+        _check_magic(data, path)
         end = len(_MAGIC)
         for start, problem, record in _parse_records(data):
             self._take(problem, record)
@@ -146,6 +145,30 @@ class Journal:
             except OSError as error:
                 self._give_up(error)
             self._discard()
+
+
+def read_records(path: Path) -> Iterator[tuple[str, Record]]:
+    """The problem and the message of each whole record of a journal, which another search may be writing.
+
+    Raises ArgumentError if it cannot be read, or is no journal.
+    """
+    try:
+        with open(path, "rb", opener=_open_for_reading) as file:
+            data = file.read(LARGEST_FILE)
+    except (OSError, ValueError) as error:
+        raise ArgumentError(f"the journal {path} cannot be read: {error}") from error
+    _check_magic(data, path)
+    for _, problem, record in _parse_records(data):
+        yield problem, record
+
+
+def _check_magic(data: bytes, path: Path) -> None:
+    if not data.startswith(_MAGIC):
+        raise ArgumentError(f"{path} is not a journal of a search", suggestion="name another file, or remove it")
+
+
+def _open_for_reading(name: str, flags: int) -> int:
+    return _open_plain(name, flags & ~os.O_CREAT)
 
 
 def _open_plain(name: str, flags: int) -> int:

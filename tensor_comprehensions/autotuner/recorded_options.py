@@ -130,7 +130,8 @@ def explain_record(
         found = lookup_best(function, bound, target)
     (known,) = (d for d in book.decisions if d.subject == "tuning")
     known = replace(known, **_list_measured(function, bound, target))
-    if found is None or (asked and options == found):
+    is_used = options == found and (asked or options != CpuOptions())  # a search of this process sets them, too
+    if found is None or is_used:
         return known
     why = "other options were given" if asked else "the operator is not defined with options='tuned'"
     return replace(known, chosen=RECORD_UNUSED, why=f"{why}; the cache has {known.why}")

@@ -12,7 +12,9 @@ from typing import Any
 
 from ..cache.key import toolchain_versions
 from ..core.errors import ArgumentError
-from .outcomes import Outcome
+from ..explain.kernel_report import SearchCurve
+from ..explain.search_report import draw_search
+from .search_history import trace_search
 from .search_loop import TuningResult
 
 WIDTH, HEIGHT, MARGIN = 640, 260, 46
@@ -69,20 +71,14 @@ def best_candidate_seconds(found: TuningResult[Any]) -> float | None:
     return next((o.seconds for o in found.outcomes if o.options == found.options), None)
 
 
-def convergence(outcomes: Sequence[Outcome]) -> list[tuple[float, float]]:
-    """(elapsed, best so far) each time that a search found something better."""
-    curve: list[tuple[float, float]] = []
-    for o in outcomes:
-        if o.seconds is not None and (not curve or o.seconds < curve[-1][1]):
-            curve.append((o.elapsed, o.seconds))
-    return curve
-
-
 # --- the page ----------------------------------------------------------------------------------------------------
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em; color: #222 }
 h2 { margin-top: 2em; border-bottom: 1px solid #ccc } code { background: #f4f4f4; padding: 0 .2em }
+.axis, .roof, .drop, .limit { fill: none; stroke: #888 } .roof { stroke: #2a6; stroke-width: 2 } .own { fill: #48c }
+.drop { stroke-dasharray: 3 3 } .limit { stroke: #2a6; stroke-width: 2 } .failed { fill: #c43 }
+.end { text-anchor: end }
 td, th { text-align: left; padding: .1em 1em .1em 0; vertical-align: top } svg { background: #fcfcfc }
 """
 
@@ -109,12 +105,11 @@ def _section(name: str, found: TuningResult[Any]) -> Iterator[str]:
         f" took {format_seconds(found.seconds)} in the race,"
         f" where untuned ones took {format_seconds(found.default_seconds)}"
     )
-    if (time := best_candidate_seconds(found)) is not None:
-        yield f", and {format_seconds(time)} in the search, whose times are those below"
-    yield ":</p>"
-    yield f"<p><code>{escape(repr(found.options))}</code></p>"
-    yield "<h3>The best so far in the search</h3>" + _curve(found)
-    yield "<h3>All times of the search</h3>" + _distribution(found)
+    yield f":</p><p><code>{escape(repr(found.options))}</code></p>"
+    traced = trace_search(found)
+    yield f"<h3>The candidates over time</h3>{draw_search(traced)}"
+    yield "<p>Times of the search are scaled: the default takes what it took in the race.</p>"
+    yield "<h3>All times of the search</h3>" + _distribution(traced)
     yield "<h3>What became of them</h3><table>"
     examples = {o.kind: o.message for o in reversed(found.outcomes)}
     for kind, count in Counter(o.kind for o in found.outcomes).most_common():
@@ -122,29 +117,8 @@ def _section(name: str, found: TuningResult[Any]) -> Iterator[str]:
     yield "</table>"
 
 
-def _curve(found: TuningResult[Any]) -> str:
-    points = convergence(found.outcomes)
-    if not points:
-        return "<p>No candidate was timed.</p>"
-    end = max(found.elapsed, points[-1][0], 1e-9)
-    worst, best = points[0][1], points[-1][1]
-    room = (WIDTH - 2 * MARGIN, HEIGHT - 2 * MARGIN)
-
-    def place(elapsed: float, seconds: float) -> tuple[float, float]:
-        down = (worst - seconds) / (worst - best) if worst > best else 0.0
-        return MARGIN + room[0] * elapsed / end, MARGIN + room[1] * down
-
-    path = ""
-    for (elapsed, seconds), (following, _) in zip(points, [*points[1:], (end, best)], strict=True):
-        (x, y), (next_x, _) = place(elapsed, seconds), place(following, seconds)
-        path += f"{'L' if path else 'M'}{x:.1f} {y:.1f} L{next_x:.1f} {y:.1f} "
-    labels = _label(4, MARGIN, format_seconds(worst)) + _label(4, HEIGHT - MARGIN, format_seconds(best))
-    labels += _label(MARGIN, HEIGHT - 8, "0 s") + _label(WIDTH - 2 * MARGIN, HEIGHT - 8, f"{end:.0f} s")
-    return _svg(f'<path d="{path}" fill="none" stroke="#2a6" stroke-width="2"/>{labels}')
-
-
-def _distribution(found: TuningResult[Any]) -> str:
-    times = [log10(o.seconds) for o in found.outcomes if o.seconds is not None]
+def _distribution(found: SearchCurve) -> str:
+    times = [log10(c.seconds * found.scale) for c in found.candidates if c.seconds is not None]
     if not times:
         return "<p>No candidate was timed.</p>"
     low, high = min(times), max(times)

@@ -414,7 +414,7 @@ class Tuner:
                 "%s: other load disturbed the race, so it decides nothing; search on an idle machine",
                 self.problem.function.name,
             )
-        winner = _find_significant_winner(timings)
+        winner = find_significant_winner(timings)
         if winner is None:
             raise ArgumentError(
                 f"the best ways to lower {self.problem.function.name} fail in the end, and so does the default: "
@@ -478,7 +478,7 @@ def _race_seconds(seconds: float) -> float:
     return min(most, max(least, seconds * RESERVE))
 
 
-def _find_significant_winner(timings: Sequence[pb.Timing]) -> int | None:
+def find_significant_winner(timings: Sequence[pb.Timing]) -> int | None:
     """The fastest code that is significantly faster than the first one, the default; None if there is none."""
     ran = [n for n, t in enumerate(timings) if t.runs]
     if 0 in ran:

@@ -30,6 +30,7 @@ from .evaluators import Evaluator, ExecutorWorkers, LocalWorkers
 from .journal import Journal
 from .problem import Problem
 from .recorded_options import starting_points
+from .search_history import remember_search
 from .search_loop import Observer, SearchBudget, StopFlag, Tuner, TuningResult
 from .space import CpuSearchSpace, Genome, search_space
 
@@ -84,7 +85,7 @@ def tune(
         with deferred_interrupts():  # otherwise an interrupt could leave a started process behind
             where.begin()
         problem = Problem(subject.message)
-        known = load_or_start(book, problem.digest, lambda: known_options(subject, key))
+        known = load_or_start(book, problem.digest, key.digest, lambda: known_options(subject, key))
         made, seeds = spaced or search_space(subject.bound, subject.target, subject.start, known)
         with stop_on_interrupt() as stop:
             tuner = Tuner(
@@ -106,6 +107,7 @@ def tune(
             if evaluator is None:
                 where.close()
     publish_result(subject, key, found, effort)
+    remember_search(key, found)
     return found
 
 
@@ -126,11 +128,14 @@ def known_options(subject: TuningTask, key: Key) -> list[CpuOptions]:
     return found
 
 
-def load_or_start(book: Journal, problem: str, look: Callable[[], list[CpuOptions]]) -> list[CpuOptions]:
-    """The starting points of a search besides the default; a resumed search keeps those of its beginning."""
+def load_or_start(book: Journal, problem: str, key: str, look: Callable[[], list[CpuOptions]]) -> list[CpuOptions]:
+    """The starting points of a search besides the default; a resumed search keeps those of its beginning.
+
+    key: the digest of the key of its result, by which a report finds the search.
+    """
     record = book.start(problem)
     if record is None:
-        record = pb.Start(known=map(to_message, look()))
+        record = pb.Start(known=map(to_message, look()), key=key)
         book.add(problem, record)
     return [from_message(message) for message in record.known]
 

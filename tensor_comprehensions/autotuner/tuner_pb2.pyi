@@ -180,10 +180,12 @@ class Outcome(_message.Message):
     def __init__(self, options: _Optional[_Union[_tc_cache_pb2.Options, _Mapping]] = ..., status: _Optional[_Union[Status, str]] = ..., message: _Optional[str] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., digest: _Optional[str] = ..., generation: _Optional[int] = ..., compiling: _Optional[float] = ..., running: _Optional[float] = ..., elapsed: _Optional[float] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("known",)
+    __slots__ = ("known", "key")
     KNOWN_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
     known: _containers.RepeatedCompositeFieldContainer[_tc_cache_pb2.Options]
-    def __init__(self, known: _Optional[_Iterable[_Union[_tc_cache_pb2.Options, _Mapping]]] = ...) -> None: ...
+    key: str
+    def __init__(self, known: _Optional[_Iterable[_Union[_tc_cache_pb2.Options, _Mapping]]] = ..., key: _Optional[str] = ...) -> None: ...
 
 class Decision(_message.Message):
     __slots__ = ("finalists", "timings", "elapsed")

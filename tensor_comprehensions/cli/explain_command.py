@@ -22,6 +22,7 @@ def add_explain_parser(commands: Any, add_def: Callable[[argparse.ArgumentParser
     add_def(parser)
     parser.add_argument("--target", metavar="TARGET", help="a GPU to explain the kernel for, such as cuda:sm_90")
     parser.add_argument("--measure", action="store_true", help="time a call, and measure the limits of the machine")
+    parser.add_argument("--journal", metavar="FILE", help="the journal of a search, which the report then shows")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument("-o", "--output", metavar="FILE", help="write the report as one HTML page")
     parser.add_argument("--open", action="store_true", help="show the page in the browser")

@@ -180,8 +180,12 @@ def _explain(options: argparse.Namespace) -> Report:
     op = _op(options)
     arguments, initial = _arguments(op, parse_sizes(options.sizes))
     if options.target is not None:
-        return op.explain(*arguments, target=options.target, measure=options.measure, **initial)
-    return op.explain(*arguments, options=_options(options), measure=options.measure, **initial)
+        return op.explain(
+            *arguments, target=options.target, measure=options.measure, journal=options.journal, **initial
+        )
+    return op.explain(
+        *arguments, options=_options(options), measure=options.measure, journal=options.journal, **initial
+    )
 
 
 def _run(options: argparse.Namespace) -> int:

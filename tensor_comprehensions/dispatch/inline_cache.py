@@ -85,6 +85,10 @@ class InlineCache:
         """A function for calls without `out` and initial values; it returns the result, NotImplemented or RECORDED."""
         return None if self._initial else self._functions.get(False)
 
+    def count(self) -> int:
+        """How many lanes there are."""
+        return sum(map(len, self._cells.values())) + len(self._plain)
+
     def call(self, tensors: Sequence[Any], out: Any, initial: Mapping[str, Any]) -> Any:
         """The result of a call, or MISS."""
         if len(tensors) != self._count or len(initial) != len(self._initial):

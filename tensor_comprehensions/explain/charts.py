@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from html import escape
+from itertools import groupby
 from math import log10
 
 from .dependences import number_kernels
 from .format_numbers import format_bytes, format_count
-from .kernel_report import Report, Roofline, Section
+from .kernel_report import Grid, Report, Roofline
 
 BAR = 60
 WIDTH, HEIGHT, MARGIN = 560, 260, 44
@@ -28,7 +29,22 @@ def draw_bars(rows: Sequence[tuple[str, float, str]]) -> str:
 
 
 def draw_roofline(r: Roofline) -> str:
-    """Operations per second over operations per byte: the roofs of the memories, and the call."""
+    """Operations per second over operations per byte: the roofs of the memories, and the call.
+
+    Without operations, only the numbers: a logarithmic axis has no zero.
+    """
+    caption = _describe_call(r)
+    return caption + _draw_roofs(r) if r.flops else caption
+
+
+def _describe_call(r: Roofline) -> str:
+    text = f"{format_count(r.flops)} operations, {format_bytes(r.bytes)}: {r.intensity:.1f} operations per byte"
+    if r.seconds is not None and r.share is not None:
+        text += f"; {r.seconds * 1e6:.1f} us, {100 * r.share:.0f} % of what the limits allow"
+    return f"<p>{escape(text)}</p>"
+
+
+def _draw_roofs(r: Roofline) -> str:
     low, high = min(0.1, r.intensity / 4), max(100.0, r.intensity * 4)
     top = r.peak * 2
     points = [r.attainable_flops, *((r.flops / r.seconds,) if r.seconds else ())]
@@ -58,26 +74,38 @@ def draw_roofline(r: Roofline) -> str:
     parts.append(f'<text x="{x(high) - 130:.0f}" y="{y(r.peak) - 6:.0f}">{format_count(r.peak)} operations/s</text>')
     parts.append(f'<path class="drop" d="M{x(r.intensity):.0f} {y(r.attainable_flops):.0f} V{HEIGHT - MARGIN}"/>')
     parts.append(f'<circle class="limit" cx="{x(r.intensity):.0f}" cy="{y(r.attainable_flops):.0f}" r="4"/>')
-    caption = f"{format_count(r.flops)} operations, {format_bytes(r.bytes)}: {r.intensity:.1f} operations per byte"
-    if r.seconds is not None and r.share is not None:
+    if r.seconds is not None:
         reached = r.flops / r.seconds
         parts.append(f'<circle class="own" cx="{x(r.intensity):.0f}" cy="{y(reached):.0f}" r="5"/>')
-        caption += f"; {r.seconds * 1e6:.1f} us, {100 * r.share:.0f} % of what the limits allow"
-    svg = f'<svg class="chart" width="{WIDTH}" height="{HEIGHT}" role="img">{"".join(parts)}</svg>'
-    return f"<p>{escape(caption)}</p>{svg}"
+    return f'<svg class="chart" width="{WIDTH}" height="{HEIGHT}" role="img">{"".join(parts)}</svg>'
 
 
-def draw_bank_grid(section: Section) -> str:
-    """Rows of a shared buffer: the bank that each element is in."""
-    parts = []
-    for row, banks in enumerate(section.grid):
-        for column, bank in enumerate(banks):
-            tone = f"t{bank * 8 // 32}" if bank >= 0 else "pad"
-            parts.append(f'<rect class="{tone}" x="{column * CELL}" y="{row * CELL}" width="{CELL}" height="{CELL}"/>')
-            if bank >= 0:
-                parts.append(f'<text x="{column * CELL + 2}" y="{row * CELL + 11}">{bank}</text>')
-    width, height = CELL * max(map(len, section.grid)), CELL * len(section.grid)
-    return f'<svg class="banks" width="{width}" height="{height}" role="img">{"".join(parts)}</svg>'
+def draw_grid(g: Grid) -> str:
+    """The numbers of a grid, in boxes of eight colors: one box for neighbors of a color."""
+    left = 8 * max((len(name) + 1 for name in g.rows), default=0)
+    width = max(CELL, *(7 * len(name) + 4 for name in g.columns), 7 * len(str(g.count - 1)) + 2)
+    top = CELL if g.columns else 0
+    parts = [_name(left + n * width + 2, 0, name) for n, name in enumerate(g.columns)]
+    parts += [_name(0, top + n * CELL, name) for n, name in enumerate(g.rows)]
+    for row, cells in enumerate(g.cells):
+        y, tones = top + row * CELL, [f"t{cell * 8 // g.count}" if cell >= 0 else "pad" for cell in cells]
+        first = 0
+        for tone, same in groupby(tones):
+            length = len(list(same))
+            box = f'x="{left + first * width}" y="{y}" width="{length * width}" height="{CELL}"'
+            parts.append(f'<rect class="{tone}" {box}/>')
+            first += length
+        parts += [_text(left + n * width + 2, y, cell) for n, cell in enumerate(cells) if cell >= 0]
+    size = f'width="{left + width * max(map(len, g.cells))}" height="{top + CELL * len(g.cells)}"'
+    return f'<p>{escape(g.title)}:</p><svg class="banks" {size} role="img">{"".join(parts)}</svg>'
+
+
+def _text(x: int, y: int, n: int) -> str:
+    return f'<text x="{x}" y="{y + 11}">{n}</text>'
+
+
+def _name(x: int, y: int, name: str) -> str:
+    return f'<text class="name" x="{x}" y="{y + 11}">{escape(name)}</text>'
 
 
 ROW, LEFT, BOW = 30, 200, 80

@@ -33,14 +33,14 @@ def explain_cpu_kernel(
     work = call_flops(trace.bound), call_bytes(trace.bound)
     return trace.make_report(
         f"{target.name}, vectors of {target.vector_bits} bits{blocks}",
-        (*tuning, *map(trace.name_packed, (*trace.decisions, *with_original_decisions(book.decisions, trace.bound)))),
+        (*tuning, *map(trace.name_copies, (*trace.decisions, *with_original_decisions(book.decisions, trace.bound)))),
         (list_assembly(assembly, trace.loops), *_list_c(trace), list_llvm(text, trace.loops)),
         facts=(
             ("options", repr(compiled.options)),
             ("work", f"{format_count(work[0])} operations, {format_bytes(work[1])} of tensors"),
             *facts,
         ),
-        footprints=loop_footprints(trace.lines, trace.named_lines, target, trace.packed),
+        footprints=loop_footprints(trace.lines, trace.readable_lines, target, trace.buffer_names),
         matches=SAME_BYTES if same else BY_HAND,
     )
 
@@ -48,7 +48,7 @@ def explain_cpu_kernel(
 def _list_c(trace: Trace) -> Iterator[Listing]:
     """The loops as C; none if C cannot spell them."""
     try:
-        text = emit_c(trace.named, header=trace.compiled.text, marks=trace.numbers)
+        text = emit_c(trace.readable_module, header=trace.compiled.text, marks=trace.readable_numbers)
     except CannotLower:
         return
     yield list_marked("c", "C", text, trace.loops)

@@ -6,7 +6,7 @@ masked.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import prod
@@ -29,7 +29,7 @@ from ..loop_ir.nodes import (
     Store,
     Var,
 )
-from ..loop_ir.rewrite import stmt_expressions, substatements, walk_expr, walk_stmts
+from ..loop_ir.rewrite import stmt_expressions, substatements, walk_expr
 from ..loop_ir.show import Line
 from ..target import CpuTarget
 from .kernel_report import Footprint
@@ -97,17 +97,27 @@ def _term(part: Expr, factor: int) -> _Term:
         return _Term(part, factor, part.name, (part.name,), is_opaque=False)
     inner = list(walk_expr(part))
     names = tuple(x.name for x in inner if isinstance(x, Var))
-    return _Term(part, factor, "", names, any(isinstance(x, Load | Ramp) for x in inner))
+    return _Term(part, factor, "", names, any(map(_is_data, inner)))
+
+
+def _is_data(e: Expr) -> bool:
+    """Whether data decides an expression, as far as it alone shows: scopes know integer variables only."""
+    return isinstance(e, Load | Ramp) or (isinstance(e, Var) and not e.type.dtype.is_integer)
 
 
 @dataclass(frozen=True, slots=True)
 class _IterationScope:
-    """The variables bound inside an iteration: the form of each, and its number of values."""
+    """The variables bound inside an iteration: the form of each, and its number of values.
+
+    known: facts about the whole program. is_certain: whether what is here runs in each iteration. found: the forms of
+    expressions, by their ids.
+    """
 
     forms: Mapping[str, _Form]
     trips: Mapping[str, int]
     known: _Known = field(default_factory=_Known)
     is_certain: bool = True
+    found: dict[int, _Form] = field(default_factory=dict)
 
     def with_loop(self, loop: Loop) -> _IterationScope:
         start, trips = self.form(loop.start), _trip_count(loop)
@@ -122,14 +132,24 @@ class _IterationScope:
         )
 
     def with_let(self, let: Let) -> _IterationScope:
-        return replace(self, forms={**self.forms, let.name: self.form(let.value)})
+        if not let.value.type.dtype.is_integer:
+            return self
+        forms = {**self.forms, let.name: self.form(let.value)}
+        return _IterationScope(forms, self.trips, self.known, self.is_certain)
 
     def under_condition(self) -> _IterationScope:
-        return replace(self, is_certain=False)
+        return replace(self, is_certain=False, found={})
 
     def form(self, e: Expr) -> _Form:
         """The form of an integer expression."""
+        if id(e) not in self.found:
+            self.found[id(e)] = self._find_form(e)
+        return self.found[id(e)]
+
+    def _find_form(self, e: Expr) -> _Form:
         terms, constant = self.known.terms_of(e)
+        if not terms:
+            return _Form((), frozenset(), constant)
         moving: dict[str, int] = {}
         fixed: dict[Hashable, int] = {}
         known = True
@@ -196,23 +216,17 @@ def _constant_upper_bound(e: Expr) -> int | None:
 
 
 def loop_footprints(
-    lines: Sequence[Line], named: Sequence[Line], target: CpuTarget, packed: Mapping[str, str]
+    lines: Sequence[Line], readable: Sequence[Line], target: CpuTarget, names: Mapping[str, str]
 ) -> tuple[Footprint, ...]:
-    """The footprint of each loop among `lines`; `named` are the same in the program's names.
+    """The footprint of each loop among `lines`.
 
-    packed: the names for people of buffers that hold copies.
+    readable: the same lines in the program's names. names: of the buffers, for people.
     """
     found: list[Footprint] = []
-    names: dict[str, str] = {}
     known = _Known()
-    inside: set[int] = set()
-    for number, ((_, s), (_, own)) in enumerate(zip(lines, named, strict=True), 1):
+    for number, ((_, s), (_, own)) in enumerate(zip(lines, readable, strict=True), 1):
         if isinstance(s, Loop) and isinstance(own, Loop):
-            if id(s) not in inside:  # an outermost loop
-                inside.update(map(id, walk_stmts(s)))
-                names = {**_names_of(s, own), **packed}
             sizes = footprint_of(s.body, known)
-            total = sum(size for size, _ in sizes.values())
             trips = _trip_count(s)
             found.append(
                 Footprint(
@@ -221,24 +235,10 @@ def loop_footprints(
                     -1 if trips is None else trips,
                     tuple((names.get(name, name), size) for name, (size, _) in sizes.items()),
                     all(exact for _, exact in sizes.values()),
-                    _cache_for(total, target),
+                    _cache_for(sum(size for size, _ in sizes.values()), target),
                 )
             )
     return tuple(found)
-
-
-def _names_of(s: Stmt, own: Stmt) -> dict[str, str]:
-    """The names that the buffers of a statement have in another copy of it."""
-    pairs = zip(_buffers(s), _buffers(own), strict=True)
-    return {a.name: b.name for a, b in pairs}
-
-
-def _buffers(s: Stmt) -> Iterator[Buffer]:
-    for c in walk_stmts(s):
-        if isinstance(c, Store):
-            yield c.buffer
-        for e in stmt_expressions(c):
-            yield from (x.buffer for x in walk_expr(e) if isinstance(x, Load))
 
 
 def _cache_for(size: int, target: CpuTarget) -> str:

@@ -23,22 +23,27 @@ from ..runtime.cuda.nvrtc import Cubin, Resources
 from ..target import GpuTarget
 from .assembly import list_ptx
 from .format_numbers import format_bytes
-from .kernel_report import BY_HAND, SAME_BYTES, Listing, Report, Section
+from .kernel_report import BY_HAND, SAME_BYTES, Grid, Listing, Report, Section
 from .listings import list_marked
 from .sectors import SECTOR, count_sectors
+from .tile_grids import draw_atoms
 from .trace import trace_compilation
 
 BANKS, BANK_BYTES = 32, 4
 ROWS_SHOWN, COLUMNS_SHOWN = 16, 36
 """Of a shared buffer in the picture of its banks."""
+ATTEMPTS = 8
+"""To get the same machine code from NVRTC, whose assembler orders some instructions one way or another at random."""
 
 
 def explain_gpu_kernel(compiled: CompiledGpuKernel, tuning: tuple[Decision, ...] = ()) -> Report:
     """The report on a GPU kernel. tuning: the caller's decisions about its options."""
     trace = trace_compilation(compiled, "simplify")
-    marked = emit_cuda(trace.named, header=compiled.header, aligned=compiled.aligned, marks=trace.numbers)
+    marked = emit_cuda(
+        trace.readable_module, header=compiled.header, aligned=compiled.aligned, marks=trace.readable_numbers
+    )
     code = list_gpu_code(marked.source, compiled, trace.loops)
-    kernels = zip(trace.named.kernels, marked.kernels, strict=True)
+    kernels = zip(trace.readable_module.kernels, marked.kernels, strict=True)
     return trace.make_report(
         f"{compiled.target.kind} {compiled.target.name}",
         (*tuning, *trace.decisions),
@@ -73,8 +78,12 @@ def list_gpu_code(marked: str, compiled: CompiledForGpu, loops: Listing) -> GpuL
     if not nvrtc.is_nvrtc_available():
         return GpuListings((cuda,), "", {})
     architecture = architecture_for(cuda.text, compiled.target.name)
-    ptx, code = nvrtc.compile_with_lines(cuda.text, architecture)
-    same = code_sections(code.binary) == code_sections(compiled.cubin.binary)
+    wanted = code_sections(compiled.cubin.binary)
+    for _ in range(ATTEMPTS):
+        ptx, code = nvrtc.compile_with_lines(cuda.text, architecture)
+        same = code_sections(code.binary) == wanted
+        if same:
+            break
     return GpuListings((cuda, list_ptx(ptx, cuda)), SAME_BYTES if same else BY_HAND, code.resources)
 
 
@@ -98,14 +107,15 @@ def _sections(kernel: Kernel, registers: int, target: GpuTarget) -> Iterator[Sec
         yield Section(f"global memory of {kernel.name}", accesses)
     if atoms := tuple(_atom_lines(kernel)):
         yield Section(f"instructions of {kernel.name}", atoms)
+        yield from draw_atoms(INTRINSICS[s.name].atom for s in walk_stmts(kernel.body) if isinstance(s, Invoke))
     for b in shared_buffers(kernel.body):
         if len(b.shape) > 1 and b.space is Space.SHARED:
             text = f"{' x '.join(map(str, b.shape))} {b.type.dtype}, {format_bytes(b.bytes)}, {_describe_rows(b)}"
-            yield Section(f"shared {b.name}", (text,), tuple(bank_rows(b)))
+            yield Section(f"shared {b.name}", (text,), (Grid("the bank of each element", tuple(bank_rows(b)), BANKS),))
 
 
 def _describe_rows(b: Buffer) -> str:
-    """Where the rows of a shared buffer lie."""
+    """The distance of the rows of a shared buffer, or its swizzle."""
     pitch = b.strides[-2]
     if b.swizzle is not None:
         bits, base, _ = b.swizzle
@@ -141,7 +151,7 @@ def _launch_lines(kernel: Kernel, registers: int, target: GpuTarget) -> Iterator
 
 
 def _sector_lines(kernel: Kernel) -> Iterator[str]:
-    """What a warp moves in each access to global memory, those that waste the most first."""
+    """A line for each access of a warp to global memory, the most wasteful first."""
     counted = sorted(count_sectors(kernel), key=lambda found: found[0].least - found[0].sectors)
     for c, times in counted:
         many = f", {times} times in the text" if times > 1 else ""

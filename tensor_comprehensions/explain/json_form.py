@@ -8,7 +8,7 @@ from typing import Any
 from ..core.decisions import Decision
 from .kernel_report import Listing, Report
 
-SCHEMA = 2
+SCHEMA = 3
 
 
 def report_to_json(report: Report) -> dict[str, Any]:
@@ -36,6 +36,8 @@ def report_to_json(report: Report) -> dict[str, Any]:
         "dependences": [asdict(e) for e in report.edges],
         "passes": [asdict(p) for p in report.passes],
         "sections": [asdict(s) for s in report.sections],
+        "search": None if report.search is None else asdict(report.search),
+        "calls": None if report.calls is None else asdict(report.calls),
     }  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import webbrowser
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -128,7 +129,7 @@ class StatementDependence:
 
 @dataclass(frozen=True, slots=True)
 class PassDiff:
-    """What a pass of the compiler changed in the loops.
+    """The changes of a compiler pass to the loops.
 
     Attributes:
         before, after: lines of the loops.
@@ -163,17 +164,100 @@ class Roofline:
 
     @property
     def share(self) -> float | None:
-        """The part of `attainable_flops` that was reached; None if not measured."""
-        return None if self.seconds is None else self.flops / self.seconds / self.attainable_flops
+        """The least time that the limits allow, as a part of the measured time; None if not measured."""
+        least = max(self.flops / self.peak, self.bytes / self.rates[-1][1])
+        return None if self.seconds is None else least / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class TriedOptions:
+    """A candidate of a search.
+
+    Attributes:
+        options: as text. outcome: in a word: "ok", "slow", "wrong_result" and so on.
+        seconds: of a call; None if it was not timed. elapsed: seconds from the start of the search to its end.
+    """
+
+    options: str
+    outcome: str
+    seconds: float | None
+    elapsed: float
+
+
+@dataclass(frozen=True, slots=True)
+class SearchCurve:
+    """A search for options for a kernel.
+
+    Attributes:
+        candidates: in the order in which they were tried.
+        chosen: the options that won. seconds: what a call takes with them, by the race that ended the search; None if
+            it has not ended. default_seconds: what it takes with the default ones there.
+        scale: the candidates' times in the race, as a multiple of those in the search, when the machine may have been
+            slower or faster: that of the default options.
+        elapsed: seconds that the search took.
+    """
+
+    candidates: tuple[TriedOptions, ...]
+    chosen: str
+    seconds: float | None
+    default_seconds: float | None
+    scale: float
+    elapsed: float
+
+    def improvements(self) -> Iterator[TriedOptions]:
+        """The candidates that were faster than all before."""
+        best = inf
+        for c in self.candidates:
+            if c.seconds is not None and c.seconds < best:
+                best = c.seconds
+                yield c
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A table of numbers, which a page shows in colors.
+
+    Attributes:
+        cells: row by row; -1 for none, such as padding.
+        count: the numbers are below it.
+        rows, columns: their names, if they have any.
+    """
+
+    title: str
+    cells: tuple[tuple[int, ...], ...]
+    count: int
+    rows: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A further part of a report. grid: the bank of each element of rows of shared memory; -1 for padding."""
+    """A further part of a report, with pictures."""
 
     title: str
     text: tuple[str, ...] = ()
-    grid: tuple[tuple[int, ...], ...] = ()
+    grids: tuple[Grid, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CallFacts:
+    """Calls of the operator that a kernel belongs to.
+
+    Attributes:
+        guards: what a call has to pass to take the fast path: a line for each argument.
+        hindrance: why calls with these arguments do not take it; "" if they do.
+        lanes: kinds of calls that take it so far. compiled, loaded: kernels of the operator so far.
+        seconds: that making these took.
+        varying: the sizes in which they differ, with some of their values, as "M: 20, 33, 64".
+    """
+
+    guards: tuple[str, ...]
+    hindrance: str
+    lanes: int
+    compiled: int
+    loaded: int
+    seconds: float
+    varying: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +272,8 @@ class Report:
         matches: whether machine code made for the report equals that of the kernel.
         edges: the dependences between statements. passes: what each changed in the loops.
         sections: further facts about this kind of kernel.
+        search: the search for the options of the kernel, if one is known.
+        calls: facts about calls of the operator, if the report is about one.
     """
 
     name: str
@@ -205,6 +291,8 @@ class Report:
     edges: tuple[StatementDependence, ...] = ()
     passes: tuple[PassDiff, ...] = ()
     sections: tuple[Section, ...] = ()
+    search: SearchCurve | None = None
+    calls: CallFacts | None = None
 
     def find_listing(self, kind: str) -> Listing:
         """One of the listings. Raises ArgumentError if there is none of that kind."""
@@ -233,7 +321,7 @@ class Report:
     __repr__ = __str__
 
     def json(self) -> dict[str, Any]:
-        """All of it for programs, by schema 2."""
+        """All of it for programs, by schema 3."""
         from .json_form import report_to_json
 
         return report_to_json(self)

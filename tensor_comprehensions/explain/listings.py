@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ..codegen.c.statements import split_marks
+from ..codegen.c.text_lines import split_marks
 from ..loop_ir.nodes import Invoke, Module, Stmt, Store
 from ..loop_ir.origins import statement_of
 from ..loop_ir.rewrite import substatements

@@ -10,10 +10,11 @@ from time import thread_time
 
 import torch
 
-from ..compiler.compiled_kernel import CompiledCpuKernel
 from ..core.errors import ArgumentError
 from ..runtime.cpu import roofline_probes
 from ..runtime.cpu.host import host
+from ..target import CpuTarget
+from ..tc_lang.ir import BoundFunction
 from .call_cost import call_bytes, call_flops
 from .kernel_report import Report, Roofline
 
@@ -25,15 +26,15 @@ FAR, LARGEST = 4, 256 << 20
 """Times the last cache: what no cache holds; bytes of that at most."""
 
 
-def measured_report(report: Report, compiled: CompiledCpuKernel, run: Callable[[], object]) -> Report:
+def measured_report(report: Report, bound: BoundFunction, target: CpuTarget, run: Callable[[], object]) -> Report:
     """`report` with the time of the call `run`, and the limits of this machine on one thread.
+
+    bound: the def with the sizes of the call; those of a kernel for any number of rows are others.
 
     Raises ArgumentError for a kernel that does not run here.
     """
-    if not compiled.target.runs_here():
-        raise ArgumentError(
-            f"a kernel for {compiled.target.name} does not run here", suggestion="leave out measure=True"
-        )
+    if not target.runs_here():
+        raise ArgumentError(f"a kernel for {target.name} does not run here", suggestion="leave out measure=True")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -41,7 +42,7 @@ def measured_report(report: Report, compiled: CompiledCpuKernel, run: Callable[[
         rates, peak = machine_limits()
     finally:
         torch.set_num_threads(threads)
-    found = Roofline(call_flops(compiled.bound), call_bytes(compiled.bound), peak, rates, seconds)
+    found = Roofline(call_flops(bound), call_bytes(bound), peak, rates, seconds)
     return replace(report, roofline=found)
 
 

@@ -16,11 +16,12 @@ from typing import Any
 from zlib import compress
 
 from ..core.decisions import Decision
-from .charts import draw_bank_grid, draw_bars, draw_dependences, draw_roofline
+from .charts import draw_bars, draw_dependences, draw_grid, draw_roofline
 from .format_numbers import format_bytes, format_count, format_number
 from .kernel_report import Listing, ListingLine, Report
 from .page_assets import SCRIPT, STYLE
-from .text import decisions_in_order, label_statements, shown_numbers, verdict
+from .search_report import describe_search, draw_search
+from .text import decisions_in_order, describe_kernels, label_statements, shown_numbers, verdict
 
 COLORS = 8
 """Statements that have a color of their own; more begin again."""
@@ -63,10 +64,12 @@ def _page(report: Report) -> Iterator[str]:
     yield from _decisions(report)
     yield from _footprints(report)
     yield from _limits(report)
+    yield from _search(report)
+    yield from _calls(report)
     for section in report.sections:
         yield f"<section><h2>{escape(section.title)}</h2>"
         yield from (f"<p>{escape(p)}</p>" for p in section.text)
-        yield f"<p>the bank of each element:</p>{draw_bank_grid(section)}" if section.grid else ""
+        yield from map(draw_grid, section.grids)
         yield "</section>"
     yield from _facts(report)
     yield f"</main>\n<script>{SCRIPT}</script>\n</body>\n</html>"
@@ -106,7 +109,8 @@ _Rows = list[list[Any]]
 
 
 def _rows(listing: Listing, order: dict[str, int]) -> _Rows:
-    return [[line.text, _owners(line, order), line.loop or ""] for line in listing.lines]
+    owners = {names: _owners(names, order) for names in {line.statements for line in listing.lines}}
+    return [[line.text, owners[line.statements], line.loop or ""] for line in listing.lines]
 
 
 def _folded_pane(name: str, title: str, rows: _Rows) -> str:
@@ -136,12 +140,12 @@ def _share(listing: Listing) -> str:
     return f": {100 * listing.linked_share():.0f} % of the instructions have a line of loops"
 
 
-def _owners(line: ListingLine, order: dict[str, int]) -> str:
-    return " ".join(str(order[name]) for name in line.statements if name in order)
+def _owners(names: tuple[str, ...], order: dict[str, int]) -> str:
+    return " ".join(str(order[name]) for name in names if name in order)
 
 
 def _line(line: ListingLine, order: dict[str, int]) -> str:
-    owners = _owners(line, order)
+    owners = _owners(line.statements, order)
     color = "" if not owners else " cm" if " " in owners else f" c{int(owners) % COLORS}"
     data = f' data-s="{owners}"' if owners else ""
     loop = f' data-l="{line.loop}"' if line.loop else ""
@@ -222,6 +226,30 @@ def _footprints(report: Report) -> Iterator[str]:
 def _limits(report: Report) -> Iterator[str]:
     if report.roofline is not None:
         yield f'<section id="limits"><h2>limits of the machine</h2>{draw_roofline(report.roofline)}</section>'
+
+
+def _search(report: Report) -> Iterator[str]:
+    if report.search is None:
+        return
+    yield f'<section id="search"><h2>search for options</h2><p>{escape(describe_search(report.search))}</p>'
+    yield f"<p>{escape(report.search.chosen)}</p>" if report.search.chosen else ""
+    yield f"{draw_search(report.search)}</section>"
+
+
+def _calls(report: Report) -> Iterator[str]:
+    c = report.calls
+    if c is None:
+        return
+    path = c.hindrance or "calls like this one take the fast path, after the first"
+    rows = [
+        ("path", path),
+        ("kernels", f"{describe_kernels(c)}; making them took {c.seconds * 1e3:.0f} ms"),
+        ("on it", f"{c.lanes} kinds of calls so far"),
+    ]
+    rows += [("asks for", guard) for guard in c.guards]
+    yield '<section id="calls"><h2>calls</h2><table><tbody>'
+    yield from (f"<tr><th>{escape(name)}<td>{escape(text)}</tr>" for name, text in rows)
+    yield "</tbody></table></section>"
 
 
 def _facts(report: Report) -> Iterator[str]:

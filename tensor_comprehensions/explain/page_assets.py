@@ -29,7 +29,7 @@ display:inline-block;width:3.2em;padding-right:.8em;text-align:right;color:var(-
 section{margin-top:14px}.panes section{margin-top:0}
 table{border-collapse:collapse;width:100%;font-size:12.5px}td,th{text-align:left;vertical-align:top;padding:3px 8px;
 border-top:1px solid var(--rule);overflow-wrap:anywhere}thead th{color:var(--dim);border:0}
-#facts th{width:12em;color:var(--dim);font-weight:400}
+#facts th,#calls th{width:12em;color:var(--dim);font-weight:400}
 #why td:nth-child(1){white-space:nowrap;color:var(--dim)}#why td:nth-child(5){white-space:nowrap}
 #why td:nth-child(2){min-width:9em}#why th{overflow-wrap:normal}
 small{color:var(--dim)}
@@ -37,16 +37,18 @@ section>p{margin:4px 8px}section>svg{margin:4px 8px}svg{display:block;max-width:
 svg text{font:11px ui-monospace,monospace;fill:var(--fg)}
 .bar{display:inline-block;margin-right:6px;fill:var(--c5)}.axis,.roof,.drop{fill:none;stroke:var(--dim)}.roof{stroke:var(--c0);
 stroke-width:2}.drop{stroke-dasharray:3 3}.limit{fill:none;stroke:var(--c0);stroke-width:2}.own{fill:var(--c1)}
+.failed{fill:var(--c7)}.end{text-anchor:end}
 .banks rect{stroke:var(--bg)}.banks text{font-size:9px}.pad{fill:none}.t0{fill:#c6d8f5}.t1{fill:#f7dcb4}
 .t2{fill:#bfe6d3}
 .t3{fill:#f3c3d7}.t4{fill:#d8ccf2}.t5{fill:#bfe6f0}.t6{fill:#e6d7b0}.t7{fill:#f4c5bf}.banks text{fill:#111}
+.banks .name{fill:var(--fg)}
 .fold{border:1px solid var(--rule);border-radius:4px;background:var(--pane);margin-top:10px}
 .fold summary{padding:6px 8px;color:var(--dim);font-size:13px;font-weight:600;cursor:pointer}
 .fold pre{margin:0;padding:0 0 6px;overflow:auto;max-height:420px;font:12px/1.45 ui-monospace,monospace}
 .new{background:#2da44e33}.old{background:#cf222e33}.gap{border-top:1px dashed var(--rule)}
 .graph .node{fill:var(--dim)}.graph .edge{fill:none;stroke:var(--dim);stroke-width:1.5}
 .graph .apart{stroke:var(--c7);stroke-dasharray:4 3}.graph .kernel{fill:var(--pane);stroke:var(--rule)}
-.graph .end{text-anchor:end}.graph .dim{fill:var(--dim)}
+.graph .dim{fill:var(--dim)}
 .s0{fill:var(--c0)!important}.s1{fill:var(--c1)!important}.s2{fill:var(--c2)!important}.s3{fill:var(--c3)!important}
 .s4{fill:var(--c4)!important}.s5{fill:var(--c5)!important}.s6{fill:var(--c6)!important}.s7{fill:var(--c7)!important}
 @media (max-width:900px){.panes{grid-template-columns:1fr}.pane{height:260px}}

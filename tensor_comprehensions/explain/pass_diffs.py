@@ -1,4 +1,4 @@
-"""What each pass of the compiler changed in the loops, line by line."""
+"""The changes of each compiler pass to the loops, line by line."""
 
 from __future__ import annotations
 
@@ -7,24 +7,29 @@ from difflib import SequenceMatcher
 from typing import Any
 
 from ..loop_ir.nodes import Module
-from ..loop_ir.show import list_lines
+from ..loop_ir.show import Texts, list_lines
 from .kernel_report import PassDiff
 
 CONTEXT = 1
 """Unchanged lines that are shown around changed ones."""
 
 
-def list_pass_diffs(results: Mapping[str, Any], spell: Callable[[str], str]) -> tuple[PassDiff, ...]:
-    """The passes after the one that makes the loops. results: of all passes, by name, in order. spell: the names."""
+def list_pass_diffs(results: Mapping[str, Any], spell: Callable[[str], str], known: Texts) -> tuple[PassDiff, ...]:
+    """The passes after the one that makes the loops.
+
+    results: of all passes, by name, in order. spell: gives names of the program. known: texts of parts of the loops.
+    """
     modules = [(name, value) for name, value in results.items() if isinstance(value, Module)]
     found = []
     texts: list[str] = []
     previous: Module | None = None
     for name, module in modules:
-        own = texts if module is previous else [text for text, _ in list_lines(module)]
+        own = texts if module is previous else [text for text, _ in list_lines(module, known)]
         if previous is not None:
-            changed = tuple((sign, spell(text)) for sign, text in _diff_lines(texts, own)) if own != texts else ()
-            found.append(PassDiff(name, len(texts), len(own), changed))
+            changed = list(_diff_lines(texts, own)) if own != texts else []
+            spelled = spell("\n".join(text for _, text in changed)).split("\n")
+            lines = tuple((sign, text) for (sign, _), text in zip(changed, spelled, strict=False))
+            found.append(PassDiff(name, len(texts), len(own), lines))
         texts, previous = own, module
     return tuple(found)
 

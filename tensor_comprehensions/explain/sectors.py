@@ -10,29 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from ..loop_ir import nodes as ir
 from ..loop_ir.interpret.ops import binary_function
 from ..loop_ir.intrinsics import COPY_ASYNC, COPY_ASYNC_ZERO
-from ..loop_ir.nodes import (
-    Binary,
-    Broadcast,
-    Buffer,
-    Cast,
-    Const,
-    Expr,
-    If,
-    Invoke,
-    Kernel,
-    Let,
-    Load,
-    Loop,
-    Ramp,
-    Select,
-    Space,
-    Stmt,
-    Store,
-    Unary,
-    Var,
-)
 from ..loop_ir.rewrite import stmt_expressions, substatements, walk_expr
 
 SECTOR, WARP = 32, 32
@@ -42,7 +22,7 @@ _Lanes = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class SectorCount:
-    """What a warp moves in one access to global memory.
+    """The traffic of a warp in one access to global memory.
 
     Attributes:
         kind: "reads" or "writes". buffer: its name.
@@ -61,7 +41,7 @@ class SectorCount:
         return -(-self.bytes // SECTOR)
 
 
-def count_sectors(kernel: Kernel) -> tuple[tuple[SectorCount, int], ...]:
+def count_sectors(kernel: ir.Kernel) -> tuple[tuple[SectorCount, int], ...]:
     """The accesses of a kernel with a launch to global memory, and how often each kind occurs in its text.
 
     Accesses whose place depends on data, and copies of boxes, are left out.
@@ -76,21 +56,21 @@ def count_sectors(kernel: Kernel) -> tuple[tuple[SectorCount, int], ...]:
     return tuple(found.items())
 
 
-def _accesses(s: Stmt, values: Mapping[str, _Lanes]) -> Iterator[SectorCount]:
+def _accesses(s: ir.Stmt, values: Mapping[str, _Lanes]) -> Iterator[SectorCount]:
     """values: of the variables, for each thread that gets there; unknown ones are missing."""
     for e in stmt_expressions(s):
-        loads = (x for x in walk_expr(e) if isinstance(x, Load))
+        loads = (x for x in walk_expr(e) if isinstance(x, ir.Load))
         yield from _count("reads", ((x.buffer, x.indices, 0) for x in loads), values)
     match s:
-        case Store(buffer, indices, value):
+        case ir.Store(buffer, indices, value):
             yield from _count("writes", [(buffer, indices, buffer.type.dtype.size * value.type.lanes)], values)
-        case Invoke(name, operands, attributes) if name in (COPY_ASYNC, COPY_ASYNC_ZERO):
+        case ir.Invoke(name, operands, attributes) if name in (COPY_ASYNC, COPY_ASYNC_ZERO):
             yield from _count("reads", [(*operands[1], attributes[0])], values)
-        case Let(name, value):
+        case ir.Let(name, value):
             values = _bind(values, name, _evaluate(value, values))
-        case Loop(var, start):
+        case ir.Loop(var, start):
             values = _bind(values, var, _evaluate(start, values))
-        case If(condition, then, otherwise):
+        case ir.If(condition, then, otherwise):
             taken = _evaluate(condition, values)
             for branch, here in ((then, taken), (otherwise, None if taken is None else ~taken.astype(bool))):
                 if branch is not None and (here is None or here.any()):
@@ -110,10 +90,10 @@ def _select_threads(values: Mapping[str, _Lanes], taken: _Lanes | None) -> Mappi
 
 
 def _count(
-    kind: str, places: Iterable[tuple[Buffer, tuple[Expr, ...], int]], values: Mapping[str, _Lanes]
+    kind: str, places: Iterable[tuple[ir.Buffer, tuple[ir.Expr, ...], int]], values: Mapping[str, _Lanes]
 ) -> Iterator[SectorCount]:
     for buffer, indices, size in places:
-        if buffer.space is not Space.GLOBAL:
+        if buffer.space is not ir.Space.GLOBAL:
             continue
         size = size or buffer.type.dtype.size * max((i.type.lanes for i in indices), default=1)
         where = [_evaluate(i, values) for i in indices]
@@ -126,26 +106,26 @@ def _count(
         yield SectorCount(kind, buffer.name, len(flat), unique.size, np.unique(unique // SECTOR).size)
 
 
-def _evaluate(e: Expr, values: Mapping[str, _Lanes]) -> _Lanes | None:
+def _evaluate(e: ir.Expr, values: Mapping[str, _Lanes]) -> _Lanes | None:
     """The value of an integer or boolean expression for each thread, of a vector its first lane; None if unknown."""
     match e:
-        case Const(constant):
+        case ir.Const(constant):
             return np.full_like(values["thread.x"], int(constant))
-        case Var(name):
+        case ir.Var(name):
             return values.get(name)
-        case Ramp(operand) | Broadcast(operand):
+        case ir.Ramp(operand) | ir.Broadcast(operand):
             return _evaluate(operand, values)
-        case Cast(operand, dtype):
+        case ir.Cast(operand, dtype):
             return _evaluate(operand, values) if not dtype.is_float else None
-        case Unary(op, operand):
+        case ir.Unary(op, operand):
             value = _evaluate(operand, values)
             return None if value is None else -value if op == "neg" else 1 - value
-        case Binary(op, left, right):
+        case ir.Binary(op, left, right):
             a, b = _evaluate(left, values), _evaluate(right, values)
             if a is None or b is None or (op in ("div", "mod") and not b.all()):
                 return None
             return np.asarray(binary_function(op, left.type.dtype)(a, b), np.int64)
-        case Select(condition, then, otherwise):
+        case ir.Select(condition, then, otherwise):
             c, a, b = (_evaluate(x, values) for x in (condition, then, otherwise))
             return None if c is None or a is None or b is None else np.where(c, a, b)
     return None

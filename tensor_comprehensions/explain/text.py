@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from ..core.decisions import Decision
 from .format_numbers import format_bytes, format_count, format_number
-from .kernel_report import Report
+from .kernel_report import CallFacts, Report
+from .search_report import describe_search
 
 COLUMN, LOOPS = 10, 4
 """Width of the column of subjects; number of loops whose footprints are printed."""
@@ -44,9 +45,19 @@ def _lines(report: Report) -> Iterator[str]:
         yield f"  {'touches':<{COLUMN}} {f.name}{trips} (line {f.loop}): {about}{format_bytes(f.total)}, fits {f.cache}"
     if report.roofline is not None:
         yield from _roofline(report)
+    if report.search is not None:
+        yield f"  {'search':<{COLUMN}} {describe_search(report.search)}"
+    if report.calls is not None and report.calls.varying:
+        yield f"  {'calls':<{COLUMN}} {describe_kernels(report.calls)}"
     for section in report.sections:
         yield f"  {section.title}"
         yield from (f"  {'':<{COLUMN}} {line}" for line in section.text)
+
+
+def describe_kernels(calls: CallFacts) -> str:
+    """How many kernels an operator has, and in which sizes they differ."""
+    made = f"kernels of this operator so far: {calls.compiled} compiled, {calls.loaded} loaded"
+    return f"{made}; they differ in {'; in '.join(calls.varying)}" if calls.varying else made
 
 
 def _belongs_in_short_form(d: Decision) -> bool:

@@ -10,9 +10,11 @@ from ..codegen.gpu.cuda_printer import emit_cuda
 from ..loop_ir.nodes import Module
 from ..loop_ir.show import LineNumbers, list_lines, separate_statements
 from ..target import GpuTarget
+from ..tiles.specs import Program
 from .gpu import CompiledForGpu, kernel_sections, list_gpu_code
 from .kernel_report import Listing, ListingLine, Report
 from .listings import list_loops
+from .tile_grids import draw_pipeline, draw_thread_groups
 
 
 class CompiledTiles(CompiledForGpu, Protocol):
@@ -20,6 +22,8 @@ class CompiledTiles(CompiledForGpu, Protocol):
 
     @property
     def target(self) -> GpuTarget: ...
+    @property
+    def traced(self) -> Program: ...
     @property
     def module(self) -> Module: ...
     @property
@@ -47,7 +51,10 @@ def explain_tile_kernel(name: str, header: str, function: Callable[..., None], c
         ),
         facts=(("header", header),),
         matches=code.matches,
-        sections=kernel_sections(zip(module.kernels, marked.kernels, strict=True), code.resources, compiled.target),
+        sections=(
+            *draw_pipeline(compiled.traced), *draw_thread_groups(compiled.traced),
+            *kernel_sections(zip(module.kernels, marked.kernels, strict=True), code.resources, compiled.target),
+        ),
     )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -9,9 +10,8 @@ from typing import Any
 from ..compiler.compiled_kernel import CompiledBase, CompiledRangeKernel
 from ..compiler.cpu_passes import with_original_names
 from ..core.decisions import Decision, close_book, open_book
-from ..loop_ir.nodes import Module, Store
-from ..loop_ir.origins import origins_in
-from ..loop_ir.show import Line, LineNumbers, list_lines, separate_statements
+from ..loop_ir.nodes import Allocate, Buffer, Module, Store, Window
+from ..loop_ir.show import Line, LineNumbers, Texts, list_lines, separate_statements
 from ..structured.lower.contraction import COPY
 from ..tc_lang.canonical_bound import OriginalNames, canonicalize, translate_errors
 from ..tc_lang.ir import BoundFunction
@@ -39,46 +39,58 @@ class Trace:
     decisions: tuple[Decision, ...]
 
     @cached_property
+    def texts(self) -> Texts:
+        """Texts of parts of `results`."""
+        return {}
+
+    @cached_property
     def module(self) -> Module:
         """The loops that are printed as code."""
         return separate_statements(self.results[next(reversed(self.results))])
 
     @cached_property
-    def named(self) -> Module:
+    def readable_module(self) -> Module:
         """`module` in the names of the program."""
         return separate_statements(with_original_names(self.module, self.bound))
 
     @cached_property
     def lines(self) -> list[Line]:
-        return list(list_lines(self.module))
+        return list(list_lines(self.module, self.texts))
 
     @cached_property
-    def named_lines(self) -> list[Line]:
-        return list(list_lines(self.named))
+    def readable_lines(self) -> list[Line]:
+        return list(list_lines(self.readable_module))
 
     @cached_property
-    def numbers(self) -> LineNumbers:
-        """The lines of the statements of `named`."""
-        return LineNumbers.of(self.named_lines)
+    def readable_numbers(self) -> LineNumbers:
+        """The lines of the statements of `readable_module`."""
+        return LineNumbers.of(self.readable_lines)
 
     @cached_property
     def loops(self) -> Listing:
-        found = list_loops(self.module, self.lines, [text for text, _ in self.named_lines])
+        found = list_loops(self.module, self.lines, [text for text, _ in self.readable_lines])
         spell = OriginalNames.of(self.bound).text
         return replace(found, lines=tuple(replace(x, role=spell(x.role)) if x.role else x for x in found.lines))
 
     @cached_property
-    def packed(self) -> dict[str, str]:
+    def copy_names(self) -> dict[str, str]:
         """The names for people of the buffers of `module` that hold copies of operands."""
         name = OriginalNames.of(self.bound).name
-        stores = (s for k in self.module.kernels for s, _ in origins_in(k.body) if isinstance(s, Store))
+        stores = (s for _, s in self.lines if isinstance(s, Store))
         copies = ((s.buffer.name, s.origin.tensor) for s in stores if s.origin and s.origin.role == COPY)
         return {buffer: f"{name(tensor)}, packed" for buffer, tensor in copies}
 
-    def name_packed(self, d: Decision) -> Decision:
+    @cached_property
+    def buffer_names(self) -> dict[str, str]:
+        """The names for people of the buffers of `module`."""
+        own = _declared_buffers(self.module, self.lines)
+        readable = _declared_buffers(self.readable_module, self.readable_lines)
+        return {a.name: b.name for a, b in zip(own, readable, strict=True)} | self.copy_names
+
+    def name_copies(self, d: Decision) -> Decision:
         """A decision about a buffer that holds a copy, in words for people."""
         buffer, _, rest = d.chosen.partition(" ")
-        return replace(d, chosen=f"{self.packed[buffer]}, {rest}") if buffer in self.packed else d
+        return replace(d, chosen=f"{self.copy_names[buffer]}, {rest}") if buffer in self.copy_names else d
 
     @cached_property
     def statements(self) -> tuple[SourceStatement, ...]:
@@ -104,7 +116,7 @@ class Trace:
             listings=(definition, list_schedule(schedule), self.loops, *code),
             seconds=self.compiled.seconds,
             edges=self._list_edges(),
-            passes=list_pass_diffs(self.results, OriginalNames.of(self.bound).text),
+            passes=list_pass_diffs(self.results, OriginalNames.of(self.bound).text, self.texts),
             **parts,
         )
 
@@ -112,6 +124,16 @@ class Trace:
         legal = self.results["legalize"] if "legalize" in self.results else legalize(canonicalize(self.bound))
         names = {t.name: OriginalNames.of(self.bound).name(t.name) for t in legal.tensors}
         return list_edges(legal, names, self.statements, self.decisions, self.loops)
+
+
+def _declared_buffers(m: Module, lines: Sequence[Line]) -> Iterator[Buffer]:
+    """The buffers of the module whose lines these are, in an order that its names do not change."""
+    yield from (*m.arguments, *m.temporaries)
+    for _, s in lines:
+        if isinstance(s, Allocate):
+            yield from s.buffers
+        elif isinstance(s, Window):
+            yield s.buffer
 
 
 def trace_compilation(compiled: CompiledBase, last: str) -> Trace:

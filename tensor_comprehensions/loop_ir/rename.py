@@ -31,40 +31,66 @@ def rename(module: Module, spell: Callable[[str], str], function: str) -> Module
             name=SEPARATOR.join((function, *k.name.split(SEPARATOR)[1:])),
             body=renaming.statement(k.body, inner),
             readonly=tuple(outer.get(name, name) for name in k.readonly),
-            maps=tuple(replace(m, name=outer.get(m.name, m.name), buffer=_buffer(m.buffer, outer)) for m in k.maps),
+            maps=tuple(
+                replace(m, name=outer.get(m.name, m.name), buffer=renaming.buffer(m.buffer, outer)) for m in k.maps
+            ),
         )
 
     return replace(
         module,
         name=function,
-        arguments=tuple(_buffer(b, outer) for b in module.arguments),
-        temporaries=tuple(_buffer(b, outer) for b in module.temporaries),
+        arguments=tuple(renaming.buffer(b, outer) for b in module.arguments),
+        temporaries=tuple(renaming.buffer(b, outer) for b in module.temporaries),
         kernels=tuple(map(kernel, module.kernels)),
         sites=tuple(replace(s, tensor=spell(s.tensor)) for s in module.sites),
         written=tuple(outer[name] for name in module.written),
     )
 
 
-def _buffer(b: Buffer, names: Names) -> Buffer:
-    return replace(b, name=names[b.name])
-
-
 class _Renaming:
+    """Renames the parts of a module, and remembers expressions by their ids: unrolled code has many in common.
+
+    They hold in all scopes as long as no name has two replacements.
+    """
+
     def __init__(self, spell: Callable[[str], str]) -> None:
         self._spell = spell
+        self._replacements: dict[str, str] = {}
+        self._expressions: dict[int, Expr] | None = {}
+        self._buffers: dict[tuple[int, str], Buffer] = {}
 
     def bind(self, name: str, names: Names) -> Names:
         """`names` with another that is free."""
         wanted, taken = self._spell(name), set(names.values())
         free = (internal_name(wanted, n) if n else wanted for n in count())
-        return {**names, name: next(new for new in free if new not in taken)}
+        found = next(new for new in free if new not in taken)
+        if self._replacements.setdefault(name, found) != found:
+            self._expressions = None
+        return {**names, name: found}
+
+    def buffer(self, b: Buffer, names: Names) -> Buffer:
+        """`b` with its name of this scope."""
+        name = names[b.name]
+        if (id(b), name) not in self._buffers:
+            self._buffers[id(b), name] = replace(b, name=name)
+        return self._buffers[id(b), name]
 
     def expression(self, e: Expr, names: Names) -> Expr:
+        """`e` with the names of its scope."""
+        known = self._expressions
+        if known is None:
+            return self._rename(e, names)
+        if id(e) not in known:
+            known[id(e)] = self._rename(e, names)
+        return known[id(e)]
+
+    def _rename(self, e: Expr, names: Names) -> Expr:
         match e:
             case Var(name, type):
                 return Var(names[name], type)
-            case Load(buffer):
-                e = replace(e, buffer=_buffer(buffer, names))
+            case Load(buffer, indices, mask):
+                where = tuple([self.expression(i, names) for i in indices])
+                return Load(self.buffer(buffer, names), where, None if mask is None else self.expression(mask, names))
         return map_expr(e, lambda c: self.expression(c, names))
 
     def statement(self, s: Stmt, names: Names) -> Stmt:
@@ -73,18 +99,18 @@ class _Renaming:
             case Loop(name):
                 inner = self.bind(name, names)
                 s = replace(s, var=inner[name])
-            case Let(name):
+            case Let(name, value, body):
                 inner = self.bind(name, names)
-                s = replace(s, name=inner[name])
+                return Let(inner[name], self.expression(value, names), self.statement(body, inner))
             case Allocate(buffers):
                 for b in buffers:
                     inner = self.bind(b.name, inner)
-                s = replace(s, buffers=tuple(_buffer(b, inner) for b in buffers))
+                s = replace(s, buffers=tuple(self.buffer(b, inner) for b in buffers))
             case Window(buffer, source):
                 inner = self.bind(buffer.name, inner)
-                s = replace(s, buffer=_buffer(buffer, inner), source=_buffer(source, names))
+                s = replace(s, buffer=self.buffer(buffer, inner), source=self.buffer(source, names))
             case Store(buffer):
-                s = replace(s, buffer=_buffer(buffer, names))
+                s = replace(s, buffer=self.buffer(buffer, names))
             case Invoke(_, operands):
-                s = replace(s, operands=tuple((_buffer(b, names), where) for b, where in operands))
+                s = replace(s, operands=tuple((self.buffer(b, names), where) for b, where in operands))
         return map_stmt(s, lambda e: self.expression(e, names), lambda c: self.statement(c, inner))

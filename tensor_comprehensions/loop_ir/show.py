@@ -85,7 +85,7 @@ def format_program(program: Module | Kernel | Stmt | Expr) -> str:
         case Module() | Kernel():
             return "\n".join(text for text, _ in list_lines(program)) + "\n"
         case Store() | Loop() | While() | If() | Let() | Allocate() | Window() | Check() | Invoke() | Block():
-            return "\n".join(text for text, _ in _stmt_lines(program, "")) + "\n"
+            return "\n".join(text for text, _ in _stmt_lines(program, "", {})) + "\n"
         case _:
             return _expr(program)
 
@@ -104,12 +104,20 @@ def _separate(s: Stmt, seen: set[int]) -> Stmt:
     return own
 
 
-def list_lines(program: Module | Kernel) -> Iterator[Line]:
-    """The lines of `format_program`, each with the statement that it shows; None if it shows none."""
-    yield from _module_lines(program) if isinstance(program, Module) else _kernel_lines(program)
+Texts = dict[int, str]
+"""Of stores and of expressions, by their ids: what passes leave as it is has to be formatted only once."""
 
 
-def _module_lines(m: Module) -> Iterator[Line]:
+def list_lines(program: Module | Kernel, known: Texts | None = None) -> Iterator[Line]:
+    """The lines of `format_program`, each with the statement that it shows; None if it shows none.
+
+    known: is filled in; for other programs that share parts with this one, all of which have to live that long.
+    """
+    known = {} if known is None else known
+    yield from _module_lines(program, known) if isinstance(program, Module) else _kernel_lines(program, known)
+
+
+def _module_lines(m: Module, known: Texts) -> Iterator[Line]:
     yield f"module {m.name}", None
     for b in m.arguments:
         yield f"  argument {_declaration(b)}{' written' if b.name in m.written else ''}", None
@@ -119,16 +127,16 @@ def _module_lines(m: Module) -> Iterator[Line]:
         yield f"  site {n}: dimension {site.dimension} of {site.tensor}, extent {site.extent} from {site.origin}", None
     for kernel in m.kernels:
         yield "", None
-        yield from _kernel_lines(kernel)
+        yield from _kernel_lines(kernel, known)
 
 
-def _kernel_lines(kernel: Kernel) -> Iterator[Line]:
+def _kernel_lines(kernel: Kernel, known: Texts) -> Iterator[Line]:
     yield f"kernel {kernel.name}:", None
     for m in kernel.maps:
         swizzle = f" swizzle {m.swizzle} bytes" if m.swizzle else ""
         sides = "".join(f"[{n}:{s}]" for n, s in m.dimensions)
         yield f"  map {m.name} of {m.buffer.name}{sides} box {m.box}{swizzle}{' tf32' if m.rounds else ''}", None
-    yield from _stmt_lines(kernel.body, "  ")
+    yield from _stmt_lines(kernel.body, "  ", known)
 
 
 def _declaration(b: Buffer) -> str:
@@ -138,42 +146,45 @@ def _declaration(b: Buffer) -> str:
     return f"{b.type} {b.name}{shape}{strides}{swizzle}"
 
 
-def _stmt_lines(s: Stmt, indent: str) -> Iterator[Line]:
+def _stmt_lines(s: Stmt, indent: str, known: Texts) -> Iterator[Line]:
     deeper = indent + "  "
     match s:
         case Block(()):
             yield f"{indent}pass", s
         case Block(body):
             for c in body:
-                yield from _stmt_lines(c, indent)
-        case Store(buffer, indices, value, op, mask, streaming):
-            text = f"{indent}{_access(buffer, indices, None)} {_update(op)} {_expr(value)}{_mask(mask)}"
-            yield text + ("  # streaming" if streaming else ""), s
+                yield from _stmt_lines(c, indent, known)
+        case Store():
+            if id(s) not in known:
+                known[id(s)] = _store(s)
+            yield indent + known[id(s)], s
         case Loop(var, start, stop, body):
             by = f" by {s.step}" if s.step != 1 else ""
             yield f"{indent}{s.kind.value} {var} in {_expr(start)} .. {_expr(stop)}{by}{_hint(s)}:", s
-            yield from _stmt_lines(body, deeper)
+            yield from _stmt_lines(body, deeper, known)
         case While(condition, body):
             yield f"{indent}while {_expr(condition)}:", s
-            yield from _stmt_lines(body, deeper)
+            yield from _stmt_lines(body, deeper, known)
         case If(condition, then, otherwise):
             yield f"{indent}if {_expr(condition)}:", s
-            yield from _stmt_lines(then, deeper)
+            yield from _stmt_lines(then, deeper, known)
             if otherwise is not None:
                 yield f"{indent}else:", s
-                yield from _stmt_lines(otherwise, deeper)
+                yield from _stmt_lines(otherwise, deeper, known)
         case Let(name, value, body):
-            yield f"{indent}let {name}: {value.type} = {_expr(value)}", s
-            yield from _stmt_lines(body, indent)
+            if id(value) not in known:
+                known[id(value)] = _expr(value)
+            yield f"{indent}let {name}: {value.type} = {known[id(value)]}", s
+            yield from _stmt_lines(body, indent, known)
         case Allocate(buffers, body, length):
             count = "" if length is None else f" length {_expr(length)}"
             for buffer in buffers:
                 yield f"{indent}allocate {buffer.space.value} {_declaration(buffer)}{count}", s
-            yield from _stmt_lines(body, indent)
+            yield from _stmt_lines(body, indent, known)
         case Window(buffer, source, start, rows, length, body):
             part = f"{rows} rows of {source.name} from {_expr(start)} of {_expr(length)}"
             yield f"{indent}window {_declaration(buffer)} is {part}", s
-            yield from _stmt_lines(body, indent)
+            yield from _stmt_lines(body, indent, known)
         case Check(condition, site, value):
             yield f"{indent}check {_expr(condition)} else fail site {site} with {_expr(value)}", s
         case Invoke(name, operands, attributes, values):
@@ -181,6 +192,11 @@ def _stmt_lines(s: Stmt, indent: str) -> Iterator[Line]:
             yield f"{indent}{name}({', '.join([*views, *map(_expr, values)])})", s
         case _:
             assert_never(s)
+
+
+def _store(s: Store) -> str:
+    text = f"{_access(s.buffer, s.indices, None)} {_update(s.op)} {_expr(s.value)}{_mask(s.mask)}"
+    return text + ("  # streaming" if s.nontemporal else "")
 
 
 def _hint(loop: Loop) -> str:

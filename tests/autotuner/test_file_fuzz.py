@@ -295,7 +295,7 @@ def use(book: Journal) -> None:
         found = outcome_from_message(known, OPTIONS[0])
         assert found.kind
         assert found.seconds is None or found.seconds > 0
-    assert all(isinstance(o, CpuOptions | MappingOptions) for o in load_or_start(book, "problem", list))
+    assert all(isinstance(o, CpuOptions | MappingOptions) for o in load_or_start(book, "problem", "key", list))
     decision = book.decision("problem")
     assert decision is None or len(decision.timings) == len(decision.finalists)
     book.close()

@@ -116,7 +116,7 @@ def test_why_is_shared_memory_padded() -> None:
     assert padding.number("pitch") > padding.number("row") == 32
     assert padding.number("turns") < padding.number("turns unpadded") == 31
     assert all(o.number is not None and o.number >= padding.number("turns") for o in padding.others)
-    grid = next(s.grid for s in report.sections if s.grid)
+    grid = next(s.grids[0].cells for s in report.sections if s.grids)
     column = [row[0] for row in grid]
     assert len(set(column)) == len(column)  # a column is in different banks
     assert all(row[-1] == -1 for row in grid)

@@ -14,7 +14,7 @@ import tensor_comprehensions as tc
 from benchmarks.compile_time import recognized
 from benchmarks.contractions import contractions
 from tensor_comprehensions.codegen.c.c_printer import emit_c
-from tensor_comprehensions.codegen.c.statements import split_marks
+from tensor_comprehensions.codegen.c.text_lines import split_marks
 from tensor_comprehensions.codegen.gpu.cuda_printer import emit_cuda
 from tensor_comprehensions.core.decisions import (
     SUBJECTS,

@@ -109,10 +109,10 @@ def test_pages_of_examples(path: Path) -> None:
 def test_json_has_a_schema() -> None:
     report = tc.define(SOFTMAX).softmax.explain(torch.rand(64, 100))
     found = json.loads(json.dumps(report.json()))
-    assert found["schema"] == 2
+    assert found["schema"] == 3
     assert sorted(found) == [
-        "decisions", "dependences", "facts", "footprints", "listings", "matches", "name", "passes", "resources",
-        "roofline", "schema", "seconds", "sections", "sizes", "statements", "target",
+        "calls", "decisions", "dependences", "facts", "footprints", "listings", "matches", "name", "passes",
+        "resources", "roofline", "schema", "search", "seconds", "sections", "sizes", "statements", "target",
     ]  # fmt: skip
     assert sorted(found["decisions"][0]) == ["chosen", "numbers", "others", "statements", "subject", "why"]
     assert sorted(found["listings"][0]["lines"][0]) == ["loop", "role", "statements", "text"]
@@ -238,7 +238,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["explain", "examples/softmax.tc", *sizes, "-o", str(page)]) == 0
     assert "<!DOCTYPE html>" in page.read_text()
     assert main(["explain", "examples/softmax.tc", *sizes, "--json", "--target", "cuda:sm_90"]) == 0
-    assert json.loads(capsys.readouterr().out.split("\n", 1)[1])["schema"] == 2
+    assert json.loads(capsys.readouterr().out.split("\n", 1)[1])["schema"] == 3
     assert main(["explain", "examples/softmax.tc", *sizes, "-o", str(tmp_path)]) == 2
 
 
@@ -255,6 +255,35 @@ def test_measured_reports_have_a_roofline() -> None:
     assert [name for name, _ in found.rates] == ["L1", "L2", "L3", "memory"][-len(rates) :] or len(rates) > 1
     assert "operations per byte" in str(report)
     check_page(report)
+
+
+def test_measured_reports_of_a_kernel_for_any_number_of_rows_count_the_rows_of_the_call() -> None:
+    op = tc.define("def f(float(M,K) A, float(K,N) B) -> (C) { C(m,n) +=! A(m,k) * B(k,n) }", dynamic={"M"}).f
+    report = op.explain(torch.rand(200, 30), torch.rand(30, 16), measure=True)
+    assert report.roofline is not None
+    assert report.roofline.flops == 2 * 200 * 30 * 16
+    assert report.roofline.bytes == 4 * (200 * 30 + 30 * 16 + 200 * 16)
+    check_page(report)
+
+
+def test_rooflines_without_operations_are_numbers() -> None:
+    """A logarithmic axis has no zero. The limit of such a call is what memory moves."""
+    op = tc.define("def transpose(float(M,N) x) -> (y) { y(j,i) = x(i,j) }").transpose
+    report = op.explain(torch.rand(200, 300), measure=True)
+    found = report.roofline
+    assert found is not None
+    assert found.seconds is not None
+    assert found.flops == 0
+    assert found.share == found.bytes / found.rates[-1][1] / found.seconds > 0
+    assert "0 operations, 480 kB: 0.0 operations per byte" in report.html()
+    assert 'class="roof"' not in report.html()
+    check_page(report)
+
+
+def test_only_kernels_for_dense_operands_on_cpus_are_measured() -> None:
+    x = torch.rand(64, 64)
+    with pytest.raises(tc.ArgumentError, match="CPUs and dense operands"):
+        tc.define(SOFTMAX).softmax.explain(x, target="cuda:sm_80", measure=True)
 
 
 def test_gpu_reports_show_the_launch() -> None:

@@ -7,14 +7,15 @@ back into vectors.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from ...loop_ir import nodes as ir
 from ...loop_ir.rewrite import allocated_buffers, walk_stmts
 from ...loop_ir.show import LineNumbers
 from .dialect import C99, CDialect
 from .expressions import PrintScope, array_shape
-from .statements import indent_lines, on_stack, print_braced, print_statement
+from .statements import on_stack, print_braced, print_statement
+from .text_lines import indent_lines
 
 
 def emit_c(module: ir.Module, *, header: str = "", dialect: CDialect = C99, marks: LineNumbers | None = None) -> str:
@@ -32,9 +33,9 @@ def emit_c(module: ir.Module, *, header: str = "", dialect: CDialect = C99, mark
         CannotLower: the module invokes an intrinsic, which C cannot spell.
     """
     body = list(_function(module, dialect, marks))
-    helpers = used_helpers("\n".join(body), dialect)
-    text = "\n".join((*helpers, *body))
-    lines = [*_comment(module, header), *needed_includes(text, dialect), ""]
+    words = collect_words(body)
+    helpers = used_helpers(words, dialect)
+    lines = [*_comment(module, header), *needed_includes(words | collect_words(helpers), dialect), ""]
     for helper in helpers:
         lines += [helper, ""]
     return "\n".join([*lines, *body, ""])
@@ -59,18 +60,24 @@ def _comment(module: ir.Module, header: str) -> Iterator[str]:
     yield " */"
 
 
-def needed_includes(text: str, dialect: CDialect) -> list[str]:
-    words = set(re.findall(r"[A-Za-z_]\w*", text))
+def collect_words(lines: Iterable[str]) -> set[str]:
+    """The identifiers and keywords in a text."""
+    return set(re.findall(r"[A-Za-z_]\w*", "\n".join(lines)))
+
+
+def needed_includes(words: set[str], dialect: CDialect) -> list[str]:
+    """The `#include` lines of a text with these words."""
     return [f"#include <{name}>" for name, asked_by in dialect.includes if not words.isdisjoint(asked_by)]
 
 
-def used_helpers(text: str, dialect: CDialect) -> list[str]:
-    words = set(re.findall(r"[A-Za-z_]\w*", text))
+def used_helpers(words: set[str], dialect: CDialect) -> list[str]:
+    """The definitions of the helpers that a text with these words calls."""
+    words = set(words)
     used: list[str] = []
     for name, definition in reversed(list(dialect.helpers.items())):  # a helper may use those before it
         if name in words:
             used.insert(0, definition)
-            words |= set(re.findall(r"[A-Za-z_]\w*", definition))
+            words |= collect_words((definition,))
     return used
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -60,7 +61,7 @@ class PrintScope:
     dynamic: offsets in bytes of shared buffers in dynamic shared memory.
     cached: the buffers that are read through the read-only cache.
     parallel, simd: whether the scope is inside a parallel loop or a loop of one vector instruction stream.
-    marks: the lines of the loops that lines of the text are marked with; see `statements.split_marks`.
+    marks: the lines of the loops that lines of the text are marked with; see `text_lines.split_marks`.
     """
 
     dialect: CDialect
@@ -120,10 +121,15 @@ class PrintScope:
         return self.with_values(given=(*self.given, *_conjuncts(condition)))
 
     def fresh(self, wanted: str) -> str:
-        base = re.sub(r"\W", "_", wanted.lstrip(f"@%{SEPARATOR}"), flags=re.ASCII)
-        base = f"_{base}" if base[:1].isdigit() or not base else base
+        base = _to_identifier(wanted)
         taken = set(self.names.values())
         return next(n for n in _candidates(base) if n not in taken and n not in self.dialect.reserved)
+
+
+@cache
+def _to_identifier(name: str) -> str:
+    base = re.sub(r"\W", "_", name.lstrip(f"@%{SEPARATOR}"), flags=re.ASCII)
+    return f"_{base}" if base[:1].isdigit() or not base else base
 
 
 def _candidates(base: str) -> Iterator[str]:
@@ -376,7 +382,7 @@ def _lane(scope: PrintScope) -> str:
 
 
 def _load(e: ir.Load, scope: PrintScope) -> Text:
-    if e in scope.wholes and _lane(scope).isdigit():
+    if scope.wholes and e in scope.wholes and _lane(scope).isdigit():
         return Text(scope.wholes[e][int(_lane(scope))])
     mask = e.mask
     if mask is None or all(c in scope.given for c in _conjuncts(mask)):

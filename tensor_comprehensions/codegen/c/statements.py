@@ -1,49 +1,55 @@
-"""Statements of the loop program as text of the C family.
-
-Explicit vectors print as short loops over their lanes, unless the dialect has a type for vectors in memory.
-"""
+"""Statements of the loop program as text of the C family."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
-from ...core.dtypes import BOOL, INT64, UINT64, DType
+from ...core.dtypes import INT64
 from ...core.errors import CannotLower, InternalError
-from ...core.internal_names import internal_name
 from ...loop_ir import build
 from ...loop_ir import nodes as ir
 from ...loop_ir.intervals import Interval
 from ...loop_ir.intrinsics import COPY_ASYNC, COPY_ASYNC_ZERO, ELECT, INTRINSICS, Intrinsic, is_hint
 from ...loop_ir.matrix_descriptor import matrix_placement
 from ...loop_ir.passes.hoist_packing import hoist_packing
-from ...loop_ir.rewrite import children, mentions, stmt_expressions, walk_expr, walk_stmts
+from ...loop_ir.rewrite import mentions, stmt_expressions, walk_expr, walk_stmts
 from .dialect import CDialect
 from .expressions import (
     OR,
     RELATION,
     SUM,
-    UNARY,
     PrintScope,
     Text,
     array_shape,
     is_scalar,
-    print_binary,
     print_element,
     print_expr,
 )
 from .int32_narrowing import int32_loop_interval
-from .vector_access import known_multiple, lane_members, vector_lvalue, whole_loads, whole_vector_type
+from .stores import (
+    can_store_lane_by_lane,
+    find_lifted,
+    print_cross_lane_values,
+    print_lanes,
+    print_shuffle,
+    print_store,
+    print_update,
+    stage_store,
+)
+from .text_lines import indent_lines, mark_part
+from .vector_access import known_multiple
 
 OUT_OF_MEMORY = -1
+_WORD = re.compile(r"\w+")
 
 
 def print_statement(s: ir.Stmt, scope: PrintScope) -> Iterator[str]:
     """The lines of `s`."""
-    lines = _print(s, scope)
-    return lines if scope.marks is None else mark_lines(lines, scope.marks.statements.get(id(s), 0))
+    return mark_part(s, _print(s, scope), scope)
 
 
 def _print(s: ir.Stmt, scope: PrintScope) -> Iterator[str]:
@@ -71,23 +77,6 @@ def _print(s: ir.Stmt, scope: PrintScope) -> Iterator[str]:
     raise InternalError(f"not a statement: {s!r}")
 
 
-_MARK = "\x01"
-"""Between a line and the number of its line of the loops. No text of a program has it."""
-
-
-def mark_lines(lines: Iterator[str], number: int) -> Iterator[str]:
-    """`lines` with the mark `number`, but those that have a mark already; as they are if the number is 0."""
-    return (line if _MARK in line else f"{line}{_MARK}{number}" for line in lines) if number else lines
-
-
-def split_marks(text: str) -> Iterator[tuple[str, int]]:
-    """The lines of a text that was printed with marks, as without them, each with the line of the loops that it is
-    part of, from 1 on; 0 if it is part of none."""
-    for line in text.split("\n"):
-        plain, _, number = line.partition(_MARK)
-        yield plain, int(number or 0)
-
-
 def _block(body: tuple[ir.Stmt, ...], scope: PrintScope) -> Iterator[str]:
     for position, child in enumerate(body):
         yield from print_braced(child, scope) if position + 1 < len(body) else print_statement(child, scope)
@@ -109,13 +98,13 @@ def _declares_c_name(s: ir.Stmt) -> bool:
             return True
         case ir.Block(body):
             return bool(body) and _declares_c_name(body[-1])
-        case ir.Store() if not _can_store_lane_by_lane(s):
+        case ir.Store() if not can_store_lane_by_lane(s):
             return True
-    return bool(_find_lifted(stmt_expressions(s), False))
+    return bool(find_lifted(stmt_expressions(s), False))
 
 
 def _if(s: ir.If, scope: PrintScope) -> Iterator[str]:
-    lines, inner = _print_cross_lane_values((s.condition,), scope)
+    lines, inner = print_cross_lane_values((s.condition,), scope)
     yield from lines
     yield f"if ({print_expr(s.condition, inner).text}) {{"
     yield from indent_lines(print_statement(s.then, scope))
@@ -126,7 +115,7 @@ def _if(s: ir.If, scope: PrintScope) -> Iterator[str]:
 
 
 def _while(s: ir.While, scope: PrintScope) -> Iterator[str]:
-    lines, inner = _print_cross_lane_values((s.condition,), scope)
+    lines, inner = print_cross_lane_values((s.condition,), scope)
     condition = print_expr(s.condition, inner)
     yield f"while ({condition.text}) {{" if not lines else "for (;;) {"
     if lines:
@@ -135,36 +124,68 @@ def _while(s: ir.While, scope: PrintScope) -> Iterator[str]:
     yield "}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Binding:
+    """A `Let` whose body is printed before it: compilers warn of names that nothing uses.
+
+    Attributes:
+        lifted: lines that its value needs before it.
+        outer, inner: the scopes of its value and of its body.
+        range: of its value, if that has the dialect's small type.
+    """
+
+    let: ir.Let
+    lifted: list[str]
+    outer: PrintScope
+    inner: PrintScope
+    identifier: str
+    range: Interval | None
+
+
 def _let(s: ir.Let, scope: PrintScope) -> Iterator[str]:
-    lines, around = _print_cross_lane_values((s.value,), scope, by_lane=isinstance(s.value, ir.Shuffle))
-    identifier, inner = around.bind_integer(s.name, range := _narrow_interval(s.value, scope))
+    """The lines of a `Let` and of those that are directly inside it."""
+    bindings: list[_Binding] = []
+    inside: ir.Stmt = s
+    while isinstance(inside, ir.Let):
+        bindings.append(_bind(inside, scope))
+        inside, scope = inside.body, bindings[-1].inner.with_values(sums=scope.sums)
+    lines = deque(mark_part(bindings[-1].let, print_statement(inside, scope), scope))
+    for b in reversed(bindings):
+        if any(b.identifier in line and b.identifier in _WORD.findall(line) for line in lines):
+            lines.extendleft(reversed([*mark_part(b.let, _define(b), scope)]))
+    yield from lines
+
+
+def _bind(s: ir.Let, scope: PrintScope) -> _Binding:
+    lifted, outer = print_cross_lane_values((s.value,), scope, by_lane=isinstance(s.value, ir.Shuffle))
+    identifier, inner = outer.bind_integer(s.name, range := _narrow_interval(s.value, scope))
     inner = inner.with_values(multiples=_with_known_multiple(s.name, known_multiple(s.value, scope), scope))
-    body = list(print_statement(s.body, inner.with_values(sums=scope.sums)))
-    used = re.compile(rf"\b{identifier}\b")
-    if any(used.search(line) for line in body):  # compilers warn of unused names
-        spelling, lanes = scope.dialect.type(s.value.type.dtype), s.value.type.lanes
-        if s.value.type == ir.Type(INT64):
-            spelling = scope.integer(range)
-        yield from lines
-        if lanes == 1:
-            yield f"const {spelling} {identifier} = {print_expr(s.value, around).text};"
-        elif isinstance(s.value, ir.Shuffle):
-            yield _print_shuffle(s.value, identifier, around)
-        else:
-            lane, _ = inner.bind("l")
-            value = print_expr(s.value, around.with_values(lane=lane)).text
-            yield f"{spelling} {identifier}[{lanes}];"
-            yield from _lanes(lane, lanes, [f"{identifier}[{lane}] = {value};"], scope)
-    yield from body
+    return _Binding(s, lifted, outer, inner, identifier, range)
+
+
+def _define(b: _Binding) -> Iterator[str]:
+    """The definition of a bound name."""
+    value, identifier, dialect = b.let.value, b.identifier, b.outer.dialect
+    spelling = b.outer.integer(b.range) if value.type == ir.Type(INT64) else dialect.type(value.type.dtype)
+    yield from b.lifted
+    if value.type.lanes == 1:
+        yield f"const {spelling} {identifier} = {print_expr(value, b.outer).text};"
+    elif isinstance(value, ir.Shuffle):
+        yield print_shuffle(value, identifier, b.outer)
+    else:
+        lane, _ = b.inner.bind("l")
+        text = print_expr(value, b.outer.with_values(lane=lane)).text
+        yield f"{spelling} {identifier}[{value.type.lanes}];"
+        yield from print_lanes(lane, value.type.lanes, [f"{identifier}[{lane}] = {text};"], b.outer)
 
 
 def _narrow_interval(e: ir.Expr, scope: PrintScope) -> Interval | None:
     return scope.fits(e) if e.type == ir.Type(INT64) else None
 
 
-def _with_known_multiple(name: str, n: int, scope: PrintScope) -> dict[str, int]:
+def _with_known_multiple(name: str, n: int, scope: PrintScope) -> Mapping[str, int]:
     """The known multiples if `name` is a multiple of `n`."""
-    return {**scope.multiples, name: n}
+    return {**scope.multiples, name: n} if scope.multiples.get(name, 1) != n else scope.multiples
 
 
 def _invoke(s: ir.Invoke, scope: PrintScope) -> Iterator[str]:
@@ -173,7 +194,7 @@ def _invoke(s: ir.Invoke, scope: PrintScope) -> Iterator[str]:
         raise CannotLower(f"{scope.dialect.name} has no spelling of the intrinsic {s.name}")
     if is_hint(s) and (scope.simd or not spelling):  # once for every element would be too often
         return
-    lines, inner = _print_cross_lane_values(stmt_expressions(s), scope)
+    lines, inner = print_cross_lane_values(stmt_expressions(s), scope)
     yield from lines
     known = INTRINSICS[s.name]
     views = [_print_intrinsic_operand(s, known, number, inner) for number in range(len(s.operands))]
@@ -199,7 +220,7 @@ def _print_intrinsic_operand(s: ir.Invoke, known: Intrinsic, number: int, scope:
 
 
 def _check(s: ir.Check, scope: PrintScope) -> Iterator[str]:
-    lines, inner = _print_cross_lane_values((s.condition, s.value) if scope.dialect.check else (s.condition,), scope)
+    lines, inner = print_cross_lane_values((s.condition, s.value) if scope.dialect.check else (s.condition,), scope)
     yield from lines
     if scope.dialect.check:
         failed = scope.dialect.check.format(scope.names["%status"], s.site + 1, print_expr(s.value, inner).text)
@@ -214,185 +235,10 @@ def _check(s: ir.Check, scope: PrintScope) -> Iterator[str]:
     yield "}"
 
 
-# --- stores and vectors ------------------------------------------------------------------------------------------
-
-
 def _store(s: ir.Store, scope: PrintScope) -> Iterator[str]:
-    parts = stmt_expressions(s)
-    lanes = max(s.buffer.type.lanes, *(e.type.lanes for e in parts))
-    if lanes > 1 and not _can_store_lane_by_lane(s):
-        yield from print_statement(_stage_store(s), scope)
-        return
-    lines, scope = _print_cross_lane_values(parts, scope)
-    yield from lines
-    if lanes == 1:
-        yield from _assignment(s, scope)
-        return
-    if scope.dialect.vectors and (text := _store_whole_vectors(s, lanes, scope)) is not None:
-        yield from text
-        return
-    lane, laned = _with_lane(scope)
-    injective = _is_injective(s)
-    yield from _lanes(lane, lanes, _assignment(s, laned), scope if injective else scope.with_values(simd=True))
-
-
-def _assignment(s: ir.Store, scope: PrintScope) -> Iterator[str]:
-    inner = scope if s.mask is None else scope.with_guard(s.mask)
-    target, value = print_element(s.buffer, s.indices, inner), print_expr(s.value, inner)
-    if s.atomic and s.op is not None:
-        line = _atomic(target, s.op, value, s.buffer.type.dtype, scope.dialect)
-    else:
-        line = _update(target, s.op, value, s.buffer.type.dtype, scope.dialect)
-    yield line if s.mask is None else f"if ({print_expr(s.mask, scope).text}) {line}"
-
-
-def _store_whole_vectors(s: ir.Store, lanes: int, scope: PrintScope) -> list[str] | None:
-    """The store of a vector with one access to memory for all lanes, where that is possible anywhere in it."""
-    if s.mask is not None:
-        return None
-    target = whole_vector_type(s.buffer, s.indices, scope) if s.op is None else None
-    loads = whole_loads((*s.indices, s.value), scope)
-    if target is not None and isinstance(s.value, ir.Load) and loads.get(s.value) == target:
-        source = vector_lvalue(s.value.buffer, s.value.indices, target, scope, written=False)
-        return [f"{vector_lvalue(s.buffer, s.indices, target, scope, written=True)} = {source};"]
-    if target is None and not loads:
-        return None
-    lines = []
-    for load, type in loads.items():
-        name, scope = scope.bind("%" + load.buffer.name)
-        lines.append(
-            f"const {type.name} {name} = {vector_lvalue(load.buffer, load.indices, type, scope, written=False)};"
-        )
-        scope = scope.with_values(wholes={**scope.wholes, load: lane_members(name, type)})
-    each = [scope.with_values(lane=str(lane)) for lane in range(lanes)]
-    if target is not None:
-        parts = ", ".join(print_expr(s.value, laned).text for laned in each)
-        lines.append(
-            f"{vector_lvalue(s.buffer, s.indices, target, scope, written=True)} = {target.make.format(parts)};"
-        )
-    else:
-        lines += [line for laned in each for line in _assignment(s, laned)]
-    return ["{", *indent_lines(lines), "}"] if loads else lines
-
-
-def _update(place: Text, op: str | None, value: Text, dtype: DType, dialect: CDialect) -> str:
-    if op in ("+", "*") and not dialect.is_storage_only(dtype) and dtype != BOOL:
-        return f"{place.text} {op}= {value.text};"
-    if op in ("min", "max") and dialect.small and dtype == INT64:  # the value may have the small type
-        value = Text(f"({dialect.type(dtype)}){value.as_operand(UNARY)}", UNARY)
-    if op is not None:
-        value = print_binary(build.combiner(op, dtype), place, value, dtype, dialect)
-    return f"{place.text} = {value.text};"
-
-
-def _atomic(place: Text, op: str, value: Text, dtype: DType, dialect: CDialect) -> str:
-    spelling = dialect.atomics.get((op, dtype.name))
-    if spelling is None:
-        raise CannotLower(f"{dialect.name} has no atomic '{op}=' on {dtype}")
-    return spelling.format(f"&{place.text}", value.text)
-
-
-def _can_store_lane_by_lane(s: ir.Store) -> bool:
-    """Whether writing one lane does not change the values that later lanes read."""
-    loads = [
-        x
-        for e in stmt_expressions(s)
-        for x in walk_expr(e)
-        if isinstance(x, ir.Load) and x.buffer.name == s.buffer.name
-    ]
-    return not loads or (_is_injective(s) and all(x.indices == s.indices for x in loads))
-
-
-def _is_injective(s: ir.Store) -> bool:
-    """Whether the lanes certainly write different elements."""
-    if s.buffer.type.lanes > 1:
-        return True
-    vectors = [i for i in s.indices if i.type.lanes > 1]
-    return len(vectors) == 1 and isinstance(vectors[0], ir.Ramp) and vectors[0].stride != 0
-
-
-def _stage_store(s: ir.Store) -> ir.Stmt:
-    """The same store of a value (and through a mask and indices) computed in all lanes before the first is written."""
-    names = [internal_name(f"index{n}") for n in range(len(s.indices))]
-    indices = tuple(ir.Var(n, i.type) for n, i in zip(names, s.indices, strict=True))
-    mask = None if s.mask is None else ir.Var(internal_name("mask"), s.mask.type)
-    staged: ir.Stmt = replace(s, indices=indices, value=ir.Var(internal_name("value"), s.value.type), mask=mask)
-    bindings = [*zip(names, s.indices, strict=True), (internal_name("value"), s.value)]
-    if s.mask is not None:
-        bindings.append((internal_name("mask"), s.mask))
-    outer = [(internal_name(name, "staged"), value) for name, value in bindings]
-    for name, value in bindings:  # from the outer names, so that no value sees a name bound here
-        staged = ir.Let(name, ir.Var(internal_name(name, "staged"), value.type), staged)
-    for name, value in outer:
-        staged = ir.Let(name, value, staged)
-    return staged
-
-
-def _with_lane(scope: PrintScope) -> tuple[str, PrintScope]:
-    lane, inner = scope.bind("l")
-    return lane, inner.with_values(lane=lane)
-
-
-def _lanes(lane: str, count: int, body: Iterable[str], scope: PrintScope, clauses: str = "") -> Iterator[str]:
-    """A loop over the lanes; with the pragma only outside of loops that carry one already."""
-    if scope.dialect.unroll:
-        yield scope.dialect.unroll
-    elif not scope.simd:
-        yield scope.dialect.simd.format(clauses)
-    yield f"for (int {lane} = 0; {lane} < {count}; ++{lane})"
-    yield from indent_lines(body)
-
-
-def _print_cross_lane_values(
-    parts: tuple[ir.Expr, ...], scope: PrintScope, *, by_lane: bool = False
-) -> tuple[list[str], PrintScope]:
-    """Statements that compute the reductions over lanes and shuffles in `parts`, and the scope that has their names."""
-    lines: list[str] = []
-    for e in _find_lifted(parts, by_lane):
-        identifier, named = scope.bind_sum(e)
-        if isinstance(e, ir.ReduceLanes):
-            lines += _reduction(e, identifier, scope)
-        else:
-            lines.append(_print_shuffle(e, identifier, scope))
-        scope = named
-    return lines, scope
-
-
-def _find_lifted(parts: Iterable[ir.Expr], by_lane: bool) -> list[ir.ReduceLanes | ir.Shuffle]:
-    """Subexpressions that need their own statements, inner ones first. A shuffle in a shuffle prints lane by lane."""
-    found: dict[ir.ReduceLanes | ir.Shuffle, None] = {}
-
-    def visit(e: ir.Expr, by_lane: bool) -> None:
-        shuffles = isinstance(e, ir.Shuffle)
-        for child in children(e):
-            visit(child, shuffles or (by_lane and not isinstance(e, ir.ReduceLanes)))
-        if isinstance(e, ir.ReduceLanes) or (isinstance(e, ir.Shuffle) and not by_lane):
-            found[e] = None
-
-    for part in parts:
-        visit(part, by_lane)
-    return list(found)
-
-
-def _print_shuffle(e: ir.Shuffle, identifier: str, scope: PrintScope) -> str:
-    values = ", ".join(print_expr(e, scope.with_values(lane=str(lane))).text for lane in range(len(e.lanes)))
-    return f"const {scope.dialect.type(e.type.dtype)} {identifier}[{len(e.lanes)}] = {{{values}}};"
-
-
-def _reduction(e: ir.ReduceLanes, identifier: str, scope: PrintScope) -> Iterator[str]:
-    dtype, dialect = e.type.dtype, scope.dialect
-    lane, laned = _with_lane(scope)
-    if e.op == ir.BITS:
-        wide = dialect.type(INT64)
-        bit = f"({wide})(({dialect.type(UINT64)})({print_expr(e.operand, laned).text}) << {lane})"
-        yield f"{wide} {identifier} = 0;"
-        yield f"for (int {lane} = 0; {lane} < {e.operand.type.lanes}; ++{lane})"
-        yield f"    {identifier} |= {bit};"
-        return
-    first = print_expr(e.operand, scope.with_values(lane="0"))
-    yield f"{dialect.type(dtype)} {identifier} = {first.text};"
-    yield f"for (int {lane} = 1; {lane} < {e.operand.type.lanes}; ++{lane})"
-    yield f"    {_update(Text(identifier), e.op, print_expr(e.operand, laned), dtype, dialect)}"
+    is_vector = max(s.buffer.type.lanes, *(e.type.lanes for e in stmt_expressions(s))) > 1
+    is_staged = is_vector and not can_store_lane_by_lane(s)
+    return print_statement(stage_store(s), scope) if is_staged else print_store(s, scope)
 
 
 # --- loops -------------------------------------------------------------------------------------------------------
@@ -406,7 +252,7 @@ def _loop(s: ir.Loop, scope: PrintScope) -> Iterator[str]:
             whole = ir.Allocate((buffer,), ir.Block((fill, whole)))
         yield from print_statement(whole, scope)
         return
-    lines, outer = _print_cross_lane_values((s.start, s.stop), scope)
+    lines, outer = print_cross_lane_values((s.start, s.stop), scope)
     yield from lines
     range = int32_loop_interval(s, scope.small)
     variable, inner = outer.bind_integer(s.var, range)
@@ -475,7 +321,7 @@ def _match_scalar_reduction(s: ir.Loop) -> ir.Store | None:
     if not isinstance(store, ir.Store) or store.op is None:
         return None
     reads = [x for e in (*store.indices, store.value) for x in walk_expr(e)]
-    if store.mask is not None or store.value.type.lanes > 1 or _find_lifted((*store.indices, store.value), False):
+    if store.mask is not None or store.value.type.lanes > 1 or find_lifted((*store.indices, store.value), False):
         return None
     if any(isinstance(x, ir.Load) and x.buffer.name == store.buffer.name for x in reads):
         return None
@@ -496,8 +342,8 @@ def _reducing_loop(s: ir.Loop, store: ir.Store, scope: PrintScope) -> Iterator[s
     yield f"    {dialect.simd.format(f' reduction({store.op}:{total})')}"
     start, stop = print_expr(s.start, scope), print_expr(s.stop, scope)
     yield f"    for (int64_t {variable} = {start.text}; {variable} < {stop.text}; {step})"
-    adds = f"        {_update(Text(total), store.op, print_expr(store.value, inner), dtype, dialect)}"
-    yield from (adds,) if scope.marks is None else mark_lines(iter((adds,)), scope.marks.statements.get(id(store), 0))
+    adds = f"        {print_update(Text(total), store.op, print_expr(store.value, inner), dtype, dialect)}"
+    yield from mark_part(store, iter((adds,)), scope)
     yield f"    {place.text} = {total};"
     yield "}"
 
@@ -601,8 +447,3 @@ def _dimensions(buffer: ir.Buffer) -> tuple[int, ...]:
     if shape := array_shape(buffer):
         return (*shape, *vector)
     return (max(1, buffer.span), *vector)
-
-
-def indent_lines(lines: Iterable[str]) -> Iterator[str]:
-    """The lines one level deeper."""
-    return (f"    {line}" if line else line for line in lines)

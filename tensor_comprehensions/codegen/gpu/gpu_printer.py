@@ -16,10 +16,11 @@ from ...loop_ir.intrinsics import INTRINSICS, REGISTER_MOVES, is_asynchronous, i
 from ...loop_ir.passes.lower_warp_ops import scalarize_async_copies
 from ...loop_ir.rewrite import allocated_buffers, walk_stmt_exprs, walk_stmts
 from ...loop_ir.show import LineNumbers
-from ..c.c_printer import needed_includes, used_helpers
+from ..c.c_printer import collect_words, needed_includes, used_helpers
 from ..c.dialect import CDialect
 from ..c.expressions import PrintScope, array_shape
-from ..c.statements import indent_lines, mark_lines, print_statement
+from ..c.statements import print_statement
+from ..c.text_lines import indent_lines, mark_lines
 
 SINGLE = ir.Launch((1, 1, 1), (1, 1, 1))
 _SHARED_ALIGNMENT = 16
@@ -120,8 +121,9 @@ def emit_gpu_source(
     for p in printed:
         names.append(p.name(names))
     bodies = ["\n".join(p.lines(name)) for p, name in zip(printed, names, strict=True)]
-    helpers = used_helpers("\n".join(bodies), dialect.c)
-    heads = needed_includes("\n".join((*helpers, *bodies)), dialect.c)
+    words = collect_words(bodies)
+    helpers = used_helpers(words, dialect.c)
+    heads = needed_includes(words | collect_words(helpers), dialect.c)
     parts = ["\n".join(_comment(module, header)), *(["\n".join(heads)] if heads else []), *helpers, *bodies]
     launches = tuple(p.kernel(name) for p, name in zip(printed, names, strict=True))
     return GpuCode("\n\n".join(parts) + "\n", launches, bool(relying))

@@ -156,8 +156,8 @@ class Scop:
     def dependences_by_kind(self) -> Iterator[tuple[str, isl.UnionMap]]:
         """The same by kind, with the element that both ends touch: maps `source -> [sink -> element]`."""
         certain, possible = self._writes()
-        reads, order = self._accesses(writes=False), self._program_order()
         written = certain.union(possible)
+        reads, order = self._accesses(writes=False, among=self._written_tensors()), self._program_order()
         for kind, source, sink in (("flow", written, reads), ("anti", reads, written), ("output", written, written)):
             info = isl.UnionAccessInfo.from_sink(sink).set_must_source(certain).set_may_source(source)
             flow = info.set_schedule_map(order).compute_flow()
@@ -175,9 +175,15 @@ class Scop:
         flow = with_op_limit(REUSE_OPERATIONS, info.compute_flow)
         return union_map("{ }") if flow is None else flow.get_may_dependence()
 
-    def _accesses(self, *, writes: bool) -> isl.UnionMap:
+    def _written_tensors(self) -> frozenset[str]:
+        return frozenset(access.tensor for node in self.nodes for access in node.writes)
+
+    def _accesses(self, *, writes: bool, among: frozenset[str] | None = None) -> isl.UnionMap:
         pieces = [
-            self._access(node, access) for node in self.nodes for access in (node.writes if writes else node.reads)
+            self._access(node, access)
+            for node in self.nodes
+            for access in (node.writes if writes else node.reads)
+            if among is None or access.tensor in among
         ]
         return union_map("{ " + "; ".join(pieces) + " }")
 

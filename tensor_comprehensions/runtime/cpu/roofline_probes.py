@@ -60,6 +60,16 @@ def _attributes() -> str:
     return f'attributes #0 = {{ nounwind "prefer-vector-width"="{bits}" "min-legal-vector-width"="{bits}" }}\n'
 
 
+_LOOP_END = (
+    "  %next = add i64 %i, 1",
+    "  %more = icmp ult i64 %next, %times",
+    "  br i1 %more, label %again, label %done",
+    "done:",
+)
+"""The end of a loop `again` that runs `times` times, counted by `i`."""
+_RETURN = ("  ret void", "}")
+
+
 def _multiply_adds(scalar: str, lanes: int) -> str:
     """`void multiply(i64 times, ptr values)`: one multiply-add per accumulator and iteration."""
     vector, suffix = f"<{lanes} x {scalar}>", f"v{lanes}f{32 if scalar == 'float' else 64}"
@@ -74,14 +84,10 @@ def _multiply_adds(scalar: str, lanes: int) -> str:
         "  %i = phi i64 [0, %entry], [%next, %again]",
         *(f"  %c{k} = phi {vector} [%a, %entry], [%d{k}, %again]" for k in chains),
         *(f"  %d{k} = call {vector} @llvm.fma.{suffix}({vector} %a, {vector} %a, {vector} %c{k})" for k in chains),
-        "  %next = add i64 %i, 1",
-        "  %more = icmp ult i64 %next, %times",
-        "  br i1 %more, label %again, label %done",
-        "done:",
+        *_LOOP_END,
         *(f"  %p{k} = getelementptr {vector}, ptr %values, i64 {k}" for k in chains),
         *(f"  store {vector} %d{k}, ptr %p{k}, align 4" for k in chains),
-        "  ret void",
-        "}",
+        *_RETURN,
     ]
     return "\n".join(lines) + "\n" + _attributes()
 
@@ -108,12 +114,8 @@ def _vector_copy(width: int) -> str:
         "  %rest = icmp ult i64 %further, %bytes",
         "  br i1 %rest, label %copy, label %copied",
         "copied:",
-        "  %next = add i64 %i, 1",
-        "  %more = icmp ult i64 %next, %times",
-        "  br i1 %more, label %again, label %done",
-        "done:",
-        "  ret void",
-        "}",
+        *_LOOP_END,
+        *_RETURN,
     ]
     return "\n".join(lines) + "\n" + _attributes()
 

@@ -134,6 +134,9 @@ class CallCache:
         self._words[1] = ctypes.addressof(self._kind_words)
         self._publish()
 
+    def __len__(self) -> int:
+        return len(self._lanes)
+
     def function(self) -> Callable[..., Any]:
         """A builtin that takes the arguments; returns the output, a tuple of outputs, or None if there are no new ones.
 

@@ -1,0 +1,78 @@
+"""Facts about the calls of an operator, for reports: what the fast path asks for, and the kernels so far."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from ..compiler.compiled_kernel import CompiledCpuKernel, CompiledRangeKernel
+from ..explain.kernel_report import CallFacts
+from ..runtime.fastpath import call_cache
+from ..tc_lang.ir import Role
+from .inline_cache import InlineCache, is_plain_call
+from .kernel_table import KernelTable
+from .persistent_kernel_cache import was_cache_hit
+from .signatures import declared_dims
+
+SHOWN_VALUES = 8
+"""Values of a size that a report names."""
+
+
+def collect_call_facts(
+    kernels: KernelTable, lanes: InlineCache, compiled: CompiledCpuKernel, values: Sequence[Any]
+) -> CallFacts:
+    """The facts about calls like one with `values`, which `compiled` serves."""
+    known = kernels.loaded_kernels()
+    loaded = sum(map(was_cache_hit, known))
+    return CallFacts(
+        tuple(_list_guards(compiled)),
+        _find_hindrance(values),
+        lanes.count(),
+        len(known) - loaded,
+        loaded,
+        sum(k.compile_seconds for k in known),
+        tuple(_list_varying_sizes(kernels, known)),
+    )
+
+
+def _list_guards(compiled: CompiledCpuKernel) -> Iterator[str]:
+    """Type, sizes and strides of each tensor that a call passes."""
+    free = compiled.rows if isinstance(compiled, CompiledRangeKernel) else None
+    for t in compiled.bound.tensors:
+        if t.role is Role.INPUT:
+            sizes, strides = list(map(str, t.shape)), list(map(str, t.strides))
+            if free is not None and t.name in free.tensors:
+                sizes[: free.depth] = free.sizes
+                strides[: free.depth - 1] = ["any"] * (free.depth - 1)
+            layout = f" of {' x '.join(sizes)}, strides {', '.join(strides)}" if sizes else ""
+            yield f"{t.name}: {t.dtype}{layout}"
+
+
+def _find_hindrance(values: Sequence[Any]) -> str:
+    """Why a call with `values` does not take the fast path; "" if it does."""
+    if not call_cache.is_fast_path_available():
+        return "this system has no machine code for calls: they are recognized in Python"
+    if any(hasattr(v, "__array__") and not isinstance(v, Tensor) for v in values):
+        return "an argument is no tensor of torch, and is converted in each call"
+    if any(isinstance(v, Tensor) and v.requires_grad for v in values):
+        return "an argument requires gradients: autograd records the call"
+    return "" if is_plain_call(values) else "torch traces, transforms or watches the call"
+
+
+def _list_varying_sizes(kernels: KernelTable, known: Sequence[CompiledCpuKernel]) -> Iterator[str]:
+    """The sizes in which kernels differ, with their values."""
+    found: dict[str, set[int]] = {}
+    for k in known:
+        inputs = [t for t in k.bound.tensors if t.role is Role.INPUT]
+        ranged = k.rows.tensors if isinstance(k, CompiledRangeKernel) else ()
+        for parameter, t in zip(kernels.function.parameters, inputs, strict=True):
+            for d, (size, extent) in enumerate(zip(declared_dims(parameter), t.shape, strict=True)):
+                if t.name not in ranged:
+                    name = size if size != "?" else f"dimension {d} of {t.name}"
+                    found.setdefault(name, set()).add(extent)
+    for name, extents in found.items():
+        if len(extents) > 1:
+            shown = ", ".join(map(str, sorted(extents)[:SHOWN_VALUES]))
+            yield f"{name}: {shown}{', ...' if len(extents) > SHOWN_VALUES else ''}"
