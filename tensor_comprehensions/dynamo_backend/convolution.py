@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from ..core.dtypes import FLOAT32, FLOAT64, DType
+from .conv_windows import ConvWindows, element_at
 from .index_views import Value, drop_dim, permute_value, reshape_value, shift_dim
 from .literals import Unsupported, format_literal
 from .op_table import (
@@ -33,89 +34,6 @@ CHANNELS_LAST_BYTES = 1 << 20
 MOST_PHASES = 4
 """Most statements of a transposed convolution."""
 CONVOLUTION, BACKWARD = aten.convolution.default, aten.convolution_backward.default
-
-
-@dataclass(frozen=True, slots=True)
-class ConvWindows:
-    """`out(n, g o, h...) = data(n, g c, s h + d k...) * taps(g o, c, k...)`, any of which may be the summed result.
-
-    Attributes:
-        extents: of the indices `n g o c h0 h1... k0 k1...`.
-        stride, dilation: of each dimension.
-    """
-
-    extents: dict[str, int]
-    stride: Sequence[int]
-    dilation: Sequence[int]
-
-    @staticmethod
-    def of(
-        batch: int, groups: int, weight: Sequence[int], places: Sequence[int], stride: Any, dilation: Any
-    ) -> ConvWindows:
-        """Of `batch` images in `groups`, weights of the shape `weight`, and so many `places` of windows."""
-        extents = {"n": batch, "g": groups, "o": weight[0] // groups, "c": weight[1]}
-        extents |= {f"h{d}": n for d, n in enumerate(places)} | {f"k{d}": n for d, n in enumerate(weight[2:])}
-        return ConvWindows(extents, stride, dilation)
-
-    def name(self, letter: str) -> str:
-        return letter if self.extents[letter] != 1 else "0"
-
-    def channel(self, inner: str) -> Sequence[tuple[str, int]]:
-        """The indices of a channel with their extents: `inner` in the group `g`."""
-        return [("g", self.extents["g"]), (self.name(inner), self.extents[inner])]
-
-    def places(self) -> list[str]:
-        """Where in the data a tap of a window is."""
-        both = zip(self.stride, self.dilation, strict=True)
-        return [f"({s} * {self.name(f'h{d}')} + {e} * {self.name(f'k{d}')})" for d, (s, e) in enumerate(both)]
-
-    def data(self, x: Value) -> str:
-        return _element(x, [self.name("n"), self.channel("c"), *self.places()])
-
-    def taps(self, weight: Value) -> str:
-        spatial = range(len(self.stride))
-        return _element(weight, [self.channel("o"), self.name("c"), *(self.name(f"k{d}") for d in spatial)])
-
-    def results(self, x: Value) -> str:
-        spatial = range(len(self.stride))
-        return _element(x, [self.name("n"), self.channel("o"), *(self.name(f"h{d}") for d in spatial)])
-
-    def reduce(self, c: TranslationContext, groups: Sequence[Sequence[str]], term: str, operator: str = "+=!") -> Value:
-        """`term` combined into the tensor whose dimensions have the indices `groups`."""
-        names = [t for group in groups for t in group if self.extents[t] != 1]
-        parts = tuple(tuple(self.extents[t] for t in group if self.extents[t] != 1) for group in groups)
-        ranges = [f"{letter} in 0:{n}" for letter, n in self.extents.items() if n != 1]
-        like = Value(parts, lambda i: "", c.dtype)
-        return c.body.add_sum(like, names, term, ranges, operator)
-
-    @property
-    def of_out(self) -> list[Sequence[str]]:
-        return ["n", "go", *((f"h{d}",) for d in range(len(self.stride)))]
-
-    @property
-    def of_taps(self) -> list[Sequence[str]]:
-        return ["go", "c", *((f"k{d}",) for d in range(len(self.stride)))]
-
-
-def _element(x: Value, indices: Sequence[str | Sequence[tuple[str, int]]]) -> str:
-    """The element of `x` at one index for each of its dimensions, or at indices that are digits of it."""
-    texts: list[str] = []
-    for index, group in zip(indices, x.groups, strict=True):
-        digits = [(index, group[0] if group else 1)] if isinstance(index, str) else [d for d in index if d[1] != 1]
-        if group == tuple(n for _, n in digits):
-            texts += (text for text, _ in digits)
-        elif len(group) == 1:
-            texts.append(_merge_digits(digits))
-        elif group:
-            raise Unsupported("a window over merged dimensions")
-    return x.at(texts)
-
-
-def _merge_digits(digits: Sequence[tuple[str, int]]) -> str:
-    whole = ""
-    for text, extent in digits:
-        whole = f"({whole} * {extent} + {text})" if whole else text
-    return whole or "0"
 
 
 def _repeat_number(values: Sequence[int], count: int) -> list[int]:
@@ -216,7 +134,7 @@ def _gather_windows(c: TranslationContext, x: Value, weight: Value, s: ConvShape
     """A convolution: the result, of `sizes`, sums windows of `x`."""
     windows = ConvWindows.of(sizes[0], s.groups, weight.shape, sizes[2:], s.stride, s.dilation)
     x = _pad_value(c, x, _both_sides(s.padding), format_literal(0, x.dtype))
-    return windows.reduce(c, windows.of_out, f"{windows.data(x)} * {windows.taps(weight)}")
+    return windows.convolve(c, lambda w: w.data(x), windows.taps(weight))
 
 
 def convolution_backward(
@@ -326,17 +244,17 @@ def _reduce_phase(
     taps = [n.taps for n in chosen]
     shape = [weight.shape[1] * s.groups, weight.shape[0] // s.groups, *taps]
     windows = ConvWindows.of(x.shape[0], s.groups, shape, counts, s.stride, s.dilation)
-    places = [
-        f"({windows.name(f'h{d}')} + {windows.name(f'k{d}')} + {p.offset + width - (p.taps - 1)})"
-        for d, (p, width) in enumerate(zip(chosen, before, strict=True))
-    ]
     steps = [
         f"({p.first + stride * (p.taps - 1)} - {stride} * {windows.name(f'k{d}')})"
         for d, (p, stride) in enumerate(zip(chosen, s.stride, strict=True))
     ]
-    data = _element(x, [windows.name("n"), windows.channel("c"), *places])
-    tap = _element(weight, [windows.channel("c"), windows.name("o"), *steps])
-    return windows.reduce(c, windows.of_out, f"{data} * {tap}")
+    starts = [p.offset + width - (p.taps - 1) for p, width in zip(chosen, before, strict=True)]
+
+    def data(w: ConvWindows) -> str:
+        places = [f"({w.name(f'h{d}')} + {w.name(f'k{d}')} + {start})" for d, start in enumerate(starts)]
+        return element_at(x, [w.name("n"), w.channel("c"), *places])
+
+    return windows.convolve(c, data, element_at(weight, [windows.channel("c"), windows.name("o"), *steps]))
 
 
 def _interleave_phases(
