@@ -44,6 +44,10 @@ CASES = {
     "gradients of gaps": Case((2, 8, 8, 6), (9, 8, 1, 1), False, {"stride": 2}),
     "gradients of groups": Case((2, 16, 7, 6), (32, 8, 3, 3), False, {"padding": 1, "groups": 2}),
     "gradients of channels": Case((2, 6, 8, 6), (6, 1, 3, 3), False, {"stride": 2, "padding": 1, "groups": 6}),
+    "few places": Case((3, 8, 2, 2), (16, 8, 3, 3), False, {"padding": 1}),
+    "few places with strides": Case((2, 8, 4, 6), (8, 8, 3, 3), False, {"padding": 1, "stride": 2}),
+    "one place of several images": Case((5, 8, 3), (4, 8, 3), False),
+    "few places, transposed": Case((2, 8, 1, 2), (8, 4, 2, 2), options={"stride": 2}),
     "gradients of large images": Case((2, 32, 64, 68), (8, 32, 3, 3), False, {"padding": 1}),
 }  # fmt: skip
 
