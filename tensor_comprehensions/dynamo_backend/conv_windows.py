@@ -52,15 +52,15 @@ class ConvWindows:
         return [f"({s} * {self.name(f'h{d}')} + {e} * {self.name(f'k{d}')})" for d, (s, e) in enumerate(both)]
 
     def data(self, x: Value) -> str:
-        return element_at(x, [self.name("n"), self.channel("c"), *self.places()])
+        return format_element(x, [self.name("n"), self.channel("c"), *self.places()])
 
     def taps(self, weight: Value) -> str:
         spatial = range(len(self.stride))
-        return element_at(weight, [self.channel("o"), self.name("c"), *(self.name(f"k{d}") for d in spatial)])
+        return format_element(weight, [self.channel("o"), self.name("c"), *(self.name(f"k{d}") for d in spatial)])
 
     def results(self, x: Value) -> str:
         spatial = range(len(self.stride))
-        return element_at(x, [self.name("n"), self.channel("o"), *(self.name(f"h{d}") for d in spatial)])
+        return format_element(x, [self.name("n"), self.channel("o"), *(self.name(f"h{d}") for d in spatial)])
 
     def reduce(self, c: TranslationContext, groups: Sequence[Sequence[str]], term: str, operator: str = "+=!") -> Value:
         """`term` combined into the tensor whose dimensions have the indices `groups`."""
@@ -74,7 +74,7 @@ class ConvWindows:
         """The sums of products of `data`, a text made of the names of indices, and `taps`."""
         if not self.has_few_places:
             return self.reduce(c, self.of_out, f"{data(self)} * {taps}")
-        rows, places = ["c", *self._numbered("k")], ["n", *self._numbered("h")]
+        rows, places = ["c", *self._number_names("k")], ["n", *self._number_names("h")]
         sizes = [self.extents[t] for t in places]
 
         def element_text(i: Sequence[str]) -> str:
@@ -97,10 +97,10 @@ class ConvWindows:
     def has_few_places(self) -> bool:
         """Whether vectors should run over all places of all images, because those of one are too few."""
         last = self.extents[f"h{len(self.stride) - 1}"]
-        places = math.prod(self.extents[t] for t in ("n", *self._numbered("h")))
+        places = math.prod(self.extents[t] for t in ("n", *self._number_names("h")))
         return self.extents["g"] == 1 and places > 1 and (last < LEAST_RUN or places <= FEW_PLACES)
 
-    def _numbered(self, letter: str) -> list[str]:
+    def _number_names(self, letter: str) -> list[str]:
         return [f"{letter}{d}" for d in range(len(self.stride))]
 
     @property
@@ -112,7 +112,7 @@ class ConvWindows:
         return ["go", "c", *((f"k{d}",) for d in range(len(self.stride)))]
 
 
-def element_at(x: Value, indices: Sequence[str | Sequence[tuple[str, int]]]) -> str:
+def format_element(x: Value, indices: Sequence[str | Sequence[tuple[str, int]]]) -> str:
     """The element of `x` at one index for each of its dimensions, or at indices that are digits of it."""
     texts: list[str] = []
     for index, group in zip(indices, x.groups, strict=True):

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from ..core.dtypes import FLOAT32, FLOAT64, DType
-from .conv_windows import ConvWindows, element_at
+from .conv_windows import ConvWindows, format_element
 from .index_views import Value, drop_dim, permute_value, reshape_value, shift_dim
 from .literals import Unsupported, format_literal
 from .op_table import (
@@ -203,7 +203,7 @@ def _spread_windows(c: TranslationContext, x: Value, weight: Value, s: ConvShape
     if math.prod(s.stride) > MOST_PHASES:
         raise Unsupported(f"a transposed convolution with more than {MOST_PHASES} phases")
     phases = [
-        [Phase.of(r, stride, p, k) for r in range(stride)]
+        [StridePhase.of(r, stride, p, k) for r in range(stride)]
         for stride, p, k in zip(s.stride, s.padding, weight.shape[2:], strict=True)
     ]
     counts = [n // stride for n, stride in zip(sizes[2:], s.stride, strict=True)]
@@ -219,7 +219,7 @@ def _spread_windows(c: TranslationContext, x: Value, weight: Value, s: ConvShape
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class StridePhase:
     """The elements of a dimension of a transposed convolution at `stride * q + r`, for all q.
 
     They are the sum of the element of the data at `q + offset - b` times the tap at `first + stride * b`, for all
@@ -231,14 +231,14 @@ class Phase:
     taps: int
 
     @staticmethod
-    def of(r: int, stride: int, padding: int, kernel: int) -> Phase:
+    def of(r: int, stride: int, padding: int, kernel: int) -> StridePhase:
         offset, first = divmod(r + padding, stride)
-        return Phase(offset, first, max(0, -(-(kernel - first) // stride)))
+        return StridePhase(offset, first, max(0, -(-(kernel - first) // stride)))
 
 
 def _reduce_phase(
     c: TranslationContext, x: Value, weight: Value, s: ConvShape, counts: Sequence[int], before: Sequence[int],
-    chosen: Sequence[Phase],
+    chosen: Sequence[StridePhase],
 ) -> Value:  # fmt: skip
     """The elements of one phase in each dimension."""
     taps = [n.taps for n in chosen]
@@ -252,14 +252,14 @@ def _reduce_phase(
 
     def data(w: ConvWindows) -> str:
         places = [f"({w.name(f'h{d}')} + {w.name(f'k{d}')} + {start})" for d, start in enumerate(starts)]
-        return element_at(x, [w.name("n"), w.channel("c"), *places])
+        return format_element(x, [w.name("n"), w.channel("c"), *places])
 
-    return windows.convolve(c, data, element_at(weight, [windows.channel("c"), windows.name("o"), *steps]))
+    return windows.convolve(c, data, format_element(weight, [windows.channel("c"), windows.name("o"), *steps]))
 
 
 def _interleave_phases(
-    c: TranslationContext, phases: Sequence[Sequence[Phase]], parts: Mapping[tuple[Phase, ...], Value], s: ConvShape,
-    sizes: Sequence[int],
+    c: TranslationContext, phases: Sequence[Sequence[StridePhase]], parts: Mapping[tuple[StridePhase, ...], Value],
+    s: ConvShape, sizes: Sequence[int],
 ) -> Value:  # fmt: skip
     """The phases as one value: in dimension d, the element at `stride * q + r` is that of phase r at q."""
     groups = list(next(iter(parts.values())).groups[:2])
@@ -273,7 +273,7 @@ def _interleave_phases(
             at += [rest.pop(0)] if size // stride != 1 else []
             remainders.append(rest.pop(0) if stride != 1 else "0")
 
-        def choose(chosen: tuple[Phase, ...]) -> str:
+        def choose(chosen: tuple[StridePhase, ...]) -> str:
             d = len(chosen)
             if d == len(phases):
                 return parts[chosen].at(at) if chosen in parts else format_literal(0, c.dtype)
@@ -386,14 +386,14 @@ def _taps(node: fx.Node, argument: int) -> int:
     return math.prod(node.args[argument].meta["val"].shape[1:])  # type: ignore[union-attr]
 
 
-def _work(node: fx.Node, data: int, results: Sequence[int], turned: bool) -> int:
+def _count_flops(node: fx.Node, data: int, results: Sequence[int], turned: bool) -> int:
     """Of a convolution of an argument `data` with the next one; every element of one side meets a window."""
     return 2 * (math.prod(_shape(node, data)) if turned else math.prod(results)) * _taps(node, data + 1)
 
 
-FLOPS[CONVOLUTION] = lambda node: _work(node, 0, node.meta["val"].shape, bool(node.args[6]))
+FLOPS[CONVOLUTION] = lambda node: _count_flops(node, 0, node.meta["val"].shape, bool(node.args[6]))
 FLOPS[BACKWARD] = lambda node: (
-    _work(node, 1, _shape(node, 0), bool(node.args[7])) * sum(map(bool, node.args[-1][:2]))  # type: ignore[index,arg-type]
+    _count_flops(node, 1, _shape(node, 0), bool(node.args[7])) * sum(map(bool, node.args[-1][:2]))  # type: ignore[index,arg-type]
 )
 
 
