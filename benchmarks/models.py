@@ -6,7 +6,8 @@ for several batch sizes. First it is checked:
 - without dropout, results and gradients are compared with those in float64. Our error may be twice that of eager;
 - with dropout, a step with one seed is compared with eager's.
 
-Then it is timed beside eager and, with `--inductor`, torch's own compiler, alternately. Most networks are those of the
+Then it is timed beside eager and, with `--inductor`, torch's own compiler, alternately; one thread by its processor
+time, in which other load does not show. Most networks are those of the
 package `transformers`: `pip install 'tensor-comprehensions[models]'`.
 """
 
@@ -86,7 +87,8 @@ def measure_network(name: str, mode: str, batch: int, *, seconds: float, inducto
         if inductor:
             compiled[INDUCTOR] = torch.compile(copy.deepcopy(network))
         calls = {who: (lambda f=f: run_network(f, inputs, mode)) for who, f in compiled.items()}
-        samples = interleave(calls, seconds=seconds).seconds
+        clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+        samples = interleave(calls, seconds=seconds, clock=clock).seconds
         ratios = {
             who: statistics.median(a / b for a, b in zip(samples[who], samples[OURS], strict=True))
             for who in samples

@@ -21,6 +21,8 @@ L1_SETS = 64
 """Sets of the first cache. Lines a multiple of this many lines apart compete for one set."""
 L1_WAYS = 8
 """Lines of a set, at least: Zen 4 has 8, Sapphire Rapids 12."""
+L1_EVICTED_LINE_CYCLES = 2.0
+"""Per step of a sum, for each line of scalars too many for its sets of L1, times their excess: measured on Zen 4."""
 PREFETCH_STREAMS = 48
 """Streams of memory that the hardware follows. A copy that transposes more rows at once restarts them in each block."""
 SHUFFLE_BYTES = 16

@@ -86,6 +86,8 @@ PACKED_USES = 96
 """Uses of an element that pay for each of its copies."""
 PACKED_TRANSPOSED_USES = 192
 """The same if the copy is transposed."""
+PACKED_SCALARS_PANELS = 4
+"""Panels of the other factor that a row of scalars meets, from which on it may be copied, too."""
 OWN_PACKED_USES = 24
 """Uses for a panel that every thread makes once for all of its rows."""
 OWN_PACKED_TRANSPOSED_USES = 48

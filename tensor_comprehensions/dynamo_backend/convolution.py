@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import torch
 from torch import fx
 
 from ..core.dtypes import FLOAT32, FLOAT64, DType
+from .conv_windows import ConvWindows, format_element
 from .index_views import Value, drop_dim, permute_value, reshape_value, shift_dim
 from .literals import Unsupported, format_literal
 from .op_table import (
@@ -21,80 +23,17 @@ from .op_table import (
     add_scaled,
     aten,
     divide_by_count,
-    num_elements,
     operation,
     reduce_dims,
 )
 
+LEAST_LANES = 8
+"""Channels from which on vectors run along them in the gradient by the weights."""
+CHANNELS_LAST_BYTES = 1 << 20
+"""Data from which on its channels are innermost there, rather than those of the results: L2 does not keep it."""
+MOST_PHASES = 4
+"""Most statements of a transposed convolution."""
 CONVOLUTION, BACKWARD = aten.convolution.default, aten.convolution_backward.default
-
-
-@dataclass(frozen=True, slots=True)
-class ConvWindows:
-    """`out(n, g o, h...) = data(n, g c, s h + d k...) * taps(g o, c, k...)`, any of which may be the summed result.
-
-    Attributes:
-        extents: of the indices `n g o c h0 h1... k0 k1...`.
-        stride, dilation: of each dimension.
-    """
-
-    extents: dict[str, int]
-    stride: Sequence[int]
-    dilation: Sequence[int]
-
-    @staticmethod
-    def of(
-        batch: int, groups: int, weight: Sequence[int], output_text: Sequence[int], stride: Any, dilation: Any
-    ) -> ConvWindows:
-        """Of `batch` images in `groups`, weights of the shape `weight`, and windows at `output_text` positions."""
-        extents = {"n": batch, "g": groups, "o": weight[0] // groups, "c": weight[1]}
-        extents |= {f"h{d}": n for d, n in enumerate(output_text)} | {f"k{d}": n for d, n in enumerate(weight[2:])}
-        return ConvWindows(extents, stride, dilation)
-
-    def name(self, letter: str) -> str:
-        return letter if self.extents[letter] != 1 else "0"
-
-    def _merge_channels(self, inner: str) -> str:
-        return self.name(inner) if self.extents["g"] == 1 else f"(g * {self.extents[inner]} + {self.name(inner)})"
-
-    def places(self) -> list[str]:
-        """Where in the data a tap of a window is."""
-        both = zip(self.stride, self.dilation, strict=True)
-        return [f"({s} * {self.name(f'h{d}')} + {e} * {self.name(f'k{d}')})" for d, (s, e) in enumerate(both)]
-
-    def data(self, x: Value) -> str:
-        return _element(x, [self.name("n"), self._merge_channels("c"), *self.places()])
-
-    def taps(self, weight: Value) -> str:
-        spatial = range(len(self.stride))
-        return _element(weight, [self._merge_channels("o"), self.name("c"), *(self.name(f"k{d}") for d in spatial)])
-
-    def output_text(self, x: Value) -> str:
-        spatial = range(len(self.stride))
-        return _element(x, [self.name("n"), self._merge_channels("o"), *(self.name(f"h{d}") for d in spatial)])
-
-    def reduce(self, c: TranslationContext, groups: Sequence[Sequence[str]], term: str, operator: str = "+=!") -> Value:
-        """`term` combined into the tensor whose dimensions have the indices `groups`."""
-        names = [t for group in groups for t in group if self.extents[t] != 1]
-        parts = tuple(tuple(self.extents[t] for t in group if self.extents[t] != 1) for group in groups)
-        ranges = [f"{letter} in 0:{n}" for letter, n in self.extents.items() if n != 1]
-        like = Value(parts, lambda i: "", c.dtype)
-        return c.body.add_sum(like, names, term, ranges, operator)
-
-    @property
-    def of_out(self) -> list[Sequence[str]]:
-        return ["n", "go", *((f"h{d}",) for d in range(len(self.stride)))]
-
-    @property
-    def of_taps(self) -> list[Sequence[str]]:
-        return ["go", "c", *((f"k{d}",) for d in range(len(self.stride)))]
-
-
-def _element(x: Value, indices: Sequence[str]) -> str:
-    """The element of `x` at one index for each of its dimensions."""
-    if any(len(g) > 1 for g in x.groups):
-        raise Unsupported("a window over merged dimensions")
-    return x.at([i for i, group in zip(indices, x.groups, strict=True) if group])
 
 
 def _repeat_number(values: Sequence[int], count: int) -> list[int]:
@@ -102,35 +41,51 @@ def _repeat_number(values: Sequence[int], count: int) -> list[int]:
     return [*values] * count if len(values) == 1 else [*values]
 
 
-def _pad_value(c: TranslationContext, x: Value, widths: Sequence[int], fill: str) -> Value:
-    """`x` with `widths` more elements before and behind each of its last dimensions."""
-    for d, width in enumerate(widths, len(x.groups) - len(widths)):
-        x = _padded_in(c, x, d, width, fill)
-    return x if x.access else c.body.materialize(x)
+def _pad_value(
+    c: TranslationContext, x: Value, widths: Sequence[tuple[int, int]], fill: str, *, channels_last: bool = False
+) -> Value:
+    """`x` with so many more elements before and behind each of its last dimensions.
 
-
-def _padded_in(c: TranslationContext, x: Value, dimension: int, width: int, fill: str) -> Value:
-    if width < 0:
+    channels_last: whether the tensor that holds it has its channels, dimension 1, innermost.
+    """
+    if any(n < 0 for both in widths for n in both):
         raise Unsupported("padding of more than a window")
-    if not width:
-        return x
-    size = x.shape[dimension]
-    x = x if x.access else c.body.materialize(x)
-    shifted = shift_dim(x, dimension, size + 2 * width, lambda i: f"({i} - {width})")
-    position = sum(len(g) for g in shifted.groups[:dimension])
+    rank, first = len(x.groups), len(x.groups) - len(widths)
+    padded = x if x.access or not any(map(any, widths)) else c.body.materialize(x)
+    bounds: list[tuple[int, int, int]] = []
+    for d, (before, behind) in enumerate(widths, first):
+        if before or behind:
+            size = x.shape[d]
+            padded = shift_dim(padded, d, before + size + behind, lambda i, before=before: f"({i} - {before})")  # type: ignore[misc]
+            bounds.append((d, before, before + size))
+    inside = _guard(padded, bounds, fill) if bounds else padded
+    if channels_last:
+        inside = permute_value(inside, [0, *range(2, rank), 1])
+        return permute_value(c.body.materialize(inside), [0, rank - 1, *range(1, rank - 1)])
+    return inside if inside.access else c.body.materialize(inside)
+
+
+def _guard(x: Value, bounds: Sequence[tuple[int, int, int]], fill: str) -> Value:
+    """`x` where each of some dimensions is within its bounds, and `fill` elsewhere."""
+    places = [(sum(map(len, x.groups[:d])), low, high) for d, low, high in bounds]
 
     def element_text(i: Sequence[str]) -> str:
-        return f"({i[position]} >= {width} && {i[position]} < {size + width} ? {shifted.at(i)} : {fill})"
+        tests = " && ".join(f"{i[at]} >= {low} && {i[at]} < {high}" for at, low, high in places)
+        return f"({tests} ? {x.at(i)} : {fill})"
 
-    return c.body.materialize(Value(shifted.groups, element_text, x.dtype))
+    return Value(x.groups, element_text, x.dtype)
+
+
+def _both_sides(widths: Sequence[int]) -> list[tuple[int, int]]:
+    return [(n, n) for n in widths]
 
 
 # --- convolutions ------------------------------------------------------------------------------------------------
 
 
-def _check(dtype: DType, turned: bool) -> None:
-    if turned or dtype not in (FLOAT32, FLOAT64):
-        raise Unsupported("transposed, or not in float32 or float64")
+def _check_type(dtype: DType) -> None:
+    if dtype not in (FLOAT32, FLOAT64):
+        raise Unsupported("not in float32 or float64")
 
 
 def padded_weights(node: fx.Node) -> Iterator[fx.Node]:
@@ -138,7 +93,7 @@ def padded_weights(node: fx.Node) -> Iterator[fx.Node]:
 
     One of them that is infinite or NaN makes those products NaN.
     """
-    if node.target is CONVOLUTION and any(node.args[4]):  # type: ignore[arg-type]
+    if node.target is CONVOLUTION and (any(node.args[4]) or node.args[6]):  # type: ignore[arg-type]
         yield node.args[1]  # type: ignore[misc]
     elif node.target is BACKWARD and node.args[-1][0]:  # type: ignore[index]
         yield node.args[2]  # type: ignore[misc]
@@ -149,16 +104,37 @@ def conv(
     c: TranslationContext, x: Value, weight: Value, bias: Value | None, stride: Any, padding: Any, dilation: Any,
     turned: bool, _: Any, groups: int,
 ) -> Value:  # fmt: skip
-    _check(c.dtype, turned)
+    _check_type(c.dtype)
     count = len(x.groups) - 2
-    stride, padding, dilation = (_repeat_number(s, count) for s in (stride, padding, dilation))
+    shape = ConvShape.of(groups, count, stride, padding, dilation)
     weight = weight if weight.access else c.body.materialize(weight)
-    windows = ConvWindows.of(c.shape[0], groups, weight.shape, c.shape[2:], stride, dilation)
-    x = _pad_value(c, x, padding, format_literal(0, x.dtype))
-    result = windows.reduce(c, windows.of_out, f"{windows.data(x)} * {windows.taps(weight)}")
+    result = (_spread_windows if turned else _gather_windows)(c, x, weight, shape, c.shape)
     if bias is None:
         return result
     return add_scaled(c, "+", result, reshape_value(bias, [1, *bias.shape, *[1] * count]), 1)
+
+
+@dataclass(frozen=True, slots=True)
+class ConvShape:
+    """The groups of channels, and the stride, padding and dilation of windows in each dimension."""
+
+    groups: int
+    stride: Sequence[int]
+    padding: Sequence[int]
+    dilation: Sequence[int]
+
+    @staticmethod
+    def of(groups: int, count: int, *each: Sequence[int]) -> ConvShape:
+        """Of stride, padding and dilation, of which one number may stand for all dimensions."""
+        stride, padding, dilation = (_repeat_number(s, count) for s in each)
+        return ConvShape(groups, stride, padding, dilation)
+
+
+def _gather_windows(c: TranslationContext, x: Value, weight: Value, s: ConvShape, sizes: Sequence[int]) -> Value:
+    """A convolution: the result, of `sizes`, sums windows of `x`."""
+    windows = ConvWindows.of(sizes[0], s.groups, weight.shape, sizes[2:], s.stride, s.dilation)
+    x = _pad_value(c, x, _both_sides(s.padding), format_literal(0, x.dtype))
+    return windows.convolve(c, lambda w: w.data(x), windows.taps(weight))
 
 
 def convolution_backward(
@@ -167,24 +143,17 @@ def convolution_backward(
     __: Any, groups: int, mask: Sequence[bool],
 ) -> Parts:  # fmt: skip
     """The gradients by the input, by the weights and by the bias."""
-    _check(g.dtype, turned)
+    _check_type(g.dtype)
     count = len(x.groups) - 2
-    stride, padding, dilation = (_repeat_number(s, count) for s in (stride, padding, dilation))
+    shape = ConvShape.of(groups, count, stride, padding, dilation)
 
     def by_input() -> Value:
-        if any(s != 1 for s in stride):
-            raise Unsupported("the gradient of a convolution with strides by its input")
-        turned = _transpose_weight(weight if weight.access else c.body.materialize(weight), groups)
-        widths = [e * (k - 1) - p for e, k, p in zip(dilation, weight.shape[2:], padding, strict=True)]
-        windows = ConvWindows.of(x.shape[0], groups, turned.shape, x.shape[2:], stride, dilation)
-        spread = _pad_value(c, g, widths, format_literal(0, g.dtype))
-        return windows.reduce(c, windows.of_out, f"{windows.data(spread)} * {windows.taps(turned)}")
+        taps = weight if weight.access else c.body.materialize(weight)
+        return (_gather_windows if turned else _spread_windows)(c, g, taps, shape, x.shape)
 
     def by_weight() -> Value:
-        windows = ConvWindows.of(x.shape[0], groups, weight.shape, g.shape[2:], stride, dilation)
-        spread = _pad_value(c, x, padding, format_literal(0, x.dtype))
-        upstream = g if g.access else c.body.materialize(g)
-        return windows.reduce(c, windows.of_taps, f"{windows.data(spread)} * {windows.output_text(upstream)}")
+        data, results = (g, x) if turned else (x, g)
+        return _correlate(c, data, results, weight.shape, shape)
 
     def by_bias() -> Value:
         total = reduce_dims(c, g, [0, *range(2, 2 + count)], True, "+")
@@ -193,16 +162,141 @@ def convolution_backward(
     return [part if wanted else None for part, wanted in zip((by_input, by_weight, by_bias), mask, strict=True)]
 
 
+def _correlate(c: TranslationContext, x: Value, g: Value, weight: Sequence[int], s: ConvShape) -> Value:
+    """The gradient of a convolution of `x` by its weights, from that by its results.
+
+    The sum has one matrix product for each tap: channels of the results meet channels of the data at all places. The
+    ones or the others are innermost in a copy, so that a vector has neighboring channels.
+    """
+    count, spatial = len(s.stride), range(len(s.stride))
+    windows = ConvWindows.of(x.shape[0], s.groups, weight, g.shape[2:], s.stride, s.dilation)
+    padding, zero = _both_sides(s.padding), format_literal(0, x.dtype)
+    results, channels = windows.extents["o"], windows.extents["c"]
+    if results < LEAST_LANES and channels < LEAST_LANES:
+        upstream = g if g.access else c.body.materialize(g)
+        data = _pad_value(c, x, padding, zero)
+        return windows.reduce(c, windows.of_taps, f"{windows.data(data)} * {windows.results(upstream)}")
+    taps, bytes_ = [(f"k{d}",) for d in spatial], math.prod(x.shape) * x.dtype.bits // 8
+    along = channels >= LEAST_LANES and (
+        results < LEAST_LANES or (bytes_ > CHANNELS_LAST_BYTES and all(n == 1 for n in s.stride))
+    )
+    data = _pad_value(c, x, padding, zero, channels_last=along)
+    upstream = _pad_value(c, g, [(0, 0)] * count, zero, channels_last=not along)
+    order: list[Sequence[str]] = ["g", *taps, "o", "c"] if along else ["g", "c", *taps, "o"]
+    product = windows.reduce(c, order, f"{windows.data(data)} * {windows.results(upstream)}")
+    back = [0, count + 1, count + 2, *range(1, count + 1)] if along else [0, count + 2, 1, *range(2, count + 2)]
+    return reshape_value(permute_value(product, back), weight)
+
+
+def _spread_windows(c: TranslationContext, x: Value, weight: Value, s: ConvShape, sizes: Sequence[int]) -> Value:
+    """A transposed convolution: every element of `x` is spread over a window of the result, which has `sizes`.
+
+    Only every `stride`-th tap reaches an element of the result, so that the elements at one distance from a multiple of
+    the stride, a phase, are a convolution with these taps.
+    """
+    if all(n == 1 for n in s.stride):
+        taps = _transpose_weight(weight, s.groups)
+        widths = [e * (k - 1) - p for e, k, p in zip(s.dilation, weight.shape[2:], s.padding, strict=True)]
+        return _gather_windows(c, x, taps, replace(s, padding=widths), sizes)
+    if any(n != 1 for n in s.dilation) or any(n % d for n, d in zip(sizes[2:], s.stride, strict=True)):
+        raise Unsupported("a transposed convolution with dilation, or of a size that is no multiple of its stride")
+    if math.prod(s.stride) > MOST_PHASES:
+        raise Unsupported(f"a transposed convolution with more than {MOST_PHASES} phases")
+    phases = [
+        [StridePhase.of(r, stride, p, k) for r in range(stride)]
+        for stride, p, k in zip(s.stride, s.padding, weight.shape[2:], strict=True)
+    ]
+    counts = [n // stride for n, stride in zip(sizes[2:], s.stride, strict=True)]
+    before = [max(0, *(p.taps - 1 - p.offset for p in each)) for each in phases]
+    behind = [max(0, *(n - h + p.offset for p in each)) for each, n, h in zip(phases, counts, x.shape[2:], strict=True)]
+    padded = _pad_value(c, x, list(zip(before, behind, strict=True)), format_literal(0, x.dtype))
+    parts = {
+        chosen: _reduce_phase(c, padded, weight, s, counts, before, chosen)
+        for chosen in product(*phases)
+        if all(p.taps for p in chosen)
+    }
+    return _interleave_phases(c, phases, parts, s, sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class StridePhase:
+    """The elements of a dimension of a transposed convolution at `stride * q + r`, for all q.
+
+    They are the sum of the element of the data at `q + offset - b` times the tap at `first + stride * b`, for all
+    `b` below `taps`.
+    """
+
+    offset: int
+    first: int
+    taps: int
+
+    @staticmethod
+    def of(r: int, stride: int, padding: int, kernel: int) -> StridePhase:
+        offset, first = divmod(r + padding, stride)
+        return StridePhase(offset, first, max(0, -(-(kernel - first) // stride)))
+
+
+def _reduce_phase(
+    c: TranslationContext, x: Value, weight: Value, s: ConvShape, counts: Sequence[int], before: Sequence[int],
+    chosen: Sequence[StridePhase],
+) -> Value:  # fmt: skip
+    """The elements of one phase in each dimension."""
+    taps = [n.taps for n in chosen]
+    shape = [weight.shape[1] * s.groups, weight.shape[0] // s.groups, *taps]
+    windows = ConvWindows.of(x.shape[0], s.groups, shape, counts, s.stride, s.dilation)
+    steps = [
+        f"({p.first + stride * (p.taps - 1)} - {stride} * {windows.name(f'k{d}')})"
+        for d, (p, stride) in enumerate(zip(chosen, s.stride, strict=True))
+    ]
+    starts = [p.offset + width - (p.taps - 1) for p, width in zip(chosen, before, strict=True)]
+
+    def data(w: ConvWindows) -> str:
+        places = [f"({w.name(f'h{d}')} + {w.name(f'k{d}')} + {start})" for d, start in enumerate(starts)]
+        return format_element(x, [w.name("n"), w.channel("c"), *places])
+
+    return windows.convolve(c, data, format_element(weight, [windows.channel("c"), windows.name("o"), *steps]))
+
+
+def _interleave_phases(
+    c: TranslationContext, phases: Sequence[Sequence[StridePhase]], parts: Mapping[tuple[StridePhase, ...], Value],
+    s: ConvShape, sizes: Sequence[int],
+) -> Value:  # fmt: skip
+    """The phases as one value: in dimension d, the element at `stride * q + r` is that of phase r at q."""
+    groups = list(next(iter(parts.values())).groups[:2])
+    outer = sum(map(len, groups))
+    for size, stride in zip(sizes[2:], s.stride, strict=True):
+        groups.append(tuple(n for n in (size // stride, stride) if n != 1))
+
+    def element_text(i: Sequence[str]) -> str:
+        rest, at, remainders = list(i[outer:]), list(i[:outer]), []
+        for size, stride in zip(sizes[2:], s.stride, strict=True):
+            at += [rest.pop(0)] if size // stride != 1 else []
+            remainders.append(rest.pop(0) if stride != 1 else "0")
+
+        def choose(chosen: tuple[StridePhase, ...]) -> str:
+            d = len(chosen)
+            if d == len(phases):
+                return parts[chosen].at(at) if chosen in parts else format_literal(0, c.dtype)
+            text = choose((*chosen, phases[d][-1]))
+            for r, phase in reversed(list(enumerate(phases[d][:-1]))):
+                text = f"({remainders[d]} == {r} ? {choose((*chosen, phase))} : {text})"
+            return text
+
+        return choose(())
+
+    return Value(tuple(groups), element_text, c.dtype)
+
+
 def _transpose_weight(weight: Value, groups: int) -> Value:
     """The weights as the gradient by the input takes them: `w(g c, o, -k...)`."""
-    output_text, channels, *kernel = weight.shape
+    results, channels, *kernel = weight.shape
     spatial = range(len(kernel))
     if groups == 1:
         swapped = permute_value(weight, [1, 0, *(2 + d for d in spatial)])
     else:
-        apart = reshape_value(weight, [groups, output_text // groups, channels, *kernel])
+        apart = reshape_value(weight, [groups, results // groups, channels, *kernel])
         swapped = permute_value(apart, [0, 2, 1, *(3 + d for d in spatial)])
-        swapped = reshape_value(swapped, [groups * channels, output_text // groups, *kernel])
+        swapped = reshape_value(swapped, [groups * channels, results // groups, *kernel])
     for d, size in enumerate(kernel):
         swapped = shift_dim(swapped, 2 + d, size, lambda i, size=size: f"({size - 1} - {i})")  # type: ignore[misc]
     return swapped
@@ -254,7 +348,7 @@ def _emit_pool(
     if any(r > n + 2 * p for r, n, p in zip(reach, x.shape[2:], padding, strict=True)):
         raise Unsupported("windows that reach beyond the padding")
     windows = ConvWindows.of(c.shape[0], x.shape[1], (x.shape[1], 1, *kernel), c.shape[2:], stride, dilation)
-    spread = _pad_value(c, x, padding, fill)
+    spread = _pad_value(c, x, _both_sides(padding), fill)
     return windows.reduce(c, windows.of_out, windows.data(spread), operator)
 
 
@@ -292,8 +386,15 @@ def _taps(node: fx.Node, argument: int) -> int:
     return math.prod(node.args[argument].meta["val"].shape[1:])  # type: ignore[union-attr]
 
 
-FLOPS[CONVOLUTION] = lambda node: 2 * num_elements(node) * _taps(node, 1)
-FLOPS[BACKWARD] = lambda node: 2 * math.prod(_shape(node, 0)) * _taps(node, 2) * sum(map(bool, node.args[-1][:2]))  # type: ignore[index,arg-type]
+def _count_flops(node: fx.Node, data: int, results: Sequence[int], turned: bool) -> int:
+    """Of a convolution of an argument `data` with the next one; every element of one side meets a window."""
+    return 2 * (math.prod(_shape(node, data)) if turned else math.prod(results)) * _taps(node, data + 1)
+
+
+FLOPS[CONVOLUTION] = lambda node: _count_flops(node, 0, node.meta["val"].shape, bool(node.args[6]))
+FLOPS[BACKWARD] = lambda node: (
+    _count_flops(node, 1, _shape(node, 0), bool(node.args[7])) * sum(map(bool, node.args[-1][:2]))  # type: ignore[index,arg-type]
+)
 
 
 def _shape(node: fx.Node, argument: int) -> torch.Size:

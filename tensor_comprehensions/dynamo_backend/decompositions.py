@@ -27,7 +27,7 @@ from .op_table import MULTI_OUTPUT_OPS, TABLE, VIEWS, aten
 SPLIT = aten.split_with_sizes.default
 KEPT = (
     aten.addmm, aten.embedding_dense_backward, aten._scaled_dot_product_flash_attention_for_cpu,
-    aten.max_pool2d_with_indices, aten.avg_pool2d, aten.index_add,
+    aten.max_pool2d_with_indices, aten.avg_pool2d, aten.index_add, aten.index_put, aten.gather, aten.scatter_add,
 )  # fmt: skip
 """Operations that torch would decompose, but that are better left whole."""
 DECOMPOSED = (

@@ -187,7 +187,7 @@ def _one_loop(x: Value, dimension: int) -> Value:
     position = sum(len(g) for g in x.groups[:dimension])
 
     def element_text(i: Texts) -> str:
-        return x.at([*i[:position], *_digits(i[position], group), *i[position + 1 :]])
+        return x.at([*i[:position], *split_index(i[position], group), *i[position + 1 :]])
 
     return replace(x, groups=(*x.groups[:dimension], (prod(group),), *x.groups[dimension + 1 :]), at=element_text)
 
@@ -198,7 +198,8 @@ def _flatten(x: Value) -> Value:
     return _one_loop(merged, 0)
 
 
-def _digits(index: str, extents: Sequence[int]) -> list[str]:
+def split_index(index: str, extents: Sequence[int]) -> list[str]:
+    """The indices in loops of `extents`, the last one innermost, at which one over all of them is `index`."""
     found = []
     inner = prod(extents)
     for k, n in enumerate(extents):

@@ -48,7 +48,7 @@ class OutputView:
         shape: Any = self.shape
         if self.varies:
             shape = [arguments[n.argument].shape[n.dimension] if isinstance(n, DimensionOf) else n for n in self.shape]
-        seen = x.view(shape)
+        seen = x if x.shape == shape else x.view(shape)
         return seen if self.order is None else seen.permute(self.order)
 
 
@@ -134,6 +134,9 @@ class KernelOrEager(torch.nn.Module):
                 self.uses_kernel = False
         return self._torch(*inputs)
 
+    __call__ = forward
+    """Without the hooks of a module, which take as long as a small kernel."""
+
     def _admits_fixed_sizes(self, inputs: tuple[Tensor, ...]) -> bool:
         """Whether there are kernels, or may be, for those sizes of a call that are part of kernels."""
         assert self._symbols is not None
@@ -159,8 +162,9 @@ class KernelOrEager(torch.nn.Module):
 
     def _kernel(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         found = self.op(*inputs[: self._takes])
-        outputs = found if isinstance(found, tuple) else (found,)
-        return tuple(result(x, inputs) for result, x in zip(self._results, outputs, strict=True))
+        if not isinstance(found, tuple):
+            return (self._results[0](found, inputs),)
+        return tuple([result(x, inputs) for result, x in zip(self._results, found, strict=True)])
 
     def _torch(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         outputs: tuple[Tensor, ...] = self.graph(*inputs)

@@ -10,8 +10,8 @@ from typing import Any
 from torch import fx
 
 from ..core.dtypes import BOOL, INT64
-from .index_views import Value, align_values, broadcast_value, of_shape
-from .literals import Unsupported
+from .index_views import Value, align_values, broadcast_value, of_shape, reshape_value
+from .literals import Unsupported, compute_dtype, format_literal
 from .op_table import (
     FLOPS,
     MULTI_OUTPUT_OPS,
@@ -19,6 +19,7 @@ from .op_table import (
     TranslationContext,
     add_scaled,
     aten,
+    expand,
     num_elements,
     operation,
     pointwise,
@@ -87,8 +88,7 @@ def _look_up(c: TranslationContext, x: Value, d: int, words: Value, *, from_end:
 
     def element_text(i: Sequence[str]) -> str:
         word = words.at(i[start:stop])
-        word = f"({word} < 0 ? {word} + {table.shape[d]} : {word})" if from_end else word
-        return table.at([*i[:start], word, *i[stop:]])
+        return table.at([*i[:start], _row(word, table.shape[d], from_end=from_end), *i[stop:]])
 
     return Value((*table.groups[:d], *words.groups, *table.groups[d + 1 :]), element_text, c.dtype)
 
@@ -109,6 +109,103 @@ def index_add(c: TranslationContext, x: Value, d: int, words: Value, source: Val
     return c.body.add_scattered(x, term, lambda i: [*i[:place], words.at([i[place]]), *i[place + 1 :]])
 
 
+@operation(aten.embedding_dense_backward.default)
+def embedding_dense_backward(
+    c: TranslationContext, g: Value, words: Value, _: int, padding: int, by_frequency: bool
+) -> Value:
+    if by_frequency or words.dtype != INT64:
+        raise Unsupported("gradients scaled by how often a word occurs")
+    words = words if words.access else c.body.materialize(words)
+    count = len(words.loops)
+
+    def element_text(i: Sequence[str]) -> str:
+        return f"({words.at(i[:count])} == {padding} ? 0.0 : {g.at(i)})"
+
+    g, words = _align_rows(g, words)
+    return _add_rows(c, _zeros(c), words, g if padding < 0 else Value(g.groups, element_text, g.dtype))
+
+
+@operation(aten.index_put.default)
+def index_put(
+    c: TranslationContext, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool = False
+) -> Value:
+    """Sums at one index per row; indices below 0 count from the end."""
+    given = [(d, words) for d, words in enumerate(indices) if words is not None]
+    if len(given) != 1 or given[0][0] != 0 or not accumulate or c.dtype == BOOL:
+        raise Unsupported("not a sum at one index of the first dimension")
+    words = given[0][1]
+    term = expand(_in(c, (*words.shape, *x.shape[1:])), values, ())
+    term, words = _align_rows(term, words if words.access else c.body.materialize(words))
+    return _add_rows(c, x, words, term, from_end=True)
+
+
+def _align_rows(term: Value, words: Value) -> tuple[Value, Value]:
+    """Both with the same loops in the dimensions of `words`, the first of `term`."""
+    term, words = align_values([term, words], len(words.groups))
+    return term, words
+
+
+def _zeros(c: TranslationContext) -> Value:
+    return of_shape(c.shape, lambda i: format_literal(0, compute_dtype(c.dtype)), c.dtype, constant=True)
+
+
+def _add_rows(c: TranslationContext, x: Value, words: Value, term: Value, *, from_end: bool = False) -> Value:
+    """`x` with the elements of `term` added to its rows, which `words` gives for the first dimensions of `term`."""
+    count = len(words.loops)
+    if words.dtype != INT64 or len(x.groups[0]) != 1 or term.loops[count:] != x.loops[1:]:
+        raise Unsupported("not a sum by index in one dimension")
+
+    def subscripts(i: Sequence[str]) -> Sequence[str]:
+        return [_row(words.at(i[:count]), x.shape[0], from_end=from_end), *i[count:]]
+
+    return c.body.add_scattered(x, term, subscripts)
+
+
+def _row(word: str, size: int, *, from_end: bool) -> str:
+    return f"({word} < 0 ? {word} + {size} : {word})" if from_end else word
+
+
+@operation(aten.gather.default)
+def gather(c: TranslationContext, x: Value, d: int, words: Value, *, sparse_grad: bool = False) -> Value:
+    table, words = (v if v.access else c.body.materialize(v) for v in (x, words))
+    d, places = _places(table, d, words)
+    return Value(words.groups, lambda i: table.at(places(i)), c.dtype)
+
+
+@operation(aten.scatter_add.default)
+def scatter_add(c: TranslationContext, x: Value, d: int, words: Value, source: Value) -> Value:
+    words = words if words.access else c.body.materialize(words)
+    d, places = _places(x, d, words)
+    if any(len(g) > 1 for g in source.groups) or c.dtype == BOOL:
+        raise Unsupported("not a sum of tensors with one loop for each dimension")
+    if any(own != whole for k, (own, whole) in enumerate(zip(words.groups, x.groups, strict=True)) if k != d):
+        raise Unsupported("sums at indices of a part of the tensor")
+    kept = [bool(own) for own, group in zip(words.groups, source.groups, strict=True) if group]
+
+    def element_text(i: Sequence[str]) -> str:
+        rest = iter(i)
+        return source.at([next(rest) if keep else "0" for keep in kept])
+
+    return c.body.add_scattered(
+        x, replace(source, groups=words.groups, at=element_text, access=False, tensor=""), places
+    )
+
+
+def _places(x: Value, d: int, words: Value) -> tuple[int, Callable[[Sequence[str]], list[str]]]:
+    """The dimension `d`, and the indices in `x` of each point of `words`, which gives those in dimension `d`."""
+    if words.dtype != INT64 or not x.groups or any(len(g) > 1 for v in (x, words) for g in v.groups):
+        raise Unsupported("not a lookup with one loop for each dimension")
+    d %= len(x.groups)
+
+    def places(i: Sequence[str]) -> list[str]:
+        rest = iter(i)
+        own = [next(rest) if g else "0" for g in words.groups]
+        own[d] = words.at(i)
+        return [text for text, group in zip(own, x.groups, strict=True) if group]
+
+    return d, places
+
+
 # --- attention ---------------------------------------------------------------------------------------------------
 
 
@@ -120,6 +217,7 @@ def attention(
 
     Both are 0 in rows that a mask excludes altogether, as torch has them.
     """
+    k, v = (_repeat_heads(x, q.shape[1]) for x in (k, v))
     scores = _scores(c, q, k, v, dropout, causal, attn_mask, scale)
     rows = (*scores.shape[:3], 1)
     greatest = reduce_dims(_in(c, rows), scores, [3], True, "max")
@@ -147,6 +245,8 @@ def attention_backward(
     attn_mask: Any = None, scale: float | None = None,
 ) -> Parts:  # fmt: skip
     """The gradients by queries, keys and values."""
+    heads, shared = q.shape[1], k.shape
+    k, v = (_repeat_heads(x, heads) for x in (k, v))
     scores = _scores(c, q, k, v, dropout, causal, attn_mask, scale)
     inner, rows = _in(c, scores.shape), (*scores.shape[:3], 1)
     along = replace(logarithms, groups=(*logarithms.groups, ()), tensor="")
@@ -156,11 +256,26 @@ def attention_backward(
     upstream = einsum_value(inner, "bhie,bhje->bhij", g, v)
     parts = to_values(inner, weights, upstream, delta, _scale(q, scale))
     change = c.body.materialize(pointwise(inner, "({0} * ({1} - {2}) * {3})", parts))
+
+    def by_shared(scores: Value, rows: Value) -> Value:
+        """Sums over the rows of all heads that share keys and values."""
+        apart = [reshape_value(x, (*shared[:2], heads // shared[1], *x.shape[2:])) for x in (scores, rows)]
+        return einsum_value(c, "bhgij,bhgie->bhje", *apart)
+
     return (
         lambda: einsum_value(c, "bhij,bhje->bhie", change, k),
-        lambda: einsum_value(c, "bhij,bhie->bhje", change, q),
-        lambda: einsum_value(c, "bhij,bhie->bhje", weights, g),
+        lambda: by_shared(change, q),
+        lambda: by_shared(weights, g),
     )
+
+
+def _repeat_heads(x: Value, heads: int) -> Value:
+    """`x` with each head for several queries' heads in a row."""
+    batch, own, *rest = x.shape
+    if heads == own or heads % own:
+        return x
+    apart = reshape_value(x, (batch, own, 1, *rest))
+    return reshape_value(broadcast_value(apart, (batch, own, heads // own, *rest)), (batch, heads, *rest))
 
 
 def _scores(
@@ -168,7 +283,7 @@ def _scores(
 ) -> Value:
     """The arguments of the exponentials: products of queries and keys, plus a mask, -inf for later keys."""
     if dropout or k.shape != v.shape or q.shape[:2] != k.shape[:2]:
-        raise Unsupported("attention with dropout or with groups of heads")
+        raise Unsupported("attention with dropout, or with keys and values of different shapes")
     shape = (*q.shape[:3], k.shape[2])
     inner = _in(c, shape)
     scores = einsum_value(inner, "bhie,bhje->bhij", q, k)

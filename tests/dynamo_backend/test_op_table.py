@@ -138,6 +138,37 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
         lambda x, i: (x * 2).index_add(1, i, x[:, :5] * 3, alpha=0.5) + x.index_add(0, i[:4], x),
         (A, torch.tensor([1, 3, 1, 0, 2])),
     ),
+    "gradients of an embedding": (
+        lambda g, i: aten.embedding_dense_backward(g * 2, i, 6, -1, False)
+        + aten.embedding_dense_backward(g + 1, i, 6, 2, False),
+        (r(3, 5, 4), torch.randint(6, (3, 5))),
+    ),
+    "sums at indices": (
+        lambda x, i, y: (x * 2).index_put((i - 4,), y.exp(), accumulate=True)
+        + x.index_put((i.view(5, 1),), y.view(5, 1, 6) * 2, accumulate=True)
+        + x.index_put((i,), y[0] * 2, accumulate=True),
+        (A, torch.tensor([1, 3, 1, 0, 2]), r(5, 6)),
+    ),
+    "elements at indices": (
+        lambda x, i: x.gather(1, i) * 2 + (x * 2).gather(0, i % 4) + x[:, :1].gather(0, i[:, :1] % 4),
+        (A, torch.randint(6, (3, 5))),
+    ),
+    "sums of elements at indices": (
+        lambda x, i, y: (x * 2).scatter_add(1, i, y * 3) + x.scatter_add(0, i.t()[:3, :1].expand(3, 6) % 4, x + 1),
+        (A, torch.randint(6, (4, 5)), r(4, 7)),
+    ),
+    "losses": (
+        lambda x, i: F.cross_entropy(x * 2, i, reduction="sum") + F.nll_loss(x, i, ignore_index=2),
+        (A, torch.tensor([0, 2, 5, 1])),
+    ),
+    "attention with shared heads": (
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True, is_causal=True) * 2,
+        (r(2, 6, 5, 4), *r(2, 2, 3, 5, 4)),
+    ),
+    "gradients of attention with shared heads": (
+        lambda g, q, k, v: _attention_gradients(g, q, k, v, causal=False),
+        (*r(2, 2, 6, 5, 4), *r(2, 2, 2, 5, 4)),
+    ),
     "doubles": (lambda x: (x * 0.5).exp() @ x.t() + 1, (A.double(),)),
 }  # fmt: skip
 
@@ -157,7 +188,7 @@ def _attention_gradients(
     parts = aten._scaled_dot_product_flash_attention_for_cpu_backward(
         g, q, k, v, out, logarithms, 0.0, causal, attn_mask=mask
     )
-    return torch.cat([*parts, logarithms.unsqueeze(3).expand(g.shape)], 2)
+    return torch.cat([p.flatten() for p in (*parts, logarithms)])
 
 
 def fused(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> torch.fx.GraphModule:

@@ -50,6 +50,15 @@ def test_scalars_in_long_runs_are_read_in_place(ops: Any) -> None:
     assert packed(select_plan(ops.op("C:m,n = A:m,k x B:n,k", sizes), AVX512, parallel=True)) == {Side.RIGHT}
 
 
+@pytest.mark.parametrize("output", ["C:m,n", "C:n,m"])
+@pytest.mark.parametrize(("k", "lines"), [(512, 16), (1000, 512), (1024, 8), (4096, 8)])
+def test_rows_in_place_fit_the_sets_of_the_first_cache(ops: Any, output: str, k: int, lines: int) -> None:
+    sizes = {"m": 16, "n": 2752, "k": k}
+    plan = select_plan(ops.op(f"{output} = A:m,k x B:n,k", sizes), AVX512, parallel=False)
+    assert packed(plan) == {Side.LEFT}
+    assert 8 <= plan.tile("n") <= lines
+
+
 @pytest.mark.parametrize("n", [500, 777, 1000])
 @pytest.mark.parametrize("dtype", [FLOAT32, FLOAT64], ids=str)
 def test_squares_copy_one_factor_and_have_enough_for_threads(ops: Any, n: int, dtype: Any) -> None:

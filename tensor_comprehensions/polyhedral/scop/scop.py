@@ -144,8 +144,7 @@ class Scop:
         write hides the writes before it: dependences on them follow through it.
         """
         certain, possible = self._writes()
-        reads = self._accesses(writes=False)
-        order = self._program_order()
+        reads, order = self._reads, self._program_order
         result = union_map("{ }")
         for source, sink in ((possible, reads), (reads.union(possible), certain.union(possible))):
             info = isl.UnionAccessInfo.from_sink(sink).set_must_source(certain).set_may_source(source)
@@ -156,8 +155,8 @@ class Scop:
     def dependences_by_kind(self) -> Iterator[tuple[str, isl.UnionMap]]:
         """The same by kind, with the element that both ends touch: maps `source -> [sink -> element]`."""
         certain, possible = self._writes()
+        reads, order = self._reads_among(self._written_tensors()), self._program_order
         written = certain.union(possible)
-        reads, order = self._accesses(writes=False, among=self._written_tensors()), self._program_order()
         for kind, source, sink in (("flow", written, reads), ("anti", reads, written), ("output", written, written)):
             info = isl.UnionAccessInfo.from_sink(sink).set_must_source(certain).set_may_source(source)
             flow = info.set_schedule_map(order).compute_flow()
@@ -170,21 +169,20 @@ class Scop:
 
         Empty where isl would search for long: many reads with quotients and remainders.
         """
-        reads = self._accesses(writes=False)
-        info = isl.UnionAccessInfo.from_sink(reads).set_may_source(reads).set_schedule_map(self._program_order())
+        info = isl.UnionAccessInfo.from_sink(self._reads).set_may_source(self._reads)
+        info = info.set_schedule_map(self._program_order)
         flow = with_op_limit(REUSE_OPERATIONS, info.compute_flow)
         return union_map("{ }") if flow is None else flow.get_may_dependence()
 
     def _written_tensors(self) -> frozenset[str]:
         return frozenset(access.tensor for node in self.nodes for access in node.writes)
 
-    def _accesses(self, *, writes: bool, among: frozenset[str] | None = None) -> isl.UnionMap:
-        pieces = [
-            self._access(node, access)
-            for node in self.nodes
-            for access in (node.writes if writes else node.reads)
-            if among is None or access.tensor in among
-        ]
+    @cached_property
+    def _reads(self) -> isl.UnionMap:
+        return self._reads_among(frozenset(access.tensor for node in self.nodes for access in node.reads))
+
+    def _reads_among(self, tensors: frozenset[str]) -> isl.UnionMap:
+        pieces = [self._access(node, a) for node in self.nodes for a in node.reads if a.tensor in tensors]
         return union_map("{ " + "; ".join(pieces) + " }")
 
     def _writes(self) -> tuple[isl.UnionMap, isl.UnionMap]:
@@ -211,6 +209,7 @@ class Scop:
         element = ", ".join(f"x{d}" for d in range(len(access.subscripts)))
         return f"{instance_tuple(node)} -> {isl_tensor(tensor.name)}[{element}] : {formula}"
 
+    @cached_property
     def _program_order(self) -> isl.UnionMap:
         depth = max((len(n.free) for n in self.nodes), default=0)
         pieces = []
@@ -254,7 +253,9 @@ class Scop:
 
     def dependences_among(self, nodes: Sequence[ScopStatement]) -> isl.UnionMap:
         """The dependences whose both ends are in `nodes`."""
-        domain = domain_of(nodes)
+        return self._dependences_within(domain_of(nodes))
+
+    def _dependences_within(self, domain: isl.UnionSet) -> isl.UnionMap:
         return self.dependences.intersect_domain(domain).intersect_range(domain)
 
     def constraints_among(self, nodes: Sequence[ScopStatement]) -> isl.ScheduleConstraints:
@@ -264,7 +265,7 @@ class Scop:
         and minimizing their distance in the rest costs isl a thousand times the time.
         """
         domain = domain_of(nodes)
-        dependences = self.dependences_among(nodes)
+        dependences = self._dependences_within(domain)
         constraints = isl.ScheduleConstraints.on_domain(domain)
         constraints = constraints.set_validity(dependences).set_coincidence(dependences)
         part = {n.name: n.name for n in nodes}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
+from math import gcd, prod
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from ...machine import (
     CACHE_LINE_BYTES,
     FMA_LATENCY_CYCLES,
     ISSUE_PER_CYCLE,
+    L1_EVICTED_LINE_CYCLES,
+    L1_SETS,
+    L1_WAYS,
     L2_PANEL_VECTOR_CYCLES,
     L2_SPLIT_VECTOR_CYCLES,
     MESH_IN_PLACE_VECTOR_CYCLES,
@@ -38,6 +41,7 @@ from ...thresholds import (
     IN_PLACE_STRIDE_BYTES,
     MAX_USES_IN_PLACE,
     NONTEMPORAL_RUN_BYTES,
+    PACKED_SCALARS_PANELS,
     PACKED_STRIDE_BYTES,
     PACKED_STRIDE_BYTES_IN_L2,
     SHARED_LINE_OUTPUT_BYTES,
@@ -105,6 +109,7 @@ def step_cycles(
     waiting += (
         L2_PANEL_VECTOR_CYCLES * vectors if info.transposes_output else _row_cycles(info, target, points, vectors)
     )
+    waiting += _eviction_cycles(info, points)
     return busy + 0.1 * _lines(info, points) + waiting
 
 
@@ -188,6 +193,25 @@ def _row_cycles(facts: ContractionInfo, target: CpuTarget, points: Mapping[str, 
     read = prod(i.extent for i in facts.op.iterators if i.name in still.iterators)
     far = 1.0 if is_beyond_private_caches(stored, target) else MESH_L2_ROW_FACTOR
     return np.where(rows < 2, 0.0, far * (MESH_ROW_CYCLES * rows + queued) * min(1.0, still.stored / read))
+
+
+def _eviction_cycles(facts: ContractionInfo, points: Mapping[str, Numbers]) -> Numbers:
+    """Cycles of a step for rows of scalars, read in place, that few sets of L1 hold: a power of two is between them.
+
+    Of more rows than these sets have lines, each evicts the line of another before that has given all of its scalars.
+    """
+    still, none = facts.broadcast_operand, np.zeros_like(points[facts.vector])
+    inner = abs(still.step(facts.reductions[-1]) or 0) * still.bytes if facts.reductions else 0
+    apart = {name: abs(still.step(name) or 0) * still.bytes for name in points}
+    rows = [name for name, step in apart.items() if step >= CACHE_LINE_BYTES]
+    if not 0 < inner < CACHE_LINE_BYTES or any(apart[name] % CACHE_LINE_BYTES for name in rows):
+        return none
+    room = L1_WAYS * L1_SETS // gcd(L1_SETS, *(apart[name] // CACHE_LINE_BYTES for name in rows))
+    excess = np.maximum(0.0, prod((points[name] for name in rows), start=none + 1) - room)
+    across = facts.exclusive_iterators(facts.vector_operand)
+    panel = prod((points[i.name] for i in across if i.name in points), start=none + 1)
+    in_place = facts.transposes_output or prod(i.extent for i in across) < PACKED_SCALARS_PANELS * panel
+    return np.where(in_place, L1_EVICTED_LINE_CYCLES * excess**2 / room, 0.0)
 
 
 def _lines(facts: ContractionInfo, points: Mapping[str, Numbers]) -> Numbers:

@@ -20,6 +20,7 @@ from ...thresholds import (
     OWN_PACKED_TRANSPOSED_USES,
     OWN_PACKED_USES,
     PACKED_BLOCK_STEPS,
+    PACKED_SCALARS_PANELS,
     PACKED_STRIDE_BYTES,
     PACKED_STRIDE_BYTES_IN_L2,
     PACKED_TRANSPOSED_USES,
@@ -352,7 +353,7 @@ class BlockingHeuristic:
         width = prod(i.extent for i in known.exclusive_iterators(known.vector_operand))
         if not stands and width >= PACKED_USES and self._reads_short_runs(still):
             return True
-        if width < 4 * self._panel_width():
+        if width < PACKED_SCALARS_PANELS * self._panel_width():
             return False
         return (
             not still.is_plain_load
