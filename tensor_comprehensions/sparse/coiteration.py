@@ -109,6 +109,10 @@ class CoiterationEmitter:
         start, stop = self.bounds(self.order[depth]) if bounds is None else bounds
         if depth + 1 == len(self.order) and self.lanes[0] > 1:
             return Loop(name, start, stop, body, LoopKind.VECTOR, vector_factors=self.lanes)
+        if self.ahead is not None and bounds is None:
+            last = build.sub(stop, 1)
+            hints = self.ahead.fetch_rows_ahead(depth, build.var(name), last, term, state.indices)
+            body = build.block(hints, body)
         return Loop(name, start, stop, body)
 
     # --- iterators -----------------------------------------------------------------------------------------------

@@ -23,7 +23,6 @@ from .convert import insert_conversions
 from .emit import Shared, StatementEmitter
 from .gpu_mapping import (
     THREADS,
-    OuterLoops,
     Teams,
     count_blocks,
     distribute_in_uniform_rounds,
@@ -131,11 +130,13 @@ def _kernels(
     emitter: GpuDenseEmitter | GpuSharedEmitter
     if nest.statement.target in shared:
         emitter = GpuSharedEmitter(common, nest, order)
+        if emitter.needs_zeros:
+            zero = build.const(0, emitter.values.type.dtype)
+            yield _fill(emitter, emitter.num_places, zero, blocks)
     else:
         emitter = GpuDenseEmitter(common, nest, order)
         if emitter.needs_identity_fill:
-            teams = Teams(blocks, 1)
-            yield "fill", distribute_over_teams(emitter.elements(), teams, emitter.names), teams, ("every element",), ""
+            yield _fill(emitter, emitter.num_elements, emitter.neutral, blocks)
         if (summed := _share_sums(emitter, blocks)) is not None:
             yield summed
             return
@@ -148,6 +149,14 @@ def _kernels(
     teams = Teams(blocks, common.problem.lanes if outer.is_row else 1)
     row = order[len(outer.loops)] if outer.is_row else ""
     yield "walk", distribute_over_teams(outer, teams, emitter.names), teams, order[: len(outer.loops)], row
+
+
+def _fill(emitter: StatementEmitter, total: Expr, value: Expr, blocks: int) -> Parts:
+    """The kernel after which all elements of the target, of which there are `total`, are `value`."""
+    teams = Teams(blocks, 1)
+    loop = Loop(ELEMENT, build.const(0), total, build.store(emitter.values, (build.var(ELEMENT),), value))
+    body = distribute_over_teams(split_outer_loops(loop), teams, emitter.names)
+    return "fill", body, teams, ("every element",), ""
 
 
 def _share_sums(emitter: GpuDenseEmitter, blocks: int) -> Parts | None:
@@ -200,14 +209,6 @@ class GpuDenseEmitter(_InThreads, DenseEmitter):
             return self.has_undefined_target and not self.has_one_instance
         searched = self._operands_lacking_coordinates(self.order[:depth])
         return self.has_undefined_target and not self.has_one_instance and self.nest.term.drop_absent(searched) is None
-
-    def elements(self) -> OuterLoops:
-        """A loop over all elements of the target, which become the identity of the reduction."""
-        total: Expr = build.const(1)
-        for extent in self.shared.extents(self.s.target):
-            total = build.mul(total, extent)
-        store = build.store(self.values, (build.var(ELEMENT),), self.neutral)
-        return split_outer_loops(Loop(ELEMENT, build.const(0), total, store))
 
     def wrap_loops(self, depth: int, state: State, then: Body) -> Stmt:
         if depth != self.final_depth or depth == len(self.order):

@@ -85,7 +85,10 @@ class ProgramRun:
         if o.role is Role.INPUT:  # a result that is not computed yet
             return torch.empty(0, dtype=dtype)
         if o.name in self.shared:
-            return torch.zeros_like(self.sparse[self.shared[o.name]].values, dtype=dtype)
+            source = self.sparse[self.shared[o.name]].values
+            if o.name in self.program.unfilled:
+                return _empty(tuple(source.shape), dtype, o.name, self.function.name, self.call.device)
+            return torch.zeros_like(source, dtype=dtype)
         if self.function.tensor(o.name).is_sparse:
             return torch.empty(0, dtype=dtype)
         if o.role is Role.INOUT:
