@@ -1,12 +1,17 @@
-"""A problem as kernels for a GPU: those whose results are dense, or beside the stored places of an operand.
+"""A problem as kernels for a GPU.
 
-Every statement is one kernel, after one that fills its result where the loops do not come to every element. All loops
-over the result are outside, so that each element has one team of threads, and no two of them meet in memory.
+A statement whose result is dense, or beside the stored places of an operand, is one kernel, after one that fills its
+result where the loops do not come to every element. All loops over the result are outside, so that each element has
+one team of threads, and no two of them meet in memory.
+
+A result with stored places of its own is collected: one kernel counts the elements of each thread, the caller adds the
+counts up, and another kernel writes the elements of each thread behind those of earlier threads. The caller sorts them
+and combines those of one place (the expansion, sorting and compression of Dalton, Olson and Bell, TOMS 2015).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ..core.dtypes import BOOL
@@ -17,7 +22,6 @@ from ..loop_ir.cross_thread_reduction import CrossThreadSum, combine_across_thre
 from ..loop_ir.nodes import Allocate, Expr, If, Kernel, Load, Loop, Module, Stmt, Store
 from ..loop_ir.origins import with_origin
 from ..target import CpuTarget, GpuTarget
-from ..tc_lang.formats import Format
 from ..tc_lang.ir import Index
 from .convert import insert_conversions
 from .emit import Shared, StatementEmitter
@@ -25,19 +29,23 @@ from .gpu_mapping import (
     THREADS,
     Teams,
     count_blocks,
+    distribute_in_order,
     distribute_in_uniform_rounds,
     distribute_loops_over_lanes,
     distribute_over_teams,
     split_outer_loops,
 )
 from .graph import Nest, build_nest
-from .lower import Program, bind_size_names, make_operand, result_format
+from .lower import Program, Result, bind_size_names, collect_result, make_operand, result_format
 from .order import choose_order
-from .results import ELEMENT, DenseEmitter, SharedEmitter, update_element, with_register_sum
-from .sparse_problem import Sizes, SparseProblem, totals_buffer
+from .results import COUNT, ELEMENT, CollectedEmitter, DenseEmitter, SharedEmitter, update_element, with_register_sum
+from .sparse_problem import Collected, Sizes, SparseProblem, totals_buffer
 from .state import Body, State
+from .versions import Version
 
 LEADS = internal_name("leads")
+COUNTS = "count"
+"""The role of a kernel behind which the caller allocates what it has counted."""
 SHUFFLED_BYTES = {4, 8}
 """The elements that lanes exchange."""
 
@@ -64,52 +72,68 @@ class GpuProgram:
 
     @property
     def module(self) -> Module:
-        (module,) = self.program.phases
-        return module
+        """The kernels of all phases."""
+        first, *others = self.program.phases
+        return replace(first, kernels=(*first.kernels, *(k for m in others for k in m.kernels)))
+
+    @property
+    def num_threads(self) -> int:
+        """The threads that count elements of results, or write them."""
+        return max((m.teams.count for m in self.mappings if m.name.endswith(COUNTS)), default=0)
 
 
 def lower_for_gpu(problem: SparseProblem, target: GpuTarget, host: CpuTarget) -> GpuProgram:
     """The kernels of a problem whose `lanes` are set.
 
     Raises:
-        CannotLower: a statement has another kind of result, or no loop for threads to share; the message says which.
+        CannotLower: a statement has no loop for threads to share; the message says which.
     """
     serial = replace(problem.options, prefetch_distance=0, gather="never", chunk_positions=0)
     problem, conversions, versions = insert_conversions(replace(problem, options=serial))
-    function, shared = problem.function, dict(problem.shared)
-    operands = {t.name: make_operand(t, problem, shared) for t in function.tensors if not t.is_compile_time}
+    function = problem.function
+    operands = {
+        t.name: make_operand(t, problem, dict(problem.shared)) for t in function.tensors if not t.is_compile_time
+    }
     common = Shared(problem, operands, Sizes.of(problem), host)
-    kernels: list[Kernel] = []
+    phases: list[list[Kernel]] = [[]]
+    results: list[Result] = []
+    complete: list[tuple[int, Version]] = []
     mappings: list[GpuMapping] = []
     orders: list[tuple[str, ...]] = []
     for number in range(len(function.statements)):
         nest = build_nest(problem, number)
-        _check_result(nest, problem)
-        order = choose_order(nest, None, problem.options, free_first=True)
+        own = result_format(nest, problem)
+        order = choose_order(nest, own, problem.options, free_first=own is None)
         orders.append(order)
-        for what, body, teams, loops, sharing in _kernels(common, nest, order, shared, count_blocks(target)):
+        if ready := [v for v in versions if v.statement == number]:
+            phases.append([])
+            complete += [(len(phases) - 1, v) for v in ready]
+        held = None
+        if own is None:
+            _check_subscripts(nest)
+        else:
+            held = collect_result(function, number, by_threads=True)
+            results.append(Result(held, len(phases), 0))
+        for what, body, teams, loops, sharing in _kernels(common, nest, order, held, count_blocks(target)):
             name = f"{function.name}.{number}.{what}"
-            kernels.append(
-                Kernel(name, bind_size_names(with_origin(body, (nest.statement.name,)), common), teams.launch)
-            )
+            bound = bind_size_names(with_origin(body, (nest.statement.name,)), common)
+            phases[-1].append(Kernel(name, bound, teams.launch))
             mappings.append(GpuMapping(name, teams, loops, sharing))
-    if versions:
-        raise CannotLower("a statement reads a sparse result that has stored places of its own")
-    totals = totals_buffer(0)
-    arguments = (common.sizes.buffer, totals, *(b for o in operands.values() for b in o.buffers))
-    written = tuple(o.values.name for o in operands.values() if o.name in {s.target for s in function.statements})
-    module = Module(function.name, arguments, (), tuple(kernels), (), written)
-    program = Program(problem, (module,), tuple(operands.values()), conversions, (), 0, tuple(orders))
+            if what == COUNTS:
+                phases.append([])
+    buffers = tuple(b for r in results for b in r.arrays.buffers)
+    arguments = (common.sizes.buffer, totals_buffer(0), *(b for o in operands.values() for b in o.buffers), *buffers)
+    targets = {s.target for s in function.statements} - {r.arrays.tensor for r in results}
+    written = (*(o.values.name for o in operands.values() if o.name in targets), *(b.name for b in buffers))
+    modules = tuple(Module(function.name, arguments, (), tuple(kernels), (), written) for kernels in phases)
+    program = Program(
+        problem, modules, tuple(operands.values()), conversions, tuple(results), 0, tuple(orders), tuple(complete)
+    )
     return GpuProgram(program, tuple(mappings))
 
 
-def _check_result(nest: Nest, problem: SparseProblem) -> None:
+def _check_subscripts(nest: Nest) -> None:
     s = nest.statement
-    own: Format | None = result_format(nest, problem)
-    if own is not None:
-        raise CannotLower(
-            f"'{s.target}' has stored places of its own: on GPUs results are dense, or have the places of an operand"
-        )
     names = [e.name for e in s.subscripts if isinstance(e, Index)]
     if len(set(names)) < len(s.subscripts) and not _is_single(nest):
         raise CannotLower(f"the subscripts of '{s.target}' on the left are not distinct indices")
@@ -124,11 +148,14 @@ Parts = tuple[str, Stmt, Teams, tuple[str, ...], str]
 
 
 def _kernels(
-    common: Shared, nest: Nest, order: tuple[str, ...], shared: Mapping[str, str], blocks: int
+    common: Shared, nest: Nest, order: tuple[str, ...], held: Collected | None, blocks: int
 ) -> Iterator[Parts]:
     """The kernels of a statement: role, body, teams, and the loops that the teams and their lanes share."""
     emitter: GpuDenseEmitter | GpuSharedEmitter
-    if nest.statement.target in shared:
+    if held is not None:
+        yield from _collect(GpuCollectedEmitter(common, nest, order, held, totals_buffer(0), 0), Teams(blocks, 1))
+        return
+    if nest.statement.target in dict(common.problem.shared):
         emitter = GpuSharedEmitter(common, nest, order)
         if emitter.needs_zeros:
             zero = build.const(0, emitter.values.type.dtype)
@@ -142,13 +169,26 @@ def _kernels(
             return
     outer = split_outer_loops(emitter.walk())
     if not outer.loops and nest.free:
-        raise CannotLower(
-            f"the outermost loop of '{nest.statement.target}', over {order[0]}, merges operands or searches one, so "
-            "that threads cannot share it"
-        )
+        raise _not_shared(emitter)
     teams = Teams(blocks, common.problem.lanes if outer.is_row else 1)
     row = order[len(outer.loops)] if outer.is_row else ""
     yield "walk", distribute_over_teams(outer, teams, emitter.names), teams, order[: len(outer.loops)], row
+
+
+def _not_shared(emitter: StatementEmitter) -> CannotLower:
+    return CannotLower(
+        f"the outermost loop of '{emitter.s.target}', over {emitter.order[0]}, merges operands or searches one, so "
+        "that threads cannot share it"
+    )
+
+
+def _collect(emitter: GpuCollectedEmitter, teams: Teams) -> Iterator[Parts]:
+    """The kernels that count elements, and that write them."""
+    for what, one in ((COUNTS, replace(emitter, counts=True)), ("collect", emitter)):
+        try:
+            yield what, one.in_order(teams), teams, emitter.order[:1], ""
+        except CannotLower as refusal:
+            raise _not_shared(emitter) from refusal
 
 
 def _fill(emitter: StatementEmitter, total: Expr, value: Expr, blocks: int) -> Parts:
@@ -231,3 +271,25 @@ class GpuDenseEmitter(_InThreads, DenseEmitter):
 @dataclass(frozen=True, slots=True)
 class GpuSharedEmitter(_InThreads, SharedEmitter):
     """Beside the stored places of an operand, into memory that holds zeros."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuCollectedEmitter(_InThreads, CollectedEmitter):
+    """As a list of elements: those of each thread behind those of earlier ones."""
+
+    @property
+    def is_unordered(self) -> bool:
+        """Where operands with one index are added: threads share the elements of each operand then."""
+        return len(self.order) == 1 and self.s.reduction in (None, "+")
+
+    def in_order(self, teams: Teams) -> Stmt:
+        """The walk, which counts the elements of each thread, or writes them. Raises CannotLower."""
+        starts = self.result.starts
+        assert starts is not None
+        walk = distribute_in_order(self.walk(), teams, self.names)
+        if self.counts:
+            first: Expr = build.const(0)
+            last = Store(starts, (teams.next,), Load(COUNT, ()))
+            return Allocate((COUNT,), build.block(Store(COUNT, (), first), walk, last))
+        first = build.load(starts, teams.number)
+        return Allocate((COUNT,), build.block(Store(COUNT, (), first), walk))

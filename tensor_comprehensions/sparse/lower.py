@@ -169,7 +169,7 @@ def _result_arrays(
     function, format = problem.function, result_format(nest, problem)
     if format is None:
         return None
-    target, s = function.tensor(nest.statement.target), nest.statement
+    target = function.tensor(nest.statement.target)
     definitions = [n for n, x in enumerate(function.statements) if x.target == target.name]
     adds_dense = not nest.paths and not all(x.is_free for x in nest.loops.values())  # stores its final nonzeros
     repeats_tails = format.depth < len(format.levels) and not all(level.unique for level in format.levels)
@@ -180,9 +180,19 @@ def _result_arrays(
         bound, has_rows = _find_bounding_operands(nest, format), _has_rows(nest, order, format)
         bound = () if problem.parallel and has_rows else bound
         return assembled_of(number, target, index, bound, not bound and has_rows)
-    if number != definitions[0] and (s.reduction != "+" or s.initialize):
-        raise CannotLower(f"a second definition of the sparse '{target.name}' with another operator than +=")
-    return collected_of(number, target)
+    return collect_result(function, number)
+
+
+def collect_result(function: Function, number: int, *, by_threads: bool = False) -> Collected:
+    """The list of the elements that a statement gives to a sparse result, which several may have.
+
+    Raises:
+        CannotLower: an earlier statement defines the result, to which this one does not add.
+    """
+    s = function.statements[number]
+    if number != first_definition(function, s.target) and (s.reduction != "+" or s.initialize):
+        raise CannotLower(f"a second definition of the sparse '{s.target}' with another operator than +=")
+    return collected_of(number, function.tensor(s.target), by_threads=by_threads)
 
 
 def _find_bounding_operands(nest: Nest, format: Format) -> tuple[str, ...]:

@@ -247,12 +247,12 @@ class CollectedEmitter(StatementEmitter):
     def count(self) -> Stmt:
         """Write the number of elements to `totals`."""
         emitter = replace(self, counts=True)
-        last = Store(self.totals, (build.const(self.number),), Load(_COUNT, ()))
-        return Allocate((_COUNT,), build.block(Store(_COUNT, (), build.const(0)), emitter.walk(), last))
+        last = Store(self.totals, (build.const(self.number),), Load(COUNT, ()))
+        return Allocate((COUNT,), build.block(Store(COUNT, (), build.const(0)), emitter.walk(), last))
 
     def collect(self) -> Stmt:
         """Write the elements."""
-        return Allocate((_COUNT,), build.block(Store(_COUNT, (), build.const(0)), self.walk()))
+        return Allocate((COUNT,), build.block(Store(COUNT, (), build.const(0)), self.walk()))
 
     def vectorization_candidates(self) -> Iterator[tuple[int, int]]:
         """One after the other: each element moves the end of the list."""
@@ -289,8 +289,8 @@ class CollectedEmitter(StatementEmitter):
         return Let(name, value, If(build.ne(held, build.const(0, value.type.dtype)), append))
 
     def _append(self, state: State, value: Expr) -> Stmt:
-        end = Load(_COUNT, ())
-        move = Store(_COUNT, (), build.const(1), "+")
+        end = Load(COUNT, ())
+        move = Store(COUNT, (), build.const(1), "+")
         if self.counts:
             return move
         places = [
@@ -300,7 +300,8 @@ class CollectedEmitter(StatementEmitter):
         return build.block(*places, Store(self.values, (end,), value), move)
 
 
-_COUNT = build.register(internal_name("count"), INT64)
+COUNT = build.register(internal_name("count"), INT64)
+"""The elements that a pass has counted, or written, so far."""
 
 
 def fill_in_vectors(values: Buffer, total: Expr, value: Expr, lanes: int) -> Stmt:
