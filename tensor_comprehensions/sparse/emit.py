@@ -55,12 +55,13 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class StatementEmitter(ABC):
-    """Prints the kernels of one statement."""
+    """Prints the kernels of one statement. part: bounds of the outermost loop, instead of those of its index."""
 
     shared: Shared
     nest: Nest
     order: tuple[str, ...]
     names: Names = field(default_factory=Names, kw_only=True)
+    part: tuple[Expr, Expr] | None = field(default=None, kw_only=True)
 
     @property
     def s(self) -> Statement:
@@ -128,7 +129,7 @@ class StatementEmitter(ABC):
         walker = CoiterationEmitter(
             self.nest, self.order, common.operands, common.sizes, self.names,
             self.leaf, self.wrap_loops, self.choose, lanes, ahead if distance else None, self.gathers,
-            self.is_unordered, self.copies, self.options.branchless_merge, self.append_run,
+            self.is_unordered, self.copies, self.options.branchless_merge, self.append_run, self.part,
         )  # fmt: skip
         return walker.nest_loops()
 

@@ -19,7 +19,7 @@ from ..core.errors import CannotLower
 from ..core.internal_names import internal_name
 from ..loop_ir import build
 from ..loop_ir.cross_thread_reduction import CrossThreadSum, combine_across_threads
-from ..loop_ir.nodes import Allocate, Expr, If, Kernel, Load, Loop, Module, Stmt, Store
+from ..loop_ir.nodes import Allocate, Expr, If, Kernel, Let, Load, Loop, Module, Stmt, Store
 from ..loop_ir.origins import with_origin
 from ..target import CpuTarget, GpuTarget
 from ..tc_lang.ir import Index
@@ -86,7 +86,7 @@ def lower_for_gpu(problem: SparseProblem, target: GpuTarget, host: CpuTarget) ->
     """The kernels of a problem whose `lanes` are set.
 
     Raises:
-        CannotLower: a statement has no loop for threads to share; the message says which.
+        CannotLower: a statement is of a kind that has no kernels for GPUs; the message says which.
     """
     serial = replace(problem.options, prefetch_distance=0, gather="never", chunk_positions=0)
     problem, conversions, versions = insert_conversions(replace(problem, options=serial))
@@ -169,26 +169,30 @@ def _kernels(
             return
     outer = split_outer_loops(emitter.walk())
     if not outer.loops and nest.free:
-        raise _not_shared(emitter)
+        teams = Teams(blocks, 1)
+        yield "walk", _walk_parts(emitter, teams), teams, order[:1], ""
+        return
     teams = Teams(blocks, common.problem.lanes if outer.is_row else 1)
     row = order[len(outer.loops)] if outer.is_row else ""
     yield "walk", distribute_over_teams(outer, teams, emitter.names), teams, order[: len(outer.loops)], row
 
 
-def _not_shared(emitter: StatementEmitter) -> CannotLower:
-    return CannotLower(
-        f"the outermost loop of '{emitter.s.target}', over {emitter.order[0]}, merges operands or searches one, so "
-        "that threads cannot share it"
-    )
-
-
 def _collect(emitter: GpuCollectedEmitter, teams: Teams) -> Iterator[Parts]:
     """The kernels that count elements, and that write them."""
     for what, one in ((COUNTS, replace(emitter, counts=True)), ("collect", emitter)):
-        try:
-            yield what, one.in_order(teams), teams, emitter.order[:1], ""
-        except CannotLower as refusal:
-            raise _not_shared(emitter) from refusal
+        yield what, one.in_order(teams), teams, emitter.order[:1], ""
+
+
+def _walk_parts(emitter: StatementEmitter, teams: Teams) -> Stmt:
+    """The walk of a part of the outermost index in each thread, which searches the operands for where it begins."""
+    loop, sizes, names = emitter.nest.loops[emitter.order[0]], emitter.shared.sizes, emitter.names
+    lower, upper = sizes.value(loop.lower), sizes.value(loop.upper)
+    extent, bounds = build.maximum(build.sub(upper, lower), 0), [names.fresh(internal_name(n)) for n in ("from", "to")]
+    first, last = map(build.var, bounds)
+    body = replace(emitter, part=(first, last)).walk()
+    for name, number in zip(bounds, (teams.number, teams.next), strict=True):
+        body = Let(name, build.add(lower, build.div(build.mul(number, extent), teams.count)), body)
+    return body
 
 
 def _fill(emitter: StatementEmitter, total: Expr, value: Expr, blocks: int) -> Parts:
@@ -283,10 +287,13 @@ class GpuCollectedEmitter(_InThreads, CollectedEmitter):
         return len(self.order) == 1 and self.s.reduction in (None, "+")
 
     def in_order(self, teams: Teams) -> Stmt:
-        """The walk, which counts the elements of each thread, or writes them. Raises CannotLower."""
+        """The walk, which counts the elements of each thread, or writes them."""
         starts = self.result.starts
         assert starts is not None
-        walk = distribute_in_order(self.walk(), teams, self.names)
+        try:
+            walk = distribute_in_order(self.walk(), teams, self.names)
+        except CannotLower:
+            walk = _walk_parts(self, teams)
         if self.counts:
             first: Expr = build.const(0)
             last = Store(starts, (teams.next,), Load(COUNT, ()))

@@ -126,7 +126,7 @@ def distribute_in_order(body: Stmt, teams: Teams, names: Names) -> Stmt:
         loop = Loop(task, first, last, _bind(outer, build.var(task), outer.rest))
         return _let(outer.before, Let(tasks, _count_tasks(outer), loop))
     if not isinstance(outer.rest, Block):
-        raise CannotLower("merges operands or searches one")
+        raise CannotLower("the outermost loop merges operands, or searches one")
     return _let(outer.before, build.block(*(distribute_in_order(s, teams, names) for s in outer.rest.body)))
 
 
