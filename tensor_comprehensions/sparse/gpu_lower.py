@@ -6,7 +6,8 @@ one team of threads, and no two of them meet in memory.
 
 A result with stored places of its own is collected: one kernel counts the elements of each thread, the caller adds the
 counts up, and another kernel writes the elements of each thread behind those of earlier threads. The caller sorts them
-and combines those of one place (the expansion, sorting and compression of Dalton, Olson and Bell, TOMS 2015).
+if they come in another order, and combines those of one place (the expansion, sorting and compression of Dalton, Olson
+and Bell, TOMS 2015).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from ..loop_ir.cross_thread_reduction import CrossThreadSum, combine_across_thre
 from ..loop_ir.nodes import Allocate, Expr, If, Kernel, Let, Load, Loop, Module, Stmt, Store
 from ..loop_ir.origins import with_origin
 from ..target import CpuTarget, GpuTarget
+from ..tc_lang.formats import Format
 from ..tc_lang.ir import Index
 from .convert import insert_conversions
 from .emit import Shared, StatementEmitter
@@ -35,7 +37,7 @@ from .gpu_mapping import (
     distribute_over_teams,
     split_outer_loops,
 )
-from .graph import Nest, build_nest
+from .graph import Nest, build_nest, is_ordered, needs_row_workspace
 from .lower import Program, Result, bind_size_names, collect_result, make_operand, result_format
 from .order import choose_order
 from .results import COUNT, ELEMENT, CollectedEmitter, DenseEmitter, SharedEmitter, update_element, with_register_sum
@@ -112,7 +114,7 @@ def lower_for_gpu(problem: SparseProblem, target: GpuTarget, host: CpuTarget) ->
         if own is None:
             _check_subscripts(nest)
         else:
-            held = collect_result(function, number, by_threads=True)
+            held = replace(collect_result(function, number, by_threads=True), is_sorted=_is_sorted(nest, order, own))
             results.append(Result(held, len(phases), 0))
         for what, body, teams, loops, sharing in _kernels(common, nest, order, held, count_blocks(target)):
             name = f"{function.name}.{number}.{what}"
@@ -130,6 +132,11 @@ def lower_for_gpu(problem: SparseProblem, target: GpuTarget, host: CpuTarget) ->
         problem, modules, tuple(operands.values()), conversions, tuple(results), 0, tuple(orders), tuple(complete)
     )
     return GpuProgram(program, tuple(mappings))
+
+
+def _is_sorted(nest: Nest, order: tuple[str, ...], format: Format) -> bool:
+    """Whether threads in order come to each element of a result once, in the order in which it is stored."""
+    return is_ordered(nest, order, format) and not needs_row_workspace(nest, order, format)
 
 
 def _check_subscripts(nest: Nest) -> None:
@@ -281,19 +288,12 @@ class GpuSharedEmitter(_InThreads, SharedEmitter):
 class GpuCollectedEmitter(_InThreads, CollectedEmitter):
     """As a list of elements: those of each thread behind those of earlier ones."""
 
-    @property
-    def is_unordered(self) -> bool:
-        """Where operands with one index are added: threads share the elements of each operand then."""
-        return len(self.order) == 1 and self.s.reduction in (None, "+")
-
     def in_order(self, teams: Teams) -> Stmt:
         """The walk, which counts the elements of each thread, or writes them."""
         starts = self.result.starts
         assert starts is not None
-        try:
-            walk = distribute_in_order(self.walk(), teams, self.names)
-        except CannotLower:
-            walk = _walk_parts(self, teams)
+        outer = split_outer_loops(self.walk())
+        walk = distribute_in_order(outer, teams, self.names) if outer.loops else _walk_parts(self, teams)
         if self.counts:
             first: Expr = build.const(0)
             last = Store(starts, (teams.next,), Load(COUNT, ()))

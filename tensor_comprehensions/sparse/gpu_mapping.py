@@ -111,23 +111,12 @@ def distribute_over_teams(outer: OuterLoops, teams: Teams, names: Names) -> Stmt
     return _let(outer.before, Loop(task, teams.number, _count_tasks(outer), body, step=teams.count))
 
 
-def distribute_in_order(body: Stmt, teams: Teams, names: Names) -> Stmt:
-    """The loops, or several after each other, with neighboring instances of the outer ones for each thread.
-
-    Later instances are for later threads, so that these come to their elements in the order of one thread.
-
-    Raises:
-        CannotLower: the outermost part is no loop.
-    """
-    outer = split_outer_loops(body)
-    if outer.loops:
-        task, tasks = names.fresh(TASK), names.fresh(WORKERS)
-        first, last = (build.div(build.mul(n, build.var(tasks)), teams.count) for n in (teams.number, teams.next))
-        loop = Loop(task, first, last, _bind(outer, build.var(task), outer.rest))
-        return _let(outer.before, Let(tasks, _count_tasks(outer), loop))
-    if not isinstance(outer.rest, Block):
-        raise CannotLower("the outermost loop merges operands, or searches one")
-    return _let(outer.before, build.block(*(distribute_in_order(s, teams, names) for s in outer.rest.body)))
+def distribute_in_order(outer: OuterLoops, teams: Teams, names: Names) -> Stmt:
+    """The loops with neighboring instances of the outer ones for each thread, and later ones for later threads."""
+    task, tasks = names.fresh(TASK), names.fresh(WORKERS)
+    first, last = (build.div(build.mul(n, build.var(tasks)), teams.count) for n in (teams.number, teams.next))
+    loop = Loop(task, first, last, _bind(outer, build.var(task), outer.rest))
+    return _let(outer.before, Let(tasks, _count_tasks(outer), loop))
 
 
 def distribute_in_uniform_rounds(outer: OuterLoops, teams: Teams, names: Names, leads: str) -> Stmt:

@@ -129,7 +129,8 @@ def operand_of(name: str, dtype: DType, role: Role, format: Format | None, index
 class Collected:
     """The elements that a statement gives to a sparse result: their coordinates by dimension, and their values.
 
-    starts: of a GPU, where the elements of each thread begin, and where the last ones end.
+    starts: of a GPU, where the elements of each thread begin, and where the last ones end. is_sorted: whether each
+    element comes once, in the order of its format.
     """
 
     statement: int
@@ -137,6 +138,7 @@ class Collected:
     coordinates: tuple[Buffer, ...]
     values: Buffer
     starts: Buffer | None = None
+    is_sorted: bool = False
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:

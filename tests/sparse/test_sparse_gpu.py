@@ -203,6 +203,7 @@ def test_results_with_places_of_their_own() -> None:
         found = OPS[name].compile(*operands, target=SMALL).emulate(*operands)
         assert str(found.format) == "csr"
         torch.testing.assert_close(found.check().to_dense(), expected, rtol=1e-4, atol=1e-4)
+    assert "elements are collected in order" in OPS.either.compile(A, B, target=SMALL).source("schedule")
     found = OPS.both.compile(A.to("dcsr"), B.to("dcsr"), target=SMALL).emulate(A.to("dcsr"), B.to("dcsr"))
     assert str(found.format) == "coo"
     torch.testing.assert_close(found.check().to_dense(), a * b)

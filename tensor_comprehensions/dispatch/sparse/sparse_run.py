@@ -143,21 +143,18 @@ class ProgramRun:
 
     def _sort_collected(self, format: Format, shape: tuple[int, ...], mine: list[int]) -> SparseTensor:
         """A sparse tensor of collected elements. All definitions but the first add to the existing elements."""
-        reductions = [self.function.statements[self.program.results[n].arrays.statement].reduction for n in mine]
-        if len(mine) > 1 and reductions[0] not in (None, "+"):
+        collected = [r for r in (self.program.results[n].arrays for n in mine) if isinstance(r, Collected)]
+        operator = self.function.statements[collected[0].statement].reduction or "+"
+        lists = [(torch.stack(self.arrays[n][:-1]), self.arrays[n][-1]) for n in mine]
+        if len(lists) > 1 and operator != "+":
             first = self._sort_collected(format, shape, mine[:1])
-            places, values = first.coordinates(), first.values.reshape(-1)
-            mine, reductions = mine[1:], ["+"]
-        else:
-            places, values = (
-                torch.empty((len(shape), 0), dtype=torch.int64, device=self.call.device),
-                self.arrays[mine[0]][-1][:0],
-            )
-        places = torch.cat([places, *(torch.stack(self.arrays[n][:-1]) for n in mine)], 1)
-        values = torch.cat([values, *(self.arrays[n][-1] for n in mine)])
+            lists[0], operator = (first.coordinates(), first.values.reshape(-1)), "+"
+        places, values = torch.cat([x for x, _ in lists], 1), torch.cat([x for _, x in lists])
         types = {t.index_dtype for t in self.call.sparse.values()}
         index = torch.int64 if torch.int64 in types else torch.int32
-        made = pack.from_coordinates(places, values, shape, format.with_unique_elements, index, reductions[0] or "+")
+        is_sorted = len(lists) == 1 and collected[0].is_sorted
+        pack_list = pack.from_sorted_coordinates if is_sorted else pack.from_coordinates
+        made = pack_list(places, values, shape, format.with_unique_elements, index, operator)
         return SparseTensor(format, shape, made.levels, made.values)
 
 
