@@ -222,10 +222,11 @@ def with_walkable_levels(call: SparseCall) -> SparseCall:
 
 
 def _walkable(name: str, t: SparseTensor, structure: Structure | None) -> SparseTensor:
-    if not t.format.is_unique:
+    if not t.format.is_unique or t.format.repeats_padding:
+        other = t.format.with_unique_elements if not t.format.is_unique else t.format.with_compressed_levels
         raise ArgumentError(
             f"'{name}' is stored as '{t.format}', in which elements repeat: there are no kernels for GPUs",
-            suggestion=f'pass {name}.to("{t.format.with_unique_elements}")',
+            suggestion=f'pass {name}.to("{other}")',
         )
     format = walkable_format(t.format)
     known = Structure(len(t.values)) if structure is None else structure
