@@ -167,6 +167,11 @@ class SharedEmitter(StatementEmitter):
         )
 
     @property
+    def stores_by_position(self) -> bool:
+        first = self.s.reduction is None or self.s.initialize
+        return self.final_depth == len(self.order) and first and not self.nest.blocks
+
+    @property
     def needs_zeros(self) -> bool:
         """Whether it defines the target anew, and leaves out places that an earlier statement may have written."""
         statements = self.shared.problem.function.statements
@@ -176,7 +181,7 @@ class SharedEmitter(StatementEmitter):
     @property
     def num_places(self) -> Expr:
         """The stored places of that operand."""
-        a = self._operand_access
+        a = self.operand_access
         path = self.nest.paths[a]
         return count_positions(path, self.shared.operands[a.tensor], self.shared.sizes, len(path.steps))
 
@@ -187,7 +192,7 @@ class SharedEmitter(StatementEmitter):
         in_order = self.final_depth is not None and not nest.blocks
         if not in_order or not (self.s.reduction is None or self.s.initialize):
             return False
-        others = [a for a in nest.paths if a != self._operand_access]
+        others = [a for a in nest.paths if a != self.operand_access]
         is_whole = not any(loop.window for loop in nest.loops.values())
         all_indices = all(isinstance(e, Index) for e in self.s.subscripts)
         return is_whole and all_indices and nest.term.drop_absent(others) is not None
@@ -202,14 +207,14 @@ class SharedEmitter(StatementEmitter):
         return Allocate((total,), build.block(first, then(with_register_sum(state)), last))
 
     @property
-    def _operand_access(self) -> Access:
+    def operand_access(self) -> Access:
         """The access of the operand beside whose places it stores."""
         own = Access(self.s.target, self.s.subscripts, self.values.type.dtype)
         source = representative(own, dict(self.shared.problem.shared)).tensor
         return next(a for a in self.nest.paths if (a.tensor, a.subscripts) == (source, self.s.subscripts))
 
     def _place(self, state: State) -> tuple[Buffer, tuple[Expr, ...]]:
-        place = state.places[self._operand_access]
+        place = state.places[self.operand_access]
         return self.values, (flat_position(place.low, place),)
 
     def combine(self, state: State, value: Expr) -> Stmt:
