@@ -204,7 +204,7 @@ class SharedEmitter(StatementEmitter):
         start = self.neutral if self.s.reduction is None or self.s.initialize else Load(*where)
         first = Store(total, (), build.cast(start, total.type.dtype))
         last = Store(*where, build.cast(Load(total, ()), self.values.type.dtype))
-        return Allocate((total,), build.block(first, then(with_register_sum(state)), last))
+        return Allocate((total,), build.block(first, then(with_register_sum(self.enter_reduction(state))), last))
 
     @property
     def operand_access(self) -> Access:
