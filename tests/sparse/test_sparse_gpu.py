@@ -352,6 +352,19 @@ def test_gradients_on_a_device(fake: FakeCuda, ops: Any) -> None:
     torch.testing.assert_close(A.values.grad, a.grad[a != 0], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["product", "either"])
+def test_gradients_of_counted_results_on_a_device(name: str, fake: FakeCuda, ops: Any) -> None:
+    a, b = matrix(20, 20), matrix(20, 20)
+    A, B = tc.as_sparse(a, "csr"), tc.as_sparse(b, "csr")
+    A.values.requires_grad_()
+    ops[name](A, B).values.square().sum().backward()
+    a.requires_grad_()
+    (a @ b if name == "product" else a + b).square().sum().backward()
+    assert a.grad is not None
+    assert A.values.grad is not None
+    torch.testing.assert_close(A.values.grad, a.grad[tuple(A.coordinates())], rtol=1e-4, atol=1e-4)
+
+
 def test_compile_uses_the_device_of_the_operands(fake: FakeCuda, ops: Any) -> None:
     A, x = tc.as_sparse(matrix(), "csr"), torch.randn(24)
     kernel = ops.spmv.compile(A, x)
