@@ -246,6 +246,9 @@ FOUND = {
         F(i,j) *=! 1 + U(i,k) * B(i,j) where exists A(i,j)
         G(i,j) *=! 1 + U(i,k) * B(k,j) where k in 0:min(N, K), exists A(i,j)
     }""",
+    "a window of places that exist": """def f(double(P) A: s, double(N,P) B: csr) -> (T: coo, U: csr) {
+        T(i,l) +=! A(l) where i in 1:3, exists B(i,l)  U(i,l) = A(l) where i in 1:3, exists B(i,l)
+    }""",
     "a sum with equal runs": """def f(int64(N,P) A: csr, int64(N,P) B: csr) -> (C: csr, D: csr) {
         C(i,j) = A(i,j) + B(i,j)  D(i,j) = A(i,j) - 2 * A(i,j) + (B(i,j) - j * B(i,j))
     }""",
