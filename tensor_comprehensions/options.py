@@ -70,7 +70,7 @@ class SparseOptions:
     chunk_positions: int = field(default=16384, metadata={"choices": (0, 2048, 16384, 131072)})
     count_first: str = field(default="auto", metadata=_AUTO)
     branchless_merge: bool = field(default=True, metadata=_FLAG)
-    prefetch_distance: int = field(default=4, metadata={"choices": (0, 2, 4, 8, 16)})
+    prefetch_distance: int = field(default=16, metadata={"choices": (0, 2, 4, 8, 16, 32)})
     max_vectors: int = field(default=8, metadata={"choices": (1, 2, 4, 8, 16)})
     gather: str = field(default="auto", metadata=_AUTO)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from math import prod
 from time import perf_counter
 
@@ -59,6 +60,12 @@ class CompiledSparseGpuKernel:
     def temporaries(self) -> tuple[Buffer, ...]:
         """None: the caller passes them as arguments, for their sizes differ from call to call."""
         return self.module.temporaries
+
+    @functools.cached_property
+    def kernels_by_phase(self) -> tuple[slice, ...]:
+        """The kernels of each phase, between which the caller allocates memory."""
+        ends = [0, *accumulate(len(m.kernels) for m in self.program.phases)]
+        return tuple(map(slice, ends, ends[1:]))
 
     @property
     def compile_seconds(self) -> float:

@@ -36,7 +36,7 @@ class CoiterationEmitter:
     gathers: whether to vectorize an innermost loop over stored positions. is_unordered: whether the coordinates
     of operands that are added may come in any order, and several times. copies: of the body of an innermost loop over
     stored positions. branchless: whether sums at one index are computed without branches on presence. append_run:
-    appends neighboring elements at once.
+    appends neighboring elements at once. part: the bounds of the outermost loop, instead of those of its index.
     """
 
     nest: Nest
@@ -54,6 +54,7 @@ class CoiterationEmitter:
     copies: int = 1
     branchless: bool = True
     append_run: Appended | None = None
+    part: tuple[Expr, Expr] | None = None
 
     def nest_loops(self) -> Stmt:
         """All loops, from the outermost one on."""
@@ -99,8 +100,14 @@ class CoiterationEmitter:
 
     def bounds(self, name: str) -> tuple[Expr, Expr]:
         """The range of a loop."""
+        if self._is_in_parts(name):
+            assert self.part is not None
+            return self.part
         loop = self.nest.loops[name]
         return self.sizes.value(loop.lower), self.sizes.value(loop.upper)
+
+    def _is_in_parts(self, name: str) -> bool:
+        return self.part is not None and name == self.order[0]
 
     def emit_dense_loop(self, depth: int, state: State, term: Term, bounds: tuple[Expr, Expr] | None = None) -> Stmt:
         """A loop over all coordinates."""
@@ -109,6 +116,10 @@ class CoiterationEmitter:
         start, stop = self.bounds(self.order[depth]) if bounds is None else bounds
         if depth + 1 == len(self.order) and self.lanes[0] > 1:
             return Loop(name, start, stop, body, LoopKind.VECTOR, vector_factors=self.lanes)
+        if self.ahead is not None and bounds is None:
+            last = build.sub(stop, 1)
+            hints = self.ahead.fetch_rows_ahead(depth, build.var(name), last, term, state.indices)
+            body = build.block(hints, body)
         return Loop(name, start, stop, body)
 
     # --- iterators -----------------------------------------------------------------------------------------------
@@ -133,8 +144,7 @@ class CoiterationEmitter:
             c = replace(plain, start=start, stop=stop)
             return self._cursors(iterators, state, name, {**found, a: c}, then)
 
-        loop = self.nest.loops[name]
-        if loop.window:
+        if self.nest.loops[name].window or self._is_in_parts(name):
             lower, upper = self.bounds(name)
             return first_not_below(
                 plain, lower, self.names,

@@ -38,10 +38,10 @@ def insert_conversions(original: SparseProblem) -> tuple[SparseProblem, tuple[Co
         nest = build_nest(replace(problem, function=function, aliases=_aliases(problem, made)), number)
         target = function.tensor(nest.statement.target)
         owns = target.is_sparse and target.name not in dict(problem.shared)
-        order = choose_order(nest, target.format if owns else None, problem.options, free_first=problem.for_gpu)
+        late = problem.for_gpu and not owns
+        order = choose_order(nest, target.format if owns else None, problem.options, free_first=late)
         if _combines_out_of_order(nest, order):
             return insert_conversions(_with_own_places(original, target.name))
-        late = problem.for_gpu
         wrong = {
             a: _reorder_levels(a, nest, order, late)
             for a, p in nest.paths.items()

@@ -14,7 +14,8 @@ from ..loop_ir.passes.vectorize import vectorize_loops
 from ..options import SparseOptions
 from ..target import CpuTarget
 from ..tc_lang.bind import neutral_element
-from ..tc_lang.ir import Access, Statement
+from ..tc_lang.ir import Access, Index, Statement, operands_of
+from ..tc_lang.ir import Expr as TcExpr
 from .absent_operands import reads
 from .chunks import parallelize_outer_loop
 from .coiteration import CoiterationEmitter
@@ -55,12 +56,13 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class StatementEmitter(ABC):
-    """Prints the kernels of one statement."""
+    """Prints the kernels of one statement. part: bounds of the outermost loop, instead of those of its index."""
 
     shared: Shared
     nest: Nest
     order: tuple[str, ...]
     names: Names = field(default_factory=Names, kw_only=True)
+    part: tuple[Expr, Expr] | None = field(default=None, kw_only=True)
 
     @property
     def s(self) -> Statement:
@@ -128,7 +130,7 @@ class StatementEmitter(ABC):
         walker = CoiterationEmitter(
             self.nest, self.order, common.operands, common.sizes, self.names,
             self.leaf, self.wrap_loops, self.choose, lanes, ahead if distance else None, self.gathers,
-            self.is_unordered, self.copies, self.options.branchless_merge, self.append_run,
+            self.is_unordered, self.copies, self.options.branchless_merge, self.append_run, self.part,
         )  # fmt: skip
         return walker.nest_loops()
 
@@ -154,10 +156,35 @@ class StatementEmitter(ABC):
 
     @property
     def gathers(self) -> bool:
-        """Whether sums over stored positions run in vectors: where the processor loads lanes from anywhere."""
-        is_sum = bool(self.order) and not self.nest.loops[self.order[-1]].is_free
+        """Whether an innermost loop over stored positions runs in vectors.
+
+        Those of sums, also where the processor loads lanes from anywhere fast; others where no lane does.
+        """
+        if not self.order:
+            return False
+        is_sum = not self.nest.loops[self.order[-1]].is_free
         sizes = {a.dtype.size for a in reads(self.nest.term.value)}
-        return is_sum and self.gathers_fast and sizes <= GATHERED_BYTES
+        in_lanes = is_sum or self.stores_by_position
+        return in_lanes and (self.reads_by_position or (is_sum and self.gathers_fast and sizes <= GATHERED_BYTES))
+
+    @property
+    def stores_by_position(self) -> bool:
+        """Whether an innermost loop over stored positions stores the value of each beside it, and nothing else."""
+        return False
+
+    @property
+    def reads_by_position(self) -> bool:
+        """Whether the innermost coordinate is only for finding positions: nothing else in the value depends on it."""
+        inner = self.order[-1]
+        walked = [p for p in self.nest.paths.values() if any(step.loop == inner for step in p.iterated)]
+        return len(walked) == 1 and not self._mentions(self.nest.term.value, inner)
+
+    def _mentions(self, e: TcExpr, loop: str) -> bool:
+        """Whether a value depends on a loop in another way than by the positions of operands."""
+        if isinstance(e, Index):
+            return e.name == loop
+        is_located = isinstance(e, Access) and self.nest.term.pattern_access(e) in self.nest.paths
+        return not is_located and any(self._mentions(x, loop) for x in operands_of(e))
 
     @property
     def gathers_fast(self) -> bool:

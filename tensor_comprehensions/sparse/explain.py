@@ -106,7 +106,7 @@ def _access(a: Access) -> str:
 
 def _result(r: Result) -> str:
     if not isinstance(r.arrays, Assembled):
-        return "elements are collected, then sorted"
+        return "elements are collected in order" if r.arrays.is_sorted else "elements are collected, then sorted"
     if r.arrays.bound:
         return f"levels are written into memory for the elements of {' and '.join(r.arrays.bound)} together"
     return "elements are counted first, then levels are written"

@@ -1,12 +1,18 @@
-"""A problem as kernels for a GPU: those whose results are dense, or beside the stored places of an operand.
+"""A problem as kernels for a GPU.
 
-Every statement is one kernel, after one that fills its result where the loops do not come to every element. All loops
-over the result are outside, so that each element has one team of threads, and no two of them meet in memory.
+A statement whose result is dense, or beside the stored places of an operand, is one kernel, after one that fills its
+result where the loops do not come to every element. All loops over the result are outside, so that each element has
+one team of threads, and no two of them meet in memory.
+
+A result with stored places of its own is collected: one kernel counts the elements of each thread, the caller adds the
+counts up, and another kernel writes the elements of each thread behind those of earlier threads. The caller sorts them
+if they come in another order, and combines those of one place (the expansion, sorting and compression of Dalton, Olson
+and Bell, TOMS 2015).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ..core.dtypes import BOOL
@@ -14,7 +20,7 @@ from ..core.errors import CannotLower
 from ..core.internal_names import internal_name
 from ..loop_ir import build
 from ..loop_ir.cross_thread_reduction import CrossThreadSum, combine_across_threads
-from ..loop_ir.nodes import Allocate, Expr, If, Kernel, Load, Loop, Module, Stmt, Store
+from ..loop_ir.nodes import Allocate, Expr, If, Kernel, Let, Load, Loop, Module, Stmt, Store
 from ..loop_ir.origins import with_origin
 from ..target import CpuTarget, GpuTarget
 from ..tc_lang.formats import Format
@@ -23,22 +29,25 @@ from .convert import insert_conversions
 from .emit import Shared, StatementEmitter
 from .gpu_mapping import (
     THREADS,
-    OuterLoops,
     Teams,
     count_blocks,
+    distribute_in_order,
     distribute_in_uniform_rounds,
     distribute_loops_over_lanes,
     distribute_over_teams,
     split_outer_loops,
 )
-from .graph import Nest, build_nest
-from .lower import Program, bind_size_names, make_operand, result_format
+from .graph import Nest, build_nest, is_ordered, needs_row_workspace
+from .lower import Program, Result, bind_size_names, collect_result, make_operand, result_format
 from .order import choose_order
-from .results import ELEMENT, DenseEmitter, SharedEmitter, update_element, with_register_sum
-from .sparse_problem import Sizes, SparseProblem, totals_buffer
+from .results import COUNT, ELEMENT, CollectedEmitter, DenseEmitter, SharedEmitter, update_element, with_register_sum
+from .sparse_problem import Collected, Sizes, SparseProblem, totals_buffer
 from .state import Body, State
+from .versions import Version
 
 LEADS = internal_name("leads")
+COUNTS = "count"
+"""The role of a kernel behind which the caller allocates what it has counted."""
 SHUFFLED_BYTES = {4, 8}
 """The elements that lanes exchange."""
 
@@ -65,52 +74,73 @@ class GpuProgram:
 
     @property
     def module(self) -> Module:
-        (module,) = self.program.phases
-        return module
+        """The kernels of all phases."""
+        first, *others = self.program.phases
+        return replace(first, kernels=(*first.kernels, *(k for m in others for k in m.kernels)))
+
+    @property
+    def num_threads(self) -> int:
+        """The threads that count elements of results, or write them."""
+        return max((m.teams.count for m in self.mappings if m.name.endswith(COUNTS)), default=0)
 
 
 def lower_for_gpu(problem: SparseProblem, target: GpuTarget, host: CpuTarget) -> GpuProgram:
     """The kernels of a problem whose `lanes` are set.
 
     Raises:
-        CannotLower: a statement has another kind of result, or no loop for threads to share; the message says which.
+        CannotLower: a statement is of a kind that has no kernels for GPUs; the message says which.
     """
     serial = replace(problem.options, prefetch_distance=0, gather="never", chunk_positions=0)
     problem, conversions, versions = insert_conversions(replace(problem, options=serial))
-    function, shared = problem.function, dict(problem.shared)
-    operands = {t.name: make_operand(t, problem, shared) for t in function.tensors if not t.is_compile_time}
+    function = problem.function
+    operands = {
+        t.name: make_operand(t, problem, dict(problem.shared)) for t in function.tensors if not t.is_compile_time
+    }
     common = Shared(problem, operands, Sizes.of(problem), host)
-    kernels: list[Kernel] = []
+    phases: list[list[Kernel]] = [[]]
+    results: list[Result] = []
+    complete: list[tuple[int, Version]] = []
     mappings: list[GpuMapping] = []
     orders: list[tuple[str, ...]] = []
     for number in range(len(function.statements)):
         nest = build_nest(problem, number)
-        _check_result(nest, problem)
-        order = choose_order(nest, None, problem.options, free_first=True)
+        own = result_format(nest, problem)
+        order = choose_order(nest, own, problem.options, free_first=own is None)
         orders.append(order)
-        for what, body, teams, loops, sharing in _kernels(common, nest, order, shared, count_blocks(target)):
+        if ready := [v for v in versions if v.statement == number]:
+            phases.append([])
+            complete += [(len(phases) - 1, v) for v in ready]
+        held = None
+        if own is None:
+            _check_subscripts(nest)
+        else:
+            held = replace(collect_result(function, number, by_threads=True), is_sorted=_is_sorted(nest, order, own))
+            results.append(Result(held, len(phases), 0))
+        for what, body, teams, loops, sharing in _kernels(common, nest, order, held, count_blocks(target)):
             name = f"{function.name}.{number}.{what}"
-            kernels.append(
-                Kernel(name, bind_size_names(with_origin(body, (nest.statement.name,)), common), teams.launch)
-            )
+            bound = bind_size_names(with_origin(body, (nest.statement.name,)), common)
+            phases[-1].append(Kernel(name, bound, teams.launch))
             mappings.append(GpuMapping(name, teams, loops, sharing))
-    if versions:
-        raise CannotLower("a statement reads a sparse result that has stored places of its own")
-    totals = totals_buffer(0)
-    arguments = (common.sizes.buffer, totals, *(b for o in operands.values() for b in o.buffers))
-    written = tuple(o.values.name for o in operands.values() if o.name in {s.target for s in function.statements})
-    module = Module(function.name, arguments, (), tuple(kernels), (), written)
-    program = Program(problem, (module,), tuple(operands.values()), conversions, (), 0, tuple(orders))
+            if what == COUNTS:
+                phases.append([])
+    buffers = tuple(b for r in results for b in r.arrays.buffers)
+    arguments = (common.sizes.buffer, totals_buffer(0), *(b for o in operands.values() for b in o.buffers), *buffers)
+    targets = {s.target for s in function.statements} - {r.arrays.tensor for r in results}
+    written = (*(o.values.name for o in operands.values() if o.name in targets), *(b.name for b in buffers))
+    modules = tuple(Module(function.name, arguments, (), tuple(kernels), (), written) for kernels in phases)
+    program = Program(
+        problem, modules, tuple(operands.values()), conversions, tuple(results), 0, tuple(orders), tuple(complete)
+    )
     return GpuProgram(program, tuple(mappings))
 
 
-def _check_result(nest: Nest, problem: SparseProblem) -> None:
+def _is_sorted(nest: Nest, order: tuple[str, ...], format: Format) -> bool:
+    """Whether threads in order come to each element of a result once, in the order in which it is stored."""
+    return is_ordered(nest, order, format) and not needs_row_workspace(nest, order, format)
+
+
+def _check_subscripts(nest: Nest) -> None:
     s = nest.statement
-    own: Format | None = result_format(nest, problem)
-    if own is not None:
-        raise CannotLower(
-            f"'{s.target}' has stored places of its own: on GPUs results are dense, or have the places of an operand"
-        )
     names = [e.name for e in s.subscripts if isinstance(e, Index)]
     if len(set(names)) < len(s.subscripts) and not _is_single(nest):
         raise CannotLower(f"the subscripts of '{s.target}' on the left are not distinct indices")
@@ -125,29 +155,59 @@ Parts = tuple[str, Stmt, Teams, tuple[str, ...], str]
 
 
 def _kernels(
-    common: Shared, nest: Nest, order: tuple[str, ...], shared: Mapping[str, str], blocks: int
+    common: Shared, nest: Nest, order: tuple[str, ...], held: Collected | None, blocks: int
 ) -> Iterator[Parts]:
     """The kernels of a statement: role, body, teams, and the loops that the teams and their lanes share."""
     emitter: GpuDenseEmitter | GpuSharedEmitter
-    if nest.statement.target in shared:
+    if held is not None:
+        yield from _collect(GpuCollectedEmitter(common, nest, order, held, totals_buffer(0), 0), Teams(blocks, 1))
+        return
+    if nest.statement.target in dict(common.problem.shared):
         emitter = GpuSharedEmitter(common, nest, order)
+        if emitter.needs_zeros:
+            zero = build.const(0, emitter.values.type.dtype)
+            yield _fill(emitter, emitter.num_places, zero, blocks)
     else:
         emitter = GpuDenseEmitter(common, nest, order)
         if emitter.needs_identity_fill:
-            teams = Teams(blocks, 1)
-            yield "fill", distribute_over_teams(emitter.elements(), teams, emitter.names), teams, ("every element",), ""
+            yield _fill(emitter, emitter.num_elements, emitter.neutral, blocks)
         if (summed := _share_sums(emitter, blocks)) is not None:
             yield summed
             return
     outer = split_outer_loops(emitter.walk())
     if not outer.loops and nest.free:
-        raise CannotLower(
-            f"the outermost loop of '{nest.statement.target}', over {order[0]}, merges operands or searches one, so "
-            "that threads cannot share it"
-        )
+        teams = Teams(blocks, 1)
+        yield "walk", _walk_parts(emitter, teams), teams, order[:1], ""
+        return
     teams = Teams(blocks, common.problem.lanes if outer.is_row else 1)
     row = order[len(outer.loops)] if outer.is_row else ""
     yield "walk", distribute_over_teams(outer, teams, emitter.names), teams, order[: len(outer.loops)], row
+
+
+def _collect(emitter: GpuCollectedEmitter, teams: Teams) -> Iterator[Parts]:
+    """The kernels that count elements, and that write them."""
+    for what, one in ((COUNTS, replace(emitter, counts=True)), ("collect", emitter)):
+        yield what, one.in_order(teams), teams, emitter.order[:1], ""
+
+
+def _walk_parts(emitter: StatementEmitter, teams: Teams) -> Stmt:
+    """The walk of a part of the outermost index in each thread, which searches the operands for where it begins."""
+    loop, sizes, names = emitter.nest.loops[emitter.order[0]], emitter.shared.sizes, emitter.names
+    lower, upper = sizes.value(loop.lower), sizes.value(loop.upper)
+    extent, bounds = build.maximum(build.sub(upper, lower), 0), [names.fresh(internal_name(n)) for n in ("from", "to")]
+    first, last = map(build.var, bounds)
+    body = replace(emitter, part=(first, last)).walk()
+    for name, number in zip(bounds, (teams.number, teams.next), strict=True):
+        body = Let(name, build.add(lower, build.div(build.mul(number, extent), teams.count)), body)
+    return body
+
+
+def _fill(emitter: StatementEmitter, total: Expr, value: Expr, blocks: int) -> Parts:
+    """The kernel after which all elements of the target, of which there are `total`, are `value`."""
+    teams = Teams(blocks, 1)
+    loop = Loop(ELEMENT, build.const(0), total, build.store(emitter.values, (build.var(ELEMENT),), value))
+    body = distribute_over_teams(split_outer_loops(loop), teams, emitter.names)
+    return "fill", body, teams, ("every element",), ""
 
 
 def _share_sums(emitter: GpuDenseEmitter, blocks: int) -> Parts | None:
@@ -201,14 +261,6 @@ class GpuDenseEmitter(_InThreads, DenseEmitter):
         searched = self._operands_lacking_coordinates(self.order[:depth])
         return self.has_undefined_target and not self.has_one_instance and self.nest.term.drop_absent(searched) is None
 
-    def elements(self) -> OuterLoops:
-        """A loop over all elements of the target, which become the identity of the reduction."""
-        total: Expr = build.const(1)
-        for extent in self.shared.extents(self.s.target):
-            total = build.mul(total, extent)
-        store = build.store(self.values, (build.var(ELEMENT),), self.neutral)
-        return split_outer_loops(Loop(ELEMENT, build.const(0), total, store))
-
     def wrap_loops(self, depth: int, state: State, then: Body) -> Stmt:
         if depth != self.final_depth or depth == len(self.order):
             return then(state)
@@ -230,3 +282,21 @@ class GpuDenseEmitter(_InThreads, DenseEmitter):
 @dataclass(frozen=True, slots=True)
 class GpuSharedEmitter(_InThreads, SharedEmitter):
     """Beside the stored places of an operand, into memory that holds zeros."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuCollectedEmitter(_InThreads, CollectedEmitter):
+    """As a list of elements: those of each thread behind those of earlier ones."""
+
+    def in_order(self, teams: Teams) -> Stmt:
+        """The walk, which counts the elements of each thread, or writes them."""
+        starts = self.result.starts
+        assert starts is not None
+        outer = split_outer_loops(self.walk())
+        walk = distribute_in_order(outer, teams, self.names) if outer.loops else _walk_parts(self, teams)
+        if self.counts:
+            first: Expr = build.const(0)
+            last = Store(starts, (teams.next,), Load(COUNT, ()))
+            return Allocate((COUNT,), build.block(Store(COUNT, (), first), walk, last))
+        first = build.load(starts, teams.number)
+        return Allocate((COUNT,), build.block(Store(COUNT, (), first), walk))

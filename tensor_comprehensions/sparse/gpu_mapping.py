@@ -43,6 +43,11 @@ class Teams:
         return build.add(build.mul(build.var(BLOCK[0]), THREADS // self.lanes), build.var(THREAD[1]))
 
     @property
+    def next(self) -> Expr:
+        """The number of the team behind that of a thread."""
+        return build.add(self.number, 1)
+
+    @property
     def lane(self) -> Expr:
         return build.var(THREAD[0])
 
@@ -104,6 +109,14 @@ def distribute_over_teams(outer: OuterLoops, teams: Teams, names: Names) -> Stmt
     task = names.fresh(TASK)
     body = _bind(outer, build.var(task), rest)
     return _let(outer.before, Loop(task, teams.number, _count_tasks(outer), body, step=teams.count))
+
+
+def distribute_in_order(outer: OuterLoops, teams: Teams, names: Names) -> Stmt:
+    """The loops with neighboring instances of the outer ones for each thread, and later ones for later threads."""
+    task, tasks = names.fresh(TASK), names.fresh(WORKERS)
+    first, last = (build.div(build.mul(n, build.var(tasks)), teams.count) for n in (teams.number, teams.next))
+    loop = Loop(task, first, last, _bind(outer, build.var(task), outer.rest))
+    return _let(outer.before, Let(tasks, _count_tasks(outer), loop))
 
 
 def distribute_in_uniform_rounds(outer: OuterLoops, teams: Teams, names: Names, leads: str) -> Stmt:

@@ -112,7 +112,8 @@ def build_nest(problem: SparseProblem, number: int) -> Nest:
         for loop in _split(name, bounds, blocks.get(name), window):
             loops[loop[0]] = Loop(loop[0], loop[1], loop[2], name in free, window)
     paths = {a: _path(a, symbols[a.tensor], blocks, problem) for a in occurrences}
-    keeps = target.is_sparse and target.name not in stands_for and _has_matching_pattern(statement)
+    holds_zeros = target.name in stands_for and term.void == 0  # its memory does, where no instance writes
+    keeps = target.is_sparse and not holds_zeros and _has_matching_pattern(statement)
     identity = term.void if keeps else None
     term = replace(term, void=None) if keeps or not paths else term
     return Nest(statement, term, loops, paths, blocks, problem.shared, identity)

@@ -11,14 +11,14 @@ from ..loop_ir.nodes import Buffer, Kernel, Let, Module, Stmt
 from ..loop_ir.origins import with_origin
 from ..target import CpuTarget
 from ..tc_lang.formats import Format
-from ..tc_lang.ir import Role, Symbol
+from ..tc_lang.ir import Function, Role, Symbol
 from .assemble import AssemblingEmitter
 from .convert import Conversion, insert_conversions
 from .emit import Shared, StatementEmitter
 from .graph import Nest, build_nest, is_ordered
 from .order import choose_order
 from .refill import RefillEmitter, can_refill
-from .results import CollectedEmitter, DenseEmitter, SharedEmitter
+from .results import CollectedEmitter, DenseEmitter, SharedEmitter, writes_every_place
 from .sparse_problem import (
     Assembled,
     Collected,
@@ -58,6 +58,7 @@ class Program:
         results: the results to allocate between phases, with sizes from `totals`.
         slots: the number of counts in `totals`.
         orders: the loops of each statement, outermost first, for people to read.
+        unfilled: shared operands that need no zeros, since the first statement writes each element.
     """
 
     problem: SparseProblem
@@ -68,6 +69,7 @@ class Program:
     slots: int
     orders: tuple[tuple[str, ...], ...]
     versions: tuple[tuple[int, Version], ...] = ()
+    unfilled: tuple[str, ...] = ()
 
 
 def lower(problem: SparseProblem, target: CpuTarget) -> Program:
@@ -89,6 +91,7 @@ def lower(problem: SparseProblem, target: CpuTarget) -> Program:
     results: list[Result] = []
     first = 0
     complete: list[tuple[int, Version]] = []
+    unfilled: list[str] = []
     for number, (nest, order, held) in enumerate(zip(nests, orders, arrays, strict=True)):
         emitter: StatementEmitter
         if ready := [v for v in versions if v.statement == number]:
@@ -103,6 +106,8 @@ def lower(problem: SparseProblem, target: CpuTarget) -> Program:
                 emitter = CollectedEmitter(common, nest, order, held, totals, first)
             case None:
                 emitter = _emitter(common, nest, order, shared)
+        if number == first_definition(function, nest.statement.target) and writes_every_place(emitter):
+            unfilled.append(nest.statement.target)
         origin = (nest.statement.name,)
         kernels = [
             Kernel(f"{number}.{what}", bind_size_names(with_origin(body, origin), common))
@@ -122,7 +127,8 @@ def lower(problem: SparseProblem, target: CpuTarget) -> Program:
         Module(f"{function.name}.{n}", arguments, (), tuple(kernels), (), written) for n, kernels in enumerate(phases)
     )
     return Program(
-        problem, modules, tuple(operands.values()), conversions, tuple(results), slots, tuple(orders), tuple(complete)
+        problem, modules, tuple(operands.values()), conversions, tuple(results), slots, tuple(orders), tuple(complete),
+        tuple(unfilled),
     )  # fmt: skip
 
 
@@ -163,7 +169,7 @@ def _result_arrays(
     function, format = problem.function, result_format(nest, problem)
     if format is None:
         return None
-    target, s = function.tensor(nest.statement.target), nest.statement
+    target = function.tensor(nest.statement.target)
     definitions = [n for n, x in enumerate(function.statements) if x.target == target.name]
     adds_dense = not nest.paths and not all(x.is_free for x in nest.loops.values())  # stores its final nonzeros
     repeats_tails = format.depth < len(format.levels) and not all(level.unique for level in format.levels)
@@ -174,9 +180,19 @@ def _result_arrays(
         bound, has_rows = _find_bounding_operands(nest, format), _has_rows(nest, order, format)
         bound = () if problem.parallel and has_rows else bound
         return assembled_of(number, target, index, bound, not bound and has_rows)
-    if number != definitions[0] and (s.reduction != "+" or s.initialize):
-        raise CannotLower(f"a second definition of the sparse '{target.name}' with another operator than +=")
-    return collected_of(number, target)
+    return collect_result(function, number)
+
+
+def collect_result(function: Function, number: int, *, by_threads: bool = False) -> Collected:
+    """The list of the elements that a statement gives to a sparse result, which several may have.
+
+    Raises:
+        CannotLower: an earlier statement defines the result, to which this one does not add.
+    """
+    s = function.statements[number]
+    if number != first_definition(function, s.target) and (s.reduction != "+" or s.initialize):
+        raise CannotLower(f"a second definition of the sparse '{s.target}' with another operator than +=")
+    return collected_of(number, function.tensor(s.target), by_threads=by_threads)
 
 
 def _find_bounding_operands(nest: Nest, format: Format) -> tuple[str, ...]:
@@ -193,6 +209,11 @@ def _has_rows(nest: Nest, order: tuple[str, ...], format: Format) -> bool:
     """Whether the outermost loop runs over the rows of a result, all of which are there, and threads can share them."""
     iterated = any(step.loop == order[0] for p in nest.paths.values() for step in p.iterated)
     return format.word == "ds" and not iterated and not nest.loops[order[0]].window
+
+
+def first_definition(function: Function, target: str) -> int:
+    """The number of the first statement into a tensor."""
+    return next(n for n, s in enumerate(function.statements) if s.target == target)
 
 
 def _slots(x: Assembled | Collected | None) -> int:

@@ -15,6 +15,7 @@ from ..tc_lang.ir import Access, Index
 from .chunks import CHUNK
 from .emit import StatementEmitter
 from .levels import flat_position
+from .row_prefetch import count_positions
 from .shared_sparsity import representative
 from .sparse_problem import Collected
 from .state import Body, State
@@ -96,16 +97,15 @@ class DenseEmitter(StatementEmitter):
 
     def fill(self) -> Stmt:
         """Every element of the target becomes the identity of the reduction."""
+        return fill_in_vectors(self.values, self.num_elements, self.neutral, self.lanes)
+
+    @property
+    def num_elements(self) -> Expr:
+        """The elements of the target."""
         total: Expr = build.const(1)
         for extent in self.shared.extents(self.s.target):
             total = build.mul(total, extent)
-        chunk, i = build.var(CHUNK), build.var(ELEMENT)
-        first = build.mul(chunk, GRAIN_ELEMENTS)
-        last = build.minimum(build.add(first, GRAIN_ELEMENTS), total)
-        store = build.store(self.values, (i,), self.neutral)
-        inner = Loop(ELEMENT, first, last, store, LoopKind.VECTOR, vector_factors=(self.lanes, 1))
-        chunks = build.add(build.div(total, GRAIN_ELEMENTS), 1)
-        return Loop(CHUNK, build.const(0), chunks, inner, LoopKind.PARALLEL)
+        return total
 
     def wrap_loops(self, depth: int, state: State, then: Body) -> Stmt:
         """Initialize the elements below the covered loops, or keep an element in a register until it is stored."""
@@ -157,11 +157,45 @@ class SharedEmitter(StatementEmitter):
     def kernels(self) -> Iterator[tuple[str, Stmt]]:
         if self.final_depth is None and self.s.reduction != "+":
             raise CannotLower(f"'{self.s.reduction}=' into '{self.s.target}' in another order than it is stored")
+        if self.needs_zeros:
+            zero = build.const(0, self.values.type.dtype)
+            yield "clear", fill_in_vectors(self.values, self.num_places, zero, self.lanes)
         body = self.walk()
         yield (
             "walk",
             self.parallelize_outer_loop(body) if self.order and self.nest.loops[self.order[0]].is_free else body,
         )
+
+    @property
+    def stores_by_position(self) -> bool:
+        first = self.s.reduction is None or self.s.initialize
+        return self.final_depth == len(self.order) and first and not self.nest.blocks
+
+    @property
+    def needs_zeros(self) -> bool:
+        """Whether it defines the target anew, and leaves out places that an earlier statement may have written."""
+        statements = self.shared.problem.function.statements
+        is_first = next(s for s in statements if s.target == self.s.target) is self.s
+        return not is_first and (self.s.reduction is None or self.s.initialize) and not self.writes_every_place
+
+    @property
+    def num_places(self) -> Expr:
+        """The stored places of that operand."""
+        a = self.operand_access
+        path = self.nest.paths[a]
+        return count_positions(path, self.shared.operands[a.tensor], self.shared.sizes, len(path.steps))
+
+    @property
+    def writes_every_place(self) -> bool:
+        """Whether it stores a value at each place of that operand, whatever was there."""
+        nest = self.nest
+        in_order = self.final_depth is not None and not nest.blocks
+        if not in_order or not (self.s.reduction is None or self.s.initialize):
+            return False
+        others = [a for a in nest.paths if a != self.operand_access]
+        is_whole = not any(loop.window for loop in nest.loops.values())
+        all_indices = all(isinstance(e, Index) for e in self.s.subscripts)
+        return is_whole and all_indices and nest.term.drop_absent(others) is not None
 
     def wrap_loops(self, depth: int, state: State, then: Body) -> Stmt:
         if depth != self.final_depth or depth == len(self.order):
@@ -170,15 +204,17 @@ class SharedEmitter(StatementEmitter):
         start = self.neutral if self.s.reduction is None or self.s.initialize else Load(*where)
         first = Store(total, (), build.cast(start, total.type.dtype))
         last = Store(*where, build.cast(Load(total, ()), self.values.type.dtype))
-        return Allocate((total,), build.block(first, then(with_register_sum(state)), last))
+        return Allocate((total,), build.block(first, then(with_register_sum(self.enter_reduction(state))), last))
+
+    @property
+    def operand_access(self) -> Access:
+        """The access of the operand beside whose places it stores."""
+        own = Access(self.s.target, self.s.subscripts, self.values.type.dtype)
+        source = representative(own, dict(self.shared.problem.shared)).tensor
+        return next(a for a in self.nest.paths if (a.tensor, a.subscripts) == (source, self.s.subscripts))
 
     def _place(self, state: State) -> tuple[Buffer, tuple[Expr, ...]]:
-        own = Access(self.s.target, self.s.subscripts, self.values.type.dtype)
-        stands_for = dict(self.shared.problem.shared)
-        place = next(
-            p for a, p in state.places.items()
-            if (a.tensor, a.subscripts) == (representative(own, stands_for).tensor, self.s.subscripts)
-        )  # fmt: skip
+        place = state.places[self.operand_access]
         return self.values, (flat_position(place.low, place),)
 
     def combine(self, state: State, value: Expr) -> Stmt:
@@ -186,6 +222,11 @@ class SharedEmitter(StatementEmitter):
             return add_to(self.total(), value, self.s.reduction)
         only = self.final_depth == len(self.order) and (self.s.reduction is None or self.s.initialize)
         return update_element(*self._place(state), value, None if only else self.s.reduction)
+
+
+def writes_every_place(emitter: StatementEmitter) -> bool:
+    """Whether a statement writes beside the places of an operand, at each of them."""
+    return isinstance(emitter, SharedEmitter) and emitter.writes_every_place
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,12 +252,12 @@ class CollectedEmitter(StatementEmitter):
     def count(self) -> Stmt:
         """Write the number of elements to `totals`."""
         emitter = replace(self, counts=True)
-        last = Store(self.totals, (build.const(self.number),), Load(_COUNT, ()))
-        return Allocate((_COUNT,), build.block(Store(_COUNT, (), build.const(0)), emitter.walk(), last))
+        last = Store(self.totals, (build.const(self.number),), Load(COUNT, ()))
+        return Allocate((COUNT,), build.block(Store(COUNT, (), build.const(0)), emitter.walk(), last))
 
     def collect(self) -> Stmt:
         """Write the elements."""
-        return Allocate((_COUNT,), build.block(Store(_COUNT, (), build.const(0)), self.walk()))
+        return Allocate((COUNT,), build.block(Store(COUNT, (), build.const(0)), self.walk()))
 
     def vectorization_candidates(self) -> Iterator[tuple[int, int]]:
         """One after the other: each element moves the end of the list."""
@@ -253,8 +294,8 @@ class CollectedEmitter(StatementEmitter):
         return Let(name, value, If(build.ne(held, build.const(0, value.type.dtype)), append))
 
     def _append(self, state: State, value: Expr) -> Stmt:
-        end = Load(_COUNT, ())
-        move = Store(_COUNT, (), build.const(1), "+")
+        end = Load(COUNT, ())
+        move = Store(COUNT, (), build.const(1), "+")
         if self.counts:
             return move
         places = [
@@ -264,7 +305,18 @@ class CollectedEmitter(StatementEmitter):
         return build.block(*places, Store(self.values, (end,), value), move)
 
 
-_COUNT = build.register(internal_name("count"), INT64)
+COUNT = build.register(internal_name("count"), INT64)
+"""The elements that a pass has counted, or written, so far."""
+
+
+def fill_in_vectors(values: Buffer, total: Expr, value: Expr, lanes: int) -> Stmt:
+    """All elements of `values`, of which there are `total`, become `value`."""
+    chunk, i = build.var(CHUNK), build.var(ELEMENT)
+    first = build.mul(chunk, GRAIN_ELEMENTS)
+    last = build.minimum(build.add(first, GRAIN_ELEMENTS), total)
+    inner = Loop(ELEMENT, first, last, build.store(values, (i,), value), LoopKind.VECTOR, vector_factors=(lanes, 1))
+    chunks = build.add(build.div(total, GRAIN_ELEMENTS), 1)
+    return Loop(CHUNK, build.const(0), chunks, inner, LoopKind.PARALLEL)
 
 
 def with_register_sum(state: State) -> State:

@@ -19,6 +19,8 @@ from .graph import Nest, Path
 from .levels import Cursor, Place, locate
 from .sparse_problem import Sizes, SparseOperand
 
+ROWS_AHEAD = 4
+"""Iterations of a loop over rows after which the operands of its row are needed."""
 MAX_ROW_LINES = 16
 """Cache lines of a row that are asked for; the processor itself guesses how a longer one goes on."""
 
@@ -61,6 +63,18 @@ class RowPrefetcher:
         if self.reads_values:
             hints += self._dense_rows(depth, term, {**indices, name: ahead})
         return build.block(*dict.fromkeys(hints))
+
+    def fetch_rows_ahead(self, depth: int, row: Expr, last: Expr, term: Term, indices: Mapping[str, Expr]) -> Stmt:
+        """Prefetch what dense operands hold for a later iteration of a loop over all rows.
+
+        Only around a loop over stored positions, which reads elsewhere in between: without one the processor guesses.
+        """
+        inner = self.order[depth + 1 :]
+        follows = any(step.loop in inner for path in self.nest.paths.values() for step in path.iterated)
+        if not (follows and self.reads_values) or self.order[depth] not in self.nest.loops:
+            return build.NOTHING
+        ahead = build.minimum(build.add(row, ROWS_AHEAD), last)
+        return build.block(*dict.fromkeys(self._dense_rows(depth, term, {**indices, self.order[depth]: ahead})))
 
     def _dense_rows(self, depth: int, term: Term, indices: Mapping[str, Expr]) -> Iterator[Stmt]:
         """All lines of the rows of dense operands, as far as their length is known."""

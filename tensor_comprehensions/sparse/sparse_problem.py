@@ -127,17 +127,23 @@ def operand_of(name: str, dtype: DType, role: Role, format: Format | None, index
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """The elements that a statement gives to a sparse result: their coordinates by dimension, and their values."""
+    """The elements that a statement gives to a sparse result: their coordinates by dimension, and their values.
+
+    starts: of a GPU, where the elements of each thread begin, and where the last ones end. is_sorted: whether each
+    element comes once, in the order of its format.
+    """
 
     statement: int
     tensor: str
     coordinates: tuple[Buffer, ...]
     values: Buffer
+    starts: Buffer | None = None
+    is_sorted: bool = False
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
         """In the order of the arguments of the kernel."""
-        return (*self.coordinates, self.values)
+        return (*self.coordinates, self.values, *(() if self.starts is None else (self.starts,)))
 
     @property
     def written(self) -> tuple[Buffer, ...]:
@@ -184,11 +190,13 @@ def assembled_of(statement: int, target: Symbol, index: DType, bound: tuple[str,
     return Assembled(statement, target.name, target.format, index, own.pos, own.crd, own.values, bound, counts_rows)
 
 
-def collected_of(statement: int, target: Symbol) -> Collected:
-    """The list of elements of a statement that defines the sparse `target`."""
+def collected_of(statement: int, target: Symbol, *, by_threads: bool = False) -> Collected:
+    """The list of elements of a statement that defines the sparse `target`, of a GPU if it is written `by_threads`."""
     stem = f"{target.name}.{statement}"
     coordinates = tuple(build.dynamic_buffer(f"{stem}.coordinate{d}", INT64) for d in range(target.rank))
-    return Collected(statement, target.name, coordinates, build.dynamic_buffer(f"{stem}.values", target.dtype))
+    values = build.dynamic_buffer(f"{stem}.values", target.dtype)
+    starts = build.dynamic_buffer(f"{stem}.starts", INT64) if by_threads else None
+    return Collected(statement, target.name, coordinates, values, starts)
 
 
 def totals_buffer(count: int) -> Buffer:

@@ -101,6 +101,18 @@ class Format:
         return not self.depth or self.levels[self.depth - 1].unique
 
     @property
+    def repeats_padding(self) -> bool:
+        """Whether places that hold no element may be stored several times.
+
+        A singleton below a dense level holds some coordinate for each position of that, also where nothing is stored;
+        below repeated coordinates, these may be equal.
+        """
+        kinds = list(enumerate(self.levels[: self.depth]))
+        repeated = next((n for n, level in kinds if not level.unique), self.depth)
+        dense = next((n for n, level in kinds if n > repeated and level.is_dense), self.depth)
+        return any(level.kind is LevelKind.SINGLETON for n, level in kinds if n > dense)
+
+    @property
     def with_unique_elements(self) -> Format:
         """The format whose tensors are such of this one that store each element at most once."""
         if self.is_unique:

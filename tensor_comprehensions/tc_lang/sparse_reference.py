@@ -127,7 +127,7 @@ def _run(s: BoundStatement, bound: BoundFunction, memory: Mapping[str, StoredTen
         return StoredTensor(values)
     first = s.reduction is None or s.initialize
     places = np.zeros_like(old.places) if first else old.places.copy()
-    if s.exists and all(a.subscripts == s.subscripts for a in s.exists):  # the result has the places of these operands
+    if s.exists and all(_has_subscripts_of_target(a, s) for a in s.exists):  # the result has these operands' places
         own = [evaluator(e)[0] for e in s.subscripts]  # does not depend on the extents of other indices
         kept, *own = np.broadcast_arrays(evaluator.exist(s.exists), *own)
         places[tuple(p[kept] for p in own)] = True
@@ -136,6 +136,20 @@ def _run(s: BoundStatement, bound: BoundFunction, memory: Mapping[str, StoredTen
     elif not any(a.is_sparse for a in _reads(s, memory)):
         places |= values != 0
     return _zeros_elsewhere(values, places)
+
+
+def _has_subscripts_of_target(a: Access, s: BoundStatement) -> bool:
+    """Whether an access has the subscripts of the target, which count from the beginning of the ranges of indices."""
+    lowers = {i.name: i.lower for i in s.indices}
+
+    def is_same(e: Expr, own: Expr) -> bool:
+        match own:
+            case Binary(op="-", left=Index(name=name), right=Const(value=value)) if value == lowers.get(name):
+                return own.left == e
+        return own == e
+
+    same = (is_same(e, own) for e, own in zip(a.subscripts, s.subscripts, strict=False))
+    return len(a.subscripts) == len(s.subscripts) and all(same)
 
 
 def _assign(old: StoredTensor, at: tuple[Array, ...], value: Array) -> Array:

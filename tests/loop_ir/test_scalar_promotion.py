@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from loop_programs import assert_same_effect, module
 
-from tensor_comprehensions.core.dtypes import BFLOAT16, FLOAT32
+from tensor_comprehensions.core.dtypes import BFLOAT16, FLOAT32, INT64
 from tensor_comprehensions.loop_ir import build as b
 from tensor_comprehensions.loop_ir.nodes import Expr, If, Let, Load, Loop, LoopKind, Stmt, Store
 from tensor_comprehensions.loop_ir.passes.scalar_promotion import hoist_accumulators
@@ -58,6 +58,17 @@ def test_initial_values_go_straight_into_the_register() -> None:
     after = checked(around(b.block(b.store(C, (ROW, COLUMN), 0.0), loop(INNER, UPDATE))))
     assert "C.sum.0[] = 0.0" in format_program(after)
     assert "C[i, j] = 0.0" not in format_program(after)
+
+
+def test_initial_values_of_a_loop_that_may_be_empty_are_stored_behind_it() -> None:
+    """Also where a name is bound in between, unless its value reads what they store."""
+    initial = b.store(C, (ROW, COLUMN), 2.0)
+    for value, taken in ((b.cast(b.load(A, ROW, COLUMN), INT64), True), (b.cast(b.load(C, ROW, COLUMN), INT64), False)):
+        body = Let("count", value, loop(INNER, UPDATE, b.minimum(b.maximum(b.var("count"), 0), N)))
+        text = format_program(checked(around(b.block(initial, body))))
+        assert ("C.sum.0[] = 2.0" in text) == taken
+        assert ("C[i, j] = 2.0" in text) != taken
+        assert ("if " in text) != taken
 
 
 def test_initial_values_that_read_the_element_stay_in_memory() -> None:

@@ -150,7 +150,7 @@ def test_what_a_search_found_is_kept_for_operators_that_ask_for_it(
     given = operands("csr dense")
 
     def race(_: Any, best: Any, candidate: Any, past_end: bool = False) -> Any:
-        gain = 1.5 if candidate.prefetch_distance == 8 != best.prefetch_distance else 0.5
+        gain = 1.5 if candidate.prefetch_distance == 32 != best.prefetch_distance else 0.5
         times = (sparse_search.Times((2e-6 - 1e-7 * x.prefetch_distance,) * 2) for x in (best, candidate))
         return sparse_search._Race(gain, *times)
 
@@ -158,7 +158,7 @@ def test_what_a_search_found_is_kept_for_operators_that_ask_for_it(
     monkeypatch.setattr(sparse_search, "_orders", lambda _: [()])
     with knobs.override_knobs(cache="readwrite", cache_dir=str(tmp_path / "cache")):
         found = tc.define(text).f.autotune(*given, budget=100.0).options
-        assert found == tc.SparseOptions(prefetch_distance=8)
+        assert found == tc.SparseOptions(prefetch_distance=32)
         (key, measurements), *others = all_measurements(current_store()).items()
         assert not others
         assert key["kind"] == "sparse tuning"

@@ -238,6 +238,17 @@ FOUND = {
         T(j) +=! (-A(m, i) + B(m, j)) + (C(k, i) * D(m, M - 1 - j) + E(j))
         U(h) +=! A(m, h) + A(m, i)  V(m,h) +=! A(m, h) + A(m, i)
     }""",
+    "identities at places that exist": """def f(
+        double(N,M) A: csr, double(N,M) B: csr, bool(N,M) D: csr, double(N,K) U
+    ) -> (C: csr, E: csr, F: csr, G: csr) {
+        C(i,j) *=! 1 + B(i,j) where exists A(i,j)
+        E(i,j) min=! (1 < 2) || D(i,j) where exists D(i,j)
+        F(i,j) *=! 1 + U(i,k) * B(i,j) where exists A(i,j)
+        G(i,j) *=! 1 + U(i,k) * B(k,j) where k in 0:min(N, K), exists A(i,j)
+    }""",
+    "a window of places that exist": """def f(double(P) A: s, double(N,P) B: csr) -> (T: coo, U: csr) {
+        T(i,l) +=! A(l) where i in 1:3, exists B(i,l)  U(i,l) = A(l) where i in 1:3, exists B(i,l)
+    }""",
     "a sum with equal runs": """def f(int64(N,P) A: csr, int64(N,P) B: csr) -> (C: csr, D: csr) {
         C(i,j) = A(i,j) + B(i,j)  D(i,j) = A(i,j) - 2 * A(i,j) + (B(i,j) - j * B(i,j))
     }""",

@@ -8,6 +8,7 @@ import scipy.sparse as sp
 import torch
 
 import tensor_comprehensions as tc
+from tensor_comprehensions.dispatch.sparse import sparse_run
 
 OPS = tc.define("""
 def part(double(N,M) A: csr) -> (C: csr) { C(i,j) = 2 * A(i,j) where i in 5:20, j in 3:9 }
@@ -43,6 +44,37 @@ def test_results_of_a_part_of_an_index_range_begin_at_0() -> None:
     np.testing.assert_allclose(dense(OPS.product_part(A, B)), (a @ b).toarray()[2:30, 4:20])
     x = np.random.default_rng(2).random(40)
     np.testing.assert_allclose(dense(OPS.beside(A, torch.from_numpy(x))), a.toarray()[:39] * x[1:, None])
+
+
+@pytest.mark.parametrize(("statement", "filled"), [
+    ("C(i,j) = 2 * A(i,j)", False),
+    ("C(i,j) +=! A(i,j) * x(i)", False),
+    ("C(i,j) +=! U(i,k) * V(k,j) where exists A(i,j)", False),
+    ("C(i,j) = x(i) where exists A(i,j)  C(i,j) += A(i,j)", False),
+    ("C(i,j) = 0 where exists A(i,j)", True),
+    ("C(i,j) = A(i,j) * B(i,j) where exists A(i,j)", True),
+    ("C(i,j) = B(i,j) where exists A(i,j)", True),
+    ("C(i,j) = A(i,j)  C(i,j) = x(i) where exists A(i,j), exists B(i,j)", False),
+    ("C(i,j) = A(i,j)  C(i,j) max=! x(i) where exists A(i,j), exists B(i,j)", False),
+    ("C(i,j) = A(i,j) - B(i,j) where exists A(i,j)", False),
+])  # fmt: skip
+def test_only_places_that_no_instance_writes_are_filled_before(
+    statement: str, filled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new_array = sparse_run._new_array
+    monkeypatch.setattr(sparse_run, "_new_array", lambda *x: new_array(*x).fill_(-77))
+    f = tc.define(
+        "def f(double(N,M) A: csr, double(N,M) B: csr, double(N) x, double(N,K) U, double(K,M) V) -> (C: csr) "
+        f"{{ {statement} }}"
+    ).f
+    operands = (
+        tc.as_sparse(matrix(30, 20, 1, 0.3)),
+        tc.as_sparse(matrix(30, 20, 2, 0.3)),
+        *map(torch.from_numpy, (np.random.default_rng(3).random(s) for s in ((30,), (30, 4), (4, 20)))),
+    )
+    program = f.compile(*operands).compiled.program
+    assert (program.problem.shared, program.unfilled) == ((("C", "A"),), () if filled else ("C",))
+    np.testing.assert_allclose(dense(f(*operands)), dense(f.reference(*operands)))
 
 
 @pytest.fixture(params=[1, 2], ids=["one thread", "two threads"])

@@ -73,6 +73,27 @@ def test_other_reductions_of_rows(statement: str, expected: Callable[[Tensor], T
     assert torch.equal(op(stored(A)), expected(A))
 
 
+@pytest.mark.parametrize("index", INDICES, ids=str)
+@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize(("statement", "vectors"), [
+    ("C(i,j) = 2 * A(i,j) + x(i) * A(i,j)", True),
+    ("C(i,j) = x(i) where exists A(i,j)", True),
+    ("C(i,j) = A(i,j) * A(i,j)  C(i,j) = C(i,j) - A(i,j) where exists A(i,j)", True),
+    ("s(i) max=! A(i,j)  C(i,j) = A(i,j) - s(i) where exists A(i,j)", True),
+    ("C(i,j) = A(i,j) * x(i) where exists A(j,i)", False),
+    ("C(i,j) = A(i,j) * (j + 1)", False),
+])  # fmt: skip
+def test_values_beside_those_of_an_operand(statement: str, vectors: bool, name: str, index: torch.dtype) -> None:
+    """In vectors, if nothing is read at a coordinate."""
+    op = tc.define(f"def f({name}(N,N) A: csr, {name}(N) x) -> (C: csr) {{ {statement} }}").f
+    lengths = (*LENGTHS, *(0 for _ in range(COLUMNS - len(LENGTHS))))
+    A, x = stored(matrix(lengths, dtype=TYPES[name]), index), torch.arange(COLUMNS).remainder(3).to(TYPES[name])
+    assert torch.equal(op(A, x).check().to_dense(), op.reference(A, x).to_dense())
+    wide = name not in ("half", "bfloat16")
+    if wide:
+        assert ("@ .mask" in op.compile(A, x).source("loops")) == vectors
+
+
 def test_a_sum_goes_on_from_what_was_there() -> None:
     op = tc.define("def f(double(N,M) A: csr, double(M) x, double(N) b) -> (y) "
                    "{ y(i) = b(i)  y(i) += A(i,j) * x(j) }").f  # fmt: skip

@@ -12,6 +12,7 @@ from torch import Tensor
 import tensor_comprehensions as tc
 from tensor_comprehensions.dispatch.sparse import structure
 from tensor_comprehensions.dispatch.sparse.sparse_tensor import to_format
+from tensor_comprehensions.tc_lang.formats import parse_format
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse .* support is in beta", "ignore:Sparse invariant checks")
 OPS = tc.define("""
@@ -188,3 +189,16 @@ MISTAKES: dict[str, Callable[[], object]] = {
 def test_mistakes_are_argument_errors(kind: str) -> None:
     with pytest.raises(tc.ArgumentError):
         MISTAKES[kind]()
+
+
+def test_padding_that_is_stored_several_times_is_converted() -> None:
+    """Each row of both positions of the first level holds one coordinate, 0 where nothing is stored."""
+    t = tc.SparseTensor.from_coordinates([[0, 0], [0, 1], [2, 3]], torch.tensor([1.0, 2.0]), (1, 3, 7), "udq")
+    assert t.nnz == 6
+    for word, order in (("sss", (0, 1, 2)), ("dds", ()), ("sds", (1, 0, 2))):
+        converted = structure.convert_format(t, parse_format(word, order, 3), structure.structure_of(t))
+        assert torch.equal(converted.check().to_dense(), t.to_dense())
+    f = tc.define("def f(double(M,P,N) A: udq, double(N,P,M) B: sss) -> (T: sss) { T(h,l,m) = A(m,l,h) + B(h,l,m) }").f
+    B = tc.as_sparse(torch.rand(7, 3, 1).double(), "sss")
+    expected = t.to_dense().double().permute(2, 1, 0) + B.to_dense()
+    assert torch.equal(f(t.with_values(t.values.double()), B).check().to_dense(), expected)

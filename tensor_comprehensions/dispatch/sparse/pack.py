@@ -60,14 +60,37 @@ def from_coordinates(
     reduction: str = "+",
 ) -> SparseTensor:
     """See `SparseTensor.from_coordinates`; `reduction` combines the elements of one place."""
+    _check_places(places, values, shape, format)
+    keys, extents, depth = _split_blocks(places, format), format.extents(shape), format.depth
+    order = _sort(keys[:depth], extents[:depth], values)
+    return _pack([k[order] for k in keys], values[order], shape, format, index_dtype, reduction)
+
+
+def from_sorted_coordinates(
+    places: Tensor,
+    values: Tensor,
+    shape: tuple[int, ...],
+    format: Format,
+    index_dtype: torch.dtype | None,
+    reduction: str = "+",
+) -> SparseTensor:
+    """As `from_coordinates` for coordinates that are right, and in the order of the format."""
+    return _pack(_split_blocks(places, format), values, shape, format, index_dtype, reduction)
+
+
+def _pack(
+    keys: list[Tensor],
+    values: Tensor,
+    shape: tuple[int, ...],
+    format: Format,
+    index_dtype: torch.dtype | None,
+    reduction: str,
+) -> SparseTensor:
+    """A tensor of sorted elements, whose coordinates by level are `keys`."""
     from .sparse_tensor import SparseTensor
 
-    _check_places(places, values, shape, format)
-    dtype = _index_dtype(index_dtype, shape, places.shape[1])
+    dtype = _index_dtype(index_dtype, shape, len(values))
     extents, depth = format.extents(shape), format.depth
-    keys = _split_blocks(places, format)
-    order = _sort(keys[:depth], extents[:depth], values)
-    keys, values = [k[order] for k in keys], values[order]
     builder = _Builder(torch.zeros(len(values), dtype=torch.int64, device=values.device), 1, dtype)
     levels = tuple(builder.add(format, n, keys, extents[n]) for n in range(depth))
     levels += (None,) * (len(extents) - depth)

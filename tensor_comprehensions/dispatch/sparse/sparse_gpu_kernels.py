@@ -21,8 +21,9 @@ from ...runtime.cuda import launch
 from ...runtime.cuda.launch import Launches
 from ...runtime.emulate import emulator
 from ...runtime.emulate.emulator import Emulated, EmulatedTensor
+from ...sparse.lower import Result
 from ...sparse.shared_sparsity import shared_patterns, with_shared_formats
-from ...sparse.sparse_problem import SparseProblem, fixed_sizes
+from ...sparse.sparse_problem import Collected, SparseProblem, fixed_sizes
 from ...target import GpuTarget
 from ...tc_lang.formats import Format
 from ...tc_lang.ir import Function, Role
@@ -40,8 +41,8 @@ LIMIT = 64
 """How many kernels of one def are kept, and how many size arrays."""
 MAX_LANES = 32
 
-RunArrays = Callable[[Sequence[Tensor]], None]
-"""Runs a kernel on the arrays of its arguments, in order."""
+RunArrays = Callable[[int, Sequence[Tensor]], None]
+"""Runs a phase of a kernel on the arrays of its arguments, in order."""
 
 
 @dataclass(slots=True, eq=False)
@@ -51,7 +52,7 @@ class SparseGpuKernels:
     compiled: SingleFlightCache[Hashable, CompiledSparseGpuKernel] = field(
         default_factory=lambda: SingleFlightCache(LIMIT)
     )
-    loaded: SingleFlightCache[Hashable, Launches] = field(default_factory=lambda: SingleFlightCache(LIMIT))
+    loaded: SingleFlightCache[Hashable, tuple[Launches, ...]] = field(default_factory=lambda: SingleFlightCache(LIMIT))
     sizes: SingleFlightCache[Hashable, Tensor] = field(default_factory=lambda: SingleFlightCache(LIMIT))
 
     def run(
@@ -62,7 +63,13 @@ class SparseGpuKernels:
         device = call.device
         kernel = self.kernel(function, call, sizes, options, launch.device_target(device.index))
         launches = self.loaded.get((kernel, device.index), lambda: load_on_device(kernel, device))
-        return GpuRun(kernel, call, sizes, self.sizes).run(function, lambda arrays: launch_on_arrays(launches, arrays))
+        run = GpuRun(kernel, call, sizes, self.sizes)
+        if kernel.program.results and launch.is_capturing():
+            raise ArgumentError(
+                f"{function.name} allocates what its kernels have counted, and a graph is being captured",
+                suggestion="call it outside of the capture",
+            )
+        return run.run(function, lambda phase, arrays: launch_on_arrays(launches[phase], arrays))
 
     def kernel(
         self,
@@ -108,15 +115,16 @@ def make_problem(
     )
 
 
-def load_on_device(kernel: CompiledSparseGpuKernel, device: torch.device) -> Launches:
-    """The kernel on a device. Raises ArgumentError while a graph is captured, as a dense kernel does."""
+def load_on_device(kernel: CompiledSparseGpuKernel, device: torch.device) -> tuple[Launches, ...]:
+    """The phases of a kernel on a device. Raises ArgumentError while a graph is captured, as a dense kernel does."""
     if launch.is_capturing():
         raise ArgumentError(
             f"{kernel.program.problem.function.name} has not run in these formats on {device}, and a graph is being "
             "captured",
             suggestion="call it once before the capture",
         )
-    return launch.load_launches_on(kernel.code, kernel.cubin, device.index)
+    launches = launch.load_launches_on(kernel.code, kernel.cubin, device.index)
+    return tuple(map(launches.select, kernel.kernels_by_phase))
 
 
 def launch_on_arrays(launches: Launches, arrays: Sequence[Tensor]) -> None:
@@ -125,7 +133,7 @@ def launch_on_arrays(launches: Launches, arrays: Sequence[Tensor]) -> None:
 
 
 class GpuRun(ProgramRun):
-    """One run of a kernel for a GPU: all arrays exist before its only phase begins."""
+    """One run of a kernel for a GPU: the arrays of collected results are allocated when their elements are counted."""
 
     def __init__(
         self,
@@ -135,12 +143,26 @@ class GpuRun(ProgramRun):
         known: SingleFlightCache[Hashable, Tensor],
     ) -> None:
         super().__init__(kernel.program, with_walkable_levels(call), sizes)
-        self._original, self._known = call, known
+        self._original, self._known, self._threads = call, known, kernel.lowered.num_threads
+        self._starts: dict[int, Tensor] = {}
 
     def run(self, function: Function, launch: RunArrays) -> dict[str, Tensor | SparseTensor]:
         """The results of `function`, with the formats that the caller sees, by name."""
-        launch(self.list_arrays())
+        for phase in range(len(self.program.phases)):
+            self._add_completed_results(phase)
+            for n, r in enumerate(self.program.results):
+                self._prepare_result(n, r, phase)
+            launch(phase, self.list_arrays())
         return {name: self._in_format(name, function.tensor(name).format) for name in function.returns}
+
+    def _prepare_result(self, number: int, r: Result, phase: int) -> None:
+        """Before the phase that counts the elements of threads, room for these numbers; then, for the elements."""
+        assert isinstance(r.arrays, Collected)
+        if phase == r.phase - 1:
+            self._starts[number] = torch.zeros(self._threads + 1, dtype=torch.int64, device=self.call.device)
+        if phase == r.phase:
+            starts = self._starts[number] = self._starts[number].cumsum(0)
+            self.arrays[number] = self._allocate_collected(r.arrays, int(starts[-1]))
 
     def list_arrays(self) -> list[Tensor]:
         """The arguments of the kernel, in order."""
@@ -148,16 +170,23 @@ class GpuRun(ProgramRun):
         sizes = self._known.get((device, *self.numbers), lambda: torch.tensor(self.numbers, device=device))
         found = [sizes, sizes[:0]]  # no counts
         for o in self.program.operands:
-            if o.crd:
+            if o.crd and o.name not in self.sparse:  # a result that is not computed yet
+                found += [sizes[:0]] * (len(o.buffers) - 1)
+            elif o.crd:
                 levels = (level for level in self.sparse[o.name].levels if level is not None)
                 found += [x for level in levels for x in level if x is not None]
             found.append(self.values[o.name])
+        for n, r in enumerate(self.program.results):
+            nothing = [sizes[:0]] * (len(r.arrays.buffers) - 1)
+            found += [*self.arrays.get(n, nothing), self._starts.get(n, sizes[:0])]
         return found
 
     def _in_format(self, name: str, format: Format | None) -> Tensor | SparseTensor:
-        made = self._stored_result(name)
+        made = self._result(name)
         if not isinstance(made, SparseTensor) or format is None or made.format == format:
             return made
+        if name not in self.shared:
+            return made.to(format)
         source = self._original.sparse[self.shared[name]]
         if source.format == format:
             return SparseTensor(format, made.shape, source.levels, made.values)
@@ -193,10 +222,11 @@ def with_walkable_levels(call: SparseCall) -> SparseCall:
 
 
 def _walkable(name: str, t: SparseTensor, structure: Structure | None) -> SparseTensor:
-    if not t.format.is_unique:
+    if not t.format.is_unique or t.format.repeats_padding:
+        other = t.format.with_unique_elements if not t.format.is_unique else t.format.with_compressed_levels
         raise ArgumentError(
             f"'{name}' is stored as '{t.format}', in which elements repeat: there are no kernels for GPUs",
-            suggestion=f'pass {name}.to("{t.format.with_unique_elements}")',
+            suggestion=f'pass {name}.to("{other}")',
         )
     format = walkable_format(t.format)
     known = Structure(len(t.values)) if structure is None else structure
@@ -285,21 +315,27 @@ class SparseGpuKernel(CompiledCallable[CompiledSparseGpuKernel]):
         run = GpuRun(self.compiled, call, sizes, self._sizes)
         return self._finish(run.run(function, self._emulate), tensors)
 
-    def _emulate(self, arrays: Sequence[Tensor]) -> None:
+    def _emulate(self, phase: int, arrays: Sequence[Tensor]) -> None:
         code = self.compiled.code
         emulated = self._emulated.get(code, lambda: emulator.build_emulated([code])[0])
-        run_emulated_arrays(emulated, self.compiled, arrays)
+        run_emulated_phase(emulated, self.compiled, phase, arrays)
 
 
-def run_emulated_arrays(emulated: Emulated, kernel: CompiledSparseGpuKernel, arrays: Sequence[Tensor]) -> None:
-    """Run the text of a kernel on arrays on the CPU. Raises InternalError if it would go wrong on a device."""
+def run_emulated_phase(
+    emulated: Emulated, kernel: CompiledSparseGpuKernel, phase: int, arrays: Sequence[Tensor]
+) -> None:
+    """Run a part of the text of a kernel on arrays on the CPU.
+
+    Raises:
+        InternalError: it would go wrong on a device.
+    """
     dense = {o.values.name for o in kernel.program.operands if o.role in (Role.OUTPUT, Role.TEMPORARY)}
     dense -= set(dict(kernel.program.problem.shared))  # which hold zeros
     memories = [
-        EmulatedTensor(x.data_ptr(), with_length(b, x.numel()), b.name not in dense)
+        EmulatedTensor(x.data_ptr(), with_length(b, x.numel()), phase > 0 or b.name not in dense)
         for b, x in zip(kernel.arguments, arrays, strict=True)
     ]
-    emulated(memories)
+    emulated.select(kernel.kernels_by_phase[phase])(memories)
 
 
 def with_length(b: Buffer, count: int) -> Buffer:

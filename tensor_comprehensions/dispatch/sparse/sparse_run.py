@@ -69,6 +69,7 @@ class ProgramRun:
         self._convert(call.structures)
         self.numbers = [sizes[n] for n in problem.sizes] or [0]
         self.values = {o.name: self._values(o) for o in self.program.operands}
+        self.arrays: dict[int, tuple[Tensor, ...]] = {}  # of sparse results
 
     def _convert(self, structures: Mapping[str, Structure]) -> None:
         """Make the operands that are others in another format."""
@@ -85,7 +86,10 @@ class ProgramRun:
         if o.role is Role.INPUT:  # a result that is not computed yet
             return torch.empty(0, dtype=dtype)
         if o.name in self.shared:
-            return torch.zeros_like(self.sparse[self.shared[o.name]].values, dtype=dtype)
+            source = self.sparse[self.shared[o.name]].values
+            if o.name in self.program.unfilled:
+                return _empty(tuple(source.shape), dtype, o.name, self.function.name, self.call.device)
+            return torch.zeros_like(source, dtype=dtype)
         if self.function.tensor(o.name).is_sparse:
             return torch.empty(0, dtype=dtype)
         if o.role is Role.INOUT:
@@ -103,19 +107,27 @@ class ProgramRun:
         source = self.sparse[self.shared[name]]
         return SparseTensor(source.format, source.shape, source.levels, self.values[name])
 
+    def _result(self, name: str) -> Tensor | SparseTensor:
+        if name in self.shared or not self.function.tensor(name).is_sparse:
+            return self._stored_result(name)
+        return self._sparse_result(name, len(self.function.statements))
 
-class SparseRun(ProgramRun):
-    """One run of a kernel for CPUs."""
+    def _sparse_result(self, name: str, stop: int) -> SparseTensor:
+        """The content of a sparse result before the statement `stop`."""
+        symbol = self.function.tensor(name)
+        assert symbol.format is not None
+        return self._sort_collected(symbol.format, self._shape(name), self._numbers_of(name, stop))
 
-    def __init__(
-        self, kernel: CompiledSparseKernel, call: SparseCall, sizes: Mapping[str, int], counts: StoredCounts | None
-    ) -> None:
-        super().__init__(kernel.program, call, sizes)
-        self.counts, self.kernel = counts, kernel
-        self.size_array = np.array(self.numbers, np.int64)
-        self.totals = np.zeros(max(1, self.program.slots), np.int64)
-        self.arrays: dict[int, tuple[Tensor, ...]] = {}
-        self.rows: dict[int, Tensor] = {}
+    def _numbers_of(self, name: str, stop: int) -> list[int]:
+        """The numbers of the results of statements before `stop` that make up a sparse result."""
+        every = [(n, r.arrays) for n, r in enumerate(self.program.results)]
+        return [n for n, x in every if x.tensor == name and x.statement < stop]
+
+    def _allocate_collected(self, x: Collected, count: int) -> tuple[Tensor, ...]:
+        """Memory for the coordinates and the values of so many elements."""
+        dtype, device = TORCH_TYPES[self.function.tensor(x.tensor).dtype], self.call.device
+        types = (*(torch.int64 for _ in x.coordinates), dtype)
+        return tuple(_new_array(count, t, device) for t in types)
 
     def _add_completed_results(self, phase: int) -> None:
         """Make operands of the sparse results that are complete before a phase."""
@@ -128,6 +140,35 @@ class SparseRun(ProgramRun):
             self._convert({version.name: Structure(len(t.values))})
             made = {version.name, *(c.name for c in self.program.conversions if c.source == version.name)}
             self.values |= {o.name: self._values(o) for o in self.program.operands if o.name in made}
+
+    def _sort_collected(self, format: Format, shape: tuple[int, ...], mine: list[int]) -> SparseTensor:
+        """A sparse tensor of collected elements. All definitions but the first add to the existing elements."""
+        collected = [r for r in (self.program.results[n].arrays for n in mine) if isinstance(r, Collected)]
+        operator = self.function.statements[collected[0].statement].reduction or "+"
+        lists = [(torch.stack(self.arrays[n][:-1]), self.arrays[n][-1]) for n in mine]
+        if len(lists) > 1 and operator != "+":
+            first = self._sort_collected(format, shape, mine[:1])
+            lists[0], operator = (first.coordinates(), first.values.reshape(-1)), "+"
+        places, values = torch.cat([x for x, _ in lists], 1), torch.cat([x for _, x in lists])
+        types = {t.index_dtype for t in self.call.sparse.values()}
+        index = torch.int64 if torch.int64 in types else torch.int32
+        is_sorted = len(lists) == 1 and collected[0].is_sorted
+        pack_list = pack.from_sorted_coordinates if is_sorted else pack.from_coordinates
+        made = pack_list(places, values, shape, format.with_unique_elements, index, operator)
+        return SparseTensor(format, shape, made.levels, made.values)
+
+
+class SparseRun(ProgramRun):
+    """One run of a kernel for CPUs."""
+
+    def __init__(
+        self, kernel: CompiledSparseKernel, call: SparseCall, sizes: Mapping[str, int], counts: StoredCounts | None
+    ) -> None:
+        super().__init__(kernel.program, call, sizes)
+        self.counts, self.kernel = counts, kernel
+        self.size_array = np.array(self.numbers, np.int64)
+        self.totals = np.zeros(max(1, self.program.slots), np.int64)
+        self.rows: dict[int, Tensor] = {}
 
     def results(self) -> dict[str, Tensor | SparseTensor]:
         """Run all phases; the results of the def, by name."""
@@ -173,9 +214,7 @@ class SparseRun(ProgramRun):
         """Allocate a sparse result, of its counted size or of the total size of its operands."""
         dtype = TORCH_TYPES[self.function.tensor(r.arrays.tensor).dtype]
         if isinstance(r.arrays, Collected):
-            count = int(self.totals[r.first])
-            coordinates = [_new_array(count, torch.int64) for _ in r.arrays.coordinates]
-            return (*coordinates, _new_array(count, dtype))
+            return self._allocate_collected(r.arrays, int(self.totals[r.first]))
         if r.arrays.is_known:
             arrays = [
                 x
@@ -234,21 +273,12 @@ class SparseRun(ProgramRun):
                 found += [0] * len(r.arrays.buffers) if arrays is None else [x.data_ptr() for x in arrays]
         return found
 
-    def _result(self, name: str) -> Tensor | SparseTensor:
-        if name in self.shared or not self.function.tensor(name).is_sparse:
-            return self._stored_result(name)
-        return self._sparse_result(name, len(self.function.statements))
-
     def _sparse_result(self, name: str, stop: int) -> SparseTensor:
-        """The content of a sparse result before the statement `stop`."""
-        symbol = self.function.tensor(name)
-        assert symbol.format is not None
-        every = [(n, r) for n, r in enumerate(self.program.results) if r.arrays.tensor == name]
-        mine = [(n, r) for n, r in every if r.arrays.statement < stop]
-        ((number, first), *others) = mine
-        if isinstance(first.arrays, Assembled) and not others:
-            return self._make_assembled(number, first, first.arrays)
-        return self._sort_collected(symbol.format, self._shape(name), [n for n, _ in mine])
+        number, *others = self._numbers_of(name, stop)
+        r = self.program.results[number]
+        if isinstance(r.arrays, Assembled) and not others:
+            return self._make_assembled(number, r, r.arrays)
+        return ProgramRun._sparse_result(self, name, stop)
 
     def _make_assembled(self, number: int, r: Result, x: Assembled) -> SparseTensor:
         """A sparse tensor whose levels are written; excess memory is cut off."""
@@ -270,22 +300,6 @@ class SparseRun(ProgramRun):
             levels.append((pos, _trim(arrays.pop(0), parents)))
         tail = x.format.tail(shape)
         return SparseTensor(x.format, shape, levels, _trim(arrays[0], parents * prod(tail)).reshape(parents, *tail))
-
-    def _sort_collected(self, format: Format, shape: tuple[int, ...], mine: list[int]) -> SparseTensor:
-        """A sparse tensor of collected elements. All definitions but the first add to the existing elements."""
-        reductions = [self.function.statements[self.program.results[n].arrays.statement].reduction for n in mine]
-        if len(mine) > 1 and reductions[0] not in (None, "+"):
-            first = self._sort_collected(format, shape, mine[:1])
-            places, values = first.coordinates(), first.values.reshape(-1)
-            mine, reductions = mine[1:], ["+"]
-        else:
-            places, values = torch.empty((len(shape), 0), dtype=torch.int64), self.arrays[mine[0]][-1][:0]
-        places = torch.cat([places, *(torch.stack(self.arrays[n][:-1]) for n in mine)], 1)
-        values = torch.cat([values, *(self.arrays[n][-1] for n in mine)])
-        types = {t.index_dtype for t in self.call.sparse.values()}
-        index = torch.int64 if torch.int64 in types else torch.int32
-        made = pack.from_coordinates(places, values, shape, format.with_unique_elements, index, reductions[0] or "+")
-        return SparseTensor(format, shape, made.levels, made.values)
 
 
 def _cast(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:

@@ -131,7 +131,7 @@ def convert_format(t: SparseTensor, format: Format, structure: Structure) -> Spa
     """The tensor in another format, whose pattern is kept with its `structure`."""
     if t.format == format:
         return t
-    if not t.format.is_unique:  # elements of one place are added
+    if not t.format.is_unique or t.format.repeats_padding:  # elements of one place are added
         return t.to(format)
     found = _conversion(t, format, structure)
     return SparseTensor(format, t.shape, found.levels, found.apply(t.values))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from ...core.internal_names import internal_name
 from .. import build, linear_forms
@@ -46,12 +47,38 @@ def _hoist(s: Stmt, names: Names, scope: BoundsContext) -> Stmt:
 def _hoist_in_block(s: Block, body: tuple[Stmt, ...], names: Names, scope: BoundsContext) -> Stmt:
     done: list[Stmt] = []
     for c in body:
-        if isinstance(c, Loop) and c.kind is LoopKind.SERIAL:
-            done.append(_hoist_loop(c, done, names, scope))
-        else:
-            done.append(_hoist(c, names, scope))
+        done.append(_hoist_after(c, done, names, scope))  # which may take stores from the end of `done`
     same = len(done) == len(body) and all(a is b for a, b in zip(done, body, strict=True))
     return s if same else build.block(*done)
+
+
+def _hoist_after(s: Stmt, before: list[Stmt], names: Names, scope: BoundsContext) -> Stmt:
+    """`s`, which may be a loop below names that it needs; the stores at the end of `before` may move behind these."""
+    match s:
+        case Loop(kind=LoopKind.SERIAL):
+            return _hoist_loop(s, before, names, scope)
+        case Let(name, value, body) if not _is_used_by_stores(name, value, before):
+            inner = _hoist_after(body, before, names, scope.in_let(name, value))
+            return s if inner is body else replace(s, body=inner)
+    return _hoist(s, names, scope)
+
+
+def _is_used_by_stores(name: str, value: Expr, before: list[Stmt]) -> bool:
+    """Whether the last stores of `before` have to stand outside of a name: they mention it, or its value reads them."""
+    run = _last_stores(before)
+    return _reads(value, {s.buffer.name for s in run}) or any(
+        mentions(e, {name}) for s in run for e in stmt_expressions(s)
+    )
+
+
+def _last_stores(before: list[Stmt]) -> list[Store]:
+    """The plain stores at the end of `before`."""
+    run: list[Store] = []
+    for s in reversed(before):
+        if not isinstance(s, Store) or s.op is not None:
+            break
+        run.append(s)
+    return run[::-1]
 
 
 def _hoist_loop(loop: Loop, before: list[Stmt], names: Names, scope: BoundsContext) -> Stmt:
@@ -65,7 +92,7 @@ def _hoist_loop(loop: Loop, before: list[Stmt], names: Names, scope: BoundsConte
     by_store = {id(s): r for u, r in zip(found, registers, strict=True) for s in u.stores}
     body = _hoist(_redirect(loop.body, by_store), names, inside)
     certain = runs_at_least_once(loop, scope)
-    initial = _take_initial_values(found, before) if certain else {}
+    initial = _take_initial_values(found, before, certain)
     parts: list[Stmt] = []
     for n, (u, r) in enumerate(zip(found, registers, strict=True)):
         value = initial.get(n, Load(u.buffer, u.indices, u.mask))
@@ -75,7 +102,7 @@ def _hoist_loop(loop: Loop, before: list[Stmt], names: Names, scope: BoundsConte
         total = build.cast(Load(r, ()), u.buffer.type.dtype)
         parts.append(Store(u.buffer, u.indices, total, None, u.mask, origin=u.stores[0].origin))
     whole = build.allocate(registers, build.block(*parts))
-    return whole if certain else If(build.lt(loop.start, loop.stop), whole)
+    return whole if certain or initial else If(build.lt(loop.start, loop.stop), whole)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,13 +194,13 @@ def _redirect(s: Stmt, by_store: dict[int, Buffer]) -> Stmt:
     return map_stmt(s, lambda e: e, lambda c: _redirect(c, by_store))
 
 
-def _take_initial_values(found: list[_Update], before: list[Stmt]) -> dict[int, Expr]:
-    """Remove the stores at the end of `before` that initialize accumulators of `found`; their values by position."""
-    first = len(before)
+def _take_initial_values(found: list[_Update], before: list[Stmt], some: bool) -> dict[int, Expr]:
+    """Remove the stores at the end of `before` that initialize accumulators of `found`; their values by position.
+
+    some: whether a part of the accumulators may have them. Otherwise all do, which are then stored in any case.
+    """
     names = {u.buffer.name for u in found}
-    while first and isinstance(s := before[first - 1], Store) and s.op is None and s.buffer.name in names:
-        first -= 1
-    run = [s for s in before[first:] if isinstance(s, Store)]
+    run = list(takewhile(lambda s: s.buffer.name in names, reversed(_last_stores(before))))
     if any(_reads(e, names) for s in run for e in stmt_expressions(s)):
         return {}
     taken: dict[int, Expr] = {}
@@ -183,5 +210,7 @@ def _take_initial_values(found: list[_Update], before: list[Stmt]) -> dict[int, 
         if n is None or n in taken:
             return {}
         taken[n] = s.value
-    del before[first:]
+    if not some and len(taken) < len(found):
+        return {}
+    del before[len(before) - len(run) :]
     return taken

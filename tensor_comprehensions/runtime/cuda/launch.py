@@ -107,6 +107,11 @@ class Launches:
         except api.errors as error:
             raise self._explain(error, number) from error
 
+    def select(self, kernels: slice) -> Launches:
+        """A part of the kernels of the module."""
+        code = replace(self.code, kernels=self.code.kernels[kernels])
+        return Launches(self.device, code, self.functions[kernels], self.context, self.api)
+
     def synchronize(self) -> None:
         """Wait for the launched kernels. Raises DeviceError if one of them failed."""
         try:

@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +128,10 @@ class Emulated:
                     )
             self.counts = Counts(*(ctypes.c_int64 * 3).in_dll(machine, "machine_counts"))
         return status[0], status[1]
+
+    def select(self, kernels: slice) -> Emulated:
+        """A part of the kernels of the module."""
+        return Emulated(replace(self.code, kernels=self.code.kernels[kernels]), self.path, self._prefix)
 
     def _run(self, machine: ctypes.CDLL, kernel: GpuKernelSource, addresses: Sequence[int]) -> int:
         function = getattr(self._library, f"machine_enter_{self._prefix}{kernel.name}")
