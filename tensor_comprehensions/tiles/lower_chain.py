@@ -16,9 +16,12 @@ from ..lower_expr import LoweringScope, lower_expr
 from ..structured.op import ACCUMULATOR
 from ..tc_lang import ir as tc
 from . import scalars
+from .indices import Index
+from .masked_steps import MaskedSteps
 from .pointwise import matching_values, read_value
 from .product_region import LARGEST, TOTAL, ProductRegion, Softmax
 from .product_tiles import WGMMA, PairOrder
+from .recompute_sums import recompute_masked_sums
 from .tensor_core_products import accumulator, left_fragment, plan_product
 from .tensors import DataTensor, ThreadTensor
 from .tile_views import MemoryView, RegisterFragment, row_tile
@@ -41,6 +44,7 @@ class ChainedLeft:
         self.order: PairOrder = order.inner.pairs[0]
         self.groups = (order.rows, order.pairs[0].terms)
         self.grouped = tiles.instruction == WGMMA
+        self.masked = MaskedSteps.of(region, order, tiles) if region.domain else None
         self.sides = self._declare_sides()
         self.scores, self.left = self._declare_registers()
         self.rows: dict[str, RegisterFragment] = {}
@@ -105,14 +109,23 @@ class ChainedLeft:
         a, b = (x.T if s.place.transposed else x for s, x in self._views(stage))
         self.k.matmul(self.scores, a, b, by=self.by, first=True)
         self._finish_scores(at)
+        if self.masked is not None and self.softmax is not None:
+            self._mask_scores(self.masked, at)
         if self.softmax is not None:
             self._weigh(self.softmax, at, totals)
         held = matching_values(self.scores, self.left)
         self.lowering.compute_left(
-            self.left, self.lowering.region.pairs[0].left.value, self.groups, at,
-            lambda v: {ACCUMULATOR: read_value(self.scores, held[v])},
+            self.left, self._left_value(), self.groups, at, lambda v: {ACCUMULATOR: read_value(self.scores, held[v])},
         )  # fmt: skip
         return self.left
+
+    def _left_value(self) -> tc.Expr:
+        """The left factor, 0 outside of the domain: weights are that already where nothing but their type changes."""
+        value = self.lowering.region.pairs[0].left.value
+        weight = tc.Index(ACCUMULATOR, FLOAT32)
+        if self.masked is None or (self.softmax is not None and value in (weight, tc.Cast(weight, value.dtype))):
+            return value
+        return tc.Select(self.masked.condition, value, tc.Const(0.0, value.dtype), value.dtype)
 
     def _views(self, stage: Any) -> tuple[tuple[StagedFactor, MemoryView], ...]:
         left, right = self.sides
@@ -135,6 +148,16 @@ class ChainedLeft:
             return lower_expr(largest, LoweringScope({**scope.indices, ACCUMULATOR: value}, scope.buffers))
 
         self._replace_scores(at, finish, 0.0 if self.softmax is None else -scalars.inf)
+
+    def _mask_scores(self, masked: MaskedSteps, at: Mapping[str, ir.Expr]) -> None:
+        """Scores outside of the domain become neutral, in the steps that have such."""
+
+        def mask(v: int, scope: LoweringScope) -> ir.Expr:
+            score = read_value(self.scores, v)
+            return build.select(lower_expr(masked.condition, scope), score, build.const(-scalars.inf, FLOAT32))
+
+        with self.k.when(Index(masked.has_partial_terms(at))):
+            self._replace_scores(at, mask, -scalars.inf)
 
     def _weigh(self, softmax: Softmax, at: Mapping[str, ir.Expr], totals: Sequence[RegisterFragment]) -> None:
         """Weights in place of scores; running maxima and totals, and the sums scaled to the new maxima."""
@@ -164,6 +187,11 @@ class ChainedLeft:
             return self.lowering.keep_values(self.scores, run, points, values, beyond)
 
         self.lowering.each_run([self.scores], at, write, self.scores, self.groups)
+
+    def finish(self, totals: Sequence[RegisterFragment], blocks: Mapping[str, ir.Expr]) -> None:
+        """After the last step."""
+        if self.masked is not None:
+            recompute_masked_sums(self, self.masked, totals[0], blocks)
 
     def row_values(self, v: int, totals: Sequence[RegisterFragment]) -> dict[str, ir.Expr]:
         """The numbers of a row that the results need, at a value of the sums."""

@@ -17,6 +17,7 @@ from .group_product_cost import (
     fits_groups,
     group_resources,
 )
+from .masked_steps import MaskedSteps
 from .product_region import FactorPair, ProductFactor, ProductRegion
 from .product_tiles import WGMMA, FactorPlace, PairOrder, ProductOrder, ProductTiles
 
@@ -119,7 +120,8 @@ def price_product(
         ):  # what is computed in registers waits for the products before
             computed = _held_bytes(region, order, tiles) / pair.left.dtype.size * ELEMENT_INSTRUCTIONS
             step += computed / target.warp / ISSUE_PER_CYCLE
-        steps += tiles.count(places.terms) * step
+        masked = MaskedSteps.of(region, order, tiles) if region.domain else None
+        steps += step * (tiles.count(places.terms) if masked is None else masked.mean_count())
     each_stored = BOXED_INSTRUCTIONS if tiles.stores_boxes else ELEMENT_INSTRUCTIONS
     stored = rows * columns * (region.output_dtype.size / target.l2_bytes + each_stored / target.warp / ISSUE_PER_CYCLE)
     cycles = 2 * ARRIVAL_CYCLES + each * (steps + stored)  # until the first tiles are there, and the last are stored

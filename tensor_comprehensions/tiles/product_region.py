@@ -12,7 +12,7 @@ from ..core.internal_names import internal_name
 from ..loop_ir.atoms import TFLOAT32
 from ..structured.match.match_contraction import MatchedContraction
 from ..tc_lang import ir as tc
-from ..tc_lang.ir import BoundIndex, BoundStatement, walk_expr
+from ..tc_lang.ir import BoundIndex, BoundStatement, Inequality, walk_expr
 
 
 class Rounding(Enum):
@@ -129,6 +129,7 @@ class ProductRegion:
         rows, columns, batch: the free indices, by the factors that they move.
         others: sums of products of the same left factor, one for each of `others` of the only pair.
         chain: how the left factor of the only pair is computed from another product.
+        domain: the terms of a chain that are added, as conditions on its indices; empty: all.
     """
 
     contraction: MatchedContraction
@@ -139,6 +140,7 @@ class ProductRegion:
     batch: tuple[BoundIndex, ...]
     others: tuple[OtherSum, ...] = ()
     chain: ChainedFactor | None = None
+    domain: tuple[Inequality, ...] = ()
 
     @property
     def sums(self) -> int:
