@@ -24,8 +24,8 @@ from tensor_comprehensions.tc_lang import compile_source
 from tensor_comprehensions.tiles.lower_def import divide_def
 
 from .def_products import GROUP_CASES, random_group_options, random_options
-from .gpu_suite import SIZES, Case, case_of, round_values, small_case
 from .gpu_suite import CASES as PROGRAMS
+from .gpu_suite import SIZES, Case, case_of, round_values, small_case
 
 ALIGNED = {n: size if n in {"B", "G", "KH", "KW"} else -(-size // 16) * 16 for n, size in SIZES.items()}
 """Sizes whose rows are multiples of 16 bytes in all types."""
