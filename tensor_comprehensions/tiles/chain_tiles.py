@@ -144,6 +144,11 @@ def chain_bytes(region: ProductRegion, tiles: ProductTiles, depth: int) -> int:
     return size * (rows * depth + tiles.stages * terms * (depth + columns)) + kept
 
 
+def takes_turns(tiles: ProductTiles) -> bool:
+    """Whether two warpgroups multiply by turns."""
+    return tiles.instruction == WGMMA and tiles.warpgroups == 2
+
+
 def chain_resources(
     region: ProductRegion, order: ProductOrder, tiles: ProductTiles, target: GpuTarget, together: int
 ) -> dict[str, float]:
@@ -162,8 +167,23 @@ def chain_resources(
     multiplied = 2 * rows * terms * (depth + columns) / rate * idle
     issued = (scores + (0 if grouped else 1.5 * products)) / ISSUE_PER_CYCLE * idle
     return {
-        "tensor cores and scores in turn": multiplied + issued,
+        **_by_turns(tiles, depth, multiplied, issued),
         "second-level cache": loaded / target.l2_bytes,
         "shared memory": (loaded + read) / target.shared_bytes,
         "latency": (ARRIVAL_CYCLES / (tiles.stages - 1) + STEP_CYCLES) / together,
+    }
+
+
+def _by_turns(tiles: ProductTiles, depth: int, multiplied: float, issued: float) -> dict[str, float]:
+    """Cycles of tensor cores, and of the longest way through a step, by the order of products that lowering writes.
+
+    Warpgroups that take turns multiply scores a, scores b, sums a, sums b, and each computes between its two products.
+    """
+    if not takes_turns(tiles):
+        return {"tensor cores and scores in turn": multiplied + issued}
+    first = multiplied / 2 * depth / (depth + tiles.tile[1])
+    second, scores = multiplied / 2 - first, issued / 2
+    return {
+        "tensor cores": multiplied,
+        "scores between products": first + second + scores + max(first, second),
     }

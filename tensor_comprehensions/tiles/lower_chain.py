@@ -2,20 +2,26 @@
 
 Each step multiplies one tile of the first product, finishes its sums, and rounds them into the fragment that the second
 product takes. With a softmax between, every row has a running maximum, and the sums so far are scaled when it grows.
+
+Two warpgroups multiply by turns: while one computes scores, the other has the tensor cores. So do those of
+"FlashAttention-3" (Shah et al., 2024), section 3.1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..core.dtypes import FLOAT32
 from ..loop_ir import build
 from ..loop_ir import nodes as ir
+from ..loop_ir.atoms import WARPGROUP
 from ..lower_expr import LoweringScope, lower_expr
 from ..structured.op import ACCUMULATOR
 from ..tc_lang import ir as tc
 from . import scalars
+from .chain_tiles import takes_turns
 from .indices import Index
 from .masked_steps import MaskedSteps
 from .pointwise import matching_values, read_value
@@ -25,7 +31,7 @@ from .recompute_sums import recompute_masked_sums
 from .tensor_core_products import accumulator, left_fragment, plan_product
 from .tensors import DataTensor, ThreadTensor
 from .tile_views import MemoryView, RegisterFragment, row_tile
-from .warpgroup_products import group_left_fragment, plan_warpgroups, warpgroup_accumulator
+from .warpgroup_products import WARPGROUP_INDEX, group_left_fragment, plan_warpgroups, warpgroup_accumulator
 
 if TYPE_CHECKING:
     from .lower_product import ProductLowering, StagedFactor
@@ -47,6 +53,7 @@ class ChainedLeft:
         self.masked = MaskedSteps.of(region, order, tiles) if region.domain else None
         self.sides = self._declare_sides()
         self.scores, self.left = self._declare_registers()
+        self.turns = self.k.barriers("turn", 2, 1) if takes_turns(tiles) else None
         self.rows: dict[str, RegisterFragment] = {}
 
     def _declare_sides(self) -> tuple[StagedFactor, StagedFactor]:
@@ -104,10 +111,13 @@ class ChainedLeft:
                 self.rows[name] = self.k.allocate(row_tile(self.scores, name))
             self.k.init(self.rows[name], value)
 
-    def compute(self, stage: Any, at: Mapping[str, ir.Expr], totals: Sequence[RegisterFragment]) -> RegisterFragment:
-        """The fragment of a step."""
+    def compute(self, stage: Any, at: Mapping[str, ir.Expr], totals: Sequence[RegisterFragment]) -> None:
+        """Compute the fragment of a step."""
         a, b = (x.T if s.place.transposed else x for s, x in self._views(stage))
-        self.k.matmul(self.scores, a, b, by=self.by, first=True)
+        with self._take_turn(0):
+            self.k.matmul(self.scores, a, b, by=self.by, first=True)
+            if self.turns is not None:
+                self.k.wait_products()
         self._finish_scores(at)
         if self.masked is not None and self.softmax is not None:
             self._mask_scores(self.masked, at)
@@ -117,7 +127,27 @@ class ChainedLeft:
         self.lowering.compute_left(
             self.left, self._left_value(), self.groups, at, lambda v: {ACCUMULATOR: read_value(self.scores, held[v])},
         )  # fmt: skip
-        return self.left
+
+    def multiply(self, totals: Sequence[RegisterFragment], sides: Sequence[StagedFactor], stage: Any) -> None:
+        """Add the products of the fragment to the sums."""
+        with self._take_turn(1):
+            self.lowering.multiply_left(totals, self.left, sides, stage, self.by)
+
+    @contextmanager
+    def _take_turn(self, number: int) -> Iterator[None]:
+        """The body, after the other warpgroup has begun its products of this number in a step, 0 or 1.
+
+        The phases of a warpgroup's barrier end by turns, so those that it waits for have the same parity in all steps.
+        """
+        if self.turns is None:
+            yield
+            return
+        first = build.integer(self.by.offset)
+        assert first is not None
+        mine = build.sub(build.var(WARPGROUP_INDEX), first // WARPGROUP)
+        self.k.wait(self.turns[Index(mine)], Index(build.mod(build.add(mine, 1 + number), 2)))
+        yield
+        self.k.arrive(self.turns[Index(build.sub(1, mine))])
 
     def _left_value(self) -> tc.Expr:
         """The left factor, 0 outside of the domain: weights are that already where nothing but their type changes."""

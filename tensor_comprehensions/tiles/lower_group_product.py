@@ -116,7 +116,8 @@ class GroupProductLowering(ProductLowering):
                 return
             at = {**blocks, **self._digits(order.terms, to_index(step + begin, "steps"))}
             if self.chained is not None:
-                self.multiply_left(totals, self.chained.compute(stage, at, totals), pairs[0], stage, math)
+                self.chained.compute(stage, at, totals)
+                self.chained.multiply(totals, pairs[0], stage)
                 return
             self.compute_left(left, self.region.pairs[0].left.value, (self.order.rows, order.terms), at)
             self.multiply_left(totals, left, pairs[0], stage, math)

@@ -134,7 +134,8 @@ class ProductLowering:
                 self._multiply_stage(totals, sides, stage, warp)
                 return
             at = {**blocks, **self._digits(pair.terms, to_index(step + first, "steps"))}
-            self.multiply_left(totals, self.chained.compute(stage, at, totals), sides, stage, warp)
+            self.chained.compute(stage, at, totals)
+            self.chained.multiply(totals, sides, stage)
 
         steps = self.tiles.count(pair.terms) if count is None else count
         self.k.ring(steps, self.tiles.stages, fill, use, first=self.first_copies(blocks))

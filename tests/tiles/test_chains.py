@@ -207,6 +207,23 @@ def test_softmax_of_no_score_and_of_large_ones(target: str, options: TileOptions
 
 
 @needs_compiler
+def test_warpgroups_take_turns_over_several_tiles() -> None:
+    case = halves("many", ATTENTION, (140, 66, 32), (140, 72, 32), (140, 72, 32), tolerance=1e-3)
+    kernel = case.compile(TileOptions(instruction="wgmma", warps=(8, 1), tile=(128, 32, 32)), "cuda:sm_90")
+    assert "turn" in kernel.source("tiles")
+    found = kernel.emulate(*case.arguments()).float()
+    torch.testing.assert_close(found, tc.define(case.text).f.reference(*case.arguments()).float(), rtol=3e-3, atol=3e-2)
+
+
+def test_attention_keeps_tensor_cores_busy() -> None:
+    """At least three quarters of the time, by the model, for heads of 128 values."""
+    case = halves("", ATTENTION, *((64, 4096, 128),) * 3, tolerance=0)
+    (piece,) = divide_case(case, TileOptions(), "cuda:sm_90").regions
+    gpu, products = parse_gpu_target("cuda:sm_90"), 4 * 64 * 4096**2 * 128
+    assert products / (gpu.group_ops * gpu.num_sms) >= 0.75 * piece.price.cycles
+
+
+@needs_compiler
 @pytest.mark.parametrize(("target", "options"), TARGETS)
 def test_masked_terms_are_not_read(target: str, options: TileOptions) -> None:
     """Infinite values of keys that a row does not see leave it finite, in blocks that others of them need, too."""
