@@ -141,8 +141,8 @@ def _end_cycles(region: ProductRegion, tiles: ProductTiles, target: GpuTarget) -
     read = {x for x in parts if isinstance(x, tc.Access) and _is_of_every_element(x, region)}
     stored = BOXED_INSTRUCTIONS if tiles.stores_boxes else ELEMENT_INSTRUCTIONS
     moved = sum(x.dtype.size for x in read) + region.output_dtype.size
-    each = moved / target.l2_bytes + (computed + len(read) + stored) / target.warp / ISSUE_PER_CYCLE
-    return tiles.tile[0] * tiles.tile[1] * each
+    each = moved / target.l2_bytes, (computed + len(read) + stored) / target.warp / ISSUE_PER_CYCLE
+    return tiles.tile[0] * tiles.tile[1] * (max(each) + OVERLAP_LOSS * min(each))
 
 
 def _is_of_every_element(x: tc.Access, region: ProductRegion) -> bool:
