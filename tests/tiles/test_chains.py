@@ -299,6 +299,10 @@ def test_masks_around_the_terms_save_work(target: str, least: float) -> None:
     full, masked, band = (divide_case(case, TileOptions(), target).cycles for case in large)
     assert full > least * masked
     assert masked > 3 * band
+    for case, where in zip(large, ("", "where j <= i", "where j <= i + 3 and i <= j + 40"), strict=True):
+        (piece,) = divide_case(case, TileOptions(), target).regions
+        assert where in str(piece)
+        assert bool(where) == ("where" in str(piece))
 
 
 @pytest.mark.parametrize(("target", "options"), TARGETS)
