@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from math import prod
 
@@ -141,6 +141,11 @@ class ProductRegion:
     others: tuple[OtherSum, ...] = ()
     chain: ChainedFactor | None = None
     domain: tuple[Inequality, ...] = ()
+
+    def exchange_sides(self) -> ProductRegion:
+        """The same product with its rows as columns."""
+        pairs = tuple(replace(p, left=p.right, right=p.left) for p in self.pairs)
+        return replace(self, pairs=pairs, rows=self.columns, columns=self.rows)
 
     @property
     def sums(self) -> int:

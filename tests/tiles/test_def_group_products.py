@@ -91,6 +91,20 @@ def test_interpreter_equals_the_reference() -> None:
     np.testing.assert_array_equal(arrays[module.arguments[-1].name].reshape(expected.shape), expected)
 
 
+@needs_compiler
+def test_right_factors_that_are_computed_become_left_ones() -> None:
+    text = COMPUTED.replace("float(half(P(m,k) * s(m))) * float(V(n,k))", "float(V(n,k)) * float(half(P(m,k) * s(m)))")
+    text = text.replace("O(m,n)", "O(n,m)")
+    case = ProductCase("right", text, ((70, 72), (48, 72), (70,)), ("float32", "float16", "float32"))
+    kernels = [case.compile(TileOptions(instruction="wgmma", warps=(w, 1)), TARGET) for w in (4, 8)]
+    assert all("registers" in k.source() and "wgmma" in k.source() for k in kernels)
+    for found in emulate_all([(case, k) for k in kernels]):
+        assert torch.equal(found, case.expected())
+    large = ProductCase("large", text, ((4096, 4096), (4096, 4096), (4096,)), ("float32", "float16", "float32"))
+    arguments = [torch.empty(s, dtype=getattr(torch, d)) for s, d in zip(large.shapes, large.dtypes, strict=True)]
+    assert "wgmma" in large.op.compile(*arguments, target=TARGET).source()
+
+
 # --- what large products become ----------------------------------------------------------------------------------
 
 GELU = """def f(bfloat16(M,K) A, bfloat16(N,K) B, bfloat16(N) b, bfloat16(M,N) R) -> (C) {
