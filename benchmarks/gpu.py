@@ -24,6 +24,7 @@ from torch import Tensor
 
 import tensor_comprehensions as tc
 
+from .gpu_rates import calibrate
 from .kernels import BENCHMARKS, Benchmark, floats
 
 CALLS = 30
@@ -98,6 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--graphs", action="store_true", help="time replays of captured calls")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no kernel after so many")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write everything measured")
+    parser.add_argument("--calibrate", action="store_true", help="measure the rates that the cost models use, instead")
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         print("there is no CUDA device; nothing is measured")
@@ -105,7 +107,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.benchmark = True  # peers at their best
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
+    if options.calibrate:
+        return _calibrate(options.json)
     return _all(select(options.kernels), options)
+
+
+def _calibrate(path: Path | None) -> int:
+    """Measure and print the rates of the device beside those of the table in `target.py`."""
+    rates = calibrate()
+    print(f"{'rate':18} {'assumed':>14} {'measured':>14}")
+    for rate in rates:
+        print(rate.text())
+    if path is not None:
+        path.write_text(json.dumps([asdict(rate) for rate in rates], indent=1))
+    return 0
 
 
 def _all(benchmarks: Sequence[Benchmark], options: argparse.Namespace) -> int:

@@ -321,6 +321,15 @@ class Inequality:
     terms: tuple[tuple[str, int], ...]
     constant: int
 
+    def __str__(self) -> str:
+        """`j <= i + 3`: negative terms stand on the left."""
+
+        def side(sign: int, constant: int) -> str:
+            parts = [name if abs(c) == 1 else f"{abs(c)}*{name}" for name, c in self.terms if c * sign > 0]
+            return " + ".join([*parts, *([str(constant)] if constant > 0 or not parts else [])])
+
+        return f"{side(-1, max(0, -self.constant))} <= {side(1, max(0, self.constant))}"
+
     def rename_indices(self, names: Mapping[str, str]) -> Inequality:
         """Over other indices; `names` has one for each of these."""
         return Inequality(tuple(sorted((names[name], c) for name, c in self.terms)), self.constant)

@@ -51,11 +51,14 @@ SAMPLES = 24
 """Values of each index by which that part is estimated."""
 
 
-def restrict_domains(function: BoundFunction) -> BoundFunction:
-    """The same function, with `elements` and `terms` wherever masks allow it; `function` itself where none does."""
+def restrict_domains(function: BoundFunction, most_kept: float = MOST_KEPT) -> BoundFunction:
+    """The same function, with `elements` and `terms` wherever masks allow it; `function` itself where none does.
+
+    most_kept: the largest part of a domain that is worth a restriction.
+    """
     if not any(isinstance(e, Select) for s in function.statements for e in walk_expr(s.value)):
         return function
-    statements = _restrict_temporaries(function, _restrict_reductions(function))
+    statements = _restrict_temporaries(function, _restrict_reductions(function, most_kept), most_kept)
     statements = [_without_masks(s) for s in statements]
     return replace(function, statements=tuple(statements)) if any(s.domain for s in statements) else function
 
@@ -63,11 +66,13 @@ def restrict_domains(function: BoundFunction) -> BoundFunction:
 # --- terms: forwards, with facts about earlier tensors -------------------------------------------------------------
 
 
-def _restrict_reductions(function: BoundFunction) -> list[BoundStatement]:
+def _restrict_reductions(function: BoundFunction, most_kept: float) -> list[BoundStatement]:
     facts = MaskFacts({}, {})
     found = []
     for s in function.statements:
         region = _nonneutral_region(s, facts)
+        if not _is_masked_product(s) and _region_fraction(region, _box(s)) > most_kept:
+            region = ()
         s = replace(s, terms=region) if region else s
         found.append(s)
         facts = _update_mask_facts(function, s, facts)
@@ -89,8 +94,7 @@ def _nonneutral_region(s: BoundStatement, facts: MaskFacts) -> Region:
         value = value_outside(s.value, region, facts, box)
         if value is not None and _is_neutral(value, s):
             found += region
-    region = tuple(dict.fromkeys(found))
-    return region if _is_masked_product(s) or _region_fraction(region, box) <= MOST_KEPT else ()
+    return tuple(dict.fromkeys(found))
 
 
 def _is_masked_product(s: BoundStatement) -> bool:
@@ -160,7 +164,9 @@ def _has_no_empty_reduction(s: BoundStatement) -> bool:
 # --- elements: backwards, from the reads ---------------------------------------------------------------------------
 
 
-def _restrict_temporaries(function: BoundFunction, statements: list[BoundStatement]) -> list[BoundStatement]:
+def _restrict_temporaries(
+    function: BoundFunction, statements: list[BoundStatement], most_kept: float
+) -> list[BoundStatement]:
     """`statements` with the needed elements of temporaries."""
     found = list(statements)
     last = {s.target: n for n, s in enumerate(found)}
@@ -169,7 +175,7 @@ def _restrict_temporaries(function: BoundFunction, statements: list[BoundStateme
             continue
         own = [n for n, s in enumerate(found) if s.target == target]
         names = [_restrictable_subscripts(found[n]) for n in own]
-        region = _wanted_region(found, target)
+        region = _wanted_region(found, target, most_kept)
         if not region or None in names:
             continue
         for n, subscripts in zip(own, names, strict=True):
@@ -185,7 +191,7 @@ def _restrictable_subscripts(s: BoundStatement) -> tuple[str, ...] | None:
     return index_subscripts(Access(s.target, s.subscripts, s.value.dtype))
 
 
-def _wanted_region(statements: Sequence[BoundStatement], tensor: str) -> Region:
+def _wanted_region(statements: Sequence[BoundStatement], tensor: str, most_kept: float) -> Region:
     """The elements of a temporary that its readers need, over its dimensions."""
     found = [use for s in statements for use in _needed_regions(s, tensor)]
     uses = [use for use in found if use is not None]
@@ -194,7 +200,7 @@ def _wanted_region(statements: Sequence[BoundStatement], tensor: str) -> Region:
     boxes = [box for _, box in uses]
     candidates = dict.fromkeys(g for region, _ in uses for g in region)
     kept = tuple(g for g in candidates if all(is_implied(g, region, box) for region, box in uses))
-    return kept if kept and _region_fraction(kept, boxes[0]) <= MOST_KEPT else ()
+    return kept if kept and _region_fraction(kept, boxes[0]) <= most_kept else ()
 
 
 def _needed_regions(s: BoundStatement, tensor: str) -> Iterator[tuple[Region, Box] | None]:

@@ -4,6 +4,8 @@ Between them may be pointwise statements, as between two layers, or a softmax: `
 L +=! W; O +=! half(W) * V; O = O / L`, as in attention. The maximum is then a running one, and sums are scaled when it
 grows: "Online normalizer calculation for softmax" (Milakov and Gimelshein, 2018). Weights that the def divides by their
 sum, before it rounds them, are divided at the end: each is rounded once in either order.
+
+Where masks restrict all statements from the scores on to the same domain, so is the chain.
 """
 
 from __future__ import annotations
@@ -28,14 +30,25 @@ MOST_BETWEEN = 5
 """Statements of a softmax between two products: maximum, its rounding, weights, their sum, their division by it."""
 
 
-def extend_by_chain(function: BoundFunction, inner: ProductRegion, at: int, region_at: FindRegion) -> ProductRegion:
+def extend_by_chain(
+    function: BoundFunction, restricted: BoundFunction, inner: ProductRegion, at: int, region_at: FindRegion
+) -> ProductRegion:
     """The region at a statement, together with the product whose left factor depends on it alone; or as it is.
 
-    region_at: finds the region that begins at a statement.
+    Args:
+        restricted: the function with the domains that its masks leave, from which a chain is taken if it has one.
+        region_at: finds the region that begins at a statement.
     """
+    found = None if restricted is function else _find_chain(restricted, inner, at, region_at)
+    found = found or _find_chain(function, inner, at, region_at)
+    return found or inner
+
+
+def _find_chain(function: BoundFunction, inner: ProductRegion, at: int, region_at: FindRegion) -> ProductRegion | None:
+    """The chain that begins with a region."""
     first = at + len(inner.statements)
     if len(inner.pairs) > 1 or inner.others or inner.total != FLOAT32 or inner.pairs[0].left.rounding:
-        return inner
+        return None
     for skipped in range(MOST_BETWEEN + 1):
         if first + skipped >= len(function.statements):
             break
@@ -44,8 +57,8 @@ def extend_by_chain(function: BoundFunction, inner: ProductRegion, at: int, regi
             continue
         between = function.statements[first : first + skipped]
         found = _Chain(function, inner, between, outer).join()
-        return inner if found is None or _used_elsewhere(function, found, at) else found
-    return inner
+        return None if found is None or _used_elsewhere(function, found, at) else found
+    return None
 
 
 def _used_elsewhere(function: BoundFunction, region: ProductRegion, at: int) -> bool:
@@ -152,7 +165,7 @@ class _Chain:
         """The softmax between the products, and the element of the scores that an element of the weights needs."""
         between, held = list(statements), self.inner.contraction.output.tensor
         total = between.pop() if _is_sum(between) else None
-        if len(between) < 2 or not all(_is_pointwise_or_row(s) for s in self.between):
+        if len(between) < 2 or not all(map(_is_pointwise_or_row, self.between)):
             return None
         maximum, *rounding, weight = between
         names = _match_names(tc.Access(weight.target, weight.subscripts, element.dtype), element)
@@ -199,7 +212,8 @@ class _Chain:
         mine = {replace(i, name=names.get(i.name, "")) for i in s.indices}
         free = {replace(i, name=names.get(i.name, "")) for i in s.free}
         rows = {*region.rows, *region.batch}
-        return mine == known and (s.reduction is None or free == rows)
+        domain = {g.rename_indices(names) for g in s.domain} if mine == known else None
+        return domain == {*region.domain} and (s.reduction is None or free == rows)
 
 
 def _without_division(factor: tc.Expr, total: tc.Access) -> tc.Expr | None:
@@ -228,7 +242,7 @@ def _is_sum(between: Sequence[BoundStatement]) -> bool:
 
 def _is_pointwise_or_row(s: BoundStatement) -> bool:
     plain = all(isinstance(e, tc.Index) for e in s.subscripts)
-    return plain and not (s.checks or s.elements or s.terms or s.reads_own_target)
+    return plain and not (s.checks or s.reads_own_target)
 
 
 def _is_exact_copy(s: BoundStatement, maximum: BoundStatement, scores: tc.Access) -> bool:

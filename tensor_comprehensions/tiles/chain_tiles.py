@@ -1,9 +1,13 @@
-"""Tiles of a chain of two products, and their cost: a block has rows of the result, all columns and first terms."""
+"""Tiles of a chain of two products, and their cost: a block has rows and columns of the result, and all first terms.
+
+Blocks that share rows compute the first product for each of them again, so they have all columns if these fit.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from math import prod
 
 from ..core.dtypes import DType
@@ -26,6 +30,8 @@ WARPS = (2, 4, 8)
 """Of a block, each with 16 rows."""
 GROUPS = (1, 2)
 """Warpgroups of a block that multiply, each with 64 rows."""
+COLUMNS = (64, 128, 192, 256)
+"""Of a block, if there are more."""
 TERMS = (32, 64, 128)
 """Of the second product, in a step."""
 STAGES = (4, 3, 2)
@@ -50,13 +56,22 @@ def chain_candidates(
         for warps in [4 * n for n in GROUPS] if grouped else WARPS:
             if options.warps and options.warps != (warps, 1):
                 continue
-            for terms in TERMS:
-                tile = (16 * warps, _padded_columns(region, order, grouped=grouped), terms)
-                if options.tile and (
-                    options.tile[0] != tile[0] or options.tile[1] < tile[1] or options.tile[2] != terms
-                ):
-                    continue
-                yield from _choose_stages(region, order, options, target, tile, instruction, faults)
+            for columns, terms in product(_column_counts(region, order, grouped=grouped), TERMS):
+                tile = (16 * warps, columns, terms)
+                if not options.tile or _allows(options.tile, tile, region):
+                    yield from _choose_stages(region, order, options, target, tile, instruction, faults)
+
+
+def _allows(asked: tuple[int, ...], tile: tuple[int, int, int], region: ProductRegion) -> bool:
+    """Whether options ask for a tile; one with more columns than there are asks for all."""
+    columns = prod(i.extent for i in region.columns)
+    return asked[0] == tile[0] and asked[2] == tile[2] and (asked[1] == tile[1] or asked[1] > tile[1] >= columns)
+
+
+def _column_counts(region: ProductRegion, order: ProductOrder, *, grouped: bool) -> list[int]:
+    """Columns of a tile: all of them, or, along one index, so many that registers and copies take them."""
+    every = _padded_columns(region, order, grouped=grouped)
+    return [every, *(n for n in COLUMNS if n < every and len(order.columns) == 1)]
 
 
 def _choose_stages(
@@ -144,6 +159,11 @@ def chain_bytes(region: ProductRegion, tiles: ProductTiles, depth: int) -> int:
     return size * (rows * depth + tiles.stages * terms * (depth + columns)) + kept
 
 
+def takes_turns(tiles: ProductTiles) -> bool:
+    """Whether two warpgroups multiply by turns."""
+    return tiles.instruction == WGMMA and tiles.warpgroups == 2
+
+
 def chain_resources(
     region: ProductRegion, order: ProductOrder, tiles: ProductTiles, target: GpuTarget, together: int
 ) -> dict[str, float]:
@@ -162,8 +182,23 @@ def chain_resources(
     multiplied = 2 * rows * terms * (depth + columns) / rate * idle
     issued = (scores + (0 if grouped else 1.5 * products)) / ISSUE_PER_CYCLE * idle
     return {
-        "tensor cores and scores in turn": multiplied + issued,
+        **_by_turns(tiles, depth, multiplied, issued),
         "second-level cache": loaded / target.l2_bytes,
         "shared memory": (loaded + read) / target.shared_bytes,
         "latency": (ARRIVAL_CYCLES / (tiles.stages - 1) + STEP_CYCLES) / together,
+    }
+
+
+def _by_turns(tiles: ProductTiles, depth: int, multiplied: float, issued: float) -> dict[str, float]:
+    """Cycles of tensor cores, and of the longest way through a step, by the order of products that lowering writes.
+
+    Warpgroups that take turns multiply scores a, scores b, sums a, sums b, and each computes between its two products.
+    """
+    if not takes_turns(tiles):
+        return {"tensor cores and scores in turn": multiplied + issued}
+    first = multiplied / 2 * depth / (depth + tiles.tile[1])
+    second, scores = multiplied / 2 - first, issued / 2
+    return {
+        "tensor cores": multiplied,
+        "scores between products": first + second + scores + max(first, second),
     }

@@ -89,7 +89,7 @@ class ControlFlowBuilder(WarpRoleBuilder):
         if load is not None:
             self._ring_of_roles(count, depth, fill, use, load, first)
             return
-        if type(count) is not int or count < 0:
+        if not isinstance(count, Index) and (type(count) is not int or count < 0):
             raise ArgumentError("cannot loop", expected="a number of steps, 0 or more", found=repr(count))
         if self._used_ring or self._depth:
             self.sync()  # all threads have finished reading the last ring
@@ -97,9 +97,12 @@ class ControlFlowBuilder(WarpRoleBuilder):
         if first is not None:
             first()
         for step in range(depth - 1):
-            if step < count:
-                fill(step, step)
+            self._fill_existing(step, count, step, fill)
             self.commit()
+        if isinstance(count, Index):
+            for var in self._loop(count.expr, "k.ring"):
+                self._ring_step(Index(var), count, depth, fill, use)
+            return
         known = len(self._body), dict(self._taken)
         left = self._left
         try:
@@ -111,17 +114,22 @@ class ControlFlowBuilder(WarpRoleBuilder):
             for n in range(count):
                 self._ring_step(n, count, depth, fill, use)
 
-    def _ring_step(self, step: Any, count: int, depth: int, fill: FillOrUse, use: FillOrUse) -> None:
+    def _ring_step(self, step: Any, count: int | Index, depth: int, fill: FillOrUse, use: FillOrUse) -> None:
         self.wait_copies(depth - 2)
         self.sync()
         ahead = step + (depth - 1)
-        if not isinstance(ahead, int):
-            with self.when(ahead < count):
-                fill(ahead % depth, ahead)
-        elif ahead < count:
-            fill(ahead % depth, ahead)
+        self._fill_existing(ahead, count, ahead % depth, fill)
         self.commit()
         use(step % depth, step)
+
+    def _fill_existing(self, step: Any, count: int | Index, stage: Any, fill: FillOrUse) -> None:
+        """Fill a stage for a step, if there are so many."""
+        inside: Any = step < count
+        if isinstance(inside, Index):
+            with self.when(inside):
+                fill(stage, step)
+        elif inside:
+            fill(stage, step)
 
     def _ring_of_roles(
         self, count: int | Index, depth: int, fill: FillOrUse, use: FillOrUse, load: ThreadTensor,

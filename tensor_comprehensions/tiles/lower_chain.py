@@ -2,27 +2,36 @@
 
 Each step multiplies one tile of the first product, finishes its sums, and rounds them into the fragment that the second
 product takes. With a softmax between, every row has a running maximum, and the sums so far are scaled when it grows.
+
+Two warpgroups multiply by turns: while one computes scores, the other has the tensor cores. So do those of
+"FlashAttention-3" (Shah et al., 2024), section 3.1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..core.dtypes import FLOAT32
 from ..loop_ir import build
 from ..loop_ir import nodes as ir
+from ..loop_ir.atoms import WARPGROUP
 from ..lower_expr import LoweringScope, lower_expr
 from ..structured.op import ACCUMULATOR
 from ..tc_lang import ir as tc
 from . import scalars
+from .chain_tiles import takes_turns
+from .indices import Index
+from .masked_steps import MaskedSteps
 from .pointwise import matching_values, read_value
 from .product_region import LARGEST, TOTAL, ProductRegion, Softmax
 from .product_tiles import WGMMA, PairOrder
+from .recompute_sums import recompute_masked_sums
 from .tensor_core_products import accumulator, left_fragment, plan_product
 from .tensors import DataTensor, ThreadTensor
 from .tile_views import MemoryView, RegisterFragment, row_tile
-from .warpgroup_products import group_left_fragment, plan_warpgroups, warpgroup_accumulator
+from .warpgroup_products import WARPGROUP_INDEX, group_left_fragment, plan_warpgroups, warpgroup_accumulator
 
 if TYPE_CHECKING:
     from .lower_product import ProductLowering, StagedFactor
@@ -41,8 +50,10 @@ class ChainedLeft:
         self.order: PairOrder = order.inner.pairs[0]
         self.groups = (order.rows, order.pairs[0].terms)
         self.grouped = tiles.instruction == WGMMA
+        self.masked = MaskedSteps.of(region, order, tiles) if region.domain else None
         self.sides = self._declare_sides()
         self.scores, self.left = self._declare_registers()
+        self.turns = self.k.barriers("turn", 2, 1) if takes_turns(tiles) else None
         self.rows: dict[str, RegisterFragment] = {}
 
     def _declare_sides(self) -> tuple[StagedFactor, StagedFactor]:
@@ -100,19 +111,51 @@ class ChainedLeft:
                 self.rows[name] = self.k.allocate(row_tile(self.scores, name))
             self.k.init(self.rows[name], value)
 
-    def compute(self, stage: Any, at: Mapping[str, ir.Expr], totals: Sequence[RegisterFragment]) -> RegisterFragment:
-        """The fragment of a step."""
+    def compute(self, stage: Any, at: Mapping[str, ir.Expr], totals: Sequence[RegisterFragment]) -> None:
+        """Compute the fragment of a step."""
         a, b = (x.T if s.place.transposed else x for s, x in self._views(stage))
-        self.k.matmul(self.scores, a, b, by=self.by, first=True)
+        with self._take_turn(0):
+            self.k.matmul(self.scores, a, b, by=self.by, first=True)
+            if self.turns is not None:
+                self.k.wait_products()
         self._finish_scores(at)
+        if self.masked is not None and self.softmax is not None:
+            self._mask_scores(self.masked, at)
         if self.softmax is not None:
             self._weigh(self.softmax, at, totals)
         held = matching_values(self.scores, self.left)
         self.lowering.compute_left(
-            self.left, self.lowering.region.pairs[0].left.value, self.groups, at,
-            lambda v: {ACCUMULATOR: read_value(self.scores, held[v])},
+            self.left, self._left_value(), self.groups, at, lambda v: {ACCUMULATOR: read_value(self.scores, held[v])},
         )  # fmt: skip
-        return self.left
+
+    def multiply(self, totals: Sequence[RegisterFragment], sides: Sequence[StagedFactor], stage: Any) -> None:
+        """Add the products of the fragment to the sums."""
+        with self._take_turn(1):
+            self.lowering.multiply_left(totals, self.left, sides, stage, self.by)
+
+    @contextmanager
+    def _take_turn(self, number: int) -> Iterator[None]:
+        """The body, after the other warpgroup has begun its products of this number in a step, 0 or 1.
+
+        The phases of a warpgroup's barrier end by turns, so those that it waits for have the same parity in all steps.
+        """
+        if self.turns is None:
+            yield
+            return
+        first = build.integer(self.by.offset)
+        assert first is not None
+        mine = build.sub(build.var(WARPGROUP_INDEX), first // WARPGROUP)
+        self.k.wait(self.turns[Index(mine)], Index(build.mod(build.add(mine, 1 + number), 2)))
+        yield
+        self.k.arrive(self.turns[Index(build.sub(1, mine))])
+
+    def _left_value(self) -> tc.Expr:
+        """The left factor, 0 outside of the domain: weights are that already where nothing but their type changes."""
+        value = self.lowering.region.pairs[0].left.value
+        weight = tc.Index(ACCUMULATOR, FLOAT32)
+        if self.masked is None or (self.softmax is not None and value in (weight, tc.Cast(weight, value.dtype))):
+            return value
+        return tc.Select(self.masked.condition, value, tc.Const(0.0, value.dtype), value.dtype)
 
     def _views(self, stage: Any) -> tuple[tuple[StagedFactor, MemoryView], ...]:
         left, right = self.sides
@@ -135,6 +178,16 @@ class ChainedLeft:
             return lower_expr(largest, LoweringScope({**scope.indices, ACCUMULATOR: value}, scope.buffers))
 
         self._replace_scores(at, finish, 0.0 if self.softmax is None else -scalars.inf)
+
+    def _mask_scores(self, masked: MaskedSteps, at: Mapping[str, ir.Expr]) -> None:
+        """Scores outside of the domain become neutral, in the steps that have such."""
+
+        def mask(v: int, scope: LoweringScope) -> ir.Expr:
+            score = read_value(self.scores, v)
+            return build.select(lower_expr(masked.condition, scope), score, build.const(-scalars.inf, FLOAT32))
+
+        with self.k.when(Index(masked.has_partial_terms(at))):
+            self._replace_scores(at, mask, -scalars.inf)
 
     def _weigh(self, softmax: Softmax, at: Mapping[str, ir.Expr], totals: Sequence[RegisterFragment]) -> None:
         """Weights in place of scores; running maxima and totals, and the sums scaled to the new maxima."""
@@ -164,6 +217,11 @@ class ChainedLeft:
             return self.lowering.keep_values(self.scores, run, points, values, beyond)
 
         self.lowering.each_run([self.scores], at, write, self.scores, self.groups)
+
+    def finish(self, totals: Sequence[RegisterFragment], blocks: Mapping[str, ir.Expr]) -> None:
+        """After the last step."""
+        if self.masked is not None:
+            recompute_masked_sums(self, self.masked, totals[0], blocks)
 
     def row_values(self, v: int, totals: Sequence[RegisterFragment]) -> dict[str, ir.Expr]:
         """The numbers of a row that the results need, at a value of the sums."""

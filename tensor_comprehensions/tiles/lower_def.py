@@ -156,10 +156,8 @@ def _choose_pieces(
     cycles = 0.0
     for n, piece in enumerate(pieces):
         if isinstance(piece, ProductRegion):
-            order = order_indices(piece, buffers)
-            tiles, price = choose_tiles(piece, order, options, target)
-            found.append(TiledRegion(piece, order, tiles, price))
-            cycles += price.cycles + GPU_LAUNCH_SECONDS * target.clock
+            found.append(best := _choose_region(piece, buffers, options, target))
+            cycles += best.price.cycles + GPU_LAUNCH_SECONDS * target.clock
         else:
             rest = extract_statements_as_def(
                 function, internal_name(function.name, n), piece, touched[:n], touched[n + 1 :]
@@ -167,6 +165,30 @@ def _choose_pieces(
             found.append(rest)
             cycles += lower_gpu.estimate_cycles(rest, target, collapsed=True)
     return DividedDef(function, tuple(found), refused, cycles)
+
+
+def _choose_region(
+    region: ProductRegion, buffers: Mapping[str, Buffer], options: TileOptions, target: GpuTarget
+) -> TiledRegion:
+    """The region with its tiles; with its sides exchanged if it takes less time so."""
+    found: list[TiledRegion] = []
+    reasons: list[CannotLower] = []
+    for one in (region, *([region.exchange_sides()] if _may_exchange(region, options, target) else [])):
+        order = order_indices(one, buffers)
+        try:
+            found.append(TiledRegion(one, order, *choose_tiles(one, order, options, target)))
+        except CannotLower as reason:
+            reasons.append(reason)
+    if not found:
+        raise reasons[0]
+    return min(found, key=lambda r: r.price.cycles)
+
+
+def _may_exchange(region: ProductRegion, options: TileOptions, target: GpuTarget) -> bool:
+    """Whether the right factor alone is computed, which warpgroups only do with a left one. Tiles have its sides."""
+    pair, *more = region.pairs
+    single = not more and not pair.others and region.chain is None and not options.tile and target.group_ops > 0
+    return single and pair.right.element is None and pair.left.element is not None
 
 
 def lower_divided(divided: DividedDef, target: GpuTarget) -> Module:

@@ -23,7 +23,7 @@ from .product_region import FactorPair, ProductFactor
 from .product_tiles import FactorPlace, PairOrder
 from .tensors import DataTensor, ThreadTensor
 from .tile_views import MemoryView, RegisterFragment, WarpgroupPlan
-from .warp_role_builder import DEFAULT_REGISTERS
+from .warp_role_builder import BLOCK_ID, DEFAULT_REGISTERS
 from .warpgroup_products import group_left_fragment, plan_warpgroups, warpgroup_accumulator
 
 
@@ -39,14 +39,25 @@ class GroupProductLowering(ProductLowering):
             self.chained = ChainedLeft(self, math)
         plan = plan_warpgroups((rows, columns), math, k.target)
         registers = DEFAULT_REGISTERS.get(groups, (0, 0))[1]
+
+        def write_tile(blocks: Mapping[str, ir.Expr]) -> None:
+            totals = [k.allocate(self._new_sums(name, plan)) for name in self.sum_names]
+            self._begin(totals)
+            self._multiply_all(totals, pairs, load, math, blocks)
+            with k.role(math, registers=registers):
+                if self.chained is not None:
+                    self.chained.finish(totals, blocks)
+                self._store(totals, blocks)
+
+        if self.region.domain:  # tiles have different numbers of steps: blocks take them as they become free
+            k.num_blocks = self.num_tiles
+            blocks, k.names = self._name_tile(BLOCK_ID)
+            write_tile(blocks)
+            return
         for number in k.share_tiles(self.num_tiles):
             blocks, names = self._name_tile(number)
             with k.bind_names(names):
-                totals = [k.allocate(self._new_sums(name, plan)) for name in self.sum_names]
-                self._begin(totals)
-                self._multiply_all(totals, pairs, load, math, blocks)
-                with k.role(math, registers=registers):
-                    self._store(totals, blocks)
+                write_tile(blocks)
 
     def _new_sums(self, name: str, plan: WarpgroupPlan) -> RegisterFragment:
         return warpgroup_accumulator(name, self.tiles.tile[:2], plan, self.region.total)
@@ -85,9 +96,10 @@ class GroupProductLowering(ProductLowering):
     ) -> None:  # fmt: skip
         """Add all products to the sums, in one ring of stages."""
         counts = [self.tiles.count(p.terms) for p in self.order.pairs]
+        begin, chosen = self.pipeline_steps(blocks)
 
         def fill(stage: Any, step: Any) -> None:
-            first = 0
+            step, first = step + begin, 0
             for sides, order, count in zip(pairs, self.order.pairs, counts, strict=True):
                 at = {**blocks, **self._digits(order.terms, to_index(step - first, "steps"))}
                 if len(pairs) == 1:
@@ -102,9 +114,10 @@ class GroupProductLowering(ProductLowering):
             if order.left.element is not None:
                 self._multiply_stage(totals, pairs[0], stage, math)
                 return
-            at = {**blocks, **self._digits(order.terms, to_index(step, "steps"))}
+            at = {**blocks, **self._digits(order.terms, to_index(step + begin, "steps"))}
             if self.chained is not None:
-                self.multiply_left(totals, self.chained.compute(stage, at, totals), pairs[0], stage, math)
+                self.chained.compute(stage, at, totals)
+                self.chained.multiply(totals, pairs[0], stage)
                 return
             self.compute_left(left, self.region.pairs[0].left.value, (self.order.rows, order.terms), at)
             self.multiply_left(totals, left, pairs[0], stage, math)
@@ -114,7 +127,8 @@ class GroupProductLowering(ProductLowering):
         left = group_left_fragment("left", (rows, terms), factor.dtype, math, self.k.target)
         if self.order.pairs[0].left.element is None and self.chained is None:
             self.k.allocate(left)
-        self.k.ring(sum(counts), self.tiles.stages, fill, use, load=load, first=self.first_copies(blocks))
+        count = sum(counts) if chosen is None else chosen
+        self.k.ring(count, self.tiles.stages, fill, use, load=load, first=self.first_copies(blocks))
 
     def _fill_both(
         self, stage: Any, sides: Sequence[StagedFactor], order: PairOrder, at: Mapping[str, ir.Expr]

@@ -20,9 +20,10 @@ from ..target import GpuTarget
 from ..tc_lang import ir as tc
 from ..tc_lang.ir import BoundIndex
 from . import specs
-from .indices import to_index
+from .indices import Index, to_index
 from .lower_chain import ChainedLeft
 from .lower_tiles import decompose
+from .masked_steps import MaskedSteps
 from .memory_moves import VECTOR_BYTES
 from .neighbor_values import MAX_LANES, VectorLoads
 from .pointwise import read_value
@@ -92,6 +93,8 @@ class ProductLowering:
         self._begin(totals)
         for sides, places in zip(pairs, self.order.pairs, strict=True):
             self._multiply(totals, warp, sides, places, blocks)
+        if self.chained is not None:
+            self.chained.finish(totals, blocks)
         self._finish(totals, blocks)
 
     def _begin(self, totals: Sequence[RegisterFragment]) -> None:
@@ -117,8 +120,10 @@ class ProductLowering:
     ) -> None:  # fmt: skip
         """Add one product to the sums."""
 
+        first, count = self.pipeline_steps(blocks)
+
         def fill(stage: Any, step: Any) -> None:
-            at = {**blocks, **self._digits(pair.terms, to_index(step, "steps"))}
+            at = {**blocks, **self._digits(pair.terms, to_index(step + first, "steps"))}
             for side in sides:
                 self.fill_side(side.memory[stage], side, pair, at)
             if self.chained is not None:
@@ -128,10 +133,19 @@ class ProductLowering:
             if self.chained is None:
                 self._multiply_stage(totals, sides, stage, warp)
                 return
-            at = {**blocks, **self._digits(pair.terms, to_index(step, "steps"))}
-            self.multiply_left(totals, self.chained.compute(stage, at, totals), sides, stage, warp)
+            at = {**blocks, **self._digits(pair.terms, to_index(step + first, "steps"))}
+            self.chained.compute(stage, at, totals)
+            self.chained.multiply(totals, sides, stage)
 
-        self.k.ring(self.tiles.count(pair.terms), self.tiles.stages, fill, use, first=self.first_copies(blocks))
+        steps = self.tiles.count(pair.terms) if count is None else count
+        self.k.ring(steps, self.tiles.stages, fill, use, first=self.first_copies(blocks))
+
+    def pipeline_steps(self, blocks: Mapping[str, ir.Expr]) -> tuple[int | Index, Index | None]:
+        """The first step of a tile, and how many there are; None: all."""
+        if self.chained is None or self.chained.masked is None:
+            return 0, None
+        first, count = self.chained.masked.bounds(blocks)
+        return Index(first), Index(count)
 
     def first_copies(self, blocks: Mapping[str, ir.Expr]) -> Callable[[], Any] | None:
         """The copy of the tiles that all steps use; None if no step shares tiles."""
@@ -173,6 +187,8 @@ class ProductLowering:
         side = next(n for n in range(min(self.tiles.group, rows), 0, -1) if rows % n == 0)
         band, within = build.div(inside, side * columns), build.mod(inside, side * columns)
         row, column = build.add(build.mul(band, side), build.mod(within, side)), build.div(within, side)
+        if self.region.domain and MaskedSteps.of(self.region, order, self.tiles).grow_with_rows:
+            row = build.sub(rows - 1, row)  # blocks with most steps begin first
         found = {
             **self._digits(order.batch, build.div(number, rows * columns)),
             **self._digits(order.rows, row),
@@ -279,9 +295,14 @@ class ProductLowering:
         extents = [i.extent for g in groups for i in g]
         return self._pick_tile(DataTensor.make_addressed_tensor(extents, FLOAT32, ir.Space.GLOBAL), groups, at)
 
-    def _scope(
+    def tile_points(self, groups: Sequence[Sequence[BoundIndex]], at: Mapping[str, ir.Expr]) -> DataTensor:
+        """The points of a tile in the order of the instructions."""
+        return self._deal_columns(self._points(groups, at), groups)
+
+    def point_scope(
         self, groups: Sequence[Sequence[BoundIndex]], point: DataTensor, at: Mapping[str, ir.Expr]
     ) -> LoweringScope:
+        """The values of the indices at a point."""
         indices = [i for g in groups for i in g]
         values = {i.name: build.add(c, i.lower) for i, c in zip(indices, point.coordinates, strict=True)}
         values |= {i.name: build.add(at[i.name], i.lower) for i in self.order.batch}
@@ -291,7 +312,7 @@ class ProductLowering:
         self, to: MemoryView, factor: ProductFactor, groups: Sequence[Sequence[BoundIndex]], at: Mapping[str, ir.Expr]
     ) -> None:
         """Each thread computes neighbors of the tile, and stores them together."""
-        k, tile = self.k, self._deal_columns(self._points(groups, at), groups)
+        k, tile = self.k, self.tile_points(groups, at)
         rows, columns = (x.size for x in tile.levels[0].modes)
         size = factor.dtype.size
         width = gcd(columns, min(VECTOR_BYTES // size, MAX_LANES[size]))
@@ -301,7 +322,7 @@ class ProductLowering:
             row, column = build.div(chunk, across), build.mul(build.mod(chunk, across), width)
             points = [tile[row, build.add(column, n)] for n in range(width)]
             places = [to[row, build.add(column, n)].tensor.coordinates for n in range(width)]
-            values = [lower_expr(factor.value, self._scope(groups, p, at)) for p in points]
+            values = [lower_expr(factor.value, self.point_scope(groups, p, at)) for p in points]
             statement = guarded_store(to.buffer, places, values, points, f"{to.buffer.name}_value", zeros=True)
             if first + threads > rows * across:
                 statement = build.when(build.lt(chunk, rows * across), statement)
@@ -335,13 +356,13 @@ class ProductLowering:
         """
         deals = self.column_permutation if groups is None else None
         groups, total = groups or (self.order.rows, self.order.columns), totals[0]
-        values = self._deal_columns(self._points(groups, blocks), groups).partition(total.tv)[total.thread]
+        values = self.tile_points(groups, blocks).partition(total.tv)[total.thread]
         names: list[tuple[str, ir.Expr]] = []
         values = name_coordinates(values, [i.name for g in groups for i in g], names)
         statements: list[ir.Stmt] = []
         for run in neighbor_runs(total, deals):
             points = [element_at(values, v) for v in run]
-            statements.append(write(run, points, [self._scope(groups, p, blocks) for p in points]))
+            statements.append(write(run, points, [self.point_scope(groups, p, blocks) for p in points]))
         body = build.block(*statements)
         for name, value in reversed(names):
             body = ir.Let(name, value, body)
@@ -394,7 +415,7 @@ class ProductLowering:
         statements: list[ir.Stmt] = []
         for v in range(0, left.values, 2):
             points = [element_at(values, n) for n in (v, v + 1)]
-            scopes = [self._scope(groups, p, at) for p in points]
+            scopes = [self.point_scope(groups, p, at) for p in points]
             scopes = [LoweringScope({**s.indices, **known(v + n)}, s.buffers) for n, s in enumerate(scopes)]
             computed = [lower_expr(value, s) for s in scopes]
             both = build.call(packed, *(build.load(pair, n) for n in range(2)))

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from ..target import GpuTarget
-from ..tc_lang.ir import BoundIndex
+from ..tc_lang import ir as tc
+from ..tc_lang.ir import BoundIndex, operands_of, walk_expr
 from .chain_tiles import BASE_REGISTERS, TENSOR_UNITS, chain_resources, chain_room
 from .group_product_cost import (
     ARRIVAL_CYCLES,
@@ -17,6 +18,7 @@ from .group_product_cost import (
     fits_groups,
     group_resources,
 )
+from .masked_steps import MaskedSteps
 from .product_region import FactorPair, ProductFactor, ProductRegion
 from .product_tiles import WGMMA, FactorPlace, PairOrder, ProductOrder, ProductTiles
 
@@ -30,6 +32,8 @@ LOAD_INSTRUCTIONS = 3
 """Of one `ldmatrix` with its swizzled address."""
 ROUND_INSTRUCTIONS = 4
 """Of a register that is rounded to tf32."""
+CALL_INSTRUCTIONS = 12
+"""Of a function in an epilogue, such as an exponential, as in the estimates of the polyhedral mapper."""
 OVERLAP_LOSS = 0.05
 """Part of the other resources' time that adds to the largest: of equal tiles, those with most slack are best."""
 MAX_SUMS, MAX_SUMS_BESIDE_ELEMENTS = 128, 64
@@ -119,14 +123,32 @@ def price_product(
         ):  # what is computed in registers waits for the products before
             computed = _held_bytes(region, order, tiles) / pair.left.dtype.size * ELEMENT_INSTRUCTIONS
             step += computed / target.warp / ISSUE_PER_CYCLE
-        steps += tiles.count(places.terms) * step
-    each_stored = BOXED_INSTRUCTIONS if tiles.stores_boxes else ELEMENT_INSTRUCTIONS
-    stored = rows * columns * (region.output_dtype.size / target.l2_bytes + each_stored / target.warp / ISSUE_PER_CYCLE)
-    cycles = 2 * ARRIVAL_CYCLES + each * (steps + stored)  # until the first tiles are there, and the last are stored
+        masked = MaskedSteps.of(region, order, tiles) if region.domain else None
+        steps += step * (tiles.count(places.terms) if masked is None else masked.mean_count())
+    cycles = 2 * ARRIVAL_CYCLES + each * (steps + _end_cycles(region, tiles, target))  # first loads, last stores
     moved = _bytes_in_memory(region) * target.clock / target.bandwidth
     if moved > cycles:
         return ProductPrice(moved, "memory", blocks, together)
     return ProductPrice(cycles, limiter, blocks, together)
+
+
+def _end_cycles(region: ProductRegion, tiles: ProductTiles, target: GpuTarget) -> float:
+    """Cycles of a processor that finishes and stores the sums of a tile."""
+    c = region.contraction
+    ends = [c.initial, c.epilogue, *(x for one in region.others for x in (one.initial, one.epilogue))]
+    parts = {x for e in ends if e is not None for x in walk_expr(e)}
+    computed = sum(CALL_INSTRUCTIONS if isinstance(x, tc.Call) else 1 for x in parts if operands_of(x))
+    read = {x for x in parts if isinstance(x, tc.Access) and _is_of_every_element(x, region)}
+    stored = BOXED_INSTRUCTIONS if tiles.stores_boxes else ELEMENT_INSTRUCTIONS
+    moved = sum(x.dtype.size for x in read) + region.output_dtype.size
+    each = moved / target.l2_bytes, (computed + len(read) + stored) / target.warp / ISSUE_PER_CYCLE
+    return tiles.tile[0] * tiles.tile[1] * (max(each) + OVERLAP_LOSS * min(each))
+
+
+def _is_of_every_element(x: tc.Access, region: ProductRegion) -> bool:
+    """Whether rows and columns both have values of their own, so that an element is read for each result."""
+    names = {e.name for e in walk_expr(x) if isinstance(e, tc.Index)}
+    return all(names & {i.name for i in indices} for indices in (region.rows, region.columns))
 
 
 def _step_resources(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from math import prod
 
@@ -12,7 +12,7 @@ from ..core.internal_names import internal_name
 from ..loop_ir.atoms import TFLOAT32
 from ..structured.match.match_contraction import MatchedContraction
 from ..tc_lang import ir as tc
-from ..tc_lang.ir import BoundIndex, BoundStatement, walk_expr
+from ..tc_lang.ir import BoundIndex, BoundStatement, Inequality, walk_expr
 
 
 class Rounding(Enum):
@@ -129,6 +129,7 @@ class ProductRegion:
         rows, columns, batch: the free indices, by the factors that they move.
         others: sums of products of the same left factor, one for each of `others` of the only pair.
         chain: how the left factor of the only pair is computed from another product.
+        domain: the terms of a chain that are added, as conditions on its indices; empty: all.
     """
 
     contraction: MatchedContraction
@@ -139,6 +140,12 @@ class ProductRegion:
     batch: tuple[BoundIndex, ...]
     others: tuple[OtherSum, ...] = ()
     chain: ChainedFactor | None = None
+    domain: tuple[Inequality, ...] = ()
+
+    def exchange_sides(self) -> ProductRegion:
+        """The same product with its rows as columns."""
+        pairs = tuple(replace(p, left=p.right, right=p.left) for p in self.pairs)
+        return replace(self, pairs=pairs, rows=self.columns, columns=self.rows)
 
     @property
     def sums(self) -> int:
@@ -178,7 +185,7 @@ class ProductRegion:
 
     @property
     def text(self) -> str:
-        """The region for people: `C: float16 16 x 32 x 64`, rows, columns and terms."""
+        """The region for people: `C: float16 16 x 32 x 64`, rows, columns and terms; the domain of these."""
         terms = " + ".join(str(_size(p.terms)) for p in self.pairs)
         beside = f"{self.sums} of " if self.others else ""
         sizes = f"{beside}{_size(self.rows)} x {_size(self.columns)} x {terms}"
@@ -187,7 +194,8 @@ class ProductRegion:
         after = "" if self.chain is None else f" after {_size(self.chain.product.pairs[0].terms)} terms"
         between = " and softmax" if self.chain is not None and self.chain.softmax is not None else ""
         count = f", {batch} of them" if batch > 1 else ""
-        return f"{self.contraction.output.tensor}: {types} {sizes}{after}{between}{count}"
+        where = f" where {' and '.join(map(str, self.domain))}" if self.domain else ""
+        return f"{self.contraction.output.tensor}: {types} {sizes}{after}{between}{count}{where}"
 
 
 def _size(indices: Sequence[BoundIndex]) -> int:

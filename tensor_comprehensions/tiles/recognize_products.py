@@ -22,6 +22,7 @@ from ..structured.match.match_contraction import MatchedContraction, match_contr
 from ..structured.match.product_matching import split_product
 from ..tc_lang import ir as tc
 from ..tc_lang.ir import BoundFunction, BoundIndex, BoundStatement, map_operands, walk_expr
+from ..tc_lang.restrict_domains import restrict_domains
 from .chain_products import extend_by_chain
 from .join_sums import extend_by_sums
 from .product_region import FactorPair, ProductFactor, ProductRegion, Rounding
@@ -60,6 +61,7 @@ def recognize_products(
     tf32: whether factors of float32 may be rounded to it. chains: whether two products may be one region.
     """
     tensors, statements = {t.name: t for t in function.tensors}, function.statements
+    restricted = restrict_domains(function, most_kept=1.0) if chains else function
     pieces: list[DefPiece] = []
     refused: list[RefusedProduct] = []
     rest: list[BoundStatement] = []
@@ -85,7 +87,7 @@ def recognize_products(
             region = _extend_by_products(function, region, at + len(region.statements), tf32=tf32)
             find = partial(_region_at, tf32=tf32)
             region = extend_by_sums(function, region, at, find)
-            region = extend_by_chain(function, region, at, find) if chains else region
+            region = extend_by_chain(function, restricted, region, at, find) if chains else region
             taken = len(region.statements)
             pieces += [tuple(rest)] if rest else []
             pieces.append(region)
@@ -119,8 +121,8 @@ def _region_of(function: BoundFunction, found: MatchedContraction, *, tf32: bool
     for s in found.statements:
         if s.checks:
             raise CannotLower("a subscript is checked in the run")
-        if s.elements or s.terms:
-            raise CannotLower("it is restricted to a part of its elements or terms")
+        if s.elements:
+            raise CannotLower("it is restricted to a part of its elements")
     if any(not i.extent for i in (*found.free, *found.reduction_indices)):
         raise CannotLower("it is empty")
     total = found.left.dtype
@@ -139,7 +141,8 @@ def _region_of(function: BoundFunction, found: MatchedContraction, *, tf32: bool
     )
     if _unit_index(function, found) in {i.name for i in rows}:
         left, right, rows, columns = right, left, columns, rows
-    return ProductRegion(found, total, (FactorPair(left, right, found.reduction_indices),), rows, columns, batch)
+    pairs = (FactorPair(left, right, found.reduction_indices),)
+    return ProductRegion(found, total, pairs, rows, columns, batch, domain=found.statements[found.update].terms)
 
 
 def _extend_by_products(function: BoundFunction, region: ProductRegion, at: int, *, tf32: bool) -> ProductRegion:

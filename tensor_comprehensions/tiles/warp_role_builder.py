@@ -158,6 +158,15 @@ class WarpRoleBuilder(TraceState):
                 if not isinstance(count, int) or count > back:
                     ending.append(arrive)
 
+    def wait_products(self, groups: int = 0) -> None:
+        """Wait for all but the last `groups` groups of products of this warpgroup."""
+        self._check_target("products of warpgroups")
+        if type(groups) is not int or groups < 0:
+            raise ArgumentError(
+                "cannot wait for products", expected="a number of groups, 0 or more", found=repr(groups)
+            )
+        self._add(specs.WaitProducts(groups))
+
     def fence(self) -> None:
         """Make earlier stores visible to boxes and products of warpgroups after the next barrier."""
         self._check_target("k.fence()")

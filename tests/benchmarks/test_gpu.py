@@ -11,15 +11,50 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks import gpu
+from benchmarks import gpu, gpu_rates
 from benchmarks.gpu import Row, main, measured, select
 from benchmarks.kernels import Benchmark
+from tensor_comprehensions.runtime.cuda import nvrtc
+from tensor_comprehensions.target import parse_gpu_target
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_without_a_device(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == 2
-    assert "no CUDA device" in capsys.readouterr().out
+    for arguments in ([], ["--calibrate"]):
+        assert main(arguments) == 2
+        assert "no CUDA device" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(not nvrtc.is_nvrtc_available(), reason="NVRTC is not installed")
+@pytest.mark.parametrize("name", ["sm_80", "sm_90"])
+def test_probes_of_rates_compile(name: str) -> None:
+    """Every rate of a GPU's tensor cores and memories has a probe, which keeps its values in registers."""
+    target = parse_gpu_target(f"cuda:{name}")
+    found = list(gpu_rates.probes(target))
+    groups = ["group_ops"] if name == "sm_90" else []
+    fields = ["float32_lanes", "tensor_ops", "tensor_ops_int8", *groups, "l2_bytes", "shared_bytes"]
+    assert [p.field for p in found] == fields
+    for probe in found:
+        made = nvrtc.compile_text(probe.source, f"{name}a" if probe.accelerated else name)
+        used = made.resources["probe"]
+        assert (used.spill_stores, used.spill_loads, used.local) == (0, 0, 0), probe.field
+        peak = getattr(target, probe.field)
+        blocks = [round(probe.work * gpu_rates.TIMES * probe.blocks / peak)] * 4
+        assert probe.rate(blocks) == pytest.approx(peak, rel=1e-2)
+
+
+def test_rates_beside_those_of_the_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A device whose blocks take the same time for every probe."""
+    target = parse_gpu_target("cuda:sm_90")
+    monkeypatch.setattr(gpu_rates.launch, "device_target", lambda device: target)
+    monkeypatch.setattr(gpu_rates.launch, "cuda_api", lambda: None)
+    monkeypatch.setattr(gpu_rates, "_run", lambda *_: [(1_700_000, 1_000_000)] * 8)
+    monkeypatch.setattr(gpu_rates, "_copy_rate", lambda _: 3e12)
+    assert gpu._calibrate(None) == 0
+    rows = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines()[1:]}
+    assert float(rows["clock"][1]) == 1.7e9
+    assert float(rows["bandwidth"][1]) == 3e12
+    assert float(rows["l2_bytes"][0]) == target.l2_bytes
 
 
 def test_line() -> None:

@@ -95,7 +95,7 @@ def test_accepted_by_nvrtc(group: int, request: pytest.FixtureRequest) -> None:
 def test_the_proof_tells_which_of_several_texts_nvrtc_refuses(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is wrong, or that has no kernel."""
     case, original = next(every()), cuda_printer.emit_cuda
-    sources = dict.fromkeys(original(mapped(case, o.options, o.target)).source for o in choices(case.name, range(6)))
+    sources = dict.fromkeys(original(mapped(case, o.options, o.target)).source for o in choices(case, range(6)))
     wrong = list(sources)[1]
 
     def emit(module: Module) -> GpuCode:

@@ -275,6 +275,7 @@ SAME_WAY = """def f(bfloat16(M,K) A, bfloat16(N,K) B, bfloat16(M,L) D, bfloat16(
 WINDOW = """def f(float16(B,H,W,C) I, float16(O,KH,KW,C) w) -> (out) {
     out(b,h,v,o) +=! I(b,h+kh,v+kw,c) * w(o,kh,kw,c)
 }"""
+STRIDED_WINDOW = WINDOW.replace("h+kh,v+kw", "2*h+kh,2*v+kw")
 SEVERAL = """def f(float16(A,B,E,F) X, float16(D,E,G,F) Y) -> (C) { C(b,a,d,g) +=! X(a,b,e,f) * Y(d,e,g,f) }"""
 DIAGONAL = """def f(float16(Z,Z,M,K) A, float16(Z,N,K) B) -> (C) { C(m,z,n) +=! A(z,z,m,k) * B(z,n,k) }"""
 
@@ -301,6 +302,7 @@ GROUP_CASES = (
     same("diagonal", DIAGONAL, (3, 3, 70, 64), (3, 48, 64)),
     same("several", SEVERAL, (6, 16, 3, 64), (9, 3, 8, 64)),
     same("window", WINDOW, (2, 10, 10, 64), (24, 3, 3, 64)),
+    same("strided_window", STRIDED_WINDOW, (2, 13, 15, 64), (24, 3, 3, 64)),
     same("sliced", SLICED, (100, 80), (56, 80), (103, 72)),
     same("epilogue", BIAS, (100, 64), (56, 64), (56,), (100, 56)),
     ProductCase("in_out", IN_OUT, ((70, 64), (64, 56)), initial=(70, 56)),

@@ -15,7 +15,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatch
 from hashlib import sha256
 from itertools import groupby
@@ -24,6 +24,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import torch
 
 from tensor_comprehensions.codegen.gpu import cuda_printer
@@ -31,6 +32,7 @@ from tensor_comprehensions.codegen.gpu import opencl_printer as opencl_text
 from tensor_comprehensions.codegen.gpu.gpu_printer import GpuCode
 from tensor_comprehensions.codegen.gpu.ptx import architecture_for
 from tensor_comprehensions.core import knobs
+from tensor_comprehensions.core.dtypes import BFLOAT16
 from tensor_comprehensions.core.errors import ArgumentError
 from tensor_comprehensions.loop_ir.interpret.interpreter import interpret
 from tensor_comprehensions.loop_ir.nodes import Module
@@ -42,15 +44,14 @@ from tensor_comprehensions.runtime.emulate import emulator
 from tensor_comprehensions.target import GpuTarget, parse_gpu_target
 
 from .atom_proof import prove_atoms
-from .def_products import random_group_options
-from .def_products import random_options as random_tiles
-from .gpu_suite import Case, check, every, in_halves, in_tf32, mapped, memory_of, random_options
+from .gpu_suite import Case, check, every, mapped, memory_of, random_options
+from .product_suite import product_cases, tile_options
 
 TARGETS = tuple(parse_gpu_target(f"cuda:{name}") for name in ("sm_90", "sm_80", "sm_90", "sm_75"))
 ARCHITECTURES = ("sm_80", "sm_90")
 WAYS = ("emulator", "nvrtc", "nvrtc-quick", "opencl", "interpreter", "device", "text", "tiles", "tf32", "atoms")
 """text: nothing is run. nvrtc-quick: machine code, too, but optimized little, in less than half of the time. tiles: the
-emulator, with products in half on tensor cores. tf32: the same with products of float32, rounded to tf32. atoms:
+emulator, with products of half, bfloat16 and int8 on tensor cores. tf32: those of float32, rounded to tf32. atoms:
 each row of the table of instructions, on a device if there is one."""
 QUICK = ("--Ofast-compile=max",)
 TOGETHER = 24
@@ -92,23 +93,21 @@ class Tally:
         self.failures.append({"choice": choice.name, "options": repr(choice.options), "error": told[:4000]})
 
 
-def choices(case: str, rounds: range, way: str = "emulator") -> Iterator[Choice]:
+def choices(case: Case, rounds: range, way: str = "emulator") -> Iterator[Choice]:
     """The default and the naive mapping for round 0 and 1, then random ones: the same in every process.
 
-    On a device all are for that. Tiles are of warps on both targets, and of warpgroups on sm_90.
+    On a device all are for that. Tiles are for both targets, each by default first.
     """
     for n in rounds:
         if way in ("tiles", "tf32"):
-            random = Random(f"{case} {n}")
-            tiles = random_group_options(random) if n % 4 == 0 else random_tiles(random)
-            tiles = replace(tiles, products="tf32" if way == "tf32" else "")
-            yield Choice(f"{way} {n}", tiles, TARGETS[n % 2])
+            target = TARGETS[n % 2]
+            yield Choice(f"{way} {n}", tile_options(case, n, way, target), target)
             continue
         machine = cuda_runtime.device_target(0) if way == "device" else TARGETS[n % len(TARGETS)]
         if n < 2:
             yield Choice(("default", "naive")[n], (None, MappingOptions.naive())[n], machine)
         else:
-            yield Choice(f"random {n}", random_options(Random(f"{case} {n}"), machine), machine)
+            yield Choice(f"random {n}", random_options(Random(f"{case.name} {n}"), machine), machine)
 
 
 def prove(case: Case, way: str, rounds: range, known: frozenset[str] = frozenset()) -> Tally:
@@ -117,7 +116,7 @@ def prove(case: Case, way: str, rounds: range, known: frozenset[str] = frozenset
     start = time.process_time()
     seen: set[str] = set()
     waiting: list[tuple[Choice, Module, GpuCode]] = []
-    for choice in choices(case.name, rounds, way):
+    for choice in choices(case, rounds, way):
         tally.pairs += 1
         try:
             module = mapped(case, choice.options, choice.target)
@@ -185,11 +184,23 @@ def _emulate(case: Case, printed: Sequence[tuple[Choice, Module, GpuCode]], tall
     for (choice, module, _), emulated in zip(printed, built, strict=True):
         arrays = memory_of(case, module)
         try:
-            assert emulator.run_emulated_module(emulated, module, arrays) == (0, 0)
-            check(case, arrays)
+            memory = _pack_bfloat16(module, arrays)
+            assert emulator.run_emulated_module(emulated, module, memory) == (0, 0)
+            check(case, _unpack_bfloat16(module, memory))
         except Exception as error:
             tally.fail(choice, error)
     shutil.rmtree(built[0].path.parent, ignore_errors=True)
+
+
+def _pack_bfloat16(module: Module, arrays: dict[str, Any]) -> dict[str, Any]:
+    """Arrays with tensors of bfloat16 as kernels see them: the upper halves of float32."""
+    narrow = {b.name for b in module.arguments if b.type.dtype == BFLOAT16}
+    return {n: (x.view(np.uint32) >> 16).astype(np.uint16) if n in narrow else x for n, x in arrays.items()}
+
+
+def _unpack_bfloat16(module: Module, arrays: dict[str, Any]) -> dict[str, Any]:
+    narrow = {b.name for b in module.arguments if b.type.dtype == BFLOAT16}
+    return {n: (x.astype(np.uint32) << 16).view(np.float32) if n in narrow else x for n, x in arrays.items()}
 
 
 def _includes(printed: tuple[Choice, Module, GpuCode]) -> tuple[str, ...]:
@@ -249,7 +260,7 @@ def in_process(case: Case, way: str, rounds: range, known: frozenset[str] = froz
         return found
     if len(rounds) == 1:
         tally = Tally(case.name, way, (rounds.start, rounds.stop), pairs=1)
-        tally.fail(next(choices(case.name, rounds, way)), f"the process ended with {process.exitcode}")
+        tally.fail(next(choices(case, rounds, way)), f"the process ended with {process.exitcode}")
         return tally
     middle = (rounds.start + rounds.stop) // 2
     first, second = (in_process(case, way, r, known) for r in (range(rounds.start, middle), range(middle, rounds.stop)))
@@ -275,7 +286,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(prove_atoms() > 0)
     part, _, count = options.shard.partition("/")
     rounds = range(options.first, options.first + options.rounds)
-    defs = {"tiles": in_halves, "tf32": in_tf32}.get(options.way, every)()
+    defs = product_cases(options.way) if options.way in ("tiles", "tf32") else every()
     cases = [c for n, c in enumerate(defs) if n % int(count) == int(part) and fnmatch(c.name, options.cases)]
     done = {(t.case, t.way, t.rounds): t for t in journaled(options.journal)}
     known: dict[str, set[str]] = {}

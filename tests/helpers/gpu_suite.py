@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import sys
-from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -16,22 +14,19 @@ import numpy as np
 
 from benchmarks import sources
 from tensor_comprehensions.compiler.gpu_passes import GPU_PASSES, GpuPassContext
-from tensor_comprehensions.core.dtypes import DTYPES
+from tensor_comprehensions.core.dtypes import BFLOAT16, DTYPES, DType
 from tensor_comprehensions.core.errors import TCError
 from tensor_comprehensions.core.memory_layout import contiguous_strides
-from tensor_comprehensions.loop_ir.interpret.ops import storage_dtype
+from tensor_comprehensions.loop_ir.interpret.ops import round_to, storage_dtype
 from tensor_comprehensions.loop_ir.nodes import Module
 from tensor_comprehensions.loop_ir.verify import verify
 from tensor_comprehensions.options import FUSION_STRATEGIES, GpuOptions, MappingOptions, check_mapping
-from tensor_comprehensions.structured.match.product_matching import has_narrow_products
 from tensor_comprehensions.target import GpuTarget
 from tensor_comprehensions.tc_lang import bind, compile_source
 from tensor_comprehensions.tc_lang.ir import BoundFunction, Role
 from tensor_comprehensions.tc_lang.legalize import legalize
 from tensor_comprehensions.tc_lang.match_arguments import TensorType, match_arguments
 from tensor_comprehensions.tc_lang.reference import evaluate_def
-
-from .def_products import GROUP_CASES
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "conformance"))
 from cases import CASES
@@ -57,9 +52,12 @@ class Case:
 
 
 def case_of(name: str, source: str, wanted: str | None, arrays: dict[str, Any], initial: set[str]) -> Case:
+    """A case of one def of a text. arrays: of float32 for tensors of bfloat16."""
     functions = {f.name: f for f in compile_source(source)}
     function = functions[wanted or next(iter(functions))]
-    types = {n: TensorType(DTYPES[a.dtype.name], a.shape, contiguous_strides(a.shape)) for n, a in arrays.items()}
+    narrow = {p.name for p in (*function.parameters, *function.inouts) if p.dtype == BFLOAT16}
+    dtypes = {n: BFLOAT16 if n in narrow else DTYPES[a.dtype.name] for n, a in arrays.items()}
+    types = {n: TensorType(dtypes[n], a.shape, contiguous_strides(a.shape)) for n, a in arrays.items()}
     scalars = {n: int(arrays[n]) for n in function.scalars}
     inputs = [t for n, t in types.items() if n not in initial]
     binding = match_arguments(function, inputs, {n: types[n] for n in initial}, scalars)
@@ -89,19 +87,19 @@ def benchmarks() -> tuple[Case, ...]:
     return tuple(small_case(name, text) for name, text in texts.items())
 
 
-def small_case(name: str, text: str) -> Case:
+def small_case(name: str, text: str, sizes: Mapping[str, int] = SIZES) -> Case:
     """A def with small sizes and random inputs; those of integers are valid subscripts."""
     rng = np.random.default_rng(len(name))
     function = compile_source(text)[-1]
     arrays = {}
     for p in function.parameters:
-        shape = tuple(int(SIZES.get(str(getattr(e, "name", "")), getattr(e, "value", 4))) for e in p.extents or ())
+        shape = tuple(int(sizes.get(str(getattr(e, "name", "")), getattr(e, "value", 4))) for e in p.extents or ())
         whole = p.dtype.is_integer
         values = rng.integers(0, 4, shape) if whole else rng.uniform(-1, 1, shape)
-        arrays[p.name] = np.asarray(values).astype(p.dtype.name)
+        arrays[p.name] = round_values(values, p.dtype)
     for p in function.inouts:
-        shape = tuple(int(SIZES[str(getattr(e, "name", ""))]) for e in p.extents or ())
-        arrays[p.name] = np.asarray(rng.uniform(-1, 1, shape)).astype(p.dtype.name)
+        shape = tuple(int(sizes[str(getattr(e, "name", ""))]) for e in p.extents or ())
+        arrays[p.name] = round_values(rng.uniform(-1, 1, shape), p.dtype)
     return case_of(name, text, function.name, arrays, {p.name for p in function.inouts})
 
 
@@ -110,43 +108,9 @@ def every() -> Iterator[Case]:
     yield from benchmarks()
 
 
-def in_halves() -> Iterator[Case]:
-    """The conformance programs and benchmarks that multiply, in half precision, and the products of `def_products`."""
-    for case in CASES:
-        if case.error is None:
-            inputs, initial = case.arrays()
-            arrays = {n: _round_to_half(a) for n, a in {**inputs, **initial}.items()}
-            with suppress(TCError):
-                wanted = case.record.get("fn")
-                yield from _multiplying(case_of(case.id, _in_half(case.source), wanted, arrays, set(initial)))
-    for name, text in vars(sources).items():
-        if name.isupper() and isinstance(text, str):
-            with suppress(TCError):
-                yield from _multiplying(small_case(name.lower(), _in_half(text)))
-    for product in GROUP_CASES:
-        if "bfloat16" not in product.text:
-            names = [p.name for p in compile_source(product.text)[0].parameters]
-            arrays = dict(zip(names, (x.numpy() for x in product.arguments()), strict=True))
-            first = {n: x.numpy() for n, x in product.initial_values().items()}
-            yield case_of(product.name, product.text, "f", {**arrays, **first}, set(first))
-
-
-def in_tf32() -> Iterator[Case]:
-    """All programs, with the tolerance of products whose factors are rounded to tf32."""
-    yield from (replace(case, tolerance=1e-2) for case in every())
-
-
-def _in_half(text: str) -> str:
-    return re.sub(r"\bfloat\b", "half", text)
-
-
-def _round_to_half(a: Any) -> Any:
-    return a.astype(np.float16) if a.dtype == np.float32 else a
-
-
-def _multiplying(case: Case) -> Iterator[Case]:
-    if has_narrow_products(case.bound):
-        yield case
+def round_values(values: Any, dtype: DType) -> np.ndarray:
+    """Values as tensors of a type hold them; float32 for bfloat16."""
+    return round_to(np.asarray(values, np.float64), dtype).astype(storage_dtype(dtype))
 
 
 def memory_of(case: Case, module: Module) -> dict[str, np.ndarray]:

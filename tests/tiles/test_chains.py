@@ -11,15 +11,18 @@ import torch
 
 import tensor_comprehensions as tc
 from tensor_comprehensions.dispatch.cuda.gpu_kernels import GpuKernel
+from tensor_comprehensions.loop_ir import build
 from tensor_comprehensions.loop_ir.interpret.interpreter import interpret
 from tensor_comprehensions.options import TileOptions
 from tensor_comprehensions.runtime.cuda import nvrtc
 from tensor_comprehensions.runtime.emulate import emulator
 from tensor_comprehensions.target import parse_gpu_target
+from tensor_comprehensions.tc_lang.ir import BoundIndex, Inequality
 from tensor_comprehensions.tc_lang.legalize import legalize
 from tensor_comprehensions.tiles.check_program import check_program
 from tensor_comprehensions.tiles.lower_def import DividedDef, buffers_of, divide_def, lower_divided, region_program
 from tensor_comprehensions.tiles.lower_tiles import lower_program
+from tensor_comprehensions.tiles.masked_steps import MaskedSteps
 from tensor_comprehensions.tiles.shared_accesses import bank_turns
 
 needs_compiler = pytest.mark.skipif(not emulator.is_emulator_available(), reason="there is no C++ compiler")
@@ -64,6 +67,14 @@ CAUSAL = """def f(half(Z,I,D) Q, half(Z,J,D) K, half(Z,J,D) V) -> (O) {
     total(z,i) +=! weight(z,i,j)
     S(z,i,d) +=! float(half(weight(z,i,j))) * float(V(z,j,d))
     O(z,i,d) = half(S(z,i,d) / total(z,i))
+}"""
+MASKED = CAUSAL.replace(
+    "float(half(weight(z,i,j))) * float(V(z,j,d))", "j <= i ? float(half(weight(z,i,j))) * float(V(z,j,d)) : 0"
+)
+BAND = MASKED.replace("j <= i ?", "j <= i + 3 && j >= i - 40 ?")
+TRIANGLE = """def f(half(M,K) X, half(N,K) W, half(P,N) V) -> (Y) {
+    H(m,n) +=! X(m,k) * W(n,k)
+    Y(m,p) +=! 2 * n >= m ? float(half(H(m,n))) * float(V(p,n)) : 0
 }"""
 BIASED = """def f(half(Z,I,D) Q, half(Z,J,D) K, half(Z,J,D) V, float(I,J) bias, bool(Z,J) kept) -> (O) {
     score(z,i,j) +=! float(Q(z,i,d)) * float(K(z,j,d))
@@ -126,6 +137,7 @@ def halves(name: str, text: str, *shapes: tuple[int, ...], tolerance: float, dty
 
 
 LAYER_CASES = (
+    halves("triangle", TRIANGLE, (200, 32), (136, 32), (64, 136), tolerance=0),
     halves("layers", LAYERS, (70, 40), (200, 40), (200,), (48, 200), (48,), tolerance=0),
     halves("across", ACROSS, (64, 72), (64, 136), (136, 64), tolerance=0, dtype="bfloat16"),
     Chain("swapped", SWAPPED, ((3, 33, 64), (3, 72, 64), (3, 40, 72)), ("float16",) * 3, 0, (3, 33, 40)),
@@ -134,12 +146,18 @@ SOFTMAX_CASES = (
     halves("attention", ATTENTION, (2, 70, 64), (2, 200, 64), (2, 200, 32), tolerance=1e-3),
     halves("heads", HEADS, (2, 33, 3, 64), (2, 150, 3, 64), (2, 150, 3, 64), tolerance=8e-3, dtype="bfloat16"),
     halves("causal", CAUSAL, (3, 80, 32), (3, 100, 32), (3, 100, 32), tolerance=2e-3),
+    halves("masked", MASKED, (3, 80, 32), (3, 100, 32), (3, 100, 32), tolerance=2e-3),
+    halves("band", BAND, (2, 200, 32), (2, 170, 32), (2, 170, 32), tolerance=2e-3),
     halves("probabilities", PROBABILITIES, (2, 70, 64), (2, 72, 64), (2, 72, 64), tolerance=1e-3),
     halves("inline", INLINE, (2, 70, 64), (2, 72, 64), (2, 72, 64), tolerance=1e-3),
     Chain("biased", BIASED, ((2, 40, 64), (2, 130, 64), (2, 130, 64), (40, 130), (2, 130)),
           ("float16",) * 3 + ("float32", "bool"), 2e-3),
 )  # fmt: skip
 CASES = (*LAYER_CASES, *SOFTMAX_CASES)
+
+
+WIDE = halves("wide", LAYERS, (70, 40), (72, 40), (72,), (328, 72), (328,), tolerance=0)
+"""More columns than a block has."""
 
 
 def divide_case(case: Chain, options: TileOptions, target: str) -> DividedDef:
@@ -192,8 +210,103 @@ def test_softmax_of_no_score_and_of_large_ones(target: str, options: TileOptions
     torch.testing.assert_close(found[1].float(), wanted[1].float(), rtol=2e-3, atol=2e-3)
 
 
+@needs_compiler
 @pytest.mark.parametrize(("target", "options"), TARGETS)
-@pytest.mark.parametrize("case", [LAYER_CASES[0], LAYER_CASES[1], SOFTMAX_CASES[1]], ids=lambda c: c.name)
+def test_blocks_share_the_columns_of_wide_results(target: str, options: TileOptions) -> None:
+    """Each computes the first product for its rows again."""
+    warps = (4, 1)
+    options = replace(options, warps=warps, tile=(64, 64, 32))
+    (piece,) = divide_case(WIDE, options, target).regions
+    assert piece.price.blocks == 2 * 6
+    kernel = WIDE.compile(options, target)
+    assert kernel.resources["kernels"] == 1
+    arguments = WIDE.arguments(whole=True)
+    assert torch.equal(kernel.emulate(*arguments), tc.define(WIDE.text).f.reference(*arguments))
+
+
+@needs_compiler
+def test_warpgroups_take_turns_over_several_tiles() -> None:
+    case = halves("many", ATTENTION, (140, 66, 32), (140, 72, 32), (140, 72, 32), tolerance=1e-3)
+    kernel = case.compile(TileOptions(instruction="wgmma", warps=(8, 1), tile=(128, 32, 32)), "cuda:sm_90")
+    assert "turn" in kernel.source("tiles")
+    found = kernel.emulate(*case.arguments()).float()
+    torch.testing.assert_close(found, tc.define(case.text).f.reference(*case.arguments()).float(), rtol=3e-3, atol=3e-2)
+
+
+def test_attention_keeps_tensor_cores_busy() -> None:
+    """At least three quarters of the time, by the model, for heads of 128 values."""
+    case = halves("", ATTENTION, *((64, 4096, 128),) * 3, tolerance=0)
+    (piece,) = divide_case(case, TileOptions(), "cuda:sm_90").regions
+    gpu, products = parse_gpu_target("cuda:sm_90"), 4 * 64 * 4096**2 * 128
+    assert products / (gpu.group_ops * gpu.num_sms) >= 0.75 * piece.price.cycles
+
+
+@needs_compiler
+@pytest.mark.parametrize(("target", "options"), TARGETS)
+def test_masked_terms_are_not_read(target: str, options: TileOptions) -> None:
+    """Infinite values of keys that a row does not see leave it finite, in blocks that others of them need, too."""
+    case = next(c for c in SOFTMAX_CASES if c.name == "masked")
+    q, keys, v = case.arguments()
+    v[0, 70, 3], v[0, 20, 5] = float("inf"), float("nan")
+    v[1, 50], v[1, 79] = -float("inf"), float("inf")
+    keys[0, 60], keys[2, 99], q[2, 40] = float("nan"), float("inf"), float("inf")
+    found = case.compile(options, target).emulate(q, keys, v).float()
+    wanted = tc.define(case.text).f.reference(q, keys, v).float()
+    assert wanted[0, :20].isfinite().all()
+    assert wanted[1, :50].isfinite().all()
+    torch.testing.assert_close(found, wanted, rtol=2e-3, atol=2e-3, equal_nan=True)
+
+
+def test_steps_without_terms_are_skipped() -> None:
+    """Every step with terms is taken, for random domains; the mean is that of the steps taken."""
+    seed = random.SystemRandom().randrange(1 << 30)
+    print("seed", seed)
+    rng = random.Random(seed)
+    for _ in range(60):
+        rows, term = (BoundIndex(n, low := rng.randrange(3), low + rng.randint(1, 60)) for n in "ij")
+        boxes = {"i": rng.choice([4, 16]), "j": rng.choice([3, 8, 16])}
+        domain = tuple(
+            Inequality((("i", rng.choice([-2, -1, 1, 3])), ("j", rng.choice([-2, -1, 1]))), rng.randint(-40, 40))
+            for _ in range(rng.randint(1, 2))
+        )
+        masked = MaskedSteps(domain, (rows,), (term,), boxes)
+        taken = [_check_steps(masked, tile) for tile in range(-(-rows.extent // boxes["i"]))]
+        assert masked.mean_count() == sum(taken) / len(taken)
+
+
+def _check_steps(masked: MaskedSteps, tile: int) -> int:
+    """The number of steps of a tile of rows, which have all its terms; those that lack some are known as such."""
+    (rows,), (term,) = masked.free, masked.terms
+    at = {"i": build.const(tile)}
+    first, count = (build.integer(e) for e in masked.bounds(at))
+    assert first is not None
+    assert count is not None
+    size, step = masked.boxes["i"], masked.boxes["j"]
+    for n in range(-(-term.extent // step)):
+        points = [
+            all(i * dict(g.terms)["i"] + j * dict(g.terms)["j"] + g.constant >= 0 for g in masked.domain)
+            for i in range(rows.lower + tile * size, min(rows.lower + (tile + 1) * size, rows.upper))
+            for j in range(term.lower + n * step, min(term.lower + (n + 1) * step, term.upper))
+        ]
+        assert first <= n < first + count or not any(points)
+        assert all(points) or build.is_true(masked.has_partial_terms({**at, "j": build.const(n)}))
+    return count
+
+
+@pytest.mark.parametrize(("target", "least"), [("cuda:sm_80", 1.7), ("cuda:sm_90", 1.6)])
+def test_masks_around_the_terms_save_work(target: str, least: float) -> None:
+    large = [halves("", text, *((64, 2048, 64),) * 3, tolerance=0) for text in (CAUSAL, MASKED, BAND)]
+    full, masked, band = (divide_case(case, TileOptions(), target).cycles for case in large)
+    assert full > least * masked
+    assert masked > 3 * band
+    for case, where in zip(large, ("", "where j <= i", "where j <= i + 3 and i <= j + 40"), strict=True):
+        (piece,) = divide_case(case, TileOptions(), target).regions
+        assert where in str(piece)
+        assert bool(where) == ("where" in str(piece))
+
+
+@pytest.mark.parametrize(("target", "options"), TARGETS)
+@pytest.mark.parametrize("case", [*LAYER_CASES[:3], SOFTMAX_CASES[1]], ids=lambda c: c.name)
 def test_decompositions_are_proven_without_conflicts(case: Chain, target: str, options: TileOptions) -> None:
     divided, gpu = divide_case(case, options, target), parse_gpu_target(target)
     (piece,) = divided.regions
@@ -240,9 +353,12 @@ def test_what_is_no_softmax_is_no_chain(change: str, to: str) -> None:
     [
         (HEADS, ((2, 2048, 16, 128),) * 3),
         (CAUSAL, ((64, 1024, 64),) * 3),
+        (MASKED, ((64, 1024, 64),) * 3),
+        (BAND, ((16, 4096, 128),) * 3),
         (LAYERS, ((8192, 128), (512, 128), (512,), (128, 512), (128,))),
+        (LAYERS, ((16384, 64), (64, 64), (64,), (512, 64), (512,))),
     ],
-    ids=["heads", "causal", "layers"],
+    ids=["heads", "causal", "masked", "band", "layers", "wide"],
 )
 def test_large_chains_by_default(text: str, shapes: tuple[tuple[int, ...], ...], target: str) -> None:
     dtype = torch.bfloat16 if "bfloat16" in text else torch.float16

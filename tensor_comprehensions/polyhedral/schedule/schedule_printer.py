@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from ...tc_lang.ir import Inequality
 from ..scop.scop import ScopStatement, node_name
 from .fusion import BandMember
 from .legality import ScheduledGroup
@@ -59,18 +58,8 @@ def _leaf(leaf: LoopNest) -> Iterator[str]:
     for node in leaf.nodes:
         for s in node.statements:
             update = f" {s.reduction}=" + ("!" if s.initialize else "") if s.reduction else " ="
-            where = f" where {' and '.join(map(_inequality, s.domain))}" if s.domain else ""
+            where = f" where {' and '.join(map(str, s.domain))}" if s.domain else ""
             yield f"  {node_name(s)}: {s.target}{update}{where}"
-
-
-def _inequality(g: Inequality) -> str:
-    """`j <= i + 3`: negative terms stand on the left."""
-
-    def side(sign: int, constant: int) -> str:
-        parts = [name if abs(c) == 1 else f"{abs(c)}*{name}" for name, c in g.terms if c * sign > 0]
-        return " + ".join([*parts, *([str(constant)] if constant > 0 or not parts else [])])
-
-    return f"{side(-1, max(0, -g.constant))} <= {side(1, max(0, g.constant))}"
 
 
 def _dim(dim: NestDim) -> str:
