@@ -153,15 +153,33 @@ class CompiledRangeKernel(CompiledCpuKernel):
     """A kernel for a CPU and for any number of rows; callers allocate no temporaries for it.
 
     Attributes:
-        bound: the def for a single row.
-        rows: the sizes that may have any value.
-        sizes: the numbers of rows of blocks, the largest first.
-        make: returns the def for a number of rows.
+        bound: the def for a single row along each axis.
+        axes: the sizes that may have any value, outermost first.
+        sizes: for each axis the numbers of rows of blocks, the largest first.
+        make: returns the def for numbers of rows.
+        strides: of each tensor with rows, as `row_strides.classify_strides` has them.
     """
 
-    rows: Rows
-    sizes: tuple[BlockSize, ...]
-    make: Callable[[int], BoundFunction]
+    axes: tuple[Rows, ...]
+    sizes: tuple[tuple[BlockSize, ...], ...]
+    make: Callable[[tuple[int, ...]], BoundFunction]
+    strides: Mapping[str, tuple[int, ...]]
+
+    @property
+    def dynamic_sizes(self) -> tuple[str, ...]:
+        """The sizes that may have any value, in the order in which the kernel takes them."""
+        return tuple(name for rows in self.axes for name in rows.sizes)
+
+    def dynamic_dimensions(self, tensor: str) -> dict[int, int]:
+        """The dimensions of a tensor that are such sizes, with the number of each."""
+        found: dict[int, int] = {}
+        first = 0
+        for rows in self.axes:
+            place = rows.place(tensor)
+            if place is not None:
+                found |= {place + n: first + n for n in range(rows.depth)}
+            first += rows.depth
+        return found
 
     def rerun_until(self, name: str) -> Any:
         """The result of "join", which makes one module of those of all blocks, or of a pass behind it, made again."""

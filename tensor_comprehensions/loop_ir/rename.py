@@ -46,7 +46,8 @@ def rename(module: Module, spell: Callable[[str], str], function: str) -> Module
 
 
 def _buffer(b: Buffer, names: Names) -> Buffer:
-    return replace(b, name=names[b.name])
+    held = tuple(None if v is None else names[v] for v in b.stride_variables)
+    return replace(b, name=names[b.name], stride_variables=held)
 
 
 class _Renaming:

@@ -14,7 +14,15 @@ from tensor_comprehensions.loop_ir.binding_checks import check_bindings
 from tensor_comprehensions.loop_ir.interpret.interpreter import interpret
 from tensor_comprehensions.loop_ir.nodes import Buffer, Kernel, Load, Loop, LoopKind, Module, Stmt, Store, Type, Window
 from tensor_comprehensions.loop_ir.rewrite import map_stmt, walk_stmts
-from tensor_comprehensions.loop_ir.row_blocks import ROWS, SIZES, RowBlock, RowProgram, join_row_blocks
+from tensor_comprehensions.loop_ir.row_blocks import (
+    SIZES,
+    RowBlock,
+    RowProgram,
+    bind_variables,
+    join_row_blocks,
+    rows_variable,
+    sizes_buffer,
+)
 from tensor_comprehensions.loop_ir.verify import verify
 
 WIDTH = 5
@@ -36,11 +44,13 @@ def block(rows: int, grain: int = 1, overlap_from: int = 0) -> RowBlock:
 
 
 def sources() -> dict[str, Buffer]:
-    return {name: Buffer(name, Type(FLOAT32), (0, WIDTH), (WIDTH, 1), dynamic=True) for name in "xo"}
+    return {name: Buffer(name, Type(FLOAT32), (0, WIDTH), (WIDTH, 1), dynamic=(0,)) for name in "xo"}
 
 
 def join_blocks(*blocks: RowBlock) -> Module:
-    module = join_row_blocks(RowProgram("f", tuple(sources().values())), [blocks])
+    program = RowProgram("f", tuple(sources().values()), (), {"x": (0,), "o": (0,)})
+    rows = build.maximum(Load(sizes_buffer(1), (build.const(0),)), 0)
+    module = bind_variables(join_row_blocks(program, [blocks]), 1, [(rows_variable(0), rows)])
     check_bindings(module)
     verify(module)
     return module
@@ -121,4 +131,4 @@ def test_temporaries_belong_to_the_thread_that_runs_a_block() -> None:
     loops = [s for k in module.kernels for s in walk_stmts(k.body) if isinstance(s, Loop)]
     assert [s.kind for s in loops if s.var == ".block"] == [LoopKind.PARALLEL, LoopKind.PARALLEL]
     assert all(s.kind is LoopKind.SERIAL for s in loops if s.var != ".block")
-    assert ROWS in repr(module)
+    assert rows_variable(0) in repr(module)
