@@ -22,7 +22,8 @@ def rename(module: Module, spell: Callable[[str], str], function: str) -> Module
     renaming = _Renaming(spell)
     outer: Names = {}
     for b in (*module.arguments, *module.temporaries):
-        outer = renaming.bind(b.name, outer)
+        for name in (b.name, *(v for v in b.stride_variables if v is not None)):
+            outer = renaming.bind(name, outer)
 
     def kernel(k: Kernel) -> Kernel:
         inner = outer if k.launch is None else {**outer, **{name: name for name, _ in k.launch.ranges()}}
@@ -75,7 +76,7 @@ class _Renaming:
                 inner = self.bind(name, names)
                 s = replace(s, var=inner[name])
             case Let(name):
-                inner = self.bind(name, names)
+                inner = names if name in names else self.bind(name, names)  # that of a stride is known before
                 s = replace(s, name=inner[name])
             case Allocate(buffers):
                 for b in buffers:

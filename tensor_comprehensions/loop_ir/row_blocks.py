@@ -370,15 +370,22 @@ class _Redirect:
         return self.buffers.get(b.name, b)
 
     def stmt(self, s: Stmt) -> Stmt:
+        if isinstance(s, Window) and s.source.name in self.buffers:
+            return self.window(s)
         new = map_stmt(s, self.expr, self.stmt)
         match new:
             case Store(buffer):
                 return replace(new, buffer=self.of(buffer))
             case Invoke(_, operands):
                 return replace(new, operands=tuple((self.of(b), where) for b, where in operands))
-            case Window(source=source):
-                return replace(new, source=self.of(source))
         return new
+
+    def window(self, s: Window) -> Window:
+        """A window of another buffer: what is seen through it lies in the same memory."""
+        source = self.of(s.source)
+        buffer = replace(s.buffer, space=source.space)
+        inner = replace(self, buffers={**self.buffers, buffer.name: buffer})
+        return replace(s, buffer=buffer, source=source, body=inner.stmt(s.body))
 
 
 def _run_in_one_thread(s: Stmt) -> Stmt:
