@@ -24,8 +24,8 @@ SHARED_INNER_ROWS: tuple[int, ...] = (64, 8, 1)
 """The same where rows along other axes are in blocks as well, which multiply the code."""
 SUMMED_INNER_ROWS: tuple[int, ...] = (128, 8, 1)
 """The same for sums."""
-OVERLAP_INNER_FROM = {64: 8, 8: 2}
-"""The same as `OVERLAP_FROM` where a row is a column, so that blocks are vectors."""
+OVERLAP_INNER_FROM = {64: 16, 8: 1}
+"""The same as `OVERLAP_FROM` where a row is a column, so that blocks are vectors, and where axes multiply the code."""
 MOST_INNER_ROWS = 512
 """Most rows of a block whose strides depend on sizes: less than `row_strides.TYPICAL_EXTENT`."""
 TYPICAL_ROWS = 256
@@ -76,7 +76,7 @@ def _choose_axis(
     again = (shares or _is_inner(rows)) and all(t.role is not Role.INOUT for t in row.tensors)  # rows computed twice
     sums = any(_is_sum(s, rows) for s in row.statements)
     shared = SUMMED_SHARED_OPS if sums else SHARED_OPS
-    overlaps = OVERLAP_FROM if shares else OVERLAP_INNER_FROM
+    overlaps = OVERLAP_FROM if shares and not is_one_of_several else OVERLAP_INNER_FROM
     return tuple(BlockSize(n, _grain(n * ops, shared, options), overlaps.get(n, 0) if again else 0) for n in counts)
 
 

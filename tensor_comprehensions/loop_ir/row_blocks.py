@@ -59,6 +59,11 @@ def block_variable(level: int) -> str:
     return internal_name("block", *[level] * bool(level))
 
 
+def again_variable(level: int) -> str:
+    """The variable that tells the second time that a block is computed, shifted to the last rows, from the first."""
+    return internal_name("again", *[level] * bool(level))
+
+
 @dataclass(frozen=True, slots=True)
 class RowBlock:
     """A module for this many rows.
@@ -281,27 +286,48 @@ class _Joiner:
     def loops_over_blocks(self, parts: Sequence[Part]) -> Stmt:
         """The loop over the blocks of the first size, and the loops over the remaining rows."""
         (block, above, kernels), *smaller = parts
-        loop = self.whole_blocks(block, above, kernels)
         rest = self.loops_over_blocks(smaller) if smaller else build.NOTHING
         if not block.overlap_from:
-            return build.block(loop, rest)
-        # One iteration if there is a block; the verifier must prove that it starts at or after the first row.
-        rows = self.rows
-        count, left = build.div(rows, block.rows), build.mod(rows, block.rows)
-        start = build.add(build.mul(build.var(self.block), block.rows), left)
-        last = Loop(self.block, build.maximum(build.sub(count, 1), 0), count, self.body(block, kernels, start))
-        again = build.logical_and(build.gt(count, 0), build.ge(left, block.overlap_from))
-        return build.block(loop, If(again, last, rest))
+            return build.block(self.whole_blocks(block, above, kernels), rest)
+        left = build.mod(self.rows, block.rows)
+        again = build.logical_and(build.ge(self.rows, block.rows), build.ge(left, block.overlap_from))
+        return build.block(self.overlapping_blocks(block, above, kernels, again), If(build.logical_not(again), rest))
 
     def whole_blocks(self, block: RowBlock, above: RowBlock | None, kernels: Sequence[Kernel]) -> Loop:
         """The loop over whole blocks."""
-        rows = self.rows
-        done = build.const(0) if above is None else build.mul(build.div(rows, above.rows), above.rows // block.rows)
+        body = self.body(block, kernels, build.mul(build.var(self.block), block.rows))
+        return self.parallelize(block, above, self.count_done(block, above), body)
+
+    def overlapping_blocks(
+        self, block: RowBlock, above: RowBlock | None, kernels: Sequence[Kernel], again: Expr
+    ) -> Loop:
+        """The loop over whole blocks where, if `again`, the last is computed twice: the second time for the last rows.
+
+        There may be no block of this size but that for the last rows; then the first time is left out.
+        """
+        done, time = self.count_done(block, above), again_variable(self.program.level)
+        number, count = build.var(self.block), build.div(self.rows, block.rows)
+        is_last = build.logical_and(again, build.eq(number, build.sub(count, 1)))
+        shift = build.minimum(build.mul(build.var(time), block.rows), build.mod(self.rows, block.rows))
+        body = self.body(block, kernels, build.add(build.mul(number, block.rows), shift))
+        first = build.select(build.lt(number, done), build.const(1), build.const(0))
+        last = build.select(is_last, build.const(2), build.const(1))
+        twice = Loop(time, build.maximum(first, 0), last, body)
+        begin = build.minimum(done, build.select(again, build.sub(count, 1), count))
+        return self.parallelize(block, above, build.maximum(begin, 0), twice)
+
+    def count_done(self, block: RowBlock, above: RowBlock | None) -> Expr:
+        """How many blocks larger ones have computed."""
+        if above is None:
+            return build.const(0)
+        return build.mul(build.div(self.rows, above.rows), above.rows // block.rows)
+
+    def parallelize(self, block: RowBlock, above: RowBlock | None, begin: Expr, body: Stmt) -> Loop:
+        """The loop over blocks, which threads share if there are enough."""
         is_one_chunk = above is not None and above.rows // block.rows - 1 <= block.grain
         is_serial = block.is_serial or not block.grain or is_one_chunk
-        body = self.body(block, kernels, build.mul(build.var(self.block), block.rows))
         kind, grain = (LoopKind.SERIAL, 1) if is_serial else (LoopKind.PARALLEL, block.grain)
-        return Loop(self.block, done, build.div(rows, block.rows), body, kind, grain=grain)
+        return Loop(self.block, begin, build.div(self.rows, block.rows), body, kind, grain=grain)
 
     def body(self, block: RowBlock, kernels: Sequence[Kernel], start: Expr) -> Stmt:
         """The body of one block."""

@@ -79,6 +79,16 @@ def test_overlapping_blocks_reach_every_row(rows: int) -> None:
     assert (found != 0).any() == bool(again and again != 8 and rows > 0 and (8 - again))
 
 
+@pytest.mark.parametrize("rows", [*range(30), 63, 64, 65, 79, 80, 100, 127, 128, 130, 191])
+def test_blocks_of_several_sizes_overlap(rows: int) -> None:
+    """The last block of a size begins before larger ones end, even where there is no other of its size."""
+    found = run(join_blocks(block(64, overlap_from=16), block(8, overlap_from=1), block(1)), rows)
+    twice = np.count_nonzero(found[:, 0])
+    left = rows % 64
+    expected = 64 - left if rows >= 64 and left >= 16 else 8 - left % 8 if rows >= 8 and left % 8 else 0
+    assert twice == expected - (0 in range(rows - expected, rows) and expected == rows)
+
+
 def change(s: Stmt, kind: type, edit: object) -> Stmt:
     new = map_stmt(s, lambda e: e, lambda c: change(c, kind, edit))
     return edit(new) if isinstance(new, kind) else new  # type: ignore[operator]
