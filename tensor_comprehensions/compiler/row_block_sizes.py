@@ -20,14 +20,18 @@ Smaller blocks read the whole matrix for a few rows each. Measured with layers o
 """
 SUMMED_ROWS: tuple[int, ...] = (128, 32, 8, 2, 1)
 """Block sizes if products of rows are added to a matrix, which every block reads and writes."""
-SHARED_INNER_ROWS: tuple[int, ...] = (64, 8, 1)
+SHARED_INNER_ROWS: tuple[int, ...] = (32, 8, 1)
 """The same where rows along other axes are in blocks as well, which multiply the code."""
-SUMMED_INNER_ROWS: tuple[int, ...] = (128, 8, 1)
+SUMMED_INNER_ROWS: tuple[int, ...] = (128, 16, 1)
 """The same for sums."""
-OVERLAP_INNER_FROM = {64: 16, 8: 1}
+INNER_ROWS: tuple[int, ...] = (256, 32, 8, 1)
+"""Block sizes if rows are columns of some tensor, so that blocks are vectors."""
+OVERLAP_INNER_FROM = {256: 64, 64: 16, 32: 9, 8: 1}
 """The same as `OVERLAP_FROM` where a row is a column, so that blocks are vectors, and where axes multiply the code."""
 MOST_INNER_ROWS = 512
-"""Most rows of a block whose strides depend on sizes: less than `row_strides.TYPICAL_EXTENT`."""
+"""Most rows of a block inside or outside of others: less than `row_strides.TYPICAL_EXTENT`."""
+MOST_VARIANTS = 48
+"""Most combinations of block sizes along several axes."""
 TYPICAL_ROWS = 256
 """The number of rows along inner axes for which blocks of the outer ones are chosen."""
 ENOUGH_REUSE = 64
@@ -56,6 +60,10 @@ def choose_block_sizes(
     for n, rows in enumerate(axes):
         outer, inner = tuple(sizes[0].rows for sizes in found), (TYPICAL_ROWS,) * (len(axes) - n - 1)
         found.append(_choose_axis(make((*outer, 1, *inner)), rows, len(axes) > 1, options, typical))
+    while prod(map(len, found)) > MOST_VARIANTS:
+        longest = max(map(len, found))
+        n = next(n for n, sizes in enumerate(found) if len(sizes) == longest)
+        found[n] = found[n][1:]
     return tuple(found)
 
 
@@ -70,8 +78,9 @@ def _choose_axis(
     elif shares:
         counts = SHARED_INNER_ROWS if is_one_of_several else SHARED_OPERAND_ROWS
     else:
-        most = MOST_INNER_ROWS if is_one_of_several or _is_inner(rows) else BLOCK_OPS
-        counts = _powers(min(-(-BLOCK_OPS // ops), most))
+        least = -(-BLOCK_OPS // ops)
+        counts = tuple(n for n in INNER_ROWS if n <= least * STEP) if _is_inner(rows) else _powers(least)
+        counts = tuple(n for n in counts if n <= MOST_INNER_ROWS) if is_one_of_several else counts
     counts = tuple(n for n in counts if not typical or n <= typical)
     again = (shares or _is_inner(rows)) and all(t.role is not Role.INOUT for t in row.tensors)  # rows computed twice
     sums = any(_is_sum(s, rows) for s in row.statements)
