@@ -15,12 +15,14 @@ from ..target import CpuTarget
 if TYPE_CHECKING:
     from ..loop_ir.nodes import CheckSite
     from ..runtime.cpu.object_code import Executable, ObjectCode
+    from ..tc_lang import rows as row_analysis
     from ..tc_lang.ir import BoundFunction
     from ..tc_lang.rows import Rows
     from . import cpu_passes, range_passes
     from .cpu_passes import Pass
 else:
     cpu_passes, range_passes = lazy_module("compiler.cpu_passes"), lazy_module("compiler.range_passes")
+    row_analysis = lazy_module("tc_lang.rows")
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,17 +170,16 @@ class CompiledRangeKernel(CompiledCpuKernel):
     @property
     def dynamic_sizes(self) -> tuple[str, ...]:
         """The sizes that may have any value, in the order in which the kernel takes them."""
-        return tuple(name for rows in self.axes for name in rows.sizes)
+        return row_analysis.list_dynamic_sizes(self.axes)
 
     def dynamic_dimensions(self, tensor: str) -> dict[int, int]:
         """The dimensions of a tensor that are such sizes, with the number of each."""
+        names = self.dynamic_sizes
         found: dict[int, int] = {}
-        first = 0
         for rows in self.axes:
             place = rows.place(tensor)
             if place is not None:
-                found |= {place + n: first + n for n in range(rows.depth)}
-            first += rows.depth
+                found |= {place + n: names.index(name) for n, name in enumerate(rows.original_sizes)}
         return found
 
     def rerun_until(self, name: str) -> Any:

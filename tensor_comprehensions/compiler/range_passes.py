@@ -35,7 +35,7 @@ from ..target import CpuTarget
 from ..tc_lang.ir import BoundFunction, Role, Tensor
 from ..tc_lang.printer import format_ranges
 from ..tc_lang.row_stages import RowStage, base_tensor, shared_tensors, split_row_stages
-from ..tc_lang.rows import CannotGeneralize, Rows, count_operand
+from ..tc_lang.rows import CannotGeneralize, Rows, count_operand, list_dynamic_sizes
 from . import cpu_passes
 from .compiled_kernel import BlockSize, CompiledRangeKernel, PassContext
 from .row_block_sizes import choose_block_sizes
@@ -246,13 +246,15 @@ class _Composer:
 
     def list_variables(self, plain: BoundFunction) -> tuple[int, list[tuple[str, Expr]]]:
         """How many sizes and strides a call gives, and the values of numbers of rows and of strides."""
-        total = sum(rows.depth for rows in self.axes) + sum(s.count(GIVEN) for s in self.strides.values())
-        read = iter(Load(sizes_buffer(total), (build.const(n),)) for n in range(total))
+        names = list_dynamic_sizes(self.axes)
+        total = len(names) + sum(s.count(GIVEN) for s in self.strides.values())
+        values: list[Expr] = [Load(sizes_buffer(total), (build.const(n),)) for n in range(total)]
+        read = iter(values[len(names) :])
         found: list[tuple[str, Expr]] = []
         for n, rows in enumerate(self.axes):
-            count: Expr = next(read)
-            for _ in range(rows.depth - 1):
-                count = build.mul(count, next(read))
+            count: Expr = build.const(1)
+            for name in rows.original_sizes:
+                count = build.mul(count, values[names.index(name)])
             found.append(
                 (rows_variable(n), build.maximum(count, 0))
             )  # which proves that blocks start in their operands

@@ -128,7 +128,7 @@ def load_or_compile_range(
     strides = wanted.classes(function)
     key = None
     if store.mode != "off":
-        facts = [(a.depth, a.sums, *(a.place(t.name) for t in row.tensors)) for a in wanted.axes]
+        facts = [(numbers, a.sums, *(a.place(t.name) for t in row.tensors)) for a, numbers in wanted.number_sizes()]
         classes = [strides.get(t.name) for t in row.tensors]
         key = kernel_key(function, row, options, target, f"{facts} {classes} typical {wanted.typical}")
     make = partial(wanted.make_block, function)

@@ -24,6 +24,7 @@ from ..tc_lang.bind import bind
 from ..tc_lang.ir import BoundFunction, Function, Role
 from ..tc_lang.ir import Tensor as BoundTensor
 from ..tc_lang.rows import CannotGeneralize, Rows
+from ..tc_lang.size_separation import original_size, separate_sizes
 from .call_steps import launch_error
 
 if TYPE_CHECKING:
@@ -43,16 +44,23 @@ class RangeKey:
     Attributes:
         axes: its rows, outermost first. fixed: the sizes that are numbers in it, and the scalars.
         strides: of each argument, and of each destination of a call; with rows as `classify_strides` has them.
-        typical: most rows of a block; 0 chooses.
+        typical: most rows of a block; 0 chooses. separated: the sizes that are several axes.
     """
 
     axes: tuple[Rows, ...]
     fixed: tuple[tuple[str, int], ...]
     strides: Strides
     typical: int
+    separated: tuple[str, ...] = ()
+
+    def number_sizes(self) -> list[tuple[Rows, tuple[int, ...]]]:
+        """The axes, each with the numbers of its sizes among those of a call."""
+        names = row_analysis.list_dynamic_sizes(self.axes)
+        return [(rows, tuple(map(names.index, rows.original_sizes))) for rows in self.axes]
 
     def make(self, function: Function, counts: Sequence[int]) -> BoundFunction:
         """The def for so many rows along each axis."""
+        function = separate_sizes(function, self.separated) if self.separated else function
         sizes = dict(self.fixed)
         for rows, count in zip(self.axes, counts, strict=True):
             sizes |= rows.sizes_for(count)
@@ -96,10 +104,11 @@ class RangeKey:
 
 @dataclass(frozen=True, slots=True)
 class FoundAxes:
-    """The rows that some sizes count, and those of the sizes that count none."""
+    """The rows that some sizes count, and those of the sizes that count none. separated: as in `RangeKey`."""
 
-    axes: tuple[Rows, ...]
-    refused: tuple[str, ...]
+    axes: tuple[Rows, ...] = ()
+    refused: tuple[str, ...] = ()
+    separated: tuple[str, ...] = ()
 
 
 class RangeFinder:
@@ -120,16 +129,16 @@ class RangeFinder:
             tensors: the arguments, and where to write. strides: theirs, as `canonical_strides` has them.
         """
         for merge in (True, False):
-            axes = self.find_axes(tuple(dynamic), sizes, merge=merge)
-            found = self._classify(axes, tensors, strides)
-            if axes and found is not None:
+            known = self.find_axes(tuple(dynamic), sizes, merge=merge)
+            found = self._classify(known.axes, tensors, strides)
+            if known.axes and found is not None:
                 break
         else:
             return None
-        used = {name for rows in axes for name in rows.sizes}
+        used = row_analysis.list_dynamic_sizes(known.axes)
         fixed = tuple((n, v) for n, v in sizes.items() if n not in used)
-        single = axes[0] if len(axes) == 1 and axes[0].depth == 1 else None
-        return RangeKey(axes, fixed, found, dynamic.get(single.sizes[0], 0) if single else 0)
+        typical = dynamic.get(used[0], 0) if len(used) == len(known.axes) == 1 else 0
+        return RangeKey(known.axes, fixed, found, typical, known.separated)
 
     def _classify(self, axes: Sequence[Rows], tensors: Sequence[Tensor], strides: Strides) -> Strides | None:
         """The classes of all strides; None if those along one axis are not packed."""
@@ -141,19 +150,28 @@ class RangeFinder:
             found.append(classify_strides(tuple(x.shape), s, dynamic, packed))
         return None if None in found else tuple(s for s in found if s is not None)
 
-    def find_axes(self, names: tuple[str, ...], sizes: Mapping[str, int], *, merge: bool = True) -> tuple[Rows, ...]:
+    def find_axes(self, names: tuple[str, ...], sizes: Mapping[str, int], *, merge: bool = True) -> FoundAxes:
         """The rows of as many of the sizes as count some, where the others have the values of `sizes`."""
         while names:
             fixed = tuple((n, v) for n, v in sizes.items() if n not in names)
             found = self._axes.get((names, fixed, merge), lambda n=names, f=fixed: self._find(n, dict(f), merge))  # type: ignore[misc]
             if not found.refused:
-                return found.axes
+                return found
             names = tuple(name for name in names if name not in found.refused)
-        return ()
+        return FoundAxes()
 
     def _find(self, names: tuple[str, ...], fixed: Mapping[str, int], merge: bool) -> FoundAxes:
         axes, reasons = row_analysis.find_axes(self._function, names, fixed, merge=merge)
+        if not reasons:
+            return FoundAxes(axes)
         refused = [reason.name for reason in reasons]
+        apart = separate_sizes(self._function, refused)
+        if apart.sizes != self._function.sizes:
+            wanted = [name for name in apart.sizes if original_size(name) in names]
+            again, left = row_analysis.find_axes(apart, wanted, fixed, merge=merge)
+            kept = {original_size(reason.name) for reason in left}
+            if len(kept) < len(refused):
+                return FoundAxes(again, tuple(name for name in names if name in kept), tuple(refused))
         if len(refused) == len(names):  # perhaps only since the others have no values
             refused, reasons = refused[-1:], reasons[-1:]
         for reason in reasons:

@@ -37,6 +37,7 @@ from .ir import (
 )
 from .ranges import Bounds, Ranges, infer_ranges, symbolic_ranges
 from .size_polynomial import SizeOperation, SizePolynomial, Value, to_polynomial
+from .size_separation import original_size
 
 
 class CannotGeneralize(Exception):
@@ -74,6 +75,11 @@ class Rows:
         return dict(self.places).get(tensor)
 
     @property
+    def original_sizes(self) -> tuple[str, ...]:
+        """The sizes as the def names them."""
+        return tuple(map(original_size, self.sizes))
+
+    @property
     def depth(self) -> int:
         """The dimensions that rows take."""
         return len(self.sizes)
@@ -86,6 +92,11 @@ class Rows:
 def count_operand(name: str) -> str:
     """The operand that holds a number of rows, of defs whose values depend on it."""
     return internal_name("count", name)
+
+
+def list_dynamic_sizes(axes: Iterable[Rows]) -> tuple[str, ...]:
+    """The sizes of the def that axes count, in order."""
+    return tuple(dict.fromkeys(name for rows in axes for name in rows.original_sizes))
 
 
 def list_row_size_candidates(function: Function, names: Iterable[str]) -> list[tuple[str, ...]]:

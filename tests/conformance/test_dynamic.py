@@ -14,6 +14,7 @@ import tensor_comprehensions as tc
 from tensor_comprehensions.api import Op
 from tensor_comprehensions.dispatch.call_steps import normalize_arguments, shapes_of, sizes_of
 from tensor_comprehensions.tc_lang.ranges import symbolic_ranges
+from tensor_comprehensions.tc_lang.rows import list_dynamic_sizes
 from tests.helpers.row_kernels import check_interpreter, check_machine_code, range_kernels
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*a quotient of integers rounds down")
@@ -83,8 +84,7 @@ def _rows_of(op: Op, inputs: list[Any], initial: dict[str, Any], dynamic: tuple[
         sizes = sizes_of(table.interface, shapes_of(op.function, arguments))
     except tc.TCError:
         return ()
-    found = table._ranges.find_axes(dynamic, sizes)
-    return tuple(name for rows in found for name in rows.sizes)
+    return list_dynamic_sizes(table._ranges.find_axes(dynamic, sizes).axes)
 
 
 def _check_counts(case: Case, op: Op) -> None:
