@@ -25,14 +25,21 @@ def classify_strides(
         dynamic: its dimensions without a fixed extent.
     """
     found = list(strides)
-    for d in reversed(range(len(shape))):
-        if not any(e > d for e in dynamic):
+    for d in range(len(shape)):
+        if not any(_is_inside(e, d, shape, strides) for e in dynamic):
             continue
-        follows = 0 in shape or strides[d] == strides[d + 1] * shape[d + 1]
+        follows = 0 in shape or (d + 1 < len(shape) and strides[d] == strides[d + 1] * shape[d + 1])
         if d in packed and not follows and shape[d] > 1:
             return None
         found[d] = PACKED if follows or d in packed else GIVEN
     return tuple(found)
+
+
+def _is_inside(e: int, d: int, shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether elements along the dimension `e` lie between those along `d`, so that the stride of `d` follows."""
+    if 0 in shape:  # as if it were contiguous
+        return e > d
+    return e != d and (-strides[e], e) > (-strides[d], d) and strides[e] > 0
 
 
 def open_strides(
@@ -42,9 +49,9 @@ def open_strides(
 
     All of these are different from each other, and the same for all extents of the dimensions `dynamic`.
     """
-    found, span = list(strides), 1
-    for d in reversed(range(len(shape))):
-        if d in open_dimensions:
-            found[d] = span + 1
-        span = max(span, found[d] * (TYPICAL_EXTENT if d in dynamic else max(shape[d], 1)))
+    found, extents = list(strides), [TYPICAL_EXTENT if d in dynamic else max(n, 1) for d, n in enumerate(shape)]
+    span = max((found[d] * n for d, n in enumerate(extents) if d not in open_dimensions), default=1)
+    for d in sorted(open_dimensions, reverse=True):
+        found[d] = span + 1
+        span = found[d] * extents[d]
     return tuple(found)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd import forward_ad as _forward_mode
 
 from ..compiler.compiled_kernel import CompiledCpuKernel, CompiledRangeKernel
-from ..compiler.row_strides import GIVEN
+from ..compiler.row_strides import GIVEN, PACKED
 from ..core import knobs
 from ..core.dtypes import FLOAT32, FLOAT64, DType
 from ..core.memory_layout import contiguous_strides
@@ -301,8 +301,11 @@ def _row_guard(
     for d in range(len(sizes)):
         if d in dynamic:
             sizes[d] = launch_ir.FIRST_PARAMETER + dynamic[d]
-        if parameters is not None and classes and classes[d] == GIVEN:
-            strides[d] = launch_ir.FIRST_PARAMETER + parameters[t.name, d]
+        if parameters is not None and classes:
+            if classes[d] == GIVEN:
+                strides[d] = launch_ir.FIRST_PARAMETER + parameters[t.name, d]
+            elif classes[d] == PACKED:
+                strides[d] = launch_ir.PACKED
         elif any(e > d for e in dynamic):
             strides[d] = launch_ir.PACKED
     return TensorGuard(_number(t.dtype), tuple(sizes), tuple(strides))
