@@ -65,10 +65,10 @@ class RangeKey:
         for rows, count in zip(self.axes, counts, strict=True):
             sizes |= rows.sizes_for(count)
         scalars = {name: sizes.pop(name) for name in function.scalars}
-        bound, given = bind(function, sizes, scalars), self._given(function)
+        bound, given = bind(function, sizes, scalars), self._map_strides(function)
         return replace(bound, tensors=tuple(self._lay_out(t, given.get(t.name)) for t in bound.tensors))
 
-    def _given(self, function: Function) -> dict[str, tuple[int, ...]]:
+    def _map_strides(self, function: Function) -> dict[str, tuple[int, ...]]:
         counts = {row_analysis.count_operand(rows.sizes[0]) for rows in self.axes}
         return dict(zip((t.name for t in function.tensors if t.name not in counts), self.strides, strict=False))
 
@@ -93,7 +93,7 @@ class RangeKey:
     def classes(self, function: Function) -> dict[str, tuple[int, ...]]:
         """The strides of the arguments and outputs that have rows."""
         bound = self.make(function, (1,) * len(self.axes))
-        given = self._given(function)
+        given = self._map_strides(function)
         taken = [t for t in bound.tensors if t.role is not Role.TEMPORARY and self._dynamic(t.name)]
         return {t.name: given[t.name] if t.name in given else self._own_classes(t) for t in taken}
 

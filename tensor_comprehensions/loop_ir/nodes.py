@@ -368,7 +368,9 @@ class Window:
 
     A row is what one index of a `dimension` of `source` stands for; `length` is the number of all rows, which the
     verifier proves to be enough. buffer: with a shape of its own for the same elements, unless other dimensions of it
-    are dynamic. A source that is not dynamic is seen as a whole, in another shape.
+    are dynamic. A source that is not dynamic is seen as a whole, in another shape. All
+    statements of a kernel reach the source by windows of one name, and in no other way: so emitters know by names what
+    a store may change.
     """
 
     buffer: Buffer

@@ -110,7 +110,9 @@ def join_row_blocks(program: RowProgram, stages: Sequence[Stage]) -> Module:
     modules = [m for stage in stages for m in modules_of(stage)]
     arguments = tuple(_common_form(b, modules) for b in program.arguments)
     shared = tuple(replace(_common_form(b, modules), space=Space.SCRATCH) for b in program.shared)
-    joiner = _Joiner({b.name: b for b in (*arguments, *shared)}, program)
+    sources = {b.name: b for b in (*arguments, *shared)}
+    views = {b.name for m in modules for b in m.arguments if _is_reshaped(b, sources.get(b.name))}
+    joiner = _Joiner(sources, program, frozenset(views))
     numbered, sites = _number_sites(stages)
     kernels = []
     for name, parts in _phases(numbered):
@@ -175,6 +177,11 @@ def _common_form(b: Buffer, modules: Sequence[Module]) -> Buffer:
     """A buffer without rows in the shape that it has in all modules; its own if these differ, for windows on it."""
     forms = {(x.shape, x.strides): x for m in modules for x in m.arguments if x.name == b.name}
     return b if b.dynamic or len(forms) != 1 else next(iter(forms.values()))
+
+
+def _is_reshaped(b: Buffer, source: Buffer | None) -> bool:
+    """Has a module another shape for a buffer that is not dynamic?"""
+    return source is not None and not source.dynamic and (b.shape, b.strides) != (source.shape, source.strides)
 
 
 def _number_sites(stages: Sequence[Stage]) -> tuple[list[Stage], tuple[CheckSite, ...]]:
@@ -244,10 +251,15 @@ def _read_buffers(k: Kernel) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Joiner:
-    """Composes loops over blocks. sources: the arguments, and memory that stages share, by name."""
+    """Composes loops over blocks.
+
+    sources: the arguments, and memory that stages share, by name. views: those that are reached by windows though they
+    have no rows, because their shapes in some modules are others. Then all reach them so, and by the same name.
+    """
 
     sources: Mapping[str, Buffer]
     program: RowProgram
+    views: frozenset[str]
 
     @property
     def rows(self) -> Var:
@@ -359,8 +371,7 @@ class _Joiner:
     def reach(self, b: Buffer) -> Buffer:
         """The buffer by which a block reaches an argument of its module: the same, or a window of it."""
         source = self.sources[b.name]
-        is_same = source.dynamic or (b.shape, b.strides) == (source.shape, source.strides)
-        if is_same and self.dimension(source) is None:
+        if b.name not in self.views and self.dimension(source) is None:
             return source
         name = internal_name(b.name, "rows", *[self.program.level] * bool(self.program.level))
         return replace(b, name=name, space=source.space)

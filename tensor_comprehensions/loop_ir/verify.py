@@ -62,7 +62,7 @@ from .nodes import (
     While,
     Window,
 )
-from .rewrite import allocated_buffers, children, walk_expr, walk_stmts, written_buffers
+from .rewrite import allocated_buffers, children, walk_expr, walk_stmt_exprs, walk_stmts, written_buffers
 from .show import format_program
 from .swizzled_buffer import contiguous_elements, swizzle_fault
 from .uniformity import Uniformity
@@ -101,7 +101,26 @@ def verify(module: Module) -> None:
         for m in kernel.maps:
             _require((fault := tensor_map_fault(m, buffers)) is None, f"the tensor map {m.name}: {fault}")
         place = replace(place, maps=kernel.maps)
+        _require_one_name(kernel)
         _stmt(kernel.body, place if kernel.launch is None else _enter_launch(kernel, place))
+
+
+def _require_one_name(kernel: Kernel) -> None:
+    """Are the elements of windows reached by one name only?"""
+    windows = [s for s in walk_stmts(kernel.body) if isinstance(s, Window)]
+    if not windows:
+        return
+    names = {w.source.name: w.buffer.name for w in windows}
+    for w in windows:
+        _require(names[w.source.name] == w.buffer.name, f"{w.source.name} has windows of several names", w)
+    used = {e.buffer.name for e in walk_stmt_exprs(kernel.body) if isinstance(e, Load)}
+    for s in walk_stmts(kernel.body):
+        if isinstance(s, Store):
+            used.add(s.buffer.name)
+        elif isinstance(s, Invoke):
+            used.update(b.name for b, _ in s.operands)
+    for name in sorted(used & names.keys()):
+        raise InternalError(f"{name} has windows, and is reached without them")
 
 
 def _enter_launch(kernel: Kernel, place: _Place) -> _Place:

@@ -166,6 +166,22 @@ def test_results_do_not_depend_on_threads() -> None:
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
+def test_what_blocks_add_to_is_read_under_the_name_that_they_write() -> None:
+    """Some blocks see the sum in another shape than others."""
+    text = """
+    def gram(float(N,D) x) -> (s) {
+        t(i,d) = x(i,d) * 2
+        a(i,j) +=! t(i,d) * x(j,d)
+        s(i,j) = a(i,j) + 1
+    }
+    """
+    (op,) = tc.define(text, dynamic={"D"})
+    for n in (2, 3, 4):
+        for d in (7, 1, 0, 200):
+            check_machine_code(op, (torch.randn(n, d),), {})
+    assert len(op.kernels) == 3
+
+
 def test_gradients_of_rows_of_any_length() -> None:
     (op,) = tc.define(SCALE, dynamic={"D"})
     for d in (5, 1, 40, 130):
