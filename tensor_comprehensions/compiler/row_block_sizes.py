@@ -76,16 +76,17 @@ def _choose_axis(
     if any(_adds_products(s, rows) for s in row.statements):
         counts = SUMMED_INNER_ROWS if is_one_of_several else SUMMED_ROWS
     elif shares:
-        counts = SHARED_INNER_ROWS if is_one_of_several else SHARED_OPERAND_ROWS
+        alone = INNER_ROWS if _is_inner(rows) else SHARED_OPERAND_ROWS
+        counts = SHARED_INNER_ROWS if is_one_of_several else alone
     else:
         least = -(-BLOCK_OPS // ops)
         counts = tuple(n for n in INNER_ROWS if n <= least * STEP) if _is_inner(rows) else _powers(least)
         counts = tuple(n for n in counts if n <= MOST_INNER_ROWS) if is_one_of_several else counts
+    overlaps = OVERLAP_FROM if counts == SHARED_OPERAND_ROWS else OVERLAP_INNER_FROM
     counts = tuple(n for n in counts if not typical or n <= typical)
     again = (shares or _is_inner(rows)) and all(t.role is not Role.INOUT for t in row.tensors)  # rows computed twice
     sums = any(_is_sum(s, rows) for s in row.statements)
     shared = SUMMED_SHARED_OPS if sums else SHARED_OPS
-    overlaps = OVERLAP_FROM if shares and not is_one_of_several else OVERLAP_INNER_FROM
     return tuple(BlockSize(n, _grain(n * ops, shared, options), overlaps.get(n, 0) if again else 0) for n in counts)
 
 
