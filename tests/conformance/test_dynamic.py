@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -43,11 +42,8 @@ def _make_arguments(case: Case, op: Op, sizes: dict[str, int]) -> tuple[list[Any
 
 
 def _sets(names: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """Each size alone, all of them, and some pairs."""
-    pairs = list(combinations(names, 2))
-    return list(
-        dict.fromkeys([*((name,) for name in names), *pairs[:: max(1, len(pairs) // 2)], names] if names else [])
-    )
+    """Each size alone, and all of them."""
+    return list(dict.fromkeys([*((name,) for name in names), names] if names else []))
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.error is None], ids=lambda c: c.id)
@@ -98,14 +94,18 @@ def _check_counts(case: Case, op: Op) -> None:
             check_interpreter(op, kernel, inputs, initial)
 
 
-def test_many_programs_have_rows() -> None:
-    """More than a hundred, so that these tests say something."""
-    found = []
+def test_most_programs_have_sizes_that_are_parameters() -> None:
+    """So that these tests say something."""
+    some, every = 0, 0
     for case in (c for c in CASES if c.error is None):
         try:
             op = tc.define(case.source)[_name(case)]
         except tc.TCError:
             continue
         inputs, initial = _make_arguments(case, op, {})
-        found += [case.id] if any(_rows_of(op, inputs, initial, names) for names in _sets(op.function.sizes)) else []
-    assert len(found) > 100
+        names = op.function.sizes
+        found = [_rows_of(op, inputs, initial, chosen) for chosen in _sets(names)]
+        some += any(found)
+        every += bool(names) and set(found[-1]) >= set(names)
+    assert some > 125
+    assert every >= 100

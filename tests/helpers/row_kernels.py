@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor
 from tensor_comprehensions.api import Op
 from tensor_comprehensions.compiler.compiled_kernel import CompiledRangeKernel
 from tensor_comprehensions.loop_ir.interpret.interpreter import interpret
+from tensor_comprehensions.loop_ir.nodes import Module
 from tensor_comprehensions.tc_lang.ir import Role
 
 
@@ -57,7 +59,7 @@ def check_interpreter(
     op: Op, kernel: CompiledRangeKernel, arguments: Sequence[Any], initial: Mapping[str, Any]
 ) -> None:
     """Does the loop program, run with every access checked, give what the reference evaluator does?"""
-    module, bound = kernel.rerun_until("join"), kernel.bound
+    module, bound = _join(kernel), kernel.bound
     expected = dict(zip(bound.returns, _results(op.reference(*arguments, **initial)), strict=True))
     given = dict(zip((p.name for p in op.function.parameters), arguments, strict=True))
     values: dict[str, np.ndarray[Any, Any]] = {}
@@ -77,6 +79,13 @@ def check_interpreter(
     places = {t.name: module.arguments[n].name for n, t in enumerate(bound.tensors) if t.role is not Role.TEMPORARY}
     found = tuple(torch.from_numpy(values[places[r]]).reshape(expected[r].shape) for r in bound.returns)
     require_close(found, tuple(expected.values()), op, arguments)
+
+
+@lru_cache(maxsize=4)
+def _join(kernel: CompiledRangeKernel) -> Module:
+    """The loop program of a kernel, made once for several calls."""
+    module: Module = kernel.rerun_until("join")
+    return module
 
 
 def _merge_rows(kernel: CompiledRangeKernel, tensor: str, shape: tuple[int, ...]) -> tuple[int, ...]:
