@@ -24,13 +24,14 @@ from ..tc_lang.bind import bind
 from ..tc_lang.ir import BoundFunction, Function, Role
 from ..tc_lang.ir import Tensor as BoundTensor
 from ..tc_lang.rows import CannotGeneralize, Rows
-from ..tc_lang.size_separation import original_size, separate_sizes
+from ..tc_lang.size_separation import separate_sizes
 from .call_steps import launch_error
 
 if TYPE_CHECKING:
+    from ..tc_lang import row_axes
     from ..tc_lang import rows as row_analysis
 else:
-    row_analysis = lazy_module("tc_lang.rows")
+    row_analysis, row_axes = lazy_module("tc_lang.rows"), lazy_module("tc_lang.row_axes")
 
 LIMIT = 256
 """How many combinations of other sizes are remembered."""
@@ -102,21 +103,12 @@ class RangeKey:
         return self.make(row_analysis.add_row_count_operands(function, self.axes), counts)
 
 
-@dataclass(frozen=True, slots=True)
-class FoundAxes:
-    """The rows that some sizes count, and those of the sizes that count none. separated: as in `RangeKey`."""
-
-    axes: tuple[Rows, ...] = ()
-    refused: tuple[str, ...] = ()
-    separated: tuple[str, ...] = ()
-
-
 class RangeFinder:
     """Finds the range keys of calls that differ only in their numbers of rows."""
 
     def __init__(self, function: Function) -> None:
         self._function = function
-        self._axes: SingleFlightCache[tuple[object, ...], FoundAxes] = SingleFlightCache(LIMIT)
+        self._axes: SingleFlightCache[tuple[object, ...], row_axes.FoundAxes] = SingleFlightCache(LIMIT)
 
     def key_of(
         self, sizes: Mapping[str, int], dynamic: Mapping[str, int], tensors: Sequence[Tensor], strides: Strides
@@ -150,7 +142,7 @@ class RangeFinder:
             found.append(classify_strides(tuple(x.shape), s, dynamic, packed))
         return None if None in found else tuple(s for s in found if s is not None)
 
-    def find_axes(self, names: tuple[str, ...], sizes: Mapping[str, int], *, merge: bool = True) -> FoundAxes:
+    def find_axes(self, names: tuple[str, ...], sizes: Mapping[str, int], *, merge: bool = True) -> row_axes.FoundAxes:
         """The rows of as many of the sizes as count some, where the others have the values of `sizes`."""
         while names:
             fixed = tuple((n, v) for n, v in sizes.items() if n not in names)
@@ -158,25 +150,13 @@ class RangeFinder:
             if not found.refused:
                 return found
             names = tuple(name for name in names if name not in found.refused)
-        return FoundAxes()
+        return row_axes.FoundAxes()
 
-    def _find(self, names: tuple[str, ...], fixed: Mapping[str, int], merge: bool) -> FoundAxes:
-        axes, reasons = row_analysis.find_axes(self._function, names, fixed, merge=merge)
-        if not reasons:
-            return FoundAxes(axes)
-        refused = [reason.name for reason in reasons]
-        apart = separate_sizes(self._function, refused)
-        if apart.sizes != self._function.sizes:
-            wanted = [name for name in apart.sizes if original_size(name) in names]
-            again, left = row_analysis.find_axes(apart, wanted, fixed, merge=merge)
-            kept = {original_size(reason.name) for reason in left}
-            if len(kept) < len(refused):
-                return FoundAxes(again, tuple(name for name in names if name in kept), tuple(refused))
-        if len(refused) == len(names):  # perhaps only since the others have no values
-            refused, reasons = refused[-1:], reasons[-1:]
-        for reason in reasons:
+    def _find(self, names: tuple[str, ...], fixed: Mapping[str, int], merge: bool) -> row_axes.FoundAxes:
+        found = row_axes.find_axes(self._function, names, fixed, merge=merge)
+        for reason in found.reasons:
             get_logger("cache").debug("%s: %s", self._function.name, reason)
-        return FoundAxes(axes, tuple(refused))
+        return found
 
 
 class RangeLauncher:

@@ -136,57 +136,6 @@ def add_row_count_operands(function: Function, axes: Sequence[Rows]) -> Function
     )
 
 
-def find_axes(
-    function: Function, names: Sequence[str], sizes: Mapping[str, int], *, merge: bool = True
-) -> tuple[tuple[Rows, ...], tuple[CannotGeneralize, ...]]:
-    """The rows that the sizes `names` count, together or one by one, and the reasons of those that count none.
-
-    Loops over rows that are reduced go inside. Where a def maps rows by their sums, as norms do, loops over the rows
-    of other sizes go around these, so that the cache keeps what is read again; then there are more axes than asked for.
-
-    Args:
-        sizes: of all other sizes, and of scalars that are part of the kernel.
-        merge: whether several leading sizes may be one axis.
-    """
-    found: list[Rows] = []
-    left = list(names)
-    for candidate in list_row_size_candidates(function, names):
-        if set(candidate) <= set(left) and (merge or len(candidate) == 1):
-            rows = _try_rows(function, candidate, sizes, [name for name in names if name not in candidate])
-            if isinstance(rows, Rows):
-                found.append(rows)
-                left = [name for name in left if name not in candidate]
-    refused = [_try_rows(function, (name,), sizes, [n for n in names if n != name]) for name in left]
-    if not left and any(rows.uses_sums for rows in found):
-        found += _find_outer_rows(function, found, names, sizes)
-    ordered = sorted(found, key=lambda rows: (rows.sums, min(place for _, place in rows.places)))
-    return tuple(ordered), tuple(r for r in refused if isinstance(r, CannotGeneralize))
-
-
-def _find_outer_rows(
-    function: Function, found: Sequence[Rows], names: Sequence[str], sizes: Mapping[str, int]
-) -> list[Rows]:
-    """Rows of sizes that nobody asked for, and that no statement reduces, if all of `found` are some as well."""
-    if not all(rows.sums for rows in found):
-        return []
-    for candidate in list_row_size_candidates(function, [name for name in function.sizes if name not in names]):
-        rows = _try_rows(function, candidate, sizes, names)
-        symbols = [*names, *candidate]
-        if isinstance(rows, Rows) and not rows.sums:
-            again = [_try_rows(function, r.sizes, sizes, [n for n in symbols if n not in r.sizes]) for r in found]
-            return [rows] if again == list(found) else []
-    return []
-
-
-def _try_rows(
-    function: Function, names: Sequence[str], sizes: Mapping[str, int], others: Sequence[str]
-) -> Rows | CannotGeneralize:
-    try:
-        return find_rows(function, names, sizes, others)
-    except CannotGeneralize as reason:
-        return reason
-
-
 def find_rows(function: Function, names: Iterable[str], sizes: Mapping[str, int], others: Iterable[str] = ()) -> Rows:
     """The rows that the sizes `names` of a def count, where the others have any value, or those of `sizes`.
 
