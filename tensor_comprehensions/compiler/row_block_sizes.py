@@ -30,7 +30,7 @@ OVERLAP_INNER_FROM = {256: 64, 64: 16, 32: 9, 8: 1}
 """The same as `OVERLAP_FROM` where a row is a column, so that blocks are vectors, and where axes multiply the code."""
 MOST_INNER_ROWS = 512
 """Most rows of a block inside or outside of others: less than `row_strides.TYPICAL_EXTENT`."""
-MOST_VARIANTS = 48
+MOST_VARIANTS = 27
 """Most combinations of block sizes along several axes."""
 TYPICAL_ROWS = 256
 """The number of rows along inner axes for which blocks of the outer ones are chosen."""
