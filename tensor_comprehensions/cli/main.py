@@ -151,7 +151,7 @@ def _compile(op: Op, options: argparse.Namespace) -> tuple[Any, list[Any], dict[
     if not every:
         return op.compile(*arguments, options=_options(options), **initial), arguments, initial
     kernel = op.compile(*arguments, options=_options(options), dynamic=every, **initial)
-    if not isinstance(kernel.compiled, CompiledRangeKernel) or every - set(kernel.compiled.rows.sizes):
+    if not isinstance(kernel.compiled, CompiledRangeKernel) or every - set(kernel.compiled.dynamic_sizes):
         names = " and ".join(sorted(every))
         raise ArgumentError(f"no kernel of {op} is for all values of {names}", suggestion="TC_LOGS=cache says why")
     return kernel, arguments, initial

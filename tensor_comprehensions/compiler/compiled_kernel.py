@@ -15,12 +15,14 @@ from ..target import CpuTarget
 if TYPE_CHECKING:
     from ..loop_ir.nodes import CheckSite
     from ..runtime.cpu.object_code import Executable, ObjectCode
+    from ..tc_lang import rows as row_analysis
     from ..tc_lang.ir import BoundFunction
     from ..tc_lang.rows import Rows
     from . import cpu_passes, range_passes
     from .cpu_passes import Pass
 else:
     cpu_passes, range_passes = lazy_module("compiler.cpu_passes"), lazy_module("compiler.range_passes")
+    row_analysis = lazy_module("tc_lang.rows")
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,15 +155,32 @@ class CompiledRangeKernel(CompiledCpuKernel):
     """A kernel for a CPU and for any number of rows; callers allocate no temporaries for it.
 
     Attributes:
-        bound: the def for a single row.
-        rows: the sizes that may have any value.
-        sizes: the numbers of rows of blocks, the largest first.
-        make: returns the def for a number of rows.
+        bound: the def for a single row along each axis.
+        axes: the sizes that may have any value, outermost first.
+        sizes: for each axis the numbers of rows of blocks, the largest first.
+        make: returns the def for numbers of rows.
+        strides: of each tensor with rows, as `row_strides.classify_strides` has them.
     """
 
-    rows: Rows
-    sizes: tuple[BlockSize, ...]
-    make: Callable[[int], BoundFunction]
+    axes: tuple[Rows, ...]
+    sizes: tuple[tuple[BlockSize, ...], ...]
+    make: Callable[[tuple[int, ...]], BoundFunction]
+    strides: Mapping[str, tuple[int, ...]]
+
+    @property
+    def dynamic_sizes(self) -> tuple[str, ...]:
+        """The sizes that may have any value, in the order in which the kernel takes them."""
+        return row_analysis.list_dynamic_sizes(self.axes)
+
+    def dynamic_dimensions(self, tensor: str) -> dict[int, int]:
+        """The dimensions of a tensor that are such sizes, with the number of each."""
+        names = self.dynamic_sizes
+        found: dict[int, int] = {}
+        for rows in self.axes:
+            place = rows.place(tensor)
+            if place is not None:
+                found |= {place + n: names.index(name) for n, name in enumerate(rows.original_sizes)}
+        return found
 
     def rerun_until(self, name: str) -> Any:
         """The result of "join", which makes one module of those of all blocks, or of a pass behind it, made again."""

@@ -1,20 +1,32 @@
 """The compiler of kernels for any number of rows: blocks of a few fixed sizes, compiled by `PASSES` and joined.
 
 A block is a def with all sizes known, so its code is as good, and as well proved, as that of a kernel for these sizes.
+Strides that depend on sizes are variables in it: `open_strides` makes numbers for them that no pass can rely on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from time import perf_counter
 
 from ..codegen.c import c_printer
 from ..core import knobs
 from ..core.errors import CannotLower, InternalError
+from ..core.internal_names import internal_name
+from ..loop_ir import build
 from ..loop_ir.binding_checks import check_bindings
-from ..loop_ir.nodes import Buffer, Module, Type
-from ..loop_ir.row_blocks import RowBlock, RowProgram, join_row_blocks
+from ..loop_ir.nodes import Buffer, Expr, Load, Module, Type
+from ..loop_ir.row_blocks import (
+    RowBlock,
+    RowProgram,
+    Stage,
+    bind_variables,
+    join_row_blocks,
+    rows_variable,
+    sizes_buffer,
+)
 from ..loop_ir.show import format_program
 from ..loop_ir.verify import verify
 from ..options import CpuOptions
@@ -23,13 +35,14 @@ from ..target import CpuTarget
 from ..tc_lang.ir import BoundFunction, Role, Tensor
 from ..tc_lang.printer import format_ranges
 from ..tc_lang.row_stages import RowStage, base_tensor, shared_tensors, split_row_stages
-from ..tc_lang.rows import COUNT, CannotGeneralize, Rows
+from ..tc_lang.rows import CannotGeneralize, Rows, count_operand, list_dynamic_sizes
 from . import cpu_passes
 from .compiled_kernel import BlockSize, CompiledRangeKernel, PassContext
 from .row_block_sizes import choose_block_sizes
+from .row_strides import GIVEN, PACKED, StrideClasses, open_strides
 
-BlockMaker = Callable[[int], BoundFunction]
-"""Returns the def for a number of rows."""
+BlockMaker = Callable[[tuple[int, ...]], BoundFunction]
+"""Returns the def for a number of rows along each axis."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +50,16 @@ class RangeProblem:
     """A def to compile for any number of rows.
 
     Attributes:
-        rows: its rows. row: the def for a single one.
-        make: returns the def for a number of rows, with the strides of the call.
+        axes: its rows, outermost first. row: the def for a single one along each.
+        make: returns the def for numbers of rows, with the strides of the call where these are numbers.
+        strides: of each tensor with rows, by name: numbers, `PACKED` and `GIVEN`.
         typical: most rows of a block; 0 chooses.
     """
 
-    rows: Rows
+    axes: tuple[Rows, ...]
     row: BoundFunction
     make: BlockMaker
+    strides: StrideClasses
     typical: int = 0
 
 
@@ -55,47 +70,42 @@ def compile_range(problem: RangeProblem, text: str, options: CpuOptions, target:
         CannotGeneralize: the def has to be seen as a whole.
     """
     start = perf_counter()
-    sizes = choose_block_sizes(problem.row, problem.rows, options, problem.typical)
-    context, block = PassContext(options, target, problem.row.name), problem.make(sizes[0].rows)
+    sizes = choose_block_sizes(problem.make, problem.axes, options, problem.typical)
+    context = PassContext(options, target, problem.row.name)
+    block = problem.make(tuple(axis[0].rows for axis in sizes))
     joined = _join(problem, sizes, text, context)
     lowered = perf_counter()
     results, seconds, _ = cpu_passes.run_passes(cpu_passes.PASSES[-3:], block, text, context, {"join": joined})
     compiled = CompiledRangeKernel(
         problem.row, text, options, target, (("blocks", lowered - start), *seconds), results["assemble"],
         results["load"], (), cpu_passes.check_sites_of(joined, block), len(joined.kernels),
-        problem.rows, sizes, problem.make,
+        problem.axes, sizes, problem.make, problem.strides,
     )  # fmt: skip
     cpu_passes.log_compilation(compiled, None)
     return compiled
 
 
-def _join(problem: RangeProblem, sizes: tuple[BlockSize, ...], text: str, context: PassContext) -> Module:
+def _join(problem: RangeProblem, sizes: tuple[tuple[BlockSize, ...], ...], text: str, context: PassContext) -> Module:
     """The module of all blocks of all stages."""
-    blocks = tuple(problem.make(size.rows) for size in sizes)
-    legal = [cpu_passes.run_passes(cpu_passes.PASSES[:2], b, text, context)[0] for b in blocks]
-    plain: BoundFunction = legal[0]["canonicalize"]
-    own = {t.name: mine.name for t, mine in zip(blocks[0].tensors, plain.tensors, strict=True)}
-    with_rows = frozenset(own[name] for name in problem.rows.tensors)
-    split = [split_row_stages(results["legalize"], with_rows) for results in legal]
-    if any([(s.has_rows, s.updates) for s in one] != [(s.has_rows, s.updates) for s in split[0]] for one in split):
-        raise CannotGeneralize(problem.rows.sizes[0], "other numbers of rows are computed in other steps")
+    variants = list(product(*((size.rows for size in axis) for axis in sizes)))
+    blocks = {v: problem.make(v) for v in variants}
+    legal = {v: cpu_passes.run_passes(cpu_passes.PASSES[:2], b, text, context)[0] for v, b in blocks.items()}
+    plain: BoundFunction = legal[variants[0]]["canonicalize"]
+    own = {t.name: mine.name for t, mine in zip(blocks[variants[0]].tensors, plain.tensors, strict=True)}
+    places = _find_places(problem.axes, own, legal[variants[0]]["legalize"], plain)
 
-    def lower(n: int, k: int) -> Module:
-        made = {**legal[n], "legalize": split[n][k].bound}
-        lowered: Module = cpu_passes.run_passes(cpu_passes.PASSES[2:-3], blocks[n], text, context, made)[0][
+    def lower(variant: tuple[int, ...], bound: BoundFunction) -> Module:
+        made = {**legal[variant], "legalize": bound}
+        lowered: Module = cpu_passes.run_passes(cpu_passes.PASSES[2:-3], blocks[variant], text, context, made)[0][
             "simplify_again"
         ]
         return lowered
 
-    stages = [
-        tuple(_block(size, lower(n, k), stage) for n, size in enumerate(sizes)) if stage.has_rows else lower(0, k)
-        for k, stage in enumerate(split[0])
-    ]
-    program = _program(problem.rows, plain, split[0], with_rows, own.get(COUNT))
-    try:
-        joined = join_row_blocks(program, stages)
-    except CannotLower as refusal:
-        raise CannotGeneralize(problem.rows.sizes[0], str(refusal)) from refusal
+    counts = {own[name]: n for n, rows in enumerate(problem.axes) if (name := count_operand(rows.sizes[0])) in own}
+    strides = {own[name]: found for name, found in problem.strides.items()}
+    composer = _Composer(problem.axes, sizes, places, counts, strides, lower)
+    module = composer.compose(0, {v: results["legalize"] for v, results in legal.items()}, ())
+    joined = bind_variables(module, *composer.list_variables(plain))
     check_bindings(joined)
     if knobs.current_knobs().verify:
         try:
@@ -105,40 +115,188 @@ def _join(problem: RangeProblem, sizes: tuple[BlockSize, ...], text: str, contex
     return joined
 
 
+def _find_places(
+    axes: Sequence[Rows], own: Mapping[str, str], bound: BoundFunction, plain: BoundFunction
+) -> dict[str, dict[int, int]]:
+    """For each tensor of a legalized def the axis of each of its dimensions that is one."""
+    names = {mine: name for name, mine in own.items()}
+    found: dict[str, dict[int, int]] = {}
+    for t in bound.tensors:
+        base = base_tensor(t.name, plain)
+        for n, rows in enumerate(axes):
+            place = rows.place(names.get(base, base))
+            if place is not None:
+                if len(t.shape) != len(plain.tensor(base).shape):
+                    raise CannotGeneralize(rows.sizes[0], f"'{names.get(base, base)}' is computed in another shape")
+                found.setdefault(t.name, {}).update(dict.fromkeys(range(place, place + rows.depth), n))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Composer:
+    """Composes the modules of blocks, axis by axis, from the innermost one on.
+
+    places: the axis of each dimension that is one, by tensor. counts: the operands that are the number of rows along an
+    axis. strides: as in `RangeProblem`. lower: the module of a def, whose variant is that many rows along each axis.
+    """
+
+    axes: tuple[Rows, ...]
+    sizes: tuple[tuple[BlockSize, ...], ...]
+    places: Mapping[str, Mapping[int, int]]
+    counts: Mapping[str, int]
+    strides: StrideClasses
+    lower: Callable[[tuple[int, ...], BoundFunction], Module]
+
+    def compose(self, level: int, bounds: Mapping[tuple[int, ...], BoundFunction], outer: tuple[int, ...]) -> Module:
+        """The module for any numbers of rows along the axes from `level` on.
+
+        bounds: the def for each combination of numbers of rows along these. outer: the numbers along the others.
+        """
+        if level == len(self.axes):
+            return self._lower_leaf(outer, bounds[()])
+        with_rows = [name for name, found in self.places.items() if level in found.values()]
+        split = {v: split_row_stages(bound, with_rows) for v, bound in bounds.items()}
+        first = next(iter(split.values()))
+        if len({tuple((s.has_rows, s.updates) for s in stages) for stages in split.values()}) > 1:
+            raise CannotGeneralize(self.axes[level].sizes[0], "other numbers of rows are computed in other steps")
+        before = next(iter(bounds.values()))
+        stages = [self._stage(level, k, stage, split, before, outer) for k, stage in enumerate(first)]
+        try:
+            return join_row_blocks(self._program(level, before, first), stages)
+        except CannotLower as refusal:
+            raise CannotGeneralize(self.axes[level].sizes[0], str(refusal)) from refusal
+
+    def _stage(
+        self,
+        level: int,
+        k: int,
+        stage: RowStage,
+        split: Mapping[tuple[int, ...], Sequence[RowStage]],
+        before: BoundFunction,
+        outer: tuple[int, ...],
+    ) -> Stage:
+        """The blocks of one stage, or its module if it runs once."""
+
+        def compose_block(rows: int) -> Module:
+            inner = {v[1:]: self._open_shared(level, s[k].bound, before) for v, s in split.items() if v[0] == rows}
+            return self.compose(level + 1, inner, (*outer, rows))
+
+        if not stage.has_rows:
+            return compose_block(self.sizes[level][0].rows)
+        blocks = [_block(size, compose_block(size.rows), stage) for size in self.sizes[level]]
+        return tuple(blocks)
+
+    def _lower_leaf(self, variant: tuple[int, ...], bound: BoundFunction) -> Module:
+        """The module of a block, with variables for strides that are no numbers."""
+        module = self.lower(variant, bound)
+        forms = {t.name: self._open_variables(t) for t in bound.tensors if t.role is not Role.TEMPORARY}
+        arguments = tuple(
+            replace(b, stride_variables=tuple(map(forms[b.name].get, b.strides)) if forms[b.name] else ())
+            for b in module.arguments
+        )
+        return replace(module, arguments=arguments)
+
+    def _open_variables(self, t: Tensor) -> dict[int, str]:
+        """The variables of a tensor for strides, by the numbers that stand for these."""
+        return {t.strides[d]: internal_name(t.name, "stride", d) for d in self._open_dimensions(t)}
+
+    def _kept_dimensions(self, t: Tensor) -> list[int]:
+        """The dimensions of a tensor, of those along one axis the last."""
+        places = self.places.get(t.name, {})
+        return [d for d in range(len(t.shape)) if d not in places or places.get(d + 1) != places[d]]
+
+    def _open_dimensions(self, t: Tensor) -> list[int]:
+        """The dimensions whose strides depend on sizes."""
+        known, kept = self.strides.get(t.name), self._kept_dimensions(t)
+        if known is not None:
+            return [d for d in kept if known[d] in (PACKED, GIVEN)]
+        return [d for d in kept if any(e > d for e in self.places.get(t.name, ()))]
+
+    def _open_shared(self, level: int, bound: BoundFunction, before: BoundFunction) -> BoundFunction:
+        """The def of a stage, where strides of what other stages share are not numbers either."""
+        temporaries = {t.name for t in before.tensors if t.role is Role.TEMPORARY}
+        shared = {t.name for t in bound.tensors if t.role is not Role.TEMPORARY and t.name in temporaries}
+        return replace(bound, tensors=tuple(self._open(t) if t.name in shared else t for t in bound.tensors))
+
+    def _open(self, t: Tensor) -> Tensor:
+        return replace(
+            t, strides=open_strides(t.shape, t.strides, self._open_dimensions(t), self.places.get(t.name, ()))
+        )
+
+    def _program(self, level: int, bound: BoundFunction, stages: Sequence[RowStage]) -> RowProgram:
+        """The buffers of all stages, with one dimension for all rows along an axis."""
+        taken = [t for t in bound.tensors if t.role is not Role.TEMPORARY and t.name not in self.counts]
+        shared = [self._open(t) for t in shared_tensors(stages, bound)]
+        forms = {t.name: self._row_form(t, level) for t in (*taken, *shared)}
+        arguments, local = ([forms[t.name][0] for t in ts] for ts in (taken, shared))
+        levels = {name: found for name, (_, found) in forms.items() if found}
+        return RowProgram(bound.name, tuple(arguments), tuple(local), levels, self.counts, level)
+
+    def _row_form(self, t: Tensor, level: int) -> tuple[Buffer, tuple[int, ...]]:
+        """The buffer of a tensor, with one dimension for each axis, and the levels of those that are dynamic."""
+        places, variables = self.places.get(t.name, {}), self._open_variables(t)
+        kept = self._kept_dimensions(t)
+        dynamic = {n: places[d] for n, d in enumerate(kept) if places.get(d, -1) >= level}
+        shape = tuple(0 if n in dynamic else t.shape[d] for n, d in enumerate(kept))
+        strides = tuple(t.strides[d] for d in kept)
+        held = tuple(map(variables.get, strides)) if variables else ()
+        return Buffer(t.name, Type(t.dtype), shape, strides, dynamic=tuple(dynamic), stride_variables=held), tuple(
+            dynamic.values()
+        )
+
+    def list_variables(self, plain: BoundFunction) -> tuple[int, list[tuple[str, Expr]]]:
+        """How many sizes and strides a call gives, and the values of numbers of rows and of strides."""
+        names = list_dynamic_sizes(self.axes)
+        total = len(names) + sum(s.count(GIVEN) for s in self.strides.values())
+        values: list[Expr] = [Load(sizes_buffer(total), (build.const(n),)) for n in range(total)]
+        read = iter(values[len(names) :])
+        found: list[tuple[str, Expr]] = []
+        for n, rows in enumerate(self.axes):
+            count: Expr = build.const(1)
+            for name in rows.original_sizes:
+                count = build.mul(count, values[names.index(name)])
+            found.append(
+                (rows_variable(n), build.maximum(count, 0))
+            )  # which proves that blocks start in their operands
+        for t in (t for t in plain.tensors if t.name in self.strides):
+            found += self._list_strides(t, read)
+        return total, found
+
+    def _list_strides(self, t: Tensor, read: Iterator[Expr]) -> list[tuple[str, Expr]]:
+        """The values of the strides of an argument, the innermost first."""
+        places, classes, variables = self.places.get(t.name, {}), self.strides.get(t.name, ()), self._open_variables(t)
+        given = {d: next(read) for d, stride in enumerate(classes) if stride == GIVEN}
+        found: list[tuple[str, Expr]] = []
+        stride: Expr = build.const(1)
+        for d in reversed(self._kept_dimensions(t)):
+            held = variables.get(t.strides[d])
+            if held is not None:
+                found.append((held, given.get(d, stride)))
+            step = build.var(held) if held is not None else t.strides[d]
+            stride = build.mul(build.var(rows_variable(places[d])) if d in places else build.const(t.shape[d]), step)
+        return found
+
+
 def _block(size: BlockSize, module: Module, stage: RowStage) -> RowBlock:
     return RowBlock(size.rows, module, size.grain, 0 if stage.updates else size.overlap_from, stage.sums)
 
 
-def _program(
-    rows: Rows, plain: BoundFunction, stages: Sequence[RowStage], with_rows: frozenset[str], count: str | None
-) -> RowProgram:
-    """The buffers of all stages. With rows, they have one dimension for all rows, and then those of a row."""
-    taken = [t for t in plain.tensors if t.role is not Role.TEMPORARY and t.name != count]
-    shared = shared_tensors(stages, plain)
-
-    def buffer(t: Tensor) -> Buffer:
-        if t.name not in with_rows and base_tensor(t.name, plain) not in with_rows:
-            return Buffer(t.name, Type(t.dtype), t.shape, t.strides)
-        return Buffer(t.name, Type(t.dtype), (0, *t.shape[rows.depth :]), t.strides[rows.depth - 1 :], dynamic=True)
-
-    counts = frozenset(() if count is None else (count,))
-    return RowProgram(plain.name, tuple(map(buffer, taken)), tuple(map(buffer, shared)), counts)
-
-
 def rebuild_module(kernel: CompiledRangeKernel) -> Module:
     """The module of a kernel, made again."""
-    return _join(RangeProblem(kernel.rows, kernel.bound, kernel.make), kernel.sizes, kernel.text, kernel.context)
+    problem = RangeProblem(kernel.axes, kernel.bound, kernel.make, kernel.strides)
+    return _join(problem, kernel.sizes, kernel.text, kernel.context)
 
 
 def _with_original_names(kernel: CompiledRangeKernel) -> Module:
-    return cpu_passes.with_original_names(rebuild_module(kernel), kernel.make(1))
+    return cpu_passes.with_original_names(rebuild_module(kernel), kernel.make((1,) * len(kernel.axes)))
 
 
 def _schedules(kernel: CompiledRangeKernel) -> str:
     parts = []
-    for size in kernel.sizes:
-        exact = replace(kernel, bound=kernel.make(size.rows))
-        parts.append(f"blocks of {size.rows} row{'s' * (size.rows != 1)}:\n{cpu_passes.KINDS['schedule'](exact)}")
+    for variant in product(*((size.rows for size in axis) for axis in kernel.sizes)):
+        exact = replace(kernel, bound=kernel.make(variant))
+        rows = " x ".join(map(str, variant))
+        parts.append(f"blocks of {rows} row{'s' * (rows != '1')}:\n{cpu_passes.KINDS['schedule'](exact)}")
     return "\n".join(parts)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from math import prod
 
 from ..options import CpuOptions
@@ -19,6 +20,20 @@ Smaller blocks read the whole matrix for a few rows each. Measured with layers o
 """
 SUMMED_ROWS: tuple[int, ...] = (128, 32, 8, 2, 1)
 """Block sizes if products of rows are added to a matrix, which every block reads and writes."""
+SHARED_INNER_ROWS: tuple[int, ...] = (32, 8, 1)
+"""The same where rows along other axes are in blocks as well, which multiply the code."""
+SUMMED_INNER_ROWS: tuple[int, ...] = (128, 16, 1)
+"""The same for sums."""
+INNER_ROWS: tuple[int, ...] = (256, 32, 8, 1)
+"""Block sizes if rows are columns of some tensor, so that blocks are vectors."""
+OVERLAP_INNER_FROM = {256: 64, 64: 16, 32: 9, 8: 1}
+"""The same as `OVERLAP_FROM` where a row is a column, so that blocks are vectors, and where axes multiply the code."""
+MOST_INNER_ROWS = 512
+"""Most rows of a block inside or outside of others: less than `row_strides.TYPICAL_EXTENT`."""
+MOST_VARIANTS = 27
+"""Most combinations of block sizes along several axes."""
+TYPICAL_ROWS = 256
+"""The number of rows along inner axes for which blocks of the outer ones are chosen."""
 ENOUGH_REUSE = 64
 """A row that uses each element of a matrix so often needs no others to make a register tile."""
 BLOCK_OPS = 1 << 14
@@ -33,25 +48,51 @@ NEVER = 1 << 40
 """A number of blocks that no call has: one thread runs them all."""
 
 
-def choose_block_sizes(row: BoundFunction, rows: Rows, options: CpuOptions, typical: int = 0) -> tuple[BlockSize, ...]:
-    """The sizes of blocks, largest first, each a multiple of the next.
+def choose_block_sizes(
+    make: Callable[[tuple[int, ...]], BoundFunction], axes: Sequence[Rows], options: CpuOptions, typical: int = 0
+) -> tuple[tuple[BlockSize, ...], ...]:
+    """The sizes of blocks along each axis, largest first, each a multiple of the next.
 
     Args:
-        row: the def for a single row. typical: no block is larger; 0: any may be.
+        make: returns the def for a number of rows along each axis. typical: no block is larger; 0: any may be.
     """
+    found: list[tuple[BlockSize, ...]] = []
+    for n, rows in enumerate(axes):
+        outer, inner = tuple(sizes[0].rows for sizes in found), (TYPICAL_ROWS,) * (len(axes) - n - 1)
+        found.append(_choose_axis(make((*outer, 1, *inner)), rows, len(axes) > 1, options, typical))
+    while prod(map(len, found)) > MOST_VARIANTS:
+        longest = max(map(len, found))
+        n = next(n for n, sizes in enumerate(found) if len(sizes) == longest)
+        found[n] = found[n][1:]
+    return tuple(found)
+
+
+def _choose_axis(
+    row: BoundFunction, rows: Rows, is_one_of_several: bool, options: CpuOptions, typical: int
+) -> tuple[BlockSize, ...]:
+    """The sizes of blocks along one axis. row: the def for a single row."""
     ops = max(1, sum(_op_count(s) for s in row.statements))
     shares = any(_multiplies_shared_operand(s, rows) for s in row.statements)
     if any(_adds_products(s, rows) for s in row.statements):
-        counts = SUMMED_ROWS
+        counts = SUMMED_INNER_ROWS if is_one_of_several else SUMMED_ROWS
     elif shares:
-        counts = SHARED_OPERAND_ROWS
+        alone = INNER_ROWS if _is_inner(rows) else SHARED_OPERAND_ROWS
+        counts = SHARED_INNER_ROWS if is_one_of_several else alone
     else:
-        counts = _powers(-(-BLOCK_OPS // ops))
+        least = -(-BLOCK_OPS // ops)
+        counts = tuple(n for n in INNER_ROWS if n <= least * STEP) if _is_inner(rows) else _powers(least)
+        counts = tuple(n for n in counts if n <= MOST_INNER_ROWS) if is_one_of_several else counts
+    overlaps = OVERLAP_FROM if counts == SHARED_OPERAND_ROWS else OVERLAP_INNER_FROM
     counts = tuple(n for n in counts if not typical or n <= typical)
-    again = shares and all(t.role is not Role.INOUT for t in row.tensors)  # some rows may be computed twice
+    again = (shares or _is_inner(rows)) and all(t.role is not Role.INOUT for t in row.tensors)  # rows computed twice
     sums = any(_is_sum(s, rows) for s in row.statements)
     shared = SUMMED_SHARED_OPS if sums else SHARED_OPS
-    return tuple(BlockSize(n, _grain(n * ops, shared, options), OVERLAP_FROM.get(n, 0) if again else 0) for n in counts)
+    return tuple(BlockSize(n, _grain(n * ops, shared, options), overlaps.get(n, 0) if again else 0) for n in counts)
+
+
+def _is_inner(rows: Rows) -> bool:
+    """Whether some tensor has rows that are no first dimensions of it, as those of a row of x(N,D) by D."""
+    return any(place for _, place in rows.places)
 
 
 def _powers(least: int) -> tuple[int, ...]:

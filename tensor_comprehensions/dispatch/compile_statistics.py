@@ -77,7 +77,8 @@ def summarize_kernel(kernel: CompiledCpuKernel) -> KernelSummary:
     for t in kernel.bound.tensors:
         if t.role is Role.INPUT:
             dims = [str(n) for n in t.shape]
-            if isinstance(kernel, CompiledRangeKernel) and t.name in kernel.rows.tensors:
-                dims[: kernel.rows.depth] = kernel.rows.sizes
+            if isinstance(kernel, CompiledRangeKernel):
+                for d, n in kernel.dynamic_dimensions(t.name).items():
+                    dims[d] = kernel.dynamic_sizes[n]
             shapes.append(f"{t.name}({', '.join(dims)})" if dims else t.name)
     return KernelSummary(", ".join(shapes), is_range, len(kernel.code.data), kernel.compile_seconds)

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd import forward_ad as _forward_mode
 
 from ..compiler.compiled_kernel import CompiledCpuKernel, CompiledRangeKernel
+from ..compiler.row_strides import GIVEN, PACKED
 from ..core import knobs
 from ..core.dtypes import FLOAT32, FLOAT64, DType
 from ..core.memory_layout import contiguous_strides
@@ -26,7 +27,6 @@ from ..runtime.fastpath import call_cache, launch_ir
 from ..runtime.fastpath.call_cache import RECORDED, CachedCall, CallCache, MutatedArg, NewOutput, TensorGuard
 from ..tc_lang.ir import BoundFunction, Role
 from ..tc_lang.ir import Tensor as BoundTensor
-from ..tc_lang.rows import Rows
 from .arguments import PLAIN, TYPES, to_tensor
 from .call_steps import Arguments, CallSignature, launch_error
 
@@ -119,7 +119,7 @@ class InlineCache:
         if out and compiled.sites:
             return
         if isinstance(compiled, CompiledRangeKernel):
-            if self._machine and not out and compiled.rows.depth <= launch_ir.MAX_PARAMETERS:
+            if self._machine and not out and _count_parameters(compiled) <= launch_ir.MAX_PARAMETERS:
                 self._add_lane(self._range_lane(compiled, special), False)
             return
         if not self._machine:
@@ -137,10 +137,12 @@ class InlineCache:
 
     def _range_lane(self, compiled: CompiledRangeKernel, special: Sequence[int]) -> CachedCall:
         """The lane of calls that differ in how many rows they have."""
-        bound, values, rows = compiled.bound, iter(special), compiled.rows
+        bound, values, parameters = compiled.bound, iter(special), _stride_parameters(compiled)
         inputs = [t for t in bound.tensors if t.role is Role.INPUT]
-        guards = [next(values) if n in self._special else _row_guard(t, rows) for n, t in enumerate(inputs)]
-        first = [_row_guard(_with_contiguous_strides(bound.tensor(n)), rows) for n in self._initial]
+        guards = [
+            next(values) if n in self._special else _row_guard(compiled, t, parameters) for n, t in enumerate(inputs)
+        ]
+        first = [_row_guard(compiled, _with_contiguous_strides(bound.tensor(n))) for n in self._initial]
         made = [_with_contiguous_strides(bound.tensor(r)) for r in bound.returns]
         count = len(inputs)
         return CachedCall(
@@ -150,12 +152,12 @@ class InlineCache:
             (0,) * (count + len(first)),  # no argument is written to
             tuple(range(count)),
             tuple(
-                NewOutput(_row_guard(t, rows), math.prod(t.shape) * t.dtype.size, -1 if s is None else count + s)
+                NewOutput(_row_guard(compiled, t), math.prod(t.shape) * t.dtype.size, -1 if s is None else count + s)
                 for t, s in zip(made, self._sources, strict=True)
             ),
             (),
             ((), 0),
-            rows.depth,
+            _count_parameters(compiled),
         )
 
     def _cell(self, out: bool) -> CallCache:
@@ -280,12 +282,36 @@ def _with_contiguous_strides(t: BoundTensor) -> BoundTensor:
     return replace(t, strides=contiguous_strides(t.shape))
 
 
-def _row_guard(t: BoundTensor, rows: Rows) -> TensorGuard:
-    """The guard of a tensor of a def for one row. The sizes and distances of rows are parameters."""
+def _stride_parameters(compiled: CompiledRangeKernel) -> dict[tuple[str, int], int]:
+    """The numbers of the strides that a call gives, by tensor and dimension; those of sizes come before."""
+    given = [(name, d) for name, s in compiled.strides.items() for d, stride in enumerate(s) if stride == GIVEN]
+    return {place: len(compiled.dynamic_sizes) + n for n, place in enumerate(given)}
+
+
+def _count_parameters(compiled: CompiledRangeKernel) -> int:
+    return len(compiled.dynamic_sizes) + len(_stride_parameters(compiled))
+
+
+def _row_guard(
+    compiled: CompiledRangeKernel, t: BoundTensor, parameters: Mapping[tuple[str, int], int] | None = None
+) -> TensorGuard:
+    """The guard of a tensor of a def for one row. Sizes, and strides that are no numbers, are parameters, or packed.
+
+    parameters: of strides that a call gives; None: the tensor is contiguous.
+    """
     sizes, strides = list(t.shape), list(t.strides)
-    if t.name in rows.tensors:
-        sizes[: rows.depth] = [launch_ir.FIRST_PARAMETER + n for n in range(rows.depth)]
-        strides[: rows.depth - 1] = [launch_ir.PACKED] * (rows.depth - 1)
+    dynamic = compiled.dynamic_dimensions(t.name)
+    classes = compiled.strides.get(t.name, ())
+    for d in range(len(sizes)):
+        if d in dynamic:
+            sizes[d] = launch_ir.FIRST_PARAMETER + dynamic[d]
+        if parameters is not None and classes:
+            if classes[d] == GIVEN:
+                strides[d] = launch_ir.FIRST_PARAMETER + parameters[t.name, d]
+            elif classes[d] == PACKED:
+                strides[d] = launch_ir.PACKED
+        elif any(e > d for e in dynamic):
+            strides[d] = launch_ir.PACKED
     return TensorGuard(_number(t.dtype), tuple(sizes), tuple(strides))
 
 

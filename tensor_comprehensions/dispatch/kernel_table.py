@@ -217,7 +217,7 @@ class KernelTable:
         if compiled is None:
             return None
         made = "loaded" if persistent_kernel_cache.was_cache_hit(compiled) else "compiled"
-        names = " and ".join(key.rows.sizes)
+        names = " and ".join(compiled.dynamic_sizes)
         get_logger("cache").debug("%s: %s for all values of %s", self.function.name, made, names)
         return LoadedKernel(compiled, RangeLauncher(compiled))
 

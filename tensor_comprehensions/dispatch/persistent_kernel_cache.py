@@ -124,23 +124,27 @@ def load_or_compile_range(
     function: Function, wanted: RangeKey, options: CpuOptions, target: CpuTarget
 ) -> CompiledRangeKernel:
     """The kernel for any number of rows, from the cache or compiled now. Raises CannotGeneralize."""
-    store, row = current_store(), wanted.make(function, 1)
+    store, row = current_store(), wanted.make(function, (1,) * len(wanted.axes))
+    strides = wanted.classes(function)
     key = None
     if store.mode != "off":
-        facts = (wanted.rows.depth, *(t.name in wanted.rows.tensors for t in row.tensors))
-        text = f"{facts} typical {wanted.typical}"
-        key = kernel_key(function, row, options, target, text)
+        facts = [(numbers, a.sums, *(a.place(t.name) for t in row.tensors)) for a, numbers in wanted.number_sizes()]
+        classes = [strides.get(t.name) for t in row.tensors]
+        key = kernel_key(function, row, options, target, f"{facts} {classes} typical {wanted.typical}")
     make = partial(wanted.make_block, function)
 
     def compile_it() -> CompiledRangeKernel:
-        problem = range_passes.RangeProblem(wanted.rows, row, make, wanted.typical)
+        problem = range_passes.RangeProblem(wanted.axes, row, make, strides, wanted.typical)
         return range_passes.compile_range(problem, function.source, options, target)
 
     recipe = CacheAdapter(
         row.name,
         compile_it,
         lambda made: (
-            {**kernel_metadata(made), "blocks": [(b.rows, b.grain, b.overlap_from) for b in made.sizes]},
+            {
+                **kernel_metadata(made),
+                "blocks": [[(b.rows, b.grain, b.overlap_from) for b in axis] for axis in made.sizes],
+            },
             made.code.data,
         ),
         lambda code: _deserialize_range(code, function, wanted, row, options, target),
@@ -152,9 +156,15 @@ def _deserialize_range(
     code: StoredKernel, function: Function, wanted: RangeKey, row: BoundFunction, options: CpuOptions, target: CpuTarget
 ) -> CompiledRangeKernel:
     exact = deserialize_kernel(code, function, row, options, target)
-    sizes = tuple(BlockSize(*map(int, size)) for size in code.metadata["blocks"])
+    sizes = tuple(tuple(BlockSize(*map(int, size)) for size in axis) for axis in code.metadata["blocks"])
     parts = {f.name: getattr(exact, f.name) for f in fields(exact)}
-    return CompiledRangeKernel(**parts, rows=wanted.rows, sizes=sizes, make=partial(wanted.make_block, function))
+    return CompiledRangeKernel(
+        **parts,
+        axes=wanted.axes,
+        sizes=sizes,
+        make=partial(wanted.make_block, function),
+        strides=wanted.classes(function),
+    )
 
 
 def kernel_key(

@@ -8,16 +8,15 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from ..compiler.compiled_kernel import CompiledRangeKernel
+from ..compiler.row_strides import GIVEN, PACKED, classify_strides, open_strides
 from ..core.diagnostics import get_logger
 from ..core.errors import TCError
 from ..core.lazy_import import lazy_module
-from ..core.memory_layout import contiguous_strides
 from ..core.single_flight import SingleFlightCache
 from ..options import CpuOptions
 from ..target import CpuTarget
@@ -25,12 +24,14 @@ from ..tc_lang.bind import bind
 from ..tc_lang.ir import BoundFunction, Function, Role
 from ..tc_lang.ir import Tensor as BoundTensor
 from ..tc_lang.rows import CannotGeneralize, Rows
+from ..tc_lang.size_separation import separate_sizes
 from .call_steps import launch_error
 
 if TYPE_CHECKING:
+    from ..tc_lang import row_axes
     from ..tc_lang import rows as row_analysis
 else:
-    row_analysis = lazy_module("tc_lang.rows")
+    row_analysis, row_axes = lazy_module("tc_lang.rows"), lazy_module("tc_lang.row_axes")
 
 LIMIT = 256
 """How many combinations of other sizes are remembered."""
@@ -42,38 +43,64 @@ class RangeKey:
     """The facts that a kernel for any number of rows depends on.
 
     Attributes:
-        rows: its rows. fixed: the sizes that are numbers in it, and the scalars.
-        strides: of each argument, and of each destination of a call: those of a row, and before them the distance
-            between rows.
-        typical: most rows of a block; 0 chooses.
+        axes: its rows, outermost first. fixed: the sizes that are numbers in it, and the scalars.
+        strides: of each argument, and of each destination of a call; with rows as `classify_strides` has them.
+        typical: most rows of a block; 0 chooses. separated: the sizes that are several axes.
     """
 
-    rows: Rows
+    axes: tuple[Rows, ...]
     fixed: tuple[tuple[str, int], ...]
     strides: Strides
     typical: int
+    separated: tuple[str, ...] = ()
 
-    def make(self, function: Function, count: int) -> BoundFunction:
-        """The def for this many rows."""
-        sizes = self.rows.sizes_for(count, dict(self.fixed))
+    def number_sizes(self) -> list[tuple[Rows, tuple[int, ...]]]:
+        """The axes, each with the numbers of its sizes among those of a call."""
+        names = row_analysis.list_dynamic_sizes(self.axes)
+        return [(rows, tuple(map(names.index, rows.original_sizes))) for rows in self.axes]
+
+    def make(self, function: Function, counts: Sequence[int]) -> BoundFunction:
+        """The def for so many rows along each axis."""
+        function = separate_sizes(function, self.separated) if self.separated else function
+        sizes = dict(self.fixed)
+        for rows, count in zip(self.axes, counts, strict=True):
+            sizes |= rows.sizes_for(count)
         scalars = {name: sizes.pop(name) for name in function.scalars}
-        bound = bind(function, sizes, scalars)
-        given = dict(
-            zip((t.name for t in function.tensors if t.name != row_analysis.COUNT), self.strides, strict=False)
-        )
-        return replace(
-            bound, tensors=tuple(self._lay_out(t, given.get(t.name, t.strides), count) for t in bound.tensors)
-        )
+        bound, given = bind(function, sizes, scalars), self._map_strides(function)
+        return replace(bound, tensors=tuple(self._lay_out(t, given.get(t.name)) for t in bound.tensors))
 
-    def _lay_out(self, t: BoundTensor, strides: tuple[int, ...], count: int) -> BoundTensor:
-        """A tensor of the def for `count` rows, with the strides of one row in front of which is that of rows."""
-        if t.name not in self.rows.tensors or len(strides) == len(t.shape):
-            return replace(t, strides=strides)
-        return replace(t, strides=(*(strides[0] * count,) * (self.rows.depth - 1), *strides))
+    def _map_strides(self, function: Function) -> dict[str, tuple[int, ...]]:
+        counts = {row_analysis.count_operand(rows.sizes[0]) for rows in self.axes}
+        return dict(zip((t.name for t in function.tensors if t.name not in counts), self.strides, strict=False))
 
-    def make_block(self, function: Function, count: int) -> BoundFunction:
-        """The def for a block of this many rows; if values depend on the number of all rows, that is an operand."""
-        return self.make(row_analysis.add_row_count_operand(function, self.rows), count)
+    def _dynamic(self, tensor: str) -> list[int]:
+        """The dimensions of a tensor that are no numbers."""
+        places = ((rows.place(tensor), rows.depth) for rows in self.axes)
+        return [place + n for place, depth in places if place is not None for n in range(depth)]
+
+    def _lay_out(self, t: BoundTensor, given: tuple[int, ...] | None) -> BoundTensor:
+        """A tensor of the def with its strides, and numbers for those that are none."""
+        classes = given if given is not None else self._own_classes(t)
+        opened = [d for d, stride in enumerate(classes) if stride in (PACKED, GIVEN)]
+        return replace(t, strides=open_strides(t.shape, classes, opened, self._dynamic(t.name)))
+
+    def _own_classes(self, t: BoundTensor) -> tuple[int, ...]:
+        """The strides of an output or a temporary of the kernel."""
+        if t.role is Role.TEMPORARY:
+            return t.strides
+        dynamic = self._dynamic(t.name)
+        return tuple(PACKED if any(e > d for e in dynamic) else stride for d, stride in enumerate(t.strides))
+
+    def classes(self, function: Function) -> dict[str, tuple[int, ...]]:
+        """The strides of the arguments and outputs that have rows."""
+        bound = self.make(function, (1,) * len(self.axes))
+        given = self._map_strides(function)
+        taken = [t for t in bound.tensors if t.role is not Role.TEMPORARY and self._dynamic(t.name)]
+        return {t.name: given[t.name] if t.name in given else self._own_classes(t) for t in taken}
+
+    def make_block(self, function: Function, counts: Sequence[int]) -> BoundFunction:
+        """The def for a block of so many rows; if values depend on the number of all rows, that is an operand."""
+        return self.make(row_analysis.add_row_count_operands(function, self.axes), counts)
 
 
 class RangeFinder:
@@ -81,7 +108,7 @@ class RangeFinder:
 
     def __init__(self, function: Function) -> None:
         self._function = function
-        self._rows: SingleFlightCache[tuple[object, ...], Rows | None] = SingleFlightCache(LIMIT)
+        self._axes: SingleFlightCache[tuple[object, ...], row_axes.FoundAxes] = SingleFlightCache(LIMIT)
 
     def key_of(
         self, sizes: Mapping[str, int], dynamic: Mapping[str, int], tensors: Sequence[Tensor], strides: Strides
@@ -93,50 +120,43 @@ class RangeFinder:
                 values that many calls have.
             tensors: the arguments, and where to write. strides: theirs, as `canonical_strides` has them.
         """
-        names = tuple(dynamic)
-        fixed = tuple((n, v) for n, v in sizes.items() if n not in dynamic)
-        rows = self._rows.get((names, fixed), lambda: self._find(names, sizes))
-        if rows is None:
-            return None
-        found = [
-            _row_strides(s, tuple(x.shape), rows.depth) if t.name in rows.tensors else s
-            for t, x, s in zip(self._function.tensors, tensors, strides, strict=False)
-        ]
-        if None in found:
-            return None
-        fixed = tuple((n, v) for n, v in sizes.items() if n not in rows.sizes)
-        typical = dynamic[rows.sizes[0]] if rows.depth == 1 else 0
-        return RangeKey(rows, fixed, tuple(s for s in found if s is not None), typical)
-
-    def _find(self, names: tuple[str, ...], sizes: Mapping[str, int]) -> Rows | None:
-        """The rows of as many of the sizes as count rows together."""
-        for candidate in row_analysis.list_row_size_candidates(self._function, names):
-            rows = self._try(candidate, sizes)
-            if rows is not None:
+        for merge in (True, False):
+            known = self.find_axes(tuple(dynamic), sizes, merge=merge)
+            found = self._classify(known.axes, tensors, strides)
+            if known.axes and found is not None:
                 break
         else:
-            rows = None
-        for name in names:
-            if rows is None or name not in rows.sizes:
-                self._try((name,), sizes, explain=True)
-        return rows
-
-    def _try(self, names: tuple[str, ...], sizes: Mapping[str, int], *, explain: bool = False) -> Rows | None:
-        """The rows of these sizes; where they have none, the log may say why."""
-        try:
-            return row_analysis.find_rows(self._function, names, {n: v for n, v in sizes.items() if n not in names})
-        except CannotGeneralize as reason:
-            if explain:
-                get_logger("cache").debug("%s: %s", self._function.name, reason)
             return None
+        used = row_analysis.list_dynamic_sizes(known.axes)
+        fixed = tuple((n, v) for n, v in sizes.items() if n not in used)
+        typical = dynamic.get(used[0], 0) if len(used) == len(known.axes) == 1 else 0
+        return RangeKey(known.axes, fixed, found, typical, known.separated)
 
+    def _classify(self, axes: Sequence[Rows], tensors: Sequence[Tensor], strides: Strides) -> Strides | None:
+        """The classes of all strides; None if those along one axis are not packed."""
+        found = []
+        for t, x, s in zip(self._function.tensors, tensors, strides, strict=False):
+            places = [(place, rows.depth) for rows in axes if (place := rows.place(t.name)) is not None]
+            dynamic = [place + n for place, depth in places for n in range(depth)]
+            packed = [place + n for place, depth in places for n in range(depth - 1)]
+            found.append(classify_strides(tuple(x.shape), s, dynamic, packed))
+        return None if None in found else tuple(s for s in found if s is not None)
 
-def _row_strides(strides: tuple[int, ...], shape: tuple[int, ...], depth: int) -> tuple[int, ...] | None:
-    """The strides of a row after the distance between rows; None if that is not constant."""
-    for d in range(depth - 1):
-        if shape[d] > 1 and strides[d] != shape[d + 1] * strides[d + 1] and 0 not in shape:
-            return None
-    return strides[depth - 1 :]
+    def find_axes(self, names: tuple[str, ...], sizes: Mapping[str, int], *, merge: bool = True) -> row_axes.FoundAxes:
+        """The rows of as many of the sizes as count some, where the others have the values of `sizes`."""
+        while names:
+            fixed = tuple((n, v) for n, v in sizes.items() if n not in names)
+            found = self._axes.get((names, fixed, merge), lambda n=names, f=fixed: self._find(n, dict(f), merge))  # type: ignore[misc]
+            if not found.refused:
+                return found
+            names = tuple(name for name in names if name not in found.refused)
+        return row_axes.FoundAxes()
+
+    def _find(self, names: tuple[str, ...], fixed: Mapping[str, int], merge: bool) -> row_axes.FoundAxes:
+        found = row_axes.find_axes(self._function, names, fixed, merge=merge)
+        for reason in found.reasons:
+            get_logger("cache").debug("%s: %s", self._function.name, reason)
+        return found
 
 
 class RangeLauncher:
@@ -145,21 +165,25 @@ class RangeLauncher:
     def __init__(self, compiled: CompiledRangeKernel) -> None:
         self._compiled = compiled
         taken = [t for t in compiled.bound.tensors if t.role is not Role.TEMPORARY]
-        self._first = next(n for n, t in enumerate(taken) if t.name in compiled.rows.tensors)
+        places = {n: (k, d) for k, t in enumerate(taken) for d, n in compiled.dynamic_dimensions(t.name).items()}
+        self._sizes = [places[n] for n in range(len(compiled.dynamic_sizes))]
+        self._strides = [
+            (k, d)
+            for k, t in enumerate(taken)
+            for d, stride in enumerate(compiled.strides.get(t.name, ()))
+            if stride == GIVEN
+        ]
+        self._type = ctypes.c_int64 * (len(self._sizes) + len(self._strides))
 
     def run(self, *tensors: Tensor) -> None:
         """Run on the inputs followed by the outputs, which must fit the operands and not overlap."""
         compiled = self._compiled
-        rows = ctypes.c_int64(prod(tensors[self._first].shape[: compiled.rows.depth]))
-        failed, value = compiled.executable([*(x.data_ptr() for x in tensors), ctypes.addressof(rows)])
+        values = self._type(
+            *(tensors[k].shape[d] for k, d in self._sizes), *(tensors[k].stride(d) for k, d in self._strides)
+        )
+        failed, value = compiled.executable([*(x.data_ptr() for x in tensors), ctypes.addressof(values)])
         if failed:
             raise launch_error(compiled.bound.name, compiled.sites, failed, value)
-
-
-def row_extent(bound: BoundFunction, name: str, depth: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The shape of a row of a tensor, and its strides in memory that is contiguous."""
-    shape = bound.tensor(name).shape[depth:]
-    return shape, contiguous_strides(shape)
 
 
 def compile_range_kernel(

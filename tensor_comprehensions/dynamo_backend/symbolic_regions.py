@@ -21,7 +21,7 @@ from torch.fx.experimental.symbolic_shapes import free_symbols
 
 from ..core.diagnostics import get_logger
 from ..tc_lang.ir import Function
-from ..tc_lang.rows import CannotGeneralize, find_rows, list_row_size_candidates
+from ..tc_lang.row_axes import find_axes
 from .graph_nodes import is_compute, topological_order
 from .partition import FusedRegion
 
@@ -112,14 +112,15 @@ def find_symbolic_regions(
 
 def find_varying(function: Function, numbers: Mapping[str, int]) -> tuple[str, ...]:
     """The most of the sizes of a def that only count rows; () if there are none. numbers: an example of each."""
-    for names in sorted(list_row_size_candidates(function, numbers), key=len, reverse=True):
-        try:
-            find_rows(function, names, {n: v for n, v in numbers.items() if n not in names})
-        except CannotGeneralize as reason:
+    names = tuple(numbers)
+    while names:
+        found = find_axes(function, names, {n: v for n, v in numbers.items() if n not in names})
+        if not found.reasons:
+            break
+        for reason in found.reasons:
             get_logger("graph").debug("not one kernel for all sizes: %s", reason)
-        else:
-            return names
-    return ()
+        names = tuple(n for n in names if n not in found.refused)
+    return names
 
 
 # --- numbers for symbols --------------------------------------------------------------------------------------------

@@ -405,7 +405,21 @@ def when(condition: Expr, then: Stmt, otherwise: Stmt | None = None) -> Stmt:
 def dynamic_buffer(name: str, dtype: DType, inner: Sequence[int] = (), space: Space = Space.GLOBAL) -> Buffer:
     """A row-major buffer whose first dimension is as long as the run says, with blocks of the extents `inner`."""
     shape = (0, *inner)
-    return Buffer(name, Type(dtype), shape, contiguous_strides(shape), space, dynamic=True)
+    return Buffer(name, Type(dtype), shape, contiguous_strides(shape), space, dynamic=(0,))
+
+
+def stride(b: Buffer, dimension: int) -> Operand:
+    """The stride of a dimension: a number, or the variable that holds it."""
+    name = b.stride_variable(dimension)
+    return b.strides[dimension] if name is None else var(name)
+
+
+def elements(b: Buffer, lengths: Sequence[Expr]) -> Expr:
+    """The number of elements of a dynamic buffer with these extents."""
+    count: Expr = const(b.static_elements)
+    for length in lengths:
+        count = mul(count, length)
+    return count
 
 
 def register(name: str, dtype: DType = INT64) -> Buffer:

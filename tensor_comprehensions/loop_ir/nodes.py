@@ -1,7 +1,7 @@
 """The loop program, which every lowering produces and every emitter prints.
 
 Values are scalars or explicit vectors (a lane count on the type). Loops are structured. Memory is reached only
-through `Load` and `Store` on buffers with static strides and static shapes, except for the first dimension of dynamic
+through `Load` and `Store` on buffers with static strides and static shapes, except for some dimensions of dynamic
 buffers. Nodes are immutable, compare by value, and their `repr` evaluates back to them.
 """
 
@@ -44,7 +44,9 @@ class Space(Enum):
 class Buffer:
     """A named array. `type` is that of one element (a vector type only in registers); strides count elements.
 
-    dynamic: the caller's array, or the `Allocate`, determines the first extent, which is 0 in `shape`.
+    dynamic: the dimensions whose extents the caller's array, or the `Allocate`, determines. They are 0 in `shape`.
+    stride_variables: for some dimensions the variable, an int64, that holds the stride in place of the number in
+    `strides`, which is then only typical; () where there is none.
     swizzle: (bits, base, shift) of a SHARED buffer: the element that the strides put at the offset x lies at
     `x ^ ((x & mask) >> shift)`, mask being the `bits` bits from `base + shift` on. Indices ignore it.
     """
@@ -54,8 +56,9 @@ class Buffer:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     space: Space = Space.GLOBAL
-    dynamic: bool = False
+    dynamic: tuple[int, ...] = ()
     swizzle: tuple[int, int, int] | None = None
+    stride_variables: tuple[str | None, ...] = ()
 
     @property
     def span(self) -> int:
@@ -67,6 +70,15 @@ class Buffer:
         if self.dynamic:
             raise InternalError(f"{self.name} is dynamic: its size is not known before it runs")
         return storage_extent(self.shape, self.strides)
+
+    @property
+    def static_elements(self) -> int:
+        """Elements for each index of the dynamic dimensions."""
+        return prod(n for d, n in enumerate(self.shape) if d not in self.dynamic)
+
+    def stride_variable(self, dimension: int) -> str | None:
+        """The variable that holds the stride of a dimension, if it is not a number."""
+        return self.stride_variables[dimension] if self.stride_variables else None
 
     @property
     def bytes(self) -> int:
@@ -342,20 +354,23 @@ class Allocate:
 
     SCRATCH and REGISTER buffers belong to the thread that allocates them; the iterations of a PARALLEL loop in `body`
     reach SCRATCH, too, as they do global memory. All threads of a block allocate a SHARED buffer together.
-    With a `length`, an int64 that is not negative, there is one buffer: dynamic SCRATCH, whose first extent that is.
+    With `lengths`, int64 that are not negative, there is one buffer: dynamic SCRATCH, row-major, with these extents.
     """
 
     buffers: tuple[Buffer, ...]
     body: Stmt
-    length: Expr | None = None
+    lengths: tuple[Expr, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
     """In `body`, `buffer` is the part of `source` that the rows from `start` on make: so many as `rows` says.
 
-    source: dynamic, and `length` rows long, which the verifier proves to be enough. A row is what one index of its
-    first dimension stands for. buffer: GLOBAL, with a shape of its own for the same elements.
+    A row is what one index of a `dimension` of `source` stands for; `length` is the number of all rows, which the
+    verifier proves to be enough. buffer: with a shape of its own for the same elements, unless other dimensions of it
+    are dynamic. A source that is not dynamic is seen as a whole, in another shape. All
+    statements of a kernel reach the source by windows of one name, and in no other way: so emitters know by names what
+    a store may change.
     """
 
     buffer: Buffer
@@ -364,6 +379,7 @@ class Window:
     rows: int
     length: Expr
     body: Stmt
+    dimension: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,8 @@ def rename(module: Module, spell: Callable[[str], str], function: str) -> Module
     renaming = _Renaming(spell)
     outer: Names = {}
     for b in (*module.arguments, *module.temporaries):
-        outer = renaming.bind(b.name, outer)
+        for name in (b.name, *(v for v in b.stride_variables if v is not None)):
+            outer = renaming.bind(name, outer)
 
     def kernel(k: Kernel) -> Kernel:
         inner = outer if k.launch is None else {**outer, **{name: name for name, _ in k.launch.ranges()}}
@@ -57,7 +58,7 @@ class _Renaming:
         self._spell = spell
         self._replacements: dict[str, str] = {}
         self._expressions: dict[int, Expr] | None = {}
-        self._buffers: dict[tuple[int, str], Buffer] = {}
+        self._buffers: dict[tuple[int, str, tuple[str | None, ...]], Buffer] = {}
 
     def bind(self, name: str, names: Names) -> Names:
         """`names` with another that is free."""
@@ -70,10 +71,11 @@ class _Renaming:
 
     def buffer(self, b: Buffer, names: Names) -> Buffer:
         """`b` with its name of this scope."""
-        name = names[b.name]
-        if (id(b), name) not in self._buffers:
-            self._buffers[id(b), name] = replace(b, name=name)
-        return self._buffers[id(b), name]
+        held = tuple(None if v is None else names[v] for v in b.stride_variables)
+        key = (id(b), names[b.name], held)
+        if key not in self._buffers:
+            self._buffers[key] = replace(b, name=names[b.name], stride_variables=held)
+        return self._buffers[key]
 
     def expression(self, e: Expr, names: Names) -> Expr:
         """`e` with the names of its scope."""
@@ -100,7 +102,7 @@ class _Renaming:
                 inner = self.bind(name, names)
                 s = replace(s, var=inner[name])
             case Let(name, value, body):
-                inner = self.bind(name, names)
+                inner = names if name in names else self.bind(name, names)  # that of a stride is known before
                 return Let(inner[name], self.expression(value, names), self.statement(body, inner))
             case Allocate(buffers):
                 for b in buffers:

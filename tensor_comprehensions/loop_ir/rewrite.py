@@ -106,13 +106,13 @@ def map_stmt(s: Stmt, on_expr: OnExpr, on_stmt: OnStmt) -> Stmt:
         case While(condition, body):
             c, inner = on_expr(condition), on_stmt(body)
             return s if c is condition and inner is body else While(c, inner)
-        case Allocate(buffers, body, length):
-            count, inner = on_expr(length) if length is not None else None, on_stmt(body)
-            return s if count is length and inner is body else Allocate(buffers, inner, count)
+        case Allocate(buffers, body, lengths):
+            counts, inner = map_tuple(lengths, on_expr), on_stmt(body)
+            return s if counts is lengths and inner is body else Allocate(buffers, inner, counts)
         case Window(buffer, source, start, rows, length, body):
             first, count, inner = on_expr(start), on_expr(length), on_stmt(body)
             same = first is start and count is length and inner is body
-            return s if same else Window(buffer, source, first, rows, count, inner)
+            return s if same else Window(buffer, source, first, rows, count, inner, s.dimension)
         case Check(condition, site, value):
             c, v = on_expr(condition), on_expr(value)
             return s if c is condition and v is value else Check(c, site, v)
@@ -168,8 +168,8 @@ def stmt_expressions(s: Stmt) -> tuple[Expr, ...]:
             return (start, stop)
         case If(condition) | While(condition) | Check(condition, _, Const()):
             return (condition,)
-        case Allocate(_, _, length):
-            return () if length is None else (length,)
+        case Allocate(_, _, lengths):
+            return lengths
         case Window(_, _, start, _, length):
             return (start, length)
         case Check(condition, _, value):

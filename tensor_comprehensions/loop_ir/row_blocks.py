@@ -7,12 +7,15 @@ program that adds rows to tensors that all rows have in common, if its blocks ru
 
 Programs with several stages run each over all rows, or once, before the next. Only the number of blocks, and whether
 threads share them, depends on the number of rows at run time.
+
+Rows may lie along any dimension, and along several: the module of a block of rows is then itself one for any number of
+columns. Each such axis has a level, from the outermost on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ..core.dtypes import INT64
 from ..core.errors import CannotLower
@@ -36,14 +39,29 @@ from .nodes import (
     Stmt,
     Store,
     Type,
+    Var,
     Window,
 )
 from .passes.hoist_packing import hoist_packing
-from .rewrite import map_expr, map_stmt, walk_stmt_exprs, walk_stmts
+from .rewrite import map_expr, map_stmt, walk_expr, walk_stmt_exprs, walk_stmts
 
 SIZES = internal_name("sizes")
-"""The last argument: an array of int64, whose only element is the number of rows."""
-ROWS, BLOCK = internal_name("rows"), internal_name("block")
+"""The last argument: an array of int64, of sizes and then of strides."""
+
+
+def rows_variable(level: int) -> str:
+    """The variable that holds the number of rows along an axis."""
+    return internal_name("rows", *[level] * bool(level))
+
+
+def block_variable(level: int) -> str:
+    """The variable of loops over the blocks along an axis."""
+    return internal_name("block", *[level] * bool(level))
+
+
+def again_variable(level: int) -> str:
+    """The variable that tells the second time that a block is computed, shifted to the last rows, from the first."""
+    return internal_name("again", *[level] * bool(level))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +88,21 @@ Stage = tuple[RowBlock, ...] | Module
 class RowProgram:
     """The buffers of a program for any number of rows. Its stages reach them by their names, in shapes of their own.
 
-    arguments: in the order of the calling convention; those with rows are dynamic.
-    shared: memory that several stages use; with rows it is dynamic. count: the scalars that hold the number of rows.
+    arguments: in the order of the calling convention. shared: memory that several stages use.
+    levels: of buffers with rows, the level of each dynamic dimension. counts: the scalars that hold a number of rows,
+    with its level. level: that of the rows that the stages run over; other dynamic dimensions have greater ones.
     """
 
     name: str
     arguments: tuple[Buffer, ...]
-    shared: tuple[Buffer, ...] = ()
-    count: frozenset[str] = frozenset()
+    shared: tuple[Buffer, ...]
+    levels: Mapping[str, tuple[int, ...]]
+    counts: Mapping[str, int] = field(default_factory=dict)
+    level: int = 0
 
 
 def join_row_blocks(program: RowProgram, stages: Sequence[Stage]) -> Module:
-    """The module for any number of rows.
+    """The module for any number of rows, whose kernels use the variables of `rows_variable`, and those of strides.
 
     Raises:
         CannotLower: the checks of blocks cannot run before them.
@@ -89,23 +110,62 @@ def join_row_blocks(program: RowProgram, stages: Sequence[Stage]) -> Module:
     modules = [m for stage in stages for m in modules_of(stage)]
     arguments = tuple(_common_form(b, modules) for b in program.arguments)
     shared = tuple(replace(_common_form(b, modules), space=Space.SCRATCH) for b in program.shared)
-    extents = {b.name: b.shape[0] for b in (*program.arguments, *program.shared) if not b.dynamic and b.shape}
-    joiner = _Joiner({b.name: b for b in (*arguments, *shared)}, extents, program.count)
+    sources = {b.name: b for b in (*arguments, *shared)}
+    views = {b.name for m in modules for b in m.arguments if _is_reshaped(b, sources.get(b.name))}
+    joiner = _Joiner(sources, program, frozenset(views))
     numbered, sites = _number_sites(stages)
-    sizes = Buffer(SIZES, Type(INT64), (1,), (1,))
     kernels = []
     for name, parts in _phases(numbered):
         body = build.block(*map(joiner.run_stage, parts))
         used = _used_buffers(body)
         for b in (b for b in shared if b.name in used):
-            body = Allocate((b,), body, joiner.length(b))
-        rows = build.maximum(Load(sizes, (build.const(0),)), 0)  # which proves that blocks start in their operands
-        kernels.append(Kernel(internal_name(program.name, name), Let(ROWS, rows, body)))
+            body = joiner.allocate(b, body)
+        kernels.append(Kernel(internal_name(program.name, name), body))
     written = {name for m in modules for name in m.written}
     return Module(
-        program.name, (*arguments, sizes), (), tuple(kernels), sites,
+        program.name, arguments, (), tuple(kernels), sites,
         tuple(b.name for b in arguments if b.name in written), frozenset().union(*(m.partial for m in modules)),
     )  # fmt: skip
+
+
+def bind_variables(module: Module, count: int, values: Sequence[tuple[str, Expr]]) -> Module:
+    """`module` with one more argument, `SIZES`, of `count` numbers, and the values of variables, which may read it.
+
+    Each value may use the variables before it.
+    """
+    return replace(
+        module,
+        arguments=(*module.arguments, sizes_buffer(count)),
+        kernels=tuple(replace(k, body=_bind_used(k.body, values)) for k in module.kernels),
+    )
+
+
+def sizes_buffer(count: int) -> Buffer:
+    """The argument `SIZES`."""
+    return Buffer(SIZES, Type(INT64), (count,), (1,))
+
+
+def _bind_used(body: Stmt, values: Sequence[tuple[str, Expr]]) -> Stmt:
+    used = _used_variables(body)
+    for name, value in reversed(values):
+        if name in used:
+            body = Let(name, value, body)
+            used |= {e.name for e in walk_expr(value) if isinstance(e, Var)}
+    return body
+
+
+def _used_variables(s: Stmt) -> set[str]:
+    """The variables in `s`, with those of strides."""
+    found = {e.name for e in walk_stmt_exprs(s) if isinstance(e, Var)}
+    buffers = [e.buffer for e in walk_stmt_exprs(s) if isinstance(e, Load)]
+    for c in walk_stmts(s):
+        if isinstance(c, Store):
+            buffers.append(c.buffer)
+        elif isinstance(c, Window):
+            buffers.append(c.source)
+        elif isinstance(c, Invoke):
+            buffers += [b for b, _ in c.operands]
+    return found | {v for b in buffers for v in b.stride_variables if v is not None}
 
 
 def modules_of(stage: Stage) -> tuple[Module, ...]:
@@ -114,13 +174,14 @@ def modules_of(stage: Stage) -> tuple[Module, ...]:
 
 
 def _common_form(b: Buffer, modules: Sequence[Module]) -> Buffer:
-    """A buffer without rows in the shape that it has in all modules; dynamic if these differ, for windows on it."""
+    """A buffer without rows in the shape that it has in all modules; its own if these differ, for windows on it."""
     forms = {(x.shape, x.strides): x for m in modules for x in m.arguments if x.name == b.name}
-    if b.dynamic or not forms:
-        return b
-    if len(forms) == 1:
-        return next(iter(forms.values()))
-    return replace(b, shape=(0, *b.shape[1:]), dynamic=True)
+    return b if b.dynamic or len(forms) != 1 else next(iter(forms.values()))
+
+
+def _is_reshaped(b: Buffer, source: Buffer | None) -> bool:
+    """Has a module another shape for a buffer that is not dynamic?"""
+    return source is not None and not source.dynamic and (b.shape, b.strides) != (source.shape, source.strides)
 
 
 def _number_sites(stages: Sequence[Stage]) -> tuple[list[Stage], tuple[CheckSite, ...]]:
@@ -192,19 +253,40 @@ def _read_buffers(k: Kernel) -> set[str]:
 class _Joiner:
     """Composes loops over blocks.
 
-    sources: the arguments, and memory that stages share, by name. extents: the first extent of those without rows.
-    count: as in `RowProgram`.
+    sources: the arguments, and memory that stages share, by name. views: those that are reached by windows though they
+    have no rows, because their shapes in some modules are others. Then all reach them so, and by the same name.
     """
 
     sources: Mapping[str, Buffer]
-    extents: Mapping[str, int]
-    count: frozenset[str]
+    program: RowProgram
+    views: frozenset[str]
 
-    def length(self, b: Buffer) -> Expr | None:
-        """The first extent of a dynamic buffer; None for others."""
-        if not b.dynamic:
-            return None
-        return build.const(self.extents[b.name]) if b.name in self.extents else build.var(ROWS)
+    @property
+    def rows(self) -> Var:
+        """The number of rows."""
+        return build.var(rows_variable(self.program.level))
+
+    @property
+    def block(self) -> str:
+        """The variable of loops over blocks."""
+        return block_variable(self.program.level)
+
+    def allocate(self, b: Buffer, body: Stmt) -> Stmt:
+        """`body` with memory that stages share, whose strides follow from its extents."""
+        lengths = tuple(build.var(rows_variable(level)) for level in self.program.levels.get(b.name, ()))
+        extents = dict(zip(b.dynamic, lengths, strict=True))
+        body = Allocate((b,), body, lengths)
+        stride: Expr = build.const(1)
+        steps: list[tuple[str, Expr]] = []
+        for d in reversed(range(len(b.shape))):
+            held = b.stride_variable(d)
+            if held is not None:
+                steps.append((held, stride))
+                stride = build.var(held)
+            stride = build.mul(stride, extents.get(d, b.shape[d]))
+        for name, value in reversed(steps):
+            body = Let(name, value, body)
+        return body
 
     def run_stage(self, part: StagePart) -> Stmt:
         """The loops over the rows of a stage, or its body if it runs once."""
@@ -216,52 +298,83 @@ class _Joiner:
     def loops_over_blocks(self, parts: Sequence[Part]) -> Stmt:
         """The loop over the blocks of the first size, and the loops over the remaining rows."""
         (block, above, kernels), *smaller = parts
-        loop = self.whole_blocks(block, above, kernels)
         rest = self.loops_over_blocks(smaller) if smaller else build.NOTHING
         if not block.overlap_from:
-            return build.block(loop, rest)
-        # One iteration if there is a block; the verifier must prove that it starts at or after the first row.
-        rows = build.var(ROWS)
-        count, left = build.div(rows, block.rows), build.mod(rows, block.rows)
-        start = build.add(build.mul(build.var(BLOCK), block.rows), left)
-        last = Loop(BLOCK, build.maximum(build.sub(count, 1), 0), count, self.body(block, kernels, start))
-        again = build.logical_and(build.gt(count, 0), build.ge(left, block.overlap_from))
-        return build.block(loop, If(again, last, rest))
+            return build.block(self.whole_blocks(block, above, kernels), rest)
+        left = build.mod(self.rows, block.rows)
+        again = build.logical_and(build.ge(self.rows, block.rows), build.ge(left, block.overlap_from))
+        return build.block(self.overlapping_blocks(block, above, kernels, again), If(build.logical_not(again), rest))
 
     def whole_blocks(self, block: RowBlock, above: RowBlock | None, kernels: Sequence[Kernel]) -> Loop:
         """The loop over whole blocks."""
-        rows = build.var(ROWS)
-        done = build.const(0) if above is None else build.mul(build.div(rows, above.rows), above.rows // block.rows)
+        body = self.body(block, kernels, build.mul(build.var(self.block), block.rows))
+        return self.parallelize(block, above, self.count_done(block, above), body)
+
+    def overlapping_blocks(
+        self, block: RowBlock, above: RowBlock | None, kernels: Sequence[Kernel], again: Expr
+    ) -> Loop:
+        """The loop over whole blocks where, if `again`, the last is computed twice: the second time for the last rows.
+
+        There may be no block of this size but that for the last rows; then the first time is left out.
+        """
+        done, time = self.count_done(block, above), again_variable(self.program.level)
+        number, count = build.var(self.block), build.div(self.rows, block.rows)
+        is_last = build.logical_and(again, build.eq(number, build.sub(count, 1)))
+        shift = build.minimum(build.mul(build.var(time), block.rows), build.mod(self.rows, block.rows))
+        body = self.body(block, kernels, build.add(build.mul(number, block.rows), shift))
+        first = build.select(build.lt(number, done), build.const(1), build.const(0))
+        last = build.select(is_last, build.const(2), build.const(1))
+        twice = Loop(time, build.maximum(first, 0), last, body)
+        begin = build.minimum(done, build.select(again, build.sub(count, 1), count))
+        return self.parallelize(block, above, build.maximum(begin, 0), twice)
+
+    def count_done(self, block: RowBlock, above: RowBlock | None) -> Expr:
+        """How many blocks larger ones have computed."""
+        if above is None:
+            return build.const(0)
+        return build.mul(build.div(self.rows, above.rows), above.rows // block.rows)
+
+    def parallelize(self, block: RowBlock, above: RowBlock | None, begin: Expr, body: Stmt) -> Loop:
+        """The loop over blocks, which threads share if there are enough."""
         is_one_chunk = above is not None and above.rows // block.rows - 1 <= block.grain
         is_serial = block.is_serial or not block.grain or is_one_chunk
-        body = self.body(block, kernels, build.mul(build.var(BLOCK), block.rows))
         kind, grain = (LoopKind.SERIAL, 1) if is_serial else (LoopKind.PARALLEL, block.grain)
-        return Loop(BLOCK, done, build.div(rows, block.rows), body, kind, grain=grain)
+        return Loop(self.block, begin, build.div(self.rows, block.rows), body, kind, grain=grain)
 
     def body(self, block: RowBlock, kernels: Sequence[Kernel], start: Expr) -> Stmt:
         """The body of one block."""
         memory = {b.name: replace(b, space=Space.SCRATCH) for b in block.module.temporaries}
-        reached = {b.name: self.reach(b) for b in block.module.arguments if b.name not in self.count}
-        redirect = _Redirect({**memory, **reached}, self.count)
+        counts = {name: build.var(rows_variable(level)) for name, level in self.program.counts.items()}
+        reached = {b.name: self.reach(b) for b in block.module.arguments if b.name not in counts}
+        redirect = _Redirect({**memory, **reached}, counts)
         body = build.block(*(redirect.stmt(k.body) for k in kernels))
         if block.grain:
             body = _run_in_one_thread(body)
         used = _used_buffers(body)
         body = build.allocate([b for b in memory.values() if b.name in used], body)
         for name, buffer in reached.items():
-            length = self.length(self.sources[name])
-            if length is not None and buffer.name in used:
-                has_rows = name not in self.extents
-                where = (start, block.rows) if has_rows else (build.const(0), self.extents[name])
-                body = Window(buffer, self.sources[name], *where, length, body)
+            source = self.sources[name]
+            if buffer.name in used and buffer is not source:
+                d = self.dimension(source)
+                if d is None:
+                    whole = source.shape[0]
+                    body = Window(buffer, source, build.const(0), whole, build.const(whole), body)
+                else:
+                    body = Window(buffer, source, start, block.rows, self.rows, body, d)
         return body
 
+    def dimension(self, source: Buffer) -> int | None:
+        """The dimension of a buffer that the rows take."""
+        levels = self.program.levels.get(source.name, ())
+        return next((d for d, level in zip(source.dynamic, levels, strict=True) if level == self.program.level), None)
+
     def reach(self, b: Buffer) -> Buffer:
-        """The buffer by which a block reaches an argument of its module."""
+        """The buffer by which a block reaches an argument of its module: the same, or a window of it."""
         source = self.sources[b.name]
-        if not source.dynamic:
+        if b.name not in self.views and self.dimension(source) is None:
             return source
-        return replace(b, name=internal_name(b.name, "rows"), space=source.space)
+        name = internal_name(b.name, "rows", *[self.program.level] * bool(self.program.level))
+        return replace(b, name=name, space=source.space)
 
 
 def _used_buffers(s: Stmt) -> set[str]:
@@ -279,14 +392,14 @@ def _used_buffers(s: Stmt) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Redirect:
-    """Other buffers for those of some names, and the number of rows for `count`."""
+    """Other buffers for those of some names, and numbers of rows for `counts`."""
 
     buffers: Mapping[str, Buffer]
-    count: frozenset[str]
+    counts: Mapping[str, Var]
 
     def expr(self, e: Expr) -> Expr:
-        if isinstance(e, Load) and e.buffer.name in self.count:
-            return build.var(ROWS)
+        if isinstance(e, Load) and e.buffer.name in self.counts:
+            return self.counts[e.buffer.name]
         new = map_expr(e, self.expr)
         return replace(new, buffer=self.of(new.buffer)) if isinstance(new, Load) else new
 
@@ -294,6 +407,8 @@ class _Redirect:
         return self.buffers.get(b.name, b)
 
     def stmt(self, s: Stmt) -> Stmt:
+        if isinstance(s, Window) and s.source.name in self.buffers:
+            return self.window(s)
         new = map_stmt(s, self.expr, self.stmt)
         match new:
             case Store(buffer):
@@ -301,6 +416,13 @@ class _Redirect:
             case Invoke(_, operands):
                 return replace(new, operands=tuple((self.of(b), where) for b, where in operands))
         return new
+
+    def window(self, s: Window) -> Window:
+        """A window of another buffer: what is seen through it lies in the same memory."""
+        source = self.of(s.source)
+        buffer = replace(s.buffer, space=source.space)
+        inner = replace(self, buffers={**self.buffers, buffer.name: buffer})
+        return replace(s, buffer=buffer, source=source, body=inner.stmt(s.body))
 
 
 def _run_in_one_thread(s: Stmt) -> Stmt:

@@ -140,8 +140,10 @@ def _kernel_lines(kernel: Kernel, known: Texts) -> Iterator[Line]:
 
 
 def _declaration(b: Buffer) -> str:
-    shape = "".join(f"[{'' if b.dynamic and n == 0 else extent}]" for n, extent in enumerate(b.shape))
+    shape = "".join(f"[{'' if n in b.dynamic else extent}]" for n, extent in enumerate(b.shape))
     strides = "" if b.strides == contiguous_strides(b.shape) else f" strides {b.strides}"
+    if any(b.stride_variables):
+        strides = f" strides ({', '.join(str(v or s) for v, s in zip(b.stride_variables, b.strides, strict=True))})"
     swizzle = "" if b.swizzle is None else f" swizzle {b.swizzle}"
     return f"{b.type} {b.name}{shape}{strides}{swizzle}"
 
@@ -176,13 +178,14 @@ def _stmt_lines(s: Stmt, indent: str, known: Texts) -> Iterator[Line]:
                 known[id(value)] = _expr(value)
             yield f"{indent}let {name}: {value.type} = {known[id(value)]}", s
             yield from _stmt_lines(body, indent, known)
-        case Allocate(buffers, body, length):
-            count = "" if length is None else f" length {_expr(length)}"
+        case Allocate(buffers, body, lengths):
+            count = f" length {', '.join(map(_expr, lengths))}" if lengths else ""
             for buffer in buffers:
                 yield f"{indent}allocate {buffer.space.value} {_declaration(buffer)}{count}", s
             yield from _stmt_lines(body, indent, known)
         case Window(buffer, source, start, rows, length, body):
             part = f"{rows} rows of {source.name} from {_expr(start)} of {_expr(length)}"
+            part += f" in dimension {s.dimension}" if s.dimension else ""
             yield f"{indent}window {_declaration(buffer)} is {part}", s
             yield from _stmt_lines(body, indent, known)
         case Check(condition, site, value):

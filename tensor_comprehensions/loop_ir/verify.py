@@ -62,7 +62,7 @@ from .nodes import (
     While,
     Window,
 )
-from .rewrite import allocated_buffers, children, walk_expr, walk_stmts, written_buffers
+from .rewrite import allocated_buffers, children, walk_expr, walk_stmt_exprs, walk_stmts, written_buffers
 from .show import format_program
 from .swizzled_buffer import contiguous_elements, swizzle_fault
 from .uniformity import Uniformity
@@ -101,7 +101,26 @@ def verify(module: Module) -> None:
         for m in kernel.maps:
             _require((fault := tensor_map_fault(m, buffers)) is None, f"the tensor map {m.name}: {fault}")
         place = replace(place, maps=kernel.maps)
+        _require_one_name(kernel)
         _stmt(kernel.body, place if kernel.launch is None else _enter_launch(kernel, place))
+
+
+def _require_one_name(kernel: Kernel) -> None:
+    """Are the elements of windows reached by one name only?"""
+    windows = [s for s in walk_stmts(kernel.body) if isinstance(s, Window)]
+    if not windows:
+        return
+    names = {w.source.name: w.buffer.name for w in windows}
+    for w in windows:
+        _require(names[w.source.name] == w.buffer.name, f"{w.source.name} has windows of several names", w)
+    used = {e.buffer.name for e in walk_stmt_exprs(kernel.body) if isinstance(e, Load)}
+    for s in walk_stmts(kernel.body):
+        if isinstance(s, Store):
+            used.add(s.buffer.name)
+        elif isinstance(s, Invoke):
+            used.update(b.name for b, _ in s.operands)
+    for name in sorted(used & names.keys()):
+        raise InternalError(f"{name} has windows, and is reached without them")
 
 
 def _enter_launch(kernel: Kernel, place: _Place) -> _Place:
@@ -198,11 +217,11 @@ def _stmt(s: Stmt, place: _Place) -> None:
             if inner.threads is not None:
                 inner = replace(inner, threads=inner.threads.bind(name, value))
             _stmt(body, inner)
-        case Allocate(buffers, body, length):
+        case Allocate(buffers, body, lengths):
             for buffer in buffers:
                 _verify_allocation(buffer, place)
-                _require(buffer.dynamic is (length is not None), f"{buffer.name} is dynamic without a length, or not")
-            if length is not None:
+                _require(len(buffer.dynamic) == len(lengths), f"{buffer.name} is dynamic without a length, or not")
+            for length in lengths:
                 _require_type(length, _INDEX, place, s)
                 _require([b.space for b in buffers] == [Space.SCRATCH], "a length is for one scratch buffer", s)
             _require_unique([b.name for b in buffers], "buffers of one allocation")
@@ -222,20 +241,34 @@ def _stmt(s: Stmt, place: _Place) -> None:
 def _window(s: Window, place: _Place) -> None:
     """Whether the rows of a window are in its source and have its size."""
     known, buffer = place.buffers.get(s.source.name), s.buffer
-    _require(known == s.source and s.source.dynamic, f"{s.source.name} is not in scope, or is not dynamic")
+    _require(known == s.source, f"{s.source.name} is not in scope")
     _require(buffer.name not in place.buffers, f"{buffer.name} is there already")
     _require(buffer.type == s.source.type and buffer.space is s.source.space, f"{buffer.name} is of another kind")
-    _require(not buffer.dynamic, f"the window {buffer.name} is dynamic")
     _require_shape(buffer)
+    _require_window_form(s)
     for part in (s.start, s.length):
         _require_type(part, _INDEX, place, s)
-    elements = s.rows * prod(s.source.shape[1:])
-    _require(prod(buffer.shape) == elements, f"{buffer.name} has {prod(buffer.shape)} elements, not {elements}")
     low = lower_bound(s.start, place.scope)
     high = upper_bound(build.sub(build.add(s.start, s.rows), s.length), place.scope)
     _require(low is not None and low >= 0, f"{buffer.name} may start before {s.source.name}", s.start)
     _require(high is not None and high <= 0, f"{buffer.name} may end behind {s.source.name}", s.start)
     _stmt(s.body, replace(place, buffers=place.buffers | {buffer.name: buffer}))
+
+
+def _require_window_form(s: Window) -> None:
+    """Has a window the extents and the strides of its source, except for those that a reshape removes?"""
+    buffer, source = s.buffer, s.source
+    _require(0 <= s.dimension < len(source.shape), f"{source.name} has no dimension {s.dimension}")
+    rest = tuple(d for d in source.dynamic if d != s.dimension)
+    _require(buffer.dynamic == rest, f"the window {buffer.name} has other dynamic dimensions than {source.name}")
+    shape = tuple(s.rows if d == s.dimension else n for d, n in enumerate(source.shape))
+    _require(not rest or buffer.shape == shape, f"the dynamic window {buffer.name} has a shape of its own")
+    elements = prod(shape)
+    _require(prod(buffer.shape) == elements, f"{buffer.name} has {prod(buffer.shape)} elements, not {elements}")
+    if source.stride_variables and elements:
+        steps = iter([build.stride(source, d) for d in range(len(source.shape))])
+        known = all(build.stride(buffer, d) in steps for d in range(len(buffer.shape)) if buffer.shape[d] != 1)
+        _require(known, f"{buffer.name} has strides that {source.name} has not")
 
 
 def _loop(s: Loop, place: _Place) -> None:
@@ -272,7 +305,9 @@ def _verify_allocation(buffer: Buffer, place: _Place) -> None:
 
 def _require_shape(buffer: Buffer) -> None:
     _require(len(buffer.shape) == len(buffer.strides), f"{buffer} has other ranks of shape and strides")
-    _require(not buffer.dynamic or buffer.shape[:1] == (0,), f"{buffer} is dynamic, but has an extent")
+    _require(not any(buffer.shape[d] for d in buffer.dynamic), f"{buffer} is dynamic, but has an extent")
+    held = buffer.stride_variables
+    _require(held == () or len(held) == len(buffer.shape), f"{buffer} has other ranks of shape and stride variables")
     fault = swizzle_fault(buffer)
     _require(fault is None, f"the swizzle of {buffer.name}: {fault}")
 
@@ -383,6 +418,8 @@ def _indices(b: Buffer, where: tuple[Expr, ...], place: _Place, node: Stmt | Exp
     known = place.buffers.get(b.name)
     if known is not b and known != b:
         raise InternalError(f"{b.name} is not in scope, or not as declared: {_text(node)}")
+    for held in b.stride_variables:
+        _require(held is None or place.variables.get(held) == _INDEX, f"{held} is no stride in scope", node)
     if b.name in place.hidden:
         raise InternalError(f"{b.name} is in registers of another thread: {_text(node)}")
     if not mapped and len(where) != len(b.shape):
@@ -406,7 +443,7 @@ def _require_inside(
 ) -> None:
     """Prove that an affine index stays in the buffer. Indices that depend on data are beyond this proof."""
     base = index.base if isinstance(index, Ramp) else index
-    if base.type.lanes > 1 or not _is_affine(base) or place.is_data(base) or (b.dynamic and dimension == 0):
+    if base.type.lanes > 1 or not _is_affine(base) or place.is_data(base) or dimension in b.dynamic:
         return
     plain, last = intervals.index_interval(index, place.scope.ranges), b.shape[dimension] - 1
     if plain.low is not None and plain.high is not None and plain.low >= 0 and plain.high <= last:

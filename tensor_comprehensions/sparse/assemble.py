@@ -393,7 +393,7 @@ class AssemblingEmitter(StatementEmitter):
     def _with_zeros(self, buffer: Buffer, body: Stmt) -> Stmt:
         blocks = build.add(build.div(self._row_extent, LINE * LINE), 1)
         length = build.mul(blocks, LINE if buffer == self._rows[2] else LINE * LINE)
-        return Allocate((buffer,), build.block(self._clear(buffer, length), body), length)
+        return Allocate((buffer,), build.block(self._clear(buffer, length), body), (length,))
 
     def _clear(self, buffer: Buffer, length: Expr) -> Stmt:
         name = self.names.fresh(f"{buffer.name}.i")

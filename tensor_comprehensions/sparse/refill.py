@@ -67,7 +67,7 @@ class RefillEmitter(StatementEmitter):
 
     def _with_row(self, body: Stmt) -> Stmt:
         extent = self.shared.extents(self.s.target)[self.result.format.order[-1]]
-        return Allocate((self._row,), body, build.maximum(extent, 1))
+        return Allocate((self._row,), body, (build.maximum(extent, 1),))
 
     def wrap_loops(self, depth: int, state: State, then: Body) -> Stmt:
         if depth != self._row_depth:

@@ -46,7 +46,7 @@ def split_row_stages(bound: BoundFunction, with_rows: Collection[str]) -> tuple[
     """The stages of a legalized def, in order.
 
     Args:
-        with_rows: the tensors that have rows, without those that legalization has added.
+        with_rows: the tensors that have rows; those that legalization has made for one of these may be left out.
     """
     splitter = _Splitter(bound, frozenset(t.name for t in bound.tensors if base_tensor(t.name, bound) in with_rows))
     statements = [new for s in bound.statements for new in splitter.split_sum(s)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -29,12 +30,25 @@ def test_programs_of_rows(program: RowProgram, options: tc.CpuOptions) -> None:
         check_interpreter(op, kernel, _arguments(program, n), {})
 
 
-def _arguments(program: RowProgram, n: int) -> list[Any]:
+@settings(max_examples=15)
+@given(row_programs(), st.sets(st.sampled_from("NDE"), min_size=1))
+def test_programs_of_rows_of_any_length(program: RowProgram, dynamic: set[str]) -> None:
+    (op,) = tc.define(program.source, dynamic=dynamic)
+    for n in (5, 0, 1, 67):
+        check_machine_code(op, _arguments(program, n, dynamic), {})
+    for kernel in range_kernels(op):
+        for n in (1, 11):
+            arguments = _arguments(program, n, dynamic)
+            if fits_kernel(op, kernel, arguments):
+                check_interpreter(op, kernel, arguments, {})
+
+
+def _arguments(program: RowProgram, n: int, dynamic: Iterable[str] = ("N",)) -> list[Any]:
     rng = np.random.default_rng(zlib.crc32(repr((program, n)).encode()))
-    sizes = {**dict(program.sizes), "N": n}
+    sizes = {"N": 6, **dict(program.sizes)} | {name: n + 2 * k for k, name in enumerate(sorted(dynamic, reverse=True))}
     shapes = ([sizes[d.upper()] for d in dims] for dims in INPUTS.values())
     tensors = [rng.uniform(-1, 1, shape).astype(np.float32) for shape in shapes]
-    return [*tensors, rng.integers(0, sizes["V"], n).astype(np.int32)]
+    return [*tensors, rng.integers(0, sizes["V"], sizes["N"]).astype(np.int32)]
 
 
 def test_a_size_beside_the_rows_is_part_of_the_kernel() -> None:

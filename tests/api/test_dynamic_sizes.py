@@ -104,11 +104,12 @@ def test_always_makes_all_sizes_dynamic_that_can_be() -> None:
         assert counts(op) == (1, 1)
 
 
-def test_a_size_that_does_not_change_stays_a_number() -> None:
+def test_a_size_that_is_not_marked_stays_a_number() -> None:
     op = op_of(SCALE, {"D"})
     for n in (2, 3):
-        check_machine_code(op, scale_arguments(n), {})
-    assert counts(op) == (2, 0)
+        for d in (5, 1, 0, 70):
+            check_machine_code(op, (torch.randn(n, d), torch.randn(d)), {})
+    assert counts(op) == (2, 2)
 
 
 @pytest.mark.parametrize(
@@ -252,11 +253,11 @@ def test_several_leading_sizes_are_rows_together() -> None:
             assert torch.equal(op(x, g), x * g)
     assert counts(op) == (1, 1)
     (kernel,) = range_kernels(op)
-    assert kernel.rows.sizes == ("B", "T")
+    assert kernel.dynamic_sizes == ("B", "T")
     check_interpreter(op, kernel, (torch.randn(3, 5, 6), g), {})
 
 
-def test_rows_that_are_not_equally_far_apart_have_kernels_of_their_own() -> None:
+def test_rows_that_are_not_equally_far_apart_share_another_kernel() -> None:
     op = op_of(TOKENS, {"B", "T"})
     g = torch.randn(6)
     op(torch.randn(2, 3, 6), g)
@@ -264,7 +265,18 @@ def test_rows_that_are_not_equally_far_apart_have_kernels_of_their_own() -> None
         x = torch.randn(b, 2 * t, 6)[:, :t]
         for _ in range(2):
             assert torch.equal(op(x, g), x * g)
-    assert counts(op) == (3, 1)
+    assert counts(op) == (2, 2)
+
+
+def test_a_stride_of_a_single_row_means_nothing() -> None:
+    """The distance between batches does not follow from it, though it is as large."""
+    op = op_of(TOKENS, {"B", "T"})
+    g, memory = torch.randn(6), torch.randn(50)
+    op(torch.randn(2, 3, 6), g)
+    for strides in ((7, 7, 1), (6, 7, 1), (7, 6, 1)):
+        x = memory.as_strided((4, 1, 6), strides)
+        for _ in range(2):
+            assert torch.equal(op(x, g), x * g)
 
 
 def test_rows_at_any_distance() -> None:

@@ -101,7 +101,7 @@ def test_two_symbols_count_rows_together() -> None:
     assert count_kernels(work) == (1, 1)
 
 
-def test_sizes_that_do_not_count_rows_have_few_kernels() -> None:
+def test_two_sizes_that_change_have_one_kernel() -> None:
     fast = torch.compile(lambda x, g: F.gelu(x) * g, backend="tensor_comprehensions", dynamic=True)
 
     def work() -> None:
@@ -109,8 +109,18 @@ def test_sizes_that_do_not_count_rows_have_few_kernels() -> None:
             x, g = torch.randn(n, n + 3), torch.randn(n + 3)
             torch.testing.assert_close(fast(x, g), F.gelu(x) * g)
 
-    ranged = count_kernels(work)[1]
-    assert ranged == MOST_FIXED
+    assert count_kernels(work) == (1, 1)
+
+
+def test_rows_of_any_length_have_one_kernel() -> None:
+    fast = torch.compile(lambda x: (x + 1).softmax(-1), backend="tensor_comprehensions", dynamic=True)
+
+    def work() -> None:
+        for n in range(2, 20):
+            x = torch.randn(n, 3 * n + 1)
+            torch.testing.assert_close(fast(x), (x + 1).softmax(-1))
+
+    assert count_kernels(work) == (1, 1)
 
 
 def test_permuted_inputs_are_taken_as_they_lie() -> None:
@@ -126,15 +136,15 @@ def test_permuted_inputs_are_taken_as_they_lie() -> None:
     assert count_kernels(work) == (1, 1)
 
 
-def test_rows_that_meet_columns_stay_with_torch() -> None:
+def test_rows_that_meet_columns_have_few_kernels() -> None:
     fast = torch.compile(lambda x: (x * 2) @ x.t() + 1, backend="tensor_comprehensions", dynamic=True)
 
     def work() -> None:
         for n in range(2, 20):
             x = torch.randn(n, 7)
-            torch.testing.assert_close(fast(x), (x * 2) @ x.t() + 1)
+            torch.testing.assert_close(fast(x), (x * 2) @ x.t() + 1, rtol=1e-4, atol=1e-4)
 
-    assert count_kernels(work) == (0, 0)
+    assert count_kernels(work)[1] == MOST_FIXED
 
 
 def merge(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor
 from tensor_comprehensions.api import Op
 from tensor_comprehensions.compiler.compiled_kernel import CompiledRangeKernel
 from tensor_comprehensions.loop_ir.interpret.interpreter import interpret
+from tensor_comprehensions.loop_ir.nodes import Module
 from tensor_comprehensions.tc_lang.ir import Role
 
 
@@ -23,9 +25,12 @@ def range_kernels(op: Op) -> list[CompiledRangeKernel]:
 def fits_kernel(op: Op, kernel: CompiledRangeKernel, arguments: Sequence[Any]) -> bool:
     """Have arguments the sizes that are part of a kernel?"""
     given = dict(zip((p.name for p in op.function.parameters), arguments, strict=True))
-    rows = {t.name: kernel.rows.depth if t.name in kernel.rows.tensors else 0 for t in kernel.bound.tensors}
     inputs = (t for t in kernel.bound.tensors if t.role is Role.INPUT)
-    return all(tuple(np.shape(given[t.name]))[rows[t.name] :] == tuple(t.shape)[rows[t.name] :] for t in inputs)
+    return all(
+        n == given_n or d in kernel.dynamic_dimensions(t.name)
+        for t in inputs
+        for d, (n, given_n) in enumerate(zip(t.shape, np.shape(given[t.name]), strict=True))
+    )
 
 
 def check_machine_code(op: Op, arguments: Sequence[Any], initial: Mapping[str, Any]) -> None:
@@ -54,25 +59,40 @@ def check_interpreter(
     op: Op, kernel: CompiledRangeKernel, arguments: Sequence[Any], initial: Mapping[str, Any]
 ) -> None:
     """Does the loop program, run with every access checked, give what the reference evaluator does?"""
-    module, bound, depth = kernel.rerun_until("join"), kernel.bound, kernel.rows.depth
+    module, bound = _join(kernel), kernel.bound
     expected = dict(zip(bound.returns, _results(op.reference(*arguments, **initial)), strict=True))
     given = dict(zip((p.name for p in op.function.parameters), arguments, strict=True))
     values: dict[str, np.ndarray[Any, Any]] = {}
-    count = 0
+    sizes = [0] * module.arguments[-1].shape[0]
     for n, t in enumerate(t for t in bound.tensors if t.role is not Role.TEMPORARY):
         buffer = module.arguments[n]
         if t.role is Role.INPUT:
             array = np.array(torch.as_tensor(given[t.name]).numpy(), order="C")
         else:
             array = np.array(torch.as_tensor(initial.get(t.name, torch.zeros_like(expected[t.name]))).numpy())
-        if t.name in kernel.rows.tensors:
-            count = int(np.prod(array.shape[:depth]))
-            array = array.reshape(count, *array.shape[depth:])
-        elif not buffer.dynamic:  # else blocks see it in different shapes
-            array = array.reshape(buffer.shape)
+        for d, number in kernel.dynamic_dimensions(t.name).items():
+            sizes[number] = array.shape[d]
+        array = array.reshape(_merge_rows(kernel, t.name, array.shape) if buffer.dynamic else buffer.shape)
         values[buffer.name] = np.array(array, order="C")
-    values[module.arguments[-1].name] = np.array([count], np.int64)
+    values[module.arguments[-1].name] = np.array(sizes, np.int64)
     assert interpret(module, values) == []
     places = {t.name: module.arguments[n].name for n, t in enumerate(bound.tensors) if t.role is not Role.TEMPORARY}
     found = tuple(torch.from_numpy(values[places[r]]).reshape(expected[r].shape) for r in bound.returns)
     require_close(found, tuple(expected.values()), op, arguments)
+
+
+@lru_cache(maxsize=4)
+def _join(kernel: CompiledRangeKernel) -> Module:
+    """The loop program of a kernel, made once for several calls."""
+    module: Module = kernel.rerun_until("join")
+    return module
+
+
+def _merge_rows(kernel: CompiledRangeKernel, tensor: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of a tensor with one dimension for each axis."""
+    found = list(shape)
+    for rows in sorted(kernel.axes, key=lambda rows: -(rows.place(tensor) or 0)):
+        place = rows.place(tensor)
+        if place is not None:
+            found[place : place + rows.depth] = [int(np.prod(shape[place : place + rows.depth]))]
+    return tuple(found)

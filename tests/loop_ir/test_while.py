@@ -204,7 +204,7 @@ def reversed_through_scratch(chunks: int) -> Module:
     fill = Loop("i", b.const(0), n, b.store(W, (i,), b.load(X, i)), LoopKind.VECTOR, vector_factors=(4, 2))
     last = b.sub(n, 1)
     back = Loop("i", chunk, n, b.store(Y, (i,), b.load(W, b.sub(last, i))), step=chunks)
-    body = Loop("chunk", b.const(0), b.const(chunks), Allocate((W,), b.block(fill, back), n), LoopKind.PARALLEL)
+    body = Loop("chunk", b.const(0), b.const(chunks), Allocate((W,), b.block(fill, back), (n,)), LoopKind.PARALLEL)
     return Module("reverse", (N, X, Y), (), (Kernel("k", body),), written=("y",))
 
 
@@ -223,7 +223,7 @@ def test_scratch_is_as_long_as_the_run_says(machine: str, n: int, run_module: Ru
 
 def test_memory_that_there_is_not_is_a_failure_and_nothing_runs(run_module: Run) -> None:
     n = b.mul(b.load(N, 0), 1 << 40)
-    body = Allocate((W,), b.block(b.store(W, (0,), 1.0), b.store(Y, (0,), Load(W, (b.const(0),)))), n)
+    body = Allocate((W,), b.block(b.store(W, (0,), 1.0), b.store(Y, (0,), Load(W, (b.const(0),)))), (n,))
     module = Module("huge", (N, Y), (), (Kernel("k", body),), written=("y",))
     arrays: dict[str, Array] = {"n": np.array([1 << 20]), "y": np.zeros(1)}
     assert run_module("llvm", module, arrays, may_fail=True) == -1
@@ -253,8 +253,8 @@ def test_a_vector_loop_cannot_contain_a_while() -> None:
     ("body", "says"),
     [
         (Allocate((W,), b.store(W, (0,), 1.0)), "without a length"),
-        (Allocate((b.buffer("s", FLOAT64, (4,), Space.SCRATCH),), b.NOTHING, b.const(4)), "without a length"),
-        (Allocate((W,), b.store(W, (0,), 1.0), b.const(1.0, FLOAT64)), "is float64, not int64"),
+        (Allocate((b.buffer("s", FLOAT64, (4,), Space.SCRATCH),), b.NOTHING, (b.const(4),)), "without a length"),
+        (Allocate((W,), b.store(W, (0,), 1.0), (b.const(1.0, FLOAT64),)), "is float64, not int64"),
         (While(b.const(1), b.NOTHING), "is int64, not bool"),
         (b.store(b.buffer("e", FLOAT64, (4,)), (b.const(4),), 1.0), "not proved inside"),
     ],

@@ -20,8 +20,13 @@ ACCEPTED = {
     "def f(float(N) x, float s) -> (o) { o(n) = x(n) * s }": ("N", {}),
     "def f(float(N,D) x) -> (o) { o(n,d) = x(n,d) / N }": ("N", {"D": 3}),
     "def f(float(N,D) x, float(D) w) -> (o) { p(d) = exp(w(d))  o(n,d) = x(n,d) * p(d) }": ("N", {"D": 3}),
+    "def f(float(N,D) x) -> (o) { o(d,n) = x(n,d) }": ("N", {"D": 3}),
+    "def f(float(D,N) x) -> (o) { o(d,n) = x(d,n) }": ("N", {"D": 3}),
+    "def f(float(M,K) a, float(K,N) b) -> (c) { c(m,n) +=! a(m,k) * b(k,n) }": ("N", {"M": 2, "K": 3}),
 }
 SUMS = {
+    "def f(float(D,N) x) -> (o) { o(d) +=! x(d,n) }": ("N", ()),
+    "def f(float(M,N) a, float(N,K) b) -> (c) { c(m,k) +=! a(m,n) * b(n,k) }": ("N", ()),
     "def f(float(N,D) x) -> (o) { o(d) +=! x(n,d) }": ("N", ()),
     "def f(float(N,I) x, float(N,J) y) -> (o) { o(i,j) +=! x(n,i) * y(n,j) }": ("N", ()),
     "def f(float(N,D) x) -> (o) { o(d) max=! x(n,d) }": ("N", ()),
@@ -41,9 +46,8 @@ REFUSED = {
     "def f(float(N,D) x) -> (o) { o(n,d) = x(n,d) * n }": ("N", {"D": 3}, "goes over it, decides"),
     "def f(float(N,D) x) -> (o) { o(n,d) = x(N-1-n,d) }": ("N", {"D": 3}, "N"),
     "def f(float(N) x) -> (o) { o(n) = x(n) + x(n+1) }": ("N", {}, "N - 1"),
-    "def f(float(N,D) x) -> (o) { o(d,n) = x(n,d) }": ("N", {"D": 3}, "not the outermost"),
-    "def f(float(D,N) x) -> (o) { o(d,n) = x(d,n) }": ("N", {"D": 3}, "not the outermost"),
-    "def f(float(N,N) x) -> (o) { o(i,j) = x(i,j) }": ("N", {}, "N"),
+    "def f(float(N,N) x) -> (o) { o(i,j) = x(i,j) }": ("N", {}, "has it twice"),
+    "def f(float(B,D,T) x) -> (o) { o(b,d,t) = x(b,d,t) }": ("B T", {"D": 3}, "not beside"),
     "def f(float(N,D) x, int32(N) k) -> (o) { o(n,d) = x(k(n),d) }": ("N", {"D": 3}, "other rows"),
     "def f(float(N,D) x, int32(N) k) -> (float(N,D) o) { o(n,d) = 0  o(k(n),d) += x(n,d) }": ("N", {"D": 3}, "N"),
     "def f(float(N,D) x) -> (float(C,D) o) { o(n,d) = x(n,d) }".replace("float(C,D)", "float(4,D)"): (

@@ -238,7 +238,7 @@ def array_shape(buffer: ir.Buffer) -> tuple[int, ...] | None:
 
     None if there is no such array.
     """
-    if buffer.dynamic:
+    if buffer.dynamic or any(buffer.stride_variables):
         return None
     step, widths = 1, []
     for position in reversed(range(len(buffer.shape))):
@@ -257,10 +257,12 @@ def _offset(buffer: ir.Buffer, indices: tuple[ir.Expr, ...], scope: PrintScope) 
     terms: list[str] = []
     constant = 0
     far = scope.dialect.small and (
-        buffer.dynamic or buffer.span * buffer.type.lanes >= LIMIT
+        buffer.dynamic or any(buffer.stride_variables) or buffer.span * buffer.type.lanes >= LIMIT
     )  # then no product may be computed in the small type
-    for index, stride in zip(indices, buffer.strides, strict=True):
-        if isinstance(index, ir.Const):
+    for dimension, (index, stride) in enumerate(zip(indices, buffer.strides, strict=True)):
+        if (held := buffer.stride_variable(dimension)) is not None:
+            terms.append(f"{print_expr(index, scope).as_operand(PRODUCT)} * {scope.names[held]}")
+        elif isinstance(index, ir.Const):
             constant += int(index.value) * stride
         elif stride:
             text = print_expr(index, scope)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -384,8 +383,8 @@ def _allocate(s: ir.Allocate, scope: PrintScope) -> Iterator[str]:
         if is_scalar(buffer, scope.dialect):
             yield f"{spelling} {identifier};"
             continue
-        if s.length is not None:
-            yield from _allocate_dynamic(s, s.length, identifier, scope)
+        if s.lengths:
+            yield from _allocate_dynamic(s, identifier, scope)
             return
         first, *rest = _dimensions(buffer)
         shape = "".join(f"[{n}]" for n in rest)
@@ -402,7 +401,7 @@ def _allocate(s: ir.Allocate, scope: PrintScope) -> Iterator[str]:
 
 
 def _window(s: ir.Window, scope: PrintScope) -> Iterator[str]:
-    start = print_expr(build.mul(s.start, s.source.strides[0]), scope).text
+    start = print_expr(build.mul(s.start, build.stride(s.source, s.dimension)), scope).text
     first = f"(void *)(&{scope.names[f'@{s.source.name}']}[{start}])"
     identifier, scope = scope.bind(f"@{s.buffer.name}")
     pointer, rest = f"*{scope.dialect.restrict} {identifier}", (array_shape(s.buffer) or ())[1:]
@@ -411,11 +410,11 @@ def _window(s: ir.Window, scope: PrintScope) -> Iterator[str]:
     yield from print_statement(s.body, scope)
 
 
-def _allocate_dynamic(s: ir.Allocate, length: ir.Expr, identifier: str, scope: PrintScope) -> Iterator[str]:
+def _allocate_dynamic(s: ir.Allocate, identifier: str, scope: PrintScope) -> Iterator[str]:
     if not scope.dialect.has_heap:
         raise CannotLower(f"{scope.dialect.name} allocates no memory whose size only the run decides")
     (buffer,) = s.buffers
-    count = print_expr(build.add(build.mul(length, math.prod(buffer.shape[1:])), 1), scope).text  # never 0 bytes
+    count = print_expr(build.add(build.elements(buffer, s.lengths), 1), scope).text  # never 0 bytes
     declared = f"{scope.dialect.type(buffer.type.dtype)} *{scope.dialect.restrict} {identifier}"
     yield f"{declared} = malloc(({count}) * sizeof *{identifier});"
     yield from _print_if_allocated(identifier, s.body, scope)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from ...loop_ir.intrinsics import INTRINSICS
 from ...loop_ir.nodes import (
     Allocate,
+    Buffer,
     Const,
     Expr,
     Invoke,
@@ -61,8 +62,11 @@ def usage_of(s: Stmt, known: dict[int, Usage]) -> Usage:
             own.update(b.name for b in top.buffers)
         elif isinstance(top, Window):
             windows.append(top)
+            _stride_variables(used, top.source)
         elif isinstance(top, Invoke):
             used.buffers.update(buffer.name for buffer, _ in top.operands)
+            for buffer, _ in top.operands:
+                _stride_variables(used, buffer)
             used.written.update(_written_operands(top))
         for e in stmt_expressions(top):
             _expression(used, e, seen)
@@ -96,8 +100,14 @@ def _expression(used: Usage, e: Expr, seen: set[int]) -> None:
 
 def _access(used: Usage, e: Load | Store) -> None:
     used.buffers.add(e.buffer.name)
+    _stride_variables(used, e.buffer)
     if e.buffer.space is Space.REGISTER and not all(map(_is_constant, e.indices)):
         used.indexed.add(e.buffer.name)
+
+
+def _stride_variables(used: Usage, buffer: Buffer) -> None:
+    if buffer.stride_variables:
+        used.variables.update(v for v in buffer.stride_variables if v is not None)
 
 
 def _written_operands(s: Invoke) -> Iterator[str]:

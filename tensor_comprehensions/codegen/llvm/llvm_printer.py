@@ -11,7 +11,7 @@ mathematical functions named in `symbols`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -224,8 +224,8 @@ class FunctionWriter:
                 written = self.writes[id(s)]
                 with self._forget_buffers(written), self.b.repeat(partial(self.p.value, condition), written):
                     self.statement(body)
-            case Allocate(buffers=(buffer,), body=body, length=length) if length is not None:
-                self._allocate_dynamic(buffer, length, body)
+            case Allocate(buffers=(buffer,), body=body, lengths=lengths) if lengths:
+                self._allocate_dynamic(buffer, lengths, body)
             case Allocate(buffers=buffers, body=body):
                 for buffer in buffers:
                     self._allocate(buffer)
@@ -279,7 +279,7 @@ class FunctionWriter:
 
     def _has_distinct_lanes(self, s: Store) -> bool:
         place = memory_access.flatten_access(self.p, s.buffer, s.indices)
-        return place.lane != 0 and not place.vectors
+        return bool(place.lane or place.lane_strides) and not place.vectors
 
     def _update_lanes(self, s: Store, value: str, lanes: int) -> None:
         """Lanes that may meet at one element update it one after another."""
@@ -507,13 +507,12 @@ class FunctionWriter:
         ]
         self.heap.append(address)
 
-    def _allocate_dynamic(self, buffer: Buffer, length: Expr, body: Stmt) -> None:
+    def _allocate_dynamic(self, buffer: Buffer, lengths: Sequence[Expr], body: Stmt) -> None:
         """Allocate a temporary in place and free it after `body`, which is skipped if the allocation fails."""
         self.module.may_fail = True
         self.b.declare("noalias ptr @tc_allocate(i64)")
         self.b.declare("void @tc_free(ptr)")
-        element = math.prod(buffer.shape[1:]) * buffer.type.dtype.size
-        size = self.p.value(build.mul(length, element))
+        size = self.p.value(build.mul(build.elements(buffer, lengths), buffer.type.dtype.size))
         address = self.b.define_local(f"call ptr @tc_allocate(i64 {size})")
         missing = self.b.define_local(f"icmp eq ptr {address}, null")
         self.buffers[buffer.name], self.p.pointers[buffer.name] = buffer, address
@@ -525,7 +524,7 @@ class FunctionWriter:
         self.b.branch(missing, lambda: self._record_failure(OUT_OF_MEMORY, size), use)
 
     def _window(self, s: Window) -> None:
-        start = self.p.value(build.mul(s.start, s.source.strides[0]))
+        start = self.p.value(build.mul(s.start, build.stride(s.source, s.dimension)))
         source, element = self.p.pointers[s.source.name], memory_access.memory_element(s.source)
         address = self.b.define(f"getelementptr {element}, ptr {source}, i64 {start}", (source, start))
         self.buffers[s.buffer.name], self.p.pointers[s.buffer.name] = s.buffer, address

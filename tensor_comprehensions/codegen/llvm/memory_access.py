@@ -37,6 +37,7 @@ class ValueContext(Protocol):
 class FlatAddress:
     """An address in elements: `constant`, plus `terms`, plus `lane` times the lane, plus `vectors`, one per lane.
 
+    lane_strides: what the lane is multiplied by besides: values, with their factors.
     sources: the expressions whose values the vectors are.
     """
 
@@ -45,58 +46,97 @@ class FlatAddress:
     terms: dict[str, int] = field(default_factory=dict)
     vectors: dict[str, int] = field(default_factory=dict)
     sources: dict[str, Expr] = field(default_factory=dict)
+    lane_strides: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def has_open_lanes(self) -> bool:
+        """Whether values, and not numbers alone, say how far the lanes are apart."""
+        return bool(self.vectors or self.lane_strides)
+
+    def add(self, value: str, scale: int) -> None:
+        """Add a scalar value, or a number, so many times."""
+        if value.startswith("%"):
+            self.terms[value] = self.terms.get(value, 0) + scale
+        else:
+            self.constant += scale * int(value)
 
 
 def flatten_access(values: ValueContext, buffer: Buffer, indices: Sequence[Expr]) -> FlatAddress:
     """The distance of `buffer[indices]` from the buffer's first element."""
+    if buffer.stride_variables:
+        return _flatten_open_access(values, buffer, indices)
     place = FlatAddress()
     for index, stride in zip(indices, buffer.strides, strict=True):
         _accumulate(values, place, index, stride)
     return place
 
 
-def _accumulate(values: ValueContext, place: FlatAddress, e: Expr, scale: int) -> None:
+def _flatten_open_access(values: ValueContext, buffer: Buffer, indices: Sequence[Expr]) -> FlatAddress:
+    """The same where variables hold some strides."""
+    place = FlatAddress()
+    for index, stride, held in zip(indices, buffer.strides, buffer.stride_variables, strict=True):
+        if held is None:
+            _accumulate(values, place, index, stride)
+        else:
+            _accumulate(values, place, index, 1, Var(held))
+    return place
+
+
+def _accumulate(values: ValueContext, place: FlatAddress, e: Expr, scale: int, step: Var | None = None) -> None:
+    """Add `e` times `scale`, and times the stride `step` if there is one."""
     if scale == 0:
         return
     if type(e) is Const:
-        place.constant += scale * int(e.value)
+        if step is None:
+            place.constant += scale * int(e.value)
+        else:
+            place.add(values.value(step), scale * int(e.value))
         return
     if type(e) is Var:
-        _accumulate_value(values, place, e, scale)
+        _accumulate_value(values, place, e, scale, step)
         return
     match e:
         case Binary(op="add", left=left, right=right):
-            _accumulate(values, place, left, scale)
-            _accumulate(values, place, right, scale)
+            _accumulate(values, place, left, scale, step)
+            _accumulate(values, place, right, scale, step)
         case Binary(op="sub", left=left, right=right):
-            _accumulate(values, place, left, scale)
-            _accumulate(values, place, right, -scale)
+            _accumulate(values, place, left, scale, step)
+            _accumulate(values, place, right, -scale, step)
         case Binary(op="mul", left=left, right=Const(value=number)):
-            _accumulate(values, place, left, scale * int(number))
+            _accumulate(values, place, left, scale * int(number), step)
         case Binary(op="mul", left=Const(value=number), right=right):
-            _accumulate(values, place, right, scale * int(number))
+            _accumulate(values, place, right, scale * int(number), step)
         case Unary(op="neg", operand=operand):
-            _accumulate(values, place, operand, -scale)
+            _accumulate(values, place, operand, -scale, step)
         case Broadcast(operand=operand):
-            _accumulate(values, place, operand, scale)
+            _accumulate(values, place, operand, scale, step)
         case Ramp(base=base, stride=stride):
-            _accumulate(values, place, base, scale)
-            place.lane += scale * stride
+            _accumulate(values, place, base, scale, step)
+            _accumulate_lanes(values, place, scale * stride, step)
         case Cast(operand=operand, dtype=dtype) if dtype == INT64 and operand.type.dtype == INT64:
-            _accumulate(values, place, operand, scale)
+            _accumulate(values, place, operand, scale, step)
         case _:
-            _accumulate_value(values, place, e, scale)
+            _accumulate_value(values, place, e, scale, step)
 
 
-def _accumulate_value(values: ValueContext, place: FlatAddress, e: Expr, scale: int) -> None:
+def _accumulate_lanes(values: ValueContext, place: FlatAddress, scale: int, step: Var | None) -> None:
+    """Add the lane times `scale`, and times `step` if there is one."""
+    value = "" if step is None else values.value(step)
+    if value.startswith("%"):
+        place.lane_strides[value] = place.lane_strides.get(value, 0) + scale
+    else:
+        place.lane += scale * int(value or 1)
+
+
+def _accumulate_value(values: ValueContext, place: FlatAddress, e: Expr, scale: int, step: Var | None = None) -> None:
+    if step is not None:
+        e = Binary("mul", e, Broadcast(step, e.type.lanes) if e.type.lanes > 1 else step)
     value = values.value(e)
     if e.type.lanes > 1:
         place.vectors[value] = place.vectors.get(value, 0) + scale
         place.sources[value] = e
-    elif value.startswith("%"):
-        place.terms[value] = place.terms.get(value, 0) + scale
     else:
-        place.constant += scale * int(value)
+        place.add(value, scale)
 
 
 def _emit_linear_sum(b: HoistingBuilder, terms: Mapping[str, int], type: str, lanes: int) -> str:
@@ -157,7 +197,7 @@ def emit_store(
     raw = to_memory(values.b, value, Type(buffer.type.dtype, max(lanes, buffer.type.lanes)))
     writer.store(raw, streaming)
     values.record_write(buffer.name)
-    if mask is None and place.lane == int(lanes > 1) and not place.vectors:
+    if mask is None and place.lane == int(lanes > 1) and not place.has_open_lanes:
         writer.remember(raw)
 
 
@@ -228,7 +268,7 @@ class _Access:
             return self._load_scalar()
         if self.bits and not any(self.bits):
             return "zeroinitializer"
-        if self.place.vectors:
+        if self.place.has_open_lanes:
             return self._gather()
         step = self.place.lane
         if step == 1:
@@ -325,6 +365,11 @@ class _Access:
         if self.place.lane:
             steps = constant_vector([lane * self.place.lane for lane in range(self.lanes)], "i64")
             total = b.define(f"add {offsets} {total}, {steps}", (total,)) if total else steps
+        for value, scale in self.place.lane_strides.items():
+            steps = constant_vector([lane * scale for lane in range(self.lanes)], "i64")
+            wide = emit_broadcast(b, value, "i64", self.lanes)
+            apart = b.define(f"mul {offsets} {wide}, {steps}", (wide,))
+            total = b.define(f"add {offsets} {total}, {apart}", (total, apart)) if total else apart
         address = self._pointer()
         text = f"getelementptr {self.element}, ptr {address}, {offsets} {total}"
         return b.define(text, (address, total))
@@ -355,6 +400,8 @@ class _Access:
 
     def _lane_address(self, lane: int) -> str | None:
         place = FlatAddress(self.place.constant + lane * self.place.lane, terms=dict(self.place.terms))
+        for value, scale in self.place.lane_strides.items():
+            place.add(value, lane * scale)
         for value, source in self.place.sources.items():
             item = _lane(source, lane)
             if item is None:
@@ -384,9 +431,9 @@ class _Access:
             return
         if self.lanes == 1:
             self._store_scalar(value)
-        elif self.bits.count(True) == 1 and not self.place.vectors:
+        elif self.bits.count(True) == 1 and not self.place.has_open_lanes:
             self._store_lane(value, self.bits.index(True))
-        elif self.place.vectors or self.place.lane not in (-1, 1):
+        elif self.place.has_open_lanes or self.place.lane not in (-1, 1):
             self._scatter(value)
         elif self.place.lane == 1:
             self._store_contiguous(self._pointer(), value, self.mask, streaming)
@@ -471,7 +518,7 @@ class _Access:
 
     def _scatter(self, value: str) -> None:
         """Store lane after lane, so that the later of two lanes at one place wins."""
-        addresses = self._lane_addresses() if self.place.vectors else []
+        addresses = self._lane_addresses() if self.place.has_open_lanes else []
         for lane in range(self.lanes):
             if self.bits and not self.bits[lane]:
                 continue

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ...core.errors import InternalError
+from ...loop_ir import build
 from ...loop_ir.intrinsics import FRAGMENT_DOT_BFLOAT16, FRAGMENT_LOAD, FRAGMENT_STORE, FRAGMENT_ZERO
 from ...loop_ir.nodes import Buffer, Const, Invoke
 from ...target import CpuTarget
@@ -60,7 +61,7 @@ class TileRegisters:
     def _move(self, values: memory_access.ValueContext, s: Invoke) -> None:
         fragment, (memory, where) = s.operands if s.name == FRAGMENT_LOAD else s.operands[::-1]
         address = memory_access.emit_pointer(values, memory, memory_access.flatten_access(values, memory, where))
-        step = memory.strides[s.attributes[0]] * memory.type.dtype.size
+        step = values.value(build.mul(build.stride(memory, s.attributes[0]), memory.type.dtype.size))
         symbol = f"void @llvm.x86.{_MEMORY[s.name]}"
         self.b.declare(f"{symbol}(i8, ptr, i64)")
         self.b.emit_side_effect(f"call {symbol}(i8 {self._number(fragment)}, ptr {address}, i64 {step})")

@@ -340,4 +340,4 @@ def run_emulated_phase(
 
 def with_length(b: Buffer, count: int) -> Buffer:
     """An argument that is as long as the array of a call."""
-    return replace(b, shape=(count,), strides=(1,), dynamic=False)
+    return replace(b, shape=(count,), strides=(1,), dynamic=())

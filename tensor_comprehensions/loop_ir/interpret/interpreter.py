@@ -53,7 +53,7 @@ from . import matrix_tiles
 from .async_copies import copy_async
 from .asynchronous import is_thread_call, thread_call
 from .launch import run_launch
-from .memory import CheckedMemory, Race, fix_dynamic_extent
+from .memory import CheckedMemory, Race, fix_dynamic_extents
 from .ops import Value, binary_function, negate, reduce_lanes_of, round_to, rounding_function, storage_dtype
 
 Failure = tuple[int, int]
@@ -64,8 +64,8 @@ Run = Callable[[], None]
 def interpret(module: Module, arrays: Mapping[str, np.ndarray[Any, Any]]) -> list[Failure]:
     """Run `module` on `arrays`, one per argument by name, writing the results into them.
 
-    Arrays have the buffers' shapes and dtypes; bfloat16 is held in float32 arrays of rounded values. That of a dynamic
-    buffer may have any first extent.
+    Arrays have the buffers' shapes and dtypes; bfloat16 is held in float32 arrays of rounded values. Dynamic
+    dimensions may have any extent.
 
     Returns:
         The failed check as `[(site, value)]`, or `[]`; kernels after the one that failed have not run.
@@ -77,7 +77,8 @@ def interpret(module: Module, arrays: Mapping[str, np.ndarray[Any, Any]]) -> lis
     machine.partial = module.partial
     for b in module.arguments:
         array = arrays[b.name]
-        b = fix_dynamic_extent(b, array.shape[0]) if b.dynamic and array.ndim else b
+        if b.dynamic and array.ndim == len(b.shape):
+            b = fix_dynamic_extents(b, [array.shape[d] for d in b.dynamic])
         if array.shape != b.shape or array.dtype != storage_dtype(b.type.dtype):
             raise InternalError(f"argument {b.name} is {array.dtype}{array.shape}, not {b.type}{b.shape}")
         machine.memory[b.name] = CheckedMemory.of_argument(b, array)
@@ -201,11 +202,12 @@ class Interpreter:
         return run
 
     def allocate(self, s: Allocate) -> Run:
-        inner, length = self.stmt(s.body), self.expr(s.length) if s.length is not None else None
+        inner, lengths = self.stmt(s.body), [self.expr(e) for e in s.lengths]
 
         def run() -> None:
             outer = self.memory
-            buffers = s.buffers if length is None else [fix_dynamic_extent(b, int(length())) for b in s.buffers]
+            extents = [int(length()) for length in lengths]
+            buffers = [fix_dynamic_extents(b, extents) for b in s.buffers] if lengths else s.buffers
             self.memory = outer | {b.name: self.new_memory(b, depth=len(self.races)) for b in buffers}
             inner()
             self.memory = outer
@@ -218,9 +220,10 @@ class Interpreter:
         def run() -> None:
             outer = self.memory
             source = outer[s.source.name]
-            if int(length()) != source.buffer.shape[0]:
-                raise InternalError(f"{s.source.name} has {source.buffer.shape[0]} rows, not {int(length())}")
-            self.memory = outer | {s.buffer.name: source.window(s.buffer, int(start()), s.rows)}
+            rows = source.buffer.shape[s.dimension]
+            if int(length()) != rows:
+                raise InternalError(f"{s.source.name} has {rows} rows, not {int(length())}")
+            self.memory = outer | {s.buffer.name: source.window(s.buffer, s.dimension, int(start()), s.rows)}
             inner()
             self.memory = outer
 

@@ -90,11 +90,12 @@ def new_marks(memory: CheckedMemory) -> tuple[Array, ...]:
     return tuple(np.zeros(memory.data.shape, np.int64) for _ in ACTIONS)
 
 
-def fix_dynamic_extent(b: Buffer, length: int) -> Buffer:
-    """The dynamic buffer `b` with `length` as the extent of its first dimension."""
-    if length < 0:
-        raise InternalError(f"{b.name} is allocated with the length {length}")
-    return replace(b, shape=(length, *b.shape[1:]), dynamic=False)
+def fix_dynamic_extents(b: Buffer, lengths: Sequence[int]) -> Buffer:
+    """The dynamic buffer `b` with `lengths` as the extents of its dynamic dimensions."""
+    if min(lengths) < 0:
+        raise InternalError(f"{b.name} is allocated with the length {min(lengths)}")
+    found = dict(zip(b.dynamic, lengths, strict=True))
+    return replace(b, shape=tuple(found.get(d, n) for d, n in enumerate(b.shape)), dynamic=())
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,13 +159,16 @@ class CheckedMemory:
         memory.written[...] = True
         return memory
 
-    def window(self, b: Buffer, start: int, rows: int) -> CheckedMemory:
+    def window(self, b: Buffer, dimension: int, start: int, rows: int) -> CheckedMemory:
         """The elements of some rows as the buffer `b`, which shares all that is known of them."""
-        if not 0 <= start <= self.buffer.shape[0] - rows:
+        if not 0 <= start <= self.buffer.shape[dimension] - rows:
             raise InternalError(f"{b.name} are the rows {start} .. {start + rows} of {self.name_of((0, start))}")
+        inside = (*(slice(None),) * (dimension + 1), slice(start, start + rows))
+        if b.dynamic:
+            b = fix_dynamic_extents(b, [self.buffer.shape[d] for d in b.dynamic])
 
         def part(array: Array) -> Array:
-            view = array[:, start : start + rows].view()
+            view = array[inside].view()
             view.shape = (1, *b.shape)  # raises where that would be a copy
             return view  # type: ignore[no-any-return]
 

@@ -56,7 +56,7 @@ def _allocations(s: Stmt, bound: frozenset[str]) -> Iterator[tuple[Buffer, Stmt,
             bound |= {name}
         case Window(buffer):
             bound |= {buffer.name}
-        case Allocate((buffer,), body, None) if buffer.space is Space.SCRATCH:
+        case Allocate((buffer,), body, ()) if buffer.space is Space.SCRATCH:
             yield buffer, body, bound
     for c in substatements(s):
         yield from _allocations(c, bound)

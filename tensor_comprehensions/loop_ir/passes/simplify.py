@@ -31,7 +31,7 @@ from ..nodes import (
     While,
     Window,
 )
-from ..rewrite import map_expr, map_stmt, used_values, walk_stmts
+from ..rewrite import map_expr, map_stmt, map_tuple, used_values, walk_stmts
 from .simplify_rules import RULES
 
 _ROUNDS = 4
@@ -167,10 +167,10 @@ class _Simplifier:
         if len(read) < len(s.buffers):
             self.remove(s)
             return build.allocate(read, _without_stores(inner, {b.name for b in s.buffers} - self.used))
-        length = self.expr(s.length) if s.length is not None else None
-        if inner is s.body and length is s.length:
+        lengths = map_tuple(s.lengths, self.expr)
+        if inner is s.body and lengths is s.lengths:
             return s
-        return build.NOTHING if _is_empty(inner) else Allocate(s.buffers, inner, length)
+        return build.NOTHING if _is_empty(inner) else Allocate(s.buffers, inner, lengths)
 
     def conditional(self, s: If) -> Stmt:
         condition = self.expr(s.condition)

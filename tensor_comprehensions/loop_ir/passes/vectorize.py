@@ -174,7 +174,7 @@ def _require_vector_form(loop: Loop, body: Stmt) -> None:
     for inner in walk_stmts(body):
         if isinstance(inner, Check) or (isinstance(inner, Invoke) and not is_hint(inner)):
             raise CannotLower(f"vector loop {loop.var} contains a {type(inner).__name__}, which has no vector form")
-        if isinstance(inner, While) or (isinstance(inner, Allocate) and inner.length is not None):
+        if isinstance(inner, While) or (isinstance(inner, Allocate) and inner.lengths):
             raise CannotLower(f"vector loop {loop.var} contains a {type(inner).__name__}, whose lanes would go apart")
         if isinstance(inner, Loop) and inner.kind not in (LoopKind.SERIAL, LoopKind.UNROLLED):
             raise CannotLower(f"vector loop {loop.var} contains the {inner.kind.value} loop {inner.var}")
@@ -186,7 +186,7 @@ def _require_elements(reductions: list[Reduction], body: Stmt, scope: BoundsCont
     for r in reductions:
         if any(id(s) in certain for s in r.stores):
             continue
-        for i, extent in zip(r.indices, r.buffer.shape, strict=True):  # of dynamic buffers the first extent is 0
+        for i, extent in zip(r.indices, r.buffer.shape, strict=True):  # dynamic extents are 0
             low, high = lower_bound(i, scope), upper_bound(i, scope)
             if low is None or high is None or low < 0 or high >= extent:
                 raise CannotLower(f"{r.buffer.name} is reduced under a condition at an element that may not exist")

@@ -133,41 +133,45 @@ no:
   ret i1 false
 }
 
-; Whether `count` strides are as expected, where that matters.
-define internal i1 @same_strides(ptr %expected, ptr %found, ptr %sizes, i64 %count) alwaysinline {
+; Whether `count` strides are as expected, where that matters. One that is packed follows from the next as it is
+; expected: the stride of a single element means nothing.
+define internal i1 @same_strides(ptr %expected, ptr %found, ptr %sizes, i64 %count, ptr %parameters) alwaysinline {
   br label %test
 test:
-  %i = phi i64 [ 0, %0 ], [ %next, %same ]
-  %more = icmp slt i64 %i, %count
+  %left = phi i64 [ %count, %0 ], [ %i, %same ]
+  %packed = phi i64 [ 1, %0 ], [ %packed.next, %same ]
+  %more = icmp sgt i64 %left, 0
   br i1 %more, label %compare, label %yes
 compare:
+  %i = sub i64 %left, 1
   %expected.slot = getelementptr i64, ptr %expected, i64 %i
   %found.slot = getelementptr i64, ptr %found, i64 %i
+  %size.slot = getelementptr i64, ptr %sizes, i64 %i
   %e = load i64, ptr %expected.slot
   %f = load i64, ptr %found.slot
-  %equal = icmp eq i64 %e, %f
-  %any = icmp eq i64 %e, {ANY}
-  %ok = or i1 %equal, %any
-  br i1 %ok, label %same, label %otherwise
-otherwise:
-  %size.slot = getelementptr i64, ptr %sizes, i64 %i
   %size = load i64, ptr %size.slot
+  %equal = icmp eq i64 %e, %f
+  br i1 %equal, label %same, label %otherwise
+otherwise:
   %single = icmp eq i64 %size, 1
-  br i1 %single, label %same, label %row
-row:
-  %packed = icmp eq i64 %e, {PACKED}
-  br i1 %packed, label %inner, label %no
-inner:
-  %after = add i64 %i, 1
-  %inner.size.slot = getelementptr i64, ptr %sizes, i64 %after
-  %inner.stride.slot = getelementptr i64, ptr %found, i64 %after
-  %inner.size = load i64, ptr %inner.size.slot
-  %inner.stride = load i64, ptr %inner.stride.slot
-  %step = mul i64 %inner.size, %inner.stride
+  %any = icmp eq i64 %e, {ANY}
+  %is.packed = icmp eq i64 %e, {PACKED}
+  %step = select i1 %is.packed, i64 %packed, i64 %e
   %follows = icmp eq i64 %f, %step
-  br i1 %follows, label %same, label %no
+  %number = sub i64 %e, {FIRST_PARAMETER}
+  %is.parameter = icmp ult i64 %number, {MAX_PARAMETERS}
+  br i1 %is.parameter, label %parameter, label %decide
+parameter:
+  %slot = getelementptr i64, ptr %parameters, i64 %number
+  store i64 %f, ptr %slot
+  br label %same
+decide:
+  %fits.once = or i1 %single, %any
+  %fits = or i1 %fits.once, %follows
+  br i1 %fits, label %same, label %no
 same:
-  %next = add i64 %i, 1
+  %kept = phi i64 [ %e, %compare ], [ %f, %parameter ], [ %step, %decide ]
+  %packed.next = mul i64 %kept, %size
   br label %test
 yes:
   ret i1 true
@@ -271,7 +275,7 @@ strides:
   %found.strides = load ptr, ptr %strides.slot
   %guard.strides = getelementptr i64, ptr %guard.sizes, i64 %rank
   %after.tensor = getelementptr i64, ptr %guard.strides, i64 %rank
-  %same.strides = call i1 @same_strides(ptr %guard.strides, ptr %found.strides, ptr %found, i64 %rank)
+  %same.strides = call i1 @same_strides(ptr %guard.strides, ptr %found.strides, ptr %found, i64 %rank, ptr %parameters)
   br i1 %same.strides, label %following, label %no
 following:
   %guard.next = phi ptr [ %after.number, %value ], [ %after.tensor, %strides ]

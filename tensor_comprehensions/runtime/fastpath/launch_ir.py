@@ -13,9 +13,9 @@ part of the kernel, its value, and for a tensor its dtype, rank, sizes and strid
 source (whose elements it starts with; -1 for none), bytes, sizes and strides. A written one is its place on the
 stack, its source and, where that lies elsewhere, the bytes to copy, -1 if they are more than one piece.
 
-A lane for any number of rows has parameters, which stand for sizes: `FIRST_PARAMETER + n` is the size n wherever it
-occurs. A stride may be `PACKED`: what the dimension after it takes. The bytes of a new output with open sizes are those
-of a row, and the kernel takes the address of the number of rows behind its operands.
+A lane for any number of rows has parameters, which stand for sizes and strides: `FIRST_PARAMETER + n` is the number n
+wherever it occurs. A stride may be `PACKED`: what the dimension after it takes. The bytes of a new output with open
+sizes are those of a row, and the kernel takes the address of the parameters behind its operands.
 """
 
 from __future__ import annotations
@@ -453,27 +453,15 @@ end:
 
 ; As `run`, for a lane with parameters, on a copy of it for these values of them.
 define internal i1 @run_range(
-    ptr %lane, ptr %kinds, ptr %stack, ptr %facts, i64 %count, ptr %results, ptr %parameters, i64 %open) {
-  %rows = alloca i64
+    ptr %lane, ptr %kinds, ptr %stack, ptr %facts, i64 %count, ptr %results, ptr %parameters) {
   %total = call i64 @word(ptr %lane, i64 13)
   %bytes = shl i64 %total, 3
   %copy = alloca i64, i64 %total, align 8
   call void @llvm.memcpy.p0.p0.i64(ptr %copy, ptr %lane, i64 %bytes, i1 false)
-  br label %count.rows
-count.rows:
-  %n = phi i64 [ 0, %0 ], [ %n.next, %count.rows ]
-  %product = phi i64 [ 1, %0 ], [ %product.next, %count.rows ]
-  %value = call i64 @word(ptr %parameters, i64 %n)
-  %product.next = mul i64 %product, %value
-  %n.next = add i64 %n, 1
-  %more = icmp slt i64 %n.next, %open
-  br i1 %more, label %count.rows, label %go
-go:
-  store i64 %product.next, ptr %rows
   %made = call i64 @word(ptr %copy, i64 2)
   %made.facts = call ptr @part(ptr %copy, i64 8)
   call void @resolve(ptr %made.facts, i64 %made, ptr %parameters)
-  %ok = call i1 @run(ptr %copy, ptr %kinds, ptr %stack, ptr %facts, i64 %count, ptr %results, ptr %rows)
+  %ok = call i1 @run(ptr %copy, ptr %kinds, ptr %stack, ptr %facts, i64 %count, ptr %results, ptr %parameters)
   ret i1 %ok
 }
 
@@ -522,7 +510,7 @@ go:
   br label %leave
 go.range:
   %range.ok = call i1 @run_range(
-    ptr %lane, ptr %kinds, ptr %stack, ptr %facts, i64 %count, ptr %results, ptr %parameters, i64 %open.sizes)
+    ptr %lane, ptr %kinds, ptr %stack, ptr %facts, i64 %count, ptr %results, ptr %parameters)
   br label %leave
 leave:
   %done = phi i1 [ false, %0 ], [ false, %test ], [ %ok, %go ], [ %range.ok, %go.range ]

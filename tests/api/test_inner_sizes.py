@@ -1,0 +1,278 @@
+"""Sizes that change and are no number of leading rows: lengths of rows and sequences, sides of products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import tensor_comprehensions as tc
+from tensor_comprehensions.api import Op
+from tensor_comprehensions.compiler.compiled_kernel import CompiledRangeKernel
+from tensor_comprehensions.core.errors import InternalError
+from tensor_comprehensions.dispatch import inline_cache
+from tensor_comprehensions.loop_ir.nodes import Stmt, Window
+from tensor_comprehensions.loop_ir.rewrite import map_stmt
+from tensor_comprehensions.loop_ir.verify import verify
+from tensor_comprehensions.runtime.fastpath import launch_ir
+from tests.helpers.row_kernels import check_interpreter, check_machine_code, range_kernels
+
+SOFTMAX = """
+def softmax(float(N,D) x) -> (m, e, s, out) {
+    m(n) max=! x(n,d)
+    e(n,d) = exp(x(n,d) - m(n))
+    s(n) +=! e(n,d)
+    out(n,d) = e(n,d) / s(n)
+}
+"""
+LAYER_NORM = """
+def layer_norm(float(N,D) x, float(D) g) -> (out) {
+    m(n) +=! x(n,d)
+    m(n) = m(n) / D
+    v(n) +=! (x(n,d) - m(n)) * (x(n,d) - m(n))
+    v(n) = v(n) / D
+    out(n,d) = (x(n,d) - m(n)) * rsqrt(v(n) + 1e-5) * g(d)
+}
+"""
+SCALE = "def scale(float(N,D) x, float(D) g) -> (o) { o(n,d) = x(n,d) * g(d) }"
+TRANSPOSE = "def turn(float(N,D) x) -> (o) { o(d,n) = x(n,d) }"
+PRODUCT = "def product(float(N,K) a, float(K,D) b) -> (c) { c(n,d) +=! a(n,k) * b(k,d) }"
+LAYER = """
+def layer(float(N,K) x, float(D,K) w, float(D) b) -> (y) {
+    y(n,d) = b(d)
+    y(n,d) += x(n,k) * w(d,k)
+    y(n,d) = fmax(y(n,d), 0)
+}
+"""
+DECODE = """
+def decode(float(N,K) q, float(N,D,K) k, float(N,D,K) v) -> (o) {
+    s(n,d) +=! q(n,i) * k(n,d,i)
+    m(n) max=! s(n,d)
+    e(n,d) = exp(s(n,d) - m(n))
+    z(n) +=! e(n,d)
+    o(n,i) +=! e(n,d) * v(n,d,i)
+    o(n,i) = o(n,i) / z(n)
+}
+"""
+ATTENTION = """
+def attention(float(T,K) q, float(T,K) k, float(T,K) v) -> (o) {
+    s(t,u) +=! q(t,i) * k(u,i)
+    m(t) max=! s(t,u)
+    e(t,u) = exp(s(t,u) - m(t))
+    z(t) +=! e(t,u)
+    o(t,i) +=! e(t,u) * v(u,i)
+    o(t,i) = o(t,i) / z(t)
+}
+"""
+MIDDLE = "def f(float(B,N,3) x) -> (o) { o(b,n,c) = x(b,n,c) + 1 }"
+Sizes = Mapping[str, int]
+Make = Callable[[Sizes], tuple[Any, ...]]
+
+
+def shapes(*tensors: str) -> Make:
+    """Returns random tensors whose dimensions are sizes, one for each string."""
+    return lambda sizes: tuple(torch.randn([sizes[d] for d in dims]) for dims in tensors)
+
+
+PROGRAMS: dict[str, tuple[str, Make, tuple[str, ...]]] = {
+    "softmax": (SOFTMAX, shapes("ND"), ("D",)),
+    "layer_norm": (LAYER_NORM, shapes("ND", "D"), ("ND",)),
+    "scale": (SCALE, shapes("ND", "D"), ("D", "ND")),
+    "transpose": (TRANSPOSE, shapes("ND"), ("D", "ND")),
+    "product": (PRODUCT, shapes("NK", "KD"), ("D", "K", "NDK")),
+    "layer": (LAYER, shapes("NK", "DK", "D"), ("DK",)),
+    "decode": (DECODE, shapes("NK", "NDK", "NDK"), ("D", "DK")),
+    "attention": (ATTENTION, shapes("TK", "TK", "TK"), ("T",)),
+    "middle": (MIDDLE, lambda sizes: (torch.randn(sizes["N"], sizes["D"], 3),), ("D",)),
+}
+CASES = [(name, dynamic) for name, (_, _, sets) in PROGRAMS.items() for dynamic in sets]
+
+
+def op_of(name: str, dynamic: Any) -> Op:
+    renamed = {"N"} if name == "middle" and dynamic else dynamic
+    (op,) = tc.define(PROGRAMS[name][0], dynamic=renamed)
+    return op
+
+
+def arguments(name: str, dynamic: str, value: int) -> tuple[Any, ...]:
+    sizes = {"N": 5, "D": 33, "K": 19, "T": 21} | {d: value + 3 * n for n, d in enumerate(dynamic)}
+    return PROGRAMS[name][1](sizes)
+
+
+@pytest.mark.parametrize(("name", "dynamic"), CASES)
+def test_every_size_is_right(name: str, dynamic: str) -> None:
+    op = op_of(name, set(dynamic))
+    for value in (33, 0, 1, 2, 7, 31, 67, 130, 300):
+        check_machine_code(op, arguments(name, dynamic, value), {})
+    (kernel,) = range_kernels(op)
+    assert len(op.kernels) == 1
+    assert set(kernel.dynamic_sizes) >= ({"N"} if name == "middle" else set(dynamic))
+    for value in (0, 1, 11):
+        check_interpreter(op, kernel, arguments(name, dynamic, value), {})
+
+
+@pytest.mark.parametrize(("name", "dynamic"), [("softmax", "D"), ("product", "K"), ("attention", "T")])
+def test_two_hundred_sizes_need_three_kernels(name: str, dynamic: str) -> None:
+    op, draw = op_of(name, None), np.random.default_rng(7)
+    for value in draw.integers(0, 200, 200):
+        op(*arguments(name, dynamic, int(value)))
+    assert (len(op.kernels), sum(k.is_range for k in op.kernels)) == (3, 1)
+    check_machine_code(op, arguments(name, dynamic, 201), {})
+
+
+def test_strides_of_calls_need_one_more_kernel() -> None:
+    op = op_of("scale", {"D"})
+    for d in (7, 40, 1, 300):
+        g = torch.randn(d)
+        for x in (torch.randn(5, d), torch.randn(5, d + 4)[:, :d], torch.randn(5, 2 * d + 1)[:, d + 1 :]):
+            for _ in range(2):
+                assert torch.equal(op(x, g), x * g)
+    assert len(op.kernels) == 2
+
+
+def test_transposed_operands_need_one_more_kernel() -> None:
+    op = op_of("product", set("NDK"))
+    for n in (7, 40, 90):
+        a, b = torch.randn(n, n + 1), torch.randn(n + 1, n + 2)
+        for x, y in ((a, b), (a.t().contiguous().t(), b), (a, b.t().contiguous().t())):
+            for _ in range(2):
+                torch.testing.assert_close(op(x, y), x @ y, rtol=1e-4, atol=1e-4)
+    assert len(op.kernels) == 3
+
+
+def test_a_growing_cache_compiles_once() -> None:
+    op = op_of("decode", {"D"})
+    keys, values, q = torch.randn(4, 64, 16), torch.randn(4, 64, 16), torch.randn(4, 16)
+    for length in range(1, 65):
+        k, v = keys[:, :length], values[:, :length]
+        expected = torch.nn.functional.scaled_dot_product_attention(q[:, None], k, v, scale=1.0)[:, 0]
+        torch.testing.assert_close(op(q, k, v), expected, rtol=1e-4, atol=1e-4)
+    assert len(op.kernels) <= 2  # and one for the whole cache, or for a single head, which are contiguous
+
+
+def test_results_do_not_depend_on_threads() -> None:
+    op, found = op_of("softmax", {"D"}), []
+    x, before = torch.randn(64, 1000), torch.get_num_threads()
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            found.append(op(x))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_what_blocks_add_to_is_read_under_the_name_that_they_write() -> None:
+    """Some blocks see the sum in another shape than others."""
+    text = """
+    def gram(float(N,D) x) -> (s) {
+        t(i,d) = x(i,d) * 2
+        a(i,j) +=! t(i,d) * x(j,d)
+        s(i,j) = a(i,j) + 1
+    }
+    """
+    (op,) = tc.define(text, dynamic={"D"})
+    for n in (2, 3, 4):
+        for d in (7, 1, 0, 200):
+            check_machine_code(op, (torch.randn(n, d),), {})
+    assert len(op.kernels) == 3
+
+
+def test_gradients_of_rows_of_any_length() -> None:
+    (op,) = tc.define(SCALE, dynamic={"D"})
+    for d in (5, 1, 40, 130):
+        x, g = torch.randn(6, d, requires_grad=True), torch.randn(d, requires_grad=True)
+        op(x, g).square().sum().backward()
+        mine = x.grad, g.grad
+        x.grad = g.grad = None
+        (x * g).square().sum().backward()
+        for a, b in zip(mine, (x.grad, g.grad), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_updates_of_what_the_caller_gives() -> None:
+    (op,) = tc.define("def f(float(N,D) x) -> (float(N) o) { o(n) += x(n,d) }", dynamic={"D"})
+    for d in (5, 0, 1, 40, 300):
+        check_machine_code(op, (torch.randn(6, d),), {"o": torch.randn(6)})
+    assert len(op.kernels) == 1
+
+
+# --- guards ----------------------------------------------------------------------------------------------------------
+
+Guard = Callable[..., Any]
+
+
+def _probe_calls(op: Op) -> None:
+    """Calls after the first that a kernel for it may not serve, or not so: all are right, or refused."""
+    g, wide = torch.randn(9), torch.randn(6, 40)
+    op(wide[:5, :9].contiguous(), g)
+    for x in (wide[:6, :9].contiguous(), wide[:5, :9], wide[:5, :18:2].as_strided((5, 9), (18, 2))):
+        assert torch.equal(op(x, g), x * g)
+    other = torch.randn(18)[::2]
+    x = wide[:5, :9].contiguous()
+    assert torch.equal(op(x, other), x * other)
+    with pytest.raises(tc.ArgumentError):
+        op(wide[:5, :12].contiguous(), g)
+
+
+CONDITIONS: dict[str, tuple[str, str, int, int]] = {
+    "rows": ("x", "sizes", 0, launch_ir.FIRST_PARAMETER + 7),
+    "columns": ("x", "sizes", 1, launch_ir.FIRST_PARAMETER + 7),
+    "weights": ("g", "sizes", 0, launch_ir.FIRST_PARAMETER + 7),
+    "distance of rows": ("x", "strides", 0, launch_ir.ANY),
+    "distance of columns": ("x", "strides", 1, 2),
+    "distance of weights": ("g", "strides", 0, launch_ir.ANY),
+}
+
+
+def test_calls_that_a_lane_may_not_serve() -> None:
+    _probe_calls(op_of("scale", {"D"}))
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_every_condition_of_a_lane_matters(condition: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it, or with another one, a probe fails."""
+    tensor, part, dimension, instead = CONDITIONS[condition]
+    original: Guard = inline_cache._row_guard
+
+    def change(compiled: CompiledRangeKernel, t: Any, *rest: Any) -> Any:
+        guard = original(compiled, t, *rest)
+        if t.name != tensor or not rest:
+            return guard
+        values = list(getattr(guard, part))
+        values[dimension] = instead
+        return replace(guard, **{part: tuple(values)})
+
+    monkeypatch.setattr(inline_cache, "_row_guard", change)
+    with pytest.raises((AssertionError, pytest.fail.Exception, RuntimeError)):
+        _probe_calls(op_of("scale", {"D"}))
+
+
+def test_the_interpreter_finds_a_wrong_stride() -> None:
+    """A window that claims another distance between rows is no part of its source."""
+    op = op_of("scale", {"D"})
+    op(torch.randn(5, 9), torch.randn(9))
+    module = range_kernels(op)[0].rerun_until("join")
+    verify(module)
+
+    def change(s: Stmt) -> Stmt:
+        new = map_stmt(s, lambda e: e, change)
+        if isinstance(new, Window) and any(new.buffer.stride_variables):
+            return replace(new, buffer=replace(new.buffer, stride_variables=()))
+        return new
+
+    wrong = replace(module, kernels=tuple(replace(k, body=change(k.body)) for k in module.kernels))
+    with pytest.raises(InternalError):
+        verify(wrong)
+
+
+def test_columns_that_are_computed_from_others_are_exact() -> None:
+    """A shifted index reads other columns."""
+    (op,) = tc.define("def f(float(N,D) x) -> (o) { o(n,d) = x(n,d) + x(n,d+1) }", dynamic={"D"})
+    for d in (5, 9):
+        check_machine_code(op, (torch.randn(3, d),), {})
+    assert [k.is_range for k in op.kernels] == [False, False]
