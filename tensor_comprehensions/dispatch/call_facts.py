@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from ..compiler.compiled_kernel import CompiledCpuKernel, CompiledRangeKernel
+from ..compiler.row_strides import GIVEN, PACKED
 from ..explain.kernel_report import CallFacts
 from ..runtime.fastpath import call_cache
 from ..tc_lang.ir import Role
@@ -37,15 +38,20 @@ def collect_call_facts(
     )
 
 
+STRIDE_WORDS = {PACKED: "packed", GIVEN: "any"}
+"""Strides that are no number, in words."""
+
+
 def _list_guards(compiled: CompiledCpuKernel) -> Iterator[str]:
     """Type, sizes and strides of each tensor that a call passes."""
-    free = compiled.rows if isinstance(compiled, CompiledRangeKernel) else None
+    ranged = compiled if isinstance(compiled, CompiledRangeKernel) else None
     for t in compiled.bound.tensors:
         if t.role is Role.INPUT:
             sizes, strides = list(map(str, t.shape)), list(map(str, t.strides))
-            if free is not None and t.name in free.tensors:
-                sizes[: free.depth] = free.sizes
-                strides[: free.depth - 1] = ["any"] * (free.depth - 1)
+            if ranged is not None and t.name in ranged.strides:
+                strides = [STRIDE_WORDS.get(n, str(n)) for n in ranged.strides[t.name]]
+                for d, number in ranged.dynamic_dimensions(t.name).items():
+                    sizes[d] = ranged.dynamic_sizes[number]
             layout = f" of {' x '.join(sizes)}, strides {', '.join(strides)}" if sizes else ""
             yield f"{t.name}: {t.dtype}{layout}"
 
@@ -66,10 +72,9 @@ def _list_varying_sizes(kernels: KernelTable, known: Sequence[CompiledCpuKernel]
     found: dict[str, set[int]] = {}
     for k in known:
         inputs = [t for t in k.bound.tensors if t.role is Role.INPUT]
-        ranged = k.rows.tensors if isinstance(k, CompiledRangeKernel) else ()
         for parameter, t in zip(kernels.function.parameters, inputs, strict=True):
             for d, (size, extent) in enumerate(zip(declared_dims(parameter), t.shape, strict=True)):
-                if t.name not in ranged:
+                if not (isinstance(k, CompiledRangeKernel) and d in k.dynamic_dimensions(t.name)):
                     name = size if size != "?" else f"dimension {d} of {t.name}"
                     found.setdefault(name, set()).add(extent)
     for name, extents in found.items():
