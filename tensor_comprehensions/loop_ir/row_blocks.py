@@ -107,6 +107,7 @@ def join_row_blocks(program: RowProgram, stages: Sequence[Stage]) -> Module:
     Raises:
         CannotLower: the checks of blocks cannot run before them.
     """
+    stages = _use_same_windows(stages)
     modules = [m for stage in stages for m in modules_of(stage)]
     arguments = tuple(_common_form(b, modules) for b in program.arguments)
     shared = tuple(replace(_common_form(b, modules), space=Space.SCRATCH) for b in program.shared)
@@ -171,6 +172,50 @@ def _used_variables(s: Stmt) -> set[str]:
 def modules_of(stage: Stage) -> tuple[Module, ...]:
     """The modules that a stage is made of."""
     return (stage,) if isinstance(stage, Module) else tuple(b.module for b in stage)
+
+
+def _use_same_windows(stages: Sequence[Stage]) -> list[Stage]:
+    """`stages` that reach a buffer by windows everywhere, or nowhere: inner axes may have made windows in some only."""
+    found = [
+        s for stage in stages for m in modules_of(stage) for k in m.kernels for s in walk_stmts(k.body)
+        if isinstance(s, Window)
+    ]  # fmt: skip
+    names = {w.source.name: w.buffer.name for w in found}
+
+    def add_windows(m: Module) -> Module:
+        bodies = [_view_used(_add_windows(k.body, names), m.arguments, names) for k in m.kernels]
+        return replace(m, kernels=tuple(replace(k, body=body) for k, body in zip(m.kernels, bodies, strict=True)))
+
+    def change(stage: Stage) -> Stage:
+        if isinstance(stage, Module):
+            return add_windows(stage)
+        return tuple(replace(b, module=add_windows(b.module)) for b in stage)
+
+    return [change(stage) for stage in stages] if names else list(stages)
+
+
+def _add_windows(s: Stmt, names: Mapping[str, str]) -> Stmt:
+    """`s` with windows of these `names` in its windows, where these have none."""
+    new = map_stmt(s, lambda e: e, lambda inner: _add_windows(inner, names))
+    return replace(new, body=_view_used(new.body, (new.buffer,), names)) if isinstance(new, Window) else new
+
+
+def _view_used(s: Stmt, buffers: Sequence[Buffer], names: Mapping[str, str]) -> Stmt:
+    """`s`, which reaches those of `buffers` by windows that it uses without one and that `names` has."""
+    used = _used_buffers(s) - {w.source.name for w in walk_stmts(s) if isinstance(w, Window)}
+    for b in buffers:
+        if b.name in names and b.name in used:
+            s = _view_whole(b, names, s)
+    return s
+
+
+def _view_whole(b: Buffer, names: Mapping[str, str], body: Stmt) -> Stmt:
+    """`body`, which reaches `b` by windows of all of it, one in the other."""
+    seen = replace(b, name=names[b.name])
+    body = _Redirect({b.name: seen}, {}).stmt(body)
+    if seen.name in names:
+        body = _view_whole(seen, names, body)
+    return Window(seen, b, build.const(0), b.shape[0], build.const(b.shape[0]), body)
 
 
 def _common_form(b: Buffer, modules: Sequence[Module]) -> Buffer:
