@@ -47,7 +47,7 @@ def lower_expr(e: tc.Expr, scope: LoweringScope) -> ir.Expr:
         case tc.Index(name, dtype):
             return _cast(scope.indices[name], dtype)
         case tc.Access():
-            return _load(e, scope)
+            return _lower_load(e, scope)
         case tc.Unary(op, operand):
             return ir.Unary("neg" if op == "-" else "not", lower_expr(operand, scope))
         case tc.Binary(op, left, right):
@@ -107,12 +107,12 @@ def lower_access(
     )
 
 
-def _load(e: tc.Access, scope: LoweringScope) -> ir.Load:
+def _lower_load(e: tc.Access, scope: LoweringScope) -> ir.Load:
     buffer, indices = lower_access(e.tensor, e.subscripts, scope)
-    return ir.Load(buffer, indices, _mask(scope) if e.guarded else None)
+    return ir.Load(buffer, indices, _lower_guards_to_mask(scope) if e.guarded else None)
 
 
-def _mask(scope: LoweringScope) -> ir.Expr | None:
+def _lower_guards_to_mask(scope: LoweringScope) -> ir.Expr | None:
     mask: ir.Expr | None = None
     for depth, condition in enumerate(scope.guards):
         term = lower_expr(condition, replace(scope, guards=scope.guards[:depth]))

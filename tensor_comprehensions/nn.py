@@ -71,7 +71,7 @@ class Module(nn.Module):
             if may_be_sparse(value):
                 self._register_sparse(inputs[parameter], value, is_learned=True)
                 continue
-            shape = _shape(inputs[parameter], sizes or {}, self.op.__name__)
+            shape = _compute_parameter_shape(inputs[parameter], sizes or {}, self.op.__name__)
             self.register_parameter(parameter, nn.Parameter(_initial_tensor(inputs[parameter], shape, value)))
         for buffer, tensor in (buffers or {}).items():
             if buffer not in initial and may_be_sparse(tensor):
@@ -144,7 +144,7 @@ def _select_def(source: str, name: str | None) -> Op:
     return list(library)[-1]
 
 
-def _shape(p: Symbol, sizes: Mapping[str, int], op: str) -> tuple[int, ...]:
+def _compute_parameter_shape(p: Symbol, sizes: Mapping[str, int], op: str) -> tuple[int, ...]:
     if not p.dtype.is_float:
         raise _no_gradient_error(p, op)
 
@@ -181,7 +181,7 @@ def _initial_tensor(p: Symbol, shape: tuple[int, ...], value: Initial | None) ->
             )
         return value.detach().to(tensor.dtype, copy=True)
     if callable(value):
-        _fill(p, tensor, value)
+        _fill_parameter(p, tensor, value)
     elif isinstance(value, int | float):
         tensor.fill_(value)
     elif value is not None:
@@ -195,7 +195,7 @@ def _initial_tensor(p: Symbol, shape: tuple[int, ...], value: Initial | None) ->
     return tensor
 
 
-def _fill(p: Symbol, tensor: Tensor, value: Callable[[Tensor], Any]) -> None:
+def _fill_parameter(p: Symbol, tensor: Tensor, value: Callable[[Tensor], Any]) -> None:
     try:
         with torch.no_grad():
             value(tensor)

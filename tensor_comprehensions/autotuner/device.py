@@ -43,7 +43,7 @@ def parse_device(name: object) -> TuningDevice:
         return TuningDevice(name, here, torch.get_num_threads())
     cpus: set[int] = set()
     for part in match[1].split(","):
-        found = _processors(part)
+        found = _parse_processor_range(part)
         if not found or (missing := [n for n in found if n not in here]):
             raise ArgumentError(
                 f"there is no processor {missing[0] if found else name}", expected=f"one of {', '.join(map(str, here))}"
@@ -52,7 +52,7 @@ def parse_device(name: object) -> TuningDevice:
     return TuningDevice(name, tuple(sorted(cpus)), len(cpus))
 
 
-def _processors(part: str) -> range:
+def _parse_processor_range(part: str) -> range:
     """The processors of "3" or "0-3", or the first MOST of them."""
     first, dash, last = part.partition("-")
     low, high = (int(n) if len(n) <= DIGITS else 10**DIGITS for n in (first, last if dash else first))

@@ -222,7 +222,7 @@ def evaluate_in_site(raw: bytes) -> bytes:
         request.ParseFromString(raw)
         threads = request.threads or torch.get_num_threads()
         with _site_lock:
-            reply = future_reply(_site(threads).submit(raw, phase_limits(request)), cpu_fingerprint(threads))
+            reply = future_reply(_get_worker_pool(threads).submit(raw, phase_limits(request)), cpu_fingerprint(threads))
     except Exception as error:
         reply = pb.Reply(status=pb.REFUSED, message=f"{type(error).__name__}: {error}")
     reply.version = VERSION
@@ -234,7 +234,7 @@ _site_lock = threading.Lock()
 _sites: dict[tuple[int, int], tuple[ForkServer, WorkerPool]] = {}
 
 
-def _site(threads: int) -> WorkerPool:
+def _get_worker_pool(threads: int) -> WorkerPool:
     """The worker of this process, with this many threads."""
     key = (os.getpid(), threads)
     if key not in _sites:

@@ -208,7 +208,7 @@ def verify_small(problem: Problem) -> None:
 
 def shrink_problem(problem: Problem) -> Problem:
     """The problem with its largest sizes halved until the reference evaluator is quick."""
-    sizes = _sizes(problem)
+    sizes = _collect_size_values(problem)
     small = problem
     while small.points > DIRECT:
         largest = max(sizes, key=lambda name: sizes[name])
@@ -228,7 +228,7 @@ def shrink_problem(problem: Problem) -> Problem:
     return small
 
 
-def _sizes(problem: Problem) -> dict[str, int]:
+def _collect_size_values(problem: Problem) -> dict[str, int]:
     found: dict[str, int] = {}
     symbols = (*problem.function.parameters, *problem.function.inouts)
     for symbol, t in zip(symbols, problem.tensors, strict=True):

@@ -49,7 +49,7 @@ class ParentGone(Exception):
 def serve(descriptor: int, parent: int) -> None:
     """Serve until the parent is gone; then leave neither a process nor a file."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGTERM, _raise_parent_gone)
     _die_with_parent(signal.SIGTERM)
     for module in PRELOAD:
         importlib.import_module(module)
@@ -79,7 +79,7 @@ def remove_stale_folders() -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _end(number: int, frame: FrameType | None) -> None:
+def _raise_parent_gone(number: int, frame: FrameType | None) -> None:
     raise ParentGone
 
 
@@ -119,7 +119,7 @@ def _serve_requests(connection: socket.socket, settings: dict[str, Any], zygote:
         _die_with_parent(signal.SIGKILL)
         if os.getppid() == zygote:
             _apply_worker_limits(settings)
-            handler = _handler(settings)
+            handler = _import_handler(settings)
             while True:
                 try:
                     _, request = ipc.receive_frame(connection)
@@ -132,7 +132,7 @@ def _serve_requests(connection: socket.socket, settings: dict[str, Any], zygote:
         os._exit(code)
 
 
-def _handler(settings: dict[str, Any]) -> Handler:
+def _import_handler(settings: dict[str, Any]) -> Handler:
     for folder in settings.get("path", ()):
         sys.path.insert(0, folder)
     module, _, name = settings["service"].partition(":")

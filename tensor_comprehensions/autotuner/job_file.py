@@ -62,12 +62,12 @@ def _check_values(found: object, where: str) -> None:
                 raise ArgumentError(f"{where} has a number of {value.bit_length()} bits", expected="at most 63")
             if isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value):
                 raise ArgumentError(f"{where} has half of a character: {value[:80]!a}")
-        level = [inner for value in level for inner in _parts(value)]
+        level = [inner for value in level for inner in _list_nested_values(value)]
     if level:
         raise ArgumentError(f"{where} nests too deep", expected=f"at most {DEEPEST} levels")
 
 
-def _parts(value: object) -> Iterator[object]:
+def _list_nested_values(value: object) -> Iterator[object]:
     if isinstance(value, dict):
         yield from value
         yield from value.values()
@@ -97,10 +97,10 @@ def read_sizes_setting(given: object, where: str) -> list[dict[str, float]]:
     several = given if isinstance(given, list) else [given]
     if not several:
         raise ArgumentError(f"{where}: sizes is an empty list", suggestion="leave sizes away for a def without sizes")
-    return [_sizes(parse_sizes(one) if isinstance(one, str) else one, where) for one in several]
+    return [_check_sizes(parse_sizes(one) if isinstance(one, str) else one, where) for one in several]
 
 
-def _sizes(one: object, where: str) -> dict[str, float]:
+def _check_sizes(one: object, where: str) -> dict[str, float]:
     if not isinstance(one, dict):
         raise ArgumentError(f"{where}: sizes are {one!r}", expected='a list of {M = 128} or "M=128"')
     for name, value in one.items():

@@ -73,13 +73,13 @@ def read_job(path: Path) -> TuningJob:
     if not isinstance(entries, list) or not entries:
         raise ArgumentError(f"{path} has nothing to tune", expected='tables [[tune]] with "file" or "source"')
     given = {**_JOB, **table}
-    tasks = [task for n, entry in enumerate(entries) for task in _tasks(entry, given, path, f"{path}: tune[{n}]")]
+    tasks = [task for n, entry in enumerate(entries) for task in _parse_tasks(entry, given, path, f"{path}: tune[{n}]")]
     if not isinstance(given["devices"], list):
         raise ArgumentError(f"{path}: devices is {given['devices']!r}", expected='a list such as ["cpu"]')
     return TuningJob(tuple(tasks), parse_devices(given["devices"]), read_text_setting(given, "store", str(path)))
 
 
-def _tasks(entry: Any, job: Mapping[str, Any], path: Path, where: str) -> Iterator[JobTask]:
+def _parse_tasks(entry: Any, job: Mapping[str, Any], path: Path, where: str) -> Iterator[JobTask]:
     if not isinstance(entry, dict):
         raise ArgumentError(f"{where} is not a table")
     check_settings(entry, _TASK, where)
@@ -90,13 +90,13 @@ def _tasks(entry: Any, job: Mapping[str, Any], path: Path, where: str) -> Iterat
     except ArgumentError as error:
         raise ArgumentError(f"{where}: {error.message}", expected=error.expected) from None
     several = read_sizes_setting(given["sizes"], where)
-    for function in _functions(given, path, where):
+    for function in _load_functions(given, path, where):
         for values in several:
             shown = ",".join(f"{name}={value}" for name, value in values.items())
             yield JobTask(f"{function.name}({shown})", function, values, trying)
 
 
-def _functions(given: Mapping[str, Any], path: Path, where: str) -> list[Function]:
+def _load_functions(given: Mapping[str, Any], path: Path, where: str) -> list[Function]:
     source, file, name = (read_text_setting(given, setting, where) for setting in ("source", "file", "def"))
     if (file is None) == (source is None):
         raise ArgumentError(f"{where}: either file or source tells the program")

@@ -85,7 +85,7 @@ class Journal:
 
     def _take(self, problem: str, record: Record) -> None:
         if isinstance(record, pb.Outcome):
-            self._known[problem, _key(record)] = record
+            self._known[problem, _serialize_options(record)] = record
         elif isinstance(record, pb.Start):
             self._started[problem] = record
         else:
@@ -201,7 +201,7 @@ def _write_whole(file: FileIO, data: bytes) -> None:
         left = left[file.write(left) or 0 :]
 
 
-def _key(outcome: pb.Outcome) -> bytes:
+def _serialize_options(outcome: pb.Outcome) -> bytes:
     return outcome.options.SerializeToString(deterministic=True)
 
 

@@ -57,7 +57,7 @@ def list_mutations(op: StructuredOp, target: CpuTarget) -> tuple[Mutation, ...]:
     """The mutations of schedules for an op, in the order in which they apply."""
     found, op = [], drop_unit_dims(op)
     for i in op.iterators:
-        values = _sizes(i)
+        values = _list_candidate_sizes(i)
         found.append(Mutation("inner", _display_name(op, i), values))
         if i.is_parallel and len(values) > 2:
             found.append(Mutation("outer", _display_name(op, i), values[:-1]))
@@ -71,17 +71,17 @@ def list_mutations(op: StructuredOp, target: CpuTarget) -> tuple[Mutation, ...]:
         for side in Side
         if _exceeds_l2_cache(op.factors[side.value], target)
     ]
-    if _bytes(op.output) > target.cache[1]:
+    if _get_buffer_bytes(op.output) > target.cache[1]:
         found.append(Mutation("stream", "", SWITCH))
     return (*found, Mutation("ends", "", ENDS), Mutation("lanes", "", LANES), Mutation("threads", "", SHARED))
 
 
 def _exceeds_l2_cache(factor: Expr, target: CpuTarget) -> bool:
     """Whether a factor exceeds L2."""
-    return any(_bytes(read) > target.cache[1] for read in loads_in(factor))
+    return any(_get_buffer_bytes(read) > target.cache[1] for read in loads_in(factor))
 
 
-def _bytes(access: Load) -> int:
+def _get_buffer_bytes(access: Load) -> int:
     return access.buffer.bytes
 
 
@@ -89,7 +89,7 @@ def _display_name(op: StructuredOp, i: Iterator) -> str:
     return op.display_name(i.name)
 
 
-def _sizes(i: Iterator) -> tuple[int, ...]:
+def _list_candidate_sizes(i: Iterator) -> tuple[int, ...]:
     powers = {1 << k for k in range(i.extent.bit_length()) if 1 << k <= i.extent}
     parts = {-(-i.extent // k) for k in (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)}
     small = {n for n in (3, 5, 6, 7, 12, 14, 24, 28, 48) if n <= i.extent}

@@ -42,7 +42,7 @@ def problem_message(function: Function, arguments: Arguments, seed: int) -> pb.P
 
 
 def _tensor_to_message(x: Tensor) -> pb.Tensor:
-    message = pb.Tensor(dtype=_name(x.dtype), shape=x.shape, strides=canonical_strides(x))
+    message = pb.Tensor(dtype=_get_dtype_name(x.dtype), shape=x.shape, strides=canonical_strides(x))
     if not x.dtype.is_floating_point or not x.ndim:
         size = x.numel() * x.element_size()
         if size > LARGEST_VALUES:
@@ -51,7 +51,7 @@ def _tensor_to_message(x: Tensor) -> pb.Tensor:
     return message
 
 
-def _name(dtype: torch.dtype) -> str:
+def _get_dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
@@ -91,7 +91,7 @@ class Problem:
             tuple(tuple(t.shape) for t in self.message.inputs),
             tuple(tuple(t.shape) for t in self.message.initial),
             tuple(
-                (p.name, int(_values(t)[()]))
+                (p.name, int(_parse_tensor_values(t)[()]))
                 for p, t in zip(self.function.parameters, self.message.inputs, strict=True)
                 if p.is_compile_time
             ),
@@ -137,17 +137,17 @@ def fill_inputs(memory: Sequence[Tensor], problem: Problem, kind: str, seed: int
     """
     for number, (x, t) in enumerate(zip(memory, problem.tensors, strict=True)):
         if t.HasField("values"):
-            _copy_values_into(x, _values(t))
+            _copy_values_into(x, _parse_tensor_values(t))
             continue
         generator = torch.Generator().manual_seed((problem.message.seed * 1000003 + seed * 101 + number) & (2**63 - 1))
         flat = x.as_strided((storage_extent(x.shape, x.stride()),), (1,))
-        values = _random(kind, min(flat.numel(), PERIOD), generator)
+        values = _draw_values(kind, min(flat.numel(), PERIOD), generator)
         for start in range(0, flat.numel(), PERIOD):
             part = flat[start : start + PERIOD]
             part.copy_(values[: part.numel()])
 
 
-def _random(kind: str, count: int, generator: torch.Generator) -> Tensor:
+def _draw_values(kind: str, count: int, generator: torch.Generator) -> Tensor:
     if kind == "whole":
         return torch.randint(-4, 5, (count,), generator=generator, dtype=torch.int8)
     values = torch.randn(count, generator=generator)
@@ -165,7 +165,7 @@ def _copy_values_into(x: Tensor, values: np.ndarray) -> None:
         x.numpy()[...] = source.to(x.dtype).numpy()
 
 
-def _values(t: pb.Tensor) -> np.ndarray:
+def _parse_tensor_values(t: pb.Tensor) -> np.ndarray:
     """The values that traveled; those of bfloat16 as 16-bit integers. Raises ArgumentError."""
     dtype = np.dtype({"bfloat16": "int16", "bool": "uint8"}.get(t.dtype, t.dtype)).newbyteorder("<")
     if len(t.values) != prod(t.shape) * dtype.itemsize:
@@ -176,6 +176,6 @@ def _values(t: pb.Tensor) -> np.ndarray:
 def torch_type(name: str) -> torch.dtype:
     """torch's type of a name. Raises ArgumentError."""
     for dtype in TORCH_TYPES.values():
-        if _name(dtype) == name:
+        if _get_dtype_name(dtype) == name:
             return dtype
     raise ArgumentError(f"there is no type {name!r}")

@@ -86,13 +86,13 @@ def lookup_by_key(
     """As `lookup_best`, for a key, and for a class of options."""
     best = measurement_store.best_measurement(store, key, names)
     if best is not None and isinstance(best.options, record):
-        _log(lambda: f"{function.name}: hit: {_record(Found(key, best))}")
-        record_decision(lambda: Decision("tuning", (), RECORD_USED, _record(Found(key, best))))
+        _log(lambda: f"{function.name}: hit: {_format_record(Found(key, best))}")
+        record_decision(lambda: Decision("tuning", (), RECORD_USED, _format_record(Found(key, best))))
         return best.options
     found = [] if exact else [n for n in nearest_sizes(store, key, names) if isinstance(n.best.options, record)]
     if found:
-        _log(lambda: f"{function.name}: no record of these sizes; the nearest: {_record(found[0], key)}")
-        nearest = f"there is no record of these sizes; the nearest: {_record(found[0], key)}"
+        _log(lambda: f"{function.name}: no record of these sizes; the nearest: {_format_record(found[0], key)}")
+        nearest = f"there is no record of these sizes; the nearest: {_format_record(found[0], key)}"
         record_decision(lambda: Decision("tuning", (), RECORD_USED, nearest))
         return cast("T", found[0].best.options)
     if others := measured_with_other_threads(store, key, names):
@@ -144,7 +144,7 @@ def nearest_sizes(store: Store, key: Key, names: str) -> list[Found]:
         for other, measurements in measurement_store.family_measurements(store, key).items()
         if (usable := [m for m in measurements if _is_usable(m, names)])
     ]
-    return sorted(found, key=lambda f: (_distance(key, f.key), f.key.digest))
+    return sorted(found, key=lambda f: (_compute_shape_distance(key, f.key), f.key.digest))
 
 
 def measured_with_other_threads(store: Store, key: Key, names: str) -> list[Found]:
@@ -170,7 +170,7 @@ def _is_usable(m: Measurement, names: str) -> bool:
     return m.validated and m.names_digest in ("", names)
 
 
-def _distance(mine: Key, other: Key) -> float:
+def _compute_shape_distance(mine: Key, other: Key) -> float:
     """How far the shapes of two keys are apart: the sum over all extents of the logarithm of their ratio."""
     a, b = (re.findall("[0-9]+", k["shapes"]) for k in (mine, other))
     if len(a) != len(b) or max(map(len, [*a, *b]), default=0) > DIGITS:
@@ -186,7 +186,7 @@ def _log(text: Callable[[], str]) -> None:
         get_logger("tune").debug("%s", text())
 
 
-def _record(found: Found, wanted: Key | None = None) -> str:
+def _format_record(found: Found, wanted: Key | None = None) -> str:
     """A record in one line, with the facts in which it differs from the wanted key."""
     m = found.best
     facts = [f"record {found.key.digest[:12]}", f"{m.seconds * 1e6:.1f} us in the race", repr(m.options)]
@@ -204,7 +204,12 @@ def _explain_record_miss(store: Store, key: Key, names: str) -> str:
     if not same:
         return f"none of {len(known)} records is of this def"
     nearest = min(
-        same, key=lambda other: (len(describe_key_differences(key, other)), _distance(key, other), other.digest)
+        same,
+        key=lambda other: (
+            len(describe_key_differences(key, other)),
+            _compute_shape_distance(key, other),
+            other.digest,
+        ),
     )
     facts = describe_key_differences(key, nearest)
     if not any(_is_usable(m, names) for m in known[nearest]):
@@ -219,7 +224,7 @@ def describe_key_differences(wanted: Key, other: Key) -> list[str]:
     rest = [name for name in parts if name not in target]
     if "bound" in rest and len(rest) > 1:  # a digest of everything but the def, sizes included
         rest.remove("bound")
-    said = [_difference(name, wanted, other) for name in rest]
+    said = [_describe_fact_difference(name, wanted, other) for name in rest]
     if target:
         fields = ", ".join(name.partition(".")[2] or name for name in target)
         named = f"{other['target.name']} instead of {wanted['target.name']}" if "target.name" in target else fields
@@ -227,7 +232,7 @@ def describe_key_differences(wanted: Key, other: Key) -> list[str]:
     return said
 
 
-def _difference(name: str, wanted: Key, other: Key) -> str:
+def _describe_fact_difference(name: str, wanted: Key, other: Key) -> str:
     said = FACTS.get(name, name)
     return f"{said} {other[name]} instead of {wanted[name]}" if name in SHOWN else f"other {said}"
 

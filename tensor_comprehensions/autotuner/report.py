@@ -27,7 +27,7 @@ def write_report(path: Path, results: Results) -> tuple[Path, Path]:
     try:
         page, data = path.with_suffix(".html"), path.with_suffix(".json")
         page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text("\n".join(_page(results)), encoding="utf-8")
+        page.write_text("\n".join(_render_page(results)), encoding="utf-8")
         data.write_text(
             json.dumps([result_facts(name, found) for name, found in results], indent=1) + "\n", encoding="utf-8"
         )
@@ -83,7 +83,7 @@ td, th { text-align: left; padding: .1em 1em .1em 0; vertical-align: top } svg {
 """
 
 
-def _page(results: Results) -> Iterator[str]:
+def _render_page(results: Results) -> Iterator[str]:
     yield f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Tuning</title><style>{_STYLE}</style>'
     yield "</head><body><h1>Tuning</h1><table>"
     yield "<tr><th>def</th><th>untuned, in the race</th><th>tuned, in the race</th><th>gain</th></tr>"
@@ -94,11 +94,11 @@ def _page(results: Results) -> Iterator[str]:
         )
     yield "</table>"
     for name, found in results:
-        yield from _section(name, found)
+        yield from _render_section(name, found)
     yield "</body></html>"
 
 
-def _section(name: str, found: TuningResult[Any]) -> Iterator[str]:
+def _render_section(name: str, found: TuningResult[Any]) -> Iterator[str]:
     yield f"<h2>{escape(name)}</h2><p>{len(found.outcomes)} candidates in {found.elapsed:.0f} s"
     yield f"{', ended early' if found.interrupted else ''}. The best options"
     yield (
@@ -109,7 +109,7 @@ def _section(name: str, found: TuningResult[Any]) -> Iterator[str]:
     traced = trace_search(found)
     yield f"<h3>The candidates over time</h3>{draw_search(traced)}"
     yield "<p>Times of the search are scaled: the default takes what it took in the race.</p>"
-    yield "<h3>All times of the search</h3>" + _distribution(traced)
+    yield "<h3>All times of the search</h3>" + _render_time_histogram(traced)
     yield "<h3>What became of them</h3><table>"
     examples = {o.kind: o.message for o in reversed(found.outcomes)}
     for kind, count in Counter(o.kind for o in found.outcomes).most_common():
@@ -117,7 +117,7 @@ def _section(name: str, found: TuningResult[Any]) -> Iterator[str]:
     yield "</table>"
 
 
-def _distribution(found: SearchCurve) -> str:
+def _render_time_histogram(found: SearchCurve) -> str:
     times = [log10(c.seconds * found.scale) for c in found.candidates if c.seconds is not None]
     if not times:
         return "<p>No candidate was timed.</p>"
@@ -132,20 +132,20 @@ def _distribution(found: SearchCurve) -> str:
             f'<rect x="{MARGIN + k * step:.1f}" y="{HEIGHT - MARGIN - tall:.1f}" width="{step - 2:.1f}" '
             f'height="{tall:.1f}" fill="#48c"/>'
         )
-    labels = _label(MARGIN, HEIGHT - 20, format_seconds(10**low)) + _label(
+    labels = _render_svg_text(MARGIN, HEIGHT - 20, format_seconds(10**low)) + _render_svg_text(
         WIDTH - 2 * MARGIN, HEIGHT - 20, format_seconds(10**high)
     )
-    return _svg(bars + labels + _label(4, MARGIN, str(most)))
+    return _wrap_in_svg(bars + labels + _render_svg_text(4, MARGIN, str(most)))
 
 
-def _svg(content: str) -> str:
+def _wrap_in_svg(content: str) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" font-family="sans-serif" '
         f'font-size="11">{content}</svg>'
     )
 
 
-def _label(x: float, y: float, text: str) -> str:
+def _render_svg_text(x: float, y: float, text: str) -> str:
     return f'<text x="{x:.0f}" y="{y:.0f}">{escape(text)}</text>'
 
 

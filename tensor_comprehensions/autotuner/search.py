@@ -98,7 +98,7 @@ class GeneticSearch:
     """How much of the first generation may come from seeds."""
 
     def __init__(self, space: CpuSearchSpace, seeds: Sequence[Genome], population: int, seed: int) -> None:
-        self._deap = _deap()
+        self._deap = _import_deap()
         self._sampler = Sampler(space, seed)
         self._random = Random(seed + 1)
         self._population = max(4, population)
@@ -187,7 +187,7 @@ class _Deap:
     individual: Any
 
 
-def _deap() -> _Deap:
+def _import_deap() -> _Deap:
     """deap, and its kind of individual for us."""
     from deap import base, tools
 

@@ -151,13 +151,13 @@ def parse_seconds(budget: object) -> float:
     if isinstance(budget, int | float) and not isinstance(budget, bool) and budget > 0:
         return float(budget) if budget < FOREVER else math.inf
     if isinstance(budget, str):
-        total = _total(budget)
+        total = _parse_duration(budget)
         if total > 0:
             return total
     raise ArgumentError(f"the budget is {budget!r}", expected='seconds, or a text such as "90s", "2min", "1h 30min"')
 
 
-def _total(text: str) -> float:
+def _parse_duration(text: str) -> float:
     """Seconds of "1h 30min"; 0 if the text has no such form."""
     total, at = 0.0, 0
     while at < len(text):

@@ -173,7 +173,7 @@ class CpuSearchSpace:
         for name, _, op in self.ops:
             with contextlib.suppress(CannotLower):
                 plan = make_contraction_plan(None, op, self.target, parallel=self.start.grain_size > 0)
-                found[name] = _cost(op, plan, self.target)
+                found[name] = _estimate_cost(op, plan, self.target)
         return found
 
     def _tuple(self, name: str, values: dict[str, Any]) -> tuple[int, ...]:
@@ -253,10 +253,10 @@ def _plan_and_cost(op: StructuredOp, pipeline: Schedule, target: CpuTarget) -> _
         check_schedule(pipeline, op, target)
         return pipeline, _NOTHING
     plan = plan_of_schedule(pipeline, op, target)
-    return _clip_tiles(plan), _cost(op, plan, target)
+    return _clip_tiles(plan), _estimate_cost(op, plan, target)
 
 
-def _cost(op: StructuredOp, plan: Plan, target: CpuTarget) -> _Cost:
+def _estimate_cost(op: StructuredOp, plan: Plan, target: CpuTarget) -> _Cost:
     op = drop_unit_dims(op)
     return _Cost(plan_cycles(op, plan, target), code_length(op, plan))
 
@@ -297,7 +297,7 @@ def search_space(
         genes += _op_genes(name, tensor, op, every, target)
     base = replace(start, schedule=start.schedule if not ops else None)
     made = CpuSearchSpace(tuple(g for g in genes if len(g.choices) > 1), base, target, ops, alone, HOPELESS, WORDY)
-    return made, _seeds(made, every)
+    return made, _make_seed_genomes(made, every)
 
 
 def schedule_space(
@@ -351,10 +351,10 @@ def _list_schedules(
     if asked is None:
         return tuple(c.schedule for c in schedule_candidates(op, target, count, parallel=start.grain_size > 0))
     pipeline = asked if isinstance(asked, Schedule) else asked(op, target)
-    return tuple(p for p in pipeline.alternatives() if _applies(p, op, target))[:count]
+    return tuple(p for p in pipeline.alternatives() if _is_schedule_applicable(p, op, target))[:count]
 
 
-def _applies(pipeline: Schedule, op: StructuredOp, target: CpuTarget) -> bool:
+def _is_schedule_applicable(pipeline: Schedule, op: StructuredOp, target: CpuTarget) -> bool:
     try:
         check_schedule(pipeline, op, target)
     except (CannotLower, TCError):
@@ -426,7 +426,7 @@ def _op_genes(
         yield Gene(f"{name}.{e.name}", (0, *e.values), keep_probability=KEEP)
 
 
-def _seeds(made: CpuSearchSpace, every: Sequence[CpuOptions]) -> tuple[Genome, ...]:
+def _make_seed_genomes(made: CpuSearchSpace, every: Sequence[CpuOptions]) -> tuple[Genome, ...]:
     """Genomes to start from, most promising first: recorded options, then presets and the ranking alternately.
 
     So the first generation contains both, however long the ranking is.
@@ -438,12 +438,12 @@ def _seeds(made: CpuSearchSpace, every: Sequence[CpuOptions]) -> tuple[Genome, .
     for k, g in enumerate(made.genes):  # the model's choice, except for parallel loops
         if g.name.endswith(".threads"):
             shared += [(*ranked[0][:k], place, *ranked[0][k + 1 :]) for place in range(1, len(g.choices))]
-    turns = zip_longest(_presets(made, zero), ranked)
+    turns = zip_longest(_make_preset_genomes(made, zero), ranked)
     dealt = (genome for turn in turns for genome in turn if genome is not None)
     return tuple(dict.fromkeys((*known, *dealt, *shared)))
 
 
-def _presets(made: CpuSearchSpace, zero: Genome) -> list[Genome]:
+def _make_preset_genomes(made: CpuSearchSpace, zero: Genome) -> list[Genome]:
     """`zero` with one field changed, if that changes the options."""
     found = {made.key(made.options(zero)): zero}
     for k, g in enumerate(made.genes):

@@ -82,7 +82,7 @@ class MappingSpace:
                 return None
             places.append(g.choices.index(value))
         genome = tuple(places)
-        return genome if self.options(genome) == _canonical(options) else None
+        return genome if self.options(genome) == _canonicalize_options(options) else None
 
 
 def mapping_space(
@@ -104,8 +104,8 @@ def mapping_space(
     memory = replace(start, shared_memory=True, private_memory=True)
     count = len(find_library_matmuls(bound))
     matched, without = ([replace(start, match_library_calls=True)], ()) if calls and count else ([], (CALLS,))
-    every = [_canonical(o) for o in (start, *others, *matched, *presets, memory)]
-    genes = tuple(g for g in _genes(bound, every) if len(g.choices) > 1 and g.name not in without)
+    every = [_canonicalize_options(o) for o in (start, *others, *matched, *presets, memory)]
+    genes = tuple(g for g in _make_genes(bound, every) if len(g.choices) > 1 and g.name not in without)
     made = MappingSpace(genes, every[0], target, count == len(bound.statements))
     found: list[Genome | None] = [made.genome(o) for o in every]
     first = found[0]
@@ -120,7 +120,7 @@ def mapping_space(
     return made, tuple(usable.values())
 
 
-def _genes(bound: BoundFunction, every: Sequence[MappingOptions]) -> Iterable[Gene]:
+def _make_genes(bound: BoundFunction, every: Sequence[MappingOptions]) -> Iterable[Gene]:
     extents = [[i.extent for i in s.indices] for s in bound.statements]
     loops = [sorted(n for n in set(column) if n is not None) for column in zip_longest(*extents)]
     whole = sorted({n for line in extents for n in line})
@@ -138,7 +138,7 @@ def _genes(bound: BoundFunction, every: Sequence[MappingOptions]) -> Iterable[Ge
             yield Gene(f.name, tuple(dict.fromkeys((*given, *choices))), keep_probability=0.3)
 
 
-def _canonical(options: MappingOptions) -> MappingOptions:
+def _canonicalize_options(options: MappingOptions) -> MappingOptions:
     """`options` as a genome would give them."""
     lists: dict[str, Any] = {name: _trim_trailing(getattr(options, name), nothing) for name, nothing in LISTS.items()}
     return _drop_unused_options(replace(options, **lists))

@@ -72,7 +72,7 @@ def tile_space(
     others: options that were good elsewhere; their values are among the choices.
     """
     every = (start, *others)
-    genes = tuple(_gene(f.name, f.metadata["choices"], every) for f in fields(TileOptions) if f.name not in FIXED)
+    genes = tuple(_make_gene(f.name, f.metadata["choices"], every) for f in fields(TileOptions) if f.name not in FIXED)
     made = TileSpace(genes, start, target)
     found = [made.genome(o) for o in every]
     first = found[0]
@@ -86,7 +86,7 @@ def tile_space(
     return made, tuple(usable.values())
 
 
-def _gene(name: str, choices: Sequence[int], every: Sequence[TileOptions]) -> Gene:
+def _make_gene(name: str, choices: Sequence[int], every: Sequence[TileOptions]) -> Gene:
     """A field as a gene: sizes of tiles, and numbers of warps, change together."""
     own: list[Any] = list(choices)
     if name == "tile":

@@ -80,7 +80,7 @@ def autotune_sparse(
         found = search.run()
     kernels.set_tuned_options(call, found.options)
     key = make_tuning_key(kernels.function_for_call(call), call, kernels.sizes(call))
-    record_measurements(store, key, _measurements(found))
+    record_measurements(store, key, _make_measurements(found))
     get_logger("tune").info(
         "%s: sparse, %.2f times as fast as untuned, after %d candidates: %s",
         kernels.function.name, found.speedup, len(found.outcomes), found.options,
@@ -88,7 +88,7 @@ def autotune_sparse(
     return found
 
 
-def _measurements(found: TuningResult[SparseOptions]) -> list[Measurement]:
+def _make_measurements(found: TuningResult[SparseOptions]) -> list[Measurement]:
     """The times of the winner and of the start in their last race."""
     times = {found.default: found.default_seconds, found.options: found.seconds}
     return [

@@ -301,7 +301,7 @@ def _time_in_rounds(
 
 def _normalize_samples(found: Sequence[Sequence[tuple[float, float]]]) -> list[Times]:
     """The samples of one, or those of the first of two relative to the second's of the same rounds."""
-    mine, *others = map(_times, found)
+    mine, *others = map(_make_times, found)
     for other in others:
         usual = other.median
         samples = tuple(a / b * usual for a, b in zip(mine.samples, other.samples, strict=True))
@@ -323,7 +323,7 @@ def _round(
         found[k].append(waiting.of(run, 1 if before else counts[k]))
 
 
-def _times(found: Sequence[tuple[float, float]]) -> Times:
+def _make_times(found: Sequence[tuple[float, float]]) -> Times:
     return Times(tuple(s for s, _ in found), tuple(w for _, w in found))
 
 
@@ -349,4 +349,4 @@ def race_launches(launches: Sequence[TimedLaunch], firsts: Sequence[float], seco
                 break
             _round(launches, counts, number, waiting, found)
             calm += all(each[-1][1] <= CALM for each in found)
-    return list(map(_times, found))
+    return list(map(_make_times, found))

@@ -239,11 +239,13 @@ def _measure(request: pb.Request, reply: pb.Reply, phase: Phase) -> None:
         made.expected_outputs(kind, 0)
     phase(RUN)
     start = perf_counter()
-    _run(made, request.codes, request, reply)
+    _check_and_time_candidate(made, request.codes, request, reply)
     reply.running = perf_counter() - start
 
 
-def _run(made: PreparedProblem, codes: Sequence[pb.Code], request: pb.Request, reply: pb.Reply) -> None:
+def _check_and_time_candidate(
+    made: PreparedProblem, codes: Sequence[pb.Code], request: pb.Request, reply: pb.Reply
+) -> None:
     kernel = load_candidate(codes[0])
     first = 0.0
     for kind in KINDS:
@@ -255,14 +257,16 @@ def _run(made: PreparedProblem, codes: Sequence[pb.Code], request: pb.Request, r
             reply.timings.append(pb.Timing(median=first, low=first, high=first, runs=1))
             return
     before = tuple(x.clone() for x in launch.memory.outputs)
-    times = _times(launch, first, codes[1:], request)
+    times = _measure_launch_times(launch, first, codes[1:], request)
     launch.run_with_poisoned_outputs()
     if not all(same_bytes(x, y) for x, y in zip(launch.memory.outputs, before, strict=True)):
         raise CandidateRejected(pb.WRONG_RESULT, "two runs on the same inputs give different results")
     reply.timings.extend(map(timing_message, times))
 
 
-def _times(launch: TimedLaunch, first: float, others: Sequence[pb.Code], request: pb.Request) -> Sequence[Times]:
+def _measure_launch_times(
+    launch: TimedLaunch, first: float, others: Sequence[pb.Code], request: pb.Request
+) -> Sequence[Times]:
     """The times of a launch, and of the code that it is interleaved with, if any and if enough runs of both fit."""
     if not others:
         return (time_launch(launch, first, request.seconds, request.losing),)
@@ -320,7 +324,7 @@ def _evaluate(request: pb.Request, reply: pb.Reply, phase: Phase) -> None:
 # --- the last word -----------------------------------------------------------------------------------------------
 
 
-def _race(request: pb.Request, reply: pb.Reply, phase: Phase) -> None:
+def _race_candidates(request: pb.Request, reply: pb.Reply, phase: Phase) -> None:
     """Check every code on fresh inputs, and time those that pass, interleaved.
 
     The timing of a code that fails has no runs. Raises MemoryCorruption if one may have harmed the others.
@@ -375,5 +379,5 @@ _STAGES: Mapping[int, Stage] = {
     pb.COMPILE: _compile,
     pb.MEASURE: _measure,
     pb.EVALUATE: _evaluate,
-    pb.RACE: _race,
+    pb.RACE: _race_candidates,
 }

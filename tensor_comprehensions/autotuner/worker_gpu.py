@@ -199,13 +199,13 @@ def _prepare_runner(request: pb.Request, options: object) -> tuple[GpuRunner, st
 
     plan = make_plan(problem.bound, options, wanted, compile_piece)
     if not is_modeled(request.device):
-        return DeviceRunner(plan, torch.device(request.device)), _digest(plan)
+        return DeviceRunner(plan, torch.device(request.device)), _compute_code_digest(plan)
     if isinstance(plan, MixedPlan):
         raise CandidateRejected(pb.INVALID, f"{request.device} has no model of what torch's products take")
-    return ModeledRunner(plan), _digest(plan)
+    return ModeledRunner(plan), _compute_code_digest(plan)
 
 
-def _digest(plan: Plan) -> str:
+def _compute_code_digest(plan: Plan) -> str:
     """A digest of the code, the same for different options with the same result."""
     parts = plan.parts if isinstance(plan, MixedPlan) else (plan,)
     texts = [p.code.source.partition("*/")[2] if isinstance(p, CompiledGpuKernel) else str(p) for p in parts]
@@ -245,7 +245,7 @@ def _evaluate(request: pb.Request, reply: pb.Reply, phase: Phase) -> None:
     reply.running = perf_counter() - start
 
 
-def _race(request: pb.Request, reply: pb.Reply, phase: Phase) -> None:
+def _race_candidates(request: pb.Request, reply: pb.Reply, phase: Phase) -> None:
     """Check every mapping on fresh inputs, and time those that pass, interleaved."""
     phase(COMPILE)
     runners = [_prepare_runner(request, from_message(o))[0] for o in request.options]
@@ -284,4 +284,4 @@ def _time_runners(runners: list[GpuRunner], memory: ProblemMemory, firsts: list[
     return [Times(tuple(own) * (MIN_ROUNDS if r.steady else 1)) for r, own in zip(runners, samples, strict=True)]
 
 
-_STAGES: Mapping[int, Stage] = {pb.EVALUATE: _evaluate, pb.RACE: _race}
+_STAGES: Mapping[int, Stage] = {pb.EVALUATE: _evaluate, pb.RACE: _race_candidates}

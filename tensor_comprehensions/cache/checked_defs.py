@@ -89,13 +89,13 @@ def _from_plain(x: Any) -> Any:
         ((name, content),) = x.items()
         if name == "DType":
             return DTYPES[content]
-        kind = _classes()[name]
+        kind = _collect_language_classes()[name]
         return kind[content] if issubclass(kind, Enum) else kind(*[_from_plain(item) for item in content])
     return x
 
 
 @cache
-def _classes() -> dict[str, Any]:
+def _collect_language_classes() -> dict[str, Any]:
     """The classes that a function is made of."""
     here = {
         name: x

@@ -57,10 +57,10 @@ def evict(store: Store, limit: int | None = None) -> EvictionReport | None:
         if not mine:
             return None
         _record_sweep_time(store)
-        return _sweep(store, store.limit if limit is None else limit)
+        return _evict_oldest_entries(store, store.limit if limit is None else limit)
 
 
-def _sweep(store: Store, limit: int) -> EvictionReport:
+def _evict_oldest_entries(store: Store, limit: int) -> EvictionReport:
     now, leftovers = store.system.clock(), 0
     entries: list[tuple[bool, float, int, Path]] = []
     for layer, path, size, changed in _walk(store.system, store.folder()):
@@ -76,7 +76,7 @@ def _sweep(store: Store, limit: int) -> EvictionReport:
                 break
             if safe_io.remove_file(store.system, path):
                 total, removed = total - size, removed + 1
-                _drop(store.system, path.parent)
+                _remove_empty_folder(store.system, path.parent)
     return EvictionReport(len(entries) - removed, total, removed, leftovers)
 
 
@@ -98,7 +98,7 @@ def _walk(system: safe_io.OsFunctions, folder: Path, layer: str = "") -> Iterato
             yield layer, path, found.st_size, found.st_mtime
 
 
-def _drop(system: safe_io.OsFunctions, folder: Path) -> None:
+def _remove_empty_folder(system: safe_io.OsFunctions, folder: Path) -> None:
     """Remove a folder that has become empty."""
     with suppress(OSError):
         system.rmdir(folder)

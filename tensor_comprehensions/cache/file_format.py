@@ -31,7 +31,7 @@ def pack_entry(payload: bytes, secret: bytes | None = None) -> bytes:
     if len(payload) > LARGEST:
         raise CorruptEntry(f"it has {len(payload)} bytes, and an entry may have {LARGEST}")
     start = _START.pack(MAGIC, VERSION, secret is not None, len(payload))
-    return start + _digest(start, payload, secret) + payload
+    return start + _compute_payload_digest(start, payload, secret) + payload
 
 
 def unpack_entry(data: bytes, secret: bytes | None = None) -> bytes:
@@ -48,12 +48,14 @@ def unpack_entry(data: bytes, secret: bytes | None = None) -> bytes:
     if signed != (secret is not None):
         raise CorruptEntry("it is signed, and there is no key to check it with" if signed else "it is not signed")
     payload = data[HEADER:]
-    if not hmac.compare_digest(_digest(data[: _START.size], payload, secret), data[_START.size : HEADER]):
+    if not hmac.compare_digest(
+        _compute_payload_digest(data[: _START.size], payload, secret), data[_START.size : HEADER]
+    ):
         raise CorruptEntry("its bytes are not those that were written" if secret is None else "its signature is wrong")
     return payload
 
 
-def _digest(start: bytes, payload: bytes, secret: bytes | None) -> bytes:
+def _compute_payload_digest(start: bytes, payload: bytes, secret: bytes | None) -> bytes:
     if secret is not None:
         return hmac.new(secret, start + payload, sha256).digest()
     total = sha256(start)

@@ -43,12 +43,12 @@ class Key:
     @property
     def digest(self) -> str:
         """64 hexadecimal digits, the name of the entry."""
-        return _digest(self.parts)
+        return _compute_key_digest(self.parts)
 
     @property
     def family(self) -> str:
         """16 hexadecimal digits that keys have in common which differ only in sizes, strides and numbers."""
-        return _digest(tuple(part for part in self.parts if _in_family(part[0])))[:16]
+        return _compute_key_digest(tuple(part for part in self.parts if _in_family(part[0])))[:16]
 
     def __getitem__(self, name: str) -> str:
         """The text of a part; empty if the key has none of this name."""
@@ -93,18 +93,18 @@ def make_key(
         ("def", function.canonical),
         ("form", FORM),
         ("dtypes", " ".join(str(t.dtype) for t in tensors)),
-        ("shapes", " ".join(_dimensions(t.shape) for t in tensors)),
-        ("strides", " ".join(_dimensions(t.strides) for t in tensors)),
+        ("shapes", " ".join(_format_dimensions(t.shape) for t in tensors)),
+        ("strides", " ".join(_format_dimensions(t.strides) for t in tensors)),
         ("alignment", str(alignment or "element")),
         ("bound", sha256(repr(canonicalize(bound)).encode()).hexdigest()),
-        *_fields("target", target),
+        *_flatten_fields("target", target),
     ]
     if rows:
         parts.append(("rows", rows))
     if options is None:
         parts.append(("threads", str(threads)))
         return Key(tuple(parts))
-    parts += _fields("options", options)
+    parts += _flatten_fields("options", options)
     if refers_to_names(options):
         parts.append(("spelling", names_digest(bound)))
     return Key((*parts, *_toolchain_parts(flags)))
@@ -121,7 +121,7 @@ def make_sparse_key(text: str, kernel: object, target: object, *, flags: Mapping
 
     Raises Uncacheable if the source of this package cannot be read.
     """
-    parts = [("kind", "sparse"), ("def", text), ("kernel", canonical_text(kernel)), *_fields("target", target)]
+    parts = [("kind", "sparse"), ("def", text), ("kernel", canonical_text(kernel)), *_flatten_fields("target", target)]
     return Key((*parts, *_toolchain_parts(flags)))
 
 
@@ -134,7 +134,7 @@ def make_sparse_tuning_key(text: str, kernel: object, shapes: str, target: objec
         threads: on how many it is measured.
     """
     parts = [("kind", "sparse tuning"), ("def", text), ("dtypes", canonical_text(kernel)), ("shapes", shapes)]
-    return Key((*parts, *_fields("target", target), ("threads", str(threads))))
+    return Key((*parts, *_flatten_fields("target", target), ("threads", str(threads))))
 
 
 def _toolchain_parts(flags: Mapping[str, str] | None) -> list[tuple[str, str]]:
@@ -146,7 +146,7 @@ def names_digest(bound: BoundFunction) -> str:
     """A digest of the names in a def, for options that use them."""
     names = [t.name for t in bound.tensors]
     names += [name for s in bound.statements for name in (s.name, *(index.name for index in s.indices))]
-    return _digest((("names", " ".join(names)),))[:16]
+    return _compute_key_digest((("names", " ".join(names)),))[:16]
 
 
 def refers_to_names(options: object) -> bool:
@@ -168,11 +168,11 @@ def canonical_text(value: object) -> str:
     if type(value).__name__ == "Schedule":
         return repr(value)
     if is_dataclass(value) and not isinstance(value, type):
-        return f"{type(value).__name__}({', '.join(f'{name}={text}' for name, text in _fields('', value))})"
+        return f"{type(value).__name__}({', '.join(f'{name}={text}' for name, text in _flatten_fields('', value))})"
     raise Uncacheable(f"{value!r} has no text that could be part of a key")
 
 
-def _fields(prefix: str, record: object) -> Iterator[tuple[str, str]]:
+def _flatten_fields(prefix: str, record: object) -> Iterator[tuple[str, str]]:
     """Every field of a dataclass by its name; the name of its class stands for the whole."""
     if not is_dataclass(record):
         raise InternalError(f"{record!r} is no record")
@@ -182,11 +182,11 @@ def _fields(prefix: str, record: object) -> Iterator[tuple[str, str]]:
         yield f"{prefix}.{x.name}" if prefix else x.name, canonical_text(getattr(record, x.name))
 
 
-def _dimensions(numbers: tuple[int, ...]) -> str:
+def _format_dimensions(numbers: tuple[int, ...]) -> str:
     return f"({','.join(map(str, numbers))})"
 
 
-def _digest(parts: tuple[tuple[str, str], ...]) -> str:
+def _compute_key_digest(parts: tuple[tuple[str, str], ...]) -> str:
     """Of the parts with their lengths, so that no two lists of parts run together to the same bytes."""
     total = sha256()
     for part in parts:
@@ -206,10 +206,10 @@ def _in_family(name: str) -> bool:
 @cache
 def toolchain_versions() -> tuple[tuple[str, str], ...]:
     """The installed versions of the package and of its compilers."""
-    return tuple((name, _version(name)) for name in PACKAGES)
+    return tuple((name, _get_package_version(name)) for name in PACKAGES)
 
 
-def _version(name: str) -> str:
+def _get_package_version(name: str) -> str:
     """The version of a package, from the loaded module if possible: reading metadata is slower than a cache lookup."""
     module = sys.modules.get(name.replace("-", "_"))
     if isinstance(text := getattr(module, "__version__", None), str):

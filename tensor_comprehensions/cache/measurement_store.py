@@ -87,15 +87,17 @@ def record_measurements(store: Store, key: Key, measurements: Iterable[Measureme
     fresh = merge_measurements(measurements)
     if not fresh:
         return
-    if _add(store, key, fresh) is not None:
+    if _write_measurements(store, key, fresh) is not None:
         get_logger("cache").debug("kept %d measurements of %s", len(fresh), key.digest[:12])
-    if len(store.names(_folder(key))) > SEGMENTS:
+    if len(store.names(_get_key_folder(key))) > SEGMENTS:
         compact_measurements(store, key)
 
 
 def recall_measurements(store: Store, key: Key) -> tuple[Measurement, ...]:
     """All measurements of a key, the fastest validated one first."""
-    return merge_measurements(m for _, found in _read(store, _folder(key)) if found[0] == key for m in found[1])
+    return merge_measurements(
+        m for _, found in _read_measurement_files(store, _get_key_folder(key)) if found[0] == key for m in found[1]
+    )
 
 
 def best_measurement(store: Store, key: Key, names: str = "") -> Measurement | None:
@@ -112,7 +114,7 @@ def family_measurements(store: Store, key: Key) -> dict[Key, tuple[Measurement, 
     """The measurements of keys that differ from this one only in sizes, strides and numbers, without this one."""
     found: dict[Key, tuple[Measurement, ...]] = {}
     for digest in store.names((TUNING, key.family)):
-        for _, (other, measurements) in _read(store, (TUNING, key.family, digest)):
+        for _, (other, measurements) in _read_measurement_files(store, (TUNING, key.family, digest)):
             if other != key:
                 found[other] = merge_measurements((*found.get(other, ()), *measurements))
     return found
@@ -123,7 +125,7 @@ def all_measurements(store: Store) -> dict[Key, tuple[Measurement, ...]]:
     found: dict[Key, tuple[Measurement, ...]] = {}
     for name in store.names((TUNING,)):
         for digest in store.names((TUNING, name)):
-            for _, (key, measurements) in _read(store, (TUNING, name, digest)):
+            for _, (key, measurements) in _read_measurement_files(store, (TUNING, name, digest)):
                 found[key] = merge_measurements((*found.get(key, ()), *measurements))
     return found
 
@@ -133,14 +135,14 @@ def compact_measurements(store: Store, key: Key) -> None:
 
     Safe beside other processes that write or compact: a file is removed only after one that includes it was written.
     """
-    read = [(name, found[1]) for name, found in _read(store, _folder(key)) if found[0] == key]
+    read = [(name, found[1]) for name, found in _read_measurement_files(store, _get_key_folder(key)) if found[0] == key]
     if len(read) < 2:
         return
-    kept = _add(store, key, merge_measurements(m for _, found in read for m in found))
+    kept = _write_measurements(store, key, merge_measurements(m for _, found in read for m in found))
     if kept is not None:
         for name, _ in read:
             if name != kept:
-                store.remove((*_folder(key), name))
+                store.remove((*_get_key_folder(key), name))
 
 
 def measurement_of(bound: Any, options: Any, seconds: float, **facts: Any) -> Measurement:
@@ -159,9 +161,9 @@ def merge_measurements(measurements: Iterable[Measurement]) -> tuple[Measurement
     """
     best_of: dict[bytes, tuple[tuple[bool, float, bytes], Measurement]] = {}
     for m in measurements:
-        message = _message(m)
+        message = _make_measurement_message(m)
         data = message.SerializeToString(deterministic=True)
-        way = Message(options=message.options, spelling=m.names_digest, provenance=_versions(m))
+        way = Message(options=message.options, spelling=m.names_digest, provenance=_make_provenance(m))
         name, rank = way.SerializeToString(deterministic=True), (not m.validated, m.seconds, data)
         if name not in best_of or rank < best_of[name][0]:
             best_of[name] = rank, m
@@ -207,16 +209,18 @@ def collection_from_bytes(data: bytes) -> dict[Key, tuple[Measurement, ...]]:
 
 def _tuning_message(key: Key, measurements: Iterable[Measurement]) -> Tuning:
     parts = [Part(name=name, text=text) for name, text in key.parts]
-    return Tuning(key=KeyMessage(parts=parts), measurements=map(_message, merge_measurements(measurements)))
+    return Tuning(
+        key=KeyMessage(parts=parts), measurements=map(_make_measurement_message, merge_measurements(measurements))
+    )
 
 
 def _parse_tuning(tuning: Tuning) -> tuple[Key, tuple[Measurement, ...]]:
     key = Key(tuple((part.name, part.text) for part in tuning.key.parts))
-    return key, merge_measurements(m for m in map(_measurement, tuning.measurements) if m is not None)
+    return key, merge_measurements(m for m in map(_parse_measurement, tuning.measurements) if m is not None)
 
 
-def _message(m: Measurement) -> Message:
-    provenance = _versions(m)
+def _make_measurement_message(m: Measurement) -> Message:
+    provenance = _make_provenance(m)
     provenance.tuner, provenance.time = m.tuner, m.time
     return Message(
         options=to_message(m.options), seconds=m.seconds, validated=m.validated, samples=m.samples, spread=m.spread,
@@ -224,11 +228,11 @@ def _message(m: Measurement) -> Message:
     )  # fmt: skip
 
 
-def _versions(m: Measurement) -> Provenance:
+def _make_provenance(m: Measurement) -> Provenance:
     return Provenance(versions=[Part(name=name, text=text) for name, text in m.versions])
 
 
-def _measurement(message: Message) -> Measurement | None:
+def _parse_measurement(message: Message) -> Measurement | None:
     """The measurement in a message; None, with a line in the log, if it is malformed or implausible."""
     made = message.provenance
     try:
@@ -241,18 +245,18 @@ def _measurement(message: Message) -> Measurement | None:
         return None
 
 
-def _folder(key: Key) -> Name:
+def _get_key_folder(key: Key) -> Name:
     return TUNING, key.family, key.digest
 
 
-def _add(store: Store, key: Key, measurements: Iterable[Measurement]) -> str | None:
+def _write_measurements(store: Store, key: Key, measurements: Iterable[Measurement]) -> str | None:
     """Write measurements to a file that is named by its content; its name, or None if that failed."""
     payload = measurements_to_bytes(key, measurements)
     name = sha256(payload).hexdigest()[:32]
-    return name if store.write((*_folder(key), name), payload) else None
+    return name if store.write((*_get_key_folder(key), name), payload) else None
 
 
-def _read(store: Store, folder: Name) -> list[tuple[str, tuple[Key, tuple[Measurement, ...]]]]:
+def _read_measurement_files(store: Store, folder: Name) -> list[tuple[str, tuple[Key, tuple[Measurement, ...]]]]:
     """The files in the folder of a key whose content matches their name."""
     for _ in range(ATTEMPTS):
         names = store.names(folder)

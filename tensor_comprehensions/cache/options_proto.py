@@ -31,7 +31,7 @@ def to_message(options: Any) -> Options:
     """Every field of a record of options. Raises Uncacheable if one holds a function."""
     message = Options(record=type(options).__name__)
     for x in fields(options):
-        message.fields.append(Field(name=x.name, value=_value(getattr(options, x.name))))
+        message.fields.append(Field(name=x.name, value=_serialize_value(getattr(options, x.name))))
     return message
 
 
@@ -48,13 +48,13 @@ def from_message(message: Options) -> Any:
     for field in message.fields:
         if field.name not in known:
             raise ArgumentError(f"{message.record} has no option {field.name!r}", expected=", ".join(known))
-        values[field.name] = _python(field.value, known[field.name].default)
+        values[field.name] = _parse_value(field.value, known[field.name].default)
     options = record(**values)
     check_fields(options)
     return options
 
 
-def _value(x: object) -> Value:
+def _serialize_value(x: object) -> Value:
     match x:
         case None:
             return Value()
@@ -69,7 +69,7 @@ def _value(x: object) -> Value:
         case Enum():
             return Value(text=x.name)
         case tuple():
-            return Value(list=List(items=map(_value, x)))
+            return Value(list=List(items=map(_serialize_value, x)))
         case Schedule():
             return Value(pipeline=repr(x))
     if type(x) in option_classes().values():
@@ -77,23 +77,23 @@ def _value(x: object) -> Value:
     raise Uncacheable(f"{x!r} cannot be written down")
 
 
-def _python(value: Value, default: object = None) -> Any:
+def _parse_value(value: Value, default: object = None) -> Any:
     kind = value.WhichOneof("kind")
     match kind:
         case None:
             return None
         case "list":
-            return tuple(_python(item) for item in value.list.items)
+            return tuple(_parse_value(item) for item in value.list.items)
         case "pipeline":
             return parse_schedule(value.pipeline)
         case "options":
             return from_message(value.options)
         case "text" if isinstance(default, Enum):
-            return _member(type(default), value.text)
+            return _find_enum_member(type(default), value.text)
     return getattr(value, kind)
 
 
-def _member(kind: type[Enum], name: str) -> Enum:
+def _find_enum_member(kind: type[Enum], name: str) -> Enum:
     if name not in kind.__members__:
         raise ArgumentError(f"there is no {kind.__name__} {name!r}", expected=", ".join(kind.__members__))
     return kind[name]

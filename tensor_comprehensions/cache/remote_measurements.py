@@ -40,7 +40,7 @@ def upload_measurements(store: Store, url: str) -> str:
         data = made.read_bytes()
 
     def upload_file() -> str:
-        fs, path = _filesystem(url)
+        fs, path = _open_filesystem(url)
         fs.makedirs(path, exist_ok=True)
         fs.pipe_file(f"{path}/{name}", data)
         return f"{url.rstrip('/')}/{name}"
@@ -58,7 +58,7 @@ def download_measurements(url: str) -> Found:
     """All measurements below a URL; files that are damaged are passed over. Raises CacheError if it is not read."""
 
     def get() -> list[bytes]:
-        fs, path = _filesystem(url)
+        fs, path = _open_filesystem(url)
         names = [path] if path.endswith(SUFFIX) else sorted(fs.glob(f"{path}/*{SUFFIX}"))
         return [fs.cat_file(name) for name in names]
 
@@ -76,7 +76,7 @@ def download_measurements(url: str) -> Found:
     return found
 
 
-def _filesystem(url: str) -> tuple[Any, str]:
+def _open_filesystem(url: str) -> tuple[Any, str]:
     import fsspec
 
     fs, path = fsspec.core.url_to_fs(url)

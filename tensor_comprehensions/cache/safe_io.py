@@ -50,7 +50,7 @@ def read_file(system: OsFunctions, path: Path, limit: int) -> bytes:
     descriptor = system.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | SAFE)
     try:
         found = system.fstat(descriptor)
-        reason = _distrust(system, found)
+        reason = _find_permission_problem(system, found)
         if not stat.S_ISREG(found.st_mode):
             reason = "it is not a regular file"
         elif found.st_size > limit:
@@ -125,7 +125,7 @@ def make_private_folder(system: OsFunctions, path: Path) -> str:
         found = system.stat(path)
     if not is_folder(found):
         return "it is not a folder"
-    return _distrust(system, found)
+    return _find_permission_problem(system, found)
 
 
 def make_folders(system: OsFunctions, path: Path) -> None:
@@ -146,7 +146,7 @@ def is_folder(found: os.stat_result) -> bool:
     return stat.S_ISDIR(found.st_mode)
 
 
-def _distrust(system: OsFunctions, found: os.stat_result) -> str:
+def _find_permission_problem(system: OsFunctions, found: os.stat_result) -> str:
     user = system.user()
     if user < 0:  # a system without owners and modes
         return ""

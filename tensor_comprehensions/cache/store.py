@@ -219,10 +219,10 @@ def current_store() -> Store:
 def _store(mode: str, folder: str, strict: bool, limit: int, key_file: str) -> Store:
     if mode == "off":
         return Store(None, "off")
-    return Store(_root(folder), mode, strict=strict, limit=limit, secret=_secret(key_file))
+    return Store(_find_cache_root(folder), mode, strict=strict, limit=limit, secret=_read_secret_key(key_file))
 
 
-def _root(folder: str) -> Path | None:
+def _find_cache_root(folder: str) -> Path | None:
     if folder:
         return _expand_user(folder)
     import platformdirs
@@ -238,7 +238,7 @@ def _expand_user(path: str) -> Path:
     return Path(os.path.expanduser(path))
 
 
-def _secret(key_file: str) -> bytes | None:
+def _read_secret_key(key_file: str) -> bytes | None:
     """The secret key: the content of a file that only this user can read. Raises CacheError."""
     if not key_file:
         return None

@@ -151,7 +151,7 @@ def run_contract(options: argparse.Namespace) -> int:
     )
     if not rows:
         print("no register tile suits it; it runs as other loops do")
-    for line in _table(rows, contraction.flops):
+    for line in _format_candidate_table(rows, contraction.flops):
         print(line)
     kernel = op.compile(*tensors)
     if options.explain:
@@ -199,7 +199,7 @@ def _measure_schedules(op: Op, tensors: Sequence[Tensor], count: int, seconds: f
             yield CandidateRow(None, None, o.seconds)
 
 
-def _table(rows: Sequence[CandidateRow], flops: int) -> Iterator[str]:
+def _format_candidate_table(rows: Sequence[CandidateRow], flops: int) -> Iterator[str]:
     clock = clock_rate()
     unit = "GFLOP/s" if clock else "FLOP/cycle"
     yield f"estimated and measured {unit}" + (f", one core at {clock / 1e9:.2f} GHz estimated" if clock else "")

@@ -45,7 +45,9 @@ def add_cache_parser(
         "digest", help="the name of the entry, or a prefix of it"
     )
     explain = add(
-        "explain", lambda given: _explain(entry_of(given)), "the key of a call, and whether the cache has its kernel"
+        "explain",
+        lambda given: _print_explanation(entry_of(given)),
+        "the key of a call, and whether the cache has its kernel",
     )
     add_def(explain)
     verify = add("verify", _verify, "read every entry; the exit code is 1 where one is damaged")
@@ -68,7 +70,7 @@ def add_cache_parser(
     clear.add_argument("--layer", choices=LAYERS, help="the layer to clear (default: all)")
 
 
-def _store(arguments: Namespace, mode: str = "readwrite") -> Store:
+def _open_store(arguments: Namespace, mode: str = "readwrite") -> Store:
     """The cache that a command works on. Raises CacheError if it does not exist."""
     base = current_store()
     root = arguments.dir if arguments.dir is not None else base.root
@@ -86,7 +88,7 @@ def _store(arguments: Namespace, mode: str = "readwrite") -> Store:
 
 
 def _list(arguments: Namespace) -> int:
-    store = _store(arguments, "read")
+    store = _open_store(arguments, "read")
     size = 0
     for name in stored_kernels.kernel_entry_names(store):
         found = stored_kernels.read_kernel(store, name)
@@ -111,7 +113,7 @@ def _shapes(key: Key) -> str:
 
 
 def _show(arguments: Namespace) -> int:
-    store = _store(arguments, "read")
+    store = _open_store(arguments, "read")
     matching = [found for found in _all_entries(store) if found[0].digest.startswith(arguments.digest)]
     if not matching:
         raise ArgumentError(f"the cache has no entry {arguments.digest!r}", suggestion="tensorc cache ls lists them")
@@ -146,7 +148,7 @@ def _line(m: Measurement) -> str:
     return f"  {m.seconds * 1e6:10.1f} us  {made}  {m.options}  {', '.join(filter(None, notes))}".rstrip()
 
 
-def _explain(entry: CacheEntry) -> int:
+def _print_explanation(entry: CacheEntry) -> int:
     print(entry.explain())
     for line in map(_line, entry.measurements[:3]):
         print(line)
@@ -154,7 +156,7 @@ def _explain(entry: CacheEntry) -> int:
 
 
 def _verify(arguments: Namespace) -> int:
-    store = _store(arguments, "readwrite" if arguments.remove else "read")
+    store = _open_store(arguments, "readwrite" if arguments.remove else "read")
     fine, damaged = 0, []
     for name in store.walk():
         if _is_sound(store, name):
@@ -186,7 +188,7 @@ def _is_sound(store: Store, name: Name) -> bool:
 
 
 def _merge(arguments: Namespace) -> int:
-    store = _store(arguments)
+    store = _open_store(arguments)
     for source in arguments.source:
         found = (
             remote_measurements.download_measurements(source)
@@ -202,14 +204,14 @@ def _merge_one(arguments: Namespace) -> int:
     if not arguments.code:
         arguments.source = [str(arguments.file)]
         return _merge(arguments)
-    store = _store(arguments)
+    store = _open_store(arguments)
     given = Store(arguments.file, "read", secret=store.secret, system=import_export.ANYBODY)  # signed: any owner
     print(f"{import_export.copy_code(given, store)} kernels copied")
     return 0
 
 
 def _export(arguments: Namespace) -> int:
-    store = _store(arguments, "read")
+    store = _open_store(arguments, "read")
     if arguments.code:
         print(f"{import_export.copy_code(store, Store(arguments.file, secret=store.secret))} kernels copied")
     else:
@@ -222,7 +224,7 @@ def _export(arguments: Namespace) -> int:
 
 
 def _evict(arguments: Namespace) -> int:
-    store = _store(arguments)
+    store = _open_store(arguments)
     limit = knobs.parse_bytes("--limit", arguments.limit) if arguments.limit else None
     swept = eviction.evict(store, limit)
     if swept is None:
@@ -234,7 +236,7 @@ def _evict(arguments: Namespace) -> int:
 
 
 def _clear(arguments: Namespace) -> int:
-    store = _store(arguments)
+    store = _open_store(arguments)
     names = [name for name in store.walk() if arguments.layer in (None, name[0])]
     print(f"{sum(map(store.remove, names))} entries removed")
     return 0

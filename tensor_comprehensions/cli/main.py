@@ -83,10 +83,10 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--no-check", action="store_true", help="do not compare with the reference evaluator")
     bench_contraction.add_contract_parser(commands)
     sparse_command.add_parser(commands)
-    caching.add_cache_parser(commands, _add_def, _entry)
+    caching.add_cache_parser(commands, _add_def, _get_cache_entry)
     tuning.add_tune_parser(commands)
     doctor = commands.add_parser("doctor", help="describe the machine and the installation, and compile a def")
-    doctor.set_defaults(command=_doctor)
+    doctor.set_defaults(command=_diagnose_installation)
     return parser
 
 
@@ -125,7 +125,7 @@ def _format_choice(choice: object) -> str:
     return ",".join(map(str, choice)) or "nothing" if isinstance(choice, tuple) else str(choice)
 
 
-def _options(arguments: argparse.Namespace) -> CpuOptions | None:
+def _make_cpu_options(arguments: argparse.Namespace) -> CpuOptions | None:
     """The options that differ from the defaults; None if none does, as for defs with sparse operands."""
     given = {f.name: getattr(arguments, f.name) for f in fields(CpuOptions)}
     found = CpuOptions(**given | {"schedule": parse_schedule(arguments.schedule) if arguments.schedule else None})
@@ -136,7 +136,7 @@ EXAMPLE_ROWS = 100
 """The value in a run of a size that is `*` on the command line."""
 
 
-def _sizes(options: argparse.Namespace) -> tuple[dict[str, float], frozenset[str]]:
+def _parse_sizes_option(options: argparse.Namespace) -> tuple[dict[str, float], frozenset[str]]:
     """The values of sizes, and those of which a kernel is for all values."""
     parts = [part.strip() for part in options.sizes.split(",")]
     every = frozenset(part[:-2].strip() for part in parts if part.endswith("=*"))
@@ -146,11 +146,11 @@ def _sizes(options: argparse.Namespace) -> tuple[dict[str, float], frozenset[str
 
 def _compile(op: Op, options: argparse.Namespace) -> tuple[Any, list[Any], dict[str, Any]]:
     """The kernel for a processor, and arguments for it."""
-    values, every = _sizes(options)
-    arguments, initial = _arguments(op, values)
+    values, every = _parse_sizes_option(options)
+    arguments, initial = _draw_arguments(op, values)
     if not every:
-        return op.compile(*arguments, options=_options(options), **initial), arguments, initial
-    kernel = op.compile(*arguments, options=_options(options), dynamic=every, **initial)
+        return op.compile(*arguments, options=_make_cpu_options(options), **initial), arguments, initial
+    kernel = op.compile(*arguments, options=_make_cpu_options(options), dynamic=every, **initial)
     if not isinstance(kernel.compiled, CompiledRangeKernel) or every - set(kernel.compiled.dynamic_sizes):
         names = " and ".join(sorted(every))
         raise ArgumentError(f"no kernel of {op} is for all values of {names}", suggestion="TC_LOGS=cache says why")
@@ -167,7 +167,7 @@ def _show(options: argparse.Namespace) -> int:
         kinds = tuple(kind for kind in DEFAULT_KINDS if kind in kernel.compiled.source_kinds())
     else:
         kinds = DEFAULT_GPU_KINDS
-        arguments, initial = _arguments(op, parse_sizes(options.sizes))
+        arguments, initial = _draw_arguments(op, parse_sizes(options.sizes))
         kernel = op.compile(*arguments, target=options.target, **initial)
     kinds = tuple(options.emit or kinds)
     for kind in kinds:
@@ -178,13 +178,13 @@ def _show(options: argparse.Namespace) -> int:
 
 def _explain(options: argparse.Namespace) -> Report:
     op = _op(options)
-    arguments, initial = _arguments(op, parse_sizes(options.sizes))
+    arguments, initial = _draw_arguments(op, parse_sizes(options.sizes))
     if options.target is not None:
         return op.explain(
             *arguments, target=options.target, measure=options.measure, journal=options.journal, **initial
         )
     return op.explain(
-        *arguments, options=_options(options), measure=options.measure, journal=options.journal, **initial
+        *arguments, options=_make_cpu_options(options), measure=options.measure, journal=options.journal, **initial
     )
 
 
@@ -200,18 +200,18 @@ def _run(options: argparse.Namespace) -> int:
     print(f"median of {len(times)} runs: {median(times) * 1e3:.4f} ms on {torch.get_num_threads()} threads")
     if options.no_check:
         return 0
-    wrong = _difference(result, op.reference(*arguments, **initial))
+    wrong = _compute_max_relative_error(result, op.reference(*arguments, **initial))
     print(f"largest difference from the reference, relative to its largest value: {wrong:.1e}")
     return 0 if wrong < 1e-3 else 1
 
 
-def _entry(options: argparse.Namespace) -> CacheEntry:
+def _get_cache_entry(options: argparse.Namespace) -> CacheEntry:
     op = _op(options)
-    arguments, initial = _arguments(op, parse_sizes(options.sizes))
-    return op.cache_entry(*arguments, options=_options(options), **initial)
+    arguments, initial = _draw_arguments(op, parse_sizes(options.sizes))
+    return op.cache_entry(*arguments, options=_make_cpu_options(options), **initial)
 
 
-def _difference(ours: Any, reference: Any) -> float:
+def _compute_max_relative_error(ours: Any, reference: Any) -> float:
     """The largest difference of two results, or tuples of results, relative to the largest value of the second."""
     first, second = (x if isinstance(x, tuple) else (x,) for x in (ours, reference))
     worst = 0.0
@@ -235,7 +235,7 @@ def _op(options: argparse.Namespace) -> Op:
     return next(iter(library))
 
 
-def _arguments(op: Op, values: dict[str, float]) -> tuple[list[Any], dict[str, Any]]:
+def _draw_arguments(op: Op, values: dict[str, float]) -> tuple[list[Any], dict[str, Any]]:
     """Random arguments of the sizes given, and initial values of in/out outputs."""
     return sample_arguments(op.function, values)
 
@@ -243,15 +243,15 @@ def _arguments(op: Op, values: dict[str, float]) -> tuple[list[Any], dict[str, A
 # --- doctor -----------------------------------------------------------------------------------------------------
 
 
-def _doctor(_: argparse.Namespace) -> int:
-    for name, value in _facts():
+def _diagnose_installation(_: argparse.Namespace) -> int:
+    for name, value in _collect_environment_facts():
         print(f"{name:<22}{value}")
     works = _kernel_works()
     print(f"{'a def compiles':<22}{'yes' if works else 'NO'}")
     return 0 if works else 1
 
 
-def _facts() -> Iterator[tuple[str, str]]:
+def _collect_environment_facts() -> Iterator[tuple[str, str]]:
     target = host()
     yield "python", f"{platform.python_version()} on {platform.platform()}"
     for package in ("tensor-comprehensions", "torch", "islpy", "llvmlite", "numpy", "lark"):
@@ -264,20 +264,20 @@ def _facts() -> Iterator[tuple[str, str]]:
     functions = host_symbols.vector_functions()
     yield "vector mathematics", f"{len(functions)} functions of SLEEF, from torch's library"
     yield "CUDA devices", str(torch.cuda.device_count()) if torch.cuda.is_available() else "none"
-    yield "CUDA compiler", _nvrtc()
-    yield "CUDA launches", _launches()
+    yield "CUDA compiler", _describe_nvrtc()
+    yield "CUDA launches", _describe_launch_support()
     yield "CUDA on the CPU", "kernel.emulate works" if emulator.is_emulator_available() else "needs g++"
     compiler = shutil.which("cc") or shutil.which("g++") or shutil.which("clang")
     yield "C compiler", f"{compiler or 'none'} (not needed; torch.compile wants one)"
 
 
-def _nvrtc() -> str:
+def _describe_nvrtc() -> str:
     if not nvrtc.is_nvrtc_available():
         return "none: CUDA text can be made and emulated, not compiled"
     return "NVRTC {}.{}".format(*nvrtc.find_toolchain().version)
 
 
-def _launches() -> str:
+def _describe_launch_support() -> str:
     try:
         cuda_api()
     except ArgumentError as error:

@@ -81,12 +81,14 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run_sparse_command(options: argparse.Namespace) -> int:
     """Make the operands, then run the requested actions; 1 if the result is wrong."""
-    formats, types = _table(options.formats, "-f"), _table(options.types, "-t")
+    formats, types = _parse_name_value_pairs(options.formats, "-f"), _parse_name_value_pairs(options.types, "-t")
     op = define(notation_to_def("expression", options.expression, types), formats=formats)["expression"]
-    outputs = _table(options.outputs, "-o")
+    outputs = _parse_name_value_pairs(options.outputs, "-o")
     _check_names(outputs, op.function.returns, "-o", "result")
-    kinds = _kinds(options)
-    operands = make_operands(op, formats, *(_table(getattr(options, n), f) for n, f in _OPERANDS.items()))
+    kinds = _choose_emitted_kinds(options)
+    operands = make_operands(
+        op, formats, *(_parse_name_value_pairs(getattr(options, n), f) for n, f in _OPERANDS.items())
+    )
     run_op: Callable[..., Any] = op
     if kinds or options.target:
         kernel: Any = op.compile(*operands, target=options.target)
@@ -110,7 +112,7 @@ def _source_kinds(options: argparse.Namespace) -> Mapping[str, str]:
 _OPERANDS = {"shapes": "-d", "inputs": "-i", "patterns": "-g"}
 
 
-def _kinds(options: argparse.Namespace) -> list[str]:
+def _choose_emitted_kinds(options: argparse.Namespace) -> list[str]:
     """The kinds to print: those requested, or the default if nothing else was requested either."""
     asked = options.time or options.verify or options.outputs
     kinds = [k.strip() for k in (options.emit or ("" if asked else DEFAULT_EMITTED)).split(",") if k.strip()]
@@ -126,7 +128,7 @@ def _kinds(options: argparse.Namespace) -> list[str]:
     return kinds
 
 
-def _table(parts: Sequence[str], flag: str) -> dict[str, str]:
+def _parse_name_value_pairs(parts: Sequence[str], flag: str) -> dict[str, str]:
     """`["A:csr", ...]` as a table."""
     found: dict[str, str] = {}
     for part in parts:
@@ -158,7 +160,7 @@ def make_operands(
     parameters = op.function.parameters
     for given, flag in ((shapes, "-d"), (files, "-i"), (patterns, "-g")):
         _check_names(given, [p.name for p in parameters], flag, "operand")
-    known = {name: _shape(name, text) for name, text in shapes.items()}
+    known = {name: _parse_shape(name, text) for name, text in shapes.items()}
     read = {name: _read(path, known.get(name)) for name, path in files.items()}
     sizes: dict[str, int] = {}
     for p in parameters:
@@ -171,16 +173,16 @@ def make_operands(
         source = read.get(p.name)
         format = formats.get(p.name)
         if source is None and (format is not None or p.name in patterns):
-            source = make_pattern(patterns.get(p.name, DEFAULT_PATTERN), _sizes(p, sizes), p, generator)
+            source = make_pattern(patterns.get(p.name, DEFAULT_PATTERN), _resolve_shape(p, sizes), p, generator)
         if source is None:
-            made.append(_values(p, _sizes(p, sizes), generator))
+            made.append(_draw_nonzero_values(p, _resolve_shape(p, sizes), generator))
             continue
         source = source.with_values(source.values.to(TORCH_TYPES[p.dtype]))
         made.append(source.to_dense() if format is None else source.to(format))
     return made
 
 
-def _shape(name: str, text: str) -> tuple[int, ...]:
+def _parse_shape(name: str, text: str) -> tuple[int, ...]:
     parts = text.split(",")
     if not all(part.strip().isdecimal() for part in parts):
         raise ArgumentError(f"-d has {name}:{text}", expected="sizes, separated by commas: A:5,5")
@@ -207,7 +209,7 @@ def _add_sizes(p: Symbol, shape: Sequence[int], sizes: dict[str, int]) -> None:
             )
 
 
-def _sizes(p: Symbol, sizes: Mapping[str, int]) -> tuple[int, ...]:
+def _resolve_shape(p: Symbol, sizes: Mapping[str, int]) -> tuple[int, ...]:
     if missing := [d for d, name in enumerate(declared_dims(p)) if name not in sizes]:
         example = ",".join(str(sizes.get(name, 100)) for name in declared_dims(p))
         raise ArgumentError(
@@ -216,7 +218,7 @@ def _sizes(p: Symbol, sizes: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(sizes[name] for name in declared_dims(p))
 
 
-def _values(p: Symbol, shape: Sequence[int], generator: torch.Generator) -> Tensor:
+def _draw_nonzero_values(p: Symbol, shape: Sequence[int], generator: torch.Generator) -> Tensor:
     """Random values that are not 0: floats from 0.1 to 1.1, integers from 1 to 4, bools that are true."""
     if p.dtype.is_bool:
         return torch.ones(shape, dtype=torch.bool)
@@ -239,7 +241,9 @@ def make_pattern(text: str, shape: tuple[int, ...], p: Symbol, generator: torch.
     if not 0 <= amount < float("inf"):
         raise ArgumentError(f"-g has {text!r}", expected=f"{kind}:NUMBER, of at least 0")
     where = PATTERNS[kind](shape, amount, generator) if prod(shape) else torch.zeros((len(shape), 0), dtype=torch.int64)
-    return SparseTensor.from_coordinates(where, _values(p, where.shape[1:], generator), shape, coo_format(len(shape)))
+    return SparseTensor.from_coordinates(
+        where, _draw_nonzero_values(p, where.shape[1:], generator), shape, coo_format(len(shape))
+    )
 
 
 def _draw_uniform(shape: tuple[int, ...], density: float, generator: torch.Generator) -> Tensor:
@@ -260,7 +264,7 @@ def _unravel(flat: Tensor, shape: tuple[int, ...]) -> Tensor:
     return torch.stack(rows[::-1]) if rows else torch.zeros((0, len(flat)), dtype=torch.int64)
 
 
-def _band(shape: tuple[int, ...], width: float, _: torch.Generator) -> Tensor:
+def _list_band_coordinates(shape: tuple[int, ...], width: float, _: torch.Generator) -> Tensor:
     """The places up to `width` beside the diagonal."""
     if len(shape) != 2:
         raise ArgumentError("the pattern 'band' is for matrices", found=f"{len(shape)} dimensions")
@@ -281,7 +285,7 @@ def _draw_power_law(shape: tuple[int, ...], density: float, generator: torch.Gen
 
 
 PATTERNS: Mapping[str, Callable[[tuple[int, ...], float, torch.Generator], Tensor]] = {
-    "uniform": _draw_uniform, "band": _band, "power": _draw_power_law,
+    "uniform": _draw_uniform, "band": _list_band_coordinates, "power": _draw_power_law,
 }  # fmt: skip
 """Ways to choose the stored places of a tensor."""
 
@@ -316,7 +320,7 @@ def _verify(op: Op, run_op: Callable[..., Any], operands: Sequence[Any]) -> bool
         for p, x in zip(op.function.parameters, operands, strict=True)
         for n, size in zip(declared_dims(p), x.shape, strict=True)
     }
-    bound = bind(op.function, sizes, {n: int(x) for n, x in _scalars(op, operands).items()})
+    bound = bind(op.function, sizes, {n: int(x) for n, x in _collect_scalar_operands(op, operands).items()})
     instances = max(prod(i.extent for i in s.indices) for s in bound.statements)
     if instances > MAX_INSTANCES:
         raise ArgumentError(
@@ -324,7 +328,7 @@ def _verify(op: Op, run_op: Callable[..., Any], operands: Sequence[Any]) -> bool
             suggestion="verify with smaller sizes",
         )  # fmt: skip
     found, expected = run_op(*operands), op.reference(*operands)
-    difference = _difference(_to_dense(found), _to_dense(expected))
+    difference = _compute_max_relative_error(_to_dense(found), _to_dense(expected))
     print(f"largest difference from the reference, relative to its largest value: {difference:.1e}")
     same = not isinstance(found, SparseTensor) or torch.equal(found.coordinates(), expected.coordinates())
     if not same:
@@ -334,7 +338,7 @@ def _verify(op: Op, run_op: Callable[..., Any], operands: Sequence[Any]) -> bool
     )
 
 
-def _scalars(op: Op, operands: Sequence[Any]) -> dict[str, Tensor]:
+def _collect_scalar_operands(op: Op, operands: Sequence[Any]) -> dict[str, Tensor]:
     named = {p.name: x for p, x in zip(op.function.parameters, operands, strict=True)}
     return {name: named[name] for name in op.function.scalars}
 
@@ -343,7 +347,7 @@ def _to_dense(x: Tensor | SparseTensor) -> Tensor:
     return (x.to_dense() if isinstance(x, SparseTensor) else x).double()
 
 
-def _difference(found: Tensor, expected: Tensor) -> float:
+def _compute_max_relative_error(found: Tensor, expected: Tensor) -> float:
     if not expected.numel():
         return 0.0
     scale = max(1.0, expected.abs().max().item())

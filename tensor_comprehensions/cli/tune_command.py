@@ -55,11 +55,13 @@ def run_tune(options: argparse.Namespace) -> int:
         if url is not None:
             print(f"results: {remote_measurements.upload_measurements(store, url)}")
     if found:
-        page, _ = write_report(_report(options.report or options.job.with_suffix(f"{suffix}.html"), options.job), found)
+        page, _ = write_report(
+            _choose_report_path(options.report or options.job.with_suffix(f"{suffix}.html"), options.job), found
+        )
         print(f"report: {page}")
     return 0 if len(found) == len(tasks) and not any(f.interrupted for _, f in found) else 1
 
 
-def _report(page: Path, job: Path) -> Path:
+def _choose_report_path(page: Path, job: Path) -> Path:
     """`page`, or beside it where its JSON would replace the job file."""
     return page.with_suffix(".report.html") if page.with_suffix(".json") == job else page

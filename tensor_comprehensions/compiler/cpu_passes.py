@@ -46,7 +46,7 @@ from ..tc_lang.printer import format_ranges
 from .compiled_kernel import CompiledBase, CompiledCpuKernel, PassContext
 
 
-def _polyhedral() -> Any:
+def _import_polyhedral_lowering() -> Any:
     """The lowering, imported when something is lowered: a kernel that is found in the cache needs no isl."""
     with deferred_interrupts():
         from ..polyhedral.cpu import lower
@@ -75,7 +75,7 @@ class Pass:
 
 def _lower(bound: BoundFunction, context: PassContext) -> Module:
     try:
-        module: Module = _polyhedral().lower_cpu(bound, context.options, context.target)
+        module: Module = _import_polyhedral_lowering().lower_cpu(bound, context.options, context.target)
     except CannotLower as refusal:
         raise InternalError(f"{context.name or bound.name} cannot be lowered: {refusal}") from refusal
     check_bindings(module)
@@ -95,7 +95,7 @@ def _transform_bodies(transform: Callable[[Stmt], Stmt]) -> Callable[[Module, Pa
     return run
 
 
-def _emit(module: Module, context: PassContext) -> str:
+def _emit_llvm_ir(module: Module, context: PassContext) -> str:
     check_bindings(module)
     return llvm_printer.emit_llvm(module, context.target, host_symbols.vector_functions())
 
@@ -109,7 +109,7 @@ PASSES = (
     Pass("unroll", _transform_bodies(unroll_loops)),
     Pass("hoist", _transform_bodies(hoist_accumulators)),
     Pass("simplify_again", _transform_bodies(simplify), repeats="simplify"),
-    Pass("emit", _emit, str, "ll", "code"),
+    Pass("emit", _emit_llvm_ir, str, "ll", "code"),
     Pass("assemble", lambda text, context: object_code.assemble(text, context.target), None),
     Pass("load", lambda code, context: object_code.load_object(code), None),
 )
@@ -131,7 +131,7 @@ def with_original_names(module: Module, bound: BoundFunction) -> Module:
 KINDS: dict[str, Callable[[CompiledCpuKernel], str]] = {
     "tc": lambda k: k.text,
     "ranges": lambda k: format_ranges(k.bound),
-    "schedule": lambda k: _polyhedral().explain_cpu(legalize(k.bound), k.options, k.target),
+    "schedule": lambda k: _import_polyhedral_lowering().explain_cpu(legalize(k.bound), k.options, k.target),
     "loops": lambda k: format_program(with_original_names(k.rerun_until("simplify"), k.bound)),
     "c": lambda k: c_printer.emit_c(with_original_names(k.rerun_until("simplify"), k.bound), header=k.text),
     "llvm": lambda k: k.rerun_until("emit"),
@@ -193,7 +193,7 @@ def run_passes(
             value = results[step.name] = step.apply(value, context, results)
         seconds.append((step.name, perf_counter() - start))
         _observe_steps(bound, step, steps, number, dump)
-        _observe(bound, step, value, number, dump)
+        _log_and_dump_pass(bound, step, value, number, dump)
         if isinstance(value, Module) and value is not before and knobs.current_knobs().verify:
             _verify(bound.name, step, value)
     return results, tuple(seconds), dump
@@ -232,25 +232,27 @@ def list_schedulable_ops(
 
     They are the contractions, or the op of the only statement if that is not a contraction.
     """
-    found: tuple[tuple[str, str, StructuredOp], ...] = _polyhedral().find_contractions(legalize(bound), options, target)
+    found: tuple[tuple[str, str, StructuredOp], ...] = _import_polyhedral_lowering().find_contractions(
+        legalize(bound), options, target
+    )
     return found
 
 
 def is_only_contractions(bound: BoundFunction, options: CpuOptions, target: CpuTarget) -> bool:
     """Whether schedules alone determine the lowering of a def: options for other loops have no effect then."""
-    found: bool = _polyhedral().has_only_contractions(legalize(bound), options, target)
+    found: bool = _import_polyhedral_lowering().has_only_contractions(legalize(bound), options, target)
     return found
 
 
 def splits_reductions(bound: BoundFunction, options: CpuOptions, target: CpuTarget) -> bool:
     """Whether an untuned call sums products in parts, which no schedule expresses."""
-    found: bool = _polyhedral().splits_reductions_in(legalize(bound), options, target)
+    found: bool = _import_polyhedral_lowering().splits_reductions_in(legalize(bound), options, target)
     return found
 
 
 def with_split_reductions(bound: BoundFunction, options: CpuOptions, target: CpuTarget) -> BoundFunction:
     """The def with its reductions split into the stages of its lowering."""
-    found: BoundFunction = _polyhedral().with_split_stages(legalize(bound), options, target)
+    found: BoundFunction = _import_polyhedral_lowering().with_split_stages(legalize(bound), options, target)
     return found
 
 
@@ -334,7 +336,7 @@ def _observe_steps(
                 dump.write(number, f"{step.name}.{position:02}_{s.name}", s.text())
 
 
-def _observe(bound: BoundFunction, step: Pass, value: Any, number: int, dump: Dump | None) -> None:
+def _log_and_dump_pass(bound: BoundFunction, step: Pass, value: Any, number: int, dump: Dump | None) -> None:
     log = get_logger(step.topic) if step.topic and get_logger(step.topic).isEnabledFor(DEBUG) else None
     if step.show is None or (dump is None and log is None):
         return

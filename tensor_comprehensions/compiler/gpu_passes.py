@@ -57,7 +57,7 @@ class GpuPassContext:
     tensor_cores: bool = True
 
 
-def _mapper() -> Any:
+def _import_polyhedral_mapper() -> Any:
     """The polyhedral mapper, imported when something is mapped."""
     from ..polyhedral.gpu import lower_gpu
 
@@ -77,7 +77,7 @@ def _lower(bound: BoundFunction, context: GpuPassContext) -> Module:
         get_logger("schedule").debug("%s: on tensor cores: %s", bound.name, "; ".join(map(str, divided.regions)))
     try:
         module: Module = (
-            _mapper().lower_gpu(bound, context.options, context.target)
+            _import_polyhedral_mapper().lower_gpu(bound, context.options, context.target)
             if divided is None
             else _tile_lowering().lower_divided(divided, context.target)
         )
@@ -113,7 +113,7 @@ def _divide_products(bound: BoundFunction, context: GpuPassContext) -> Any:
         _record_tensor_cores(divided, None)
         return divided
     with close_book():  # a price, not a choice
-        mapped = _mapper().estimate_cycles(bound, context.target)
+        mapped = _import_polyhedral_mapper().estimate_cycles(bound, context.target)
     _record_tensor_cores(divided, mapped)
     return divided if divided.cycles < PAYS * mapped else None
 
@@ -171,7 +171,7 @@ def simplify_kernel(kernel: Kernel) -> Kernel:
     return replace(kernel, body=simplify(body, {name: Interval(0, n - 1) for name, n in extents.items()}))
 
 
-def _emit(module: Module, context: GpuPassContext) -> GpuCode:
+def _emit_cuda_code(module: Module, context: GpuPassContext) -> GpuCode:
     check_bindings(module)
     return cuda_printer.emit_cuda(module, aligned=context.aligned)
 
@@ -181,7 +181,7 @@ GPU_PASSES = (
     Pass("legalize", lambda bound, context: legalize(bound), repr),
     Pass("lower", _lower),
     Pass("simplify", _simplify, topic="loops"),
-    Pass("emit", _emit, lambda code: code.source, "cu", "code"),
+    Pass("emit", _emit_cuda_code, lambda code: code.source, "cu", "code"),
 )
 
 
@@ -282,8 +282,8 @@ def _explain_lowering(k: CompiledGpuKernel) -> str:
     function = legalize(k.bound)
     divided = _divide_products(function, k.context)
     if divided is None:
-        return str(_mapper().explain_gpu(function, k.options, k.target))
-    mapped = _mapper().estimate_cycles(function, k.target) / k.target.clock * 1e6
+        return str(_import_polyhedral_mapper().explain_gpu(function, k.options, k.target))
+    mapped = _import_polyhedral_mapper().estimate_cycles(function, k.target) / k.target.clock * 1e6
     return f"without tensor cores: {mapped:.1f} us\n{_tile_lowering().explain_divided(divided, k.target)}"
 
 

@@ -73,7 +73,7 @@ def compile_range(problem: RangeProblem, text: str, options: CpuOptions, target:
     sizes = choose_block_sizes(problem.make, problem.axes, options, problem.typical)
     context = PassContext(options, target, problem.row.name)
     block = problem.make(tuple(axis[0].rows for axis in sizes))
-    joined = _join(problem, sizes, text, context)
+    joined = _build_range_module(problem, sizes, text, context)
     lowered = perf_counter()
     results, seconds, _ = cpu_passes.run_passes(cpu_passes.PASSES[-3:], block, text, context, {"join": joined})
     compiled = CompiledRangeKernel(
@@ -85,7 +85,9 @@ def compile_range(problem: RangeProblem, text: str, options: CpuOptions, target:
     return compiled
 
 
-def _join(problem: RangeProblem, sizes: tuple[tuple[BlockSize, ...], ...], text: str, context: PassContext) -> Module:
+def _build_range_module(
+    problem: RangeProblem, sizes: tuple[tuple[BlockSize, ...], ...], text: str, context: PassContext
+) -> Module:
     """The module of all blocks of all stages."""
     variants = list(product(*((size.rows for size in axis) for axis in sizes)))
     blocks = {v: problem.make(v) for v in variants}
@@ -183,7 +185,7 @@ class _Composer:
 
         if not stage.has_rows:
             return compose_block(self.sizes[level][0].rows)
-        blocks = [_block(size, compose_block(size.rows), stage) for size in self.sizes[level]]
+        blocks = [_make_row_block(size, compose_block(size.rows), stage) for size in self.sizes[level]]
         return tuple(blocks)
 
     def _lower_leaf(self, variant: tuple[int, ...], bound: BoundFunction) -> Module:
@@ -277,21 +279,21 @@ class _Composer:
         return found
 
 
-def _block(size: BlockSize, module: Module, stage: RowStage) -> RowBlock:
+def _make_row_block(size: BlockSize, module: Module, stage: RowStage) -> RowBlock:
     return RowBlock(size.rows, module, size.grain, 0 if stage.updates else size.overlap_from, stage.sums)
 
 
 def rebuild_module(kernel: CompiledRangeKernel) -> Module:
     """The module of a kernel, made again."""
     problem = RangeProblem(kernel.axes, kernel.bound, kernel.make, kernel.strides)
-    return _join(problem, kernel.sizes, kernel.text, kernel.context)
+    return _build_range_module(problem, kernel.sizes, kernel.text, kernel.context)
 
 
 def _with_original_names(kernel: CompiledRangeKernel) -> Module:
     return cpu_passes.with_original_names(rebuild_module(kernel), kernel.make((1,) * len(kernel.axes)))
 
 
-def _schedules(kernel: CompiledRangeKernel) -> str:
+def _format_schedules(kernel: CompiledRangeKernel) -> str:
     parts = []
     for variant in product(*((size.rows for size in axis) for axis in kernel.sizes)):
         exact = replace(kernel, bound=kernel.make(variant))
@@ -303,7 +305,7 @@ def _schedules(kernel: CompiledRangeKernel) -> str:
 KINDS: dict[str, Callable[[CompiledRangeKernel], str]] = {
     "tc": lambda k: k.text,
     "ranges": lambda k: f"for one row:\n{format_ranges(k.bound)}",
-    "schedule": _schedules,
+    "schedule": _format_schedules,
     "loops": lambda k: format_program(_with_original_names(k)),
     "c": lambda k: c_printer.emit_c(_with_original_names(k), header=k.text),
     "llvm": lambda k: k.rerun_until("emit"),

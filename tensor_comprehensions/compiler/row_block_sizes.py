@@ -80,14 +80,16 @@ def _choose_axis(
         counts = SHARED_INNER_ROWS if is_one_of_several else alone
     else:
         least = -(-BLOCK_OPS // ops)
-        counts = tuple(n for n in INNER_ROWS if n <= least * STEP) if _is_inner(rows) else _powers(least)
+        counts = tuple(n for n in INNER_ROWS if n <= least * STEP) if _is_inner(rows) else _list_block_row_counts(least)
         counts = tuple(n for n in counts if n <= MOST_INNER_ROWS) if is_one_of_several else counts
     overlaps = OVERLAP_FROM if counts == SHARED_OPERAND_ROWS else OVERLAP_INNER_FROM
     counts = tuple(n for n in counts if not typical or n <= typical)
     again = (shares or _is_inner(rows)) and all(t.role is not Role.INOUT for t in row.tensors)  # rows computed twice
     sums = any(_is_sum(s, rows) for s in row.statements)
     shared = SUMMED_SHARED_OPS if sums else SHARED_OPS
-    return tuple(BlockSize(n, _grain(n * ops, shared, options), overlaps.get(n, 0) if again else 0) for n in counts)
+    return tuple(
+        BlockSize(n, _choose_grain(n * ops, shared, options), overlaps.get(n, 0) if again else 0) for n in counts
+    )
 
 
 def _is_inner(rows: Rows) -> bool:
@@ -95,7 +97,7 @@ def _is_inner(rows: Rows) -> bool:
     return any(place for _, place in rows.places)
 
 
-def _powers(least: int) -> tuple[int, ...]:
+def _list_block_row_counts(least: int) -> tuple[int, ...]:
     """Powers of `STEP` down to 1, the first of which is the least that is `least` or more."""
     counts = [1]
     while counts[0] < least:
@@ -103,7 +105,7 @@ def _powers(least: int) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def _grain(ops: int, shared_ops: int, options: CpuOptions) -> int:
+def _choose_grain(ops: int, shared_ops: int, options: CpuOptions) -> int:
     if not options.grain_size:
         return NEVER
     return 0 if ops >= shared_ops else max(1, options.grain_size // ops)
@@ -118,10 +120,10 @@ def _multiplies_shared_operand(s: BoundStatement, rows: Rows) -> bool:
     reduced = {i.name for i in s.reduction_indices if i.extent > 1}
     free = {i.name: i.extent for i in s.free if i.extent > 1}
     accesses = [e for e in walk_expr(s.value) if isinstance(e, Access)]
-    if not any(a.tensor in rows.tensors and _indices(a) & reduced for a in accesses):
+    if not any(a.tensor in rows.tensors and _collect_subscript_indices(a) & reduced for a in accesses):
         return False
     for a in accesses:
-        used = _indices(a)
+        used = _collect_subscript_indices(a)
         if a.tensor not in rows.tensors and used & reduced and used & free.keys():
             return prod(n for name, n in free.items() if name not in used) < ENOUGH_REUSE
     return False
@@ -137,11 +139,15 @@ def _adds_products(s: BoundStatement, rows: Rows) -> bool:
     if s.target in rows.tensors:
         return False
     free = {i.name for i in s.free if i.extent > 1}
-    own = [_indices(e) & free for e in walk_expr(s.value) if isinstance(e, Access) and e.tensor in rows.tensors]
+    own = [
+        _collect_subscript_indices(e) & free
+        for e in walk_expr(s.value)
+        if isinstance(e, Access) and e.tensor in rows.tensors
+    ]
     return any(a - b and b - a for a in own for b in own)
 
 
-def _indices(a: Access) -> set[str]:
+def _collect_subscript_indices(a: Access) -> set[str]:
     """The indices in the subscripts of an access; empty if data decides."""
     parts = [e for x in a.subscripts for e in walk_expr(x)]
     return set() if any(isinstance(e, Access) for e in parts) else {e.name for e in parts if isinstance(e, Index)}

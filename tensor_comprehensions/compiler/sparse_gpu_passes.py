@@ -86,7 +86,7 @@ class CompiledSparseGpuKernel:
     @property
     def header(self) -> str:
         """The opening comment of a text."""
-        return "\n".join(("", _text(self).strip("\n"), "", f"target: {self.target.name}"))
+        return "\n".join(("", _format_def(self).strip("\n"), "", f"target: {self.target.name}"))
 
     @staticmethod
     def source_kinds() -> Mapping[str, Callable[[CompiledSparseGpuKernel], str]]:
@@ -115,12 +115,12 @@ def _explain(kernel: CompiledSparseGpuKernel) -> str:
     return "\n".join(lines)
 
 
-def _text(kernel: CompiledSparseGpuKernel) -> str:
+def _format_def(kernel: CompiledSparseGpuKernel) -> str:
     return text_with_formats(kernel.program.problem.function)
 
 
 SPARSE_GPU_KINDS: Mapping[str, Callable[[CompiledSparseGpuKernel], str]] = {
-    "tc": _text,
+    "tc": _format_def,
     "schedule": _explain,
     "loops": lambda kernel: format_program(kernel.module),
     "cuda": lambda kernel: cuda_printer.emit_cuda(kernel.module, header=kernel.header).source,

@@ -98,7 +98,7 @@ def _each_phase(text: Callable[[CompiledSparseKernel, Module], str]) -> Callable
     return lambda kernel: "\n".join(text(kernel, module) for module in kernel.phases)
 
 
-def _llvm(kernel: CompiledSparseKernel, module: Module) -> str:
+def _emit_llvm_ir(kernel: CompiledSparseKernel, module: Module) -> str:
     return llvm_printer.emit_llvm(module, kernel.target, host_symbols.vector_functions())
 
 
@@ -107,8 +107,8 @@ SPARSE_KINDS: Mapping[str, Callable[[CompiledSparseKernel], str]] = {
     "schedule": lambda kernel: explain(kernel.program),
     "loops": _each_phase(lambda _, module: format_program(module)),
     "c": _each_phase(lambda _, module: c_printer.emit_c(module)),
-    "llvm": _each_phase(_llvm),
-    "asm": _each_phase(lambda kernel, module: object_code.host_assembly(_llvm(kernel, module), kernel.target)),
+    "llvm": _each_phase(_emit_llvm_ir),
+    "asm": _each_phase(lambda kernel, module: object_code.host_assembly(_emit_llvm_ir(kernel, module), kernel.target)),
 }
 """The printers of `source`."""
 

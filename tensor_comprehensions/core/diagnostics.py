@@ -99,21 +99,23 @@ def tree_to_svg(text: str) -> str:
     The same text gives the same bytes.
     """
     rows = [(len(line) - len(line.lstrip()), line.strip()) for line in text.splitlines() if line.strip()]
-    places = [(_MARGIN + depth * _STEP, _MARGIN + row * _ROW) for row, depth in enumerate(_depths(rows))]
+    places = [(_MARGIN + depth * _STEP, _MARGIN + row * _ROW) for row, depth in enumerate(_compute_tree_depths(rows))]
     widths = [16 + _CHARACTER * len(label) for _, label in rows]
     width = _MARGIN + max((x + w for (x, _), w in zip(places, widths, strict=True)), default=0)
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{2 * _MARGIN + _ROW * len(rows)}" '
         'font-family="monospace" font-size="12">'
     ]
-    lines += _edges(places)
+    lines += _render_edges(places)
     for (x, y), w, (_, label) in zip(places, widths, rows, strict=True):
-        lines.append(f'<rect x="{x}" y="{y}" width="{w:.0f}" height="20" rx="4" fill="{_color(label)}" stroke="#888"/>')
+        lines.append(
+            f'<rect x="{x}" y="{y}" width="{w:.0f}" height="20" rx="4" fill="{_choose_color(label)}" stroke="#888"/>'
+        )
         lines.append(f'<text x="{x + 8}" y="{y + 14}" xml:space="preserve">{escape(label)}</text>')
     return "\n".join([*lines, "</svg>", ""])
 
 
-def _depths(rows: list[tuple[int, str]]) -> Iterator[int]:
+def _compute_tree_depths(rows: list[tuple[int, str]]) -> Iterator[int]:
     open_indents: list[int] = []
     for indent, _ in rows:
         while open_indents and open_indents[-1] >= indent:
@@ -122,7 +124,7 @@ def _depths(rows: list[tuple[int, str]]) -> Iterator[int]:
         open_indents.append(indent)
 
 
-def _edges(places: list[tuple[int, int]]) -> Iterator[str]:
+def _render_edges(places: list[tuple[int, int]]) -> Iterator[str]:
     for row, (x, y) in enumerate(places):
         parent = next((p for p in reversed(places[:row]) if p[0] < x), None)
         if parent is not None:
@@ -130,5 +132,5 @@ def _edges(places: list[tuple[int, int]]) -> Iterator[str]:
             yield f'<path d="M{left} {parent[1] + 20} V{y + 10} H{x}" fill="none" stroke="#888"/>'
 
 
-def _color(label: str) -> str:
+def _choose_color(label: str) -> str:
     return next((color for word, color in _COLOURS if word in label.lower()), "#ffffff")

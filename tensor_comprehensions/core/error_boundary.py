@@ -74,13 +74,13 @@ _HIDDEN = (_OURS, "torch")
 """The packages whose frames are hidden if this package called them."""
 
 
-def _package(traceback: TracebackType) -> str:
+def _get_package_name(traceback: TracebackType) -> str:
     return str(traceback.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 def _is_raised_in_package(traceback: TracebackType | None) -> bool:
     """Whether a frame of this package caught an exception with this traceback first, so that no one else holds it."""
-    return traceback is None or _package(traceback) == _OURS
+    return traceback is None or _get_package_name(traceback) == _OURS
 
 
 def _strip_package_frames(traceback: TracebackType | None) -> TracebackType | None:
@@ -88,7 +88,7 @@ def _strip_package_frames(traceback: TracebackType | None) -> TracebackType | No
     kept: list[TracebackType] = []
     inside = False
     while traceback is not None:
-        package = _package(traceback)
+        package = _get_package_name(traceback)
         inside = inside or package == _OURS
         if not (inside and package in _HIDDEN):
             kept.append(traceback)

@@ -22,7 +22,7 @@ class deferred_interrupts:
             before = signal.getsignal(signal.SIGINT)
             if callable(before):
                 self._before = before
-                signal.signal(signal.SIGINT, _handler(weakref.ref(self), before))
+                signal.signal(signal.SIGINT, _make_interrupt_handler(weakref.ref(self), before))
 
     def __exit__(self, *_: object) -> None:
         if self._before is not None:
@@ -31,7 +31,7 @@ class deferred_interrupts:
                 self._before(signal.SIGINT, self._came[0])
 
 
-def _handler(block: weakref.ref[deferred_interrupts], before: Any) -> Any:
+def _make_interrupt_handler(block: weakref.ref[deferred_interrupts], before: Any) -> Any:
     """Notes the interrupt in `block`; gives way to `before` where a lack of memory has ended the block half way."""
 
     def note(number: int, frame: FrameType | None) -> None:

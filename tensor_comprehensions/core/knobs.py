@@ -131,7 +131,7 @@ class Knobs:
             variable = f.metadata["variable"]
             if variable in environment:
                 value = _parse(variable, environment[variable], type(f.default), f.metadata.get("choices", ()))
-                values[f.name] = _absolute(value) if f.metadata.get("path") else value
+                values[f.name] = _make_path_absolute(value) if f.metadata.get("path") else value
         return cls(**values)
 
 
@@ -153,7 +153,7 @@ def _parse(variable: str, text: str, kind: type, choices: tuple[str, ...]) -> An
     return text
 
 
-def _absolute(path: str) -> str:
+def _make_path_absolute(path: str) -> str:
     """The absolute form of a path, which no change of the working directory affects; "" and invalid paths unchanged."""
     try:
         return os.path.abspath(os.path.expanduser(path)) if path else ""

@@ -26,7 +26,7 @@ class MathFunction:
     evaluate: Callable[..., Any]
 
 
-def _elementwise(scalar: Callable[..., float]) -> Callable[..., Any]:
+def _make_elementwise_function(scalar: Callable[..., float]) -> Callable[..., Any]:
     vectorized = np.vectorize(scalar, otypes=[np.float64])
     return lambda *xs: vectorized(*xs).astype(np.asarray(xs[0]).dtype)
 
@@ -104,7 +104,7 @@ def _exact_fma(x: float, y: float, z: float) -> float:
         return math.inf if above > 0 else -math.inf
 
 
-_fma_float64 = _elementwise(_exact_fma)
+_fma_float64 = _make_elementwise_function(_exact_fma)
 
 
 _TABLE: tuple[tuple[str, int, Callable[..., Any]], ...] = (
@@ -115,12 +115,12 @@ _TABLE: tuple[tuple[str, int, Callable[..., Any]], ...] = (
     ("asin", 1, np.arcsin), ("acos", 1, np.arccos), ("atan", 1, np.arctan),
     ("sinh", 1, np.sinh), ("cosh", 1, np.cosh), ("tanh", 1, np.tanh),
     ("asinh", 1, np.arcsinh), ("acosh", 1, np.arccosh), ("atanh", 1, np.arctanh),
-    ("erf", 1, _elementwise(math.erf)), ("erfc", 1, _elementwise(math.erfc)),
-    ("lgamma", 1, _elementwise(_lgamma)), ("tgamma", 1, _elementwise(_tgamma)),
+    ("erf", 1, _make_elementwise_function(math.erf)), ("erfc", 1, _make_elementwise_function(math.erfc)),
+    ("lgamma", 1, _make_elementwise_function(_lgamma)), ("tgamma", 1, _make_elementwise_function(_tgamma)),
     ("floor", 1, np.floor), ("ceil", 1, np.ceil), ("trunc", 1, np.trunc), ("round", 1, _round), ("rint", 1, np.rint),
     ("nearbyint", 1, np.rint), ("fabs", 1, np.abs), ("logb", 1, _logb),
     ("pow", 2, np.power), ("atan2", 2, np.arctan2), ("fmod", 2, np.fmod),
-    ("remainder", 2, _elementwise(_remainder)), ("hypot", 2, np.hypot), ("nextafter", 2, np.nextafter),
+    ("remainder", 2, _make_elementwise_function(_remainder)), ("hypot", 2, np.hypot), ("nextafter", 2, np.nextafter),
     ("fmin", 2, np.fmin), ("fmax", 2, np.fmax), ("copysign", 2, np.copysign),
     ("fdim", 2, _fdim),
     ("fma", 3, _fma), (TF32, 1, round_to_tf32),

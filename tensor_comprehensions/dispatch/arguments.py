@@ -104,7 +104,7 @@ def _from_torch(expected: ParameterSpec, x: Tensor) -> Tensor:
         )
     if x.is_nested or x.layout is not torch.strided:
         dense = "x.to_padded_tensor(0.0)" if x.is_nested else "x.to_dense()"
-        raise expected.error(f"is not dense: its layout is {_layout(x)}", suggestion=f"pass {dense}")
+        raise expected.error(f"is not dense: its layout is {_get_layout_name(x)}", suggestion=f"pass {dense}")
     if x.is_meta:
         raise expected.error(
             "is on the device meta and has no values",
@@ -283,7 +283,7 @@ def _wrong_type(expected: ParameterSpec, found: str, convertible: bool) -> Argum
     return expected.error(f"has elements of type {found}", found=found, suggestion=suggestion)
 
 
-def _layout(x: Tensor) -> str:
+def _get_layout_name(x: Tensor) -> str:
     return "nested" if x.is_nested else str(x.layout).removeprefix("torch.").lstrip("_")
 
 

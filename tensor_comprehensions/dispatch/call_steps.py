@@ -169,13 +169,13 @@ def shapes_from_values(
     check_names(interface, values, initial)
     given = list(zip(interface.function.parameters, interface.parameters, values, strict=True))
     return ArgumentShapes(
-        tuple(_shape(p, value) for _, p, value in given),
-        tuple(_shape(p, initial[p.name]) for p in interface.initial),
+        tuple(_extract_shape(p, value) for _, p, value in given),
+        tuple(_extract_shape(p, initial[p.name]) for p in interface.initial),
         tuple((p.name, int(to_tensor(p, value).item())) for symbol, p, value in given if symbol.is_compile_time),
     )
 
 
-def _shape(expected: ParameterSpec, value: object) -> Shape:
+def _extract_shape(expected: ParameterSpec, value: object) -> Shape:
     if isinstance(value, Tensor | np.ndarray):
         shape: Sequence[object] = tuple(value.shape)
     elif not expected.dims and isinstance(value, bool | int | float | np.generic):
@@ -205,23 +205,23 @@ def bind_sizes(interface: CallSignature, sizes: ArgumentShapes) -> BoundFunction
 
     Raises ArgumentError if two dimensions with one size differ, RangeError where no index range fits.
     """
-    binding = _match(interface, sizes)
+    binding = _match_argument_shapes(interface, sizes)
     return bind(interface.function, binding.sizes, binding.scalars)
 
 
 def sizes_of(interface: CallSignature, sizes: ArgumentShapes) -> dict[str, int]:
     """The values of size names, and of scalars that are part of the kernel. Raises as `bind_sizes`."""
-    binding = _match(interface, sizes)
+    binding = _match_argument_shapes(interface, sizes)
     return {**binding.sizes, **binding.scalars}
 
 
-def _match(interface: CallSignature, sizes: ArgumentShapes) -> Binding:
-    types = [_type(p, shape) for p, shape in zip(interface.parameters, sizes.inputs, strict=True)]
-    initial = {p.name: _type(p, shape) for p, shape in zip(interface.initial, sizes.initial, strict=True)}
+def _match_argument_shapes(interface: CallSignature, sizes: ArgumentShapes) -> Binding:
+    types = [_make_tensor_type(p, shape) for p, shape in zip(interface.parameters, sizes.inputs, strict=True)]
+    initial = {p.name: _make_tensor_type(p, shape) for p, shape in zip(interface.initial, sizes.initial, strict=True)}
     return match_arguments(interface.function, types, initial, dict(sizes.scalars))
 
 
-def _type(expected: ParameterSpec, shape: Shape) -> TensorType:
+def _make_tensor_type(expected: ParameterSpec, shape: Shape) -> TensorType:
     return TensorType(expected.dtype, shape, contiguous_strides(shape))
 
 
@@ -268,7 +268,7 @@ def check_out(bound: BoundFunction, arguments: Arguments, out: object) -> tuple[
     parameters = [t.name for t in bound.tensors if t.role is Role.INPUT]
     others = [(f"'{name}'", x) for name, x in zip(parameters, arguments.inputs, strict=True)]
     targets = dict(zip(bound.returns, tensors, strict=True))
-    for name, x in zip(_inout(bound), arguments.initial, strict=True):
+    for name, x in zip(_list_inout_tensors(bound), arguments.initial, strict=True):
         if not is_same_storage(x, targets[name]):
             others.append((f"the initial value of '{name}'", x))
     check_no_alias(bound.name, targets.items(), others)
@@ -280,14 +280,14 @@ def is_same_storage(x: Tensor, y: Tensor) -> bool:
     return x.data_ptr() == y.data_ptr() and x.shape == y.shape and canonical_strides(x) == canonical_strides(y)
 
 
-def _inout(bound: BoundFunction) -> list[str]:
+def _list_inout_tensors(bound: BoundFunction) -> list[str]:
     return [t.name for t in bound.tensors if t.role is Role.INOUT]
 
 
 def copy_initial_values(bound: BoundFunction, arguments: Arguments, outputs: Sequence[Tensor]) -> None:
     """Copy the initial values of in/out outputs to where they will be updated."""
     targets = dict(zip(bound.returns, outputs, strict=True))
-    for name, x in zip(_inout(bound), arguments.initial, strict=True):
+    for name, x in zip(_list_inout_tensors(bound), arguments.initial, strict=True):
         if not is_same_storage(x, targets[name]):
             copy_tensor(x, targets[name])
 
@@ -361,7 +361,7 @@ def check_runs_here(op: str, target: CpuTarget) -> None:
 
 def evaluate_reference(bound: BoundFunction, arguments: Arguments) -> tuple[Tensor, ...]:
     """The outputs by the reference evaluator, as fresh tensors."""
-    names = [t.name for t in bound.tensors if t.role is Role.INPUT] + _inout(bound)
+    names = [t.name for t in bound.tensors if t.role is Role.INPUT] + _list_inout_tensors(bound)
     arrays = {name: _to_array(x) for name, x in zip(names, (*arguments.inputs, *arguments.initial), strict=True)}
     values = reference.evaluate_def(bound, arrays)
     return tuple(_to_torch(values[name], bound.tensor(name).dtype) for name in bound.returns)

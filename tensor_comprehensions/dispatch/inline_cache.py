@@ -163,7 +163,7 @@ class InlineCache:
     def _cell(self, out: bool) -> CallCache:
         if out not in self._cells:
             taken = self._interface.function.parameters
-            kinds = [_kind(p.dtype, p.is_compile_time, bool(p.rank)) for p in taken]
+            kinds = [_get_parameter_kind(p.dtype, p.is_compile_time, bool(p.rank)) for p in taken]
             kinds += [call_cache.TENSOR] * (len(self._initial) + out * len(self._sources))
             self._cells[out] = CallCache(kinds, 0 if out else len(self._sources))
         return self._cells[out]
@@ -174,12 +174,12 @@ class InlineCache:
         """The lane of a call; None if machine code cannot start an output with its initial value."""
         bound, values = compiled.bound, iter(special)
         inputs = [t for t in bound.tensors if t.role is Role.INPUT]
-        given = [_operand(t, x) for t, x in zip(inputs, arguments.inputs, strict=True)]
+        given = [_make_operand_spec(t, x) for t, x in zip(inputs, arguments.inputs, strict=True)]
         first = [
-            _operand(bound.tensor(n), x) if out else _output_spec(bound, n)
+            _make_operand_spec(bound.tensor(n), x) if out else _output_spec(bound, n)
             for n, x in zip(self._initial, arguments.initial, strict=True)
         ]
-        to = [_operand(bound.tensor(n), x) for n, x in zip(bound.returns, out, strict=False)]
+        to = [_make_operand_spec(bound.tensor(n), x) for n, x in zip(bound.returns, out, strict=False)]
         guards: list[TensorGuard | int] = [
             next(values) if n in self._special else _guard_of_operand(o) for n, o in enumerate(given)
         ]
@@ -211,17 +211,17 @@ class InlineCache:
         """Add a lane in Python, for systems without machine code for calls."""
         bound = compiled.bound
         taken = [t for t in bound.tensors if t.role is Role.INPUT] + [bound.tensor(r) for r in bound.returns if out]
-        accepted = [_operand(t, x) for t, x in zip(taken, tensors, strict=True)]
+        accepted = [_make_operand_spec(t, x) for t, x in zip(taken, tensors, strict=True)]
         if len(self._plain) >= LIMIT:
             self._plain.clear()
         made = [] if out else [_output_spec(bound, r) for r in bound.returns]
-        self._plain[out, _layout(tensors)] = launcher_for(compiled, accepted, made)
+        self._plain[out, _make_layout_key(tensors)] = launcher_for(compiled, accepted, made)
         self._functions[out] = partial(self._call_python_lane, out)
 
     def _call_python_lane(self, out: bool, *tensors: Any) -> Any:
         """As the function of a cell."""
         try:
-            found = self._plain.get((out, _layout(tensors)))
+            found = self._plain.get((out, _make_layout_key(tensors)))
         except (AttributeError, RuntimeError, TypeError):  # not all of these are dense tensors
             return NotImplemented
         if found is None or not is_plain_call(tensors) or not all(map(is_plain_cpu_tensor, tensors)):
@@ -252,11 +252,11 @@ def _python_types(dtype: DType) -> tuple[type, ...]:
     return (bool,) if dtype.is_bool else (int,) if dtype.is_integer else (float, int)
 
 
-def _layout(tensors: Sequence[Any]) -> Hashable:
+def _make_layout_key(tensors: Sequence[Any]) -> Hashable:
     return tuple([(x.dtype, x.shape, x.stride()) for x in tensors])
 
 
-def _operand(t: BoundTensor, x: Tensor) -> OperandSpec:
+def _make_operand_spec(t: BoundTensor, x: Tensor) -> OperandSpec:
     return OperandSpec(t.dtype, tuple(x.shape), tuple(x.stride()))
 
 
@@ -274,7 +274,7 @@ def _guard_of_operand(o: OperandSpec, *, exact: bool = False) -> TensorGuard:
     """The guard of an operand; with exact strides, the description of an output."""
     free = () if exact else range(len(o.sizes)) if 0 in o.sizes else [d for d, n in enumerate(o.sizes) if n == 1]
     return TensorGuard(
-        _number(o.dtype), o.sizes, tuple(launch_ir.ANY if d in free else s for d, s in enumerate(o.strides))
+        _get_dtype_number(o.dtype), o.sizes, tuple(launch_ir.ANY if d in free else s for d, s in enumerate(o.strides))
     )
 
 
@@ -312,27 +312,27 @@ def _row_guard(
                 strides[d] = launch_ir.PACKED
         elif any(e > d for e in dynamic):
             strides[d] = launch_ir.PACKED
-    return TensorGuard(_number(t.dtype), tuple(sizes), tuple(strides))
+    return TensorGuard(_get_dtype_number(t.dtype), tuple(sizes), tuple(strides))
 
 
-def _kind(dtype: DType, specialized: bool, has_dimensions: bool) -> int:
+def _get_parameter_kind(dtype: DType, specialized: bool, has_dimensions: bool) -> int:
     """The kind of a parameter, as the machine code of calls numbers it."""
     if specialized:
         return call_cache.CONSTANT
     return (
         call_cache.TENSOR
         if has_dimensions or dtype not in (FLOAT32, FLOAT64)
-        else call_cache.number_kind(_number(dtype))
+        else call_cache.number_kind(_get_dtype_number(dtype))
     )
 
 
 def dtype_number(dtype: torch.dtype) -> int:
     """torch's number of a type, in its C interface."""
-    return _number(TYPES[dtype])
+    return _get_dtype_number(TYPES[dtype])
 
 
 @cache
-def _number(dtype: DType) -> int:
+def _get_dtype_number(dtype: DType) -> int:
     ask: Callable[[], int] = getattr(host_symbols.torch_library(), f"aoti_torch_dtype_{dtype.name}")
     return ask()
 

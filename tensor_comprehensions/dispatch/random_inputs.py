@@ -41,7 +41,7 @@ def sample_arguments(function: Function, values: Mapping[str, float]) -> tuple[l
     for name in function.scalars:
         if not isinstance(numbers[name], int):
             raise ArgumentError(f"{function.name}: {name} is {numbers[name]!r}", expected="a whole number")
-    sizes = {name: _size(function, name, values) for name in function.sizes}
+    sizes = {name: _find_size_value(function, name, values) for name in function.sizes}
     shapes = output_shapes(function, sizes, {name: int(numbers[name]) for name in function.scalars})
     smallest = min(sizes.values(), default=1)
     generator = torch.Generator().manual_seed(0)
@@ -50,13 +50,13 @@ def sample_arguments(function: Function, values: Mapping[str, float]) -> tuple[l
         if not symbol.rank:
             return numbers.get(symbol.name, 1)
         shape = shapes.get(symbol.name) or [sizes[d] if d in sizes else int(d) for d in declared_dims(symbol)]
-        dense = _random(symbol, shape, smallest, generator)
+        dense = _draw_tensor(symbol, shape, smallest, generator)
         return _make_sparse(dense, symbol.format, generator) if symbol.format and symbol.is_sparse else dense
 
     return [make(p) for p in function.parameters], {p.name: make(p) for p in function.inouts}
 
 
-def _size(function: Function, name: str, values: Mapping[str, float]) -> int:
+def _find_size_value(function: Function, name: str, values: Mapping[str, float]) -> int:
     size = values.get(name)
     if not isinstance(size, int) or isinstance(size, bool) or size < 0:
         raise ArgumentError(
@@ -76,7 +76,7 @@ def _make_sparse(dense: Tensor, format: Format, generator: torch.Generator) -> A
     return as_sparse(torch.where(kept, dense, torch.zeros_like(dense)), format)
 
 
-def _random(symbol: Symbol, shape: Sequence[int], limit: int, generator: torch.Generator) -> Tensor:
+def _draw_tensor(symbol: Symbol, shape: Sequence[int], limit: int, generator: torch.Generator) -> Tensor:
     dtype = TORCH_TYPES[symbol.dtype]
     if symbol.dtype.is_float:
         return (torch.rand(shape, generator=generator, dtype=torch.float64) * 2 - 1).to(dtype)

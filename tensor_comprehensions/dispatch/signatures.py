@@ -16,10 +16,10 @@ def declared_dims(symbol: Symbol) -> tuple[str, ...]:
     """The declared sizes of a tensor as written; `?` where none is declared."""
     if symbol.extents is None:
         return ("?",) * symbol.rank
-    return tuple(_extent(e) for e in symbol.extents)
+    return tuple(_format_extent(e) for e in symbol.extents)
 
 
-def _extent(e: Expr) -> str:
+def _format_extent(e: Expr) -> str:
     match e:
         case Size(name):
             return name
@@ -57,27 +57,27 @@ def format_signature(function: Function) -> str:
 
 def format_docstring(function: Function) -> str:
     """The docstring of an operator: its parameters, results and errors, and the text of the def."""
-    takes = [_argument(p) for p in function.parameters]
+    takes = [_format_argument(p) for p in function.parameters]
     sizes = return_sizes(function)
     initial = [f"{format_declaration(p, sizes[p.name])}: initial value, passed by keyword" for p in function.inouts]
     gives = list(format_returns(function))
     sections = [
         format_signature(function),
-        *_section("Takes", takes),
-        *_section("Takes by keyword", initial),
-        *_section("Gives", gives),
-        *_section("Raises", ["ArgumentError: a tensor has another type, rank, device or size.",
+        *_format_section("Takes", takes),
+        *_format_section("Takes by keyword", initial),
+        *_format_section("Gives", gives),
+        *_format_section("Raises", ["ArgumentError: a tensor has another type, rank, device or size.",
                              "RangeError: a subscript leaves its tensor."]),
         "Defined by:\n" + _indent_lines(function.source.strip("\n").splitlines()),
     ]  # fmt: skip
     return "\n\n".join(sections)
 
 
-def _argument(symbol: Symbol) -> str:
+def _format_argument(symbol: Symbol) -> str:
     return format_declaration(symbol) + (" (its value becomes part of the kernel)" if symbol.is_compile_time else "")
 
 
-def _section(title: str, lines: list[str]) -> list[str]:
+def _format_section(title: str, lines: list[str]) -> list[str]:
     return [f"{title}:\n{_indent_lines(lines)}"] if lines else []
 
 

@@ -65,7 +65,7 @@ def fuse_regions(module: fx.GraphModule, bounds: RegionLimits = ANY) -> fx.Graph
     with falls_back("a graph cannot be taken apart"):
         split_conv_backward(module.graph)
         taken = _translate_regions(module.graph, bounds)
-        _explain(module.graph, taken)
+        _log_fusion_decisions(module.graph, taken)
         return _rewritten(module, taken)
     return module
 
@@ -150,7 +150,7 @@ def flops_share(graph: fx.Graph, taken: Sequence[FusedRegion]) -> float:
     return sum(op_flops(n) for region in taken for n in region.nodes) / total if total else 0.0
 
 
-def _explain(graph: fx.Graph, taken: Sequence[FusedRegion]) -> None:
+def _log_fusion_decisions(graph: fx.Graph, taken: Sequence[FusedRegion]) -> None:
     log = get_logger("graph")
     if not (log.isEnabledFor(DEBUG) or is_recording()):
         return

@@ -382,21 +382,25 @@ MULTI_OUTPUT_OPS[aten.max_pool2d_with_indices.default] = max_pool
 MULTI_OUTPUT_OPS[BACKWARD] = convolution_backward
 
 
-def _taps(node: fx.Node, argument: int) -> int:
+def _count_filter_taps(node: fx.Node, argument: int) -> int:
     return math.prod(node.args[argument].meta["val"].shape[1:])  # type: ignore[union-attr]
 
 
 def _count_flops(node: fx.Node, data: int, results: Sequence[int], turned: bool) -> int:
     """Of a convolution of an argument `data` with the next one; every element of one side meets a window."""
-    return 2 * (math.prod(_shape(node, data)) if turned else math.prod(results)) * _taps(node, data + 1)
+    return (
+        2
+        * (math.prod(_get_argument_shape(node, data)) if turned else math.prod(results))
+        * _count_filter_taps(node, data + 1)
+    )
 
 
 FLOPS[CONVOLUTION] = lambda node: _count_flops(node, 0, node.meta["val"].shape, bool(node.args[6]))
 FLOPS[BACKWARD] = lambda node: (
-    _count_flops(node, 1, _shape(node, 0), bool(node.args[7])) * sum(map(bool, node.args[-1][:2]))  # type: ignore[index,arg-type]
+    _count_flops(node, 1, _get_argument_shape(node, 0), bool(node.args[7])) * sum(map(bool, node.args[-1][:2]))  # type: ignore[index,arg-type]
 )
 
 
-def _shape(node: fx.Node, argument: int) -> torch.Size:
+def _get_argument_shape(node: fx.Node, argument: int) -> torch.Size:
     found: torch.Size = node.args[argument].meta["val"].shape  # type: ignore[union-attr]
     return found

@@ -146,14 +146,14 @@ def _find(node: fx.Node) -> Decomposition | None:
         _table.update(decomposition_table())
     if node.target not in _table:
         return None
-    return _decompositions.get(_key(node), lambda: _trace(node))
+    return _decompositions.get(_make_decomposition_key(node), lambda: _trace(node))
 
 
-def _key(node: fx.Node) -> str:
+def _make_decomposition_key(node: fx.Node) -> str:
     """The facts that the decomposition of `node` depends on, as a text."""
     numbers = {n: k for k, n in enumerate(node.all_input_nodes)}
     arguments = fx.node.map_arg((node.args, node.kwargs), lambda n: _Operand(numbers[n]))  # type: ignore[arg-type,return-value]
-    tensors = [(tuple(x.shape), x.stride(), x.dtype) for x in map(_tensor, numbers)]
+    tensors = [(tuple(x.shape), x.stride(), x.dtype) for x in map(_get_fake_tensor, numbers)]
     return f"{node.target} {arguments!r} {tensors} {used_results(node)} {torch.get_default_dtype()}"
 
 
@@ -162,7 +162,7 @@ class _Operand:
     number: int
 
 
-def _tensor(node: fx.Node) -> Tensor:
+def _get_fake_tensor(node: fx.Node) -> Tensor:
     value: Tensor = node.meta["val"]
     return value
 
@@ -177,7 +177,10 @@ def _trace(node: fx.Node) -> Decomposition | None:
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
     with unset_fake_temporarily(), FakeTensorMode(), torch.no_grad(), torch._C._DisableAutocast():
-        tensors = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cpu") for x in map(_tensor, sources)]
+        tensors = [
+            torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cpu")
+            for x in map(_get_fake_tensor, sources)
+        ]
         try:
             graph = make_fx(call, _table, tracing_mode="real")(*tensors).graph
         except Exception as refusal:  # a decomposition of torch that does not take these arguments

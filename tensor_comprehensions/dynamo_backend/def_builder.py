@@ -44,32 +44,44 @@ class DefBuilder:
         def element_text(i: Texts) -> str:
             rest = iter(i)
             subscripts = [next(rest) if n != 1 else "0" for n in shape]
-            return cast_text(_read(name, subscripts), dtype, compute_dtype(dtype))
+            return cast_text(_format_access(name, subscripts), dtype, compute_dtype(dtype))
 
         return of_shape(shape, element_text, dtype, access=True)
 
     def materialize(self, x: Value) -> Value:
         """`x` in a tensor."""
-        return x if x.tensor else self._add_statement(x, _names(x), "=", x.at(_names(x)), _ranges(_names(x), x.loops))
+        return (
+            x
+            if x.tensor
+            else self._add_statement(
+                x,
+                _make_index_names(x),
+                "=",
+                x.at(_make_index_names(x)),
+                _format_index_ranges(_make_index_names(x), x.loops),
+            )
+        )
 
     def add_output(self, x: Value) -> None:
         """Make `x` an output, in the order of calls, rounded to its type."""
         if compute_dtype(x.dtype) != x.dtype or not x.tensor or x.tensor in self._returns:
-            text = cast_text(x.at(_names(x)), compute_dtype(x.dtype), x.dtype)
-            x = self._add_statement(x, _names(x), "=", text, _ranges(_names(x), x.loops))
+            text = cast_text(x.at(_make_index_names(x)), compute_dtype(x.dtype), x.dtype)
+            x = self._add_statement(
+                x, _make_index_names(x), "=", text, _format_index_ranges(_make_index_names(x), x.loops)
+            )
         self._returns.append(x.tensor)
 
     def add_reduction(self, x: Value, dimensions: Sequence[int], op: str) -> Value:
         """`x` combined by `op` over `dimensions`, which stay with one element each."""
         order = [d for d in range(len(x.groups)) if d not in dimensions]
         turned = permute_value(x, [*order, *dimensions])
-        names = _names(turned)
+        names = _make_index_names(turned)
         groups = tuple(() if d in dimensions else g for d, g in enumerate(x.groups))
         result = replace(x, groups=groups)
         if not any(x.groups[d] for d in dimensions):
             return replace(x, groups=groups)
         kept = names[: len(result.loops)]
-        return self._add_statement(result, kept, f"{op}=!", turned.at(names), _ranges(names, turned.loops))
+        return self._add_statement(result, kept, f"{op}=!", turned.at(names), _format_index_ranges(names, turned.loops))
 
     def add_contraction(self, a: Value, b: Value, equation: str) -> Value:
         """The sum of products of two values that `equation` describes: `"bmk,bkn->bmn"`."""
@@ -79,7 +91,7 @@ class DefBuilder:
         loops = {c: g for letters, x in ((left, a), (right, b)) for c, g in zip(letters, x.groups, strict=True)}
         names = {c: [f"{c}{k}" for k in range(len(g))] for c, g in loops.items()}
         term = f"{a.at(_declare_names(names, left))} * {b.at(_declare_names(names, right))}"
-        ranges = [r for c in sorted(loops) for r in _ranges(names[c], loops[c])]
+        ranges = [r for c in sorted(loops) for r in _format_index_ranges(names[c], loops[c])]
         return self.add_sum(
             Value(tuple(loops[c] for c in out), a.at, a.dtype), _declare_names(names, out), term, ranges
         )
@@ -92,16 +104,22 @@ class DefBuilder:
 
     def add_scattered(self, x: Value, term: Value, subscripts: Callable[[Texts], Texts]) -> Value:
         """`x`, and at the `subscripts` of each point of `term` its element added."""
-        made = self._add_statement(x, _names(x), "=", x.at(_names(x)), _ranges(_names(x), x.loops))
-        names = _names(term)
-        ranges = ", ".join(_ranges(names, term.loops))
-        self._statements.append(f"{_read(made.tensor, subscripts(names))} += {term.at(names)} where {ranges}")
+        made = self._add_statement(
+            x,
+            _make_index_names(x),
+            "=",
+            x.at(_make_index_names(x)),
+            _format_index_ranges(_make_index_names(x), x.loops),
+        )
+        names = _make_index_names(term)
+        ranges = ", ".join(_format_index_ranges(names, term.loops))
+        self._statements.append(f"{_format_access(made.tensor, subscripts(names))} += {term.at(names)} where {ranges}")
         return made
 
     def is_deep(self, x: Value) -> bool:
         """Whether the formula of `x` is nested so deep that it should be stored in a tensor."""
         depth = deepest = 0
-        for sign in x.at(_names(x)):
+        for sign in x.at(_make_index_names(x)):
             depth += (sign == "(") - (sign == ")")
             deepest = max(depth, deepest)
         return deepest > DEEPEST
@@ -112,8 +130,8 @@ class DefBuilder:
         text, ranges = _without_repeats(like, names, operator, text, ranges)
         tensor = f"t{len(self._statements)}"
         where = f" where {', '.join(ranges)}" if ranges else ""
-        self._statements.append(f"{_read(tensor, names)} {operator} {text}{where}")
-        return Value(like.groups, lambda i: _read(tensor, i), like.dtype, access=True, tensor=tensor)
+        self._statements.append(f"{_format_access(tensor, names)} {operator} {text}{where}")
+        return Value(like.groups, lambda i: _format_access(tensor, i), like.dtype, access=True, tensor=tensor)
 
 
 def _without_repeats(
@@ -128,15 +146,15 @@ def _without_repeats(
     return text, [r for r in ranges if r not in repeated]
 
 
-def _read(tensor: str, subscripts: Sequence[str]) -> str:
+def _format_access(tensor: str, subscripts: Sequence[str]) -> str:
     return f"{tensor}({', '.join(subscripts)})" if subscripts else tensor
 
 
-def _names(x: Value) -> list[str]:
+def _make_index_names(x: Value) -> list[str]:
     return [f"i{k}" for k in range(len(x.loops))]
 
 
-def _ranges(names: Sequence[str], extents: Sequence[int]) -> list[str]:
+def _format_index_ranges(names: Sequence[str], extents: Sequence[int]) -> list[str]:
     return [f"{name} in 0:{n}" for name, n in zip(names, extents, strict=True)]
 
 

@@ -72,7 +72,7 @@ def reshape_value(x: Value, shape: Sequence[int]) -> Value:
     if pieces is None:
         x = _flatten(x)
         pieces = [[n for n in shape if n != 1]]
-    x = _split(x, pieces)
+    x = _split_loops(x, pieces)
     loops = list(x.loops)
     groups: list[tuple[int, ...]] = []
     for size in shape:
@@ -146,7 +146,7 @@ def _regroup_dimension(x: Value, dimension: int, wanted: tuple[int, ...]) -> Val
         pieces = [list(wanted)]
     before = [[n] for g in x.groups[:dimension] for n in g]
     after = [[n] for g in x.groups[dimension + 1 :] for n in g]
-    split = _split(x, [*before, *pieces, *after])
+    split = _split_loops(x, [*before, *pieces, *after])
     return replace(split, groups=(*x.groups[:dimension], wanted, *x.groups[dimension + 1 :]))
 
 
@@ -164,7 +164,7 @@ def _split_loops_at_shape(loops: Sequence[int], shape: Sequence[int]) -> list[li
     return pieces
 
 
-def _split(x: Value, pieces: Sequence[Sequence[int]]) -> Value:
+def _split_loops(x: Value, pieces: Sequence[Sequence[int]]) -> Value:
     """`x` with each loop except those of one iteration split into several, in a group of its own."""
 
     def element_text(i: Texts) -> str:

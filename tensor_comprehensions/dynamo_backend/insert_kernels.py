@@ -51,7 +51,7 @@ def insert_kernels(
         if node not in number:
             made[node] = graph.node_copy(node, made.__getitem__)
             if node.op in ("get_attr", "call_module"):
-                attributes[str(node.target)] = _attribute(module, str(node.target))
+                attributes[str(node.target)] = _get_nested_attribute(module, str(node.target))
             continue
         region, kernel = kernels[number[node]]
         name = f"region_{number[node]}"
@@ -63,7 +63,7 @@ def insert_kernels(
     return fx.GraphModule(attributes, graph)
 
 
-def _attribute(module: torch.nn.Module, path: str) -> Any:
+def _get_nested_attribute(module: torch.nn.Module, path: str) -> Any:
     value: Any = module
     for name in path.split("."):
         value = getattr(value, name)
@@ -76,13 +76,13 @@ def eager_module(region: FusedRegion) -> fx.GraphModule:
     made = {n: graph.placeholder(f"x{k}") for k, n in enumerate(region.inputs)}
     for n, placeholder in made.items():
         placeholder.meta = {"val": n.meta["val"]}
-    for node in _operations(region):
+    for node in _list_region_nodes(region):
         made[node] = graph.node_copy(node, made.__getitem__)
     graph.output(tuple(made[n] for n in region.outputs))
     return fx.GraphModule({}, graph)
 
 
-def _operations(region: FusedRegion) -> Iterable[fx.Node]:
+def _list_region_nodes(region: FusedRegion) -> Iterable[fx.Node]:
     """The nodes between the inputs and the outputs of `region`, views among them."""
     inputs = frozenset(region.inputs)
     order = topological_order(region.outputs, lambda n: () if n in inputs else n.all_input_nodes)
@@ -93,7 +93,7 @@ def region_key(region: FusedRegion) -> str:
     """A text that is the same for regions with the same def and the same operations on tensors in the same layout."""
     numbers = {n: k for k, n in enumerate(region.inputs)}
     lines = [_layout_text(n.meta["val"]) for n in region.inputs]
-    for node in _operations(region):
+    for node in _list_region_nodes(region):
         arguments = fx.node.map_arg((node.args, node.kwargs), lambda n: f"%{numbers[n]}")
         lines.append(f"{node.target} {arguments}")
         numbers[node] = len(numbers)

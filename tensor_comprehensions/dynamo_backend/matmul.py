@@ -52,10 +52,10 @@ def bmm(c: TranslationContext, a: Value, b: Value) -> Value:
 
 @operation(aten.addmm.default)
 def addmm(c: TranslationContext, bias: Value, a: Value, b: Value, beta: Any = 1, alpha: Any = 1) -> Value:
-    return add_scaled(c, "+", _times(c, bias, beta), _times(c, mm(c, a, b), alpha), 1)
+    return add_scaled(c, "+", _multiply_by_factor(c, bias, beta), _multiply_by_factor(c, mm(c, a, b), alpha), 1)
 
 
-def _times(c: TranslationContext, x: Value, factor: Any) -> Value:
+def _multiply_by_factor(c: TranslationContext, x: Value, factor: Any) -> Value:
     return x if factor == 1 else pointwise(replace(c, shape=x.shape), "({0} * {1})", to_values(c, x, factor))
 
 
@@ -105,7 +105,7 @@ def index_add(c: TranslationContext, x: Value, d: int, words: Value, source: Val
         raise Unsupported("rows that fall apart differently")
     words = words if words.access else c.body.materialize(words)
     place = sum(map(len, x.groups[:d]))
-    term = _times(c, source, alpha)
+    term = _multiply_by_factor(c, source, alpha)
     return c.body.add_scattered(x, term, lambda i: [*i[:place], words.at([i[place]]), *i[place + 1 :]])
 
 
@@ -134,7 +134,7 @@ def index_put(
     if len(given) != 1 or given[0][0] != 0 or not accumulate or c.dtype == BOOL:
         raise Unsupported("not a sum at one index of the first dimension")
     words = given[0][1]
-    term = expand(_in(c, (*words.shape, *x.shape[1:])), values, ())
+    term = expand(_replace_context_shape(c, (*words.shape, *x.shape[1:])), values, ())
     term, words = _align_rows(term, words if words.access else c.body.materialize(words))
     return _add_rows(c, x, words, term, from_end=True)
 
@@ -218,13 +218,15 @@ def attention(
     Both are 0 in rows that a mask excludes altogether, as torch has them.
     """
     k, v = (_repeat_heads(x, q.shape[1]) for x in (k, v))
-    scores = _scores(c, q, k, v, dropout, causal, attn_mask, scale)
+    scores = _make_attention_scores(c, q, k, v, dropout, causal, attn_mask, scale)
     rows = (*scores.shape[:3], 1)
-    greatest = reduce_dims(_in(c, rows), scores, [3], True, "max")
+    greatest = reduce_dims(_replace_context_shape(c, rows), scores, [3], True, "max")
     if attn_mask is not None:
-        greatest = pointwise(_in(c, rows), "({0} == (-inf) ? 0 : {0})", [greatest])
-    powers = c.body.materialize(pointwise(_in(c, scores.shape), "exp({0} - {1})", [scores, greatest]))
-    totals = reduce_dims(_in(c, rows), powers, [3], True, "+")
+        greatest = pointwise(_replace_context_shape(c, rows), "({0} == (-inf) ? 0 : {0})", [greatest])
+    powers = c.body.materialize(
+        pointwise(_replace_context_shape(c, scores.shape), "exp({0} - {1})", [scores, greatest])
+    )
+    totals = reduce_dims(_replace_context_shape(c, rows), powers, [3], True, "+")
 
     def result() -> Value:
         mixed = einsum_value(c, "bhij,bhje->bhie", powers, v)
@@ -233,7 +235,7 @@ def attention(
 
     def logarithms() -> Value:
         logarithm = "({0} + log({1}))" if attn_mask is None else "({1} == 0 ? 0 : {0} + log({1}))"
-        whole = pointwise(_in(c, rows), logarithm, [greatest, totals])
+        whole = pointwise(_replace_context_shape(c, rows), logarithm, [greatest, totals])
         return replace(whole, groups=whole.groups[:3])
 
     return result, logarithms
@@ -247,14 +249,14 @@ def attention_backward(
     """The gradients by queries, keys and values."""
     heads, shared = q.shape[1], k.shape
     k, v = (_repeat_heads(x, heads) for x in (k, v))
-    scores = _scores(c, q, k, v, dropout, causal, attn_mask, scale)
-    inner, rows = _in(c, scores.shape), (*scores.shape[:3], 1)
+    scores = _make_attention_scores(c, q, k, v, dropout, causal, attn_mask, scale)
+    inner, rows = _replace_context_shape(c, scores.shape), (*scores.shape[:3], 1)
     along = replace(logarithms, groups=(*logarithms.groups, ()), tensor="")
     weights = c.body.materialize(pointwise(inner, "exp({0} - {1})", [scores, along]))
-    both = pointwise(_in(c, g.shape), "({0} * {1})", [g, out])
-    delta = reduce_dims(_in(c, rows), both, [3], True, "+")
+    both = pointwise(_replace_context_shape(c, g.shape), "({0} * {1})", [g, out])
+    delta = reduce_dims(_replace_context_shape(c, rows), both, [3], True, "+")
     upstream = einsum_value(inner, "bhie,bhje->bhij", g, v)
-    parts = to_values(inner, weights, upstream, delta, _scale(q, scale))
+    parts = to_values(inner, weights, upstream, delta, _choose_attention_scale(q, scale))
     change = c.body.materialize(pointwise(inner, "({0} * ({1} - {2}) * {3})", parts))
 
     def by_shared(scores: Value, rows: Value) -> Value:
@@ -278,16 +280,16 @@ def _repeat_heads(x: Value, heads: int) -> Value:
     return reshape_value(broadcast_value(apart, (batch, own, heads // own, *rest)), (batch, heads, *rest))
 
 
-def _scores(
+def _make_attention_scores(
     c: TranslationContext, q: Value, k: Value, v: Value, dropout: float, causal: bool, mask: Any, scale: float | None
 ) -> Value:
     """The arguments of the exponentials: products of queries and keys, plus a mask, -inf for later keys."""
     if dropout or k.shape != v.shape or q.shape[:2] != k.shape[:2]:
         raise Unsupported("attention with dropout, or with keys and values of different shapes")
     shape = (*q.shape[:3], k.shape[2])
-    inner = _in(c, shape)
+    inner = _replace_context_shape(c, shape)
     scores = einsum_value(inner, "bhie,bhje->bhij", q, k)
-    scaled = pointwise(inner, "({0} * {1})", to_values(inner, scores, _scale(q, scale)))
+    scaled = pointwise(inner, "({0} * {1})", to_values(inner, scores, _choose_attention_scale(q, scale)))
     if mask is not None:
         scaled = pointwise(inner, "({0} + {1})", to_values(inner, scaled, mask))
     if not causal:
@@ -298,11 +300,11 @@ def _scores(
     return Value(a.groups, lambda i: f"({j.at(i)} <= {r.at(i)} ? {a.at(i)} : (-inf))", c.dtype)
 
 
-def _scale(q: Value, scale: float | None) -> float:
+def _choose_attention_scale(q: Value, scale: float | None) -> float:
     return q.shape[3] ** -0.5 if scale is None else float(scale)
 
 
-def _in(c: TranslationContext, shape: Sequence[int]) -> TranslationContext:
+def _replace_context_shape(c: TranslationContext, shape: Sequence[int]) -> TranslationContext:
     return replace(c, shape=tuple(shape))
 
 

@@ -128,10 +128,10 @@ def pointwise(c: TranslationContext, template: str, operands: Sequence[Value], d
 
 def to_values(c: TranslationContext, *arguments: Any, dtype: DType | None = None) -> list[Value]:
     """Arguments as values; numbers take the type of the operation."""
-    return [x if isinstance(x, Value) else scalar_value(_number(x), dtype or c.dtype) for x in arguments]
+    return [x if isinstance(x, Value) else scalar_value(_check_number(x), dtype or c.dtype) for x in arguments]
 
 
-def _number(x: Any) -> float | int | bool:
+def _check_number(x: Any) -> float | int | bool:
     if not isinstance(x, bool | int | float):
         raise Unsupported(f"{type(x).__name__} is no number")
     return x
@@ -142,7 +142,7 @@ def _register_tables() -> None:
         TABLE[target] = _make_operation(template, target in LOGICAL)
     for name, sign in COMPARISONS.items():
         packet = getattr(aten, name)
-        TABLE[packet.Tensor] = TABLE[packet.Scalar] = _comparison(sign)
+        TABLE[packet.Tensor] = TABLE[packet.Scalar] = _make_comparison(sign)
 
 
 def _make_operation(template: str, logical: bool) -> Operation:
@@ -156,7 +156,7 @@ def _make_operation(template: str, logical: bool) -> Operation:
     return make
 
 
-def _comparison(sign: str) -> Operation:
+def _make_comparison(sign: str) -> Operation:
     def make(c: TranslationContext, x: Value, y: Any) -> Value:
         kind = common_dtype(x, y)
         wide = FLOAT32 if compute_dtype(kind) == FLOAT32 else kind  # of 16 bits, numbers are rounded before, too
@@ -168,10 +168,14 @@ def _comparison(sign: str) -> Operation:
 
 def common_dtype(x: Value, y: Any) -> DType:
     """The type in which torch compares `x` with another tensor or with a number."""
-    return TYPES[torch.result_type(_example(x), _example(y) if isinstance(y, Value) else _number(y))]
+    return TYPES[
+        torch.result_type(
+            _make_promotion_example(x), _make_promotion_example(y) if isinstance(y, Value) else _check_number(y)
+        )
+    ]
 
 
-def _example(x: Value) -> torch.Tensor:
+def _make_promotion_example(x: Value) -> torch.Tensor:
     """A tensor that counts as `x` where types are promoted: those without dimensions yield to others."""
     return torch.empty([0] * len(x.groups), dtype=TORCH_TYPES[x.dtype])
 
@@ -247,7 +251,7 @@ def cast_to_result(c: TranslationContext, x: Value) -> Value:
 
 @operation(aten.full.default, aten.full_like.default, aten.scalar_tensor.default, view=True)
 def full(c: TranslationContext, first: Any, value: Any = None, **_: Any) -> Value:
-    return broadcast_value(scalar_value(_number(first if value is None else value), c.dtype), c.shape)
+    return broadcast_value(scalar_value(_check_number(first if value is None else value), c.dtype), c.shape)
 
 
 @operation(aten.arange.start_step, view=True)

@@ -80,22 +80,22 @@ def find_regions(graph: fx.Graph, refused: Collection[fx.Node] = (), bounds: Reg
         elif is_expressible(node) and node not in refused:
             near = (u for u in units if isinstance(u, int) and bounds.allow([*found[u], node]))
             open_ones = sorted(near, reverse=True)
-            unit = of[node] = next((r for r in open_ones if not _reaches(units - {r}, r, needs)), len(of))
+            unit = of[node] = next((r for r in open_ones if not _depends_on_region(units - {r}, r, needs)), len(of))
             found.setdefault(unit, []).append(node)
         needs.setdefault(unit, set()).update(units - {unit})
-    _merge(found, needs, bounds)
+    _merge_regions(found, needs, bounds)
     position = {node: k for k, node in enumerate(graph.nodes)}
     return [FusedRegion(sorted(nodes, key=position.__getitem__)) for nodes in found.values()]
 
 
-def _merge(
+def _merge_regions(
     found: dict[int, list[fx.Node]], needs: dict[fx.Node | int, set[fx.Node | int]], bounds: RegionLimits
 ) -> None:
     """Merge regions into those that depend on them, if nothing comes between and the limits allow it."""
     for region in sorted(found):
         for source in sorted((u for u in needs[region] if isinstance(u, int)), reverse=True):
             both = [*found[region], *found[source]]
-            if not bounds.allow(both) or _reaches(needs[region] - {source}, source, needs):
+            if not bounds.allow(both) or _depends_on_region(needs[region] - {source}, source, needs):
                 continue
             found[region] += found.pop(source)
             needs[region] |= needs.pop(source)
@@ -106,7 +106,9 @@ def _merge(
             needs[region].discard(region)
 
 
-def _reaches(units: Iterable[fx.Node | int], region: int, needs: Mapping[fx.Node | int, set[fx.Node | int]]) -> bool:
+def _depends_on_region(
+    units: Iterable[fx.Node | int], region: int, needs: Mapping[fx.Node | int, set[fx.Node | int]]
+) -> bool:
     """Whether one of `units` depends on `region`."""
     seen: set[fx.Node | int] = set()
     rest = list(units)

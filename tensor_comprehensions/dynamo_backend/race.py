@@ -38,15 +38,15 @@ def run_and_check_repeatable(run: Callable[[], object]) -> bool:
 
 def total_bytes(value: object) -> int:
     """The bytes of the tensors in `value`."""
-    return sum(x.numel() * x.element_size() for x in _tensors(value))
+    return sum(x.numel() * x.element_size() for x in _collect_tensors(value))
 
 
-def _tensors(value: object) -> Iterator[Tensor]:
+def _collect_tensors(value: object) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, tuple | list):
         for x in value:
-            yield from _tensors(x)
+            yield from _collect_tensors(x)
 
 
 def least_times(runs: Sequence[Callable[..., object]], inputs: tuple[Any, ...]) -> list[float]:

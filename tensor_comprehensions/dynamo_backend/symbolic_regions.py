@@ -138,7 +138,7 @@ def _substitute_sizes(graph: fx.Graph, numbers: Mapping[Any, int]) -> _Probe:
     """`graph` with these numbers for its symbols."""
     new, made, refused = fx.Graph(), dict[fx.Node, fx.Node](), set[fx.Node]()
     with detect_fake_mode() or FakeTensorMode():
-        values = {n: _evaluate(n.meta.get("val"), numbers) for n in graph.nodes}
+        values = {n: _substitute_symbols(n.meta.get("val"), numbers) for n in graph.nodes}
     for node in graph.nodes:
         if is_number(node):
             made[node] = new.placeholder(node.name)
@@ -160,15 +160,15 @@ def is_size(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), torch.SymInt)
 
 
-def _evaluate(value: Any, numbers: Mapping[Any, int]) -> Any:
+def _substitute_symbols(value: Any, numbers: Mapping[Any, int]) -> Any:
     """`value`, a tensor or a number or several of them, with numbers for symbols."""
     if isinstance(value, torch.SymInt):
         return int(value.node.expr.subs(numbers))
     if isinstance(value, Tensor):
-        shape, strides = ([_evaluate(n, numbers) for n in part] for part in (value.shape, value.stride()))
+        shape, strides = ([_substitute_symbols(n, numbers) for n in part] for part in (value.shape, value.stride()))
         return torch.empty_strided(shape, strides, dtype=value.dtype, device=value.device)
     if isinstance(value, tuple | list):
-        return type(value)(_evaluate(x, numbers) for x in value)
+        return type(value)(_substitute_symbols(x, numbers) for x in value)
     return value
 
 
@@ -201,11 +201,11 @@ def _name_number(x: str, y: str, names: dict[int, str]) -> str:
         for form, value, guess in _FORMS:
             factor = round(guess(float(x)) / p)
             if factor > 0 and (float(x), float(y)) == (value(factor * p), value(factor * q)):
-                return form.format(_multiple(factor * p, p, names))
+                return form.format(_format_size_multiple(factor * p, p, names))
     return ""
 
 
-def _multiple(number: int, prime: int, names: dict[int, str]) -> str:
+def _format_size_multiple(number: int, prime: int, names: dict[int, str]) -> str:
     """A multiple of a size that has a name already; else of the prime."""
     known = next((n for n in names if n % prime == 0 and number % n == 0), prime)
     name = names.setdefault(known, f"N{len(names)}")

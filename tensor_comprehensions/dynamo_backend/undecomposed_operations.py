@@ -23,7 +23,7 @@ def captured_whole(examples: Sequence[Any]) -> Iterator[None]:
     removed: list[tuple[OpOverload, DispatchKey, Any]] = []
     try:
         if not any(map(_has_symbols, examples)):
-            for overload in _overloads():
+            for overload in _list_upsample_overloads():
                 for key in KEYS:
                     if key in overload.py_kernels:
                         removed.append((overload, key, overload.py_kernels.pop(key)))
@@ -35,7 +35,7 @@ def captured_whole(examples: Sequence[Any]) -> Iterator[None]:
             overload._dispatch_cache.clear()
 
 
-def _overloads() -> Iterator[OpOverload]:
+def _list_upsample_overloads() -> Iterator[OpOverload]:
     for name in dir(torch.ops.aten):
         if name.startswith(PREFIXES):
             packet = getattr(torch.ops.aten, name)

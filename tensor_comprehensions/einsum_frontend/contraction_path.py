@@ -49,14 +49,14 @@ def _find_optimal_pairs(
     best: dict[Tree, tuple[int, int, tuple[Tree, Tree] | None]] = {(n,): (0, 0, None) for n in everything}
     for count in range(2, len(operands) + 1):
         for subset in combinations(everything, count):
-            memory = _elements(_kept_labels(subset, operands, output), sizes) if count < len(operands) else 0
+            memory = _count_elements(_kept_labels(subset, operands, output), sizes) if count < len(operands) else 0
             best[subset] = min(
                 (
-                    best[one][0] + best[other][0] + _operations(one, other, operands, output, sizes),
+                    best[one][0] + best[other][0] + _count_pair_operations(one, other, operands, output, sizes),
                     best[one][1] + best[other][1] + memory,
                     (one, other),
                 )
-                for one, other in _splits(subset)
+                for one, other in _list_bipartitions(subset)
             )
     pairs: list[tuple[Tree, Tree]] = []
 
@@ -71,7 +71,7 @@ def _find_optimal_pairs(
     return pairs
 
 
-def _splits(subset: Tree) -> Iterable[tuple[Tree, Tree]]:
+def _list_bipartitions(subset: Tree) -> Iterable[tuple[Tree, Tree]]:
     """The ways to part a set in two, the first part having its first member."""
     first, *rest = subset
     for count in range(len(rest)):
@@ -85,9 +85,9 @@ def _find_greedy_pairs(operands: Sequence[Labels], output: Labels, sizes: Mappin
     pairs: list[tuple[Tree, Tree]] = []
 
     def growth(pair: tuple[Tree, Tree]) -> tuple[int, int]:
-        one, other = (_elements(_kept_labels(part, operands, output), sizes) for part in pair)
-        both = _elements(_kept_labels(tuple(sorted(pair[0] + pair[1])), operands, output), sizes)
-        return both - one - other, _operations(*pair, operands, output, sizes)
+        one, other = (_count_elements(_kept_labels(part, operands, output), sizes) for part in pair)
+        both = _count_elements(_kept_labels(tuple(sorted(pair[0] + pair[1])), operands, output), sizes)
+        return both - one - other, _count_pair_operations(*pair, operands, output, sizes)
 
     while len(left) > 1:
         pair = min(combinations(left, 2), key=growth)
@@ -106,9 +106,9 @@ def _build_path(
         steps.append((place[one], place[other]))
         both = tuple(sorted(one + other))
         place[both] = len(place)
-        operations += _operations(one, other, operands, output, sizes)
+        operations += _count_pair_operations(one, other, operands, output, sizes)
         if len(both) < len(operands):
-            memory += _elements(_kept_labels(both, operands, output), sizes)
+            memory += _count_elements(_kept_labels(both, operands, output), sizes)
     return ContractionPath(tuple(steps), operations, memory)
 
 
@@ -119,11 +119,13 @@ def _kept_labels(subset: Tree, operands: Sequence[Labels], output: Labels) -> La
     return inside & outside if len(subset) > 1 else inside
 
 
-def _operations(one: Tree, other: Tree, operands: Sequence[Labels], output: Labels, sizes: Mapping[str, int]) -> int:
-    return _elements(_kept_labels(one, operands, output) | _kept_labels(other, operands, output), sizes)
+def _count_pair_operations(
+    one: Tree, other: Tree, operands: Sequence[Labels], output: Labels, sizes: Mapping[str, int]
+) -> int:
+    return _count_elements(_kept_labels(one, operands, output) | _kept_labels(other, operands, output), sizes)
 
 
-def _elements(labels: Labels, sizes: Mapping[str, int]) -> int:
+def _count_elements(labels: Labels, sizes: Mapping[str, int]) -> int:
     return prod(sizes[label] for label in labels)
 
 
@@ -138,7 +140,7 @@ def is_single_loop_cheaper(
 
     densities: the stored part of each operand.
     """
-    together = _elements(frozenset().union(*operands), sizes)
+    together = _count_elements(frozenset().union(*operands), sizes)
     at_once = (len(operands) - 1) * together * prod(densities)
     return at_once <= _stepwise_cost(operands, output, sizes, densities, steps)
 
@@ -156,9 +158,9 @@ def _stepwise_cost(
     total = 0.0
     for one, other in steps:
         both = tuple(sorted(trees[one] + trees[other]))
-        total += _operations(trees[one], trees[other], operands, output, sizes) * stored[one] * stored[other]
+        total += _count_pair_operations(trees[one], trees[other], operands, output, sizes) * stored[one] * stored[other]
         if len(both) < len(operands):
-            total += _elements(_kept_labels(both, operands, output), sizes)
+            total += _count_elements(_kept_labels(both, operands, output), sizes)
         trees.append(both)
         stored.append(1.0)
     return total

@@ -53,26 +53,26 @@ def parse_equation(text: str, shapes: Sequence[Shape]) -> Equation:
     terms: list[_Term] = []
     start = 0
     for part in left.split(","):
-        terms.append(_Term(_labels(text, part, start), start))
+        terms.append(_Term(_parse_labels(text, part, start), start))
         start += len(part) + 1
     if len(terms) != len(shapes):
         raise _equation_error(
-            text, f"the equation has subscripts for {_count(len(terms), 'operand')}, got {len(shapes)}"
+            text, f"the equation has subscripts for {_format_plural(len(terms), 'operand')}, got {len(shapes)}"
         )
     covered = max(
         (_count_ellipsis_dims(text, n, *pair) for n, pair in enumerate(zip(terms, shapes, strict=True))), default=0
     )
     spelled = tuple(_expand_labels(term, shape, covered) for term, shape in zip(terms, shapes, strict=True))
-    sizes = _sizes(text, spelled, shapes)
-    output = _Term(_labels(text, right, start + 1), start + 1) if arrow else None
+    sizes = _infer_label_sizes(text, spelled, shapes)
+    output = _Term(_parse_labels(text, right, start + 1), start + 1) if arrow else None
     operands = tuple(
         tuple(label if sizes[label] == size else None for label, size in zip(labels, shape, strict=True))
         for labels, shape in zip(spelled, shapes, strict=True)
     )
-    return Equation(operands, _output(text, output, terms, sizes, covered), sizes)
+    return Equation(operands, _infer_output_labels(text, output, terms, sizes, covered), sizes)
 
 
-def _labels(text: str, part: str, start: int) -> tuple[str, ...]:
+def _parse_labels(text: str, part: str, start: int) -> tuple[str, ...]:
     """The labels in `part`, which stands at `start` of the equation."""
     found: list[str] = []
     at = 0
@@ -100,7 +100,8 @@ def _count_ellipsis_dims(text: str, number: int, term: _Term, shape: Shape) -> i
     if rest < 0 or (rest and not term.has_ellipsis):
         raise _equation_error(
             text,
-            f"operand {number} has {_count(len(shape), 'dimension')}, and {_count(len(term.letters), 'subscript')}",
+            f"operand {number} has {_format_plural(len(shape), 'dimension')}, "
+            f"and {_format_plural(len(term.letters), 'subscript')}",
             term.start,
             suggestion="" if rest < 0 else "write ... for the dimensions without subscripts",
         )
@@ -114,7 +115,7 @@ def _expand_labels(term: _Term, shape: Shape, covered: int) -> tuple[str, ...]:
     return tuple(name for label in term.labels for name in (names if label == ELLIPSIS else (label,)))
 
 
-def _sizes(text: str, operands: Sequence[tuple[str, ...]], shapes: Sequence[Shape]) -> dict[str, int]:
+def _infer_label_sizes(text: str, operands: Sequence[tuple[str, ...]], shapes: Sequence[Shape]) -> dict[str, int]:
     """The size of every label; 1 gives way to any other."""
     sizes: dict[str, int] = {}
     where: dict[str, int] = {}
@@ -134,7 +135,7 @@ def _sizes(text: str, operands: Sequence[tuple[str, ...]], shapes: Sequence[Shap
     return sizes
 
 
-def _output(
+def _infer_output_labels(
     text: str, output: _Term | None, terms: Sequence[_Term], sizes: Mapping[str, int], covered: int
 ) -> tuple[str, ...]:
     """The labels of the output: as written, or the dimensions of ellipses, then the labels that occur once, sorted."""
@@ -154,7 +155,7 @@ def _describe_label(label: str) -> str:
     return f"subscript {label!r}" if len(label) == 1 else f"dimension {label[1:]} of the ellipsis"
 
 
-def _count(number: int, what: str) -> str:
+def _format_plural(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 

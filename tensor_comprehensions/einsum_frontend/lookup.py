@@ -81,10 +81,10 @@ def _size_hint(size: Any) -> int:
 
 def kinds_of(operands: Sequence[Any]) -> list[str]:
     """The kind of each operand, in one or two words."""
-    return [_kind(x) for x in operands]
+    return [_describe_operand_kind(x) for x in operands]
 
 
-def _kind(x: Any) -> str:
+def _describe_operand_kind(x: Any) -> str:
     if isinstance(x, torch.Tensor):
         return "nested tensor" if x.is_nested else "tensor"
     return "tensor" if isinstance(x, (np.ndarray, np.generic)) or may_be_sparse(x) else type(x).__name__

@@ -30,7 +30,7 @@ class EinsumOperand:
 
     @property
     def text(self) -> str:
-        return _element(self.name, ["0" if s is None else s for s in self.subscripts])
+        return _format_element(self.name, ["0" if s is None else s for s in self.subscripts])
 
 
 def equation_to_def(equation: Equation, types: Sequence[str], densities: Sequence[float] = ()) -> str:
@@ -42,28 +42,28 @@ def equation_to_def(equation: Equation, types: Sequence[str], densities: Sequenc
         EinsumOperand(f"X{n}", subscripts, not DTYPES[dtype].is_float)
         for n, (subscripts, dtype) in enumerate(zip(equation.operands, types, strict=True))
     ]
-    parameters = ", ".join(_parameter(f, dtype) for f, dtype in zip(factors, types, strict=True))
-    statements = "".join(f"  {s}\n" for s in _statements(equation, factors, densities))
+    parameters = ", ".join(_format_parameter(f, dtype) for f, dtype in zip(factors, types, strict=True))
+    statements = "".join(f"  {s}\n" for s in _emit_statements(equation, factors, densities))
     return f"def {NAME}({parameters}) -> ({RESULT}) {{\n{statements}}}\n"
 
 
-def _parameter(factor: EinsumOperand, dtype: str) -> str:
+def _format_parameter(factor: EinsumOperand, dtype: str) -> str:
     sizes = ["1" if s is None else f"N_{s}" for s in factor.subscripts]
-    return f"{_element(dtype, sizes, separator=',')} {factor.name}"
+    return f"{_format_element(dtype, sizes, separator=',')} {factor.name}"
 
 
-def _statements(equation: Equation, factors: list[EinsumOperand], densities: Sequence[float]) -> list[str]:
+def _emit_statements(equation: Equation, factors: list[EinsumOperand], densities: Sequence[float]) -> list[str]:
     """The statements: sums over labels of a single operand first, then pairs, in the best order."""
     if len(factors) == 1:
-        return [_statement(EinsumOperand(RESULT, equation.output), factors)]
+        return [_emit_statement(EinsumOperand(RESULT, equation.output), factors)]
     found: list[str] = []
     stored = [*densities]
     output = frozenset(equation.output)
     for n, factor in enumerate(factors):
         others = output.union(*(f.labels for f in factors if f is not factor))
         if factor.labels - others:
-            factors[n] = _result(f"S{n}", [factor], equation, others)
-            found.append(_statement(factors[n], [factor]))
+            factors[n] = _make_result_operand(f"S{n}", [factor], equation, others)
+            found.append(_emit_statement(factors[n], [factor]))
             stored[n : n + 1] = [1.0] if stored else []
     labels = [f.labels for f in factors]
     order = best_path(labels, output, equation.sizes)
@@ -73,11 +73,11 @@ def _statements(equation: Equation, factors: list[EinsumOperand], densities: Seq
         together = frozenset().union(*labels)
         at_once = (len(factors) - 1) * prod(equation.sizes[label] for label in together) <= order.operations
     if at_once:
-        return [*found, _statement(EinsumOperand(RESULT, equation.output), factors)]
-    return [*found, *_pairs(equation, factors, order.steps, output_first=not stored)]
+        return [*found, _emit_statement(EinsumOperand(RESULT, equation.output), factors)]
+    return [*found, *_emit_pair_statements(equation, factors, order.steps, output_first=not stored)]
 
 
-def _pairs(
+def _emit_pair_statements(
     equation: Equation, factors: list[EinsumOperand], steps: Sequence[tuple[int, int]], *, output_first: bool
 ) -> list[str]:
     """One statement per step; the last one defines the output."""
@@ -90,14 +90,14 @@ def _pairs(
         needed = frozenset(equation.output).union(*(results[n].labels for n in sorted(alive)))
         result = EinsumOperand(RESULT, equation.output)
         if alive:
-            result = _result(f"T{len(found)}", pair, equation, needed, output_first=output_first)
+            result = _make_result_operand(f"T{len(found)}", pair, equation, needed, output_first=output_first)
         alive.add(len(results))
         results.append(result)
-        found.append(_statement(result, pair))
+        found.append(_emit_statement(result, pair))
     return found
 
 
-def _result(
+def _make_result_operand(
     name: str, factors: Sequence[EinsumOperand], equation: Equation, needed: Labels, *, output_first: bool = True
 ) -> EinsumOperand:
     """The result of a product with the labels `needed`: the output's labels in its order, then the others.
@@ -110,7 +110,7 @@ def _result(
     return EinsumOperand(name, tuple(kept + others if output_first else others + kept))
 
 
-def _statement(target: EinsumOperand, factors: Sequence[EinsumOperand]) -> str:
+def _emit_statement(target: EinsumOperand, factors: Sequence[EinsumOperand]) -> str:
     summed = frozenset().union(*(f.labels for f in factors)) - target.labels
     value = " * ".join(f.text for f in factors)
     if summed and len(factors) == 1 and factors[0].counts:
@@ -118,5 +118,5 @@ def _statement(target: EinsumOperand, factors: Sequence[EinsumOperand]) -> str:
     return f"{target.text} {'+=!' if summed else '='} {value}"
 
 
-def _element(name: str, parts: Sequence[str], separator: str = ", ") -> str:
+def _format_element(name: str, parts: Sequence[str], separator: str = ", ") -> str:
     return f"{name}({separator.join(parts)})" if parts else name

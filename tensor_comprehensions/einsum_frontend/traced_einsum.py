@@ -40,7 +40,7 @@ UNSHAPED = ((0, torch.float32),)
 @dynamo_constant
 def _argument_error_fields(equation: str, operands: tuple[str, ...], out: str) -> ErrorFields | None:
     """The mistake that the kinds of the arguments show, or None. Also registers the operators."""
-    _registered.get("", _register)
+    _registered.get("", _register_einsum_operators)
     try:
         check_kinds(equation, operands)
     except ArgumentError as error:
@@ -50,18 +50,18 @@ def _argument_error_fields(equation: str, operands: tuple[str, ...], out: str) -
     return None
 
 
-def _register() -> Any:
+def _register_einsum_operators() -> Any:
     new: Callable[..., Any] = torch.library.Library
     library = new(NAMESPACE, "FRAGMENT")
     library.define("einsum(str equation, Tensor[] operands) -> Tensor")
     library.define("einsum.out(str equation, Tensor[] operands, *, Tensor(a!) out) -> ()")
     for key in ("CompositeImplicitAutograd", "FuncTorchBatchedDecomposition"):
-        library.impl("einsum", _run, key)
+        library.impl("einsum", _run_einsum, key)
         library.impl("einsum.out", _run_out, key)
     return library
 
 
-def _run(equation: str, operands: list[Tensor]) -> Any:
+def _run_einsum(equation: str, operands: list[Tensor]) -> Any:
     """The call of the operator; within a graph that is made, mistakes wait until it runs."""
     found = _find_operator(equation, operands)
     return found(*operands) if isinstance(found, Op) else deferred_error(found, operands, UNSHAPED)[0]

@@ -30,7 +30,7 @@ def traced_sparse_einsum(equation: Any, operands: Sequence[Any], out: Any, forma
     stored = tuple([isinstance(x, SparseTensor) for x in tensors])
     kinds = tuple(["tensor" if s else kind_of(x) for x, s in zip(tensors, stored, strict=True)])
     given = (kind_of(equation), kind_of(format), kind_of(out))
-    name, mistake = _resolve(equation, format, given, kinds, stored, shapes, *[x.dtype for x in shaped])
+    name, mistake = _find_operator_name(equation, format, given, kinds, stored, shapes, *[x.dtype for x in shaped])
     if mistake is not None:
         near = [x.values if isinstance(x, SparseTensor) else x for x in tensors]
         return deferred_error(mistake, near, UNSHAPED)[0]
@@ -38,7 +38,7 @@ def traced_sparse_einsum(equation: Any, operands: Sequence[Any], out: Any, forma
 
 
 @dynamo_constant
-def _resolve(
+def _find_operator_name(
     equation: Any,
     format: Any,
     given: tuple[str, ...],

@@ -14,11 +14,11 @@ _LABEL = re.compile(r"(\.?[\w.$]+):")
 
 def list_assembly(text: str, loops: Listing) -> Listing:
     """The instructions and labels of an assembly text with line tables; directives and the tables are left out."""
-    return Listing("asm", "machine code", tuple(_lines(text, loops)))
+    return Listing("asm", "machine code", tuple(_parse_assembly_lines(text, loops)))
 
 
-def _lines(text: str, loops: Listing) -> Iterator[ListingLine]:
-    used = set(re.findall(r"[\w$.]*\.?L\w+", _operands(text)))
+def _parse_assembly_lines(text: str, loops: Listing) -> Iterator[ListingLine]:
+    used = set(re.findall(r"[\w$.]*\.?L\w+", _filter_instructions(text)))
     line, inside = 0, False
     for row in text.split("\n"):
         if row.startswith("\t.section"):
@@ -44,7 +44,7 @@ def _lines(text: str, loops: Listing) -> Iterator[ListingLine]:
                 yield ListingLine(shown)
 
 
-def _operands(text: str) -> str:
+def _filter_instructions(text: str) -> str:
     """The instructions of an assembly text: where labels are used, and not defined."""
     return "\n".join(row for row in text.split("\n") if row.startswith("\t") and not row.startswith("\t."))
 

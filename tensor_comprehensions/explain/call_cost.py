@@ -10,11 +10,12 @@ from ..tc_lang.ir import Access, Binary, BoundFunction, Call, Role, Select, Unar
 def call_flops(bound: BoundFunction) -> int:
     """Arithmetic of a call as the def writes it: operators and functions of values, and one for each term of a sum."""
     return sum(
-        (_operations(s.value) + (s.reduction is not None)) * prod(i.extent for i in s.indices) for s in bound.statements
+        (_count_operations(s.value) + (s.reduction is not None)) * prod(i.extent for i in s.indices)
+        for s in bound.statements
     )
 
 
-def _operations(value: object) -> int:
+def _count_operations(value: object) -> int:
     """Operators and functions in a value, without those of subscripts."""
     found: list[object] = [value]
     count = 0

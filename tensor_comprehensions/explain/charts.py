@@ -118,15 +118,16 @@ def draw_dependences(report: Report) -> str:
     kernels = number_kernels(report.find_listing("loops"))
     parts = [*_kernel_boxes(report, kernels)]
     for s, n in zip(report.statements, order.values(), strict=True):
-        parts.append(f'<circle class="node s{n % 8}" cx="{LEFT - 14}" cy="{_row(n)}" r="5"/>')
-        parts.append(f'<text class="end" x="{LEFT - 26}" y="{_row(n) + 4}">{escape(s.label)}</text>')
+        parts.append(f'<circle class="node s{n % 8}" cx="{LEFT - 14}" cy="{_compute_row_center(n)}" r="5"/>')
+        parts.append(f'<text class="end" x="{LEFT - 26}" y="{_compute_row_center(n) + 4}">{escape(s.label)}</text>')
     widest = 0
     for e in report.edges:
         first, last = order[e.source], order[e.sink]
         bow = BOW * max(1, last - first)
         widest = max(widest, bow)
-        middle = (_row(first) + _row(last)) // 2
-        ends = f"{LEFT - 8} {_row(first) + 3} Q {LEFT + bow} {middle} {LEFT - 8} {_row(last) - 3}"
+        middle = (_compute_row_center(first) + _compute_row_center(last)) // 2
+        top, bottom = _compute_row_center(first) + 3, _compute_row_center(last) - 3
+        ends = f"{LEFT - 8} {top} Q {LEFT + bow} {middle} {LEFT - 8} {bottom}"
         about = f"{e.tensor}: {', '.join(e.kinds)}, distances {', '.join(e.distances) or 'none'}"
         apart = "" if e.is_fused else " apart"
         parts.append(f'<path class="edge{apart}" d="M{ends}"><title>{escape(about)}</title></path>')
@@ -137,7 +138,7 @@ def draw_dependences(report: Report) -> str:
     return f'<svg class="graph" width="{width}" height="{height}" role="img">{"".join(parts)}</svg>'
 
 
-def _row(n: int) -> int:
+def _compute_row_center(n: int) -> int:
     return ROW * n + ROW // 2 + 5
 
 

@@ -88,11 +88,11 @@ class _Known:
         """The terms of an integer expression, and its constant."""
         if id(e) not in self.terms:
             terms, constant = linear_terms(_without_vectors(e))
-            self.terms[id(e)] = tuple(_term(part, factor) for part, factor in terms.items()), constant
+            self.terms[id(e)] = tuple(_make_linear_term(part, factor) for part, factor in terms.items()), constant
         return self.terms[id(e)]
 
 
-def _term(part: Expr, factor: int) -> _Term:
+def _make_linear_term(part: Expr, factor: int) -> _Term:
     if isinstance(part, Var):
         return _Term(part, factor, part.name, (part.name,), is_opaque=False)
     inner = list(walk_expr(part))
@@ -251,12 +251,12 @@ def footprint_of(s: Stmt, known: _Known | None = None) -> dict[str, tuple[int, b
     Buffers that are made in `s` count, too; registers do not. known: for several parts of a program.
     """
     accesses: dict[str, list[tuple[_Access, _IterationScope]]] = {}
-    for access, inner in _accesses(s, _IterationScope({}, {}, known or _Known())):
+    for access, inner in _list_accesses(s, _IterationScope({}, {}, known or _Known())):
         accesses.setdefault(access.buffer.name, []).append((access, inner))
     return {name: _sum_touched_bytes(found) for name, found in accesses.items()}
 
 
-def _accesses(s: Stmt, inner: _IterationScope) -> list[tuple[_Access, _IterationScope]]:
+def _list_accesses(s: Stmt, inner: _IterationScope) -> list[tuple[_Access, _IterationScope]]:
     found: list[tuple[_Access, _IterationScope]] = []
     _collect_accesses(s, inner, found)
     return found
@@ -291,7 +291,7 @@ def _sum_touched_bytes(found: list[tuple[_Access, _IterationScope]]) -> tuple[in
     for access, inner in found:
         key = tuple((f.moving, f.fixed, f.is_known) for f in access.forms)
         shapes.setdefault((key, tuple(sorted(inner.trips.items()))), []).append((access, inner))
-    counts = [_count(same) for same in shapes.values()]
+    counts = [_count_touched_elements(same) for same in shapes.values()]
     total = sum(n for n, _ in counts)
     exact = all(e for _, e in counts)
     if len(counts) > 1:  # boxes that may overlap: the largest alone, or all together
@@ -301,7 +301,7 @@ def _sum_touched_bytes(found: list[tuple[_Access, _IterationScope]]) -> tuple[in
     return total * size, exact
 
 
-def _count(same: list[tuple[_Access, _IterationScope]]) -> tuple[int, bool]:
+def _count_touched_elements(same: list[tuple[_Access, _IterationScope]]) -> tuple[int, bool]:
     """Elements of accesses whose subscripts differ in constants only."""
     access, inner = same[0]
     exact = all(a.is_certain for a, _ in same)

@@ -94,11 +94,11 @@ def kernel_sections(
     found: list[Section] = []
     for kernel, printed in kernels:
         registers = resources[printed.name].registers if printed.name in resources else 0
-        found += _sections(kernel, registers, target)
+        found += _list_kernel_sections(kernel, registers, target)
     return tuple(found)
 
 
-def _sections(kernel: Kernel, registers: int, target: GpuTarget) -> Iterator[Section]:
+def _list_kernel_sections(kernel: Kernel, registers: int, target: GpuTarget) -> Iterator[Section]:
     """registers: of a thread; 0 if unknown."""
     if kernel.launch is None:
         return

@@ -23,7 +23,7 @@ def report_to_json(report: Report) -> dict[str, Any]:
         "facts": dict(report.facts),
         "matches": report.matches,
         "statements": [asdict(s) for s in report.statements],
-        "decisions": [_decision(d) for d in report.decisions],
+        "decisions": [_encode_decision(d) for d in report.decisions],
         "listings": [_listing_to_json(x) for x in report.listings],
         "footprints": [
             {
@@ -41,7 +41,7 @@ def report_to_json(report: Report) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _decision(d: Decision) -> dict[str, Any]:
+def _encode_decision(d: Decision) -> dict[str, Any]:
     return {
         "subject": d.subject,
         "statements": list(d.statements),

@@ -75,16 +75,16 @@ def list_loops(module: Module, lines: Sequence[Line], texts: Sequence[str]) -> L
     for text, (own, s) in zip(texts, lines, strict=True):
         shown = next(kernels).body if s is None and own.startswith("kernel ") else s
         role = f"{s.origin.role} {s.origin.tensor}".strip() if isinstance(s, Store) and s.origin is not None else ""
-        found.append(ListingLine(text, () if shown is None else _owners(shown, known), role))
+        found.append(ListingLine(text, () if shown is None else _find_owner_statements(shown, known), role))
     return Listing("loops", "loops", tuple(found))
 
 
-def _owners(s: Stmt, known: dict[int, tuple[str, ...]]) -> tuple[str, ...]:
+def _find_owner_statements(s: Stmt, known: dict[int, tuple[str, ...]]) -> tuple[str, ...]:
     """The statements of the def that `s` belongs to. known: those of parts of the program, by their ids."""
     if id(s) not in known:
         origin = s.origin if isinstance(s, Store | Invoke) else None
         own = () if origin is None else map(statement_of, origin.statements)
-        inner = (name for c in substatements(s) for name in _owners(c, known))
+        inner = (name for c in substatements(s) for name in _find_owner_statements(c, known))
         known[id(s)] = tuple(dict.fromkeys((*own, *inner)))
     return known[id(s)]
 

@@ -34,7 +34,7 @@ SIGNS = {"+": "new", "-": "old", " ": "", "~": "gap"}
 
 def format_page(report: Report) -> str:
     """The whole page."""
-    return "\n".join(_page(report)) + "\n"
+    return "\n".join(_format_page(report)) + "\n"
 
 
 def format_frame(page: str) -> str:
@@ -45,12 +45,12 @@ def format_frame(page: str) -> str:
     )
 
 
-def _hash(text: str) -> str:
+def _compute_csp_hash(text: str) -> str:
     return "sha256-" + base64.b64encode(sha256(text.encode()).digest()).decode()
 
 
-def _page(report: Report) -> Iterator[str]:
-    policy = f"default-src 'none'; style-src '{_hash(STYLE)}'; script-src '{_hash(SCRIPT)}'"
+def _format_page(report: Report) -> Iterator[str]:
+    policy = f"default-src 'none'; style-src '{_compute_csp_hash(STYLE)}'; script-src '{_compute_csp_hash(SCRIPT)}'"
     yield '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">'
     yield f'<meta http-equiv="Content-Security-Policy" content="{escape(policy, quote=True)}">'
     yield '<meta name="viewport" content="width=device-width">'
@@ -59,11 +59,11 @@ def _page(report: Report) -> Iterator[str]:
     yield f"<header><h1>{escape(report.name)}</h1>"
     yield f"<p>{escape(verdict(report))}</p></header>"
     yield "<main>"
-    yield from _panes(report)
-    yield from _dependences(report)
-    yield from _decisions(report)
-    yield from _footprints(report)
-    yield from _limits(report)
+    yield from _format_panes(report)
+    yield from _format_dependences(report)
+    yield from _format_decisions(report)
+    yield from _format_footprints(report)
+    yield from _format_roofline(report)
     yield from _search(report)
     yield from _calls(report)
     for section in report.sections:
@@ -71,14 +71,14 @@ def _page(report: Report) -> Iterator[str]:
         yield from (f"<p>{escape(p)}</p>" for p in section.text)
         yield from map(draw_grid, section.grids)
         yield "</section>"
-    yield from _facts(report)
+    yield from _format_facts(report)
     yield f"</main>\n<script>{SCRIPT}</script>\n</body>\n</html>"
 
 
 # --- listings ----------------------------------------------------------------------------------------------------
 
 
-def _panes(report: Report) -> Iterator[str]:
+def _format_panes(report: Report) -> Iterator[str]:
     order = {s.name: n for n, s in enumerate(report.statements)}
     shown = [x for x in report.listings if x.kind not in FOLDED]
     yield '<div class="panes">'
@@ -87,12 +87,12 @@ def _panes(report: Report) -> Iterator[str]:
     yield "</div>"
     for listing in report.listings:
         if listing not in shown:
-            title = f"{listing.title}, {len(listing.lines)} lines{_share(listing)}"
-            yield _folded_pane(listing.kind, title, _rows(listing, order))
-    yield from _passes(report)
+            title = f"{listing.title}, {len(listing.lines)} lines{_format_linked_share(listing)}"
+            yield _folded_pane(listing.kind, title, _make_listing_rows(listing, order))
+    yield from _format_pass_changes(report)
 
 
-def _passes(report: Report) -> Iterator[str]:
+def _format_pass_changes(report: Report) -> Iterator[str]:
     """The lines that each pass removed and added, folded."""
     seconds = dict(report.seconds)
     for number, p in enumerate(report.passes):
@@ -108,8 +108,8 @@ _Rows = list[list[Any]]
 """Of packed lines: text, statements, line of loops, and the style class if it is not that of the statements."""
 
 
-def _rows(listing: Listing, order: dict[str, int]) -> _Rows:
-    owners = {names: _owners(names, order) for names in {line.statements for line in listing.lines}}
+def _make_listing_rows(listing: Listing, order: dict[str, int]) -> _Rows:
+    owners = {names: _format_owner_numbers(names, order) for names in {line.statements for line in listing.lines}}
     return [[line.text, owners[line.statements], line.loop or ""] for line in listing.lines]
 
 
@@ -126,26 +126,26 @@ def _compress_rows(rows: _Rows) -> str:
 
 def _format_listing(report: Report, listing: Listing, order: dict[str, int]) -> Iterator[str]:
     is_long = len(listing.lines) > MOST_LINES
-    data = f" {_compress_rows(_rows(listing, order))}" if is_long else ""
+    data = f" {_compress_rows(_make_listing_rows(listing, order))}" if is_long else ""
     yield f'<section class="pane" id="{escape(listing.kind, quote=True)}" tabindex="0"{data}>'
-    yield f"<h2>{escape(listing.title)} <small>{escape(_share(listing).removeprefix(': '))}</small></h2>"
-    lines = PACKED if is_long else "".join(_line(line, order) for line in listing.lines)
+    yield f"<h2>{escape(listing.title)} <small>{escape(_format_linked_share(listing).removeprefix(': '))}</small></h2>"
+    lines = PACKED if is_long else "".join(_format_listing_line(line, order) for line in listing.lines)
     yield f"<pre>{lines}</pre></section>"
 
 
-def _share(listing: Listing) -> str:
+def _format_linked_share(listing: Listing) -> str:
     """How many instructions have a line of loops."""
     if listing.kind not in ("asm", "llvm", "ptx") or not any(line.loop for line in listing.lines):
         return ""
     return f": {100 * listing.linked_share():.0f} % of the instructions have a line of loops"
 
 
-def _owners(names: tuple[str, ...], order: dict[str, int]) -> str:
+def _format_owner_numbers(names: tuple[str, ...], order: dict[str, int]) -> str:
     return " ".join(str(order[name]) for name in names if name in order)
 
 
-def _line(line: ListingLine, order: dict[str, int]) -> str:
-    owners = _owners(line.statements, order)
+def _format_listing_line(line: ListingLine, order: dict[str, int]) -> str:
+    owners = _format_owner_numbers(line.statements, order)
     color = "" if not owners else " cm" if " " in owners else f" c{int(owners) % COLORS}"
     data = f' data-s="{owners}"' if owners else ""
     loop = f' data-l="{line.loop}"' if line.loop else ""
@@ -156,7 +156,7 @@ def _line(line: ListingLine, order: dict[str, int]) -> str:
 # --- dependences -------------------------------------------------------------------------------------------------
 
 
-def _dependences(report: Report) -> Iterator[str]:
+def _format_dependences(report: Report) -> Iterator[str]:
     if not report.edges:
         return
     order = {s.name: n for n, s in enumerate(report.statements)}
@@ -173,7 +173,7 @@ def _dependences(report: Report) -> Iterator[str]:
 # --- why ---------------------------------------------------------------------------------------------------------
 
 
-def _decisions(report: Report) -> Iterator[str]:
+def _format_decisions(report: Report) -> Iterator[str]:
     found = decisions_in_order(report)
     if not found:
         return
@@ -183,11 +183,11 @@ def _decisions(report: Report) -> Iterator[str]:
     for d in found:
         owners = " ".join(str(order[name]) for name in d.statements if name in order)
         yield f'<tr class="l" data-s="{owners}"><td>{escape(d.subject)}<td>{escape(label_statements(report, d))}'
-        yield f"<td>{escape(d.chosen)}<td>{escape(d.why)}<td>{_numbers(d)}<td>{_format_rivals(d)}</tr>"
+        yield f"<td>{escape(d.chosen)}<td>{escape(d.why)}<td>{_format_decision_numbers(d)}<td>{_format_rivals(d)}</tr>"
     yield "</tbody></table></section>"
 
 
-def _numbers(d: Decision) -> str:
+def _format_decision_numbers(d: Decision) -> str:
     return "<br>".join(escape(format_number(name, n)) for name, n in shown_numbers(d))
 
 
@@ -196,20 +196,21 @@ def _format_rivals(d: Decision) -> str:
     if total and all(o.number is not None for o in d.others) and d.others:
         return draw_bars([(o.text, (o.number or 0.0) / total, o.why_not) for o in d.others])
     texts = (
-        f"{o.text}{f' ({_value(d, o.number)})' if o.number is not None else ''}{f': {o.why_not}' if o.why_not else ''}"
+        f"{o.text}{f' ({_format_rival_number(d, o.number)})' if o.number is not None else ''}"
+        f"{f': {o.why_not}' if o.why_not else ''}"
         for o in d.others
     )
     return "<br>".join(map(escape, texts))
 
 
-def _value(d: Decision, number: float) -> str:
+def _format_rival_number(d: Decision, number: float) -> str:
     return format_bytes(number) if d.subject == "fusion" else format_count(number)
 
 
 # --- memory and limits -------------------------------------------------------------------------------------------
 
 
-def _footprints(report: Report) -> Iterator[str]:
+def _format_footprints(report: Report) -> Iterator[str]:
     if not report.footprints:
         return
     yield '<section id="footprints"><h2>what one iteration touches</h2><table><thead><tr><th>line<th>loop<th>trips'
@@ -223,7 +224,7 @@ def _footprints(report: Report) -> Iterator[str]:
     yield "</tbody></table></section>"
 
 
-def _limits(report: Report) -> Iterator[str]:
+def _format_roofline(report: Report) -> Iterator[str]:
     if report.roofline is not None:
         yield f'<section id="limits"><h2>limits of the machine</h2>{draw_roofline(report.roofline)}</section>'
 
@@ -252,7 +253,7 @@ def _calls(report: Report) -> Iterator[str]:
     yield "</tbody></table></section>"
 
 
-def _facts(report: Report) -> Iterator[str]:
+def _format_facts(report: Report) -> Iterator[str]:
     yield '<section id="facts"><h2>facts</h2><table><tbody>'
     rows = [("machine code", report.matches)] if report.matches else []
     rows += [(name, value) for name, value in report.facts]

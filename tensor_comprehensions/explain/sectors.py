@@ -51,36 +51,40 @@ def count_sectors(kernel: ir.Kernel) -> tuple[tuple[SectorCount, int], ...]:
     x, y, _ = kernel.launch.block
     here = {"thread.x": threads % x, "thread.y": threads // x % y, "thread.z": threads // (x * y)}
     found: dict[SectorCount, int] = {}
-    for count in _accesses(kernel.body, {name: here.get(name, 0 * threads) for name, _ in kernel.launch.ranges()}):
+    for count in _count_statement_sectors(
+        kernel.body, {name: here.get(name, 0 * threads) for name, _ in kernel.launch.ranges()}
+    ):
         found[count] = found.get(count, 0) + 1
     return tuple(found.items())
 
 
-def _accesses(s: ir.Stmt, values: Mapping[str, _Lanes]) -> Iterator[SectorCount]:
+def _count_statement_sectors(s: ir.Stmt, values: Mapping[str, _Lanes]) -> Iterator[SectorCount]:
     """values: of the variables, for each thread that gets there; unknown ones are missing."""
     for e in stmt_expressions(s):
         loads = (x for x in walk_expr(e) if isinstance(x, ir.Load))
-        yield from _count("reads", ((x.buffer, x.indices, 0) for x in loads), values)
+        yield from _count_access_sectors("reads", ((x.buffer, x.indices, 0) for x in loads), values)
     match s:
         case ir.Store(buffer, indices, value):
-            yield from _count("writes", [(buffer, indices, buffer.type.dtype.size * value.type.lanes)], values)
+            yield from _count_access_sectors(
+                "writes", [(buffer, indices, buffer.type.dtype.size * value.type.lanes)], values
+            )
         case ir.Invoke(name, operands, attributes) if name in (COPY_ASYNC, COPY_ASYNC_ZERO):
-            yield from _count("reads", [(*operands[1], attributes[0])], values)
+            yield from _count_access_sectors("reads", [(*operands[1], attributes[0])], values)
         case ir.Let(name, value):
-            values = _bind(values, name, _evaluate(value, values))
+            values = _bind_variable(values, name, _evaluate_per_thread(value, values))
         case ir.Loop(var, start):
-            values = _bind(values, var, _evaluate(start, values))
+            values = _bind_variable(values, var, _evaluate_per_thread(start, values))
         case ir.If(condition, then, otherwise):
-            taken = _evaluate(condition, values)
+            taken = _evaluate_per_thread(condition, values)
             for branch, here in ((then, taken), (otherwise, None if taken is None else ~taken.astype(bool))):
                 if branch is not None and (here is None or here.any()):
-                    yield from _accesses(branch, _select_threads(values, here))
+                    yield from _count_statement_sectors(branch, _select_threads(values, here))
             return
     for c in substatements(s):
-        yield from _accesses(c, values)
+        yield from _count_statement_sectors(c, values)
 
 
-def _bind(values: Mapping[str, _Lanes], name: str, value: _Lanes | None) -> Mapping[str, _Lanes]:
+def _bind_variable(values: Mapping[str, _Lanes], name: str, value: _Lanes | None) -> Mapping[str, _Lanes]:
     others = {n: v for n, v in values.items() if n != name}
     return others if value is None else {**others, name: value}
 
@@ -89,14 +93,14 @@ def _select_threads(values: Mapping[str, _Lanes], taken: _Lanes | None) -> Mappi
     return values if taken is None else {name: value[taken.astype(bool)] for name, value in values.items()}
 
 
-def _count(
+def _count_access_sectors(
     kind: str, places: Iterable[tuple[ir.Buffer, tuple[ir.Expr, ...], int]], values: Mapping[str, _Lanes]
 ) -> Iterator[SectorCount]:
     for buffer, indices, size in places:
         if buffer.space is not ir.Space.GLOBAL:
             continue
         size = size or buffer.type.dtype.size * max((i.type.lanes for i in indices), default=1)
-        where = [_evaluate(i, values) for i in indices]
+        where = [_evaluate_per_thread(i, values) for i in indices]
         if any(place is None for place in where):
             continue
         zero = 0 * values["thread.x"]
@@ -106,7 +110,7 @@ def _count(
         yield SectorCount(kind, buffer.name, len(flat), unique.size, np.unique(unique // SECTOR).size)
 
 
-def _evaluate(e: ir.Expr, values: Mapping[str, _Lanes]) -> _Lanes | None:
+def _evaluate_per_thread(e: ir.Expr, values: Mapping[str, _Lanes]) -> _Lanes | None:
     """The value of an integer or boolean expression for each thread, of a vector its first lane; None if unknown."""
     match e:
         case ir.Const(constant):
@@ -114,18 +118,18 @@ def _evaluate(e: ir.Expr, values: Mapping[str, _Lanes]) -> _Lanes | None:
         case ir.Var(name):
             return values.get(name)
         case ir.Ramp(operand) | ir.Broadcast(operand):
-            return _evaluate(operand, values)
+            return _evaluate_per_thread(operand, values)
         case ir.Cast(operand, dtype):
-            return _evaluate(operand, values) if not dtype.is_float else None
+            return _evaluate_per_thread(operand, values) if not dtype.is_float else None
         case ir.Unary(op, operand):
-            value = _evaluate(operand, values)
+            value = _evaluate_per_thread(operand, values)
             return None if value is None else -value if op == "neg" else 1 - value
         case ir.Binary(op, left, right):
-            a, b = _evaluate(left, values), _evaluate(right, values)
+            a, b = _evaluate_per_thread(left, values), _evaluate_per_thread(right, values)
             if a is None or b is None or (op in ("div", "mod") and not b.all()):
                 return None
             return np.asarray(binary_function(op, left.type.dtype)(a, b), np.int64)
         case ir.Select(condition, then, otherwise):
-            c, a, b = (_evaluate(x, values) for x in (condition, then, otherwise))
+            c, a, b = (_evaluate_per_thread(x, values) for x in (condition, then, otherwise))
             return None if c is None or a is None or b is None else np.where(c, a, b)
     return None

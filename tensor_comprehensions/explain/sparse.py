@@ -29,7 +29,7 @@ def explain_sparse_kernel(compiled: CompiledSparseKernel) -> Report:
     with open_book() as book:
         lowered = lower(problem, compiled.target).phases
         modules = tuple(separate_statements(run_sparse_passes(m)) for m in lowered)
-        found = [_phase(m, compiled.target, number) for number, m in enumerate(modules)]
+        found = [_compile_phase(m, compiled.target, number) for number, m in enumerate(modules)]
     same = all(
         object_code.code_sections(code) == object_code.code_sections(own.data)
         for (_, _, code), own in zip(found, compiled.code, strict=True)
@@ -47,8 +47,8 @@ def explain_sparse_kernel(compiled: CompiledSparseKernel) -> Report:
             Listing(
                 "schedule", "formats, loops and merges", tuple(_plan_lines(compiled.source("schedule"), statements))
             ),
-            _join("loops", "loops", [loops for loops, _, _ in found]),
-            _join("asm", "machine code", [asm for _, asm, _ in found], [loops for loops, _, _ in found]),
+            _join_listings("loops", "loops", [loops for loops, _, _ in found]),
+            _join_listings("asm", "machine code", [asm for _, asm, _ in found], [loops for loops, _, _ in found]),
         ),
         seconds=compiled.seconds,
         matches=SAME_BYTES if same else BY_HAND,
@@ -96,7 +96,7 @@ def _list_def(function: Function) -> tuple[tuple[SourceStatement, ...], Listing]
     return statements, Listing("def", "def with formats", listed)
 
 
-def _phase(module: Module, target: CpuTarget, number: int) -> tuple[Listing, Listing, bytes]:
+def _compile_phase(module: Module, target: CpuTarget, number: int) -> tuple[Listing, Listing, bytes]:
     """Loops and machine code of one module."""
     lines = list(list_lines(module))
     text = emit_llvm_with_lines(module, target, host_symbols.vector_functions(), lines)
@@ -105,7 +105,7 @@ def _phase(module: Module, target: CpuTarget, number: int) -> tuple[Listing, Lis
     return loops, list_assembly(assembly, loops), code.data
 
 
-def _join(kind: str, title: str, parts: list[Listing], loops: list[Listing] | None = None) -> Listing:
+def _join_listings(kind: str, title: str, parts: list[Listing], loops: list[Listing] | None = None) -> Listing:
     """Listings of phases, one after another; lines of loops are counted on."""
     lines: list[ListingLine] = []
     before = 0

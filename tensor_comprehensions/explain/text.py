@@ -21,7 +21,7 @@ ELSEWHERE = 2
 
 def format_report(report: Report) -> str:
     """A line of verdict, then the decisions by subject, each with its reason and its numbers."""
-    return "\n".join(_lines(report))
+    return "\n".join(_format_report_lines(report))
 
 
 def verdict(report: Report) -> str:
@@ -34,17 +34,17 @@ def verdict(report: Report) -> str:
     return f"{report.name} ({sizes}) for {report.target}: {', '.join(parts)}"
 
 
-def _lines(report: Report) -> Iterator[str]:
+def _format_report_lines(report: Report) -> Iterator[str]:
     yield verdict(report)
     for d in filter(_belongs_in_short_form, decisions_in_order(report)):
-        yield from _decision(report, d)
+        yield from _format_decision(report, d)
     far = [f for f in report.footprints if f.cache != "L1"]
     for f in far[:LOOPS]:
         trips = "" if f.trips < 0 else f" x {f.trips}"
         about = "" if f.is_exact else "at most "
         yield f"  {'touches':<{COLUMN}} {f.name}{trips} (line {f.loop}): {about}{format_bytes(f.total)}, fits {f.cache}"
     if report.roofline is not None:
-        yield from _roofline(report)
+        yield from _format_roofline(report)
     if report.search is not None:
         yield f"  {'search':<{COLUMN}} {describe_search(report.search)}"
     if report.calls is not None and report.calls.varying:
@@ -86,7 +86,7 @@ def label_statements(report: Report, d: Decision) -> str:
     return ", ".join(report.labels(d.statements))
 
 
-def _decision(report: Report, d: Decision) -> Iterator[str]:
+def _format_decision(report: Report, d: Decision) -> Iterator[str]:
     about = label_statements(report, d)
     numbers = ", ".join(format_number(name, n) for name, n in shown_numbers(d))
     yield f"  {d.subject:<{COLUMN}} {f'{about}: ' if about else ''}{d.chosen}"
@@ -115,7 +115,7 @@ def shown_numbers(d: Decision) -> list[tuple[str, float]]:
     return list(d.numbers)
 
 
-def _roofline(report: Report) -> Iterator[str]:
+def _format_roofline(report: Report) -> Iterator[str]:
     r = report.roofline
     assert r is not None
     yield (

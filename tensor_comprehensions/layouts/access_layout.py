@@ -74,7 +74,7 @@ class LayoutRead:
 
 def can_merge(reads: Iterable[LayoutRead], inner: str, outer: str) -> bool:
     """Whether two iterators can be one in all reads: the outer continues where the inner ends."""
-    return all(_continues(r, r.iterators.index(inner), r.iterators.index(outer)) for r in reads)
+    return all(_are_modes_contiguous(r, r.iterators.index(inner), r.iterators.index(outer)) for r in reads)
 
 
 def coalesce_together(reads: Sequence[LayoutRead]) -> tuple[tuple[str, ...], ...]:
@@ -102,6 +102,6 @@ def _find_mergeable_pair(
     return None
 
 
-def _continues(read: LayoutRead, inner: int, outer: int) -> bool:
+def _are_modes_contiguous(read: LayoutRead, inner: int, outer: int) -> bool:
     (size, stride), (_, other) = read.layout.flat[inner], read.layout.flat[outer]
     return other == size * stride

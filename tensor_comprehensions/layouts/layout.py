@@ -54,7 +54,7 @@ class Layout:
     def __call__(self, *coordinate: IntTuple) -> int:
         """The offset at a coordinate: one argument per mode, or a single one for the whole."""
         at: IntTuple = coordinate[0] if len(coordinate) == 1 else coordinate
-        return _offset(at, self.shape, self.stride)
+        return _compute_offset(at, self.shape, self.stride)
 
     def __len__(self) -> int:
         """The number of modes."""
@@ -129,19 +129,19 @@ def _running_strides(shape: IntTuple, step: int) -> tuple[IntTuple, int]:
     return tuple(strides), step
 
 
-def _offset(at: IntTuple, shape: IntTuple, stride: IntTuple) -> int:
+def _compute_offset(at: IntTuple, shape: IntTuple, stride: IntTuple) -> int:
     if isinstance(shape, tuple) and isinstance(stride, tuple):
         if isinstance(at, int):
-            at = _digits(at, shape)
+            at = _unravel_coordinate(at, shape)
         if len(at) != len(shape):
             raise InternalError(f"the coordinate {format_tuple(at)} in a layout of shape {format_tuple(shape)}")
-        return sum(map(_offset, at, shape, stride))
+        return sum(map(_compute_offset, at, shape, stride))
     if isinstance(at, tuple) or isinstance(shape, tuple) or isinstance(stride, tuple) or not 0 <= at < shape:
         raise InternalError(f"the coordinate {format_tuple(at)} in a layout of shape {format_tuple(shape)}")
     return at * stride
 
 
-def _digits(number: int, shape: tuple[IntTuple, ...]) -> tuple[IntTuple, ...]:
+def _unravel_coordinate(number: int, shape: tuple[IntTuple, ...]) -> tuple[IntTuple, ...]:
     """The coordinate of each mode at place `number`; an excess stays in the last mode, which refuses it."""
     digits: list[IntTuple] = []
     for part in shape[:-1]:

@@ -24,7 +24,7 @@ def parse(text: str) -> Layout:
     Raises:
         ArgumentError: the text is no layout; with the place of the mistake.
     """
-    layout: Layout = parse_text(_parser(), "layout", text)
+    layout: Layout = parse_text(_make_parser(), "layout", text)
     return layout
 
 
@@ -65,18 +65,20 @@ def parse_text(parser: Any, start: str, text: str) -> Any:
         end, at = e.token.type == "$END", len(text.rstrip())
         message = f"the {what} ends too early" if end else f"unexpected '{e.token}' in a {what}"
         span = Span(at, at + 1) if end else Span(e.token.start_pos, e.token.end_pos)
-        raise ArgumentError(message, source=text, span=span, expected=_alternatives(parser, e.expected or ())) from None
+        raise ArgumentError(
+            message, source=text, span=span, expected=_describe_expected_terminals(parser, e.expected or ())
+        ) from None
     except lark.exceptions.UnexpectedCharacters as e:
         at = e.pos_in_stream or 0
         raise ArgumentError(
             f"unexpected {text[at]!r} in a {what}", source=text, span=Span(at, at + 1),
-            expected=_alternatives(parser, e.allowed or ()),
+            expected=_describe_expected_terminals(parser, e.allowed or ()),
         ) from None  # fmt: skip
     except NotationError as e:
         raise ArgumentError(e.message, source=text, span=e.span, expected=e.expected, found=e.found) from None
 
 
-def _alternatives(parser: Any, terminals: Collection[str]) -> str:
+def _describe_expected_terminals(parser: Any, terminals: Collection[str]) -> str:
     """The terminals that the grammar allows at a place, in words."""
     literal = {t.name: f"'{t.pattern.value}'" for t in parser.terminals if t.pattern.type == "str"}
     spelled = sorted({_SPELLING.get(n) or literal.get(n, n) for n in terminals})
@@ -123,5 +125,5 @@ def depth(t: IntTuple) -> int:
 
 
 @cache
-def _parser() -> Any:
+def _make_parser() -> Any:
     return make_layout_parser(LayoutBuilder(), ["layout"], (__package__ or "", "layout.lark"))

@@ -110,7 +110,7 @@ WARP, WARPGROUP = 32, 128
 _ONE, _WARP, _QUAD_PAIR, _WARPGROUP = Layout(1, 1), Layout(32, 1), Layout((4, 2), (1, 16)), Layout(128, 1)
 
 
-def _layout(threads: list[tuple[int, int]], values: list[tuple[int, int]]) -> Layout:
+def _make_thread_value_layout(threads: list[tuple[int, int]], values: list[tuple[int, int]]) -> Layout:
     """The layout of (size, stride) of threads and of values; values of size 1 are left out."""
     parts = [threads, [v for v in values if v[0] > 1] or [(1, 0)]]
     shape, stride = (tuple(p[0][k] if len(p) == 1 else tuple(m[k] for m in p) for p in parts) for k in (0, 1))
@@ -118,13 +118,13 @@ def _layout(threads: list[tuple[int, int]], values: list[tuple[int, int]]) -> La
 
 
 @cache
-def _fragment(rows: int, columns: int, dtype: DType, *, pair: int = 0, warps: int = 1) -> AtomOperand:
+def _make_fragment_operand(rows: int, columns: int, dtype: DType, *, pair: int = 0, warps: int = 1) -> AtomOperand:
     """A matrix by lanes: 4 lanes share a row, each has `pair` neighbors of it, or as many as 32 bits hold."""
     together = pair or max(1, 32 // dtype.bits)
     threads = [(4, together * rows), (8, 1), *([(warps, 16)] if warps > 1 else [])]
     steps = columns // (4 * together)
     values = [(together, rows), (rows // warps // 8, 8), (steps, 4 * together * rows)]
-    return AtomOperand(Space.REGISTER, dtype, rows, columns, _layout(threads, values))
+    return AtomOperand(Space.REGISTER, dtype, rows, columns, _make_thread_value_layout(threads, values))
 
 
 # --- products ----------------------------------------------------------------------------------------------------
@@ -137,13 +137,19 @@ _SHORT = {
 
 def _mma(m: int, k: int, a: DType, b: DType, total: DType, architectures: tuple[str, ...]) -> Atom:
     """A product of a warp, m x 8 x k."""
-    operands = (_fragment(m, 8, total, pair=2), _fragment(m, k, a), _fragment(8, k, b))
+    operands = (
+        _make_fragment_operand(m, 8, total, pair=2),
+        _make_fragment_operand(m, k, a),
+        _make_fragment_operand(8, k, b),
+    )
     types = ".".join(_SHORT[t] for t in (total, a, b, total))
     opcode = f"mma.sync.aligned.m{m}n8k{k}.row.col.{types}"
-    return Atom(f"mma_m{m}n8k{k}_{_types(total, a, b)}", MATMUL, _WARP, operands, architectures, 0, opcode)
+    return Atom(
+        f"mma_m{m}n8k{k}_{_format_product_types(total, a, b)}", MATMUL, _WARP, operands, architectures, 0, opcode
+    )
 
 
-def _types(total: DType, a: DType, b: DType) -> str:
+def _format_product_types(total: DType, a: DType, b: DType) -> str:
     """The types of a product in a name: both factors only where the hardware mixes theirs."""
     mixed = (b,) if a.bits == 8 else ()
     return "_".join(dict.fromkeys((_SHORT[total], _SHORT[a]))) + "".join(f"_{_SHORT[t]}" for t in mixed)
@@ -151,7 +157,7 @@ def _types(total: DType, a: DType, b: DType) -> str:
 
 def _quad_pairs(major_a: str, major_b: str) -> Atom:
     """Four products of 8 lanes each, 8 x 8 x 4; the factors lie along k ("row" of A, "col" of B) or across."""
-    along = _layout([(8, 1)], [(4, 8)])
+    along = _make_thread_value_layout([(8, 1)], [(4, 8)])
     across = Layout(((4, 2), 4), ((8, 4), 1))
     a = AtomOperand(Space.REGISTER, FLOAT16, 8, 4, along if major_a == "row" else across)
     b = AtomOperand(Space.REGISTER, FLOAT16, 8, 4, along if major_b == "col" else across)
@@ -164,14 +170,14 @@ def _quad_pairs(major_a: str, major_b: str) -> Atom:
 def _wgmma(n: int, a: DType, b: DType, total: DType) -> Atom:
     """A product of a warpgroup, 64 x n x 32 bytes, with B in shared memory; A may be there, too."""
     k = 256 // a.bits
-    sums = _fragment(64, n, total, pair=2, warps=4)
-    operands = (sums, _fragment(64, k, a, warps=4), AtomOperand(Space.SHARED, b, n, k, None))
+    sums = _make_fragment_operand(64, n, total, pair=2, warps=4)
+    operands = (sums, _make_fragment_operand(64, k, a, warps=4), AtomOperand(Space.SHARED, b, n, k, None))
     opcode = f"wgmma.mma_async.sync.aligned.m64n{n}k{k}.{_SHORT[total]}.{_SHORT[a]}.{_SHORT[b]}"
     name = "_".join(dict.fromkeys((f"wgmma_m64n{n}k{k}", _SHORT[total], _SHORT[a], _SHORT[b])))
     return Atom(name, MATMUL, _WARPGROUP, operands, HOPPER, ROW_BYTES, opcode)
 
 
-def _products() -> Iterator[Atom]:
+def _list_mma_atoms() -> Iterator[Atom]:
     for n in range(256, 0, -8):
         for a in (FLOAT16, BFLOAT16, TFLOAT32):
             yield _wgmma(n, a, a, FLOAT32)
@@ -200,20 +206,26 @@ def _products() -> Iterator[Atom]:
 # --- moves -------------------------------------------------------------------------------------------------------
 
 
-def _matrices(count: int, *, transposed: bool) -> AtomOperand:
+def _make_matrices_operand(count: int, *, transposed: bool) -> AtomOperand:
     """`count` 8 x 8 matrices, one below the other, by lanes: as left factors lie, or transposed as right ones do."""
     rows = 8 * count
     threads = [(4, 2), (8, rows)] if transposed else [(4, 2 * rows), (8, 1)]
-    return AtomOperand(Space.REGISTER, UINT16, rows, 8, _layout(threads, [(2, 1 if transposed else rows), (count, 8)]))
+    return AtomOperand(
+        Space.REGISTER,
+        UINT16,
+        rows,
+        8,
+        _make_thread_value_layout(threads, [(2, 1 if transposed else rows), (count, 8)]),
+    )
 
 
 def _matrix_moves(count: int) -> Iterator[Atom]:
     """Moves of 8 x 8 matrices between registers and shared memory: lane l gives the address of row l of them all."""
     rows = 8 * count
     threads = [(rows, 1), *([(WARP // rows, 0)] if rows < WARP else [])]
-    memory = AtomOperand(Space.SHARED, UINT16, rows, 8, _layout(threads, [(8, rows)]))
+    memory = AtomOperand(Space.SHARED, UINT16, rows, 8, _make_thread_value_layout(threads, [(8, rows)]))
     for transposed in (False, True):
-        registers = _matrices(count, transposed=transposed)
+        registers = _make_matrices_operand(count, transposed=transposed)
         name, suffix = (
             f"x{count}{'_trans' if transposed else ''}",
             f"x{count}{'.trans' if transposed else ''}.shared.b16",
@@ -226,41 +238,41 @@ def _matrix_moves(count: int) -> Iterator[Atom]:
             yield Atom(f"{stem}_{name}", MOVE, _WARP, operands, since, ROW_BYTES, opcode)
 
 
-def _transposition() -> Atom:
+def _make_transpose_atom() -> Atom:
     """An 8 x 8 matrix of a warp, transposed in registers."""
-    operands = (_matrices(1, transposed=True), _matrices(1, transposed=False))
+    operands = (_make_matrices_operand(1, transposed=True), _make_matrices_operand(1, transposed=False))
     return Atom("movmatrix_trans", MOVE, _WARP, operands, SINCE_75, 0, "movmatrix.sync.aligned.m8n8.trans.b16")
 
 
-def _bytes(space: Space, count: int) -> AtomOperand:
+def _make_bytes_operand(space: Space, count: int) -> AtomOperand:
     """Neighboring bytes that one thread moves."""
-    return AtomOperand(space, UINT8, 1, count, _layout([(1, 0)], [(count, 1)]))
+    return AtomOperand(space, UINT8, 1, count, _make_thread_value_layout([(1, 0)], [(count, 1)]))
 
 
 def _thread_moves() -> Iterator[Atom]:
     """Moves of one thread."""
     for count in (16, 8, 4):
-        shared, memory = _bytes(Space.SHARED, count), _bytes(Space.GLOBAL, count)
+        shared, memory = _make_bytes_operand(Space.SHARED, count), _make_bytes_operand(Space.GLOBAL, count)
         opcode = f"cp.async.{'cg' if count == 16 else 'ca'}.shared.global"
         for name in ("copy_async", "copy_async_zero"):
             yield Atom(f"{name}_{count}", MOVE, _ONE, (shared, memory), SINCE_80, count, opcode)
     for count in (16, 8, 4, 2):
         bits = {16: "v4.u32", 8: "v2.u32", 4: "u32", 2: "u16"}[count]
         for space in (Space.GLOBAL, Space.SHARED):
-            memory, registers = _bytes(space, count), _bytes(Space.REGISTER, count)
+            memory, registers = _make_bytes_operand(space, count), _make_bytes_operand(Space.REGISTER, count)
             where = f"{space.value}_{count}"
             yield Atom(f"load_{where}", MOVE, _ONE, (registers, memory), SINCE_75, count, f"ld.{space.value}.{bits}")
             yield Atom(f"store_{where}", MOVE, _ONE, (memory, registers), SINCE_75, count, f"st.{space.value}.{bits}")
 
 
-def _moves() -> Iterator[Atom]:
+def _list_move_atoms() -> Iterator[Atom]:
     for count in (4, 2, 1):
         yield from _matrix_moves(count)
-    yield _transposition()
+    yield _make_transpose_atom()
     yield from _thread_moves()
 
 
-ATOMS: Mapping[str, Atom] = LazyTable({}, lambda: {a.name: a for a in (*_products(), *_moves())})
+ATOMS: Mapping[str, Atom] = LazyTable({}, lambda: {a.name: a for a in (*_list_mma_atoms(), *_list_move_atoms())})
 """All atoms by name, wider ones first."""
 
 

@@ -17,7 +17,7 @@ def check_bindings(module: Module) -> None:
     for kernel in module.kernels:
         launched = {name for name, _ in kernel.launch.ranges()} if kernel.launch is not None else set()
         try:
-            _check(kernel.body, scope | launched, set())
+            _check_names_bound(kernel.body, scope | launched, set())
         except _Fault as fault:
             raise InternalError(f"{kernel.name}: {fault}") from None
 
@@ -26,11 +26,11 @@ class _Fault(Exception):
     pass
 
 
-def _check(s: Stmt, scope: set[str], seen: set[int]) -> None:
+def _check_names_bound(s: Stmt, scope: set[str], seen: set[int]) -> None:
     """seen: the expressions, by the identity of their objects, whose names are all in `scope`."""
     if type(s) is Block:
         for c in s.body:
-            _check(c, scope, seen)
+            _check_names_bound(c, scope, seen)
         return
     for e in stmt_expressions(s):
         _check_uses_bound(e, scope, seen)
@@ -56,7 +56,7 @@ def _check(s: Stmt, scope: set[str], seen: set[int]) -> None:
             raise _Fault(f"{name} is bound twice, one inside the other")
         scope.add(name)
     for c in substatements(s):
-        _check(c, scope, seen)
+        _check_names_bound(c, scope, seen)
     if bound:
         scope.difference_update(bound)
         seen.clear()

@@ -53,21 +53,21 @@ class BoundsContext:
 
 def upper_bound(e: Expr, scope: BoundsContext) -> int | None:
     """A number that the scalar integer `e` never exceeds, the best that substituting bounds finds; None if none."""
-    return _bound(*linear_forms.linear_terms(e), scope)
+    return _find_cached_upper_bound(*linear_forms.linear_terms(e), scope)
 
 
 def lower_bound(e: Expr, scope: BoundsContext) -> int | None:
     """A number that the scalar integer `e` never falls below; None if none is found."""
     terms, constant = linear_forms.linear_terms(e)
-    high = _bound({a: -c for a, c in terms.items()}, -constant, scope)
+    high = _find_cached_upper_bound({a: -c for a, c in terms.items()}, -constant, scope)
     return None if high is None else -high
 
 
-def _bound(terms: Terms, constant: int, scope: BoundsContext) -> int | None:
+def _find_cached_upper_bound(terms: Terms, constant: int, scope: BoundsContext) -> int | None:
     """An upper bound of `terms + constant`, computed once per `terms`: unrolled copies differ in the constant alone."""
     key = tuple(terms.items())
     if key not in scope.found:
-        scope.found[key] = _upper(terms, 0, scope, _DEPTH)
+        scope.found[key] = _compute_upper_bound(terms, 0, scope, _DEPTH)
     high = scope.found[key]
     return None if high is None else high + constant
 
@@ -78,7 +78,7 @@ def lane_bounds(index: Expr, scope: BoundsContext, facts: Sequence[Fact] = ()) -
     if plain is None:
         return None, None
     own = _Progression.of(*plain)
-    slacks = [_NONE, *(s for a, b in facts if (s := _slack(a, b)) is not None)]
+    slacks = [_NONE, *(s for a, b in facts if (s := _make_slack_progression(a, b)) is not None)]
     low = [_lanes_bound(own, slack, -1, index.type.lanes, scope) for slack in slacks]
     high = [_lanes_bound(own, slack, 1, index.type.lanes, scope) for slack in slacks]
     return max((-x for x in low if x is not None), default=None), min((x for x in high if x is not None), default=None)
@@ -110,7 +110,7 @@ class _Progression:
 _NONE = _Progression({}, 0, 0)
 
 
-def _slack(a: Expr, b: Expr) -> _Progression | None:
+def _make_slack_progression(a: Expr, b: Expr) -> _Progression | None:
     """`b - a - 1`, which is at least 0 where `a < b`."""
     first, second = _first_and_step(a), _first_and_step(b)
     if first is None or second is None:
@@ -127,7 +127,7 @@ def _lanes_bound(own: _Progression, slack: _Progression, sign: int, lanes: int, 
     for a, c in slack.terms.items():
         terms[a] = terms.get(a, 0) + times * c
     terms = {a: c for a, c in terms.items() if c != 0}
-    high = _bound(terms, sign * own.constant + times * slack.constant, scope)
+    high = _find_cached_upper_bound(terms, sign * own.constant + times * slack.constant, scope)
     return None if high is None else high + max(0, (step + times * slack.step) * (lanes - 1))
 
 
@@ -166,20 +166,20 @@ def condition_facts(condition: Expr | None, scope: BoundsContext) -> tuple[list[
     return [], False
 
 
-def _upper(terms: Terms, constant: int, scope: BoundsContext, depth: int) -> int | None:
+def _compute_upper_bound(terms: Terms, constant: int, scope: BoundsContext, depth: int) -> int | None:
     """An upper bound of `terms + constant`: the innermost variable is replaced by its bounds, again and again."""
     linear_forms.join_divisions(terms)
     plain = _interval_bound(terms, constant, scope.ranges)
     if depth == 0 or not terms:
         return plain
     # Of two atoms bound equally far inside the larger one first: what it hides may cancel the other.
-    atom = max(terms, key=lambda a: (_depth_of(a, scope), _size(a)))
+    atom = max(terms, key=lambda a: (_depth_of(a, scope), _count_operators(a)))
     if _depth_of(atom, scope) < 0:
         return plain
     c = terms[atom]
     rest = {a: k for a, k in terms.items() if a is not atom}
     best = plain
-    for replacement in _replacements(atom, c, scope):
+    for replacement in _list_atom_replacements(atom, c, scope):
         bound = _worst_bound(replacement, rest, c, constant, scope, depth)
         if bound is not None and (best is None or bound < best):
             best = bound
@@ -200,14 +200,14 @@ def _worst_bound(
         for a, k in terms.items():
             merged[a] = merged.get(a, 0) + k * c // divisor
         merged = {a: k for a, k in merged.items() if k != 0}
-        bound = _upper(merged, constant + offset * c // divisor, scope, depth - 1)
+        bound = _compute_upper_bound(merged, constant + offset * c // divisor, scope, depth - 1)
         if bound is None:
             return None
         worst = bound if worst is None else max(worst, bound)
     return worst
 
 
-def _replacements(atom: Expr, c: int, scope: BoundsContext) -> list[list[Sum]]:
+def _list_atom_replacements(atom: Expr, c: int, scope: BoundsContext) -> list[list[Sum]]:
     """Ways to bound `c * atom` from above: in each way it is at most `c` times one of the listed sums."""
     match atom:
         case Var(name) if name in scope.lets:
@@ -250,9 +250,9 @@ def _expand_lets(e: Expr, scope: BoundsContext) -> Expr:
     return linear_forms.terms_to_expr({a: k for a, k in total.items() if k != 0}, constant)
 
 
-def _size(e: Expr) -> int:
+def _count_operators(e: Expr) -> int:
     """Operators of a composite expression."""
-    return 1 + _size(e.left) + _size(e.right) if isinstance(e, Binary) else 0
+    return 1 + _count_operators(e.left) + _count_operators(e.right) if isinstance(e, Binary) else 0
 
 
 def _depth_of(e: Expr, scope: BoundsContext) -> int:

@@ -194,13 +194,13 @@ def unary(op: str, operand: Expr) -> Expr:
 
 def binary(op: str, a: Operand, b: Operand) -> Expr:
     """`a op b` with numbers made constants and scalars broadcast to the other side's lanes, folded."""
-    left, right = _match(a, b)
+    left, right = _convert_python_numbers(a, b)
     t, lanes = left.type, right.type.lanes
     if t.lanes != lanes and 1 not in (t.lanes, lanes):
         raise InternalError(f"{op} of {t.lanes} and {lanes} lanes")
     folded = None
     if type(left) is Const and type(right) is Const:
-        folded = _fold(op, left, right)
+        folded = _fold_constants(op, left, right)
     elif t.dtype.is_integer:
         folded = _fold_integer(op, left, right)
     elif t.dtype.is_bool:
@@ -213,7 +213,7 @@ def binary(op: str, a: Operand, b: Operand) -> Expr:
     return Binary(op, broadcast(left, lanes), broadcast(right, lanes))
 
 
-def _match(a: Operand, b: Operand) -> tuple[Expr, Expr]:
+def _convert_python_numbers(a: Operand, b: Operand) -> tuple[Expr, Expr]:
     """Give Python numbers the type of the other operand; two numbers are int64."""
     if isinstance(a, (int, float)):
         dtype = b.type.dtype if not isinstance(b, (int, float)) else INT64
@@ -230,7 +230,7 @@ _INTEGER_OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 
 
-def _fold(op: str, left: Const, right: Const) -> Expr | None:
+def _fold_constants(op: str, left: Const, right: Const) -> Expr | None:
     """Two constants of an exact type combined; floats are left to the target's own arithmetic."""
     dtype = left.type.dtype
     if dtype.is_float or (op in ("div", "mod") and right.value == 0):
@@ -266,7 +266,7 @@ def _fold_integer(op: str, left: Expr, right: Expr) -> Expr | None:
 
 def _fold_ramp(op: str, left: Expr, right: Expr) -> Expr | None:
     """Sums of ramps and scalars, and multiples of a ramp, are ramps."""
-    a, b = _progression(left), _progression(right)
+    a, b = _match_lane_progression(left), _match_lane_progression(right)
     if a is None or b is None:
         return None
     lanes = max(left.type.lanes, right.type.lanes)
@@ -280,7 +280,7 @@ def _fold_ramp(op: str, left: Expr, right: Expr) -> Expr | None:
     return None
 
 
-def _progression(e: Expr) -> tuple[Expr, int] | None:
+def _match_lane_progression(e: Expr) -> tuple[Expr, int] | None:
     """(first lane, step between lanes), if that is evident."""
     match e:
         case Ramp(base, stride, _):
@@ -360,13 +360,13 @@ def reduce_lanes(op: str, e: Expr) -> Expr:
 
 def load(buffer: Buffer, *indices: Operand, mask: Expr | None = None) -> Load:
     """`buffer[indices]` where `mask`."""
-    where = _indices(indices)
+    where = _convert_index_numbers(indices)
     if mask is None or is_true(mask):
         return Load(buffer, where)
     return Load(buffer, where, broadcast(mask, max((i.type.lanes for i in where), default=1)))
 
 
-def _indices(indices: tuple[Operand, ...]) -> tuple[Expr, ...]:
+def _convert_index_numbers(indices: tuple[Operand, ...]) -> tuple[Expr, ...]:
     return tuple([const(i) if isinstance(i, (int, float)) else i for i in indices])
 
 
@@ -377,7 +377,7 @@ def store(
     buffer: Buffer, indices: tuple[Operand, ...], value: Operand, *, op: str | None = None, mask: Expr | None = None
 ) -> Store:
     """`buffer[indices] = value` (or `op=`) where `mask`, the value broadcast to the lanes of the indices."""
-    where = _indices(indices)
+    where = _convert_index_numbers(indices)
     lanes = max([buffer.type.lanes, *[i.type.lanes for i in where]])
     if isinstance(value, (int, float)):
         value = const(value, buffer.type.dtype)
@@ -463,11 +463,11 @@ def neutral(op: str, dtype: DType) -> Const:
         return const(1, dtype)
     if op in ("and", "or"):
         return const(op == "and", BOOL)
-    low, high = _extremes(dtype)
+    low, high = _compute_dtype_range(dtype)
     return const(high if op == "min" else low, dtype)
 
 
-def _extremes(dtype: DType) -> tuple[int | float, int | float]:
+def _compute_dtype_range(dtype: DType) -> tuple[int | float, int | float]:
     if dtype.is_float:
         return -math.inf, math.inf
     if dtype.is_bool:

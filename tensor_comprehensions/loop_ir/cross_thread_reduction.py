@@ -50,7 +50,7 @@ def combine_across_threads(
     again: it runs several times, so that what the last time read from shared arrays must not be overwritten at once.
     All threads of the block come here together.
     """
-    group = _lanes(launch, along)
+    group = _count_combining_threads(launch, along)
     if group is not None and group <= WARP_THREADS:
         return CombineCode(_within_warps(sums, group), ())
     if group is not None and group % WARP_THREADS == 0:
@@ -58,7 +58,7 @@ def combine_across_threads(
     return _across_threads(sums, launch, along, again=again)
 
 
-def _lanes(launch: Launch, along: frozenset[int]) -> int | None:
+def _count_combining_threads(launch: Launch, along: frozenset[int]) -> int | None:
     """The number of neighboring threads that combine, a power of two or whole warps; None for any other group."""
     inner = [count for k, count in enumerate(launch.block) if k <= max(along)]
     if any(k not in along and count > 1 for k, count in enumerate(inner)):
@@ -99,10 +99,10 @@ def _across_warps(sums: Sequence[CrossThreadSum], launch: Launch, warps: int, *,
     else:
         rest = build.block(*(_sum_range(s, b, first, warps, 1) for s, b in zip(sums, shared, strict=True)))
     body = build.block(
-        *_barrier(again),
+        *_make_barrier_if_needed(again),
         _within_warps(sums, WARP_THREADS),
         build.when(build.eq(lane, 0), build.block(*stores)),
-        *_barrier(True),
+        *_make_barrier_if_needed(True),
         rest,
     )
     return CombineCode(body, tuple(shared))
@@ -120,9 +120,9 @@ def _across_threads(
         leader = build.logical_and(leader, build.eq(build.var(THREAD[k]), 0))
     loops = [_sum_group(s, b, launch, sorted(along)) for s, b in zip(sums, shared, strict=True)]
     body = build.block(
-        *_barrier(again),
+        *_make_barrier_if_needed(again),
         *stores,
-        *_barrier(True),
+        *_make_barrier_if_needed(True),
         build.when(leader, build.block(*loops)),
     )
     return CombineCode(body, tuple(shared))
@@ -153,5 +153,5 @@ def _shared_buffer(s: CrossThreadSum, count: int) -> Buffer:
     return build.buffer(internal_name(s.name, "parts"), s.register.type.dtype, (count,), Space.SHARED)
 
 
-def _barrier(needed: bool) -> tuple[ir.Stmt, ...]:
+def _make_barrier_if_needed(needed: bool) -> tuple[ir.Stmt, ...]:
     return (ir.Invoke(BARRIER, (), ()),) if needed else ()

@@ -23,12 +23,12 @@ class Instruction:
     evaluate: Callable[..., Any]
 
 
-def _bits(x: Any) -> Any:
+def _view_float32_bits(x: Any) -> Any:
     return np.asarray(x, np.float32).view(np.uint32)
 
 
-def _pair(low: Any, high: Any) -> Any:
-    return (_bits(low) >> np.uint32(16)) | (_bits(high) & np.uint32(0xFFFF0000))
+def _pack_bfloat16_pair(low: Any, high: Any) -> Any:
+    return (_view_float32_bits(low) >> np.uint32(16)) | (_view_float32_bits(high) & np.uint32(0xFFFF0000))
 
 
 def _pair_float16(low: Any, high: Any) -> Any:
@@ -40,14 +40,14 @@ def _float16_of(pair: Any, shift: int) -> Any:
     return (np.asarray(pair, np.uint32) >> np.uint32(shift)).astype(np.uint16).view(np.float16)
 
 
-def _halves(pair: Any) -> tuple[Any, Any]:
+def _unpack_bfloat16_pair(pair: Any) -> tuple[Any, Any]:
     bits = np.asarray(pair, np.uint32)
     return (bits << np.uint32(16)).view(np.float32), (bits & np.uint32(0xFFFF0000)).view(np.float32)
 
 
-def _dot(total: Any, a: Any, b: Any) -> Any:
+def _accumulate_bfloat16_dot(total: Any, a: Any, b: Any) -> Any:
     """The second product is added first, each time with one rounding: a product of bfloat16 is exact in float32."""
-    (low_a, high_a), (low_b, high_b) = _halves(a), _halves(b)
+    (low_a, high_a), (low_b, high_b) = _unpack_bfloat16_pair(a), _unpack_bfloat16_pair(b)
     return low_a * low_b + (high_a * high_b + np.asarray(total, np.float32))
 
 
@@ -86,15 +86,15 @@ INSTRUCTIONS = {
     i.name: i
     for i in (
         # Two bfloat16 in one value, the first in the low half.
-        Instruction(PAIR_BFLOAT16, (BFLOAT16, BFLOAT16), UINT32, _pair),
+        Instruction(PAIR_BFLOAT16, (BFLOAT16, BFLOAT16), UINT32, _pack_bfloat16_pair),
         # The same of float16, and the functions that make such pairs of either type.
         Instruction(PAIR_FLOAT16, (FLOAT16, FLOAT16), UINT32, _pair_float16),
         Instruction(f"low_{FLOAT16.name}", (UINT32,), FLOAT16, lambda pair: _float16_of(pair, 0)),
         Instruction(f"high_{FLOAT16.name}", (UINT32,), FLOAT16, lambda pair: _float16_of(pair, 16)),
-        Instruction(f"low_{BFLOAT16.name}", (UINT32,), BFLOAT16, lambda pair: _halves(pair)[0]),
-        Instruction(f"high_{BFLOAT16.name}", (UINT32,), BFLOAT16, lambda pair: _halves(pair)[1]),
+        Instruction(f"low_{BFLOAT16.name}", (UINT32,), BFLOAT16, lambda pair: _unpack_bfloat16_pair(pair)[0]),
+        Instruction(f"high_{BFLOAT16.name}", (UINT32,), BFLOAT16, lambda pair: _unpack_bfloat16_pair(pair)[1]),
         # A sum, and the products of the halves of two such pairs added to it. Subnormal numbers may count as zero.
-        Instruction(DOT_BFLOAT16, (FLOAT32, UINT32, UINT32), FLOAT32, _dot),
+        Instruction(DOT_BFLOAT16, (FLOAT32, UINT32, UINT32), FLOAT32, _accumulate_bfloat16_dot),
         # The bits of a float32, rounded to tf32.
         Instruction(TF32_BITS, (UINT32,), UINT32, _round_bits),
         # On 64 bits. Shifts, by 0 to 63, fill with zeros. Zeros below the lowest one are counted: 64 where all are 0.

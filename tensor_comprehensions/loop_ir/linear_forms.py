@@ -11,25 +11,25 @@ Terms = dict[Expr, int]
 def linear_terms(e: Expr) -> tuple[Terms, int]:
     """The scalar integer `e` as (coefficient of each atom in order of appearance, constant)."""
     terms: Terms = {}
-    constant = _collect(e, 1, terms)
+    constant = _collect_linear_terms(e, 1, terms)
     return {atom: c for atom, c in terms.items() if c != 0}, constant
 
 
-def _collect(e: Expr, factor: int, terms: Terms) -> int:
+def _collect_linear_terms(e: Expr, factor: int, terms: Terms) -> int:
     """Add `factor * e` to `terms`; returns the constant part."""
     match e:
         case Const(value):
             return factor * int(value)
         case Binary("add", left, right):
-            return _collect(left, factor, terms) + _collect(right, factor, terms)
+            return _collect_linear_terms(left, factor, terms) + _collect_linear_terms(right, factor, terms)
         case Binary("sub", left, right):
-            return _collect(left, factor, terms) + _collect(right, -factor, terms)
+            return _collect_linear_terms(left, factor, terms) + _collect_linear_terms(right, -factor, terms)
         case Unary("neg", operand):
-            return _collect(operand, -factor, terms)
+            return _collect_linear_terms(operand, -factor, terms)
         case Binary("mul", left, Const(value)):
-            return _collect(left, factor * int(value), terms)
+            return _collect_linear_terms(left, factor * int(value), terms)
         case Binary("mul", Const(value), right):
-            return _collect(right, factor * int(value), terms)
+            return _collect_linear_terms(right, factor * int(value), terms)
     terms[e] = terms.get(e, 0) + factor
     return 0
 
@@ -53,13 +53,13 @@ def join_divisions(terms: Terms) -> None:
     for atom in list(terms):
         match atom:
             case Binary("mod", Binary("div", x, Const(by)) as quotient, Const(d)) if terms.get(atom):
-                _join(terms, atom, build.div(x, int(by) * int(d)), int(d), quotient)
+                _join_division_terms(terms, atom, build.div(x, int(by) * int(d)), int(d), quotient)
         match atom:
             case Binary("mod", x, Const(d) as divisor) if terms.get(atom):
-                _join(terms, atom, Binary("div", x, divisor), int(d), x)
+                _join_division_terms(terms, atom, Binary("div", x, divisor), int(d), x)
 
 
-def _join(terms: Terms, remainder: Expr, quotient: Expr, divisor: int, whole: Expr) -> None:
+def _join_division_terms(terms: Terms, remainder: Expr, quotient: Expr, divisor: int, whole: Expr) -> None:
     """Replace a quotient and a remainder among `terms` by their `whole`, where they have its factor."""
     k = terms[remainder]
     if terms.get(quotient, 0) == k * divisor:

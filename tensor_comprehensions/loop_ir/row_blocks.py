@@ -116,7 +116,7 @@ def join_row_blocks(program: RowProgram, stages: Sequence[Stage]) -> Module:
     joiner = _Joiner(sources, program, frozenset(views))
     numbered, sites = _number_sites(stages)
     kernels = []
-    for name, parts in _phases(numbered):
+    for name, parts in _split_into_phases(numbered):
         body = build.block(*map(joiner.run_stage, parts))
         used = _used_buffers(body)
         for b in (b for b in shared if b.name in used):
@@ -259,7 +259,7 @@ StagePart = Sequence[Part] | tuple[Module, tuple[Kernel, ...]]
 """The parts of a stage over rows, or a module and those of its kernels that run now."""
 
 
-def _phases(stages: Sequence[Stage]) -> list[tuple[str, list[StagePart]]]:
+def _split_into_phases(stages: Sequence[Stage]) -> list[tuple[str, list[StagePart]]]:
     """The phases: every check, over all rows, and then the rest, stage by stage."""
     split = [[_split_checks(m) for m in modules_of(stage)] for stage in stages]
     kernels = [rest for parts in split for _, rest in parts]

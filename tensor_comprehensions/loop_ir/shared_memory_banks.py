@@ -22,10 +22,10 @@ def count_bank_conflict_turns(addresses: Sequence[int], width: int) -> int:
     """
     lanes = min(WARP_THREADS, BANKS * BANK_BYTES // width)
     groups = [addresses[first : first + lanes] for first in range(0, len(addresses), lanes)]
-    return sum(_turns(group, width) - 1 for group in groups)
+    return sum(_count_group_turns(group, width) - 1 for group in groups)
 
 
-def _turns(addresses: Sequence[int], width: int) -> int:
+def _count_group_turns(addresses: Sequence[int], width: int) -> int:
     """How many different words the busiest bank has; lanes that share a word share its turn."""
     words: dict[int, set[int]] = defaultdict(set)
     for address in addresses:

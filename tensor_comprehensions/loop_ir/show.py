@@ -87,17 +87,17 @@ def format_program(program: Module | Kernel | Stmt | Expr) -> str:
         case Store() | Loop() | While() | If() | Let() | Allocate() | Window() | Check() | Invoke() | Block():
             return "\n".join(text for text, _ in _stmt_lines(program, "", {})) + "\n"
         case _:
-            return _expr(program)
+            return _format_expr(program)
 
 
 def separate_statements(m: Module) -> Module:
     """`m` with a statement of its own in each place."""
     seen: set[int] = set()
-    return replace(m, kernels=tuple(replace(k, body=_separate(k.body, seen)) for k in m.kernels))
+    return replace(m, kernels=tuple(replace(k, body=_copy_repeated_statements(k.body, seen)) for k in m.kernels))
 
 
-def _separate(s: Stmt, seen: set[int]) -> Stmt:
-    own = map_stmt(s, lambda e: e, lambda c: _separate(c, seen))
+def _copy_repeated_statements(s: Stmt, seen: set[int]) -> Stmt:
+    own = map_stmt(s, lambda e: e, lambda c: _copy_repeated_statements(c, seen))
     if id(s) in seen and own is s:
         own = copy(s)
     seen.add(id(s))
@@ -120,9 +120,9 @@ def list_lines(program: Module | Kernel, known: Texts | None = None) -> Iterator
 def _module_lines(m: Module, known: Texts) -> Iterator[Line]:
     yield f"module {m.name}", None
     for b in m.arguments:
-        yield f"  argument {_declaration(b)}{' written' if b.name in m.written else ''}", None
+        yield f"  argument {_format_buffer_declaration(b)}{' written' if b.name in m.written else ''}", None
     for b in m.temporaries:
-        yield f"  temporary {_declaration(b)}", None
+        yield f"  temporary {_format_buffer_declaration(b)}", None
     for n, site in enumerate(m.sites):
         yield f"  site {n}: dimension {site.dimension} of {site.tensor}, extent {site.extent} from {site.origin}", None
     for kernel in m.kernels:
@@ -139,7 +139,7 @@ def _kernel_lines(kernel: Kernel, known: Texts) -> Iterator[Line]:
     yield from _stmt_lines(kernel.body, "  ", known)
 
 
-def _declaration(b: Buffer) -> str:
+def _format_buffer_declaration(b: Buffer) -> str:
     shape = "".join(f"[{'' if n in b.dynamic else extent}]" for n, extent in enumerate(b.shape))
     strides = "" if b.strides == contiguous_strides(b.shape) else f" strides {b.strides}"
     if any(b.stride_variables):
@@ -162,66 +162,71 @@ def _stmt_lines(s: Stmt, indent: str, known: Texts) -> Iterator[Line]:
             yield indent + known[id(s)], s
         case Loop(var, start, stop, body):
             by = f" by {s.step}" if s.step != 1 else ""
-            yield f"{indent}{s.kind.value} {var} in {_expr(start)} .. {_expr(stop)}{by}{_hint(s)}:", s
+            yield (
+                f"{indent}{s.kind.value} {var} in {_format_expr(start)} .. {_format_expr(stop)}{by}"
+                f"{_format_loop_hint(s)}:",
+                s,
+            )
             yield from _stmt_lines(body, deeper, known)
         case While(condition, body):
-            yield f"{indent}while {_expr(condition)}:", s
+            yield f"{indent}while {_format_expr(condition)}:", s
             yield from _stmt_lines(body, deeper, known)
         case If(condition, then, otherwise):
-            yield f"{indent}if {_expr(condition)}:", s
+            yield f"{indent}if {_format_expr(condition)}:", s
             yield from _stmt_lines(then, deeper, known)
             if otherwise is not None:
                 yield f"{indent}else:", s
                 yield from _stmt_lines(otherwise, deeper, known)
         case Let(name, value, body):
             if id(value) not in known:
-                known[id(value)] = _expr(value)
+                known[id(value)] = _format_expr(value)
             yield f"{indent}let {name}: {value.type} = {known[id(value)]}", s
             yield from _stmt_lines(body, indent, known)
         case Allocate(buffers, body, lengths):
-            count = f" length {', '.join(map(_expr, lengths))}" if lengths else ""
+            count = f" length {', '.join(map(_format_expr, lengths))}" if lengths else ""
             for buffer in buffers:
-                yield f"{indent}allocate {buffer.space.value} {_declaration(buffer)}{count}", s
+                yield f"{indent}allocate {buffer.space.value} {_format_buffer_declaration(buffer)}{count}", s
             yield from _stmt_lines(body, indent, known)
         case Window(buffer, source, start, rows, length, body):
-            part = f"{rows} rows of {source.name} from {_expr(start)} of {_expr(length)}"
+            part = f"{rows} rows of {source.name} from {_format_expr(start)} of {_format_expr(length)}"
             part += f" in dimension {s.dimension}" if s.dimension else ""
-            yield f"{indent}window {_declaration(buffer)} is {part}", s
+            yield f"{indent}window {_format_buffer_declaration(buffer)} is {part}", s
             yield from _stmt_lines(body, indent, known)
         case Check(condition, site, value):
-            yield f"{indent}check {_expr(condition)} else fail site {site} with {_expr(value)}", s
+            yield f"{indent}check {_format_expr(condition)} else fail site {site} with {_format_expr(value)}", s
         case Invoke(name, operands, attributes, values):
-            views = [f"&{_access(b, where, None)}" for b, where in operands] + [str(a) for a in attributes]
-            yield f"{indent}{name}({', '.join([*views, *map(_expr, values)])})", s
+            views = [f"&{_format_access(b, where, None)}" for b, where in operands] + [str(a) for a in attributes]
+            yield f"{indent}{name}({', '.join([*views, *map(_format_expr, values)])})", s
         case _:
             assert_never(s)
 
 
 def _store(s: Store) -> str:
-    text = f"{_access(s.buffer, s.indices, None)} {_update(s.op)} {_expr(s.value)}{_mask(s.mask)}"
+    target = _format_access(s.buffer, s.indices, None)
+    text = f"{target} {_format_store_operator(s.op)} {_format_expr(s.value)}{_format_mask(s.mask)}"
     return text + ("  # streaming" if s.nontemporal else "")
 
 
-def _hint(loop: Loop) -> str:
+def _format_loop_hint(loop: Loop) -> str:
     if loop.kind is LoopKind.VECTOR:
         return f" lanes {loop.vector_factors[0]} x {loop.vector_factors[1]}"
     return f" grain {loop.grain}" if loop.grain != 1 else ""
 
 
-def _update(op: str | None) -> str:
+def _format_store_operator(op: str | None) -> str:
     return "=" if op is None else f"{op}="
 
 
-def _mask(mask: Expr | None) -> str:
-    return "" if mask is None else f" @ {_expr(mask, _ATOM)}"
+def _format_mask(mask: Expr | None) -> str:
+    return "" if mask is None else f" @ {_format_expr(mask, _ATOM)}"
 
 
-def _access(buffer: Buffer, indices: tuple[Expr, ...], mask: Expr | None) -> str:
-    where = f"[{', '.join(_expr(i) for i in indices)}]"
-    return f"{buffer.name}{where}{_mask(mask)}"
+def _format_access(buffer: Buffer, indices: tuple[Expr, ...], mask: Expr | None) -> str:
+    where = f"[{', '.join(_format_expr(i) for i in indices)}]"
+    return f"{buffer.name}{where}{_format_mask(mask)}"
 
 
-def _expr(e: Expr, outer: int = 0) -> str:
+def _format_expr(e: Expr, outer: int = 0) -> str:
     """`e` in parentheses where its operator binds less tightly than `outer`."""
     match e:
         case Const(value, t):
@@ -230,38 +235,38 @@ def _expr(e: Expr, outer: int = 0) -> str:
         case Var(name):
             return name
         case Load(buffer, indices, mask):
-            text = _access(buffer, indices, mask)
+            text = _format_access(buffer, indices, mask)
             return f"({text})" if mask is not None and outer else text
         case Unary(op, operand):
-            return f"{'-' if op == 'neg' else 'not '}{_expr(operand, _ATOM)}"
+            return f"{'-' if op == 'neg' else 'not '}{_format_expr(operand, _ATOM)}"
         case Binary(op, left, right):
-            return _binary(op, left, right, outer)
+            return _format_binary(op, left, right, outer)
         case Select(condition, then, otherwise):
-            return f"select({_expr(condition)}, {_expr(then)}, {_expr(otherwise)})"
+            return f"select({_format_expr(condition)}, {_format_expr(then)}, {_format_expr(otherwise)})"
         case Cast(operand, dtype):
-            return f"{dtype}({_expr(operand)})"
+            return f"{dtype}({_format_expr(operand)})"
         case Call(function, arguments):
-            return f"{function}({', '.join(_expr(a) for a in arguments)})"
+            return f"{function}({', '.join(_format_expr(a) for a in arguments)})"
         case Ramp(base, stride, lanes):
-            return f"ramp({_expr(base)}, {stride}, {lanes})"
+            return f"ramp({_format_expr(base)}, {stride}, {lanes})"
         case Broadcast(operand, lanes):
-            return f"x{lanes}({_expr(operand)})"
+            return f"x{lanes}({_format_expr(operand)})"
         case Shuffle(left, right, lanes):
-            return f"shuffle({_expr(left)}, {_expr(right)}, {list(lanes)})"
+            return f"shuffle({_format_expr(left)}, {_format_expr(right)}, {list(lanes)})"
         case ReduceLanes(op, operand):
-            return f"reduce_{'add' if op == '+' else 'mul' if op == '*' else op}({_expr(operand)})"
+            return f"reduce_{'add' if op == '+' else 'mul' if op == '*' else op}({_format_expr(operand)})"
         case _:
             assert_never(e)
 
 
-def _binary(op: str, left: Expr, right: Expr, outer: int) -> str:
+def _format_binary(op: str, left: Expr, right: Expr, outer: int) -> str:
     if op in ("min", "max"):
-        return f"{op}({_expr(left)}, {_expr(right)})"
+        return f"{op}({_format_expr(left)}, {_format_expr(right)})"
     symbol = _SYMBOLS.get(op)
     if symbol is None:
         floor = left.type.dtype.is_integer
         symbol = {"div": "//" if floor else "/", "mod": "%" if floor else "fmod"}[op]
     level = _PRECEDENCE[op]
     # The right operand of equal level keeps its parentheses: floats do not associate.
-    text = f"{_expr(left, level)} {symbol} {_expr(right, level + 1)}"
+    text = f"{_format_expr(left, level)} {symbol} {_format_expr(right, level + 1)}"
     return f"({text})" if level < outer else text

@@ -29,7 +29,7 @@ def column_key(b: Buffer) -> ColumnKey:
     """The rule for the last two dimensions of a swizzled buffer that keeps the rules of `swizzle_fault`."""
     assert b.swizzle is not None
     bits, base, shift = b.swizzle
-    return ColumnKey(1 << (base + shift) >> _width(b).bit_length() - 1, 1 << bits, 1 << base)
+    return ColumnKey(1 << (base + shift) >> _get_row_stride(b).bit_length() - 1, 1 << bits, 1 << base)
 
 
 def contiguous_elements(b: Buffer) -> int | None:
@@ -46,7 +46,7 @@ def swizzle_fault(b: Buffer) -> str | None:
         return "only rows of shared memory are swizzled"
     if min(bits, base) < 0 or shift < bits:
         return f"{b.swizzle} is no swizzle: its bits overlap"
-    width = _width(b)
+    width = _get_row_stride(b)
     if width & (width - 1) or not 1 << (base + bits) <= width <= 1 << (base + shift):
         return f"{b.swizzle} leaves rows of {width} elements"
     if any(stride % (1 << (base + shift + bits)) for stride in b.strides[:-2]):
@@ -54,6 +54,6 @@ def swizzle_fault(b: Buffer) -> str | None:
     return None
 
 
-def _width(b: Buffer) -> int:
+def _get_row_stride(b: Buffer) -> int:
     """Elements from one row to the next."""
     return b.strides[-2]

@@ -74,10 +74,10 @@ class Uniformity:
         if isinstance(e, Load):
             return self.agreement(*children(e)) if e.buffer.name in self.constant else 1
         if isinstance(e, Var):
-            return self.groups[e.name] if e.name in self.groups else _group(self.values[e.name])
+            return self.groups[e.name] if e.name in self.groups else _compute_uniform_group_size(self.values[e.name])
         found = self._evaluate(e)
         if found is not None:
-            return _group(found)
+            return _compute_uniform_group_size(found)
         match e:
             case Binary("div" | "mod", left, Const(int(d), Type(dtype, 1))) if d > 0 and dtype == INT64:
                 whole, rest = _split_multiples(left, d)
@@ -108,14 +108,14 @@ class Uniformity:
                 return None if x is None else ~x if op == "not" else -x
             case Binary(op, left, right):
                 a, b = self._evaluate(left), self._evaluate(right)
-                return None if a is None or b is None else _combine(op, a, b)
+                return None if a is None or b is None else _apply_binary_operator(op, a, b)
             case Select(condition, then, otherwise):
                 c, a, b = (self._evaluate(x) for x in (condition, then, otherwise))
                 return None if c is None or a is None or b is None else np.where(c, a, b)
         return None
 
 
-def _combine(op: str, a: Values, b: Values) -> Values | None:
+def _apply_binary_operator(op: str, a: Values, b: Values) -> Values | None:
     if op in ("div", "mod"):
         if not np.all(b):
             return None
@@ -133,7 +133,7 @@ def _split_multiples(e: Expr, divisor: int) -> tuple[list[Expr], Expr]:
     return whole, linear_forms.terms_to_expr(rest, constant)
 
 
-def _group(values: Values) -> int:
+def _compute_uniform_group_size(values: Values) -> int:
     """How many neighbors have the same of `values`."""
     if values.ndim == 0 or np.all(values == values[0]):
         return ALL_THREADS

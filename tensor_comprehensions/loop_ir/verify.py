@@ -102,7 +102,7 @@ def verify(module: Module) -> None:
             _require((fault := tensor_map_fault(m, buffers)) is None, f"the tensor map {m.name}: {fault}")
         place = replace(place, maps=kernel.maps)
         _require_one_name(kernel)
-        _stmt(kernel.body, place if kernel.launch is None else _enter_launch(kernel, place))
+        _verify_stmt(kernel.body, place if kernel.launch is None else _enter_launch(kernel, place))
 
 
 def _require_one_name(kernel: Kernel) -> None:
@@ -139,7 +139,7 @@ def _enter_launch(kernel: Kernel, place: _Place) -> _Place:
 
 def _require(condition: bool, message: str, node: Stmt | Expr | None = None) -> None:
     if not condition:
-        raise InternalError(message if node is None else f"{message}: {_text(node)}")
+        raise InternalError(message if node is None else f"{message}: {_format_node_excerpt(node)}")
 
 
 def _require_unique(names: list[str], what: str) -> None:
@@ -193,30 +193,30 @@ class _Place:
 # --- statements --------------------------------------------------------------------------------------------------
 
 
-def _stmt(s: Stmt, place: _Place) -> None:
+def _verify_stmt(s: Stmt, place: _Place) -> None:
     match s:
         case Block(body):
             for c in body:
-                _stmt(c, place)
+                _verify_stmt(c, place)
         case Store():
-            _store(s, place)
+            _verify_store(s, place)
         case Loop():
-            _loop(s, place)
+            _verify_loop(s, place)
         case If(condition, then, otherwise):
             _require_type(condition, Type(BOOL), place, s)
             guarded = replace(place.with_conditions(condition), guarded=True)
-            _stmt(then, guarded)
+            _verify_stmt(then, guarded)
             if otherwise is not None:
-                _stmt(otherwise, guarded)
+                _verify_stmt(otherwise, guarded)
         case While(condition, body):
             _require_type(condition, Type(BOOL), place, s)
-            _stmt(body, replace(place.with_conditions(condition), guarded=True))
+            _verify_stmt(body, replace(place.with_conditions(condition), guarded=True))
         case Let(name, value, body):
-            t = _expr(value, place)
+            t = _verify_expr_once(value, place)
             inner = place.bind(name, t, place.scope.in_let(name, value), value)
             if inner.threads is not None:
                 inner = replace(inner, threads=inner.threads.bind(name, value))
-            _stmt(body, inner)
+            _verify_stmt(body, inner)
         case Allocate(buffers, body, lengths):
             for buffer in buffers:
                 _verify_allocation(buffer, place)
@@ -225,20 +225,20 @@ def _stmt(s: Stmt, place: _Place) -> None:
                 _require_type(length, _INDEX, place, s)
                 _require([b.space for b in buffers] == [Space.SCRATCH], "a length is for one scratch buffer", s)
             _require_unique([b.name for b in buffers], "buffers of one allocation")
-            _stmt(body, replace(place, buffers=place.buffers | {b.name: b for b in buffers}))
+            _verify_stmt(body, replace(place, buffers=place.buffers | {b.name: b for b in buffers}))
         case Window():
-            _window(s, place)
+            _verify_window(s, place)
         case Check(condition, site, value):
             _require_type(condition, Type(BOOL), place, s)
             _require_type(value, _INDEX, place, s)
             _require(0 <= site < place.sites, f"there is no site {site}")
         case Invoke():
-            _invoke(s, place)
+            _verify_invoke(s, place)
         case _:
             assert_never(s)
 
 
-def _window(s: Window, place: _Place) -> None:
+def _verify_window(s: Window, place: _Place) -> None:
     """Whether the rows of a window are in its source and have its size."""
     known, buffer = place.buffers.get(s.source.name), s.buffer
     _require(known == s.source, f"{s.source.name} is not in scope")
@@ -252,7 +252,7 @@ def _window(s: Window, place: _Place) -> None:
     high = upper_bound(build.sub(build.add(s.start, s.rows), s.length), place.scope)
     _require(low is not None and low >= 0, f"{buffer.name} may start before {s.source.name}", s.start)
     _require(high is not None and high <= 0, f"{buffer.name} may end behind {s.source.name}", s.start)
-    _stmt(s.body, replace(place, buffers=place.buffers | {buffer.name: buffer}))
+    _verify_stmt(s.body, replace(place, buffers=place.buffers | {buffer.name: buffer}))
 
 
 def _require_window_form(s: Window) -> None:
@@ -271,7 +271,7 @@ def _require_window_form(s: Window) -> None:
         _require(known, f"{buffer.name} has strides that {source.name} has not")
 
 
-def _loop(s: Loop, place: _Place) -> None:
+def _verify_loop(s: Loop, place: _Place) -> None:
     _require_type(s.start, _INDEX, place, s)
     _require_type(s.stop, _INDEX, place, s)
     _require(
@@ -287,7 +287,7 @@ def _loop(s: Loop, place: _Place) -> None:
         _require(not place.parallel, f"parallel loop {s.var} is inside a parallel loop")
         private = frozenset(b.name for b in place.buffers.values() if b.space in (Space.REGISTER, Space.FRAGMENT))
         inner = replace(inner, parallel=True, hidden=private)
-    _stmt(s.body, inner)
+    _verify_stmt(s.body, inner)
 
 
 def _verify_allocation(buffer: Buffer, place: _Place) -> None:
@@ -312,14 +312,14 @@ def _require_shape(buffer: Buffer) -> None:
     _require(fault is None, f"the swizzle of {buffer.name}: {fault}")
 
 
-def _store(s: Store, place: _Place) -> None:
-    t = _access(s.buffer, s.indices, s.mask, place, s)
+def _verify_store(s: Store, place: _Place) -> None:
+    t = _verify_access(s.buffer, s.indices, s.mask, place, s)
     _require_type(s.value, t, place, s)
     _require(s.op in _UPDATES, f"{s.op} is no update of a store", s)
     _require(not s.atomic or s.op is not None, "an atomic store updates nothing", s)
 
 
-def _invoke(s: Invoke, place: _Place) -> None:
+def _verify_invoke(s: Invoke, place: _Place) -> None:
     known = INTRINSICS.get(s.name)
     _require(known is not None, f"there is no intrinsic {s.name}", s)
     if known is not None:
@@ -333,7 +333,7 @@ def _invoke(s: Invoke, place: _Place) -> None:
         _require(place.together >= known.group, f"not all {group} come to {s.name}", s)
     for number, (buffer, where) in enumerate(s.operands):
         mapped = known is not None and number == known.mapped
-        lanes = _indices(buffer, where, place, s, mapped=mapped)
+        lanes = _verify_indices(buffer, where, place, s, mapped=mapped)
         _require(lanes == 1, f"an operand of {s.name} is a vector of places", s)
         inside = buffer.space is Space.REGISTER
         expected = known is not None and number in known.registers
@@ -399,9 +399,9 @@ def _fragment_in_memory(s: Invoke, place: _Place) -> None:
 # --- accesses ----------------------------------------------------------------------------------------------------
 
 
-def _access(b: Buffer, where: tuple[Expr, ...], mask: Expr | None, place: _Place, node: Stmt | Expr) -> Type:
+def _verify_access(b: Buffer, where: tuple[Expr, ...], mask: Expr | None, place: _Place, node: Stmt | Expr) -> Type:
     """The type of the loaded or stored value."""
-    lanes = max(_indices(b, where, place, node), b.type.lanes)
+    lanes = max(_verify_indices(b, where, place, node), b.type.lanes)
     _require(b.space is not Space.FRAGMENT, f"{b.name} has fragments: only intrinsics reach them", node)
     _require(b.space is not Space.BARRIER, f"{b.name} has barriers: only intrinsics reach them", node)
     if mask is not None:
@@ -413,22 +413,24 @@ def _access(b: Buffer, where: tuple[Expr, ...], mask: Expr | None, place: _Place
     return Type(b.type.dtype, lanes)
 
 
-def _indices(b: Buffer, where: tuple[Expr, ...], place: _Place, node: Stmt | Expr, *, mapped: bool = False) -> int:
+def _verify_indices(
+    b: Buffer, where: tuple[Expr, ...], place: _Place, node: Stmt | Expr, *, mapped: bool = False
+) -> int:
     """The lanes of the indices. mapped: they are those of a tensor map, which may have other dimensions."""
     known = place.buffers.get(b.name)
     if known is not b and known != b:
-        raise InternalError(f"{b.name} is not in scope, or not as declared: {_text(node)}")
+        raise InternalError(f"{b.name} is not in scope, or not as declared: {_format_node_excerpt(node)}")
     for held in b.stride_variables:
         _require(held is None or place.variables.get(held) == _INDEX, f"{held} is no stride in scope", node)
     if b.name in place.hidden:
-        raise InternalError(f"{b.name} is in registers of another thread: {_text(node)}")
+        raise InternalError(f"{b.name} is in registers of another thread: {_format_node_excerpt(node)}")
     if not mapped and len(where) != len(b.shape):
-        raise InternalError(f"{len(where)} indices on {b.name} of rank {len(b.shape)}: {_text(node)}")
+        raise InternalError(f"{len(where)} indices on {b.name} of rank {len(b.shape)}: {_format_node_excerpt(node)}")
     lanes = 1
     for i in where:
-        t = _expr(i, place)
+        t = _verify_expr_once(i, place)
         if t.dtype != INT64:
-            raise InternalError(f"an index of {b.name} is {t}: {_text(node)}")
+            raise InternalError(f"an index of {b.name} is {t}: {_format_node_excerpt(node)}")
         if t.lanes > 1:
             _require(lanes in (1, t.lanes), "indices of different lanes", node)
             lanes = t.lanes
@@ -452,7 +454,7 @@ def _require_inside(
     inside = low is not None and low >= 0 and high is not None and high <= last
     if not inside:
         what = f"dimension {dimension} of {b.name}{list(b.shape)} is not proved inside ({low} .. {high})"
-        raise UnprovenBoundsError(f"{what}: {_text(node)}")
+        raise UnprovenBoundsError(f"{what}: {_format_node_excerpt(node)}")
 
 
 def _is_affine(e: Expr) -> bool:
@@ -470,12 +472,12 @@ def _is_affine(e: Expr) -> bool:
 
 
 def _require_type(e: Expr, t: Type, place: _Place, node: Stmt | Expr) -> None:
-    found = _expr(e, place)
+    found = _verify_expr_once(e, place)
     if found != t:
-        raise InternalError(f"{_text(e)} is {found}, not {t}, in {_text(node)}")
+        raise InternalError(f"{_format_node_excerpt(e)} is {found}, not {t}, in {_format_node_excerpt(node)}")
 
 
-def _expr(e: Expr, place: _Place) -> Type:
+def _verify_expr_once(e: Expr, place: _Place) -> Type:
     """The type of `e`, all parts of which keep the rules. The module keeps `e` alive, and so its identity."""
     known = place.types.get(id(e))
     if known is None:
@@ -498,10 +500,10 @@ def _verify_expr(e: Expr, place: _Place) -> Type:
                 raise InternalError(f"variable {name} is {bound}, used as {t}")
             return t
         case Load(buffer, indices, mask):
-            return _access(buffer, indices, mask, place, e)
-    types = [_expr(c, place) for c in children(e)]
+            return _verify_access(buffer, indices, mask, place, e)
+    types = [_verify_expr_once(c, place) for c in children(e)]
     if not _KINDS[type(e)](e, types):
-        raise InternalError(f"operands of types {', '.join(map(str, types))} do not fit: {_text(e)}")
+        raise InternalError(f"operands of types {', '.join(map(str, types))} do not fit: {_format_node_excerpt(e)}")
     return e.type
 
 
@@ -562,6 +564,6 @@ _KINDS: dict[type, Callable[..., bool]] = {
 }
 
 
-def _text(node: Stmt | Expr) -> str:
+def _format_node_excerpt(node: Stmt | Expr) -> str:
     text = format_program(node).strip()
     return text if len(text) <= 300 else text[:300] + " ..."

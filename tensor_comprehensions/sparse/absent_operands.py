@@ -64,26 +64,27 @@ def drop_absent_terms(e: Expr, absent: Collection[Access]) -> Expr:
     new = map_operands(e, lambda x: drop_absent_terms(x, absent))
     match new:
         case Binary(op=op, left=left, right=right):
-            return _binary(new, op, left, right)
+            return _simplify_binary(new, op, left, right)
         case Select(condition=Const(value=value), then=then, otherwise=otherwise):
             return then if value else otherwise
         case Unary(op=op, operand=Const(value=value)):
             return Const(
-                not value if op == "!" else _to_python_number(-np.asarray(value, _numpy(new)), new.dtype), new.dtype
+                not value if op == "!" else _to_python_number(-np.asarray(value, _find_numpy_dtype(new)), new.dtype),
+                new.dtype,
             )
         case Cast(operand=Const(value=value)):
             return Const(_to_python_number(value, new.dtype), new.dtype)
         case Call(function=name, arguments=arguments) if all(isinstance(a, Const) for a in arguments):
-            given = [np.asarray(a.value, _numpy(a)) for a in arguments if isinstance(a, Const)]
+            given = [np.asarray(a.value, _find_numpy_dtype(a)) for a in arguments if isinstance(a, Const)]
             with np.errstate(all="ignore"):
                 return Const(_to_python_number(FUNCTIONS[name].evaluate(*given), new.dtype), new.dtype)
     return new
 
 
-def _binary(e: Binary, op: str, left: Expr, right: Expr) -> Expr:
+def _simplify_binary(e: Binary, op: str, left: Expr, right: Expr) -> Expr:
     """Annihilation, neutral elements and constants."""
     if isinstance(left, Const) and isinstance(right, Const) and not (op in "/%" and not right.value):
-        return _fold(e, op, left, right)
+        return _fold_constants(e, op, left, right)
     if op in ("*", "/", "%") and is_zero(left):
         return Const(_zero(e.dtype), e.dtype)
     if op == "*" and is_zero(right):
@@ -101,12 +102,14 @@ def _binary(e: Binary, op: str, left: Expr, right: Expr) -> Expr:
     return e
 
 
-def _fold(e: Binary, op: str, left: Const, right: Const) -> Const:
+def _fold_constants(e: Binary, op: str, left: Const, right: Const) -> Const:
     if op in ("&&", "||"):
         both = (bool(left.value), bool(right.value))
         return Const(all(both) if op == "&&" else any(both), e.dtype)
     with np.errstate(all="ignore"):
-        found = combine_arrays(op, np.asarray(left.value, _numpy(left)), np.asarray(right.value, _numpy(right)))
+        found = combine_arrays(
+            op, np.asarray(left.value, _find_numpy_dtype(left)), np.asarray(right.value, _find_numpy_dtype(right))
+        )
     return Const(_to_python_number(found, e.dtype), e.dtype)
 
 
@@ -132,7 +135,7 @@ def _zero(dtype: DType) -> int | float | bool:
     return False if dtype.is_bool else 0.0 if dtype.is_float else 0
 
 
-def _numpy(e: Expr) -> np.dtype[np.generic]:
+def _find_numpy_dtype(e: Expr) -> np.dtype[np.generic]:
     return numpy_dtype(e.dtype)
 
 

@@ -39,12 +39,12 @@ def parallelize_outer_loop(
             shared = parallelize_outer_loop(inner, nest, order, operands, names, size)
             return body if shared is inner else Let(name, value, shared)
         case Loop(kind=LoopKind.SERIAL):
-            pos = _positions(body, nest, order, operands)
+            pos = _find_chunk_positions(body, nest, order, operands)
             return _by_iterations(body) if pos is None else _by_positions(body, pos, names, size)
     return body
 
 
-def _positions(
+def _find_chunk_positions(
     loop: Loop, nest: Nest, order: tuple[str, ...], operands: Mapping[str, SparseOperand]
 ) -> Buffer | None:  # fmt: skip
     """The positions where the children of each iteration of the outermost loop begin.

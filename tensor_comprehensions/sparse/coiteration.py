@@ -222,7 +222,7 @@ class CoiterationEmitter:
                 parts.append(self._rest(depth, state, point, cursors[here[0]], cells[here[0]]))
                 continue
             live = [build.lt(Load(cells[a], ()), cursors[a].stop) for a in here]
-            parts.append(While(_all(live), self._merge_step(depth, state, lattice, point, cursors, cells)))
+            parts.append(While(_and_conditions(live), self._merge_step(depth, state, lattice, point, cursors, cells)))
         return Allocate(tuple(cells.values()), build.block(*parts))
 
     def _rest(self, depth: int, state: State, point: Point, c: Cursor, cell: Buffer) -> Stmt:
@@ -289,7 +289,7 @@ class CoiterationEmitter:
             child = self._child(depth, replace(state, term=p.term), value, places)
             for a, n in held.items():
                 child = Let(n, Load(cells[a], ()), child)
-            condition = _all([at[a] for a in p.present if a in at])
+            condition = _and_conditions([at[a] for a in p.present if a in at])
             needs_test = chain is not None or p.present != frozenset(at) or len(at) > 1
             chain = build.when(condition, child, chain) if needs_test else child
         return build.block(*([chain] if chain is not None else []), *moves)
@@ -404,7 +404,9 @@ class CoiterationEmitter:
         for present, term in reversed(cases):
             places = {**maybe, **{a: found[a] for a in found if a in present}}
             child = self._child(depth, replace(state, term=term), value, places)
-            chain = build.when(_all([at[a] for a in found if a in present]), child, chain) if present else child
+            chain = (
+                build.when(_and_conditions([at[a] for a in found if a in present]), child, chain) if present else child
+            )
         return build.NOTHING if chain is None else chain
 
     def _iterated_below(self, a: Access, place: Place) -> list[Step]:
@@ -476,7 +478,7 @@ def _list_cases(term: Term, operands: Sequence[Access]) -> Iterator[tuple[frozen
                 yield frozenset(chosen), left
 
 
-def _all(conditions: Sequence[Expr]) -> Expr:
+def _and_conditions(conditions: Sequence[Expr]) -> Expr:
     total: Expr | None = None
     for c in conditions:
         total = build.and_masks(total, c)

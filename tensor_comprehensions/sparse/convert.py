@@ -35,7 +35,7 @@ def insert_conversions(original: SparseProblem) -> tuple[SparseProblem, tuple[Co
     made: dict[tuple[str, Format], Conversion] = {}
     function = problem.function
     for number in range(len(function.statements)):
-        nest = build_nest(replace(problem, function=function, aliases=_aliases(problem, made)), number)
+        nest = build_nest(replace(problem, function=function, aliases=_extend_aliases(problem, made)), number)
         target = function.tensor(nest.statement.target)
         owns = target.is_sparse and target.name not in dict(problem.shared)
         late = problem.for_gpu and not owns
@@ -68,12 +68,12 @@ def insert_conversions(original: SparseProblem) -> tuple[SparseProblem, tuple[Co
         problem,
         function=function,
         index_types=(*problem.index_types, *types),
-        aliases=_aliases(problem, made),
+        aliases=_extend_aliases(problem, made),
     )
     return converted, tuple(made.values()), versions
 
 
-def _aliases(
+def _extend_aliases(
     problem: SparseProblem, made: Mapping[tuple[str, Format], Conversion]
 ) -> tuple[tuple[str, str], ...]:  # fmt: skip
     """Those of the problem, and the conversions of such."""

@@ -18,7 +18,7 @@ from .sparse_problem import Assembled
 
 def explain(program: Program) -> str:
     """How each tensor is stored and each statement runs, one fact to a line."""
-    return "\n".join([*_tensors(program), *_statements(program), *_phases(program)])
+    return "\n".join([*_print_tensors(program), *_print_statements(program), *_print_phases(program)])
 
 
 def text_with_formats(function: Function) -> str:
@@ -33,18 +33,18 @@ def text_with_formats(function: Function) -> str:
         return f"{function.canonical}\nwith {stored}"
 
     def declare(d: s.Declaration) -> s.Declaration:
-        return replace(d, format=_name(formats[d.name])) if d.name in formats else d
+        return replace(d, format=_make_format_name(formats[d.name])) if d.name in formats else d
 
     parameters, returns = (tuple(map(declare, x)) for x in (definition.parameters, definition.returns))
     return to_text(replace(definition, parameters=parameters, returns=returns))
 
 
-def _name(format: Format) -> s.FormatName:
+def _make_format_name(format: Format) -> s.FormatName:
     word, _, numbers = str(format).rstrip(")").partition("(")
     return s.FormatName(word, tuple(map(int, numbers.split(","))) if numbers else ())
 
 
-def _tensors(program: Program) -> Iterator[str]:
+def _print_tensors(program: Program) -> Iterator[str]:
     problem, shared = program.problem, dict(program.problem.shared)
     sources, versions = {c.name: c for c in program.conversions}, {v.name: v for _, v in program.versions}
     for t in problem.function.tensors:
@@ -63,48 +63,48 @@ def _tensors(program: Program) -> Iterator[str]:
         yield "fixed sizes: " + ", ".join(f"{name} = {value}" for name, value in problem.fixed)
 
 
-def _statements(program: Program) -> Iterator[str]:
+def _print_statements(program: Program) -> Iterator[str]:
     problem = program.problem
     results = {r.arrays.statement: r for r in program.results}
     for number, order in enumerate(program.orders):
         nest = build_nest(problem, number)
         yield f"statement {number}: {nest.statement.target}, loops {', '.join(order) or 'none'}"
         for loop in order:
-            for line in _loop(nest, loop):
+            for line in _print_loop(nest, loop):
                 yield f"  {loop}: {line}"
         if number in results:
-            yield f"  result: {_result(results[number])}"
+            yield f"  result: {_print_result(results[number])}"
 
 
-def _loop(nest: Nest, loop: str) -> Iterator[str]:
+def _print_loop(nest: Nest, loop: str) -> Iterator[str]:
     iterators = [a for a, path in nest.paths.items() if any(step.loop == loop for step in path.iterated)]
     if not iterators:
         yield "every value" + (" of a block" if _is_inside_a_block(nest, loop) else "")
         return
     lattice = build_lattice(nest.term, iterators)
     if len(iterators) == 1 and not lattice.is_full:
-        yield f"what {_access(iterators[0])} stores"
+        yield f"what {_print_access(iterators[0])} stores"
         return
-    yield f"merges {', '.join(map(_access, iterators))}: {_points(lattice)}"
+    yield f"merges {', '.join(map(_print_access, iterators))}: {_print_lattice_points(lattice)}"
 
 
 def _is_inside_a_block(nest: Nest, loop: str) -> bool:
     return any(loop not in (name, outer_block_loop(name)) and loop.startswith(f"{name}.") for name in nest.blocks)
 
 
-def _points(lattice: Lattice) -> str:
-    points = [" and ".join(sorted(map(_access, p.present))) for p in lattice.points]
+def _print_lattice_points(lattice: Lattice) -> str:
+    points = [" and ".join(sorted(map(_print_access, p.present))) for p in lattice.points]
     return "; ".join([*points, "nothing stored"] if lattice.is_full else points)
 
 
-def _access(a: Access) -> str:
+def _print_access(a: Access) -> str:
     subscripts = [
         e.name if isinstance(e, Index) else str(e.value) if isinstance(e, Const) else "?" for e in a.subscripts
     ]
     return f"{a.tensor}({','.join(subscripts)})"
 
 
-def _result(r: Result) -> str:
+def _print_result(r: Result) -> str:
     if not isinstance(r.arrays, Assembled):
         return "elements are collected in order" if r.arrays.is_sorted else "elements are collected, then sorted"
     if r.arrays.bound:
@@ -112,6 +112,6 @@ def _result(r: Result) -> str:
     return "elements are counted first, then levels are written"
 
 
-def _phases(program: Program) -> Iterator[str]:
+def _print_phases(program: Program) -> Iterator[str]:
     for number, module in enumerate(program.phases):
         yield f"phase {number}: {', '.join(k.name for k in module.kernels) or 'nothing'}"

@@ -116,7 +116,9 @@ def lower_for_gpu(problem: SparseProblem, target: GpuTarget, host: CpuTarget) ->
         else:
             held = replace(collect_result(function, number, by_threads=True), is_sorted=_is_sorted(nest, order, own))
             results.append(Result(held, len(phases), 0))
-        for what, body, teams, loops, sharing in _kernels(common, nest, order, held, count_blocks(target)):
+        for what, body, teams, loops, sharing in _lower_statement_kernels(
+            common, nest, order, held, count_blocks(target)
+        ):
             name = f"{function.name}.{number}.{what}"
             bound = bind_size_names(with_origin(body, (nest.statement.name,)), common)
             phases[-1].append(Kernel(name, bound, teams.launch))
@@ -154,7 +156,7 @@ def _is_single(nest: Nest) -> bool:
 Parts = tuple[str, Stmt, Teams, tuple[str, ...], str]
 
 
-def _kernels(
+def _lower_statement_kernels(
     common: Shared, nest: Nest, order: tuple[str, ...], held: Collected | None, blocks: int
 ) -> Iterator[Parts]:
     """The kernels of a statement: role, body, teams, and the loops that the teams and their lanes share."""

@@ -89,7 +89,7 @@ def split_outer_loops(body: Stmt) -> OuterLoops:
                     varying.add(name)
                 (names if name in varying else before).append((name, value))
                 body = inner
-            case Loop(var, start, stop, inner, LoopKind.SERIAL, 1) if not _depends((start, stop), varying):
+            case Loop(var, start, stop, inner, LoopKind.SERIAL, 1) if not _has_varying_bounds((start, stop), varying):
                 loops.append(body)
                 varying.add(var)
                 body = inner
@@ -97,7 +97,7 @@ def split_outer_loops(body: Stmt) -> OuterLoops:
                 return OuterLoops(tuple(before), tuple(loops), tuple(names), body)
 
 
-def _depends(bounds: Sequence[Expr], varying: set[str]) -> bool:
+def _has_varying_bounds(bounds: Sequence[Expr], varying: set[str]) -> bool:
     return any(mentions(e, varying) for e in bounds)
 
 
@@ -107,16 +107,16 @@ def distribute_over_teams(outer: OuterLoops, teams: Teams, names: Names) -> Stmt
     if isinstance(rest, Loop) and teams.lanes > 1:
         rest = distribute_loops_over_lanes(rest, teams)
     task = names.fresh(TASK)
-    body = _bind(outer, build.var(task), rest)
-    return _let(outer.before, Loop(task, teams.number, _count_tasks(outer), body, step=teams.count))
+    body = _bind_loop_variables(outer, build.var(task), rest)
+    return _wrap_in_lets(outer.before, Loop(task, teams.number, _count_tasks(outer), body, step=teams.count))
 
 
 def distribute_in_order(outer: OuterLoops, teams: Teams, names: Names) -> Stmt:
     """The loops with neighboring instances of the outer ones for each thread, and later ones for later threads."""
     task, tasks = names.fresh(TASK), names.fresh(WORKERS)
     first, last = (build.div(build.mul(n, build.var(tasks)), teams.count) for n in (teams.number, teams.next))
-    loop = Loop(task, first, last, _bind(outer, build.var(task), outer.rest))
-    return _let(outer.before, Let(tasks, _count_tasks(outer), loop))
+    loop = Loop(task, first, last, _bind_loop_variables(outer, build.var(task), outer.rest))
+    return _wrap_in_lets(outer.before, Let(tasks, _count_tasks(outer), loop))
 
 
 def distribute_in_uniform_rounds(outer: OuterLoops, teams: Teams, names: Names, leads: str) -> Stmt:
@@ -128,10 +128,12 @@ def distribute_in_uniform_rounds(outer: OuterLoops, teams: Teams, names: Names, 
     mine = build.add(build.mul(build.var(number), teams.count), teams.number)
     first = build.logical_and(build.eq(teams.lane, 0), build.lt(mine, build.var(tasks)))
     last = build.sub(build.var(tasks), 1)
-    body = Let(leads, first, Let(task, build.minimum(mine, last), _bind(outer, build.var(task), outer.rest)))
+    body = Let(
+        leads, first, Let(task, build.minimum(mine, last), _bind_loop_variables(outer, build.var(task), outer.rest))
+    )
     rounds = build.div(build.add(build.var(tasks), teams.count - 1), teams.count)
     loop = Loop(number, build.const(0), rounds, body)
-    return _let(outer.before, Let(tasks, _count_tasks(outer), loop))
+    return _wrap_in_lets(outer.before, Let(tasks, _count_tasks(outer), loop))
 
 
 def distribute_loops_over_lanes(body: Stmt, teams: Teams) -> Stmt:
@@ -152,28 +154,28 @@ def distribute_loops_over_lanes(body: Stmt, teams: Teams) -> Stmt:
 
 def _count_tasks(outer: OuterLoops) -> Expr:
     total: Expr = build.const(1)
-    for extent in map(_extent, outer.loops):
+    for extent in map(_make_loop_extent, outer.loops):
         total = build.mul(total, extent)
     return total
 
 
-def _extent(loop: Loop) -> Expr:
+def _make_loop_extent(loop: Loop) -> Expr:
     extent = build.sub(loop.stop, loop.start)
     return extent if loop.start == build.const(0) else build.maximum(extent, 0)
 
 
-def _bind(outer: OuterLoops, task: Expr, rest: Stmt) -> Stmt:
+def _bind_loop_variables(outer: OuterLoops, task: Expr, rest: Stmt) -> Stmt:
     """`rest` for an instance of the outer loops, the innermost of which runs fastest through them."""
     bound: list[tuple[str, Expr]] = []
     for loop in reversed(outer.loops[1:]):
-        extent = _extent(loop)
+        extent = _make_loop_extent(loop)
         bound.append((loop.var, build.add(loop.start, build.mod(task, extent))))
         task = build.div(task, extent)
     bound += [(loop.var, build.add(loop.start, task)) for loop in outer.loops[:1]]
-    return _let((*reversed(bound), *outer.names), rest)
+    return _wrap_in_lets((*reversed(bound), *outer.names), rest)
 
 
-def _let(names: Sequence[tuple[str, Expr]], body: Stmt) -> Stmt:
+def _wrap_in_lets(names: Sequence[tuple[str, Expr]], body: Stmt) -> Stmt:
     for name, value in reversed(names):
         body = Let(name, value, body)
     return body

@@ -103,15 +103,15 @@ def build_nest(problem: SparseProblem, number: int) -> Nest:
     aliases = {a: representative(a, stands_for) for a in accesses if a.tensor in stands_for}
     term = replace(term, aliases=aliases)
     occurrences = term.occurrences(sparse | set(stands_for))
-    blocks = _blocks(occurrences, symbols, statement)
+    blocks = _collect_block_sizes(occurrences, symbols, statement)
     free = {e.name for x in statement.subscripts for e in walk_expr(x) if isinstance(e, Index)}
     loops: dict[str, Loop] = {}
     for name in statement.indices:
         bounds = problem.ranges.statements[number][name]
         window = not all(_is_full_index_range(bounds, a, name, symbols, problem) for a in occurrences)
-        for loop in _split(name, bounds, blocks.get(name), window):
+        for loop in _split_blocked_index(name, bounds, blocks.get(name), window):
             loops[loop[0]] = Loop(loop[0], loop[1], loop[2], name in free, window)
-    paths = {a: _path(a, symbols[a.tensor], blocks, problem) for a in occurrences}
+    paths = {a: _make_access_path(a, symbols[a.tensor], blocks, problem) for a in occurrences}
     holds_zeros = target.name in stands_for and term.void == 0  # its memory does, where no instance writes
     keeps = target.is_sparse and not holds_zeros and _has_matching_pattern(statement)
     identity = term.void if keeps else None
@@ -124,7 +124,7 @@ def _has_matching_pattern(s: Statement) -> bool:
     return bool(s.exists) and all(a.subscripts == s.subscripts for a in s.exists)
 
 
-def _split(name: str, bounds: Bounds, block: int | None, window: bool) -> list[tuple[str, Value, Value]]:
+def _split_blocked_index(name: str, bounds: Bounds, block: int | None, window: bool) -> list[tuple[str, Value, Value]]:
     if block is None:
         return [(name, *bounds)]
     if window:
@@ -142,7 +142,9 @@ def inner_block_loop(name: str) -> str:
     return f"{name}.inside"
 
 
-def _blocks(accesses: tuple[Access, ...], symbols: Mapping[str, Symbol], statement: Statement) -> dict[str, int]:
+def _collect_block_sizes(
+    accesses: tuple[Access, ...], symbols: Mapping[str, Symbol], statement: Statement
+) -> dict[str, int]:
     found: dict[str, int] = {}
     everything = [*accesses]
     target = symbols[statement.target]
@@ -171,7 +173,7 @@ def _is_full_index_range(
     )  # fmt: skip
 
 
-def _path(a: Access, symbol: Symbol, blocks: Mapping[str, int], problem: SparseProblem) -> Path:
+def _make_access_path(a: Access, symbol: Symbol, blocks: Mapping[str, int], problem: SparseProblem) -> Path:
     format = symbol.format
     assert format is not None
     extents = [upper for _, upper in problem.ranges.tensors[a.tensor]]

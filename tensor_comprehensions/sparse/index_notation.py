@@ -28,13 +28,13 @@ def notation_to_def(name: str, text: str, types: Mapping[str, str]) -> str:
         CheckError: a type is not known, or given to something that is not a parameter.
     """
     source = f"def {name}() -> (_) {{ {text} }}"
-    equations = [_check(x, source) for x in parse_program(source).defs[0].body]
-    statements = [to_text(x) for equation in equations for x in _statements(equation, types)]
+    equations = [_check_equation(x, source) for x in parse_program(source).defs[0].body]
+    statements = [to_text(x) for equation in equations for x in _make_statements(equation, types)]
     order = [x for equation in equations for x in names(equation)]
     return def_of_statements(name, "\n    ".join(statements), types, order)
 
 
-def _check(equation: s.Statement | s.TupleCall, source: str) -> s.Statement:
+def _check_equation(equation: s.Statement | s.TupleCall, source: str) -> s.Statement:
     """Raises ParseError unless it is an equation in index notation."""
     if isinstance(equation, s.TupleCall):
         raise ParseError("index notation has no calls of defs", source=source, span=equation.span)
@@ -44,7 +44,7 @@ def _check(equation: s.Statement | s.TupleCall, source: str) -> s.Statement:
             source=source, span=equation.target_span, expected="=", found=equation.operator,
             suggestion="write `=`, or give the statement to tc.from_expression",
         )  # fmt: skip
-    if equation.clauses and len(list(_terms(equation.value))) > 1:
+    if equation.clauses and len(list(_list_sum_terms(equation.value))) > 1:
         raise ParseError(
             "`where` stands behind several terms",
             source=source, span=equation.span, expected="one term",
@@ -63,28 +63,30 @@ class _Term:
         return s.Unary("-", self.value) if self.is_negative else self.value
 
 
-def _terms(e: s.Expression, is_negative: bool = False) -> Iterator[_Term]:
+def _list_sum_terms(e: s.Expression, is_negative: bool = False) -> Iterator[_Term]:
     """The terms of a sum, in the order of the text. Brackets around sums make no difference."""
     match e:
         case s.Binary(op="+" | "-" as op, left=left, right=right):
-            yield from _terms(left, is_negative)
-            yield from _terms(right, is_negative != (op == "-"))
+            yield from _list_sum_terms(left, is_negative)
+            yield from _list_sum_terms(right, is_negative != (op == "-"))
         case s.Unary(op="-", operand=x):
-            yield from _terms(x, not is_negative)
+            yield from _list_sum_terms(x, not is_negative)
         case _:
             yield _Term(e, is_negative)
 
 
-def _statements(equation: s.Statement, parameters: Collection[str]) -> Iterator[s.Statement]:
+def _make_statements(equation: s.Statement, parameters: Collection[str]) -> Iterator[s.Statement]:
     """The terms without a sum in one statement, then a sum for each other term."""
     named = {*parameters, *(c.name for c in equation.clauses if isinstance(c, s.Let))}
-    free = set(_indices(equation.subscripts or (), named))
-    terms = list(_terms(equation.value))
+    free = set(_collect_index_names(equation.subscripts or (), named))
+    terms = list(_list_sum_terms(equation.value))
     domain = [x for clause in equation.clauses for x in s.clause_expressions(clause)]
-    is_sum = [not free.issuperset(x for e in (t.value, *domain) for x in _subscripts(e, named)) for t in terms]
+    is_sum = [
+        not free.issuperset(x for e in (t.value, *domain) for x in _collect_subscript_indices(e, named)) for t in terms
+    ]
     plain = [t for t, summed in zip(terms, is_sum, strict=True) if not summed]
     if plain:
-        yield replace(equation, value=_sum(plain))
+        yield replace(equation, value=_add_signed_terms(plain))
     operator = "+=" if plain else "+=!"
     for t, summed in zip(terms, is_sum, strict=True):
         if summed:
@@ -92,30 +94,30 @@ def _statements(equation: s.Statement, parameters: Collection[str]) -> Iterator[
             operator = "+="
 
 
-def _sum(terms: list[_Term]) -> s.Expression:
+def _add_signed_terms(terms: list[_Term]) -> s.Expression:
     total = terms[0].signed
     for t in terms[1:]:
         total = s.Binary("-" if t.is_negative else "+", total, t.value)
     return total
 
 
-def _subscripts(e: s.Expression, named: Collection[str]) -> Iterator[str]:
+def _collect_subscript_indices(e: s.Expression, named: Collection[str]) -> Iterator[str]:
     """The indices that subscript something in `e`."""
     below = s.child_expressions(e)
     if isinstance(e, s.Apply) and not is_builtin(e.name):
-        yield from _indices(below, named)
+        yield from _collect_index_names(below, named)
     else:
         for x in below:
-            yield from _subscripts(x, named)
+            yield from _collect_subscript_indices(x, named)
 
 
-def _indices(subscripts: Iterable[s.Expression], named: Collection[str]) -> Iterator[str]:
+def _collect_index_names(subscripts: Iterable[s.Expression], named: Collection[str]) -> Iterator[str]:
     """The indices in subscripts: all names but the `named`, which are parameters or values."""
     for e in subscripts:
         if isinstance(e, s.Name):
             if e.name not in named:
                 yield e.name
         elif isinstance(e, s.Apply):
-            yield from _subscripts(e, named)
+            yield from _collect_subscript_indices(e, named)
         else:
-            yield from _indices(s.child_expressions(e), named)
+            yield from _collect_index_names(s.child_expressions(e), named)

@@ -85,7 +85,7 @@ def lower(problem: SparseProblem, target: CpuTarget) -> Program:
     nests = [build_nest(problem, n) for n in range(len(function.statements))]
     orders = [choose_order(nest, result_format(nest, problem), problem.options) for nest in nests]
     arrays = [_result_arrays(problem, *x) for x in zip(range(len(nests)), nests, orders, strict=True)]
-    slots = sum(_slots(x) for x in arrays)
+    slots = sum(_count_slots(x) for x in arrays)
     totals = totals_buffer(slots)
     phases: list[list[Kernel]] = [[]]
     results: list[Result] = []
@@ -105,7 +105,7 @@ def lower(problem: SparseProblem, target: CpuTarget) -> Program:
             case Collected():
                 emitter = CollectedEmitter(common, nest, order, held, totals, first)
             case None:
-                emitter = _emitter(common, nest, order, shared)
+                emitter = _make_emitter(common, nest, order, shared)
         if number == first_definition(function, nest.statement.target) and writes_every_place(emitter):
             unfilled.append(nest.statement.target)
         origin = (nest.statement.name,)
@@ -118,7 +118,7 @@ def lower(problem: SparseProblem, target: CpuTarget) -> Program:
                 phases[-1].append(kernels.pop(0))
                 phases.append([])
             results.append(Result(held, len(phases) - 1, first))
-            first += _slots(held)
+            first += _count_slots(held)
         phases[-1] += kernels
     buffers = (b for r in results for b in r.arrays.buffers)
     arguments = (common.sizes.buffer, totals, *(b for o in operands.values() for b in o.buffers), *buffers)
@@ -216,7 +216,7 @@ def first_definition(function: Function, target: str) -> int:
     return next(n for n, s in enumerate(function.statements) if s.target == target)
 
 
-def _slots(x: Assembled | Collected | None) -> int:
+def _count_slots(x: Assembled | Collected | None) -> int:
     return 0 if x is None else 1 if isinstance(x, Collected) else x.format.depth
 
 
@@ -226,7 +226,7 @@ def make_operand(t: Symbol, problem: SparseProblem, shared: Mapping[str, str]) -
     return operand_of(t.name, t.dtype, t.role, t.format, problem.index_type(t.name) if own else None)
 
 
-def _emitter(common: Shared, nest: Nest, order: tuple[str, ...], shared: Mapping[str, str]) -> StatementEmitter:
+def _make_emitter(common: Shared, nest: Nest, order: tuple[str, ...], shared: Mapping[str, str]) -> StatementEmitter:
     if nest.statement.target in shared:
         return SharedEmitter(common, nest, order)
     return DenseEmitter(common, nest, order)

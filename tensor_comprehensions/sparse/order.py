@@ -67,7 +67,7 @@ def choose_order(
             iterations *= SORTING
         cost: tuple[float, ...]
         if free_first:
-            cost = (wrong, _inversions(order, nest), iterations, rank)
+            cost = (wrong, _count_inversions(order, nest), iterations, rank)
         else:
             cost = (iterations + wrong, _count_scattering_loops(order, nest), not _is_contiguous(order, nest), rank)
         if best is None or cost < best[0]:
@@ -90,7 +90,7 @@ def _respects_edges(edges: Sequence[tuple[str, str]], order: Sequence[str]) -> b
     return all(order.index(a) < order.index(b) for a, b in edges)
 
 
-def _inversions(order: Sequence[str], nest: Nest) -> int:
+def _count_inversions(order: Sequence[str], nest: Nest) -> int:
     """Pairs of loops over the target in another order than that of its elements in memory."""
     indices = [e.name for e in nest.statement.subscripts if isinstance(e, Index)]
     named = [*indices, *(outer_block_loop(n) for n in nest.blocks), *(inner_block_loop(n) for n in nest.blocks)]
@@ -163,10 +163,10 @@ def _orders(names: Sequence[str], edges: Edges) -> Iterator[tuple[str, ...]]:
     if len(names) <= MAX_PERMUTED:
         yield from permutations(names)
         return
-    yield _topological(names, edges) or tuple(names)
+    yield _sort_names_topologically(names, edges) or tuple(names)
 
 
-def _topological(names: Sequence[str], edges: Edges) -> tuple[str, ...] | None:
+def _sort_names_topologically(names: Sequence[str], edges: Edges) -> tuple[str, ...] | None:
     done: list[str] = []
     while len(done) < len(names):
         ready = [n for n in names if n not in done and all(a in done for a, b in edges if b == n)]
@@ -195,7 +195,7 @@ class _Fanouts:
         iterated = {name: [(a, loops) for a, loops, own in paths if name in own] for name in nest.loops}
         required = frozenset(a for a in nest.paths if nest.term.drop_absent([a]) is None)
         closed = (n for n, found in iterated.items() if found and nest.term.drop_absent([a for a, _ in found]) is None)
-        extents = {n: max(1.0, _number(x.upper) - _number(x.lower)) for n, x in nest.loops.items()}
+        extents = {n: max(1.0, _estimate_extent(x.upper) - _estimate_extent(x.lower)) for n, x in nest.loops.items()}
         return _Fanouts(iterated, required, frozenset(closed), extents)
 
     def count_iterations(self, order: Sequence[str]) -> float:
@@ -216,7 +216,7 @@ class _Fanouts:
         return min(sum(found.values()), extent) if name in self.is_empty else extent
 
 
-def _number(x: Value) -> float:
+def _estimate_extent(x: Value) -> float:
     if isinstance(x, int):
         return float(x)
     return float(x.value) if x.value is not None else UNKNOWN_EXTENT

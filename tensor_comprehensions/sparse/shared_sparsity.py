@@ -56,13 +56,13 @@ def shared_places(function: Function, sizes: Mapping[str, int]) -> dict[str, Sha
 
 def _places_matter(function: Function, temporary: str) -> bool:
     """Whether the stored places of other tensors depend on those of a temporary, so that zeros are not enough."""
-    readers = [s for s in function.statements if any(temporary == a.tensor for a in _reads(s))]
+    readers = [s for s in function.statements if any(temporary == a.tensor for a in _collect_reads(s))]
     targets = [function.tensor(s.target) for s in readers]
     exists = any(a.tensor == temporary for s in readers for a in s.exists)
     return exists or any(t.is_sparse or t.role is Role.TEMPORARY for t in targets if t.name != temporary)
 
 
-def _reads(s: Statement) -> list[Access]:
+def _collect_reads(s: Statement) -> list[Access]:
     return [a for e in (s.value, *s.exists) for a in walk_expr(e) if isinstance(a, Access)]
 
 

@@ -84,12 +84,12 @@ def rename_reads(s: Statement, names: Mapping[str, str]) -> Statement:
 
 def fixed_sizes(function: Function, sizes: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
     """The sizes that decide register tiles: short ones of dimensions that only dense tensors have."""
-    sparse = {str(e) for t in function.tensors if t.is_sparse for e in _names(t.extents)}
-    blocked = {n for t in function.tensors if t.is_sparse for n in _names(t.extents)}
+    sparse = {str(e) for t in function.tensors if t.is_sparse for e in _collect_size_names(t.extents)}
+    blocked = {n for t in function.tensors if t.is_sparse for n in _collect_size_names(t.extents)}
     return tuple((n, v) for n, v in sizes.items() if n not in sparse | blocked and v <= MAX_FIXED)
 
 
-def _names(extents: object) -> Iterator[str]:
+def _collect_size_names(extents: object) -> Iterator[str]:
     for e in extents or ():  # type: ignore[attr-defined]
         if name := getattr(e, "name", None):
             yield name
@@ -234,12 +234,12 @@ class Sizes:
         """A size or an integer scalar, or the extent `t.d` of a tensor."""
         if name in self.fixed:
             return build.const(self.fixed[name])
-        return build.var(_variable(name)) if name in self.names else self.value(self.derived[name])
+        return build.var(_make_size_variable(name)) if name in self.names else self.value(self.derived[name])
 
     def bound(self) -> Iterator[tuple[str, Expr]]:
         """The variables, with the expressions that a kernel loads them from."""
         for n, name in enumerate(self.names):
-            yield _variable(name), build.load(self.buffer, n)
+            yield _make_size_variable(name), build.load(self.buffer, n)
 
     def _atom(self, atom: SizeName | SizeOperation) -> Expr:
         match atom:
@@ -250,7 +250,7 @@ class Sizes:
                 return build.binary(names.get(op, op), self.value(left), self.value(right))
 
 
-def _variable(name: str) -> str:
+def _make_size_variable(name: str) -> str:
     return f"size.{name}"
 
 

@@ -18,7 +18,7 @@ RUN = 4
 """Coordinates that are compared at once where two operands store the same ones."""
 
 
-def _end(index: DType) -> Expr:
+def _make_end_coordinate(index: DType) -> Expr:
     """The coordinate of an operand that has none left: more than all others, as extents are of the type `index`."""
     return build.const(2 ** (8 * index.size - 1) - 1, index)
 
@@ -69,12 +69,14 @@ class _Head:
         return [
             Store(self.position, (), build.const(1), "+"),
             Store(self.coordinate, (), Load(self.following, ())),
-            If(build.lt(behind, c.stop), load, Store(self.following, (), _end(index))),
+            If(build.lt(behind, c.stop), load, Store(self.following, (), _make_end_coordinate(index))),
         ]
 
     def _read(self, c: Cursor, position: Expr) -> Expr:
         live, index = build.lt(position, c.stop), self.coordinate.type.dtype
-        return build.select(live, build.cast(build.load(c.crd, position, mask=live), index), _end(index))
+        return build.select(
+            live, build.cast(build.load(c.crd, position, mask=live), index), _make_end_coordinate(index)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +197,6 @@ class UnionMerge:
         together_at = heads_here[0] if len(heads_here) == 2 else least_here
         are_together = build.eq(build.fold_maximum(heads_here[1:] if len(heads_here) == 2 else heads_here), together_at)
         step = If(are_together, together, build.block(self.choose(instance, here), *moves))
-        loop = While(build.lt(least, _end(index)), Let(name, least, step))
+        loop = While(build.lt(least, _make_end_coordinate(index)), Let(name, least, step))
         first = [s for a, c in cursors.items() for s in heads[a].start(c)]
         return Allocate(tuple(b for h in heads.values() for b in h.registers), build.block(*first, loop))

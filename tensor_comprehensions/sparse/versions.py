@@ -27,7 +27,7 @@ def name_versions(problem: SparseProblem) -> tuple[SparseProblem, tuple[Version,
     statements = []
     for number, s in enumerate(function.statements):
         names: dict[str, str] = {}
-        for source in dict.fromkeys(a.tensor for a in _reads(s) if a.tensor in own):
+        for source in dict.fromkeys(a.tensor for a in _collect_reads(s) if a.tensor in own):
             definitions = sum(x.target == source for x in function.statements[:number])
             version = made.setdefault((source, definitions), Version(f"{source}~{definitions}", source, number))
             names[source] = version.name
@@ -69,14 +69,14 @@ def _copy_old_values(problem: SparseProblem) -> SparseProblem:
 
 def _reads_changed(s: Statement, function: Function) -> bool:
     """Whether a statement reads its target, and not just each element before it stores that one, and only that."""
-    own = [a for a in _reads(s) if a.tensor == s.target]
+    own = [a for a in _collect_reads(s) if a.tensor == s.target]
     if not own:
         return False
     is_pointwise = s.reduction is None and all(a.subscripts == s.subscripts for a in own)
-    return not is_pointwise or bool(s.exists) or any(function.tensor(a.tensor).is_sparse for a in _reads(s))
+    return not is_pointwise or bool(s.exists) or any(function.tensor(a.tensor).is_sparse for a in _collect_reads(s))
 
 
-def _reads(s: Statement) -> list[Access]:
+def _collect_reads(s: Statement) -> list[Access]:
     return [a for e in (s.value, *s.exists) for a in walk_expr(e) if isinstance(a, Access)]
 
 

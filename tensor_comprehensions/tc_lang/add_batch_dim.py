@@ -53,12 +53,12 @@ def add_batch_dim(function: Function, names: Iterable[str]) -> tuple[Function, f
         constraints=tuple(
             replace(c, left=batch.expression(c.left), right=batch.expression(c.right)) for c in function.constraints
         ),
-        canonical=f"{function.canonical}\nbatched by {', '.join(_positions(function, asked))}",
+        canonical=f"{function.canonical}\nbatched by {', '.join(_list_tensor_positions(function, asked))}",
     )
     return result, frozenset(over) & frozenset(function.returns)
 
 
-def _positions(function: Function, names: Iterable[str]) -> list[str]:
+def _list_tensor_positions(function: Function, names: Iterable[str]) -> list[str]:
     """Names that do not depend on how the def calls its tensors."""
     order = [t.name for t in function.tensors]
     return [str(order.index(name)) for name in names]

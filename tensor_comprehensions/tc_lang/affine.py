@@ -130,27 +130,27 @@ def to_affine(e: Expr, sizes: Mapping[str, Value]) -> Affine:
         case Binary(op="-", left=a, right=b):
             return to_affine(a, sizes) - to_affine(b, sizes)
         case Binary(op="*", left=a, right=b):
-            return _product(e, to_affine(a, sizes), to_affine(b, sizes), sizes)
+            return _multiply_affine(e, to_affine(a, sizes), to_affine(b, sizes), sizes)
         case Binary(op="/" | "%", left=a, right=b):
-            return _division(e, to_affine(a, sizes), to_affine(b, sizes), sizes)
+            return _divide_affine(e, to_affine(a, sizes), to_affine(b, sizes), sizes)
         case Binary(op="min" | "max" as op, left=a, right=b):
-            return _extremum(e, op, to_affine(a, sizes), to_affine(b, sizes), sizes)
+            return _make_affine_extremum(e, op, to_affine(a, sizes), to_affine(b, sizes), sizes)
     return _make_opaque(e, sizes)
 
 
-def _product(e: Expr, a: Affine, b: Affine, sizes: Mapping[str, Value]) -> Affine:
+def _multiply_affine(e: Expr, a: Affine, b: Affine, sizes: Mapping[str, Value]) -> Affine:
     if not b.terms:
         return a.scale(b.constant)
     return b.scale(a.constant) if not a.terms else _make_opaque(e, sizes)
 
 
-def _extremum(e: Expr, op: str, a: Affine, b: Affine, sizes: Mapping[str, Value]) -> Affine:
+def _make_affine_extremum(e: Expr, op: str, a: Affine, b: Affine, sizes: Mapping[str, Value]) -> Affine:
     if a.terms or b.terms:
         return _make_opaque(e, sizes)
     return Affine((min_of if op == "min" else max_of)(a.constant, b.constant))
 
 
-def _division(e: Binary, a: Affine, b: Affine, sizes: Mapping[str, Value]) -> Affine:
+def _divide_affine(e: Binary, a: Affine, b: Affine, sizes: Mapping[str, Value]) -> Affine:
     divisor = b.constant
     if b.terms or constant_value(divisor) == 0:
         return _make_opaque(e, sizes)
@@ -161,13 +161,13 @@ def _division(e: Binary, a: Affine, b: Affine, sizes: Mapping[str, Value]) -> Af
         return Affine(0, (((Quotient if e.op == "/" else Remainder)(a, divisor), 1),))
     if d < 0 and e.op == "/":
         a, d = a.scale(-1), -d
-    whole, rest = _split(a, d)
+    whole, rest = _split_by_divisor(a, d)
     if e.op == "/":
-        return whole if not rest.terms and constant_value(rest.constant) == 0 else whole + _quotient(rest, d)
+        return whole if not rest.terms and constant_value(rest.constant) == 0 else whole + _make_quotient(rest, d)
     return Affine(rest.constant % d) if not rest.terms else Affine(0, ((Remainder(rest, d), 1),))
 
 
-def _split(a: Affine, d: int) -> tuple[Affine, Affine]:
+def _split_by_divisor(a: Affine, d: int) -> tuple[Affine, Affine]:
     """`whole, rest` with `a = d * whole + rest`: the terms that `d` divides, and as much of the constant as it can."""
     whole = [(atom, c // d) for atom, c in a.terms if isinstance(c, int) and c % d == 0]
     rest = [(atom, c) for atom, c in a.terms if not (isinstance(c, int) and c % d == 0)]
@@ -175,7 +175,7 @@ def _split(a: Affine, d: int) -> tuple[Affine, Affine]:
     return Affine(constant, tuple(whole)), Affine(a.constant - constant * d, tuple(rest))
 
 
-def _quotient(a: Affine, d: int) -> Affine:
+def _make_quotient(a: Affine, d: int) -> Affine:
     if not a.terms:
         return Affine(a.constant // d)
     return Affine(0, ((Quotient(a, d), 1),))

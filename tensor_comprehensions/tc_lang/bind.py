@@ -53,18 +53,18 @@ def bind(
     Raises RangeError if an index has no range, a range has a negative extent, definitions of a tensor disagree or
     an access leaves its tensor; ArgumentError where a size is missing or negative.
     """
-    known = _sizes(function, sizes, scalars or {})
+    known = _bind_sizes(function, sizes, scalars or {})
     ranges = infer_ranges(function, known)
     env = {name: constant_value(x) or 0 for name, x in ranges.sizes.items()}
     _check_constraints(function, env)
-    tensors = tuple(_tensor(function, t.name, ranges, strides or {}) for t in function.tensors)
+    tensors = tuple(_bind_tensor(function, t.name, ranges, strides or {}) for t in function.tensors)
     binder = _Binder(function, env, {t.name: t for t in tensors}, ranges)
     statements = tuple(b for n, s in enumerate(function.statements) for b in binder.statement(s, ranges.statements[n]))
     starts = tuple(binder.starts(name) for name in function.returns)
     return BoundFunction(function.name, tensors, statements, function.returns, starts)
 
 
-def _sizes(function: Function, sizes: Mapping[str, int], scalars: Mapping[str, int]) -> dict[str, int]:
+def _bind_sizes(function: Function, sizes: Mapping[str, int], scalars: Mapping[str, int]) -> dict[str, int]:
     known: dict[str, int] = {}
     for kind, names, values in (("size", function.sizes, sizes), ("scalar", function.scalars, scalars)):
         for name in names:
@@ -86,7 +86,7 @@ def _check_constraints(function: Function, env: Mapping[str, int]) -> None:
             raise RangeError(c.message, source=function.source, span=c.span, expected=str(right), found=str(left))
 
 
-def _tensor(function: Function, name: str, ranges: Ranges, strides: Mapping[str, tuple[int, ...]]) -> Tensor:
+def _bind_tensor(function: Function, name: str, ranges: Ranges, strides: Mapping[str, tuple[int, ...]]) -> Tensor:
     symbol = function.tensor(name)
     shape = tuple(constant_value(x) or 0 for x in ranges.shape(name))
     if prod(max(1, x) for x in shape) * symbol.dtype.size > MAX_BYTES:
@@ -307,7 +307,7 @@ class _Prover:
             case Verdict.SAFE:
                 return False
             case Verdict.UNKNOWN:
-                self.checks.append(BoundsCheck(tensor, d, subscript, extent, _conjunction(guards), start))
+                self.checks.append(BoundsCheck(tensor, d, subscript, extent, _and_guards(guards), start))
             case Verdict.VIOLATED:
                 raise RangeError(
                     f"dimension {d} of '{tensor}' is accessed out of bounds",
@@ -337,7 +337,7 @@ def _has_guarded(e: Expr) -> bool:
     return any(isinstance(x, Access) and x.guarded for x in walk_expr(e))
 
 
-def _conjunction(guards: Guards) -> Expr | None:
+def _and_guards(guards: Guards) -> Expr | None:
     """All guards as one condition, in which earlier guards protect the reads of later ones."""
     out: Expr | None = None
     for condition, holds in guards:

@@ -30,13 +30,13 @@ def canonicalize(bound: BoundFunction, name: str = NAME) -> BoundFunction:
         name=name,
         tensors=tuple(replace(t, name=tensors[t.name]) for t in bound.tensors),
         statements=tuple(
-            _statement(s, tensors, {i.name: f"i{next(numbers)}" for i in s.indices}) for s in bound.statements
+            _rename_statement(s, tensors, {i.name: f"i{next(numbers)}" for i in s.indices}) for s in bound.statements
         ),
         returns=tuple(tensors[name] for name in bound.returns),
     )
 
 
-def _statement(s: f.BoundStatement, tensors: Mapping[str, str], indices: Mapping[str, str]) -> f.BoundStatement:
+def _rename_statement(s: f.BoundStatement, tensors: Mapping[str, str], indices: Mapping[str, str]) -> f.BoundStatement:
     """`s`, whose own name is a number."""
 
     def expression(e: f.Expr) -> f.Expr:
@@ -73,7 +73,7 @@ class OriginalNames:
         """The original names of `canonicalize(bound)`."""
         plain = canonicalize(bound)
         pairs = [(t.name, own.name) for t, own in zip(plain.tensors, bound.tensors, strict=True)]
-        pairs += [(i.name, own.name) for i, own in zip(_indices(plain), _indices(bound), strict=True)]
+        pairs += [(i.name, own.name) for i, own in zip(_list_indices(plain), _list_indices(bound), strict=True)]
         return OriginalNames(bound.name, dict(pairs))
 
     def name(self, name: str) -> str:
@@ -100,5 +100,5 @@ def translate_errors(bound: BoundFunction) -> Iterator[None]:
         raise CannotLower(OriginalNames.of(bound).text(str(refusal))) from refusal
 
 
-def _indices(bound: BoundFunction) -> Iterator[f.BoundIndex]:
+def _list_indices(bound: BoundFunction) -> Iterator[f.BoundIndex]:
     return (i for s in bound.statements for i in s.indices)

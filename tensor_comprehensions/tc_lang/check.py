@@ -64,10 +64,10 @@ def _check_def(d: s.Def, defs: Mapping[str, s.Def], source: str) -> Function:
     _decide_types(body)
     _check_return_sizes(d, world)
     statements = tuple(_check_statement(n, item, world) for n, item in enumerate(body.items))
-    constraints = tuple(_constraints(body))
+    constraints = tuple(_make_size_constraints(body))
     function = Function(
         d.name,
-        tuple(_symbols(d, world)),
+        tuple(_make_symbols(d, world)),
         statements,
         tuple(r.name for r in d.returns),
         tuple(scope.sizes),
@@ -125,10 +125,10 @@ def _decide_types(body: InlinedBody) -> None:
     """
     world = body.world
     while True:
-        before = (_types(world), tuple(world.specialized))
+        before = (_list_tensor_types(world), tuple(world.specialized))
         for item in body.items:
             _infer_type(item, world)
-        if (_types(world), tuple(world.specialized)) != before:
+        if (_list_tensor_types(world), tuple(world.specialized)) != before:
             continue
         undecided = next((i.target for i in body.items if world.tensors[i.target].dtype is None), None)
         if undecided is None:
@@ -136,7 +136,7 @@ def _decide_types(body: InlinedBody) -> None:
         world.tensors[undecided].dtype = INT32
 
 
-def _types(world: CheckContext) -> tuple[DType | None, ...]:
+def _list_tensor_types(world: CheckContext) -> tuple[DType | None, ...]:
     return tuple(x.dtype for x in world.tensors.values())
 
 
@@ -162,19 +162,26 @@ def _make_inout(target: TensorInfo, item: InlinedStatement, world: CheckContext)
     target.role = Role.INOUT
 
 
-def _symbols(d: s.Def, world: CheckContext) -> Iterator[Symbol]:
+def _make_symbols(d: s.Def, world: CheckContext) -> Iterator[Symbol]:
     order = [p.name for p in d.parameters] + [r.name for r in d.returns]
     order += [name for name, x in world.tensors.items() if x.role is Role.TEMPORARY]
     for name in order:
         x = world.tensors[name]
         assert x.dtype is not None
-        extents = None if x.dimensions is None else tuple(_size(size) for size in x.dimensions)
+        extents = None if x.dimensions is None else tuple(_make_size_expr(size) for size in x.dimensions)
         yield Symbol(
-            name, x.dtype, max(0, x.rank), x.role, extents, name in world.specialized, _format(x, world), x.span
+            name,
+            x.dtype,
+            max(0, x.rank),
+            x.role,
+            extents,
+            name in world.specialized,
+            _parse_tensor_format(x, world),
+            x.span,
         )
 
 
-def _format(x: TensorInfo, world: CheckContext) -> Format | None:
+def _parse_tensor_format(x: TensorInfo, world: CheckContext) -> Format | None:
     """The format that a declaration names."""
     if x.format is None:
         return None
@@ -186,11 +193,11 @@ def _format(x: TensorInfo, world: CheckContext) -> Format | None:
         ) from None
 
 
-def _size(size: str | int) -> Expr:
+def _make_size_expr(size: str | int) -> Expr:
     return Const(size, INT64) if isinstance(size, int) else Size(size, INT64)
 
 
-def _constraints(body: InlinedBody) -> Iterator[SizeConstraint]:
+def _make_size_constraints(body: InlinedBody) -> Iterator[SizeConstraint]:
     for r in body.requirements:
         actual = body.world.tensors[r.tensor].dtype
         if actual != r.dtype:
@@ -199,7 +206,7 @@ def _constraints(body: InlinedBody) -> Iterator[SizeConstraint]:
             )
         for left, right in r.sizes:
             message = f"the called def needs sizes {left} and {right} to be equal"
-            yield SizeConstraint(_size(left), _size(right), message, r.span)
+            yield SizeConstraint(_make_size_expr(left), _make_size_expr(right), message, r.span)
 
 
 # --- statements ----------------------------------------------------------------------------------------------------
@@ -224,16 +231,16 @@ def _check_expressions(item: InlinedStatement, world: CheckContext) -> _Parts:
     )
     _check_target(item, world, subscripts)
     left = len(checker.indices)
-    checker.reads_target = any(x.tensor == item.target for x in _accesses(subscripts))
+    checker.reads_target = any(x.tensor == item.target for x in _collect_accesses(subscripts))
     value = checker.value(tree.value)
-    exists = tuple(_exists(c, checker, world) for c in tree.clauses if isinstance(c, s.Exists))
+    exists = tuple(_check_exists_clause(c, checker, world) for c in tree.clauses if isinstance(c, s.Exists))
     used = dict(checker.indices)
     given = tuple(_check_range(c, item, world, checker.lets) for c in ranges)
     _check_indices(item, world, used, left, checker)
     return _Parts(checker, subscripts, value, tuple(used), left, given, exists)
 
 
-def _accesses(xs: Iterable[TypedExpr]) -> Iterator[Access]:
+def _collect_accesses(xs: Iterable[TypedExpr]) -> Iterator[Access]:
     for x in xs:
         yield from (e for e in walk_expr(x.expr) if isinstance(e, Access))
 
@@ -267,7 +274,7 @@ def _check_target(item: InlinedStatement, world: CheckContext, subscripts: Seque
                 expected="distinct index variables",
                 suggestion="assign the diagonal with a condition: `i == j ? ... : ...`",
             )
-    if any(_accesses(subscripts)):
+    if any(_collect_accesses(subscripts)):
         raise world.error(
             "a subscript on the left that depends on data needs a reduction operator",
             item.tree.target_span,
@@ -283,7 +290,7 @@ def _check_range(
     bounds = []
     for e in (c.lower, c.upper):
         bound = checker.subscript(e, f"a bound of '{c.index}'")
-        if checker.indices or any(_accesses([bound])):
+        if checker.indices or any(_collect_accesses([bound])):
             raise world.error(
                 f"a bound of '{c.index}' may only use sizes and int scalar parameters",
                 e.span,
@@ -293,7 +300,7 @@ def _check_range(
     return ExplicitRange(c.index, bounds[0], bounds[1], c.span)
 
 
-def _exists(c: s.Exists, checker: ExpressionChecker, world: CheckContext) -> Access:
+def _check_exists_clause(c: s.Exists, checker: ExpressionChecker, world: CheckContext) -> Access:
     x = checker.value(c.access).expr
     access = x.operand if isinstance(x, Cast) else x
     if not isinstance(access, Access):

@@ -27,7 +27,7 @@ class TouchedTensors:
 
 def tensors_of_statements(statements: Sequence[BoundStatement]) -> TouchedTensors:
     """The tensors that statements read and write, including their checks."""
-    read = frozenset(name for s in statements for name in _reads(s))
+    read = frozenset(name for s in statements for name in _collect_read_tensors(s))
     return TouchedTensors(read, frozenset(s.target for s in statements))
 
 
@@ -59,7 +59,7 @@ def extract_statements_as_def(
     return BoundFunction(name, tuple(tensors), statements, returns, ())
 
 
-def _reads(s: BoundStatement) -> Iterator[str]:
+def _collect_read_tensors(s: BoundStatement) -> Iterator[str]:
     guards = [c.guard for c in s.checks if c.guard is not None]
     for root in (s.value, *s.subscripts, *(c.subscript for c in s.checks), *guards):
         yield from (e.tensor for e in f.walk_expr(root) if isinstance(e, f.Access))

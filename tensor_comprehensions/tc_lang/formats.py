@@ -197,14 +197,14 @@ def parse_format(word: str, numbers: Sequence[int], rank: int) -> Format:
     Raises:
         TypeMistake: there is no such format, or not for this rank.
     """
-    return _parse(word, tuple(numbers), rank)
+    return _intern_format(word, tuple(numbers), rank)
 
 
 _interned: dict[Format, Format] = {}
 
 
 @lru_cache(maxsize=4096)
-def _parse(word: str, numbers: tuple[int, ...], rank: int) -> Format:
+def _intern_format(word: str, numbers: tuple[int, ...], rank: int) -> Format:
     found = _parse_anew(word, numbers, rank)
     return _interned.setdefault(found, found)
 
@@ -215,22 +215,24 @@ def _parse_anew(word: str, numbers: Sequence[int], rank: int) -> Format:
     order: tuple[int, ...]
     letters, order = _MATRICES.get(word, ("", ()))
     if letters and numbers:
-        raise UnlocatedTypeError(f"'{word}' takes no numbers", found=_spell(word, numbers), suggestion=f"write {word}")
+        raise UnlocatedTypeError(
+            f"'{word}' takes no numbers", found=_print_format(word, numbers), suggestion=f"write {word}"
+        )
     if not letters and word in _ANY_RANK:
         letters = _word_of(word, rank)
     if not letters and not (word == "dense" and rank == 0):
         letters = _check_level_letters(word)
     if len(letters) != rank:
         raise UnlocatedTypeError(
-            f"the format '{word}' is for {_dimensions(len(letters))}, the tensor has {rank}",
-            expected=f"{rank} levels", found=_spell(word, numbers),
+            f"the format '{word}' is for {_print_dimension_count(len(letters))}, the tensor has {rank}",
+            expected=f"{rank} levels", found=_print_format(word, numbers),
         )  # fmt: skip
     order = order or tuple(numbers) or tuple(range(rank))
     if sorted(order) != list(range(rank)):
         raise UnlocatedTypeError(
-            f"({','.join(map(str, order))}) is not an order of {_dimensions(rank)}",
+            f"({','.join(map(str, order))}) is not an order of {_print_dimension_count(rank)}",
             expected=f"each of 0 to {rank - 1} once" if rank > 1 else "0",
-            found=_spell(word, numbers),
+            found=_print_format(word, numbers),
         )
     return Format(tuple(LEVELS[letter] for letter in letters), order)
 
@@ -265,14 +267,14 @@ def _blocked_format(word: str, blocks: tuple[int, ...], rank: int) -> Format:
     if len(blocks) != 2 or min(blocks) < 1:
         raise UnlocatedTypeError(
             f"'{word}' needs the two extents of a block, from 1 up",
-            expected=f"{word}(2,2)", found=_spell(word, blocks),
+            expected=f"{word}(2,2)", found=_print_format(word, blocks),
         )  # fmt: skip
     return Format(tuple(LEVELS[letter] for letter in "dsdd"), _BLOCKED[word], blocks)
 
 
-def _spell(word: str, numbers: Sequence[int]) -> str:
+def _print_format(word: str, numbers: Sequence[int]) -> str:
     return f"{word}({','.join(map(str, numbers))})" if numbers else word
 
 
-def _dimensions(n: int) -> str:
+def _print_dimension_count(n: int) -> str:
     return f"{n} dimension{'' if n == 1 else 's'}"

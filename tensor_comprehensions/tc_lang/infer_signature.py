@@ -30,55 +30,57 @@ def def_of_statements(name: str, statements: str, types: Mapping[str, str], orde
         CheckError: a type is unknown, or given to a name that is not a parameter.
     """
     statements = text_of(statements)
-    body = [_statement(part) for part in parse_program(f"def {name}() -> (_) {{ {statements} }}").defs[0].body]
+    body = [_check_statement(part) for part in parse_program(f"def {name}() -> (_) {{ {statements} }}").defs[0].body]
     if not body:
         raise ParseError("there is no statement")
     written = {part.target for part in body}
     reads: dict[str, list[tuple[s.Expression, ...]]] = {}
-    for access in chain.from_iterable(map(_accesses, body)):
+    for access in chain.from_iterable(map(_collect_accesses, body)):
         if access.name not in written:
             reads.setdefault(access.name, []).append(access.arguments)
-    scalars = [n for part in body for n in _scalars(part, types) if n not in written and n not in reads]
+    scalars = [n for part in body for n in _find_scalar_names(part, types) if n not in written and n not in reads]
     named = (*order, *chain.from_iterable(map(names, body)))
     parameters = dict.fromkeys(x for x in named if x in reads or x in scalars)
     _check_types(types, tuple(parameters))
-    dimensions = _dimensions(reads, {*written, *chain.from_iterable(map(names, body))})
+    dimensions = _print_tensor_sizes(reads, {*written, *chain.from_iterable(map(names, body))})
     declared = (f"{types.get(n, DEFAULT)}{dimensions.get(n, '')} {n}" for n in parameters)
     return f"def {name}({', '.join(declared)}) -> ({body[-1].target}) {{\n    {statements.strip()}\n}}\n"
 
 
-def _statement(part: s.Statement | s.TupleCall) -> s.Statement:
+def _check_statement(part: s.Statement | s.TupleCall) -> s.Statement:
     if isinstance(part, s.TupleCall):
         raise ParseError("statements without a def can call no defs", suggestion="write a whole program for `define`")
     return part
 
 
-def _walk(roots: Iterable[s.Expression]) -> Iterator[s.Expression]:
+def _walk_expressions(roots: Iterable[s.Expression]) -> Iterator[s.Expression]:
     for e in roots:
         yield e
-        yield from _walk(s.child_expressions(e))
+        yield from _walk_expressions(s.child_expressions(e))
 
 
-def _accesses(part: s.Statement) -> Iterator[s.Apply]:
-    return (e for e in _walk(s.statement_expressions(part)) if isinstance(e, s.Apply) and not is_builtin(e.name))
+def _collect_accesses(part: s.Statement) -> Iterator[s.Apply]:
+    return (
+        e for e in _walk_expressions(s.statement_expressions(part)) if isinstance(e, s.Apply) and not is_builtin(e.name)
+    )
 
 
 def names(part: s.Statement) -> Iterator[str]:
     """Everything that has a name and is no builtin, in the order of the text."""
-    for e in _walk(s.statement_expressions(part)):
+    for e in _walk_expressions(s.statement_expressions(part)):
         if isinstance(e, s.Apply | s.Name) and not is_builtin(e.name) and e.name not in CONSTANTS:
             yield e.name
 
 
-def _scalars(part: s.Statement, types: Mapping[str, str]) -> Iterator[str]:
+def _find_scalar_names(part: s.Statement, types: Mapping[str, str]) -> Iterator[str]:
     """Names outside of subscripts that no clause defines, and names with a type."""
-    subscripts = [*(part.subscripts or ()), *chain.from_iterable(a.arguments for a in _accesses(part))]
-    bound = {e.name for e in _walk(subscripts) if isinstance(e, s.Name)}
+    subscripts = [*(part.subscripts or ()), *chain.from_iterable(a.arguments for a in _collect_accesses(part))]
+    bound = {e.name for e in _walk_expressions(subscripts) if isinstance(e, s.Name)}
     bound |= {c.index if isinstance(c, s.Range) else c.name for c in part.clauses if not isinstance(c, s.Exists)}
     return (n for n in names(part) if n in types or n not in bound)
 
 
-def _dimensions(reads: Mapping[str, Sequence[tuple[s.Expression, ...]]], taken: set[str]) -> dict[str, str]:
+def _print_tensor_sizes(reads: Mapping[str, Sequence[tuple[s.Expression, ...]]], taken: set[str]) -> dict[str, str]:
     """The bracketed sizes of each tensor."""
     of_index: dict[str, str] = {}
     used = set(taken)

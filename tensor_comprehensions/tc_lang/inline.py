@@ -59,7 +59,7 @@ class InlinedBody:
         for r in d.returns:
             self._declare_return(r, scope, d)
         self._check_names(scope, d)
-        self.taken = {*scope.sizes, *scope.tensors, *_targets(d)}
+        self.taken = {*scope.sizes, *scope.tensors, *_collect_target_names(d)}
         self._statements(d, scope, (d.name,))
         return scope
 
@@ -200,7 +200,7 @@ class InlinedBody:
         inner = NameScope()
         for p, e in zip(callee.parameters, call.arguments, strict=True):
             self._bind_argument(p, e, scope, inner)
-        aliased = any(t.name in _names(call.arguments) for t in call.targets)
+        aliased = any(t.name in _collect_names(call.arguments) for t in call.targets)
         for target, r in zip(call.targets, callee.returns, strict=True):
             result = self._new_temporary(r.name, target.span) if aliased else self._result(target, scope)
             inner.tensors[r.name] = result
@@ -306,7 +306,7 @@ class InlinedBody:
         self._statement(tree, NameScope({"target": destination, "result": tensor.name}))
 
 
-def _targets(d: s.Def) -> set[str]:
+def _collect_target_names(d: s.Def) -> set[str]:
     """The names that the statements of a def write."""
     names: set[str] = set()
     for statement in d.body:
@@ -314,12 +314,12 @@ def _targets(d: s.Def) -> set[str]:
     return names
 
 
-def _names(expressions: Sequence[s.Expression]) -> set[str]:
+def _collect_names(expressions: Sequence[s.Expression]) -> set[str]:
     """The names that occur in expressions."""
     found: set[str] = set()
     for e in expressions:
         match e:
             case s.Name(name=name) | s.Apply(name=name) | s.Extent(tensor=name):
                 found.add(name)
-        found |= _names(s.child_expressions(e))
+        found |= _collect_names(s.child_expressions(e))
     return found

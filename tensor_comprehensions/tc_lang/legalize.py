@@ -41,7 +41,7 @@ def legalize(bound: BoundFunction) -> BoundFunction:
     return replace(bound, tensors=tuple(work.tensors.values()), statements=statements)
 
 
-def _accumulator(dtype: DType) -> DType:
+def _choose_accumulator_type(dtype: DType) -> DType:
     """The type in which a reduction into `dtype` accumulates; bool becomes uint8, whose min and max are and and or."""
     return UINT8 if dtype.is_bool else dtype.accumulator
 
@@ -63,7 +63,7 @@ class _Work:
             yield self._copy(internal_name(s.name, "copy"), s, s.target, copy)
             s = _read_from_copy(s, copy.name)
         target = self.tensors[s.target]
-        wide = _accumulator(target.dtype)
+        wide = _choose_accumulator_type(target.dtype)
         if s.reduction is None or wide == target.dtype:
             yield s
             return

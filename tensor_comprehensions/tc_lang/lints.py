@@ -47,7 +47,7 @@ def _truncated_quotients(e: s.Expression, tensors: set[str]) -> Iterator[tuple[s
     """The quotients of integers in an expression, but for its subscripts, that have a fraction."""
     match e:
         case s.Binary(op="/", left=left, right=right):
-            a, b = _integer(left), _integer(right)
+            a, b = _match_integer(left), _match_integer(right)
             if a is not None and b is not None and b and a % b:
                 yield e, a, b
         case s.Cast(dtype=dtype) if not dtype.is_float:
@@ -58,7 +58,7 @@ def _truncated_quotients(e: s.Expression, tensors: set[str]) -> Iterator[tuple[s
         yield from _truncated_quotients(part, tensors)
 
 
-def _integer(e: s.Expression) -> int | None:
+def _match_integer(e: s.Expression) -> int | None:
     match e:
         case s.Number(value=int(n)):
             return n

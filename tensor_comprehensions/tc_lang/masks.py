@@ -99,13 +99,13 @@ def region_where(condition: Expr, holds: bool, box: Box) -> Region:
     found = []
     for e, value in conjuncts(condition, holds):
         for form in inequalities(e, value, box):
-            g = _inequality(form)
+            g = _make_inequality(form)
             if g is not None and not is_implied(g, (), box):
                 found.append(g)
     return tuple(dict.fromkeys(found))
 
 
-def _inequality(form: Affine) -> Inequality | None:
+def _make_inequality(form: Affine) -> Inequality | None:
     """`form >= 0`, or a consequence of it if it has quotients, or None."""
     d = 1
     for atom, _ in form.terms:
@@ -147,11 +147,11 @@ def _own_regions(e: Expr, facts: MaskFacts, box: Box) -> Iterator[Region]:
     if isinstance(e, Select):
         yield region_where(e.condition, True, box)
         yield region_where(e.condition, False, box)
-    elif isinstance(e, Access) and (found := _read(e, facts)) is not None:
+    elif isinstance(e, Access) and (found := _find_element_facts(e, facts)) is not None:
         yield found.region
 
 
-def _read(e: Access, facts: MaskFacts) -> Masked | None:
+def _find_element_facts(e: Access, facts: MaskFacts) -> Masked | None:
     """The facts about an element that is read, over the indices of the reading statement."""
     known, names = facts.masked.get(e.tensor), index_subscripts(e)
     if known is None or names is None:
@@ -178,7 +178,7 @@ def value_outside(e: Expr, region: Region, facts: MaskFacts, box: Box) -> Outsid
                 a, b = visit(then), visit(otherwise)
                 return a if a is not None and a == b else None
             case Access():
-                found = _read(e, facts)
+                found = _find_element_facts(e, facts)
                 return found.value if found is not None and includes(region, found.region, box) else None
         parts = [visit(x) for x in operands_of(e)]
         constants = [p for p in parts if isinstance(p, Const)]
@@ -236,17 +236,20 @@ def _max_reduced_indices(masked: Expr, largest: Access, region: Region, facts: M
         return None
     written = index_subscripts(Access(s.target, s.subscripts, s.value.dtype)) or ()
     place = dict(zip(written, names, strict=True))
-    if not _matches(s.value, masked, place) or any(i.name not in place for i in s.reduction_indices):
+    if not _match_pattern(s.value, masked, place) or any(i.name not in place for i in s.reduction_indices):
         return None
     same = {g.rename_indices(place) for g in s.terms} == set(region)
     return frozenset(place[i.name] for i in s.reduction_indices) if same else None
 
 
-def _matches(pattern: Expr, e: Expr, place: dict[str, str]) -> bool:
+def _match_pattern(pattern: Expr, e: Expr, place: dict[str, str]) -> bool:
     """Whether `e` is the `pattern` with other indices. `place` has some of them, and gets the rest."""
     if isinstance(pattern, Index):
         return isinstance(e, Index) and place.setdefault(pattern.name, e.name) == e.name
     mine, theirs = operands_of(pattern), operands_of(e)
     if type(pattern) is not type(e) or len(mine) != len(theirs):
         return False
-    return all(_matches(a, b, place) for a, b in zip(mine, theirs, strict=True)) and with_operands(pattern, theirs) == e
+    return (
+        all(_match_pattern(a, b, place) for a, b in zip(mine, theirs, strict=True))
+        and with_operands(pattern, theirs) == e
+    )

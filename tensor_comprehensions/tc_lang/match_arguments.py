@@ -60,7 +60,7 @@ def match_arguments(
     for symbol, type_ in passed:
         _check_type(symbol, type_)
         _match_shape(symbol, type_, sizes, origin)
-    values = _scalars(function, scalars)
+    values = _bind_scalars(function, scalars)
     if function.inouts:
         _check_initial_shapes(function, initial, sizes, values)
     return Binding(sizes, values, {symbol.name: type_.strides for symbol, type_ in passed})
@@ -117,7 +117,7 @@ def _match_shape(symbol: Symbol, type_: TensorType, sizes: dict[str, int], origi
                     )
 
 
-def _scalars(function: Function, scalars: Mapping[str, int]) -> dict[str, int]:
+def _bind_scalars(function: Function, scalars: Mapping[str, int]) -> dict[str, int]:
     for name in function.scalars:
         if name not in scalars:
             raise ArgumentError(

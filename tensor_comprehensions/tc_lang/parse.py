@@ -37,14 +37,14 @@ def parse_program(source: str | bytes) -> s.Program:
     with deferred_interrupts():
         import lark  # here because importing it costs more than the rest of the package together
     try:
-        program: s.Program = _parser().parse(text)
+        program: s.Program = _load_parser().parse(text)
     except lark.exceptions.UnexpectedToken as e:
         raise _unexpected_token(text, e) from None
     except lark.exceptions.UnexpectedCharacters as e:
         at = e.pos_in_stream or 0
         _check_number(text, at)
         span = Span(at, at + 1)
-        expected = _alternatives(tuple(e.allowed or ()))
+        expected = _describe_terminals(tuple(e.allowed or ()))
         raise ParseError(
             "this character cannot stand here", source=text, span=span, expected=expected, found=repr(text[span.start]),
             suggestion=suggest_syntax(text, at),
@@ -71,7 +71,7 @@ def text_of(source: str | bytes) -> str:
 
 
 @cache
-def _parser() -> Any:
+def _load_parser() -> Any:
     with deferred_interrupts():
         from . import parser_tables
     return parser_tables.make_parser(transformer=_Builder(), lexer_callbacks={"ID": _check_name_length})
@@ -79,7 +79,7 @@ def _parser() -> Any:
 
 def _unexpected_token(text: str, e: Any) -> ParseError:
     token = e.token
-    expected = _alternatives(tuple(e.expected or ()))
+    expected = _describe_terminals(tuple(e.expected or ()))
     if token.type == "$END":
         end = len(text.rstrip())
         return ParseError(
@@ -104,10 +104,10 @@ def _check_number(text: str, at: int) -> None:
         )  # fmt: skip
 
 
-def _alternatives(terminals: Collection[str]) -> str:
+def _describe_terminals(terminals: Collection[str]) -> str:
     """The terminals that the grammar allows at a place, in words."""
     names = set(terminals)
-    literal = {t.name: f"'{t.pattern.value}'" for t in _parser().terminals if t.pattern.type == "str"}
+    literal = {t.name: f"'{t.pattern.value}'" for t in _load_parser().terminals if t.pattern.type == "str"}
     operators = {"OR", "AND", "COMPARE", "ADD", "MINUS", "MULTIPLY"}
     if operators <= names:
         names -= operators | {n for n, text in literal.items() if text in ("'?'", "'<=>'")}
@@ -149,15 +149,15 @@ def _check_tuple_calls(program: s.Program, text: str) -> None:
 
 
 def _span_between(first: Any, last: Any) -> Span:
-    return Span(_start(first), _end(last))
+    return Span(_find_start_position(first), _find_end_position(last))
 
 
-def _start(x: Any) -> int:
+def _find_start_position(x: Any) -> int:
     span = getattr(x, "span", None)
     return int(span.start if span is not None else x.start_pos)
 
 
-def _end(x: Any) -> int:
+def _find_end_position(x: Any) -> int:
     span = getattr(x, "span", None)
     return int(span.end if span is not None else x.end_pos)
 
@@ -171,7 +171,7 @@ def _check_name_length(token: Any) -> Any:
     return token
 
 
-def _integer(token: Any) -> int:
+def _parse_integer(token: Any) -> int:
     if len(token) > _MAX_DIGITS:
         raise ParseError(
             "this number is too long", span=_span_between(token, token), expected=f"up to {_MAX_DIGITS} digits"
@@ -222,7 +222,7 @@ class _Builder:
         return s.FormatName(str(x[0]), x[2] if len(x) > 1 else (), _span_between(x[0], x[-1]))
 
     def numbers(self, x: list[Any]) -> tuple[int, ...]:
-        return tuple(_integer(token) for token in x[::2])
+        return tuple(_parse_integer(token) for token in x[::2])
 
     def return_list(self, x: list[Any]) -> tuple[s.Declaration, ...]:
         return tuple(_list_items(x))
@@ -236,7 +236,7 @@ class _Builder:
 
     def dimension(self, x: list[Any]) -> s.Dimension:
         token = x[0]
-        return s.Dimension(str(token) if token.type == "ID" else _integer(token), _span_between(token, token))
+        return s.Dimension(str(token) if token.type == "ID" else _parse_integer(token), _span_between(token, token))
 
     def assignment(self, x: list[Any]) -> s.Statement:
         target, rest = x[0], x[1:]
@@ -281,7 +281,7 @@ class _Builder:
         return s.Unary(str(x[0]), x[1], _span_between(x[0], x[1]))
 
     def integer(self, x: list[Any]) -> s.Number:
-        return s.Number(_integer(x[0]), _span_between(x[0], x[0]))
+        return s.Number(_parse_integer(x[0]), _span_between(x[0], x[0]))
 
     def real(self, x: list[Any]) -> s.Number:
         return s.Number(float(x[0]), _span_between(x[0], x[0]))
@@ -300,4 +300,4 @@ class _Builder:
         return s.Apply(str(x[0]), tuple(x[1]), _span_between(x[0], x[1]))
 
     def extent(self, x: list[Any]) -> s.Extent:
-        return s.Extent(str(x[0]), _integer(x[1]), _span_between(x[0], x[1]))
+        return s.Extent(str(x[0]), _parse_integer(x[1]), _span_between(x[0], x[1]))

@@ -26,24 +26,24 @@ def make_parser(**options: Any) -> lark.Lark:
     """The parser with the objects of this process: `transformer` and `lexer_callbacks`."""
     found = _read()
     if found is None:
-        return lark.Lark(_grammar(), **_OPTIONS, **options)
+        return lark.Lark(_read_grammar(), **_OPTIONS, **options)
     load: Callable[..., lark.Lark] = lark.Lark._load_from_dict
     return load(*found, **options)
 
 
 def generate_tables() -> str:
     """The tables as a file has them."""
-    data, memo = lark.Lark(_grammar(), **_OPTIONS).memo_serialize([TerminalDef, Rule])
+    data, memo = lark.Lark(_read_grammar(), **_OPTIONS).memo_serialize([TerminalDef, Rule])
     return json.dumps({"of": _source(), "data": data, "memo": memo}, separators=(",", ":"), sort_keys=True) + "\n"
 
 
 def _source() -> list[str]:
     """The text that the tables depend on."""
-    return [lark.__version__, sha256(_grammar().encode()).hexdigest()]
+    return [lark.__version__, sha256(_read_grammar().encode()).hexdigest()]
 
 
 @cache
-def _grammar() -> str:
+def _read_grammar() -> str:
     return files(__package__).joinpath("tc.lark").read_text(encoding="utf-8")
 
 

@@ -20,21 +20,21 @@ def to_text(tree: s.Program | s.Def | s.Statement | s.TupleCall | s.Expression) 
         case s.Def():
             return "\n".join(_def_lines(tree))
         case s.Statement():
-            return _statement(tree)
+            return _print_statement(tree)
         case s.TupleCall(targets=targets, callee=callee, arguments=arguments):
-            return f"({', '.join(t.name for t in targets)}) = {callee}({_list(arguments)})"
-    return _expression(tree, 0)
+            return f"({', '.join(t.name for t in targets)}) = {callee}({_print_expression_list(arguments)})"
+    return _print_expression(tree, 0)
 
 
 def _def_lines(d: s.Def) -> Iterator[str]:
-    parameters = ", ".join(_declaration(p) for p in d.parameters)
-    returns = ", ".join(_declaration(r) for r in d.returns)
+    parameters = ", ".join(_print_declaration(p) for p in d.parameters)
+    returns = ", ".join(_print_declaration(r) for r in d.returns)
     yield f"def {d.name}({parameters}) -> ({returns}) {{"
     yield from (f"    {to_text(statement)}" for statement in d.body)
     yield "}"
 
 
-def _declaration(d: s.Declaration) -> str:
+def _print_declaration(d: s.Declaration) -> str:
     stored = "" if d.format is None else f": {d.format.word}"
     if d.format is not None and d.format.numbers:
         stored += f"({','.join(map(str, d.format.numbers))})"
@@ -45,27 +45,27 @@ def _declaration(d: s.Declaration) -> str:
     return f"{d.type.dtype}{extents} {d.name}{stored}"
 
 
-def _statement(x: s.Statement) -> str:
-    target = x.target if x.subscripts is None else f"{x.target}({_list(x.subscripts)})"
-    where = f" where {', '.join(_clause(c) for c in x.clauses)}" if x.clauses else ""
-    return f"{target} {x.operator} {_expression(x.value, 0)}{where}"
+def _print_statement(x: s.Statement) -> str:
+    target = x.target if x.subscripts is None else f"{x.target}({_print_expression_list(x.subscripts)})"
+    where = f" where {', '.join(_print_clause(c) for c in x.clauses)}" if x.clauses else ""
+    return f"{target} {x.operator} {_print_expression(x.value, 0)}{where}"
 
 
-def _clause(c: s.Clause) -> str:
+def _print_clause(c: s.Clause) -> str:
     match c:
         case s.Range(index=index, lower=lower, upper=upper):
-            return f"{index} in {_expression(lower, 1)}:{_expression(upper, 0)}"
+            return f"{index} in {_print_expression(lower, 1)}:{_print_expression(upper, 0)}"
         case s.Let(name=name, value=value):
-            return f"{name} = {_expression(value, 0)}"
+            return f"{name} = {_print_expression(value, 0)}"
         case s.Exists(access=access):
-            return f"exists {_expression(access, 0)}"
+            return f"exists {_print_expression(access, 0)}"
 
 
-def _list(xs: tuple[s.Expression, ...]) -> str:
-    return ", ".join(_expression(x, 0) for x in xs)
+def _print_expression_list(xs: tuple[s.Expression, ...]) -> str:
+    return ", ".join(_print_expression(x, 0) for x in xs)
 
 
-def _expression(e: s.Expression, least: int) -> str:
+def _print_expression(e: s.Expression, least: int) -> str:
     """The text of `e`, in brackets where it binds less tightly than level `least`."""
     match e:
         case s.Number(value=value):
@@ -73,18 +73,22 @@ def _expression(e: s.Expression, least: int) -> str:
         case s.Name(name=name):
             return name
         case s.Apply(name=name, arguments=arguments):
-            return f"{name}({_list(arguments)})"
+            return f"{name}({_print_expression_list(arguments)})"
         case s.Extent(tensor=tensor, dimension=dimension):
             return f"{tensor}.{dimension}"
         case s.Cast(dtype=dtype, operand=operand):
-            return f"{dtype}({_expression(operand, 0)})"
+            return f"{dtype}({_print_expression(operand, 0)})"
         case s.Unary(op=op, operand=operand):
-            return _parenthesize(f"{op}{_expression(operand, _UNARY)}", _UNARY, least)
+            return _parenthesize(f"{op}{_print_expression(operand, _UNARY)}", _UNARY, least)
         case s.Binary(op=op, left=left, right=right):
             level = _PRECEDENCE[op]
-            return _parenthesize(f"{_expression(left, level)} {op} {_expression(right, level + 1)}", level, least)
+            return _parenthesize(
+                f"{_print_expression(left, level)} {op} {_print_expression(right, level + 1)}", level, least
+            )
         case s.Conditional(condition=condition, then=then, otherwise=otherwise):
-            text = f"{_expression(condition, 1)} ? {_expression(then, 0)} : {_expression(otherwise, 0)}"
+            text = (
+                f"{_print_expression(condition, 1)} ? {_print_expression(then, 0)} : {_print_expression(otherwise, 0)}"
+            )
             return _parenthesize(text, 0, least)
 
 

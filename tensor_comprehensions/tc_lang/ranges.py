@@ -206,7 +206,7 @@ class _Inference:
                     expected=f"a declared size: `-> (float(...) {s.target})`",
                 )
             else:
-                bounds.append(_hull(to_affine(e, self.sizes), solved))
+                bounds.append(_find_subscript_range(to_affine(e, self.sizes), solved))
         return tuple(bounds)
 
     def _check_declared(self, tensor: Symbol) -> None:
@@ -310,7 +310,7 @@ def _solve_for_index(
     None if the form cannot be solved for `name`.
     """
     mine = [(atom, c) for atom, c in form.terms if name in affine_variables(Affine(0, ((atom, 1),)))]
-    rest = _extremes(form - Affine(0, tuple(mine)), solved)
+    rest = _find_form_extremes(form - Affine(0, tuple(mine)), solved)
     if len(mine) != 1 or rest is None:
         return None
     atom, c = mine[0]
@@ -331,7 +331,7 @@ def _ceil_div(a: Value, b: Value) -> Value:
     return a if b == 1 else -((-a) // b)
 
 
-def _extremes(form: Affine, solved: Mapping[str, Bounds]) -> Bounds | None:
+def _find_form_extremes(form: Affine, solved: Mapping[str, Bounds]) -> Bounds | None:
     """The least and the greatest value of a form over the ranges of its indices; None when it is opaque."""
     low = high = form.constant
     for atom, c in form.terms:
@@ -349,7 +349,7 @@ def _atom_extremes(atom: Variable | Quotient | Remainder | Opaque, solved: Mappi
         case Variable(name=name):
             return (solved[name][0], solved[name][1] - 1) if name in solved else None
         case Quotient(inner=inner, divisor=d):
-            ends = _extremes(inner, solved)
+            ends = _find_form_extremes(inner, solved)
             return None if ends is None else (ends[0] // d, ends[1] // d)
         case Remainder(divisor=d):
             n = constant_value(d)
@@ -357,9 +357,9 @@ def _atom_extremes(atom: Variable | Quotient | Remainder | Opaque, solved: Mappi
     return None
 
 
-def _hull(form: Affine, solved: Mapping[str, Bounds]) -> Bounds:
+def _find_subscript_range(form: Affine, solved: Mapping[str, Bounds]) -> Bounds:
     """The range of a subscript on the left; an empty one where an index of it has no values."""
-    ends = _extremes(form, solved)
+    ends = _find_form_extremes(form, solved)
     if ends is None:
         return 0, 0
     empty = any(constant_value(solved[v][1] - solved[v][0]) == 0 for v in affine_variables(form))

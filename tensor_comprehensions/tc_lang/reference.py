@@ -33,7 +33,7 @@ def evaluate_def(bound: BoundFunction, arrays: Mapping[str, Array]) -> dict[str,
     memory = {t.name: _initial_array(bound, t, arrays) for t in bound.tensors}
     with np.errstate(all="ignore"):
         for s in bound.statements:
-            memory[s.target] = _run(s, bound, memory)
+            memory[s.target] = _run_statement(s, bound, memory)
     return {name: memory[name] for name in bound.returns}
 
 
@@ -71,7 +71,7 @@ class _Reader:
         return array[tuple(legal)]
 
 
-def _chunks(indices: Sequence[BoundIndex]) -> Iterator[dict[str, tuple[int, int]]]:
+def _split_into_chunks(indices: Sequence[BoundIndex]) -> Iterator[dict[str, tuple[int, int]]]:
     """The grid of `indices` in boxes of at most about CHUNK points: all inner indices whole where they fit."""
     if any(i.extent == 0 for i in indices):
         return
@@ -82,7 +82,7 @@ def _chunks(indices: Sequence[BoundIndex]) -> Iterator[dict[str, tuple[int, int]
     inner = prod(i.extent for i in rest)
     if inner > CHUNK:
         for value in range(first.lower, first.upper):
-            for box in _chunks(rest):
+            for box in _split_into_chunks(rest):
                 yield {first.name: (value, value + 1), **box}
         return
     step = max(1, CHUNK // inner)
@@ -90,21 +90,21 @@ def _chunks(indices: Sequence[BoundIndex]) -> Iterator[dict[str, tuple[int, int]
         yield {first.name: (lower, min(first.upper, lower + step)), **{i.name: (i.lower, i.upper) for i in rest}}
 
 
-def _run(s: BoundStatement, bound: BoundFunction, memory: Mapping[str, Array]) -> Array:
+def _run_statement(s: BoundStatement, bound: BoundFunction, memory: Mapping[str, Array]) -> Array:
     """The target after the statement. Everything is read from `memory`, which does not change meanwhile."""
     target = bound.tensor(s.target)
     old = memory[s.target]
     reader = _Reader(memory)
     for check in s.checks:
-        _verify(check, s.indices, reader)
+        _check_bounds(check, s.indices, reader)
     if s.reduction is None:
-        return _assign(s, old, reader)
-    return _reduce(s, target.dtype, old, reader)
+        return _run_assignment(s, old, reader)
+    return _run_reduction(s, target.dtype, old, reader)
 
 
-def _assign(s: BoundStatement, old: Array, reader: _Reader) -> Array:
+def _run_assignment(s: BoundStatement, old: Array, reader: _Reader) -> Array:
     new = old.copy()
-    for box in _chunks(s.indices):
+    for box in _split_into_chunks(s.indices):
         points, value = _evaluate_box(s, box, reader)
         new[points] = value
     return new
@@ -123,12 +123,12 @@ def _evaluate_box(
 _SCATTER = {"+": np.add, "*": np.multiply, "min": np.minimum, "max": np.maximum}
 
 
-def _reduce(s: BoundStatement, dtype: DType, old: Array, reader: _Reader) -> Array:
+def _run_reduction(s: BoundStatement, dtype: DType, old: Array, reader: _Reader) -> Array:
     assert s.reduction is not None
     wide = np.dtype(np.float64) if dtype.is_float else numpy_dtype(dtype)
     new = np.full(old.shape, neutral_element(s.reduction, dtype), wide) if s.initialize else old.astype(wide)
     whole = are_offset_indices(s.subscripts)
-    for box in _chunks(s.indices):
+    for box in _split_into_chunks(s.indices):
         points, value = _evaluate_box(s, box, reader)
         value = value.astype(wide)
         if whole and s.reduction_indices:
@@ -147,9 +147,9 @@ def _combine_at(op: str, new: Array, points: tuple[Array, ...], value: Array, *,
         _SCATTER[op].at(new, points, value)
 
 
-def _verify(check: BoundsCheck, indices: Sequence[BoundIndex], reader: _Reader) -> None:
+def _check_bounds(check: BoundsCheck, indices: Sequence[BoundIndex], reader: _Reader) -> None:
     """Raise RangeError for the first element, in the order of the indices, that a check forbids."""
-    for box in _chunks(indices):
+    for box in _split_into_chunks(indices):
         evaluator = NumpyExpressionEvaluator(index_grid(box), reader)
         where = None if check.guard is None else evaluator(check.guard)
         values = evaluator(check.subscript, where)

@@ -71,7 +71,7 @@ def _restrict_reductions(function: BoundFunction, most_kept: float) -> list[Boun
     found = []
     for s in function.statements:
         region = _nonneutral_region(s, facts)
-        if not _is_masked_product(s) and _region_fraction(region, _box(s)) > most_kept:
+        if not _is_masked_product(s) and _region_fraction(region, _make_index_box(s)) > most_kept:
             region = ()
         s = replace(s, terms=region) if region else s
         found.append(s)
@@ -88,7 +88,7 @@ def _nonneutral_region(s: BoundStatement, facts: MaskFacts) -> Region:
         or any(i.extent == 0 for i in s.indices)
     ):
         return ()
-    box = _box(s)
+    box = _make_index_box(s)
     found: list[Inequality] = []
     for region in find_masked_regions(s.value, facts, box):
         value = value_outside(s.value, region, facts, box)
@@ -121,12 +121,12 @@ def _is_neutral(value: Outside, s: BoundStatement) -> bool:
 def _update_mask_facts(function: BoundFunction, s: BoundStatement, facts: MaskFacts) -> MaskFacts:
     """The facts after `s`."""
     masked = {name: m for name, m in facts.masked.items() if name != s.target}
-    largest = {name: m for name, m in facts.largest.items() if name != s.target and not _reads(m, s.target)}
+    largest = {name: m for name, m in facts.largest.items() if name != s.target and not _reads_tensor(m, s.target)}
     names = index_subscripts(Access(s.target, s.subscripts, s.value.dtype))
     if names is None or s.reads_own_target or not _defines_whole_target(function, s, names):
         return MaskFacts(masked, largest)
     if s.reduction is None and function.tensor(s.target).dtype == s.value.dtype:
-        box = _box(s)
+        box = _make_index_box(s)
         place = {name: region_dimension_name(d) for d, name in enumerate(names)}
         for region in find_masked_regions(s.value, facts, box):
             value = value_outside(s.value, region, facts, box)
@@ -152,7 +152,7 @@ def _has_no_empty_reduction(s: BoundStatement) -> bool:
     if len(s.reduction_indices) != 1:
         return False
     (k,) = s.reduction_indices
-    box = _box(s)
+    box = _make_index_box(s)
     ends = (Inequality(((k.name, 1),), -k.lower), Inequality(((k.name, -1),), k.upper - 1))
     pairs = [(dict(g.terms).get(k.name, 0), g) for g in (*s.terms, *ends)]
     if any(abs(c) > 1 for c, _ in pairs):
@@ -208,7 +208,7 @@ def _needed_regions(s: BoundStatement, tensor: str) -> Iterator[tuple[Region, Bo
 
     A definition of the tensor that reads it at its own point needs nothing that others do not.
     """
-    box = _box(s)
+    box = _make_index_box(s)
     for access, region in _reads_of(s, tensor, box):
         if s.target == tensor and access.subscripts == s.subscripts and not s.reduction_indices:
             continue
@@ -247,7 +247,7 @@ def _without_masks(s: BoundStatement) -> BoundStatement:
     """`s` without the conditions that hold wherever its value is computed."""
     if not s.domain:
         return s
-    box = _box(s)
+    box = _make_index_box(s)
 
     def visit(e: Expr) -> Expr:
         if isinstance(e, Select):
@@ -271,11 +271,11 @@ def _is_condition_implied(e: Expr, value: bool, domain: Region, box: Box) -> boo
             return _is_condition_implied(a, False, domain, box) and _is_condition_implied(b, False, domain, box)
         case Binary(op=op) if op != ("!=" if value else "=="):
             region = region_where(e, not value, box)  # the contrary: empty together with the domain?
-            return any(_excludes(g, domain, box) for g in region) or _is_exactly(e, value, domain, box)
+            return any(_is_infeasible(g, domain, box) for g in region) or _is_exactly(e, value, domain, box)
     return False
 
 
-def _excludes(g: Inequality, domain: Region, box: Box) -> bool:
+def _is_infeasible(g: Inequality, domain: Region, box: Box) -> bool:
     """Whether `g` holds nowhere in `domain`."""
     contrary = Inequality(tuple((name, -c) for name, c in g.terms), -g.constant - 1)
     return is_implied(contrary, domain, box)
@@ -295,11 +295,11 @@ def _is_exactly(e: Binary, value: bool, domain: Region, box: Box) -> bool:
 # --- small things --------------------------------------------------------------------------------------------------
 
 
-def _box(s: BoundStatement) -> Box:
+def _make_index_box(s: BoundStatement) -> Box:
     return {i.name: (i.lower, i.upper - 1) for i in s.indices}
 
 
-def _reads(s: BoundStatement, tensor: str) -> bool:
+def _reads_tensor(s: BoundStatement, tensor: str) -> bool:
     return any(isinstance(e, Access) and e.tensor == tensor for e in walk_expr(s.value))
 
 

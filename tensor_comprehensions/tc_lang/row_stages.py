@@ -80,7 +80,11 @@ class _Splitter:
     def kind(self, s: BoundStatement) -> StatementKind:
         if s.target in self.with_rows:
             return StatementKind.ROWS
-        return StatementKind.SUM if any(name in self.with_rows for name in _reads(s)) else StatementKind.ONCE
+        return (
+            StatementKind.SUM
+            if any(name in self.with_rows for name in _collect_read_tensors(s))
+            else StatementKind.ONCE
+        )
 
     def split_sum(self, s: BoundStatement) -> Iterator[BoundStatement]:
         """`s`; where it initializes a sum over rows, that in a statement of its own."""
@@ -105,7 +109,9 @@ class _Splitter:
 
     def _distances(self, s: BoundStatement, later: BoundStatement) -> Iterator[int]:
         """The number of stages by which `later` has to follow `s`, for each tensor that one of them writes."""
-        common = ({s.target} & {later.target, *_reads(later)}) | ({later.target} & set(_reads(s)))
+        common = ({s.target} & {later.target, *_collect_read_tensors(later)}) | (
+            {later.target} & set(_collect_read_tensors(s))
+        )
         once = [self.kind(x) is StatementKind.ONCE for x in (s, later)]
         for tensor in common:
             if once[0] or once[1]:
@@ -115,15 +121,15 @@ class _Splitter:
 
     def _reduces_into_same_tensor(self, s: BoundStatement, later: BoundStatement) -> bool:
         """Whether both reduce into one tensor, in any order."""
-        reads = {*_reads(s), *_reads(later)}
+        reads = {*_collect_read_tensors(s), *_collect_read_tensors(later)}
         return s.target == later.target and s.reduction == later.reduction and s.target not in reads
 
     def stage(self, groups: Sequence[Sequence[BoundStatement]], n: int) -> RowStage:
         """The n-th group of statements as a def."""
         mine, kinds = groups[n], {self.kind(s) for s in groups[n]}
-        before = {name for group in groups[:n] for s in group for name in (s.target, *_reads(s))}
-        after = {name for group in groups[n + 1 :] for s in group for name in (s.target, *_reads(s))}
-        used = {name for s in mine for name in (s.target, *_reads(s))}
+        before = {name for group in groups[:n] for s in group for name in (s.target, *_collect_read_tensors(s))}
+        after = {name for group in groups[n + 1 :] for s in group for name in (s.target, *_collect_read_tensors(s))}
+        used = {name for s in mine for name in (s.target, *_collect_read_tensors(s))}
         written = {s.target for s in mine}
         tensors = []
         for t in self.bound.tensors:
@@ -149,7 +155,7 @@ class _Splitter:
         return Role.TEMPORARY if t.role is Role.TEMPORARY and not after else Role.OUTPUT
 
 
-def _reads(s: BoundStatement) -> set[str]:
+def _collect_read_tensors(s: BoundStatement) -> set[str]:
     """The tensors that a statement reads, without the target of a reduction."""
     checked: list[Expr] = [e for c in s.checks for e in (c.subscript, *(() if c.guard is None else (c.guard,)))]
     parts = (*s.subscripts, s.value, *checked)

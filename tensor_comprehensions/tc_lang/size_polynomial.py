@@ -114,7 +114,7 @@ class SizePolynomial:
         text = ""
         for monomial, coefficient in ordered:
             sign = ("-" if coefficient < 0 else "") if not text else (" - " if coefficient < 0 else " + ")
-            text += sign + _product(monomial, abs(coefficient), alone=sign != "-")
+            text += sign + _print_monomial(monomial, abs(coefficient), alone=sign != "-")
         return text or "0"
 
 
@@ -135,42 +135,42 @@ def constant_value(x: Value) -> int | None:
 
 def min_of(a: Value, b: Value) -> Value:
     """The minimum of two numbers or formulas."""
-    return _extremum("min", a, b)
+    return _make_extremum("min", a, b)
 
 
 def max_of(a: Value, b: Value) -> Value:
     """The maximum of two numbers or formulas."""
-    return _extremum("max", a, b)
+    return _make_extremum("max", a, b)
 
 
-def _extremum(op: str, a: Value, b: Value) -> Value:
+def _make_extremum(op: str, a: Value, b: Value) -> Value:
     if isinstance(a, int) and isinstance(b, int):
         return min(a, b) if op == "min" else max(a, b)
-    operands = _operands(op, a)
-    for x in _operands(op, b):
+    operands = _list_extremum_operands(op, a)
+    for x in _list_extremum_operands(op, b):
         _add_operand(op, operands, x)
-    return reduce(lambda x, y: _atom(op, to_polynomial(x), to_polynomial(y)), operands)
+    return reduce(lambda x, y: _make_operation_atom(op, to_polynomial(x), to_polynomial(y)), operands)
 
 
-def _operands(op: str, x: Value) -> list[Value]:
+def _list_extremum_operands(op: str, x: Value) -> list[Value]:
     """The operands of `x` as a minimum or maximum; `x` itself if it is neither."""
     match x:
         case SizePolynomial(terms=(((SizeOperation() as atom,), 1),)) if atom.op == op:
-            return [*_operands(op, atom.left), *_operands(op, atom.right)]
+            return [*_list_extremum_operands(op, atom.left), *_list_extremum_operands(op, atom.right)]
     return [x]
 
 
 def _add_operand(op: str, operands: list[Value], x: Value) -> None:
     """Add `x` to the operands of an extremum, unless one of them is known to be better, or instead of a worse one."""
     for n, known in enumerate(operands):
-        difference = constant_value(_difference(known, x))
+        difference = constant_value(_subtract_for_sign(known, x))
         if difference is not None:
             operands[n] = known if (difference <= 0) == (op == "min") else x
             return
     operands.append(x)
 
 
-def _difference(a: Value, b: Value) -> Value:
+def _subtract_for_sign(a: Value, b: Value) -> Value:
     """`a - b`, or, for two quotients by one positive divisor, something of the same sign."""
     left, right = _as_quotient(to_polynomial(a)), _as_quotient(to_polynomial(b))
     if left is not None and right is not None and left[1] == right[1]:
@@ -198,17 +198,19 @@ def _divide(a: SizePolynomial, b: SizePolynomial) -> SizePolynomial:
     if divisor == 0:
         raise InternalError("a formula divides by zero")
     if divisor is None:
-        return to_polynomial(1) if a == b else _atom("/", a, b)
+        return to_polynomial(1) if a == b else _make_operation_atom("/", a, b)
     if divisor < 0:
         return _divide(-a, to_polynomial(-divisor))
     whole = SizePolynomial(tuple((m, c // divisor) for m, c in a.terms if c // divisor and (c % divisor == 0 or not m)))
     rest = a - whole * divisor
-    return whole if not rest.terms else whole + _quotient(rest, divisor)
+    return whole if not rest.terms else whole + _make_quotient(rest, divisor)
 
 
-def _quotient(a: SizePolynomial, divisor: int) -> SizePolynomial:
+def _make_quotient(a: SizePolynomial, divisor: int) -> SizePolynomial:
     value = a.value
-    return to_polynomial(value // divisor) if value is not None else _atom("/", a, to_polynomial(divisor))
+    return (
+        to_polynomial(value // divisor) if value is not None else _make_operation_atom("/", a, to_polynomial(divisor))
+    )
 
 
 def _remainder(a: SizePolynomial, b: SizePolynomial) -> SizePolynomial:
@@ -217,10 +219,10 @@ def _remainder(a: SizePolynomial, b: SizePolynomial) -> SizePolynomial:
         rest = SizePolynomial(tuple((m, c % y) for m, c in a.terms if c % y)).value
         if rest is not None:
             return to_polynomial(rest % y)
-    return _atom("%", a, b)
+    return _make_operation_atom("%", a, b)
 
 
-def _atom(op: str, a: SizePolynomial, b: SizePolynomial) -> SizePolynomial:
+def _make_operation_atom(op: str, a: SizePolynomial, b: SizePolynomial) -> SizePolynomial:
     return SizePolynomial((((SizeOperation(op, a, b),), 1),))
 
 
@@ -244,7 +246,7 @@ def _parenthesize(x: SizePolynomial) -> str:
     return str(x) if simple and len(x.terms[0][0]) <= 1 else f"({x})"
 
 
-def _product(monomial: Monomial, coefficient: int, *, alone: bool) -> str:
+def _print_monomial(monomial: Monomial, coefficient: int, *, alone: bool) -> str:
     """alone: no sign stands right before it, which would belong to the first number of a quotient only."""
     factors = [] if coefficient == 1 and monomial else [str(coefficient)]
     alone &= coefficient == 1 and len(monomial) == 1

@@ -76,7 +76,7 @@ def evaluate_sparse(
     memory = {t.name: _initial_stored(t, operands, t.name in sparse_results) for t in bound.tensors}
     with np.errstate(all="ignore"):
         for s in bound.statements:
-            memory[s.target] = _store_whole_blocks(_run(s, bound, memory), sparse_results.get(s.target))
+            memory[s.target] = _store_whole_blocks(_run_statement(s, bound, memory), sparse_results.get(s.target))
             is_settled = s.target in sparse_results and all(i.extent for i in s.reduction_indices)
             if (source := shared.get(s.target)) is not None and not is_settled:
                 places = operands[source.source].places
@@ -111,7 +111,7 @@ def _zeros_elsewhere(values: Array, places: Array | None) -> StoredTensor:
     return StoredTensor(values if places is None else np.where(places, values, np.zeros((), values.dtype)), places)
 
 
-def _run(s: BoundStatement, bound: BoundFunction, memory: Mapping[str, StoredTensor]) -> StoredTensor:
+def _run_statement(s: BoundStatement, bound: BoundFunction, memory: Mapping[str, StoredTensor]) -> StoredTensor:
     """The target after a statement over the whole grid of its indices."""
     target, old = bound.tensor(s.target), memory[s.target]
     box = {i.name: (i.lower, i.upper) for i in s.indices}
@@ -122,7 +122,11 @@ def _run(s: BoundStatement, bound: BoundFunction, memory: Mapping[str, StoredTen
     live = np.broadcast_to(evaluator.exist(s.exists), shape) & ~(fixed & (value == neutral))
     points = tuple(np.broadcast_to(evaluator(e)[0], shape) for e in s.subscripts)
     at = tuple(p[live] for p in points)
-    values = _assign(old, at, value[live]) if s.reduction is None else _reduce(s, old, target, at, value[live])
+    values = (
+        _assign_elements(old, at, value[live])
+        if s.reduction is None
+        else _reduce_elements(s, old, target, at, value[live])
+    )
     if old.places is None:
         return StoredTensor(values)
     first = s.reduction is None or s.initialize
@@ -133,7 +137,7 @@ def _run(s: BoundStatement, bound: BoundFunction, memory: Mapping[str, StoredTen
         places[tuple(p[kept] for p in own)] = True
     elif _reads_sparse(s, memory):
         places[at] = True
-    elif not any(a.is_sparse for a in _reads(s, memory)):
+    elif not any(a.is_sparse for a in _collect_read_tensors(s, memory)):
         places |= values != 0
     return _zeros_elsewhere(values, places)
 
@@ -152,7 +156,7 @@ def _has_subscripts_of_target(a: Access, s: BoundStatement) -> bool:
     return len(a.subscripts) == len(s.subscripts) and all(same)
 
 
-def _assign(old: StoredTensor, at: tuple[Array, ...], value: Array) -> Array:
+def _assign_elements(old: StoredTensor, at: tuple[Array, ...], value: Array) -> Array:
     new = np.zeros_like(old.values)
     if at:
         new[at] = value
@@ -161,7 +165,9 @@ def _assign(old: StoredTensor, at: tuple[Array, ...], value: Array) -> Array:
     return new
 
 
-def _reduce(s: BoundStatement, old: StoredTensor, target: Tensor, at: tuple[Array, ...], value: Array) -> Array:
+def _reduce_elements(
+    s: BoundStatement, old: StoredTensor, target: Tensor, at: tuple[Array, ...], value: Array
+) -> Array:
     assert s.reduction is not None
     wide = np.dtype(np.float64) if target.dtype.is_float else numpy_dtype(target.dtype)
     start = np.full(old.values.shape, neutral_element(s.reduction, target.dtype), wide) if s.initialize else old.values
@@ -171,13 +177,13 @@ def _reduce(s: BoundStatement, old: StoredTensor, target: Tensor, at: tuple[Arra
     return convert_array(convert_array(new, target.dtype.accumulator), target.dtype)
 
 
-def _reads(s: BoundStatement, memory: Mapping[str, StoredTensor]) -> Iterator[StoredTensor]:
+def _collect_read_tensors(s: BoundStatement, memory: Mapping[str, StoredTensor]) -> Iterator[StoredTensor]:
     for root in (s.value, *s.exists):
         yield from (memory[e.tensor] for e in walk_expr(root) if isinstance(e, Access))
 
 
 def _reads_sparse(s: BoundStatement, memory: Mapping[str, StoredTensor]) -> bool:
-    return any(x.is_sparse for x in _reads(s, memory))
+    return any(x.is_sparse for x in _collect_read_tensors(s, memory))
 
 
 Pair = tuple[Array, Array]
@@ -218,9 +224,9 @@ class _Evaluator:
                 value, fixed = self(x)
                 return (np.negative(value) if op == "-" else np.logical_not(value)), fixed
             case Binary(op=op, left=a, right=b):
-                return _binary(op, self(a), self(b))
+                return _evaluate_binary(op, self(a), self(b))
             case Select(condition=c, then=a, otherwise=b):
-                return _select(self(c), self(a), self(b))
+                return _evaluate_select(self(c), self(a), self(b))
             case Cast(operand=x, dtype=dtype):
                 value, fixed = self(x)
                 return convert_array(value, dtype), fixed
@@ -245,7 +251,7 @@ def _clip_subscripts(where: tuple[Array, ...], shape: tuple[int, ...]) -> tuple[
     return tuple(np.clip(x, 0, max(0, n - 1)) for x, n in zip(where, shape, strict=True))
 
 
-def _binary(op: str, left: Pair, right: Pair) -> Pair:
+def _evaluate_binary(op: str, left: Pair, right: Pair) -> Pair:
     (a, fixed_a), (b, fixed_b) = left, right
     if op in ("&&", "||"):
         decided = fixed_a & (a == (op == "||")) | fixed_b & (b == (op == "||"))
@@ -257,7 +263,7 @@ def _binary(op: str, left: Pair, right: Pair) -> Pair:
     return value, fixed
 
 
-def _select(condition: Pair, then: Pair, otherwise: Pair) -> Pair:
+def _evaluate_select(condition: Pair, then: Pair, otherwise: Pair) -> Pair:
     c, fixed = condition
     value = np.where(c, then[0], otherwise[0])
     return value, fixed & np.where(c, then[1], otherwise[1])

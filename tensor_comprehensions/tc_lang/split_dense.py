@@ -35,7 +35,7 @@ def split_dense_contractions(function: Function, patterned: Collection[str] = ()
         return ()
     parts: list[DefPart] = []
     for number, (statements, is_dense) in enumerate(runs):
-        part = _part(function, number, statements, ranges)
+        part = _make_part_function(function, number, statements, ranges)
         if part is None or any(t.name in patterned or _is_made_sparse(t, function) for t in part.parameters):
             return ()
         parts.append(DefPart(part, is_dense))
@@ -46,7 +46,7 @@ def _is_made_sparse(t: Symbol, function: Function) -> bool:
     return t.is_sparse and function.tensor(t.name).role is not Role.INPUT
 
 
-def _reads(s: Statement) -> list[str]:
+def _collect_read_tensors(s: Statement) -> list[str]:
     exprs = (s.value, *s.subscripts, *s.exists, *(e for r in s.ranges for e in (r.lower, r.upper)))
     return [a.tensor for e in exprs for a in walk_expr(e) if isinstance(a, Access)]
 
@@ -66,22 +66,24 @@ def _group_statements(function: Function) -> Iterator[tuple[list[Statement], boo
 
 def _is_dense_contraction(function: Function, s: Statement) -> bool:
     """Whether a statement alone defines its target, as a sum of products of dense tensors."""
-    names = (s.target, *_reads(s))
+    names = (s.target, *_collect_read_tensors(s))
     alone = sum(other.target == s.target for other in function.statements) == 1
     is_sum = s.reduction == "+" and s.initialize and s.num_free < len(s.indices)
     plain = not s.exists and not any(function.tensor(n).is_sparse for n in names)
     return alone and is_sum and plain and len({n for n in names if function.tensor(n).rank > 1}) > 2
 
 
-def _part(function: Function, number: int, statements: Sequence[Statement], ranges: Ranges) -> Function | None:
+def _make_part_function(
+    function: Function, number: int, statements: Sequence[Statement], ranges: Ranges
+) -> Function | None:
     """The def of some statements, with tensors made before them as inputs; None if sizes are not known."""
     made = list(dict.fromkeys(s.target for s in statements))
     inside = {id(s) for s in statements}
     others = [s for s in function.statements if id(s) not in inside]
     if any(s.target in made for s in others):
         return None
-    used = {n for s in statements for n in _reads(s)}
-    after = {n for s in others for n in _reads(s)}
+    used = {n for s in statements for n in _collect_read_tensors(s)}
+    after = {n for s in others for n in _collect_read_tensors(s)}
     inputs: list[Symbol] = []
     for t in function.tensors:
         if (t.name in used and t.name not in made) or t.is_compile_time:
@@ -107,13 +109,13 @@ def _part(function: Function, number: int, statements: Sequence[Statement], rang
 
 def _as_input(t: Symbol, shape: Sequence[Value], ranges: Ranges) -> Symbol | None:
     """A tensor that an earlier part makes."""
-    extents = [_extent(x) for x in shape]
+    extents = [_make_extent_expr(x) for x in shape]
     if None in extents or any(lower != 0 for lower, _ in ranges.tensors[t.name]):
         return None
     return replace(t, role=Role.INPUT, extents=tuple(e for e in extents if e is not None))
 
 
-def _extent(x: Value) -> Expr | None:
+def _make_extent_expr(x: Value) -> Expr | None:
     if isinstance(x, int):
         return Const(x, INT64)
     match x.terms:

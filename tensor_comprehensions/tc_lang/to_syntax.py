@@ -30,10 +30,12 @@ def expr_to_syntax(e: Expr, index: bool = False) -> s.Expression:
         case Binary(op=op, left=a, right=b):
             if (argument := sigmoid_argument(e)) is not None:
                 return s.Apply("sigmoid", (expr_to_syntax(argument),))
-            left, right = _operand(a, b, index), _operand(b, a, index)
+            left, right = _operand_to_syntax(a, b, index), _operand_to_syntax(b, a, index)
             return s.Apply(op, (left, right)) if op in ("min", "max") else s.Binary(op, left, right)
         case Select(condition=c, then=a, otherwise=b):
-            return s.Conditional(expr_to_syntax(c, index), _literal(a, b, index), _literal(b, a, index))
+            return s.Conditional(
+                expr_to_syntax(c, index), _literal_to_syntax(a, b, index), _literal_to_syntax(b, a, index)
+            )
         case Cast(operand=x, dtype=dtype):
             widened = index and dtype == INT64 and x.dtype.is_integer
             return expr_to_syntax(x, index) if widened else s.Cast(dtype, expr_to_syntax(x))
@@ -56,7 +58,7 @@ def sigmoid_argument(e: Expr) -> Expr | None:
     return None
 
 
-def _operand(e: Expr, other: Expr, index: bool) -> s.Expression:
+def _operand_to_syntax(e: Expr, other: Expr, index: bool) -> s.Expression:
     """An operand of a binary operator, without the conversion that the other operand brings about."""
     match e:
         case Cast(operand=x, dtype=dtype) if (
@@ -64,23 +66,23 @@ def _operand(e: Expr, other: Expr, index: bool) -> s.Expression:
         ):
             if isinstance(other, Access | Binary | Call | Select | Unary):
                 return expr_to_syntax(x, index)
-    return _literal(e, other, index)
+    return _literal_to_syntax(e, other, index)
 
 
-def _literal(e: Expr, other: Expr, index: bool) -> s.Expression:
+def _literal_to_syntax(e: Expr, other: Expr, index: bool) -> s.Expression:
     """An operand; a literal takes the type of the other operand if that has one."""
     if isinstance(e, Const) and not isinstance(other, Const) and not e.dtype.is_bool:
-        return _number(e.value)
+        return _number_to_syntax(e.value)
     return expr_to_syntax(e, index)
 
 
 def _typed_literal(e: Const, index: bool) -> s.Expression:
     if e.dtype in (FLOAT32, INT32) or (index and e.dtype.is_integer):
-        return _number(e.value)
-    return s.Cast(e.dtype, s.Number(int(e.value)) if e.dtype == BOOL else _number(e.value))
+        return _number_to_syntax(e.value)
+    return s.Cast(e.dtype, s.Number(int(e.value)) if e.dtype == BOOL else _number_to_syntax(e.value))
 
 
-def _number(value: int | float | bool) -> s.Expression:
+def _number_to_syntax(value: int | float | bool) -> s.Expression:
     if isinstance(value, float) and not math.isfinite(value):
         name = s.Name("nan" if math.isnan(value) else "inf")
         return s.Unary("-", name) if value == -math.inf else name
@@ -102,7 +104,7 @@ def polynomial_to_expr(x: Value) -> Expr:
             factor = _of_atom(atom)
             product = factor if product is None else Binary("*", product, factor, INT64)
         terms.append((coefficient, product))
-    return _sum(terms)
+    return _make_linear_combination(terms)
 
 
 def _of_atom(atom: SizeName | SizeOperation) -> Expr:
@@ -126,10 +128,10 @@ def affine_to_expr(a: Affine) -> Expr:
             terms.append((coefficient, polynomial_to_expr(SizePolynomial(((monomial, 1),))) if monomial else None))
     elif constant:
         terms.append((constant, None))
-    return _sum(terms)
+    return _make_linear_combination(terms)
 
 
-def _sum(terms: list[tuple[int, Expr | None]]) -> Expr:
+def _make_linear_combination(terms: list[tuple[int, Expr | None]]) -> Expr:
     """The sum of products of a number and an expression (None: 1), positive terms first."""
     out: Expr | None = None
     for coefficient, e in sorted((t for t in terms if t[0]), key=lambda t: (t[1] is None, t[0] < 0)):

@@ -253,7 +253,7 @@ def typed_select(condition: TypedExpr, a: TypedExpr, b: TypedExpr) -> TypedExpr:
 def typed_builtin(name: str, arguments: Sequence[TypedExpr], *, index: bool = False) -> TypedExpr:
     """A builtin applied to the right number of arguments, expanded so that only C functions remain calls."""
     if name in ("min", "max"):
-        return _extremum(name, arguments, index)
+        return _make_typed_extremum(name, arguments, index)
     if name == "abs" and not arguments[0].type.is_float:
         return _integer_abs(arguments[0], index)
     xs, to = _promote_to_float(arguments)
@@ -263,15 +263,15 @@ def typed_builtin(name: str, arguments: Sequence[TypedExpr], *, index: bool = Fa
             return typed_binary("max", xs[0], zero)
         case "sigmoid":
             one = TypedExpr(Const(1.0, to.accumulator), to)
-            return typed_binary("/", one, typed_binary("+", one, _call("exp", [typed_negate(xs[0])], to)))
+            return typed_binary("/", one, typed_binary("+", one, _make_typed_call("exp", [typed_negate(xs[0])], to)))
         case "abs":
-            return _call("fabs", xs, to)
+            return _make_typed_call("fabs", xs, to)
         case "tf32":
             return _round_to_tf32(xs[0])
     canonical = canonical_name(name)
     if canonical is None:
         raise InternalError(f"no such builtin: {name}")
-    return _call(canonical, xs, to)
+    return _make_typed_call(canonical, xs, to)
 
 
 def _round_to_tf32(x: TypedExpr) -> TypedExpr:
@@ -279,10 +279,10 @@ def _round_to_tf32(x: TypedExpr) -> TypedExpr:
         raise UnlocatedTypeError(
             "tf32 rounds float32", expected="float32", found="float64", suggestion="cast it: tf32(float(x))"
         )
-    return _call(TF32, [convert(x, FLOAT32)], FLOAT32)
+    return _make_typed_call(TF32, [convert(x, FLOAT32)], FLOAT32)
 
 
-def _call(name: str, xs: Sequence[TypedExpr], to: DType) -> TypedExpr:
+def _make_typed_call(name: str, xs: Sequence[TypedExpr], to: DType) -> TypedExpr:
     return make_typed(Call(name, tuple(x.expr for x in xs), to.accumulator), to, *xs)
 
 
@@ -293,7 +293,7 @@ def _promote_to_float(arguments: Sequence[TypedExpr]) -> tuple[list[TypedExpr], 
     return [convert(x, to) for x in arguments], to
 
 
-def _extremum(name: str, arguments: Sequence[TypedExpr], index: bool) -> TypedExpr:
+def _make_typed_extremum(name: str, arguments: Sequence[TypedExpr], index: bool) -> TypedExpr:
     if all(x.weak for x in arguments):
         return reduce(lambda a, b: typed_binary(name, a, b, index=index), arguments)
     xs, _ = common_type(arguments)

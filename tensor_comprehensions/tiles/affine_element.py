@@ -36,10 +36,10 @@ class AffineElement:
     def view(self, indices: Sequence[BoundIndex], outside: Mapping[str, Expr]) -> MemoryView:
         """The elements along `indices`, a dimension for each; `outside` are the values of all other indices."""
         first = [
-            _sum([build.const(constant), *(build.mul(outside[n], c) for n, c in part.items() if n in outside)])
+            _add_terms([build.const(constant), *(build.mul(outside[n], c) for n, c in part.items() if n in outside)])
             for part, constant in zip(self.coefficients, self.constants, strict=True)
         ]
-        origin = _sum([build.mul(x, s) for x, s in zip(first, self.buffer.strides, strict=True)])
+        origin = _add_terms([build.mul(x, s) for x, s in zip(first, self.buffer.strides, strict=True)])
         extents = tuple(i.extent for i in indices)
         layouts = (
             Layout(extents, tuple(self.stride(i.name) for i in indices)),
@@ -68,7 +68,7 @@ def affine_element(
     return AffineElement(buffer, tuple(coefficients), tuple(constants))
 
 
-def _sum(terms: Sequence[Expr]) -> Expr:
+def _add_terms(terms: Sequence[Expr]) -> Expr:
     total: Expr = build.const(0)
     for term in terms:
         total = build.add(total, term)

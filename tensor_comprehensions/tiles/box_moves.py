@@ -129,7 +129,7 @@ def find_box(
     if len(b.shape) < 2:
         return f"{b.name} has one dimension"
     size = [prod(flatten_tuple(n)) for n in view.shape]
-    along = [_dimensions(view, n) for n in range(2)] if size == [rows, columns] else [None, None]
+    along = [_find_box_dimensions(view, n) for n in range(2)] if size == [rows, columns] else [None, None]
     down, across = along
     if down is None or across is None or not across or across[0][0] != len(b.shape) - 1:
         return "its rows and columns are not those of the tensor"
@@ -149,7 +149,7 @@ def find_box(
     return tensor_map_fault(m, (found.tensor,)) or found
 
 
-def _dimensions(view: MemoryView, which: int) -> tuple[tuple[int, int], ...] | None:
+def _find_box_dimensions(view: MemoryView, which: int) -> tuple[tuple[int, int], ...] | None:
     """The dimensions of a buffer along which rows (0) or columns (1) go, and how far; None if that is no box."""
     layouts = view.tensor.parts[0].layouts[1 : 1 + len(view.buffer.shape)]
     found = []

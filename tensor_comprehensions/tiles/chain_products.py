@@ -133,7 +133,7 @@ class _Chain:
         names = None if read is None else _match_names(tc.Access(s.target, s.subscripts, read.dtype), read)
         if read is None or names is None or s.reduction is not None or not self._fits(s, names):
             return None
-        return replace_element_reads(factor, read, _rename(s.value, names))
+        return replace_element_reads(factor, read, _rename_expr_indices(s.value, names))
 
     def _renamed_inner(self, scores: tc.Access) -> ProductRegion | None:
         """The first product in the names of the second, which reads an element of it."""
@@ -144,7 +144,7 @@ class _Chain:
             return None
         names |= {i.name: internal_name(i.name, "inner") for i in pair.terms}
         rows, columns, batch = (_rename_indices(x, names) for x in (inner.rows, inner.columns, inner.batch))
-        left, right = (ProductFactor(_rename(f.value, names)) for f in (pair.left, pair.right))
+        left, right = (ProductFactor(_rename_expr_indices(f.value, names)) for f in (pair.left, pair.right))
         if set(columns) == set(outer.rows):
             rows, columns, left, right = columns, rows, right, left
         terms = outer.pairs[0].terms
@@ -153,8 +153,8 @@ class _Chain:
             return None
         c = inner.contraction
         contraction = replace(
-            c, output=scores, initial=None if c.initial is None else _rename(c.initial, names),
-            epilogue=None if c.epilogue is None else _rename(c.epilogue, names),
+            c, output=scores, initial=None if c.initial is None else _rename_expr_indices(c.initial, names),
+            epilogue=None if c.epilogue is None else _rename_expr_indices(c.epilogue, names),
         )  # fmt: skip
         pairs = (FactorPair(left, right, _rename_indices(pair.terms, names)),)
         return replace(inner, contraction=contraction, pairs=pairs, rows=outer.rows, columns=terms, batch=outer.batch)
@@ -171,7 +171,7 @@ class _Chain:
         names = _match_names(tc.Access(weight.target, weight.subscripts, element.dtype), element)
         if names is None or weight.reduction is not None or not self._fits(weight, names):
             return None
-        value = _rename(weight.value, names)
+        value = _rename_expr_indices(weight.value, names)
         scores, largest = _only_read(held, value), _only_read((rounding or [maximum])[-1].target, value)
         if scores is None or largest is None or not _is_plain(scores):
             return None
@@ -179,7 +179,7 @@ class _Chain:
             return None
         top = self._maximum(maximum, scores, largest)
         weighted = _name_reads(_name_reads(value, scores, ACCUMULATOR), largest, LARGEST)
-        known = _exponential(weighted)
+        known = _match_exponential(weighted)
         if top is None or known is None or not _masks_agree(top, weighted):
             return None
         summed = None if total is None else self._total(total, element)
@@ -193,9 +193,9 @@ class _Chain:
         names = None if read is None else _match_names(read, scores)
         if read is None or names is None or s.reduction != "max" or not s.initialize or not self._fits(s, names):
             return None
-        if [_rename(e, names) for e in s.subscripts] != [*largest.subscripts]:
+        if [_rename_expr_indices(e, names) for e in s.subscripts] != [*largest.subscripts]:
             return None
-        return _name_reads(_rename(s.value, names), scores, ACCUMULATOR)
+        return _name_reads(_rename_expr_indices(s.value, names), scores, ACCUMULATOR)
 
     def _total(self, s: BoundStatement, element: tc.Access) -> tc.Access | None:
         """The element that holds the sum of a row of weights."""
@@ -203,7 +203,7 @@ class _Chain:
         names = _match_names(read, element) if isinstance(read, tc.Access) and read.tensor == element.tensor else None
         if names is None or not s.initialize or not self._fits(s, names):
             return None
-        return tc.Access(s.target, tuple(_rename(e, names) for e in s.subscripts), s.value.dtype)
+        return tc.Access(s.target, tuple(_rename_expr_indices(e, names) for e in s.subscripts), s.value.dtype)
 
     def _fits(self, s: BoundStatement, names: Names) -> bool:
         """Whether a statement is for all rows and terms of the second product, each row by itself."""
@@ -253,11 +253,11 @@ def _is_exact_copy(s: BoundStatement, maximum: BoundStatement, scores: tc.Access
     return isinstance(source, tc.Access) and (source.tensor, source.subscripts) == (maximum.target, s.subscripts)
 
 
-def _exponential(weight: tc.Expr) -> tuple[str, float] | None:
+def _match_exponential(weight: tc.Expr) -> tuple[str, float] | None:
     """The function and the scale of `exp((score - largest) * scale)`, perhaps 0 where a mask is false."""
     match weight:
         case tc.Select(_, then, tc.Const(value)) if value == 0:
-            return _exponential(then)
+            return _match_exponential(then)
         case tc.Call(function=("exp" | "exp2") as name, arguments=(tc.Binary("*", left, right),)):
             for a, b in ((left, right), (right, left)):
                 if _is_difference(a) and (scale := _positive_constant(b)) is not None:
@@ -328,10 +328,10 @@ def _name_reads(e: tc.Expr, element: tc.Access, name: str) -> tc.Expr:
     return map_operands(e, lambda x: _name_reads(x, element, name))
 
 
-def _rename(e: tc.Expr, names: Names) -> tc.Expr:
+def _rename_expr_indices(e: tc.Expr, names: Names) -> tc.Expr:
     if isinstance(e, tc.Index):
         return replace(e, name=names.get(e.name, e.name))
-    return map_operands(e, lambda x: _rename(x, names))
+    return map_operands(e, lambda x: _rename_expr_indices(x, names))
 
 
 def _rename_indices(indices: Sequence[BoundIndex], names: Names) -> tuple[BoundIndex, ...]:

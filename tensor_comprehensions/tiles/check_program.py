@@ -36,7 +36,7 @@ def check_program(program: specs.Program) -> int:
         values: dict[str, Any] = {ir.BLOCK[0]: block, ir.THREAD[0]: np.arange(program.threads)}
         for name, e in program.names:
             values[name] = evaluate_index(e, values)
-        for spec, inner in _specs(program.body, values, last=last):
+        for spec, inner in _walk_specs(program.body, values, last=last):
             check = _check_move if isinstance(spec, specs.Move) else _check_product
             if isinstance(spec, specs.Move | specs.MatMul):
                 threads = thread_range(spec.threads) or (0, program.threads)
@@ -45,30 +45,30 @@ def check_program(program: specs.Program) -> int:
     return count
 
 
-def _specs(
+def _walk_specs(
     body: Sequence[specs.Node], values: dict[str, Any], *, last: bool
 ) -> Iterator[tuple[specs.Spec, dict[str, Any]]]:
     for node in body:
         match node:
             case specs.Loop(var, stop, inner):
                 end = int(stop if isinstance(stop, int) else evaluate_index(stop, values))
-                yield from _specs(inner, {**values, var: end - 1 if last else 0}, last=last)
+                yield from _walk_specs(inner, {**values, var: end - 1 if last else 0}, last=last)
             case specs.Let(names, inner):
                 known = dict(values)
                 for name, e in names:
                     known[name] = evaluate_index(e, known)
-                yield from _specs(inner, known, last=last)
+                yield from _walk_specs(inner, known, last=last)
             case specs.Role(body=inner) | specs.One(body=inner):
-                yield from _specs(inner, values, last=last)
+                yield from _walk_specs(inner, values, last=last)
             case specs.When(condition, inner):
                 if evaluate_index(condition, values):
-                    yield from _specs(inner, values, last=last)
+                    yield from _walk_specs(inner, values, last=last)
             case specs.Spec():
                 yield node, values
-                yield from _specs(node.body, values, last=last)
+                yield from _walk_specs(node.body, values, last=last)
 
 
-def _run(spec: specs.Spec, machine: TagMachine) -> None:
+def _run_spec(spec: specs.Spec, machine: TagMachine) -> None:
     _run_nodes(spec.body, machine)
 
 
@@ -92,11 +92,11 @@ def _run_nodes(nodes: Sequence[specs.Node], machine: TagMachine) -> None:
 
 def _check_move(spec: specs.Move, machine: TagMachine) -> None:
     (to,), (source,) = spec.outputs, spec.inputs
-    sizes, text = _sizes(to, source), f"{to} <- Move({source})"
+    sizes, text = _find_move_sizes(to, source), f"{to} <- Move({source})"
     groups = [x.group for x in (to, source) if isinstance(x, RegisterFragment) and x.group is not None]
     firsts = range(0, machine.threads, groups[0] if groups else machine.threads)
     wanted = [_place_tags(source, sizes, machine, machine.first + first) for first in firsts]
-    _run(spec, machine)
+    _run_spec(spec, machine)
     count = 0
     for first, tags in zip(firsts, wanted, strict=True):
         if isinstance(to, RegisterFragment):
@@ -127,7 +127,7 @@ def _check_product(spec: specs.MatMul, machine: TagMachine) -> None:
     for x in (a, b):
         _place_tags(x, _matrix_sizes(x), machine)
     _place_tags(total, total.padded, machine)
-    _run(spec, machine)
+    _run_spec(spec, machine)
     met = np.zeros((*total.padded, depth), np.int64)
     begun: set[int] = set()
     heights = (total.padded[0], _matrix_sizes(a)[0], _matrix_sizes(b)[0])
@@ -156,7 +156,7 @@ def _matrix_sizes(x: Operand) -> tuple[int, int]:
     return rows, columns
 
 
-def _sizes(to: Operand, source: Operand) -> tuple[int, int]:
+def _find_move_sizes(to: Operand, source: Operand) -> tuple[int, int]:
     return _matrix_sizes(source) if isinstance(source, RegisterFragment) else _matrix_sizes(to)
 
 

@@ -50,7 +50,7 @@ def choose_tiles(
     best: tuple[ProductTiles, ProductPrice] | None = None
     faults: dict[str, None] = {}
     candidates: Iterator[ProductTiles] = chain(
-        _candidates(region, order, options), _group_candidates(region, order, options, target, faults)
+        _list_candidate_tiles(region, order, options), _group_candidates(region, order, options, target, faults)
     )
     if region.chain is not None:
         candidates = chain_candidates(region, order, options, target, faults)
@@ -68,7 +68,7 @@ def choose_tiles(
     return best
 
 
-def _candidates(region: ProductRegion, order: ProductOrder, options: TileOptions) -> Iterator[ProductTiles]:
+def _list_candidate_tiles(region: ProductRegion, order: ProductOrder, options: TileOptions) -> Iterator[ProductTiles]:
     if options.instruction == WGMMA:
         return
     if options.tile:

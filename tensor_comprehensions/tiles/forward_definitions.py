@@ -22,7 +22,7 @@ def forward_definitions(function: BoundFunction) -> BoundFunction:
     statements: list[BoundStatement] = []
     for n, s in enumerate(function.statements):
         before = statements[-1] if statements else None
-        if before is not None and _copies(s, before) and _is_defined_anew(function, n, before):
+        if before is not None and _is_copy_of(s, before) and _is_defined_anew(function, n, before):
             statements[-1] = _join_copy(before, s, types[before.target])
         else:
             statements.append(s)
@@ -36,18 +36,18 @@ def _definition_subscripts(s: BoundStatement) -> tuple[str, ...] | None:
     return names if fine and s.reduction is None and not (s.checks or s.elements or s.reads_own_target) else None
 
 
-def _ranges(s: BoundStatement) -> list[tuple[int, int]]:
+def _list_subscript_ranges(s: BoundStatement) -> list[tuple[int, int]]:
     found = {i.name: (i.lower, i.upper) for i in s.indices}
     return [found[n] for n in _definition_subscripts(s) or ()]
 
 
-def _copies(s: BoundStatement, before: BoundStatement) -> bool:
+def _is_copy_of(s: BoundStatement, before: BoundStatement) -> bool:
     """Whether `s` is a copy, perhaps into another type, of exactly the elements that `before` defines."""
     value = s.value.operand if isinstance(s.value, tc.Cast) else s.value
     if (
         _definition_subscripts(s) is None
         or _definition_subscripts(before) is None
-        or _ranges(s) != _ranges(before)
+        or _list_subscript_ranges(s) != _list_subscript_ranges(before)
         or s.target == before.target
     ):
         return False
@@ -63,7 +63,7 @@ def _is_defined_anew(function: BoundFunction, copy: int, before: BoundStatement)
         if before.target in touched.read:
             return False
         if s.target == before.target:
-            return _definition_subscripts(s) is not None and _ranges(s) == _ranges(before)
+            return _definition_subscripts(s) is not None and _list_subscript_ranges(s) == _list_subscript_ranges(before)
     return False
 
 

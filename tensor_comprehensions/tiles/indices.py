@@ -19,54 +19,54 @@ class Index:
     expr: Expr
 
     def __add__(self, other: object) -> Any:
-        return _binary(build.add, self, other)
+        return _apply_binary(build.add, self, other)
 
     def __radd__(self, other: object) -> Any:
-        return _binary(build.add, other, self)
+        return _apply_binary(build.add, other, self)
 
     def __sub__(self, other: object) -> Any:
-        return _binary(build.sub, self, other)
+        return _apply_binary(build.sub, self, other)
 
     def __rsub__(self, other: object) -> Any:
-        return _binary(build.sub, other, self)
+        return _apply_binary(build.sub, other, self)
 
     def __mul__(self, other: object) -> Any:
-        return _binary(build.mul, self, other)
+        return _apply_binary(build.mul, self, other)
 
     def __rmul__(self, other: object) -> Any:
-        return _binary(build.mul, other, self)
+        return _apply_binary(build.mul, other, self)
 
     def __floordiv__(self, other: object) -> Any:
-        return _binary(build.div, self, _divisor(other))
+        return _apply_binary(build.div, self, _check_divisor(other))
 
     def __mod__(self, other: object) -> Any:
-        return _binary(build.mod, self, _divisor(other))
+        return _apply_binary(build.mod, self, _check_divisor(other))
 
     def __lt__(self, other: object) -> Any:
-        return _binary(build.lt, self, other)
+        return _apply_binary(build.lt, self, other)
 
     def __le__(self, other: object) -> Any:
-        return _binary(build.le, self, other)
+        return _apply_binary(build.le, self, other)
 
     def __gt__(self, other: object) -> Any:
-        return _binary(build.gt, self, other)
+        return _apply_binary(build.gt, self, other)
 
     def __ge__(self, other: object) -> Any:
-        return _binary(build.ge, self, other)
+        return _apply_binary(build.ge, self, other)
 
     def equals(self, other: object) -> Any:
         """Whether two indices are the same; `==` compares how they are written."""
-        return _binary(build.eq, self, other)
+        return _apply_binary(build.eq, self, other)
 
     def at_most(self, most: object) -> Any:
         """The smaller of two."""
-        return _binary(build.minimum, self, most)
+        return _apply_binary(build.minimum, self, most)
 
     def __and__(self, other: object) -> Any:
-        return _binary(build.logical_and, self, other)
+        return _apply_binary(build.logical_and, self, other)
 
     def __or__(self, other: object) -> Any:
-        return _binary(build.logical_or, self, other)
+        return _apply_binary(build.logical_or, self, other)
 
     def __bool__(self) -> bool:
         raise ArgumentError("an index has no value before the run", suggestion="with k.when(condition): ...")
@@ -130,14 +130,14 @@ def to_condition(x: object) -> Expr:
     return found
 
 
-def _binary(function: Callable[[Any, Any], Expr], a: object, b: object) -> Any:
+def _apply_binary(function: Callable[[Any, Any], Expr], a: object, b: object) -> Any:
     operands = [x.expr if isinstance(x, Index) else x for x in (a, b)]
     if not all(type(x) is int or isinstance(x, Expr) for x in operands):
         return NotImplemented
     return Index(function(*operands))
 
 
-def _divisor(x: object) -> object:
+def _check_divisor(x: object) -> object:
     if type(x) is int and x < 1:
         raise ArgumentError("an index is divided by a positive number", found=str(x))
     return x

@@ -27,14 +27,16 @@ def extend_by_sums(function: BoundFunction, region: ProductRegion, at: int, regi
     """
     while region.sums < MOST_SUMS:
         following = region_at(function, at + len(region.statements))
-        joined = None if following is None else _join(function, region, following, at)
+        joined = None if following is None else _join_regions(function, region, following, at)
         if joined is None:
             break
         region = joined
     return region
 
 
-def _join(function: BoundFunction, region: ProductRegion, following: ProductRegion, at: int) -> ProductRegion | None:
+def _join_regions(
+    function: BoundFunction, region: ProductRegion, following: ProductRegion, at: int
+) -> ProductRegion | None:
     """Both as one, in the names of the second; None if the sums of the first are needed elsewhere."""
     held = region.contraction.output.tensor
     if function.tensor(held).role is not Role.TEMPORARY or len(region.pairs) > 1 or len(following.pairs) > 1:
@@ -45,11 +47,11 @@ def _join(function: BoundFunction, region: ProductRegion, following: ProductRegi
     first, second = region.contraction, following.contraction
     if held in (*touched.read, *touched.written) or second.output.tensor in region.tensors:
         return None
-    reads = _reads(held, *(x for x in (second.initial, second.epilogue) if x is not None))
+    reads = _collect_reads(held, *(x for x in (second.initial, second.epilogue) if x is not None))
     inner = (x for x in (first.initial, *(f.value for p in region.pairs + following.pairs for f in p.factors)) if x)
-    if len(set(reads)) != 1 or _reads(held, *inner):
+    if len(set(reads)) != 1 or _collect_reads(held, *inner):
         return None
-    names = _names(region, following, reads[0])
+    names = _match_index_names(region, following, reads[0])
     if names is None:
         return None
 
@@ -78,11 +80,11 @@ def _join(function: BoundFunction, region: ProductRegion, following: ProductRegi
     return replace(following, contraction=contraction, pairs=(replace(pair, others=rights),), others=sums)
 
 
-def _reads(tensor: str, *roots: tc.Expr) -> list[tc.Access]:
+def _collect_reads(tensor: str, *roots: tc.Expr) -> list[tc.Access]:
     return [e for x in roots for e in walk_expr(x) if isinstance(e, tc.Access) and e.tensor == tensor]
 
 
-def _names(region: ProductRegion, following: ProductRegion, read: tc.Access) -> Mapping[str, str] | None:
+def _match_index_names(region: ProductRegion, following: ProductRegion, read: tc.Access) -> Mapping[str, str] | None:
     """The indices of the first region in the names of the second, which reads an element of it; None if they differ."""
     output = region.contraction.output
     pairs = list(zip(output.subscripts, read.subscripts, strict=True))

@@ -84,7 +84,7 @@ def divide_def(function: BoundFunction, options: TileOptions, target: GpuTarget)
     if not target.tensor_ops:
         raise CannotLower(f"{target.name} has no tensor cores that tile kernels use")
     function = forward_definitions(collapse(without_unit_dims(function)))
-    whole = _divide(function, options, target)
+    whole = _choose_division(function, options, target)
     if options.split == 1 or (not options.split and any(r.region.chain for r in whole.regions)):
         return whole
     best = None if options.split else whole
@@ -93,7 +93,7 @@ def divide_def(function: BoundFunction, options: TileOptions, target: GpuTarget)
             split = in_two_stages(function, lambda s, parts=parts: _split_point(whole, s, parts))  # type: ignore[misc]
         if len(split.tensors) == len(function.tensors):
             continue
-        divided = _divide(split, options, target)
+        divided = _choose_division(split, options, target)
         if best is None or divided.cycles < SPLIT_PAYS * best.cycles:
             best = divided
     if best is None:
@@ -127,7 +127,7 @@ def _split_point(whole: DividedDef, s: BoundStatement, parts: int) -> SplitPoint
     return (index, parts) if index.extent % (parts * PART_TERMS) == 0 else None
 
 
-def _divide(function: BoundFunction, options: TileOptions, target: GpuTarget) -> DividedDef:
+def _choose_division(function: BoundFunction, options: TileOptions, target: GpuTarget) -> DividedDef:
     """The division with chains of products as one region each, or without, whichever takes less time."""
     found, reasons = [], []
     for chains in (False, True):

@@ -83,11 +83,11 @@ def _decompose_node(node: specs.Node, context: RuleContext) -> specs.Node:
         case specs.Spec(body=body) if body:  # written by hand
             return replace(node, body=tuple(_decompose_node(n, context) for n in body))
         case specs.Spec():
-            return replace(node, body=_rule(node, context))
+            return replace(node, body=_decompose_spec(node, context))
     return node
 
 
-def _rule(spec: specs.Spec, context: RuleContext) -> tuple[specs.Node, ...]:
+def _decompose_spec(spec: specs.Spec, context: RuleContext) -> tuple[specs.Node, ...]:
     """The library's decomposition of a spec by its kind."""
     target = context.target
     match spec:
@@ -96,7 +96,7 @@ def _rule(spec: specs.Spec, context: RuleContext) -> tuple[specs.Node, ...]:
             return decompose_group_matmul(spec, target)
         case specs.MatMul(first=True):
             init = specs.Init(spec.outputs, (), spec.threads)
-            return (replace(init, body=_rule(init, context)), *decompose_matmul(spec, target))
+            return (replace(init, body=_decompose_spec(init, context)), *decompose_matmul(spec, target))
         case specs.MatMul():
             return decompose_matmul(spec, target)
         case specs.Reduce():
@@ -122,7 +122,7 @@ def _rule(spec: specs.Spec, context: RuleContext) -> tuple[specs.Node, ...]:
 def lower_program(program: specs.Program) -> ir.Module:
     """The module of a decomposed program, shared memory swizzled as its accesses want it, indices simplified."""
     written = tuple(b.name for b in program.arguments[: program.outputs])
-    body = with_panels(_block(program.body), program.boxed)
+    body = with_panels(_lower_nodes(program.body), program.boxed)
     for name, value in reversed(program.names):
         body = ir.Let(name, value, body)
     launch = ir.Launch((program.blocks, 1, 1), (program.threads, 1, 1))
@@ -140,27 +140,27 @@ def _simplify_module(module: ir.Module) -> ir.Module:
     return replace(module, kernels=(replace(kernel, body=body),))
 
 
-def _block(nodes: Sequence[specs.Node]) -> ir.Stmt:
+def _lower_nodes(nodes: Sequence[specs.Node]) -> ir.Stmt:
     """Statements in order; allocations extend over all later ones."""
     statements: list[ir.Stmt] = []
     for n, node in enumerate(nodes):
         if isinstance(node, specs.Allocate):
-            rest = _block(nodes[n + 1 :])
+            rest = _lower_nodes(nodes[n + 1 :])
             return build.block(*statements, build.allocate([node.tile.buffer], rest))
         if isinstance(node, specs.MakeBarriers):
             arrays = [m.barriers for m in nodes[n:] if isinstance(m, specs.MakeBarriers)]  # consecutive nodes
-            rest = build.block(make_barriers(arrays), _block(nodes[n + len(arrays) :]))
+            rest = build.block(make_barriers(arrays), _lower_nodes(nodes[n + len(arrays) :]))
             return build.block(*statements, build.allocate([a.buffer for a in arrays], rest))
-        statements.append(_statement(node))
+        statements.append(_lower_node(node))
     return build.block(*statements)
 
 
-def _statement(node: specs.Node) -> ir.Stmt:
+def _lower_node(node: specs.Node) -> ir.Stmt:
     match node:
         case specs.Leaf():
             return node.statement
         case specs.Spec():
-            return _block(node.body)
+            return _lower_nodes(node.body)
         case specs.Sync():
             return ir.Invoke(BARRIER, ())
         case specs.Commit():
@@ -169,18 +169,18 @@ def _statement(node: specs.Node) -> ir.Stmt:
             return ir.Invoke(WAIT_ASYNC, (), (groups,))
         case specs.Loop(var, stop, body):
             last = build.const(stop) if isinstance(stop, int) else stop
-            return ir.Loop(var, build.const(0), last, _block(body))
+            return ir.Loop(var, build.const(0), last, _lower_nodes(body))
         case specs.When(condition, body):
-            return build.when(condition, _block(body))
+            return build.when(condition, _lower_nodes(body))
         case specs.Let(names, body):
-            inner = _block(body)
+            inner = _lower_nodes(body)
             for name, value in reversed(names):
                 inner = ir.Let(name, value, inner)
             return inner
         case specs.Role(threads, _, body):
-            return build.when(role_condition(threads), _block(body))
+            return build.when(role_condition(threads), _lower_nodes(body))
         case specs.One(threads, body):
-            return elect_one(threads, _block(body))
+            return elect_one(threads, _lower_nodes(body))
     return barrier_statement(node)
 
 
@@ -191,7 +191,7 @@ def format_tiles(program: specs.Program) -> str:
     """The program in the notation of the paper: `%` data, `#` threads, a body in braces."""
     lines = [f"{program.name}<<<#[{program.blocks}].block, #[{program.threads}].thread>>> {{"]
     lines += [f"    {name} = {_expr_text(value)}" for name, value in program.names]
-    lines += [f"    {line}" for node in program.body for line in _lines(node)]
+    lines += [f"    {line}" for node in program.body for line in _print_node(node)]
     return "\n".join([*lines, "}", ""])
 
 
@@ -199,7 +199,7 @@ def _expr_text(e: ir.Expr) -> str:
     return format_program(e).strip()
 
 
-def _lines(node: specs.Node) -> Iterator[str]:
+def _print_node(node: specs.Node) -> Iterator[str]:
     match node:
         case specs.Allocate(tile):
             yield f"{tile} <- Allocate"
@@ -211,7 +211,7 @@ def _lines(node: specs.Node) -> Iterator[str]:
             yield from _body_lines(body)
         case specs.Let(names, body):
             yield from (f"{name} = {_expr_text(value)}" for name, value in names)
-            yield from (line for n in body for line in _lines(n))
+            yield from (line for n in body for line in _print_node(n))
         case specs.Role(threads, registers, body):
             yield f"role #{threads}{f', {registers} registers' if registers else ''} {{"
             yield from _body_lines(body)
@@ -268,7 +268,7 @@ def _operand_text(x: MemoryView | RegisterFragment) -> str:
 
 def _body_lines(body: Sequence[specs.Node]) -> Iterator[str]:
     """The lines of a body, and its end; leaves that read the same, in all but their places, are counted."""
-    lines = [line for node in body for line in _lines(node)]
+    lines = [line for node in body for line in _print_node(node)]
     for line, same in groupby(lines):
         count = len(list(same))
         yield f"    {line}" if count == 1 or line == "}" else f"    {line}  x{count}"

@@ -32,7 +32,7 @@ def find_move(text: str, to: Elements, source: Elements, space: Space, architect
     Raises:
         ArgumentError: there is none; with the nearest atoms and the first lane that differs.
     """
-    rows = [a for a in _atoms(MOVE, architecture) if a.operands[1].space is space and a.group > 1]
+    rows = [a for a in _list_atoms(MOVE, architecture) if a.operands[1].space is space and a.group > 1]
     return _first_match(text, ((a, _move_difference(a, to, source)) for a in rows))
 
 
@@ -42,7 +42,7 @@ def find_product(text: str, views: Sequence[Elements], dtypes: Sequence[DType], 
     Raises:
         ArgumentError: there is none; with the nearest atoms and the first lane that differs.
     """
-    rows = [a for a in _atoms(MATMUL, architecture) if all(o.layout is not None for o in a.operands)]
+    rows = [a for a in _list_atoms(MATMUL, architecture) if all(o.layout is not None for o in a.operands)]
     return _first_match(text, ((a, _product_difference(a, views, dtypes)) for a in rows))
 
 
@@ -53,14 +53,16 @@ def find_group_product(text: str, sums: Elements, left: Elements | None, dtypes:
         ArgumentError: there is none; with the nearest atoms and the first lane that differs.
     """
     rows = [
-        a for a in _atoms(MATMUL, HOPPER[0]) if a.group == WARPGROUP and tuple(o.dtype for o in a.operands) == dtypes
+        a
+        for a in _list_atoms(MATMUL, HOPPER[0])
+        if a.group == WARPGROUP and tuple(o.dtype for o in a.operands) == dtypes
     ]
     near = sorted(rows, key=lambda a: abs(a.operands[0].values - sums.shape[1]))[:NEAREST]
     return _first_match(text, ((a, _product_difference(a, (sums, left, None), dtypes)) for a in near))
 
 
 @cache
-def _atoms(kind: str, architecture: str) -> list[Atom]:
+def _list_atoms(kind: str, architecture: str) -> list[Atom]:
     return [a for a in ATOMS.values() if a.kind == kind and architecture in a.architectures]
 
 

@@ -53,7 +53,7 @@ def decompose_copy(spec: specs.Move) -> tuple[specs.Node, ...]:
     rows, columns = sizes[0]
     size = source.dtype.size
     widths = [n // size for n in COPY_BYTES if n % size == 0 and _moves_together(to, source, n // size, columns)]
-    return tuple(_copies(spec, to, source, rows, columns, widths[0] if widths else 1))
+    return tuple(_emit_thread_copies(spec, to, source, rows, columns, widths[0] if widths else 1))
 
 
 def _moves_together(to: MemoryView, source: MemoryView, width: int, columns: int) -> bool:
@@ -78,7 +78,7 @@ def _without_guards(element: DataTensor, idle: Sequence[bool]) -> DataTensor:
     return replace(element, extents=kept)
 
 
-def _copies(
+def _emit_thread_copies(
     spec: specs.Move, to: MemoryView, source: MemoryView, rows: int, columns: int, width: int
 ) -> Iterator[specs.Node]:
     threads, across = spec.threads.size, columns // width
@@ -87,7 +87,7 @@ def _copies(
         row, column = build.div(chunk, across), build.mul(build.mod(chunk, across), width)
         at = _row_coordinate(to, source, row)
         out, into = to[at, column], source[at, column]
-        statement, name = _copy(out, into, width)
+        statement, name = _emit_thread_copy(out, into, width)
         if first + threads > rows * across:
             statement = build.when(build.lt(chunk, rows * across), statement)
         yield specs.Leaf((out,), (into,), spec.threads, kind="Move", atom=name, statement=statement)
@@ -101,7 +101,7 @@ def _row_coordinate(to: MemoryView, source: MemoryView, row: ir.Expr) -> Coordin
     return row
 
 
-def _copy(out: MemoryView, into: MemoryView, width: int) -> tuple[ir.Stmt, str]:
+def _emit_thread_copy(out: MemoryView, into: MemoryView, width: int) -> tuple[ir.Stmt, str]:
     """One copy of a thread, and its name."""
     size = width * into.dtype.size
     there, here = out.tensor.coordinates, into.tensor.coordinates

@@ -26,7 +26,7 @@ def tensor(text: str) -> DataTensor:
     Raises:
         ArgumentError: the text is none; with the place of the mistake.
     """
-    found: DataTensor = parse_text(_parser(), "data_tensor", text)
+    found: DataTensor = parse_text(_make_parser(), "data_tensor", text)
     return found
 
 
@@ -36,7 +36,7 @@ def threads(text: str) -> ThreadTensor:
     Raises:
         ArgumentError: the text is none; with the place of the mistake.
     """
-    found: ThreadTensor = parse_text(_parser(), "thread_tensor", text)
+    found: ThreadTensor = parse_text(_make_parser(), "thread_tensor", text)
     return found
 
 
@@ -46,7 +46,7 @@ def header(text: str) -> Header:
     Raises:
         ArgumentError: the text is none; with the place of the mistake.
     """
-    found: Header = parse_text(_parser(), "header", text)
+    found: Header = parse_text(_make_parser(), "header", text)
     return found
 
 
@@ -134,7 +134,7 @@ class _Builder(LayoutBuilder):
         levels = [c for c in children if isinstance(c, _Level)]
         dtype, memory, *swizzle = children[len(levels) :]
         space = _look_up(MEMORY_NAMES, "memory", memory)
-        found = DataTensor(_parts(levels), dtype=_look_up(DTYPE_NAMES, "type", dtype), memory=space)
+        found = DataTensor(_make_tensor_levels(levels), dtype=_look_up(DTYPE_NAMES, "type", dtype), memory=space)
         try:
             return found.swizzled(swizzle[0]) if swizzle else found
         except ArgumentError as e:
@@ -144,7 +144,7 @@ class _Builder(LayoutBuilder):
         *levels, kind = children
         known = {k: k for k in KINDS}
         try:
-            return ThreadTensor(_parts(levels), kind=_look_up(known, "kind of threads", kind))
+            return ThreadTensor(_make_tensor_levels(levels), kind=_look_up(known, "kind of threads", kind))
         except ArgumentError as e:
             raise NotationError(e.message, levels[0].token, expected=e.expected, found=e.found) from None
 
@@ -165,18 +165,18 @@ class _Builder(LayoutBuilder):
                 raise NotationError(
                     f"no input has the size '{size}'", size, expected="a size of an input, or a number", found=found
                 )
-        return Header(tuple(map(_parameter, outputs)), tuple(map(_parameter, inputs)))
+        return Header(tuple(map(_parse_parameter, outputs)), tuple(map(_parse_parameter, inputs)))
 
 
 _V = TypeVar("_V")
 
 
-def _parameter(tokens: list[Any]) -> Parameter:
+def _parse_parameter(tokens: list[Any]) -> Parameter:
     name, *shape, dtype = tokens
-    return Parameter(str(name), tuple(map(_size, shape)), _look_up(DTYPE_NAMES, "type", dtype))
+    return Parameter(str(name), tuple(map(_parse_size, shape)), _look_up(DTYPE_NAMES, "type", dtype))
 
 
-def _size(token: Any) -> int | str:
+def _parse_size(token: Any) -> int | str:
     if token.type == "NAME":
         return str(token)
     number = LayoutBuilder().integer([token])
@@ -191,7 +191,7 @@ def _look_up(table: Mapping[str, _V], what: str, token: Any) -> _V:
     return table[token]
 
 
-def _parts(levels: Sequence[_Level]) -> tuple[TensorLevel, ...]:
+def _make_tensor_levels(levels: Sequence[_Level]) -> tuple[TensorLevel, ...]:
     """Levels with default strides: row-major, counting over the inner levels."""
     found: list[Layout] = []
     for level in reversed(levels):
@@ -208,7 +208,7 @@ def _parts(levels: Sequence[_Level]) -> tuple[TensorLevel, ...]:
 
 
 @cache
-def _parser() -> Any:
+def _make_parser() -> Any:
     package = __package__ or ""
     grammars = (package.replace("tiles", "layouts"), "layout.lark"), (package, "notation.lark")
     return make_layout_parser(_Builder(), ["data_tensor", "thread_tensor", "header"], *grammars)

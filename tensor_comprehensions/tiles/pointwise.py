@@ -56,8 +56,8 @@ def matching_values(x: RegisterFragment, out: RegisterFragment) -> list[int]:
     if threads % rows.shape[0] or threads % held_rows.shape[0] or apart:
         raise ArgumentError(f"{x} and {out} are spread over other threads")
     wanted = (
-        _tile_tables(rows, threads) % _repeat(x.sizes[0], out.padded[0]),
-        _tile_tables(columns, threads) % _repeat(x.sizes[1], out.padded[1]),
+        _tile_tables(rows, threads) % _choose_broadcast_modulus(x.sizes[0], out.padded[0]),
+        _tile_tables(columns, threads) % _choose_broadcast_modulus(x.sizes[1], out.padded[1]),
     )
     held = _tile_tables(held_rows, threads), _tile_tables(held_columns, threads)
     found = []
@@ -75,7 +75,7 @@ def matching_values(x: RegisterFragment, out: RegisterFragment) -> list[int]:
     return found
 
 
-def _repeat(size: int, full: int) -> int:
+def _choose_broadcast_modulus(size: int, full: int) -> int:
     return 1 if size == 1 else full
 
 
@@ -98,17 +98,17 @@ class _Source:
 def decompose_map(spec: specs.Spec, function: Callable[..., Any], kind: str) -> tuple[specs.Node, ...]:
     """Every thread computes its values of the output, some neighbors at a time."""
     (out,) = spec.outputs
-    tile = out if isinstance(out, RegisterFragment) else _largest(spec)
+    tile = out if isinstance(out, RegisterFragment) else _find_largest_fragment(spec)
     places = [values_in_memory(x, tile) if isinstance(x, MemoryView) else None for x in spec.inputs]
     into = values_in_memory(out, tile) if isinstance(out, MemoryView) else None
     width = max(tile.per_register, *(p.width for p in (*places, into) if p is not None), 1)
     overwritten = out.buffer if isinstance(out, RegisterFragment) else None
     sources = [
-        _source(x, tile, place, width, f"{tile.name}_in{n}", overwritten)
+        _make_value_source(x, tile, place, width, f"{tile.name}_in{n}", overwritten)
         for n, (x, place) in enumerate(zip(spec.inputs, places, strict=True))
     ]
     for number, x in spec.positions if isinstance(spec, specs.Map) else ():
-        sources.insert(number, _Source(_positions(x, tile), lambda v: build.NOTHING))
+        sources.insert(number, _Source(_make_position_reader(x, tile), lambda v: build.NOTHING))
     stagings = [s.staging for s in sources if s.staging is not None]
     nodes: list[specs.Node] = [specs.Allocate(_scalar_tile(b)) for b in stagings]
     result: ir.Buffer | None = None
@@ -122,7 +122,7 @@ def decompose_map(spec: specs.Spec, function: Callable[..., Any], kind: str) -> 
         values = {v: to_expr(function(*(Scalar(s.values(v)) for s in sources))) for v in group}
         if isinstance(out, MemoryView):
             assert into is not None
-            body += list(_store(out, into, result, values))
+            body += list(_emit_value_stores(out, into, result, values))
         else:
             body += list(_store_to_registers(out, values))
         threads, name = spec.threads, "" if kind == "Map" else "ld, st"
@@ -137,7 +137,7 @@ def _scalar_tile(buffer: ir.Buffer) -> RegisterFragment:
     return RegisterFragment(buffer.name, buffer.type.dtype, (1, count), (1, count), tv, buffer, tuple(range(count)))
 
 
-def _largest(spec: specs.Spec) -> RegisterFragment:
+def _find_largest_fragment(spec: specs.Spec) -> RegisterFragment:
     found = [x for x in spec.inputs if isinstance(x, RegisterFragment)]
     if not found:
         raise ArgumentError(
@@ -147,7 +147,7 @@ def _largest(spec: specs.Spec) -> RegisterFragment:
     return max(found, key=lambda x: x.values)
 
 
-def _source(
+def _make_value_source(
     x: Operand, tile: RegisterFragment, place: ValuesInMemory | None, group: int, name: str,
     overwritten: ir.Buffer | None,
 ) -> _Source:  # fmt: skip
@@ -166,7 +166,7 @@ def _source(
     return _memory_source(x, place, group, name)
 
 
-def _positions(x: Positions, tile: RegisterFragment) -> Callable[[int], ir.Expr]:
+def _make_position_reader(x: Positions, tile: RegisterFragment) -> Callable[[int], ir.Expr]:
     """The number of the row, or column, of each value of a thread."""
     if (x.tile.sizes, x.tile.first) != (tile.sizes, tile.first):
         raise ArgumentError(f"{x} are not those of {tile}", expected="positions of a tile of the result's size")
@@ -200,7 +200,7 @@ def _memory_source(x: MemoryView, found: ValuesInMemory, group: int, name: str) 
     return _Source(lambda v: widen_half(build.load(staging, v % group)), load, staging)
 
 
-def _store(
+def _emit_value_stores(
     out: MemoryView, into: ValuesInMemory, staging: ir.Buffer | None, values: dict[int, ir.Expr]
 ) -> Iterator[ir.Stmt]:
     for v, first in into.firsts:
@@ -298,12 +298,14 @@ def decompose_reduce(spec: specs.Reduce) -> tuple[specs.Node, ...]:
             total = one if total is None else build.binary(op, total, one)
         assert total is not None
         mine = (out.registers[n],)
-        nodes.append(_leaf(spec, "", build.store(out.buffer, mine, build.cast(total, FLOAT32))))
+        nodes.append(_make_reduce_leaf(spec, "", build.store(out.buffer, mine, build.cast(total, FLOAT32))))
         for mask in masks:
             place = (build.const(mine[0]),)
             exchange = ir.Invoke(SHUFFLE_XOR, ((held, (build.const(0),)), (out.buffer, place)), (mask, WARP))
             both = build.binary(op, build.load(out.buffer, *mine), build.load(held, 0))
-            nodes.append(_leaf(spec, f"shfl.bfly {mask}", build.block(exchange, build.store(out.buffer, mine, both))))
+            nodes.append(
+                _make_reduce_leaf(spec, f"shfl.bfly {mask}", build.block(exchange, build.store(out.buffer, mine, both)))
+            )
     return tuple(nodes)
 
 
@@ -313,7 +315,7 @@ def decompose_shuffle(spec: specs.Shuffle) -> tuple[specs.Node, ...]:
     assert isinstance(out, RegisterFragment)
     assert isinstance(x, RegisterFragment)
     return tuple(
-        _leaf(
+        _make_reduce_leaf(
             spec, f"shfl.bfly {spec.mask}",
             ir.Invoke(
                 SHUFFLE_XOR,
@@ -325,7 +327,7 @@ def decompose_shuffle(spec: specs.Shuffle) -> tuple[specs.Node, ...]:
     )  # fmt: skip
 
 
-def _leaf(spec: specs.Spec, atom: str, statement: ir.Stmt) -> specs.Leaf:
+def _make_reduce_leaf(spec: specs.Spec, atom: str, statement: ir.Stmt) -> specs.Leaf:
     return specs.Leaf(spec.outputs, spec.inputs, spec.threads, kind="Reduce", atom=atom, statement=statement)
 
 

@@ -186,17 +186,17 @@ class ProductRegion:
     @property
     def text(self) -> str:
         """The region for people: `C: float16 16 x 32 x 64`, rows, columns and terms; the domain of these."""
-        terms = " + ".join(str(_size(p.terms)) for p in self.pairs)
+        terms = " + ".join(str(_count_index_points(p.terms)) for p in self.pairs)
         beside = f"{self.sums} of " if self.others else ""
-        sizes = f"{beside}{_size(self.rows)} x {_size(self.columns)} x {terms}"
-        batch = _size(self.batch)
+        sizes = f"{beside}{_count_index_points(self.rows)} x {_count_index_points(self.columns)} x {terms}"
+        batch = _count_index_points(self.batch)
         types = "/".join(dict.fromkeys(p.left.dtype.name for p in self.pairs))
-        after = "" if self.chain is None else f" after {_size(self.chain.product.pairs[0].terms)} terms"
+        after = "" if self.chain is None else f" after {_count_index_points(self.chain.product.pairs[0].terms)} terms"
         between = " and softmax" if self.chain is not None and self.chain.softmax is not None else ""
         count = f", {batch} of them" if batch > 1 else ""
         where = f" where {' and '.join(map(str, self.domain))}" if self.domain else ""
         return f"{self.contraction.output.tensor}: {types} {sizes}{after}{between}{count}{where}"
 
 
-def _size(indices: Sequence[BoundIndex]) -> int:
+def _count_index_points(indices: Sequence[BoundIndex]) -> int:
     return prod(i.extent for i in indices)

@@ -96,7 +96,7 @@ def order_indices(region: ProductRegion, buffers: Mapping[str, Buffer]) -> Produ
     """The order in which copies and stores of neighbors are possible."""
     free = [*region.rows, *region.columns, *region.batch]
     output = affine_element(region.contraction.output, free, buffers)
-    read = [[_element(f, [*free, *p.terms], buffers) for f in p.factors] for p in region.pairs]
+    read = [[_find_first_element(f, [*free, *p.terms], buffers) for f in p.factors] for p in region.pairs]
     terms = [_sort_by_stride(p.terms, pair) for p, pair in zip(region.pairs, read, strict=True)]
     sides = []
     of_sides = ([pair[0] for pair in read], [e for pair in read for e in pair[1:]])
@@ -110,7 +110,9 @@ def order_indices(region: ProductRegion, buffers: Mapping[str, Buffer]) -> Produ
     pairs = []
     for p, pair, t in zip(region.pairs, read, terms, strict=True):
         owns = [sides[0], *[sides[1]] * (len(pair) - 1)]
-        left, right, *others = [_place(f, e, t, own) for f, e, own in zip(p.factors, pair, owns, strict=True)]
+        left, right, *others = [
+            _make_factor_place(f, e, t, own) for f, e, own in zip(p.factors, pair, owns, strict=True)
+        ]
         pairs.append(PairOrder(t, left, right, tuple(others)))
     found = ProductOrder(sides[0], sides[1], region.batch, tuple(pairs), output)
     return found if region.chain is None else replace(found, inner=_order_inner(region.chain.product, found, buffers))
@@ -121,7 +123,7 @@ def _order_inner(product: ProductRegion, outer: ProductOrder, buffers: Mapping[s
     (pair,), terms = product.pairs, outer.pairs[0].terms
     indices = [*outer.rows, *terms, *outer.batch, *pair.terms]
     places = [
-        _place(f, _element(f, indices, buffers), pair.terms, own)
+        _make_factor_place(f, _find_first_element(f, indices, buffers), pair.terms, own)
         for f, own in ((pair.left, outer.rows), (pair.right, terms))
     ]
     return ProductOrder(outer.rows, terms, outer.batch, (PairOrder(pair.terms, places[0], places[1]),), None)
@@ -132,12 +134,12 @@ def choose_boxes(order: ProductOrder, tile: tuple[int, int, int]) -> dict[str, i
     found = {i.name: 1 for i in order.batch}
     groups = [(order.rows, tile[0]), (order.columns, tile[1]), *((p.terms, tile[2]) for p in order.pairs)]
     for indices, size in groups:
-        found |= dict(zip((i.name for i in indices), _box(tuple(i.extent for i in indices), size), strict=True))
+        found |= dict(zip((i.name for i in indices), _choose_box(tuple(i.extent for i in indices), size), strict=True))
     return found
 
 
 @cache
-def _box(extents: tuple[int, ...], size: int) -> tuple[int, ...]:
+def _choose_box(extents: tuple[int, ...], size: int) -> tuple[int, ...]:
     if len(extents) == 1:
         return (size,)
 
@@ -146,21 +148,21 @@ def _box(extents: tuple[int, ...], size: int) -> tuple[int, ...]:
         short = min(box[0], 8) < min(8, extents[0])  # neighbors that no vector holds
         return tiles, int(short), tuple(-b for b in box)
 
-    return min(_boxes(extents, size), key=waste)
+    return min(_list_candidate_boxes(extents, size), key=waste)
 
 
-def _boxes(extents: tuple[int, ...], size: int) -> Iterator[tuple[int, ...]]:
+def _list_candidate_boxes(extents: tuple[int, ...], size: int) -> Iterator[tuple[int, ...]]:
     """Boxes of powers of two, except that the first index has the rest of `size`."""
     if len(extents) == 1:
         yield (size,)
         return
     side = 1
     while size % side == 0 and side < 2 * extents[-1]:
-        yield from ((*rest, side) for rest in _boxes(extents[:-1], size // side))
+        yield from ((*rest, side) for rest in _list_candidate_boxes(extents[:-1], size // side))
         side *= 2
 
 
-def _element(
+def _find_first_element(
     factor: ProductFactor, indices: Sequence[BoundIndex], buffers: Mapping[str, Buffer]
 ) -> AffineElement | None:
     """The first element that a factor reads, if its subscripts are affine: neighbors of it are neighbors."""
@@ -168,7 +170,7 @@ def _element(
     return affine_element(reads[0], indices, buffers) if reads else None
 
 
-def _place(
+def _make_factor_place(
     factor: ProductFactor, element: AffineElement | None, terms: Sequence[BoundIndex], own: Sequence[BoundIndex]
 ) -> FactorPlace:
     along = element is not None and element.stride(terms[0].name) == 1

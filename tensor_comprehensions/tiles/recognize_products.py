@@ -129,7 +129,7 @@ def _region_of(function: BoundFunction, found: MatchedContraction, *, tf32: bool
     left, right = _factors_of(found.left, found.right, tf32=tf32)
     if not any(left.dtype in types and right.dtype in types for types in FACTOR_TYPES.get(total, ())):
         raise CannotLower(f"its factors are {left.dtype.name} and {right.dtype.name}, and its sum is {total.name}")
-    kinds = [(i, _kind(i, (left.indices, right.indices))) for i in found.free]
+    kinds = [(i, _classify_index(i, (left.indices, right.indices))) for i in found.free]
     rows, columns, batch = (
         tuple(i for i, k in kinds if k is kind) for kind in (IndexKind.ROW, IndexKind.COLUMN, IndexKind.BATCH)
     )
@@ -171,11 +171,11 @@ def _accumulates_into(region: ProductRegion, found: MatchedContraction) -> bool:
         same and update.target == first.output.tensor and first.output.dtype == region.total
         and found.initial == tc.Access(update.target, update.subscripts, region.total)
         and len(first.statements) - len(region.pairs) == first.update
-        and _places(update.subscripts, found) == _places(first.output.subscripts, first)
+        and _list_index_positions(update.subscripts, found) == _list_index_positions(first.output.subscripts, first)
     )  # fmt: skip
 
 
-def _places(subscripts: Sequence[tc.Expr], of: MatchedContraction) -> list[int]:
+def _list_index_positions(subscripts: Sequence[tc.Expr], of: MatchedContraction) -> list[int]:
     """Which free index each subscript is."""
     names = [i.name for i in of.free]
     return [names.index(e.name) for e in subscripts if isinstance(e, tc.Index)]
@@ -218,7 +218,7 @@ def _join_regions(region: ProductRegion, more: ProductRegion) -> ProductRegion |
     return replace(region, contraction=contraction, pairs=(*region.pairs, FactorPair(left, right, indices(pair.terms))))
 
 
-def _kind(i: BoundIndex, names: tuple[frozenset[str], frozenset[str]]) -> IndexKind:
+def _classify_index(i: BoundIndex, names: tuple[frozenset[str], frozenset[str]]) -> IndexKind:
     match tuple(i.name in n for n in names):
         case (True, True):
             return IndexKind.BATCH

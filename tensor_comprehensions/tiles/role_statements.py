@@ -43,7 +43,7 @@ def make_barriers(arrays: Sequence[BarrierArray]) -> ir.Stmt:
 
 def role_condition(threads: ThreadTensor) -> ir.Expr:
     """Whether a thread is in a role."""
-    first, count = _range(threads)
+    first, count = _find_thread_range(threads)
     number, (start, groups) = build.var(WARPGROUP_INDEX), (first // WARPGROUP, count // WARPGROUP)
     if groups == 1:
         return build.eq(number, start)
@@ -52,7 +52,7 @@ def role_condition(threads: ThreadTensor) -> ir.Expr:
 
 def elect_one(threads: ThreadTensor, body: ir.Stmt) -> ir.Stmt:
     """One thread of the first warp does it."""
-    first, _ = _range(threads)
+    first, _ = _find_thread_range(threads)
     chosen = build.register("chosen", UINT32)
     picked = ir.If(build.ne(build.load(chosen), build.const(0, UINT32)), body)
     meet = build.block(ir.Invoke(ELECT, ((chosen, ()),)), picked)
@@ -83,7 +83,7 @@ def barrier_statement(node: specs.Node) -> ir.Stmt:
     raise InternalError(f"{type(node).__name__} has no statement")
 
 
-def _range(threads: ThreadTensor) -> tuple[int, int]:
+def _find_thread_range(threads: ThreadTensor) -> tuple[int, int]:
     found = thread_range(threads)
     if found is None:
         raise InternalError(f"{threads} are no neighbors")

@@ -25,14 +25,16 @@ def arrange_roles(program: specs.Program, registers: int) -> specs.Program:
 
     registers: those that all threads share. Raises ArgumentError if roles overlap, or need more.
     """
-    found = dict.fromkeys(t for t in _roles(program.body, program.threads) if t is not None)
+    found = dict.fromkeys(t for t in _list_node_threads(program.body, program.threads) if t is not None)
     if not found and not any(isinstance(n, specs.MakeBarriers) for n in every_node(program.body)):
         return replace(program, body=tuple(_insert_product_waits(program.body, [])[0]))
     ordered = sorted(found)
     for a, b in pairwise(ordered):
         if sum(a) > b[0]:
             raise ArgumentError(
-                "roles overlap", expected="the same threads, or others", found=f"threads {_text(a)} and {_text(b)}"
+                "roles overlap",
+                expected="the same threads, or others",
+                found=f"threads {_print_thread_range(a)} and {_print_thread_range(b)}",
             )
     _check_registers(program, ordered, registers)
     top = sorted(
@@ -48,7 +50,7 @@ def role_of_tile(x: RegisterFragment, threads: int) -> Threads | None:
     return x.spread if x.group is None and x.spread != (0, threads) else None
 
 
-def _text(t: Threads) -> str:
+def _print_thread_range(t: Threads) -> str:
     return f"{t[0]} to {sum(t) - 1}"
 
 
@@ -74,14 +76,14 @@ def _drop_top(nodes: Sequence[specs.Node]) -> list[specs.Node]:
     ]
 
 
-def _roles(nodes: Sequence[specs.Node], threads: int) -> Iterator[Threads | None]:
+def _list_node_threads(nodes: Sequence[specs.Node], threads: int) -> Iterator[Threads | None]:
     """The threads that execute each node; None: all of the block."""
     for n in nodes:
         match n:
             case specs.Role():
                 yield thread_range(n.threads)
             case specs.Loop() | specs.When() | specs.Let():
-                yield from _roles(n.body, threads)
+                yield from _list_node_threads(n.body, threads)
             case specs.Allocate(RegisterFragment() as tile):
                 if tile.group is None:
                     yield role_of_tile(tile, threads)
@@ -95,11 +97,11 @@ def _roles(nodes: Sequence[specs.Node], threads: int) -> Iterator[Threads | None
 def _arrange_roles(nodes: Sequence[specs.Node], threads: int, roles: Sequence[Threads]) -> list[specs.Node]:
     found: list[specs.Node] = []
     run: list[specs.Node] = []
-    if any(None in _roles([n], threads) for n in nodes):  # tiles live on where all threads meet between
+    if any(None in _list_node_threads([n], threads) for n in nodes):  # tiles live on where all threads meet between
         found = [n for n in nodes if isinstance(n, specs.Allocate)]
         nodes = [n for n in nodes if not isinstance(n, specs.Allocate)]
     for n in nodes:
-        own = set(_roles([n], threads))
+        own = set(_list_node_threads([n], threads))
         if None not in own:
             run.append(n)
             continue
@@ -138,7 +140,7 @@ def _project_role(nodes: Sequence[specs.Node], threads: int, role: Threads) -> l
                     found.append(replace(n, body=tuple(body)))
             case specs.Allocate(RegisterFragment() as tile) if tile.group is not None:
                 found.append(n)
-            case _ if role in set(_roles([n], threads)):
+            case _ if role in set(_list_node_threads([n], threads)):
                 found.append(n)
     return found
 
@@ -157,7 +159,7 @@ def _check_registers(program: specs.Program, roles: Sequence[Threads], available
     if most and (set(most) != set(roles) or sum(r[1] for r in roles) != program.threads):
         raise ArgumentError(
             "some warpgroups have registers= and others not", expected="registers= in all roles, which are all threads",
-            found=", ".join(f"threads {_text(r)}" for r in most),
+            found=", ".join(f"threads {_print_thread_range(r)}" for r in most),
         )  # fmt: skip
 
 
@@ -211,7 +213,7 @@ def _insert_product_waits(nodes: Sequence[specs.Node], pending: Pending) -> tupl
                 n = replace(n, body=tuple(body))
             case specs.Spec():
                 if is_group_product(n):
-                    pending = _merge_pending([_registers((*n.outputs, *n.inputs)), *pending], [])
+                    pending = _merge_pending([_collect_register_buffers((*n.outputs, *n.inputs)), *pending], [])
         found.append(n)
     return found, pending
 
@@ -224,11 +226,11 @@ def _first_conflict(n: specs.Node, pending: Pending) -> int | None:
     holds = isinstance(n, (*specs.BODIES, specs.Spec)) and bool(n.body)
     inner = list(every_node(n.body)) if holds else [n]  # type: ignore[union-attr]
     plain = [s for s in inner if isinstance(s, specs.Spec) and not is_group_product(s)]
-    used = frozenset().union(*(_registers((*s.outputs, *s.inputs)) for s in plain))
+    used = frozenset().union(*(_collect_register_buffers((*s.outputs, *s.inputs)) for s in plain))
     return next((k for k, group in enumerate(pending) if group & used), None)
 
 
-def _registers(operands: Sequence[Operand]) -> frozenset[str]:
+def _collect_register_buffers(operands: Sequence[Operand]) -> frozenset[str]:
     return frozenset(x.buffer.name for x in operands if isinstance(x, RegisterFragment))
 
 

@@ -20,40 +20,40 @@ class Scalar:
     expr: Expr
 
     def __add__(self, other: Number) -> Scalar:
-        return _binary("add", self, other)
+        return _make_binary_scalar("add", self, other)
 
     def __radd__(self, other: Number) -> Scalar:
-        return _binary("add", other, self)
+        return _make_binary_scalar("add", other, self)
 
     def __sub__(self, other: Number) -> Scalar:
-        return _binary("sub", self, other)
+        return _make_binary_scalar("sub", self, other)
 
     def __rsub__(self, other: Number) -> Scalar:
-        return _binary("sub", other, self)
+        return _make_binary_scalar("sub", other, self)
 
     def __mul__(self, other: Number) -> Scalar:
-        return _binary("mul", self, other)
+        return _make_binary_scalar("mul", self, other)
 
     def __rmul__(self, other: Number) -> Scalar:
-        return _binary("mul", other, self)
+        return _make_binary_scalar("mul", other, self)
 
     def __truediv__(self, other: Number) -> Scalar:
-        return _binary("div", self, other)
+        return _make_binary_scalar("div", self, other)
 
     def __rtruediv__(self, other: Number) -> Scalar:
-        return _binary("div", other, self)
+        return _make_binary_scalar("div", other, self)
 
     def __lt__(self, other: Number) -> Scalar:
-        return _binary("lt", self, other)
+        return _make_binary_scalar("lt", self, other)
 
     def __le__(self, other: Number) -> Scalar:
-        return _binary("le", self, other)
+        return _make_binary_scalar("le", self, other)
 
     def __gt__(self, other: Number) -> Scalar:
-        return _binary("gt", self, other)
+        return _make_binary_scalar("gt", self, other)
 
     def __ge__(self, other: Number) -> Scalar:
-        return _binary("ge", self, other)
+        return _make_binary_scalar("ge", self, other)
 
     def __bool__(self) -> bool:
         raise ArgumentError("a comparison has no value before the run", suggestion="t.where(condition, a, b)")
@@ -67,44 +67,44 @@ Number = Scalar | int | float
 
 def max(a: Number, b: Number) -> Scalar:
     """The larger of two numbers; NaN where one is."""
-    return _binary("max", a, b)
+    return _make_binary_scalar("max", a, b)
 
 
 def min(a: Number, b: Number) -> Scalar:
     """The smaller of two numbers; NaN where one is."""
-    return _binary("min", a, b)
+    return _make_binary_scalar("min", a, b)
 
 
 def where(condition: Scalar, a: Number, b: Number) -> Scalar:
     """The first number where a condition holds, else the second."""
     if not isinstance(condition, Scalar) or not condition.expr.type.dtype.is_bool:
         raise ArgumentError("where() takes a condition", expected="a comparison of numbers", found=repr(condition))
-    return Scalar(build.select(condition.expr, _operand(a, b), _operand(b, a)))
+    return Scalar(build.select(condition.expr, _convert_operand(a, b), _convert_operand(b, a)))
 
 
 def exp(x: Number) -> Scalar:
     """e to the power of a number."""
-    return _call("exp", x)
+    return _make_call_scalar("exp", x)
 
 
 def exp2(x: Number) -> Scalar:
     """2 to the power of a number."""
-    return _call("exp2", x)
+    return _make_call_scalar("exp2", x)
 
 
 def tanh(x: Number) -> Scalar:
     """The hyperbolic tangent."""
-    return _call("tanh", x)
+    return _make_call_scalar("tanh", x)
 
 
 def sqrt(x: Number) -> Scalar:
     """The square root."""
-    return _call("sqrt", x)
+    return _make_call_scalar("sqrt", x)
 
 
 def rsqrt(x: Number) -> Scalar:
     """One over the square root."""
-    return _call("rsqrt", x)
+    return _make_call_scalar("rsqrt", x)
 
 
 def sigmoid(x: Number) -> Scalar:
@@ -121,11 +121,11 @@ def to_expr(x: object) -> Expr:
     raise ArgumentError("a pointwise function gives no number", found=repr(x))
 
 
-def _binary(op: str, a: Number, b: Number) -> Scalar:
-    return Scalar(build.binary(op, *(_operand(x, y) for x, y in ((a, b), (b, a)))))
+def _make_binary_scalar(op: str, a: Number, b: Number) -> Scalar:
+    return Scalar(build.binary(op, *(_convert_operand(x, y) for x, y in ((a, b), (b, a)))))
 
 
-def _operand(x: Number, other: Number) -> Expr:
+def _convert_operand(x: Number, other: Number) -> Expr:
     """A number in the type of the other one."""
     if isinstance(x, Scalar):
         return x.expr
@@ -133,5 +133,5 @@ def _operand(x: Number, other: Number) -> Expr:
     return build.const(x, dtype)
 
 
-def _call(function: str, x: Number) -> Scalar:
+def _make_call_scalar(function: str, x: Number) -> Scalar:
     return Scalar(build.call(function, to_expr(x)))

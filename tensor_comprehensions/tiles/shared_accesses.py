@@ -42,7 +42,7 @@ def swizzled_module(module: ir.Module) -> ir.Module:
     for buffer in allocated_buffers(kernel.body):
         if buffer.space is not ir.Space.SHARED or buffer.swizzle is not None:
             continue
-        if (best := _best(buffer, accesses.get(buffer.name, []))) is not None:
+        if (best := _choose_swizzle(buffer, accesses.get(buffer.name, []))) is not None:
             found[buffer.name] = replace(buffer, swizzle=best)
     if not found:
         return module
@@ -54,7 +54,9 @@ def bank_turns(module: ir.Module) -> int:
     (kernel,) = module.kernels
     buffers = {b.name: b for b in allocated_buffers(kernel.body)}
     return sum(
-        _turns(a, buffers[name], buffers[name].swizzle) for name, all in shared_accesses(kernel).items() for a in all
+        _count_conflict_turns(a, buffers[name], buffers[name].swizzle)
+        for name, all in shared_accesses(kernel).items()
+        for a in all
     )
 
 
@@ -63,19 +65,19 @@ def shared_accesses(kernel: ir.Kernel) -> dict[str, list[SharedAccess]]:
     assert kernel.launch is not None
     threads = np.arange(kernel.launch.block[0])
     found: dict[str, dict[SharedAccess, None]] = {}
-    _collect(kernel.body, {ir.THREAD[0]: threads}, found)
+    _collect_shared_accesses(kernel.body, {ir.THREAD[0]: threads}, found)
     return {name: list(accesses) for name, accesses in found.items()}
 
 
-def _best(buffer: ir.Buffer, accesses: list[SharedAccess]) -> tuple[int, int, int] | None:
+def _choose_swizzle(buffer: ir.Buffer, accesses: list[SharedAccess]) -> tuple[int, int, int] | None:
     if len(buffer.shape) < 2 or not accesses:
         return None
     tile = DataTensor.make_addressed_tensor(buffer.shape[-2:], buffer.type.dtype, ir.Space.SHARED)
-    best, fewest = None, sum(_turns(a, buffer, None) for a in accesses)
+    best, fewest = None, sum(_count_conflict_turns(a, buffer, None) for a in accesses)
     for swizzle in _fitting_swizzles(buffer, tile):
         if not fewest:
             break
-        turns = sum(_turns(a, buffer, swizzle) for a in accesses)
+        turns = sum(_count_conflict_turns(a, buffer, swizzle) for a in accesses)
         if turns < fewest:
             best, fewest = swizzle, turns
     return best
@@ -88,27 +90,27 @@ def _fitting_swizzles(buffer: ir.Buffer, tile: DataTensor) -> Iterator[tuple[int
             yield swizzle
 
 
-def _turns(access: SharedAccess, buffer: ir.Buffer, swizzle: tuple[int, int, int] | None) -> int:
+def _count_conflict_turns(access: SharedAccess, buffer: ir.Buffer, swizzle: tuple[int, int, int] | None) -> int:
     size = buffer.type.dtype.size
     place = Swizzle(*swizzle) if swizzle is not None else (lambda offset: offset)
     starts = [size * place(offset) for offset in access.offsets]
     return sum(count_bank_conflict_turns(starts[n : n + WARP], access.width) for n in range(0, len(starts), WARP))
 
 
-def _collect(s: ir.Stmt, values: Mapping[str, Any], found: dict[str, dict[SharedAccess, None]]) -> None:
+def _collect_shared_accesses(s: ir.Stmt, values: Mapping[str, Any], found: dict[str, dict[SharedAccess, None]]) -> None:
     match s:
         case ir.Let(name, value, body):
-            _collect(body, {**values, name: evaluate_index(value, values)}, found)
+            _collect_shared_accesses(body, {**values, name: evaluate_index(value, values)}, found)
             return
         case ir.Loop(var, _, _, body):
-            _collect(body, {**values, var: 0}, found)
+            _collect_shared_accesses(body, {**values, var: 0}, found)
             return
         case ir.Block(body):
             for one in body:
-                _collect(one, values, found)
+                _collect_shared_accesses(one, values, found)
             return
         case ir.Allocate(_, body):
-            _collect(body, values, found)
+            _collect_shared_accesses(body, values, found)
             return
         case ir.If(condition, then, otherwise):
             active = np.broadcast_to(evaluate_index(condition, values), values[ir.THREAD[0]].shape)
@@ -117,25 +119,25 @@ def _collect(s: ir.Stmt, values: Mapping[str, Any], found: dict[str, dict[Shared
             inner = {
                 k: v[active] if isinstance(v, np.ndarray) and v.shape == active.shape else v for k, v in values.items()
             }
-            _collect(then, inner, found)
+            _collect_shared_accesses(then, inner, found)
             if otherwise is not None:
-                _collect(otherwise, values, found)
+                _collect_shared_accesses(otherwise, values, found)
             return
         case ir.Invoke(name, operands):
             if is_asynchronous(s):
                 return  # copies of boxes and products of warpgroups have no conflicts
             width = s.attributes[0] if name in (COPY_ASYNC, COPY_ASYNC_ZERO) else ROW_BYTES if name in ATOMS else 4
             for buffer, where in operands:
-                _note(buffer, where, width, values, found)
+                _record_shared_access(buffer, where, width, values, found)
         case ir.Store(buffer, indices):
-            _note(buffer, indices, 0, values, found)
+            _record_shared_access(buffer, indices, 0, values, found)
     for e in stmt_expressions(s):
         for part in walk_expr(e):
             if isinstance(part, ir.Load):
-                _note(part.buffer, part.indices, 0, values, found)
+                _record_shared_access(part.buffer, part.indices, 0, values, found)
 
 
-def _note(
+def _record_shared_access(
     buffer: ir.Buffer, where: tuple[ir.Expr, ...], width: int, values: Mapping[str, Any],
     found: dict[str, dict[SharedAccess, None]],
 ) -> None:  # fmt: skip

@@ -36,13 +36,13 @@ class Access:
 
 def load_matrix_access(columns: int, bits: int) -> Access:
     """`ldmatrix.x4`: lane l reads 16 bytes of row l % 16, in the half l // 16 of a part two chunks wide."""
-    chunk = _elements(CHUNK_BYTES, bits)
+    chunk = _count_elements(CHUNK_BYTES, bits)
     return Access(16, 2 * chunk, Layout(((16, 2), chunk), ((1, 16 * chunk), 16)))
 
 
 def store_row_access(columns: int, bits: int) -> Access:
     """Neighboring lanes write neighboring 16 bytes of rows."""
-    chunk = _elements(CHUNK_BYTES, bits)
+    chunk = _count_elements(CHUNK_BYTES, bits)
     across = max(1, columns // chunk)
     rows = lcm(WARP_THREADS, across) // across
     return Access(rows, across * chunk, Layout(((across, rows), chunk), ((rows * chunk, 1), rows)))
@@ -50,7 +50,7 @@ def store_row_access(columns: int, bits: int) -> Access:
 
 def store_fragment_access(columns: int, bits: int) -> Access:
     """The sums of `mma`: lane l writes 4 bytes, or an element, of row l // 4, at the pair l % 4."""
-    word = _elements(4, bits)
+    word = _count_elements(4, bits)
     return Access(8, 4 * word, Layout(((4, 8), word), ((8 * word, 1), 8)))
 
 
@@ -73,7 +73,7 @@ def conflicts(tile: DataTensor, access: str | Access) -> int:
     """
     if not isinstance(tile, DataTensor):
         raise ArgumentError("conflicts are those of a tile", expected="a data tensor", found=type(tile).__name__)
-    access = _resolve(tile, access)
+    access = _resolve_access(tile, access)
     size = tile.dtype.size
     parts = tile.tile(access.rows, access.columns)
     if parts.extents:
@@ -115,7 +115,7 @@ def choose_swizzle(tile: DataTensor, accesses: Sequence[str | Access]) -> Swizzl
 
 def candidates(tile: DataTensor) -> list[Swizzle]:
     """Swizzles of 16-byte chunks that stay inside the tile; first the one for rows of 2^j chunks."""
-    chunk = _elements(CHUNK_BYTES, tile.dtype.bits)
+    chunk = _count_elements(CHUNK_BYTES, tile.dtype.bits)
     base = chunk.bit_length() - 1
     j = max(1, (tile.levels[0].flat[0][1] // chunk).bit_length() - 1)
     rule = (min(MAX_SWIZZLE_BITS, j), max(MAX_SWIZZLE_BITS, j))
@@ -124,12 +124,12 @@ def candidates(tile: DataTensor) -> list[Swizzle]:
     return [s for s in found if tile.levels[0].cosize % (1 << (s.bits + s.base)) == 0]
 
 
-def _elements(size: int, bits: int) -> int:
+def _count_elements(size: int, bits: int) -> int:
     """How many elements of `bits` make `size` bytes."""
     return max(1, 8 * size // bits)
 
 
-def _resolve(tile: DataTensor, access: str | Access) -> Access:
+def _resolve_access(tile: DataTensor, access: str | Access) -> Access:
     if (
         tile.memory is not Space.SHARED
         or len(tile.parts) != 1

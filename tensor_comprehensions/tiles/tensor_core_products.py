@@ -45,7 +45,7 @@ def plan_product(shape: tuple[IntTuple, IntTuple], by: ThreadTensor) -> ProductP
         ArgumentError: they do not.
     """
     rows, columns = (prod(flatten_tuple(n)) for n in shape)
-    warps = _warps(by)
+    warps = _count_warps(by)
     inner = flatten_tuple(shape[1])
     step = prod(inner[:-1])  # columns of one instruction lie along the last part: a thread has all of the others
     if rows % (ROWS * warps[0]) or inner[-1] % COLUMNS or columns % (COLUMNS * warps[1]):
@@ -73,14 +73,14 @@ def accumulator(
     threads = [(4, 2 * step), (8, 1), *others, (plan.warps[0], ROWS * plan.rows_each)]
     pairs = [(2, plan.columns.flat[1][1] * rows)] if plan.pair == 2 else []
     values = [(2, step), (2, COLUMNS), *pairs, *mine, (plan.rows_each, ROWS)]
-    tv = _layout(threads, values)
+    tv = _make_tv_layout(threads, values)
     return register_tile(name, dtype, shape, (rows, columns), tv, product=plan)
 
 
 def left_fragment(name: str, shape: tuple[int, int], dtype: DType, by: ThreadTensor) -> RegisterFragment:
     """The tile of a left factor, as products take it; every warp of a row of warps has the same."""
     rows, columns = shape
-    warps = _warps(by)
+    warps = _count_warps(by)
     depth, pack = product_depth(dtype), 4 // dtype.size
     if rows % (ROWS * warps[0]) or columns % depth:
         raise ArgumentError(
@@ -90,7 +90,7 @@ def left_fragment(name: str, shape: tuple[int, int], dtype: DType, by: ThreadTen
     each = rows // (ROWS * warps[0])
     threads = [(4, pack * rows), (8, 1), (warps[1], 0), (warps[0], ROWS * each)]
     values = [(pack, rows), (2, 8), (2, 4 * pack * rows), (columns // depth, depth * rows), (each, ROWS)]
-    tv = _layout(threads, values)
+    tv = _make_tv_layout(threads, values)
     return register_tile(name, dtype, shape, shape, tv, per_register=pack, register=UINT32)
 
 
@@ -146,9 +146,9 @@ class _Product:
         self.warp = build.div(warp, plan.warps[1]), build.mod(warp, plan.warps[1])
         left, right_dtype = (TFLOAT32 if x.dtype == FLOAT32 else x.dtype for x in (a, b))
         self.depth, self.views = product_depth(left), _fragment_views(left)
-        self.left = _fragment(f"{total.name}_left", left, ROWS, self.views.left_tv, plan.rows_each)
+        self.left = _make_factor_fragment(f"{total.name}_left", left, ROWS, self.views.left_tv, plan.rows_each)
         right = (COLUMNS, self.views.right_one_tv) if plan.pair == 1 else (2 * COLUMNS, self.views.right_tv)
-        self.right = _fragment(f"{total.name}_right", right_dtype, *right, plan.columns_each)
+        self.right = _make_factor_fragment(f"{total.name}_right", right_dtype, *right, plan.columns_each)
 
     def nodes(self, steps: int) -> Iterator[specs.Node]:
         if isinstance(self.a, MemoryView):
@@ -177,14 +177,14 @@ class _Product:
         rows = to.padded[0]
         across = tile.tensor.parts[0].layouts[0][1].flat[0][1] != 1
         source = views[across]
-        part = _part(to, number, rows, self.depth, to.tv)
+        part = _slice_fragment(to, number, rows, self.depth, to.tv)
         text = f"{part} <- Move({tile})"
         if to.dtype.size != 2 and across:
             kind = "bytes" if to.dtype.size == 1 else DTYPE_SPELLING[FLOAT32]
             raise ArgumentError(
                 f"no instruction does {text}", expected=f"{kind} that lie along the columns of a factor", found="across"
             )
-        elements = [_halfwords(x, rows, to.dtype) for x in (part.elements, enumerate_tv(source))]
+        elements = [_regroup_as_halfwords(x, rows, to.dtype) for x in (part.elements, enumerate_tv(source))]
         atom = find_move(text, elements[0], elements[1], ir.Space.SHARED, self.target.name)
         view = MemoryView(tile.buffer, tile.tensor.partition(source)[self.lane])
         place = view.tensor[0].coordinates
@@ -201,12 +201,12 @@ class _Product:
 
     def _multiply(self, i: int, p: int, j: int, step: int) -> specs.Leaf:
         number = j + self.plan.pair * (p + self.plan.columns_each * i)
-        total = _part(self.total, number, ROWS, COLUMNS, _SUMS)
-        right = _part(self.right, j + self.plan.pair * p, COLUMNS, self.depth, self.views.right_one_tv)
+        total = _slice_fragment(self.total, number, ROWS, COLUMNS, _SUMS)
+        right = _slice_fragment(self.right, j + self.plan.pair * p, COLUMNS, self.depth, self.views.right_one_tv)
         if isinstance(self.a, RegisterFragment):
             left, buffer = self._own_left(i, step), self.a.buffer
         else:
-            left, buffer = _part(self.left, i, ROWS, self.depth, self.views.left_tv), self.left.buffer
+            left, buffer = _slice_fragment(self.left, i, ROWS, self.depth, self.views.left_tv), self.left.buffer
         views = [total.elements, left.elements, right.elements]
         atom = find_product(self.text, views, (total.dtype, left.dtype, right.dtype), self.target.name)
         operands = tuple(
@@ -228,7 +228,7 @@ class _Product:
         ):
             raise ArgumentError(f"{a} does not lie as a left factor", expected="a tile of k.fragment(..., 'A')")
         number = step + i * (a.padded[1] // self.depth)
-        return _part(a, number, ROWS, self.depth, self.views.left_tv)
+        return _slice_fragment(a, number, ROWS, self.depth, self.views.left_tv)
 
 
 # --- layouts -----------------------------------------------------------------------------------------------------
@@ -268,7 +268,7 @@ def _fragment_views(dtype: DType) -> FragmentViews:
     )
 
 
-def _halfwords(elements: Elements, rows: int, dtype: DType) -> Elements:
+def _regroup_as_halfwords(elements: Elements, rows: int, dtype: DType) -> Elements:
     """Elements of 8 bits two by two, and the halves of those of 32, as moves of 16 bits take them."""
     if dtype.size == 2:
         return elements
@@ -283,7 +283,7 @@ def _halfwords(elements: Elements, rows: int, dtype: DType) -> Elements:
     return pairs
 
 
-def _fragment(name: str, dtype: DType, rows: int, tv: Layout, count: int) -> RegisterFragment:
+def _make_factor_fragment(name: str, dtype: DType, rows: int, tv: Layout, count: int) -> RegisterFragment:
     """`count` factors of the columns of an instruction, each with this layout."""
     shape, pack = (rows, product_depth(dtype)), 4 // dtype.size
     one = register_tile(name, dtype, shape, shape, tv, per_register=pack, group=WARP, register=UINT32)
@@ -291,7 +291,7 @@ def _fragment(name: str, dtype: DType, rows: int, tv: Layout, count: int) -> Reg
     return replace(one, buffer=replace(one.buffer, shape=(len(numbers) // pack,)), registers=numbers)
 
 
-def _part(whole: RegisterFragment, number: int, rows: int, columns: int, tv: Layout) -> RegisterFragment:
+def _slice_fragment(whole: RegisterFragment, number: int, rows: int, columns: int, tv: Layout) -> RegisterFragment:
     """One of the pieces of registers that an instruction takes."""
     registers = whole.registers[number * tv[1].size :][: tv[1].size]
     return replace(
@@ -299,7 +299,7 @@ def _part(whole: RegisterFragment, number: int, rows: int, columns: int, tv: Lay
     )
 
 
-def _warps(by: ThreadTensor) -> tuple[int, int]:
+def _count_warps(by: ThreadTensor) -> tuple[int, int]:
     """The number of warps along rows and columns. Raises ArgumentError if `by` has no such warps."""
     good = len(by.parts) == 2 and by.kind == "thread" and by.levels[1].flat == ((WARP, 1),)
     sizes = [n.size for n in by.levels[0].modes] if good else []
@@ -317,7 +317,7 @@ def _scale_layout(layout: Layout, by: int) -> list[tuple[int, int]]:
     return [(size, stride * by) for size, stride in layout.flat]
 
 
-def _layout(threads: list[tuple[int, int]], values: list[tuple[int, int]]) -> Layout:
+def _make_tv_layout(threads: list[tuple[int, int]], values: list[tuple[int, int]]) -> Layout:
     """The layout of (size, stride) of threads and of values, without those of size 1."""
     parts = [[m for m in modes if m[0] > 1] or [(1, 0)] for modes in (threads, values)]
     shape, stride = (tuple(p[0][k] if len(p) == 1 else tuple(m[k] for m in p) for p in parts) for k in (0, 1))

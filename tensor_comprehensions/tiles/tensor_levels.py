@@ -69,7 +69,7 @@ class TensorLevel:
 
     def with_guard(self, dimension: int | None = None) -> TensorLevel:
         """The level with one more layout: the position in `dimension`, which is zero without one."""
-        modes = [_positions(mode.shape, n == dimension) for n, mode in enumerate(self.layouts[0].modes)]
+        modes = [_make_position_layout(mode.shape, n == dimension) for n, mode in enumerate(self.layouts[0].modes)]
         return TensorLevel((*self.layouts, concatenate(*modes)), self.whole)
 
     def enlarged(self, dimension: int, size: int) -> TensorLevel:
@@ -82,7 +82,7 @@ class TensorLevel:
 
     def divided(self, tilers: Sequence[Tiler]) -> tuple[TensorLevel, TensorLevel]:
         """The level of the tiles, and that of a tile. Raises CannotLower if a tiler does not tile its dimension."""
-        parts = [_divide(self.dimension(n), tiler) for n, tiler in enumerate(tilers)]
+        parts = [_divide_dimension(self.dimension(n), tiler) for n, tiler in enumerate(tilers)]
         every = range(len(self.layouts))
         tiles = tuple(concatenate(*(tile[k] for tile, _ in parts)) for k in every)
         rests = tuple(concatenate(*(rest[k] for _, rest in parts)) for k in every)
@@ -113,7 +113,9 @@ class TensorLevel:
         left = [[_remaining_layout(layout[n], c) for n, c in enumerate(at)] for layout in self.layouts]
         open_dimensions = [n for n, mode in enumerate(left[0]) if mode is not None]
         layouts = tuple(concatenate(*(m for m in modes if m is not None)) for modes in left)
-        offsets = tuple(_total(_distance(layout[n], c) for n, c in enumerate(at)) for layout in self.layouts)
+        offsets = tuple(
+            _add_terms(_make_coordinate_offset(layout[n], c) for n, c in enumerate(at)) for layout in self.layouts
+        )
         return TensorLevel(layouts, tuple(self.whole[n] for n in open_dimensions)), offsets
 
 
@@ -131,7 +133,7 @@ def offset_at(layout: Layout, coordinate: int | Expr) -> Expr:
     """The offset at an integer coordinate, which a shape with several leaves takes apart."""
     modes = _merged_modes(layout)
     if type(coordinate) is int:
-        return build.const(_place(modes, coordinate))
+        return build.const(_compute_mode_offset(modes, coordinate))
     total: Expr = build.const(0)
     reached = 1
     for n, (size, stride) in enumerate(modes):
@@ -147,7 +149,7 @@ def _merged_modes(layout: Layout) -> tuple[tuple[int, int], ...]:
     return tuple(coalesce(layout).flat)
 
 
-def _place(modes: Sequence[tuple[int, int]], coordinate: int) -> int:
+def _compute_mode_offset(modes: Sequence[tuple[int, int]], coordinate: int) -> int:
     """The offset at an integer coordinate; the last mode goes on beyond its size."""
     place = 0
     for size, stride in modes[:-1]:
@@ -172,12 +174,12 @@ def is_valid_coordinate(shape: IntTuple, at: Coordinate) -> bool:
     return at is None or (isinstance(at, Expr) and at.type == build.INDEX)
 
 
-def _positions(shape: IntTuple, count: bool) -> Layout:
+def _make_position_layout(shape: IntTuple, count: bool) -> Layout:
     column = Layout.column_major(shape)
     return column if count else compose(Layout(column.size, 0), column)
 
 
-def _divide(modes: tuple[Layout, ...], tiler: Tiler) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:
+def _divide_dimension(modes: tuple[Layout, ...], tiler: Tiler) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:
     """A dimension in every layout: a tile of it, and the ways to move that."""
     if tiler is None:
         return modes, tuple(Layout(1, 0) for _ in modes)
@@ -198,18 +200,18 @@ def _remaining_layout(dimension: Layout, at: Coordinate) -> Layout | None:
     return None
 
 
-def _total(terms: Iterable[Expr]) -> Expr:
+def _add_terms(terms: Iterable[Expr]) -> Expr:
     total: Expr = build.const(0)
     for term in terms:
         total = build.add(total, term)
     return total
 
 
-def _distance(dimension: Layout, at: Coordinate) -> Expr:
+def _make_coordinate_offset(dimension: Layout, at: Coordinate) -> Expr:
     """The offset of a coordinate along a dimension; 0 for open parts."""
     match at:
         case None | slice():
             return build.const(0)
         case tuple():
-            return _total(_distance(part, c) for part, c in zip(dimension.modes, at, strict=True))
+            return _add_terms(_make_coordinate_offset(part, c) for part, c in zip(dimension.modes, at, strict=True))
     return offset_at(dimension, at)

@@ -329,7 +329,7 @@ class ThreadTensor(Tensor):
         part = self.parts[level]
         modes = [mode for mode, whole in zip(part.layouts[0].modes, part.whole, strict=True) if not whole]
         ranges = self._range(number)
-        return tuple(simplify(_coordinate(mode, build.sub(number, self.offset)), ranges) for mode in modes)
+        return tuple(simplify(_make_thread_coordinate(mode, build.sub(number, self.offset)), ranges) for mode in modes)
 
     def _enlarge_dimension(self, dimension: int, before: int, size: int) -> Self:
         raise CannotLower(f"{before} {self.kind}s are no whole number of tiles, and none can be added")
@@ -346,7 +346,7 @@ def _are_sizes(shape: IntTuple) -> bool:
     return all(map(_are_sizes, shape)) if isinstance(shape, tuple) else type(shape) is int and shape > 0
 
 
-def _coordinate(dimension: Layout, number: Expr) -> Expr:
+def _make_thread_coordinate(dimension: Layout, number: Expr) -> Expr:
     """The integer coordinate in a dimension at which the threads of a number are."""
     total: Expr = build.const(0)
     reached = 1

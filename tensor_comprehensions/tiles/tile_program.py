@@ -72,7 +72,7 @@ class TileProgram:
             raise ArgumentError(f"tile kernels need sm_80 or newer, not {target.name}")
         sizes = self.header.match_sizes(shapes)
         k = ProgramBuilder(self.name, target)
-        views = [_argument(p, sizes) for p in (*self.header.outputs, *self.header.inputs)]
+        views = [_make_argument_view(p, sizes) for p in (*self.header.outputs, *self.header.inputs)]
         with self._errors_of_the_function():
             self.function(k, *views, **parameters)
             if not k.num_threads:
@@ -104,7 +104,7 @@ class TileProgram:
         return module == self.function.__module__ or module.partition(".")[0] != __name__.partition(".")[0]
 
 
-def _argument(p: Parameter, sizes: Mapping[str, int]) -> MemoryView:
+def _make_argument_view(p: Parameter, sizes: Mapping[str, int]) -> MemoryView:
     shape = [sizes[n] if isinstance(n, str) else n for n in p.shape]
     if 0 in shape:
         raise ArgumentError(f"{p.name} has no elements", expected="sizes of 1 or more", found=str(shape))

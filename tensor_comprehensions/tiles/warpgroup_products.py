@@ -80,7 +80,7 @@ def warpgroup_accumulator(
     """The tile of sums, as products of warpgroups leave them."""
     rows, columns = (prod(flatten_tuple(n)) for n in shape)
     values = [(2, rows), (2, 8), (plan.columns // 8, 8 * rows), (plan.columns_each, plan.columns * rows)]
-    tv = _tv(plan, 2 * rows, [*values, (plan.rows_each, ROWS)])
+    tv = _make_warpgroup_layout(plan, 2 * rows, [*values, (plan.rows_each, ROWS)])
     first = build.integer(plan.threads.offset)
     assert first is not None
     return register_tile(name, dtype, shape, (rows, columns), tv, first=first, product=plan)
@@ -97,7 +97,7 @@ def group_left_fragment(
     values = [(2, rows), (2, 8), (2, 8 * rows), (columns // DEPTH, DEPTH * rows), (plan.rows_each, ROWS)]
     first = build.integer(by.offset)
     assert first is not None
-    tv = _tv(plan, 2 * rows, values)
+    tv = _make_warpgroup_layout(plan, 2 * rows, values)
     return register_tile(name, dtype, shape, shape, tv, per_register=2, first=first, register=UINT32)
 
 
@@ -119,10 +119,10 @@ def decompose_group_matmul(spec: specs.MatMul, target: GpuTarget) -> tuple[specs
             f"the sizes of {text} disagree", expected=f"M x K and N x K, K a multiple of {depth}",
             found=" and ".join(str(x.shape) for x in (a, b)),
         )  # fmt: skip
-    return tuple(_products(spec, total, a, b, sizes[1] // depth, text))
+    return tuple(_emit_wgmma_products(spec, total, a, b, sizes[1] // depth, text))
 
 
-def _products(
+def _emit_wgmma_products(
     spec: specs.MatMul, total: RegisterFragment, a: MemoryView | RegisterFragment, b: MemoryView, steps: int, text: str
 ) -> Iterator[specs.Node]:
     plan = total.product
@@ -140,7 +140,7 @@ def _products(
             left, view = _left_operand(a, plan, i, step, text)
             for j in range(plan.columns_each):
                 number = j + plan.columns_each * i
-                sums = _slice(total, number * plan.columns // 2, ROWS, plan.columns)
+                sums = _slice_fragment(total, number * plan.columns // 2, ROWS, plan.columns)
                 mine = None if left is None else left.elements
                 left_type, right_type = (TFLOAT32 if x.dtype == FLOAT32 else x.dtype for x in (a, b))
                 atom = find_group_product(text, sums.elements, mine, (total.dtype, left_type, right_type))
@@ -168,9 +168,9 @@ def _left_operand(
         raise ArgumentError(f"no rule decomposes {text}", expected="a left factor in registers of 16 bits")
     fits = a.per_register == 2 and a.first == build.integer(plan.threads.offset)
     number = step + i * (a.padded[1] // DEPTH)
-    part = _slice(a, number * 8, ROWS, DEPTH) if fits and a.values >= 8 * (number + 1) else None
+    part = _slice_fragment(a, number * 8, ROWS, DEPTH) if fits and a.values >= 8 * (number + 1) else None
     wanted = None if part is None else _expected_left(a, plan, i, step)
-    if part is None or wanted is None or not np.array_equal(_elements(a, number * 8, 8), wanted):
+    if part is None or wanted is None or not np.array_equal(_slice_elements(a, number * 8, 8), wanted):
         raise ArgumentError(
             f"{a} does not lie as a left factor of {text}",
             expected="a tile of k.fragment(..., 'A'), or sums mapped to halves",
@@ -182,19 +182,19 @@ def _expected_left(a: RegisterFragment, plan: WarpgroupPlan, i: int, step: int) 
     """The elements of `a` that each thread must hold in a slice of 8 values."""
     rows, columns = a.padded
     values = [(2, rows), (2, 8), (2, 8 * rows), (columns // DEPTH, DEPTH * rows), (plan.rows_each, ROWS)]
-    whole = register_tile("%", a.dtype, a.shape, a.padded, _tv(plan, 2 * rows, values))
-    return _elements(whole, 8 * (step + i * (columns // DEPTH)), 8)
+    whole = register_tile("%", a.dtype, a.shape, a.padded, _make_warpgroup_layout(plan, 2 * rows, values))
+    return _slice_elements(whole, 8 * (step + i * (columns // DEPTH)), 8)
 
 
-def _elements(x: RegisterFragment, first: int, count: int) -> Elements:
+def _slice_elements(x: RegisterFragment, first: int, count: int) -> Elements:
     found: Elements = x.elements[:, first : first + count]
     return found
 
 
-def _slice(whole: RegisterFragment, first: int, rows: int, columns: int) -> RegisterFragment:
+def _slice_fragment(whole: RegisterFragment, first: int, rows: int, columns: int) -> RegisterFragment:
     """The registers of every thread, from the value `first` on, that one instruction takes for rows x columns."""
     values = [(2, rows), (2, 8), (columns // 8, 8 * rows)]
-    tv = _layout([(4, 2 * rows), (8, 1), (4, 16)], values)
+    tv = _make_tv_layout([(4, 2 * rows), (8, 1), (4, 16)], values)
     registers = whole.registers[first : first + tv[1].size]
     return replace(
         whole, shape=(rows, columns), padded=(rows, columns), tv=tv, registers=registers, group=WARPGROUP, product=None
@@ -212,13 +212,13 @@ def _lower_to_loops(spec: specs.MatMul, name: str) -> specs.Leaf:
     return specs.Leaf(spec.outputs, (), spec.threads, kind=name, atom="", statement=ir.Invoke(name, ()))
 
 
-def _tv(plan: WarpgroupPlan, pair: int, values: list[tuple[int, int]]) -> Layout:
+def _make_warpgroup_layout(plan: WarpgroupPlan, pair: int, values: list[tuple[int, int]]) -> Layout:
     """(thread, value) -> element, for the threads of all warpgroups."""
     groups = plan.threads.levels[0].size
-    return _layout([(4, pair), (8, 1), (4, 16), (groups, ROWS * plan.rows_each)], values)
+    return _make_tv_layout([(4, pair), (8, 1), (4, 16), (groups, ROWS * plan.rows_each)], values)
 
 
-def _layout(threads: list[tuple[int, int]], values: list[tuple[int, int]]) -> Layout:
+def _make_tv_layout(threads: list[tuple[int, int]], values: list[tuple[int, int]]) -> Layout:
     """The layout of (size, stride) of threads and of values, without those of size 1."""
     parts = [[m for m in modes if m[0] > 1] or [(1, 0)] for modes in (threads, values)]
     shape, stride = (tuple(p[0][k] if len(p) == 1 else tuple(m[k] for m in p) for p in parts) for k in (0, 1))

@@ -23,10 +23,10 @@ def autocast_kernel(op: DispatcherOp, *values: Any) -> Any:
     """
     expected = (*op.interface.parameters, *op.interface.initial)
     with torch._C._ExcludeDispatchKeyGuard(_CASTING):
-        return op.overload(*[_cast(e, x) for e, x in zip(expected, values, strict=True)])
+        return op.overload(*[_cast_argument(e, x) for e, x in zip(expected, values, strict=True)])
 
 
-def _cast(expected: ParameterSpec, x: Any) -> Any:
+def _cast_argument(expected: ParameterSpec, x: Any) -> Any:
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.dtype is torch.float64:
         return x
     return x.to(TORCH_TYPES[expected.dtype]) if expected.dtype.is_float else x

@@ -254,13 +254,13 @@ def has_tangent(values: Iterable[object]) -> bool:
     """Whether forward mode needs the derivatives of functions of `values`."""
     if forward_ad._current_level < 0 or not torch._C._is_fwd_grad_enabled():
         return False
-    return any(isinstance(x, Tensor) and _tangent(x) is not None for x in values)
+    return any(isinstance(x, Tensor) and _unpack_tangent(x) is not None for x in values)
 
 
 _transforms = torch._C._are_functorch_transforms_active
 
 
-def _tangent(x: Tensor) -> Tensor | None:
+def _unpack_tangent(x: Tensor) -> Tensor | None:
     unpack: Callable[[Tensor], Any] = forward_ad.unpack_dual
     tangent: Tensor | None = unpack(x).tangent
     return tangent
@@ -334,7 +334,7 @@ class _Recorded(_SingleLevelFunction):
     @staticmethod
     def forward(ctx: Any, run: Run, gradients: Gradients, *values: Any) -> Any:
         required = ctx.needs_input_grad[2:]
-        plan = _plan(gradients, required) if True in required else None
+        plan = _choose_backward_plan(gradients, required) if True in required else None
         if plan is None or plan.forward is None:
             result = run(*values)
             outputs = results = result if type(result) is tuple else (result,)
@@ -380,7 +380,7 @@ def _run_backward(ctx: Any, upstream: Sequence[Tensor]) -> Any:
     if plan.double_backward is not None and torch.is_grad_enabled():
         plan = plan.double_backward
     if plan.op is None:
-        results = _python(gradients, known, upstream)
+        results = _call_python_gradient(gradients, known, upstream)
     else:
         found = plan.op(*[known[n] if n >= 0 else upstream[-1 - n].contiguous() for n in plan.inputs])
         results = found if isinstance(found, tuple) else (found,)
@@ -401,7 +401,7 @@ def _divide_arguments(
 _PLAIN, _NOTHING = frozenset(PLAIN), cast("dict[int, Any]", {})
 
 
-def _plan(gradients: Gradients, required: tuple[bool, ...]) -> BackwardPlan:
+def _choose_backward_plan(gradients: Gradients, required: tuple[bool, ...]) -> BackwardPlan:
     """How to record a call that has begun. Forward mode and transforms need the plan without temporaries."""
     if forward_ad._current_level >= 0 or _transforms():
         return gradients.plan(required)
@@ -420,7 +420,9 @@ def _check_gives(gradient: Gradient, wanted: Sequence[Key]) -> None:
             raise CheckError(f"'{gradient.function.name}' does not return '{name}', and '{key[1]}' requires a gradient")
 
 
-def _python(gradients: Gradients, known: Mapping[int, Any], upstream: Sequence[Tensor]) -> Sequence[Tensor | None]:
+def _call_python_gradient(
+    gradients: Gradients, known: Mapping[int, Any], upstream: Sequence[Tensor]
+) -> Sequence[Tensor | None]:
     """The gradients that a Python function gives."""
     assert callable(gradients.given)
     keys, everything = gradients.keys, [known[n] for n in range(len(known))]

@@ -46,15 +46,15 @@ def call_overload(op: DispatcherOp, tensors: Sequence[Any], out: Any, initial: M
     values = op.by_position(tensors, initial)
     if out is None:
         return op.overload(*values)
-    _check_destinations(op, [kind_of(x) for x in _several(out)])
-    op.out(*values, **_destinations(op, out))
+    _check_destinations(op, [kind_of(x) for x in _wrap_in_tuple(out)])
+    op.out(*values, **_bind_destinations(op, out))
     return out
 
 
 def call_in_graph(op: DispatcherOp, tensors: Sequence[Any], out: Any, initial: Mapping[str, Any]) -> Any:
     """A call that Dynamo traces: Dynamo inlines this function and puts an operator into the graph."""
     given, want_arrays = arrays_to_tensors((*tensors, *initial.values()))
-    wanted = () if out is None else _several(out)
+    wanted = () if out is None else _wrap_in_tuple(out)
     kinds, outs = tuple([kind_of(x) for x in given]), tuple([kind_of(x) for x in wanted])
     mistake = _find_call_error(op, tuple(initial), kinds, out is not None, outs)
     if mistake is not None:
@@ -64,7 +64,7 @@ def call_in_graph(op: DispatcherOp, tensors: Sequence[Any], out: Any, initial: M
     ordered = (*given[: len(tensors)], *[by_name[name] for name in op.names])
     values = [_to_operator_argument(op, n, x) for n, x in enumerate(ordered)]
     if out is not None:
-        op.out(*values, **_destinations(op, out))
+        op.out(*values, **_bind_destinations(op, out))
         return out
     found = op.overload(*values)
     if not want_arrays:
@@ -106,11 +106,11 @@ def _find_call_error(
 
 def check_kind(expected: ParameterSpec, kind: str, special: bool) -> None:
     """Check the kind of an argument, whose value is in the kernel if it is `special`. Raises ArgumentError."""
-    if kind != "tensor" and (expected.dims or kind not in _numbers(expected.dtype, special)):
+    if kind != "tensor" and (expected.dims or kind not in _list_number_kinds(expected.dtype, special)):
         raise expected.kind_error(kind)
 
 
-def _numbers(dtype: DType, special: bool) -> tuple[str, ...]:
+def _list_number_kinds(dtype: DType, special: bool) -> tuple[str, ...]:
     """The kinds of numbers that stand for a number of the def."""
     return ("bool",) if dtype.is_bool else ("bool", "int") if dtype.is_integer or special else ("bool", "int", "float")
 
@@ -137,9 +137,9 @@ def _to_operator_argument(op: DispatcherOp, n: int, x: Any) -> Any:
     return x if special else torch.scalar_tensor(x, dtype=TORCH_TYPES[dtype])
 
 
-def _destinations(op: DispatcherOp, out: Any) -> dict[str, Any]:
-    return dict(zip(op.schema.destinations, _several(out), strict=True))
+def _bind_destinations(op: DispatcherOp, out: Any) -> dict[str, Any]:
+    return dict(zip(op.schema.destinations, _wrap_in_tuple(out), strict=True))
 
 
-def _several(out: Any) -> tuple[Any, ...]:
+def _wrap_in_tuple(out: Any) -> tuple[Any, ...]:
     return tuple(out) if isinstance(out, tuple | list) else (out,)

@@ -37,7 +37,7 @@ def fake_outputs(interface: CallSignature, values: Sequence[Any]) -> tuple[Tenso
 def output_sizes(interface: CallSignature, values: Sequence[Any]) -> Shapes:
     """The shape of each output for arguments of a call: inputs, then initial values."""
     compiling = torch._guards.TracingContext.try_get() is not None
-    symbolic = any(isinstance(n, torch.SymInt) for n in _numbers(values))
+    symbolic = any(isinstance(n, torch.SymInt) for n in _collect_size_numbers(values))
     if compiling:
         try:
             return _shapes_without_checks(interface.function, values, symbolic)
@@ -46,10 +46,10 @@ def output_sizes(interface: CallSignature, values: Sequence[Any]) -> Shapes:
     for expected, x in zip((*interface.parameters, *interface.initial), values, strict=True):
         if isinstance(x, Tensor):
             check_elements(expected, x)
-    return _symbolic(interface, values) if symbolic else _check_shapes(interface, values)
+    return _infer_symbolic_shapes(interface, values) if symbolic else _check_shapes(interface, values)
 
 
-def _numbers(values: Sequence[Any]) -> list[Any]:
+def _collect_size_numbers(values: Sequence[Any]) -> list[Any]:
     return [n for x in values for n in (x.shape if isinstance(x, Tensor) else (x,))]
 
 
@@ -62,9 +62,9 @@ def _check_shapes(interface: CallSignature, values: Sequence[Any]) -> Shapes:
     return [bound.tensor(r).shape for r in function.returns]
 
 
-def _symbolic(interface: CallSignature, values: Sequence[Any]) -> Shapes:
+def _infer_symbolic_shapes(interface: CallSignature, values: Sequence[Any]) -> Shapes:
     """Shapes by formulas; conditions on sizes become guards, or checks when the program runs."""
-    sizes, equal = _sizes(interface.function, values)
+    sizes, equal = _match_sizes(interface.function, values)
     check: Callable[..., None] = torch._check
     for found, expected in equal:
         check(found == expected, lambda: f"a size of an argument of {interface.function.name} differs")
@@ -72,7 +72,7 @@ def _symbolic(interface: CallSignature, values: Sequence[Any]) -> Shapes:
 
 
 def _shapes_without_checks(function: Function, values: Sequence[Any], symbolic: bool) -> Shapes:
-    sizes, _ = _sizes(function, values)
+    sizes, _ = _match_sizes(function, values)
     if symbolic:
         return _evaluate_shapes(function, sizes)
     scalars = {name: sizes[name] for name in function.scalars}
@@ -80,7 +80,7 @@ def _shapes_without_checks(function: Function, values: Sequence[Any], symbolic: 
     return [shapes[r] for r in function.returns]
 
 
-def _sizes(function: Function, values: Sequence[Any]) -> tuple[dict[str, Any], list[tuple[Any, Any]]]:
+def _match_sizes(function: Function, values: Sequence[Any]) -> tuple[dict[str, Any], list[tuple[Any, Any]]]:
     """The value of each size and specialized scalar, and the pairs of numbers that have to be equal."""
     sizes: dict[str, Any] = {}
     equal: list[tuple[Any, Any]] = []
@@ -101,16 +101,16 @@ def _sizes(function: Function, values: Sequence[Any]) -> tuple[dict[str, Any], l
 
 
 def _evaluate_shapes(function: Function, sizes: Mapping[str, Any]) -> Shapes:
-    formulas = _formulas(function)
+    formulas = _make_shape_formulas(function)
     if formulas is None:  # depends on the values of numbers
         numbers = {name: int(x) for name, x in sizes.items()}
         shapes = output_shapes(function, numbers, {name: numbers[name] for name in function.scalars})
         return [shapes[r] for r in function.returns]
-    return [tuple(_value(x, sizes) for x in shape) for shape in formulas]
+    return [tuple(_evaluate_formula(x, sizes) for x in shape) for shape in formulas]
 
 
 @lru_cache(maxsize=1024)
-def _formulas(function: Function) -> list[tuple[Value, ...]] | None:
+def _make_shape_formulas(function: Function) -> list[tuple[Value, ...]] | None:
     try:
         ranges = symbolic_ranges(function)
     except RangeError:
@@ -123,7 +123,7 @@ _OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 
 
-def _value(x: Value, sizes: Mapping[str, Any]) -> Any:
+def _evaluate_formula(x: Value, sizes: Mapping[str, Any]) -> Any:
     if isinstance(x, int):
         return x
     total: Any = 0
@@ -134,6 +134,6 @@ def _value(x: Value, sizes: Mapping[str, Any]) -> Any:
                 case SizeName(name=name):
                     product = product * sizes[name]
                 case SizeOperation(op=op, left=left, right=right):
-                    product = product * _OPERATIONS[op](_value(left, sizes), _value(right, sizes))
+                    product = product * _OPERATIONS[op](_evaluate_formula(left, sizes), _evaluate_formula(right, sizes))
         total = total + product
     return total

@@ -34,7 +34,7 @@ def dynamo_constant(call: F) -> F:
 
 def error_fields(error: ArgumentError) -> ErrorFields:
     """An error as a value that a graph can hold. Also registers the operator that raises it."""
-    _registered.get("", _register)
+    _registered.get("", _register_refused_op)
     span = error.span or Span(0, 0)
     return error.message, error.source or "", span.start, span.end, error.expected, error.found, error.suggestion
 
@@ -49,19 +49,19 @@ def deferred_error(words: ErrorFields, near: Sequence[Any], kinds: Sequence[tupl
     return results
 
 
-def _register() -> Any:
+def _register_refused_op() -> Any:
     with deferred_interrupts():
         from torch._library.effects import EffectType
     new: Callable[..., Any] = torch.library.Library
     library, name = new(NAMESPACE, "FRAGMENT"), f"{NAMESPACE}::refused"
     library.define("refused(str[] texts, int[] span, Tensor[] near, int[] ranks, ScalarType[] types) -> Tensor[]")
-    library.impl("refused", _raise, "CompositeExplicitAutograd")
-    torch.library.register_fake(name, _placeholders, lib=library)
+    library.impl("refused", _raise_argument_error, "CompositeExplicitAutograd")
+    torch.library.register_fake(name, _make_placeholders, lib=library)
     library._register_effectful_op(name, EffectType.ORDERED)  # it runs, whether or not its results are used
     return library
 
 
-def _raise(
+def _raise_argument_error(
     texts: list[str], span: list[int], near: list[Tensor], ranks: list[int], types: list[torch.dtype]
 ) -> list[Tensor]:
     message, source, expected, found, suggestion = texts
@@ -75,7 +75,7 @@ def _raise(
     )
 
 
-def _placeholders(
+def _make_placeholders(
     texts: list[str], span: list[int], near: list[Tensor], ranks: list[int], types: list[torch.dtype]
 ) -> list[Tensor]:
     device = near[0].device if near else torch.device("cpu")

@@ -146,7 +146,9 @@ class DispatcherOp:
         check_names(self.interface, tensors, initial)
         values = [*tensors, *(initial[name] for name in self.names)]
         expected = (*self.interface.parameters, *self.interface.initial)
-        return [_value(e, x, special) for e, x, (_, special, _) in zip(expected, values, self.kinds, strict=True)]
+        return [
+            _convert_argument(e, x, special) for e, x, (_, special, _) in zip(expected, values, self.kinds, strict=True)
+        ]
 
     def fake_kernel(self, *values: Any) -> Any:
         """The kernel for tensors without values."""
@@ -154,7 +156,7 @@ class DispatcherOp:
         return outputs[0] if len(outputs) == 1 else outputs
 
 
-def _value(expected: ParameterSpec, x: Any, special: bool) -> Any:
+def _convert_argument(expected: ParameterSpec, x: Any, special: bool) -> Any:
     if special:
         return int(to_tensor(expected, x).item()) if not isinstance(x, torch.SymInt) else x
     return x if isinstance(x, Tensor) else to_tensor(expected, x)
@@ -187,7 +189,7 @@ def _register_operator(
 ) -> DispatcherOp:
     left = _begun.get(schema.name)
     op = left or _begun.setdefault(schema.name, DispatcherOp(schema, kernels, gradients, machine))
-    _register(op, again=left is not None)
+    _register_op(op, again=left is not None)
     return op
 
 
@@ -265,7 +267,7 @@ class Registration:
         return True
 
 
-def _register(op: DispatcherOp, again: bool) -> None:
+def _register_op(op: DispatcherOp, again: bool) -> None:
     registration, out, tags = (
         Registration(op.schema.name, again),
         ".out",

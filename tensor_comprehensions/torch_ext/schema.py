@@ -37,14 +37,14 @@ def schema_of(function: Function, gradient: str) -> Schema:
     names: set[str] = set()
     kinds = ((t, "SymInt" if t.is_compile_time else "Tensor") for t in taken)
     arguments = ", ".join(f"{kind} {free_argument_name(t.name, names)}" for t, kind in kinds)
-    destinations = tuple(free_argument_name(n, names) for n in _destinations(function))
+    destinations = tuple(free_argument_name(n, names) for n in _list_destination_names(function))
     mutated = ", ".join(f"Tensor(a{n}!) {d}" for n, d in enumerate(destinations))
     returns = ", ".join("Tensor" for _ in function.returns)
     out = f"{name}.out({', '.join(filter(None, (arguments, f'*, {mutated}')))}) -> ()"
     return Schema(name, f"{name}({arguments}) -> ({returns})", out, destinations)
 
 
-def _destinations(function: Function) -> tuple[str, ...]:
+def _list_destination_names(function: Function) -> tuple[str, ...]:
     return ("out",) if len(function.returns) == 1 else tuple(f"{r}_out" for r in function.returns)
 
 

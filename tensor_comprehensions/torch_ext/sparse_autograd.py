@@ -32,7 +32,7 @@ RunValues = Callable[[Sequence[Any]], Sequence[Any]]
 
 def record_sparse_call(run: RunValues, gradients: Gradients, values: Sequence[Any]) -> list[Any]:
     """The results of a call as a node of autograd's graph, over the values of sparse operands."""
-    recording = _Recording(run, gradients, tuple(map(_pattern, values)), [])
+    recording = _Recording(run, gradients, tuple(map(_make_pattern, values)), [])
     found = _Recorded.apply(recording, *map(_flatten_value, values))  # type: ignore[attr-defined]
     flat = found if isinstance(found, tuple) else (found,)
     return [_with_values(p, x) for p, x in zip(recording.made, flat, strict=True)]
@@ -61,20 +61,22 @@ def sparse_autograd_kernel(op: SparseDispatcherOp, *parts: Any) -> Any:
         with torch._C._AutoDispatchBelowAutograd():
             return op.overload(*parts)
     if not torch._C._are_functorch_transforms_active():
-        return op.hand_back(record_sparse_call(lambda values: _redispatch(op, values), gradients, values))
+        return op.hand_back(
+            record_sparse_call(lambda values: _redispatch_below_autograd(op, values), gradients, values)
+        )
     from torch._functorch import autograd_function
 
     at_one_level: Any = autograd_function.enable_single_level_autograd_function  # type: ignore[attr-defined]
 
     def at_level_below(values: Sequence[Any]) -> Sequence[Any]:
         with torch.enable_grad():
-            return _redispatch(op, values)
+            return _redispatch_below_autograd(op, values)
 
     with at_one_level():
         return op.hand_back(record_sparse_call(at_level_below, gradients, values))
 
 
-def _redispatch(op: SparseDispatcherOp, values: Sequence[Any]) -> list[Any]:
+def _redispatch_below_autograd(op: SparseDispatcherOp, values: Sequence[Any]) -> list[Any]:
     with torch._C._AutoDispatchBelowAutograd():
         return op.call(values)
 
@@ -88,7 +90,7 @@ class _Pattern:
     levels: tuple[Level, ...]
 
 
-def _pattern(x: Any) -> _Pattern | None:
+def _make_pattern(x: Any) -> _Pattern | None:
     return _Pattern(x.format, x.shape, x.levels) if isinstance(x, SparseTensor) else None
 
 
@@ -115,7 +117,7 @@ class _Recording:
     def flat_results(self, values: Sequence[Any]) -> list[Tensor]:
         """The flat results for flat operands."""
         results = self.run([_with_values(p, x) for p, x in zip(self.patterns, values, strict=True)])
-        self.made.extend(map(_pattern, results))
+        self.made.extend(map(_make_pattern, results))
         return list(map(_flatten_value, results))
 
 

@@ -50,8 +50,8 @@ def call_sparse_in_graph(op: SparseCallee, tensors: Sequence[Any], out: Any, ini
     plain, _ = arrays_to_tensors([_without_levels(x) for x in (*tensors, *initial.values())])
     stored = [x for x in plain if isinstance(x, SparseTensor)]
     kinds = tuple([SPARSE if isinstance(x, SparseTensor) else kind_of(x) for x in plain])
-    forms = tuple([_form(x) for x in stored])
-    name, mistake = _resolve(
+    forms = tuple([_count_level_arrays(x) for x in stored])
+    name, mistake = _resolve_operator(
         op, tuple(initial), len(tensors), kinds, forms, out is not None, *[x.format for x in stored]
     )
     sparse: Any = op._sparse
@@ -60,22 +60,22 @@ def call_sparse_in_graph(op: SparseCallee, tensors: Sequence[Any], out: Any, ini
     operator = getattr(sparse.in_graphs, name)
     by_name = dict(zip(initial, plain[len(tensors) :], strict=True))
     ordered = [*plain[: len(tensors)], *[by_name[n] for n in operator.names]]
-    values = [_operand(a, x) for a, x in zip(operator.arguments, ordered, strict=True)]
+    values = [_convert_operand(a, x) for a, x in zip(operator.arguments, ordered, strict=True)]
     results = operator.call(values)
     return results[0] if len(results) == 1 else tuple(results)
 
 
 def _without_levels(x: Any) -> Any:
     """A tensor that stores every element as a tensor of torch."""
-    return x.as_strided() if isinstance(x, SparseTensor) and sum(_form(x)) == 0 else x
+    return x.as_strided() if isinstance(x, SparseTensor) and sum(_count_level_arrays(x)) == 0 else x
 
 
-def _form(x: SparseTensor) -> tuple[int, ...]:
+def _count_level_arrays(x: SparseTensor) -> tuple[int, ...]:
     """How many arrays each level of a tensor has."""
     return tuple([0 if level is None else 1 if level[0] is None else 2 for level in x.levels])
 
 
-def _operand(argument: SparseArgument, x: Any) -> Any:
+def _convert_operand(argument: SparseArgument, x: Any) -> Any:
     if argument.is_number:
         return x.item() if isinstance(x, Tensor) else x
     if isinstance(x, (Tensor, SparseTensor)):
@@ -84,7 +84,7 @@ def _operand(argument: SparseArgument, x: Any) -> Any:
 
 
 @dynamo_constant
-def _resolve(
+def _resolve_operator(
     op: SparseCallee,
     names: tuple[str, ...],
     count: int,

@@ -95,7 +95,7 @@ def part_signature(function: Function, gradient: str) -> PartSignature:
     content = ("parts", function.canonical, *(t.name for t in taken), "->", *function.returns, gradient, *formats)
     name = f"{function.name}_{sha256(chr(0).join(content).encode()).hexdigest()[:12]}"
     names: set[str] = set()
-    declared = [d for a in arguments for d in _declare(a, names)]
+    declared = [d for a in arguments for d in _declare_argument(a, names)]
     results = ["Tensor" for r in returns for _ in range(r.count)]
     schema = f"{name}({', '.join(declared)}) -> ({', '.join(results)})"
     return PartSignature(name, schema, arguments, tuple(returns), len(declared) + len(results))
@@ -111,7 +111,7 @@ def count_arrays(format: Format) -> tuple[int, ...]:
     return tuple(_ARRAYS[level.kind] for level in format.levels)
 
 
-def _declare(a: SparseArgument, names: set[str]) -> list[str]:
+def _declare_argument(a: SparseArgument, names: set[str]) -> list[str]:
     if a.is_number:
         return [f"SymInt {free_argument_name(a.name, names)}"]
     if a.arrays is None:

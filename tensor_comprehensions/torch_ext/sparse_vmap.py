@@ -27,13 +27,13 @@ def sparse_vmap_kernel(op: SparseDispatcherOp, *parts: Any) -> Any:
     from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 
     def rule(info: Any, dimensions: Sequence[Any], *parts: Any) -> tuple[Any, Any]:
-        return _batch(op, info.batch_size, dimensions, parts)
+        return _run_batch(op, info.batch_size, dimensions, parts)
 
     interpreter: Any = retrieve_current_functorch_interpreter()
     return custom_function_call_vmap_helper(interpreter, rule, op.overload, *parts)
 
 
-def _batch(op: SparseDispatcherOp, size: int, dimensions: Sequence[Any], parts: Sequence[Any]) -> tuple[Any, Any]:
+def _run_batch(op: SparseDispatcherOp, size: int, dimensions: Sequence[Any], parts: Sequence[Any]) -> tuple[Any, Any]:
     """The outputs of the operator for a batch, and the batch dimension of each tensor."""
     dimensions = [None if isinstance(d, list) else d for d in dimensions]
     parts = [x if d is None else x.movedim(d, 0) for x, d in zip(parts, dimensions, strict=True)]
@@ -86,7 +86,7 @@ def _one_by_one(op: SparseDispatcherOp, size: int, dimensions: Sequence[Any], pa
     count = max(size, 1)
     calls = []
     for n in range(count):
-        one = [_element(x, d, n, size) for x, d in zip(parts, dimensions, strict=True)]
+        one = [_select_batch_element(x, d, n, size) for x, d in zip(parts, dimensions, strict=True)]
         found = op.overload(*one)
         calls.append((found,) if isinstance(found, Tensor) else tuple(found))
     results, places = [], []
@@ -96,7 +96,7 @@ def _one_by_one(op: SparseDispatcherOp, size: int, dimensions: Sequence[Any], pa
     return (results[0], places[0]) if len(results) == 1 else (tuple(results), tuple(places))
 
 
-def _element(x: Any, dimension: int | None, n: int, size: int) -> Any:
+def _select_batch_element(x: Any, dimension: int | None, n: int, size: int) -> Any:
     if dimension is None:
         return x
     return x[n] if size else x.new_zeros(x.shape[1:])

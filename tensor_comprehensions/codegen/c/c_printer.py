@@ -32,10 +32,10 @@ def emit_c(module: ir.Module, *, header: str = "", dialect: CDialect = C99, mark
     Raises:
         CannotLower: the module invokes an intrinsic, which C cannot spell.
     """
-    body = list(_function(module, dialect, marks))
+    body = list(_print_function(module, dialect, marks))
     words = collect_words(body)
     helpers = used_helpers(words, dialect)
-    lines = [*_comment(module, header), *needed_includes(words | collect_words(helpers), dialect), ""]
+    lines = [*_print_header_comment(module, header), *needed_includes(words | collect_words(helpers), dialect), ""]
     for helper in helpers:
         lines += [helper, ""]
     return "\n".join([*lines, *body, ""])
@@ -44,7 +44,7 @@ def emit_c(module: ir.Module, *, header: str = "", dialect: CDialect = C99, mark
 # --- the file around the function --------------------------------------------------------------------------------
 
 
-def _comment(module: ir.Module, header: str) -> Iterator[str]:
+def _print_header_comment(module: ir.Module, header: str) -> Iterator[str]:
     yield f"/* {module.name}"
     for line in header.strip("\n").splitlines():
         yield f" * {line}".rstrip().replace("*/", "* /")
@@ -81,7 +81,7 @@ def used_helpers(words: set[str], dialect: CDialect) -> list[str]:
     return used
 
 
-def _function(module: ir.Module, dialect: CDialect, marks: LineNumbers | None) -> Iterator[str]:
+def _print_function(module: ir.Module, dialect: CDialect, marks: LineNumbers | None) -> Iterator[str]:
     scope = PrintScope(dialect, {}, marks=marks)
     name, scope = scope.with_values(names={n: n for n in dialect.library}).bind(f"%{module.name}")
     scope = scope.with_values(names={f"%{module.name}": name})
@@ -89,16 +89,16 @@ def _function(module: ir.Module, dialect: CDialect, marks: LineNumbers | None) -
     for buffer in (*module.arguments, *module.temporaries):
         identifier, scope = scope.bind(f"@{buffer.name}")
         constant = buffer in module.arguments and buffer.name not in module.written
-        parameters.append(("const " if constant else "") + _parameter(buffer, identifier, dialect))
+        parameters.append(("const " if constant else "") + _print_parameter(buffer, identifier, dialect))
     yield f"int {name}("
     yield from indent_lines(f"{p}," for p in parameters[:-1])
     yield from indent_lines(parameters[-1:] or ["void"])
     yield ") {"
-    yield from indent_lines(_kernels(module, scope))
+    yield from indent_lines(_print_kernels(module, scope))
     yield "}"
 
 
-def _kernels(module: ir.Module, scope: PrintScope) -> Iterator[str]:
+def _print_kernels(module: ir.Module, scope: PrintScope) -> Iterator[str]:
     fails = any(_can_fail(kernel.body, scope.dialect) for kernel in module.kernels)
     if fails:
         yield "int status = 0;"
@@ -117,7 +117,7 @@ def _can_fail(s: ir.Stmt, dialect: CDialect) -> bool:
     )
 
 
-def _parameter(buffer: ir.Buffer, identifier: str, dialect: CDialect) -> str:
+def _print_parameter(buffer: ir.Buffer, identifier: str, dialect: CDialect) -> str:
     spelling = dialect.type(buffer.type.dtype)
     shape = array_shape(buffer)
     if not shape:

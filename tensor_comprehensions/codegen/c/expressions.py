@@ -118,12 +118,12 @@ class PrintScope:
 
     def with_guard(self, condition: ir.Expr) -> PrintScope:
         """The scope of code that runs only if `condition` holds."""
-        return self.with_values(given=(*self.given, *_conjuncts(condition)))
+        return self.with_values(given=(*self.given, *_split_conjuncts(condition)))
 
     def fresh(self, wanted: str) -> str:
         base = _to_identifier(wanted)
         taken = set(self.names.values())
-        return next(n for n in _candidates(base) if n not in taken and n not in self.dialect.reserved)
+        return next(n for n in _generate_candidate_names(base) if n not in taken and n not in self.dialect.reserved)
 
 
 @cache
@@ -132,7 +132,7 @@ def _to_identifier(name: str) -> str:
     return f"_{base}" if base[:1].isdigit() or not base else base
 
 
-def _candidates(base: str) -> Iterator[str]:
+def _generate_candidate_names(base: str) -> Iterator[str]:
     yield base
     count = 1
     while True:
@@ -140,10 +140,10 @@ def _candidates(base: str) -> Iterator[str]:
         count += 1
 
 
-def _conjuncts(condition: ir.Expr) -> list[ir.Expr]:
+def _split_conjuncts(condition: ir.Expr) -> list[ir.Expr]:
     match condition:
         case ir.Binary("and", left, right):
-            return [*_conjuncts(left), *_conjuncts(right)]
+            return [*_split_conjuncts(left), *_split_conjuncts(right)]
     return [condition]
 
 
@@ -153,13 +153,13 @@ def print_expr(e: ir.Expr, scope: PrintScope) -> Text:
         case ir.Const(value, type):
             return print_literal(value, type.dtype, scope.dialect)
         case ir.Var(name, type):
-            return _variable(name, type.lanes, scope)
+            return _print_variable(name, type.lanes, scope)
         case ir.Load():
-            return _load(e, scope)
+            return _print_load(e, scope)
         case ir.Unary():
-            return _unary(e, scope)
+            return _print_unary_expr(e, scope)
         case ir.Binary():
-            return _binary(e, scope)
+            return _print_binary_expr(e, scope)
         case ir.Select(condition, then, otherwise):
             chosen = print_expr(then, scope.with_guard(condition)).as_operand(OR)
             test = print_expr(condition, scope).as_operand(OR)
@@ -167,15 +167,15 @@ def print_expr(e: ir.Expr, scope: PrintScope) -> Text:
         case ir.Cast(operand, dtype):
             return print_cast(print_expr(operand, scope), operand.type.dtype, dtype, scope.dialect)
         case ir.Call():
-            return _call(e, scope)
+            return _print_call(e, scope)
         case ir.Ramp(base, stride):
-            return _ramp(print_expr(base, scope), stride, scope)
+            return _print_ramp(print_expr(base, scope), stride, scope)
         case ir.Broadcast(operand):
             return print_expr(operand, scope)
         case ir.ReduceLanes():
             return Text(scope.sums[e])
         case ir.Shuffle(left, right, lanes):
-            lane = _lane(scope)
+            lane = _get_lane_index(scope)
             if not lane.isdigit():
                 return Text(f"{scope.sums[e]}[{lane}]")
             place, width = lanes[int(lane)], left.type.lanes
@@ -195,9 +195,9 @@ def print_element(buffer: ir.Buffer, indices: tuple[ir.Expr, ...], scope: PrintS
     elif array_shape(buffer) is not None:
         subscripts = [print_expr(i, scope).text for i in indices] or ["0"]
     else:
-        subscripts = [_offset(buffer, indices, scope)]
+        subscripts = [_print_element_offset(buffer, indices, scope)]
     if buffer.type.lanes > 1:
-        subscripts.append(_lane(scope))
+        subscripts.append(_get_lane_index(scope))
     return Text(name + "".join(f"[{s}]" for s in subscripts))
 
 
@@ -253,7 +253,7 @@ def array_shape(buffer: ir.Buffer) -> tuple[int, ...] | None:
     return tuple(reversed(widths))
 
 
-def _offset(buffer: ir.Buffer, indices: tuple[ir.Expr, ...], scope: PrintScope) -> str:
+def _print_element_offset(buffer: ir.Buffer, indices: tuple[ir.Expr, ...], scope: PrintScope) -> str:
     terms: list[str] = []
     constant = 0
     far = scope.dialect.small and (
@@ -279,18 +279,20 @@ def print_literal(value: float | bool, dtype: DType, dialect: CDialect) -> Text:
     if dtype == BOOL:
         return Text("true" if value else "false")
     if dtype.is_integer:
-        return _integer(int(value), dtype, dialect)
+        return _print_integer_literal(int(value), dtype, dialect)
     if dialect.is_storage_only(dtype):
         exact = float(value) if dtype == BFLOAT16 else float(np.float16(value))
-        return print_cast(_float(exact, dtype.accumulator, dialect), dtype.accumulator, dtype, dialect)
+        return print_cast(_print_float_literal(exact, dtype.accumulator, dialect), dtype.accumulator, dtype, dialect)
     if dtype == FLOAT16:
-        return Text(f"({dialect.type(dtype)}){_float(float(value), dtype, dialect).as_operand(UNARY)}", UNARY)
-    return _float(float(value), dtype, dialect)
+        return Text(
+            f"({dialect.type(dtype)}){_print_float_literal(float(value), dtype, dialect).as_operand(UNARY)}", UNARY
+        )
+    return _print_float_literal(float(value), dtype, dialect)
 
 
-def _integer(value: int, dtype: DType, dialect: CDialect) -> Text:
+def _print_integer_literal(value: int, dtype: DType, dialect: CDialect) -> Text:
     if dtype.is_signed and value == -(1 << (dtype.bits - 1)) and dtype.bits >= 32:
-        return Text(f"{_integer(value + 1, dtype, dialect).text} - 1", SUM)  # C has no negative literals
+        return Text(f"{_print_integer_literal(value + 1, dtype, dialect).text} - 1", SUM)  # C has no negative literals
     suffix = dialect.suffixes.get(dtype.name, "") or (dialect.wide if abs(value) >= LIMIT else "")
     return Text(f"{value}{suffix}", UNARY if value < 0 else ATOM)
 
@@ -302,7 +304,7 @@ _NUMPY: dict[DType, Callable[[float], np.floating[Any]]] = {
 }
 
 
-def _float(value: float, dtype: DType, dialect: CDialect) -> Text:
+def _print_float_literal(value: float, dtype: DType, dialect: CDialect) -> Text:
     with np.errstate(over="ignore"):
         rounded = _NUMPY[dtype](value)
     if np.isnan(rounded):
@@ -347,10 +349,10 @@ def print_binary(op: str, left: Text, right: Text, dtype: DType, dialect: CDiale
     if op in ("div", "mod") and dtype.is_integer:
         return Text(f"floor_{op}_{dtype.name}({left.text}, {right.text})")
     if op == "mod":
-        return print_cast(_fmod(left, right, dtype, dialect), dtype.accumulator, dtype, dialect)
+        return print_cast(_print_fmod(left, right, dtype, dialect), dtype.accumulator, dtype, dialect)
     sign, level = _INFIX[op]
     text = Text(f"{left.as_operand(_left_level(level))} {sign} {right.as_operand(level + 1)}", level)
-    if op in ir.ARITHMETIC and _promotes(dtype):
+    if op in ir.ARITHMETIC and _is_promoted_to_int(dtype):
         return Text(f"({dialect.type(dtype)})({text.text})", UNARY)  # C computed it in int
     return text
 
@@ -360,41 +362,41 @@ def _left_level(level: int) -> int:
     return level + 1 if level in (EQUALITY, RELATION) else level
 
 
-def _promotes(dtype: DType) -> bool:
+def _is_promoted_to_int(dtype: DType) -> bool:
     return dtype.is_integer and dtype.bits < 32
 
 
-def _fmod(left: Text, right: Text, dtype: DType, dialect: CDialect) -> Text:
+def _print_fmod(left: Text, right: Text, dtype: DType, dialect: CDialect) -> Text:
     wide = dtype.accumulator
     arguments = ", ".join(print_cast(x, dtype, wide, dialect).text for x in (left, right))
     return Text(f"{dialect.math[wide.name]['fmod']}({arguments})")
 
 
-def _variable(name: str, lanes: int, scope: PrintScope) -> Text:
+def _print_variable(name: str, lanes: int, scope: PrintScope) -> Text:
     identifier = scope.names.get(name)
     if identifier is None:
         raise InternalError(f"variable {name} is not bound here")
-    return Text(identifier if lanes == 1 else f"{identifier}[{_lane(scope)}]")
+    return Text(identifier if lanes == 1 else f"{identifier}[{_get_lane_index(scope)}]")
 
 
-def _lane(scope: PrintScope) -> str:
+def _get_lane_index(scope: PrintScope) -> str:
     if scope.lane is None:
         raise InternalError("a vector where a scalar is expected")
     return scope.lane
 
 
-def _load(e: ir.Load, scope: PrintScope) -> Text:
-    if scope.wholes and e in scope.wholes and _lane(scope).isdigit():
-        return Text(scope.wholes[e][int(_lane(scope))])
+def _print_load(e: ir.Load, scope: PrintScope) -> Text:
+    if scope.wholes and e in scope.wholes and _get_lane_index(scope).isdigit():
+        return Text(scope.wholes[e][int(_get_lane_index(scope))])
     mask = e.mask
-    if mask is None or all(c in scope.given for c in _conjuncts(mask)):
+    if mask is None or all(c in scope.given for c in _split_conjuncts(mask)):
         return print_read(e.buffer, print_element(e.buffer, e.indices, scope), scope)
     place = print_read(e.buffer, print_element(e.buffer, e.indices, scope.with_guard(mask)), scope)
     zero = print_literal(0, e.type.dtype, scope.dialect) if scope.dialect.is_storage_only(e.type.dtype) else Text("0")
     return Text(f"{print_expr(mask, scope).as_operand(OR)} ? {place.text} : {zero.text}", TERNARY)
 
 
-def _unary(e: ir.Unary, scope: PrintScope) -> Text:
+def _print_unary_expr(e: ir.Unary, scope: PrintScope) -> Text:
     operand, dtype = print_expr(e.operand, scope), e.type.dtype
     if e.op == "not":
         return Text(f"!{operand.as_operand(UNARY)}", UNARY)
@@ -402,10 +404,10 @@ def _unary(e: ir.Unary, scope: PrintScope) -> Text:
         wide = Text(f"-{print_cast(operand, dtype, dtype.accumulator, scope.dialect).as_operand(ATOM)}", UNARY)
         return print_cast(wide, dtype.accumulator, dtype, scope.dialect)
     text = Text(f"-{operand.as_operand(ATOM)}", UNARY)
-    return Text(f"({scope.dialect.type(dtype)})({text.text})", UNARY) if _promotes(dtype) else text
+    return Text(f"({scope.dialect.type(dtype)})({text.text})", UNARY) if _is_promoted_to_int(dtype) else text
 
 
-def _binary(e: ir.Binary, scope: PrintScope) -> Text:
+def _print_binary_expr(e: ir.Binary, scope: PrintScope) -> Text:
     match e:
         case ir.Binary("add", x, ir.Const(int(value), type)) if value < 0 and type.dtype == INT64:
             e = ir.Binary("sub", x, ir.Const(-value, type))
@@ -416,11 +418,11 @@ def _binary(e: ir.Binary, scope: PrintScope) -> Text:
     if e.op == "or":  # `a && b || c` needs no parentheses, but readers do
         left, right = (Text(f"({x.text})") if x.level == AND else x for x in (left, right))
     if scope.dialect.small and dtype == INT64 and e.op in ir.ARITHMETIC:
-        return _integers(e, left, right, scope)
+        return _print_index_arithmetic(e, left, right, scope)
     return print_binary(e.op, left, right, dtype, scope.dialect)
 
 
-def _integers(e: ir.Binary, left: Text, right: Text, scope: PrintScope) -> Text:
+def _print_index_arithmetic(e: ir.Binary, left: Text, right: Text, scope: PrintScope) -> Text:
     """Index arithmetic: in the small type where it fits, else in 64 bits from here on."""
     low, high = scope.fits(e.left), scope.fits(e.right)
     if low is None or high is None:
@@ -440,7 +442,7 @@ def _integers(e: ir.Binary, left: Text, right: Text, scope: PrintScope) -> Text:
     return print_binary(e.op, left, right, INT32, scope.dialect)
 
 
-def _call(e: ir.Call, scope: PrintScope) -> Text:
+def _print_call(e: ir.Call, scope: PrintScope) -> Text:
     dtype = e.type.dtype
     if e.function in INSTRUCTIONS:
         return Text(f"{e.function}({', '.join(print_expr(a, scope).text for a in e.arguments)})")
@@ -450,8 +452,8 @@ def _call(e: ir.Call, scope: PrintScope) -> Text:
     return print_cast(called, wide, dtype, scope.dialect)
 
 
-def _ramp(base: Text, stride: int, scope: PrintScope) -> Text:
-    lane = _lane(scope)
+def _print_ramp(base: Text, stride: int, scope: PrintScope) -> Text:
+    lane = _get_lane_index(scope)
     if lane == "0":
         return base
     if base.text == "0":

@@ -26,12 +26,12 @@ def int32_interval(e: ir.Expr, variables: Mapping[str, Interval], known: KnownIn
     """
     if (found := known.get(id(e))) is not None:
         return found[1]
-    where = _interval(e, variables, known)
+    where = _compute_int32_interval(e, variables, known)
     known[id(e)] = e, where
     return where
 
 
-def _interval(e: ir.Expr, variables: Mapping[str, Interval], known: KnownIntervals) -> Interval | None:
+def _compute_int32_interval(e: ir.Expr, variables: Mapping[str, Interval], known: KnownIntervals) -> Interval | None:
     match e:
         case ir.Const(int(value), type) if type.dtype == INT64:
             return _int32_or_none(Interval(value, value))

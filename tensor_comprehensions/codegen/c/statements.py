@@ -54,29 +54,29 @@ def print_statement(s: ir.Stmt, scope: PrintScope) -> Iterator[str]:
 def _print(s: ir.Stmt, scope: PrintScope) -> Iterator[str]:
     match s:
         case ir.Block(body):
-            return _block(body, scope)
+            return _print_block(body, scope)
         case ir.Store():
-            return _store(s, scope)
+            return _print_store(s, scope)
         case ir.Loop():
-            return _loop(s, scope)
+            return _print_loop(s, scope)
         case ir.While():
-            return _while(s, scope)
+            return _print_while(s, scope)
         case ir.If():
-            return _if(s, scope)
+            return _print_if(s, scope)
         case ir.Let():
-            return _let(s, scope)
+            return _print_let(s, scope)
         case ir.Allocate():
-            return _allocate(s, scope)
+            return _print_allocate(s, scope)
         case ir.Window():
-            return _window(s, scope)
+            return _print_window(s, scope)
         case ir.Check():
-            return _check(s, scope)
+            return _print_check(s, scope)
         case ir.Invoke():
-            return _invoke(s, scope)
+            return _print_invoke(s, scope)
     raise InternalError(f"not a statement: {s!r}")
 
 
-def _block(body: tuple[ir.Stmt, ...], scope: PrintScope) -> Iterator[str]:
+def _print_block(body: tuple[ir.Stmt, ...], scope: PrintScope) -> Iterator[str]:
     for position, child in enumerate(body):
         yield from print_braced(child, scope) if position + 1 < len(body) else print_statement(child, scope)
 
@@ -102,7 +102,7 @@ def _declares_c_name(s: ir.Stmt) -> bool:
     return bool(find_lifted(stmt_expressions(s), False))
 
 
-def _if(s: ir.If, scope: PrintScope) -> Iterator[str]:
+def _print_if(s: ir.If, scope: PrintScope) -> Iterator[str]:
     lines, inner = print_cross_lane_values((s.condition,), scope)
     yield from lines
     yield f"if ({print_expr(s.condition, inner).text}) {{"
@@ -113,7 +113,7 @@ def _if(s: ir.If, scope: PrintScope) -> Iterator[str]:
     yield "}"
 
 
-def _while(s: ir.While, scope: PrintScope) -> Iterator[str]:
+def _print_while(s: ir.While, scope: PrintScope) -> Iterator[str]:
     lines, inner = print_cross_lane_values((s.condition,), scope)
     condition = print_expr(s.condition, inner)
     yield f"while ({condition.text}) {{" if not lines else "for (;;) {"
@@ -141,7 +141,7 @@ class _Binding:
     range: Interval | None
 
 
-def _let(s: ir.Let, scope: PrintScope) -> Iterator[str]:
+def _print_let(s: ir.Let, scope: PrintScope) -> Iterator[str]:
     """The lines of a `Let` and of those that are directly inside it."""
     bindings: list[_Binding] = []
     inside: ir.Stmt = s
@@ -187,7 +187,7 @@ def _with_known_multiple(name: str, n: int, scope: PrintScope) -> Mapping[str, i
     return {**scope.multiples, name: n} if scope.multiples.get(name, 1) != n else scope.multiples
 
 
-def _invoke(s: ir.Invoke, scope: PrintScope) -> Iterator[str]:
+def _print_invoke(s: ir.Invoke, scope: PrintScope) -> Iterator[str]:
     spelling = scope.dialect.intrinsics.get(s.name)
     if spelling is None:
         raise CannotLower(f"{scope.dialect.name} has no spelling of the intrinsic {s.name}")
@@ -218,7 +218,7 @@ def _print_intrinsic_operand(s: ir.Invoke, known: Intrinsic, number: int, scope:
     return place if known.registers and not known.atom and s.name != ELECT else f"&{place}"
 
 
-def _check(s: ir.Check, scope: PrintScope) -> Iterator[str]:
+def _print_check(s: ir.Check, scope: PrintScope) -> Iterator[str]:
     lines, inner = print_cross_lane_values((s.condition, s.value) if scope.dialect.check else (s.condition,), scope)
     yield from lines
     if scope.dialect.check:
@@ -234,7 +234,7 @@ def _check(s: ir.Check, scope: PrintScope) -> Iterator[str]:
     yield "}"
 
 
-def _store(s: ir.Store, scope: PrintScope) -> Iterator[str]:
+def _print_store(s: ir.Store, scope: PrintScope) -> Iterator[str]:
     is_vector = max(s.buffer.type.lanes, *(e.type.lanes for e in stmt_expressions(s))) > 1
     is_staged = is_vector and not can_store_lane_by_lane(s)
     return print_statement(stage_store(s), scope) if is_staged else print_store(s, scope)
@@ -243,7 +243,7 @@ def _store(s: ir.Store, scope: PrintScope) -> Iterator[str]:
 # --- loops -------------------------------------------------------------------------------------------------------
 
 
-def _loop(s: ir.Loop, scope: PrintScope) -> Iterator[str]:
+def _print_loop(s: ir.Loop, scope: PrintScope) -> Iterator[str]:
     filled, rest = hoist_packing(s) if s.kind is ir.LoopKind.PARALLEL else ((), s)
     if filled:  # before the loop: the thread that reaches it fills the memory, and all threads read it
         whole: ir.Stmt = rest
@@ -376,7 +376,7 @@ def on_stack(buffer: ir.Buffer, dialect: CDialect) -> bool:
     return buffer.space is ir.Space.REGISTER or (not buffer.dynamic and buffer.bytes <= dialect.stack)
 
 
-def _allocate(s: ir.Allocate, scope: PrintScope) -> Iterator[str]:
+def _print_allocate(s: ir.Allocate, scope: PrintScope) -> Iterator[str]:
     for position, buffer in enumerate(s.buffers, 1):
         identifier, scope = scope.bind(f"@{buffer.name}")
         spelling = scope.dialect.type(buffer.type.dtype)
@@ -386,7 +386,7 @@ def _allocate(s: ir.Allocate, scope: PrintScope) -> Iterator[str]:
         if s.lengths:
             yield from _allocate_dynamic(s, identifier, scope)
             return
-        first, *rest = _dimensions(buffer)
+        first, *rest = _get_array_dimensions(buffer)
         shape = "".join(f"[{n}]" for n in rest)
         if buffer.space in (ir.Space.SHARED, ir.Space.BARRIER):
             yield _declare_shared(buffer, f"{identifier}[{first}]{shape}", f"(*{{}}){shape}" if rest else "*{}", scope)
@@ -400,7 +400,7 @@ def _allocate(s: ir.Allocate, scope: PrintScope) -> Iterator[str]:
     yield from print_statement(s.body, scope)
 
 
-def _window(s: ir.Window, scope: PrintScope) -> Iterator[str]:
+def _print_window(s: ir.Window, scope: PrintScope) -> Iterator[str]:
     start = print_expr(build.mul(s.start, build.stride(s.source, s.dimension)), scope).text
     first = f"(void *)(&{scope.names[f'@{s.source.name}']}[{start}])"
     identifier, scope = scope.bind(f"@{s.buffer.name}")
@@ -441,7 +441,7 @@ def _declare_shared(buffer: ir.Buffer, array: str, pointer: str, scope: PrintSco
     return scope.dialect.dynamic.format(declared, f"{spelling} {pointer.format('')}", scope.dynamic[buffer.name])
 
 
-def _dimensions(buffer: ir.Buffer) -> tuple[int, ...]:
+def _get_array_dimensions(buffer: ir.Buffer) -> tuple[int, ...]:
     vector = (buffer.type.lanes,) if buffer.type.lanes > 1 else ()
     if shape := array_shape(buffer):
         return (*shape, *vector)

@@ -41,7 +41,7 @@ __device__ __forceinline__ unsigned long long matrix_descriptor(const void *at) 
 _TENSOR_MAP = "struct __align__(64) tensor_map { unsigned long long words[16]; };"
 
 
-def _vectors() -> dict[tuple[str, int], VectorType]:
+def _make_vector_types() -> dict[tuple[str, int], VectorType]:
     """The types of up to 16 bytes: CUDA's own, and structures for more than two half-precision numbers."""
     stems = {
         "float32": "float", "float64": "double", "int8": "char", "uint8": "uchar", "int16": "short",
@@ -66,7 +66,7 @@ _STRUCTURES = {
     for name, stem in _PACKED.items()
     for lanes in (2, 4, 8)
 }
-_VECTORS = _vectors()
+_VECTORS = _make_vector_types()
 
 
 def _pair_helpers() -> dict[str, str]:

@@ -124,12 +124,17 @@ def emit_gpu_source(
     words = collect_words(bodies)
     helpers = used_helpers(words, dialect.c)
     heads = needed_includes(words | collect_words(helpers), dialect.c)
-    parts = ["\n".join(_comment(module, header)), *(["\n".join(heads)] if heads else []), *helpers, *bodies]
+    parts = [
+        "\n".join(_print_header_comment(module, header)),
+        *(["\n".join(heads)] if heads else []),
+        *helpers,
+        *bodies,
+    ]
     launches = tuple(p.kernel(name) for p, name in zip(printed, names, strict=True))
     return GpuCode("\n\n".join(parts) + "\n", launches, bool(relying))
 
 
-def _comment(module: ir.Module, header: str) -> Iterator[str]:
+def _print_header_comment(module: ir.Module, header: str) -> Iterator[str]:
     yield f"/* {module.name}"
     for line in header.strip("\n").splitlines():
         yield f" * {line}".rstrip().replace("*/", "* /").replace("/*", "/ *")

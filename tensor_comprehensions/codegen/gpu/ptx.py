@@ -159,11 +159,11 @@ _DECLARATION = re.compile(r"([=+]?)([a-z])(\d*) (\w+)")
 
 def make_ptx_statement(name: str, first: str, text: str, declared: str = "") -> Statement:
     """A statement. declared: "=r d, f x, r4 v, s to": mode, letter, registers and name of each, in PTX's order."""
-    return Statement(name, text, _parameters(declared), architectures_since(first))
+    return Statement(name, text, _parse_operands(declared), architectures_since(first))
 
 
 @cache
-def _parameters(declared: str) -> tuple[PtxOperand, ...]:
+def _parse_operands(declared: str) -> tuple[PtxOperand, ...]:
     found = [_DECLARATION.fullmatch(d) for d in declared.split(", ") if d]
     parameters = tuple(PtxOperand(m[4], m[1], m[2], int(m[3] or 0)) for m in found if m is not None)
     assert len(parameters) == len(found), declared
@@ -173,18 +173,20 @@ def _parameters(declared: str) -> tuple[PtxOperand, ...]:
 # --- atoms -------------------------------------------------------------------------------------------------------
 
 
-def _letter(dtype: DType) -> str:
+def _get_constraint_letter(dtype: DType) -> str:
     """The constraint letter of an operand's register: its own type for sums, else packed 32 bits."""
     return {FLOAT32: "f", INT32: "i", FLOAT64: "d"}.get(dtype, "r")
 
 
-def _vector(name: str, operand: AtomOperand, mode: str = "") -> str:
-    return f"{mode}{_letter(operand.dtype)}{operand.registers} {name}"
+def _declare_vector_operand(name: str, operand: AtomOperand, mode: str = "") -> str:
+    return f"{mode}{_get_constraint_letter(operand.dtype)}{operand.registers} {name}"
 
 
-def _product(atom: Atom, first: str) -> Statement:
+def _make_mma_statement(atom: Atom, first: str) -> Statement:
     total, a, b = atom.operands
-    declared = ", ".join((_vector("c", total, "+"), _vector("a", a), _vector("b", b)))
+    declared = ", ".join(
+        (_declare_vector_operand("c", total, "+"), _declare_vector_operand("a", a), _declare_vector_operand("b", b))
+    )
     return make_ptx_statement(atom.name, first, f"{atom.opcode} $c, $a, $b, $c;", declared)
 
 
@@ -193,7 +195,7 @@ def _group_products(atom: Atom) -> Iterator[Statement]:
     total, a, b = atom.operands
     majors = 2 if b.dtype.bits == 16 else 0  # which only these types may choose: 0 along k, 1 across
     signs = "" if total.dtype == INT32 else ", 1, 1"
-    sums = _vector("c", total, "+")
+    sums = _declare_vector_operand("c", total, "+")
     head = "{.reg .pred p; setp.ne.b32 p, $more, 0; " + atom.opcode
     for suffix, across in GROUP_SUFFIXES.items() if majors else (("", ()),):
         major_a, major_b = (f", {int(n in across)}" if majors else "" for n in (1, 2))
@@ -214,13 +216,13 @@ def _matrix_move(atom: Atom) -> Statement:
     return make_ptx_statement(atom.name, "sm_90", f"{atom.opcode} [$to], $from;", f"s to, r{count} from")
 
 
-def _atoms() -> Iterator[Statement]:
+def _make_atom_statements() -> Iterator[Statement]:
     for atom in ATOMS.values():
         if atom.kind == MATMUL and atom.threads.size == 128:
             yield from _group_products(atom)
         elif atom.kind == MATMUL:
             later = {"sm_75": "sm_75", "sm_89": "sm_89"}.get(atom.architectures[0], "sm_80")
-            yield _product(atom, later)
+            yield _make_mma_statement(atom, later)
         elif "matrix.sync.aligned.m8n8.x" in atom.opcode:
             yield _matrix_move(atom)
         elif atom.name == "movmatrix_trans":
@@ -287,7 +289,7 @@ def _register_rows() -> Iterator[Statement]:
         yield make_ptx_statement(name, first, f"{opcode} {operands};", ", ".join((f"={result} d", *inputs)))
 
 
-def _accesses() -> Iterator[Statement]:
+def _make_access_statements() -> Iterator[Statement]:
     """Loads and stores that are no atoms of their own, and additions in memory."""
     for space, letter in (("global", "g"), ("shared", "s")):
         yield make_ptx_statement(f"load_{space}_u64", "sm_75", f"ld.{space}.u64 $to, [$from];", f"=l to, {letter} from")
@@ -403,14 +405,16 @@ def _hopper() -> Iterator[Statement]:
     yield make_ptx_statement("elect", "sm_90", "{.reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 $d,1,0,p;}", "=r d")
 
 
-def _argument(s: Statement, position: int) -> str:
+def _make_argument_template(s: Statement, position: int) -> str:
     """The spelling of a call's argument from its address."""
     p = s.parameters[position]
     return "{}" if p.mode or p.count or p.is_address else "*{}"
 
 
 STATEMENTS = {
-    s.name: s for part in (_atoms(), _register_rows(), _accesses(), _exchange_rows(), _hopper()) for s in part
+    s.name: s
+    for part in (_make_atom_statements(), _register_rows(), _make_access_statements(), _exchange_rows(), _hopper())
+    for s in part
 }
 """All statements by name."""
 
@@ -418,7 +422,7 @@ STATEMENTS = {
 def _atom_call(i: Intrinsic) -> str:
     """How an atom is called: with the addresses of its operands, descriptors of some, and its values."""
     s = STATEMENTS[i.name]
-    parts = ["{}" if n in i.described else _argument(s, n) for n in range(i.operands)]
+    parts = ["{}" if n in i.described else _make_argument_template(s, n) for n in range(i.operands)]
     return f"{i.name}({', '.join([*parts, *('{}' for _ in i.values)])});"
 
 

@@ -84,14 +84,14 @@ def emit_divide(
         return _emit_division_by_constant(b, op, left, int(most), type, low >= 0)
     safe = right
     if least <= 0 <= most:
-        safe = emit_select(b, _emit_equals(b, right, 0, type), _literal(1, type), right, type)
+        safe = emit_select(b, _emit_equals(b, right, 0, type), _format_literal(1, type), right, type)
     if (low >= 0 and least >= 0) or not type.dtype.is_signed:
         result = _emit_raw_division(b, op, "u", left, safe, type)
     else:
         result = _emit_floor_division(b, op, left, safe, type, least <= -1 <= most)
     if safe == right:
         return result
-    return emit_select(b, _emit_equals(b, right, 0, type), _literal(0, type), result, type)
+    return emit_select(b, _emit_equals(b, right, 0, type), _format_literal(0, type), result, type)
 
 
 def _emit_division_by_constant(b: HoistingBuilder, op: str, left: str, divisor: int, type: Type, natural: bool) -> str:
@@ -99,8 +99,8 @@ def _emit_division_by_constant(b: HoistingBuilder, op: str, left: str, divisor: 
     if divisor & (divisor - 1) == 0:
         shift = "ashr" if type.dtype.is_signed else "lshr"
         name, operand = (shift, divisor.bit_length() - 1) if op == "div" else ("and", divisor - 1)
-        return b.define(f"{name} {text} {left}, {_literal(operand, type)}", (left,))
-    right = _literal(divisor, type)
+        return b.define(f"{name} {text} {left}, {_format_literal(operand, type)}", (left,))
+    right = _format_literal(divisor, type)
     if natural or not type.dtype.is_signed:
         return _emit_raw_division(b, op, "u", left, right, type)
     return _emit_floor_division(b, op, left, right, type, False)
@@ -110,22 +110,22 @@ def _emit_floor_division(b: HoistingBuilder, op: str, left: str, right: str, typ
     """From the quotient rounded to zero: one less, or its remainder one divisor more, where the signs disagree."""
     text, divisor = register_type(type), right
     if minus_one:  # the smallest integer by -1 traps
-        divisor = emit_select(b, _emit_equals(b, right, -1, type), _literal(1, type), right, type)
+        divisor = emit_select(b, _emit_equals(b, right, -1, type), _format_literal(1, type), right, type)
     quotient = _emit_raw_division(b, "div", "s", left, divisor, type)
     product = b.define(f"mul {text} {quotient}, {divisor}", (quotient, divisor))
     remainder = b.define(f"sub {text} {left}, {product}", (left, product))
     differ = b.define(f"xor {text} {remainder}, {divisor}", (remainder, divisor))
-    signs = b.define(f"icmp slt {text} {differ}, {_literal(0, type)}", (differ,))
-    rest = b.define(f"icmp ne {text} {remainder}, {_literal(0, type)}", (remainder,))
+    signs = b.define(f"icmp slt {text} {differ}, {_format_literal(0, type)}", (differ,))
+    rest = b.define(f"icmp ne {text} {remainder}, {_format_literal(0, type)}", (remainder,))
     wrong = b.define(f"and {vector_type('i1', type.lanes)} {signs}, {rest}", (signs, rest))
     if op == "mod":
         more = b.define(f"add {text} {remainder}, {divisor}", (remainder, divisor))
         return emit_select(b, wrong, more, remainder, type)
-    less = b.define(f"sub {text} {quotient}, {_literal(1, type)}", (quotient,))
+    less = b.define(f"sub {text} {quotient}, {_format_literal(1, type)}", (quotient,))
     floor = emit_select(b, wrong, less, quotient, type)
     if not minus_one:
         return floor
-    negative = b.define(f"sub {text} {_literal(0, type)}, {left}", (left,))
+    negative = b.define(f"sub {text} {_format_literal(0, type)}, {left}", (left,))
     return emit_select(b, _emit_equals(b, right, -1, type), negative, floor, type)
 
 
@@ -134,10 +134,10 @@ def _emit_raw_division(b: HoistingBuilder, op: str, sign: str, left: str, right:
 
 
 def _emit_equals(b: HoistingBuilder, value: str, number: int, type: Type) -> str:
-    return b.define(f"icmp eq {register_type(type)} {value}, {_literal(number, type)}", (value,))
+    return b.define(f"icmp eq {register_type(type)} {value}, {_format_literal(number, type)}", (value,))
 
 
-def _literal(value: int, type: Type) -> str:
+def _format_literal(value: int, type: Type) -> str:
     return llvm_constant(value, type)
 
 
@@ -179,7 +179,7 @@ def emit_reduce_lanes(b: HoistingBuilder, op: str, value: str, type: Type) -> st
     name, dtype = UPDATES[op], type.dtype
     element = Type(dtype)
     if dtype.is_float and name in ("min", "max"):
-        return _tree(b, name, value, type)
+        return _emit_tree_reduction(b, name, value, type)
     if dtype.is_float:
         start = "-0.0" if name == "add" else "1.0"
         intrinsic, prefix = f"@llvm.vector.reduce.f{name}.{mangled_suffix(type)}", "reassoc contract "
@@ -196,7 +196,7 @@ def emit_reduce_lanes(b: HoistingBuilder, op: str, value: str, type: Type) -> st
     return b.define(f"call {prefix}{register_type(element)} {intrinsic}({arguments})", (value,))
 
 
-def _tree(b: HoistingBuilder, op: str, value: str, type: Type) -> str:
+def _emit_tree_reduction(b: HoistingBuilder, op: str, value: str, type: Type) -> str:
     """Halves against halves; an odd lane waits."""
     lanes, dtype = type.lanes, type.dtype
     element = scalar_type(dtype)
@@ -211,7 +211,7 @@ def _tree(b: HoistingBuilder, op: str, value: str, type: Type) -> str:
     half = lanes // 2
     low = emit_shuffle(b, value, "poison", list(range(half)), element, lanes)
     high = emit_shuffle(b, value, "poison", list(range(half, lanes)), element, lanes)
-    return _tree(b, op, _emit_min_max(b, op, low, high, Type(dtype, half), True), Type(dtype, half))
+    return _emit_tree_reduction(b, op, _emit_min_max(b, op, low, high, Type(dtype, half), True), Type(dtype, half))
 
 
 def is_non_nan_literal(e: Expr) -> bool:

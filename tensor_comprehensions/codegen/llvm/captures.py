@@ -55,7 +55,7 @@ def usage_of(s: Stmt, known: dict[int, Usage]) -> Usage:
             used.include(usage_of(top, known))
             continue
         if isinstance(top, Store):
-            _access(used, top)
+            _collect_access_uses(used, top)
             used.written.add(top.buffer.name)
             used.streams |= top.nontemporal
         elif isinstance(top, Allocate):
@@ -69,7 +69,7 @@ def usage_of(s: Stmt, known: dict[int, Usage]) -> Usage:
                 _stride_variables(used, buffer)
             used.written.update(_written_operands(top))
         for e in stmt_expressions(top):
-            _expression(used, e, seen)
+            _collect_expr_uses(used, e, seen)
         stack.extend(substatements(top))
     for w in windows:
         own.add(w.buffer.name)
@@ -82,7 +82,7 @@ def usage_of(s: Stmt, known: dict[int, Usage]) -> Usage:
     return used
 
 
-def _expression(used: Usage, e: Expr, seen: set[int]) -> None:
+def _collect_expr_uses(used: Usage, e: Expr, seen: set[int]) -> None:
     """Add the uses of `e`. seen: the expressions already visited, by `id`, because statements share some."""
     stack = [e]
     while stack:
@@ -94,11 +94,11 @@ def _expression(used: Usage, e: Expr, seen: set[int]) -> None:
         elif id(top) not in seen:
             seen.add(id(top))
             if type(top) is Load:
-                _access(used, top)
+                _collect_access_uses(used, top)
             stack.extend(children(top))
 
 
-def _access(used: Usage, e: Load | Store) -> None:
+def _collect_access_uses(used: Usage, e: Load | Store) -> None:
     used.buffers.add(e.buffer.name)
     _stride_variables(used, e.buffer)
     if e.buffer.space is Space.REGISTER and not all(map(_is_constant, e.indices)):

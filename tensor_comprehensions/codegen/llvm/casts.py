@@ -26,11 +26,13 @@ def emit_cast(b: HoistingBuilder, value: str, source: Type, to: DType, *, f16c: 
         zero = splat_constant("0.0" if dtype.is_float else "0", register_type(Type(dtype)), source.lanes)
         return b.define(f"{comparison} {register_type(source)} {value}, {zero}", (value,))
     if dtype.is_float and to.is_integer:
-        return _saturate(b, value, source, result)
-    return b.define(f"{_instruction(dtype, to)} {register_type(source)} {value} to {register_type(result)}", (value,))
+        return _emit_saturating_cast(b, value, source, result)
+    return b.define(
+        f"{_choose_cast_instruction(dtype, to)} {register_type(source)} {value} to {register_type(result)}", (value,)
+    )
 
 
-def _instruction(dtype: DType, to: DType) -> str:
+def _choose_cast_instruction(dtype: DType, to: DType) -> str:
     if dtype.is_float:
         return "fpext" if to.bits > dtype.bits else "fptrunc"
     if to.is_float:
@@ -42,7 +44,7 @@ def _instruction(dtype: DType, to: DType) -> str:
     return "trunc" if to.bits < dtype.bits else "sext" if dtype.is_signed else "zext"
 
 
-def _saturate(b: HoistingBuilder, value: str, source: Type, result: Type) -> str:
+def _emit_saturating_cast(b: HoistingBuilder, value: str, source: Type, result: Type) -> str:
     sign = "s" if result.dtype.is_signed else "u"
     name = f"@llvm.fpto{sign}i.sat.{mangled_suffix(result)}.{mangled_suffix(source)}"
     b.declare(f"{register_type(result)} {name}({register_type(source)})")

@@ -425,7 +425,7 @@ class FunctionWriter:
         inner.trips(s)
         self.module.functions.append(inner.text())
         types = ["ptr"] * len(buffers) + [register_type(self.p.types[v]) for v in variables] + ["ptr"]
-        self.module.functions.append(list(_trampoline(name, types)))
+        self.module.functions.append(list(_emit_trampoline(name, types)))
         return name, buffers, variables
 
     def trips(self, s: Loop) -> None:
@@ -537,7 +537,7 @@ def _record_memory(buffer: Buffer, on_stack: bool) -> None:
     note_decision(Decision("memory", (), f"{buffer.name} on {where}", why, (("bytes", buffer.bytes),)))
 
 
-def _trampoline(name: str, types: list[str]) -> Iterator[str]:
+def _emit_trampoline(name: str, types: list[str]) -> Iterator[str]:
     layout = "{ " + ", ".join(types) + " }"
     yield f"define internal void @{name}(i64 %low, i64 %high, ptr %context) #0 {{"
     for number, type in enumerate(types):

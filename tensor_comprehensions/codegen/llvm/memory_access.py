@@ -67,7 +67,7 @@ def flatten_access(values: ValueContext, buffer: Buffer, indices: Sequence[Expr]
         return _flatten_open_access(values, buffer, indices)
     place = FlatAddress()
     for index, stride in zip(indices, buffer.strides, strict=True):
-        _accumulate(values, place, index, stride)
+        _accumulate_index_expr(values, place, index, stride)
     return place
 
 
@@ -76,13 +76,15 @@ def _flatten_open_access(values: ValueContext, buffer: Buffer, indices: Sequence
     place = FlatAddress()
     for index, stride, held in zip(indices, buffer.strides, buffer.stride_variables, strict=True):
         if held is None:
-            _accumulate(values, place, index, stride)
+            _accumulate_index_expr(values, place, index, stride)
         else:
-            _accumulate(values, place, index, 1, Var(held))
+            _accumulate_index_expr(values, place, index, 1, Var(held))
     return place
 
 
-def _accumulate(values: ValueContext, place: FlatAddress, e: Expr, scale: int, step: Var | None = None) -> None:
+def _accumulate_index_expr(
+    values: ValueContext, place: FlatAddress, e: Expr, scale: int, step: Var | None = None
+) -> None:
     """Add `e` times `scale`, and times the stride `step` if there is one."""
     if scale == 0:
         return
@@ -97,24 +99,24 @@ def _accumulate(values: ValueContext, place: FlatAddress, e: Expr, scale: int, s
         return
     match e:
         case Binary(op="add", left=left, right=right):
-            _accumulate(values, place, left, scale, step)
-            _accumulate(values, place, right, scale, step)
+            _accumulate_index_expr(values, place, left, scale, step)
+            _accumulate_index_expr(values, place, right, scale, step)
         case Binary(op="sub", left=left, right=right):
-            _accumulate(values, place, left, scale, step)
-            _accumulate(values, place, right, -scale, step)
+            _accumulate_index_expr(values, place, left, scale, step)
+            _accumulate_index_expr(values, place, right, -scale, step)
         case Binary(op="mul", left=left, right=Const(value=number)):
-            _accumulate(values, place, left, scale * int(number), step)
+            _accumulate_index_expr(values, place, left, scale * int(number), step)
         case Binary(op="mul", left=Const(value=number), right=right):
-            _accumulate(values, place, right, scale * int(number), step)
+            _accumulate_index_expr(values, place, right, scale * int(number), step)
         case Unary(op="neg", operand=operand):
-            _accumulate(values, place, operand, -scale, step)
+            _accumulate_index_expr(values, place, operand, -scale, step)
         case Broadcast(operand=operand):
-            _accumulate(values, place, operand, scale, step)
+            _accumulate_index_expr(values, place, operand, scale, step)
         case Ramp(base=base, stride=stride):
-            _accumulate(values, place, base, scale, step)
+            _accumulate_index_expr(values, place, base, scale, step)
             _accumulate_lanes(values, place, scale * stride, step)
         case Cast(operand=operand, dtype=dtype) if dtype == INT64 and operand.type.dtype == INT64:
-            _accumulate(values, place, operand, scale, step)
+            _accumulate_index_expr(values, place, operand, scale, step)
         case _:
             _accumulate_value(values, place, e, scale, step)
 
@@ -182,7 +184,7 @@ def emit_load(values: ValueContext, buffer: Buffer, indices: Sequence[Expr], mas
     """`buffer[indices]` where `mask`, else 0."""
     lanes = max((i.type.lanes for i in indices), default=1)
     place = flatten_access(values, buffer, indices)
-    reader = _Access(values, buffer, place, lanes, *_mask(values, mask, lanes))
+    reader = _Access(values, buffer, place, lanes, *_emit_mask_operand(values, mask, lanes))
     raw = reader.load()
     return from_memory(values.b, raw, Type(buffer.type.dtype, max(lanes, buffer.type.lanes)))
 
@@ -193,7 +195,7 @@ def emit_store(
     """`buffer[indices] = value` where `mask`."""
     lanes = max((i.type.lanes for i in indices), default=1)
     place = flatten_access(values, buffer, indices)
-    writer = _Access(values, buffer, place, lanes, *_mask(values, mask, lanes))
+    writer = _Access(values, buffer, place, lanes, *_emit_mask_operand(values, mask, lanes))
     raw = to_memory(values.b, value, Type(buffer.type.dtype, max(lanes, buffer.type.lanes)))
     writer.store(raw, streaming)
     values.record_write(buffer.name)
@@ -201,7 +203,7 @@ def emit_store(
         writer.remember(raw)
 
 
-def _mask(values: ValueContext, mask: Expr | None, lanes: int) -> tuple[str | None, tuple[bool, ...]]:
+def _emit_mask_operand(values: ValueContext, mask: Expr | None, lanes: int) -> tuple[str | None, tuple[bool, ...]]:
     """The mask as an operand (None: all lanes) and, where it is known now, its bits (empty: not known)."""
     if mask is None:
         return None, (True,) * lanes
@@ -403,7 +405,7 @@ class _Access:
         for value, scale in self.place.lane_strides.items():
             place.add(value, lane * scale)
         for value, source in self.place.sources.items():
-            item = _lane(source, lane)
+            item = _extract_lane_expr(source, lane)
             if item is None:
                 return None
             _accumulate_value(self.values, place, item, self.place.vectors[value])
@@ -532,11 +534,11 @@ class _Access:
                 self.b.branch(flag, lambda a=address, i=item: self._write(self.element, i, a))  # type: ignore[misc]
 
 
-def _lane(e: Expr, lane: int) -> Expr | None:
+def _extract_lane_expr(e: Expr, lane: int) -> Expr | None:
     """One lane of `e` computed alone, where that is a load of one element."""
     match e:
         case Cast(operand=operand, dtype=dtype):
-            item = _lane(operand, lane)
+            item = _extract_lane_expr(operand, lane)
             return None if item is None else Cast(item, dtype)
         case Load(buffer=buffer, indices=indices, mask=None) if buffer.space is not Space.REGISTER:
             items = [item for i in indices if (item := _index_at_lane(i, lane)) is not None]

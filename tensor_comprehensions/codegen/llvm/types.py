@@ -50,12 +50,12 @@ def llvm_literal(value: int | float | bool, dtype: DType) -> str:
     if dtype == BFLOAT16:
         return str(bfloat16_bits(float(value)))
     if dtype == FLOAT16:
-        return f"0xH{struct.unpack('<H', _pack('<e', float(value)))[0]:04X}"
-    exact = struct.unpack("<f", _pack("<f", float(value)))[0] if dtype == FLOAT32 else float(value)
+        return f"0xH{struct.unpack('<H', _pack_saturating_float('<e', float(value)))[0]:04X}"
+    exact = struct.unpack("<f", _pack_saturating_float("<f", float(value)))[0] if dtype == FLOAT32 else float(value)
     return f"0x{struct.unpack('<Q', struct.pack('<d', exact))[0]:016X}"
 
 
-def _pack(form: str, value: float) -> bytes:
+def _pack_saturating_float(form: str, value: float) -> bytes:
     try:
         return struct.pack(form, value)
     except OverflowError:
@@ -64,7 +64,7 @@ def _pack(form: str, value: float) -> bytes:
 
 def bfloat16_bits(value: float) -> int:
     """The nearest bfloat16, ties to even."""
-    bits = int(struct.unpack("<I", _pack("<f", value))[0])
+    bits = int(struct.unpack("<I", _pack_saturating_float("<f", value))[0])
     if value != value:
         return bits >> 16 | 0x40
     return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16

@@ -55,12 +55,14 @@ def _exact_interval(e: Expr, known: Mapping[str, Interval]) -> Interval:
             (a, b), (c, d) = value_interval(then, known), value_interval(otherwise, known)
             return (min(a, c), max(b, d))
         case Binary(op=op, left=left, right=right):
-            return _binary(op, value_interval(left, known), value_interval(right, known)) or type_interval(e.type)
+            return _compute_binary_range(
+                op, value_interval(left, known), value_interval(right, known)
+            ) or type_interval(e.type)
         case _:
             return type_interval(e.type)
 
 
-def _binary(op: str, left: Interval, right: Interval) -> Interval | None:
+def _compute_binary_range(op: str, left: Interval, right: Interval) -> Interval | None:
     (a, b), (c, d) = left, right
     if op == "add":
         return (a + c, b + d)

@@ -56,9 +56,9 @@ def emit_call(
     dots: whether the processor multiplies pairs of bfloat16.
     """
     if function == PAIR_BFLOAT16:
-        return _pair(b, arguments, type.lanes)
+        return _emit_packed_pair(b, arguments, type.lanes)
     if function == DOT_BFLOAT16:
-        return _dot(b, arguments, type, widest if dots else 0)
+        return _emit_bfloat16_dot(b, arguments, type, widest if dots else 0)
     if function in _BITS:
         return b.define(_BITS[function].format(register_type(type), *arguments), arguments)
     if function in _COUNTS:
@@ -66,18 +66,18 @@ def emit_call(
     if type.dtype in (FLOAT16, BFLOAT16):
         raise InternalError(f"{function} on {type}: 16-bit floats only store")
     if function in _INTRINSICS:
-        return _intrinsic(b, _INTRINSICS[function], arguments, type)
+        return _emit_intrinsic_call(b, _INTRINSICS[function], arguments, type)
     if function == "rsqrt":
-        root = _intrinsic(b, "sqrt", arguments, type)
+        root = _emit_intrinsic_call(b, "sqrt", arguments, type)
         return b.define(f"fdiv {register_type(type)} {llvm_constant(1, type)}, {root}", (root,))
     if function == TF32:
         return _round_to_tf32(b, arguments[0], type)
     if function == "fdim":
         return _positive_difference(b, arguments, type)
-    return _library(b, function, arguments, type, symbols, widest)
+    return _emit_library_call(b, function, arguments, type, symbols, widest)
 
 
-def _intrinsic(b: HoistingBuilder, name: str, arguments: Sequence[str], type: Type) -> str:
+def _emit_intrinsic_call(b: HoistingBuilder, name: str, arguments: Sequence[str], type: Type) -> str:
     text = register_type(type)
     symbol = f"@llvm.{name}.{mangled_suffix(type)}"
     b.declare(f"{text} {symbol}({', '.join([text] * len(arguments))})")
@@ -91,14 +91,14 @@ def _count_bits(b: HoistingBuilder, name: str, arguments: Sequence[str], type: T
     return b.define(f"call {text} {symbol}({text} {value}{flag})", arguments)
 
 
-def _pair(b: HoistingBuilder, arguments: Sequence[str], lanes: int) -> str:
+def _emit_packed_pair(b: HoistingBuilder, arguments: Sequence[str], lanes: int) -> str:
     narrow, wide = vector_type("i16", lanes), vector_type("i32", lanes)
     low, high = (b.define(f"zext {narrow} {a} to {wide}", (a,)) for a in arguments)
     shifted = b.define(f"shl {wide} {high}, {llvm_constant(16, Type(UINT32, lanes))}", (high,))
     return b.define(f"or {wide} {shifted}, {low}", (shifted, low))
 
 
-def _dot(b: HoistingBuilder, arguments: Sequence[str], type: Type, widest: int) -> str:
+def _emit_bfloat16_dot(b: HoistingBuilder, arguments: Sequence[str], type: Type, widest: int) -> str:
     """One instruction where vectors fill a register that it takes, else two multiply-adds, the second pair first."""
     total, *factors = arguments
     wide, text = vector_type("i32", type.lanes), register_type(type)
@@ -114,7 +114,7 @@ def _dot(b: HoistingBuilder, arguments: Sequence[str], type: Type, widest: int) 
                  f"shl {wide} {{}}, {llvm_constant(16, Type(UINT32, type.lanes))}"):  # fmt: skip
         halves = [b.define(part.format(f), (f,)) for f in factors]
         floats = [b.define(f"bitcast {wide} {h} to {text}", (h,)) for h in halves]
-        total = _intrinsic(b, "fma", [*floats, total], type)
+        total = _emit_intrinsic_call(b, "fma", [*floats, total], type)
     return total
 
 
@@ -138,7 +138,7 @@ def _positive_difference(b: HoistingBuilder, arguments: Sequence[str], type: Typ
     return emit_select(b, below, llvm_constant(0, type), difference, type)
 
 
-def _library(
+def _emit_library_call(
     b: HoistingBuilder, function: str, arguments: Sequence[str], type: Type, symbols: Mapping[str, str], widest: int
 ) -> str:
     widths = [
@@ -152,12 +152,12 @@ def _library(
         return _per_lane(b, function, arguments, type, symbols)
     width = min((n for n in widths if n >= type.lanes), default=widths[0])
     if width == type.lanes:
-        return _vector(b, function, arguments, type, symbols, widest)
+        return _emit_vector_call(b, function, arguments, type, symbols, widest)
     parts = [
-        _part(b, function, arguments, type, start, min(width, type.lanes - start), symbols, widest)
+        _emit_call_on_lanes(b, function, arguments, type, start, min(width, type.lanes - start), symbols, widest)
         for start in range(0, type.lanes, width)
     ]
-    return _concatenate(b, parts, type)
+    return _emit_vector_concat(b, parts, type)
 
 
 def _record_function(function: str, type: Type, widths: Sequence[int]) -> None:
@@ -170,7 +170,7 @@ def _record_function(function: str, type: Type, widths: Sequence[int]) -> None:
     note_decision(Decision("function", (), chosen, why, (("lanes", type.lanes),)))
 
 
-def _part(
+def _emit_call_on_lanes(
     b: HoistingBuilder, function: str, arguments: Sequence[str], type: Type, start: int, count: int,
     symbols: Mapping[str, str], widest: int,
 ) -> tuple[str, int, int]:  # fmt: skip
@@ -180,10 +180,10 @@ def _part(
     lanes = [start + min(i, count - 1) for i in range(width)]
     narrow = Type(type.dtype, width)
     parts = [emit_shuffle(b, a, "poison", lanes, scalar_type(type.dtype), type.lanes) for a in arguments]
-    return _vector(b, function, parts, narrow, symbols, widest), count, width
+    return _emit_vector_call(b, function, parts, narrow, symbols, widest), count, width
 
 
-def _vector(
+def _emit_vector_call(
     b: HoistingBuilder, function: str, arguments: Sequence[str], type: Type, symbols: Mapping[str, str], widest: int
 ) -> str:
     """Lanes of a width that the library has."""
@@ -192,7 +192,7 @@ def _vector(
     )
 
 
-def _concatenate(b: HoistingBuilder, parts: Sequence[tuple[str, int, int]], type: Type) -> str:
+def _emit_vector_concat(b: HoistingBuilder, parts: Sequence[tuple[str, int, int]], type: Type) -> str:
     element, total, done = scalar_type(type.dtype), "poison", 0
     for value, count, width in parts:
         wide = emit_shuffle(b, value, "poison", [min(i, width - 1) for i in range(type.lanes)], element, width)
@@ -215,16 +215,18 @@ def _per_lane(
 ) -> str:
     one = Type(type.dtype)
     if type.lanes == 1:
-        return _scalar(b, function, arguments, one, symbols)
+        return _emit_scalar_call(b, function, arguments, one, symbols)
     text, result = register_type(type), "poison"
     for lane in range(type.lanes):
         scalars = [b.define(f"extractelement {text} {a}, i64 {lane}", (a,)) for a in arguments]
-        value = _scalar(b, function, scalars, one, symbols)
+        value = _emit_scalar_call(b, function, scalars, one, symbols)
         result = b.define(f"insertelement {text} {result}, {register_type(one)} {value}, i64 {lane}", (result, value))
     return result
 
 
-def _scalar(b: HoistingBuilder, function: str, arguments: Sequence[str], type: Type, symbols: Mapping[str, str]) -> str:
+def _emit_scalar_call(
+    b: HoistingBuilder, function: str, arguments: Sequence[str], type: Type, symbols: Mapping[str, str]
+) -> str:
     """The C library's function, in the precision that keeps the error small."""
     double = Type(FLOAT64)
     if type.dtype == FLOAT32 and function in _THROUGH_DOUBLE:

@@ -38,7 +38,7 @@ class GpuInlineCache:
     def __init__(self, interface: CallSignature, device: torch.device) -> None:
         function = interface.function
         self._device, self._count = device, len(interface.parameters)
-        self._numbers = [(n, p, _types(p)) for n, p in enumerate(interface.parameters) if not p.dims]
+        self._numbers = [(n, p, _list_accepted_types(p)) for n, p in enumerate(interface.parameters) if not p.dims]
         self._special = tuple(n for n, p in enumerate(function.parameters) if p.is_compile_time)
         self._initial = tuple(p.name for p in function.inouts)
         self._sources = tuple(self._initial.index(r) if r in self._initial else None for r in function.returns)
@@ -93,8 +93,8 @@ class GpuInlineCache:
         kind = (tuple(special), bool(out))
         if len(self._known) >= LIMIT:
             self._known.clear()
-        lane = GpuCacheLine(launcher, tuple(map(_span, tensors)))
-        self._last[kind] = self._known[kind, _layout(tensors)] = lane
+        lane = GpuCacheLine(launcher, tuple(map(_compute_span_bytes, tensors)))
+        self._last[kind] = self._known[kind, _make_layout_key(tensors)] = lane
 
     def with_numbers(self, values: Sequence[Any]) -> list[Any]:
         """`values` with tensors on the device for Python's numbers.
@@ -122,7 +122,7 @@ class GpuInlineCache:
         if lane is not None and lane.launcher.accepts(*everything):
             return lane
         try:
-            lane = self._known.get((kind, _layout(everything)))
+            lane = self._known.get((kind, _make_layout_key(everything)))
         except (AttributeError, RuntimeError, TypeError):  # not all of these are dense tensors
             return None
         if lane is not None and lane.launcher.accepts(*everything):
@@ -150,13 +150,13 @@ def scalar_to_device(device: torch.device, wanted: ParameterSpec, value: object)
     return torch.full((), number.item(), dtype=TORCH_TYPES[wanted.dtype], device=device)
 
 
-def _types(expected: ParameterSpec) -> tuple[type, ...]:
+def _list_accepted_types(expected: ParameterSpec) -> tuple[type, ...]:
     return (bool,) if expected.dtype.is_bool else (int,) if expected.dtype.is_integer else (float, int)
 
 
-def _layout(tensors: Sequence[Any]) -> Hashable:
+def _make_layout_key(tensors: Sequence[Any]) -> Hashable:
     return tuple([(x.dtype, x.shape, x.stride()) for x in tensors])
 
 
-def _span(x: Tensor) -> int:
+def _compute_span_bytes(x: Tensor) -> int:
     return storage_extent(x.shape, x.stride()) * x.element_size()

@@ -41,7 +41,7 @@ def load_or_compile_gpu(
     recipe = CacheAdapter(
         bound.name,
         lambda: compile_gpu(bound, function.source, options, target, aligned=aligned),
-        lambda made: (_facts(made), made.code.source.encode()),
+        lambda made: (_serialize_kernel(made), made.code.source.encode()),
         lambda code: _deserialize_kernel(code, function, bound, options, target, aligned),
     )
     return load_or_make(store, key, recipe)
@@ -64,12 +64,12 @@ def gpu_kernel_key(
 # --- as JSON -----------------------------------------------------------------------------------------------------
 
 
-def _facts(made: CompiledGpuKernel) -> dict[str, Any]:
+def _serialize_kernel(made: CompiledGpuKernel) -> dict[str, Any]:
     return {
         "kernels": list(map(_kernel, made.code.kernels)),
         "aligned": made.code.aligned,
-        "arguments": list(map(_buffer, made.arguments)),
-        "temporaries": list(map(_buffer, made.temporaries)),
+        "arguments": list(map(_serialize_buffer, made.arguments)),
+        "temporaries": list(map(_serialize_buffer, made.temporaries)),
         "sites": serialize_sites(made.sites, made.bound),
     }
 
@@ -95,15 +95,15 @@ def _deserialize_kernel(
 def _kernel(k: GpuKernelSource) -> list[Any]:
     return [
         k.name, k.launch.grid, k.launch.block, k.buffers, k.status, k.shared, k.dynamic,
-        list(map(_buffer, k.arrays)), k.sizes, k.identifiers, k.local,
-        [[m.name, _buffer(m.buffer), m.box, m.swizzle, m.dimensions] for m in k.maps], k.mapped,
+        list(map(_serialize_buffer, k.arrays)), k.sizes, k.identifiers, k.local,
+        [[m.name, _serialize_buffer(m.buffer), m.box, m.swizzle, m.dimensions] for m in k.maps], k.mapped,
     ]  # fmt: skip
 
 
 def _read_kernel(facts: list[Any]) -> GpuKernelSource:
     name, grid, block, buffers, status, shared, dynamic, arrays, sizes, identifiers, local, maps, mapped = facts
     return GpuKernelSource(
-        str(name), Launch(_triple(grid), _triple(block)), tuple(map(int, buffers)), bool(status), int(shared),
+        str(name), Launch(_read_triple(grid), _read_triple(block)), tuple(map(int, buffers)), bool(status), int(shared),
         int(dynamic), tuple(map(_read_buffer, arrays)), tuple(map(int, sizes)), tuple(map(str, identifiers)),
         int(local),
         tuple(map(_read_map, maps)),
@@ -117,17 +117,17 @@ def _read_map(facts: list[Any]) -> TensorMap:
     return TensorMap(str(name), _read_buffer(buffer), tuple(map(int, box)), int(swizzle), sides)
 
 
-def _triple(numbers: list[Any]) -> tuple[int, int, int]:
+def _read_triple(numbers: list[Any]) -> tuple[int, int, int]:
     x, y, z = map(int, numbers)
     return x, y, z
 
 
-def _buffer(b: Buffer) -> list[Any]:
+def _serialize_buffer(b: Buffer) -> list[Any]:
     return [b.name, b.type.dtype.name, b.shape, b.strides, b.space.name, b.swizzle]
 
 
 def _read_buffer(facts: list[Any]) -> Buffer:
     name, dtype, shape, strides, space, swizzle = facts
     numbers = (tuple(map(int, shape)), tuple(map(int, strides)))
-    swizzled = None if swizzle is None else _triple(swizzle)
+    swizzled = None if swizzle is None else _read_triple(swizzle)
     return Buffer(str(name), Type(DTYPES[dtype]), *numbers, Space[space], swizzle=swizzled)

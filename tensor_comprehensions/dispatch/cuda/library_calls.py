@@ -94,7 +94,7 @@ def match_library_matmul(s: BoundStatement, bound: BoundFunction) -> LibraryMatm
         return None
     if not (isinstance(e, f.Binary) and e.op == "*"):
         return None
-    target, left, right = (s.target, _names(s.subscripts)), _factor(e.left), _factor(e.right)
+    target, left, right = (s.target, _list_index_names(s.subscripts)), _match_factor(e.left), _match_factor(e.right)
     if left is None or right is None or target[0] in (left[0], right[0]):
         return None
     extents = {i.name: i.extent if i.lower == 0 else -1 for i in s.indices}
@@ -111,7 +111,7 @@ def match_library_matmul(s: BoundStatement, bound: BoundFunction) -> LibraryMatm
     if len(rows) != 1 or len(columns) != 1 or len(batch) > 1:
         return None
     orders = [
-        _order(where, (*batch, *both))
+        _find_axis_permutation(where, (*batch, *both))
         for where, both in ((target, (*rows, *columns)), (left, (*rows, k)), (right, (k, *columns)))
     ]
     if any(order is None for order in orders):
@@ -119,19 +119,19 @@ def match_library_matmul(s: BoundStatement, bound: BoundFunction) -> LibraryMatm
     return LibraryMatmul(*((where[0], order or ()) for where, order in zip((target, left, right), orders, strict=True)))
 
 
-def _factor(e: f.Expr) -> tuple[str, tuple[str, ...]] | None:
+def _match_factor(e: f.Expr) -> tuple[str, tuple[str, ...]] | None:
     """The tensor and the indices of a factor, which a library widens by itself."""
     if isinstance(e, f.Cast) and e.dtype.is_float:
         e = e.operand
     if not isinstance(e, f.Access) or e.guarded or not all(isinstance(i, f.Index) for i in e.subscripts):
         return None
-    return e.tensor, _names(e.subscripts)
+    return e.tensor, _list_index_names(e.subscripts)
 
 
-def _names(subscripts: tuple[f.Expr, ...]) -> tuple[str, ...]:
+def _list_index_names(subscripts: tuple[f.Expr, ...]) -> tuple[str, ...]:
     return tuple(i.name if isinstance(i, f.Index) else "" for i in subscripts)
 
 
-def _order(where: tuple[str, tuple[str, ...]], wanted: tuple[str, ...]) -> tuple[int, ...] | None:
+def _find_axis_permutation(where: tuple[str, tuple[str, ...]], wanted: tuple[str, ...]) -> tuple[int, ...] | None:
     indices = where[1]
     return tuple(indices.index(i) for i in wanted) if sorted(indices) == sorted(wanted) else None

@@ -124,7 +124,7 @@ class FastCall:
         self._known = [_KnownSparse(x, given) if isinstance(x, SparseTensor) else None for given, x in operands]
         taken = [*constants]
         for _, x in operands:
-            taken += _arrays(x) if isinstance(x, SparseTensor) else [x]
+            taken += _list_storage_arrays(x) if isinstance(x, SparseTensor) else [x]
         self._serve: Callable[..., Any]
         if call_cache.is_fast_path_available():
             self._serve = _make_native_call(executable, taken, results)
@@ -146,14 +146,14 @@ class FastCall:
         return NotImplemented if result is RECORDED else result
 
 
-def _arrays(t: SparseTensor) -> list[Tensor]:
+def _list_storage_arrays(t: SparseTensor) -> list[Tensor]:
     return [x for level in t.levels if level is not None for x in level if x is not None] + [t.values]
 
 
 def _make_native_call(executable: Executable, taken: Sequence[Tensor], results: Sequence[Tensor]) -> Callable[..., Any]:
     """A function in machine code that runs the kernel on tensors like `taken` and makes results like `results`."""
-    guards = tuple(map(_guard, taken))
-    outputs = tuple(NewOutput(_guard(x), x.nbytes) for x in results)
+    guards = tuple(map(_make_tensor_guard, taken))
+    outputs = tuple(NewOutput(_make_tensor_guard(x), x.nbytes) for x in results)
     spans = tuple(x.nbytes for x in taken)
     cell = CallCache([call_cache.TENSOR] * len(taken), len(results))
     order = tuple(range(len(taken)))
@@ -161,7 +161,7 @@ def _make_native_call(executable: Executable, taken: Sequence[Tensor], results: 
     return cell.function()
 
 
-def _guard(x: Tensor) -> TensorGuard:
+def _make_tensor_guard(x: Tensor) -> TensorGuard:
     return TensorGuard(dtype_number(x.dtype), tuple(x.shape), tuple(x.stride()))
 
 

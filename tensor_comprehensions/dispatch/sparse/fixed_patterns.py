@@ -20,7 +20,7 @@ class FixedPatterns:
         self._kernels = kernels
         self._name = kernels.function.name
         self._sizes = kernels.sizes(call)
-        self._operands = {n: (t.format, t.levels, _versions(t.levels)) for n, t in call.sparse.items()}
+        self._operands = {n: (t.format, t.levels, _list_array_versions(t.levels)) for n, t in call.sparse.items()}
         counts = StoredCounts()
         results = kernels.run(call, counts)
         self._levels = {n: r.levels for n, r in results.items() if isinstance(r, SparseTensor)}
@@ -49,7 +49,7 @@ class FixedPatterns:
             format, levels, versions = self._operands[name]
             if t.format != format:
                 raise self._error(f"'{name}' has the format {t.format}", str(format))
-            if _versions(levels) != versions or not are_equal_levels(levels, t.levels):
+            if _list_array_versions(levels) != versions or not are_equal_levels(levels, t.levels):
                 raise self._error(f"'{name}' has other stored places", "the places that it had there")
 
     def _error(self, problem: str, expected: str) -> ArgumentError:
@@ -67,7 +67,7 @@ class FixedPatterns:
         return SparseTensor(result.format, result.shape, levels, result.values)
 
 
-def _versions(levels: Sequence[Level]) -> list[int]:
+def _list_array_versions(levels: Sequence[Level]) -> list[int]:
     return [x._version for level in levels if level is not None for x in level if x is not None]
 
 

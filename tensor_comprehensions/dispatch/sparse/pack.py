@@ -62,7 +62,7 @@ def from_coordinates(
     """See `SparseTensor.from_coordinates`; `reduction` combines the elements of one place."""
     _check_places(places, values, shape, format)
     keys, extents, depth = _split_blocks(places, format), format.extents(shape), format.depth
-    order = _sort(keys[:depth], extents[:depth], values)
+    order = _compute_lexicographic_order(keys[:depth], extents[:depth], values)
     return _pack([k[order] for k in keys], values[order], shape, format, index_dtype, reduction)
 
 
@@ -98,7 +98,7 @@ def _pack(
     for key, extent in zip(keys[depth:], tail, strict=True):
         flat = flat * extent + key
     room = (builder.count, *tail) if depth else tail
-    return SparseTensor(format, shape, levels, _combine(values, flat, room, reduction))
+    return SparseTensor(format, shape, levels, _scatter_reduce_values(values, flat, room, reduction))
 
 
 def _check_places(places: Tensor, values: Tensor, shape: tuple[int, ...], format: Format) -> None:
@@ -137,7 +137,7 @@ def _split_blocks(places: Tensor, format: Format) -> list[Tensor]:
     return [rows[d] for d in format.order]
 
 
-def _sort(keys: list[Tensor], extents: tuple[int, ...], values: Tensor) -> Tensor:
+def _compute_lexicographic_order(keys: list[Tensor], extents: tuple[int, ...], values: Tensor) -> Tensor:
     """A stable order of `values` by the first key, then by the second, and so on."""
     order = torch.arange(len(values), device=values.device)
     pending: list[Tensor] = []
@@ -213,7 +213,7 @@ class _Builder:
 _REDUCE = {"*": "prod", "min": "amin", "max": "amax"}
 
 
-def _combine(values: Tensor, places: Tensor, room: tuple[int, ...], reduction: str) -> Tensor:
+def _scatter_reduce_values(values: Tensor, places: Tensor, room: tuple[int, ...], reduction: str) -> Tensor:
     """Zeros of the shape `room`, and at flat `places` the `values`, combined; 16-bit floats are added in float32.
 
     A Boolean is true where one of its values is, or all of them are if `reduction` is a product or a minimum.

@@ -28,7 +28,7 @@ def load_or_compile_sparse(problem: SparseProblem, target: CpuTarget) -> Compile
         problem.function.name,
         lambda: compile_sparse(problem, target),
         _content,
-        lambda stored: load_sparse_kernel(lower(problem, target), _code(stored), target),
+        lambda stored: load_sparse_kernel(lower(problem, target), _parse_code(stored), target),
     )
     return load_or_make(store, key, adapter)
 
@@ -49,7 +49,7 @@ def _content(made: CompiledSparseKernel) -> tuple[Mapping[str, Any], bytes]:
     return facts, b"".join(c.data for c in made.code)
 
 
-def _code(stored: StoredKernel) -> tuple[ObjectCode, ...]:
+def _parse_code(stored: StoredKernel) -> tuple[ObjectCode, ...]:
     """Parse the bytes that `_content` wrote. Raises ValueError for other bytes."""
     sizes, symbols = map(int, stored.metadata["sizes"]), stored.metadata["symbols"]
     ends = [0, *accumulate(sizes)]

@@ -215,13 +215,13 @@ def with_walkable_levels(call: SparseCall) -> SparseCall:
     wrong = {n: t for n, t in call.sparse.items() if not t.format.is_unique or walkable_format(t.format) != t.format}
     if not wrong:
         return call
-    stored = {n: _walkable(n, t, call.structures.get(n)) for n, t in wrong.items()}
+    stored = {n: _convert_to_walkable(n, t, call.structures.get(n)) for n, t in wrong.items()}
     kept = {n: s for n, s in call.structures.items() if n not in wrong}
     kept |= {n: Structure(len(t.values)) for n, t in stored.items()}
     return replace(call, sparse={**call.sparse, **stored}, structures=kept)
 
 
-def _walkable(name: str, t: SparseTensor, structure: Structure | None) -> SparseTensor:
+def _convert_to_walkable(name: str, t: SparseTensor, structure: Structure | None) -> SparseTensor:
     if not t.format.is_unique or t.format.repeats_padding:
         other = t.format.with_unique_elements if not t.format.is_unique else t.format.with_compressed_levels
         raise ArgumentError(

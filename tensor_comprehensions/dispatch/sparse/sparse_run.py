@@ -98,7 +98,7 @@ class ProgramRun:
 
     def _shape(self, name: str) -> tuple[int, ...]:
         extents = self.program.problem.ranges.shape(name)
-        return tuple(_number(x, self.sizes) for x in extents)
+        return tuple(_evaluate_value(x, self.sizes) for x in extents)
 
     def _stored_result(self, name: str) -> Tensor | SparseTensor:
         """A result that is dense, or has the stored places of an operand."""
@@ -186,7 +186,7 @@ class SparseRun(ProgramRun):
                 continue
             code, value = executable(self._addresses())
             if code:
-                raise _failure(self.function.name, code, value)
+                raise _make_launch_error(self.function.name, code, value)
             if self.counts is not None and self._only_counts(number):
                 self.counts.totals[key] = self.totals.copy()
                 self.counts.rows.update(self.rows)
@@ -336,11 +336,11 @@ def _empty(shape: tuple[int, ...], dtype: torch.dtype, name: str, op: str, devic
         ) from error  # fmt: skip
 
 
-def _number(x: Value, sizes: Mapping[str, int]) -> int:
+def _evaluate_value(x: Value, sizes: Mapping[str, int]) -> int:
     return x if isinstance(x, int) else max(0, x.evaluate(sizes))
 
 
-def _failure(op: str, code: int, value: int) -> Exception:
+def _make_launch_error(op: str, code: int, value: int) -> Exception:
     if code == -1:
         return ArgumentError(f"there is no memory for {op}: {value} bytes")
     return InternalError(f"{op}: a launch failed with code {code}")

@@ -93,7 +93,7 @@ def structure_of(t: SparseTensor, name: str = "the sparse tensor") -> Structure:
     arrays = _index_arrays(t.levels)
     if arrays is None:
         return check_structure(t, name)
-    found = _known.get(arrays, (t.format, t.shape, _form(t.levels)), lambda: check_structure(t, name))
+    found = _known.get(arrays, (t.format, t.shape, _find_present_arrays(t.levels)), lambda: check_structure(t, name))
     check_values(t.format, t.shape, found.positions, t.values, name)
     return found
 
@@ -133,16 +133,16 @@ def convert_format(t: SparseTensor, format: Format, structure: Structure) -> Spa
         return t
     if not t.format.is_unique or t.format.repeats_padding:  # elements of one place are added
         return t.to(format)
-    found = _conversion(t, format, structure)
+    found = _get_level_conversion(t, format, structure)
     return SparseTensor(format, t.shape, found.levels, found.apply(t.values))
 
 
 def convert_levels(t: SparseTensor, format: Format, structure: Structure) -> tuple[Level, ...]:
     """The levels of the tensor in a format that stores the same elements in the same order."""
-    return _conversion(t, format, structure).levels
+    return _get_level_conversion(t, format, structure).levels
 
 
-def _conversion(t: SparseTensor, format: Format, structure: Structure) -> LevelConversion:
+def _get_level_conversion(t: SparseTensor, format: Format, structure: Structure) -> LevelConversion:
     found = structure.conversions.get(format)
     return found or structure.conversions.setdefault(format, _make_conversion(t, format))
 
@@ -161,6 +161,6 @@ def _index_arrays(levels: Sequence[object]) -> list[Tensor] | None:
     return found if all(isinstance(x, Tensor) and x.layout is torch.strided for x in found) else None
 
 
-def _form(levels: Sequence[object]) -> tuple[object, ...]:
+def _find_present_arrays(levels: Sequence[object]) -> tuple[object, ...]:
     """Which arrays the levels have."""
     return tuple(tuple(x is not None for x in level) if isinstance(level, tuple) else level is None for level in levels)

@@ -89,7 +89,7 @@ def _read_mtx(path: Path) -> SparseTensor:
         while line.startswith("%") or (line and not line.strip()):
             line = file.readline()
         sizes = [int(word) for word in line.split()]
-        body = _numbers(file, field if layout == "coordinate" else "real")
+        body = _read_numbers(file, field if layout == "coordinate" else "real")
     read = _coordinate_entries if layout == "coordinate" else _array_entries
     places, values, shape = read(body, sizes, field, symmetry)
     if sign := _SYMMETRIES[symmetry]:
@@ -99,7 +99,7 @@ def _read_mtx(path: Path) -> SparseTensor:
     return _of_elements((places, values.astype(_FIELDS[field]), shape))
 
 
-def _numbers(file: Any, field: str) -> np.ndarray[Any, Any]:
+def _read_numbers(file: Any, field: str) -> np.ndarray[Any, Any]:
     kind = np.int64 if field in ("integer", "pattern") else np.float64
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a file without entries
@@ -181,7 +181,7 @@ def _read_npz(path: Path) -> SparseTensor:
     word, shape = parts["format"].item(), tuple(int(n) for n in parts["shape"])
     name = word.decode("ascii") if isinstance(word, bytes) else str(word)
     if "data" not in parts:
-        levels = [_level(parts, n) for n in range(int(parts["levels"]))]
+        levels = [_parse_level(parts, n) for n in range(int(parts["levels"]))]
         return SparseTensor.from_arrays(name, shape, levels, torch.from_numpy(parts["values"]))
     data = torch.from_numpy(parts["data"])
     if name == "coo":
@@ -195,7 +195,7 @@ def _read_npz(path: Path) -> SparseTensor:
     return SparseTensor.from_arrays(format, shape, (None, arrays, *(None for _ in blocks)), data)
 
 
-def _level(parts: dict[str, Any], n: int) -> tuple[Any, Any] | None:
+def _parse_level(parts: dict[str, Any], n: int) -> tuple[Any, Any] | None:
     crd, pos = parts.get(f"crd{n}"), parts.get(f"pos{n}")
     return None if crd is None else (None if pos is None else torch.from_numpy(pos), torch.from_numpy(crd))
 

@@ -46,7 +46,7 @@ def copy_async(machine: Interpreter, s: Invoke) -> Run:
     if s.name == COMMIT_ASYNC:
         return lambda: machine.thread.groups.append(Group())
     if s.name == WAIT_ASYNC:
-        return lambda: _wait(machine.thread.groups, s.attributes[0])
+        return lambda: _wait_for_groups(machine.thread.groups, s.attributes[0])
     if s.name not in (COPY_ASYNC, COPY_ASYNC_ZERO):
         raise InternalError(f"no meaning is known for the intrinsic {s.name}")
     (target, to), (source, where) = s.operands
@@ -58,8 +58,8 @@ def copy_async(machine: Interpreter, s: Invoke) -> Run:
     def run() -> None:
         left, right = machine.memory[target.name], machine.memory[source.name]
         copies = bool(given())
-        value = right.read(_neighbors(read, count), None, machine.races) if copies else zero
-        to = _neighbors(written, count)
+        value = right.read(_list_row_element_indices(read, count), None, machine.races) if copies else zero
+        to = _list_row_element_indices(written, count)
         left.write(to, value, None, machine.races)
         place = (0, *to)
         left.written[place] = False
@@ -68,13 +68,13 @@ def copy_async(machine: Interpreter, s: Invoke) -> Run:
     return run
 
 
-def _neighbors(indices: list[Callable[[], Value]], count: int) -> tuple[Value, ...]:
+def _list_row_element_indices(indices: list[Callable[[], Value]], count: int) -> tuple[Value, ...]:
     """The places of `count` elements of a row, from the one at `indices` on."""
     first = [i() for i in indices]
     return (*first[:-1], first[-1] + np.arange(count)) if count > 1 else tuple(first)
 
 
-def _wait(groups: list[Group], left: int) -> None:
+def _wait_for_groups(groups: list[Group], left: int) -> None:
     """Let the groups land but the last `left` closed ones."""
     while len(groups) > left + 1:
         groups.pop(0).land()

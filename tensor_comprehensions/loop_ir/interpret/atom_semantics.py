@@ -64,7 +64,7 @@ def fragment_of(operand: AtomOperand) -> Fragment:
 def atom_meaning(atom: Atom) -> Meaning:
     """The effect of `atom` on the views of the lanes of a warp, operand by operand."""
     fragments = [fragment_of(o) for o in atom.operands]
-    meaning = _multiplication(atom, fragments) if atom.kind == MATMUL else _move(atom, fragments)
+    meaning = _make_multiply_meaning(atom, fragments) if atom.kind == MATMUL else _make_move_meaning(atom, fragments)
 
     def run(lanes: Lanes, read_row: ReadRow, write_row: WriteRow) -> None:
         if len(lanes) < WARP:
@@ -74,7 +74,7 @@ def atom_meaning(atom: Atom) -> Meaning:
     return run
 
 
-def _move(atom: Atom, fragments: Sequence[Fragment]) -> Meaning:
+def _make_move_meaning(atom: Atom, fragments: Sequence[Fragment]) -> Meaning:
     to, source = fragments
 
     def run(lanes: Lanes, read_row: ReadRow, write_row: WriteRow) -> None:
@@ -91,7 +91,7 @@ def _move(atom: Atom, fragments: Sequence[Fragment]) -> Meaning:
     return run
 
 
-def _multiplication(atom: Atom, fragments: Sequence[Fragment]) -> Meaning:
+def _make_multiply_meaning(atom: Atom, fragments: Sequence[Fragment]) -> Meaning:
     """`sum += A * B.T`, exactly: the terms are added to the sum one after another, and that is rounded once."""
     groups = list(group_lanes(atom))
 

@@ -286,7 +286,7 @@ class Interpreter:
     def expr(self, e: Expr) -> Evaluate:
         match e:
             case Const(value, t):
-                held = _constant(value, t)
+                held = _make_constant_value(value, t)
                 return lambda: held
             case Var(name):
                 return lambda: self.values[name]
@@ -356,6 +356,6 @@ def _splat(value: Value, lanes: int, kind: np.dtype[Any]) -> Value:
     return found
 
 
-def _constant(value: int | float | bool, t: Type) -> Value:
+def _make_constant_value(value: int | float | bool, t: Type) -> Value:
     scalar = round_to(value, t.dtype)
     return scalar if t.lanes == 1 else np.full(t.lanes, scalar)

@@ -115,20 +115,20 @@ def run_launch(machine: Interpreter, kernel: Kernel, launch: Launch) -> None:
     state = LaunchInterpreter(machine, between_threads, kernel)
     run = state.stmt(kernel.body)
     outer = machine.memory
-    for number, block in enumerate(_points(launch.grid)):
+    for number, block in enumerate(_list_grid_points(launch.grid)):
         between_blocks.step(number)
         places = dict(zip(BLOCK, map(np.int64, block), strict=True))
         state.begin(
             [
                 Thread(n, {**places, **dict(zip(THREAD, map(np.int64, t), strict=True))}, dict(outer))
-                for n, t in enumerate(_points(launch.block))
+                for n, t in enumerate(_list_grid_points(launch.block))
             ]
         )
         state.run_block(run)
     machine.scopes, machine.races, machine.memory = [], [], outer
 
 
-def _points(extents: tuple[int, int, int]) -> Iterator[tuple[int, int, int]]:
+def _list_grid_points(extents: tuple[int, int, int]) -> Iterator[tuple[int, int, int]]:
     """All (x, y, z), x fastest."""
     for z, y, x in product(*map(range, reversed(extents))):
         yield x, y, z

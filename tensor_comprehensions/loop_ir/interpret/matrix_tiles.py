@@ -27,16 +27,18 @@ def zero_tile(views: Sequence[View], attributes: Sequence[int], races: Sequence[
 def load_tile(views: Sequence[View], attributes: Sequence[int], races: Sequence[Race]) -> None:
     (target, to), (source, first) = views
     if source.buffer.type.dtype == BFLOAT16 and target.buffer.type.dtype == UINT32:
-        halves = [_region(source, target, first, attributes[0], 2, start) for start in (0, 1)]
+        halves = [_make_region_indices(source, target, first, attributes[0], 2, start) for start in (0, 1)]
         values = INSTRUCTIONS[PAIR_BFLOAT16].evaluate(*(source.read(where, None, races) for where in halves))
     else:
-        values = source.read(_region(source, target, first, attributes[0]), None, races)
+        values = source.read(_make_region_indices(source, target, first, attributes[0]), None, races)
     _put_tile(target, to, values.reshape(target.buffer.shape[1:]))
 
 
 def store_tile(views: Sequence[View], attributes: Sequence[int], races: Sequence[Race]) -> None:
     (target, to), (source, first) = views
-    target.write(_region(target, source, to, attributes[0]), _read_tile(source, first).ravel(), None, races)
+    target.write(
+        _make_region_indices(target, source, to, attributes[0]), _read_tile(source, first).ravel(), None, races
+    )
 
 
 def dot_tiles(views: Sequence[View], attributes: Sequence[int], races: Sequence[Race]) -> None:
@@ -55,7 +57,7 @@ MEANINGS: dict[str, Meaning] = {
 }
 
 
-def _region(
+def _make_region_indices(
     memory: CheckedMemory,
     fragment: CheckedMemory,
     first: tuple[Value, ...],

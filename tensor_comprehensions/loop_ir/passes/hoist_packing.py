@@ -24,7 +24,7 @@ def hoist_packing(loop: Loop) -> tuple[tuple[Filled, ...], Loop]:
 
     A thread that does this before its share of the iterations does the same as all of them would one after another.
     """
-    candidates = list(_allocations(loop.body, frozenset((loop.var,))))
+    candidates = list(_find_scratch_allocations(loop.body, frozenset((loop.var,))))
     if not candidates:
         return (), loop
     written = {b.name for b in written_buffers((loop.body,))}
@@ -44,7 +44,7 @@ def hoist_packing(loop: Loop) -> tuple[tuple[Filled, ...], Loop]:
     return tuple(shared.values()), replace(loop, body=_drop_shared(loop.body, shared)) if shared else loop
 
 
-def _allocations(s: Stmt, bound: frozenset[str]) -> Iterator[tuple[Buffer, Stmt, frozenset[str]]]:
+def _find_scratch_allocations(s: Stmt, bound: frozenset[str]) -> Iterator[tuple[Buffer, Stmt, frozenset[str]]]:
     """The scratch memory of `s` outside of its loops, its allocation, and the names that vary by iteration there.
 
     Panels are allocated one by one; memory that is allocated together depends on the iteration.
@@ -59,7 +59,7 @@ def _allocations(s: Stmt, bound: frozenset[str]) -> Iterator[tuple[Buffer, Stmt,
         case Allocate((buffer,), body, ()) if buffer.space is Space.SCRATCH:
             yield buffer, body, bound
     for c in substatements(s):
-        yield from _allocations(c, bound)
+        yield from _find_scratch_allocations(c, bound)
 
 
 def _leading_fill_statements(buffer: Buffer, body: Stmt, bound: frozenset[str], written: set[str]) -> Stmt | None:

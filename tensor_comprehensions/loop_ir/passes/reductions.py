@@ -87,17 +87,17 @@ def find_reductions(name: str, body: Stmt) -> list[Reduction]:
     for s in walk_stmts(body):
         if not isinstance(s, Store) or s.op is None or s.buffer.name in scope.allocated:
             continue
-        if any(mentions(i, varying) or _loads(i, scope.allocated) for i in s.indices):
+        if any(mentions(i, varying) or _has_load_from(i, scope.allocated) for i in s.indices):
             continue
         if any(mentions(i, scope.bound) for i in s.indices):
             raise CannotLower(f"{s.buffer.name} is reduced over {name} at an element that changes inside the loop")
-        _add(found, s)
+        _add_store_to_reductions(found, s)
     for r in found:
         _require_untouched(r, found, body)
     return found
 
 
-def _add(found: list[Reduction], s: Store) -> None:
+def _add_store_to_reductions(found: list[Reduction], s: Store) -> None:
     assert s.op is not None
     for n, r in enumerate(found):
         if r.buffer.name == s.buffer.name and r.op == s.op and r.indices == s.indices:
@@ -118,7 +118,7 @@ def _require_untouched(r: Reduction, found: list[Reduction], body: Stmt) -> None
                 raise CannotLower(f"{name} is both reduced and read in a vector loop")
 
 
-def _loads(e: Expr, names: set[str]) -> bool:
+def _has_load_from(e: Expr, names: set[str]) -> bool:
     return any(isinstance(x, Load) and x.buffer.name in names for x in walk_expr(e))
 
 
@@ -141,7 +141,7 @@ class _Scope:
         """`name` and the lets whose values depend on it (program order: a let sees only earlier ones)."""
         names = {name}
         for let in self.lets:
-            if mentions(let.value, names) or _loads(let.value, self.allocated):
+            if mentions(let.value, names) or _has_load_from(let.value, self.allocated):
                 names.add(let.name)
         return names
 

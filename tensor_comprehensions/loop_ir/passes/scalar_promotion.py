@@ -26,10 +26,10 @@ def hoist_accumulators(s: Stmt) -> Stmt:
         isinstance(c, Store) and c.op is not None and c.buffer.space is not Space.REGISTER for c in walk_stmts(s)
     ):
         return s
-    return _hoist(s, Names.of(s), BoundsContext.empty())
+    return _hoist_accumulators(s, Names.of(s), BoundsContext.empty())
 
 
-def _hoist(s: Stmt, names: Names, scope: BoundsContext) -> Stmt:
+def _hoist_accumulators(s: Stmt, names: Names, scope: BoundsContext) -> Stmt:
     match s:
         case Store() | Loop(kind=LoopKind.VECTOR):  # its reductions are for `vectorize`
             return s
@@ -41,7 +41,7 @@ def _hoist(s: Stmt, names: Names, scope: BoundsContext) -> Stmt:
             scope = scope.in_loop(s)
         case Let(name, value):
             scope = scope.in_let(name, value)
-    return map_stmt(s, lambda e: e, lambda c: _hoist(c, names, scope))
+    return map_stmt(s, lambda e: e, lambda c: _hoist_accumulators(c, names, scope))
 
 
 def _hoist_in_block(s: Block, body: tuple[Stmt, ...], names: Names, scope: BoundsContext) -> Stmt:
@@ -60,13 +60,13 @@ def _hoist_after(s: Stmt, before: list[Stmt], names: Names, scope: BoundsContext
         case Let(name, value, body) if not _is_used_by_stores(name, value, before):
             inner = _hoist_after(body, before, names, scope.in_let(name, value))
             return s if inner is body else replace(s, body=inner)
-    return _hoist(s, names, scope)
+    return _hoist_accumulators(s, names, scope)
 
 
 def _is_used_by_stores(name: str, value: Expr, before: list[Stmt]) -> bool:
     """Whether the last stores of `before` have to stand outside of a name: they mention it, or its value reads them."""
     run = _last_stores(before)
-    return _reads(value, {s.buffer.name for s in run}) or any(
+    return _has_load_from(value, {s.buffer.name for s in run}) or any(
         mentions(e, {name}) for s in run for e in stmt_expressions(s)
     )
 
@@ -84,13 +84,13 @@ def _last_stores(before: list[Stmt]) -> list[Store]:
 def _hoist_loop(loop: Loop, before: list[Stmt], names: Names, scope: BoundsContext) -> Stmt:
     """`loop` with its accumulators; plain stores at the end of `before` that initialize them are taken from there."""
     inside = scope.in_loop(loop)
-    found = _updates(loop, inside)
+    found = _find_promotable_updates(loop, inside)
     if not found:
-        body = _hoist(loop.body, names, inside)
+        body = _hoist_accumulators(loop.body, names, inside)
         return loop if body is loop.body else replace(loop, body=body)
     registers = [u.register(names) for u in found]
     by_store = {id(s): r for u, r in zip(found, registers, strict=True) for s in u.stores}
-    body = _hoist(_redirect(loop.body, by_store), names, inside)
+    body = _hoist_accumulators(_redirect_stores(loop.body, by_store), names, inside)
     certain = runs_at_least_once(loop, scope)
     initial = _take_initial_values(found, before, certain)
     parts: list[Stmt] = []
@@ -121,7 +121,7 @@ class _Update:
         return Buffer(name, Type(self.buffer.type.dtype.accumulator, lanes), (), (), Space.REGISTER)
 
 
-def _updates(loop: Loop, scope: BoundsContext) -> list[_Update]:
+def _find_promotable_updates(loop: Loop, scope: BoundsContext) -> list[_Update]:
     """The accumulators that registers can hold during `loop`, in order of appearance."""
     inside = list(walk_stmts(loop.body))
     bound = {loop.var} | {s.var for s in inside if isinstance(s, Loop)} | {s.name for s in inside if isinstance(s, Let)}
@@ -134,7 +134,7 @@ def _updates(loop: Loop, scope: BoundsContext) -> list[_Update]:
         if not isinstance(s, Store) or s.buffer.name in refused:
             continue
         where = (*s.indices, s.mask) if s.mask is not None else s.indices
-        fixed = not any(mentions(i, bound) or _reads(i, stored | private) for i in where)
+        fixed = not any(mentions(i, bound) or _has_load_from(i, stored | private) for i in where)
         if s.op is None or not fixed or id(s) not in certain or s.buffer.space is Space.REGISTER:
             refused.add(s.buffer.name)
             continue
@@ -155,20 +155,20 @@ def _read_or_invoked_buffers(inside: list[Stmt]) -> Iterator[str]:
             yield from (x.buffer.name for x in walk_expr(e) if isinstance(x, Load))
 
 
-def _reads(e: Expr, names: set[str]) -> bool:
+def _has_load_from(e: Expr, names: set[str]) -> bool:
     return any(isinstance(x, Load) and x.buffer.name in names for x in walk_expr(e))
 
 
 def _are_updates_disjoint(updates: list[_Update]) -> bool:
     """Whether no two of the updates of one buffer can meet in an element."""
-    spans = [[_span(i) for i in u.indices] for u in updates]
+    spans = [[_compute_index_span(i) for i in u.indices] for u in updates]
     return all(_are_apart(a, b) for n, a in enumerate(spans) for b in spans[:n])
 
 
 _Span = tuple[linear_forms.Terms, int, int] | None
 
 
-def _span(index: Expr) -> _Span:
+def _compute_index_span(index: Expr) -> _Span:
     """(terms, first, last): an index runs over `terms + first .. terms + last`; None when that is not known."""
     base, reach = index, 0
     if isinstance(index, Ramp):
@@ -186,12 +186,12 @@ def _are_apart(a: list[_Span], b: list[_Span]) -> bool:
     return False
 
 
-def _redirect(s: Stmt, by_store: dict[int, Buffer]) -> Stmt:
+def _redirect_stores(s: Stmt, by_store: dict[int, Buffer]) -> Stmt:
     """`s` with the stores of `by_store` made on registers. Lanes that a mask leaves out do no harm there."""
     if isinstance(s, Store):
         r = by_store.get(id(s))
         return s if r is None else Store(r, (), in_accumulator_type(s.value, r.type.dtype), s.op, origin=s.origin)
-    return map_stmt(s, lambda e: e, lambda c: _redirect(c, by_store))
+    return map_stmt(s, lambda e: e, lambda c: _redirect_stores(c, by_store))
 
 
 def _take_initial_values(found: list[_Update], before: list[Stmt], some: bool) -> dict[int, Expr]:
@@ -201,7 +201,7 @@ def _take_initial_values(found: list[_Update], before: list[Stmt], some: bool) -
     """
     names = {u.buffer.name for u in found}
     run = list(takewhile(lambda s: s.buffer.name in names, reversed(_last_stores(before))))
-    if any(_reads(e, names) for s in run for e in stmt_expressions(s)):
+    if any(_has_load_from(e, names) for s in run for e in stmt_expressions(s)):
         return {}
     taken: dict[int, Expr] = {}
     keys = {(u.buffer.name, u.indices, u.mask): n for n, u in enumerate(found)}

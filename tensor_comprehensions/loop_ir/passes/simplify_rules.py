@@ -58,14 +58,14 @@ def _same_parts(a: Expr, b: Expr) -> bool:
 
 def broadcast_late(e: Binary, _: Ranges) -> Expr | None:
     """An operation on equal lanes is done once: x4(a) + x4(b) is x4(a + b)."""
-    a, b = _lane(e.left), _lane(e.right)
+    a, b = _match_uniform_scalar(e.left), _match_uniform_scalar(e.right)
     if a is None or b is None or (type(a) is Const and type(b) is Const):
         return None
     lanes = e.left.type.lanes
     return build.broadcast(build.binary(e.op, a, b), lanes) if lanes > 1 else None
 
 
-def _lane(e: Expr) -> Expr | None:
+def _match_uniform_scalar(e: Expr) -> Expr | None:
     """The scalar that all lanes of `e` hold, if that is evident."""
     match e:
         case Broadcast(operand):
@@ -190,7 +190,7 @@ def decide_minimum(e: Binary, ranges: Ranges) -> Expr | None:
     """min(a, b) is a where a <= b always."""
     if e.left is e.right:
         return e.left
-    i = _difference(e.left, e.right, ranges)
+    i = _compute_difference_interval(e.left, e.right, ranges)
     if i is None or i.low is None or i.high is None:
         return None
     return e.left if i.high <= 0 else e.right if i.low >= 0 else None
@@ -200,7 +200,7 @@ def decide_maximum(e: Binary, ranges: Ranges) -> Expr | None:
     """max(a, b) is a where a >= b always."""
     if e.left is e.right:
         return e.left
-    i = _difference(e.left, e.right, ranges)
+    i = _compute_difference_interval(e.left, e.right, ranges)
     if i is None or i.low is None or i.high is None:
         return None
     return e.left if i.low >= 0 else e.right if i.high <= 0 else None
@@ -208,7 +208,7 @@ def decide_maximum(e: Binary, ranges: Ranges) -> Expr | None:
 
 def decide_comparison(e: Binary, ranges: Ranges) -> Expr | None:
     """A comparison of integers whose difference has one sign (or is never, or always, 0) is a constant."""
-    i = _difference(e.left, e.right, ranges)
+    i = _compute_difference_interval(e.left, e.right, ranges)
     if i is None or i.low is None or i.high is None:
         return None
     always, never = {
@@ -222,13 +222,13 @@ def decide_comparison(e: Binary, ranges: Ranges) -> Expr | None:
     return Const(always, e.type) if always or never else None
 
 
-def _difference(a: Expr, b: Expr, ranges: Ranges) -> Interval | None:
+def _compute_difference_interval(a: Expr, b: Expr, ranges: Ranges) -> Interval | None:
     """The interval of `a - b` over all lanes, for bounded integers."""
     first, second = _bounded_interval(a, ranges), _bounded_interval(b, ranges)
     if first is None or second is None:
         return None
     apart = first + second.scale(-1)
-    x, y = _progression(a), _progression(b)
+    x, y = _match_lane_progression(a), _match_lane_progression(b)
     if x is None or y is None:
         return apart
     spread = (x[1] - y[1]) * (a.type.lanes - 1)
@@ -238,10 +238,10 @@ def _difference(a: Expr, b: Expr, ranges: Ranges) -> Interval | None:
     return Interval(_max_known(apart.low, close.low), _min_known(apart.high, close.high))
 
 
-def _progression(e: Expr) -> tuple[Expr, int] | None:
+def _match_lane_progression(e: Expr) -> tuple[Expr, int] | None:
     if type(e) is Ramp:
         return e.base, e.stride
-    if (lane := _lane(e)) is not None:
+    if (lane := _match_uniform_scalar(e)) is not None:
         return lane, 0
     return (e, 0) if e.type.lanes == 1 else None
 
@@ -343,7 +343,7 @@ def unary_broadcast(e: Unary, _: Ranges) -> Expr | None:
 
 def call_on_broadcasts(e: Call, _: Ranges) -> Expr | None:
     """A function of equal lanes is evaluated once."""
-    lanes = [_lane(a) for a in e.arguments]
+    lanes = [_match_uniform_scalar(a) for a in e.arguments]
     if any(x is None for x in lanes) or all(type(x) is Const for x in lanes):
         return None
     return Broadcast(Call(e.function, tuple(x for x in lanes if x is not None)), e.type.lanes)
@@ -358,7 +358,7 @@ def masked_load(e: Load, _: Ranges) -> Expr | None:
 
 def reduce_broadcast(e: ReduceLanes, _: Ranges) -> Expr | None:
     """The least, the greatest, the conjunction and the disjunction of equal lanes is any of them."""
-    return _lane(e.operand) if e.op in ("min", "max", "and", "or") else None
+    return _match_uniform_scalar(e.operand) if e.op in ("min", "max", "and", "or") else None
 
 
 _COMPARE = (fold, decide_comparison, broadcast_late)

@@ -16,26 +16,26 @@ def unroll_loops(s: Stmt) -> Stmt:
     Raises:
         CannotLower: the trip count of an UNROLLED loop is not constant.
     """
-    return _unroll(s, {})
+    return _unroll_statement(s, {})
 
 
-def _unroll(s: Stmt, values: Mapping[str, Expr]) -> Stmt:
+def _unroll_statement(s: Stmt, values: Mapping[str, Expr]) -> Stmt:
     if isinstance(s, Loop) and s.kind is LoopKind.UNROLLED:
-        return _copies(s, values)
+        return _unroll_loop(s, values)
 
     def on_expr(e: Expr) -> Expr:
         return substitute(e, values) if values else e
 
-    new = map_stmt(s, on_expr, lambda c: _unroll(c, values))
+    new = map_stmt(s, on_expr, lambda c: _unroll_statement(c, values))
     if isinstance(new, Block) and new is not s:
         return build.block(*new.body)
     return new
 
 
-def _copies(loop: Loop, values: Mapping[str, Expr]) -> Stmt:
+def _unroll_loop(loop: Loop, values: Mapping[str, Expr]) -> Stmt:
     start, stop = substitute(loop.start, values), substitute(loop.stop, values)
     length = linear_forms.difference(stop, start)
     if length is None:
         raise CannotLower(f"loop {loop.var} cannot be unrolled: its trip count is not constant")
     offsets = range(0, length, loop.step)
-    return build.block(*[_unroll(loop.body, {**values, loop.var: build.add(start, o)}) for o in offsets])
+    return build.block(*[_unroll_statement(loop.body, {**values, loop.var: build.add(start, o)}) for o in offsets])

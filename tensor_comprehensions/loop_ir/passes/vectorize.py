@@ -53,7 +53,7 @@ def vectorize_loops(s: Stmt) -> Stmt:
     """
     if not any(isinstance(c, Loop) and c.kind is LoopKind.VECTOR for c in walk_stmts(s)):
         return s
-    return _materialize_accumulators(*_vectorize(s, Names.of(s), BoundsContext.empty()))
+    return _materialize_accumulators(*_vectorize_statement(s, Names.of(s), BoundsContext.empty()))
 
 
 # --- where accumulators live -------------------------------------------------------------------------------------
@@ -65,44 +65,48 @@ _Result = tuple[Stmt, tuple[VectorAccumulator, ...]]
 """A statement without vector loops, and the accumulators that something around it must bring into being."""
 
 
-def _vectorize(s: Stmt, names: Names, scope: BoundsContext) -> _Result:
+def _vectorize_statement(s: Stmt, names: Names, scope: BoundsContext) -> _Result:
     match s:
         case Store() | Check() | Invoke():
             return s, ()
         case Loop(kind=LoopKind.VECTOR):
             return _vectorize_loop(s, names, scope)
         case Loop(body=body):
-            inner, pending = _vectorize(body, names, scope.in_loop(s))
+            inner, pending = _vectorize_statement(body, names, scope.in_loop(s))
             if s.kind is LoopKind.PARALLEL or not runs_at_least_once(s, scope):
                 inner, pending = _materialize_accumulators(inner, pending), ()
             settled, pending = _materialize_before_leaving(s, {s.var}, inner, pending)
             return s if settled is body else replace(s, body=settled), pending
         case Let(name, value, body):
-            inner, pending = _vectorize(body, names, scope.in_let(name, value))
+            inner, pending = _vectorize_statement(body, names, scope.in_let(name, value))
             settled, pending = _materialize_before_leaving(s, {name}, inner, pending)
             return s if settled is body else Let(name, value, settled), pending
         case Allocate(buffers, body):
-            inner, pending = _vectorize(body, names, scope)
+            inner, pending = _vectorize_statement(body, names, scope)
             settled, pending = _materialize_before_leaving(s, {b.name for b in buffers}, inner, pending)
             return s if settled is body else replace(s, body=settled), pending
         case While(_, body):
-            settled = _materialize_accumulators(*_vectorize(body, names, scope))
+            settled = _materialize_accumulators(*_vectorize_statement(body, names, scope))
             return s if settled is body else replace(s, body=settled), ()
         case Window(body=body):  # what is in one has been vectorized before
-            inner, pending = _vectorize(body, names, scope)
+            inner, pending = _vectorize_statement(body, names, scope)
             return (s if inner is body else replace(s, body=inner)), pending
         case Block(body):
             return _vectorize_block(s, body, names, scope)
         case If(condition, then, otherwise):
-            yes = _materialize_accumulators(*_vectorize(then, names, scope))
-            no = _materialize_accumulators(*_vectorize(otherwise, names, scope)) if otherwise is not None else None
+            yes = _materialize_accumulators(*_vectorize_statement(then, names, scope))
+            no = (
+                _materialize_accumulators(*_vectorize_statement(otherwise, names, scope))
+                if otherwise is not None
+                else None
+            )
             return s if yes is then and no is otherwise else If(condition, yes, no), ()
         case _:
             assert_never(s)
 
 
 def _vectorize_block(s: Block, body: tuple[Stmt, ...], names: Names, scope: BoundsContext) -> _Result:
-    results = [_vectorize(c, names, scope) for c in body]
+    results = [_vectorize_statement(c, names, scope) for c in body]
     waits = any(pending for _, pending in results)
     reached = Counter(name for c in body for name in _reached_buffers(c)) if waits else Counter[str]()
     done: list[Stmt] = []
@@ -151,14 +155,14 @@ def _materialize_accumulators(s: Stmt, accumulators: tuple[VectorAccumulator, ..
 def _vectorize_loop(loop: Loop, names: Names, scope: BoundsContext) -> _Result:
     lanes = loop.vector_factors[0]
     if lanes == 1:
-        return _vectorize(replace(loop, kind=LoopKind.SERIAL, vector_factors=(1, 1)), names, scope)
+        return _vectorize_statement(replace(loop, kind=LoopKind.SERIAL, vector_factors=(1, 1)), names, scope)
     if loop.step != 1:
         raise CannotLower(f"vector loop {loop.var} has step {loop.step}, not 1")
     body = unroll_loops(loop.body)
     _require_vector_form(loop, body)
     reductions = find_reductions(loop.var, body)
     _require_elements(reductions, body, scope)
-    pieces = _pieces(loop, names)
+    pieces = _split_vector_loop(loop, names)
     used = max((p.copies for p in pieces), default=1)
     accumulators = tuple(VectorAccumulator(r, r.registers(names, lanes, used)) for r in reductions)
     steps = [_emit_piece(p, body, loop, accumulators, names) for p in pieces]
@@ -211,7 +215,7 @@ class _Piece:
     lets: tuple[tuple[str, Expr], ...] = ()
 
 
-def _pieces(loop: Loop, names: Names) -> list[_Piece]:
+def _split_vector_loop(loop: Loop, names: Names) -> list[_Piece]:
     if not loop.vector_factors[1]:
         return [_Piece(loop.start, loop.stop, 1, build.sub(loop.stop, build.var(loop.var)))]
     trips = linear_forms.difference(loop.stop, loop.start)

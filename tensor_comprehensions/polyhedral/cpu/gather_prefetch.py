@@ -41,7 +41,7 @@ def prefetch_hints(
         loops: the indices of `node` that the loops around the body walk, innermost first; `scope` gives their values.
     """
     found: dict[ir.Invoke, None] = {}
-    for access, writes in _accesses(node):
+    for access, writes in _list_reads_and_updates(node):
         row = lanes.extent * function.tensor(access.tensor).dtype.size
         if not MIN_PREFETCHED_ROW_BYTES <= row <= MAX_PREFETCHED_ROW_BYTES or not _is_selected_row(
             function, group, node, access, lanes, target
@@ -49,7 +49,7 @@ def prefetch_hints(
             continue
         ahead = _advance_scope(
             _moving_loops(access, loops),
-            _ranges(node),
+            _map_names_to_indices(node),
             min(MAX_GATHER_PREFETCH_ROWS, -(-GATHER_PREFETCH_BYTES // row)),
             scope,
         )
@@ -59,7 +59,7 @@ def prefetch_hints(
     return tuple(found)
 
 
-def _accesses(node: ScopStatement) -> Iterator[tuple[tc.Access, bool]]:
+def _list_reads_and_updates(node: ScopStatement) -> Iterator[tuple[tc.Access, bool]]:
     """The reads of `node`, and the element that it updates."""
     updated = [w for s, w in zip(node.statements, node.writes, strict=True) if s.reduction is not None]
     yield from ((a, False) for a in node.reads if a not in updated)
@@ -78,24 +78,24 @@ def _is_selected_row(
     tensor = function.tensor(access.tensor)
     if tensor.size * tensor.dtype.size <= target.cache[min(1, len(target.cache) - 1)]:
         return False
-    reads = [x for e in _selectors(access) for x in tc.walk_expr(e) if isinstance(x, tc.Access)]
+    reads = [x for e in _list_nonaffine_subscripts(access) for x in tc.walk_expr(e) if isinstance(x, tc.Access)]
     written = {w.tensor for n in group.nodes for w in n.writes}
     if not reads or any(x.guarded or x.tensor in written for x in reads):
         return False
     return access_stride(function, access, lanes.index(node)) == 1
 
 
-def _selectors(access: tc.Access) -> list[tc.Expr]:
+def _list_nonaffine_subscripts(access: tc.Access) -> list[tc.Expr]:
     return [e for e in access.subscripts if to_isl_affine(e) is None]
 
 
 def _moving_loops(access: tc.Access, loops: Sequence[str]) -> list[str]:
     """The loops, innermost first, on whose indices it depends which row is selected."""
-    names = {x.name for e in _selectors(access) for x in tc.walk_expr(e) if isinstance(x, tc.Index)}
+    names = {x.name for e in _list_nonaffine_subscripts(access) for x in tc.walk_expr(e) if isinstance(x, tc.Index)}
     return [name for name in loops if name in names]
 
 
-def _ranges(node: ScopStatement) -> dict[str, BoundIndex]:
+def _map_names_to_indices(node: ScopStatement) -> dict[str, BoundIndex]:
     return {i.name: i for i in (*node.free, *node.reduction_indices)}
 
 

@@ -53,12 +53,12 @@ def lower_cpu(function: BoundFunction, options: CpuOptions, target: CpuTarget) -
     Raises:
         CannotLower: this lowering cannot express the function.
     """
-    return _with_or_without_clusters(options, lambda o: _lower(function, o, target))
+    return _with_or_without_clusters(options, lambda o: _lower_function(function, o, target))
 
 
 def explain_cpu(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> str:
     """The schedule tree of `function` (legalized) as indented text."""
-    return _with_or_without_clusters(options, lambda o: _explain(function, o, target))
+    return _with_or_without_clusters(options, lambda o: _explain_plan(function, o, target))
 
 
 def _simplify_domains(function: BoundFunction) -> BoundFunction:
@@ -80,16 +80,16 @@ def _with_or_without_clusters(options: CpuOptions, run: Callable[[CpuOptions], R
             return run(replace(options, use_microkernels=False))
 
 
-def _explain(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> str:
+def _explain_plan(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> str:
     function = split_reductions(reorder(_simplify_domains(function), options, target), options, target)
-    plan = plan_schedule(_scop(function, scop_nodes(function, options, target)), options, target)
+    plan = plan_schedule(_make_scop(function, scop_nodes(function, options, target)), options, target)
     return _format_plan(function, plan, options, target)
 
 
 def _format_plan(
     function: BoundFunction, plan: Sequence[ScheduledGroup], options: CpuOptions, target: CpuTarget
 ) -> str:
-    buffers = {t.name: _buffer(t) for t in function.tensors}
+    buffers = {t.name: _make_buffer(t) for t in function.tensors}
 
     def describe_node(scheduled: ScheduledGroup, node: ScopStatement) -> Schedule | None:
         local = _local_tensors(function, plan, scheduled, options)
@@ -98,7 +98,7 @@ def _format_plan(
     return "\n".join(format_schedule(plan, describe_node))
 
 
-def _lower(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> Module:
+def _lower_function(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> Module:
     domains = run_step("simplify_domains", lambda: _simplify_domains(function), repr)
     reordered = run_step("reorder", lambda: reorder(domains, options, target), repr)
     function = run_step("split_reductions", lambda: split_reductions(reordered, options, target), repr)
@@ -107,18 +107,18 @@ def _lower(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> M
         with LOCK:
             return _format_plan(function, plan, options, target)
 
-    scop = run_step("scop", lambda: _scop(function, scop_nodes(function, options, target)))
+    scop = run_step("scop", lambda: _make_scop(function, scop_nodes(function, options, target)))
     plan = run_step("schedule", lambda: plan_schedule(scop, options, target), show_plan)
     if current_knobs().verify:
         check_legal(scop, plan)
-    return run_step("generate", lambda: _generate(function, plan, options, target))
+    return run_step("generate", lambda: _generate_module(function, plan, options, target))
 
 
-def _generate(
+def _generate_module(
     function: BoundFunction, plan: Sequence[ScheduledGroup], options: CpuOptions, target: CpuTarget
 ) -> Module:
     """The loops of a schedule: a kernel for each group, after those that check its subscripts."""
-    buffers = {t.name: _buffer(t) for t in function.tensors}
+    buffers = {t.name: _make_buffer(t) for t in function.tensors}
     kernels: list[Kernel] = []
     checks = BoundsCheckLoops()
     contracted: set[str] = set()
@@ -134,7 +134,7 @@ def _generate(
             _record_temporaries(function, plan, scheduled, local)
         body = lower_group(function, scheduled, local, buffers, options, target)
         kernels.append(Kernel(function.name if len(plan) == 1 else internal_name(function.name, len(kernels)), body))
-    return _module(function, buffers, contracted, kernels, checks)
+    return _make_module(function, buffers, contracted, kernels, checks)
 
 
 def _record_temporaries(
@@ -174,7 +174,7 @@ def _local_tensors(
 
 
 @lru_cache(SCOPS)
-def _scop(function: BoundFunction, nodes: tuple[ScopStatement, ...]) -> Scop:
+def _make_scop(function: BoundFunction, nodes: tuple[ScopStatement, ...]) -> Scop:
     """The scop, with cached results of isl from compilations with other options."""
     return Scop(function, nodes)
 
@@ -182,7 +182,7 @@ def _scop(function: BoundFunction, nodes: tuple[ScopStatement, ...]) -> Scop:
 def plan_schedule(scop: Scop, options: CpuOptions, target: CpuTarget) -> tuple[ScheduledGroup, ...]:
     """Groups, tile sizes and nests: everything but the emission."""
     plan = []
-    buffers = {t.name: _buffer(t) for t in scop.function.tensors}
+    buffers = {t.name: _make_buffer(t) for t in scop.function.tensors}
     for group in fuse_statements(scop, options, target):
         fuse = options.fusion != "min"
         wanted = memory_bound_bridge.requested_plan(group, buffers, options, target)
@@ -219,7 +219,7 @@ def _record_tiles(
     note_decision(Decision("tiles", statements_of(group.nodes), rows or "no shared loop", why, numbers))
 
 
-def _module(
+def _make_module(
     function: BoundFunction,
     buffers: dict[str, Buffer],
     contracted: set[str],
@@ -236,14 +236,14 @@ def _module(
     return Module(function.name, arguments, memory, tuple(kernels), checks.sites, written, partial)
 
 
-def _buffer(tensor: Tensor) -> Buffer:
+def _make_buffer(tensor: Tensor) -> Buffer:
     return Buffer(tensor.name, Type(tensor.dtype), tensor.shape, tensor.strides)
 
 
 def scop_nodes(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> tuple[ScopStatement, ...]:
     """The nodes of the scop: clusters for `use_microkernels`, else the statements that have an instance."""
     tensors = {t.name: t for t in function.tensors}
-    buffers = {t.name: _buffer(t) for t in function.tensors}
+    buffers = {t.name: _make_buffer(t) for t in function.tensors}
     found: list[ScopStatement] = []
     position = 0
     while position < len(function.statements):
@@ -293,7 +293,7 @@ def find_contractions(
     """
     given = _simplify_domains(function)
     function = split_reductions(given, options, target, products=False)
-    buffers = {t.name: _buffer(t) for t in function.tensors}
+    buffers = {t.name: _make_buffer(t) for t in function.tensors}
     found = scop_nodes(function, options, target)
     ops = tuple(
         (n.name, n.cluster.output.tensor, pack_bf16_pairs(n.cluster.op(n.name, buffers), target))

@@ -50,7 +50,7 @@ def lower_group(
     tiles, counts = tiles_of(group, scheduled.sizes)
 
     def body(tiles: tuple[TileRange, ...]) -> ir.Stmt:
-        return _body(function, scheduled, tiles, local, buffers, options, target)
+        return _lower_group_body(function, scheduled, tiles, local, buffers, options, target)
 
     movement = scheduled.movement
     turned = _is_transposition(function, scheduled, target) if movement is None else movement.transposed
@@ -107,7 +107,7 @@ def contraction_schedule(
     return plan_to_schedule(plan, drop_unit_dims(op))
 
 
-def _body(
+def _lower_group_body(
     function: BoundFunction,
     scheduled: ScheduledGroup,
     tiles: tuple[TileRange, ...],

@@ -64,12 +64,12 @@ def build_check_loops(
     return replace(found, loops=tuple(with_origin(loop, (s.name,), BOUNDS_CHECK) for loop in found.loops))
 
 
-def _roots(check: BoundsCheck) -> list[tc.Expr]:
+def _list_check_exprs(check: BoundsCheck) -> list[tc.Expr]:
     return [e for e in (check.subscript, check.guard) if e is not None]
 
 
-def _accesses(check: BoundsCheck) -> list[tc.Access]:
-    return [x for e in _roots(check) for x in tc.walk_expr(e) if isinstance(x, tc.Access)]
+def _collect_check_accesses(check: BoundsCheck) -> list[tc.Access]:
+    return [x for e in _list_check_exprs(check) for x in tc.walk_expr(e) if isinstance(x, tc.Access)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class _Check:
     @property
     def indices(self) -> tuple[BoundIndex, ...]:
         """Those on which the check depends, in the order of the statement."""
-        used = {x.name for e in _roots(self.check) for x in tc.walk_expr(e) if isinstance(x, tc.Index)}
+        used = {x.name for e in _list_check_exprs(self.check) for x in tc.walk_expr(e) if isinstance(x, tc.Index)}
         return tuple(i for i in self.statement.indices if i.name in used)
 
     @property
@@ -119,7 +119,7 @@ class _Check:
         flags = build.buffer(internal_name("chunks", self.site), BOOL, (chunks,))
         try:
             if chunks > 1:
-                first, nest = self._in_chunks(inside, outer, flags), _conjunction(inside, flags)
+                first, nest = self._in_chunks(inside, outer, flags), _make_flag_conjunction(inside, flags)
             else:
                 first, nest = build.NOTHING, self._vector_nest(inside, {})
         except CannotLower:
@@ -158,7 +158,7 @@ class _Check:
 
     def _cost(self, i: BoundIndex, lanes: int) -> float:
         """Of the vectors along `i`, per subscript."""
-        steps = [access_stride(self.function, a, i.name) for a in _accesses(self.check)]
+        steps = [access_stride(self.function, a, i.name) for a in _collect_check_accesses(self.check)]
         costs = [1.0 if s in (0, 1) else 4.0 if s is not None and abs(s) <= 4 else 10.0 for s in steps]
         return sum(costs) * -(-i.extent // lanes) / i.extent
 
@@ -187,7 +187,7 @@ def _initialize_and_run(inside: Buffer, nest: ir.Stmt) -> ir.Stmt:
     return build.block(ir.Store(inside, (), build.TRUE), nest)
 
 
-def _conjunction(inside: Buffer, flags: Buffer) -> ir.Stmt:
+def _make_flag_conjunction(inside: Buffer, flags: Buffer) -> ir.Stmt:
     """All `codegen_flags` taken into `inside`."""
     update = ir.Store(inside, (), ir.Load(flags, (build.var(CHUNK),)), "and")
     return ir.Loop(CHUNK, build.const(0), build.const(flags.shape[0]), update)

@@ -37,9 +37,9 @@ def transpose_nontemporal(
             many of those at once.
         before: lanes of each part before this one, if this is the last and shorter.
     """
-    if parts := _parts(row):
+    if parts := _split_long_axis(row):
         return build.block(*(transpose_nontemporal(stores, reads, part, lane, whole, factor, before) for part in parts))
-    if parts := _parts(lane):
+    if parts := _split_long_axis(lane):
         whole_chunks, rest = parts
         chunks = transpose_nontemporal(stores, reads, row, whole_chunks, whole, factor, before)
         return build.block(
@@ -57,7 +57,7 @@ def transpose_nontemporal(
     apart = is_apart(lanes.length)
     at_once = factor if apart else (factor[0], max(1, min(factor[1], lanes.length // factor[0])))
     shape = (rows.length, lanes.length + line * apart)
-    found = staged_loads(reads, rows, lanes, lambda read: (shape[0], _pitch(read.buffer, shape[1])))
+    found = staged_loads(reads, rows, lanes, lambda read: (shape[0], _compute_row_pitch(read.buffer, shape[1])))
     point = with_registers(stores, build.block(*(with_loads(s, found) for s in stores)))
 
     def loop_lanes(start: Expr, stop: Expr) -> Stmt:
@@ -78,7 +78,7 @@ def transpose_nontemporal(
     return Loop(chunk_start(row), row.start, row.stop, body, step=rows.length)
 
 
-def _parts(axis: Axis) -> tuple[Axis, ...]:
+def _split_long_axis(axis: Axis) -> tuple[Axis, ...]:
     """The whole chunks of a long axis, and the remainder; () if the axis is not split."""
     length = axis.length
     return (
@@ -94,7 +94,7 @@ def _is_aligned(buffer: Buffer, first: int, lanes: int) -> bool:
     return begin_lines(buffer.strides, size) and first * size % CACHE_LINE_BYTES == lanes * size % CACHE_LINE_BYTES == 0
 
 
-def _pitch(buffer: Buffer, lanes: int) -> int:
+def _compute_row_pitch(buffer: Buffer, lanes: int) -> int:
     """Pitch of rows with this many elements: an odd number of lines, which spreads rows over all sets of a cache."""
     line = CACHE_LINE_BYTES // buffer.type.dtype.size
     return (-(-lanes // line) | 1) * line

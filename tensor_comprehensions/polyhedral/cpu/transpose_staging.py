@@ -35,7 +35,7 @@ def transposable_reads(stores: Sequence[Store], row: str, lane: str) -> tuple[Lo
     if any(s.mask is not None or not _is_contiguous_store(s, lane) for s in stores):
         return ()
     written = {s.buffer.name for s in stores}
-    found = (e for s in stores for e in _loads(s) if e.buffer.name not in written and e.mask is None)
+    found = (e for s in stores for e in _collect_loads(s) if e.buffer.name not in written and e.mask is None)
     return tuple(dict.fromkeys(e for e in found if _is_transposed_read(e, row, lane)))
 
 
@@ -43,7 +43,7 @@ def transpose_block_side(
     stores: Sequence[Store], reads: Sequence[Load], extents: Sequence[int], target: CpuTarget, *, pointwise: bool = True
 ) -> int:
     """Rows and columns of the square blocks in which `reads` are transposed for `stores`."""
-    bits = _bits(stores, reads)
+    bits = _find_widest_element_bits(stores, reads)
     lanes = target.lanes(bits)
     whole = any(s.nontemporal for s in stores) or (pointwise and _fits_l1_with_line_vectors(stores, reads, target))
     if not (whole or _writes_lines(stores, reads, target)):
@@ -55,7 +55,9 @@ def loads_in_pieces(
     stores: Sequence[Store], reads: Sequence[Load], rows: Axis, lanes: Axis, block: int, target: CpuTarget
 ) -> bool:
     """Whether blocks of this many rows and lanes load rows in pieces, so that whole lines pass through L1."""
-    is_line = block * _bits(stores, reads) == 8 * CACHE_LINE_BYTES and _fits_l1_with_line_vectors(stores, reads, target)
+    is_line = block * _find_widest_element_bits(stores, reads) == 8 * CACHE_LINE_BYTES and _fits_l1_with_line_vectors(
+        stores, reads, target
+    )
     if not is_line or rows.length is None or lanes.length is None:
         return False
     return rows.length * min(r.type.dtype.size for r in reads) >= SHUFFLE_BYTES
@@ -66,7 +68,7 @@ def _fits_l1_with_line_vectors(stores: Sequence[Store], reads: Sequence[Load], t
     return _has_lines(target) and _touched_bytes(stores, reads) <= target.cache[0]
 
 
-def _bits(stores: Sequence[Store], reads: Sequence[Load]) -> int:
+def _find_widest_element_bits(stores: Sequence[Store], reads: Sequence[Load]) -> int:
     return max(8, *(b.type.dtype.bits for b in (*(s.buffer for s in stores), *(r.buffer for r in reads))))
 
 
@@ -175,21 +177,25 @@ def with_loads(s: Stmt, values: Mapping[Load, Load]) -> Stmt:
 
 
 def _is_contiguous_store(s: Store, lane: str) -> bool:
-    step = _step(s.buffer, s.indices, lane)
+    step = _compute_access_stride(s.buffer, s.indices, lane)
     return s.buffer.space is Space.REGISTER or step == 1 or (step == 0 and s.op is not None)
 
 
-def _loads(s: Store) -> Iterator[Load]:
+def _collect_loads(s: Store) -> Iterator[Load]:
     for root in (s.value, *s.indices):
         yield from (e for e in walk_expr(root) if isinstance(e, Load))
 
 
 def _is_transposed_read(e: Load, row: str, lane: str) -> bool:
-    along = _step(e.buffer, e.indices, lane)
-    return along is not None and abs(along) > MAX_INTERLEAVED_STRIDE and _step(e.buffer, e.indices, row) == 1
+    along = _compute_access_stride(e.buffer, e.indices, lane)
+    return (
+        along is not None
+        and abs(along) > MAX_INTERLEAVED_STRIDE
+        and _compute_access_stride(e.buffer, e.indices, row) == 1
+    )
 
 
-def _step(buffer: Buffer, indices: tuple[Expr, ...], name: str) -> int | None:
+def _compute_access_stride(buffer: Buffer, indices: tuple[Expr, ...], name: str) -> int | None:
     """Elements between `buffer[indices]` at consecutive values of the variable `name`; None if that varies."""
     total = 0
     for index, stride in zip(indices, buffer.strides, strict=True):

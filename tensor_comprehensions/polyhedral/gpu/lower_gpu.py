@@ -50,14 +50,14 @@ def lower_gpu(
     if options is not None:
         check_mapping(options, target)
     with LOCK:
-        return _lower(function, options, target, collapsed=collapsed)
+        return _lower_function(function, options, target, collapsed=collapsed)
 
 
 def estimate_cycles(function: BoundFunction, target: GpuTarget, *, collapsed: bool = False) -> float:
     """Cycles that the kernels of `function` (legalized) are expected to take as `lower_gpu` maps them by default."""
     with LOCK, close_book():
         scop = _scop(function, None, target, collapsed=collapsed)
-        groups = _groups(scop, None, target)
+        groups = _make_fusion_groups(scop, None, target)
         return sum(group_cycles(scop, group, target) + GPU_LAUNCH_SECONDS * target.clock for group in groups)
 
 
@@ -76,7 +76,7 @@ def _format_plans(scop: Scop, plans: Sequence[KernelPlan], *, with_options: bool
     lines = []
     for plan in plans:
         launch = plan.launch
-        lines.append(f"kernel: {_times(launch.grid)} blocks of {_times(launch.block)} threads")
+        lines.append(f"kernel: {_format_sizes(launch.grid)} blocks of {_format_sizes(launch.block)} threads")
         if with_options:
             lines.append(f"  chosen: {plan.options}")
         lines.append("  domain: " + "; ".join(u.domain for u in plan.units))
@@ -90,10 +90,12 @@ def default_options(function: BoundFunction, target: GpuTarget) -> MappingOption
     with LOCK:
         scop = _scop(function, None, target)
         parts = max((scop.function.tensor(name).shape[0] for name in scop.parts), default=1)
-        return replace(choose_mapping(scop, heaviest_group(scop, _groups(scop, None, target)), target), split_k=parts)
+        return replace(
+            choose_mapping(scop, heaviest_group(scop, _make_fusion_groups(scop, None, target)), target), split_k=parts
+        )
 
 
-def _times(sizes: tuple[int, ...]) -> str:
+def _format_sizes(sizes: tuple[int, ...]) -> str:
     return " x ".join(map(str, sizes))
 
 
@@ -109,7 +111,7 @@ def _scop(
     return Scop(function, tuple(ScopStatement(node_name(p), (p,)) for p in alive), parts)
 
 
-def _groups(scop: Scop, options: MappingOptions | None, target: GpuTarget) -> tuple[FusionGroup, ...]:
+def _make_fusion_groups(scop: Scop, options: MappingOptions | None, target: GpuTarget) -> tuple[FusionGroup, ...]:
     def object_to(before: FusionGroup, alone: FusionGroup, joined: FusionGroup) -> FusionObjection | None:
         return object_to_fusion(scop, target, before, alone, joined)
 
@@ -152,11 +154,13 @@ def _chain_groups(scop: Scop, groups: Sequence[FusionGroup], object_to: Object) 
 
 
 def _plans(scop: Scop, options: MappingOptions | None, target: GpuTarget) -> tuple[KernelPlan, ...]:
-    groups = _groups(scop, options, target)
+    groups = _make_fusion_groups(scop, options, target)
     return tuple(plan_kernel(scop, g, options or choose_mapping(scop, g, target)) for g in groups)
 
 
-def _lower(function: BoundFunction, options: MappingOptions | None, target: GpuTarget, *, collapsed: bool) -> Module:
+def _lower_function(
+    function: BoundFunction, options: MappingOptions | None, target: GpuTarget, *, collapsed: bool
+) -> Module:
     scop = run_step("scop", lambda: _scop(function, options, target, collapsed=collapsed), lambda s: repr(s.function))
     function = scop.function
 
@@ -175,23 +179,25 @@ def _lower(function: BoundFunction, options: MappingOptions | None, target: GpuT
         verifying, meanings = check_kernels(statements, buffers, function.name, len(sites))
         kernels += verifying
         sites += meanings
-        registers = _registers(function, groups, plan)
+        registers = _find_register_temporaries(function, groups, plan)
         contracted |= {t.name for t in registers}
         name = function.name if len(plans) == 1 else internal_name(function.name, len(kernels))
         local = frozenset(t.name for t in local_temporaries(function, groups, plan.group))
         kernel, promoted = KernelLowering(scop, plan, buffers, registers, local, target).kernel(name)
         kernels.append(kernel)
         contracted |= promoted
-    return _module(function, buffers, contracted, kernels, sites)
+    return _make_module(function, buffers, contracted, kernels, sites)
 
 
-def _registers(function: BoundFunction, groups: list[FusionGroup], plan: KernelPlan) -> tuple[Tensor, ...]:
+def _find_register_temporaries(
+    function: BoundFunction, groups: list[FusionGroup], plan: KernelPlan
+) -> tuple[Tensor, ...]:
     """The temporaries of which a thread needs one element at a time."""
     local = local_temporaries(function, groups, plan.group)
     return tuple(t for t in local if any(fits_register(t, plan.group, p.leaf) for p in plan.leaves))
 
 
-def _module(
+def _make_module(
     function: BoundFunction,
     buffers: dict[str, Buffer],
     contracted: set[str],

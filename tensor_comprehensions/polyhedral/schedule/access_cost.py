@@ -35,12 +35,12 @@ def access_stride(function: BoundFunction, access: tc.Access, index: str) -> int
 
 def vector_dim(function: BoundFunction, leaf: LoopNest, target: CpuTarget) -> NestDim | None:
     """The dimension whose lanes cost least per element, or None if no dimension may run in lanes."""
-    return min(_lane_candidates(leaf), key=lambda d: _cost(function, leaf, d, target), default=None)
+    return min(_lane_candidates(leaf), key=lambda d: _estimate_vectorize_cost(function, leaf, d, target), default=None)
 
 
 def rank_vector_dims(function: BoundFunction, leaf: LoopNest, target: CpuTarget) -> list[tuple[NestDim, float]]:
     """The dimensions that may run in lanes, the best first, each with its cost relative to contiguous accesses."""
-    costs = [(d, _cost(function, leaf, d, target)) for d in _lane_candidates(leaf)]
+    costs = [(d, _estimate_vectorize_cost(function, leaf, d, target)) for d in _lane_candidates(leaf)]
     return [(d, cost) for d, (cost, _) in sorted(costs, key=lambda c: c[1])]
 
 
@@ -56,7 +56,9 @@ def _lane_candidates(leaf: LoopNest) -> list[NestDim]:
     return [d for d in leaf.dims if d.kind is not DimKind.SERIAL and d.extent > 1]
 
 
-def _cost(function: BoundFunction, leaf: LoopNest, dim: NestDim, target: CpuTarget) -> tuple[float, int]:
+def _estimate_vectorize_cost(
+    function: BoundFunction, leaf: LoopNest, dim: NestDim, target: CpuTarget
+) -> tuple[float, int]:
     lanes = target.lanes(32)
     total = 0.0
     rows, turning = _turning_rows(leaf, dim), TRANSPOSED if is_fully_parallel(leaf) else STAGED
@@ -140,7 +142,7 @@ def loop_order(function: BoundFunction, leaf: LoopNest, vector: NestDim | None) 
     serial = [d for d in leaf.dims if d.kind is DimKind.SERIAL]
     parallel = [d for d in leaf.dims if d.kind is DimKind.PARALLEL and d is not vector]
     reduction = [d for d in leaf.dims if d.kind is DimKind.REDUCTION and d is not vector]
-    weights = {d.name: _weight(function, leaf, d) for d in leaf.dims}
+    weights = {d.name: _sum_access_strides(function, leaf, d) for d in leaf.dims}
     parallel.sort(key=lambda d: -weights[d.name])
     reduction.sort(key=lambda d: -weights[d.name])
     if vector is None:
@@ -150,12 +152,12 @@ def loop_order(function: BoundFunction, leaf: LoopNest, vector: NestDim | None) 
     return (*parallel, *serial, vector, *reduction)
 
 
-def _weight(function: BoundFunction, leaf: LoopNest, dim: NestDim) -> int:
+def _sum_access_strides(function: BoundFunction, leaf: LoopNest, dim: NestDim) -> int:
     """How far apart consecutive iterations of `dim` touch memory, over all accesses."""
-    return sum(_distance(function, node, a, dim) for node in leaf.nodes for a in (*node.reads, *node.writes))
+    return sum(_clamp_access_stride(function, node, a, dim) for node in leaf.nodes for a in (*node.reads, *node.writes))
 
 
-def _distance(function: BoundFunction, node: ScopStatement, access: tc.Access, dim: NestDim) -> int:
+def _clamp_access_stride(function: BoundFunction, node: ScopStatement, access: tc.Access, dim: NestDim) -> int:
     step = access_stride(function, access, dim.index(node))
     return min(abs(step), 1 << 20) if step is not None else 1 << 20
 

@@ -294,7 +294,7 @@ def _schedule_group(scop: Scop, nodes: Sequence[ScopStatement]) -> FusionGroup |
         return None  # isl can take seconds to find out
     rows: list[BandMember] = []
     for pieces in _outer_band(scop, nodes):
-        row = _row(nodes, pieces)
+        row = _match_band_member(nodes, pieces)
         if row is None or any(row.index_and_shift(n)[0] == r.index_and_shift(n)[0] for r in rows for n in nodes):
             break  # a node that two rows place by one index would run where they agree only
         rows.append(row)
@@ -359,7 +359,7 @@ def _pw_affs(row: isl.UnionPwAff) -> list[isl.PwAff]:
     return found
 
 
-def _row(nodes: Sequence[ScopStatement], pieces: dict[str, isl.Aff]) -> BandMember | None:
+def _match_band_member(nodes: Sequence[ScopStatement], pieces: dict[str, isl.Aff]) -> BandMember | None:
     """The row where every node runs at `index + shift`, all over one range; None for any other.
 
     Skewed, reversed and constant rows, and nodes that would idle in some iterations, are left unfused: their guards

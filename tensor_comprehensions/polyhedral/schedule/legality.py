@@ -44,10 +44,10 @@ def check_legal(scop: Scop, schedule: Sequence[ScheduledGroup]) -> None:
             ordered = ordered.subtract(ordered.intersect_domain(own).intersect_range(own))
     times = _schedule_to_time_map(nodes, schedule)
     distance = ordered.apply_domain(times).apply_range(times)
-    _require(distance, _forward(_depth(schedule)), "runs backwards in time")
+    _check_dependence_subset(distance, _make_lex_order_map(_count_time_dims(schedule)), "runs backwards in time")
     for parallel in _parallel_maps(nodes, schedule):
         moved = dependences.apply_domain(parallel).apply_range(parallel)
-        _require(moved, _identity_on(moved), "crosses parallel iterations")
+        _check_dependence_subset(moved, _identity_on(moved), "crosses parallel iterations")
 
 
 def _include_reductions(node: ScopStatement) -> ScopStatement:
@@ -58,23 +58,29 @@ def _include_reductions(node: ScopStatement) -> ScopStatement:
     return replace(node, statements=(replace(s, num_free=len(s.indices)),))
 
 
-def _require(actual: isl.UnionMap, allowed: isl.UnionMap, problem: str) -> None:
+def _check_dependence_subset(actual: isl.UnionMap, allowed: isl.UnionMap, problem: str) -> None:
     if not actual.is_subset(allowed):
         raise InternalError(f"a dependence {problem}: {actual.subtract(allowed)}")
 
 
-def _depth(schedule: Sequence[ScheduledGroup]) -> int:
+def _count_time_dims(schedule: Sequence[ScheduledGroup]) -> int:
     return 3 + max((len(s.sizes) + len(leaf.dims) for s in schedule for leaf in s.leaves), default=0)
 
 
 def _schedule_to_time_map(nodes: Sequence[ScopStatement], schedule: Sequence[ScheduledGroup]) -> isl.UnionMap:
-    depth = _depth(schedule)
+    depth = _count_time_dims(schedule)
     pieces = []
     for g, scheduled in enumerate(schedule):
         for position, leaf in enumerate(scheduled.leaves):
             for k, node in enumerate(_nodes_of_leaf(nodes, leaf)):
-                time = [str(g), *_tiles(scheduled, node), str(position), *_point(scheduled, leaf, node), str(k)]
-                pieces.append(_piece(node, time + ["0"] * (depth - len(time))))
+                time = [
+                    str(g),
+                    *_make_tile_exprs(scheduled, node),
+                    str(position),
+                    *_make_point_exprs(scheduled, leaf, node),
+                    str(k),
+                ]
+                pieces.append(_print_schedule_piece(node, time + ["0"] * (depth - len(time))))
     return union_map("{ " + "; ".join(pieces) + " }")
 
 
@@ -83,13 +89,13 @@ def _parallel_maps(nodes: Sequence[ScopStatement], schedule: Sequence[ScheduledG
     maps = []
     for g in schedule:
         inside = [(leaf, node) for leaf in g.leaves for node in _nodes_of_leaf(nodes, leaf)]
-        maps.append("; ".join(_piece(node, _shared_tiles(g, node)) for _, node in inside))
+        maps.append("; ".join(_print_schedule_piece(node, _shared_tiles(g, node)) for _, node in inside))
         for leaf in g.leaves:
             parallel = [k for k, d in enumerate(leaf.dims) if d.kind is DimKind.PARALLEL]
             pieces = []
             for node in _nodes_of_leaf(nodes, leaf):
-                point = _point(g, leaf, node)
-                pieces.append(_piece(node, [*_shared_tiles(g, node), *(point[k] for k in parallel)]))
+                point = _make_point_exprs(g, leaf, node)
+                pieces.append(_print_schedule_piece(node, [*_shared_tiles(g, node), *(point[k] for k in parallel)]))
             maps.append("; ".join(pieces))
     return [union_map("{ " + text + " }") for text in maps]
 
@@ -99,7 +105,7 @@ def _nodes_of_leaf(nodes: Sequence[ScopStatement], leaf: LoopNest) -> list[ScopS
     return [by_name[n.name] for n in leaf.nodes]
 
 
-def _tiles(scheduled: ScheduledGroup, node: ScopStatement) -> list[str]:
+def _make_tile_exprs(scheduled: ScheduledGroup, node: ScopStatement) -> list[str]:
     texts = []
     for row, size in zip(scheduled.group.rows, scheduled.sizes, strict=True):
         index, shift = row.index_and_shift(node)
@@ -109,10 +115,10 @@ def _tiles(scheduled: ScheduledGroup, node: ScopStatement) -> list[str]:
 
 def _shared_tiles(scheduled: ScheduledGroup, node: ScopStatement) -> list[str]:
     """The tile indices that threads share: of all rows except the serial one."""
-    return [t for k, t in enumerate(_tiles(scheduled, node)) if k != scheduled.group.serial]
+    return [t for k, t in enumerate(_make_tile_exprs(scheduled, node)) if k != scheduled.group.serial]
 
 
-def _point(scheduled: ScheduledGroup, leaf: LoopNest, node: ScopStatement) -> list[str]:
+def _make_point_exprs(scheduled: ScheduledGroup, leaf: LoopNest, node: ScopStatement) -> list[str]:
     """The values of the leaf's loop variables, which count as the first node's indices do."""
     inside = {i.name for i in node.free}
     texts = []
@@ -126,11 +132,11 @@ def _point(scheduled: ScheduledGroup, leaf: LoopNest, node: ScopStatement) -> li
     return texts
 
 
-def _piece(node: ScopStatement, time: Sequence[str]) -> str:
+def _print_schedule_piece(node: ScopStatement, time: Sequence[str]) -> str:
     return f"{instance_tuple(node)} -> [{', '.join(time)}]"
 
 
-def _forward(depth: int) -> isl.UnionMap:
+def _make_lex_order_map(depth: int) -> isl.UnionMap:
     space = isl.Set(f"{{ [{', '.join(f't{k}' for k in range(depth))}] }}", CONTEXT).get_space()
     return isl.UnionMap.from_map(isl.Map.lex_lt(space))
 

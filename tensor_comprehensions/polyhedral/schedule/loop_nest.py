@@ -70,7 +70,7 @@ def build_nests(scop: Scop, group: FusionGroup, point_rows: Sequence[int], *, fu
     """The nests of a group whose rows `point_rows` are loops of the nests (the others are fixed outside)."""
     found: list[LoopNest] = []
     for node in group.nodes:
-        leaf = LoopNest((node,), _dims(scop, group, node, point_rows), frozenset(node.elements))
+        leaf = LoopNest((node,), _make_nest_dims(scop, group, node, point_rows), frozenset(node.elements))
         fused = _fuse_nests(group, found[-1], leaf) if found and fuse else None
         if fused is not None:
             found[-1] = fused
@@ -79,7 +79,9 @@ def build_nests(scop: Scop, group: FusionGroup, point_rows: Sequence[int], *, fu
     return tuple(found)
 
 
-def _dims(scop: Scop, group: FusionGroup, node: ScopStatement, point_rows: Sequence[int]) -> tuple[NestDim, ...]:
+def _make_nest_dims(
+    scop: Scop, group: FusionGroup, node: ScopStatement, point_rows: Sequence[int]
+) -> tuple[NestDim, ...]:
     rows = {row.index_and_shift(node)[0]: position for position, row in enumerate(group.rows)}
     dims = []
     for i in node.free:
@@ -101,7 +103,7 @@ def _fuse_nests(group: FusionGroup, first: LoopNest, second: LoopNest) -> LoopNe
     (node,) = second.nodes
     if any(n.cluster is not None for n in (node, *first.nodes)):
         return None
-    alignment = _alignment(first, second)
+    alignment = _match_nest_dims(first, second)
     if alignment is None or not all(_are_compatible(n, node, alignment, first) for n in first.nodes):
         return None
     dims = []
@@ -110,7 +112,7 @@ def _fuse_nests(group: FusionGroup, first: LoopNest, second: LoopNest) -> LoopNe
         kinds = {dim.kind, other.kind}
         kind = DimKind.REDUCTION if DimKind.REDUCTION in kinds else DimKind.PARALLEL
         dims.append(NestDim(dim.name, kind, dim.lower, dim.upper, dim.row, (*dim.indices, *other.indices)))
-    names = _names(group, dims, node, first.nodes[0])
+    names = _match_index_names(group, dims, node, first.nodes[0])
     if names is None or {g.rename_indices(names) for g in node.domain} != set(first.nodes[0].domain):
         return None
     elements = first.elements & {g.rename_indices(names) for g in node.elements}
@@ -118,7 +120,7 @@ def _fuse_nests(group: FusionGroup, first: LoopNest, second: LoopNest) -> LoopNe
     return None if fused.interleaves_reductions else fused
 
 
-def _names(
+def _match_index_names(
     group: FusionGroup, dims: Sequence[NestDim], node: ScopStatement, first: ScopStatement
 ) -> dict[str, str] | None:
     """The indices of `first` for those in the domain of `node`; None if they differ in value."""
@@ -132,7 +134,7 @@ def _names(
     return names if used <= names.keys() else None
 
 
-def _alignment(first: LoopNest, second: LoopNest) -> dict[str, NestDim] | None:
+def _match_nest_dims(first: LoopNest, second: LoopNest) -> dict[str, NestDim] | None:
     """For each dimension of `first` the one of `second` that walks the same elements, or None."""
     if len(first.dims) != len(second.dims) or any(d.kind is DimKind.SERIAL for d in (*first.dims, *second.dims)):
         return None
@@ -174,7 +176,7 @@ def _are_compatible(
     earlier: ScopStatement, later: ScopStatement, alignment: Mapping[str, NestDim], leaf: LoopNest
 ) -> bool:
     """Whether every conflict between the two nodes stays within one iteration of the fused nest."""
-    conflicts = _conflicts(earlier, later)
+    conflicts = _collect_conflicts(earlier, later)
     if not conflicts:  # most pairs of a long chain
         return True
     renamed = {alignment[d.name].index(later): d.index(earlier) for d in leaf.dims}
@@ -198,7 +200,7 @@ def _are_compatible(
     return True
 
 
-def _conflicts(earlier: ScopStatement, later: ScopStatement) -> list[tuple[tc.Access, tc.Access]]:
+def _collect_conflicts(earlier: ScopStatement, later: ScopStatement) -> list[tuple[tc.Access, tc.Access]]:
     """Pairs of accesses to one tensor, at least one of them a write."""
     pairs = [(w, a) for w in earlier.writes for a in (*later.reads, *later.writes)]
     pairs += [(r, w) for r in earlier.reads for w in later.writes]

@@ -29,32 +29,34 @@ def format_schedule(
         if len(plan) > 1:
             yield f"  filter: {', '.join(n.name for n in scheduled.group.nodes)}"
             indent = "    "
-        yield from (indent + line for line in _group(scheduled, pipeline))
+        yield from (indent + line for line in _print_group(scheduled, pipeline))
 
 
-def _group(scheduled: ScheduledGroup, pipeline: Callable[[ScheduledGroup, ScopStatement], object]) -> Iterator[str]:
+def _print_group(
+    scheduled: ScheduledGroup, pipeline: Callable[[ScheduledGroup, ScopStatement], object]
+) -> Iterator[str]:
     group = scheduled.group
-    rows = [_row(r, size) for r, size in zip(group.rows, scheduled.sizes, strict=True)]
+    rows = [_print_row(r, size) for r, size in zip(group.rows, scheduled.sizes, strict=True)]
     if group.serial is not None:
         rows[group.serial] += " one after another"
     yield f"band: {', '.join(rows) or 'none'} (coincident)"
     if len(scheduled.leaves) > 1:
         yield "  sequence:"
     for leaf in scheduled.leaves:
-        yield from ("    " + line for line in _leaf(leaf))
+        yield from ("    " + line for line in _print_leaf(leaf))
         for node in leaf.nodes:
             how = pipeline(scheduled, node)
             if how is not None:
                 yield f"      {node.name}: {how}"
 
 
-def _row(row: BandMember, size: int) -> str:
+def _print_row(row: BandMember, size: int) -> str:
     places = ", ".join(f"{node}.{index}" + (f" + {shift}" if shift else "") for node, (index, shift) in row.places)
     return f"[{places}] in {row.lower}:{row.upper}" + (f" tile {size}" if size < row.extent else " whole")
 
 
-def _leaf(leaf: LoopNest) -> Iterator[str]:
-    yield f"band: {', '.join(_dim(d) for d in leaf.dims) or 'none'}"
+def _print_leaf(leaf: LoopNest) -> Iterator[str]:
+    yield f"band: {', '.join(_print_dim(d) for d in leaf.dims) or 'none'}"
     for node in leaf.nodes:
         for s in node.statements:
             update = f" {s.reduction}=" + ("!" if s.initialize else "") if s.reduction else " ="
@@ -62,5 +64,5 @@ def _leaf(leaf: LoopNest) -> Iterator[str]:
             yield f"  {node_name(s)}: {s.target}{update}{where}"
 
 
-def _dim(dim: NestDim) -> str:
+def _print_dim(dim: NestDim) -> str:
     return f"{dim.name} in {dim.lower}:{dim.upper} {dim.kind.value}"

@@ -44,10 +44,10 @@ def local_temporaries(function: BoundFunction, groups: Sequence[FusionGroup], gr
 def temporary_footprint(tensor: Tensor, group: FusionGroup, tiles: Sequence[int]) -> tuple[BufferExtent, ...]:
     """The part of `tensor` that an iteration of the tile loops touches, dimension by dimension."""
     accesses = [(n, a) for n in group.nodes for a in (*n.writes, *n.reads) if a.tensor == tensor.name]
-    return tuple(_extent(d, tensor, accesses, group, tiles) for d in range(len(tensor.shape)))
+    return tuple(_compute_buffer_extent(d, tensor, accesses, group, tiles) for d in range(len(tensor.shape)))
 
 
-def _extent(
+def _compute_buffer_extent(
     d: int,
     tensor: Tensor,
     accesses: Sequence[tuple[ScopStatement, tc.Access]],
@@ -55,7 +55,7 @@ def _extent(
     tiles: Sequence[int],
 ) -> BufferExtent:
     whole = BufferExtent(None, 0, tensor.shape[d])
-    positions = [_position(node, access.subscripts[d], group) for node, access in accesses]
+    positions = [_match_row_offset(node, access.subscripts[d], group) for node, access in accesses]
     found = [p for p in positions if p is not None]
     if len(found) < len(positions) or len({row for row, _ in found}) != 1:
         return whole
@@ -65,7 +65,7 @@ def _extent(
     return whole if size >= tensor.shape[d] else BufferExtent(row, min(offsets), size)
 
 
-def _position(node: ScopStatement, subscript: tc.Expr, group: FusionGroup) -> tuple[int, int] | None:
+def _match_row_offset(node: ScopStatement, subscript: tc.Expr, group: FusionGroup) -> tuple[int, int] | None:
     """(row, offset) where `subscript` is the value of a shared row plus a constant."""
     form = to_isl_affine(subscript)
     if form is None or form.single is None:
@@ -133,11 +133,11 @@ def needs_line_staging(function: BoundFunction, group: FusionGroup, target: CpuT
 def _only_written(group: FusionGroup) -> frozenset[str]:
     """Those without subscripts of several indices, along which rows begin anywhere in a line."""
     read = {r.tensor for n in group.nodes for r in n.reads}
-    joined = {w.tensor for n in group.nodes for w in n.writes if any(_indices(e) > 1 for e in w.subscripts)}
+    joined = {w.tensor for n in group.nodes for w in n.writes if any(_count_indices(e) > 1 for e in w.subscripts)}
     return frozenset(t for n in group.nodes for t in n.tensors) - read - joined
 
 
-def _indices(e: tc.Expr) -> int:
+def _count_indices(e: tc.Expr) -> int:
     return len({x.name for x in tc.walk_expr(e) if isinstance(x, tc.Index)})
 
 

@@ -85,7 +85,7 @@ def _lane_tiles(
         if others >= MIN_COLUMN_CHUNKS // 2 and far:
             least = MAX_ROW_CHUNK
     return tuple(
-        _tile(row.extent, k in wanted, others if shared else ENOUGH_PARALLELISM, least)
+        _choose_tile_size(row.extent, k in wanted, others if shared else ENOUGH_PARALLELISM, least)
         for k, row in enumerate(group.rows)
     )
 
@@ -159,7 +159,7 @@ def _with_neighbors(
     A tile then covers runs of memory for each of them, rather than short pieces with gaps in all but one.
     """
     accesses = [(n, a) for n in leaf.nodes for a in (*n.reads, *n.writes)]
-    found = [k for node, access in accesses for k in _neighbor(function, group, node, access, sizes)]
+    found = [k for node, access in accesses for k in _find_continuing_row(function, group, node, access, sizes)]
     if len(set(found)) < 2:
         return sizes
     grown = list(sizes)
@@ -170,7 +170,7 @@ def _with_neighbors(
     return tuple(grown) if tiles >= ENOUGH_PARALLELISM else sizes
 
 
-def _neighbor(
+def _find_continuing_row(
     function: BoundFunction, group: FusionGroup, node: ScopStatement, access: tc.Access, sizes: Sequence[int]
 ) -> Iterator[int | None]:
     """The row of tile size 1 along which `access` continues after a tile; None if part of a row comes first.
@@ -184,7 +184,7 @@ def _neighbor(
             return
 
 
-def _tile(extent: int, wanted: bool, others: int, least: int) -> int:
+def _choose_tile_size(extent: int, wanted: bool, others: int, least: int) -> int:
     if not wanted:
         return 1
     if others >= ENOUGH_PARALLELISM:

@@ -20,8 +20,8 @@ Pair = tuple[str, str]  # (index of dimension q, index of dimension q + 1)
 def collapse(function: BoundFunction) -> BoundFunction:
     """The same program on the same memory with as few dimensions as possible."""
     function = replace(function, statements=tuple(map(_without_single_terms, function.statements)))
-    while candidates := _candidates(function):
-        function = _merge(function, candidates)
+    while candidates := _find_merge_candidates(function):
+        function = _merge_dimensions(function, candidates)
     return function
 
 
@@ -48,7 +48,7 @@ def _without_single_terms(s: BoundStatement) -> BoundStatement:
     return replace(s, value=substitute(s.value), checks=tuple(checks))
 
 
-def _candidates(function: BoundFunction) -> frozenset[Candidate]:
+def _find_merge_candidates(function: BoundFunction) -> frozenset[Candidate]:
     """One mergeable pair per tensor at most, consistent over the whole program."""
     candidates = {
         (t.name, q)
@@ -81,8 +81,8 @@ def _connected_candidates(start: Candidate, candidates: set[Candidate], function
     while grown:
         grown = False
         for s in function.statements:
-            pairs = {p for c, p in _pairs(s, candidates) if c in found}
-            more = {c for c, p in _pairs(s, candidates) if p in pairs} - found
+            pairs = {p for c, p in _collect_index_pairs(s, candidates) if c in found}
+            more = {c for c, p in _collect_index_pairs(s, candidates) if p in pairs} - found
             found |= more
             grown = grown or bool(more)
     return found
@@ -92,17 +92,17 @@ def _refused_candidates(function: BoundFunction, s: BoundStatement, candidates: 
     """The candidates that `s` does not allow."""
     ranges = {i.name: i for i in s.indices}
     free = {i.name for i in s.free}
-    uses = _uses(s)
-    for access in _accesses(s):
+    uses = _count_index_uses(s)
+    for access in _collect_accesses(s):
         tensor = function.tensor(access.tensor)
         for q in range(len(access.subscripts) - 1):
             if (tensor.name, q) not in candidates:
                 continue
-            pair = _pair(access, q)
+            pair = _match_index_pair(access, q)
             if pair is None or (pair[0] in free) != (pair[1] in free) or not _spans_dims(tensor, q, pair, ranges):
                 yield tensor.name, q
                 continue
-            together = sum(1 for c, p in _pairs(s, candidates) if p == pair)
+            together = sum(1 for c, p in _collect_index_pairs(s, candidates) if p == pair)
             if uses.get(pair[0], 0) != together or uses.get(pair[1], 0) != together:
                 yield tensor.name, q
 
@@ -111,22 +111,22 @@ def _spans_dims(tensor: Tensor, q: int, pair: Pair, ranges: Mapping[str, BoundIn
     return all((ranges[name].lower, ranges[name].upper) == (0, tensor.shape[q + k]) for k, name in enumerate(pair))
 
 
-def _pair(access: tc.Access, q: int) -> Pair | None:
+def _match_index_pair(access: tc.Access, q: int) -> Pair | None:
     match access.subscripts[q], access.subscripts[q + 1]:
         case tc.Index(i), tc.Index(j) if i != j:
             return i, j
     return None
 
 
-def _pairs(s: BoundStatement, candidates: set[Candidate]) -> Iterator[tuple[Candidate, Pair]]:
-    for access in _accesses(s):
+def _collect_index_pairs(s: BoundStatement, candidates: set[Candidate]) -> Iterator[tuple[Candidate, Pair]]:
+    for access in _collect_accesses(s):
         for q in range(len(access.subscripts) - 1):
-            pair = _pair(access, q)
+            pair = _match_index_pair(access, q)
             if pair is not None and (access.tensor, q) in candidates:
                 yield (access.tensor, q), pair
 
 
-def _roots(s: BoundStatement) -> Iterator[tc.Expr]:
+def _list_root_exprs(s: BoundStatement) -> Iterator[tc.Expr]:
     yield s.value
     for c in s.checks:
         yield c.subscript
@@ -134,22 +134,25 @@ def _roots(s: BoundStatement) -> Iterator[tc.Expr]:
             yield c.guard
 
 
-def _accesses(s: BoundStatement) -> Iterator[tc.Access]:
-    for root in (tc.Access(s.target, s.subscripts, s.value.dtype), *_roots(s)):  # also subscripts of the target
+def _collect_accesses(s: BoundStatement) -> Iterator[tc.Access]:
+    for root in (
+        tc.Access(s.target, s.subscripts, s.value.dtype),
+        *_list_root_exprs(s),
+    ):  # also subscripts of the target
         yield from (e for e in walk_expr(root) if isinstance(e, tc.Access))
 
 
-def _uses(s: BoundStatement) -> dict[str, int]:
+def _count_index_uses(s: BoundStatement) -> dict[str, int]:
     """How often each index occurs."""
     counts: dict[str, int] = {}
-    for root in (*s.subscripts, *_roots(s)):
+    for root in (*s.subscripts, *_list_root_exprs(s)):
         for e in walk_expr(root):
             if isinstance(e, tc.Index):
                 counts[e.name] = counts.get(e.name, 0) + 1
     return counts
 
 
-def _merge(function: BoundFunction, candidates: frozenset[Candidate]) -> BoundFunction:
+def _merge_dimensions(function: BoundFunction, candidates: frozenset[Candidate]) -> BoundFunction:
     where = dict(candidates)
     tensors = tuple(_merged_tensor(t, where[t.name]) if t.name in where else t for t in function.tensors)
     statements = tuple(_merged_statement(s, set(candidates)) for s in function.statements)
@@ -162,7 +165,7 @@ def _merged_tensor(t: Tensor, q: int) -> Tensor:
 
 
 def _merged_statement(s: BoundStatement, candidates: set[Candidate]) -> BoundStatement:
-    pairs = tuple(dict.fromkeys(p for _, p in _pairs(s, candidates)))
+    pairs = tuple(dict.fromkeys(p for _, p in _collect_index_pairs(s, candidates)))
     seconds = {j: i for i, j in pairs}
     names = {i: internal_name(i, j) for i, j in pairs}
     where = dict(candidates)

@@ -40,14 +40,14 @@ def list_dependences(function: BoundFunction) -> tuple[Dependence, ...]:
         tensors = {isl_tensor(t.name): t.name for t in function.tensors}
         order = {n.name: position for position, n in enumerate(scop.nodes)}
         found = [
-            Dependence(kind, *endpoints(pair), tensors[tensor], tuple(_distances(pair)))
+            Dependence(kind, *endpoints(pair), tensors[tensor], tuple(_print_distance_ranges(pair)))
             for kind, relation in scop.dependences_by_kind()
-            for pair, tensor in _pairs(relation)
+            for pair, tensor in _list_dependence_pairs(relation)
         ]
     return tuple(sorted(found, key=lambda d: (order[d.sink], order[d.source], d.kind, d.tensor)))
 
 
-def _pairs(relation: isl.UnionMap) -> Iterator[tuple[isl.Map, str]]:
+def _list_dependence_pairs(relation: isl.UnionMap) -> Iterator[tuple[isl.Map, str]]:
     """The dependences of each pair of nodes through each tensor, from maps `source -> [sink -> element]`."""
     pieces: list[isl.Map] = []
     relation.foreach_map(pieces.append)
@@ -57,7 +57,7 @@ def _pairs(relation: isl.UnionMap) -> Iterator[tuple[isl.Map, str]]:
         yield piece.uncurry().domain().unwrap(), tensor
 
 
-def _distances(pair: isl.Map) -> Iterator[str]:
+def _print_distance_ranges(pair: isl.Map) -> Iterator[str]:
     """The range of the distance in each dimension that source and sink have both."""
     depth = min(pair.dim(isl.dim_type.in_), pair.dim(isl.dim_type.out))
     for d in range(depth):

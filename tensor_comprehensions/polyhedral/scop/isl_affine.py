@@ -65,9 +65,9 @@ def to_isl_affine(e: tc.Expr) -> IslAffine | None:
         case tc.Unary("-", operand):
             return _scale(to_isl_affine(operand), -1)
         case tc.Binary("+", left, right):
-            return _sum(to_isl_affine(left), to_isl_affine(right))
+            return _add_affine(to_isl_affine(left), to_isl_affine(right))
         case tc.Binary("-", left, right):
-            return _sum(to_isl_affine(left), _scale(to_isl_affine(right), -1))
+            return _add_affine(to_isl_affine(left), _scale(to_isl_affine(right), -1))
         case tc.Binary("*", left, right):
             a, b = to_isl_affine(left), to_isl_affine(right)
             if a is not None and not a.terms:
@@ -97,18 +97,18 @@ def quasi_affine(e: tc.Expr) -> str | None:
             return None
 
 
-def _sum(a: IslAffine | None, b: IslAffine | None) -> IslAffine | None:
+def _add_affine(a: IslAffine | None, b: IslAffine | None) -> IslAffine | None:
     if a is None or b is None:
         return None
     terms: dict[str, int] = dict(a.terms)
     for name, c in b.terms:
         terms[name] = terms.get(name, 0) + c
-    return _form(terms, a.constant + b.constant)
+    return _make_isl_affine(terms, a.constant + b.constant)
 
 
 def _scale(a: IslAffine | None, factor: int) -> IslAffine | None:
-    return None if a is None else _form({n: c * factor for n, c in a.terms}, a.constant * factor)
+    return None if a is None else _make_isl_affine({n: c * factor for n, c in a.terms}, a.constant * factor)
 
 
-def _form(terms: Mapping[str, int], constant: int) -> IslAffine:
+def _make_isl_affine(terms: Mapping[str, int], constant: int) -> IslAffine:
     return IslAffine(tuple(sorted((n, c) for n, c in terms.items() if c)), constant)

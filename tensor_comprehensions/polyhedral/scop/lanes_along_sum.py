@@ -50,12 +50,14 @@ def with_lanes_along_sum(function: BoundFunction, s: BoundStatement, lanes: int)
     def cut(e: tc.Expr) -> tc.Expr:
         if e != tc.Index(run.name, tc.INDEX_TYPE):
             return map_operands(e, cut)
-        first = tc.Binary("*", _index(step), tc.Const(lanes, tc.INDEX_TYPE), tc.INDEX_TYPE)
-        return tc.Binary("+", first, _index(lane), tc.INDEX_TYPE) if step.extent > 1 else _index(lane)
+        first = tc.Binary("*", _make_index_expr(step), tc.Const(lanes, tc.INDEX_TYPE), tc.INDEX_TYPE)
+        return (
+            tc.Binary("+", first, _make_index_expr(lane), tc.INDEX_TYPE) if step.extent > 1 else _make_index_expr(lane)
+        )
 
     shape = (*function.tensor(s.target).shape, lanes)
     sums = Tensor(internal_name(s.target, "lanes"), s.value.dtype, shape, contiguous_strides(shape), Role.TEMPORARY)
-    subscripts = (*s.subscripts, _index(lane))
+    subscripts = (*s.subscripts, _make_index_expr(lane))
     rest = tuple(i for i in s.reduction_indices if i is not run)
     steps = (*rest, *((step,) if step.extent > 1 else ()))
     multiply = replace(
@@ -82,5 +84,5 @@ def combining_cycles(s: BoundStatement) -> float:
     return LANE_SUM_CYCLES * prod(i.extent for i in s.free)
 
 
-def _index(i: BoundIndex) -> tc.Expr:
+def _make_index_expr(i: BoundIndex) -> tc.Expr:
     return tc.Index(i.name, tc.INDEX_TYPE)

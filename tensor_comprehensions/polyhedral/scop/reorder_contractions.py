@@ -87,7 +87,7 @@ class _Contraction:
     def summed_run(self) -> int:
         """Contiguous terms in both factors: lanes along these need no other order."""
         x, y, _ = self.orders
-        return self.size(_run(x, y)) if x[-1] == y[-1] else 1
+        return self.size(_find_common_run(x, y)) if x[-1] == y[-1] else 1
 
     def size(self, names: Sequence[str]) -> int:
         return prod(self.extents[n] for n in names)
@@ -106,18 +106,20 @@ def reorder(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> 
     if found is None or found.bytes > MAX_REORDERED_L2_SIZES * target.cache[1]:
         return function
     parallel = options.grain_size > 0
-    least = REORDER_GAIN * _cycles(_op(function), target, parallel=parallel)
+    least = REORDER_GAIN * _predict_op_cycles(_build_structured_op(function), target, parallel=parallel)
     if least == inf and found.summed_run >= LANE_SUM_TERMS:
         return function
     possible = enumerate(orders for orders in _enumerate_orders(found) if _can_cache_copies(found, orders, target))
-    ways = sorted((_bound(found, orders, target), n, orders) for n, orders in possible)
+    ways = sorted((_bound_reordered_cycles(found, orders, target), n, orders) for n, orders in possible)
     best = function
     for bound, _, orders in ways[:REORDERINGS_PLANNED]:
         if bound >= least:
             break
         candidate, multiply = _reorder_operands(found, orders)
         name = f"S{sum(order is not None for order in orders[:2])}"
-        cycles = _copy_cycles(found, orders, target) + _cycles(_op(multiply, name), target, parallel=parallel)
+        cycles = _copy_cycles(found, orders, target) + _predict_op_cycles(
+            _build_structured_op(multiply, name), target, parallel=parallel
+        )
         if cycles < least:
             best, least = candidate, cycles
     best = _with_lanes_along_sum(found, least, target, parallel=parallel) or best
@@ -130,7 +132,9 @@ def _record_order(function: BoundFunction, best: BoundFunction, target: CpuTarge
     """Write down which tensors are copied into another order first, or written in another one."""
     (s,) = function.statements
     made = [t.name for t in best.tensors if t not in function.tensors]
-    plain = Rival("the product as it is written", _cycles(_op(function), target, parallel=parallel))
+    plain = Rival(
+        "the product as it is written", _predict_op_cycles(_build_structured_op(function), target, parallel=parallel)
+    )
     why = "the product takes less with its operands in the order in which it reads them, copies included"
     note_decision(
         Decision("order", (s.name,), f"copies {', '.join(made)}" if made else "another order", why, (), (plain,))
@@ -151,8 +155,8 @@ def _with_lanes_along_sum(
         if not (lanes := lanes_along_sum(s, target.lanes(found.bits))):
             continue
         candidate, multiply = with_lanes_along_sum(candidate, s, lanes)
-        op = _op(multiply, f"S{sum(order is not None for order in orders)}")
-        cycles = copies + combining_cycles(s) + _cycles(op, target, parallel=parallel)
+        op = _build_structured_op(multiply, f"S{sum(order is not None for order in orders)}")
+        cycles = copies + combining_cycles(s) + _predict_op_cycles(op, target, parallel=parallel)
         if cycles < least:
             best, least = candidate, cycles
     return best
@@ -245,11 +249,11 @@ def _multiply_adds(found: _Contraction, target: CpuTarget) -> float:
     return prod(found.extents.values()) * found.bits / target.issue_bits_per_cycle
 
 
-def _bound(found: _Contraction, orders: Orders, target: CpuTarget) -> float:
+def _bound_reordered_cycles(found: _Contraction, orders: Orders, target: CpuTarget) -> float:
     """A lower bound of the cycles: multiply-adds in lanes along the output's runs, and copies of moved tensors."""
     x, y, c = (new or old for new, old in zip(orders, found.orders, strict=True))
     moving = x if c[-1] in x else y
-    run = [n for n in _run(c, moving) if n in moving]
+    run = [n for n in _find_common_run(c, moving) if n in moving]
     lanes = target.lanes(found.bits)
     wasted = num_tiles(found.size(run), lanes) * lanes / found.size(run)
     multiply_adds = _multiply_adds(found, target)
@@ -281,12 +285,12 @@ def _element_cycles(found: _Contraction, old: Order, new: Order) -> float:
         return REORDER_RUN_CYCLES * max(1.0, REORDERED_SHORT_RUN / found.size(old[len(old) - common :]))
     return (
         REORDER_TRANSPOSE_CYCLES
-        if min(found.size(_run(a, b)) for a, b in ((old, new), (new, old))) >= REORDERED_SHORT_RUN
+        if min(found.size(_find_common_run(a, b)) for a, b in ((old, new), (new, old))) >= REORDERED_SHORT_RUN
         else REORDER_SHORT_TRANSPOSE_CYCLES
     )
 
 
-def _run(order: Order, other: Order) -> Order:
+def _find_common_run(order: Order, other: Order) -> Order:
     """The last indices of `order` that stand together in `other`, too."""
     count = 1
     while count < len(order) and any(order[-count - 1 :] == other[k : k + count + 1] for k in range(len(other))):
@@ -297,7 +301,7 @@ def _run(order: Order, other: Order) -> Order:
 # --- cycles ------------------------------------------------------------------------------------------------------
 
 
-def _op(function: BoundFunction, name: str = "S0") -> StructuredOp | None:
+def _build_structured_op(function: BoundFunction, name: str = "S0") -> StructuredOp | None:
     """The only statement as an op, under the name that lowering gives it, so that its plan is cached for lowering."""
     tensors = {t.name: t for t in function.tensors}
     cluster = match_contraction(function.statements, 0, tensors)
@@ -307,7 +311,7 @@ def _op(function: BoundFunction, name: str = "S0") -> StructuredOp | None:
     return cluster.op(name, buffers)
 
 
-def _cycles(op: StructuredOp | None, target: CpuTarget, *, parallel: bool) -> float:
+def _predict_op_cycles(op: StructuredOp | None, target: CpuTarget, *, parallel: bool) -> float:
     """The predicted cycles of an op with register tiles; infinite if it has none that do well."""
     if op is None:
         return inf
@@ -359,16 +363,18 @@ def _reorder_operands(found: _Contraction, orders: Orders) -> tuple[BoundFunctio
             continue
         place = replace(access, subscripts=_flat_subscripts(order, found.extents, merged[access.tensor].shape))
         if what == "out":
-            after.append(_copy(f"{s.name}_{what}", given, place, ranges))
+            after.append(_make_copy_statement(f"{s.name}_{what}", given, place, ranges))
         else:
-            before.append(_copy(f"{s.name}_{what}", place, given, ranges))
+            before.append(_make_copy_statement(f"{s.name}_{what}", place, given, ranges))
     old = {t.name for t in function.tensors}
     kept = tuple(merged.get(t.name, t) for t in function.tensors)
     temporaries = tuple(t for t in alone.tensors if t.name not in old)
     return replace(function, tensors=(*kept, *temporaries), statements=(*before, *alone.statements, *after)), alone
 
 
-def _copy(name: str, to: tc.Access, value: tc.Access, ranges: Mapping[str, BoundIndex]) -> BoundStatement:
+def _make_copy_statement(
+    name: str, to: tc.Access, value: tc.Access, ranges: Mapping[str, BoundIndex]
+) -> BoundStatement:
     """`to = value`, for all values of the indices of `to` in its order."""
     order = dict.fromkeys(e.name for sub in to.subscripts for e in tc.walk_expr(sub) if isinstance(e, tc.Index))
     indices = tuple(ranges[n] for n in order)
@@ -383,17 +389,17 @@ def _flat_subscripts(order: Order, extents: Mapping[str, int], shape: tuple[int,
         taken = [rest.pop(0)]
         while prod(extents[n] for n in taken) < extent:
             taken.append(rest.pop(0))
-        found.append(reduce(lambda e, n: _append_index(e, n, extents[n]), taken[1:], _index(taken[0])))
+        found.append(reduce(lambda e, n: _append_index(e, n, extents[n]), taken[1:], _make_index_expr(taken[0])))
     return tuple(found)
 
 
-def _index(name: str) -> tc.Expr:
+def _make_index_expr(name: str) -> tc.Expr:
     return tc.Index(name, tc.INDEX_TYPE)
 
 
 def _append_index(e: tc.Expr, name: str, extent: int) -> tc.Expr:
     times = tc.Binary("*", e, tc.Const(extent, tc.INDEX_TYPE), tc.INDEX_TYPE)
-    return tc.Binary("+", times, _index(name), tc.INDEX_TYPE)
+    return tc.Binary("+", times, _make_index_expr(name), tc.INDEX_TYPE)
 
 
 def _fresh_name(name: str, taken: set[str]) -> str:

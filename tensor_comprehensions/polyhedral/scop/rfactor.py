@@ -44,9 +44,13 @@ def rfactor(function: BoundFunction, matrix: int = COLUMN_SUM_BYTES) -> BoundFun
     alone = len(function.statements) == 1
 
     def cut(s: BoundStatement) -> SplitPoint | None:
-        by_rows = _rows(function, s, matrix) if alone else None
-        index = by_rows or _index(s)
-        return None if index is None else (index, _parts(index.extent, COLUMN_SUM_PARTS if by_rows else SUM_PARTS))
+        by_rows = _find_row_index(function, s, matrix) if alone else None
+        index = by_rows or _choose_split_index(s)
+        return (
+            None
+            if index is None
+            else (index, _choose_part_count(index.extent, COLUMN_SUM_PARTS if by_rows else SUM_PARTS))
+        )
 
     return in_two_stages(function, cut, f"it has few results (less than {FEW_RESULTS}), or rows that no cache holds")
 
@@ -64,9 +68,9 @@ def in_two_stages(
         index, parts = found
         if is_recording():
             _record_split(s, index, parts, why)
-        part = _part(s, _fresh_name(internal_name(s.target, "part"), {t.name for t in tensors}), parts)
+        part = _make_partial_tensor(s, _fresh_name(internal_name(s.target, "part"), {t.name for t in tensors}), parts)
         tensors.append(part)
-        first, *others = _stages(s, index, part)
+        first, *others = _make_split_statements(s, index, part)
         statements.insert(_insertion_position(statements, s), first)
         statements += others
     return replace(function, tensors=tuple(tensors), statements=tuple(statements))
@@ -84,7 +88,7 @@ def requested_split(s: BoundStatement, parts: int) -> SplitPoint | None:
     if not is_divisible(s) or s.reads_own_target or not 0 < results <= terms or terms < MIN_PART_TERMS * parts:
         return None
     index = next((i for i in s.reduction_indices if i.extent >= parts), None)
-    return None if index is None else (index, _parts(index.extent, parts))
+    return None if index is None else (index, _choose_part_count(index.extent, parts))
 
 
 def _insertion_position(before: Sequence[BoundStatement], s: BoundStatement) -> int:
@@ -110,7 +114,7 @@ def is_divisible(s: BoundStatement) -> bool:
     return s.reduction is not None and bool(s.reduction_indices) and not s.checks and _has_distinct_indices(s)
 
 
-def _index(s: BoundStatement) -> BoundIndex | None:
+def _choose_split_index(s: BoundStatement) -> BoundIndex | None:
     """The reduced index to cut: the outermost long enough one of a reduction that needs it."""
     if not is_divisible(s) or prod(i.extent for i in s.free) >= FEW_RESULTS:
         return None
@@ -119,7 +123,7 @@ def _index(s: BoundStatement) -> BoundIndex | None:
     return next((i for i in s.reduction_indices if i.extent >= FEW_RESULTS), None)
 
 
-def _rows(function: BoundFunction, s: BoundStatement, least: int) -> BoundIndex | None:
+def _find_row_index(function: BoundFunction, s: BoundStatement, least: int) -> BoundIndex | None:
     """The index of rows of a matrix whose columns `s` sums, if there are enough of both."""
     if not is_divisible(s) or len(s.reduction_indices) != 1 or len(s.free) != 1:
         return None
@@ -130,7 +134,7 @@ def _rows(function: BoundFunction, s: BoundStatement, least: int) -> BoundIndex 
     return row if along and large and row.extent >= MIN_COLUMN_SUM_ROWS * COLUMN_SUM_PARTS else None
 
 
-def _parts(extent: int, most: int) -> int:
+def _choose_part_count(extent: int, most: int) -> int:
     """How many parts: a number that leaves no terms over, if there is one that is not much smaller."""
     whole = (n for n in range(most, most // 2, -1) if extent % n == 0)
     return min(next(whole, most), extent)
@@ -148,19 +152,19 @@ def _fresh_name(name: str, taken: set[str]) -> str:
     return name
 
 
-def _part(s: BoundStatement, name: str, parts: int) -> Tensor:
+def _make_partial_tensor(s: BoundStatement, name: str, parts: int) -> Tensor:
     shape = (parts, *(i.extent for i in s.free))
     return Tensor(name, s.value.dtype, shape, contiguous_strides(shape), Role.TEMPORARY)
 
 
-def _stages(s: BoundStatement, index: BoundIndex, part: Tensor) -> Iterator[BoundStatement]:
+def _make_split_statements(s: BoundStatement, index: BoundIndex, part: Tensor) -> Iterator[BoundStatement]:
     """The parts, their combination, and the terms that do not fill a chunk."""
     parts = part.shape[0]
     chunk = index.extent // parts
     outer = BoundIndex(_fresh_name(internal_name("p"), {i.name for i in s.indices}), 0, parts)
     inner = BoundIndex(index.name, 0, chunk)
-    position = _sum(_sum(_times(outer.name, chunk), tc.Index(index.name, tc.INDEX_TYPE)), index.lower)
-    where = (tc.Index(outer.name, tc.INDEX_TYPE), *(_offset(i) for i in s.free))
+    position = _add_term(_add_term(_scale_index(outer.name, chunk), tc.Index(index.name, tc.INDEX_TYPE)), index.lower)
+    where = (tc.Index(outer.name, tc.INDEX_TYPE), *(_subtract_lower_bound(i) for i in s.free))
     yield replace(
         s,
         name=internal_name(s.name, "parts"),
@@ -188,16 +192,16 @@ def _stages(s: BoundStatement, index: BoundIndex, part: Tensor) -> Iterator[Boun
         )
 
 
-def _offset(i: BoundIndex) -> tc.Expr:
-    return _sum(tc.Index(i.name, tc.INDEX_TYPE), -i.lower)
+def _subtract_lower_bound(i: BoundIndex) -> tc.Expr:
+    return _add_term(tc.Index(i.name, tc.INDEX_TYPE), -i.lower)
 
 
-def _times(name: str, factor: int) -> tc.Expr:
+def _scale_index(name: str, factor: int) -> tc.Expr:
     index = tc.Index(name, tc.INDEX_TYPE)
     return index if factor == 1 else tc.Binary("*", index, tc.Const(factor, tc.INDEX_TYPE), tc.INDEX_TYPE)
 
 
-def _sum(e: tc.Expr, term: tc.Expr | int) -> tc.Expr:
+def _add_term(e: tc.Expr, term: tc.Expr | int) -> tc.Expr:
     if isinstance(term, int):
         if term == 0:
             return e

@@ -21,7 +21,7 @@ from ...tc_lang.ir import BoundFunction, BoundIndex, BoundStatement, Inequality,
 from .isl_affine import isl_name, isl_tensor, quasi_affine
 
 
-def _context() -> isl.Context:
+def _make_isl_context() -> isl.Context:
     """A context of our own: scheduler settings are per context, and users of islpy keep theirs."""
     context = isl.Context()
     context.set_schedule_whole_component(1)
@@ -31,7 +31,7 @@ def _context() -> isl.Context:
     return context
 
 
-CONTEXT = _context()
+CONTEXT = _make_isl_context()
 
 # isl is not thread-safe: each lowering holds this lock.
 LOCK = threading.RLock()
@@ -95,7 +95,7 @@ class ScopStatement:
         """Every read, including that of the target by an update or in/out reduction."""
         found: list[tc.Access] = []
         for s in self.statements:
-            found += (e for e in _expressions(s) if isinstance(e, tc.Access))
+            found += (e for e in _walk_statement_exprs(s) if isinstance(e, tc.Access))
             if s.reduction and not s.initialize:
                 found.append(tc.Access(s.target, s.subscripts, s.value.dtype))
         return tuple(dict.fromkeys(found))
@@ -116,7 +116,7 @@ def check_reads(s: BoundStatement) -> frozenset[str]:
     return frozenset(x.tensor for e in roots for x in walk_expr(e) if isinstance(x, tc.Access))
 
 
-def _expressions(s: BoundStatement) -> Iterator[tc.Expr]:
+def _walk_statement_exprs(s: BoundStatement) -> Iterator[tc.Expr]:
     for root in (s.value, *s.subscripts, *(c.subscript for c in s.checks), *(c.guard for c in s.checks if c.guard)):
         yield from walk_expr(root)
 
@@ -197,7 +197,7 @@ class Scop:
 
     def _access(self, node: ScopStatement, access: tc.Access) -> str:
         tensor = self.function.tensor(access.tensor)
-        conditions = _bounds((*node.free, *node.reduction_indices))
+        conditions = _print_index_bounds((*node.free, *node.reduction_indices))
         for d, e in enumerate(access.subscripts):
             text = quasi_affine(e)
             if text is not None:
@@ -221,7 +221,7 @@ class Scop:
     @cached_property
     def _dependences_by_sink(self) -> dict[str, dict[str, isl.Map]]:
         found: dict[str, dict[str, isl.Map]] = {}
-        for relation in _maps(self.dependences):
+        for relation in _list_sorted_maps(self.dependences):
             source, sink = endpoints(relation)
             found.setdefault(sink, {})[source] = relation
         return found
@@ -269,18 +269,18 @@ class Scop:
         constraints = isl.ScheduleConstraints.on_domain(domain)
         constraints = constraints.set_validity(dependences).set_coincidence(dependences)
         part = {n.name: n.name for n in nodes}
-        for relation in _maps(dependences):
-            _join(part, *endpoints(relation))
+        for relation in _list_sorted_maps(dependences):
+            _merge_components(part, *endpoints(relation))
         reuse = union_map("{ }")
-        for relation in _maps(self.shared_reads.intersect_domain(domain).intersect_range(domain)):
+        for relation in _list_sorted_maps(self.shared_reads.intersect_domain(domain).intersect_range(domain)):
             source, sink = endpoints(relation)
             if part[source] != part[sink]:
-                _join(part, source, sink)
+                _merge_components(part, source, sink)
                 reuse = reuse.union(isl.UnionMap.from_map(relation))
         return constraints.set_proximity(reuse)
 
 
-def _maps(relation: isl.UnionMap) -> list[isl.Map]:
+def _list_sorted_maps(relation: isl.UnionMap) -> list[isl.Map]:
     found: list[isl.Map] = []
     relation.foreach_map(found.append)
     return sorted(found, key=endpoints)
@@ -299,7 +299,7 @@ def _keeps_position(relation: isl.Map, a: int, b: int, shift: int) -> bool:
     return bool(relation.is_subset(isl.Map.universe(space).add_constraint(same)))
 
 
-def _join(part: dict[str, str], a: str, b: str) -> None:
+def _merge_components(part: dict[str, str], a: str, b: str) -> None:
     """Make the nodes connected to `a` and those connected to `b` one part."""
     old, new = part[b], part[a]
     for name, p in part.items():
@@ -313,7 +313,7 @@ def union_map(text: str) -> isl.UnionMap:
 
 def domain_of(nodes: Sequence[ScopStatement]) -> isl.UnionSet:
     """The instances of `nodes`."""
-    return isl.UnionSet("{ " + "; ".join(map(_domain, nodes)) + " }", CONTEXT)
+    return isl.UnionSet("{ " + "; ".join(map(_print_node_domain, nodes)) + " }", CONTEXT)
 
 
 def node_name(first: BoundStatement) -> str:
@@ -326,10 +326,10 @@ def instance_tuple(node: ScopStatement) -> str:
     return f"{node.name}[{', '.join(isl_name(i.name) for i in node.free)}]"
 
 
-def _bounds(indices: Sequence[BoundIndex]) -> list[str]:
+def _print_index_bounds(indices: Sequence[BoundIndex]) -> list[str]:
     return [f"{i.lower} <= {isl_name(i.name)} < {i.upper}" for i in indices]
 
 
-def _domain(node: ScopStatement) -> str:
-    bounds = " and ".join(_bounds(node.free))
+def _print_node_domain(node: ScopStatement) -> str:
+    bounds = " and ".join(_print_index_bounds(node.free))
     return instance_tuple(node) + (f" : {bounds}" if bounds else "")

@@ -45,10 +45,10 @@ def split_products(function: BoundFunction, options: CpuOptions, target: CpuTarg
     if not (options.use_microkernels and options.grain_size) or options.schedule is not None:
         return function
     why = "it has more terms than results: threads would copy all of one factor each, and share rows or columns"
-    return in_two_stages(function, lambda s: _cut(function, s, target), why)
+    return in_two_stages(function, lambda s: _choose_split_point(function, s, target), why)
 
 
-def _cut(function: BoundFunction, s: BoundStatement, target: CpuTarget) -> SplitPoint | None:
+def _choose_split_point(function: BoundFunction, s: BoundStatement, target: CpuTarget) -> SplitPoint | None:
     """The reduced index to cut and into how many equal parts; None if that does not pay."""
     if s.reduction != "+" or not s.reduction_indices or s.checks or s.reads_own_target:
         return None
@@ -64,11 +64,11 @@ def _cut(function: BoundFunction, s: BoundStatement, target: CpuTarget) -> Split
         for i in s.reduction_indices
     )
     equal = [(i, n) for i, n in parts if n]
-    read = _rows(function, s, product) if target.has_mesh_llc else s.value
-    return max(equal, key=lambda cut: _distance(function, read, cut[0]), default=None)
+    read = _find_row_factor(function, s, product) if target.has_mesh_llc else s.value
+    return max(equal, key=lambda cut: _sum_access_strides(function, read, cut[0]), default=None)
 
 
-def _rows(function: BoundFunction, s: BoundStatement, product: Product) -> tc.Expr:
+def _find_row_factor(function: BoundFunction, s: BoundStatement, product: Product) -> tc.Expr:
     """The factor that lacks the contiguous index of the results: it decides if the last cache is far.
 
     The other one is copied once, but this one is read in place, again for each panel.
@@ -90,6 +90,6 @@ def _is_matrix_product(s: BoundStatement, product: Product) -> bool:
     )
 
 
-def _distance(function: BoundFunction, read: tc.Expr, index: BoundIndex) -> int:
+def _sum_access_strides(function: BoundFunction, read: tc.Expr, index: BoundIndex) -> int:
     """Elements between neighbors along an index, over all reads: parts along the farthest are contiguous ranges."""
     return sum(access_stride(function, e, index.name) or 0 for e in walk_expr(read) if isinstance(e, tc.Access))

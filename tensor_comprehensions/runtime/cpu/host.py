@@ -117,12 +117,12 @@ def _caches(folder: str = "/sys/devices/system/cpu/cpu0/cache") -> tuple[int, ..
         for index in sorted(os.listdir(folder)):
             entry = Path(folder, index)
             if index.startswith("index") and (entry / "type").read_text().strip() != "Instruction":
-                sizes[int((entry / "level").read_text())] = _bytes((entry / "size").read_text().strip())
+                sizes[int((entry / "level").read_text())] = _parse_byte_size((entry / "size").read_text().strip())
     except (OSError, ValueError):
         return _TYPICAL_CACHE
     return tuple(size for _, size in sorted(sizes.items())) if len(sizes) > 1 else _TYPICAL_CACHE
 
 
-def _bytes(text: str) -> int:
+def _parse_byte_size(text: str) -> int:
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
     return int(text[:-1]) * units[text[-1]] if text[-1:] in units else int(text)

@@ -82,7 +82,7 @@ declare void @tc_release(ptr)
 """
 
 
-def _address(library: ctypes.CDLL, name: str) -> int | None:
+def _find_symbol_address(library: ctypes.CDLL, name: str) -> int | None:
     function = getattr(library, name, None)
     return None if function is None else ctypes.cast(function, ctypes.c_void_p).value
 
@@ -98,7 +98,7 @@ class ThreadPool:
     """torch's pool, behind the cell that emitted code reads: its `torch_parallel_for`, or null for no pool."""
 
     def __init__(self) -> None:
-        self.cell = ctypes.c_void_p(_address(torch_library(), "torch_parallel_for"))
+        self.cell = ctypes.c_void_p(_find_symbol_address(torch_library(), "torch_parallel_for"))
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self.abandon)
 
@@ -114,8 +114,8 @@ class _Linked:
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
         libc = ctypes.CDLL("ucrtbase" if sys.platform == "win32" else None)
-        llvm.add_symbol("tc_malloc", _address(libc, "malloc"))
-        llvm.add_symbol("tc_release", _address(libc, "free"))
+        llvm.add_symbol("tc_malloc", _find_symbol_address(libc, "malloc"))
+        llvm.add_symbol("tc_release", _find_symbol_address(libc, "free"))
         self.pool = ThreadPool()
         llvm.add_symbol("tc_pool", ctypes.addressof(self.pool.cell))
         self.engine = load_code(builtin_code(_SHIM))
@@ -154,7 +154,7 @@ def vector_functions() -> Mapping[str, str]:
             continue
         for dtype, letter, widths in ((FLOAT32, "f", (4, 8, 16)), (FLOAT64, "d", (2, 4, 8))):
             for lanes in widths:
-                symbol = _sleef(name, letter, lanes)
+                symbol = _register_sleef_symbol(name, letter, lanes)
                 if symbol is not None:
                     found[vector_math.function_key(function.name, nodes.Type(dtype, lanes))] = symbol
     return MappingProxyType(found)
@@ -180,16 +180,16 @@ def builtin_code(text: str) -> bytes:
 def provide_symbols(symbols: Iterable[str]) -> None:
     """Make vector functions known to the linker. Raises CannotLower if this process does not have one."""
     for symbol in symbols:
-        address = _address(torch_library(), symbol)
+        address = _find_symbol_address(torch_library(), symbol)
         if address is None:
             raise CannotLower(f"torch's library has no {symbol}")
         llvm.add_symbol(symbol, address)
 
 
-def _sleef(name: str, letter: str, lanes: int) -> str | None:
+def _register_sleef_symbol(name: str, letter: str, lanes: int) -> str | None:
     for suffix in _SUFFIXES:
         symbol = "_".join(filter(None, ("Sleef", f"{name}{letter}{lanes}", suffix)))
-        address = _address(torch_library(), symbol)
+        address = _find_symbol_address(torch_library(), symbol)
         if address is not None:
             llvm.add_symbol(symbol, address)
             return symbol

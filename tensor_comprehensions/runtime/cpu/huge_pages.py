@@ -23,11 +23,11 @@ def advise_huge_pages(address: int, size: int) -> None:
         return
     start = -(-address // HUGE) * HUGE
     stop = (address + size) // HUGE * HUGE
-    _advise()(start, stop - start, ADVICE)  # that it may be refused is fine
+    _load_madvise()(start, stop - start, ADVICE)  # that it may be refused is fine
 
 
 @functools.cache
-def _advise() -> Callable[[int, int, int], int]:
+def _load_madvise() -> Callable[[int, int, int], int]:
     advise = ctypes.CDLL(None).madvise
     advise.argtypes, advise.restype = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int), ctypes.c_int
     return advise

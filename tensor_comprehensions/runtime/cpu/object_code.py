@@ -56,7 +56,7 @@ def assemble(text: str, target: CpuTarget) -> ObjectCode:
     """Compile LLVM assembly, as `codegen.llvm.emit` prints it for `target`."""
     host_symbols.link_host_symbols()
     module = _optimize_module(text, target)
-    return ObjectCode(_machine(target).emit_object(module), _vector_symbols(module))
+    return ObjectCode(_make_target_machine(target).emit_object(module), _vector_symbols(module))
 
 
 def _vector_symbols(module: llvm.ModuleRef) -> tuple[str, ...]:
@@ -83,10 +83,10 @@ def assemble_and_load(text: str, target: CpuTarget) -> Executable:
 def host_assembly(text: str, target: CpuTarget) -> str:
     """The machine code of LLVM assembly as text."""
     host_symbols.link_host_symbols()
-    return str(_machine(target).emit_assembly(_optimize_module(text, target)))
+    return str(_make_target_machine(target).emit_assembly(_optimize_module(text, target)))
 
 
-def _machine(target: CpuTarget) -> llvm.TargetMachine:
+def _make_target_machine(target: CpuTarget) -> llvm.TargetMachine:
     native = llvm.Target.from_default_triple()
     # Of a processor that LLVM does not know it would else believe that it has 32 bits, and end the process.
     wide = "+64bit," if native.name == "x86-64" else ""
@@ -103,7 +103,7 @@ def _optimize_module(text: str, target: CpuTarget) -> llvm.ModuleRef:
         module.verify()
     except RuntimeError as error:
         raise InternalError(f"LLVM refuses our code: {error}") from error
-    passes, builder = _pipeline(target)
+    passes, builder = _make_pass_pipeline(target)
     for function in module.functions:
         if not function.is_declaration:
             passes.run(function, builder)
@@ -111,7 +111,7 @@ def _optimize_module(text: str, target: CpuTarget) -> llvm.ModuleRef:
 
 
 @functools.cache
-def _pipeline(target: CpuTarget) -> tuple[llvm.FunctionPassManager, llvm.PassBuilder]:
+def _make_pass_pipeline(target: CpuTarget) -> tuple[llvm.FunctionPassManager, llvm.PassBuilder]:
     """The passes that pay: emitted code has no common or loop-invariant values left, and code generation does the rest.
 
     Kept, because llvmlite never frees a pass manager.
@@ -120,13 +120,13 @@ def _pipeline(target: CpuTarget) -> tuple[llvm.FunctionPassManager, llvm.PassBui
     passes.add_sroa_pass()
     passes.add_simplify_cfg_pass()
     options = llvm.create_pipeline_tuning_options(speed_level=1)
-    return passes, llvm.create_pass_builder(_machine(target), options)
+    return passes, llvm.create_pass_builder(_make_target_machine(target), options)
 
 
 def assemble_and_print(text: str, target: CpuTarget) -> tuple[ObjectCode, str]:
     """`assemble` and `host_assembly` in one: the machine code, and the same as text, from which it is made."""
     host_symbols.link_host_symbols()
-    module, machine = _optimize_module(text, target), _machine(target)
+    module, machine = _optimize_module(text, target), _make_target_machine(target)
     printed = str(machine.emit_assembly(module))
     llvm.initialize_native_asmparser()
     escaped = printed.replace("\\", "\\5C").replace('"', "\\22").replace("\t", "\\09")

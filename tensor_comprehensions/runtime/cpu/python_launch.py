@@ -70,7 +70,7 @@ class CpuLauncher:
 
     def accepts(self, *tensors: Any) -> bool:
         """Whether the arguments, of any Python types, are ordinary dense CPU tensors that fit `inputs` one by one."""
-        return len(tensors) == len(self._inputs) and all(map(_fits, tensors, self._inputs))
+        return len(tensors) == len(self._inputs) and all(map(_has_expected_layout, tensors, self._inputs))
 
     def are_disjoint(self, tensors: Sequence[torch.Tensor], written: int) -> bool:
         """Whether none of the last `written` inputs overlaps the memory of another one."""
@@ -116,7 +116,7 @@ def _significant_strides(o: OperandSpec) -> tuple[tuple[int, int], ...]:
     return tuple((d, s) for d, (n, s) in enumerate(zip(o.sizes, o.strides, strict=True)) if n != 1)
 
 
-def _fits(x: Any, wanted: tuple[torch.dtype, tuple[int, ...], tuple[tuple[int, int], ...]]) -> bool:
+def _has_expected_layout(x: Any, wanted: tuple[torch.dtype, tuple[int, ...], tuple[tuple[int, int], ...]]) -> bool:
     dtype, sizes, strides = wanted
     if not is_plain_cpu_tensor(x) or x.dtype is not dtype or x.shape != sizes:
         return False

@@ -55,7 +55,7 @@ done:
 """
 
 
-def _attributes() -> str:
+def _make_llvm_attributes() -> str:
     bits = host().vector_bits
     return f'attributes #0 = {{ nounwind "prefer-vector-width"="{bits}" "min-legal-vector-width"="{bits}" }}\n'
 
@@ -89,7 +89,7 @@ def _multiply_adds(scalar: str, lanes: int) -> str:
         *(f"  store {vector} %d{k}, ptr %p{k}, align 4" for k in chains),
         *_RETURN,
     ]
-    return "\n".join(lines) + "\n" + _attributes()
+    return "\n".join(lines) + "\n" + _make_llvm_attributes()
 
 
 def _vector_copy(width: int) -> str:
@@ -117,11 +117,11 @@ def _vector_copy(width: int) -> str:
         *_LOOP_END,
         *_RETURN,
     ]
-    return "\n".join(lines) + "\n" + _attributes()
+    return "\n".join(lines) + "\n" + _make_llvm_attributes()
 
 
 @functools.cache
-def _engine(text: str) -> llvm.ExecutionEngine:
+def _make_execution_engine(text: str) -> llvm.ExecutionEngine:
     target = host()
     machine = llvm.Target.from_default_triple().create_target_machine(
         cpu=target.name, features=target.features, opt=2, reloc="static", codemodel="jitdefault", jit=True
@@ -131,8 +131,8 @@ def _engine(text: str) -> llvm.ExecutionEngine:
     return engine
 
 
-def _function(text: str, name: str, *arguments: Any) -> Callable[..., None]:
-    return ctypes.CFUNCTYPE(None, *arguments)(_engine(text).get_function_address(name))
+def _compile_llvm_function(text: str, name: str, *arguments: Any) -> Callable[..., None]:
+    return ctypes.CFUNCTYPE(None, *arguments)(_make_execution_engine(text).get_function_address(name))
 
 
 def repeat_long_enough(once: Callable[[int], None]) -> tuple[Callable[[], None], int]:
@@ -156,7 +156,7 @@ def peak_multiply_add_call(dtype: torch.dtype) -> tuple[Callable[[], None], floa
     """
     scalar, bits = ("double", 64) if dtype == torch.float64 else ("float", 32)
     lanes = host().lanes(bits)
-    multiply = _function(_multiply_adds(scalar, lanes), "multiply", ctypes.c_int64, ctypes.c_void_p)
+    multiply = _compile_llvm_function(_multiply_adds(scalar, lanes), "multiply", ctypes.c_int64, ctypes.c_void_p)
     values = torch.full((ACCUMULATORS * lanes,), 1e-3, dtype=torch.float64 if bits == 64 else torch.float32)
     call, times = repeat_long_enough(lambda n: multiply(1000 * n, values.data_ptr()))
     return call, 2.0 * 1000 * times * ACCUMULATORS * lanes
@@ -171,8 +171,8 @@ def peak_copy_calls(moved: int) -> dict[str, tuple[Callable[[], None], float]]:
     to, of = destination.data_ptr(), source.data_ptr()
     memcpy = ctypes.cast(ctypes.CDLL(None).memcpy, ctypes.c_void_p).value
     number, address = ctypes.c_int64, ctypes.c_void_p
-    library = _function(_REPEAT, "library", number, address, address, address, number)
-    vectors = _function(_vector_copy(width), "vectors", number, address, address, number)
+    library = _compile_llvm_function(_REPEAT, "library", number, address, address, address, number)
+    vectors = _compile_llvm_function(_vector_copy(width), "vectors", number, address, address, number)
     found: dict[str, tuple[Callable[[], None], float]] = {}
     for name, once in (
         (f"{COPY} by the C library", lambda n: library(n, memcpy, to, of, size)),
@@ -191,7 +191,7 @@ def repeated_kernel_call(
     status = torch.zeros(2, dtype=torch.int64)
     tensors = (*arguments, *results, *temporaries, status)
     slots = (ctypes.c_void_p * len(tensors))(*(t.data_ptr() for t in tensors))
-    repeat = _function(_REPEAT, "repeat", ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)
+    repeat = _compile_llvm_function(_REPEAT, "repeat", ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)
     call, times = repeat_long_enough(lambda n: repeat(n, compiled.executable.address, ctypes.addressof(slots)))
     return _keep_alive(call, *tensors), times
 

@@ -77,9 +77,9 @@ def compile_text(source: str, architecture: str, *, name: str = "kernel.cu", mor
         ArgumentError: NVRTC is not installed, or does not know the architecture.
         InternalError: it refuses the text, which is quoted.
     """
-    with _compile(source, architecture, name, more) as (tools, program):
-        resources = dict(_resources(_text(tools, program, "ProgramLog")))
-        return Cubin(architecture, _bytes(tools, program, "CUBIN"), resources)
+    with _compile_program(source, architecture, name, more) as (tools, program):
+        resources = dict(_resources(_read_program_text(tools, program, "ProgramLog")))
+        return Cubin(architecture, _read_program_bytes(tools, program, "CUBIN"), resources)
 
 
 def compile_with_lines(source: str, architecture: str) -> tuple[str, Cubin]:
@@ -87,14 +87,14 @@ def compile_with_lines(source: str, architecture: str) -> tuple[str, Cubin]:
 
     The line tables change no instruction: a test compares the machine code.
     """
-    with _compile(source, architecture, "kernel.cu", ("-lineinfo",)) as (tools, program):
-        resources = dict(_resources(_text(tools, program, "ProgramLog")))
-        binary = _bytes(tools, program, "CUBIN")
-        return _text(tools, program, "PTX"), Cubin(architecture, binary, resources)
+    with _compile_program(source, architecture, "kernel.cu", ("-lineinfo",)) as (tools, program):
+        resources = dict(_resources(_read_program_text(tools, program, "ProgramLog")))
+        binary = _read_program_bytes(tools, program, "CUBIN")
+        return _read_program_text(tools, program, "PTX"), Cubin(architecture, binary, resources)
 
 
 @contextmanager
-def _compile(
+def _compile_program(
     source: str, architecture: str, name: str, more: Sequence[str]
 ) -> Iterator[tuple[Toolchain, ctypes.c_void_p]]:
     """A compiled program, which exists inside the block; raises as `compile_text`."""
@@ -113,7 +113,7 @@ def _compile(
         options = [o.encode() for o in (*tools.options(architecture), *more)]
         code = lib.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
         if code:
-            log = _text(tools, program, "ProgramLog")
+            log = _read_program_text(tools, program, "ProgramLog")
             raise InternalError(f"NVRTC refuses our code:\n{log}\n{_number_lines(source)}")
         yield tools, program
     finally:
@@ -203,7 +203,7 @@ def _folders(kind: str) -> Iterator[Path]:
                 yield folder
 
 
-def _bytes(tools: Toolchain, program: ctypes.c_void_p, what: str) -> bytes:
+def _read_program_bytes(tools: Toolchain, program: ctypes.c_void_p, what: str) -> bytes:
     size = ctypes.c_size_t()
     tools.check(getattr(tools.library, f"nvrtcGet{what}Size")(program, ctypes.byref(size)))
     buffer = ctypes.create_string_buffer(size.value)
@@ -211,8 +211,8 @@ def _bytes(tools: Toolchain, program: ctypes.c_void_p, what: str) -> bytes:
     return buffer.raw
 
 
-def _text(tools: Toolchain, program: ctypes.c_void_p, what: str) -> str:
-    return _bytes(tools, program, what).rstrip(b"\0").decode(errors="replace")
+def _read_program_text(tools: Toolchain, program: ctypes.c_void_p, what: str) -> str:
+    return _read_program_bytes(tools, program, what).rstrip(b"\0").decode(errors="replace")
 
 
 def _resources(log: str) -> Iterator[tuple[str, Resources]]:
@@ -222,16 +222,16 @@ def _resources(log: str) -> Iterator[tuple[str, Resources]]:
         yield (
             name,
             Resources(
-                registers=_number(r"Used (\d+) registers", part),
-                shared=_number(r"(\d+) bytes smem", part),
-                local=_number(r"(\d+) bytes stack frame", part),
-                spill_stores=_number(r"(\d+) bytes spill stores", part),
-                spill_loads=_number(r"(\d+) bytes spill loads", part),
+                registers=_parse_number(r"Used (\d+) registers", part),
+                shared=_parse_number(r"(\d+) bytes smem", part),
+                local=_parse_number(r"(\d+) bytes stack frame", part),
+                spill_stores=_parse_number(r"(\d+) bytes spill stores", part),
+                spill_loads=_parse_number(r"(\d+) bytes spill loads", part),
             ),
         )
 
 
-def _number(pattern: str, text: str) -> int:
+def _parse_number(pattern: str, text: str) -> int:
     found = re.search(pattern, text)
     return int(found[1]) if found else 0
 

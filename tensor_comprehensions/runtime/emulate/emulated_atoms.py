@@ -20,23 +20,23 @@ _FORMATS = {
 def atom_functions(source: str) -> str:
     """The definitions of the atoms that `source` names."""
     words = set(re.findall(r"[A-Za-z_]\w*", source))
-    return "".join(f"{line}\n" for name in ATOM_CALLS if name in words for line in _function(name))
+    return "".join(f"{line}\n" for name in ATOM_CALLS if name in words for line in _emit_atom_function(name))
 
 
-def _function(name: str) -> Iterator[str]:
+def _emit_atom_function(name: str) -> Iterator[str]:
     known, atom = INTRINSICS[name], ATOMS[INTRINSICS[name].atom]
-    operands = ", ".join(map(_operand, atom.operands))
+    operands = ", ".join(map(_emit_operand, atom.operands))
     row = f"machine_row_{name}"
     if atom.group == WARPGROUP:
         registers = 1 in known.registers
         left, given = ("const unsigned *a", "a, 0") if registers else ("unsigned long long a", "nullptr, a")
-        lanes = f"{atom.threads.size}, {_modes(atom.threads.flat, 2)}"
+        lanes = f"{atom.threads.size}, {_emit_modes(atom.threads.flat, 2)}"
         taken = f"void *c, {left}, unsigned long long b, unsigned more, int line = __builtin_LINE()"
         yield f"static const MachineProduct {row} = {{{operands}, {lanes}}};"
         yield f"inline void {name}({taken}) {{"
         yield f"    machine_group_product(&{row}, c, {given}, b, more, {sum(known.across)}, line);"
     elif atom.kind == MATMUL:
-        lanes = f"{atom.threads.size}, {_modes(atom.threads.flat, 2)}"
+        lanes = f"{atom.threads.size}, {_emit_modes(atom.threads.flat, 2)}"
         yield f"static const MachineProduct {row} = {{{operands}, {lanes}}};"
         yield f"inline void {atom.name}(void *c, const void *a, const void *b, int line = __builtin_LINE()) {{"
         yield f"    machine_product(&{row}, c, a, b, line);"
@@ -53,16 +53,16 @@ def _function(name: str) -> Iterator[str]:
     yield "}"
 
 
-def _operand(o: AtomOperand) -> str:
+def _emit_operand(o: AtomOperand) -> str:
     if o.layout is None:  # in shared memory, where a descriptor leads
-        nothing = _modes((), 3)
+        nothing = _emit_modes((), 3)
         return f"{{{_FORMATS[o.dtype]}, {o.dtype.bits}, {o.rows}, {o.columns}, 0, {nothing}, {nothing}}}"
-    threads, values = (_modes(mode.flat, 3) for mode in o.layout.modes)
+    threads, values = (_emit_modes(mode.flat, 3) for mode in o.layout.modes)
     numbers = ", ".join(map(str, (_FORMATS[o.dtype], o.dtype.bits, o.rows, o.columns, o.registers)))
     return f"{{{numbers}, {threads}, {values}}}"
 
 
-def _modes(flat: tuple[tuple[int, int], ...], count: int) -> str:
+def _emit_modes(flat: tuple[tuple[int, int], ...], count: int) -> str:
     """(size, stride) of each mode, padded with trivial modes to a fixed number."""
     parts = (*flat, *[(1, 0)] * (count - len(flat)))
     return f"{{{', '.join(f'{{{size}, {stride}}}' for size, stride in parts)}}}"

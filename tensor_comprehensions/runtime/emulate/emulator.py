@@ -105,11 +105,11 @@ class Emulated:
             InternalError: a kernel would be wrong on a device; the message names tensor, thread and line.
         """
         status = (ctypes.c_int64 * 2)()
-        regions = [_region(m) for m in memories]
+        regions = [_make_region(m) for m in memories]
         regions.append(_Region(ctypes.addressof(status), 16, 8, 1, 1))
         table = (_Region * len(regions))(*regions)
         with _lock:
-            machine = _machine()
+            machine = _build_machine_library()
             machine.machine_load(table, len(regions))
             ctypes.c_int.in_dll(machine, "machine_parts").value = BARRIER_PART in self.code.source
             asynchronous = any(name in self.code.source for name in (BARRIER_INIT, WGMMA_FENCE, *TMA_STORES))
@@ -149,7 +149,7 @@ class Emulated:
         return int(code)
 
 
-def _region(m: EmulatedTensor) -> _Region:
+def _make_region(m: EmulatedTensor) -> _Region:
     b = m.buffer
     return _Region(m.address, b.bytes, b.type.dtype.size, m.defined, 0)
 
@@ -178,7 +178,7 @@ def build_emulated(codes: Sequence[GpuCode]) -> list[Emulated]:
         (folder / f"{prefix}kernel.cu").write_text(code.source)
     dynamic = max([16, *(k.dynamic for code in codes for k in code.kernels)])
     shared = f'extern "C" {{ thread_local __align__(1024) unsigned char dynamic_shared[{dynamic}]; }}\n'  # of all
-    parts = (_part(p, c) for p, c in zip(prefixes, codes, strict=True))
+    parts = (_emit_kernel_wrapper(p, c) for p, c in zip(prefixes, codes, strict=True))
     (folder / "unit.cpp").write_text(shared + "".join(parts))
     flags = [*_FLAGS, *_CHECKS, f"-I{SOURCES}", "-include", str(SOURCES / "device.h")]
     _compile([*flags, "-c", "unit.cpp", "-o", "unit.o"], folder)
@@ -189,7 +189,7 @@ def build_emulated(codes: Sequence[GpuCode]) -> list[Emulated]:
 def prepare_machine() -> None:
     """Compile the machine now, so that processes forked from this one find it."""
     with _lock:
-        _machine()
+        _build_machine_library()
 
 
 def is_emulator_available() -> bool:
@@ -220,7 +220,7 @@ def run_emulated_module(
 # --- compiling ---------------------------------------------------------------------------------------------------
 
 
-def _part(prefix: str, code: GpuCode) -> str:
+def _emit_kernel_wrapper(prefix: str, code: GpuCode) -> str:
     """The C++ around one text: its kernels get names of their own, and an entry each that the machine calls."""
     name = prefix or "_"
     renames = [(k.name, f"{prefix}{k.name}") for k in code.kernels] if prefix else []
@@ -253,7 +253,7 @@ _kept: list[tempfile.TemporaryDirectory[str]] = []
 
 
 @functools.cache
-def _machine() -> ctypes.CDLL:
+def _build_machine_library() -> ctypes.CDLL:
     """The machine, compiled once in a process."""
     library = _folder() / "machine.so"
     _compile(["-std=c++17", "-O2", "-fPIC", "-shared", str(SOURCES / "machine.cpp"), "-o", str(library)], _folder())

@@ -48,7 +48,7 @@ def describe_failure(
     f: EmulatorFailure, kernel: GpuKernelSource, code: GpuCode, buffers: Sequence[ir.Buffer], library: Path
 ) -> str:
     """The failure of a kernel, with the line of its text."""
-    line = f.line or _line(library, f.address)
+    line = f.line or _find_source_line(library, f.address)
     what = _describe_failure(f, kernel, buffers, library)
     lines = code.source.splitlines()
     shown = f"line {line}: {lines[line - 1].strip()}" if 0 < line <= len(lines) else "at a line that is not known"
@@ -56,14 +56,14 @@ def describe_failure(
 
 
 def _describe_failure(f: EmulatorFailure, kernel: GpuKernelSource, buffers: Sequence[ir.Buffer], library: Path) -> str:
-    who = _thread(f.thread, f.block, kernel)
+    who = _describe_thread(f.thread, f.block, kernel)
     if f.kind in (RACE, UNDEFINED, OUTSIDE, MISALIGNED):
         place = _describe_address(f, kernel, buffers, library)
         does = f"{who} {_ACTIONS[f.action]} {place}"
         if f.kind == RACE:
             before = _ACTIONS[f.other_action].removesuffix("s")
             before = {"read": "read", "write": "wrote", "update": "updated"}[before]
-            other = "several threads" if f.other_thread < 0 else _thread(f.other_thread, f.other_block, kernel)
+            other = "several threads" if f.other_thread < 0 else _describe_thread(f.other_thread, f.other_block, kernel)
             if f.text:  # an asynchronous operation
                 on_barrier = f.text.endswith(b" ")
                 other = f.text.decode() + (_shared_place(f.other_block, kernel, library) if on_barrier else "")
@@ -75,7 +75,7 @@ def _describe_failure(f: EmulatorFailure, kernel: GpuKernelSource, buffers: Sequ
         return f"out of bounds: {who} has the subscript {f.offset} in an array of type {f.text.decode()}"
     if f.kind == LANE:
         return f"undefined: {who} takes a value from a lane that does not exist"
-    other = _thread(f.other_thread, f.block, kernel) if f.other_thread >= 0 else "nobody"
+    other = _describe_thread(f.other_thread, f.block, kernel) if f.other_thread >= 0 else "nobody"
     if f.kind in _ASYNCHRONOUS:
         place = "" if f.kind == TOUCHED else _describe_address(f, kernel, buffers, library)
         action = _ACTIONS[f.action]
@@ -89,11 +89,13 @@ def _describe_failure(f: EmulatorFailure, kernel: GpuKernelSource, buffers: Sequ
     return f"deadlock: {who} waits for others, {other} among them (line {f.other_line})"
 
 
-def _thread(thread: int, block: int, kernel: GpuKernelSource) -> str:
-    return f"thread {_point(thread, kernel.launch.block)} of block {_point(block, kernel.launch.grid)}"
+def _describe_thread(thread: int, block: int, kernel: GpuKernelSource) -> str:
+    return (
+        f"thread {_describe_point(thread, kernel.launch.block)} of block {_describe_point(block, kernel.launch.grid)}"
+    )
 
 
-def _point(number: int, extents: tuple[int, int, int]) -> str:
+def _describe_point(number: int, extents: tuple[int, int, int]) -> str:
     x, y, _ = extents
     point = (number % x, number // x % y, number // x // y)
     rank = max((k + 1 for k in range(3) if extents[k] > 1), default=1)
@@ -105,17 +107,17 @@ def _describe_address(f: EmulatorFailure, kernel: GpuKernelSource, buffers: Sequ
     if f.region == _SHARED:
         return _shared_place(f.offset, kernel, library)
     if 0 <= f.region < len(buffers):
-        return _element(buffers[f.region], f.offset)
+        return _describe_element(buffers[f.region], f.offset)
     return "memory that is no tensor"
 
 
 def _shared_place(at: int, kernel: GpuKernelSource, library: Path) -> str:
     name, offset = _find_shared_array(library, at, kernel)
     buffer = next((b for b in kernel.arrays if b.name == name), None)
-    return _element(buffer, offset) if buffer is not None else "shared memory"
+    return _describe_element(buffer, offset) if buffer is not None else "shared memory"
 
 
-def _element(buffer: ir.Buffer, offset: int) -> str:
+def _describe_element(buffer: ir.Buffer, offset: int) -> str:
     """The element of `buffer` that is `offset` bytes from its first."""
     left = offset // buffer.type.dtype.size
     if buffer.swizzle is not None:
@@ -130,18 +132,18 @@ def _element(buffer: ir.Buffer, offset: int) -> str:
 def _find_shared_array(library: Path, offset: int, kernel: GpuKernelSource) -> tuple[str, int]:
     """The shared array at an offset of the thread-local memory, and the bytes into it."""
     if kernel.dynamic:
-        start = _offsets(library).get("dynamic_shared", 0)
+        start = _read_tls_offsets(library).get("dynamic_shared", 0)
         for b, size in zip(kernel.arrays, kernel.sizes, strict=True):
             if start <= offset < start + size:
                 return b.name, offset - start
             start += size
     names = {identifier: b.name for identifier, b in zip(kernel.identifiers, kernel.arrays, strict=True)}
-    known = ((at, n) for n, at in _offsets(library).items() if n in names and at <= offset)
+    known = ((at, n) for n, at in _read_tls_offsets(library).items() if n in names and at <= offset)
     start, found = max(known, default=(0, ""))
     return names.get(found, ""), offset - start
 
 
-def _offsets(library: Path) -> dict[str, int]:
+def _read_tls_offsets(library: Path) -> dict[str, int]:
     """Where the thread-local variables of a library are, by name."""
     nm = shutil.which("nm")
     if nm is None:
@@ -151,7 +153,7 @@ def _offsets(library: Path) -> dict[str, int]:
     return {row[2].rpartition("::")[2]: int(row[0], 16) for row in rows if len(row) == 3 and row[1] in "bBdD"}
 
 
-def _line(library: Path, address: int) -> int:
+def _find_source_line(library: Path, address: int) -> int:
     """The line of the kernel's text that the code at `address` is from; 0 if it is not known."""
     tool = shutil.which("addr2line")
     if tool is None or not address:

@@ -87,7 +87,7 @@ class _BoxedFunctionTable:
 
     def register(self, namespace: str, name: str, key: bytes, function: int) -> None:
         lib = host_symbols.torch_library()
-        library = self._libraries.get((namespace, key), lambda: _library(namespace.encode(), key))
+        library = self._libraries.get((namespace, key), lambda: _make_torch_library(namespace.encode(), key))
         major, minor = (int(x) for x in torch.__version__.split(".")[:2])
         register = lib.torch_library_impl
         register.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_uint64]
@@ -103,7 +103,7 @@ class _BoxedFunctionTable:
             raise
 
 
-def _library(namespace: bytes, key: bytes) -> ctypes.c_void_p:
+def _make_torch_library(namespace: bytes, key: bytes) -> ctypes.c_void_p:
     make = host_symbols.torch_library().aoti_torch_library_init_impl
     make.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_uint32, ctypes.c_void_p]
     library = ctypes.c_void_p()

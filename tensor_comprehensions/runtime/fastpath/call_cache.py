@@ -263,15 +263,15 @@ def _probe_torch_in_thread() -> _TorchLayout | None:
 def _probe_torch_layout() -> _TorchLayout | None:
     if sys.platform != "linux":  # the exceptions and the names of C++ are those of Linux
         return None
-    symbols, places = _symbols(), _probe_field_offsets()
+    symbols, places = _find_symbol_addresses(), _probe_field_offsets()
     if symbols is None or places is None:
         return None
     with torch.inference_mode():
         inference = torch.empty(1)
-    return _TorchLayout(symbols, *places, _keys(torch.empty(1)), _keys(inference))
+    return _TorchLayout(symbols, *places, _read_dispatch_keys(torch.empty(1)), _read_dispatch_keys(inference))
 
 
-def _symbols() -> dict[str, int] | None:
+def _find_symbol_addresses() -> dict[str, int] | None:
     libraries = (
         (host_symbols.torch_library(), _SHIM), (host_symbols.torch_library("c10"), _C10),
         (ctypes.CDLL("libstdc++.so.6"), _CXX),
@@ -299,8 +299,8 @@ def _probe_field_offsets() -> tuple[int, int] | None:
     for x in kinds:
         handle = handle_of(x)
         inside = ctypes.c_void_p.from_address(handle).value or 0
-        in_tensor = [n for n in keys if _word(inside, n) == _keys(x)]
-        in_object = [n for n in tensors if _word(id(x), n) == inside]
+        in_tensor = [n for n in keys if _read_word(inside, n) == _read_dispatch_keys(x)]
+        in_object = [n for n in tensors if _read_word(id(x), n) == inside]
         tensor_of(handle)
         if len(in_tensor) != 1 or len(in_object) != 1:
             return None
@@ -308,11 +308,11 @@ def _probe_field_offsets() -> tuple[int, int] | None:
     return 8 * keys.pop(), 8 * tensors.pop()
 
 
-def _word(address: int, n: int) -> int:
+def _read_word(address: int, n: int) -> int:
     return ctypes.c_uint64.from_address(address + 8 * n).value
 
 
-def _keys(x: torch.Tensor) -> int:
+def _read_dispatch_keys(x: torch.Tensor) -> int:
     keys: int = torch._C._dispatch_keys(x).raw_repr()
     return keys
 
@@ -338,7 +338,7 @@ class FastPathCode:
         for name, thing in _OBJECTS.items():
             llvm.add_symbol(name, id(thing))
         llvm.add_symbol(PAUSED, ctypes.addressof(_paused))
-        knobs.observe_knobs(_pause)
+        knobs.observe_knobs(_update_pause_flag)
         self.common = guard_ir.guard_assembly(facts.keys, facts.plain, facts.inference) + launch_ir.launch_assembly()
         type_offset = object.__basicsize__ - ctypes.sizeof(ctypes.c_void_p)
         text = self.common + pycall_ir.pycall_assembly(type_offset, facts.tensor)
@@ -362,7 +362,7 @@ def fast_path_code() -> FastPathCode:
     return _code.get("", FastPathCode)
 
 
-def _pause(now: knobs.Knobs) -> None:
+def _update_pause_flag(now: knobs.Knobs) -> None:
     """Send all calls to the slow path if they are to be interpreted."""
     _paused.value = now.interpret
 
@@ -383,7 +383,7 @@ def tensor_of(handle: int) -> torch.Tensor:
 
 
 @cache
-def _delete() -> Callable[[int], int]:
+def _load_tensor_deleter() -> Callable[[int], int]:
     delete = host_symbols.torch_library().aoti_torch_delete_tensor_object
     delete.argtypes = [ctypes.c_void_p]
     return delete
@@ -391,7 +391,7 @@ def _delete() -> Callable[[int], int]:
 
 def _empty_handle(handle: int) -> None:
     """Free a handle whose tensor was taken out: torch takes that and leaves the handle."""
-    _delete()(handle)
+    _load_tensor_deleter()(handle)
 
 
 def handle_of(x: torch.Tensor) -> int:

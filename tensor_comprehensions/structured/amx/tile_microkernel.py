@@ -25,7 +25,7 @@ Counts = tuple[int, int]
 
 def with_tile_buffers(op: StructuredOp, plan: Plan, body: Stmt) -> Stmt:
     """`body` with the fragments that the micro-kernels in it use."""
-    return Allocate(_buffers(op, tile_layout(op, plan))[::-1], body) if plan.instruction else body
+    return Allocate(_make_fragment_buffers(op, tile_layout(op, plan))[::-1], body) if plan.instruction else body
 
 
 def matrix_tile_kernel(op: StructuredOp, plan: Plan, region: Region, operands: Sequence[Operand]) -> Stmt:
@@ -37,17 +37,17 @@ def matrix_tile_kernel(op: StructuredOp, plan: Plan, region: Region, operands: S
         found.padded_size(name, size) for name, size in zip((found.rows, found.columns), found.sizes, strict=True)
     )
     sums = build.buffer(internal_name(op.name, "sums"), op.dtype, shape, Space.SCRATCH)
-    total = _buffers(op, found)[0]
+    total = _make_fragment_buffers(op, found)[0]
     body = build.block(
-        *(Invoke(FRAGMENT_ZERO, (_fragment(total, n),)) for n in range(counts[0] * counts[1])),
-        _sum(op, found, region, operands, counts),
-        *_spill(found, counts, total, sums),
-        specialize_padded_extents(region, lambda part: _finish(op, plan, part, sums)),
+        *(Invoke(FRAGMENT_ZERO, (_make_fragment_view(total, n),)) for n in range(counts[0] * counts[1])),
+        _emit_reduction_loops(op, found, region, operands, counts),
+        *_emit_fragment_stores(found, counts, total, sums),
+        specialize_padded_extents(region, lambda part: _emit_tile_epilogue(op, plan, part, sums)),
     )
     return Allocate((sums,), body)
 
 
-def _buffers(op: StructuredOp, found: TileLayout) -> tuple[Buffer, Buffer, Buffer]:
+def _make_fragment_buffers(op: StructuredOp, found: TileLayout) -> tuple[Buffer, Buffer, Buffer]:
     """The fragments of the sums, of the still factor and of the moving one."""
     i, (below, beside) = found.instruction, found.counts
 
@@ -61,13 +61,15 @@ def _buffers(op: StructuredOp, found: TileLayout) -> tuple[Buffer, Buffer, Buffe
     )
 
 
-def _fragment(buffer: Buffer, number: int) -> tuple[Buffer, tuple[Expr, ...]]:
+def _make_fragment_view(buffer: Buffer, number: int) -> tuple[Buffer, tuple[Expr, ...]]:
     return buffer, (build.const(number), build.const(0), build.const(0))
 
 
-def _sum(op: StructuredOp, found: TileLayout, region: Region, operands: Sequence[Operand], counts: Counts) -> Stmt:
+def _emit_reduction_loops(
+    op: StructuredOp, found: TileLayout, region: Region, operands: Sequence[Operand], counts: Counts
+) -> Stmt:
     """The reduction loops around one step: every fragment is loaded before the first product that needs it."""
-    total, rows, columns = _buffers(op, found)
+    total, rows, columns = _make_fragment_buffers(op, found)
     inner = Var(internal_name(found.along, "r"))
     outer = [i.name for i in op.reductions if i.name != found.along]
     at = region_origin(region) | reduction_values(region, found.along, build.mul(inner, found.instruction.steps))
@@ -76,18 +78,28 @@ def _sum(op: StructuredOp, found: TileLayout, region: Region, operands: Sequence
     still, moving = found.broadcast_operand.value, 1 - found.broadcast_operand.value
     parts: list[Stmt] = []
     for below in range(counts[0]):
-        parts.append(_load(op, found, operands[still], _fragment(rows, below), found.rows, below, at))
+        parts.append(
+            _emit_fragment_load(op, found, operands[still], _make_fragment_view(rows, below), found.rows, below, at)
+        )
         for beside in range(counts[1]):
             if not below:
-                parts.append(_load(op, found, operands[moving], _fragment(columns, beside), found.columns, beside, at))
-            views = _fragment(total, below * counts[1] + beside), _fragment(rows, below), _fragment(columns, beside)
+                parts.append(
+                    _emit_fragment_load(
+                        op, found, operands[moving], _make_fragment_view(columns, beside), found.columns, beside, at
+                    )
+                )
+            views = (
+                _make_fragment_view(total, below * counts[1] + beside),
+                _make_fragment_view(rows, below),
+                _make_fragment_view(columns, beside),
+            )
             parts.append(Invoke(found.instruction.name, views))
     steps = num_tiles(region[found.along].size, found.instruction.steps)
     loops = [*((internal_name(name, "r"), region[name].size) for name in outer), (inner.name, steps)]
     return build.loops(loops, build.block(*parts))
 
 
-def _load(
+def _emit_fragment_load(
     op: StructuredOp,
     found: TileLayout,
     operand: Operand,
@@ -111,14 +123,14 @@ def _load(
     return Invoke(FRAGMENT_LOAD, (fragment, (access.buffer, where)), (dimension % len(where),))
 
 
-def _spill(found: TileLayout, counts: Counts, total: Buffer, sums: Buffer) -> Iterator[Stmt]:
+def _emit_fragment_stores(found: TileLayout, counts: Counts, total: Buffer, sums: Buffer) -> Iterator[Stmt]:
     for below in range(counts[0]):
         for beside in range(counts[1]):
             where = (build.const(below * found.instruction.rows), build.const(beside * found.instruction.columns))
-            yield Invoke(FRAGMENT_STORE, ((sums, where), _fragment(total, below * counts[1] + beside)), (0,))
+            yield Invoke(FRAGMENT_STORE, ((sums, where), _make_fragment_view(total, below * counts[1] + beside)), (0,))
 
 
-def _finish(op: StructuredOp, plan: Plan, region: Region, sums: Buffer) -> Stmt:
+def _emit_tile_epilogue(op: StructuredOp, plan: Plan, region: Region, sums: Buffer) -> Stmt:
     """Add the initial value of the output, and store the sums through the epilogue."""
     if op.initial is not None:
         whole = {ACCUMULATOR: build.add(op.initial, accumulator_var(op.dtype))}

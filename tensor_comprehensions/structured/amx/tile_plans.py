@@ -251,12 +251,14 @@ class _MatrixTilePlanner:
 def matrix_tile_cycles(known: ContractionInfo, plan: Plan) -> float:
     """Cycles of all register tiles, were memory free."""
     found = tile_layout(known.op, plan)
-    sides = [_sizes(known.extent(name), size) for name, size in zip(found.unit, found.sizes, strict=False)]
+    sides = [
+        _count_tiles_by_size(known.extent(name), size) for name, size in zip(found.unit, found.sizes, strict=False)
+    ]
     one = sum(below * beside * _tile_cycles(known, found, m, n) for m, below in sides[0] for n, beside in sides[1])
     return AMX_CONFIGURE_CYCLES + one * prod(i.extent for i in known.parallel if i.name not in found.unit)
 
 
-def _sizes(extent: int, size: int) -> list[tuple[int, int]]:
+def _count_tiles_by_size(extent: int, size: int) -> list[tuple[int, int]]:
     """The sizes of tiles, and how many there are of each."""
     return [(n, count) for n, count in ((size, extent // size), (extent % size, 1)) if n and count]
 

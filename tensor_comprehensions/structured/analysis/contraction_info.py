@@ -201,7 +201,7 @@ def analyze_contraction(op: StructuredOp, vector: str | None = None) -> Contract
     unit = [i for i in op.parallel if written.get(i.name) == 1]
     if not unit:
         raise CannotLower(f"{op.name}: no iterator walks the output with unit stride")
-    left, right = _factor(op, Side.LEFT, op.left, iterators), _factor(op, Side.RIGHT, op.right, iterators)
+    left, right = _make_factor(op, Side.LEFT, op.left, iterators), _make_factor(op, Side.RIGHT, op.right, iterators)
     longest = max(unit, key=lambda i: i.extent).name
     vector = vector or longest
     if vector not in left.iterators | right.iterators:
@@ -221,7 +221,7 @@ def analyze_contraction(op: StructuredOp, vector: str | None = None) -> Contract
     )
 
 
-def _factor(op: StructuredOp, side: Side, value: Expr, iterators: list[str]) -> Factor:
+def _make_factor(op: StructuredOp, side: Side, value: Expr, iterators: list[str]) -> Factor:
     accesses = loads_in(value)
     if not accesses:
         raise CannotLower(f"{op.name}: the {side.name.lower()} factor reads no tensor")

@@ -13,12 +13,12 @@ def code_length(op: StructuredOp, plan: Plan) -> int:
     """Multiply-adds of vectors that the code for a normalized op spells out: those of every register tile there is."""
     total = 1
     for i in op.iterators:
-        parts = _parts(i.extent, [level for level in plan.levels if level.iterator == i.name])
-        total *= sum(_points(part, i, plan) for part in parts)
+        parts = _list_part_sizes(i.extent, [level for level in plan.levels if level.iterator == i.name])
+        total *= sum(_count_unrolled_points(part, i, plan) for part in parts)
     return total
 
 
-def _parts(extent: int, levels: Sequence[TileLoop]) -> list[int]:
+def _list_part_sizes(extent: int, levels: Sequence[TileLoop]) -> list[int]:
     """Points along an iterator of each innermost tile with separate code."""
     if not levels:
         return [extent]
@@ -26,11 +26,11 @@ def _parts(extent: int, levels: Sequence[TileLoop]) -> list[int]:
     full, rest = divmod(extent, size)
     if levels[0].edge is Edge.PADDED:
         full, rest = 1, 0
-    found = _parts(size, levels[1:]) if full else []
-    return [*found, *(_parts(rest, levels[1:]) if rest else [])]
+    found = _list_part_sizes(size, levels[1:]) if full else []
+    return [*found, *(_list_part_sizes(rest, levels[1:]) if rest else [])]
 
 
-def _points(part: int, i: Iterator, plan: Plan) -> int:
+def _count_unrolled_points(part: int, i: Iterator, plan: Plan) -> int:
     """How many of a part's points along an iterator are written out; vectors along the lanes."""
     if i.is_parallel:
         return num_tiles(part, plan.lanes) if i.name == plan.vector else part

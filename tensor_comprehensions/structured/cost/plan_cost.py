@@ -115,10 +115,10 @@ def expected_cycles(known: ContractionInfo, plans: Sequence[Plan], target: CpuTa
 def expected_costs(known: ContractionInfo, plans: Sequence[Plan], target: CpuTarget) -> list[Costs]:
     """`expected_cycles`, part by part."""
     computing = _register_tiles(known, plans, target)
-    return [_costs(_Model(known, plan, target), cycles) for plan, cycles in zip(plans, computing, strict=True)]
+    return [_make_costs(_Model(known, plan, target), cycles) for plan, cycles in zip(plans, computing, strict=True)]
 
 
-def _costs(model: _Model, computing: float) -> Costs:
+def _make_costs(model: _Model, computing: float) -> Costs:
     return Costs(
         compute=computing,
         gathers=model.gathers(),
@@ -158,19 +158,19 @@ def _register_tiles(known: ContractionInfo, plans: Sequence[Plan], target: CpuTa
     rest = [plan for plan in plans if not plan.instruction]
     for lanes, joined in {(plan.lanes, plan.vectors_per_register) for plan in rest}:
         same = [plan for plan in rest if (plan.lanes, plan.vectors_per_register) == (lanes, joined)]
-        sizes = np.array([[_points(plan, name) for plan in same] for name in names], float)
+        sizes = np.array([[_count_tile_points(plan, name) for plan in same] for name in names], float)
         cycles = all_tiles_cycles(known, target, lanes, dict(zip(names, sizes, strict=True)), joined)
         found.update(zip(same, cycles.tolist(), strict=True))
     return [found[plan] for plan in plans]
 
 
-def _points(plan: Plan, name: str) -> int:
+def _count_tile_points(plan: Plan, name: str) -> int:
     """Points of a register tile along an iterator, in whole vectors."""
     size = plan.tile(name)
     return num_tiles(size, plan.lanes) * plan.lanes if name == plan.vector else size
 
 
-def _pages(moved: Iterable[tuple[str, int]], size: int, region: Mapping[str, int]) -> int:
+def _count_region_pages(moved: Iterable[tuple[str, int]], size: int, region: Mapping[str, int]) -> int:
     """Pages of a tensor that a region touches. moved: by how many elements, of `size` bytes, its iterators move it."""
     far, span = 1, size
     for name, step in moved:
@@ -265,7 +265,7 @@ class _Model:
     def source_pages(self, side: Side, region: Mapping[str, int]) -> int:
         """Pages of a factor's tensor that a region touches."""
         factor = self.factor(side)
-        return _pages(factor.nearest, factor.bytes, region)
+        return _count_region_pages(factor.nearest, factor.bytes, region)
 
     @cached_property
     def footprints(self) -> dict[Side, list[float]]:
@@ -348,7 +348,9 @@ class _Model:
     @cached_property
     def visits(self) -> int:
         """How often a page of the output is begun or continued."""
-        pages = [_pages(self.facts.output_strides, self.facts.output_bytes, region) for region in self.regions]
+        pages = [
+            _count_region_pages(self.facts.output_strides, self.facts.output_bytes, region) for region in self.regions
+        ]
         depth = next((d for d, count in enumerate(pages[1:]) if count <= OPEN_PAGES), len(self.plan.levels))
         return pages[depth] * prod(self.trips[:depth])
 

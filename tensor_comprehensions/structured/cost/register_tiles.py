@@ -46,8 +46,10 @@ class RegisterTileRanking:
     def cycles(self) -> list[tuple[float, Shape, int, Rows]]:
         """(cycles, lanes, columns, rows) of the tiles that fill a good part of the registers, if there are any."""
         known, target = self.info, self.target
-        ways = list(dict.fromkeys(_turned_rows(known) if known.transposes_output else _rows(known, target)))
-        fitting = [_fitting_tiles(known, target, lanes, ways) for lanes in _lanes(known, target)]
+        ways = list(
+            dict.fromkeys(_turned_rows(known) if known.transposes_output else _list_candidate_rows(known, target))
+        )
+        fitting = [_fitting_tiles(known, target, lanes, ways) for lanes in _list_lane_counts(known, target)]
         fitting += _half_vector_tiles(known, target)
         filled = [tiles.cells + self._held_registers(tiles) for tiles in fitting]
         most = max(tiles.cells.max() for tiles in fitting)
@@ -152,51 +154,54 @@ def _half_vector_tiles(facts: ContractionInfo, target: CpuTarget) -> Generator[_
     apart = dict(facts.output_strides)
     for row in facts.exclusive_iterators(facts.broadcast_operand):
         for column in sorted(facts.exclusive_iterators(facts.vector_operand), key=lambda i: apart.get(i.name, 0)):
-            across = [n for n in _sizes(min(column.extent, 8)) if n % 2 == 0 and column.name != facts.vector]
-            ways += [((row.name, size), (column.name, n)) for n in across for size in _sizes(min(row.extent, 14))]
+            across = [n for n in _list_row_sizes(min(column.extent, 8)) if n % 2 == 0 and column.name != facts.vector]
+            ways += [
+                ((row.name, size), (column.name, n)) for n in across for size in _list_row_sizes(min(row.extent, 14))
+            ]
     if ways:
         yield _fitting_tiles(facts, target, lanes, ways, 2)
 
 
-def _lanes(facts: ContractionInfo, target: CpuTarget) -> list[int]:
+def _list_lane_counts(facts: ContractionInfo, target: CpuTarget) -> list[int]:
     """How many lanes vectors may have: up to three numbers, the largest first."""
     widest, extent = target.lanes(facts.bits), facts.extent(facts.vector)
-    useful = [lanes for lanes in _halves(widest) if lanes < 2 * extent] or [_halves(widest)[-1]]
+    useful = [lanes for lanes in _list_halves(widest) if lanes < 2 * extent] or [_list_halves(widest)[-1]]
     if facts.k_size <= SHORT_SUM_TERMS:  # many ways around these are compared
         slots = {lanes: -(-extent // lanes) * multiply_cost(lanes, facts, target) for lanes in useful}
         useful = [lanes for lanes in useful if slots[lanes] <= SHORT_SUM_FACTOR * min(slots.values())]
     return useful[:3]
 
 
-def _halves(lanes: int) -> list[int]:
+def _list_halves(lanes: int) -> list[int]:
     """`lanes`, half of it, and so on, down to 4."""
-    return [lanes, *_halves(lanes // 2)] if lanes > 4 else [lanes]
+    return [lanes, *_list_halves(lanes // 2)] if lanes > 4 else [lanes]
 
 
-def _rows(facts: ContractionInfo, target: CpuTarget) -> Generator[Rows]:
+def _list_candidate_rows(facts: ContractionInfo, target: CpuTarget) -> Generator[Rows]:
     """Ways to give rows to a register tile: one iterator, or two if one alone is short."""
     names = [i.name for i in facts.row_candidates]
     contiguous = [n for n in names if facts.broadcast_operand.step(n) == 1 and facts.extent(n) >= 4]
     names = contiguous or names
     yield ()
     for name in names:
-        for size in _sizes(facts.extent(name)):
+        for size in _list_row_sizes(facts.extent(name)):
             yield ((name, size),)
     if facts.continuing_iterator is not None and facts.extent(facts.vector) < SHORT_LANE_RUN:
         for row in facts.row_candidates:
-            for size in _sizes(min(8, facts.continuing_iterator.extent)):
+            for size in _list_row_sizes(min(8, facts.continuing_iterator.extent)):
                 if row is not facts.continuing_iterator and facts.continuing_iterator.extent % size == 0:
                     yield from (
-                        ((facts.continuing_iterator.name, size), (row.name, n)) for n in _sizes(min(14, row.extent))
+                        ((facts.continuing_iterator.name, size), (row.name, n))
+                        for n in _list_row_sizes(min(14, row.extent))
                     )
     short = [name for name in names if facts.extent(name) < 8][:3]
     for name in short:
         for other in names:
             if other != name:
-                for size in _sizes(facts.extent(other)):
+                for size in _list_row_sizes(facts.extent(other)):
                     yield ((name, facts.extent(name)), (other, size))
     if facts.extent(facts.vector) < 32:
-        yield from _columns(facts, target)
+        yield from _list_rows_with_columns(facts, target)
 
 
 def _turned_rows(facts: ContractionInfo) -> Generator[Rows]:
@@ -207,14 +212,14 @@ def _turned_rows(facts: ContractionInfo) -> Generator[Rows]:
     for size in sizes:
         if extent <= TILE_ROW_SIZES[-1]:
             for row in sorted(rows, key=lambda i: abs(facts.broadcast_operand.step(i.name) or 0)):
-                for other in _sizes(min(row.extent, TILE_ROW_SIZES[-1] // size)):
+                for other in _list_row_sizes(min(row.extent, TILE_ROW_SIZES[-1] // size)):
                     yield ((facts.output_unit_iter, size), (row.name, other))
         yield ((facts.output_unit_iter, size),)
     if extent < 4:
         yield ((facts.output_unit_iter, extent),)
 
 
-def _columns(facts: ContractionInfo, target: CpuTarget) -> Generator[Rows]:
+def _list_rows_with_columns(facts: ContractionInfo, target: CpuTarget) -> Generator[Rows]:
     """Rows together with another iterator of the moving factor, if its runs along the lanes are short.
 
     If the output goes past a far cache, rows along which its runs continue come first.
@@ -222,9 +227,9 @@ def _columns(facts: ContractionInfo, target: CpuTarget) -> Generator[Rows]:
     rows, far = facts.exclusive_iterators(facts.broadcast_operand), facts.output_size > target.writeback_limit_bytes
     for row in sorted(rows, key=lambda i: not far or i is not facts.continuing_iterator)[:2]:
         for column in _column_candidates(facts):
-            for across in _sizes(min(column.extent, 8)):
+            for across in _list_row_sizes(min(column.extent, 8)):
                 if across >= 4 or facts.vector_operand.step(column.name) != 1:  # smaller copies cannot be turned
-                    for size in _sizes(min(row.extent, 14)):
+                    for size in _list_row_sizes(min(row.extent, 14)):
                         yield ((row.name, size), (column.name, across))
 
 
@@ -242,7 +247,7 @@ def _column_candidates(facts: ContractionInfo) -> list[Iterator]:
     return [*continued, *written] if continued else [i for i in candidates if i not in contiguous]
 
 
-def _sizes(extent: int) -> Generator[int]:
+def _list_row_sizes(extent: int) -> Generator[int]:
     for size in TILE_ROW_SIZES:
         if 1 < size <= extent:
             yield size

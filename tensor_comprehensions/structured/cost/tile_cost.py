@@ -110,7 +110,7 @@ def step_cycles(
         L2_PANEL_VECTOR_CYCLES * vectors if info.transposes_output else _row_cycles(info, target, points, vectors)
     )
     waiting += _eviction_cycles(info, points)
-    return busy + 0.1 * _lines(info, points) + waiting
+    return busy + 0.1 * _count_cache_lines(info, points) + waiting
 
 
 def _read_anew(facts: ContractionInfo, target: CpuTarget, width: int, points: Mapping[str, Numbers]) -> Numbers:
@@ -214,7 +214,7 @@ def _eviction_cycles(facts: ContractionInfo, points: Mapping[str, Numbers]) -> N
     return np.where(in_place, L1_EVICTED_LINE_CYCLES * excess**2 / room, 0.0)
 
 
-def _lines(facts: ContractionInfo, points: Mapping[str, Numbers]) -> Numbers:
+def _count_cache_lines(facts: ContractionInfo, points: Mapping[str, Numbers]) -> Numbers:
     """Cache lines that the rows of register tiles begin in the still factor per step of the innermost reduction."""
     factor = facts.broadcast_operand
     step = abs(factor.step(facts.reductions[-1]) or 0) * factor.bytes if facts.reductions else 0

@@ -37,7 +37,7 @@ def plan_of_schedule(pipeline: Schedule, op: StructuredOp, target: CpuTarget, *,
         ArgumentError: the schedule names a loop, iterator or operand that the op does not have.
         CannotLower: no code can be generated for it; the message says why.
     """
-    return _finalize_nest(_run(pipeline, start_state(op, target, may_parallelize=parallel)))
+    return _finalize_nest(_apply_schedule(pipeline, start_state(op, target, may_parallelize=parallel)))
 
 
 def explain_schedule(pipeline: Schedule, op: StructuredOp, target: CpuTarget, *, parallel: bool = True) -> str:
@@ -57,7 +57,7 @@ def loop_state_of(pieces: Iterable[Primitive], op: StructuredOp) -> ScheduleStat
 @lru_cache(1024)
 def _run_cached(pieces: tuple[Primitive, ...], op: StructuredOp) -> ScheduleState:
     """Searches ask for the same loops again and again."""
-    return _run(Schedule(pieces), start_state(op, NOWHERE))
+    return _apply_schedule(Schedule(pieces), start_state(op, NOWHERE))
 
 
 def apply_with_notes(pipeline: Schedule, nest: ScheduleState) -> tuple[ScheduleState, list[str]]:
@@ -65,7 +65,7 @@ def apply_with_notes(pipeline: Schedule, nest: ScheduleState) -> tuple[ScheduleS
     lines: list[str] = []
     for piece in pipeline.primitives:
         before = len(nest.notes)
-        nest = _apply(piece, nest)
+        nest = _apply_primitive(piece, nest)
         lines += [f"{piece}: {note}" for note in nest.notes[before:]]
     return nest, lines
 
@@ -74,20 +74,20 @@ def state_of_schedule(
     pipeline: Schedule, op: StructuredOp, target: CpuTarget, *, parallel: bool = True
 ) -> ScheduleState:
     """The state after the primitives of `pipeline`. Raises as `plan_of_schedule`."""
-    return _run(pipeline, start_state(op, target, may_parallelize=parallel))
+    return _apply_schedule(pipeline, start_state(op, target, may_parallelize=parallel))
 
 
-def _run(pipeline: Schedule, nest: ScheduleState) -> ScheduleState:
+def _apply_schedule(pipeline: Schedule, nest: ScheduleState) -> ScheduleState:
     for piece in pipeline.primitives:
-        nest = _apply(piece, nest)
+        nest = _apply_primitive(piece, nest)
     return nest
 
 
 def _finalize_nest(nest: ScheduleState) -> Plan:
-    return finalize(_vectorize(written.Vectorize(), nest) if nest.vector is None else nest)
+    return finalize(_apply_vectorize(written.Vectorize(), nest) if nest.vector is None else nest)
 
 
-def _apply(piece: Primitive, nest: ScheduleState) -> ScheduleState:
+def _apply_primitive(piece: Primitive, nest: ScheduleState) -> ScheduleState:
     if isinstance(piece, Choice):
         raise CannotLower(f"{piece} leaves a choice open")
     return _MEANING[type(piece)](piece, nest)
@@ -96,7 +96,7 @@ def _apply(piece: Primitive, nest: ScheduleState) -> ScheduleState:
 # --- loops -------------------------------------------------------------------------------------------------------
 
 
-def _tile(piece: written.Tile, nest: ScheduleState) -> ScheduleState:
+def _apply_tile(piece: written.Tile, nest: ScheduleState) -> ScheduleState:
     loops, made = list(nest.loops), []
     for name, size in piece.sizes:
         iterator = nest.iterator(name)
@@ -111,7 +111,7 @@ def _tile(piece: written.Tile, nest: ScheduleState) -> ScheduleState:
     return nest.with_note(f"loops {', '.join(counts)} tiles")
 
 
-def _interchange(piece: written.Interchange, nest: ScheduleState) -> ScheduleState:
+def _apply_interchange(piece: written.Interchange, nest: ScheduleState) -> ScheduleState:
     sums = [next((s for s in nest.sums if name in reduction_loop_name(nest, s)), None) for name in piece.loops]
     if all(s is not None for s in sums):
         order = iter([s for s in sums if s is not None])
@@ -132,7 +132,7 @@ def _interchange(piece: written.Interchange, nest: ScheduleState) -> ScheduleSta
     return nest.with_note(f"loops {', '.join(map(nest.name, loops))}")
 
 
-def _parallel(piece: written.Parallel, nest: ScheduleState) -> ScheduleState:
+def _apply_parallel(piece: written.Parallel, nest: ScheduleState) -> ScheduleState:
     named = [loop for loop in map(nest.loop, piece.loops) if nest.op.extent(loop.iterator) > 1]
     if not nest.may_parallelize:
         return nest.with_note("stays serial: the loop around this contraction is parallel, or the options forbid it")
@@ -150,7 +150,7 @@ def _parallel(piece: written.Parallel, nest: ScheduleState) -> ScheduleState:
 # --- copies ------------------------------------------------------------------------------------------------------
 
 
-def _pack(piece: written.Pack, nest: ScheduleState) -> ScheduleState:
+def _apply_pack(piece: written.Pack, nest: ScheduleState) -> ScheduleState:
     for name, place in piece.operand_loops:
         side = nest.side(name)
         if any(side is other for other, _ in nest.packs) and nest.op.is_product:
@@ -162,7 +162,7 @@ def _pack(piece: written.Pack, nest: ScheduleState) -> ScheduleState:
     return nest
 
 
-def _prefetch(piece: written.Prefetch, nest: ScheduleState) -> ScheduleState:
+def _apply_prefetch(piece: written.Prefetch, nest: ScheduleState) -> ScheduleState:
     if not nest.op.is_product:
         raise CannotLower(f"{piece}: no operand is reused by several register tiles")
     for name, place in piece.operand_loops:
@@ -172,33 +172,33 @@ def _prefetch(piece: written.Prefetch, nest: ScheduleState) -> ScheduleState:
     return nest
 
 
-def _pad(piece: written.Pad, nest: ScheduleState) -> ScheduleState:
+def _apply_pad(piece: written.Pad, nest: ScheduleState) -> ScheduleState:
     sides = tuple(nest.side(name) for name in piece.operands)
     nest = replace(nest, padded=(*nest.padded, *sides))
     innermost = {loop.iterator: loop for loop in nest.loops}
-    ends = [_end(nest, innermost[name]) for name in padded_iterators(nest)]
+    ends = [_describe_last_tile(nest, innermost[name]) for name in padded_iterators(nest)]
     return nest.with_note(f"{', '.join(ends) or 'nothing'}; zeros and unstored results past the end")
 
 
-def _end(nest: ScheduleState, loop: StateLoop) -> str:
+def _describe_last_tile(nest: ScheduleState, loop: StateLoop) -> str:
     """A description of the last tile of a loop."""
     rest = nest.op.extent(loop.iterator) % loop.size
     return f"{nest.name(loop)} ends with {rest} of {loop.size}" if rest else f"{nest.name(loop)} has whole tiles"
 
 
-def _peel(piece: written.Peel, nest: ScheduleState) -> ScheduleState:
+def _apply_peel(piece: written.Peel, nest: ScheduleState) -> ScheduleState:
     loops = tuple(nest.loop(name) for name in piece.loops)
     if flat := [loop for loop in loops if not loop.number]:
         raise CannotLower(f"{piece}: {nest.name(flat[0])} is not tiled")
     return replace(nest, peeled=(*nest.peeled, *loops)).with_note(
-        f"{', '.join(_end(nest, loop) for loop in loops)}; the last one is code of its own"
+        f"{', '.join(_describe_last_tile(nest, loop) for loop in loops)}; the last one is code of its own"
     )
 
 
 # --- the register tile -------------------------------------------------------------------------------------------
 
 
-def _vectorize(piece: written.Vectorize, nest: ScheduleState) -> ScheduleState:
+def _apply_vectorize(piece: written.Vectorize, nest: ScheduleState) -> ScheduleState:
     contiguous = contiguous_along(nest.op)
     if not contiguous and (piece.iterator is None or nest.op.is_product):
         raise CannotLower(f"{piece}: the output is contiguous along none of the iterators")
@@ -223,7 +223,7 @@ def _vectorize(piece: written.Vectorize, nest: ScheduleState) -> ScheduleState:
     return nest.with_note(f"lanes along {shown}{beside}{across}")
 
 
-def _unroll(piece: written.Unroll, nest: ScheduleState) -> ScheduleState:
+def _apply_unroll(piece: written.Unroll, nest: ScheduleState) -> ScheduleState:
     for name, _ in piece.factors:
         if nest.iterator(name).is_parallel and nest.op.is_product:
             raise CannotLower(f"{piece}: the register tile of {name} is unrolled anyway")
@@ -232,11 +232,11 @@ def _unroll(piece: written.Unroll, nest: ScheduleState) -> ScheduleState:
     return replace(nest, unrolled=(*nest.unrolled, *pairs)).with_note(text)
 
 
-def _stream(piece: written.NontemporalStores, nest: ScheduleState) -> ScheduleState:
+def _apply_nontemporal_stores(piece: written.NontemporalStores, nest: ScheduleState) -> ScheduleState:
     return replace(nest, nontemporal=True).with_note("the output is written past the caches")
 
 
-def _fragments(piece: written.MatrixInstruction, nest: ScheduleState) -> ScheduleState:
+def _apply_matrix_instruction(piece: written.MatrixInstruction, nest: ScheduleState) -> ScheduleState:
     found = [i.name for i in tile_instructions(nest.op, nest.target) if piece.instruction in ("", i.name)]
     if not found:
         raise CannotLower(f"{piece}: the processor has no such instruction for these factors")
@@ -253,16 +253,16 @@ def _set_output_panel(piece: written.PackOutput, nest: ScheduleState) -> Schedul
 
 
 _MEANING: dict[type, Callable[..., ScheduleState]] = {
-    written.Tile: _tile,
-    written.Interchange: _interchange,
-    written.Parallel: _parallel,
-    written.Pack: _pack,
-    written.Pad: _pad,
-    written.Peel: _peel,
-    written.Vectorize: _vectorize,
-    written.Unroll: _unroll,
-    written.NontemporalStores: _stream,
-    written.MatrixInstruction: _fragments,
-    written.Prefetch: _prefetch,
+    written.Tile: _apply_tile,
+    written.Interchange: _apply_interchange,
+    written.Parallel: _apply_parallel,
+    written.Pack: _apply_pack,
+    written.Pad: _apply_pad,
+    written.Peel: _apply_peel,
+    written.Vectorize: _apply_vectorize,
+    written.Unroll: _apply_unroll,
+    written.NontemporalStores: _apply_nontemporal_stores,
+    written.MatrixInstruction: _apply_matrix_instruction,
+    written.Prefetch: _apply_prefetch,
     written.PackOutput: _set_output_panel,
 }

@@ -40,24 +40,26 @@ def finalize(nest: ScheduleState) -> Plan:
     plan = Plan(
         vector,
         lanes,
-        tuple(_levels(nest, kept, len(collapsed))),
+        tuple(_make_tile_levels(nest, kept, len(collapsed))),
         sums,
         unrolled,
-        tuple(_packs(nest, kept, len(collapsed))),
+        tuple(_make_pack_steps(nest, kept, len(collapsed))),
         len(collapsed),
         grain,
         steps_at_once,
         nest.nontemporal,
         nest.instruction,
-        prefetches=tuple(PackStep(side, _depth(nest, kept, loop)) for side, loop in nest.prefetches),
-        output_panel_depth=None if nest.output_panel_loop is None else _depth(nest, kept, nest.output_panel_loop),
+        prefetches=tuple(PackStep(side, _count_enclosing_loops(nest, kept, loop)) for side, loop in nest.prefetches),
+        output_panel_depth=None
+        if nest.output_panel_loop is None
+        else _count_enclosing_loops(nest, kept, nest.output_panel_loop),
         vectors_per_register=nest.vectors_per_register,
     )
-    _check(nest, plan)
+    _check_plan(nest, plan)
     return plan
 
 
-def _levels(nest: ScheduleState, kept: Sequence[StateLoop], collapsed: int) -> Iterator[TileLoop]:
+def _make_tile_levels(nest: ScheduleState, kept: Sequence[StateLoop], collapsed: int) -> Iterator[TileLoop]:
     """The loops as levels, with the edges of those whose last tile is not handled by default."""
     ragged = with_remainder(nest.op, [TileLoop(loop.iterator, loop.size) for loop in kept])
     padded = padded_iterators(nest)
@@ -130,12 +132,12 @@ def _unroll_counts(nest: ScheduleState, sums: Sequence[str]) -> tuple[int, int]:
     return complete, partial
 
 
-def _packs(nest: ScheduleState, kept: Sequence[StateLoop], collapsed: int) -> Iterator[PackStep]:
+def _make_pack_steps(nest: ScheduleState, kept: Sequence[StateLoop], collapsed: int) -> Iterator[PackStep]:
     for side, loop in nest.packs:
-        yield PackStep(side, 0 if loop is None else _depth(nest, kept, loop))
+        yield PackStep(side, 0 if loop is None else _count_enclosing_loops(nest, kept, loop))
 
 
-def _depth(nest: ScheduleState, kept: Sequence[StateLoop], loop: StateLoop) -> int:
+def _count_enclosing_loops(nest: ScheduleState, kept: Sequence[StateLoop], loop: StateLoop) -> int:
     """How many of the loops that are kept stand around the inside of `loop`."""
     return sum(1 for k in nest.loops[: nest.loops.index(loop) + 1] if k in kept)
 
@@ -151,7 +153,7 @@ def num_accumulators(op: StructuredOp, plan: Plan) -> int:
     return num_tiles(vectors, plan.vectors_per_register)
 
 
-def _check(nest: ScheduleState, plan: Plan) -> None:
+def _check_plan(nest: ScheduleState, plan: Plan) -> None:
     """Check that the generator can do this. Raises CannotLower."""
     op, registers = nest.op, num_accumulators(nest.op, plan)
     if registers > MAX_ACCUMULATOR_MULTIPLE * nest.target.vector_registers:

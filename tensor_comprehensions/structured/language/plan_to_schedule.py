@@ -18,13 +18,13 @@ from .schedule_state import NOWHERE, ScheduleState, StateLoop, reduction_loop_na
 def plan_to_schedule(plan: Plan, op: StructuredOp) -> Schedule:
     """The schedule from which `plan_of_schedule` makes `plan`, for a normalized op."""
     nest = replace(start_state(op, NOWHERE), loops=_number_loops(plan))
-    pieces: list[Primitive] = list(_tiles(nest))
+    pieces: list[Primitive] = list(_make_tile_primitives(nest))
     original = tuple(i.name for i in op.reductions)
     if plan.reductions != original:
         pieces.append(written.Interchange(tuple(reduction_loop_name(nest, s)[0] for s in plan.reductions)))
     for step in plan.packs:
         pieces.append(written.Pack(((factor_name(op, step.side), _loop_name(nest, step.depth)),)))
-    pieces += _edges(nest, plan)
+    pieces += _make_edge_primitives(nest, plan)
     if plan.parallel_depth:
         count = prod(num_tiles(op.extent(level.iterator), level.size) for level in plan.levels[: plan.parallel_depth])
         grain = 0 if plan.grain == default_grain_size(op, count) else plan.grain
@@ -44,7 +44,7 @@ def plan_to_schedule(plan: Plan, op: StructuredOp) -> Schedule:
     return Schedule(tuple(pieces))
 
 
-def _edges(nest: ScheduleState, plan: Plan) -> Iterator[Primitive]:
+def _make_edge_primitives(nest: ScheduleState, plan: Plan) -> Iterator[Primitive]:
     """The primitives for the last tiles: `pad` and `peel`."""
     padded = {level.iterator for level in plan.levels if level.edge is Edge.PADDED}
     sides = [step.side for step in plan.packs if padded & set(variable_names(nest.op.factors[step.side.value]))]
@@ -67,7 +67,7 @@ def _number_loops(plan: Plan) -> tuple[StateLoop, ...]:
     return tuple(loops)
 
 
-def _tiles(nest: ScheduleState) -> Iterator[written.Tile]:
+def _make_tile_primitives(nest: ScheduleState) -> Iterator[written.Tile]:
     """Consecutive loops of different iterators are one tiling."""
     sizes: dict[str, int] = {}
     for loop in nest.loops:

@@ -30,7 +30,7 @@ class Tile:
     sizes: Sizes
 
     def __str__(self) -> str:
-        return f"tile({_keywords(self.sizes)})"
+        return f"tile({_print_keyword_arguments(self.sizes)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Pack:
 
     def __str__(self) -> str:
         whole = [repr(name) for name, loop in self.operand_loops if loop is None]
-        parts = _keywords(pair for pair in self.operand_loops if pair[1] is not None)
+        parts = _print_keyword_arguments(pair for pair in self.operand_loops if pair[1] is not None)
         return f"pack({', '.join([*whole, *filter(None, [parts])])})"
 
 
@@ -102,7 +102,9 @@ class Unroll:
 
     def __str__(self) -> str:
         whole = [repr(name) for name, factor in self.factors if not factor]
-        return f"unroll({', '.join([*whole, *filter(None, [_keywords(f for f in self.factors if f[1])])])})"
+        return (
+            f"unroll({', '.join([*whole, *filter(None, [_print_keyword_arguments(f for f in self.factors if f[1])])])})"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +147,7 @@ class Prefetch:
     operand_loops: tuple[tuple[str, str], ...]
 
     def __str__(self) -> str:
-        return f"prefetch({_keywords(self.operand_loops)})"
+        return f"prefetch({_print_keyword_arguments(self.operand_loops)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,7 +382,7 @@ def _check_names(piece: str, names: Sequence[object], expected: str) -> None:
         raise ArgumentError(f"{piece}({', '.join(map(repr, names))})", expected=f"{expected}, each once")
 
 
-def _keywords(values: Iterable[tuple[str, object]]) -> str:
+def _print_keyword_arguments(values: Iterable[tuple[str, object]]) -> str:
     """`values` (name, value) as the keyword arguments of a call."""
     parts = list(values)
     if any(iskeyword(name) or not name.isidentifier() for name, _ in parts):

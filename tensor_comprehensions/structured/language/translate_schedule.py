@@ -16,11 +16,11 @@ def translate_schedule(pipeline: Schedule, op: StructuredOp, other: StructuredOp
     iterators = {
         op.display_name(i.name): other.display_name(j.name) for i, j in zip(op.iterators, other.iterators, strict=True)
     }
-    pairs = zip(_factors(op), _factors(other), strict=True)
+    pairs = zip(_list_factor_tensors(op), _list_factor_tensors(other), strict=True)
     return _Translation(iterators, dict(pairs)).pipeline(pipeline)
 
 
-def _factors(op: StructuredOp) -> tuple[str, ...]:
+def _list_factor_tensors(op: StructuredOp) -> tuple[str, ...]:
     return tuple(load.buffer.name for factor in op.factors for load in loads_in(factor))
 
 

@@ -55,7 +55,7 @@ def generate_contraction(op: StructuredOp, plan: Plan) -> Stmt:
     if not plan.parallel_depth:
         return with_tile_buffers(op, plan, _lower_levels(op, plan, region, operands, plan.packs, 0))
     outer = plan.levels[: plan.parallel_depth]
-    panels, operands = _panels(op, plan, region, operands, (step for step in plan.packs if not step.depth))
+    panels, operands = _make_panels(op, plan, region, operands, (step for step in plan.packs if not step.depth))
     parts = peel_region(region, outer)
     return _fill_panels(panels, build.block(*(_in_parallel(op, plan, part, operands) for part in parts)))
 
@@ -63,7 +63,7 @@ def generate_contraction(op: StructuredOp, plan: Plan) -> Stmt:
 def _in_parallel(op: StructuredOp, plan: Plan, region: Region, operands: Operands) -> Stmt:
     """The loop that the threads share, after the copies that they make together."""
     alike = tuple(step for step in plan.packs if is_shared_panel(op, plan, step))
-    panels, operands = _panels(op, plan, region, operands, alike)
+    panels, operands = _make_panels(op, plan, region, operands, alike)
     packs = tuple(step for step in plan.packs if step.depth and step not in alike)
     loop = parallel_tile_nest(
         region,
@@ -94,7 +94,7 @@ def _lower_region(
         body = _lower_region(results.op, inner, region, operands, packs, depth)
         store = with_origin(results.store, (), RESULTS)
         return Allocate((results.buffer,), build.block(body, store))
-    panels, operands = _panels(op, plan, region, operands, (step for step in packs if step.depth == depth))
+    panels, operands = _make_panels(op, plan, region, operands, (step for step in packs if step.depth == depth))
     if depth == len(plan.levels):
         body = (matrix_tile_kernel if plan.instruction else microkernel)(op, plan, region, operands)
     else:
@@ -104,7 +104,7 @@ def _lower_region(
     return _fill_panels(panels, body)
 
 
-def _panels(
+def _make_panels(
     op: StructuredOp, plan: Plan, region: Region, operands: Operands, packs: Iterable[PackStep]
 ) -> tuple[list[PackedPanel], Operands]:
     """The panels for the operands read in `region`, and the operands that read from them."""

@@ -35,11 +35,11 @@ def emit_region_needed(op: StructuredOp, region: Region) -> Expr:
     """Whether a region contains elements that are needed, and so must be computed."""
     whole: Expr = build.TRUE
     for half in op.elements:
-        whole = build.logical_and(whole, build.ge(_extreme(half, region, most=True), 0))
+        whole = build.logical_and(whole, build.ge(_build_form_extremum(half, region, most=True), 0))
     return whole
 
 
-def _extreme(half: HalfSpace, region: Region, *, most: bool, without: str = "") -> Expr:
+def _build_form_extremum(half: HalfSpace, region: Region, *, most: bool, without: str = "") -> Expr:
     """The largest (or smallest) value of the form in a region, without the term of one iterator."""
     total = half.rest
     for name, c in half.terms:
@@ -72,7 +72,7 @@ def unmasked_range_of(op: StructuredOp, region: Region, name: str) -> UnmaskedRa
     all_first, all_stop = first, stop
     for half in op.terms:
         c = dict(half.terms).get(name, 0)
-        some, every = (_extreme(half, region, most=most, without=name) for most in (True, False))
+        some, every = (_build_form_extremum(half, region, most=most, without=name) for most in (True, False))
         if c == 0:
             stop = build.select(build.ge(some, 0), stop, build.const(0))
             all_stop = build.select(build.ge(every, 0), all_stop, build.const(0))

@@ -56,18 +56,20 @@ def microkernel(op: StructuredOp, plan: Plan, region: Region, operands: Sequence
         """Code that accesses memory without padding, specialized for each extent that the region may have."""
         return specialize_padded_extents(
             region,
-            lambda part: make(part, cells if part is region else _among(tile_accumulators(op, plan, part), cells)),
+            lambda part: make(
+                part, cells if part is region else _assign_cell_registers(tile_accumulators(op, plan, part), cells)
+            ),
         )
 
     body = build.block(
-        emit_exact(lambda part, own: _start(op, part, own, cells, registers)),
-        _reduce(op, plan, region, operands, cells, registers),
-        emit_exact(lambda part, own: _finish(op, plan, part, own, registers)),
+        emit_exact(lambda part, own: _emit_accumulator_init(op, part, own, cells, registers)),
+        _emit_reduction_loops(op, plan, region, operands, cells, registers),
+        emit_exact(lambda part, own: _emit_accumulator_stores(op, plan, part, own, registers)),
     )
     return Allocate((registers,), body)
 
 
-def _among(own: Sequence[Accumulator], cells: Sequence[Accumulator]) -> list[Accumulator]:
+def _assign_cell_registers(own: Sequence[Accumulator], cells: Sequence[Accumulator]) -> list[Accumulator]:
     """`own` in the registers of those of `cells` that stand at the same places."""
     if len(own) == len(cells):
         return list(own)
@@ -119,14 +121,14 @@ def _iterators_beside_vectors(op: StructuredOp, plan: Plan) -> frozenset[str]:
 # --- before the sum ----------------------------------------------------------------------------------------------
 
 
-def _start(
+def _emit_accumulator_init(
     op: StructuredOp, region: Region, cells: Sequence[Accumulator], everything: Sequence[Accumulator], registers: Buffer
 ) -> Stmt:
     """Set the accumulators: to the initial value, or to the partial sums that an earlier block stored.
 
     Of `all_measurements` in the register tile only `cells` stand for points that exist; the others start from zero.
     """
-    first = _conjunction([region[i.name].first for i in op.reductions])
+    first = _and_conditions([region[i.name].first for i in op.reductions])
     existing = {(c.register, c.part): c for c in cells}
     used = {c.register for c in cells}
     zero = build.const(0, op.dtype)
@@ -136,7 +138,9 @@ def _start(
         return zero if point is None else substitute_vectorized(value, point.at, point.mask)
 
     def fill(groups: Sequence[Sequence[Accumulator]], value: Expr) -> Stmt:
-        return Block(tuple(_set(registers, group, [start_sum(c, value) for c in group]) for group in groups))
+        return Block(
+            tuple(_emit_register_store(registers, group, [start_sum(c, value) for c in group]) for group in groups)
+        )
 
     groups = by_register(everything)
     padding = fill([g for g in groups if g[0].register not in used], zero)
@@ -147,12 +151,12 @@ def _start(
     return build.block(padding, fresh)
 
 
-def _set(registers: Buffer, group: Sequence[Accumulator], values: Sequence[Expr]) -> Stmt:
+def _emit_register_store(registers: Buffer, group: Sequence[Accumulator], values: Sequence[Expr]) -> Stmt:
     """Give the cells of a register these values."""
     return build.store(registers, (group[0].register,), concat_subvectors(group, values, registers.type.lanes))
 
 
-def _conjunction(conditions: Sequence[Expr]) -> Expr:
+def _and_conditions(conditions: Sequence[Expr]) -> Expr:
     whole: Expr = build.TRUE
     for c in conditions:
         whole = build.logical_and(whole, c)
@@ -166,7 +170,7 @@ def _emit_each(cells: Sequence[Accumulator], make: Callable[[Accumulator], Stmt]
 # --- the sum -----------------------------------------------------------------------------------------------------
 
 
-def _reduce(
+def _emit_reduction_loops(
     op: StructuredOp,
     plan: Plan,
     region: Region,
@@ -179,7 +183,7 @@ def _reduce(
     unrolled = plan.reductions[len(loops) :]
     slides = unrolled and plan.vectors_per_register == 1 and not op.terms
     bounded = summed_along(op, loops, unrolled)
-    windows = _windows(op, plan, region, operands, cells, unrolled[-1]) if slides else None
+    windows = _find_window_loads(op, plan, region, operands, cells, unrolled[-1]) if slides else None
     apart = unrolled[:-1] if windows else unrolled
 
     def unrolled_steps(values: dict[str, Expr], *, masked: bool = bool(op.terms) and not bounded) -> Stmt:
@@ -190,14 +194,18 @@ def _reduce(
             for name, offset in zip(apart, offsets, strict=True):
                 at |= reduction_values(region, name, build.const(offset))
             only = op.terms if masked else ()
-            step = _step(op.name, operands, cells, registers, at, only) if windows is None else slide(windows, at)
+            step = (
+                _emit_multiply_adds(op.name, operands, cells, registers, at, only)
+                if windows is None
+                else slide(windows, at)
+            )
             parts.append(step)
         return build.block(*parts)
 
     def slide(windows: WindowLoads, at: dict[str, Expr]) -> Stmt:
         taps = range(region[unrolled[-1]].size)
         values = [at | reduction_values(region, unrolled[-1], build.const(k)) for k in taps]
-        return _slide(op.name, operands, cells, registers, windows, values)
+        return _emit_sliding_multiply_adds(op.name, operands, cells, registers, windows, values)
 
     values: dict[str, Expr] = {}
     for name in loops:
@@ -217,11 +225,11 @@ def _reduce(
     if bounded:
         innermost = masked_sum(op, loops[-1], plan.unroll_steps, region, before, step, emit_masked_step)
     else:
-        innermost = _innermost(loops[-1], plan.unroll_steps, region, before, step)
+        innermost = _emit_innermost_loop(loops[-1], plan.unroll_steps, region, before, step)
     return build.loops([(internal_name(name, "r"), region[name].size) for name in loops[:-1]], innermost)
 
 
-def _innermost(name: str, at_once: int, region: Region, before: Step, step: Step) -> Stmt:
+def _emit_innermost_loop(name: str, at_once: int, region: Region, before: Step, step: Step) -> Stmt:
     """The loop over the reduction `name` with `at_once` steps per iteration, then the remaining steps."""
     full, rest = divmod(region[name].size, at_once)
     first = build.mul(Var(internal_name(name, "r")), at_once)
@@ -239,7 +247,7 @@ def reduction_values(region: Region, name: str, offset: Expr) -> dict[str, Expr]
     return {name: build.add(offset, part.origin), local_var(name): offset, tile_number_var(name): part.number}
 
 
-def _step(
+def _emit_multiply_adds(
     prefix: str,
     operands: Sequence[Operand],
     cells: Sequence[Accumulator],
@@ -274,7 +282,7 @@ def _step(
     return _nest_definitions(sequence)
 
 
-def _windows(
+def _find_window_loads(
     op: StructuredOp, plan: Plan, region: Region, operands: Sequence[Operand], cells: Sequence[Accumulator], name: str
 ) -> WindowLoads | None:
     """How accumulators share vectors of a factor over the steps of the reduction `name`; None if none do."""
@@ -295,7 +303,7 @@ def _windows(
     return None
 
 
-def _slide(
+def _emit_sliding_multiply_adds(
     prefix: str,
     operands: Sequence[Operand],
     cells: Sequence[Accumulator],
@@ -347,16 +355,18 @@ def _nest_definitions(sequence: Sequence[tuple[Var, Expr] | Store]) -> Stmt:
 # --- after the sum -----------------------------------------------------------------------------------------------
 
 
-def _finish(op: StructuredOp, plan: Plan, region: Region, cells: Sequence[Accumulator], registers: Buffer) -> Stmt:
+def _emit_accumulator_stores(
+    op: StructuredOp, plan: Plan, region: Region, cells: Sequence[Accumulator], registers: Buffer
+) -> Stmt:
     """Store the accumulators: as partial sums, or through the epilogue when the sum is complete."""
-    last = _conjunction([region[i.name].last for i in op.reductions])
+    last = _and_conditions([region[i.name].last for i in op.reductions])
     if op.epilogue is None:
         last = build.TRUE
     store = (
         _store_transposed
         if transposed_iterator(op, plan, region)
         else _store_staged
-        if _calls(op.stored_value)
+        if _has_costly_call(op.stored_value)
         else _store_in_place
     )
     complete = store(op, plan, region, cells, registers)
@@ -396,7 +406,7 @@ def _emit_store(op: StructuredOp, cell: Accumulator, value: Expr, *, streaming: 
     return replace(store, nontemporal=streaming)
 
 
-def _calls(e: Expr) -> bool:
+def _has_costly_call(e: Expr) -> bool:
     """Whether `e` calls a function that is more than an instruction or two."""
     return any(isinstance(x, Call) and x.function not in CHEAP_CALLS for x in walk_expr(e))
 
@@ -405,9 +415,9 @@ def _store_staged(
     op: StructuredOp, plan: Plan, region: Region, cells: Sequence[Accumulator], registers: Buffer
 ) -> Stmt:
     """Spill the sums once and run the epilogue in a loop: a call would spill every live register at every call."""
-    buffer, spill = _spill(op, plan, region, [read_accumulator(registers, c) for c in cells])
+    buffer, spill = _emit_accumulator_spill(op, plan, region, [read_accumulator(registers, c) for c in cells])
     return Allocate(
-        (buffer,), build.block(spill, store_rows(buffer, op, plan, region, cells[: _vectors(plan, region)]))
+        (buffer,), build.block(spill, store_rows(buffer, op, plan, region, cells[: _count_row_vectors(plan, region)]))
     )
 
 
@@ -418,18 +428,20 @@ def _store_transposed(
     rows, at = _row_order(op, plan), region_origin(region)
     sums = [read_accumulator(registers, c) for c in cells]
     if not _is_epilogue_vectorizable(op, plan.vector):
-        buffer, spill = _spill(op, plan, region, sums)
+        buffer, spill = _emit_accumulator_spill(op, plan, region, sums)
         return Allocate((buffer,), build.block(spill, store_transposed(op, plan, region, rows, buffer, at)))
     ready: Stmt = build.NOTHING
-    if _calls(op.stored_value):
-        buffer, spill = _spill(op, plan, region, sums)
+    if _has_costly_call(op.stored_value):
+        buffer, spill = _emit_accumulator_spill(op, plan, region, sums)
         here = Load(
             buffer, (flat_row_index(rows, region, {n: Var(local_var(n)) for n in rows}), Var(local_var(plan.vector)))
         )
         kept = replace(plan, nontemporal=False)
-        ready = store_rows(buffer, replace(op, output=here), kept, region, cells[: _vectors(plan, region)])
+        ready = store_rows(buffer, replace(op, output=here), kept, region, cells[: _count_row_vectors(plan, region)])
     else:
-        buffer, spill = _spill(op, plan, region, [_finish_sum(op, c, s) for c, s in zip(cells, sums, strict=True)])
+        buffer, spill = _emit_accumulator_spill(
+            op, plan, region, [_finish_sum(op, c, s) for c, s in zip(cells, sums, strict=True)]
+        )
     across = store_transposed(replace(op, epilogue=None), plan, region, rows, buffer, at)
     return Allocate((buffer,), build.block(spill, ready, across))
 
@@ -453,13 +465,15 @@ def store_rows(buffer: Buffer, op: StructuredOp, plan: Plan, region: Region, col
     for name, row in offsets.items():
         at |= {name: build.add(region[name].origin, row), local_var(name): row}
     flat = flat_row_index(rows, region, offsets)
-    body = build.block(*(_epilogue(op, buffer, flat, at, c, v, plan) for v, c in enumerate(columns)))
+    body = build.block(*(_emit_epilogue_store(op, buffer, flat, at, c, v, plan) for v, c in enumerate(columns)))
     return build.loops([(internal_name(name, "row"), region[name].size) for name in rows], body)
 
 
-def _spill(op: StructuredOp, plan: Plan, region: Region, values: Sequence[Expr]) -> tuple[Buffer, Stmt]:
+def _emit_accumulator_spill(
+    op: StructuredOp, plan: Plan, region: Region, values: Sequence[Expr]
+) -> tuple[Buffer, Stmt]:
     """A buffer with a row per row of the register tile, and the stores of `values`, one of each accumulator."""
-    vectors = _vectors(plan, region)
+    vectors = _count_row_vectors(plan, region)
     shape = (len(values) // vectors, vectors * plan.lanes)
     buffer = build.buffer(internal_name(op.name, "sums"), op.dtype, shape, Space.SCRATCH)
     places = (divmod(k, vectors) for k in range(len(values)))
@@ -467,12 +481,12 @@ def _spill(op: StructuredOp, plan: Plan, region: Region, values: Sequence[Expr])
     return buffer, Block(tuple(build.store(buffer, i, value) for i, value in zip(at, values, strict=True)))
 
 
-def _vectors(plan: Plan, region: Region) -> int:
+def _count_row_vectors(plan: Plan, region: Region) -> int:
     """Vectors in a row of the register tile."""
     return -(-region[plan.vector].size // plan.lanes)
 
 
-def _epilogue(
+def _emit_epilogue_store(
     op: StructuredOp, buffer: Buffer, row: Expr, at: dict[str, Expr], column: Accumulator, v: int, plan: Plan
 ) -> Stmt:
     here = at | {plan.vector: column.at[plan.vector], local_var(plan.vector): column.at[local_var(plan.vector)]}

@@ -39,7 +39,7 @@ def make_output_panel(op: StructuredOp, plan: Plan, region: Region, name: str) -
     """The panel `name` for the results of `plan.levels[plan.output_panel_depth:]` in `region`."""
     moved = access_strides(op.output, [i.name for i in op.parallel]) or {}
     unit = next(i.name for i in op.parallel if moved.get(i.name) == 1)
-    order = _order(op, plan, region, unit)
+    order = _order_iterators(op, plan, region, unit)
     buffer = build.buffer(name, op.dtype, tuple(region[n].size for n in order), Space.SCRATCH)
     inside = Load(buffer, tuple(build.sub(Var(n), region[n].origin) for n in order))
     offsets: dict[str, Expr] = {n: Var(internal_name(name, n, "u")) for n in order}
@@ -59,7 +59,7 @@ def make_output_panel(op: StructuredOp, plan: Plan, region: Region, name: str) -
     return OutputPanel(buffer, replace(op, output=inside, epilogue=None), through)
 
 
-def _order(op: StructuredOp, plan: Plan, region: Region, unit: str) -> tuple[str, ...]:
+def _order_iterators(op: StructuredOp, plan: Plan, region: Region, unit: str) -> tuple[str, ...]:
     """The iterators of more than a point in `region` as its loops walk them, the lanes' last."""
     names = [i.name for i in op.parallel if i.name != plan.vector and (region[i.name].size > 1 or i.name == unit)]
     return (*sorted(names, key=plan.depth), plan.vector)

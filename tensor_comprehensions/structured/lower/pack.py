@@ -44,7 +44,7 @@ def make_panel(op: StructuredOp, plan: Plan, factor: Expr, region: Region, depth
     blocks = [level for level in plan.levels[depth:] if not op.iterator(level.iterator).is_parallel]
     if len({level.iterator for level in blocks}) < len(blocks):
         raise InternalError(f"{name}: packed outside two blocks of one reduction")
-    shape = _shape(op, plan, region, inner, blocks, used)
+    shape = _make_panel_shape(op, plan, region, inner, blocks, used)
     buffer = build.buffer(name, factor.type.dtype, buffer_shape(shape.digits), Space.SCRATCH)
     tiled = [replace(level, edge=None) for level in inner if level.size > 1]
 
@@ -66,11 +66,11 @@ def make_panel(op: StructuredOp, plan: Plan, factor: Expr, region: Region, depth
     if uneven or any(
         d.axis in _padded_iterators(plan) for d in shape.points[:-1]
     ):  # copies fill up the last dimension only
-        fill = build.block(_clear(buffer, plan.lanes), fill)
+        fill = build.block(_emit_panel_zero_fill(buffer, plan.lanes), fill)
     return PackedPanel(buffer, fill, Operand(build.load(buffer, *shape.indices), padded=True))
 
 
-def _shape(
+def _make_panel_shape(
     op: StructuredOp,
     plan: Plan,
     region: Region,
@@ -117,7 +117,7 @@ def _padded_iterators(plan: Plan) -> frozenset[str]:
     return frozenset(level.iterator for level in plan.levels if level.edge is Edge.PADDED)
 
 
-def _clear(buffer: Buffer, lanes: int) -> Stmt:
+def _emit_panel_zero_fill(buffer: Buffer, lanes: int) -> Stmt:
     """Zeros all over a panel, whose last dimension need not be whole vectors."""
     names = [internal_name(buffer.name, f"z{d}") for d in range(len(buffer.shape))]
     lanes = lanes if buffer.shape[-1] % lanes == 0 else 1

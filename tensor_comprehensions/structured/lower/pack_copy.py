@@ -128,20 +128,20 @@ def pack_tile(copy: PackCopy) -> Stmt:
         return copy.over(copy.other_iterators, copy.move)
     steps = copy.steps
     if 1 <= steps.get(copy.across, 0) <= MAX_INTERLEAVED_STRIDE:
-        return copy.over(copy.other_iterators, lambda offsets: _straight(copy, offsets))
+        return copy.over(copy.other_iterators, lambda offsets: _emit_vector_copy(copy, offsets))
     contiguous = (n for n in copy.other_iterators if steps.get(n) == (2 if n == copy.op.pairs else 1))
     along = max(contiguous, key=lambda n: copy.region[n].size, default=None)
     if along is None or copy.region[along].size < 2:
         return copy.over(copy.other_iterators, lambda offsets: _by_element(copy, offsets))
     other_iterators = [n for n in copy.other_iterators if n != along]
-    if (run := _run(copy, along)) and copy.region[along].size < SHORT_TRANSPOSED_LINE:
+    if (run := _find_contiguous_iterators(copy, along)) and copy.region[along].size < SHORT_TRANSPOSED_LINE:
         return copy.over(
             [n for n in other_iterators if n not in run], lambda offsets: _short_lines(copy, along, run, offsets)
         )
     return copy.over(other_iterators, lambda offsets: _copy_transposed(copy, along, offsets))
 
 
-def _straight(copy: PackCopy, offsets: Offsets) -> Stmt:
+def _emit_vector_copy(copy: PackCopy, offsets: Offsets) -> Stmt:
     """Vectors along the same iterator in both memories."""
     lanes = min(copy.lanes, _power_of_two(copy.width))
     moves: list[Stmt] = []
@@ -193,7 +193,7 @@ def _copy_transposed(copy: PackCopy, along: str, offsets: Offsets) -> Stmt:
     def run_of_tiles(columns: Columns) -> Stmt:
         first = build.mul(block, run)
         stop = build.add(first, run) if pairs % run == 0 else build.minimum(build.add(first, run), pairs)
-        tiles = _tiles(copy, lanes, along, offsets, (build.mul(pair, 2 * lanes), 2 * lanes), columns)
+        tiles = _emit_transposed_tiles(copy, lanes, along, offsets, (build.mul(pair, 2 * lanes), 2 * lanes), columns)
         return Loop(pair.name, first, stop, tiles)
 
     parts: list[Stmt] = []
@@ -202,11 +202,13 @@ def _copy_transposed(copy: PackCopy, along: str, offsets: Offsets) -> Stmt:
         parts.append(Loop(block.name, build.const(0), build.const(-(-pairs // run)), body))
     if rest:
         end = (build.const(total - rest), rest)
-        parts.append(_all_columns(copy, lanes, lambda columns: _tiles(copy, lanes, along, offsets, end, columns)))
+        parts.append(
+            _all_columns(copy, lanes, lambda columns: _emit_transposed_tiles(copy, lanes, along, offsets, end, columns))
+        )
     return build.block(*parts)
 
 
-def _run(copy: PackCopy, along: str) -> list[str]:
+def _find_contiguous_iterators(copy: PackCopy, along: str) -> list[str]:
     """The iterators along which the factor's memory continues where `along` ends, the one that moves it most first."""
     steps, run = copy.steps, [along]
     other_iterators = [n for n in copy.other_iterators if n != along]
@@ -227,7 +229,9 @@ def _short_lines(copy: PackCopy, along: str, run: Sequence[str], offsets: Offset
     whole = (build.const(0), size)
 
     def group(there: Offsets, columns: Columns) -> Stmt:
-        return copy.over(inner, lambda within: _tiles(copy, lanes, along, {**there, **within}, whole, columns))
+        return copy.over(
+            inner, lambda within: _emit_transposed_tiles(copy, lanes, along, {**there, **within}, whole, columns)
+        )
 
     def lines(columns: Columns) -> Stmt:
         start, count, width = columns
@@ -250,15 +254,21 @@ def _all_columns(copy: PackCopy, lanes: int, body: Callable[[Columns], Stmt]) ->
     return build.block(*parts)
 
 
-def _tiles(copy: PackCopy, lanes: int, along: str, offsets: Offsets, run: tuple[Expr, int], columns: Columns) -> Stmt:
+def _emit_transposed_tiles(
+    copy: PackCopy, lanes: int, along: str, offsets: Offsets, run: tuple[Expr, int], columns: Columns
+) -> Stmt:
     """Square tiles one after another along the factor's lines: `run` is (first, how many) elements."""
     first, count = run
     starts = range(0, count, lanes)
-    return build.block(*(_tile(copy, lanes, along, offsets, (build.add(first, s), count - s), columns) for s in starts))
+    return build.block(
+        *(_emit_transposed_tile(copy, lanes, along, offsets, (build.add(first, s), count - s), columns) for s in starts)
+    )
 
 
-def _tile(copy: PackCopy, lanes: int, along: str, offsets: Offsets, run: tuple[Expr, int], columns: Columns) -> Stmt:
-    """One square tile: `run` as for `_tiles`."""
+def _emit_transposed_tile(
+    copy: PackCopy, lanes: int, along: str, offsets: Offsets, run: tuple[Expr, int], columns: Columns
+) -> Stmt:
+    """One square tile: `run` as for `_emit_transposed_tiles`."""
     (first, count), (start, lines, width) = run, columns
     there = {**offsets, along: build.ramp(first, 1, lanes)}
     zero = build.const(0, copy.factor.type.dtype, lanes)

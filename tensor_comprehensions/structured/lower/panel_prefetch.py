@@ -45,16 +45,18 @@ def why_no_prefetch(op: StructuredOp, plan: Plan, step: PackStep) -> str | None:
 
 def prefetch_hints_for_panel(op: StructuredOp, plan: Plan, region: Region, at: dict[str, Expr]) -> Stmt:
     """The prefetches in an iteration of the innermost sum in the register tile `region`; its first step is at `at`."""
-    return build.block(*(h for step in plan.prefetches for h in _row(op, plan, step, region, at)))
+    return build.block(*(h for step in plan.prefetches for h in _emit_row_prefetches(op, plan, step, region, at)))
 
 
-def _row(op: StructuredOp, plan: Plan, step: PackStep, region: Region, at: dict[str, Expr]) -> Iterator[Stmt]:
+def _emit_row_prefetches(
+    op: StructuredOp, plan: Plan, step: PackStep, region: Region, at: dict[str, Expr]
+) -> Iterator[Stmt]:
     """One row of the next panel: each tile prefetches its share, which starts where that of the tile before ends."""
     factor = op.factors[step.side.value]
     assert isinstance(factor, Load)
     line = CACHE_LINE_BYTES // factor.buffer.type.dtype.size
     outer, inner = plan.levels[step.depth - 1], plan.reductions[len(plan.reductions) - plan.unrolled - 1]
-    first = build.mul(_number(op, plan, step, region), region[inner].size // plan.unroll_steps)
+    first = build.mul(_make_tile_number(op, plan, step, region), region[inner].size // plan.unroll_steps)
     row = build.add(first, build.div(at[local_var(inner)], plan.unroll_steps))
     there = region_origin(region) | at
     there[inner] = build.add(region[inner].origin, build.minimum(row, region[inner].size - 1))
@@ -65,7 +67,7 @@ def _row(op: StructuredOp, plan: Plan, step: PackStep, region: Region, at: dict[
         yield Invoke(PREFETCH_LATER, ((factor.buffer, where),), (0,))
 
 
-def _number(op: StructuredOp, plan: Plan, step: PackStep, region: Region) -> Expr:
+def _make_tile_number(op: StructuredOp, plan: Plan, step: PackStep, region: Region) -> Expr:
     """Which of the register tiles that meet the same panel this is."""
     innermost = {level.iterator: level.size for level in plan.levels[step.depth :]}
     tile: Expr = build.const(0)

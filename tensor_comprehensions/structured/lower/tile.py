@@ -54,7 +54,7 @@ def balanced_block(extent: int, most: int) -> int:
     return -(-extent // parts)
 
 
-def _part(region: Region, level: TileLoop, number: Expr, size: int, *, final: bool | None) -> Region:
+def _make_tile_region(region: Region, level: TileLoop, number: Expr, size: int, *, final: bool | None) -> Region:
     """Tile `tile_number_var` of `level` in `region`; final: whether it is the last one, None if that varies."""
     old = region[level.iterator]
     count = num_tiles(old.size, level.size)
@@ -92,13 +92,13 @@ def tile_loop(region: Region, level: TileLoop, name: str, body: Body) -> Stmt:
         rest, full = 0, full + 1
     parts: list[Stmt] = []
     if full == 1:
-        parts.append(body(_part(region, level, build.const(0), level.size, final=not rest)))
+        parts.append(body(_make_tile_region(region, level, build.const(0), level.size, final=not rest)))
     elif full:
         final = None if not rest else False
-        tile = _part(region, level, Var(name), level.size, final=final)
+        tile = _make_tile_region(region, level, Var(name), level.size, final=final)
         parts.append(Loop(name, build.const(0), build.const(full), body(tile)))
     if rest:
-        parts.append(body(_part(region, level, build.const(full), rest, final=True)))
+        parts.append(body(_make_tile_region(region, level, build.const(full), rest, final=True)))
     return build.block(*parts)
 
 
@@ -117,7 +117,7 @@ def parallel_tile_nest(region: Region, levels: Sequence[TileLoop], prefix: str, 
     total = 1
     for count in counts:
         total *= count
-    inner = _digits(Var(counter), region, list(levels), counts, prefix, body)
+    inner = _decode_tile_numbers(Var(counter), region, list(levels), counts, prefix, body)
     return Loop(counter, build.const(0), build.const(total), inner, LoopKind.PARALLEL, grain=min(grain, total))
 
 
@@ -137,7 +137,9 @@ def peel_region(region: Region, levels: Sequence[TileLoop]) -> list[Region]:
     return parts
 
 
-def _digits(flat: Expr, region: Region, levels: list[TileLoop], counts: list[int], prefix: str, body: Body) -> Stmt:
+def _decode_tile_numbers(
+    flat: Expr, region: Region, levels: list[TileLoop], counts: list[int], prefix: str, body: Body
+) -> Stmt:
     """Decode the tile number of the last level from `flat`, then those of the levels before it."""
     if not levels:
         return body(region)
@@ -147,13 +149,13 @@ def _digits(flat: Expr, region: Region, levels: list[TileLoop], counts: list[int
     rest = build.div(flat, count)
     if count == 1:
         return _emit_tile_or_remainder(
-            build.const(0), region, level, lambda r: _digits(rest, r, outer, outer_counts, prefix, body)
+            build.const(0), region, level, lambda r: _decode_tile_numbers(rest, r, outer, outer_counts, prefix, body)
         )
     name, rest_name = internal_name(prefix, level.iterator, "t"), internal_name(prefix, f"rest{len(outer)}")
     if not outer:
         return _emit_tile_or_remainder(flat, region, level, body)
     inner = _emit_tile_or_remainder(
-        Var(name), region, level, lambda r: _digits(Var(rest_name), r, outer, outer_counts, prefix, body)
+        Var(name), region, level, lambda r: _decode_tile_numbers(Var(rest_name), r, outer, outer_counts, prefix, body)
     )
     return Let(name, digit, Let(rest_name, rest, inner))
 
@@ -162,11 +164,13 @@ def _emit_tile_or_remainder(number: Expr, region: Region, level: TileLoop, body:
     """`body` for tile `tile_number_var`, with separate code for the remainder tile."""
     full, rest = divmod(region[level.iterator].size, level.size)
     if not full and level.edge is not Edge.PADDED:
-        return body(_part(region, level, build.const(0), rest, final=True))
+        return body(_make_tile_region(region, level, build.const(0), rest, final=True))
     if not rest or level.edge is Edge.PADDED:
-        return body(_part(region, level, number, level.size, final=None))
-    then = body(_part(region, level, number, level.size, final=False))
-    return build.when(build.lt(number, full), then, body(_part(region, level, build.const(full), rest, final=True)))
+        return body(_make_tile_region(region, level, number, level.size, final=None))
+    then = body(_make_tile_region(region, level, number, level.size, final=False))
+    return build.when(
+        build.lt(number, full), then, body(_make_tile_region(region, level, build.const(full), rest, final=True))
+    )
 
 
 def region_origin(region: Region) -> dict[str, Expr]:

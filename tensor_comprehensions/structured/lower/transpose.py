@@ -71,7 +71,7 @@ def transpose_vectors(vectors: Sequence[Expr], pair: Pair = build.shuffle) -> li
     """
     side = len(vectors)
     piece = min(side, SHUFFLE_BYTES // vectors[0].type.dtype.size)
-    groups = [_interleave(vectors[k : k + piece], piece, pair) for k in range(0, side, piece)]
+    groups = [_transpose_pieces(vectors[k : k + piece], piece, pair) for k in range(0, side, piece)]
     across = [_gather_pieces([g[p] for g in groups], piece, pair) for p in range(piece)]
     return [across[lane % piece][lane // piece] for lane in range(side)]
 
@@ -105,11 +105,11 @@ def gather_transposed(
     for start in range(0, columns, piece):
         column = min(start, columns - piece)
         lines = [join_vectors(k, piece, side // piece, column) for k in range(piece)]
-        found += _interleave(lines, piece, pair)[start - column :]
+        found += _transpose_pieces(lines, piece, pair)[start - column :]
     return found
 
 
-def _interleave(rows: Sequence[Expr], piece: int, pair: Pair) -> list[Expr]:
+def _transpose_pieces(rows: Sequence[Expr], piece: int, pair: Pair) -> list[Expr]:
     """Each piece of `rows` (as many as a piece has lanes), transposed by itself."""
     lanes = rows[0].type.lanes
     low, high = (
@@ -181,12 +181,12 @@ def transpose_loops(
     row, lane = (replace(a, stop=a.end) if a in partial else a for a in (row, lane))
     by_lines = not along_reads and line == 2 * side and (row.splits(line) or row.name in {a.name for a in partial})
     start = replace(row, name=internal_name(row.name, "line")) if by_lines else row
-    hints = _hints(reads, row, start, lane, side, ahead) if ahead else build.NOTHING
+    hints = _emit_prefetch_hints(reads, row, start, lane, side, ahead) if ahead else build.NOTHING
     if along_reads:
         inner = Loop(row.name, row.start, row.stop, body, step=side)
         body = Loop(lane.name, lane.start, lane.stop, inner, step=side)
     else:
-        body = _loops(row, lane, side, line if by_lines else side, hints, body)
+        body = _emit_block_loops(row, lane, side, line if by_lines else side, hints, body)
     for axis in partial:
         if isinstance(axis.end, Var):
             body = Let(axis.end.name, axis.stop, body)
@@ -240,7 +240,7 @@ def _point_by_point(stores: Sequence[Store], row: Axis, lane: Axis) -> Stmt:
     return Loop(row.name, row.start, row.stop, Loop(lane.name, lane.start, lane.stop, point))
 
 
-def _hints(reads: Sequence[Load], row: Axis, start: Axis, lane: Axis, side: int, ahead: int) -> Stmt:
+def _emit_prefetch_hints(reads: Sequence[Load], row: Axis, start: Axis, lane: Axis, side: int, ahead: int) -> Stmt:
     """Ask for the lines that the blocks `prefetches` on from here begin with; `start` has the row that they begin
     at."""
     there = build.add(build.var(lane.name), ahead)
@@ -254,7 +254,7 @@ def _hints(reads: Sequence[Load], row: Axis, start: Axis, lane: Axis, side: int,
     return build.when(build.le(build.add(there, side), lane.stop), build.block(*hints))
 
 
-def _loops(row: Axis, lane: Axis, side: int, line: int, hints: Stmt, body: Stmt) -> Stmt:
+def _emit_block_loops(row: Axis, lane: Axis, side: int, line: int, hints: Stmt, body: Stmt) -> Stmt:
     """The blocks in order: all those in `line` rows before the next lanes, so that no line of memory is read twice."""
     if line == side:
         inner = Loop(lane.name, lane.start, lane.stop, build.block(hints, body), step=side)
@@ -347,7 +347,7 @@ class _Block:
             at = build.add(build.var(self.lane.name), k)
             if not build.is_true(lane_mask):
                 at = build.minimum(at, build.sub(self.lane.end, 1))
-            value = substitute_vectorized(read, {self.row.name: along, self.lane.name: at}, _mask(row_mask))
+            value = substitute_vectorized(read, {self.row.name: along, self.lane.name: at}, _drop_true_mask(row_mask))
             # A bool is a bit in registers: shuffle bytes.
             rows.append(names.bind(build.cast(value, UINT8) if value.type.dtype == BOOL else value))
         columns = transpose_vectors(rows, lambda a, b, order: names.bind(build.shuffle(a, b, order)))
@@ -356,7 +356,7 @@ class _Block:
     def _statements(self, at: Expr, values: Mapping[Load, Expr], lane_mask: Expr, prefix: str) -> Stmt:
         """The stores of row `at`, in all lanes."""
         along = build.ramp(build.var(self.lane.name), 1, self.side)
-        mask = _mask(lane_mask)
+        mask = _drop_true_mask(lane_mask)
         point = {self.row.name: at, self.lane.name: along}
         names = _Names(prefix)
         held: dict[str, Expr] = {}
@@ -385,5 +385,5 @@ class _Block:
         return self.side * s.buffer.type.dtype.size % CACHE_LINE_BYTES == 0
 
 
-def _mask(condition: Expr) -> Expr | None:
+def _drop_true_mask(condition: Expr) -> Expr | None:
     return None if build.is_true(condition) else condition

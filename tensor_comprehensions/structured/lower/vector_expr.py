@@ -48,7 +48,7 @@ def substitute_vectorized(e: Expr, at: Point, mask: Expr | None = None) -> Expr:
                 condition = build.and_masks(condition, mask)
             if condition is not None:
                 lanes = max(lanes, condition.type.lanes)
-                where = tuple(build.broadcast(i, lanes) for i in where) if _scalar(where) else where
+                where = tuple(build.broadcast(i, lanes) for i in where) if _has_scalar_indices(where) else where
             return build.load(buffer, *where, mask=condition)
         case Binary(op, left, right):
             return build.binary(op, substitute_vectorized(left, at, mask), substitute_vectorized(right, at, mask))
@@ -66,7 +66,7 @@ def substitute_vectorized(e: Expr, at: Point, mask: Expr | None = None) -> Expr:
             assert_never(e)
 
 
-def _scalar(indices: tuple[Expr, ...]) -> bool:
+def _has_scalar_indices(indices: tuple[Expr, ...]) -> bool:
     return all(i.type.lanes == 1 for i in indices)
 
 

@@ -35,8 +35,8 @@ def pack_bf16_pairs(op: StructuredOp, target: CpuTarget) -> StructuredOp:
     return replace(
         op,
         iterators=tuple(replace(i, extent=-(-i.extent // 2)) if i is chosen else i for i in op.iterators),
-        left=_pairs(op.left, chosen),
-        right=_pairs(op.right, chosen),
+        left=_make_bf16_pair(op.left, chosen),
+        right=_make_bf16_pair(op.right, chosen),
         pairs=chosen.name,
     )
 
@@ -45,7 +45,7 @@ def _is_element(factor: Expr) -> bool:
     return isinstance(factor, Cast) and isinstance(factor.operand, Load) and factor.operand.type.dtype == BFLOAT16
 
 
-def _pairs(factor: Expr, along: Iterator) -> Expr:
+def _make_bf16_pair(factor: Expr, along: Iterator) -> Expr:
     assert isinstance(factor, Cast)
     even = build.mul(Var(along.name), 2)
     low, high = (substitute(factor.operand, {along.name: build.add(even, k)}) for k in (0, 1))

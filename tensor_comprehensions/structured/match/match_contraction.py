@@ -120,7 +120,7 @@ def match_contraction(
         not _same_points(s, update) or _defines_other_elements(s, update) for s in statements[start:at]
     ):
         return None
-    cluster = _base(statements[start : at + 1], tensors, pair.left, pair.right, pair.scale)
+    cluster = _make_base_contraction(statements[start : at + 1], tensors, pair.left, pair.right, pair.scale)
     for following in range(at + 1, len(statements)):
         longer = None
         if finish_checked or not statements[following].checks:
@@ -152,12 +152,12 @@ def _plain_subscripts(s: BoundStatement) -> tuple[str, ...] | None:
     return names if set(names) == {i.name for i in s.free} else None
 
 
-def _pointwise(s: BoundStatement) -> bool:
+def _is_pointwise(s: BoundStatement) -> bool:
     return not s.reduction_indices and not s.reads_own_target and _plain_subscripts(s) is not None
 
 
 def _is_initial_definition(s: BoundStatement, target: str) -> bool:
-    return s.target == target and s.reduction is None and _pointwise(s)
+    return s.target == target and s.reduction is None and _is_pointwise(s)
 
 
 def _is_sum_update(s: BoundStatement) -> bool:
@@ -173,7 +173,7 @@ def _is_sum_update(s: BoundStatement) -> bool:
 
 def _same_points(s: BoundStatement, update: BoundStatement) -> bool:
     """Whether `s` writes, dimension by dimension, at the values that `update` does."""
-    return _ranges(s) == _ranges(update)
+    return _list_subscript_ranges(s) == _list_subscript_ranges(update)
 
 
 def _defines_other_elements(s: BoundStatement, update: BoundStatement) -> bool:
@@ -181,7 +181,7 @@ def _defines_other_elements(s: BoundStatement, update: BoundStatement) -> bool:
     return set(_rename_indices(s, update).elements) != set(update.elements)
 
 
-def _ranges(s: BoundStatement) -> tuple[tuple[int, int], ...]:
+def _list_subscript_ranges(s: BoundStatement) -> tuple[tuple[int, int], ...]:
     found = {i.name: (i.lower, i.upper) for i in s.free}
     return tuple(found[n] for n in _plain_subscripts(s) or ())
 
@@ -210,7 +210,7 @@ def _rename_indices(s: BoundStatement, update: BoundStatement) -> BoundStatement
     )
 
 
-def _base(
+def _make_base_contraction(
     members: Sequence[BoundStatement],
     tensors: Mapping[str, Tensor],
     left: tc.Expr,
@@ -242,16 +242,18 @@ def _extend_cluster(
 ) -> MatchedContraction | None:  # fmt: skip
     """`cluster` with `statements[at]` as one more pointwise step after the sum."""
     s, update = statements[at], cluster.statements[cluster.update]
-    if not _pointwise(s) or not _same_points(s, update):
+    if not _is_pointwise(s) or not _same_points(s, update):
         return None
     s = _rename_indices(s, update)
     if set(s.elements) != set(update.elements):
         return None
     current = cluster.output
     output = replace(current, tensor=s.target, subscripts=s.subscripts, dtype=tensors[s.target].dtype)
-    if s.target != current.tensor and not _replaces(cluster, s, statements[at + 1 :], tensors, in_place=in_place):
+    if s.target != current.tensor and not _may_replace_output(
+        cluster, s, statements[at + 1 :], tensors, in_place=in_place
+    ):
         return None
-    value = _value(s, output)
+    value = _make_stored_value(s, output)
     if not any(e == current for e in walk_expr(value)) or _reads_elsewhere(value, current):
         return None
     if _reads_elsewhere(value, output):
@@ -262,30 +264,30 @@ def _extend_cluster(
     return replace(cluster, statements=(*cluster.statements, s), output=output, epilogue=value)
 
 
-def _value(s: BoundStatement, output: tc.Access) -> tc.Expr:
+def _make_stored_value(s: BoundStatement, output: tc.Access) -> tc.Expr:
     """The value that a pointwise statement stores, including its update of the old element."""
     if s.reduction is None or s.initialize:
         return s.value
     return tc.Binary(s.reduction, convert_exactly(output, s.value.dtype), s.value, s.value.dtype)
 
 
-def _replaces(
+def _may_replace_output(
     cluster: MatchedContraction, s: BoundStatement, later: Sequence[BoundStatement], tensors: Mapping[str, Tensor], *,
     in_place: bool,
 ) -> bool:  # fmt: skip
     """Whether the target of `s` may replace the cluster's output, which no other statement reads."""
     old = cluster.output.tensor
-    if tensors[old].role is not Role.TEMPORARY or any(_uses(x, old) for x in later):
+    if tensors[old].role is not Role.TEMPORARY or any(_uses_tensor(x, old) for x in later):
         return False
     element = tc.Access(s.target, s.subscripts, tensors[s.target].dtype)
     return not any(
-        _uses(x, s.target)
+        _uses_tensor(x, s.target)
         and not (in_place and n < cluster.update and x.target != s.target and not _reads_elsewhere(x.value, element))
         for n, x in enumerate(cluster.statements)
     )
 
 
-def _uses(s: BoundStatement, tensor: str) -> bool:
+def _uses_tensor(s: BoundStatement, tensor: str) -> bool:
     if s.target == tensor:
         return True
     roots = (s.value, *s.subscripts, *(c.subscript for c in s.checks), *(c.guard for c in s.checks if c.guard))

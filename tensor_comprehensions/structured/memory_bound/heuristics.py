@@ -37,12 +37,16 @@ def schedule_row_reduction(op: StructuredOp, target: CpuTarget) -> Schedule:
     inner = [i for i in op.reductions if _access_steps_along(op, i.name) == {Step.CONTIGUOUS} and i.extent > 1]
     if not inner:
         raise CannotLower("row_reduction: no operand is contiguous along a sum")
-    lanes = _lanes(op, target, inner[0].extent)
+    lanes = _choose_lane_count(op, target, inner[0].extent)
     shown = start_state(op, target).iterator_display_name
     outer = [i for i in op.parallel if i.extent > 1]
     found = parallel(*(shown(i.name) for i in outer)) if outer else Schedule()
     ways = (n for n in REDUCTION_ACCUMULATORS if n * lanes <= max(lanes, inner[0].extent))
-    return found >> vectorize(shown(inner[0].name), lanes=lanes) >> reduce(or_, (_times(op, inner[0], n) for n in ways))
+    return (
+        found
+        >> vectorize(shown(inner[0].name), lanes=lanes)
+        >> reduce(or_, (_make_lane_unroll(op, inner[0], n) for n in ways))
+    )
 
 
 def schedule_column_reduction(op: StructuredOp, target: CpuTarget) -> Schedule:
@@ -50,9 +54,9 @@ def schedule_column_reduction(op: StructuredOp, target: CpuTarget) -> Schedule:
     if not op.reductions:
         raise CannotLower("column_reduction: nothing is summed")
     lane = _contiguous_iterator(op)
-    lanes = _lanes(op, target, lane.extent)
+    lanes = _choose_lane_count(op, target, lane.extent)
     vectors = [n for n in (8, 16, 4, 2) if n * lanes <= lane.extent] or [1]
-    return reduce(or_, (_chunks(op, target, lane, lanes, n) for n in vectors))
+    return reduce(or_, (_make_chunk_schedule(op, target, lane, lanes, n) for n in vectors))
 
 
 def schedule_transposition(op: StructuredOp, target: CpuTarget) -> Schedule:
@@ -84,7 +88,7 @@ def schedule_transposition(op: StructuredOp, target: CpuTarget) -> Schedule:
     nest = _tile_and_share(op, target, {**{i.name: 1 for i in op.parallel if i.name not in sizes}, **sizes})
     innermost = shown(next((n for n in reversed(sizes) if sizes[n] == op.extent(n)), row.name))
     through = nest >> pack(**dict.fromkeys(names, innermost)) >> vectorize(shown(lane.name), lanes=min(widest, 16))
-    return through >> _times(op, lane, 2) >> nontemporal_stores() | found
+    return through >> _make_lane_unroll(op, lane, 2) >> nontemporal_stores() | found
 
 
 def schedule_copy(op: StructuredOp, target: CpuTarget) -> Schedule:
@@ -92,16 +96,16 @@ def schedule_copy(op: StructuredOp, target: CpuTarget) -> Schedule:
     if op.reductions:
         raise CannotLower("copy: the op has a sum")
     lane = _contiguous_iterator(op)
-    lanes = _lanes(op, target, lane.extent)
-    found = reduce(or_, (_chunks(op, target, lane, lanes, n) for n in (2, 4, 1, 8)))
+    lanes = _choose_lane_count(op, target, lane.extent)
+    found = reduce(or_, (_make_chunk_schedule(op, target, lane, lanes, n) for n in (2, 4, 1, 8)))
     return found >> (Schedule() | nontemporal_stores()) if _touched_bytes(op) >= target.reuse_limit_bytes else found
 
 
-def _times(op: StructuredOp, lane: Dimension, count: int) -> Schedule:
+def _make_lane_unroll(op: StructuredOp, lane: Dimension, count: int) -> Schedule:
     return unroll(**{op.display_name(lane.name): count})
 
 
-def _chunks(op: StructuredOp, target: CpuTarget, lane: Dimension, lanes: int, vectors: int) -> Schedule:
+def _make_chunk_schedule(op: StructuredOp, target: CpuTarget, lane: Dimension, lanes: int, vectors: int) -> Schedule:
     """Parts of the output that so many vectors cover a few times; the threads share them."""
     others = prod(i.extent for i in op.parallel if i is not lane)
     chunk = max(
@@ -114,7 +118,7 @@ def _chunks(op: StructuredOp, target: CpuTarget, lane: Dimension, lanes: int, ve
     return (
         _tile_and_share(op, target, sizes)
         >> vectorize(op.display_name(lane.name), lanes=lanes)
-        >> _times(op, lane, vectors)
+        >> _make_lane_unroll(op, lane, vectors)
     )
 
 
@@ -127,7 +131,7 @@ def _tile_and_share(op: StructuredOp, target: CpuTarget, sizes: Mapping[str, int
     return found >> parallel(*(nest.iterator_display_name(name) for name in cut)) if cut else found
 
 
-def _lanes(op: StructuredOp, target: CpuTarget, extent: int) -> int:
+def _choose_lane_count(op: StructuredOp, target: CpuTarget, extent: int) -> int:
     return min(target.lanes(max(32, op.dtype.bits)), max(2, 1 << (extent - 1).bit_length()))
 
 
@@ -142,11 +146,11 @@ def _contiguous_iterator(op: StructuredOp) -> Dimension:
 
 def _access_steps_along(op: StructuredOp, name: str) -> set[Step]:
     """How the reads that depend on an iterator move along it."""
-    found = {Step.of(moved.get(name, 0)) for moved in _reads(op)}
+    found = {Step.of(moved.get(name, 0)) for moved in _list_read_strides(op)}
     return found - {Step.BROADCAST}
 
 
-def _reads(op: StructuredOp) -> Iterator[Mapping[str, int]]:
+def _list_read_strides(op: StructuredOp) -> Iterator[Mapping[str, int]]:
     for access in loads_in(op.left):
         yield access_strides(access, [i.name for i in op.iterators]) or {}
 

@@ -62,7 +62,7 @@ def memory_bound_plan(
     for piece, given in (("pad", nest.padded), ("peel", nest.peeled)):
         if given:
             raise CannotLower(f"{piece}: remainders of vectors already have code of their own, and there are no panels")
-    tiles = tuple(_tiles(nest))
+    tiles = tuple(_list_tile_sizes(nest))
     extent = dict(tiles).get(nest.vector, op.extent(nest.vector))
     lanes = min(nest.lanes or target.lanes(max(32, op.dtype.bits)), max(2, 1 << (extent - 1).bit_length()))
     turned, staged = bool(nest.packs), any(loop is not None for _, loop in nest.packs)
@@ -107,7 +107,7 @@ def memory_bound_schedule(movement: MemoryBoundPlan, op: StructuredOp) -> Schedu
     return Schedule(tuple(pieces))
 
 
-def _tiles(nest: ScheduleState) -> Iterator[tuple[str, int]]:
+def _list_tile_sizes(nest: ScheduleState) -> Iterator[tuple[str, int]]:
     """The loops around the nest with their sizes: those of more than one iteration."""
     seen: set[str] = set()
     for loop in nest.loops:

@@ -46,7 +46,7 @@ def schedule_candidates(
     kinds: dict[Plan, Hashable] = {}
     for view in views:
         found: dict[Plan, RegisterTile] = {}
-        for tile, plan in _variants(view, target, parallel):
+        for tile, plan in _list_plan_variants(view, target, parallel):
             if plan not in cycles:
                 found.setdefault(plan, tile)
         kinds |= found
@@ -55,7 +55,7 @@ def schedule_candidates(
         if plan not in cycles:
             cycles[plan], kinds[plan] = plan_cycles(op, plan, target), kind
     ranked = sorted(kinds, key=cycles.__getitem__)
-    possible = (plan for plan in _interleave_kinds(ranked, kinds) if _possible(op, plan, target))
+    possible = (plan for plan in _interleave_kinds(ranked, kinds) if _is_expressible_plan(op, plan, target))
     chosen = [default, *islice(possible, count - 1)]
     return tuple(PricedSchedule(plan_to_schedule(plan, op), cycles[plan]) for plan in chosen)
 
@@ -87,14 +87,16 @@ def _interleave_kinds(ranked: list[Plan], kinds: dict[Plan, Hashable]) -> list[P
     return [plan for _, plan in sorted(rounds, key=lambda r: r[0])]
 
 
-def _possible(op: StructuredOp, plan: Plan, target: CpuTarget) -> bool:
+def _is_expressible_plan(op: StructuredOp, plan: Plan, target: CpuTarget) -> bool:
     try:
         return plan_of_schedule(plan_to_schedule(plan, op), op, target) == plan
     except CannotLower:
         return False
 
 
-def _variants(view: RegisterTileRanking, target: CpuTarget, parallel: bool) -> Iterator[tuple[RegisterTile, Plan]]:
+def _list_plan_variants(
+    view: RegisterTileRanking, target: CpuTarget, parallel: bool
+) -> Iterator[tuple[RegisterTile, Plan]]:
     """Plans that differ in the register tile, in the packed factors, and in which factor's panel is stationary."""
     for tile in view.best_tiles(COMPARED_TILES):
         for plan in enumerate_packings(view.info, target, tile, parallel):

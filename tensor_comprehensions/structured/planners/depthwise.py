@@ -21,17 +21,17 @@ def is_depthwise(known: ContractionInfo) -> bool:
     return (
         not known.exclusive_iterators(known.broadcast_operand)
         and known.vector_operand.step(known.vector) == 1
-        and _row(known) is not None
+        and _choose_window_iterators(known) is not None
     )
 
 
 def depthwise_plan(known: ContractionInfo, target: CpuTarget, *, parallel: bool) -> Plan:
     """Loops in the order of the output around a few vectors at neighboring positions of the window."""
-    row, tap = _row(known) or ("", "")
+    row, tap = _choose_window_iterators(known) or ("", "")
     order = sorted(
         (i.name for i in known.parallel), key=lambda n: (n == known.vector, n == row, -_output_stride(known, n))
     )
-    lanes = _lanes(known, target)
+    lanes = _choose_lane_count(known, target)
     sizes = _register_tile(known, target, row, tap, lanes)
     levels = tuple(TileLoop(name, sizes.get(name, 1)) for name in order)
     reductions = (*(n for n in known.reductions if n != tap), tap)
@@ -54,7 +54,7 @@ def _output_stride(known: ContractionInfo, name: str) -> int:
     return abs((access_strides(known.op.output, [name]) or {}).get(name, 0))
 
 
-def _row(known: ContractionInfo) -> tuple[str, str] | None:
+def _choose_window_iterators(known: ContractionInfo) -> tuple[str, str] | None:
     """The iterator whose neighboring windows share most, nearest in memory, and the reduction along which they do."""
     found: list[tuple[int, int, str, str]] = []
     for i in known.parallel:
@@ -66,7 +66,7 @@ def _row(known: ContractionInfo) -> tuple[str, str] | None:
     return min(found)[2:] if found else None
 
 
-def _lanes(known: ContractionInfo, target: CpuTarget) -> int:
+def _choose_lane_count(known: ContractionInfo, target: CpuTarget) -> int:
     lanes = target.lanes(known.bits)
     while lanes > 4 and lanes >= 2 * known.extent(known.vector):
         lanes //= 2

@@ -36,24 +36,24 @@ Sizes = Mapping[str, int]
 
 def single_tiling(sizes: Sizes, *, packs: Mapping[str, str] | None = None, unrolls: Sizes | None = None) -> Schedule:
     """A schedule with a register tile of `sizes`; `packs` and `unrolls` are the arguments of `pack` and `unroll`."""
-    return _tilings((sizes,), packs, unrolls)
+    return _make_tiling_schedule((sizes,), packs, unrolls)
 
 
 def double_tiling(
     outer: Sizes, inner: Sizes, *, packs: Mapping[str, str] | None = None, unrolls: Sizes | None = None
 ) -> Schedule:
     """A schedule with blocks for one cache around register tiles."""
-    return _tilings((outer, inner), packs, unrolls)
+    return _make_tiling_schedule((outer, inner), packs, unrolls)
 
 
 def triple_tiling(
     outer: Sizes, middle: Sizes, inner: Sizes, *, packs: Mapping[str, str] | None = None, unrolls: Sizes | None = None
 ) -> Schedule:
     """A schedule with blocks for two caches around register tiles."""
-    return _tilings((outer, middle, inner), packs, unrolls)
+    return _make_tiling_schedule((outer, middle, inner), packs, unrolls)
 
 
-def _tilings(levels: Sequence[Sizes], packs: Mapping[str, str] | None, unrolls: Sizes | None) -> Schedule:
+def _make_tiling_schedule(levels: Sequence[Sizes], packs: Mapping[str, str] | None, unrolls: Sizes | None) -> Schedule:
     found = Schedule()
     for sizes in levels:
         found = found >> tile(**sizes)
@@ -95,7 +95,7 @@ def ttgt(op: StructuredOp, target: CpuTarget) -> Schedule:
     copied = sum(prod(known.extent(name) for name in f.iterators) for f in known.factors) * op.dtype.size
     if copied > MAX_WORKSPACE_BYTES:
         raise CannotLower(f"ttgt: the copies of both factors would take {copied >> 20} MiB")
-    return pack("left", "right") >> _products(op, known, target)
+    return pack("left", "right") >> _make_product_schedule(op, known, target)
 
 
 def loop_over_gemm(op: StructuredOp, target: CpuTarget) -> Schedule:
@@ -104,16 +104,16 @@ def loop_over_gemm(op: StructuredOp, target: CpuTarget) -> Schedule:
     known = analyze_contraction(op)
     if known.vector_operand.step(known.vector) != 1:
         raise CannotLower("loop_over_gemm: no factor is contiguous along the contiguous index of the output")
-    return _products(op, known, target)
+    return _make_product_schedule(op, known, target)
 
 
-def _products(op: StructuredOp, known: ContractionInfo, target: CpuTarget) -> Schedule:
+def _make_product_schedule(op: StructuredOp, known: ContractionInfo, target: CpuTarget) -> Schedule:
     """Loops around register tiles, rows innermost; a few register tiles are alternatives."""
     outside = (*known.batch, *known.exclusive_iterators(known.vector_operand))
     order = (*outside, *known.exclusive_iterators(known.broadcast_operand))
     found: list[Schedule] = []
     for registers in RegisterTileRanking(known, target).best_tiles(OFFERED_TILES):
-        one = _nest(op, order, registers, len(outside))
+        one = _make_nest_schedule(op, order, registers, len(outside))
         found.append(
             one >> nontemporal_stores() if BlockingHeuristic(known, target, registers, True).is_nontemporal() else one
         )
@@ -149,7 +149,7 @@ def schedule_convolution(op: StructuredOp, target: CpuTarget) -> Schedule:
             if row is not None:
                 sizes.append((row.name, min(size, row.extent)))
             if vectors * size < target.vector_registers - vectors:
-                options.append(_nest(op, order, RegisterTile(lanes, tuple(sizes)), len(op.parallel) - 1))
+                options.append(_make_nest_schedule(op, order, RegisterTile(lanes, tuple(sizes)), len(op.parallel) - 1))
     return reduce(or_, dict.fromkeys(options))
 
 
@@ -177,7 +177,7 @@ def _window_iterators(op: StructuredOp) -> frozenset[str]:
     return frozenset(found)
 
 
-def _nest(op: StructuredOp, order: Sequence[Iterator], registers: RegisterTile, shared: int) -> Schedule:
+def _make_nest_schedule(op: StructuredOp, order: Sequence[Iterator], registers: RegisterTile, shared: int) -> Schedule:
     """Loops in `order` around one register tile, the outermost `shared` of them parallel."""
     names = start_state(op, NOWHERE)
     sizes = {names.iterator_display_name(i.name): registers.size(i.name) for i in order}

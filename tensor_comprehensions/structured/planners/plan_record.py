@@ -28,7 +28,7 @@ def record_plan(
     known = dict.fromkeys((*compared, *priced))
     prices = _price_plans(op, dict.fromkeys((chosen, *known, *bare.values())), target)
     rivals = sorted((p for p in known if p != chosen), key=lambda p: prices[p].total)
-    others = tuple(_rival(op, p, prices, chosen, was_compared=p in compared) for p in rivals[:RIVALS])
+    others = tuple(_make_rival(op, p, prices, chosen, was_compared=p in compared) for p in rivals[:RIVALS])
     count = len({*compared, chosen})
     why = f"the best of {count} plans by the cost model" if count > 1 else "the cost model's tile and order, unrivaled"
     text = describe_plan(op, chosen)
@@ -61,7 +61,9 @@ def _cost_numbers(costs: Costs) -> tuple[tuple[str, float], ...]:
     return ("total", costs.total), *parts
 
 
-def _rival(op: StructuredOp, plan: Plan, prices: Mapping[Plan, Costs], chosen: Plan, *, was_compared: bool) -> Rival:
+def _make_rival(
+    op: StructuredOp, plan: Plan, prices: Mapping[Plan, Costs], chosen: Plan, *, was_compared: bool
+) -> Rival:
     own, costs = prices[chosen], prices[plan]
     more = {name: getattr(costs, name) - getattr(own, name) for name, _ in _cost_numbers(costs)[1:]}
     worst = max(more, key=lambda name: more[name])

@@ -95,14 +95,16 @@ class _TransposedOutputPlanner:
         line = CACHE_LINE_BYTES // self.known.output_bytes
         rows = prod(i.extent for i in self.known.exclusive_iterators(self.known.broadcast_operand)) * self.run.extent
         room = self.target.cache[1] * 5 // 8 // (rows * self.known.bits // 8)
-        for sizes in product(*(_parts(i.extent, line if i.name == self.known.output_unit_iter else 1) for i in others)):
+        for sizes in product(
+            *(_list_block_sizes(i.extent, line if i.name == self.known.output_unit_iter else 1) for i in others)
+        ):
             if prod(sizes) <= room:
                 yield {i.name: size for i, size in zip(others, sizes, strict=True)}
 
     def run_start_cycles(self, blocks: Mapping[str, int], packed: bool) -> float:
         """Cycles for the runs of memory that are read and written with such blocks."""
         known, moving, points = self.known, self.known.vector_operand, {**self.known.extents, **blocks}
-        read, written = _run(moving.nearest, points), _run(known.output_strides, points)
+        read, written = _count_run_elements(moving.nearest, points), _count_run_elements(known.output_strides, points)
         wait = (
             MESH_STALL_CYCLES
             if not packed
@@ -157,7 +159,7 @@ class _TransposedOutputPlanner:
         )
 
 
-def _run(steps: Sequence[tuple[str, int]], points: Mapping[str, int]) -> int:
+def _count_run_elements(steps: Sequence[tuple[str, int]], points: Mapping[str, int]) -> int:
     """Neighboring elements of memory that a box of `points` covers."""
     run = 1
     for name, step in steps:
@@ -165,6 +167,6 @@ def _run(steps: Sequence[tuple[str, int]], points: Mapping[str, int]) -> int:
     return run
 
 
-def _parts(extent: int, unit: int) -> list[int]:
+def _list_block_sizes(extent: int, unit: int) -> list[int]:
     """Blocks of whole `unit` points that cut `extent` into equal parts, and all of it."""
     return [*(n for n in range(unit, extent, unit) if extent % n == 0), extent]

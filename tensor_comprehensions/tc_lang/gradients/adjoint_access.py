@@ -83,7 +83,7 @@ def solve_gather(
     forms = [to_affine(e, sizes) for e in subscripts]
     if not all(isinstance(atom, Variable) and constant_value(c) is not None for f in forms for atom, c in f.terms):
         return None
-    chosen = _choose(forms, free)
+    chosen = _choose_solved_indices(forms, free)
     if chosen is None:
         return None
     left: dict[str, Bounds] = {chosen[d]: (0, upper - lower) for d, (lower, upper) in enumerate(bounds)}
@@ -96,7 +96,7 @@ def solve_gather(
         if d is None:
             return None
         name = chosen[d]
-        numerator, divisor = _solve(forms[d], name, renamed[name], bounds[d][0], replaced, sizes)
+        numerator, divisor = _solve_for_index(forms[d], name, renamed[name], bounds[d][0], replaced, sizes)
         others = {v for f in (*forms[:d], *forms[d + 1 :]) for v in affine_variables(f)}
         taps = {i: b for i, b in ranges.items() if i not in others and i not in chosen.values()}
         found = _solve_window(name, numerator, divisor, ranges[name], taps, box, sizes)
@@ -142,7 +142,7 @@ def _solve_window(
     return {}
 
 
-def _choose(forms: Sequence[Affine], free: Sequence[str]) -> dict[int, str] | None:
+def _choose_solved_indices(forms: Sequence[Affine], free: Sequence[str]) -> dict[int, str] | None:
     """For each subscript an index to solve it for: one alone in it, else one of the statement's left, else any."""
     chosen: dict[int, str] = {}
     order = sorted(range(len(forms)), key=lambda d: len(forms[d].terms))
@@ -164,7 +164,7 @@ def _next_solvable(chosen: Mapping[int, str], forms: Sequence[Affine], replaced:
     return None
 
 
-def _solve(
+def _solve_for_index(
     form: Affine, name: str, element: str, start: Value, replaced: Mapping[str, Expr], sizes: Mapping[str, Value]
 ) -> tuple[Expr, int]:
     """`name` from `form = element + start`: the numerator and the divisor."""
@@ -235,8 +235,8 @@ def simplify_subscript(e: Expr, sizes: Mapping[str, Value]) -> Expr:
 
 def uses_index(name: str, *expressions: Expr) -> bool:
     """Whether the index occurs in one of the expressions."""
-    return any(_occurs(name, e) for e in expressions)
+    return any(_index_occurs(name, e) for e in expressions)
 
 
-def _occurs(name: str, e: Expr) -> bool:
-    return (isinstance(e, Index) and e.name == name) or any(_occurs(name, x) for x in operands_of(e))
+def _index_occurs(name: str, e: Expr) -> bool:
+    return (isinstance(e, Index) and e.name == name) or any(_index_occurs(name, x) for x in operands_of(e))

@@ -54,7 +54,7 @@ def derivatives_of(e: Expr, seed: Expr, result: Access | None = None) -> dict[Ac
     use `result` where they need the value of `e`. Raises NoDerivative.
     """
     out = Derivatives(e, result)
-    _pull(e, seed, (), out)
+    _pull_expr(e, seed, (), out)
     found = {}
     for access, parts in out.parts.items():
         total = sum_terms([guard_expr(guards, sum_terms(values)) for guards, values in parts.items()])
@@ -146,30 +146,30 @@ def convert_expr(e: Expr, to: DType) -> Expr:
 # --- the chain rule ---------------------------------------------------------------------------------------------------
 
 
-def _pull(e: Expr, seed: Expr, guards: Guards, out: Derivatives) -> None:
+def _pull_expr(e: Expr, seed: Expr, guards: Guards, out: Derivatives) -> None:
     if not e.dtype.is_float or not any(isinstance(x, Access) for x in walk_expr(e)):
         return
     if (x := sigmoid_argument(e)) is not None:
-        _pull(x, times(seed, times(e, minus(constant_like(1.0, e), e))), guards, out)
+        _pull_expr(x, times(seed, times(e, minus(constant_like(1.0, e), e))), guards, out)
         return
     match e:
         case Access():
             out.add(e, guards, seed)
         case Unary(operand=x):
-            _pull(x, negate_expr(seed), guards, out)
+            _pull_expr(x, negate_expr(seed), guards, out)
         case Cast(operand=x):
-            _pull(x, convert_expr(seed, x.dtype.accumulator), guards, out)
+            _pull_expr(x, convert_expr(seed, x.dtype.accumulator), guards, out)
         case Binary():
             _pull_binary(e, seed, guards, out)
         case Select(condition=c, then=a, otherwise=b):
-            _pull(a, seed, (*guards, c), out)
-            _pull(b, seed, (*guards, Unary("!", c, BOOL)), out)
+            _pull_expr(a, seed, (*guards, c), out)
+            _pull_expr(b, seed, (*guards, Unary("!", c, BOOL)), out)
         case Call(function=name, arguments=(x,)):
             if name in _FLAT:
                 return
             if name not in _UNARY:
                 raise NoDerivative(f"'{name}' has no derivative among the builtins")
-            _pull(x, _UNARY[name](seed, x, e), guards, out)
+            _pull_expr(x, _UNARY[name](seed, x, e), guards, out)
         case Call():
             _pull_call(e, seed, guards, out)
 
@@ -178,17 +178,17 @@ def _pull_binary(e: Binary, seed: Expr, guards: Guards, out: Derivatives) -> Non
     a, b = e.left, e.right
     match e.op:
         case "+":
-            _pull(a, seed, guards, out)
-            _pull(b, seed, guards, out)
+            _pull_expr(a, seed, guards, out)
+            _pull_expr(b, seed, guards, out)
         case "-":
-            _pull(a, seed, guards, out)
-            _pull(b, negate_expr(seed), guards, out)
+            _pull_expr(a, seed, guards, out)
+            _pull_expr(b, negate_expr(seed), guards, out)
         case "*":
-            _pull(a, times(seed, b), guards, out)
-            _pull(b, times(seed, a), guards, out)
+            _pull_expr(a, times(seed, b), guards, out)
+            _pull_expr(b, times(seed, a), guards, out)
         case "/":
-            _pull(a, divide_exprs(seed, b), guards, out)
-            _pull(b, negate_expr(divide_exprs(times(seed, e), b)), guards, out)
+            _pull_expr(a, divide_exprs(seed, b), guards, out)
+            _pull_expr(b, negate_expr(divide_exprs(times(seed, e), b)), guards, out)
         case "min" | "max":
             _pull_extremum(e.op, e, seed, guards, out)
 
@@ -199,16 +199,16 @@ def _pull_extremum(name: str, e: Binary | Call, seed: Expr, guards: Guards, out:
     for x, y in ((a, b), (b, a)):
         if isinstance(y, Const):  # then the result also says which operand it is
             shown = e if e is out.root and out.result is not None else x
-            _pull(x, seed, (*guards, compare_exprs(better, shown, y)), out)
+            _pull_expr(x, seed, (*guards, compare_exprs(better, shown, y)), out)
             return
     if name in ("fmin", "fmax"):
         first = Binary("||", compare_exprs(better + "=", a, b), compare_exprs("!=", b, b), BOOL)
-        _pull(a, seed, (*guards, first), out)
-        _pull(b, seed, (*guards, Unary("!", first, BOOL)), out)
+        _pull_expr(a, seed, (*guards, first), out)
+        _pull_expr(b, seed, (*guards, Unary("!", first, BOOL)), out)
         return
     half = Select(compare_exprs("==", a, b), times(constant_like(0.5, seed), seed), seed, seed.dtype)
-    _pull(a, half, (*guards, Unary("!", compare_exprs(worse, a, b), BOOL)), out)
-    _pull(b, half, (*guards, Unary("!", compare_exprs(worse, b, a), BOOL)), out)
+    _pull_expr(a, half, (*guards, Unary("!", compare_exprs(worse, a, b), BOOL)), out)
+    _pull_expr(b, half, (*guards, Unary("!", compare_exprs(worse, b, a), BOOL)), out)
 
 
 def _pull_call(e: Call, seed: Expr, guards: Guards, out: Derivatives) -> None:
@@ -220,27 +220,27 @@ def _pull_call(e: Call, seed: Expr, guards: Guards, out: Derivatives) -> None:
             _pull_power(e, seed, guards, out)
         case "atan2":
             square = plus(times(a, a), times(b, b))
-            _pull(a, divide_exprs(times(seed, b), square), guards, out)
-            _pull(b, negate_expr(divide_exprs(times(seed, a), square)), guards, out)
+            _pull_expr(a, divide_exprs(times(seed, b), square), guards, out)
+            _pull_expr(b, negate_expr(divide_exprs(times(seed, a), square)), guards, out)
         case "fmod":
-            _pull(a, seed, guards, out)
-            _pull(b, negate_expr(times(seed, call_function("trunc", divide_exprs(a, b)))), guards, out)
+            _pull_expr(a, seed, guards, out)
+            _pull_expr(b, negate_expr(times(seed, call_function("trunc", divide_exprs(a, b)))), guards, out)
         case "remainder":
-            _pull(a, seed, guards, out)
-            _pull(b, negate_expr(times(seed, call_function("rint", divide_exprs(minus(a, e), b)))), guards, out)
+            _pull_expr(a, seed, guards, out)
+            _pull_expr(b, negate_expr(times(seed, call_function("rint", divide_exprs(minus(a, e), b)))), guards, out)
         case "hypot":
-            _pull(a, times(seed, divide_exprs(a, e)), guards, out)
-            _pull(b, times(seed, divide_exprs(b, e)), guards, out)
+            _pull_expr(a, times(seed, divide_exprs(a, e)), guards, out)
+            _pull_expr(b, times(seed, divide_exprs(b, e)), guards, out)
         case "copysign":
             signed = Select(compare_exprs("==", e, a), seed, negate_expr(seed), seed.dtype)
-            _pull(a, signed, (*guards, compare_exprs("!=", a, constant_like(0.0, a))), out)
+            _pull_expr(a, signed, (*guards, compare_exprs("!=", a, constant_like(0.0, a))), out)
         case "fdim":
-            _pull(a, seed, (*guards, compare_exprs(">", a, b)), out)
-            _pull(b, negate_expr(seed), (*guards, compare_exprs(">", a, b)), out)
+            _pull_expr(a, seed, (*guards, compare_exprs(">", a, b)), out)
+            _pull_expr(b, negate_expr(seed), (*guards, compare_exprs(">", a, b)), out)
         case "fma":
-            _pull(a, times(seed, b), guards, out)
-            _pull(b, times(seed, a), guards, out)
-            _pull(rest[0], seed, guards, out)
+            _pull_expr(a, times(seed, b), guards, out)
+            _pull_expr(b, times(seed, a), guards, out)
+            _pull_expr(rest[0], seed, guards, out)
         case _:
             raise NoDerivative(f"'{e.function}' has no derivative among the builtins")
 
@@ -257,14 +257,14 @@ def _pull_power(e: Call, seed: Expr, guards: Guards, out: Derivatives) -> None:
                 if p != 1.0
                 else constant_like(1.0, x)
             )
-            _pull(x, times(times(seed, constant_like(p, x)), power), guards, out)
+            _pull_expr(x, times(times(seed, constant_like(p, x)), power), guards, out)
         return
     slope = times(times(seed, y), call_function("pow", x, minus(y, constant_like(1.0, y))))
-    _pull(x, slope, (*guards, compare_exprs("!=", y, constant_like(0.0, y))), out)
+    _pull_expr(x, slope, (*guards, compare_exprs("!=", y, constant_like(0.0, y))), out)
     flat = Binary(
         "&&", compare_exprs("==", x, constant_like(0.0, x)), compare_exprs(">=", y, constant_like(0.0, y)), BOOL
     )
-    _pull(y, times(seed, times(e, call_function("log", x))), (*guards, Unary("!", flat, BOOL)), out)
+    _pull_expr(y, times(seed, times(e, call_function("log", x))), (*guards, Unary("!", flat, BOOL)), out)
 
 
 def _one_minus(x: Expr) -> Expr:

@@ -124,8 +124,8 @@ class _Writer:
         takes = list(declared)
         for key in declared:
             mine = self.declarations[key]
-            others = {size for k in takes if k != key for size in _sizes(self.declarations[k])}
-            if mine.name not in read | scalars and key[0] != "gradient" and _sizes(mine) <= others:
+            others = {size for k in takes if k != key for size in _collect_size_names(self.declarations[k])}
+            if mine.name not in read | scalars and key[0] != "gradient" and _collect_size_names(mine) <= others:
                 takes.remove(key)
         return tuple(takes)
 
@@ -293,7 +293,7 @@ def _format_name(format: Format | None) -> s.FormatName | None:
     return s.FormatName(word, tuple(int(n) for n in numbers.removesuffix(")").split(",") if n))
 
 
-def _sizes(d: s.Declaration) -> set[str]:
+def _collect_size_names(d: s.Declaration) -> set[str]:
     """The names of sizes that a declaration gives values."""
     dims = (d.type.dimensions if d.type is not None else None) or ()
     return {x.size for x in dims if isinstance(x.size, str)}

@@ -53,7 +53,7 @@ def to_product(e: Expr, inner: str | None = None) -> FactorProduct:
         case Binary(op="/", left=a, right=b):
             return to_product(a, inner).divide_by(_as_one_factor(to_product(b, inner), e.dtype, inner))
         case Binary(op="+" | "-"):
-            return _factor_out_common(list(_terms(e, 1.0, inner)), e.dtype, inner)
+            return _factor_out_common(list(_list_sum_terms(e, 1.0, inner)), e.dtype, inner)
         case Select(then=a, otherwise=b):
             return FactorProduct(
                 1.0, (with_operands(e, (e.condition, simplify_product(a, inner), simplify_product(b, inner))),)
@@ -73,11 +73,11 @@ def product_to_expr(p: FactorProduct, dtype: DType, inner: str | None = None) ->
     if inner is not None:
         still, moving = p.split(lambda x: not uses_index(inner, x))
         if still.over and moving.over:
-            return _times(product_to_expr(still, dtype), product_to_expr(moving, dtype), dtype)
-    return _quotient(p, dtype)
+            return _multiply_exprs(product_to_expr(still, dtype), product_to_expr(moving, dtype), dtype)
+    return _make_quotient_expr(p, dtype)
 
 
-def _quotient(p: FactorProduct, dtype: DType) -> Expr:
+def _make_quotient_expr(p: FactorProduct, dtype: DType) -> Expr:
     sign, size = (-1.0, -p.coefficient) if p.coefficient < 0 else (1.0, p.coefficient)
     factors = list(p.over)
     if size != 1.0 or not factors:
@@ -88,23 +88,23 @@ def _quotient(p: FactorProduct, dtype: DType) -> Expr:
     return negate_expr(out) if sign < 0 else out
 
 
-def _times(a: Expr, b: Expr, dtype: DType) -> Expr:
+def _multiply_exprs(a: Expr, b: Expr, dtype: DType) -> Expr:
     if isinstance(a, Unary):
-        return negate_expr(_times(a.operand, b, dtype))
+        return negate_expr(_multiply_exprs(a.operand, b, dtype))
     return Binary("*", a, b, dtype)
 
 
 # --- sums ------------------------------------------------------------------------------------------------------------
 
 
-def _terms(e: Expr, sign: float, inner: str | None) -> Iterable[FactorProduct]:
+def _list_sum_terms(e: Expr, sign: float, inner: str | None) -> Iterable[FactorProduct]:
     """The terms of a sum."""
     match e:
         case Binary(op="+" | "-", left=a, right=b):
-            yield from _terms(a, sign, inner)
-            yield from _terms(b, sign if e.op == "+" else -sign, inner)
+            yield from _list_sum_terms(a, sign, inner)
+            yield from _list_sum_terms(b, sign if e.op == "+" else -sign, inner)
         case Unary(op="-", operand=Binary(op="+" | "-") as x):
-            yield from _terms(x, -sign, inner)
+            yield from _list_sum_terms(x, -sign, inner)
         case _:
             yield FactorProduct(sign).multiply_by(to_product(e, inner))
 

@@ -47,24 +47,28 @@ def parse_given_gradient(function: Function, source: str) -> Gradient:
     """
     gradient = compile_source(source)[-1]
     if gradient.inouts:
-        raise _mistake(gradient, gradient.inouts[0].name, "needs an initial value", "a tensor that it starts itself")
+        raise _make_check_error(
+            gradient, gradient.inouts[0].name, "needs an initial value", "a tensor that it starts itself"
+        )
     parts: dict[str, Key] = {f"d_{r}": ("gradient", r) for r in function.returns}
     parts |= {r: ("output", r) for r in function.returns}
     parts |= {f"{p.name}_0": ("initial", p.name) for p in function.inouts}
     parts |= {p.name: ("input", p.name) for p in function.parameters}
     results: dict[str, Key] = {f"d_{p.name}_0": ("initial", p.name) for p in function.inouts}
     results |= {f"d_{p.name}": ("input", p.name) for p in function.parameters}
-    takes = tuple(_part(parts, gradient, p.name, "takes") for p in gradient.parameters)
-    gives = tuple(_part(results, gradient, r, "returns") for r in gradient.returns)
+    takes = tuple(_look_up_part(parts, gradient, p.name, "takes") for p in gradient.parameters)
+    gives = tuple(_look_up_part(results, gradient, r, "returns") for r in gradient.returns)
     return Gradient(source, gradient, takes, gives)
 
 
-def _part(parts: Mapping[str, Key], gradient: Function, name: str, verb: str) -> Key:
+def _look_up_part(parts: Mapping[str, Key], gradient: Function, name: str, verb: str) -> Key:
     if name not in parts:
-        raise _mistake(gradient, name, f"is not a tensor that a gradient {verb} here", "one of " + ", ".join(parts))
+        raise _make_check_error(
+            gradient, name, f"is not a tensor that a gradient {verb} here", "one of " + ", ".join(parts)
+        )
     return parts[name]
 
 
-def _mistake(gradient: Function, name: str, problem: str, expected: str) -> CheckError:
+def _make_check_error(gradient: Function, name: str, problem: str, expected: str) -> CheckError:
     span = gradient.tensor(name).span
     return CheckError(f"'{name}' {problem}", source=gradient.source, span=span, expected=expected)

@@ -65,7 +65,7 @@ class _Chooser:
     found: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def is_worth_keeping(self, step: SsaStatement) -> bool:
-        if _reduces(step):
+        if _is_reduction(step):
             return not self.is_inside_chain(step)
         sums = self.sums(step)
         large = [self._extents(s) for s in sums if not self.is_inside_chain(self.made[s])]
@@ -82,14 +82,14 @@ class _Chooser:
     def _sums_read(self, step: SsaStatement) -> frozenset[str]:
         """The sums and extrema that the elements it reads depend on."""
         made = (self.made[name] for name in step.reads & self.made.keys())
-        return frozenset().union(*(self.sums(s) for s in made if not _reduces(s)))
+        return frozenset().union(*(self.sums(s) for s in made if not _is_reduction(s)))
 
     def sums(self, step: SsaStatement) -> frozenset[str]:
         """The sums and extrema on which the elements of a step depend, each through elements alone."""
         if step.target not in self.found:
             out: set[str] = set()
             for name in step.reads & self.made.keys():
-                out |= {name} if _reduces(self.made[name]) else self.sums(self.made[name])
+                out |= {name} if _is_reduction(self.made[name]) else self.sums(self.made[name])
             self.found[step.target] = frozenset(out)
         return self.found[step.target]
 
@@ -97,12 +97,12 @@ class _Chooser:
         return list(self.steps.versions[version].bounds)
 
 
-def _reduces(step: SsaStatement) -> bool:
+def _is_reduction(step: SsaStatement) -> bool:
     return any(i not in step.left for i in step.ranges)
 
 
 def _is_batched_product(step: SsaStatement) -> bool:
-    return _reduces(step) and is_batched_product(step.value, step.left)
+    return _is_reduction(step) and is_batched_product(step.value, step.left)
 
 
 def _is_subset(small: list[Bounds], large: list[Bounds]) -> bool:

@@ -213,7 +213,7 @@ class _StatementFuser:
     def _join_statements(self, before: GradStatement, w: GradStatement) -> GradStatement | None:
         """Two statements of one tensor as one."""
         names = [e.name for e in w.subscripts if isinstance(e, Index)]
-        if [w.ranges[i] for i in names] != list(_box(before)) or not _is_small(before.value, w.value):
+        if [w.ranges[i] for i in names] != list(_list_subscript_bounds(before)) or not _is_small(before.value, w.value):
             return None
         same = dict(zip(names, before.subscripts, strict=True))
         if {substitute_indices(a, same, self.sizes) for a in w.exists} != set(before.exists):
@@ -249,7 +249,7 @@ class _StatementFuser:
         return with_operands(e, [self._inline_definition(x, definition) for x in operands_of(e)])
 
 
-def _box(w: GradStatement) -> tuple[Bounds, ...]:
+def _list_subscript_bounds(w: GradStatement) -> tuple[Bounds, ...]:
     return tuple(w.ranges[e.name] for e in w.subscripts if isinstance(e, Index))
 
 

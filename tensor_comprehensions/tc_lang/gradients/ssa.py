@@ -116,7 +116,7 @@ class SsaProgram:
         bounds = self.versions[target].bounds
         indices = tuple(f"i{d}" for d in range(len(bounds)))
         ranges = dict(zip(indices, bounds, strict=True))
-        return SsaStatement(target, tuple(map(_index, indices)), "=", value, indices, ranges, source=source)
+        return SsaStatement(target, tuple(map(_make_index_expr, indices)), "=", value, indices, ranges, source=source)
 
     # --- one statement -----------------------------------------------------------------------------------------------
 
@@ -164,7 +164,7 @@ class SsaProgram:
             needed = {*used, *step.left, *(x.name for a in exists for x in walk_expr(a) if isinstance(x, Index))}
             step = replace(step, ranges={i: b for i, b in step.ranges.items() if i in needed}, exists=exists)
         if dtype.is_float and not _is_element(value):
-            subscripts = tuple(map(_index, used))
+            subscripts = tuple(map(_make_index_expr, used))
             name = self.new_version(f"{s.target}_term", value.dtype, tuple(step.ranges[i] for i in used))
             ranges = {i: step.ranges[i] for i in used}
             exists = tuple(a for a in step.exists if self._may_be_sparse_version(a.tensor) and uses_only(a, used))
@@ -251,7 +251,7 @@ def as_partial_write_subscript(e: Expr, ranges: Mapping[str, Bounds], size: Valu
     return e
 
 
-def _index(name: str) -> Expr:
+def _make_index_expr(name: str) -> Expr:
     return Index(name, INT64)
 
 

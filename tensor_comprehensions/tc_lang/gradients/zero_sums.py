@@ -114,7 +114,7 @@ class _ZeroSumProver:
             else:
                 renamed = {old: Index(new, INT64) for old, new in zip(known.left, before.left, strict=True)}
                 try:
-                    known = _Known(before.left, _sum(before.value, self._substitute(known.value, renamed)))
+                    known = _Known(before.left, _add_polynomials(before.value, self._substitute(known.value, renamed)))
                 except _TooLarge:
                     known = None
         self.boxes.setdefault(w.target, box)
@@ -137,19 +137,19 @@ class _ZeroSumProver:
             case Cast(operand=x) if (amount := self._as_size_value(x)) is not None:
                 return _size_to_polynomial(amount)
             case Binary(op="+", left=a, right=b):
-                return _sum(self.polynomial(a), self.polynomial(b))
+                return _add_polynomials(self.polynomial(a), self.polynomial(b))
             case Binary(op="-", left=a, right=b):
-                return _sum(self.polynomial(a), _scale(self.polynomial(b), -1))
+                return _add_polynomials(self.polynomial(a), _scale(self.polynomial(b), -1))
             case Binary(op="*", left=a, right=b):
-                return _product(self.polynomial(a), self.polynomial(b))
+                return _multiply_polynomials(self.polynomial(a), self.polynomial(b))
             case Binary(op="/", left=a, right=b):
-                return _product(self.polynomial(a), self._inverse(b))
+                return _multiply_polynomials(self.polynomial(a), self._inverse(b))
             case Select(condition=c, then=a, otherwise=Const(value=0.0)):
                 one = Select(c, Const(1.0, a.dtype), Const(0.0, a.dtype), a.dtype)
-                return _product(self.polynomial(a), _atom(one))
+                return _multiply_polynomials(self.polynomial(a), _make_atom_polynomial(one))
             case Call(function="pow", arguments=(x, Const(value=2.0))):
-                return _product(self.polynomial(x), self.polynomial(x))
-        return _atom(e)
+                return _multiply_polynomials(self.polynomial(x), self.polynomial(x))
+        return _make_atom_polynomial(e)
 
     def _inverse(self, e: Expr) -> Polynomial:
         value = self.polynomial(e)
@@ -169,11 +169,11 @@ class _ZeroSumProver:
         if e.tensor in self.changed:
             known = self.gradients[e.tensor]
             if known is None:
-                return _atom(replace(e, tensor=f"{e.tensor} #{self.changed[e.tensor]}"))
+                return _make_atom_polynomial(replace(e, tensor=f"{e.tensor} #{self.changed[e.tensor]}"))
         else:
             known = self._version(e.tensor)
         if known is None or len(known.value) > MOST:
-            return _atom(e)
+            return _make_atom_polynomial(e)
         return self._substitute(known.value, dict(zip(known.left, e.subscripts, strict=True)))
 
     def _version(self, name: str) -> _Known | None:
@@ -200,7 +200,7 @@ class _ZeroSumProver:
             return value
         out: Polynomial = {}
         for monomial, c in value.items():
-            out = _sum(out, {self._substitute_monomial(monomial, indices): c})
+            out = _add_polynomials(out, {self._substitute_monomial(monomial, indices): c})
         return out
 
     def _substitute_monomial(self, monomial: Monomial, indices: Mapping[str, Expr]) -> Monomial:
@@ -220,7 +220,7 @@ class _ZeroSumProver:
 Put = Callable[[Polynomial, Mapping[str, Expr]], Polynomial]
 
 
-def _atom(atom: Atom) -> Polynomial:
+def _make_atom_polynomial(atom: Atom) -> Polynomial:
     """An atom alone, its indices of the type that those put in their places have."""
     if not isinstance(atom, SizeAmount | IndexTotal):
         atom = _with_long_indices(atom)
@@ -239,7 +239,7 @@ def _size_to_polynomial(x: Value) -> Polynomial:
         for name in monomial:
             atom = SizeAmount(SizePolynomial((((name,), 1),)))
             powers[atom] = powers.get(atom, 0) + 1
-        out = _sum(out, {_sort_powers(powers.items()): Fraction(c)})
+        out = _add_polynomials(out, {_sort_powers(powers.items()): Fraction(c)})
     return out
 
 
@@ -247,7 +247,7 @@ def _scale(a: Polynomial, factor: int) -> Polynomial:
     return {m: c * factor for m, c in a.items()}
 
 
-def _sum(a: Polynomial, b: Polynomial) -> Polynomial:
+def _add_polynomials(a: Polynomial, b: Polynomial) -> Polynomial:
     out = dict(a)
     for m, c in b.items():
         out[m] = out.get(m, Fraction(0)) + c
@@ -258,23 +258,23 @@ def _sum(a: Polynomial, b: Polynomial) -> Polynomial:
     return out
 
 
-def _product(a: Polynomial, b: Polynomial) -> Polynomial:
+def _multiply_polynomials(a: Polynomial, b: Polynomial) -> Polynomial:
     out: Polynomial = {}
     for m, c in a.items():
         for n, d in b.items():
             powers: dict[Atom, int] = dict(m)
             for atom, power in n:
                 powers[atom] = 1 if _is_condition(atom) else powers.get(atom, 0) + power
-            out = _sum(out, {_sort_powers((atom, p) for atom, p in powers.items() if p): c * d})
+            out = _add_polynomials(out, {_sort_powers((atom, p) for atom, p in powers.items() if p): c * d})
     return out
 
 
 def _sort_powers(powers: Iterable[tuple[Atom, int]]) -> Monomial:
-    return tuple(sorted(powers, key=lambda p: _text(p[0])))
+    return tuple(sorted(powers, key=lambda p: _print_atom(p[0])))
 
 
 @lru_cache(maxsize=4096)
-def _text(atom: Atom) -> str:
+def _print_atom(atom: Atom) -> str:
     return repr(atom)
 
 
@@ -287,14 +287,14 @@ def _sum_over_index(value: Polynomial, index: str, bounds: Bounds, put: Put) -> 
     """The sum over all values of an index: factors that do not depend on it are moved out."""
     out: Polynomial = {}
     for monomial, c in value.items():
-        inside = tuple((atom, p) for atom, p in monomial if _depends(atom, index))
-        outside: Polynomial = {tuple((atom, p) for atom, p in monomial if not _depends(atom, index)): c}
+        inside = tuple((atom, p) for atom, p in monomial if _depends_on_index(atom, index))
+        outside: Polynomial = {tuple((atom, p) for atom, p in monomial if not _depends_on_index(atom, index)): c}
         over = (
             _size_to_polynomial(range_extent(bounds))
             if not inside
-            else _atom(_exchange_sums(inside, index, bounds, put))
+            else _make_atom_polynomial(_exchange_sums(inside, index, bounds, put))
         )
-        out = _sum(out, _product(outside, over))
+        out = _add_polynomials(out, _multiply_polynomials(outside, over))
     return out
 
 
@@ -315,7 +315,7 @@ def _exchange_sums(body: Monomial, index: str, bounds: Bounds, put: Put) -> Inde
     product = _sort_powers(factors.items())
     first = 1 + max(_max_index_number(atom) for atom in factors)
     numbers = [f"${first + k}" for k in range(len(over))]
-    return min((_number_indices(product, order, numbers, put) for order in permutations(over)), key=_text)
+    return min((_number_indices(product, order, numbers, put) for order in permutations(over)), key=_print_atom)
 
 
 def _number_indices(body: Monomial, over: Sequence[tuple[str, Bounds]], numbers: Sequence[str], put: Put) -> IndexTotal:
@@ -324,12 +324,12 @@ def _number_indices(body: Monomial, over: Sequence[tuple[str, Bounds]], numbers:
     return IndexTotal(tuple(numbers), tuple(b for _, b in over), product)
 
 
-def _depends(atom: Atom, index: str) -> bool:
+def _depends_on_index(atom: Atom, index: str) -> bool:
     match atom:
         case SizeAmount():
             return False
         case IndexTotal(body=body):
-            return any(_depends(inner, index) for inner, _ in body)
+            return any(_depends_on_index(inner, index) for inner, _ in body)
     return uses_index(index, atom)
 
 

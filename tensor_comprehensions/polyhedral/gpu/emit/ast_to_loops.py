@@ -78,7 +78,7 @@ class _Walk:
         return node.set_annotation(isl.Id.read_from_str(node.get_ctx(), key))
 
     def statement(self, node: isl.AstNode) -> ir.Stmt:
-        match _name(node.get_type()):
+        match _get_isl_enum_name(node.get_type()):
             case "user":
                 return self.instance(*self.found[node.get_annotation().get_name()])
             case "block":
@@ -114,7 +114,7 @@ class _Walk:
 
     def stop(self, condition: isl.AstExpr, name: str) -> ir.Expr:
         """The first value of a loop's variable that does not run."""
-        kind = _name(condition.get_op_type())
+        kind = _get_isl_enum_name(condition.get_op_type())
         if kind in ("and", "and_then"):
             left, right = (self.stop(condition.get_op_arg(k), name) for k in (0, 1))
             return build.minimum(left, right)
@@ -122,14 +122,14 @@ class _Walk:
         return build.add(bound, 1) if kind == "le" else bound
 
     def expression(self, e: isl.AstExpr) -> ir.Expr:
-        match _name(e.get_type()):
+        match _get_isl_enum_name(e.get_type()):
             case "int":
                 return build.const(int(e.get_val().to_python()))
             case "id":
                 name = e.get_id().get_name()
                 return self.identifiers.get(name) or build.var(internal_name(name))
         arguments = [self.expression(e.get_op_arg(k)) for k in range(e.get_op_n_arg())]
-        kind = _name(e.get_op_type())
+        kind = _get_isl_enum_name(e.get_op_type())
         if kind in ("cond", "select"):
             return build.select(*arguments)
         if kind == "minus":
@@ -142,6 +142,6 @@ class _Walk:
         return result
 
 
-def _name(kind: object) -> str:
+def _get_isl_enum_name(kind: object) -> str:
     """The name of a member of isl's enumerations, some of which have an underscore to keep them from Python's words."""
     return str(kind).rpartition(".")[2].rstrip("_")

@@ -60,7 +60,7 @@ class IslExprBuilder:
         """The sum of the terms and the constant of that sign, without it, times the denominator."""
         scale = aff.get_denominator_val()
         total: Expr | None = None
-        for kind, k, factor in _terms(aff):
+        for kind, k, factor in _list_nonzero_terms(aff):
             weight = sign * factor.mul(scale).to_python()
             if weight > 0:
                 term = self._atom(aff, kind, k, weight)
@@ -77,17 +77,17 @@ class IslExprBuilder:
             case isl.dim_type.param:
                 atom = self.parameters[aff.get_dim_name(kind, k) or ""]
             case _:
-                atom = self.of(_division(aff, k))
+                atom = self.of(_get_floor_argument(aff, k))
         return build.mul(atom, factor)
 
 
-def _terms(aff: isl.Aff) -> list[tuple[isl.dim_type, int, isl.Val]]:
+def _list_nonzero_terms(aff: isl.Aff) -> list[tuple[isl.dim_type, int, isl.Val]]:
     kinds = (isl.dim_type.in_, isl.dim_type.param, isl.dim_type.div)
     every = [(kind, k, aff.get_coefficient_val(kind, k)) for kind in kinds for k in range(aff.dim(kind))]
     return [(kind, k, factor) for kind, k, factor in every if not factor.is_zero()]
 
 
-def _division(aff: isl.Aff, k: int) -> isl.Aff:
+def _get_floor_argument(aff: isl.Aff, k: int) -> isl.Aff:
     """The rational function whose floor is local variable `k` of `aff`."""
     found = aff.get_div(k)
     if found.is_nan():

@@ -87,7 +87,7 @@ class KernelLowering:
 
         functions = {name: promotion.functions(name) for name in units}
         ranges = {name: Interval(0, count - 1) for name, count in launch.ranges()}
-        where = _context(launch), launch_identifiers(launch)
+        where = _make_launch_context(launch), launch_identifiers(launch)
         body = run_step(
             f"{name}.generate", lambda: generate_loops(isl_tree, *where, instance, functions, ranges), format_program
         )
@@ -168,7 +168,7 @@ def collective_names(levels: Sequence[SyncLevel]) -> tuple[str, ...]:
     return tuple(f"{kinds[level]}{k}" if level else "" for k, level in enumerate(levels))
 
 
-def _context(launch: Launch) -> isl.Set:
+def _make_launch_context(launch: Launch) -> isl.Set:
     ids = (*BLOCK_IDS, *THREAD_IDS)
     sizes = (*launch.grid, *launch.block)
     conditions = " and ".join(f"0 <= {p} < {count}" for p, count in zip(ids, sizes, strict=True))

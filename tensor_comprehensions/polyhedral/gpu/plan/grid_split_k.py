@@ -37,7 +37,7 @@ def split_grid_reductions(function: BoundFunction, options: MappingOptions | Non
     """`function` with the reductions in two stages for which that pays, or that `options` ask for."""
     if options is None:
         why = "processors would idle: both kernels together are expected to take less than three quarters of the time"
-        return in_two_stages(function, lambda s: _best(function, s, target), why)
+        return in_two_stages(function, lambda s: _choose_split_point(function, s, target), why)
     asked = f"the option split_k={options.split_k} asks for it"
     return in_two_stages(function, lambda s: _requested_split(s, options.split_k, target), asked)
 
@@ -58,20 +58,20 @@ def _has_few_results(s: BoundStatement, target: GpuTarget) -> bool:
     return is_divisible(s) and 0 < prod(i.extent for i in s.free) < target.num_sms * target.threads_per_sm
 
 
-def _best(function: BoundFunction, s: BoundStatement, target: GpuTarget) -> SplitPoint | None:
+def _choose_split_point(function: BoundFunction, s: BoundStatement, target: GpuTarget) -> SplitPoint | None:
     """The cut after which all is done first; None if that is hardly sooner than without."""
     if not _has_few_results(s, target) or prod(i.extent for i in s.reduction_indices) < 2 * GPU_MIN_PART_TERMS:
         return None
     launch = GPU_LAUNCH_SECONDS * target.clock
-    limit = GPU_SPLIT_GAIN * _cycles(function, s, target)
+    limit = GPU_SPLIT_GAIN * _predict_cycles(function, s, target)
     if limit <= launch:
         return None
-    found = [(launch + _two_stage_cycles(function, s, cut, target), cut) for cut in _cuts(s, target)]
+    found = [(launch + _two_stage_cycles(function, s, cut, target), cut) for cut in _list_split_points(s, target)]
     least = min((cycles for cycles, _ in found), default=limit)
     return next(cut for cycles, cut in found if cycles <= GPU_SPLIT_TIE * least) if least < limit else None
 
 
-def _cuts(s: BoundStatement, target: GpuTarget) -> Iterator[SplitPoint]:
+def _list_split_points(s: BoundStatement, target: GpuTarget) -> Iterator[SplitPoint]:
     """Numbers of parts from many to few, each about half of the one before."""
     terms = prod(i.extent for i in s.reduction_indices)
     for index in s.reduction_indices:
@@ -96,10 +96,10 @@ def _two_stage_cycles(function: BoundFunction, s: BoundStatement, cut: SplitPoin
         whole = in_two_stages(replace(function, statements=(s,)), lambda _: cut)
     part = whole.tensors[-1]
     written = part.size * part.dtype.size * target.clock / target.bandwidth
-    return written + sum(_cycles(whole, stage, target) for stage in whole.statements)
+    return written + sum(_predict_cycles(whole, stage, target) for stage in whole.statements)
 
 
-def _cycles(function: BoundFunction, s: BoundStatement, target: GpuTarget) -> float:
+def _predict_cycles(function: BoundFunction, s: BoundStatement, target: GpuTarget) -> float:
     """The predicted cycles of a kernel of `s` alone: its free indices are rows, since it writes each element once."""
     node = ScopStatement("S0", (s,))
     rows = tuple(BandMember(((node.name, (i.name, 0)),), i.lower, i.upper) for i in s.free)

@@ -171,7 +171,7 @@ def plan_kernel(scop: Scop, group: FusionGroup, options: MappingOptions) -> Kern
 def _leaf_plan(
     function: BoundFunction, group: FusionGroup, leaf: LoopNest, sizes: Sequence[int], options: MappingOptions
 ) -> NestPlan:
-    axes = _axes(group, leaf, sizes, options)
+    axes = _make_mapped_dims(group, leaf, sizes, options)
     ordered = loop_order(function, leaf, None)
     parallel = [a for a in axes if a.dim.kind is DimKind.PARALLEL]
     inner = [a for d in ordered for a in axes if a.dim is d and d.kind is not DimKind.PARALLEL]
@@ -213,7 +213,9 @@ def _can_register_tile(leaf: LoopNest, parallel: Sequence[MappedDim], inner: Seq
     return elements > 1 or terms[-1].tile % GPU_NEIGHBOR_TERMS == 0
 
 
-def _axes(group: FusionGroup, leaf: LoopNest, sizes: Sequence[int], options: MappingOptions) -> list[MappedDim]:
+def _make_mapped_dims(
+    group: FusionGroup, leaf: LoopNest, sizes: Sequence[int], options: MappingOptions
+) -> list[MappedDim]:
     """The dimensions of a leaf; those that are not rows take the remaining tile sizes."""
     rest = iter(options.tile[len(group.rows) :])
     ordered = any(d.kind is DimKind.SERIAL for d in leaf.dims)
@@ -288,7 +290,7 @@ def kernel_tree(plan: KernelPlan, barriers: Sequence[str]) -> Tree:
         MappedBandMember(
             tuple((u.name, plan.tile(k, u)) for u in units),
             True,
-            _label(plan, k),
+            _format_tile_label(plan, k),
         )
         for k in rows
     )
@@ -296,8 +298,8 @@ def kernel_tree(plan: KernelPlan, barriers: Sequence[str]) -> Tree:
     for number, leaf in enumerate(plan.leaves):
         if barriers[number]:
             children.append(Collective(barriers[number]))
-        children += _children(plan, number, leaf)
-    body = Band(members, units, Mark(TILE, SequenceNode(tuple(children), _domain(plan, ()))))
+        children += _make_leaf_subtrees(plan, number, leaf)
+    body = Band(members, units, Mark(TILE, SequenceNode(tuple(children), _format_loop_domain(plan, ()))))
     blocks = tuple(
         (BLOCK_IDS[k], count, tuple((u.name, f"({dict(members[k].values)[u.name]}) mod {count}") for u in units))
         for k, count in enumerate(plan.blocks)
@@ -310,14 +312,14 @@ def kernel_tree(plan: KernelPlan, barriers: Sequence[str]) -> Tree:
     return Mapping(blocks, units, Mark("kernel", whole))
 
 
-def _label(plan: KernelPlan, k: int) -> str:
+def _format_tile_label(plan: KernelPlan, k: int) -> str:
     row = plan.group.rows[k]
     index, shift = row.places[0][1]
     name = index + (f" + {shift}" if shift else "")
     return f"{name} / {plan.sizes[k]}"
 
 
-def _domain(plan: KernelPlan, inner: Sequence[int]) -> str:
+def _format_loop_domain(plan: KernelPlan, inner: Sequence[int]) -> str:
     """The values of the loops around a place: those over tiles, then inner ones with these numbers of iterations."""
     counts = (*plan.tiles, *inner)
     conditions = [f"0 <= c{k} < {n}" for k, n in enumerate(counts)]
@@ -326,18 +328,18 @@ def _domain(plan: KernelPlan, inner: Sequence[int]) -> str:
     return f"{space} : {' and '.join(conditions)}" if conditions else space
 
 
-def _children(plan: KernelPlan, number: int, leaf: NestPlan) -> list[Child | Collective]:
+def _make_leaf_subtrees(plan: KernelPlan, number: int, leaf: NestPlan) -> list[Child | Collective]:
     if leaf.cooperative:
         return [(leaf.units, _cooperative_tree(plan, number, leaf))]
     if leaf.register_tiled:
         return [(leaf.units, _register_tiled(plan, leaf))]
     parallel, inner = ([a for a in axes if a.tiles > 1] for axes in (leaf.parallel, leaf.inner))
     if not inner:
-        points = map_to_threads(plan, leaf.units, leaf, _points(plan, leaf.units, leaf))
+        points = map_to_threads(plan, leaf.units, leaf, _make_thread_tree(plan, leaf.units, leaf))
         return [(leaf.units, Band(_tile_members(plan, leaf.units, parallel), leaf.units, Mark(SHARED, points)))]
     starts, rest = leaf.part(Phase.INIT), leaf.part(Phase.WHOLE, Phase.UPDATE)
-    cleared = map_to_threads(plan, starts, leaf, _points(plan, starts, leaf)) if starts else None
-    points = map_to_threads(plan, rest, leaf, _points(plan, rest, leaf))
+    cleared = map_to_threads(plan, starts, leaf, _make_thread_tree(plan, starts, leaf)) if starts else None
+    points = map_to_threads(plan, rest, leaf, _make_thread_tree(plan, rest, leaf))
     return [(leaf.units, _terms_by_tiles(plan, leaf, cleared, points))]
 
 
@@ -356,7 +358,7 @@ def _terms_by_tiles(plan: KernelPlan, leaf: NestPlan, cleared: Tree | None, poin
 def thread_values(plan: KernelPlan, leaf: NestPlan, unit: Unit) -> tuple[str, str, str]:
     """The identifiers of the thread that runs an instance of `unit`."""
     by_identifier = {a.identifier: a for a in leaf.axes}
-    x, y, z = (_thread(plan, by_identifier[k], unit) if k in by_identifier else "0" for k in range(3))
+    x, y, z = (_format_thread_index(plan, by_identifier[k], unit) if k in by_identifier else "0" for k in range(3))
     return x, y, z
 
 
@@ -367,25 +369,29 @@ def map_to_threads(plan: KernelPlan, units: tuple[Unit, ...], leaf: NestPlan, ch
     for k, count in enumerate(plan.launch.block):
         axis = by_identifier.get(k)
         if axis is not None:
-            values.append((THREAD_IDS[k], axis.threads, tuple((u.name, _thread(plan, axis, u)) for u in units)))
+            values.append(
+                (THREAD_IDS[k], axis.threads, tuple((u.name, _format_thread_index(plan, axis, u)) for u in units))
+            )
         elif count > 1:
             values.append((THREAD_IDS[k], 1, tuple((u.name, "0") for u in units)))
     return Mapping(tuple(values), units, Mark("thread", child))
 
 
-def _thread(plan: KernelPlan, a: MappedDim, unit: Unit) -> str:
+def _format_thread_index(plan: KernelPlan, a: MappedDim, unit: Unit) -> str:
     point = plan.point(a, unit)
     if a.vector > 1:
         point = f"floor(({point})/{a.vector})"
     return f"({point}) mod {a.threads}" if a.trips > 1 else point
 
 
-def _loops(plan: KernelPlan, units: tuple[Unit, ...], axes: Sequence[MappedDim]) -> tuple[MappedBandMember, ...]:
+def _make_point_loops(
+    plan: KernelPlan, units: tuple[Unit, ...], axes: Sequence[MappedDim]
+) -> tuple[MappedBandMember, ...]:
     """The sequential loops over the points of `axes`."""
-    return tuple(m for a in axes for m in (*_steps(plan, units, a), *_lanes(plan, units, a)))
+    return tuple(m for a in axes for m in (*_make_chunk_loop(plan, units, a), *_make_vector_loop(plan, units, a)))
 
 
-def _steps(plan: KernelPlan, units: tuple[Unit, ...], a: MappedDim) -> tuple[MappedBandMember, ...]:
+def _make_chunk_loop(plan: KernelPlan, units: tuple[Unit, ...], a: MappedDim) -> tuple[MappedBandMember, ...]:
     """The loop over chunks that all threads take together, if there are several."""
     if a.trips == 1:
         return ()
@@ -395,7 +401,7 @@ def _steps(plan: KernelPlan, units: tuple[Unit, ...], a: MappedDim) -> tuple[Map
     return (MappedBandMember(values, a.dim.kind is DimKind.PARALLEL, label),)
 
 
-def _lanes(plan: KernelPlan, units: tuple[Unit, ...], a: MappedDim) -> tuple[MappedBandMember, ...]:
+def _make_vector_loop(plan: KernelPlan, units: tuple[Unit, ...], a: MappedDim) -> tuple[MappedBandMember, ...]:
     """The loop over the neighbors that a thread takes at a time."""
     if a.vector == 1:
         return ()
@@ -403,7 +409,7 @@ def _lanes(plan: KernelPlan, units: tuple[Unit, ...], a: MappedDim) -> tuple[Map
     return (MappedBandMember(values, a.dim.kind is DimKind.PARALLEL, f"{a.dim.name} mod {a.vector}"),)
 
 
-def _points(plan: KernelPlan, units: tuple[Unit, ...], leaf: NestPlan) -> Tree:
+def _make_thread_tree(plan: KernelPlan, units: tuple[Unit, ...], leaf: NestPlan) -> Tree:
     """The loops of one thread: its points, the initialization of each element, then the terms combined into it."""
     starts = tuple(u for u in units if u.phase is Phase.INIT)
     rest = tuple(u for u in units if u.phase is not Phase.INIT)
@@ -411,21 +417,21 @@ def _points(plan: KernelPlan, units: tuple[Unit, ...], leaf: NestPlan) -> Tree:
     reduced = [a for a in leaf.inner if a.dim.kind is DimKind.REDUCTION]
     children: list[Child | Collective] = [(starts, End())] if starts else []
     if rest:
-        children.append((rest, Band(_loops(plan, rest, reduced), rest, _in_order(rest))))
+        children.append((rest, Band(_make_point_loops(plan, rest, reduced), rest, _in_order(rest))))
     body = SequenceNode(tuple(children), "")
     if leaf.unrolled:
-        return Mark(WRITTEN_OUT, Band(_loops(plan, units, leaf.parallel), units, body))
+        return Mark(WRITTEN_OUT, Band(_make_point_loops(plan, units, leaf.parallel), units, body))
     if not leaf.inner:
         return _by_lanes(plan, units, leaf.parallel, body)
-    return Band((*_loops(plan, units, leaf.parallel), *_loops(plan, units, serial)), units, body)
+    return Band((*_make_point_loops(plan, units, leaf.parallel), *_make_point_loops(plan, units, serial)), units, body)
 
 
 def _by_lanes(plan: KernelPlan, units: tuple[Unit, ...], axes: Sequence[MappedDim], body: Tree) -> Tree:
     """`body` for the points of `axes`: neighbors innermost and written out, to be read and written as vectors."""
-    lanes = tuple(m for a in axes for m in _lanes(plan, units, a))
+    lanes = tuple(m for a in axes for m in _make_vector_loop(plan, units, a))
     if lanes:
         body = Mark(WRITTEN_OUT, Band(lanes, units, body))
-    return Band(tuple(m for a in axes for m in _steps(plan, units, a)), units, body)
+    return Band(tuple(m for a in axes for m in _make_chunk_loop(plan, units, a)), units, body)
 
 
 def _register_tiled(plan: KernelPlan, leaf: NestPlan) -> Tree:
@@ -435,11 +441,11 @@ def _register_tiled(plan: KernelPlan, leaf: NestPlan) -> Tree:
     """
     starts, rest = leaf.part(Phase.INIT), leaf.part(Phase.UPDATE)
     outer, inner = _reduction_loops(plan, rest, leaf.inner)
-    updates = Band((*inner, *_loops(plan, rest, leaf.parallel)), rest, _in_order(rest))
+    updates = Band((*inner, *_make_point_loops(plan, rest, leaf.parallel)), rest, _in_order(rest))
     points = map_to_threads(plan, rest, leaf, Band(outer, rest, Mark(WRITTEN_OUT, updates)))
     cleared = None
     if starts:
-        loops = Band(_loops(plan, starts, leaf.parallel), starts, _in_order(starts))
+        loops = Band(_make_point_loops(plan, starts, leaf.parallel), starts, _in_order(starts))
         cleared = map_to_threads(plan, starts, leaf, Mark(WRITTEN_OUT, loops))
     return _terms_by_tiles(plan, leaf, cleared, points)
 
@@ -450,7 +456,7 @@ def _reduction_loops(
     """The loops over the points of reduced `axes`, and those over a few neighbors along the last of them."""
     *rest, last = axes
     if last.tile % GPU_NEIGHBOR_TERMS:
-        return _loops(plan, units, axes), ()
+        return _make_point_loops(plan, units, axes), ()
     name, tile = last.dim.name, last.tile
     points = tuple((u.name, plan.point(last, u)) for u in units)
     steps = tuple((u, f"floor(({p})/{GPU_NEIGHBOR_TERMS})") for u, p in points)
@@ -460,7 +466,9 @@ def _reduction_loops(
         if tile > GPU_NEIGHBOR_TERMS
         else []
     )
-    return (*_loops(plan, units, rest), *outer), (MappedBandMember(terms, False, f"{name} mod {GPU_NEIGHBOR_TERMS}"),)
+    return (*_make_point_loops(plan, units, rest), *outer), (
+        MappedBandMember(terms, False, f"{name} mod {GPU_NEIGHBOR_TERMS}"),
+    )
 
 
 def _tile_members(plan: KernelPlan, units: tuple[Unit, ...], axes: Sequence[MappedDim]) -> tuple[MappedBandMember, ...]:
@@ -486,7 +494,7 @@ def _cooperative_tree(plan: KernelPlan, number: int, leaf: NestPlan) -> Tree:
     units = leaf.units
     terms, finish = leaf.part(Phase.PARTIAL, Phase.WHOLE), leaf.part(Phase.FINAL)
     tiled = [a for a in leaf.parallel if a.tiles > 1]
-    points = _loops(plan, units, leaf.parallel)
+    points = _make_point_loops(plan, units, leaf.parallel)
     counts = [a.tiles for a in tiled]
     for a in leaf.parallel:
         counts += [a.trips] if a.trips > 1 else []
@@ -500,4 +508,4 @@ def _cooperative_tree(plan: KernelPlan, number: int, leaf: NestPlan) -> Tree:
         (finish, map_to_threads(plan, finish, leaf, _in_order(finish))),
     )
     tiles = _tile_members(plan, units, tiled)
-    return Band((*tiles, *points), units, SequenceNode(children, _domain(plan, counts)))
+    return Band((*tiles, *points), units, SequenceNode(children, _format_loop_domain(plan, counts)))

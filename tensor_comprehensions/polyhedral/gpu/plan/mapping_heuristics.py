@@ -71,7 +71,7 @@ def object_to_fusion(
         return FusionObjection("no iterations of shared loops are independent", parallelism)
     if joined.parallelism < target.num_sms and joined.parallelism < max(before.parallelism, alone.parallelism):
         if all(
-            _shape(scop, g).inner * g.parallelism <= GPU_LIGHT_BLOCK_ELEMENTS * joined.parallelism
+            _make_group_shape(scop, g).inner * g.parallelism <= GPU_LIGHT_BLOCK_ELEMENTS * joined.parallelism
             for g in (before, alone)
         ):
             return None
@@ -86,9 +86,11 @@ def object_to_fusion(
 
 def is_launch_bound(scop: Scop, target: GpuTarget, *groups: FusionGroup) -> bool:
     """Whether groups have so little work that a launch matters, and no tiles in shared memory."""
-    shapes = [_shape(scop, g) for g in groups]
+    shapes = [_make_group_shape(scop, g) for g in groups]
     work = sum(shape.points * max(1, shape.inner) for shape in shapes)
-    return work <= GPU_LIGHT_BLOCK_ELEMENTS * target.num_sms and not any(_sides(shape) for shape in shapes)
+    return work <= GPU_LIGHT_BLOCK_ELEMENTS * target.num_sms and not any(
+        _find_contraction_sides(shape) for shape in shapes
+    )
 
 
 def _reread_bytes(scop: Scop, group: FusionGroup) -> int:
@@ -111,7 +113,7 @@ def next_power_of_two(n: int) -> int:
 
 def choose_mapping(scop: Scop, group: FusionGroup, target: GpuTarget) -> MappingOptions:
     """The mapping of one group."""
-    options, cycles = _choose_mapping(scop, _shape(scop, group), target)
+    options, cycles = _choose_mapping(scop, _make_group_shape(scop, group), target)
     if is_recording():
         _record_mapping(scop, group, options, cycles, target)
     return options
@@ -129,8 +131,8 @@ def _describe_mapping(options: MappingOptions) -> str:
 
 def _record_mapping(scop: Scop, group: FusionGroup, options: MappingOptions, cycles: float, target: GpuTarget) -> None:
     """Write down the mapping of a group, and the tiles that take longer."""
-    shape = _shape(scop, group)
-    sides = _sides(shape) if shape.reduced > GPU_SERIAL_TERMS else None
+    shape = _make_group_shape(scop, group)
+    sides = _find_contraction_sides(shape) if shape.reduced > GPU_SERIAL_TERMS else None
     rivals: tuple[Rival, ...] = ()
     if sides is not None:
         ranked = sorted(_rank_tiles(scop, shape, sides, target), key=lambda f: f[0])
@@ -154,16 +156,18 @@ def group_cycles(scop: Scop, group: FusionGroup, target: GpuTarget) -> float:
     """Cycles of a group under the mapping that is chosen for it, and no less than it takes to read its tensors."""
     names = dict.fromkeys(a.tensor for node in group.nodes for a in node.reads)
     moved = sum(t.size * t.dtype.size for t in map(scop.function.tensor, names))
-    return max(_choose_mapping(scop, _shape(scop, group), target)[1], moved * target.clock / target.bandwidth)
+    return max(
+        _choose_mapping(scop, _make_group_shape(scop, group), target)[1], moved * target.clock / target.bandwidth
+    )
 
 
 def _choose_mapping(scop: Scop, shape: GroupShape, target: GpuTarget) -> tuple[MappingOptions, float]:
     """The mapping of a group, and its cycles."""
-    sides = _sides(shape) if shape.reduced > GPU_SERIAL_TERMS else None
+    sides = _find_contraction_sides(shape) if shape.reduced > GPU_SERIAL_TERMS else None
     if sides is not None:
         cycles, square = _find_fastest_tile(scop, shape, sides, target)
         if cycles <= _by_warps(scop, shape, target):
-            return _contraction(scop, shape, sides, square), cycles
+            return _make_contraction_options(scop, shape, sides, square), cycles
         options = _map_row_reduction(scop, shape, target)
     elif _column_reduction(scop, shape):
         options = _map_column_reduction(scop, shape, target)
@@ -185,20 +189,20 @@ def _streaming_cycles(scop: Scop, shape: GroupShape, options: MappingOptions, ta
 
 def heaviest_group(scop: Scop, groups: tuple[FusionGroup, ...]) -> FusionGroup:
     """The group with most work."""
-    return max(groups, key=lambda g: sum(_weight(scop, leaf) for leaf in _leaves(scop, g)))
+    return max(groups, key=lambda g: sum(_count_leaf_operations(scop, leaf) for leaf in _make_group_nests(scop, g)))
 
 
-def _leaves(scop: Scop, group: FusionGroup) -> tuple[LoopNest, ...]:
+def _make_group_nests(scop: Scop, group: FusionGroup) -> tuple[LoopNest, ...]:
     return build_nests(scop, group, range(len(group.rows)), fuse=True)
 
 
-def _weight(scop: Scop, leaf: LoopNest) -> int:
+def _count_leaf_operations(scop: Scop, leaf: LoopNest) -> int:
     return prod(d.extent for d in leaf.dims) * op_count(scop.function, leaf)
 
 
-def _shape(scop: Scop, group: FusionGroup) -> GroupShape:
-    found = _leaves(scop, group)
-    heavy = max(found, key=lambda leaf: _weight(scop, leaf))
+def _make_group_shape(scop: Scop, group: FusionGroup) -> GroupShape:
+    found = _make_group_nests(scop, group)
+    heavy = max(found, key=lambda leaf: _count_leaf_operations(scop, leaf))
     inner = max(prod(d.extent for d in leaf.dims if d.row is None) for leaf in found)
     reduced = prod(d.extent for d in heavy.dims if d.kind is DimKind.REDUCTION)
     return GroupShape(group, tuple(r.extent for r in group.rows), heavy, inner, reduced)
@@ -222,7 +226,7 @@ def _map_pointwise(scop: Scop, shape: GroupShape, target: GpuTarget) -> MappingO
             unroll_copy_shared=True,
             collapse_loops=True,
         )
-    vector = _vector(scop, shape, target)
+    vector = _choose_vector_width(scop, shape, target)
     block = GPU_BLOCK_THREADS if shape.points >= GPU_BLOCK_THREADS * vector * target.num_sms else GPU_BLOCK_THREADS // 2
     tile: list[int] = []
     threads: list[int] = []
@@ -248,10 +252,10 @@ def _map_pointwise(scop: Scop, shape: GroupShape, target: GpuTarget) -> MappingO
     )
 
 
-def _vector(scop: Scop, shape: GroupShape, target: GpuTarget) -> int:
+def _choose_vector_width(scop: Scop, shape: GroupShape, target: GpuTarget) -> int:
     """The elements along the last row that a thread takes, if enough threads remain."""
     last = len(shape.rows) - 1
-    places = [(leaf, d) for leaf in _leaves(scop, shape.group) for d in leaf.dims if d.row == last]
+    places = [(leaf, d) for leaf in _make_group_nests(scop, shape.group) for d in leaf.dims if d.row == last]
     found = vector_width_along(scop, places) if shape.inner == 1 else 1
     return found if shape.points >= found * (GPU_BLOCK_THREADS // 2) * target.num_sms else 1
 
@@ -284,7 +288,7 @@ def _map_row_reduction(scop: Scop, shape: GroupShape, target: GpuTarget) -> Mapp
     """As many threads per point of the rows as it has work for, and several points in a block if that is little."""
     inner = shape.inner
     plenty = shape.points >= 16 * target.num_sms
-    found = [(leaf, [d for d in leaf.dims if d.row is None]) for leaf in _leaves(scop, shape.group)]
+    found = [(leaf, [d for d in leaf.dims if d.row is None]) for leaf in _make_group_nests(scop, shape.group)]
     vector = vector_width_along(scop, [(leaf, dims[-1]) for leaf, dims in found if dims])
     if inner <= 32 or (inner <= GPU_WARP_ROW and plenty):
         along = min(32, next_power_of_two(inner))
@@ -348,7 +352,7 @@ def _map_column_reduction(scop: Scop, shape: GroupShape, target: GpuTarget) -> M
 # --- contractions ------------------------------------------------------------------------------------------------
 
 
-def _sides(shape: GroupShape) -> tuple[NestDim, NestDim] | None:
+def _find_contraction_sides(shape: GroupShape) -> tuple[NestDim, NestDim] | None:
     """Two rows of a contraction, the last and one before it, that each leave other reads of the heaviest leaf alone."""
     free = [d for d in shape.leaf.dims if d.kind is DimKind.PARALLEL and d.extent > 1]
     if len(shape.leaf.nodes) != 1 or len(free) < 2 or any(d.row is None for d in free):
@@ -439,7 +443,7 @@ def _rank_tiles(
     return found
 
 
-def _contraction(
+def _make_contraction_options(
     scop: Scop, shape: GroupShape, sides: tuple[NestDim, NestDim], square: ContractionTile
 ) -> MappingOptions:
     """Tiles in shared memory and registers, the next ones on their way meanwhile."""

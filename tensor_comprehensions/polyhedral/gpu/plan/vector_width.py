@@ -17,11 +17,11 @@ LANES = (4, 2)
 
 def vector_width_along(scop: Scop, places: Iterable[tuple[LoopNest, NestDim]]) -> int:
     """The neighbors along each dimension that all accesses of its leaf that go along it can move at once, or 1."""
-    found = [_lanes(scop.function, leaf, dim) for leaf, dim in places]
+    found = [_choose_lane_count(scop.function, leaf, dim) for leaf, dim in places]
     return min(found, default=1)
 
 
-def _lanes(function: BoundFunction, leaf: LoopNest, dim: NestDim) -> int:
+def _choose_lane_count(function: BoundFunction, leaf: LoopNest, dim: NestDim) -> int:
     moving = []
     for node in leaf.nodes:
         index = dim.index(node)
@@ -32,10 +32,12 @@ def _lanes(function: BoundFunction, leaf: LoopNest, dim: NestDim) -> int:
             if step == 1:
                 moving.append((access, index))
     widest = max((function.tensor(a.tensor).dtype.size for a, _ in moving), default=GPU_VECTOR_BYTES)
-    return next((n for n in LANES if _fits(function, dim, moving, n, n * widest)), 1)
+    return next((n for n in LANES if _has_aligned_vectors(function, dim, moving, n, n * widest)), 1)
 
 
-def _fits(function: BoundFunction, dim: NestDim, moving: list[tuple[tc.Access, str]], lanes: int, size: int) -> bool:
+def _has_aligned_vectors(
+    function: BoundFunction, dim: NestDim, moving: list[tuple[tc.Access, str]], lanes: int, size: int
+) -> bool:
     """Whether the dimension consists of whole vectors, none longer than one load, at aligned addresses."""
     whole = dim.extent % lanes == 0 and dim.lower == 0 and size <= GPU_VECTOR_BYTES
     return whole and all(_is_aligned(function, access, index, lanes) for access, index in moving)

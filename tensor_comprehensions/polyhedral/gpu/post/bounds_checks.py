@@ -29,7 +29,7 @@ def check_kernels(
     kernels = []
     for _, run in groupby(numbered, key=lambda n: -1 if _is_direct(n[2]) else n[0]):
         together = list(run)
-        points = [_points(s, check) for _, s, check in together]
+        points = [_count_check_points(s, check) for _, s, check in together]
         blocks = min(GPU_MAX_CHECK_BLOCKS, -(-max(points) // GPU_CHECK_THREADS))
         bodies = [_check_all_points(s, check, buffers, site, blocks) for site, s, check in together]
         launch = Launch((blocks, 1, 1), (GPU_CHECK_THREADS, 1, 1))
@@ -44,15 +44,15 @@ def _is_direct(check: BoundsCheck) -> bool:
     return not any(isinstance(x, tc.Access) for r in reads for e in r.subscripts for x in tc.walk_expr(e))
 
 
-def _indices(s: BoundStatement, check: BoundsCheck) -> tuple[BoundIndex, ...]:
+def _find_used_indices(s: BoundStatement, check: BoundsCheck) -> tuple[BoundIndex, ...]:
     """The indices that a check depends on."""
     roots = [e for e in (check.subscript, check.guard) if e is not None]
     used = {x.name for e in roots for x in tc.walk_expr(e) if isinstance(x, tc.Index)}
     return tuple(i for i in s.indices if i.name in used)
 
 
-def _points(s: BoundStatement, check: BoundsCheck) -> int:
-    return prod(i.extent for i in _indices(s, check))
+def _count_check_points(s: BoundStatement, check: BoundsCheck) -> int:
+    return prod(i.extent for i in _find_used_indices(s, check))
 
 
 def _check_all_points(
@@ -61,11 +61,11 @@ def _check_all_points(
     """`check` at all points of the indices that it depends on."""
     first = build.add(build.mul(build.var(BLOCK[0]), GPU_CHECK_THREADS), build.var(THREAD[0]))
     point = internal_name(f"point{site}")
-    body = _check(check, _place(build.var(point), _indices(s, check)), buffers, site)
-    return ir.Loop(point, first, build.const(_points(s, check)), body, step=blocks * GPU_CHECK_THREADS)
+    body = _lower_bounds_check(check, _unravel_point(build.var(point), _find_used_indices(s, check)), buffers, site)
+    return ir.Loop(point, first, build.const(_count_check_points(s, check)), body, step=blocks * GPU_CHECK_THREADS)
 
 
-def _place(point: ir.Expr, indices: Sequence[BoundIndex]) -> dict[str, ir.Expr]:
+def _unravel_point(point: ir.Expr, indices: Sequence[BoundIndex]) -> dict[str, ir.Expr]:
     """The values of `indices`, the last of which runs fastest, at the point with a number."""
     values: dict[str, ir.Expr] = {}
     for i in reversed(indices[1:]):
@@ -76,7 +76,9 @@ def _place(point: ir.Expr, indices: Sequence[BoundIndex]) -> dict[str, ir.Expr]:
     return values
 
 
-def _check(check: BoundsCheck, place: Mapping[str, ir.Expr], buffers: Mapping[str, Buffer], site: int) -> ir.Stmt:
+def _lower_bounds_check(
+    check: BoundsCheck, place: Mapping[str, ir.Expr], buffers: Mapping[str, Buffer], site: int
+) -> ir.Stmt:
     scope, guard = LoweringScope(place, buffers), check.guard
     value = lower_subscript(check.subscript, scope.with_guard(guard) if guard is not None else scope)
     condition = is_inside(value, check.extent)

@@ -37,7 +37,7 @@ def double_buffer(body: Stmt, buffers: Sequence[Buffer], room: int) -> tuple[Stm
 
     def on_stmt(s: Stmt) -> Stmt:
         nonlocal again, room
-        stage = _stage(s) if isinstance(s, Loop) else None
+        stage = _match_loop_stage(s) if isinstance(s, Loop) else None
         if not isinstance(s, Loop) or stage is None:
             return map_stmt(s, lambda e: e, on_stmt)
         again |= any(b.name in doubled for b in stage.buffers)
@@ -54,7 +54,7 @@ def double_buffer(body: Stmt, buffers: Sequence[Buffer], room: int) -> tuple[Stm
     return new, tuple(doubled.get(b.name, b) for b in buffers)
 
 
-def _stage(loop: Loop) -> LoopStage | None:
+def _match_loop_stage(loop: Loop) -> LoopStage | None:
     """The parts of the body of `loop`: a barrier, copies from global to shared memory, a barrier, the rest."""
     trips = linear_forms.difference(loop.stop, loop.start)
     if (
@@ -71,7 +71,7 @@ def _stage(loop: Loop) -> LoopStage | None:
     stores = [s for f in fill for s in walk_stmts(f) if isinstance(s, Store)]
     written = {s.buffer.name for s in stores}
     sound = all(_is_copy(s) for s in stores) and not any(isinstance(s, Invoke) for f in fill for s in walk_stmts(f))
-    if not stores or not sound or any(_touches(s, written) for u in use for s in walk_stmts(u)):
+    if not stores or not sound or any(_is_store_to(s, written) for u in use for s in walk_stmts(u)):
         return None
     sources = {s.value.buffer.name for s in stores if isinstance(s.value, Load)}
     if any(isinstance(s, Store) and s.buffer.name in sources for u in use for s in walk_stmts(u)):
@@ -84,7 +84,7 @@ def _is_copy(s: Store) -> bool:
     return plain and s.buffer.space is Space.SHARED and s.value.buffer.space is Space.GLOBAL  # type: ignore[union-attr]
 
 
-def _touches(s: Stmt, names: Iterable[str]) -> bool:
+def _is_store_to(s: Stmt, names: Iterable[str]) -> bool:
     """Whether `s` itself writes one of the buffers."""
     return isinstance(s, Store) and s.buffer.name in names
 

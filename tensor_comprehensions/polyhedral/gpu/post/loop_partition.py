@@ -24,7 +24,7 @@ def split_full_tiles(body: Stmt, plan: KernelPlan, ranges: Mapping[str, Interval
     plain = simplify(body, ranges)
     if not (there := count_guards(plain)):
         return body
-    partial = tuple(_partial(plan))
+    partial = tuple(_find_partial_blocks(plan))
     inside = {**ranges, **{name: Interval(0, last - 1) for name, last in partial}}
     full = _peel_last_iteration(simplify(body, inside) if partial else plain, inside)
     if count_guards(full) >= there:
@@ -35,7 +35,7 @@ def split_full_tiles(body: Stmt, plan: KernelPlan, ranges: Mapping[str, Interval
     return build.when(condition, full, body) if partial else full
 
 
-def _partial(plan: KernelPlan) -> Iterator[tuple[str, int]]:
+def _find_partial_blocks(plan: KernelPlan) -> Iterator[tuple[str, int]]:
     """The variables of blocks along which the last tile is partial, each with its last value."""
     rows = zip(BLOCK, plan.group.rows, plan.sizes, plan.tiles, plan.blocks, strict=False)
     for name, row, size, tiles, blocks in rows:
@@ -45,20 +45,20 @@ def _partial(plan: KernelPlan) -> Iterator[tuple[str, int]]:
 
 def count_guards(s: Stmt) -> int:
     """How many conditions there are in loops: of statements, and of loops whose length varies."""
-    return _guards(s, inside=False)
+    return _count_guards_in_loops(s, inside=False)
 
 
-def _guards(s: Stmt, *, inside: bool) -> int:
+def _count_guards_in_loops(s: Stmt, *, inside: bool) -> int:
     own, below = 0, inside
     if isinstance(s, Loop):
         below = True
         own = int(inside and linear_forms.difference(s.stop, s.start) is None)
     elif isinstance(s, If):
         own = int(inside)
-    return own + sum(_guards(c, inside=below) for c in _children(s))
+    return own + sum(_count_guards_in_loops(c, inside=below) for c in _list_child_statements(s))
 
 
-def _children(s: Stmt) -> Sequence[Stmt]:
+def _list_child_statements(s: Stmt) -> Sequence[Stmt]:
     found: list[Stmt] = []
 
     def visit(c: Stmt) -> Stmt:
@@ -85,4 +85,4 @@ def _peel_last_iteration(s: Stmt, ranges: Mapping[str, Interval]) -> Stmt:
 
 def _count_removable_guards(s: Loop) -> int:
     """Guards that peeling the last iteration removes, such as those around copies of the next tile."""
-    return sum(1 for c in _children(s.body) if isinstance(c, If))
+    return sum(1 for c in _list_child_statements(s.body) if isinstance(c, If))

@@ -25,7 +25,7 @@ def _written_out(s: Stmt, limit: int, ranges: Ranges) -> tuple[Stmt, int]:
         case Store() | Invoke() | Check():
             return s, 1
         case Loop():
-            return _loop(s, limit, ranges)
+            return _unroll_short_loop(s, limit, ranges)
     counts: list[int] = []
 
     def visit(c: Stmt) -> Stmt:
@@ -40,7 +40,7 @@ def _written_out(s: Stmt, limit: int, ranges: Ranges) -> tuple[Stmt, int]:
     return new, limit + 1
 
 
-def _loop(s: Loop, limit: int, ranges: Ranges) -> tuple[Stmt, int]:
+def _unroll_short_loop(s: Loop, limit: int, ranges: Ranges) -> tuple[Stmt, int]:
     first, last = index_interval(s.start, ranges), index_interval(s.stop, ranges)
     values = Interval(first.low, None if last.high is None else last.high - 1)
     body, count = _written_out(s.body, limit, {**ranges, s.var: values})

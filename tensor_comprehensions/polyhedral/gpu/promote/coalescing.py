@@ -55,11 +55,11 @@ def instances_of(schedule: isl.Schedule) -> isl.UnionSet:
 def threads_of(instances: isl.UnionSet, launch: Launch) -> isl.UnionMap:
     """`S[i] -> [t0, t1, t2]`: the thread that runs each instance."""
     parts: list[isl.UnionMap] = []
-    instances.foreach_set(lambda s: parts.append(isl.UnionMap.from_map(_thread(s, launch))))
+    instances.foreach_set(lambda s: parts.append(isl.UnionMap.from_map(_map_instances_to_threads(s, launch))))
     return reduce(lambda a, b: a.union(b), parts)
 
 
-def _thread(instances: isl.Set, launch: Launch) -> isl.Map:
+def _map_instances_to_threads(instances: isl.Set, launch: Launch) -> isl.Map:
     result = isl.Map.from_domain(instances)
     for name, count in zip(THREAD_IDS, launch.block, strict=True):
         position, k = result.find_dim_by_name(PARAM, name), result.dim(OUT)
@@ -96,11 +96,16 @@ def thread_strides(
     walk = walks[instances]
     if walk is None:
         return None
-    first = _image(reference.relation, walk.at)
-    return ThreadStrides(tuple(_move(first, None if t is None else _image(reference.relation, t)) for t in walk.there))
+    first = _find_unique_image(reference.relation, walk.at)
+    return ThreadStrides(
+        tuple(
+            _subtract_coordinates(first, None if t is None else _find_unique_image(reference.relation, t))
+            for t in walk.there
+        )
+    )
 
 
-def _move(a: tuple[int, ...] | None, b: tuple[int, ...] | None) -> tuple[int, ...] | None:
+def _subtract_coordinates(a: tuple[int, ...] | None, b: tuple[int, ...] | None) -> tuple[int, ...] | None:
     return None if a is None or b is None else tuple(y - x for x, y in zip(a, b, strict=True))
 
 
@@ -116,22 +121,22 @@ def _find_neighbor_instances(instances: isl.Set, threads: isl.UnionMap) -> Neigh
     start = first.domain().coalesce()
     if start.is_empty():
         return None
-    at = _coordinates(start.lexmin())
+    at = _get_point_coordinates(start.lexmin())
     found: dict[tuple[int, ...], tuple[int, ...]] = {}
     for d in range(len(at)):
         for stride in STRIDES:
             there = tuple(x + stride * (k == d) for k, x in enumerate(at))
-            if (thread := _image(who, there)) is not None:
+            if (thread := _find_unique_image(who, there)) is not None:
                 found.setdefault(thread, there)
     directions = (tuple(int(k == n) for k in range(len(THREAD_IDS))) for n in range(len(THREAD_IDS)))
     return NeighborInstances(at, tuple(found.get(n) for n in directions))
 
 
-def _coordinates(point: isl.Set) -> tuple[int, ...]:
+def _get_point_coordinates(point: isl.Set) -> tuple[int, ...]:
     return tuple(point.dim_min_val(k).to_python() for k in range(point.dim(SET)))
 
 
-def _image(relation: isl.Map, at: Sequence[int]) -> tuple[int, ...] | None:
+def _find_unique_image(relation: isl.Map, at: Sequence[int]) -> tuple[int, ...] | None:
     """The image of a point, if it is unique."""
     for k, x in enumerate(at):
         relation = fix_dim(relation, IN, k, x)
@@ -139,4 +144,4 @@ def _image(relation: isl.Map, at: Sequence[int]) -> tuple[int, ...] | None:
     if image.is_empty():
         return None
     least = image.lexmin()
-    return _coordinates(least) if image.is_subset(least) else None
+    return _get_point_coordinates(least) if image.is_subset(least) else None

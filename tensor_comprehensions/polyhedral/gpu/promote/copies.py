@@ -75,7 +75,7 @@ class BlockCopy:
         trips = -(-total // threads)
         trip = internal_name(self.buffer.name, "in" if into else "out")
         position = build.add(build.mul(build.var(trip), threads), thread_rank(launch))
-        place = _digits(thread_rank(launch), threads, build.var(trip), shape)
+        place = _unravel_trip_index(thread_rank(launch), threads, build.var(trip), shape)
         body = self._element(outer, place, launch, into=into)
         if total % threads:
             body = build.when(build.lt(position, total), body)
@@ -132,7 +132,7 @@ def copy_lanes(tensor: Buffer, box: Box, points: isl.Set, only: isl.Map | None) 
     spacing, run = side.digits[-1]
     while lanes > 1:
         lengths = (*tensor.strides[:-1], tensor.shape[-1], *(stride for stride, _ in side.digits[:-1]), run)
-        if spacing == 1 and all(n % lanes == 0 for n in lengths) and _divides(lanes, side.first, points):
+        if spacing == 1 and all(n % lanes == 0 for n in lengths) and _is_always_divisible(lanes, side.first, points):
             return lanes
         lanes //= 2
     return 1
@@ -157,7 +157,7 @@ def _whole_rows(tensor: Buffer, box: Box, points: isl.Set, only: isl.Map) -> boo
     return bool(box.relation.intersect_domain(points).intersect(rows).is_subset(only))
 
 
-def _divides(number: int, aff: isl.Aff, points: isl.Set) -> bool:
+def _is_always_divisible(number: int, aff: isl.Aff, points: isl.Set) -> bool:
     rest = aff.mod_val(isl.Val(number, aff.get_ctx()))
     return bool(points.max_val(rest).is_zero())
 
@@ -175,7 +175,7 @@ def thread_rank(launch: Launch) -> Expr:
     return build.add(x, build.mul(build.add(y, build.mul(z, launch.block[1])), launch.block[0]))
 
 
-def _digits(base: Expr, step: int, trip: Expr, shape: Sequence[int]) -> list[Expr]:
+def _unravel_trip_index(base: Expr, step: int, trip: Expr, shape: Sequence[int]) -> list[Expr]:
     """The number `base + step * trip` in the mixed base of `shape`, most significant first.
 
     While `step` is a multiple of an extent that digit is the same in all trips.

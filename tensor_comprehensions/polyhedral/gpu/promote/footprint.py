@@ -113,7 +113,7 @@ class Box:
         result = isl.Map.universe(self.space)
         local = isl.LocalSpace.from_space(self.space.range())
         for d, side in enumerate(self.sides):
-            offset = _difference(isl.Aff.var_on_domain(local, SET, d), side.first, self.space)
+            offset = _make_offset_aff(isl.Aff.var_on_domain(local, SET, d), side.first, self.space)
             inside = side.offsets().preimage_multi_aff(isl.MultiAff.from_aff(offset))
             result = result.intersect(inside.unwrap())
         return result
@@ -237,22 +237,22 @@ def bounding_box(footprint: isl.Map) -> Box | None:
     """The box around `[c] -> T[x]`; None if no constant extent bounds some dimension."""
     sides: list[BoxDim] = []
     for d in range(footprint.dim(OUT)):
-        side = _side(footprint, d)
+        side = _compute_box_dim(footprint, d)
         if side is None:
             return None
         sides.append(side)
     return Box(tuple(sides), footprint.get_space())
 
 
-def _side(footprint: isl.Map, d: int) -> BoxDim | None:
+def _compute_box_dim(footprint: isl.Map, d: int) -> BoxDim | None:
     info = footprint.get_range_stride_info(d)
     stride = info.get_stride().to_python()
     outside = footprint.dim(IN)
-    points = _line(footprint, d).set_tuple_name(OUT, "x").wrap().flatten()
+    points = _project_onto_dim(footprint, d).set_tuple_name(OUT, "x").wrap().flatten()
     element = isl.Aff.var_on_domain(isl.LocalSpace.from_space(points.get_space()), SET, outside)
     if stride > 1:
         offset = _on_points(info.get_offset(), points)
-        points, element = _quotient(points, element, offset, stride)
+        points, element = _divide_by_stride(points, element, offset, stride)
     else:
         offset = None
     narrowest = _narrowest_bound(points, outside)
@@ -265,18 +265,18 @@ def _side(footprint: isl.Map, d: int) -> BoxDim | None:
     return BoxDim(simplify_floors(low, points.project_out(SET, outside, 1)), (digit,))
 
 
-def _quotient(points: isl.Set, element: isl.Aff, offset: isl.Aff, stride: int) -> tuple[isl.Set, isl.Aff]:
+def _divide_by_stride(points: isl.Set, element: isl.Aff, offset: isl.Aff, stride: int) -> tuple[isl.Set, isl.Aff]:
     """`points [c, x]` as `[c, y]` with `x = stride * y + offset`."""
     quotient = element.sub(offset).scale_down_val(isl.Val(stride, points.get_ctx())).floor()
     outside = points.dim(SET) - 1
     local = isl.LocalSpace.from_space(points.get_space())
     kept = [isl.Aff.var_on_domain(local, SET, k) for k in range(outside)]
-    change = isl.Map.from_multi_aff(_multi([*kept, quotient]))
+    change = isl.Map.from_multi_aff(_make_multi_aff([*kept, quotient]))
     moved = points.apply(change)
     return moved, isl.Aff.var_on_domain(isl.LocalSpace.from_space(moved.get_space()), SET, outside)
 
 
-def _multi(parts: Sequence[isl.Aff]) -> isl.MultiAff:
+def _make_multi_aff(parts: Sequence[isl.Aff]) -> isl.MultiAff:
     space = parts[0].get_domain_space()
     items = isl.AffList.alloc(space.get_ctx(), len(parts))
     for p in parts:
@@ -295,7 +295,7 @@ def _narrowest_bound(points: isl.Set, outside: int) -> tuple[isl.Aff, int] | Non
         if not most.is_int():
             continue
         bound = simplify_floors(_drop_last(low), points.project_out(SET, outside, 1))
-        rank = (most.to_python(), *_complexity(bound))
+        rank = (most.to_python(), *_count_floors_and_terms(bound))
         if best is None or rank < best[0]:
             best = rank, bound, most.to_python() + 1
     return None if best is None else best[1:]
@@ -324,7 +324,7 @@ def simplify_floors(aff: isl.Aff, domain: isl.Set) -> isl.Aff:
     return aff
 
 
-def _complexity(aff: isl.Aff) -> tuple[int, ...]:
+def _count_floors_and_terms(aff: isl.Aff) -> tuple[int, ...]:
     """Fewer floors, then fewer terms."""
     terms = (
         sum(not aff.get_coefficient_val(kind, k).is_zero() for k in range(aff.dim(kind))) for kind in (DIV, IN, PARAM)
@@ -349,7 +349,7 @@ def strided_bounding_box(footprint: isl.Map) -> Box | None:
     for d in sorted(range(len(single)), key=lambda d: single[d]):
         if single[d] and plain is not None and plain.size <= prod(e for s in sides.values() for _, e in s.digits):
             return plain
-        side = _spaced_side(_line(footprint, d), single=single[d])
+        side = _spaced_side(_project_onto_dim(footprint, d), single=single[d])
         if side is None:
             return plain
         sides[d] = side
@@ -362,7 +362,7 @@ def strided_bounding_box(footprint: isl.Map) -> Box | None:
 _SINGLE = ((1, 1),)
 
 
-def _line(footprint: isl.Map, d: int) -> isl.Map:
+def _project_onto_dim(footprint: isl.Map, d: int) -> isl.Map:
     """`[c] -> [x_d]`: the coordinates of the elements along one dimension."""
     return footprint.project_out(OUT, d + 1, footprint.dim(OUT) - d - 1).project_out(OUT, 0, d)
 
@@ -372,7 +372,7 @@ def _spaced_side(line: isl.Map, *, single: bool) -> BoxDim | None:
     firsts = _first_points(line)
     if not firsts or any(not f.plain_is_equal(firsts[0]) for f in firsts[1:]):
         return None
-    digits = _SINGLE if single else _digits(_sample(line))
+    digits = _SINGLE if single else _find_offset_digits(_sample_offsets(line))
     return None if digits is None else BoxDim(firsts[0], digits)
 
 
@@ -383,7 +383,7 @@ def _first_points(line: isl.Map) -> list[isl.Aff]:
     return found
 
 
-def _sample(line: isl.Map) -> list[int] | None:
+def _sample_offsets(line: isl.Map) -> list[int] | None:
     """The distances from the first of the elements at one point."""
     flat = line.wrap().flatten().move_dims(SET, 0, PARAM, 0, line.dim(PARAM))
     outside = flat.dim(SET) - 1
@@ -399,7 +399,7 @@ def _sample(line: isl.Map) -> list[int] | None:
     return [x - min(found) for x in sorted(found)] if len(found) <= MOST_OFFSETS else None
 
 
-def _digits(offsets: Sequence[int] | None) -> tuple[tuple[int, int], ...] | None:
+def _find_offset_digits(offsets: Sequence[int] | None) -> tuple[tuple[int, int], ...] | None:
     """The sums of which digits `offsets`, sorted from 0, are all; None if no more than two digits make them."""
     if offsets is None or len(offsets) == 1:
         return None if offsets is None else _SINGLE
@@ -426,7 +426,7 @@ def _drop_last(aff: isl.Aff) -> isl.Aff:
     return aff.drop_dims(IN, aff.dim(IN) - 1, 1)
 
 
-def _difference(element: isl.Aff, first: isl.Aff, space: isl.Space) -> isl.Aff:
+def _make_offset_aff(element: isl.Aff, first: isl.Aff, space: isl.Space) -> isl.Aff:
     """`x_d - first(c)` on the wrapped `[c] -> T[x]`."""
     where = element.pullback_multi_aff(isl.MultiAff.range_map(space))
     return where.sub(first.pullback_multi_aff(isl.MultiAff.domain_map(space)))

@@ -59,7 +59,7 @@ class Promoted:
         for d, side in enumerate(self.box.sides):
             first = isl.PwAff.from_aff(side.first).pullback_multi_pw_aff(self.prefix)
             distance[d] = self.element.get_at(d).sub(first)
-        found = buffer_indices(self.box.digits, distance, _quotient, _remainder)
+        found = buffer_indices(self.box.digits, distance, _floor_divide, _remainder)
         return tuple(
             f.scale_val(isl.Val(0, f.get_ctx())) if d.extent == 1 else f
             for f, d in zip(found, self.box.digits, strict=True)
@@ -73,7 +73,7 @@ class Promoted:
         return result.set_tuple_name(OUT, self.buffer.name)
 
 
-def _quotient(f: isl.PwAff, divisor: int) -> isl.PwAff:
+def _floor_divide(f: isl.PwAff, divisor: int) -> isl.PwAff:
     return f.scale_down_val(isl.Val(divisor, f.get_ctx())).floor()
 
 
@@ -231,7 +231,7 @@ def promote_shared(
     scope, prefix = node.get_prefix_schedule_relation(), node.get_prefix_schedule_multi_union_pw_aff()
     chosen: list[tuple[ReferenceGroup, Buffer]] = []
     room = around.budget - done.bytes
-    for group, steps in _candidates(free, scope, around, inner):
+    for group, steps in _rank_promotable_groups(free, scope, around, inner):
         tensor = around.memory(group)
         name = fresh_buffer_name(internal_name(tensor.name, "shared"), done, chosen)
         buffer = build.buffer(name, tensor.type.dtype, group.box.shape, Space.SHARED)
@@ -292,7 +292,7 @@ def _drop_domain(f: isl.PwAff) -> isl.PwAff:
 # --- what gains --------------------------------------------------------------------------------------------------
 
 
-def _candidates(
+def _rank_promotable_groups(
     references: Sequence[Reference], scope: isl.UnionMap, around: PromotionContext, inner: Sequence[isl.UnionMap]
 ) -> list[tuple[ReferenceGroup, list[ThreadStrides]]]:
     """The groups that gain, those with most accesses saved per byte first; each with how its references step."""
@@ -308,7 +308,7 @@ def _candidates(
             if not all(_is_steady(group, i) for i in inner):
                 continue
             steps = [s for r in group.references if (s := thread_strides(r, around.threads, around.walks)) is not None]
-            uses = sum(_instances(r, scope) for r in group.references)
+            uses = sum(_count_statement_instances(r, scope) for r in group.references)
             reused = uses > group.box.size and not _is_injective(group, scope)
             if reused or not all(s.is_coalesced for s in steps):
                 saved = (uses - group.box.size) / (group.box.size * around.memory(group).type.dtype.size)
@@ -357,14 +357,14 @@ def _is_injective(group: ReferenceGroup, scope: isl.UnionMap) -> bool:
     return bool(uses.is_injective())
 
 
-def _instances(reference: Reference, scope: isl.UnionMap) -> int:
+def _count_statement_instances(reference: Reference, scope: isl.UnionMap) -> int:
     """How many instances of the statement of `reference`, at most, a point of the scope has."""
     mine = scope.intersect_domain(isl.UnionSet.from_set(reference.relation.domain()))
     below = isl.Map.from_union_map(mine).reverse()
-    return prod(_spread(below, d) for d in range(below.dim(OUT)))
+    return prod(_count_values_along_dim(below, d) for d in range(below.dim(OUT)))
 
 
-def _spread(below: isl.Map, d: int) -> int:
+def _count_values_along_dim(below: isl.Map, d: int) -> int:
     """How many values dimension `d` takes for one input, gaps counted; 1 if that is not bounded."""
     line = below.project_out(OUT, d + 1, below.dim(OUT) - d - 1).project_out(OUT, 0, d)
     most = line.range_product(line).range().unwrap().deltas().dim_max_val(0)
@@ -482,7 +482,7 @@ def live_in_elements(group: ReferenceGroup, scope: isl.UnionMap, order: isl.Unio
     if not reading:
         return None
     reads, writes = (
-        _union([scope.range_product(isl.UnionMap.from_map(r.relation)) for r in references], scope)
+        _union_maps([scope.range_product(isl.UnionMap.from_map(r.relation)) for r in references], scope)
         for references in (reading, [r for r in group.references if r.writes])
     )
     info = isl.UnionAccessInfo.from_sink(reads).set_must_source(writes).set_schedule_map(order)
@@ -503,7 +503,7 @@ def _is_initialized(reference: Reference, group: ReferenceGroup, scope: isl.Unio
     return first is not None and touched is not None and bool(touched.is_subset(first))
 
 
-def _union(parts: Sequence[isl.UnionMap], scope: isl.UnionMap) -> isl.UnionMap:
+def _union_maps(parts: Sequence[isl.UnionMap], scope: isl.UnionMap) -> isl.UnionMap:
     total = isl.UnionMap.empty(scope.get_space())
     for p in parts:
         total = total.union(p)

@@ -65,8 +65,8 @@ def promote_kernel(
     )
     crossing = around.written_tensors & _tensors_of_several_leaves(plan)
     done = Promotion()
-    for mark, number in _marks(schedule):
-        for step in _steps(options):
+    for mark, number in _collect_marks(schedule):
+        for step in _list_promotion_steps(options):
             if step.mark == mark and (crossing or not step.crossing):
                 only = crossing if step.crossing else None
                 promoted = _promote_shared_step if step.space is Space.SHARED else _promote_registers_step
@@ -101,14 +101,14 @@ _PRIVATE = (
 )
 
 
-def _steps(options: MappingOptions) -> tuple[_PromotionStep, ...]:
+def _list_promotion_steps(options: MappingOptions) -> tuple[_PromotionStep, ...]:
     """The promotions at the marks; registers first at each."""
     shared = _SHARED if options.shared_depth < 0 else (_PromotionStep(SHARED_DEPTH, Space.SHARED),)
     private = _PRIVATE if options.private_depth < 0 else (_PromotionStep(PRIVATE_DEPTH, Space.REGISTER),)
     return (*(private if options.private_memory else ()), *(shared if options.shared_memory else ()))
 
 
-def _marks(schedule: isl.Schedule) -> list[tuple[str, int]]:
+def _collect_marks(schedule: isl.Schedule) -> list[tuple[str, int]]:
     """The marks, outer ones first, each with the number of marks of its name before it.
 
     So copies at inner marks start from outer copies.

@@ -31,20 +31,20 @@ def _of_unit(unit: Unit, function: BoundFunction, context: isl.Context) -> Itera
         updates = unit.phase is Phase.UPDATE or (
             s.reduction is not None and not s.initialize and unit.phase is not Phase.INIT
         )
-        yield _reference(unit, "w", written, function, context, reads=updates, writes=True)
-        for n, access in enumerate(e for root in s.subscripts for e in _accesses(root)):  # data says where
-            yield _reference(unit, f"s{n}", access, function, context, reads=True, writes=False)
+        yield _make_reference(unit, "w", written, function, context, reads=updates, writes=True)
+        for n, access in enumerate(e for root in s.subscripts for e in _collect_accesses(root)):  # data says where
+            yield _make_reference(unit, f"s{n}", access, function, context, reads=True, writes=False)
     if unit.phase in (Phase.WHOLE, Phase.UPDATE, Phase.PARTIAL):
-        for n, access in enumerate(_accesses(s.value)):
-            found = _reference(unit, f"r{n}", access, function, context, reads=True, writes=False)
+        for n, access in enumerate(_collect_accesses(s.value)):
+            found = _make_reference(unit, f"r{n}", access, function, context, reads=True, writes=False)
             yield found if found.affine else replace(found, lookup=_make_indirect_access(unit, n, access, context))
 
 
-def _accesses(root: tc.Expr) -> Iterator[tc.Access]:
+def _collect_accesses(root: tc.Expr) -> Iterator[tc.Access]:
     return (e for e in tc.walk_expr(root) if isinstance(e, tc.Access))
 
 
-def _reference(
+def _make_reference(
     unit: Unit,
     place: str,
     access: tc.Access,
@@ -79,7 +79,7 @@ def _make_indirect_access(unit: Unit, number: int, access: tc.Access, context: i
 
     The coordinates are the largest parts of the subscripts that are affine: `T(i + I(j,k), l)` has i, j, k, l.
     """
-    inner = [e for root in access.subscripts for e in _accesses(root)]
+    inner = [e for root in access.subscripts for e in _collect_accesses(root)]
     if access.guarded or any(e.guarded for e in inner):
         return None
     found: dict[str, int] = {}
@@ -147,7 +147,7 @@ def with_moved_accesses(unit: Unit, buffers: Mapping[str, tuple[str, int]]) -> U
         parts = [expression(child, place) for child in tc.operands_of(e)]
         if isinstance(e, tc.Access) and tag in buffers:
             name, rank = buffers[tag]
-            return replace(e, tensor=name, subscripts=_subscripts(tag, rank))
+            return replace(e, tensor=name, subscripts=_make_subscripts(tag, rank))
         return tc.with_operands(e, parts)
 
     s = unit.statement
@@ -156,7 +156,7 @@ def with_moved_accesses(unit: Unit, buffers: Mapping[str, tuple[str, int]]) -> U
     tag = f"{unit.name}.w"
     if tag in buffers:
         name, rank = buffers[tag]
-        new = replace(new, target=name, subscripts=_subscripts(tag, rank))
+        new = replace(new, target=name, subscripts=_make_subscripts(tag, rank))
     return Unit(replace(unit.node, statements=(new,)), unit.phase)
 
 
@@ -165,5 +165,5 @@ def subscript_name(tag: str, d: int) -> str:
     return f"{tag}.{d}"
 
 
-def _subscripts(tag: str, rank: int) -> tuple[tc.Expr, ...]:
+def _make_subscripts(tag: str, rank: int) -> tuple[tc.Expr, ...]:
     return tuple(tc.Index(subscript_name(tag, d), tc.INDEX_TYPE) for d in range(rank))

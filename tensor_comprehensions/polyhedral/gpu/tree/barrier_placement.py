@@ -53,7 +53,7 @@ def required_barriers(scop: Scop, plan: KernelPlan) -> tuple[Wait, ...]:
     found = []
     for after in range(1, len(plan.leaves)):
         for before in reversed(range(after)):
-            level = _level(relations[before], relations[after], plan)
+            level = _find_sync_level(relations[before], relations[after], plan)
             if level is not SyncLevel.NONE:
                 found.append(Wait(before, after, level))
     return tuple(found)
@@ -94,16 +94,16 @@ class _Relations:
     @staticmethod
     def of(scop: Scop, plan: KernelPlan, leaf: NestPlan) -> _Relations:
         references = references_of(leaf.units, scop.function, CONTEXT)
-        tiles = {u.name: _map(u, [plan.tile(k, u) for k in range(len(plan.sizes))]) for u in leaf.units}
-        threads = {u.name: _map(u, thread_values(plan, leaf, u)) for u in leaf.units}
+        tiles = {u.name: _make_instance_map(u, [plan.tile(k, u) for k in range(len(plan.sizes))]) for u in leaf.units}
+        threads = {u.name: _make_instance_map(u, thread_values(plan, leaf, u)) for u in leaf.units}
         return _Relations(references, tiles, threads)
 
 
-def _map(unit: Unit, values: Sequence[str]) -> isl.Map:
+def _make_instance_map(unit: Unit, values: Sequence[str]) -> isl.Map:
     return isl.Map(f"{{ {unit.instance} -> [{', '.join(f'({v})' for v in values)}] }}", CONTEXT)
 
 
-def _level(first: _Relations, second: _Relations, plan: KernelPlan) -> SyncLevel:
+def _find_sync_level(first: _Relations, second: _Relations, plan: KernelPlan) -> SyncLevel:
     """How far the conflicts between two leaves reach."""
     level = SyncLevel.NONE
     for a in first.references:

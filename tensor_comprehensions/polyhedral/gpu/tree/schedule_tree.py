@@ -87,50 +87,54 @@ Tree = Band | Mapping | SequenceNode | Mark | Empty
 def tree_to_isl(context: isl.Context, units: Sequence[Unit], tree: Tree) -> isl.Schedule:
     """The tree in isl's own form, below its domain."""
     domain = "{ " + "; ".join(u.domain for u in units) + " }"
-    return isl.Schedule.read_from_str(context, f'{{ domain: "{domain}"{_child(tree)} }}')
+    return isl.Schedule.read_from_str(context, f'{{ domain: "{domain}"{_print_child(tree)} }}')
 
 
-def _child(tree: Tree) -> str:
-    text = _text(tree)
+def _print_child(tree: Tree) -> str:
+    text = _print_tree(tree)
     return f", child: {{ {text} }}" if text else ""
 
 
-def _text(tree: Tree) -> str:
+def _print_tree(tree: Tree) -> str:
     match tree:
         case Empty():
             return ""
         case Mark(name, child):
-            below = _child(child)
+            below = _print_child(child)
             return f'mark: "{name}"{below}' if below else ""
         case Band(members, units, child):
             if not members:
-                return _text(child)
+                return _print_tree(child)
             rows = ", ".join(
                 "{ " + "; ".join(f"{u.instance} -> [({m.value(u)})]" for u in units) + " }" for m in members
             )
             coincident = ", ".join(str(int(m.coincident)) for m in members)
-            return f'schedule: "[{rows}]", permutable: 1, coincident: [{coincident}]{_child(child)}'
+            return f'schedule: "[{rows}]", permutable: 1, coincident: [{coincident}]{_print_child(child)}'
         case Mapping(values, units, child):
             conditions = {
                 u.name: " and ".join(f"({dict(of)[u.name]}) = {name}" for name, _, of in values) for u in units
             }
-            return f'filter: "{PARAMETERS}{filter_of(units, conditions)}"{_child(child)}' if values else _text(child)
+            return (
+                f'filter: "{PARAMETERS}{filter_of(units, conditions)}"{_print_child(child)}'
+                if values
+                else _print_tree(child)
+            )
         case SequenceNode():
-            return _sequence(tree)
+            return _print_sequence(tree)
         case _:
             assert_never(tree)
 
 
-def _sequence(tree: SequenceNode) -> str:
+def _print_sequence(tree: SequenceNode) -> str:
     if len(tree.children) == 1 and not isinstance(tree.children[0], Collective):
-        return _text(tree.children[0][1])
+        return _print_tree(tree.children[0][1])
     texts = []
     for child in tree.children:
         if isinstance(child, Collective):
             texts.append(f'{{ filter: "{{ {child.name}[] }}" }}')
         else:
             units, below = child
-            texts.append(f'{{ filter: "{filter_of(units)}"{_child(below)} }}')
+            texts.append(f'{{ filter: "{filter_of(units)}"{_print_child(below)} }}')
     text = f"sequence: [ {', '.join(texts)} ]"
     extra = [c.name for c in tree.children if isinstance(c, Collective)]
     if not extra:

@@ -35,7 +35,7 @@ from .schedule_tree import (
 
 def check_kernel(scop: Scop, plan: KernelPlan, tree: Tree, levels: Sequence[SyncLevel]) -> None:
     """Raise InternalError unless `tree`, with barriers of `levels` before the leaves, runs `plan` rightly."""
-    _structure(tree, plan, mapped=False)
+    _check_tree_structure(tree, plan, mapped=False)
     if any(leaf.cooperative and leaf.leaf.interleaves_reductions for leaf in plan.leaves):
         raise InternalError("threads add terms of several elements to one register")
     found = references_of(plan.units, scop.function, CONTEXT)
@@ -49,7 +49,7 @@ def check_kernel(scop: Scop, plan: KernelPlan, tree: Tree, levels: Sequence[Sync
             first, second = (places[r.tag.rpartition(".")[0]] for r in (a, b))
             if position[first[2].name] > position[second[2].name]:
                 continue
-            conflicts = _conflicts(a, b, first[2], second[2])
+            conflicts = _make_conflict_map(a, b, first[2], second[2])
             if conflicts.is_empty():
                 continue
             _in_one_block(conflicts, plan, first[2], second[2])
@@ -58,7 +58,7 @@ def check_kernel(scop: Scop, plan: KernelPlan, tree: Tree, levels: Sequence[Sync
             _verify_sync(conflicts, plan, first, second, levels)
 
 
-def _conflicts(a: Reference, b: Reference, first: Unit, second: Unit) -> isl.Map:
+def _make_conflict_map(a: Reference, b: Reference, first: Unit, second: Unit) -> isl.Map:
     """The pairs of instances that meet in an element, the earlier of the program first."""
     pairs = a.relation.apply_range(b.relation.reverse())
     if first == second:
@@ -73,7 +73,7 @@ def _conflicts(a: Reference, b: Reference, first: Unit, second: Unit) -> isl.Map
 def _in_one_block(conflicts: isl.Map, plan: KernelPlan, first: Unit, second: Unit) -> None:
     """No conflict leaves its tile, let alone its block."""
     rows = range(len(plan.sizes))
-    tiles = [_map(u, [plan.tile(k, u) for k in rows]) for u in (first, second)]
+    tiles = [_make_instance_map(u, [plan.tile(k, u) for k in rows]) for u in (first, second)]
     moved = conflicts.apply_domain(tiles[0]).apply_range(tiles[1])
     if not _is_identity(moved):
         raise InternalError(f"blocks conflict: {_sample_text(conflicts)}")
@@ -95,7 +95,7 @@ def _verify_sync(
     conflicts: isl.Map, plan: KernelPlan, first: Place, second: Place, levels: Sequence[SyncLevel]
 ) -> None:
     """Conflicts between threads have a barrier between their leaves; inside a leaf there are none."""
-    threads = [_map(unit, thread_values(plan, leaf, unit)) for _, leaf, unit in (first, second)]
+    threads = [_make_instance_map(unit, thread_values(plan, leaf, unit)) for _, leaf, unit in (first, second)]
     moved = conflicts.apply_domain(threads[0]).apply_range(threads[1])
     if _is_identity(moved):
         return
@@ -107,23 +107,23 @@ def _verify_sync(
         raise InternalError(f"threads conflict without a barrier between them: {_sample_text(conflicts)}")
 
 
-def _structure(tree: Tree, plan: KernelPlan, *, mapped: bool) -> None:
+def _check_tree_structure(tree: Tree, plan: KernelPlan, *, mapped: bool) -> None:
     """Threads are mapped once on every way down, loops above collectives are the same for all threads."""
     match tree:
         case Empty():
             if not mapped and max(plan.launch.block) > 1:
                 raise InternalError("a statement is mapped to no thread")
         case Mark(child=child):
-            _structure(child, plan, mapped=mapped)
+            _check_tree_structure(child, plan, mapped=mapped)
         case Band(units=units, child=child):
             if not units:
                 raise InternalError("a band without instances")
-            _structure(child, plan, mapped=mapped)
+            _check_tree_structure(child, plan, mapped=mapped)
         case Mapping(values=values, child=child):
             here = any(name in THREAD_IDS for name, _, _ in values)
             if here and mapped:
                 raise InternalError("a statement is mapped to threads twice")
-            _structure(child, plan, mapped=mapped or here)
+            _check_tree_structure(child, plan, mapped=mapped or here)
         case SequenceNode(children=children):
             for c in children:
                 if isinstance(c, Collective):
@@ -132,10 +132,10 @@ def _structure(tree: Tree, plan: KernelPlan, *, mapped: bool) -> None:
                 elif not c[0]:
                     raise InternalError("a filter without instances")
                 else:
-                    _structure(c[1], plan, mapped=mapped)
+                    _check_tree_structure(c[1], plan, mapped=mapped)
 
 
-def _map(unit: Unit, values: Sequence[str]) -> isl.Map:
+def _make_instance_map(unit: Unit, values: Sequence[str]) -> isl.Map:
     return isl.Map(f"{{ {unit.instance} -> [{', '.join(f'({v})' for v in values)}] }}", CONTEXT)
 
 
