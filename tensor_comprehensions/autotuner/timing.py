@@ -289,7 +289,7 @@ def _time_in_rounds(
     end = perf_counter() + seconds
     with RunQueueClock() as waiting:
         for number in range(MOST):
-            _round(launches, counts, number, waiting, found)
+            _time_round(launches, counts, number, waiting, found)
             if number + 1 < LEAST and (number + 1 < 3 or perf_counter() < end):
                 continue
             times, *others = _normalize_samples(found)
@@ -309,7 +309,7 @@ def _normalize_samples(found: Sequence[Sequence[tuple[float, float]]]) -> list[T
     return [mine]
 
 
-def _round(
+def _time_round(
     launches: Sequence[TimedLaunch],
     counts: Sequence[int],
     number: int,
@@ -347,6 +347,6 @@ def race_launches(launches: Sequence[TimedLaunch], firsts: Sequence[float], seco
             late = perf_counter() - end
             if number >= MIN_ROUNDS and late > (0 if calm >= MIN_ROUNDS else PATIENT * seconds):
                 break
-            _round(launches, counts, number, waiting, found)
+            _time_round(launches, counts, number, waiting, found)
             calm += all(each[-1][1] <= CALM for each in found)
     return list(map(_make_times, found))

@@ -127,7 +127,7 @@ class KernelOrEager(torch.nn.Module):
             try:  # no context manager: this is the way of every call
                 if not self._finite:
                     return self._kernel(*inputs)
-                if (outputs := self._checked_kernel(inputs)) is not None:
+                if (outputs := self._run_if_finite(inputs)) is not None:
                     return outputs
             except Exception as error:
                 report_fallback("a kernel fails", error)
@@ -150,7 +150,7 @@ class KernelOrEager(torch.nn.Module):
         """Floating-point operations that kernels do here, now that a choice was made."""
         return self._work if self.uses_kernel else kernel_flops(self.graph)
 
-    def _checked_kernel(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+    def _run_if_finite(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         """The outputs, unless inputs that must be finite may not be: those are looked at, or the outputs if smaller."""
         checked = [inputs[n] for n in self._finite]
         if self._shows_nan:

@@ -414,7 +414,7 @@ def stride(b: Buffer, dimension: int) -> Operand:
     return b.strides[dimension] if name is None else var(name)
 
 
-def elements(b: Buffer, lengths: Sequence[Expr]) -> Expr:
+def count_elements(b: Buffer, lengths: Sequence[Expr]) -> Expr:
     """The number of elements of a dynamic buffer with these extents."""
     count: Expr = const(b.static_elements)
     for length in lengths:

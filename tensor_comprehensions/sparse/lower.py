@@ -26,7 +26,7 @@ from .sparse_problem import (
     SparseOperand,
     SparseProblem,
     assembled_of,
-    collected_of,
+    declare_collected_list,
     operand_of,
     totals_buffer,
 )
@@ -192,7 +192,7 @@ def collect_result(function: Function, number: int, *, by_threads: bool = False)
     s = function.statements[number]
     if number != first_definition(function, s.target) and (s.reduction != "+" or s.initialize):
         raise CannotLower(f"a second definition of the sparse '{s.target}' with another operator than +=")
-    return collected_of(number, function.tensor(s.target), by_threads=by_threads)
+    return declare_collected_list(number, function.tensor(s.target), by_threads=by_threads)
 
 
 def _find_bounding_operands(nest: Nest, format: Format) -> tuple[str, ...]:

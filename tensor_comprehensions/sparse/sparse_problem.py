@@ -190,7 +190,7 @@ def assembled_of(statement: int, target: Symbol, index: DType, bound: tuple[str,
     return Assembled(statement, target.name, target.format, index, own.pos, own.crd, own.values, bound, counts_rows)
 
 
-def collected_of(statement: int, target: Symbol, *, by_threads: bool = False) -> Collected:
+def declare_collected_list(statement: int, target: Symbol, *, by_threads: bool = False) -> Collected:
     """The list of elements of a statement that defines the sparse `target`, of a GPU if it is written `by_threads`."""
     stem = f"{target.name}.{statement}"
     coordinates = tuple(build.dynamic_buffer(f"{stem}.coordinate{d}", INT64) for d in range(target.rank))

@@ -171,7 +171,7 @@ def test_every_sum_of_lanes(verify: bool, monkeypatch: pytest.MonkeyPatch) -> No
     """Whatever the model thinks of it, also in parts of a block that follow one another."""
     monkeypatch.setattr(reorder_contractions, "_enumerate_orders", lambda found: ())
     monkeypatch.setattr(reorder_contractions, "REORDER_GAIN", 1e9)
-    monkeypatch.setattr(reorder_contractions, "_multiply_adds", lambda *a: 0.0)
+    monkeypatch.setattr(reorder_contractions, "_count_product_cycles", lambda *a: 0.0)
     monkeypatch.setattr(reorder_contractions, "_copy_cycles", lambda *a: 0.0)
     monkeypatch.setattr(reorder_contractions, "combining_cycles", lambda *a: 0.0)
     names = ["ba-akl-bkl", "ba-kal-lbk", "bac-kcal-blk", "ab-mkal-bkml"]

@@ -414,7 +414,7 @@ def _allocate_dynamic(s: ir.Allocate, identifier: str, scope: PrintScope) -> Ite
     if not scope.dialect.has_heap:
         raise CannotLower(f"{scope.dialect.name} allocates no memory whose size only the run decides")
     (buffer,) = s.buffers
-    count = print_expr(build.add(build.elements(buffer, s.lengths), 1), scope).text  # never 0 bytes
+    count = print_expr(build.add(build.count_elements(buffer, s.lengths), 1), scope).text  # never 0 bytes
     declared = f"{scope.dialect.type(buffer.type.dtype)} *{scope.dialect.restrict} {identifier}"
     yield f"{declared} = malloc(({count}) * sizeof *{identifier});"
     yield from _print_if_allocated(identifier, s.body, scope)

@@ -512,7 +512,7 @@ class FunctionWriter:
         self.module.may_fail = True
         self.b.declare("noalias ptr @tc_allocate(i64)")
         self.b.declare("void @tc_free(ptr)")
-        size = self.p.value(build.mul(build.elements(buffer, lengths), buffer.type.dtype.size))
+        size = self.p.value(build.mul(build.count_elements(buffer, lengths), buffer.type.dtype.size))
         address = self.b.define_local(f"call ptr @tc_allocate(i64 {size})")
         missing = self.b.define_local(f"icmp eq ptr {address}, null")
         self.buffers[buffer.name], self.p.pointers[buffer.name] = buffer, address

@@ -61,7 +61,7 @@ def _estimate_vectorize_cost(
 ) -> tuple[float, int]:
     lanes = target.lanes(32)
     total = 0.0
-    rows, turning = _turning_rows(leaf, dim), TRANSPOSED if is_fully_parallel(leaf) else STAGED
+    rows, turning = _list_block_dims(leaf, dim), TRANSPOSED if is_fully_parallel(leaf) else STAGED
     for node in leaf.nodes:
         index = dim.index(node)
         for access in node.reads:
@@ -88,7 +88,7 @@ def transposed_read_dim(function: BoundFunction, leaf: LoopNest, lanes: NestDim)
 
     Such reads are worth transposing ahead of the iterations that need them.
     """
-    rows = _turning_rows(leaf, lanes)
+    rows = _list_block_dims(leaf, lanes)
     turned = {
         row.name: sum(_is_transposable_read(function, leaf, n, a, lanes, row) for n in leaf.nodes for a in n.reads)
         for row in rows
@@ -102,7 +102,7 @@ def is_fully_parallel(leaf: LoopNest) -> bool:
     return all(d.kind is DimKind.PARALLEL for d in leaf.dims)
 
 
-def _turning_rows(leaf: LoopNest, lanes: NestDim) -> list[NestDim]:
+def _list_block_dims(leaf: LoopNest, lanes: NestDim) -> list[NestDim]:
     """The dimensions that blocks may be cut along besides `lanes`: iterations of all others are independent."""
     others = [d for d in leaf.dims if d is not lanes]
     if lanes.kind is DimKind.SERIAL or any(d.kind is not DimKind.PARALLEL for d in others):

@@ -17,10 +17,10 @@ from .contraction_chain import chain_tiles, tiled_row
 from .fusion import BandMember, FusionGroup, is_parallel_index
 
 
-def join_chain(
+def fuse_chain(
     scop: Scop, group: FusionGroup, node: ScopStatement, later: Sequence[ScopStatement], target: CpuTarget
 ) -> FusionGroup | None:
-    """`group`, a chain, with `node`, one of the nodes that this module is about; None if it is none."""
+    """`group`, a chain of contractions, extended by `node`; None if they make no chain."""
     if chain_tiles(scop.function, group, target) is None:
         return None
     written = {w.tensor for n in group.nodes for w in n.writes}

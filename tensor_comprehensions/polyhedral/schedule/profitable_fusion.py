@@ -11,7 +11,7 @@ from ...tc_lang import ir as tc
 from ...tc_lang.ir import BoundFunction, walk_expr
 from ...thresholds import CONTRACTION_TILE_ROWS, ENOUGH_PARALLELISM, SHARED_FMAS, SMALL_RESULT_FACTOR
 from ..scop.scop import Scop, ScopStatement
-from .chain_fusion import join_chain, merge_producer
+from .chain_fusion import fuse_chain, merge_producer
 from .contraction_chain import chain_tiles
 from .fusion import FusionGroup, FusionObjection, accessed_bytes, partition_statements, reads_memory
 
@@ -23,7 +23,7 @@ def fuse_statements(scop: Scop, options: CpuOptions, target: CpuTarget) -> tuple
         return _object_to(scop.function, before, alone, joined, target)
 
     def join(group: FusionGroup, node: ScopStatement, later: Sequence[ScopStatement]) -> FusionGroup | None:
-        return join_chain(scop, group, node, later, target)
+        return fuse_chain(scop, group, node, later, target)
 
     def merge(alone: FusionGroup, group: FusionGroup) -> FusionGroup | None:
         return merge_producer(scop.function, alone, group, target)

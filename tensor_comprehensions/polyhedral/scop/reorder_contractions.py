@@ -148,7 +148,7 @@ def _with_lanes_along_sum(
     best: BoundFunction | None = None
     for orders in _ways_along_sum(found):
         copies = _copy_cycles(found, orders, target)
-        if copies + _multiply_adds(found, target) >= least:
+        if copies + _count_product_cycles(found, target) >= least:
             continue
         candidate, multiply = _reorder_operands(found, orders)
         (s,) = multiply.statements
@@ -244,7 +244,7 @@ def _ways_along_sum(found: _Contraction) -> Iterator[Orders]:
         yield (copy, None, None) if other is x else (None, copy, None)
 
 
-def _multiply_adds(found: _Contraction, target: CpuTarget) -> float:
+def _count_product_cycles(found: _Contraction, target: CpuTarget) -> float:
     """Cycles of the multiply-adds in full vectors."""
     return prod(found.extents.values()) * found.bits / target.issue_bits_per_cycle
 
@@ -256,7 +256,7 @@ def _bound_reordered_cycles(found: _Contraction, orders: Orders, target: CpuTarg
     run = [n for n in _find_common_run(c, moving) if n in moving]
     lanes = target.lanes(found.bits)
     wasted = num_tiles(found.size(run), lanes) * lanes / found.size(run)
-    multiply_adds = _multiply_adds(found, target)
+    multiply_adds = _count_product_cycles(found, target)
     turned = 0.0 if moving[-1] == c[-1] else REORDER_TRANSPOSE_CYCLES * found.size(moving)
     return multiply_adds * min(wasted, 2.0) + turned + _copy_cycles(found, orders, target)
 

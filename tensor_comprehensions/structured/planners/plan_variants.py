@@ -115,7 +115,7 @@ class LaneSumBlocking(BlockingHeuristic):
         return self._finish_plan(nest, self._order_reductions(reductions, nest))
 
 
-def is_packing_both_profitable(facts: ContractionInfo, target: CpuTarget) -> bool:
+def fits_both_packed_in_l2(facts: ContractionInfo, target: CpuTarget) -> bool:
     """Whether the second cache holds copies of both factors."""
     copied = sum(prod(facts.extent(name) for name in f.iterators) for f in facts.factors) * facts.op.dtype.size
     rows = (

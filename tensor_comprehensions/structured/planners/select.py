@@ -37,7 +37,7 @@ from ..plan import Plan
 from . import depthwise, transposed_output
 from .blocking import BlockingHeuristic
 from .plan_record import record_plan
-from .plan_variants import LaneSumBlocking, PackBothBlocking, enumerate_packings, is_packing_both_profitable
+from .plan_variants import LaneSumBlocking, PackBothBlocking, enumerate_packings, fits_both_packed_in_l2
 
 PLANNED = 64
 """Cached plans: an op is planned to decide fusion, to lower it, and to display it."""
@@ -158,7 +158,7 @@ def _enumerate_tile_plans(view: RegisterTileRanking, target: CpuTarget, parallel
     expert = BlockingHeuristic(view.info, target, view.best, parallel)
     if _is_output_traffic_bound(view.info, target):
         shapes = view.shapes(COMPARED_TILES)
-        if is_packing_both_profitable(view.info, target):
+        if fits_both_packed_in_l2(view.info, target):
             copied = (PackBothBlocking(view.info, target, tile, parallel).plan() for tile in shapes)
             yield from (plan for plan in copied if completes_pages(view.info, plan, target))
         yield expert.plan()
