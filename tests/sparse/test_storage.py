@@ -250,3 +250,13 @@ def test_blocks_must_divide() -> None:
         SparseTensor.from_coordinates([[9], [0]], [1.0], (6, 8), "csr")
     with pytest.raises(ArgumentError, match="holds one coordinate"):
         SparseTensor.from_coordinates([[0, 0], [0, 1]], [1.0, 2.0], (6, 8), "dq")
+
+
+def test_an_error_about_a_format_names_a_conversion_that_works() -> None:
+    op = tc.define("def f(float(N,M) A: csc, float(M) x) -> (y) { y(i) +=! A(i,j) * x(j) }").f
+    dense, x = torch.tensor([[1.0, 0.0, 2.0], [0.0, 3.0, 0.0]]), torch.rand(3)
+    for A in (dense, dense.to_sparse_csr(), tc.as_sparse(dense, "csr")):
+        with pytest.raises(tc.ArgumentError) as caught:
+            op(A, x)
+        assert caught.value.suggestion == 'pass tc.as_sparse(A, "csc")'
+        torch.testing.assert_close(op(tc.as_sparse(A, "csc"), x), dense @ x)

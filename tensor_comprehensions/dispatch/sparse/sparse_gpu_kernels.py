@@ -226,7 +226,7 @@ def _convert_to_walkable(name: str, t: SparseTensor, structure: Structure | None
         other = t.format.with_unique_elements if not t.format.is_unique else t.format.with_compressed_levels
         raise ArgumentError(
             f"'{name}' is stored as '{t.format}', in which elements repeat: there are no kernels for GPUs",
-            suggestion=f'pass {name}.to("{other}")',
+            suggestion=f'pass tc.as_sparse({name}, "{other}")',
         )
     format = walkable_format(t.format)
     known = Structure(len(t.values)) if structure is None else structure

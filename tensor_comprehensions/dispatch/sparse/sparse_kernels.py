@@ -264,7 +264,7 @@ class SparseKernels:
             raise ArgumentError(
                 f"argument '{p.name}' of {self.function.name} has another format",
                 expected=str(symbol.format), found=str(format),
-                suggestion=f'pass {p.name}.to("{symbol.format}")',
+                suggestion=f'pass tc.as_sparse({p.name}, "{symbol.format}")',
             )  # fmt: skip
 
     def stored_operands(self, values: Sequence[object]) -> dict[str, Any]:
