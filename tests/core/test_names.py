@@ -59,7 +59,6 @@ BARE_ALLOWED = {
     "swizzled": TILE_LEVEL,
     "when": "a statement below a condition, as in Chisel",
     "where": "the operation of torch, in the tile language",
-    "while": "the printer of a node of the loop IR, beside `_if` and `_let`",
 }
 """At most 25 names of functions and methods that are a bare word, each with its reason."""
 
