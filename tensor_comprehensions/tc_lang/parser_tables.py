@@ -1,6 +1,6 @@
-"""The parser of `tc.lark` from stored tables, which `python -m tensor_comprehensions.tc_lang.parser_tables` writes.
+"""The parser of `tc.lark` from stored tables.
 
-Computing the tables takes several times as long as reading them. They belong to one grammar and one version of lark;
+`python -m tensor_comprehensions.tc_lang.parser_tables` writes the tables. Computing the tables takes several times as long as reading them. They belong to one grammar and one version of lark;
 with another version, lark computes its own.
 """
 

@@ -11,7 +11,14 @@ import tensor_comprehensions as tc
 from tensor_comprehensions.core.internal_names import SEPARATOR, internal_name
 
 PACKAGE = Path(tc.__file__).parent
-ROOMS = ("loop_ir", "structured", "polyhedral", "codegen", "tc_lang/legalize.py", "tc_lang/canonical_bound.py")
+ROOMS = (
+    "loop_ir",
+    "structured",
+    "polyhedral",
+    "codegen",
+    "tc_lang/legalize.py",
+    "tc_lang/canonical_bound.py",
+)
 NAMED = {
     "Var",
     "var",
