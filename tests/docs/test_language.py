@@ -7,14 +7,14 @@ from pathlib import Path
 
 from tensor_comprehensions.core.dtypes import ALIASES, DTYPES
 from tensor_comprehensions.core.math_functions import FUNCTIONS
-from tensor_comprehensions.tc_lang import builtins
+from tensor_comprehensions.tc_lang import parse
 from tensor_comprehensions.tc_lang.builtins import CONSTANTS, SPECIAL
 from tensor_comprehensions.tc_lang.formats import NAMES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "language.md").read_text()
 SECTION = PAGE.partition("### Functions")[2].partition("###")[0]
 TABLE = "\n".join(line.rpartition(" | ")[0] for line in SECTION.splitlines() if line.startswith("| `"))
-GRAMMAR = (Path(builtins.__file__).parent / "tc.lark").read_text()
+GRAMMAR = (Path(parse.__file__).parent / "tc.lark").read_text()
 TERMINALS = {
     "LPAR": '"("',
     "RPAR": '")"',
