@@ -1,7 +1,7 @@
 """The parser of `tc.lark` from stored tables.
 
-`python -m tensor_comprehensions.tc_lang.parser_tables` writes them. Computing them takes several times as long as
-reading them. They belong to one grammar and one version of lark; with another version, lark computes its own.
+`python -m tensor_comprehensions.tc_lang.parser_tables` writes them. Computing them takes several times as long
+as reading them. They belong to one grammar and one version of lark; with another version, lark computes its own.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ def f(float(M,N) x, int k) -> (y, z) {  # a comment
 def test_the_tables_are_those_of_the_grammar() -> None:
     """Where this fails, run `python -m tensor_comprehensions.tc_lang.parser_tables`. lark numbers states as it
     likes."""
-    kept = json.loads(files("tensor_comprehensions.tc_lang").joinpath(parser_tables.TABLES).read_text(encoding="utf-8"))
+    kept = json.loads(files(parser_tables.__package__).joinpath(parser_tables.TABLES).read_text(encoding="utf-8"))
     (version, grammar), (kept_version, kept_grammar) = parser_tables._source(), kept["of"]
     assert grammar == kept_grammar
     assert (parser_tables._read() is None) == (version != kept_version)
