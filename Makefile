@@ -24,8 +24,10 @@ test: $(VENV)/installed
 test-fast: $(VENV)/installed
 	$(BIN)/python -m pytest $(PARALLEL) --fast $(PYTEST_FLAGS)
 
-# The random suites, with so many programs each and new seeds, which are printed.
+# Every case of tests that draw some of theirs, and the random suites: so many programs each, with new seeds, which are
+# printed.
 test-long: $(VENV)/installed
+	$(BIN)/python -m pytest $(PARALLEL) --every-case -m sampled $(PYTEST_FLAGS)
 	$(BIN)/python -m tools.fuzz --examples $(EXAMPLES)
 
 # The same with the processor taken for older ones.

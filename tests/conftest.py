@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+import secrets
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -37,11 +40,16 @@ class Golden:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--accept", action="store_true", help="rewrite the golden files with what the tests now produce")
     parser.addoption("--examples", type=int, help="so many random programs for each property, whatever a test says")
+    parser.addoption("--every-case", action="store_true", help="run every case of tests that draw some of theirs")
     parser.addoption("--fast", action="store_true", help="run one case of a slow test, or none if a case is slow")
     parser.addoption("--long", action="store_true", help="run a hundred times as many random programs, for hours")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "sampled(n): one of n cases, drawn afresh in each run; all with --every-case")
+    is_whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.option.keyword
+    if is_whole and not (config.getoption("--every-case") or hasattr(config, "workerinput")):
+        os.environ.setdefault(SEED, str(secrets.randbits(32)))  # the processes of a parallel run inherit it
     # No test asserts a time: the machine may be busy.
     anyhow = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.register_profile("suite", anyhow)
@@ -49,8 +57,15 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("long" if config.getoption("--long") else "suite")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.InlinedStatement]) -> None:
+def pytest_report_header() -> str:
+    seed = os.environ.get(SEED)
+    return "every case of every test" if seed is None else f"cases drawn by {SEED}={seed}"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     found = list(items)
+    if seed := os.environ.get(SEED):
+        items[:] = _draw_cases(items, seed)
     if config.getoption("--fast"):
         items[:] = _select_fast(items)
     if examples := config.getoption("--examples"):
@@ -65,7 +80,21 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def _select_fast(items: list[pytest.InlinedStatement]) -> list[pytest.InlinedStatement]:
+def _draw_cases(items: list[pytest.Item], seed: str) -> list[pytest.Item]:
+    """All tests, with some cases of those marked `sampled`."""
+    cases: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("sampled"):
+            cases[item.nodeid.partition("[")[0]].append(item)
+    left_out: set[pytest.Item] = set()
+    for name, own in cases.items():
+        marker = own[0].get_closest_marker("sampled")
+        assert marker is not None
+        left_out |= set(own) - set(Random(seed + name).sample(own, -(-len(own) // marker.args[0])))
+    return [item for item in items if item not in left_out]
+
+
+def _select_fast(items: list[pytest.Item]) -> list[pytest.Item]:
     """All cases of most tests, and the first one of those in the table of slow tests unless each is slow."""
     rows = (line.split("\t") for line in SLOW_TESTS.read_text().splitlines())
     average = {name: float(seconds) for name, _, seconds in rows}
@@ -78,7 +107,7 @@ def _select_fast(items: list[pytest.InlinedStatement]) -> list[pytest.InlinedSta
     return fast
 
 
-def _draw_examples(items: list[pytest.InlinedStatement], examples: int) -> None:
+def _draw_examples(items: list[pytest.Item], examples: int) -> None:
     """Leave the properties alone, each with so many examples, drawn afresh and not by its name."""
     items[:] = [item for item in items if getattr(getattr(item, "obj", None), "is_hypothesis_test", False)]
     for test in {getattr(item.obj, "__func__", item.obj) for item in items}:  # type: ignore[attr-defined]
@@ -87,6 +116,8 @@ def _draw_examples(items: list[pytest.InlinedStatement], examples: int) -> None:
         )
 
 
+SEED = "TC_TEST_SEED"
+"""The variable that draws the cases of tests marked `sampled`. Tests named on the command line run all of theirs."""
 SLOW_TESTS = Path(__file__).parent / "slow_tests.tsv"
 """Made by `tools/slow_tests.py`."""
 FAST_CASE = 0.15

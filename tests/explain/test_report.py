@@ -81,6 +81,7 @@ def unpack_folds(page: Page) -> dict[str, list[Any]]:
     return {str(a["id"]): json.loads(decompress(base64.b64decode(str(a["data-z"])))) for a in folds}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
 def test_pages_of_examples(path: Path) -> None:
     for op in tc.define(path.read_text()):
