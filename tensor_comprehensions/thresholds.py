@@ -187,6 +187,12 @@ MIN_FILLED_LANES = 0.7
 
 FEW_RESULTS = 16
 """Results that leave threads idle if there are no more."""
+FACTOR_PAIRS_GAIN = 2.0
+"""Times as many multiplications in a sum of products of several factors from which on it is done in steps of two."""
+MIN_PAIRED_PRODUCTS = 1 << 14
+"""Multiplications at once below which steps of two do not pay: each is a loop nest of its own."""
+STORED_ELEMENT_PRODUCTS = 4
+"""Multiplications that take as long as storing an element of a step and loading it again."""
 SPLIT_SUM_TERMS = 1 << 17
 """Terms in all from which on a sum is split: fewer are summed before another thread wakes."""
 SUM_PARTS = 64

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from ..core.dtypes import DTYPES
-from .contraction_path import Labels, best_path, is_single_loop_cheaper
+from ..structured.contraction_path import Labels, best_path, is_single_loop_cheaper
 from .equation import Equation
 
 NAME, RESULT = "einsum", "out"

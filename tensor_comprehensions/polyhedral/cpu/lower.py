@@ -35,6 +35,7 @@ from ..schedule.storage import fits_register, local_temporaries, temporary_footp
 from ..schedule.tile_sizes import row_tiles
 from ..scop.collapse import collapse
 from ..scop.isl_affine import to_isl_affine
+from ..scop.pair_factors import pair_factors
 from ..scop.reorder_contractions import reorder
 from ..scop.scop import LOCK, Scop, ScopStatement, node_name, statements_of
 from ..scop.split_k import split_reductions
@@ -62,8 +63,11 @@ def explain_cpu(function: BoundFunction, options: CpuOptions, target: CpuTarget)
 
 
 def _simplify_domains(function: BoundFunction) -> BoundFunction:
-    """`function` with as few dimensions, as little of its domains, and as few remainders as it can do with."""
-    return split_wraparound(restrict_domains(collapse(function)))
+    """`function` with as few dimensions, as little of its domains, and as few remainders as it can do with.
+
+    Sums of products of several factors are in steps of two, which have fewer dimensions.
+    """
+    return split_wraparound(restrict_domains(collapse(pair_factors(function))))
 
 
 def _with_or_without_clusters(options: CpuOptions, run: Callable[[CpuOptions], R]) -> R:

@@ -24,15 +24,15 @@ class Product:
 def split_product(s: BoundStatement) -> Product | None:
     """The value of an update as a product of two factors, each with a tensor and a reduced index, and a scale."""
     reduced = {i.name for i in s.reduction_indices}
-    leaves = _list_factors(s.value)
-    summed = [x for x in leaves if reduced & _collect_index_names(x)]
-    scales = [x for x in leaves if not reduced & _collect_index_names(x)]
+    leaves = list_factors(s.value)
+    summed = [x for x in leaves if reduced & collect_index_names(x)]
+    scales = [x for x in leaves if not reduced & collect_index_names(x)]
     if scales and not s.value.dtype.is_float and any(x.dtype != s.value.dtype for x in scales):
         return None
     factors = _merge_factors(summed)
     if len(factors) != 2 or not all(any(isinstance(e, tc.Access) for e in walk_expr(f)) for f in factors):
         return None
-    return Product(factors[0], factors[1], _multiply_factors(scales) if scales else None)
+    return Product(factors[0], factors[1], multiply_factors(scales) if scales else None)
 
 
 def has_narrow_products(function: BoundFunction) -> bool:
@@ -49,13 +49,13 @@ def _is_narrow(e: tc.Expr) -> bool:
     return isinstance(e, tc.Cast) and e.operand.dtype.bits <= 16 and e.dtype.bits == 32
 
 
-def _list_factors(e: tc.Expr) -> list[tc.Expr]:
+def list_factors(e: tc.Expr) -> list[tc.Expr]:
     """The factors of a product, left to right; sign and further structure stay in them."""
     match e:
         case tc.Binary("*", left, right):
-            return [*_list_factors(left), *_list_factors(right)]
+            return [*list_factors(left), *list_factors(right)]
         case tc.Unary("-", operand, dtype) if dtype.is_float:
-            first, *rest = _list_factors(operand)
+            first, *rest = list_factors(operand)
             return [tc.Unary("-", first, dtype), *rest]
     return [e]
 
@@ -64,24 +64,23 @@ def _merge_factors(factors: list[tc.Expr]) -> list[tc.Expr]:
     """Multiply factors together, as long as there are more than two, where the indices of one include the other's."""
     while len(factors) > 2:
         pairs = [
-            (a, b)
-            for a in factors
-            for b in factors
-            if a is not b and _collect_index_names(a) <= _collect_index_names(b)
+            (a, b) for a in factors for b in factors if a is not b and collect_index_names(a) <= collect_index_names(b)
         ]
         if not pairs:
             break
-        small, large = min(pairs, key=lambda p: len(_collect_index_names(p[0])))
-        joined = _multiply_factors([large, small])
+        small, large = min(pairs, key=lambda p: len(collect_index_names(p[0])))
+        joined = multiply_factors([large, small])
         factors = [joined if x is large else x for x in factors if x is not small]
     return factors
 
 
-def _multiply_factors(factors: Sequence[tc.Expr]) -> tc.Expr:
+def multiply_factors(factors: Sequence[tc.Expr]) -> tc.Expr:
+    """The product of factors of one type, from left to right."""
     return reduce(lambda a, b: tc.Binary("*", a, b, a.dtype), factors)
 
 
-def _collect_index_names(e: tc.Expr) -> set[str]:
+def collect_index_names(e: tc.Expr) -> set[str]:
+    """The indices in an expression."""
     return {x.name for x in walk_expr(e) if isinstance(x, tc.Index)}
 
 

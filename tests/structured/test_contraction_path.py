@@ -9,9 +9,9 @@ from math import prod
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensor_comprehensions.einsum_frontend.contraction_path import EXACT, Labels, best_path
 from tensor_comprehensions.einsum_frontend.equation import parse_equation
 from tensor_comprehensions.einsum_frontend.to_def import equation_to_def
+from tensor_comprehensions.structured.contraction_path import EXACT, Labels, best_path
 
 
 def all_costs(operands: Sequence[Labels], output: Labels, sizes: dict[str, int]) -> Iterator[tuple[int, int]]:
