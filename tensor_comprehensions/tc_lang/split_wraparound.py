@@ -1,7 +1,7 @@
-"""`BoundFunction` -> `BoundFunction` whose periodic reads along rows are two contiguous reads, one of which counts.
+"""`BoundFunction` -> `BoundFunction` whose periodic reads along rows are contiguous reads, one of which counts.
 
 `u((j + 1) % M)` would be a division and a gather for each element; `j + 1 < M ? u(j + 1) : u(j + 1 - M)` is two loads
-of vectors with complementary masks.
+of vectors with complementary masks. A window around `j` that wraps at both ends is three.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from .affine import Affine, Interval, Remainder, Variable, affine_interval, affi
 from .ir import Access, Binary, BoundFunction, BoundStatement, Const, Expr, Select, map_operands, walk_expr
 
 MOST_READS = 8
-"""Periodic reads of a statement that are split: each becomes two."""
+"""Periodic reads of a statement that are split: each becomes one for each period."""
+MOST_PERIODS = 3
+"""Periods of a read that is split."""
 
 
 def split_wraparound(function: BoundFunction) -> BoundFunction:
@@ -53,12 +55,12 @@ def _remainder(read: Access) -> Remainder | None:
 
 
 def _split_read(read: Access, box: Mapping[str, Interval]) -> Expr:
-    """The read of a sum in one or two periods, without a remainder; `read` itself otherwise."""
+    """The read of a sum in few periods, without a remainder; `read` itself otherwise."""
     found = _remainder(read)
     assert found is not None
     period = found.divisor
     low, high = affine_interval(found.inner, box)
-    if not isinstance(period, int) or period <= 0 or high // period > low // period + 1:
+    if not isinstance(period, int) or period <= 0 or high // period - low // period >= MOST_PERIODS:
         return read
     if low % period == 0 and (high + 1) % period == 0 and len(found.inner.terms) == 1:
         return read  # a digit of an index, which loops over digits read without a remainder
@@ -70,7 +72,8 @@ def _split_read(read: Access, box: Mapping[str, Interval]) -> Expr:
         return replace(read, subscripts=(*read.subscripts[:-1], place_in(number)), guarded=guarded or read.guarded)
 
     first, last = low // period, high // period
-    if first == last:
-        return read_period(first, guarded=False)
-    inside = Binary("<", place_in(first), Const(period, INT64), BOOL)
-    return Select(inside, read_period(first, guarded=True), read_period(last, guarded=True), read.dtype)
+    value: Expr = read_period(last, guarded=first != last)
+    for number in reversed(range(first, last)):
+        inside = Binary("<", place_in(number), Const(period, INT64), BOOL)
+        value = Select(inside, read_period(number, guarded=True), value, read.dtype)
+    return value

@@ -1,4 +1,4 @@
-"""Periodic reads along rows: two contiguous reads, one of which counts."""
+"""Periodic reads along rows: a contiguous read for each period, one of which counts."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ PERIODIC = {
     "one period": "y(i,j) = u(i, (j + 2 * M) % M) where i in 0:N, j in 0:M",
     "negative": "y(i,j) = u(i, (j - 1 - i) % M) where i in 0:N, j in 0:M",
     "circular": "y(i,j) +=! u(i, (j + k) % M) * w(k) where i in 0:N, j in 0:M",
+    "around": "y(i,j) +=! u(i, (j + k + M - 1) % M) * w(k) where i in 0:N, j in 0:M",
     "maximum": "y(i) max=! u(i, (j + i) % M) where i in 0:N, j in 0:M",
     "under a mask": "y(i,j) = j > 2 ? u(i, (j + 5) % M) : w(0) where i in 0:N, j in 0:M",
     "temporary": "t(i,j) = 2 * u(i,j) y(i,j) = t(i, (j + 1) % M) + t(i, j) where i in 0:N, j in 0:M",
 }
-MANY_PERIODS = "y(i,j) = u(i, (3 * j + i) % M) where i in 0:N, j in 0:M"
+MANY_PERIODS = "y(i,j) = u(i, (5 * j + i) % M) where i in 0:N, j in 0:M"
 
 
 def define(body: str) -> tc.Op:
@@ -34,7 +35,7 @@ def arguments(body: str, rows: int, columns: int) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("name", PERIODIC)
 @pytest.mark.parametrize("shape", [(3, 37), (5, 64), (4, 7)])
-def test_reads_in_two_periods_have_no_remainder(name: str, shape: tuple[int, int]) -> None:
+def test_reads_in_few_periods_have_no_remainder(name: str, shape: tuple[int, int]) -> None:
     op, values = define(PERIODIC[name]), arguments(PERIODIC[name], *shape)
     assert torch.equal(op(*values), op.reference(*values))
     source = op.compile(*values).source("loops")
