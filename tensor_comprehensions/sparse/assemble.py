@@ -38,8 +38,8 @@ from .absent_operands import is_additive
 from .chunks import parallelize_outer_loop
 from .emit import StatementEmitter
 from .graph import needs_row_workspace
+from .operand_buffers import Assembled
 from .results import IN_REGISTER, add_to, with_register_sum
-from .sparse_problem import Assembled
 from .state import Appended, Body, State
 
 LINE = 64

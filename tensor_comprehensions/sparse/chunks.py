@@ -15,7 +15,7 @@ from ..loop_ir.names import Names, is_fresh
 from ..loop_ir.nodes import Allocate, Buffer, Expr, If, Let, Load, Loop, LoopKind, Stmt, Store, While
 from .graph import Nest
 from .levels import name_of_position
-from .sparse_problem import SparseOperand
+from .operand_buffers import SparseOperand
 
 CHUNK, CHUNKS, WORK = internal_name("chunk"), internal_name("chunks"), internal_name("work")
 CHUNK_ITERATIONS = 64

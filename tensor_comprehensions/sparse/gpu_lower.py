@@ -25,6 +25,7 @@ from ..loop_ir.origins import with_origin
 from ..target import CpuTarget, GpuTarget
 from ..tc_lang.formats import Format
 from ..tc_lang.ir import Index
+from .call_plan import Version
 from .convert import insert_conversions
 from .emit import Shared, StatementEmitter
 from .gpu_mapping import (
@@ -39,11 +40,11 @@ from .gpu_mapping import (
 )
 from .graph import Nest, build_nest, is_ordered, needs_row_workspace
 from .lower import Program, Result, bind_size_names, collect_result, make_operand, result_format
+from .operand_buffers import Collected, Sizes, totals_buffer
 from .order import choose_order
 from .results import COUNT, ELEMENT, CollectedEmitter, DenseEmitter, SharedEmitter, update_element, with_register_sum
-from .sparse_problem import Collected, Sizes, SparseProblem, totals_buffer
+from .sparse_problem import SparseProblem
 from .state import Body, State
-from .versions import Version
 
 LEADS = internal_name("leads")
 COUNTS = "count"

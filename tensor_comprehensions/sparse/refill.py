@@ -18,7 +18,7 @@ from ..tc_lang.ir import Index
 from .assemble import inside_chunks
 from .emit import GATHERED_BYTES, StatementEmitter
 from .graph import Nest, needs_row_workspace
-from .sparse_problem import Assembled
+from .operand_buffers import Assembled
 from .state import Body, State
 
 COPIES = 4

@@ -15,9 +15,9 @@ from ..tc_lang.ir import Access, Index
 from .chunks import CHUNK
 from .emit import StatementEmitter
 from .levels import flat_position
+from .operand_buffers import Collected
 from .row_prefetch import count_positions
 from .shared_sparsity import representative
-from .sparse_problem import Collected
 from .state import Body, State
 
 ELEMENT = internal_name("element")

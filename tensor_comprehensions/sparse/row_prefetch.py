@@ -17,7 +17,7 @@ from .absent_operands import Term, reads
 from .expr_translator import Translator
 from .graph import Nest, Path
 from .levels import Cursor, Place, locate
-from .sparse_problem import Sizes, SparseOperand
+from .operand_buffers import Sizes, SparseOperand
 
 ROWS_AHEAD = 4
 """Iterations of a loop over rows after which the operands of its row are needed."""

@@ -15,11 +15,11 @@ from ..core.errors import ArgumentError
 from ..dispatch.arguments import TORCH_TYPES, ParameterSpec
 from ..dispatch.call_steps import check_names
 from ..dispatch.kernel_table import may_be_sparse
-from ..dispatch.sparse.sparse_tensor import SparseTensor
+from ..dispatch.sparse.sparse_tensor import SparseTensor, count_arrays
 from ..tc_lang.formats import Format
 from .dynamo_calls import arrays_to_tensors, check_kind, kind_of
 from .graph_errors import ErrorFields, deferred_error, dynamo_constant, error_fields
-from .sparse_parts import SparseArgument, count_arrays, to_levels
+from .sparse_parts import SparseArgument, to_levels
 
 if TYPE_CHECKING:
     from .sparse_op import SparseOp

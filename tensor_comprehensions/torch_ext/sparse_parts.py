@@ -15,16 +15,14 @@ import torch
 from torch import Tensor
 
 from ..core.dtypes import DType
-from ..dispatch.sparse.sparse_tensor import Level, SparseTensor
+from ..dispatch.sparse.sparse_tensor import Level, SparseTensor, storage_of
 from ..sparse.shared_sparsity import shared_patterns
-from ..tc_lang.formats import Format, LevelKind
-from ..tc_lang.ir import Const, Function, Size, Symbol
+from ..tc_lang.formats import Format
+from ..tc_lang.ir import Const, Function, Size
 from ..tc_lang.ranges import symbolic_ranges
 from ..tc_lang.size_polynomial import SizeName, SizeOperation, Value
 from .schema import free_argument_name
 
-_ARRAYS = {LevelKind.DENSE: 0, LevelKind.SINGLETON: 1, LevelKind.COMPRESSED: 2}
-"""How many arrays a level has: none, crd, or pos and crd."""
 SizeProgram = tuple[tuple[str, int, int], ...]
 """A size in reverse Polish notation: ("number", n, 0), ("extent", operand, dimension), ("scalar", operand, 0), or an
 operation on the last two."""
@@ -99,16 +97,6 @@ def part_signature(function: Function, gradient: str) -> PartSignature:
     results = ["Tensor" for r in returns for _ in range(r.count)]
     schema = f"{name}({', '.join(declared)}) -> ({', '.join(results)})"
     return PartSignature(name, schema, arguments, tuple(returns), len(declared) + len(results))
-
-
-def storage_of(t: Symbol) -> tuple[Format | None, tuple[int, ...] | None]:
-    """The format of a sparse tensor and how many arrays its levels have; None of a dense one."""
-    return (t.format, count_arrays(t.format)) if t.format is not None and t.is_sparse else (None, None)
-
-
-def count_arrays(format: Format) -> tuple[int, ...]:
-    """How many arrays each level has."""
-    return tuple(_ARRAYS[level.kind] for level in format.levels)
 
 
 def _declare_argument(a: SparseArgument, names: set[str]) -> list[str]:
