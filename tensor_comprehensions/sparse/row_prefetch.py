@@ -1,4 +1,8 @@
-"""Rows that stored coordinates select: asked for some positions ahead, for no hardware guesses their addresses."""
+"""Rows that stored coordinates select: asked for some positions ahead, for no hardware guesses their addresses.
+
+Rows of dense operands are fetched into L2, which waits for more lines at once than L1 does. The next rows of a loop
+over all rows go into L1.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from dataclasses import dataclass
 from ..core.dtypes import INT64
 from ..core.errors import CannotLower
 from ..loop_ir import build, linear_forms
-from ..loop_ir.intrinsics import PREFETCH
+from ..loop_ir.intrinsics import PREFETCH, PREFETCH_LATER
 from ..loop_ir.nodes import Buffer, Expr, Invoke, Stmt
 from ..machine import CACHE_LINE_BYTES
 from ..tc_lang.formats import LevelKind
@@ -61,7 +65,7 @@ class RowPrefetcher:
         ahead = cursor.coordinate(build.minimum(build.add(position, self.distance), last))
         hints = [*self._sparse_rows(depth, term, places, ahead)]
         if self.reads_values:
-            hints += self._dense_rows(depth, term, {**indices, name: ahead})
+            hints += self._dense_rows(depth, term, {**indices, name: ahead}, PREFETCH_LATER)
         return build.block(*dict.fromkeys(hints))
 
     def fetch_rows_ahead(self, depth: int, row: Expr, last: Expr, term: Term, indices: Mapping[str, Expr]) -> Stmt:
@@ -74,10 +78,12 @@ class RowPrefetcher:
         if not (follows and self.reads_values) or self.order[depth] not in self.nest.loops:
             return build.NOTHING
         ahead = build.minimum(build.add(row, ROWS_AHEAD), last)
-        return build.block(*dict.fromkeys(self._dense_rows(depth, term, {**indices, self.order[depth]: ahead})))
+        return build.block(
+            *dict.fromkeys(self._dense_rows(depth, term, {**indices, self.order[depth]: ahead}, PREFETCH))
+        )
 
-    def _dense_rows(self, depth: int, term: Term, indices: Mapping[str, Expr]) -> Iterator[Stmt]:
-        """All lines of the rows of dense operands, as far as their length is known."""
+    def _dense_rows(self, depth: int, term: Term, indices: Mapping[str, Expr], hint: str) -> Iterator[Stmt]:
+        """Ask by `hint` for all lines of the rows of dense operands, as far as their length is known."""
         name, inner = self.order[depth], self.order[depth + 1 :]
         firsts = {n: self.sizes.value(self.nest.loops[n].lower) for n in inner}
         translator = Translator({**indices, **firsts}, self.sizes, _refuse_read)
@@ -92,7 +98,7 @@ class RowPrefetcher:
             extent = linear_forms.difference(self.sizes.value(loop.upper), self.sizes.value(loop.lower)) or 1
             line = CACHE_LINE_BYTES // a.dtype.size
             for start in range(0, min(extent, MAX_ROW_LINES * line), line):
-                yield Invoke(PREFETCH, ((buffer, (build.add(index, start),)),), (0,))
+                yield Invoke(hint, ((buffer, (build.add(index, start),)),), (0,))
 
     def _sparse_rows(self, depth: int, term: Term, places: Mapping[Access, Place], ahead: Expr) -> Iterator[Stmt]:
         """The first coordinates and values below a dense level of sparse operands."""
