@@ -56,7 +56,7 @@ class CompiledSparseKernel:
     def program(self) -> Program:
         """The lowered program, with its phases before the passes; a kernel from the cache makes it again."""
         if self.lowered is None:
-            return lower.lower(shared_sparsity.make_problem(self.request), self.target)
+            return lower.lower(shared_sparsity.make_cpu_problem(self.request), self.target)
         return self.lowered
 
     @cached_property

@@ -22,7 +22,7 @@ from ..loop_ir.show import format_program
 from ..runtime.cpu import host_symbols, object_code
 from ..sparse.explain import explain, text_with_formats
 from ..sparse.lower import lower
-from ..sparse.shared_sparsity import make_problem
+from ..sparse.shared_sparsity import make_cpu_problem
 from ..sparse.sparse_problem import KernelRequest
 from ..target import CpuTarget
 from .compiled_sparse_kernel import CompiledSparseKernel
@@ -75,7 +75,7 @@ def compile_sparse(request: KernelRequest, target: CpuTarget) -> CompiledSparseK
         CannotLower: a statement is of a kind that is not lowered.
     """
     start = perf_counter()
-    program = lower(make_problem(request), target)
+    program = lower(make_cpu_problem(request), target)
     lowered = perf_counter()
     phases = tuple(map(run_sparse_passes, program.phases))
     code = tuple(

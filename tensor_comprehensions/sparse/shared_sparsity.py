@@ -100,7 +100,7 @@ def with_shared_formats(function: Function, sources: Mapping[str, str]) -> Funct
     return replace(function, tensors=tensors)
 
 
-def make_problem(request: KernelRequest) -> SparseProblem:
+def make_cpu_problem(request: KernelRequest) -> SparseProblem:
     """The input of the lowering for a kernel of CPUs."""
     shared = shared_patterns(request.function)
     return SparseProblem(

@@ -67,7 +67,7 @@ class SparseProblem:
 
 @dataclass(frozen=True, slots=True)
 class KernelRequest:
-    """The facts about a call that decide its kernel; `shared_sparsity.make_problem` makes the problem of them.
+    """The facts about a call that decide its kernel; `shared_sparsity.make_cpu_problem` makes the problem of them.
 
     Attributes:
         function: with the formats of the operands of the call.

@@ -347,7 +347,7 @@ class SparseKernels:
 
         def compile_now(request: KernelRequest) -> CompiledSparseKernel:
             """The kernel for a request, or a simpler one that is as fast, which then has two entries in the cache."""
-            problem = shared_sparsity.make_problem(request)
+            problem = shared_sparsity.make_cpu_problem(request)
             if request.refills and not lower.gains_from_refilling(problem):
                 return kernel(request.parallel, False)
             if request.parallel and not lower.gains_from_counting(problem):
