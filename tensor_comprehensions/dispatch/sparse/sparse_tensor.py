@@ -334,3 +334,8 @@ def storage_of(t: Symbol) -> tuple[Format | None, tuple[int, ...] | None]:
 def count_arrays(format: Format) -> tuple[int, ...]:
     """How many arrays each level has."""
     return tuple(_ARRAYS[level.kind] for level in format.levels)
+
+
+def flat_values(values: Sequence[Any]) -> list[Any]:
+    """Values with each sparse tensor replaced by its stored values."""
+    return [x.values if isinstance(x, SparseTensor) else x for x in values]
