@@ -17,16 +17,12 @@ from ..loop_ir.nodes import Buffer, Expr, Invoke, Stmt
 from ..machine import CACHE_LINE_BYTES
 from ..tc_lang.formats import LevelKind
 from ..tc_lang.ir import Access, Index
+from ..thresholds import MAX_PREFETCHED_ROW_LINES, PREFETCHED_ROWS_AHEAD
 from .absent_operands import Term, reads
 from .expr_translator import Translator
 from .graph import Nest, Path
 from .levels import Cursor, Place, locate
 from .operand_buffers import Sizes, SparseOperand
-
-ROWS_AHEAD = 4
-"""Iterations of a loop over rows after which the operands of its row are needed."""
-MAX_ROW_LINES = 16
-"""Cache lines of a row that are asked for; the processor itself guesses how a longer one goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +73,7 @@ class RowPrefetcher:
         follows = any(step.loop in inner for path in self.nest.paths.values() for step in path.iterated)
         if not (follows and self.reads_values) or self.order[depth] not in self.nest.loops:
             return build.NOTHING
-        ahead = build.minimum(build.add(row, ROWS_AHEAD), last)
+        ahead = build.minimum(build.add(row, PREFETCHED_ROWS_AHEAD), last)
         return build.block(
             *dict.fromkeys(self._dense_rows(depth, term, {**indices, self.order[depth]: ahead}, PREFETCH))
         )
@@ -97,7 +93,7 @@ class RowPrefetcher:
             loop = self.nest.loops[used[-1]]
             extent = linear_forms.difference(self.sizes.value(loop.upper), self.sizes.value(loop.lower)) or 1
             line = CACHE_LINE_BYTES // a.dtype.size
-            for start in range(0, min(extent, MAX_ROW_LINES * line), line):
+            for start in range(0, min(extent, MAX_PREFETCHED_ROW_LINES * line), line):
                 yield Invoke(hint, ((buffer, (build.add(index, start),)),), (0,))
 
     def _sparse_rows(self, depth: int, term: Term, places: Mapping[Access, Place], ahead: Expr) -> Iterator[Stmt]:

@@ -10,9 +10,7 @@ from ..core.dtypes import DType
 from ..options import SparseOptions
 from ..tc_lang.ir import Access, Expr, Function, Statement, map_operands
 from ..tc_lang.ranges import Ranges, symbolic_ranges
-
-MAX_FIXED = 512
-"""Extents up to this of indices that no sparse tensor has are part of the kernel: they decide its register tiles."""
+from ..thresholds import MAX_FIXED_EXTENT
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,7 @@ def fixed_sizes(function: Function, sizes: Mapping[str, int]) -> tuple[tuple[str
     """The sizes that decide register tiles: short ones of dimensions that only dense tensors have."""
     sparse = {str(e) for t in function.tensors if t.is_sparse for e in _collect_size_names(t.extents)}
     blocked = {n for t in function.tensors if t.is_sparse for n in _collect_size_names(t.extents)}
-    return tuple((n, v) for n, v in sizes.items() if n not in sparse | blocked and v <= MAX_FIXED)
+    return tuple((n, v) for n, v in sizes.items() if n not in sparse | blocked and v <= MAX_FIXED_EXTENT)
 
 
 def _collect_size_names(extents: object) -> Iterator[str]:

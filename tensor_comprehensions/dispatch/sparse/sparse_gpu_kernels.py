@@ -16,6 +16,7 @@ from ...core.error_boundary import only_tc_errors
 from ...core.errors import ArgumentError, CannotLower
 from ...core.single_flight import SingleFlightCache
 from ...loop_ir.nodes import Buffer
+from ...machine import WARP_THREADS
 from ...options import SparseOptions
 from ...runtime.cuda import launch
 from ...runtime.cuda.launch import Launches
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 
 LIMIT = 64
 """How many kernels of one def are kept, and how many size arrays."""
-MAX_LANES = 32
 
 RunArrays = Callable[[int, Sequence[Tensor]], None]
 """Runs a phase of a kernel on the arrays of its arguments, in order."""
@@ -198,7 +198,7 @@ def count_lanes(call: SparseCall) -> int:
     for t in call.sparse.values():
         counts = [len(level[1]) for level in t.levels if level is not None]
         rows = t.format.extents(t.shape)[0] if t.format.levels[0].is_dense else counts[0] if counts else 1
-        while counts and longest < MAX_LANES and counts[-1] >= 2 * longest * max(1, rows):
+        while counts and longest < WARP_THREADS and counts[-1] >= 2 * longest * max(1, rows):
             longest *= 2
     return longest
 

@@ -21,6 +21,7 @@ from ...tc_lang.formats import Format
 from ...tc_lang.ir import Function, Role
 from ...tc_lang.match_arguments import TensorType, match_arguments
 from ...tc_lang.sparse_rules import is_dense_contraction, with_formats
+from ...thresholds import COUNTING_THREADS
 from ..arguments import TORCH_TYPES, ParameterSpec, to_tensor
 from ..call_steps import CallSignature, check_names
 from .fast_call import FastCall
@@ -46,8 +47,6 @@ else:
 
 LIMIT = 64
 """How many kernels of one def are kept."""
-COUNTING_THREADS = 3
-"""Threads from which on the elements of sums are counted first: that takes half as long as writing them."""
 
 
 def is_sparse(value: object) -> bool:
