@@ -343,7 +343,7 @@ class Op(KernelDispatcher):
         if target is not None or find_device((*tensors, *initial.values())) is not None:
             return op.kernels.compile_for_gpu(op, tensors, initial, target)
         compiled = op.kernels.compile(tensors, initial)
-        return SparseKernel(op, compiled, op.kernels.dense_contractions(compiled.program.problem.function))
+        return SparseKernel(op, compiled, op.kernels.dense_contractions(compiled.plan.problem.function))
 
     def _compile_for_gpu(
         self, tensors: Sequence[Value], initial: Mapping[str, Value], options: Any, target: Any, schedule: object

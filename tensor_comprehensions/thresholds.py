@@ -1,9 +1,9 @@
 """Limits of the CPU's and the GPU's heuristics: from which size on a transformation pays.
 
 The values for CPUs were chosen by interleaved runs of the benchmarks of the operators concerned (`benchmarks.kernels`,
-`structured`, `contractions`, `random_contractions`) on AMD Zen 4 and Intel Sapphire Rapids; those for GPUs by the time
-model and the reports of NVRTC, without a device. Numbers of the hardware are in `machine`. Limits of correctness and of
-the compiler's own time and memory stay beside the code that needs them.
+`structured`, `contractions`, `random_contractions`, `sparse`) on AMD Zen 4 and Intel Sapphire Rapids; those for GPUs by
+the time model and the reports of NVRTC, without a device. Numbers of the hardware are in `machine`. Limits of
+correctness and of the compiler's own time and memory stay beside the code that needs them.
 """
 
 from __future__ import annotations
@@ -309,6 +309,43 @@ SUBSCRIPTS_PER_OPERATION = 4
 MAX_CHECK_CHUNKS = 64
 """Chunks of subscripts: their results fit a cache line."""
 
+# --- sparse operands --------------------------------------------------------------------------------------------------
+
+MAX_FIXED_EXTENT = 512
+"""Extents up to this of indices that no sparse tensor has are part of the kernel: they decide its register tiles."""
+SPARSE_CHUNK_ITERATIONS = 64
+"""Iterations in a chunk of a loop if their work is unknown."""
+MAX_SPARSE_CHUNKS = 1_024
+"""Chunks that a loop over stored elements has at most."""
+CHUNK_END_SEARCH_PART = 8
+"""The part of a chunk's iterations around a guess in which its end is searched first."""
+ROW_CHUNK_MULTIPLE = 4
+"""How many times as large chunks are for which a row is allocated and cleared."""
+ADDED_PRODUCTS = 4
+"""Products in a trip of the innermost loop that adds to a row."""
+APPENDED_ELEMENTS = 4
+"""Elements that are appended at once."""
+REFILLED_PRODUCTS = 4
+"""Products in a trip of the innermost loop that fills a row again: they go to different places, so that none waits."""
+FILL_THREAD_ELEMENTS = 32_768
+"""Elements of a dense result that a thread fills at least."""
+PREFETCHED_ROWS_AHEAD = 4
+"""Iterations of a loop over rows after which the operands of its row are needed."""
+MAX_PREFETCHED_ROW_LINES = 16
+"""Cache lines of a row that are asked for; the processor itself guesses how a longer one goes on."""
+COMPARED_COORDINATES = 4
+"""Coordinates that are compared at once where two operands store the same ones."""
+COUNTING_THREADS = 3
+"""Threads from which on the elements of sums are counted first: that takes half as long as writing them."""
+UNKNOWN_LOOP_ITERATIONS = 10_000.0
+"""Iterations assumed of a loop whose extent only the run decides."""
+COMPRESSED_FANOUT, ROOT_FANOUT = 10.0, 1_000.0
+"""Coordinates assumed below a parent of a compressed level, and below the root."""
+CONVERSION_COST = 30.0 * 100_000
+"""The cost of an operand that is converted first: 30 for each of the elements assumed."""
+SORTED_ELEMENT_COST = 30.0
+"""The cost of an element of a result that is not appended in its order."""
+
 # --- GPUs -------------------------------------------------------------------------------------------------------------
 
 GPU_BLOCK_THREADS = 256
@@ -353,3 +390,5 @@ GPU_PART_ALIGNMENT = 4
 """Parts start at multiples of this many terms if possible, so that contiguous operands are loaded in vectors."""
 GPU_MAX_SPLIT_BLOCKS_PER_SM = 2
 """Blocks per multiprocessor of the tried numbers of parts: while one waits, the other runs."""
+GPU_SPARSE_BLOCK_THREADS = 128
+"""Threads of a block of sparse kernels: few, because rows of different lengths then leave few of them idle."""

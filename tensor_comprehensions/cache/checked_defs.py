@@ -1,24 +1,24 @@
 """Checked programs in the cache: the functions of a text that was parsed and checked before.
 
-They are written as JSON, every record by the name of its class, and only the classes of the language are made of it.
+They are written as JSON, and only the classes of the language are made of it.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import fields, is_dataclass, replace
-from enum import Enum
+from dataclasses import replace
 from functools import cache
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from ..core.diagnostics import get_logger
-from ..core.dtypes import DTYPES, DType
 from ..core.errors import Span
 from ..core.lazy_import import lazy_module
+from ..tc_lang import formats
 from ..tc_lang import ir as language
 from ..tc_lang.ir import Function
 from . import package_digest as package
+from .plain_records import from_plain, record_classes, to_plain
 from .store import PROGRAM, current_store
 
 if TYPE_CHECKING:
@@ -55,14 +55,14 @@ def load_checked_defs(source: str | bytes) -> tuple[Function, ...]:
 def defs_to_bytes(made: tuple[Function, ...]) -> bytes:
     """The functions of one text as JSON, with the text once."""
     text = made[0].source if made else ""
-    content = [text, [_to_plain(replace(f, source="")) for f in made]]
+    content = [text, [to_plain(replace(f, source="")) for f in made]]
     return json.dumps(content, separators=(",", ":")).encode()
 
 
 def defs_from_bytes(data: bytes) -> tuple[Function, ...] | None:
     """The functions that JSON describes; None if it describes none."""
     try:
-        text, made = _from_plain(json.loads(data))
+        text, made = from_plain(json.loads(data), language_classes())
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
     if not (isinstance(text, str) and isinstance(made, tuple) and all(isinstance(f, Function) for f in made)):
@@ -70,36 +70,7 @@ def defs_from_bytes(data: bytes) -> tuple[Function, ...] | None:
     return tuple(replace(f, source=text) for f in made)
 
 
-def _to_plain(x: Any) -> Any:
-    if isinstance(x, DType):
-        return {"DType": x.name}
-    if isinstance(x, Enum):
-        return {type(x).__name__: x.name}
-    if isinstance(x, tuple):
-        return [_to_plain(item) for item in x]
-    if is_dataclass(x):
-        return {type(x).__name__: [_to_plain(getattr(x, f.name)) for f in fields(x)]}
-    return x
-
-
-def _from_plain(x: Any) -> Any:
-    if isinstance(x, list):
-        return tuple([_from_plain(item) for item in x])
-    if isinstance(x, dict):
-        ((name, content),) = x.items()
-        if name == "DType":
-            return DTYPES[content]
-        kind = _collect_language_classes()[name]
-        return kind[content] if issubclass(kind, Enum) else kind(*[_from_plain(item) for item in content])
-    return x
-
-
 @cache
-def _collect_language_classes() -> dict[str, Any]:
+def language_classes() -> dict[str, Any]:
     """The classes that a function is made of."""
-    here = {
-        name: x
-        for name, x in vars(language).items()
-        if isinstance(x, type) and x.__module__ == language.__name__ and (is_dataclass(x) or issubclass(x, Enum))
-    }
-    return {**here, "Span": Span}
+    return {**record_classes(formats, language), "Span": Span}

@@ -20,6 +20,7 @@ from ..loop_ir.show import format_program
 from ..runtime.cpu.host import host
 from ..runtime.cuda import cubins, nvrtc
 from ..runtime.cuda.nvrtc import Cubin
+from ..sparse.call_plan import CallPlan
 from ..sparse.explain import explain, text_with_formats
 from ..sparse.gpu_lower import GpuProgram, lower_for_gpu
 from ..sparse.lower import Program
@@ -50,6 +51,11 @@ class CompiledSparseGpuKernel:
     def program(self) -> Program:
         """The lowered program."""
         return self.lowered.program
+
+    @functools.cached_property
+    def plan(self) -> CallPlan:
+        """How to call the kernels."""
+        return self.program.call_plan
 
     @property
     def arguments(self) -> tuple[Buffer, ...]:

@@ -8,24 +8,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 from ..core import knobs
 from ..core.diagnostics import get_logger
-from ..core.errors import ArgumentError, InternalError
+from ..core.errors import InternalError
 from ..core.lazy_import import lazy_module
 from ..loop_ir.binding_checks import check_bindings
 from ..loop_ir.nodes import Module, Stmt
 from ..loop_ir.show import format_program
 from ..runtime.cpu import host_symbols, object_code
-from ..runtime.cpu.object_code import Executable, ObjectCode
 from ..sparse.explain import explain, text_with_formats
-from ..sparse.lower import Program, lower
-from ..sparse.sparse_problem import SparseProblem
+from ..sparse.lower import lower
+from ..sparse.shared_sparsity import make_cpu_problem
+from ..sparse.sparse_problem import KernelRequest
 from ..target import CpuTarget
+from .compiled_sparse_kernel import CompiledSparseKernel
 
 if TYPE_CHECKING:
     from ..codegen.c import c_printer
@@ -49,51 +49,6 @@ SPARSE_PASSES: tuple[tuple[str, Callable[[Stmt], Stmt]], ...] = (
 """The passes for the body of every kernel, between `lower` and the printer."""
 
 
-@dataclass(frozen=True, eq=False)
-class CompiledSparseKernel:
-    """A sparse def as machine code.
-
-    Attributes:
-        program: the lowered program, with its phases before the passes.
-        code: the machine code of each phase. executables: the same, loaded.
-        seconds: the time of each step, in order; the time of the lookup, if it came from the cache.
-    """
-
-    program: Program
-    code: tuple[ObjectCode, ...]
-    executables: tuple[Executable, ...]
-    target: CpuTarget
-    seconds: tuple[tuple[str, float], ...]
-
-    @property
-    def compile_seconds(self) -> float:
-        return sum(seconds for _, seconds in self.seconds)
-
-    @property
-    def resources(self) -> dict[str, int]:
-        """Phases of a call, and bytes of machine code."""
-        return {"phases": len(self.code), "code_bytes": sum(len(c.data) for c in self.code)}
-
-    @cached_property
-    def phases(self) -> tuple[Module, ...]:
-        """The modules after the passes, made again: a kernel runs without them."""
-        return tuple(map(run_sparse_passes, self.program.phases))
-
-    @staticmethod
-    def source_kinds() -> Mapping[str, Callable[[CompiledSparseKernel], str]]:
-        return SPARSE_KINDS
-
-    def source(self, kind: str) -> str:
-        """All phases as text of a kind: "tc", "schedule", "loops", "c", "llvm" or "asm".
-
-        Raises:
-            ArgumentError: no such kind exists.
-        """
-        if kind not in SPARSE_KINDS:
-            raise ArgumentError(f"a sparse kernel has no source of kind {kind!r}", expected=", ".join(SPARSE_KINDS))
-        return SPARSE_KINDS[kind](self)
-
-
 def _each_phase(text: Callable[[CompiledSparseKernel, Module], str]) -> Callable[[CompiledSparseKernel], str]:
     return lambda kernel: "\n".join(text(kernel, module) for module in kernel.phases)
 
@@ -113,14 +68,14 @@ SPARSE_KINDS: Mapping[str, Callable[[CompiledSparseKernel], str]] = {
 """The printers of `source`."""
 
 
-def compile_sparse(problem: SparseProblem, target: CpuTarget) -> CompiledSparseKernel:
-    """Lower and compile a problem.
+def compile_sparse(request: KernelRequest, target: CpuTarget) -> CompiledSparseKernel:
+    """Lower and compile a def for calls of one kind.
 
     Raises:
         CannotLower: a statement is of a kind that is not lowered.
     """
     start = perf_counter()
-    program = lower(problem, target)
+    program = lower(make_cpu_problem(request), target)
     lowered = perf_counter()
     phases = tuple(map(run_sparse_passes, program.phases))
     code = tuple(
@@ -128,16 +83,10 @@ def compile_sparse(problem: SparseProblem, target: CpuTarget) -> CompiledSparseK
     )
     seconds = (("lower", lowered - start), ("generate", perf_counter() - lowered))
     times = ", ".join(f"{step} {s * 1e3:.1f}" for step, s in seconds)
-    get_logger("passes").debug("%s: sparse, %s ms", problem.function.name, times)
-    get_logger("schedule").debug("%s: sparse, loops %s", problem.function.name, program.orders)
-    return load_sparse_kernel(program, code, target, seconds)
-
-
-def load_sparse_kernel(
-    program: Program, code: tuple[ObjectCode, ...], target: CpuTarget, seconds: tuple[tuple[str, float], ...] = ()
-) -> CompiledSparseKernel:
-    """The kernel of a program whose machine code is there already. Raises CannotLower if that cannot be loaded."""
-    return CompiledSparseKernel(program, code, tuple(map(object_code.load_object, code)), target, seconds)
+    get_logger("passes").debug("%s: sparse, %s ms", request.function.name, times)
+    get_logger("schedule").debug("%s: sparse, loops %s", request.function.name, program.orders)
+    executables = tuple(map(object_code.load_object, code))
+    return CompiledSparseKernel(request, program.call_plan, code, executables, target, seconds, program)
 
 
 def run_sparse_passes(module: Module) -> Module:

@@ -32,8 +32,8 @@ from .compile_statistics import count_kernel
 
 if TYPE_CHECKING:
     from ..compiler import cpu_passes, range_passes
+    from ..compiler.compiled_sparse_kernel import CompiledSparseKernel
     from ..compiler.sparse_gpu_passes import CompiledSparseGpuKernel
-    from ..compiler.sparse_passes import CompiledSparseKernel
     from ..loop_ir import nodes
     from ..loop_ir.nodes import CheckSite
     from ..structured.language import primitives

@@ -6,9 +6,9 @@ from hashlib import sha256
 from pathlib import Path
 
 from ..compiler.compiled_kernel import CompiledBase, CompiledCpuKernel
+from ..compiler.compiled_sparse_kernel import CompiledSparseKernel
 from ..compiler.gpu_passes import CompiledGpuKernel
 from ..compiler.sparse_gpu_passes import CompiledSparseGpuKernel
-from ..compiler.sparse_passes import CompiledSparseKernel
 from ..core.errors import InternalError
 from .cpu import explain_cpu_kernel
 from .gpu import explain_gpu_kernel

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from ..codegen.gpu.cuda_printer import emit_cuda
 from ..codegen.llvm.debug_lines import emit_llvm_with_lines
+from ..compiler.compiled_sparse_kernel import CompiledSparseKernel
 from ..compiler.sparse_gpu_passes import CompiledSparseGpuKernel, compile_sparse_gpu
-from ..compiler.sparse_passes import CompiledSparseKernel, run_sparse_passes
+from ..compiler.sparse_passes import run_sparse_passes
 from ..core.decisions import open_book
 from ..loop_ir.nodes import Module
 from ..loop_ir.show import LineNumbers, list_lines, separate_statements
@@ -24,7 +25,7 @@ from .listings import list_loops
 
 def explain_sparse_kernel(compiled: CompiledSparseKernel) -> Report:
     """The report on a kernel for operands in certain formats, of any sizes."""
-    problem = compiled.program.problem
+    problem = compiled.plan.problem
     function = problem.function
     with open_book() as book:
         lowered = lower(problem, compiled.target).phases

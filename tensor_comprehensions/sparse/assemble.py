@@ -34,22 +34,17 @@ from ..loop_ir.nodes import (
 from ..loop_ir.passes.vectorize import vectorize_loops
 from ..tc_lang.formats import Format, LevelKind
 from ..tc_lang.ir import Index
+from ..thresholds import ADDED_PRODUCTS, APPENDED_ELEMENTS, ROW_CHUNK_MULTIPLE
 from .absent_operands import is_additive
 from .chunks import parallelize_outer_loop
 from .emit import StatementEmitter
 from .graph import needs_row_workspace
+from .operand_buffers import Assembled
 from .results import IN_REGISTER, add_to, with_register_sum
-from .sparse_problem import Assembled
 from .state import Appended, Body, State
 
 LINE = 64
 """Flags of a row that one flag of the next level stands for, and flags of that level that are looked at together."""
-COPIES = 4
-"""Products in a trip of the innermost loop that adds to a row."""
-APPENDED = 4
-"""Elements that are appended at once."""
-ROW_CHUNKS = 4
-"""How many times as large chunks are for which a row is allocated and cleared."""
 MAX_MARK = 255
 """Rows that are counted before the flags of a row are cleared: each row marks its coordinates with its own number."""
 
@@ -316,10 +311,10 @@ class AssemblingEmitter(StatementEmitter):
 
     @property
     def copies(self) -> int:
-        return COPIES if self.is_scattered else 1
+        return ADDED_PRODUCTS if self.is_scattered else 1
 
     def parallelize_outer_loop(self, body: Stmt) -> Stmt:
-        size = self.options.chunk_positions * (ROW_CHUNKS if self.is_scattered else 1)
+        size = self.options.chunk_positions * (ROW_CHUNK_MULTIPLE if self.is_scattered else 1)
         return (
             parallelize_outer_loop(body, self.nest, self.order, self.shared.operands, self.names, size)
             if size
@@ -343,7 +338,12 @@ class AssemblingEmitter(StatementEmitter):
         entry = Store(crd, (position,), self._index(coordinate))
         element = Store(self.values, (position,), build.cast(self.value(state, {}), dtype))
         loop = Loop(
-            name, build.const(0), count, build.block(entry, element), LoopKind.VECTOR, vector_factors=(APPENDED, 0)
+            name,
+            build.const(0),
+            count,
+            build.block(entry, element),
+            LoopKind.VECTOR,
+            vector_factors=(APPENDED_ELEMENTS, 0),
         )
         return build.block(self._in_vectors(loop), Store(end, (), count, "+"))
 

@@ -13,17 +13,12 @@ from ..core.internal_names import internal_name
 from ..loop_ir import build
 from ..loop_ir.names import Names, is_fresh
 from ..loop_ir.nodes import Allocate, Buffer, Expr, If, Let, Load, Loop, LoopKind, Stmt, Store, While
+from ..thresholds import CHUNK_END_SEARCH_PART, MAX_SPARSE_CHUNKS, SPARSE_CHUNK_ITERATIONS
 from .graph import Nest
 from .levels import name_of_position
-from .sparse_problem import SparseOperand
+from .operand_buffers import SparseOperand
 
 CHUNK, CHUNKS, WORK = internal_name("chunk"), internal_name("chunks"), internal_name("work")
-CHUNK_ITERATIONS = 64
-"""Iterations in a chunk if their work is unknown."""
-NEAR = 8
-"""The part of a chunk's iterations around a guess in which its end is searched first."""
-MAX_CHUNKS = 1_024
-"""Chunks that a loop has at most."""
 
 
 def parallelize_outer_loop(
@@ -61,7 +56,7 @@ def _find_chunk_positions(
 
 def _by_iterations(loop: Loop) -> Stmt:
     extent, chunk, count = build.sub(loop.stop, loop.start), build.var(CHUNK), build.var(CHUNKS)
-    chunks = build.minimum(build.maximum(build.div(extent, CHUNK_ITERATIONS), 1), MAX_CHUNKS)
+    chunks = build.minimum(build.maximum(build.div(extent, SPARSE_CHUNK_ITERATIONS), 1), MAX_SPARSE_CHUNKS)
     first = build.add(loop.start, build.div(build.mul(chunk, extent), count))
     last = build.add(loop.start, build.div(build.mul(build.add(chunk, 1), extent), count))
     inner = replace(loop, start=first, stop=last)
@@ -76,13 +71,13 @@ def _by_positions(loop: Loop, pos: Buffer, names: Names, size: int) -> Stmt:
 
     chunk, count, total = build.var(CHUNK), build.var(CHUNKS), build.var(WORK)
     before = build.sub(work_before(loop.stop), work_before(loop.start))
-    chunks = build.minimum(build.maximum(build.div(total, size), 1), MAX_CHUNKS)
+    chunks = build.minimum(build.maximum(build.div(total, size), 1), MAX_SPARSE_CHUNKS)
 
     def begins(k: Expr, then: Callable[[Expr], Stmt]) -> Stmt:
         wanted = build.add(work_before(loop.start), build.div(build.mul(k, total), count))
         extent = build.sub(loop.stop, loop.start)
         guess = build.add(loop.start, build.div(build.mul(k, extent), count))
-        around = build.add(build.div(extent, build.mul(count, NEAR)), 1)
+        around = build.add(build.div(extent, build.mul(count, CHUNK_END_SEARCH_PART)), 1)
         return _first_with(work_before, wanted, loop.start, loop.stop, (guess, around), names, then)
 
     inner = begins(

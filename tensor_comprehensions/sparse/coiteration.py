@@ -17,8 +17,8 @@ from .absent_operands import Term, is_additive
 from .graph import Nest, Step, inner_block_loop, outer_block_loop
 from .lattice import Lattice, Point, build_lattice
 from .levels import ROOT, Cursor, Place, cursor, first_not_below, locate, name_of_position, run_end
+from .operand_buffers import Sizes, SparseOperand
 from .row_prefetch import RowPrefetcher
-from .sparse_problem import Sizes, SparseOperand
 from .state import Appended, Body, Chosen, State
 from .union_merge import UnionMerge
 

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ..core.errors import CannotLower
 from ..tc_lang.formats import Format
 from ..tc_lang.ir import Access, Expr, Function, Role, Statement, Symbol, map_operands
 from .absent_operands import reads
+from .call_plan import Conversion, Version
 from .graph import Nest, build_nest
 from .order import choose_order, is_walkable_in_order, reordered_format
 from .shared_sparsity import representative
 from .sparse_problem import SparseProblem
-from .versions import Version, name_versions
-
-
-@dataclass(frozen=True, slots=True)
-class Conversion:
-    """An operand that the caller converts before the kernels run."""
-
-    name: str
-    source: str
-    format: Format
+from .versions import name_versions
 
 
 def insert_conversions(original: SparseProblem) -> tuple[SparseProblem, tuple[Conversion, ...], tuple[Version, ...]]:

@@ -22,8 +22,9 @@ from .coiteration import CoiterationEmitter
 from .expr_translator import Translator
 from .graph import Nest
 from .levels import flat_position, sum_run
+from .operand_buffers import Sizes, SparseOperand
 from .row_prefetch import RowPrefetcher
-from .sparse_problem import Sizes, SparseOperand, SparseProblem
+from .sparse_problem import SparseProblem
 from .state import Appended, Body, State
 
 GATHERED_BYTES = {4, 8}

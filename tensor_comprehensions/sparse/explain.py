@@ -13,7 +13,7 @@ from ..tc_lang.printer import to_text
 from .graph import Nest, build_nest, outer_block_loop
 from .lattice import Lattice, build_lattice
 from .lower import Program, Result
-from .sparse_problem import Assembled
+from .operand_buffers import Assembled
 
 
 def explain(program: Program) -> str:

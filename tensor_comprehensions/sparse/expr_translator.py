@@ -12,7 +12,7 @@ from ..loop_ir import nodes as ir
 from ..loop_ir.nodes import Type
 from ..lower_expr import OPERATORS, is_lossless_widening, math_call
 from ..tc_lang import ir as tc
-from .sparse_problem import Sizes
+from .operand_buffers import Sizes
 
 Read = Callable[[tc.Access, tuple[ir.Expr, ...], ir.Expr | None], ir.Expr]
 """The element that an access reads at its subscripts, touched only where the mask holds."""

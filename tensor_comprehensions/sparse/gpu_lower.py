@@ -25,10 +25,11 @@ from ..loop_ir.origins import with_origin
 from ..target import CpuTarget, GpuTarget
 from ..tc_lang.formats import Format
 from ..tc_lang.ir import Index
+from ..thresholds import GPU_SPARSE_BLOCK_THREADS
+from .call_plan import Version
 from .convert import insert_conversions
 from .emit import Shared, StatementEmitter
 from .gpu_mapping import (
-    THREADS,
     Teams,
     count_blocks,
     distribute_in_order,
@@ -39,11 +40,11 @@ from .gpu_mapping import (
 )
 from .graph import Nest, build_nest, is_ordered, needs_row_workspace
 from .lower import Program, Result, bind_size_names, collect_result, make_operand, result_format
+from .operand_buffers import Collected, Sizes, totals_buffer
 from .order import choose_order
 from .results import COUNT, ELEMENT, CollectedEmitter, DenseEmitter, SharedEmitter, update_element, with_register_sum
-from .sparse_problem import Collected, Sizes, SparseProblem, totals_buffer
+from .sparse_problem import SparseProblem
 from .state import Body, State
-from .versions import Version
 
 LEADS = internal_name("leads")
 COUNTS = "count"
@@ -220,7 +221,7 @@ def _share_sums(emitter: GpuDenseEmitter, blocks: int) -> Parts | None:
     is_summed = emitter.final_depth not in (None, len(order)) and all(n in on_paths for n in nest.free)
     if not is_summed or dtype.is_bool or dtype.size not in SHUFFLED_BYTES:
         return None
-    teams = Teams(blocks, emitter.shared.problem.lanes) if nest.free else Teams(1, THREADS)
+    teams = Teams(blocks, emitter.shared.problem.lanes) if nest.free else Teams(1, GPU_SPARSE_BLOCK_THREADS)
     sharing = replace(emitter, teams=teams)
     try:
         outer = split_outer_loops(sharing.walk())

@@ -15,15 +15,14 @@ from ..loop_ir.names import Names
 from ..loop_ir.nodes import BLOCK, THREAD, Block, Expr, Launch, Let, Loop, LoopKind, Stmt
 from ..loop_ir.rewrite import mentions
 from ..target import GpuTarget
+from ..thresholds import GPU_SPARSE_BLOCK_THREADS
 
-THREADS = 128
-"""Of a block: small, for rows of different lengths leave few threads idle then."""
 TASK, ROUND, WORKERS = internal_name("task"), internal_name("round"), internal_name("tasks")
 
 
 @dataclass(frozen=True, slots=True)
 class Teams:
-    """The threads of a launch: `blocks` blocks of `THREADS` threads, of which `lanes` neighbors are a team."""
+    """The threads of a launch: `blocks` blocks of `GPU_SPARSE_BLOCK_THREADS`, of which `lanes` neighbors are a team."""
 
     blocks: int
     lanes: int
@@ -31,16 +30,16 @@ class Teams:
     @property
     def launch(self) -> Launch:
         """Lanes run along x, the teams of a block along y."""
-        return Launch((self.blocks, 1, 1), (self.lanes, THREADS // self.lanes, 1))
+        return Launch((self.blocks, 1, 1), (self.lanes, GPU_SPARSE_BLOCK_THREADS // self.lanes, 1))
 
     @property
     def count(self) -> int:
-        return self.blocks * (THREADS // self.lanes)
+        return self.blocks * (GPU_SPARSE_BLOCK_THREADS // self.lanes)
 
     @property
     def number(self) -> Expr:
         """The number of the team of a thread."""
-        return build.add(build.mul(build.var(BLOCK[0]), THREADS // self.lanes), build.var(THREAD[1]))
+        return build.add(build.mul(build.var(BLOCK[0]), GPU_SPARSE_BLOCK_THREADS // self.lanes), build.var(THREAD[1]))
 
     @property
     def next(self) -> Expr:
@@ -54,7 +53,7 @@ class Teams:
 
 def count_blocks(target: GpuTarget) -> int:
     """Blocks that fill the target once."""
-    return target.num_sms * (target.threads_per_sm // THREADS)
+    return target.num_sms * (target.threads_per_sm // GPU_SPARSE_BLOCK_THREADS)
 
 
 @dataclass(frozen=True, slots=True)

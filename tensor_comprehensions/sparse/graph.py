@@ -16,8 +16,9 @@ from ..tc_lang.ir import Access, Const, Expr, Index, Statement, Symbol, walk_exp
 from ..tc_lang.ranges import Bounds
 from ..tc_lang.size_polynomial import Value
 from .absent_operands import Term, reads, term_of
+from .operand_buffers import is_whole
 from .shared_sparsity import representative
-from .sparse_problem import SparseProblem, is_whole
+from .sparse_problem import SparseProblem
 
 
 @dataclass(frozen=True, slots=True)

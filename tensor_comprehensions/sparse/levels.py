@@ -13,7 +13,7 @@ from ..loop_ir.nodes import Allocate, Buffer, Expr, If, Let, Load, Loop, Stmt, S
 from ..tc_lang.formats import LevelKind
 from ..tc_lang.ir import Access
 from .graph import Step
-from .sparse_problem import SparseOperand
+from .operand_buffers import SparseOperand
 
 
 @dataclass(frozen=True, slots=True)

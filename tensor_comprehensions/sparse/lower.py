@@ -13,24 +13,24 @@ from ..target import CpuTarget
 from ..tc_lang.formats import Format
 from ..tc_lang.ir import Function, Role, Symbol
 from .assemble import AssemblingEmitter
-from .convert import Conversion, insert_conversions
+from .call_plan import AssembledLevels, CallPlan, Conversion, PlannedOperand, PlannedResult, Version
+from .convert import insert_conversions
 from .emit import Shared, StatementEmitter
 from .graph import Nest, build_nest, is_ordered
-from .order import choose_order
-from .refill import RefillEmitter, can_refill
-from .results import CollectedEmitter, DenseEmitter, SharedEmitter, writes_every_place
-from .sparse_problem import (
+from .operand_buffers import (
     Assembled,
     Collected,
     Sizes,
     SparseOperand,
-    SparseProblem,
     assembled_of,
     declare_collected_list,
     operand_of,
     totals_buffer,
 )
-from .versions import Version
+from .order import choose_order
+from .refill import RefillEmitter, can_refill
+from .results import CollectedEmitter, DenseEmitter, SharedEmitter, writes_every_place
+from .sparse_problem import SparseProblem
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,15 @@ class Result:
     arrays: Assembled | Collected
     phase: int
     first: int
+
+    @property
+    def planned(self) -> PlannedResult:
+        """As a caller sees it."""
+        x = self.arrays
+        place = (x.statement, x.tensor, self.phase, self.first, len(x.buffers))
+        if isinstance(x, Collected):
+            return PlannedResult(*place, None, x.is_sorted)
+        return PlannedResult(*place, AssembledLevels(x.format, x.index, x.bound, x.counts_rows, x.is_known))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +79,16 @@ class Program:
     orders: tuple[tuple[str, ...], ...]
     versions: tuple[tuple[int, Version], ...] = ()
     unfilled: tuple[str, ...] = ()
+
+    @property
+    def call_plan(self) -> CallPlan:
+        """How to call the phases."""
+        counting = (n for n, m in enumerate(self.phases) if all(k.name.endswith(".count") for k in m.kernels))
+        operands = (PlannedOperand(o.name, o.role, bool(o.crd), len(o.buffers) - 1) for o in self.operands)
+        return CallPlan(
+            self.problem, tuple(operands), self.conversions, self.versions, tuple(r.planned for r in self.results),
+            self.unfilled, len(self.phases), tuple(counting), self.slots,
+        )  # fmt: skip
 
 
 def lower(problem: SparseProblem, target: CpuTarget) -> Program:

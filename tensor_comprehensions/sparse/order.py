@@ -12,25 +12,14 @@ from ..options import SparseOptions
 from ..tc_lang.formats import LEVELS, Format, can_store_any_pattern, parse_format
 from ..tc_lang.ir import Access, Index
 from ..tc_lang.size_polynomial import Value
+from ..thresholds import COMPRESSED_FANOUT, CONVERSION_COST, ROOT_FANOUT, SORTED_ELEMENT_COST, UNKNOWN_LOOP_ITERATIONS
 from .graph import Nest, Path, inner_block_loop, is_ordered, outer_block_loop
 
 MAX_PERMUTED = 7
 """Loops up to which all orders are compared: 5040 of them."""
-UNKNOWN_EXTENT = 10_000.0
-"""Iterations assumed of a loop whose extent only the run decides."""
-COMPRESSED_FANOUT, ROOT_FANOUT = 10.0, 1_000.0
-"""Coordinates assumed below a parent of a compressed level, and below the root."""
 
 Edges = frozenset[tuple[str, str]]
 _DEFAULT = SparseOptions()
-
-
-CONVERSION = 30.0 * 100_000
-"""The cost of an operand that is converted first: 30 for each of the elements assumed."""
-
-
-SORTING = 30.0
-"""The cost of an element of a result that is not appended in its order."""
 
 
 def choose_order(
@@ -61,10 +50,12 @@ def choose_order(
         if (nest.keeps_places or free_first) and _count_scattering_loops(order, nest):
             continue  # places without terms in the reduced loop are stored, too
         stuck = [p for p, own in of_paths if not _respects_edges(own, order)]
-        wrong = sum(CONVERSION if options.convert and reordered_format(p, order, free_first) else inf for p in stuck)
+        wrong = sum(
+            CONVERSION_COST if options.convert and reordered_format(p, order, free_first) else inf for p in stuck
+        )
         iterations = fanouts.count_iterations(order)
         if result is not None and not is_ordered(nest, order, result):
-            iterations *= SORTING
+            iterations *= SORTED_ELEMENT_COST
         cost: tuple[float, ...]
         if free_first:
             cost = (wrong, _count_inversions(order, nest), iterations, rank)
@@ -219,7 +210,7 @@ class _Fanouts:
 def _estimate_extent(x: Value) -> float:
     if isinstance(x, int):
         return float(x)
-    return float(x.value) if x.value is not None else UNKNOWN_EXTENT
+    return float(x.value) if x.value is not None else UNKNOWN_LOOP_ITERATIONS
 
 
 def _is_contiguous(order: Sequence[str], nest: Nest) -> bool:

@@ -15,14 +15,12 @@ from ..loop_ir import build
 from ..loop_ir.nodes import Allocate, Buffer, Expr, Load, Loop, LoopKind, Space, Stmt, Store
 from ..tc_lang.formats import Format, LevelKind
 from ..tc_lang.ir import Index
+from ..thresholds import REFILLED_PRODUCTS
 from .assemble import inside_chunks
 from .emit import GATHERED_BYTES, StatementEmitter
 from .graph import Nest, needs_row_workspace
-from .sparse_problem import Assembled
+from .operand_buffers import Assembled
 from .state import Body, State
-
-COPIES = 4
-"""Products in a trip of the innermost loop: they go to different places, so that none waits for another."""
 
 
 def can_refill(nest: Nest, order: tuple[str, ...], format: Format) -> bool:
@@ -54,7 +52,7 @@ class RefillEmitter(StatementEmitter):
 
     @property
     def copies(self) -> int:
-        return COPIES
+        return REFILLED_PRODUCTS
 
     @property
     def _row_depth(self) -> int:

@@ -12,17 +12,16 @@ from ..loop_ir import build
 from ..loop_ir.nodes import Allocate, Buffer, Expr, If, Let, Load, Loop, LoopKind, Stmt, Store
 from ..loop_ir.rewrite import mentions
 from ..tc_lang.ir import Access, Index
+from ..thresholds import FILL_THREAD_ELEMENTS
 from .chunks import CHUNK
 from .emit import StatementEmitter
 from .levels import flat_position
+from .operand_buffers import Collected
 from .row_prefetch import count_positions
 from .shared_sparsity import representative
-from .sparse_problem import Collected
 from .state import Body, State
 
 ELEMENT = internal_name("element")
-GRAIN_ELEMENTS = 32_768
-"""Elements that a thread fills at least."""
 IN_REGISTER = "in a register"
 """Among the indices of a state where the sum of the element is kept in a register."""
 
@@ -312,10 +311,10 @@ COUNT = build.register(internal_name("count"), INT64)
 def fill_in_vectors(values: Buffer, total: Expr, value: Expr, lanes: int) -> Stmt:
     """All elements of `values`, of which there are `total`, become `value`."""
     chunk, i = build.var(CHUNK), build.var(ELEMENT)
-    first = build.mul(chunk, GRAIN_ELEMENTS)
-    last = build.minimum(build.add(first, GRAIN_ELEMENTS), total)
+    first = build.mul(chunk, FILL_THREAD_ELEMENTS)
+    last = build.minimum(build.add(first, FILL_THREAD_ELEMENTS), total)
     inner = Loop(ELEMENT, first, last, build.store(values, (i,), value), LoopKind.VECTOR, vector_factors=(lanes, 1))
-    chunks = build.add(build.div(total, GRAIN_ELEMENTS), 1)
+    chunks = build.add(build.div(total, FILL_THREAD_ELEMENTS), 1)
     return Loop(CHUNK, build.const(0), chunks, inner, LoopKind.PARALLEL)
 
 

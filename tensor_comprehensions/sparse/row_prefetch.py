@@ -1,4 +1,8 @@
-"""Rows that stored coordinates select: asked for some positions ahead, for no hardware guesses their addresses."""
+"""Rows that stored coordinates select: asked for some positions ahead, for no hardware guesses their addresses.
+
+Rows of dense operands are fetched into L2, which waits for more lines at once than L1 does. The next rows of a loop
+over all rows go into L1.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +12,17 @@ from dataclasses import dataclass
 from ..core.dtypes import INT64
 from ..core.errors import CannotLower
 from ..loop_ir import build, linear_forms
-from ..loop_ir.intrinsics import PREFETCH
+from ..loop_ir.intrinsics import PREFETCH, PREFETCH_LATER
 from ..loop_ir.nodes import Buffer, Expr, Invoke, Stmt
 from ..machine import CACHE_LINE_BYTES
 from ..tc_lang.formats import LevelKind
 from ..tc_lang.ir import Access, Index
+from ..thresholds import MAX_PREFETCHED_ROW_LINES, PREFETCHED_ROWS_AHEAD
 from .absent_operands import Term, reads
 from .expr_translator import Translator
 from .graph import Nest, Path
 from .levels import Cursor, Place, locate
-from .sparse_problem import Sizes, SparseOperand
-
-ROWS_AHEAD = 4
-"""Iterations of a loop over rows after which the operands of its row are needed."""
-MAX_ROW_LINES = 16
-"""Cache lines of a row that are asked for; the processor itself guesses how a longer one goes on."""
+from .operand_buffers import Sizes, SparseOperand
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class RowPrefetcher:
         ahead = cursor.coordinate(build.minimum(build.add(position, self.distance), last))
         hints = [*self._sparse_rows(depth, term, places, ahead)]
         if self.reads_values:
-            hints += self._dense_rows(depth, term, {**indices, name: ahead})
+            hints += self._dense_rows(depth, term, {**indices, name: ahead}, PREFETCH_LATER)
         return build.block(*dict.fromkeys(hints))
 
     def fetch_rows_ahead(self, depth: int, row: Expr, last: Expr, term: Term, indices: Mapping[str, Expr]) -> Stmt:
@@ -73,11 +73,13 @@ class RowPrefetcher:
         follows = any(step.loop in inner for path in self.nest.paths.values() for step in path.iterated)
         if not (follows and self.reads_values) or self.order[depth] not in self.nest.loops:
             return build.NOTHING
-        ahead = build.minimum(build.add(row, ROWS_AHEAD), last)
-        return build.block(*dict.fromkeys(self._dense_rows(depth, term, {**indices, self.order[depth]: ahead})))
+        ahead = build.minimum(build.add(row, PREFETCHED_ROWS_AHEAD), last)
+        return build.block(
+            *dict.fromkeys(self._dense_rows(depth, term, {**indices, self.order[depth]: ahead}, PREFETCH))
+        )
 
-    def _dense_rows(self, depth: int, term: Term, indices: Mapping[str, Expr]) -> Iterator[Stmt]:
-        """All lines of the rows of dense operands, as far as their length is known."""
+    def _dense_rows(self, depth: int, term: Term, indices: Mapping[str, Expr], hint: str) -> Iterator[Stmt]:
+        """Ask by `hint` for all lines of the rows of dense operands, as far as their length is known."""
         name, inner = self.order[depth], self.order[depth + 1 :]
         firsts = {n: self.sizes.value(self.nest.loops[n].lower) for n in inner}
         translator = Translator({**indices, **firsts}, self.sizes, _refuse_read)
@@ -91,8 +93,8 @@ class RowPrefetcher:
             loop = self.nest.loops[used[-1]]
             extent = linear_forms.difference(self.sizes.value(loop.upper), self.sizes.value(loop.lower)) or 1
             line = CACHE_LINE_BYTES // a.dtype.size
-            for start in range(0, min(extent, MAX_ROW_LINES * line), line):
-                yield Invoke(PREFETCH, ((buffer, (build.add(index, start),)),), (0,))
+            for start in range(0, min(extent, MAX_PREFETCHED_ROW_LINES * line), line):
+                yield Invoke(hint, ((buffer, (build.add(index, start),)),), (0,))
 
     def _sparse_rows(self, depth: int, term: Term, places: Mapping[Access, Place], ahead: Expr) -> Iterator[Stmt]:
         """The first coordinates and values below a dense level of sparse operands."""

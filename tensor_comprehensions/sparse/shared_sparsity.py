@@ -10,6 +10,7 @@ from ..tc_lang.ranges import infer_ranges, symbolic_ranges
 from ..tc_lang.size_polynomial import constant_value
 from ..tc_lang.sparse_reference import SharedPlaces
 from .absent_operands import term_of
+from .sparse_problem import KernelRequest, SparseProblem
 
 
 def shared_patterns(function: Function) -> dict[str, str]:
@@ -97,6 +98,15 @@ def with_shared_formats(function: Function, sources: Mapping[str, str]) -> Funct
     formats = {t.name: t.format for t in function.tensors}
     tensors = tuple(replace(t, format=formats[sources[t.name]]) if t.name in sources else t for t in function.tensors)
     return replace(function, tensors=tensors)
+
+
+def make_cpu_problem(request: KernelRequest) -> SparseProblem:
+    """The input of the lowering for a kernel of CPUs."""
+    shared = shared_patterns(request.function)
+    return SparseProblem(
+        with_shared_formats(request.function, shared), request.index_types, request.fixed, tuple(shared.items()),
+        request.parallel, request.refills, request.options,
+    )  # fmt: skip
 
 
 def representative(a: Access, sources: Mapping[str, str]) -> Access:

@@ -10,12 +10,10 @@ from ..loop_ir import build
 from ..loop_ir.names import Names
 from ..loop_ir.nodes import Allocate, Buffer, Expr, If, Let, Load, Stmt, Store, While
 from ..tc_lang.ir import Access
+from ..thresholds import COMPARED_COORDINATES
 from .absent_operands import Term
 from .levels import Cursor
 from .state import Appended, Body, Chosen, State
-
-RUN = 4
-"""Coordinates that are compared at once where two operands store the same ones."""
 
 
 def _make_end_coordinate(index: DType) -> Expr:
@@ -143,9 +141,11 @@ class UnionMerge:
         """A run of coordinates that both operands store, or the one of `instance`."""
         assert self.append_run is not None
         starts = {x: Load(cells[x], ()) for x in cursors}
-        left, right = (build.load(c.crd, build.ramp(starts[x], 1, RUN)) for x, c in cursors.items())
+        left, right = (build.load(c.crd, build.ramp(starts[x], 1, COMPARED_COORDINATES)) for x, c in cursors.items())
         same = build.reduce_lanes("and", build.eq(build.cast(left, INT64), build.cast(right, INT64)))
-        (enough, also_enough) = (build.le(build.add(starts[x], RUN), c.stop) for x, c in cursors.items())
+        (enough, also_enough) = (
+            build.le(build.add(starts[x], COMPARED_COORDINATES), c.stop) for x, c in cursors.items()
+        )
         crd = next(iter(cursors.values())).crd
 
         def state_of(ahead: Expr) -> State:
@@ -155,8 +155,8 @@ class UnionMerge:
         def one() -> Stmt:
             return build.block(self.leaf(instance), *(Store(c, (), build.const(1), "+") for c in cells.values()))
 
-        moves = [Store(cells[x], (), build.const(RUN), "+") for x in cursors]
-        several = build.block(self.append_run(state_of, build.const(RUN)), *moves)
+        moves = [Store(cells[x], (), build.const(COMPARED_COORDINATES), "+") for x in cursors]
+        several = build.block(self.append_run(state_of, build.const(COMPARED_COORDINATES)), *moves)
         return If(build.logical_and(enough, also_enough), If(same, several, one()), one())
 
     def _append_rest(

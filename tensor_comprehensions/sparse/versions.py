@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ..core.dtypes import INT32, INT64
 from ..tc_lang.ir import Access, Function, Index, Role, Statement, Symbol, walk_expr
+from .call_plan import Version
 from .sparse_problem import SparseProblem, rename_reads
-
-
-@dataclass(frozen=True, slots=True)
-class Version:
-    """The content of a sparse result before a statement. The caller makes it an operand when the result is complete."""
-
-    name: str
-    source: str
-    statement: int
 
 
 def name_versions(problem: SparseProblem) -> tuple[SparseProblem, tuple[Version, ...]]:

@@ -93,3 +93,18 @@ def _check_statement(function: Function, s: Statement, sparse: Mapping[str, Symb
         )  # fmt: skip
     if s.target in sparse and len(set(s.subscripts)) < len(s.subscripts):
         raise CheckError(f"an index comes twice in the sparse result '{s.target}'", source=function.source, span=s.span)
+
+
+def is_dense_contraction(function: Function, s: Statement) -> bool:
+    """Whether a statement alone defines its target, as a sum of products of dense tensors."""
+    names = (s.target, *collect_read_tensors(s))
+    alone = sum(other.target == s.target for other in function.statements) == 1
+    is_sum = s.reduction == "+" and s.initialize and s.num_free < len(s.indices)
+    plain = not s.exists and not any(function.tensor(n).is_sparse for n in names)
+    return alone and is_sum and plain and len({n for n in names if function.tensor(n).rank > 1}) > 2
+
+
+def collect_read_tensors(s: Statement) -> list[str]:
+    """The tensors that a statement reads, in order, once per access."""
+    exprs = (s.value, *s.subscripts, *s.exists, *(e for r in s.ranges for e in (r.lower, r.upper)))
+    return [a.tensor for e in exprs for a in walk_expr(e) if isinstance(a, Access)]

@@ -10,9 +10,10 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ..core.dtypes import INT64
-from .ir import Access, Const, Expr, Function, Role, Size, Statement, Symbol, walk_expr
+from .ir import Const, Expr, Function, Role, Size, Statement, Symbol, walk_expr
 from .ranges import Ranges, symbolic_ranges
 from .size_polynomial import SizeName, Value
+from .sparse_rules import collect_read_tensors, is_dense_contraction
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +47,9 @@ def _is_made_sparse(t: Symbol, function: Function) -> bool:
     return t.is_sparse and function.tensor(t.name).role is not Role.INPUT
 
 
-def _collect_read_tensors(s: Statement) -> list[str]:
-    exprs = (s.value, *s.subscripts, *s.exists, *(e for r in s.ranges for e in (r.lower, r.upper)))
-    return [a.tensor for e in exprs for a in walk_expr(e) if isinstance(a, Access)]
-
-
 def _group_statements(function: Function) -> Iterator[tuple[list[Statement], bool]]:
     """Statements in order, in the longest runs that are lowered alike."""
-    dense = [_is_dense_contraction(function, s) for s in function.statements]
+    dense = [is_dense_contraction(function, s) for s in function.statements]
     run: list[Statement] = []
     for n, s in enumerate(function.statements):
         if run and dense[n] is not dense[n - 1]:
@@ -62,15 +58,6 @@ def _group_statements(function: Function) -> Iterator[tuple[list[Statement], boo
         run.append(s)
     if run:
         yield run, dense[-1]
-
-
-def _is_dense_contraction(function: Function, s: Statement) -> bool:
-    """Whether a statement alone defines its target, as a sum of products of dense tensors."""
-    names = (s.target, *_collect_read_tensors(s))
-    alone = sum(other.target == s.target for other in function.statements) == 1
-    is_sum = s.reduction == "+" and s.initialize and s.num_free < len(s.indices)
-    plain = not s.exists and not any(function.tensor(n).is_sparse for n in names)
-    return alone and is_sum and plain and len({n for n in names if function.tensor(n).rank > 1}) > 2
 
 
 def _make_part_function(
@@ -82,8 +69,8 @@ def _make_part_function(
     others = [s for s in function.statements if id(s) not in inside]
     if any(s.target in made for s in others):
         return None
-    used = {n for s in statements for n in _collect_read_tensors(s)}
-    after = {n for s in others for n in _collect_read_tensors(s)}
+    used = {n for s in statements for n in collect_read_tensors(s)}
+    after = {n for s in others for n in collect_read_tensors(s)}
     inputs: list[Symbol] = []
     for t in function.tensors:
         if (t.name in used and t.name not in made) or t.is_compile_time:

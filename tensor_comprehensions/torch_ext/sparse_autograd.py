@@ -24,6 +24,7 @@ from .autograd import BackwardPlan, Gradients, has_tangent
 from .sparse_parts import from_parts
 
 if TYPE_CHECKING:
+    from .sparse_fixed import BoundOp
     from .sparse_registration import SparseDispatcherOp
 
 RunValues = Callable[[Sequence[Any]], Sequence[Any]]
@@ -48,7 +49,7 @@ def refuse_tangents(name: str, values: Sequence[Any]) -> None:
 
 
 @run_outside_graphs("what computes an operator is no part of a graph")
-def sparse_autograd_kernel(op: SparseDispatcherOp, *parts: Any) -> Any:
+def sparse_autograd_kernel(op: SparseDispatcherOp | BoundOp, *parts: Any) -> Any:
     """The result of a call of an operator on parts, as a node of the graph where a value requires a gradient."""
     values = from_parts(op.arguments, parts)
     if forward_ad._current_level >= 0:
@@ -76,7 +77,7 @@ def sparse_autograd_kernel(op: SparseDispatcherOp, *parts: Any) -> Any:
         return op.hand_back(record_sparse_call(at_level_below, gradients, values))
 
 
-def _redispatch_below_autograd(op: SparseDispatcherOp, values: Sequence[Any]) -> list[Any]:
+def _redispatch_below_autograd(op: SparseDispatcherOp | BoundOp, values: Sequence[Any]) -> list[Any]:
     with torch._C._AutoDispatchBelowAutograd():
         return op.call(values)
 

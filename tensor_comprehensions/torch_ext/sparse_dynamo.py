@@ -15,11 +15,12 @@ from ..core.errors import ArgumentError
 from ..dispatch.arguments import TORCH_TYPES, ParameterSpec
 from ..dispatch.call_steps import check_names
 from ..dispatch.kernel_table import may_be_sparse
-from ..dispatch.sparse.sparse_tensor import SparseTensor
+from ..dispatch.sparse.sparse_tensor import SparseTensor, count_arrays
 from ..tc_lang.formats import Format
 from .dynamo_calls import arrays_to_tensors, check_kind, kind_of
 from .graph_errors import ErrorFields, deferred_error, dynamo_constant, error_fields
-from .sparse_parts import SparseArgument, count_arrays, to_levels
+from .sparse_fixed import FixedFunction, fixed_operator
+from .sparse_parts import SparseArgument, to_levels
 
 if TYPE_CHECKING:
     from .sparse_op import SparseOp
@@ -47,6 +48,21 @@ def is_traceable(values: Sequence[Any]) -> bool:
 
 def call_sparse_in_graph(op: SparseCallee, tensors: Sequence[Any], out: Any, initial: Mapping[str, Any]) -> Any:
     """A call that Dynamo traces: Dynamo inlines this function and puts an operator into the graph."""
+    return _call_operator(op, None, tensors, out, initial)
+
+
+def call_fixed_in_graph(fixed: FixedFunction, tensors: Sequence[Any], initial: Mapping[str, Any]) -> Any:
+    """The same for a function that `assemble` returned."""
+    return _call_operator(fixed, fixed, tensors, None, initial)
+
+
+def _call_operator(
+    op: SparseCallee | FixedFunction,
+    fixed: FixedFunction | None,
+    tensors: Sequence[Any],
+    out: Any,
+    initial: Mapping[str, Any],
+) -> Any:
     plain, _ = arrays_to_tensors([_without_levels(x) for x in (*tensors, *initial.values())])
     stored = [x for x in plain if isinstance(x, SparseTensor)]
     kinds = tuple([SPARSE if isinstance(x, SparseTensor) else kind_of(x) for x in plain])
@@ -61,7 +77,10 @@ def call_sparse_in_graph(op: SparseCallee, tensors: Sequence[Any], out: Any, ini
     by_name = dict(zip(initial, plain[len(tensors) :], strict=True))
     ordered = [*plain[: len(tensors)], *[by_name[n] for n in operator.names]]
     values = [_convert_operand(a, x) for a, x in zip(operator.arguments, ordered, strict=True)]
-    results = operator.call(values)
+    if fixed is None:
+        results = operator.call(values)
+    else:
+        results = operator.call(values, fixed.level_arrays(operator.returns), fixed.number)
     return results[0] if len(results) == 1 else tuple(results)
 
 
@@ -85,7 +104,7 @@ def _convert_operand(argument: SparseArgument, x: Any) -> Any:
 
 @dynamo_constant
 def _resolve_operator(
-    op: SparseCallee,
+    op: SparseCallee | FixedFunction,
     names: tuple[str, ...],
     count: int,
     kinds: tuple[str, ...],
@@ -96,14 +115,15 @@ def _resolve_operator(
     """The name of the operator for a call, or the mistake in the call, whose last operands are those of `names`."""
     sparse = op.sparse_op
     try:
-        if with_out:
+        if with_out and not isinstance(op, FixedFunction):
             raise op.sparse_out_error()
         check_names(sparse.kernels.interface, kinds[:count], dict(zip(names, kinds[count:], strict=True)))
         operator = sparse.operator(_formats_by_name(sparse, names, kinds, forms, formats))
     except ArgumentError as error:
         return "", error_fields(error)
-    setattr(sparse.in_graphs, operator.signature.name, operator)
-    return operator.signature.name, None
+    in_graph = fixed_operator(operator) if isinstance(op, FixedFunction) else operator
+    setattr(sparse.in_graphs, in_graph.signature.name, in_graph)
+    return in_graph.signature.name, None
 
 
 def _formats_by_name(

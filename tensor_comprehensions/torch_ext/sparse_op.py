@@ -4,27 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..core.error_boundary import only_tc_errors
+from ..core.lazy_import import lazy_module
 from ..core.single_flight import SingleFlightCache
 from ..dispatch.arguments import TORCH_TYPES
 from ..dispatch.call_steps import CallSignature, check_names
-from ..dispatch.graph_breaks import run_outside_graphs
 from ..dispatch.sparse.fast_call import FastCall
-from ..dispatch.sparse.fixed_patterns import FixedPatterns
 from ..dispatch.sparse.sparse_kernels import SparseKernels, results_in_caller_kind
 from ..dispatch.sparse.sparse_run import SparseCall
-from ..dispatch.sparse.sparse_tensor import SparseTensor
+from ..dispatch.sparse.sparse_tensor import SparseTensor, flat_values, storage_of
 from ..tc_lang.formats import Format
 from ..tc_lang.ir import Function
-from .autograd import Gradients, PythonGradient, Run
+from .autograd import Gradients, PythonGradient, Run, has_tangent
 from .dynamo_calls import needs_dispatcher
-from .sparse_autograd import record_sparse_call, refuse_tangents
-from .sparse_parts import storage_of
-from .sparse_registration import SparseDispatcherOp, sparse_operator
+
+if TYPE_CHECKING:
+    from ..dispatch.sparse import fixed_patterns
+    from . import sparse_autograd, sparse_fixed, sparse_registration
+    from .sparse_fixed import FixedFunction
+    from .sparse_registration import SparseDispatcherOp
+else:
+    fixed_patterns, sparse_autograd, sparse_fixed, sparse_registration = (
+        lazy_module("dispatch.sparse.fixed_patterns"),
+        lazy_module("torch_ext.sparse_autograd"),
+        lazy_module("torch_ext.sparse_fixed"),
+        lazy_module("torch_ext.sparse_registration"),
+    )
 
 RunCall = Callable[[SparseCall], dict[str, Any]]
 """Computes the results of a def for checked operands."""
@@ -64,44 +72,49 @@ class SparseOp:
         self.direct = None
         if needs_dispatcher(flat_values((*values, *initial.values()))):
             return self._dispatch(values, initial)
-        return self._run(self.kernels.run, values, initial)
+        return self.call_eagerly(self.kernels.run, values, initial)
 
-    def assemble(self, *values: Any, **initial: Any) -> Callable[..., Any]:
+    def assemble(self, *values: Any, **initial: Any) -> FixedFunction:
         """The def for operands with the stored places of these, of which a call computes the values of results only."""
         with torch.no_grad():
-            patterns = FixedPatterns(self.kernels, self.kernels.accept(values, initial))
-
-        run = only_tc_errors(self._run)
-
-        @run_outside_graphs("functions that assemble returns run outside of graphs")
-        def call_fixed(*values: Any, **initial: Any) -> Any:
-            return run(patterns.run, values, initial)
-
-        return call_fixed
+            patterns = fixed_patterns.FixedPatterns(self.kernels, self.kernels.accept(values, initial))
+        return sparse_fixed.FixedFunction(self, patterns)
 
     # --- operators of torch --------------------------------------------------------------------------------------
 
     def operator(self, formats: Mapping[str, Format]) -> SparseDispatcherOp:
         """The operator for operands of these formats. Raises ArgumentError if torch cannot have such an operator."""
-        key = tuple(formats.items())
-        return self._operators.get(key, lambda: sparse_operator(self, self.kernels.function_for(formats)))
+
+        def make() -> SparseDispatcherOp:
+            return sparse_registration.sparse_operator(self, self.kernels.function_for(formats))
+
+        return self._operators.get(tuple(formats.items()), make)
 
     def _dispatch(self, values: Sequence[Any], initial: Mapping[str, Any]) -> Any:
         """A call through the operator: torch traces, transforms, watches or casts it."""
+        operator, operands = self.operator_for_call(values, initial)
+        results = operator.call(operands)
+        return results_in_caller_kind(dict(zip(self.kernels.function.returns, results, strict=True)), values)
+
+    def operator_for_call(
+        self, values: Sequence[Any], initial: Mapping[str, Any]
+    ) -> tuple[SparseDispatcherOp, list[Any]]:
+        """The operator for operands in these formats, and the operands as it takes them. Raises ArgumentError."""
         check_names(self.kernels.interface, values, initial)
         names = [p.name for p in self.kernels.interface.initial]
         operands = self.kernels.stored_operands((*values, *(initial[n] for n in names)))
         formats = {n: x.format for n, x in operands.items() if isinstance(x, SparseTensor)}
-        results = self.operator(formats).call(list(operands.values()))
-        return results_in_caller_kind(dict(zip(self.kernels.function.returns, results, strict=True)), values)
+        return self.operator(formats), list(operands.values())
 
     # --- eager calls ---------------------------------------------------------------------------------------------
 
-    def _run(self, run: RunCall, values: Sequence[Any], initial: Mapping[str, Any]) -> Any:
+    def call_eagerly(self, run: RunCall, values: Sequence[Any], initial: Mapping[str, Any]) -> Any:
+        """A call whose results `run` computes, as a node of autograd's graph where a value requires a gradient."""
         call = self.kernels.accept(values, initial)
         operands = [x.values for x in call.sparse.values()]
         operands += call.dense.values()
-        refuse_tangents(self.kernels.function.name, operands)
+        if has_tangent(operands):
+            sparse_autograd.refuse_tangents(self.kernels.function.name, operands)
         if torch.is_grad_enabled() and any(x.requires_grad for x in operands):
             gradients = self.gradients_of(self.kernels.function_for_call(call))
             if gradients.possible:
@@ -130,10 +143,5 @@ class SparseOp:
             dense = {n: x for n, x in named.items() if n in call.dense}
             return list(run(SparseCall(sparse, dense, call.structures, call.device)).values())
 
-        results = record_sparse_call(by_position, gradients, operands)
+        results = sparse_autograd.record_sparse_call(by_position, gradients, operands)
         return dict(zip(gradients.function.returns, results, strict=True))
-
-
-def flat_values(values: Sequence[Any]) -> list[Any]:
-    """Values with each sparse tensor replaced by its stored values."""
-    return [x.values if isinstance(x, SparseTensor) else x for x in values]

@@ -7,7 +7,7 @@ differentiates. The formats are part of the operator's name. Code that Dynamo tr
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
 
@@ -15,16 +15,14 @@ import torch
 from torch import Tensor
 
 from ..core.dtypes import DType
-from ..dispatch.sparse.sparse_tensor import Level, SparseTensor
+from ..dispatch.sparse.sparse_tensor import Level, SparseTensor, storage_of
 from ..sparse.shared_sparsity import shared_patterns
-from ..tc_lang.formats import Format, LevelKind
-from ..tc_lang.ir import Const, Function, Size, Symbol
+from ..tc_lang.formats import Format
+from ..tc_lang.ir import Const, Function, Size
 from ..tc_lang.ranges import symbolic_ranges
 from ..tc_lang.size_polynomial import SizeName, SizeOperation, Value
 from .schema import free_argument_name
 
-_ARRAYS = {LevelKind.DENSE: 0, LevelKind.SINGLETON: 1, LevelKind.COMPRESSED: 2}
-"""How many arrays a level has: none, crd, or pos and crd."""
 SizeProgram = tuple[tuple[str, int, int], ...]
 """A size in reverse Polish notation: ("number", n, 0), ("extent", operand, dimension), ("scalar", operand, 0), or an
 operation on the last two."""
@@ -64,14 +62,24 @@ class SparseReturn:
 class PartSignature:
     """A def as an operator on parts.
 
-    name, schema: within the namespace, as torch calls it. parts: how many arguments and results there are.
+    name: within the namespace, as torch calls it. declared: the arguments, as torch declares them.
     """
 
     name: str
-    schema: str
+    declared: tuple[str, ...]
     arguments: tuple[SparseArgument, ...]
     returns: tuple[SparseReturn, ...]
-    parts: int
+
+    @property
+    def schema(self) -> str:
+        """The declaration of the operator."""
+        results = ["Tensor" for r in self.returns for _ in range(r.count)]
+        return f"{self.name}({', '.join(self.declared)}) -> ({', '.join(results)})"
+
+    @property
+    def parts(self) -> int:
+        """How many arguments and results there are."""
+        return len(self.declared) + sum(r.count for r in self.returns)
 
 
 def part_signature(function: Function, gradient: str) -> PartSignature:
@@ -95,20 +103,18 @@ def part_signature(function: Function, gradient: str) -> PartSignature:
     content = ("parts", function.canonical, *(t.name for t in taken), "->", *function.returns, gradient, *formats)
     name = f"{function.name}_{sha256(chr(0).join(content).encode()).hexdigest()[:12]}"
     names: set[str] = set()
-    declared = [d for a in arguments for d in _declare_argument(a, names)]
-    results = ["Tensor" for r in returns for _ in range(r.count)]
-    schema = f"{name}({', '.join(declared)}) -> ({', '.join(results)})"
-    return PartSignature(name, schema, arguments, tuple(returns), len(declared) + len(results))
+    declared = tuple(d for a in arguments for d in _declare_argument(a, names))
+    return PartSignature(name, declared, arguments, tuple(returns))
 
 
-def storage_of(t: Symbol) -> tuple[Format | None, tuple[int, ...] | None]:
-    """The format of a sparse tensor and how many arrays its levels have; None of a dense one."""
-    return (t.format, count_arrays(t.format)) if t.format is not None and t.is_sparse else (None, None)
-
-
-def count_arrays(format: Format) -> tuple[int, ...]:
-    """How many arrays each level has."""
-    return tuple(_ARRAYS[level.kind] for level in format.levels)
+def fixed_signature(whole: PartSignature) -> PartSignature:
+    """The signature for results with given stored places, which are arguments behind the operands, and a number."""
+    names = {d.split()[-1] for d in whole.declared}
+    words = [f"{r.name}_level{n}" for r in whole.returns for n in range(r.count - 1)]
+    levels = (f"Tensor {free_argument_name(word, names)}" for word in words)
+    declared = (*whole.declared, *levels, f"SymInt {free_argument_name('number', names)}")
+    returns = tuple(replace(r, count=1) for r in whole.returns)
+    return PartSignature(f"{whole.name}_fixed", declared, whole.arguments, returns)
 
 
 def _declare_argument(a: SparseArgument, names: set[str]) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +22,7 @@ from .registration import FOREVER, Overload, Registration, gradient_name
 from .schema import NAMESPACE
 from .sparse_parts import (
     PartSignature,
+    SparseArgument,
     arrays_of,
     fake_parts,
     from_parts,
@@ -34,6 +34,7 @@ from .sparse_parts import (
 )
 
 if TYPE_CHECKING:
+    from .sparse_fixed import FixedDispatcherOp
     from .sparse_op import SparseOp
 
 MAX_PARTS = 64
@@ -122,20 +123,33 @@ class SparseDispatcherOp:
 
     def autocast_kernel(self, *parts: Any) -> Any:
         """The result of a call under autocast, which casts arguments to the declared types."""
-        values = from_parts(self.arguments, parts)
-        with torch._C._ExcludeDispatchKeyGuard(_CASTING):
-            cast = [self._cast(a.dtype, x) for a, x in zip(self.arguments, values, strict=True)]
-            return self.overload(*to_parts(self.arguments, cast))
+        return without_autocast(self.arguments, parts, lambda cast: self.overload(*cast))
 
-    @staticmethod
-    def _cast(dtype: Any, x: Any) -> Any:
-        values = x.values if isinstance(x, SparseTensor) else x
-        if not isinstance(values, Tensor) or not values.is_floating_point() or values.dtype is torch.float64:
-            return x
-        if not dtype.is_float:
-            return x
-        values = values.to(TORCH_TYPES[dtype])
-        return x.with_values(values) if isinstance(x, SparseTensor) else values
+    def autograd_kernel(self, *parts: Any) -> Any:
+        """The result of a call as a node of the graph where a value requires a gradient."""
+        return sparse_autograd.sparse_autograd_kernel(self, *parts)
+
+    def vmap_kernel(self, *parts: Any) -> Any:
+        """The result of a call for a batch."""
+        return sparse_vmap.sparse_vmap_kernel(self, *parts)
+
+
+def without_autocast(arguments: Sequence[SparseArgument], parts: Sequence[Any], run: Callable[[list[Any]], Any]) -> Any:
+    """`run` on parts that are cast to the declared types, without casting inside."""
+    values = from_parts(arguments, parts)
+    with torch._C._ExcludeDispatchKeyGuard(_CASTING):
+        cast = [_cast(a.dtype, x) for a, x in zip(arguments, values, strict=True)]
+        return run(to_parts(arguments, cast))
+
+
+def _cast(dtype: Any, x: Any) -> Any:
+    values = x.values if isinstance(x, SparseTensor) else x
+    if not isinstance(values, Tensor) or not values.is_floating_point() or values.dtype is torch.float64:
+        return x
+    if not dtype.is_float:
+        return x
+    values = values.to(TORCH_TYPES[dtype])
+    return x.with_values(values) if isinstance(x, SparseTensor) else values
 
 
 _operators: SingleFlightCache[str, SparseDispatcherOp] = SingleFlightCache(FOREVER)
@@ -166,13 +180,18 @@ def sparse_operator(op: SparseOp, function: Function) -> SparseDispatcherOp:
 def _register_operator(signature: PartSignature, function: Function, op: SparseOp) -> SparseDispatcherOp:
     left = _begun.get(signature.name)
     made = left or _begun.setdefault(signature.name, SparseDispatcherOp(signature, function, op))
-    registration = Registration(signature.name, again=left is not None)
-    registration.define(signature.schema, (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout))
-    packet = getattr(getattr(torch.ops, NAMESPACE), signature.name)
-    made.overload = packet.default
+    register_parts(made, again=left is not None)
+    return made
+
+
+def register_parts(made: SparseDispatcherOp | FixedDispatcherOp, again: bool) -> None:
+    """Register an operator on parts with torch. again: parts of it may exist already."""
+    name = made.signature.name
+    registration = Registration(name, again)
+    registration.define(made.signature.schema, (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout))
+    made.overload = getattr(getattr(torch.ops, NAMESPACE), name).default
     registration.implement(made.run, "CPU", "CompositeExplicitAutograd")
     registration.register_fake_kernel(made.fake_kernel)
-    registration.implement(partial(sparse_autograd.sparse_autograd_kernel, made), "Autograd")
+    registration.implement(made.autograd_kernel, "Autograd")
     registration.implement(made.autocast_kernel, "AutocastCPU", "AutocastCUDA")
-    registration.implement(partial(sparse_vmap.sparse_vmap_kernel, made), "FuncTorchBatched")
-    return made
+    registration.implement(made.vmap_kernel, "FuncTorchBatched")

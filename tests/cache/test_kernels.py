@@ -17,6 +17,7 @@ import torch
 import tensor_comprehensions as tc
 from tensor_comprehensions.cache import checked_defs, package_digest, stored_kernels
 from tensor_comprehensions.cache.file_format import HEADER
+from tensor_comprehensions.cache.plain_records import to_plain
 from tensor_comprehensions.cache.store import KERNEL, Store, current_store
 from tensor_comprehensions.cache.stored_kernels import StoredKernel
 from tensor_comprehensions.compiler import cpu_passes
@@ -430,7 +431,7 @@ def test_kernels_by_hand_need_a_cache_and_a_key(root: Path) -> None:
 
 
 def as_written(text: str) -> Any:
-    return checked_defs._to_plain(compile_source(text))
+    return to_plain(compile_source(text))
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.tc")), ids=lambda p: p.stem)
@@ -439,7 +440,7 @@ def test_checked_programs_come_back_with_every_place(path: Path) -> None:
     back = checked_defs.defs_from_bytes(checked_defs.defs_to_bytes(made))
     assert back == made
     assert back is not None
-    assert checked_defs._to_plain(back) == as_written(path.read_text())
+    assert to_plain(back) == as_written(path.read_text())
 
 
 def test_a_text_is_kept_once() -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tensor_comprehensions.compiler import sparse_passes
-from tensor_comprehensions.compiler.sparse_passes import CompiledSparseKernel
+from tensor_comprehensions.compiler.compiled_sparse_kernel import CompiledSparseKernel
 from tensor_comprehensions.dispatch.sparse import sparse_kernels, sparse_run
 from tensor_comprehensions.dispatch.sparse.sparse_run import SparseCall, StoredCounts
 from tensor_comprehensions.dispatch.sparse.sparse_tensor import SparseTensor
@@ -161,7 +161,7 @@ class InterpretedRun(sparse_run.SparseRun):
         counts: StoredCounts | None = None,
     ) -> None:
         phases = [_Interpreted(m, self) for m in kernel.phases]
-        super().__init__(SimpleNamespace(program=kernel.program, executables=phases), call, sizes, counts)  # type: ignore[arg-type]
+        super().__init__(SimpleNamespace(plan=kernel.plan, executables=phases), call, sizes, counts)  # type: ignore[arg-type]
 
     def memory(self) -> dict[int, Array]:
         """All arrays of the run, by where they begin."""

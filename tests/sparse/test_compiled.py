@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 import tensor_comprehensions as tc
+from tensor_comprehensions.torch_ext.sparse_fixed import fixed_operator
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Sparse .* support is in beta", "ignore:Sparse invariant checks"),
@@ -219,6 +221,112 @@ def test_mistakes_are_told_by_the_graph() -> None:
         torch.compile(lambda a, x: OPS.declared(a, x, out=torch.empty(20)) + 1, **WHOLE)(a, x)
     with pytest.raises(tc.ArgumentError, match="another format"):
         torch.compile(lambda a, b: OPS.product(a, b).values * 2, **WHOLE)(a, a.to("csc"))
+
+
+# --- assembled ---------------------------------------------------------------------------------------------------
+
+ASSEMBLED = tc.define("""
+def product(float(N,K) A: csr, float(K,M) B: csr) -> (C: csr) { C(i,j) +=! A(i,k) * B(k,j) }
+def levels(float(N,K) A: dcsr, float(K,M) B: csr) -> (C: dcsr, d) {
+    C(i,j) +=! A(i,k) * B(k,j)
+    d(i) +=! A(i,k)
+}
+def shared(float(N,M) A: csr, float(N,M) B: csr, float(N) s) -> (C: csr, D: csr) {
+    C(i,j) = A(i,j) * s(i)
+    D(i,j) = A(i,j) + B(i,j)
+}
+""")
+OPERANDS: dict[str, Callable[[], list[Any]]] = {
+    "product": lambda: [matrix(20, 30), matrix(30, 10)],
+    "levels": lambda: [matrix(20, 30, "dcsr"), matrix(30, 10)],
+    "shared": lambda: [matrix(20, 30), matrix(20, 30), torch.rand(20)],
+}
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("name", OPERANDS)
+def test_assembled_functions(name: str, backend: str) -> None:
+    """They return the bits and the gradients of plain calls, at the stored places that they computed before."""
+    op, given = ASSEMBLED[name], OPERANDS[name]()
+    fixed = op.assemble(*given)
+    counter = CompileCounter()
+    values = [x.values.requires_grad_() for x in given if isinstance(x, tc.SparseTensor)]
+
+    def run(call: Any, scale: float, *given: Any) -> list[Any]:
+        first, *others = given
+        return [x for x in leaves(call(first.with_values(first.values * scale), *others)) if x is not None]
+
+    traced = torch.compile(lambda *x: run(fixed, *x), fullgraph=True, backend=backend)
+    counted = torch.compile(lambda *x: run(fixed, *x), fullgraph=True, backend=counter)
+    for scale in (1.0, -2.0, 3.0):
+        found, wanted = traced(torch.tensor(scale), *given), run(op, torch.tensor(scale), *given)
+        assert all(map(torch.equal, found, wanted))
+        totals = [sum(x.square().sum() for x in y if x.requires_grad) for y in (found, wanted)]
+        first, second = (torch.autograd.grad(total, values) for total in totals)
+        torch.testing.assert_close(first, second)
+        counted(torch.tensor(scale), *given)
+    assert counter.frame_count == 1
+
+
+def test_operators_of_assembled_functions_obey_torch() -> None:
+    a, b = OPERANDS["product"]()
+    fixed = ASSEMBLED.product.assemble(a, b)
+    operator = fixed_operator(ASSEMBLED.product.sparse_op.operator({"A": a.format, "B": b.format}))
+    parts = [*a.levels[1], a.values, list(a.shape), *b.levels[1], b.values, list(b.shape)]
+    parts = [x.requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x for x in parts]
+    torch.library.opcheck(operator.overload, (*parts, *fixed.levels["C"][1], fixed.number))
+
+
+def test_two_assembled_functions_in_one_graph() -> None:
+    a, b = matrix(20, 20), matrix(20, 20)
+    square, product = ASSEMBLED.product.assemble(a, a), ASSEMBLED.product.assemble(a, b)
+    run = torch.compile(lambda a, b: (square(a, a).values.sum(), product(a, b)), **WHOLE)
+    found, wanted = run(a, b), (ASSEMBLED.product(a, a).values.sum(), ASSEMBLED.product(a, b))
+    torch.testing.assert_close(leaves(found), leaves(wanted))
+
+
+def test_mistakes_in_calls_of_assembled_functions() -> None:
+    a, b = OPERANDS["product"]()
+    fixed = ASSEMBLED.product.assemble(a, b)
+    for arguments, words in (
+        ((matrix(20, 30), b), "'A' has other stored places"),
+        ((matrix(21, 30), b), "N is 21"),
+        ((a, b.to("csc")), "another format"),
+        ((a, b.to_dense()), "as_sparse"),
+    ):
+        torch._dynamo.reset()
+        with pytest.raises(tc.ArgumentError, match=words):
+            torch.compile(lambda a, b: fixed(a, b).values * 2, **WHOLE)(*arguments)
+    with pytest.raises(tc.ArgumentError, match="takes no batch of vmap"):
+        torch.vmap(lambda v: fixed(a.with_values(v), b).values)(torch.stack([a.values] * 2))
+
+
+def test_autocast_of_assembled_functions() -> None:
+    a, b = OPERANDS["product"]()
+    fixed = ASSEMBLED.product.assemble(a, b)
+
+    def run(a: tc.SparseTensor, b: tc.SparseTensor) -> Tensor:
+        with torch.autocast("cpu"):
+            values: Tensor = fixed(a.with_values(a.values.bfloat16()), b).values
+        return values
+
+    rounded = a.with_values(a.values.bfloat16().float())
+    for call in (run, torch.compile(run, **WHOLE)):
+        torch.testing.assert_close(call(a, b), ASSEMBLED.product(rounded, b).values)
+
+
+def test_transforms_and_traces_of_assembled_functions() -> None:
+    a, b = OPERANDS["product"]()
+    fixed = ASSEMBLED.product.assemble(a, b)
+
+    def total(values: Tensor) -> Tensor:
+        found: Tensor = fixed(a.with_values(values), b).values.square().sum()
+        return found
+
+    wanted = torch.func.grad(lambda v: ASSEMBLED.product(a.with_values(v), b).values.square().sum())(a.values)
+    torch.testing.assert_close(torch.func.grad(total)(a.values), wanted)
+    traced = make_fx(total)(a.values)
+    torch.testing.assert_close(traced(2 * a.values), total(2 * a.values))
 
 
 # --- exported ----------------------------------------------------------------------------------------------------

@@ -23,13 +23,13 @@ def matrix() -> torch.Tensor:
 def longs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The calls that go the long way."""
     calls: list[Any] = []
-    run = SparseOp._run
+    run = SparseOp.call_eagerly
 
     def counted(self: SparseOp, *args: Any) -> Any:
         calls.append(args)
         return run(self, *args)
 
-    monkeypatch.setattr(SparseOp, "_run", counted)
+    monkeypatch.setattr(SparseOp, "call_eagerly", counted)
     return calls
 
 

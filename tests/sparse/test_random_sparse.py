@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 import tensor_comprehensions as tc
 from tensor_comprehensions.core.errors import ArgumentError
-from tensor_comprehensions.dispatch.sparse import sparse_kernels
 from tensor_comprehensions.dispatch.sparse.sparse_tensor import SparseTensor
 from tensor_comprehensions.tc_lang import compile_source
 from tensor_comprehensions.tc_lang.sparse_rules import with_formats
+from tensor_comprehensions.thresholds import COUNTING_THREADS
 from tests.helpers.sparse_checks import check_result, filled_memory, interpreted, reference, remembered_passes, same
 from tests.helpers.sparse_programs import (
     RandomDef,
@@ -37,7 +37,7 @@ SETTINGS = settings(
 )
 BLOCKED_CYCLE = "would have to be stored in another order"
 """Said of blocked operands that no order of loops can walk, in whichever of their two formats."""
-THREADS = (1, sparse_kernels.COUNTING_THREADS)
+THREADS = (1, COUNTING_THREADS)
 """Numbers of threads for which kernels differ."""
 
 

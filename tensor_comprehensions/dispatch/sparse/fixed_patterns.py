@@ -14,7 +14,10 @@ from .sparse_tensor import Level, SparseTensor
 
 
 class FixedPatterns:
-    """The stored places of the results of a call, for calls with operands of the same places and sizes."""
+    """The stored places of the results of a call, for calls with operands of the same places and sizes.
+
+    levels: of the sparse results, by name.
+    """
 
     def __init__(self, kernels: SparseKernels, call: SparseCall) -> None:
         self._kernels = kernels
@@ -23,9 +26,9 @@ class FixedPatterns:
         self._operands = {n: (t.format, t.levels, _list_array_versions(t.levels)) for n, t in call.sparse.items()}
         counts = StoredCounts()
         results = kernels.run(call, counts)
-        self._levels = {n: r.levels for n, r in results.items() if isinstance(r, SparseTensor)}
-        counts.levels.update(self._levels)
-        follows_values = _pattern_depends_on_values(kernels.function_for_call(call), tuple(self._levels))
+        self.levels = {n: r.levels for n, r in results.items() if isinstance(r, SparseTensor)}
+        counts.levels.update(self.levels)
+        follows_values = _pattern_depends_on_values(kernels.function_for_call(call), tuple(self.levels))
         self._counts = None if follows_values else counts
 
     def run(self, call: SparseCall) -> dict[str, Tensor | SparseTensor]:
@@ -61,7 +64,7 @@ class FixedPatterns:
     def _with_levels(self, name: str, result: Tensor | SparseTensor) -> Tensor | SparseTensor:
         if not isinstance(result, SparseTensor):
             return result
-        levels = self._levels[name]
+        levels = self.levels[name]
         if self._counts is None and not are_equal_levels(levels, result.levels):
             raise self._error(f"'{name}' would get other stored places", "values that are 0 at the same places")
         return SparseTensor(result.format, result.shape, levels, result.values)

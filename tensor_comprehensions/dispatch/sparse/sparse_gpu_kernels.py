@@ -16,14 +16,15 @@ from ...core.error_boundary import only_tc_errors
 from ...core.errors import ArgumentError, CannotLower
 from ...core.single_flight import SingleFlightCache
 from ...loop_ir.nodes import Buffer
+from ...machine import WARP_THREADS
 from ...options import SparseOptions
 from ...runtime.cuda import launch
 from ...runtime.cuda.launch import Launches
 from ...runtime.emulate import emulator
 from ...runtime.emulate.emulator import Emulated, EmulatedTensor
-from ...sparse.lower import Result
+from ...sparse.call_plan import PlannedResult
 from ...sparse.shared_sparsity import shared_patterns, with_shared_formats
-from ...sparse.sparse_problem import Collected, SparseProblem, fixed_sizes
+from ...sparse.sparse_problem import SparseProblem, fixed_sizes
 from ...target import GpuTarget
 from ...tc_lang.formats import Format
 from ...tc_lang.ir import Function, Role
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 
 LIMIT = 64
 """How many kernels of one def are kept, and how many size arrays."""
-MAX_LANES = 32
 
 RunArrays = Callable[[int, Sequence[Tensor]], None]
 """Runs a phase of a kernel on the arrays of its arguments, in order."""
@@ -64,7 +64,7 @@ class SparseGpuKernels:
         kernel = self.kernel(function, call, sizes, options, launch.device_target(device.index))
         launches = self.loaded.get((kernel, device.index), lambda: load_on_device(kernel, device))
         run = GpuRun(kernel, call, sizes, self.sizes)
-        if kernel.program.results and launch.is_capturing():
+        if kernel.plan.results and launch.is_capturing():
             raise ArgumentError(
                 f"{function.name} allocates what its kernels have counted, and a graph is being captured",
                 suggestion="call it outside of the capture",
@@ -119,7 +119,7 @@ def load_on_device(kernel: CompiledSparseGpuKernel, device: torch.device) -> tup
     """The phases of a kernel on a device. Raises ArgumentError while a graph is captured, as a dense kernel does."""
     if launch.is_capturing():
         raise ArgumentError(
-            f"{kernel.program.problem.function.name} has not run in these formats on {device}, and a graph is being "
+            f"{kernel.plan.problem.function.name} has not run in these formats on {device}, and a graph is being "
             "captured",
             suggestion="call it once before the capture",
         )
@@ -142,42 +142,41 @@ class GpuRun(ProgramRun):
         sizes: Mapping[str, int],
         known: SingleFlightCache[Hashable, Tensor],
     ) -> None:
-        super().__init__(kernel.program, with_walkable_levels(call), sizes)
+        super().__init__(kernel.plan, with_walkable_levels(call), sizes)
         self._original, self._known, self._threads = call, known, kernel.lowered.num_threads
         self._starts: dict[int, Tensor] = {}
 
     def run(self, function: Function, launch: RunArrays) -> dict[str, Tensor | SparseTensor]:
         """The results of `function`, with the formats that the caller sees, by name."""
-        for phase in range(len(self.program.phases)):
+        for phase in range(self.plan.num_phases):
             self._add_completed_results(phase)
-            for n, r in enumerate(self.program.results):
+            for n, r in enumerate(self.plan.results):
                 self._prepare_result(n, r, phase)
             launch(phase, self.list_arrays())
         return {name: self._in_format(name, function.tensor(name).format) for name in function.returns}
 
-    def _prepare_result(self, number: int, r: Result, phase: int) -> None:
+    def _prepare_result(self, number: int, r: PlannedResult, phase: int) -> None:
         """Before the phase that counts the elements of threads, room for these numbers; then, for the elements."""
-        assert isinstance(r.arrays, Collected)
         if phase == r.phase - 1:
             self._starts[number] = torch.zeros(self._threads + 1, dtype=torch.int64, device=self.call.device)
         if phase == r.phase:
             starts = self._starts[number] = self._starts[number].cumsum(0)
-            self.arrays[number] = self._allocate_collected(r.arrays, int(starts[-1]))
+            self.arrays[number] = self._allocate_collected(r, int(starts[-1]))
 
     def list_arrays(self) -> list[Tensor]:
         """The arguments of the kernel, in order."""
         device = self.call.device or torch.device("cpu")
         sizes = self._known.get((device, *self.numbers), lambda: torch.tensor(self.numbers, device=device))
         found = [sizes, sizes[:0]]  # no counts
-        for o in self.program.operands:
-            if o.crd and o.name not in self.sparse:  # a result that is not computed yet
-                found += [sizes[:0]] * (len(o.buffers) - 1)
-            elif o.crd:
+        for o in self.plan.operands:
+            if o.has_levels and o.name not in self.sparse:  # a result that is not computed yet
+                found += [sizes[:0]] * o.num_level_arrays
+            elif o.has_levels:
                 levels = (level for level in self.sparse[o.name].levels if level is not None)
                 found += [x for level in levels for x in level if x is not None]
             found.append(self.values[o.name])
-        for n, r in enumerate(self.program.results):
-            nothing = [sizes[:0]] * (len(r.arrays.buffers) - 1)
+        for n, r in enumerate(self.plan.results):
+            nothing = [sizes[:0]] * (r.num_arrays - 1)
             found += [*self.arrays.get(n, nothing), self._starts.get(n, sizes[:0])]
         return found
 
@@ -199,7 +198,7 @@ def count_lanes(call: SparseCall) -> int:
     for t in call.sparse.values():
         counts = [len(level[1]) for level in t.levels if level is not None]
         rows = t.format.extents(t.shape)[0] if t.format.levels[0].is_dense else counts[0] if counts else 1
-        while counts and longest < MAX_LANES and counts[-1] >= 2 * longest * max(1, rows):
+        while counts and longest < WARP_THREADS and counts[-1] >= 2 * longest * max(1, rows):
             longest *= 2
     return longest
 
@@ -275,7 +274,7 @@ class SparseGpuKernel(CompiledCallable[CompiledSparseGpuKernel]):
         self._emulated: SingleFlightCache[GpuCode, Emulated] = SingleFlightCache(1)
 
     def __repr__(self) -> str:
-        name = format_signature(self.compiled.program.problem.function)
+        name = format_signature(self.compiled.plan.problem.function)
         return f"<sparse kernel of {name} for {self.compiled.target.name}>"
 
     @only_tc_errors
@@ -330,7 +329,7 @@ def run_emulated_phase(
         InternalError: it would go wrong on a device.
     """
     dense = {o.values.name for o in kernel.program.operands if o.role in (Role.OUTPUT, Role.TEMPORARY)}
-    dense -= set(dict(kernel.program.problem.shared))  # which hold zeros
+    dense -= set(dict(kernel.plan.problem.shared))  # which hold zeros
     memories = [
         EmulatedTensor(x.data_ptr(), with_length(b, x.numel()), phase > 0 or b.name not in dense)
         for b, x in zip(kernel.arguments, arrays, strict=True)

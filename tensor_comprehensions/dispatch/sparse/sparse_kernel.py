@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...compiler.sparse_passes import CompiledSparseKernel
+from ...compiler.compiled_sparse_kernel import CompiledSparseKernel
 from ...core.error_boundary import only_tc_errors
 from ...sparse.shared_sparsity import shared_places
 from ...tc_lang.bind import bind
@@ -41,7 +41,7 @@ class SparseKernel(CompiledCallable[CompiledSparseKernel]):
         self._call, self.compiled, self._dense = call, compiled, dense
 
     def __repr__(self) -> str:
-        name = format_signature(self.compiled.program.problem.function)
+        name = format_signature(self.compiled.plan.problem.function)
         return f"<sparse kernel of {name}, compiled in {self.compile_seconds * 1e3:.0f} ms>"
 
     @only_tc_errors

@@ -9,39 +9,44 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ...compiler.sparse_passes import CompiledSparseKernel
+from ...compiler.compiled_sparse_kernel import CompiledSparseKernel
 from ...core.errors import ArgumentError, CannotLower
+from ...core.lazy_import import lazy_module
 from ...core.memory_layout import contiguous_strides
 from ...core.single_flight import SingleFlightCache
 from ...options import SparseOptions
 from ...runtime.cpu.host import host
-from ...sparse.lower import gains_from_counting, gains_from_refilling
-from ...sparse.shared_sparsity import shared_patterns, with_shared_formats
-from ...sparse.sparse_problem import SparseProblem, fixed_sizes
+from ...sparse.sparse_problem import KernelRequest, fixed_sizes
 from ...tc_lang.formats import Format
 from ...tc_lang.ir import Function, Role
 from ...tc_lang.match_arguments import TensorType, match_arguments
-from ...tc_lang.sparse_rules import with_formats
-from ...tc_lang.split_dense import split_dense_contractions
+from ...tc_lang.sparse_rules import is_dense_contraction, with_formats
+from ...thresholds import COUNTING_THREADS
 from ..arguments import TORCH_TYPES, ParameterSpec, to_tensor
 from ..call_steps import CallSignature, check_names
 from .fast_call import FastCall
 from .interop import from_scipy, from_torch, is_scipy
 from .sparse_cache import load_or_compile_sparse
-from .sparse_kernel import evaluate, without_gradients
 from .sparse_run import INDEX_TYPES, SparseCall, SparseRun, StoredCounts
 from .sparse_tensor import SparseTensor
-from .split_run import RunSparse, SplitRun
 from .structure import Structure, check_structure, structure_of
 
 if TYPE_CHECKING:
+    from ...compiler import sparse_passes
+    from ...sparse import lower, shared_sparsity
+    from ...tc_lang import split_dense
+    from ...tc_lang.split_dense import DefPart
     from ..kernel_table import SparseOptionsProvider
+    from . import sparse_kernel, split_run
     from .sparse_gpu_kernels import SparseGpuKernel, SparseGpuKernels
+    from .split_run import RunSparse, SplitRun
+else:
+    lower, shared_sparsity = lazy_module("sparse.lower"), lazy_module("sparse.shared_sparsity")
+    sparse_kernel, split_run = lazy_module("dispatch.sparse.sparse_kernel"), lazy_module("dispatch.sparse.split_run")
+    sparse_passes, split_dense = lazy_module("compiler.sparse_passes"), lazy_module("tc_lang.split_dense")
 
 LIMIT = 64
 """How many kernels of one def are kept."""
-COUNTING_THREADS = 3
-"""Threads from which on the elements of sums are counted first: that takes half as long as writing them."""
 
 
 def is_sparse(value: object) -> bool:
@@ -101,14 +106,14 @@ class SparseKernels:
             return SparseKernels(CallSignature.of(part), None, chosen).run
 
         def make() -> SplitRun | None:
-            parts = split_dense_contractions(function, shared_patterns(function))
-            return SplitRun(function, parts, make_part) if parts else None
+            parts = _split_dense(function)
+            return split_run.SplitRun(function, parts, make_part) if parts else None
 
         return self._splits.get((_formats_of(function), chosen), make)
 
     def dense_contractions(self, function: Function) -> tuple[str, ...]:
         """The tensors of a def that dense kernels compute."""
-        parts = split_dense_contractions(function, shared_patterns(function))
+        parts = _split_dense(function)
         return tuple(r for p in parts if p.is_dense for r in p.function.returns)
 
     def with_options(self, options: SparseOptions) -> SparseKernels:
@@ -174,13 +179,15 @@ class SparseKernels:
         self, values: Sequence[object], initial: Mapping[str, object]
     ) -> tuple[Function, SparseCall, dict[str, int]]:
         """The def with the formats of a call, the call, and its sizes."""
-        call = self.accept(without_gradients(values), initial)
+        call = self.accept(sparse_kernel.without_gradients(values), initial)
         return self.function_for_call(call), call, self.sizes(call)
 
     def reference(self, values: Sequence[object], initial: Mapping[str, object]) -> Any:
         """The result of the reference evaluator for a call. Raises ArgumentError as `accept` does."""
-        call = self.accept(without_gradients(values), initial)
-        return results_in_caller_kind(evaluate(self.function_for_call(call), call, self.sizes(call)), values)
+        call = self.accept(sparse_kernel.without_gradients(values), initial)
+        return results_in_caller_kind(
+            sparse_kernel.evaluate(self.function_for_call(call), call, self.sizes(call)), values
+        )
 
     def lane(self, call: SparseCall, values: Sequence[object]) -> FastCall | None:
         """The fast path for calls like this one, which has succeeded; None if it cannot have one."""
@@ -194,9 +201,9 @@ class SparseKernels:
         if self._split_run(function, self.options_for(function, call)) is not None:
             return None
         kernel, _, sizes = self._kernel_for(call)
-        program = kernel.program
+        plan = kernel.plan
         held = any(s.copies is not None for s in call.structures.values())
-        if len(program.phases) > 1 or program.results or program.conversions or program.problem.shared or held:
+        if plan.num_phases > 1 or plan.results or plan.conversions or plan.problem.shared or held:
             return None
         if not all(x.values.is_contiguous() for x in call.sparse.values()):
             return None
@@ -331,18 +338,20 @@ class SparseKernels:
         formats = _formats_of(function)
 
         def make(parallel: bool, refills: bool) -> CompiledSparseKernel:
-            shared = shared_patterns(function)
-            problem = SparseProblem(
-                with_shared_formats(function, shared), types, fixed, tuple(shared.items()), parallel, refills, options
-            )
+            request = KernelRequest(function, types, fixed, parallel, refills, options)
             try:
-                if refills and not gains_from_refilling(problem):
-                    return kernel(parallel, False)
-                if parallel and not gains_from_counting(problem):
-                    return kernel(False, refills)
-                return load_or_compile_sparse(problem, host())
+                return load_or_compile_sparse(request, host(), lambda: compile_now(request))
             except CannotLower as refusal:
                 raise ArgumentError(f"{function.name} cannot be lowered for these formats: {refusal}") from refusal
+
+        def compile_now(request: KernelRequest) -> CompiledSparseKernel:
+            """The kernel for a request, or a simpler one that is as fast, which then has two entries in the cache."""
+            problem = shared_sparsity.make_cpu_problem(request)
+            if request.refills and not lower.gains_from_refilling(problem):
+                return kernel(request.parallel, False)
+            if request.parallel and not lower.gains_from_counting(problem):
+                return kernel(False, request.refills)
+            return sparse_passes.compile_sparse(request, host())
 
         def kernel(parallel: bool, refills: bool) -> CompiledSparseKernel:
             key = (formats, types, fixed, parallel, refills, options)
@@ -354,6 +363,13 @@ class SparseKernels:
 
 def _formats_of(function: Function) -> Hashable:
     return tuple((t.name, t.format) for t in function.tensors)
+
+
+def _split_dense(function: Function) -> tuple[DefPart, ...]:
+    """The parts of a def that has dense contractions; none if it is not split."""
+    if not any(is_dense_contraction(function, s) for s in function.statements):
+        return ()
+    return split_dense.split_dense_contractions(function, shared_sparsity.shared_patterns(function))
 
 
 def _as_stored(value: Any) -> SparseTensor:

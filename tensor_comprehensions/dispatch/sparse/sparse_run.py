@@ -5,26 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ...compiler.sparse_passes import CompiledSparseKernel
+from ...compiler.compiled_sparse_kernel import CompiledSparseKernel
 from ...core.dtypes import INT32, INT64
 from ...core.errors import ArgumentError, InternalError
+from ...core.lazy_import import lazy_module
 from ...runtime.cpu.huge_pages import advise_huge_pages
-from ...sparse.lower import Program, Result
-from ...sparse.sparse_problem import Assembled, Collected, SparseOperand
+from ...sparse.call_plan import AssembledLevels, CallPlan, PlannedOperand, PlannedResult
 from ...tc_lang.formats import Format, LevelKind
 from ...tc_lang.ir import Role
 from ...tc_lang.size_polynomial import Value
 from ..arguments import TORCH_TYPES
-from . import pack
 from .fast_call import FastCall
 from .sparse_tensor import Level, SparseTensor
 from .structure import Structure, convert_format
+
+if TYPE_CHECKING:
+    from . import pack
+else:
+    pack = lazy_module("dispatch.sparse.pack")
 
 INDEX_TYPES = {torch.int32: INT32, torch.int64: INT64}
 
@@ -60,24 +64,24 @@ class StoredCounts:
 class ProgramRun:
     """One run of a program: its operands, and memory for temporaries and for results that are as large as these say."""
 
-    def __init__(self, program: Program, call: SparseCall, sizes: Mapping[str, int]) -> None:
-        self.program, self.call = program, call
-        problem = program.problem
+    def __init__(self, plan: CallPlan, call: SparseCall, sizes: Mapping[str, int]) -> None:
+        self.plan, self.call = plan, call
+        problem = plan.problem
         self.function, self.sizes = problem.function, sizes
         self.shared = dict(problem.shared)
         self.sparse = dict(call.sparse)
         self._convert(call.structures)
         self.numbers = [sizes[n] for n in problem.sizes] or [0]
-        self.values = {o.name: self._values(o) for o in self.program.operands}
+        self.values = {o.name: self._values(o) for o in self.plan.operands}
         self.arrays: dict[int, tuple[Tensor, ...]] = {}  # of sparse results
 
     def _convert(self, structures: Mapping[str, Structure]) -> None:
         """Make the operands that are others in another format."""
-        for c in self.program.conversions:
+        for c in self.plan.conversions:
             if c.source in structures:
                 self.sparse[c.name] = convert_format(self.sparse[c.source], c.format, structures[c.source])
 
-    def _values(self, o: SparseOperand) -> Tensor:
+    def _values(self, o: PlannedOperand) -> Tensor:
         if o.name in self.sparse:
             return self.sparse[o.name].values.detach().resolve_neg().contiguous()
         dtype = TORCH_TYPES[self.function.tensor(o.name).dtype]
@@ -87,7 +91,7 @@ class ProgramRun:
             return torch.empty(0, dtype=dtype)
         if o.name in self.shared:
             source = self.sparse[self.shared[o.name]].values
-            if o.name in self.program.unfilled:
+            if o.name in self.plan.unfilled:
                 return _empty(tuple(source.shape), dtype, o.name, self.function.name, self.call.device)
             return torch.zeros_like(source, dtype=dtype)
         if self.function.tensor(o.name).is_sparse:
@@ -97,7 +101,7 @@ class ProgramRun:
         return _empty(self._shape(o.name), dtype, o.name, self.function.name, self.call.device)
 
     def _shape(self, name: str) -> tuple[int, ...]:
-        extents = self.program.problem.ranges.shape(name)
+        extents = self.plan.problem.ranges.shape(name)
         return tuple(_evaluate_value(x, self.sizes) for x in extents)
 
     def _stored_result(self, name: str) -> Tensor | SparseTensor:
@@ -120,30 +124,29 @@ class ProgramRun:
 
     def _numbers_of(self, name: str, stop: int) -> list[int]:
         """The numbers of the results of statements before `stop` that make up a sparse result."""
-        every = [(n, r.arrays) for n, r in enumerate(self.program.results)]
-        return [n for n, x in every if x.tensor == name and x.statement < stop]
+        return [n for n, r in enumerate(self.plan.results) if r.tensor == name and r.statement < stop]
 
-    def _allocate_collected(self, x: Collected, count: int) -> tuple[Tensor, ...]:
+    def _allocate_collected(self, r: PlannedResult, count: int) -> tuple[Tensor, ...]:
         """Memory for the coordinates and the values of so many elements."""
-        dtype, device = TORCH_TYPES[self.function.tensor(x.tensor).dtype], self.call.device
-        types = (*(torch.int64 for _ in x.coordinates), dtype)
+        symbol, device = self.function.tensor(r.tensor), self.call.device
+        types = (*(torch.int64 for _ in range(symbol.rank)), TORCH_TYPES[symbol.dtype])
         return tuple(_new_array(count, t, device) for t in types)
 
     def _add_completed_results(self, phase: int) -> None:
         """Make operands of the sparse results that are complete before a phase."""
-        for version in (v for p, v in self.program.versions if p == phase):
+        for version in (v for p, v in self.plan.versions if p == phase):
             t = self._sparse_result(version.source, version.statement)
-            is_wide = self.program.problem.index_type(version.name) == INT64
+            is_wide = self.plan.problem.index_type(version.name) == INT64
             index = torch.int64 if is_wide else torch.int32
             levels = tuple(None if x is None else (_cast(x[0], index), x[1].to(index)) for x in t.levels)
             self.sparse[version.name] = SparseTensor(t.format, t.shape, levels, t.values)
             self._convert({version.name: Structure(len(t.values))})
-            made = {version.name, *(c.name for c in self.program.conversions if c.source == version.name)}
-            self.values |= {o.name: self._values(o) for o in self.program.operands if o.name in made}
+            made = {version.name, *(c.name for c in self.plan.conversions if c.source == version.name)}
+            self.values |= {o.name: self._values(o) for o in self.plan.operands if o.name in made}
 
     def _sort_collected(self, format: Format, shape: tuple[int, ...], mine: list[int]) -> SparseTensor:
         """A sparse tensor of collected elements. All definitions but the first add to the existing elements."""
-        collected = [r for r in (self.program.results[n].arrays for n in mine) if isinstance(r, Collected)]
+        collected = [self.plan.results[n] for n in mine]
         operator = self.function.statements[collected[0].statement].reduction or "+"
         lists = [(torch.stack(self.arrays[n][:-1]), self.arrays[n][-1]) for n in mine]
         if len(lists) > 1 and operator != "+":
@@ -164,22 +167,22 @@ class SparseRun(ProgramRun):
     def __init__(
         self, kernel: CompiledSparseKernel, call: SparseCall, sizes: Mapping[str, int], counts: StoredCounts | None
     ) -> None:
-        super().__init__(kernel.program, call, sizes)
+        super().__init__(kernel.plan, call, sizes)
         self.counts, self.kernel = counts, kernel
         self.size_array = np.array(self.numbers, np.int64)
-        self.totals = np.zeros(max(1, self.program.slots), np.int64)
+        self.totals = np.zeros(max(1, self.plan.slots), np.int64)
         self.rows: dict[int, Tensor] = {}
 
     def results(self) -> dict[str, Tensor | SparseTensor]:
         """Run all phases; the results of the def, by name."""
         for number, executable in enumerate(self.kernel.executables):
             self._add_completed_results(number)
-            for n, r in enumerate(self.program.results):
-                if isinstance(r.arrays, Assembled) and r.arrays.counts_rows and r.phase == number + 1:
-                    self.rows[n] = self._row_starts(r.arrays)
+            for n, r in enumerate(self.plan.results):
+                if r.levels is not None and r.levels.counts_rows and r.phase == number + 1:
+                    self.rows[n] = self._row_starts(r.tensor, r.levels)
                 if r.phase == number:
                     self.arrays[n] = self._allocate(n, r)
-            key = (self.program.problem.parallel, self.program.problem.refills, number)
+            key = (self.plan.problem.parallel, self.plan.problem.refills, number)
             if self.counts is not None and key in self.counts.totals:
                 self.totals[:] = self.counts.totals[key]
                 self.rows |= self.counts.rows
@@ -187,7 +190,7 @@ class SparseRun(ProgramRun):
             code, value = executable(self._addresses())
             if code:
                 raise _make_launch_error(self.function.name, code, value)
-            if self.counts is not None and self._only_counts(number):
+            if self.counts is not None and number in self.plan.counting:
                 self.counts.totals[key] = self.totals.copy()
                 self.counts.rows.update(self.rows)
         return {name: self._result(name) for name in self.function.returns}
@@ -197,7 +200,7 @@ class SparseRun(ProgramRun):
         if any(t.role is Role.TEMPORARY for t in self.function.tensors):
             return None
         names = [p.name for p in self.function.parameters]
-        if [o.name for o in self.program.operands] != [*names, *self.function.returns]:
+        if [o.name for o in self.plan.operands] != [*names, *self.function.returns]:
             return None
         operands = [
             (v, self.sparse[n] if n in self.sparse else self.call.dense[n]) for n, v in zip(names, values, strict=True)
@@ -207,38 +210,37 @@ class SparseRun(ProgramRun):
             self.kernel.executables[0], constants, operands, [self.values[r] for r in self.function.returns]
         )
 
-    def _only_counts(self, phase: int) -> bool:
-        return all(k.name.endswith(".count") for k in self.program.phases[phase].kernels)
-
-    def _allocate(self, number: int, r: Result) -> tuple[Tensor, ...]:
+    def _allocate(self, number: int, r: PlannedResult) -> tuple[Tensor, ...]:
         """Allocate a sparse result, of its counted size or of the total size of its operands."""
-        dtype = TORCH_TYPES[self.function.tensor(r.arrays.tensor).dtype]
-        if isinstance(r.arrays, Collected):
-            return self._allocate_collected(r.arrays, int(self.totals[r.first]))
-        if r.arrays.is_known:
+        dtype = TORCH_TYPES[self.function.tensor(r.tensor).dtype]
+        if r.levels is None:
+            return self._allocate_collected(r, int(self.totals[r.first]))
+        if r.levels.is_known:
             arrays = [
                 x
-                for level in self._levels_of_earlier_run(r.arrays)
+                for level in self._levels_of_earlier_run(r.tensor)
                 if level is not None
                 for x in level
                 if x is not None
             ]
             return (*arrays, _new_array(len(arrays[-1]), dtype))
-        return self._level_arrays(number, r, r.arrays, dtype)
+        return self._level_arrays(number, r, r.levels, dtype)
 
-    def _levels_of_earlier_run(self, x: Assembled) -> tuple[Level, ...]:
+    def _levels_of_earlier_run(self, name: str) -> tuple[Level, ...]:
         """The levels that a result has from an earlier run."""
         assert self.counts is not None
-        return self.counts.levels[x.tensor]
+        return self.counts.levels[name]
 
-    def _row_starts(self, x: Assembled) -> Tensor:
+    def _row_starts(self, name: str, x: AssembledLevels) -> Tensor:
         """Memory for where each row of a result begins, and where the last one ends."""
-        rows = x.format.extents(self._shape(x.tensor))[0]
+        rows = x.format.extents(self._shape(name))[0]
         return torch.empty(rows + 1, dtype=_index_dtype(x))
 
-    def _level_arrays(self, number: int, r: Result, x: Assembled, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    def _level_arrays(
+        self, number: int, r: PlannedResult, x: AssembledLevels, dtype: torch.dtype
+    ) -> tuple[Tensor, ...]:
         most = sum(self.sparse[name].values.numel() for name in x.bound)
-        extents, parents = x.format.extents(self._shape(x.tensor)), 1
+        extents, parents = x.format.extents(self._shape(r.tensor)), 1
         index = _index_dtype(x)
         arrays: list[Tensor] = []
         for n, level in enumerate(x.format.levels[: x.format.depth]):
@@ -251,42 +253,41 @@ class SparseRun(ProgramRun):
                 arrays.append(self.rows[number] if x.counts_rows else torch.empty(parents + 1, dtype=index))
             arrays.append(_new_array(entries, index))
             parents = entries
-        tail = x.format.tail(self._shape(x.tensor))
+        tail = x.format.tail(self._shape(r.tensor))
         count = parents * prod(tail)
         return (*arrays, torch.zeros(count, dtype=dtype) if tail else _new_array(count, dtype))
 
     def _addresses(self) -> list[int]:
         found = [self.size_array.ctypes.data, self.totals.ctypes.data]
-        for o in self.program.operands:
-            if o.crd and o.name not in self.sparse:
-                found += [0] * (len(o.buffers) - 1)
-            elif o.crd:
+        for o in self.plan.operands:
+            if o.has_levels and o.name not in self.sparse:
+                found += [0] * o.num_level_arrays
+            elif o.has_levels:
                 for level in self.sparse[o.name].levels:
                     if level is not None:
                         found += [x.data_ptr() for x in level if x is not None]
             found.append(self.values[o.name].data_ptr())
-        for n, r in enumerate(self.program.results):
+        for n, r in enumerate(self.plan.results):
             arrays = self.arrays.get(n)
             if arrays is None and n in self.rows:  # the array of the rows comes first
-                found += [self.rows[n].data_ptr(), *[0] * (len(r.arrays.buffers) - 1)]
+                found += [self.rows[n].data_ptr(), *[0] * (r.num_arrays - 1)]
             else:
-                found += [0] * len(r.arrays.buffers) if arrays is None else [x.data_ptr() for x in arrays]
+                found += [0] * r.num_arrays if arrays is None else [x.data_ptr() for x in arrays]
         return found
 
     def _sparse_result(self, name: str, stop: int) -> SparseTensor:
         number, *others = self._numbers_of(name, stop)
-        r = self.program.results[number]
-        if isinstance(r.arrays, Assembled) and not others:
-            return self._make_assembled(number, r, r.arrays)
+        r = self.plan.results[number]
+        if r.levels is not None and not others:
+            return self._make_assembled(number, r, r.levels)
         return ProgramRun._sparse_result(self, name, stop)
 
-    def _make_assembled(self, number: int, r: Result, x: Assembled) -> SparseTensor:
+    def _make_assembled(self, number: int, r: PlannedResult, x: AssembledLevels) -> SparseTensor:
         """A sparse tensor whose levels are written; excess memory is cut off."""
+        shape = self._shape(r.tensor)
         if x.is_known:
-            return SparseTensor(
-                x.format, self._shape(x.tensor), self._levels_of_earlier_run(x), self.arrays[number][-1]
-            )
-        arrays, shape = list(self.arrays[number]), self._shape(x.tensor)
+            return SparseTensor(x.format, shape, self._levels_of_earlier_run(r.tensor), self.arrays[number][-1])
+        arrays = list(self.arrays[number])
         extents, parents = x.format.extents(shape), 1
         levels: list[tuple[Tensor | None, Tensor] | None] = []
         for n, level in enumerate(x.format.levels):
@@ -306,7 +307,7 @@ def _cast(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     return None if x is None else x.to(dtype)
 
 
-def _index_dtype(x: Assembled) -> torch.dtype:
+def _index_dtype(x: AssembledLevels) -> torch.dtype:
     return torch.int64 if x.index == INT64 else torch.int32
 
 

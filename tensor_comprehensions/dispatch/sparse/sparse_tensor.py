@@ -11,17 +11,24 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ...core.errors import ArgumentError
-from ...tc_lang.formats import Format, parse_format
+from ...core.lazy_import import lazy_module
+from ...tc_lang.formats import Format, LevelKind, parse_format
+from ...tc_lang.ir import Symbol
 from ...tc_lang.unlocated_error import UnlocatedTypeError
-from . import pack
 from .check_storage import check_parts
 
 if TYPE_CHECKING:
     import scipy.sparse
 
+    from . import pack
+else:
+    pack = lazy_module("dispatch.sparse.pack")
+
 Level = tuple[Tensor | None, Tensor] | None
 """The arrays of one level: None if it is dense, else (pos, crd), where pos is None for a singleton."""
 FormatLike = Format | str
+_ARRAYS = {LevelKind.DENSE: 0, LevelKind.SINGLETON: 1, LevelKind.COMPRESSED: 2}
+"""How many arrays a level has: none, crd, or pos and crd."""
 _is_traced = torch.compiler.is_dynamo_compiling
 
 
@@ -317,3 +324,18 @@ pytree.register_pytree_node(
     to_dumpable_context=list,
     from_dumpable_context=_from_dumpable,
 )
+
+
+def storage_of(t: Symbol) -> tuple[Format | None, tuple[int, ...] | None]:
+    """The format of a sparse tensor and how many arrays its levels have; None of a dense one."""
+    return (t.format, count_arrays(t.format)) if t.format is not None and t.is_sparse else (None, None)
+
+
+def count_arrays(format: Format) -> tuple[int, ...]:
+    """How many arrays each level has."""
+    return tuple(_ARRAYS[level.kind] for level in format.levels)
+
+
+def flat_values(values: Sequence[Any]) -> list[Any]:
+    """Values with each sparse tensor replaced by its stored values."""
+    return [x.values if isinstance(x, SparseTensor) else x for x in values]
