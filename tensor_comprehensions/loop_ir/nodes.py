@@ -480,9 +480,9 @@ class Kernel:
 
     With a `launch`, every thread of every block runs `body`, in which the variables of `BLOCK` and `THREAD` are
     defined.
-    Threads of one block meet at the collective intrinsics; blocks, or clusters of blocks, run in any order. The kernels of a module run one
-    after another. `readonly` names GLOBAL buffers that it only reads, through the read-only cache if the target has
-    one.
+    Threads of one block meet at the collective intrinsics; blocks, or clusters of blocks, run in any order. The kernels
+    of a module run one after another. `readonly` names GLOBAL buffers that it only reads, through the read-only cache
+    if the target has one.
     `min_blocks_per_sm` blocks, at least, should be resident on a multiprocessor. `maps` are its tensor maps, which
     intrinsics name by their position.
     """

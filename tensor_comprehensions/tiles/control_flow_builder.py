@@ -138,7 +138,8 @@ class ControlFlowBuilder(WarpRoleBuilder):
         math = self._other_warpgroups(load)
         groups = math.size // WARPGROUP
         loading, computing = DEFAULT_REGISTERS.get(groups, (0, 0)) if load.size == WARPGROUP else (0, 0)
-        full, empty = self.barriers("full", depth, 1), self.barriers("empty", depth, groups)
+        full = self.barriers("full", depth, 1)
+        empty = self.barriers("empty", depth, groups, everywhere=self.cluster > 1)
         begun = self.barriers("begun", 1, 1) if first is not None else None
         ended = self.barriers("ended", 1, groups) if begun is not None and self._iterations else None
         parity = PhaseParity(build.mod(self._count_enclosing_steps(), 2))

@@ -33,6 +33,7 @@ class GroupProductLowering(ProductLowering):
     def write(self) -> None:
         k, (rows, columns, _) = self.k, self.tiles.tile
         groups = self.tiles.warpgroups
+        k.clusters(self.tiles.cluster)
         load, math = k.threads(WARPGROUP * (1 + groups)).tile(WARPGROUP).split(1, groups)
         pairs = [self._stages(p, order) for p, order in zip(self.region.pairs, self.order.pairs, strict=True)]
         if self.region.chain is not None:
@@ -134,7 +135,8 @@ class GroupProductLowering(ProductLowering):
         self, stage: Any, sides: Sequence[StagedFactor], order: PairOrder, at: Mapping[str, ir.Expr]
     ) -> None:
         for side in sides:
-            self.fill_side(side.memory[stage], side, order, at)
+            shared = self.tiles.cluster > 1 and side.own is self.order.columns
+            self.fill_side(side.memory[stage], side, order, at, multicast=shared)
         if self.chained is not None:
             self.chained.fill(stage, at)
 

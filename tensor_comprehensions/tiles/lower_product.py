@@ -34,7 +34,7 @@ from .tensor_core_products import ROUNDED, accumulator, plan_product
 from .tensors import DataTensor, ThreadTensor
 from .thread_values import element_at, exist_together, fill_pair, guarded_store, name_coordinates, neighbor_runs
 from .tile_views import THREAD_X, MemoryView, RegisterFragment
-from .warp_role_builder import BLOCK_ID
+from .warp_role_builder import BLOCK_ID, rows_together
 
 DEALT = 32
 """Columns of four instructions, which are dealt out to four threads."""
@@ -53,7 +53,9 @@ def lower_product(
         lowering = GroupProductLowering(k, region, order, tiles, buffers)
     lowering.write()
     arguments = tuple(buffers[n] for n in region.tensors)
-    program = specs.Program(name, arguments, 1, k.num_blocks, k.num_threads, tuple(k.names), k.body())
+    program = specs.Program(
+        name, arguments, 1, k.num_blocks, k.num_threads, tuple(k.names), k.body(), cluster=k.cluster
+    )
     return decompose(program, target)
 
 
@@ -184,7 +186,7 @@ class ProductLowering:
         order, count = self.order, self.tiles.count
         rows, columns = count(order.rows), count(order.columns)
         inside = build.mod(number, rows * columns) if order.batch else number
-        side = next(n for n in range(min(self.tiles.group, rows), 0, -1) if rows % n == 0)
+        side = rows_together(rows, self.tiles.group, self.tiles.cluster)
         band, within = build.div(inside, side * columns), build.mod(inside, side * columns)
         row, column = build.add(build.mul(band, side), build.mod(within, side)), build.div(within, side)
         if self.region.domain and MaskedSteps.of(self.region, order, self.tiles).grow_with_rows:
@@ -243,14 +245,16 @@ class ProductLowering:
             self.memories[key] = self.k.shared(name, (self.tiles.stages, *sizes), factor.value.dtype)
         return self.memories[key]
 
-    def fill_side(self, to: MemoryView, side: StagedFactor, pair: PairOrder, at: Mapping[str, ir.Expr]) -> None:
+    def fill_side(
+        self, to: MemoryView, side: StagedFactor, pair: PairOrder, at: Mapping[str, ir.Expr], *, multicast: bool = False
+    ) -> None:
+        """Copy, or compute, the tile of a factor; multicast: for all blocks of the cluster."""
         groups = (pair.terms, side.own) if side.place.transposed else (side.own, pair.terms)
         if side.place.element is not None:
             batch = {i.name: at[i.name] for i in self.order.batch}
             view = side.place.element.view([i for g in groups for i in g], batch)
-            self.k.move(
-                to, MemoryView(view.buffer, self._deal_columns(self._pick_tile(view.tensor, groups, at), groups))
-            )
+            tile = self._deal_columns(self._pick_tile(view.tensor, groups, at), groups)
+            self.k.move(to, MemoryView(view.buffer, tile), multicast=multicast)
         else:
             self._compute(to, side.factor, groups, at)
 

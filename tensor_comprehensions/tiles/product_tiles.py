@@ -72,6 +72,7 @@ class ProductTiles:
         stages: of shared memory. group: rows of tiles that consecutive blocks visit together.
         instruction: `MMA` of warps, or `WGMMA` of warpgroups, which stand along the rows. stores_boxes: whether sums
             are stored as boxes through shared memory, which only the latter do.
+        cluster: blocks of neighboring rows of tiles that copy the right factors once for all of them.
     """
 
     boxes: Mapping[str, int]
@@ -81,6 +82,7 @@ class ProductTiles:
     group: int
     instruction: str = MMA
     stores_boxes: bool = False
+    cluster: int = 1
 
     @property
     def warpgroups(self) -> int:

@@ -22,6 +22,7 @@ from ..loop_ir.intrinsics import (
     FENCE_ASYNC,
     INTRINSICS,
     TMA_LOADS,
+    TMA_MULTICASTS,
     TMA_STORES,
     WGMMA_COMMIT,
     WGMMA_FENCE,
@@ -41,6 +42,7 @@ _QUARTER = 16
 _LEAST = (1 << _QUARTER) - 1
 ORDERING = (BULK_COMMIT, BULK_WAIT, FENCE_ASYNC, WGMMA_COMMIT, WGMMA_FENCE)
 """Statements that move no data."""
+_LOADS = (*TMA_LOADS, *TMA_MULTICASTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +101,8 @@ class TagMachine:
                 self._write(buffer, self._places(buffer, indices), self._tag(value), active)
             case ir.Invoke(name) if name in (COPY_ASYNC, COPY_ASYNC_ZERO):
                 self._copy(s, active)
-            case ir.Invoke(name) if name in TMA_LOADS or name in TMA_STORES:
-                for thread in np.flatnonzero(active)[: 1 if name in TMA_LOADS else None]:
+            case ir.Invoke(name) if name in _LOADS or name in TMA_STORES:
+                for thread in np.flatnonzero(active)[: 1 if name in _LOADS else None]:
                     self._box(s, int(thread))
             case ir.Invoke(name) if name in ORDERING:
                 pass
@@ -169,7 +171,7 @@ class TagMachine:
 
     def _box(self, s: ir.Invoke, thread: int) -> None:
         """Copy a box from a tensor, zeros from beyond, or to it."""
-        loads = s.name in TMA_LOADS
+        loads = s.name in _LOADS
         (memory, there), (tensor, here) = s.operands[:2] if loads else s.operands[1::-1]
         m = self.maps[s.attributes[0]]
         box = m.box

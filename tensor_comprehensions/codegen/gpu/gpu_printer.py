@@ -74,8 +74,8 @@ class GpuDialect:
 
     Attributes:
         c: the rest.
-        kernel: the line before the parameters, from the name, the cluster and the bounds: the threads of a block, and how many
-            blocks should have registers at once where that is more than one.
+        kernel: the line before the parameters, from the name, the cluster and the bounds: the threads of a block, and
+            how many blocks should have registers at once where that is more than one.
         single: the same for a kernel of one thread.
         pointer: the space of arguments, with a blank behind it.
         variables: the names and values of the variables of a launch, in the order of `ir.BLOCK` and `ir.THREAD`.
