@@ -238,9 +238,10 @@ class LaunchInterpreter:
 
     def fail_deadlock(self, waiting: dict[int, Wait], ended: list[int]) -> None:
         phases = [w.waits[0] for w in waiting.values() if isinstance(w, LaneWait)]
-        if phases:  # first those whose phase some have come to
+        if phases:  # first those that lack bytes only, then those whose phase some have come to
+            landing = [w for w in phases if not w.barrier.pending]
             begun = [w for w in phases if w.barrier.pending < w.barrier.count or w.barrier.bytes]
-            raise InternalError(f"deadlock: {(begun or phases)[0]}")
+            raise InternalError(f"deadlock: {(landing or begun or phases)[0]}")
         first, wait = next(iter(waiting.items()))
         other = next((f"warp {n} at {w}" for n, w in waiting.items() if w != wait), None)
         rest = other or (f"warp {ended[0]} has ended" if ended else "no other warp comes")

@@ -438,11 +438,11 @@ bool advance_together(State state, int first, int n) {
 
 // A thread of another block, or of its own, reaches shared memory of a block.
 void reach_block(int rank, int line) {
-    if (rank < 0 || rank >= (int)blocks.size() || !blocks[rank].left) {
-        fail_at(ENDED, memories.back().begin, line, -1, "");
-        snprintf(machine_failure.text, sizeof machine_failure.text, "reaches block %d of its cluster, which %s", rank,
-                 rank < 0 || rank >= (int)blocks.size() ? "does not exist" : "has ended");
-        return stop();
+    bool exists = rank >= 0 && rank < (int)blocks.size();
+    if (!exists || !blocks[rank].left) {
+        char text[80];
+        snprintf(text, sizeof text, "reaches block %d of its cluster, which %s", rank, exists ? "has ended" : "does not exist");
+        return fail_at(ENDED, memories.back().begin, line, -1, text);
     }
     if (rank != rank_of(current)) blocks[rank].reached[current / WARP] = turns[current / WARP];
 }
@@ -454,20 +454,21 @@ void end_block(int rank) {
         for (int v = rank * block_threads / WARP; v < (rank + 1) * block_threads / WARP; v++)
             if (known[v][w] > knows) knows = known[v][w];
         if (blocks[rank].reached[w] < knows) continue;
-        fail_at(ENDED, memories.back().begin, 0, -1, "");
-        snprintf(machine_failure.text, sizeof machine_failure.text,
-                 "ends, and its block does not know that warp %d has reached its memory", w);
-        return;
+        char text[80];
+        snprintf(text, sizeof text, "ends, and its block does not know that warp %d has reached its memory", w);
+        return fail_at(ENDED, memories.back().begin, 0, -1, text);
     }
 }
 
 // Nobody can go on: say who waits, and for whom.
 void fail_deadlock() {
-    for (int round = 0; round < 2; round++)  // first those whose phase some have come to, then all
+    for (int round = 0; round < 3; round++)  // first phases that lack bytes only, those that some have come to, all
         for (int k = 0; k < (int)fibers.size(); k++) {
             if (fibers[k].state != AT_PHASE) continue;
             for (const Mbarrier &b : barriers) {
-                if (b.at != fibers[k].places[0] || b.block != rank_of(k) || (!round && b.pending == b.count && !b.bytes)) continue;
+                if (b.at != fibers[k].places[0] || b.block != rank_of(k) || (round == 0 && b.pending) ||
+                    (round == 1 && b.pending == b.count && !b.bytes))
+                    continue;
                 current = k;
                 fail_at(STUCK, b.at, fibers[k].line, -1, "");
                 snprintf(machine_failure.text, sizeof machine_failure.text, "phase %d lacks %d arrivals and %lld bytes",
