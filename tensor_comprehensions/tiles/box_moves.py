@@ -13,14 +13,14 @@ from ..loop_ir import build
 from ..loop_ir import nodes as ir
 from ..loop_ir.async_operand_checks import tensor_map_fault
 from ..loop_ir.atoms import WARP, WARPGROUP
-from ..loop_ir.intrinsics import BULK_COMMIT, BULK_WAIT, FENCE_ASYNC
+from ..loop_ir.intrinsics import BARRIER_PART, BULK_COMMIT, BULK_WAIT, FENCE_ASYNC
 from ..loop_ir.linear_forms import difference
 from ..loop_ir.matrix_descriptor import CORE_ROWS
 from ..target import GpuTarget
 from . import specs
 from .panels import panel_columns, panel_fault
 from .tile_views import MemoryView, RegisterFragment, WarpgroupPlan
-from .warpgroup_products import thread_range
+from .warpgroup_products import WARPGROUP_INDEX, thread_range
 
 MOST_ROWS = 256
 """The longest side of a box."""
@@ -291,7 +291,11 @@ class _SumsStore:
         context.staged.append(self.staged)
         context.shared += self.staged.buffer.bytes
         context.boxed.add(name)
-        self.part = specs.SyncPart(threads, context.part_number(threads))
+        groups = range(threads[0] // WARPGROUP, sum(threads) // WARPGROUP)
+        parts = {g: context.part_number((g * WARPGROUP, WARPGROUP)) for g in groups}
+        meet = {g: ir.Invoke(BARRIER_PART, (), (number, WARPGROUP)) for g, number in parts.items()}
+        own = [build.when(build.eq(build.var(WARPGROUP_INDEX), g), s) for g, s in meet.items()]
+        self.meet = build.block(*(own if len(own) > 1 else meet.values()))  # each warpgroup has a slice of its own
         self.map = context.map_number(box.map(SLICE_ROWS, columns))
         self.words = ir.Buffer(f"{name}_words", ir.Type(UINT32), (4,), (1,), ir.Space.REGISTER)
         thread = build.sub(build.var(ir.THREAD[0]), threads[0])
@@ -302,11 +306,11 @@ class _SumsStore:
         for i in range(self.plan.rows_each):
             for column in range(0, self.sums.padded[1], self.columns):
                 yield self._leaf("", build.when(self.leader, ir.Invoke(BULK_WAIT, (), (0,))))
-                yield self.part
+                yield self._leaf("", self.meet)
                 for part in range(0, self.columns, 16):
                     yield self._store_slice(i, column, part)
                 yield self._leaf("", ir.Invoke(FENCE_ASYNC, ()))
-                yield self.part
+                yield self._leaf("", self.meet)
                 yield self._send_slice(i, column)
         yield self._leaf("", build.when(self.leader, ir.Invoke(BULK_WAIT, (), (0,))))
 

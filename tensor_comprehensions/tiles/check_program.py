@@ -69,7 +69,7 @@ def _walk_specs(
             case specs.Role(body=inner) | specs.One(body=inner):
                 yield from _walk_specs(inner, values, last=last)
             case specs.When(condition, inner):
-                if evaluate_index(condition, values):
+                if np.any(evaluate_index(condition, values)):  # of some warpgroups of a role
                     yield from _walk_specs(inner, values, last=last)
             case specs.Spec():
                 yield node, values

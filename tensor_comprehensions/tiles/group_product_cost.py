@@ -138,5 +138,23 @@ def group_resources(size: int, tiles: ProductTiles, target: GpuTarget) -> dict[s
         "second-level cache": fetched / target.l2_bytes,
         "shared memory": (loaded + read) / target.shared_bytes,
         "issue": WARPGROUP // WARP * products / ISSUE_PER_CYCLE,
-        "latency": ARRIVAL_CYCLES / (tiles.stages - 1) + STEP_CYCLES,
+        "latency": ARRIVAL_CYCLES / (tiles.stages - 1 - tiles.lead) + STEP_CYCLES,
     }
+
+
+def most_lead(region: ProductRegion, tiles: ProductTiles) -> int:
+    """The most steps that one of two warpgroups may lead: one stage stays on its way, and one in use by the other."""
+    leads = tiles.warpgroups == 2 and region.chain is None and not region.domain
+    return max(0, tiles.stages - 2) if leads else 0
+
+
+def hidden_cycles(tiles: ProductTiles, each: int, multiplied: float, end: float) -> float:
+    """Cycles of finishing sums under products of the other warpgroup, over the tiles of a processor.
+
+    One that leads finishes while the other multiplies its last steps; that one finishes while the first multiplies its
+    next steps, if there is another tile.
+
+    Args:
+        each: tiles. multiplied: cycles of the tensor cores for a step of both. end: cycles of finishing a tile.
+    """
+    return (2 * each - 1) * min(tiles.lead * multiplied, end) / 2

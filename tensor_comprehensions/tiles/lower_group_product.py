@@ -129,7 +129,8 @@ class GroupProductLowering(ProductLowering):
         if self.order.pairs[0].left.element is None and self.chained is None:
             self.k.allocate(left)
         count = sum(counts) if chosen is None else chosen
-        self.k.ring(count, self.tiles.stages, fill, use, load=load, first=self.first_copies(blocks))
+        first, lead = self.first_copies(blocks), min(self.tiles.lead, sum(counts))
+        self.k.ring(count, self.tiles.stages, fill, use, load=load, first=first, lead=lead)
 
     def _fill_both(
         self, stage: Any, sides: Sequence[StagedFactor], order: PairOrder, at: Mapping[str, ir.Expr]

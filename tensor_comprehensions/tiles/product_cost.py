@@ -18,6 +18,7 @@ from .group_product_cost import (
     STEP_CYCLES,
     fits_groups,
     group_resources,
+    hidden_cycles,
 )
 from .masked_steps import MaskedSteps
 from .product_region import FactorPair, ProductFactor, ProductRegion
@@ -127,7 +128,10 @@ def price_product(
         masked = MaskedSteps.of(region, order, tiles) if region.domain else None
         steps += step * (tiles.count(places.terms) if masked is None else masked.mean_count())
     begin = 2 * ARRIVAL_CYCLES + CLUSTER_CYCLES * (tiles.cluster > 1)
-    cycles = begin + each * (steps + _end_cycles(region, tiles, target))  # first loads, last stores
+    end = _end_cycles(region, tiles, target)
+    cycles = begin + each * (steps + end)  # first loads, last stores
+    if tiles.lead:
+        cycles -= hidden_cycles(tiles, each, cost["tensor cores"], end)
     moved = _bytes_in_memory(region) * target.clock / target.bandwidth
     if moved > cycles:
         return ProductPrice(moved, "memory", blocks, together)

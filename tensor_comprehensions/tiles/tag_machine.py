@@ -15,6 +15,7 @@ from ..loop_ir import nodes as ir
 from ..loop_ir.atoms import ATOMS, MATMUL, WARP, WARPGROUP, Atom
 from ..loop_ir.instructions import TF32_BITS
 from ..loop_ir.intrinsics import (
+    BARRIER_PART,
     BULK_COMMIT,
     BULK_WAIT,
     COPY_ASYNC,
@@ -40,7 +41,7 @@ LOW = (1 << HIGH) - 1
 _QUARTER = 16
 """Bits of a tag of a register that holds four."""
 _LEAST = (1 << _QUARTER) - 1
-ORDERING = (BULK_COMMIT, BULK_WAIT, FENCE_ASYNC, WGMMA_COMMIT, WGMMA_FENCE)
+ORDERING = (BARRIER_PART, BULK_COMMIT, BULK_WAIT, FENCE_ASYNC, WGMMA_COMMIT, WGMMA_FENCE)
 """Statements that move no data."""
 _LOADS = (*TMA_LOADS, *TMA_MULTICASTS)
 

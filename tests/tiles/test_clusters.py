@@ -264,6 +264,50 @@ def test_other_languages_have_no_clusters() -> None:
         emit_opencl(small_module())
 
 
+# --- warpgroups that lead ----------------------------------------------------------------------------------------
+
+STAGGERED = replace(PAIRS, tile=(128, 32, 64), warps=(8, 1), stages=4, warpgroups="staggered")
+EPILOGUE = """def f(bfloat16(M,K) A, bfloat16(N,K) B, bfloat16(N) b, bfloat16(M,N) R) -> (C) {
+    S(m,n) +=! float(A(m,k)) * float(B(n,k))
+    C(m,n) = bfloat16(fmax(S(m,n) + float(b(n)), 0.0) + float(R(m,n)))
+}"""
+LED = ProductCase("led", EPILOGUE, ((256, 264), (32, 264), (32,), (256, 32)), ("bfloat16",) * 4)
+
+
+@needs_compiler
+def test_staggered_warpgroups_equal_the_reference() -> None:
+    """Also with fewer steps than the lead, several tiles in turn, and without clusters."""
+    short = replace(LED, shapes=((256, 64), (32, 64), (32,), (256, 32)))
+    many = ProductCase("many", matmul("m,k", "n,k", "m,n"), ((2560, 64), (64, 64)))
+    pairs = [(LED, STAGGERED), (short, STAGGERED), (LED, replace(STAGGERED, cluster=1, stages=3))]
+    pairs.append((many, replace(STAGGERED, tile=(128, 8, 64), cluster=1)))
+    kernels = [(case, case.compile(options, TARGET)) for case, options in pairs]
+    assert all("led[0]" in kernel.source("cuda") for _, kernel in kernels)
+    assert "for (int i" in kernels[-1][1].source("cuda")
+    for (case, _), found in zip(kernels, emulate_all(kernels), strict=True):
+        assert torch.equal(found, case.expected()), case.name
+
+
+def test_staggered_decompositions_are_proven() -> None:
+    found = divide(LED, STAGGERED)
+    assert check_program(region_program(found.regions[0], buffers_of(found.function), "f", SM90)) >= 3
+
+
+LEADS: dict[str, tuple[Callable[[ir.Module], ir.Module], str]] = {
+    "nothing leads": (lambda m: changed(m, "barrier_arrive", of_buffer("led", gone)), r"deadlock: .*(led|empty)\[0\]"),
+    "slices are not waited for": (lambda m: changed(m, "barrier_part", gone), r"(race|fence|undefined): .*staged"),
+}  # fmt: skip
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", LEADS)
+def test_faults_of_staggered_warpgroups_are_reported(name: str) -> None:
+    m = LEADS[name][0](lower_divided(divide(LED, STAGGERED), SM90))
+    arrays = {x.name: np.zeros(x.shape, np.uint16) for x in m.arguments}
+    with pytest.raises(InternalError, match=LEADS[name][1]):
+        emulator.run_emulated_code(emit_cuda(m), m, arrays)
+
+
 # --- options, and refusals ---------------------------------------------------------------------------------------
 
 
@@ -283,6 +327,9 @@ def test_large_products_form_clusters_by_themselves() -> None:
         (TileOptions(cluster=2, instruction="mma"), TARGET, "the option cluster"),
         (replace(PAIRS, tile=(128, 16, 64), warps=(8, 1)), TARGET, "1 rows of tiles are no clusters of 2"),
         (replace(PAIRS, tile=(64, 8, 64)), TARGET, "cannot copy a part of a right factor each"),
+        (replace(PAIRS, warpgroups="staggered"), TARGET, "the option warpgroups"),
+        (TileOptions(warpgroups="staggered"), "cuda:sm_80", "the option warpgroups"),
+        (TileOptions(warps=(8, 1), stages=2, warpgroups="staggered"), TARGET, "with three stages or more"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options: TileOptions, target: str, message: str) -> None:
@@ -317,6 +364,12 @@ def test_builder_refuses() -> None:
         k.clusters(2)
         k.blocks(C.tile(128, 64))
 
+    def leading(k: Any, C: Any, A: Any, B: Any) -> None:
+        load = k.threads(256).tile(128).split(1, 1)[0]
+        s = k.shared("s", (3, 64, 64), A.dtype)
+        k.ring(4, 3, lambda i, n: k.move(s[i], A.tile(64, 64)[0, 0]), lambda i, n: None, load=load, lead=1)
+
+    refuse("no warpgroup leads by 1 steps", leading)
     refuse("no cluster has so many blocks", odd)
     refuse("k.clusters comes too late", late)
     refuse("only blocks of a cluster copy for each other", single)

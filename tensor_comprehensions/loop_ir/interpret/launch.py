@@ -127,7 +127,7 @@ def run_launch(machine: Interpreter, kernel: Kernel, launch: Launch) -> None:
     points = list(_list_grid_points(launch.grid))
     for first in range(0, len(points), launch.cluster):
         between_blocks.step(first)
-        made = []
+        made: list[Thread] = []
         for rank, block in enumerate(points[first : first + launch.cluster]):
             places = dict(zip(BLOCK, map(np.int64, block), strict=True))
             for t in _list_grid_points(launch.block):
