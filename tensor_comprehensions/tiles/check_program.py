@@ -60,7 +60,8 @@ def _walk_specs(
         match node:
             case specs.Loop(var, stop, inner):
                 end = int(stop if isinstance(stop, int) else evaluate_index(stop, values))
-                yield from _walk_specs(inner, {**values, var: end - 1 if last else 0}, last=last)
+                if end > 0:
+                    yield from _walk_specs(inner, {**values, var: end - 1 if last else 0}, last=last)
             case specs.Let(names, inner):
                 known = dict(values)
                 for name, e in names:

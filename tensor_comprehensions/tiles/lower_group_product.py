@@ -19,6 +19,7 @@ from .factor_boxes import box_element
 from .indices import to_index
 from .lower_chain import ChainedLeft
 from .lower_product import ProductLowering, StagedFactor
+from .masked_factors import mask_of_sums
 from .product_region import FactorPair, ProductFactor
 from .product_tiles import FactorPlace, PairOrder
 from .tensors import DataTensor, ThreadTensor
@@ -48,6 +49,7 @@ class GroupProductLowering(ProductLowering):
             with k.role(math, registers=registers):
                 if self.chained is not None:
                     self.chained.finish(totals, blocks)
+                self.recompute_spoiled(totals, blocks)
                 self._store(totals, blocks)
 
         if self.region.domain:  # tiles have different numbers of steps: blocks take them as they become free
@@ -68,6 +70,10 @@ class GroupProductLowering(ProductLowering):
         """The threads with sums."""
         count = self.k.num_threads
         return self.k.threads(count).split(WARPGROUP, count - WARPGROUP)[1]
+
+    def _meet_after_stores(self) -> None:
+        self.k.fence()
+        self.k.sync(self.threads)
 
     @property
     def column_permutation(self) -> Layout | None:
@@ -112,10 +118,12 @@ class GroupProductLowering(ProductLowering):
 
         def use(stage: Any, step: Any) -> None:
             order = self.order.pairs[0]
+            at = {**blocks, **self._digits(order.terms, to_index(step + begin, "steps"))}
+            if self.chained is None:
+                self.mask_sides(pairs[0], order, stage, at)
             if order.left.element is not None:
                 self._multiply_stage(totals, pairs[0], stage, math)
                 return
-            at = {**blocks, **self._digits(order.terms, to_index(step + begin, "steps"))}
             if self.chained is not None:
                 self.chained.compute(stage, at, totals)
                 self.chained.multiply(totals, pairs[0], stage)
@@ -150,7 +158,8 @@ class GroupProductLowering(ProductLowering):
             self._finish(totals, blocks)
             return
         contraction = self.region.contraction
-        if contraction.initial is not None or contraction.epilogue is not None:
+        finished = contraction.initial is not None or contraction.epilogue is not None
+        if finished or mask_of_sums(self.region):
             self.each_run(totals, blocks, lambda *parts: self._finish_in_place(totals, *parts), totals[0])
         self.k.move(view, totals[0])
 
