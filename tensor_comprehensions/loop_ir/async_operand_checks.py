@@ -79,7 +79,7 @@ def box_fault(s: Invoke, mapped: int, maps: Sequence[TensorMap]) -> str | None:
     return None
 
 
-def cluster_fault(launch: Launch) -> str | None:
+def cluster_size_fault(launch: Launch) -> str | None:
     """Why the hardware runs no clusters of this size."""
     if not 1 <= launch.cluster <= MOST_CLUSTER:
         return f"a cluster of {launch.cluster} blocks"

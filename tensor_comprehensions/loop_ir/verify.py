@@ -14,7 +14,7 @@ from ..core.math_functions import FUNCTIONS, TF32
 from . import build, intervals
 from .async_operand_checks import (
     box_fault,
-    cluster_fault,
+    cluster_size_fault,
     described_fault,
     in_cluster_fault,
     tensor_map_fault,
@@ -138,7 +138,7 @@ def _enter_launch(kernel: Kernel, place: _Place) -> _Place:
         place = place.bind(
             name, _INDEX, place.scope.in_loop(Loop(name, build.const(0), build.const(extent), Block(())))
         )
-    _require((fault := cluster_fault(kernel.launch)) is None, f"{kernel.name} has {fault}")
+    _require((fault := cluster_size_fault(kernel.launch)) is None, f"{kernel.name} has {fault}")
     shared = [b.name for b in allocated_buffers(kernel.body) if b.space in (Space.SHARED, Space.BARRIER)]
     _require_unique(shared, f"shared buffers of {kernel.name}")
     constant = frozenset(place.buffers) - {b.name for b in written_buffers((kernel.body,))}

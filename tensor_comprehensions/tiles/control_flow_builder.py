@@ -17,7 +17,7 @@ from .indices import Index, PhaseParity, to_condition
 from .roles import every_node, is_group_product
 from .tensors import ThreadTensor
 from .tile_views import DynamicIndexError, MemoryView
-from .warp_role_builder import DEFAULT_REGISTERS, WarpRoleBuilder
+from .warp_role_builder import WarpRoleBuilder, role_registers
 from .warpgroup_products import WARPGROUP_INDEX, thread_range
 
 FillOrUse = Callable[[Any, Any], Any]
@@ -146,7 +146,7 @@ class ControlFlowBuilder(WarpRoleBuilder):
                 f"no warpgroup leads by {lead} steps",
                 expected="two that use a ring, and as many steps and stages, or more",
             )
-        loading, computing = DEFAULT_REGISTERS.get(groups, (0, 0)) if load.size == WARPGROUP else (0, 0)
+        loading, computing = role_registers(groups, self.cluster) if load.size == WARPGROUP else (0, 0)
         full = self.barriers("full", depth, 1)
         empty = self.barriers("empty", depth, groups, everywhere=self.cluster > 1)
         begun = self.barriers("begun", 1, 1) if first is not None else None

@@ -82,6 +82,8 @@ def cluster_fault(region: ProductRegion, order: ProductOrder, tiles: ProductTile
     """Why blocks of a cluster cannot copy the right factors for each other."""
     if region.chain is not None or region.domain:
         return "blocks of chains form no clusters"
+    if region.sums * tiles.tile[0] * tiles.tile[1] // (WARPGROUP * tiles.warpgroups) > MOST_SUMS[tiles.warpgroups]:
+        return "a thread of a cluster has registers for fewer sums"
     if tiles.count(order.rows) % tiles.cluster:
         return f"{tiles.count(order.rows)} rows of tiles are no clusters of {tiles.cluster}"
     for pair in order.pairs:

@@ -24,7 +24,7 @@ from .product_region import FactorPair, ProductFactor
 from .product_tiles import FactorPlace, PairOrder
 from .tensors import DataTensor, ThreadTensor
 from .tile_views import MemoryView, RegisterFragment, WarpgroupPlan
-from .warp_role_builder import BLOCK_ID, DEFAULT_REGISTERS
+from .warp_role_builder import BLOCK_ID, role_registers
 from .warpgroup_products import group_left_fragment, plan_warpgroups, warpgroup_accumulator
 
 
@@ -40,7 +40,7 @@ class GroupProductLowering(ProductLowering):
         if self.region.chain is not None:
             self.chained = ChainedLeft(self, math)
         plan = plan_warpgroups((rows, columns), math, k.target)
-        registers = DEFAULT_REGISTERS.get(groups, (0, 0))[1]
+        registers = role_registers(groups, self.tiles.cluster)[1]
 
         def write_tile(blocks: Mapping[str, ir.Expr]) -> None:
             totals = [k.allocate(self._new_sums(name, plan)) for name in self.sum_names]

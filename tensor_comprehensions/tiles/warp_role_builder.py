@@ -27,6 +27,14 @@ MOST_REGISTERS, REGISTER_STEP = (24, 240), 8
 """Of a role: from, to, in steps of."""
 DEFAULT_REGISTERS = {1: (0, 0), 2: (48, 232), 3: (56, 152)}
 """Of the role that loads and of the others, by how many warpgroups these are; 0: as the launch divides them."""
+CLUSTER_REGISTERS = {2: (56, 224)}
+"""The same in a cluster, where addresses also depend on the block: fewer make the role that loads spill."""
+
+
+def role_registers(groups: int, cluster: int) -> tuple[int, int]:
+    """The registers of the role that loads, and of the others, which are so many warpgroups."""
+    default = DEFAULT_REGISTERS.get(groups, (0, 0))
+    return CLUSTER_REGISTERS.get(groups, default) if cluster > 1 else default
 
 
 class WarpRoleBuilder(TraceState):
