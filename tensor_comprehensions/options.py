@@ -209,6 +209,10 @@ class TileOptions:
         instruction: "mma" of warps, or "wgmma" of warpgroups on sm_90, for which `warps` is (4, 1), (8, 1) or (12, 1).
         products: "tf32" allows to round factors of float32 to tf32. Without it products of float32 are exact, and only
             factors that the def rounds, as `tf32(x)`, run on tensor cores.
+        cluster: blocks of neighboring rows that form a cluster on sm_90, and copy the right factor once for all of
+            them. 1: no clusters.
+        warpgroups: of two: "staggered" lets one lead, so that each finishes its sums under products of the
+            other; "together" does not.
     """
 
     tile: tuple[int, ...] = field(default=(), metadata={"choices": (16, 32, 64, 128, 256)})
@@ -218,6 +222,8 @@ class TileOptions:
     split: int = field(default=0, metadata={"choices": (0, 1, 2, 4, 8, 16)})
     instruction: str = field(default="", metadata={"choices": ("", "mma", "wgmma")})
     products: str = field(default="", metadata={"choices": ("", "tf32")})
+    cluster: int = field(default=0, metadata={"choices": (0, 1, 2)})
+    warpgroups: str = field(default="", metadata={"choices": ("", "together", "staggered")})
 
 
 GpuOptions: TypeAlias = MappingOptions | TileOptions
@@ -246,6 +252,11 @@ def check_tiles(options: TileOptions, target: GpuTarget) -> None:
     _require(not groups or target.group_ops > 0, "instruction", options.instruction, f"mma: {target.name} has no other")
     fine = not (groups and options.warps) or (options.warps[0] in (4, 8, 12) and options.warps[1] == 1)
     _require(fine, "warps", options.warps, "(4, 1), (8, 1) or (12, 1) for wgmma")
+    fine = options.cluster < 2 or (target.group_ops > 0 and options.instruction != "mma")
+    _require(fine, "cluster", options.cluster, "0 or 1: only blocks of warpgroups on sm_90 form clusters")
+    can_stagger = target.group_ops > 0 and options.warps in ((), (8, 1)) and options.instruction != "mma"
+    fine = options.warpgroups != "staggered" or can_stagger
+    _require(fine, "warpgroups", options.warpgroups, "together: only two warpgroups on sm_90 are staggered")
     _require(options.stages != 1, "stages", options.stages, "0, which chooses, or at least 2")
     if options.tile and options.warps:
         (rows, columns, _), (across, along) = options.tile, options.warps

@@ -138,7 +138,8 @@ def _launch_lines(kernel: Kernel, registers: int, target: GpuTarget) -> Iterator
     assert launch is not None
     grid, block = (" x ".join(map(str, sizes)) for sizes in (launch.grid, launch.block))
     shared = sum(b.bytes for b in shared_buffers(kernel.body))
-    yield f"{grid} blocks of {block} threads, {format_bytes(shared)} of shared memory"
+    clusters = f" in clusters of {launch.cluster}" if launch.cluster > 1 else ""
+    yield f"{grid} blocks of {block} threads{clusters}, {format_bytes(shared)} of shared memory"
     limits = target.resident_block_limits(prod(launch.block), registers, shared)
     limit = min(limits, key=lambda name: limits[name])
     blocks = limits[limit]

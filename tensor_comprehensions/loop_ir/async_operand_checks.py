@@ -7,11 +7,13 @@ from math import prod
 
 from ..core.dtypes import FLOAT32
 from ..core.memory_layout import contiguous_strides
-from .atoms import ATOMS
-from .intrinsics import TMA_LOADS, TMA_RANKS, TMA_STORES, Intrinsic
+from .atoms import ATOMS, WARPGROUP
+from .intrinsics import IN_CLUSTER, TMA_LOADS, TMA_MULTICASTS, TMA_RANKS, TMA_STORES, Intrinsic
 from .matrix_descriptor import matrix_placement, row_bytes_of, swizzle_of
-from .nodes import Buffer, Invoke, Space, TensorMap
+from .nodes import Buffer, Invoke, Launch, Space, TensorMap
 
+MOST_CLUSTER = 8
+"""The most blocks of a cluster that all devices run."""
 _MOST = 256
 """The longest side of a box, in elements."""
 _UNIT = 16
@@ -62,7 +64,7 @@ def box_fault(s: Invoke, mapped: int, maps: Sequence[TensorMap]) -> str | None:
     m = maps[number]
     if m.buffer != tensor:
         return f"the tensor map {m.name} is of {m.buffer.name}, not of {tensor.name}"
-    if (TMA_LOADS | TMA_STORES)[s.name] != len(m.box):
+    if (TMA_LOADS | TMA_MULTICASTS | TMA_STORES)[s.name] != len(m.box):
         return f"{s.name} of a box of {len(m.box)} dimensions"
     if memory.space is not Space.SHARED or memory.type != tensor.type:
         return f"{s.name} takes {tensor.type} in shared memory, not {memory.name}"
@@ -74,6 +76,28 @@ def box_fault(s: Invoke, mapped: int, maps: Sequence[TensorMap]) -> str | None:
     wanted = swizzle_of(m.swizzle, tensor.type.dtype.size) if m.swizzle else None
     if memory.swizzle != wanted or (m.swizzle and box[-1] * tensor.type.dtype.size != m.swizzle):
         return f"{memory.name} is not swizzled as the tensor map {m.name}"
+    return None
+
+
+def cluster_size_fault(launch: Launch) -> str | None:
+    """Why the hardware runs no clusters of this size."""
+    if not 1 <= launch.cluster <= MOST_CLUSTER:
+        return f"a cluster of {launch.cluster} blocks"
+    if launch.grid[0] % launch.cluster:
+        return f"{launch.grid[0]} blocks along x, in clusters of {launch.cluster}"
+    if launch.cluster > 1 and prod(launch.block) % WARPGROUP:
+        return f"{prod(launch.block)} threads in each block of a cluster, no whole warpgroups"
+    return None
+
+
+def in_cluster_fault(s: Invoke, cluster: int) -> str | None:
+    """Why blocks of a cluster of this size cannot do `s` with each other."""
+    if s.name not in IN_CLUSTER:
+        return None
+    if cluster == 1:
+        return f"{s.name} in a kernel without clusters"
+    if s.name in TMA_MULTICASTS and not 0 < s.attributes[1] < 1 << cluster:
+        return f"{s.name} to the blocks {s.attributes[1]:b} of {cluster}"
     return None
 
 

@@ -120,15 +120,26 @@ def _make_slack_progression(a: Expr, b: Expr) -> _Progression | None:
 
 def _lanes_bound(own: _Progression, slack: _Progression, sign: int, lanes: int, scope: BoundsContext) -> int | None:
     """A bound from above of `sign * own` in every lane, to which a `slack` that is not negative may be added."""
-    step, times = sign * own.step, 1  # as often as cancels the lanes
-    if slack.step and step % slack.step == 0 and step // slack.step < 0:
-        times = -(step // slack.step)
+    step = sign * own.step
     terms = {a: sign * c for a, c in own.terms.items()}
-    for a, c in slack.terms.items():
-        terms[a] = terms.get(a, 0) + times * c
-    terms = {a: c for a, c in terms.items() if c != 0}
-    high = _find_cached_upper_bound(terms, sign * own.constant + times * slack.constant, scope)
-    return None if high is None else high + max(0, (step + times * slack.step) * (lanes - 1))
+    found = []
+    for times in _list_slack_factors(terms, step, slack):
+        summed = dict(terms)
+        for a, c in slack.terms.items():
+            summed[a] = summed.get(a, 0) + times * c
+        summed = {a: c for a, c in summed.items() if c != 0}
+        high = _find_cached_upper_bound(summed, sign * own.constant + times * slack.constant, scope)
+        if high is not None:
+            found.append(high + max(0, (step + times * slack.step) * (lanes - 1)))
+    return min(found, default=None)
+
+
+def _list_slack_factors(terms: Terms, step: int, slack: _Progression) -> list[int]:
+    """How often a slack is added: as often as cancels the lanes; or once, and as often as cancels a variable."""
+    if slack.step:
+        return [-(step // slack.step) if step % slack.step == 0 and step // slack.step < 0 else 1]
+    cancelling = (-(terms[a] // c) for a, c in slack.terms.items() if terms.get(a, 0) % c == 0 and a in terms)
+    return list(dict.fromkeys((1, *(n for n in cancelling if n > 0))))
 
 
 def _first_and_step(e: Expr) -> tuple[Expr, int] | None:

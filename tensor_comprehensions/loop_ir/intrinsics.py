@@ -54,14 +54,18 @@ FRAGMENT_ZERO, FRAGMENT_LOAD, FRAGMENT_STORE = "fragment_zero", "fragment_load",
 FRAGMENT_DOT_BFLOAT16 = "fragment_dot_bfloat16"
 BARRIER_INIT, BARRIER_ARRIVE, BARRIER_EXPECT = "barrier_init", "barrier_arrive", "barrier_expect"
 BARRIER_WAIT = "barrier_wait"
+BARRIER_ARRIVE_CLUSTER, CLUSTER_BARRIER = "barrier_arrive_cluster", "cluster_barrier"
 FENCE_BARRIER_INIT, FENCE_ASYNC = "fence_barrier_init", "fence_async"
 TMA_RANKS = (2, 3, 4, 5)
 TMA_LOADS = {f"tma_load_{rank}": rank for rank in TMA_RANKS}
+TMA_MULTICASTS = {f"{name}_multicast": rank for name, rank in TMA_LOADS.items()}
 TMA_STORES = {f"tma_store_{rank}": rank for rank in TMA_RANKS}
 BULK_COMMIT, BULK_WAIT = "bulk_commit", "bulk_wait"
 WGMMA_FENCE, WGMMA_COMMIT, WGMMA_WAIT = "wgmma_fence", "wgmma_commit", "wgmma_wait"
 REGISTERS_DEC, REGISTERS_INC, ELECT = "registers_dec", "registers_inc", "elect"
 REGISTER_MOVES = (REGISTERS_DEC, REGISTERS_INC)
+IN_CLUSTER = (BARRIER_ARRIVE_CLUSTER, CLUSTER_BARRIER, *TMA_MULTICASTS)
+"""What blocks of a cluster do with each other."""
 
 
 def _of_atom(a: Atom) -> Intrinsic:
@@ -140,11 +144,19 @@ _OWN = {
         # barrier: arrive. (bytes,): arrive, and let the phase also wait for so many bytes of copies.
         Intrinsic(BARRIER_ARRIVE, operands=1, attributes=0, barriers=(0,)),
         Intrinsic(BARRIER_EXPECT, operands=1, attributes=1, barriers=(0,)),
+        # barrier; ; (block,): arrive at the barrier that has the same place in a block of the cluster, by its number.
+        Intrinsic(BARRIER_ARRIVE_CLUSTER, operands=1, attributes=0, barriers=(0,), values=(INT64,)),
+        # As the barrier of the block, for all threads of all blocks of the cluster. A block may reach shared memory of
+        # another one from the first of them on, and must not end before the other knows the last access to it.
+        Intrinsic(CLUSTER_BARRIER, operands=0, attributes=0, group=ALL_THREADS),
         # barrier; ; (parity,): wait until the phase of this parity has ended, the one before the first having parity 1.
         Intrinsic(BARRIER_WAIT, operands=1, attributes=0, barriers=(0,), values=(INT64,)),
         # shared box, its first element in a tensor, barrier; (map,): begin to copy a box, zeros where it leaves the
         # tensor. The box is undefined until its bytes have landed and the phase of the barrier that they end has.
         *(Intrinsic(name, 3, 1, written=(0,), barriers=(2,), mapped=1) for name in TMA_LOADS),
+        # The same to the same place in several blocks of the cluster, where it ends on the barrier of that place.
+        # (map, blocks): a bit for each of them.
+        *(Intrinsic(name, 3, 2, written=(0,), barriers=(2,), mapped=1) for name in TMA_MULTICASTS),
         # The first element of a box in a tensor, shared box; (map,): begin to copy the part of it inside the tensor.
         *(Intrinsic(name, 2, 1, written=(0,), mapped=0) for name in TMA_STORES),
         # Close this thread's group of such stores. (groups,): wait until all but so many of the last ones have read.

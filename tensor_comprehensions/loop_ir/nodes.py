@@ -428,10 +428,14 @@ THREAD = ("thread.x", "thread.y", "thread.z")
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How many blocks run a kernel, and how many threads are in each: along x, y, z."""
+    """How many blocks run a kernel, and how many threads are in each: along x, y, z.
+
+    cluster: so many neighboring blocks along x run at the same time, and reach shared memory of each other.
+    """
 
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
+    cluster: int = 1
 
     def ranges(self) -> Iterator[tuple[str, int]]:
         """Each of the variables of `BLOCK` and `THREAD` with the number of values that it takes, from 0."""
@@ -476,9 +480,9 @@ class Kernel:
 
     With a `launch`, every thread of every block runs `body`, in which the variables of `BLOCK` and `THREAD` are
     defined.
-    Threads of one block meet at the collective intrinsics; blocks run in any order. The kernels of a module run one
-    after another. `readonly` names GLOBAL buffers that it only reads, through the read-only cache if the target has
-    one.
+    Threads of one block meet at the collective intrinsics; blocks, or clusters of blocks, run in any order. The kernels
+    of a module run one after another. `readonly` names GLOBAL buffers that it only reads, through the read-only cache
+    if the target has one.
     `min_blocks_per_sm` blocks, at least, should be resident on a multiprocessor. `maps` are its tensor maps, which
     intrinsics name by their position.
     """

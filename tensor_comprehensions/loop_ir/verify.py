@@ -12,7 +12,13 @@ from ..core.dtypes import BOOL, FLOAT32, INT64, UINT64
 from ..core.errors import InternalError
 from ..core.math_functions import FUNCTIONS, TF32
 from . import build, intervals
-from .async_operand_checks import box_fault, described_fault, tensor_map_fault
+from .async_operand_checks import (
+    box_fault,
+    cluster_size_fault,
+    described_fault,
+    in_cluster_fault,
+    tensor_map_fault,
+)
 from .atoms import ATOMS, ROW_BYTES, WARP
 from .bounds import BoundsContext, Fact, condition_facts, lane_bounds, lower_bound, upper_bound
 from .instructions import INSTRUCTIONS
@@ -126,11 +132,13 @@ def _require_one_name(kernel: Kernel) -> None:
 def _enter_launch(kernel: Kernel, place: _Place) -> _Place:
     """The scope of a kernel that many threads run."""
     assert kernel.launch is not None
+    place = replace(place, cluster=kernel.launch.cluster)
     for name, extent in kernel.launch.ranges():
         _require(extent >= 1, f"{kernel.name} has {extent} along {name}")
         place = place.bind(
             name, _INDEX, place.scope.in_loop(Loop(name, build.const(0), build.const(extent), Block(())))
         )
+    _require((fault := cluster_size_fault(kernel.launch)) is None, f"{kernel.name} has {fault}")
     shared = [b.name for b in allocated_buffers(kernel.body) if b.space in (Space.SHARED, Space.BARRIER)]
     _require_unique(shared, f"shared buffers of {kernel.name}")
     constant = frozenset(place.buffers) - {b.name for b in written_buffers((kernel.body,))}
@@ -168,6 +176,7 @@ class _Place:
     threads: Uniformity | None = None
     together: int = ALL_THREADS
     maps: tuple[TensorMap, ...] = ()
+    cluster: int = 1
     types: dict[int, Type] = field(default_factory=dict, init=False)
     """Types of the expressions that were verified here, by identity: they occur many times."""
 
@@ -349,6 +358,7 @@ def _verify_invoke(s: Invoke, place: _Place) -> None:
     if s.name == BARRIER_PART:
         number, threads = s.attributes
         _require(0 < number < 16 and threads > 0 and threads % WARP == 0, "no barrier of a part has this form", s)
+    _require((fault := in_cluster_fault(s, place.cluster)) is None, str(fault), s)
     if known is not None and known.mapped is not None:
         _require((fault := box_fault(s, known.mapped, place.maps)) is None, str(fault), s)
     if known is not None and known.atom:

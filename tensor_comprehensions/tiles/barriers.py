@@ -13,11 +13,17 @@ from .indices import to_index
 
 @dataclass(frozen=True, slots=True)
 class BarrierArray:
-    """An array of barriers, each of which ends a phase after `arrivals`."""
+    """An array of barriers, each of which ends a phase after `arrivals`.
+
+    Attributes:
+        blocks: of the cluster, all of which have such barriers. everywhere: whether each arrival is one in all blocks.
+    """
 
     name: str
     count: int
     arrivals: int
+    blocks: int = 1
+    everywhere: bool = False
 
     @property
     def buffer(self) -> Buffer:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
@@ -13,13 +13,14 @@ from ..loop_ir import build
 from ..loop_ir import nodes as ir
 from ..loop_ir.async_operand_checks import tensor_map_fault
 from ..loop_ir.atoms import WARP, WARPGROUP
-from ..loop_ir.intrinsics import BULK_COMMIT, BULK_WAIT, FENCE_ASYNC
+from ..loop_ir.intrinsics import BARRIER_PART, BULK_COMMIT, BULK_WAIT, FENCE_ASYNC
 from ..loop_ir.linear_forms import difference
+from ..loop_ir.matrix_descriptor import CORE_ROWS
 from ..target import GpuTarget
 from . import specs
 from .panels import panel_columns, panel_fault
 from .tile_views import MemoryView, RegisterFragment, WarpgroupPlan
-from .warpgroup_products import thread_range
+from .warpgroup_products import WARPGROUP_INDEX, thread_range
 
 MOST_ROWS = 256
 """The longest side of a box."""
@@ -103,13 +104,23 @@ class TensorBox:
 
     def splits_rows(self, rows: int) -> bool:
         """Whether this many neighboring rows, from a multiple of that on, are a box."""
-        for n, (_, size) in enumerate(self.rows):
-            if n + 1 == len(self.rows):
-                return True  # the slowest may be split anywhere
-            if rows % size and size % rows:
-                return False
-            rows = max(1, rows // size)
-        return rows == 1
+        return splits_sides([size for _, size in self.rows], rows)
+
+
+def splits_sides(sizes: Sequence[int], rows: int) -> bool:
+    """Whether neighboring rows, from a multiple of that on, are a box if rows count along sides, the fastest first."""
+    for n, size in enumerate(sizes):
+        if n + 1 == len(sizes):
+            return True  # the slowest may be split anywhere
+        if rows % size and size % rows:
+            return False
+        rows = max(1, rows // size)
+    return rows == 1
+
+
+def part_rows(rows: int, blocks: int) -> int | None:
+    """The rows of a tile that each block of a cluster copies: whole patterns of the swizzle; None: there are none."""
+    return rows // blocks if rows % (blocks * CORE_ROWS) == 0 else None
 
 
 def _first_element(view: MemoryView) -> list[ir.Expr]:
@@ -202,6 +213,10 @@ def decompose_box_copy(spec: specs.Move, context: RuleContext) -> tuple[specs.No
     tensor = context.tensors.get(source.buffer.name)
     height, columns = to.buffer.shape[-2:]
     box = fault or find_box(source, height, columns, panel_columns(columns, to.dtype), tensor)
+    if spec.blocks > 1 and isinstance(box, TensorBox):
+        part = part_rows(height, spec.blocks)
+        if part is None or not box.splits_rows(part):
+            box = f"{spec.blocks} blocks cannot copy a part of its {height} rows each"
     if isinstance(box, str):
         raise ArgumentError(
             f"no copy by itself does {text}: {box}",
@@ -216,14 +231,17 @@ def _box_copies(spec: specs.Move, to: MemoryView, box: TensorBox, context: RuleC
     height, columns = to.buffer.shape[-2:]
     width = panel_columns(columns, to.dtype)
     assert isinstance(width, int)
+    part = height // spec.blocks
+    begin = build.mul(build.mod(build.var(ir.BLOCK[0]), spec.blocks), part) if spec.blocks > 1 else build.const(0)
+    suffix, more = ("_multicast", ((1 << spec.blocks) - 1,)) if spec.blocks > 1 else ("", ())
     for column in range(0, columns, width):
-        for row in range(0, height, MOST_ROWS):
-            rows = min(MOST_ROWS, height - row)
+        for first in range(0, part, MOST_ROWS):
+            rows, row = min(MOST_ROWS, part - first), build.add(begin, first)
             m = replace(box.map(rows, width), rounds=to.buffer.name in context.rounded)
             number = context.map_number(m)
-            name = f"tma_load_{len(box.view.buffer.shape)}"
+            name = f"tma_load_{len(box.view.buffer.shape)}{suffix}"
             views = ((to.buffer, to.tensor[row, column].coordinates), box.place(row, column), spec.done.place)
-            statement = ir.Invoke(name, views, (number,))
+            statement = ir.Invoke(name, views, (number, *more))
             yield specs.Leaf(spec.outputs, spec.inputs, spec.threads, kind="Move", atom=name, statement=statement)
 
 
@@ -273,7 +291,11 @@ class _SumsStore:
         context.staged.append(self.staged)
         context.shared += self.staged.buffer.bytes
         context.boxed.add(name)
-        self.part = specs.SyncPart(threads, context.part_number(threads))
+        groups = range(threads[0] // WARPGROUP, sum(threads) // WARPGROUP)
+        parts = {g: context.part_number((g * WARPGROUP, WARPGROUP)) for g in groups}
+        meet = {g: ir.Invoke(BARRIER_PART, (), (number, WARPGROUP)) for g, number in parts.items()}
+        own = [build.when(build.eq(build.var(WARPGROUP_INDEX), g), s) for g, s in meet.items()]
+        self.meet = build.block(*(own if len(own) > 1 else meet.values()))  # each warpgroup has a slice of its own
         self.map = context.map_number(box.map(SLICE_ROWS, columns))
         self.words = ir.Buffer(f"{name}_words", ir.Type(UINT32), (4,), (1,), ir.Space.REGISTER)
         thread = build.sub(build.var(ir.THREAD[0]), threads[0])
@@ -284,11 +306,11 @@ class _SumsStore:
         for i in range(self.plan.rows_each):
             for column in range(0, self.sums.padded[1], self.columns):
                 yield self._leaf("", build.when(self.leader, ir.Invoke(BULK_WAIT, (), (0,))))
-                yield self.part
+                yield self._leaf("", self.meet)
                 for part in range(0, self.columns, 16):
                     yield self._store_slice(i, column, part)
                 yield self._leaf("", ir.Invoke(FENCE_ASYNC, ()))
-                yield self.part
+                yield self._leaf("", self.meet)
                 yield self._send_slice(i, column)
         yield self._leaf("", build.when(self.leader, ir.Invoke(BULK_WAIT, (), (0,))))
 

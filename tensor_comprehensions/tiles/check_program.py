@@ -32,17 +32,25 @@ def check_program(program: specs.Program) -> int:
     """
     count = 0
     for last in (False, True):
-        block = program.blocks - 1 if last else 0
-        values: dict[str, Any] = {ir.BLOCK[0]: block, ir.THREAD[0]: np.arange(program.threads)}
-        for name, e in program.names:
-            values[name] = evaluate_index(e, values)
-        for spec, inner in _walk_specs(program.body, values, last=last):
-            check = _check_move if isinstance(spec, specs.Move) else _check_product
-            if isinstance(spec, specs.Move | specs.MatMul):
-                threads = thread_range(spec.threads) or (0, program.threads)
-                check(spec, TagMachine.of(threads, inner, program.maps))  # type: ignore[arg-type]
-                count += 1
+        block = program.blocks - program.cluster if last else 0
+        walks = [_walk_block(program, block + n, last=last) for n in range(program.cluster)]
+        for specs_of_blocks in zip(*walks, strict=True):  # blocks of a cluster come to the same specs
+            spec = specs_of_blocks[0][0]
+            threads = thread_range(spec.threads) or (0, program.threads)
+            machines = [TagMachine.of(threads, inner, program.maps) for _, inner in specs_of_blocks]
+            if isinstance(spec, specs.Move):
+                _check_move(spec, machines[0], machines[1:] if spec.blocks > 1 else ())
+            elif isinstance(spec, specs.MatMul):
+                _check_product(spec, machines[0])
+            count += isinstance(spec, specs.Move | specs.MatMul)
     return count
+
+
+def _walk_block(program: specs.Program, block: int, *, last: bool) -> Iterator[tuple[specs.Spec, dict[str, Any]]]:
+    values: dict[str, Any] = {ir.BLOCK[0]: block, ir.THREAD[0]: np.arange(program.threads)}
+    for name, e in program.names:
+        values[name] = evaluate_index(e, values)
+    return _walk_specs(program.body, values, last=last)
 
 
 def _walk_specs(
@@ -52,7 +60,8 @@ def _walk_specs(
         match node:
             case specs.Loop(var, stop, inner):
                 end = int(stop if isinstance(stop, int) else evaluate_index(stop, values))
-                yield from _walk_specs(inner, {**values, var: end - 1 if last else 0}, last=last)
+                if end > 0:
+                    yield from _walk_specs(inner, {**values, var: end - 1 if last else 0}, last=last)
             case specs.Let(names, inner):
                 known = dict(values)
                 for name, e in names:
@@ -61,7 +70,7 @@ def _walk_specs(
             case specs.Role(body=inner) | specs.One(body=inner):
                 yield from _walk_specs(inner, values, last=last)
             case specs.When(condition, inner):
-                if evaluate_index(condition, values):
+                if np.any(evaluate_index(condition, values)):  # of some warpgroups of a role
                     yield from _walk_specs(inner, values, last=last)
             case specs.Spec():
                 yield node, values
@@ -90,13 +99,16 @@ def _run_nodes(nodes: Sequence[specs.Node], machine: TagMachine) -> None:
                 _run_nodes(node.body, machine)
 
 
-def _check_move(spec: specs.Move, machine: TagMachine) -> None:
+def _check_move(spec: specs.Move, machine: TagMachine, others: Sequence[TagMachine] = ()) -> None:
+    """others: blocks of the cluster that copy the rest."""
     (to,), (source,) = spec.outputs, spec.inputs
     sizes, text = _find_move_sizes(to, source), f"{to} <- Move({source})"
     groups = [x.group for x in (to, source) if isinstance(x, RegisterFragment) and x.group is not None]
     firsts = range(0, machine.threads, groups[0] if groups else machine.threads)
     wanted = [_place_tags(source, sizes, machine, machine.first + first) for first in firsts]
-    _run_spec(spec, machine)
+    for one in (machine, *others):
+        one.memory = machine.memory
+        _run_spec(spec, one)
     count = 0
     for first, tags in zip(firsts, wanted, strict=True):
         if isinstance(to, RegisterFragment):

@@ -12,7 +12,7 @@ from ..options import TileOptions
 from ..target import GpuTarget
 from ..tc_lang.ir import BoundIndex
 from .chain_tiles import chain_candidates
-from .group_product_cost import group_fault, stores_boxes
+from .group_product_cost import cluster_fault, group_fault, most_lead, stores_boxes
 from .product_cost import (
     MAX_SUMS,
     MAX_SUMS_BESIDE_ELEMENTS,
@@ -35,6 +35,9 @@ GROUPS = (1, 2, 3)
 GROUP_COLUMNS = (16, 32, 64, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256)
 GROUP_TERMS = (64, 128)
 MOST_STAGES = (6, 5, 4, 3, 2)
+STAGGERED, TOGETHER = "staggered", "together"
+CLUSTERS = (1, 2)
+"""Blocks of the clusters that are tried."""
 GROUP = 8
 """Rows of tiles per group: with as many columns, their factors take little of L2."""
 
@@ -59,7 +62,7 @@ def choose_tiles(
         if price is not None and (best is None or price.cycles < best[1].cycles):
             best = tiles, price
     if best is None:
-        names = ("tile", "warps", "stages", "instruction")
+        names = ("tile", "warps", "stages", "instruction", "cluster", "warpgroups")
         asked = ", ".join(f"{n} {v}" for n in names if (v := getattr(options, n)))
         raise CannotLower(
             f"no tiles of {asked or 'any size'} fit into the registers and the shared memory of {target.name}"
@@ -69,7 +72,7 @@ def choose_tiles(
 
 
 def _list_candidate_tiles(region: ProductRegion, order: ProductOrder, options: TileOptions) -> Iterator[ProductTiles]:
-    if options.instruction == WGMMA:
+    if options.instruction == WGMMA or options.cluster > 1 or options.warpgroups == STAGGERED:
         return
     if options.tile:
         m, n, k = options.tile
@@ -112,14 +115,44 @@ def _group_candidates(
             if (fault := group_fault(region, order, tiles)) is not None:
                 faults[fault] = None
                 continue
+            clusters = _list_clusters(region, order, tiles, options, faults)
             boxed = region.output_dtype.is_float and region.output_dtype.bits == 16 and stores_boxes(order, boxes)
             for stages in (options.stages,) if options.stages else MOST_STAGES:
                 found = replace(tiles, stages=stages, stores_boxes=boxed)
+                leads = _list_leads(region, found, options, faults)
                 if resident_blocks(region, order, found, target):
-                    yield found
+                    yield from (replace(found, cluster=n, lead=lead) for n in clusters for lead in leads)
                     break
                 if boxed and options.stages:
-                    yield replace(found, stores_boxes=False)
+                    yield from (
+                        replace(found, cluster=n, lead=lead, stores_boxes=False) for n in clusters for lead in leads
+                    )
+
+
+def _list_clusters(
+    region: ProductRegion, order: ProductOrder, tiles: ProductTiles, options: TileOptions, faults: dict[str, None]
+) -> list[int]:
+    """The sizes of clusters; `faults` get why there is none."""
+    found = []
+    for n in (options.cluster,) if options.cluster else CLUSTERS:
+        fault = cluster_fault(region, order, replace(tiles, cluster=n)) if n > 1 else None
+        if fault is None:
+            found.append(n)
+        elif options.cluster:
+            faults[fault] = None
+    return found
+
+
+def _list_leads(
+    region: ProductRegion, tiles: ProductTiles, options: TileOptions, faults: dict[str, None]
+) -> tuple[int, ...]:
+    """The steps that one warpgroup may lead by; `faults` get why there are none."""
+    most = most_lead(region, tiles)
+    if options.warpgroups == STAGGERED:
+        if not most:
+            faults["only two warpgroups are staggered, with three stages or more"] = None
+        return (most,) if most else ()
+    return (0, most) if most and options.warpgroups != TOGETHER else (0,)
 
 
 def _group_sizes(order: ProductOrder, options: TileOptions, groups: int, size: int) -> Iterator[tuple[int, int, int]]:

@@ -17,8 +17,8 @@ from .indices import Index, PhaseParity, to_condition
 from .roles import every_node, is_group_product
 from .tensors import ThreadTensor
 from .tile_views import DynamicIndexError, MemoryView
-from .warp_role_builder import DEFAULT_REGISTERS, WarpRoleBuilder
-from .warpgroup_products import thread_range
+from .warp_role_builder import WarpRoleBuilder, role_registers
+from .warpgroup_products import WARPGROUP_INDEX, thread_range
 
 FillOrUse = Callable[[Any, Any], Any]
 """Fills, or uses, a stage of a ring; gets the stage and the number of the step."""
@@ -67,7 +67,7 @@ class ControlFlowBuilder(WarpRoleBuilder):
 
     def ring(
         self, count: int | Index, depth: int, fill: FillOrUse, use: FillOrUse, *, load: ThreadTensor | None = None,
-        first: Callable[[], Any] | None = None,
+        first: Callable[[], Any] | None = None, lead: int = 0,
     ) -> None:  # fmt: skip
         """A pipeline of `count` steps over `depth` stages: copies into one stage run while another is used.
 
@@ -76,6 +76,8 @@ class ControlFlowBuilder(WarpRoleBuilder):
         Args:
             load: the warpgroup of which one thread begins the copies, by boxes (TMA); the other warpgroups use them.
             first: moves tiles that all steps use.
+            lead: so many steps the first of two warpgroups begins before the other: what each does after the last step
+                then overlaps products of the other.
         """
         if type(depth) is not int or depth < 2:
             raise ArgumentError(
@@ -87,8 +89,10 @@ class ControlFlowBuilder(WarpRoleBuilder):
                 found=f"{type(fill).__name__} and {type(use).__name__}",
             )  # fmt: skip
         if load is not None:
-            self._ring_of_roles(count, depth, fill, use, load, first)
+            self._ring_of_roles(count, depth, fill, use, load, first, lead)
             return
+        if lead:
+            raise ArgumentError("only warpgroups of a role lead", expected="lead=0, or load=")
         if not isinstance(count, Index) and (type(count) is not int or count < 0):
             raise ArgumentError("cannot loop", expected="a number of steps, 0 or more", found=repr(count))
         if self._used_ring or self._depth:
@@ -133,14 +137,22 @@ class ControlFlowBuilder(WarpRoleBuilder):
 
     def _ring_of_roles(
         self, count: int | Index, depth: int, fill: FillOrUse, use: FillOrUse, load: ThreadTensor,
-        first: Callable[[], Any] | None,
+        first: Callable[[], Any] | None, lead: int,
     ) -> None:  # fmt: skip
         math = self._other_warpgroups(load)
         groups = math.size // WARPGROUP
-        loading, computing = DEFAULT_REGISTERS.get(groups, (0, 0)) if load.size == WARPGROUP else (0, 0)
-        full, empty = self.barriers("full", depth, 1), self.barriers("empty", depth, groups)
+        if lead and (groups != 2 or type(count) is not int or not 0 < lead <= min(depth, count)):
+            raise ArgumentError(
+                f"no warpgroup leads by {lead} steps",
+                expected="two that use a ring, and as many steps and stages, or more",
+            )
+        loading, computing = role_registers(groups, self.cluster) if load.size == WARPGROUP else (0, 0)
+        full = self.barriers("full", depth, 1)
+        empty = self.barriers("empty", depth, groups, everywhere=self.cluster > 1)
         begun = self.barriers("begun", 1, 1) if first is not None else None
         ended = self.barriers("ended", 1, groups) if begun is not None and self._iterations else None
+        led = self.barriers("led", 1, 1) if lead else None
+        leader = (thread_range(math) or (0, 0))[0] // WARPGROUP
         parity = PhaseParity(build.mod(self._count_enclosing_steps(), 2))
         with self.role(load, registers=loading), self.one():
             if begun is not None and first is not None:
@@ -153,6 +165,9 @@ class ControlFlowBuilder(WarpRoleBuilder):
         with self.role(math, registers=computing):
             if begun is not None:
                 self.wait(begun[0], parity)
+            if led is not None:
+                with self._when_group(leader + 1):
+                    self.wait(led[0], parity)
             for i in self.steps(count, depth):
                 self.wait(full[i.stage], i.phase)
                 before = len(self._body)
@@ -160,8 +175,18 @@ class ControlFlowBuilder(WarpRoleBuilder):
                 if any(map(_reads_shared, every_node(self._body[before:]))):
                     self.sync(math)  # one thread of a warpgroup arrives for all of it
                 self.release(empty, i, after=1)
+                if led is not None:
+                    with self._when_group(leader), self.when(i.equals(lead - 1)):
+                        self.arrive(led[0])
             if ended is not None:
                 self.arrive(ended[0])
+
+    @contextmanager
+    def _when_group(self, number: int) -> Iterator[None]:
+        """The body by one warpgroup of the role."""
+        condition = build.eq(build.var(WARPGROUP_INDEX), number)
+        with self._collect_body("k.ring", lambda body: specs.When(condition, body)):
+            yield
 
     def _fill_for(self, barrier: Barrier, fill: Callable[[], Any]) -> None:
         """Trace the copies of a function; their bytes count on a barrier."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ..core.dtypes import DType
 from ..loop_ir.atoms import TFLOAT32, WARP, WARPGROUP
 from ..target import GpuTarget
-from .box_moves import SLICE_ROWS, SLICES
+from .box_moves import SLICE_ROWS, SLICES, part_rows, splits_sides
 from .factor_boxes import box_element
 from .panels import panel_columns
 from .product_region import ProductRegion, Rounding
@@ -31,6 +31,8 @@ STEP_INSTRUCTIONS = 20
 """Of a warp in a step beside products: waits, arrivals, addresses."""
 DEPTH_BYTES = 32
 """Of a row of a factor that an instruction takes."""
+CLUSTER_CYCLES = 300
+"""Of the barriers of a cluster before the first step and after the last."""
 BARRIER_BYTES = 1024
 """Of shared memory, more than all barriers of a block take."""
 
@@ -76,6 +78,23 @@ def pair_fault(pair: PairOrder, order: ProductOrder, tiles: ProductTiles, dtype:
     return None
 
 
+def cluster_fault(region: ProductRegion, order: ProductOrder, tiles: ProductTiles) -> str | None:
+    """Why blocks of a cluster cannot copy the right factors for each other."""
+    if region.chain is not None or region.domain:
+        return "blocks of chains form no clusters"
+    if region.sums * tiles.tile[0] * tiles.tile[1] // (WARPGROUP * tiles.warpgroups) > MOST_SUMS[tiles.warpgroups]:
+        return "a thread of a cluster has registers for fewer sums"
+    if tiles.count(order.rows) % tiles.cluster:
+        return f"{tiles.count(order.rows)} rows of tiles are no clusters of {tiles.cluster}"
+    for pair in order.pairs:
+        for place in pair.rights:
+            down = pair.terms if place.transposed else order.columns
+            part = part_rows(tiles.tile[2 if place.transposed else 1], tiles.cluster)
+            if part is None or not splits_sides([tiles.boxes[i.name] for i in down], part):
+                return f"{tiles.cluster} blocks cannot copy a part of a right factor each"
+    return None
+
+
 def stores_boxes(order: ProductOrder, boxes: Mapping[str, int]) -> bool:
     """Whether tiles of the output are boxes."""
     if order.output is None or boxes[order.columns[0].name] % SLICES[-1]:
@@ -114,11 +133,30 @@ def group_resources(size: int, tiles: ProductTiles, target: GpuTarget) -> dict[s
     high, wide = rows // ROWS, columns // width
     read = high * wide * (ROWS + width) * terms * size  # each instruction reads it again
     loaded = (rows + columns) * terms * size
+    fetched = (rows + columns / tiles.cluster) * terms * size
     products = high * wide * terms * size / DEPTH_BYTES + STEP_INSTRUCTIONS
     return {
         "tensor cores": rows * columns * terms * size / target.group_ops,
-        "second-level cache": loaded / target.l2_bytes,
+        "second-level cache": fetched / target.l2_bytes,
         "shared memory": (loaded + read) / target.shared_bytes,
         "issue": WARPGROUP // WARP * products / ISSUE_PER_CYCLE,
-        "latency": ARRIVAL_CYCLES / (tiles.stages - 1) + STEP_CYCLES,
+        "latency": ARRIVAL_CYCLES / (tiles.stages - 1 - tiles.lead) + STEP_CYCLES,
     }
+
+
+def most_lead(region: ProductRegion, tiles: ProductTiles) -> int:
+    """The most steps that one of two warpgroups may lead: one stage stays on its way, and one in use by the other."""
+    leads = tiles.warpgroups == 2 and region.chain is None and not region.domain
+    return max(0, tiles.stages - 2) if leads else 0
+
+
+def hidden_cycles(tiles: ProductTiles, each: int, multiplied: float, end: float) -> float:
+    """Cycles of finishing sums under products of the other warpgroup, over the tiles of a processor.
+
+    One that leads finishes while the other multiplies its last steps; that one finishes while the first multiplies its
+    next steps, if there is another tile.
+
+    Args:
+        each: tiles. multiplied: cycles of the tensor cores for a step of both. end: cycles of finishing a tile.
+    """
+    return (2 * each - 1) * min(tiles.lead * multiplied, end) / 2

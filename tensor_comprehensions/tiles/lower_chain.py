@@ -221,7 +221,7 @@ class ChainedLeft:
     def finish(self, totals: Sequence[RegisterFragment], blocks: Mapping[str, ir.Expr]) -> None:
         """After the last step."""
         if self.masked is not None:
-            recompute_masked_sums(self, self.masked, totals[0], blocks)
+            recompute_masked_sums(self.lowering, self.masked, totals[0], blocks)
 
     def row_values(self, v: int, totals: Sequence[RegisterFragment]) -> dict[str, ir.Expr]:
         """The numbers of a row that the results need, at a value of the sums."""

@@ -46,8 +46,9 @@ class TiledRegion:
 
     def __str__(self) -> str:
         tile, warps = (" x ".join(map(str, sizes)) for sizes in (self.tiles.tile, self.tiles.warps))
+        clusters = f" in clusters of {self.tiles.cluster}" if self.tiles.cluster > 1 else ""
         return (
-            f"{self.region.text} on tensor cores: {self.price.blocks} blocks of {tile}, {warps} warps, "
+            f"{self.region.text} on tensor cores: {self.price.blocks} blocks of {tile}{clusters}, {warps} warps, "
             f"{self.tiles.stages} stages; limited by {self.price.limiter}"
         )
 

@@ -19,11 +19,12 @@ from .factor_boxes import box_element
 from .indices import to_index
 from .lower_chain import ChainedLeft
 from .lower_product import ProductLowering, StagedFactor
+from .masked_factors import mask_of_sums
 from .product_region import FactorPair, ProductFactor
 from .product_tiles import FactorPlace, PairOrder
 from .tensors import DataTensor, ThreadTensor
 from .tile_views import MemoryView, RegisterFragment, WarpgroupPlan
-from .warp_role_builder import BLOCK_ID, DEFAULT_REGISTERS
+from .warp_role_builder import BLOCK_ID, role_registers
 from .warpgroup_products import group_left_fragment, plan_warpgroups, warpgroup_accumulator
 
 
@@ -33,12 +34,13 @@ class GroupProductLowering(ProductLowering):
     def write(self) -> None:
         k, (rows, columns, _) = self.k, self.tiles.tile
         groups = self.tiles.warpgroups
+        k.clusters(self.tiles.cluster)
         load, math = k.threads(WARPGROUP * (1 + groups)).tile(WARPGROUP).split(1, groups)
         pairs = [self._stages(p, order) for p, order in zip(self.region.pairs, self.order.pairs, strict=True)]
         if self.region.chain is not None:
             self.chained = ChainedLeft(self, math)
         plan = plan_warpgroups((rows, columns), math, k.target)
-        registers = DEFAULT_REGISTERS.get(groups, (0, 0))[1]
+        registers = role_registers(groups, self.tiles.cluster)[1]
 
         def write_tile(blocks: Mapping[str, ir.Expr]) -> None:
             totals = [k.allocate(self._new_sums(name, plan)) for name in self.sum_names]
@@ -47,6 +49,7 @@ class GroupProductLowering(ProductLowering):
             with k.role(math, registers=registers):
                 if self.chained is not None:
                     self.chained.finish(totals, blocks)
+                self.recompute_spoiled(totals, blocks)
                 self._store(totals, blocks)
 
         if self.region.domain:  # tiles have different numbers of steps: blocks take them as they become free
@@ -67,6 +70,10 @@ class GroupProductLowering(ProductLowering):
         """The threads with sums."""
         count = self.k.num_threads
         return self.k.threads(count).split(WARPGROUP, count - WARPGROUP)[1]
+
+    def _meet_after_stores(self) -> None:
+        self.k.fence()
+        self.k.sync(self.threads)
 
     @property
     def column_permutation(self) -> Layout | None:
@@ -111,10 +118,12 @@ class GroupProductLowering(ProductLowering):
 
         def use(stage: Any, step: Any) -> None:
             order = self.order.pairs[0]
+            at = {**blocks, **self._digits(order.terms, to_index(step + begin, "steps"))}
+            if self.chained is None:
+                self.mask_sides(pairs[0], order, stage, at)
             if order.left.element is not None:
                 self._multiply_stage(totals, pairs[0], stage, math)
                 return
-            at = {**blocks, **self._digits(order.terms, to_index(step + begin, "steps"))}
             if self.chained is not None:
                 self.chained.compute(stage, at, totals)
                 self.chained.multiply(totals, pairs[0], stage)
@@ -128,13 +137,15 @@ class GroupProductLowering(ProductLowering):
         if self.order.pairs[0].left.element is None and self.chained is None:
             self.k.allocate(left)
         count = sum(counts) if chosen is None else chosen
-        self.k.ring(count, self.tiles.stages, fill, use, load=load, first=self.first_copies(blocks))
+        first, lead = self.first_copies(blocks), min(self.tiles.lead, sum(counts))
+        self.k.ring(count, self.tiles.stages, fill, use, load=load, first=first, lead=lead)
 
     def _fill_both(
         self, stage: Any, sides: Sequence[StagedFactor], order: PairOrder, at: Mapping[str, ir.Expr]
     ) -> None:
         for side in sides:
-            self.fill_side(side.memory[stage], side, order, at)
+            shared = self.tiles.cluster > 1 and side.own is self.order.columns
+            self.fill_side(side.memory[stage], side, order, at, multicast=shared)
         if self.chained is not None:
             self.chained.fill(stage, at)
 
@@ -147,7 +158,8 @@ class GroupProductLowering(ProductLowering):
             self._finish(totals, blocks)
             return
         contraction = self.region.contraction
-        if contraction.initial is not None or contraction.epilogue is not None:
+        finished = contraction.initial is not None or contraction.epilogue is not None
+        if finished or mask_of_sums(self.region):
             self.each_run(totals, blocks, lambda *parts: self._finish_in_place(totals, *parts), totals[0])
         self.k.move(view, totals[0])
 

@@ -23,6 +23,7 @@ from . import specs
 from .indices import Index, to_index
 from .lower_chain import ChainedLeft
 from .lower_tiles import decompose
+from .masked_factors import condition_of, mask_of_sums, mask_stage
 from .masked_steps import MaskedSteps
 from .memory_moves import VECTOR_BYTES
 from .neighbor_values import MAX_LANES, VectorLoads
@@ -30,11 +31,12 @@ from .pointwise import read_value
 from .product_region import FactorPair, ProductFactor, ProductRegion
 from .product_tiles import WGMMA, FactorPlace, PairOrder, ProductOrder, ProductTiles
 from .program_builder import ProgramBuilder
+from .recompute_sums import recompute_masked_sums
 from .tensor_core_products import ROUNDED, accumulator, plan_product
 from .tensors import DataTensor, ThreadTensor
 from .thread_values import element_at, exist_together, fill_pair, guarded_store, name_coordinates, neighbor_runs
 from .tile_views import THREAD_X, MemoryView, RegisterFragment
-from .warp_role_builder import BLOCK_ID
+from .warp_role_builder import BLOCK_ID, rows_together
 
 DEALT = 32
 """Columns of four instructions, which are dealt out to four threads."""
@@ -53,7 +55,9 @@ def lower_product(
         lowering = GroupProductLowering(k, region, order, tiles, buffers)
     lowering.write()
     arguments = tuple(buffers[n] for n in region.tensors)
-    program = specs.Program(name, arguments, 1, k.num_blocks, k.num_threads, tuple(k.names), k.body())
+    program = specs.Program(
+        name, arguments, 1, k.num_blocks, k.num_threads, tuple(k.names), k.body(), cluster=k.cluster
+    )
     return decompose(program, target)
 
 
@@ -78,6 +82,11 @@ class ProductLowering:
     buffers: Mapping[str, ir.Buffer]
     memories: dict[tuple[str, bool, DType], MemoryView] = field(default_factory=dict)
     chained: ChainedLeft | None = None
+    masked: MaskedSteps | None = None
+
+    def __post_init__(self) -> None:
+        if self.region.domain:
+            self.masked = MaskedSteps.of(self.region, self.order, self.tiles)
 
     def write(self) -> None:
         k, (rows, columns, _) = self.k, self.tiles.tile
@@ -95,6 +104,7 @@ class ProductLowering:
             self._multiply(totals, warp, sides, places, blocks)
         if self.chained is not None:
             self.chained.finish(totals, blocks)
+        self.recompute_spoiled(totals, blocks)
         self._finish(totals, blocks)
 
     def _begin(self, totals: Sequence[RegisterFragment]) -> None:
@@ -130,10 +140,11 @@ class ProductLowering:
                 self.chained.fill(stage, at)
 
         def use(stage: Any, step: Any) -> None:
+            at = {**blocks, **self._digits(pair.terms, to_index(step + first, "steps"))}
             if self.chained is None:
+                self.mask_sides(sides, pair, stage, at)
                 self._multiply_stage(totals, sides, stage, warp)
                 return
-            at = {**blocks, **self._digits(pair.terms, to_index(step + first, "steps"))}
             self.chained.compute(stage, at, totals)
             self.chained.multiply(totals, sides, stage)
 
@@ -142,10 +153,27 @@ class ProductLowering:
 
     def pipeline_steps(self, blocks: Mapping[str, ir.Expr]) -> tuple[int | Index, Index | None]:
         """The first step of a tile, and how many there are; None: all."""
-        if self.chained is None or self.chained.masked is None:
+        if self.masked is None:
             return 0, None
-        first, count = self.chained.masked.bounds(blocks)
+        first, count = self.masked.bounds(blocks)
         return Index(first), Index(count)
+
+    def mask_sides(self, sides: Sequence[StagedFactor], pair: PairOrder, stage: Any, at: Mapping[str, ir.Expr]) -> None:
+        """Zero what masks exclude of the tiles of a stage, in steps that lack terms."""
+        if self.masked is None:
+            return
+        with self.k.when(Index(self.masked.has_partial_terms(at))):
+            if mask_stage(self, sides, stage, pair.terms, at):
+                self._meet_after_stores()
+
+    def _meet_after_stores(self) -> None:
+        """Let the threads with sums see what they have stored to shared memory."""
+        self.k.sync()
+
+    def recompute_spoiled(self, totals: Sequence[RegisterFragment], blocks: Mapping[str, ir.Expr]) -> None:
+        """Compute sums of a masked product again that factors of masked terms have spoiled."""
+        if self.masked is not None and self.chained is None and self.region.total.is_float:
+            recompute_masked_sums(self, self.masked, totals[0], blocks)
 
     def first_copies(self, blocks: Mapping[str, ir.Expr]) -> Callable[[], Any] | None:
         """The copy of the tiles that all steps use; None if no step shares tiles."""
@@ -184,10 +212,10 @@ class ProductLowering:
         order, count = self.order, self.tiles.count
         rows, columns = count(order.rows), count(order.columns)
         inside = build.mod(number, rows * columns) if order.batch else number
-        side = next(n for n in range(min(self.tiles.group, rows), 0, -1) if rows % n == 0)
+        side = rows_together(rows, self.tiles.group, self.tiles.cluster)
         band, within = build.div(inside, side * columns), build.mod(inside, side * columns)
         row, column = build.add(build.mul(band, side), build.mod(within, side)), build.div(within, side)
-        if self.region.domain and MaskedSteps.of(self.region, order, self.tiles).grow_with_rows:
+        if self.masked is not None and self.masked.grow_with_rows:
             row = build.sub(rows - 1, row)  # blocks with most steps begin first
         found = {
             **self._digits(order.batch, build.div(number, rows * columns)),
@@ -243,14 +271,16 @@ class ProductLowering:
             self.memories[key] = self.k.shared(name, (self.tiles.stages, *sizes), factor.value.dtype)
         return self.memories[key]
 
-    def fill_side(self, to: MemoryView, side: StagedFactor, pair: PairOrder, at: Mapping[str, ir.Expr]) -> None:
+    def fill_side(
+        self, to: MemoryView, side: StagedFactor, pair: PairOrder, at: Mapping[str, ir.Expr], *, multicast: bool = False
+    ) -> None:
+        """Copy, or compute, the tile of a factor; multicast: for all blocks of the cluster."""
         groups = (pair.terms, side.own) if side.place.transposed else (side.own, pair.terms)
         if side.place.element is not None:
             batch = {i.name: at[i.name] for i in self.order.batch}
             view = side.place.element.view([i for g in groups for i in g], batch)
-            self.k.move(
-                to, MemoryView(view.buffer, self._deal_columns(self._pick_tile(view.tensor, groups, at), groups))
-            )
+            tile = self._deal_columns(self._pick_tile(view.tensor, groups, at), groups)
+            self.k.move(to, MemoryView(view.buffer, tile), multicast=multicast)
         else:
             self._compute(to, side.factor, groups, at)
 
@@ -375,8 +405,11 @@ class ProductLowering:
         for n, one in others[::-1]:  # earlier ones may depend on later ones
             value = self.finish_sum(read_value(totals[n], v), one.initial, one.epilogue, known, scope)
             known[internal_name(ACCUMULATOR, n)] = build.cast(value, one.element.dtype)
-        contraction = self.region.contraction
-        return self.finish_sum(read_value(totals[0], v), contraction.initial, contraction.epilogue, known, scope)
+        contraction, total = self.region.contraction, read_value(totals[0], v)
+        exists = None if self.chained is not None else condition_of(mask_of_sums(self.region))
+        if exists is not None:
+            total = build.select(lower_expr(exists, scope), total, build.const(0, total.type.dtype))
+        return self.finish_sum(total, contraction.initial, contraction.epilogue, known, scope)
 
     def keep_values(
         self, tile: RegisterFragment, run: Sequence[int], points: Sequence[DataTensor], values: Sequence[ir.Expr],

@@ -122,10 +122,12 @@ def _decompose_spec(spec: specs.Spec, context: RuleContext) -> tuple[specs.Node,
 def lower_program(program: specs.Program) -> ir.Module:
     """The module of a decomposed program, shared memory swizzled as its accesses want it, indices simplified."""
     written = tuple(b.name for b in program.arguments[: program.outputs])
-    body = with_panels(_lower_nodes(program.body), program.boxed)
+    clustered = program.cluster > 1  # no block ends while others reach its memory
+    nodes = (*program.body, specs.SyncCluster()) if clustered else program.body
+    body = with_panels(_lower_nodes(nodes), program.boxed)
     for name, value in reversed(program.names):
         body = ir.Let(name, value, body)
-    launch = ir.Launch((program.blocks, 1, 1), (program.threads, 1, 1))
+    launch = ir.Launch((program.blocks, 1, 1), (program.threads, 1, 1), program.cluster)
     kernel = ir.Kernel(program.name, body, launch, maps=program.maps)
     module = ir.Module(program.name, program.arguments, (), (kernel,), (), written)
     return swizzled_module(_simplify_module(module))
@@ -189,7 +191,8 @@ def _lower_node(node: specs.Node) -> ir.Stmt:
 
 def format_tiles(program: specs.Program) -> str:
     """The program in the notation of the paper: `%` data, `#` threads, a body in braces."""
-    lines = [f"{program.name}<<<#[{program.blocks}].block, #[{program.threads}].thread>>> {{"]
+    clusters = f", clusters of {program.cluster}" if program.cluster > 1 else ""
+    lines = [f"{program.name}<<<#[{program.blocks}].block, #[{program.threads}].thread{clusters}>>> {{"]
     lines += [f"    {name} = {_expr_text(value)}" for name, value in program.names]
     lines += [f"    {line}" for node in program.body for line in _print_node(node)]
     return "\n".join([*lines, "}", ""])
@@ -219,13 +222,15 @@ def _print_node(node: specs.Node) -> Iterator[str]:
             yield f"one of #{threads} {{"
             yield from _body_lines(body)
         case specs.MakeBarriers(array):
-            yield f"{array} <- Barriers({array.arrivals} arrivals)"
+            everywhere = f" from each of {array.blocks} blocks" if array.everywhere else ""
+            yield f"{array} <- Barriers({array.arrivals} arrivals{everywhere})"
         case specs.Expect(barrier, count):
             yield f"Expect({barrier_text(barrier)}, {count} bytes)"
         case specs.Wait(barrier, phase):
             yield f"Wait({barrier_text(barrier)}, {_expr_text(phase)})"
         case specs.Arrive(barrier):
-            yield f"Arrive({barrier_text(barrier)})"
+            everywhere = ", in all blocks of the cluster" if barrier.array.everywhere else ""
+            yield f"Arrive({barrier_text(barrier)}{everywhere})"
         case specs.MoveRegisters(count):
             yield f"Registers({count})"
         case specs.WaitProducts(groups):
@@ -252,7 +257,8 @@ def _spec_lines(spec: specs.Spec) -> Iterator[str]:
     out, into = (", ".join(_operand_text(x) for x in side) for side in (spec.outputs, spec.inputs))
     head = f"{out} <- {kind}<<<#{spec.threads}>>>({into})"
     if isinstance(spec, specs.Move) and spec.done is not None:
-        head = f"{head}, done {barrier_text(spec.done)}"
+        shared = f", a part by each of {spec.blocks} blocks" if spec.blocks > 1 else ""
+        head = f"{head}, done {barrier_text(spec.done)}{shared}"
     if isinstance(spec, specs.Leaf):
         yield f"{head}  // {spec.atom}" if spec.atom else head
     elif not spec.body:

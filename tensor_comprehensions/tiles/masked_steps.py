@@ -1,4 +1,4 @@
-"""The steps of a chain that its domain leaves for a tile of rows: the others have no terms, and are not computed.
+"""The steps of a masked product that its domain leaves for a tile: the others have no terms, and are not computed.
 
 A domain is a conjunction of inequalities, whose extremes over a box of indices tell whether a step has terms, and
 whether it has all of them.
@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from math import prod
 
-from ..core.dtypes import BOOL, INT64
 from ..loop_ir import build
 from ..loop_ir import nodes as ir
 from ..tc_lang import ir as tc
 from ..tc_lang.ir import BoundIndex, Inequality
+from .masked_factors import condition_of
 from .product_region import ProductRegion
 from .product_tiles import ProductOrder, ProductTiles
 
@@ -28,7 +27,7 @@ class MaskedSteps:
     """The steps of each tile of rows: all of them if there are terms along several indices.
 
     Attributes:
-        free, terms: the indices of rows and batches, and those of terms.
+        free, terms: the free indices, and those of terms.
         boxes: for every index the size of a tile along it.
     """
 
@@ -40,7 +39,8 @@ class MaskedSteps:
     @staticmethod
     def of(region: ProductRegion, order: ProductOrder, tiles: ProductTiles) -> MaskedSteps:
         """The steps of a region by its tiles."""
-        return MaskedSteps(region.domain, (*order.rows, *order.batch), order.pairs[0].terms, tiles.boxes)
+        free = (*order.rows, *order.columns, *order.batch)
+        return MaskedSteps(region.domain, free, order.pairs[0].terms, tiles.boxes)
 
     def bounds(self, at: Mapping[str, ir.Expr]) -> tuple[ir.Expr, ir.Expr]:
         """The first step with terms, and the number of steps from there on. at: the coordinates of the tile."""
@@ -59,6 +59,8 @@ class MaskedSteps:
             elif c < 0:
                 beyond = build.add(build.sub(build.div(rest, -c), term.lower), 1)
                 end.append(build.div(build.add(build.maximum(beyond, 0), size - 1), size))
+            else:  # of no terms: all of them, or none
+                end.append(build.select(build.lt(rest, 0), build.const(0), build.const(self._count(term))))
         start = build.fold_maximum(begin)
         return start, build.maximum(build.sub(build.fold_minimum(end), start), 0)
 
@@ -75,14 +77,9 @@ class MaskedSteps:
     @property
     def condition(self) -> tc.Expr:
         """Whether a point is in the domain, as the language has it."""
-        found: list[tc.Expr] = []
-        for g in self.domain:
-            total: tc.Expr = tc.Const(g.constant, INT64)
-            for name, c in g.terms:
-                term = tc.Binary("*", tc.Const(c, INT64), tc.Index(name, INT64), INT64)
-                total = tc.Binary("+", total, term, INT64)
-            found.append(tc.Binary(">=", total, tc.Const(0, INT64), BOOL))
-        return reduce(lambda a, b: tc.Binary("&&", a, b, BOOL), found)
+        found = condition_of(self.domain)
+        assert found is not None
+        return found
 
     def mean_count(self) -> float:
         """The steps of a tile of rows, on average."""

@@ -12,11 +12,13 @@ from ..tc_lang.ir import BoundIndex, operands_of, walk_expr
 from .chain_tiles import BASE_REGISTERS, TENSOR_UNITS, chain_resources, chain_room
 from .group_product_cost import (
     ARRIVAL_CYCLES,
+    CLUSTER_CYCLES,
     GROUP_OVERLAP_LOSS,
     ISSUE_PER_CYCLE,
     STEP_CYCLES,
     fits_groups,
     group_resources,
+    hidden_cycles,
 )
 from .masked_steps import MaskedSteps
 from .product_region import FactorPair, ProductFactor, ProductRegion
@@ -125,7 +127,11 @@ def price_product(
             step += computed / target.warp / ISSUE_PER_CYCLE
         masked = MaskedSteps.of(region, order, tiles) if region.domain else None
         steps += step * (tiles.count(places.terms) if masked is None else masked.mean_count())
-    cycles = 2 * ARRIVAL_CYCLES + each * (steps + _end_cycles(region, tiles, target))  # first loads, last stores
+    begin = 2 * ARRIVAL_CYCLES + CLUSTER_CYCLES * (tiles.cluster > 1)
+    end = _end_cycles(region, tiles, target)
+    cycles = begin + each * (steps + end)  # first loads, last stores
+    if tiles.lead:
+        cycles -= hidden_cycles(tiles, each, cost["tensor cores"], end)
     moved = _bytes_in_memory(region) * target.clock / target.bandwidth
     if moved > cycles:
         return ProductPrice(moved, "memory", blocks, together)

@@ -72,6 +72,9 @@ class ProductTiles:
         stages: of shared memory. group: rows of tiles that consecutive blocks visit together.
         instruction: `MMA` of warps, or `WGMMA` of warpgroups, which stand along the rows. stores_boxes: whether sums
             are stored as boxes through shared memory, which only the latter do.
+        lead: steps that the first of two warpgroups begins before the other: each finishes its sums under products of
+            the other.
+        cluster: blocks of neighboring rows of tiles that copy the right factors once for all of them.
     """
 
     boxes: Mapping[str, int]
@@ -81,6 +84,8 @@ class ProductTiles:
     group: int
     instruction: str = MMA
     stores_boxes: bool = False
+    cluster: int = 1
+    lead: int = 0
 
     @property
     def warpgroups(self) -> int:

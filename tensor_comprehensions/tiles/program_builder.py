@@ -50,7 +50,7 @@ class ProgramBuilder(ControlFlowBuilder):
                 found="blocks are mapped already",
             )  # fmt: skip
         check_group(group)
-        found = tile_coordinates(BLOCK_ID, self._outer_sizes(tensor), group)
+        found = tile_coordinates(BLOCK_ID, self._outer_sizes(tensor), group, self.cluster)
         self._mapped, self.num_blocks = True, tensor.count
         self.names = [(f"block_{n}", e) for n, e in enumerate(found)]
         return tuple(Index(build.var(name)) for name, _ in self.names)
@@ -116,17 +116,27 @@ class ProgramBuilder(ControlFlowBuilder):
 
     # --- specs ---------------------------------------------------------------------------------------------------
 
-    def move(self, to: Operand, source: Operand, *, by: ThreadTensor | None = None, done: Barrier | None = None) -> Any:
+    def move(
+        self, to: Operand, source: Operand, *, by: ThreadTensor | None = None, done: Barrier | None = None,
+        multicast: bool = False,
+    ) -> Any:  # fmt: skip
         """Copy a tile; rounded if the types ask for it. Global to shared memory is asynchronous: `wait_copies`.
 
         done: a barrier on which the bytes of a copy by boxes (TMA) count, which one thread begins.
+        multicast: each block of the cluster copies a part of the rows of the same tile, and all get the whole.
         """
         done = self._done if done is None else done
         if done is not None:
             self._check_barrier(done)
             if not self._one:
                 raise ArgumentError("all threads would begin the same copy", expected="k.move(done=) in k.one()")
-        return self._add_checked_spec(specs.Move((to,), (source,), self._threads(by, (to, source)), done=done))
+        if multicast and (done is None or self.cluster == 1):
+            raise ArgumentError(
+                "only blocks of a cluster copy for each other", expected="k.clusters(2), and k.move(done=) in k.one()"
+            )
+        blocks = self.cluster if multicast else 1
+        threads = self._threads(by, (to, source))
+        return self._add_checked_spec(specs.Move((to,), (source,), threads, done=done, blocks=blocks))
 
     def matmul(
         self, total: RegisterFragment, a: Operand, b: MemoryView, *, by: ThreadTensor | None = None,

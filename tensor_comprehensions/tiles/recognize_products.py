@@ -25,6 +25,7 @@ from ..tc_lang.ir import BoundFunction, BoundIndex, BoundStatement, map_operands
 from ..tc_lang.restrict_domains import restrict_domains
 from .chain_products import extend_by_chain
 from .join_sums import extend_by_sums
+from .masked_factors import mask_computed_factors
 from .product_region import FactorPair, ProductFactor, ProductRegion, Rounding
 
 FACTOR_TYPES = {FLOAT32: ((FLOAT16,), (BFLOAT16,), (TFLOAT32,)), INT32: ((INT8, UINT8),)}
@@ -61,13 +62,17 @@ def recognize_products(
     tf32: whether factors of float32 may be rounded to it. chains: whether two products may be one region.
     """
     tensors, statements = {t.name: t for t in function.tensors}, function.statements
-    restricted = restrict_domains(function, most_kept=1.0) if chains else function
+    restricted = restrict_domains(function, most_kept=1.0)
     pieces: list[DefPiece] = []
     refused: list[RefusedProduct] = []
     rest: list[BoundStatement] = []
     at = 0
     while at < len(statements):
         found = match_contraction(statements, at, tensors, in_place=True, finish_checked=False)
+        masked = found is None
+        if masked:  # a sum whose mask stands around its product
+            found = match_contraction(restricted.statements, at, tensors, in_place=True, finish_checked=False)
+            found = found if found is not None and found.statements[found.update].terms else None
         if found is not None and (first := _checked_definitions(found)):
             rest += statements[at : at + first]
             at += first
@@ -75,7 +80,8 @@ def recognize_products(
         region: ProductRegion | None = None
         if found is not None:
             try:
-                region = _region_of(function, found, tf32=tf32)
+                whole = _region_of(function, found, tf32=tf32)
+                region = mask_computed_factors(whole) if masked else whole
             except CannotLower as reason:
                 refused.append(RefusedProduct(found.output.tensor, str(reason)))
         elif _is_product(statements[at]):
@@ -84,10 +90,11 @@ def recognize_products(
             taken = 1 if found is None else len(found.statements)
             rest += statements[at : at + taken]
         else:
-            region = _extend_by_products(function, region, at + len(region.statements), tf32=tf32)
-            find = partial(_region_at, tf32=tf32)
-            region = extend_by_sums(function, region, at, find)
-            region = extend_by_chain(function, restricted, region, at, find) if chains else region
+            if not region.domain:
+                region = _extend_by_products(function, region, at + len(region.statements), tf32=tf32)
+                find = partial(_region_at, tf32=tf32)
+                region = extend_by_sums(function, region, at, find)
+                region = extend_by_chain(function, restricted, region, at, find) if chains else region
             taken = len(region.statements)
             pieces += [tuple(rest)] if rest else []
             pieces.append(region)

@@ -12,10 +12,12 @@ from ..loop_ir.atoms import WARP, WARPGROUP
 from ..loop_ir.intrinsics import (
     BARRIER,
     BARRIER_ARRIVE,
+    BARRIER_ARRIVE_CLUSTER,
     BARRIER_EXPECT,
     BARRIER_INIT,
     BARRIER_PART,
     BARRIER_WAIT,
+    CLUSTER_BARRIER,
     ELECT,
     FENCE_ASYNC,
     FENCE_BARRIER_INIT,
@@ -31,14 +33,14 @@ from .warpgroup_products import WARPGROUP_INDEX, thread_range
 
 
 def make_barriers(arrays: Sequence[BarrierArray]) -> ir.Stmt:
-    """One thread makes barriers, and all know of them."""
+    """One thread makes barriers, and all know of them, those of all blocks of a cluster."""
     made = [
-        ir.Invoke(BARRIER_INIT, (Barrier(a, build.const(n)).place,), (a.arrivals,))
+        ir.Invoke(BARRIER_INIT, (Barrier(a, build.const(n)).place,), (a.arrivals * (a.blocks if a.everywhere else 1),))
         for a in arrays
         for n in range(a.count)
     ]
     first = build.when(build.eq(THREAD_X, 0), build.block(*made, ir.Invoke(FENCE_BARRIER_INIT, ())))
-    return build.block(first, ir.Invoke(BARRIER, ()))
+    return build.block(first, ir.Invoke(CLUSTER_BARRIER if arrays[0].blocks > 1 else BARRIER, ()))
 
 
 def role_condition(threads: ThreadTensor) -> ir.Expr:
@@ -70,8 +72,10 @@ def barrier_statement(node: specs.Node) -> ir.Stmt:
         case specs.Wait(barrier, phase):
             return ir.Invoke(BARRIER_WAIT, (barrier.place,), (), (phase,))
         case specs.Arrive(barrier, threads):
-            arrive = ir.Invoke(BARRIER_ARRIVE, (barrier.place,))
+            arrive = _arrive(barrier)
             return arrive if threads is None else ir.If(build.eq(build.mod(THREAD_X, WARPGROUP), 0), arrive)
+        case specs.SyncCluster():
+            return ir.Invoke(CLUSTER_BARRIER, ())
         case specs.Fence():
             return ir.Invoke(FENCE_ASYNC, ())
         case specs.WaitProducts(groups):
@@ -81,6 +85,14 @@ def barrier_statement(node: specs.Node) -> ir.Stmt:
         case specs.MoveRegisters(count, grows):
             return ir.Invoke(REGISTERS_INC if grows else REGISTERS_DEC, (), (count,))
     raise InternalError(f"{type(node).__name__} has no statement")
+
+
+def _arrive(barrier: Barrier) -> ir.Stmt:
+    """An arrival, in all blocks of the cluster if the barrier is for all."""
+    if not barrier.array.everywhere or barrier.array.blocks == 1:
+        return ir.Invoke(BARRIER_ARRIVE, (barrier.place,))
+    blocks = map(build.const, range(barrier.array.blocks))
+    return build.block(*(ir.Invoke(BARRIER_ARRIVE_CLUSTER, (barrier.place,), (), (n,)) for n in blocks))
 
 
 def _find_thread_range(threads: ThreadTensor) -> tuple[int, int]:

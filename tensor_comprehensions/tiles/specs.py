@@ -37,9 +37,11 @@ class Move(Spec):
     """Copies the input to the output, rounded if the types differ.
 
     done: the barrier whose phase ends with the bytes of the asynchronous copy.
+    blocks: of the cluster, each of which copies a part of the rows to all of them.
     """
 
     done: Barrier | None = None
+    blocks: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,11 @@ class Leaf(Spec):
 @dataclass(frozen=True, slots=True)
 class Sync:
     """A barrier: all threads of the block meet, and see each other's stores."""
+
+
+@dataclass(frozen=True, slots=True)
+class SyncCluster:
+    """A barrier of all threads of all blocks of a cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +245,7 @@ class WaitProducts:
 
 Node = (
     Spec | Sync | Commit | WaitCopies | Allocate | Loop | When | Let | Role | One | SyncPart | MakeBarriers | Expect
-    | Wait | Arrive | Fence | WaitProducts | MoveRegisters
+    | Wait | SyncCluster | Arrive | Fence | WaitProducts | MoveRegisters
 )  # fmt: skip
 BODIES = (Loop, When, Let, Role, One)
 """The nodes that hold others."""
@@ -255,6 +262,7 @@ class Program:
         body: the code of a block.
         maps: the tensor maps, which statements name by their position.
         boxed: shared buffers that boxes, or products of warpgroups, access: they consist of panels of 128 bytes.
+        cluster: so many neighboring blocks form a cluster.
     """
 
     name: str
@@ -266,3 +274,4 @@ class Program:
     body: tuple[Node, ...]
     maps: tuple[ir.TensorMap, ...] = ()
     boxed: frozenset[str] = frozenset()
+    cluster: int = 1

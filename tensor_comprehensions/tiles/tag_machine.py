@@ -15,6 +15,7 @@ from ..loop_ir import nodes as ir
 from ..loop_ir.atoms import ATOMS, MATMUL, WARP, WARPGROUP, Atom
 from ..loop_ir.instructions import TF32_BITS
 from ..loop_ir.intrinsics import (
+    BARRIER_PART,
     BULK_COMMIT,
     BULK_WAIT,
     COPY_ASYNC,
@@ -22,6 +23,7 @@ from ..loop_ir.intrinsics import (
     FENCE_ASYNC,
     INTRINSICS,
     TMA_LOADS,
+    TMA_MULTICASTS,
     TMA_STORES,
     WGMMA_COMMIT,
     WGMMA_FENCE,
@@ -39,8 +41,9 @@ LOW = (1 << HIGH) - 1
 _QUARTER = 16
 """Bits of a tag of a register that holds four."""
 _LEAST = (1 << _QUARTER) - 1
-ORDERING = (BULK_COMMIT, BULK_WAIT, FENCE_ASYNC, WGMMA_COMMIT, WGMMA_FENCE)
+ORDERING = (BARRIER_PART, BULK_COMMIT, BULK_WAIT, FENCE_ASYNC, WGMMA_COMMIT, WGMMA_FENCE)
 """Statements that move no data."""
+_LOADS = (*TMA_LOADS, *TMA_MULTICASTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +102,8 @@ class TagMachine:
                 self._write(buffer, self._places(buffer, indices), self._tag(value), active)
             case ir.Invoke(name) if name in (COPY_ASYNC, COPY_ASYNC_ZERO):
                 self._copy(s, active)
-            case ir.Invoke(name) if name in TMA_LOADS or name in TMA_STORES:
-                for thread in np.flatnonzero(active)[: 1 if name in TMA_LOADS else None]:
+            case ir.Invoke(name) if name in _LOADS or name in TMA_STORES:
+                for thread in np.flatnonzero(active)[: 1 if name in _LOADS else None]:
                     self._box(s, int(thread))
             case ir.Invoke(name) if name in ORDERING:
                 pass
@@ -169,7 +172,7 @@ class TagMachine:
 
     def _box(self, s: ir.Invoke, thread: int) -> None:
         """Copy a box from a tensor, zeros from beyond, or to it."""
-        loads = s.name in TMA_LOADS
+        loads = s.name in _LOADS
         (memory, there), (tensor, here) = s.operands[:2] if loads else s.operands[1::-1]
         m = self.maps[s.attributes[0]]
         box = m.box

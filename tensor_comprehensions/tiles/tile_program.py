@@ -79,7 +79,7 @@ class TileProgram:
                 raise ArgumentError(f"{self.name} has no threads", suggestion="begin with k.threads(128)")
             program = specs.Program(
                 self.name, tuple(v.buffer for v in views), len(self.header.outputs), k.num_blocks, k.num_threads,
-                tuple(k.names), k.body(),
+                tuple(k.names), k.body(), cluster=k.cluster,
             )  # fmt: skip
             return decompose(program, target)
 

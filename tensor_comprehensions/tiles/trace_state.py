@@ -21,7 +21,7 @@ class TraceState:
     def __init__(self, name: str, target: GpuTarget) -> None:
         self.name, self.target = name, target
         self.names: list[tuple[str, Expr]] = []
-        self.num_blocks, self.num_threads = 1, 0
+        self.num_blocks, self.num_threads, self.cluster = 1, 0, 1
         self._mapped = False
         self._body: list[specs.Node] = []
         self._taken: dict[str, int] = {}

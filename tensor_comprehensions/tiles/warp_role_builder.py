@@ -27,6 +27,14 @@ MOST_REGISTERS, REGISTER_STEP = (24, 240), 8
 """Of a role: from, to, in steps of."""
 DEFAULT_REGISTERS = {1: (0, 0), 2: (48, 232), 3: (56, 152)}
 """Of the role that loads and of the others, by how many warpgroups these are; 0: as the launch divides them."""
+CLUSTER_REGISTERS = {2: (56, 224)}
+"""The same in a cluster, where addresses also depend on the block: fewer make the role that loads spill."""
+
+
+def role_registers(groups: int, cluster: int) -> tuple[int, int]:
+    """The registers of the role that loads, and of the others, which are so many warpgroups."""
+    default = DEFAULT_REGISTERS.get(groups, (0, 0))
+    return CLUSTER_REGISTERS.get(groups, default) if cluster > 1 else default
 
 
 class WarpRoleBuilder(TraceState):
@@ -45,6 +53,19 @@ class WarpRoleBuilder(TraceState):
             )
         self.num_threads = count
         return parse_threads(f"[{count}].thread")
+
+    def clusters(self, blocks: int) -> None:
+        """Let so many neighboring blocks form a cluster: those of neighboring rows of tiles, in one column.
+
+        They run at the same time, `k.move(multicast=True)` copies to all of them, and arrivals at `k.barriers(...,
+        everywhere=True)` count in all. Comes before barriers, and before blocks are mapped.
+        """
+        self._check_target("clusters")
+        if blocks not in (1, 2, 4, 8) or type(blocks) is not int:
+            raise ArgumentError("no cluster has so many blocks", expected="1, 2, 4 or 8", found=repr(blocks))
+        if self._mapped or any(isinstance(n, specs.MakeBarriers) for n in self._body):
+            raise ArgumentError("k.clusters comes too late", expected="before k.barriers, k.blocks and k.each")
+        self.cluster = blocks
 
     # --- roles ---------------------------------------------------------------------------------------------------
 
@@ -89,8 +110,11 @@ class WarpRoleBuilder(TraceState):
 
     # --- barriers ------------------------------------------------------------------------------------------------
 
-    def barriers(self, name: str, count: int, arrivals: int) -> BarrierArray:
-        """Allocate `count` barriers in shared memory, each of which ends a phase after `arrivals`."""
+    def barriers(self, name: str, count: int, arrivals: int, *, everywhere: bool = False) -> BarrierArray:
+        """Allocate `count` barriers in shared memory, each of which ends a phase after `arrivals`.
+
+        everywhere: each arrival is one in all blocks of the cluster, and a phase ends after `arrivals` from each block.
+        """
         self._check_target("barriers in memory")
         if not isinstance(name, str) or not name.isidentifier():
             raise ArgumentError("barriers need a name", expected="an identifier", found=repr(name))
@@ -98,7 +122,7 @@ class WarpRoleBuilder(TraceState):
             raise ArgumentError(f"cannot make the barriers {name}", expected="1 to 64 of them, of 1 arrival or more")
         if self._role is not None or self._one:
             raise ArgumentError(f"the barriers {name} are made in a role", expected="before it: all know of them")
-        made = BarrierArray(self._fresh_name(name), count, arrivals)
+        made = BarrierArray(self._fresh_name(name), count, arrivals, self.cluster, everywhere)
         self._add(specs.MakeBarriers(made))
         return made
 
@@ -202,7 +226,7 @@ class WarpRoleBuilder(TraceState):
                 f"cannot map blocks to {tensor}", found="blocks are mapped already, or this is in a loop or role"
             )
         for number in self.share_tiles(tensor.count) if persistent else self._loop(tensor.count, "k.each"):
-            found = tile_coordinates(number, sizes, group)
+            found = tile_coordinates(number, sizes, group, self.cluster)
             names = tuple((self._fresh_name(f"tile_{n}"), e) for n, e in enumerate(found))
             with self.bind_names(names):
                 yield tuple(Index(build.var(name)) for name, _ in names)
@@ -210,7 +234,9 @@ class WarpRoleBuilder(TraceState):
     def share_tiles(self, total: int) -> Iterator[Expr]:
         """The numbers of the tiles of a block, where as many blocks as processors share `total` of them."""
         self._mapped = True
-        blocks = self.num_blocks = min(total, self.target.num_sms)
+        if total % self.cluster:
+            raise ArgumentError(f"{total} tiles are no whole clusters", expected=f"a multiple of {self.cluster}")
+        blocks = self.num_blocks = min(total, self.target.num_sms // self.cluster * self.cluster)
         left = build.sub(total - 1 + blocks, BLOCK_ID)
         stop = total // blocks if total % blocks == 0 else build.div(left, blocks)
         for var in self._loop(stop, "k.each"):
@@ -293,10 +319,24 @@ def check_group(group: object) -> None:
         raise ArgumentError("cannot walk over tiles", expected="group= rows of tiles, 1 or more", found=repr(group))
 
 
-def tile_coordinates(number: Expr, sizes: Sequence[int], group: int) -> list[Expr]:
+def rows_together(rows: int, group: int, cluster: int) -> int:
+    """How many of `rows` rows of tiles are visited together: at most `group`, a divisor, and a multiple of `cluster`.
+
+    Raises:
+        ArgumentError: there is no such number.
+    """
+    for n in range(min(max(group, cluster), rows), 0, -1):
+        if rows % n == 0 and n % cluster == 0:
+            return n
+    raise ArgumentError(f"{rows} rows of tiles are no whole clusters", expected=f"a multiple of {cluster}")
+
+
+def tile_coordinates(number: Expr, sizes: Sequence[int], group: int, cluster: int = 1) -> list[Expr]:
     """The coordinates of tile `number`; `group` rows of tiles, or a divisor of them, are visited together."""
-    if len(sizes) == 2 and group > 1:
-        rows = next(n for n in range(min(group, sizes[0]), 0, -1) if sizes[0] % n == 0)
+    if cluster > 1 and len(sizes) != 2:
+        raise ArgumentError("blocks of a cluster compute rows of tiles", expected="rows and columns of tiles")
+    if len(sizes) == 2 and (group > 1 or cluster > 1):
+        rows = rows_together(sizes[0], group, cluster)
         band, inside = build.div(number, rows * sizes[1]), build.mod(number, rows * sizes[1])
         return [build.add(build.mul(band, rows), build.mod(inside, rows)), build.div(inside, rows)]
     found: list[Expr] = []

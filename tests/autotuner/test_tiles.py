@@ -32,7 +32,16 @@ needs_compiler = pytest.mark.skipif(
 def test_genes_are_the_fields_of_the_options() -> None:
     odd = TileOptions(tile=(48, 24, 16), stages=5)
     made, seeds = tile_space(SM80, TileOptions(), [odd])
-    assert [g.name for g in made.genes] == ["tile", "warps", "stages", "group", "split", "instruction"]
+    assert [g.name for g in made.genes] == [
+        "tile",
+        "warps",
+        "stages",
+        "group",
+        "split",
+        "instruction",
+        "cluster",
+        "warpgroups",
+    ]
     options = [made.options(g) for g in seeds]
     assert options[:2] == [TileOptions(), odd]
     assert len(set(options)) == len(options)

@@ -24,7 +24,7 @@ from tensor_comprehensions.core import knobs
 from tensor_comprehensions.core.errors import RangeError
 from tensor_comprehensions.dispatch import persistent_kernel_cache
 from tensor_comprehensions.dispatch.cuda import gpu_kernel_cache as gpu_recall
-from tensor_comprehensions.options import MappingOptions
+from tensor_comprehensions.options import MappingOptions, TileOptions
 from tensor_comprehensions.runtime.cuda import cubins, nvrtc
 from tensor_comprehensions.runtime.emulate import emulator
 from tensor_comprehensions.target import parse_gpu_target
@@ -75,6 +75,25 @@ def test_a_text_that_was_made_is_found(root: Path, mapped: list[str], options: M
         assert getattr(again, name) == getattr(first, name), name
     found = tc.define(MATMUL).mm.compile(A, B, target=SM90, options=options).emulate(A, B)
     torch.testing.assert_close(found, A @ B, rtol=1e-4, atol=1e-4)
+
+
+BOXES = {
+    "clusters": (torch.bfloat16, TileOptions((64, 16, 64), (4, 1), instruction="wgmma", cluster=2)),
+    "rounded": (torch.float32, TileOptions((64, 16, 64), (4, 1), instruction="wgmma", products="tf32", cluster=1)),
+}
+
+
+@pytest.mark.parametrize("name", BOXES)
+def test_launches_and_tensor_maps_are_found(root: Path, mapped: list[str], name: str) -> None:
+    dtype, options = BOXES[name]
+    text = "def mm(bfloat16(M,K) A, bfloat16(N,K) B) -> (C) { C(m,n) +=! float(A(m,k)) * float(B(n,k)) }"
+    x = torch.ones(128, 64, dtype=dtype)
+    op = tc.define(text.replace("bfloat16", "float") if dtype == torch.float32 else text).mm
+    first, again = (op.compile(x, x, target=SM90, options=options).compiled for _ in range(2))
+    assert mapped == ["mm"]
+    assert again.code == first.code
+    (kernel,) = again.code.kernels
+    assert (kernel.launch.cluster, kernel.maps[0].rounds) == ((2, False) if name == "clusters" else (1, True))
 
 
 def test_what_a_text_depends_on_is_in_its_key(root: Path, mapped: list[str]) -> None:

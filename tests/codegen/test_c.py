@@ -133,6 +133,16 @@ def test_bounds_steps_and_shadowing(tmp_path: Path) -> None:
 
 
 @needs_gcc
+def test_bounds_that_are_conditions(tmp_path: Path) -> None:
+    out = b.buffer("out", INT64, (4, 9))
+    end = b.select(b.lt(i, 2), b.const(3), b.mul(i, 2))
+    m = module("ends", [out], loop("i", 0, 4, loop("j", 0, end, b.store(out, (i, j), b.const(1)))))
+    result = np.zeros((4, 9), np.int64)
+    assert run(m, tmp_path, result) == 0
+    np.testing.assert_array_equal(result.sum(1), [3, 3, 4, 6])
+
+
+@needs_gcc
 def test_strided_arguments_and_names_of_c(tmp_path: Path) -> None:
     x = ir.Buffer("float", ir.Type(FLOAT32), (4, 3), (1, 5))
     y = ir.Buffer("int", ir.Type(FLOAT32), (3,), (0,))

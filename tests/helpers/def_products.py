@@ -91,7 +91,11 @@ def random_group_options(rng: Random) -> TileOptions:
     groups = rng.choice([1, 1, 2, 3])
     rows = 64 * groups * rng.choice([1, 2])
     tile = (rows, rng.choice([16, 32, 64, 128]), rng.choice([32, 64, 128]))
-    return TileOptions(tile, (4 * groups, 1), rng.choice([0, 2, 3, 5]), rng.choice([0, 1, 2]), instruction="wgmma")
+    warpgroups = rng.choice(["", "together", "staggered"]) if groups == 2 else ""
+    return TileOptions(
+        tile, (4 * groups, 1), rng.choice([0, 2, 3, 5]), rng.choice([0, 1, 2]), instruction="wgmma",
+        cluster=rng.choice([0, 1, 2]), warpgroups=warpgroups,
+    )  # fmt: skip
 
 
 def random_options(rng: Random) -> TileOptions:

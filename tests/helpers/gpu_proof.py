@@ -195,7 +195,7 @@ def _emulate(case: Case, printed: Sequence[tuple[Choice, Module, GpuCode]], tall
 def _pack_bfloat16(module: Module, arrays: dict[str, Any]) -> dict[str, Any]:
     """Arrays with tensors of bfloat16 as kernels see them: the upper halves of float32."""
     narrow = {b.name for b in module.arguments if b.type.dtype == BFLOAT16}
-    return {n: (x.view(np.uint32) >> 16).astype(np.uint16) if n in narrow else x for n, x in arrays.items()}
+    return {n: np.asarray(x.view(np.uint32) >> 16, np.uint16) if n in narrow else x for n, x in arrays.items()}
 
 
 def _unpack_bfloat16(module: Module, arrays: dict[str, Any]) -> dict[str, Any]:

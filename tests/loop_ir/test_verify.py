@@ -203,6 +203,17 @@ def test_casts_between_all_types_are_allowed() -> None:
     verify(module(value(Cast(Cast(Load(A, (b.const(0),)), BOOL), FLOAT32))))
 
 
+def test_conditions_count_as_often_as_an_index_has_their_variable() -> None:
+    """Where 2 * i + 1 < 20, 4 * i + 3 is below 40."""
+
+    def store(end: int) -> Stmt:
+        return Store(A, (b.add(b.mul(ROW, 4), 3),), ONE, None, b.lt(b.add(b.mul(ROW, 2), 1), end))
+
+    verify(module(loop(store(20))))
+    with pytest.raises(InternalError, match="not proved inside"):
+        verify(module(loop(store(22))))
+
+
 def test_masks_of_strided_lanes_are_understood() -> None:
     strided, some = b.ramp(b.mul(ROW, 3), 3, 8), b.lt(b.ramp(ROW, 1, 8), b.const(14))
     verify(module(loop(Store(A, (strided,), b.const(1.0, FLOAT32, 8), None, some), step=8, stop=14)))

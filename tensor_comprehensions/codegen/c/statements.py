@@ -277,7 +277,8 @@ def _print_loop(s: ir.Loop, scope: PrintScope) -> Iterator[str]:
         yield pragma
     if scope.dialect.assume and _multiplies_in_some_iteration(s, scope):
         yield scope.dialect.assume.format(f"{stop.as_operand(RELATION)} > {start.as_operand(RELATION)}")
-    yield f"for ({scope.integer(range)} {variable} = {start.text}; {variable} < {stop.text}; {step}) {{"
+    ends = f"{variable} < {stop.as_operand(RELATION + 1)}"
+    yield f"for ({scope.integer(range)} {variable} = {start.text}; {ends}; {step}) {{"
     yield from indent_lines(print_statement(s.body, inner))
     yield "}"
 
@@ -340,7 +341,8 @@ def _reducing_loop(s: ir.Loop, store: ir.Store, scope: PrintScope) -> Iterator[s
     yield f"    {dialect.type(dtype)} {total} = {place.text};"
     yield f"    {dialect.simd.format(f' reduction({store.op}:{total})')}"
     start, stop = print_expr(s.start, scope), print_expr(s.stop, scope)
-    yield f"    for (int64_t {variable} = {start.text}; {variable} < {stop.text}; {step})"
+    ends = f"{variable} < {stop.as_operand(RELATION + 1)}"
+    yield f"    for (int64_t {variable} = {start.text}; {ends}; {step})"
     adds = f"        {print_update(Text(total), store.op, print_expr(store.value, inner), dtype, dialect)}"
     yield from mark_part(store, iter((adds,)), scope)
     yield f"    {place.text} = {total};"

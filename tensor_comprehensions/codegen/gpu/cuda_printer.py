@@ -190,7 +190,7 @@ C = CDialect(
 
 CUDA = GpuDialect(
     c=C,
-    kernel='extern "C" __global__ void __launch_bounds__({bounds}) {name}(',
+    kernel='extern "C" __global__ void {cluster}__launch_bounds__({bounds}) {name}(',
     single='extern "C" __global__ void {name}(',
     pointer="",
     variables=(
@@ -200,6 +200,7 @@ CUDA = GpuDialect(
     provided="extern __shared__ __align__({}) unsigned char dynamic_shared[];",
     static=48 << 10,
     map="const __grid_constant__ tensor_map",
+    cluster="__cluster_dims__({}, 1, 1) ",
 )  # fmt: skip
 
 

@@ -74,8 +74,8 @@ class GpuDialect:
 
     Attributes:
         c: the rest.
-        kernel: the line before the parameters, from the name and the bounds: the threads of a block, and how many
-            blocks should have registers at once where that is more than one.
+        kernel: the line before the parameters, from the name, the cluster and the bounds: the threads of a block, and
+            how many blocks should have registers at once where that is more than one.
         single: the same for a kernel of one thread.
         pointer: the space of arguments, with a blank behind it.
         variables: the names and values of the variables of a launch, in the order of `ir.BLOCK` and `ir.THREAD`.
@@ -83,6 +83,7 @@ class GpuDialect:
             there is none.
         static: bytes of shared memory that the text itself may declare.
         map: the type of parameters that are tensor maps; empty: there is none.
+        cluster: the word before the name of a kernel with clusters of so many blocks; empty: there is none.
     """
 
     c: CDialect
@@ -93,6 +94,7 @@ class GpuDialect:
     provided: str
     static: int
     map: str = ""
+    cluster: str = ""
 
 
 def emit_gpu_source(
@@ -272,7 +274,12 @@ class _Printer:
         moves = any(isinstance(s, ir.Invoke) and s.name in REGISTER_MOVES for s in walk_stmts(self.source.body))
         blocks = self.source.min_blocks_per_sm
         bounds = f"{threads}, {blocks}" if blocks > 1 or moves else str(threads)
-        return (self.dialect.kernel if threads > 1 else self.dialect.single).format(bounds=bounds, name=name)
+        cluster = self.launch.cluster
+        if cluster > 1 and not self.dialect.cluster:
+            raise CannotLower(f"{self.source.name} has clusters, and {self.dialect.c.name} has none")
+        word = self.dialect.cluster.format(cluster) if cluster > 1 else ""
+        header = self.dialect.kernel if threads > 1 else self.dialect.single
+        return header.format(bounds=bounds, name=name, cluster=word)
 
     def _parameters(self, name: str) -> tuple[PrintScope, list[str]]:
         everything = (*self.module.arguments, *self.module.temporaries)

@@ -15,11 +15,13 @@ from ...core.dtypes import FLOAT32, FLOAT64, INT32, DType
 from ...loop_ir.atoms import ATOMS, HOPPER, MATMUL, Atom, AtomOperand
 from ...loop_ir.intrinsics import (
     BARRIER_ARRIVE,
+    BARRIER_ARRIVE_CLUSTER,
     BARRIER_EXPECT,
     BARRIER_INIT,
     BARRIER_WAIT,
     BULK_COMMIT,
     BULK_WAIT,
+    CLUSTER_BARRIER,
     ELECT,
     FENCE_ASYNC,
     FENCE_BARRIER_INIT,
@@ -28,6 +30,7 @@ from ...loop_ir.intrinsics import (
     REGISTERS_DEC,
     REGISTERS_INC,
     TMA_LOADS,
+    TMA_MULTICASTS,
     TMA_STORES,
     WGMMA_COMMIT,
     WGMMA_FENCE,
@@ -350,6 +353,8 @@ def _hopper() -> Iterator[Statement]:
     remote = "{.reg .b32 q; mapa.shared::cluster.u32 q, $at, 1; "
     arrive = "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [q];}"
     yield make_ptx_statement("barrier_arrive_remote", "sm_90", remote + arrive, "s at")
+    chosen = remote.replace("$at, 1", "$at, $block")
+    yield make_ptx_statement("barrier_arrive_cluster", "sm_90", chosen + arrive, "s at, r block")
     store = "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [q], $x, [q];}"
     yield make_ptx_statement("store_async_remote", "sm_90", remote + store, "s at, r x")
     loads = "shared::cluster.global.mbarrier::complete_tx::bytes"
@@ -431,11 +436,23 @@ ATOM_CALLS = {i.name: _atom_call(i) for i in INTRINSICS.values() if i.atom}
 HOPPER_CALLS = {
     BARRIER_INIT: "barrier_init<{1}>({0});",
     BARRIER_ARRIVE: "barrier_arrive({});",
+    BARRIER_ARRIVE_CLUSTER: "barrier_arrive_cluster({}, {});",
     BARRIER_EXPECT: "barrier_expect({}, {});",
     BARRIER_WAIT: "barrier_wait({}, {});",
     **{name: f"{name}({{0}}, {{1}}, {{2}});" for name in TMA_LOADS},
+    **{name: f"{name}({{0}}, {{1}}, {{2}}, {{4}});" for name in TMA_MULTICASTS},
     **{name: f"{name}({{0}}, {{1}});" for name in TMA_STORES},
-    **{name: f"{name}();" for name in (FENCE_BARRIER_INIT, FENCE_ASYNC, BULK_COMMIT, WGMMA_FENCE, WGMMA_COMMIT)},
+    **{
+        name: f"{name}();"
+        for name in (
+            FENCE_BARRIER_INIT,
+            FENCE_ASYNC,
+            BULK_COMMIT,
+            WGMMA_FENCE,
+            WGMMA_COMMIT,
+            CLUSTER_BARRIER,
+        )
+    },
     **{name: f"{name}<{{}}>();" for name in (BULK_WAIT, WGMMA_WAIT, REGISTERS_DEC, REGISTERS_INC)},
     ELECT: "elect({});",
 }

@@ -94,27 +94,27 @@ def _deserialize_kernel(
 
 def _kernel(k: GpuKernelSource) -> list[Any]:
     return [
-        k.name, k.launch.grid, k.launch.block, k.buffers, k.status, k.shared, k.dynamic,
+        k.name, k.launch.grid, k.launch.block, k.launch.cluster, k.buffers, k.status, k.shared, k.dynamic,
         list(map(_serialize_buffer, k.arrays)), k.sizes, k.identifiers, k.local,
-        [[m.name, _serialize_buffer(m.buffer), m.box, m.swizzle, m.dimensions] for m in k.maps], k.mapped,
+        [[m.name, _serialize_buffer(m.buffer), m.box, m.swizzle, m.dimensions, m.rounds] for m in k.maps], k.mapped,
     ]  # fmt: skip
 
 
 def _read_kernel(facts: list[Any]) -> GpuKernelSource:
-    name, grid, block, buffers, status, shared, dynamic, arrays, sizes, identifiers, local, maps, mapped = facts
+    name, grid, block, cluster, buffers, status, shared, dynamic, *rest = facts
+    arrays, sizes, identifiers, local, maps, mapped = rest
+    launch = Launch(_read_triple(grid), _read_triple(block), int(cluster))
     return GpuKernelSource(
-        str(name), Launch(_read_triple(grid), _read_triple(block)), tuple(map(int, buffers)), bool(status), int(shared),
-        int(dynamic), tuple(map(_read_buffer, arrays)), tuple(map(int, sizes)), tuple(map(str, identifiers)),
-        int(local),
-        tuple(map(_read_map, maps)),
-        tuple(map(int, mapped)),
+        str(name), launch, tuple(map(int, buffers)), bool(status), int(shared), int(dynamic),
+        tuple(map(_read_buffer, arrays)), tuple(map(int, sizes)), tuple(map(str, identifiers)), int(local),
+        tuple(map(_read_map, maps)), tuple(map(int, mapped)),
     )  # fmt: skip
 
 
 def _read_map(facts: list[Any]) -> TensorMap:
-    name, buffer, box, swizzle, dimensions = facts
+    name, buffer, box, swizzle, dimensions, rounds = facts
     sides = tuple((int(n), int(stride)) for n, stride in dimensions)
-    return TensorMap(str(name), _read_buffer(buffer), tuple(map(int, box)), int(swizzle), sides)
+    return TensorMap(str(name), _read_buffer(buffer), tuple(map(int, box)), int(swizzle), sides, bool(rounds))
 
 
 def _read_triple(numbers: list[Any]) -> tuple[int, int, int]:

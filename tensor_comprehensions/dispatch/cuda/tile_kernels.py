@@ -175,13 +175,15 @@ class CompiledTileKernel:
 
     @property
     def resources(self) -> dict[str, int]:
-        """Blocks, threads and bytes of shared memory per block, and `bank_turns`: extra turns for bank conflicts.
+        """Blocks, also of a cluster, threads and bytes of shared memory per block, and `bank_turns`.
 
-        If NVRTC is installed, also registers, bytes of local memory and bytes of spills per thread.
+        `bank_turns` are extra turns for bank conflicts. If NVRTC is installed, also registers, bytes of local memory
+        and bytes of spills per thread.
         """
         (kernel,) = self.code.kernels
         found = {
             "blocks": prod(kernel.launch.grid),
+            "cluster": kernel.launch.cluster,
             "threads": prod(kernel.launch.block),
             "shared_bytes": kernel.shared + kernel.dynamic,
             "bank_turns": bank_turns(self.module),

@@ -35,8 +35,8 @@ MOST_BARRIERS, MOST_GROUPS = 64, 8
 _THREAD_CALLS = frozenset(
     (
         intrinsics.BARRIER_INIT, intrinsics.BARRIER_ARRIVE, intrinsics.BARRIER_EXPECT, intrinsics.FENCE_BARRIER_INIT,
-        intrinsics.FENCE_ASYNC, intrinsics.BULK_COMMIT, intrinsics.BULK_WAIT, *intrinsics.TMA_LOADS,
-        *intrinsics.TMA_STORES,
+        intrinsics.BARRIER_ARRIVE_CLUSTER, intrinsics.FENCE_ASYNC, intrinsics.BULK_COMMIT, intrinsics.BULK_WAIT,
+        *intrinsics.TMA_LOADS, *intrinsics.TMA_MULTICASTS, *intrinsics.TMA_STORES,
     )
 )  # fmt: skip
 GROUP_CALLS = (intrinsics.WGMMA_FENCE, intrinsics.WGMMA_COMMIT, intrinsics.WGMMA_WAIT, *intrinsics.REGISTER_MOVES)
@@ -118,7 +118,7 @@ def is_thread_call(s: Invoke) -> bool:
 
 
 class Asynchronous:
-    """The state of a block, and the meanings of the intrinsics."""
+    """The state of a block, or of a cluster of blocks, and the meanings of the intrinsics."""
 
     def __init__(self, launched: LaunchInterpreter, maps: tuple[TensorMap, ...]) -> None:
         self.launched, self.maps, self.random = launched, maps, Random(0)
@@ -126,13 +126,49 @@ class Asynchronous:
 
     def begin(self) -> None:
         """Enter a block."""
-        self.barriers: dict[tuple[str, tuple[int, ...]], MemoryBarrier] = {}
+        cluster = self.launched.cluster
+        self.barriers: dict[tuple[int, str, tuple[int, ...]], MemoryBarrier] = {}
         self.copies: list[_Copy] = []
-        self.products = [_Products() for _ in range(MOST_GROUPS)]
+        self.products = [_Products() for _ in range(MOST_GROUPS * cluster)]
+        self.reached: list[dict[int, int]] = [{} for _ in range(cluster)]
+        self.ended = [False] * cluster
         self.fences: dict[int, list[int]] = {}
         self.boxes: dict[int, list[int]] = {}
 
+    # --- blocks of a cluster -------------------------------------------------------------------------------------
+
+    def reach_block(self, block: int, thread: Thread) -> None:
+        """Note that a thread reaches shared memory of a block of its cluster."""
+        if not 0 <= block < len(self.ended):
+            raise InternalError(f"out of bounds: thread {thread.number} reaches block {block} of its cluster")
+        if self.ended[block]:
+            raise InternalError(f"ended: thread {thread.number} reaches block {block} of its cluster, which has ended")
+        if block != thread.block:
+            warp = thread.number // WARP
+            self.reached[block][warp] = self.launched.turns[warp]
+
+    def end_block(self, block: int) -> None:
+        """All threads of a block have ended, and must know of what others have done to its shared memory."""
+        self.ended[block] = True
+        mine = [w.number for w in self.launched.warps if w.block == block]
+        knows = self.known[mine].max(axis=0)
+        for warp, turn in self.reached[block].items():
+            if turn >= knows[warp]:
+                raise InternalError(
+                    f"ended: block {block} of a cluster ends, and does not know that warp {warp} has reached its"
+                    " shared memory"
+                )
+
     # --- clocks --------------------------------------------------------------------------------------------------
+
+    def clock_of_barrier(self, b: MemoryBarrier) -> int:
+        return self.launched.race.warps + b.number
+
+    def clock_of_group(self, group: int) -> int:
+        return self.launched.race.warps + MOST_BARRIERS * self.launched.cluster + group
+
+    def clock_of_stores(self, warp: int) -> int:
+        return self.clock_of_group(MOST_GROUPS * self.launched.cluster) + warp
 
     @property
     def known(self) -> Array:
@@ -153,14 +189,18 @@ class Asynchronous:
 
     # --- barriers ------------------------------------------------------------------------------------------------
 
-    def barrier(self, view: View, thread: Thread, *, by_copy: bool = False) -> MemoryBarrier:
-        """The barrier at an element, which its maker must have fenced for others."""
+    def barrier(self, view: View, thread: Thread, *, by_copy: bool = False, block: int | None = None) -> MemoryBarrier:
+        """The barrier at an element, which its maker must have fenced for others; of a block of the cluster."""
+        block = thread.block if block is None else block
         memory, where = view
         place = tuple(int(i) for i in where)
         name = f"{memory.buffer.name}[{', '.join(map(str, place))}]"
-        b = self.barriers.get((memory.buffer.name, place))
+        b = self.barriers.get((block, memory.buffer.name, place))
         if b is None:
-            raise InternalError(f"undefined: thread {thread.number} uses the barrier {name}, which nothing made")
+            where_to = f" of block {block}" if block != thread.block else ""
+            raise InternalError(
+                f"undefined: thread {thread.number} uses the barrier {name}{where_to}, which nothing made"
+            )
         mine = b.maker == thread.number
         known = mine or 0 <= b.fenced < self.known[thread.number // WARP, b.maker // WARP]
         if not known or (mine and by_copy and b.fenced < 0):
@@ -177,7 +217,7 @@ class Asynchronous:
         name = f"{memory.buffer.name}[{', '.join(map(str, place))}]"
         clocks = np.zeros(size, np.int64), np.zeros(size, np.int64)
         made = MemoryBarrier(name, len(self.barriers), arrivals, thread.number, *clocks, pending=arrivals)
-        self.barriers[memory.buffer.name, place] = made
+        self.barriers[thread.block, memory.buffer.name, place] = made
 
     def arrive(self, b: MemoryBarrier, count: int, thread: Thread) -> None:
         if not b.pending:
@@ -245,23 +285,43 @@ class Asynchronous:
             box.append(slice(low - start, high - start))
         return tuple(tensor), tuple(box)
 
-    def load(self, views: Sequence[View], m: TensorMap, thread: Thread) -> None:
+    def load(self, views: Sequence[View], m: TensorMap, thread: Thread, blocks: int | None = None) -> None:
+        """Begin to copy a box to the own block, or to those of the cluster that have a bit in `blocks`."""
         target, (tensor, first), done = views
-        b = self.barrier(done, thread, by_copy=True)
-        memory, region = target[0], self.region_of(target, m)
-        self.require_apart(memory, region, "write")
+        values = self.read_box((tensor, first), m)
+        if blocks is None:
+            self.begin_copy(target, values, m, self.barrier(done, thread, by_copy=True), thread)
+            return
+        mine = target[0]
+        position = self.launched.shared[thread.block, mine.buffer.name].index(mine)
+        for block in range(blocks.bit_length()):
+            if blocks >> block & 1:
+                self.reach_block(block, thread)
+                b = self.barrier(done, thread, by_copy=True, block=block)
+                memory = self.launched.shared[block, mine.buffer.name][position]
+                self.begin_copy((memory, target[1]), values, m, b, thread)
+
+    def read_box(self, source: View, m: TensorMap) -> Array:
+        """The elements of a box, zeros where it leaves the tensor."""
+        tensor, first = source
         here, there = self.clip_box(m, [int(i) for i in first])
-        values = np.zeros(m.box, memory.data.dtype)
+        values = np.zeros(m.box, tensor.data.dtype)
         if all(s.stop > s.start for s in here):
             found = tensor.read(_places_of(m, here), None, self.launched.machine.races)
             found = round_to_tf32(found) if m.rounds else np.asarray(found)
             values[there] = found.reshape([s.stop - s.start for s in here])
+        return values
+
+    def begin_copy(self, target: View, values: Array, m: TensorMap, b: MemoryBarrier, thread: Thread) -> None:
+        """Let a box be under way; its target is undefined until it lands."""
+        memory, region = target[0], self.region_of(target, m)
+        self.require_apart(memory, region, "write")
         memory.written[region] = False
         memory.writers[region] = 0
         for marks in memory.marks.values():
             for mark in marks:
                 mark[(slice(None), *region) if mark.ndim > memory.data.ndim else region] = 0
-        warp, clock = thread.number // WARP, self.launched.race.warps + b.number
+        warp, clock = thread.number // WARP, self.clock_of_barrier(b)
         self.span(memory, region, clock, "write", f"the copies that end on {b.name}")
         turn = self.launched.turns[clock]
         self.launched.turns[clock] += 1
@@ -277,7 +337,7 @@ class Asynchronous:
         copy.memory.written[copy.region] = True
         b = copy.barrier
         b.clock = np.maximum(b.clock, copy.clock)
-        clock = self.launched.race.warps + b.number
+        clock = self.clock_of_barrier(b)
         b.clock[clock] = max(b.clock[clock], copy.turn + 1)
         b.bytes -= copy.bytes
         self.end_phase(b)
@@ -292,13 +352,13 @@ class Asynchronous:
         if values.size:
             tensor.write(_places_of(m, here), values.ravel(), None, self.launched.machine.races)
         warp = thread.number // WARP
-        clock = self.launched.race.warps + MOST_BARRIERS + MOST_GROUPS + warp
+        clock = self.clock_of_stores(warp)
         self.span(memory, region, clock, "read", f"the stores of boxes of warp {warp}")
 
     def wait_boxes(self, left: int, thread: Thread) -> None:
         groups, warp = self.boxes.get(thread.number, []), thread.number // WARP
         if len(groups) > left:
-            clock = self.launched.race.warps + MOST_BARRIERS + MOST_GROUPS + warp
+            clock = self.clock_of_stores(warp)
             self.known[warp, clock] = max(self.known[warp, clock], groups[len(groups) - 1 - left])
 
     def require_apart(self, memory: CheckedMemory, region: tuple[Any, ...], action: str) -> None:
@@ -329,7 +389,7 @@ class Asynchronous:
     def group_call(self, s: Invoke, warps: Sequence[Warp]) -> None:
         """The effect of a collective intrinsic of a warpgroup, except products."""
         state, number = self.products[warps[0].number // 4], warps[0].number // 4
-        clock = self.launched.race.warps + MOST_BARRIERS + number
+        clock = self.clock_of_group(number)
         match s.name:
             case intrinsics.WGMMA_FENCE:
                 state.fenced = True
@@ -398,7 +458,7 @@ class Asynchronous:
         for t in threads[::WARP]:
             self.launched.select(t)
             self.read_asynchronously(memory, region, t)
-        clock = self.launched.race.warps + MOST_BARRIERS + number
+        clock = self.clock_of_group(number)
         self.span(memory, region, clock, "read", f"the products of warpgroup {number}")
         values = memory.data[region].reshape(lasts)
         if n in known.across:
@@ -441,6 +501,7 @@ def _give_back(sums: _Sums) -> None:
 def thread_call(machine: Interpreter, s: Invoke) -> Run:
     """The effect of an intrinsic of `is_thread_call` in one thread."""
     views = [(b.name, [machine.expr(i) for i in where]) for b, where in s.operands]
+    values = [machine.expr(e) for e in s.values]
 
     def run() -> None:
         thread, state = machine.thread, machine.asynchronous
@@ -450,6 +511,10 @@ def thread_call(machine: Interpreter, s: Invoke) -> Run:
                 state.init(found[0], s.attributes[0], thread)
             case intrinsics.BARRIER_ARRIVE:
                 state.arrive(state.barrier(found[0], thread), 0, thread)
+            case intrinsics.BARRIER_ARRIVE_CLUSTER:
+                block = int(values[0]())
+                state.reach_block(block, thread)
+                state.arrive(state.barrier(found[0], thread, block=block), 0, thread)
             case intrinsics.BARRIER_EXPECT:
                 state.arrive(state.barrier(found[0], thread, by_copy=True), s.attributes[0], thread)
             case intrinsics.FENCE_ASYNC | intrinsics.FENCE_BARRIER_INIT:
@@ -460,13 +525,15 @@ def thread_call(machine: Interpreter, s: Invoke) -> Run:
                     if b.maker == thread.number and b.fenced < 0:
                         b.fenced = turn
             case intrinsics.BULK_COMMIT:
-                clock = state.launched.race.warps + MOST_BARRIERS + MOST_GROUPS + thread.number // WARP
+                clock = state.clock_of_stores(thread.number // WARP)
                 state.launched.turns[clock] += 1
                 state.boxes.setdefault(thread.number, []).append(state.launched.turns[clock])
             case intrinsics.BULK_WAIT:
                 state.wait_boxes(s.attributes[0], thread)
             case _ if s.name in intrinsics.TMA_LOADS:
                 state.load(found, state.maps[s.attributes[0]], thread)
+            case _ if s.name in intrinsics.TMA_MULTICASTS:
+                state.load(found, state.maps[s.attributes[0]], thread, s.attributes[1])
             case _:
                 state.store(found, state.maps[s.attributes[0]], thread)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from ..intrinsics import (
     BARRIER,
     BARRIER_INIT,
     BARRIER_PART,
+    CLUSTER_BARRIER,
     ELECT,
     INTRINSICS,
     SHUFFLE_DOWN,
@@ -55,6 +56,8 @@ Array = np.ndarray[Any, Any]
 class BarrierWait:
     """A warp is at a barrier. number: of the barrier, 0 being the block's. threads: how many threads take part.
 
+    block: whose barrier it is, by its number in the cluster; -1: of the cluster.
+
     name, act: of a warpgroup, whose numbers are negative, the action of its warps once all have arrived.
     """
 
@@ -62,6 +65,7 @@ class BarrierWait:
     threads: int
     name: str = ""
     act: Callable[[list[Warp]], None] | None = None
+    block: int = 0
 
     def __str__(self) -> str:
         return self.name or (f"{BARRIER_PART} {self.number}" if self.number else BARRIER)
@@ -83,12 +87,16 @@ Run = Callable[["Warp"], Iterator[Wait]]
 
 @dataclass(slots=True)
 class Thread:
-    """The private state of one thread. groups: its pending copies; the last group is open."""
+    """The private state of one thread. groups: its pending copies; the last group is open.
+
+    number: counted on over the blocks of a cluster. block: of the cluster.
+    """
 
     number: int
     values: dict[str, Value]
     memory: dict[str, CheckedMemory]
     groups: list[Group] = field(default_factory=lambda: [Group()])
+    block: int = 0
 
 
 @dataclass(slots=True)
@@ -97,13 +105,14 @@ class Warp:
 
     number: int
     threads: list[Thread]
+    block: int
     allocated: Counter[str] = field(default_factory=Counter)
 
 
 def run_launch(machine: Interpreter, kernel: Kernel, launch: Launch) -> None:
     """Run all blocks of a kernel, in order."""
-    threads = prod(launch.block)
-    parts = any(
+    threads = prod(launch.block) * launch.cluster
+    parts = launch.cluster > 1 or any(
         isinstance(s, Invoke) and (s.name == BARRIER_PART or s.name in _BY_ITSELF) for s in walk_stmts(kernel.body)
     )
     between_blocks = Race("blocks", reduces=True)
@@ -115,15 +124,16 @@ def run_launch(machine: Interpreter, kernel: Kernel, launch: Launch) -> None:
     state = LaunchInterpreter(machine, between_threads, kernel)
     run = state.stmt(kernel.body)
     outer = machine.memory
-    for number, block in enumerate(_list_grid_points(launch.grid)):
-        between_blocks.step(number)
-        places = dict(zip(BLOCK, map(np.int64, block), strict=True))
-        state.begin(
-            [
-                Thread(n, {**places, **dict(zip(THREAD, map(np.int64, t), strict=True))}, dict(outer))
-                for n, t in enumerate(_list_grid_points(launch.block))
-            ]
-        )
+    points = list(_list_grid_points(launch.grid))
+    for first in range(0, len(points), launch.cluster):
+        between_blocks.step(first)
+        made: list[Thread] = []
+        for rank, block in enumerate(points[first : first + launch.cluster]):
+            places = dict(zip(BLOCK, map(np.int64, block), strict=True))
+            for t in _list_grid_points(launch.block):
+                values = {**places, **dict(zip(THREAD, map(np.int64, t), strict=True))}
+                made.append(Thread(len(made), values, dict(outer), block=rank))
+        state.begin(made)
         state.run_block(run)
     machine.scopes, machine.races, machine.memory = [], [], outer
 
@@ -135,23 +145,30 @@ def _list_grid_points(extents: tuple[int, int, int]) -> Iterator[tuple[int, int,
 
 
 class LaunchInterpreter:
-    """Translates the statements of a kernel into coroutines of the warps of the current block."""
+    """Translates the statements of a kernel into coroutines of the warps of the current block, or cluster of blocks.
+
+    shared: the buffers of each block, by its number in the cluster.
+    """
 
     def __init__(self, machine: Interpreter, race: ThreadRace, kernel: Kernel) -> None:
         self.machine, self.race = machine, race
-        self.by_itself = any(isinstance(s, Invoke) and s.name in _BY_ITSELF for s in walk_stmts(kernel.body))
-        count = race.warps + (race.warps + MOST_BARRIERS + MOST_GROUPS) * self.by_itself
+        assert kernel.launch is not None
+        self.cluster = kernel.launch.cluster
+        self.by_itself = self.cluster > 1 or any(
+            isinstance(s, Invoke) and s.name in _BY_ITSELF for s in walk_stmts(kernel.body)
+        )
+        count = race.warps + (race.warps + (MOST_BARRIERS + MOST_GROUPS) * self.cluster) * self.by_itself
         self.warps: list[Warp] = []
         self.turns = [0] * count
         self.known = np.zeros((count, count), np.int64)
-        self.shared: dict[str, list[CheckedMemory]] = {}
+        self.shared: dict[tuple[int, str], list[CheckedMemory]] = {}
         self.asynchronous = machine.asynchronous = Asynchronous(self, kernel.maps)
 
     # --- warps ---------------------------------------------------------------------------------------------------
 
     def begin(self, threads: list[Thread]) -> None:
         """Enter a block."""
-        self.warps = [Warp(n // WARP, threads[n : n + WARP]) for n in range(0, len(threads), WARP)]
+        self.warps = [Warp(n // WARP, threads[n : n + WARP], threads[n].block) for n in range(0, len(threads), WARP)]
         self.shared = {}
         self.race.pass_barrier(max(self.turns))
         self.turns = [0] * len(self.turns)
@@ -162,6 +179,7 @@ class LaunchInterpreter:
     def run_block(self, run: Run) -> None:
         """Let each warp run to where it waits, and release those whose barrier is complete, until all have ended."""
         runs = {w.number: run(w) for w in self.warps}
+        left = Counter(w.block for w in self.warps)
         waiting: dict[int, Wait] = {}
         ready = list(runs)
         while ready:
@@ -169,6 +187,10 @@ class LaunchInterpreter:
                 wait = next(runs[number], None)
                 if wait is None:
                     del runs[number]
+                    block = self.warps[number].block
+                    left[block] -= 1
+                    if not left[block]:
+                        self.asynchronous.end_block(block)
                 else:
                     waiting[number] = wait
             ready = self.all_released(waiting)
@@ -195,7 +217,7 @@ class LaunchInterpreter:
             return []
         if wait.act is not None:
             wait.act([self.warps[n] for n in sorted(found)])
-        elif wait.number == 0:
+        elif wait.number == 0 and not self.by_itself:
             self.pass_barrier()
         else:
             self.join(found)
@@ -203,9 +225,6 @@ class LaunchInterpreter:
 
     def pass_barrier(self) -> None:
         """All threads have arrived: no earlier access races with a later one."""
-        if self.by_itself:
-            self.join(list(range(self.race.warps)))
-            return
         self.race.pass_barrier(max(self.turns))
         self.turns = [0] * len(self.turns)
         self.known[...] = 0
@@ -219,9 +238,10 @@ class LaunchInterpreter:
 
     def fail_deadlock(self, waiting: dict[int, Wait], ended: list[int]) -> None:
         phases = [w.waits[0] for w in waiting.values() if isinstance(w, LaneWait)]
-        if phases:  # first those whose phase some have come to
+        if phases:  # first those that lack bytes only, then those whose phase some have come to
+            landing = [w for w in phases if not w.barrier.pending]
             begun = [w for w in phases if w.barrier.pending < w.barrier.count or w.barrier.bytes]
-            raise InternalError(f"deadlock: {(begun or phases)[0]}")
+            raise InternalError(f"deadlock: {(landing or begun or phases)[0]}")
         first, wait = next(iter(waiting.items()))
         other = next((f"warp {n} at {w}" for n, w in waiting.items() if w != wait), None)
         rest = other or (f"warp {ended[0]} has ended" if ended else "no other warp comes")
@@ -360,7 +380,7 @@ class LaunchInterpreter:
         def run(warp: Warp) -> Iterator[Wait]:
             everywhere = {}
             for b in shared:  # the first warp that comes makes it
-                made = self.shared.setdefault(b.name, [])
+                made = self.shared.setdefault((warp.block, b.name), [])
                 if warp.allocated[b.name] == len(made):
                     made.append(CheckedMemory.allocate_undefined(b, _SHARED_DEPTH))
                     if self.by_itself:
@@ -377,7 +397,9 @@ class LaunchInterpreter:
 
     def invoke(self, s: Invoke) -> Run:
         if s.name == BARRIER:
-            return self.wait(BarrierWait(0, self.race.threads))
+            return self.wait(BarrierWait(0, self.race.threads // self.cluster))
+        if s.name == CLUSTER_BARRIER:
+            return self.wait(BarrierWait(0, self.race.threads, CLUSTER_BARRIER, block=-1))
         if s.name == BARRIER_PART:
             return self.wait(BarrierWait(s.attributes[0], s.attributes[1]))
         if s.name == WARP_BARRIER:
@@ -396,7 +418,7 @@ class LaunchInterpreter:
 
     def wait(self, wait: BarrierWait) -> Run:
         def run(warp: Warp) -> Iterator[Wait]:
-            yield wait
+            yield wait if wait.block < 0 else replace(wait, block=warp.block)
 
         return run
 

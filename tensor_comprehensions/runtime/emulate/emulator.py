@@ -113,6 +113,7 @@ class Emulated:
             machine.machine_load(table, len(regions))
             ctypes.c_int.in_dll(machine, "machine_parts").value = BARRIER_PART in self.code.source
             asynchronous = any(name in self.code.source for name in (BARRIER_INIT, WGMMA_FENCE, *TMA_STORES))
+            asynchronous |= any(k.launch.cluster > 1 for k in self.code.kernels)
             ctypes.c_int.in_dll(machine, "machine_asynchronous").value = asynchronous
             ctypes.c_int.in_dll(machine, "machine_parts").value |= asynchronous
             for kernel in self.code.kernels:
@@ -142,7 +143,14 @@ class Emulated:
         entry = ctypes.cast(function, ctypes.c_void_p)
         run = machine.machine_run
         code = run(
-            entry, slots, len(addresses), grid, block, ctypes.c_int64(grain), ctypes.c_int64(_STACK + 2 * kernel.local)
+            entry,
+            slots,
+            len(addresses),
+            grid,
+            block,
+            kernel.launch.cluster,
+            ctypes.c_int64(grain),
+            ctypes.c_int64(_STACK + 2 * kernel.local),
         )
         if code < 0:
             raise ArgumentError("there is no memory for the stacks of the emulated threads")

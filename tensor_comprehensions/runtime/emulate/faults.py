@@ -15,7 +15,7 @@ from ...loop_ir.swizzled_buffer import swizzle_offset
 _SHARED = -1
 _ACTIONS = {0: "reads", 1: "writes", 2: "updates"}
 RACE, UNDEFINED, OUTSIDE, SUBSCRIPT, DIVERGED, DEADLOCK, EXITED, MISALIGNED, LANE = range(1, 10)
-ARRIVALS, ARRIVERS, LAPPED, STUCK, FENCE, TOUCHED, NOT_MADE, BYTES, MISUSE = range(10, 19)
+ARRIVALS, ARRIVERS, LAPPED, STUCK, FENCE, TOUCHED, NOT_MADE, BYTES, MISUSE, ENDED = range(10, 20)
 
 
 _ASYNCHRONOUS = {
@@ -28,6 +28,7 @@ _ASYNCHRONOUS = {
     NOT_MADE: "undefined: {who} uses the barrier {place}, which nothing made",
     BYTES: "bytes: more land on {place} than its phase expects",
     MISUSE: "{text}: {who}, {place}",
+    ENDED: "ended: {who} {text}",
 }
 """Messages of faults around asynchronous operations."""
 
@@ -75,7 +76,8 @@ def _describe_failure(f: EmulatorFailure, kernel: GpuKernelSource, buffers: Sequ
         return f"out of bounds: {who} has the subscript {f.offset} in an array of type {f.text.decode()}"
     if f.kind == LANE:
         return f"undefined: {who} takes a value from a lane that does not exist"
-    other = _describe_thread(f.other_thread, f.block, kernel) if f.other_thread >= 0 else "nobody"
+    block = f.block if f.other_block < 0 else f.other_block
+    other = _describe_thread(f.other_thread, block, kernel) if f.other_thread >= 0 else "nobody"
     if f.kind in _ASYNCHRONOUS:
         place = "" if f.kind == TOUCHED else _describe_address(f, kernel, buffers, library)
         action = _ACTIONS[f.action]

@@ -7,6 +7,7 @@ const int MOST_BARRIERS = 64, MOST_GROUPS = 8, GROUP = 128;
 
 struct Mbarrier {
     const char *at = nullptr;
+    int block = 0;  // of the cluster
     int count = 0, pending = 0, phase = 0;  // phase: how many have ended
     int64_t bytes = 0;                      // that are expected and have not landed
     int thread = -1, fence_turn = -1;       // which made it, and when it fenced it; -1: not yet
@@ -15,7 +16,7 @@ struct Mbarrier {
     std::vector<int> seen;  // by thread: the last phase that it waited for
 };
 
-struct Box { char *to; const TensorMap *map; int x[5]; int barrier, turn; std::vector<int> clock; };
+struct Box { char *to; const TensorMap *map; int x[5]; int barrier, block, turn; std::vector<int> clock; };
 
 struct Sums {  // of products that are under way
     void *places[GROUP];
@@ -37,8 +38,8 @@ uint64_t lot = 1;
 const uint32_t POISON = 0x7fb5c0deu;  // a NaN
 
 int clock_of_barrier(int b) { return warp_count + b; }
-int clock_of_group(int g) { return warp_count + MOST_BARRIERS + g; }
-int clock_of_stores(int w) { return warp_count + MOST_BARRIERS + MOST_GROUPS + w; }
+int clock_of_group(int g) { return warp_count + MOST_BARRIERS * (int)blocks.size() + g; }
+int clock_of_stores(int w) { return clock_of_group(MOST_GROUPS * (int)blocks.size()) + w; }
 
 void join(std::vector<int> &to, const std::vector<int> &from) {
     if (to.size() < from.size()) to.resize(from.size(), 0);
@@ -73,15 +74,14 @@ void fail_at(Kind kind, const void *place, int line, int other, const char *text
 }
 
 void name_actor(Failure &f, int clock) {
-    int a = clock - warp_count;
     f.other_thread = -1;
-    if (a < MOST_BARRIERS) {
+    if (clock < clock_of_group(0)) {
         snprintf(f.text, sizeof f.text, "the copies that end on ");
-        f.other_block = barriers[a].at - memories.back().begin;
-    } else if (a < MOST_BARRIERS + MOST_GROUPS) {
-        snprintf(f.text, sizeof f.text, "the products of warpgroup %d", a - MOST_BARRIERS);
+        f.other_block = barriers[clock - warp_count].at - memories.back().begin;
+    } else if (clock < clock_of_stores(0)) {
+        snprintf(f.text, sizeof f.text, "the products of warpgroup %d", clock - clock_of_group(0));
     } else {
-        snprintf(f.text, sizeof f.text, "the stores of boxes of warp %d", a - MOST_BARRIERS - MOST_GROUPS);
+        snprintf(f.text, sizeof f.text, "the stores of boxes of warp %d", clock - clock_of_stores(0));
     }
 }
 
@@ -152,10 +152,11 @@ bool inside_shared(const void *place, int64_t bytes, int line) {
 
 // --- barriers ----------------------------------------------------------------------------------------------------
 
-Mbarrier *barrier_at(const void *at, int line, bool by_copy) {
+// block: whose barrier it is.
+Mbarrier *barrier_at(const void *at, int block, int line, bool by_copy) {
     int warp = current / WARP;
     for (Mbarrier &b : barriers) {
-        if (b.at != at) continue;
+        if (b.at != at || b.block != block) continue;
         bool mine = b.thread == current && !by_copy;
         if (!mine && (b.fence_turn < 0 || (b.thread != current && b.fence_turn >= known[warp][b.thread / WARP]))) {
             fail_at(FENCE, at, line, b.thread, "");
@@ -184,15 +185,15 @@ void end_phase(Mbarrier &b, int line) {
     join(b.ended, b.clock);
     for (size_t t = 0; t < fibers.size(); t++) {
         Fiber &f = fibers[t];
-        if (f.state != AT_PHASE || f.places[0] != b.at) continue;
+        if (f.state != AT_PHASE || f.places[0] != b.at || rank_of((int)t) != b.block) continue;
         f.state = READY;
         b.seen[t] = f.lane;
         join(known[t / WARP], b.ended);
     }
 }
 
-void arrive_at(const void *at, int64_t bytes, int line) {
-    Mbarrier *b = barrier_at(at, line, bytes > 0);
+void arrive_at(const void *at, int64_t bytes, int block, int line) {
+    Mbarrier *b = barrier_at(at, block, line, bytes > 0);
     if (!b->pending) return fail_at(ARRIVALS, at, line, -1, "");
     b->arrivers.push_back(current);
     join(b->clock, publish(current / WARP));
@@ -249,9 +250,10 @@ bool is_box_aligned(const void *place, const TensorMap &m, int line) {
     return inside_shared(place, box_bytes(m), line);
 }
 
-void load_box(char *to, const TensorMap *map, const int *x, const void *done, int line) {
+// block: to which it is copied, the active one.
+void load_box(char *to, const TensorMap *map, const int *x, const void *done, int block, int line) {
     if (!is_box_aligned(to, *map, line)) return;
-    Mbarrier *b = barrier_at(done, line, true);
+    Mbarrier *b = barrier_at(done, block, line, true);
     int number = (int)(b - barriers.data()), clock = clock_of_barrier(number), warp = current / WARP;
     int64_t bytes = box_bytes(*map);
     Memory &m = memories.back();
@@ -269,7 +271,7 @@ void load_box(char *to, const TensorMap *map, const int *x, const void *done, in
         for (int k = low; k < high; k++) visit(region, (from - source.begin) / source.grain + (k - low), READ, nullptr);
     });
     add_span({to, to + bytes, clock, turns[clock], WRITE});
-    Box box{to, map, {x[0], x[1], x[2], x[3], x[4]}, number, turns[clock]++, publish(warp)};
+    Box box{to, map, {x[0], x[1], x[2], x[3], x[4]}, number, block, turns[clock]++, publish(warp)};
     boxes.push_back(box);
 }
 
@@ -280,6 +282,7 @@ bool land_box() {
     size_t chosen = (lot >> 33) % boxes.size();
     Box box = boxes[chosen];
     boxes.erase(boxes.begin() + chosen);
+    enter_block(box.block);
     Memory &m = memories.back();
     int64_t start = box.to - m.begin, bytes = box_bytes(*box.map);
     int size = box.map->size;

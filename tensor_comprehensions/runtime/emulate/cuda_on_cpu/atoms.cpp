@@ -116,12 +116,13 @@ void join_warps(const std::vector<int> &warps) {
     for (int w : warps) known[w] = all;
 }
 
-// Let the threads go on that wait at a barrier of a part of the block, where they are all. True if any went on.
-bool advance_parts() {
+// Let the threads of a block, from the one with a number on, go on that wait at a barrier of a part of it, where they
+// are all. True if any went on.
+bool advance_parts(int first) {
     bool moved = false;
     for (int number = 1; number < 16; number++) {
         std::vector<int> waiting, warps;
-        for (int k = 0; k < (int)fibers.size(); k++)
+        for (int k = first; k < first + block_threads; k++)
             if (fibers[k].state == AT_PART && fibers[k].lane == number) waiting.push_back(k);
         if (waiting.empty() || (int)waiting.size() < fibers[waiting[0]].width) continue;
         for (int k : waiting)

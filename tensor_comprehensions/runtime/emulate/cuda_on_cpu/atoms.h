@@ -31,6 +31,9 @@ void machine_transposition(const MachineMove *row, unsigned *to, unsigned from, 
 void machine_barrier_part(int number, int threads, int line);
 void machine_barrier_init(const void *at, int arrivals, int line);
 void machine_barrier_arrive(const void *at, long long bytes, int line);
+void machine_barrier_arrive_cluster(const void *at, unsigned block, int line);
+void machine_cluster_barrier(int line);
+void machine_load_box_multicast(void *to, const void *map, const int *x, const void *done, unsigned blocks, int line);
 void machine_barrier_wait(const void *at, unsigned parity, int line);
 void machine_fence(int line);
 void machine_fence_barriers(int line);
@@ -57,6 +60,10 @@ inline void copy_async_zero_4(void *to, const void *from, unsigned bytes) { mach
 #define LINE int line = __builtin_LINE()
 template <int arrivals> inline void barrier_init(const void *at, LINE) { machine_barrier_init(at, arrivals, line); }
 inline void barrier_arrive(const void *at, LINE) { machine_barrier_arrive(at, 0, line); }
+inline void barrier_arrive_cluster(const void *at, unsigned block, LINE) {
+    machine_barrier_arrive_cluster(at, block, line);
+}
+inline void cluster_barrier(LINE) { machine_cluster_barrier(line); }
 inline void barrier_expect(const void *at, unsigned bytes, LINE) { machine_barrier_arrive(at, bytes, line); }
 inline void barrier_wait(const void *at, unsigned phase, LINE) { machine_barrier_wait(at, phase, line); }
 inline void fence_async(LINE) { machine_fence(line); }
@@ -76,6 +83,10 @@ template <int leading, int stride, int mode> inline unsigned long long matrix_de
     inline void tma_load_##rank(void *to, const void *map, X, const void *done, LINE) { \
         const int x[5] = {__VA_ARGS__}; \
         machine_load_box(to, map, x, done, line); \
+    } \
+    inline void tma_load_##rank##_multicast(void *to, const void *map, X, const void *done, unsigned blocks, LINE) { \
+        const int x[5] = {__VA_ARGS__}; \
+        machine_load_box_multicast(to, map, x, done, blocks, line); \
     } \
     inline void tma_store_##rank(const void *map, X, const void *from, LINE) { \
         const int x[5] = {__VA_ARGS__}; \

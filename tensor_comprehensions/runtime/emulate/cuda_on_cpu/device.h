@@ -9,6 +9,7 @@
 #define __device__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
 #define __restrict__ __restrict
 #define __grid_constant__
 #define __align__(n) __attribute__((aligned(n)))

@@ -31,7 +31,7 @@ struct Region {  // a tensor
 
 enum Kind {
     NONE, RACE, UNDEFINED, OUTSIDE, SUBSCRIPT, DIVERGED, DEADLOCK, EXITED, MISALIGNED, LANE,
-    ARRIVALS, ARRIVERS, LAPPED, STUCK, FENCE, TOUCHED, NOT_MADE, BYTES, MISUSE
+    ARRIVALS, ARRIVERS, LAPPED, STUCK, FENCE, TOUCHED, NOT_MADE, BYTES, MISUSE, ENDED
 };
 enum Action { READ, WRITE, ATOMIC };
 
@@ -81,7 +81,7 @@ struct Held { char *begin; int bytes, group; bool sums; };
 // An access to shared memory by what goes on by itself: by which clock, and in which of its turns.
 struct Span { const char *begin, *end; int clock, turn; Action action; };
 
-enum State { READY, AT_BARRIER, AT_PART, IN_WARP, AT_PHASE, IN_GROUP, DONE };
+enum State { READY, AT_BARRIER, AT_CLUSTER, AT_PART, IN_WARP, AT_PHASE, IN_GROUP, DONE };
 struct Fiber {
     void *stack = nullptr;
 #if !defined(__x86_64__)
@@ -99,12 +99,24 @@ struct Fiber {
     std::vector<int> box_groups;  // the turns that end its groups of stores of boxes
 };
 
+// A block of a cluster: its shared memory, while another one has its place, and what others have done to that.
+struct Block {
+    std::vector<char> bytes;
+    std::vector<Cell> cells;
+    std::vector<Span> spans;
+    std::vector<int> reached;  // by warp of other blocks: its turn when it last reached this one's memory; -1: never
+    int left = 0;              // threads that have not ended
+};
+
 std::vector<Memory> memories;  // shared memory last
+std::vector<Block> blocks;     // of the cluster that runs
+int active_block;              // whose shared memory is in its place
+int block_threads;             // of each block of the cluster; fibers are those of all
 std::vector<Fiber> fibers;
 std::vector<int> turns;  // of each warp: how often its threads have met
 std::vector<Reader> readers;  // the lists of this epoch: a reader of each warp, or SOME
 std::vector<std::vector<int>> known;  // of each warp: how many turns of each other lie before what it does
-std::vector<Span> spans;
+std::vector<Span> spans;  // of the active block
 int current, block_number, epoch, warp_count;
 bool scheduling;  // no thread runs
 void *main_stack;
@@ -164,6 +176,24 @@ void prepare(Fiber &f, char *top, void (*start)()) {
     makecontext(&f.context, start, 0);
 }
 #endif
+
+// The number, in the cluster, of the block of a thread.
+int rank_of(int thread) { return thread / block_threads; }
+
+// Put the shared memory of a block where its code finds it: all blocks have it at the same addresses.
+void enter_block(int rank) {
+    if (rank == active_block) return;
+    Memory &shared = memories.back();
+    Block &old = blocks[active_block], &next = blocks[rank];
+    size_t size = shared.end - shared.begin;
+    old.bytes.assign(shared.begin, shared.end);
+    if (size) memcpy(shared.begin, next.bytes.data(), size);
+    old.cells.swap(shared.cells);
+    shared.cells.swap(next.cells);
+    old.spans.swap(spans);
+    spans.swap(next.spans);
+    active_block = rank;
+}
 
 void run_thread() {
     entry(arguments);
@@ -360,6 +390,7 @@ void wait_at(State state, int line) {
 
 // All lanes of a warp are at one shuffle, atom or barrier: give each its value. False after a failure.
 bool meet(int first, int count) {
+    enter_block(rank_of(first));
     for (int k = 1; k < count; k++)
         if (fibers[first + k].line != fibers[first].line) return fail_waiting(DIVERGED, first, first + k), false;
     if (fibers[first].act) return act_together(first, count);
@@ -386,33 +417,58 @@ bool advance_warp(int first) {
     return waiting == count && meet(first, count);
 }
 
-// Let the block go on whose threads all wait at the same barrier. True if it went on.
-bool advance_block() {
-    int n = (int)fibers.size();
-    for (int k = 0; k < n; k++)
-        if (fibers[k].state != AT_BARRIER) return false;
-    for (int k = 1; k < n; k++)
-        if (fibers[k].line != fibers[0].line) return fail_waiting(DIVERGED, 0, k), false;
+// Let threads go on that all wait at the same barrier: of their block, or of the cluster. True if they went on.
+bool advance_together(State state, int first, int n) {
+    for (int k = first; k < first + n; k++)
+        if (fibers[k].state != state) return false;
+    for (int k = first + 1; k < first + n; k++)
+        if (fibers[k].line != fibers[first].line) return fail_waiting(DIVERGED, first, k), false;
     if (machine_asynchronous) {
-        std::vector<int> all(warp_count);
-        for (int w = 0; w < warp_count; w++) all[w] = w;
+        std::vector<int> all;
+        for (int w = first / WARP; w < (first + n + WARP - 1) / WARP; w++) all.push_back(w);
         join_warps(all);
     } else {
         epoch++;
         readers.clear();
     }
     machine_counts[2] += n;
-    for (Fiber &f : fibers) f.state = READY;
+    for (int k = first; k < first + n; k++) fibers[k].state = READY;
     return true;
+}
+
+// A thread of another block, or of its own, reaches shared memory of a block.
+void reach_block(int rank, int line) {
+    bool exists = rank >= 0 && rank < (int)blocks.size();
+    if (!exists || !blocks[rank].left) {
+        char text[80];
+        snprintf(text, sizeof text, "reaches block %d of its cluster, which %s", rank, exists ? "has ended" : "does not exist");
+        return fail_at(ENDED, memories.back().begin, line, -1, text);
+    }
+    if (rank != rank_of(current)) blocks[rank].reached[current / WARP] = turns[current / WARP];
+}
+
+// All threads of a block have ended: they must know of what others have done to its shared memory.
+void end_block(int rank) {
+    for (int w = 0; w < warp_count; w++) {
+        int knows = 0;
+        for (int v = rank * block_threads / WARP; v < (rank + 1) * block_threads / WARP; v++)
+            if (known[v][w] > knows) knows = known[v][w];
+        if (blocks[rank].reached[w] < knows) continue;
+        char text[80];
+        snprintf(text, sizeof text, "ends, and its block does not know that warp %d has reached its memory", w);
+        return fail_at(ENDED, memories.back().begin, 0, -1, text);
+    }
 }
 
 // Nobody can go on: say who waits, and for whom.
 void fail_deadlock() {
-    for (int round = 0; round < 2; round++)  // first those whose phase some have come to, then all
+    for (int round = 0; round < 3; round++)  // first phases that lack bytes only, those that some have come to, all
         for (int k = 0; k < (int)fibers.size(); k++) {
             if (fibers[k].state != AT_PHASE) continue;
             for (const Mbarrier &b : barriers) {
-                if (b.at != fibers[k].places[0] || (!round && b.pending == b.count && !b.bytes)) continue;
+                if (b.at != fibers[k].places[0] || b.block != rank_of(k) || (round == 0 && b.pending) ||
+                    (round == 1 && b.pending == b.count && !b.bytes))
+                    continue;
                 current = k;
                 fail_at(STUCK, b.at, fibers[k].line, -1, "");
                 snprintf(machine_failure.text, sizeof machine_failure.text, "phase %d lacks %d arrivals and %lld bytes",
@@ -428,11 +484,19 @@ void fail_deadlock() {
     fail_waiting(other >= 0 && fibers[other].state == DONE ? EXITED : DEADLOCK, waiting, other);
 }
 
-void run_block(Coordinates threads) {
+// Run the blocks of a cluster, or the one block, the first of which has the coordinates `place`.
+void run_cluster(Coordinates threads, Coordinates place) {
     int n = (int)fibers.size(), done = 0;
     Memory &shared = memories.back();
     memset(shared.begin, 0xff, shared.end - shared.begin);
     std::fill(shared.cells.begin(), shared.cells.end(), Cell());
+    active_block = 0;
+    for (Block &b : blocks) {
+        if (blocks.size() > 1) b.bytes.assign(shared.begin, shared.end), b.cells = shared.cells;
+        b.spans.clear();
+        b.reached.assign(warp_count, -1);
+        b.left = block_threads;
+    }
     std::fill(turns.begin(), turns.end(), 0);
     known.assign(turns.size(), std::vector<int>(turns.size(), 0));
     begin_asynchronous();
@@ -451,17 +515,27 @@ void run_block(Coordinates threads) {
         for (int k = 0; k < n; k++) {
             if (fibers[k].state != READY) continue;
             current = k;
-            machine_place.thread = {k % threads.x, k / threads.x % threads.y, k / threads.x / threads.y};
+            int rank = rank_of(k), t = k % block_threads;
+            enter_block(rank);
+            machine_place.block = {place.x + rank, place.y, place.z};
+            machine_place.thread = {t % threads.x, t / threads.x % threads.y, t / threads.x / threads.y};
             scheduling = false;
             resume(fibers[k]);
             scheduling = true;
             if (machine_failure.kind) return;
-            done += fibers[k].state == DONE;
+            if (fibers[k].state == DONE) {
+                done++;
+                if (!--blocks[rank].left && blocks.size() > 1) end_block(rank);
+                if (machine_failure.kind) return;
+            }
             moved = true;
         }
         for (int first = 0; first < n; first += WARP) moved |= advance_warp(first);
-        moved |= advance_block();
-        moved |= advance_parts();
+        for (int first = 0; first < n; first += block_threads) {
+            moved |= advance_together(AT_BARRIER, first, block_threads);
+            moved |= advance_parts(first);
+        }
+        if (blocks.size() > 1) moved |= advance_together(AT_CLUSTER, 0, n);
         if (machine_failure.kind) return;
         if (!moved && done < n && !land_box()) return fail_deadlock();
         if (machine_failure.kind) return;
@@ -497,6 +571,8 @@ int look(dl_phdr_info *info, size_t, void *data) {
 extern "C" {
 
 void machine_barrier(int line) { wait_at(AT_BARRIER, line); }
+
+void machine_cluster_barrier(int line) { wait_at(AT_CLUSTER, line); }
 
 void machine_warp_barrier(int line) {
     fibers[current].width = 0;
@@ -590,21 +666,27 @@ void machine_wait(int left) {
 
 void machine_barrier_init(const void *at, int arrivals, int line) {
     if (!inside_shared(at, 8, line)) return;
-    if ((int)barriers.size() == MOST_BARRIERS) return fail_at(MISUSE, at, line, -1, "there are too many barriers");
+    if ((int)barriers.size() == MOST_BARRIERS * (int)blocks.size()) return fail_at(MISUSE, at, line, -1, "there are too many barriers");
     Mbarrier b;
     b.at = (const char *)at;
     b.count = b.pending = arrivals;
     b.thread = current;
+    b.block = rank_of(current);
     b.seen.assign(fibers.size(), -1);
     for (Mbarrier &old : barriers)
-        if (old.at == at) { old = b; return; }
+        if (old.at == at && old.block == b.block) { old = b; return; }
     barriers.push_back(b);
 }
 
-void machine_barrier_arrive(const void *at, long long bytes, int line) { arrive_at(at, bytes, line); }
+void machine_barrier_arrive(const void *at, long long bytes, int line) { arrive_at(at, bytes, rank_of(current), line); }
+
+void machine_barrier_arrive_cluster(const void *at, unsigned block, int line) {
+    reach_block((int)block, line);
+    arrive_at(at, 0, (int)block, line);
+}
 
 void machine_barrier_wait(const void *at, unsigned parity, int line) {
-    Mbarrier *b = barrier_at(at, line, false);
+    Mbarrier *b = barrier_at(at, rank_of(current), line, false);
     int phase = b->seen[current];
     if ((phase & 1) != (int)(parity & 1)) phase++;
     if (b->phase >= phase + 2) return fail_at(LAPPED, at, line, -1, "");
@@ -630,7 +712,17 @@ void machine_fence_barriers(int line) {
 }
 
 void machine_load_box(void *to, const void *map, const int *x, const void *done, int line) {
-    load_box((char *)to, (const TensorMap *)map, x, done, line);
+    load_box((char *)to, (const TensorMap *)map, x, done, rank_of(current), line);
+}
+
+void machine_load_box_multicast(void *to, const void *map, const int *x, const void *done, unsigned to_blocks, int line) {
+    for (int rank = 0; rank < 16; rank++) {
+        if (!(to_blocks >> rank & 1)) continue;
+        reach_block(rank, line);
+        enter_block(rank);
+        load_box((char *)to, (const TensorMap *)map, x, done, rank, line);
+    }
+    enter_block(rank_of(current));
 }
 
 void machine_store_box(const void *map, const int *x, const void *from, int line) {
@@ -723,9 +815,21 @@ void machine_load(const Region *regions, int count) {
     }
 }
 
-// Run a kernel on all blocks. Returns the kind of failure, 0 for none; `machine_failure` has the rest.
+// The numbers of threads, which count on over the blocks of a cluster, as those in their blocks.
+static void number_by_block(Failure &f) {
+    int size = (int)blocks.size();
+    if (size == 1 || f.block < 0) return;
+    f.block = f.block * size + rank_of((int)f.thread);
+    f.thread %= block_threads;
+    if (f.other_thread < 0) return;
+    f.other_block = (f.other_block < 0 ? block_number : f.other_block) * size + rank_of((int)f.other_thread);
+    f.other_thread %= block_threads;
+}
+
+// Run a kernel on all blocks, `cluster` neighbors along x at a time. Returns the kind of failure, 0 for none;
+// `machine_failure` has the rest.
 int machine_run(void (*kernel)(void **), void **addresses, int count, const unsigned *grid, const unsigned *block,
-                int64_t shared_grain, int64_t stack) {
+                int cluster, int64_t shared_grain, int64_t stack) {
     machine_failure = Failure{};
     entry = kernel;
     arguments = addresses;
@@ -745,10 +849,12 @@ int machine_run(void (*kernel)(void **), void **addresses, int count, const unsi
     shared.grain = shared_grain;
     shared.cells.assign(search.bytes / shared_grain + 1, Cell());
 
-    unsigned n = block[0] * block[1] * block[2];
+    block_threads = (int)(block[0] * block[1] * block[2]);
+    unsigned n = block_threads * cluster;
+    blocks.assign(cluster, Block());
     fibers.assign(n, Fiber());
     warp_count = (int)(n + WARP - 1) / WARP;
-    turns.assign(machine_asynchronous ? 2 * warp_count + MOST_BARRIERS + MOST_GROUPS : warp_count, 0);
+    turns.assign(machine_asynchronous ? 2 * warp_count + (MOST_BARRIERS + MOST_GROUPS) * cluster : warp_count, 0);
     stack_bytes = (size_t)stack;
     stacks_bytes = stack_bytes * n;
     void *room = mmap(nullptr, stacks_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -759,11 +865,10 @@ int machine_run(void (*kernel)(void **), void **addresses, int count, const unsi
     block_number = epoch = 0;
     for (unsigned z = 0; z < grid[2] && !machine_failure.kind; z++)
         for (unsigned y = 0; y < grid[1] && !machine_failure.kind; y++)
-            for (unsigned x = 0; x < grid[0] && !machine_failure.kind; x++, block_number++) {
-                machine_place.block = {x, y, z};
-                run_block({block[0], block[1], block[2]});
-            }
+            for (unsigned x = 0; x < grid[0] && !machine_failure.kind; x += cluster, block_number++)
+                run_cluster({block[0], block[1], block[2]}, {x, y, z});
     munmap(room, stacks_bytes);
+    if (machine_failure.kind) number_by_block(machine_failure);
     return (int)machine_failure.kind;
 }
 }
