@@ -197,7 +197,10 @@ class KernelTable:
         is_call: bool,
     ) -> LoadedKernel | None:
         """The kernel for any number of rows, where sizes that change say no more than that; else None."""
-        if not self.dynamic.may_be_dynamic or options.schedule is not None or options is not machine.options:
+        if not self.dynamic.may_be_dynamic:
+            return None
+        if options.schedule is not None or options is not machine.options:
+            get_logger("cache").debug("%s: its options are for exactly these sizes", self.function.name)
             return None
         values = sizes_of(self.interface, sizes)
         exact = (sizes, strides, options, machine.target)
