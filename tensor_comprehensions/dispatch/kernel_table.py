@@ -215,6 +215,17 @@ class KernelTable:
         made = (key, options, machine.target)
         return self._range_routes.get(made, lambda: self._make_range(key, options, machine.target))
 
+    def has_several_axes(self, arguments: Arguments) -> bool:
+        """Whether a kernel for any sizes of calls like this one has code for blocks along several axes.
+
+        It takes several times as long to compile as a kernel for exactly these sizes.
+        """
+        values = sizes_of(self.interface, shapes_of(self.function, arguments))
+        dynamic = self.dynamic.note(values, is_call=False)
+        strides = tuple(map(canonical_strides, arguments.inputs))
+        key = self._ranges.key_of(values, dynamic, arguments.inputs, strides) if dynamic else None
+        return key is not None and len(key.axes) > 1
+
     def _make_range(self, key: RangeKey, options: CpuOptions, target: CpuTarget) -> LoadedKernel | None:
         compiled = compile_range_kernel(self.function, key, options, target)
         if compiled is None:
