@@ -198,10 +198,14 @@ class _Composer:
         sizes = [size for size in self.sizes[level] if any(v[0] == size.rows for v in split)]
         if not stage.has_rows:
             return compose_block(sizes[0].rows)
-        largest = _make_row_block(sizes[0], compose_block(sizes[0].rows), stage)
+        needed = [size for size in sizes if not size.is_optional]
+        largest = _make_row_block(needed[0], compose_block(needed[0].rows), stage)
         if with_shorter and len(sizes) > 1 and self._names_rows(level, k, split) and has_row_loops(program, largest):
+            if sizes[0].is_optional:
+                block = _make_row_block(sizes[0], compose_block(sizes[0].rows), stage)
+                largest = block if has_row_loops(program, block) else largest
             return (replace(largest, may_be_shorter=True, overlap_from=0),)
-        return (largest, *(_make_row_block(size, compose_block(size.rows), stage) for size in sizes[1:]))
+        return (largest, *(_make_row_block(size, compose_block(size.rows), stage) for size in needed[1:]))
 
     def _names_rows(self, level: int, k: int, split: Mapping[tuple[int, ...], Sequence[RowStage]]) -> bool:
         """Whether each statement of a stage has one index for the rows, by which it reaches some tensor."""

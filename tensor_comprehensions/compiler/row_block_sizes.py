@@ -27,8 +27,8 @@ SUMMED_ROWS: tuple[int, ...] = (128, 32, 8, 2, 1)
 """Block sizes if products of rows are added to a matrix, which every block reads and writes."""
 SHARED_INNER_ROWS: tuple[int, ...] = (32, 8, 1)
 """The same where rows along other axes are in blocks as well, which multiply the code."""
-SUMMED_INNER_ROWS: tuple[int, ...] = (128, 16, 1)
-"""The same for sums."""
+SUMMED_INNER_ROWS: tuple[int, ...] = (128, 32, 8, 1)
+"""The same for sums. The largest is optional."""
 INNER_ROWS: tuple[int, ...] = (256, 32, 8, 1)
 """Block sizes if rows are columns of some tensor, so that blocks are vectors."""
 OVERLAP_INNER_FROM = {256: 64, 64: 16, 32: 9, 8: 1}
@@ -65,11 +65,15 @@ def choose_block_sizes(
     for n, rows in enumerate(axes):
         outer, inner = tuple(sizes[0].rows for sizes in found), (TYPICAL_ROWS,) * (len(axes) - n - 1)
         found.append(_choose_axis(make((*outer, 1, *inner)), rows, len(axes) > 1, options, typical))
-    while prod(map(len, found)) > MOST_VARIANTS:
-        longest = max(map(len, found))
-        n = next(n for n, sizes in enumerate(found) if len(sizes) == longest)
+    while prod(map(_count_needed, found)) > MOST_VARIANTS:
+        longest = max(map(_count_needed, found))
+        n = next(n for n, sizes in enumerate(found) if _count_needed(sizes) == longest)
         found[n] = found[n][1:]
     return tuple(found)
+
+
+def _count_needed(sizes: Sequence[BlockSize]) -> int:
+    return sum(not size.is_optional for size in sizes)
 
 
 def list_variants(axes: Sequence[Rows], sizes: Sequence[Sequence[BlockSize]]) -> list[tuple[int, ...]]:
@@ -120,6 +124,7 @@ def _choose_axis(
         least = -(-BLOCK_OPS // ops)
         counts = tuple(n for n in INNER_ROWS if n <= least * STEP) if _is_inner(rows) else _list_block_row_counts(least)
         counts = tuple(n for n in counts if n <= MOST_INNER_ROWS) if is_one_of_several else counts
+    optional = counts[0] if counts is SUMMED_INNER_ROWS else 0
     is_alone = counts in (SHARED_OPERAND_ROWS, LARGE_OPERAND_ROWS) and not (is_one_of_several or _is_inner(rows))
     overlaps = OVERLAP_FROM if is_alone else OVERLAP_INNER_FROM
     counts = tuple(n for n in counts if not typical or n <= typical)
@@ -129,7 +134,8 @@ def _choose_axis(
     sums = any(_is_sum(s, rows) for s in row.statements)
     shared_ops = SUMMED_SHARED_OPS if sums else SHARED_OPS
     return tuple(
-        BlockSize(n, _choose_grain(n * ops, shared_ops, options), overlaps.get(n, 0) if again else 0) for n in counts
+        BlockSize(n, _choose_grain(n * ops, shared_ops, options), overlaps.get(n, 0) if again else 0, n == optional)
+        for n in counts
     )
 
 

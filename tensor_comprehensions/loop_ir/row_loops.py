@@ -14,7 +14,7 @@ from ..core.errors import CannotLower
 from . import build
 from .nodes import Buffer, Expr, Invoke, Load, Loop, LoopKind, Module, Stmt, Store, Var, Window
 from .redirection import accessed_buffers
-from .rewrite import children, map_expr, map_stmt, walk_stmt_exprs, walk_stmts
+from .rewrite import children, map_expr, map_stmt, used_values, walk_stmts
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def end_row_loops(
 
 
 def _list_accesses(body: Stmt) -> Iterator[tuple[Buffer, tuple[Expr, ...]]]:
-    for e in walk_stmt_exprs(body):
+    for e in used_values(body):
         if isinstance(e, Load):
             yield e.buffer, e.indices
     for s in walk_stmts(body):
@@ -118,7 +118,7 @@ def _check_loops(body: Stmt, loops: RowLoops) -> None:
             for inner in walk_stmts(s.body):
                 if isinstance(inner, Loop) and inner.var in loops.variables:
                     raise CannotLower("loops over rows are nested")
-    used = [e for e in walk_stmt_exprs(body) if isinstance(e, Var) and e.name in loops.variables]
+    used = [e for e in used_values(body) if isinstance(e, Var) and e.name in loops.variables]
     reached = [indices[loops.dimensions[b.name]] for b, indices in _list_accesses(body) if b.name in loops.dimensions]
     if len(used) != len(reached) or {e.name for e in used} - bound:
         raise CannotLower("a value depends on the number of its row")
