@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, settings
 os.environ.setdefault("TC_VERIFY", "1")
 os.environ.setdefault("TC_CACHE", "off")
 os.environ.setdefault("TC_STRICT", "1")
+os.environ.setdefault("TC_EINSUM", "kernel")
 # Torch's cache of graphs names gradients by their content, which an earlier state of the code may have made otherwise.
 os.environ.setdefault("TORCHINDUCTOR_AUTOGRAD_CACHE", "0")
 

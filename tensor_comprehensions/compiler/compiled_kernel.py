@@ -143,11 +143,15 @@ class CompiledCpuKernel(CompiledBase):
 
 @dataclass(frozen=True, slots=True)
 class BlockSize:
-    """A size of blocks, as in `loop_ir.row_blocks.RowBlock`."""
+    """A size of blocks, as in `loop_ir.row_blocks.RowBlock`.
+
+    is_optional: whether smaller blocks do as well, unless a block of this size can end early and spares them.
+    """
 
     rows: int
     grain: int
     overlap_from: int
+    is_optional: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 from time import perf_counter
 
 from ..codegen.c import c_printer
@@ -23,6 +22,7 @@ from ..loop_ir.row_blocks import (
     RowProgram,
     Stage,
     bind_variables,
+    has_row_loops,
     join_row_blocks,
     rows_variable,
     sizes_buffer,
@@ -32,13 +32,13 @@ from ..loop_ir.verify import verify
 from ..options import CpuOptions
 from ..runtime.cpu import object_code
 from ..target import CpuTarget
-from ..tc_lang.ir import BoundFunction, Role, Tensor
+from ..tc_lang.ir import Access, BoundFunction, BoundStatement, Index, Role, Tensor, walk_expr
 from ..tc_lang.printer import format_ranges
 from ..tc_lang.row_stages import RowStage, base_tensor, shared_tensors, split_row_stages
 from ..tc_lang.rows import CannotGeneralize, Rows, count_operand, list_dynamic_sizes
 from . import cpu_passes
 from .compiled_kernel import BlockSize, CompiledRangeKernel, PassContext
-from .row_block_sizes import choose_block_sizes
+from .row_block_sizes import choose_block_sizes, list_variants
 from .row_strides import GIVEN, PACKED, StrideClasses, open_strides
 
 BlockMaker = Callable[[tuple[int, ...]], BoundFunction]
@@ -89,7 +89,7 @@ def _build_range_module(
     problem: RangeProblem, sizes: tuple[tuple[BlockSize, ...], ...], text: str, context: PassContext
 ) -> Module:
     """The module of all blocks of all stages."""
-    variants = list(product(*((size.rows for size in axis) for axis in sizes)))
+    variants = list_variants(problem.axes, sizes)
     blocks = {v: problem.make(v) for v in variants}
     legal = {v: cpu_passes.run_passes(cpu_passes.PASSES[:2], b, text, context)[0] for v, b in blocks.items()}
     plain: BoundFunction = legal[variants[0]]["canonicalize"]
@@ -162,31 +162,73 @@ class _Composer:
         if len({tuple((s.has_rows, s.updates) for s in stages) for stages in split.values()}) > 1:
             raise CannotGeneralize(self.axes[level].sizes[0], "other numbers of rows are computed in other steps")
         before = next(iter(bounds.values()))
-        stages = [self._stage(level, k, stage, split, before, outer) for k, stage in enumerate(first)]
+        program = self._program(level, before, first)
+        parts = (program, split, before, outer)
+        stages = [self._stage(*parts, k, with_shorter=True) for k in range(len(first))]
+        if any(isinstance(stage, tuple) and stage[0].may_be_shorter for stage in stages):
+            try:
+                return join_row_blocks(program, stages)
+            except CannotLower:  # another stage reaches the same rows by other windows
+                stages = [self._stage(*parts, k, with_shorter=False) for k in range(len(first))]
         try:
-            return join_row_blocks(self._program(level, before, first), stages)
+            return join_row_blocks(program, stages)
         except CannotLower as refusal:
             raise CannotGeneralize(self.axes[level].sizes[0], str(refusal)) from refusal
 
     def _stage(
         self,
-        level: int,
-        k: int,
-        stage: RowStage,
+        program: RowProgram,
         split: Mapping[tuple[int, ...], Sequence[RowStage]],
         before: BoundFunction,
         outer: tuple[int, ...],
+        k: int,
+        *,
+        with_shorter: bool,
     ) -> Stage:
-        """The blocks of one stage, or its module if it runs once."""
+        """The blocks of one stage, or its module if it runs once.
+
+        with_shorter: whether one block that may have fewer rows can take the place of all.
+        """
+        level, stage = program.level, next(iter(split.values()))[k]
 
         def compose_block(rows: int) -> Module:
             inner = {v[1:]: self._open_shared(level, s[k].bound, before) for v, s in split.items() if v[0] == rows}
             return self.compose(level + 1, inner, (*outer, rows))
 
+        sizes = [size for size in self.sizes[level] if any(v[0] == size.rows for v in split)]
         if not stage.has_rows:
-            return compose_block(self.sizes[level][0].rows)
-        blocks = [_make_row_block(size, compose_block(size.rows), stage) for size in self.sizes[level]]
-        return tuple(blocks)
+            return compose_block(sizes[0].rows)
+        needed = [size for size in sizes if not size.is_optional]
+        largest = _make_row_block(needed[0], compose_block(needed[0].rows), stage)
+        if with_shorter and len(sizes) > 1 and self._names_rows(level, k, split) and has_row_loops(program, largest):
+            if sizes[0].is_optional:
+                block = _make_row_block(sizes[0], compose_block(sizes[0].rows), stage)
+                largest = block if has_row_loops(program, block) else largest
+            return (replace(largest, may_be_shorter=True, overlap_from=0),)
+        return (largest, *(_make_row_block(size, compose_block(size.rows), stage) for size in needed[1:]))
+
+    def _names_rows(self, level: int, k: int, split: Mapping[tuple[int, ...], Sequence[RowStage]]) -> bool:
+        """Whether each statement of a stage has one index for the rows, by which it reaches some tensor."""
+        large = next(iter(split))
+        small = next((v for v in reversed(list(split)) if v[0] != large[0] and v[1:] == large[1:]), None)
+        if small is None:
+            return False
+        pairs = zip(split[large][k].bound.statements, split[small][k].bound.statements, strict=True)
+        return all(
+            self._indices_of_rows(level, a) == [i.name for i, j in zip(a.indices, b.indices, strict=True) if i != j]
+            for a, b in pairs
+        )
+
+    def _indices_of_rows(self, level: int, s: BoundStatement) -> list[str]:
+        """The indices by which a statement reaches rows."""
+        accesses = [(a.tensor, a.subscripts) for a in walk_expr(s.value) if isinstance(a, Access)]
+        used = [
+            x[d]
+            for tensor, x in ((s.target, s.subscripts), *accesses)
+            for d, n in self.places.get(tensor, {}).items()
+            if n == level
+        ]
+        return list(dict.fromkeys(e.name if isinstance(e, Index) else "" for e in used))
 
     def _lower_leaf(self, variant: tuple[int, ...], bound: BoundFunction) -> Module:
         """The module of a block, with variables for strides that are no numbers."""
@@ -295,7 +337,7 @@ def _with_original_names(kernel: CompiledRangeKernel) -> Module:
 
 def _format_schedules(kernel: CompiledRangeKernel) -> str:
     parts = []
-    for variant in product(*((size.rows for size in axis) for axis in kernel.sizes)):
+    for variant in list_variants(kernel.axes, kernel.sizes):
         exact = replace(kernel, bound=kernel.make(variant))
         rows = " x ".join(map(str, variant))
         parts.append(f"blocks of {rows} row{'s' * (rows != '1')}:\n{cpu_passes.KINDS['schedule'](exact)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import product
 from math import prod
 
 from ..options import CpuOptions
@@ -11,9 +12,13 @@ from ..tc_lang.ir import Access, BoundFunction, BoundStatement, Index, Role, wal
 from ..tc_lang.rows import Rows
 from .compiled_kernel import BlockSize
 
-SHARED_OPERAND_ROWS: tuple[int, ...] = (64, 16, 8, 1)
+SHARED_OPERAND_ROWS: tuple[int, ...] = (32, 8, 1)
 """Block sizes if rows are multiplied by one matrix: register tiles need many rows, the remainder few."""
-OVERLAP_FROM = {64: 48, 16: 12, 8: 3, 1: 0}
+LARGE_OPERAND_ROWS: tuple[int, ...] = (64, 16, 8, 1)
+"""The same for a matrix of `LARGE_OPERAND` elements: each block reads it from beyond L2."""
+LARGE_OPERAND = 1 << 19
+"""Elements of a matrix, of which a small block can take as long as a large one."""
+OVERLAP_FROM = {64: 48, 32: 20, 16: 12, 8: 3, 1: 0}
 """Remaining rows from which on a block that computes some rows twice is faster than smaller blocks.
 
 Smaller blocks read the whole matrix for a few rows each. Measured with layers of 256 x 512 on Zen 4.
@@ -22,8 +27,8 @@ SUMMED_ROWS: tuple[int, ...] = (128, 32, 8, 2, 1)
 """Block sizes if products of rows are added to a matrix, which every block reads and writes."""
 SHARED_INNER_ROWS: tuple[int, ...] = (32, 8, 1)
 """The same where rows along other axes are in blocks as well, which multiply the code."""
-SUMMED_INNER_ROWS: tuple[int, ...] = (128, 16, 1)
-"""The same for sums."""
+SUMMED_INNER_ROWS: tuple[int, ...] = (128, 32, 8, 1)
+"""The same for sums. The largest is optional."""
 INNER_ROWS: tuple[int, ...] = (256, 32, 8, 1)
 """Block sizes if rows are columns of some tensor, so that blocks are vectors."""
 OVERLAP_INNER_FROM = {256: 64, 64: 16, 32: 9, 8: 1}
@@ -60,11 +65,47 @@ def choose_block_sizes(
     for n, rows in enumerate(axes):
         outer, inner = tuple(sizes[0].rows for sizes in found), (TYPICAL_ROWS,) * (len(axes) - n - 1)
         found.append(_choose_axis(make((*outer, 1, *inner)), rows, len(axes) > 1, options, typical))
-    while prod(map(len, found)) > MOST_VARIANTS:
-        longest = max(map(len, found))
-        n = next(n for n, sizes in enumerate(found) if len(sizes) == longest)
+    while prod(map(_count_needed, found)) > MOST_VARIANTS:
+        longest = max(map(_count_needed, found))
+        n = next(n for n, sizes in enumerate(found) if _count_needed(sizes) == longest)
         found[n] = found[n][1:]
     return tuple(found)
+
+
+def _count_needed(sizes: Sequence[BlockSize]) -> int:
+    return sum(not size.is_optional for size in sizes)
+
+
+def list_variants(axes: Sequence[Rows], sizes: Sequence[Sequence[BlockSize]]) -> list[tuple[int, ...]]:
+    """The combinations of block sizes along the axes that there is code for.
+
+    Where a single row means that there are but a few, it is combined with fewer sizes of the axes inside of it, and
+    with none that is larger than the axis, if both are one size of the def.
+    """
+    return [
+        v
+        for v in product(*((size.rows for size in axis) for axis in sizes))
+        if not any(
+            _has_few_rows(sizes[n], v[n]) and _is_spared(axes[n], axes[m], sizes[n], sizes[m], v[m])
+            for n in range(len(axes))
+            for m in range(n + 1, len(axes))
+        )
+    ]
+
+
+def _has_few_rows(sizes: Sequence[BlockSize], rows: int) -> bool:
+    """Whether blocks of so many rows run only where there are less than in the next larger block."""
+    return len(sizes) > 1 and rows == sizes[-1].rows and sizes[-2].overlap_from == 1
+
+
+def _is_spared(
+    outer: Rows, inner: Rows, outer_sizes: Sequence[BlockSize], inner_sizes: Sequence[BlockSize], rows: int
+) -> bool:
+    """Whether there is no code for so many rows of `inner` inside of the fewest of `outer`."""
+    if set(outer.original_sizes) & set(inner.original_sizes):
+        return rows >= outer_sizes[-2].rows
+    counts = [size.rows for size in inner_sizes]
+    return len(counts) > 2 and rows in (counts[:-2] if inner.sums else counts[1:-1])
 
 
 def _choose_axis(
@@ -72,23 +113,29 @@ def _choose_axis(
 ) -> tuple[BlockSize, ...]:
     """The sizes of blocks along one axis. row: the def for a single row."""
     ops = max(1, sum(_op_count(s) for s in row.statements))
-    shares = any(_multiplies_shared_operand(s, rows) for s in row.statements)
+    shared = max((_count_shared_elements(s, rows) for s in row.statements), default=0)
     if any(_adds_products(s, rows) for s in row.statements):
         counts = SUMMED_INNER_ROWS if is_one_of_several else SUMMED_ROWS
-    elif shares:
-        alone = INNER_ROWS if _is_inner(rows) else SHARED_OPERAND_ROWS
+    elif shared:
+        few = LARGE_OPERAND_ROWS if shared >= LARGE_OPERAND else SHARED_OPERAND_ROWS
+        alone = INNER_ROWS if _is_inner(rows) else few
         counts = SHARED_INNER_ROWS if is_one_of_several else alone
     else:
         least = -(-BLOCK_OPS // ops)
         counts = tuple(n for n in INNER_ROWS if n <= least * STEP) if _is_inner(rows) else _list_block_row_counts(least)
         counts = tuple(n for n in counts if n <= MOST_INNER_ROWS) if is_one_of_several else counts
-    overlaps = OVERLAP_FROM if counts == SHARED_OPERAND_ROWS else OVERLAP_INNER_FROM
+    optional = counts[0] if counts is SUMMED_INNER_ROWS else 0
+    is_alone = counts in (SHARED_OPERAND_ROWS, LARGE_OPERAND_ROWS) and not (is_one_of_several or _is_inner(rows))
+    overlaps = OVERLAP_FROM if is_alone else OVERLAP_INNER_FROM
     counts = tuple(n for n in counts if not typical or n <= typical)
-    again = (shares or _is_inner(rows)) and all(t.role is not Role.INOUT for t in row.tensors)  # rows computed twice
+    again = (shared > 0 or _is_inner(rows)) and all(
+        t.role is not Role.INOUT for t in row.tensors
+    )  # rows computed twice
     sums = any(_is_sum(s, rows) for s in row.statements)
-    shared = SUMMED_SHARED_OPS if sums else SHARED_OPS
+    shared_ops = SUMMED_SHARED_OPS if sums else SHARED_OPS
     return tuple(
-        BlockSize(n, _choose_grain(n * ops, shared, options), overlaps.get(n, 0) if again else 0) for n in counts
+        BlockSize(n, _choose_grain(n * ops, shared_ops, options), overlaps.get(n, 0) if again else 0, n == optional)
+        for n in counts
     )
 
 
@@ -115,18 +162,19 @@ def _op_count(s: BoundStatement) -> int:
     return prod(i.extent for i in s.indices) * (expr_op_count(s.value) + 1)
 
 
-def _multiplies_shared_operand(s: BoundStatement, rows: Rows) -> bool:
-    """Whether a row is reduced with a matrix that all rows have in common and use each element of but a few times."""
+def _count_shared_elements(s: BoundStatement, rows: Rows) -> int:
+    """The elements of the matrix with which rows are reduced, if all have it in common and use each but a few times."""
     reduced = {i.name for i in s.reduction_indices if i.extent > 1}
     free = {i.name: i.extent for i in s.free if i.extent > 1}
     accesses = [e for e in walk_expr(s.value) if isinstance(e, Access)]
     if not any(a.tensor in rows.tensors and _collect_subscript_indices(a) & reduced for a in accesses):
-        return False
+        return 0
     for a in accesses:
         used = _collect_subscript_indices(a)
         if a.tensor not in rows.tensors and used & reduced and used & free.keys():
-            return prod(n for name, n in free.items() if name not in used) < ENOUGH_REUSE
-    return False
+            again = prod(n for name, n in free.items() if name not in used)
+            return prod(i.extent for i in s.indices if i.name in used) if again < ENOUGH_REUSE else 0
+    return 0
 
 
 def _is_sum(s: BoundStatement, rows: Rows) -> bool:

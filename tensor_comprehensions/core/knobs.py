@@ -103,6 +103,14 @@ class Knobs:
             "choices": ("auto", "always", "off"),
         },
     )
+    einsum: str = field(
+        default="auto",
+        metadata={
+            "variable": "TC_EINSUM",
+            "help": "auto: torch computes the first calls of an equation of tc.einsum; kernel: a kernel does",
+            "choices": ("auto", "kernel"),
+        },
+    )
     strict: bool = field(
         default=False,
         metadata={

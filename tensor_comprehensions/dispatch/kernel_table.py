@@ -197,7 +197,10 @@ class KernelTable:
         is_call: bool,
     ) -> LoadedKernel | None:
         """The kernel for any number of rows, where sizes that change say no more than that; else None."""
-        if not self.dynamic.may_be_dynamic or options.schedule is not None or options is not machine.options:
+        if not self.dynamic.may_be_dynamic:
+            return None
+        if options.schedule is not None or options is not machine.options:
+            get_logger("cache").debug("%s: its options are for exactly these sizes", self.function.name)
             return None
         values = sizes_of(self.interface, sizes)
         exact = (sizes, strides, options, machine.target)
@@ -211,6 +214,17 @@ class KernelTable:
             return None
         made = (key, options, machine.target)
         return self._range_routes.get(made, lambda: self._make_range(key, options, machine.target))
+
+    def has_several_axes(self, arguments: Arguments) -> bool:
+        """Whether a kernel for any sizes of calls like this one has code for blocks along several axes.
+
+        It takes several times as long to compile as a kernel for exactly these sizes.
+        """
+        values = sizes_of(self.interface, shapes_of(self.function, arguments))
+        dynamic = self.dynamic.note(values, is_call=False)
+        strides = tuple(map(canonical_strides, arguments.inputs))
+        key = self._ranges.key_of(values, dynamic, arguments.inputs, strides) if dynamic else None
+        return key is not None and len(key.axes) > 1
 
     def _make_range(self, key: RangeKey, options: CpuOptions, target: CpuTarget) -> LoadedKernel | None:
         compiled = compile_range_kernel(self.function, key, options, target)

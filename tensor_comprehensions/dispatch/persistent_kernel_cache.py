@@ -143,7 +143,9 @@ def load_or_compile_range(
         lambda made: (
             {
                 **kernel_metadata(made),
-                "blocks": [[(b.rows, b.grain, b.overlap_from) for b in axis] for axis in made.sizes],
+                "blocks": [
+                    [(b.rows, b.grain, b.overlap_from, int(b.is_optional)) for b in axis] for axis in made.sizes
+                ],
             },
             made.code.data,
         ),
@@ -156,7 +158,8 @@ def _deserialize_range(
     code: StoredKernel, function: Function, wanted: RangeKey, row: BoundFunction, options: CpuOptions, target: CpuTarget
 ) -> CompiledRangeKernel:
     exact = deserialize_kernel(code, function, row, options, target)
-    sizes = tuple(tuple(BlockSize(*map(int, size)) for size in axis) for axis in code.metadata["blocks"])
+    blocks = ((map(int, size) for size in axis) for axis in code.metadata["blocks"])
+    sizes = tuple(tuple(BlockSize(rows, grain, again, bool(o)) for rows, grain, again, o in axis) for axis in blocks)
     parts = {f.name: getattr(exact, f.name) for f in fields(exact)}
     return CompiledRangeKernel(
         **parts,

@@ -16,7 +16,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..api import Op
 from ..core.decisions import Decision, note_decision
 from ..core.diagnostics import get_logger
+from ..dispatch.call_steps import normalize_arguments
 from .fallback import falls_back, report_fallback
+from .matmul import PRODUCTS
 from .race import least_times, run_and_check_repeatable
 from .symbolic_regions import DimensionOf, Extent
 
@@ -183,6 +185,9 @@ class KernelOrEager(torch.nn.Module):
             log.debug("%s: a tensor is not what torch announced: torch stays", self.op)
             self.uses_kernel = False
             return
+        if self._symbols is not None and self._loses_at_these_sizes(inputs):
+            self.uses_kernel = False
+            return
         ours = theirs = math.inf
         with falls_back("a kernel cannot be compiled"):
             if _layouts_of(self._kernel(*inputs)) == expected:
@@ -202,6 +207,30 @@ class KernelOrEager(torch.nn.Module):
             with falls_back("smaller kernels cannot be compiled"):
                 faster = self._try_parts(self._parts(), inputs)
         self.uses_kernel = faster
+
+    def _loses_at_these_sizes(self, inputs: tuple[Tensor, ...]) -> bool:
+        """Whether torch is faster than a kernel for exactly these sizes, where one for all takes long to compile."""
+        taken = inputs[: self._takes]
+        if not any(n.target in PRODUCTS for n in self.graph.graph.nodes):
+            return False
+        with falls_back("a kernel cannot be compiled"):
+            table = self.op._kernels
+            if not table.has_several_axes(normalize_arguments(table.interface, taken, {})):
+                return False
+            ours, theirs = least_times((self.op.compile(*taken, dynamic=False), self._torch_of(inputs)), taken)
+            if kernel_is_faster(ours, theirs):
+                return False
+            get_logger("graph").debug(
+                "%s: %.1f us for these sizes alone, %.1f us in torch: torch stays", self.op, ours * 1e6, theirs * 1e6
+            )
+            numbers = ("us here", ours * 1e6), ("us in torch", theirs * 1e6)
+            why = "a kernel for exactly the first sizes was slower"
+            note_decision(Decision("graph", (), "torch runs a region", why, numbers))
+        return True
+
+    def _torch_of(self, inputs: tuple[Tensor, ...]) -> Callable[..., tuple[Tensor, ...]]:
+        """Torch's side of a race whose runs take the tensors alone."""
+        return lambda *_: self._torch(*inputs)
 
     def _try_parts(self, parts: fx.GraphModule, inputs: tuple[Tensor, ...]) -> bool:
         """Keep the fastest of the kernel, torch's operations and smaller kernels between such operations."""

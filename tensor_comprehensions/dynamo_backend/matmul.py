@@ -317,6 +317,8 @@ def _product_of(argument: int, dimension: int) -> Callable[[fx.Node], int]:
 
 
 FLOPS[aten.mm.default] = FLOPS[aten.bmm.default] = _product_of(0, -1)
+PRODUCTS = {aten.mm.default, aten.bmm.default, FLASH}
+"""Operations whose kernels for all sizes have many blocks."""
 FLOPS[aten.addmm.default] = _product_of(1, -1)
 FLOPS[FLASH] = lambda node: 4 * num_elements(node) * size_of(node, 1, 2)
 FLOPS[FLASH_BACKWARD] = lambda node: 10 * math.prod(node.args[1].meta["val"].shape) * size_of(node, 2, 2)  # type: ignore[union-attr]

@@ -14,6 +14,7 @@ from ..core.errors import TCError
 from ..core.single_flight import SingleFlightCache
 from ..dispatch.graph_breaks import run_outside_graphs
 from ..dispatch.kernel_table import may_be_sparse
+from .first_calls import are_first, note_first_calls
 from .lookup import LIMIT, check_kinds, check_sparse_kinds, kinds_of, operator_for
 from .traced_einsum import traced_einsum
 
@@ -29,7 +30,8 @@ def einsum(equation: str, *operands: Any, out: Any = None, format: str | None = 
     takes the diagonal. `...` stands for dimensions that are matched from the right; dimensions of size 1 are broadcast.
     Several operands are contracted in pairs, in the order with the fewest multiplications. The result has the type of
     the operands, or the wider type if they differ; integers wrap. A subscript of a single operand is summed first; as
-    in `torch.sum`, integers and bools then accumulate in int64.
+    in `torch.sum`, integers and bools then accumulate in int64. The first products of floats of an
+    equation are computed by torch, until they have done as much work as pays for a compilation.
 
     Args:
         equation: `"ij,jk->ik"`; spaces are ignored.
@@ -56,19 +58,29 @@ def einsum(equation: str, *operands: Any, out: Any = None, format: str | None = 
             return _of_sparse(equation, operands, out, format)
     try:
         try:
+            if out is None and are_first(equation, operands):
+                return torch.einsum(equation, *operands).contiguous()
             key = (equation, *[(x.shape, x.dtype) for x in operands])
-            operator = _by_shapes.get(key, lambda: operator_for(equation, *operands))
+            operator = _by_shapes.get(key, lambda: _make_operator(equation, operands))
         except (
             AttributeError,
+            IndexError,
             RuntimeError,
             TypeError,
-        ):  # no tensors, or sizes that are symbols without a hash
+        ):  # no operands, no tensors, or sizes that are symbols without a hash
             check_kinds(type(equation).__name__, kinds_of(operands))
             operator = operator_for(equation, *operands)
         return operator(*operands) if out is None else operator(*operands, out=out)
     except TCError as error:
         shorten_traceback(error)
         raise
+
+
+def _make_operator(equation: str, operands: Sequence[Tensor]) -> Op:
+    """The operator, which knows the sizes of the calls before it."""
+    operator = operator_for(equation, *operands)
+    note_first_calls(equation, operands, operator._kernels.dynamic)
+    return operator
 
 
 @run_outside_graphs("Dynamo traces no sparse tensors of torch or SciPy: pass tc.as_sparse(x) into the graph")

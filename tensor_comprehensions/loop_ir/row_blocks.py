@@ -43,7 +43,9 @@ from .nodes import (
     Window,
 )
 from .passes.hoist_packing import hoist_packing
-from .rewrite import map_expr, map_stmt, walk_expr, walk_stmt_exprs, walk_stmts
+from .redirection import Redirect, accessed_buffers, used_buffers
+from .rewrite import map_stmt, used_values, walk_expr, walk_stmt_exprs, walk_stmts
+from .row_loops import RowLoops, end_row_loops, find_row_loops
 
 SIZES = internal_name("sizes")
 """The last argument: an array of int64, of sizes and then of strides."""
@@ -71,6 +73,7 @@ class RowBlock:
     grain: number of blocks per thread; 0: threads share the work inside a block. overlap_from: if this many rows or
     more remain, a block that begins before them computes them, and some rows twice; 0: never.
     is_serial: whether blocks run one after another, because they add to the same elements.
+    may_be_shorter: whether the module is made of loops over its rows, so that the last block may have fewer.
     """
 
     rows: int
@@ -78,6 +81,7 @@ class RowBlock:
     grain: int
     overlap_from: int = 0
     is_serial: bool = False
+    may_be_shorter: bool = False
 
 
 Stage = tuple[RowBlock, ...] | Module
@@ -118,7 +122,7 @@ def join_row_blocks(program: RowProgram, stages: Sequence[Stage]) -> Module:
     kernels = []
     for name, parts in _split_into_phases(numbered):
         body = build.block(*map(joiner.run_stage, parts))
-        used = _used_buffers(body)
+        used = used_buffers(body)
         for b in (b for b in shared if b.name in used):
             body = joiner.allocate(b, body)
         kernels.append(Kernel(internal_name(program.name, name), body))
@@ -127,6 +131,15 @@ def join_row_blocks(program: RowProgram, stages: Sequence[Stage]) -> Module:
         program.name, arguments, (), tuple(kernels), sites,
         tuple(b.name for b in arguments if b.name in written), frozenset().union(*(m.partial for m in modules)),
     )  # fmt: skip
+
+
+def has_row_loops(program: RowProgram, block: RowBlock) -> bool:
+    """Whether the module of a block is made of loops over its rows, so that the block may be shorter."""
+    try:
+        _Joiner({b.name: b for b in (*program.arguments, *program.shared)}, program, frozenset()).row_loops(block)
+    except CannotLower:
+        return False
+    return True
 
 
 def bind_variables(module: Module, count: int, values: Sequence[tuple[str, Expr]]) -> Module:
@@ -183,6 +196,8 @@ def _use_same_windows(stages: Sequence[Stage]) -> list[Stage]:
     names = {w.source.name: w.buffer.name for w in found}
 
     def add_windows(m: Module) -> Module:
+        if not any(accessed_buffers(k.body) & names.keys() for k in m.kernels):
+            return m
         bodies = [_view_used(_add_windows(k.body, names), m.arguments, names) for k in m.kernels]
         return replace(m, kernels=tuple(replace(k, body=body) for k, body in zip(m.kernels, bodies, strict=True)))
 
@@ -202,7 +217,7 @@ def _add_windows(s: Stmt, names: Mapping[str, str]) -> Stmt:
 
 def _view_used(s: Stmt, buffers: Sequence[Buffer], names: Mapping[str, str]) -> Stmt:
     """`s`, which reaches those of `buffers` by windows that it uses without one and that `names` has."""
-    used = _used_buffers(s) - {w.source.name for w in walk_stmts(s) if isinstance(w, Window)}
+    used = used_buffers(s) - {w.source.name for w in walk_stmts(s) if isinstance(w, Window)}
     for b in buffers:
         if b.name in names and b.name in used:
             s = _view_whole(b, names, s)
@@ -212,7 +227,7 @@ def _view_used(s: Stmt, buffers: Sequence[Buffer], names: Mapping[str, str]) -> 
 def _view_whole(b: Buffer, names: Mapping[str, str], body: Stmt) -> Stmt:
     """`body`, which reaches `b` by windows of all of it, one in the other."""
     seen = replace(b, name=names[b.name])
-    body = _Redirect({b.name: seen}, {}).stmt(body)
+    body = Redirect({b.name: seen}, {}).stmt(body)
     if seen.name in names:
         body = _view_whole(seen, names, body)
     return Window(seen, b, build.const(0), b.shape[0], build.const(b.shape[0]), body)
@@ -291,7 +306,7 @@ def _split_checks(module: Module) -> tuple[tuple[Kernel, ...], tuple[Kernel, ...
 
 
 def _read_buffers(k: Kernel) -> set[str]:
-    return {e.buffer.name for e in walk_stmt_exprs(k.body) if isinstance(e, Load)}
+    return {e.buffer.name for e in used_values(k.body) if isinstance(e, Load)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,6 +358,10 @@ class _Joiner:
     def loops_over_blocks(self, parts: Sequence[Part]) -> Stmt:
         """The loop over the blocks of the first size, and the loops over the remaining rows."""
         (block, above, kernels), *smaller = parts
+        if block.may_be_shorter:
+            body = self.body(block, kernels, build.mul(build.var(self.block), block.rows))
+            blocks = build.div(build.add(self.rows, block.rows - 1), block.rows)
+            return self.parallelize(block, above, build.const(0), body, blocks)
         rest = self.loops_over_blocks(smaller) if smaller else build.NOTHING
         if not block.overlap_from:
             return build.block(self.whole_blocks(block, above, kernels), rest)
@@ -379,23 +398,31 @@ class _Joiner:
             return build.const(0)
         return build.mul(build.div(self.rows, above.rows), above.rows // block.rows)
 
-    def parallelize(self, block: RowBlock, above: RowBlock | None, begin: Expr, body: Stmt) -> Loop:
+    def parallelize(
+        self, block: RowBlock, above: RowBlock | None, begin: Expr, body: Stmt, end: Expr | None = None
+    ) -> Loop:
         """The loop over blocks, which threads share if there are enough."""
         is_one_chunk = above is not None and above.rows // block.rows - 1 <= block.grain
         is_serial = block.is_serial or not block.grain or is_one_chunk
         kind, grain = (LoopKind.SERIAL, 1) if is_serial else (LoopKind.PARALLEL, block.grain)
-        return Loop(self.block, begin, build.div(self.rows, block.rows), body, kind, grain=grain)
+        end = build.div(self.rows, block.rows) if end is None else end
+        return Loop(self.block, begin, end, body, kind, grain=grain)
 
     def body(self, block: RowBlock, kernels: Sequence[Kernel], start: Expr) -> Stmt:
         """The body of one block."""
         memory = {b.name: replace(b, space=Space.SCRATCH) for b in block.module.temporaries}
         counts = {name: build.var(rows_variable(level)) for name, level in self.program.counts.items()}
         reached = {b.name: self.reach(b) for b in block.module.arguments if b.name not in counts}
-        redirect = _Redirect({**memory, **reached}, counts)
-        body = build.block(*(redirect.stmt(k.body) for k in kernels))
+        bodies = [k.body for k in kernels]
+        if block.may_be_shorter:
+            loops = self.row_loops(block)
+            bodies = [end_row_loops(s, loops, self.sources, start, self.rows, reached) for s in bodies]
+            reached |= {name: self.sources[name] for name in loops.arguments}
+        redirect = Redirect({**memory, **reached}, counts)
+        body = build.block(*map(redirect.stmt, bodies))
         if block.grain:
             body = _run_in_one_thread(body)
-        used = _used_buffers(body)
+        used = used_buffers(body)
         body = build.allocate([b for b in memory.values() if b.name in used], body)
         for name, buffer in reached.items():
             source = self.sources[name]
@@ -407,6 +434,13 @@ class _Joiner:
                 else:
                     body = Window(buffer, source, start, block.rows, self.rows, body, d)
         return body
+
+    def row_loops(self, block: RowBlock) -> RowLoops:
+        """The loops over the rows of a block. Raises CannotLower."""
+        places = {name: self.dimension(source) for name, source in self.sources.items()}
+        return find_row_loops(
+            block.module, self.sources, {n: d for n, d in places.items() if d is not None}, block.rows
+        )
 
     def dimension(self, source: Buffer) -> int | None:
         """The dimension of a buffer that the rows take."""
@@ -420,54 +454,6 @@ class _Joiner:
             return source
         name = internal_name(b.name, "rows", *[self.program.level] * bool(self.program.level))
         return replace(b, name=name, space=source.space)
-
-
-def _used_buffers(s: Stmt) -> set[str]:
-    """The names of the buffers that are read or written in `s`, also by windows."""
-    found = {e.buffer.name for e in walk_stmt_exprs(s) if isinstance(e, Load)}
-    for c in walk_stmts(s):
-        if isinstance(c, Store):
-            found.add(c.buffer.name)
-        elif isinstance(c, Invoke):
-            found.update(b.name for b, _ in c.operands)
-        elif isinstance(c, Window):
-            found.add(c.source.name)
-    return found
-
-
-@dataclass(frozen=True, slots=True)
-class _Redirect:
-    """Other buffers for those of some names, and numbers of rows for `counts`."""
-
-    buffers: Mapping[str, Buffer]
-    counts: Mapping[str, Var]
-
-    def expr(self, e: Expr) -> Expr:
-        if isinstance(e, Load) and e.buffer.name in self.counts:
-            return self.counts[e.buffer.name]
-        new = map_expr(e, self.expr)
-        return replace(new, buffer=self.of(new.buffer)) if isinstance(new, Load) else new
-
-    def of(self, b: Buffer) -> Buffer:
-        return self.buffers.get(b.name, b)
-
-    def stmt(self, s: Stmt) -> Stmt:
-        if isinstance(s, Window) and s.source.name in self.buffers:
-            return self.window(s)
-        new = map_stmt(s, self.expr, self.stmt)
-        match new:
-            case Store(buffer):
-                return replace(new, buffer=self.of(buffer))
-            case Invoke(_, operands):
-                return replace(new, operands=tuple((self.of(b), where) for b, where in operands))
-        return new
-
-    def window(self, s: Window) -> Window:
-        """A window of another buffer: what is seen through it lies in the same memory."""
-        source = self.of(s.source)
-        buffer = replace(s.buffer, space=source.space)
-        inner = replace(self, buffers={**self.buffers, buffer.name: buffer})
-        return replace(s, buffer=buffer, source=source, body=inner.stmt(s.body))
 
 
 def _run_in_one_thread(s: Stmt) -> Stmt:

@@ -168,6 +168,17 @@ def test_statistics_and_kernels_tell_what_was_made() -> None:
     assert kernel.code_bytes > 0
 
 
+def test_a_search_tunes_the_sizes_of_its_call_alone(caplog: pytest.LogCaptureFixture) -> None:
+    op = op_of(LAYER, {"N"})
+    w, c = torch.randn(9, 6), torch.randn(9)
+    op.autotune(torch.randn(40, 6), w, c, search="random", generations=1, population=4)
+    with caplog.at_level("DEBUG", "tensor_comprehensions.cache"):
+        for n in (40, 3, 40, 0, 7, 41, 100):
+            check_machine_code(op, (torch.randn(n, 6), w, c), {})
+    assert counts(op) == (2, 1)
+    assert "layer: its options are for exactly these sizes" in caplog.text
+
+
 def test_a_pickled_operator_has_the_same_marks() -> None:
     op = pickle.loads(pickle.dumps(op_of(SCALE, {"N": 8})))
     for n in (2, 3, 4):

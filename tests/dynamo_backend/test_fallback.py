@@ -80,6 +80,7 @@ def test_a_kernel_that_fails_later_gives_way(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_sizes_that_fail_stay_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
     monkeypatch.setattr(dynamic_shapes, "make_fx", fail)
     monkeypatch.setattr(fallback, "_warned", set())
     fast = torch.compile(product, backend="tensor_comprehensions", dynamic=True)

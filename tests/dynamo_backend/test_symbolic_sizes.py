@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import tensor_comprehensions as tc
+from tensor_comprehensions.dynamo_backend import kernel_or_eager
 from tensor_comprehensions.dynamo_backend.kernel_or_eager import MOST_FIXED
 from tensor_comprehensions.dynamo_backend.symbolic_regions import PROBES, _merge_defs
 
@@ -121,6 +122,28 @@ def test_rows_of_any_length_have_one_kernel() -> None:
             torch.testing.assert_close(fast(x), (x + 1).softmax(-1))
 
     assert count_kernels(work) == (1, 1)
+
+
+def scores(x: Tensor, y: Tensor) -> Tensor:
+    return ((x @ y.transpose(1, 2)) * 0.5).softmax(-1)
+
+
+@pytest.mark.parametrize(("wins", "kernels"), [(True, (2, 1)), (False, (1, 0))])
+def test_a_product_that_loses_at_the_first_sizes_compiles_no_kernel_for_all(
+    wins: bool, kernels: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel for exactly these sizes is compiled first: it is as fast, and takes a part of the time."""
+    monkeypatch.setattr(kernel_or_eager, "kernel_is_faster", lambda ours, theirs: wins)
+    fast = torch.compile(scores, backend="tensor_comprehensions")
+
+    def work() -> None:
+        for n in (20, 33, 7):
+            x, y = torch.randn(3, n, 16), torch.randn(3, n + 9, 16)
+            torch._dynamo.mark_dynamic(x, 1)
+            torch._dynamo.mark_dynamic(y, 1)
+            torch.testing.assert_close(fast(x, y), scores(x, y))
+
+    assert count_kernels(work) == kernels
 
 
 def test_permuted_inputs_are_taken_as_they_lie() -> None:

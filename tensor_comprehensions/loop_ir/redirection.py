@@ -1,0 +1,60 @@
+"""The buffers that statements use, and other buffers in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from .nodes import Buffer, Expr, Invoke, Load, Stmt, Store, Var, Window
+from .rewrite import map_expr, map_stmt, used_values, walk_stmts
+
+
+def used_buffers(s: Stmt) -> set[str]:
+    """The names of the buffers that are read or written in `s`, also by windows."""
+    return accessed_buffers(s) | {c.source.name for c in walk_stmts(s) if isinstance(c, Window)}
+
+
+def accessed_buffers(s: Stmt) -> set[str]:
+    """The names of the buffers that are read or written in `s` themselves."""
+    found = {e.buffer.name for e in used_values(s) if isinstance(e, Load)}
+    for c in walk_stmts(s):
+        if isinstance(c, Store):
+            found.add(c.buffer.name)
+        elif isinstance(c, Invoke):
+            found.update(b.name for b, _ in c.operands)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Redirect:
+    """Other buffers for those of some names, and numbers of rows for `counts`."""
+
+    buffers: Mapping[str, Buffer]
+    counts: Mapping[str, Var]
+
+    def expr(self, e: Expr) -> Expr:
+        if isinstance(e, Load) and e.buffer.name in self.counts:
+            return self.counts[e.buffer.name]
+        new = map_expr(e, self.expr)
+        return replace(new, buffer=self.of(new.buffer)) if isinstance(new, Load) else new
+
+    def of(self, b: Buffer) -> Buffer:
+        return self.buffers.get(b.name, b)
+
+    def stmt(self, s: Stmt) -> Stmt:
+        if isinstance(s, Window) and s.source.name in self.buffers:
+            return self.window(s)
+        new = map_stmt(s, self.expr, self.stmt)
+        match new:
+            case Store(buffer):
+                return replace(new, buffer=self.of(buffer))
+            case Invoke(_, operands):
+                return replace(new, operands=tuple((self.of(b), where) for b, where in operands))
+        return new
+
+    def window(self, s: Window) -> Window:
+        """A window of another buffer: what is seen through it lies in the same memory."""
+        source = self.of(s.source)
+        buffer = replace(s.buffer, space=source.space)
+        inner = replace(self, buffers={**self.buffers, buffer.name: buffer})
+        return replace(s, buffer=buffer, source=source, body=inner.stmt(s.body))

@@ -1,0 +1,185 @@
+"""Blocks whose code is a loop over their rows, so that it serves fewer rows as well.
+
+Where every row of a block is reached in loops over all of them, by the variable of the loop alone, the first iterations
+compute the first rows. Then the loops may end earlier, and the block needs no smaller ones for what remains. Each
+iteration reaches its row by a `Window`, so the verifier proves that it is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from ..core.errors import CannotLower
+from . import build
+from .nodes import Buffer, Expr, Invoke, Load, Loop, LoopKind, Module, Stmt, Store, Var, Window
+from .redirection import accessed_buffers
+from .rewrite import children, map_expr, map_stmt, used_values, walk_stmts
+
+
+@dataclass(frozen=True, slots=True)
+class RowLoops:
+    """The loops over the rows of a module.
+
+    rows: the number of iterations. variables: of the loops. arguments: the names of those with rows.
+    dimensions: that of the rows of each of these, and of the buffers that the module allocates for rows.
+    """
+
+    rows: int
+    variables: frozenset[str]
+    arguments: frozenset[str]
+    dimensions: Mapping[str, int]
+
+
+def find_row_loops(module: Module, sources: Mapping[str, Buffer], dimensions: Mapping[str, int], rows: int) -> RowLoops:
+    """The loops over the rows of a block.
+
+    Args:
+        module: for `rows` rows, of a def each of whose statements has one index of the rows, and reaches one by it.
+        sources: its arguments with rows, for any number of them. dimensions: that of the rows of each.
+
+    Raises:
+        CannotLower: some row is reached in another way.
+    """
+    for b in module.arguments:
+        if b.name in dimensions and b.shape != _set_extent(sources[b.name], dimensions[b.name], rows).shape:
+            raise CannotLower(f"{b.name} has another shape in a block")
+    bodies = [k.body for k in module.kernels]
+    places, variables = {b.name: dimensions[b.name] for b in module.arguments if b.name in dimensions}, set[str]()
+    arguments = frozenset(places)
+    fixed = {b.name for b in module.arguments} - arguments
+    accesses = [a for body in bodies for a in _list_accesses(body)]
+    before = -1
+    while before != len(places) + len(variables):
+        before = len(places) + len(variables)
+        for buffer, indices in accesses:
+            if buffer.name in places:
+                variables.add(_require_variable(indices[places[buffer.name]]))
+            for d in (d for d, e in enumerate(indices) if _uses(e, variables)):
+                if places.setdefault(buffer.name, d) != d or buffer.name in fixed:
+                    raise CannotLower(f"{buffer.name} has rows along several dimensions")
+    if any(b.shape[places[b.name]] != rows for b, _ in accesses if b.name in places):
+        raise CannotLower("memory for rows has room for another number of them")
+    loops = RowLoops(rows, frozenset(variables), arguments, places)
+    for body in bodies:
+        _check_loops(body, loops)
+    return loops
+
+
+def end_row_loops(
+    body: Stmt, loops: RowLoops, sources: Mapping[str, Buffer], start: Expr, length: Expr, windows: Mapping[str, Buffer]
+) -> Stmt:
+    """`body` for the rows from `start` on, as many as there are of `length`, if these are less than in a block.
+
+    sources: as in `find_row_loops`. windows: buffers with the names of windows of these.
+    """
+    rows = {
+        name: replace(_set_extent(sources[name], loops.dimensions[name], 1), name=windows[name].name)
+        for name in loops.arguments
+    }
+    return _Ender(loops, sources, rows, start, length).stmt(body)
+
+
+def _list_accesses(body: Stmt) -> Iterator[tuple[Buffer, tuple[Expr, ...]]]:
+    for e in used_values(body):
+        if isinstance(e, Load):
+            yield e.buffer, e.indices
+    for s in walk_stmts(body):
+        if isinstance(s, Store):
+            yield s.buffer, s.indices
+        elif isinstance(s, Invoke):
+            yield from s.operands
+
+
+def _require_variable(e: Expr) -> str:
+    if not isinstance(e, Var):
+        raise CannotLower("a row is not the variable of a loop")
+    return e.name
+
+
+def _uses(e: Expr, variables: set[str]) -> bool:
+    """Whether an index depends on one of `variables`, but for what it loads."""
+    if isinstance(e, Var):
+        return e.name in variables
+    return not isinstance(e, Load) and any(_uses(c, variables) for c in children(e))
+
+
+def _check_loops(body: Stmt, loops: RowLoops) -> None:
+    """Whether the loops run over all rows, and their variables say nothing but which row is reached."""
+    whole = (build.const(0), build.const(loops.rows), 1)
+    bound = set[str]()
+    for s in walk_stmts(body):
+        if isinstance(s, Window) and s.source.name in loops.arguments:
+            raise CannotLower("rows are in blocks along other axes")
+        if isinstance(s, Loop) and s.var in loops.variables:
+            bound.add(s.var)
+            if (s.start, s.stop, s.step) != whole or s.kind not in (LoopKind.SERIAL, LoopKind.PARALLEL):
+                raise CannotLower("a loop runs over a part of the rows")
+            for inner in walk_stmts(s.body):
+                if isinstance(inner, Loop) and inner.var in loops.variables:
+                    raise CannotLower("loops over rows are nested")
+    used = [e for e in used_values(body) if isinstance(e, Var) and e.name in loops.variables]
+    reached = [indices[loops.dimensions[b.name]] for b, indices in _list_accesses(body) if b.name in loops.dimensions]
+    if len(used) != len(reached) or {e.name for e in used} - bound:
+        raise CannotLower("a value depends on the number of its row")
+
+
+def _set_extent(b: Buffer, dimension: int, rows: int) -> Buffer:
+    """`b` with so many rows, which were dynamic."""
+    shape = tuple(rows if d == dimension else n for d, n in enumerate(b.shape))
+    return replace(b, shape=shape, dynamic=tuple(d for d in b.dynamic if d != dimension))
+
+
+@dataclass(frozen=True, slots=True)
+class _Ender:
+    """Makes loops end early. rows: the windows of a single row, by the name of their source."""
+
+    loops: RowLoops
+    sources: Mapping[str, Buffer]
+    rows: Mapping[str, Buffer]
+    start: Expr
+    length: Expr
+
+    def stmt(self, s: Stmt) -> Stmt:
+        if isinstance(s, Loop) and s.var in self.loops.variables:
+            return self.loop(s)
+        return map_stmt(s, lambda e: e, self.stmt)
+
+    def loop(self, s: Loop) -> Loop:
+        """The loop over the first rows, with a window of each."""
+        body: Stmt = _Reach(self.rows, self.loops.dimensions).stmt(s.body)
+        row = build.add(self.start, build.var(s.var))
+        for name in sorted(self.rows.keys() & accessed_buffers(s.body), reverse=True):
+            d = self.loops.dimensions[name]
+            body = Window(self.rows[name], self.sources[name], row, 1, self.length, body, d)
+        return replace(s, stop=build.minimum(build.sub(self.length, self.start), self.loops.rows), body=body)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reach:
+    """Reaches the only row of each buffer in `rows`."""
+
+    rows: Mapping[str, Buffer]
+    dimensions: Mapping[str, int]
+
+    def indices(self, b: Buffer, indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        return tuple(build.const(0) if d == self.dimensions[b.name] else e for d, e in enumerate(indices))
+
+    def expr(self, e: Expr) -> Expr:
+        new = map_expr(e, self.expr)
+        if isinstance(new, Load) and new.buffer.name in self.rows:
+            return replace(new, buffer=self.rows[new.buffer.name], indices=self.indices(new.buffer, new.indices))
+        return new
+
+    def stmt(self, s: Stmt) -> Stmt:
+        new = map_stmt(s, self.expr, self.stmt)
+        match new:
+            case Store(b, indices) if b.name in self.rows:
+                return replace(new, buffer=self.rows[b.name], indices=self.indices(b, indices))
+            case Invoke(_, operands):
+                views = tuple(
+                    (self.rows[b.name], self.indices(b, where)) if b.name in self.rows else (b, where)
+                    for b, where in operands
+                )
+                return replace(new, operands=views)
+        return new
