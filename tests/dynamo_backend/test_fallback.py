@@ -21,7 +21,8 @@ pytestmark = pytest.mark.usefixtures("small_regions")
 
 
 def product(x: Tensor) -> Tensor:
-    return ((x * 2) @ x.t()).exp() + torch.sort(x)[0].sum()
+    """Operations with and without kernels; exponents are small, since powers of large ones lose digits."""
+    return ((x / 8) @ x.t()).exp() + torch.sort(x)[0].sum()
 
 
 def fail(*_: Any, **__: Any) -> Any:
