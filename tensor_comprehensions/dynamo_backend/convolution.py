@@ -1,4 +1,4 @@
-"""Convolutions, their gradients, and pooling as formulas."""
+"""Convolutions and their gradients as formulas."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import fx
 
 from ..core.dtypes import FLOAT32, FLOAT64, DType
 from .conv_windows import ConvWindows, format_element
-from .index_views import Value, drop_dim, permute_value, reshape_value, shift_dim
+from .index_views import Value, permute_value, reshape_value, shift_dim
 from .literals import Unsupported, format_literal
 from .op_table import (
     FLOPS,
@@ -22,7 +22,6 @@ from .op_table import (
     TranslationContext,
     add_scaled,
     aten,
-    divide_by_count,
     operation,
     reduce_dims,
 )
@@ -36,12 +35,12 @@ MOST_PHASES = 4
 CONVOLUTION, BACKWARD = aten.convolution.default, aten.convolution_backward.default
 
 
-def _repeat_number(values: Sequence[int], count: int) -> list[int]:
+def repeat_number(values: Sequence[int], count: int) -> list[int]:
     """`values` for each of `count` dimensions, where one number may stand for all."""
     return [*values] * count if len(values) == 1 else [*values]
 
 
-def _pad_value(
+def pad_value(
     c: TranslationContext, x: Value, widths: Sequence[tuple[int, int]], fill: str, *, channels_last: bool = False
 ) -> Value:
     """`x` with so many more elements before and behind each of its last dimensions.
@@ -76,7 +75,7 @@ def _guard(x: Value, bounds: Sequence[tuple[int, int, int]], fill: str) -> Value
     return Value(x.groups, element_text, x.dtype)
 
 
-def _both_sides(widths: Sequence[int]) -> list[tuple[int, int]]:
+def both_sides(widths: Sequence[int]) -> list[tuple[int, int]]:
     return [(n, n) for n in widths]
 
 
@@ -126,14 +125,14 @@ class ConvShape:
     @staticmethod
     def of(groups: int, count: int, *each: Sequence[int]) -> ConvShape:
         """Of stride, padding and dilation, of which one number may stand for all dimensions."""
-        stride, padding, dilation = (_repeat_number(s, count) for s in each)
+        stride, padding, dilation = (repeat_number(s, count) for s in each)
         return ConvShape(groups, stride, padding, dilation)
 
 
 def _gather_windows(c: TranslationContext, x: Value, weight: Value, s: ConvShape, sizes: Sequence[int]) -> Value:
     """A convolution: the result, of `sizes`, sums windows of `x`."""
     windows = ConvWindows.of(sizes[0], s.groups, weight.shape, sizes[2:], s.stride, s.dilation)
-    x = _pad_value(c, x, _both_sides(s.padding), format_literal(0, x.dtype))
+    x = pad_value(c, x, both_sides(s.padding), format_literal(0, x.dtype))
     return windows.convolve(c, lambda w: w.data(x), windows.taps(weight))
 
 
@@ -170,18 +169,18 @@ def _correlate(c: TranslationContext, x: Value, g: Value, weight: Sequence[int],
     """
     count, spatial = len(s.stride), range(len(s.stride))
     windows = ConvWindows.of(x.shape[0], s.groups, weight, g.shape[2:], s.stride, s.dilation)
-    padding, zero = _both_sides(s.padding), format_literal(0, x.dtype)
+    padding, zero = both_sides(s.padding), format_literal(0, x.dtype)
     results, channels = windows.extents["o"], windows.extents["c"]
     if results < LEAST_LANES and channels < LEAST_LANES:
         upstream = g if g.access else c.body.materialize(g)
-        data = _pad_value(c, x, padding, zero)
+        data = pad_value(c, x, padding, zero)
         return windows.reduce(c, windows.of_taps, f"{windows.data(data)} * {windows.results(upstream)}")
     taps, bytes_ = [(f"k{d}",) for d in spatial], math.prod(x.shape) * x.dtype.bits // 8
     along = channels >= LEAST_LANES and (
         results < LEAST_LANES or (bytes_ > CHANNELS_LAST_BYTES and all(n == 1 for n in s.stride))
     )
-    data = _pad_value(c, x, padding, zero, channels_last=along)
-    upstream = _pad_value(c, g, [(0, 0)] * count, zero, channels_last=not along)
+    data = pad_value(c, x, padding, zero, channels_last=along)
+    upstream = pad_value(c, g, [(0, 0)] * count, zero, channels_last=not along)
     order: list[Sequence[str]] = ["g", *taps, "o", "c"] if along else ["g", "c", *taps, "o"]
     product = windows.reduce(c, order, f"{windows.data(data)} * {windows.results(upstream)}")
     back = [0, count + 1, count + 2, *range(1, count + 1)] if along else [0, count + 2, 1, *range(2, count + 2)]
@@ -209,7 +208,7 @@ def _spread_windows(c: TranslationContext, x: Value, weight: Value, s: ConvShape
     counts = [n // stride for n, stride in zip(sizes[2:], s.stride, strict=True)]
     before = [max(0, *(p.taps - 1 - p.offset for p in each)) for each in phases]
     behind = [max(0, *(n - h + p.offset for p in each)) for each, n, h in zip(phases, counts, x.shape[2:], strict=True)]
-    padded = _pad_value(c, x, list(zip(before, behind, strict=True)), format_literal(0, x.dtype))
+    padded = pad_value(c, x, list(zip(before, behind, strict=True)), format_literal(0, x.dtype))
     parts = {
         chosen: _reduce_phase(c, padded, weight, s, counts, before, chosen)
         for chosen in product(*phases)
@@ -331,54 +330,6 @@ def _take_apart(graph: fx.Graph, node: fx.Node) -> None:
         piece.replace_all_uses_with(new)
 
 
-# --- pooling -----------------------------------------------------------------------------------------------------
-
-
-def _emit_pool(
-    c: TranslationContext, x: Value, kernel: Any, stride: Any, padding: Any, dilation: Any, operator: str
-) -> Value:
-    count = 2
-    if len(x.groups) == count + 1:  # one image without a batch
-        x, whole = reshape_value(x, [1, *x.shape]), replace(c, shape=(1, *c.shape))
-        return drop_dim(_emit_pool(whole, x, kernel, stride, padding, dilation, operator), 0)
-    kernel, padding, dilation = (_repeat_number(s, count) for s in (kernel, padding, dilation))
-    stride = _repeat_number(stride, count) if stride else kernel
-    fill = format_literal(-math.inf if operator == "max=!" else 0, x.dtype)
-    reach = [s * (h - 1) + d * (k - 1) + 1 for s, h, d, k in zip(stride, c.shape[2:], dilation, kernel, strict=True)]
-    if any(r > n + 2 * p for r, n, p in zip(reach, x.shape[2:], padding, strict=True)):
-        raise Unsupported("windows that reach beyond the padding")
-    windows = ConvWindows.of(c.shape[0], x.shape[1], (x.shape[1], 1, *kernel), c.shape[2:], stride, dilation)
-    spread = _pad_value(c, x, _both_sides(padding), fill)
-    return windows.reduce(c, windows.of_out, windows.data(spread), operator)
-
-
-@operation(aten.avg_pool2d.default)
-def avg_pool(
-    c: TranslationContext, x: Value, kernel: Any, stride: Any = (), padding: Any = (0,), ceiling: bool = False,
-    with_padding: bool = True, divisor: int | None = None,
-) -> Value:  # fmt: skip
-    if not c.dtype.is_float or ceiling or (any(padding) and not with_padding):
-        raise Unsupported("windows of different sizes")
-    count = divisor or math.prod(_repeat_number(kernel, 2))
-    return divide_by_count(c, _emit_pool(c, x, kernel, stride, padding, (1,), "+=!"), count)
-
-
-def max_pool(
-    c: TranslationContext,
-    x: Value,
-    kernel: Any,
-    stride: Any = (),
-    padding: Any = (0,),
-    dilation: Any = (1,),
-    ceiling: bool = False,
-) -> Parts:
-    """The maximum of each window; its index stays with torch."""
-    if not c.dtype.is_float:
-        raise Unsupported(f"not in {c.dtype}")
-    return (lambda: _emit_pool(c, x, kernel, stride, padding, dilation, "max=!"), None)
-
-
-MULTI_OUTPUT_OPS[aten.max_pool2d_with_indices.default] = max_pool
 MULTI_OUTPUT_OPS[BACKWARD] = convolution_backward
 
 

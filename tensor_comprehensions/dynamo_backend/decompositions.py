@@ -21,13 +21,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from ..core.diagnostics import get_logger
 from ..core.single_flight import SingleFlightCache
 from ..dispatch.arguments import TYPES
-from . import convolution, matmul  # noqa: F401 (for what they enter into the tables)
+from . import convolution, matmul, pooling  # noqa: F401 (for what they enter into the tables)
 from .op_table import MULTI_OUTPUT_OPS, TABLE, VIEWS, aten
 
 SPLIT = aten.split_with_sizes.default
 KEPT = (
     aten.addmm, aten.embedding_dense_backward, aten._scaled_dot_product_flash_attention_for_cpu,
-    aten.max_pool2d_with_indices, aten.avg_pool2d, aten.index_add, aten.index_put, aten.gather, aten.scatter_add,
+    aten.max_pool2d_with_indices, aten.max_pool2d_with_indices_backward, aten.avg_pool2d, aten.index_add,
+    aten.index_put, aten.gather, aten.scatter_add,
 )  # fmt: skip
 """Operations that torch would decompose, but that are better left whole."""
 DECOMPOSED = (

@@ -205,7 +205,7 @@ class KernelOrEager(torch.nn.Module):
         note_decision(Decision("graph", (), chosen, "it was the faster one on the first tensors", numbers))
         if not faster and self._parts is not None:
             with falls_back("smaller kernels cannot be compiled"):
-                faster = self._try_parts(self._parts(), inputs)
+                self._try_parts(self._parts(), inputs)
         self.uses_kernel = faster
 
     def _loses_at_these_sizes(self, inputs: tuple[Tensor, ...]) -> bool:
@@ -232,15 +232,13 @@ class KernelOrEager(torch.nn.Module):
         """Torch's side of a race whose runs take the tensors alone."""
         return lambda *_: self._torch(*inputs)
 
-    def _try_parts(self, parts: fx.GraphModule, inputs: tuple[Tensor, ...]) -> bool:
-        """Keep the fastest of the kernel, torch's operations and smaller kernels between such operations."""
-        ours, theirs, mixed = least_times((self._kernel, self._torch, parts), inputs)
-        get_logger("graph").debug(
-            "%s: %.1f us here, %.1f us in torch, %.1f us in parts", self.op, ours * 1e6, theirs * 1e6, mixed * 1e6
-        )
+    def _try_parts(self, parts: fx.GraphModule, inputs: tuple[Tensor, ...]) -> None:
+        """Keep the faster of torch's operations and smaller kernels between such operations."""
+        parts(*inputs)
+        theirs, mixed = least_times((self._torch, parts), inputs)
+        get_logger("graph").debug("%s: %.1f us in torch, %.1f us in parts", self.op, theirs * 1e6, mixed * 1e6)
         if mixed < theirs:
             self.graph = parts
-        return kernel_is_faster(ours, min(theirs, mixed))
 
 
 def _total_elements(tensors: Sequence[Tensor]) -> int:

@@ -22,8 +22,8 @@ LONGEST_RUN_SECONDS = 0.5
 """Longest run that is repeated; otherwise torch stays."""
 LONGEST_RACE_SECONDS = 1.0
 """After which a race ends with fewer rounds than the fewest."""
-CLEAR_LEAD, CLEAR_LEAD_ROUNDS = 2.0, 3
-"""A race ends early if one side is faster by this factor after this many rounds."""
+CLEAR_LEADS = ((3, 2.0), (6, 1.3))
+"""A race ends early if one side is faster than all others by a factor after so many rounds."""
 MEMORY_SHARE = 0.25
 """Largest share of the free memory for the results of a run that is repeated."""
 
@@ -50,13 +50,11 @@ def _collect_tensors(value: object) -> Iterator[Tensor]:
 
 
 def least_times(runs: Sequence[Callable[..., object]], inputs: tuple[Any, ...]) -> list[float]:
-    """The least time of each, interleaved, because other load only adds to a time. First runs do not count.
+    """The least time of each, interleaved, because other load only adds to a time. All have run before.
 
     If torch uses one thread, its processor time counts, in which other load does not show.
     """
     clock = thread_time if torch.get_num_threads() == 1 else perf_counter
-    for run in runs:
-        run(*inputs)
     times: list[list[float]] = [[] for _ in runs]
     while not _is_decided(times):
         for run, taken in zip(runs, times, strict=True):
@@ -70,10 +68,9 @@ def _is_decided(times: Sequence[Sequence[float]]) -> bool:
     rounds, seconds = len(times[0]), sum(map(sum, times))
     if not rounds:
         return False
-    if rounds >= CLEAR_LEAD_ROUNDS:
-        first, second = sorted(map(min, times))[:2]
-        if second > CLEAR_LEAD * first:
-            return True
+    first, second = sorted(map(min, times))[:2]
+    if any(rounds >= fewest and second > lead * first for fewest, lead in CLEAR_LEADS):
+        return True
     fewest, most = ROUNDS
     return rounds >= most or seconds >= (RACE_SECONDS if rounds >= fewest else LONGEST_RACE_SECONDS)
 

@@ -8,6 +8,7 @@ import logging
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from tensor_comprehensions.dynamo_backend import backend as graphs
 from tensor_comprehensions.dynamo_backend import kernel_or_eager
@@ -171,3 +172,25 @@ def test_outputs_that_are_inputs_or_views() -> None:
     x = torch.randn(3, 4)
     for ours, theirs in zip(torch.compile(function, backend="tensor_comprehensions")(x), function(x), strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.filterwarnings("ignore:Using `torch.compile")
+def test_hooks_see_the_modules_of_the_program_alone(kernels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The modules of kernels in a graph are not the user's: no hook sees them."""
+    monkeypatch.setattr(kernel_or_eager, "kernel_is_faster", lambda ours, theirs: kernels)
+    x = torch.randn(5, 6)
+    seen: dict[str, list[str]] = {}
+    for name in ("aot_eager", "tensor_comprehensions"):
+        torch._dynamo.reset()
+        model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.LayerNorm(8))
+        compiled, called = torch.compile(model, backend=name), list[str]()
+        torch.testing.assert_close(compiled(x), model(x))
+        with register_module_forward_hook(lambda module, *_, to=called: to.append(type(module).__name__)):
+            compiled(x)
+        seen[name] = called
+        model[0].register_forward_pre_hook(lambda module, inputs: (inputs[0] + 1,))
+        model[1].register_forward_hook(lambda module, inputs, output: output * 2)
+        torch._dynamo.reset()
+        torch.testing.assert_close(torch.compile(model, backend=name)(x), model(x))
+    assert set(seen["tensor_comprehensions"]) <= set(seen["aot_eager"])

@@ -109,6 +109,16 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     ),
     "means of windows": (lambda x: F.avg_pool2d(x * 2, 3, 2) + F.avg_pool2d(x, 3, 2, 1)[:, :, 1:, 1:], (IMAGE,)),
     "extremes of windows": (lambda x: F.max_pool2d(x * 2, 3, 2, 1) + F.max_pool2d(x, (2, 3), 2, (1, 1)), (IMAGE,)),
+    "gradients of extremes of windows": (
+        lambda x, g: sum(
+            torch.ops.aten.max_pool2d_with_indices_backward(
+                g[:, :, : 4 - s], x, [2, 2], [s, 2], [0, 0], [1, 1], False,
+                F.max_pool2d(x, 2, (s, 2), return_indices=True)[1],
+            )
+            for s in (1, 2)
+        ),
+        (r(2, 3, 4, 6), r(2, 3, 3, 3)),
+    ),
     "attention": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v) * 2, (r(2, 3, 5, 4), *r(2, 2, 3, 7, 4))),
     "causal attention": (
         lambda q, k, v: F.scaled_dot_product_attention(

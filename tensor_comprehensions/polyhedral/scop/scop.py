@@ -144,7 +144,7 @@ class Scop:
         write hides the writes before it: dependences on them follow through it.
         """
         certain, possible = self._writes()
-        reads, order = self._reads, self._program_order
+        reads, order = self._reads_among(self._written_tensors()), self._program_order
         result = union_map("{ }")
         for source, sink in ((possible, reads), (reads.union(possible), certain.union(possible))):
             info = isl.UnionAccessInfo.from_sink(sink).set_must_source(certain).set_may_source(source)
@@ -272,7 +272,9 @@ class Scop:
         for relation in _list_sorted_maps(dependences):
             _merge_components(part, *endpoints(relation))
         reuse = union_map("{ }")
-        for relation in _list_sorted_maps(self.shared_reads.intersect_domain(domain).intersect_range(domain)):
+        connected = len(set(part.values())) == 1  # isl takes long to find reads that nothing would be joined for
+        shared = reuse if connected else self.shared_reads.intersect_domain(domain).intersect_range(domain)
+        for relation in _list_sorted_maps(shared):
             source, sink = endpoints(relation)
             if part[source] != part[sink]:
                 _merge_components(part, source, sink)

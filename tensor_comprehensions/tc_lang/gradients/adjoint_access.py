@@ -7,7 +7,7 @@ this `h` is in its range. So the gradient of `X` gathers, and no two points writ
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ...core.dtypes import BOOL, INT64
 from ..affine import Affine, Variable, affine_variables, to_affine
@@ -43,10 +43,14 @@ class GatherForm:
 
     unsolved: the indices of the element, counted from 0, with their ranges.
     solutions: the solved indices of the statement, as expressions.
+    turns: the indices that count strides back from an element, in windows longer than their stride. They are named
+        after the taps. widest: their widest ranges, if several gatherings share a tensor.
     """
 
     unsolved: dict[str, Bounds]
     solutions: dict[str, SolvedIndex]
+    turns: dict[str, Bounds] = field(default_factory=dict)
+    widest: dict[str, Bounds] = field(default_factory=dict)
 
     @property
     def substitute_in(self) -> dict[str, Expr]:
@@ -64,7 +68,7 @@ class GatherForm:
 
     def free_ranges(self, ranges: Mapping[str, Bounds]) -> dict[str, Bounds]:
         """The indices of the statement that are still free: which of several points reads the element."""
-        return {i: b for i, b in ranges.items() if i not in self.solutions}
+        return {i: self.turns.get(i, b) for i, b in ranges.items() if i in self.turns or i not in self.solutions}
 
 
 def solve_gather(
@@ -223,6 +227,13 @@ def substitute_indices(e: Expr, indices: Mapping[str, Expr], sizes: Mapping[str,
     if isinstance(e, Access) and changed:
         return replace(e, subscripts=tuple(simplify_subscript(x, sizes) for x in e.subscripts))
     return e
+
+
+def substitute_access(a: Access, indices: Mapping[str, Expr], sizes: Mapping[str, Value]) -> Access:
+    """An access with expressions for some of its indices."""
+    moved = substitute_indices(a, indices, sizes)
+    assert isinstance(moved, Access)
+    return moved
 
 
 def simplify_subscript(e: Expr, sizes: Mapping[str, Value]) -> Expr:

@@ -83,7 +83,7 @@ def pad_gradient(
             reads.append(substitute_indices(e, found.substitute_in, sizes))
             continue
         solution = found.solutions[inner[0]]
-        ends = affine_extremes(to_affine(solution.numerator, sizes), {**found.unsolved, **summed})
+        ends = affine_extremes(to_affine(solution.numerator, sizes), {**found.unsolved, **summed, **found.widest})
         if len(inner) > 1 or inner[0] in box or ends is None:
             return None
         box[inner[0]] = (0, ends[1] - ends[0] + 1)

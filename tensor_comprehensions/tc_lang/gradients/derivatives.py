@@ -64,6 +64,24 @@ def derivatives_of(e: Expr, seed: Expr, result: Access | None = None) -> dict[Ac
     return found
 
 
+def list_chosen_elements(e: Expr, guards: Guards = ()) -> dict[Access, list[Guards]]:
+    """The floating elements that a choice among elements and constants may be, each with the conditions for it."""
+    match strip_casts(e):
+        case Access() as element if element.dtype.is_float:
+            return {element: [guards]}
+        case Select(condition=c, then=a, otherwise=b):
+            found = list_chosen_elements(a, (*guards, c))
+            for element, ways in list_chosen_elements(b, (*guards, Unary("!", c, BOOL))).items():
+                found.setdefault(element, []).extend(ways)
+            return found
+    return {}
+
+
+def strip_casts(e: Expr) -> Expr:
+    """The operand of all outer casts."""
+    return strip_casts(e.operand) if isinstance(e, Cast) else e
+
+
 def replace_expr(x: Expr, old: Expr, new: Expr) -> Expr:
     """`x` with `new` for every `old` in it."""
     return new if x == old else with_operands(x, [replace_expr(y, old, new) for y in operands_of(x)])

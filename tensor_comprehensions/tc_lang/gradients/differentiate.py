@@ -17,7 +17,7 @@ from ..ir import Access, Binary, Cast, Const, Expr, Function, Index, Select, Una
 from ..ranges import Bounds, symbolic_ranges
 from ..size_polynomial import SizePolynomial, Value, constant_value, min_of
 from ..to_syntax import polynomial_to_expr
-from .adjoint_access import GatherForm, range_guards, solve_gather, substitute_indices, uses_index
+from .adjoint_access import GatherForm, range_guards, solve_gather, substitute_access, substitute_indices, uses_index
 from .conv_adjoint import pad_gradient, transposed_order
 from .derivatives import (
     NoDerivative,
@@ -26,15 +26,19 @@ from .derivatives import (
     derivatives_of,
     divide_exprs,
     guard_expr,
+    list_chosen_elements,
     replace_expr,
+    strip_casts,
+    sum_terms,
     times,
 )
 from .emit import GradStatement, write_gradient
 from .gradient import Gradient, Key
-from .read_conditions import ALWAYS, read_condition
+from .read_conditions import ALWAYS, drop_implied_conditions, read_condition
 from .simplify import simplify_gradient
 from .ssa import SsaProgram, SsaStatement, as_partial_write_subscript, no_gradient_error, range_extent
 from .stored_patterns import find_patterns, gather_by_equality, has_computed_sparse_subscript, pattern_exists_clauses
+from .window_phases import MOST_PHASES, count_phases, solve_phases
 
 
 def differentiate(function: Function, wanted: Iterable[Key] | None = None, keep: bool = False) -> Gradient:
@@ -207,12 +211,10 @@ class _Reverse:
     def _differentiate_extremum(self, step: SsaStatement, seed: Expr) -> None:
         """The elements that are equal to the result share its gradient."""
         result = Access(step.target, step.subscripts, self.steps.versions[step.target].dtype)
-        term = step.value
-        while isinstance(term, Cast):
-            term = term.operand
-        if not isinstance(term, Access) or not term.dtype.is_float:
+        elements = list_chosen_elements(step.value)
+        if not elements:
             return
-        chosen = compare_exprs("==", _round_like(term, result), _round_like(result, result))
+        chosen = compare_exprs("==", _round_like(strip_casts(step.value), result), _round_like(result, result))
         wide = seed.dtype
         count = f"count {step.target}"
         one, zero = Const(1.0, wide), Const(0.0, wide)
@@ -223,13 +225,16 @@ class _Reverse:
         )
         self.written.append(GradStatement(count, step.subscripts, "+=!", term_count, box, exists))
         share = divide_exprs(seed, Access(count, place, wide))
-        self._accumulate_read_gradient(step, term, guard_expr((chosen,), convert_expr(share, term.dtype.accumulator)))
+        for term, conditions in elements.items():
+            equals = [compare_exprs("==", _round_like(term, result), _round_like(result, result))]
+            parts = [
+                guard_expr((*guards, *equals), convert_expr(share, term.dtype.accumulator)) for guards in conditions
+            ]
+            self._accumulate_read_gradient(step, term, sum_terms(parts))
 
     def _differentiate_product(self, step: SsaStatement, seed: Expr) -> None:
         """Each factor gets the product of the others; zeros need no care then."""
-        term = step.value
-        while isinstance(term, Cast):
-            term = term.operand
+        term = strip_casts(step.value)
         if not isinstance(term, Access) or not term.dtype.is_float:
             return
         reduced = [i for i in step.ranges if i not in step.left]
@@ -245,9 +250,7 @@ class _Reverse:
         if same is not None:
             factor = Select(same, Const(1.0, factor.dtype), factor, factor.dtype)
             exists = pattern_exists_clauses(step, self.patterns)
-            twins = tuple(
-                _substitute_access(a, {i: Index(twin[i], INT64) for i in reduced}, self.sizes) for a in exists
-            )
+            twins = tuple(substitute_access(a, {i: Index(twin[i], INT64) for i in reduced}, self.sizes) for a in exists)
             factor, box, exists = self._shift_ranges_to_zero(
                 factor, box, tuple(box), tuple(dict.fromkeys((*exists, *twins)))
             )
@@ -266,7 +269,7 @@ class _Reverse:
         return (
             substitute_indices(value, shifted, self.sizes),
             box,
-            tuple(_substitute_access(a, shifted, self.sizes) for a in exists),
+            tuple(substitute_access(a, shifted, self.sizes) for a in exists),
         )
 
     # --- sending -----------------------------------------------------------------------------------------------------
@@ -274,31 +277,45 @@ class _Reverse:
     def _accumulate_read_gradient(self, step: SsaStatement, access: Access, value: Expr) -> None:
         """Add `value`, at every point of the step, to the gradient of the element that `access` reads there."""
         version = self.steps.versions[access.tensor]
+        inside = drop_implied_conditions(value, access, version.bounds, self.sizes)
+        phased = None if self.patterns else self._sum_by_phase(step, access, inside)
+        if phased is not None:
+            self._add_gradient(step, access, *phased)
+            return
         found = solve_gather(access.subscripts, version.bounds, step.ranges, step.left, self.sizes)
         if found is None and self.patterns.get(access.tensor) == access.tensor:
             found = gather_by_equality(access.subscripts, version.bounds, step.ranges, self.sizes)
         if found is None:
             self._scatter(step, access, value)
             return
+        scattered, value = value, inside
         summed = found.free_ranges(step.ranges)
         if found.has_disjoint_windows and not self.patterns:
             value, summed = self._sum_by_window(step, access.tensor, found, value)
         exists = tuple(
-            _substitute_access(a, found.substitute_in, self.sizes) for a in pattern_exists_clauses(step, self.patterns)
+            substitute_access(a, found.substitute_in, self.sizes) for a in pattern_exists_clauses(step, self.patterns)
         )
         gathered = guard_expr(found.guards, substitute_indices(value, found.substitute_in, self.sizes))
         if has_computed_sparse_subscript(exists, gathered, self.patterns):
-            self._scatter(step, access, value)
+            self._scatter(step, access, scattered)
             return
         value = (None if self.patterns else self._gather_padded(step, found, value)) or gathered
         subscripts = tuple(Index(i, INT64) for i in found.unsolved)
         value, rest = _fold_unused_indices(value, subscripts, summed, exists)
         if rest and not self.patterns and not set(list(found.unsolved)[-1:]) <= set(step.left):
             value, rest = self._transpose_sum(access.tensor, value, found.unsolved, rest)
-        box = {**found.unsolved, **rest}
+        self._add_gradient(step, access, found.unsolved, value, rest, exists)
+
+    def _add_gradient(
+        self, step: SsaStatement, access: Access, left: Mapping[str, Bounds], value: Expr, rest: Mapping[str, Bounds],
+        exists: tuple[Access, ...] = (),
+    ) -> None:  # fmt: skip
+        """Add `value`, summed over the indices of `rest`, to the gradient of the tensor that `access` reads."""
+        subscripts = tuple(Index(i, INT64) for i in left)
+        box = {**left, **rest}
         adjoint = self.adjoints.get(access.tensor)
         copies = adjoint is None and not (rest or exists)
-        if copies and self._is_copy(step, value, subscripts, version.dtype):
+        if copies and self._is_copy(step, value, subscripts, self.steps.versions[access.tensor].dtype):
             self.adjoints[access.tensor] = _Adjoint(self.adjoints[step.target].name, shared=True)
         elif adjoint is None:
             name = self._name(access.tensor)
@@ -309,6 +326,39 @@ class _Reverse:
                 access.tensor,
                 GradStatement(self._writable_gradient(access.tensor), subscripts, "+=", value, box, exists),
             )
+
+    def _sum_by_phase(
+        self, step: SsaStatement, access: Access, value: Expr
+    ) -> tuple[dict[str, Bounds], Expr, dict[str, Bounds]] | None:
+        """The gradient of a read whose windows are longer than their stride: indices, value, indices to sum over.
+
+        None if there are no such windows, or if another form is as good: a sum over taps alone of a padded gradient.
+        Phases cost a copy: sums of products get them in all dimensions, other values in that which is contiguous.
+        """
+        bounds = self.steps.versions[access.tensor].bounds
+        gather = solve_phases(access.subscripts, bounds, step.ranges, step.left, self.sizes)
+        if gather is None or count_phases(gather.split) > MOST_PHASES:
+            return None
+        padded = self._gather_padded(step, gather.phases[0].form, value) is not None
+        if padded and not gather.sums_products:
+            return None
+        if not padded:
+            gather = replace(gather, split=tuple(w for w in gather.windows if w.dim == len(bounds) - 1))
+        reads, rest = list[Expr](), dict[str, Bounds]()
+        for phase in gather.phases:
+            term = self._gather_padded(step, phase.form, value) if padded else None
+            guards = (*gather.element_guards(phase), *phase.form.guards)
+            term = term or guard_expr(guards, substitute_indices(value, phase.form.substitute_in, self.sizes))
+            subscripts = tuple(Index(i, INT64) for i in phase.form.unsolved)
+            term, rest = _fold_unused_indices(term, subscripts, phase.form.free_ranges(step.ranges))
+            if not gather.split:
+                return phase.form.unsolved, term, rest
+            op = "+=!" if rest else "="
+            name = self._add_helper_tensor(
+                "phase", access.tensor, subscripts, op, term, {**phase.form.unsolved, **rest}
+            )
+            reads.append(Access(name, gather.phase_subscripts, term.dtype))
+        return gather.unsolved, gather.select_phase(reads), {}
 
     def _sum_by_window(
         self, step: SsaStatement, version: str, found: GatherForm, value: Expr
@@ -408,13 +458,6 @@ def _guard_scatter_into_empty(
     for x in extents:
         points = points * x
     return subscripts, {**box, name: (lower, min_of(upper, lower + points))}
-
-
-def _substitute_access(a: Access, indices: Mapping[str, Expr], sizes: Mapping[str, Value]) -> Access:
-    """An access with expressions for some of its indices."""
-    moved = substitute_indices(a, indices, sizes)
-    assert isinstance(moved, Access)
-    return moved
 
 
 def _fold_unused_indices(

@@ -20,8 +20,10 @@ from ..ir import (
     Function,
     Index,
     Role,
+    Select,
     Size,
     Statement,
+    Unary,
     operands_of,
     walk_expr,
     with_operands,
@@ -163,7 +165,7 @@ class SsaProgram:
             exists = tuple(a for a in step.exists if self._may_be_sparse_version(a.tensor))
             needed = {*used, *step.left, *(x.name for a in exists for x in walk_expr(a) if isinstance(x, Index))}
             step = replace(step, ranges={i: b for i, b in step.ranges.items() if i in needed}, exists=exists)
-        if dtype.is_float and not _is_element(value):
+        if dtype.is_float and not (_is_element(value) or (op != "*" and _is_choice(value))):
             subscripts = tuple(map(_make_index_expr, used))
             name = self.new_version(f"{s.target}_term", value.dtype, tuple(step.ranges[i] for i in used))
             ranges = {i: step.ranges[i] for i in used}
@@ -262,10 +264,23 @@ def _is_element(e: Expr) -> bool:
     return False
 
 
+def _is_choice(e: Expr) -> bool:
+    """Whether this chooses among elements and constants, which takes no arithmetic that could round."""
+    if not isinstance(e, Select):
+        return False
+    return all(_is_constant(x) or _is_element(x) or _is_choice(x) for x in (e.then, e.otherwise))
+
+
+def _is_constant(e: Expr) -> bool:
+    return isinstance(e, Const) or (isinstance(e, Unary | Cast) and _is_constant(e.operand))
+
+
 def _is_input_element(element: Expr) -> bool:
-    """Whether this is an element of an input."""
+    """Whether this is an element of an input, or a choice among such elements and constants."""
     while isinstance(element, Cast):
         element = element.operand
+    if _is_choice(element):
+        return not any(isinstance(x, Access) and "@" in x.tensor for x in walk_expr(element))
     return isinstance(element, Access) and "@" not in element.tensor
 
 
