@@ -44,7 +44,7 @@ from .structured.language.schedule_types import freeze_schedule
 from .target import CpuTarget, GpuTarget
 from .tc_lang.formats import Format
 from .tc_lang.ir import BoundFunction, Function
-from .tc_lang.lints import lint
+from .tc_lang.semantics.lints import lint
 from .torch_ext.autograd import Gradients, PythonGradient
 from .torch_ext.registration import Overload, no_operator_error, operator_for_def
 
@@ -516,7 +516,7 @@ def _formats_by_def(functions: Sequence[Function], formats: Mapping[str, str] | 
     if not formats:
         return {}
     from .dispatch.sparse.sparse_tensor import to_format
-    from .tc_lang.sparse_rules import check_formats
+    from .tc_lang.semantics.sparse_rules import check_formats
 
     check_formats(functions, formats)
     return {

@@ -12,7 +12,7 @@ from .api import Op, define
 from .core.error_boundary import only_tc_errors
 from .core.errors import ArgumentError
 from .core.lazy_import import lazy_module
-from .tc_lang.infer_signature import def_of_statements
+from .tc_lang.semantics.infer_signature import def_of_statements
 from .torch_ext.autograd import PythonGradient
 
 if TYPE_CHECKING:

@@ -24,9 +24,9 @@ from ..core.memory_layout import contiguous_strides
 from ..dispatch.arguments import TORCH_TYPES
 from ..options import CpuOptions
 from ..runtime.cpu.host import host
-from ..tc_lang import reference
+from ..tc_lang.binding.ranges import output_shapes
 from ..tc_lang.ir import Const, Role, Size
-from ..tc_lang.ranges import output_shapes
+from ..tc_lang.reference import evaluator as reference
 from . import tuner_pb2 as pb
 from .problem import KINDS, Problem, fill_inputs
 from .timing import LoadedCandidate, ProblemMemory, TimedLaunch

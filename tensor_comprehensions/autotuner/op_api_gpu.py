@@ -18,7 +18,7 @@ from ..dispatch.kernel_table import KernelTable
 from ..options import GpuOptions, MappingOptions, TileOptions, check_gpu_options
 from ..target import GpuTarget
 from ..tc_lang.ir import BoundFunction
-from ..tc_lang.legalize import legalize
+from ..tc_lang.transforms.legalize import legalize
 from . import tuner_pb2 as pb
 from .device import TuningDevice
 from .evaluators import is_tainted

@@ -29,7 +29,7 @@ from ..dispatch.sparse.sparse_tensor import SparseTensor
 from ..options import SparseOptions, check_sparse_options
 from ..runtime.cpu.host import host
 from ..sparse.explain import text_with_formats
-from ..tc_lang.bind import bind
+from ..tc_lang.binding.bind import bind
 from ..tc_lang.ir import Function
 from . import tuner_pb2 as pb
 from .expected_results import allow_rounding, find_fault

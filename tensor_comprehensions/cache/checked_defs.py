@@ -22,9 +22,9 @@ from .plain_records import from_plain, record_classes, to_plain
 from .store import PROGRAM, current_store
 
 if TYPE_CHECKING:
-    from ..tc_lang import check
+    from ..tc_lang.semantics import check
 else:
-    check = lazy_module("tc_lang.check")
+    check = lazy_module("tc_lang.semantics.check")
 
 
 def load_checked_defs(source: str | bytes) -> tuple[Function, ...]:

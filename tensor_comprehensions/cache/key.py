@@ -16,8 +16,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 from ..core.errors import InternalError
 from ..tc_lang import ir as f
-from ..tc_lang.canonical_bound import canonicalize
 from ..tc_lang.ir import BoundFunction, Function
+from ..tc_lang.transforms.canonical_bound import canonicalize
 from . import package_digest
 from .store import current_store
 

@@ -23,7 +23,7 @@ from ..dispatch.sparse.sparse_tensor import SparseTensor
 from ..dispatch.sparse.tensor_files import read_tensor, write_tensor
 from ..sparse.index_notation import notation_to_def
 from ..target import GPUS
-from ..tc_lang.bind import bind
+from ..tc_lang.binding.bind import bind
 from ..tc_lang.formats import coo_format
 from ..tc_lang.ir import Symbol
 

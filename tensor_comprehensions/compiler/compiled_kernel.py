@@ -15,14 +15,14 @@ from ..target import CpuTarget
 if TYPE_CHECKING:
     from ..loop_ir.nodes import CheckSite
     from ..runtime.cpu.object_code import Executable, ObjectCode
-    from ..tc_lang import rows as row_analysis
+    from ..tc_lang.dynamic_sizes import rows as row_analysis
+    from ..tc_lang.dynamic_sizes.rows import Rows
     from ..tc_lang.ir import BoundFunction
-    from ..tc_lang.rows import Rows
     from . import cpu_passes, range_passes
     from .cpu_passes import Pass
 else:
     cpu_passes, range_passes = lazy_module("compiler.cpu_passes"), lazy_module("compiler.range_passes")
-    row_analysis = lazy_module("tc_lang.rows")
+    row_analysis = lazy_module("tc_lang.dynamic_sizes.rows")
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,10 +39,10 @@ from ..structured.language.select_schedule import explain_resolved, resolve_sche
 from ..structured.language.translate_schedule import translate_schedule
 from ..structured.op import StructuredOp
 from ..target import CpuTarget
-from ..tc_lang.canonical_bound import OriginalNames, canonicalize, translate_errors
 from ..tc_lang.ir import BoundFunction
-from ..tc_lang.legalize import legalize
-from ..tc_lang.printer import format_ranges
+from ..tc_lang.syntax.printer import format_ranges
+from ..tc_lang.transforms.canonical_bound import OriginalNames, canonicalize, translate_errors
+from ..tc_lang.transforms.legalize import legalize
 from .compiled_kernel import CompiledBase, CompiledCpuKernel, PassContext
 
 

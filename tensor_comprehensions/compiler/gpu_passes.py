@@ -30,10 +30,10 @@ from ..runtime.cuda import cubins, nvrtc
 from ..runtime.cuda.nvrtc import Cubin
 from ..structured.match.product_matching import has_narrow_products
 from ..target import GpuTarget
-from ..tc_lang.canonical_bound import canonicalize
 from ..tc_lang.ir import BoundFunction
-from ..tc_lang.legalize import legalize
-from ..tc_lang.printer import format_ranges
+from ..tc_lang.syntax.printer import format_ranges
+from ..tc_lang.transforms.canonical_bound import canonicalize
+from ..tc_lang.transforms.legalize import legalize
 from .compiled_kernel import CompiledBase
 from .cpu_passes import Pass, check_sites_of, log_compilation, log_decisions, run_passes, with_original_names
 
@@ -66,7 +66,7 @@ def _import_polyhedral_mapper() -> Any:
 
 def _tile_lowering() -> Any:
     """The lowering to tile programs, imported when a def may have products for tensor cores."""
-    from ..tiles import lower_def
+    from ..tiles.products import lower_def
 
     return lower_def
 

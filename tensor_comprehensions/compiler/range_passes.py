@@ -32,10 +32,10 @@ from ..loop_ir.verify import verify
 from ..options import CpuOptions
 from ..runtime.cpu import object_code
 from ..target import CpuTarget
+from ..tc_lang.dynamic_sizes.row_stages import RowStage, base_tensor, shared_tensors, split_row_stages
+from ..tc_lang.dynamic_sizes.rows import CannotGeneralize, Rows, count_operand, list_dynamic_sizes
 from ..tc_lang.ir import Access, BoundFunction, BoundStatement, Index, Role, Tensor, walk_expr
-from ..tc_lang.printer import format_ranges
-from ..tc_lang.row_stages import RowStage, base_tensor, shared_tensors, split_row_stages
-from ..tc_lang.rows import CannotGeneralize, Rows, count_operand, list_dynamic_sizes
+from ..tc_lang.syntax.printer import format_ranges
 from . import cpu_passes
 from .compiled_kernel import BlockSize, CompiledRangeKernel, PassContext
 from .row_block_sizes import choose_block_sizes, list_variants

@@ -8,8 +8,8 @@ from math import prod
 
 from ..options import CpuOptions
 from ..polyhedral.schedule.access_cost import expr_op_count
+from ..tc_lang.dynamic_sizes.rows import Rows
 from ..tc_lang.ir import Access, BoundFunction, BoundStatement, Index, Role, walk_expr
-from ..tc_lang.rows import Rows
 from .compiled_kernel import BlockSize
 
 SHARED_OPERAND_ROWS: tuple[int, ...] = (32, 8, 1)

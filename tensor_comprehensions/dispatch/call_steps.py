@@ -21,9 +21,9 @@ from ..core.memory_layout import contiguous_strides
 from ..options import CpuOptions, check_fields
 from ..runtime.cpu.huge_pages import advise_huge_pages
 from ..target import CpuTarget
-from ..tc_lang.bind import bind
+from ..tc_lang.binding.bind import bind
+from ..tc_lang.binding.match_arguments import Binding, TensorType, match_arguments
 from ..tc_lang.ir import BoundFunction, Function, Role
-from ..tc_lang.match_arguments import Binding, TensorType, match_arguments
 from .arguments import (
     TORCH_TYPES,
     Convert,
@@ -39,9 +39,9 @@ from .signatures import declared_dims, format_signature, return_sizes
 
 if TYPE_CHECKING:
     from ..loop_ir.nodes import CheckSite
-    from ..tc_lang import reference
+    from ..tc_lang.reference import evaluator as reference
 else:
-    reference = lazy_module("tc_lang.reference")
+    reference = lazy_module("tc_lang.reference.evaluator")
 
 Shape = tuple[int, ...]
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from ..core.error_boundary import only_tc_errors
 from ..core.errors import ArgumentError
 from ..core.interrupts import deferred_interrupts
+from ..tc_lang.binding.ranges import output_shapes
 from ..tc_lang.formats import Format
 from ..tc_lang.ir import Function, Symbol
-from ..tc_lang.ranges import output_shapes
 from .arguments import TORCH_TYPES
 from .signatures import declared_dims
 

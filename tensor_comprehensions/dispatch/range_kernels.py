@@ -20,18 +20,18 @@ from ..core.lazy_import import lazy_module
 from ..core.single_flight import SingleFlightCache
 from ..options import CpuOptions
 from ..target import CpuTarget
-from ..tc_lang.bind import bind
+from ..tc_lang.binding.bind import bind
+from ..tc_lang.dynamic_sizes.rows import CannotGeneralize, Rows
+from ..tc_lang.dynamic_sizes.size_separation import separate_sizes
 from ..tc_lang.ir import BoundFunction, Function, Role
 from ..tc_lang.ir import Tensor as BoundTensor
-from ..tc_lang.rows import CannotGeneralize, Rows
-from ..tc_lang.size_separation import separate_sizes
 from .call_steps import launch_error
 
 if TYPE_CHECKING:
-    from ..tc_lang import row_axes
-    from ..tc_lang import rows as row_analysis
+    from ..tc_lang.dynamic_sizes import row_axes
+    from ..tc_lang.dynamic_sizes import rows as row_analysis
 else:
-    row_analysis, row_axes = lazy_module("tc_lang.rows"), lazy_module("tc_lang.row_axes")
+    row_analysis, row_axes = lazy_module("tc_lang.dynamic_sizes.rows"), lazy_module("tc_lang.dynamic_sizes.row_axes")
 
 LIMIT = 256
 """How many combinations of other sizes are remembered."""

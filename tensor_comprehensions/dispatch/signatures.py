@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 from ..core.errors import RangeError
+from ..tc_lang.binding.ranges import symbolic_ranges
 from ..tc_lang.ir import Const, Expr, Function, Size, Symbol
-from ..tc_lang.ranges import symbolic_ranges
 
 
 def declared_dims(symbol: Symbol) -> tuple[str, ...]:

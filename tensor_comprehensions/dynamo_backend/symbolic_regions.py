@@ -20,8 +20,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import free_symbols
 
 from ..core.diagnostics import get_logger
+from ..tc_lang.dynamic_sizes.row_axes import find_axes
 from ..tc_lang.ir import Function
-from ..tc_lang.row_axes import find_axes
 from .graph_nodes import is_compute, topological_order
 from .partition import FusedRegion
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from ..core.decisions import Decision
 from ..loop_ir.origins import statement_of
-from ..tc_lang.canonical_bound import OriginalNames
 from ..tc_lang.ir import BoundFunction
+from ..tc_lang.transforms.canonical_bound import OriginalNames
 
 
 def with_original_decisions(decisions: Sequence[Decision], bound: BoundFunction) -> tuple[Decision, ...]:

@@ -13,9 +13,9 @@ from typing import Any
 from ..loop_ir import nodes as ir
 from ..loop_ir.atoms import ATOMS, Atom, AtomOperand
 from ..tiles import specs
-from ..tiles.shared_accesses import evaluate_index
+from ..tiles.builder.tile_views import MemoryView
+from ..tiles.check.shared_accesses import evaluate_index
 from ..tiles.tensors import ThreadTensor
-from ..tiles.tile_views import MemoryView
 from .kernel_report import Grid, Section
 
 ROWS, COLUMNS = 16, 36

@@ -13,9 +13,9 @@ from ..core.decisions import Decision, close_book, open_book
 from ..loop_ir.nodes import Allocate, Buffer, Module, Store, Window
 from ..loop_ir.show import Line, LineNumbers, Texts, list_lines, separate_statements
 from ..structured.lower.contraction import COPY
-from ..tc_lang.canonical_bound import OriginalNames, canonicalize, translate_errors
 from ..tc_lang.ir import BoundFunction
-from ..tc_lang.legalize import legalize
+from ..tc_lang.transforms.canonical_bound import OriginalNames, canonicalize, translate_errors
+from ..tc_lang.transforms.legalize import legalize
 from .dependences import list_edges
 from .kernel_report import Listing, Report, SourceStatement, StatementDependence, shapes_of_tensors
 from .listings import list_def, list_loops, list_schedule, source_statements

@@ -10,9 +10,9 @@ import numpy as np
 
 from ..core.dtypes import DType
 from ..core.math_functions import FUNCTIONS
-from ..tc_lang.bind import neutral_element
+from ..tc_lang.binding.bind import neutral_element
 from ..tc_lang.ir import Access, Binary, Call, Cast, Const, Expr, Select, Unary, map_operands, walk_expr
-from ..tc_lang.numpy_expression import combine_arrays, convert_array, numpy_dtype
+from ..tc_lang.reference.numpy_expression import combine_arrays, convert_array, numpy_dtype
 
 
 @dataclass(frozen=True, slots=True)

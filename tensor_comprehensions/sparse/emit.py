@@ -13,7 +13,7 @@ from ..loop_ir.nodes import Buffer, Const, Expr, Load, Stmt
 from ..loop_ir.passes.vectorize import vectorize_loops
 from ..options import SparseOptions
 from ..target import CpuTarget
-from ..tc_lang.bind import neutral_element
+from ..tc_lang.binding.bind import neutral_element
 from ..tc_lang.ir import Access, Index, Statement, operands_of
 from ..tc_lang.ir import Expr as TcExpr
 from .absent_operands import reads

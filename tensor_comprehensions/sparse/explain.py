@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ..tc_lang import syntax as s
 from ..tc_lang.formats import Format
 from ..tc_lang.ir import Access, Const, Function, Index, Role
-from ..tc_lang.parse import parse_program
-from ..tc_lang.printer import to_text
+from ..tc_lang.syntax import tree as s
+from ..tc_lang.syntax.parse import parse_program
+from ..tc_lang.syntax.printer import to_text
 from .graph import Nest, build_nest, outer_block_loop
 from .lattice import Lattice, build_lattice
 from .lower import Program, Result

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from ..core.errors import CannotLower
+from ..tc_lang.binding.ranges import Bounds
 from ..tc_lang.formats import Format, Level, LevelKind
 from ..tc_lang.ir import Access, Const, Expr, Index, Statement, Symbol, walk_expr
-from ..tc_lang.ranges import Bounds
 from ..tc_lang.size_polynomial import Value
 from .absent_operands import Term, reads, term_of
 from .operand_buffers import is_whole

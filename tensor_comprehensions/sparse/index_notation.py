@@ -10,11 +10,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ..core.errors import ParseError
-from ..tc_lang import syntax as s
 from ..tc_lang.builtins import is_builtin
-from ..tc_lang.infer_signature import def_of_statements, names
-from ..tc_lang.parse import parse_program
-from ..tc_lang.printer import to_text
+from ..tc_lang.semantics.infer_signature import def_of_statements, names
+from ..tc_lang.syntax import tree as s
+from ..tc_lang.syntax.parse import parse_program
+from ..tc_lang.syntax.printer import to_text
 
 
 def notation_to_def(name: str, text: str, types: Mapping[str, str]) -> str:

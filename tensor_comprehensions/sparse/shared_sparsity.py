@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from ..tc_lang.binding.ranges import infer_ranges, symbolic_ranges
 from ..tc_lang.ir import Access, Function, Role, Statement, Symbol, walk_expr
-from ..tc_lang.ranges import infer_ranges, symbolic_ranges
+from ..tc_lang.reference.sparse_evaluator import SharedPlaces
 from ..tc_lang.size_polynomial import constant_value
-from ..tc_lang.sparse_reference import SharedPlaces
 from .absent_operands import term_of
 from .sparse_problem import KernelRequest, SparseProblem
 

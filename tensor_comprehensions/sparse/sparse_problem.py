@@ -8,8 +8,8 @@ from functools import cached_property
 
 from ..core.dtypes import DType
 from ..options import SparseOptions
+from ..tc_lang.binding.ranges import Ranges, symbolic_ranges
 from ..tc_lang.ir import Access, Expr, Function, Statement, map_operands
-from ..tc_lang.ranges import Ranges, symbolic_ranges
 from ..thresholds import MAX_FIXED_EXTENT
 
 

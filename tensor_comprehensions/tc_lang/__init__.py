@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..core.lazy_import import lazy_module
-from .bind import bind
+from .binding.bind import bind
 from .ir import BoundFunction, Function
 
 if TYPE_CHECKING:
-    from .check import compile_source
+    from .semantics.check import compile_source
 
 __all__ = ["BoundFunction", "Function", "bind", "compile_source"]
 
@@ -20,4 +20,4 @@ __all__ = ["BoundFunction", "Function", "bind", "compile_source"]
 def __getattr__(name: str) -> Any:
     if name != "compile_source":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return lazy_module("tc_lang.check").compile_source
+    return lazy_module("tc_lang.semantics.check").compile_source

@@ -10,9 +10,9 @@ from ..core.dtypes import BFLOAT16 as bf16
 from ..core.dtypes import FLOAT16 as fp16
 from ..core.dtypes import FLOAT32 as fp32
 from ..layouts import Layout, Swizzle
-from .descriptors import Descriptor, descriptor
+from .builder.scalars import exp, exp2, inf, max, min, rsqrt, sigmoid, sqrt, tanh, where
+from .lower.descriptors import Descriptor, descriptor
 from .notation import Header, Parameter, header, tensor, threads
-from .scalars import exp, exp2, inf, max, min, rsqrt, sigmoid, sqrt, tanh, where
 from .swizzles import Access, choose_swizzle, conflicts
 from .tensors import DataTensor, ThreadTensor
 

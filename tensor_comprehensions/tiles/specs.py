@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..loop_ir import nodes as ir
-from .barriers import Barrier, BarrierArray
+from .builder.barriers import Barrier, BarrierArray
+from .builder.tile_views import MemoryView, Operand, Positions, RegisterFragment
 from .tensors import ThreadTensor
-from .tile_views import MemoryView, Operand, Positions, RegisterFragment
 
 
 @dataclass(frozen=True, slots=True)

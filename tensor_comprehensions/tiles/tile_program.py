@@ -12,10 +12,10 @@ from ..core.errors import ArgumentError, InternalError, TCError
 from ..loop_ir.nodes import Space
 from ..target import GpuTarget
 from . import specs
-from .lower_tiles import decompose
+from .builder.program_builder import ProgramBuilder
+from .builder.tile_views import MemoryView
+from .lower.lower_tiles import decompose
 from .notation import Header, Parameter, header
-from .program_builder import ProgramBuilder
-from .tile_views import MemoryView
 
 
 @dataclass(frozen=True, slots=True)

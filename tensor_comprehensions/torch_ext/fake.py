@@ -15,8 +15,8 @@ from torch import Tensor
 from ..core.errors import RangeError, TCError
 from ..dispatch.arguments import TORCH_TYPES, check_elements
 from ..dispatch.call_steps import ArgumentShapes, CallSignature, bind_sizes
+from ..tc_lang.binding.ranges import output_shapes, symbolic_ranges
 from ..tc_lang.ir import Const, Function, Size
-from ..tc_lang.ranges import output_shapes, symbolic_ranges
 from ..tc_lang.size_polynomial import SizeName, SizeOperation, Value
 
 Shapes = list[tuple[Any, ...]]

@@ -17,9 +17,9 @@ from torch import Tensor
 from ..core.dtypes import DType
 from ..dispatch.sparse.sparse_tensor import Level, SparseTensor, storage_of
 from ..sparse.shared_sparsity import shared_patterns
+from ..tc_lang.binding.ranges import symbolic_ranges
 from ..tc_lang.formats import Format
 from ..tc_lang.ir import Const, Function, Size
-from ..tc_lang.ranges import symbolic_ranges
 from ..tc_lang.size_polynomial import SizeName, SizeOperation, Value
 from .schema import free_argument_name
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ..core.errors import ArgumentError
 from ..sparse.shared_sparsity import shared_patterns
-from ..tc_lang.add_batch_dim import add_batch_dim
 from ..tc_lang.ir import Access, Function, walk_expr
+from ..tc_lang.transforms.add_batch_dim import add_batch_dim
 from .sparse_parts import from_parts
 
 if TYPE_CHECKING:

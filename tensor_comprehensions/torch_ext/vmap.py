@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ..core.errors import ArgumentError
-from ..tc_lang.add_batch_dim import add_batch_dim as with_batch
 from ..tc_lang.ir import Function, Symbol
+from ..tc_lang.transforms.add_batch_dim import add_batch_dim as with_batch
 
 if TYPE_CHECKING:
     from .registration import DispatcherOp

@@ -30,7 +30,7 @@ from benchmarks.contractions import (
     write_json,
 )
 from benchmarks.runner import OURS, def_name
-from tensor_comprehensions.tc_lang.check import compile_source
+from tensor_comprehensions.tc_lang.semantics.check import compile_source
 
 GIB = 1 << 30
 

@@ -14,7 +14,7 @@ from benchmarks.plot import draw
 from benchmarks.report import HEAD, duration, notes, read_json, table, write_json
 from benchmarks.runner import OURS, Settings, def_name, run
 from benchmarks.timing import Quartiles, interleave, ratios
-from tensor_comprehensions.tc_lang.check import compile_source
+from tensor_comprehensions.tc_lang.semantics.check import compile_source
 
 ADD = "def add(float(N) a, float(N) b) -> (c) { c(n) = a(n) + b(n) }"
 SETTINGS = Settings(seconds=0.01, compiled=False)

@@ -14,7 +14,7 @@ from benchmarks.structured.__main__ import benchmarks, main, row, select, summar
 from benchmarks.structured.convolutions import Convolution
 from benchmarks.timing import Quartiles
 from tensor_comprehensions.runtime.cpu import roofline_probes
-from tensor_comprehensions.tc_lang.check import compile_source
+from tensor_comprehensions.tc_lang.semantics.check import compile_source
 
 EVERYTHING = benchmarks()
 SMALL = (

@@ -28,7 +28,8 @@ from tensor_comprehensions.dispatch import persistent_kernel_cache
 from tensor_comprehensions.options import CpuOptions
 from tensor_comprehensions.runtime.cpu import host_symbols, object_code
 from tensor_comprehensions.schedules import tile, vectorize
-from tensor_comprehensions.tc_lang import check, compile_source
+from tensor_comprehensions.tc_lang import compile_source
+from tensor_comprehensions.tc_lang.semantics import check
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MATMUL = "def mm(float(M,K) A, float(K,N) B) -> (C) { C(m,n) +=! A(m,k) * B(k,n) }"
@@ -87,7 +88,7 @@ ops = tc.define({SOFTMAX + MATMUL + LOOKUP!r})
 y = ops.softmax(x)
 z = ops.mm(x, x.t().contiguous())
 COMPILER = "polyhedral codegen structured loop_ir compiler".split()
-COMPILER += "tc_lang.parse tc_lang.check tc_lang.gradients".split()
+COMPILER += "tc_lang.syntax.parse tc_lang.semantics.check tc_lang.gradients".split()
 parts = tuple(f"tensor_comprehensions.{{part}}." for part in COMPILER)
 light = "structured structured.language structured.language.schedule_types".split()
 light += "compiler compiler.compiled_kernel compiler.row_strides".split()

@@ -12,8 +12,8 @@ from cases import CASES, Case, _array
 import tensor_comprehensions as tc
 from tensor_comprehensions.api import Op
 from tensor_comprehensions.dispatch.call_steps import normalize_arguments, shapes_of, sizes_of
-from tensor_comprehensions.tc_lang.ranges import symbolic_ranges
-from tensor_comprehensions.tc_lang.rows import list_dynamic_sizes
+from tensor_comprehensions.tc_lang.binding.ranges import symbolic_ranges
+from tensor_comprehensions.tc_lang.dynamic_sizes.rows import list_dynamic_sizes
 from tests.helpers.row_kernels import check_interpreter, check_machine_code, range_kernels
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*a quotient of integers rounds down")

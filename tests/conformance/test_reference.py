@@ -12,10 +12,10 @@ from tensor_comprehensions.core.dtypes import DTYPES
 from tensor_comprehensions.core.errors import TCError
 from tensor_comprehensions.core.memory_layout import contiguous_strides
 from tensor_comprehensions.tc_lang import bind, compile_source
+from tensor_comprehensions.tc_lang.binding.match_arguments import TensorType, match_arguments
 from tensor_comprehensions.tc_lang.ir import BoundFunction
-from tensor_comprehensions.tc_lang.legalize import legalize
-from tensor_comprehensions.tc_lang.match_arguments import TensorType, match_arguments
-from tensor_comprehensions.tc_lang.reference import evaluate_def
+from tensor_comprehensions.tc_lang.reference.evaluator import evaluate_def
+from tensor_comprehensions.tc_lang.transforms.legalize import legalize
 
 
 def type_of(a: Any) -> TensorType:

@@ -14,7 +14,7 @@ import tensor_comprehensions
 
 PACKAGE = Path(tensor_comprehensions.__file__).parent
 FILES = [p for p in sorted(PACKAGE.rglob("*.py")) if not p.name.endswith("_pb2.py")]
-NODES = {"tc_lang/syntax.py", "tc_lang/ir.py", "loop_ir/nodes.py", "tiles/specs.py"}
+NODES = {"tc_lang/syntax/tree.py", "tc_lang/ir.py", "loop_ir/nodes.py", "tiles/specs.py"}
 """Trees of several levels: their nodes share names on purpose and are written with the name of the module."""
 
 

@@ -16,8 +16,8 @@ ROOMS = (
     "structured",
     "polyhedral",
     "codegen",
-    "tc_lang/legalize.py",
-    "tc_lang/canonical_bound.py",
+    "tc_lang/transforms/legalize.py",
+    "tc_lang/transforms/canonical_bound.py",
 )
 NAMED = {
     "Var",

@@ -11,7 +11,7 @@ from pygments.token import Comment, Error, Keyword, Name, Number, Operator, Toke
 
 from tensor_comprehensions.core.dtypes import ALIASES, DTYPES
 from tensor_comprehensions.tc_lang.builtins import builtin_names
-from tensor_comprehensions.tc_lang.pygments_lexer import TcLexer
+from tensor_comprehensions.tc_lang.syntax.pygments_lexer import TcLexer
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from tensor_comprehensions.core.dtypes import ALIASES, DTYPES
 from tensor_comprehensions.core.math_functions import FUNCTIONS
-from tensor_comprehensions.tc_lang import parse
 from tensor_comprehensions.tc_lang.builtins import CONSTANTS, SPECIAL
 from tensor_comprehensions.tc_lang.formats import NAMES
+from tensor_comprehensions.tc_lang.syntax import parse
 
 PAGE = (Path(__file__).parents[2] / "docs" / "language.md").read_text()
 SECTION = PAGE.partition("### Functions")[2].partition("###")[0]

@@ -23,10 +23,10 @@ from tensor_comprehensions.loop_ir.verify import verify
 from tensor_comprehensions.options import FUSION_STRATEGIES, GpuOptions, MappingOptions, check_mapping
 from tensor_comprehensions.target import GpuTarget
 from tensor_comprehensions.tc_lang import bind, compile_source
+from tensor_comprehensions.tc_lang.binding.match_arguments import TensorType, match_arguments
 from tensor_comprehensions.tc_lang.ir import BoundFunction, Role
-from tensor_comprehensions.tc_lang.legalize import legalize
-from tensor_comprehensions.tc_lang.match_arguments import TensorType, match_arguments
-from tensor_comprehensions.tc_lang.reference import evaluate_def
+from tensor_comprehensions.tc_lang.reference.evaluator import evaluate_def
+from tensor_comprehensions.tc_lang.transforms.legalize import legalize
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "conformance"))
 from cases import CASES

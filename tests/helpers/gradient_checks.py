@@ -22,7 +22,6 @@ import numpy as np
 from tensor_comprehensions.core.dtypes import FLOAT64, INT64
 from tensor_comprehensions.core.errors import CheckError, RangeError
 from tensor_comprehensions.tc_lang import BoundFunction, Function, bind, compile_source
-from tensor_comprehensions.tc_lang.add_batch_dim import add_batch_dim
 from tensor_comprehensions.tc_lang.gradients import (
     Gradient,
     Key,
@@ -32,7 +31,8 @@ from tensor_comprehensions.tc_lang.gradients import (
     with_saved_outputs,
 )
 from tensor_comprehensions.tc_lang.ir import Size
-from tensor_comprehensions.tc_lang.reference import evaluate_def
+from tensor_comprehensions.tc_lang.reference.evaluator import evaluate_def
+from tensor_comprehensions.tc_lang.transforms.add_batch_dim import add_batch_dim
 from tests.helpers.gradient_programs import GradientProgram, draw_program
 
 Arrays = Mapping[str, Any]

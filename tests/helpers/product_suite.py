@@ -21,7 +21,7 @@ from tensor_comprehensions.core.errors import CannotLower, TCError
 from tensor_comprehensions.options import TileOptions
 from tensor_comprehensions.target import GpuTarget, parse_gpu_target
 from tensor_comprehensions.tc_lang import compile_source
-from tensor_comprehensions.tiles.lower_def import divide_def
+from tensor_comprehensions.tiles.products.lower_def import divide_def
 
 from .def_products import GROUP_CASES, random_group_options, random_options
 from .gpu_suite import CASES as PROGRAMS

@@ -19,13 +19,13 @@ from tensor_comprehensions.loop_ir.names import Names
 from tensor_comprehensions.loop_ir.nodes import Module
 from tensor_comprehensions.options import CpuOptions, MappingOptions
 from tensor_comprehensions.target import AVX512, parse_gpu_target
-from tensor_comprehensions.tc_lang import syntax
-from tensor_comprehensions.tc_lang.bind import bind
+from tensor_comprehensions.tc_lang.binding.bind import bind
 from tensor_comprehensions.tc_lang.builtins import CONSTANTS, is_builtin
-from tensor_comprehensions.tc_lang.canonical import _Renaming
-from tensor_comprehensions.tc_lang.check import compile_source
-from tensor_comprehensions.tc_lang.parse import parse_program
-from tensor_comprehensions.tc_lang.printer import to_text
+from tensor_comprehensions.tc_lang.semantics.check import compile_source
+from tensor_comprehensions.tc_lang.syntax import tree as syntax
+from tensor_comprehensions.tc_lang.syntax.parse import parse_program
+from tensor_comprehensions.tc_lang.syntax.printer import to_text
+from tensor_comprehensions.tc_lang.transforms.canonical import _Renaming
 
 SM90 = parse_gpu_target("cuda:sm_90")
 Draw = Callable[[set[str]], str]

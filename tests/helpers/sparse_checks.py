@@ -21,10 +21,10 @@ from tensor_comprehensions.loop_ir.interpret.interpreter import interpret
 from tensor_comprehensions.loop_ir.interpret.ops import storage_dtype
 from tensor_comprehensions.loop_ir.nodes import Module
 from tensor_comprehensions.sparse.shared_sparsity import shared_places
-from tensor_comprehensions.tc_lang.bind import bind
+from tensor_comprehensions.tc_lang.binding.bind import bind
 from tensor_comprehensions.tc_lang.formats import Format
 from tensor_comprehensions.tc_lang.ir import Function
-from tensor_comprehensions.tc_lang.sparse_reference import StoredTensor, evaluate_sparse
+from tensor_comprehensions.tc_lang.reference.sparse_evaluator import StoredTensor, evaluate_sparse
 
 Array = np.ndarray[Any, Any]
 

@@ -19,7 +19,7 @@ from tensor_comprehensions.options import CpuOptions
 from tensor_comprehensions.polyhedral.cpu.lower import lower_cpu
 from tensor_comprehensions.target import AVX2, AVX512, CpuTarget
 from tensor_comprehensions.tc_lang import bind, compile_source
-from tensor_comprehensions.tc_lang.legalize import legalize
+from tensor_comprehensions.tc_lang.transforms.legalize import legalize
 
 TAKE = "def f(float(M) X, {0}(N) I) -> (O) {{ O(n) = X(I(n)) }}"
 BAG = "def f(float(E,D) T, int(B,L) I) -> (O) { O(b,d) +=! T(I(b,l),d) }"

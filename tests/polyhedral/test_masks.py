@@ -20,8 +20,8 @@ from tensor_comprehensions.polyhedral.scop.collapse import collapse
 from tensor_comprehensions.target import AVX512
 from tensor_comprehensions.tc_lang import bind, compile_source
 from tensor_comprehensions.tc_lang.ir import BoundFunction, BoundStatement, Inequality
-from tensor_comprehensions.tc_lang.legalize import legalize
-from tensor_comprehensions.tc_lang.restrict_domains import restrict_domains
+from tensor_comprehensions.tc_lang.transforms.legalize import legalize
+from tensor_comprehensions.tc_lang.transforms.restrict_domains import restrict_domains
 
 MASKS = (
     "k <= q", "k < q", "k >= q + 3", "q - k < 4 && k - q < 4", "q/4 == k/4", "k < 7", "2*k <= q + 5", "!(k > q)",

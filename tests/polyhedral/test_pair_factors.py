@@ -11,7 +11,7 @@ import tensor_comprehensions as tc
 from tensor_comprehensions.polyhedral.scop.pair_factors import pair_factors
 from tensor_comprehensions.tc_lang import bind, compile_source
 from tensor_comprehensions.tc_lang.ir import BoundFunction
-from tensor_comprehensions.tc_lang.legalize import legalize
+from tensor_comprehensions.tc_lang.transforms.legalize import legalize
 
 TUCKER = """
 def f(float(A,B,C) g, float(I,A) u, float(J,B) v, float(K,C) w) -> (x) {

@@ -16,7 +16,7 @@ from tensor_comprehensions.options import CpuOptions
 from tensor_comprehensions.polyhedral.cpu.lower import lower_cpu
 from tensor_comprehensions.target import AVX512
 from tensor_comprehensions.tc_lang import bind, compile_source
-from tensor_comprehensions.tc_lang.legalize import legalize
+from tensor_comprehensions.tc_lang.transforms.legalize import legalize
 
 SUM = "def f(float(N) X) -> (s) { s +=! X(n) }"
 

@@ -22,7 +22,7 @@ from tensor_comprehensions.polyhedral.scop.scop import Scop
 from tensor_comprehensions.structured.language.primitives import pack, tile
 from tensor_comprehensions.target import AVX512
 from tensor_comprehensions.tc_lang import BoundFunction, bind, compile_source
-from tensor_comprehensions.tc_lang.legalize import legalize
+from tensor_comprehensions.tc_lang.transforms.legalize import legalize
 
 from ..conftest import Golden
 

@@ -20,9 +20,9 @@ from tensor_comprehensions.loop_ir import build
 from tensor_comprehensions.loop_ir.binding_checks import check_bindings
 from tensor_comprehensions.loop_ir.nodes import Kernel, Module, Space, Stmt
 from tensor_comprehensions.schedules import gett, pack, tile, unroll, vectorize
-from tensor_comprehensions.tc_lang.bind import bind
-from tensor_comprehensions.tc_lang.canonical_bound import translate_errors
-from tensor_comprehensions.tc_lang.check import compile_source
+from tensor_comprehensions.tc_lang.binding.bind import bind
+from tensor_comprehensions.tc_lang.semantics.check import compile_source
+from tensor_comprehensions.tc_lang.transforms.canonical_bound import translate_errors
 
 from ..helpers.hostile_programs import check_hostile_program
 

@@ -19,7 +19,7 @@ import tensor_comprehensions as tc
 from tensor_comprehensions.core.errors import ArgumentError
 from tensor_comprehensions.dispatch.sparse.sparse_tensor import SparseTensor
 from tensor_comprehensions.tc_lang import compile_source
-from tensor_comprehensions.tc_lang.sparse_rules import with_formats
+from tensor_comprehensions.tc_lang.semantics.sparse_rules import with_formats
 from tensor_comprehensions.thresholds import COUNTING_THREADS
 from tests.helpers.sparse_checks import check_result, filled_memory, interpreted, reference, remembered_passes, same
 from tests.helpers.sparse_programs import (

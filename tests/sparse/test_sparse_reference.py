@@ -10,11 +10,11 @@ from tensor_comprehensions.core.dtypes import BFLOAT16
 from tensor_comprehensions.core.errors import TCError
 from tensor_comprehensions.sparse.shared_sparsity import shared_places
 from tensor_comprehensions.tc_lang import compile_source
-from tensor_comprehensions.tc_lang.bind import bind
+from tensor_comprehensions.tc_lang.binding.bind import bind
 from tensor_comprehensions.tc_lang.ir import Const, Function, Size
-from tensor_comprehensions.tc_lang.numpy_expression import convert_array, numpy_dtype
-from tensor_comprehensions.tc_lang.sparse_reference import StoredTensor, evaluate_sparse
-from tensor_comprehensions.tc_lang.sparse_rules import with_formats
+from tensor_comprehensions.tc_lang.reference.numpy_expression import convert_array, numpy_dtype
+from tensor_comprehensions.tc_lang.reference.sparse_evaluator import StoredTensor, evaluate_sparse
+from tensor_comprehensions.tc_lang.semantics.sparse_rules import with_formats
 
 RUN = [c for c in cases() if "error" not in c.record and "tc" in c.record and "by_coordinates" not in c.record]
 REFUSED = [c for c in cases() if c.record.get("error") in ("parse", "check", "range") or "define_formats" in c.record]

@@ -9,7 +9,7 @@ import torch
 
 import tensor_comprehensions as tc
 from tensor_comprehensions.sparse.shared_sparsity import shared_patterns
-from tensor_comprehensions.tc_lang.split_dense import split_dense_contractions
+from tensor_comprehensions.tc_lang.transforms.split_dense import split_dense_contractions
 
 OPS = tc.define("""
 def gcn(double(N,N) A: csr, double(N,F) X, double(F,G) W) -> (Y) {

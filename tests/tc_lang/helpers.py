@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tensor_comprehensions.tc_lang import BoundFunction, Function, bind, compile_source
-from tensor_comprehensions.tc_lang.reference import evaluate_def
+from tensor_comprehensions.tc_lang.reference.evaluator import evaluate_def
 
 
 def compiled(source: str) -> Function:

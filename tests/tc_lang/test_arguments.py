@@ -8,7 +8,7 @@ from helpers import compiled
 from tensor_comprehensions.core.dtypes import FLOAT32, FLOAT64, INT32
 from tensor_comprehensions.core.errors import ArgumentError
 from tensor_comprehensions.core.memory_layout import contiguous_strides
-from tensor_comprehensions.tc_lang.match_arguments import Binding, TensorType, match_arguments
+from tensor_comprehensions.tc_lang.binding.match_arguments import Binding, TensorType, match_arguments
 
 
 def f32(*shape: int) -> TensorType:

@@ -24,7 +24,7 @@ from tensor_comprehensions.core.errors import ArgumentError, RangeError, TCError
 from tensor_comprehensions.tc_lang import bind
 from tensor_comprehensions.tc_lang import ir as names
 from tensor_comprehensions.tc_lang.affine import Interval, expr_interval, normalize_subscript
-from tensor_comprehensions.tc_lang.bounds_proof import Verdict, is_injective, prove_in_bounds
+from tensor_comprehensions.tc_lang.binding.bounds_proof import Verdict, is_injective, prove_in_bounds
 from tensor_comprehensions.tc_lang.ir import (
     Access,
     Binary,
@@ -39,7 +39,7 @@ from tensor_comprehensions.tc_lang.ir import (
     Unary,
     walk_expr,
 )
-from tensor_comprehensions.tc_lang.numpy_expression import NumpyExpressionEvaluator, index_grid
+from tensor_comprehensions.tc_lang.reference.numpy_expression import NumpyExpressionEvaluator, index_grid
 
 i, j = Index("i", INT64), Index("j", INT64)
 

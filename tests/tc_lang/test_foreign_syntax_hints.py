@@ -7,7 +7,7 @@ import re
 import pytest
 
 import tensor_comprehensions as tc
-from tensor_comprehensions.tc_lang.foreign_syntax_hints import _FUNCTIONS
+from tensor_comprehensions.tc_lang.syntax.foreign_syntax_hints import _FUNCTIONS
 
 BODIES = {
     "y[i] = x(i)": "round brackets",

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tensor_comprehensions.core.errors import TCError
 from tensor_comprehensions.tc_lang import bind, compile_source
 from tensor_comprehensions.tc_lang.ir import BoundFunction, Role
-from tensor_comprehensions.tc_lang.legalize import legalize
-from tensor_comprehensions.tc_lang.numpy_expression import numpy_dtype
-from tensor_comprehensions.tc_lang.reference import evaluate_def
+from tensor_comprehensions.tc_lang.reference.evaluator import evaluate_def
+from tensor_comprehensions.tc_lang.reference.numpy_expression import numpy_dtype
+from tensor_comprehensions.tc_lang.transforms.legalize import legalize
 
 TOKEN = re.compile(r"\s+|[A-Za-z_]\w*|\d+\.?\d*|->|[-+*]=!?|min=!?|max=!?|.", re.DOTALL)
 PROGRAMS = [TOKEN.findall(c.source) for c in CASES]

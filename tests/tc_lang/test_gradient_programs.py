@@ -11,8 +11,8 @@ from helpers import compiled
 from tensor_comprehensions.tc_lang.gradients import differentiate
 from tensor_comprehensions.tc_lang.gradients.read_conditions import ALWAYS, NEVER, read_condition
 from tensor_comprehensions.tc_lang.ir import Access, walk_expr
-from tensor_comprehensions.tc_lang.printer import to_text
-from tensor_comprehensions.tc_lang.to_syntax import expr_to_syntax
+from tensor_comprehensions.tc_lang.semantics.to_syntax import expr_to_syntax
+from tensor_comprehensions.tc_lang.syntax.printer import to_text
 from tests.helpers.gradient_checks import Rejected, check_program, run
 from tests.helpers.gradient_programs import GradientProgram, draw_program
 

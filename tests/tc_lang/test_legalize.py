@@ -8,9 +8,9 @@ from helpers import bound
 
 from tensor_comprehensions.core.dtypes import FLOAT16, FLOAT32, UINT8
 from tensor_comprehensions.tc_lang.ir import Access, BoundFunction, Role, walk_expr
-from tensor_comprehensions.tc_lang.legalize import legalize
-from tensor_comprehensions.tc_lang.numpy_expression import numpy_dtype
-from tensor_comprehensions.tc_lang.reference import evaluate_def
+from tensor_comprehensions.tc_lang.reference.evaluator import evaluate_def
+from tensor_comprehensions.tc_lang.reference.numpy_expression import numpy_dtype
+from tensor_comprehensions.tc_lang.transforms.legalize import legalize
 
 PROGRAMS = [
     "def f(float(N) a) -> (b) { b(i) = a(i) b(i) = b(N-1-i) }",

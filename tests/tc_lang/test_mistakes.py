@@ -8,7 +8,7 @@ import pytest
 from helpers import bound
 
 from tensor_comprehensions.core.errors import CheckError, RangeError, TCError
-from tensor_comprehensions.tc_lang.check import compile_source
+from tensor_comprehensions.tc_lang.semantics.check import compile_source
 
 SIZES = {"N": 5, "M": 6, "K": 3}
 

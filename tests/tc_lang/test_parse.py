@@ -11,8 +11,8 @@ import pytest
 from tensor_comprehensions.core.dtypes import FLOAT16, FLOAT32, INT32
 from tensor_comprehensions.core.errors import CheckError, ParseError, TCError
 from tensor_comprehensions.tc_lang import compile_source
-from tensor_comprehensions.tc_lang import syntax as s
-from tensor_comprehensions.tc_lang.parse import MAX_DEPTH, parse_program
+from tensor_comprehensions.tc_lang.syntax import tree as s
+from tensor_comprehensions.tc_lang.syntax.parse import MAX_DEPTH, parse_program
 
 
 def expression(text: str) -> s.Expression:

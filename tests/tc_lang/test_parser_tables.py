@@ -8,7 +8,7 @@ from importlib.resources import files
 import lark
 import pytest
 
-from tensor_comprehensions.tc_lang import parse, parser_tables
+from tensor_comprehensions.tc_lang.syntax import parse, parser_tables
 
 PROGRAM = """
 def f(float(M,N) x, int k) -> (y, z) {  # a comment
@@ -19,7 +19,7 @@ def f(float(M,N) x, int k) -> (y, z) {  # a comment
 
 
 def test_the_tables_are_those_of_the_grammar() -> None:
-    """Where this fails, run `python -m tensor_comprehensions.tc_lang.parser_tables`. lark numbers states as it
+    """Where this fails, run `python -m tensor_comprehensions.tc_lang.syntax.parser_tables`. lark numbers states as it
     likes."""
     kept = json.loads(files(parser_tables.__package__).joinpath(parser_tables.TABLES).read_text(encoding="utf-8"))
     (version, grammar), (kept_version, kept_grammar) = parser_tables._source(), kept["of"]

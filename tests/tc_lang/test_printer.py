@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from tensor_comprehensions.core.errors import TCError
 from tensor_comprehensions.tc_lang import compile_source
-from tensor_comprehensions.tc_lang import syntax as s
-from tensor_comprehensions.tc_lang.parse import parse_program
-from tensor_comprehensions.tc_lang.printer import to_text
+from tensor_comprehensions.tc_lang.syntax import tree as s
+from tensor_comprehensions.tc_lang.syntax.parse import parse_program
+from tensor_comprehensions.tc_lang.syntax.printer import to_text
 
 names = st.sampled_from(["a", "b", "in", "min", "exists", "floaty"])
 numbers = st.one_of(st.integers(0, 2**31 - 1), st.floats(0, 1e300, allow_nan=False))

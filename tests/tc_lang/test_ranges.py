@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tensor_comprehensions.core.errors import TCError
 from tensor_comprehensions.tc_lang import bind, compile_source
-from tensor_comprehensions.tc_lang.ranges import output_shapes, symbolic_ranges
+from tensor_comprehensions.tc_lang.binding.ranges import output_shapes, symbolic_ranges
 from tensor_comprehensions.tc_lang.size_polynomial import SizePolynomial, Value, max_of, min_of, to_polynomial
 
 VECTORS = "float(N) I, float(K) W, int s"

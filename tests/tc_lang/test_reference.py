@@ -12,7 +12,6 @@ from helpers import bound, run
 from test_legalize import PROGRAMS, arrays
 
 from tensor_comprehensions.core.errors import ArgumentError, RangeError
-from tensor_comprehensions.tc_lang import reference
 from tensor_comprehensions.tc_lang.ir import (
     Access,
     Binary,
@@ -26,7 +25,8 @@ from tensor_comprehensions.tc_lang.ir import (
     Select,
     Unary,
 )
-from tensor_comprehensions.tc_lang.reference import evaluate_def
+from tensor_comprehensions.tc_lang.reference import evaluator as reference
+from tensor_comprehensions.tc_lang.reference.evaluator import evaluate_def
 
 OPERATORS = {
     "+": lambda a, b: a + b,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tensor_comprehensions.tc_lang import compile_source
-from tensor_comprehensions.tc_lang.rows import CannotGeneralize, find_rows, list_row_size_candidates
+from tensor_comprehensions.tc_lang.dynamic_sizes.rows import CannotGeneralize, find_rows, list_row_size_candidates
 
 ACCEPTED = {
     "def f(float(N,D) x) -> (o) { o(n,d) = exp(x(n,d)) }": ("N", {"D": 3}),

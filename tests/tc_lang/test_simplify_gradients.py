@@ -17,8 +17,8 @@ from tensor_comprehensions.tc_lang.gradients.factorize import (
 )
 from tensor_comprehensions.tc_lang.gradients.saved_tensors import with_saved_outputs
 from tensor_comprehensions.tc_lang.ir import Access, Const, Expr, Index
-from tensor_comprehensions.tc_lang.printer import to_text
-from tensor_comprehensions.tc_lang.to_syntax import expr_to_syntax
+from tensor_comprehensions.tc_lang.semantics.to_syntax import expr_to_syntax
+from tensor_comprehensions.tc_lang.syntax.printer import to_text
 from tests.helpers import differentiable as defs
 
 ROW, J = Index("i", INT64), Index("j", INT64)

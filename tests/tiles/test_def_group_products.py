@@ -18,11 +18,17 @@ from tensor_comprehensions.options import TileOptions
 from tensor_comprehensions.runtime.cuda import nvrtc
 from tensor_comprehensions.runtime.emulate import emulator
 from tensor_comprehensions.target import parse_gpu_target
-from tensor_comprehensions.tc_lang.legalize import legalize
-from tensor_comprehensions.tiles.check_program import check_program
-from tensor_comprehensions.tiles.lower_def import DividedDef, buffers_of, divide_def, lower_divided, region_program
-from tensor_comprehensions.tiles.lower_tiles import lower_program
-from tensor_comprehensions.tiles.shared_accesses import bank_turns
+from tensor_comprehensions.tc_lang.transforms.legalize import legalize
+from tensor_comprehensions.tiles.check.check_program import check_program
+from tensor_comprehensions.tiles.check.shared_accesses import bank_turns
+from tensor_comprehensions.tiles.lower.lower_tiles import lower_program
+from tensor_comprehensions.tiles.products.lower_def import (
+    DividedDef,
+    buffers_of,
+    divide_def,
+    lower_divided,
+    region_program,
+)
 
 from ..helpers.def_products import (
     COMPUTED,

@@ -24,7 +24,7 @@ from tensor_comprehensions.loop_ir.rewrite import map_stmt
 from tensor_comprehensions.loop_ir.verify import verify
 from tensor_comprehensions.runtime.cuda import nvrtc
 from tensor_comprehensions.runtime.emulate import emulator
-from tensor_comprehensions.tiles.descriptors import descriptor
+from tensor_comprehensions.tiles.lower.descriptors import descriptor
 
 from ..helpers.atom_cases import arrays_of
 from ..helpers.hopper_cases import SEED, ZERO, cases, wide
@@ -103,7 +103,7 @@ def test_calls_compile(name: str) -> None:
 
 @pytest.mark.parametrize("width", [128, 64, 32])
 def test_placements_are_those_of_descriptors(width: int) -> None:
-    """`tiles.descriptors` proves, byte by byte, where its descriptors lead."""
+    """`tiles.lower.descriptors` proves, byte by byte, where its descriptors lead."""
     for dtype in (INT8, FLOAT16, FLOAT32):
         columns = width // dtype.size
         tile = swizzled(shared("s", dtype, 2, 64, columns), swizzle_of(width, dtype.size))

@@ -19,12 +19,12 @@ from tensor_comprehensions.loop_ir.nodes import Space
 from tensor_comprehensions.runtime.cuda import nvrtc
 from tensor_comprehensions.runtime.emulate import emulator
 from tensor_comprehensions.tiles import specs
-from tensor_comprehensions.tiles.check_program import check_program
+from tensor_comprehensions.tiles.builder.tile_views import enumerate_tv
+from tensor_comprehensions.tiles.check.check_program import check_program
 from tensor_comprehensions.tiles.library.layers import lstm, mlp
 from tensor_comprehensions.tiles.library.product import gemm80
 from tensor_comprehensions.tiles.library.rows import layernorm
-from tensor_comprehensions.tiles.match_atoms import find_move
-from tensor_comprehensions.tiles.tile_views import enumerate_tv
+from tensor_comprehensions.tiles.lower.match_atoms import find_move
 
 SEED = 20
 needs_compiler = pytest.mark.skipif(not emulator.is_emulator_available(), reason="there is no C++ compiler")

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from ...core.diagnostics import get_logger
 from ...tc_lang import ir as f
-from ...tc_lang.extract_statements import TouchedTensors, extract_statements_as_def, tensors_of_statements
 from ...tc_lang.ir import BoundFunction, BoundStatement
+from ...tc_lang.transforms.extract_statements import TouchedTensors, extract_statements_as_def, tensors_of_statements
 
 
 @dataclass(frozen=True, slots=True)

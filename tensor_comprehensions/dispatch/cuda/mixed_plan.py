@@ -17,8 +17,8 @@ from ...runtime.cuda import launch
 from ...runtime.cuda.launch import ALIGNMENT, CudaLauncher, CudaRunner, Launches
 from ...runtime.emulate.emulator import Emulated, EmulatedTensor
 from ...target import GpuTarget
-from ...tc_lang.canonical_bound import canonicalize
 from ...tc_lang.ir import BoundFunction, Role
+from ...tc_lang.transforms.canonical_bound import canonicalize
 from ..arguments import TYPES
 from ..call_steps import launch_error
 from .device_arguments import empty_output

@@ -26,9 +26,9 @@ from ...runtime.cuda.launch import ALIGNMENT, CudaRunner, device_target, load_la
 from ...runtime.cuda.nvrtc import Cubin
 from ...runtime.emulate import emulator
 from ...target import GpuTarget, parse_gpu_target
-from ...tiles.check_program import check_program
-from ...tiles.lower_tiles import format_tiles, lower_program
-from ...tiles.shared_accesses import bank_turns
+from ...tiles.check.check_program import check_program
+from ...tiles.check.shared_accesses import bank_turns
+from ...tiles.lower.lower_tiles import format_tiles, lower_program
 from ...tiles.specs import Program
 from ...tiles.tile_program import TileProgram
 

@@ -12,10 +12,10 @@ from torch import Tensor
 from ...compiler.compiled_sparse_kernel import CompiledSparseKernel
 from ...core.error_boundary import only_tc_errors
 from ...sparse.shared_sparsity import shared_places
-from ...tc_lang.bind import bind
+from ...tc_lang.binding.bind import bind
 from ...tc_lang.ir import Function
-from ...tc_lang.numpy_expression import Array
-from ...tc_lang.sparse_reference import StoredTensor, evaluate_sparse
+from ...tc_lang.reference.numpy_expression import Array
+from ...tc_lang.reference.sparse_evaluator import StoredTensor, evaluate_sparse
 from ..arguments import TORCH_TYPES
 from ..compiled_callable import CompiledCallable
 from ..signatures import format_signature

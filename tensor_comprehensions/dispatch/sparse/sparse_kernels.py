@@ -17,10 +17,10 @@ from ...core.single_flight import SingleFlightCache
 from ...options import SparseOptions
 from ...runtime.cpu.host import host
 from ...sparse.sparse_problem import KernelRequest, fixed_sizes
+from ...tc_lang.binding.match_arguments import TensorType, match_arguments
 from ...tc_lang.formats import Format
 from ...tc_lang.ir import Function, Role
-from ...tc_lang.match_arguments import TensorType, match_arguments
-from ...tc_lang.sparse_rules import is_dense_contraction, with_formats
+from ...tc_lang.semantics.sparse_rules import is_dense_contraction, with_formats
 from ...thresholds import COUNTING_THREADS
 from ..arguments import TORCH_TYPES, ParameterSpec, to_tensor
 from ..call_steps import CallSignature, check_names
@@ -34,8 +34,8 @@ from .structure import Structure, check_structure, structure_of
 if TYPE_CHECKING:
     from ...compiler import sparse_passes
     from ...sparse import lower, shared_sparsity
-    from ...tc_lang import split_dense
-    from ...tc_lang.split_dense import DefPart
+    from ...tc_lang.transforms import split_dense
+    from ...tc_lang.transforms.split_dense import DefPart
     from ..kernel_table import SparseOptionsProvider
     from . import sparse_kernel, split_run
     from .sparse_gpu_kernels import SparseGpuKernel, SparseGpuKernels
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 else:
     lower, shared_sparsity = lazy_module("sparse.lower"), lazy_module("sparse.shared_sparsity")
     sparse_kernel, split_run = lazy_module("dispatch.sparse.sparse_kernel"), lazy_module("dispatch.sparse.split_run")
-    sparse_passes, split_dense = lazy_module("compiler.sparse_passes"), lazy_module("tc_lang.split_dense")
+    sparse_passes, split_dense = lazy_module("compiler.sparse_passes"), lazy_module("tc_lang.transforms.split_dense")
 
 LIMIT = 64
 """How many kernels of one def are kept."""

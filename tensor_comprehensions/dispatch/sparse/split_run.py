@@ -11,7 +11,7 @@ from torch import Tensor
 from ...options import CpuOptions
 from ...runtime.cpu.host import host
 from ...tc_lang.ir import Function
-from ...tc_lang.split_dense import DefPart
+from ...tc_lang.transforms.split_dense import DefPart
 from ..inline_cache import MISS, InlineCache
 from ..kernel_table import CompileConfig, KernelTable
 from .sparse_run import SparseCall, StoredCounts

@@ -24,8 +24,8 @@ from ...structured.op import StructuredOp
 from ...target import CpuTarget
 from ...tc_lang import ir as tc
 from ...tc_lang.ir import BoundFunction, BoundIndex, BoundStatement, Role, Tensor
-from ...tc_lang.restrict_domains import restrict_domains
-from ...tc_lang.split_wraparound import split_wraparound
+from ...tc_lang.transforms.restrict_domains import restrict_domains
+from ...tc_lang.transforms.split_wraparound import split_wraparound
 from ..schedule.fusion import FusionGroup
 from ..schedule.legality import ScheduledGroup, check_legal
 from ..schedule.loop_nest import build_nests

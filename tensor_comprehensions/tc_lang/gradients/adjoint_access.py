@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 
 from ...core.dtypes import BOOL, INT64
 from ..affine import Affine, Variable, affine_variables, to_affine
+from ..binding.ranges import Bounds
 from ..ir import Access, Binary, Const, Expr, Index, operands_of, with_operands
-from ..ranges import Bounds
+from ..semantics.to_syntax import affine_to_expr, polynomial_to_expr
 from ..size_polynomial import Value, constant_value
-from ..to_syntax import affine_to_expr, polynomial_to_expr
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 
 from ...core.dtypes import INT64
 from ..affine import to_affine
+from ..binding.ranges import Bounds
 from ..ir import Access, Binary, Cast, Const, Expr, Index, Unary, walk_expr
-from ..ranges import Bounds
+from ..semantics.to_syntax import polynomial_to_expr
 from ..size_polynomial import Value
-from ..to_syntax import polynomial_to_expr
 from .adjoint_access import (
     GatherForm,
     SolvedIndex,

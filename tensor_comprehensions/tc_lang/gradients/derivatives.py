@@ -16,7 +16,7 @@ from itertools import islice
 
 from ...core.dtypes import BOOL, DType
 from ..ir import Access, Binary, Call, Cast, Const, Expr, Select, Unary, operands_of, walk_expr, with_operands
-from ..to_syntax import sigmoid_argument
+from ..semantics.to_syntax import sigmoid_argument
 
 MOST = 5000
 """How many nodes the derivative by one access may have."""

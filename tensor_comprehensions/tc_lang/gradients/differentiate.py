@@ -13,10 +13,10 @@ from itertools import count
 
 from ...core.dtypes import BOOL, INT64, DType
 from ...core.errors import InternalError
+from ..binding.ranges import Bounds, symbolic_ranges
 from ..ir import Access, Binary, Cast, Const, Expr, Function, Index, Select, Unary
-from ..ranges import Bounds, symbolic_ranges
+from ..semantics.to_syntax import polynomial_to_expr
 from ..size_polynomial import SizePolynomial, Value, constant_value, min_of
-from ..to_syntax import polynomial_to_expr
 from .adjoint_access import GatherForm, range_guards, solve_gather, substitute_access, substitute_indices, uses_index
 from .conv_adjoint import pad_gradient, transposed_order
 from .derivatives import (

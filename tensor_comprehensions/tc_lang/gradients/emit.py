@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from ...core.dtypes import BOOL, DType
 from ...core.errors import CheckError, InternalError, TCError
-from .. import syntax as s
+from ..binding.ranges import Bounds, Ranges, infer_ranges, infer_statement
 from ..builtins import CONSTANTS, is_builtin
-from ..check import compile_source
 from ..formats import Format
 from ..ir import (
     INDEX_TYPE,
@@ -25,10 +24,11 @@ from ..ir import (
     walk_expr,
     with_operands,
 )
-from ..printer import to_text
-from ..ranges import Bounds, Ranges, infer_ranges, infer_statement
+from ..semantics.check import compile_source
+from ..semantics.to_syntax import expr_to_syntax, polynomial_to_expr
 from ..size_polynomial import SizeName, SizePolynomial, Value, constant_value
-from ..to_syntax import expr_to_syntax, polynomial_to_expr
+from ..syntax import tree as s
+from ..syntax.printer import to_text
 from .gradient import Gradient, Key
 from .saved_tensors import choose_saved_tensors
 from .ssa import SsaProgram, SsaStatement, range_extent

@@ -11,7 +11,7 @@ from functools import reduce
 
 from ...core.dtypes import DType
 from ..ir import Access, Binary, Const, Expr, Index, Select, Unary, operands_of, walk_expr, with_operands
-from ..to_syntax import sigmoid_argument
+from ..semantics.to_syntax import sigmoid_argument
 from .adjoint_access import uses_index
 from .derivatives import negate_expr
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...core.errors import CheckError
-from ..check import compile_source
 from ..ir import Access, Function, walk_expr
+from ..semantics.check import compile_source
 
 Key = tuple[str, str]
 """A part of a def: ("input" | "initial" | "output" | "temporary", name), or ("gradient", name of an output)."""

@@ -11,8 +11,8 @@ from functools import reduce
 
 from ...core.dtypes import BOOL
 from ..affine import Affine, to_affine
+from ..binding.ranges import Bounds
 from ..ir import Access, Binary, Const, Expr, Select, Unary, operands_of
-from ..ranges import Bounds
 from ..size_polynomial import Value, constant_value
 
 ALWAYS: Expr = Const(True, BOOL)

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from ..binding.ranges import Bounds
 from ..ir import Function, Role
-from ..ranges import Bounds
 from .factorize import is_batched_product
 from .ssa import SsaProgram, SsaStatement
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from ...core.dtypes import INT64
+from ..binding.ranges import Bounds
 from ..ir import Access, Call, Cast, Expr, Index, Select, operands_of, walk_expr, with_operands
-from ..ranges import Bounds
 from ..size_polynomial import Value
 from .adjoint_access import range_guards, substitute_indices, uses_index
 from .derivatives import plus

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from ...core.dtypes import INT64, DType
 from ...core.errors import CheckError
+from ..binding.ranges import Bounds, Ranges, is_updatable_in_part
 from ..ir import (
     Access,
     Binary,
@@ -28,9 +29,8 @@ from ..ir import (
     walk_expr,
     with_operands,
 )
-from ..ranges import Bounds, Ranges, is_updatable_in_part
+from ..semantics.to_syntax import polynomial_to_expr
 from ..size_polynomial import Value
-from ..to_syntax import polynomial_to_expr
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from ...core.dtypes import BOOL, INT64
+from ..binding.ranges import Bounds
 from ..ir import Access, Binary, Call, Cast, Const, Expr, Index, Select, Unary, walk_expr
-from ..ranges import Bounds
 from ..size_polynomial import Value, constant_value
 from .adjoint_access import GatherForm, SolvedIndex, range_guards
 from .ssa import SsaProgram, SsaStatement, range_extent

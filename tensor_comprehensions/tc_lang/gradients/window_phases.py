@@ -13,10 +13,10 @@ from itertools import product
 
 from ...core.dtypes import BOOL, INT64
 from ..affine import Affine, Variable, to_affine
+from ..binding.ranges import Bounds
 from ..ir import Binary, Const, Expr, Index, Select
-from ..ranges import Bounds
+from ..semantics.to_syntax import affine_to_expr, polynomial_to_expr
 from ..size_polynomial import Value, constant_value, to_polynomial
-from ..to_syntax import affine_to_expr, polynomial_to_expr
 from .adjoint_access import GatherForm, SolvedIndex, range_guards, solve_gather
 from .ssa import range_extent
 

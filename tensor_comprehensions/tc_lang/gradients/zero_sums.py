@@ -15,8 +15,8 @@ from math import isfinite
 
 from ...core.dtypes import INT64
 from ..affine import to_affine
+from ..binding.ranges import Bounds
 from ..ir import Access, Binary, Call, Cast, Const, Expr, Index, Select, Unary, map_operands, walk_expr
-from ..ranges import Bounds
 from ..size_polynomial import SizePolynomial, Value, to_polynomial
 from .adjoint_access import substitute_indices, uses_index
 from .emit import GradStatement

@@ -23,7 +23,7 @@ from tensor_comprehensions.options import MappingOptions, check_mapping
 from tensor_comprehensions.polyhedral.gpu.lower_gpu import default_options, explain_gpu, lower_gpu
 from tensor_comprehensions.target import parse_gpu_target
 from tensor_comprehensions.tc_lang import BoundFunction, bind, compile_source
-from tensor_comprehensions.tc_lang.legalize import legalize
+from tensor_comprehensions.tc_lang.transforms.legalize import legalize
 
 H200 = parse_gpu_target("cuda:sm_90")
 MATMUL = "def mm(float(M,K) A, float(K,N) B) -> (C) { C(m,n) +=! A(m,k) * B(k,n) }"

@@ -24,7 +24,7 @@ from tensor_comprehensions.runtime.cuda import nvrtc
 from tensor_comprehensions.runtime.emulate import emulator
 from tensor_comprehensions.target import parse_gpu_target
 from tensor_comprehensions.tc_lang import bind, compile_source
-from tensor_comprehensions.tc_lang.legalize import legalize
+from tensor_comprehensions.tc_lang.transforms.legalize import legalize
 
 SM90 = parse_gpu_target("cuda:sm_90")
 needs_compiler = pytest.mark.skipif(

@@ -18,7 +18,7 @@ from tensor_comprehensions.polyhedral.gpu.tree.verify_kernel import check_kernel
 from tensor_comprehensions.polyhedral.scop.scop import LOCK, Scop
 from tensor_comprehensions.target import parse_gpu_target
 from tensor_comprehensions.tc_lang import bind, compile_source
-from tensor_comprehensions.tc_lang.legalize import legalize
+from tensor_comprehensions.tc_lang.transforms.legalize import legalize
 
 SOFTMAX = """
 def softmax(float(N,D) X) -> (O) {

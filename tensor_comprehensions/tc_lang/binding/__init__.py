@@ -1,0 +1,1 @@
+"""Functions with sizes: the range of every index, and a proof, guard or check for every access."""

@@ -1,0 +1,106 @@
+"""The axes of a def: the rows that several sizes count, and the order of the loops over them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..ir import Function
+from .rows import CannotGeneralize, Rows, find_rows, list_row_size_candidates
+from .size_separation import original_size, separate_sizes
+
+
+@dataclass(frozen=True, slots=True)
+class FoundAxes:
+    """The rows that some sizes count.
+
+    Attributes:
+        axes: those of all sizes that count some, outermost first.
+        reasons: why the other sizes count none.
+        separated: the sizes that are several axes, for `separate_sizes`.
+    """
+
+    axes: tuple[Rows, ...] = ()
+    reasons: tuple[CannotGeneralize, ...] = ()
+    separated: tuple[str, ...] = ()
+
+    @property
+    def refused(self) -> tuple[str, ...]:
+        """The sizes that count no rows."""
+        return tuple(reason.name for reason in self.reasons)
+
+
+def find_axes(function: Function, names: Sequence[str], sizes: Mapping[str, int], *, merge: bool = True) -> FoundAxes:
+    """The rows that the sizes `names` count, together or one by one; where a size is several dimensions, each of these.
+
+    The reasons of sizes that count none hold if the others have any value, too.
+
+    Args:
+        sizes: of all other sizes, and of scalars that are part of the kernel.
+        merge: whether several leading sizes may be one axis.
+    """
+    axes, reasons = _find_axes(function, names, sizes, merge=merge)
+    if not reasons:
+        return FoundAxes(axes)
+    refused = [reason.name for reason in reasons]
+    apart = separate_sizes(function, refused)
+    if apart.sizes != function.sizes:
+        wanted = [name for name in apart.sizes if original_size(name) in names]
+        again, left = _find_axes(apart, wanted, sizes, merge=merge)
+        kept = {original_size(reason.name): reason for reason in left}
+        if len(kept) < len(refused):
+            still = tuple(CannotGeneralize(name, reason.reason) for name, reason in kept.items())
+            return FoundAxes(again, still, tuple(refused))
+    # Where all are refused, it is perhaps only since the others have no values.
+    return FoundAxes(axes, reasons[-1:] if len(reasons) == len(names) else reasons)
+
+
+def _find_axes(
+    function: Function, names: Sequence[str], sizes: Mapping[str, int], *, merge: bool = True
+) -> tuple[tuple[Rows, ...], tuple[CannotGeneralize, ...]]:
+    """The rows that the sizes `names` count, together or one by one, and the reasons of those that count none.
+
+    Loops over rows that are reduced go inside. Where a def maps rows by their sums, as norms do, loops over the rows
+    of other sizes go around these, so that the cache keeps what is read again; then there are more axes than asked for.
+
+    Args:
+        sizes: of all other sizes, and of scalars that are part of the kernel.
+        merge: whether several leading sizes may be one axis.
+    """
+    found: list[Rows] = []
+    left = list(names)
+    for candidate in list_row_size_candidates(function, names):
+        if set(candidate) <= set(left) and (merge or len(candidate) == 1):
+            rows = _try_rows(function, candidate, sizes, [name for name in names if name not in candidate])
+            if isinstance(rows, Rows):
+                found.append(rows)
+                left = [name for name in left if name not in candidate]
+    refused = [_try_rows(function, (name,), sizes, [n for n in names if n != name]) for name in left]
+    if not left and any(rows.uses_sums for rows in found):
+        found += _find_outer_rows(function, found, names, sizes)
+    ordered = sorted(found, key=lambda rows: (rows.sums, min(place for _, place in rows.places)))
+    return tuple(ordered), tuple(r for r in refused if isinstance(r, CannotGeneralize))
+
+
+def _find_outer_rows(
+    function: Function, found: Sequence[Rows], names: Sequence[str], sizes: Mapping[str, int]
+) -> list[Rows]:
+    """Rows of sizes that nobody asked for, and that no statement reduces, if all of `found` are some as well."""
+    if not all(rows.sums for rows in found):
+        return []
+    for candidate in list_row_size_candidates(function, [name for name in function.sizes if name not in names]):
+        rows = _try_rows(function, candidate, sizes, names)
+        symbols = [*names, *candidate]
+        if isinstance(rows, Rows) and not rows.sums:
+            again = [_try_rows(function, r.sizes, sizes, [n for n in symbols if n not in r.sizes]) for r in found]
+            return [rows] if again == list(found) else []
+    return []
+
+
+def _try_rows(
+    function: Function, names: Sequence[str], sizes: Mapping[str, int], others: Sequence[str]
+) -> Rows | CannotGeneralize:
+    try:
+        return find_rows(function, names, sizes, others)
+    except CannotGeneralize as reason:
+        return reason

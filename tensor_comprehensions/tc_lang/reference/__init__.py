@@ -1,0 +1,1 @@
+"""The reference evaluator: the meaning of a def, computed with NumPy."""

@@ -1,0 +1,1 @@
+"""Names, types and defs: syntax trees to checked functions, and back."""

@@ -1,0 +1,1 @@
+"""The syntax of the language: text to trees, and trees to text."""

@@ -1,0 +1,1 @@
+"""Transforms of bound functions, which keep their meaning, and their canonical forms."""

@@ -1,0 +1,104 @@
+"""The canonical form of a bound def: lowering sees this one, so that the names of a program cannot reach it.
+
+Tensors are `a0`, `a1`, ... in order, indices `i0`, `i1`, ... in the order of the statements, and no two are called
+alike. Statements keep their numbers. `OriginalNames` gives the program's names back, for people to read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import count
+
+from ...core.errors import CannotLower, TCError
+from ...core.internal_names import SEPARATOR
+from .. import ir as f
+from ..ir import BoundFunction
+
+NAME = "f"
+"""Of every def."""
+
+
+def canonicalize(bound: BoundFunction, name: str = NAME) -> BoundFunction:
+    """`bound` with names that say only their places: defs that differ in names alone become equal."""
+    tensors = {t.name: f"a{n}" for n, t in enumerate(bound.tensors)}
+    numbers = count()
+    return replace(
+        bound,
+        name=name,
+        tensors=tuple(replace(t, name=tensors[t.name]) for t in bound.tensors),
+        statements=tuple(
+            _rename_statement(s, tensors, {i.name: f"i{next(numbers)}" for i in s.indices}) for s in bound.statements
+        ),
+        returns=tuple(tensors[name] for name in bound.returns),
+    )
+
+
+def _rename_statement(s: f.BoundStatement, tensors: Mapping[str, str], indices: Mapping[str, str]) -> f.BoundStatement:
+    """`s`, whose own name is a number."""
+
+    def expression(e: f.Expr) -> f.Expr:
+        match e:
+            case f.Index(name=index):
+                return replace(e, name=indices.get(index, index))
+            case f.Access(tensor=tensor):
+                e = replace(e, tensor=tensors[tensor])
+        return f.with_operands(e, tuple(map(expression, f.operands_of(e))))
+
+    def check(c: f.BoundsCheck) -> f.BoundsCheck:
+        guard = None if c.guard is None else expression(c.guard)
+        return replace(c, tensor=tensors[c.tensor], subscript=expression(c.subscript), guard=guard)
+
+    return replace(
+        s,
+        target=tensors[s.target],
+        subscripts=tuple(map(expression, s.subscripts)),
+        value=expression(s.value),
+        indices=tuple(replace(index, name=indices[index.name]) for index in s.indices),
+        checks=tuple(map(check, s.checks)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class OriginalNames:
+    """The names of a program for the canonical ones. function: the def's."""
+
+    function: str
+    names: Mapping[str, str]
+
+    @staticmethod
+    def of(bound: BoundFunction) -> OriginalNames:
+        """The original names of `canonicalize(bound)`."""
+        plain = canonicalize(bound)
+        pairs = [(t.name, own.name) for t, own in zip(plain.tensors, bound.tensors, strict=True)]
+        pairs += [(i.name, own.name) for i, own in zip(_list_indices(plain), _list_indices(bound), strict=True)]
+        return OriginalNames(bound.name, dict(pairs))
+
+    def name(self, name: str) -> str:
+        """A canonical name, or one that was minted from such, as the program would have it."""
+        return SEPARATOR.join(self.names.get(part, part) for part in name.split(SEPARATOR))
+
+    def text(self, text: str) -> str:
+        """A sentence about the canonical program as one about the def."""
+        return re.sub(r"(?<![^\W_])[ai]\d+(?![^\W_])", lambda found: self.names.get(found[0], found[0]), text)
+
+
+@contextmanager
+def translate_errors(bound: BoundFunction) -> Iterator[None]:
+    """Translate errors about the canonical form of `bound` to the names of the program."""
+    try:
+        yield
+    except TCError as error:
+        text = OriginalNames.of(bound).text
+        error.message, error.suggestion = text(error.message), text(error.suggestion)
+        error.expected, error.found = text(error.expected), text(error.found)
+        error.args = (error.message,)
+        raise
+    except CannotLower as refusal:
+        raise CannotLower(OriginalNames.of(bound).text(str(refusal))) from refusal
+
+
+def _list_indices(bound: BoundFunction) -> Iterator[f.BoundIndex]:
+    return (i for s in bound.statements for i in s.indices)

@@ -1,0 +1,1 @@
+"""Proofs about tile programs, by running their bodies on tags and counting accesses."""

@@ -1,0 +1,195 @@
+"""How a module accesses its shared memory: bank turns counted for every access of every warp, and the swizzles that
+leave the fewest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ...layouts import Swizzle
+from ...loop_ir import nodes as ir
+from ...loop_ir.atoms import ATOMS, ROW_BYTES, WARP
+from ...loop_ir.intrinsics import COPY_ASYNC, COPY_ASYNC_ZERO, is_asynchronous
+from ...loop_ir.rewrite import allocated_buffers, map_expr, map_stmt, stmt_expressions, walk_expr
+from ...loop_ir.shared_memory_banks import count_bank_conflict_turns
+from ...loop_ir.swizzled_buffer import swizzle_fault
+from ..swizzles import candidates
+from ..tensors import DataTensor
+
+_OPERATORS: dict[str, Any] = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.floor_divide, "mod": np.mod, "min": np.minimum,
+    "max": np.maximum, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "eq": np.equal,
+    "ne": np.not_equal, "and": np.logical_and, "or": np.logical_or,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class SharedAccess:
+    """Offsets in elements, of the threads that access a buffer at once, and the bytes of each."""
+
+    offsets: tuple[int, ...]
+    width: int
+
+
+def swizzled_module(module: ir.Module) -> ir.Module:
+    """The module with the swizzle for each shared buffer that leaves the fewest bank turns, none if none helps."""
+    (kernel,) = module.kernels
+    found: dict[str, ir.Buffer] = {}
+    accesses = shared_accesses(kernel)
+    for buffer in allocated_buffers(kernel.body):
+        if buffer.space is not ir.Space.SHARED or buffer.swizzle is not None:
+            continue
+        if (best := _choose_swizzle(buffer, accesses.get(buffer.name, []))) is not None:
+            found[buffer.name] = replace(buffer, swizzle=best)
+    if not found:
+        return module
+    return replace(module, kernels=(replace(kernel, body=with_buffers(kernel.body, found)),))
+
+
+def bank_turns(module: ir.Module) -> int:
+    """Turns that all accesses to shared memory take beyond those without conflicts, the variables of loops being 0."""
+    (kernel,) = module.kernels
+    buffers = {b.name: b for b in allocated_buffers(kernel.body)}
+    return sum(
+        _count_conflict_turns(a, buffers[name], buffers[name].swizzle)
+        for name, all in shared_accesses(kernel).items()
+        for a in all
+    )
+
+
+def shared_accesses(kernel: ir.Kernel) -> dict[str, list[SharedAccess]]:
+    """All different accesses of the warps of a block to each shared buffer."""
+    assert kernel.launch is not None
+    threads = np.arange(kernel.launch.block[0])
+    found: dict[str, dict[SharedAccess, None]] = {}
+    _collect_shared_accesses(kernel.body, {ir.THREAD[0]: threads}, found)
+    return {name: list(accesses) for name, accesses in found.items()}
+
+
+def _choose_swizzle(buffer: ir.Buffer, accesses: list[SharedAccess]) -> tuple[int, int, int] | None:
+    if len(buffer.shape) < 2 or not accesses:
+        return None
+    tile = DataTensor.make_addressed_tensor(buffer.shape[-2:], buffer.type.dtype, ir.Space.SHARED)
+    best, fewest = None, sum(_count_conflict_turns(a, buffer, None) for a in accesses)
+    for swizzle in _fitting_swizzles(buffer, tile):
+        if not fewest:
+            break
+        turns = sum(_count_conflict_turns(a, buffer, swizzle) for a in accesses)
+        if turns < fewest:
+            best, fewest = swizzle, turns
+    return best
+
+
+def _fitting_swizzles(buffer: ir.Buffer, tile: DataTensor) -> Iterator[tuple[int, int, int]]:
+    for s in candidates(tile):
+        swizzle = (s.bits, s.base, s.shift)
+        if swizzle_fault(replace(buffer, swizzle=swizzle)) is None:
+            yield swizzle
+
+
+def _count_conflict_turns(access: SharedAccess, buffer: ir.Buffer, swizzle: tuple[int, int, int] | None) -> int:
+    size = buffer.type.dtype.size
+    place = Swizzle(*swizzle) if swizzle is not None else (lambda offset: offset)
+    starts = [size * place(offset) for offset in access.offsets]
+    return sum(count_bank_conflict_turns(starts[n : n + WARP], access.width) for n in range(0, len(starts), WARP))
+
+
+def _collect_shared_accesses(s: ir.Stmt, values: Mapping[str, Any], found: dict[str, dict[SharedAccess, None]]) -> None:
+    match s:
+        case ir.Let(name, value, body):
+            _collect_shared_accesses(body, {**values, name: evaluate_index(value, values)}, found)
+            return
+        case ir.Loop(var, _, _, body):
+            _collect_shared_accesses(body, {**values, var: 0}, found)
+            return
+        case ir.Block(body):
+            for one in body:
+                _collect_shared_accesses(one, values, found)
+            return
+        case ir.Allocate(_, body):
+            _collect_shared_accesses(body, values, found)
+            return
+        case ir.If(condition, then, otherwise):
+            active = np.broadcast_to(evaluate_index(condition, values), values[ir.THREAD[0]].shape)
+            if not active.any():
+                active = ~active  # the numbers of loops and blocks, 0 here, decide
+            inner = {
+                k: v[active] if isinstance(v, np.ndarray) and v.shape == active.shape else v for k, v in values.items()
+            }
+            _collect_shared_accesses(then, inner, found)
+            if otherwise is not None:
+                _collect_shared_accesses(otherwise, values, found)
+            return
+        case ir.Invoke(name, operands):
+            if is_asynchronous(s):
+                return  # copies of boxes and products of warpgroups have no conflicts
+            width = s.attributes[0] if name in (COPY_ASYNC, COPY_ASYNC_ZERO) else ROW_BYTES if name in ATOMS else 4
+            for buffer, where in operands:
+                _record_shared_access(buffer, where, width, values, found)
+        case ir.Store(buffer, indices):
+            _record_shared_access(buffer, indices, 0, values, found)
+    for e in stmt_expressions(s):
+        for part in walk_expr(e):
+            if isinstance(part, ir.Load):
+                _record_shared_access(part.buffer, part.indices, 0, values, found)
+
+
+def _record_shared_access(
+    buffer: ir.Buffer, where: tuple[ir.Expr, ...], width: int, values: Mapping[str, Any],
+    found: dict[str, dict[SharedAccess, None]],
+) -> None:  # fmt: skip
+    if buffer.space is not ir.Space.SHARED:
+        return
+    lanes = max([i.type.lanes for i in where], default=1)
+    threads = values[ir.THREAD[0]].shape
+    total = np.zeros(threads, np.int64)
+    for index, stride in zip(where, buffer.strides, strict=True):
+        first = index.base if isinstance(index, ir.Ramp) else index
+        total = total + np.asarray(evaluate_index(first, values)) * stride
+    access = SharedAccess(tuple(int(x) for x in total), width or lanes * buffer.type.dtype.size)
+    found.setdefault(buffer.name, {})[access] = None
+
+
+def evaluate_index(e: ir.Expr, values: Mapping[str, Any]) -> Any:
+    """The value of an index in every thread; variables that are not known are 0."""
+    match e:
+        case ir.Const(value):
+            return value
+        case ir.Var(name):
+            return values.get(name, 0)
+        case ir.Binary(op, left, right):
+            return _OPERATORS[op](evaluate_index(left, values), evaluate_index(right, values))
+        case ir.Unary("neg", operand):
+            return -evaluate_index(operand, values)
+        case ir.Unary("not", operand):
+            return np.logical_not(evaluate_index(operand, values))
+        case ir.Select(condition, then, otherwise):
+            parts = (evaluate_index(x, values) for x in (condition, then, otherwise))
+            return np.where(*parts)
+        case ir.Call("broadcast_warp", (number,)):
+            return evaluate_index(number, values)
+    return 0
+
+
+def with_buffers(s: ir.Stmt, found: Mapping[str, ir.Buffer]) -> ir.Stmt:
+    """The program with other buffers of the same names."""
+
+    def on_expr(e: ir.Expr) -> ir.Expr:
+        e = map_expr(e, on_expr)
+        return replace(e, buffer=found[e.buffer.name]) if isinstance(e, ir.Load) and e.buffer.name in found else e
+
+    def on_stmt(s: ir.Stmt) -> ir.Stmt:
+        s = map_stmt(s, on_expr, on_stmt)
+        match s:
+            case ir.Allocate(buffers):
+                return replace(s, buffers=tuple(found.get(b.name, b) for b in buffers))
+            case ir.Store(buffer) if buffer.name in found:
+                return replace(s, buffer=found[buffer.name])
+            case ir.Invoke(_, operands):
+                return replace(s, operands=tuple((found.get(b.name, b), where) for b, where in operands))
+        return s
+
+    return on_stmt(s)

@@ -1,0 +1,1 @@
+"""Tile programs to loop programs: the rules that decompose specs to instructions."""

@@ -1,0 +1,102 @@
+"""Roles, single threads and barriers in memory as statements of the loop program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...core.dtypes import UINT32
+from ...core.errors import InternalError
+from ...loop_ir import build
+from ...loop_ir import nodes as ir
+from ...loop_ir.atoms import WARP, WARPGROUP
+from ...loop_ir.intrinsics import (
+    BARRIER,
+    BARRIER_ARRIVE,
+    BARRIER_ARRIVE_CLUSTER,
+    BARRIER_EXPECT,
+    BARRIER_INIT,
+    BARRIER_PART,
+    BARRIER_WAIT,
+    CLUSTER_BARRIER,
+    ELECT,
+    FENCE_ASYNC,
+    FENCE_BARRIER_INIT,
+    REGISTERS_DEC,
+    REGISTERS_INC,
+    WGMMA_WAIT,
+)
+from .. import specs
+from ..builder.barriers import Barrier, BarrierArray
+from ..builder.tile_views import THREAD_X
+from ..tensors import ThreadTensor
+from .warpgroup_products import WARPGROUP_INDEX, thread_range
+
+
+def make_barriers(arrays: Sequence[BarrierArray]) -> ir.Stmt:
+    """One thread makes barriers, and all know of them, those of all blocks of a cluster."""
+    made = [
+        ir.Invoke(BARRIER_INIT, (Barrier(a, build.const(n)).place,), (a.arrivals * (a.blocks if a.everywhere else 1),))
+        for a in arrays
+        for n in range(a.count)
+    ]
+    first = build.when(build.eq(THREAD_X, 0), build.block(*made, ir.Invoke(FENCE_BARRIER_INIT, ())))
+    return build.block(first, ir.Invoke(CLUSTER_BARRIER if arrays[0].blocks > 1 else BARRIER, ()))
+
+
+def role_condition(threads: ThreadTensor) -> ir.Expr:
+    """Whether a thread is in a role."""
+    first, count = _find_thread_range(threads)
+    number, (start, groups) = build.var(WARPGROUP_INDEX), (first // WARPGROUP, count // WARPGROUP)
+    if groups == 1:
+        return build.eq(number, start)
+    return build.and_masks(build.ge(number, start) if start else None, build.lt(number, start + groups)) or build.TRUE
+
+
+def elect_one(threads: ThreadTensor, body: ir.Stmt) -> ir.Stmt:
+    """One thread of the first warp does it."""
+    first, _ = _find_thread_range(threads)
+    chosen = build.register("chosen", UINT32)
+    picked = ir.If(build.ne(build.load(chosen), build.const(0, UINT32)), body)
+    meet = build.block(ir.Invoke(ELECT, ((chosen, ()),)), picked)
+    condition = build.lt(THREAD_X, first + WARP)
+    if first:
+        condition = build.logical_and(build.ge(THREAD_X, first), condition)
+    return ir.If(condition, build.allocate([chosen], meet))
+
+
+def barrier_statement(node: specs.Node) -> ir.Stmt:
+    """The statement of a node that waits, arrives or fences."""
+    match node:
+        case specs.Expect(barrier, count):
+            return ir.Invoke(BARRIER_EXPECT, (barrier.place,), (count,))
+        case specs.Wait(barrier, phase):
+            return ir.Invoke(BARRIER_WAIT, (barrier.place,), (), (phase,))
+        case specs.Arrive(barrier, threads):
+            arrive = _arrive(barrier)
+            return arrive if threads is None else ir.If(build.eq(build.mod(THREAD_X, WARPGROUP), 0), arrive)
+        case specs.SyncCluster():
+            return ir.Invoke(CLUSTER_BARRIER, ())
+        case specs.Fence():
+            return ir.Invoke(FENCE_ASYNC, ())
+        case specs.WaitProducts(groups):
+            return ir.Invoke(WGMMA_WAIT, (), (groups,))
+        case specs.SyncPart((_, count), number):
+            return ir.Invoke(BARRIER_PART, (), (number, count))
+        case specs.MoveRegisters(count, grows):
+            return ir.Invoke(REGISTERS_INC if grows else REGISTERS_DEC, (), (count,))
+    raise InternalError(f"{type(node).__name__} has no statement")
+
+
+def _arrive(barrier: Barrier) -> ir.Stmt:
+    """An arrival, in all blocks of the cluster if the barrier is for all."""
+    if not barrier.array.everywhere or barrier.array.blocks == 1:
+        return ir.Invoke(BARRIER_ARRIVE, (barrier.place,))
+    blocks = map(build.const, range(barrier.array.blocks))
+    return build.block(*(ir.Invoke(BARRIER_ARRIVE_CLUSTER, (barrier.place,), (), (n,)) for n in blocks))
+
+
+def _find_thread_range(threads: ThreadTensor) -> tuple[int, int]:
+    found = thread_range(threads)
+    if found is None:
+        raise InternalError(f"{threads} are no neighbors")
+    return found

@@ -1,0 +1,1 @@
+"""Products of defs on tensor cores: recognition, choice of tiles, tile programs."""
