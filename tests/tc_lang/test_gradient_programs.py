@@ -25,6 +25,11 @@ FOUND = {
         "def f(double(E) X, long(N) words, double(E) Z) -> (y) { y(n) +=! (n > 1 ? 1.0 : 0.5) * fabs(X(words(n))) }",
         {"E": 3, "N": 2},
     ),
+    "a table of differences of a solved index and a summed one": (
+        "def f(double(K) X, long(N) I) -> (double(5) y) { y(I(min(max(j - i + 2, 0), N - 1))) +=! X(2 * i + 2)"
+        " where i in -1:1, j in -1:K }",
+        {"K": 4, "N": 3},
+    ),
     "a mirrored diagonal, and a condition on something else": (
         "def f(double(N,M) X, double(Q) c) -> (y) {"
         " y(q) +=! fabs(X(7-l,l)) - (q > 2 ? c(q) : 0.0) where l in 0:8, q in 0:Q }",

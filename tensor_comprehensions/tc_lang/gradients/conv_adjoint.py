@@ -84,7 +84,8 @@ def pad_gradient(
             continue
         solution = found.solutions[inner[0]]
         ends = affine_extremes(to_affine(solution.numerator, sizes), {**found.unsolved, **summed, **found.widest})
-        if len(inner) > 1 or inner[0] in box or ends is None:
+        others = [i for i in ranges if i != inner[0]]
+        if len(inner) > 1 or uses_any_index(others, e) or inner[0] in box or ends is None:
             return None
         box[inner[0]] = (0, ends[1] - ends[0] + 1)
         here = SolvedIndex(simplify_subscript(_plus(Index(inner[0], INT64), ends[0]), sizes), solution.divisor, ())
