@@ -97,6 +97,7 @@ def call_all(name: str, op: Op) -> None:
                 require_close(op(*given), expected, op, given)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_calls_that_differ_in_a_size_or_a_stride(name: str) -> None:
     text, dynamic, _ = PROGRAMS[name]

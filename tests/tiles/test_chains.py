@@ -183,6 +183,7 @@ def fitting_options(case: Chain, options: TileOptions, target: str, rng: random.
 
 
 @needs_compiler
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("target", "options"), TARGETS)
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_chains_are_one_kernel_and_equal_the_reference(case: Chain, target: str, options: TileOptions) -> None:
