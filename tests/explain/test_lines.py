@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from llvmlite.binding.object_file import SectionIteratorRef
 
 import tensor_comprehensions as tc
 from tensor_comprehensions.codegen.llvm.debug_lines import emit_llvm_with_lines
@@ -107,3 +108,21 @@ def test_an_assembler_that_is_not_deterministic(monkeypatch: pytest.MonkeyPatch,
 
     monkeypatch.setattr(nvrtc, "compile_with_lines", compile_differently)
     assert defs.f.explain(x, target="cuda:sm_90").matches == matches
+
+
+@pytest.mark.skipif(not nvrtc.is_nvrtc_available(), reason="compiling CUDA needs NVRTC")
+def test_shared_memory_has_no_bytes_in_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its section has a size, which once was read from behind the file."""
+    text = """extern "C" __global__ void f(float *x) {
+        __shared__ float s[12000];
+        s[threadIdx.x] = x[threadIdx.x];
+        __syncthreads();
+        x[threadIdx.x] = s[11999 - threadIdx.x];
+    }"""
+    binary = nvrtc.compile_text(text, "sm_90").binary
+    read: list[int] = []
+    data = SectionIteratorRef.data
+    monkeypatch.setattr(SectionIteratorRef, "data", lambda s: read.append(s.size()) or data(s))
+    sections = object_code.code_sections(binary)
+    assert ".text.f" in sections
+    assert sum(read) < len(binary)

@@ -6,6 +6,7 @@ import ctypes
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import llvmlite.binding as llvm
 
@@ -136,7 +137,15 @@ def assemble_and_print(text: str, target: CpuTarget) -> tuple[ObjectCode, str]:
 
 def code_sections(data: bytes) -> dict[str, bytes]:
     """The part of an object file that runs: its instructions and constants, without names and line tables."""
-    sections = llvm.ObjectFileRef.from_data(data).sections()
-    named = ((s.name() or b"", s.data()) for s in sections)
-    texts = ((n.decode() if isinstance(n, bytes) else n, d) for n, d in named)
-    return {n: bytes(d) for n, d in texts if ("text" in n and not n.startswith(".rela")) or "rodata" in n}
+    # Other sections are not read: shared memory of a GPU has a size in the file, and no bytes.
+    named = ((_section_name(s), s) for s in llvm.ObjectFileRef.from_data(data).sections())
+    return {name: bytes(s.data()) for name, s in named if _is_code_or_constants(name)}
+
+
+def _section_name(section: Any) -> str:
+    name: bytes | str = section.name() or ""
+    return name.decode() if isinstance(name, bytes) else name
+
+
+def _is_code_or_constants(section: str) -> bool:
+    return ("text" in section and not section.startswith(".rela")) or "rodata" in section
