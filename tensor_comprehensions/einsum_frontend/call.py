@@ -30,8 +30,8 @@ def einsum(equation: str, *operands: Any, out: Any = None, format: str | None = 
     takes the diagonal. `...` stands for dimensions that are matched from the right; dimensions of size 1 are broadcast.
     Several operands are contracted in pairs, in the order with the fewest multiplications. The result has the type of
     the operands, or the wider type if they differ; integers wrap. A subscript of a single operand is summed first; as
-    in `torch.sum`, integers and bools then accumulate in int64. The first products of floats of an
-    equation are computed by torch, until they have done as much work as pays for a compilation.
+    in `torch.sum`, integers and bools then accumulate in int64. Torch computes the first
+    products of floats of an equation, until their work pays for a compilation.
 
     Args:
         equation: `"ij,jk->ik"`; spaces are ignored.

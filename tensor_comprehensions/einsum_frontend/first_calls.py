@@ -1,7 +1,7 @@
-"""The first calls of an equation, which torch computes, until they have done as much work as pays for a compilation.
+"""The first calls of an equation: torch computes them until their work pays for a compilation.
 
-A compilation takes as long as a thousand small products. Work is counted from sizes, never timed: so what computes a
-call depends on the calls before it alone. The sizes of these calls count as values that the operator has seen.
+A compilation takes as long as a thousand small products. Work is counted from sizes, never timed, so that the choice
+depends on the earlier calls alone. The sizes of these calls count as values that the operator has seen.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..dispatch.dynamic_sizes import DynamicSizes
 from .equation import parse_equation
 
 ENOUGH_SECONDS = 0.5
-"""The estimated time of calls from which on a kernel pays: twice what the slowest kernels take to compile."""
+"""A kernel pays after calls of this estimated time in all: twice the time that the slowest kernels take to compile."""
 CALL_SECONDS = 1e-5
 """The time of a call of torch, besides its operations."""
 OPERATIONS_PER_SECOND = 5e10
@@ -89,16 +89,18 @@ class FirstCalls:
 
 
 _first_calls: dict[tuple[str, torch.dtype], FirstCalls | None] = {}
+"""For each equation its calls, None if torch computes none. Another thread may clear it at any time."""
 
 
 def are_first(equation: str, operands: Sequence[Tensor]) -> bool:
     """Whether torch computes a call, which is counted then: a product of dense floats on the CPU."""
     key = (equation, operands[0].dtype)
-    if key not in _first_calls:
+    try:
+        calls = _first_calls[key]
+    except KeyError:
         if len(_first_calls) >= LIMIT:
             _first_calls.clear()
-        _first_calls[key] = _start(equation, operands)
-    calls = _first_calls[key]
+        calls = _first_calls.setdefault(key, _start(equation, operands))
     if calls is None or calls.seconds >= ENOUGH_SECONDS or len(calls.operands) != len(operands):
         return False
     if any(x.dtype is not key[1] or not x.is_cpu for x in operands) or torch.is_autocast_enabled("cpu"):

@@ -110,3 +110,18 @@ def test_first_calls_have_gradients() -> None:
 def test_a_kernel_can_compute_the_first_call(equation: str, knobs: dict[str, str]) -> None:
     with override_knobs(**knobs):
         assert count_kernels(equation, [(torch.randn(2, 3, 4), torch.randn(4, 5))]) == 1
+
+
+class ClearedAtOnce(dict[object, object]):
+    """A table that another thread clears whenever it gets an entry."""
+
+    def __setitem__(self, key: object, value: object) -> None:
+        pass
+
+    def setdefault(self, key: object, default: object = None) -> object:
+        return default
+
+
+def test_another_thread_may_clear_the_table_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_calls, "_first_calls", ClearedAtOnce())
+    assert count_kernels(EQUATION, [operands(5)]) == 0
