@@ -108,7 +108,7 @@ def _render_section(name: str, found: TuningResult[Any]) -> Iterator[str]:
     yield f":</p><p><code>{escape(repr(found.options))}</code></p>"
     traced = trace_search(found)
     yield f"<h3>The candidates over time</h3>{draw_search(traced)}"
-    yield "<p>Times of the search are scaled: the default takes what it took in the race.</p>"
+    yield "<p>Times of the search are scaled so that the default options take as long as in the final race.</p>"
     yield "<h3>All times of the search</h3>" + _render_time_histogram(traced)
     yield "<h3>What became of them</h3><table>"
     examples = {o.kind: o.message for o in reversed(found.outcomes)}

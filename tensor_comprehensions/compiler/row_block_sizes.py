@@ -94,7 +94,7 @@ def list_variants(axes: Sequence[Rows], sizes: Sequence[Sequence[BlockSize]]) ->
 
 
 def _has_few_rows(sizes: Sequence[BlockSize], rows: int) -> bool:
-    """Whether blocks of so many rows run only where there are less than in the next larger block."""
+    """Whether blocks of this size run only for fewer rows than the next larger block has."""
     return len(sizes) > 1 and rows == sizes[-1].rows and sizes[-2].overlap_from == 1
 
 

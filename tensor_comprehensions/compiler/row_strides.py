@@ -1,7 +1,7 @@
 """Strides of tensors in kernels for any number of rows.
 
 The distance between rows of x(N,D) is a number where N alone is dynamic. Where D is dynamic, it is a variable:
-`PACKED`, what the dimension inside of it takes, or `GIVEN` by the call.
+`PACKED` if it follows from the extent and the stride of the next dimension, or `GIVEN` by the call.
 """
 
 from __future__ import annotations

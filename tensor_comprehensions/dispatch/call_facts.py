@@ -1,4 +1,4 @@
-"""Facts about the calls of an operator, for reports: what the fast path asks for, and the kernels so far."""
+"""Facts about the calls of an operator, for reports: the guards of the fast path, and the kernels so far."""
 
 from __future__ import annotations
 

@@ -147,9 +147,9 @@ class RangeFinder:
         while names:
             fixed = tuple((n, v) for n, v in sizes.items() if n not in names)
             found = self._axes.get((names, fixed, merge), lambda n=names, f=fixed: self._find(n, dict(f), merge))  # type: ignore[misc]
-            if not found.refused:
+            if not found.refused_sizes:
                 return found
-            names = tuple(name for name in names if name not in found.refused)
+            names = tuple(name for name in names if name not in found.refused_sizes)
         return row_axes.FoundAxes()
 
     def _find(self, names: tuple[str, ...], fixed: Mapping[str, int], merge: bool) -> row_axes.FoundAxes:

@@ -119,7 +119,7 @@ def find_varying(function: Function, numbers: Mapping[str, int]) -> tuple[str, .
             break
         for reason in found.reasons:
             get_logger("graph").debug("not one kernel for all sizes: %s", reason)
-        names = tuple(n for n in names if n not in found.refused)
+        names = tuple(n for n in names if n not in found.refused_sizes)
     return names
 
 

@@ -109,7 +109,7 @@ def _is_data(e: Expr) -> bool:
 class _IterationScope:
     """The variables bound inside an iteration: the form of each, and its number of values.
 
-    known: facts about the whole program. is_certain: whether what is here runs in each iteration. found: the forms of
+    known: facts about the whole program. is_certain: whether the statement runs in each iteration. found: the forms of
     expressions, by their ids.
     """
 

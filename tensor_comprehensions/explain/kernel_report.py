@@ -190,8 +190,8 @@ class SearchCurve:
 
     Attributes:
         candidates: in the order in which they were tried.
-        chosen: the options that won. seconds: what a call takes with them, by the race that ended the search; None if
-            it has not ended. default_seconds: what it takes with the default ones there.
+        chosen: the options that won. seconds: the time of a call with them in the race that ended the search; None if
+            it has not ended. default_seconds: the same with the default options.
         scale: the candidates' times in the race, as a multiple of those in the search, when the machine may have been
             slower or faster: that of the default options.
         elapsed: seconds that the search took.
@@ -244,7 +244,7 @@ class CallFacts:
     """Calls of the operator that a kernel belongs to.
 
     Attributes:
-        guards: what a call has to pass to take the fast path: a line for each argument.
+        guards: the conditions of the fast path, a line for each argument.
         hindrance: why calls with these arguments do not take it; "" if they do.
         lanes: kinds of calls that take it so far. compiled, loaded: kernels of the operator so far.
         seconds: that making these took.

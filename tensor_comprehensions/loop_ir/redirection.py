@@ -1,4 +1,4 @@
-"""The buffers that statements use, and other buffers in their place."""
+"""The buffers that statements use, and statements that use other buffers instead."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Redirect:
         return new
 
     def window(self, s: Window) -> Window:
-        """A window of another buffer: what is seen through it lies in the same memory."""
+        """A window of another buffer; its elements are in the memory of that buffer."""
         source = self.of(s.source)
         buffer = replace(s.buffer, space=source.space)
         inner = replace(self, buffers={**self.buffers, buffer.name: buffer})

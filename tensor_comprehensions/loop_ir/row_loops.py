@@ -98,7 +98,7 @@ def _require_variable(e: Expr) -> str:
 
 
 def _uses(e: Expr, variables: set[str]) -> bool:
-    """Whether an index depends on one of `variables`, but for what it loads."""
+    """Whether an index depends on one of `variables`, apart from the subscripts of its loads."""
     if isinstance(e, Var):
         return e.name in variables
     return not isinstance(e, Load) and any(_uses(c, variables) for c in children(e))

@@ -45,8 +45,8 @@ class Result:
     first: int
 
     @property
-    def planned(self) -> PlannedResult:
-        """As a caller sees it."""
+    def plan(self) -> PlannedResult:
+        """What a caller knows of it."""
         x = self.arrays
         place = (x.statement, x.tensor, self.phase, self.first, len(x.buffers))
         if isinstance(x, Collected):
@@ -86,7 +86,7 @@ class Program:
         counting = (n for n, m in enumerate(self.phases) if all(k.name.endswith(".count") for k in m.kernels))
         operands = (PlannedOperand(o.name, o.role, bool(o.crd), len(o.buffers) - 1) for o in self.operands)
         return CallPlan(
-            self.problem, tuple(operands), self.conversions, self.versions, tuple(r.planned for r in self.results),
+            self.problem, tuple(operands), self.conversions, self.versions, tuple(r.plan for r in self.results),
             self.unfilled, len(self.phases), tuple(counting), self.slots,
         )  # fmt: skip
 
@@ -253,11 +253,11 @@ def _make_emitter(common: Shared, nest: Nest, order: tuple[str, ...], shared: Ma
 
 def bind_size_names(body: Stmt, common: Shared) -> Stmt:
     """`body` with the sizes bound around it."""
-    for name, value in reversed(list(common.sizes.bound())):
+    for name, value in reversed(list(common.sizes.list_variables())):
         body = Let(name, value, body)
     return body
 
 
 def _list_outputs(operands: tuple[SparseOperand, ...], results: list[Result], totals: Buffer) -> tuple[str, ...]:
     dense = (o.values.name for o in operands if o.role is not Role.INPUT)
-    return (totals.name, *dense, *(b.name for r in results for b in r.arrays.written))
+    return (totals.name, *dense, *(b.name for r in results for b in r.arrays.written_buffers))

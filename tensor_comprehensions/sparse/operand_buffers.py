@@ -66,7 +66,7 @@ class Collected:
         return (*self.coordinates, self.values, *(() if self.starts is None else (self.starts,)))
 
     @property
-    def written(self) -> tuple[Buffer, ...]:
+    def written_buffers(self) -> tuple[Buffer, ...]:
         """The arrays that kernels write."""
         return self.buffers
 
@@ -98,7 +98,7 @@ class Assembled:
         return (*levels, self.values)
 
     @property
-    def written(self) -> tuple[Buffer, ...]:
+    def written_buffers(self) -> tuple[Buffer, ...]:
         """The arrays that kernels write."""
         return (self.values,) if self.is_known else self.buffers
 
@@ -156,7 +156,7 @@ class Sizes:
             return build.const(self.fixed[name])
         return build.var(_make_size_variable(name)) if name in self.names else self.value(self.derived[name])
 
-    def bound(self) -> Iterator[tuple[str, Expr]]:
+    def list_variables(self) -> Iterator[tuple[str, Expr]]:
         """The variables, with the expressions that a kernel loads them from."""
         for n, name in enumerate(self.names):
             yield _make_size_variable(name), build.load(self.buffer, n)

@@ -58,7 +58,7 @@ def _all_cases(types: tuple[DType, ...]) -> Iterator[Case]:
     for dtype in types:
         yield from (replace(c, tolerance=TOLERANCES[dtype]) for c in _rewritten(dtype))
     if FLOAT32 not in types:
-        yield from _written()
+        yield from _write_cases()
 
 
 def _rewritten(dtype: DType) -> Iterator[Case]:
@@ -77,7 +77,7 @@ def _rewritten(dtype: DType) -> Iterator[Case]:
                     yield small_case(f"{name.lower()}{kind} {dtype.name}", _rewrite(text, dtype), sizes)
 
 
-def _written() -> Iterator[Case]:
+def _write_cases() -> Iterator[Case]:
     """The defs that are products of narrow types as they are written."""
     for product in GROUP_CASES:
         functions = compile_source(product.text)

@@ -20,13 +20,13 @@ def f(float(A,B,C) g, float(I,A) u, float(J,B) v, float(K,C) w) -> (x) {
 CHAIN = "def f(float(M,K) a, float(K,L) b, float(L,N) c) -> (d) { d(i,j) +=! a(i,k) * b(k,l) * c(l,j) }"
 
 
-def paired(source: str, **sizes: int) -> BoundFunction:
+def pair_def(source: str, **sizes: int) -> BoundFunction:
     (function,) = compile_source(source)
     return pair_factors(legalize(bind(function, sizes)))
 
 
 def test_a_step_for_each_factor_but_one() -> None:
-    steps = paired(TUCKER, A=8, B=9, C=10, I=30, J=31, K=32).statements
+    steps = pair_def(TUCKER, A=8, B=9, C=10, I=30, J=31, K=32).statements
     assert [s.target for s in steps] == ["S0.product.0", "S0.product.1", "x"]
     assert steps[-1].name == "S0"
     assert all(len(s.reduction_indices) == 1 for s in steps)
@@ -43,12 +43,12 @@ def test_a_step_for_each_factor_but_one() -> None:
     ],
 )
 def test_what_stays_as_it_is(source: str) -> None:
-    assert len(paired(source, N=40, M=50, K=60, L=70).statements) == 1
+    assert len(pair_def(source, N=40, M=50, K=60, L=70).statements) == 1
 
 
 def test_small_sums_stay_as_they_are() -> None:
-    assert len(paired(CHAIN, M=4, K=5, L=6, N=7).statements) == 1
-    assert len(paired(CHAIN, M=40, K=50, L=60, N=70).statements) == 2
+    assert len(pair_def(CHAIN, M=4, K=5, L=6, N=7).statements) == 1
+    assert len(pair_def(CHAIN, M=40, K=50, L=60, N=70).statements) == 2
 
 
 def test_sums_into_what_is_there_and_constant_factors() -> None:

@@ -33,7 +33,7 @@ TARGETS = {
 }
 
 
-def masked(condition: str, left: str = "m,k", right: str = "k,n", out: str = "m,n", dtype: str = "float16") -> str:
+def masked_def(condition: str, left: str = "m,k", right: str = "k,n", out: str = "m,n", dtype: str = "float16") -> str:
     wide, zero = ("float", "0.0") if "float" in dtype else ("int32", "0")
     sizes = [s.upper() for s in (left, right)]
     value = f"{condition} ? {wide}(A({left})) * {wide}(B({right})) : {zero}"
@@ -46,14 +46,14 @@ FINISHED = """def f(float16(M,K) A, float16(K,N) B, float(M,N) R) -> (C) {
 }"""
 TWO = ((104, 72), (72, 40))
 CASES = (
-    ProductCase("rows", masked("k <= m"), TWO),
-    ProductCase("columns", masked("k <= n"), TWO),
-    ProductCase("terms", masked("k >= 5 && k < 50"), TWO),
-    ProductCase("results", masked("m <= n + 20"), TWO),
-    ProductCase("several", masked("k <= m && m <= k + 40 && 2 * n <= k + 30"), TWO),
-    ProductCase("across", masked("k <= m", "k,m", "n,k"), ((72, 104), (40, 72))),
-    ProductCase("batch", masked("k <= m + 8 * z", "z,m,k", "z,k,n", "z,m,n"), ((2, 40, 72), (2, 72, 24))),
-    ProductCase("bytes", masked("k <= m", "m,k", "n,k", dtype="int8"), ((104, 80), (40, 80)), ("int8",) * 2),
+    ProductCase("rows", masked_def("k <= m"), TWO),
+    ProductCase("columns", masked_def("k <= n"), TWO),
+    ProductCase("terms", masked_def("k >= 5 && k < 50"), TWO),
+    ProductCase("results", masked_def("m <= n + 20"), TWO),
+    ProductCase("several", masked_def("k <= m && m <= k + 40 && 2 * n <= k + 30"), TWO),
+    ProductCase("across", masked_def("k <= m", "k,m", "n,k"), ((72, 104), (40, 72))),
+    ProductCase("batch", masked_def("k <= m + 8 * z", "z,m,k", "z,k,n", "z,m,n"), ((2, 40, 72), (2, 72, 24))),
+    ProductCase("bytes", masked_def("k <= m", "m,k", "n,k", dtype="int8"), ((104, 80), (40, 80)), ("int8",) * 2),
     ProductCase("finished", FINISHED, (*TWO, (104, 40)), ("float16", "float16", "float32")),
 )
 
@@ -92,7 +92,7 @@ def test_decompositions_are_proven(name: str, target: str) -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_interpreter_equals_the_reference(target: str) -> None:
-    case = ProductCase("small", masked("k <= m"), ((64, 72), (72, 16)))
+    case = ProductCase("small", masked_def("k <= m"), ((64, 72), (72, 16)))
     module = lower_divided(divide(case, target), parse_gpu_target(target))
     given = [*(x.numpy() for x in case.arguments()), np.zeros((64, 16), np.float32)]
     arrays = dict(zip((b.name for b in module.arguments), given, strict=True))
@@ -106,7 +106,7 @@ def test_large_masked_products_are_on_tensor_cores_without_spills(target: str) -
     """By themselves, in about half of the time of the whole product, by the model."""
     x = torch.empty(4096, 4096, dtype=torch.float16)
     cycles = []
-    for text in (masked("k <= m"), matmul("m,k", "k,n", "m,n")):
+    for text in (masked_def("k <= m"), matmul("m,k", "k,n", "m,n")):
         kernel = tc.define(text).f.compile(x, x, target=target)
         source = kernel.source("cuda")
         assert "mma" in source
@@ -120,7 +120,7 @@ def test_large_masked_products_are_on_tensor_cores_without_spills(target: str) -
 
 def test_masks_that_no_factor_takes_are_refused() -> None:
     a, b = ProductCase("", "", TWO).arguments()
-    op = tc.define(masked("k + m <= n")).f
+    op = tc.define(masked_def("k + m <= n")).f
     with pytest.raises(tc.ArgumentError, match="its mask depends on rows, columns and terms together"):
         op.compile(a, b, target="cuda:sm_80", options=TileOptions())
     assert "mma" not in op.compile(a, b, target="cuda:sm_80").source("cuda")

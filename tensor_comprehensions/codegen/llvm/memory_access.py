@@ -37,7 +37,7 @@ class ValueContext(Protocol):
 class FlatAddress:
     """An address in elements: `constant`, plus `terms`, plus `lane` times the lane, plus `vectors`, one per lane.
 
-    lane_strides: what the lane is multiplied by besides: values, with their factors.
+    lane_strides: values by which the lane is multiplied, too, with their factors.
     sources: the expressions whose values the vectors are.
     """
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from math import prod
 
 from ...core.memory_layout import contiguous_strides
+from ...structured.match.product_matching import collect_index_names
 from ...target import CpuTarget
 from ...tc_lang import ir as tc
 from ...tc_lang.ir import BoundFunction, Role, Tensor, walk_expr
@@ -98,11 +99,7 @@ def _moved_factors(row: BandMember, group: FusionGroup) -> tuple[frozenset[int],
     """Which factors move along `row`, of each contraction."""
     clusters = [(row.index_and_shift(n)[0], n.cluster) for n in group.nodes if n.cluster is not None]
     factors = ((index, enumerate((c.left, c.right))) for index, c in clusters)
-    return tuple(frozenset(side for side, f in sides if index in _collect_index_names(f)) for index, sides in factors)
-
-
-def _collect_index_names(e: tc.Expr) -> frozenset[str]:
-    return frozenset(x.name for x in walk_expr(e) if isinstance(x, tc.Index))
+    return tuple(frozenset(side for side, f in sides if index in collect_index_names(f)) for index, sides in factors)
 
 
 # --- the layout of temporaries -----------------------------------------------------------------------------------
@@ -151,11 +148,10 @@ def _transposes_factor(function: BoundFunction, node: ScopStatement, group: Fusi
     if not isinstance(last, tc.Index) or last.name == group.rows[row].index_and_shift(node)[0]:
         return False
     batches = {r.index_and_shift(node)[0] for k, r in enumerate(group.rows) if k != row}
-    moving = [f for f in (node.cluster.left, node.cluster.right) if last.name in _collect_index_names(f)]
+    moving = [f for f in (node.cluster.left, node.cluster.right) if last.name in collect_index_names(f)]
     accesses = [a for f in moving for a in walk_expr(f) if isinstance(a, tc.Access)]
     return any(
-        bool(batches & _collect_index_names(a)) and access_stride(function, a, last.name) not in (0, 1)
-        for a in accesses
+        bool(batches & collect_index_names(a)) and access_stride(function, a, last.name) not in (0, 1) for a in accesses
     )
 
 
@@ -164,7 +160,7 @@ def _reads_strided_along_row(function: BoundFunction, node: ScopStatement, row: 
     factors = () if node.cluster is None else (node.cluster.left, node.cluster.right)
     multiplied = {a for f in factors for a in walk_expr(f) if isinstance(a, tc.Access)}
     accesses = (*node.writes, *node.reads)
-    held = [frozenset(x for e in a.subscripts for x in _collect_index_names(e)) for a in accesses if a.tensor in local]
+    held = [frozenset(x for e in a.subscripts for x in collect_index_names(e)) for a in accesses if a.tensor in local]
     for access in (a for a in node.reads if a.tensor not in local and a not in multiplied):
         steps = {i.name: access_stride(function, access, i.name) for i in (*node.free, *node.reduction_indices)}
         along = {name for name, step in steps.items() if step == 1}

@@ -1,7 +1,7 @@
 """Sums of products of three factors and more, as products of two: `x(i,j) +=! g(a,b) * u(i,a) * v(j,b)` in two steps.
 
 The order with the fewest multiplications is that of `tc.einsum`. Each step is a contraction, which runs in register
-tiles; the loop over all indices at once is none.
+tiles; a loop over all indices at once cannot.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _gains(s: BoundStatement, path: ContractionPath, factors: int) -> bool:
 def _make_step(
     s: BoundStatement, number: int, pair: Sequence[tc.Expr], needed: Labels, tensors: dict[str, Tensor]
 ) -> tuple[BoundStatement, tc.Access]:
-    """The product of two factors, summed over the indices that nobody else needs, and how to read its result."""
+    """The product of two factors, summed over the indices that occur nowhere else, and the read of its result."""
     present = set().union(*map(collect_index_names, pair))
     kept = tuple(i for i in s.indices if i.name in present & needed)
     summed = tuple(i for i in s.indices if i.name in present - needed)

@@ -25,7 +25,7 @@ class FoundAxes:
     separated: tuple[str, ...] = ()
 
     @property
-    def refused(self) -> tuple[str, ...]:
+    def refused_sizes(self) -> tuple[str, ...]:
         """The sizes that count no rows."""
         return tuple(reason.name for reason in self.reasons)
 

@@ -21,6 +21,7 @@ from .adjoint_access import GatherForm, SolvedIndex, range_guards, solve_gather
 from .ssa import range_extent
 
 MOST_PHASES = 9
+"""Phases of a read, over all dimensions: those of 3 x 3. Each is a statement."""
 
 
 @dataclass(frozen=True, slots=True)
