@@ -92,7 +92,7 @@ def test_an_operator_is_tuned_and_remembers_it(tmp_path: Path) -> None:
     page = (tmp_path / "page.html").read_text()
     assert page.count("<svg") == 2
     assert "in the race, where untuned ones took" in page
-    assert "scaled: the default takes what it took in the race" in page
+    assert "scaled so that the default options take as long as in the final race" in page
     assert facts[0]["seconds_in_search"] in [c["seconds"] for c in facts[0]["candidates"]]
     assert "tmm" in page
 
