@@ -26,7 +26,7 @@ def classify_strides(
     """
     found = list(strides)
     for d in range(len(shape)):
-        if not any(_is_inside(e, d, shape, strides) for e in dynamic):
+        if d not in packed and not any(_is_inside(e, d, shape, strides) for e in dynamic):
             continue
         follows = 0 in shape or (d + 1 < len(shape) and strides[d] == strides[d + 1] * shape[d + 1])
         if d in packed and not follows and shape[d] > 1:

@@ -290,6 +290,16 @@ def test_a_stride_of_a_single_row_means_nothing() -> None:
             assert torch.equal(op(x, g), x * g)
 
 
+@pytest.mark.parametrize("shape", [(5, 1, 8), (1, 1, 8), (1, 3, 1), (5, 3, 1), (1, 1, 1)])
+def test_rows_that_are_one_row_of_memory(shape: tuple[int, ...]) -> None:
+    """A stride of 0 does not follow from the stride of the next dimension."""
+    op = op_of("def twice(float(N,C,H) x) -> (y) { y(n,c,i) = 2 * x(n,c,i) }", {"N", "C", "H"})
+    dense = torch.randn(shape[0], 3, 8)
+    for x in (dense, torch.randn(shape).expand(dense.shape)):
+        for _ in range(2):
+            assert torch.equal(op(x), 2 * x)
+
+
 def test_rows_at_any_distance() -> None:
     op = op_of(SCALE, {"N"})
     g = torch.randn(5)
