@@ -125,3 +125,40 @@ def test_what_one_statement_sums_over_may_be_free_in_another(second: str, shape:
     for first, last in (("s(i,k) +=! x(i,j,k)", second), (second, "s(i,k) +=! x(i,j,k)")):
         sums = tc.define(f"def sums(float(N,M,K) x) -> (s, t) {{ {first} {last} }}").sums
         torch.testing.assert_close(sums(x), sums.reference(x), rtol=0, atol=0)
+
+
+def test_an_output_that_is_defined_as_itself_has_an_initial_value() -> None:
+    text = "def f(float(N) g) -> (float(N) p, float(N) m) { m(i) = m(i) p(i) = p(i) - m(i) m(i) = 0.5 * m(i) + g(i) }"
+    g, p, m = torch.randn(3, 5)
+    found_p, found_m = tc.define(text).f(g, p=p, m=m)
+    torch.testing.assert_close(found_p, p - m)
+    torch.testing.assert_close(found_m, 0.5 * m + g)
+
+
+def test_the_reference_takes_the_power_of_one_half_as_c_does() -> None:
+    """NumPy takes the square root, where the exponent has one element."""
+    op = tc.define("def f(float(N) x) -> (y) { y(i) = pow(x(i), 0.5) }").f
+    x = torch.tensor([-torch.inf, torch.inf, -0.0, 4.0])
+    for found in (op.reference(x), op(x)):
+        assert found.tolist() == [torch.inf, torch.inf, 0.0, 2.0]
+        assert not found.signbit().any()
+
+
+LARGE_LITERALS = {
+    "x(i) * 6364136223846793005": ("int64", [6364136223846793005, -645664597830827399]),
+    "min(x(i), -9223372036854775808)": ("int64", [-(2**63), -(2**63)]),
+    "x(i) % 0xffffffffff + (x(i) < 0 ? 1 : 3000000000)": ("int64", [3000000001, 2**40 - 3]),
+    "x(i) + 18446744073709551615": ("uint64", [0, 6]),
+    "x(i) * 3000000000": ("uint32", [3000000000, 3000000000 * 7 % 2**32]),
+    "x(i) * (4000000000 - 1000000000)": ("float64", [3e9, -9e9]),
+    "int64(3000000000) + int64(0 * x(i))": ("int32", [3000000000, 3000000000]),
+}
+
+
+@pytest.mark.parametrize("value", LARGE_LITERALS)
+def test_a_large_literal_takes_the_type_of_the_other_operand(value: str) -> None:
+    dtype, expected = LARGE_LITERALS[value]
+    op = tc.define(f"def f({dtype}(N) x) -> (y) {{ y(i) = {value} }}").f
+    x = torch.tensor([1, 7 if dtype[0] == "u" else -3]).to(getattr(torch, dtype))
+    for found in (op.reference(x), op(x)):
+        assert found.tolist() == expected

@@ -136,7 +136,7 @@ class _Binder:
         empty = any(i.extent == 0 for i in indices)
         subscripts = tuple(normalize_subscript(e, self.env) for e in self._relative(s.target, s.subscripts))
         value = substitute_sizes(self._shift_accesses(s.value), self.env)
-        self._check_magnitude(s, indices, (*subscripts, value))
+        self._check_magnitude(s, indices, (*subscripts, *_index_computations(value)))
         prover = _Prover(self, s.span, box, empty)
         subscripts = tuple(prover.visit(e, ()) for e in subscripts)
         value = prover.visit(value, ())
@@ -251,6 +251,25 @@ class _Binder:
         return BoundStatement(
             f"{b.name}_init", b.target, subscripts, None, False, value, indices, len(indices), span=b.span
         )
+
+
+def _index_computations(e: Expr) -> Iterator[Expr]:
+    """The subscripts in a value, and what it computes from indices. Other integers may have any value."""
+    if isinstance(e, Access):
+        yield from e.subscripts
+    elif not isinstance(e, Select) and any(isinstance(x, Index) for x in _walk_outside_accesses(e)):
+        yield e
+    else:
+        for x in operands_of(e):
+            yield from _index_computations(x)
+
+
+def _walk_outside_accesses(e: Expr) -> Iterator[Expr]:
+    """`e` and everything below it, but for the subscripts of accesses."""
+    yield e
+    if not isinstance(e, Access):
+        for x in operands_of(e):
+            yield from _walk_outside_accesses(x)
 
 
 @dataclass(slots=True)

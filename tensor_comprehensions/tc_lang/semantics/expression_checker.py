@@ -254,6 +254,7 @@ class ExpressionChecker:
                 span,
                 expected=f"{tensor.rank} subscript{'s' * (tensor.rank != 1)}",
                 found=str(len(subscripts)),
+                suggestion="" if subscripts else "a statement says what each element is, as in y(i) = x(i)",
             )
         if index and tensor.rank == 0 and tensor.role is Role.INPUT and tensor.dtype and tensor.dtype.is_integer:
             self.world.specialized.setdefault(tensor.name)
@@ -272,7 +273,8 @@ class ExpressionChecker:
         if tensor.name == self.target:
             self.reads_target = True
         elif tensor.role is not Role.INPUT and tensor.name not in self.defined:
-            raise self.world.error(f"'{name}' is read before it is defined", span)
+            way = f"to read its initial value, define it first: {name}(...) = {name}(...)" if tensor.typed else ""
+            raise self.world.error(f"'{name}' is read before it is defined", span, suggestion=way)
 
     def _is_tensor(self, name: str) -> bool:
         """Whether `name` is a tensor here. A temporary is one from its first definition on."""

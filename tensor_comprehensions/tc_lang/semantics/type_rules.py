@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 
-from ...core.dtypes import BOOL, FLOAT32, FLOAT64, INT32, INT64, DType, Kind, promote_dtypes, wrap_integer
+from ...core.dtypes import BOOL, FLOAT32, FLOAT64, INT32, INT64, UINT64, DType, Kind, promote_dtypes, wrap_integer
 from ...core.errors import InternalError
 from ...core.math_functions import TF32
 from ..builtins import CONSTANTS, canonical_name
@@ -61,15 +61,11 @@ def make_typed(expr: Expr, type: DType, *parts: TypedExpr, weak: bool = False) -
 
 
 def literal_type(value: int | float, *, index: bool = False) -> TypedExpr:
-    """The type of a literal: float32 as written with `.` or `e`, else a weak integer."""
+    """The type of a literal: float32 as written with `.` or `e`, else a weak integer, of int32 if that has it."""
     if isinstance(value, float):
         if math.isinf(value):
             raise UnlocatedTypeError("this number does not fit float64", suggestion="write `inf` for infinity")
         return TypedExpr(Const(value, FLOAT32), FLOAT32)
-    if not -(2**31) <= value < 2**31:
-        raise UnlocatedTypeError(
-            "this integer does not fit int32", expected="-2147483648 to 2147483647", found=str(value)
-        )
     return _weak_literal(value, index)
 
 
@@ -79,10 +75,22 @@ def named_constant(name: str) -> TypedExpr:
 
 
 def _weak_literal(value: int, index: bool) -> TypedExpr:
-    dtype = INT64 if index else INT32
-    if not -(2 ** (dtype.bits - 1)) <= value < 2 ** (dtype.bits - 1):
-        raise UnlocatedTypeError(f"the value of these literals does not fit {dtype}", found=str(value))
-    return TypedExpr(Const(value, dtype), dtype, weak=True)
+    for dtype in (INT64,) if index else (INT32, INT64, UINT64):
+        least, most = _integer_limits(dtype)
+        if least <= value <= most:
+            return TypedExpr(Const(value, dtype), dtype, weak=True)
+    raise UnlocatedTypeError(
+        f"this integer does not fit {'int64' if index else '64 bits'}",
+        expected=f"{-(2**63)} to {2 ** (63 if index else 64) - 1}",
+        found=str(value),
+    )
+
+
+def _integer_limits(dtype: DType) -> tuple[int, int]:
+    """The least and the greatest value of an integer type."""
+    if dtype.kind is Kind.UNSIGNED:
+        return 0, 2**dtype.bits - 1
+    return -(2 ** (dtype.bits - 1)), 2 ** (dtype.bits - 1) - 1
 
 
 # --- conversions ---------------------------------------------------------------------------------------------------
@@ -122,7 +130,7 @@ def _fit_literal(value: int, to: DType) -> int | float | bool:
         return float(value)
     if to.is_bool:
         return bool(value)
-    top = 2 ** (to.bits - (1 if to.kind is Kind.SIGNED else 0))
+    top = _integer_limits(to)[1] + 1
     if not -(2 ** (to.bits - 1)) <= value < top:
         raise UnlocatedTypeError(
             f"the literal {value} does not fit {to}",
@@ -161,7 +169,7 @@ def common_type(xs: Sequence[TypedExpr]) -> tuple[list[TypedExpr], DType]:
     """The operands brought to one type, and that type."""
     firm = [x.type for x in xs if not x.weak]
     if not firm:
-        to = xs[0].type
+        to = reduce(promote_dtypes, (x.type for x in xs))
     else:
         to = reduce(promote_dtypes, firm)
         if to.is_bool and len(firm) < len(xs):
@@ -244,7 +252,9 @@ def typed_select(condition: TypedExpr, a: TypedExpr, b: TypedExpr) -> TypedExpr:
     """`condition ? a : b`; of two weak branches the whole stays weak."""
     require_bool(condition, "the condition of '?:'")
     if a.weak and b.weak:
-        return make_typed(Select(condition.expr, a.expr, b.expr, a.type), a.type, condition, a, b, weak=True)
+        (then, otherwise), to = common_type((a, b))
+        expr = Select(condition.expr, then.expr, otherwise.expr, to)
+        return make_typed(expr, to, condition, then, otherwise, weak=True)
     (then, otherwise), to = common_type((a, b))
     expr = Select(condition.expr, then.expr, otherwise.expr, then.expr.dtype)
     return make_typed(expr, to, condition, then, otherwise)
