@@ -22,6 +22,7 @@ from ..loop_ir.row_blocks import (
     RowProgram,
     Stage,
     bind_variables,
+    first_row_variable,
     has_row_loops,
     join_row_blocks,
     rows_variable,
@@ -33,7 +34,7 @@ from ..options import CpuOptions
 from ..runtime.cpu import object_code
 from ..target import CpuTarget
 from ..tc_lang.dynamic_sizes.row_stages import RowStage, base_tensor, shared_tensors, split_row_stages
-from ..tc_lang.dynamic_sizes.rows import CannotGeneralize, Rows, count_operand, list_dynamic_sizes
+from ..tc_lang.dynamic_sizes.rows import CannotGeneralize, Rows, list_dynamic_sizes, list_row_operands
 from ..tc_lang.ir import Access, BoundFunction, BoundStatement, Index, Role, Tensor, walk_expr
 from ..tc_lang.syntax.printer import format_ranges
 from . import cpu_passes
@@ -103,9 +104,13 @@ def _build_range_module(
         ]
         return lowered
 
-    counts = {own[name]: n for n, rows in enumerate(problem.axes) if (name := count_operand(rows.sizes[0])) in own}
+    scalars = {
+        own[name]: first_row_variable(n) if is_first else rows_variable(n)
+        for name, (n, is_first) in list_row_operands(problem.axes).items()
+        if name in own
+    }
     strides = {own[name]: found for name, found in problem.strides.items()}
-    composer = _Composer(problem.axes, sizes, places, counts, strides, lower)
+    composer = _Composer(problem.axes, sizes, places, scalars, strides, lower)
     module = composer.compose(0, {v: results["legalize"] for v, results in legal.items()}, ())
     joined = bind_variables(module, *composer.list_variables(plain))
     check_bindings(joined)
@@ -138,14 +143,14 @@ def _find_places(
 class _Composer:
     """Composes the modules of blocks, axis by axis, from the innermost one on.
 
-    places: the axis of each dimension that is one, by tensor. counts: the operands that are the number of rows along an
-    axis. strides: as in `RangeProblem`. lower: the module of a def, whose variant is that many rows along each axis.
+    places: the axis of each dimension that is one, by tensor. scalars: the variables that operands of blocks are.
+    strides: as in `RangeProblem`. lower: the module of a def, whose variant is that many rows along each axis.
     """
 
     axes: tuple[Rows, ...]
     sizes: tuple[tuple[BlockSize, ...], ...]
     places: Mapping[str, Mapping[int, int]]
-    counts: Mapping[str, int]
+    scalars: Mapping[str, str]
     strides: StrideClasses
     lower: Callable[[tuple[int, ...], BoundFunction], Module]
 
@@ -269,12 +274,12 @@ class _Composer:
 
     def _program(self, level: int, bound: BoundFunction, stages: Sequence[RowStage]) -> RowProgram:
         """The buffers of all stages, with one dimension for all rows along an axis."""
-        taken = [t for t in bound.tensors if t.role is not Role.TEMPORARY and t.name not in self.counts]
+        taken = [t for t in bound.tensors if t.role is not Role.TEMPORARY and t.name not in self.scalars]
         shared = [self._open(t) for t in shared_tensors(stages, bound)]
         forms = {t.name: self._row_form(t, level) for t in (*taken, *shared)}
         arguments, local = ([forms[t.name][0] for t in ts] for ts in (taken, shared))
         levels = {name: found for name, (_, found) in forms.items() if found}
-        return RowProgram(bound.name, tuple(arguments), tuple(local), levels, self.counts, level)
+        return RowProgram(bound.name, tuple(arguments), tuple(local), levels, self.scalars, level)
 
     def _row_form(self, t: Tensor, level: int) -> tuple[Buffer, tuple[int, ...]]:
         """The buffer of a tensor, with one dimension for each axis, and the levels of those that are dynamic."""

@@ -68,6 +68,19 @@ def attention(float(T,K) q, float(T,K) k, float(T,K) v) -> (o) {
     o(t,i) = o(t,i) / z(t)
 }
 """
+CAUSAL = """
+def causal(float(T) q, float(T) k, float(T) v) -> (o) {
+    s(t,u) = u <= t ? q(t) * k(u) : -1e30
+    m(t) max=! s(t,u)
+    o(t) +=! exp(s(t,u) - m(t)) * v(u)
+}
+"""
+LATEST = """
+def latest(float(T) q, float(D) k, float(D) v) -> (o) {
+    o(t) +=! d <= t + D - T ? q(t) * k(d) * v(d) : 0
+}
+"""
+PLACES = "def places(float(N,D) x) -> (o, p) { o(n,d) = x(n,d) + sin(n * 0.1 + d)  p(d) +=! n % 3 == 0 ? x(n,d) : 0 }"
 MIDDLE = "def f(float(B,N,3) x) -> (o) { o(b,n,c) = x(b,n,c) + 1 }"
 Sizes = Mapping[str, int]
 Make = Callable[[Sizes], tuple[Any, ...]]
@@ -87,6 +100,9 @@ PROGRAMS: dict[str, tuple[str, Make, tuple[str, ...]]] = {
     "layer": (LAYER, shapes("NK", "DK", "D"), ("DK",)),
     "decode": (DECODE, shapes("NK", "NDK", "NDK"), ("D", "DK")),
     "attention": (ATTENTION, shapes("TK", "TK", "TK"), ("T",)),
+    "causal": (CAUSAL, shapes("T", "T", "T"), ("T",)),
+    "latest": (LATEST, shapes("T", "D", "D"), ("TD",)),
+    "places": (PLACES, shapes("ND"), ("ND",)),
     "middle": (MIDDLE, lambda sizes: (torch.randn(sizes["N"], sizes["D"], 3),), ("D",)),
 }
 CASES = [(name, dynamic) for name, (_, _, sets) in PROGRAMS.items() for dynamic in sets]

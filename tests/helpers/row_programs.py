@@ -10,6 +10,7 @@ INPUTS = {"X": "nd", "Z": "ne", "S": "n", "W": "ed", "L": "vd", "G": "d", "H": "
 KINDS = ("pointwise", "reduction", "layer", "lookup", "update", "sum", "products", "mean")
 UNARY = ("{}", "-{}", "tanh({})", "fmaxf({}, 0.25)", "{} * 0.5", "abs({})", "exp(0.1 * {})")
 BINARY = ("{} + {}", "{} - {}", "{} * {}", "min({}, {})", "{} < {} ? 1.0 : {}")
+POSITIONS = ("({i} % 3 < 1 ? {} : {})", "{} + 0.01 * {i}", "({i} >= 4 ? {} : 0.5)")
 REDUCTIONS = ("+=!", "max=!", "min=!")
 
 
@@ -73,7 +74,9 @@ def _value(draw: st.DrawFn, known: dict[str, str], dims: str, must: str = "") ->
     first = must or draw(st.sampled_from(fitting))
     x = draw(st.sampled_from(UNARY)).format(_element(first, known[first]))
     other = draw(st.sampled_from(fitting))
-    template = draw(st.sampled_from(BINARY))
+    template = draw(st.sampled_from(BINARY + POSITIONS * bool(dims)))
+    index = draw(st.sampled_from(dims)) if "{i}" in template else ""
+    template = template.replace("{i}", index)
     return template.format(*(x, _element(other, known[other]), x)[: template.count("{}")])
 
 

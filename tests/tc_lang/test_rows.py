@@ -38,12 +38,13 @@ SUMS = {
 REFUSED = {
     "def f(float(B,T,D) x) -> (o) { o(b,t,d) = x(b,t,d) / B }": ("B T", {"D": 3}, "its value decides"),
     "def f(float(N,D) x) -> (o) { o(d) = x(N-1,d) }": ("N", {"D": 3}, "other rows"),
-    "def f(float(N,D) x) -> (o) { o(d) +=! x(n,d) * n }": ("N", {"D": 3}, "goes over it, decides"),
     "def f(float(N,D) x) -> (o) { o(d) +=! x(n,d) * x(m,d) }": ("N", {"D": 3}, "two indices"),
     "def f(float(N,D) x) -> (o) { o(d) = x(0,d)  o(d) += x(n,d) }": ("N", {"D": 3}, "other rows"),
     "def f(float(N,D) x, float(D) w) -> (o) { o(d) = w(d)  o(d) += x(n,d) * o(d) }": ("N", {"D": 3}, "operand"),
     "def f(float(N,D) x, float(D) w) -> (o) { o(d) +=! w(d) where exists x(n,d) }": ("N", {"D": 3}, "without a row"),
-    "def f(float(N,D) x) -> (o) { o(n,d) = x(n,d) * n }": ("N", {"D": 3}, "goes over it, decides"),
+    "def f(float(N,D) x, float(9) w) -> (o) { o(n,d) = x(n,d) * w(n % 9) }": ("N", {"D": 3}, "goes over it, decides"),
+    "def f(float(N,D) x, float(9) w) -> (o) { o(n,d) = n * x(n,d) * w(n % 9) }": ("N", {"D": 3}, "over it, decides"),
+    "def f(float(B,T) x) -> (o) { o(b,t) = x(b,t) * b }": ("B T", {}, "the value of 'b'"),
     "def f(float(N,D) x) -> (o) { o(n,d) = x(N-1-n,d) }": ("N", {"D": 3}, "N"),
     "def f(float(N) x) -> (o) { o(n) = x(n) + x(n+1) }": ("N", {}, "N - 1"),
     "def f(float(N,N) x) -> (o) { o(i,j) = x(i,j) }": ("N", {}, "has it twice"),
@@ -78,6 +79,20 @@ def test_sizes_that_are_reduced_over(source: str) -> None:
     found = find_rows(function, names.split(), others)
     assert (found.sizes, found.counts) == (tuple(names.split()), counts)
     assert found.sizes in list_row_size_candidates(function, function.sizes)
+
+
+POSITIONS = {
+    "def f(float(N,D) x) -> (o) { o(d) +=! x(n,d) * n }": ("N", True),
+    "def f(float(N,D) x) -> (o) { o(n,d) = n < d ? x(n,d) : 0 }": ("N", True),
+    "def f(float(N,D) x) -> (o) { o(n,d) = d < 2 ? x(n,d) : 0 }": ("N", False),
+}
+
+
+@pytest.mark.parametrize("source", POSITIONS)
+def test_values_that_depend_on_the_number_of_their_row(source: str) -> None:
+    name, expected = POSITIONS[source]
+    (function,) = compile_source(source)
+    assert find_rows(function, [name], {"D": 3}).positions is expected
 
 
 @pytest.mark.parametrize("source", REFUSED)

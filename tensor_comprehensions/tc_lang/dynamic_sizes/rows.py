@@ -24,6 +24,7 @@ from ..binding.ranges import Bounds, Ranges, infer_ranges, symbolic_ranges
 from ..ir import (
     INDEX_TYPE,
     Access,
+    Binary,
     Cast,
     Expr,
     Function,
@@ -56,6 +57,7 @@ class Rows:
 
     places: the tensors that have rows, by name, each with the first of the dimensions that are the sizes, in order.
     counts: the names of extents in the values of statements that are the number of rows.
+    positions: whether a value depends on the number of its row, as a causal mask does.
     sums: whether a statement reduces over rows. uses_sums: whether another one maps rows by what that gives.
     """
 
@@ -64,6 +66,7 @@ class Rows:
     counts: tuple[str, ...] = ()
     sums: bool = False
     uses_sums: bool = False
+    positions: bool = False
 
     @property
     def tensors(self) -> tuple[str, ...]:
@@ -94,6 +97,19 @@ def count_operand(name: str) -> str:
     return internal_name("count", name)
 
 
+def first_row_operand(name: str) -> str:
+    """The operand that holds the number of the first row of a block, of defs whose values depend on those of rows."""
+    return internal_name("first", name)
+
+
+def list_row_operands(axes: Iterable[Rows]) -> dict[str, tuple[int, bool]]:
+    """The operands that defs of blocks may have, by name: the number of the axis, and whether it is a first row."""
+    found: dict[str, tuple[int, bool]] = {}
+    for n, rows in enumerate(axes):
+        found |= {count_operand(rows.sizes[0]): (n, False), first_row_operand(rows.sizes[0]): (n, True)}
+    return found
+
+
 def list_dynamic_sizes(axes: Iterable[Rows]) -> tuple[str, ...]:
     """The sizes of the def that axes count, in order."""
     return tuple(dict.fromkeys(name for rows in axes for name in rows.original_sizes))
@@ -115,25 +131,47 @@ def list_row_size_candidates(function: Function, names: Iterable[str]) -> list[t
     return list(dict.fromkeys([*leading, *((name,) for name in names)]))
 
 
-def add_row_count_operands(function: Function, axes: Sequence[Rows]) -> Function:
-    """`function` with one more operand for each number of rows that values depend on."""
-    operands = {name: count_operand(rows.sizes[0]) for rows in axes for name in rows.counts}
+def add_row_operands(function: Function, axes: Sequence[Rows]) -> Function:
+    """`function` with one more operand for each number of rows, and of a first row, that values depend on."""
+    counts = {name: count_operand(rows.sizes[0]) for rows in axes for name in rows.counts}
+    firsts = [first_row_operand(rows.sizes[0]) for rows in axes if rows.positions]
+    operands = dict.fromkeys([*counts.values(), *firsts])
     if not operands:
         return function
-
-    def read_count(e: Expr) -> Expr:
-        if isinstance(e, Size) and e.name in operands:
-            count = Access(operands[e.name], (), INDEX_TYPE)
-            return count if e.dtype == INDEX_TYPE else Cast(count, e.dtype)
-        return map_operands(e, read_count)
-
     at = len(function.parameters)
-    added = [Symbol(name, INDEX_TYPE, 0, Role.INPUT, ()) for name in dict.fromkeys(operands.values())]
+    added = [Symbol(name, INDEX_TYPE, 0, Role.INPUT, ()) for name in operands]
+
+    def read_operands(s: Statement) -> Statement:
+        rows = {e.name: x for x in axes if x.positions for e in _list_row_indices(s, x)}
+        return replace(s, value=_read_operands(s.value, counts, rows))
+
     return replace(
         function,
         tensors=(*function.tensors[:at], *added, *function.tensors[at:]),
-        statements=tuple(replace(s, value=read_count(s.value)) for s in function.statements),
+        statements=tuple(map(read_operands, function.statements)),
     )
+
+
+def _read_operands(e: Expr, counts: Mapping[str, str], rows: Mapping[str, Rows]) -> Expr:
+    """`e` with operands in place of the sizes `counts`, and added to indices of rows, outside of subscripts."""
+    if isinstance(e, Access):
+        return e
+    if isinstance(e, Size) and e.name in counts:
+        count = Access(counts[e.name], (), INDEX_TYPE)
+        return count if e.dtype == INDEX_TYPE else Cast(count, e.dtype)
+    if isinstance(e, Index) and e.name in rows:
+        first = Access(first_row_operand(rows[e.name].sizes[0]), (), INDEX_TYPE)
+        number = Binary("+", replace(e, dtype=INDEX_TYPE), first, INDEX_TYPE)
+        return number if e.dtype == INDEX_TYPE else Cast(number, e.dtype)
+    return map_operands(e, lambda x: _read_operands(x, counts, rows))
+
+
+def _list_row_indices(s: Statement, rows: Rows) -> Iterator[Index]:
+    """The index of a statement that selects a row along an axis of one dimension."""
+    for tensor, subscripts in ((s.target, s.subscripts), *((a.tensor, a.subscripts) for a in _accesses(s))):
+        place = rows.place(tensor)
+        if place is not None and isinstance(index := subscripts[place], Index):
+            yield index
 
 
 def find_rows(function: Function, names: Iterable[str], sizes: Mapping[str, int], others: Iterable[str] = ()) -> Rows:
@@ -160,7 +198,7 @@ def find_rows(function: Function, names: Iterable[str], sizes: Mapping[str, int]
     places = tuple((t.name, finder.with_rows[t.name][0]) for t in function.tensors if t.name in finder.with_rows)
     sums = finder.list_sums()
     uses = any(a.tensor in sums for s in function.statements if s.target in finder.with_rows for a in _accesses(s))
-    return Rows(order, places, tuple(counts), bool(sums), uses)
+    return Rows(order, places, tuple(counts), bool(sums), uses, finder.positions)
 
 
 @dataclass
@@ -170,6 +208,7 @@ class _Finder:
     function: Function
     names: tuple[str, ...]
     ranges: Ranges
+    positions: bool = False
 
     @cached_property
     def with_rows(self) -> dict[str, tuple[int, tuple[str, ...]]]:
@@ -270,8 +309,13 @@ class _Finder:
         """Check that rows are used only to select a row, and their number only in values."""
         parts = [*self._within_row(s.target, s.subscripts), s.value, *s.exists]
         counts = set(self.read_counts(s)) if len(order) == 1 else set()
-        for e in (x for part in parts for x in self._walk_within_row(part)):
-            if isinstance(e, Index) and e.name in row:
+        positions = [e for e in _walk_outside_subscripts(s.value) if isinstance(e, Index) and e.name in row]
+        walked = [e for part in parts for e in self._walk_within_row(part)]
+        self.positions |= bool(positions)
+        if positions and len(order) > 1:
+            raise CannotGeneralize(order[0], f"the value of '{positions[0].name}' decides '{s.target}'")
+        for e in walked:
+            if isinstance(e, Index) and e.name in row and walked.count(e) > positions.count(e):
                 raise CannotGeneralize(order[0], f"the value of '{e.name}', which goes over it, decides '{s.target}'")
             if isinstance(e, Size) and (used := self._used_names(self.ranges.sizes[e.name])) and e.name not in counts:
                 raise CannotGeneralize(used[0], f"its value decides '{s.target}'")
@@ -310,6 +354,14 @@ def _accesses(s: Statement) -> Iterator[Access]:
     """All accesses of a statement but that of its target."""
     for e in (*s.subscripts, s.value, *s.exists):
         yield from (x for x in walk_expr(e) if isinstance(x, Access))
+
+
+def _walk_outside_subscripts(e: Expr) -> Iterator[Expr]:
+    """`e` and its subexpressions that are in no subscript."""
+    yield e
+    if not isinstance(e, Access):
+        for part in operands_of(e):
+            yield from _walk_outside_subscripts(part)
 
 
 def _plain_name(value: Value) -> str | None:
