@@ -110,7 +110,10 @@ def _build_range_module(
         if name in own
     }
     strides = {own[name]: found for name, found in problem.strides.items()}
-    composer = _Composer(problem.axes, sizes, places, scalars, strides, lower)
+    windowed = {
+        own[t.name]: [n for n, x in enumerate(problem.axes) if t.name in x.windowed] for t in problem.row.tensors
+    }
+    composer = _Composer(problem.axes, sizes, places, scalars, windowed, strides, lower)
     module = composer.compose(0, {v: results["legalize"] for v, results in legal.items()}, ())
     joined = bind_variables(module, *composer.list_variables(plain))
     check_bindings(joined)
@@ -144,6 +147,7 @@ class _Composer:
     """Composes the modules of blocks, axis by axis, from the innermost one on.
 
     places: the axis of each dimension that is one, by tensor. scalars: the variables that operands of blocks are.
+    windowed: the axes of which rows take several elements, by operand.
     strides: as in `RangeProblem`. lower: the module of a def, whose variant is that many rows along each axis.
     """
 
@@ -151,6 +155,7 @@ class _Composer:
     sizes: tuple[tuple[BlockSize, ...], ...]
     places: Mapping[str, Mapping[int, int]]
     scalars: Mapping[str, str]
+    windowed: Mapping[str, Sequence[int]]
     strides: StrideClasses
     lower: Callable[[tuple[int, ...], BoundFunction], Module]
 
@@ -279,7 +284,9 @@ class _Composer:
         forms = {t.name: self._row_form(t, level) for t in (*taken, *shared)}
         arguments, local = ([forms[t.name][0] for t in ts] for ts in (taken, shared))
         levels = {name: found for name, (_, found) in forms.items() if found}
-        return RowProgram(bound.name, tuple(arguments), tuple(local), levels, self.scalars, level)
+        rows = self.axes[level]
+        windows = {name: (rows.step, rows.reach) for name, axes in self.windowed.items() if level in axes}
+        return RowProgram(bound.name, tuple(arguments), tuple(local), levels, self.scalars, windows, level)
 
     def _row_form(self, t: Tensor, level: int) -> tuple[Buffer, tuple[int, ...]]:
         """The buffer of a tensor, with one dimension for each axis, and the levels of those that are dynamic."""
@@ -304,15 +311,14 @@ class _Composer:
             count: Expr = build.const(1)
             for name in rows.original_sizes:
                 count = build.mul(count, values[names.index(name)])
-            found.append(
-                (rows_variable(n), build.maximum(count, 0))
-            )  # which proves that blocks start in their operands
+            known = build.maximum(build.sub(count, rows.reach - rows.step), 0)  # so that blocks start in their operands
+            found.append((rows_variable(n), build.div(known, rows.step)))
         for t in (t for t in plain.tensors if t.name in self.strides):
-            found += self._list_strides(t, read)
+            found += self._list_strides(t, read, dict(zip(names, values, strict=False)))
         return total, found
 
-    def _list_strides(self, t: Tensor, read: Iterator[Expr]) -> list[tuple[str, Expr]]:
-        """The values of the strides of an argument, the innermost first."""
+    def _list_strides(self, t: Tensor, read: Iterator[Expr], sizes: Mapping[str, Expr]) -> list[tuple[str, Expr]]:
+        """The values of the strides of an argument, the innermost first. sizes: of the call, by name."""
         places, classes, variables = self.places.get(t.name, {}), self.strides.get(t.name, ()), self._open_variables(t)
         given = {d: next(read) for d, stride in enumerate(classes) if stride == GIVEN}
         found: list[tuple[str, Expr]] = []
@@ -322,7 +328,10 @@ class _Composer:
             if held is not None:
                 found.append((held, given.get(d, stride)))
             step = build.var(held) if held is not None else t.strides[d]
-            stride = build.mul(build.var(rows_variable(places[d])) if d in places else build.const(t.shape[d]), step)
+            extent: Expr = build.var(rows_variable(places[d])) if d in places else build.const(t.shape[d])
+            if places.get(d) in self.windowed.get(t.name, ()):
+                extent = sizes[self.axes[places[d]].original_sizes[-1]]
+            stride = build.mul(extent, step)
         return found
 
 

@@ -127,6 +127,8 @@ class RangeFinder:
                 break
         else:
             return None
+        if not all(rows.counts_rows(sizes) for rows in known.axes):
+            return None
         used = row_analysis.list_dynamic_sizes(known.axes)
         fixed = tuple((n, v) for n, v in sizes.items() if n not in used)
         typical = dynamic.get(used[0], 0) if len(used) == len(known.axes) == 1 else 0
@@ -165,7 +167,7 @@ class RangeLauncher:
     def __init__(self, compiled: CompiledRangeKernel) -> None:
         self._compiled = compiled
         taken = [t for t in compiled.bound.tensors if t.role is not Role.TEMPORARY]
-        places = {n: (k, d) for k, t in enumerate(taken) for d, n in compiled.dynamic_dimensions(t.name).items()}
+        places = {n: (k, d) for k, t in enumerate(taken) for d, n in compiled.sized_dimensions(t.name).items()}
         self._sizes = [places[n] for n in range(len(compiled.dynamic_sizes))]
         self._strides = [
             (k, d)

@@ -99,7 +99,8 @@ class RowProgram:
 
     arguments: in the order of the calling convention. shared: memory that several stages use.
     levels: of buffers with rows, the level of each dynamic dimension. scalars: the variables that arguments of modules
-    are. level: that of the rows that the stages run over; other dynamic dimensions have greater ones.
+    are. windows: the operands of which a row takes several elements: the step from row to row, and their number.
+    level: that of the rows that the stages run over; other dynamic dimensions have greater ones.
     """
 
     name: str
@@ -107,6 +108,7 @@ class RowProgram:
     shared: tuple[Buffer, ...]
     levels: Mapping[str, tuple[int, ...]]
     scalars: Mapping[str, str] = field(default_factory=dict)
+    windows: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     level: int = 0
 
 
@@ -437,8 +439,14 @@ class _Joiner:
                     whole = source.shape[0]
                     body = Window(buffer, source, build.const(0), whole, build.const(whole), body)
                 else:
-                    body = Window(buffer, source, start, block.rows, self.rows, body, d)
+                    body = self.window(buffer, source, start, block.rows, body, d)
         return _bind_used(body, [(first_row_variable(self.program.level), start)])
+
+    def window(self, buffer: Buffer, source: Buffer, start: Expr, rows: int, body: Stmt, dimension: int) -> Window:
+        """The window of what so many rows take of a buffer."""
+        step, reach = self.program.windows.get(source.name, (1, 1))
+        first, length = build.mul(start, step), build.add(build.mul(build.sub(self.rows, 1), step), reach)
+        return Window(buffer, source, first, step * (rows - 1) + reach, length, body, dimension, step - 1)
 
     def row_loops(self, block: RowBlock) -> RowLoops:
         """The loops over the rows of a block. Raises CannotLower."""

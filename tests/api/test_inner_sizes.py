@@ -286,9 +286,48 @@ def test_the_interpreter_finds_a_wrong_stride() -> None:
         verify(wrong)
 
 
-def test_columns_that_are_computed_from_others_are_exact() -> None:
-    """A shifted index reads other columns."""
-    (op,) = tc.define("def f(float(N,D) x) -> (o) { o(n,d) = x(n,d) + x(n,d+1) }", dynamic={"D"})
-    for d in (5, 9):
-        check_machine_code(op, (torch.randn(3, d),), {})
-    assert [k.is_range for k in op.kernels] == [False, False]
+# --- windows ---------------------------------------------------------------------------------------------------------
+
+WINDOWS: dict[str, tuple[str, Make, str]] = {
+    "shift": ("def f(float(N,D) x) -> (o) { o(n,d) = x(n,d+2) where d in 0:D-2 }", shapes("ND"), "D"),
+    "stencil": (
+        "def f(float(N,D) x) -> (o) { o(n,d) = x(n-1,d) + x(n+1,d) + x(n,d-1) * d - x(n,d+1) * n }", shapes("ND"), "ND",
+    ),
+    "differences": ("def f(float(N,D) x) -> (o) { o(n) +=! (x(n,d+1) - x(n,d)) * x(n,d) }", shapes("ND"), "D"),
+    "pool": (
+        "def f(float(N,D) x) -> (o) { o(n,d) max=! x(2*n+i,3*d+k) where i in 0:3, k in 0:2 }", shapes("ND"), "ND",
+    ),
+    "convolution": (
+        "def f(float(N,C,D) x, float(O,C,K) w, float(O) b) -> (o) {"
+        "o(n,q,d) = b(q)  o(n,q,d) += x(n,c,d+k) * w(q,c,k)  o(n,q,d) = fmax(o(n,q,d), 0) }",
+        lambda sizes: (torch.randn(2, 3, sizes["D"]), torch.randn(4, 3, 3), torch.randn(4)), "D",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_rows_that_are_computed_from_windows(name: str) -> None:
+    text, make, dynamic = WINDOWS[name]
+    (op,) = tc.define(text, dynamic=set(dynamic))
+
+    def arguments(value: int) -> tuple[Any, ...]:
+        return make({"N": 5, "D": 33} | {d: value + 3 * n for n, d in enumerate(dynamic)})
+
+    for value in (33, 2, 3, 4, 9, 67, 130):
+        check_machine_code(op, arguments(value), {})
+    (kernel,) = range_kernels(op)
+    assert len(op.kernels) == 1
+    for value in (2, 12):
+        check_interpreter(op, kernel, arguments(value), {})
+    with pytest.raises(tc.RangeError):
+        op(*arguments(0))
+
+
+def test_windows_of_operands_that_are_slices() -> None:
+    (op,) = tc.define(WINDOWS["pool"][0], dynamic={"N", "D"})
+    for n in (3, 8, 41):
+        for x in (torch.randn(n, n + 1), torch.randn(n, n + 9)[:, 4 : n + 5]):
+            expected = torch.nn.functional.max_pool2d(x[None], (3, 2), (2, 3))[0]
+            for _ in range(2):
+                assert torch.equal(op(x), expected)
+    assert len(op.kernels) == 2
