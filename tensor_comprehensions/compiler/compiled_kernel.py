@@ -186,6 +186,17 @@ class CompiledRangeKernel(CompiledCpuKernel):
                 found |= {place + n: names.index(name) for n, name in enumerate(rows.original_sizes)}
         return found
 
+    def sized_dimensions(self, tensor: str) -> dict[int, int]:
+        """The same for those dimensions whose extents are the sizes, and not the number of their windows."""
+        found = self.dynamic_dimensions(tensor).items()
+        return {d: number for d, number in found if self.window_of(tensor, number) == (1, 1)}
+
+    def window_of(self, tensor: str, number: int) -> tuple[int, int]:
+        """The step and reach of the windows of a size, if a tensor has one element for each of these."""
+        name = self.dynamic_sizes[number]
+        found = (x for x in self.axes if name in x.original_sizes and x.windowed and tensor not in x.windowed)
+        return next(((x.step, x.reach) for x in found), (1, 1))
+
     def rerun_until(self, name: str) -> Any:
         """The result of "join", which makes one module of those of all blocks, or of a pass behind it, made again."""
         value: Any = range_passes.rebuild_module(self)

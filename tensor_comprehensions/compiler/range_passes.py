@@ -22,6 +22,7 @@ from ..loop_ir.row_blocks import (
     RowProgram,
     Stage,
     bind_variables,
+    first_row_variable,
     has_row_loops,
     join_row_blocks,
     rows_variable,
@@ -33,7 +34,7 @@ from ..options import CpuOptions
 from ..runtime.cpu import object_code
 from ..target import CpuTarget
 from ..tc_lang.dynamic_sizes.row_stages import RowStage, base_tensor, shared_tensors, split_row_stages
-from ..tc_lang.dynamic_sizes.rows import CannotGeneralize, Rows, count_operand, list_dynamic_sizes
+from ..tc_lang.dynamic_sizes.rows import CannotGeneralize, Rows, list_dynamic_sizes, list_row_operands
 from ..tc_lang.ir import Access, BoundFunction, BoundStatement, Index, Role, Tensor, walk_expr
 from ..tc_lang.syntax.printer import format_ranges
 from . import cpu_passes
@@ -103,9 +104,16 @@ def _build_range_module(
         ]
         return lowered
 
-    counts = {own[name]: n for n, rows in enumerate(problem.axes) if (name := count_operand(rows.sizes[0])) in own}
+    scalars = {
+        own[name]: first_row_variable(n) if is_first else rows_variable(n)
+        for name, (n, is_first) in list_row_operands(problem.axes).items()
+        if name in own
+    }
     strides = {own[name]: found for name, found in problem.strides.items()}
-    composer = _Composer(problem.axes, sizes, places, counts, strides, lower)
+    windowed = {
+        own[t.name]: [n for n, x in enumerate(problem.axes) if t.name in x.windowed] for t in problem.row.tensors
+    }
+    composer = _Composer(problem.axes, sizes, places, scalars, windowed, strides, lower)
     module = composer.compose(0, {v: results["legalize"] for v, results in legal.items()}, ())
     joined = bind_variables(module, *composer.list_variables(plain))
     check_bindings(joined)
@@ -138,14 +146,16 @@ def _find_places(
 class _Composer:
     """Composes the modules of blocks, axis by axis, from the innermost one on.
 
-    places: the axis of each dimension that is one, by tensor. counts: the operands that are the number of rows along an
-    axis. strides: as in `RangeProblem`. lower: the module of a def, whose variant is that many rows along each axis.
+    places: the axis of each dimension that is one, by tensor. scalars: the variables that operands of blocks are.
+    windowed: the axes of which rows take several elements, by operand.
+    strides: as in `RangeProblem`. lower: the module of a def, whose variant is that many rows along each axis.
     """
 
     axes: tuple[Rows, ...]
     sizes: tuple[tuple[BlockSize, ...], ...]
     places: Mapping[str, Mapping[int, int]]
-    counts: Mapping[str, int]
+    scalars: Mapping[str, str]
+    windowed: Mapping[str, Sequence[int]]
     strides: StrideClasses
     lower: Callable[[tuple[int, ...], BoundFunction], Module]
 
@@ -269,12 +279,14 @@ class _Composer:
 
     def _program(self, level: int, bound: BoundFunction, stages: Sequence[RowStage]) -> RowProgram:
         """The buffers of all stages, with one dimension for all rows along an axis."""
-        taken = [t for t in bound.tensors if t.role is not Role.TEMPORARY and t.name not in self.counts]
+        taken = [t for t in bound.tensors if t.role is not Role.TEMPORARY and t.name not in self.scalars]
         shared = [self._open(t) for t in shared_tensors(stages, bound)]
         forms = {t.name: self._row_form(t, level) for t in (*taken, *shared)}
         arguments, local = ([forms[t.name][0] for t in ts] for ts in (taken, shared))
         levels = {name: found for name, (_, found) in forms.items() if found}
-        return RowProgram(bound.name, tuple(arguments), tuple(local), levels, self.counts, level)
+        rows = self.axes[level]
+        windows = {name: (rows.step, rows.reach) for name, axes in self.windowed.items() if level in axes}
+        return RowProgram(bound.name, tuple(arguments), tuple(local), levels, self.scalars, windows, level)
 
     def _row_form(self, t: Tensor, level: int) -> tuple[Buffer, tuple[int, ...]]:
         """The buffer of a tensor, with one dimension for each axis, and the levels of those that are dynamic."""
@@ -299,15 +311,14 @@ class _Composer:
             count: Expr = build.const(1)
             for name in rows.original_sizes:
                 count = build.mul(count, values[names.index(name)])
-            found.append(
-                (rows_variable(n), build.maximum(count, 0))
-            )  # which proves that blocks start in their operands
+            known = build.maximum(build.sub(count, rows.reach - rows.step), 0)  # so that blocks start in their operands
+            found.append((rows_variable(n), build.div(known, rows.step)))
         for t in (t for t in plain.tensors if t.name in self.strides):
-            found += self._list_strides(t, read)
+            found += self._list_strides(t, read, dict(zip(names, values, strict=False)))
         return total, found
 
-    def _list_strides(self, t: Tensor, read: Iterator[Expr]) -> list[tuple[str, Expr]]:
-        """The values of the strides of an argument, the innermost first."""
+    def _list_strides(self, t: Tensor, read: Iterator[Expr], sizes: Mapping[str, Expr]) -> list[tuple[str, Expr]]:
+        """The values of the strides of an argument, the innermost first. sizes: of the call, by name."""
         places, classes, variables = self.places.get(t.name, {}), self.strides.get(t.name, ()), self._open_variables(t)
         given = {d: next(read) for d, stride in enumerate(classes) if stride == GIVEN}
         found: list[tuple[str, Expr]] = []
@@ -317,7 +328,10 @@ class _Composer:
             if held is not None:
                 found.append((held, given.get(d, stride)))
             step = build.var(held) if held is not None else t.strides[d]
-            stride = build.mul(build.var(rows_variable(places[d])) if d in places else build.const(t.shape[d]), step)
+            extent: Expr = build.var(rows_variable(places[d])) if d in places else build.const(t.shape[d])
+            if places.get(d) in self.windowed.get(t.name, ()):
+                extent = sizes[self.axes[places[d]].original_sizes[-1]]
+            stride = build.mul(extent, step)
         return found
 
 

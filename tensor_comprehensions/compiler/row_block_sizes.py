@@ -33,6 +33,8 @@ INNER_ROWS: tuple[int, ...] = (256, 32, 8, 1)
 """Block sizes if rows are columns of some tensor, so that blocks are vectors."""
 OVERLAP_INNER_FROM = {256: 64, 64: 16, 32: 9, 8: 1}
 """The same as `OVERLAP_FROM` where a row is a column, so that blocks are vectors, and where axes multiply the code."""
+VECTOR_ROWS = 32
+"""Least rows of the largest block if rows are neighbors in memory: enough for vectors, of which loads are few."""
 MOST_INNER_ROWS = 512
 """Most rows of a block inside or outside of others: less than `row_strides.TYPICAL_EXTENT`."""
 MOST_VARIANTS = 27
@@ -122,7 +124,8 @@ def _choose_axis(
         counts = SHARED_INNER_ROWS if is_one_of_several else alone
     else:
         least = -(-BLOCK_OPS // ops)
-        counts = tuple(n for n in INNER_ROWS if n <= least * STEP) if _is_inner(rows) else _list_block_row_counts(least)
+        most = max(least * STEP, VECTOR_ROWS * _is_last(row, rows))
+        counts = tuple(n for n in INNER_ROWS if n <= most) if _is_inner(rows) else _list_block_row_counts(least)
         counts = tuple(n for n in counts if n <= MOST_INNER_ROWS) if is_one_of_several else counts
     optional = counts[0] if counts is SUMMED_INNER_ROWS else 0
     is_alone = counts in (SHARED_OPERAND_ROWS, LARGE_OPERAND_ROWS) and not (is_one_of_several or _is_inner(rows))
@@ -142,6 +145,11 @@ def _choose_axis(
 def _is_inner(rows: Rows) -> bool:
     """Whether some tensor has rows that are no first dimensions of it, as those of a row of x(N,D) by D."""
     return any(place for _, place in rows.places)
+
+
+def _is_last(row: BoundFunction, rows: Rows) -> bool:
+    """Whether the rows of a result are its last dimension, so that blocks are vectors."""
+    return any(rows.place(t.name) == len(t.shape) - rows.depth for t in row.tensors if t.role is Role.OUTPUT)
 
 
 def _list_block_row_counts(least: int) -> tuple[int, ...]:

@@ -304,7 +304,7 @@ def _row_guard(
     classes = compiled.strides.get(t.name, ())
     for d in range(len(sizes)):
         if d in dynamic:
-            sizes[d] = launch_ir.FIRST_PARAMETER + dynamic[d]
+            sizes[d] = launch_ir.open_extent(dynamic[d], *compiled.window_of(t.name, dynamic[d]))
         if parameters is not None and classes:
             if classes[d] == GIVEN:
                 strides[d] = launch_ir.FIRST_PARAMETER + parameters[t.name, d]

@@ -70,8 +70,8 @@ class RangeKey:
         return replace(bound, tensors=tuple(self._lay_out(t, given.get(t.name)) for t in bound.tensors))
 
     def _map_strides(self, function: Function) -> dict[str, tuple[int, ...]]:
-        counts = {row_analysis.count_operand(rows.sizes[0]) for rows in self.axes}
-        return dict(zip((t.name for t in function.tensors if t.name not in counts), self.strides, strict=False))
+        added = row_analysis.list_row_operands(self.axes)
+        return dict(zip((t.name for t in function.tensors if t.name not in added), self.strides, strict=False))
 
     def _dynamic(self, tensor: str) -> list[int]:
         """The dimensions of a tensor that are no numbers."""
@@ -99,8 +99,8 @@ class RangeKey:
         return {t.name: given[t.name] if t.name in given else self._own_classes(t) for t in taken}
 
     def make_block(self, function: Function, counts: Sequence[int]) -> BoundFunction:
-        """The def for a block of so many rows; if values depend on the number of all rows, that is an operand."""
-        return self.make(row_analysis.add_row_count_operands(function, self.axes), counts)
+        """The def for a block of so many rows; if values depend on the numbers of rows, these are operands."""
+        return self.make(row_analysis.add_row_operands(function, self.axes), counts)
 
 
 class RangeFinder:
@@ -126,6 +126,8 @@ class RangeFinder:
             if known.axes and found is not None:
                 break
         else:
+            return None
+        if not all(rows.counts_rows(sizes) for rows in known.axes):
             return None
         used = row_analysis.list_dynamic_sizes(known.axes)
         fixed = tuple((n, v) for n, v in sizes.items() if n not in used)
@@ -165,7 +167,7 @@ class RangeLauncher:
     def __init__(self, compiled: CompiledRangeKernel) -> None:
         self._compiled = compiled
         taken = [t for t in compiled.bound.tensors if t.role is not Role.TEMPORARY]
-        places = {n: (k, d) for k, t in enumerate(taken) for d, n in compiled.dynamic_dimensions(t.name).items()}
+        places = {n: (k, d) for k, t in enumerate(taken) for d, n in compiled.sized_dimensions(t.name).items()}
         self._sizes = [places[n] for n in range(len(compiled.dynamic_sizes))]
         self._strides = [
             (k, d)

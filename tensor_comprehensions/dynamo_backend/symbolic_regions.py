@@ -23,6 +23,7 @@ from ..core.diagnostics import get_logger
 from ..tc_lang.dynamic_sizes.row_axes import find_axes
 from ..tc_lang.ir import Function
 from .graph_nodes import is_compute, topological_order
+from .literals import Unsupported
 from .partition import FusedRegion
 
 PROBES = ((1009, 1511, 2003, 2503, 3001, 3511), (1013, 1523, 2011, 2521, 3011, 3517))
@@ -94,7 +95,11 @@ def find_symbolic_regions(
     if not symbols or len(symbols) > len(PROBES[0]):
         return SymbolicRegions([], False, frozenset(graph.nodes))
     numbers = [dict(zip(symbols, probe, strict=False)) for probe in PROBES]
-    probes = [_substitute_sizes(graph, values) for values in numbers]
+    try:
+        probes = [_substitute_sizes(graph, values) for values in numbers]
+    except Unsupported as reason:
+        get_logger("graph").debug("no kernel for all sizes: %s", reason)
+        return SymbolicRegions([], False, frozenset(graph.nodes))
     first, second = (translate(p.graph, p.refused) for p in probes)
     rivals = {tuple(probes[1].origin[n] for n in r.nodes): r for r in second}
     found = []
@@ -166,6 +171,8 @@ def _substitute_symbols(value: Any, numbers: Mapping[Any, int]) -> Any:
         return int(value.node.expr.subs(numbers))
     if isinstance(value, Tensor):
         shape, strides = ([_substitute_symbols(n, numbers) for n in part] for part in (value.shape, value.stride()))
+        if any(n < 0 for n in shape):
+            raise Unsupported("a size is less than another one: images are larger than taps")
         return torch.empty_strided(shape, strides, dtype=value.dtype, device=value.device)
     if isinstance(value, tuple | list):
         return type(value)(_substitute_symbols(x, numbers) for x in value)

@@ -366,9 +366,9 @@ class Allocate:
 class Window:
     """In `body`, `buffer` is the part of `source` that the rows from `start` on make: so many as `rows` says.
 
-    A row is what one index of a `dimension` of `source` stands for; `length` is the number of all rows, which the
-    verifier proves to be enough. buffer: with a shape of its own for the same elements, unless other dimensions of it
-    are dynamic. A source that is not dynamic is seen as a whole, in another shape. All
+    A row is what one index of a `dimension` of `source` stands for; `length` is the number of all rows but for at most
+    `spare` last ones, which the verifier proves to be enough. buffer: with a shape of its own for the same elements,
+    unless other dimensions of it are dynamic. A source that is not dynamic is seen as a whole, in another shape. All
     statements of a kernel reach the source by windows of one name, and in no other way: so emitters know by names what
     a store may change.
     """
@@ -380,6 +380,7 @@ class Window:
     length: Expr
     body: Stmt
     dimension: int = 0
+    spare: int = 0
 
 
 @dataclass(frozen=True, slots=True)

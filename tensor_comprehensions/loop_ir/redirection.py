@@ -27,14 +27,14 @@ def accessed_buffers(s: Stmt) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class Redirect:
-    """Other buffers for those of some names, and numbers of rows for `counts`."""
+    """Other buffers for those of some names, and variables for scalars of some names."""
 
     buffers: Mapping[str, Buffer]
-    counts: Mapping[str, Var]
+    scalars: Mapping[str, Var]
 
     def expr(self, e: Expr) -> Expr:
-        if isinstance(e, Load) and e.buffer.name in self.counts:
-            return self.counts[e.buffer.name]
+        if isinstance(e, Load) and e.buffer.name in self.scalars:
+            return self.scalars[e.buffer.name]
         new = map_expr(e, self.expr)
         return replace(new, buffer=self.of(new.buffer)) if isinstance(new, Load) else new
 

@@ -56,6 +56,11 @@ def rows_variable(level: int) -> str:
     return internal_name("rows", *[level] * bool(level))
 
 
+def first_row_variable(level: int) -> str:
+    """The variable that holds the number of the first row of a block."""
+    return internal_name("first", *[level] * bool(level))
+
+
 def block_variable(level: int) -> str:
     """The variable of loops over the blocks along an axis."""
     return internal_name("block", *[level] * bool(level))
@@ -93,15 +98,17 @@ class RowProgram:
     """The buffers of a program for any number of rows. Its stages reach them by their names, in shapes of their own.
 
     arguments: in the order of the calling convention. shared: memory that several stages use.
-    levels: of buffers with rows, the level of each dynamic dimension. counts: the scalars that hold a number of rows,
-    with its level. level: that of the rows that the stages run over; other dynamic dimensions have greater ones.
+    levels: of buffers with rows, the level of each dynamic dimension. scalars: the variables that arguments of modules
+    are. windows: the operands of which a row takes several elements: the step from row to row, and their number.
+    level: that of the rows that the stages run over; other dynamic dimensions have greater ones.
     """
 
     name: str
     arguments: tuple[Buffer, ...]
     shared: tuple[Buffer, ...]
     levels: Mapping[str, tuple[int, ...]]
-    counts: Mapping[str, int] = field(default_factory=dict)
+    scalars: Mapping[str, str] = field(default_factory=dict)
+    windows: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     level: int = 0
 
 
@@ -411,14 +418,14 @@ class _Joiner:
     def body(self, block: RowBlock, kernels: Sequence[Kernel], start: Expr) -> Stmt:
         """The body of one block."""
         memory = {b.name: replace(b, space=Space.SCRATCH) for b in block.module.temporaries}
-        counts = {name: build.var(rows_variable(level)) for name, level in self.program.counts.items()}
-        reached = {b.name: self.reach(b) for b in block.module.arguments if b.name not in counts}
+        scalars = {name: build.var(variable) for name, variable in self.program.scalars.items()}
+        reached = {b.name: self.reach(b) for b in block.module.arguments if b.name not in scalars}
         bodies = [k.body for k in kernels]
         if block.may_be_shorter:
             loops = self.row_loops(block)
             bodies = [end_row_loops(s, loops, self.sources, start, self.rows, reached) for s in bodies]
             reached |= {name: self.sources[name] for name in loops.arguments}
-        redirect = Redirect({**memory, **reached}, counts)
+        redirect = Redirect({**memory, **reached}, scalars)
         body = build.block(*map(redirect.stmt, bodies))
         if block.grain:
             body = _run_in_one_thread(body)
@@ -432,8 +439,14 @@ class _Joiner:
                     whole = source.shape[0]
                     body = Window(buffer, source, build.const(0), whole, build.const(whole), body)
                 else:
-                    body = Window(buffer, source, start, block.rows, self.rows, body, d)
-        return body
+                    body = self.window(buffer, source, start, block.rows, body, d)
+        return _bind_used(body, [(first_row_variable(self.program.level), start)])
+
+    def window(self, buffer: Buffer, source: Buffer, start: Expr, rows: int, body: Stmt, dimension: int) -> Window:
+        """The window of what so many rows take of a buffer."""
+        step, reach = self.program.windows.get(source.name, (1, 1))
+        first, length = build.mul(start, step), build.add(build.mul(build.sub(self.rows, 1), step), reach)
+        return Window(buffer, source, first, step * (rows - 1) + reach, length, body, dimension, step - 1)
 
     def row_loops(self, block: RowBlock) -> RowLoops:
         """The loops over the rows of a block. Raises CannotLower."""

@@ -14,7 +14,7 @@ from ..core.errors import CannotLower
 from . import build
 from .nodes import Buffer, Expr, Invoke, Load, Loop, LoopKind, Module, Stmt, Store, Var, Window
 from .redirection import accessed_buffers
-from .rewrite import children, map_expr, map_stmt, used_values, walk_stmts
+from .rewrite import children, map_expr, map_stmt, stmt_expressions, used_values, walk_stmts
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ def _uses(e: Expr, variables: set[str]) -> bool:
 
 
 def _check_loops(body: Stmt, loops: RowLoops) -> None:
-    """Whether the loops run over all rows, and their variables say nothing but which row is reached."""
+    """Whether the loops run over all rows, and their variables decide which row is reached, and its values alone."""
     whole = (build.const(0), build.const(loops.rows), 1)
     bound = set[str]()
     for s in walk_stmts(body):
@@ -118,10 +118,20 @@ def _check_loops(body: Stmt, loops: RowLoops) -> None:
             for inner in walk_stmts(s.body):
                 if isinstance(inner, Loop) and inner.var in loops.variables:
                     raise CannotLower("loops over rows are nested")
-    used = [e for e in used_values(body) if isinstance(e, Var) and e.name in loops.variables]
-    reached = [indices[loops.dimensions[b.name]] for b, indices in _list_accesses(body) if b.name in loops.dimensions]
-    if len(used) != len(reached) or {e.name for e in used} - bound:
-        raise CannotLower("a value depends on the number of its row")
+        elif not isinstance(s, Store):  # whose indices are looked at before
+            parts = s.values if isinstance(s, Invoke) else stmt_expressions(s)
+            if any(isinstance(e, Var) and e.name in loops.variables for p in parts for e in _walk_outside_loads(p)):
+                raise CannotLower("a loop or a variable depends on the number of its row")
+    if {e.name for e in used_values(body) if isinstance(e, Var) and e.name in loops.variables} - bound:
+        raise CannotLower("a row is not the variable of a loop")
+
+
+def _walk_outside_loads(e: Expr) -> Iterator[Expr]:
+    """`e` and its subexpressions, without the subscripts of loads."""
+    yield e
+    if not isinstance(e, Load):
+        for c in children(e):
+            yield from _walk_outside_loads(c)
 
 
 def _set_extent(b: Buffer, dimension: int, rows: int) -> Buffer:

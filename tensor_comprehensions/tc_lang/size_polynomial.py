@@ -172,13 +172,13 @@ def _add_operand(op: str, operands: list[Value], x: Value) -> None:
 
 def _subtract_for_sign(a: Value, b: Value) -> Value:
     """`a - b`, or, for two quotients by one positive divisor, something of the same sign."""
-    left, right = _as_quotient(to_polynomial(a)), _as_quotient(to_polynomial(b))
+    left, right = as_quotient(to_polynomial(a)), as_quotient(to_polynomial(b))
     if left is not None and right is not None and left[1] == right[1]:
         return left[0] - right[0]
     return to_polynomial(a) - b
 
 
-def _as_quotient(x: SizePolynomial) -> tuple[SizePolynomial, int] | None:
+def as_quotient(x: SizePolynomial) -> tuple[SizePolynomial, int] | None:
     """`n, d` with `x = floor(n / d)`, when `x` is one quotient by a number, plus a number."""
     shift = sum(c for m, c in x.terms if not m)
     rest = [(m, c) for m, c in x.terms if m]

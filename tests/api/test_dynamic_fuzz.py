@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import tensor_comprehensions as tc
 from tests.helpers.programs import Program, programs
 from tests.helpers.row_kernels import check_interpreter, check_machine_code, fits_kernel, range_kernels
-from tests.helpers.row_programs import INPUTS, RowProgram, row_programs
+from tests.helpers.row_programs import INPUTS, RowProgram, row_programs, window_programs
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*a quotient of integers rounds down")
 
@@ -41,6 +41,23 @@ def test_programs_of_rows_of_any_length(program: RowProgram, dynamic: set[str]) 
             arguments = _arguments(program, n, dynamic)
             if fits_kernel(op, kernel, arguments):
                 check_interpreter(op, kernel, arguments, {})
+
+
+@settings(max_examples=15)
+@given(window_programs(), st.sampled_from(("N", "D", "ND")))
+def test_programs_of_windows(program: RowProgram, dynamic: str) -> None:
+    (op,) = tc.define(program.source, dynamic=set(dynamic))
+    reach = dict(program.sizes)["reach"]
+    for n in (20, 16, 17, 41, 67):
+        d = 5 + n % 11
+        rng = np.random.default_rng(zlib.crc32(repr((program, n)).encode()))
+        shapes = ([n if "N" in dynamic else 20, d if "D" in dynamic else 6], [n if "N" in dynamic else 20], [reach])
+        arrays = [rng.uniform(-1, 1, shape).astype(np.float32) for shape in shapes]
+        check_machine_code(op, arrays, {})
+        for kernel in range_kernels(op):
+            if n < 41 and fits_kernel(op, kernel, arrays):
+                check_interpreter(op, kernel, arrays, {})
+    assert "N" not in dynamic or all("N" in k.dynamic_sizes for k in range_kernels(op))
 
 
 def _arguments(program: RowProgram, n: int, dynamic: Iterable[str] = ("N",)) -> list[Any]:

@@ -68,6 +68,19 @@ def attention(float(T,K) q, float(T,K) k, float(T,K) v) -> (o) {
     o(t,i) = o(t,i) / z(t)
 }
 """
+CAUSAL = """
+def causal(float(T) q, float(T) k, float(T) v) -> (o) {
+    s(t,u) = u <= t ? q(t) * k(u) : -1e30
+    m(t) max=! s(t,u)
+    o(t) +=! exp(s(t,u) - m(t)) * v(u)
+}
+"""
+LATEST = """
+def latest(float(T) q, float(D) k, float(D) v) -> (o) {
+    o(t) +=! d <= t + D - T ? q(t) * k(d) * v(d) : 0
+}
+"""
+PLACES = "def places(float(N,D) x) -> (o, p) { o(n,d) = x(n,d) + sin(n * 0.1 + d)  p(d) +=! n % 3 == 0 ? x(n,d) : 0 }"
 MIDDLE = "def f(float(B,N,3) x) -> (o) { o(b,n,c) = x(b,n,c) + 1 }"
 Sizes = Mapping[str, int]
 Make = Callable[[Sizes], tuple[Any, ...]]
@@ -87,6 +100,9 @@ PROGRAMS: dict[str, tuple[str, Make, tuple[str, ...]]] = {
     "layer": (LAYER, shapes("NK", "DK", "D"), ("DK",)),
     "decode": (DECODE, shapes("NK", "NDK", "NDK"), ("D", "DK")),
     "attention": (ATTENTION, shapes("TK", "TK", "TK"), ("T",)),
+    "causal": (CAUSAL, shapes("T", "T", "T"), ("T",)),
+    "latest": (LATEST, shapes("T", "D", "D"), ("TD",)),
+    "places": (PLACES, shapes("ND"), ("ND",)),
     "middle": (MIDDLE, lambda sizes: (torch.randn(sizes["N"], sizes["D"], 3),), ("D",)),
 }
 CASES = [(name, dynamic) for name, (_, _, sets) in PROGRAMS.items() for dynamic in sets]
@@ -270,9 +286,48 @@ def test_the_interpreter_finds_a_wrong_stride() -> None:
         verify(wrong)
 
 
-def test_columns_that_are_computed_from_others_are_exact() -> None:
-    """A shifted index reads other columns."""
-    (op,) = tc.define("def f(float(N,D) x) -> (o) { o(n,d) = x(n,d) + x(n,d+1) }", dynamic={"D"})
-    for d in (5, 9):
-        check_machine_code(op, (torch.randn(3, d),), {})
-    assert [k.is_range for k in op.kernels] == [False, False]
+# --- windows ---------------------------------------------------------------------------------------------------------
+
+WINDOWS: dict[str, tuple[str, Make, str]] = {
+    "shift": ("def f(float(N,D) x) -> (o) { o(n,d) = x(n,d+2) where d in 0:D-2 }", shapes("ND"), "D"),
+    "stencil": (
+        "def f(float(N,D) x) -> (o) { o(n,d) = x(n-1,d) + x(n+1,d) + x(n,d-1) * d - x(n,d+1) * n }", shapes("ND"), "ND",
+    ),
+    "differences": ("def f(float(N,D) x) -> (o) { o(n) +=! (x(n,d+1) - x(n,d)) * x(n,d) }", shapes("ND"), "D"),
+    "pool": (
+        "def f(float(N,D) x) -> (o) { o(n,d) max=! x(2*n+i,3*d+k) where i in 0:3, k in 0:2 }", shapes("ND"), "ND",
+    ),
+    "convolution": (
+        "def f(float(N,C,D) x, float(O,C,K) w, float(O) b) -> (o) {"
+        "o(n,q,d) = b(q)  o(n,q,d) += x(n,c,d+k) * w(q,c,k)  o(n,q,d) = fmax(o(n,q,d), 0) }",
+        lambda sizes: (torch.randn(2, 3, sizes["D"]), torch.randn(4, 3, 3), torch.randn(4)), "D",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_rows_that_are_computed_from_windows(name: str) -> None:
+    text, make, dynamic = WINDOWS[name]
+    (op,) = tc.define(text, dynamic=set(dynamic))
+
+    def arguments(value: int) -> tuple[Any, ...]:
+        return make({"N": 5, "D": 33} | {d: value + 3 * n for n, d in enumerate(dynamic)})
+
+    for value in (33, 2, 3, 4, 9, 67, 130):
+        check_machine_code(op, arguments(value), {})
+    (kernel,) = range_kernels(op)
+    assert len(op.kernels) == 1
+    for value in (2, 12):
+        check_interpreter(op, kernel, arguments(value), {})
+    with pytest.raises(tc.RangeError):
+        op(*arguments(0))
+
+
+def test_windows_of_operands_that_are_slices() -> None:
+    (op,) = tc.define(WINDOWS["pool"][0], dynamic={"N", "D"})
+    for n in (3, 8, 41):
+        for x in (torch.randn(n, n + 1), torch.randn(n, n + 9)[:, 4 : n + 5]):
+            expected = torch.nn.functional.max_pool2d(x[None], (3, 2), (2, 3))[0]
+            for _ in range(2):
+                assert torch.equal(op(x), expected)
+    assert len(op.kernels) == 2

@@ -89,6 +89,11 @@ def _check_counts(case: Case, op: Op) -> None:
     rows = kernel.dynamic_sizes
     for n, count in enumerate(COUNTS):
         sizes = {name: COUNTS[(n + 2 * k) % len(COUNTS)] if k else count for k, name in enumerate(rows)}
+        sizes |= {  # of windows
+            x.original_sizes[-1]: max(0, x.step * (sizes[x.original_sizes[-1]] - 1) + x.reach)
+            for x in kernel.axes
+            if x.windowed
+        }
         inputs, initial = _make_arguments(case, op, sizes)
         check_machine_code(op, inputs, initial)
         if count in INTERPRETED and not any(a.dtype in (np.float16,) for a in inputs if isinstance(a, np.ndarray)):

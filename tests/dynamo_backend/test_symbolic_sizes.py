@@ -187,3 +187,15 @@ def test_defs_that_differ_in_more_are_not() -> None:
     assert _merge_defs(first, second)[0] == ""
     assert _merge_defs("x(3) = 2", "x(3) = 2 + 1")[0] == ""
     assert _merge_defs("x(3) = 0.5", "x(3) = 0.25")[0] == ""
+
+
+def test_taps_that_may_be_as_large_as_images_stay_with_torch() -> None:
+    """The numbers that stand for symbols would make a result of negative sizes."""
+
+    def convolve(x: Tensor, taps: Tensor) -> Tensor:
+        return F.relu(F.conv2d(x, taps)) * 2
+
+    fast, taps = torch.compile(convolve, backend="tensor_comprehensions", dynamic=True), torch.randn(4, 3, 3, 3)
+    for n in (7, 9):
+        x = torch.randn(2, 3, n, n + 1)
+        torch.testing.assert_close(fast(x, taps), convolve(x, taps), rtol=1e-4, atol=1e-4)

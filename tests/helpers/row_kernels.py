@@ -70,7 +70,7 @@ def check_interpreter(
             array = np.array(torch.as_tensor(given[t.name]).numpy(), order="C")
         else:
             array = np.array(torch.as_tensor(initial.get(t.name, torch.zeros_like(expected[t.name]))).numpy())
-        for d, number in kernel.dynamic_dimensions(t.name).items():
+        for d, number in kernel.sized_dimensions(t.name).items():
             sizes[number] = array.shape[d]
         array = array.reshape(_merge_rows(kernel, t.name, array.shape) if buffer.dynamic else buffer.shape)
         values[buffer.name] = np.array(array, order="C")

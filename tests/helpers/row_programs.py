@@ -10,6 +10,7 @@ INPUTS = {"X": "nd", "Z": "ne", "S": "n", "W": "ed", "L": "vd", "G": "d", "H": "
 KINDS = ("pointwise", "reduction", "layer", "lookup", "update", "sum", "products", "mean")
 UNARY = ("{}", "-{}", "tanh({})", "fmaxf({}, 0.25)", "{} * 0.5", "abs({})", "exp(0.1 * {})")
 BINARY = ("{} + {}", "{} - {}", "{} * {}", "min({}, {})", "{} < {} ? 1.0 : {}")
+POSITIONS = ("({i} % 3 < 1 ? {} : {})", "{} + 0.01 * {i}", "({i} >= 4 ? {} : 0.5)")
 REDUCTIONS = ("+=!", "max=!", "min=!")
 
 
@@ -73,9 +74,45 @@ def _value(draw: st.DrawFn, known: dict[str, str], dims: str, must: str = "") ->
     first = must or draw(st.sampled_from(fitting))
     x = draw(st.sampled_from(UNARY)).format(_element(first, known[first]))
     other = draw(st.sampled_from(fitting))
-    template = draw(st.sampled_from(BINARY))
+    template = draw(st.sampled_from(BINARY + POSITIONS * bool(dims)))
+    index = draw(st.sampled_from(dims)) if "{i}" in template else ""
+    template = template.replace("{i}", index)
     return template.format(*(x, _element(other, known[other]), x)[: template.count("{}")])
 
 
 def _element(name: str, dims: str) -> str:
     return f"{name}({', '.join(dims)})" if dims else name
+
+
+@st.composite
+def window_programs(draw: st.DrawFn, most_statements: int = 3) -> RowProgram:
+    """A def whose rows are computed from windows of `X` and `Y`, all of one step and reach."""
+    step, reach = draw(st.integers(1, 3)), draw(st.integers(1, 5))
+    offset = draw(st.integers(-1, 1))
+    lines, defined = [], dict[str, str]()
+
+    def element(name: str, dims: str, taps: str = "") -> str:
+        at = taps or str(draw(st.integers(0, reach - 1)) + offset)
+        return _element(name, dims).replace("n", f"{step}*n+{at}" if step > 1 else f"n+{at}")
+
+    for number in range(draw(st.integers(1, most_statements))):
+        name, dims = f"T{number}", draw(st.sampled_from(("nd", "dn", "n", "d", "")))
+        inner = dims if set(dims) == set("nd") else "n" if dims == "n" else "nd"
+        operand = "Y" if inner == "n" else "X"
+        ends = [element(operand, "".join(sorted(inner, reverse=True)), str(at + offset)) for at in (0, reach - 1)]
+        terms = [*ends, element("Y", "n"), *(_element(t, d) for t, d in defined.items() if set(d) <= set(inner))]
+        terms += [element("X", "nd")] * (inner != "n")
+        text = draw(st.sampled_from(BINARY)).replace("{}", "{0}", 1).replace("{}", "{1}")
+        text = f"{ends[0]} - 0.5 * {ends[1]} + {text.format(draw(st.sampled_from(terms)), draw(st.sampled_from(terms)))}"
+        if set(dims) >= {"n"} and draw(st.booleans()):
+            taps = element(operand, "".join(sorted(inner, reverse=True)), f"k+{offset}")
+            text = f"({text}) * 0.1 + {taps} * V(k)"
+            lines.append(f"{_element(name, dims)} +=! {text} where k in 0:{reach}")
+        elif set(dims) >= {"n"}:
+            lines.append(f"{_element(name, dims)} = {text}{draw(st.sampled_from(('', ' + 0.01 * n')))}")
+        else:
+            lines.append(f"{_element(name, dims)} {draw(st.sampled_from(REDUCTIONS))} {text}")
+        defined[name] = dims
+    declared = f"float(N,D) X, float(N) Y, float({reach}) V"
+    body = "\n    ".join(lines)
+    return RowProgram(f"def f({declared}) -> ({', '.join(defined)}) {{\n    {body}\n}}", (("reach", reach),))

@@ -38,14 +38,22 @@ SUMS = {
 REFUSED = {
     "def f(float(B,T,D) x) -> (o) { o(b,t,d) = x(b,t,d) / B }": ("B T", {"D": 3}, "its value decides"),
     "def f(float(N,D) x) -> (o) { o(d) = x(N-1,d) }": ("N", {"D": 3}, "other rows"),
-    "def f(float(N,D) x) -> (o) { o(d) +=! x(n,d) * n }": ("N", {"D": 3}, "goes over it, decides"),
     "def f(float(N,D) x) -> (o) { o(d) +=! x(n,d) * x(m,d) }": ("N", {"D": 3}, "two indices"),
     "def f(float(N,D) x) -> (o) { o(d) = x(0,d)  o(d) += x(n,d) }": ("N", {"D": 3}, "other rows"),
     "def f(float(N,D) x, float(D) w) -> (o) { o(d) = w(d)  o(d) += x(n,d) * o(d) }": ("N", {"D": 3}, "operand"),
     "def f(float(N,D) x, float(D) w) -> (o) { o(d) +=! w(d) where exists x(n,d) }": ("N", {"D": 3}, "without a row"),
-    "def f(float(N,D) x) -> (o) { o(n,d) = x(n,d) * n }": ("N", {"D": 3}, "goes over it, decides"),
+    "def f(float(N,D) x, float(9) w) -> (o) { o(n,d) = x(n,d) * w(n % 9) }": ("N", {"D": 3}, "goes over it, decides"),
+    "def f(float(N,D) x, float(9) w) -> (o) { o(n,d) = n * x(n,d) * w(n % 9) }": ("N", {"D": 3}, "over it, decides"),
+    "def f(float(B,T) x) -> (o) { o(b,t) = x(b,t) * b }": ("B T", {}, "the value of 'b'"),
     "def f(float(N,D) x) -> (o) { o(n,d) = x(N-1-n,d) }": ("N", {"D": 3}, "N"),
-    "def f(float(N) x) -> (o) { o(n) = x(n) + x(n+1) }": ("N", {}, "N - 1"),
+    "def f(float(N) x) -> (o) { t(n) = x(n) * 2  o(n) = t(n) + t(n+1) }": ("N", {}, "number of rows"),
+    "def f(float(N) x) -> (o) { t(n) = x(n) * 2  o(n) = t(n+1) where n in 0:N-1 }": ("N", {}, "number of rows"),
+    "def f(float(N) x) -> (o) { o(n) = x(n) + x(2*n) }": ("N", {}, "goes from 0 to min"),
+    "def f(float(N) x) -> (o) { o(n) = x(n) + x(2*n) where n in 0:(N+1)/2 }": ("N", {}, "other rows"),
+    "def f(float(N) x) -> (o) { o() +=! x(n+1) * n }": ("N", {}, "the value of 'n'"),
+    "def f(float(N) x) -> (o) { o(n) = x(n) + x(n+1) + N }": ("N", {}, "its value decides"),
+    "def f(float(B,T) x) -> (o) { o(b,t) = x(b,t) + x(b,t+1) }": ("B T", {}, "other rows"),
+    "def f(float(N) x) -> (o) { o(2*n) = x(n) }": ("N", {}, "goes from 0 to 2"),
     "def f(float(N,N) x) -> (o) { o(i,j) = x(i,j) }": ("N", {}, "has it twice"),
     "def f(float(B,D,T) x) -> (o) { o(b,d,t) = x(b,d,t) }": ("B T", {"D": 3}, "not beside"),
     "def f(float(N,D) x, int32(N) k) -> (o) { o(n,d) = x(k(n),d) }": ("N", {"D": 3}, "other rows"),
@@ -78,6 +86,43 @@ def test_sizes_that_are_reduced_over(source: str) -> None:
     found = find_rows(function, names.split(), others)
     assert (found.sizes, found.counts) == (tuple(names.split()), counts)
     assert found.sizes in list_row_size_candidates(function, function.sizes)
+
+
+POSITIONS = {
+    "def f(float(N,D) x) -> (o) { o(d) +=! x(n,d) * n }": ("N", True),
+    "def f(float(N,D) x) -> (o) { o(n,d) = n < d ? x(n,d) : 0 }": ("N", True),
+    "def f(float(N,D) x) -> (o) { o(n,d) = d < 2 ? x(n,d) : 0 }": ("N", False),
+}
+
+
+@pytest.mark.parametrize("source", POSITIONS)
+def test_values_that_depend_on_the_number_of_their_row(source: str) -> None:
+    name, expected = POSITIONS[source]
+    (function,) = compile_source(source)
+    assert find_rows(function, [name], {"D": 3}).positions is expected
+
+
+WINDOWS = {
+    "def f(float(N) x) -> (o) { o(n) = x(n) + x(n+1) }": ("N", {}, (1, 2)),
+    "def f(float(N) x) -> (o) { o(n) = x(n-1) * n - x(n+1) }": ("N", {}, (1, 3)),
+    "def f(float(N) x) -> (o) { o(n) = x(3*n+1) }": ("N", {}, (3, 2)),
+    "def f(float(N,D) x) -> (o) { o(d) max=! x(2*n+k,d) where k in 0:2 }": ("N", {"D": 3}, (2, 2)),
+    "def f(float(C,W) x, float(O,C,K) w) -> (o) { o(q,i) +=! x(c,i+2*k) * w(q,c,k) }": (
+        "W", {"C": 3, "O": 4, "K": 3}, (1, 5),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("source", WINDOWS)
+def test_rows_that_are_computed_from_windows(source: str) -> None:
+    name, sizes, expected = WINDOWS[source]
+    (function,) = compile_source(source)
+    found = find_rows(function, [name], sizes)
+    assert ((found.step, found.reach), found.windowed) == (expected, ("x",))
+    for count in (1, 2, 9):
+        elements = found.sizes_for(count)[name]
+        assert (elements - found.reach + found.step) // found.step == count
+        assert not found.counts_rows({name: found.reach - found.step - 1})
 
 
 @pytest.mark.parametrize("source", REFUSED)

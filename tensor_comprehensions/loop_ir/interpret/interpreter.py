@@ -221,7 +221,7 @@ class Interpreter:
             outer = self.memory
             source = outer[s.source.name]
             rows = source.buffer.shape[s.dimension]
-            if int(length()) != rows:
+            if not 0 <= rows - int(length()) <= s.spare:
                 raise InternalError(f"{s.source.name} has {rows} rows, not {int(length())}")
             self.memory = outer | {s.buffer.name: source.window(s.buffer, s.dimension, int(start()), s.rows)}
             inner()

@@ -15,7 +15,8 @@ stack, its source and, where that lies elsewhere, the bytes to copy, -1 if they 
 
 A lane for any number of rows has parameters, which stand for sizes and strides: `FIRST_PARAMETER + n` is the number n
 wherever it occurs. A stride may be `PACKED`: what the dimension after it takes. The bytes of a new output with open
-sizes are those of a row, and the kernel takes the address of the parameters behind its operands.
+sizes are those of a row, and the kernel takes the address of the parameters behind its operands. An extent of a new
+output may also be the number of windows in a parameter, as `open_extent` writes it.
 """
 
 from __future__ import annotations
@@ -34,6 +35,11 @@ PACKED = ANY + 1
 FIRST_PARAMETER = ANY + 2
 PAUSED = "tc_paused"
 """The symbol of a word that is not 0 while no kernel is to be looked for."""
+
+
+def open_extent(parameter: int, step: int = 1, reach: int = 1) -> int:
+    """The word of an extent: how many windows of `reach` elements, each `step` behind the one before, are in a size."""
+    return FIRST_PARAMETER + parameter + (step - 1 << 8) + (reach - 1 << 32)
 
 
 class LineWord(IntEnum):
@@ -396,8 +402,9 @@ no:
   ret i1 false
 }
 
-; The sizes, strides and bytes of new outputs, where a lane has parameters, for these values of them.
-define internal void @resolve(ptr %made, i64 %count, ptr %parameters) {
+; The sizes, strides and bytes of new outputs, where a lane has parameters, for these values of them. False if there is
+; a negative size.
+define internal i1 @resolve(ptr %made, i64 %count, ptr %parameters) {
   br label %test
 test:
   %i = phi i64 [ 0, %0 ], [ %i.next, %done ]
@@ -425,16 +432,29 @@ look:
   %open = icmp slt i64 %size, 0
   br i1 %open, label %parameter, label %known
 parameter:
-  %number = sub i64 %size, {FIRST_PARAMETER}
+  %word = sub i64 %size, {FIRST_PARAMETER}
+  %number = and i64 %word, 255
   %parameter.slot = getelementptr i64, ptr %parameters, i64 %number
-  %value = load i64, ptr %parameter.slot
+  %elements = load i64, ptr %parameter.slot
+  %reached = lshr i64 %word, 32
+  %further = lshr i64 %word, 8
+  %stepped = and i64 %further, 16777215
+  %more.than.reached = sub i64 %elements, %reached
+  %room = add i64 %more.than.reached, %stepped
+  %fails = icmp slt i64 %room, 0
+  br i1 %fails, label %negative, label %divide
+negative:
+  ret i1 false
+divide:
+  %divisor = add i64 %stepped, 1
+  %value = udiv i64 %room, %divisor
   store i64 %value, ptr %size.slot
   %some.bytes = load i64, ptr %bytes.slot
   %bytes = mul i64 %some.bytes, %value
   store i64 %bytes, ptr %bytes.slot
   br label %known
 known:
-  %extent = phi i64 [ %size, %look ], [ %value, %parameter ]
+  %extent = phi i64 [ %size, %look ], [ %value, %divide ]
   %stride = load i64, ptr %stride.slot
   %follows = icmp eq i64 %stride, {PACKED}
   %step = select i1 %follows, i64 %packed, i64 %stride
@@ -448,7 +468,7 @@ next:
 done:
   br label %test
 end:
-  ret void
+  ret i1 true
 }
 
 ; As `run`, for a lane with parameters, on a copy of it for these values of them.
@@ -460,7 +480,11 @@ define internal i1 @run_range(
   call void @llvm.memcpy.p0.p0.i64(ptr %copy, ptr %lane, i64 %bytes, i1 false)
   %made = call i64 @word(ptr %copy, i64 2)
   %made.facts = call ptr @part(ptr %copy, i64 8)
-  call void @resolve(ptr %made.facts, i64 %made, ptr %parameters)
+  %resolved = call i1 @resolve(ptr %made.facts, i64 %made, ptr %parameters)
+  br i1 %resolved, label %launch, label %no
+no:
+  ret i1 false
+launch:
   %ok = call i1 @run(ptr %copy, ptr %kinds, ptr %stack, ptr %facts, i64 %count, ptr %results, ptr %parameters)
   ret i1 %ok
 }

@@ -24,6 +24,7 @@ from ..binding.ranges import Bounds, Ranges, infer_ranges, symbolic_ranges
 from ..ir import (
     INDEX_TYPE,
     Access,
+    Binary,
     Cast,
     Expr,
     Function,
@@ -38,6 +39,7 @@ from ..ir import (
 )
 from ..size_polynomial import SizeOperation, SizePolynomial, Value, to_polynomial
 from .size_separation import original_size
+from .window_forms import WHOLE, RangeForm, is_in_window, parse_range_form
 
 
 class CannotGeneralize(Exception):
@@ -56,7 +58,10 @@ class Rows:
 
     places: the tensors that have rows, by name, each with the first of the dimensions that are the sizes, in order.
     counts: the names of extents in the values of statements that are the number of rows.
+    positions: whether a value depends on the number of its row, as a causal mask does.
     sums: whether a statement reduces over rows. uses_sums: whether another one maps rows by what that gives.
+    step, reach: of the operands `windowed`, a row is computed from `reach` elements along its dimension; those of the
+        next row are `step` further, as in convolutions. Of all other tensors it is one element.
     """
 
     sizes: tuple[str, ...]
@@ -64,6 +69,10 @@ class Rows:
     counts: tuple[str, ...] = ()
     sums: bool = False
     uses_sums: bool = False
+    positions: bool = False
+    step: int = 1
+    reach: int = 1
+    windowed: tuple[str, ...] = ()
 
     @property
     def tensors(self) -> tuple[str, ...]:
@@ -86,12 +95,29 @@ class Rows:
 
     def sizes_for(self, count: int) -> dict[str, int]:
         """Values of the sizes that make `count` rows."""
-        return {**dict.fromkeys(self.sizes[:-1], 1), self.sizes[-1]: count}
+        return {**dict.fromkeys(self.sizes[:-1], 1), self.sizes[-1]: self.step * (count - 1) + self.reach}
+
+    def counts_rows(self, sizes: Mapping[str, int]) -> bool:
+        """Whether these values of the sizes make 0 rows or more, and not fewer."""
+        return sizes[self.original_sizes[-1]] >= self.reach - self.step
 
 
 def count_operand(name: str) -> str:
     """The operand that holds a number of rows, of defs whose values depend on it."""
     return internal_name("count", name)
+
+
+def first_row_operand(name: str) -> str:
+    """The operand that holds the number of the first row of a block, of defs whose values depend on those of rows."""
+    return internal_name("first", name)
+
+
+def list_row_operands(axes: Iterable[Rows]) -> dict[str, tuple[int, bool]]:
+    """The operands that defs of blocks may have, by name: the number of the axis, and whether it is a first row."""
+    found: dict[str, tuple[int, bool]] = {}
+    for n, rows in enumerate(axes):
+        found |= {count_operand(rows.sizes[0]): (n, False), first_row_operand(rows.sizes[0]): (n, True)}
+    return found
 
 
 def list_dynamic_sizes(axes: Iterable[Rows]) -> tuple[str, ...]:
@@ -115,25 +141,47 @@ def list_row_size_candidates(function: Function, names: Iterable[str]) -> list[t
     return list(dict.fromkeys([*leading, *((name,) for name in names)]))
 
 
-def add_row_count_operands(function: Function, axes: Sequence[Rows]) -> Function:
-    """`function` with one more operand for each number of rows that values depend on."""
-    operands = {name: count_operand(rows.sizes[0]) for rows in axes for name in rows.counts}
+def add_row_operands(function: Function, axes: Sequence[Rows]) -> Function:
+    """`function` with one more operand for each number of rows, and of a first row, that values depend on."""
+    counts = {name: count_operand(rows.sizes[0]) for rows in axes for name in rows.counts}
+    firsts = [first_row_operand(rows.sizes[0]) for rows in axes if rows.positions]
+    operands = dict.fromkeys([*counts.values(), *firsts])
     if not operands:
         return function
-
-    def read_count(e: Expr) -> Expr:
-        if isinstance(e, Size) and e.name in operands:
-            count = Access(operands[e.name], (), INDEX_TYPE)
-            return count if e.dtype == INDEX_TYPE else Cast(count, e.dtype)
-        return map_operands(e, read_count)
-
     at = len(function.parameters)
-    added = [Symbol(name, INDEX_TYPE, 0, Role.INPUT, ()) for name in dict.fromkeys(operands.values())]
+    added = [Symbol(name, INDEX_TYPE, 0, Role.INPUT, ()) for name in operands]
+
+    def read_operands(s: Statement) -> Statement:
+        rows = {e.name: x for x in axes if x.positions for e in _list_row_indices(s, x)}
+        return replace(s, value=_read_operands(s.value, counts, rows))
+
     return replace(
         function,
         tensors=(*function.tensors[:at], *added, *function.tensors[at:]),
-        statements=tuple(replace(s, value=read_count(s.value)) for s in function.statements),
+        statements=tuple(map(read_operands, function.statements)),
     )
+
+
+def _read_operands(e: Expr, counts: Mapping[str, str], rows: Mapping[str, Rows]) -> Expr:
+    """`e` with operands in place of the sizes `counts`, and added to indices of rows, outside of subscripts."""
+    if isinstance(e, Access):
+        return e
+    if isinstance(e, Size) and e.name in counts:
+        count = Access(counts[e.name], (), INDEX_TYPE)
+        return count if e.dtype == INDEX_TYPE else Cast(count, e.dtype)
+    if isinstance(e, Index) and e.name in rows:
+        first = Access(first_row_operand(rows[e.name].sizes[0]), (), INDEX_TYPE)
+        number = Binary("+", replace(e, dtype=INDEX_TYPE), first, INDEX_TYPE)
+        return number if e.dtype == INDEX_TYPE else Cast(number, e.dtype)
+    return map_operands(e, lambda x: _read_operands(x, counts, rows))
+
+
+def _list_row_indices(s: Statement, rows: Rows) -> Iterator[Index]:
+    """The index of a statement that selects a row along an axis of one dimension."""
+    for tensor, subscripts in ((s.target, s.subscripts), *((a.tensor, a.subscripts) for a in _accesses(s))):
+        place = rows.place(tensor)
+        if place is not None and isinstance(index := subscripts[place], Index):
+            yield index
 
 
 def find_rows(function: Function, names: Iterable[str], sizes: Mapping[str, int], others: Iterable[str] = ()) -> Rows:
@@ -156,11 +204,14 @@ def find_rows(function: Function, names: Iterable[str], sizes: Mapping[str, int]
     for s, indices in zip(function.statements, ranges.statements, strict=True):
         finder.check_statement(s, indices, order)
     finder.check_constraints()
+    form = finder.form
     counts = sorted({name for s in function.statements for name in finder.read_counts(s)})
     places = tuple((t.name, finder.with_rows[t.name][0]) for t in function.tensors if t.name in finder.with_rows)
     sums = finder.list_sums()
     uses = any(a.tensor in sums for s in function.statements if s.target in finder.with_rows for a in _accesses(s))
-    return Rows(order, places, tuple(counts), bool(sums), uses)
+    rows = Rows(order, places, tuple(counts), bool(sums), uses, finder.positions)
+    windowed = tuple(t.name for t in function.tensors if t.name in finder.with_rows and t.role is Role.INPUT)
+    return rows if form == WHOLE else replace(rows, step=form.step, reach=form.reach, windowed=windowed)
 
 
 @dataclass
@@ -170,6 +221,7 @@ class _Finder:
     function: Function
     names: tuple[str, ...]
     ranges: Ranges
+    positions: bool = False
 
     @cached_property
     def with_rows(self) -> dict[str, tuple[int, tuple[str, ...]]]:
@@ -205,13 +257,30 @@ class _Finder:
         return {target for target, read in reads if target not in self.with_rows and read & self.with_rows.keys()}
 
     def _size_of(self, bounds: Bounds, what: str) -> str | None:
-        """The size that a range counts from 0; None where it depends on none."""
+        """The size that a range follows from; None where it depends on none."""
         used = [name for b in bounds for name in self._used_names(b)]
         if not used:
             return None
-        if to_polynomial(bounds[0]).terms or (name := _plain_name(bounds[1])) is None:
+        if parse_range_form(bounds, used[0]) is None:
             raise CannotGeneralize(used[0], f"{what} goes from {bounds[0]} to {bounds[1]}")
-        return name
+        return used[0]
+
+    @cached_property
+    def form(self) -> RangeForm:
+        """The form of all ranges that follow from the sizes, but for the dimensions of operands, which are whole."""
+        ranges = [(s.target, r.values()) for s, r in zip(self.function.statements, self.ranges.statements, strict=True)]
+        written = sorted({s.target for s in self.function.statements})
+        found = {
+            form: (target, name)
+            for target, several in [*ranges, *((target, self.ranges.tensors[target]) for target in written)]
+            for bounds in several
+            if (name := self._size_of(bounds, f"a range of '{target}'")) is not None
+            and (form := parse_range_form(bounds, name)) is not None
+        }
+        changed = [place for form, place in found.items() if form != WHOLE]
+        if changed and (len(found) > 1 or len(self.names) > 1):
+            raise CannotGeneralize(changed[0][1], f"'{changed[0][0]}' has another number of rows than other tensors")
+        return next(iter(found), WHOLE)
 
     def _used_names(self, value: Value) -> list[str]:
         return [name for name in _names_in(value) if name in self.names]
@@ -239,13 +308,25 @@ class _Finder:
         row = tuple(Index(rows.get(size, ""), INDEX_TYPE) for size in order)
         accesses = [x for x in _accesses(s) if x.tensor in self.with_rows]
         for access in accesses:
-            if self._row_of(access.tensor, access.subscripts) != row:
+            if not self._is_row(access, row, indices):
                 raise CannotGeneralize(order[0], f"'{s.target}' is computed from other rows of '{access.tensor}'")
         if s.target in self.with_rows:
             self._check_row(s, size_of, row)
         elif rows:
             self._check_sum(s, rows, order, any(x not in s.exists for x in accesses))
         self._check_other_uses(s, order, {x.name for x in row})
+
+    def _is_row(self, access: Access, row: tuple[Index, ...], indices: Mapping[str, Bounds]) -> bool:
+        """Whether an access reads the row, or of an operand what the row is computed from."""
+        found = self._row_of(access.tensor, access.subscripts)
+        if self.function.tensor(access.tensor).role is not Role.INPUT or len(row) > 1 or not row[0].name:
+            return found == row
+        return is_in_window(found[0], row[0].name, self.form, indices, self.ranges.sizes)
+
+    def _has_plain_row(self, s: Statement) -> bool:
+        """Whether a subscript of a statement is the index of the row and no more."""
+        accesses = ((s.target, s.subscripts), *((a.tensor, a.subscripts) for a in _accesses(s)))
+        return any(isinstance(self._row_of(t, x)[0], Index) for t, x in accesses if t in self.with_rows)
 
     def _check_row(self, s: Statement, size_of: Mapping[str, str | None], row: tuple[Index, ...]) -> None:
         """Check that a statement writes one row at a time."""
@@ -269,9 +350,14 @@ class _Finder:
     def _check_other_uses(self, s: Statement, order: tuple[str, ...], row: set[str]) -> None:
         """Check that rows are used only to select a row, and their number only in values."""
         parts = [*self._within_row(s.target, s.subscripts), s.value, *s.exists]
-        counts = set(self.read_counts(s)) if len(order) == 1 else set()
-        for e in (x for part in parts for x in self._walk_within_row(part)):
-            if isinstance(e, Index) and e.name in row:
+        counts = set(self.read_counts(s)) if len(order) == 1 and self.form == WHOLE else set()
+        positions = [e for e in _walk_outside_subscripts(s.value) if isinstance(e, Index) and e.name in row]
+        walked = [e for part in parts for e in self._walk_within_row(part)]
+        self.positions |= bool(positions)
+        if positions and (len(order) > 1 or not self._has_plain_row(s)):
+            raise CannotGeneralize(order[0], f"the value of '{positions[0].name}' decides '{s.target}'")
+        for e in walked:
+            if isinstance(e, Index) and e.name in row and walked.count(e) > positions.count(e):
                 raise CannotGeneralize(order[0], f"the value of '{e.name}', which goes over it, decides '{s.target}'")
             if isinstance(e, Size) and (used := self._used_names(self.ranges.sizes[e.name])) and e.name not in counts:
                 raise CannotGeneralize(used[0], f"its value decides '{s.target}'")
@@ -310,6 +396,14 @@ def _accesses(s: Statement) -> Iterator[Access]:
     """All accesses of a statement but that of its target."""
     for e in (*s.subscripts, s.value, *s.exists):
         yield from (x for x in walk_expr(e) if isinstance(x, Access))
+
+
+def _walk_outside_subscripts(e: Expr) -> Iterator[Expr]:
+    """`e` and its subexpressions that are in no subscript."""
+    yield e
+    if not isinstance(e, Access):
+        for part in operands_of(e):
+            yield from _walk_outside_subscripts(part)
 
 
 def _plain_name(value: Value) -> str | None:
