@@ -512,17 +512,25 @@ def _define_named(
 
 
 def _formats_by_def(functions: Sequence[Function], formats: Mapping[str, str] | None) -> dict[str, dict[str, Format]]:
-    """The formats given to the tensors of each def. Raises ArgumentError for a name that no def has."""
+    """The formats given to the tensors of each def.
+
+    Raises:
+        ArgumentError: no def has the name, or a def declares another format.
+        CheckError: a def uses the tensor in a way that only dense ones allow.
+    """
     if not formats:
         return {}
     from .dispatch.sparse.sparse_tensor import to_format
-    from .tc_lang.semantics.sparse_rules import check_formats
+    from .tc_lang.semantics.sparse_rules import check_formats, with_formats
 
     check_formats(functions, formats)
-    return {
+    found = {
         f.name: {t.name: to_format(formats[t.name], t.rank) for t in (*f.parameters, *f.results) if t.name in formats}
         for f in functions
     }
+    for f in functions:
+        with_formats(f, found[f.name])
+    return found
 
 
 def _choose_tuned_sparse(function: Function, call: SparseCall, sizes: Mapping[str, int]) -> SparseOptions | None:

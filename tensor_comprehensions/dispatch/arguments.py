@@ -149,16 +149,24 @@ def _from_numpy(expected: ParameterSpec, array: np.ndarray) -> Tensor:
     name = array.dtype.name
     if name != expected.dtype.name:
         raise _wrong_type(expected, name, name in DTYPES)
-    size = array.itemsize
-    readable = all(n < 2 or (s >= 0 and s % size == 0) for n, s in zip(array.shape, array.strides, strict=True))
-    if not (readable and array.dtype.isnative and array.flags.aligned):
-        array = np.array(array, dtype=array.dtype.newbyteorder("="), order="C", subok=False)
     try:
-        return torch.from_numpy(_to_writable(array))
+        return tensor_from_array(array)
     except TypeError as error:
         raise expected.error(
             f"is an array that torch cannot read: {error}", suggestion="pass a torch tensor"
         ) from error
+
+
+def tensor_from_array(array: np.ndarray) -> Tensor:
+    """The tensor in the memory of an array, or in a copy where torch cannot read that: of another byte order, say.
+
+    Raises TypeError if torch has no elements of this type.
+    """
+    size = array.itemsize
+    readable = all(n < 2 or (s >= 0 and s % size == 0) for n, s in zip(array.shape, array.strides, strict=True))
+    if not (readable and array.dtype.isnative and array.flags.aligned):
+        array = np.array(array, dtype=array.dtype.newbyteorder("="), order="C", subok=False)
+    return torch.from_numpy(_to_writable(array))
 
 
 def _from_dlpack(expected: ParameterSpec, array: object) -> Tensor:

@@ -103,6 +103,12 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
         write_tensor(tmp_path / "no" / "x.npz", store(torch.eye(3), "csr"))
     with pytest.raises(ArgumentError, match="holds matrices"):
         write_tensor(tmp_path / "x.mtx", store(torch.ones(2, 2, 2), "csf"))
+    with pytest.raises(ArgumentError, match="no complex"):
+        write_tensor(tmp_path / "x.mtx", store(torch.eye(3), "csr").with_values(torch.ones(3, dtype=torch.complex64)))
+    with pytest.raises(ArgumentError, match="no bfloat16"):
+        write_tensor(tmp_path / "x.npz", store(torch.eye(3).bfloat16(), "csr"))
+    with pytest.raises(ArgumentError, match="a path is"):
+        read_tensor(3)  # type: ignore[arg-type]
 
 
 def test_any_changed_byte_of_a_file_is_an_error_or_a_tensor(tmp_path: Path) -> None:

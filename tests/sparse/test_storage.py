@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 import tensor_comprehensions as tc
 from tensor_comprehensions.core.errors import ArgumentError
+from tensor_comprehensions.dispatch.sparse import pack
 from tensor_comprehensions.dispatch.sparse.interop import as_sparse, from_torch
 from tensor_comprehensions.dispatch.sparse.sparse_tensor import SparseTensor, to_format
 
@@ -60,12 +61,29 @@ def test_repeated_coordinates_are_added_or_kept() -> None:
     assert kept.check().to("csr").values.tolist() == [2.0, 5.0]
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.float16, torch.bfloat16, torch.float64], ids=str)
+TYPES = (torch.bool, torch.int8, torch.uint16, torch.uint32, torch.uint64, torch.float16, torch.bfloat16, torch.float64)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_types_of_values(dtype: torch.dtype) -> None:
     x = random_tensor(RNG, (6, 5), 0.5).to(dtype)
-    t = store(x, "csc")
+    t = as_sparse(x, "csc")
     assert (t.dtype, t.index_dtype) == (dtype, torch.int32)
     assert torch.equal(t.to_dense(), x)
+    twice = SparseTensor.from_coordinates([[0, 0, 1], [1, 1, 2]], x.new_ones(3), (2, 3), "csr")
+    assert twice.to_dense().tolist() == [[0, 1 if dtype is torch.bool else 2, 0], [0, 0, 1]]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64], ids=str)
+@pytest.mark.parametrize("reduction", ["+", "*", "min", "max"])
+def test_unsigned_elements_of_one_place_are_combined(dtype: torch.dtype, reduction: str) -> None:
+    """torch does not compute with these types; large ones are negative as signed numbers."""
+    large = torch.iinfo(dtype).max - 1
+    values = torch.tensor([large, 1, 3], dtype=dtype)
+    places = torch.tensor([[0, 0, 1], [1, 1, 2]])
+    t = pack.from_coordinates(places, values, (2, 3), to_format("csr", 2), None, reduction)
+    expected = {"+": large + 1, "*": large, "min": 1, "max": large}[reduction]
+    assert t.values.tolist() == [expected, 3]
 
 
 def test_indices_are_as_wide_as_asked_and_as_needed() -> None:
@@ -141,6 +159,19 @@ def test_indices_of_scipy_in_any_order_are_copied_and_its_others_become_csr() ->
     assert as_sparse(theirs).values.tolist() == [2.0, 5.0]
     assert theirs.nnz == 3
     assert str(as_sparse(sp.dia_array(np.eye(3))).format) == "csr"
+
+
+def test_arrays_of_numpy_in_any_memory() -> None:
+    """Other byte orders, negative strides and memory that must not be written."""
+    x = np.arange(12.0).reshape(3, 4) % 5
+    read_only = x.copy()
+    read_only.flags.writeable = False
+    for array in (x.astype(">f8"), x[::-1].copy()[::-1], read_only, x.astype(">f8")[:, ::-1].copy()[:, ::-1]):
+        assert as_sparse(array, "csr").to_dense().tolist() == x.tolist()
+    theirs = sp.csr_array(x)
+    theirs.data, theirs.indices = theirs.data.astype(">f8"), theirs.indices[::-1].copy()[::-1]
+    op = tc.define("def f(double(N,M) A, double(M) x) -> (y) { y(i) +=! A(i,j) * x(j) }").f
+    assert op(theirs, np.ones(4)).tolist() == x.sum(1).tolist()
 
 
 def test_numpy_and_dense_tensors_need_a_format() -> None:
@@ -226,6 +257,60 @@ def test_any_flipped_bit_is_an_error_or_another_tensor(word: str) -> None:
                     t.check().to_dense()
                 array.numpy().view(np.uint32)[n] ^= np.uint32(1 << bit)
     assert torch.equal(t.to_dense(), x)
+
+
+def part(pos: Any = POS, crd: Any = CRD, values: Any = VALUES, shape: Any = (3, 4)) -> SparseTensor:
+    return SparseTensor.from_arrays("csr", shape, (None, (pos, crd)), values)
+
+
+def elements(places: Any, values: Any = (1.0,), shape: Any = (3, 3), format: str = "csr", index: Any = None) -> Any:
+    return SparseTensor.from_coordinates(places, values, shape, format, index)
+
+
+def damaged(**parts: Any) -> Any:
+    theirs = sp.csr_array(np.eye(3))
+    for name, array in parts.items():
+        setattr(theirs, name, array)
+    return as_sparse(theirs)
+
+
+MISTAKES: list[tuple[Any, str]] = [
+    (lambda: elements("ab"), "torch makes no tensor of the coordinates"),
+    (lambda: elements([[0, 1], [0]]), "torch makes no tensor of the coordinates"),
+    (lambda: elements([[0], [0]], ["a"]), "torch makes no tensor of the values"),
+    (lambda: elements([[0], [0]], None), "torch makes no tensor of the values"),
+    (lambda: elements([[0], [0]], shape=3), "a shape is a sequence of whole numbers"),
+    (lambda: elements([[0], [0]], shape=(3.5, 3)), "a shape is a sequence of whole numbers"),
+    (lambda: elements([[0], [0]], shape=(-3, 3)), "negative or too large"),
+    (lambda: elements([[0], [0]], shape=(2**70, 3)), "negative or too large"),
+    (lambda: elements([[0], [0]], index=torch.int16), "indices have another type"),
+    (lambda: elements([[0], [0]], index="int32"), "indices have another type"),
+    (lambda: elements([[0], [0]], shape=(2**40, 3), format="coo", index=torch.int32), "do not reach an extent"),
+    (lambda: elements([[0], [0]], shape=(2**50, 3)), "there is no memory"),
+    (lambda: elements([[0], [0]], shape=(2**50, 2**50), format="coo").to_dense(), "there is no memory"),
+    (lambda: part(pos="ab"), "torch makes no tensor of pos of level 1"),
+    (lambda: part(crd=None), "torch makes no tensor of crd of level 1"),
+    (lambda: part(values=None), "torch makes no tensor of the values"),
+    (lambda: part(shape=None), "a shape is a sequence of whole numbers"),
+    (lambda: SparseTensor.from_arrays("csr", (3, 4), None, VALUES), "levels are a sequence"),  # type: ignore[arg-type]
+    (lambda: part().with_values(None), "values are a torch tensor"),  # type: ignore[arg-type]
+    (lambda: part().with_values(torch.ones(3).half()).scipy(), "SciPy holds no elements of float16"),
+    (lambda: as_sparse(np.array([["a"]]), "csr"), "torch makes no tensor of the array"),
+    (lambda: as_sparse(np.ma.masked_array(np.eye(3)), "csr"), "masked"),
+    (lambda: as_sparse(torch.eye(3, device="meta"), "csr"), "a meta tensor"),
+    (lambda: as_sparse(torch.quantize_per_tensor(torch.eye(3), 0.1, 0, torch.quint8), "csr"), "a quantized tensor"),
+    (lambda: damaged(data=np.ones((3, 1))), "values of 2 dimensions"),
+    (lambda: damaged(data=np.ones(3, np.longdouble)), "torch makes no tensor of the values"),
+    (lambda: damaged(indptr=np.array([0, 3])), "has pos of length 2"),
+    (lambda: damaged(indices=np.array([0, 1, 2], np.uint32)), "crd of the type uint32"),
+]
+
+
+@pytest.mark.filterwarnings("ignore:.*quantize_per_tensor")
+@pytest.mark.parametrize(("make", "says"), MISTAKES)
+def test_what_makes_no_sparse_tensor(make: Any, says: str) -> None:
+    with pytest.raises(ArgumentError, match=says):
+        make()
 
 
 @pytest.mark.parametrize(

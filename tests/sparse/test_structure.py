@@ -180,6 +180,7 @@ MISTAKES: dict[str, Callable[[], object]] = {
     "words in the shape": lambda: tc.SparseTensor(MATRIX.format, (4, "N"), MATRIX.levels, MATRIX.values),  # type: ignore[arg-type]
     "no levels": lambda: tc.SparseTensor(MATRIX.format, (4, 4), None, MATRIX.values),  # type: ignore[arg-type]
     "a number as formats": lambda: tc.define("def f(float(N) A) -> (y) { y(i) = A(i) }", formats=5),  # type: ignore[arg-type]
+    "a format against the text": lambda: tc.define("def f(float(N) A: s) -> (y) { y +=! A(i) }", formats={"A": "u"}),
     "a layout without a format": lambda: PRODUCT(torch.eye(4).to_mkldnn(), torch.ones(4)),
     "a sparse in/out value": lambda: AXPY(1.0, torch.ones(4), y=tc.as_sparse(torch.ones(4), "s")),
 }

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from ...core.diagnostics import get_logger
+from ...core.error_boundary import only_tc_errors
 from ...core.errors import ArgumentError
 from ...tc_lang.formats import coo_format, parse_format
 from ..arguments import PLAIN
+from .array_input import to_plain_tensor
 from .sparse_tensor import FormatLike, SparseTensor, to_format
 from .structure import cache_for_arrays, structure_of
 
@@ -29,6 +31,7 @@ _COMPRESSED: dict[torch.layout, tuple[str, Callable[[Tensor], Tensor], Callable[
 _LAYOUTS = {name: layout for layout, (name, _, _) in _COMPRESSED.items()}
 
 
+@only_tc_errors
 def as_sparse(x: Any, format: FormatLike | None = None) -> SparseTensor:
     """Make a `SparseTensor` from a sparse or dense tensor of torch, SciPy or NumPy. Copies only to convert.
 
@@ -50,11 +53,14 @@ def _from_any(x: Any, format: FormatLike | None) -> SparseTensor:
     if is_scipy(x):
         return from_scipy(x).check()
     if isinstance(x, np.ndarray):
-        x = torch.from_numpy(x)
+        x = to_plain_tensor(x, "the array")
     if not isinstance(x, Tensor):
         raise ArgumentError(
             f"a {type(x).__name__} is not a tensor", expected="a torch tensor, a SciPy sparse array or a NumPy array"
         )
+    if x.is_nested or x.is_quantized or x.is_meta:
+        kind = "nested" if x.is_nested else "quantized" if x.is_quantized else "meta"
+        raise ArgumentError(f"a {kind} tensor has no sparse form", suggestion="pass a dense tensor with values")
     if x.layout is torch.strided:
         return _from_dense(x, format)
     made = from_torch(x)
@@ -191,22 +197,30 @@ def from_scipy(x: Any) -> SparseTensor:
     if x.format not in ("csr", "csc", "bsr", "coo"):
         get_logger("sparse").debug("a SciPy array of the format %s becomes csr", x.format)
         x = x.tocsr()
+    values = to_plain_tensor(x.data, "the values of a SciPy array")
+    if values.ndim != (3 if x.format == "bsr" else 1):
+        raise ArgumentError(
+            f"a SciPy array of the format {x.format} has values of {values.ndim} dimensions",
+            expected="a dimension, or three in blocks", found=f"a shape of {tuple(values.shape)}",
+        )  # fmt: skip
     if x.format == "coo":
         rows = np.stack(x.coords) if x.ndim else np.zeros((0, x.nnz))
-        return SparseTensor.from_coordinates(rows, x.data, x.shape, coo_format(x.ndim), _index_type(rows))
+        return SparseTensor.from_coordinates(rows, values, x.shape, coo_format(x.ndim), _index_type(rows))
     if _can_be_walked(x) and not x.has_canonical_format:
         get_logger("sparse").debug("a SciPy array of the shape %s has unsorted or repeated indices: copied", x.shape)
         x = x.copy()
         x.sum_duplicates()
-    format = parse_format(x.format, x.data.shape[1:], 2)
-    levels = (None, (torch.from_numpy(x.indptr), torch.from_numpy(x.indices)), *(None for _ in format.blocks))
-    return SparseTensor(format, x.shape, levels, torch.from_numpy(x.data))
+        values = torch.from_numpy(x.data)
+    format = parse_format(x.format, tuple(values.shape[1:]), 2)
+    arrays = to_plain_tensor(x.indptr, "indptr"), to_plain_tensor(x.indices, "indices")
+    return SparseTensor(format, x.shape, (None, arrays, *(None for _ in format.blocks)), values)
 
 
 def _can_be_walked(x: Any) -> bool:
     """Whether the positions of a SciPy array lie within its indices, which SciPy does not check."""
     pos = x.indptr
-    return bool(len(pos) and pos[0] == 0 and pos[-1] <= len(x.indices) and (pos[1:] >= pos[:-1]).all())
+    parents = x.shape[x.format == "csc"] // (x.blocksize[0] if x.format == "bsr" else 1)
+    return bool(len(pos) == parents + 1 and pos[0] == 0 and pos[-1] <= len(x.indices) and (pos[1:] >= pos[:-1]).all())
 
 
 def _index_type(rows: Any) -> torch.dtype | None:
@@ -220,6 +234,11 @@ def to_scipy(t: SparseTensor) -> scipy.sparse.sparray:
     except ImportError:
         raise ArgumentError("SciPy is not installed", suggestion="pip install scipy") from None
     name = str(t.format).partition("(")[0]
+    if t.dtype in (torch.float16, torch.bfloat16):
+        raise ArgumentError(
+            f"SciPy holds no elements of {str(t.dtype).removeprefix('torch.')}",
+            suggestion="x.with_values(x.values.float()).scipy()",
+        )
     if name in ("csr", "csc", "bsr"):
         arrays = t.levels[1]
         assert arrays is not None

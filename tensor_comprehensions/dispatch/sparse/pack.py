@@ -210,6 +210,8 @@ class _Builder:
         return begins
 
 
+SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+"""Types of the same width for unsigned ones, with which torch does not compute."""
 _REDUCE = {"*": "prod", "min": "amin", "max": "amax"}
 
 
@@ -218,16 +220,22 @@ def _scatter_reduce_values(values: Tensor, places: Tensor, room: tuple[int, ...]
 
     A Boolean is true where one of its values is, or all of them are if `reduction` is a product or a minimum.
     """
-    count = prod(room)
-    if reduction != "+" and values.dtype is not torch.bool:
-        return (
-            values.new_zeros(count)
-            .scatter_reduce(0, places, values, _REDUCE[reduction], include_self=False)
-            .reshape(room)
-        )
-    if values.dtype is torch.bool:
+    count, dtype = prod(room), values.dtype
+    if dtype is torch.bool:
         every = reduction in ("*", "min")
         held = values.new_zeros(count).index_put((places if every else places[values],), values.new_ones(()))
         return (held.index_put((places[~values],), values.new_zeros(())) if every else held).reshape(room)
-    wide = torch.float32 if values.dtype in (torch.float16, torch.bfloat16) else values.dtype
-    return values.new_zeros(count, dtype=wide).index_add(0, places, values.to(wide)).to(values.dtype).reshape(room)
+    if dtype in SIGNED:
+        zero = torch.iinfo(SIGNED[dtype]).min if reduction in ("min", "max") else 0  # so that the order is the same
+        found = _scatter_reduce(values.view(SIGNED[dtype]) ^ zero, places, count, reduction, zero)
+        return (found ^ zero).view(dtype).reshape(room)
+    wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) and reduction == "+" else dtype
+    return _scatter_reduce(values.to(wide), places, count, reduction).to(dtype).reshape(room)
+
+
+def _scatter_reduce(values: Tensor, places: Tensor, count: int, reduction: str, initial: int = 0) -> Tensor:
+    """`count` elements: at `places` the `values`, combined, elsewhere `initial`."""
+    found = values.new_full((count,), initial)
+    if reduction == "+":
+        return found.index_add(0, places, values)
+    return found.scatter_reduce(0, places, values, _REDUCE[reduction], include_self=False)

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ...core.error_boundary import only_tc_errors
 from ...core.errors import ArgumentError
 from ...core.lazy_import import lazy_module
 from ...tc_lang.formats import Format, LevelKind, parse_format
 from ...tc_lang.ir import Symbol
 from ...tc_lang.unlocated_error import UnlocatedTypeError
+from .array_input import check_index_type, check_shape, to_plain_tensor
 from .check_storage import check_parts
 
 if TYPE_CHECKING:
@@ -61,6 +63,7 @@ class SparseTensor:
         self.values = values
 
     @staticmethod
+    @only_tc_errors
     def from_arrays(format: FormatLike, shape: Sequence[int], levels: Sequence[Any], values: Any) -> SparseTensor:
         """Make a tensor from existing arrays. They are checked, not copied.
 
@@ -73,12 +76,15 @@ class SparseTensor:
         Raises:
             ArgumentError: the arrays violate the format; the error names level, place and value.
         """
-        known = to_format(format, len(shape))
-        arrays = tuple(_to_level(level) for level in levels)
-        tensor = SparseTensor(known, shape, arrays, torch.as_tensor(values))
-        return tensor.check()
+        extents = check_shape(shape)
+        known = to_format(format, len(extents))
+        if not isinstance(levels, Sequence):
+            raise ArgumentError("levels are a sequence", expected="[None, (pos, crd)]", found=repr(levels))
+        arrays = tuple(_to_level(n, level) for n, level in enumerate(levels))
+        return SparseTensor(known, extents, arrays, to_plain_tensor(values, "the values")).check()
 
     @staticmethod
+    @only_tc_errors
     def from_coordinates(
         coordinates: Any,
         values: Any,
@@ -99,11 +105,14 @@ class SparseTensor:
                 needs it.
 
         Raises:
-            ArgumentError: a coordinate is out of range, or the numbers of coordinates and values differ.
+            ArgumentError: a coordinate is out of range, the numbers of coordinates and values differ, or there is no
+                memory for a dense level.
         """
-        known = to_format(format, len(shape))
-        places = _to_coordinates(coordinates)
-        return pack.from_coordinates(places, torch.as_tensor(values), tuple(shape), known, index_dtype)
+        extents = check_shape(shape)
+        known = to_format(format, len(extents))
+        check_index_type(index_dtype, extents)
+        places, elements = _to_coordinates(coordinates), to_plain_tensor(values, "the values")
+        return pack.from_coordinates(places, elements, extents, known, index_dtype)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (str(self.format), self.shape, self.levels, self.values)
@@ -146,9 +155,15 @@ class SparseTensor:
         return pack.to_coordinates(self)
 
     def to_dense(self) -> Tensor:
-        """The tensor as a dense one, with 0 for elements that are not stored; repeated elements are added."""
+        """The tensor as a dense one, with 0 for elements that are not stored; repeated elements are added.
+
+        Raises:
+            ArgumentError: there is no memory for it.
+        """
+        if self.dtype in pack.SIGNED:
+            return self.with_values(self.values.view(pack.SIGNED[self.dtype])).to_dense().view(self.dtype)
         places, flat = self.coordinates(), self.values.reshape(-1)
-        zeros = flat.new_zeros(self.shape)
+        zeros = flat.new_zeros(self.shape) if _is_traced() else _new_zeros(flat, self.shape)
         if self.dtype is torch.bool:  # a place is true if one of its repeated elements is
             return zeros.index_put(tuple(places[:, flat]), flat.new_ones(())) if self.ndim else flat.reshape(())
         return zeros.index_put(tuple(places), flat, accumulate=True) if self.ndim else flat.reshape(())
@@ -158,6 +173,7 @@ class SparseTensor:
         order = self.format.order
         return self.values.permute([order.index(d) for d in range(len(order))])
 
+    @only_tc_errors
     def to(self, format: FormatLike) -> SparseTensor:
         """The tensor in another format; itself if it already has that format. Stored zeros stay stored."""
         known = to_format(format, self.ndim)
@@ -170,8 +186,10 @@ class SparseTensor:
         """A tensor with the same stored places and other values.
 
         Raises:
-            ArgumentError: the values have another shape.
+            ArgumentError: the values are no tensor, or have another shape.
         """
+        if not isinstance(values, Tensor):
+            raise ArgumentError("values are a torch tensor", found=type(values).__name__)
         if values.shape != self.values.shape:
             raise ArgumentError(
                 "the values do not fit the stored places",
@@ -212,7 +230,7 @@ class SparseTensor:
 
 def _to_coordinates(given: Any) -> Tensor:
     """Coordinates as int64. An empty array may have any type."""
-    found = torch.as_tensor(given)
+    found = to_plain_tensor(given, "the coordinates")
     if found.numel() and (found.dtype.is_floating_point or found.dtype.is_complex or found.dtype is torch.bool):
         raise ArgumentError("coordinates are integers", found=str(found.dtype).removeprefix("torch."))
     return found.long()
@@ -264,14 +282,25 @@ def split_format(text: str) -> tuple[str, tuple[int, ...]]:
     return word, tuple(map(int, numbers))
 
 
-def _to_level(level: Any) -> Level:
+def _to_level(n: int, level: Any) -> Level:
     if level is None:
         return None
     try:
         pos, crd = level
     except (TypeError, ValueError):
         raise ArgumentError("a level is None or a pair of arrays", expected="(pos, crd)", found=repr(level)) from None
-    return (None if pos is None else torch.as_tensor(pos), torch.as_tensor(crd))
+    if pos is not None:
+        pos = to_plain_tensor(pos, f"pos of level {n}")
+    return pos, to_plain_tensor(crd, f"crd of level {n}")
+
+
+def _new_zeros(like: Tensor, shape: tuple[int, ...]) -> Tensor:
+    try:
+        return like.new_zeros(shape)
+    except RuntimeError as error:
+        raise ArgumentError(
+            "there is no memory for the dense tensor", found=f"a shape of {shape}", suggestion="keep it sparse"
+        ) from error
 
 
 def _rebuild(format: str, shape: tuple[int, ...], levels: tuple[Level, ...], values: Tensor) -> SparseTensor:

@@ -35,14 +35,16 @@ def read_tensor(path: str | PathLike[str], format: FormatLike | None = None) -> 
     Raises:
         ArgumentError: the file cannot be read, or its content does not match its suffix.
     """
-    place = Path(path)
+    place = _to_path(path)
     reader = _of_ending(place, _READERS)
     try:
         tensor: SparseTensor = reader(place)
     except OSError as error:
         raise ArgumentError(f"cannot read {place}: {error.strerror or error}") from None
-    except ArgumentError:
-        raise
+    except ArgumentError as error:
+        raise ArgumentError(
+            f"{place}: {error.message}", expected=error.expected, found=error.found, suggestion=error.suggestion
+        ) from None
     except Exception as error:  # NumPy raises any exception for a damaged archive
         raise ArgumentError(f"{place} is not a {place.suffix} file of a sparse tensor: {error}") from None
     return tensor if format is None else tensor.to(format)
@@ -54,12 +56,20 @@ def write_tensor(path: str | PathLike[str], x: Any) -> None:
     Raises:
         ArgumentError: the file cannot be written, or its kind cannot hold this tensor.
     """
-    place, tensor = Path(path), as_sparse(x)
+    place, tensor = _to_path(path), as_sparse(x)
+    if tensor.dtype.is_complex:
+        raise ArgumentError("a file holds no complex elements", suggestion="write real and imaginary parts")
     writer = _of_ending(place, _WRITERS)
     try:
         writer(place, tensor)
     except OSError as error:
         raise ArgumentError(f"cannot write {place}: {error.strerror or error}") from None
+
+
+def _to_path(path: object) -> Path:
+    if not isinstance(path, str | PathLike):
+        raise ArgumentError("a path is a string or a Path", found=repr(path))
+    return Path(path)
 
 
 def _of_ending(path: Path, table: dict[str, Callable[..., Any]]) -> Callable[..., Any]:
@@ -202,6 +212,8 @@ def _parse_level(parts: dict[str, Any], n: int) -> tuple[Any, Any] | None:
 
 def _write_npz(path: Path, t: SparseTensor) -> None:
     """Matrices as SciPy writes them, so that it reads them; others by level."""
+    if t.dtype is torch.bfloat16:
+        raise ArgumentError("a .npz file holds no bfloat16", suggestion="write x.with_values(x.values.float())")
     name = str(t.format).partition("(")[0]
     parts: dict[str, Any] = {"shape": np.array(t.shape), "format": name.encode()}
     if name in _LAYOUTS and t.levels[1] is not None:
