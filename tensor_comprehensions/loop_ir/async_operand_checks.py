@@ -18,6 +18,8 @@ _MOST = 256
 """The longest side of a box, in elements."""
 _UNIT = 16
 """Bytes of which the strides of the tensor and the rows of a box are multiples."""
+_MOST_EXTENT, _MOST_STRIDE = 2**31, 2**40
+"""Elements along a dimension, whose coordinates are int32; bytes of a stride, which are fewer."""
 
 
 def tensor_map_fault(m: TensorMap, buffers: Sequence[Buffer]) -> str | None:
@@ -40,6 +42,8 @@ def tensor_map_fault(m: TensorMap, buffers: Sequence[Buffer]) -> str | None:
         return "its rows are longer than its swizzle"
     if m.buffer.dynamic or strides[-1] != 1 or any(s * size % _UNIT for s in strides[:-1]):
         return f"the strides of {m.buffer.name} are no multiples of {_UNIT} bytes"
+    if max(m.shape) > _MOST_EXTENT or max(strides) * size >= _MOST_STRIDE:
+        return f"the dimensions {m.shape} of {m.buffer.name} are too large for a tensor map"
     if sum((n - 1) * s for n, s in zip(m.shape, strides, strict=True)) >= m.buffer.span or min(strides) < 1:
         return f"its dimensions are not in {m.buffer.name}"
     return None

@@ -72,6 +72,16 @@ def test_drivers_and_what_cupy_was_built_for() -> None:
         assert part in str(caught.value)
 
 
+def test_drivers_and_what_nvrtc_compiles() -> None:
+    """A driver loads machine code of its own major release of CUDA, and of older ones."""
+    cupy_api.check_compiler(13000, (13, 2))
+    cupy_api.check_compiler(14000, (13, 0))
+    with pytest.raises(ArgumentError) as caught:
+        cupy_api.check_compiler(12080, (13, 0))
+    for part in ("a driver for CUDA 13", "one for CUDA 12.8", "nvidia-cuda-nvrtc-cu12"):
+        assert part in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("status", "kind", "message"),
     [

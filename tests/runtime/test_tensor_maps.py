@@ -111,6 +111,11 @@ def test_launches_hand_maps_to_kernels(fake: FakeCuda) -> None:
         counts.append(fake.log.count("encode_tensor_map"))
         assert torch.equal(out, expected)
     assert counts == [3, 3, 4]
+    fake.context, fake.log = 0, []
+    launches([x.data_ptr() for x in (outputs[2], a, b)])
+    assert torch.equal(outputs[2], expected)
+    encoding = fake.log.index("encode_tensor_map")
+    assert fake.log[:encoding].count("set_context") == 1  # the driver may need a context to encode
 
 
 def test_the_cache_keeps_maps() -> None:

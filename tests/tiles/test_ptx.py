@@ -125,6 +125,11 @@ def list_refused(statements: Sequence[Statement], architecture: str) -> set[str]
     return names
 
 
+def test_releases_of_stages_do_not_wait_for_stores() -> None:
+    """An arrival that releases to the cluster would first wait for all stores of the thread (MEMBAR.ALL.GPU)."""
+    assert ".release.cluster" not in STATEMENTS["barrier_arrive_cluster"].text
+
+
 @needs_nvrtc
 @pytest.mark.parametrize("architecture", KNOWN)
 def test_the_assembler_takes_what_it_should_and_refuses_the_rest(architecture: str) -> None:

@@ -353,8 +353,10 @@ def _hopper() -> Iterator[Statement]:
     remote = "{.reg .b32 q; mapa.shared::cluster.u32 q, $at, 1; "
     arrive = "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [q];}"
     yield make_ptx_statement("barrier_arrive_remote", "sm_90", remote + arrive, "s at")
-    chosen = remote.replace("$at, 1", "$at, $block")
-    yield make_ptx_statement("barrier_arrive_cluster", "sm_90", chosen + arrive, "s at, r block")
+    # Stages are released after `wgmma` has read them, and no block reads what another one stored. So the arrival need
+    # not release stores to the cluster, for which the assembler would wait for all of them, with MEMBAR.ALL.GPU.
+    chosen = remote.replace("$at, 1", "$at, $block") + "mbarrier.arrive.shared::cluster.b64 _, [q];}"
+    yield make_ptx_statement("barrier_arrive_cluster", "sm_90", chosen, "s at, r block")
     store = "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [q], $x, [q];}"
     yield make_ptx_statement("store_async_remote", "sm_90", remote + store, "s at, r x")
     loads = "shared::cluster.global.mbarrier::complete_tx::bytes"

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from ...compiler.gpu_passes import CompiledGpuKernel
-from ...core.errors import ArgumentError
 from ...core.memory_layout import contiguous_strides
 from ...options import GpuOptions, MappingOptions
 from ...runtime.cpu.python_launch import OperandSpec
@@ -123,11 +122,7 @@ def bind_steps(plan: Plan, device: torch.device, step_of: Callable[[CompiledGpuK
 def load_launches(kernel: CompiledGpuKernel, device: torch.device) -> Launches:
     """The kernel on a device. Raises ArgumentError while a graph is captured, InternalError as
     `launch.load_launches_on`."""
-    if launch.is_capturing():
-        raise ArgumentError(
-            f"{kernel.bound.name} has not run with these sizes on {device}, and a graph is being captured",
-            suggestion="call it once before the capture",
-        )
+    launch.check_not_capturing(kernel.bound.name, device)
     return launch.load_launches_on(kernel.code, kernel.cubin, device.index)
 
 

@@ -21,8 +21,8 @@ from ...core.errors import ArgumentError
 from ...loop_ir import nodes as ir
 from ...loop_ir.show import format_program
 from ...loop_ir.verify import UnprovenBoundsError, verify
-from ...runtime.cuda import cubins, nvrtc
-from ...runtime.cuda.launch import ALIGNMENT, CudaRunner, device_target, load_launches_on
+from ...runtime.cuda import cubins, launch, nvrtc
+from ...runtime.cuda.launch import CudaRunner
 from ...runtime.cuda.nvrtc import Cubin
 from ...runtime.emulate import emulator
 from ...target import GpuTarget, parse_gpu_target
@@ -31,6 +31,8 @@ from ...tiles.check.shared_accesses import bank_turns
 from ...tiles.lower.lower_tiles import format_tiles, lower_program
 from ...tiles.specs import Program
 from ...tiles.tile_program import TileProgram
+from . import device_arguments
+from .device_arguments import is_aligned
 
 if TYPE_CHECKING:
     from ...explain.kernel_report import Report
@@ -79,14 +81,8 @@ class TileKernel:
 
     def _target_of(self, inputs: tuple[Any, ...]) -> GpuTarget:
         """The device of all inputs. Raises ArgumentError."""
-        devices = {x.device for x in inputs if isinstance(x, Tensor)}
-        if len(devices) != 1 or next(iter(devices)).type != "cuda":
-            raise ArgumentError(
-                f"{self.program.name} takes tensors on one CUDA device",
-                found=", ".join(sorted(map(str, devices))) or "none",
-                suggestion="compile(..., target='cuda:sm_80').emulate(...) runs it on the CPU",
-            )
-        return device_target(next(iter(devices)).index or 0)
+        help = "compile(..., target='cuda:sm_80').emulate(...) runs it on the CPU"
+        return launch.device_target(_find_common_device(self.program.name, inputs, help).index or 0)
 
     def _check_types(self, inputs: tuple[Any, ...]) -> None:
         wanted = self.program.header.inputs
@@ -213,16 +209,16 @@ class CompiledTileKernel:
 
     @only_tc_errors
     def __call__(self, *inputs: Tensor) -> Any:
-        """Run on the CUDA device of the inputs, on torch's current stream."""
+        """Run on the CUDA device of the inputs, on torch's current stream.
+
+        Raises:
+            ArgumentError: the inputs have other sizes or types, are not on one CUDA device, or are on one that does not
+                run the code of `target`; or a CUDA graph is being captured, and the kernel has not run on the device.
+        """
         self._check(inputs)
-        device = inputs[0].device
-        if device.type != "cuda":
-            raise ArgumentError(
-                f"{self.program.name} takes tensors on a CUDA device", found=str(device),
-                suggestion="emulate(...) runs it on the CPU",
-            )  # fmt: skip
-        dense = [x.contiguous() for x in inputs]
-        dense = [x if x.data_ptr() % ALIGNMENT == 0 else x.clone() for x in dense]
+        device = _find_common_device(self.program.name, inputs, "compile(...).emulate(...) runs it on the CPU")
+        dense = [x.detach().resolve_neg().contiguous() for x in inputs]
+        dense = [x if is_aligned(x) else x.clone() for x in dense]
         outputs = self._empty(device)
         self._runner(device)(*outputs, *dense)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
@@ -238,7 +234,9 @@ class CompiledTileKernel:
     def _runner(self, device: torch.device) -> CudaRunner:
         index = device.index or 0
         if index not in self._runners:
-            launches = load_launches_on(self.code, self.cubin, index)
+            launch.check_runs_on(self.target, device)
+            launch.check_not_capturing(self.program.name, device)
+            launches = launch.load_launches_on(self.code, self.cubin, index)
             order = range(len(self.module.arguments))
             self._runners[index] = CudaRunner(launches, device, order, (), None)
         return self._runners[index]
@@ -256,6 +254,18 @@ class CompiledTileKernel:
                 expected=", ".join(f"{b.name}:{list(b.shape)}.{b.type.dtype.name}" for b in wanted),
                 found=", ".join(f"{list(f[0])}.{str(f[1]).removeprefix('torch.')}" if f else "none" for f in found),
             )
+
+
+def _find_common_device(name: str, inputs: tuple[Any, ...], suggestion: str) -> torch.device:
+    """The CUDA device of all inputs. Raises ArgumentError: a kernel that gets another address breaks the device."""
+    devices = {x.device for x in inputs if isinstance(x, Tensor)}
+    device = next(iter(devices), None)
+    if device is None or len(devices) > 1 or device.type != device_arguments.KIND:
+        raise ArgumentError(
+            f"{name} takes tensors on one CUDA device", found=", ".join(sorted(map(str, devices))) or "none",
+            suggestion=suggestion,
+        )  # fmt: skip
+    return device
 
 
 def _as_numpy(x: Tensor) -> np.ndarray[Any, Any]:

@@ -10,6 +10,7 @@ import functools
 from typing import Any
 
 from ...core.errors import ArgumentError
+from . import nvrtc
 from .cuda_api import CudaApi, DeviceAttributes, FunctionAttributes
 from .nvrtc import INSTALL_CUDA
 from .tensor_maps import encode_tensor_map
@@ -74,7 +75,10 @@ class CupyApi:
 
 @functools.cache
 def cuda_api() -> CudaApi:
-    """CUDA on this machine. Raises ArgumentError if CuPy or NVIDIA's driver is missing, or one does not fit."""
+    """CUDA on this machine.
+
+    Raises ArgumentError if CuPy or NVIDIA's driver is missing, or if the driver is older than CuPy or NVRTC.
+    """
     try:
         from cupy_backends.cuda.api import driver, runtime
     except ImportError as error:
@@ -85,6 +89,8 @@ def cuda_api() -> CudaApi:
             suggestion=INSTALL_CUDA,
         ) from error
     check_driver(runtime.driverGetVersion(), runtime.runtimeGetVersion())
+    if nvrtc.is_nvrtc_available():
+        check_compiler(runtime.driverGetVersion(), nvrtc.find_toolchain().version)
     return CupyApi(driver, runtime)
 
 
@@ -104,4 +110,19 @@ def check_driver(driver: int, cuda: int) -> None:
             expected=f"a driver for CUDA {new}",
             found=f"one for CUDA {old}.{driver % 1000 // 10}",
             suggestion=f"update the driver, or install cupy-cuda{old}x in the place of cupy-cuda{new}x",
+        )
+
+
+def check_compiler(driver: int, compiler: tuple[int, int]) -> None:
+    """Check that the driver loads the machine code of NVRTC: of its own major release or an older one.
+
+    Raises ArgumentError. driver: as of `check_driver`. compiler: the release of NVRTC.
+    """
+    known = driver // 1000
+    if known < compiler[0]:
+        raise ArgumentError(
+            "NVIDIA's driver is too old for the NVRTC that is installed",
+            expected=f"a driver for CUDA {compiler[0]}",
+            found=f"one for CUDA {known}.{driver % 1000 // 10}",
+            suggestion=f"update the driver, or install nvidia-cuda-nvrtc-cu{known}",
         )

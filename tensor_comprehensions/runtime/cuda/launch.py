@@ -69,6 +69,26 @@ def is_capturing() -> bool:
     return torch.cuda.is_current_stream_capturing()
 
 
+def check_not_capturing(name: str, device: torch.device) -> None:
+    """Raise ArgumentError while a CUDA graph is being captured: CUDA loads no code then."""
+    if is_capturing():
+        raise ArgumentError(
+            f"{name} has not run with these sizes on {device}, and a graph is being captured",
+            suggestion="call it once before the capture",
+        )
+
+
+def check_runs_on(target: GpuTarget, device: torch.device) -> None:
+    """Raise ArgumentError if machine code for a target does not run on a device: that needs the same major number."""
+    there = device_target(device.index or 0)
+    same = target.capability // 10 == there.capability // 10 and target.capability <= there.capability
+    if not same or (target.group_ops and target.capability != there.capability):
+        raise ArgumentError(
+            f"the kernel was compiled for {target.name}, and {device} is {there.name}",
+            suggestion="compile it for the arguments' own device: leave target= out",
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Launches:
     """The kernels of a module on one device.
@@ -93,15 +113,15 @@ class Launches:
             block: _ArgumentBlock = self._blocks.known
         except AttributeError:
             block = self._blocks.known = _ArgumentBlock(self.code, self.functions, len(addresses))
-        block.addresses[:] = addresses
-        if block.maps:
-            block.encode_maps(self.api)
         api, stream = self.api, current_stream(self.device)
         number, launch = 0, api.launch
         try:
             if api.current_context() != self.context:
                 with in_context(api, self.context):
                     return self(addresses)
+            block.addresses[:] = addresses
+            if block.maps:
+                block.encode_maps(api)
             for number, (head, parameters) in enumerate(block.launches):  # noqa: B007
                 launch(*head, stream, parameters, 0)
         except api.errors as error:

@@ -74,7 +74,10 @@ def encode_tensor_map(m: TiledMap, address: int, place: int) -> None:
         (ctypes.c_uint32 * rank)(*(1,) * rank), 0, m.swizzle, _NEAREST_SECTORS, 0,
     )  # fmt: skip
     if status:
-        raise InternalError(f"CUDA refuses a tensor map with error {status}: {m} at address {address:#x}")
+        raise InternalError(
+            f"CUDA refuses a tensor map with error {status}: {m} at address {address:#x}; "
+            "TileOptions(instruction='mma') and MappingOptions() compile kernels without tensor maps"
+        )
 
 
 @functools.cache

@@ -236,7 +236,7 @@ class WarpRoleBuilder(TraceState):
         self._mapped = True
         if total % self.cluster:
             raise ArgumentError(f"{total} tiles are no whole clusters", expected=f"a multiple of {self.cluster}")
-        blocks = self.num_blocks = min(total, self.target.num_sms // self.cluster * self.cluster)
+        blocks = self.num_blocks = min(total, max(1, self.target.num_sms // self.cluster) * self.cluster)
         left = build.sub(total - 1 + blocks, BLOCK_ID)
         stop = total // blocks if total % blocks == 0 else build.div(left, blocks)
         for var in self._loop(stop, "k.each"):
