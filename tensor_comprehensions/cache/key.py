@@ -137,6 +137,18 @@ def make_sparse_tuning_key(text: str, kernel: object, shapes: str, target: objec
     return Key((*parts, *_flatten_fields("target", target), ("threads", str(threads))))
 
 
+def make_installation_key(kind: str, facts: Mapping[str, str], target: object) -> Key:
+    """The key of a fact about this installation on a processor.
+
+    Args:
+        kind: which fact. facts: others that it depends on, beside the versions of packages.
+        target: the processor, a frozen dataclass.
+
+    Raises Uncacheable if the source of this package cannot be read.
+    """
+    return Key((("kind", kind), *_flatten_fields("target", target), *_toolchain_parts(facts)))
+
+
 def _toolchain_parts(flags: Mapping[str, str] | None) -> list[tuple[str, str]]:
     parts = [(f"version.{name}", text) for name, text in toolchain_versions()]
     return [*parts, ("source", _source()), *((f"flag.{name}", text) for name, text in sorted((flags or {}).items()))]

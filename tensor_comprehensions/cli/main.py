@@ -33,6 +33,7 @@ from ..runtime.cpu.host import host
 from ..runtime.cuda import nvrtc
 from ..runtime.cuda.cupy_api import cuda_api
 from ..runtime.emulate import emulator
+from ..runtime.fastpath import availability
 from ..structured.language.primitives import parse_schedule
 from ..target import GPUS
 from . import bench_contraction, sparse_command
@@ -263,6 +264,8 @@ def _collect_environment_facts() -> Iterator[tuple[str, str]]:
     yield "threads", f"{torch.get_num_threads()} (torch.set_num_threads)"
     functions = host_symbols.vector_functions()
     yield "vector mathematics", f"{len(functions)} functions of SLEEF, from torch's library"
+    verdict = availability.decide_fast_path()
+    yield "fast path of calls", f"{'on' if verdict.available else 'OFF'}: {verdict.reason}"
     yield "CUDA devices", str(torch.cuda.device_count()) if torch.cuda.is_available() else "none"
     yield "CUDA compiler", _describe_nvrtc()
     yield "CUDA launches", _describe_launch_support()

@@ -6,7 +6,8 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
@@ -98,6 +99,8 @@ class _Gate:
         return lock
 
     def before_fork(self) -> None:
+        if self.is_open():
+            return
         while not self._take_all():
             time.sleep(self.PAUSE)
 
@@ -107,12 +110,23 @@ class _Gate:
         self._held = [self._registering]
         for lock in list(self._locks):
             if not lock.acquire(blocking=False):
-                self.after_in_parent()
+                self._release_all()
                 return False
             self._held.append(lock)
         return True
 
+    def is_open(self) -> bool:
+        """Whether forks of this thread do not wait."""
+        return getattr(self._threads, "open", False)
+
+    def open(self, value: bool) -> None:
+        self._threads.open = value
+
     def after_in_parent(self) -> None:
+        if not self.is_open():
+            self._release_all()
+
+    def _release_all(self) -> None:
         while self._held:
             self._held.pop().release()
 
@@ -120,6 +134,20 @@ class _Gate:
         self._reset()
         for instance in _instances:
             instance._forget_threads()
+
+
+@contextmanager
+def fork_at_once() -> Iterator[None]:
+    """Let this thread fork while threads make values: for children that use no library of which one may be locked.
+
+    A thread that forks while it makes a value, for which another thread waits in the middle of its own, would otherwise
+    wait for ever.
+    """
+    _gate.open(True)
+    try:
+        yield
+    finally:
+        _gate.open(False)
 
 
 _instances: WeakSet[SingleFlightCache[Any, Any]] = WeakSet()

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..compiler.compiled_kernel import CompiledCpuKernel, CompiledRangeKernel
 from ..compiler.row_strides import GIVEN, PACKED
 from ..explain.kernel_report import CallFacts
-from ..runtime.fastpath import call_cache
+from ..runtime.fastpath import availability
 from ..tc_lang.ir import Role
 from .inline_cache import InlineCache, is_plain_call
 from .kernel_table import KernelTable
@@ -58,8 +58,9 @@ def _list_guards(compiled: CompiledCpuKernel) -> Iterator[str]:
 
 def _find_hindrance(values: Sequence[Any]) -> str:
     """Why a call with `values` does not take the fast path; "" if it does."""
-    if not call_cache.is_fast_path_available():
-        return "this system has no machine code for calls: they are recognized in Python"
+    verdict = availability.decide_fast_path()
+    if not verdict.available:
+        return f"calls are recognized in Python: {verdict.reason}"
     if any(hasattr(v, "__array__") and not isinstance(v, Tensor) for v in values):
         return "an argument is no tensor of torch, and is converted in each call"
     if any(isinstance(v, Tensor) and v.requires_grad for v in values):

@@ -23,7 +23,7 @@ from ..core.dtypes import FLOAT32, FLOAT64, DType
 from ..core.memory_layout import contiguous_strides
 from ..runtime.cpu import host_symbols
 from ..runtime.cpu.python_launch import CpuLauncher, OperandSpec, arena_offsets, is_plain_cpu_tensor
-from ..runtime.fastpath import call_cache, launch_ir
+from ..runtime.fastpath import availability, call_cache, launch_ir
 from ..runtime.fastpath.call_cache import RECORDED, CachedCall, CallCache, MutatedArg, NewOutput, TensorGuard
 from ..tc_lang.ir import BoundFunction, Role
 from ..tc_lang.ir import Tensor as BoundTensor
@@ -76,7 +76,7 @@ class InlineCache:
         self._special = tuple(n for n, p in enumerate(parameters) if p.is_compile_time)
         self._initial = tuple(p.name for p in function.inouts)
         self._sources = tuple(self._initial.index(r) if r in self._initial else None for r in function.returns)
-        self._machine = call_cache.is_fast_path_available()
+        self._machine = availability.is_fast_path_available()
         self._cells: dict[bool, CallCache] = {} if cell is None else {False: cell}
         self._functions: dict[bool, Callable[..., Any]] = {}
         self._plain: dict[Hashable, CpuLauncher] = {}

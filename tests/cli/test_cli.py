@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tensor_comprehensions.cli import main
+from tensor_comprehensions.runtime.fastpath import availability
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MATMUL = str(EXAMPLES / "matmul.tc")
@@ -107,10 +108,17 @@ def test_doctor_tells_versions_and_that_a_def_compiles(capsys: pytest.CaptureFix
         "vectors",
         "threads",
         "SLEEF",
+        "fast path of calls    on: ",
         "CUDA launches",
         "a def compiles        yes",
     ):
         assert part in text
+
+
+def test_doctor_says_why_calls_are_slow(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(availability, "decide_fast_path", lambda: availability.Verdict(False, "no handles"))
+    assert main.main(["doctor"]) == 0
+    assert "fast path of calls    OFF: no handles" in capsys.readouterr().out
 
 
 MISTAKES = {

@@ -21,7 +21,7 @@ from tensor_comprehensions.loop_ir.nodes import Binary, Check, Kernel, Loop, Mod
 from tensor_comprehensions.runtime.cpu import host_symbols
 from tensor_comprehensions.runtime.cpu.host import host
 from tensor_comprehensions.runtime.cpu.object_code import Executable, assemble_and_load
-from tensor_comprehensions.runtime.fastpath import call_cache
+from tensor_comprehensions.runtime.fastpath import call_cache, torch_layout
 from tensor_comprehensions.runtime.fastpath.call_cache import (
     CONSTANT,
     RECORDED,
@@ -284,6 +284,6 @@ def test_nothing_leaks(cell: CallCache) -> None:
 
 @pytest.mark.parametrize("mode", [torch.inference_mode, FakeTensorMode, lambda: torch.device("meta")])
 def test_the_places_of_torch_do_not_depend_on_who_looks_first(mode: Callable[[], AbstractContextManager[Any]]) -> None:
-    found = call_cache._probe_torch_in_thread()
+    found = torch_layout.probe_in_thread()
     with mode():
-        assert call_cache._probe_torch_in_thread() == found
+        assert torch_layout.probe_in_thread() == found

@@ -37,7 +37,7 @@ def longs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """What serves short calls: machine code, or Python where that does not know this torch."""
     if request.param == "Python":
-        monkeypatch.setattr(fast_call.call_cache, "is_fast_path_available", lambda: False)
+        monkeypatch.setattr(fast_call.availability, "is_fast_path_available", lambda: False)
 
 
 @pytest.mark.usefixtures("server")

@@ -6,18 +6,11 @@ import pytest
 import torch
 
 import tensor_comprehensions as tc
-from tensor_comprehensions.runtime.fastpath import call_cache
-
-
-@pytest.mark.parametrize("version", ["2.12.0", "2.14.1+cpu", "3.0"])
-def test_other_versions_of_torch_get_no_machine_code(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert call_cache.is_fast_path_available()
-    monkeypatch.setattr(torch, "__version__", version)
-    assert not call_cache.is_fast_path_available()
+from tensor_comprehensions.runtime.fastpath import availability
 
 
 def test_an_operator_without_machine_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call_cache, "is_fast_path_available", lambda: False)
+    monkeypatch.setattr(availability, "is_fast_path_available", lambda: False)
     op = tc.define("def fallback_scale(float(N) x, float(N) w) -> (y) { y(i) = x(i) * w(i) }").fallback_scale
     x, w = torch.randn(5), torch.randn(5, requires_grad=True)
     for _ in range(3):
@@ -38,7 +31,7 @@ def fallback_pool(float(N) x, int k) -> (y) { y(i) max=! x(i+j) where j in 0:k }
 
 
 def test_calls_without_machine_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call_cache, "is_fast_path_available", lambda: False)
+    monkeypatch.setattr(availability, "is_fast_path_available", lambda: False)
     ops = tc.define(SOURCE)
     x, w, out = torch.randn(9), torch.randn(9), torch.empty(9)
     for n in range(3):

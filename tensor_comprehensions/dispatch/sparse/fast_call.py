@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ...runtime.cpu.object_code import Executable
-from ...runtime.fastpath import call_cache
+from ...runtime.fastpath import availability, call_cache
 from ...runtime.fastpath.call_cache import RECORDED, CachedCall, CallCache, NewOutput, TensorGuard
 from ..graph_breaks import run_outside_graphs
 from ..inline_cache import dtype_number
@@ -126,7 +126,7 @@ class FastCall:
         for _, x in operands:
             taken += _list_storage_arrays(x) if isinstance(x, SparseTensor) else [x]
         self._serve: Callable[..., Any]
-        if call_cache.is_fast_path_available():
+        if availability.is_fast_path_available():
             self._serve = _make_native_call(executable, taken, results)
         else:
             self._serve = _PythonFastCall(executable, taken, results)

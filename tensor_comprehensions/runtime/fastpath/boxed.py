@@ -19,11 +19,14 @@ from ...core.errors import TCError
 from ...core.single_flight import SingleFlightCache
 from ..cpu import host_symbols
 from . import call_cache
-from .call_cache import CONSTANT, CallCache, handle_of, tensor_of
+from .call_cache import CONSTANT, CallCache
 from .dispatcher_ir import CALLBACK, THUNKS, call_caches_symbol, dispatcher_assembly
 from .launch_ir import CELL_WORDS
+from .torch_layout import handle_of, tensor_of
 
 Slow = Callable[..., Any]
+_FUNCTIONS = {"CPU": "compute", "AutogradCPU": "record"}
+"""The function of a cell for each dispatch key."""
 
 
 class BoxedCallCache(CallCache):
@@ -39,12 +42,13 @@ class BoxedCallCache(CallCache):
         self._slow = (compute, record)
         self.index, words = self._code.slot(self)
         super().__init__(kinds, outputs, words)
+        self._functions = {key: self._code.thunk(name, self.index) for key, name in _FUNCTIONS.items()}
 
     def register(self, namespace: str, name: str, has: Callable[[str], bool]) -> None:
         """Register the functions as kernels of an operator for the CPU, except those for which `has` is true."""
-        for key, function in (("CPU", "compute"), ("AutogradCPU", "record")):
+        for key, function in self._functions.items():
             if not has(key):
-                self._code.register(namespace, name, key.encode(), self._code.thunk(function, self.index))
+                self._code.register(namespace, name, key.encode(), function)
 
     def call_slow_path(self, layer: int, stack: int, count: int, outputs: int) -> None:
         """Call Python with the arguments on the stack, which are owned, and leave the results there."""

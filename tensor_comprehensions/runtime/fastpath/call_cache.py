@@ -10,12 +10,9 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-import sys
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -26,9 +23,8 @@ from ...core.single_flight import SingleFlightCache
 from ..cpu import host_symbols
 from . import guard_ir, launch_ir, pycall_ir
 from .launch_ir import CELL_WORDS, HEADER, PAUSED
+from .torch_layout import symbol_addresses, tensor_layout
 
-TRIED = ("2.13.",)
-"""Versions of torch that this was tried on: how they keep tensors, their keys and exceptions is nowhere promised."""
 MOST = 64
 """Most kernels in a cell, newest first; the slow path finds the others again."""
 TENSOR, CONSTANT = 0, 1
@@ -200,27 +196,6 @@ _publishing = _Lock()
 
 # --- code -------------------------------------------------------------------------------------------------------
 
-_SHIM = (
-    "aoti_torch_get_sizes", "aoti_torch_get_strides", "aoti_torch_get_dtype", "aoti_torch_get_dim",
-    "aoti_torch_get_data_ptr", "aoti_torch_empty_strided", "aoti_torch_delete_tensor_object",
-    "aoti_torch_grad_mode_is_enabled", "aoti_torch_is_defined", "_ZN2at4impl22PythonTorchFunctionTLS9stack_lenEv",
-    "_ZN5torch3jit6tracer15getTracingStateEv",
-)  # fmt: skip
-_C10 = (
-    "_ZNK3c1010TensorImpl13requires_gradEv", "_ZNK3c1010TensorImpl8_fw_gradEmRKN2at10TensorBaseE",
-    "_ZN3c104impl20TorchDispatchModeTLS13any_modes_setEb",
-)  # fmt: skip
-_SYSTEM = ("madvise",)
-_BINDING = ("_Z16THPVariable_WrapON2at10TensorBaseE",)
-_CXX = (
-    "__cxa_allocate_exception", "__cxa_throw", "_ZTVN10__cxxabiv120__si_class_type_infoE", "_ZTISt9exception",
-)  # fmt: skip
-_PYTHON = (
-    "PyGILState_Ensure", "PyGILState_Release", "Py_DecRef", "Py_IncRef", "PyTuple_GetItem", "PyTuple_New",
-    "PyTuple_SetItem", "PyBytes_AsString", "PyErr_Clear", "PyErr_Occurred", "PyLong_AsLongLong", "PyFloat_AsDouble",
-    "PyEval_SaveThread", "PyEval_RestoreThread", "PyLong_Type", "PyFloat_Type",
-    "PyObject_CallFunction", "PyErr_Fetch", "PyErr_NormalizeException",
-)  # fmt: skip
 _OBJECTS = {
     "tc_tensor": torch.Tensor,
     "tc_parameter": torch.nn.Parameter,
@@ -229,92 +204,6 @@ _OBJECTS = {
     "tc_recorded": RECORDED,
 }
 """The objects that the functions compare with and return."""
-
-
-def is_fast_path_available() -> bool:
-    """Whether machine code can serve calls, with this torch and on this system."""
-    return torch.__version__.startswith(TRIED) and _facts.get("", _probe_torch_in_thread) is not None
-
-
-@dataclass(frozen=True, slots=True)
-class _TorchLayout:
-    """The memory layout of this torch's objects.
-
-    symbols: addresses of functions. keys: where in a tensor its dispatch keys are. tensor: where in a Python object its
-    tensor is. plain, inference: the keys of ordinary tensors and of those made in inference mode.
-    """
-
-    symbols: dict[str, int]
-    keys: int
-    tensor: int
-    plain: int
-    inference: int
-
-
-_facts: SingleFlightCache[str, _TorchLayout | None] = SingleFlightCache(1)
-
-
-def _probe_torch_in_thread() -> _TorchLayout | None:
-    """`_probe_torch_layout` in another thread, where no mode of the caller replaces the tensors that it makes."""
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(_probe_torch_layout).result()
-
-
-def _probe_torch_layout() -> _TorchLayout | None:
-    if sys.platform != "linux":  # the exceptions and the names of C++ are those of Linux
-        return None
-    symbols, places = _find_symbol_addresses(), _probe_field_offsets()
-    if symbols is None or places is None:
-        return None
-    with torch.inference_mode():
-        inference = torch.empty(1)
-    return _TorchLayout(symbols, *places, _read_dispatch_keys(torch.empty(1)), _read_dispatch_keys(inference))
-
-
-def _find_symbol_addresses() -> dict[str, int] | None:
-    libraries = (
-        (host_symbols.torch_library(), _SHIM), (host_symbols.torch_library("c10"), _C10),
-        (ctypes.CDLL("libstdc++.so.6"), _CXX),
-        (host_symbols.torch_library("torch_python"), _BINDING), (ctypes.pythonapi, _PYTHON), (ctypes.CDLL(None),
-        _SYSTEM),
-    )  # fmt: skip
-    found: dict[str, int] = {}
-    for library, names in libraries:
-        for name in names:
-            try:
-                found[name] = ctypes.addressof(ctypes.c_char.in_dll(library, name))
-            except ValueError:
-                return None
-    return found
-
-
-def _probe_field_offsets() -> tuple[int, int] | None:
-    """The offsets of a tensor's dispatch keys and of a Python object's tensor, found by probing; None if ambiguous.
-
-    The words of an object are those of Python itself (reference count and type), then torch's.
-    """
-    plain = torch.empty(1)
-    kinds = (plain, torch.empty(2, 3).double(), torch.empty(1, dtype=torch.complex64).conj().imag, plain.to_sparse())
-    keys, tensors = set(range(24)), set(range(torch.Tensor.__basicsize__ // 8))
-    for x in kinds:
-        handle = handle_of(x)
-        inside = ctypes.c_void_p.from_address(handle).value or 0
-        in_tensor = [n for n in keys if _read_word(inside, n) == _read_dispatch_keys(x)]
-        in_object = [n for n in tensors if _read_word(id(x), n) == inside]
-        tensor_of(handle)
-        if len(in_tensor) != 1 or len(in_object) != 1:
-            return None
-        keys, tensors = set(in_tensor), set(in_object)
-    return 8 * keys.pop(), 8 * tensors.pop()
-
-
-def _read_word(address: int, n: int) -> int:
-    return ctypes.c_uint64.from_address(address + 8 * n).value
-
-
-def _read_dispatch_keys(x: torch.Tensor) -> int:
-    keys: int = torch._C._dispatch_keys(x).raw_repr()
-    return keys
 
 
 class _MethodDefinition(ctypes.Structure):
@@ -330,18 +219,17 @@ class FastPathCode:
     """The machine code that all calls share, and the builtin of cells; lives as long as the process."""
 
     def __init__(self) -> None:
-        facts = _facts.get("", _probe_torch_in_thread)
-        assert facts is not None
+        layout = tensor_layout()
         host_symbols.link_host_symbols()
-        for name, address in facts.symbols.items():
+        for name, address in symbol_addresses().items():
             llvm.add_symbol(name, address)
         for name, thing in _OBJECTS.items():
             llvm.add_symbol(name, id(thing))
         llvm.add_symbol(PAUSED, ctypes.addressof(_paused))
         knobs.observe_knobs(_update_pause_flag)
-        self.common = guard_ir.guard_assembly(facts.keys, facts.plain, facts.inference) + launch_ir.launch_assembly()
+        self.common = guard_ir.guard_assembly(layout.keys, layout.plain, layout.inference) + launch_ir.launch_assembly()
         type_offset = object.__basicsize__ - ctypes.sizeof(ctypes.c_void_p)
-        text = self.common + pycall_ir.pycall_assembly(type_offset, facts.tensor)
+        text = self.common + pycall_ir.pycall_assembly(type_offset, layout.tensor)
         self._engine = host_symbols.load_code(host_symbols.builtin_code(text))
         address = self._engine.get_function_address("tc_call")
         self._definition = _MethodDefinition(b"call", address, _FASTCALL, None)
@@ -358,43 +246,15 @@ _code: SingleFlightCache[str, FastPathCode] = SingleFlightCache(1)
 
 
 def fast_path_code() -> FastPathCode:
-    """The machine code of calls, where `is_fast_path_available`."""
+    """The machine code of calls, if `availability` says that they can be used."""
     return _code.get("", FastPathCode)
+
+
+def resume_calls() -> None:
+    """Let calls use kernels, even if they are to be interpreted: for a process that only tests them."""
+    _paused.value = 0
 
 
 def _update_pause_flag(now: knobs.Knobs) -> None:
     """Send all calls to the slow path if they are to be interpreted."""
     _paused.value = now.interpret
-
-
-# --- tensors as handles -----------------------------------------------------------------------------------------
-
-_python = ctypes.pythonapi
-_new_capsule = _python.PyCapsule_New
-_new_capsule.restype, _new_capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-_content = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_GetPointer", _python))
-
-
-def tensor_of(handle: int) -> torch.Tensor:
-    """The tensor of an owned handle, which it takes over."""
-    x: torch.Tensor = torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr(_new_capsule(handle, None, None))
-    _empty_handle(handle)
-    return x
-
-
-@cache
-def _load_tensor_deleter() -> Callable[[int], int]:
-    delete = host_symbols.torch_library().aoti_torch_delete_tensor_object
-    delete.argtypes = [ctypes.c_void_p]
-    return delete
-
-
-def _empty_handle(handle: int) -> None:
-    """Free a handle whose tensor was taken out: torch takes that and leaves the handle."""
-    _load_tensor_deleter()(handle)
-
-
-def handle_of(x: torch.Tensor) -> int:
-    """A new handle, owned by the caller."""
-    address: int = _content(torch._C._aoti.unsafe_alloc_void_ptr_from_tensor(x), None)
-    return address

@@ -1,0 +1,79 @@
+"""Whether machine code can serve calls, with this torch on this system.
+
+The code reads memory that torch lays out as it likes. It is used if a release was tested with this version of torch and
+probing finds the layout of then, or else if it passes a test on this installation (`self_test`).
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from ...core.lazy_import import lazy_module
+from ...core.single_flight import SingleFlightCache
+from ..cpu.host import is_x86
+from .torch_layout import TensorLayout, UnknownLayout, symbol_addresses, tensor_layout
+
+if TYPE_CHECKING:
+    from . import forked_check, self_test
+else:
+    forked_check, self_test = (lazy_module(f"runtime.fastpath.{name}") for name in ("forked_check", "self_test"))
+
+_LAYOUT = TensorLayout(keys=168, tensor=16, plain=635655225345, inference=549755879425)
+TESTED = {"2.13": _LAYOUT, "2.15": _LAYOUT}
+"""The versions of torch that the tests of calls and operators have passed with on x86-64, with their layouts. They need
+no self-test: it costs each process without a cache some 50 ms.
+"""
+KNOWN_BAD: dict[str, str] = {}
+"""The versions whose calls go wrong although they pass the test, with the reasons."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether the machine code is used, and why."""
+
+    available: bool
+    reason: str
+
+
+def is_fast_path_available() -> bool:
+    """Whether machine code can serve calls, with this torch and on this system."""
+    return decide_fast_path().available
+
+
+def decide_fast_path() -> Verdict:
+    """The decision, which is made once per process."""
+    return _verdict.get("", _decide_in_thread)
+
+
+_verdict: SingleFlightCache[str, Verdict] = SingleFlightCache(1)
+
+
+def _decide_in_thread() -> Verdict:
+    """`_decide` in another thread, where no mode of the caller is on."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(_decide).result()
+
+
+def _decide() -> Verdict:
+    version = torch.__version__
+    release = ".".join(version.split(".")[:2])
+    if release in KNOWN_BAD:
+        return Verdict(False, f"torch {version}: {KNOWN_BAD[release]}")
+    try:
+        symbol_addresses()
+        layout = tensor_layout()
+    except UnknownLayout as error:
+        return Verdict(False, str(error))
+    if is_x86() and TESTED.get(release) == layout:
+        return Verdict(True, f"this release was tested with torch {release}")
+    try:
+        wrong = self_test.run_self_test(layout)
+    except forked_check.NoAnswer as error:
+        return Verdict(False, f"the self-test on torch {version} did not run: {error}")
+    if wrong:
+        return Verdict(False, f"the self-test on torch {version} failed: {wrong}")
+    return Verdict(True, f"the self-test on torch {version} passed")
