@@ -66,7 +66,10 @@ def attributes(node: ast.ClassDef) -> set[str]:
 
 
 def unknown_names(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    text = path.read_text(encoding="utf-8")
+    if not re.search(r"^ *(Args|Attributes):$", text, re.MULTILINE):  # parsing all takes seconds
+        return
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef):
             yield from (f"{node.name}({name})" for name in described(node, "Args") if name not in parameters(node))
         elif isinstance(node, ast.ClassDef):

@@ -6,6 +6,8 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -63,10 +65,30 @@ BARE_ALLOWED = {
 """At most 25 names of functions and methods that are a bare word, each with its reason."""
 
 
-def public(path: Path) -> Iterator[ast.FunctionDef | ast.ClassDef]:
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
-            yield node
+@dataclass(frozen=True)
+class Names:
+    """The names that a file gives.
+
+    public: its public functions and classes. functions: those among them. inner: all functions, methods and functions
+    inside of them, with their lines; no properties, which may be nouns and adjectives.
+    """
+
+    public: tuple[str, ...]
+    functions: frozenset[str]
+    inner: tuple[tuple[str, int], ...]
+
+
+@cache
+def names_in(path: Path) -> Names:
+    """Parses a file once for all tests."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    public = [
+        node
+        for node in tree.body
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_")
+    ]
+    functions = frozenset(node.name for node in public if isinstance(node, ast.FunctionDef))
+    return Names(tuple(node.name for node in public), functions, tuple(list_functions(tree)))
 
 
 def name_of(path: Path) -> str:
@@ -87,8 +109,8 @@ def test_a_public_name_means_one_thing() -> None:
     homes: dict[str, set[str]] = defaultdict(set)
     for path in FILES:
         if name_of(path) not in NODES:
-            for node in public(path):
-                homes[node.name].add(name_of(path))
+            for name in names_in(path).public:
+                homes[name].add(name_of(path))
     twice = {name: sorted(where) for name, where in homes.items() if len(where) > 1 and name not in TWICE}
     assert not twice
     assert not {name for name in TWICE if len(homes[name]) < 2}, "no longer needed"
@@ -97,22 +119,20 @@ def test_a_public_name_means_one_thing() -> None:
 def test_public_functions_say_what_they_do() -> None:
     assert len(PARTICIPLES) <= 25
     bare = [
-        f"{name_of(path)}: {node.name}"
+        f"{name_of(path)}: {name}"
         for path in FILES
-        for node in public(path)
-        if isinstance(node, ast.FunctionDef) and node.name not in PARTICIPLES
-        if "_" not in node.name and (node.name in WORDS or re.fullmatch(r"[a-z]+(ed|ing)", node.name))
+        for name in sorted(names_in(path).functions - PARTICIPLES)
+        if "_" not in name and (name in WORDS or re.fullmatch(r"[a-z]+(ed|ing)", name))
     ]
     assert not bare
 
 
-def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    """All functions, methods and functions inside of them; no properties, which may be nouns and adjectives."""
+def list_functions(tree: ast.AST) -> Iterator[tuple[str, int]]:
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and not any(
             "property" in ast.unparse(decorator) for decorator in node.decorator_list
         ):
-            yield node
+            yield node.name, node.lineno
 
 
 def is_bare(name: str) -> bool:
@@ -124,9 +144,9 @@ def test_private_functions_and_methods_say_what_they_do() -> None:
     assert len(BARE_ALLOWED) <= 25
     names: dict[str, list[str]] = defaultdict(list)
     for path in FILES:
-        for node in functions(ast.parse(path.read_text(encoding="utf-8"))):
-            if is_bare(node.name):
-                names[node.name.strip("_")].append(f"{name_of(path)}:{node.lineno}: {node.name}")
+        for name, line in names_in(path).inner:
+            if is_bare(name):
+                names[name.strip("_")].append(f"{name_of(path)}:{line}: {name}")
     assert not [x for name, where in names.items() if name not in BARE_ALLOWED for x in where]
     assert not {name for name in BARE_ALLOWED if name not in names}, "no longer needed"
 
