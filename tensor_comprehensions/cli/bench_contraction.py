@@ -16,7 +16,7 @@ from torch import Tensor
 from ..api import Op, define
 from ..compiler.cpu_passes import KINDS, list_schedulable_ops
 from ..core.error_boundary import only_tc_errors
-from ..core.errors import ArgumentError
+from ..core.errors import ArgumentError, CannotLower
 from ..dispatch.arguments import parse_sizes
 from ..kernel import Kernel
 from ..options import CpuOptions
@@ -25,7 +25,7 @@ from ..structured.language.apply_primitives import explain_schedule
 from ..structured.language.primitives import Schedule
 from ..structured.language.schedule_types import schedule_for
 from ..structured.op import StructuredOp
-from ..structured.planners.candidates import schedule_candidates
+from ..structured.planners.candidates import PricedSchedule, schedule_candidates
 
 TYPES = {"float": torch.float32, "double": torch.float64}
 LISTED = 8
@@ -183,13 +183,24 @@ def _list_ops(op: Op, tensors: Sequence[Tensor]) -> Iterator[tuple[str, str, Str
 
 def _rank_schedules(op: Op, tensors: Sequence[Tensor]) -> Iterator[CandidateRow]:
     for _, _, structured in _list_ops(op, tensors):
-        for candidate in schedule_candidates(structured, host(), LISTED):
+        for candidate in _list_candidates(structured, LISTED):
             yield CandidateRow(candidate.schedule, candidate.cycles)
 
 
+def _list_candidates(structured: StructuredOp, count: int) -> tuple[PricedSchedule, ...]:
+    """The ways that the cost model ranks first; none if no register tile computes the op."""
+    try:
+        return schedule_candidates(structured, host(), count)
+    except CannotLower:
+        return ()
+
+
 def _measure_schedules(op: Op, tensors: Sequence[Tensor], count: int, seconds: float) -> Iterator[CandidateRow]:
-    ((name, _, structured),) = _list_ops(op, tensors)
-    cycles = {c.schedule: c.cycles for c in schedule_candidates(structured, host(), count)}
+    ops = tuple(_list_ops(op, tensors))
+    if not ops:
+        return
+    ((name, _, structured),) = ops
+    cycles = {c.schedule: c.cycles for c in _list_candidates(structured, count)}
     found = op.autotune(*tensors, search="schedules", population=count, budget=seconds)
     for o in sorted(found.outcomes, key=lambda o: (o.options != found.options, o.seconds)):
         pipeline = schedule_for(o.options.schedule, name)

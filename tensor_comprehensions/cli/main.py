@@ -226,7 +226,7 @@ def _compute_max_relative_error(ours: Any, reference: Any) -> float:
 def _op(options: argparse.Namespace) -> Op:
     try:
         text = sys.stdin.read() if options.file == "-" else Path(options.file).read_text("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # ValueError: no text, or a name that no file can have
         raise ArgumentError(f"cannot read {options.file}: {error}") from error
     library = define(text)
     if options.name:

@@ -232,6 +232,8 @@ def _draw_nonzero_values(p: Symbol, shape: Sequence[int], generator: torch.Gener
 def make_pattern(text: str, shape: tuple[int, ...], p: Symbol, generator: torch.Generator) -> SparseTensor:
     """A random tensor whose stored places follow `text`, one of `PATTERNS` with its number: `uniform:0.1`."""
     kind, _, number = text.partition(":")
+    if not shape:
+        raise ArgumentError(f"'{p.name}' is a number, and has no pattern", found=text)
     if kind not in PATTERNS:
         raise ArgumentError(f"-g has the pattern {kind!r}", expected=", ".join(f"{name}:NUMBER" for name in PATTERNS))
     try:

@@ -64,6 +64,8 @@ def _find_size_value(function: Function, name: str, values: Mapping[str, float])
             found="" if size is None else str(size),
             suggestion=f"add {name}=...",
         )
+    if size >= 2**63:
+        raise ArgumentError(f"the size {name} is too large", expected="less than 2^63", found=str(size))
     return size
 
 

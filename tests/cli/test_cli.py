@@ -131,6 +131,8 @@ MISTAKES = {
     "no equals sign": (["run", MATMUL, "--sizes", "M"], "NAME=NUMBER"),
     "sizes beyond all memory": (["run", MATMUL, "--sizes", f"M={10**8},K={10**7},N=2"], "no memory for this"),
     "sizes beyond all numbers": (["run", MATMUL, "--sizes", f"M={10**10},K={10**10},N=2"], "no memory for this"),
+    "a size beyond 64 bits": (["run", MATMUL, "--sizes", f"M={10**20},K=1,N=1"], "the size M is too large"),
+    "no name of a file": (["show", "a\0b"], "cannot read"),
     "negative size": (["run", MATMUL, "--sizes", "M=-3,K=2,N=2"], "matmul needs a value of its size M"),
 }
 

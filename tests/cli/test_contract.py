@@ -75,3 +75,9 @@ def test_any_command_takes_a_schedule(capsys: pytest.CaptureFixture[str]) -> Non
     assert "tile(m=4, n=16) >> pack(B='n1')" in capsys.readouterr().out
     assert main.main([*show, "open('x')"]) == 2
     assert "not a schedule" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [[], ["--search", "2", "--seconds", "1"]])
+def test_a_product_that_no_register_tile_suits(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["contract", "ab-ca-bc", "--sizes", "a=4,b=4,c=4", *arguments]) == 0
+    assert "ab-ca-bc" in capsys.readouterr().out

@@ -122,6 +122,7 @@ def test_reads_and_writes_files(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["y(i) = A(i,j)*x(j)", "-d", "A:5,6", "-g", "A:star:1"], ["'star'", "uniform:NUMBER"]),
         (["y(i) = A(i,j)*x(j)", "-d", "A:5,6", "-g", "A:uniform:-1"], ["uniform:-1"]),
         (["y(i) = A(i,j)*x(j)", "-d", "A:5,6", "-g", "x:band:1"], ["'band' is for matrices"]),
+        (["y = A", "-g", "A:power:0"], ["'A' is a number", "no pattern"]),
         (["y(i) = A(i,j)*x(j)", "-i", "A:nowhere.mtx"], ["cannot read nowhere.mtx"]),
         (["y(i) = A(i,j)*x(j)", "-d", "A:5,6", "--emit", "c,cuda"], ["'cuda'", "--target cuda:sm_90"]),
         (["y(i) = A(i,j)*x(j)", "-d", "A:5,6", "--emit", "asm", "--target", "cuda:sm_90"], ["'asm'", "cuda, opencl"]),
