@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from time import perf_counter
 
 from ..codegen.c import c_printer
@@ -16,6 +17,7 @@ from ..core.errors import CannotLower, InternalError
 from ..core.internal_names import internal_name
 from ..loop_ir import build
 from ..loop_ir.binding_checks import check_bindings
+from ..loop_ir.masked_blocks import ScalarBound, choose_module, compare_scalars
 from ..loop_ir.nodes import Buffer, Expr, Load, Module, Type
 from ..loop_ir.row_blocks import (
     RowBlock,
@@ -33,6 +35,13 @@ from ..loop_ir.verify import verify
 from ..options import CpuOptions
 from ..runtime.cpu import object_code
 from ..target import CpuTarget
+from ..tc_lang.dynamic_sizes.block_masks import (
+    RowScalars,
+    find_block_mask,
+    find_masked_temporaries,
+    masked_out,
+    without_mask,
+)
 from ..tc_lang.dynamic_sizes.row_stages import RowStage, base_tensor, shared_tensors, split_row_stages
 from ..tc_lang.dynamic_sizes.rows import CannotGeneralize, Rows, list_dynamic_sizes, list_row_operands
 from ..tc_lang.ir import Access, BoundFunction, BoundStatement, Index, Role, Tensor, walk_expr
@@ -113,7 +122,10 @@ def _build_range_module(
     windowed = {
         own[t.name]: [n for n, x in enumerate(problem.axes) if t.name in x.windowed] for t in problem.row.tensors
     }
-    composer = _Composer(problem.axes, sizes, places, scalars, windowed, strides, lower)
+    firsts = frozenset(name for name, held in scalars.items() if held in map(first_row_variable, range(len(sizes))))
+    row_scalars = RowScalars(firsts, frozenset(scalars) - firsts)
+    unread = {v: find_masked_temporaries(results["legalize"], row_scalars) for v, results in legal.items()}
+    composer = _Composer(problem.axes, sizes, places, scalars, windowed, row_scalars, unread, strides, lower)
     module = composer.compose(0, {v: results["legalize"] for v, results in legal.items()}, ())
     joined = bind_variables(module, *composer.list_variables(plain))
     check_bindings(joined)
@@ -147,7 +159,8 @@ class _Composer:
     """Composes the modules of blocks, axis by axis, from the innermost one on.
 
     places: the axis of each dimension that is one, by tensor. scalars: the variables that operands of blocks are.
-    windowed: the axes of which rows take several elements, by operand.
+    windowed: the axes of which rows take several elements, by operand. row_scalars: the same operands by kind.
+    unread: of each variant, the temporaries that are read only where a mask holds.
     strides: as in `RangeProblem`. lower: the module of a def, whose variant is that many rows along each axis.
     """
 
@@ -156,6 +169,8 @@ class _Composer:
     places: Mapping[str, Mapping[int, int]]
     scalars: Mapping[str, str]
     windowed: Mapping[str, Sequence[int]]
+    row_scalars: RowScalars
+    unread: Mapping[tuple[int, ...], frozenset[str]]
     strides: StrideClasses
     lower: Callable[[tuple[int, ...], BoundFunction], Module]
 
@@ -242,13 +257,30 @@ class _Composer:
 
     def _lower_leaf(self, variant: tuple[int, ...], bound: BoundFunction) -> Module:
         """The module of a block, with variables for strides that are no numbers."""
-        module = self.lower(variant, bound)
+        module = self._lower_masked(variant, bound)
         forms = {t.name: self._open_variables(t) for t in bound.tensors if t.role is not Role.TEMPORARY}
         arguments = tuple(
             replace(b, stride_variables=tuple(map(forms[b.name].get, b.strides)) if forms[b.name] else ())
             for b in module.arguments
         )
         return replace(module, arguments=arguments)
+
+    def _lower_masked(self, variant: tuple[int, ...], bound: BoundFunction) -> Module:
+        """The module of a block, with less code to run where a mask on numbers of rows leaves all of it, or nothing."""
+        general, mask = self.lower(variant, bound), find_block_mask(bound, self.row_scalars)
+        if mask is None or not general.kernels:
+            return general
+        empty = masked_out(bound, self.row_scalars, self.unread.get(variant, frozenset()))
+        if empty is None:
+            return general
+        whole = without_mask(bound, self.row_scalars)
+        parts = sorted(mask, key=repr)
+        holding = [ScalarBound(c.terms, -c.high, c.limit) for c in parts]
+        failing = [ScalarBound(tuple((n, -factor) for n, factor in c.terms), c.low - 1, c.limit) for c in parts]
+        holds = reduce(build.logical_and, (compare_scalars(general, b) for b in holding))
+        fails = reduce(build.logical_or, (compare_scalars(general, b) for b in failing))
+        nothing = self.lower(variant, empty) if empty.statements else None
+        return choose_module(general, [(holds, self.lower(variant, whole)), (fails, nothing)])
 
     def _open_variables(self, t: Tensor) -> dict[int, str]:
         """The variables of a tensor for strides, by the numbers that stand for these."""

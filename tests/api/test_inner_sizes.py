@@ -15,8 +15,9 @@ from tensor_comprehensions.api import Op
 from tensor_comprehensions.compiler.compiled_kernel import CompiledRangeKernel
 from tensor_comprehensions.core.errors import InternalError
 from tensor_comprehensions.dispatch import inline_cache
-from tensor_comprehensions.loop_ir.nodes import Stmt, Window
-from tensor_comprehensions.loop_ir.rewrite import map_stmt
+from tensor_comprehensions.loop_ir.nodes import If, Stmt, Window
+from tensor_comprehensions.loop_ir.rewrite import map_stmt, mentions, walk_stmts
+from tensor_comprehensions.loop_ir.row_blocks import first_row_variable
 from tensor_comprehensions.loop_ir.verify import verify
 from tensor_comprehensions.runtime.fastpath import launch_ir
 from tests.helpers.row_kernels import check_interpreter, check_machine_code, range_kernels
@@ -69,10 +70,10 @@ def attention(float(T,K) q, float(T,K) k, float(T,K) v) -> (o) {
 }
 """
 CAUSAL = """
-def causal(float(T) q, float(T) k, float(T) v) -> (o) {
-    s(t,u) = u <= t ? q(t) * k(u) : -1e30
-    m(t) max=! s(t,u)
-    o(t) +=! exp(s(t,u) - m(t)) * v(u)
+def causal(float(T) q, float(T) k, float(T) v) -> (o, p) {
+    s(t,u) = q(t) * k(u)
+    o(t) +=! u <= t ? s(t,u) * v(u) : 0
+    p(u) max=! u <= t ? s(t,u) : -1e30
 }
 """
 LATEST = """
@@ -284,6 +285,18 @@ def test_the_interpreter_finds_a_wrong_stride() -> None:
     wrong = replace(module, kernels=tuple(replace(k, body=change(k.body)) for k in module.kernels))
     with pytest.raises(InternalError):
         verify(wrong)
+
+
+def test_blocks_that_a_mask_leaves_out_have_code_of_their_own() -> None:
+    text = "def f(float(T) q, float(D) k) -> (o) { o(t) +=! d <= t ? q(t) * k(d) : 0 }"
+    found = []
+    for mask in ("d <= t", "d % 2 == 0", "d * t < 9", "d <= t || t < 3"):
+        (op,) = tc.define(text.replace("d <= t", mask), dynamic={"T", "D"})
+        check_machine_code(op, (torch.randn(70), torch.randn(75)), {})
+        module = range_kernels(op)[0].rerun_until("join")
+        tests = [s.condition for k in module.kernels for s in walk_stmts(k.body) if isinstance(s, If)]
+        found.append(any(mentions(e, {first_row_variable(0), first_row_variable(1)}) for e in tests))
+    assert found == [True, False, False, False]
 
 
 # --- windows ---------------------------------------------------------------------------------------------------------

@@ -113,5 +113,5 @@ def test_most_programs_have_sizes_that_are_parameters() -> None:
         found = [_rows_of(op, inputs, initial, chosen) for chosen in _sets(names)]
         some += any(found)
         every += bool(names) and set(found[-1]) >= set(names)
-    assert some > 125
-    assert every >= 100
+    assert some > 145
+    assert every >= 120

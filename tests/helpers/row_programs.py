@@ -103,7 +103,9 @@ def window_programs(draw: st.DrawFn, most_statements: int = 3) -> RowProgram:
         terms = [*ends, element("Y", "n"), *(_element(t, d) for t, d in defined.items() if set(d) <= set(inner))]
         terms += [element("X", "nd")] * (inner != "n")
         text = draw(st.sampled_from(BINARY)).replace("{}", "{0}", 1).replace("{}", "{1}")
-        text = f"{ends[0]} - 0.5 * {ends[1]} + {text.format(draw(st.sampled_from(terms)), draw(st.sampled_from(terms)))}"
+        text = (
+            f"{ends[0]} - 0.5 * {ends[1]} + {text.format(draw(st.sampled_from(terms)), draw(st.sampled_from(terms)))}"
+        )
         if set(dims) >= {"n"} and draw(st.booleans()):
             taps = element(operand, "".join(sorted(inner, reverse=True)), f"k+{offset}")
             text = f"({text}) * 0.1 + {taps} * V(k)"

@@ -1,0 +1,208 @@
+"""Masks on the numbers of rows, such as causal ones: blocks that they leave whole, and blocks that they leave out.
+
+The code of a block adds the number of its first row to indices, so a mask is a condition on data to it. Most blocks
+are on one side of a mask, though. These need no condition, and on the other side hardly any work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from ...core.dtypes import INT32, INT64
+from ..affine import Affine, Opaque, Variable, to_affine
+from ..binding.bind import neutral_element
+from ..ir import (
+    Access,
+    Binary,
+    BoundFunction,
+    BoundStatement,
+    Cast,
+    Const,
+    Expr,
+    Role,
+    Select,
+    map_operands,
+    operands_of,
+    walk_expr,
+)
+
+LARGEST_SUM = 1 << 30
+"""Sums of numbers of rows up to this one are the same with 32 bits and with 64."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowScalars:
+    """The operands of a block that hold the numbers of its first rows, and those that hold numbers of all rows."""
+
+    firsts: frozenset[str]
+    counts: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """`sum of coefficient * (number of a row) + constant <= 0`; terms name operands that hold first rows or sizes."""
+
+    terms: tuple[tuple[str, int], ...]
+    constant: int
+    spans: tuple[tuple[str, int], ...]
+    """How much the sum may grow inside a block, by operand: coefficient times rows of the block but one."""
+
+    @property
+    def limit(self) -> int:
+        """The largest values of the operands for which the sum is known to be the same with 32 bits."""
+        return LARGEST_SUM // (1 + sum(abs(c) for _, c in self.terms))
+
+    @property
+    def low(self) -> int:
+        """The least that the rows of a block add to the sum for its first rows, with the constant."""
+        return self.constant + sum(min(n, 0) for _, n in self.spans)
+
+    @property
+    def high(self) -> int:
+        """The most that they add."""
+        return self.constant + sum(max(n, 0) for _, n in self.spans)
+
+
+Mask = frozenset[Comparison]
+"""Comparisons that hold together."""
+
+
+def find_block_mask(bound: BoundFunction, scalars: RowScalars) -> Mask | None:
+    """The mask of the def of a block, if it has one, and one only. scalars: its operands for rows."""
+    found = {mask for s in bound.statements for mask in _list_masks(s, scalars)}
+    return found.pop() if len(found) == 1 else None
+
+
+def find_masked_temporaries(bound: BoundFunction, scalars: RowScalars) -> frozenset[str]:
+    """The temporaries that are read where one mask holds, and nowhere else."""
+    reads: dict[str, set[Mask | None]] = {}
+    for s in bound.statements:
+        for tensor, mask in _list_reads(s.value, None, s, scalars):
+            reads.setdefault(tensor, set()).add(mask)
+        for e in (*s.subscripts, *(c.subscript for c in s.checks)):
+            for x in walk_expr(e):
+                if isinstance(x, Access):
+                    reads.setdefault(x.tensor, set()).add(None)
+    local = {t.name for t in bound.tensors if t.role is Role.TEMPORARY}
+    return frozenset(name for name, masks in reads.items() if name in local and len(masks) == 1 and None not in masks)
+
+
+def without_mask(bound: BoundFunction, scalars: RowScalars) -> BoundFunction:
+    """The def of a block of which the mask leaves all."""
+    return replace(bound, statements=tuple(_decide(s, scalars, holds=True) for s in bound.statements))
+
+
+def masked_out(bound: BoundFunction, scalars: RowScalars, unread: Collection[str]) -> BoundFunction | None:
+    """The def of a block of which the mask leaves nothing; None if that does not spare a reduction.
+
+    Args:
+        unread: tensors whose elements are not read there.
+    """
+    statements = [_decide(s, scalars, holds=False) for s in bound.statements]
+    kept = [_skip_value(s, bound) if s.target in unread else s for s in statements]
+    kept = [s for s in kept if not _adds_nothing(s)]
+    if sum(s.reduction is not None for s in kept) == sum(s.reduction is not None for s in bound.statements):
+        return None
+    return replace(bound, statements=tuple(kept))
+
+
+def _skip_value(s: BoundStatement, bound: BoundFunction) -> BoundStatement:
+    """`s` with a constant as its value, which starts what later statements read as well."""
+    if s.reduction is not None and not s.initialize:
+        return replace(s, value=Const(neutral_element(s.reduction, s.value.dtype), s.value.dtype))
+    dtype = bound.tensor(s.target).dtype
+    zero = Const(neutral_element("+", dtype), dtype)
+    return replace(
+        s, reduction=None, initialize=False, indices=s.free, value=zero, reads_own_target=False, checks=(), exists=(),
+        elements=(), terms=(),
+    )  # fmt: skip
+
+
+def _adds_nothing(s: BoundStatement) -> bool:
+    if s.reduction is None or s.initialize or not isinstance(s.value, Const):
+        return False
+    return s.value == Const(neutral_element(s.reduction, s.value.dtype), s.value.dtype)
+
+
+def _decide(s: BoundStatement, scalars: RowScalars, *, holds: bool) -> BoundStatement:
+    """`s` with what its masks choose."""
+
+    def choose(e: Expr) -> Expr:
+        if isinstance(e, Select) and _parse_mask(e.condition, s, scalars) is not None:
+            return choose(e.then if holds else e.otherwise)
+        return map_operands(e, choose)
+
+    return replace(s, value=choose(s.value))
+
+
+def _list_masks(s: BoundStatement, scalars: RowScalars) -> Iterator[Mask]:
+    for e in walk_expr(s.value):
+        if isinstance(e, Select) and (mask := _parse_mask(e.condition, s, scalars)) is not None:
+            yield mask
+
+
+def _list_reads(
+    e: Expr, mask: Mask | None, s: BoundStatement, scalars: RowScalars
+) -> Iterator[tuple[str, Mask | None]]:
+    """The tensors that an expression reads, each with the mask under which it does."""
+    if isinstance(e, Access):
+        yield e.tensor, mask
+    inner = _parse_mask(e.condition, s, scalars) if isinstance(e, Select) else None
+    for part in operands_of(e):
+        is_masked = isinstance(e, Select) and inner is not None and part is e.then
+        yield from _list_reads(part, inner if is_masked and mask is None else mask, s, scalars)
+
+
+def _parse_mask(e: Expr, s: BoundStatement, scalars: RowScalars) -> Mask | None:
+    """A condition on numbers of rows; None if it is another one."""
+    if isinstance(e, Binary) and e.op == "&&":
+        left, right = _parse_mask(e.left, s, scalars), _parse_mask(e.right, s, scalars)
+        return None if left is None or right is None else left | right
+    if not isinstance(e, Binary) or e.op not in ("<", "<=", ">", ">="):
+        return None
+    left_side, right_side = (to_affine(_widen(x), {}) for x in (e.left, e.right))
+    difference = left_side - right_side if e.op in ("<", "<=") else right_side - left_side
+    found = _parse_comparison(difference.shift(1 if e.op in ("<", ">") else 0), s, scalars)
+    return None if found is None else frozenset({found})
+
+
+def _widen(e: Expr) -> Expr:
+    """Numbers of rows with 64 bits, where the def has 32."""
+    if isinstance(e, Cast) and e.dtype == INT32 and e.operand.dtype == INT64:
+        return _widen(e.operand)
+    return e if isinstance(e, Access) else map_operands(e, _widen)
+
+
+def _parse_comparison(a: Affine, s: BoundStatement, scalars: RowScalars) -> Comparison | None:
+    """`a <= 0`, where each index of rows comes with the operand for its first row."""
+    extents = {i.name: i.extent for i in s.indices if i.lower == 0}
+    terms: dict[str, int] = {}
+    indices: list[tuple[int, int]] = []
+    for atom, c in a.terms:
+        if not isinstance(c, int):
+            return None
+        match atom:
+            case Opaque(expr=Access(tensor=name, subscripts=())) if name in scalars.firsts | scalars.counts:
+                terms[name] = c
+            case Variable(name=name) if name in extents:
+                indices.append((c, extents[name]))
+            case _:
+                return None
+    if not isinstance(a.constant, int) or not terms.keys() & scalars.firsts:
+        return None
+    found = _pair_indices(terms, scalars.firsts, indices, a.constant)
+    return found if found is not None and max(-found.low, found.high) < LARGEST_SUM else None
+
+
+def _pair_indices(
+    terms: Mapping[str, int], firsts: Collection[str], indices: list[tuple[int, int]], constant: int
+) -> Comparison | None:
+    """A comparison in which every index has a first row of its own coefficient; None if one has none, or two may."""
+    spans: dict[str, int] = {}
+    for c, extent in indices:
+        found = [name for name, factor in terms.items() if factor == c and name in firsts and name not in spans]
+        if len(found) != 1:
+            return None
+        spans[found[0]] = c * (extent - 1)
+    return Comparison(tuple(sorted(terms.items())), constant, tuple(sorted(spans.items())))
