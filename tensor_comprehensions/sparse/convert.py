@@ -17,13 +17,18 @@ from .sparse_problem import SparseProblem
 from .versions import name_versions
 
 
-def insert_conversions(original: SparseProblem) -> tuple[SparseProblem, tuple[Conversion, ...], tuple[Version, ...]]:
+def insert_conversions(
+    original: SparseProblem, copied: frozenset[tuple[str, int]] = frozenset()
+) -> tuple[SparseProblem, tuple[Conversion, ...], tuple[Version, ...]]:
     """The problem with converted operands, and with the results that later statements read as operands.
+
+    Args:
+        copied: see `name_versions`.
 
     Raises:
         CannotLower: an operand that must not be converted would have to be.
     """
-    problem, versions = name_versions(original)
+    problem, versions = name_versions(original, copied)
     made: dict[tuple[str, Format], Conversion] = {}
     function = problem.function
     for number in range(len(function.statements)):
@@ -33,7 +38,7 @@ def insert_conversions(original: SparseProblem) -> tuple[SparseProblem, tuple[Co
         late = problem.for_gpu and not owns
         order = choose_order(nest, target.format if owns else None, problem.options, free_first=late)
         if _combines_out_of_order(nest, order):
-            return insert_conversions(_with_own_places(original, target.name))
+            return insert_conversions(_with_own_places(original, target.name), copied)
         wrong = {
             a: _reorder_levels(a, nest, order, late)
             for a, p in nest.paths.items()
@@ -42,11 +47,10 @@ def insert_conversions(original: SparseProblem) -> tuple[SparseProblem, tuple[Co
         if not wrong:
             continue
         if any(_gives_places(a, nest) for a in wrong):
-            return insert_conversions(_with_own_places(original, target.name))
-        if stuck := next((a.tensor for a in _reads_of(nest, wrong) if a.tensor in dict(problem.shared)), None):
-            if problem.for_gpu:
-                raise CannotLower(f"'{stuck}' is read in another order than it is stored")
-            return insert_conversions(_with_own_places(original, stuck))
+            return insert_conversions(_with_own_places(original, target.name), copied)
+        stuck = {(a.tensor, number) for a in _reads_of(nest, wrong) if a.tensor in dict(problem.shared)}
+        if stuck:
+            return insert_conversions(original, copied | stuck)
         names: dict[Access, str] = {}
         for a, format in wrong.items():
             name = f"{a.tensor}'{len(made)}"

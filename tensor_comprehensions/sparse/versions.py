@@ -1,7 +1,10 @@
-"""Sparse results that later statements read: their present content is an operand of these, with levels of its own."""
+"""Sparse tensors of a def that later statements read: their present content is an operand of these, with levels of its
+own.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from ..core.dtypes import INT32, INT64
@@ -10,8 +13,15 @@ from .call_plan import Version
 from .sparse_problem import SparseProblem, rename_reads
 
 
-def name_versions(problem: SparseProblem) -> tuple[SparseProblem, tuple[Version, ...]]:
-    """The problem in which statements read versions of sparse results that have levels of their own."""
+def name_versions(
+    problem: SparseProblem, copied: Collection[tuple[str, int]] = ()
+) -> tuple[SparseProblem, tuple[Version, ...]]:
+    """The problem in which statements read versions of sparse results that have levels of their own.
+
+    Args:
+        copied: tensors that share the places of an operand, each with the number of a statement that reads a version
+            of it, too.
+    """
     problem = _copy_old_values(problem)
     function, shared = problem.function, dict(problem.shared)
     own = {t.name for t in function.tensors if t.is_sparse and t.role is Role.OUTPUT and t.name not in shared}
@@ -19,19 +29,23 @@ def name_versions(problem: SparseProblem) -> tuple[SparseProblem, tuple[Version,
     statements = []
     for number, s in enumerate(function.statements):
         names: dict[str, str] = {}
-        for source in dict.fromkeys(a.tensor for a in _collect_reads(s) if a.tensor in own):
+        known = own | {t for t, n in copied if n == number and t in shared}
+        if s.target in shared and _changes_what_it_reads(s, function, shared):
+            known |= {s.target}
+        for source in dict.fromkeys(a.tensor for a in _collect_reads(s) if a.tensor in known):
             definitions = sum(x.target == source for x in function.statements[:number])
             version = made.setdefault((source, definitions), Version(f"{source}~{definitions}", source, number))
             names[source] = version.name
-        statements.append(rename_reads(s, names) if names else s)
+        statements.append(_with_places_of_target(rename_reads(s, names), function, shared) if names else s)
     versions = tuple(made.values())
     if not versions:
         return problem, ()
-    index = INT64 if any(t == INT64 for _, t in problem.index_types) else INT32
+    widest = INT64 if any(t == INT64 for _, t in problem.index_types) else INT32
+    types = dict(problem.index_types)
     new = replace(
         problem,
         function=replace(function, statements=tuple(statements), tensors=_with_versions(function, versions)),
-        index_types=(*problem.index_types, *((v.name, index) for v in versions)),
+        index_types=(*problem.index_types, *((v.name, types.get(shared.get(v.source, ""), widest)) for v in versions)),
         aliases=(*problem.aliases, *((v.name, v.source) for v in versions)),
     )
     return new, versions
@@ -66,6 +80,28 @@ def _reads_changed(s: Statement, function: Function) -> bool:
         return False
     is_pointwise = s.reduction is None and all(a.subscripts == s.subscripts for a in own)
     return not is_pointwise or bool(s.exists) or any(function.tensor(a.tensor).is_sparse for a in _collect_reads(s))
+
+
+def _changes_what_it_reads(s: Statement, function: Function, shared: Mapping[str, str]) -> bool:
+    """As `_reads_changed`, of a target that shares the places of an operand: zeros are stored first where a statement
+    may leave places out.
+    """
+    accesses, source = _collect_reads(s), shared[s.target]
+    own = [a for a in accesses if a.tensor == s.target]
+    sparse = [a for a in accesses if function.tensor(a.tensor).is_sparse]
+    is_whole = not s.ranges and all(
+        a.subscripts == s.subscripts and shared.get(a.tensor, a.tensor) == source for a in sparse
+    )
+    return bool(own) and not (s.reduction is None and is_whole)
+
+
+def _with_places_of_target(s: Statement, function: Function, shared: Mapping[str, str]) -> Statement:
+    """The statement with the operand whose places its target shares, if no access stands for that any more."""
+    source = shared.get(s.target)
+    found = (a for a in _collect_reads(s) if a.subscripts == s.subscripts)
+    if source is None or any(shared.get(a.tensor, a.tensor) == source for a in found):
+        return s
+    return replace(s, exists=(*s.exists, Access(source, s.subscripts, function.tensor(source).dtype)))
 
 
 def _collect_reads(s: Statement) -> list[Access]:

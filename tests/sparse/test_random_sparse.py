@@ -249,6 +249,21 @@ FOUND = {
     "a window of places that exist": """def f(double(P) A: s, double(N,P) B: csr) -> (T: coo, U: csr) {
         T(i,l) +=! A(l) where i in 1:3, exists B(i,l)  U(i,l) = A(l) where i in 1:3, exists B(i,l)
     }""",
+    "its own places, some of which it leaves out": """def f(double(N,M) A: csr, double(N,M) B: csr) -> (y) {
+        t(i,j) = A(i,j)  t(i,j) = 2 * t(i,j) where exists A(i,j), exists B(i,j)  y(i) +=! t(i,j)
+    }""",
+    "its own places beside those that it stores": """def f(double(N,N) A: csr, double(N,N) B: csr) -> (y, C: csr) {
+        t(i,j) = A(i,j)  t(i,j) += t(i,k) * B(k,j) where exists A(i,j)  y(i) +=! t(i,j)
+        C(i,j) = A(i,j)  C(i,j) += C(i,k) * B(k,j) where exists A(i,j)
+    }""",
+    "its own places in another order": """def f(double(N,N) A: csr) -> (y, z) {
+        t(i,j) = A(i,j)  t(i,j) = t(i,j) + 2 * t(j,i) where exists A(i,j)  y(i) +=! t(i,j)
+        u(i,j) = 2 * A(i,j)  u(i,j) = u(i,j) * u(j,i)  z(i) +=! u(i,j)
+    }""",
+    "places of a temporary in both orders": """def f(double(N,N) A: csr, double(N) x) -> (y, z, C: csr) {
+        t(i,j) = 2 * A(i,j)  u(i,j) = t(i,j) * t(j,i)  y(i) +=! u(i,j)
+        C(i,j) = u(j,i) + t(i,j) where exists A(i,j)  t(i,j) = t(i,j) * y(i)  z(j) max=! t(i,j) * x(i)
+    }""",
     "a sum with equal runs": """def f(int64(N,P) A: csr, int64(N,P) B: csr) -> (C: csr, D: csr) {
         C(i,j) = A(i,j) + B(i,j)  D(i,j) = A(i,j) - 2 * A(i,j) + (B(i,j) - j * B(i,j))
     }""",

@@ -210,33 +210,30 @@ def with_walkable_levels(call: SparseCall) -> SparseCall:
     """The call with a position for each row of operands that repeat coordinates, as COO does.
 
     Their values stay in place: levels with one position for each coordinate have the same elements in the same order.
+    Only elements that are stored several times are added up, in a copy.
     """
-    wrong = {n: t for n, t in call.sparse.items() if not t.format.is_unique or walkable_format(t.format) != t.format}
+    wrong = {n: t for n, t in call.sparse.items() if walkable_format(t.format) != t.format}
     if not wrong:
         return call
-    stored = {n: _convert_to_walkable(n, t, call.structures.get(n)) for n, t in wrong.items()}
+    stored = {n: _convert_to_walkable(t, call.structures.get(n)) for n, t in wrong.items()}
     kept = {n: s for n, s in call.structures.items() if n not in wrong}
     kept |= {n: Structure(len(t.values)) for n, t in stored.items()}
     return replace(call, sparse={**call.sparse, **stored}, structures=kept)
 
 
-def _convert_to_walkable(name: str, t: SparseTensor, structure: Structure | None) -> SparseTensor:
-    if not t.format.is_unique or t.format.repeats_padding:
-        other = t.format.with_unique_elements if not t.format.is_unique else t.format.with_compressed_levels
-        raise ArgumentError(
-            f"'{name}' is stored as '{t.format}', in which elements repeat: there are no kernels for GPUs",
-            suggestion=f'pass tc.as_sparse({name}, "{other}")',
-        )
+def _convert_to_walkable(t: SparseTensor, structure: Structure | None) -> SparseTensor:
     format = walkable_format(t.format)
+    if not t.format.is_unique or t.format.repeats_padding:
+        return t.with_values(t.values.detach()).to(format)
     known = Structure(len(t.values)) if structure is None else structure
     return SparseTensor(format, t.shape, convert_levels(t, format, known), t.values)
 
 
 def walkable_format(format: Format) -> Format:
-    """The format with compressed levels where it repeats coordinates, and elements in the same order."""
-    if all(level.unique for level in format.levels[: format.depth]) or not format.is_unique:
-        return format
-    return format.with_compressed_levels
+    """The format that stores each coordinate once, by compressed levels where this one repeats them."""
+    unique = format.with_unique_elements
+    is_walkable = all(level.unique for level in unique.levels[: unique.depth]) and not unique.repeats_padding
+    return unique if is_walkable else unique.with_compressed_levels
 
 
 def _with_walkable_formats(function: Function) -> Function:

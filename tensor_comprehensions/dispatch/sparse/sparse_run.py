@@ -16,7 +16,7 @@ from ...core.dtypes import INT32, INT64
 from ...core.errors import ArgumentError, InternalError
 from ...core.lazy_import import lazy_module
 from ...runtime.cpu.huge_pages import advise_huge_pages
-from ...sparse.call_plan import AssembledLevels, CallPlan, PlannedOperand, PlannedResult
+from ...sparse.call_plan import AssembledLevels, CallPlan, PlannedOperand, PlannedResult, Version
 from ...tc_lang.formats import Format, LevelKind
 from ...tc_lang.ir import Role
 from ...tc_lang.size_polynomial import Value
@@ -135,14 +135,23 @@ class ProgramRun:
     def _add_completed_results(self, phase: int) -> None:
         """Make operands of the sparse results that are complete before a phase."""
         for version in (v for p, v in self.plan.versions if p == phase):
-            t = self._sparse_result(version.source, version.statement)
+            t, structure = self._version_content(version)
             is_wide = self.plan.problem.index_type(version.name) == INT64
             index = torch.int64 if is_wide else torch.int32
             levels = tuple(None if x is None else (_cast(x[0], index), x[1].to(index)) for x in t.levels)
             self.sparse[version.name] = SparseTensor(t.format, t.shape, levels, t.values)
-            self._convert({version.name: Structure(len(t.values))})
+            self._convert({version.name: structure})
             made = {version.name, *(c.name for c in self.plan.conversions if c.source == version.name)}
             self.values |= {o.name: self._values(o) for o in self.plan.operands if o.name in made}
+
+    def _version_content(self, version: Version) -> tuple[SparseTensor, Structure]:
+        """The content of a sparse tensor before a statement. With the places of an operand, it has its structure."""
+        if version.source not in self.shared:
+            t = self._sparse_result(version.source, version.statement)
+            return t, Structure(len(t.values))
+        source = self.shared[version.source]
+        t = self.sparse[source].with_values(self.values[version.source].clone())
+        return t, self.call.structures.get(source) or Structure(len(t.values))
 
     def _sort_collected(self, format: Format, shape: tuple[int, ...], mine: list[int]) -> SparseTensor:
         """A sparse tensor of collected elements. All definitions but the first add to the existing elements."""
