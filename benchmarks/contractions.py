@@ -37,7 +37,7 @@ from .timing import Quartiles, interleave, keep_memory, ratios, release_memory
 BOUND, EINSUM, VIEW, NUMPY = "torch.mm", "torch.einsum", "einsum's view", "numpy.einsum"
 SEARCHED = "searched"
 SIZES = ("odd", "ci", "bench", "full", "full_float64")
-TYPES = {torch.float32: "float", torch.float64: "double"}
+TYPES = {torch.float16: "half", torch.float32: "float", torch.float64: "double"}
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-12}
 LEAST = 3
 """Rounds of turns, even where one takes longer than the time for all."""

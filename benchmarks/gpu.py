@@ -1,6 +1,7 @@
 """`python -m benchmarks.gpu`: every kernel on a CUDA device, beside torch eager and torch.compile.
 
-Float32 products run with TF32 off. Times are medians of single calls between two events, with the inputs warm in no
+`--kernels "gemm_*" "fmha_*" "half_*" swiglu lstm mlp` selects those for tensor cores (`gpu_products`). Other products
+of float32 run with TF32 off. Times are medians of single calls between two events, with the inputs warm in no
 cache: a large buffer is written before each call, which also lets the processor's part of a call pass meanwhile, but
 for calls that wait for the device. With `--graphs` each way is captured and replayed: what the device takes alone.
 The last columns are what the arguments' and results' bytes make of that time, and the share of the bandwidth of a copy
@@ -24,6 +25,7 @@ from torch import Tensor
 
 import tensor_comprehensions as tc
 
+from .gpu_products import products
 from .gpu_rates import calibrate
 from .kernels import BENCHMARKS, Benchmark, floats
 
@@ -60,7 +62,7 @@ def select(patterns: Sequence[str] | None) -> list[Benchmark]:
     wanted = patterns or ["*"]
     return [
         b
-        for b in (*BENCHMARKS, *large())
+        for b in (*BENCHMARKS, *large(), *products())
         if any(fnmatch(n.lower(), p.lower()) for p in wanted for n in (b.name, b.family))
     ]
 
@@ -146,7 +148,7 @@ def measured(benchmark: Benchmark, *, mode: str | None, graphs: bool, device: st
     """One kernel against its peers, on random inputs. mode: of torch.compile, None to leave that out."""
     generator = torch.Generator().manual_seed(0)
     inputs = [i.make(generator).to(device) for i in benchmark.inputs]
-    op = next(iter(tc.define(benchmark.source)))
+    op = benchmark.kernel or next(iter(tc.define(benchmark.source)))
     ways: dict[str, Callable[[], object]] = {"ours": lambda: op(*inputs)}
     torch.compiler.reset()  # else a function that was compiled for other sizes is compiled for all
     for peer in benchmark.peers:

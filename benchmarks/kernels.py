@@ -20,16 +20,17 @@ Outputs = Tensor | tuple[Tensor, ...]
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A random argument: normal values, or integers in [0, below) where `below` is given."""
+    """A random argument: normal values times `scale`, or integers in [0, below) where `below` is given."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float32
     below: int | None = None
+    scale: float = 1.0
 
     def make(self, generator: torch.Generator) -> Tensor:
         if self.below is not None:
             return torch.randint(self.below, self.shape, generator=generator, dtype=self.dtype)
-        return torch.empty(self.shape, dtype=self.dtype).normal_(generator=generator)
+        return torch.empty(self.shape, dtype=self.dtype).normal_(std=self.scale, generator=generator)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,7 @@ class Benchmark:
         flops: floating-point operations, if multiply-adds bound it.
         moved: bytes that it must read and write, if memory bounds it.
         operands: bytes of its arguments and results.
+        kernel: what is called, if not the operator of `source`, such as a tile kernel.
     """
 
     name: str
@@ -75,6 +77,7 @@ class Benchmark:
     flops: int = 0
     moved: int = 0
     operands: int = 0
+    kernel: Callable[..., Outputs] | None = None
 
     def arguments(self, seed: int = 0) -> tuple[Tensor, ...]:
         """Fresh arguments, the same for the same seed."""

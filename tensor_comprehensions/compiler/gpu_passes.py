@@ -27,6 +27,7 @@ from ..loop_ir.rewrite import substitute_stmt
 from ..loop_ir.show import format_program
 from ..options import GpuOptions, MappingOptions, TileOptions
 from ..runtime.cuda import cubins, nvrtc
+from ..runtime.cuda.disassembler import disassemble
 from ..runtime.cuda.nvrtc import Cubin
 from ..structured.match.product_matching import has_narrow_products
 from ..target import GpuTarget
@@ -270,6 +271,7 @@ GPU_KINDS: Mapping[str, Callable[[CompiledGpuKernel], str]] = {
             with_original_names(k.rerun_until("simplify"), k.bound), header=k.header, aligned=k.aligned
         ).source
     ),
+    "sass": lambda k: disassemble(k.cubin),
     "opencl": lambda k: (
         opencl_printer.emit_opencl(with_original_names(_lower_without_tensor_cores(k), k.bound), header=k.text).source
     ),

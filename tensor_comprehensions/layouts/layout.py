@@ -35,7 +35,7 @@ class Layout:
             raise InternalError(
                 f"a layout of shape {format_tuple(self.shape)} with strides {format_tuple(self.stride)}"
             )
-        if any(s < 1 for s in flatten_tuple(self.shape)):
+        if min(flatten_tuple(self.shape), default=1) < 1:
             raise InternalError(f"a layout of shape {format_tuple(self.shape)}, which has a size below 1")
 
     @staticmethod
@@ -103,7 +103,15 @@ def concatenate(*modes: Layout) -> Layout:
 
 def flatten_tuple(t: IntTuple) -> tuple[int, ...]:
     """The integers of a nested tuple, in order."""
-    return (t,) if isinstance(t, int) else tuple(n for part in t for n in flatten_tuple(part))
+    if isinstance(t, int):
+        return (t,)
+    found: list[int] = []
+    for part in t:
+        if isinstance(part, int):
+            found.append(part)
+        else:
+            found.extend(flatten_tuple(part))
+    return tuple(found)
 
 
 def format_tuple(t: IntTuple) -> str:
@@ -113,9 +121,9 @@ def format_tuple(t: IntTuple) -> str:
 
 def are_congruent(a: IntTuple, b: IntTuple) -> bool:
     """Whether two nested tuples have one structure."""
-    if isinstance(a, int) or isinstance(b, int):
-        return isinstance(a, int) and isinstance(b, int)
-    return len(a) == len(b) and all(map(are_congruent, a, b))
+    if isinstance(a, int):
+        return isinstance(b, int)
+    return not isinstance(b, int) and len(a) == len(b) and all(map(are_congruent, a, b))
 
 
 def _running_strides(shape: IntTuple, step: int) -> tuple[IntTuple, int]:

@@ -10,7 +10,7 @@ from ..core.errors import ArgumentError
 from ..layouts import Layout, Swizzle
 from ..loop_ir import build
 from ..loop_ir.nodes import Space
-from ..loop_ir.shared_memory_banks import count_bank_conflict_turns
+from ..loop_ir.shared_memory_banks import BANK_BYTES, BANKS, count_bank_conflict_turns
 from ..machine import WARP_THREADS
 from .tensors import DataTensor
 
@@ -84,7 +84,9 @@ def conflicts(tile: DataTensor, access: str | Access) -> int:
     part = parts[0, 0].partition(access.tv)
     inside, values = part.offsets(), part.parts[1].size
     worst = 0
-    for base in parts.levels[0].offsets():
+    # The banks and the swizzle repeat, so parts that begin a whole number of periods apart are alike.
+    period = lcm(BANKS * BANK_BYTES // size, 1 if tile.swizzle is None else tile.swizzle.period)
+    for base in {base % period for base in parts.levels[0].offsets()}:
         places = [swizzle(base + offset) for offset in inside]
         starts = places[::values]
         if any(places[n] != starts[n // values] + n % values for n in range(len(places))):

@@ -226,7 +226,7 @@ def test_limits_of_a_device() -> None:
 
 def test_without_nvrtc(monkeypatch: pytest.MonkeyPatch) -> None:
     """The text is made all the same."""
-    monkeypatch.setattr(nvrtc, "_folders", lambda kind: iter(()))
+    monkeypatch.setattr(nvrtc, "find_cuda_folders", lambda kind: iter(()))
     nvrtc.find_toolchain.cache_clear()
     try:
         kernel = OPS.matmul.compile(torch.randn(3, 4), torch.randn(4, 5), target=SM90)

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from benchmarks import gpu, gpu_rates
+import tensor_comprehensions as tc
+from benchmarks import gpu, gpu_products, gpu_rates
 from benchmarks.gpu import Row, main, measured, select
 from benchmarks.kernels import Benchmark
+from tensor_comprehensions.options import TileOptions
 from tensor_comprehensions.runtime.cuda import nvrtc
+from tensor_comprehensions.runtime.emulate import emulator
 from tensor_comprehensions.target import parse_gpu_target
 
 
@@ -99,6 +104,47 @@ def test_a_measurement(name: str, on_cpu: None) -> None:
     assert row.flops == {"matmul_256": 2 * 256**3, "tmm_128x32x256": 2 * 128 * 32 * 256}.get(name, 0)
     with pytest.raises(ArithmeticError, match="is wrong"):
         measured(replace(benchmark, tolerance=-1.0), mode=None, graphs=False, device="cpu")
+
+
+SMALL = {
+    "gemm": gpu_products.gemm("", 24, 16, 40, torch.bfloat16),
+    "bytes": gpu_products.gemm_bytes(32, 16, 24),
+    "gelu": gpu_products.gemm_gelu(24, 16, 40),
+    "swiglu": gpu_products.swiglu(24, 16, 40),
+    "contraction": next(gpu_products.half_contractions("odd")),
+    "attention": gpu_products.fmha(3, 20, 16, causal=False),
+    "causal": gpu_products.fmha(3, 20, 16, causal=True),
+    "layernorm": gpu_products.layernorm(5, 48),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_products_equal_their_peers(name: str, on_cpu: None) -> None:
+    """The defs and what libraries compute are the same, at small sizes on the CPU."""
+    here = replace(SMALL[name], peers=tuple(p for p in SMALL[name].peers if p.name not in ("flash", "cudnn")))
+    row = measured(here, mode=None, graphs=False, device="cpu")
+    assert row.error <= here.tolerance
+    assert row.flops == here.flops
+
+
+@pytest.mark.skipif(not emulator.is_emulator_available(), reason="there is no C++ compiler")
+def test_layers_equal_their_peers() -> None:
+    for benchmark in (gpu_products.lstm_cell(16, 32, 32), gpu_products.mlp_layers(16, 64, 2)):
+        given = benchmark.arguments()
+        kernel: Any = benchmark.kernel
+        found = gpu._tuple(kernel.compile(*given, target="cuda:sm_80").emulate(*given))
+        for x, y in zip(found, gpu._tuple(benchmark.peers[0].function(*given)), strict=True):
+            torch.testing.assert_close(x.float(), y.float(), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("name", ["gemm_bf16_8192", "fmha_128x2048x128_causal", "gemm_tf32_4096"])
+def test_large_products_are_for_tensor_cores(name: str) -> None:
+    known = {b.name: b for b in (*gpu_products.products(), gpu_products.fmha(128, 2048, 128, causal=True))}
+    benchmark = known[name]
+    options = TileOptions(products="tf32") if "tf32" in name else None
+    given = [torch.empty(i.shape, dtype=i.dtype) for i in benchmark.inputs]
+    (op,) = tc.define(benchmark.source)
+    assert re.search("wgmma|mma_m16", op.compile(*given, target="cuda:sm_90", options=options).source())
 
 
 def test_a_failure_leaves_the_others_their_turn(

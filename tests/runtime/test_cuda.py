@@ -127,14 +127,14 @@ def test_headers_go_with_the_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert [nvrtc.cuda_release(tmp_path / f) for f in ("cuda_runtime", "cu99", "none")] == [12, 99, 0]
     if not nvrtc.is_nvrtc_available():
         return
-    tools, original = nvrtc.find_toolchain(), nvrtc._folders
+    tools, original = nvrtc.find_toolchain(), nvrtc.find_cuda_folders
     assert nvrtc.cuda_release(tools.headers[0]) == tools.version[0]
 
     def folders(kind: str) -> list[Path]:
         others = [tmp_path / f for f in ("none", "cuda_runtime", "cu99")] if kind == "include" else []
         return [*others, *original(kind)]
 
-    monkeypatch.setattr(nvrtc, "_folders", folders)
+    monkeypatch.setattr(nvrtc, "find_cuda_folders", folders)
     nvrtc.find_toolchain.cache_clear()
     try:
         assert nvrtc.find_toolchain().headers == tools.headers

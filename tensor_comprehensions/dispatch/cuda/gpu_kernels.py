@@ -275,8 +275,8 @@ class GpuKernel(CompiledCallable[Plan]):
 
     @only_tc_errors
     def source(self, kind: str = "cuda") -> str:
-        """The kernel as text of a kind: "tc", "schedule", "loops", "cuda", "opencl", or "tiles" if tensor cores
-        compute some of it."""
+        """The kernel as text of a kind: "tc", "schedule", "loops", "cuda", "sass", "opencl", or "tiles" if tensor cores
+        compute some of it. "sass" is machine code, which NVIDIA's disassembler prints."""
         return self.compiled.source(kind)
 
     @only_tc_errors

@@ -22,6 +22,7 @@ from ...loop_ir import nodes as ir
 from ...loop_ir.show import format_program
 from ...loop_ir.verify import UnprovenBoundsError, verify
 from ...runtime.cuda import cubins, launch, nvrtc
+from ...runtime.cuda.disassembler import disassemble
 from ...runtime.cuda.launch import CudaRunner
 from ...runtime.cuda.nvrtc import Cubin
 from ...runtime.emulate import emulator
@@ -138,7 +139,7 @@ class CompiledTileKernel:
 
     @only_tc_errors
     def source(self, kind: str = "tiles") -> str:
-        """The kernel as text: "tiles", in the notation of the paper, "loops" or "cuda"."""
+        """The kernel as text: "tiles", in the notation of the paper, "loops", "cuda" or "sass", its machine code."""
         if kind not in _SOURCES:
             raise ArgumentError(f"there is no source {kind!r}", expected=", ".join(_SOURCES))
         return _SOURCES[kind](self)
@@ -278,4 +279,5 @@ _SOURCES: dict[str, Callable[[CompiledTileKernel], str]] = {
     "tiles": lambda k: format_tiles(k.traced),
     "loops": lambda k: format_program(k.module),
     "cuda": lambda k: k.code.source,
+    "sass": lambda k: disassemble(k.cubin),
 }

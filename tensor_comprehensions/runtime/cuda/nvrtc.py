@@ -134,14 +134,14 @@ def find_toolchain() -> Toolchain:
     """The compiler. Raises ArgumentError, which says how to install it."""
     found = [
         path
-        for folder in _folders("lib")
+        for folder in find_cuda_folders("lib")
         for path in sorted(folder.glob("libnvrtc.so.*"), key=lambda p: (len(p.name), p.name))
     ]
     if not found:
         raise ArgumentError("NVRTC, which compiles CUDA, is not installed", suggestion=INSTALL_CUDA)
     path = preferred_library(found, torch.version.cuda)
     version = _version_beside(path) or _version_of(_load_library(path))
-    headers = [f for f in _folders("include") if (f / "cuda_fp16.h").exists()]
+    headers = [f for f in find_cuda_folders("include") if (f / "cuda_fp16.h").exists()]
     return Toolchain(path, tuple(sorted(headers, key=lambda f: cuda_release(f) != version[0])[:1]), version)
 
 
@@ -192,8 +192,8 @@ def architectures(tools: Toolchain) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def _folders(kind: str) -> Iterator[Path]:
-    """Where libraries ("lib") or headers ("include") may be: wheels first, then installed CUDA."""
+def find_cuda_folders(kind: str) -> Iterator[Path]:
+    """Where libraries ("lib"), headers ("include") or programs ("bin") may be: wheels first, then installed CUDA."""
     spec = importlib.util.find_spec("nvidia")
     for root in (spec.submodule_search_locations or ()) if spec is not None else ():
         yield from (p for p in sorted(Path(root).glob(f"*/{kind}"), reverse=True) if p.is_dir())
