@@ -264,8 +264,8 @@ def _collect_environment_facts() -> Iterator[tuple[str, str]]:
     yield "threads", f"{torch.get_num_threads()} (torch.set_num_threads)"
     functions = host_symbols.vector_functions()
     yield "vector mathematics", f"{len(functions)} functions of SLEEF, from torch's library"
-    verdict = availability.decide_fast_path()
-    yield "fast path of calls", f"{'on' if verdict.available else 'OFF'}: {verdict.reason}"
+    decision = availability.decide_fast_path()
+    yield "fast path of calls", f"{'on' if decision.available else 'OFF'}: {decision.reason}"
     yield "CUDA devices", str(torch.cuda.device_count()) if torch.cuda.is_available() else "none"
     yield "CUDA compiler", _describe_nvrtc()
     yield "CUDA launches", _describe_launch_support()

@@ -58,9 +58,9 @@ def _list_guards(compiled: CompiledCpuKernel) -> Iterator[str]:
 
 def _find_hindrance(values: Sequence[Any]) -> str:
     """Why a call with `values` does not take the fast path; "" if it does."""
-    verdict = availability.decide_fast_path()
-    if not verdict.available:
-        return f"calls are recognized in Python: {verdict.reason}"
+    decision = availability.decide_fast_path()
+    if not decision.available:
+        return f"calls are recognized in Python: {decision.reason}"
     if any(hasattr(v, "__array__") and not isinstance(v, Tensor) for v in values):
         return "an argument is no tensor of torch, and is converted in each call"
     if any(isinstance(v, Tensor) and v.requires_grad for v in values):

@@ -144,7 +144,7 @@ def factors(float(N) x) -> (y) { y *=! x(i) }
     assert gradient(ops.largest, tied) == gradient(lambda x: x.amax(1), tied)
     pair = [1.0, 2.0, 3.0], [1.0, 5.0, 2.0]
     assert gradient(ops.smaller, *pair) == gradient(torch.minimum, *pair)
-    assert gradient(ops.second, *pair) == gradient(torch.fmax, *pair)
+    assert gradient(ops.second, *pair) == [[1.0, 0.0, 1.0], [0.0, 1.0, 0.0]]  # torch's `fmax` depends on its version
     assert gradient(ops.rectified, [-1.0, 0.0, 2.0]) == gradient(torch.relu, [-1.0, 0.0, 2.0])
     for zeros in ([2.0, 0.0, 3.0], [0.0, 4.0, 0.0]):
         assert gradient(ops.factors, zeros) == gradient(torch.prod, zeros)

@@ -116,7 +116,7 @@ def test_doctor_tells_versions_and_that_a_def_compiles(capsys: pytest.CaptureFix
 
 
 def test_doctor_says_why_calls_are_slow(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(availability, "decide_fast_path", lambda: availability.Verdict(False, "no handles"))
+    monkeypatch.setattr(availability, "decide_fast_path", lambda: availability.FastPathDecision(False, "no handles"))
     assert main.main(["doctor"]) == 0
     assert "fast path of calls    OFF: no handles" in capsys.readouterr().out
 

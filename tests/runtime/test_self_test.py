@@ -20,7 +20,7 @@ from tensor_comprehensions.cache import package_digest
 from tensor_comprehensions.core import knobs
 from tensor_comprehensions.core.single_flight import SingleFlightCache
 from tensor_comprehensions.runtime.fastpath import availability, boxed, call_cache, self_test, torch_layout
-from tensor_comprehensions.runtime.fastpath.availability import Verdict, decide_fast_path
+from tensor_comprehensions.runtime.fastpath.availability import FastPathDecision, decide_fast_path
 from tensor_comprehensions.runtime.fastpath.forked_check import NoAnswer, run_forked
 from tensor_comprehensions.runtime.fastpath.self_test import SelfTest, run_self_test
 from tensor_comprehensions.runtime.fastpath.torch_layout import TensorLayout, UnknownLayout, tensor_layout
@@ -66,9 +66,9 @@ def decide_for_layout(layout: TensorLayout) -> str:
     for module in (call_cache, boxed):
         module._code = SingleFlightCache(1)  # type: ignore[attr-defined]
     availability._verdict = SingleFlightCache(1)
-    verdict = decide_fast_path()
-    assert not verdict.available
-    return verdict.reason
+    decision = decide_fast_path()
+    assert not decision.available
+    return decision.reason
 
 
 @pytest.mark.parametrize("layout", DOCTORED.values(), ids=list(DOCTORED))
@@ -100,7 +100,7 @@ def test_a_version_that_was_tested_needs_no_test(undecided: pytest.MonkeyPatch) 
     undecided.setattr(self_test, "run_self_test", lambda layout: 1 / 0)
     undecided.setattr(availability, "TESTED", {"7.8": LAYOUT})
     undecided.setattr(torch, "__version__", "7.8.9+cpu")
-    assert decide_fast_path() == Verdict(True, "this release was tested with torch 7.8")
+    assert decide_fast_path() == FastPathDecision(True, "this release was tested with torch 7.8")
 
 
 @pytest.mark.parametrize("wrong", ["", "the answer to a slice is nothing"])
@@ -112,22 +112,22 @@ def test_other_versions_layouts_and_processors_are_tested(wrong: str, undecided:
         undecided.setattr(availability, "TESTED", tested)
         undecided.setattr(availability, "is_x86", lambda x86=x86: x86)
         undecided.setattr(availability, "_verdict", SingleFlightCache(1))
-        assert decide_fast_path() == Verdict(not wrong, expected)
+        assert decide_fast_path() == FastPathDecision(not wrong, expected)
 
 
 def test_a_version_known_as_bad_is_not_used(undecided: pytest.MonkeyPatch) -> None:
     undecided.setattr(availability, "KNOWN_BAD", {"7.8": "results are lost"})
     undecided.setattr(torch, "__version__", "7.8.0a0")
-    assert decide_fast_path() == Verdict(False, "torch 7.8.0a0: results are lost")
+    assert decide_fast_path() == FastPathDecision(False, "torch 7.8.0a0: results are lost")
 
 
 def test_a_torch_without_a_symbol_or_a_handle_takes_the_slow_path(undecided: pytest.MonkeyPatch) -> None:
     undecided.setattr(torch_layout, "_symbols", SingleFlightCache(1))
     with undecided.context() as patch:
         patch.setattr(torch_layout, "_C10", ("no_such_function",))
-        verdict = decide_fast_path()
-        assert not verdict.available
-        assert verdict.reason.startswith("c10 lacks what the machine code of calls needs: ")
+        decision = decide_fast_path()
+        assert not decision.available
+        assert decision.reason.startswith("c10 lacks what the machine code of calls needs: ")
     undecided.setattr(availability, "_verdict", SingleFlightCache(1))
     undecided.setattr(torch_layout, "_layouts", SingleFlightCache(1))
     with undecided.context() as patch:
@@ -212,9 +212,9 @@ def test_a_damaged_verdict_is_made_again(child: Callable[[str], Child], tmp_path
 def test_no_answer_is_not_kept(child: Callable[[Exception], Child], untested: Any, tmp_path: Path) -> None:
     made = child(NoAnswer("no child process can be started"))
     with knobs.override_knobs(cache="readwrite", cache_dir=str(tmp_path)):
-        verdict = decide_fast_path()
-        assert not verdict.available
-        assert verdict.reason.endswith("did not run: no child process can be started")
+        decision = decide_fast_path()
+        assert not decision.available
+        assert decision.reason.endswith("did not run: no child process can be started")
         made.answer = ""
         assert run_self_test(LAYOUT) == ""
         assert made.runs == 2

@@ -32,7 +32,7 @@ KNOWN_BAD: dict[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class FastPathDecision:
     """Whether the machine code is used, and why."""
 
     available: bool
@@ -44,36 +44,36 @@ def is_fast_path_available() -> bool:
     return decide_fast_path().available
 
 
-def decide_fast_path() -> Verdict:
+def decide_fast_path() -> FastPathDecision:
     """The decision, which is made once per process."""
     return _verdict.get("", _decide_in_thread)
 
 
-_verdict: SingleFlightCache[str, Verdict] = SingleFlightCache(1)
+_verdict: SingleFlightCache[str, FastPathDecision] = SingleFlightCache(1)
 
 
-def _decide_in_thread() -> Verdict:
+def _decide_in_thread() -> FastPathDecision:
     """`_decide` in another thread, where no mode of the caller is on."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(_decide).result()
 
 
-def _decide() -> Verdict:
+def _decide() -> FastPathDecision:
     version = torch.__version__
     release = ".".join(version.split(".")[:2])
     if release in KNOWN_BAD:
-        return Verdict(False, f"torch {version}: {KNOWN_BAD[release]}")
+        return FastPathDecision(False, f"torch {version}: {KNOWN_BAD[release]}")
     try:
         symbol_addresses()
         layout = tensor_layout()
     except UnknownLayout as error:
-        return Verdict(False, str(error))
+        return FastPathDecision(False, str(error))
     if is_x86() and TESTED.get(release) == layout:
-        return Verdict(True, f"this release was tested with torch {release}")
+        return FastPathDecision(True, f"this release was tested with torch {release}")
     try:
         wrong = self_test.run_self_test(layout)
     except forked_check.NoAnswer as error:
-        return Verdict(False, f"the self-test on torch {version} did not run: {error}")
+        return FastPathDecision(False, f"the self-test on torch {version} did not run: {error}")
     if wrong:
-        return Verdict(False, f"the self-test on torch {version} failed: {wrong}")
-    return Verdict(True, f"the self-test on torch {version} passed")
+        return FastPathDecision(False, f"the self-test on torch {version} failed: {wrong}")
+    return FastPathDecision(True, f"the self-test on torch {version} passed")

@@ -125,7 +125,9 @@ class SelfTest:
         self._calls = self._function("float32", 1), self._function("complex64", 2)
         self._layers: list[str] = []
         self._error: Exception | None = None
-        self._cell = BoxedCallCache([TENSOR] * 2, 1, partial(self._slow, "compute"), partial(self._slow, "record"))
+        self._cell = BoxedCallCache(
+            [TENSOR] * 2, 1, partial(self._take_slow_path, "compute"), partial(self._take_slow_path, "record")
+        )
         self._cell.add(self._kernel("float32", 1))
 
     def _kernel(self, dtype: str, floats: int) -> CachedCall:
@@ -168,7 +170,7 @@ class SelfTest:
         yield from both("a slice", torch.arange(-_N, 2 * _N, dtype=torch.float32)[_N : 2 * _N], total, nullcontext)
         yield from both("a tensor that requires gradients", leaf, RECORDED, nullcontext)
         yield from both("a tensor that requires gradients, which are off", leaf, total, torch.no_grad)
-        for name, x in self._refused(a).items():
+        for name, x in self._list_refused_values(a).items():
             yield from both(name, x, NotImplemented, nullcontext)
         for mode in (_Watch, _FunctionWatch):
             yield from both(f"a tensor in {mode.__name__}", a, NotImplemented, mode)
@@ -183,7 +185,7 @@ class SelfTest:
         yield "too few arguments", partial(call, a), NotImplemented
         yield "references to its argument", partial(_count_new_references, call, a, b), 0
 
-    def _refused(self, a: torch.Tensor) -> dict[str, Any]:
+    def _list_refused_values(self, a: torch.Tensor) -> dict[str, Any]:
         """Values that look like `a` and are not ordinary, by what is special about them."""
         found: dict[str, Any] = {
             "a longer tensor": torch.zeros(_N + 1, dtype=torch.float32),
@@ -233,7 +235,7 @@ class SelfTest:
 
     # --- calls of an operator ------------------------------------------------------------------------------------
 
-    def _slow(self, layer: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    def _take_slow_path(self, layer: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         """The slow path of the operator, which notes that it was taken."""
         self._layers.append(layer)
         if self._error is not None:

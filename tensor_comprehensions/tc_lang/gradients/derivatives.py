@@ -1,7 +1,8 @@
 """The derivatives of an expression with respect to the tensor elements that it reads.
 
 Conventions at the points where a function has no derivative:
-- `min` and `max` of two expressions share a tie equally, `fmin` and `fmax` give it to the first, as torch does;
+- `min` and `max` of two expressions share a tie equally, as torch does;
+- `fmin` and `fmax` give a tie to the first, as torch 2.13 does (2.15 shares it);
 - against a constant, as in `relu`, a tie gives nothing: the gradient of `relu` at 0 is 0;
 - `abs` has the gradient 0 at 0, and rounding functions, `logb` among them, have the gradient 0 everywhere.
 """
