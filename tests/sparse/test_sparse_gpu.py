@@ -51,6 +51,7 @@ def try_to_compile(case: Case) -> tuple[Any, str]:
         return None, str(refusal)
 
 
+@pytest.mark.sampled(2)  # `test_sparse_kernels` runs all programs
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
 def test_conformance(case: Case) -> None:
     """Values, places and formats; a def that is refused is one of those that the page names."""

@@ -361,7 +361,7 @@ def test_what_is_no_softmax_is_no_chain(change: str, to: str) -> None:
 
 
 @needs_nvrtc
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2)  # smaller ones run in the emulator
 @pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90"])
 @pytest.mark.parametrize(
     ("text", "shapes"),
