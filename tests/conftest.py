@@ -71,6 +71,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = _select_fast(items)
     if examples := config.getoption("--examples"):
         _draw_examples(items, examples)
+    if hasattr(config, "workerinput"):  # one of several processes: none waits for another's long test at the end
+        average = _read_slow_tests()
+        items.sort(key=lambda item: -(average.get(_name_of(item), 0) // LONG_CASE))
     kept = set(items)
     config.hook.pytest_deselected(items=[item for item in found if item not in kept])
 
@@ -97,15 +100,25 @@ def _draw_cases(items: list[pytest.Item], seed: str) -> list[pytest.Item]:
 
 def _select_fast(items: list[pytest.Item]) -> list[pytest.Item]:
     """All cases of most tests, and the first one of those in the table of slow tests unless each is slow."""
-    rows = (line.split("\t") for line in SLOW_TESTS.read_text().splitlines())
-    average = {name: float(seconds) for name, _, seconds in rows}
+    average = _read_slow_tests()
     fast, seen = [], set()
     for item in items:
-        name = item.nodeid.split("[")[0].replace("/", ".").replace(".py::", ".").replace("::", ".")
+        name = _name_of(item)
         if average.get(name, 0) <= FAST_CASE and not (name in average and name in seen):
             fast.append(item)
         seen.add(name)
     return fast
+
+
+def _read_slow_tests() -> dict[str, float]:
+    """The seconds of a case of each slow test, on average."""
+    rows = (line.split("\t") for line in SLOW_TESTS.read_text().splitlines())
+    return {name: float(seconds) for name, _, seconds in rows}
+
+
+def _name_of(item: pytest.Item) -> str:
+    """The name of a test in the table of slow tests."""
+    return item.nodeid.split("[")[0].replace("/", ".").replace(".py::", ".").replace("::", ".")
 
 
 def _draw_examples(items: list[pytest.Item], examples: int) -> None:
@@ -123,6 +136,8 @@ SLOW_TESTS = Path(__file__).parent / "slow_tests.tsv"
 """Made by `tools/slow_tests.py`."""
 FAST_CASE = 0.15
 """Seconds of a case that a fast run takes."""
+LONG_CASE = 5.0
+"""Seconds of a case that starts before others in a parallel run."""
 SETTINGS = "_hypothesis_internal_use_settings"
 """Where hypothesis keeps the settings of a test; it takes none a second time by its decorator."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -50,9 +51,8 @@ class CompiledBase(ABC):
     target: Any
     seconds: tuple[tuple[str, float], ...]
 
-    @staticmethod
     @abstractmethod
-    def passes() -> tuple[Pass, ...]:
+    def passes(self) -> tuple[Pass, ...]:
         """The passes from the bound def to the kernel."""
 
     @staticmethod
@@ -75,14 +75,21 @@ class CompiledBase(ABC):
         return sum(seconds for _, seconds in self.seconds)
 
     def rerun_until(self, name: str) -> Any:
-        """The result of the pass `name`, computed again: texts that only people read are not kept."""
-        return self.rerun_all_until(name, self.context)[name]
+        """The result of the pass `name`, computed again unless this kernel is the last one that was compiled or rerun.
 
-    def rerun_all_until(self, name: str, context: Any) -> dict[str, Any]:
-        """The results of the passes as far as `name`, in order, computed again."""
-        value: Any = self.bound
-        results: dict[str, Any] = {}
-        for step in self.passes():
+        What only people read is kept of one kernel, whose texts of several kinds people often read in a row.
+        """
+        results = _find_results(self)
+        if name not in results:
+            results = self.rerun_all_until(name, self.context, results)
+            keep_results(self, results)
+        return results[name]
+
+    def rerun_all_until(self, name: str, context: Any, made: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The results of the passes as far as `name`, in order, computed again. made: those of the first passes."""
+        results: dict[str, Any] = dict(made or {})
+        value: Any = next(reversed(results.values()), self.bound)
+        for step in self.passes()[len(results) :]:
             value = results[step.name] = step.apply(value, context, results)
             if step.name == name:
                 return results
@@ -97,6 +104,27 @@ class CompiledBase(ABC):
             return self.source_kinds()[kind](self)
         except CannotLower as refusal:
             raise ArgumentError(f"{self.bound.name} cannot be printed as {kind}: {refusal}") from refusal
+
+
+_last: tuple[weakref.ref[CompiledBase], Mapping[str, Any]] | None = None
+"""The last kernel that was compiled or rerun, and the results of its passes. Threads replace it whole."""
+
+
+def keep_results(kernel: CompiledBase, results: Mapping[str, Any]) -> None:
+    """Keep the results of the passes of `kernel`, in order from the first one, as long as it is the last and lives."""
+    global _last
+    _last = (weakref.ref(kernel, _drop_results), results)
+
+
+def _drop_results(kernel: weakref.ref[CompiledBase]) -> None:
+    global _last
+    if _last is not None and _last[0] is kernel:
+        _last = None
+
+
+def _find_results(kernel: CompiledBase) -> Mapping[str, Any]:
+    last = _last
+    return last[1] if last is not None and last[0]() is kernel else {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,8 +147,7 @@ class CompiledCpuKernel(CompiledBase):
     sites: tuple[CheckSite, ...]
     kernels: int
 
-    @staticmethod
-    def passes() -> tuple[Pass, ...]:
+    def passes(self) -> tuple[Pass, ...]:
         return cpu_passes.PASSES
 
     @staticmethod
@@ -197,16 +224,10 @@ class CompiledRangeKernel(CompiledCpuKernel):
         found = (x for x in self.axes if name in x.original_sizes and x.windowed and tensor not in x.windowed)
         return next(((x.step, x.reach) for x in found), (1, 1))
 
-    def rerun_until(self, name: str) -> Any:
-        """The result of "join", which makes one module of those of all blocks, or of a pass behind it, made again."""
-        value: Any = range_passes.rebuild_module(self)
-        if name == "join":
-            return value
-        for step in cpu_passes.PASSES[-3:]:
-            value = step.run(value, self.context)
-            if step.name == name:
-                return value
-        raise InternalError(f"there is no pass {name!r}")
+    def passes(self) -> tuple[Pass, ...]:
+        """The pass "join", which makes one module of those of all blocks, and those behind it."""
+        join = cpu_passes.Pass("join", lambda bound, context: range_passes.rebuild_module(self))
+        return (join, *cpu_passes.PASSES[-3:])
 
     @staticmethod
     def source_kinds() -> Mapping[str, Callable[[Any], str]]:

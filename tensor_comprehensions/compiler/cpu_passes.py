@@ -43,7 +43,7 @@ from ..tc_lang.ir import BoundFunction
 from ..tc_lang.syntax.printer import format_ranges
 from ..tc_lang.transforms.canonical_bound import OriginalNames, canonicalize, translate_errors
 from ..tc_lang.transforms.legalize import legalize
-from .compiled_kernel import CompiledBase, CompiledCpuKernel, PassContext
+from .compiled_kernel import CompiledBase, CompiledCpuKernel, PassContext, keep_results
 
 
 def _import_polyhedral_lowering() -> Any:
@@ -150,6 +150,7 @@ def compile_function(bound: BoundFunction, text: str, options: CpuOptions, targe
         bound, text, options, target, seconds, results["assemble"], results["load"],
         temporary_bytes(module), check_sites_of(module, bound), len(module.kernels),
     )  # fmt: skip
+    keep_results(compiled, {name: result for name, result in results.items() if name not in ("assemble", "load")})
     if dump is not None:
         dump.write(2 + len(PASSES), "assembly", compiled.source("asm"), "s")
     log_compilation(compiled, dump)

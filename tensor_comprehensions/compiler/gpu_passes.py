@@ -35,7 +35,7 @@ from ..tc_lang.ir import BoundFunction
 from ..tc_lang.syntax.printer import format_ranges
 from ..tc_lang.transforms.canonical_bound import canonicalize
 from ..tc_lang.transforms.legalize import legalize
-from .compiled_kernel import CompiledBase
+from .compiled_kernel import CompiledBase, keep_results
 from .cpu_passes import Pass, check_sites_of, log_compilation, log_decisions, run_passes, with_original_names
 
 PAYS = 3 / 4
@@ -207,8 +207,7 @@ class CompiledGpuKernel(CompiledBase):
     temporaries: tuple[Buffer, ...]
     sites: tuple[CheckSite, ...]
 
-    @staticmethod
-    def passes() -> tuple[Pass, ...]:
+    def passes(self) -> tuple[Pass, ...]:
         return GPU_PASSES
 
     @staticmethod
@@ -316,6 +315,7 @@ def compile_gpu(
         bound, text, options, target, seconds, aligned, results["emit"],
         module.arguments, module.temporaries, check_sites_of(module, bound),
     )  # fmt: skip
+    keep_results(compiled, results)
     log_compilation(compiled, dump)
     return compiled
 

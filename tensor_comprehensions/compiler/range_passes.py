@@ -47,7 +47,7 @@ from ..tc_lang.dynamic_sizes.rows import CannotGeneralize, Rows, list_dynamic_si
 from ..tc_lang.ir import Access, BoundFunction, BoundStatement, Index, Role, Tensor, walk_expr
 from ..tc_lang.syntax.printer import format_ranges
 from . import cpu_passes
-from .compiled_kernel import BlockSize, CompiledRangeKernel, PassContext
+from .compiled_kernel import BlockSize, CompiledRangeKernel, PassContext, keep_results
 from .row_block_sizes import choose_block_sizes, list_variants
 from .row_strides import GIVEN, PACKED, StrideClasses, open_strides
 
@@ -91,6 +91,7 @@ def compile_range(problem: RangeProblem, text: str, options: CpuOptions, target:
         results["load"], (), cpu_passes.check_sites_of(joined, block), len(joined.kernels),
         problem.axes, sizes, problem.make, problem.strides,
     )  # fmt: skip
+    keep_results(compiled, {"join": joined, "emit": results["emit"]})
     cpu_passes.log_compilation(compiled, None)
     return compiled
 
@@ -378,7 +379,7 @@ def rebuild_module(kernel: CompiledRangeKernel) -> Module:
 
 
 def _with_original_names(kernel: CompiledRangeKernel) -> Module:
-    return cpu_passes.with_original_names(rebuild_module(kernel), kernel.make((1,) * len(kernel.axes)))
+    return cpu_passes.with_original_names(kernel.rerun_until("join"), kernel.make((1,) * len(kernel.axes)))
 
 
 def _format_schedules(kernel: CompiledRangeKernel) -> str:

@@ -143,5 +143,5 @@ def trace_compilation(compiled: CompiledBase, last: str) -> Trace:
     with close_book():
         context = compiled.context
     with translate_errors(bound), open_book() as book:
-        results = {"join": compiled.rerun_until("join")} if is_range else compiled.rerun_all_until(last, context)
+        results = compiled.rerun_all_until("join" if is_range else last, context)
     return Trace(compiled, bound, results, with_original_decisions(book.decisions, bound))

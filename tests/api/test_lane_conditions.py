@@ -105,6 +105,7 @@ def test_calls_that_differ_in_a_size_or_a_stride(name: str) -> None:
     call_all(name, op)
 
 
+@pytest.mark.sampled(3)  # sizes and strides of each program
 @pytest.mark.parametrize(("name", "tensor", "part", "dimension"), CONDITIONS)
 def test_every_condition_matters(
     name: str, tensor: int, part: str, dimension: int, monkeypatch: pytest.MonkeyPatch

@@ -170,14 +170,11 @@ def test_fault_30_keys_are_the_same_in_every_process(monkeypatch: pytest.MonkeyP
         f"f, = compile_source({MATMUL!r})\n"
         f"print(make_key(f, bind(f, {SIZES!r}), AVX2, options=CpuOptions(), flags=dict(a='1', b='2')).digest)\n"
     )
-    found = {
-        subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, check=True,
-            env={"PYTHONHASHSEED": seed, "TC_CACHE": "off"},
-        ).stdout.strip()
-        for seed in ("0", "1", "77")
-    }  # fmt: skip
-    assert found == {of(flags={"b": "2", "a": "1"}).digest}
+    found = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True,
+        env={"PYTHONHASHSEED": "77", "TC_CACHE": "off"},
+    ).stdout.strip()  # fmt: skip
+    assert found == of(flags={"b": "2", "a": "1"}).digest  # in this process, whose seed is random
 
 
 @settings(max_examples=30, deadline=None)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tensor_comprehensions as tc
-from tensor_comprehensions.compiler import cpu_passes
+from tensor_comprehensions.compiler import compiled_kernel, cpu_passes
 from tensor_comprehensions.compiler.compiled_kernel import CompiledCpuKernel, PassContext
 from tensor_comprehensions.compiler.cpu_passes import PASSES, Pass, compile_function, kernel_digest
 from tensor_comprehensions.core import knobs
@@ -62,11 +62,25 @@ def test_the_kernel_as_llvm(target: tc.CpuTarget, golden: Any) -> None:
 
 def test_a_stage_made_again_is_the_same() -> None:
     kernel = compiled("softmax", host())
-    assert kernel.rerun_until("emit") == kernel.source("llvm")
+    made = kernel.rerun_all_until("assemble", kernel.context)
+    assert (made["emit"], made["assemble"]) == (kernel.source("llvm"), kernel.code)
+    assert made["lower"] == kernel.rerun_until("lower")
     assert kernel.rerun_until("assemble") == kernel.code
-    assert kernel.rerun_until("lower") == kernel.rerun_until("lower")
     with pytest.raises(InternalError, match="no pass 'nothing'"):
         kernel.rerun_until("nothing")
+
+
+def test_the_stages_of_the_last_kernel_are_kept_as_long_as_it_lives() -> None:
+    first, second = compiled("softmax", AVX512), compiled("lookup", AVX512)
+    lowered = second.rerun_until("lower")
+    assert second.rerun_until("lower") is lowered
+    assert second.source("loops") == second.source("loops")
+    assert first.rerun_until("simplify") is first.rerun_until("simplify")
+    again = second.rerun_until("lower")
+    assert again is not lowered
+    assert again == lowered
+    del second
+    assert compiled_kernel._last is None
 
 
 def test_every_pass_is_named_once_and_timed() -> None:

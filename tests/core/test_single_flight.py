@@ -15,7 +15,7 @@ def in_threads(count: int, work: object) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(300)
         assert not thread.is_alive()
 
 
@@ -36,7 +36,7 @@ def test_many_threads_make_each_value_once() -> None:
 
 def test_different_keys_are_made_at_the_same_time() -> None:
     store: SingleFlightCache[int, int] = SingleFlightCache(8)
-    both = threading.Barrier(2, timeout=60)
+    both = threading.Barrier(2, timeout=300)
     in_threads(2, lambda i: store.get(i, both.wait))
     assert len(store) == 2
 
@@ -77,7 +77,7 @@ def test_fault_24_a_child_of_a_fork_makes_what_a_thread_of_the_parent_was_making
 
     thread = threading.Thread(target=lambda: store.get(1, slow))
     thread.start()
-    assert started.wait(60)
+    assert started.wait(300)
     child = os.fork()
     if child == 0:
         os._exit(10 + store.get(1, lambda: 2) if len(store) else 1)

@@ -204,14 +204,11 @@ def emitted(seed: int) -> str:
 
 
 def test_the_emitted_text_does_not_depend_on_hash_seeds() -> None:
+    """It is the same in another process as in this one, whose seed is random."""
     program = f"from {__name__} import emitted\nprint(*map(emitted, range(6)), sep='\\n')"
-    root = Path(__file__).parents[2]
-    texts = [
-        subprocess.run(
-            [sys.executable, "-c", program], cwd=root, env=os.environ | {"PYTHONHASHSEED": seed}, check=True,
-            capture_output=True,
-        ).stdout
-        for seed in "12"
-    ]  # fmt: skip
-    assert texts[0].count(b"define") > 3
-    assert texts[0] == texts[1]
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=Path(__file__).parents[2], env=os.environ | {"PYTHONHASHSEED": "1"},
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.stdout.count("define") > 3
+    assert done.stdout == "\n".join([*map(emitted, range(6)), ""])

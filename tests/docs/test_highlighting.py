@@ -78,5 +78,5 @@ def test_the_entry_point_leads_to_the_lexer(tmp_path: Path) -> None:
         f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(ROOT)!r}]\n"
         "from pygments.lexers import get_lexer_by_name; print(type(get_lexer_by_name('tc')).__name__)"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
     assert result.stdout.strip() == "TcLexer", result.stderr

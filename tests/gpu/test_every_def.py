@@ -63,10 +63,23 @@ def is_long(request: pytest.FixtureRequest) -> bool:
 
 
 @needs_compiler
-@pytest.mark.parametrize("choice", CHOICES)
 @pytest.mark.parametrize("group", GROUPS)
-def test_emulated(group: int, choice: str, request: pytest.FixtureRequest) -> None:
+def test_emulated(group: int) -> None:
     """No race, no undefined read, no place out of bounds, no barrier that a thread misses, and the right values."""
+    check_in_emulator(group, "default")
+
+
+@needs_compiler
+@pytest.mark.sampled(2)  # every def runs with default options
+@pytest.mark.parametrize("choice", ["naive", "random"])
+@pytest.mark.parametrize("group", GROUPS)
+def test_emulated_with_options(group: int, choice: str, request: pytest.FixtureRequest) -> None:
+    check_in_emulator(group, choice)
+    if choice == "random" and is_long(request):
+        assert [prove(case, "emulator", range(200)).failures for _, case in cases(group)] == [[]] * len(cases(group))
+
+
+def check_in_emulator(group: int, choice: str) -> None:
     printed = texts(group, choice)
     for (case, module, _), emulated in zip(
         printed, emulator.build_emulated([code for *_, code in printed]), strict=True
@@ -74,8 +87,6 @@ def test_emulated(group: int, choice: str, request: pytest.FixtureRequest) -> No
         arrays = memory_of(case, module)
         assert emulator.run_emulated_module(emulated, module, arrays) == (0, 0), case.name
         check(case, arrays)
-    if choice == "random" and is_long(request):
-        assert [prove(case, "emulator", range(200)).failures for _, case in cases(group)] == [[]] * len(printed)
 
 
 @needs_nvrtc

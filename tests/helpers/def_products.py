@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -10,11 +10,15 @@ import torch
 from torch import Tensor
 
 import tensor_comprehensions as tc
+from tensor_comprehensions.compiler.gpu_passes import CompiledGpuKernel
 from tensor_comprehensions.core.knobs import override_knobs
+from tensor_comprehensions.dispatch.call_steps import canonical_strides, normalize_arguments, shapes_of, with_strides
 from tensor_comprehensions.dispatch.cuda.gpu_kernels import GpuKernel
 from tensor_comprehensions.dispatch.cuda.mixed_plan import run_emulated
 from tensor_comprehensions.options import TileOptions
 from tensor_comprehensions.runtime.emulate import emulator
+from tensor_comprehensions.tc_lang.ir import BoundFunction
+from tensor_comprehensions.tc_lang.transforms.legalize import legalize
 
 TARGET = "cuda:sm_80"
 SMALL = TileOptions(tile=(32, 32, 32), warps=(2, 1), stages=2)
@@ -53,6 +57,10 @@ class ProductCase:
         assert isinstance(kernel, GpuKernel)
         return kernel
 
+    def bind(self) -> BoundFunction:
+        """The def as divisions take it."""
+        return bind_legalized(self.op, self.arguments(), self.initial_values())
+
     @property
     def op(self) -> tc.Op:
         found: tc.Op = tc.define(self.text).f
@@ -62,6 +70,26 @@ class ProductCase:
         with override_knobs(interpret=True):
             found: Tensor = self.op(*self.arguments(), **self.initial_values())
         return found
+
+
+def bind_legalized(op: tc.Op, arguments: Sequence[Tensor], initial: Mapping[str, Tensor]) -> BoundFunction:
+    """The def that a call compiles, legalized, without compiling it."""
+    table = op._kernels
+    given = normalize_arguments(table.interface, list(arguments), initial)
+    bound = table.bind(shapes_of(op.function, given))
+    return legalize(with_strides(bound, tuple(map(canonical_strides, given.inputs))))
+
+
+def cuda_text(kernel: GpuKernel) -> str:
+    """The text that NVRTC gets; `source` lowers the def again for it."""
+    assert isinstance(kernel.compiled, CompiledGpuKernel)
+    return kernel.compiled.code.source
+
+
+def count_kernels(kernel: GpuKernel) -> tuple[int, int]:
+    """The number of kernels and the bytes of temporaries; `resources` assembles the text, too."""
+    assert isinstance(kernel.compiled, CompiledGpuKernel)
+    return len(kernel.compiled.code.kernels), sum(b.bytes for b in kernel.compiled.temporaries)
 
 
 def whole(shape: Sequence[int], dtype: str, seed: int) -> Tensor:

@@ -204,6 +204,25 @@ def scheduled(source: str) -> tuple[Scop, tuple]:  # type: ignore[type-arg]
     return scop, plan_schedule(scop, CpuOptions(), AVX512)
 
 
+@pytest.mark.parametrize(
+    ("source", "independent"),
+    [
+        ("def f(float(N,K) X) -> (O) { O(k,n) = X(n,k) }", True),
+        ("def f(float(N,K) X) -> (O) { O(n) +=! X(n,k) }", True),
+        ("def f(float(N) X) -> (O, P) { O(n) = X(n)  P(n) = X(N - 1 - n) }", True),
+        ("def f(float(N) X) -> (O) { O(n) = X(n)  O(n) = O(n) + 1 }", False),
+        (REVERSED, False),
+        (SCATTER, False),
+    ],
+)
+def test_plain_statements_have_no_dependences(source: str, independent: bool) -> None:
+    """As isl finds, which is not asked about them."""
+    scop, _ = scheduled(source)
+    assert scop._is_independent() == independent
+    assert scop.dependences.is_empty() == independent
+    assert all(found.is_empty() for _, found in scop.dependences_by_kind()) == independent
+
+
 def test_a_swapped_order_is_caught() -> None:
     scop, (group,) = scheduled(SOFTMAX)
     swapped = replace(group, leaves=tuple(reversed(group.leaves)))

@@ -338,6 +338,7 @@ def test_which_transpositions_leave_in_lines() -> None:
     assert "streaming" not in flip().compile(x[:300, :300].contiguous(), target=far).source("loops")
 
 
+@pytest.mark.sampled(2)  # types for each shape
 @pytest.mark.parametrize("shape", [(129, 64), (257, 40), (131, 290), (1030, 90)])
 @pytest.mark.parametrize("name", ["float", "double", "uint8"])
 def test_no_two_tiles_store_one_element(name: str, shape: tuple[int, int]) -> None:

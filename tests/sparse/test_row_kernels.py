@@ -73,6 +73,7 @@ def test_other_reductions_of_rows(statement: str, expected: Callable[[Tensor], T
     assert torch.equal(op(stored(A)), expected(A))
 
 
+@pytest.mark.sampled(2)  # types of values and of coordinates
 @pytest.mark.parametrize("index", INDICES, ids=str)
 @pytest.mark.parametrize("name", TYPES)
 @pytest.mark.parametrize(("statement", "vectors"), [

@@ -348,6 +348,7 @@ JOINED = {
 }
 
 
+@pytest.mark.sampled(3)  # sizes for each schedule
 @pytest.mark.parametrize("p", JOINED.values(), ids=JOINED)
 @pytest.mark.parametrize("sizes", [(24, 3, 7, 6, 2, 9), (21, 2, 8, 5, 3, 8), (24, 2, 6, 24, 2, 5)], ids=str)
 def test_vectors_of_several_rows_share_registers(ops: Any, p: Schedule, sizes: tuple[int, ...]) -> None:

@@ -24,7 +24,6 @@ from tensor_comprehensions.options import TileOptions
 from tensor_comprehensions.runtime.cuda import nvrtc
 from tensor_comprehensions.runtime.emulate import emulator
 from tensor_comprehensions.target import parse_gpu_target
-from tensor_comprehensions.tc_lang.transforms.legalize import legalize
 from tensor_comprehensions.tiles import specs
 from tensor_comprehensions.tiles.check.check_program import check_program
 from tensor_comprehensions.tiles.library.hopper import gemm90
@@ -36,7 +35,7 @@ from tensor_comprehensions.tiles.products.lower_def import (
     region_program,
 )
 
-from ..helpers.def_products import COMPUTED, SWIGLU, ProductCase, emulate_all, matmul, whole
+from ..helpers.def_products import COMPUTED, SWIGLU, ProductCase, cuda_text, emulate_all, matmul, whole
 
 needs_compiler = pytest.mark.skipif(not emulator.is_emulator_available(), reason="there is no C++ compiler")
 TARGET = "cuda:sm_90"
@@ -55,8 +54,7 @@ CASES = (
 
 
 def divide(case: ProductCase, options: TileOptions = PAIRS) -> DividedDef:
-    bound = case.compile(options, TARGET).compiled.bound
-    return divide_def(legalize(bound), options, SM90)
+    return divide_def(case.bind(), options, SM90)
 
 
 def arguments_of(m: ir.Module, case: ProductCase) -> dict[str, np.ndarray[Any, Any]]:
@@ -69,7 +67,7 @@ def arguments_of(m: ir.Module, case: ProductCase) -> dict[str, np.ndarray[Any, A
 def test_products_of_clusters_equal_the_reference() -> None:
     kernels = [(case, case.compile(PAIRS, TARGET)) for case in CASES]
     for (case, kernel), found in zip(kernels, emulate_all(kernels), strict=True):
-        source = kernel.source("cuda")
+        source = cuda_text(kernel)
         assert "__cluster_dims__(2, 1, 1)" in source, case.name
         assert "_multicast(" in source, case.name
         assert torch.equal(found, case.expected()), case.name

@@ -36,6 +36,7 @@ from ..helpers.def_products import (
     SWIGLU,
     WINDOW,
     ProductCase,
+    cuda_text,
     emulate_all,
     matmul,
     random_group_options,
@@ -51,20 +52,18 @@ SMALL = TileOptions((64, 16, 64), stages=3, instruction="wgmma")
 
 
 def divide_case(case: ProductCase, options: TileOptions) -> DividedDef:
-    bound = case.compile(options, TARGET).compiled.bound
-    return divide_def(legalize(bound), options, SM90)
+    return divide_def(case.bind(), options, SM90)
 
 
-def fitting_options(case: ProductCase, rng: random.Random) -> TileOptions:
-    """Random ones that the case has room, and boxes, for."""
+def compile_with_fitting_options(case: ProductCase, rng: random.Random) -> tuple[GpuKernel, TileOptions]:
+    """The kernel with random options that the case has room, and boxes, for."""
     for _ in range(20):
         options = SMALL if case.name == "many_tiles" else random_group_options(rng)
         try:
-            case.compile(options, TARGET)
+            return case.compile(options, TARGET), options
         except tc.ArgumentError:
             continue
-        return options
-    return SMALL
+    return case.compile(SMALL, TARGET), SMALL
 
 
 @needs_compiler
@@ -72,10 +71,10 @@ def test_random_options_equal_the_reference() -> None:
     seed = random.SystemRandom().randrange(1 << 30)
     print("seed", seed)
     rng = random.Random(seed)
-    chosen = [(case, fitting_options(case, rng)) for case in GROUP_CASES]
-    kernels = [(case, case.compile(options, TARGET)) for case, options in chosen]
-    for (case, options), (_, kernel), found in zip(chosen, kernels, emulate_all(kernels), strict=True):
-        assert "wgmma" in kernel.source("cuda"), case.name
+    chosen = [(case, *compile_with_fitting_options(case, rng)) for case in GROUP_CASES]
+    results = emulate_all([(case, kernel) for case, kernel, _ in chosen])
+    for (case, kernel, options), found in zip(chosen, results, strict=True):
+        assert "wgmma" in cuda_text(kernel), case.name
         assert torch.equal(found, case.expected()), f"{case.name} {options} seed {seed}"
 
 
@@ -172,7 +171,7 @@ def test_other_products_are_assembled_without_spills(name: str, monkeypatch: pyt
     text, shapes, dtypes = OTHERS[name]
     arguments = [torch.empty(s, dtype=getattr(torch, d)) for s, d in zip(shapes, dtypes, strict=True)]
     kernel = tc.define(text).f.compile(*arguments, target=TARGET)
-    assert "wgmma" in kernel.source("cuda")
+    assert "wgmma" in cuda_text(kernel)
     check_assembled(kernel, monkeypatch)
 
 
@@ -186,7 +185,7 @@ ODD = {
 def test_what_boxes_do_not_take_is_for_warps(name: str) -> None:
     text, shapes = ODD[name]
     arguments = [torch.empty(s, dtype=torch.int8 if name == "bytes across" else torch.float16) for s in shapes]
-    assert "mma.sync" in tc.define(text).f.compile(*arguments, target=TARGET).source("cuda")
+    assert "mma.sync" in cuda_text(tc.define(text).f.compile(*arguments, target=TARGET))
 
 
 @needs_compiler

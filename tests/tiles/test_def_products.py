@@ -12,8 +12,6 @@ import torch
 import tensor_comprehensions as tc
 from benchmarks import sources
 from tensor_comprehensions.codegen.gpu.cuda_printer import emit_cuda
-from tensor_comprehensions.compiler.gpu_passes import CompiledGpuKernel
-from tensor_comprehensions.dispatch.cuda.gpu_kernels import GpuKernel
 from tensor_comprehensions.options import MappingOptions, TileOptions
 from tensor_comprehensions.runtime.cuda import nvrtc
 from tensor_comprehensions.runtime.emulate import emulator
@@ -31,6 +29,8 @@ from ..helpers.def_products import (
     CONVOLUTION,
     ROUNDED,
     ProductCase,
+    count_kernels,
+    cuda_text,
     emulate_all,
     matmul,
     random_options,
@@ -43,17 +43,11 @@ MMA = "mma.sync.aligned"
 SM80 = parse_gpu_target("cuda:sm_80")
 
 
-def text_of(kernel: GpuKernel) -> str:
-    """The text that NVRTC gets."""
-    assert isinstance(kernel.compiled, CompiledGpuKernel)
-    return kernel.compiled.code.source
-
-
 @needs_compiler
 def test_cases_equal_the_reference() -> None:
     kernels = [(case, case.compile(case.options)) for case in CASES]
     for (case, kernel), found in zip(kernels, emulate_all(kernels), strict=True):
-        assert MMA in text_of(kernel), case.name
+        assert MMA in cuda_text(kernel), case.name
         assert torch.equal(found, case.expected()), case.name
 
 
@@ -94,8 +88,9 @@ def test_sources_of_all_kinds(case: ProductCase) -> None:
 
 
 def test_products_of_one_sum_are_one_kernel() -> None:
-    found = {c.name: c.compile(TileOptions()).resources for c in CASES if c.name in ("two_products", "gates", "mlp")}
-    assert all((r["kernels"], r["temporary_bytes"]) == (1, 0) for r in found.values()), found
+    names = ("two_products", "gates", "mlp")
+    found = {c.name: count_kernels(c.compile(TileOptions())) for c in CASES if c.name in names}
+    assert found == dict.fromkeys(names, (1, 0))
 
 
 @needs_compiler
@@ -111,12 +106,11 @@ def test_checks_around_products_name_their_tensor() -> None:
 
 @pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90"])
 def test_sums_of_one_left_factor_meet_in_registers(target: str) -> None:
-    found = {
-        c.name: c.compile(TileOptions(), target).resources for c in CASES if c.name in ("swiglu", "halves", "three")
-    }
-    assert all((r["kernels"], r["temporary_bytes"]) == (1, 0) for r in found.values()), found
-    (other,) = (c.compile(TileOptions(), target).resources for c in CASES if c.name == "elsewhere")
-    assert other["temporary_bytes"] > 0  # its sums are also read elsewhere
+    names = ("swiglu", "halves", "three")
+    found = {c.name: count_kernels(c.compile(TileOptions(), target)) for c in CASES if c.name in names}
+    assert found == dict.fromkeys(names, (1, 0))
+    (other,) = (count_kernels(c.compile(TileOptions(), target)) for c in CASES if c.name == "elsewhere")
+    assert other[1] > 0  # its sums are also read elsewhere
 
 
 @needs_compiler
@@ -124,7 +118,7 @@ def test_sums_of_one_left_factor_meet_in_registers(target: str) -> None:
 def test_checked_statements_leave_the_product_on_tensor_cores(name: str) -> None:
     case = next(c for c in CASES if c.name == name)
     kernel, arguments = case.compile(case.options), case.arguments()
-    assert MMA in text_of(kernel)
+    assert MMA in cuda_text(kernel)
     arguments[3] = torch.full_like(arguments[3], 77)
     with pytest.raises(tc.RangeError, match="t"):
         kernel.emulate(*arguments)
@@ -145,6 +139,7 @@ LARGE = {
 }
 
 
+@pytest.mark.sampled(2)  # smaller ones run in the emulator, all of them
 @pytest.mark.parametrize(
     ("name", "target"), [*((name, "cuda:sm_80") for name in LARGE), ("odd", "cuda:sm_90"), ("batch", "cuda:sm_86")]
 )
@@ -152,7 +147,7 @@ def test_large_products_are_on_tensor_cores(name: str, target: str) -> None:
     text, shapes, dtype = LARGE[name]
     arguments = [torch.empty(shape, dtype=getattr(torch, dtype)) for shape in shapes]
     kernel = tc.define(text).f.compile(*arguments, target=target)
-    assert MMA in text_of(kernel)
+    assert MMA in cuda_text(kernel)
     if nvrtc.is_nvrtc_available():
         assert (kernel.resources["spill_bytes"], kernel.resources["local_bytes"]) == (0, 0)
 
@@ -175,7 +170,7 @@ COMPUTED = "def f(float16(I,J) P, float16(J,D) V) -> (O) { O(i,d) +=! float(P(i,
 def test_what_the_text_does_not_round_is_not_on_tensor_cores(text: str, dtypes: tuple[str, str], reason: str) -> None:
     arguments = [torch.empty(1024, 1024, dtype=getattr(torch, d)) for d in dtypes]
     op = tc.define(text).f
-    assert "mma" not in text_of(op.compile(*arguments, target="cuda:sm_80"))
+    assert "mma" not in cuda_text(op.compile(*arguments, target="cuda:sm_80"))
     with pytest.raises(tc.ArgumentError, match=reason):
         op.compile(*arguments, target="cuda:sm_80", options=TileOptions())
 
@@ -183,10 +178,10 @@ def test_what_the_text_does_not_round_is_not_on_tensor_cores(text: str, dtypes: 
 def test_small_products_and_mapping_options_stay() -> None:
     small, large = (torch.empty(n, n, dtype=torch.float16) for n in (16, 1024))
     op = tc.define(matmul("m,k", "n,k", "m,n")).f
-    assert "mma" not in text_of(op.compile(small, small, target="cuda:sm_80"))
+    assert "mma" not in cuda_text(op.compile(small, small, target="cuda:sm_80"))
     mapped = op.compile(large, large, target="cuda:sm_80", options=MappingOptions.naive())
-    assert "mma" not in text_of(mapped)
-    assert "mma" not in text_of(op.compile(large, large, target="cuda:sm_75"))
+    assert "mma" not in cuda_text(mapped)
+    assert "mma" not in cuda_text(op.compile(large, large, target="cuda:sm_75"))
 
 
 def test_text_is_the_same_in_every_compilation() -> None:
@@ -230,7 +225,7 @@ def test_misaligned_arguments_are_copied_element_by_element() -> None:
 @pytest.mark.parametrize("name", ["nt", "tn", "int8", "convolution", "split"])
 def test_decompositions_are_proven(name: str) -> None:
     case = next(c for c in CASES if c.name == name)
-    divided = divide_def(legalize(case.compile(case.options).compiled.bound), case.options, SM80)
+    divided = divide_def(case.bind(), case.options, SM80)
     for piece in divided.regions:
         assert check_program(region_program(piece, buffers_of(divided.function), "f", SM80)) >= 4
 

@@ -23,7 +23,7 @@ from tensor_comprehensions.tiles.products.lower_def import (
     region_program,
 )
 
-from ..helpers.def_products import ProductCase, emulate_all, matmul
+from ..helpers.def_products import ProductCase, cuda_text, emulate_all, matmul
 
 needs_compiler = pytest.mark.skipif(not emulator.is_emulator_available(), reason="there is no C++ compiler")
 needs_nvrtc = pytest.mark.skipif(not nvrtc.is_nvrtc_available(), reason="NVRTC is not installed")
@@ -60,8 +60,7 @@ CASES = (
 
 def divide(case: ProductCase, target: str) -> DividedDef:
     options = TARGETS[target]
-    bound = case.compile(options, target).compiled.bound
-    return divide_def(legalize(bound), options, parse_gpu_target(target))
+    return divide_def(case.bind(), options, parse_gpu_target(target))
 
 
 @needs_compiler
@@ -70,7 +69,7 @@ def test_masked_sums_equal_the_reference(target: str) -> None:
     """Infinite values of masked terms do not reach a sum."""
     kernels = [(case, case.compile(TARGETS[target], target)) for case in CASES]
     for (case, kernel), found in zip(kernels, emulate_all(kernels), strict=True):
-        assert "mma" in kernel.source("cuda"), case.name
+        assert "mma" in cuda_text(kernel), case.name
         assert torch.equal(found, case.expected()), case.name
     for case, kernel in kernels[:2]:
         a, b = case.arguments()
@@ -108,7 +107,7 @@ def test_large_masked_products_are_on_tensor_cores_without_spills(target: str) -
     cycles = []
     for text in (masked_def("k <= m"), matmul("m,k", "k,n", "m,n")):
         kernel = tc.define(text).f.compile(x, x, target=target)
-        source = kernel.source("cuda")
+        source = cuda_text(kernel)
         assert "mma" in source
         found = divide_def(legalize(kernel.compiled.bound), TileOptions(), parse_gpu_target(target))
         cycles.append(found.regions[0].price.cycles)

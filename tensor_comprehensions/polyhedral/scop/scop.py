@@ -143,14 +143,27 @@ class Scop:
         Members of a reduction commute, so they are one instance and have no dependence among themselves. A certain
         write hides the writes before it: dependences on them follow through it.
         """
+        result = union_map("{ }")
+        if self._is_independent():
+            return result
         certain, possible = self._writes()
         reads, order = self._reads_among(self._written_tensors()), self._program_order
-        result = union_map("{ }")
         for source, sink in ((possible, reads), (reads.union(possible), certain.union(possible))):
             info = isl.UnionAccessInfo.from_sink(sink).set_must_source(certain).set_may_source(source)
             flow = info.set_schedule_map(order).compute_flow()
             result = result.union(flow.get_may_dependence()).union(flow.get_must_dependence())
         return result.coalesce()
+
+    def _is_independent(self) -> bool:
+        """Whether each element is plainly written once and not read: most single statements, which need no search."""
+        writes = [(node, access) for node in self.nodes for access in node.writes]
+        tensors = self._written_tensors()
+        if len(tensors) < len(writes) or any(a.tensor in tensors for node in self.nodes for a in node.reads):
+            return False
+        return all(
+            {i.name for i in node.free} <= {e.name for e in access.subscripts if isinstance(e, tc.Index)}
+            for node, access in writes
+        )
 
     def dependences_by_kind(self) -> Iterator[tuple[str, isl.UnionMap]]:
         """The same by kind, with the element that both ends touch: maps `source -> [sink -> element]`."""
