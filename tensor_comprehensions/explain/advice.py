@@ -66,10 +66,11 @@ def _suggest_changes(report: Report) -> Iterator[str]:
 
 def _describe_kernels(report: Report) -> Iterator[str]:
     kernels, count = report.resources.get("kernels", 0), len(report.statements)
-    size = report.resources.get("temporary_bytes", 0)
+    size = report.resources.get("temporary_bytes")
     moved = f"{format_bytes(size)} of intermediate results go through memory" if size else ""
     if kernels == 1:
-        what = f"all {count} statements" if count > 1 else "the def"
-        yield f"One kernel computes {what}; {moved or 'no intermediate result goes through memory'}."
+        what = f"One kernel computes all {count} statements" if count > 1 else "One kernel"
+        kept = "no intermediate result goes through memory" if size == 0 else moved
+        yield "; ".join(filter(None, (what, kept))) + "."
     elif kernels:
         yield f"{kernels} kernels run one after another{f'; {moved} between them' if moved else ''}."

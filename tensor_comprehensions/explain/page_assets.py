@@ -14,6 +14,7 @@ small{font-weight:400}
 .panes{display:grid;grid-template-columns:1fr 1fr;gap:10px}
 .pane{border:1px solid var(--rule);background:var(--pane);border-radius:4px;min-width:0;display:flex;
 flex-direction:column;max-height:340px}
+.pane:last-child:nth-child(odd){grid-column:1/-1}
 .pane:focus{outline:2px solid var(--c0)}
 .pane pre{margin:0;padding:0 0 6px;overflow:auto;flex:1;font:12px/1.45 ui-monospace,monospace}
 pre .l{display:block;padding:0 8px;border-left:4px solid transparent;white-space:pre;width:max-content;min-width:100%}
