@@ -37,7 +37,7 @@ class Picture:
 
     report: Callable[[], Report]
     fragment: str = ""
-    parts: tuple[str, ...] = ("header", ".panes")
+    parts: tuple[str, ...] = ("header", "#summary", ".hint", ".panes")
     most: int = 900
     scripts: bool = True
 
@@ -73,7 +73,7 @@ def _explain_gemm() -> Report:
 
 PICTURES = {
     "softmax": Picture(_explain_softmax, "#s1"),
-    "attention": Picture(_explain_attention, "#s1", ("header", "#dependences", "#why"), 1000),
+    "attention": Picture(_explain_attention, "#s1", ("header", "#summary", "#dependences", "#why"), 1100),
     "conv2d": Picture(_explain_conv2d, "#s1", ("header", "#footprints", "#limits"), 1000),
     "cuda": Picture(_explain_matmul, "#s0", ("header", ".panes", "section:has(.banks)"), 1700),
     "tiles": Picture(_explain_gemm, "", ("section:has(.banks)",), 900),

@@ -454,7 +454,7 @@ class Tuner:
         return [times.get(n, pb.Timing()) for n in range(len(finalists))]
 
     def _race_once(self, finalists: Sequence[CpuOptions], seconds: float) -> pb.Reply:
-        codes = self._codes_of(finalists)
+        codes = self._find_measured_codes(finalists)
         request = self._request(pb.RACE, () if codes else finalists, codes)
         request.seconds, request.fresh = seconds, True
         request.run_limit = FIRST_LIMIT
@@ -464,7 +464,7 @@ class Tuner:
             self._complaints.append(f"{pb.Status.Name(reply.status).lower()}: {reply.message[:200]}")
         return reply
 
-    def _codes_of(self, options: Sequence[CpuOptions]) -> list[pb.Code]:
+    def _find_measured_codes(self, options: Sequence[CpuOptions]) -> list[pb.Code]:
         """The codes that were measured, where all are at hand: a search that goes on has none, one that was interrupted
         may lack the default's."""
         known = [self._by_options.get(o) for o in options]

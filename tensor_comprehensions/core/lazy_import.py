@@ -7,11 +7,11 @@ modules that only a miss needs by `lazy_module`.
 
 from __future__ import annotations
 
-import gc
 from importlib import import_module
 from types import ModuleType
 from typing import Any
 
+from .gc_pause import pause_gc
 from .interrupts import deferred_interrupts
 
 
@@ -34,14 +34,6 @@ def lazy_module(name: str) -> Any:
 
 def import_without_gc(name: str) -> ModuleType:
     """Import a module by its full name. An interrupt waits: a package that is imported by half stays so for ever."""
-    with deferred_interrupts():
-        collecting = gc.isenabled()
-        gc.disable()  # module objects live on, and a collection among torch's objects takes a quarter of an import
-        try:
-            return import_module(name)
-        finally:
-            if collecting:
-                if not gc.get_freeze_count():  # unfreezing would affect a program that uses gc.freeze itself
-                    gc.freeze()
-                    gc.unfreeze()  # moves all objects to the oldest generation, so the next collection skips torch's
-                gc.enable()
+    # Module objects live on, and a collection among torch's objects takes a quarter of an import.
+    with deferred_interrupts(), pause_gc():
+        return import_module(name)

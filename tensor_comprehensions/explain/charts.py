@@ -9,7 +9,7 @@ from math import log10
 
 from .dependences import number_kernels
 from .format_numbers import format_bytes, format_count
-from .kernel_report import Grid, Report, Roofline
+from .kernel_report import Grid, Report, Roofline, StatementDependence
 
 BAR = 60
 WIDTH, HEIGHT, MARGIN = 560, 260, 44
@@ -121,19 +121,24 @@ def draw_dependences(report: Report) -> str:
         parts.append(f'<circle class="node s{n % 8}" cx="{LEFT - 14}" cy="{_compute_row_center(n)}" r="5"/>')
         parts.append(f'<text class="end" x="{LEFT - 26}" y="{_compute_row_center(n) + 4}">{escape(s.label)}</text>')
     widest = 0
+    pairs: dict[tuple[str, str], list[StatementDependence]] = {}
     for e in report.edges:
-        first, last = order[e.source], order[e.sink]
+        pairs.setdefault((e.source, e.sink), []).append(e)
+    for (source, sink), edges in pairs.items():
+        first, last = order[source], order[sink]
         bow = BOW * max(1, last - first)
         widest = max(widest, bow)
         middle = (_compute_row_center(first) + _compute_row_center(last)) // 2
         top, bottom = _compute_row_center(first) + 3, _compute_row_center(last) - 3
         ends = f"{LEFT - 8} {top} Q {LEFT + bow} {middle} {LEFT - 8} {bottom}"
-        about = f"{e.tensor}: {', '.join(e.kinds)}, distances {', '.join(e.distances) or 'none'}"
-        apart = "" if e.is_fused else " apart"
+        about = "; ".join(
+            f"{e.tensor}: {', '.join(e.kinds)}, distances {', '.join(e.distances) or 'none'}" for e in edges
+        )
+        apart = "" if edges[0].is_fused else " apart"
         parts.append(f'<path class="edge{apart}" d="M{ends}"><title>{escape(about)}</title></path>')
         if last > first:
             place = f'x="{LEFT + bow // 2}" y="{middle + 4}"'
-            parts.append(f"<text {place}>{escape(e.tensor)}</text>")
+            parts.append(f"<text {place}>{escape(', '.join(e.tensor for e in edges))}</text>")
     width, height = LEFT + widest + 160, ROW * len(report.statements) + 10
     return f'<svg class="graph" width="{width}" height="{height}" role="img">{"".join(parts)}</svg>'
 

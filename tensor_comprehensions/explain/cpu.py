@@ -9,6 +9,7 @@ from ..codegen.llvm.debug_lines import emit_llvm_with_lines
 from ..compiler.compiled_kernel import CompiledCpuKernel, CompiledRangeKernel
 from ..core.decisions import Decision, open_book
 from ..core.errors import CannotLower
+from ..core.gc_pause import pause_gc
 from ..runtime.cpu import host_symbols, object_code
 from .assembly import list_assembly
 from .call_cost import call_bytes, call_flops
@@ -20,6 +21,7 @@ from .original_names import with_original_decisions
 from .trace import Trace, trace_compilation
 
 
+@pause_gc()
 def explain_cpu_kernel(
     compiled: CompiledCpuKernel, tuning: tuple[Decision, ...] = (), facts: tuple[tuple[str, str], ...] = ()
 ) -> Report:

@@ -13,6 +13,7 @@ from ..codegen.gpu.gpu_printer import GpuKernelSource, shared_buffers
 from ..codegen.gpu.ptx import architecture_for
 from ..compiler.gpu_passes import CompiledGpuKernel
 from ..core.decisions import Decision
+from ..core.gc_pause import pause_gc
 from ..loop_ir.intrinsics import COPY_ASYNC, COPY_ASYNC_ZERO, INTRINSICS
 from ..loop_ir.nodes import Buffer, Invoke, Kernel, Space
 from ..loop_ir.rewrite import walk_stmts
@@ -36,6 +37,7 @@ ATTEMPTS = 8
 """To get the same machine code from NVRTC, whose assembler orders some instructions one way or another at random."""
 
 
+@pause_gc()
 def explain_gpu_kernel(compiled: CompiledGpuKernel, tuning: tuple[Decision, ...] = ()) -> Report:
     """The report on a GPU kernel. tuning: the caller's decisions about its options."""
     trace = trace_compilation(compiled, "simplify")

@@ -15,7 +15,9 @@ from html import escape
 from typing import Any
 from zlib import compress
 
-from ..core.decisions import Decision
+from ..core.decisions import SUBJECTS, Decision
+from ..core.gc_pause import pause_gc
+from .advice import advise, summarize
 from .charts import draw_bars, draw_dependences, draw_grid, draw_roofline
 from .format_numbers import format_bytes, format_count, format_number
 from .kernel_report import Listing, ListingLine, Report
@@ -27,11 +29,16 @@ COLORS = 8
 """Statements that have a color of their own; more begin again."""
 FOLDED, MOST_LINES = ("c", "llvm"), 2000
 """Listings that are closed at first; lines of one that can be read without script."""
+HINT = (
+    "Colors show statements. Point at a line to see the same statement in all listings; click to keep it, press Escape "
+    "to let go."
+)
 PACKED = "The script of this page unpacks these lines."
 SIGNS = {"+": "new", "-": "old", " ": "", "~": "gap"}
 """Style classes of lines of differences."""
 
 
+@pause_gc()
 def format_page(report: Report) -> str:
     """The whole page."""
     return "\n".join(_format_page(report)) + "\n"
@@ -59,6 +66,8 @@ def _format_page(report: Report) -> Iterator[str]:
     yield f"<header><h1>{escape(report.name)}</h1>"
     yield f"<p>{escape(verdict(report))}</p></header>"
     yield "<main>"
+    yield f'<ul id="summary">{"".join(f"<li>{escape(x)}" for x in summarize(report))}</ul>'
+    yield f'<p class="hint">{HINT}</p>'
     yield from _format_panes(report)
     yield from _format_dependences(report)
     yield from _format_decisions(report)
@@ -182,8 +191,11 @@ def _format_decisions(report: Report) -> Iterator[str]:
     yield "<th>numbers<th>others</tr></thead><tbody>"
     for d in found:
         owners = " ".join(str(order[name]) for name in d.statements if name in order)
-        yield f'<tr class="l" data-s="{owners}"><td>{escape(d.subject)}<td>{escape(label_statements(report, d))}'
-        yield f"<td>{escape(d.chosen)}<td>{escape(d.why)}<td>{_format_decision_numbers(d)}<td>{_format_rivals(d)}</tr>"
+        meaning = escape(SUBJECTS.get(d.subject, ""), quote=True)
+        advice = f"<br><b>Try:</b> {escape(text)}" if (text := advise(d, report)) else ""
+        yield f'<tr class="l" data-s="{owners}"><td title="{meaning}">{escape(d.subject)}'
+        yield f"<td>{escape(label_statements(report, d))}<td>{escape(d.chosen)}<td>{escape(d.why)}{advice}"
+        yield f"<td>{_format_decision_numbers(d)}<td>{_format_rivals(d)}</tr>"
     yield "</tbody></table></section>"
 
 
@@ -245,9 +257,9 @@ def _calls(report: Report) -> Iterator[str]:
     rows = [
         ("path", path),
         ("kernels", f"{describe_kernels(c)}; making them took {c.seconds * 1e3:.0f} ms"),
-        ("on it", f"{c.lanes} kinds of calls so far"),
+        ("fast path", f"{c.lanes} kinds of calls so far"),
     ]
-    rows += [("asks for", guard) for guard in c.guards]
+    rows += [("needs", guard) for guard in c.guards]
     yield '<section id="calls"><h2>calls</h2><table><tbody>'
     yield from (f"<tr><th>{escape(name)}<td>{escape(text)}</tr>" for name, text in rows)
     yield "</tbody></table></section>"

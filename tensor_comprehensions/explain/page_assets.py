@@ -13,7 +13,8 @@ main{padding:0 16px 24px}h2{font-size:13px;margin:0;padding:6px 8px;color:var(--
 small{font-weight:400}
 .panes{display:grid;grid-template-columns:1fr 1fr;gap:10px}
 .pane{border:1px solid var(--rule);background:var(--pane);border-radius:4px;min-width:0;display:flex;
-flex-direction:column;height:340px}
+flex-direction:column;max-height:340px}
+.pane:last-child:nth-child(odd){grid-column:1/-1}
 .pane:focus{outline:2px solid var(--c0)}
 .pane pre{margin:0;padding:0 0 6px;overflow:auto;flex:1;font:12px/1.45 ui-monospace,monospace}
 pre .l{display:block;padding:0 8px;border-left:4px solid transparent;white-space:pre;width:max-content;min-width:100%}
@@ -51,7 +52,12 @@ stroke-width:2}.drop{stroke-dasharray:3 3}.limit{fill:none;stroke:var(--c0);stro
 .graph .dim{fill:var(--dim)}
 .s0{fill:var(--c0)!important}.s1{fill:var(--c1)!important}.s2{fill:var(--c2)!important}.s3{fill:var(--c3)!important}
 .s4{fill:var(--c4)!important}.s5{fill:var(--c5)!important}.s6{fill:var(--c6)!important}.s7{fill:var(--c7)!important}
-@media (max-width:900px){.panes{grid-template-columns:1fr}.pane{height:260px}}
+#summary{margin:0 0 6px;padding-left:18px;font-size:15px}#summary li{margin:3px 0;max-width:80em}
+.hint{margin:0 0 8px;color:var(--dim)}
+.graph text,.chart text{paint-order:stroke;stroke:var(--bg);stroke-width:3px}
+@media (max-width:900px){.panes{grid-template-columns:minmax(0,1fr)}.pane{max-height:260px}
+main>section{overflow-x:auto}main>section>table{min-width:560px}#why table{min-width:900px}
+#facts table,#calls table{min-width:0}#facts th,#calls th{width:8em}}
 """
 
 SCRIPT = """

@@ -10,6 +10,7 @@ from ..compiler.compiled_sparse_kernel import CompiledSparseKernel
 from ..compiler.sparse_gpu_passes import CompiledSparseGpuKernel, compile_sparse_gpu
 from ..compiler.sparse_passes import run_sparse_passes
 from ..core.decisions import open_book
+from ..core.gc_pause import pause_gc
 from ..loop_ir.nodes import Module
 from ..loop_ir.show import LineNumbers, list_lines, separate_statements
 from ..runtime.cpu import host_symbols, object_code
@@ -23,6 +24,7 @@ from .kernel_report import BY_HAND, SAME_BYTES, Listing, ListingLine, Report, So
 from .listings import list_loops
 
 
+@pause_gc()
 def explain_sparse_kernel(compiled: CompiledSparseKernel) -> Report:
     """The report on a kernel for operands in certain formats, of any sizes."""
     problem = compiled.plan.problem
@@ -56,6 +58,7 @@ def explain_sparse_kernel(compiled: CompiledSparseKernel) -> Report:
     )
 
 
+@pause_gc()
 def explain_sparse_gpu_kernel(compiled: CompiledSparseGpuKernel) -> Report:
     """The report on a kernel for a GPU, for operands in certain formats, of any sizes."""
     with open_book() as book:

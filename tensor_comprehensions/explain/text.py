@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..core.decisions import Decision
+from .advice import advise
 from .format_numbers import format_bytes, format_count, format_number
 from .kernel_report import CallFacts, Report
 from .search_report import describe_search
@@ -92,6 +93,8 @@ def _format_decision(report: Report, d: Decision) -> Iterator[str]:
     yield f"  {d.subject:<{COLUMN}} {f'{about}: ' if about else ''}{d.chosen}"
     if d.why or numbers:
         yield f"  {'':<{COLUMN}}   because {d.why}" + (f" ({numbers})" if numbers else "")
+    if text := advise(d, report):
+        yield f"  {'':<{COLUMN}}   try: {text}"
     total = dict(d.numbers).get("total")
     for o in d.others[:ELSEWHERE]:
         ratio = f" {o.number / total:.2f} x" if total and o.number is not None else ""

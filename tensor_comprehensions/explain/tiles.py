@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from ..codegen.gpu.cuda_printer import emit_cuda
+from ..core.gc_pause import pause_gc
 from ..loop_ir.nodes import Module
 from ..loop_ir.show import LineNumbers, list_lines, separate_statements
 from ..target import GpuTarget
@@ -31,6 +32,7 @@ class CompiledTiles(CompiledForGpu, Protocol):
     def source(self, kind: str) -> str: ...
 
 
+@pause_gc()
 def explain_tile_kernel(name: str, header: str, function: Callable[..., None], compiled: CompiledTiles) -> Report:
     """The report on a tile kernel called `name` that `function` builds from a `header`."""
     module = separate_statements(compiled.module)

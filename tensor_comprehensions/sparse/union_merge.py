@@ -113,7 +113,7 @@ class UnionMerge:
         instance = self._advance_state(state, cursors, cells, build.const(0), build.minimum(one, other))
         moves = [Store(cells[a], (), build.cast(here[a], INT64), "+") for a in cursors]
         apart = build.block(self.choose(instance, here), *moves)
-        body: Stmt = If(build.eq(one, other), self._merge_equal(state, instance, cursors, cells), apart)
+        body: Stmt = If(build.eq(one, other), self._merge_equal_run(state, instance, cursors, cells), apart)
         for a, c in cursors.items():
             body = Let(crds[a], build.cast(build.load(c.crd, Load(cells[a], ())), index), body)
         (live, also_live) = (build.lt(Load(cells[a], ()), c.stop) for a, c in cursors.items())
@@ -135,7 +135,7 @@ class UnionMerge:
         indices = {**state.indices, self.name: build.cast(coordinate, INT64)}
         return replace(state, places={**state.places, **places}, indices=indices)
 
-    def _merge_equal(
+    def _merge_equal_run(
         self, state: State, instance: State, cursors: Mapping[Access, Cursor], cells: Mapping[Access, Buffer]
     ) -> Stmt:
         """A run of coordinates that both operands store, or the one of `instance`."""

@@ -481,6 +481,6 @@ def test_a_search_uses_its_budget_but_for_a_last_batch_and_the_race(monkeypatch:
 def test_a_race_compiles_what_an_interrupted_search_never_measured() -> None:
     outcome = SimpleNamespace(digest="measured")
     search = SimpleNamespace(_by_options={CpuOptions(fusion="min"): outcome}, _codes={"measured": (pb.Code(),)})
-    codes_of: Any = Tuner._codes_of
+    codes_of: Any = Tuner._find_measured_codes
     assert codes_of(search, [CpuOptions(fusion="min")]) == [pb.Code()]
     assert codes_of(search, [CpuOptions(), CpuOptions(fusion="min")]) == []

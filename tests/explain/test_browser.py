@@ -113,7 +113,7 @@ def test_themes_and_widths(report: Report, tmp_path: Path, browser: Browser, the
     """Nothing is wider than the window, and text differs from its background."""
     browser.set_theme(theme)
     browser.open(report.save(tmp_path / "softmax.html"))
-    for width in (600, 900, 1500):
+    for width in (420, 900, 1500):
         browser.resize(width, 900)
         assert browser.evaluate("document.documentElement.scrollWidth") <= width
     colors = browser.evaluate("(()=>{const s=getComputedStyle(document.body);return [s.color,s.backgroundColor]})()")

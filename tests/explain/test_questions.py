@@ -10,6 +10,7 @@ import torch
 import tensor_comprehensions as tc
 from tensor_comprehensions.core.decisions import Decision, open_book
 from tensor_comprehensions.core.knobs import override_knobs
+from tensor_comprehensions.explain.advice import advise, summarize
 from tensor_comprehensions.explain.kernel_report import Report
 
 MM = "def mm(float(M,K) A, float(K,N) B) -> (C) { C(i,j) +=! A(i,k) * B(k,j) }"
@@ -44,6 +45,14 @@ def test_why_two_kernels() -> None:
     assert [(o.text, o.number) for o in apart.others] == [("t", 32 * 4096 * 4)]
     assert "3 t, 4 y: two kernels" in str(few)
     assert "524 kB through memory" in str(few)
+    assert "CpuOptions(fusion='max') joins them" in advise(apart, few)
+    joined = tc.define(CHAIN).chain.compile(
+        random(32, 256), random(256, 4096), random(4096, 1024), options=tc.CpuOptions(fusion="max")
+    )
+    assert joined.compiled.resources["kernels"] == 1
+    first, second, *_ = summarize(few)
+    assert first == "2 kernels run one after another; 524 kB of intermediate results go through memory between them."
+    assert second.startswith("3 t and 4 y: two kernels, because threads would idle")
 
 
 def test_why_kernels_that_an_option_keeps_apart() -> None:
@@ -55,10 +64,16 @@ def test_why_kernels_that_an_option_keeps_apart() -> None:
     assert all("fusion='min'" in d.why for d in pairs)
     through = {o.text: o.number for d in pairs for o in d.others}
     assert through["score"] == through["weight"] == 4 * 8 * 1024 * 1024 * 4
+    (reason,) = {advise(d, report) for d in pairs}
+    assert reason == "leave out fusion='min', and they share a kernel"
+    assert sum(reason in sentence for sentence in summarize(report)) == 1
     fused = tc.define(text).attention.explain(q, q, q)
     (together,) = fused.about("fusion")
     assert together.chosen.startswith("one kernel, loops b.h (32), q (1024)")
     assert fused.resources == {**fused.resources, "kernels": 1, "temporary_bytes": 0}
+    assert next(summarize(fused)) == (
+        "One kernel computes all 6 statements; no intermediate result goes through memory."
+    )
 
 
 def test_why_is_a_statement_not_vectorized() -> None:

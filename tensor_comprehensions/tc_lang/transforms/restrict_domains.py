@@ -271,7 +271,7 @@ def _is_condition_implied(e: Expr, value: bool, domain: Region, box: Box) -> boo
             return _is_condition_implied(a, False, domain, box) and _is_condition_implied(b, False, domain, box)
         case Binary(op=op) if op != ("!=" if value else "=="):
             region = region_where(e, not value, box)  # the contrary: empty together with the domain?
-            return any(_is_infeasible(g, domain, box) for g in region) or _is_exactly(e, value, domain, box)
+            return any(_is_infeasible(g, domain, box) for g in region) or _is_two_sided_bound(e, value, domain, box)
     return False
 
 
@@ -281,7 +281,7 @@ def _is_infeasible(g: Inequality, domain: Region, box: Box) -> bool:
     return is_implied(contrary, domain, box)
 
 
-def _is_exactly(e: Binary, value: bool, domain: Region, box: Box) -> bool:
+def _is_two_sided_bound(e: Binary, value: bool, domain: Region, box: Box) -> bool:
     """Whether an inequality from either side implies an equality."""
     if e.op != ("==" if value else "!="):
         return False

@@ -126,7 +126,7 @@ def fits_groups(staged: int, tiles: ProductTiles, target: GpuTarget, each: int, 
     return sums <= most and room >= 0
 
 
-def group_resources(size: int, tiles: ProductTiles, target: GpuTarget) -> dict[str, float]:
+def group_step_cycles(size: int, tiles: ProductTiles, target: GpuTarget) -> dict[str, float]:
     """Cycles of a processor for one step, by the resource that limits it; factors have elements of `size` bytes."""
     rows, columns, terms = tiles.tile
     width = instruction_columns(columns)

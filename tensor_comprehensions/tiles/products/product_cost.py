@@ -17,7 +17,7 @@ from .group_product_cost import (
     ISSUE_PER_CYCLE,
     STEP_CYCLES,
     fits_groups,
-    group_resources,
+    group_step_cycles,
     hidden_cycles,
 )
 from .masked_steps import MaskedSteps
@@ -114,7 +114,7 @@ def price_product(
         if region.chain is not None:
             cost = chain_resources(region, order, wide, target, together)
         elif tiles.instruction == WGMMA:
-            cost = group_resources(pair.left.dtype.size, wide, target)
+            cost = group_step_cycles(pair.left.dtype.size, wide, target)
         else:
             cost = _step_resources(pair, places, order, wide, target, together)
         limiter = max(cost, key=lambda name: cost[name])

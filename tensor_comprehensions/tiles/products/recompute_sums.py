@@ -41,7 +41,7 @@ SCORE, WEIGHT = "score_again", "weight_again"
 def recompute_masked_sums(
     lowering: ProductLowering, masked: MaskedSteps, total: RegisterFragment, at: Mapping[str, ir.Expr]
 ) -> None:
-    """Add the statements that do so to the program. at: the coordinates of the tile."""
+    """Add statements to the program that recompute the sums of masked steps. at: the coordinates of the tile."""
     groups = (lowering.order.rows, lowering.order.columns)
     names: list[tuple[str, ir.Expr]] = []
     values = lowering.tile_points(groups, at).partition(total.tv)[total.thread]
