@@ -79,9 +79,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Exempt the tests and torch, which live for the whole run, from garbage collection: it took 7 % of the time."""
+    """Exempt the tests and torch, which live for the whole run, from garbage collection, and collect more rarely.
+
+    It took 7 % of the time, and then 5 %.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(5000, 20, 50)
 
 
 def _draw_cases(items: list[pytest.Item], seed: str) -> list[pytest.Item]:

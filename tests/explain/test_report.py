@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from hashlib import sha256
 from html.parser import HTMLParser
 from pathlib import Path
@@ -81,6 +82,11 @@ def unpack_folds(page: Page) -> dict[str, list[Any]]:
     return {str(a["id"]): json.loads(decompress(base64.b64decode(str(a["data-z"])))) for a in folds}
 
 
+COPIES = re.compile(r" +v?(mov|xor|push|pop|call|ret)")
+"""Instructions that LLVM adds without a line: spills, copies between registers, zeros and calls. Processors with few
+registers have many."""
+
+
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
 def test_pages_of_examples(path: Path) -> None:
@@ -101,7 +107,10 @@ def test_pages_of_examples(path: Path) -> None:
                 assert all(line.text in shown for line in listing.lines)
         linked = {name for x in report.listings for line in x.lines for name in line.statements}
         assert linked == {s.name for s in report.statements}
-        assert report.find_listing("asm").linked_share() > 0.85
+        assembly = report.find_listing("asm")
+        assert assembly.linked_share() > 0.7
+        own = [line.loop > 0 for line in assembly.lines if line.text.startswith(" ") and not COPIES.match(line.text)]
+        assert sum(own) > 0.85 * len(own)
         rows = path.read_text().split("\n")
         assert all("=" in rows[s.line - 1] or "fcrelu(" in rows[s.line - 1] for s in report.statements)
         assert {d.subject for d in report.decisions} <= set(SUBJECTS)
