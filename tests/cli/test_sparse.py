@@ -128,10 +128,6 @@ def test_reads_and_writes_files(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["y(i) = A(i,j)*x(j)", "-d", "A:5,6", "--emit", "asm", "--target", "cuda:sm_90"], ["'asm'", "cuda, opencl"]),
         (["y(i) = A(i,j)*x(j)", "-d", "A:5,6", "--time", "3", "--target", "cuda:sm_90"], ["--time is for CPUs"]),
         (["y(i) = A(i,j)*x(j)", "-d", "A:5,6", "--target", "cuda:sm_1"], ["no target 'cuda:sm_1'"]),
-        (
-            ["y(i) = A(i,j)*x(j)", "-f", "A:uc", "-d", "A:5,6", "--target", "cuda:sm_80"],
-            ["'A' is stored as 'uc'", "in which elements repeat"],
-        ),
         (["y(i) = A(i,j)*x(j)", "-d", "A:5,6", "--emit", "ptx"], ["'ptx'", "tc, plan, loops"]),
         (["y(i) = A(i,j)*x(j)", "-f", "A:csr", "-d", "A:9999,99999", "-g", "A:band:0", "--verify"], ["instances"]),
     ],

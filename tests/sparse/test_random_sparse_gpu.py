@@ -29,7 +29,7 @@ SETTINGS = settings(
 )
 SMALL = replace(parse_gpu_target("cuda:sm_90"), num_sms=1)
 """A GPU of one processor: the grid goes round several times, and few threads have nothing to do."""
-REFUSALS = ("no kernel for GPUs", "in which elements repeat", "would have to be stored in another order")
+REFUSALS = ("no kernel for GPUs", "would have to be stored in another order")
 
 
 @SETTINGS
