@@ -73,9 +73,13 @@ _BLOCKED = (torch.sparse_bsr, torch.sparse_bsc)
 def _size_hint(size: Any) -> int:
     """A size; for a symbol its value in the example: the def is the same for all numbers but 1."""
     if isinstance(size, torch.SymInt):
-        from torch.fx.experimental.symbolic_shapes import optimization_hint
+        from torch.fx.experimental import symbolic_shapes
 
-        return int(optimization_hint(size, fallback=UNKNOWN))
+        hint = getattr(symbolic_shapes, "optimization_hint", None)
+        if hint is not None:
+            return int(hint(size, fallback=UNKNOWN))
+        found = getattr(symbolic_shapes, "size_hint")(size, allow_none=True)  # noqa: B009 (torch 2.10 has this one)
+        return UNKNOWN if found is None else int(found)
     return int(size)
 
 

@@ -16,7 +16,7 @@ from ..dispatch.arguments import PLAIN, TORCH_TYPES, ParameterSpec, output_conve
 from ..dispatch.call_steps import check_names
 from ..dispatch.signatures import return_sizes
 from .graph_errors import ErrorFields, deferred_error, dynamo_constant, error_fields
-from .registration import DispatcherOp
+from .registration import DispatcherOp, operator_named
 
 _dispatch_modes, _transforms = torch._C._len_torch_dispatch_stack, torch._C._are_functorch_transforms_active
 
@@ -56,7 +56,7 @@ def call_in_graph(op: DispatcherOp, tensors: Sequence[Any], out: Any, initial: M
     given, want_arrays = arrays_to_tensors((*tensors, *initial.values()))
     wanted = () if out is None else _wrap_in_tuple(out)
     kinds, outs = tuple([kind_of(x) for x in given]), tuple([kind_of(x) for x in wanted])
-    mistake = _find_call_error(op, tuple(initial), kinds, out is not None, outs)
+    mistake = _find_call_error(op.schema.name, tuple(initial), kinds, out is not None, outs)
     if mistake is not None:
         results = deferred_error(mistake, (*given, *wanted), op.returned)
         return results[0] if len(results) == 1 else tuple(results)
@@ -86,9 +86,13 @@ def kind_of(x: Any) -> str:
 
 @dynamo_constant
 def _find_call_error(
-    op: DispatcherOp, names: tuple[str, ...], kinds: tuple[str, ...], with_out: bool, outs: tuple[str, ...]
+    operator: str, names: tuple[str, ...], kinds: tuple[str, ...], with_out: bool, outs: tuple[str, ...]
 ) -> ErrorFields | None:
-    """The mistake in a call that the kinds of its arguments show, or None; the last of them are those of `names`."""
+    """The mistake in a call that the kinds of its arguments show, or None; the last of them are those of `names`.
+
+    The operator is given by its name: Dynamo of torch 2.10 takes no other object for a constant.
+    """
+    op = operator_named(operator)
     try:
         count = len(kinds) - len(names)
         by_name = dict(zip(names, kinds[count:], strict=True))

@@ -14,6 +14,8 @@ from torch import Tensor
 from ..core.errors import ArgumentError, Span
 from ..core.interrupts import deferred_interrupts
 from ..core.single_flight import SingleFlightCache
+from ..dispatch.arguments import TORCH_TYPES
+from ..dispatch.inline_cache import dtype_number
 from .schema import NAMESPACE
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -76,7 +78,15 @@ def _raise_argument_error(
 
 
 def _make_placeholders(
-    texts: list[str], span: list[int], near: list[Tensor], ranks: list[int], types: list[torch.dtype]
+    texts: list[str], span: list[int], near: list[Tensor], ranks: list[int], types: list[torch.dtype | int]
 ) -> list[Tensor]:
     device = near[0].device if near else torch.device("cpu")
-    return [torch.empty((1,) * rank, dtype=dtype, device=device) for rank, dtype in zip(ranks, types, strict=True)]
+    dtypes = map(_to_torch_type, types)
+    return [torch.empty((1,) * rank, dtype=dtype, device=device) for rank, dtype in zip(ranks, dtypes, strict=True)]
+
+
+def _to_torch_type(dtype: torch.dtype | int) -> torch.dtype:
+    """A type that torch passes: some versions pass its number in a list."""
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    return next(t for t in TORCH_TYPES.values() if dtype_number(t) == dtype)

@@ -184,6 +184,11 @@ def operator_for_def(kernels: KernelTable, gradients: Gradients, machine: Compil
     return found
 
 
+def operator_named(name: str) -> DispatcherOp:
+    """The operator whose registration under this name has begun."""
+    return _begun[name]
+
+
 def _register_operator(
     schema: Schema, kernels: KernelTable, gradients: Gradients, machine: CompileConfig
 ) -> DispatcherOp:

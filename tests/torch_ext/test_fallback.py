@@ -6,7 +6,9 @@ import pytest
 import torch
 
 import tensor_comprehensions as tc
+from tensor_comprehensions.dispatch.inline_cache import dtype_number
 from tensor_comprehensions.runtime.fastpath import availability
+from tensor_comprehensions.torch_ext import graph_errors
 
 
 def test_an_operator_without_machine_code(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,3 +56,11 @@ def test_calls_without_machine_code(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(tc.ArgumentError, match="shares memory"):
         ops.fallback_add(x, both[:9], out=both[3:])
     assert torch.equal(ops.fallback_add(x, w._neg_view()), x - w)
+
+
+def test_types_of_placeholders_may_be_torchs_numbers() -> None:
+    """Some versions of torch pass a list of types to Python as numbers."""
+    types = [torch.float32, torch.bfloat16, torch.int64, torch.bool]
+    made = graph_errors._make_placeholders([], [], [], [0, 1, 2, 3], [dtype_number(t) for t in types])
+    assert [x.dtype for x in made] == types
+    assert [x.dim() for x in made] == [0, 1, 2, 3]

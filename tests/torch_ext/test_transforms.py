@@ -202,6 +202,7 @@ def test_symbolic_sizes_stay_symbolic() -> None:
         assert [int(n) for n in y.shape] == [6, 4, 8, 6]
 
 
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")  # torch 2.10, of its own default
 def test_the_profiler_names_the_operator() -> None:
     OPS.matmul(A, B)
     with torch.profiler.profile() as profile:

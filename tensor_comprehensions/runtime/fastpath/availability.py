@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 else:
     forked_check, self_test = (lazy_module(f"runtime.fastpath.{name}") for name in ("forked_check", "self_test"))
 
-_LAYOUT = TensorLayout(keys=168, tensor=16, plain=635655225345, inference=549755879425)
-TESTED = {"2.13": _LAYOUT, "2.15": _LAYOUT}
+_LAYOUT_10 = TensorLayout(keys=176, tensor=16, plain=1271310385153, inference=1099511693313)
+_LAYOUT_13 = TensorLayout(keys=168, tensor=16, plain=635655225345, inference=549755879425)
+TESTED = {"2.10": _LAYOUT_10, "2.13": _LAYOUT_13, "2.15": _LAYOUT_13}
 """The versions of torch that the tests of calls and operators have passed with on x86-64, with their layouts. They need
 no self-test: it costs each process without a cache some 50 ms.
 """
@@ -46,16 +47,10 @@ def is_fast_path_available() -> bool:
 
 def decide_fast_path() -> FastPathDecision:
     """The decision, which is made once per process."""
-    return _verdict.get("", _decide_in_thread)
+    return _verdict.get("", _decide)
 
 
 _verdict: SingleFlightCache[str, FastPathDecision] = SingleFlightCache(1)
-
-
-def _decide_in_thread() -> FastPathDecision:
-    """`_decide` in another thread, where no mode of the caller is on."""
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(_decide).result()
 
 
 def _decide() -> FastPathDecision:
@@ -71,7 +66,8 @@ def _decide() -> FastPathDecision:
     if is_x86() and TESTED.get(release) == layout:
         return FastPathDecision(True, f"this release was tested with torch {release}")
     try:
-        wrong = self_test.run_self_test(layout)
+        with ThreadPoolExecutor(1) as thread:  # where no mode of the caller is on
+            wrong = thread.submit(self_test.run_self_test, layout).result()
     except forked_check.NoAnswer as error:
         return FastPathDecision(False, f"the self-test on torch {version} did not run: {error}")
     if wrong:
