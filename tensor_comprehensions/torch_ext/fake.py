@@ -106,7 +106,16 @@ def _evaluate_shapes(function: Function, sizes: Mapping[str, Any]) -> Shapes:
         numbers = {name: int(x) for name, x in sizes.items()}
         shapes = output_shapes(function, numbers, {name: numbers[name] for name in function.scalars})
         return [shapes[r] for r in function.returns]
-    return [tuple(_evaluate_formula(x, sizes) for x in shape) for shape in formulas]
+    return [tuple(_clamp_extent(_evaluate_formula(x, sizes)) for x in shape) for shape in formulas]
+
+
+def _clamp_extent(n: Any) -> Any:
+    """`n`, or 0 if it is negative: the call reports that mistake. A guard of the graph if that depends on sizes."""
+    if isinstance(n, int):
+        return max(n, 0)
+    from torch.fx.experimental.symbolic_shapes import guard_or_false  # loaded wherever sizes are symbols
+
+    return 0 if guard_or_false(n < 0) else n
 
 
 @lru_cache(maxsize=1024)

@@ -260,3 +260,13 @@ def test_a_package_of_aot_inductor(tmp_path: Path) -> None:
         inductor_configs={"aot_inductor.compile_wrapper_opt_level": "O0"},
     )
     torch.testing.assert_close(torch._inductor.aoti_load_package(package)(A, B), A @ B)
+
+
+def test_a_window_longer_than_its_input() -> None:
+    """The size of the result is negative while torch traces; the call then reports the mistake."""
+    op = tc.define("def fir(float(N) x, float(K) h) -> (y) { y(n) +=! x(n+k) * h(k) }").fir
+    compiled = torch.compile(lambda x, h: op(x, h) + 1, backend="aot_eager", fullgraph=True, dynamic=True)
+    with pytest.raises(tc.RangeError, match="negative extent"):
+        compiled(torch.randn(15), torch.randn(32))
+    x, h = torch.randn(32), torch.randn(15)
+    torch.testing.assert_close(compiled(x, h), op(x, h) + 1)
