@@ -1,12 +1,13 @@
 """The partition of a graph into regions that become defs.
 
 A region is a set of nodes with formulas that can run as one operation: no node outside of it comes between two of its
-nodes, neither one that depends on them nor an effect with a fixed place in the program.
+nodes, neither one that depends on them nor an effect with a fixed place in the program. It ends where a repetition
+ends, such as a layer of a network, so that equal layers have equal regions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import fx
@@ -21,6 +22,7 @@ from .graph_nodes import (
     op_weight,
     operands_through_views,
 )
+from .repeated_layers import number_repetitions
 
 WORTH = 1_000_000
 """Operations that make a region of one node worth a kernel: a product, a convolution, a normalization."""
@@ -69,6 +71,7 @@ def find_regions(graph: fx.Graph, refused: Collection[fx.Node] = (), bounds: Reg
     of: dict[fx.Node, int] = {}
     needs: dict[fx.Node | int, set[fx.Node | int]] = {}
     last_effect: set[fx.Node | int] = set()
+    groups = number_repetitions(graph, LARGEST)
     for node in graph.nodes:
         if is_view(node) or is_piece(node):
             continue
@@ -78,24 +81,31 @@ def find_regions(graph: fx.Graph, refused: Collection[fx.Node] = (), bounds: Reg
             units |= last_effect
             last_effect = {node}
         elif is_expressible(node) and node not in refused:
-            near = (u for u in units if isinstance(u, int) and bounds.allow([*found[u], node]))
+            near = (u for u in units if isinstance(u, int) and _may_join([*found[u], node], bounds, groups))
             open_ones = sorted(near, reverse=True)
             unit = of[node] = next((r for r in open_ones if not _depends_on_region(units - {r}, r, needs)), len(of))
             found.setdefault(unit, []).append(node)
         needs.setdefault(unit, set()).update(units - {unit})
-    _merge_regions(found, needs, bounds)
+    _merge_regions(found, needs, lambda nodes: _may_join(nodes, bounds, groups))
     position = {node: k for k, node in enumerate(graph.nodes)}
     return [FusedRegion(sorted(nodes, key=position.__getitem__)) for nodes in found.values()]
 
 
+def _may_join(nodes: Sequence[fx.Node], bounds: RegionLimits, groups: Mapping[fx.Node, int]) -> bool:
+    """Whether the limits allow `nodes` in one region, the last of which is new, and they are of the same repetition."""
+    return groups.get(nodes[0]) == groups.get(nodes[-1]) and bounds.allow(nodes)
+
+
 def _merge_regions(
-    found: dict[int, list[fx.Node]], needs: dict[fx.Node | int, set[fx.Node | int]], bounds: RegionLimits
+    found: dict[int, list[fx.Node]],
+    needs: dict[fx.Node | int, set[fx.Node | int]],
+    may_join: Callable[[Sequence[fx.Node]], bool],
 ) -> None:
-    """Merge regions into those that depend on them, if nothing comes between and the limits allow it."""
+    """Merge regions into those that depend on them, if nothing comes between and `may_join` allows it."""
     for region in sorted(found):
         for source in sorted((u for u in needs[region] if isinstance(u, int)), reverse=True):
             both = [*found[region], *found[source]]
-            if not bounds.allow(both) or _depends_on_region(needs[region] - {source}, source, needs):
+            if not may_join(both) or _depends_on_region(needs[region] - {source}, source, needs):
                 continue
             found[region] += found.pop(source)
             needs[region] |= needs.pop(source)
