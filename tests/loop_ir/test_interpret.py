@@ -126,6 +126,14 @@ def test_every_type_is_stored_and_loaded(dtype: DType) -> None:
     np.testing.assert_array_equal(arrays["out"], arrays["source"])
 
 
+@pytest.mark.parametrize(
+    ("x", "expected"),
+    [(1 + 2**-8 + 2**-45, 1 + 2**-7), (1 + 2**-8, 1.0), (-1 - 3 * 2**-8 + 2**-45, -1 - 2**-7), (3.4e38, np.inf)],
+)
+def test_doubles_are_rounded_to_bfloat16_once(x: float, expected: float) -> None:
+    assert value(Cast(b.const(x, DTYPES["float64"]), BFLOAT16)) == expected
+
+
 def test_masked_lanes_touch_nothing_and_read_zero() -> None:
     lanes, mask = b.ramp(4, 1, 4), b.lt(b.ramp(4, 1, 4), b.const(N))
     after = run(Store(B, (lanes,), b.add(Load(A, (lanes,), mask), 1.0), None, mask), A=range(N))

@@ -79,6 +79,11 @@ SHORTER: dict[str, Stmt] = {
     "inner loop": over("d", WIDTH, over("n", ROWS, Store(OUT, (N, D), build.mul(Load(X, (N, D)), 2.0)))),
     "memory": build.block(copy_rows(PANEL, N), over("n", ROWS, store(N, build.mul(Load(OUT, (N, D)), 2.0)))),
 }
+NUMBERED: dict[str, Stmt] = {
+    "its number": over("n", ROWS, store(N, build.cast(N, FLOAT32))),
+    "a condition": over("n", ROWS, store(N, build.select(build.lt(N, 4), Load(X, (N, D)), build.const(0.0, FLOAT32)))),
+}
+"""Values that depend on the number of a row in its block."""
 WHOLE: dict[str, Stmt] = {
     "a part": over("n", ROWS - 1, store(N, Load(X, (N, D)))),
     "without the first": over("n", ROWS, store(N, Load(X, (N, D))), start=1),
@@ -86,8 +91,6 @@ WHOLE: dict[str, Stmt] = {
     "vectors": over("n", ROWS, store(N, Load(X, (N, D))), kind=LoopKind.VECTOR),
     "a single row": store(build.const(3), Load(X, (build.const(3), D))),
     "the next row": over("n", ROWS, store(N, Load(X, (build.mod(build.add(N, 1), ROWS), D)))),
-    "its number": over("n", ROWS, store(N, build.cast(N, FLOAT32))),
-    "a condition": over("n", ROWS, store(N, build.select(build.lt(N, 4), Load(X, (N, D)), build.const(0.0, FLOAT32)))),
     "two rows": over("n", ROWS, over("m", ROWS, store(N, Load(X, (build.var("m"), D))))),
     "memory of another row": copy_rows(PANEL, build.const(2)),
     "room for more": copy_rows(SHORT_PANEL, N),
@@ -119,6 +122,15 @@ def test_the_last_block_may_be_shorter(name: str, rows: int) -> None:
     assert has_row_loops(program(), block(SHORTER[name]))
     x, _, o = run(SHORTER[name], rows)
     assert np.array_equal(o, 2 * x)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3, 8, 13, 21])
+def test_values_of_a_shorter_block_may_use_the_numbers_of_its_rows(rows: int) -> None:
+    numbers = np.arange(rows)[:, np.newaxis] % ROWS
+    x, _, o = run(NUMBERED["its number"], rows)
+    assert np.array_equal(o, np.broadcast_to(numbers, x.shape))
+    x, _, o = run(NUMBERED["a condition"], rows)
+    assert np.array_equal(o, np.where(numbers < 4, x, 0))
 
 
 @pytest.mark.parametrize("rows", [0, 1, 7, 8, 13])

@@ -60,10 +60,21 @@ def rounding_function(dtype: DType) -> Callable[[Value], Value]:
         x = np.asarray(x)
         if integer and x.dtype.kind == "f":
             return saturate_to(x, kind)[()]
+        if short and x.dtype == np.float64:
+            x = _to_odd_float32(x)
         x = x.astype(kind, copy=False)
         return (_to_bfloat16(x) if short else x)[()]
 
     return to_type
+
+
+def _to_odd_float32(x: Value) -> Value:
+    """Numbers that are no float32 as the odd one of their two neighbors, so that a second rounding is right."""
+    nearest = x.astype(np.float32)
+    wide, bits = nearest.astype(np.float64), nearest.reshape(-1).view(np.uint32).reshape(x.shape)
+    toward_zero = bits - (np.abs(wide) > np.abs(x)).astype(np.uint32)
+    odd = (toward_zero | np.uint32(1)).reshape(-1).view(np.float32).reshape(x.shape)
+    return np.where((wide == x) | np.isnan(x), nearest, odd)
 
 
 def _to_bfloat16(x: Value) -> Value:
