@@ -258,8 +258,9 @@ def _note_layouts(tensors: tuple[Tensor, ...], layouts: list[Layout]) -> tuple[T
 
 
 def kernel_flops(graph: fx.GraphModule) -> int:
-    """Floating-point operations that kernels do in a graph that has run."""
-    return sum(part.flops for part in graph.children() if isinstance(part, KernelOrEager))
+    """Floating-point operations that kernels do in a graph that has run, with every call of regions that are shared."""
+    called = (graph.get_submodule(str(n.target)) for n in graph.graph.nodes if n.op == "call_module")
+    return sum(part.flops for part in called if isinstance(part, KernelOrEager))
 
 
 def is_finite(x: Tensor) -> bool:

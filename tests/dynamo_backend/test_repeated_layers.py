@@ -9,6 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from tensor_comprehensions.dynamo_backend.emit_def import emit_def
 from tensor_comprehensions.dynamo_backend.insert_kernels import region_key
+from tensor_comprehensions.dynamo_backend.kernel_or_eager import KernelOrEager, kernel_flops
 from tensor_comprehensions.dynamo_backend.partition import LARGEST, find_regions
 from tensor_comprehensions.dynamo_backend.repeated_layers import number_repetitions
 
@@ -65,3 +66,22 @@ def test_repetitions_without_a_product_are_not_split() -> None:
 
     graph = make_fx(network, tracing_mode="fake")(torch.randn(300, 300)).graph
     assert number_repetitions(graph, LARGEST) == {}
+
+
+class _Region(KernelOrEager):
+    """A region whose kernel does 5 operations."""
+
+    flops = 5
+
+    def __init__(self) -> None:
+        torch.nn.Module.__init__(self)
+
+
+def test_the_work_of_a_shared_region_counts_at_each_call() -> None:
+    root, graph, region = torch.nn.Module(), fx.Graph(), _Region()
+    x = graph.placeholder("x")
+    for name in ("first", "second"):
+        root.add_module(name, region)
+        x = graph.call_module(name, (x,))
+    graph.output(x)
+    assert kernel_flops(fx.GraphModule(root, graph)) == 10
