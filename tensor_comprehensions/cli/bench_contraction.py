@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from ..structured.planners.candidates import PricedSchedule, schedule_candidates
 TYPES = {"float": torch.float32, "double": torch.float64}
 LISTED = 8
 SEARCH_SECONDS = 10.0
+MOST_THREADS_PER_PROCESSOR = 8
 SUFFIXES = {"llvm": "ll", "asm": "s", "schedule": "txt", "loops": "txt"}
 
 
@@ -140,7 +142,7 @@ def run_contract(options: argparse.Namespace) -> int:
     """List the candidates, the winner first; explain and emit it as asked."""
     contraction = ContractionSpec.parse(options.contraction, parse_sizes(options.sizes), options.dtype)
     if options.threads:
-        torch.set_num_threads(options.threads)
+        _set_threads(options.threads)
     op = define(contraction.source).contract
     tensors = contraction.tensors()
     print(contraction)
@@ -163,6 +165,14 @@ def run_contract(options: argparse.Namespace) -> int:
         path = options.output or f"{options.contraction}.{SUFFIXES.get(options.emit, options.emit)}"
         _write(Path(path), kernel.source(options.emit))
     return 0
+
+
+def _set_threads(number: int) -> None:
+    """Raises ArgumentError for numbers that no pool should have: each thread takes memory of the system."""
+    most = MOST_THREADS_PER_PROCESSOR * (os.cpu_count() or 1)
+    if not 0 < number <= most:
+        raise ArgumentError(f"--threads {number}: expected 1 to {most} on this machine")
+    torch.set_num_threads(number)
 
 
 @dataclass(frozen=True, slots=True)

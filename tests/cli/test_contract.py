@@ -59,6 +59,8 @@ def test_the_leftmost_index_has_stride_one() -> None:
         (["ab-ad-db", "--sizes", "a=3,b=4,d=0"], ["'d'", "is 0"]),
         (["ab-ad-db", "--sizes", "a=3,b=4,d=5,q=6"], ["'q'", "a, d, b"]),
         (["ab-ad-db", "--sizes", "a=9,b=9,d=9", "--emit", "c", "--output", "/nowhere/x.c"], ["cannot write"]),
+        (["ab-ad-db", "--sizes", "a=3,b=4,d=5", "--threads", "99999"], ["--threads 99999", "expected 1 to"]),
+        (["ab-ad-db", "--sizes", "a=3,b=4,d=5", "--threads", "-1"], ["--threads -1"]),
     ],
 )
 def test_mistakes(arguments: list[str], words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
