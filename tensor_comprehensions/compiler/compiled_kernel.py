@@ -111,7 +111,7 @@ _last: tuple[weakref.ref[CompiledBase], Mapping[str, Any]] | None = None
 
 
 def keep_results(kernel: CompiledBase, results: Mapping[str, Any]) -> None:
-    """Keep the results of the passes of `kernel`, in order from the first one, as long as it is the last and lives."""
+    """Keep the results of the passes of `kernel`, in their order, until it is deleted or another kernel is compiled."""
     global _last
     _last = (weakref.ref(kernel, _drop_results), results)
 

@@ -1,4 +1,4 @@
-"""What a reader can do about a decision, and a kernel in a few sentences."""
+"""Advice on decisions, and the summary of a kernel in a few sentences."""
 
 from __future__ import annotations
 

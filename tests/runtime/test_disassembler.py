@@ -1,4 +1,4 @@
-"""Machine code as text: where the disassembler is looked for, and what it is given. A script plays its part."""
+"""Machine code as text: the search for the disassembler, and its arguments. A script stands in for it."""
 
 from __future__ import annotations
 

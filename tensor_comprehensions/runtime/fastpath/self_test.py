@@ -51,11 +51,11 @@ define i64 @tc_self_test_add(ptr %addresses) {{
 """
 
 Case = tuple[str, Callable[[], Any], Any]
-"""What a call has that is special, the call, and its right answer."""
+"""The special property of a call, the call, and its right answer."""
 
 
 def run_self_test(layout: TensorLayout) -> str:
-    """What is wrong with calls on this installation, "" if nothing is: from the cache, or found out now.
+    """The first fault of calls on this installation, "" without one: from the cache, or by a test now.
 
     Raises NoAnswer.
     """
@@ -186,7 +186,7 @@ class SelfTest:
         yield "references to its argument", partial(_count_new_references, call, a, b), 0
 
     def _list_refused_values(self, a: torch.Tensor) -> dict[str, Any]:
-        """Values that look like `a` and are not ordinary, by what is special about them."""
+        """Values that look like `a` and are not ordinary, by their special property."""
         found: dict[str, Any] = {
             "a longer tensor": torch.zeros(_N + 1, dtype=torch.float32),
             "a strided tensor": torch.zeros(2 * _N, dtype=torch.float32)[::2],

@@ -254,7 +254,7 @@ class _Binder:
 
 
 def _index_computations(e: Expr) -> Iterator[Expr]:
-    """The subscripts in a value, and what it computes from indices. Other integers may have any value."""
+    """The subscripts in a value, and its arithmetic on indices. Other integers may have any value."""
     if isinstance(e, Access):
         yield from e.subscripts
     elif not isinstance(e, Select) and any(isinstance(x, Index) for x in _walk_outside_accesses(e)):

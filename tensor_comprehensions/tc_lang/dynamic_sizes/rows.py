@@ -317,7 +317,7 @@ class _Finder:
         self._check_other_uses(s, order, {x.name for x in row})
 
     def _is_row(self, access: Access, row: tuple[Index, ...], indices: Mapping[str, Bounds]) -> bool:
-        """Whether an access reads the row, or of an operand what the row is computed from."""
+        """Whether an access reads the row, or an element of an operand in the window of the row."""
         found = self._row_of(access.tensor, access.subscripts)
         if self.function.tensor(access.tensor).role is not Role.INPUT or len(row) > 1 or not row[0].name:
             return found == row
