@@ -25,8 +25,8 @@ else:
 _LAYOUT_10 = TensorLayout(keys=176, tensor=16, plain=1271310385153, inference=1099511693313)
 _LAYOUT_13 = TensorLayout(keys=168, tensor=16, plain=635655225345, inference=549755879425)
 TESTED = {"2.10": _LAYOUT_10, "2.13": _LAYOUT_13, "2.15": _LAYOUT_13}
-"""The versions of torch that the tests of calls and operators have passed with on x86-64, with their layouts. They need
-no self-test: it costs each process without a cache some 50 ms.
+"""The versions of torch that the self-test and samples of the tests of calls ran with on x86-64, with their layouts.
+They need no self-test: it costs each process without a cache some 50 ms.
 """
 KNOWN_BAD: dict[str, str] = {}
 """The versions whose calls go wrong although they pass the test, with the reasons."""
