@@ -60,10 +60,15 @@ CRASHING = replace(LAYOUT, tensor=0)
 SOURCE = "def subtract(float(N) x, float(N) y) -> (z) { z(i) = x(i) - y(i) }"
 
 
+REPLACED: list[object] = []
+"""The machine code of this process: builtins of earlier calls point to it, and the garbage collector reads them."""
+
+
 def decide_for_layout(layout: TensorLayout) -> str:
     """The reason why calls do not use a wrong layout, in a process that knows no other."""
     torch_layout._layouts, torch_layout.probe_in_thread = SingleFlightCache(1), lambda: layout
     for module in (call_cache, boxed):
+        REPLACED.append(module._code)  # type: ignore[attr-defined]
         module._code = SingleFlightCache(1)  # type: ignore[attr-defined]
     availability._verdict = SingleFlightCache(1)
     decision = decide_fast_path()
