@@ -46,8 +46,8 @@ def contraction_tiles(function: BoundFunction, group: FusionGroup, target: CpuTa
 
 def chain_tiles(function: BoundFunction, group: FusionGroup, target: CpuTarget) -> tuple[int, ...] | None:
     """The tile of each row of `group`; None if it is no chain, or a tile of it leaves the second-level cache."""
-    row = tiled_row(group)
-    temporaries = [t for t in function.tensors if t.role is Role.TEMPORARY and _is_intermediate_result(t, group)]
+    row, passed = tiled_row(group), _tensors_passed_on(group)
+    temporaries = [t for t in function.tensors if t.role is Role.TEMPORARY and t.name in passed]
     replaced = find_storage_reuse(group, temporaries)
     handed_on = [t for t in temporaries if t.name not in replaced]
     if row is None or not handed_on:
@@ -75,11 +75,12 @@ def _tile_bytes(tensor: Tensor, group: FusionGroup, sizes: Sequence[int]) -> int
     return prod(e.size for e in temporary_footprint(tensor, group, sizes)) * tensor.dtype.size
 
 
-def _is_intermediate_result(tensor: Tensor, group: FusionGroup) -> bool:
-    """Whether a node of `group` reads a result of another one in `tensor`."""
-    writers = {n.name for n in group.nodes if any(w.tensor == tensor.name for w in n.writes)}
-    readers = {n.name for n in group.nodes if any(r.tensor == tensor.name for r in n.reads)}
-    return bool(writers) and bool(readers - writers)
+def _tensors_passed_on(group: FusionGroup) -> frozenset[str]:
+    """The tensors that a node of `group` reads and others write."""
+    writers = {(w.tensor, n.name) for n in group.nodes for w in n.writes}
+    written = {tensor for tensor, _ in writers}
+    reads = ((r.tensor, n.name) for n in group.nodes for r in n.reads)
+    return frozenset(tensor for tensor, reader in reads if tensor in written and (tensor, reader) not in writers)
 
 
 def tiled_row(group: FusionGroup) -> int | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 
 import islpy as isl
@@ -32,7 +33,7 @@ from ..scop.scop import (
 OPERATIONS_PER_NODE = 6000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BandMember:
     """A loop that nodes share: in each iteration node `n` runs at `index + shift`, (index, shift) its place."""
 
@@ -45,10 +46,14 @@ class BandMember:
         return self.upper - self.lower
 
     def index_and_shift(self, node: ScopStatement) -> tuple[str, int]:
-        return dict(self.places)[node.name]
+        return self._place_of[node.name]
+
+    @cached_property
+    def _place_of(self) -> Mapping[str, tuple[str, int]]:
+        return dict(self.places)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FusionGroup:
     """Nodes of one kernel in program order, and the coincident rows they share, outermost first.
 
@@ -62,6 +67,15 @@ class FusionGroup:
     @property
     def parallelism(self) -> int:
         return prod(r.extent for k, r in enumerate(self.rows) if k != self.serial)
+
+    @cached_property
+    def accesses(self) -> Mapping[str, Sequence[tuple[ScopStatement, tc.Access]]]:
+        """The accesses of each tensor, with their nodes."""
+        found: dict[str, list[tuple[ScopStatement, tc.Access]]] = {}
+        for node in self.nodes:
+            for access in (*node.writes, *node.reads):
+                found.setdefault(access.tensor, []).append((node, access))
+        return found
 
     def adds_up(self, node: ScopStatement) -> bool:
         """Whether `node` reduces over the serial row."""

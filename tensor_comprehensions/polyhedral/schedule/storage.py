@@ -43,7 +43,7 @@ def local_temporaries(function: BoundFunction, groups: Sequence[FusionGroup], gr
 
 def temporary_footprint(tensor: Tensor, group: FusionGroup, tiles: Sequence[int]) -> tuple[BufferExtent, ...]:
     """The part of `tensor` that an iteration of the tile loops touches, dimension by dimension."""
-    accesses = [(n, a) for n in group.nodes for a in (*n.writes, *n.reads) if a.tensor == tensor.name]
+    accesses = group.accesses.get(tensor.name, ())
     return tuple(_compute_buffer_extent(d, tensor, accesses, group, tiles) for d in range(len(tensor.shape)))
 
 
@@ -95,16 +95,22 @@ def find_storage_reuse(group: FusionGroup, local: Sequence[Tensor]) -> dict[str,
     """
     found: dict[str, str] = {}
     shapes = {t.name: (t.dtype, t.shape, t.strides) for t in local}
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for position, node in enumerate(group.nodes):
+        for name in node.tensors:
+            first.setdefault(name, position)
+            last[name] = position
     for position, node in enumerate(group.nodes):
         if node.cluster is not None or node.reduction_indices or node.statements[0].reduction is not None:
             continue
         (write,) = node.writes
-        after = {t for n in group.nodes[position + 1 :] for t in n.tensors}
-        before = {t for n in group.nodes[:position] for t in n.tensors}
+        if first[write.tensor] < position:
+            continue
         for name in dict.fromkeys(a.tensor for a in node.reads):
             same = all(a.subscripts == write.subscripts for a in node.reads if a.tensor == name)
             alike = name in shapes and shapes[name] == shapes.get(write.tensor)
-            if same and alike and name not in after and name not in found.values() and write.tensor not in before:
+            if same and alike and last[name] == position and name not in found.values():
                 found[write.tensor] = name
                 break
     return found

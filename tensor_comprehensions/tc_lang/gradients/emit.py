@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from ...core.dtypes import BOOL, DType
 from ...core.errors import CheckError, InternalError, TCError
@@ -37,7 +38,7 @@ MOST = 100
 """Texts of more statements keep all their ranges: to find out which of them are needed takes too long."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class GradStatement:
     """A statement of a gradient. Its target is a gradient, counted from 0; it reads gradients and versions."""
 
@@ -48,11 +49,11 @@ class GradStatement:
     ranges: Mapping[str, Bounds]
     exists: tuple[Access, ...] = ()
 
-    @property
-    def reads(self) -> set[str]:
+    @cached_property
+    def reads(self) -> frozenset[str]:
         """The tensors that the statement reads."""
         expressions = (self.value, *self.subscripts, *self.exists)
-        return {x.tensor for e in expressions for x in walk_expr(e) if isinstance(x, Access)}
+        return frozenset(x.tensor for e in expressions for x in walk_expr(e) if isinstance(x, Access))
 
 
 def write_gradient(

@@ -223,8 +223,8 @@ class _StatementFuser:
     def _belongs(self, n: int, definition: GradStatement, w: GradStatement) -> bool:
         """Whether an element may be computed where the statement `w`, the n-th, reads it."""
         name = definition.target
-        others = [x for m, x in enumerate(self.statements) if m != n and name in x.reads]
-        if name in self.targets or others or any(x.target == name for x in self.statements[n:]):
+        read_elsewhere = any(name in x.reads for m, x in enumerate(self.statements) if m != n)
+        if name in self.targets or read_elsewhere or any(x.target == name for x in self.statements[n:]):
             return False
         if any(x.tensor == name for e in w.subscripts for x in walk_expr(e) if isinstance(x, Access)):
             return False

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from ...core.dtypes import INT64, DType
 from ...core.errors import CheckError
@@ -45,7 +46,7 @@ class SsaTensor:
     bounds: tuple[Bounds, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SsaStatement:
     """`target(subscripts) op value` for all indices; `target` is a version.
 
@@ -64,16 +65,12 @@ class SsaStatement:
     exists: tuple[Access, ...] = ()
     source: Statement | None = None
 
-    @property
-    def reads(self) -> set[str]:
+    @cached_property
+    def reads(self) -> frozenset[str]:
         """The versions that the step needs."""
-        read = {
-            x.tensor
-            for e in (self.value, *self.subscripts, *self.exists)
-            for x in walk_expr(e)
-            if isinstance(x, Access)
-        }
-        return read | ({self.before} if self.before is not None else set())
+        expressions = (self.value, *self.subscripts, *self.exists)
+        read = frozenset(x.tensor for e in expressions for x in walk_expr(e) if isinstance(x, Access))
+        return read if self.before is None else read | {self.before}
 
 
 @dataclass(slots=True)

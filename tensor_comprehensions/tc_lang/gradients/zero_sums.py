@@ -250,12 +250,19 @@ def _scale(a: Polynomial, factor: int) -> Polynomial:
 def _add_polynomials(a: Polynomial, b: Polynomial) -> Polynomial:
     out = dict(a)
     for m, c in b.items():
-        out[m] = out.get(m, Fraction(0)) + c
-        if not out[m]:
-            del out[m]
+        _add_monomial(out, m, c)
+    return out
+
+
+def _add_monomial(out: Polynomial, m: Monomial, c: Fraction) -> None:
+    """Add to `out`, which changes. Raises _TooLarge."""
+    c += out.get(m, 0)
+    if c:
+        out[m] = c
+    else:
+        del out[m]
     if len(out) > MOST:
         raise _TooLarge
-    return out
 
 
 def _multiply_polynomials(a: Polynomial, b: Polynomial) -> Polynomial:
@@ -265,7 +272,7 @@ def _multiply_polynomials(a: Polynomial, b: Polynomial) -> Polynomial:
             powers: dict[Atom, int] = dict(m)
             for atom, power in n:
                 powers[atom] = 1 if _is_condition(atom) else powers.get(atom, 0) + power
-            out = _add_polynomials(out, {_sort_powers((atom, p) for atom, p in powers.items() if p): c * d})
+            _add_monomial(out, _sort_powers((atom, p) for atom, p in powers.items() if p), c * d)
     return out
 
 

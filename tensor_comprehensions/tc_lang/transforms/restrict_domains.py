@@ -170,12 +170,16 @@ def _restrict_temporaries(
     """`statements` with the needed elements of temporaries."""
     found = list(statements)
     last = {s.target: n for n, s in enumerate(found)}
+    readers: dict[str, list[int]] = {}
+    for n, s in enumerate(found):
+        for name in _tensors_read(s):
+            readers.setdefault(name, []).append(n)
     for target in sorted(last, key=lambda name: -last[name]):
         if function.tensor(target).role is not Role.TEMPORARY:
             continue
         own = [n for n, s in enumerate(found) if s.target == target]
         names = [_restrictable_subscripts(found[n]) for n in own]
-        region = _wanted_region(found, target, most_kept)
+        region = _wanted_region([found[n] for n in readers.get(target, ())], target, most_kept)
         if not region or None in names:
             continue
         for n, subscripts in zip(own, names, strict=True):
@@ -191,9 +195,9 @@ def _restrictable_subscripts(s: BoundStatement) -> tuple[str, ...] | None:
     return index_subscripts(Access(s.target, s.subscripts, s.value.dtype))
 
 
-def _wanted_region(statements: Sequence[BoundStatement], tensor: str, most_kept: float) -> Region:
+def _wanted_region(readers: Sequence[BoundStatement], tensor: str, most_kept: float) -> Region:
     """The elements of a temporary that its readers need, over its dimensions."""
-    found = [use for s in statements for use in _needed_regions(s, tensor)]
+    found = [use for s in readers for use in _needed_regions(s, tensor)]
     uses = [use for use in found if use is not None]
     if len(uses) < len(found):
         return ()
@@ -236,8 +240,17 @@ def _reads_of(s: BoundStatement, tensor: str, box: Box) -> Iterator[tuple[Access
             yield from visit(x, region)
 
     yield from visit(s.value, s.domain)
-    for e in (*s.subscripts, *(x for c in s.checks for x in (c.subscript, c.guard) if x is not None)):
+    for e in _exprs_beside_value(s):
         yield from visit(e, ())
+
+
+def _tensors_read(s: BoundStatement) -> frozenset[str]:
+    accesses = (x for e in (s.value, *_exprs_beside_value(s)) for x in walk_expr(e) if isinstance(x, Access))
+    return frozenset(x.tensor for x in accesses)
+
+
+def _exprs_beside_value(s: BoundStatement) -> tuple[Expr, ...]:
+    return (*s.subscripts, *(x for c in s.checks for x in (c.subscript, c.guard) if x is not None))
 
 
 # --- the restricted values -----------------------------------------------------------------------------------------
