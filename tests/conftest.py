@@ -47,7 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "sampled(n): one of n cases, drawn afresh in each run; all with --every-case")
+    config.addinivalue_line("markers", "sampled: its cases are alike; a run draws SAMPLE seconds of them")
     is_whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.option.keyword
     if is_whole and not (config.getoption("--every-case") or hasattr(config, "workerinput")):
         os.environ.setdefault(SEED, str(secrets.randbits(32)))  # the processes of a parallel run inherit it
@@ -89,16 +89,16 @@ def pytest_collection_finish() -> None:
 
 
 def _draw_cases(items: list[pytest.Item], seed: str) -> list[pytest.Item]:
-    """All tests, with some cases of those marked `sampled`."""
+    """All tests; of those marked `sampled`, as many cases as take `SAMPLE` seconds by the table of slow tests."""
+    average = _read_slow_tests()
     cases: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        if item.get_closest_marker("sampled"):
-            cases[item.nodeid.partition("[")[0]].append(item)
+        if item.get_closest_marker("sampled") and _name_of(item) in average:
+            cases[_name_of(item)].append(item)
     left_out: set[pytest.Item] = set()
     for name, own in cases.items():
-        marker = own[0].get_closest_marker("sampled")
-        assert marker is not None
-        left_out |= set(own) - set(Random(seed + name).sample(own, -(-len(own) // marker.args[0])))
+        count = max(1, round(SAMPLE / average[name]))
+        left_out |= set(own) - set(Random(seed + name).sample(own, min(count, len(own))))
     return [item for item in items if item not in left_out]
 
 
@@ -138,6 +138,8 @@ SEED = "TC_TEST_SEED"
 """The variable that draws the cases of tests marked `sampled`. Tests named on the command line run all of theirs."""
 SLOW_TESTS = Path(__file__).parent / "slow_tests.tsv"
 """Made by `tools/slow_tests.py`."""
+SAMPLE = 2.0
+"""Seconds for the cases of a test marked `sampled`."""
 FAST_CASE = 0.15
 """Seconds of a case that a fast run takes."""
 LONG_CASE = 5.0

@@ -120,6 +120,7 @@ def arguments(name: str, dynamic: str, value: int) -> tuple[Any, ...]:
     return PROGRAMS[name][1](sizes)
 
 
+@pytest.mark.sampled  # sizes of each program
 @pytest.mark.parametrize(("name", "dynamic"), CASES)
 def test_every_size_is_right(name: str, dynamic: str) -> None:
     op = op_of(name, set(dynamic))

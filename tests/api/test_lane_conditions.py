@@ -97,7 +97,7 @@ def call_all(name: str, op: Op) -> None:
                 require_close(op(*given), expected, op, given)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_calls_that_differ_in_a_size_or_a_stride(name: str) -> None:
     text, dynamic, _ = PROGRAMS[name]
@@ -105,7 +105,7 @@ def test_calls_that_differ_in_a_size_or_a_stride(name: str) -> None:
     call_all(name, op)
 
 
-@pytest.mark.sampled(3)  # sizes and strides of each program
+@pytest.mark.sampled  # sizes and strides of each program
 @pytest.mark.parametrize(("name", "tensor", "part", "dimension"), CONDITIONS)
 def test_every_condition_matters(
     name: str, tensor: int, part: str, dimension: int, monkeypatch: pytest.MonkeyPatch

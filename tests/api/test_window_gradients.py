@@ -33,7 +33,7 @@ def define(name: str) -> tc.Op:
     return tc.define(f"def f(double(N,H,W) x) -> (y) {{ {PROGRAMS[name]} }}").f
 
 
-@pytest.mark.sampled(2)  # sides for each program
+@pytest.mark.sampled  # sides for each program
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("sides", [(7, 9), (8, 8)])
 def test_gradients_agree_with_finite_differences(name: str, sides: tuple[int, int]) -> None:
@@ -61,6 +61,7 @@ CONVOLUTION = """
 def f(double(N,C,H,W) x, double(O,C,K,L) w) -> (y) { y(n,o,i,j) +=! x(n,c,S*i+a,T*j+b) * w(o,c,a,b) }"""
 
 
+@pytest.mark.sampled  # strides and sides
 @pytest.mark.parametrize(("strides", "sides"), [((2, 2), (3, 3)), ((2, 2), (4, 2)), ((3, 1), (5, 3)), ((2, 3), (1, 7))])
 def test_phases_of_strided_convolutions(strides: tuple[int, int], sides: tuple[int, int]) -> None:
     op = tc.define(CONVOLUTION.replace("S", str(strides[0])).replace("T", str(strides[1]))).f

@@ -17,7 +17,7 @@ from benchmarks.sparse import KERNELS, PATTERNS, SCALES, SCIPY, TORCH, Data
 TINY = SCALES["tiny"]
 
 
-@pytest.mark.sampled(2)  # patterns for each kernel
+@pytest.mark.sampled  # patterns for each kernel
 @pytest.mark.parametrize(("name", "pattern"), sparse.select(None, None))
 def test_all_contenders_give_our_result(name: str, pattern: str) -> None:
     measured = sparse.measure(name, Data(TINY, pattern, torch.float64), 1, 0.001)

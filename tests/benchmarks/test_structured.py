@@ -40,6 +40,7 @@ def test_every_def_is_accepted() -> None:
         assert len(compile_source(source)) == 1
 
 
+@pytest.mark.sampled  # convolutions
 @pytest.mark.parametrize("case", SMALL, ids=lambda c: c.name)
 def test_convolutions_and_their_peers_agree(case: Convolution) -> None:
     result = run(case.benchmark, 1, Settings(seconds=0.01, compiled=False))

@@ -82,6 +82,7 @@ def test_infinities_and_nan_pass_through(target: CpuTarget) -> None:
     assert np.isfinite(got["OUT"][1:, 1:]).all()
 
 
+@pytest.mark.sampled  # orders for each processor
 @on_machines
 @pytest.mark.parametrize(
     ("sizes", "orders"),

@@ -77,6 +77,7 @@ def errors_in_ulp(got: np.ndarray, exact: np.ndarray) -> np.ndarray:
         return np.where(same | edge, 0, np.where(np.isfinite(error), error, np.inf))
 
 
+@pytest.mark.sampled  # functions, each at every width
 @on_targets
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_float32(name: str, target: CpuTarget) -> None:

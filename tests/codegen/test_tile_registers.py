@@ -82,7 +82,7 @@ PIPELINES = {
 }
 
 
-@pytest.mark.sampled(2)  # orders of the operands of each schedule
+@pytest.mark.sampled  # orders of the operands of each schedule
 @pytest.mark.parametrize("name", PIPELINES)
 @pytest.mark.parametrize("orders", [("mk", "kn"), ("km", "nk")])
 def test_products_of_matrices(name: str, orders: tuple[str, str]) -> None:

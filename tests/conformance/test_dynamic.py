@@ -46,7 +46,7 @@ def _sets(names: tuple[str, ...]) -> list[tuple[str, ...]]:
     return list(dict.fromkeys([*((name,) for name in names), names] if names else []))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled
 @pytest.mark.parametrize("case", [c for c in CASES if c.error is None], ids=lambda c: c.id)
 def test_any_size(case: Case) -> None:
     try:

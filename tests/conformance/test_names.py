@@ -60,7 +60,7 @@ def on_gpu(bound: BoundFunction) -> str:
         return str(error)
 
 
-@pytest.mark.sampled(3)  # programs for one property of the canonical form
+@pytest.mark.sampled  # programs for one property of the canonical form
 @pytest.mark.parametrize("case", [c for c in CASES if c.error is None], ids=lambda c: c.id)
 def test_renamed_programs_give_the_same_code(case: Case) -> None:
     kept = {n: n for n in case.arrays()[1]}

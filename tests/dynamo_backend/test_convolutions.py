@@ -59,6 +59,7 @@ def run_with_gradients(function: Callable[..., Tensor], *inputs: Tensor) -> list
     return [result.detach(), *torch.autograd.grad(result, leaves, direction)]
 
 
+@pytest.mark.sampled  # strides, paddings and groups
 @pytest.mark.usefixtures("small_regions")
 @pytest.mark.parametrize("name", CASES)
 def test_convolutions_agree_with_torch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-SECONDS = 20
+SECONDS = 8
 
 
 def test_operators_agree_with_eager() -> None:

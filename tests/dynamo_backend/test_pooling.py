@@ -58,7 +58,7 @@ def test_places_are_those_of_torch(name: str, shape: tuple[int, ...], left: list
     assert not left
 
 
-@pytest.mark.sampled(2)  # types for each window
+@pytest.mark.sampled  # types for each window
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_gradients_go_to_the_first_maximum(name: str, dtype: torch.dtype, left: list[str]) -> None:

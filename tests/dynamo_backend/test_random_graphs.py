@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.dynamo_backend.random_graphs import find_fault, random_graph, reduce_program
 
-EXAMPLES = 20
+EXAMPLES = 6
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -113,7 +113,7 @@ def loops_of(case: Case) -> tuple[Module, dict[str, np.ndarray]]:
     return module, arrays
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_footprints_of_all_programs(group: int, monkeypatch: pytest.MonkeyPatch) -> None:
     certain: list[bool] = []

@@ -47,7 +47,7 @@ def lower(case: Case) -> Module:
     return module
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_machine_code_with_and_without_lines_is_the_same(group: int) -> None:
     linked = instructions = 0
@@ -75,7 +75,7 @@ def test_machine_code_with_and_without_lines_is_the_same(group: int) -> None:
 
 
 @pytest.mark.skipif(not nvrtc.is_nvrtc_available(), reason="compiling CUDA needs NVRTC")
-@pytest.mark.sampled(3)
+@pytest.mark.sampled
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
 def test_code_of_nvrtc_with_and_without_lines_is_the_same(path: Path) -> None:
     """Each instruction of PTX leads to a line of CUDA, and that to a line of the loops and its statements."""

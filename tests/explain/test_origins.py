@@ -59,7 +59,7 @@ def missing(modules: Sequence[Module], bound: BoundFunction) -> list[str]:
     return found
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled
 @pytest.mark.parametrize("group", range(GROUPS))
 @pytest.mark.parametrize("options", OPTIONS, ids=["default", "apart", "together"])
 def test_every_store_of_a_kernel_for_a_cpu(group: int, options: CpuOptions) -> None:
@@ -72,7 +72,7 @@ def test_every_store_of_a_kernel_for_a_cpu(group: int, options: CpuOptions) -> N
         assert not missing(modules, case.bound), case.name
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_every_store_of_a_cuda_kernel(group: int) -> None:
     for case in cases()[group::GROUPS]:

@@ -93,6 +93,7 @@ def test_costs_are_the_number_that_chose_the_plan(target: tc.CpuTarget) -> None:
     assert seen > 10
 
 
+@pytest.mark.sampled  # defs
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_marks_of_cuda_texts_change_nothing_else(group: int) -> None:
     marked = 0
@@ -112,6 +113,7 @@ def test_marks_of_cuda_texts_change_nothing_else(group: int) -> None:
     assert marked
 
 
+@pytest.mark.sampled  # defs
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_marks_of_c_texts_change_nothing_else(group: int) -> None:
     for case in cases()[group::GROUPS]:

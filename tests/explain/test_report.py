@@ -87,7 +87,7 @@ COPIES = re.compile(r" +v?(mov|xor|push|pop|call|ret)")
 registers have many."""
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
 def test_pages_of_examples(path: Path) -> None:
     for op in tc.define(path.read_text()):

@@ -70,7 +70,7 @@ def test_emulated(group: int) -> None:
 
 
 @needs_compiler
-@pytest.mark.sampled(2)  # every def runs with default options
+@pytest.mark.sampled  # every def runs with default options
 @pytest.mark.parametrize("choice", ["naive", "random"])
 @pytest.mark.parametrize("group", GROUPS)
 def test_emulated_with_options(group: int, choice: str, request: pytest.FixtureRequest) -> None:
@@ -89,6 +89,7 @@ def check_in_emulator(group: int, choice: str) -> None:
         check(case, arrays)
 
 
+@pytest.mark.sampled  # the emulator runs all
 @needs_nvrtc
 @pytest.mark.parametrize("group", GROUPS)
 def test_accepted_by_nvrtc(group: int, request: pytest.FixtureRequest) -> None:
@@ -121,6 +122,7 @@ def test_the_proof_tells_which_of_several_texts_nvrtc_refuses(fault: str, monkey
     assert (again.known, again.failures, again.digests) == (tally.texts, [], tally.digests)
 
 
+@pytest.mark.sampled  # the emulator runs all
 @needs_opencl
 @pytest.mark.parametrize("group", GROUPS)
 def test_run_by_opencl(group: int, request: pytest.FixtureRequest) -> None:

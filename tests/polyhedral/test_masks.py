@@ -104,7 +104,7 @@ def test_results_stay_the_same(
     same(op.compile(*given, options=options)(*given), op.reference(*given), 1e-2 if "half" in text else 2e-4)
 
 
-@pytest.mark.sampled(2)  # `test_results_stay_the_same` draws all masks
+@pytest.mark.sampled  # `test_results_stay_the_same` draws all masks
 @pytest.mark.parametrize("mask", MASKS)
 def test_large_enough_for_every_tile(mask: str) -> None:
     before = torch.get_num_threads()
@@ -163,6 +163,7 @@ def stored(text: str, sizes: dict[str, int], options: CpuOptions, monkeypatch: p
     return machines[0].stored
 
 
+@pytest.mark.sampled  # masks
 @pytest.mark.parametrize("structured", [False, True])
 @pytest.mark.parametrize("text", [ATTENTION, SOFTMAX, DEFS[0]])
 def test_a_triangle_is_half_of_the_work(text: str, structured: bool, monkeypatch: pytest.MonkeyPatch) -> None:

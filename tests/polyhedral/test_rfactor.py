@@ -117,6 +117,7 @@ PARTS = """def f(float(M,N) X, float(M,K) Y, float(N) b) -> (g, top, c) {
 }"""
 
 
+@pytest.mark.sampled  # options
 @pytest.mark.parametrize("fusion", ["max", "min"])
 @pytest.mark.parametrize("structured", [True, False])
 @pytest.mark.parametrize("parts", [1, 2, 5, 16])

@@ -258,6 +258,7 @@ FAR = replace(AVX512, name="skylake-avx512", cache=(2048, 4096, 1 << 30))
 """A machine whose last cache is far, and whose others are small."""
 
 
+@pytest.mark.sampled  # shapes and types
 @pytest.mark.parametrize(
     ("shape", "dtype"),
     [
@@ -296,6 +297,7 @@ def test_whole_lines_of_chains_and_permutations() -> None:
         assert torch.equal(run(tc.define(text).p.compile(y, target=FAR), y), y.permute(order))
 
 
+@pytest.mark.sampled  # shapes
 @pytest.mark.parametrize("shape", [(1030, 520), (1030, 70), (70, 1030), (50, 90)])
 def test_experts_let_whole_lines_leave(shape: tuple[int, int]) -> None:
     """The expert's pipeline, and what is done untold as one, say so by the innermost loop."""
@@ -309,6 +311,7 @@ def test_experts_let_whole_lines_leave(shape: tuple[int, int]) -> None:
     assert told.source("llvm") == untold.source("llvm")
 
 
+@pytest.mark.sampled  # the two orders
 @pytest.mark.parametrize(("tile", "inside"), [("n=32, m=1030", "m1"), ("m=32, n=1050", "n1")])
 def test_tiles_longer_than_a_buffer(tile: str, inside: str) -> None:
     """The rest of a long tile has a smaller buffer."""
@@ -338,7 +341,7 @@ def test_which_transpositions_leave_in_lines() -> None:
     assert "streaming" not in flip().compile(x[:300, :300].contiguous(), target=far).source("loops")
 
 
-@pytest.mark.sampled(2)  # types for each shape
+@pytest.mark.sampled  # types for each shape
 @pytest.mark.parametrize("shape", [(129, 64), (257, 40), (131, 290), (1030, 90)])
 @pytest.mark.parametrize("name", ["float", "double", "uint8"])
 def test_no_two_tiles_store_one_element(name: str, shape: tuple[int, int]) -> None:

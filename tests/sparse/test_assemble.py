@@ -27,7 +27,7 @@ def same(a: Any, b: Any) -> bool:
     return all(torch.equal(p, q) for p, q in zip(x, y, strict=True))
 
 
-@pytest.mark.sampled(2)  # `test_sparse_kernels` runs all programs
+@pytest.mark.sampled  # `test_sparse_kernels` runs all programs
 @pytest.mark.parametrize("case", [c for c in RUN if c.record.get("stored")], ids=lambda c: c.id)
 def test_assembled_calls_give_the_same_bits(case: Case) -> None:
     op = list(tc.define(case.record["tc"], formats=case.record.get("define_formats")))[-1]

@@ -243,6 +243,7 @@ OPERANDS: dict[str, Callable[[], list[Any]]] = {
 }
 
 
+@pytest.mark.sampled  # backends for each program
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 @pytest.mark.parametrize("name", OPERANDS)
 def test_assembled_functions(name: str, backend: str) -> None:

@@ -33,7 +33,7 @@ from tests.helpers.sparse_programs import (
 )
 
 SETTINGS = settings(
-    deadline=None, suppress_health_check=list(HealthCheck), max_examples=60, phases=(Phase.explicit, Phase.generate)
+    deadline=None, suppress_health_check=list(HealthCheck), max_examples=25, phases=(Phase.explicit, Phase.generate)
 )
 BLOCKED_CYCLE = "would have to be stored in another order"
 """Said of blocked operands that no order of loops can walk, in whichever of their two formats."""

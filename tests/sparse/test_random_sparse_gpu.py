@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(
     not emulator.is_emulator_available(), reason="running kernels on the CPU needs a C++ compiler"
 )
 SETTINGS = settings(
-    deadline=None, suppress_health_check=list(HealthCheck), max_examples=40, phases=(Phase.explicit, Phase.generate)
+    deadline=None, suppress_health_check=list(HealthCheck), max_examples=15, phases=(Phase.explicit, Phase.generate)
 )
 SMALL = replace(parse_gpu_target("cuda:sm_90"), num_sms=1)
 """A GPU of one processor: the grid goes round several times, and few threads have nothing to do."""

@@ -73,7 +73,7 @@ def test_other_reductions_of_rows(statement: str, expected: Callable[[Tensor], T
     assert torch.equal(op(stored(A)), expected(A))
 
 
-@pytest.mark.sampled(2)  # types of values and of coordinates
+@pytest.mark.sampled  # types of values and of coordinates
 @pytest.mark.parametrize("index", INDICES, ids=str)
 @pytest.mark.parametrize("name", TYPES)
 @pytest.mark.parametrize(("statement", "vectors"), [
@@ -149,6 +149,7 @@ def threads() -> Iterator[Callable[[int], None]]:
     torch.set_num_threads(before)
 
 
+@pytest.mark.sampled  # types and numbers of operands
 @pytest.mark.parametrize("index", INDICES, ids=str)
 @pytest.mark.parametrize(("count", "value"), [
     (2, "B(i,j) + C(i,j)"), (2, "B(i,j) * C(i,j)"),
@@ -185,6 +186,7 @@ def test_the_last_coordinate_that_an_index_type_holds() -> None:
     assert found.values.tolist() == [1, 1, 2]
 
 
+@pytest.mark.sampled  # numbers of columns
 @pytest.mark.parametrize("columns", [1, LINE, LINE + 1, LINE * LINE - 1, LINE * LINE, LINE * LINE + 70])
 def test_products_of_sparse_matrices(columns: int) -> None:
     op = tc.define("def f(double(N,K) B: csr, double(K,M) C: csr) -> (A: csr) { A(i,j) +=! B(i,k) * C(k,j) }").f

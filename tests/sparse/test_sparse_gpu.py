@@ -40,7 +40,7 @@ def compile_case(case: Case) -> tuple[Any, list[Any], dict[str, Tensor]]:
     return op.compile(*operands, target=SMALL, **initial), operands, initial
 
 
-@pytest.mark.sampled(2)  # `test_sparse_kernels` runs all programs
+@pytest.mark.sampled  # `test_sparse_kernels` runs all programs
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
 def test_conformance(case: Case) -> None:
     """Values, places and formats."""

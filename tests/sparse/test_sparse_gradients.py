@@ -91,6 +91,7 @@ def flat(x: Any) -> Any:
     return x.values if isinstance(x, tc.SparseTensor) else x
 
 
+@pytest.mark.sampled  # programs for the same rules of derivatives
 @pytest.mark.parametrize("name", SHAPES)
 def test_first_and_second_derivatives(name: str) -> None:
     args = operands(name)
@@ -104,7 +105,7 @@ def test_first_and_second_derivatives(name: str) -> None:
     assert gradgradcheck(call, values, atol=1e-4, fast_mode=True)
 
 
-@pytest.mark.sampled(2)  # programs for the same rules of derivatives
+@pytest.mark.sampled  # programs for the same rules of derivatives
 @pytest.mark.parametrize("case", [c for c in cases() if c.record.get("grad")], ids=lambda c: c.id)
 def test_conformance_programs_by_finite_differences(case: Case) -> None:
     op = list(tc.define(case.record["tc"]))[-1]

@@ -150,7 +150,7 @@ PACKED = [
 ]
 
 
-@pytest.mark.sampled(3)  # layouts, depths and sides of one lowering
+@pytest.mark.sampled  # layouts, depths and sides of one lowering
 @pytest.mark.parametrize("text", [*MATMULS, "C:i,j = A:i,k x B:j,k", "C:i,j = B:j,k x A:k,i"])
 @pytest.mark.parametrize(("depth", "levels"), PACKED)
 @pytest.mark.parametrize("sides", [(Side.LEFT,), (Side.RIGHT,), (Side.LEFT, Side.RIGHT)])

@@ -305,6 +305,7 @@ UNPACKED = {
 }
 
 
+@pytest.mark.sampled  # sizes for each schedule
 @pytest.mark.parametrize("p", UNPACKED.values(), ids=UNPACKED)
 @pytest.mark.parametrize("sizes", [{"a": 21, "b": 37, "c": 5, "d": 9}, {"a": 32, "b": 32, "c": 6, "d": 8}], ids=str)
 def test_results_are_kept_and_then_stored(ops: Any, p: Schedule, sizes: dict[str, int]) -> None:
@@ -348,7 +349,7 @@ JOINED = {
 }
 
 
-@pytest.mark.sampled(3)  # sizes for each schedule
+@pytest.mark.sampled  # sizes for each schedule
 @pytest.mark.parametrize("p", JOINED.values(), ids=JOINED)
 @pytest.mark.parametrize("sizes", [(24, 3, 7, 6, 2, 9), (21, 2, 8, 5, 3, 8), (24, 2, 6, 24, 2, 5)], ids=str)
 def test_vectors_of_several_rows_share_registers(ops: Any, p: Schedule, sizes: tuple[int, ...]) -> None:

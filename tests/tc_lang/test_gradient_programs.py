@@ -17,7 +17,7 @@ from tests.helpers.gradient_checks import Rejected, check_program, run
 from tests.helpers.gradient_programs import GradientProgram, draw_program
 
 SEED = time.time_ns() % 1_000_000_000
-PROGRAMS = 7
+PROGRAMS = 3
 ROUNDS = 3
 
 FOUND = {

@@ -187,7 +187,7 @@ def fitting_options(case: Chain, options: TileOptions, target: str, rng: random.
 
 
 @needs_compiler
-@pytest.mark.sampled(2)
+@pytest.mark.sampled
 @pytest.mark.parametrize(("target", "options"), TARGETS)
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_chains_are_one_kernel_and_equal_the_reference(case: Chain, target: str, options: TileOptions) -> None:
@@ -361,7 +361,7 @@ def test_what_is_no_softmax_is_no_chain(change: str, to: str) -> None:
 
 
 @needs_nvrtc
-@pytest.mark.sampled(2)  # smaller ones run in the emulator
+@pytest.mark.sampled  # smaller ones run in the emulator
 @pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90"])
 @pytest.mark.parametrize(
     ("text", "shapes"),

@@ -125,6 +125,7 @@ LARGE = {
 arithmetic of an epilogue adds to the time of the products, but for the steps that one warpgroup leads the other."""
 
 
+@pytest.mark.sampled  # sizes for each product
 @needs_nvrtc
 @pytest.mark.parametrize("n", [4096, 8192])
 @pytest.mark.parametrize("name", LARGE)
@@ -165,6 +166,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.sampled  # products
 @needs_nvrtc
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_products_are_assembled_without_spills(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

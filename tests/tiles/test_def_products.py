@@ -139,7 +139,7 @@ LARGE = {
 }
 
 
-@pytest.mark.sampled(2)  # smaller ones run in the emulator, all of them
+@pytest.mark.sampled  # smaller ones run in the emulator, all of them
 @pytest.mark.parametrize(
     ("name", "target"), [*((name, "cuda:sm_80") for name in LARGE), ("odd", "cuda:sm_90"), ("batch", "cuda:sm_86")]
 )

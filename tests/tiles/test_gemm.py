@@ -61,6 +61,7 @@ def stored(x: Array, dtype: DType, *, bits: bool) -> Array:
     return (rounded >> 16).astype(np.uint16) if bits else (rounded & 0xFFFF0000).view(np.float32)
 
 
+@pytest.mark.sampled  # the emulator runs all
 @pytest.mark.parametrize("name", MODULES)
 def test_interpreter(name: str) -> None:
     m = MODULES[name]

@@ -61,6 +61,7 @@ LARGE: dict[str, tuple[Any, tuple[tuple[int, ...], ...], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sampled  # sizes
 @needs_nvrtc
 @pytest.mark.parametrize("name", LARGE)
 def test_no_spills_and_no_warnings(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,6 +96,7 @@ ATTENTIONS: dict[str, tuple[tuple[int, int, int, int], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sampled  # sizes
 @needs_compiler
 @pytest.mark.parametrize("name", ATTENTIONS)
 def test_attention_is_as_near_as_unfused(name: str) -> None:

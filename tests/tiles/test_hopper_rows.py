@@ -33,7 +33,7 @@ from ..helpers.tile_gemm_hopper import shared, swizzled
 needs_compiler = pytest.mark.skipif(not emulator.is_emulator_available(), reason="there is no C++ compiler")
 
 
-@pytest.mark.sampled(2)  # the emulator runs all
+@pytest.mark.sampled  # the emulator runs all
 @pytest.mark.parametrize("name", cases())
 def test_interpreter(name: str) -> None:
     c = cases()[name]

@@ -63,6 +63,7 @@ def divide(case: ProductCase, target: str) -> DividedDef:
     return divide_def(case.bind(), options, parse_gpu_target(target))
 
 
+@pytest.mark.sampled  # two architectures
 @needs_compiler
 @pytest.mark.parametrize("target", TARGETS)
 def test_masked_sums_equal_the_reference(target: str) -> None:
@@ -99,6 +100,7 @@ def test_interpreter_equals_the_reference(target: str) -> None:
     np.testing.assert_array_equal(given[-1], case.expected().numpy())
 
 
+@pytest.mark.sampled  # two architectures
 @needs_nvrtc
 @pytest.mark.parametrize("target", TARGETS)
 def test_large_masked_products_are_on_tensor_cores_without_spills(target: str) -> None:
