@@ -332,12 +332,14 @@ def _drop_implied_ranges(d: s.Def) -> tuple[str, Function]:
 
 
 def _has_same_ranges(attempt: Function, n: int, wanted: Ranges, sizes: Mapping[str, Value]) -> bool:
-    """Whether a def has the ranges that are wanted though its n-th statement has a clause less."""
+    """Whether a def has the ranges that are wanted though its n-th statement has a clause less.
+
+    Earlier statements of the same target may take ranges from that one.
+    """
     target = attempt.statements[n].target
+    affected = (k for k in range(n, -1, -1) if attempt.statements[k].target == target)
     try:
-        if any(s.target == target for s in attempt.statements[:n]):  # which may take ranges from this one
-            return infer_ranges(attempt, sizes).statements == wanted.statements
-        return infer_statement(attempt, sizes, wanted, n) == wanted.statements[n]
+        return all(infer_statement(attempt, sizes, wanted, k) == wanted.statements[k] for k in affected)
     except TCError:
         return False
 
