@@ -65,7 +65,7 @@ child = os.fork()
 if child == 0:
     y = ops.twice(x)                                    # a kernel that the parent made, in parallel there
     z = ops.mm(torch.ones(300, 40), torch.ones(40, 300))  # one of the child's own
-    x.mul_(2)                                           # torch itself hangs in a child unless it is told one thread
+    x.mul_(2)                                           # torch itself hangs in a child unless it has one thread
     os._exit(0 if torch.equal(y, x) and (z == 40).all() else 1)
 _, status = os.waitpid(child, 0)
 assert torch.equal(ops.twice(x), 2 * x)

@@ -143,7 +143,7 @@ def test_public_names_are_there() -> None:
 
 
 @pytest.mark.parametrize("value", ["1/2", "exp(-1/3)", "(7/2)", "float(3/2)", "(x(i) > 0 ? 1/2 : 0)"])
-def test_a_fraction_that_is_lost_among_floats_is_told(value: str) -> None:
+def test_a_fraction_that_is_lost_among_floats_is_reported(value: str) -> None:
     for body in (f"y(i) = {value} * x(i)", f"y(i) = c * x(i) where c = {value}"):
         with pytest.warns(UserWarning, match="rounds down") as caught:
             tc.define(f"def f(float(N) x) -> (y) {{ {body} }}")

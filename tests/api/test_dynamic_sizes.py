@@ -382,7 +382,7 @@ def test_einsum_compiles_a_third_time_at_most() -> None:
 # --- other processes -----------------------------------------------------------------------------------------------
 
 
-def test_another_process_compiles_nothing_whatever_sizes_come(tmp_path: Path) -> None:
+def test_another_process_compiles_nothing_for_any_size(tmp_path: Path) -> None:
     program = textwrap.dedent(
         f"""
         import sys, torch, tensor_comprehensions as tc

@@ -195,7 +195,7 @@ MISTAKES: dict[str, tuple[Any, list[str]]] = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_told(name: str) -> None:
+def test_a_mistake_is_reported(name: str) -> None:
     call, parts = MISTAKES[name]
     with pytest.raises(TCError) as caught:
         call()
@@ -238,7 +238,7 @@ def test_without_nvrtc(monkeypatch: pytest.MonkeyPatch) -> None:
         nvrtc.find_toolchain.cache_clear()
 
 
-def test_faults_of_ours_are_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faults_of_ours_are_reported_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tensor_comprehensions.runtime.emulate.emulator.build_emulated", lambda codes: 1 / 0)
     kernel = OPS.matmul.compile(A, B, target=SM90)
     with pytest.raises(InternalError, match="ZeroDivisionError"):

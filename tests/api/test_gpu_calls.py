@@ -94,7 +94,7 @@ def test_lanes_take_only_what_they_may(fake: FakeCuda, ops: Any) -> None:
     torch.testing.assert_close(y, 1 + 2 * x)
 
 
-def test_checks_are_told_and_their_destinations_left_alone(fake: FakeCuda, ops: Any) -> None:
+def test_checks_are_reported_and_their_destinations_left_alone(fake: FakeCuda, ops: Any) -> None:
     table, words = torch.randn(9, 6), torch.tensor([1, 8, 0, 3])
     for _ in range(2):
         assert torch.equal(ops.lookup(table, words), table[words])

@@ -235,7 +235,7 @@ def test_interpret_is_obeyed_after_a_first_call(ops: tc.Library, monkeypatch: py
         same(ops.add(A, B), A + B)
 
 
-def test_a_lack_of_memory_is_told_as_one(ops: tc.Library, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lack_of_memory_is_reported_as_one(ops: tc.Library, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 1 bytes.")
 

@@ -175,12 +175,12 @@ def test_refuses_with_a_reason(name: str, pipeline: Any, words: list[str]) -> No
         ("copy", [(300, 517), (517,)]),
     ],
 )
-def test_what_is_done_untold_is_a_pipeline(name: str, shapes: list[tuple[int, ...]]) -> None:
+def test_the_default_is_a_pipeline(name: str, shapes: list[tuple[int, ...]]) -> None:
     op, arguments = CASES[name][0], [torch.empty(shape) for shape in shapes]
-    untold = op.compile(*arguments)
-    line = next(line for line in untold.source("schedule").splitlines() if "vectorize(" in line)
-    told = op.compile(*arguments, schedule=parse_schedule(line.split(": ", 1)[1]))
-    assert told.source("llvm") == untold.source("llvm")
+    default = op.compile(*arguments)
+    line = next(line for line in default.source("schedule").splitlines() if "vectorize(" in line)
+    scheduled = op.compile(*arguments, schedule=parse_schedule(line.split(": ", 1)[1]))
+    assert scheduled.source("llvm") == default.source("llvm")
 
 
 FAR = replace(AVX512, name="skylake-avx512", cache=(2048, 4096, 1 << 30))
@@ -189,12 +189,12 @@ FAR = replace(AVX512, name="skylake-avx512", cache=(2048, 4096, 1 << 30))
 @pytest.mark.parametrize(("rows", "together"), [(128, 4), (130, 2), (131, 1), (8, 1)])
 def test_rows_from_memory_are_summed_together(rows: int, together: int) -> None:
     x = whole(rows, 1030)
-    untold = OPS.rows.compile(x, target=FAR)
-    assert torch.equal(run(untold, x), x.sum(1))
-    (line,) = (line for line in untold.source("schedule").splitlines() if "vectorize(" in line)
+    default = OPS.rows.compile(x, target=FAR)
+    assert torch.equal(run(default, x), x.sum(1))
+    (line,) = (line for line in default.source("schedule").splitlines() if "vectorize(" in line)
     assert (f"m={together})" in line.split("unroll(")[1]) == (together > 1)
-    told = OPS.rows.compile(x, target=FAR, schedule=parse_schedule(line.split(": ", 1)[1]))
-    assert told.source("llvm") == untold.source("llvm")
+    scheduled = OPS.rows.compile(x, target=FAR, schedule=parse_schedule(line.split(": ", 1)[1]))
+    assert scheduled.source("llvm") == default.source("llvm")
 
 
 @pytest.mark.parametrize(("columns", "size"), [(700, 352), (960, 320), (300, 300)])

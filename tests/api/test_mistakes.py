@@ -123,7 +123,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], type[tc.TCError], list[str]]] = 
 
 @pytest.mark.parametrize("interpret", [False, True], ids=["compiled", "interpreted"])
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_told(mistake: str, interpret: bool) -> None:
+def test_a_mistake_is_reported(mistake: str, interpret: bool) -> None:
     call, error, parts = MISTAKES[mistake]
     with knobs.override_knobs(interpret=interpret), pytest.raises(error) as caught:
         call()
@@ -132,7 +132,7 @@ def test_a_mistake_is_told(mistake: str, interpret: bool) -> None:
     assert (torch.cat([A.flatten(), B.flatten(), C.flatten()]) == 1).all()
 
 
-def test_the_end_of_the_stack_is_told_as_such() -> None:
+def test_the_end_of_the_stack_is_reported_as_such() -> None:
     """Wherever in the stack a first call runs out of it: never as a bug of this package."""
 
     def below(depth: int) -> torch.Tensor:

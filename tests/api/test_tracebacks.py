@@ -119,14 +119,14 @@ def test_a_mistake_as_a_cause_and_while_another_is_handled() -> None:
         except tc.TCError as error:
             raise ValueError("mine") from error
     assert not ours(caught.value) or sys.version_info < (3, 11)
-    with pytest.raises(tc.TCError) as told:
+    with pytest.raises(tc.TCError) as caught:
         try:
             raise KeyError("first")
         except KeyError:
             MM.mm(A, A)
-    assert isinstance(told.value.__context__, KeyError)
-    assert not told.value.__suppress_context__
-    assert told.value.__context__.__traceback__ is not None
+    assert isinstance(caught.value.__context__, KeyError)
+    assert not caught.value.__suppress_context__
+    assert caught.value.__context__.__traceback__ is not None
 
 
 def test_our_own_bug_shows_everything(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,7 +77,7 @@ BEFORE = "%before = getelementptr float, ptr %y, i64 -1\n  store float 1.0, ptr 
 
 
 def kernel(body: str = PLAIN, tail: str = "", count: int = N, code: int = 0) -> pb.Code:
-    """A kernel for `twice` that goes wrong as told."""
+    """A kernel for `twice` that goes wrong in the way named."""
     text = _KERNEL.format(body=body, tail=tail, count=count, code=code, last=N - 1)
     made = object_code.assemble(text, host())
     return pb.Code(program=made.data, symbols=made.symbols)
@@ -221,7 +221,7 @@ def test_problems_of_all_kinds_are_measured(group: WorkerPool, name: str) -> Non
     assert reply.timings[0].median > 0
 
 
-def test_subscripts_that_lead_astray_are_told(group: WorkerPool) -> None:
+def test_wrong_subscripts_are_reported(group: WorkerPool) -> None:
     op = tc.define(PROBLEMS["gather"][0]).f
     request = pb.Request(version=VERSION, stage=pb.EVALUATE, options=[to_message(tc.CpuOptions())])
     request.problem.CopyFrom(problem(op, torch.zeros(5, 8), torch.tensor([9], dtype=torch.int32)))

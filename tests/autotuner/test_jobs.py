@@ -280,7 +280,7 @@ def test_shards_that_there_are_not(wrong: str) -> None:
         parse_shard(wrong)
 
 
-def test_a_store_that_cannot_be_is_told_before_a_search(job: Path, tmp_path: Path) -> None:
+def test_an_impossible_store_is_reported_before_a_search(job: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(ArgumentError, match="cannot be used: it is not a folder"):
         store_of(tmp_path / "file")

@@ -258,8 +258,8 @@ def test_the_tuner_measures_calls_of_a_library(
     with caplog.at_level(logging.INFO, "tensor_comprehensions"):
         found = op.autotune(*tensors, devices=["cuda:0"], options=SLOW, **effort).options
     assert found.match_library_calls
-    (told,) = [r.getMessage() for r in caplog.records if "torch computes" in r.getMessage()]
-    assert "torch.mm(A.permute(0, 1), B.permute(0, 1), out=C.permute(0, 1))" in told
+    (message,) = [r.getMessage() for r in caplog.records if "torch computes" in r.getMessage()]
+    assert "torch.mm(A.permute(0, 1), B.permute(0, 1), out=C.permute(0, 1))" in message
     for _ in range(2):
         fake.launches.clear()
         played.clear()

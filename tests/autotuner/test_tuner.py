@@ -52,7 +52,7 @@ def test_the_fastest_wins_the_race_with_the_default(search: str) -> None:
     assert landscape(found.options) == found.seconds
 
 
-def test_times_taken_in_turns_with_the_default_are_told_as_if_the_machine_were_always_as_fast() -> None:
+def test_times_taken_in_turns_with_the_default_are_reported_as_if_the_machine_were_always_as_fast() -> None:
     """The default comes along from the second one on; the machine is slower and slower."""
     usual, moment = landscape(CpuOptions()), [1.0]
 
@@ -113,7 +113,7 @@ def test_case_43_times_that_cannot_be_are_never_chosen(lie: float) -> None:
     assert {o.status for o in found.outcomes if o.options in liars} == {pb.IMPOSSIBLE}
 
 
-def test_case_46_when_all_fail_the_reasons_are_told() -> None:
+def test_case_46_when_all_fail_the_reasons_are_reported() -> None:
     def change(options: CpuOptions, reply: pb.Reply) -> None:
         reply.status, reply.message = (pb.CRASH, "SIGSEGV") if options.interleave else (pb.NAN, "output 0")
 

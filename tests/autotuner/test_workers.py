@@ -120,7 +120,7 @@ def test_case_52_a_lost_device_leaves_its_work_to_the_others(zygote: ForkServer)
         group.close()
 
 
-def test_case_52_when_all_devices_are_lost_their_refusal_is_told(zygote: ForkServer) -> None:
+def test_case_52_when_all_devices_are_lost_their_refusal_is_reported(zygote: ForkServer) -> None:
     group = WorkerPool(zygote, [fakes(threads=2), fakes(threads=2)], lost=evaluators.device_lost)
     try:
         reply = pb.Reply.FromString(group.submit(b"on a device", LIMITS).result())
@@ -160,7 +160,7 @@ waiting.result()
 """
 
 
-def test_case_49_no_worker_survives_whoever_asked() -> None:
+def test_case_49_no_worker_survives_its_client() -> None:
     parent = subprocess.Popen([sys.executable, "-c", _PARENT, HERE], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     *words, folder = parent.stdout.readline().split()

@@ -57,7 +57,7 @@ def test_a_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().out.split() == ["mttkrp", "uniform"]
 
 
-def test_without_scipy_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_scipy_the_reason_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sparse, "scipy_sparse", None)
     measured = sparse.measure("spmv", Data(TINY, "band", torch.float64), 1, 0.001)
     assert set(measured.times) == {OURS, TORCH}

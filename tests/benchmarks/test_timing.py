@@ -29,6 +29,6 @@ def test_memory_is_kept_until_it_is_released() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     worked, kept, left = done.stdout.split()
     if worked == "False":
-        pytest.skip("this C library cannot be told")
+        pytest.skip("this C library has no such setting")
     assert int(kept) > 150
     assert int(left) < 50

@@ -173,7 +173,7 @@ def held(root: Path) -> None:
 
     store = Store(root)
     assert stored_kernels.store_kernel(store, StoredKernel(key(0), {}, payload(0)))
-    told, tell = os.pipe()
+    listen, tell = os.pipe()
     child = os.fork()
     if child == 0:
         with open(root / "v2" / ".lock", "w") as file:
@@ -181,7 +181,7 @@ def held(root: Path) -> None:
             os.write(tell, b"x")
             os.kill(os.getpid(), signal.SIGSTOP)
         os._exit(0)
-    os.read(told, 1)
+    os.read(listen, 1)
     signal.alarm(HANGS)
     assert eviction.evict(store) is None
     assert stored_kernels.store_kernel(store, StoredKernel(key(1), {}, payload(1)))

@@ -180,7 +180,7 @@ def test_what_an_expert_returns_is_found(root: Path, compiled: list[str]) -> Non
     assert compiled == ["mm"]
 
 
-def test_sizes_strides_and_options_are_told_apart(root: Path, compiled: list[str]) -> None:
+def test_sizes_strides_and_options_are_distinguished(root: Path, compiled: list[str]) -> None:
     op, a, b = mm()
     for x, y, options in ((a, b, None), (a[:4], b, None), (a.t().contiguous().t(), b, None), (a, b, "min")):
         kernel = op.compile(x, y, options=None if options is None else CpuOptions(fusion=options))
@@ -269,7 +269,7 @@ def test_faults_1_and_2_damaged_code_never_reaches_the_loader(
     assert all(data == op.compile(a, b).compiled.code.data for data in loaded)
 
 
-def test_fault_5_the_entry_of_another_key_is_a_miss_and_told(
+def test_fault_5_the_entry_of_another_key_is_a_miss_and_reported(
     root: Path, compiled: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     op, a, b = mm()

@@ -196,7 +196,7 @@ def short_then_full(descriptor: int, data: memoryview) -> int:
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
-def test_fault_7_a_full_disk_leaves_nothing_behind_and_is_told_once(
+def test_fault_7_a_full_disk_leaves_nothing_behind_and_is_reported_once(
     root: Path, code: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = Store(root, system=replace(SYSTEM, write=Failing(os.write, code)))
@@ -234,7 +234,7 @@ def test_after_a_failure_writing_pauses_and_is_tried_again_later(root: Path) -> 
 
 @pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES])
 @pytest.mark.parametrize("function", ["open", "mkdir"])
-def test_fault_8_a_folder_that_cannot_be_written_is_told_once(
+def test_fault_8_a_folder_that_cannot_be_written_is_reported_once(
     root: Path, function: str, code: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = Store(root, system=replace(SYSTEM, **{function: Failing(getattr(os, function), code)}))

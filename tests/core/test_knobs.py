@@ -50,7 +50,7 @@ def test_all_topics() -> None:
         ("TC_CACHE_MAX_SIZE", "M", "such as 500M"),
     ],
 )
-def test_a_meaningless_value_is_told_with_its_variable(variable: str, text: str, part: str) -> None:
+def test_a_meaningless_value_is_reported_with_its_variable(variable: str, text: str, part: str) -> None:
     with pytest.raises(ArgumentError, match=variable) as caught:
         Knobs.read({variable: text})
     assert part in str(caught.value)
@@ -128,7 +128,7 @@ def test_no_other_module_reads_settings_from_the_environment() -> None:
     assert readers == {"core/knobs.py"}
 
 
-def test_whoever_asks_is_told_of_a_meaningless_value_not_whoever_imports() -> None:
+def test_a_meaningless_value_is_reported_on_use_not_on_import() -> None:
     program = """
 import sys
 import tensor_comprehensions as tc
@@ -140,8 +140,8 @@ except tc.ArgumentError as error:
 sys.exit(main(["doctor"]))
 """
     environment = {**os.environ, "TC_CACHE": "maybe"}
-    told = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
-    assert "TC_CACHE is 'maybe'" in told.stdout
-    assert told.returncode > 0
-    assert "TC_CACHE is 'maybe'" in told.stderr
-    assert "Traceback" not in told.stderr
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert "TC_CACHE is 'maybe'" in done.stdout
+    assert done.returncode > 0
+    assert "TC_CACHE is 'maybe'" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -106,7 +106,7 @@ def test_calls_with_other_sizes_share_a_def() -> None:
         ("i->ii", [(2,)], "output subscript 'i' occurs more than once"),
     ],
 )
-def test_mistakes_are_told_in_the_words_of_einsum(equation: str, shapes: list[tuple[int, ...]], words: str) -> None:
+def test_mistakes_are_reported_in_the_words_of_einsum(equation: str, shapes: list[tuple[int, ...]], words: str) -> None:
     with pytest.raises(tc.ArgumentError, match=words) as mistake:
         tc.einsum(equation, *(torch.ones(shape) for shape in shapes))
     assert equation in str(mistake.value)

@@ -201,7 +201,7 @@ def test_saved_pages(tmp_path: Path) -> None:
         report.save(5)  # type: ignore[arg-type]
 
 
-def test_a_kernel_that_was_put_by_hand_is_told_apart(tmp_path: Path) -> None:
+def test_a_kernel_that_was_put_by_hand_is_distinguished(tmp_path: Path) -> None:
     op = tc.define(SOFTMAX).softmax
     kernel = op.compile(torch.rand(8, 100))
     other = op.compile(torch.rand(8, 101))

@@ -140,7 +140,7 @@ def fails(call: Callable[..., Any], *arguments: torch.Tensor) -> str:
 @pytest.mark.parametrize("name", ["int8", "int16", "int32", "int64", "uint8"])
 @pytest.mark.parametrize("count", [ONE_BY_ONE, IN_VECTORS, IN_CHUNKS])
 @pytest.mark.parametrize("value", [-1, 100, 127])
-def test_the_first_subscript_outside_is_told(name: str, count: int, value: int) -> None:
+def test_the_first_subscript_outside_is_reported(name: str, count: int, value: int) -> None:
     if name == "uint8" and value < 0:
         value = 255
     take = op(TAKE.format(name))
@@ -169,7 +169,7 @@ def test_unsigned_values_that_no_signed_type_holds() -> None:
 
 
 def test_the_same_failure_from_all_threads() -> None:
-    """However the threads run, the first in the order of the indices is told."""
+    """However the threads run, the first in the order of the indices is reported."""
     x, i = torch.randn(50, 60), choices(50, 2000, 700, dtype=torch.int64)
     pick = op("def f(float(M,N) X, int64(A,B) I, int64(A,B) J) -> (O) { O(a,b) = X(I(a,b),J(a,b)) }")
     j = choices(60, 2000, 700, dtype=torch.int64)

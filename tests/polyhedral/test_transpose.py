@@ -300,15 +300,15 @@ def test_whole_lines_of_chains_and_permutations() -> None:
 @pytest.mark.sampled  # shapes
 @pytest.mark.parametrize("shape", [(1030, 520), (1030, 70), (70, 1030), (50, 90)])
 def test_experts_let_whole_lines_leave(shape: tuple[int, int]) -> None:
-    """The expert's pipeline, and what is done untold as one, say so by the innermost loop."""
+    """The expert's pipeline and the default one end in an innermost loop that stores whole lines."""
     x = matrix(*shape).float()
     kernel = flip().compile(x, target=FAR, schedule=schedule_transposition)
     assert torch.equal(run(kernel, x), x.t())
     assert "scratch" in kernel.source("loops")
-    untold = flip().compile(x, target=FAR)
-    line = next(line for line in untold.source("schedule").splitlines() if "vectorize(" in line)
-    told = flip().compile(x, target=FAR, schedule=parse_schedule(line.split(": ", 1)[1]))
-    assert told.source("llvm") == untold.source("llvm")
+    default = flip().compile(x, target=FAR)
+    line = next(line for line in default.source("schedule").splitlines() if "vectorize(" in line)
+    scheduled = flip().compile(x, target=FAR, schedule=parse_schedule(line.split(": ", 1)[1]))
+    assert scheduled.source("llvm") == default.source("llvm")
 
 
 @pytest.mark.sampled  # the two orders
@@ -316,9 +316,9 @@ def test_experts_let_whole_lines_leave(shape: tuple[int, int]) -> None:
 def test_tiles_longer_than_a_buffer(tile: str, inside: str) -> None:
     """The rest of a long tile has a smaller buffer."""
     x = matrix(1030, 1050).float()
-    told = f"tile({tile}) >> pack(x='{inside}') >> vectorize('m', lanes=16) >> nontemporal_stores()"
+    text = f"tile({tile}) >> pack(x='{inside}') >> vectorize('m', lanes=16) >> nontemporal_stores()"
     op = tc.define("def flip(float(M,N) x) -> (y) { y(n,m) = x(m,n) }").flip
-    assert torch.equal(run(op.compile(x, target=FAR, schedule=parse_schedule(told)), x), x.t())
+    assert torch.equal(run(op.compile(x, target=FAR, schedule=parse_schedule(text)), x), x.t())
 
 
 def test_tiles_of_short_rows_are_whole() -> None:

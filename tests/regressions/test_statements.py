@@ -31,10 +31,10 @@ def test_listings_number_statements_alike() -> None:
     op = tc.define(SOURCE).f
     for options in (tc.CpuOptions(), tc.CpuOptions(use_microkernels=False), tc.CpuOptions(fusion="min", split_k=2)):
         kernel = op.compile(*tensors, options=options, Z=torch.randn(64, 64))
-        told = set(re.findall(r"^(S\d+)(?:_\w+)? +writes (\w+)", kernel.source("ranges"), re.MULTILINE))
-        assert ("S6", "D") in told
+        written = set(re.findall(r"^(S\d+)(?:_\w+)? +writes (\w+)", kernel.source("ranges"), re.MULTILINE))
+        assert ("S6", "D") in written
         shown = numbered(kernel.source("schedule"))
-        assert {pair for pair in shown if "_" not in pair[1]} <= told
+        assert {pair for pair in shown if "_" not in pair[1]} <= written
         assert {"S3", "S4", "S5", "S6", "S7"} <= {name for name, _ in shown}
     kernel = op.compile(*tensors, target="cuda:sm_90", Z=torch.randn(64, 64))
     names = set(re.findall(r"\b(S\d+)", str(kernel.source("schedule"))))

@@ -55,7 +55,7 @@ def test_runs_on_any_number_of_threads(add: Add, threads: None, count: int) -> N
     check(add(100_000), 100_000)
 
 
-def test_uses_the_threads_torch_was_told_to_use(threads: None) -> None:
+def test_uses_as_many_threads_as_torch(threads: None) -> None:
     """Each trip notes the thread it ran in."""
     module = Module("ids", (ir.buffer("T", INT64, (64,)),), (), (), ())
     text = emit_llvm(module, host(), {}).replace(

@@ -102,7 +102,7 @@ def test_shared_memory_beyond_what_is_free_for_all(recorder: Recorder) -> None:
     assert recorder.launches[0][-2] == 80000
 
 
-def test_what_cuda_refuses_is_told_with_the_text(recorder: Recorder) -> None:
+def test_what_cuda_refuses_is_reported_with_the_text(recorder: Recorder) -> None:
     out = b.buffer("out", FLOAT32, (32,))
     m = ir.Module("k", (out,), (), (kernel("refused", b.store(out, (TX,), 1.0), (1, 1, 1), (32, 1, 1)),), (), ("out",))
     with pytest.raises(InternalError, match=r"(?s)refused is not launched: CUDA_ERROR_701.*__global__"):

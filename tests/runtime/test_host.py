@@ -76,7 +76,7 @@ def test_torch_brings_vector_mathematics() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "features", "expected"),
+    ("llvm_name", "features", "expected"),
     [
         ("rocketlake", {"avx512f", "amx-tile"}, "sapphirerapids"),
         ("rocketlake", {"avx512f", "amx-tile", "amx-fp16"}, "graniterapids"),
@@ -84,8 +84,8 @@ def test_torch_brings_vector_mathematics() -> None:
         ("emeraldrapids", {"avx512f", "amx-tile"}, "emeraldrapids"),
     ],
 )
-def test_a_processor_in_disguise_is_known_by_what_it_can_do(told: str, features: set[str], expected: str) -> None:
-    assert host._name(told, features) == expected
+def test_a_processor_in_disguise_is_known_by_what_it_can_do(llvm_name: str, features: set[str], expected: str) -> None:
+    assert host._name(llvm_name, features) == expected
 
 
 # --- other processors -------------------------------------------------------------------------------------------

@@ -60,14 +60,14 @@ def test_outputs_have_the_layout_asked_for(add: Callable[[int], Executable], siz
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
-def test_types_are_told_apart(add: Callable[[int], Executable], dtype: DType) -> None:
+def test_types_are_distinguished(add: Callable[[int], Executable], dtype: DType) -> None:
     executable = add(N)
     for other in DTYPES.values():
         x = torch.zeros(3, dtype=getattr(torch, other.name))
         assert accepts(executable, dtype, (3,), (1,), x) == (other == dtype)
 
 
-def test_sizes_and_strides_are_told_apart(add: Callable[[int], Executable]) -> None:
+def test_sizes_and_strides_are_distinguished(add: Callable[[int], Executable]) -> None:
     executable = add(N)
     x = torch.zeros(4, 6)
     assert accepts(executable, FLOAT32, (4, 6), (6, 1), x)

@@ -1,4 +1,4 @@
-"""Tensor maps: what the driver is told, what launches hand to kernels, what the cache keeps."""
+"""Tensor maps: what the driver encodes, what launches hand to kernels, what the cache keeps."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ int cuTensorMapEncodeTiled(u64 *map, int type, u32 rank, void *address, const u6
 
 @pytest.fixture
 def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A library with the driver's function, which writes down what it is told."""
+    """A library with the driver's function, that records its arguments."""
     compiler = shutil.which("gcc") or shutil.which("cc") or shutil.which("clang")
     if compiler is None:
         pytest.skip("there is no C compiler")
@@ -66,7 +66,7 @@ def encoded(m: TensorMap, address: int) -> list[int]:
 
 
 @pytest.mark.usefixtures("driver")
-def test_the_driver_is_told_the_map() -> None:
+def test_the_driver_encodes_the_map() -> None:
     m = TensorMap("A", build.buffer("A", FLOAT16, (5, 100, 72)), (1, 64, 64), 128)
     sides = [72 | 64 << 32 | 1 << 48, 100 | 64 << 32 | 1 << 48, 5 | 1 << 32 | 1 << 48]
     assert encoded(m, 4096) == [6, 3, 4096, *sides, 0, 0, 144, 14400, 0, 0, 0 | 3 << 8 | 2 << 16, 0, 0, 0]
@@ -79,7 +79,7 @@ def test_the_driver_is_told_the_map() -> None:
         encoded(plain, 13)
 
 
-def test_a_machine_without_a_driver_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_driver_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     m = TensorMap("A", build.buffer("A", FLOAT16, (64, 64)), (64, 64), 128)
     for library, message in (("no_such_library.so", "needs NVIDIA's driver"), (None, "cannot encode tensor maps")):
         monkeypatch.setattr(tensor_maps, "LIBRARY", library)

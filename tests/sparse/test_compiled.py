@@ -199,7 +199,7 @@ def test_autocast_inside_a_graph() -> None:
         torch.testing.assert_close(call(a, x), a.to_dense() @ x.bfloat16().float())
 
 
-def test_mistakes_are_told_by_the_graph() -> None:
+def test_mistakes_are_reported_by_the_graph() -> None:
     run, a, x = torch.compile(layer(OPS.declared), **WHOLE), matrix(), torch.rand(30)
     wrong = tc.SparseTensor(a.format, a.shape, ((None, a.levels[1][1]), None), a.values)  # type: ignore[index]
     broken = a.levels[1][1].clone()  # type: ignore[index]

@@ -84,7 +84,7 @@ def test_the_reference_gives_values_and_stored_places() -> None:
     assert as_torch.layout is torch.sparse_bsr
 
 
-def test_the_reference_takes_whatever_a_call_takes() -> None:
+def test_the_reference_takes_what_a_call_takes() -> None:
     op = tc.define("def f(bfloat16(N,M) A: csr, bfloat16(M) x) -> (y) { y(i) +=! A(i,j) * x(j) }").f
     a, x = tc.as_sparse(torch.eye(3).bfloat16(), "csr"), torch.arange(3).bfloat16().requires_grad_()
     assert torch.equal(op.reference(a, x), torch.arange(3).bfloat16())

@@ -1,4 +1,4 @@
-"""Who writes another language in a def is told how this one says it."""
+"""A def with the syntax of another language is refused with a hint at ours."""
 
 from __future__ import annotations
 

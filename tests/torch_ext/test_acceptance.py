@@ -78,7 +78,7 @@ ITEMS: dict[str, tuple[str, ...]] = {
 MISSING = {
     "CuPy and JAX arrays themselves": "neither is installed in CI; a library that speaks the array API stands for them",
     "float8 as storage": "kernels have no conversions of 8-bit floats; such tensors are refused with a way out",
-    "rules for sharding DTensors": "fully_shard hands plain tensors to ops; an op on a DTensor is told so by torch",
+    "rules for sharding DTensors": "fully_shard hands plain tensors to ops; torch says so of an op on a DTensor",
 }
 
 
@@ -94,7 +94,7 @@ def test_the_typed_program_runs() -> None:
     tests.typed_use.main()
 
 
-def test_what_is_missing_is_told_to_users() -> None:
+def test_users_read_what_is_missing() -> None:
     page = (ROOT.parent / "docs" / "pytorch.md").read_text().partition("## Not supported")[2]
     for word in ("DTensor", "8 bits", "CuPy", "JAX"):
         assert word in page

@@ -1,4 +1,4 @@
-"""Ops in compiled and exported graphs: whole, differentiable, dynamic, and with mistakes told as ever."""
+"""Ops in compiled and exported graphs: whole, differentiable, dynamic, and with the mistakes of eager calls."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ WRONG_CALLS: dict[str, Callable[..., Any]] = {
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("call", WRONG_CALLS.values(), ids=WRONG_CALLS)
-def test_wrong_calls_in_one_graph_are_told_as_in_eager(call: Callable[..., Any], backend: str) -> None:
+def test_wrong_calls_in_one_graph_are_reported_as_in_eager(call: Callable[..., Any], backend: str) -> None:
     with pytest.raises(tc.ArgumentError) as eager:
         call(A, B)
     with pytest.raises(tc.ArgumentError) as caught:

@@ -137,7 +137,7 @@ def test_the_variants_that_write_to_given_tensors() -> None:
 # --- mistakes ------------------------------------------------------------------------------------------------------
 
 
-def test_mistakes_are_told_as_the_op_tells_them() -> None:
+def test_mistakes_are_reported_as_by_the_op() -> None:
     x = torch.ones(2, 3)
     bad: list[tuple[tc.Op, tuple[Any, ...]]] = [
         (OPS.matmul, (x, x)),

@@ -59,7 +59,7 @@ def loop_stop(kernel: Kernel) -> int:
 
 
 @pytest.mark.parametrize("sizes", [{"M": 32, "N": 32, "K": 16}, {"M": 8, "N": 16, "K": 16}], ids=str)
-def test_tiles_that_are_all_full_are_not_told_apart(sizes: dict[str, int]) -> None:
+def test_tiles_that_are_all_full_are_not_distinguished(sizes: dict[str, int]) -> None:
     assert split(module(MATMUL, BLOCKED, **sizes)) is None
 
 

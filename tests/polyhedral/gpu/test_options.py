@@ -78,7 +78,7 @@ ILLEGAL: tuple[dict[str, Any], ...] = (
 
 
 @pytest.mark.parametrize("wrong", ILLEGAL, ids=repr)
-def test_illegal_options_are_told(wrong: dict[str, Any]) -> None:
+def test_illegal_options_are_reported(wrong: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError) as error:
         check_mapping(replace(MappingOptions(), **wrong), H200)
     assert next(iter(wrong)) in str(error.value)
