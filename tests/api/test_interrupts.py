@@ -19,13 +19,13 @@ from tensor_comprehensions.core.interrupts import deferred_interrupts
 from tensor_comprehensions.core.single_flight import SingleFlightCache
 from tensor_comprehensions.runtime.fastpath import boxed
 from tensor_comprehensions.torch_ext import boxed_kernels, registration
-from tests.helpers import interrupts
+from tools import interrupts
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="forks")
 @pytest.mark.parametrize(("kind", "count"), [("define", 1), ("call", 2), ("backward", 2), ("tune", 1)])
 def test_work_that_was_interrupted_can_be_done_again(kind: str, count: int) -> None:
-    """A sample; all of it is `python -m tests.helpers.interrupts`."""
+    """A sample; all of it is `python -m tools.interrupts`."""
     results = interrupts.run(kind, count, seed=2026)
     assert set(results) <= {"finished", "KeyboardInterrupt", "MemoryError", "ArgumentError"}, "\n".join(results)
 

@@ -1,7 +1,7 @@
 """Every def of the conformance programs and of the benchmarks, on every way to run GPU kernels without a GPU.
 
 Here each def is mapped naively, by default, and as some random options say. `pytest --long tests/gpu` tries 200 sets of
-options on each, and so does `python -m tests.helpers.gpu_proof`, which keeps a journal and can be stopped.
+options on each, and so does `python -m tools.gpu_proof`, which keeps a journal and can be stopped.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from tensor_comprehensions.runtime import opencl
 from tensor_comprehensions.runtime.cuda import nvrtc
 from tensor_comprehensions.runtime.emulate import emulator
 from tensor_comprehensions.target import parse_gpu_target
+from tools.gpu_proof import choices, prove
 
-from ..helpers.gpu_proof import choices, prove
 from ..helpers.gpu_suite import Case, check, every, mapped, memory_of, random_options
 
 TARGET = parse_gpu_target("cuda:sm_90")

@@ -20,10 +20,10 @@ from tensor_comprehensions.runtime.cuda import launch, nvrtc
 from tensor_comprehensions.runtime.cuda.cuda_api import DeviceAttributes
 from tensor_comprehensions.runtime.cuda.nvrtc import Cubin
 from tensor_comprehensions.target import GpuTarget
+from tools.gpu_proof import prove
 
 from ..helpers.fake_cuda import FakeCuda, FakeCudaError, fake, read_arguments
 from ..helpers.gpu_programs import TX, gather, kernel, tiled_matmul
-from ..helpers.gpu_proof import prove
 from ..helpers.gpu_suite import every
 
 __all__ = ["fake"]
@@ -195,6 +195,6 @@ def test_a_module_runs_on_copies_of_arrays(fake: FakeCuda) -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 def test_every_def_on_a_device() -> None:
-    """The default and the naive mapping; `python -m tests.helpers.gpu_proof --way device` tries more."""
+    """The default and the naive mapping; `python -m tools.gpu_proof --way device` tries more."""
     tallies = [prove(case, "device", range(2)) for case in every()]
     assert [t.failures for t in tallies] == [[]] * len(tallies)

@@ -1,4 +1,4 @@
-"""`python -m tests.helpers.gpu_proof`: every def under many random sets of mapping options, on what runs GPU kernels
+"""`python -m tools.gpu_proof`: every def under many random sets of mapping options, on what runs GPU kernels
 here.
 
 Each def is one job in a process of its own, since a wrong kernel may crash what emulates it; a text that was seen
@@ -42,10 +42,9 @@ from tensor_comprehensions.runtime.cuda import launch as cuda_runtime
 from tensor_comprehensions.runtime.cuda import nvrtc
 from tensor_comprehensions.runtime.emulate import emulator
 from tensor_comprehensions.target import GpuTarget, parse_gpu_target
-
-from .atom_proof import prove_atoms
-from .gpu_suite import Case, check, every, mapped, memory_of, random_options
-from .product_suite import product_cases, tile_options
+from tests.helpers.atom_proof import prove_atoms
+from tests.helpers.gpu_suite import Case, check, every, mapped, memory_of, random_options
+from tests.helpers.product_suite import product_cases, tile_options
 
 TARGETS = tuple(parse_gpu_target(f"cuda:{name}") for name in ("sm_90", "sm_80", "sm_90", "sm_75"))
 ARCHITECTURES = ("sm_80", "sm_90")
@@ -89,8 +88,8 @@ class Tally:
     digests: list[str] = field(default_factory=list)
 
     def fail(self, choice: Choice, error: BaseException | str) -> None:
-        told = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
-        self.failures.append({"choice": choice.name, "options": repr(choice.options), "error": told[:4000]})
+        text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+        self.failures.append({"choice": choice.name, "options": repr(choice.options), "error": text[:4000]})
 
 
 def choices(case: Case, rounds: range, way: str = "emulator") -> Iterator[Choice]:
@@ -272,7 +271,7 @@ def in_process(case: Case, way: str, rounds: range, known: frozenset[str] = froz
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.helpers.gpu_proof", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.gpu_proof", description=__doc__)
     parser.add_argument("--rounds", type=int, default=200, help="sets of options for each def")
     parser.add_argument("--first", type=int, default=0, help="the number of the first round")
     parser.add_argument("--way", choices=WAYS, default="emulator")

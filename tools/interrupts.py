@@ -1,4 +1,4 @@
-"""Work that is interrupted at a random moment, and then done again: `python -m tests.helpers.interrupts KIND COUNT
+"""Work that is interrupted at a random moment, and then done again: `python -m tools.interrupts KIND COUNT
 [SEED]`.
 
 Every sample is a child process that has done nothing yet, so that what happens once in a process is interrupted, too.
