@@ -19,7 +19,7 @@ from tests.helpers.row_programs import INPUTS, RowProgram, row_programs, window_
 pytestmark = pytest.mark.filterwarnings("ignore:.*a quotient of integers rounds down")
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(row_programs(), st.sampled_from((tc.CpuOptions(), tc.CpuOptions(fusion="max"), tc.CpuOptions(fusion="min"))))
 def test_programs_of_rows(program: RowProgram, options: tc.CpuOptions) -> None:
     (op,) = tc.define(program.source, dynamic={"N"}, options=options)
@@ -30,7 +30,7 @@ def test_programs_of_rows(program: RowProgram, options: tc.CpuOptions) -> None:
         check_interpreter(op, kernel, _arguments(program, n), {})
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(row_programs(), st.sets(st.sampled_from("NDE"), min_size=1))
 def test_programs_of_rows_of_any_length(program: RowProgram, dynamic: set[str]) -> None:
     (op,) = tc.define(program.source, dynamic=dynamic)
@@ -43,7 +43,7 @@ def test_programs_of_rows_of_any_length(program: RowProgram, dynamic: set[str]) 
                 check_interpreter(op, kernel, arguments, {})
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(window_programs(), st.sampled_from(("N", "D", "ND")))
 def test_programs_of_windows(program: RowProgram, dynamic: str) -> None:
     (op,) = tc.define(program.source, dynamic=set(dynamic))
@@ -80,7 +80,7 @@ def test_a_size_beside_the_rows_is_part_of_the_kernel() -> None:
         check_interpreter(op, fitting[0], arrays, {})
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(programs(), st.sets(st.sampled_from("ABC"), min_size=1))
 def test_any_programs(program: Program, dynamic: set[str]) -> None:
     """Most are not about rows; then there are kernels for each size."""

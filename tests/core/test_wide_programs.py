@@ -40,7 +40,9 @@ FAR = replace(host(), name="skylake-avx512", cache=(512, 2048, 1 << 30))
 EVERYWHERE = (host(), NEAR, AVX2, SSE2, FAR, AVX512)
 RUNNABLE = [t for t in EVERYWHERE if t.runs_here()]
 RANDOMS = st.randoms(use_true_random=False, note_method_calls=False)
-EVERY = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=settings.default.max_examples)
+EVERY = settings(
+    deadline=None, suppress_health_check=list(HealthCheck), max_examples=settings.default.max_examples * 2 // 5
+)
 SOME = settings(EVERY, max_examples=max(1, EVERY.max_examples // 5))
 
 
