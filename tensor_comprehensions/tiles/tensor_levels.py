@@ -112,7 +112,8 @@ class TensorLevel:
         """The rest of the level at a coordinate per dimension, and the offset of the coordinate, in every layout."""
         taken = [(n, c) for n, c in enumerate(at) if c is not None]
         offsets = tuple(
-            _add_terms(_make_coordinate_offset(modes[n], c) for n, c in taken) for modes in _split_modes(self)
+            _add_terms(_make_coordinate_offset(mode, c) for n, c in taken if (mode := modes[n]) is not None)
+            for modes in _moving_modes(self)
         )
         return _remaining_level(self, tuple(map(_open_parts, at))), offsets
 
@@ -147,6 +148,14 @@ def offset_at(layout: Layout, coordinate: int | Expr) -> Expr:
 def _split_modes(level: TensorLevel) -> tuple[tuple[Layout, ...], ...]:
     """For every layout, its dimensions."""
     return tuple(layout.modes for layout in level.layouts)
+
+
+@lru_cache(1024)
+def _moving_modes(level: TensorLevel) -> tuple[tuple[Layout | None, ...], ...]:
+    """For every layout, its dimensions; None for those along which its offset stays the same."""
+    return tuple(
+        tuple(mode if any(flatten_tuple(mode.stride)) else None for mode in modes) for modes in _split_modes(level)
+    )
 
 
 @lru_cache(1024)

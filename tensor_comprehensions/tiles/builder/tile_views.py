@@ -334,6 +334,14 @@ def enumerate_tv(tv: Layout) -> np.ndarray[Any, Any]:
     return found
 
 
+def group_equal_columns(table: np.ndarray[Any, Any]) -> list[list[int]]:
+    """The numbers of the columns that are equal, in the order of the first of each."""
+    found: dict[bytes, list[int]] = {}
+    for number, column in enumerate(np.ascontiguousarray(table.T)):
+        found.setdefault(column.tobytes(), []).append(number)
+    return list(found.values())
+
+
 def layout_of_table(table: np.ndarray[Any, Any]) -> Layout | None:
     """The layout from (thread, value) to the entries of a table, if there is one."""
     threads, values = _modes_of(table[:, 0] - table[0, 0]), _modes_of(table[0])
@@ -380,8 +388,7 @@ def row_tile(x: RegisterFragment, name: str) -> RegisterFragment:
     if not isinstance(name, str) or not name.isidentifier():
         raise ArgumentError("a tensor needs a name", expected="an identifier", found=repr(name))
     rows = x.row_and_column()[0]
-    distinct = dict.fromkeys(tuple(int(n) for n in rows[:, v]) for v in range(x.values))
-    tv = layout_of_table(np.array(list(distinct)).T)
+    tv = layout_of_table(rows[:, [values[0] for values in group_equal_columns(rows)]])
     if tv is None:
         raise ArgumentError(f"the rows of {x} do not lie as a layout")
     return register_tile(name, FLOAT32, (x.shape[0], 1), (x.padded[0], 1), tv, group=x.group, first=x.first)

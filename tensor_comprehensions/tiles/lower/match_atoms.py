@@ -52,18 +52,19 @@ def find_group_product(text: str, sums: Elements, left: Elements | None, dtypes:
     Raises:
         ArgumentError: there is none; with the nearest atoms and the first lane that differs.
     """
-    rows = [
-        a
-        for a in _list_atoms(MATMUL, HOPPER[0])
-        if a.group == WARPGROUP and tuple(o.dtype for o in a.operands) == dtypes
-    ]
-    near = sorted(rows, key=lambda a: abs(a.operands[0].values - sums.shape[1]))[:NEAREST]
+    near = sorted(_list_group_products(dtypes), key=lambda a: abs(a.operands[0].values - sums.shape[1]))[:NEAREST]
     return _first_match(text, ((a, _product_difference(a, (sums, left, None), dtypes)) for a in near))
 
 
 @cache
 def _list_atoms(kind: str, architecture: str) -> list[Atom]:
     return [a for a in ATOMS.values() if a.kind == kind and architecture in a.architectures]
+
+
+@cache
+def _list_group_products(dtypes: tuple[DType, DType, DType]) -> list[Atom]:
+    known = _list_atoms(MATMUL, HOPPER[0])
+    return [a for a in known if a.group == WARPGROUP and tuple(o.dtype for o in a.operands) == dtypes]
 
 
 def _first_match(text: str, differences: Iterable[tuple[Atom, tuple[int, str]]]) -> Atom:
