@@ -195,6 +195,8 @@ def with_buffers(s: ir.Stmt, found: Mapping[str, ir.Buffer]) -> ir.Stmt:
     """The program with other buffers of the same names."""
 
     def on_expr(e: ir.Expr) -> ir.Expr:
+        if type(e) is ir.Const or type(e) is ir.Var:
+            return e
         e = map_expr(e, on_expr)
         return replace(e, buffer=found[e.buffer.name]) if isinstance(e, ir.Load) and e.buffer.name in found else e
 
