@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from ..core.errors import ArgumentError
 
 MAX_OFFSET_BITS = 62
 """Of offsets, and of how far they reach, so that index arithmetic fits 64 bits with a sign."""
+_Offsets = TypeVar("_Offsets", int, npt.NDArray[np.int64])
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +47,8 @@ class Swizzle:
     def __str__(self) -> str:
         return f"Sw<{self.bits},{self.base},{self.shift}>"
 
-    def __call__(self, offset: int) -> int:
-        """Where the element at `offset` lies."""
+    def __call__(self, offset: _Offsets) -> _Offsets:
+        """Where the element at `offset` lies; of an array, each."""
         mask = ((1 << self.bits) - 1) << (self.base + self.shift)
         return offset ^ ((offset & mask) >> self.shift)
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .nodes import Buffer
+from . import build
+from .nodes import Buffer, Expr
 
 CORE_ROWS = 8
+DESCRIPTOR_UNIT = 16
+"""Bytes that a descriptor counts addresses in."""
 _MODES = {128: 1, 64: 2, 32: 3}
 
 
@@ -46,3 +49,17 @@ def matrix_placement(b: Buffer, *, across: bool) -> MatrixPlacement | str:
         return f"the swizzle {b.swizzle} is not that of rows of {width} bytes"
     leading = b.strides[-3] * b.type.dtype.size // 16 if across and len(b.shape) > 2 else 1
     return MatrixPlacement(leading, CORE_ROWS * width // 16, _MODES[width])
+
+
+def split_constant_offset(b: Buffer, where: tuple[Expr, ...]) -> tuple[tuple[Expr, ...], int]:
+    """A place of a matrix as one whose last two indices are 0 where they are constant, and the bytes from there.
+
+    Products along K walk over such constants, so that their places differ by these bytes only.
+    """
+    *outer, row, column = where
+    rows, columns = build.integer(row) or 0, build.integer(column) or 0
+    behind = (rows * b.strides[-2] + columns * b.strides[-1]) * b.type.dtype.size
+    if rows % CORE_ROWS or behind % DESCRIPTOR_UNIT:
+        return where, 0  # rows within a core matrix are swizzled
+    zero = build.const(0)
+    return (*outer, *(i if build.integer(i) is None else zero for i in (row, column))), behind

@@ -80,7 +80,7 @@ def conflicts(tile: DataTensor, access: str | Access) -> int:
         raise ArgumentError(
             f"no whole number of accesses makes up {tile}", expected=f"parts of {access.rows} x {access.columns}"
         )
-    swizzle = tile.swizzle or (lambda offset: offset)
+    swizzle = tile.swizzle or Swizzle(0, 0, 0)
     part = parts[0, 0].partition(access.tv)
     inside, values = part.offsets(), part.parts[1].size
     worst = 0

@@ -90,7 +90,7 @@ class TensorLevel:
 
     def composed(self, inner: Layout) -> TensorLevel:
         """The elements that a layout of coordinates finds, the first dimension fastest. Raises CannotLower."""
-        return TensorLevel(compose_together(self.layouts, inner), (False,) * len(inner.modes))
+        return _compose_level(self, inner)
 
     def reshaped(self, shape: IntTuple) -> TensorLevel:
         """The same elements in the same row-major order in other dimensions. Raises CannotLower."""
@@ -110,13 +110,12 @@ class TensorLevel:
 
     def picked(self, at: Sequence[Coordinate]) -> tuple[TensorLevel, tuple[Expr, ...]]:
         """The rest of the level at a coordinate per dimension, and the offset of the coordinate, in every layout."""
-        left = [[_remaining_layout(layout[n], c) for n, c in enumerate(at)] for layout in self.layouts]
-        open_dimensions = [n for n, mode in enumerate(left[0]) if mode is not None]
-        layouts = tuple(concatenate(*(m for m in modes if m is not None)) for modes in left)
+        taken = [(n, c) for n, c in enumerate(at) if c is not None]
         offsets = tuple(
-            _add_terms(_make_coordinate_offset(layout[n], c) for n, c in enumerate(at)) for layout in self.layouts
+            _add_terms(_make_coordinate_offset(mode, c) for n, c in taken if (mode := modes[n]) is not None)
+            for modes in _moving_modes(self)
         )
-        return TensorLevel(layouts, tuple(self.whole[n] for n in open_dimensions)), offsets
+        return _remaining_level(self, tuple(map(_open_parts, at))), offsets
 
 
 def row_major(shape: IntTuple, step: int = 1) -> Layout:
@@ -137,11 +136,26 @@ def offset_at(layout: Layout, coordinate: int | Expr) -> Expr:
     total: Expr = build.const(0)
     reached = 1
     for n, (size, stride) in enumerate(modes):
-        digit = build.div(coordinate, reached)
-        digit = digit if n == len(modes) - 1 else build.mod(digit, size)
-        total = build.add(total, build.mul(digit, stride))
+        if stride:
+            digit = build.div(coordinate, reached)
+            digit = digit if n == len(modes) - 1 else build.mod(digit, size)
+            total = build.add(total, build.mul(digit, stride))
         reached *= size
     return total
+
+
+@lru_cache(1024)
+def _split_modes(level: TensorLevel) -> tuple[tuple[Layout, ...], ...]:
+    """For every layout, its dimensions."""
+    return tuple(layout.modes for layout in level.layouts)
+
+
+@lru_cache(1024)
+def _moving_modes(level: TensorLevel) -> tuple[tuple[Layout | None, ...], ...]:
+    """For every layout, its dimensions; None for those along which its offset stays the same."""
+    return tuple(
+        tuple(mode if any(flatten_tuple(mode.stride)) else None for mode in modes) for modes in _split_modes(level)
+    )
 
 
 @lru_cache(1024)
@@ -179,6 +193,7 @@ def _make_position_layout(shape: IntTuple, count: bool) -> Layout:
     return column if count else compose(Layout(column.size, 0), column)
 
 
+@lru_cache(1024)
 def _divide_dimension(modes: tuple[Layout, ...], tiler: Tiler) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:
     """A dimension in every layout: a tile of it, and the ways to move that."""
     if tiler is None:
@@ -188,22 +203,42 @@ def _divide_dimension(modes: tuple[Layout, ...], tiler: Tiler) -> tuple[tuple[La
     return tuple(p[0] for p in parts), tuple(p[1] for p in parts)
 
 
-def _remaining_layout(dimension: Layout, at: Coordinate) -> Layout | None:
-    """The part of a dimension that a coordinate leaves open."""
-    match at:
-        case None | slice():
-            return dimension
-        case tuple():
-            parts = [_remaining_layout(part, c) for part, c in zip(dimension.modes, at, strict=True)]
-            left = [p for p in parts if p is not None]
-            return concatenate(*left) if len(left) > 1 else left[0] if left else None
-    return None
+@lru_cache(1024)
+def _compose_level(level: TensorLevel, inner: Layout) -> TensorLevel:
+    return TensorLevel(compose_together(level.layouts, inner), (False,) * len(inner.modes))
+
+
+_OpenParts: TypeAlias = Union[bool, "tuple[_OpenParts, ...]"]
+"""Which parts of a dimension a coordinate leaves open."""
+
+
+def _open_parts(at: Coordinate) -> _OpenParts:
+    if isinstance(at, tuple):
+        return tuple(map(_open_parts, at))
+    return at is None or isinstance(at, slice)
+
+
+@lru_cache(1024)
+def _remaining_level(level: TensorLevel, is_open: tuple[_OpenParts, ...]) -> TensorLevel:
+    """The level of the parts that a coordinate leaves open."""
+    left = [list(map(_remaining_layout, modes, is_open)) for modes in _split_modes(level)]
+    layouts = tuple(concatenate(*(m for m in modes if m is not None)) for modes in left)
+    return TensorLevel(layouts, tuple(whole for whole, m in zip(level.whole, left[0], strict=True) if m is not None))
+
+
+def _remaining_layout(dimension: Layout, is_open: _OpenParts) -> Layout | None:
+    if isinstance(is_open, bool):
+        return dimension if is_open else None
+    left = [p for p in map(_remaining_layout, dimension.modes, is_open) if p is not None]
+    return concatenate(*left) if len(left) > 1 else left[0] if left else None
 
 
 def _add_terms(terms: Iterable[Expr]) -> Expr:
-    total: Expr = build.const(0)
+    zero: Expr = build.const(0)
+    total = zero
     for term in terms:
-        total = build.add(total, term)
+        if term is not zero:
+            total = term if total is zero else build.add(total, term)
     return total
 
 

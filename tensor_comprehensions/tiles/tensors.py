@@ -207,6 +207,8 @@ class Tensor:
                 and first + sum(part.layouts[n].cosize - 1 for part in self.parts) < extent
             ):
                 idle.add(n)
+        if not idle:
+            return self
         return replace(
             self,
             parts=tuple(part.without_layouts(idle) for part in self.parts),

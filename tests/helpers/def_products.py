@@ -262,6 +262,12 @@ ANY_TARGET = (
     ),
 )
 
+GELU = """def f(bfloat16(M,K) A, bfloat16(N,K) B, bfloat16(N) b, bfloat16(M,N) R) -> (C) {
+    S(m,n) +=! float(A(m,k)) * float(B(n,k))
+    T(m,n) = S(m,n) + float(b(n))
+    C(m,n) = bfloat16(0.5 * T(m,n) * (1 + erf(T(m,n) * 0.70710678)) + float(R(m,n)))
+}"""
+
 CASES = (
     *ANY_TARGET,
     same("nt", matmul("m,k", "n,k", "m,n"), (70, 40), (50, 40)),

@@ -7,9 +7,11 @@ sizes that are no multiples of anything, and sizes that TMA takes.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
+from itertools import islice
 from random import Random
 from typing import Any
 
@@ -61,20 +63,43 @@ def _all_cases(types: tuple[DType, ...]) -> Iterator[Case]:
         yield from _write_cases()
 
 
+def draw_product_cases(random: Random, count: int) -> list[Case]:
+    """So many of the conformance programs and benchmarks that have a region, each in some type."""
+    makers = [make for dtype in TYPES for make in _makers(dtype)]
+    random.shuffle(makers)
+    cases = (replace(case, tolerance=TOLERANCES[dtype]) for make, dtype in makers if (case := make()) is not None)
+    return list(islice((case for case in cases if _takes(case, TileOptions())), count))
+
+
 def _rewritten(dtype: DType) -> Iterator[Case]:
     """The conformance programs and benchmarks, in a type instead of float32."""
+    return (case for make, _ in _makers(dtype) if (case := make()) is not None)
+
+
+def _makers(dtype: DType) -> Iterator[tuple[Callable[[], Case | None], DType]]:
+    """Functions that make them; None: a program has no such type."""
     for program in PROGRAMS:
         if program.error is None:
-            inputs, initial = program.arrays()
-            arrays = {n: _narrow(a, dtype) for n, a in {**inputs, **initial}.items()}
-            name, wanted = f"{program.id} {dtype.name}", program.record.get("fn")
-            with suppress(TCError):
-                yield case_of(name, _rewrite(program.source, dtype), wanted, arrays, set(initial))
+            yield partial(_rewrite_program, program, dtype), dtype
     for name, text in vars(sources).items():
         if name.isupper() and isinstance(text, str):
             for kind, sizes in (("", SIZES), (" aligned", ALIGNED)):
-                with suppress(TCError):
-                    yield small_case(f"{name.lower()}{kind} {dtype.name}", _rewrite(text, dtype), sizes)
+                yield partial(_rewrite_benchmark, f"{name.lower()}{kind}", text, sizes, dtype), dtype
+
+
+def _rewrite_program(program: Any, dtype: DType) -> Case | None:
+    inputs, initial = program.arrays()
+    arrays = {n: _narrow(a, dtype) for n, a in {**inputs, **initial}.items()}
+    name, wanted = f"{program.id} {dtype.name}", program.record.get("fn")
+    with suppress(TCError):
+        return case_of(name, _rewrite(program.source, dtype), wanted, arrays, set(initial))
+    return None
+
+
+def _rewrite_benchmark(name: str, text: str, sizes: dict[str, int], dtype: DType) -> Case | None:
+    with suppress(TCError):
+        return small_case(f"{name} {dtype.name}", _rewrite(text, dtype), sizes)
+    return None
 
 
 def _write_cases() -> Iterator[Case]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import re
+from contextlib import suppress
+from itertools import pairwise
 from math import prod
 
 import numpy as np
@@ -32,6 +34,7 @@ from tensor_comprehensions.tiles.products.lower_def import (
 
 from ..helpers.def_products import (
     COMPUTED,
+    GELU,
     GROUP_CASES,
     SWIGLU,
     WINDOW,
@@ -112,11 +115,6 @@ def test_right_factors_that_are_computed_become_left_ones() -> None:
 
 # --- what large products become ----------------------------------------------------------------------------------
 
-GELU = """def f(bfloat16(M,K) A, bfloat16(N,K) B, bfloat16(N) b, bfloat16(M,N) R) -> (C) {
-    S(m,n) +=! float(A(m,k)) * float(B(n,k))
-    T(m,n) = S(m,n) + float(b(n))
-    C(m,n) = bfloat16(0.5 * T(m,n) * (1 + erf(T(m,n) * 0.70710678)) + float(R(m,n)))
-}"""
 LARGE = {
     "plain": (matmul("m,k", "n,k", "m,n", "bfloat16"), ("NN", "NN"), {4096: 0.85, 8192: 0.85}),
     "gelu": (GELU, ("NN", "NN", "N", "NN"), {4096: 0.85, 8192: 0.85}),
@@ -141,6 +139,15 @@ def test_large_products_are_limited_by_tensor_cores(name: str, n: int, monkeypat
     program = region_program(piece, buffers_of(found.function), "f", SM90)
     assert bank_turns(lower_program(program)) == 0
     check_assembled(kernel, monkeypatch)
+    with suppress(tc.ArgumentError):  # the disassembler is not installed
+        assert max(count_between_products(kernel.source("sass"))) <= 12
+
+
+def count_between_products(sass: str) -> list[int]:
+    """Instructions between the products of a step, which ends with the product that commits (gsb0)."""
+    lines = [line for line in sass.splitlines() if re.match(r"\s+/\*[0-9a-f]{4,}\*/", line)]
+    at = [n for n, line in enumerate(lines) if "HGMMA" in line]
+    return [b - a - 1 for a, b in pairwise(at) if "gsb0" not in lines[a]]
 
 
 def check_assembled(kernel: GpuKernel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ from ..helpers.def_products import (
     CASES,
     CHANNELS_LAST,
     CONVOLUTION,
+    GELU,
     ROUNDED,
     ProductCase,
     count_kernels,
@@ -36,8 +37,11 @@ from ..helpers.def_products import (
     random_options,
     whole,
 )
+from ..helpers.gpu_proof import prove
 from ..helpers.gpu_suite import check, mapped, memory_of, small_case
+from ..helpers.product_suite import draw_product_cases
 
+needs_nvrtc = pytest.mark.skipif(not nvrtc.is_nvrtc_available(), reason="NVRTC is not installed")
 needs_compiler = pytest.mark.skipif(not emulator.is_emulator_available(), reason="there is no C++ compiler")
 MMA = "mma.sync.aligned"
 SM80 = parse_gpu_target("cuda:sm_80")
@@ -76,6 +80,25 @@ def test_benchmarks_in_half_equal_the_reference() -> None:
         arrays = memory_of(case, module)
         assert emulator.run_emulated_module(emulated, module, arrays) == (0, 0), f"{case.name} seed {seed}"
         check(case, arrays)
+
+
+@needs_compiler
+def test_defs_of_the_suite_with_random_options_equal_the_reference() -> None:
+    """Some of the defs, and of 50 sets of options for each target, all of which `gpu_proof --way tiles` tries."""
+    seed = random.SystemRandom().randrange(1 << 30)
+    print("seed", seed)
+    rng = random.Random(seed)
+    for case in draw_product_cases(rng, 2):
+        number = rng.randrange(2, 100)
+        assert prove(case, "tiles", range(number, number + 2)).failures == [], f"{case.name} {number} seed {seed}"
+
+
+@needs_nvrtc
+def test_epilogues_of_warps_have_registers_for_all() -> None:
+    arguments = [torch.empty(s, dtype=torch.bfloat16) for s in ((4096, 4096), (4096, 4096), (4096,), (4096, 4096))]
+    kernel = tc.define(GELU).f.compile(*arguments, target="cuda:sm_80")
+    resources = kernel.resources
+    assert (resources["local_bytes"], resources["spill_bytes"]) == (0, 0)
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.name in ("epilogue", "mixed", "split")], ids=lambda c: c.name)

@@ -19,7 +19,7 @@ from ...loop_ir.instructions import INSTRUCTIONS
 from ...loop_ir.intervals import Interval
 from ...loop_ir.linear_forms import linear_terms, terms_to_expr
 from ...loop_ir.show import LineNumbers
-from ...loop_ir.swizzled_buffer import column_key
+from ...loop_ir.swizzled_buffer import ColumnKey, column_key
 from .dialect import CDialect
 from .int32_narrowing import LIMIT, KnownIntervals, int32_interval
 
@@ -55,6 +55,7 @@ class PrintScope:
     given: conditions that hold wherever the expression is evaluated.
     small: intervals of the variables that are declared with the dialect's small type.
     intervals: cached intervals of expressions in these variables.
+    texts: cached texts of the scalar ones, by id; with a key, of what it moves the columns of such a row by.
     multiples: powers of two, greater than 1, of which variables are multiples.
     aligned: whether the memory of arguments is aligned for vectors.
     relying: the names of the buffers whose alignment was used, in all scopes of a text.
@@ -72,6 +73,7 @@ class PrintScope:
     given: tuple[ir.Expr, ...] = ()
     small: Mapping[str, Interval] = field(default_factory=dict)
     intervals: KnownIntervals = field(default_factory=dict)
+    texts: dict[tuple[int, ColumnKey | None], tuple[ir.Expr, Text]] = field(default_factory=dict)
     multiples: Mapping[str, int] = field(default_factory=dict)
     aligned: bool = True
     relying: set[str] = field(default_factory=set)
@@ -99,7 +101,8 @@ class PrintScope:
         if not self.dialect.small:
             return identifier, inner
         kept = {n: i for n, i in self.small.items() if n != name}
-        return identifier, inner.with_values(small=kept if where is None else {**kept, name: where}, intervals={})
+        small = kept if where is None else {**kept, name: where}
+        return identifier, inner.with_values(small=small, intervals={}, texts={})
 
     def fits(self, e: ir.Expr) -> Interval | None:
         """Where an int64 expression lies, if it has the dialect's small type."""
@@ -203,14 +206,25 @@ def print_element(buffer: ir.Buffer, indices: tuple[ir.Expr, ...], scope: PrintS
 
 def _swizzle_subscripts(buffer: ir.Buffer, indices: tuple[ir.Expr, ...], scope: PrintScope) -> list[str]:
     """The subscripts of an element whose column depends on its row."""
-    key, (*outer, column) = column_key(buffer), indices
-    row = _terms_not_divisible(outer[-1], key.divisor * key.count)
-    moved = print_expr(build.mul(build.mod(build.div(row, key.divisor), key.count), key.factor), scope)
+    *outer, column = indices
+    moved = _print_column_move(column_key(buffer), outer[-1], scope)
     place = print_expr(column, scope)
     last = place.text if moved.text == "0" else f"{place.as_operand(SUM)} ^ {moved.as_operand(SUM)}"
     if array_shape(buffer) is None:
         raise InternalError(f"{buffer.name} is swizzled, but no array")
     return [*(print_expr(i, scope).text for i in outer), last]
+
+
+def _print_column_move(key: ColumnKey, row: ir.Expr, scope: PrintScope) -> Text:
+    """What the columns of a row are combined with."""
+    known = scope.texts.get((id(row), key))
+    if known is not None:
+        return known[1]
+    rest = _terms_not_divisible(row, key.divisor * key.count)
+    moved = print_expr(build.mul(build.mod(build.div(rest, key.divisor), key.count), key.factor), scope)
+    if _has_lasting_text(row, scope):
+        scope.texts[id(row), key] = row, moved
+    return moved
 
 
 def _terms_not_divisible(e: ir.Expr, divisor: int) -> ir.Expr:
@@ -408,6 +422,20 @@ def _print_unary_expr(e: ir.Unary, scope: PrintScope) -> Text:
 
 
 def _print_binary_expr(e: ir.Binary, scope: PrintScope) -> Text:
+    if e.op not in ir.ARITHMETIC or not _has_lasting_text(e, scope):
+        return _print_binary_operands(e, scope)
+    known = scope.texts.get((id(e), None))
+    if known is None:
+        known = scope.texts[id(e), None] = e, _print_binary_operands(e, scope)
+    return known[1]
+
+
+def _has_lasting_text(e: ir.Expr, scope: PrintScope) -> bool:
+    """Whether `e` is scalar arithmetic on variables of the small type: until one is bound, its text is the same."""
+    return bool(scope.dialect.small) and e.type == build.INDEX and scope.fits(e) is not None
+
+
+def _print_binary_operands(e: ir.Binary, scope: PrintScope) -> Text:
     match e:
         case ir.Binary("add", x, ir.Const(int(value), type)) if value < 0 and type.dtype == INT64:
             e = ir.Binary("sub", x, ir.Const(-value, type))

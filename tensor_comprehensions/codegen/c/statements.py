@@ -13,7 +13,7 @@ from ...loop_ir import build
 from ...loop_ir import nodes as ir
 from ...loop_ir.intervals import Interval
 from ...loop_ir.intrinsics import COPY_ASYNC, COPY_ASYNC_ZERO, ELECT, INTRINSICS, Intrinsic, is_hint
-from ...loop_ir.matrix_descriptor import matrix_placement
+from ...loop_ir.matrix_descriptor import matrix_placement, split_constant_offset
 from ...loop_ir.passes.hoist_packing import hoist_packing
 from ...loop_ir.rewrite import mentions, stmt_expressions, walk_expr, walk_stmts
 from .dialect import CDialect
@@ -209,12 +209,14 @@ def _print_intrinsic_operand(s: ir.Invoke, known: Intrinsic, number: int, scope:
         scope.relying.add(b.name)  # boxes begin at multiples of 16 bytes
         coordinates = (print_expr(i, scope).text for i in where[::-1])
         return ", ".join([f"&{scope.names[f'%map {s.attributes[0]}']}", *coordinates])
-    place = print_element(b, where, scope).text
     if number in known.described:
         found = matrix_placement(b, across=number in known.across)
         if isinstance(found, str):
             raise InternalError(f"{s.name} does not find {b.name}: {found}")
-        return f"matrix_descriptor<{found.leading}, {found.stride}, {found.mode}>(&{place})"
+        base, behind = split_constant_offset(b, where)
+        constants = f"{found.leading}, {found.stride}, {found.mode}, {behind}"
+        return f"matrix_descriptor<{constants}>(&{print_element(b, base, scope).text})"
+    place = print_element(b, where, scope).text
     return place if known.registers and not known.atom and s.name != ELECT else f"&{place}"
 
 

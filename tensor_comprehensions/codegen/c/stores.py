@@ -169,6 +169,9 @@ def print_cross_lane_values(
 
 def find_lifted(parts: Iterable[ir.Expr], by_lane: bool) -> list[ir.ReduceLanes | ir.Shuffle]:
     """Subexpressions that need their own statements, inner ones first. A shuffle in a shuffle prints lane by lane."""
+    parts = list(parts)
+    if not _cross_lanes(parts):
+        return []
     found: dict[ir.ReduceLanes | ir.Shuffle, None] = {}
 
     def visit(e: ir.Expr, by_lane: bool) -> None:
@@ -184,6 +187,17 @@ def find_lifted(parts: Iterable[ir.Expr], by_lane: bool) -> list[ir.ReduceLanes 
     for part in parts:
         visit(part, by_lane)
     return list(found)
+
+
+def _cross_lanes(parts: list[ir.Expr]) -> bool:
+    """Whether a reduction over lanes or a shuffle is in `parts`; in most there is none."""
+    stack = list(parts)
+    while stack:
+        e = stack.pop()
+        if type(e) is ir.ReduceLanes or type(e) is ir.Shuffle:
+            return True
+        stack += children(e)
+    return False
 
 
 def print_shuffle(e: ir.Shuffle, identifier: str, scope: PrintScope) -> str:

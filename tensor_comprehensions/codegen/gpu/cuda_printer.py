@@ -32,12 +32,14 @@ _BROADCAST = """__device__ inline int broadcast_warp(long long x) {
     return __shfl_sync(0xffffffff, (int)x, 0);
 }"""
 _DESCRIPTOR = f"""#ifndef {GUARD}
-template <int leading, int stride, int mode>
+template <int leading, int stride, int mode, int bytes>
 __device__ __forceinline__ unsigned long long matrix_descriptor(const void *at) {{
-    const unsigned long long rest = (unsigned long long)(leading | (unsigned long long)stride << 16) << 16;
-    return (__cvta_generic_to_shared(at) & 0x3ffff) >> 4 | rest | (unsigned long long)mode << 62;
+    const unsigned int first = ((unsigned int)__cvta_generic_to_shared(at) & 0x3ffff) >> 4;
+    const unsigned int rest = (unsigned int)stride | (unsigned int)mode << 30;
+    return (unsigned long long)rest << 32 | first + ((unsigned int)leading << 16 | bytes / 16);
 }}
 #endif"""
+"""Of the matrix `bytes` behind a place. Descriptors of one place differ by a constant, so each is an addition."""
 _TENSOR_MAP = "struct __align__(64) tensor_map { unsigned long long words[16]; };"
 
 

@@ -14,7 +14,7 @@ from ...loop_ir import nodes as ir
 from ...loop_ir.intervals import Interval
 from ...loop_ir.intrinsics import INTRINSICS, REGISTER_MOVES, is_asynchronous, is_collective
 from ...loop_ir.passes.lower_warp_ops import scalarize_async_copies
-from ...loop_ir.rewrite import allocated_buffers, walk_stmt_exprs, walk_stmts
+from ...loop_ir.rewrite import allocated_buffers, used_values, walk_stmts
 from ...loop_ir.show import LineNumbers
 from ..c.c_printer import collect_words, needed_includes, used_helpers
 from ..c.dialect import CDialect
@@ -148,7 +148,8 @@ def _print_header_comment(module: ir.Module, header: str) -> Iterator[str]:
 
 def shared_buffers(body: ir.Stmt) -> list[ir.Buffer]:
     """The buffers in shared memory that are allocated in `body`, in order, barriers last."""
-    return [b for space in (ir.Space.SHARED, ir.Space.BARRIER) for b in allocated_buffers(body) if b.space is space]
+    allocated = allocated_buffers(body)
+    return [b for space in (ir.Space.SHARED, ir.Space.BARRIER) for b in allocated if b.space is space]
 
 
 def shared_alignment(body: ir.Stmt) -> int:
@@ -194,9 +195,14 @@ class _Printer:
         return PrintScope(self.dialect.c, names).fresh(self.source.name)
 
     @cached_property
+    def values(self) -> list[ir.Var | ir.Load]:
+        """The variables and the loads in the kernel."""
+        return list(used_values(self.source.body))
+
+    @cached_property
     def buffers(self) -> list[int]:
         """The buffers that the kernel uses, by position."""
-        used = {e.buffer.name for e in walk_stmt_exprs(self.source.body) if isinstance(e, ir.Load)}
+        used = {e.buffer.name for e in self.values if isinstance(e, ir.Load)}
         for s in walk_stmts(self.source.body):
             match s:
                 case ir.Store(buffer):
@@ -208,9 +214,15 @@ class _Printer:
         everything = (*self.module.arguments, *self.module.temporaries)
         return [n for n, b in enumerate(everything) if b.name in used]
 
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        """The bytes of each shared buffer."""
+        return shared_bytes(self.source.body)
+
+    @cached_property
     def dynamic_offsets(self) -> dict[str, int]:
         """The offsets of the shared buffers in dynamic shared memory; empty if the text may declare them."""
-        sizes = shared_bytes(self.source.body)
+        sizes = self.sizes
         if sum(sizes.values()) <= self.dialect.static and shared_alignment(self.source.body) == _SHARED_ALIGNMENT:
             return {}
         if not self.dialect.provided:
@@ -221,9 +233,8 @@ class _Printer:
         return offsets
 
     def kernel(self, name: str) -> GpuKernelSource:
-        sizes = shared_bytes(self.source.body)
-        total = sum(sizes.values())
-        dynamic = total if self.dynamic_offsets() else 0
+        total = sum(self.sizes.values())
+        dynamic = total if self.dynamic_offsets else 0
         arrays = tuple(shared_buffers(self.source.body))
         scope, _ = self._parameters(name)
         everything = (*self.module.arguments, *self.module.temporaries)
@@ -235,7 +246,7 @@ class _Printer:
             total - dynamic,
             dynamic,
             arrays,
-            tuple(sizes.values()),
+            tuple(self.sizes.values()),
             tuple(scope.fresh(b.name) for b in arrays),
             sum(b.bytes for b in allocated_buffers(self.source.body) if b not in arrays),
             self.source.maps,
@@ -258,12 +269,12 @@ class _Printer:
         yield ") {"
         if self.status and self.position > 0:
             yield f"    if ({scope.names['%status']}[0] != 0) return;"
-        used = {e.name for e in walk_stmt_exprs(self.source.body) if isinstance(e, ir.Var)}
+        used = {e.name for e in self.values if isinstance(e, ir.Var)}
         for (variable, extent), (wanted, value) in zip(self.launch.ranges(), self.dialect.variables, strict=True):
             if variable in used:
                 identifier, scope = scope.bind_integer(variable, Interval(0, extent - 1), wanted)
                 yield f"    const {self.dialect.c.small} {identifier} = {value};"
-        if dynamic := self.dynamic_offsets():
+        if dynamic := self.dynamic_offsets:
             yield f"    {self.dialect.provided.format(shared_alignment(self.source.body))}"
             scope = scope.with_values(dynamic=dynamic)
         scope = scope.with_values(cached=frozenset(self.source.readonly))

@@ -74,6 +74,7 @@ class _Simplifier:
 
     ranges: intervals of its variables. used: names that occur in the program. values: the value of each inlined name.
     removed: the parts of the program that a round removed. memo: simplified expressions, by identity.
+    sums: simplified indices, by value: statements that were unrolled compute many alike, which become one object.
     """
 
     ranges: dict[str, Interval]
@@ -81,6 +82,7 @@ class _Simplifier:
     values: dict[str, Expr] = field(default_factory=dict)
     removed: list[Stmt] = field(default_factory=list)
     memo: dict[int, tuple[Expr, Expr]] = field(default_factory=dict)
+    sums: dict[Binary, tuple[Binary, Expr]] = field(default_factory=dict)
 
     def remove(self, s: Stmt) -> Stmt:
         """Remove `s`."""
@@ -212,8 +214,17 @@ class _Simplifier:
         held = self.memo.get(id(e))
         if held is not None:
             return held[1]
-        new = self.index(e) if type(e) is Binary and _is_sum(e) else self.rewrite(e)
+        new = self.equal_index(e) if type(e) is Binary and _is_index(e) else self.rewrite(e)
         self.memo[id(e)] = (e, new)
+        return new
+
+    def equal_index(self, e: Binary) -> Expr:
+        """As for an expression that is equal to `e`, if one was simplified before."""
+        known = self.sums.get(e)
+        if known is not None:
+            return e if known[1] is known[0] else known[1]
+        new = self.index(e) if e.op in _SUMS else self.rewrite(e)
+        self.sums[e] = e, new
         return new
 
     def rewrite(self, e: Expr) -> Expr:
@@ -243,8 +254,12 @@ class _Simplifier:
         return e if new == e else new
 
 
-def _is_sum(e: Binary) -> bool:
-    if e.op not in ("add", "sub", "mul"):
+_SUMS = ("add", "sub", "mul")
+_INDICES = (*_SUMS, "div", "mod", "min", "max")
+
+
+def _is_index(e: Binary) -> bool:
+    if e.op not in _INDICES:
         return False
     t = e.left.type
     return t.lanes == 1 and t.dtype == INT64

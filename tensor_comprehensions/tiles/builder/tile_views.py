@@ -222,16 +222,16 @@ class RegisterFragment:
 
     def restrict(self, rows: tuple[list[int], IntTuple], columns: tuple[list[int], IntTuple]) -> RegisterFragment:
         """The tile of these rows and columns, which now have these shapes."""
-        places: list[dict[int, int]] = [{n: k for k, n in enumerate(found)} for found, _ in (rows, columns)]
         r, c = self.row_and_column()
-        inside = np.isin(r, rows[0]) & np.isin(c, columns[0])
-        keep = [v for v in range(self.values) if inside[:, v].all()]
+        row_places, column_places = (
+            _places_of(found, size) for (found, _), size in zip((rows, columns), self.padded, strict=True)
+        )
+        inside = (row_places[r] >= 0) & (column_places[c] >= 0)
+        keep = [int(v) for v in np.flatnonzero(inside.all(axis=0))]
         if inside.sum() != inside.shape[0] * len(keep) or not keep:
             raise ArgumentError(f"cannot take part of {self}", expected="values that all threads have alike")
         height, width = len(rows[0]), len(columns[0])
-        table = np.array([
-            [places[0][int(r[t, v])] + height * places[1][int(c[t, v])] for v in keep] for t in range(r.shape[0])
-        ])  # fmt: skip
+        table = row_places[r[:, keep]] + height * column_places[c[:, keep]]
         tv = layout_of_table(table)
         if tv is None or any((v - n) % self.per_register for n, v in enumerate(keep)):
             raise ArgumentError(f"cannot take part of {self}", expected="values that lie as a layout")
@@ -334,6 +334,14 @@ def enumerate_tv(tv: Layout) -> np.ndarray[Any, Any]:
     return found
 
 
+def group_equal_columns(table: np.ndarray[Any, Any]) -> list[list[int]]:
+    """The numbers of the columns that are equal, in the order of the first of each."""
+    found: dict[bytes, list[int]] = {}
+    for number, column in enumerate(np.ascontiguousarray(table.T)):
+        found.setdefault(column.tobytes(), []).append(number)
+    return list(found.values())
+
+
 def layout_of_table(table: np.ndarray[Any, Any]) -> Layout | None:
     """The layout from (thread, value) to the entries of a table, if there is one."""
     threads, values = _modes_of(table[:, 0] - table[0, 0]), _modes_of(table[0])
@@ -380,11 +388,17 @@ def row_tile(x: RegisterFragment, name: str) -> RegisterFragment:
     if not isinstance(name, str) or not name.isidentifier():
         raise ArgumentError("a tensor needs a name", expected="an identifier", found=repr(name))
     rows = x.row_and_column()[0]
-    distinct = dict.fromkeys(tuple(int(n) for n in rows[:, v]) for v in range(x.values))
-    tv = layout_of_table(np.array(list(distinct)).T)
+    tv = layout_of_table(rows[:, [values[0] for values in group_equal_columns(rows)]])
     if tv is None:
         raise ArgumentError(f"the rows of {x} do not lie as a layout")
     return register_tile(name, FLOAT32, (x.shape[0], 1), (x.padded[0], 1), tv, group=x.group, first=x.first)
+
+
+def _places_of(found: list[int], size: int) -> np.ndarray[Any, Any]:
+    """For each number, up to `size`, where it is in `found`; -1: nowhere."""
+    places = np.full(max(size, *found) + 1, -1)
+    places[found] = np.arange(len(found))
+    return places
 
 
 def _pick_positions(shape: IntTuple, at: Any, tile: RegisterFragment) -> tuple[list[int], IntTuple]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ...layouts import Swizzle
 from ...loop_ir import nodes as ir
-from ...loop_ir.atoms import ATOMS, ROW_BYTES, WARP
+from ...loop_ir.atoms import ATOMS, ROW_BYTES
 from ...loop_ir.intrinsics import COPY_ASYNC, COPY_ASYNC_ZERO, is_asynchronous
 from ...loop_ir.rewrite import allocated_buffers, map_expr, map_stmt, stmt_expressions, walk_expr
 from ...loop_ir.shared_memory_banks import count_bank_conflict_turns
@@ -26,12 +26,24 @@ _OPERATORS: dict[str, Any] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class SharedAccess:
-    """Offsets in elements, of the threads that access a buffer at once, and the bytes of each."""
+Offsets = np.ndarray[Any, Any]
 
-    offsets: tuple[int, ...]
+
+@dataclass(frozen=True, slots=True)
+class SharedAccesses:
+    """All different accesses of one width to a buffer by one number of threads.
+
+    Attributes:
+        offsets: in elements, of each access (rows) and thread (columns).
+        width: the bytes that a thread accesses.
+    """
+
+    offsets: Offsets
     width: int
+
+
+_Found = dict[str, dict[tuple[int, bytes], Offsets]]
+"""For each shared buffer the offsets of its accesses, by their width and their bytes."""
 
 
 def swizzled_module(module: ir.Module) -> ir.Module:
@@ -54,30 +66,36 @@ def bank_turns(module: ir.Module) -> int:
     (kernel,) = module.kernels
     buffers = {b.name: b for b in allocated_buffers(kernel.body)}
     return sum(
-        _count_conflict_turns(a, buffers[name], buffers[name].swizzle)
-        for name, all in shared_accesses(kernel).items()
-        for a in all
+        _count_conflict_turns(accesses, buffers[name], buffers[name].swizzle)
+        for name, accesses in shared_accesses(kernel).items()
     )
 
 
-def shared_accesses(kernel: ir.Kernel) -> dict[str, list[SharedAccess]]:
-    """All different accesses of the warps of a block to each shared buffer."""
+def shared_accesses(kernel: ir.Kernel) -> dict[str, list[SharedAccesses]]:
+    """The accesses of the warps of a block to each shared buffer."""
     assert kernel.launch is not None
     threads = np.arange(kernel.launch.block[0])
-    found: dict[str, dict[SharedAccess, None]] = {}
+    found: _Found = {}
     _collect_shared_accesses(kernel.body, {ir.THREAD[0]: threads}, found)
-    return {name: list(accesses) for name, accesses in found.items()}
+    return {name: _stack_accesses(accesses) for name, accesses in found.items()}
 
 
-def _choose_swizzle(buffer: ir.Buffer, accesses: list[SharedAccess]) -> tuple[int, int, int] | None:
+def _stack_accesses(accesses: Mapping[tuple[int, bytes], Offsets]) -> list[SharedAccesses]:
+    alike: dict[tuple[int, int], list[Offsets]] = {}
+    for (width, _), offsets in accesses.items():
+        alike.setdefault((width, len(offsets)), []).append(offsets)
+    return [SharedAccesses(np.stack(rows), width) for (width, _), rows in alike.items()]
+
+
+def _choose_swizzle(buffer: ir.Buffer, accesses: list[SharedAccesses]) -> tuple[int, int, int] | None:
     if len(buffer.shape) < 2 or not accesses:
         return None
     tile = DataTensor.make_addressed_tensor(buffer.shape[-2:], buffer.type.dtype, ir.Space.SHARED)
-    best, fewest = None, sum(_count_conflict_turns(a, buffer, None) for a in accesses)
+    best, fewest = None, _count_conflict_turns(accesses, buffer, None)
     for swizzle in _fitting_swizzles(buffer, tile):
         if not fewest:
             break
-        turns = sum(_count_conflict_turns(a, buffer, swizzle) for a in accesses)
+        turns = _count_conflict_turns(accesses, buffer, swizzle)
         if turns < fewest:
             best, fewest = swizzle, turns
     return best
@@ -90,14 +108,14 @@ def _fitting_swizzles(buffer: ir.Buffer, tile: DataTensor) -> Iterator[tuple[int
             yield swizzle
 
 
-def _count_conflict_turns(access: SharedAccess, buffer: ir.Buffer, swizzle: tuple[int, int, int] | None) -> int:
-    size = buffer.type.dtype.size
-    place = Swizzle(*swizzle) if swizzle is not None else (lambda offset: offset)
-    starts = [size * place(offset) for offset in access.offsets]
-    return sum(count_bank_conflict_turns(starts[n : n + WARP], access.width) for n in range(0, len(starts), WARP))
+def _count_conflict_turns(
+    accesses: list[SharedAccesses], buffer: ir.Buffer, swizzle: tuple[int, int, int] | None
+) -> int:
+    size, place = buffer.type.dtype.size, Swizzle(*swizzle or (0, 0, 0))
+    return sum(count_bank_conflict_turns(size * place(a.offsets), a.width) for a in accesses)
 
 
-def _collect_shared_accesses(s: ir.Stmt, values: Mapping[str, Any], found: dict[str, dict[SharedAccess, None]]) -> None:
+def _collect_shared_accesses(s: ir.Stmt, values: Mapping[str, Any], found: _Found) -> None:
     match s:
         case ir.Let(name, value, body):
             _collect_shared_accesses(body, {**values, name: evaluate_index(value, values)}, found)
@@ -138,9 +156,8 @@ def _collect_shared_accesses(s: ir.Stmt, values: Mapping[str, Any], found: dict[
 
 
 def _record_shared_access(
-    buffer: ir.Buffer, where: tuple[ir.Expr, ...], width: int, values: Mapping[str, Any],
-    found: dict[str, dict[SharedAccess, None]],
-) -> None:  # fmt: skip
+    buffer: ir.Buffer, where: tuple[ir.Expr, ...], width: int, values: Mapping[str, Any], found: _Found
+) -> None:
     if buffer.space is not ir.Space.SHARED:
         return
     lanes = max([i.type.lanes for i in where], default=1)
@@ -149,8 +166,8 @@ def _record_shared_access(
     for index, stride in zip(where, buffer.strides, strict=True):
         first = index.base if isinstance(index, ir.Ramp) else index
         total = total + np.asarray(evaluate_index(first, values)) * stride
-    access = SharedAccess(tuple(int(x) for x in total), width or lanes * buffer.type.dtype.size)
-    found.setdefault(buffer.name, {})[access] = None
+    width = width or lanes * buffer.type.dtype.size
+    found.setdefault(buffer.name, {}).setdefault((width, total.tobytes()), total)
 
 
 def evaluate_index(e: ir.Expr, values: Mapping[str, Any]) -> Any:
@@ -178,6 +195,8 @@ def with_buffers(s: ir.Stmt, found: Mapping[str, ir.Buffer]) -> ir.Stmt:
     """The program with other buffers of the same names."""
 
     def on_expr(e: ir.Expr) -> ir.Expr:
+        if type(e) is ir.Const or type(e) is ir.Var:
+            return e
         e = map_expr(e, on_expr)
         return replace(e, buffer=found[e.buffer.name]) if isinstance(e, ir.Load) and e.buffer.name in found else e
 

@@ -52,18 +52,19 @@ def find_group_product(text: str, sums: Elements, left: Elements | None, dtypes:
     Raises:
         ArgumentError: there is none; with the nearest atoms and the first lane that differs.
     """
-    rows = [
-        a
-        for a in _list_atoms(MATMUL, HOPPER[0])
-        if a.group == WARPGROUP and tuple(o.dtype for o in a.operands) == dtypes
-    ]
-    near = sorted(rows, key=lambda a: abs(a.operands[0].values - sums.shape[1]))[:NEAREST]
+    near = sorted(_list_group_products(dtypes), key=lambda a: abs(a.operands[0].values - sums.shape[1]))[:NEAREST]
     return _first_match(text, ((a, _product_difference(a, (sums, left, None), dtypes)) for a in near))
 
 
 @cache
 def _list_atoms(kind: str, architecture: str) -> list[Atom]:
     return [a for a in ATOMS.values() if a.kind == kind and architecture in a.architectures]
+
+
+@cache
+def _list_group_products(dtypes: tuple[DType, DType, DType]) -> list[Atom]:
+    known = _list_atoms(MATMUL, HOPPER[0])
+    return [a for a in known if a.group == WARPGROUP and tuple(o.dtype for o in a.operands) == dtypes]
 
 
 def _first_match(text: str, differences: Iterable[tuple[Atom, tuple[int, str]]]) -> Atom:
@@ -87,16 +88,12 @@ def _move_difference(atom: Atom, to: Elements, source: Elements) -> tuple[int, s
     for name, mine, own in (("source", source, into), ("destination", to, out)):
         if mine.shape != own.shape:
             return 0, f"a lane's {name} has {own.shape[1]} elements, not {mine.shape[1]}"
-    holds: dict[int, int] = {}
-    for lane in range(own.shape[0]):
-        for value in range(into.shape[1]):
-            holds.setdefault(int(into[lane, value]), int(source[lane, value]))
-    for lane in range(out.shape[0]):
-        for value in range(out.shape[1]):
-            got, wanted = holds[int(out[lane, value])], int(to[lane, value])
-            if got != wanted:
-                return 1 + lane, f"lane {lane}, value {value} gets the element {got}, not {wanted}"
-    return 1 + out.shape[0], ""
+    places, first = np.unique(into, return_index=True)
+    got = source.ravel()[first][np.searchsorted(places, out)]
+    if np.array_equal(got, to):
+        return 1 + out.shape[0], ""
+    lane, value = (int(x) for x in np.argwhere(got != to)[0])
+    return 1 + lane, f"lane {lane}, value {value} gets the element {got[lane, value]}, not {to[lane, value]}"
 
 
 def _product_difference(atom: Atom, views: Sequence[Elements | None], dtypes: Sequence[DType]) -> tuple[int, str]:

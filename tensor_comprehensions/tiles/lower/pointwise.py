@@ -28,6 +28,7 @@ from ..builder.tile_views import (
     Operand,
     Positions,
     RegisterFragment,
+    group_equal_columns,
     layout_of_table,
     register_tile,
 )
@@ -63,23 +64,23 @@ def matching_values(x: RegisterFragment, out: RegisterFragment) -> list[int]:
     apart = (out.group is None) != (x.group is None) or (out.group is None and out.first != x.first)
     if threads % rows.shape[0] or threads % held_rows.shape[0] or apart:
         raise ArgumentError(f"{x} and {out} are spread over other threads")
-    wanted = (
-        _tile_tables(rows, threads) % _choose_broadcast_modulus(x.sizes[0], out.padded[0]),
-        _tile_tables(columns, threads) % _choose_broadcast_modulus(x.sizes[1], out.padded[1]),
-    )
-    held = _tile_tables(held_rows, threads), _tile_tables(held_columns, threads)
+    rows = _tile_tables(rows, threads) % _choose_broadcast_modulus(x.sizes[0], out.padded[0])
+    columns = _tile_tables(columns, threads) % _choose_broadcast_modulus(x.sizes[1], out.padded[1])
+    step = max(x.padded[0], out.padded[0])
+    held = _tile_tables(held_rows + step * held_columns, threads)
+    wanted = rows + step * columns
+    values = {held[:, v].tobytes(): v for v in reversed(range(x.values))}
     found = []
     for v in range(out.values):
-        same = (held[0] == wanted[0][:, v : v + 1]) & (held[1] == wanted[1][:, v : v + 1])
-        everywhere = np.flatnonzero(same.all(axis=0))
-        if not len(everywhere):
-            thread = int(np.argmin(same.any(axis=1)))
+        value = values.get(wanted[:, v].tobytes())
+        if value is None:
+            thread = int(np.argmin((held == wanted[:, v : v + 1]).any(axis=1)))
             raise ArgumentError(
                 f"value {v} of {out} is not where {x} has it",
-                expected=f"row {wanted[0][thread, v]}, column {wanted[1][thread, v]} in thread {thread}",
+                expected=f"row {rows[thread, v]}, column {columns[thread, v]} in thread {thread}",
                 found="another value, or another thread: move it through shared memory",
             )
-        found.append(int(everywhere[0]))
+        found.append(value)
     return found
 
 
@@ -260,11 +261,8 @@ def reduced_tile(x: RegisterFragment, axis: int, name: str) -> tuple[RegisterFra
         ArgumentError: other warps hold some of a row.
     """
     kept = x.row_and_column()[1 - axis]
-    columns: dict[tuple[int, ...], list[int]] = {}
-    for v in range(x.values):
-        columns.setdefault(tuple(int(n) for n in kept[:, v]), []).append(v)
-    groups = list(columns.values())
-    table = np.array(list(columns)).T
+    groups = group_equal_columns(kept)
+    table = kept[:, [group[0] for group in groups]]
     lanes = np.arange(table.shape[0])
     masks = [m for m in (1, 2, 4, 8, 16) if m < len(lanes) and np.array_equal(table[lanes ^ m], table)]
     length = x.padded[axis]

@@ -15,7 +15,7 @@ from ...layouts import Layout, complement, compose
 from ...layouts.layout import IntTuple, flatten_tuple
 from ...loop_ir import build
 from ...loop_ir import nodes as ir
-from ...loop_ir.atoms import TFLOAT32, WARP
+from ...loop_ir.atoms import TFLOAT32, WARP, Atom
 from ...loop_ir.instructions import TF32_BITS
 from ...target import GpuTarget
 from .. import specs
@@ -149,18 +149,19 @@ class _Product:
         self.left = _make_factor_fragment(f"{total.name}_left", left, ROWS, self.views.left_tv, plan.rows_each)
         right = (COLUMNS, self.views.right_one_tv) if plan.pair == 1 else (2 * COLUMNS, self.views.right_tv)
         self.right = _make_factor_fragment(f"{total.name}_right", right_dtype, *right, plan.columns_each)
+        self.atoms: dict[tuple[Layout, ...], Atom] = {}
 
     def nodes(self, steps: int) -> Iterator[specs.Node]:
-        if isinstance(self.a, MemoryView):
+        tiles = self.a.tile(ROWS, self.depth) if isinstance(self.a, MemoryView) else None
+        right = self.b.tile(self.plan.columns, self.depth)
+        if tiles is not None:
             yield specs.Allocate(self.left)
         yield specs.Allocate(self.right)
         for step in range(steps):
-            if isinstance(self.a, MemoryView):
-                tiles = self.a.tile(ROWS, self.depth)
+            if tiles is not None:
                 for i in range(self.plan.rows_each):
                     at = build.add(build.mul(self.warp[0], self.plan.rows_each), i)
                     yield from self._load(self.left, i, tiles[at, step], self.views.left)
-            right = self.b.tile(self.plan.columns, self.depth)
             for p in range(self.plan.columns_each):
                 at = build.add(build.mul(self.warp[1], self.plan.columns_each), p)
                 views = self.views.right if self.plan.pair == 2 else self.views.right_one
@@ -184,8 +185,7 @@ class _Product:
             raise ArgumentError(
                 f"no instruction does {text}", expected=f"{kind} that lie along the columns of a factor", found="across"
             )
-        elements = [_regroup_as_halfwords(x, rows, to.dtype) for x in (part.elements, enumerate_tv(source))]
-        atom = find_move(text, elements[0], elements[1], ir.Space.SHARED, self.target.name)
+        atom = self._find_load(text, part, source, rows)
         view = MemoryView(tile.buffer, tile.tensor.partition(source)[self.lane])
         place = view.tensor[0].coordinates
         where = (build.const(part.registers[0]),)
@@ -207,8 +207,7 @@ class _Product:
             left, buffer = self._own_left(i, step), self.a.buffer
         else:
             left, buffer = _slice_fragment(self.left, i, ROWS, self.depth, self.views.left_tv), self.left.buffer
-        views = [total.elements, left.elements, right.elements]
-        atom = find_product(self.text, views, (total.dtype, left.dtype, right.dtype), self.target.name)
+        atom = self._find_product(total, left, right)
         operands = tuple(
             (memory, (build.const(part.registers[0]),))
             for memory, part in ((self.total.buffer, total), (buffer, left), (self.right.buffer, right))
@@ -217,6 +216,22 @@ class _Product:
         return specs.Leaf(
             (total,), (left, right), self.plan.threads, kind="MatMul", atom=atom.name, statement=statement
         )
+
+    def _find_load(self, text: str, part: RegisterFragment, source: Layout, rows: int) -> Atom:
+        """The move of a fragment, proven once for all that lie alike."""
+        key = part.tv, source
+        if key not in self.atoms:
+            elements = [_regroup_as_halfwords(x, rows, part.dtype) for x in (part.elements, enumerate_tv(source))]
+            self.atoms[key] = find_move(text, elements[0], elements[1], ir.Space.SHARED, self.target.name)
+        return self.atoms[key]
+
+    def _find_product(self, *parts: RegisterFragment) -> Atom:
+        """The product of fragments, proven once for all that lie alike."""
+        key = tuple(part.tv for part in parts)
+        if key not in self.atoms:
+            views, dtypes = [part.elements for part in parts], [part.dtype for part in parts]
+            self.atoms[key] = find_product(self.text, views, dtypes, self.target.name)
+        return self.atoms[key]
 
     def _own_left(self, i: int, step: int) -> RegisterFragment:
         """The fragment of a factor that is in registers already, which lies there as instructions take it."""

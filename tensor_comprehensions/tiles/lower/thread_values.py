@@ -46,7 +46,11 @@ def element_at(values: DataTensor, v: int) -> DataTensor:
 
 
 def neighbor_runs(total: RegisterFragment, deals: Layout | None) -> list[tuple[int, ...]]:
-    """The values of a thread, those of a row in runs of neighboring columns: as many in all runs."""
+    """The values of a thread, those of a row in runs of neighboring columns: as many in all runs.
+
+    Runs of the same columns follow each other, so that what depends on the column only, as a bias does, is in
+    registers for one run at a time.
+    """
     rows, numbers = (table[0] for table in total.row_and_column())
     columns = [int(n) if deals is None else deals(int(n)) for n in numbers]
     order = sorted(range(total.values), key=lambda v: (rows[v], columns[v]))
@@ -56,7 +60,8 @@ def neighbor_runs(total: RegisterFragment, deals: Layout | None) -> list[tuple[i
         if any(rows[r[-1]] != rows[r[0]] or columns[r[-1]] - columns[r[0]] != 2 * length - 1 for r in runs):
             break
         length *= 2
-    return [tuple(order[n : n + length]) for n in range(0, len(order), length)]
+    found = [tuple(order[n : n + length]) for n in range(0, len(order), length)]
+    return sorted(found, key=lambda run: columns[run[0]])
 
 
 def guarded_store(

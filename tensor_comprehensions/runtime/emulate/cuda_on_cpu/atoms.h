@@ -76,8 +76,8 @@ template <int groups> inline void wgmma_wait(LINE) { machine_group_wait(groups, 
 template <int count> inline void registers_dec() {}
 template <int count> inline void registers_inc() {}
 inline void elect(unsigned *d) { *d = machine_elect(); }
-template <int leading, int stride, int mode> inline unsigned long long matrix_descriptor(const void *at) {
-    return machine_descriptor(at, leading, stride, mode);
+template <int leading, int stride, int mode, int bytes> inline unsigned long long matrix_descriptor(const void *at) {
+    return machine_descriptor((const char *)at + bytes, leading, stride, mode);
 }
 #define BOXES(rank, X, ...) \
     inline void tma_load_##rank(void *to, const void *map, X, const void *done, LINE) { \
