@@ -66,7 +66,13 @@ class DenseEmitter(StatementEmitter):
     @property
     def needs_identity_fill(self) -> bool:
         """Whether the whole target is initialized before the loops begin: where these do not come to every element."""
-        return self.has_undefined_target and not self.has_one_instance and not self.num_complete_outer_loops
+        covers_all = bool(self.num_complete_outer_loops) or self._is_one_element
+        return self.has_undefined_target and not self.has_one_instance and not covers_all
+
+    @property
+    def _is_one_element(self) -> bool:
+        """Whether all loops are for one element, which is combined in a register."""
+        return bool(self.order) and not self.s.subscripts
 
     @property
     def has_one_instance(self) -> bool:
