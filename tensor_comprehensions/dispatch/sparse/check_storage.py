@@ -119,11 +119,12 @@ def _check_positions(x: object, count: int, parents: int, where: _Where) -> Any:
             f"has pos that ends at {int(pos[-1])}, but {count} coordinates",
             expected=f"pos[{len(pos) - 1}] = {count}", found=str(int(pos[-1])),
         )  # fmt: skip
+    continues: Any
     if isinstance(pos, Tensor):
-        continues, starts = torch.ones(count + 1, dtype=torch.bool, device=pos.device), pos.long()
+        continues, pos = torch.ones(count + 1, dtype=torch.bool, device=pos.device), pos.long()
     else:
-        continues, starts = np.ones(count + 1, bool), pos
-    continues[starts] = False
+        continues = np.ones(count + 1, bool)
+    continues[pos] = False
     return continues[1:count]
 
 

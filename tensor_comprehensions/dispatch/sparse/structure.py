@@ -47,7 +47,7 @@ class ArrayKeyedCache:
         return value
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+@dataclass(frozen=True, eq=False)  # without slots: there are weak references to it
 class Structure:
     """A pattern that obeys its format. Calls with the same arrays have the same object.
 
