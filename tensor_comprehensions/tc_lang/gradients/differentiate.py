@@ -129,9 +129,8 @@ class _Reverse:
         if pattern is not None and all(isinstance(e, Index) for e in w.subscripts):
             own = pattern.access(w.subscripts, self.function.tensor(pattern.source))
             others = tuple(a for a in w.exists if a != own)
-            if (
-                version == pattern.source and others and w.op != "+="
-            ):  # all places of the input, though not all get something
+            # All places of an input are stored, though not all get something.
+            if self._is_sparse_input(version) and others and w.op != "+=":
                 box = {e.name: w.ranges[e.name] for e in w.subscripts if isinstance(e, Index)}
                 zero = Const(0.0, w.value.dtype)
                 self.written.append(GradStatement(w.target, w.subscripts, "=", zero, box, (own,)))
