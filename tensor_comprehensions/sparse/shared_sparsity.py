@@ -50,9 +50,13 @@ def find_shared_patterns(function: Function) -> dict[str, SharedPattern]:
 def _holds_zeros(
     statements: Sequence[Statement], found: Sequence[tuple[SharedPattern, bool] | None], temporary: Symbol
 ) -> bool:
-    """Whether a temporary is 0 at places to which no instance comes: identities of products and others are not."""
+    """Whether a temporary is 0 at places to which no instance comes: identities of products and others are not.
+
+    With dense dimensions it may become a dense tensor again, so that it has to be 0 wherever the operand has no place.
+    """
     voids = (term_of(s.value, s.exists, s.reduction, temporary.dtype).void for s in statements if s.initialize)
-    whole = (f is not None and f[1] for s, f in zip(statements, found, strict=True) if s.initialize)
+    pairs = ((s, f) for s, f in zip(statements, found, strict=True) if s.initialize)
+    whole = (f is not None and f[1] and len(f[0].dims) == len(s.subscripts) for s, f in pairs)
     return all(void == 0 or all_of_them for void, all_of_them in zip(voids, whole, strict=True))
 
 

@@ -30,6 +30,10 @@ def shifted(double(N,M) A, double(H) x) -> (y) {
     t(i,h,j) = A(i,j) * (x(h) + h) where j in 1:4, h in 1:H
     y(i,h) +=! t(i,h,j)
 }
+def largest(double(N,N) A, double(N,D) Q, double(H) x) -> (y) {
+    t(i,h,j) max=! Q(i,d) * Q(j,d) - x(h) where exists A(i,j)
+    y(i,h) max=! t(i,h,j)
+}
 def vector(double(N) a, double(N,M) X) -> (y) {
     t(i,j) = a(i) * X(i,j)
     y(j) +=! t(i,j) * t(i,j)
@@ -84,6 +88,16 @@ def test_rows_of_a_vector_that_is_sparse() -> None:
     a, x = random(6, density=0.5, seed=5), random(6, 4, seed=6)
     torch.testing.assert_close(OPS.vector(tc.as_sparse(a, "s"), x), ((a[:, None] * x) ** 2).sum(0))
     assert "dense temporary" not in OPS.vector.compile(tc.as_sparse(a, "s"), x).source("schedule")
+
+
+@pytest.mark.parametrize("order", [(), ("j", "i", "h")])
+def test_other_reductions_are_dense_in_any_order(order: tuple[str, ...]) -> None:
+    """They are the identity where the operand has no place, so that their places must not depend on the order."""
+    a = tc.as_sparse(A, "csr")
+    products = (Q[:, 0, None] * Q[:, 0]).amax(2)[:, None] - H[:, None]
+    expected = torch.where((A != 0)[:, None], products, -torch.inf).amax(2)
+    kernel = OPS.largest.compile(a, Q[:, 0].contiguous(), H, options=tc.SparseOptions(order=order))
+    torch.testing.assert_close(kernel(a, Q[:, 0].contiguous(), H), expected)
 
 
 @pytest.mark.skipif(not emulator.is_emulator_available(), reason="running kernels on the CPU needs a C++ compiler")
