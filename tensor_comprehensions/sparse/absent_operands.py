@@ -127,6 +127,24 @@ def is_additive(e: Expr, absent: Collection[Access]) -> bool:
     return not any(a in absent for a in reads(e))
 
 
+def is_proportional(e: Expr, factor: Access) -> bool:
+    """Whether the value is a multiple of `factor`, so that values of several factors add up to that of their sum."""
+    match e:
+        case Access():
+            return e == factor
+        case Binary(op="+" | "-", left=left, right=right):
+            return is_proportional(left, factor) and is_proportional(right, factor)
+        case Binary(op="*", left=left, right=right) if factor not in reads(right):
+            return is_proportional(left, factor)
+        case Binary(op="*", left=left, right=right) if factor not in reads(left):
+            return is_proportional(right, factor)
+        case Binary(op="/", left=left, right=right):
+            return factor not in reads(right) and is_proportional(left, factor)
+        case Unary(op="-", operand=x):
+            return is_proportional(x, factor)
+    return False
+
+
 def is_zero(e: Expr) -> bool:
     return isinstance(e, Const) and e.value == 0
 

@@ -1,8 +1,8 @@
 """Sparse results that are written level by level, in storage order (TACO, section 6.3).
 
 The loops over the indices of the result come first and in the order of its levels, so that every element is appended
-behind those before it. If a reduced loop is outside of the last of these, a dense row accumulates the sums, and its
-nonzero places are appended when the row is complete ("Tensor algebra compilation with workspaces", CGO 2019).
+behind those before it. If a reduced loop is outside of the last of these, a dense row accumulates the results, and its
+touched places are appended when the row is complete ("Tensor algebra compilation with workspaces", CGO 2019).
 """
 
 from __future__ import annotations
@@ -355,7 +355,7 @@ class AssemblingEmitter(StatementEmitter):
             return replace(loop, kind=LoopKind.SERIAL)
         return loop
 
-    # --- a row that takes sums -----------------------------------------------------------------------------------
+    # --- a row that takes results --------------------------------------------------------------------------------
 
     @property
     def is_scattered(self) -> bool:
@@ -369,7 +369,7 @@ class AssemblingEmitter(StatementEmitter):
 
     @property
     def _rows(self) -> tuple[Buffer, Buffer, Buffer]:
-        """Sums by coordinate, a flag for each that is touched, and a flag for every `LINE` of them."""
+        """Results by coordinate, a flag for each that is touched, and a flag for every `LINE` of them."""
         dtype = self.values.type.dtype.accumulator
         stem = self.s.target
         return (
@@ -379,27 +379,34 @@ class AssemblingEmitter(StatementEmitter):
         )
 
     def _with_rows(self, body: Stmt) -> Stmt:
-        """`body` with the flags and the sums of a row, all of them 0, and room for whole vectors of flags."""
+        """`body` with the flags of a row, all of them 0, and its results, all of them the identity of the reduction.
+
+        There is room for whole vectors of flags.
+        """
         row, touched, line = self._rows
         if self._marks_rows:
-            return Allocate((_MARK,), self._with_zeros(touched, build.block(Store(_MARK, (), _ZERO), body)))
+            return Allocate((_MARK,), self._with_cleared(touched, build.block(Store(_MARK, (), _ZERO), body)))
         if not self.is_scattered:
             return body
         buffers = (touched, line) if self.counts else (touched, line, row)
         for buffer in buffers:
-            body = self._with_zeros(buffer, body)
+            body = self._with_cleared(buffer, body)
         return Allocate((_LINE,), body)
 
-    def _with_zeros(self, buffer: Buffer, body: Stmt) -> Stmt:
+    def _with_cleared(self, buffer: Buffer, body: Stmt) -> Stmt:
         blocks = build.add(build.div(self._row_extent, LINE * LINE), 1)
         length = build.mul(blocks, LINE if buffer == self._rows[2] else LINE * LINE)
         return Allocate((buffer,), build.block(self._clear(buffer, length), body), (length,))
 
     def _clear(self, buffer: Buffer, length: Expr) -> Stmt:
         name = self.names.fresh(f"{buffer.name}.i")
-        zero = build.store(buffer, (build.var(name),), build.const(0, buffer.type.dtype))
+        first = build.store(buffer, (build.var(name),), self._initial_value(buffer))
         lanes = max(1, self.shared.target.vector_bits // 8 // buffer.type.dtype.size)
-        return Loop(name, build.const(0), length, zero, LoopKind.VECTOR, vector_factors=(lanes, 1))
+        return Loop(name, build.const(0), length, first, LoopKind.VECTOR, vector_factors=(lanes, 1))
+
+    def _initial_value(self, buffer: Buffer) -> Expr:
+        """The value of untouched places: of results, the identity of the reduction; of flags, 0."""
+        return build.cast(self.neutral, buffer.type.dtype) if buffer == self._rows[0] else build.const(0, UINT8)
 
     @property
     def _row_extent(self) -> Expr:
@@ -435,7 +442,7 @@ class AssemblingEmitter(StatementEmitter):
         marks: list[Stmt] = [Store(touched, (at,), one), If(build.ne(group, Load(_LINE, ())), mark)]
         if self.counts:
             return build.block(*marks)
-        return build.block(Store(row, (at,), build.cast(value, row.type.dtype), "+"), *marks)
+        return build.block(Store(row, (at,), build.cast(value, row.type.dtype), self.s.reduction), *marks)
 
     def _next_mark(self) -> Stmt:
         """Another number for the row that begins."""
@@ -461,7 +468,7 @@ class AssemblingEmitter(StatementEmitter):
                 else Store(self.values, (build.var(position),), build.cast(Load(row, (held,)), dtype))
             )
             entry = self.append({**state.indices, last: build.add(held, start)}, store, position)
-            return entry if self.counts else build.block(entry, Store(row, (held,), build.const(0, row.type.dtype)))
+            return entry if self.counts else build.block(entry, Store(row, (held,), self._initial_value(row)))
 
         block = self.names.fresh(internal_name("block"))
         lines = self._each_flag(line, build.var(block), lambda t: self._each_flag(touched, t, append))

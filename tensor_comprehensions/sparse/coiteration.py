@@ -13,7 +13,7 @@ from ..loop_ir.names import Names
 from ..loop_ir.nodes import Allocate, Buffer, Expr, Let, Load, Loop, LoopKind, Stmt, Store, Var, While
 from ..loop_ir.rewrite import walk_expr
 from ..tc_lang.ir import Access
-from .absent_operands import Term, is_additive
+from .absent_operands import Term, is_additive, is_proportional
 from .graph import Nest, Step, inner_block_loop, outer_block_loop
 from .lattice import Lattice, Point, build_lattice
 from .levels import ROOT, Cursor, Place, cursor, first_not_below, locate, name_of_position, run_end
@@ -197,12 +197,19 @@ class CoiterationEmitter:
     def _is_alone(self, a: Access, depth: int) -> bool:
         """Whether the elements below repeated coordinates of `a` may be walked one by one.
 
-        Not where another operand has to be merged with them further inside, nor where they are stored several times.
+        Not where another operand has to be merged with them further inside. Elements that are stored several times
+        have to be added first, unless they are factors of a sum, which adds their products.
         """
         inside = set(self.order[depth + 1 :])
         others = (s.loop for b, p in self.nest.paths.items() if b != a for s in p.iterated)
         own = {s.loop for s in self.nest.paths[a].steps}
-        return self.nest.paths[a].format.is_unique and not any(n in inside and n in own for n in others)
+        is_once = self.nest.paths[a].format.is_unique or self._is_factor_of_sum(a, self.order[depth])
+        return is_once and not any(n in inside and n in own for n in others)
+
+    def _is_factor_of_sum(self, a: Access, name: str) -> bool:
+        """Whether the statement sums a value over a loop that is proportional to `a`."""
+        is_sum = self.nest.statement.reduction == "+" and not self.nest.loops[name].is_free
+        return is_sum and a.dtype.is_float and is_proportional(self.nest.term.value, a)
 
     def _merge(self, depth: int, state: State, lattice: Lattice, cursors: Mapping[Access, Cursor]) -> Stmt:
         """A `While` per point: as long as its operands all have coordinates, the least of these is next."""

@@ -12,7 +12,6 @@ from .absent_operands import reads
 from .call_plan import Conversion, Version
 from .graph import Nest, build_nest
 from .order import choose_order, is_walkable_in_order, reordered_format
-from .shared_sparsity import representative
 from .sparse_problem import SparseProblem
 from .versions import name_versions
 
@@ -95,8 +94,7 @@ def _reads_of(nest: Nest, wrong: Mapping[Access, Format]) -> list[Access]:
 
 def _gives_places(a: Access, nest: Nest) -> bool:
     """Whether the target of a statement has its values beside the places of an operand."""
-    s, shared = nest.statement, dict(nest.shared)
-    return s.target in shared and (representative(a, shared).tensor, a.subscripts) == (shared[s.target], s.subscripts)
+    return a == nest.own
 
 
 def _with_own_places(problem: SparseProblem, target: str) -> SparseProblem:

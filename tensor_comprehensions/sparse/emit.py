@@ -21,9 +21,10 @@ from .chunks import parallelize_outer_loop
 from .coiteration import CoiterationEmitter
 from .expr_translator import Translator
 from .graph import Nest
-from .levels import flat_position, sum_run
+from .levels import Place, flat_position, sum_run
 from .operand_buffers import Sizes, SparseOperand
 from .row_prefetch import RowPrefetcher
+from .shared_sparsity import list_dense_dims
 from .sparse_problem import SparseProblem
 from .state import Appended, Body, State
 
@@ -43,6 +44,21 @@ class Shared:
     def extents(self, tensor: str) -> list[Expr]:
         """The extents of a tensor's dimensions."""
         return [self.sizes.value(x) for x in self.problem.ranges.shape(tensor)]
+
+    def dense_dims(self, tensor: str) -> tuple[int, ...]:
+        """The dimensions of a tensor with the stored places of an operand that the operand lacks."""
+        source = dict(self.problem.shared).get(tensor)
+        return () if source is None else list_dense_dims(self.problem.function, tensor, source)
+
+    def stored_position(self, tensor: str, place: Place, subscripts: tuple[Expr, ...]) -> Expr:
+        """The index of an element among the values of a tensor, of which an operand has reached `place`."""
+        index = flat_position(place.low, place)
+        if dims := self.dense_dims(tensor):
+            extents, ranges = self.extents(tensor), self.problem.ranges.tensors[tensor]
+            for d in dims:
+                offset = build.sub(subscripts[d], self.sizes.value(ranges[d][0]))
+                index = build.add(build.mul(index, extents[d]), offset)
+        return index
 
     def element(self, tensor: str, subscripts: tuple[Expr, ...]) -> tuple[Buffer, Expr]:
         """The buffer of a dense tensor, and the index in it of an element."""
@@ -184,8 +200,9 @@ class StatementEmitter(ABC):
         """Whether a value depends on a loop in another way than by the positions of operands."""
         if isinstance(e, Index):
             return e.name == loop
-        is_located = isinstance(e, Access) and self.nest.term.pattern_access(e) in self.nest.paths
-        return not is_located and any(self._mentions(x, loop) for x in operands_of(e))
+        if isinstance(e, Access) and self.nest.term.pattern_access(e) in self.nest.paths:
+            return any(self._mentions(e.subscripts[d], loop) for d in self.shared.dense_dims(e.tensor))
+        return any(self._mentions(x, loop) for x in operands_of(e))
 
     @property
     def gathers_fast(self) -> bool:
@@ -236,9 +253,8 @@ class StatementEmitter(ABC):
                 return build.cast(Load(runs[access], ()), access.dtype)
             place = state.places.get(state.term.pattern_access(access))
             if place is not None:
-                return build.load(
-                    self.shared.operands[access.tensor].values, flat_position(place.low, place), mask=mask
-                )
+                position = self.shared.stored_position(access.tensor, place, subscripts)
+                return build.load(self.shared.operands[access.tensor].values, position, mask=mask)
             values, index = self.shared.element(access.tensor, subscripts)
             return build.load(values, index, mask=mask)
 

@@ -64,6 +64,7 @@ class Nest:
 
     loops: by name, in the order of the statement's indices. paths: of sparse operands, by access.
     blocks: the extent of the blocks into which an index is split, by index. identity: see `keeps_places`.
+    shared: the tensors that have the stored places of an operand. own: the access of that of the target.
     """
 
     statement: Statement
@@ -73,6 +74,7 @@ class Nest:
     blocks: Mapping[str, int]
     shared: tuple[tuple[str, str], ...] = ()
     identity: int | float | bool | None = None
+    own: Access | None = None
 
     @property
     def keeps_places(self) -> bool:
@@ -101,7 +103,7 @@ def build_nest(problem: SparseProblem, number: int) -> Nest:
     sparse = {n for n, t in symbols.items() if t.is_sparse and n != statement.target}
     stands_for = dict(problem.shared)
     accesses = (*term.exists, *reads(term.value))
-    aliases = {a: representative(a, stands_for) for a in accesses if a.tensor in stands_for}
+    aliases = {a: representative(a, problem.function, stands_for) for a in accesses if a.tensor in stands_for}
     term = replace(term, aliases=aliases)
     occurrences = term.occurrences(sparse | set(stands_for))
     blocks = _collect_block_sizes(occurrences, symbols, statement)
@@ -117,7 +119,10 @@ def build_nest(problem: SparseProblem, number: int) -> Nest:
     keeps = target.is_sparse and not holds_zeros and _has_matching_pattern(statement)
     identity = term.void if keeps else None
     term = replace(term, void=None) if keeps or not paths else term
-    return Nest(statement, term, loops, paths, blocks, problem.shared, identity)
+    own = None
+    if target.name in stands_for:
+        own = representative(Access(target.name, statement.subscripts, target.dtype), problem.function, stands_for)
+    return Nest(statement, term, loops, paths, blocks, problem.shared, identity, own)
 
 
 def _has_matching_pattern(s: Statement) -> bool:
@@ -230,8 +235,8 @@ def _repeats_inside(path: Path, order: tuple[str, ...]) -> bool:
 
 
 def needs_row_workspace(nest: Nest, order: tuple[str, ...], format: Format) -> bool:
-    """Whether the last index of the result is inside of a reduced loop, and a row can take the sums."""
+    """Whether the last index of the result is inside of a reduced loop, and a row can take what is combined."""
     free = [n for n, name in enumerate(order) if nest.loops[name].is_free]
     inside = bool(free) and free[:-1] == list(range(len(free) - 1)) and free[-1] == len(order) - 1
     last = format.levels[-1]
-    return inside and free[-1] > len(free) - 1 and last.kind is LevelKind.COMPRESSED and nest.statement.reduction == "+"
+    return inside and free[-1] > len(free) - 1 and last.kind is LevelKind.COMPRESSED

@@ -1,7 +1,7 @@
 """Values of a sparse result whose stored places are known from an earlier call.
 
-Each row is summed in a dense workspace, of which only the places of the row are cleared before and read after it. There
-are no flags, no sorting and no appending, and threads share the rows.
+Each row is combined in a dense workspace, of which only the places of the row are cleared before and read after it.
+There are no flags, no sorting and no appending, and threads share the rows.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class RefillEmitter(StatementEmitter):
         row, dtype = self._row, self.values.type.dtype
 
         def clear(_: Expr, at: Expr) -> Stmt:
-            return Store(row, (at,), build.const(0, row.type.dtype))
+            return Store(row, (at,), build.cast(self.neutral, row.type.dtype))
 
         def read(position: Expr, at: Expr) -> Stmt:
             return Store(self.values, (position,), build.cast(Load(row, (at,)), dtype))
@@ -102,7 +102,7 @@ class RefillEmitter(StatementEmitter):
         return Loop(name, first, last, body, LoopKind.VECTOR, vector_factors=(lanes, 0))
 
     def combine(self, state: State, value: Expr) -> Stmt:
-        return Store(self._row, (self._coordinate(state),), build.cast(value, self._row.type.dtype), "+")
+        return Store(self._row, (self._coordinate(state),), build.cast(value, self._row.type.dtype), self.s.reduction)
 
     def _coordinate(self, state: State) -> Expr:
         d = self.result.format.order[-1]

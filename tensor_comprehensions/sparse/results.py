@@ -15,10 +15,8 @@ from ..tc_lang.ir import Access, Index
 from ..thresholds import FILL_THREAD_ELEMENTS
 from .chunks import CHUNK
 from .emit import StatementEmitter
-from .levels import flat_position
 from .operand_buffers import Collected
 from .row_prefetch import count_positions
-from .shared_sparsity import representative
 from .state import Body, State
 
 ELEMENT = internal_name("element")
@@ -66,7 +64,13 @@ class DenseEmitter(StatementEmitter):
     @property
     def needs_identity_fill(self) -> bool:
         """Whether the whole target is initialized before the loops begin: where these do not come to every element."""
-        return self.has_undefined_target and not self.has_one_instance and not self.num_complete_outer_loops
+        covers_all = bool(self.num_complete_outer_loops) or self._is_one_element
+        return self.has_undefined_target and not self.has_one_instance and not covers_all
+
+    @property
+    def _is_one_element(self) -> bool:
+        """Whether all loops are for one element, which is combined in a register."""
+        return bool(self.order) and not self.s.subscripts
 
     @property
     def has_one_instance(self) -> bool:
@@ -168,7 +172,7 @@ class SharedEmitter(StatementEmitter):
     @property
     def stores_by_position(self) -> bool:
         first = self.s.reduction is None or self.s.initialize
-        return self.final_depth == len(self.order) and first and not self.nest.blocks
+        return self.final_depth == len(self.order) and first and not (self.nest.blocks or self._dense_dims)
 
     @property
     def needs_zeros(self) -> bool:
@@ -179,10 +183,13 @@ class SharedEmitter(StatementEmitter):
 
     @property
     def num_places(self) -> Expr:
-        """The stored places of that operand."""
-        a = self.operand_access
+        """The values at the stored places of that operand."""
+        a, extents = self.operand_access, self.shared.extents(self.s.target)
         path = self.nest.paths[a]
-        return count_positions(path, self.shared.operands[a.tensor], self.shared.sizes, len(path.steps))
+        total = count_positions(path, self.shared.operands[a.tensor], self.shared.sizes, len(path.steps))
+        for d in self._dense_dims:
+            total = build.mul(total, extents[d])
+        return total
 
     @property
     def writes_every_place(self) -> bool:
@@ -208,13 +215,17 @@ class SharedEmitter(StatementEmitter):
     @property
     def operand_access(self) -> Access:
         """The access of the operand beside whose places it stores."""
-        own = Access(self.s.target, self.s.subscripts, self.values.type.dtype)
-        source = representative(own, dict(self.shared.problem.shared)).tensor
-        return next(a for a in self.nest.paths if (a.tensor, a.subscripts) == (source, self.s.subscripts))
+        assert self.nest.own is not None
+        return self.nest.own
+
+    @property
+    def _dense_dims(self) -> tuple[int, ...]:
+        """The dimensions of the target that the operand lacks."""
+        return self.shared.dense_dims(self.s.target)
 
     def _place(self, state: State) -> tuple[Buffer, tuple[Expr, ...]]:
         place = state.places[self.operand_access]
-        return self.values, (flat_position(place.low, place),)
+        return self.values, (self.shared.stored_position(self.s.target, place, self.subscripts(state)),)
 
     def combine(self, state: State, value: Expr) -> Stmt:
         if IN_REGISTER in state.indices:

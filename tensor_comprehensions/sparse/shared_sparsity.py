@@ -6,20 +6,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ..tc_lang.binding.ranges import infer_ranges, symbolic_ranges
+from ..tc_lang.formats import LEVELS, Format
 from ..tc_lang.ir import Access, Function, Role, Statement, Symbol, walk_expr
 from ..tc_lang.reference.sparse_evaluator import SharedPlaces
+from ..tc_lang.shared_pattern import SharedPattern, find_dims
 from ..tc_lang.size_polynomial import constant_value
 from .absent_operands import term_of
 from .sparse_problem import KernelRequest, SparseProblem
 
 
 def shared_patterns(function: Function) -> dict[str, str]:
-    """The temporaries and sparse results with the operand whose stored places each of them has.
+    """The temporaries and sparse results with the operand whose stored places each of them has."""
+    return {name: pattern.source for name, pattern in find_shared_patterns(function).items()}
+
+
+def find_shared_patterns(function: Function) -> dict[str, SharedPattern]:
+    """The temporaries and sparse results that have the stored places of an operand.
 
     A temporary may store zeros, so that it shares the places of an operand that is required. A result has exactly the
     places of one.
     """
-    sources: dict[str, str] = {}
+    sources: dict[str, SharedPattern] = {}
     ranges = symbolic_ranges(function).tensors
     symbols = {t.name: t for t in function.tensors}
     for name in dict.fromkeys(s.target for s in function.statements):
@@ -30,19 +37,26 @@ def shared_patterns(function: Function) -> dict[str, str]:
             candidates = {f[0] for f in found if f is not None}
             if None in found or len(candidates) != 1:
                 continue
-            (source,) = candidates
-            is_whole = any(f is not None and f[1] for f in found) and ranges[name] == ranges[source]
+            (pattern,) = candidates
+            extents = [ranges[name][d] for d in pattern.dims]
+            is_whole = any(f is not None and f[1] for f in found) and extents == list(ranges[pattern.source])
             if symbol.role is Role.TEMPORARY and not _holds_zeros(statements, found, symbol):
                 continue
             if is_whole or (symbol.role is Role.TEMPORARY and not _places_matter(function, name)):
-                sources[name] = source
+                sources[name] = pattern
     return sources
 
 
-def _holds_zeros(statements: Sequence[Statement], found: Sequence[tuple[str, bool] | None], temporary: Symbol) -> bool:
-    """Whether a temporary is 0 at places to which no instance comes: identities of products and others are not."""
+def _holds_zeros(
+    statements: Sequence[Statement], found: Sequence[tuple[SharedPattern, bool] | None], temporary: Symbol
+) -> bool:
+    """Whether a temporary is 0 at places to which no instance comes: identities of products and others are not.
+
+    With dense dimensions it may become a dense tensor again, so that it has to be 0 wherever the operand has no place.
+    """
     voids = (term_of(s.value, s.exists, s.reduction, temporary.dtype).void for s in statements if s.initialize)
-    whole = (f is not None and f[1] for s, f in zip(statements, found, strict=True) if s.initialize)
+    pairs = ((s, f) for s, f in zip(statements, found, strict=True) if s.initialize)
+    whole = (f is not None and f[1] and len(f[0].dims) == len(s.subscripts) for s, f in pairs)
     return all(void == 0 or all_of_them for void, all_of_them in zip(voids, whole, strict=True))
 
 
@@ -50,8 +64,8 @@ def shared_places(function: Function, sizes: Mapping[str, int]) -> dict[str, Sha
     """The temporaries and results that share places, for numbers of all sizes and specialized scalars."""
     bounds = infer_ranges(function, sizes).tensors
     return {
-        name: SharedPlaces(source, tuple(slice(*(constant_value(x) for x in range)) for range in bounds[name]))
-        for name, source in shared_patterns(function).items()
+        name: SharedPlaces(x.source, tuple(slice(*map(constant_value, bounds[name][d])) for d in x.dims), x.dims)
+        for name, x in find_shared_patterns(function).items()
     }
 
 
@@ -68,47 +82,85 @@ def _collect_reads(s: Statement) -> list[Access]:
 
 
 def _operand_sharing_pattern(
-    s: Statement, target: Symbol, symbols: Mapping[str, Symbol], known: Mapping[str, str]
-) -> tuple[str, bool] | None:
+    s: Statement, target: Symbol, symbols: Mapping[str, Symbol], known: Mapping[str, SharedPattern]
+) -> tuple[SharedPattern, bool] | None:
     """The operand among whose places one statement writes, and whether it writes all of them."""
     term = term_of(s.value, s.exists, s.reduction, target.dtype)
     sparse = {n for n, t in symbols.items() if (t.is_sparse and t.role is Role.INPUT) or n in known}
-    occurrences = term.occurrences(sparse)
-    for a in occurrences:
-        source = known.get(a.tensor, a.tensor)
-        if a.subscripts != s.subscripts or len(set(a.subscripts)) < len(a.subscripts):
+    occurrences = {a: _stored_access(a, known, symbols) for a in term.occurrences(sparse)}
+    for stored in sorted(dict.fromkeys(occurrences.values()), key=lambda x: -len(x.subscripts)):
+        dims = find_dims(stored, s.subscripts)
+        if dims is None or (len(dims) < len(s.subscripts) and not _may_have_dense_dims(target, symbols[stored.tensor])):
             continue
-        same = [b for b in occurrences if b.subscripts == a.subscripts and known.get(b.tensor, b.tensor) == source]
-        if term.drop_absent(same) is not None or not _is_unique(symbols[source]):
+        same = [a for a, x in occurrences.items() if x == stored]
+        if term.drop_absent(same) is not None or not _is_unique(symbols[stored.tensor]):
             continue
-        others = [b for b in occurrences if b not in same]
-        demanded = bool(s.exists) and all(b in same for b in s.exists)
+        others = [a for a in occurrences if a not in same]
+        demanded = bool(s.exists) and all(a in same for a in s.exists)
         whole = not s.ranges and (demanded or term.drop_absent(others) is not None)
-        if target.role is Role.TEMPORARY or symbols[source].format == target.format:
-            return source, whole
+        if target.role is Role.TEMPORARY or symbols[stored.tensor].format == target.format:
+            return SharedPattern(stored.tensor, dims), whole
     return None
+
+
+def _may_have_dense_dims(target: Symbol, source: Symbol) -> bool:
+    """Whether a tensor may have a row of values at each stored place of an operand."""
+    return target.role is Role.TEMPORARY and source.format is not None and not source.format.blocks
+
+
+def _stored_access(a: Access, known: Mapping[str, SharedPattern], symbols: Mapping[str, Symbol]) -> Access:
+    """The access of the operand among whose stored places `a` reads."""
+    pattern = known.get(a.tensor)
+    return a if pattern is None else pattern.access(a.subscripts, symbols[pattern.source])
 
 
 def _is_unique(symbol: Symbol) -> bool:
     return symbol.format is not None and symbol.format.is_unique
 
 
-def with_shared_formats(function: Function, sources: Mapping[str, str]) -> Function:
+def with_shared_formats(function: Function, sources: Mapping[str, SharedPattern]) -> Function:
     """`function`, in which temporaries have the formats of the operands whose places they share."""
     formats = {t.name: t.format for t in function.tensors}
-    tensors = tuple(replace(t, format=formats[sources[t.name]]) if t.name in sources else t for t in function.tensors)
-    return replace(function, tensors=tensors)
+
+    def share(t: Symbol) -> Symbol:
+        pattern = sources.get(t.name)
+        source = None if pattern is None else formats[pattern.source]
+        return t if pattern is None or source is None else replace(t, format=_extend_format(source, pattern, t.rank))
+
+    return replace(function, tensors=tuple(map(share, function.tensors)))
+
+
+def _extend_format(source: Format, pattern: SharedPattern, rank: int) -> Format:
+    """The format of an operand, with the other dimensions of a tensor of `rank` as a dense tail."""
+    if len(pattern.dims) == rank:
+        return source
+    dense = tuple(d for d in range(rank) if d not in pattern.dims)
+    order = tuple(pattern.dims[d] for d in source.order)
+    return Format((*source.levels, *(LEVELS["d"] for _ in dense)), (*order, *dense))
+
+
+def list_dense_dims(function: Function, tensor: str, source: str) -> tuple[int, ...]:
+    """The dimensions of a tensor that the operand lacks whose stored places it has: the last ones in memory."""
+    own, other = function.tensor(tensor).format, function.tensor(source).format
+    return () if own is None or other is None else own.order[len(other.order) :]
 
 
 def make_cpu_problem(request: KernelRequest) -> SparseProblem:
     """The input of the lowering for a kernel of CPUs."""
-    shared = shared_patterns(request.function)
+    shared = find_shared_patterns(request.function)
     return SparseProblem(
-        with_shared_formats(request.function, shared), request.index_types, request.fixed, tuple(shared.items()),
-        request.parallel, request.refills, request.options,
+        with_shared_formats(request.function, shared), request.index_types, request.fixed,
+        tuple((name, x.source) for name, x in shared.items()), request.parallel, request.refills, request.options,
     )  # fmt: skip
 
 
-def representative(a: Access, sources: Mapping[str, str]) -> Access:
+def representative(a: Access, function: Function, sources: Mapping[str, str]) -> Access:
     """The access of the operand that stands where `a` does."""
-    return replace(a, tensor=sources[a.tensor]) if a.tensor in sources else a
+    if a.tensor not in sources:
+        return a
+    own, source = function.tensor(a.tensor).format, function.tensor(sources[a.tensor])
+    assert own is not None
+    assert source.format is not None
+    at = dict(zip(source.format.order, own.order, strict=False))
+    subscripts = a.subscripts if source.format.blocks else tuple(a.subscripts[at[d]] for d in range(source.rank))
+    return Access(source.name, subscripts, source.dtype)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from ..core.dtypes import INT32, INT64
 from ..tc_lang.ir import Access, Function, Index, Role, Statement, Symbol, walk_expr
 from .call_plan import Version
+from .shared_sparsity import representative
 from .sparse_problem import SparseProblem, rename_reads
 
 
@@ -86,22 +87,30 @@ def _changes_what_it_reads(s: Statement, function: Function, shared: Mapping[str
     """As `_reads_changed`, of a target that shares the places of an operand: zeros are stored first where a statement
     may leave places out.
     """
-    accesses, source = _collect_reads(s), shared[s.target]
+    accesses, stored = _collect_reads(s), _target_representative(s, function, shared)
     own = [a for a in accesses if a.tensor == s.target]
     sparse = [a for a in accesses if function.tensor(a.tensor).is_sparse]
     is_whole = not s.ranges and all(
-        a.subscripts == s.subscripts and shared.get(a.tensor, a.tensor) == source for a in sparse
+        representative(a, function, shared) == stored and (a.tensor != s.target or a.subscripts == s.subscripts)
+        for a in sparse
     )
     return bool(own) and not (s.reduction is None and is_whole)
 
 
 def _with_places_of_target(s: Statement, function: Function, shared: Mapping[str, str]) -> Statement:
     """The statement with the operand whose places its target shares, if no access stands for that any more."""
-    source = shared.get(s.target)
-    found = (a for a in _collect_reads(s) if a.subscripts == s.subscripts)
-    if source is None or any(shared.get(a.tensor, a.tensor) == source for a in found):
+    if s.target not in shared:
         return s
-    return replace(s, exists=(*s.exists, Access(source, s.subscripts, function.tensor(source).dtype)))
+    stored = _target_representative(s, function, shared)
+    if any(representative(a, function, shared) == stored for a in _collect_reads(s)):
+        return s
+    return replace(s, exists=(*s.exists, stored))
+
+
+def _target_representative(s: Statement, function: Function, shared: Mapping[str, str]) -> Access:
+    """The access of the operand whose places the target has."""
+    own = Access(s.target, s.subscripts, function.tensor(s.target).dtype)
+    return representative(own, function, shared)
 
 
 def _collect_reads(s: Statement) -> list[Access]:

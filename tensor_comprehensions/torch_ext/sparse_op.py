@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -56,7 +57,8 @@ class SparseOp:
         self._gradients: SingleFlightCache[Hashable, Gradients] = SingleFlightCache(LIMIT)
         self._operators: SingleFlightCache[Hashable, SparseDispatcherOp] = SingleFlightCache(LIMIT)
         self.direct: FastCall | None = None
-        """The fast path for calls like the last one that had no gradient."""
+        """The fast path for calls like the last two, which had the same stored places and no gradient."""
+        self._last_patterns: tuple[Hashable, ...] | None = None
         self.in_graphs = SimpleNamespace()
         """The operators that graphs of Dynamo call, by their names."""
         results = (kernels.function.tensor(r) for r in kernels.function.returns)
@@ -120,7 +122,10 @@ class SparseOp:
             if gradients.possible:
                 return results_in_caller_kind(self._record(run, gradients, call), values)
         result = results_in_caller_kind(run(call), values)
-        self.direct = self.kernels.lane(call, values)
+        patterns = tuple(map(weakref.ref, call.structures.values()))
+        if patterns == self._last_patterns:  # ever new patterns would each make a fast path in vain
+            self.direct = self.kernels.lane(call, values)
+        self._last_patterns = patterns
         return result
 
     def gradients_of(self, function: Function) -> Gradients:

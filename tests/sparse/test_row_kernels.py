@@ -52,6 +52,69 @@ def assert_stores(result: tc.SparseTensor, expected: Tensor) -> None:
     assert result.nnz == int((expected != 0).sum())
 
 
+@pytest.mark.parametrize(
+    ("name", "reduction", "operator"), [("double", "min", "+"), ("half", "max", "+"), ("int32", "*", "*")]
+)
+def test_rows_that_combine_products(name: str, reduction: str, operator: str) -> None:
+    """A product over other operations than sum and product, whole and its values alone."""
+    op = tc.define(
+        f"def f({name}(N,K) A: csr, {name}(K,M) B: csr) -> (C: csr) "
+        f"{{ C(i,j) {reduction}=! A(i,k) {operator} B(k,j) where exists A(i,k), exists B(k,j) }}"
+    ).f
+    A = matrix((0, 2, 3, 1, 0, 2), 12, dtype=TYPES[name])
+    B = matrix((3, 0, 9, 1, 70, 1, 2, 0, 40, 5, 2, 3), seed=1, dtype=TYPES[name])
+    both = (A != 0)[:, :, None] & (B != 0)[None]
+    pairs = A.double()[:, :, None] + B.double()[None] if operator == "+" else A.double()[:, :, None] * B.double()[None]
+    held = torch.where(both, pairs, {"min": torch.inf, "max": -torch.inf, "*": 1.0}[reduction])
+    combined = {"min": held.amin(1), "max": held.amax(1), "*": held.prod(1)}[reduction]
+    expected = torch.where(both.any(1), combined, 0.0).to(TYPES[name])
+    a, b = stored(A), stored(B)
+    assert "collected" not in op.compile(a, b).source("schedule")
+    assert_stores(op(a, b), expected)
+    fixed = op.assemble(a, b)
+    assert_stores(fixed(a, b), expected)
+
+
+REPEATED = "def f(double(B,V) I: du, double(V,D) W) -> (Y) { Y(b,d) +=! %s }"
+
+
+@pytest.mark.parametrize(("value", "walks_runs"), [
+    ("I(b,v) * W(v,d)", False), ("-W(v,d) * I(b,v) / 2 + I(b,v)", False),
+    ("I(b,v) * I(b,v) * W(v,d)", True), ("max(I(b,v), 2) * W(v,d) where exists I(b,v)", True),
+])  # fmt: skip
+def test_repeated_elements_of_sums(value: str, walks_runs: bool) -> None:
+    """A factor of a sum is walked element by element; other uses add the elements of a place first."""
+    places = torch.tensor([[0, 0, 2, 2, 2, 3], [1, 1, 0, 4, 4, 2]])
+    values = torch.tensor([1.0, 2.0, 3.0, 1.0, 1.0, -2.0], dtype=torch.float64)
+    bags = tc.SparseTensor.from_arrays(
+        "du", (4, 5), [None, (torch.tensor([0, 2, 2, 5, 6], dtype=torch.int32), places[1].int())], values
+    )
+    W = torch.arange(5 * 9, dtype=torch.float64).reshape(5, 9)
+    op = tc.define(REPEATED % value).f
+    dense = torch.zeros(4, 5, dtype=torch.float64).index_put_(tuple(places), values, accumulate=True)
+    sums = dense[:, :, None]
+    expected = {
+        "I(b,v) * W(v,d)": sums * W,
+        "-W(v,d) * I(b,v) / 2 + I(b,v)": -W * sums / 2 + sums,
+        "I(b,v) * I(b,v) * W(v,d)": sums * sums * W,
+    }.get(value, torch.where(sums != 0, sums.clamp(min=2) * W, 0.0))
+    assert torch.equal(op(bags, W), expected.sum(1))
+    assert ("I.crd1.end" in op.compile(bags, W).source("loops")) == walks_runs
+
+
+@pytest.mark.parametrize(("value", "expected"), [
+    ("+=! A(i,j) * A(i,j)", lambda A: (A * A).sum()), ("min=! A(i,j) where exists A(i,j)", lambda A: A[A != 0].min()),
+    ("max=! A(i,0) where i in 0:1", lambda A: A[0, 0]),
+])  # fmt: skip
+def test_one_element_is_combined_in_a_register(value: str, expected: Callable[[Tensor], Tensor]) -> None:
+    op, A = tc.define(f"def f(double(N,M) A: csr) -> (y) {{ y {value} }}").f, matrix()
+    assert torch.equal(op(stored(A)), expected(A))
+    assert op.compile(stored(A)).source("loops").count(" y[0] ") == 1
+    empty = torch.zeros(0, 4, dtype=torch.float64)
+    if "+" in value:
+        assert op(stored(empty)) == 0
+
+
 @pytest.mark.parametrize("index", INDICES, ids=str)
 @pytest.mark.parametrize("name", TYPES)
 def test_products_with_vectors(name: str, index: torch.dtype) -> None:

@@ -23,7 +23,7 @@ from ...runtime.cuda.launch import Launches
 from ...runtime.emulate import emulator
 from ...runtime.emulate.emulator import Emulated, EmulatedTensor
 from ...sparse.call_plan import PlannedResult
-from ...sparse.shared_sparsity import shared_patterns, with_shared_formats
+from ...sparse.shared_sparsity import find_shared_patterns, with_shared_formats
 from ...sparse.sparse_problem import SparseProblem, fixed_sizes
 from ...target import GpuTarget
 from ...tc_lang.formats import Format
@@ -103,13 +103,13 @@ def make_problem(
     """The input of the lowering for a call. Raises ArgumentError if no kernel can traverse an operand's format."""
     stored = with_walkable_levels(call)
     walked = _with_walkable_formats(function)
-    shared = shared_patterns(walked)
+    shared = find_shared_patterns(walked)
     known = {n: v for n, v in sizes.items() if n not in function.scalars}
     return SparseProblem(
         with_shared_formats(walked, shared),
         tuple((n, INDEX_TYPES[t.index_dtype]) for n, t in stored.sparse.items()),
         fixed_sizes(function, known),
-        tuple(shared.items()),
+        tuple((name, x.source) for name, x in shared.items()),
         options=options,
         lanes=count_lanes(stored),
     )

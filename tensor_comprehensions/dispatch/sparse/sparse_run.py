@@ -91,9 +91,10 @@ class ProgramRun:
             return torch.empty(0, dtype=dtype)
         if o.name in self.shared:
             source = self.sparse[self.shared[o.name]].values
+            shape = (*source.shape, *self._dense_tail(o.name))
             if o.name in self.plan.unfilled:
-                return _empty(tuple(source.shape), dtype, o.name, self.function.name, self.call.device)
-            return torch.zeros_like(source, dtype=dtype)
+                return _empty(shape, dtype, o.name, self.function.name, self.call.device)
+            return torch.zeros(shape, dtype=dtype, device=source.device)
         if self.function.tensor(o.name).is_sparse:
             return torch.empty(0, dtype=dtype)
         if o.role is Role.INOUT:
@@ -103,6 +104,14 @@ class ProgramRun:
     def _shape(self, name: str) -> tuple[int, ...]:
         extents = self.plan.problem.ranges.shape(name)
         return tuple(_evaluate_value(x, self.sizes) for x in extents)
+
+    def _dense_tail(self, name: str) -> tuple[int, ...]:
+        """The extents that a tensor has beside those of the operand whose stored places it has."""
+        own, source = self.function.tensor(name).format, self.function.tensor(self.shared[name]).format
+        assert own is not None
+        assert source is not None
+        shape = self._shape(name)
+        return tuple(shape[d] for d in own.order[len(source.order) :])
 
     def _stored_result(self, name: str) -> Tensor | SparseTensor:
         """A result that is dense, or has the stored places of an operand."""
@@ -150,8 +159,13 @@ class ProgramRun:
             t = self._sparse_result(version.source, version.statement)
             return t, Structure(len(t.values))
         source = self.shared[version.source]
-        t = self.sparse[source].with_values(self.values[version.source].clone())
-        return t, self.call.structures.get(source) or Structure(len(t.values))
+        t, values = self.sparse[source], self.values[version.source].clone()
+        if tail := self._dense_tail(version.source):
+            format, shape = self.function.tensor(version.source).format, self._shape(version.source)
+            assert format is not None
+            t = SparseTensor(format, shape, (*t.levels, *(None for _ in tail)), values)
+            return t, Structure(len(values))
+        return t.with_values(values), self.call.structures.get(source) or Structure(len(values))
 
     def _sort_collected(self, format: Format, shape: tuple[int, ...], mine: list[int]) -> SparseTensor:
         """A sparse tensor of collected elements. All definitions but the first add to the existing elements."""

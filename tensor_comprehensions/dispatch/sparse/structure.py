@@ -47,9 +47,9 @@ class ArrayKeyedCache:
         return value
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)  # without slots: there are weak references to it
 class Structure:
-    """A pattern that obeys its format.
+    """A pattern that obeys its format. Calls with the same arrays have the same object.
 
     positions: of the last level that is not dense.
     copies: its levels in the form that kernels take, if that differs from its arrays.

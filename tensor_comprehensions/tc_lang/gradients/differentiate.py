@@ -16,6 +16,7 @@ from ...core.errors import InternalError
 from ..binding.ranges import Bounds, symbolic_ranges
 from ..ir import Access, Binary, Cast, Const, Expr, Function, Index, Select, Unary
 from ..semantics.to_syntax import polynomial_to_expr
+from ..shared_pattern import SharedPattern
 from ..size_polynomial import SizePolynomial, Value, constant_value, min_of
 from .adjoint_access import GatherForm, range_guards, solve_gather, substitute_access, substitute_indices, uses_index
 from .conv_adjoint import pad_gradient, transposed_order
@@ -85,7 +86,7 @@ class _Reverse:
 
     function: Function
     steps: SsaProgram
-    patterns: Mapping[str, str]
+    patterns: Mapping[str, SharedPattern]
     written: list[GradStatement] = field(default_factory=list)
     adjoints: dict[str, _Adjoint] = field(default_factory=dict)
     sizes: dict[str, Value] = field(default_factory=dict)
@@ -118,13 +119,18 @@ class _Reverse:
         self._write(version, GradStatement(rounded, subscripts, "=", value, box))
         return rounded
 
+    def _is_sparse_input(self, version: str) -> bool:
+        pattern = self.patterns.get(version)
+        return pattern is not None and pattern.source == version
+
     def _write(self, version: str, w: GradStatement) -> None:
         """Add a statement that makes the gradient of a version, or a part of it, for the places that are stored."""
-        source = self.patterns.get(version)
-        if source is not None and all(isinstance(e, Index) for e in w.subscripts):
-            own = Access(source, w.subscripts, self.steps.versions[source].dtype)
+        pattern = self.patterns.get(version)
+        if pattern is not None and all(isinstance(e, Index) for e in w.subscripts):
+            own = pattern.access(w.subscripts, self.function.tensor(pattern.source))
             others = tuple(a for a in w.exists if a != own)
-            if version == source and others and w.op != "+=":  # all places of the input, though not all get something
+            # All places of an input are stored, though not all get something.
+            if self._is_sparse_input(version) and others and w.op != "+=":
                 box = {e.name: w.ranges[e.name] for e in w.subscripts if isinstance(e, Index)}
                 zero = Const(0.0, w.value.dtype)
                 self.written.append(GradStatement(w.target, w.subscripts, "=", zero, box, (own,)))
@@ -283,7 +289,7 @@ class _Reverse:
             self._add_gradient(step, access, *phased)
             return
         found = solve_gather(access.subscripts, version.bounds, step.ranges, step.left, self.sizes)
-        if found is None and self.patterns.get(access.tensor) == access.tensor:
+        if found is None and self._is_sparse_input(access.tensor):
             found = gather_by_equality(access.subscripts, version.bounds, step.ranges, self.sizes)
         if found is None:
             self._scatter(step, access, value)

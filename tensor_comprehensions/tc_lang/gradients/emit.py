@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -61,7 +61,7 @@ def write_gradient(
     written: Sequence[GradStatement],
     targets: Mapping[Key, str],
     keep: bool,
-    patterns: Mapping[str, str],
+    patterns: Collection[str],
 ) -> Gradient:
     """The gradient whose statements are `written`.
 
@@ -87,7 +87,7 @@ class _Writer:
     """names: of every version and gradient. shifted: those of them that are passed, and so are counted from 0."""
 
     steps: SsaProgram
-    patterns: Mapping[str, str]
+    patterns: Collection[str]
     names: dict[str, str] = field(default_factory=dict)
     shifted: set[str] = field(default_factory=set)
     taken: set[str] = field(default_factory=set)

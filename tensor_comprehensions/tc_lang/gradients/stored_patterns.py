@@ -10,7 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 from ...core.dtypes import BOOL, INT64
 from ..binding.ranges import Bounds
-from ..ir import Access, Binary, Call, Cast, Const, Expr, Index, Select, Unary, walk_expr
+from ..ir import Access, Binary, Call, Cast, Const, Expr, Index, Select, Symbol, Unary, walk_expr
+from ..shared_pattern import SharedPattern, find_dims
 from ..size_polynomial import Value, constant_value
 from .adjoint_access import GatherForm, SolvedIndex, range_guards
 from .ssa import SsaProgram, SsaStatement, range_extent
@@ -22,36 +23,39 @@ _ZERO_AT_ZERO = (
 """Functions of one argument that are 0 at 0."""
 
 
-def find_patterns(steps: SsaProgram) -> dict[str, str]:
-    """For each version that is 0 wherever a sparse input stores nothing, that input."""
+def find_patterns(steps: SsaProgram) -> dict[str, SharedPattern]:
+    """For each version that is 0 wherever a sparse input stores nothing, that input and where the version has it."""
     if not steps.function.is_sparse:
         return {}
-    found = {p.name: p.name for p in steps.function.parameters if p.is_sparse}
+    inputs = {p.name: p for p in steps.function.parameters if p.is_sparse}
+    found = {p.name: SharedPattern(p.name, tuple(range(p.rank))) for p in inputs.values()}
     for step in steps.steps:
-        source = _find_pattern_source(step, found)
+        pattern = _find_step_pattern(step, found, inputs)
         starts = all(constant_value(lower) == 0 for lower, _ in steps.versions[step.target].bounds)
-        if source is not None and starts and (step.before is None or found.get(step.before) == source):
-            found[step.target] = source
+        if pattern is not None and starts and (step.before is None or found.get(step.before) == pattern):
+            found[step.target] = pattern
     return found
 
 
-def _find_pattern_source(step: SsaStatement, known: Mapping[str, str]) -> str | None:
+def _find_step_pattern(
+    step: SsaStatement, known: Mapping[str, SharedPattern], inputs: Mapping[str, Symbol]
+) -> SharedPattern | None:
     if step.op not in ("=", "+=", "+=!") or not _are_distinct(step.subscripts):
         return None
-    reads = (*step.exists, *(x for x in walk_expr(step.value) if isinstance(x, Access)))
-    sources = (known[a.tensor] for a in reads if a.tensor in known and a.subscripts == step.subscripts)
-    return next((s for s in sources if _is_zero_outside_pattern(step, known, s)), None)
+    reads = [a for e in (*step.exists, step.value) for a in walk_expr(e) if isinstance(a, Access) and a.tensor in known]
+    stored = {a: known[a.tensor].access(a.subscripts, inputs[known[a.tensor].source]) for a in reads}
+    for own in sorted(dict.fromkeys(stored.values()), key=lambda x: -len(x.subscripts)):
+        dims, format = find_dims(own, step.subscripts), inputs[own.tensor].format
+        if dims is None or (len(dims) < len(step.subscripts) and (format is None or format.blocks)):
+            continue
+        absent = {a for a in reads if stored[a] == own}
+        if any(a in absent for a in step.exists) or _is_zero_if_absent(step.value, absent):
+            return SharedPattern(own.tensor, dims)
+    return None
 
 
 def _are_distinct(subscripts: Sequence[Expr]) -> bool:
     return all(isinstance(e, Index) for e in subscripts) and len(set(subscripts)) == len(subscripts)
-
-
-def _is_zero_outside_pattern(step: SsaStatement, known: Mapping[str, str], source: str) -> bool:
-    mine = {name for name, s in known.items() if s == source}
-    absent = {a for e in (step.value, *step.exists) for a in walk_expr(e) if isinstance(a, Access) and a.tensor in mine}
-    absent = {a for a in absent if a.subscripts == step.subscripts}
-    return any(a in absent for a in step.exists) or _is_zero_if_absent(step.value, absent)
 
 
 def _is_zero_if_absent(e: Expr, absent: Collection[Access]) -> bool:
@@ -74,7 +78,7 @@ def _is_zero_if_absent(e: Expr, absent: Collection[Access]) -> bool:
     return False
 
 
-def pattern_exists_clauses(step: SsaStatement, patterns: Mapping[str, str]) -> tuple[Access, ...]:
+def pattern_exists_clauses(step: SsaStatement, patterns: Collection[str]) -> tuple[Access, ...]:
     """The clauses that restrict a step: the `exists` of tensors that store only some elements."""
     return tuple(a for a in step.exists if a.tensor in patterns)
 

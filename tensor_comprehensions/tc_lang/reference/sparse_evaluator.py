@@ -53,10 +53,19 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True)
 class SharedPlaces:
-    """Where a temporary or a result stores something: where the operand `source` does, in a part of it."""
+    """Where a temporary or a result stores something: where the operand `source` does, in a part of it.
+
+    dims: the dimensions that are those of the operand; at each of its places, all others are stored whole.
+    """
 
     source: str
     window: tuple[slice, ...]
+    dims: tuple[int, ...]
+
+    def spread(self, places: Array, shape: tuple[int, ...]) -> Array:
+        """The stored places of a tensor of this shape, of those of the operand."""
+        part = places[self.window].transpose(np.argsort(self.dims))
+        return np.broadcast_to(part.reshape([n if d in self.dims else 1 for d, n in enumerate(shape)]), shape)
 
 
 NONE_SHARED: Mapping[str, SharedPlaces] = {}
@@ -80,7 +89,7 @@ def evaluate_sparse(
             is_settled = s.target in sparse_results and all(i.extent for i in s.reduction_indices)
             if (source := shared.get(s.target)) is not None and not is_settled:
                 places = operands[source.source].places
-                inside = None if places is None else places[source.window]
+                inside = None if places is None else source.spread(places, memory[s.target].values.shape)
                 memory[s.target] = _zeros_elsewhere(memory[s.target].values, inside)
     return {name: memory[name] for name in bound.returns}
 
