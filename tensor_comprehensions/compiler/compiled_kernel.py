@@ -173,12 +173,14 @@ class BlockSize:
     """A size of blocks, as in `loop_ir.row_blocks.RowBlock`.
 
     is_optional: whether smaller blocks do as well, unless a block of this size can end early and spares them.
+    is_open: whether there are no blocks, but loops over all rows, which were made for so many.
     """
 
     rows: int
     grain: int
     overlap_from: int
     is_optional: bool = False
+    is_open: bool = False
 
 
 @dataclass(frozen=True, eq=False)

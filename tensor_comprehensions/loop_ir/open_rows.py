@@ -1,0 +1,467 @@
+"""Modules for any number of rows, made from the module for one number: their loops over rows end with the last row.
+
+Blocks of rows, as in `row_blocks`, cost code for each size of a block. Where every row is reached by the variable of a
+loop over all of them, one module does: the ends of such loops become variables. Rows may lie along several axes, whose
+loops may be one flat loop over tiles.
+
+A number that only happens to follow from the number of rows would be wrong for others. The caller opens the modules for
+two numbers, which have to become the same one (`open_same_rows`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ..core.errors import CannotLower
+from ..core.internal_names import internal_name
+from . import build
+from .intrinsics import is_hint
+from .linear_forms import linear_terms
+from .nodes import (
+    Allocate,
+    Binary,
+    Buffer,
+    Check,
+    Const,
+    Expr,
+    If,
+    Invoke,
+    Kernel,
+    Let,
+    Load,
+    Loop,
+    LoopKind,
+    Module,
+    Space,
+    Stmt,
+    Store,
+    Var,
+    While,
+    Window,
+)
+from .row_blocks import rows_variable
+from .rewrite import map_expr, map_stmt, used_values, walk_stmts
+
+CHUNK_ROWS = 8
+"""Rows for which a thread allocates its memory once: an allocation takes as long as a short row."""
+TYPICAL_EXTENT = 1040
+"""The extent of dynamic dimensions by which the strides of memory that is allocated for rows are numbered."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenBuffer:
+    """An argument for any number of rows.
+
+    Attributes:
+        buffer: the argument, with dynamic dimensions.
+        kept: the dimensions of the argument of the module that it has; of others, rows take a single element.
+        axes: the axis of each of these that has rows. steps: the elements from row to row, where these are not one.
+    """
+
+    buffer: Buffer
+    kept: tuple[int, ...]
+    axes: Mapping[int, int]
+    steps: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenProgram:
+    """The arguments for any number of rows, by name, and the values of arguments that the module has as scalars."""
+
+    buffers: Mapping[str, OpenBuffer]
+    scalars: Mapping[str, Expr]
+
+
+def open_same_rows(
+    program: OpenProgram, modules: Iterable[Module], counts: Sequence[Sequence[int]]
+) -> Module:
+    """The module for any numbers of rows, from modules for the numbers `counts` along each axis.
+
+    Raises:
+        CannotLower: they are no loops over all rows, or not the same ones.
+    """
+    first, *others = (_open_rows(program, m, count) for m, count in zip(modules, counts, strict=True))
+    if any(_without_grains(other) != _without_grains(first) for other in others):
+        raise CannotLower("other numbers of rows are computed in other loops")
+    return first
+
+
+def _open_rows(program: OpenProgram, module: Module, counts: Sequence[int]) -> Module:
+    if module.sites:
+        raise CannotLower("subscripts are checked")
+    body = build.block(*(k.body for k in module.kernels))
+    names = {b.name for b in module.arguments}
+    loops = _find_loops(body)
+    found = _Finder(program, tuple(counts), names, loops, {}, {})
+    found.find(body)
+    local = {b.name: b for b in (*module.temporaries, *_allocated(body))}
+    opened = {n: _open_local(b, places) for n, b in local.items() if (places := found.places.get(n))}
+    opener = _Opener(program, loops, found.variables, opened, found.places)
+    body = opener.stmt(body)
+    for b in module.temporaries:
+        b = replace(opened.get(b.name, b), space=Space.SCRATCH)
+        body = _allocate(b, found.places.get(b.name, {}), body) if b.dynamic else build.allocate([b], body)
+    arguments = tuple(
+        program.buffers[b.name].buffer if b.name in program.buffers else b
+        for b in module.arguments
+        if b.name not in program.scalars
+    )
+    kernel = Kernel(internal_name(module.name, "rows"), body)
+    return Module(module.name, arguments, (), (kernel,), (), module.written, module.partial)
+
+
+def _allocated(body: Stmt) -> Iterator[Buffer]:
+    for s in walk_stmts(body):
+        if isinstance(s, Allocate):
+            if s.lengths:
+                raise CannotLower("memory is allocated for a number that is not known")
+            yield from s.buffers
+
+
+def _without_grains(m: Module) -> Module:
+    """`m` with loops whose chunks are alike: their lengths follow from the time that a row takes."""
+
+    def change(s: Stmt) -> Stmt:
+        new = map_stmt(s, lambda e: e, change)
+        return replace(new, grain=1) if isinstance(new, Loop) else new
+
+    return replace(m, kernels=tuple(replace(k, body=change(k.body)) for k in m.kernels))
+
+
+# --- loops -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _FlatLoop:
+    """The variables that are digits of the variable of a loop, outermost first, each with its number of values."""
+
+    digits: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Loops:
+    """The number of values of each variable that takes all from 0 on, and the loops over several of them."""
+
+    counts: Mapping[str, int]
+    flat: Mapping[str, _FlatLoop]
+
+
+def _find_loops(body: Stmt) -> _Loops:
+    counts: dict[str, int] = {}
+    flat: dict[str, _FlatLoop] = {}
+    seen: set[str] = set()
+    for s in walk_stmts(body):
+        if isinstance(s, Loop):
+            name, whole = s.var, isinstance(s.stop, Const) and s.start == build.const(0) and s.step == 1
+            if whole and isinstance(s.stop, Const):
+                digits = _find_digits(s, int(s.stop.value))
+                if digits is not None:
+                    flat[name] = digits
+                    known = dict(digits.digits)
+                else:
+                    known = {name: int(s.stop.value)}
+                for key, count in known.items():
+                    if counts.setdefault(key, count) != count:
+                        raise CannotLower("loops of one variable run over other ranges")
+            elif name in counts:
+                raise CannotLower("loops of one variable run over other ranges")
+            else:
+                seen.add(name)
+    if seen & counts.keys():
+        raise CannotLower("loops of one variable run over other ranges")
+    return _Loops(counts, flat)
+
+
+def _find_digits(loop: Loop, trips: int) -> _FlatLoop | None:
+    """The digits of a loop whose variable is used for nothing else; None if it has none."""
+    strides: list[tuple[int, str, int]] = []
+    body = loop.body
+    while isinstance(body, Let) and (digit := _parse_digit(body.value, loop.var)) is not None:
+        strides.append((digit[0], body.name, digit[1]))
+        body = body.body
+    if not strides or any(isinstance(e, Var) and e.name == loop.var for e in used_values(body)):
+        return None
+    strides.sort(reverse=True)
+    ends = [trips, *(stride for stride, _, _ in strides)]
+    if ends[-1] != 1 or any(a % b for a, b in zip(ends, ends[1:], strict=False)):
+        return None
+    counts = [a // b for a, b in zip(ends, ends[1:], strict=False)]
+    if any(modulus not in (0, n) for n, (_, _, modulus) in zip(counts, strides, strict=True)):
+        return None
+    return _FlatLoop(tuple((name, n) for n, (_, name, _) in zip(counts, strides, strict=True)))
+
+
+def _parse_digit(e: Expr, flat: str) -> tuple[int, int] | None:
+    """The stride and the modulus of a digit of the variable `flat`; 0 is no modulus."""
+    match e:
+        case Binary("mod", inner, Const(modulus)) if (digit := _parse_digit(inner, flat)) is not None:
+            return (digit[0], int(modulus)) if not digit[1] else None
+        case Binary("div", Var(name), Const(stride)) if name == flat:
+            return int(stride), 0
+        case Var(name) if name == flat:
+            return 1, 0
+    return None
+
+
+# --- which variables are rows ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Finder:
+    """Finds the variables that are rows, and the dimensions that these index.
+
+    variables: the axis of each such variable. places: of memory of the module, the axis of each such dimension.
+    """
+
+    program: OpenProgram
+    counts: tuple[int, ...]
+    arguments: Collection[str]
+    loops: _Loops
+    variables: dict[str, int]
+    places: dict[str, dict[int, int]]
+
+    def find(self, body: Stmt) -> None:
+        accesses = list(_list_accesses(body))
+        for b, indices in accesses:
+            opened = self.program.buffers.get(b.name)
+            for d, axis in (opened.axes if opened is not None else {}).items():
+                assert opened is not None
+                self._add(self._row_of(indices[d], opened.steps.get(d, 0), axis), axis)
+        before = -1
+        while before != (before := len(self.variables) + sum(map(len, self.places.values()))):
+            for b, indices in accesses:
+                self._follow(b, indices)
+        for b, indices in accesses:
+            self._check(b, indices)
+
+    def _add(self, name: str, axis: int) -> None:
+        if self.loops.counts.get(name) != self.counts[axis]:
+            raise CannotLower("a loop runs over a part of the rows")
+        if self.variables.setdefault(name, axis) != axis:
+            raise CannotLower("one loop is over the rows of two axes")
+
+    def _row_of(self, index: Expr, step: int, axis: int) -> str:
+        """The variable of the row that an index reaches, or an element of."""
+        if isinstance(index, Var):
+            return index.name
+        if not step:
+            raise CannotLower("a row is not the variable of a loop")
+        found = [
+            atom.name
+            for atom, c in linear_terms(index)[0].items()
+            if isinstance(atom, Var) and c == step and self.loops.counts.get(atom.name) == self.counts[axis]
+        ]
+        if len(found) != 1:
+            raise CannotLower("a window does not begin at the variable of a loop")
+        return found[0]
+
+    def _follow(self, b: Buffer, indices: Sequence[Expr]) -> None:
+        """Note what the memory of the module has in common with variables that are rows."""
+        if b.name in self.arguments:
+            return
+        for d, e in enumerate(indices):
+            known = self.places.get(b.name, {}).get(d)
+            if known is not None:
+                if not isinstance(e, Var):
+                    raise CannotLower("a row is not the variable of a loop")
+                self._add(e.name, known)
+            for name in _used(e) & self.variables.keys():
+                if not isinstance(e, Var) or b.shape[d] != self.counts[self.variables[name]]:
+                    raise CannotLower("memory for rows has room for another number of them")
+                self.places.setdefault(b.name, {})[d] = self.variables[name]
+
+    def _check(self, b: Buffer, indices: Sequence[Expr]) -> None:
+        """Whether rows index the dimensions of their axis alone."""
+        opened = self.program.buffers.get(b.name)
+        places = opened.axes if opened is not None else self.places.get(b.name, {})
+        for d, e in enumerate(indices):
+            axes = [self.variables[name] for name in _used(e) if name in self.variables]
+            if axes != ([places[d]] if d in places else []):
+                raise CannotLower(f"rows index another dimension of {b.name}")
+            if opened is not None and d not in opened.kept and e != build.const(0):
+                raise CannotLower(f"{b.name} has several elements where it has one row")
+
+
+def _list_accesses(body: Stmt) -> Iterator[tuple[Buffer, tuple[Expr, ...]]]:
+    for e in used_values(body):
+        if isinstance(e, Load):
+            yield e.buffer, e.indices
+    for s in walk_stmts(body):
+        if isinstance(s, Store):
+            yield s.buffer, s.indices
+        elif isinstance(s, Invoke):
+            if not is_hint(s):
+                raise CannotLower(f"{s.name} computes a fixed number of rows")
+            yield from s.operands
+        elif isinstance(s, (Window, While, Check)):
+            raise CannotLower(f"a {type(s).__name__} is no loop over rows")
+
+
+def _used(e: Expr) -> set[str]:
+    """The variables in an index, apart from those in subscripts of its loads."""
+    match e:
+        case Var(name):
+            return {name}
+        case Load():
+            return set()
+    found: set[str] = set()
+    map_expr(e, lambda c: (found.update(_used(c)), c)[1])
+    return found
+
+
+# --- opened loops and memory -------------------------------------------------------------------------------------
+
+
+def _open_local(b: Buffer, places: Mapping[int, int]) -> Buffer:
+    """Memory of the module with room for any number of rows, in the same order of dimensions."""
+    if b.space is not Space.SCRATCH and b.space is not Space.GLOBAL:
+        raise CannotLower(f"{b.name} holds rows in registers")
+    order = sorted(range(len(b.shape)), key=lambda d: (-b.strides[d], d))
+    strides, held, size, is_open = [0] * len(b.shape), [None] * len(b.shape), 1, False
+    known: list[str | None] = list(held)
+    expected = 1
+    for d in reversed(order):
+        if b.shape[d] != 1 and b.strides[d] != expected:
+            raise CannotLower(f"{b.name} has gaps between rows")
+        expected *= b.shape[d]
+        strides[d] = size
+        known[d] = internal_name(b.name, "stride", d) if is_open else None
+        is_open |= d in places
+        size *= TYPICAL_EXTENT if d in places else b.shape[d]
+    shape = tuple(0 if d in places else n for d, n in enumerate(b.shape))
+    variables = tuple(known) if any(known) else ()
+    return replace(b, shape=shape, strides=tuple(strides), dynamic=tuple(sorted(places)), stride_variables=variables)
+
+
+def _allocate(b: Buffer, places: Mapping[int, int], body: Stmt) -> Stmt:
+    """`body` with memory for all rows, whose strides follow from their numbers."""
+    extents = {d: build.var(rows_variable(axis)) for d, axis in places.items()}
+    body = Allocate((b,), body, tuple(extents[d] for d in b.dynamic))
+    stride: Expr = build.const(1)
+    steps: list[tuple[str, Expr]] = []
+    for d in sorted(range(len(b.shape)), key=lambda d: (b.strides[d], -d)):
+        held = b.stride_variable(d)
+        if held is not None:
+            steps.append((held, stride))
+            stride = build.var(held)
+        stride = build.mul(stride, extents.get(d, b.shape[d]))
+    for name, value in reversed(steps):
+        body = Let(name, value, body)
+    return body
+
+
+@dataclass(frozen=True, slots=True)
+class _Opener:
+    """Makes loops over rows end with them. variables, places: as of `_Finder`. local: opened memory of the module."""
+
+    program: OpenProgram
+    loops: _Loops
+    variables: Mapping[str, int]
+    local: Mapping[str, Buffer]
+    places: Mapping[str, Mapping[int, int]]
+
+    def expr(self, e: Expr) -> Expr:
+        if isinstance(e, Load) and e.buffer.name in self.program.scalars:
+            return self.program.scalars[e.buffer.name]
+        new = map_expr(e, self.expr)
+        if isinstance(new, Load):
+            buffer, indices = self.reach(new.buffer, new.indices)
+            return new if buffer is new.buffer else replace(new, buffer=buffer, indices=indices)
+        return new
+
+    def reach(self, b: Buffer, indices: tuple[Expr, ...]) -> tuple[Buffer, tuple[Expr, ...]]:
+        opened = self.program.buffers.get(b.name)
+        if opened is not None:
+            return opened.buffer, tuple(indices[d] for d in opened.kept)
+        return self.local.get(b.name, b), indices
+
+    def stmt(self, s: Stmt) -> Stmt:
+        match s:
+            case Loop() if s.var in self.loops.flat:
+                return self.finish(s, self.flat_loop(s, self.loops.flat[s.var].digits))
+            case Loop():
+                new = map_stmt(s, self.expr, self.stmt)
+                axis = self.variables.get(s.var)
+                assert isinstance(new, Loop)
+                if axis is not None:
+                    if s.kind is LoopKind.UNROLLED:
+                        raise CannotLower("a loop over rows is unrolled")
+                    new = replace(new, stop=build.var(rows_variable(axis)))
+                return self.finish(s, new)
+            case Allocate(buffers, body):
+                whole = [b for b in buffers if b.name not in self.local]
+                inner = build.allocate(whole, self.stmt(body))
+                for b in buffers:
+                    if b.name in self.local:
+                        inner = _allocate(self.local[b.name], self.places[b.name], inner)
+                return inner
+        new = map_stmt(s, self.expr, self.stmt)
+        match new:
+            case Store(buffer, indices):
+                buffer, indices = self.reach(buffer, indices)
+                return replace(new, buffer=buffer, indices=indices)
+            case Invoke(_, operands):
+                return replace(new, operands=tuple(self.reach(b, where) for b, where in operands))
+        return new
+
+    def flat_loop(self, s: Loop, digits: Sequence[tuple[str, int]]) -> Loop:
+        """The loop over all combinations of digits, some of which are rows."""
+        if not any(name in self.variables for name, _ in digits):
+            new = map_stmt(s, self.expr, self.stmt)
+            assert isinstance(new, Loop)
+            return new
+        body: Stmt = s.body
+        for _ in digits:
+            assert isinstance(body, Let)
+            body = body.body
+        body = self.stmt(body)
+        rest: Expr = build.var(s.var)
+        total: Expr = build.const(1)
+        lets: list[tuple[str, Expr]] = []
+        for name, count in reversed(digits):
+            axis = self.variables.get(name)
+            extent: Expr = build.const(count) if axis is None else build.var(rows_variable(axis))
+            is_first = name == digits[0][0]
+            lets.append((name, rest if is_first else build.mod(rest, extent)))
+            rest, total = build.div(rest, extent), build.mul(total, extent)
+        for name, value in lets:
+            body = Let(name, value, body)
+        return replace(s, stop=total, body=body)
+
+    def finish(self, old: Loop, new: Loop) -> Stmt:
+        """A loop that allocates memory for rows once for several iterations, or for all."""
+        if old.kind is LoopKind.VECTOR or not isinstance(_dynamic := _find_dynamic(new.body), Allocate):
+            return new
+        del _dynamic
+        taken: list[Buffer] = []
+        body = _take_allocations(new.body, taken)
+        if new.kind is LoopKind.PARALLEL:
+            chunk = internal_name(new.var, "chunk")
+            first = build.mul(build.var(chunk), CHUNK_ROWS)
+            last = build.minimum(build.add(first, CHUNK_ROWS), new.stop)
+            inner: Stmt = Loop(new.var, first, last, body)
+        else:
+            inner = replace(new, body=body)
+        for b in taken:
+            inner = _allocate(b, self.places[b.name], inner)
+        if new.kind is not LoopKind.PARALLEL:
+            return inner
+        chunks = build.div(build.add(new.stop, CHUNK_ROWS - 1), CHUNK_ROWS)
+        grain = -(-new.grain // CHUNK_ROWS)
+        return Loop(chunk, build.const(0), chunks, inner, LoopKind.PARALLEL, grain=grain)
+
+
+def _find_dynamic(body: Stmt) -> Stmt | None:
+    return next((s for s in walk_stmts(body) if isinstance(s, Allocate) and s.lengths), None)
+
+
+def _take_allocations(body: Stmt, taken: list[Buffer]) -> Stmt:
+    """`body` without the memory for rows that it allocates, and without its strides; adds it to `taken`."""
+    if isinstance(body, Allocate) and body.lengths:
+        taken += [b for b in body.buffers if b.name not in {t.name for t in taken}]
+        return _take_allocations(body.body, taken)
+    new = map_stmt(body, lambda e: e, lambda s: _take_allocations(s, taken))
+    if isinstance(new, Let) and any(new.name in b.stride_variables for b in taken):
+        return new.body
+    return new
