@@ -201,6 +201,11 @@ class CompiledRangeKernel(CompiledCpuKernel):
     strides: Mapping[str, tuple[int, ...]]
 
     @property
+    def has_open_loops(self) -> bool:
+        """Whether loops over all rows take the place of blocks."""
+        return all(size.is_open for axis in self.sizes for size in axis)
+
+    @property
     def dynamic_sizes(self) -> tuple[str, ...]:
         """The sizes that may have any value, in the order in which the kernel takes them."""
         return row_analysis.list_dynamic_sizes(self.axes)

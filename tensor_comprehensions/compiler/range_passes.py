@@ -126,7 +126,7 @@ def _build_range_module(
     first = next(iter(blocks))
     composer = _make_composer(problem, sizes, blocks[first], legal, lower)
     module = composer.compose(0, {v: results["legalize"] for v, results in legal.items()}, ())
-    return _finish_range_module(module, composer, legal[first]["canonicalize"], context)
+    return _bind_sizes(module, composer, legal[first]["canonicalize"], context)
 
 
 def _open_range_module(problem: RangeProblem, text: str, context: PassContext) -> Module | None:
@@ -146,23 +146,25 @@ def _open_range_module(problem: RangeProblem, text: str, context: PassContext) -
         composer = _make_composer(problem, (), blocks[counts[0]], legal, lambda v, bound: lower(v))
         program = composer.open_program(legal[counts[0]]["legalize"])
         opened = open_same_rows(program, map(lower, counts), counts)
-        made = {"simplify": opened}
-        finished = cpu_passes.run_passes(cpu_passes.PASSES[4:-3], blocks[counts[0]], text, context, made)[0]
+        bound = _bind_sizes(opened, composer, legal[counts[0]]["canonicalize"], context)
+        made = {"simplify": bound}
+        passed = cpu_passes.run_passes(cpu_passes.PASSES[4:-3], blocks[counts[0]], text, context, made)[0]
     except (CannotLower, CannotGeneralize) as reason:
-        get_logger("passes").debug("%s: blocks of rows, because %s", context.name, reason)
+        get_logger("passes").debug("%s: made of blocks of rows: %s", context.name, reason)
         return None
-    return _finish_range_module(finished["simplify_again"], composer, legal[counts[0]]["canonicalize"], context)
+    module: Module = passed["simplify_again"]
+    return module
 
 
-def _finish_range_module(module: Module, composer: _Composer, plain: BoundFunction, context: PassContext) -> Module:
-    """`module` with the values of its numbers of rows and strides."""
+def _bind_sizes(module: Module, composer: _Composer, plain: BoundFunction, context: PassContext) -> Module:
+    """`module`, which takes sizes, and has its numbers of rows and its strides from these."""
     joined = bind_variables(module, *composer.list_variables(plain))
     check_bindings(joined)
     if knobs.current_knobs().verify:
         try:
             verify(joined)
         except InternalError as error:
-            raise InternalError(f"{context.name}: after the blocks were joined: {error}") from error
+            raise InternalError(f"{context.name}: for any number of rows: {error}") from error
     return joined
 
 
@@ -460,7 +462,8 @@ def _format_schedules(kernel: CompiledRangeKernel) -> str:
     for variant in list_variants(kernel.axes, kernel.sizes):
         exact = replace(kernel, bound=kernel.make(variant))
         rows = " x ".join(map(str, variant))
-        parts.append(f"blocks of {rows} row{'s' * (rows != '1')}:\n{cpu_passes.KINDS['schedule'](exact)}")
+        what = "loops over any number of rows, chosen for" if kernel.has_open_loops else "blocks of"
+        parts.append(f"{what} {rows} row{'s' * (rows != '1')}:\n{cpu_passes.KINDS['schedule'](exact)}")
     return "\n".join(parts)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from ..core.errors import CannotLower
 from ..core.internal_names import internal_name
@@ -25,7 +26,6 @@ from .nodes import (
     Check,
     Const,
     Expr,
-    If,
     Invoke,
     Kernel,
     Let,
@@ -40,11 +40,13 @@ from .nodes import (
     While,
     Window,
 )
-from .row_blocks import rows_variable
 from .rewrite import map_expr, map_stmt, used_values, walk_stmts
+from .row_blocks import rows_variable
 
 CHUNK_ROWS = 8
 """Rows for which a thread allocates its memory once: an allocation takes as long as a short row."""
+PART = -1
+"""The number of values of a variable that does not take all from 0 on."""
 TYPICAL_EXTENT = 1040
 """The extent of dynamic dimensions by which the strides of memory that is allocated for rows are numbered."""
 
@@ -73,9 +75,7 @@ class OpenProgram:
     scalars: Mapping[str, Expr]
 
 
-def open_same_rows(
-    program: OpenProgram, modules: Iterable[Module], counts: Sequence[Sequence[int]]
-) -> Module:
+def open_same_rows(program: OpenProgram, modules: Iterable[Module], counts: Sequence[Sequence[int]]) -> Module:
     """The module for any numbers of rows, from modules for the numbers `counts` along each axis.
 
     Raises:
@@ -91,17 +91,13 @@ def _open_rows(program: OpenProgram, module: Module, counts: Sequence[int]) -> M
     if module.sites:
         raise CannotLower("subscripts are checked")
     body = build.block(*(k.body for k in module.kernels))
-    names = {b.name for b in module.arguments}
     loops = _find_loops(body)
-    found = _Finder(program, tuple(counts), names, loops, {}, {})
+    found = _Finder(program, tuple(counts), {b.name for b in module.arguments}, loops, {}, {})
     found.find(body)
     local = {b.name: b for b in (*module.temporaries, *_allocated(body))}
     opened = {n: _open_local(b, places) for n, b in local.items() if (places := found.places.get(n))}
     opener = _Opener(program, loops, found.variables, opened, found.places)
-    body = opener.stmt(body)
-    for b in module.temporaries:
-        b = replace(opened.get(b.name, b), space=Space.SCRATCH)
-        body = _allocate(b, found.places.get(b.name, {}), body) if b.dynamic else build.allocate([b], body)
+    body = opener.stmt(Allocate(tuple(replace(b, space=Space.SCRATCH) for b in module.temporaries), body))
     arguments = tuple(
         program.buffers[b.name].buffer if b.name in program.buffers else b
         for b in module.arguments
@@ -141,7 +137,7 @@ class _FlatLoop:
 
 @dataclass(frozen=True, slots=True)
 class _Loops:
-    """The number of values of each variable that takes all from 0 on, and the loops over several of them."""
+    """The number of values from 0 on of each variable, or `PART`, and the loops over several variables."""
 
     counts: Mapping[str, int]
     flat: Mapping[str, _FlatLoop]
@@ -150,26 +146,14 @@ class _Loops:
 def _find_loops(body: Stmt) -> _Loops:
     counts: dict[str, int] = {}
     flat: dict[str, _FlatLoop] = {}
-    seen: set[str] = set()
-    for s in walk_stmts(body):
-        if isinstance(s, Loop):
-            name, whole = s.var, isinstance(s.stop, Const) and s.start == build.const(0) and s.step == 1
-            if whole and isinstance(s.stop, Const):
-                digits = _find_digits(s, int(s.stop.value))
-                if digits is not None:
-                    flat[name] = digits
-                    known = dict(digits.digits)
-                else:
-                    known = {name: int(s.stop.value)}
-                for key, count in known.items():
-                    if counts.setdefault(key, count) != count:
-                        raise CannotLower("loops of one variable run over other ranges")
-            elif name in counts:
+    for s in (s for s in walk_stmts(body) if isinstance(s, Loop)):
+        trips = int(s.stop.value) if isinstance(s.stop, Const) and s.start == build.const(0) and s.step == 1 else PART
+        digits = _find_digits(s, trips) if trips != PART else None
+        if digits is not None:
+            flat[s.var] = digits
+        for name, count in digits.digits if digits is not None else ((s.var, trips),):
+            if counts.setdefault(name, count) != count:
                 raise CannotLower("loops of one variable run over other ranges")
-            else:
-                seen.add(name)
-    if seen & counts.keys():
-        raise CannotLower("loops of one variable run over other ranges")
     return _Loops(counts, flat)
 
 
@@ -183,11 +167,12 @@ def _find_digits(loop: Loop, trips: int) -> _FlatLoop | None:
     if not strides or any(isinstance(e, Var) and e.name == loop.var for e in used_values(body)):
         return None
     strides.sort(reverse=True)
-    ends = [trips, *(stride for stride, _, _ in strides)]
-    if ends[-1] != 1 or any(a % b for a, b in zip(ends, ends[1:], strict=False)):
+    ends = list(pairwise([trips, *(stride for stride, _, _ in strides)]))
+    if strides[-1][0] != 1 or any(end % stride for end, stride in ends):
         return None
-    counts = [a // b for a, b in zip(ends, ends[1:], strict=False)]
-    if any(modulus not in (0, n) for n, (_, _, modulus) in zip(counts, strides, strict=True)):
+    counts = [end // stride for end, stride in ends]
+    moduli = [modulus for _, _, modulus in strides]
+    if moduli[1:] != counts[1:] or moduli[0] not in (0, counts[0]):
         return None
     return _FlatLoop(tuple((name, n) for n, (_, name, _) in zip(counts, strides, strict=True)))
 
@@ -315,23 +300,24 @@ def _used(e: Expr) -> set[str]:
 
 def _open_local(b: Buffer, places: Mapping[int, int]) -> Buffer:
     """Memory of the module with room for any number of rows, in the same order of dimensions."""
-    if b.space is not Space.SCRATCH and b.space is not Space.GLOBAL:
+    if b.space not in (Space.SCRATCH, Space.GLOBAL):
         raise CannotLower(f"{b.name} holds rows in registers")
-    order = sorted(range(len(b.shape)), key=lambda d: (-b.strides[d], d))
-    strides, held, size, is_open = [0] * len(b.shape), [None] * len(b.shape), 1, False
-    known: list[str | None] = list(held)
-    expected = 1
-    for d in reversed(order):
-        if b.shape[d] != 1 and b.strides[d] != expected:
+    strides, held = [0] * len(b.shape), [""] * len(b.shape)
+    elements, typical, is_open = 1, 1, False
+    for d in _inner_dimensions_first(b):
+        if b.shape[d] != 1 and b.strides[d] != elements:
             raise CannotLower(f"{b.name} has gaps between rows")
-        expected *= b.shape[d]
-        strides[d] = size
-        known[d] = internal_name(b.name, "stride", d) if is_open else None
+        strides[d], held[d] = typical, internal_name(b.name, "stride", d) if is_open else ""
+        elements *= b.shape[d]
+        typical *= TYPICAL_EXTENT if d in places else b.shape[d]
         is_open |= d in places
-        size *= TYPICAL_EXTENT if d in places else b.shape[d]
     shape = tuple(0 if d in places else n for d, n in enumerate(b.shape))
-    variables = tuple(known) if any(known) else ()
+    variables = tuple(name or None for name in held) if any(held) else ()
     return replace(b, shape=shape, strides=tuple(strides), dynamic=tuple(sorted(places)), stride_variables=variables)
+
+
+def _inner_dimensions_first(b: Buffer) -> list[int]:
+    return sorted(range(len(b.shape)), key=lambda d: (b.strides[d], -d))
 
 
 def _allocate(b: Buffer, places: Mapping[int, int], body: Stmt) -> Stmt:
@@ -340,7 +326,7 @@ def _allocate(b: Buffer, places: Mapping[int, int], body: Stmt) -> Stmt:
     body = Allocate((b,), body, tuple(extents[d] for d in b.dynamic))
     stride: Expr = build.const(1)
     steps: list[tuple[str, Expr]] = []
-    for d in sorted(range(len(b.shape)), key=lambda d: (b.strides[d], -d)):
+    for d in _inner_dimensions_first(b):
         held = b.stride_variable(d)
         if held is not None:
             steps.append((held, stride))
@@ -379,23 +365,12 @@ class _Opener:
     def stmt(self, s: Stmt) -> Stmt:
         match s:
             case Loop() if s.var in self.loops.flat:
-                return self.finish(s, self.flat_loop(s, self.loops.flat[s.var].digits))
+                return self.share_memory(self.flat_loop(s, self.loops.flat[s.var].digits))
             case Loop():
-                new = map_stmt(s, self.expr, self.stmt)
-                axis = self.variables.get(s.var)
-                assert isinstance(new, Loop)
-                if axis is not None:
-                    if s.kind is LoopKind.UNROLLED:
-                        raise CannotLower("a loop over rows is unrolled")
-                    new = replace(new, stop=build.var(rows_variable(axis)))
-                return self.finish(s, new)
+                return self.share_memory(self.loop(s))
             case Allocate(buffers, body):
-                whole = [b for b in buffers if b.name not in self.local]
-                inner = build.allocate(whole, self.stmt(body))
-                for b in buffers:
-                    if b.name in self.local:
-                        inner = _allocate(self.local[b.name], self.places[b.name], inner)
-                return inner
+                inner = build.allocate([b for b in buffers if b.name not in self.local], self.stmt(body))
+                return self.allocate({b.name: self.local[b.name] for b in buffers if b.name in self.local}, inner)
         new = map_stmt(s, self.expr, self.stmt)
         match new:
             case Store(buffer, indices):
@@ -405,12 +380,17 @@ class _Opener:
                 return replace(new, operands=tuple(self.reach(b, where) for b, where in operands))
         return new
 
+    def loop(self, s: Loop) -> Loop:
+        """A loop that ends with the rows, if it is over these."""
+        stop = s.stop
+        if s.var in self.variables:
+            if s.kind is LoopKind.UNROLLED:
+                raise CannotLower("a loop over rows is unrolled")
+            stop = build.var(rows_variable(self.variables[s.var]))
+        return replace(s, start=self.expr(s.start), stop=self.expr(stop), body=self.stmt(s.body))
+
     def flat_loop(self, s: Loop, digits: Sequence[tuple[str, int]]) -> Loop:
         """The loop over all combinations of digits, some of which are rows."""
-        if not any(name in self.variables for name, _ in digits):
-            new = map_stmt(s, self.expr, self.stmt)
-            assert isinstance(new, Loop)
-            return new
         body: Stmt = s.body
         for _ in digits:
             assert isinstance(body, Let)
@@ -422,46 +402,38 @@ class _Opener:
         for name, count in reversed(digits):
             axis = self.variables.get(name)
             extent: Expr = build.const(count) if axis is None else build.var(rows_variable(axis))
-            is_first = name == digits[0][0]
-            lets.append((name, rest if is_first else build.mod(rest, extent)))
+            lets.append((name, rest if name == digits[0][0] else build.mod(rest, extent)))
             rest, total = build.div(rest, extent), build.mul(total, extent)
         for name, value in lets:
             body = Let(name, value, body)
         return replace(s, stop=total, body=body)
 
-    def finish(self, old: Loop, new: Loop) -> Stmt:
-        """A loop that allocates memory for rows once for several iterations, or for all."""
-        if old.kind is LoopKind.VECTOR or not isinstance(_dynamic := _find_dynamic(new.body), Allocate):
-            return new
-        del _dynamic
-        taken: list[Buffer] = []
-        body = _take_allocations(new.body, taken)
-        if new.kind is LoopKind.PARALLEL:
-            chunk = internal_name(new.var, "chunk")
-            first = build.mul(build.var(chunk), CHUNK_ROWS)
-            last = build.minimum(build.add(first, CHUNK_ROWS), new.stop)
-            inner: Stmt = Loop(new.var, first, last, body)
-        else:
-            inner = replace(new, body=body)
-        for b in taken:
-            inner = _allocate(b, self.places[b.name], inner)
-        if new.kind is not LoopKind.PARALLEL:
-            return inner
-        chunks = build.div(build.add(new.stop, CHUNK_ROWS - 1), CHUNK_ROWS)
-        grain = -(-new.grain // CHUNK_ROWS)
-        return Loop(chunk, build.const(0), chunks, inner, LoopKind.PARALLEL, grain=grain)
+    def share_memory(self, s: Loop) -> Stmt:
+        """A loop that allocates memory for rows once for all its iterations, or for a chunk of parallel ones."""
+        taken: dict[str, Buffer] = {}
+        body = _take_allocations(s.body, taken)
+        if not taken:
+            return s
+        if s.kind is not LoopKind.PARALLEL:
+            return self.allocate(taken, replace(s, body=body))
+        chunk = internal_name(s.var, "chunk")
+        first = build.mul(build.var(chunk), CHUNK_ROWS)
+        rows = Loop(s.var, first, build.minimum(build.add(first, CHUNK_ROWS), s.stop), body)
+        chunks = build.div(build.add(s.stop, CHUNK_ROWS - 1), CHUNK_ROWS)
+        inner = self.allocate(taken, rows)
+        return Loop(chunk, build.const(0), chunks, inner, LoopKind.PARALLEL, grain=-(-s.grain // CHUNK_ROWS))
+
+    def allocate(self, buffers: Mapping[str, Buffer], body: Stmt) -> Stmt:
+        """`body` with memory for rows."""
+        for name, b in buffers.items():
+            body = _allocate(b, self.places[name], body)
+        return body
 
 
-def _find_dynamic(body: Stmt) -> Stmt | None:
-    return next((s for s in walk_stmts(body) if isinstance(s, Allocate) and s.lengths), None)
-
-
-def _take_allocations(body: Stmt, taken: list[Buffer]) -> Stmt:
-    """`body` without the memory for rows that it allocates, and without its strides; adds it to `taken`."""
-    if isinstance(body, Allocate) and body.lengths:
-        taken += [b for b in body.buffers if b.name not in {t.name for t in taken}]
-        return _take_allocations(body.body, taken)
-    new = map_stmt(body, lambda e: e, lambda s: _take_allocations(s, taken))
-    if isinstance(new, Let) and any(new.name in b.stride_variables for b in taken):
-        return new.body
-    return new
+def _take_allocations(s: Stmt, taken: dict[str, Buffer]) -> Stmt:
+    """`s` without the memory for rows that it allocates, and without the strides of that; adds it to `taken`."""
+    if isinstance(s, Allocate) and s.lengths:
+        taken |= {b.name: b for b in s.buffers}
+        return _take_allocations(s.body, taken)
+    new = map_stmt(s, lambda e: e, lambda inner: _take_allocations(inner, taken))
+    return new.body if isinstance(new, Let) and any(new.name in b.stride_variables for b in taken.values()) else new

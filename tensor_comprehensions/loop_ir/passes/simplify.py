@@ -31,7 +31,7 @@ from ..nodes import (
     While,
     Window,
 )
-from ..rewrite import map_expr, map_stmt, map_tuple, used_values, walk_stmts
+from ..rewrite import map_expr, map_stmt, map_tuple, stride_variables, used_values, walk_stmts
 from .simplify_rules import RULES
 
 _ROUNDS = 4
@@ -53,7 +53,8 @@ def simplify(program: Stmt | Expr, ranges: Mapping[str, Interval] | None = None)
     """
     if isinstance(program, _STATEMENTS):
         for _ in range(_ROUNDS):
-            scope = _Simplifier(dict(ranges or {}), _used_names(program))
+            held = stride_variables(program)
+            scope = _Simplifier(dict(ranges or {}), _used_names(program) | held, held)
             program = scope.stmt(program)
             if not scope.removed:  # else that may have been the last use of something
                 break
@@ -72,12 +73,14 @@ def _used_names(s: Stmt) -> frozenset[str]:
 class _Simplifier:
     """One scope.
 
-    ranges: intervals of its variables. used: names that occur in the program. values: the value of each inlined name.
+    ranges: intervals of its variables. used: names that occur in the program. held: those that hold strides, which
+    nothing replaces. values: the value of each inlined name.
     removed: the parts of the program that a round removed. memo: simplified expressions, by identity.
     """
 
     ranges: dict[str, Interval]
     used: frozenset[str]
+    held: frozenset[str] = frozenset()
     values: dict[str, Expr] = field(default_factory=dict)
     removed: list[Stmt] = field(default_factory=list)
     memo: dict[int, tuple[Expr, Expr]] = field(default_factory=dict)
@@ -89,11 +92,11 @@ class _Simplifier:
 
     def with_range(self, name: str, where: Interval) -> _Simplifier:
         """The scope with a variable in the interval `where`."""
-        return _Simplifier({**self.ranges, name: where}, self.used, self.values, self.removed)
+        return _Simplifier({**self.ranges, name: where}, self.used, self.held, self.values, self.removed)
 
     def with_value(self, name: str, value: Expr) -> _Simplifier:
         """The scope in which `name` is `value`, already simplified."""
-        return _Simplifier(self.ranges, self.used, {**self.values, name: value}, self.removed)
+        return _Simplifier(self.ranges, self.used, self.held, {**self.values, name: value}, self.removed)
 
     # --- statements ----------------------------------------------------------------------------------------------
 
@@ -194,7 +197,7 @@ class _Simplifier:
             self.remove(body)
             return self.stmt(body)
         new = self.expr(value)
-        if _is_cheap(new):
+        if _is_cheap(new) and name not in self.held:
             return self.with_value(name, new).stmt(body)
         known = new.type.dtype == INT64
         inner = (self.with_range(name, intervals.index_interval(new, self.ranges)) if known else self).stmt(body)
