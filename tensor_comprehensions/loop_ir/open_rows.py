@@ -91,10 +91,10 @@ def _open_rows(program: OpenProgram, module: Module, counts: Sequence[int]) -> M
     if module.sites:
         raise CannotLower("subscripts are checked")
     body = build.block(*(k.body for k in module.kernels))
-    loops = _find_loops(body)
+    loops, local = _find_loops(body), _find_memory((*module.temporaries, *_allocated(body)))
     found = _Finder(program, tuple(counts), {b.name for b in module.arguments}, loops, {}, {})
     found.find(body)
-    local = {b.name: b for b in (*module.temporaries, *_allocated(body))}
+    _check_register_tiles(body, found.variables)
     opened = {n: _open_local(b, places) for n, b in local.items() if (places := found.places.get(n))}
     opener = _Opener(program, loops, found.variables, opened, found.places)
     body = opener.stmt(Allocate(tuple(replace(b, space=Space.SCRATCH) for b in module.temporaries), body))
@@ -113,6 +113,22 @@ def _allocated(body: Stmt) -> Iterator[Buffer]:
             if s.lengths:
                 raise CannotLower("memory is allocated for a number that is not known")
             yield from s.buffers
+
+
+def _find_memory(buffers: Iterable[Buffer]) -> dict[str, Buffer]:
+    found: dict[str, Buffer] = {}
+    for b in buffers:
+        if found.setdefault(b.name, b) != b:
+            raise CannotLower(f"{b.name} is memory of several shapes")
+    return found
+
+
+def _check_register_tiles(body: Stmt, rows: Collection[str]) -> None:
+    """Refuse long sums in register tiles: in blocks of rows, what these read again stays in the cache."""
+    for s in walk_stmts(body):
+        is_tile = isinstance(s, Allocate) and any(b.space is Space.REGISTER and b.type.lanes > 1 for b in s.buffers)
+        if is_tile and any(isinstance(inner, Loop) and inner.var in rows for inner in walk_stmts(s)):
+            raise CannotLower("a register tile sums all rows")
 
 
 def _without_grains(m: Module) -> Module:

@@ -113,6 +113,13 @@ FIXED: dict[str, tuple[Body, str]] = {
     "reversed": (lambda n: by_row(n, load(n), row=build.sub(n - 1, N)), "not the variable"),
     "unrolled": (lambda n: by_row(n, sum_of_taps(n), LoopKind.UNROLLED), "unrolled"),
     "room for more": (lambda n: through_memory(n, LoopKind.SERIAL, n + 1), "room for another number"),
+    "memory of two shapes": (
+        lambda n: build.block(through_memory(n, LoopKind.SERIAL), through_memory(n, LoopKind.SERIAL, n + 1)),
+        "several shapes",
+    ),
+    "a register tile": (
+        lambda n: Allocate((Buffer("acc", Type(FLOAT32, 8), (1,), (1,), Space.REGISTER),), by_row(n, load(n))), "tile",
+    ),
     "another dimension": (lambda n: by_row(n, Load(W, (N,))), "index another dimension"),
     "two loops": (
         lambda n: build.block(by_row(n, load(n)), over("n", n - 1, Store(o(n), (N, D), load(n)))), "other ranges",
