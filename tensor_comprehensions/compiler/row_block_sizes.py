@@ -51,9 +51,9 @@ SHARED_OPS = 1 << 22
 """Scalar operations of a block in which threads share the work, instead of taking whole blocks."""
 SUMMED_SHARED_OPS = 1 << 18
 """The same for blocks that run one after another, because they add to the same elements."""
-OPEN_ROWS = (256, 251)
-"""Two numbers of rows for which loops over all rows are made, which have to be alike; the second divides nothing."""
-OPEN_OUTER_ROWS = (16, 13)
+OPEN_ROWS = (257, 251)
+"""Two numbers of rows for which loops over all rows are made, which have to be alike. Nothing divides them."""
+OPEN_OUTER_ROWS = (17, 13)
 """The same for axes around two others, so that tensors do not exceed the caches."""
 NEVER = 1 << 40
 """A number of blocks that no call has: one thread runs them all."""

@@ -10,10 +10,12 @@ two numbers, which have to become the same one (`open_same_rows`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from ..core.dtypes import INT64
 from ..core.errors import CannotLower
 from ..core.internal_names import internal_name
 from . import build
@@ -36,11 +38,12 @@ from .nodes import (
     Space,
     Stmt,
     Store,
+    Type,
     Var,
     While,
     Window,
 )
-from .rewrite import map_expr, map_stmt, used_values, walk_stmts
+from .rewrite import map_expr, map_stmt, substitute, used_values, walk_stmts
 from .row_blocks import rows_variable
 
 CHUNK_ROWS = 8
@@ -90,14 +93,15 @@ def open_same_rows(program: OpenProgram, modules: Iterable[Module], counts: Sequ
 def _open_rows(program: OpenProgram, module: Module, counts: Sequence[int]) -> Module:
     if module.sites:
         raise CannotLower("subscripts are checked")
-    body = build.block(*(k.body for k in module.kernels))
-    loops, local = _find_loops(body), _find_memory((*module.temporaries, *_allocated(body)))
-    found = _Finder(program, tuple(counts), {b.name for b in module.arguments}, loops, {}, {})
+    body = _rename_apart(build.block(*(k.body for k in module.kernels)))
+    temporaries = tuple(replace(b, space=Space.SCRATCH) for b in module.temporaries)
+    local = _find_memory((*temporaries, *_allocated(body)))
+    found = _Finder(program, tuple(counts), {b.name for b in module.arguments}, _count_values(body), {}, {})
     found.find(body)
     _check_register_tiles(body, found.variables)
-    opened = {n: _open_local(b, places) for n, b in local.items() if (places := found.places.get(n))}
-    opener = _Opener(program, loops, found.variables, opened, found.places)
-    body = opener.stmt(Allocate(tuple(replace(b, space=Space.SCRATCH) for b in module.temporaries), body))
+    opened = {name: _open_local(local[name], places) for name, places in found.places.items()}
+    reached = {b.name: b for b in temporaries} | opened
+    body = _Opener(program, found.variables, reached, found.places).stmt(Allocate(temporaries, body))
     arguments = tuple(
         program.buffers[b.name].buffer if b.name in program.buffers else b
         for b in module.arguments
@@ -105,6 +109,27 @@ def _open_rows(program: OpenProgram, module: Module, counts: Sequence[int]) -> M
     )
     kernel = Kernel(internal_name(module.name, "rows"), body)
     return Module(module.name, arguments, (), (kernel,), (), module.written, module.partial)
+
+
+def _rename_apart(body: Stmt) -> Stmt:
+    """`body` with other variables in each loop."""
+    used: Counter[str] = Counter()
+
+    def rename(s: Stmt, own: Mapping[str, Expr]) -> Stmt:
+        inner, name = own, s.var if isinstance(s, Loop) else s.name if isinstance(s, Let) else ""
+        fresh = internal_name(name, used[name]) if used[name] else name
+        if name:
+            used[name] += 1
+            inner = {**own, name: Var(fresh, s.value.type if isinstance(s, Let) else Type(INT64))}
+        new = map_stmt(s, lambda e: substitute(e, own), lambda c: rename(c, inner))
+        match new:
+            case Loop():
+                return replace(new, var=fresh)
+            case Let():
+                return replace(new, name=fresh)
+        return new
+
+    return rename(body, {})
 
 
 def _allocated(body: Stmt) -> Iterator[Buffer]:
@@ -144,53 +169,41 @@ def _without_grains(m: Module) -> Module:
 # --- loops -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _FlatLoop:
-    """The variables that are digits of the variable of a loop, outermost first, each with its number of values."""
-
-    digits: tuple[tuple[str, int], ...]
+Digits = tuple[tuple[str, int], ...]
+"""The variables that are digits of the variable of a flat loop, outermost first, each with its number of values."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Loops:
-    """The number of values from 0 on of each variable, or `PART`, and the loops over several variables."""
-
-    counts: Mapping[str, int]
-    flat: Mapping[str, _FlatLoop]
-
-
-def _find_loops(body: Stmt) -> _Loops:
+def _count_values(body: Stmt) -> dict[str, int]:
+    """The number of values from 0 on of each variable of a loop, and of each digit of one, or `PART`."""
     counts: dict[str, int] = {}
-    flat: dict[str, _FlatLoop] = {}
     for s in (s for s in walk_stmts(body) if isinstance(s, Loop)):
-        trips = int(s.stop.value) if isinstance(s.stop, Const) and s.start == build.const(0) and s.step == 1 else PART
-        digits = _find_digits(s, trips) if trips != PART else None
-        if digits is not None:
-            flat[s.var] = digits
-        for name, count in digits.digits if digits is not None else ((s.var, trips),):
-            if counts.setdefault(name, count) != count:
-                raise CannotLower("loops of one variable run over other ranges")
-    return _Loops(counts, flat)
+        counts |= dict(_find_digits(s) or ((s.var, _count_trips(s)),))
+    return counts
 
 
-def _find_digits(loop: Loop, trips: int) -> _FlatLoop | None:
-    """The digits of a loop whose variable is used for nothing else; None if it has none."""
+def _count_trips(s: Loop) -> int:
+    return int(s.stop.value) if isinstance(s.stop, Const) and s.start == build.const(0) and s.step == 1 else PART
+
+
+def _find_digits(loop: Loop) -> Digits:
+    """The digits of a loop whose variable is used for nothing else; () if it has none."""
+    trips = _count_trips(loop)
     strides: list[tuple[int, str, int]] = []
     body = loop.body
     while isinstance(body, Let) and (digit := _parse_digit(body.value, loop.var)) is not None:
         strides.append((digit[0], body.name, digit[1]))
         body = body.body
-    if not strides or any(isinstance(e, Var) and e.name == loop.var for e in used_values(body)):
-        return None
+    if trips == PART or not strides or any(isinstance(e, Var) and e.name == loop.var for e in used_values(body)):
+        return ()
     strides.sort(reverse=True)
     ends = list(pairwise([trips, *(stride for stride, _, _ in strides)]))
     if strides[-1][0] != 1 or any(end % stride for end, stride in ends):
-        return None
+        return ()
     counts = [end // stride for end, stride in ends]
     moduli = [modulus for _, _, modulus in strides]
     if moduli[1:] != counts[1:] or moduli[0] not in (0, counts[0]):
-        return None
-    return _FlatLoop(tuple((name, n) for n, (_, name, _) in zip(counts, strides, strict=True)))
+        return ()
+    return tuple((name, n) for n, (_, name, _) in zip(counts, strides, strict=True))
 
 
 def _parse_digit(e: Expr, flat: str) -> tuple[int, int] | None:
@@ -212,13 +225,14 @@ def _parse_digit(e: Expr, flat: str) -> tuple[int, int] | None:
 class _Finder:
     """Finds the variables that are rows, and the dimensions that these index.
 
-    variables: the axis of each such variable. places: of memory of the module, the axis of each such dimension.
+    values: the number of values of each variable. variables: the axis of each that is a row.
+    places: of memory of the module, the axis of each such dimension.
     """
 
     program: OpenProgram
     counts: tuple[int, ...]
     arguments: Collection[str]
-    loops: _Loops
+    values: Mapping[str, int]
     variables: dict[str, int]
     places: dict[str, dict[int, int]]
 
@@ -237,7 +251,7 @@ class _Finder:
             self._check(b, indices)
 
     def _add(self, name: str, axis: int) -> None:
-        if self.loops.counts.get(name) != self.counts[axis]:
+        if self.values.get(name) != self.counts[axis]:
             raise CannotLower("a loop runs over a part of the rows")
         if self.variables.setdefault(name, axis) != axis:
             raise CannotLower("one loop is over the rows of two axes")
@@ -251,7 +265,7 @@ class _Finder:
         found = [
             atom.name
             for atom, c in linear_terms(index)[0].items()
-            if isinstance(atom, Var) and c == step and self.loops.counts.get(atom.name) == self.counts[axis]
+            if isinstance(atom, Var) and c == step and self.values.get(atom.name) == self.counts[axis]
         ]
         if len(found) != 1:
             raise CannotLower("a window does not begin at the variable of a loop")
@@ -316,7 +330,7 @@ def _used(e: Expr) -> set[str]:
 
 def _open_local(b: Buffer, places: Mapping[int, int]) -> Buffer:
     """Memory of the module with room for any number of rows, in the same order of dimensions."""
-    if b.space not in (Space.SCRATCH, Space.GLOBAL):
+    if b.space is not Space.SCRATCH:
         raise CannotLower(f"{b.name} holds rows in registers")
     strides, held = [0] * len(b.shape), [""] * len(b.shape)
     elements, typical, is_open = 1, 1, False
@@ -358,7 +372,6 @@ class _Opener:
     """Makes loops over rows end with them. variables, places: as of `_Finder`. local: opened memory of the module."""
 
     program: OpenProgram
-    loops: _Loops
     variables: Mapping[str, int]
     local: Mapping[str, Buffer]
     places: Mapping[str, Mapping[int, int]]
@@ -380,13 +393,12 @@ class _Opener:
 
     def stmt(self, s: Stmt) -> Stmt:
         match s:
-            case Loop() if s.var in self.loops.flat:
-                return self.share_memory(self.flat_loop(s, self.loops.flat[s.var].digits))
             case Loop():
-                return self.share_memory(self.loop(s))
+                digits = _find_digits(s)
+                return self.share_memory(self.flat_loop(s, digits) if digits else self.loop(s))
             case Allocate(buffers, body):
-                inner = build.allocate([b for b in buffers if b.name not in self.local], self.stmt(body))
-                return self.allocate({b.name: self.local[b.name] for b in buffers if b.name in self.local}, inner)
+                inner = build.allocate([b for b in buffers if b.name not in self.places], self.stmt(body))
+                return self.allocate({b.name: self.local[b.name] for b in buffers if b.name in self.places}, inner)
         new = map_stmt(s, self.expr, self.stmt)
         match new:
             case Store(buffer, indices):
@@ -405,7 +417,7 @@ class _Opener:
             stop = build.var(rows_variable(self.variables[s.var]))
         return replace(s, start=self.expr(s.start), stop=self.expr(stop), body=self.stmt(s.body))
 
-    def flat_loop(self, s: Loop, digits: Sequence[tuple[str, int]]) -> Loop:
+    def flat_loop(self, s: Loop, digits: Digits) -> Loop:
         """The loop over all combinations of digits, some of which are rows."""
         body: Stmt = s.body
         for _ in digits:

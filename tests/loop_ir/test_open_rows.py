@@ -122,7 +122,7 @@ FIXED: dict[str, tuple[Body, str]] = {
     ),
     "another dimension": (lambda n: by_row(n, Load(W, (N,))), "index another dimension"),
     "two loops": (
-        lambda n: build.block(by_row(n, load(n)), over("n", n - 1, Store(o(n), (N, D), load(n)))), "other ranges",
+        lambda n: build.block(by_row(n, load(n)), over("n", n - 1, Store(o(n), (N, D), load(n)))), "does not begin",
     ),
     "a digit of no row": (lambda n: flat(n, modulus=2), "does not begin"),
     "an instruction": (
