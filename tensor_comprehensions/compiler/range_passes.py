@@ -140,6 +140,9 @@ def _open_range_module(problem: RangeProblem, text: str, context: PassContext) -
     def lower(variant: tuple[int, ...]) -> Module:
         lowered = cpu_passes.run_passes(cpu_passes.PASSES[2:4], blocks[variant], text, context, legal[variant])[0]
         module: Module = lowered["simplify"]
+        shapes = {t.name: t.shape for t in legal[variant]["legalize"].tensors}
+        if any(b.shape != shapes[b.name] for b in module.arguments):
+            raise CannotLower("neighboring dimensions are one loop")
         return module
 
     try:

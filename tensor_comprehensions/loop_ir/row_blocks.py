@@ -176,7 +176,8 @@ def _bind_used(body: Stmt, values: Sequence[tuple[str, Expr]]) -> Stmt:
 
 def _used_variables(s: Stmt) -> frozenset[str]:
     """The variables in `s`, with those of strides."""
-    return stride_variables(s) | {e.name for e in used_values(s) if isinstance(e, Var)}
+    values = list(used_values(s))
+    return stride_variables(s, values) | {e.name for e in values if isinstance(e, Var)}
 
 
 def modules_of(stage: Stage) -> tuple[Module, ...]:

@@ -53,8 +53,7 @@ def simplify(program: Stmt | Expr, ranges: Mapping[str, Interval] | None = None)
     """
     if isinstance(program, _STATEMENTS):
         for _ in range(_ROUNDS):
-            held = stride_variables(program)
-            scope = _Simplifier(dict(ranges or {}), _used_names(program) | held, held)
+            scope = _Simplifier(dict(ranges or {}), *_used_names(program))
             program = scope.stmt(program)
             if not scope.removed:  # else that may have been the last use of something
                 break
@@ -62,11 +61,13 @@ def simplify(program: Stmt | Expr, ranges: Mapping[str, Interval] | None = None)
     return _Simplifier(dict(ranges or {}), frozenset()).expr(program)
 
 
-def _used_names(s: Stmt) -> frozenset[str]:
-    """Names of the variables and of the buffers that `s` reads (or hands to an intrinsic)."""
-    names = {e.buffer.name if isinstance(e, Load) else e.name for e in used_values(s)}
+def _used_names(s: Stmt) -> tuple[frozenset[str], frozenset[str]]:
+    """Names of variables and of buffers that `s` reads (or hands to an intrinsic), and those that hold strides."""
+    values = list(used_values(s))
+    held = stride_variables(s, values)
+    names = {e.buffer.name if isinstance(e, Load) else e.name for e in values}
     names.update(b.name for c in walk_stmts(s) if type(c) is Invoke for b, _ in c.operands)
-    return frozenset(names)
+    return held.union(names), held
 
 
 @dataclass(frozen=True, slots=True)
