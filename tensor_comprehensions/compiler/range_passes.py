@@ -384,9 +384,11 @@ class _Composer:
         return RowProgram(bound.name, tuple(arguments), tuple(local), levels, self.scalars, windows, level)
 
     def open_program(self, bound: BoundFunction) -> OpenProgram:
-        """The arguments of the module of all rows. Raises CannotLower if masks let blocks skip work."""
+        """The arguments of the module of all rows. Raises CannotLower if blocks of rows are faster."""
         if find_block_mask(bound, self.row_scalars) is not None:
             raise CannotLower("a mask on numbers of rows leaves out blocks")
+        if any(rows.sums and any(place == 0 for _, place in rows.places) for rows in self.axes):
+            raise CannotLower("a sum over the outermost dimension reads memory in order, block by block")
         buffers = {}
         for t in bound.tensors:
             places, kept = self.places.get(t.name, {}), self._kept_dimensions(t)

@@ -287,6 +287,16 @@ def test_the_interpreter_finds_a_wrong_stride() -> None:
         verify(wrong)
 
 
+@pytest.mark.parametrize(("name", "dynamic", "is_open"), [("softmax", "D", True), ("product", "D", False)])
+def test_loops_over_rows_are_opened_where_all_code_is_such_loops(name: str, dynamic: str, is_open: bool) -> None:
+    op = op_of(name, set(dynamic))
+    op(*arguments(name, dynamic, 40))
+    (kernel,) = range_kernels(op)
+    assert kernel.has_open_loops == is_open
+    windows = [s for k in kernel.rerun_until("join").kernels for s in walk_stmts(k.body) if isinstance(s, Window)]
+    assert bool(windows) != is_open
+
+
 def test_blocks_that_a_mask_leaves_out_have_code_of_their_own() -> None:
     text = "def f(float(T) q, float(D) k) -> (o) { o(t) +=! d <= t ? q(t) * k(d) : 0 }"
     found = []
