@@ -342,8 +342,14 @@ class _Composer:
         failing = [ScalarBound(tuple((n, -factor) for n, factor in c.terms), c.low - 1, c.limit) for c in parts]
         holds = reduce(build.logical_and, (compare_scalars(general, b) for b in holding))
         fails = reduce(build.logical_or, (compare_scalars(general, b) for b in failing))
-        nothing = self.lower(variant, empty) if empty.statements else None
-        return choose_module(general, [(holds, self.lower(variant, whole)), (fails, nothing)])
+        choices = [(fails, self.lower(variant, empty) if empty.statements else None)]
+        if self._are_most_columns(variant):
+            choices.insert(0, (holds, self.lower(variant, whole)))
+        return choose_module(general, choices)
+
+    def _are_most_columns(self, variant: tuple[int, ...]) -> bool:
+        """Whether blocks of this size cover all rows of the innermost axis but the last few."""
+        return variant[-1] == next(size.rows for size in self.sizes[-1] if not size.is_optional)
 
     def _open_variables(self, t: Tensor) -> dict[int, str]:
         """The variables of a tensor for strides, by the numbers that stand for these."""
