@@ -163,7 +163,9 @@ def _deserialize_range(
 ) -> CompiledRangeKernel:
     exact = deserialize_kernel(code, function, row, options, target)
     blocks = ((map(int, size) for size in axis) for axis in code.metadata["blocks"])
-    sizes = tuple(tuple(BlockSize(*numbers, bool(a), bool(b)) for *numbers, a, b in axis) for axis in blocks)
+    sizes = tuple(
+        tuple(BlockSize(n, grain, again, bool(a), bool(b)) for n, grain, again, a, b in axis) for axis in blocks
+    )
     parts = {f.name: getattr(exact, f.name) for f in fields(exact)}
     return CompiledRangeKernel(
         **parts,

@@ -43,7 +43,7 @@ from .nodes import (
     While,
     Window,
 )
-from .rewrite import map_expr, map_stmt, substitute, used_values, walk_stmts
+from .rewrite import children, map_expr, map_stmt, substitute, used_values, walk_stmts
 from .row_blocks import rows_variable
 
 CHUNK_ROWS = 8
@@ -315,14 +315,9 @@ def _list_accesses(body: Stmt) -> Iterator[tuple[Buffer, tuple[Expr, ...]]]:
 
 def _used(e: Expr) -> set[str]:
     """The variables in an index, apart from those in subscripts of its loads."""
-    match e:
-        case Var(name):
-            return {name}
-        case Load():
-            return set()
-    found: set[str] = set()
-    map_expr(e, lambda c: (found.update(_used(c)), c)[1])
-    return found
+    if isinstance(e, Var):
+        return {e.name}
+    return set[str]() if isinstance(e, Load) else {name for c in children(e) for name in _used(c)}
 
 
 # --- opened loops and memory -------------------------------------------------------------------------------------
