@@ -393,7 +393,7 @@ class _Composer:
         """The arguments of the module of all rows. Raises CannotLower if blocks of rows are faster."""
         if find_block_mask(bound, self.row_scalars) is not None:
             raise CannotLower("a mask on numbers of rows leaves out blocks")
-        if any(rows.sums and any(place == 0 for _, place in rows.places) for rows in self.axes):
+        if any(self._sums_outermost_dimension(t) for t in bound.tensors):
             raise CannotLower("a sum over the outermost dimension reads memory in order, block by block")
         buffers = {}
         for t in bound.tensors:
@@ -406,6 +406,11 @@ class _Composer:
         variables = {first_row_variable(n): build.const(0) for n in range(len(self.axes))}
         scalars = {name: variables.get(held, build.var(held)) for name, held in self.scalars.items()}
         return OpenProgram(buffers, scalars)
+
+    def _sums_outermost_dimension(self, t: Tensor) -> bool:
+        """Whether rows that are summed are matrices or vectors, one behind the other."""
+        axis = self.places.get(t.name, {}).get(0)
+        return axis is not None and self.axes[axis].sums and len(t.shape) > self.axes[axis].depth
 
     def _row_form(self, t: Tensor, level: int) -> tuple[Buffer, tuple[int, ...]]:
         """The buffer of a tensor, with one dimension for each axis, and the levels of those that are dynamic."""

@@ -287,7 +287,9 @@ def test_the_interpreter_finds_a_wrong_stride() -> None:
         verify(wrong)
 
 
-@pytest.mark.parametrize(("name", "dynamic", "is_open"), [("softmax", "D", True), ("product", "D", False)])
+@pytest.mark.parametrize(
+    ("name", "dynamic", "is_open"), [("softmax", "D", True), ("layer_norm", "D", True), ("product", "K", False)]
+)
 def test_loops_over_rows_are_opened_where_all_code_is_such_loops(name: str, dynamic: str, is_open: bool) -> None:
     op = op_of(name, set(dynamic))
     op(*arguments(name, dynamic, 40))
