@@ -6,6 +6,7 @@ Beside small kernels, most of the time of a graph is that of calling its views.
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 import torch
 from torch import fx
@@ -27,9 +28,8 @@ FUNCTIONS = {
     aten.convolution.default: torch.convolution, aten.constant_pad_nd.default: torch.constant_pad_nd,
 }  # fmt: skip
 """Operations that are functions with the same arguments."""
-
-
 DEFAULTS_OF_SLICE = (0, None, None, 1)
+"""What follows the tensor."""
 
 
 def call_directly(graph: fx.Graph) -> None:
@@ -47,8 +47,9 @@ def call_directly(graph: fx.Graph) -> None:
 
 def _call_as_subscript(node: fx.Node) -> None:
     """`x[:, 1:3]` for `slice(x, 1, 1, 3)`, where the dimension counts from the front."""
-    x, *given = node.args
-    dimension, start, end, step = (*given, *DEFAULTS_OF_SLICE[len(given) :])
+    given = node.args[1:]
+    defaults: tuple[Any, ...] = DEFAULTS_OF_SLICE[len(given) :]
+    dimension, start, end, step = given + defaults
     if isinstance(dimension, int) and dimension >= 0:
         node.target = operator.getitem
-        node.args = (x, (*[slice(None)] * dimension, slice(start, end, step)))
+        node.args = (node.args[0], (*[slice(None)] * dimension, slice(start, end, step)))

@@ -19,12 +19,12 @@ from .simplify_graph import storage_of
 
 aten = torch.ops.aten
 
-VIEW_OF_SCATTER = {
+VIEW_OF_SCATTER: dict[Any, Any] = {
     aten.slice_scatter.default: aten.slice.Tensor, aten.select_scatter.default: aten.select.int,
     aten.diagonal_scatter.default: aten.diagonal.default,
 }  # fmt: skip
 """The view that shows the part which an operation replaces; both take the same arguments behind the tensors."""
-IN_PLACE = {
+IN_PLACE: dict[Any, Any] = {
     aten.index_put.default: aten.index_put_.default, aten.index_add.default: aten.index_add_.default,
     aten.index_copy.default: aten.index_copy_.default, aten.scatter_add.default: aten.scatter_add_.default,
     aten.scatter.src: aten.scatter_.src, aten.scatter.value: aten.scatter_.value,

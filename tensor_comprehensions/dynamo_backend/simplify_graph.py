@@ -11,7 +11,7 @@ from .graph_nodes import has_fixed_order, writes_in_place
 
 aten = torch.ops.aten
 
-FILLS = {
+FILLS: dict[Any, int | None] = {
     aten.full_like.default: None, aten.zeros_like.default: 0, aten.ones_like.default: 1,
     aten.new_zeros.default: 0, aten.new_ones.default: 1,
 }  # fmt: skip
@@ -29,22 +29,26 @@ def simplify_graph(graph: fx.Graph) -> None:
 
 def _fill_by_shape(graph: fx.Graph, node: fx.Node) -> None:
     """Replace `zeros_like(x)` and the like by a constant of that shape, if it lies in memory as new tensors do."""
-    value, number = node.meta.get("val"), FILLS[node.target]
-    if number is None:
-        number = node.args[1] if len(node.args) > 1 else None
-    plain = isinstance(value, Tensor) and all(isinstance(n, int) for n in value.shape)
-    if not plain or not isinstance(number, int | float) or not value.is_contiguous() or value.device.type != "cpu":
-        return
-    if value.layout is not torch.strided or node.kwargs.get("pin_memory"):
+    number: Any = FILLS[node.target]
+    if number is None and len(node.args) > 1:
+        number = node.args[1]
+    value = node.meta.get("val")
+    if not isinstance(number, int | float) or not isinstance(value, Tensor) or not _is_new_in_memory(value):
         return
     if value.dtype is torch.bool:
         number = bool(number)
     with graph.inserting_before(node):
-        options = {"dtype": value.dtype, "layout": value.layout, "device": value.device, "pin_memory": False}
+        options: Any = {"dtype": value.dtype, "layout": torch.strided, "device": value.device, "pin_memory": False}
         made = graph.call_function(aten.full.default, (list(value.shape), number), options)
     made.meta = dict(node.meta)
     node.replace_all_uses_with(made)
     graph.erase_node(node)
+
+
+def _is_new_in_memory(value: Tensor) -> bool:
+    """Whether a tensor is one of the CPU, of known sizes, whose elements lie in order."""
+    known = all(isinstance(n, int) for n in value.shape)
+    return known and value.device.type == "cpu" and value.layout is torch.strided and value.is_contiguous()
 
 
 def _merge_equal_nodes(graph: fx.Graph) -> None:
@@ -106,6 +110,6 @@ def storage_of(node: fx.Node) -> int | None:
     if not isinstance(value, Tensor):
         return None
     try:
-        return value.untyped_storage()._cdata
+        return int(value.untyped_storage()._cdata)
     except (NotImplementedError, RuntimeError):
         return None
