@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ...core.checked_fields import describe_value
 from ...core.errors import ArgumentError
 from ...tc_lang.formats import coo_format
 from .interop import as_sparse
@@ -68,7 +69,7 @@ def write_tensor(path: str | PathLike[str], x: Any) -> None:
 
 def _to_path(path: object) -> Path:
     if not isinstance(path, str | PathLike):
-        raise ArgumentError("a path is a string or a Path", found=repr(path))
+        raise ArgumentError("a path is a string or a Path", found=describe_value(path))
     return Path(path)
 
 
