@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import stat
 import warnings
 from collections.abc import Callable
 from os import PathLike
@@ -39,6 +41,8 @@ def read_tensor(path: str | PathLike[str], format: FormatLike | None = None) -> 
     place = _to_path(path)
     reader = _of_ending(place, _READERS)
     try:
+        if not stat.S_ISREG(place.stat().st_mode):  # a pipe that nothing writes to, or a device without an end
+            raise OSError(errno.EINVAL, "it is not a regular file")
         tensor: SparseTensor = reader(place)
     except OSError as error:
         raise ArgumentError(f"cannot read {place}: {error.strerror or error}") from None
