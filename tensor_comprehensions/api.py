@@ -6,17 +6,18 @@ changes none of the caller's tensors.
 
 from __future__ import annotations
 
-import difflib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
 from .cache import checked_defs
 from .cache.store import current_store
+from .core.checked_fields import describe_value, suggest_word
 from .core.diagnostics import ScheduleView
 from .core.error_boundary import only_tc_errors, shorten_traceback
 from .core.errors import ArgumentError
@@ -38,7 +39,7 @@ from .dispatch.inline_cache import InlineCache
 from .dispatch.kernel_table import CompileConfig, KernelTable
 from .dispatch.signatures import format_docstring, format_signature, python_signature
 from .kernel import Kernel, KernelDispatcher, Value
-from .options import CpuOptions, MappingOptions, SparseOptions, TileOptions, check_sparse_options
+from .options import CpuOptions, MappingOptions, SparseOptions, TileOptions
 from .runtime.cpu.host import host
 from .structured.language.schedule_types import freeze_schedule
 from .target import CpuTarget, GpuTarget
@@ -126,13 +127,12 @@ class Library:
 
     @only_tc_errors
     def __getitem__(self, name: str) -> Op:
-        if name in self.__ops:
+        if isinstance(name, str) and name in self.__ops:
             return self.__ops[name]
-        near = difflib.get_close_matches(str(name), self.__ops, 1)
         raise UnknownDefError(
-            f"the program has no def {name!r}",
+            f"the program has no def {describe_value(name)}",
             expected="one of " + ", ".join(self.__ops) if self.__ops else "",
-            suggestion=f"did you mean '{near[0]}'?" if near else "",
+            suggestion=suggest_word(name, self.__ops),
         )
 
     @only_tc_errors
@@ -188,8 +188,6 @@ class Op(KernelDispatcher):
         if isinstance(options, str) and options != "tuned":
             raise ArgumentError(f"options is {options!r}", expected='CpuOptions(...), SparseOptions(...) or "tuned"')
         sparse = options if isinstance(options, SparseOptions) else None
-        if sparse is not None:
-            check_sparse_options(sparse)
         choose, choose_sparse = (_choose_tuned, _choose_tuned_sparse) if options == "tuned" else (None, None)
         kernels = KernelTable(function, choose, formats, sparse, choose_sparse, dynamic)
         dense = CpuOptions() if sparse is not None or options is None or options == "tuned" else options
@@ -328,7 +326,6 @@ class Op(KernelDispatcher):
                 f"options is {with_article(type(options).__name__)}, and an operand is sparse",
                 expected="SparseOptions(...)",
             )
-        check_sparse_options(options)
         kernels = self._kernels.sparse.with_options(options)
         op = SparseOp(kernels, self._gradients.make, self._gradients.given)
         return self._sparse_kernel(op, tensors, initial, target)
@@ -477,6 +474,8 @@ class Op(KernelDispatcher):
             journal: of a search for this def, sizes and machine, which the report then shows. By default, the last
                 search of this process is shown.
         """
+        if not isinstance(journal, str | PathLike | None):
+            raise ArgumentError(f"the journal is {describe_value(journal)}", expected="the path of a file")
         kernel = self.compile(*tensors, options=options, target=target, schedule=schedule, **initial)
         if not isinstance(kernel, Kernel):
             if measure or journal is not None:
@@ -518,7 +517,7 @@ def _formats_by_def(functions: Sequence[Function], formats: Mapping[str, str] | 
         ArgumentError: no def has the name, or a def declares another format.
         CheckError: a def uses the tensor in a way that only dense ones allow.
     """
-    if not formats:
+    if formats is None:
         return {}
     from .dispatch.sparse.sparse_tensor import to_format
     from .tc_lang.semantics.sparse_rules import check_formats, with_formats

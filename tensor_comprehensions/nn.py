@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .api import Op, define
+from .core.checked_fields import describe_value, suggest_word
 from .core.error_boundary import only_tc_errors
 from .core.errors import ArgumentError
 from .dispatch.arguments import TORCH_TYPES
@@ -57,12 +58,25 @@ class Module(nn.Module):
     ) -> None:
         super().__init__()
         self.op = source if isinstance(source, Op) else _select_def(source, name)
+        for what, given, type_ in (
+            ("parameters", parameters, Iterable), ("sizes", sizes, Mapping | None), ("buffers", buffers, Mapping | None)
+        ):  # fmt: skip
+            if not isinstance(given, type_):
+                raise ArgumentError(f"{what} is {describe_value(given)}", expected="names, each with its value")
         names = (parameters,) if isinstance(parameters, str) else parameters
-        initial = dict(names) if isinstance(names, Mapping) else dict.fromkeys(names)
+        names = names if isinstance(names, Mapping) else tuple(names)
+        for given in (*names, *(buffers or ())):
+            if not isinstance(given, str):
+                raise ArgumentError(f"an input is called {describe_value(given)}", expected="the name of an input")
+        initial = dict(names if isinstance(names, Mapping) else ((name, None) for name in names))
         inputs = {p.name: p for p in self.op.function.parameters}
         for given in (*initial, *(buffers or {})):
             if given not in inputs:
-                raise ArgumentError(f"{self.op.__name__} has no input '{given}'", expected=", ".join(inputs))
+                suggestion = suggest_word(given, inputs)
+                raise ArgumentError(
+                    f"{self.op.__name__} has no input {describe_value(given)}",
+                    expected=", ".join(inputs), suggestion=suggestion,
+                )  # fmt: skip
             if hasattr(self, given):
                 raise ArgumentError(f"a module has something called '{given}' already", suggestion="rename the input")
         self._formats: dict[str, Format] = {}
@@ -152,10 +166,12 @@ def _compute_parameter_shape(p: Symbol, sizes: Mapping[str, int], op: str) -> tu
         match e:
             case Const(int(value)):
                 return value
-            case Size(name) if isinstance(sizes.get(name), int) and sizes[name] >= 0:
+            case Size(name) if type(sizes.get(name)) is int and 0 <= sizes[name] < 1 << 63:
                 return sizes[name]
             case Size(name) if name in sizes:
-                raise ArgumentError(f"the size '{name}' is {sizes[name]!r}", expected="a number of elements")
+                raise ArgumentError(
+                    f"the size '{name}' is {describe_value(sizes[name])}", expected="a number of elements"
+                )
             case Size(name):
                 raise ArgumentError(
                     f"the size '{name}' of the parameter '{p.name}' of {op} is not known",

@@ -1,12 +1,17 @@
-"""The option records of the lowerings, which also define command-line flags and the genes of a search."""
+"""The option records of the lowerings, which also define command-line flags and the genes of a search.
+
+Always holds: the fields of a record have legal types and values. Whether they fit together and the target, the
+`check_...` functions say when a record is used, since the methods of a record set one field after the other.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from .core.callable_fields import with_callable_fields
+from .core.checked_fields import check_fields, describe_value, with_checked_names
 from .core.errors import ArgumentError
 from .structured.language.schedule_types import ScheduleArguments, freeze_schedule
 from .target import GpuTarget
@@ -14,6 +19,7 @@ from .target import GpuTarget
 FUSION_STRATEGIES = ("max", "preserve3", "min")
 
 
+@with_checked_names
 @dataclass(frozen=True, slots=True)
 class CpuOptions:
     """How a def is lowered for a CPU. By default, every field is chosen from the sizes.
@@ -41,12 +47,21 @@ class CpuOptions:
     split_k: int = field(default=0, metadata={"choices": (0, 1, 2, 4, 8, 16, 64)})
     schedule: ScheduleArguments = None
 
+    def __post_init__(self) -> None:
+        """Check every field. Raises ArgumentError."""
+        check_fields(self, _LABEL)
+        object.__setattr__(self, "schedule", freeze_schedule(self.schedule))
 
+
+_LABEL = "the option"
 _FLAG = {"choices": (False, True)}
 _AUTO = {"choices": ("auto", "always", "never")}
+_AXES = (1, 2, 3)
+"""Numbers that a block or a grid can have: along x, y and z."""
 _POWERS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
+@with_checked_names
 @dataclass(frozen=True, slots=True)
 class SparseOptions:
     """How a def with sparse operands is lowered for a CPU. No choice changes a result by more than rounding.
@@ -65,7 +80,7 @@ class SparseOptions:
             processor gathers fast.
     """
 
-    order: tuple[str, ...] = ()
+    order: tuple[str, ...] = field(default=(), metadata={"example": "i"})
     convert: bool = field(default=True, metadata=_FLAG)
     chunk_positions: int = field(default=16384, metadata={"choices": (0, 2048, 16384, 131072)})
     count_first: str = field(default="auto", metadata=_AUTO)
@@ -74,18 +89,14 @@ class SparseOptions:
     max_vectors: int = field(default=8, metadata={"choices": (1, 2, 4, 8, 16)})
     gather: str = field(default="auto", metadata=_AUTO)
 
-
-def check_sparse_options(options: SparseOptions) -> None:
-    """Check the value of every option. Raises ArgumentError."""
-    if not isinstance(options.order, tuple) or not all(isinstance(name, str) for name in options.order):
-        raise ArgumentError(f"the option order is {options.order!r}", expected="names of indices, such as ('i', 'j')")
-    if len(set(options.order)) < len(options.order):
-        raise ArgumentError(f"the option order names an index twice: {options.order!r}")
-    check_fields(options)
-    _require(options.max_vectors >= 1, "max_vectors", options.max_vectors, "at least 1")
+    def __post_init__(self) -> None:
+        """Check every field. Raises ArgumentError."""
+        check_fields(self, _LABEL)
+        _require(len(set(self.order)) == len(self.order), "order", self.order, "each index once")
 
 
 @with_callable_fields("tile", "unroll")
+@with_checked_names
 @dataclass(frozen=True, slots=True)
 class MappingOptions:
     """How the polyhedral lowering maps a def to the blocks and threads of a GPU (the options of the TC paper).
@@ -123,8 +134,10 @@ class MappingOptions:
     """
 
     tile: tuple[int, ...] = field(default=(32, 32, 32), metadata={"choices": (0, *_POWERS)})
-    threads: tuple[int, ...] = field(default=(32, 8), metadata={"choices": (*_POWERS, 512, 1024)})
-    blocks: tuple[int, ...] = field(default=(256, 256), metadata={"choices": (*_POWERS, 1024, 16384, 65535)})
+    threads: tuple[int, ...] = field(default=(32, 8), metadata={"choices": (*_POWERS, 512, 1024), "lengths": _AXES})
+    blocks: tuple[int, ...] = field(
+        default=(256, 256), metadata={"choices": (*_POWERS, 1024, 16384, 65535), "lengths": _AXES}
+    )
     unroll: int = field(default=1, metadata={"choices": _POWERS})
     outer_fusion: str = field(default="preserve3", metadata={"choices": FUSION_STRATEGIES})
     intra_tile_fusion: str = field(default="preserve3", metadata={"choices": FUSION_STRATEGIES})
@@ -139,8 +152,13 @@ class MappingOptions:
     cooperative_reductions: bool = field(default=False, metadata=_FLAG)
     split_k: int = field(default=1, metadata={"choices": (1, 16, 64, 256)})
     collapse_loops: bool = field(default=False, metadata=_FLAG)
-    vector_width: int = field(default=1, metadata={"choices": (1, 2, 4)})
+    vector_width: int = field(default=1, metadata={"choices": (1, 2, 4), "exact": True})
     double_buffer: bool = field(default=False, metadata=_FLAG)
+
+    def __post_init__(self) -> None:
+        """Check every field. Raises ArgumentError."""
+        check_fields(self, _LABEL)
+        _require(len(self.tile) >= 1, "tile", self.tile, "at least one size; 0 leaves a loop alone")
 
     @staticmethod
     def naive() -> MappingOptions:
@@ -192,6 +210,7 @@ class MappingOptions:
         return replace(self, max_shared_memory=size)
 
 
+@with_checked_names
 @dataclass(frozen=True, slots=True)
 class TileOptions:
     """How products of a def run on the tensor cores of a GPU; the rest of the def gets the default mapping.
@@ -215,8 +234,10 @@ class TileOptions:
             other; "together" does not.
     """
 
-    tile: tuple[int, ...] = field(default=(), metadata={"choices": (16, 32, 64, 128, 256)})
-    warps: tuple[int, ...] = field(default=(), metadata={"choices": (1, 2, 4, 8)})
+    tile: tuple[int, ...] = field(
+        default=(), metadata={"choices": (16, 32, 64, 128, 256), "least": 8, "lengths": (0, 3)}
+    )
+    warps: tuple[int, ...] = field(default=(), metadata={"choices": (1, 2, 4, 8), "lengths": (0, 2)})
     stages: int = field(default=0, metadata={"choices": (0, 2, 3, 4, 5, 6)})
     group: int = field(default=0, metadata={"choices": (0, 1, 2, 4, 8, 16)})
     split: int = field(default=0, metadata={"choices": (0, 1, 2, 4, 8, 16)})
@@ -225,13 +246,24 @@ class TileOptions:
     cluster: int = field(default=0, metadata={"choices": (0, 1, 2)})
     warpgroups: str = field(default="", metadata={"choices": ("", "together", "staggered")})
 
+    def __post_init__(self) -> None:
+        """Check every field. Raises ArgumentError."""
+        check_fields(self, _LABEL)
+        fine = all(n % least == 0 for n, least in zip(self.tile, _MULTIPLES, strict=False))
+        _require(fine, "tile", self.tile, f"empty, or multiples of {', '.join(map(str, _MULTIPLES))}")
+        _require(self.stages != 1, "stages", self.stages, "0, which chooses, or at least 2")
+
+
+_MULTIPLES = (16, 8, 16)
+"""Rows, columns and terms of a tile are multiples of these."""
+
 
 GpuOptions: TypeAlias = MappingOptions | TileOptions
 """The options of the GPU lowerings."""
 
 
 def check_gpu_options(options: GpuOptions, target: GpuTarget) -> None:
-    """Check that `options` are legal and within the limits of `target`. Raises ArgumentError."""
+    """Check that `options` fit together and the limits of `target`. Raises ArgumentError."""
     if isinstance(options, TileOptions):
         check_tiles(options, target)
     else:
@@ -239,14 +271,9 @@ def check_gpu_options(options: GpuOptions, target: GpuTarget) -> None:
 
 
 def check_tiles(options: TileOptions, target: GpuTarget) -> None:
-    """Check that `options` are legal and within the limits of `target`. Raises ArgumentError."""
-    check_fields(options)
+    """Check that `options` fit together and the limits of `target`. Raises ArgumentError."""
     if not target.tensor_ops:
         raise ArgumentError(f"TileOptions need tensor cores of sm_80 or newer, not {target.name}")
-    for name, given, multiples in (("tile", options.tile, (16, 8, 16)), ("warps", options.warps, (1, 1))):
-        fine = all(n >= least and n % least == 0 for n, least in zip(given, multiples, strict=False))
-        expected = f"empty, or multiples of {', '.join(map(str, multiples))}"
-        _require(len(given) in (0, len(multiples)) and fine, name, given, expected)
     _require(prod(options.warps) * target.warp <= target.max_threads_per_block, "warps", options.warps, "fewer warps")
     groups = options.instruction == "wgmma"
     _require(not groups or target.group_ops > 0, "instruction", options.instruction, f"mma: {target.name} has no other")
@@ -257,7 +284,6 @@ def check_tiles(options: TileOptions, target: GpuTarget) -> None:
     can_stagger = target.group_ops > 0 and options.warps in ((), (8, 1)) and options.instruction != "mma"
     fine = options.warpgroups != "staggered" or can_stagger
     _require(fine, "warpgroups", options.warpgroups, "together: only two warpgroups on sm_90 are staggered")
-    _require(options.stages != 1, "stages", options.stages, "0, which chooses, or at least 2")
     if options.tile and options.warps:
         (rows, columns, _), (across, along) = options.tile, options.warps
         expected = f"multiples of {16 * across} rows and {8 * along} columns, for {across} x {along} warps"
@@ -265,19 +291,13 @@ def check_tiles(options: TileOptions, target: GpuTarget) -> None:
 
 
 def check_mapping(options: MappingOptions, target: GpuTarget) -> None:
-    """Check that `options` are legal and within the limits of `target`. Raises ArgumentError."""
-    check_fields(options)
-    _require(len(options.tile) >= 1, "tile", options.tile, "at least one size; 0 leaves a loop alone")
-    _require(options.unroll >= 1, "unroll", options.unroll, "at least 1, which unrolls nothing")
-    _require(options.split_k >= 1, "split_k", options.split_k, "at least 1")
-    _require(options.vector_width in (1, 2, 4), "vector_width", options.vector_width, "1, 2 or 4")
+    """Check that `options` fit together and the limits of `target`. Raises ArgumentError."""
     for name, given, limits in (
         ("threads", options.threads, target.block),
         ("blocks", options.blocks, target.grid),
     ):
-        _require(1 <= len(given) <= 3, name, given, "one to three numbers")
         for axis, number, limit in zip("xyz", given, limits, strict=False):
-            _require(1 <= number <= limit, name, given, f"between 1 and {limit} along {axis} on {target.name}")
+            _require(number <= limit, name, given, f"between 1 and {limit} along {axis} on {target.name}")
     expected = f"at most {target.max_threads_per_block} in all on {target.name}"
     _require(prod(options.threads) <= target.max_threads_per_block, "threads", options.threads, expected)
     asked = options.max_shared_memory
@@ -293,26 +313,4 @@ def check_mapping(options: MappingOptions, target: GpuTarget) -> None:
 
 def _require(fine: bool, name: str, value: object, expected: str) -> None:
     if not fine:
-        raise ArgumentError(f"the option {name} is {value!r}", expected=expected)
-
-
-def check_fields(options: Any) -> None:
-    """Check the type and the range of every field of an option record. Raises ArgumentError."""
-    for f in fields(options):
-        value = getattr(options, f.name)
-        if f.name == "schedule":
-            freeze_schedule(value)
-        if "choices" not in f.metadata:
-            continue
-        choices, numbers = f.metadata["choices"], value if isinstance(value, tuple) else (value,)
-        if not isinstance(value, type(f.default)) or isinstance(value, bool) is not isinstance(f.default, bool):
-            wrong = True
-        elif isinstance(value, str):
-            wrong = value not in choices
-        else:
-            least = min((c for c in choices if isinstance(c, int)), default=0)
-            wrong = not all(isinstance(n, int) and min(0, least) <= n < 1 << 31 for n in numbers)
-        if wrong:
-            raise ArgumentError(
-                f"the option {f.name} is {value!r}", expected=f"such as {', '.join(map(repr, choices))}"
-            )
+        raise ArgumentError(f"{_LABEL} {name} is {describe_value(value)}", expected=expected)

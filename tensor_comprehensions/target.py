@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from .core.checked_fields import check_fields, with_checked_names
 from .core.errors import ArgumentError
 from .core.lazy_import import lazy_module
 from .core.processors import BASELINE, FEATURES
@@ -28,6 +29,7 @@ FAR = 8
 """Working set, in sizes of the private caches, above which a mesh cache is no better for stores than memory."""
 
 
+@with_checked_names
 @dataclass(frozen=True, slots=True)
 class CpuTarget:
     """A machine to compile for.
@@ -42,11 +44,15 @@ class CpuTarget:
     """
 
     kind: str
-    name: str
-    features: str
-    vector_bits: int
-    vector_registers: int
-    cache: tuple[int, ...]
+    name: str = field(metadata={"pattern": r"[\w.+-]*", "example": "haswell"})
+    features: str = field(metadata={"pattern": r"([+-][\w.-]+(,[+-][\w.-]+)*)?,?", "example": "+avx2,-fma"})
+    vector_bits: int = field(metadata={"choices": (64, 128, 256, 512, 1024, 2048), "exact": True})
+    vector_registers: int = field(metadata={"least": 8, "most": 1024})
+    cache: tuple[int, ...] = field(metadata={"least": 1, "most": 1 << 40, "example": 32768})
+
+    def __post_init__(self) -> None:
+        """Check every field. Raises ArgumentError."""
+        check_fields(self, "the CPU target's")
 
     @property
     def code_features(self) -> frozenset[str]:
@@ -127,8 +133,11 @@ AVX2 = CpuTarget("cpu", "haswell", "+avx2,+fma", 256, 16, (32768, 262144, 838860
 
 RESERVED_SHARED = 1024
 """Bytes of shared memory that each block on a GPU takes beside its own."""
+_POSITIVE = {"least": 1}
+_RATE = {"least": 1, "most": 1e18}
 
 
+@with_checked_names
 @dataclass(frozen=True, slots=True)
 class GpuTarget:
     """A GPU to compile for. A multiprocessor is a streaming multiprocessor (SM).
@@ -161,29 +170,33 @@ class GpuTarget:
     """
 
     kind: str
-    name: str
-    num_sms: int
-    l2: int
-    bandwidth: float
-    clock: float
-    float32_lanes: int
-    max_shared_optin: int
-    shared_per_sm: int
-    threads_per_sm: int
-    blocks_per_sm: int
-    max_shared: int = 48 << 10
-    warp: int = 32
-    max_threads_per_block: int = 1024
-    block: tuple[int, int, int] = (1024, 1024, 64)
-    grid: tuple[int, int, int] = (2**31 - 1, 65535, 65535)
-    registers: int = 255
-    registers_per_sm: int = 65536
+    name: str = field(metadata={"pattern": r"sm_[0-9]{2,3}", "example": "sm_90"})
+    num_sms: int = field(metadata=_POSITIVE)
+    l2: int = field(metadata=_POSITIVE)
+    bandwidth: float = field(metadata=_RATE)
+    clock: float = field(metadata=_RATE)
+    float32_lanes: int = field(metadata=_POSITIVE)
+    max_shared_optin: int = field(metadata=_POSITIVE)
+    shared_per_sm: int = field(metadata=_POSITIVE)
+    threads_per_sm: int = field(metadata=_POSITIVE)
+    blocks_per_sm: int = field(metadata=_POSITIVE)
+    max_shared: int = field(default=48 << 10, metadata=_POSITIVE)
+    warp: int = field(default=32, metadata=_POSITIVE)
+    max_threads_per_block: int = field(default=1024, metadata=_POSITIVE)
+    block: tuple[int, int, int] = field(default=(1024, 1024, 64), metadata={**_POSITIVE, "lengths": (3,)})
+    grid: tuple[int, int, int] = field(default=(2**31 - 1, 65535, 65535), metadata={**_POSITIVE, "lengths": (3,)})
+    registers: int = field(default=255, metadata=_POSITIVE)
+    registers_per_sm: int = field(default=65536, metadata=_POSITIVE)
     async_copies: bool = True
     tensor_ops: int = 0
     tensor_ops_int8: int = 0
     group_ops: int = 0
-    l2_bytes: int = 40
-    shared_bytes: int = 128
+    l2_bytes: int = field(default=40, metadata=_POSITIVE)
+    shared_bytes: int = field(default=128, metadata=_POSITIVE)
+
+    def __post_init__(self) -> None:
+        """Check every field. Raises ArgumentError."""
+        check_fields(self, "the GPU target's")
 
     @property
     def capability(self) -> int:

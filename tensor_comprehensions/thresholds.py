@@ -133,8 +133,6 @@ LOOPED_ROW_VECTORS = 16
 """Vectors of a row from which on they are copied in a loop."""
 MAX_INTERLEAVED_STRIDE = 4
 """Largest stride of elements that are gathered from whole vectors by shuffles; others are transposed or gathered."""
-MIN_TRANSPOSED_USES = 8
-"""Uses of an element below which transposing it costs more than it saves."""
 TRANSPOSED_OPERAND_USES = 1024
 """Uses that pay for transposing operands of register tiles."""
 TRANSPOSED_STORE_STEPS = 128

@@ -31,6 +31,8 @@ SUITES = {
     "texts": "tests/tc_lang/test_fuzz.py",
     "calls": "tests/api/test_fuzz.py",
     "files": "tests/autotuner/test_file_fuzz.py",
+    "tensor-files": "tests/sparse/test_file_fuzz.py",
+    "command-files": "tests/cli/test_file_fuzz.py",
     "sparse": "tests/sparse/test_random_sparse.py::test_programs",
     "sparse-gpu": "tests/sparse/test_random_sparse_gpu.py",
     "einsum": "tests/einsum_frontend/test_einsum.py",

@@ -16,7 +16,6 @@ from ..dispatch.call_steps import Arguments, check_machine, shapes_of
 from ..dispatch.kernel_table import KernelTable
 from ..options import CpuOptions
 from ..runtime.cpu.host import host
-from ..structured.language.schedule_types import freeze_schedule
 from ..tc_lang.ir import BoundFunction, Function
 from . import tuner_pb2 as pb
 from .device import parse_devices as named_devices
@@ -129,7 +128,6 @@ def search_schedules(
     The schedule of `start` says which ones, if it has one; else the cost model does. Raises ArgumentError.
     """
     bound = kernels.bound_for(shapes_of(kernels.function, arguments), arguments)
-    start = replace(start, schedule=freeze_schedule(start.schedule))
     spaced = schedule_space(bound, host(), start, trying.population)
     subject = tuning_task_of(kernels, arguments, replace(start, schedule=None), trying.seed, store)
     sweep = replace(trying, generations=len(spaced[0].genes), search="sweep")
@@ -151,7 +149,6 @@ def tuning_task_of(
 def _reject_experts(options: CpuOptions) -> CpuOptions:
     if callable(options.schedule):
         raise ArgumentError("a search cannot start from an expert", expected="options with a pipeline, or without")
-    freeze_schedule(options.schedule)
     return options
 
 

@@ -26,7 +26,7 @@ from ..dispatch.sparse.sparse_kernel import without_gradients
 from ..dispatch.sparse.sparse_kernels import SparseKernels
 from ..dispatch.sparse.sparse_run import SparseCall
 from ..dispatch.sparse.sparse_tensor import SparseTensor
-from ..options import SparseOptions, check_sparse_options
+from ..options import SparseOptions
 from ..runtime.cpu.host import host
 from ..sparse.explain import text_with_formats
 from ..tc_lang.binding.bind import bind
@@ -74,7 +74,6 @@ def autotune_sparse(
         raise ArgumentError(f"options is {start!r}, and an operand is sparse", expected="SparseOptions(...)")
     call = kernels.accept(without_gradients(values), initial)
     default = kernels.options if start is None else start
-    check_sparse_options(default)
     search = _SparseCoordinateSearch(kernels, call, default, trying)
     with torch.no_grad():
         found = search.run()

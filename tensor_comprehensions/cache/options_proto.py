@@ -12,7 +12,6 @@ from typing import Any
 
 from .. import options as option_records
 from ..core.errors import ArgumentError
-from ..options import check_fields
 from ..structured.language.primitives import Schedule, parse_schedule
 from .key import Uncacheable
 from .tc_cache_pb2 import Field, List, Options, Value
@@ -49,9 +48,7 @@ def from_message(message: Options) -> Any:
         if field.name not in known:
             raise ArgumentError(f"{message.record} has no option {field.name!r}", expected=", ".join(known))
         values[field.name] = _parse_value(field.value, known[field.name].default)
-    options = record(**values)
-    check_fields(options)
-    return options
+    return record(**values)
 
 
 def _serialize_value(x: object) -> Value:

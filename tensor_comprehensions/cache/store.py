@@ -246,7 +246,7 @@ def _read_secret_key(key_file: str) -> bytes | None:
     try:
         if os.name == "posix" and path.stat().st_mode & 0o077:
             raise CacheError(f"others may read the key {path}", suggestion=f"chmod 600 {path}")
-        secret = path.read_bytes().strip()
+        secret = safe_io.read_bounded(path, file_format.LARGEST).strip()
     except OSError as error:
         raise CacheError(f"the file that TC_CACHE_SIGNING_KEY names cannot be read: {error}") from error
     if len(secret) < 32:

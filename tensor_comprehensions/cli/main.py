@@ -19,6 +19,8 @@ import llvmlite.binding as llvm
 import torch
 
 from ..api import Op, define
+from ..cache.file_format import LARGEST
+from ..cache.safe_io import read_bounded
 from ..compiler.compiled_kernel import CompiledRangeKernel
 from ..compiler.cpu_passes import KINDS
 from ..compiler.gpu_passes import GPU_KINDS
@@ -223,9 +225,13 @@ def _compute_max_relative_error(ours: Any, reference: Any) -> float:
     return worst
 
 
+def _read_text(path: Path) -> str:
+    return read_bounded(path, LARGEST, pipes=True).decode("utf-8-sig")
+
+
 def _op(options: argparse.Namespace) -> Op:
     try:
-        text = sys.stdin.read() if options.file == "-" else Path(options.file).read_text("utf-8-sig")
+        text = sys.stdin.read() if options.file == "-" else _read_text(Path(options.file))
     except (OSError, ValueError) as error:  # ValueError: no text, or a name that no file can have
         raise ArgumentError(f"cannot read {options.file}: {error}") from error
     library = define(text)

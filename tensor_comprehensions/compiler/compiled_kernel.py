@@ -173,12 +173,14 @@ class BlockSize:
     """A size of blocks, as in `loop_ir.row_blocks.RowBlock`.
 
     is_optional: whether smaller blocks do as well, unless a block of this size can end early and spares them.
+    is_open: whether there are no blocks, but loops over all rows, which were made for so many.
     """
 
     rows: int
     grain: int
     overlap_from: int
     is_optional: bool = False
+    is_open: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,6 +199,11 @@ class CompiledRangeKernel(CompiledCpuKernel):
     sizes: tuple[tuple[BlockSize, ...], ...]
     make: Callable[[tuple[int, ...]], BoundFunction]
     strides: Mapping[str, tuple[int, ...]]
+
+    @property
+    def has_open_loops(self) -> bool:
+        """Whether loops over all rows take the place of blocks."""
+        return all(size.is_open for axis in self.sizes for size in axis)
 
     @property
     def dynamic_sizes(self) -> tuple[str, ...]:

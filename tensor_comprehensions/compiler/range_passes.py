@@ -10,15 +10,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from time import perf_counter
+from typing import Any
 
 from ..codegen.c import c_printer
 from ..core import knobs
+from ..core.diagnostics import get_logger
 from ..core.errors import CannotLower, InternalError
 from ..core.internal_names import internal_name
 from ..loop_ir import build
 from ..loop_ir.binding_checks import check_bindings
 from ..loop_ir.masked_blocks import ScalarBound, choose_module, compare_scalars
 from ..loop_ir.nodes import Buffer, Expr, Load, Module, Type
+from ..loop_ir.open_rows import OpenBuffer, OpenProgram, open_same_rows
 from ..loop_ir.row_blocks import (
     RowBlock,
     RowProgram,
@@ -48,7 +51,7 @@ from ..tc_lang.ir import Access, BoundFunction, BoundStatement, Index, Role, Ten
 from ..tc_lang.syntax.printer import format_ranges
 from . import cpu_passes
 from .compiled_kernel import BlockSize, CompiledRangeKernel, PassContext, keep_results
-from .row_block_sizes import choose_block_sizes, list_variants
+from .row_block_sizes import choose_block_sizes, list_open_counts, list_variants
 from .row_strides import GIVEN, PACKED, StrideClasses, open_strides
 
 BlockMaker = Callable[[tuple[int, ...]], BoundFunction]
@@ -80,10 +83,9 @@ def compile_range(problem: RangeProblem, text: str, options: CpuOptions, target:
         CannotGeneralize: the def has to be seen as a whole.
     """
     start = perf_counter()
-    sizes = choose_block_sizes(problem.make, problem.axes, options, problem.typical)
     context = PassContext(options, target, problem.row.name)
+    sizes, joined = _make_range_module(problem, text, context)
     block = problem.make(tuple(axis[0].rows for axis in sizes))
-    joined = _build_range_module(problem, sizes, text, context)
     lowered = perf_counter()
     results, seconds, _ = cpu_passes.run_passes(cpu_passes.PASSES[-3:], block, text, context, {"join": joined})
     compiled = CompiledRangeKernel(
@@ -96,16 +98,23 @@ def compile_range(problem: RangeProblem, text: str, options: CpuOptions, target:
     return compiled
 
 
+def _make_range_module(
+    problem: RangeProblem, text: str, context: PassContext
+) -> tuple[tuple[tuple[BlockSize, ...], ...], Module]:
+    """The module for any number of rows, and the sizes of its blocks, or the numbers that its loops were made for."""
+    opened = _open_range_module(problem, text, context)
+    if opened is not None:
+        return tuple((BlockSize(n, 1, 0, is_open=True),) for n in list_open_counts(problem.axes, 0)), opened
+    sizes = choose_block_sizes(problem.make, problem.axes, context.options, problem.typical)
+    return sizes, _build_range_module(problem, sizes, text, context)
+
+
 def _build_range_module(
     problem: RangeProblem, sizes: tuple[tuple[BlockSize, ...], ...], text: str, context: PassContext
 ) -> Module:
     """The module of all blocks of all stages."""
-    variants = list_variants(problem.axes, sizes)
-    blocks = {v: problem.make(v) for v in variants}
+    blocks = {v: problem.make(v) for v in list_variants(problem.axes, sizes)}
     legal = {v: cpu_passes.run_passes(cpu_passes.PASSES[:2], b, text, context)[0] for v, b in blocks.items()}
-    plain: BoundFunction = legal[variants[0]]["canonicalize"]
-    own = {t.name: mine.name for t, mine in zip(blocks[variants[0]].tensors, plain.tensors, strict=True)}
-    places = _find_places(problem.axes, own, legal[variants[0]]["legalize"], plain)
 
     def lower(variant: tuple[int, ...], bound: BoundFunction) -> Module:
         made = {**legal[variant], "legalize": bound}
@@ -114,6 +123,66 @@ def _build_range_module(
         ]
         return lowered
 
+    first = next(iter(blocks))
+    composer = _make_composer(problem, sizes, blocks[first], legal, lower)
+    module = composer.compose(0, {v: results["legalize"] for v, results in legal.items()}, ())
+    return _bind_sizes(module, composer, legal[first]["canonicalize"], context)
+
+
+def _open_range_module(problem: RangeProblem, text: str, context: PassContext) -> Module | None:
+    """The module whose loops end with the rows; None if the code of a block is no loop over its rows."""
+    counts = [list_open_counts(problem.axes, number) for number in range(2)]
+    blocks = {v: problem.make(v) for v in counts}
+    legal: dict[tuple[int, ...], dict[str, Any]] = {
+        v: cpu_passes.run_passes(cpu_passes.PASSES[:2], b, text, context)[0] for v, b in blocks.items()
+    }
+
+    def lower(variant: tuple[int, ...]) -> Module:
+        lowered = cpu_passes.run_passes(cpu_passes.PASSES[2:4], blocks[variant], text, context, legal[variant])[0]
+        module: Module = lowered["simplify"]
+        shapes = {t.name: t.shape for t in legal[variant]["legalize"].tensors}
+        if any(b.shape != shapes[b.name] for b in module.arguments):
+            raise CannotLower("neighboring dimensions are one loop")
+        return module
+
+    try:
+        composer = _make_composer(problem, (), blocks[counts[0]], legal, lambda v, bound: lower(v))
+        program = composer.open_program(legal[counts[0]]["legalize"])
+        opened = open_same_rows(program, map(lower, counts), counts)
+        bound = _bind_sizes(opened, composer, legal[counts[0]]["canonicalize"], context)
+        made = {"simplify": bound}
+        passed = cpu_passes.run_passes(cpu_passes.PASSES[4:-3], blocks[counts[0]], text, context, made)[0]
+    except (CannotLower, CannotGeneralize) as reason:
+        get_logger("passes").debug("%s: made of blocks of rows: %s", context.name, reason)
+        return None
+    module: Module = passed["simplify_again"]
+    return module
+
+
+def _bind_sizes(module: Module, composer: _Composer, plain: BoundFunction, context: PassContext) -> Module:
+    """`module`, which takes sizes, and has its numbers of rows and its strides from these."""
+    joined = bind_variables(module, *composer.list_variables(plain))
+    check_bindings(joined)
+    if knobs.current_knobs().verify:
+        try:
+            verify(joined)
+        except InternalError as error:
+            raise InternalError(f"{context.name}: for any number of rows: {error}") from error
+    return joined
+
+
+def _make_composer(
+    problem: RangeProblem,
+    sizes: tuple[tuple[BlockSize, ...], ...],
+    block: BoundFunction,
+    legal: Mapping[tuple[int, ...], Mapping[str, Any]],
+    lower: Callable[[tuple[int, ...], BoundFunction], Module],
+) -> _Composer:
+    """The facts about the canonical defs `legal` of blocks, the first of which is that of `block`."""
+    first = next(iter(legal.values()))
+    plain: BoundFunction = first["canonicalize"]
+    own = {t.name: mine.name for t, mine in zip(block.tensors, plain.tensors, strict=True)}
+    places = _find_places(problem.axes, own, first["legalize"], plain)
     scalars = {
         own[name]: first_row_variable(n) if is_first else rows_variable(n)
         for name, (n, is_first) in list_row_operands(problem.axes).items()
@@ -123,19 +192,12 @@ def _build_range_module(
     windowed = {
         own[t.name]: [n for n, x in enumerate(problem.axes) if t.name in x.windowed] for t in problem.row.tensors
     }
-    firsts = frozenset(name for name, held in scalars.items() if held in map(first_row_variable, range(len(sizes))))
+    firsts = frozenset(
+        name for name, held in scalars.items() if held in map(first_row_variable, range(len(problem.axes)))
+    )
     row_scalars = RowScalars(firsts, frozenset(scalars) - firsts)
     unread = {v: find_masked_temporaries(results["legalize"], row_scalars) for v, results in legal.items()}
-    composer = _Composer(problem.axes, sizes, places, scalars, windowed, row_scalars, unread, strides, lower)
-    module = composer.compose(0, {v: results["legalize"] for v, results in legal.items()}, ())
-    joined = bind_variables(module, *composer.list_variables(plain))
-    check_bindings(joined)
-    if knobs.current_knobs().verify:
-        try:
-            verify(joined)
-        except InternalError as error:
-            raise InternalError(f"{context.name}: after the blocks were joined: {error}") from error
-    return joined
+    return _Composer(problem.axes, sizes, places, scalars, windowed, row_scalars, unread, strides, lower)
 
 
 def _find_places(
@@ -280,8 +342,14 @@ class _Composer:
         failing = [ScalarBound(tuple((n, -factor) for n, factor in c.terms), c.low - 1, c.limit) for c in parts]
         holds = reduce(build.logical_and, (compare_scalars(general, b) for b in holding))
         fails = reduce(build.logical_or, (compare_scalars(general, b) for b in failing))
-        nothing = self.lower(variant, empty) if empty.statements else None
-        return choose_module(general, [(holds, self.lower(variant, whole)), (fails, nothing)])
+        choices = [(fails, self.lower(variant, empty) if empty.statements else None)]
+        if self._are_most_columns(variant):
+            choices.insert(0, (holds, self.lower(variant, whole)))
+        return choose_module(general, choices)
+
+    def _are_most_columns(self, variant: tuple[int, ...]) -> bool:
+        """Whether blocks of this size cover all rows of the innermost axis but the last few."""
+        return variant[-1] == next(size.rows for size in self.sizes[-1] if not size.is_optional)
 
     def _open_variables(self, t: Tensor) -> dict[int, str]:
         """The variables of a tensor for strides, by the numbers that stand for these."""
@@ -320,6 +388,29 @@ class _Composer:
         rows = self.axes[level]
         windows = {name: (rows.step, rows.reach) for name, axes in self.windowed.items() if level in axes}
         return RowProgram(bound.name, tuple(arguments), tuple(local), levels, self.scalars, windows, level)
+
+    def open_program(self, bound: BoundFunction) -> OpenProgram:
+        """The arguments of the module of all rows. Raises CannotLower if blocks of rows are faster."""
+        if find_block_mask(bound, self.row_scalars) is not None:
+            raise CannotLower("a mask on numbers of rows leaves out blocks")
+        if any(self._sums_outermost_dimension(t) for t in bound.tensors):
+            raise CannotLower("a sum over the outermost dimension reads memory in order, block by block")
+        buffers = {}
+        for t in bound.tensors:
+            places, kept = self.places.get(t.name, {}), self._kept_dimensions(t)
+            if t.role is not Role.TEMPORARY and t.name not in self.scalars:
+                axes = {d: places[d] for d in kept if d in places}
+                windowed = self.windowed.get(t.name, ())
+                steps = {d: self.axes[axis].step for d, axis in axes.items() if axis in windowed}
+                buffers[t.name] = OpenBuffer(self._row_form(t, 0)[0], tuple(kept), axes, steps)
+        variables = {first_row_variable(n): build.const(0) for n in range(len(self.axes))}
+        scalars = {name: variables.get(held, build.var(held)) for name, held in self.scalars.items()}
+        return OpenProgram(buffers, scalars)
+
+    def _sums_outermost_dimension(self, t: Tensor) -> bool:
+        """Whether rows that are summed are matrices or vectors, one behind the other."""
+        axis = self.places.get(t.name, {}).get(0)
+        return axis is not None and self.axes[axis].sums and len(t.shape) > self.axes[axis].depth
 
     def _row_form(self, t: Tensor, level: int) -> tuple[Buffer, tuple[int, ...]]:
         """The buffer of a tensor, with one dimension for each axis, and the levels of those that are dynamic."""
@@ -375,7 +466,7 @@ def _make_row_block(size: BlockSize, module: Module, stage: RowStage) -> RowBloc
 def rebuild_module(kernel: CompiledRangeKernel) -> Module:
     """The module of a kernel, made again."""
     problem = RangeProblem(kernel.axes, kernel.bound, kernel.make, kernel.strides)
-    return _build_range_module(problem, kernel.sizes, kernel.text, kernel.context)
+    return _make_range_module(problem, kernel.text, kernel.context)[1]
 
 
 def _with_original_names(kernel: CompiledRangeKernel) -> Module:
@@ -387,7 +478,8 @@ def _format_schedules(kernel: CompiledRangeKernel) -> str:
     for variant in list_variants(kernel.axes, kernel.sizes):
         exact = replace(kernel, bound=kernel.make(variant))
         rows = " x ".join(map(str, variant))
-        parts.append(f"blocks of {rows} row{'s' * (rows != '1')}:\n{cpu_passes.KINDS['schedule'](exact)}")
+        what = "loops over any number of rows, chosen for" if kernel.has_open_loops else "blocks of"
+        parts.append(f"{what} {rows} row{'s' * (rows != '1')}:\n{cpu_passes.KINDS['schedule'](exact)}")
     return "\n".join(parts)
 
 

@@ -51,6 +51,10 @@ SHARED_OPS = 1 << 22
 """Scalar operations of a block in which threads share the work, instead of taking whole blocks."""
 SUMMED_SHARED_OPS = 1 << 18
 """The same for blocks that run one after another, because they add to the same elements."""
+OPEN_ROWS = (257, 251)
+"""Two numbers of rows for which loops over all rows are made, which have to be alike. Nothing divides them."""
+OPEN_OUTER_ROWS = (17, 13)
+"""The same for axes around two others, so that tensors do not exceed the caches."""
 NEVER = 1 << 40
 """A number of blocks that no call has: one thread runs them all."""
 
@@ -72,6 +76,12 @@ def choose_block_sizes(
         n = next(n for n, sizes in enumerate(found) if _count_needed(sizes) == longest)
         found[n] = found[n][1:]
     return tuple(found)
+
+
+def list_open_counts(axes: Sequence[Rows], number: int) -> tuple[int, ...]:
+    """Numbers of rows along each axis to make the loops over any number of rows for. number: of the choice, 0 or 1."""
+    outer, inner = OPEN_OUTER_ROWS[number], OPEN_ROWS[number]
+    return tuple(outer if n < len(axes) - 2 else inner for n in range(len(axes)))
 
 
 def _count_needed(sizes: Sequence[BlockSize]) -> int:

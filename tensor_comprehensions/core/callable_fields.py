@@ -46,7 +46,7 @@ class _Field:
         if record is None:
             return self
         value = self.slot.__get__(record, owner)
-        if type(value) not in (tuple, int):  # a mistake that `check_fields` reports
+        if type(value) not in (tuple, int):  # a mistake that the checks of the record report
             return value
         bound: Any = _Sizes(value) if type(value) is tuple else _Number(value)
         bound.record, bound.name = record, self.name

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import re
 import sys
 from collections.abc import Callable
 from types import TracebackType
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from . import knobs
+from .checked_fields import suggest_word
 from .errors import ArgumentError, InternalError, TCError, to_printable
 
 P = ParamSpec("P")
@@ -17,6 +20,8 @@ R = TypeVar("R")
 
 _NO_MEMORY = ("not enough memory", "out of memory", "allocate memory", "Storage size calculation overflowed")
 """How torch says, in a RuntimeError, that there is not so much."""
+_TOO_MANY_DIGITS = "for integer string conversion"
+"""How Python says that it prints no number of so many digits."""
 
 
 def to_public_error(error: Exception) -> Exception:
@@ -27,6 +32,8 @@ def to_public_error(error: Exception) -> Exception:
             f"the stack is too small: {error}",
             suggestion="nest the def, or the calls around this one, less deeply, or raise sys.setrecursionlimit",
         )
+    if isinstance(error, ValueError) and _TOO_MANY_DIGITS in text:  # of an argument that a message would show
+        return ArgumentError(f"an argument is a number of more than {sys.get_int_max_str_digits()} digits")
     if isinstance(error, MemoryError) or any(words in text for words in _NO_MEMORY):
         return ArgumentError(f"there is no memory for this call: {error}")
     return InternalError(to_printable(f"{type(error).__name__}: {error}"))
@@ -42,6 +49,10 @@ def only_tc_errors(call: Callable[P, R]) -> Callable[P, R]:
                 return call(*args, **kwargs)
             except (TCError, InternalError, Warning):  # a warning that is to be an error, too
                 raise
+            except TypeError as error:
+                if _is_raised_here(error):  # the call did not start
+                    raise _to_signature_error(call, error) from None
+                raise to_public_error(error) from error
             except Exception as error:
                 raise to_public_error(error) from error
         except (TCError, Warning) as error:
@@ -49,6 +60,22 @@ def only_tc_errors(call: Callable[P, R]) -> Callable[P, R]:
             raise
 
     return wrapper
+
+
+def _is_raised_here(error: BaseException) -> bool:
+    """Whether the frame that catches an exception is the one that raised it."""
+    return error.__traceback__ is not None and error.__traceback__.tb_next is None
+
+
+def _to_signature_error(call: Callable[..., Any], error: TypeError) -> ArgumentError:
+    """The error of a call with arguments that are not those of a function."""
+    names = [p.name for p in inspect.signature(call).parameters.values()]
+    wrong = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+    return ArgumentError(
+        str(error),
+        expected=", ".join(name for name in names if name != "self"),
+        suggestion=suggest_word(wrong[1], names) if wrong else "",
+    )
 
 
 def shorten_traceback(error: BaseException) -> None:

@@ -9,9 +9,9 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
-from difflib import get_close_matches
 from typing import Any
 
+from .checked_fields import check_value, check_word, describe_value, suggest_word
 from .errors import ArgumentError
 from .processors import FEATURES
 
@@ -27,6 +27,8 @@ TOPICS = {
     "graph": "what `torch.compile` hands over, which regions become kernels, and why others do not",
 }
 """The topics of `TC_LOGS`; each is a logger `tensor_comprehensions.<topic>`."""
+MOST_BYTES = 2**63 - 1
+"""The most that a number of bytes can be: databases hold it in 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,11 @@ class Knobs:
     )
     logs: tuple[str, ...] = field(
         default=(),
-        metadata={"variable": "TC_LOGS", "help": "comma-separated topics to explain on stderr: " + ", ".join(TOPICS)},
+        metadata={
+            "variable": "TC_LOGS",
+            "help": "comma-separated topics to explain on stderr: " + ", ".join(TOPICS),
+            "choices": tuple(TOPICS),
+        },
     )
     explain: str = field(
         default="",
@@ -84,7 +90,11 @@ class Knobs:
     )
     cache_max_size: int = field(
         default=1 << 31,
-        metadata={"variable": "TC_CACHE_MAX_SIZE", "help": "bytes that the cache may have: 500M, 2G"},
+        metadata={
+            "variable": "TC_CACHE_MAX_SIZE",
+            "help": "bytes that the cache may have: 500M, 2G",
+            "most": MOST_BYTES,
+        },
     )
     cache_signing_key: str = field(
         default="",
@@ -138,25 +148,24 @@ class Knobs:
         for f in fields(cls):
             variable = f.metadata["variable"]
             if variable in environment:
-                value = _parse(variable, environment[variable], type(f.default), f.metadata.get("choices", ()))
+                value = _parse(variable, environment[variable], type(f.default))
+                check_value(variable, f, value)
                 values[f.name] = _make_path_absolute(value) if f.metadata.get("path") else value
         return cls(**values)
 
 
-def _parse(variable: str, text: str, kind: type, choices: tuple[str, ...]) -> Any:
+def _parse(variable: str, text: str, kind: type) -> Any:
     text = text.strip()
-    if choices and text not in choices:
-        raise ArgumentError(f"{variable} is {text!r}", expected=" or ".join(c or "nothing" for c in choices))
     if kind is int:
         return parse_bytes(variable, text)
     if kind is bool:
         if text.lower() not in ("", "0", "1", "false", "true"):
-            raise ArgumentError(f"{variable} is {text!r}", expected="0 or 1")
+            raise ArgumentError(f"{variable} is {describe_value(text)}", expected="0 or 1")
         return text.lower() in ("1", "true")
     if kind is tuple:
         topics = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-        if unknown := [name for name in topics if name not in (*TOPICS, "all")]:
-            raise ArgumentError(f"{variable} has no topic {unknown[0]!r}", expected="all or " + ", ".join(TOPICS))
+        for topic in topics:
+            check_word(f"a topic of {variable}", topic, (*TOPICS, "all"))
         return tuple(TOPICS) if "all" in topics else topics
     return text
 
@@ -173,7 +182,7 @@ def parse_bytes(variable: str, text: str) -> int:
     """Parse a number of bytes such as `500M`, given for `variable`. Raises ArgumentError."""
     digits, unit = text.rstrip("KMGkmg"), text[len(text.rstrip("KMGkmg")) :].upper()
     if not digits.isascii() or not digits.isdigit() or len(digits) > 18 or len(unit) > 1:
-        raise ArgumentError(f"{variable} is {text!r}", expected="a number of bytes, such as 500M or 2G")
+        raise ArgumentError(f"{variable} is {describe_value(text)}", expected="a number of bytes, such as 500M or 2G")
     return int(digits) << {"": 0, "K": 10, "M": 20, "G": 30}[unit]
 
 
@@ -239,19 +248,9 @@ def _check_value(name: str, value: Any) -> Any:
     """The value of a setting; a path as text, and topics as a tuple."""
     found = next((f for f in fields(Knobs) if f.name == name), None)
     if found is None:
-        near = get_close_matches(name, [f.name for f in fields(Knobs)], 1)
-        raise ArgumentError(f"there is no setting {name!r}", suggestion=f"did you mean '{near[0]}'?" if near else "")
-    kind: type = type(found.default)
+        known = [f.name for f in fields(Knobs)]
+        raise ArgumentError(f"there is no setting {name!r}", suggestion=suggest_word(name, known))
     if found.metadata.get("path") and isinstance(value, os.PathLike):
         value = os.fspath(value)
-    if type(value) is not kind or (isinstance(value, int) and value < 0):
-        raise ArgumentError(f"the setting {name} is {value!r}", expected=_KINDS[kind])
-    choices = found.metadata.get("choices", ()) if kind is str else ()
-    if choices and value not in choices:
-        raise ArgumentError(f"the setting {name} is {value!r}", expected=" or ".join(map(repr, choices)))
-    if isinstance(value, tuple) and (unknown := [topic for topic in value if topic not in TOPICS]):
-        raise ArgumentError(f"the setting {name} has no topic {unknown[0]!r}", expected=", ".join(TOPICS))
+    check_value(f"the setting {name}", found, value)
     return value
-
-
-_KINDS = {bool: "True or False", int: "a number of bytes", str: "text", tuple: "a tuple of topics"}

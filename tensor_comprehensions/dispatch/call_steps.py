@@ -5,7 +5,6 @@ Always holds: a caller's tensor is written only when everything that can fail ha
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -14,11 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..core.checked_fields import suggest_word
 from ..core.dtypes import BFLOAT16, DType
 from ..core.errors import ArgumentError, InternalError, RangeError
 from ..core.lazy_import import lazy_module
 from ..core.memory_layout import contiguous_strides
-from ..options import CpuOptions, check_fields
+from ..options import CpuOptions
 from ..runtime.cpu.huge_pages import advise_huge_pages
 from ..target import CpuTarget
 from ..tc_lang.binding.bind import bind
@@ -132,10 +132,7 @@ def _unknown_keyword(function: Function, name: str, inout: Iterable[str]) -> Arg
             f"{function.name} starts '{name}' itself and takes no initial value",
             suggestion="out=... says where the outputs are written",
         )
-    near = difflib.get_close_matches(name, [*inout, "out"], 1)
-    return ArgumentError(
-        f"{function.name} takes no argument '{name}'", suggestion=f"did you mean '{near[0]}'?" if near else ""
-    )
+    return ArgumentError(f"{function.name} takes no argument '{name}'", suggestion=suggest_word(name, (*inout, "out")))
 
 
 # --- what the def is bound to -----------------------------------------------------------------------------------
@@ -343,7 +340,6 @@ def check_machine(options: object, target: object) -> None:
             f"the target {target.name} has caches of {target.cache} bytes",
             expected="two levels at least, smallest first",
         )
-    check_fields(options)
 
 
 def check_runs_here(op: str, target: CpuTarget) -> None:

@@ -147,7 +147,8 @@ def load_or_compile_range(
             {
                 **kernel_metadata(made),
                 "blocks": [
-                    [(b.rows, b.grain, b.overlap_from, int(b.is_optional)) for b in axis] for axis in made.sizes
+                    [(b.rows, b.grain, b.overlap_from, int(b.is_optional), int(b.is_open)) for b in axis]
+                    for axis in made.sizes
                 ],
             },
             made.code.data,
@@ -162,7 +163,9 @@ def _deserialize_range(
 ) -> CompiledRangeKernel:
     exact = deserialize_kernel(code, function, row, options, target)
     blocks = ((map(int, size) for size in axis) for axis in code.metadata["blocks"])
-    sizes = tuple(tuple(BlockSize(rows, grain, again, bool(o)) for rows, grain, again, o in axis) for axis in blocks)
+    sizes = tuple(
+        tuple(BlockSize(n, grain, again, bool(a), bool(b)) for n, grain, again, a, b in axis) for axis in blocks
+    )
     parts = {f.name: getattr(exact, f.name) for f in fields(exact)}
     return CompiledRangeKernel(
         **parts,

@@ -29,6 +29,7 @@ from .graph_nodes import is_compute, is_expressible, num_products, op_flops
 from .insert_kernels import eager_module, insert_kernels, mark_as_boxed, region_key, to_boxed_call
 from .kernel_or_eager import KernelOrEager, OutputView, Symbols
 from .partition import ANY, WORTH, FusedRegion, RegionLimits, find_regions, is_profitable
+from .simplify_graph import simplify_graph
 from .symbolic_regions import SymbolicRegion, find_symbolic_regions, find_varying
 from .undecomposed_operations import captured_whole
 
@@ -44,13 +45,19 @@ observers: list[Callable[[fx.GraphModule, int], object]] = []
 
 def backend(module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> Callable[..., Any]:
     """The backend that `torch.compile` calls: `torch.compile(model, backend="tensor_comprehensions")`."""
-    captured = aot_autograd(fw_compiler=_compile, partition_fn=min_cut_rematerialization_partition)
+    captured = aot_autograd(
+        fw_compiler=_compile,
+        partition_fn=min_cut_rematerialization_partition,
+        keep_inference_input_mutations=True,  # so that inputs are written in place
+    )
     with captured_whole(examples):
         compiled: Callable[..., Any] = captured(module, examples)
     return compiled
 
 
 def _compile(module: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
+    with falls_back("a graph cannot be simplified"):
+        simplify_graph(module.graph)
     if has_symbolic_shapes(module.graph):
         general, complete = fuse_symbolic_regions(module)
         return to_boxed_call(general) if complete else mark_as_boxed(PerShapeCache(module, fuse_regions, general))

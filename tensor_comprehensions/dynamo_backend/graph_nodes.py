@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import fx
-from torch._ops import HigherOrderOperator
+from torch._ops import HigherOrderOperator, OpOverload
 
 from .decompositions import SPLIT, find_decomposition, has_formula, has_plain_values, is_random, is_seeded
 from .op_table import FLOPS, VIEWS
@@ -53,6 +53,11 @@ def has_fixed_order(node: fx.Node) -> bool:
         return False
     impure = isinstance(node.target, HigherOrderOperator) or (node.is_impure() and not is_seeded(node))
     return impure or is_random(node)
+
+
+def writes_in_place(node: fx.Node) -> bool:
+    """Whether `node` changes a tensor, such as an input of the graph."""
+    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
 
 
 def op_weight(node: fx.Node) -> int:

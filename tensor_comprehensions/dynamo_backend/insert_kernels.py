@@ -12,8 +12,11 @@ from torch import fx
 from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch.fx import graph as fx_graph
 
-from .graph_nodes import has_fixed_order, is_compute, topological_order
+from .direct_calls import call_directly
+from .graph_nodes import has_fixed_order, is_compute, topological_order, writes_in_place
 from .partition import FusedRegion
+from .reuse_memory import reuse_memory
+from .simplify_graph import storage_of
 
 
 def insert_kernels(
@@ -25,7 +28,7 @@ def insert_kernels(
 
     Nodes keep their order, so that tensors live no longer than before, and effects keep theirs. A region takes the
     place of its last node, or an earlier one if another node needs an output. Views, and what else `computes` nothing,
-    are inserted before their users.
+    are inserted before their users, unless a write to what they show could come between.
     """
     graph, made = fx.Graph(), dict[fx.Node, fx.Node]()
     attributes: dict[str, Any] = {}
@@ -42,8 +45,12 @@ def insert_kernels(
         inputs = kernels[number[node]][0].inputs if node in number else tuple(node.all_input_nodes)
         return map(representative, (*inputs, before[node]) if node in before else inputs)
 
+    saves = _copies_of_written_tensors(module.graph)
+
     def stays_in_place(node: fx.Node) -> bool:
-        return node.op in ("placeholder", "output") or has_fixed_order(node) or computes(node) or node in number
+        if node.op in ("placeholder", "output") or has_fixed_order(node) or computes(node) or node in number:
+            return True
+        return node in saves and not all(user in number for user in node.users)
 
     last = {number[n]: n for region, _ in kernels for n in region.nodes}
     wanted = [n for n in module.graph.nodes if stays_in_place(n) and (n not in number or last[number[n]] is n)]
@@ -59,8 +66,30 @@ def insert_kernels(
         result = graph.call_module(name, tuple(made[n] for n in region.inputs))
         for k, n in enumerate(region.outputs):
             made[n] = graph.call_function(operator.getitem, (result, k))
+            made[n].meta = {"val": n.meta["val"]}
+    return fx.GraphModule(attributes, _finished(graph))
+
+
+def _copies_of_written_tensors(graph: fx.Graph) -> set[fx.Node]:
+    """The nodes that copy a tensor which the graph changes later; other copies may be made where they are used."""
+    written = {storage_of(x) for n in graph.nodes if writes_in_place(n) for x in n.all_input_nodes[:1]} - {None}
+    shows_written = {n for n in graph.nodes if storage_of(n) in written}
+    return {n for n in graph.nodes if n not in shows_written and not shows_written.isdisjoint(n.all_input_nodes)}
+
+
+def _finished(graph: fx.Graph) -> fx.Graph:
+    """`graph`, which is not taken apart any more, with less to copy and to call."""
+    reuse_memory(graph)
+    call_directly(graph)
     graph.lint()
-    return fx.GraphModule(attributes, graph)
+    return graph
+
+
+def finished_module(module: fx.GraphModule) -> fx.GraphModule:
+    """A copy of `module` for running it; `module` may be taken apart further."""
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    return fx.GraphModule(module, _finished(graph))
 
 
 def _get_nested_attribute(module: torch.nn.Module, path: str) -> Any:

@@ -18,6 +18,7 @@ from ..core.decisions import Decision, note_decision
 from ..core.diagnostics import get_logger
 from ..dispatch.call_steps import normalize_arguments
 from .fallback import falls_back, report_fallback
+from .insert_kernels import finished_module
 from .matmul import PRODUCTS
 from .race import least_times, run_and_check_repeatable
 from .symbolic_regions import DimensionOf, Extent
@@ -112,7 +113,9 @@ class KernelOrEager(torch.nn.Module):
         super().__init__()
         self._work, self._symbols, self._takes = work, symbols, None if symbols is None else symbols.takes
         self._fixed: set[tuple[int, ...]] = set()
-        self.op, self.graph, self._results, self._parts = op, graph, results, parts
+        self.op, self._results, self._parts = op, results, parts
+        self._multiplies = any(n.target in PRODUCTS for n in graph.graph.nodes)
+        self.graph = finished_module(graph)
         self._finite, self._shows_nan = finite, shows_nan
         placeholders = [n.meta["val"] for n in graph.graph.nodes if n.op == "placeholder"]
         self._announced = _layouts_of(placeholders) if symbols is None else []
@@ -211,7 +214,7 @@ class KernelOrEager(torch.nn.Module):
     def _loses_at_these_sizes(self, inputs: tuple[Tensor, ...]) -> bool:
         """Whether torch is faster than a kernel for exactly these sizes, where one for all takes long to compile."""
         taken = inputs[: self._takes]
-        if not any(n.target in PRODUCTS for n in self.graph.graph.nodes):
+        if not self._multiplies:
             return False
         with falls_back("a kernel cannot be compiled"):
             table = self.op._kernels

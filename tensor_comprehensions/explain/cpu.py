@@ -31,7 +31,7 @@ def explain_cpu_kernel(
         text = emit_llvm_with_lines(trace.module, target, host_symbols.vector_functions(), trace.lines)
     code, assembly = object_code.assemble_and_print(text, target)
     same = object_code.code_sections(code.data) == object_code.code_sections(compiled.code.data)
-    blocks = ", in blocks of this and fewer rows" if isinstance(compiled, CompiledRangeKernel) else ""
+    blocks = _describe_blocks(compiled) if isinstance(compiled, CompiledRangeKernel) else ""
     work = call_flops(trace.bound), call_bytes(trace.bound)
     return trace.make_report(
         f"{target.name}, vectors of {target.vector_bits} bits{blocks}",
@@ -45,6 +45,10 @@ def explain_cpu_kernel(
         footprints=loop_footprints(trace.lines, trace.readable_lines, target, trace.buffer_names),
         matches=SAME_BYTES if same else BY_HAND,
     )
+
+
+def _describe_blocks(compiled: CompiledRangeKernel) -> str:
+    return ", in loops over any number of rows" if compiled.has_open_loops else ", in blocks of this and fewer rows"
 
 
 def _list_c(trace: Trace) -> Iterator[Listing]:

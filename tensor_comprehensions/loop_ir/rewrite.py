@@ -282,6 +282,19 @@ def used_values(s: Stmt) -> Iterator[Var | Load]:
                 stack += children(top)
 
 
+def stride_variables(s: Stmt, values: Iterable[Var | Load]) -> frozenset[str]:
+    """The variables that hold strides of the buffers that `s` reaches. values: its `used_values`."""
+    buffers = [e.buffer for e in values if type(e) is Load]
+    for c in walk_stmts(s):
+        if type(c) is Store:
+            buffers.append(c.buffer)
+        elif type(c) is Window:
+            buffers.append(c.source)
+        elif type(c) is Invoke:
+            buffers += [b for b, _ in c.operands]
+    return frozenset(v for b in buffers if b.stride_variables for v in b.stride_variables if v is not None)
+
+
 def mentions(e: Expr, names: frozenset[str] | set[str]) -> bool:
     """Whether a variable of `names` occurs in `e`."""
     return any(type(c) is Var and c.name in names for c in walk_expr(e))

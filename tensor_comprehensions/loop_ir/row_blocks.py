@@ -28,7 +28,6 @@ from .nodes import (
     CheckSite,
     Expr,
     If,
-    Invoke,
     Kernel,
     Let,
     Load,
@@ -44,7 +43,7 @@ from .nodes import (
 )
 from .passes.hoist_packing import hoist_packing
 from .redirection import Redirect, accessed_buffers, used_buffers
-from .rewrite import map_stmt, used_values, walk_expr, walk_stmt_exprs, walk_stmts
+from .rewrite import map_stmt, stride_variables, used_values, walk_expr, walk_stmts
 from .row_loops import RowLoops, end_row_loops, find_row_loops
 
 SIZES = internal_name("sizes")
@@ -167,7 +166,7 @@ def sizes_buffer(count: int) -> Buffer:
 
 
 def _bind_used(body: Stmt, values: Sequence[tuple[str, Expr]]) -> Stmt:
-    used = _used_variables(body)
+    used = set(_used_variables(body))
     for name, value in reversed(values):
         if name in used:
             body = Let(name, value, body)
@@ -175,18 +174,10 @@ def _bind_used(body: Stmt, values: Sequence[tuple[str, Expr]]) -> Stmt:
     return body
 
 
-def _used_variables(s: Stmt) -> set[str]:
+def _used_variables(s: Stmt) -> frozenset[str]:
     """The variables in `s`, with those of strides."""
-    found = {e.name for e in walk_stmt_exprs(s) if isinstance(e, Var)}
-    buffers = [e.buffer for e in walk_stmt_exprs(s) if isinstance(e, Load)]
-    for c in walk_stmts(s):
-        if isinstance(c, Store):
-            buffers.append(c.buffer)
-        elif isinstance(c, Window):
-            buffers.append(c.source)
-        elif isinstance(c, Invoke):
-            buffers += [b for b, _ in c.operands]
-    return found | {v for b in buffers for v in b.stride_variables if v is not None}
+    values = list(used_values(s))
+    return stride_variables(s, values) | {e.name for e in values if isinstance(e, Var)}
 
 
 def modules_of(stage: Stage) -> tuple[Module, ...]:

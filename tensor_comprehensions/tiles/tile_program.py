@@ -33,7 +33,7 @@ class TileProgram:
     @staticmethod
     def of(text: str, function: Callable[..., None]) -> TileProgram:
         """The kernel of a header and a function. Raises ArgumentError if they disagree."""
-        if not callable(function):
+        if not callable(function) or isinstance(function, type):
             raise ArgumentError("a tile kernel is made of a function", found=type(function).__name__)
         known = header(text)
         names = [p.name for p in (*known.outputs, *known.inputs)]

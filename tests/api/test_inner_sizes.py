@@ -272,8 +272,8 @@ def test_every_condition_of_a_lane_matters(condition: str, monkeypatch: pytest.M
 
 def test_the_interpreter_finds_a_wrong_stride() -> None:
     """A window that claims another distance between rows is no part of its source."""
-    op = op_of("scale", {"D"})
-    op(torch.randn(5, 9), torch.randn(9))
+    op = op_of("transpose", {"D"})
+    op(torch.randn(5, 9))
     module = range_kernels(op)[0].rerun_until("join")
     verify(module)
 
@@ -286,6 +286,18 @@ def test_the_interpreter_finds_a_wrong_stride() -> None:
     wrong = replace(module, kernels=tuple(replace(k, body=change(k.body)) for k in module.kernels))
     with pytest.raises(InternalError):
         verify(wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "dynamic", "is_open"), [("softmax", "D", True), ("layer_norm", "D", True), ("product", "K", False)]
+)
+def test_loops_over_rows_are_opened_where_all_code_is_such_loops(name: str, dynamic: str, is_open: bool) -> None:
+    op = op_of(name, set(dynamic))
+    op(*arguments(name, dynamic, 40))
+    (kernel,) = range_kernels(op)
+    assert kernel.has_open_loops == is_open
+    windows = [s for k in kernel.rerun_until("join").kernels for s in walk_stmts(k.body) if isinstance(s, Window)]
+    assert bool(windows) != is_open
 
 
 def test_blocks_that_a_mask_leaves_out_have_code_of_their_own() -> None:

@@ -100,6 +100,37 @@ MISTAKES: dict[str, tuple[Callable[[], object], type[tc.TCError], list[str]]] = 
     "options with a wrong value": (
         lambda: OPS.matmul.compile(A, B, options=tc.CpuOptions(fusion="most")), tc.ArgumentError, ["fusion", "most"],
     ),
+    "argument that a function does not take": (
+        lambda: tc.define("def f(float(N) x) -> (y) { y(i) = x(i) }", optoins=None),  # type: ignore[call-arg]
+        tc.ArgumentError, ["'optoins'", "backward, options", "did you mean 'options'?"],
+    ),
+    "argument that a function lacks": (
+        lambda: tc.define(), tc.ArgumentError, ["'source'"],  # type: ignore[call-arg]
+    ),
+    "number of too many digits": (
+        lambda: OPS.matmul(A, 10**5000), tc.ArgumentError, ["more than 4300 digits"],
+    ),
+    "def of no text": (lambda: OPS[["matmul"]], tc.ArgumentError, ["no def ['matmul']"]),
+    "gradient without a def": (
+        lambda: tc.define("def f(float(N) x) -> (y) { y(i) = x(i) }", {"f": ""}), tc.CheckError, ["'f' has no def"],
+    ),
+    "formats of no kind": (
+        lambda: tc.define("def f(float(N) x) -> (y) { y(i) = x(i) }", formats=torch.ones(2)),  # type: ignore[arg-type]
+        tc.ArgumentError, ["formats are given by name"],
+    ),
+    "type of no text": (
+        lambda: tc.from_expression("y(i) = x(i)", x=["int"]), tc.CheckError, ["['int'] is not a type"],
+    ),
+    "journal of no kind": (
+        lambda: OPS.matmul.explain(A, B, journal=3),  # type: ignore[arg-type]
+        tc.ArgumentError, ["the journal is 3", "path"],
+    ),
+    "module with parameters of no kind": (
+        lambda: tc.Module(OPS.matmul, 3), tc.ArgumentError, ["parameters is 3"],  # type: ignore[arg-type]
+    ),
+    "module with a size of no kind": (
+        lambda: tc.Module(OPS.matmul, "B", sizes={"K": True, "N": 3}), tc.ArgumentError, ["'K'", "True"],
+    ),
     "target of no kind": (
         lambda: OPS.matmul.compile(A, B, target="fpga"), tc.ArgumentError, ["target", "Target"],
     ),

@@ -46,7 +46,7 @@ def test_genes_are_the_fields_of_the_options() -> None:
     assert options[:2] == [TileOptions(), odd]
     assert len(set(options)) == len(options)
     assert TileOptions(tile=(128, 64, 32)) in options
-    assert made.genome(TileOptions(tile=(7, 7, 7))) is None
+    assert made.genome(TileOptions(tile=(16, 512, 16))) is None
 
 
 def test_random_tiles_are_legal_and_can_be_stored() -> None:

@@ -195,7 +195,7 @@ def _check_stride(dtype: d.DType, stride: int, target: CpuTarget) -> None:
 @on_targets
 @pytest.mark.parametrize("dtype", [d.FLOAT32, d.FLOAT64, d.INT8, d.BOOL, d.FLOAT16], ids=str)
 def test_masked_access(dtype: d.DType, target: CpuTarget) -> None:
-    for stride in (-1, 0, 1, 3):
+    for stride in (-1, 0, 1, 2, 3, 4):
         for known in (False, True):
             _check_mask(dtype, stride, known, target)
 

@@ -96,7 +96,9 @@ MUTATIONS = (
     "{a}.copy_({b})", "{a}[..., 1:].mul_(2)", "{a}.zero_()", "{a}.fill_(0.5)", "{a}.neg_()",
     "{a}.masked_fill_({a} > 0.5, 0.1)", "{a}.t_()", "{a}.transpose(0, -1).add_(0.5)", "{a}.sub_({b})",
     "{a}.index_add_(0, torch.tensor([0, 1]), {b}[:2])",
-    "{a}.scatter_(0, torch.zeros_like({a}, dtype=torch.int64)[:1], {b}[:1])",
+    "{a}.scatter_(0, torch.zeros_like({a}, dtype=torch.int64)[:1], {b}[:1])", "{a}[1:] = {b}[:-1]",
+    "{a}[..., 1:] = {b}[..., :1]", "{a}[0] = {b}[1]", "{a}[:2][..., 0] = 0.75", "{a}.diagonal().fill_(0.5)",
+    "{a}.index_copy_(0, torch.tensor([1]), {b}[:1])", "{a}[torch.tensor([1, 0])] = {b}[0]",
 )  # fmt: skip
 KINDS = ((POINTWISE, 8), (PAIRS, 7), (REDUCTIONS, 4), (VIEWS, 6), (PRODUCTS, 4), (MUTATIONS, 2))
 NAMESPACE = {"torch": torch, "F": F}

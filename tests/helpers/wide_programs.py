@@ -438,7 +438,7 @@ class Writer:
         elif self.chance(0.1):
             self.inout.append(Known(name, dtype, tuple(free.values())))
             self.add(f"{name}{subscripts} {op}= {dtype}({v.text})", ordered)
-            size = size + 3
+            size = size + 3 if dtype.is_float else inf  # what a caller passes may be the greatest integer
         else:
             self.add(f"{name}{subscripts} {op}=! {dtype}({v.text})", ordered)
             if trips == 0 and op in ("max", "min"):
@@ -620,6 +620,7 @@ class Writer:
                 self.typed[name] = f"{dtype}(4) {name}"
             if kind == "in/out":
                 self.inout.append(Known(name, dtype, bounds))
+                size = size if dtype.is_float else inf
             line = f"{name}({t.name}({', '.join(env)})) {op} {value.text}"
             fixed = op == "max=!"
             self.statements += [start, line] if start else [line]

@@ -86,20 +86,24 @@ def test_options_are_part_of_the_key_and_of_what_is_stored() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("values", "words"),
     [
-        (tc.SparseOptions(order="ij"), "names of indices"),  # type: ignore[arg-type]
-        (tc.SparseOptions(order=("i", "i")), "twice"),
-        (tc.SparseOptions(gather="perhaps"), "the option gather is 'perhaps'"),
-        (tc.SparseOptions(max_vectors=0), "at least 1"),
-        (tc.SparseOptions(chunk_positions=-1), "chunk_positions is -1"),
-        (tc.CpuOptions(), "options is a CpuOptions, and an operand is sparse"),
+        ({"order": "ij"}, r"such as \('i',\)"),
+        ({"order": ("i", "i")}, "each index once"),
+        ({"gather": "alway"}, "the option gather is 'alway'(.|\n)*did you mean 'always'"),
+        ({"max_vectors": 0}, "at least 1"),
+        ({"chunk_positions": -1}, "chunk_positions is -1"),
     ],
 )
-def test_mistakes(options: Any, words: str) -> None:
-    op, given = tc.define(SPGEMM).f, operands("csr csr")
+def test_mistakes(values: dict[str, Any], words: str) -> None:
     with pytest.raises(tc.ArgumentError, match=words):
-        op.compile(*given, options=options)
+        tc.SparseOptions(**values)
+
+
+def test_options_of_another_kind() -> None:
+    op, given = tc.define(SPGEMM).f, operands("csr csr")
+    with pytest.raises(tc.ArgumentError, match="options is a CpuOptions, and an operand is sparse"):
+        op.compile(*given, options=tc.CpuOptions())
 
 
 def test_sparse_options_are_not_for_dense_kernels() -> None:

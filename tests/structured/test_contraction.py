@@ -170,9 +170,9 @@ def test_any_factor_may_be_packed_at_any_depth(
     ("text", "sizes", "why"),
     [
         ("C:j,i = A:i,k x B:k,j", {"i": 3, "j": 30, "k": 200}, "3 contiguous"),
-        ("C:i = A:i,k x B:k", {"i": 64, "k": 64}, "rows"),
+        ("C:i = A:i,k x B:k", {"i": 64, "k": 64}, "one row"),
         ("C:i = A:k,i x B:k", {"i": 64, "k": 64}, "once"),
-        ("C:i,j = A:i,k x B:j,k", {"i": 4, "j": 64, "k": 64}, "rows"),
+        ("C:i,j = A:i,k x B:j,k", {"i": 1, "j": 64, "k": 64}, "one row"),
     ],
 )
 def test_objects_to_what_it_would_do_badly_but_does_it(ops: Any, text: str, sizes: dict[str, int], why: str) -> None:
@@ -182,6 +182,15 @@ def test_objects_to_what_it_would_do_badly_but_does_it(ops: Any, text: str, size
     subscripts = (x.split(":")[1].replace(",", "") for x in text.replace("=", "x").split(" x "))
     out, a, b = (s.strip() for s in subscripts)
     assert np.array_equal(arrays["result"], np.einsum(f"{a},{b}->{out}", arrays["A"], arrays["B"]))
+
+
+@pytest.mark.parametrize("rows", [2, 5])
+def test_a_factor_is_turned_for_a_few_rows(ops: Any, rows: int) -> None:
+    """As by a linear layer on a small batch: loops would gather the weights once for each row."""
+    op = ops.op("C:i,j = A:i,k x B:j,k", {"i": rows, "j": 64, "k": 64})
+    assert why_not_microkernel(op, AVX512) is None
+    arrays = ops.run(op, lower_contraction(op, AVX512, parallel=False))
+    assert np.array_equal(arrays["result"], arrays["A"] @ arrays["B"].T)
 
 
 @pytest.mark.parametrize("text", ["C:2*j = A:i,k x B:k,j", "C:i,j = A:i,k x B:k"])

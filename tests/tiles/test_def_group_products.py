@@ -214,7 +214,6 @@ def test_misaligned_arguments_are_for_warps() -> None:
         (SMALL, "cuda:sm_80", "the option instruction"),
         (TileOptions(warps=(2, 2), instruction="wgmma"), TARGET, "the option warps"),
         (TileOptions(tile=(32, 64, 64), instruction="wgmma"), TARGET, "no tiles of tile"),
-        (TileOptions(instruction="fma"), TARGET, "the option instruction"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options: TileOptions, target: str, message: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -213,21 +214,21 @@ def test_text_is_the_same_in_every_compilation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("values", "message"),
     [
-        (TileOptions(tile=(20, 32, 32)), "the option tile"),
-        (TileOptions(tile=(32, 32)), "the option tile"),
-        (TileOptions(warps=(3, 1), tile=(32, 32, 32)), "the option tile"),
-        (TileOptions(stages=1), "the option stages"),
-        (TileOptions(warps=(8, 8)), "the option warps"),
-        (TileOptions(tile=(256, 256, 256), stages=6), "no tiles of tile"),
-        (TileOptions(split=7), "no sum has 7 parts"),
+        ({"tile": (20, 32, 32)}, "the option tile"),
+        ({"tile": (32, 32)}, "the option tile"),
+        ({"warps": (3, 1), "tile": (32, 32, 32)}, "the option tile"),
+        ({"stages": 1}, "the option stages"),
+        ({"warps": (8, 8)}, "the option warps"),
+        ({"tile": (256, 256, 256), "stages": 6}, "no tiles of tile"),
+        ({"split": 7}, "no sum has 7 parts"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(options: TileOptions, message: str) -> None:
+def test_options_that_do_not_fit_are_refused(values: dict[str, Any], message: str) -> None:
     a = torch.empty(256, 256, dtype=torch.float16)
     with pytest.raises(tc.ArgumentError, match=message):
-        tc.define(matmul("m,k", "n,k", "m,n")).f.compile(a, a, target="cuda:sm_80", options=options)
+        tc.define(matmul("m,k", "n,k", "m,n")).f.compile(a, a, target="cuda:sm_80", options=TileOptions(**values))
 
 
 def test_tile_options_need_tensor_cores() -> None:

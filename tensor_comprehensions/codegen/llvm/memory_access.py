@@ -17,6 +17,8 @@ from .types import constant_vector, llvm_literal, mask_literal, memory_type, reg
 
 STREAMED = (16, 32, 64)
 """Bytes that one instruction writes past the caches; the last is a line."""
+MASKED_BYTES = (4, 8)
+"""Bytes of elements of which vectors are loaded under masks by one instruction on every processor with AVX."""
 
 
 class ValueContext(Protocol):
@@ -281,7 +283,8 @@ class _Access:
             last = self._pointer(1 - self.lanes)
             mask = None if self.mask is None else self._reverse(self.mask, "i1")
             return self._reverse(self._load_contiguous(last, mask), self.element)
-        if self.mask is None and 2 <= step <= 4 and self.lanes > step:
+        is_open = self.mask is not None and not self.bits and self.size in MASKED_BYTES
+        if (self.mask is None or is_open) and 2 <= step <= 4 and self.lanes > step:
             return self._load_interleaved(step)
         return self._load_lanes() if self.bits else self._gather()
 
@@ -340,7 +343,7 @@ class _Access:
         """Every `step`-th element out of whole vectors; the last one ends at the last lane, so no load goes past it."""
         lanes, span = self.lanes, step * (self.lanes - 1) + 1
         starts = [min(part * lanes, span - lanes) for part in range(step)]
-        parts = [self._read(self.vector, self._pointer(start)) for start in starts]
+        parts = [self._load_contiguous(self._pointer(start), self._spread_mask(step, start)) for start in starts]
         result, done = parts[0], 0
         for number, (start, part) in enumerate(zip(starts, parts, strict=True)):
             inside = [i for i in range(done, lanes) if start <= i * step < start + lanes]
@@ -350,6 +353,14 @@ class _Access:
             result = emit_shuffle(self.b, result, part if number else "poison", lanes_of, self.element, lanes)
             done = inside[-1] + 1 if inside else done
         return result
+
+    def _spread_mask(self, step: int, start: int) -> str | None:
+        """The mask of the whole vector from `start` on, of which every `step`-th element is a lane."""
+        if self.mask is None:
+            return None
+        elements = range(start, start + self.lanes)
+        lanes_of = [self.lanes if at % step else at // step for at in elements]
+        return emit_shuffle(self.b, self.mask, "zeroinitializer", lanes_of, "i1", self.lanes)
 
     def _load_lanes(self) -> str:
         result = "zeroinitializer" if self.mask else "poison"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import stat
 import warnings
 from collections.abc import Callable
 from os import PathLike
@@ -11,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ...core.checked_fields import describe_value
 from ...core.errors import ArgumentError
 from ...tc_lang.formats import coo_format
 from .interop import as_sparse
@@ -38,6 +41,8 @@ def read_tensor(path: str | PathLike[str], format: FormatLike | None = None) -> 
     place = _to_path(path)
     reader = _of_ending(place, _READERS)
     try:
+        if not stat.S_ISREG(place.stat().st_mode):  # a pipe that nothing writes to, or a device without an end
+            raise OSError(errno.EINVAL, "it is not a regular file")
         tensor: SparseTensor = reader(place)
     except OSError as error:
         raise ArgumentError(f"cannot read {place}: {error.strerror or error}") from None
@@ -68,7 +73,7 @@ def write_tensor(path: str | PathLike[str], x: Any) -> None:
 
 def _to_path(path: object) -> Path:
     if not isinstance(path, str | PathLike):
-        raise ArgumentError("a path is a string or a Path", found=repr(path))
+        raise ArgumentError("a path is a string or a Path", found=describe_value(path))
     return Path(path)
 
 

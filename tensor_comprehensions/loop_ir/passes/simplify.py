@@ -31,7 +31,7 @@ from ..nodes import (
     While,
     Window,
 )
-from ..rewrite import map_expr, map_stmt, map_tuple, used_values, walk_stmts
+from ..rewrite import map_expr, map_stmt, map_tuple, stride_variables, used_values, walk_stmts
 from .simplify_rules import RULES
 
 _ROUNDS = 4
@@ -53,7 +53,7 @@ def simplify(program: Stmt | Expr, ranges: Mapping[str, Interval] | None = None)
     """
     if isinstance(program, _STATEMENTS):
         for _ in range(_ROUNDS):
-            scope = _Simplifier(dict(ranges or {}), _used_names(program))
+            scope = _Simplifier(dict(ranges or {}), *_used_names(program))
             program = scope.stmt(program)
             if not scope.removed:  # else that may have been the last use of something
                 break
@@ -61,24 +61,28 @@ def simplify(program: Stmt | Expr, ranges: Mapping[str, Interval] | None = None)
     return _Simplifier(dict(ranges or {}), frozenset()).expr(program)
 
 
-def _used_names(s: Stmt) -> frozenset[str]:
-    """Names of the variables and of the buffers that `s` reads (or hands to an intrinsic)."""
-    names = {e.buffer.name if isinstance(e, Load) else e.name for e in used_values(s)}
+def _used_names(s: Stmt) -> tuple[frozenset[str], frozenset[str]]:
+    """Names of variables and of buffers that `s` reads (or hands to an intrinsic), and those that hold strides."""
+    values = list(used_values(s))
+    held = stride_variables(s, values)
+    names = {e.buffer.name if isinstance(e, Load) else e.name for e in values}
     names.update(b.name for c in walk_stmts(s) if type(c) is Invoke for b, _ in c.operands)
-    return frozenset(names)
+    return held.union(names), held
 
 
 @dataclass(frozen=True, slots=True)
 class _Simplifier:
     """One scope.
 
-    ranges: intervals of its variables. used: names that occur in the program. values: the value of each inlined name.
+    ranges: intervals of its variables. used: names that occur in the program. held: those that hold strides, which
+    nothing replaces. values: the value of each inlined name.
     removed: the parts of the program that a round removed. memo: simplified expressions, by identity.
     sums: simplified indices, by value: statements that were unrolled compute many alike, which become one object.
     """
 
     ranges: dict[str, Interval]
     used: frozenset[str]
+    held: frozenset[str] = frozenset()
     values: dict[str, Expr] = field(default_factory=dict)
     removed: list[Stmt] = field(default_factory=list)
     memo: dict[int, tuple[Expr, Expr]] = field(default_factory=dict)
@@ -91,11 +95,11 @@ class _Simplifier:
 
     def with_range(self, name: str, where: Interval) -> _Simplifier:
         """The scope with a variable in the interval `where`."""
-        return _Simplifier({**self.ranges, name: where}, self.used, self.values, self.removed)
+        return _Simplifier({**self.ranges, name: where}, self.used, self.held, self.values, self.removed)
 
     def with_value(self, name: str, value: Expr) -> _Simplifier:
         """The scope in which `name` is `value`, already simplified."""
-        return _Simplifier(self.ranges, self.used, {**self.values, name: value}, self.removed)
+        return _Simplifier(self.ranges, self.used, self.held, {**self.values, name: value}, self.removed)
 
     # --- statements ----------------------------------------------------------------------------------------------
 
@@ -196,7 +200,7 @@ class _Simplifier:
             self.remove(body)
             return self.stmt(body)
         new = self.expr(value)
-        if _is_cheap(new):
+        if _is_cheap(new) and name not in self.held:
             return self.with_value(name, new).stmt(body)
         known = new.type.dtype == INT64
         inner = (self.with_range(name, intervals.index_interval(new, self.ranges)) if known else self).stmt(body)

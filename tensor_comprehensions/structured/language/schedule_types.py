@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable, Hashable, Mapping
+from typing import TYPE_CHECKING, TypeAlias, cast
 
+from ...core.checked_fields import describe_value
 from ...core.errors import ArgumentError
 from ...core.lazy_import import lazy_module
 
@@ -25,18 +26,28 @@ ScheduleArguments: TypeAlias = "ScheduleArgument | tuple[tuple[str, ScheduleArgu
 
 def freeze_schedule(schedule: object) -> ScheduleArguments:
     """A user's schedule as a value that can be a key. Raises ArgumentError."""
-    if isinstance(schedule, Mapping):
-        return tuple((str(name), _check_schedule(s)) for name, s in schedule.items())
-    if isinstance(schedule, tuple):
-        return tuple((str(name), _check_schedule(s)) for name, s in schedule)
+    pairs = tuple(schedule.items()) if isinstance(schedule, Mapping) else schedule
+    if isinstance(pairs, tuple):
+        return tuple(map(_check_pair, pairs))
     return None if schedule is None else _check_schedule(schedule)
 
 
-def _check_schedule(schedule: object) -> ScheduleArgument:
-    if isinstance(schedule, primitives.Schedule) or (callable(schedule) and not isinstance(schedule, type)):
-        return schedule
+def _check_pair(pair: object) -> tuple[str, ScheduleArgument]:
+    match pair:
+        case (str(name), schedule):
+            return name, _check_schedule(schedule)
     raise ArgumentError(
-        f"the schedule is {schedule!r}",
+        f"schedules of several contractions hold {describe_value(pair)}",
+        expected="the tensor that a contraction defines and its schedule, such as {'C': tile(m=8, n=32)}",
+    )
+
+
+def _check_schedule(schedule: object) -> ScheduleArgument:
+    is_expert = callable(schedule) and isinstance(schedule, Hashable) and not isinstance(schedule, type)
+    if isinstance(schedule, primitives.Schedule) or is_expert:
+        return cast("ScheduleArgument", schedule)
+    raise ArgumentError(
+        f"the schedule is {describe_value(schedule)}",
         expected='a schedule, such as tile(m=8, n=32) >> pack(B="n1"), or a function (op, target) that returns one',
     )
 

@@ -15,7 +15,6 @@ from ...thresholds import (
     BETTER_TILE,
     BETTER_TILE_IN_L2,
     COMPARED_TILES,
-    MIN_TRANSPOSED_USES,
     PACKED_BLOCK_STEPS,
     PACKED_USES,
     PRICED_TILES,
@@ -216,9 +215,9 @@ def why_not_microkernel(op: StructuredOp, target: CpuTarget) -> str | None:
         return f"only {columns} contiguous output elements"
     rows = prod(i.extent for i in known.exclusive_iterators(known.broadcast_operand))
     moving = known.vector_operand
-    if rows < MIN_TRANSPOSED_USES and moving.step(known.vector) != 1:
-        return f"too few rows ({rows}) to turn the {moving.side.name.lower()} factor for"
     if rows < 2:
+        if moving.step(known.vector) != 1:
+            return f"one row to turn the {moving.side.name.lower()} factor for"
         access = loads_in(op.factors[moving.side.value])[0]
         if prod(access.buffer.shape) * 2 > op.multiplications:
             return f"every element of the {moving.side.name.lower()} factor is used once"

@@ -45,7 +45,10 @@ def parse_given_gradient(function: Function, source: str) -> Gradient:
     It takes inputs and outputs under their names, the initial value of an in/out output `C` as `C_0`, and the gradient
     of an output `C` as `d_C`; it returns `d_A` for an input `A` and `d_C_0` for an initial value. Raises CheckError.
     """
-    gradient = compile_source(source)[-1]
+    defs = compile_source(source)
+    if not defs:
+        raise CheckError(f"the gradient of '{function.name}' has no def")
+    gradient = defs[-1]
     if gradient.inouts:
         raise _make_check_error(
             gradient, gradient.inouts[0].name, "needs an initial value", "a tensor that it starts itself"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, count
 
+from ...core.checked_fields import describe_value, suggest_word
 from ...core.dtypes import ALIASES, DTYPES
 from ...core.errors import CheckError, ParseError
 from ..builtins import CONSTANTS, is_builtin
@@ -107,5 +108,7 @@ def _check_types(types: Mapping[str, str], parameters: Sequence[str]) -> None:
         if name not in parameters:
             known = ", ".join(parameters) or "the statements have no parameters"
             raise CheckError(f"'{name}' has a type but is not a parameter", expected=known)
-        if dtype not in DTYPES and dtype not in ALIASES:
-            raise CheckError(f"'{dtype}' is not a type", expected=", ".join((*DTYPES, *ALIASES)))
+        if not isinstance(dtype, str) or (dtype not in DTYPES and dtype not in ALIASES):
+            known = ", ".join((*DTYPES, *ALIASES))
+            suggestion = suggest_word(dtype, (*DTYPES, *ALIASES))
+            raise CheckError(f"{describe_value(dtype)} is not a type", expected=known, suggestion=suggestion)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from ...core.checked_fields import describe_value
 from ...core.errors import ArgumentError, CheckError
 from ..formats import Format
 from ..ir import Access, Const, Function, Index, Role, Statement, Symbol, walk_expr
@@ -30,7 +31,7 @@ def with_formats(function: Function, formats: Mapping[str, Format]) -> Function:
 def check_formats(functions: Sequence[Function], formats: Mapping[str, str]) -> None:
     """Raises ArgumentError if formats have no names, or a name that no def takes or returns."""
     if not isinstance(formats, Mapping):
-        raise ArgumentError("formats are given by name", expected='{"A": "csr"}', found=repr(formats))
+        raise ArgumentError("formats are given by name", expected='{"A": "csr"}', found=describe_value(formats))
     names = list(dict.fromkeys(t.name for f in functions for t in f.tensors if t.role is not Role.TEMPORARY))
     for name in formats:
         if name not in names:

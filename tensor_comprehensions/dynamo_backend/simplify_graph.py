@@ -1,0 +1,115 @@
+"""Captured graphs without work that is done twice: equal operations are merged, and constants depend on no tensor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from .graph_nodes import has_fixed_order, writes_in_place
+
+aten = torch.ops.aten
+
+FILLS: dict[Any, int | None] = {
+    aten.full_like.default: None, aten.zeros_like.default: 0, aten.ones_like.default: 1,
+    aten.new_zeros.default: 0, aten.new_ones.default: 1,
+}  # fmt: skip
+"""Operations that take no more than the shape and the type of a tensor: the number they fill with, or None if given."""
+
+
+def simplify_graph(graph: fx.Graph) -> None:
+    """Merge equal operations of `graph`, and make constants of operations that only take a shape from a tensor."""
+    for node in list(graph.nodes):
+        if node.op == "call_function" and node.target in FILLS:
+            _fill_by_shape(graph, node)
+    _merge_equal_nodes(graph)
+    graph.eliminate_dead_code(is_impure_node=lambda n: n.op in ("placeholder", "output") or not _is_functional(n))
+
+
+def _fill_by_shape(graph: fx.Graph, node: fx.Node) -> None:
+    """Replace `zeros_like(x)` and the like by a constant of that shape, if it lies in memory as new tensors do."""
+    number: Any = FILLS[node.target]
+    if number is None and len(node.args) > 1:
+        number = node.args[1]
+    value = node.meta.get("val")
+    if not isinstance(number, int | float) or not isinstance(value, Tensor) or not _is_new_in_memory(value):
+        return
+    if value.dtype is torch.bool:
+        number = bool(number)
+    with graph.inserting_before(node):
+        options: Any = {"dtype": value.dtype, "layout": torch.strided, "device": value.device, "pin_memory": False}
+        made = graph.call_function(aten.full.default, (list(value.shape), number), options)
+    made.meta = dict(node.meta)
+    node.replace_all_uses_with(made)
+    graph.erase_node(node)
+
+
+def _is_new_in_memory(value: Tensor) -> bool:
+    """Whether a tensor is one of the CPU, of known sizes, whose elements lie in order."""
+    known = all(isinstance(n, int) for n in value.shape)
+    return known and value.device.type == "cpu" and value.layout is torch.strided and value.is_contiguous()
+
+
+def _merge_equal_nodes(graph: fx.Graph) -> None:
+    """Let the first of several equal operations stand for all. Each result of the graph keeps its own memory.
+
+    Tensors full of a number are not merged: to write to one of them in place, nothing else may read it.
+    """
+    kept = _aliases_of_outputs(graph)
+    first: dict[str, fx.Node] = {}
+    for node in list(graph.nodes):
+        if node.op != "call_function":
+            continue
+        if not _is_functional(node):
+            first.clear()  # what was read before an effect may differ from what is read after it
+        elif node not in kept and node.target is not aten.full.default:
+            key = _equality_key(node)
+            other = first.setdefault(key, node) if key else node
+            if other is not node:
+                node.replace_all_uses_with(other)
+                graph.erase_node(node)
+
+
+def _is_functional(node: fx.Node) -> bool:
+    """Whether `node` has neither effects nor random results."""
+    return not has_fixed_order(node) and not writes_in_place(node)
+
+
+def _equality_key(node: fx.Node) -> str:
+    """A text that is the same for operations with the same arguments; "" if texts do not tell them apart."""
+    plain = True
+
+    def format_argument(x: Any) -> str:
+        nonlocal plain
+        if isinstance(x, fx.Node):
+            return f"%{x.name}"
+        if isinstance(x, tuple | list):
+            return f"[{', '.join(map(format_argument, x))}]"
+        plain = plain and (x is None or isinstance(x, _PLAIN))
+        return f"{type(x).__name__} {x!r}"
+
+    texts = [format_argument(x) for x in node.args]
+    texts += [f"{name}={format_argument(x)}" for name, x in sorted(node.kwargs.items())]
+    return f"{node.target} {', '.join(texts)}" if plain else ""
+
+
+_PLAIN = (bool, int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+def _aliases_of_outputs(graph: fx.Graph) -> set[fx.Node]:
+    """The nodes that share their memory with a result of `graph`."""
+    output = next(n for n in reversed(graph.nodes) if n.op == "output")
+    stored = {storage_of(n) for n in output.all_input_nodes} - {None}
+    return {n for n in graph.nodes if storage_of(n) in stored} | set(output.all_input_nodes)
+
+
+def storage_of(node: fx.Node) -> int | None:
+    """A number for the memory in which the result of `node` lies, the same for its views; None if that is unknown."""
+    value = node.meta.get("val")
+    if not isinstance(value, Tensor):
+        return None
+    try:
+        return int(value.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):
+        return None
