@@ -37,7 +37,7 @@ def insert_conversions(
         late = problem.for_gpu and not owns
         order = choose_order(nest, target.format if owns else None, problem.options, free_first=late)
         if _combines_out_of_order(nest, order):
-            return insert_conversions(_with_own_places(original, target.name), copied)
+            return insert_conversions(_with_own_places(original, target.name, order), copied)
         wrong = {
             a: _reorder_levels(a, nest, order, late)
             for a, p in nest.paths.items()
@@ -46,7 +46,7 @@ def insert_conversions(
         if not wrong:
             continue
         if any(_gives_places(a, nest) for a in wrong):
-            return insert_conversions(_with_own_places(original, target.name), copied)
+            return insert_conversions(_with_own_places(original, target.name, order), copied)
         stuck = {(a.tensor, number) for a in _reads_of(nest, wrong) if a.tensor in dict(problem.shared)}
         if stuck:
             return insert_conversions(original, copied | stuck)
@@ -97,14 +97,33 @@ def _gives_places(a: Access, nest: Nest) -> bool:
     return a == nest.own
 
 
-def _with_own_places(problem: SparseProblem, target: str) -> SparseProblem:
-    """The problem with a result that has levels of its own, or a dense temporary."""
+def _with_own_places(problem: SparseProblem, target: str, order: tuple[str, ...]) -> SparseProblem:
+    """The problem with a result that has levels of its own, or a dense temporary.
+
+    Raises CannotLower.
+    """
     function = problem.function
+    _check_elements_read(function, target, dict(problem.shared)[target], order)
     tensors = (
         replace(t, format=None) if t.name == target and t.role is Role.TEMPORARY else t for t in function.tensors
     )
     shared = tuple(x for x in problem.shared if x[0] != target)
     return replace(problem, function=replace(function, tensors=tuple(tensors)), shared=shared)
+
+
+def _check_elements_read(function: Function, target: str, source: str, order: tuple[str, ...]) -> None:
+    """Refuse a dense temporary whose other elements than those of `source` are read and would not be zero."""
+    begun = {s.reduction for s in function.statements if s.target == target and s.initialize} - {"+"}
+    if not begun or function.tensor(target).role is not Role.TEMPORARY:
+        return
+    for s in function.statements:
+        stored = {e.subscripts for e in s.exists if e.tensor in (source, target)}
+        if any(a.tensor == target and a.subscripts not in stored for a in reads(s.value)):
+            raise CannotLower(
+                f"'{target}' cannot be made in the order {', '.join(order)}, in which '{source}' is not stored, since "
+                f"it is read where '{source}' has no element: choose another order, or read it "
+                f"`where exists {source}(...)`"
+            )
 
 
 def _reorder_levels(a: Access, nest: Nest, order: tuple[str, ...], enters_late: bool) -> Format:

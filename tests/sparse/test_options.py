@@ -71,6 +71,22 @@ def test_conversions_are_ruled_out() -> None:
     op.compile(a, a, options=tc.SparseOptions(convert=False))
 
 
+@pytest.mark.parametrize("clause", ["", "where exists A(i,j)"])
+def test_a_maximum_in_another_order_than_stored_is_right_or_refused(clause: str) -> None:
+    """Dense temporaries of maxima are -inf where the operand has no element, not 0: they gave -inf sums."""
+    text = f"t(i,j) max=! A(i,j) * X(j,k) where exists A(i,j) y(i) +=! t(i,j) {clause}"
+    op = tc.define(f"def f(double(N,M) A: csr, double(M,K) X) -> (y) {{ {text} }}").f
+    a, x = torch.rand(7, 9).double() * (torch.rand(7, 9) < 0.4), torch.rand(9, 3).double()
+    given, wanted = (tc.as_sparse(a, "csr"), x), (a[:, :, None] * x).amax(2).sum(1)
+    torch.testing.assert_close(op(*given), wanted)
+    options = tc.SparseOptions(order=("j", "i", "k"))
+    if clause:
+        torch.testing.assert_close(op.compile(*given, options=options)(*given), wanted)
+    else:
+        with pytest.raises(tc.ArgumentError, match="where exists A"):
+            op.compile(*given, options=options)
+
+
 def test_options_are_part_of_the_key_and_of_what_is_stored() -> None:
     op, given = tc.define(SPGEMM).f, operands("csr csr")
     problem = op.compile(*given).compiled.program.problem
