@@ -48,7 +48,7 @@ def with_checked_names(record: Record) -> Record:
     initialize, known = vars(record)["__init__"], dict.fromkeys(f.name for f in fields(record))
 
     @wraps(initialize)
-    def checked(self: object, *values: Any, **named: Any) -> None:
+    def initialize_checked(self: object, *values: Any, **named: Any) -> None:
         for name in named:
             if name not in known:
                 raise ArgumentError(
@@ -58,7 +58,7 @@ def with_checked_names(record: Record) -> Record:
                 )
         initialize(self, *values, **named)
 
-    setattr(record, "__init__", checked)  # noqa: B010 — a type checker forbids the assignment
+    setattr(record, "__init__", initialize_checked)  # noqa: B010 — a type checker forbids the assignment
     return record
 
 

@@ -16,7 +16,7 @@ from .direct_calls import call_directly
 from .graph_nodes import has_fixed_order, is_compute, topological_order, writes_in_place
 from .partition import FusedRegion
 from .reuse_memory import reuse_memory
-from .simplify_graph import storage_of
+from .simplify_graph import storage_id
 
 
 def insert_kernels(
@@ -67,17 +67,17 @@ def insert_kernels(
         for k, n in enumerate(region.outputs):
             made[n] = graph.call_function(operator.getitem, (result, k))
             made[n].meta = {"val": n.meta["val"]}
-    return fx.GraphModule(attributes, _finished(graph))
+    return fx.GraphModule(attributes, _finish_graph(graph))
 
 
 def _copies_of_written_tensors(graph: fx.Graph) -> set[fx.Node]:
     """The nodes that copy a tensor which the graph changes later; other copies may be made where they are used."""
-    written = {storage_of(x) for n in graph.nodes if writes_in_place(n) for x in n.all_input_nodes[:1]} - {None}
-    shows_written = {n for n in graph.nodes if storage_of(n) in written}
+    written = {storage_id(x) for n in graph.nodes if writes_in_place(n) for x in n.all_input_nodes[:1]} - {None}
+    shows_written = {n for n in graph.nodes if storage_id(n) in written}
     return {n for n in graph.nodes if n not in shows_written and not shows_written.isdisjoint(n.all_input_nodes)}
 
 
-def _finished(graph: fx.Graph) -> fx.Graph:
+def _finish_graph(graph: fx.Graph) -> fx.Graph:
     """`graph`, which is not taken apart any more, with less to copy and to call."""
     reuse_memory(graph)
     call_directly(graph)
@@ -89,7 +89,7 @@ def finished_module(module: fx.GraphModule) -> fx.GraphModule:
     """A copy of `module` for running it; `module` may be taken apart further."""
     graph = fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
-    return fx.GraphModule(module, _finished(graph))
+    return fx.GraphModule(module, _finish_graph(graph))
 
 
 def _get_nested_attribute(module: torch.nn.Module, path: str) -> Any:

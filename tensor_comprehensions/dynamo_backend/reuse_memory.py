@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from .simplify_graph import storage_of
+from .simplify_graph import storage_id
 
 aten = torch.ops.aten
 
@@ -70,7 +70,7 @@ class _Memory:
         self._position = {n: k for k, n in enumerate(graph.nodes)}
         storages: dict[object, set[fx.Node]] = {}
         for n in graph.nodes:
-            storages.setdefault(storage_of(n) or n, set()).add(n)
+            storages.setdefault(storage_id(n) or n, set()).add(n)
         self._sharing = {n: nodes for nodes in storages.values() for n in nodes}
         self._results = {n for output in graph.nodes if output.op == "output" for n in output.all_input_nodes}
 

@@ -100,11 +100,11 @@ _PLAIN = (bool, int, float, str, torch.dtype, torch.device, torch.layout, torch.
 def _aliases_of_outputs(graph: fx.Graph) -> set[fx.Node]:
     """The nodes that share their memory with a result of `graph`."""
     output = next(n for n in reversed(graph.nodes) if n.op == "output")
-    stored = {storage_of(n) for n in output.all_input_nodes} - {None}
-    return {n for n in graph.nodes if storage_of(n) in stored} | set(output.all_input_nodes)
+    stored = {storage_id(n) for n in output.all_input_nodes} - {None}
+    return {n for n in graph.nodes if storage_id(n) in stored} | set(output.all_input_nodes)
 
 
-def storage_of(node: fx.Node) -> int | None:
+def storage_id(node: fx.Node) -> int | None:
     """A number for the memory in which the result of `node` lies, the same for its views; None if that is unknown."""
     value = node.meta.get("val")
     if not isinstance(value, Tensor):

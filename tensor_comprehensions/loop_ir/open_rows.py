@@ -95,7 +95,7 @@ def _open_rows(program: OpenProgram, module: Module, counts: Sequence[int]) -> M
         raise CannotLower("subscripts are checked")
     body = _rename_apart(build.block(*(k.body for k in module.kernels)))
     temporaries = tuple(replace(b, space=Space.SCRATCH) for b in module.temporaries)
-    local = _find_memory((*temporaries, *_allocated(body)))
+    local = _find_memory((*temporaries, *_allocated_buffers(body)))
     found = _Finder(program, tuple(counts), {b.name for b in module.arguments}, _count_values(body), {}, {})
     found.find(body)
     _check_register_tiles(body, found.variables)
@@ -132,7 +132,7 @@ def _rename_apart(body: Stmt) -> Stmt:
     return rename(body, {})
 
 
-def _allocated(body: Stmt) -> Iterator[Buffer]:
+def _allocated_buffers(body: Stmt) -> Iterator[Buffer]:
     for s in walk_stmts(body):
         if isinstance(s, Allocate):
             if s.lengths:
@@ -281,7 +281,7 @@ class _Finder:
                 if not isinstance(e, Var):
                     raise CannotLower("a row is not the variable of a loop")
                 self._add(e.name, known)
-            for name in _used(e) & self.variables.keys():
+            for name in _find_variables(e) & self.variables.keys():
                 if not isinstance(e, Var) or b.shape[d] != self.counts[self.variables[name]]:
                     raise CannotLower("memory for rows has room for another number of them")
                 self.places.setdefault(b.name, {})[d] = self.variables[name]
@@ -291,7 +291,7 @@ class _Finder:
         opened = self.program.buffers.get(b.name)
         places = opened.axes if opened is not None else self.places.get(b.name, {})
         for d, e in enumerate(indices):
-            axes = [self.variables[name] for name in _used(e) if name in self.variables]
+            axes = [self.variables[name] for name in _find_variables(e) if name in self.variables]
             if axes != ([places[d]] if d in places else []):
                 raise CannotLower(f"rows index another dimension of {b.name}")
             if opened is not None and d not in opened.kept and e != build.const(0):
@@ -313,11 +313,11 @@ def _list_accesses(body: Stmt) -> Iterator[tuple[Buffer, tuple[Expr, ...]]]:
             raise CannotLower(f"a {type(s).__name__} is no loop over rows")
 
 
-def _used(e: Expr) -> set[str]:
+def _find_variables(e: Expr) -> set[str]:
     """The variables in an index, apart from those in subscripts of its loads."""
     if isinstance(e, Var):
         return {e.name}
-    return set[str]() if isinstance(e, Load) else {name for c in children(e) for name in _used(c)}
+    return set[str]() if isinstance(e, Load) else {name for c in children(e) for name in _find_variables(c)}
 
 
 # --- opened loops and memory -------------------------------------------------------------------------------------
