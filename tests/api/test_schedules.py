@@ -185,9 +185,9 @@ def test_a_search_begins_with_what_an_untuned_call_does() -> None:
 
 
 def test_a_search_tries_register_tiles_for_a_product_that_has_none_untuned() -> None:
-    """Lanes along the 11 of a sum, and 5 uses of each element: untuned, it is lowered as a row sum."""
+    """Lanes along the 11 of a sum, and 2 uses of each element: untuned, it is lowered as a row sum."""
     op = tc.define("def f(float(H,E,B) A, float(F,G,B,E) W) -> (O) { O(g,h,f) +=! A(h,e,b) * W(f,g,b,e) }").f
-    a, w = whole(5, 11, 4), whole(8, 12, 4, 11, seed=2)
+    a, w = whole(2, 11, 4), whole(8, 12, 4, 11, seed=2)
     found = op.autotune(a, w, search="schedules", population=4, budget=60)
     assert found.outcomes[0].options.schedule is None
     assert len([o for o in found.outcomes if o.options.schedule is not None]) >= 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 from pathlib import Path
@@ -39,17 +40,20 @@ def of(
     return make_key(function, bound, given.pop("target"), **given)
 
 
-def other(value: Any, choices: Any = ()) -> Any:
-    """Another value of the same type."""
+def other(value: Any, metadata: Mapping[str, Any]) -> Any:
+    """Another value that a field with this metadata may have."""
+    choices = [c for c in metadata.get("choices", ()) if c != value]
     match value:
+        case tuple():
+            return (*value[:-1], value[-1] - 1) if "lengths" in metadata else (*value, 8)
+        case _ if choices:
+            return choices[0]
         case bool():
             return not value
         case int() | float():
             return value + 1
         case str():
-            return next((c for c in choices if c != value), value + "x")
-        case tuple():
-            return (*value, 8)
+            return next(s for s in (value + "x", value[:-1] + "1") if re.fullmatch(metadata.get("pattern", ".*"), s))
         case None:
             return tile(m=8)
         case Enum():
@@ -65,13 +69,13 @@ def test_fault_28_every_option_is_part_of_the_key(record: Any) -> None:
     keys = {of(options=record).digest}
     for x in fields(record):
         value = getattr(record, x.name)
-        changed = replace(record, **{x.name: other(value, x.metadata.get("choices", ()))})
+        changed = replace(record, **{x.name: other(value, x.metadata)})
         keys.add(of(options=changed).digest)
     assert len(keys) == 1 + len(fields(record))
 
 
 def test_fault_28_every_fact_of_the_target_is_part_of_the_key() -> None:
-    changed = [replace(AVX2, **{x.name: other(getattr(AVX2, x.name))}) for x in fields(AVX2)]
+    changed = [replace(AVX2, **{x.name: other(getattr(AVX2, x.name), x.metadata)}) for x in fields(AVX2)]
     assert len({of(target=target).digest for target in [AVX2, *changed]}) == 1 + len(changed)
 
 
@@ -91,7 +95,7 @@ def test_fault_31_processors_of_other_abilities_have_other_keys() -> None:
 
 def test_fault_32_every_fact_of_a_graphics_processor_is_part_of_the_key() -> None:
     card = GPUS["cuda:sm_80"]
-    changed = [replace(card, **{x.name: other(getattr(card, x.name))}) for x in fields(card)]
+    changed = [replace(card, **{x.name: other(getattr(card, x.name), x.metadata)}) for x in fields(card)]
     keys = {of(target=target, options=MappingOptions()).digest for target in (card, *changed)}
     assert len(keys) == 1 + len(changed)
 

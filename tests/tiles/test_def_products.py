@@ -22,6 +22,7 @@ from tensor_comprehensions.tiles.check.check_program import check_program
 from tensor_comprehensions.tiles.check.shared_accesses import bank_turns
 from tensor_comprehensions.tiles.lower.lower_tiles import lower_program
 from tensor_comprehensions.tiles.products.lower_def import buffers_of, divide_def, region_program
+from tools.gpu_proof import prove
 
 from ..helpers.def_products import (
     BIAS,
@@ -38,7 +39,6 @@ from ..helpers.def_products import (
     random_options,
     whole,
 )
-from ..helpers.gpu_proof import prove
 from ..helpers.gpu_suite import check, mapped, memory_of, small_case
 from ..helpers.product_suite import draw_product_cases
 
