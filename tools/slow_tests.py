@@ -1,7 +1,7 @@
 """List the tests that `make test-fast` takes one case of, or none: `python -m tools.slow_tests REPORT.xml`.
 
 The report is that of `pytest --junitxml=REPORT.xml` over the whole suite on a quiet machine. A test is slow if its
-cases take more than half a second together. The table goes to `tests/slow_tests.tsv`: name, seconds of all cases,
+cases take more than a fifth of a second together. The table goes to `tests/slow_tests.tsv`: name, seconds of all cases,
 seconds of a case on average.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 TABLE = Path(__file__).parents[1] / "tests" / "slow_tests.tsv"
-SLOW = 0.5
+SLOW = 0.2
 """Seconds of all cases of a test."""
 
 
