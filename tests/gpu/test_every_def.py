@@ -135,6 +135,7 @@ def test_run_by_opencl(group: int, request: pytest.FixtureRequest) -> None:
         check(case, arrays)
 
 
+@pytest.mark.sampled  # the emulator runs all
 @pytest.mark.parametrize("group", GROUPS)
 def test_interpreted(group: int, request: pytest.FixtureRequest) -> None:
     """By a machine that knows nothing of the text: some small defs; with `--long` all that are."""
