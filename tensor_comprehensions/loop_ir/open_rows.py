@@ -43,7 +43,7 @@ from .nodes import (
     While,
     Window,
 )
-from .rewrite import children, map_expr, map_stmt, substitute, used_values, walk_stmts
+from .rewrite import children, list_accesses, map_expr, map_stmt, substitute, used_values, walk_stmts
 from .row_blocks import rows_variable
 
 CHUNK_ROWS = 8
@@ -237,7 +237,8 @@ class _Finder:
     places: dict[str, dict[int, int]]
 
     def find(self, body: Stmt) -> None:
-        accesses = list(_list_accesses(body))
+        _check_statements(body)
+        accesses = list(list_accesses(body))
         for b, indices in accesses:
             opened = self.program.buffers.get(b.name)
             for d, axis in (opened.axes if opened is not None else {}).items():
@@ -298,18 +299,12 @@ class _Finder:
                 raise CannotLower(f"{b.name} has several elements where it has one row")
 
 
-def _list_accesses(body: Stmt) -> Iterator[tuple[Buffer, tuple[Expr, ...]]]:
-    for e in used_values(body):
-        if isinstance(e, Load):
-            yield e.buffer, e.indices
+def _check_statements(body: Stmt) -> None:
+    """Refuse statements that are for a fixed number of rows."""
     for s in walk_stmts(body):
-        if isinstance(s, Store):
-            yield s.buffer, s.indices
-        elif isinstance(s, Invoke):
-            if not is_hint(s):
-                raise CannotLower(f"{s.name} computes a fixed number of rows")
-            yield from s.operands
-        elif isinstance(s, (Window, While, Check)):
+        if isinstance(s, Invoke) and not is_hint(s):
+            raise CannotLower(f"{s.name} computes a fixed number of rows")
+        if isinstance(s, (Window, While, Check)):
             raise CannotLower(f"a {type(s).__name__} is no loop over rows")
 
 

@@ -282,6 +282,18 @@ def used_values(s: Stmt) -> Iterator[Var | Load]:
                 stack += children(top)
 
 
+def list_accesses(s: Stmt) -> Iterator[tuple[Buffer, tuple[Expr, ...]]]:
+    """The accesses of loads, stores and intrinsics in `s`: buffers with their indices."""
+    for e in used_values(s):
+        if isinstance(e, Load):
+            yield e.buffer, e.indices
+    for c in walk_stmts(s):
+        if isinstance(c, Store):
+            yield c.buffer, c.indices
+        elif isinstance(c, Invoke):
+            yield from c.operands
+
+
 def stride_variables(s: Stmt, values: Iterable[Var | Load]) -> frozenset[str]:
     """The variables that hold strides of the buffers that `s` reaches. values: its `used_values`."""
     buffers = [e.buffer for e in values if type(e) is Load]

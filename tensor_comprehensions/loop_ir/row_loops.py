@@ -14,7 +14,7 @@ from ..core.errors import CannotLower
 from . import build
 from .nodes import Buffer, Expr, Invoke, Load, Loop, LoopKind, Module, Stmt, Store, Var, Window
 from .redirection import accessed_buffers
-from .rewrite import children, map_expr, map_stmt, stmt_expressions, used_values, walk_stmts
+from .rewrite import children, list_accesses, map_expr, map_stmt, stmt_expressions, used_values, walk_stmts
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def find_row_loops(module: Module, sources: Mapping[str, Buffer], dimensions: Ma
     places, variables = {b.name: dimensions[b.name] for b in module.arguments if b.name in dimensions}, set[str]()
     arguments = frozenset(places)
     fixed = {b.name for b in module.arguments} - arguments
-    accesses = [a for body in bodies for a in _list_accesses(body)]
+    accesses = [a for body in bodies for a in list_accesses(body)]
     before = -1
     while before != len(places) + len(variables):
         before = len(places) + len(variables)
@@ -78,17 +78,6 @@ def end_row_loops(
         for name in loops.arguments
     }
     return _Ender(loops, sources, rows, start, length).stmt(body)
-
-
-def _list_accesses(body: Stmt) -> Iterator[tuple[Buffer, tuple[Expr, ...]]]:
-    for e in used_values(body):
-        if isinstance(e, Load):
-            yield e.buffer, e.indices
-    for s in walk_stmts(body):
-        if isinstance(s, Store):
-            yield s.buffer, s.indices
-        elif isinstance(s, Invoke):
-            yield from s.operands
 
 
 def _require_variable(e: Expr) -> str:

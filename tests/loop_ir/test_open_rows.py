@@ -148,7 +148,7 @@ def open_rows(body: Body) -> Module:
 @pytest.mark.parametrize("name", ROWS)
 def test_loops_end_with_the_rows(name: str) -> None:
     opened = open_rows(ROWS[name])
-    for made in (opened, replace(opened, kernels=_vectorized(opened))):
+    for made in (opened, replace(opened, kernels=_vectorize_rows(opened))):
         check_bindings(made)
         verify(made)
         for rows in (0, 1, 3, 8, 13, 70):
@@ -159,7 +159,7 @@ def test_loops_end_with_the_rows(name: str) -> None:
             assert np.array_equal(out, given[::2] + given[1::2])
 
 
-def _vectorized(opened: Module) -> tuple[Kernel, ...]:
+def _vectorize_rows(opened: Module) -> tuple[Kernel, ...]:
     return tuple(Kernel(k.name, vectorize_loops(k.body)) for k in opened.kernels)
 
 

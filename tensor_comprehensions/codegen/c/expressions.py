@@ -216,7 +216,7 @@ def _swizzle_subscripts(buffer: ir.Buffer, indices: tuple[ir.Expr, ...], scope: 
 
 
 def _print_column_move(key: ColumnKey, row: ir.Expr, scope: PrintScope) -> Text:
-    """What the columns of a row are combined with."""
+    """The text of the number by which a swizzle moves the columns of a row."""
     known = scope.texts.get((id(row), key))
     if known is not None:
         return known[1]
