@@ -27,8 +27,8 @@ from tensor_comprehensions.tc_lang.transforms.canonical_bound import translate_e
 
 from ..helpers.hostile_programs import check_hostile_program
 
-ROUNDS = 2
-PROGRAMS = int(os.environ.get("TC_HOSTILE_PROGRAMS", "60")) // ROUNDS
+ROUNDS = 5
+PROGRAMS = int(os.environ.get("TC_HOSTILE_PROGRAMS", "300")) // ROUNDS
 
 
 def d(x: Tensor) -> Tensor:
