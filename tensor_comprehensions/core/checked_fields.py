@@ -1,7 +1,7 @@
 """Checks of the values of settings: types, ranges and words, as the fields of a frozen dataclass declare them.
 
 In: a field, whose annotation is its type and whose metadata bounds it, and a value. Out: nothing, or an ArgumentError
-with the setting, what is expected, what is found, and the nearest word. Metadata that is read:
+with the setting, the expected and the found value, and the nearest word. Metadata:
 
 - `choices`: of a word, all there are. Of a number, values worth trying, and the least of them bounds it below.
 - `exact`: numbers other than `choices` are refused, too.

@@ -273,7 +273,7 @@ class _Finder:
         return found[0]
 
     def _follow(self, b: Buffer, indices: Sequence[Expr]) -> None:
-        """Note what the memory of the module has in common with variables that are rows."""
+        """Find the dimensions of the memory of the module that variables of rows index, and further variables there."""
         if b.name in self.arguments:
             return
         for d, e in enumerate(indices):

@@ -235,7 +235,7 @@ def _repeats_inside(path: Path, order: tuple[str, ...]) -> bool:
 
 
 def needs_row_workspace(nest: Nest, order: tuple[str, ...], format: Format) -> bool:
-    """Whether the last index of the result is inside of a reduced loop, and a row can take what is combined."""
+    """Whether the last index of the result is inside of a reduced loop, and a row can hold the results."""
     free = [n for n, name in enumerate(order) if nest.loops[name].is_free]
     inside = bool(free) and free[:-1] == list(range(len(free) - 1)) and free[-1] == len(order) - 1
     last = format.levels[-1]

@@ -40,7 +40,7 @@ MEASURED = tuple(Measurement(CpuOptions(interleave=v), 1e-5 * (v + 1), True, tim
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache with a kernel and measurements, what is exported of it, and a file of defs."""
+    """A cache with a kernel and measurements, an export of it, and a file of defs."""
     folder = tmp_path_factory.mktemp("sound")
     with knobs.override_knobs(cache="readwrite", cache_dir=str(folder / "cache"), verify=False):
         tc.define(DEFS).scale(torch.ones(3))
@@ -131,7 +131,7 @@ def test_files_without_an_end_are_not_read_whole(tmp_path: Path, monkeypatch: py
 
 @no_hang()
 def test_an_entry_that_another_process_writes_meanwhile(sound: Path, tmp_path: Path) -> None:
-    """In place and byte by byte, as no sound program does: readers see what was there, or nothing."""
+    """In place and byte by byte, as no correct program writes: readers see the former bytes, or none."""
     shutil.copytree(sound / "cache", tmp_path / "cache")
     store = Store(tmp_path / "cache")
     (path,) = (p for p in store.root.rglob("*.tc") if KEYS[0].digest in p.parts)

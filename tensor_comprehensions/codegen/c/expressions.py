@@ -55,7 +55,7 @@ class PrintScope:
     given: conditions that hold wherever the expression is evaluated.
     small: intervals of the variables that are declared with the dialect's small type.
     intervals: cached intervals of expressions in these variables.
-    texts: cached texts of the scalar ones, by id; with a key, of what it moves the columns of such a row by.
+    texts: cached texts of scalar expressions, by id; with a key, those of the numbers that move the columns of a row.
     multiples: powers of two, greater than 1, of which variables are multiples.
     aligned: whether the memory of arguments is aligned for vectors.
     relying: the names of the buffers whose alignment was used, in all scopes of a text.

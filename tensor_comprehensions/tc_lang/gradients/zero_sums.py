@@ -260,7 +260,7 @@ def _add_monomial(out: Polynomial, m: Monomial, c: Fraction) -> None:
     if c:
         out[m] = c
     else:
-        del out[m]
+        out.pop(m, None)
     if len(out) > MOST:
         raise _TooLarge
 
