@@ -18,7 +18,7 @@ from tensor_comprehensions.polyhedral.cpu import lower
 from tensor_comprehensions.polyhedral.scop import reorder_contractions
 from tensor_comprehensions.polyhedral.scop.lanes_along_sum import lanes_along_sum
 from tensor_comprehensions.schedules import gett
-from tensor_comprehensions.target import AVX512, CpuTarget
+from tensor_comprehensions.target import AVX2, AVX512, CpuTarget
 from tensor_comprehensions.tc_lang import ir
 from tensor_comprehensions.tc_lang.ir import BoundFunction, BoundIndex, BoundStatement
 
@@ -185,3 +185,12 @@ def test_every_sum_of_lanes(verify: bool, monkeypatch: pytest.MonkeyPatch) -> No
             assert torch.equal(op(x, y), expected(name, x, y)), (name, sizes)
             in_lanes += "o.lanes" in op.compile(x, y, target=MESHED).source("schedule")
     assert in_lanes >= (1 if verify else 6)
+
+
+def test_a_product_whose_copies_would_be_fused_with_it_keeps_its_register_tile() -> None:
+    """The copy of Y joined the product along the lanes, which no tile can cut, and all ran as loops."""
+    op = tc.define("def f(float(B,E,A,C,D) X, float(D,B,A,F) Y) -> (O) { O(f,e,c) +=! X(b,e,a,c,d) * Y(d,b,a,f) }").f
+    x, y = torch.randint(-3, 4, (19, 15, 18, 9, 8)).float(), torch.randint(-3, 4, (8, 19, 18, 17)).float()
+    assert torch.equal(op(x, y), torch.einsum("beacd,dbaf->fec", x, y))
+    target = replace(AVX2, name="znver3", cache=(1 << 15, 1 << 19, 1 << 25))
+    assert "S0: tile(d_l=8" in op.compile(x, y, target=target).source("schedule")

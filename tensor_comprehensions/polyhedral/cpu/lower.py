@@ -8,7 +8,7 @@ from functools import lru_cache
 from math import prod
 from typing import TypeVar
 
-from ...core.decisions import Decision, is_recording, note_decision, record_decision
+from ...core.decisions import Decision, is_recording, note_decision
 from ...core.errors import CannotLower
 from ...core.internal_names import internal_name
 from ...core.knobs import current_knobs
@@ -71,17 +71,18 @@ def _simplify_domains(function: BoundFunction) -> BoundFunction:
 
 
 def _with_or_without_clusters(options: CpuOptions, run: Callable[[CpuOptions], R]) -> R:
-    """`run` with `options`; without `use_microkernels` where it refuses the tile that fusion leaves of a
-    contraction."""
+    """`run` with `options`; where it refuses the tile that fusion leaves of a contraction, with all statements apart,
+    and then without `use_microkernels`."""
+    attempts = [(options, "all statements apart"), (replace(options, fusion="min"), "all contractions as loops")]
     with LOCK:
-        try:
-            return run(options)
-        except CannotLower as refusal:
-            if not options.use_microkernels or options.schedule is not None:
-                raise
-            reason = str(refusal)
-            record_decision(lambda: Decision("lowering", (), "all contractions as loops", f"refused: {reason}"))
-            return run(replace(options, use_microkernels=False))
+        for attempt, otherwise in attempts[options.fusion == "min" :]:
+            try:
+                return run(attempt)
+            except CannotLower as refusal:
+                if not options.use_microkernels or options.schedule is not None:
+                    raise
+                note_decision(Decision("lowering", (), otherwise, f"refused: {refusal}"))
+        return run(replace(options, use_microkernels=False))
 
 
 def _explain_plan(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> str:
