@@ -1,6 +1,6 @@
 """`define` and the operators that it returns: Python callables on torch tensors and NumPy arrays.
 
-Always holds: only a `TCError` (the caller's mistake) or an `InternalError` (our bug) leaves a call, and a failed call
+Invariant: a call raises only a `TCError` (the caller's mistake) or an `InternalError` (our bug), and a failed call
 changes none of the caller's tensors.
 """
 
@@ -78,22 +78,22 @@ def define(
             in/out output `C` is `C_0`. A Python function takes three tuples: the inputs and initial values, the
             outputs, and the gradients of the outputs. It returns a gradient or None for each element of the first.
         options: how to lower, instead of options chosen from the sizes; `SparseOptions` are for calls with sparse
-            operands. "tuned" takes options from the cache that a search found for these sizes or for the nearest ones.
+            operands. "tuned" takes from the cache the options that a search found for these or the nearest sizes.
             It does not search, unless TC_TUNE=auto.
         formats: storage formats by the names of tensors, such as {"A": "csr"}, for tensors without one in the text.
-        dynamic: sizes that change from call to call, such as {"N"}, or {"N": 64} with a typical value. One kernel
-            serves all their values from the first call on, if they are only numbers of rows. True: all sizes; False:
-            none, each combination has a kernel. None: a size becomes dynamic at its third value.
+        dynamic: sizes that change from call to call, such as {"N"}, or {"N": 64} with a typical value. If they are
+            only numbers of rows, one kernel serves all their values from the first call on. True: all sizes. False:
+            no size, so each combination gets its own kernel. None: a size becomes dynamic at its third value.
 
     Returns:
         The defs of the program as a `Library`.
 
     Raises:
-        ParseError, CheckError, RangeError: the program is wrong; the error shows the place.
+        ParseError, CheckError, RangeError: the program is wrong; the error shows where.
     """
     functions = checked_defs.load_checked_defs(source)
     for note in lint(functions):
-        warnings.warn(str(note), stacklevel=3)  # guarded stands in between
+        warnings.warn(str(note), stacklevel=3)  # skips the frame of `only_tc_errors`
     if not isinstance(backward, Mapping | None):
         raise ArgumentError(
             f"backward is {with_article(type(backward).__name__)}",
@@ -215,7 +215,7 @@ class Op(KernelDispatcher):
     @property
     @only_tc_errors
     def kernels(self) -> tuple[KernelSummary, ...]:
-        """The kernels that calls on CPUs can use, those for any number of rows first."""
+        """The loaded CPU kernels of this operator, those for any number of rows first."""
         return tuple(map(summarize_kernel, self._kernels.loaded_kernels()))
 
     @property
@@ -239,9 +239,9 @@ class Op(KernelDispatcher):
 
     @only_tc_errors
     def assemble(self, /, *tensors: Value, **initial: Value) -> Callable[..., Any]:
-        """Compute the stored places of sparse results once, and return a function that computes their values.
+        """Compute the sparsity patterns of sparse results once, and return a function that computes their values.
 
-        The function takes operands with the same stored places as these. Other places raise ArgumentError.
+        The function takes operands with the same stored positions as `tensors`. Others raise ArgumentError.
         """
         if not self._kernels.has_sparse(tensors):
             raise ArgumentError(
@@ -253,7 +253,7 @@ class Op(KernelDispatcher):
     def infer(self, /, *shapes: Any, **initial: Any) -> Shape | tuple[Shape, ...]:
         """Infer the shapes of the outputs from the shapes of the arguments (tuples, tensors or arrays).
 
-        Pass the value of a number that is part of the kernel. Returns a shape for one output, a tuple for several.
+        For a number that is part of the kernel, pass its value. Returns one shape, or a tuple for several outputs.
         """
         bound = self._kernels.bind(shapes_from_values(self._kernels.interface, shapes, initial))
         found = tuple(bound.tensor(name).shape for name in bound.returns)
@@ -270,7 +270,7 @@ class Op(KernelDispatcher):
         dynamic: Dynamic = None,
         **initial: Value,
     ) -> Kernel | GpuKernel | SparseKernel | SparseGpuKernel:
-        """The kernel for these tensors, compiled now if there is none yet.
+        """Return the kernel for these tensors; compile it now if necessary.
 
         Args:
             tensors, initial: as in a call; only their types, sizes and strides count.
@@ -301,7 +301,7 @@ class Op(KernelDispatcher):
             if dynamic:
                 raise ArgumentError("kernels for GPUs are for exact sizes", suggestion="leave out dynamic=")
             return self._compile_for_gpu(tensors, initial, options, target, schedule)
-        chosen = self._machine.options if options is None else cast("CpuOptions", options)  # which is checked now
+        chosen = self._machine.options if options is None else cast("CpuOptions", options)  # `check_machine` checks it
         machine = CompileConfig(chosen, host() if target is None else target)
         check_machine(machine.options, machine.target)
         asked = chosen.schedule if schedule is None else schedule
@@ -381,9 +381,9 @@ class Op(KernelDispatcher):
         Args:
             tensors, initial: as in a call.
             budget: time limit: seconds, or a text such as "90s" or "1h 30min".
-            generations, population: at most so many generations of so many candidates.
+            generations, population: most generations, and most candidates in each.
             search: the search method.
-            seed: of the random choices: the same seed and the same times give the same candidates.
+            seed: seed of the random choices. The same seed and the same measured times give the same candidates.
             devices: "cpu"; or sets of processors such as "cpu:0-3", which measure in parallel; or one GPU, "cuda:0",
                 whose mapping is searched; or "emulated:sm_90", a GPU in the emulator with modeled times.
             executor: a `concurrent.futures.Executor` whose workers evaluate the candidates instead of `devices`.
@@ -435,7 +435,7 @@ class Op(KernelDispatcher):
 
     @only_tc_errors
     def reference(self, /, *tensors: Value, **initial: Value) -> Any:
-        """The result of a call, computed by the reference evaluator: slow, and right by definition."""
+        """The result of a call, computed by the reference evaluator. It is slow and defines what is correct."""
         if self._kernels.has_sparse((*tensors, *initial.values())):
             return self._kernels.sparse.reference(tensors, initial)
         arguments = normalize_detached(self._kernels.interface, tensors, initial)
@@ -464,15 +464,15 @@ class Op(KernelDispatcher):
         journal: str | Path | None = None,
         **initial: Value,
     ) -> Report:
-        """Explain the kernel of calls like this one: which statements share loops, plans, their rivals, and the code.
+        """Explain the kernel of a call like this: the fusion, the plans and rejected alternatives, and the code.
 
-        `print` the report for the short form; `save("x.html")` writes a page that links def, schedule, loops and
-        machine code, and loads nothing. Arguments as for `compile`.
+        `print` the report for the short form; `save("x.html")` writes a self-contained page that links def, schedule,
+        loops and machine code. Arguments as for `compile`.
 
         Args:
-            measure: also run the call on one thread, and measure the limits of this machine: about a second.
-            journal: of a search for this def, sizes and machine, which the report then shows. By default, the last
-                search of this process is shown.
+            measure: also run the call on one thread, and measure the limits of this machine; takes about a second.
+            journal: the journal of a search for this def, sizes and machine, to show in the report. By default, the
+                report shows the last search of this process.
         """
         if not isinstance(journal, str | PathLike | None):
             raise ArgumentError(f"the journal is {describe_value(journal)}", expected="the path of a file")
@@ -514,8 +514,8 @@ def _formats_by_def(functions: Sequence[Function], formats: Mapping[str, str] | 
     """The formats given to the tensors of each def.
 
     Raises:
-        ArgumentError: no def has the name, or a def declares another format.
-        CheckError: a def uses the tensor in a way that only dense ones allow.
+        ArgumentError: no def has a tensor of that name, or a def declares another format.
+        CheckError: a def uses the tensor in a way that only dense tensors allow.
     """
     if formats is None:
         return {}

@@ -1,4 +1,4 @@
-"""Other ways to write a def: in the docstring of a function, as statements alone, in index notation; tile kernels."""
+"""Other ways to write a def: in a function's docstring, as bare statements, in index notation, as a tile kernel."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def from_expression(statements: str, /, name: str = "expression", **types: str) 
         types: the types of parameters that are not `float`: `from_expression("y(i) = t(w(i))", w="int64")`.
 
     Raises:
-        ParseError, CheckError, RangeError: as `define`, with the place in the def that the statements give.
+        ParseError, CheckError, RangeError: as `define`; positions are in the def made from the statements.
     """
     if not isinstance(statements, str):
         raise ArgumentError(f"the statements are a {type(statements).__name__}, not a string")
@@ -111,7 +111,7 @@ def from_notation(
             x="double")`.
 
     Raises:
-        ParseError, CheckError, RangeError: as `define`, with the place in the def that the notation gives.
+        ParseError, CheckError, RangeError: as `define`; positions are in the def made from the notation.
         ArgumentError: a format is unknown, or names no tensor of the equation.
     """
     from .sparse.index_notation import notation_to_def
@@ -128,14 +128,14 @@ def tile_kernel(header: str) -> Callable[[Callable[..., None]], tile_kernels.Til
         @tc.tile_kernel("C:[M,N].fp16 <- A:[M,K].fp16, B:[N,K].fp16")
         def product(k, C, A, B, tile=(128, 128, 32)): ...
 
-    The function gets a builder, the tensors of the header and parameters; it is traced once per sizes and target.
-    As in "Graphene: An IR for Optimized Tensor Computations on GPUs" (ASPLOS 2023), section 3.
+    The function gets a builder, the tensors of the header and parameters; it is traced once for each combination of
+    sizes and target. Follows "Graphene: An IR for Optimized Tensor Computations on GPUs" (ASPLOS 2023), section 3.
 
     Args:
         header: the outputs, `<-`, and the inputs, with numbers or names as sizes.
 
     Raises:
-        ArgumentError: the header is malformed, with the place; or the function takes other tensors.
+        ArgumentError: the header is malformed (the message shows where), or the function takes other tensors.
     """
 
     @only_tc_errors

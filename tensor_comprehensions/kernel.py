@@ -1,6 +1,6 @@
-"""The callables: the fast paths of a call, and kernels compiled with given options.
+"""Callables that run kernels: `KernelDispatcher`, with the fast paths of a call, and `Kernel`.
 
-Always holds: only a `TCError` (the caller's mistake) or an `InternalError` (our bug) leaves a call, and a failed call
+Invariant: a call raises only a `TCError` (the caller's mistake) or an `InternalError` (our bug), and a failed call
 changes none of the caller's tensors.
 """
 
@@ -109,7 +109,7 @@ class KernelDispatcher:
 
     @run_outside_graphs("Dynamo traces no sparse tensors of torch or SciPy: pass tc.as_sparse(x) into the graph")
     def _call_sparse(self, tensors: tuple[Value, ...], out: Out, initial: dict[str, Value]) -> Any:
-        """A call with sparse operands, or of a def with formats."""
+        """Run a call with sparse operands, or of a def with formats."""
         if out is not None:
             raise self.sparse_out_error()
         op = self.sparse_op
@@ -118,7 +118,7 @@ class KernelDispatcher:
         return result
 
     def _call_sparse_traced(self, tensors: tuple[Value, ...], out: Out, initial: dict[str, Value]) -> Any:
-        """A call with sparse operands that Dynamo traces."""
+        """Run or trace a call with sparse operands that Dynamo traces."""
         from .torch_ext.sparse_dynamo import call_sparse_in_graph, is_traceable
 
         if is_traceable((*tensors, *initial.values())):
@@ -148,8 +148,8 @@ class Kernel(KernelDispatcher, CompiledCallable[CompiledCpuKernel]):
     Called with other sizes, it compiles another kernel with the same options.
 
     Attributes:
-        compiled: the compiled kernel with its texts and metadata.
-        compile_seconds: the time that compilation took.
+        compiled: the compiled kernel with its source texts and metadata.
+        compile_seconds: the compilation time.
         resources: kernels launched, bytes of temporaries, bytes of machine code.
     """
 
@@ -164,7 +164,7 @@ class Kernel(KernelDispatcher, CompiledCallable[CompiledCpuKernel]):
 
     @only_tc_errors
     def source(self, kind: str = "llvm") -> str:
-        """The kernel as text of a kind: "tc", "schedule", "loops", "c", "llvm" or "asm"."""
+        """The kernel as text; `kind` is "tc", "schedule", "loops", "c", "llvm" or "asm"."""
         return self.compiled.source(kind)
 
     @only_tc_errors
@@ -173,7 +173,11 @@ class Kernel(KernelDispatcher, CompiledCallable[CompiledCpuKernel]):
         return self._make_report(asked=False)
 
     def _make_report(self, *, asked: bool, journal: Path | None = None) -> Report:
-        """The report. asked: whether the operator takes its options from tuned records. journal: of a search."""
+        """The report.
+
+        asked: whether the operator takes its options from tuned records.
+        journal: the journal of a search to show, if any.
+        """
         from .autotuner.recorded_options import explain_record
         from .autotuner.search_history import find_search
         from .cache.key import make_key

@@ -1,4 +1,4 @@
-"""Expressions of the language as expressions of the loop program.
+"""Lower expressions of the language to expressions of the loop program.
 
 Subscripts become int64 arithmetic on loop variables; values keep the language's types. A guarded access becomes a
 load masked by the conditions under which the language would have evaluated it.
@@ -26,7 +26,7 @@ OPERATORS = {
 
 @dataclass(frozen=True, slots=True)
 class LoweringScope:
-    """What names mean where an expression is translated: indices are int64 values, tensors are buffers.
+    """The meaning of names in an expression to translate: indices are int64 values, tensors are buffers.
 
     guards: the conditions, in the language, under which the expression is evaluated.
     """
@@ -40,7 +40,7 @@ class LoweringScope:
 
 
 def lower_expr(e: tc.Expr, scope: LoweringScope) -> ir.Expr:
-    """The value of `e`, of type `e.dtype`."""
+    """Lower `e` to an expression of type `e.dtype`."""
     match e:
         case tc.Const(value, dtype):
             return ir.Const(value, Type(dtype))
@@ -68,13 +68,13 @@ def lower_expr(e: tc.Expr, scope: LoweringScope) -> ir.Expr:
 
 
 def math_call(function: str, arguments: tuple[ir.Expr, ...]) -> ir.Expr:
-    """A call of a function of the language; powers with a small constant exponent need none."""
+    """A call of a function of the language; a power with a small constant exponent becomes products."""
     power = expand_power(*arguments) if function == "pow" else None
     return ir.Call(function, arguments) if power is None else power
 
 
 def lower_subscript(e: tc.Expr, scope: LoweringScope) -> ir.Expr:
-    """The value of the integer expression `e` in int64: exact where `e`'s own type would have wrapped."""
+    """Lower the integer expression `e` to int64, which is exact even if the type of `e` would wrap."""
     match e:
         case tc.Const(value):
             return ir.Const(int(value), Type(INT64))
@@ -99,7 +99,7 @@ def lower_subscript(e: tc.Expr, scope: LoweringScope) -> ir.Expr:
 def lower_access(
     tensor: str, subscripts: tuple[tc.Expr, ...], scope: LoweringScope
 ) -> tuple[Buffer, tuple[ir.Expr, ...]]:
-    """The buffer that holds `tensor`, and the indices in it of the element at `subscripts`."""
+    """The buffer that holds `tensor`, and the indices into it of the element at `subscripts`."""
     indices = tuple(lower_subscript(s, scope) for s in subscripts)
     place = scope.buffers[tensor]
     return (

@@ -1,10 +1,10 @@
-"""Numbers of processors that cost models use: cycles, bytes, and the sizes of hardware structures.
+"""Hardware constants of the cost models: cycles, bytes, and the sizes of hardware structures.
 
 Facts that differ between processors, such as caches and rates, are attributes of `target.CpuTarget` and
-`target.GpuTarget`. The numbers here hold for all of them. Sizes of structures come from the vendors' manuals. Cycles
+`target.GpuTarget`. The constants here hold for all of them. Sizes of structures come from the vendors' manuals. Cycles
 are fitted by hand to interleaved timings of `benchmarks.structured`, `benchmarks.contractions` and
 `benchmarks.random_contractions` on AMD Zen 4 and on Intel Sapphire Rapids; those that name a mesh, only on the latter.
-Limits of decisions are in `thresholds`.
+Thresholds of decisions are in `thresholds`.
 """
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ from __future__ import annotations
 # --- structures -------------------------------------------------------------------------------------------------------
 
 CACHE_LINE_BYTES = 64
-"""A line of every cache."""
+"""Bytes of a cache line, at every level."""
 PAGE_BYTES = 4096
-"""A page of memory without huge pages, at whose end hardware prefetching stops."""
+"""Bytes of a page of memory without huge pages. Hardware prefetching stops at its end."""
 TLB_PAGES = 2048
 """Pages in the second-level TLB, at least: Sapphire Rapids has 2048, Zen 4 3072."""
 L1_SETS = 64
 """Sets of the first cache. Lines a multiple of this many lines apart compete for one set."""
 L1_WAYS = 8
-"""Lines of a set, at least: Zen 4 has 8, Sapphire Rapids 12."""
+"""Least number of lines in a set of L1: Zen 4 has 8, Sapphire Rapids 12."""
 L1_EVICTED_LINE_CYCLES = 2.0
-"""Per step of a sum, for each line of scalars too many for its sets of L1, times their excess: measured on Zen 4."""
+"""Cycles per step of a sum, times excess**2 / (lines that fit), if lines of scalars exceed their L1 sets (Zen 4)."""
 PREFETCH_STREAMS = 48
-"""Streams of memory that the hardware follows. A copy that transposes more rows at once restarts them in each block."""
+"""Streams that the hardware prefetcher tracks. A copy that transposes more rows at once restarts them in each block."""
 SHUFFLE_BYTES = 16
-"""Shuffles work on pieces of this many bytes. Only whole pieces move across them."""
+"""Bytes of the pieces that shuffles work within. Only whole pieces move across them."""
 MESH_L2_USABLE_FRACTION = 0.95
 """Usable part of L2 for reused data if the last cache is a mesh, where L2 is large; else `target.USABLE_FRACTION`."""
 
 # --- arithmetic -------------------------------------------------------------------------------------------------------
 
 FMA_LATENCY_CYCLES = 4.0
-"""Until the result of a multiply-add can be added to."""
+"""Cycles from the start of a multiply-add until the next one can add to its result."""
 ISSUE_PER_CYCLE = 3.0
-"""Multiply-adds and loads that start; instructions with a memory operand, such as indexed addresses, are both."""
+"""Multiply-adds and loads that start per cycle. An instruction with an indexed memory operand counts as both."""
 REGISTER_TILE_CYCLES = 24.0
 """To start and finish a register tile, beyond its loads and stores."""
 TRANSPOSED_TILE_CYCLES = 30.0
@@ -52,25 +52,25 @@ GATHERED_ELEMENT_CYCLES = 0.7
 # --- loads from caches and memory -------------------------------------------------------------------------------------
 
 TRANSFER_CYCLES_PER_BYTE = (1 / 64, 1 / 14, 1 / 6)
-"""Into L1, L2 and L3, each from the next cache or from memory."""
+"""Cycles per byte into L1, L2 and L3, each from the next cache or from memory."""
 MESH_CYCLES_PER_BYTE = 1 / 5
-"""From a last cache on a mesh."""
+"""Cycles per byte from a last-level cache on a mesh."""
 EXPOSED_TRANSFER_FRACTION = 0.4
 """Part of the time of transfers that multiply-adds do not hide."""
 EXPOSED_STREAM_FRACTION = 0.2
-"""The same if both factors are read in runs along the sum, which are prefetched."""
+"""The same if both factors are contiguous along the sum, so that they are prefetched."""
 L2_LINE_CYCLES = 2.0
-"""Until a line arrives from L2, if many are requested."""
+"""Cycles until a line arrives from L2, if many are requested."""
 L2_PANEL_VECTOR_CYCLES = 0.1
-"""Per vector of a panel, because it comes from L2."""
+"""Extra cycles per vector of a panel that comes from L2."""
 L2_SPLIT_VECTOR_CYCLES = 1.0
-"""Per step of a sum, for each vector after the third that crosses lines of L2."""
+"""Cycles per step of a sum, for each vector after the third that crosses cache lines in L2."""
 L2_SCATTERED_LINE_CYCLES = 1.5
-"""That a register tile waits for a line from L2 in runs of less than `L2_SCATTERED_RUN_BYTES`."""
+"""Cycles that a register tile waits for a line from L2 if its run is shorter than `L2_SCATTERED_RUN_BYTES`."""
 L2_SCATTERED_RUN_BYTES = 256
-"""A run from which on the lines of L2 are prefetched into L1."""
+"""Least contiguous bytes in L2 whose lines are prefetched into L1."""
 SPLIT_VECTOR_CYCLES = 0.5
-"""Per vector that begins anywhere in a cache line, as windows over an image do, and so ends in the next one."""
+"""Cycles per unaligned vector, as in windows over an image: it may begin in one cache line and end in the next."""
 TLB_MISS_CYCLES = 45.0
 """Per page that is not in the TLB."""
 MESH_ROW_CYCLES = 0.5
@@ -78,17 +78,17 @@ MESH_ROW_CYCLES = 0.5
 MESH_QUEUE_CYCLES = 0.1
 """Per step and vector of an L2 panel, times the number of vectors, because they queue behind rows from a mesh cache."""
 MESH_L2_ROW_FACTOR = 0.5
-"""Factor of both if the rows come from L2."""
+"""Factor on `MESH_ROW_CYCLES` and `MESH_QUEUE_CYCLES` if the rows come from L2."""
 MESH_IN_PLACE_VECTOR_CYCLES = 0.4
-"""Per step and vector after the fourth of rows that are read in place from a mesh cache."""
+"""Cycles per step for each vector after the fourth of a row that is read in place from a mesh cache."""
 MESH_RUN_CYCLES = 35.0
-"""Until the first line of a run arrives from beyond a mesh cache, for a copy."""
+"""Cycles that a copy waits for the first line of a contiguous run from beyond a mesh cache."""
 MESH_STALL_CYCLES = 200.0
-"""The same for multiply-adds that wait for it."""
+"""The same for multiply-adds."""
 MESH_PREFETCHED_RUN_BYTES = 1024
-"""A run from which on prefetching hides both."""
+"""Least contiguous bytes for which prefetching hides `MESH_RUN_CYCLES` and `MESH_STALL_CYCLES`."""
 MESH_FETCH_COLUMNS = 320
-"""Columns of rows from a mesh cache: longer pieces of them do not arrive faster."""
+"""Least columns of a tile of rows from a mesh cache: longer pieces of a row do not arrive faster."""
 
 # --- stores -----------------------------------------------------------------------------------------------------------
 
@@ -99,32 +99,32 @@ SHARED_LINE_CYCLES = 8.0
 PARTIAL_LINE_FETCH_CYCLES = 20.0
 """Per line that is fetched from memory only because a register tile writes a part of it."""
 NONTEMPORAL_RUN_CYCLES = 17.0
-"""Per run of memory that is stored past the caches."""
+"""Cycles per contiguous run that is written with non-temporal stores."""
 HIDDEN_STORE_CYCLES = 60.0
-"""Of multiply-adds for each line of the output, which hide its store to a mesh cache."""
+"""Cycles of multiply-adds per output line that hide the store of the line to a mesh cache."""
 OPEN_PAGES = 64
-"""Pages that stores alternate between without waiting for memory."""
+"""Number of pages that stores can alternate between without waiting for memory."""
 
-# --- copies: cycles per element of 4 bytes, and for a copy ------------------------------------------------------------
+# --- copies: cycles per element of 4 bytes, or per copy ---------------------------------------------------------------
 
 RUN_COPY_CYCLES = 0.6
-"""By vectors."""
+"""Copied in vectors."""
 TRANSPOSE_COPY_CYCLES = 1.2
-"""In blocks that are transposed in registers."""
+"""Copied in blocks that are transposed in registers."""
 ELEMENT_COPY_CYCLES = 2.5
-"""One by one."""
+"""Copied one by one."""
 COPY_START_CYCLES = 1000.0
 """To start a copy of a whole tensor, on the scale of `REORDER_RUN_CYCLES`."""
 REORDER_RUN_CYCLES = 1.0
-"""By vectors, on the scale of whole contractions: the machine takes 0.6 of these cycles, and as much of the cycles of
-multiply-adds that they are compared with.
+"""Copied in vectors, in model cycles of whole contractions: real cycles are 0.6 times these, as for the multiply-adds
+that they are compared with.
 """
 REORDER_TRANSPOSE_CYCLES = 1.3
 """The same, transposed."""
 REORDER_SHORT_TRANSPOSE_CYCLES = 2.0
 """The same, transposed with runs shorter than a few lanes."""
 FAR_COPY_FACTOR = 2.0
-"""Of copies that do not stay in L2."""
+"""Factor on the cycles of copies that do not stay in L2."""
 
 # --- threads ----------------------------------------------------------------------------------------------------------
 
@@ -134,7 +134,7 @@ THREAD_START_CYCLES = 6000.0
 # --- AMX matrix tiles -------------------------------------------------------------------------------------------------
 
 AMX_CONFIGURE_CYCLES = 300.0
-"""To get the tile registers and to give them back."""
+"""To configure the tile registers and to release them."""
 AMX_TILE_CYCLES = 30.0
 """To begin and finish a register tile."""
 AMX_STORE_CYCLES = 3.0
@@ -147,14 +147,14 @@ AMX_ROW_CYCLES = 0.5
 WARP_THREADS = 32
 """Threads of a warp on every NVIDIA GPU."""
 GPU_VECTOR_BYTES = 16
-"""Most bytes of a load or store of one thread."""
+"""Most bytes that one load or store of a thread moves."""
 GPU_ASYNC_COPY_BYTES = (4, 8, 16)
 """Bytes that one `cp.async` copies."""
 GPU_MEMORY_LATENCY_CYCLES = 800
-"""Until data arrive from memory, at the upper end of what public microbenchmarks report."""
+"""Latency of global memory, at the upper end of what public microbenchmarks report."""
 GPU_PENDING_BYTES_PER_THREAD = 16
-"""Loads in flight of a thread that only sums them."""
+"""Bytes of loads in flight per thread that only adds up what it loads."""
 GPU_LAUNCH_SECONDS = 3e-6
-"""From the last blocks of a kernel, which leave processors idle, to when the next kernel fills them. An estimate."""
+"""Idle time between two kernels: from the last blocks of one until the next fills the processors. An estimate."""
 GPU_MAX_GRID = (1 << 31) - 1
 """Most blocks of a kernel along x."""

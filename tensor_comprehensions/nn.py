@@ -24,12 +24,12 @@ Initial = Callable[[Tensor], Any] | Tensor | float
 
 
 class Module(nn.Module):
-    """A layer that holds some inputs of a def as parameters. Call it with the other inputs, in order.
+    """A layer whose parameters are some inputs of a def. Call it with the other inputs, in order.
 
         layer = tc.Module(TEXT, parameters=("weight", "bias"), sizes={"I": 256, "O": 512})
         y = layer(x)
 
-    It is saved, copied and pickled like any other module; its `state_dict` has the parameters.
+    You can save, copy and pickle it like any other module; its `state_dict` has the parameters.
 
     Args:
         source: a TC program, or an operator.
@@ -38,7 +38,7 @@ class Module(nn.Module):
             weights of two and more dimensions start uniformly in +-1/sqrt(elements of a row), as in `torch.nn.Linear`,
             and all others at 0.
         sizes: values of the size names in the declarations of the parameters.
-        buffers: inputs that are kept but not learned, by name. They may be sparse.
+        buffers: values of inputs that are stored but not learned, by name. They may be sparse.
         name: the def to use; by default, the last of the program.
 
     Raises:
@@ -120,7 +120,7 @@ class Module(nn.Module):
         self._formats[p.name], self._shapes[p.name] = stored.format, stored.shape
 
     def _held_operand(self, name: str) -> Any:
-        """A parameter or a buffer in the form that the def takes."""
+        """The parameter or buffer `name` as the operand that the def takes."""
         if name not in self._formats:
             return getattr(self, name)
         from .dispatch.sparse.sparse_tensor import SparseTensor

@@ -1,7 +1,7 @@
 """The option records of the lowerings, which also define command-line flags and the genes of a search.
 
-Always holds: the fields of a record have legal types and values. Whether they fit together and the target, the
-`check_...` functions say when a record is used, since the methods of a record set one field after the other.
+Invariant: the fields of a record have legal types and values. The `check_...` functions check that the fields fit
+together and fit the target. They run when a record is used, since builder methods set one field at a time.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _LABEL = "the option"
 _FLAG = {"choices": (False, True)}
 _AUTO = {"choices": ("auto", "always", "never")}
 _AXES = (1, 2, 3)
-"""Numbers that a block or a grid can have: along x, y and z."""
+"""Lengths that the extents of a block or a grid can have: x, y and z."""
 _POWERS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
@@ -69,7 +69,7 @@ class SparseOptions:
     Attributes:
         order: names of indices, outermost loop first. Every statement orders its loops this way; each call converts
             operands that are stored in another order. Empty chooses.
-        convert: whether operands may be converted to other formats; if not, a def that needs a conversion is refused.
+        convert: whether operands may be converted to other formats; if not, a def that needs a conversion is rejected.
         chunk_positions: stored positions per chunk of the outermost loop; threads share the chunks. 0 uses one thread.
         count_first: whether a first pass counts the elements of sparse results, so that threads can share the second
             one: "always", "never", or "auto": with three threads and more.
@@ -105,12 +105,12 @@ class MappingOptions:
     `MappingOptions.naive().tile(32, 32).map_to_threads(32, 8)`.
 
     Attributes:
-        tile: sizes for the loops of the outer band, then for the loops below it, outermost first; 0 does not tile a
-            loop, and neither are loops tiled beyond the end of the list.
+        tile: sizes for the loops of the outer band, then for the loops below it, outermost first. 0 leaves a loop
+            untiled, as are loops beyond the end of the list.
         threads: threads of a block along x, y, z; x runs along the innermost mapped loop.
         blocks: most blocks of the grid along x, y, z; x runs along the outermost loop.
         unroll: most statement instances to unroll; 1 unrolls nothing.
-        outer_fusion: "max" fuses wherever dependences allow, "preserve3" where parallelism survives, "min" nowhere.
+        outer_fusion: "max" fuses wherever dependences allow, "preserve3" where parallelism survives, "min" never.
         intra_tile_fusion: the same for the loops inside a tile; "min" does not fuse them.
         shared_memory: keep tiles of reused or badly coalesced tensors in shared memory.
         max_shared_memory: bytes of shared memory per block; 0 is the default limit of the target (`max_shared`).
@@ -120,10 +120,10 @@ class MappingOptions:
             least 16 terms; a second kernel adds the parts. 1 does not split.
         collapse_loops: fuse adjacent loops that access memory like a single loop.
         vector_width: adjacent elements along x that a thread computes.
-        double_buffer: copy the next tile to shared memory while the present one is used, if possible.
+        double_buffer: copy the next tile to shared memory while the current one is used, if possible.
         shared_depth: number of schedule loops around the copies to shared memory. -1 follows the reuse: a tile that
             one loop nest leaves for another is copied inside the loops over row tiles, any other tile inside the loops
-            over tiles that change it. Copies never stand inside loops that threads share.
+            over tiles that change it. Copies are never placed inside loops that threads share.
         private_depth: the same for registers. -1 puts accumulators around the loops over tiles of terms, and tiles that
             threads reuse inside the innermost loops that are not unrolled.
         unroll_copy_shared: unroll loops of copies to and from shared memory of up to 16 iterations, beyond `unroll`.
@@ -162,12 +162,12 @@ class MappingOptions:
 
     @staticmethod
     def naive() -> MappingOptions:
-        """Right for every def, fast for none."""
+        """The paper's default options: correct for every def, fast for none."""
         return MappingOptions()
 
     @staticmethod
     def single_thread() -> MappingOptions:
-        """One thread of one block: the simplest kernel, as a reference."""
+        """Options for one thread of one block: the simplest kernel, as a reference."""
         return MappingOptions(tile=(1,), threads=(1,), blocks=(1,))
 
     @staticmethod
@@ -206,7 +206,7 @@ class MappingOptions:
         return replace(self, read_only_cache=use)
 
     def with_max_shared_memory(self, size: int) -> MappingOptions:
-        """`size` in bytes."""
+        """Limit shared memory to `size` bytes per block."""
         return replace(self, max_shared_memory=size)
 
 
@@ -216,7 +216,7 @@ class TileOptions:
     """How products of a def run on the tensor cores of a GPU; the rest of the def gets the default mapping.
 
     Empty fields are chosen from the sizes. `TileOptions()` uses tensor cores even if the cost model would not. A def is
-    refused if none of its products can run on tensor cores; the error gives the reason for each product.
+    rejected if none of its products can run on tensor cores; the error gives the reason for each product.
 
     Attributes:
         tile: rows, columns and terms of the tile of a block. Rows and columns are those of the result; columns are
@@ -226,12 +226,12 @@ class TileOptions:
         group: rows of tiles that consecutive blocks visit together, so that they share operands.
         split: parts of a sum, with blocks of their own; a second kernel adds the parts. 1 does not split.
         instruction: "mma" of warps, or "wgmma" of warpgroups on sm_90, for which `warps` is (4, 1), (8, 1) or (12, 1).
-        products: "tf32" allows to round factors of float32 to tf32. Without it products of float32 are exact, and only
+        products: "tf32" allows rounding float32 factors to tf32. Without it, float32 products are exact, and only
             factors that the def rounds, as `tf32(x)`, run on tensor cores.
         cluster: blocks of neighboring rows that form a cluster on sm_90, and copy the right factor once for all of
             them. 1: no clusters.
-        warpgroups: of two: "staggered" lets one lead, so that each finishes its sums under products of the
-            other; "together" does not.
+        warpgroups: "staggered" lets one of two warpgroups lead, so that each finishes its sums while the other
+            multiplies; "together" does not.
     """
 
     tile: tuple[int, ...] = field(
@@ -255,7 +255,7 @@ class TileOptions:
 
 
 _MULTIPLES = (16, 8, 16)
-"""Rows, columns and terms of a tile are multiples of these."""
+"""What the rows, columns and terms of a tile must be multiples of."""
 
 
 GpuOptions: TypeAlias = MappingOptions | TileOptions

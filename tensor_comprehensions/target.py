@@ -1,4 +1,4 @@
-"""Targets: a device to emit code for, and the facts about it that lowering uses."""
+"""Targets: the devices to emit code for, and the facts about them that lowering uses."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from .core.lazy_import import lazy_module
 from .core.processors import BASELINE, FEATURES
 
 _this: Any = lazy_module("runtime.cpu.host")
-"""The processor of this process, examined when code is about to run."""
+"""The processor of this process, detected only when code is about to run."""
 
 _MESHED = frozenset(
     ("skylake-avx512", "cascadelake", "cooperlake", "icelake-server", "sapphirerapids", "emeraldrapids",
      "graniterapids")
 )  # fmt: skip
-"""Processors whose last cache receives the lines that L2 evicts, and is spread over all cores."""
+"""Processors whose last-level cache is a victim cache of L2, spread over all cores."""
 
 _GATHERING = frozenset(("sapphirerapids", "emeraldrapids", "graniterapids"))
 """Processors that gather lanes faster than they load them one by one; no security mitigation slows their gathers."""
 
 
 USABLE_FRACTION = 0.75
-"""The part of a cache that a kernel can expect to use."""
+"""The fraction of a cache that a kernel can expect to use."""
 FAR = 8
 """Working set, in sizes of the private caches, above which a mesh cache is no better for stores than memory."""
 
@@ -56,18 +56,18 @@ class CpuTarget:
 
     @property
     def code_features(self) -> frozenset[str]:
-        """The features that code for it may use."""
+        """The features that code for this target may use."""
         flags = [f.strip() for f in self.features.split(",")]
         present, absent = ({f[1:] for f in flags if f.startswith(sign)} for sign in "+-")
         return (FEATURES.get(self.name, BASELINE) | present) - absent
 
     def missing_features(self) -> tuple[str, ...]:
-        """The features that the processor of this process lacks."""
+        """The features of this target that the processor of this process lacks."""
         found: tuple[str, ...] = _this.missing_features(self)
         return found
 
     def runs_here(self) -> bool:
-        """Whether this process can run code for it."""
+        """Whether this process can run code for this target."""
         return not self.missing_features()
 
     def lanes(self, bits: int) -> int:
@@ -81,7 +81,7 @@ class CpuTarget:
 
     @property
     def private_caches(self) -> tuple[int, ...]:
-        """`cache` without a last level on a mesh, which stores should bypass."""
+        """`cache` without its last level if that is on a mesh, which stores should bypass."""
         return self.cache[:-1] if self.has_mesh_llc else self.cache
 
     @property
@@ -95,7 +95,7 @@ class CpuTarget:
 
     @property
     def writeback_limit_bytes(self) -> float:
-        """Working set in bytes above which partly written lines travel to a mesh cache and back; else infinite."""
+        """Working set in bytes above which partly written lines go to a mesh cache and back; infinite without one."""
         return self.private_caches[-1] if len(self.private_caches) < len(self.cache) else float("inf")
 
     @property
@@ -132,7 +132,7 @@ AVX2 = CpuTarget("cpu", "haswell", "+avx2,+fma", 256, 16, (32768, 262144, 838860
 
 
 RESERVED_SHARED = 1024
-"""Bytes of shared memory that each block on a GPU takes beside its own."""
+"""Bytes of shared memory that the system reserves in each block."""
 _POSITIVE = {"least": 1}
 _RATE = {"least": 1, "most": 1e18}
 
@@ -161,10 +161,10 @@ class GpuTarget:
         registers_per_sm: registers of a multiprocessor, and most registers of a block.
         async_copies: whether global memory can be copied to shared memory without registers (`cp.async`).
         tensor_ops, tensor_ops_int8: tensor-core operations per cycle and multiprocessor, two for each product, by `mma`
-            on half precision with float32 sums, and on bytes; 0 if tile kernels have no tensor cores there. Peak rates
-            of the vendor's papers for the typical card, divided by multiprocessors and clock. For Hopper and Blackwell
-            only the part that `mma` reaches, without `wgmma` and `tcgen05`.
-        group_ops: the same by `wgmma` on half precision; 0 if there is none.
+            on half precision with float32 sums, and on bytes; 0 if tile kernels cannot use tensor cores there. These
+            are the vendor's peak rates for the typical card, divided by multiprocessors and clock. For Hopper and
+            Blackwell, they are only the part that `mma` reaches, without `wgmma` and `tcgen05`.
+        group_ops: the same by `wgmma` on half precision; 0 if the GPU has none.
         l2_bytes: bytes per cycle that a multiprocessor gets from L2.
         shared_bytes: bytes per cycle from shared memory to a multiprocessor: 32 banks of 4.
     """
@@ -204,9 +204,9 @@ class GpuTarget:
         return int(self.name.removeprefix("sm_"))
 
     def resident_block_limits(self, threads: int, registers: int, shared: int) -> dict[str, int]:
-        """How many blocks a processor has room for, by what it has a limit of.
+        """How many blocks fit on a multiprocessor, according to each of its limits by name.
 
-        registers: of a thread; 0 if they are not known. shared: bytes of a block.
+        threads: per block. registers: per thread; 0 if unknown. shared: bytes per block.
         """
         limits = {"blocks": self.blocks_per_sm, "threads": self.threads_per_sm // threads}
         if registers:
@@ -216,7 +216,7 @@ class GpuTarget:
 
 _K, _M = 1 << 10, 1 << 20
 
-# Per architecture a typical card: T4, A100, RTX 3090, RTX 4090, H200, B200, RTX 5090.
+# A typical card of each architecture: T4, A100, RTX 3090, RTX 4090, H200, B200, RTX 5090.
 _GPUS = (
     GpuTarget("cuda", "sm_75", 40, 4 * _M, 320e9, 1.4e9, 64, 64 * _K, 64 * _K, 1024, 16, async_copies=False),
     GpuTarget("cuda", "sm_80", 108, 40 * _M, 1.94e12, 1.41e9, 64, 163 * _K, 164 * _K, 2048, 32),
@@ -238,7 +238,7 @@ GPUS = {
     for g in _GPUS
     for ops, of_bytes, of_groups in (_TENSOR_OPS.get(g.name, (0, 0, 0)),)
 }
-"""The known GPUs by name: "cuda:sm_90"."""
+"""The known GPUs by name, such as "cuda:sm_90"."""
 
 
 def parse_gpu_target(text: str) -> GpuTarget:

@@ -1,8 +1,8 @@
-"""Fields of a frozen record that are values and builders at once.
+"""Fields of a frozen record that are also builder methods.
 
-`options.tile` is a tuple, and `options.tile(32, 32)` a copy of `options` with another one: the options of the paper and
-its builders are the same words. A value knows its record only while it is looked at, so that records stay plain to
-compare, to hash, to copy and to store.
+`options.tile` is a tuple, and `options.tile(32, 32)` is a copy of `options` with another tuple: the paper uses the same
+words for options and builders. The descriptor attaches the record to a value only when the field is read, so that the
+stored values are plain and records compare, hash, copy and serialize as usual.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Number(int):
 
 
 class _Field:
-    """The slot of a field, whose values can be called."""
+    """A descriptor around the slot of a field, which makes the values that it returns callable."""
 
     def __init__(self, name: str, slot: Any) -> None:
         self.name, self.slot = name, slot
@@ -58,7 +58,7 @@ class _Field:
 
 
 def with_callable_fields(*names: str) -> Callable[[Record], Record]:
-    """A decorator of a frozen dataclass with slots: its fields `names`, tuples or ints, become builders, too."""
+    """Return a decorator of a frozen dataclass with slots that makes the fields `names` (tuples or ints) callable."""
 
     def decorate(record: Record) -> Record:
         for name in names:

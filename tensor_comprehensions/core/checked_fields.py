@@ -1,13 +1,13 @@
-"""Checks of the values of settings: types, ranges and words, as the fields of a frozen dataclass declare them.
+"""Checks of the values of settings against the types and bounds that the fields of a frozen dataclass declare.
 
-In: a field, whose annotation is its type and whose metadata bounds it, and a value. Out: nothing, or an ArgumentError
-with the setting, the expected and the found value, and the nearest word. Metadata:
+The annotation of a field gives its type, and its metadata bounds the value. A violation raises an ArgumentError with
+the setting, the expected and the found value, and the nearest word. Metadata:
 
-- `choices`: of a word, all there are. Of a number, values worth trying, and the least of them bounds it below.
-- `exact`: numbers other than `choices` are refused, too.
-- `least`, `most`: of a number, and of each number of a tuple.
-- `lengths`: those that a tuple can have.
-- `pattern`, `example`: a regular expression that a text matches, and a text that does.
+- `choices`: for a word, all allowed values. For a number, values worth trying; the least is also the lower bound.
+- `exact`: reject numbers other than `choices`.
+- `least`, `most`: bounds of a number, or of each number of a tuple.
+- `lengths`: the allowed lengths of a tuple.
+- `pattern`, `example`: a regular expression that a text must match, and a text that matches it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from .errors import ArgumentError
 
 MOST = 2**31 - 1
-"""The greatest number of an option, unless its field says otherwise: messages and kernels hold them in 32 bits."""
+"""The largest value of a numeric option, unless its field says otherwise: messages and kernels store 32 bits."""
 _TYPES = {
     "bool": (bool, "True or False"),
     "int": (int, "a whole number"),
@@ -33,10 +33,10 @@ _TYPES = {
 
 
 def check_fields(record: Any, prefix: str) -> None:
-    """Check every field of a record; `prefix` and its name are what errors call it. Raises ArgumentError."""
+    """Check every field of a record. Errors call a field by `prefix` and its name. Raises ArgumentError."""
     for f in fields(record):
         value = getattr(record, f.name)
-        if value is not f.default:  # of which most are, in the thousands of records of a search
+        if value is not f.default:  # most are defaults in the thousands of records of a search
             check_value(f"{prefix} {f.name}", f, value)
 
 
@@ -44,7 +44,7 @@ Record = TypeVar("Record", bound=type)
 
 
 def with_checked_names(record: Record) -> Record:
-    """A decorator of a dataclass: names that are no field of it raise ArgumentError, with the nearest one."""
+    """Decorate a dataclass: unknown keyword arguments raise ArgumentError, which suggests the nearest field."""
     initialize, known = vars(record)["__init__"], dict.fromkeys(f.name for f in fields(record))
 
     @wraps(initialize)
@@ -63,7 +63,7 @@ def with_checked_names(record: Record) -> Record:
 
 
 def check_value(label: str, f: Field[Any], value: object) -> None:
-    """Check a value for the field `f`; values of types that are not listed above pass. Raises ArgumentError."""
+    """Check a value for the field `f`; fields of types that are not in `_TYPES` pass. Raises ArgumentError."""
     kind = str(f.type)
     if kind.startswith("tuple["):
         _check_tuple(label, f, value, kind.removeprefix("tuple[").partition(",")[0])
@@ -84,13 +84,13 @@ def check_word(label: str, word: str, choices: Iterable[str]) -> None:
 
 
 def suggest_word(word: object, known: Iterable[str]) -> str:
-    """The question whether the nearest of the `known` words is meant, or ""."""
+    """Return "did you mean ...?" with the nearest of the `known` words, or ""."""
     near = get_close_matches(word, tuple(known), 1) if isinstance(word, str) and word else []
     return f"did you mean '{near[0]}'?" if near else ""
 
 
 def describe_value(value: object) -> str:
-    """A value in a message, shortened; without its digits where it has more than Python prints."""
+    """A value for a message, shortened. Of a large integer, only the number of bits."""
     if isinstance(value, int) and value.bit_length() > 128:
         return f"a number of {value.bit_length()} bits"
     try:
@@ -112,7 +112,7 @@ def _check_tuple(label: str, f: Field[Any], value: object, kind: str) -> None:
 
 
 def _check_type(label: str, value: object, item: object, kind: str, f: Field[Any]) -> None:
-    """Check the type of an item of a value; a bool is no number, and a whole number is one of any kind."""
+    """Check the type of an item of a value. A bool is not a number; an int is also accepted as a float."""
     type_, words = _TYPES[kind]
     types = (int, float) if type_ is float else (type_,)
     if not isinstance(item, types) or (isinstance(item, bool) and type_ is not bool):
@@ -142,7 +142,7 @@ def _check_range(label: str, f: Field[Any], value: object, number: float) -> Non
     most = f.metadata.get("most", MOST)
     if f.metadata.get("exact") and number not in choices:
         expected = " or ".join(map(str, choices))
-    elif not least <= number <= most:  # NaN is nowhere
+    elif not least <= number <= most:  # rejects NaN, too
         expected = f"at least {least}, at most {most}"
     else:
         return
@@ -158,7 +158,7 @@ def _type_error(label: str, value: object, expected: str, item: object) -> Argum
 
 
 def _example(f: Field[Any]) -> str:
-    """A tuple that the field can hold."""
+    """A valid tuple for the field, as text."""
     if isinstance(f.default, tuple) and f.default:
         return repr(f.default)
     items = [c for c in f.metadata.get("choices", ()) if not isinstance(c, tuple)]

@@ -1,6 +1,6 @@
-"""Decisions of the compiler with their reasons and numbers, recorded only while a book is open.
+"""A record of the compiler's decisions with their reasons and numbers, kept only while a `DecisionBook` is open.
 
-Without a book, which is the normal case, a decision point reads one `ContextVar` and makes no text.
+Without a book, which is the normal case, a decision point reads one `ContextVar` and builds no text.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Rival:
-    """A rejected alternative. number: in the unit of the decision, such as cycles; None if not counted."""
+    """A rejected alternative. number: its value in the unit of the decision, such as cycles; None if unknown."""
 
     text: str
     number: float | None
@@ -26,10 +26,10 @@ class Decision:
 
     Attributes:
         subject: the kind of the decision, one of `SUBJECTS`.
-        statements: names of the statements of the def that it is about.
+        statements: names of the statements of the def that the decision affects.
         chosen: the outcome. why: its reason.
-        numbers: the compared numbers, by name; the unit is part of the name, such as `bytes` or `cycles`.
-        others: the considered alternatives, best first.
+        numbers: the compared numbers, by name; the name includes the unit, such as `bytes` or `cycles`.
+        others: the rejected alternatives, best first.
     """
 
     subject: str
@@ -40,7 +40,7 @@ class Decision:
     others: tuple[Rival, ...] = ()
 
     def number(self, name: str) -> float:
-        """One of its numbers. Raises KeyError if it has none of that name."""
+        """The number called `name`. Raises KeyError if there is none."""
         return dict(self.numbers)[name]
 
 
@@ -67,7 +67,7 @@ SUBJECTS = {
 
 @dataclass(slots=True)
 class DecisionBook:
-    """The decisions of a compilation in order, each once."""
+    """The decisions of a compilation in order, without duplicates."""
 
     _entries: dict[Decision, None] = field(default_factory=dict)
 
@@ -88,20 +88,20 @@ def is_recording() -> bool:
 
 
 def record_decision(make: Callable[[], Decision]) -> None:
-    """Record the decision that `make` returns; it is not called without a book."""
+    """Record the decision that `make` returns. Without an open book, `make` is not called."""
     book = _BOOK.get()
     if book is not None:
         book.add(make())
 
 
 def note_decision(decision: Decision) -> None:
-    """Write down a decision that was made already, where a book is open."""
+    """Record `decision` if a book is open."""
     record_decision(lambda: decision)
 
 
 @contextmanager
 def open_book() -> Iterator[DecisionBook]:
-    """Open a new book for the decisions of the block, in this context."""
+    """Open a new book in this context that records the decisions of the `with` block."""
     book = DecisionBook()
     token = _BOOK.set(book)
     try:
@@ -112,7 +112,7 @@ def open_book() -> Iterator[DecisionBook]:
 
 @contextmanager
 def close_book() -> Iterator[None]:
-    """Record nothing inside the block: its decisions are only trials."""
+    """Record nothing inside the `with` block, whose decisions are only trials."""
     token = _BOOK.set(None)
     try:
         yield

@@ -1,6 +1,6 @@
 """Diagnostics: log topics, dumped stages, and views of the schedule tree.
 
-Always holds: nothing here changes the compiled code.
+Invariant: nothing here changes the compiled code.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ def start_logging(topics: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Dump:
-    """Where the stages of one kernel are written: `folder/00_text.tc`, `folder/01_legalize.txt`, ..."""
+    """The folder for the stages of one kernel: `folder/00_text.tc`, `folder/01_legalize.txt`, ..."""
 
     folder: Path
 
     @classmethod
     def of(cls, kernel: str) -> Dump | None:
-        """The dump of a kernel called `kernel`, below the folder that `TC_DUMP` names; None when it names none."""
+        """The dump of a kernel called `kernel`, below the folder `TC_DUMP`; None if `TC_DUMP` is not set."""
         root = knobs.current_knobs().dump
         return cls(Path(root) / kernel) if root else None
 
@@ -96,7 +96,7 @@ _COLOURS = (
 def tree_to_svg(text: str) -> str:
     """An SVG picture of the tree that `text` shows by indentation: a box for each line, a line to its parent.
 
-    The same text gives the same bytes.
+    The output is deterministic.
     """
     rows = [(len(line) - len(line.lstrip()), line.strip()) for line in text.splitlines() if line.strip()]
     places = [(_MARGIN + depth * _STEP, _MARGIN + row * _ROW) for row, depth in enumerate(_compute_tree_depths(rows))]

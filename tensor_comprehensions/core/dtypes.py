@@ -24,7 +24,7 @@ class DType:
     bits: int
 
     def __hash__(self) -> int:
-        """Quick, for every expression has types: the name says it all."""
+        """Hash only the name, which determines the rest: every expression has types, so this must be fast."""
         return hash(self.name)
 
     def __eq__(self, other: object) -> bool:
@@ -53,7 +53,7 @@ class DType:
 
     @property
     def accumulator(self) -> DType:
-        """The type that arithmetic and reductions run in: float16 and bfloat16 only store."""
+        """The type that arithmetic and reductions use: float32 for the storage types float16 and bfloat16."""
         return FLOAT32 if self in (FLOAT16, BFLOAT16) else self
 
     def __repr__(self) -> str:
@@ -87,7 +87,7 @@ ALIASES = {"byte": UINT8, "int": INT32, "long": INT64, "half": FLOAT16, "float":
 
 
 def promote_dtypes(a: DType, b: DType) -> DType:
-    """The type in which a binary operator on `a` and `b` computes and which it gives."""
+    """The type in which a binary operator on `a` and `b` computes, which is also its result type."""
     if a == b:
         return a
     if a.is_float and b.is_float:
@@ -103,6 +103,6 @@ def promote_dtypes(a: DType, b: DType) -> DType:
 
 
 def wrap_integer(value: int, to: DType) -> int:
-    """`value` reduced to the range of the integer type `to`, as its arithmetic does."""
+    """`value` wrapped around to the range of the integer type `to`."""
     value %= 2**to.bits
     return value - 2**to.bits if to.kind is Kind.SIGNED and value >= 2 ** (to.bits - 1) else value

@@ -19,20 +19,20 @@ R = TypeVar("R")
 
 
 _NO_MEMORY = ("not enough memory", "out of memory", "allocate memory", "Storage size calculation overflowed")
-"""How torch says, in a RuntimeError, that there is not so much."""
+"""Texts by which a RuntimeError of torch reports a lack of memory."""
 _TOO_MANY_DIGITS = "for integer string conversion"
-"""How Python says that it prints no number of so many digits."""
+"""Text by which Python's ValueError reports that a number has too many digits to print."""
 
 
 def to_public_error(error: Exception) -> Exception:
-    """An exception that is not meant to leave a call, as one that is: a lack of memory or of stack, or our bug."""
+    """Convert any other exception to an ArgumentError (no memory, no stack, too many digits) or an InternalError."""
     text = str(error)
     if isinstance(error, RecursionError):
         return ArgumentError(
             f"the stack is too small: {error}",
             suggestion="nest the def, or the calls around this one, less deeply, or raise sys.setrecursionlimit",
         )
-    if isinstance(error, ValueError) and _TOO_MANY_DIGITS in text:  # of an argument that a message would show
+    if isinstance(error, ValueError) and _TOO_MANY_DIGITS in text:  # a message would show the argument
         return ArgumentError(f"an argument is a number of more than {sys.get_int_max_str_digits()} digits")
     if isinstance(error, MemoryError) or any(words in text for words in _NO_MEMORY):
         return ArgumentError(f"there is no memory for this call: {error}")
@@ -40,14 +40,14 @@ def to_public_error(error: Exception) -> Exception:
 
 
 def only_tc_errors(call: Callable[P, R]) -> Callable[P, R]:
-    """`call`, out of which come only the package's own exceptions."""
+    """Decorate `call` so that it raises only the package's own exceptions and warnings."""
 
     @functools.wraps(call)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             try:
                 return call(*args, **kwargs)
-            except (TCError, InternalError, Warning):  # a warning that is to be an error, too
+            except (TCError, InternalError, Warning):  # the user's filters turn this warning into an error
                 raise
             except TypeError as error:
                 if _is_raised_here(error):  # the call did not start
@@ -68,7 +68,7 @@ def _is_raised_here(error: BaseException) -> bool:
 
 
 def _to_signature_error(call: Callable[..., Any], error: TypeError) -> ArgumentError:
-    """The error of a call with arguments that are not those of a function."""
+    """The ArgumentError for a call whose arguments do not match the signature of `call`."""
     names = [p.name for p in inspect.signature(call).parameters.values()]
     wrong = re.search(r"unexpected keyword argument '(\w+)'", str(error))
     return ArgumentError(
@@ -79,20 +79,20 @@ def _to_signature_error(call: Callable[..., Any], error: TypeError) -> ArgumentE
 
 
 def shorten_traceback(error: BaseException) -> None:
-    """Reduce the traceback of a mistake to the user's frames, unless TC_TRACEBACKS=full; then use a bare `raise`.
+    """Reduce the traceback of a mistake to the user's frames, unless TC_TRACEBACKS=full.
 
-    A bare `raise` adds no frame of its own from Python 3.11 on.
+    The caller must re-raise with a bare `raise`, which adds no frame of its own from Python 3.11 on.
     """
     if knobs.current_or_default().tracebacks == "full":
         return
     first = error.__traceback__
     error.__traceback__ = _strip_package_frames(first)
-    if sys.version_info < (3, 11) and first is not None:  # it keeps the traceback that it has caught
+    if sys.version_info < (3, 11) and first is not None:  # a bare `raise` restores the caught traceback
         first.tb_next = error.__traceback__
     for inner in (error.__cause__, error.__context__):
         if inner is not None and _is_raised_in_package(inner.__traceback__):
             inner.__traceback__ = _strip_package_frames(inner.__traceback__)
-            if inner.__traceback__ is None:  # its words are in the message
+            if inner.__traceback__ is None:  # the message repeats its text
                 error.__cause__, error.__suppress_context__ = None, True
 
 
@@ -106,12 +106,12 @@ def _get_package_name(traceback: TracebackType) -> str:
 
 
 def _is_raised_in_package(traceback: TracebackType | None) -> bool:
-    """Whether a frame of this package caught an exception with this traceback first, so that no one else holds it."""
+    """Whether the first frame is of this package, so that no user code holds the exception yet."""
     return traceback is None or _get_package_name(traceback) == _OURS
 
 
 def _strip_package_frames(traceback: TracebackType | None) -> TracebackType | None:
-    """A traceback without the frames of this package, and of torch below them; frames of user functions stay."""
+    """`traceback` without the frames of this package and of torch below them. Frames of user functions stay."""
     kept: list[TracebackType] = []
     inside = False
     while traceback is not None:

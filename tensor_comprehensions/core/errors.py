@@ -1,8 +1,8 @@
 """The error classes of the public API.
 
 A `TCError` is the user's mistake; it says where it is, what was expected, what was found and how to fix it. An
-`InternalError` is our own bug. `CannotLower` never leaves the package: a transform or a lowering refuses with it and
-gives a reason, so that the caller can try another way.
+`InternalError` is our own bug. `CannotLower` never leaves the package: a transform or a lowering that does not apply
+raises it with a reason, so that the caller can try another way.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ def to_printable(text: str) -> str:
 
 
 class TCError(Exception):
-    """A mistake in a TC program or in a call, with its place and a way to fix it.
+    """A mistake in a TC program or in a call, with its position and a way to fix it.
 
     Attributes:
         message: the mistake, in one sentence.
-        source: the TC text, if the mistake has a place in it.
-        span: the place in `source`.
-        expected, found: the two sides of a disagreement, or empty.
+        source: the TC text, if the mistake is in it.
+        span: the position in `source`.
+        expected, found: what was expected and what was found, or empty.
         suggestion: how to fix it, or empty.
     """
 
@@ -110,7 +110,7 @@ class CannotLower(Exception):
 
 
 WIDTH = 120
-"""Characters of a line shown around a mistake."""
+"""Most characters of a line that are shown around a mistake."""
 
 
 def _caret_lines(source: str, span: Span) -> list[str]:

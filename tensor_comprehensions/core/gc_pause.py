@@ -1,4 +1,4 @@
-"""Work without garbage collections."""
+"""A pause of garbage collection."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def pause_gc() -> Iterator[None]:
-    """Run the block without garbage collections: for work that makes many objects which live on."""
+    """Run the `with` block without garbage collection, for work that creates many long-lived objects."""
     collecting = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""Deferred Ctrl-C: work that must not stop half way finishes first, then the interrupt is raised."""
+"""Deferred Ctrl-C: work that must not stop halfway finishes first, then the interrupt is raised."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class deferred_interrupts:
 
 
 def _make_interrupt_handler(block: weakref.ref[deferred_interrupts], before: Any) -> Any:
-    """Notes the interrupt in `block`; gives way to `before` where a lack of memory has ended the block half way."""
+    """A handler that records the interrupt in `block`. If `block` is gone (it ran out of memory), restores `before`."""
 
     def note(number: int, frame: FrameType | None) -> None:
         here = block()

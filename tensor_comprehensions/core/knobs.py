@@ -1,6 +1,6 @@
 """The `TC_*` environment variables, in one typed place: no other module reads the environment for settings.
 
-They are read once, when the package is imported. `override_knobs` changes them for a part of a program, in all threads.
+They are read once, when the package is imported. `override_knobs` changes them for part of a program, in all threads.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TOPICS = {
 }
 """The topics of `TC_LOGS`; each is a logger `tensor_comprehensions.<topic>`."""
 MOST_BYTES = 2**63 - 1
-"""The most that a number of bytes can be: databases hold it in 64 bits."""
+"""The largest number of bytes: databases store it in 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +140,9 @@ class Knobs:
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> Knobs:
-        """Read the knobs from `environment`; the others keep their defaults.
+        """Read the knobs from `environment`; variables that are not set keep their defaults.
 
-        Raises ArgumentError, which names the variable, for an invalid value.
+        Raises ArgumentError, which names the variable, if a value is invalid.
         """
         values: dict[str, Any] = {}
         for f in fields(cls):
@@ -171,10 +171,13 @@ def _parse(variable: str, text: str, kind: type) -> Any:
 
 
 def _make_path_absolute(path: str) -> str:
-    """The absolute form of a path, which no change of the working directory affects; "" and invalid paths unchanged."""
+    """`path` made absolute, so that later changes of the working directory do not matter; "" stays "".
+
+    Also unchanged if the working directory no longer exists.
+    """
     try:
         return os.path.abspath(os.path.expanduser(path)) if path else ""
-    except OSError:  # the folder that the program is in is gone
+    except OSError:  # the working directory is gone
         return path
 
 
@@ -187,7 +190,7 @@ def parse_bytes(variable: str, text: str) -> int:
 
 
 def _read() -> tuple[Knobs, ArgumentError | None]:
-    """The knobs of this process, and their error: using the package raises it, importing the package does not."""
+    """The knobs of this process, and the error in them, if any: raised at the first use, not when importing."""
     try:
         return Knobs.read(os.environ), None
     except ArgumentError as reason:
@@ -201,7 +204,7 @@ _observers: list[Callable[[Knobs], None]] = []
 
 
 def observe_knobs(observer: Callable[[Knobs], None]) -> None:
-    """Call `observer` with the knobs in force, now and after every change: for those who cannot ask each time."""
+    """Call `observer` with the current knobs now and after every change, for code that cannot query them each time."""
     _observers.append(observer)
     observer(current_or_default())
 
@@ -214,14 +217,14 @@ def _install_knobs(knobs: Knobs) -> None:
 
 
 def current_knobs() -> Knobs:
-    """The knobs in force. Raises ArgumentError if the environment sets one to an invalid value."""
+    """The current knobs. Raises ArgumentError if the environment sets one to an invalid value."""
     if _wrong is not None:
         raise _wrong.with_traceback(None)  # else it would grow with every call
     return _current
 
 
 def current_or_default() -> Knobs:
-    """The knobs in force, or the defaults if `current_knobs` raises: for code that runs at import."""
+    """The current knobs, or the defaults if `current_knobs` raises: for code that runs at import."""
     return _current
 
 
@@ -245,7 +248,7 @@ def override_knobs(**values: Any) -> Iterator[Knobs]:
 
 
 def _check_value(name: str, value: Any) -> Any:
-    """The value of a setting; a path as text, and topics as a tuple."""
+    """Check the value of the setting `name` and return it, with a path as text and topics as a tuple."""
     found = next((f for f in fields(Knobs) if f.name == name), None)
     if found is None:
         known = [f.name for f in fields(Knobs)]

@@ -1,8 +1,8 @@
 """Modules of this package that are imported at their first use.
 
-A process whose programs and kernels are in the cache parses, differentiates and compiles nothing, and the modules that
-do are two thirds of the package. So modules that every call needs import each other at the top, as usual, and import
-modules that only a miss needs by `lazy_module`.
+A process that finds its programs and kernels in the cache does not parse, differentiate or compile, and the modules for
+that are two thirds of the package. So modules that every call needs import each other at the top, as usual, and import
+modules that only a cache miss needs by `lazy_module`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .interrupts import deferred_interrupts
 
 
 class LazyModule(ModuleType):
-    """A module that is not imported before something of it is asked for."""
+    """A stand-in for a module, which is imported when one of its attributes is first read."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # protocol lookups of Python
@@ -28,12 +28,12 @@ class LazyModule(ModuleType):
 
 
 def lazy_module(name: str) -> Any:
-    """The module `name` of this package, which is imported when something of it is asked for."""
+    """The module `name` of this package, imported when one of its attributes is first read."""
     return LazyModule(f"{__name__.partition('.')[0]}.{name}")
 
 
 def import_without_gc(name: str) -> ModuleType:
-    """Import a module by its full name. An interrupt waits: a package that is imported by half stays so for ever."""
-    # Module objects live on, and a collection among torch's objects takes a quarter of an import.
+    """Import a module by its full name. An interrupt waits, because a half-imported package would stay broken."""
+    # Module objects are long-lived, and a collection among torch's objects takes a quarter of the import time.
     with deferred_interrupts(), pause_gc():
         return import_module(name)

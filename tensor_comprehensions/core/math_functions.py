@@ -1,7 +1,7 @@
 """The mathematical functions of the language: name, arity, meaning.
 
-One table serves the checker, the reference evaluator and the interpreter of loop programs; each emitter has its
-own table of spellings with the same keys. Arguments and result of a function share one floating type.
+One table serves the checker, the reference evaluator and the interpreter of loop programs; each emitter has its own
+table of function names with the same keys. Arguments and result of a function share one floating-point type.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 TF32 = "tf32"
-"""The only function of the table that is not of C, and takes nothing but float32."""
+"""The only function of the table that is not in C's math library. It takes only float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class MathFunction:
-    """A function by its C name. `evaluate` works on NumPy arrays of one floating type and keeps that type."""
+    """A function by its C name. `evaluate` works on NumPy arrays of one floating-point type and keeps that type."""
 
     name: str
     arity: int
@@ -61,20 +61,20 @@ def _logb(x: Any) -> Any:
 
 
 def _round(x: Any) -> Any:
-    """C's round: halves away from zero. The fraction of a float is exact."""
+    """C's round: halves away from zero. The subtraction that gives the fraction is exact."""
     whole = np.trunc(x)
     up = np.greater_equal(np.abs(x - whole), 0.5)
     return np.copysign(np.where(up, np.abs(whole) + 1, np.abs(whole)), x).astype(np.asarray(x).dtype)
 
 
 def _pow(x: Any, y: Any) -> Any:
-    """C's pow. NumPy takes the square root for some shapes of an exponent of 0.5, which is not +0 and inf here."""
+    """C's pow. For an exponent of 0.5 NumPy may use sqrt, which differs from pow at -0 (not +0) and -inf (not inf)."""
     apart = np.equal(y, 0.5) & (np.equal(x, 0) | np.isneginf(x))
     return np.where(apart, np.abs(x), np.power(x, y)).astype(np.asarray(x).dtype)
 
 
 def _fdim(x: Any, y: Any) -> Any:
-    difference = np.where(np.less_equal(x, y), 0, x - y)  # by comparison: of two equal infinities it is 0
+    difference = np.where(np.less_equal(x, y), 0, x - y)  # compared because inf - inf is NaN, not 0
     return difference.astype(np.asarray(x).dtype)
 
 
@@ -84,28 +84,28 @@ def _fma(x: Any, y: Any, z: Any) -> Any:
     product = np.multiply(x, y, dtype=np.float64)  # exact
     total = product + z
     rest = total - product
-    error = (product - (total - rest)) + (z - rest)  # of that sum
-    if np.any(error):  # to odd, so that the second rounding is the only one
+    error = (product - (total - rest)) + (z - rest)  # the rounding error of `total`
+    if np.any(error):  # round to odd, so that rounding to float32 afterwards adds no second error
         even = np.isfinite(total) & (error != 0) & (np.asarray(total).view(np.int64) & 1 == 0)
         total = np.where(even, np.nextafter(total, np.copysign(np.inf, error)), total)
     return total.astype(np.float32)
 
 
 def round_to_tf32(x: Any) -> Any:
-    """float32 with 10 bits behind the point, as tensor cores multiply them: to nearest, halves away from zero."""
+    """Round float32 to 10 mantissa bits, as tensor cores do: to nearest, halves away from zero."""
     bits = np.asarray(x, np.float32).view(np.uint32)
     up = (bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)
     return np.where(np.isfinite(x), up.view(np.float32), x).astype(np.float32)
 
 
 def _exact_fma(x: float, y: float, z: float) -> float:
-    """By integers, whose quotient is rounded once."""
+    """x * y + z in exact integer arithmetic, rounded once by the final division."""
     if not (math.isfinite(x) and math.isfinite(y) and math.isfinite(z)):
         return z if math.isfinite(x) and math.isfinite(y) else x * y + z
     (a, b), (c, d), (e, f) = (float(v).as_integer_ratio() for v in (x, y, z))
     above, below = a * c * f + e * b * d, b * d * f
     try:
-        return above / below if above else x * y + z  # the sign of 0
+        return above / below if above else x * y + z  # float arithmetic gives 0 its sign
     except OverflowError:
         return math.inf if above > 0 else -math.inf
 

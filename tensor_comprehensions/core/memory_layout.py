@@ -1,4 +1,4 @@
-"""How the elements of a tensor lie in memory: their strides, counted in elements, and how far they reach."""
+"""The layout of a tensor in memory: its strides and the extent of its storage, counted in elements."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def storage_extent(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """Elements of memory from the first to the last of those of a tensor, both included; 0 if it has none."""
+    """Number of elements of memory from the first to the last element of a tensor, inclusive; 0 if it is empty."""
     return 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))

@@ -1,6 +1,6 @@
-"""Steps inside a pass: the driver of the passes times and dumps them, and the pass does not know how.
+"""Named steps inside a pass, which a watcher can time and dump.
 
-A lowering names its steps with `run_step`. Outside of `watch_steps`, which is the normal case, that is a plain call.
+A lowering names its steps with `run_step`. Outside `watch_steps`, which is the normal case, that is a plain call.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class StepReport:
 
     Attributes:
         name: unique in its pass, such as "schedule" or "kernel1.promote".
-        seconds: of wall time.
-        text: the printer of its result; None if the result is not printable.
+        seconds: wall time.
+        text: prints the result of the step; None if the result is not printable.
     """
 
     name: str
@@ -34,7 +34,7 @@ _watcher: ContextVar[Callable[[StepReport], None] | None] = ContextVar("step_wat
 
 
 def run_step(name: str, transform: Callable[[], T], show: Callable[[T], str] | None = None) -> T:
-    """The result of `transform`, reported to the watcher of this context, if it has one."""
+    """Return `transform()`, and report the step to the watcher of this context, if there is one."""
     watcher = _watcher.get()
     if watcher is None:
         return transform()
@@ -47,7 +47,7 @@ def run_step(name: str, transform: Callable[[], T], show: Callable[[T], str] | N
 
 @contextmanager
 def watch_steps(watcher: Callable[[StepReport], None] | None) -> Iterator[None]:
-    """Report the steps that the block runs to `watcher`, or to none."""
+    """Report the steps of the `with` block to `watcher`; None reports nothing."""
     token = _watcher.set(watcher)
     try:
         yield

@@ -1,4 +1,4 @@
-"""The features of the processors that LLVM knows by name, as far as compiled code may use them."""
+"""The features that compiled code may use on the processors that LLVM knows by name."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ FEATURES: Mapping[str, frozenset[str]] = MappingProxyType(
         "znver5": _ZNVER4 | {"avxvnni"},
     }
 )
-"""Features by LLVM's name of an x86-64 processor. All other features are switched off for LLVM.
+"""Features of each x86-64 processor, by LLVM's name. All other features are disabled in LLVM.
 
-Instructions that no loop program needs are left out, and so are those that only AMD's processors have.
+Features that no loop program needs are omitted, as are those that only AMD's processors have.
 """

@@ -1,4 +1,4 @@
-"""Values that are made at most once per key by any number of threads, and never half made after a fork."""
+"""A thread-safe and fork-safe LRU cache that makes each value only once, even if several threads need it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ V = TypeVar("V")
 
 
 class SingleFlightCache(Generic[K, V]):
-    """A cache of the `limit` values used last. One thread makes a value; other threads that need it wait.
+    """A cache of the `limit` most recently used values. One thread makes a value; other threads that need it wait.
 
-    Different keys are made in parallel. A `make` that raises leaves nothing behind, and the next waiting thread tries.
+    Values of different keys are made in parallel. If `make` raises, nothing is cached, and the next thread tries.
     """
 
     def __init__(self, limit: int) -> None:
@@ -31,17 +31,17 @@ class SingleFlightCache(Generic[K, V]):
         return len(self._values)
 
     def latest_value(self) -> V | None:
-        """The value asked for most recently, if any."""
+        """The most recently used value, if any."""
         with self._lock:
             return next(reversed(self._values.values()), None)
 
     def values(self) -> list[V]:
-        """All values, those asked for most recently last."""
+        """All values, the most recently used last."""
         with self._lock:
             return list(self._values.values())
 
     def get(self, key: K, make: Callable[[], V]) -> V:
-        """The value of `key`, made by `make()` if there is none."""
+        """The value of `key`, made by `make()` if it is not cached."""
         while True:
             with self._lock:
                 if key in self._values:
@@ -70,14 +70,14 @@ class SingleFlightCache(Generic[K, V]):
 
 
 class _Gate:
-    """Lets threads make values in parallel, and no fork happen meanwhile.
+    """Lets threads make values in parallel, and delays forks until no thread makes one.
 
-    A child of such a fork would inherit locked libraries without their owners. A thread that makes a value holds a lock
-    of its own. There is no counter, which an interrupt could leave wrong.
+    Otherwise the child could inherit locks of libraries whose owners do not exist in it. Each thread that makes a value
+    holds its own lock: an interrupt could leave a counter wrong, but it releases the lock.
     """
 
     PAUSE = 0.001
-    """Seconds between two looks of a fork that waits."""
+    """Seconds between two attempts of a waiting fork."""
 
     def __init__(self) -> None:
         self._reset()
@@ -89,7 +89,7 @@ class _Gate:
         self._held: list[Any] = []
 
     def thread_lock(self) -> Any:
-        """The lock that this thread holds while it makes a value."""
+        """The lock for this thread to hold while it makes a value."""
         lock = getattr(self._threads, "lock", None)
         if lock is None:
             with self._registering:
@@ -105,7 +105,7 @@ class _Gate:
             time.sleep(self.PAUSE)
 
     def _take_all(self) -> bool:
-        """Take the locks of all threads, or none: a thread that makes a value may itself be about to fork."""
+        """Take the locks of all threads, or none and return False: a thread that makes a value may itself fork."""
         self._registering.acquire()
         self._held = [self._registering]
         for lock in list(self._locks):
@@ -116,7 +116,7 @@ class _Gate:
         return True
 
     def is_open(self) -> bool:
-        """Whether forks of this thread do not wait."""
+        """Whether this thread may fork without waiting."""
         return getattr(self._threads, "open", False)
 
     def open(self, value: bool) -> None:
@@ -138,10 +138,10 @@ class _Gate:
 
 @contextmanager
 def fork_at_once() -> Iterator[None]:
-    """Let this thread fork while threads make values: for children that use no library of which one may be locked.
+    """Let this thread fork while threads make values, for children that use no library that may be locked.
 
-    A thread that forks while it makes a value, for which another thread waits in the middle of its own, would otherwise
-    wait for ever.
+    Without this, a thread that forks while it makes a value would deadlock if another thread, which is making its own
+    value, waits for that one.
     """
     _gate.open(True)
     try:

@@ -1,9 +1,9 @@
 """The algebra of hierarchical (shape : stride) layouts.
 
-In: shapes and strides, of tensors or of the reads of a def, or the text of a layout. Out: layouts, swizzles, and the
+In: shapes and strides of tensors or of the reads of a def, or the text of a layout. Out: layouts, swizzles, and the
 step of a read along each iterator.
-Always holds: a layout is a function from coordinates to offsets, and an operation that cannot compute exactly its
-specified function refuses with both operands in its message.
+Invariant: a layout is a function from coordinates to offsets. An operation that cannot compute its result exactly
+raises `CannotLower` with both operands in the message.
 """
 
 from .access_layout import AccessStride, LayoutRead, can_merge, coalesce_together

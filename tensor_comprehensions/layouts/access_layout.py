@@ -1,4 +1,4 @@
-"""The memory layout of a read with constant coefficients: a layout over the iterators that move it."""
+"""An affine read with constant coefficients as a layout over its iterators."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .layout import Layout
 
 
 class AccessStride(Enum):
-    """How an access moves along one iterator."""
+    """The kind of stride of an access along one iterator."""
 
     BROADCAST = "broadcast"
     CONTIGUOUS = "contiguous"
@@ -20,7 +20,7 @@ class AccessStride(Enum):
 
     @staticmethod
     def of(step: int) -> AccessStride:
-        """The movement of `step` elements per iteration."""
+        """The kind of a stride of `step` elements per iteration."""
         return {0: AccessStride.BROADCAST, 1: AccessStride.CONTIGUOUS, -1: AccessStride.REVERSED}.get(
             step, AccessStride.STRIDED
         )
@@ -31,9 +31,9 @@ class LayoutRead:
     """An access as a layout with one mode per iterator, the innermost first.
 
     Attributes:
-        iterators: a name for every mode.
-        layout: flat; its strides are the elements that the address moves per iteration.
-        origin: the offset where all iterators are zero.
+        iterators: the name of each mode.
+        layout: a flat layout; its strides are the elements that the address moves per iteration.
+        origin: the offset if all iterators are zero.
     """
 
     iterators: tuple[str, ...]
@@ -50,7 +50,7 @@ class LayoutRead:
         """The read of a tensor with `strides` at affine subscripts.
 
         Args:
-            extents: of all iterators, the innermost first.
+            extents: extents of all iterators, the innermost first.
             subscripts: for each dimension, the coefficient of each iterator that occurs.
             constants: for each dimension, the constant term; default zero.
         """
@@ -64,23 +64,23 @@ class LayoutRead:
             raise InternalError(f"a read of {self.layout} along {', '.join(self.iterators) or 'nothing'}")
 
     def step(self, iterator: str) -> int:
-        """Elements between the addresses of neighbors along an iterator."""
+        """Elements that the address moves per iteration of an iterator."""
         return self.layout.flat[self.iterators.index(iterator)][1]
 
     def movement(self, iterator: str) -> AccessStride:
-        """How the read moves along an iterator."""
+        """The kind of stride of the read along an iterator."""
         return AccessStride.of(self.step(iterator))
 
 
 def can_merge(reads: Iterable[LayoutRead], inner: str, outer: str) -> bool:
-    """Whether two iterators can be one in all reads: the outer continues where the inner ends."""
+    """Whether two iterators can be merged into one in all reads: the outer continues where the inner ends."""
     return all(_are_modes_contiguous(r, r.iterators.index(inner), r.iterators.index(outer)) for r in reads)
 
 
 def coalesce_together(reads: Sequence[LayoutRead]) -> tuple[tuple[str, ...], ...]:
-    """Groups of iterators, each innermost first, that can be one in all reads: as few groups as possible.
+    """Group iterators that can be merged into one in all reads, each group innermost first, in as few as possible.
 
-    Iterators may be taken in any order. In the paper on GETT this is the fusion of indices to superindices.
+    Iterators may be grouped in any order. The GETT paper calls this the fusion of indices to superindices.
     """
     if not reads:
         return ()
@@ -94,7 +94,7 @@ def coalesce_together(reads: Sequence[LayoutRead]) -> tuple[tuple[str, ...], ...
 def _find_mergeable_pair(
     reads: Sequence[LayoutRead], groups: Sequence[tuple[str, ...]]
 ) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-    """Two groups of which the second continues where the first ends."""
+    """Two groups such that the second continues where the first ends, or None."""
     for inner in groups:
         for outer in groups:
             if inner != outer and can_merge(reads, inner[-1], outer[0]):

@@ -1,4 +1,4 @@
-"""Operations on layouts. Each is exact, or refuses."""
+"""Operations on layouts. Each is exact, or raises CannotLower."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ Mode = tuple[int, int]
 
 
 def coalesce(layout: Layout) -> Layout:
-    """The same function of integers with as few modes as possible, all of them integers."""
+    """The same function of integer coordinates with as few modes as possible, none of them nested."""
     return _from_modes(_coalesce_modes(layout))
 
 
 def compose(outer: Layout, inner: Layout) -> Layout:
-    """`outer(inner(c))` for every coordinate c of `inner`; a part of its shape that is split becomes a tuple.
+    """The layout c -> `outer(inner(c))`. A part of the shape of `inner` that must be split becomes a tuple.
 
     Raises:
-        CannotLower: no layout does that, or `inner` leaves the domain of `outer`.
+        CannotLower: no layout is that function, or `inner` leaves the domain of `outer`.
     """
     return compose_together((outer,), inner)[0]
 
 
 def compose_together(outers: Sequence[Layout], inner: Layout) -> tuple[Layout, ...]:
-    """The compositions of several layouts of one shape with `inner`, which again have one shape.
+    """Compose several layouts of the same shape with `inner`. The results also have the same shape.
 
     Raises:
-        CannotLower: no layout of one shape does that for one of them, or `inner` leaves their domain.
+        CannotLower: no layouts of the same shape are these functions, or `inner` leaves their domain.
     """
     modes = _merge_leaves(outers) or ((1, (0,) * len(outers)),)
     used = [0] * len(modes)
@@ -56,7 +56,7 @@ def compose_together(outers: Sequence[Layout], inner: Layout) -> tuple[Layout, .
 
 
 def complement(layout: Layout, size: int | None = None) -> Layout:
-    """The layout that, beside `layout`, reaches each of the first `size` offsets exactly once.
+    """The layout that together with `layout` reaches each of the first `size` offsets exactly once.
 
     Args:
         size: a multiple of the least number of offsets that `layout` tiles, which is the default.
@@ -78,9 +78,9 @@ def complement(layout: Layout, size: int | None = None) -> Layout:
 
 
 def divide_layout(layout: Layout, tile: Layout | int) -> Layout:
-    """Two modes: `layout` at the places of `tile`, and the offsets that move the tile over all of `layout`.
+    """Two modes: `layout` at the positions in `tile`, and the offsets that move the tile over all of `layout`.
 
-    An integer is a tile of this many neighbors.
+    An integer is a tile of this many consecutive positions.
 
     Raises:
         CannotLower: `tile` does not tile the size of `layout`, or a composition is not exact.
@@ -109,7 +109,7 @@ def layout_product(layout: Layout, repetition: Layout | int) -> Layout:
 
 
 def right_inverse(layout: Layout) -> Layout:
-    """The longest layout R with `layout(R(n)) == n` for all n below its size."""
+    """The longest layout R with `layout(R(n)) == n` for all n below the size of R."""
     modes = _coalesce_modes(layout)
     places = [prod(size for size, _ in modes[:n]) for n in range(len(modes))]
     found: list[Mode] = []
@@ -125,7 +125,7 @@ def left_inverse(layout: Layout) -> Layout:
     """A layout L with `L(layout(n)) == n` for all n below the size of `layout`.
 
     Raises:
-        CannotLower: `layout` repeats an offset, or leaves gaps that are no layout.
+        CannotLower: `layout` repeats an offset, or the gaps between its offsets do not form a layout.
     """
     return right_inverse(concatenate(layout, complement(layout)))
 
@@ -142,7 +142,7 @@ def _coalesce_modes(layout: Layout) -> tuple[Mode, ...]:
 
 
 def _merge_leaves(layouts: Sequence[Layout]) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """The leaves of layouts of one shape, a size and all their strides, merged where each of them goes on."""
+    """The leaves of layouts of the same shape, as (size, strides), merged where all layouts are contiguous."""
     found: list[tuple[int, tuple[int, ...]]] = []
     all_strides = zip(*(flatten_tuple(x.stride) for x in layouts), strict=True)
     for size, strides in zip(flatten_tuple(layouts[0].shape), all_strides, strict=True):
@@ -156,7 +156,7 @@ def _merge_leaves(layouts: Sequence[Layout]) -> tuple[tuple[int, tuple[int, ...]
 
 
 def _from_modes(modes: tuple[Mode, ...]) -> Layout:
-    """The flat layout of some modes, without a tuple around a single one."""
+    """The flat layout with these modes; a single mode is not wrapped in a tuple."""
     match modes:
         case ():
             return Layout(1, 0)
@@ -168,12 +168,12 @@ def _from_modes(modes: tuple[Mode, ...]) -> Layout:
 def _split_over_modes(
     extents: Sequence[int], size: int, step: int, used: list[int]
 ) -> tuple[tuple[int, int, int], ...] | None:
-    """The coordinates 0, step, .., (size - 1) * step of modes of these extents; None if they are no layout.
+    """Split the coordinates 0, step, .., (size - 1) * step over modes of these extents; None if they are no layout.
 
-    used: how far each mode is walked, over all calls; this one is added.
+    used: how far all calls so far move along each mode. This call adds its own movement.
 
     Returns:
-        How many steps, and how far each, in which mode.
+        Triples of a number of steps, the length of a step, and the index of the mode.
     """
     if size == 1 or step == 0:
         return ((size, 0, 0),)
@@ -197,10 +197,10 @@ def _split_over_modes(
 
 
 def as_layout(operand: Layout | int) -> Layout:
-    """A layout; an integer counts neighbors."""
+    """`operand`, or the layout of that many consecutive offsets if it is an integer."""
     return operand if isinstance(operand, Layout) else Layout(operand, 1)
 
 
 def refusal(what: str, first: object, second: object, why: str) -> CannotLower:
-    """The refusal of an operation, which names both operands."""
+    """The error of an operation that is not exact; its message names both operands."""
     return CannotLower(f"cannot {what} {first} with {second}: {why}")

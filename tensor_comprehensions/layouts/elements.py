@@ -1,4 +1,4 @@
-"""Layouts of the same memory in wider or narrower elements, of more elements, and the common part of two layouts."""
+"""Change the element width or the size of a layout, and find the common vector of two layouts."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from .layout import IntTuple, Layout
 
 
 def widen(layout: Layout, n: int) -> Layout:
-    """The same memory in elements `n` times as wide: leaves count as many times fewer as they have of one.
+    """View the same memory in elements `n` times as wide: the leaves that make up a wide element shrink.
 
     Raises:
-        CannotLower: some wide element would be unaligned, or incomplete.
+        CannotLower: a wide element would be unaligned or incomplete.
     """
     if n < 1:
         raise refusal("widen", layout, n, "no element is that wide")
@@ -34,10 +34,10 @@ def widen(layout: Layout, n: int) -> Layout:
 
 
 def narrow(layout: Layout, n: int) -> Layout:
-    """The same memory in elements `n` times as narrow: the contiguous leaf counts `n` times as many.
+    """View the same memory in elements `n` times as narrow: the contiguous leaf becomes `n` times as long.
 
     Raises:
-        CannotLower: no leaf is contiguous or has a size of 1.
+        CannotLower: no leaf has a stride of 1 or a size of 1.
     """
     flat = list(layout.flat)
     grows = [at for at, (_, stride) in enumerate(flat) if stride == 1]
@@ -53,7 +53,7 @@ def enlarge(layout: Layout, size: int) -> Layout:
     """`layout` with its last leaf grown until it has `size` coordinates.
 
     Raises:
-        CannotLower: it has more already, or the other leaves do not divide `size`.
+        CannotLower: `layout` already has more, or the product of the other leaves does not divide `size`.
     """
     *others, (_, stride) = layout.flat or ((1, 0),)
     known = prod(extent for extent, _ in others)
@@ -63,7 +63,7 @@ def enlarge(layout: Layout, size: int) -> Layout:
 
 
 def common_vector(a: Layout, b: Layout) -> int:
-    """How many elements, from offset 0 on, both layouts have at neighboring offsets and at the same coordinates.
+    """How many elements, contiguous from offset 0 on, have the same coordinates in both layouts.
 
     Raises:
         CannotLower: the layouts differ in size.
@@ -75,7 +75,7 @@ def common_vector(a: Layout, b: Layout) -> int:
 
 
 def with_leaves(layout: Layout, modes: list[tuple[int, int]]) -> Layout:
-    """The layout nested as `layout`, with a size and a stride for every leaf."""
+    """A layout with the nesting of `layout` and with `modes` as the size and stride of its leaves."""
     rest = iter(modes)
 
     def rebuild(shape: IntTuple) -> tuple[IntTuple, IntTuple]:

@@ -11,15 +11,15 @@ from ..core.errors import InternalError
 from ..core.memory_layout import contiguous_strides, storage_extent
 
 IntTuple: TypeAlias = Union[int, "tuple[IntTuple, ...]"]
-"""An integer, or a tuple of such: a shape, a stride or a coordinate."""
+"""An integer or a nested tuple of integers: a shape, a stride or a coordinate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     """`shape : stride`, two nested tuples of one structure; prints as `(4, 8) : (1, 4)`.
 
-    A coordinate has the structure of the shape, or an integer in place of any part of it, which counts through that
-    part with its first mode fastest. So `layout(5)`, `layout((1, 1))` and `layout(1, 1)` are the same offset of
+    A coordinate has the structure of the shape. An integer can replace any part of it; it counts through that part with
+    the first mode fastest. So `layout(5)`, `layout((1, 1))` and `layout(1, 1)` are the same offset of
     `(4, 8) : (1, 4)`.
 
     Attributes:
@@ -40,12 +40,12 @@ class Layout:
 
     @staticmethod
     def column_major(shape: IntTuple) -> Layout:
-        """Contiguous, the first mode fastest."""
+        """The contiguous layout with the first mode fastest."""
         return Layout(shape, _running_strides(shape, 1)[0])
 
     @staticmethod
     def row_major(shape: Sequence[int]) -> Layout:
-        """Contiguous, the last mode fastest, as PyTorch's tensors."""
+        """The contiguous layout with the last mode fastest, as in PyTorch."""
         return Layout(tuple(shape), contiguous_strides(shape))
 
     def __str__(self) -> str:
@@ -68,7 +68,7 @@ class Layout:
 
     @property
     def modes(self) -> tuple[Layout, ...]:
-        """The modes as layouts; an integer has one mode, itself."""
+        """The modes as layouts; a layout whose shape is an integer is its own only mode."""
         if isinstance(self.shape, tuple) and isinstance(self.stride, tuple):
             return tuple(Layout(s, d) for s, d in zip(self.shape, self.stride, strict=True))
         return (self,)
@@ -80,7 +80,7 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """How many coordinates there are."""
+        """The number of coordinates."""
         return prod(flatten_tuple(self.shape))
 
     @property
@@ -115,19 +115,19 @@ def flatten_tuple(t: IntTuple) -> tuple[int, ...]:
 
 
 def format_tuple(t: IntTuple) -> str:
-    """A nested tuple as text; a tuple of one has no comma."""
+    """A nested tuple as text; a tuple of one element has no comma."""
     return str(t) if isinstance(t, int) else f"({', '.join(map(format_tuple, t))})"
 
 
 def are_congruent(a: IntTuple, b: IntTuple) -> bool:
-    """Whether two nested tuples have one structure."""
+    """Whether two nested tuples have the same structure."""
     if isinstance(a, int):
         return isinstance(b, int)
     return not isinstance(b, int) and len(a) == len(b) and all(map(are_congruent, a, b))
 
 
 def _running_strides(shape: IntTuple, step: int) -> tuple[IntTuple, int]:
-    """Contiguous strides of `shape` from `step` on, and the step after it."""
+    """Column-major strides of `shape`, starting at `step`, and the stride that would follow."""
     if isinstance(shape, int):
         return step, step * shape
     strides: list[IntTuple] = []
@@ -150,7 +150,7 @@ def _compute_offset(at: IntTuple, shape: IntTuple, stride: IntTuple) -> int:
 
 
 def _unravel_coordinate(number: int, shape: tuple[IntTuple, ...]) -> tuple[IntTuple, ...]:
-    """The coordinate of each mode at place `number`; an excess stays in the last mode, which refuses it."""
+    """Split the linear index `number` into one coordinate per mode. The last may be too large; the caller checks it."""
     digits: list[IntTuple] = []
     for part in shape[:-1]:
         number, digit = divmod(number, prod(flatten_tuple(part)))

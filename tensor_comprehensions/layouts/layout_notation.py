@@ -1,4 +1,4 @@
-"""Layouts from text, and the shared parts of small parsers: a mistake is an `ArgumentError` with a caret."""
+"""The parser of layouts, and parts that other small parsers share. Mistakes raise `ArgumentError` with a caret."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ..core.interrupts import deferred_interrupts
 from .layout import IntTuple, Layout, are_congruent, flatten_tuple, format_tuple
 
 MAX_DEPTH = 16
-"""Levels of nested tuples, so that all of the algebra may recurse over them."""
+"""Most levels of nested tuples, so that the operations can recurse over them."""
 MAX_DIGITS = 18
-"""Digits of an integer, so that each fits 64 bits."""
+"""Most digits of an integer, so that each fits 64 bits."""
 
 _SPELLING = {"INTEGER": "an integer", "NAME": "a name", "$END": "the end of the text"}
 
@@ -22,7 +22,7 @@ def parse(text: str) -> Layout:
     """The layout that `text` writes as `shape : stride`.
 
     Raises:
-        ArgumentError: the text is no layout; with the place of the mistake.
+        ArgumentError: the text is not a layout; the message shows where.
     """
     layout: Layout = parse_text(_make_parser(), "layout", text)
     return layout
@@ -39,7 +39,7 @@ class NotationError(Exception):
 
 
 def make_layout_parser(builder: object, start: Sequence[str], *grammars: tuple[str, str]) -> Any:
-    """A parser of some grammar files, each a folder of the package and a name; `builder` has a method per rule."""
+    """A parser for `grammars`, files given by package and name; `builder` has a method for each rule."""
     with deferred_interrupts():
         from importlib.resources import files
 
@@ -49,10 +49,10 @@ def make_layout_parser(builder: object, start: Sequence[str], *grammars: tuple[s
 
 
 def parse_text(parser: Any, start: str, text: str) -> Any:
-    """Parse `text` as a `start` of the grammar.
+    """Parse `text` by the grammar's rule `start`; `start` also names the text in messages.
 
     Raises:
-        ArgumentError: `text` does not match, with the place of the mistake.
+        ArgumentError: `text` does not match; the message shows where.
     """
     with deferred_interrupts():
         import lark
@@ -79,7 +79,7 @@ def parse_text(parser: Any, start: str, text: str) -> Any:
 
 
 def _describe_expected_terminals(parser: Any, terminals: Collection[str]) -> str:
-    """The terminals that the grammar allows at a place, in words."""
+    """The expected `terminals` in words."""
     literal = {t.name: f"'{t.pattern.value}'" for t in parser.terminals if t.pattern.type == "str"}
     spelled = sorted({_SPELLING.get(n) or literal.get(n, n) for n in terminals})
     return ", ".join(spelled[:-1]) + " or " + spelled[-1] if len(spelled) > 1 else "".join(spelled)
@@ -103,7 +103,7 @@ class LayoutBuilder:
 
 
 def checked_layout(shape: IntTuple, stride: IntTuple, token: Any) -> Layout:
-    """The layout of a shape and strides from a text, of which `token` is marked where they make none."""
+    """The layout `shape : stride`. Raises NotationError at `token` if they do not make one."""
     if depth(shape) > MAX_DEPTH or depth(stride) > MAX_DEPTH:
         raise NotationError("these tuples nest too deep", token, expected=f"up to {MAX_DEPTH} levels")
     if any(size < 1 for size in flatten_tuple(shape)):
@@ -117,7 +117,7 @@ def checked_layout(shape: IntTuple, stride: IntTuple, token: Any) -> Layout:
 
 
 def depth(t: IntTuple) -> int:
-    """How many tuples stand in each other, counted without recursion: the text may nest as deep as it likes."""
+    """The nesting depth of tuples, computed without recursion because the text may nest arbitrarily deep."""
     levels, level = 0, [t]
     while level := [part for x in level if isinstance(x, tuple) for part in (*x, 0)]:
         levels += 1

@@ -1,4 +1,4 @@
-"""Operations on layouts mode by mode. Each is exact, or refuses."""
+"""Mode-by-mode operations on layouts. Each is exact, or raises CannotLower."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from .algebra import as_layout, coalesce, compose, divide_layout, layout_product
 from .layout import Layout, concatenate
 
 Tiler = Layout | int
-"""The tile of a mode: a layout of places in it, or a number of neighbors."""
+"""The tile of a mode: a layout of positions in it, or a number of consecutive positions."""
 
 
 def coalesce_modes(layout: Layout) -> Layout:
-    """The same function of a coordinate per mode, each mode with as few leaves as possible."""
+    """The same function of one coordinate per mode, each mode with as few leaves as possible."""
     return concatenate(*map(coalesce, layout.modes))
 
 
 def compose_modes(layout: Layout, tilers: Sequence[Tiler]) -> Layout:
-    """Each mode of `layout` at the places that its tiler gives.
+    """Compose each mode of `layout` with its tiler.
 
     Raises:
         CannotLower: there are more or fewer tilers than modes, or a composition is not exact.
@@ -27,7 +27,7 @@ def compose_modes(layout: Layout, tilers: Sequence[Tiler]) -> Layout:
 
 
 def divide_modes(layout: Layout, tilers: Sequence[Tiler]) -> Layout:
-    """Two modes: a tile, which has each mode of `layout` at the places of its tiler; and the ways to move it.
+    """Two modes: the tile, which is each mode of `layout` at the positions in its tiler, and the moves of the tile.
 
     Raises:
         CannotLower: there are more or fewer tilers than modes, or a division is not exact.
@@ -37,7 +37,7 @@ def divide_modes(layout: Layout, tilers: Sequence[Tiler]) -> Layout:
 
 
 def blocked_product(block: Layout, grid: Layout) -> Layout:
-    """`grid` of `block`s, mode by mode, so that the elements of a block are neighbors.
+    """Repeat `block` over `grid`, mode by mode, so that the elements of a block are adjacent.
 
     Raises:
         CannotLower: the operands differ in their number of modes, or `block` cannot be repeated.
@@ -46,7 +46,7 @@ def blocked_product(block: Layout, grid: Layout) -> Layout:
 
 
 def raked_product(block: Layout, grid: Layout) -> Layout:
-    """`grid` of `block`s, mode by mode, so that neighbors belong to different blocks.
+    """Repeat `block` over `grid`, mode by mode, so that adjacent elements belong to different blocks.
 
     Raises:
         CannotLower: the operands differ in their number of modes, or `block` cannot be repeated.
@@ -57,7 +57,7 @@ def raked_product(block: Layout, grid: Layout) -> Layout:
 def _by_mode(
     what: str, operation: Callable[[Layout, Tiler], Layout], layout: Layout, tilers: Sequence[Tiler]
 ) -> list[Layout]:
-    """The operation on every mode with its tiler."""
+    """The results of `operation` on each mode and its tiler."""
     shown = f"({', '.join(map(str, tilers))})"
     if len(tilers) != len(layout):
         raise refusal(what, layout, shown, f"{len(tilers)} tilers for {len(layout)} modes")
@@ -68,7 +68,7 @@ def _by_mode(
 
 
 def _repeat_modes(what: str, block: Layout, grid: Layout) -> list[tuple[Layout, Layout]]:
-    """The modes of `block`, each with those of its repetitions."""
+    """Pairs of a mode of `block` and the mode of its repetitions."""
     if len(block) != len(grid):
         raise refusal(what, block, grid, f"{len(block)} modes and {len(grid)}")
     blocks, repetitions = layout_product(block, grid).modes

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from ..core.errors import ArgumentError
 
 MAX_OFFSET_BITS = 62
-"""Of offsets, and of how far they reach, so that index arithmetic fits 64 bits with a sign."""
+"""Most bits of offsets and extents of storage, so that index arithmetic fits signed 64-bit integers."""
 _Offsets = TypeVar("_Offsets", int, npt.NDArray[np.int64])
 
 
@@ -19,12 +19,12 @@ _Offsets = TypeVar("_Offsets", int, npt.NDArray[np.int64])
 class Swizzle:
     """`x ^ ((x & mask) >> shift)`, mask being `bits` ones from bit `base + shift` on; prints as `Sw<3,3,3>`.
 
-    A permutation of every aligned run of `period` offsets, and its own inverse.
+    It permutes every aligned block of `period` offsets and is its own inverse.
 
     Attributes:
         bits: the number of permuted bits.
-        base: the lowest of them; 2^base neighbors stay together.
-        shift: the distance to the bits that they are combined with; at least `bits`.
+        base: the lowest permuted bit; 2^base consecutive elements stay together.
+        shift: the distance to the bits that they are XORed with; at least `bits`.
     """
 
     bits: int
@@ -48,11 +48,11 @@ class Swizzle:
         return f"Sw<{self.bits},{self.base},{self.shift}>"
 
     def __call__(self, offset: _Offsets) -> _Offsets:
-        """Where the element at `offset` lies; of an array, each."""
+        """The swizzled offset of the element at `offset`, element by element for an array."""
         mask = ((1 << self.bits) - 1) << (self.base + self.shift)
         return offset ^ ((offset & mask) >> self.shift)
 
     @property
     def period(self) -> int:
-        """After how many offsets the same permutation begins again."""
+        """The number of offsets after which the permutation repeats."""
         return 1 << (self.bits + self.base + self.shift)
