@@ -1,5 +1,5 @@
 """Sparse defs as loops over the stored elements (TACO: "The Tensor Algebra Compiler", OOPSLA 2017).
 
-A checked function whose tensors have formats goes in, a loop program comes out. Always holds: a kernel depends neither
-on the sizes of its operands nor on how many elements they store.
+In: a checked function whose tensors have formats. Out: a loop program. Invariant: a kernel does not depend on the sizes
+of its operands or on how many elements they store, except for the sizes in `SparseProblem.fixed`.
 """

@@ -1,4 +1,4 @@
-"""Expressions with absent operands: an element that is not stored is 0 and annihilates."""
+"""Simplification of expressions for absent operands: an element that is not stored is 0, and a product with it is 0."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from ..tc_lang.reference.numpy_expression import combine_arrays, convert_array, 
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """The right side of a statement: a value at the places where `exists` holds.
+    """The right side of a statement: a value at the coordinates where all of `exists` are stored.
 
-    void: the constant that contributes nothing: the identity of the reduction, 0 for `=`; None if all contribute.
-    aliases: accesses that store the same places as one of an operand, which stands for them below.
+    void: the constant that contributes nothing: the identity of the reduction, 0 for `=`; None if every value counts.
+    aliases: maps accesses to the access of an operand with the same sparsity pattern, which represents them.
     """
 
     value: Expr
@@ -30,20 +30,20 @@ class Term:
 
     @property
     def uses(self) -> frozenset[Access]:
-        """The accesses that it reads, or that must exist."""
+        """The accesses that the term reads or that must exist."""
         return frozenset(self.pattern_access(a) for a in (*self.exists, *reads(self.value)))
 
     def pattern_access(self, a: Access) -> Access:
-        """The access of the operand that says where `a` stores something."""
+        """The access of the operand whose sparsity pattern `a` has."""
         return self.aliases.get(a, a)
 
     def occurrences(self, sparse: Collection[str]) -> tuple[Access, ...]:
-        """The accesses of sparse tensors, each once, in order of appearance."""
+        """The distinct accesses of sparse tensors, in order of appearance."""
         found = (a for a in (*self.exists, *reads(self.value)) if a.tensor in sparse)
         return tuple(dict.fromkeys(map(self.pattern_access, found)))
 
     def drop_absent(self, absent: Collection[Access]) -> Term | None:
-        """The term if the accesses `absent` are not stored; None if it is then void."""
+        """The term simplified for the case that the accesses `absent` are not stored; None if it becomes void."""
         if any(self.pattern_access(a) in absent for a in self.exists):
             return None
         value = drop_absent_terms(self.value, {a for a in reads(self.value) if self.pattern_access(a) in absent})
@@ -53,7 +53,7 @@ class Term:
 
 
 def term_of(value: Expr, exists: tuple[Access, ...], reduction: str | None, dtype: DType) -> Term:
-    """The term of a statement that stores `value` into a tensor of type `dtype`."""
+    """The term of a statement that stores or reduces `value` into a tensor of type `dtype`."""
     return Term(value, exists, 0 if reduction is None else neutral_element(reduction, dtype))
 
 
@@ -82,7 +82,7 @@ def drop_absent_terms(e: Expr, absent: Collection[Access]) -> Expr:
 
 
 def _simplify_binary(e: Binary, op: str, left: Expr, right: Expr) -> Expr:
-    """Annihilation, neutral elements and constants."""
+    """Simplify by annihilation, neutral elements and constant folding."""
     if isinstance(left, Const) and isinstance(right, Const) and not (op in "/%" and not right.value):
         return _fold_constants(e, op, left, right)
     if op in ("*", "/", "%") and is_zero(left):
@@ -114,7 +114,7 @@ def _fold_constants(e: Binary, op: str, left: Const, right: Const) -> Const:
 
 
 def is_additive(e: Expr, absent: Collection[Access]) -> bool:
-    """Whether 0 for the reads in `absent` gives the same value as their absence, whatever the other operands."""
+    """Whether reading 0 for the accesses in `absent` gives the same value as dropping them, for any other operands."""
     match e:
         case Access():
             return True
@@ -128,7 +128,7 @@ def is_additive(e: Expr, absent: Collection[Access]) -> bool:
 
 
 def is_proportional(e: Expr, factor: Access) -> bool:
-    """Whether the value is a multiple of `factor`, so that values of several factors add up to that of their sum."""
+    """Whether the value is linear in `factor`, so that the values for several factors add up to that for their sum."""
     match e:
         case Access():
             return e == factor
@@ -158,7 +158,7 @@ def _find_numpy_dtype(e: Expr) -> np.dtype[np.generic]:
 
 
 def _to_python_number(value: object, dtype: DType) -> int | float | bool:
-    """The Python number that a constant of `dtype` holds."""
+    """`value` converted to `dtype`, as a Python number."""
     number: int | float | bool = convert_array(np.asarray(value), dtype).item()
     return number
 

@@ -1,8 +1,8 @@
 """Sparse results that are written level by level, in storage order (TACO, section 6.3).
 
 The loops over the indices of the result come first and in the order of its levels, so that every element is appended
-behind those before it. If a reduced loop is outside of the last of these, a dense row accumulates the results, and its
-touched places are appended when the row is complete ("Tensor algebra compilation with workspaces", CGO 2019).
+after the previous ones. If a reduced loop is outside of the last of these, a dense row accumulates the results, and its
+touched elements are appended when the row is complete ("Tensor algebra compilation with workspaces", CGO 2019).
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from .results import IN_REGISTER, add_to, with_register_sum
 from .state import Appended, Body, State
 
 LINE = 64
-"""Flags of a row that one flag of the next level stands for, and flags of that level that are looked at together."""
+"""Flags of a row that one group flag summarizes, and group flags that are tested together."""
 MAX_MARK = 255
-"""Rows that are counted before the flags of a row are cleared: each row marks its coordinates with its own number."""
+"""Rows that are counted before the flags are cleared: each row marks its coordinates with a different number."""
 
 
 def inside_chunks(s: Stmt, around: Callable[[Stmt], Stmt]) -> Stmt:
-    """`s` with `around` applied to the body of its parallel loop."""
+    """`s` with `around` applied to the body of its parallel loop, or to all of `s` if there is none."""
     if isinstance(s, Loop) and s.kind is LoopKind.PARALLEL:
         return replace(s, body=around(s.body))
     if isinstance(s, Let):
@@ -60,7 +60,7 @@ def inside_chunks(s: Stmt, around: Callable[[Stmt], Stmt]) -> Stmt:
 
 @dataclass(frozen=True, slots=True)
 class _AssemblyRegisters:
-    """The registers of an assembly: entries of each level so far, positions whose start is written, the last entry."""
+    """Registers for each level: the entries so far, the parents whose start is written, and the last entry."""
 
     counts: tuple[Buffer, ...]
     started: tuple[Buffer, ...]
@@ -81,9 +81,9 @@ _WHAT = ("count", "started", "parent", "coordinate")
 
 @dataclass(frozen=True, slots=True)
 class AssemblingEmitter(StatementEmitter):
-    """Writes the levels and the values of a sparse result.
+    """Emits kernels that write the levels and the values of a sparse result.
 
-    counts: whether this is the walk that only counts the entries of each level.
+    counts: whether the loops only count the entries of each level.
     """
 
     result: Assembled
@@ -116,11 +116,11 @@ class AssemblingEmitter(StatementEmitter):
 
     @property
     def counts_rows(self) -> bool:
-        """Whether the entries of each row are counted in an array of their own, so that threads share the rows."""
+        """Whether a first pass counts the entries of each row, so that threads can share the rows."""
         return self.result.counts_rows
 
     def rows(self) -> Stmt:
-        """The walk in chunks of rows: the entries of each are counted, or written from where the row begins."""
+        """The loops in chunks of rows: they count the entries of each row, or write them from the start of the row."""
         cells = _AssemblyRegisters.of(self.format.depth)
         body = self.walk()
         whole = self.parallelize_outer_loop(body)
@@ -131,7 +131,7 @@ class AssemblingEmitter(StatementEmitter):
         return self.shared.extents(self.s.target)[self.format.order[0]]
 
     def _no_entries(self) -> Stmt:
-        """Rows have none until they are counted: where an operand lacks a row, the walk does not come to any."""
+        """Set the entry counts of all rows to 0, because the loops skip rows that an operand lacks."""
         name, pos = internal_name("row"), self._row_starts
         after = build.add(build.var(name), 1)
         lanes = max(1, self.shared.target.vector_bits // 8 // self.result.index.size)
@@ -139,7 +139,7 @@ class AssemblingEmitter(StatementEmitter):
         return Loop(name, build.const(0), self._row_count, clear, LoopKind.VECTOR, vector_factors=(lanes, 1))
 
     def _scan_row_counts(self) -> Stmt:
-        """From the entries of each row to where these begin; their sum is the number of all."""
+        """Turn the entry counts of rows into row starts by a prefix sum, and store the total number of entries."""
         pos, name = self._row_starts, internal_name("row")
         count, extent = build.register(internal_name("sum")), self._row_count
         after = build.add(build.var(name), 1)
@@ -156,7 +156,7 @@ class AssemblingEmitter(StatementEmitter):
         return pos
 
     def _counted_row(self, row: Expr, body: Stmt) -> Stmt:
-        """A row whose entries go to where it begins, or are counted."""
+        """`body` for one row: count its entries, or write them from the start of the row."""
         count = _AssemblyRegisters.of(self.format.depth).counts[-1]
         if self.counts:
             last = Store(self._row_starts, (build.add(row, 1),), self._index(Load(count, ())))
@@ -165,7 +165,7 @@ class AssemblingEmitter(StatementEmitter):
         return build.block(Store(count, (), start), body)
 
     def assembly(self) -> Stmt:
-        """The whole walk, with the entries counted from 0."""
+        """All loops on one thread, with the entry counts starting at 0."""
         cells = _AssemblyRegisters.of(self.format.depth)
         start: list[Stmt] = [Store(c, (), build.const(0)) for c in (*cells.counts, *cells.started)]
         start += [Store(c, (), build.const(-1)) for c in (*cells.parents, *cells.coordinates)]
@@ -177,7 +177,7 @@ class AssemblingEmitter(StatementEmitter):
         return Allocate(cells.all, build.block(*start, self._with_rows(self.walk()), self._finish(cells), *ends))
 
     def vectorization_candidates(self) -> Iterator[tuple[int, int]]:
-        """One after the other: each element moves the end of a level."""
+        """None: elements come one at a time because each moves the end of a level."""
         yield from ()
 
     def _index(self, e: Expr) -> Expr:
@@ -186,7 +186,7 @@ class AssemblingEmitter(StatementEmitter):
     # --- appending -----------------------------------------------------------------------------------------------
 
     def append(self, coordinates: Mapping[str, Expr], then: Stmt | None, position: str) -> Stmt:
-        """Enter an element; `then` runs where its position among the values is bound to the name `position`."""
+        """Append an element; `then` runs with the name `position` bound to its position among the values."""
         cells = _AssemblyRegisters.of(self.format.depth)
         names = [e.name for e in self.s.subscripts if isinstance(e, Index)]
         starts = self.starts
@@ -226,7 +226,7 @@ class AssemblingEmitter(StatementEmitter):
         return Let(name, parent, build.block(enter, Let(place, build.sub(count, 1), inner)))
 
     def _start(self, n: int, parent: Expr, cells: _AssemblyRegisters) -> list[Stmt]:
-        """Write where the entries of all parents up to this one begin."""
+        """Write the start of the entries of all parents up to this one."""
         pos, started, count = self.result.pos[n], cells.started[n], Load(cells.counts[n], ())
         if self.counts or pos is None:
             return []
@@ -236,7 +236,7 @@ class AssemblingEmitter(StatementEmitter):
         return [While(build.lt(Load(started, ()), parent), step)]
 
     def _finish(self, cells: _AssemblyRegisters) -> Stmt:
-        """Write where the entries of the parents that are left begin and end."""
+        """Write the start and the end of the entries of the remaining parents."""
         parts: list[Stmt] = []
         parents: Expr = build.const(1)
         extents = self.shared.extents(self.s.target)
@@ -253,12 +253,12 @@ class AssemblingEmitter(StatementEmitter):
 
     @property
     def _starts_rows(self) -> bool:
-        """Whether all levels above the last are dense, so that a row is started once, not by each of its elements."""
+        """Whether only the last level is compressed, so that a row is started once, not by each of its elements."""
         above = self.format.levels[:-1]
         return all(level.is_dense for level in above) and self.format.levels[-1].kind is LevelKind.COMPRESSED
 
     def _row(self, state: State) -> list[Stmt]:
-        """Start the row of the indices that are known."""
+        """Start the row at the indices in `state`."""
         parent: Expr = build.const(0)
         extents = self.shared.extents(self.s.target)
         names = [e.name for e in self.s.subscripts if isinstance(e, Index)]
@@ -327,7 +327,7 @@ class AssemblingEmitter(StatementEmitter):
         return self._append_run if appends and not self.counts else None
 
     def _append_run(self, state_of: Callable[[Expr], State], count: Expr) -> Stmt:
-        """Append the elements of `state_of(0)` to `state_of(count - 1)`: in vectors, as far as their value has them."""
+        """Append the elements of `state_of(0)` to `state_of(count - 1)`, in vectors if the value can be vectorized."""
         name, end = self.names.fresh("run"), _AssemblyRegisters.of(self.format.depth).counts[-1]
         crd, dtype = self.result.crd[-1], self.values.type.dtype
         assert crd is not None
@@ -355,7 +355,7 @@ class AssemblingEmitter(StatementEmitter):
             return replace(loop, kind=LoopKind.SERIAL)
         return loop
 
-    # --- a row that takes results --------------------------------------------------------------------------------
+    # --- a row as a workspace ------------------------------------------------------------------------------------
 
     @property
     def is_scattered(self) -> bool:
@@ -364,12 +364,12 @@ class AssemblingEmitter(StatementEmitter):
 
     @property
     def _row_depth(self) -> int:
-        """The depth at which all indices but the last are known."""
+        """The depth of the loops at which all indices of the result but the last are bound."""
         return len(self.format.levels) - 1
 
     @property
     def _rows(self) -> tuple[Buffer, Buffer, Buffer]:
-        """Results by coordinate, a flag for each that is touched, and a flag for every `LINE` of them."""
+        """The workspace: results by coordinate, a flag for each coordinate, and a flag for every `LINE` of these flags."""
         dtype = self.values.type.dtype.accumulator
         stem = self.s.target
         return (
@@ -379,9 +379,9 @@ class AssemblingEmitter(StatementEmitter):
         )
 
     def _with_rows(self, body: Stmt) -> Stmt:
-        """`body` with the flags of a row, all of them 0, and its results, all of them the identity of the reduction.
+        """`body` inside the allocation of a row: flags set to 0, and results set to the identity of the reduction.
 
-        There is room for whole vectors of flags.
+        The flags are padded to whole vectors.
         """
         row, touched, line = self._rows
         if self._marks_rows:
@@ -405,7 +405,7 @@ class AssemblingEmitter(StatementEmitter):
         return Loop(name, build.const(0), length, first, LoopKind.VECTOR, vector_factors=(lanes, 1))
 
     def _initial_value(self, buffer: Buffer) -> Expr:
-        """The value of untouched places: of results, the identity of the reduction; of flags, 0."""
+        """The value of untouched elements of `buffer`: the identity of the reduction for results, 0 for flags."""
         return build.cast(self.neutral, buffer.type.dtype) if buffer == self._rows[0] else build.const(0, UINT8)
 
     @property
@@ -414,12 +414,12 @@ class AssemblingEmitter(StatementEmitter):
 
     @property
     def _marks_rows(self) -> bool:
-        """Whether each row is counted with its own number, so that no flags are cleared behind it."""
+        """Whether each row sets its flags to a different number, so that they need not be cleared after the row."""
         return self.counts and self.counts_rows and (self.is_scattered or self._adds_rows)
 
     @property
     def _adds_rows(self) -> bool:
-        """Whether each row is a sum of rows of several operands."""
+        """Whether each row is the sum of rows of several operands."""
         term, paths = self.nest.term, self.nest.paths
         is_plain = len(paths) > 1 and not term.exists and not term.aliases and is_additive(term.value, set(paths))
         return is_plain and all(x.is_free for x in self.nest.loops.values())
@@ -445,7 +445,7 @@ class AssemblingEmitter(StatementEmitter):
         return build.block(Store(row, (at,), build.cast(value, row.type.dtype), self.s.reduction), *marks)
 
     def _next_mark(self) -> Stmt:
-        """Another number for the row that begins."""
+        """Choose the number that marks the flags of the next row; clear the flags when the numbers run out."""
         touched = self._rows[1]
         length = build.mul(build.add(build.div(self._row_extent, LINE * LINE), 1), LINE * LINE)
         again = build.block(self._clear(touched, length), Store(_MARK, (), _ZERO))
@@ -455,7 +455,7 @@ class AssemblingEmitter(StatementEmitter):
         )
 
     def _append_touched_row(self, state: State) -> Stmt:
-        """Append the touched places, in order, and clear the row."""
+        """Append the touched elements, in order, and clear the row."""
         row, touched, line = self._rows
         (last,) = (e.name for d in self.format.order[-1:] for e in (self.s.subscripts[d],) if isinstance(e, Index))
         start, dtype = self.starts[self.format.order[-1]], self.values.type.dtype
@@ -476,14 +476,14 @@ class AssemblingEmitter(StatementEmitter):
         return Loop(block, build.const(0), blocks, lines)
 
     def _each_flag(self, flags: Buffer, group: Expr, then: Callable[[Expr], Stmt]) -> Stmt:
-        """`then` of the places that are flagged in a group of `LINE`, in order; the flags are cleared."""
+        """Emit `then` for each set flag in a group of `LINE`, in order, and clear the flags."""
         bits, name = build.register(self.names.fresh("bits")), self.names.fresh(internal_name("flagged"))
         first = build.mul(group, LINE)
         places = build.ramp(first, 1, LINE)
         found = ReduceLanes(BITS, build.ne(build.load(flags, places), build.const(0, UINT8, LINE)))
         one = Let(name, build.add(first, build.call(TRAILING_ZEROS, Load(bits, ()))), then(build.var(name)))
         rest = build.call(BIT_AND, Load(bits, ()), build.sub(Load(bits, ()), 1))
-        # The remainder is known before `then` runs.
+        # Store the remaining bits before `then`, so that the loop condition does not wait for it.
         step = build.block(Let(name, one.value, build.block(Store(bits, (), rest), one.body)))
         loop = While(build.ne(Load(bits, ()), build.const(0, INT64)), step)
         clear = build.store(flags, (places,), build.const(0, UINT8, LINE))
@@ -496,5 +496,5 @@ class AssemblingEmitter(StatementEmitter):
 _MARK = build.register(internal_name("mark"), UINT8)
 """The flag value of the row that is being counted."""
 _LINE = build.register(internal_name("last_line"), INT64)
-"""The flags that were marked last: neighbors in a row mostly have the same ones, and stores are what takes time."""
+"""The group that was flagged last: adjacent elements mostly share a group, and skipping the store saves time."""
 _ZERO = build.const(0, UINT8)

@@ -1,6 +1,6 @@
-"""The plan of a call: all that a caller must know of a lowered program to run its machine code.
+"""The plan of a call: everything about a lowered program that a caller needs to run its machine code.
 
-A kernel from the cache is called by its plan alone. The program is lowered again only if someone asks for its texts.
+A kernel from the cache is called by its plan alone. The program is lowered again only to print it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Conversion:
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """The content of a sparse result before a statement. The caller makes it an operand when the result is complete."""
+    """A sparse result as it is before a statement that reads it. The caller turns it into an operand once complete."""
 
     name: str
     source: str
@@ -33,9 +33,9 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class PlannedOperand:
-    """A tensor whose arrays kernels take: `num_level_arrays` of its levels, then its values.
+    """A tensor that kernels take as arrays: `num_level_arrays` arrays of its levels, then its values.
 
-    has_levels: whether it has levels that are not dense.
+    has_levels: whether some levels are not dense.
     """
 
     name: str
@@ -48,9 +48,9 @@ class PlannedOperand:
 class AssembledLevels:
     """The levels of a sparse result that a statement writes level by level.
 
-    bound: the operands that together store at least as many elements; empty if they are counted first.
+    bound: operands that together store at least as many elements; empty if the elements are counted first.
     counts_rows: whether the entries of each row are counted first, into `pos`, which the caller allocates before that.
-    is_known: whether the caller has the levels from an earlier run, and only the values are written.
+    is_known: whether the caller has the levels from an earlier run, so that only the values are written.
     """
 
     format: Format
@@ -64,8 +64,8 @@ class AssembledLevels:
 class PlannedResult:
     """A sparse result that the caller allocates.
 
-    phase: before which it is allocated. first: where its counts begin in `totals`.
-    num_arrays: of its levels and its values.
+    phase: the phase before which it is allocated. first: the index of its first count in `totals`.
+    num_arrays: the number of arrays of its levels and its values.
     levels: None if its elements are collected as a list of coordinates and values.
     is_sorted: whether the list has each element once, in the order of the format.
     """
@@ -84,10 +84,10 @@ class CallPlan:
     """How to call the phases of a program, each with the same arguments.
 
     Attributes:
-        problem: with the operands that the caller converts, and with the versions of results.
-        num_phases: of the program. counting: the phases that only count elements.
+        problem: the problem after conversions of operands and versions of results have been inserted.
+        num_phases: the number of phases. counting: the indices of the phases that only count elements.
         slots: the number of counts in `totals`.
-        unfilled: shared operands that need no zeros, since the first statement writes each element.
+        unfilled: tensors with a shared pattern that need no zeros, since the first statement writes each element.
     The other attributes are those of `lower.Program`.
     """
 

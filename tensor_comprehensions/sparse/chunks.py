@@ -1,6 +1,6 @@
-"""Chunks of the outermost loop of a nest, which threads share: of equal work, if stored positions predict it.
+"""Split the outermost loop of a nest into chunks for threads, of equal work if stored positions predict the work.
 
-Chunks depend on sizes and stored positions alone, so that results are the same for any number of threads.
+Chunks depend only on sizes and stored positions, so that results are the same for any number of threads.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ CHUNK, CHUNKS, WORK = internal_name("chunk"), internal_name("chunks"), internal_
 def parallelize_outer_loop(
     body: Stmt, nest: Nest, order: tuple[str, ...], operands: Mapping[str, SparseOperand], names: Names, size: int
 ) -> Stmt:
-    """`body`, the loops of a nest, with the outermost one shared. Its iterations have to be independent.
+    """Split the outermost loop of `body`, the loops of a nest, among threads. Its iterations must be independent.
 
     Args:
-        size: stored positions, and parents of them, in a chunk.
+        size: number of stored positions plus parents in a chunk.
     """
     match body:
         case Let(name, value, inner):
@@ -42,7 +42,7 @@ def parallelize_outer_loop(
 def _find_chunk_positions(
     loop: Loop, nest: Nest, order: tuple[str, ...], operands: Mapping[str, SparseOperand]
 ) -> Buffer | None:  # fmt: skip
-    """The positions where the children of each iteration of the outermost loop begin.
+    """The array with the start of the children of each iteration of the outermost loop; None if no operand has one.
 
     That loop runs over the coordinates of an index, which are positions of dense levels, or over stored positions.
     """
@@ -64,7 +64,7 @@ def _by_iterations(loop: Loop) -> Stmt:
 
 
 def _by_positions(loop: Loop, pos: Buffer, names: Names, size: int) -> Stmt:
-    """Chunks of equal numbers of positions and parents."""
+    """Chunks with equal numbers of positions plus parents."""
 
     def work_before(i: Expr) -> Expr:
         return build.add(build.cast(build.load(pos, i), INT64), i)
@@ -97,9 +97,9 @@ def _first_with(
     names: Names,
     then: Callable[[Expr], Stmt],
 ) -> Stmt:
-    """`then` of the first iteration before which there is as much work as `wanted`, found by halving.
+    """Emit `then` with the first iteration before which there is at least `wanted` work, found by binary search.
 
-    near: where it is if all iterations have the same work, and the distance from there that is tried first.
+    near: a guess, which is exact if all iterations have the same work, and the distance from it to search first.
     """
     low, high = (build.register(names.fresh(internal_name(end))) for end in ("low", "high"))
     middle, goal, found = (names.fresh(internal_name(what)) for what in ("middle", "wanted", "first"))

@@ -1,4 +1,4 @@
-"""The loops of a nest: operands are traversed index by index, and merged if they meet (TACO, section 6)."""
+"""Emit the loops of a nest: operands are traversed index by index, and merged if they share one (TACO, section 6)."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from .state import Appended, Body, Chosen, State
 from .union_merge import UnionMerge
 
 MAX_POINTS = 7
-"""Points of an index that have loops of their own: those of a sum of three operands."""
+"""Most lattice points of an index that get separate loops: a sum of three operands has this many."""
 
 
 @dataclass(frozen=True, slots=True)
 class CoiterationEmitter:
-    """Prints the loops of one nest.
+    """Emits the loops of one nest.
 
-    leaf: emits each instance that is not void. wrap_loops: adds the code around the loop of a depth.
+    leaf: emits each instance that is not void. wrap_loops: adds the code around the loop at a depth.
     choose: the same as `leaf` without a branch, if operands may be absent.
-    lanes: of vectors along the innermost loop, and how many at once. ahead: prefetches rows.
-    gathers: whether to vectorize an innermost loop over stored positions. is_unordered: whether the coordinates
-    of operands that are added may come in any order, and several times. copies: of the body of an innermost loop over
-    stored positions. branchless: whether sums at one index are computed without branches on presence. append_run:
-    appends neighboring elements at once. part: the bounds of the outermost loop, instead of those of its index.
+    lanes: the lanes, and the number of interleaved vectors, of a vectorized innermost loop. ahead: prefetches rows.
+    gathers: whether to vectorize an innermost loop over stored positions. is_unordered: whether the coordinates of
+    added operands may come in any order and repeatedly. copies: the unroll factor of an innermost loop over stored
+    positions. branchless: whether sums at one index are computed without branches on which operands are present.
+    append_run: appends adjacent elements at once. part: bounds of the outermost loop, instead of those of its index.
     """
 
     nest: Nest
@@ -57,12 +57,12 @@ class CoiterationEmitter:
     part: tuple[Expr, Expr] | None = None
 
     def nest_loops(self) -> Stmt:
-        """All loops, from the outermost one on."""
+        """All loops of the nest."""
         state = State(self.nest.term, dict.fromkeys(self.nest.paths, ROOT))
         return self._enter(state, None, lambda s: self.loops(0, s))
 
     def loops(self, depth: int, state: State) -> Stmt:
-        """The loops from a depth of the order on."""
+        """The loops of the order from `depth` on."""
         if depth == len(self.order):
             return self.leaf(state)
         return self.wrap_loops(depth, state, lambda s: self._loop(depth, s))
@@ -132,7 +132,7 @@ class CoiterationEmitter:
         found: dict[Access, Cursor],
         then: Callable[[Mapping[Access, Cursor]], Stmt],
     ) -> Stmt:
-        """`then` with a cursor for each iterator, cut to the range of the loop where that is no whole dimension."""
+        """Emit `then` with a cursor for each iterator, clipped to the loop's range if that is not a whole dimension."""
         if len(found) == len(iterators):
             return then(found)
         a = iterators[len(found)]
@@ -157,7 +157,7 @@ class CoiterationEmitter:
         )
 
     def _bind_value(self, value: Expr, then: Callable[[Expr], Stmt]) -> Stmt:
-        """`then` of a value that is computed once."""
+        """Emit `then` with `value`, bound to a name if it loads from memory, so that it is computed once."""
         if not any(isinstance(x, Load) for x in walk_expr(value)):
             return then(value)
         name = self.names.fresh("at")
@@ -186,7 +186,7 @@ class CoiterationEmitter:
         return Loop(name, c.start, c.stop, body)
 
     def _repeat(self, name: str, c: Cursor, body: Stmt) -> Stmt:
-        """A loop over the positions of `c` with several of them per iteration, and one over the remaining ones."""
+        """A loop over the positions of `c`, unrolled by `copies`, and a loop over the remaining positions."""
         middle, first, copy = (self.names.fresh(f"{name}.{what}") for what in ("middle", "first", "copy"))
         left = build.mod(build.sub(c.stop, c.start), self.copies)
         one = Let(name, build.add(build.var(first), build.var(copy)), body)
@@ -195,10 +195,10 @@ class CoiterationEmitter:
         return Let(middle, build.sub(c.stop, left), build.block(main, Loop(name, build.var(middle), c.stop, body)))
 
     def _is_alone(self, a: Access, depth: int) -> bool:
-        """Whether the elements below repeated coordinates of `a` may be walked one by one.
+        """Whether the elements below repeated coordinates of `a` may be visited one by one.
 
-        Not where another operand has to be merged with them further inside. Elements that are stored several times
-        have to be added first, unless they are factors of a sum, which adds their products.
+        They may not if another operand must be merged with them further inside. Elements that are stored several times
+        must be added first, unless they are factors in a sum, which adds their products anyway.
         """
         inside = set(self.order[depth + 1 :])
         others = (s.loop for b, p in self.nest.paths.items() if b != a for s in p.iterated)
@@ -207,12 +207,15 @@ class CoiterationEmitter:
         return is_once and not any(n in inside and n in own for n in others)
 
     def _is_factor_of_sum(self, a: Access, name: str) -> bool:
-        """Whether the statement sums a value over a loop that is proportional to `a`."""
+        """Whether the statement sums a value that is proportional to `a` over the loop `name`."""
         is_sum = self.nest.statement.reduction == "+" and not self.nest.loops[name].is_free
         return is_sum and a.dtype.is_float and is_proportional(self.nest.term.value, a)
 
     def _merge(self, depth: int, state: State, lattice: Lattice, cursors: Mapping[Access, Cursor]) -> Stmt:
-        """A `While` per point: as long as its operands all have coordinates, the least of these is next."""
+        """Merge by one `While` per lattice point, which runs as long as all operands of the point have coordinates.
+
+        Sums of the present operands use faster forms.
+        """
         if self._is_union(depth, state, lattice, cursors):
             if self.is_unordered:
                 return self._visit_each(depth, state, lattice, cursors)
@@ -233,7 +236,7 @@ class CoiterationEmitter:
         return Allocate(tuple(cells.values()), build.block(*parts))
 
     def _rest(self, depth: int, state: State, point: Point, c: Cursor, cell: Buffer) -> Stmt:
-        """A loop over the remaining stored elements of one operand, behind the end of the others."""
+        """A loop over the remaining stored elements of one operand after the others have ended."""
         (a,) = point.present
         name, coordinate = self.names.fresh(name_of_position(a)), self.names.fresh(self.order[depth])
         position = build.var(name)
@@ -249,7 +252,7 @@ class CoiterationEmitter:
         cursors: Mapping[Access, Cursor],
         cells: Mapping[Access, Buffer],
     ) -> Stmt:
-        """One coordinate: the least of those at which the operands of a point stand."""
+        """The body of a merge at one coordinate, which is the least current coordinate of the point's operands."""
         here = _list_present(point, cursors)
         names = {a: self.names.fresh(f"{a.tensor}.crd") for a in here}
         value = self.names.fresh(self.order[depth])
@@ -283,7 +286,7 @@ class CoiterationEmitter:
         cursors: Mapping[Access, Cursor],
         stops: Mapping[Access, Expr],
     ) -> Stmt:
-        """The first of `points` whose operands are all at the coordinate; then these move on."""
+        """Emit the case of the first of `points` whose operands are all at the coordinate, and advance the operands."""
         moves = [self._advance(cells[a], at[a], stops[a]) for a in at]
         chain: Stmt | None = None
         for p in reversed(points):
@@ -302,7 +305,7 @@ class CoiterationEmitter:
         return build.block(*([chain] if chain is not None else []), *moves)
 
     def _is_union(self, depth: int, state: State, lattice: Lattice, cursors: Mapping[Access, Cursor]) -> bool:
-        """Whether an instance at the innermost loop is a sum of the present operands; one of the operands always is."""
+        """Whether the innermost loop computes a sum of those operands that are present, at least one of them."""
         if depth + 1 < len(self.order) or not all(c.is_unique for c in cursors.values()):
             return False
         term, paths = lattice.points[0].term, self.nest.paths
@@ -313,18 +316,18 @@ class CoiterationEmitter:
         return alone == set(cursors) and complete and plain and is_additive(term.value, set(cursors))
 
     def _visit_each(self, depth: int, state: State, lattice: Lattice, cursors: Mapping[Access, Cursor]) -> Stmt:
-        """A loop over the stored elements of each operand, one after the other."""
+        """A separate loop over the stored elements of each operand."""
         alone = [p for p in lattice.points if len(p.present) == 1]
         return build.block(*(self._follow(depth, state, p, cursors) for p in alone))
 
     @staticmethod
     def _advance(cell: Buffer, here: Expr, stop: Expr) -> Stmt:
-        if stop == build.add(Load(cell, ()), 1):  # processors add a condition faster than they choose by it
+        if stop == build.add(Load(cell, ()), 1):  # adding a condition is faster than a select
             return Store(cell, (), build.cast(here, INT64), "+")
         return Store(cell, (), build.select(here, stop, Load(cell, ())))
 
     def _scan(self, depth: int, state: State, lattice: Lattice, cursors: Mapping[Access, Cursor]) -> Stmt:
-        """A loop over all coordinates that the operands accompany."""
+        """A loop over all coordinates, along which the operands advance."""
         cells = {a: build.register(self.names.fresh(f"{a.tensor}.at")) for a in cursors}
         name = self.names.fresh(self.order[depth])
         body = self._compare(depth, state, lattice, build.var(name), cursors, cells)
@@ -333,7 +336,7 @@ class CoiterationEmitter:
         return Allocate(tuple(cells.values()), build.block(*first, Loop(name, start, stop, body)))
 
     def _merge_at_once(self, depth: int, state: State, lattice: Lattice, cursors: Mapping[Access, Cursor]) -> Stmt:
-        """One `While` for all points: loops for each of them would have bodies for most pairs of points."""
+        """Merge by one `While` for all points: a loop per point would contain bodies for most pairs of points."""
         cells = {a: build.register(self.names.fresh(f"{a.tensor}.at")) for a in cursors}
         name, end = self.names.fresh(self.order[depth]), build.const(2**63 - 1)
         live = {a: build.lt(Load(cells[a], ()), c.stop) for a, c in cursors.items()}
@@ -354,7 +357,7 @@ class CoiterationEmitter:
         cursors: Mapping[Access, Cursor],
         cells: Mapping[Access, Buffer],
     ) -> Stmt:
-        """The computation at the coordinate `value`, by the operands that store it; then these advance."""
+        """Compute the case of the operands that store the coordinate `value`, then advance these."""
         at: dict[Access, Expr] = {}
         bound: list[tuple[str, Expr]] = []
         for a, c in cursors.items():
@@ -394,10 +397,10 @@ class CoiterationEmitter:
         at: Mapping[Access, Expr],
         found: Mapping[Access, Place],
     ) -> Stmt:
-        """The child of the operands that are present.
+        """Branch to the child for the operands that are present.
 
-        With many points, operands that have more levels to walk do not decide: where one is absent, it has nothing to
-        walk in the same child. So the number of children does not multiply from loop to loop.
+        With many points, there is no branch on operands that have more levels inside. If such an operand is absent, its
+        range in the same child is empty. So the number of children does not multiply from loop to loop.
         """
         inside = set(self.order[depth + 1 :])
         many = len(lattice.points) > MAX_POINTS
@@ -422,7 +425,7 @@ class CoiterationEmitter:
     # --- inside a loop -------------------------------------------------------------------------------------------
 
     def _child(self, depth: int, state: State, value: Expr, places: Mapping[Access, Place]) -> Stmt:
-        """The body of the loop at `depth` at the coordinate `value`, with the iterators at `places`."""
+        """The body of the loop at `depth` for the coordinate `value`, with the iterators at `places`."""
         name = self.order[depth]
         indices = {**state.indices, name: value}
         for index, block in self.nest.blocks.items():
@@ -438,7 +441,7 @@ class CoiterationEmitter:
         return self._enter(inside, name, lambda s: self.loops(depth + 1, s))
 
     def _enter(self, state: State, name: str | None, then: Body) -> Stmt:
-        """`then` where all occurrences have gone through the levels whose coordinate is known by now."""
+        """Emit `then` after all occurrences have descended through the levels whose coordinate is already known."""
         for a in self._live(state.term):
             place = state.places[a]
             step = self._step(a, place)
@@ -452,7 +455,7 @@ class CoiterationEmitter:
         return then(state)
 
     def _search(self, a: Access, step: Step, value: Expr, state: State, name: str | None, then: Body) -> Stmt:
-        """`then` with `a` at the stored coordinate `value`, or without it if that is not stored."""
+        """Search for the coordinate `value` in `a`, and emit `then` with `a` there or, if it is not stored, absent."""
         c = cursor(self.operands[a.tensor], step, state.places[a])
         without = state.term.drop_absent([a])
 
@@ -477,7 +480,7 @@ def _list_present(point: Point, cursors: Mapping[Access, Cursor]) -> list[Access
 
 
 def _list_cases(term: Term, operands: Sequence[Access]) -> Iterator[tuple[frozenset[Access], Term]]:
-    """The sets of operands that may be present, with what `term` is without the others, unless it is void."""
+    """Yield each set of operands that may be present with `term` without the others, unless that is void."""
     for count in range(len(operands), -1, -1):
         for chosen in combinations(operands, count):
             left = term.drop_absent([a for a in operands if a not in chosen])

@@ -1,4 +1,4 @@
-"""Conversions of operands that no loop order can traverse in their format."""
+"""Insert conversions of operands that no loop order can traverse in their format."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from .versions import name_versions
 def insert_conversions(
     original: SparseProblem, copied: frozenset[tuple[str, int]] = frozenset()
 ) -> tuple[SparseProblem, tuple[Conversion, ...], tuple[Version, ...]]:
-    """The problem with converted operands, and with the results that later statements read as operands.
+    """The problem with converted operands and with versions of results that later statements read, and lists of both.
 
     Args:
         copied: see `name_versions`.
 
     Raises:
-        CannotLower: an operand that must not be converted would have to be.
+        CannotLower: an operand that may not be converted needs a conversion.
     """
     problem, versions = name_versions(original, copied)
     made: dict[tuple[str, Format], Conversion] = {}
@@ -71,15 +71,15 @@ def insert_conversions(
 def _extend_aliases(
     problem: SparseProblem, made: Mapping[tuple[str, Format], Conversion]
 ) -> tuple[tuple[str, str], ...]:  # fmt: skip
-    """Those of the problem, and the conversions of such."""
+    """The aliases of the problem, and conversions of aliases."""
     originals = dict(problem.aliases)
     return (*problem.aliases, *((c.name, originals[c.source]) for c in made.values() if c.source in originals))
 
 
 def _combines_out_of_order(nest: Nest, order: tuple[str, ...]) -> bool:
-    """Whether values come to elements of a target that shares places several times, in another order than stored.
+    """Whether elements of a target with a shared pattern are updated repeatedly, in another order than they are stored.
 
-    Sums begin with the zeros that its memory holds; other reductions have an identity of their own.
+    Sums are allowed, because they start from the zeros in memory; other reductions need their own identity.
     """
     free = [n for n, name in enumerate(order) if nest.loops[name].is_free]
     shares = nest.statement.target in dict(nest.shared)
@@ -87,20 +87,20 @@ def _combines_out_of_order(nest: Nest, order: tuple[str, ...]) -> bool:
 
 
 def _reads_of(nest: Nest, wrong: Mapping[Access, Format]) -> list[Access]:
-    """The accesses of the statement that go along the paths `wrong`."""
+    """The accesses of the statement that use the paths in `wrong`."""
     accesses = (*nest.term.exists, *reads(nest.term.value))
     return [a for a in accesses if nest.term.pattern_access(a) in wrong]
 
 
 def _gives_places(a: Access, nest: Nest) -> bool:
-    """Whether the target of a statement has its values beside the places of an operand."""
+    """Whether the target of the statement has the sparsity pattern of `a`."""
     return a == nest.own
 
 
 def _with_own_places(problem: SparseProblem, target: str, order: tuple[str, ...]) -> SparseProblem:
-    """The problem with a result that has levels of its own, or a dense temporary.
+    """The problem with `target` no longer sharing a pattern: a result gets its own levels, a temporary becomes dense.
 
-    Raises CannotLower.
+    Raises CannotLower if a temporary would then be read where it is not 0 but must be.
     """
     function = problem.function
     _check_elements_read(function, target, dict(problem.shared)[target], order)
@@ -112,7 +112,7 @@ def _with_own_places(problem: SparseProblem, target: str, order: tuple[str, ...]
 
 
 def _check_elements_read(function: Function, target: str, source: str, order: tuple[str, ...]) -> None:
-    """Refuse a dense temporary whose other elements than those of `source` are read and would not be zero."""
+    """Reject a dense temporary that is read at elements `source` does not store, where it would not be zero."""
     begun = {s.reduction for s in function.statements if s.target == target and s.initialize} - {"+"}
     if not begun or function.tensor(target).role is not Role.TEMPORARY:
         return
@@ -127,7 +127,7 @@ def _check_elements_read(function: Function, target: str, source: str, order: tu
 
 
 def _reorder_levels(a: Access, nest: Nest, order: tuple[str, ...], enters_late: bool) -> Format:
-    """The format of an operand with its levels in the order of the loops. It stores the same elements."""
+    """The format of an operand with its levels in the order of the loops and the same stored elements."""
     found = reordered_format(nest.paths[a], order, enters_late)
     if found is None:
         raise CannotLower(f"'{a.tensor}' would have to be stored in another order")

@@ -1,4 +1,4 @@
-"""The common parts of all statements' kernels: reading operands, and the value of an instance."""
+"""The common parts of the kernels of all statements: reading operands and computing the value of an instance."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .sparse_problem import SparseProblem
 from .state import Appended, Body, State
 
 GATHERED_BYTES = {4, 8}
-"""The elements that processors gather."""
+"""Sizes of the elements that gather instructions load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +46,12 @@ class Shared:
         return [self.sizes.value(x) for x in self.problem.ranges.shape(tensor)]
 
     def dense_dims(self, tensor: str) -> tuple[int, ...]:
-        """The dimensions of a tensor with the stored places of an operand that the operand lacks."""
+        """The dimensions of `tensor` that the operand whose pattern it shares lacks; () if it shares none."""
         source = dict(self.problem.shared).get(tensor)
         return () if source is None else list_dense_dims(self.problem.function, tensor, source)
 
     def stored_position(self, tensor: str, place: Place, subscripts: tuple[Expr, ...]) -> Expr:
-        """The index of an element among the values of a tensor, of which an operand has reached `place`."""
+        """The index among the values of `tensor` of the element at `place` of the operand whose pattern it shares."""
         index = flat_position(place.low, place)
         if dims := self.dense_dims(tensor):
             extents, ranges = self.extents(tensor), self.problem.ranges.tensors[tensor]
@@ -61,7 +61,7 @@ class Shared:
         return index
 
     def element(self, tensor: str, subscripts: tuple[Expr, ...]) -> tuple[Buffer, Expr]:
-        """The buffer of a dense tensor, and the index in it of an element."""
+        """The buffer of a dense tensor, and the index of an element in it."""
         operand, extents = self.operands[tensor], self.extents(tensor)
         starts = [self.sizes.value(lower) for lower, _ in self.problem.ranges.tensors[tensor]]
         order = range(len(extents)) if operand.format is None else operand.format.order
@@ -73,7 +73,7 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class StatementEmitter(ABC):
-    """Prints the kernels of one statement. part: bounds of the outermost loop, instead of those of its index."""
+    """Emits the kernels of one statement. part: bounds of the outermost loop, instead of those of its index."""
 
     shared: Shared
     nest: Nest
@@ -87,7 +87,7 @@ class StatementEmitter(ABC):
 
     @property
     def options(self) -> SparseOptions:
-        """How to lower it."""
+        """The options of the problem."""
         return self.shared.problem.options
 
     @property
@@ -108,18 +108,18 @@ class StatementEmitter(ABC):
 
     @property
     def final_depth(self) -> int | None:
-        """The depth at which the element that is written is known and only reduced loops are left, if there is one."""
+        """The loop depth at which the written element is known and only reduced loops remain; None if there is none."""
         free = [n for n, name in enumerate(self.order) if self.nest.loops[name].is_free]
         depth = len(free)
         return depth if free == list(range(depth)) else None
 
     @abstractmethod
     def kernels(self) -> Iterator[tuple[str, Stmt]]:
-        """The kernels in order, each with its body."""
+        """The kernels in order, each as a name and a body."""
 
     @abstractmethod
     def wrap_loops(self, depth: int, state: State, then: Body) -> Stmt:
-        """`then`, the loops from `depth` on, with the code before and after them."""
+        """Emit `then`, which makes the loops from `depth` on, with the code before and after them."""
 
     @abstractmethod
     def combine(self, state: State, value: Expr) -> Stmt:
@@ -128,7 +128,7 @@ class StatementEmitter(ABC):
     # --- the loops -----------------------------------------------------------------------------------------------
 
     def walk(self) -> Stmt:
-        """The loops, with the innermost one in vectors where it can be."""
+        """The loops, with the innermost one vectorized if possible."""
         for lanes in self.vectorization_candidates():
             body = self._loops(lanes)
             try:
@@ -153,29 +153,29 @@ class StatementEmitter(ABC):
 
     @property
     def is_unordered(self) -> bool:
-        """Whether coordinates of the result may come in any order, and several times."""
+        """Whether coordinates of the result may come in any order and repeatedly."""
         return False
 
     @property
     def copies(self) -> int:
-        """Stored positions that a trip of the innermost loop handles."""
+        """Stored positions per iteration of the innermost loop."""
         return 1
 
     @property
     def append_run(self) -> Appended | None:
-        """Emits neighboring elements of the result at once, if that is possible."""
+        """A function that emits adjacent elements of the result at once; None if that is not possible."""
         return None
 
     @property
     def reads_values(self) -> bool:
-        """Whether the walk is more than one that counts places."""
+        """Whether the loops read values, and do not only count stored elements."""
         return True
 
     @property
     def gathers(self) -> bool:
-        """Whether an innermost loop over stored positions runs in vectors.
+        """Whether to vectorize an innermost loop over stored positions.
 
-        Those of sums, also where the processor loads lanes from anywhere fast; others where no lane does.
+        So are sums and stores by position if no load needs a gather, and other sums if gathers are fast.
         """
         if not self.order:
             return False
@@ -186,18 +186,18 @@ class StatementEmitter(ABC):
 
     @property
     def stores_by_position(self) -> bool:
-        """Whether an innermost loop over stored positions stores the value of each beside it, and nothing else."""
+        """Whether an innermost loop over stored positions only stores one value at each of these positions."""
         return False
 
     @property
     def reads_by_position(self) -> bool:
-        """Whether the innermost coordinate is only for finding positions: nothing else in the value depends on it."""
+        """Whether the value depends on the innermost coordinate only through the position of one operand."""
         inner = self.order[-1]
         walked = [p for p in self.nest.paths.values() if any(step.loop == inner for step in p.iterated)]
         return len(walked) == 1 and not self._mentions(self.nest.term.value, inner)
 
     def _mentions(self, e: TcExpr, loop: str) -> bool:
-        """Whether a value depends on a loop in another way than by the positions of operands."""
+        """Whether `e` depends on `loop` other than through positions of operands."""
         if isinstance(e, Index):
             return e.name == loop
         if isinstance(e, Access) and self.nest.term.pattern_access(e) in self.nest.paths:
@@ -206,12 +206,12 @@ class StatementEmitter(ABC):
 
     @property
     def gathers_fast(self) -> bool:
-        """Whether lanes of a vector are to be loaded from anywhere."""
+        """Whether to use gather instructions."""
         wanted = self.options.gather
         return wanted == "always" or (wanted == "auto" and self.shared.target.has_fast_gather)
 
     def parallelize_outer_loop(self, body: Stmt) -> Stmt:
-        """The loops with the outermost one shared by threads."""
+        """The loops `body` with the outermost one split among threads."""
         size = self.options.chunk_positions
         return (
             parallelize_outer_loop(body, self.nest, self.order, self.shared.operands, self.names, size)
@@ -220,7 +220,7 @@ class StatementEmitter(ABC):
         )
 
     def vectorization_candidates(self) -> Iterator[tuple[int, int]]:
-        """Lanes and interleaved vectors that suit the innermost loop."""
+        """Pairs of lanes and interleaved vectors to try for the innermost loop."""
         lanes = self.lanes
         if not self.order or lanes == 1:
             return
@@ -233,7 +233,7 @@ class StatementEmitter(ABC):
 
     @property
     def lanes(self) -> int:
-        """The elements of a vector."""
+        """The number of elements of a vector."""
         return max(1, self.shared.target.vector_bits // 8 // self.values.type.dtype.accumulator.size)
 
     def leaf(self, state: State) -> Stmt:
@@ -246,7 +246,7 @@ class StatementEmitter(ABC):
         return build.allocate(runs.values(), build.block(*sums, self.combine(state, self.value(state, runs))))
 
     def value(self, state: State, runs: Mapping[Access, Buffer]) -> Expr:
-        """The value of an instance. runs: the registers with the sums of operands that repeat coordinates."""
+        """The value of an instance. runs: registers that hold the sums of repeated coordinates of operands."""
 
         def read(access: Access, subscripts: tuple[Expr, ...], mask: Expr | None) -> Expr:
             if access in runs:
@@ -261,7 +261,7 @@ class StatementEmitter(ABC):
         return Translator(state.indices, self.shared.sizes, read).value(state.term.value)
 
     def choose(self, state: State, here: Mapping[Access, Expr]) -> Stmt:
-        """As `leaf`, with 0 for the operands whose condition does not hold."""
+        """The same as `leaf`, with 0 for the operands whose condition in `here` does not hold."""
 
         def read(access: Access, subscripts: tuple[Expr, ...], mask: Expr | None) -> Expr:
             if access not in here:
@@ -280,11 +280,11 @@ class StatementEmitter(ABC):
         return tuple(translator.subscript(e) for e in self.s.subscripts)
 
     def enter_reduction(self, state: State) -> State:
-        """The state inside the reduced loops, where the identity of the reduction is void in any case."""
+        """The state inside the reduced loops, where the identity of the reduction contributes nothing."""
         return replace(state, term=replace(state.term, void=self.nest.identity)) if self.nest.keeps_places else state
 
     def total(self) -> Buffer:
-        """The register of a sum whose element is settled."""
+        """The register that accumulates the reduction of one element."""
         return build.register(f"{self.s.target}.total", self.values.type.dtype.accumulator)
 
 

@@ -1,4 +1,4 @@
-"""The schedule of a sparse def as text for people: formats, loops, merges, conversions, results, phases."""
+"""Human-readable schedules of sparse defs: formats, loops, merges, conversions, results, phases."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .operand_buffers import Assembled
 
 
 def explain(program: Program) -> str:
-    """How each tensor is stored and each statement runs, one fact to a line."""
+    """Describe how each tensor is stored and each statement runs, one fact per line."""
     return "\n".join([*_print_tensors(program), *_print_statements(program), *_print_phases(program)])
 
 
 def text_with_formats(function: Function) -> str:
-    """The text of a def, with the formats that its tensors have by now.
+    """The text of a def with the current formats of its tensors.
 
-    A def that was derived from another, such as its batched form, has no text: its canonical form stands for it.
+    A def derived from another, such as its batched form, has no source text and is printed in canonical form.
     """
     definition = next((d for d in parse_program(function.source).defs if d.name == function.name), None)
     formats = {t.name: t.format for t in function.tensors if t.is_sparse and t.format is not None}

@@ -1,4 +1,4 @@
-"""Expressions of the language as expressions of the loop program, where sizes are known when the kernel runs only."""
+"""Translate expressions of the language to the loop program, with sizes that are known only at run time."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ..tc_lang import ir as tc
 from .operand_buffers import Sizes
 
 Read = Callable[[tc.Access, tuple[ir.Expr, ...], ir.Expr | None], ir.Expr]
-"""The element that an access reads at its subscripts, touched only where the mask holds."""
+"""Emits the load of an access at its subscripts; it touches memory only if the mask holds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Translator:
-    """The values of names at a place of the program.
+    """Translates expressions at one point of the program.
 
-    indices: int64 values. guard: the condition under which the translated expression is evaluated.
+    indices: int64 values by name. guard: the condition under which the translated expression is evaluated.
     """
 
     indices: Mapping[str, ir.Expr]
@@ -34,7 +34,7 @@ class Translator:
         return replace(self, guard=build.and_masks(self.guard, condition))
 
     def value(self, e: tc.Expr) -> ir.Expr:
-        """The value of `e`, of type `e.dtype`."""
+        """Translate `e` to an expression of type `e.dtype`."""
         match e:
             case tc.Const(value, dtype):
                 return ir.Const(value, Type(dtype))
@@ -59,7 +59,7 @@ class Translator:
         raise InternalError(f"not an expression: {e!r}")
 
     def subscript(self, e: tc.Expr) -> ir.Expr:
-        """The integer `e` in int64: exact where its own type would have wrapped."""
+        """Translate the integer expression `e` to int64, which is exact even if the type of `e` would wrap."""
         match e:
             case tc.Const(value):
                 return build.const(int(value))

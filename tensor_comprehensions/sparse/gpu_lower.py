@@ -1,13 +1,13 @@
-"""A problem as kernels for a GPU.
+"""Lower a sparse problem to kernels for a GPU.
 
-A statement whose result is dense, or beside the stored places of an operand, is one kernel, after one that fills its
-result where the loops do not come to every element. All loops over the result are outside, so that each element has
-one team of threads, and no two of them meet in memory.
+A statement whose result is dense, or has the sparsity pattern of an operand, becomes one kernel. Another kernel before
+it fills the result if the loops do not reach every element. All loops over the result are outside, so that each element
+belongs to one team of threads and needs no atomic operations.
 
-A result with stored places of its own is collected: one kernel counts the elements of each thread, the caller adds the
-counts up, and another kernel writes the elements of each thread behind those of earlier threads. The caller sorts them
-if they come in another order, and combines those of one place (the expansion, sorting and compression of Dalton, Olson
-and Bell, TOMS 2015).
+A result with its own sparsity pattern is collected: one kernel counts the elements of each thread, the caller computes
+the prefix sum of the counts, and another kernel writes the elements of each thread after those of earlier threads. The
+caller sorts them if necessary and combines duplicates (the expansion, sorting and compression of Dalton, Olson and
+Bell, TOMS 2015).
 """
 
 from __future__ import annotations
@@ -48,16 +48,17 @@ from .state import Body, State
 
 LEADS = internal_name("leads")
 COUNTS = "count"
-"""The role of a kernel behind which the caller allocates what it has counted."""
+"""The role of a kernel that counts elements, after which the caller allocates memory for them."""
 SHUFFLED_BYTES = {4, 8}
-"""The elements that lanes exchange."""
+"""Sizes of the elements that warp shuffles exchange."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuMapping:
-    """The mapping of a kernel to threads, for people to read.
+    """The mapping of a kernel to threads, for reports.
 
-    name: of the kernel. loops: the loops whose instances the teams share, of so many lanes, which share `shared`.
+    name: the kernel. loops: the loops whose instances are distributed over `teams`. shared: the loop whose iterations
+    the lanes of a team share, or "".
     """
 
     name: str
@@ -81,15 +82,15 @@ class GpuProgram:
 
     @property
     def num_threads(self) -> int:
-        """The threads that count elements of results, or write them."""
+        """The number of threads that count or write elements of collected results."""
         return max((m.teams.count for m in self.mappings if m.name.endswith(COUNTS)), default=0)
 
 
 def lower_for_gpu(problem: SparseProblem, target: GpuTarget, host: CpuTarget) -> GpuProgram:
-    """The kernels of a problem whose `lanes` are set.
+    """Lower a problem whose `lanes` are set.
 
     Raises:
-        CannotLower: a statement is of a kind that has no kernels for GPUs; the message says which.
+        CannotLower: a statement is of a kind that cannot run on a GPU; the message says which.
     """
     serial = replace(problem.options, prefetch_distance=0, gather="never", chunk_positions=0)
     problem, conversions, versions = insert_conversions(replace(problem, options=serial))
@@ -138,7 +139,7 @@ def lower_for_gpu(problem: SparseProblem, target: GpuTarget, host: CpuTarget) ->
 
 
 def _is_sorted(nest: Nest, order: tuple[str, ...], format: Format) -> bool:
-    """Whether threads in order come to each element of a result once, in the order in which it is stored."""
+    """Whether threads, in order, produce each element of a result once and in storage order."""
     return is_ordered(nest, order, format) and not needs_row_workspace(nest, order, format)
 
 
@@ -150,7 +151,7 @@ def _check_subscripts(nest: Nest) -> None:
 
 
 def _is_single(nest: Nest) -> bool:
-    """Whether a statement writes one element: no loop is over its target."""
+    """Whether a statement writes a single element: no loop is over its target."""
     return not nest.free
 
 
@@ -160,7 +161,7 @@ Parts = tuple[str, Stmt, Teams, tuple[str, ...], str]
 def _lower_statement_kernels(
     common: Shared, nest: Nest, order: tuple[str, ...], held: Collected | None, blocks: int
 ) -> Iterator[Parts]:
-    """The kernels of a statement: role, body, teams, and the loops that the teams and their lanes share."""
+    """The kernels of a statement: role, body, teams, the loops that the teams share, and the loop that lanes share."""
     emitter: GpuDenseEmitter | GpuSharedEmitter
     if held is not None:
         yield from _collect(GpuCollectedEmitter(common, nest, order, held, totals_buffer(0), 0), Teams(blocks, 1))
@@ -188,13 +189,13 @@ def _lower_statement_kernels(
 
 
 def _collect(emitter: GpuCollectedEmitter, teams: Teams) -> Iterator[Parts]:
-    """The kernels that count elements, and that write them."""
+    """The kernel that counts the elements and the one that writes them."""
     for what, one in ((COUNTS, replace(emitter, counts=True)), ("collect", emitter)):
         yield what, one.in_order(teams), teams, emitter.order[:1], ""
 
 
 def _walk_parts(emitter: StatementEmitter, teams: Teams) -> Stmt:
-    """The walk of a part of the outermost index in each thread, which searches the operands for where it begins."""
+    """The loops for one part of the outermost index per thread; each thread searches the operands for its start."""
     loop, sizes, names = emitter.nest.loops[emitter.order[0]], emitter.shared.sizes, emitter.names
     lower, upper = sizes.value(loop.lower), sizes.value(loop.upper)
     extent, bounds = build.maximum(build.sub(upper, lower), 0), [names.fresh(internal_name(n)) for n in ("from", "to")]
@@ -206,7 +207,7 @@ def _walk_parts(emitter: StatementEmitter, teams: Teams) -> Stmt:
 
 
 def _fill(emitter: StatementEmitter, total: Expr, value: Expr, blocks: int) -> Parts:
-    """The kernel after which all elements of the target, of which there are `total`, are `value`."""
+    """The kernel that sets all `total` elements of the target to `value`."""
     teams = Teams(blocks, 1)
     loop = Loop(ELEMENT, build.const(0), total, build.store(emitter.values, (build.var(ELEMENT),), value))
     body = distribute_over_teams(split_outer_loops(loop), teams, emitter.names)
@@ -214,7 +215,7 @@ def _fill(emitter: StatementEmitter, total: Expr, value: Expr, blocks: int) -> P
 
 
 def _share_sums(emitter: GpuDenseEmitter, blocks: int) -> Parts | None:
-    """The kernel of a statement whose sums the lanes of a team share; None if each sum is for one thread."""
+    """The kernel of a statement whose sums the lanes of a team share; None if one thread must compute each sum."""
     nest, order = emitter.nest, emitter.order
     on_paths = {step.loop for p in nest.paths.values() for step in p.steps}
     dtype = emitter.total().type.dtype
@@ -230,14 +231,14 @@ def _share_sums(emitter: GpuDenseEmitter, blocks: int) -> Parts | None:
     if (nest.free and not outer.loops) or not (
         isinstance(outer.rest, Allocate) and sharing.total() in outer.rest.buffers
     ):
-        return None  # not all lanes come to where they meet
+        return None  # not all lanes reach the shuffles
     loops = order[: len(outer.loops)] or ("the one element",)
     return "walk", distribute_in_uniform_rounds(outer, teams, sharing.names, LEADS), teams, loops, order[len(nest.free)]
 
 
 @dataclass(frozen=True, slots=True)
 class _InThreads(StatementEmitter):
-    """Without vectors, which a GPU makes of threads."""
+    """An emitter without vector loops: a GPU forms vectors from threads."""
 
     def vectorization_candidates(self) -> Iterator[tuple[int, int]]:
         yield from ()
@@ -249,7 +250,7 @@ class _InThreads(StatementEmitter):
 
 @dataclass(frozen=True, slots=True)
 class GpuDenseEmitter(_InThreads, DenseEmitter):
-    """Into a dense tensor: the loops inside a fixed element sum in a register.
+    """Emits a statement into a dense tensor; the loops inside the last index of the target sum in a register.
 
     teams: the teams whose lanes share these loops and combine their registers; None: one thread runs them all.
     """
@@ -284,15 +285,15 @@ class GpuDenseEmitter(_InThreads, DenseEmitter):
 
 @dataclass(frozen=True, slots=True)
 class GpuSharedEmitter(_InThreads, SharedEmitter):
-    """Beside the stored places of an operand, into memory that holds zeros."""
+    """Emits a statement into the values of a tensor with the pattern of an operand; the memory holds zeros."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuCollectedEmitter(_InThreads, CollectedEmitter):
-    """As a list of elements: those of each thread behind those of earlier ones."""
+    """Emits a result as a list of elements: those of each thread after those of earlier threads."""
 
     def in_order(self, teams: Teams) -> Stmt:
-        """The walk, which counts the elements of each thread, or writes them."""
+        """The loops that count or write the elements of each thread."""
         starts = self.result.starts
         assert starts is not None
         outer = split_outer_loops(self.walk())

@@ -1,6 +1,6 @@
-"""Loops of a nest for the threads of a GPU: the outermost ones are dealt to teams of lanes in steps of the grid.
+"""Map the loops of a nest to the threads of a GPU: teams of lanes take instances of the outer loops in grid strides.
 
-A team is 1 to 32 neighboring threads, or a whole block. Its lanes share the positions of a row, or the terms of a sum.
+A team is 1 to 32 adjacent threads, or a whole block. Its lanes share the positions of a row, or the terms of a sum.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ TASK, ROUND, WORKERS = internal_name("task"), internal_name("round"), internal_n
 
 @dataclass(frozen=True, slots=True)
 class Teams:
-    """The threads of a launch: `blocks` blocks of `GPU_SPARSE_BLOCK_THREADS`, of which `lanes` neighbors are a team."""
+    """The threads of a launch: `blocks` blocks of `GPU_SPARSE_BLOCK_THREADS`; `lanes` adjacent threads form a team."""
 
     blocks: int
     lanes: int
 
     @property
     def launch(self) -> Launch:
-        """Lanes run along x, the teams of a block along y."""
+        """The launch configuration: lanes along x, the teams of a block along y."""
         return Launch((self.blocks, 1, 1), (self.lanes, GPU_SPARSE_BLOCK_THREADS // self.lanes, 1))
 
     @property
@@ -38,12 +38,12 @@ class Teams:
 
     @property
     def number(self) -> Expr:
-        """The number of the team of a thread."""
+        """The index of the thread's team."""
         return build.add(build.mul(build.var(BLOCK[0]), GPU_SPARSE_BLOCK_THREADS // self.lanes), build.var(THREAD[1]))
 
     @property
     def next(self) -> Expr:
-        """The number of the team behind that of a thread."""
+        """The index of the next team."""
         return build.add(self.number, 1)
 
     @property
@@ -52,16 +52,16 @@ class Teams:
 
 
 def count_blocks(target: GpuTarget) -> int:
-    """Blocks that fill the target once."""
+    """Number of blocks that fill the target once."""
     return target.num_sms * (target.threads_per_sm // GPU_SPARSE_BLOCK_THREADS)
 
 
 @dataclass(frozen=True, slots=True)
 class OuterLoops:
-    """The loops outside of the innermost part of a nest.
+    """The outer loops of a nest, split off from the rest.
 
-    before: loop-invariant names. loops: those whose bounds depend on none of the others. names: names that depend on
-    their variables. rest: the inner part.
+    before: names bound outside of the loops. loops: the outer loops; their bounds do not depend on each other.
+    names: names that depend on their variables. rest: the inner part.
     """
 
     before: tuple[tuple[str, Expr], ...]
@@ -71,12 +71,12 @@ class OuterLoops:
 
     @property
     def is_row(self) -> bool:
-        """Whether a loop follows whose bounds depend on those outside: over the positions of a row."""
+        """Whether the inner part is a loop whose bounds depend on the outer ones, as over the positions of a row."""
         return isinstance(self.rest, Loop)
 
 
 def split_outer_loops(body: Stmt) -> OuterLoops:
-    """Take apart the loops of a nest that come one in the other, from the outermost one on."""
+    """Split off the perfectly nested outer loops of a nest whose bounds do not depend on each other."""
     before: list[tuple[str, Expr]] = []
     names: list[tuple[str, Expr]] = []
     loops: list[Loop] = []
@@ -101,7 +101,7 @@ def _has_varying_bounds(bounds: Sequence[Expr], varying: set[str]) -> bool:
 
 
 def distribute_over_teams(outer: OuterLoops, teams: Teams, names: Names) -> Stmt:
-    """The loops with an instance of the outer ones for each team at a time, and a row shared by its lanes."""
+    """Loop over the instances of the outer loops in strides of the team count. The lanes of a team share a row."""
     rest = outer.rest
     if isinstance(rest, Loop) and teams.lanes > 1:
         rest = distribute_loops_over_lanes(rest, teams)
@@ -111,7 +111,7 @@ def distribute_over_teams(outer: OuterLoops, teams: Teams, names: Names) -> Stmt
 
 
 def distribute_in_order(outer: OuterLoops, teams: Teams, names: Names) -> Stmt:
-    """The loops with neighboring instances of the outer ones for each thread, and later ones for later threads."""
+    """Give each thread a block of consecutive instances of the outer loops, in the order of the threads."""
     task, tasks = names.fresh(TASK), names.fresh(WORKERS)
     first, last = (build.div(build.mul(n, build.var(tasks)), teams.count) for n in (teams.number, teams.next))
     loop = Loop(task, first, last, _bind_loop_variables(outer, build.var(task), outer.rest))
@@ -119,9 +119,9 @@ def distribute_in_order(outer: OuterLoops, teams: Teams, names: Names) -> Stmt:
 
 
 def distribute_in_uniform_rounds(outer: OuterLoops, teams: Teams, names: Names, leads: str) -> Stmt:
-    """As `distribute_over_teams`, with as many rounds for each thread, so that the threads of a team can meet.
+    """As `distribute_over_teams`, but with the same number of rounds for all threads, so that they can synchronize.
 
-    Where no instance is left, the last one is computed again. leads: a name for whether a thread is to store.
+    A team without an instance left computes the last one again. leads: the name to bind to whether a thread stores.
     """
     tasks, number, task = names.fresh(WORKERS), names.fresh(ROUND), names.fresh(TASK)
     mine = build.add(build.mul(build.var(number), teams.count), teams.number)
@@ -136,10 +136,10 @@ def distribute_in_uniform_rounds(outer: OuterLoops, teams: Teams, names: Names, 
 
 
 def distribute_loops_over_lanes(body: Stmt, teams: Teams) -> Stmt:
-    """A loop, or several, shared by the lanes of a team: each starts at its own number and steps by their count.
+    """Share one or more loops among the lanes of a team: a lane starts at its index and steps by the lane count.
 
     Raises:
-        CannotLower: there are other statements besides the loops, or they merge operands.
+        CannotLower: there are other statements besides the loops, or the loops merge operands.
     """
     match body:
         case Let(name, value, inner):
@@ -164,7 +164,7 @@ def _make_loop_extent(loop: Loop) -> Expr:
 
 
 def _bind_loop_variables(outer: OuterLoops, task: Expr, rest: Stmt) -> Stmt:
-    """`rest` for an instance of the outer loops, the innermost of which runs fastest through them."""
+    """`rest` with the variables of the outer loops bound from the linear index `task`, the innermost loop fastest."""
     bound: list[tuple[str, Expr]] = []
     for loop in reversed(outer.loops[1:]):
         extent = _make_loop_extent(loop)

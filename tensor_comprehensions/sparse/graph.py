@@ -1,7 +1,7 @@
 """The iteration graph of a statement: its loops, and the paths of its sparse operands through them (TACO, section 4).
 
-Every occurrence of a sparse tensor is a path through its levels. A level is reached from the one above, so its loop is
-inside that one's.
+Every occurrence of a sparse tensor is a path through its levels. A level is reached from the one above it, so its loop
+is inside the loop of that one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .sparse_problem import SparseProblem
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """One loop of a nest: an index of the statement, or the block or the place inside a block of one.
+    """One loop of a nest: over an index of the statement, over the blocks of an index, or inside a block.
 
     window: whether operands may store coordinates outside of `lower` to `upper`.
     """
@@ -37,7 +37,7 @@ class Loop:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One level of a path: the loop that moves along it, or the coordinate at which it is entered."""
+    """One level of a path: the loop that iterates over it, or the constant coordinate at which it is entered."""
 
     level: Level
     loop: str | int
@@ -54,7 +54,7 @@ class Path:
 
     @property
     def iterated(self) -> tuple[Step, ...]:
-        """The levels that say which coordinates there are."""
+        """The levels that are not dense, which determine the coordinates that exist."""
         return tuple(s for s in self.steps if not s.level.is_dense)
 
 
@@ -62,9 +62,9 @@ class Path:
 class Nest:
     """A statement as loops.
 
-    loops: by name, in the order of the statement's indices. paths: of sparse operands, by access.
+    loops: loops by name, in the order of the statement's indices. paths: paths of sparse operands, by access.
     blocks: the extent of the blocks into which an index is split, by index. identity: see `keeps_places`.
-    shared: the tensors that have the stored places of an operand. own: the access of that of the target.
+    shared: pairs of a tensor and the operand whose sparsity pattern it has. own: the access of the target's operand.
     """
 
     statement: Statement
@@ -78,9 +78,9 @@ class Nest:
 
     @property
     def keeps_places(self) -> bool:
-        """Whether the target stores all places that exist, whatever their values: no instance of a free loop is void.
+        """Whether the target stores every element where `exists` holds, even if its value is the identity.
 
-        `identity` is then the void value of the reduced loops.
+        Then no instance of a free loop is void, and `identity` is the void value inside the reduced loops.
         """
         return self.term.void is None and self.identity is not None
 
@@ -91,10 +91,10 @@ class Nest:
 
 
 def build_nest(problem: SparseProblem, number: int) -> Nest:
-    """The nest of the statement `number`.
+    """The nest of the statement with index `number`.
 
     Raises:
-        CannotLower: blocks of different extents meet at one index.
+        CannotLower: operands split one index into blocks of different extents.
     """
     statement = problem.function.statements[number]
     symbols = {t.name: t for t in problem.function.tensors}
@@ -115,7 +115,7 @@ def build_nest(problem: SparseProblem, number: int) -> Nest:
         for loop in _split_blocked_index(name, bounds, blocks.get(name), window):
             loops[loop[0]] = Loop(loop[0], loop[1], loop[2], name in free, window)
     paths = {a: _make_access_path(a, symbols[a.tensor], blocks, problem) for a in occurrences}
-    holds_zeros = target.name in stands_for and term.void == 0  # its memory does, where no instance writes
+    holds_zeros = target.name in stands_for and term.void == 0  # elements that no instance writes stay 0
     keeps = target.is_sparse and not holds_zeros and _has_matching_pattern(statement)
     identity = term.void if keeps else None
     term = replace(term, void=None) if keeps or not paths else term
@@ -126,7 +126,7 @@ def build_nest(problem: SparseProblem, number: int) -> Nest:
 
 
 def _has_matching_pattern(s: Statement) -> bool:
-    """Whether a statement is for the places of some tensors with just the subscripts of its target."""
+    """Whether all `exists` conditions of a statement, at least one, have the subscripts of its target."""
     return bool(s.exists) and all(a.subscripts == s.subscripts for a in s.exists)
 
 
@@ -170,7 +170,7 @@ def _collect_block_sizes(
 def _is_full_index_range(
     bounds: Bounds, a: Access, name: str, symbols: Mapping[str, Symbol], problem: SparseProblem
 ) -> bool:
-    """Whether the range of an index is the whole of the dimensions in which `a` has it."""
+    """Whether the range of an index covers the whole dimensions of `a` that it subscripts."""
     whole = problem.ranges.tensors[a.tensor]
     return all(
         is_whole(bounds, whole[d][1])
@@ -210,7 +210,7 @@ def _blocked_path(
 
 
 def is_ordered(nest: Nest, order: tuple[str, ...], format: Format) -> bool:
-    """Whether the loops come to the elements of a result one by one in the order of its levels.
+    """Whether the loops produce the elements of a result in the order of its levels.
 
     A reduced loop may be outside of the last index, if that is a compressed level at the end.
     """
@@ -227,15 +227,14 @@ def is_ordered(nest: Nest, order: tuple[str, ...], format: Format) -> bool:
 
 
 def _repeats_inside(path: Path, order: tuple[str, ...]) -> bool:
-    """Whether what tells repeated coordinates of an operand apart is the loop just inside: another one would be walked
-    for each of them."""
+    """Whether the loop of each level below repeated coordinates is directly inside, so that no other loop repeats."""
     pairs = [(a.loop, b.loop) for a, b in pairwise(path.steps) if not a.level.unique]
     inside = ((a, b) for a, b in pairs if isinstance(a, str) and isinstance(b, str))
     return all(order.index(b) == order.index(a) + 1 for a, b in inside)
 
 
 def needs_row_workspace(nest: Nest, order: tuple[str, ...], format: Format) -> bool:
-    """Whether the last index of the result is inside of a reduced loop, and a row can hold the results."""
+    """Whether the last index of the result is inside a reduced loop, so that a dense row must accumulate results."""
     free = [n for n, name in enumerate(order) if nest.loops[name].is_free]
     inside = bool(free) and free[:-1] == list(range(len(free) - 1)) and free[-1] == len(order) - 1
     last = format.levels[-1]

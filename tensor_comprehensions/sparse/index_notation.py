@@ -1,7 +1,7 @@
-"""Index notation -> the statements of a def: `y(i) = b(i) - A(i,j)*x(j)`, where sums are implied term by term.
+"""Translate index notation, such as `y(i) = b(i) - A(i,j)*x(j)` with implied sums, to the statements of a def.
 
-The terms are the operands of the outermost `+` and `-`. Indices of a term that the left side lacks are summed over, in
-this term alone. So `y = b - A*x` becomes `y(i) = b(i)` and `y(i) += -(A(i,j)*x(j))`.
+The terms are the operands of the outermost `+` and `-`. Each term is summed over the indices that it has and the left
+side lacks. So `y = b - A*x` becomes `y(i) = b(i)` and `y(i) += -(A(i,j)*x(j))`.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ..tc_lang.syntax.printer import to_text
 
 
 def notation_to_def(name: str, text: str, types: Mapping[str, str]) -> str:
-    """The text of a def called `name` that computes equations in index notation, one after the other.
+    """The text of a def called `name` that computes the equations of `text`, in index notation, in order.
 
     Args:
-        types: the scalar types of parameters that are not `float`, by their names.
+        types: the scalar types of parameters that are not `float`, by name.
 
     Raises:
-        ParseError: the text is no index notation.
-        CheckError: a type is not known, or given to something that is not a parameter.
+        ParseError: the text is not index notation.
+        CheckError: a type is unknown, or is given for a name that is not a parameter.
     """
     source = f"def {name}() -> (_) {{ {text} }}"
     equations = [_check_equation(x, source) for x in parse_program(source).defs[0].body]
@@ -35,7 +35,7 @@ def notation_to_def(name: str, text: str, types: Mapping[str, str]) -> str:
 
 
 def _check_equation(equation: s.Statement | s.TupleCall, source: str) -> s.Statement:
-    """Raises ParseError unless it is an equation in index notation."""
+    """Return `equation` as a statement. Raises ParseError if it is not an equation in index notation."""
     if isinstance(equation, s.TupleCall):
         raise ParseError("index notation has no calls of defs", source=source, span=equation.span)
     if equation.operator != "=":
@@ -64,7 +64,7 @@ class _Term:
 
 
 def _list_sum_terms(e: s.Expression, is_negative: bool = False) -> Iterator[_Term]:
-    """The terms of a sum, in the order of the text. Brackets around sums make no difference."""
+    """The terms of a sum, in the order of the text. Parentheses around sums make no difference."""
     match e:
         case s.Binary(op="+" | "-" as op, left=left, right=right):
             yield from _list_sum_terms(left, is_negative)
@@ -76,7 +76,7 @@ def _list_sum_terms(e: s.Expression, is_negative: bool = False) -> Iterator[_Ter
 
 
 def _make_statements(equation: s.Statement, parameters: Collection[str]) -> Iterator[s.Statement]:
-    """The terms without a sum in one statement, then a sum for each other term."""
+    """One statement for all terms that are not summed, then a reduction for each other term."""
     named = {*parameters, *(c.name for c in equation.clauses if isinstance(c, s.Let))}
     free = set(_collect_index_names(equation.subscripts or (), named))
     terms = list(_list_sum_terms(equation.value))
@@ -102,7 +102,7 @@ def _add_signed_terms(terms: list[_Term]) -> s.Expression:
 
 
 def _collect_subscript_indices(e: s.Expression, named: Collection[str]) -> Iterator[str]:
-    """The indices that subscript something in `e`."""
+    """The indices in the subscripts of `e`."""
     below = s.child_expressions(e)
     if isinstance(e, s.Apply) and not is_builtin(e.name):
         yield from _collect_index_names(below, named)

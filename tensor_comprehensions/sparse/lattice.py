@@ -11,12 +11,12 @@ from ..tc_lang.ir import Access
 from .absent_operands import Term
 
 MAX_ITERATORS = 8
-"""Most operands at one index: with more, the lattice has too many points to print."""
+"""Most operands at one index: with more, the lattice has too many points to emit code for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A case of an index: `term` is computed where the operands of `present` store something, and no others do."""
+    """A case of a lattice: `term` is the expression where exactly the operands of `present` store a coordinate."""
 
     present: frozenset[Access]
     term: Term
@@ -24,7 +24,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Lattice:
-    """The points of an index that are not void, those with more operands first. default: where no operand is."""
+    """The points of an index that are not void, those with more operands first. default: the term without operands."""
 
     points: tuple[Point, ...]
     default: Term | None
@@ -35,15 +35,15 @@ class Lattice:
         return self.default is not None
 
     def list_subpoints(self, point: Point) -> tuple[Point, ...]:
-        """The points that the coordinates of `point` may turn out to be, itself first."""
+        """The points whose operands are a subset of those of `point`, itself first."""
         return tuple(p for p in self.points if p.present <= point.present)
 
 
 def build_lattice(term: Term, iterators: Sequence[Access]) -> Lattice:
-    """The lattice of `term` over the operands `iterators`, which store some coordinates of the index.
+    """The lattice of `term` over the operands `iterators`, whose levels at the index are not dense.
 
     Raises:
-        CannotLower: there are too many of them.
+        CannotLower: there are more than `MAX_ITERATORS`.
     """
     if len(iterators) > MAX_ITERATORS:
         raise CannotLower(f"{len(iterators)} sparse operands meet at one index, more than {MAX_ITERATORS}")

@@ -1,4 +1,4 @@
-"""Where an occurrence of a sparse tensor stands in its tree, and how it goes on from there (one row per level kind)."""
+"""Positions in the levels of a sparse tensor, and the code to iterate over and search the next level."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .operand_buffers import SparseOperand
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The positions that an occurrence has reached.
+    """The position in its levels that an occurrence of a sparse tensor has reached.
 
-    depth: how many levels. low: the position; with `high`, all positions from `low` to before `high`, which repeat one
-    coordinate. below: extent and coordinate of the dense levels under such a run. present: whether the occurrence is
-    there at all, where one body serves both cases; if not, nothing is stored below.
+    depth: the number of levels entered. low: the position; with `high`, all positions in [low, high), which repeat one
+    coordinate. below: extent and coordinate of the dense levels under such a run. present: a condition whether the
+    occurrence is stored, if one body serves both cases; if it does not hold, nothing is stored below.
     """
 
     low: Expr
@@ -36,12 +36,12 @@ ROOT = Place(build.const(0))
 
 
 def name_of_position(a: Access) -> str:
-    """The prefix of variables for a position of an operand; a number follows."""
+    """The prefix of the names of variables that hold a position of the operand of `a`."""
     return f"{a.tensor}.p"
 
 
 def locate(place: Place, extent: Expr, coordinate: Expr) -> Place:
-    """The place of a coordinate of a dense level."""
+    """The place below `place` at a coordinate of a dense level."""
     if place.high is not None:
         return replace(place, depth=place.depth + 1, below=(*place.below, (extent, coordinate)))
     position = build.add(build.mul(place.low, extent), coordinate)
@@ -50,7 +50,7 @@ def locate(place: Place, extent: Expr, coordinate: Expr) -> Place:
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """An iterator over the coordinates below a place: positions from `start` to before `stop`."""
+    """An iterator over the stored coordinates below a place, at positions in [start, stop)."""
 
     crd: Buffer
     start: Expr
@@ -59,16 +59,16 @@ class Cursor:
     is_unique: bool
 
     def coordinate(self, position: Expr, mask: Expr | None = None) -> Expr:
-        """The coordinate at a position, as int64; touched only where the mask holds."""
+        """The coordinate at a position, as int64, loaded only if the mask holds."""
         return build.cast(build.load(self.crd, position, mask=mask), INT64)
 
     def place_at(self, position: Expr, stop: Expr | None = None) -> Place:
-        """The place of one position, or of a run of them."""
+        """The place at one position, or at the run from `position` to before `stop`."""
         return Place(position, stop, self.depth + 1)
 
 
 def cursor(operand: SparseOperand, step: Step, place: Place) -> Cursor:
-    """The iterator over the children of a place on a level that is not dense."""
+    """The iterator over the children of `place` on a level that is not dense."""
     crd, depth = operand.crd[place.depth], place.depth
     assert crd is not None
     unique = step.level.unique
@@ -88,12 +88,12 @@ def cursor(operand: SparseOperand, step: Step, place: Place) -> Cursor:
 
 
 def _if_present(place: Place, stop: Expr) -> Expr:
-    """The end of the positions from `place.low` on: there are none if the occurrence is absent."""
+    """`stop`, or `place.low` if the occurrence is absent, so that the range is empty."""
     return stop if place.present is None else build.select(place.present, stop, place.low)
 
 
 def first_not_below(c: Cursor, bound: Expr, names: Names, then: Callable[[Expr], Stmt]) -> Stmt:
-    """`then` of the first position whose coordinate is at least `bound`, found by halving."""
+    """Emit `then` with the first position whose coordinate is at least `bound`, found by binary search."""
     low, high = (build.register(names.fresh(f"{c.crd.name}.{end}")) for end in ("low", "high"))
     middle = names.fresh(f"{c.crd.name}.middle")
     at = build.var(middle)
@@ -113,7 +113,7 @@ def first_not_below(c: Cursor, bound: Expr, names: Names, then: Callable[[Expr],
 
 
 def run_end(c: Cursor, position: Expr, stop: Expr, value: Expr, names: Names, then: Callable[[Expr], Stmt]) -> Stmt:
-    """`then` of the end of the run of coordinates equal to `value` that begins at `position`."""
+    """Emit `then` with the end of the run of coordinates equal to `value` that starts at `position`."""
     if c.is_unique:
         return then(build.add(position, 1))
     end = build.register(names.fresh(f"{c.crd.name}.end"))
@@ -127,7 +127,7 @@ def run_end(c: Cursor, position: Expr, stop: Expr, value: Expr, names: Names, th
 
 
 def sum_run(place: Place, values: Buffer, total: Buffer, names: Names) -> Stmt:
-    """Sum the values of a run of positions at one place into `total`."""
+    """Sum the values of the run of positions of `place` into `total`."""
     name = names.fresh(f"{values.name}.p")
     element = build.cast(build.load(values, flat_position(build.var(name), place)), total.type.dtype)
     assert place.high is not None
@@ -137,7 +137,7 @@ def sum_run(place: Place, values: Buffer, total: Buffer, names: Names) -> Stmt:
 
 
 def flat_position(position: Expr, place: Place) -> Expr:
-    """The index among the values of a position above the dense levels of `place`."""
+    """The index of a value: `position`, extended by the coordinates of the dense levels in `place.below`."""
     for extent, coordinate in place.below:
         position = build.add(build.mul(position, extent), coordinate)
     return position

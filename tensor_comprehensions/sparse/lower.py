@@ -1,4 +1,4 @@
-"""A problem as a loop program, one statement after the other."""
+"""Lower a sparse problem to a loop program, statement by statement."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from .sparse_problem import SparseProblem
 class Result:
     """A sparse result that the caller allocates.
 
-    phase: before which it is allocated. first: where its counts begin in `totals`.
+    phase: the phase before which it is allocated. first: the index of its first count in `totals`.
     """
 
     arrays: Assembled | Collected
@@ -46,7 +46,7 @@ class Result:
 
     @property
     def plan(self) -> PlannedResult:
-        """What a caller knows of it."""
+        """The description of the result for the caller."""
         x = self.arrays
         place = (x.statement, x.tensor, self.phase, self.first, len(x.buffers))
         if isinstance(x, Collected):
@@ -60,14 +60,15 @@ class Program:
 
     Attributes:
         phases: modules to run in order, with the same arguments: `sizes`, `totals`, the arrays of the operands in
-            order, those of the sparse results.
-        operands: parameters, results and temporaries; the caller allocates the last two, filled with zeros if shared.
-        conversions: operands that the caller makes of others.
-        versions: operands that the caller makes of sparse results, each with the phase before which it does.
+            order, and those of the sparse results.
+        operands: parameters, results and temporaries. The caller allocates results and temporaries, with zeros if they
+            share a sparsity pattern.
+        conversions: operands that the caller converts from others.
+        versions: operands that the caller makes from sparse results, each with the phase before which it does so.
         results: the results to allocate between phases, with sizes from `totals`.
         slots: the number of counts in `totals`.
-        orders: the loops of each statement, outermost first, for people to read.
-        unfilled: shared operands that need no zeros, since the first statement writes each element.
+        orders: the loops of each statement, outermost first, for reports.
+        unfilled: tensors with a shared pattern that need no zeros, since the first statement writes each element.
     """
 
     problem: SparseProblem
@@ -82,7 +83,7 @@ class Program:
 
     @property
     def call_plan(self) -> CallPlan:
-        """How to call the phases."""
+        """The plan by which a caller runs the phases."""
         counting = (n for n, m in enumerate(self.phases) if all(k.name.endswith(".count") for k in m.kernels))
         operands = (PlannedOperand(o.name, o.role, bool(o.crd), len(o.buffers) - 1) for o in self.operands)
         return CallPlan(
@@ -92,10 +93,10 @@ class Program:
 
 
 def lower(problem: SparseProblem, target: CpuTarget) -> Program:
-    """The loops of a problem.
+    """Lower a problem for a CPU.
 
     Raises:
-        CannotLower: a statement is of a kind that is not lowered; the message says which.
+        CannotLower: a statement is of an unsupported kind; the message says which.
     """
     problem, conversions, versions = insert_conversions(problem)
     function, shared = problem.function, dict(problem.shared)
@@ -114,7 +115,7 @@ def lower(problem: SparseProblem, target: CpuTarget) -> Program:
     for number, (nest, order, held) in enumerate(zip(nests, orders, arrays, strict=True)):
         emitter: StatementEmitter
         if ready := [v for v in versions if v.statement == number]:
-            phases.append([])  # all statements before have run by then
+            phases.append([])  # starts a phase after all earlier statements
             complete += [(len(phases) - 1, v) for v in ready]
         match held:
             case Assembled(is_known=True):
@@ -152,7 +153,7 @@ def lower(problem: SparseProblem, target: CpuTarget) -> Program:
 
 
 def gains_from_counting(problem: SparseProblem) -> bool:
-    """Whether threads could share the rows of a result that one thread writes without counting them first."""
+    """Whether counting the rows of a result first would let threads share them; otherwise one thread writes them."""
     converted, _, _ = insert_conversions(problem)
     nests = [build_nest(converted, n) for n in range(len(converted.function.statements))]
     formats = [result_format(nest, converted) for nest in nests]
@@ -165,7 +166,7 @@ def gains_from_counting(problem: SparseProblem) -> bool:
 
 
 def gains_from_refilling(problem: SparseProblem) -> bool:
-    """Whether the values of a result are computed faster where its stored places are known."""
+    """Whether the values of a result can be computed faster if its sparsity pattern is already known."""
     converted, _, _ = insert_conversions(problem)
     nests = [build_nest(converted, n) for n in range(len(converted.function.statements))]
     formats = [result_format(nest, converted) for nest in nests]
@@ -176,7 +177,7 @@ def gains_from_refilling(problem: SparseProblem) -> bool:
 
 
 def result_format(nest: Nest, problem: SparseProblem) -> Format | None:
-    """The format of a sparse result that has levels of its own; None for all other targets."""
+    """The format of a sparse target with its own levels; None if the target is dense or shares a pattern."""
     target = problem.function.tensor(nest.statement.target)
     return target.format if target.is_sparse and target.name not in dict(problem.shared) else None
 
@@ -184,7 +185,7 @@ def result_format(nest: Nest, problem: SparseProblem) -> Format | None:
 def _result_arrays(
     problem: SparseProblem, number: int, nest: Nest, order: tuple[str, ...]
 ) -> Assembled | Collected | None:
-    """The arrays that the caller allocates for a statement."""
+    """The arrays that the caller allocates for the result of a statement, or None."""
     function, format = problem.function, result_format(nest, problem)
     if format is None:
         return None
@@ -203,10 +204,10 @@ def _result_arrays(
 
 
 def collect_result(function: Function, number: int, *, by_threads: bool = False) -> Collected:
-    """The list of the elements that a statement gives to a sparse result, which several may have.
+    """The list for the elements that a statement contributes to a sparse result. Several statements may contribute.
 
     Raises:
-        CannotLower: an earlier statement defines the result, to which this one does not add.
+        CannotLower: the result is defined earlier, and this statement does not add to it by `+=`.
     """
     s = function.statements[number]
     if number != first_definition(function, s.target) and (s.reduction != "+" or s.initialize):
@@ -215,7 +216,7 @@ def collect_result(function: Function, number: int, *, by_threads: bool = False)
 
 
 def _find_bounding_operands(nest: Nest, format: Format) -> tuple[str, ...]:
-    """Operands that together store an element wherever the result does; empty if that is not certain."""
+    """Operands that together store an element wherever the result does; empty if there may be none."""
     loops = set(nest.loops)
     whole = [a.tensor for a, p in nest.paths.items() if {s.loop for s in p.steps} == loops]
     certain = len(whole) == len(nest.paths) and all(x.is_free for x in nest.loops.values()) and whole
@@ -225,13 +226,13 @@ def _find_bounding_operands(nest: Nest, format: Format) -> tuple[str, ...]:
 
 
 def _has_rows(nest: Nest, order: tuple[str, ...], format: Format) -> bool:
-    """Whether the outermost loop runs over the rows of a result, all of which are there, and threads can share them."""
+    """Whether the outermost loop runs over all rows of a CSR-like result, so that threads can share them."""
     iterated = any(step.loop == order[0] for p in nest.paths.values() for step in p.iterated)
     return format.word == "ds" and not iterated and not nest.loops[order[0]].window
 
 
 def first_definition(function: Function, target: str) -> int:
-    """The number of the first statement into a tensor."""
+    """The index of the first statement that writes `target`."""
     return next(n for n, s in enumerate(function.statements) if s.target == target)
 
 
@@ -240,7 +241,7 @@ def _count_slots(x: Assembled | Collected | None) -> int:
 
 
 def make_operand(t: Symbol, problem: SparseProblem, shared: Mapping[str, str]) -> SparseOperand:
-    """The arrays of a tensor. One that shares the places of another, or is collected, has no levels of its own."""
+    """The arrays of a tensor. One that shares the pattern of another, or is not an input, has only values."""
     own = t.is_sparse and t.role is Role.INPUT and t.name not in shared
     return operand_of(t.name, t.dtype, t.role, t.format, problem.index_type(t.name) if own else None)
 
@@ -252,7 +253,7 @@ def _make_emitter(common: Shared, nest: Nest, order: tuple[str, ...], shared: Ma
 
 
 def bind_size_names(body: Stmt, common: Shared) -> Stmt:
-    """`body` with the sizes bound around it."""
+    """`body` inside bindings of all sizes."""
     for name, value in reversed(list(common.sizes.list_variables())):
         body = Let(name, value, body)
     return body

@@ -28,13 +28,13 @@ class SparseOperand:
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
-        """In the order of the arguments of the kernel."""
+        """All buffers, in the order of the arguments of the kernel."""
         levels = (b for pair in zip(self.pos, self.crd, strict=True) for b in pair if b is not None)
         return (*levels, self.values)
 
 
 def operand_of(name: str, dtype: DType, role: Role, format: Format | None, index: DType | None) -> SparseOperand:
-    """The buffers that hold a tensor, each of one dimension that is as long as the run says."""
+    """The buffers of a tensor, each one-dimensional with a length known only at run time."""
     values = build.dynamic_buffer(name, dtype)
     if format is None or format.is_dense or index is None:
         return SparseOperand(name, format, role, values)
@@ -47,10 +47,10 @@ def operand_of(name: str, dtype: DType, role: Role, format: Format | None, index
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """The elements that a statement gives to a sparse result: their coordinates by dimension, and their values.
+    """The elements that a statement contributes to a sparse result: their coordinates by dimension, and their values.
 
-    starts: of a GPU, where the elements of each thread begin, and where the last ones end. is_sorted: whether each
-    element comes once, in the order of its format.
+    starts: on a GPU, the start of each thread's elements, and the end of the last ones. is_sorted: whether the list has
+    each element once, in the order of the format.
     """
 
     statement: int
@@ -62,7 +62,7 @@ class Collected:
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
-        """In the order of the arguments of the kernel."""
+        """All buffers, in the order of the arguments of the kernel."""
         return (*self.coordinates, self.values, *(() if self.starts is None else (self.starts,)))
 
     @property
@@ -75,9 +75,9 @@ class Collected:
 class Assembled:
     """The arrays of a sparse result that a statement writes level by level.
 
-    bound: the operands that together store at least as many elements; empty if they are counted first.
+    bound: operands that together store at least as many elements; empty if the elements are counted first.
     counts_rows: whether the entries of each row are counted first, into `pos`, which the caller allocates before that.
-    is_known: whether the caller has the levels from an earlier run, and only the values are written.
+    is_known: whether the caller has the levels from an earlier run, so that only the values are written.
     """
 
     statement: int
@@ -111,7 +111,10 @@ def assembled_of(statement: int, target: Symbol, index: DType, bound: tuple[str,
 
 
 def declare_collected_list(statement: int, target: Symbol, *, by_threads: bool = False) -> Collected:
-    """The list of elements of a statement that defines the sparse `target`, of a GPU if it is written `by_threads`."""
+    """The list for the elements that a statement contributes to the sparse `target`.
+
+    by_threads: whether the threads of a GPU write it, so that it has `starts`.
+    """
     stem = f"{target.name}.{statement}"
     coordinates = tuple(build.dynamic_buffer(f"{stem}.coordinate{d}", INT64) for d in range(target.rank))
     values = build.dynamic_buffer(f"{stem}.values", target.dtype)
@@ -120,13 +123,13 @@ def declare_collected_list(statement: int, target: Symbol, *, by_threads: bool =
 
 
 def totals_buffer(count: int) -> Buffer:
-    """How many elements each collected result has."""
+    """The buffer of element counts, at least one long."""
     return Buffer(internal_name("totals"), Type(INT64), (max(1, count),), (1,))
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The sizes of a problem as expressions: constants where they are fixed, else variables bound around a kernel."""
+    """The sizes of a problem as expressions: constants if they are fixed, else variables bound around a kernel."""
 
     buffer: Buffer
     names: tuple[str, ...]
@@ -139,7 +142,7 @@ class Sizes:
         return Sizes(buffer, problem.sizes, dict(problem.fixed), problem.ranges.sizes)
 
     def value(self, x: Value) -> Expr:
-        """A number or a formula as an int64 expression."""
+        """An integer or a polynomial of sizes as an int64 expression."""
         if isinstance(x, int):
             return build.const(x)
         total: Expr = build.const(0)
@@ -151,13 +154,13 @@ class Sizes:
         return total
 
     def name(self, name: str) -> Expr:
-        """A size or an integer scalar, or the extent `t.d` of a tensor."""
+        """The expression of a size, of an integer scalar, or of the extent `t.d` of a tensor."""
         if name in self.fixed:
             return build.const(self.fixed[name])
         return build.var(_make_size_variable(name)) if name in self.names else self.value(self.derived[name])
 
     def list_variables(self) -> Iterator[tuple[str, Expr]]:
-        """The variables, with the expressions that a kernel loads them from."""
+        """The variables of sizes, each with the load that initializes it."""
         for n, name in enumerate(self.names):
             yield _make_size_variable(name), build.load(self.buffer, n)
 
@@ -175,7 +178,7 @@ def _make_size_variable(name: str) -> str:
 
 
 def is_whole(bounds: tuple[Value, Value], extent: Value) -> bool:
-    """Whether bounds are those of a whole dimension."""
+    """Whether `bounds` cover a whole dimension."""
     lower, upper = bounds
     difference = SizePolynomial(()) + upper - extent
     return lower == 0 and difference.value == 0

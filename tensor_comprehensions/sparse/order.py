@@ -1,4 +1,4 @@
-"""The order of the loops of a nest: the cheapest of those in which every operand can be walked."""
+"""Choose the order of the loops of a nest: the cheapest one in which every operand can be traversed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..thresholds import COMPRESSED_FANOUT, CONVERSION_COST, ROOT_FANOUT, SORTED
 from .graph import Nest, Path, inner_block_loop, is_ordered, outer_block_loop
 
 MAX_PERMUTED = 7
-"""Loops up to which all orders are compared: 5040 of them."""
+"""Most loops whose orders are all compared: 5040 of them."""
 
 Edges = frozenset[tuple[str, str]]
 _DEFAULT = SparseOptions()
@@ -30,8 +30,8 @@ def choose_order(
     Args:
         result: the format of a sparse result, which is best written in its order.
         options: the allowed orders and conversions.
-        free_first: the loops over the target are outside of all others, best in the order of its subscripts: each
-            instance of them gets a thread of its own.
+        free_first: put the loops over the target outside of all others, preferably in the order of its subscripts,
+            because each instance of them gets its own thread.
 
     Raises:
         CannotLower: no order is possible.
@@ -48,7 +48,7 @@ def choose_order(
         if [name for name in order if name in wanted] != wanted:
             continue
         if (nest.keeps_places or free_first) and _count_scattering_loops(order, nest):
-            continue  # places without terms in the reduced loop are stored, too
+            continue  # elements without terms in the reduced loop are stored, too
         stuck = [p for p, own in of_paths if not _respects_edges(own, order)]
         wrong = sum(
             CONVERSION_COST if options.convert and reordered_format(p, order, free_first) else inf for p in stuck
@@ -72,17 +72,17 @@ def choose_order(
 
 
 def is_walkable_in_order(path: Path, order: Sequence[str], enters_late: bool = False) -> bool:
-    """Whether the loops come to the levels of a path from the outermost one inwards."""
+    """Whether the loops reach the levels of a path in order, outermost first."""
     return _respects_edges(tuple(hard_edges(path, enters_late)), order)
 
 
 def _respects_edges(edges: Sequence[tuple[str, str]], order: Sequence[str]) -> bool:
-    """Whether of each pair of loops the first is outside."""
+    """Whether the first loop of each pair in `edges` is outside the second in `order`."""
     return all(order.index(a) < order.index(b) for a, b in edges)
 
 
 def _count_inversions(order: Sequence[str], nest: Nest) -> int:
-    """Pairs of loops over the target in another order than that of its elements in memory."""
+    """The number of pairs of loops over the target whose order differs from the memory order of its elements."""
     indices = [e.name for e in nest.statement.subscripts if isinstance(e, Index)]
     named = [*indices, *(outer_block_loop(n) for n in nest.blocks), *(inner_block_loop(n) for n in nest.blocks)]
     loops = sorted((n for n in dict.fromkeys(named) if n in order), key=lambda n: _rank_in_memory(n, indices, nest))
@@ -98,9 +98,9 @@ def _rank_in_memory(loop: str, indices: Sequence[str], nest: Nest) -> tuple[int,
 
 
 def reordered_format(path: Path, order: Sequence[str], enters_late: bool = False) -> Format | None:
-    """The format in which loops in this order can walk an operand, with the same stored places; None if there is none.
+    """A format in which loops in this order can traverse an operand, with the same stored elements; None if impossible.
 
-    Levels of the dense tail stay with their dimensions: one that came last would store all coordinates of another one.
+    Levels of the dense tail stay with their dimensions: moving one would store all coordinates of another dimension.
     """
     format = path.format
     if format.blocks:
@@ -130,15 +130,15 @@ def _stored_as(path: Path, format: Format) -> Path:
 
 
 def _count_scattering_loops(order: Sequence[str], nest: Nest) -> int:
-    """Loops over reduced indices that are outside of one over an index of the target."""
+    """The number of loops over reduced indices that are outside of a loop over an index of the target."""
     free = [n for n, name in enumerate(order) if nest.loops[name].is_free]
     return sum(not nest.loops[name].is_free for name in order[: max(free, default=0)])
 
 
 def hard_edges(path: Path, enters_late: bool = False) -> Iterator[tuple[str, str]]:
-    """The pairs of loops of which the first must be outside: levels of one path that are not both dense.
+    """The pairs of loops whose first must be outside the second: levels of one path that are not both dense.
 
-    enters_late: dense levels are entered when all above are, also if their own loop is further out.
+    enters_late: whether a dense level may be entered after its loop, once all levels above are entered.
     """
     for n, below in enumerate(path.steps):
         if enters_late and below.level.is_dense:
@@ -169,10 +169,11 @@ def _sort_names_topologically(names: Sequence[str], edges: Edges) -> tuple[str, 
 
 @dataclass(frozen=True, slots=True)
 class _Fanouts:
-    """How often the loops of a nest run, inside of others.
+    """Estimates of the iterations of the loops of a nest.
 
-    iterated: by loop, the operands that say which coordinates there are, with all their loops. required: those without
-    which nothing is computed. is_empty: the loops at which nothing is, where all of them are absent. extents: by loop.
+    iterated: for each loop, the operands with a level there that is not dense, each with all of its loops.
+    required: operands without which nothing is computed. is_empty: loops where nothing is computed if all operands of
+    the loop are absent. extents: the extent of each loop.
     """
 
     iterated: Mapping[str, Sequence[tuple[Access, frozenset[str | int]]]]
@@ -190,7 +191,7 @@ class _Fanouts:
         return _Fanouts(iterated, required, frozenset(closed), extents)
 
     def count_iterations(self, order: Sequence[str]) -> float:
-        """The iterations of all loops."""
+        """The estimated iterations of all loops in this order."""
         total, reached = 1.0, 0.0
         for n, name in enumerate(order):
             total *= self._fanout(name, order[:n])
@@ -198,7 +199,7 @@ class _Fanouts:
         return reached
 
     def _fanout(self, name: str, outside: Sequence[str]) -> float:
-        """The coordinates of a loop: of the operand with the fewest where all must be present, else of all together."""
+        """Estimated coordinates of a loop: the fewest of any required operand, else those of all operands together."""
         found = {a: COMPRESSED_FANOUT if loops & {*outside} else ROOT_FANOUT for a, loops in self.iterated[name]}
         extent = self.extents[name]
         required = [n for a, n in found.items() if a in self.required]
@@ -214,7 +215,7 @@ def _estimate_extent(x: Value) -> float:
 
 
 def _is_contiguous(order: Sequence[str], nest: Nest) -> bool:
-    """Whether no dense tensor is read or written across its rows by the innermost loop."""
+    """Whether the innermost loop does not subscript any dimension but the last of a dense tensor."""
     name = order[-1] if order else ""
     across = [nest.statement.subscripts[:-1]]
     across += [a.subscripts[:-1] for a in nest.term.uses if a not in nest.paths]

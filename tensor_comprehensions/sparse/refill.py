@@ -1,6 +1,6 @@
-"""Values of a sparse result whose stored places are known from an earlier call.
+"""Compute only the values of a sparse result whose sparsity pattern is known from an earlier call.
 
-Each row is combined in a dense workspace, of which only the places of the row are cleared before and read after it.
+Each row is combined in a dense workspace. Only the stored coordinates of the row are cleared before and read after it.
 There are no flags, no sorting and no appending, and threads share the rows.
 """
 
@@ -24,14 +24,14 @@ from .state import Body, State
 
 
 def can_refill(nest: Nest, order: tuple[str, ...], format: Format) -> bool:
-    """Whether a result is written row by row after a scatter, and the positions of each row are at a known place."""
+    """Whether a result is scattered into a row workspace, and all levels above the last are dense."""
     above = format.levels[:-1]
     return needs_row_workspace(nest, order, format) and all(level.kind is LevelKind.DENSE for level in above)
 
 
 @dataclass(frozen=True, slots=True)
 class RefillEmitter(StatementEmitter):
-    """Writes the values of a result beside its levels, which are there."""
+    """Emits a kernel that writes the values of a result whose levels exist already."""
 
     result: Assembled
 
@@ -47,7 +47,7 @@ class RefillEmitter(StatementEmitter):
             yield "values", self._with_row(body)
 
     def vectorization_candidates(self) -> Iterator[tuple[int, int]]:
-        """One after the other: coordinates of one vector may be the same."""
+        """None: the coordinates in a vector may be equal."""
         yield from ()
 
     @property
@@ -56,7 +56,7 @@ class RefillEmitter(StatementEmitter):
 
     @property
     def _row_depth(self) -> int:
-        """The depth at which all indices but the last are known."""
+        """The depth of the loops at which all indices of the result but the last are bound."""
         return len(self.result.format.levels) - 1
 
     @property
@@ -84,7 +84,7 @@ class RefillEmitter(StatementEmitter):
         )
 
     def _each_place(self, state: State, do: Callable[[Expr, Expr], Stmt], lanes: int = 1) -> Stmt:
-        """A loop over the stored places of the row of the indices that are known."""
+        """A loop over the stored elements of the row at the indices in `state`."""
         pos, crd = self.result.pos[-1], self.result.crd[-1]
         assert pos is not None
         assert crd is not None

@@ -1,4 +1,4 @@
-"""How statements store results: into a dense tensor, beside the places of an operand, or as a list of elements."""
+"""Emitters by kind of result: a dense tensor, values with the pattern of an operand, or a list of elements."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from .state import Body, State
 
 ELEMENT = internal_name("element")
 IN_REGISTER = "in a register"
-"""Among the indices of a state where the sum of the element is kept in a register."""
+"""The key in `State.indices` that marks a state whose element accumulates in a register."""
 
 
 @dataclass(frozen=True, slots=True)
 class DenseEmitter(StatementEmitter):
-    """Into a dense tensor: every element has a value in the end."""
+    """Emits a statement into a dense tensor, all of whose elements get a value."""
 
     @property
     def num_complete_outer_loops(self) -> int:
-        """The number of outermost loops that run over all coordinates of an index of the target."""
+        """The number of outermost loops that are over indices of the target and reach all of their coordinates."""
         if not self._has_distinct_target_indices:
             return 0
         for n, name in enumerate(self.order):
@@ -41,13 +41,13 @@ class DenseEmitter(StatementEmitter):
         return len(self.order)
 
     def _operands_lacking_coordinates(self, loops: Sequence[str]) -> list[Access]:
-        """Operands that may lack a coordinate of these loops, or the number in their subscripts."""
+        """Operands that may lack a coordinate of these loops, or a constant coordinate in their subscripts."""
         paths = self.nest.paths.items()
         return [a for a, p in paths if any(isinstance(x.loop, int) or x.loop in loops for x in p.iterated)]
 
     @property
     def _has_distinct_target_indices(self) -> bool:
-        """Whether the target has each of its indices as one subscript."""
+        """Whether the subscripts of the target are distinct plain indices, none of them blocked."""
         names = [e.name for e in self.s.subscripts if isinstance(e, Index)]
         return len(names) == len(self.s.subscripts) == len(set(names)) and not self.nest.blocks
 
@@ -58,23 +58,23 @@ class DenseEmitter(StatementEmitter):
 
     @property
     def inside(self) -> tuple[str, ...]:
-        """The loops over indices of the target that are inside the covered ones."""
+        """The loops over indices of the target that are inside the complete ones."""
         return tuple(n for n in self.order[self.num_complete_outer_loops :] if self.nest.loops[n].is_free)
 
     @property
     def needs_identity_fill(self) -> bool:
-        """Whether the whole target is initialized before the loops begin: where these do not come to every element."""
+        """Whether the whole target is initialized before the loops, because these do not reach every element."""
         covers_all = bool(self.num_complete_outer_loops) or self._is_one_element
         return self.has_undefined_target and not self.has_one_instance and not covers_all
 
     @property
     def _is_one_element(self) -> bool:
-        """Whether all loops are for one element, which is combined in a register."""
+        """Whether the target is a single element, which is combined in a register."""
         return bool(self.order) and not self.s.subscripts
 
     @property
     def has_one_instance(self) -> bool:
-        """Whether exactly one instance of the statement gives each element its first value."""
+        """Whether each element is written by exactly one instance of the statement."""
         if not self.has_undefined_target or self.num_complete_outer_loops < len(self.order):
             return False
         searched = self._operands_lacking_coordinates(())
@@ -93,25 +93,25 @@ class DenseEmitter(StatementEmitter):
 
     @property
     def _has_disjoint_outer_writes(self) -> bool:
-        """Whether each iteration of the outermost loop writes elements of its own."""
+        """Whether different iterations of the outermost loop write different elements."""
         first = self.order[0] if self.order else ""
         steps = [step for p in self.nest.paths.values() for step in p.iterated if step.loop == first]
         return self._has_distinct_target_indices and first in self.inside and all(step.level.unique for step in steps)
 
     def fill(self) -> Stmt:
-        """Every element of the target becomes the identity of the reduction."""
+        """Set every element of the target to the identity of the reduction."""
         return fill_in_vectors(self.values, self.num_elements, self.neutral, self.lanes)
 
     @property
     def num_elements(self) -> Expr:
-        """The elements of the target."""
+        """The number of elements of the target."""
         total: Expr = build.const(1)
         for extent in self.shared.extents(self.s.target):
             total = build.mul(total, extent)
         return total
 
     def wrap_loops(self, depth: int, state: State, then: Body) -> Stmt:
-        """Initialize the elements below the covered loops, or keep an element in a register until it is stored."""
+        """Initialize the elements inside the complete loops, or accumulate an element in a register."""
         if depth != self.num_complete_outer_loops or depth == len(self.order) or self.needs_identity_fill:
             return then(state)
         if self.inside:
@@ -119,7 +119,7 @@ class DenseEmitter(StatementEmitter):
         return self._in_register(state, then)
 
     def _in_register(self, state: State, then: Body) -> Stmt:
-        """A sum whose element does not change any more: stored once."""
+        """Accumulate an element in a register inside the reduced loops, and store it once."""
         values, where = self._place(state)
         total = self.total()
         start = self.neutral if self.has_undefined_target else Load(values, where)
@@ -128,7 +128,7 @@ class DenseEmitter(StatementEmitter):
         return Allocate((total,), build.block(first, then(with_register_sum(state)), last))
 
     def _emit_identity(self, state: State) -> Stmt:
-        """The identity for every element below the covered loops."""
+        """Store the identity to every element inside the complete loops."""
         names = self.inside
         indices = {**state.indices, **{n: build.var(f"{n}.first") for n in names}}
         store = Store(*self._place(replace(state, indices=indices)), self.neutral)
@@ -155,7 +155,7 @@ class DenseEmitter(StatementEmitter):
 
 @dataclass(frozen=True, slots=True)
 class SharedEmitter(StatementEmitter):
-    """Beside the stored places of an operand, into memory that holds zeros."""
+    """Emits a statement into the values of a tensor with the pattern of an operand; the memory holds zeros."""
 
     def kernels(self) -> Iterator[tuple[str, Stmt]]:
         if self.final_depth is None and self.s.reduction != "+":
@@ -176,14 +176,14 @@ class SharedEmitter(StatementEmitter):
 
     @property
     def needs_zeros(self) -> bool:
-        """Whether it defines the target anew, and leaves out places that an earlier statement may have written."""
+        """Whether the statement redefines the target and skips elements that an earlier statement may have written."""
         statements = self.shared.problem.function.statements
         is_first = next(s for s in statements if s.target == self.s.target) is self.s
         return not is_first and (self.s.reduction is None or self.s.initialize) and not self.writes_every_place
 
     @property
     def num_places(self) -> Expr:
-        """The values at the stored places of that operand."""
+        """The number of values of the target."""
         a, extents = self.operand_access, self.shared.extents(self.s.target)
         path = self.nest.paths[a]
         total = count_positions(path, self.shared.operands[a.tensor], self.shared.sizes, len(path.steps))
@@ -193,7 +193,7 @@ class SharedEmitter(StatementEmitter):
 
     @property
     def writes_every_place(self) -> bool:
-        """Whether it stores a value at each place of that operand, whatever was there."""
+        """Whether the statement overwrites every stored element of the target."""
         nest = self.nest
         in_order = self.final_depth is not None and not nest.blocks
         if not in_order or not (self.s.reduction is None or self.s.initialize):
@@ -214,13 +214,13 @@ class SharedEmitter(StatementEmitter):
 
     @property
     def operand_access(self) -> Access:
-        """The access of the operand beside whose places it stores."""
+        """The access of the operand whose pattern the target has."""
         assert self.nest.own is not None
         return self.nest.own
 
     @property
     def _dense_dims(self) -> tuple[int, ...]:
-        """The dimensions of the target that the operand lacks."""
+        """The dimensions of the target that this operand lacks."""
         return self.shared.dense_dims(self.s.target)
 
     def _place(self, state: State) -> tuple[Buffer, tuple[Expr, ...]]:
@@ -235,15 +235,15 @@ class SharedEmitter(StatementEmitter):
 
 
 def writes_every_place(emitter: StatementEmitter) -> bool:
-    """Whether a statement writes beside the places of an operand, at each of them."""
+    """Whether a statement overwrites every stored element of a target with the pattern of an operand."""
     return isinstance(emitter, SharedEmitter) and emitter.writes_every_place
 
 
 @dataclass(frozen=True, slots=True)
 class CollectedEmitter(StatementEmitter):
-    """As a list of coordinates and values, which is counted first; the caller sorts it and combines duplicates.
+    """Emits a result as a list of coordinates and values, counted first; the caller sorts it and combines duplicates.
 
-    counts: whether this is the pass that only counts.
+    counts: whether this pass only counts.
     """
 
     result: Collected
@@ -266,17 +266,17 @@ class CollectedEmitter(StatementEmitter):
         return Allocate((COUNT,), build.block(Store(COUNT, (), build.const(0)), emitter.walk(), last))
 
     def collect(self) -> Stmt:
-        """Write the elements."""
+        """Write the elements to the list."""
         return Allocate((COUNT,), build.block(Store(COUNT, (), build.const(0)), self.walk()))
 
     def vectorization_candidates(self) -> Iterator[tuple[int, int]]:
-        """One after the other: each element moves the end of the list."""
+        """None: elements come one at a time because each moves the end of the list."""
         yield from ()
 
     def wrap_loops(self, depth: int, state: State, then: Body) -> Stmt:
-        """Add up where only reduced loops are left, and note whether there was anything to add.
+        """Accumulate the reduced loops in a register, and record whether there was any term.
 
-        A sum over dense operands alone is stored where it is not 0.
+        A sum over dense operands only is stored if it is not 0.
         """
         if depth != self.final_depth or depth == len(self.order):
             return then(state)
@@ -316,11 +316,11 @@ class CollectedEmitter(StatementEmitter):
 
 
 COUNT = build.register(internal_name("count"), INT64)
-"""The elements that a pass has counted, or written, so far."""
+"""The number of elements that a pass has counted or written so far."""
 
 
 def fill_in_vectors(values: Buffer, total: Expr, value: Expr, lanes: int) -> Stmt:
-    """All elements of `values`, of which there are `total`, become `value`."""
+    """Set all `total` elements of `values` to `value`."""
     chunk, i = build.var(CHUNK), build.var(ELEMENT)
     first = build.mul(chunk, FILL_THREAD_ELEMENTS)
     last = build.minimum(build.add(first, FILL_THREAD_ELEMENTS), total)
@@ -330,7 +330,7 @@ def fill_in_vectors(values: Buffer, total: Expr, value: Expr, lanes: int) -> Stm
 
 
 def with_register_sum(state: State) -> State:
-    """The state in which the sum of an element is kept in a register."""
+    """The state with the mark that an element accumulates in a register."""
     return replace(state, indices={**state.indices, IN_REGISTER: build.const(0)})
 
 
@@ -340,7 +340,7 @@ def add_to(total: Buffer, value: Expr, reduction: str | None) -> Stmt:
 
 
 def update_element(values: Buffer, where: tuple[Expr, ...], value: Expr, reduction: str | None) -> Stmt:
-    """`values[where] = value`, or combined with the old element; 16-bit floats are combined in float32."""
+    """Set `values[where]` to `value`, or combine both by `reduction`; 16-bit floats are combined in float32."""
     dtype = values.type.dtype
     if reduction is None:
         return Store(values, where, build.cast(value, dtype))

@@ -1,7 +1,7 @@
-"""Rows that stored coordinates select: asked for some positions ahead, for no hardware guesses their addresses.
+"""Prefetch rows that stored coordinates select some positions ahead, since hardware cannot predict their addresses.
 
-Rows of dense operands are fetched into L2, which waits for more lines at once than L1 does. The next rows of a loop
-over all rows go into L1.
+Rows of dense operands are fetched into L2, which allows more outstanding lines than L1. The next rows of a loop over
+all rows go into L1.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from .operand_buffers import Sizes, SparseOperand
 
 @dataclass(frozen=True, slots=True)
 class RowPrefetcher:
-    """Prints prefetches for the loops inside of a loop over stored coordinates.
+    """Emits prefetches for the loops inside a loop over stored coordinates.
 
-    element: the buffer of a dense tensor, and the index in it of an element. distance: stored positions to prefetch
-    ahead (Emerald Rapids, 512-byte rows: 2 to 12 are as good). reads_values: whether values are read.
+    element: returns the buffer of a dense tensor and the index of an element in it. distance: stored positions to
+    prefetch ahead (Emerald Rapids, 512-byte rows: 2 to 12 are as good). reads_values: whether values are read.
     """
 
     nest: Nest
@@ -51,7 +51,7 @@ class RowPrefetcher:
         places: Mapping[Access, Place],
         indices: Mapping[str, Expr],
     ) -> Stmt:
-        """Prefetch the operands of the loops below `depth` for a later position of `cursor`, on which they iterate."""
+        """Prefetch the operands of the loops inside `depth` for a later position of `cursor`, which iterates `walked`."""
         name = self.order[depth]
         if depth + 1 == len(self.order) or self.nest.loops[name].window or name not in indices:
             return build.NOTHING
@@ -65,9 +65,9 @@ class RowPrefetcher:
         return build.block(*dict.fromkeys(hints))
 
     def fetch_rows_ahead(self, depth: int, row: Expr, last: Expr, term: Term, indices: Mapping[str, Expr]) -> Stmt:
-        """Prefetch what dense operands hold for a later iteration of a loop over all rows.
+        """Prefetch the rows of dense operands for a later iteration of a loop over all rows.
 
-        Only around a loop over stored positions, which reads elsewhere in between: without one the processor guesses.
+        Only if there is a loop over stored positions inside, whose reads defeat the hardware prefetcher.
         """
         inner = self.order[depth + 1 :]
         follows = any(step.loop in inner for path in self.nest.paths.values() for step in path.iterated)
@@ -79,7 +79,7 @@ class RowPrefetcher:
         )
 
     def _dense_rows(self, depth: int, term: Term, indices: Mapping[str, Expr], hint: str) -> Iterator[Stmt]:
-        """Ask by `hint` for all lines of the rows of dense operands, as far as their length is known."""
+        """Prefetch, with `hint`, all lines of the rows of dense operands whose length is known."""
         name, inner = self.order[depth], self.order[depth + 1 :]
         firsts = {n: self.sizes.value(self.nest.loops[n].lower) for n in inner}
         translator = Translator({**indices, **firsts}, self.sizes, _refuse_read)
@@ -97,7 +97,7 @@ class RowPrefetcher:
                 yield Invoke(hint, ((buffer, (build.add(index, start),)),), (0,))
 
     def _sparse_rows(self, depth: int, term: Term, places: Mapping[Access, Place], ahead: Expr) -> Iterator[Stmt]:
-        """The first coordinates and values below a dense level of sparse operands."""
+        """Prefetch the first coordinates and values below a dense level of sparse operands."""
         name, inner = self.order[depth], self.order[depth + 1 :]
         uses = term.uses
         for a, path in self.nest.paths.items():
@@ -127,7 +127,7 @@ _ROW = [LevelKind.DENSE, LevelKind.COMPRESSED]
 
 
 def count_positions(path: Path, operand: SparseOperand, sizes: Sizes, depth: int) -> Expr:
-    """The positions of the first `depth` levels of an operand."""
+    """The number of positions of the first `depth` levels of an operand."""
     count: Expr = build.const(1)
     for n, step in enumerate(path.steps[:depth]):
         pos = operand.pos[n]

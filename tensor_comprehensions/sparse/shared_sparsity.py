@@ -1,4 +1,4 @@
-"""Temporaries and results that have the stored places of an operand: their values lie beside its levels."""
+"""Find temporaries and results that share the sparsity pattern of an operand, so that they need no levels."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from .sparse_problem import KernelRequest, SparseProblem
 
 
 def shared_patterns(function: Function) -> dict[str, str]:
-    """The temporaries and sparse results with the operand whose stored places each of them has."""
+    """Map temporaries and sparse results to the operand whose sparsity pattern each of them shares."""
     return {name: pattern.source for name, pattern in find_shared_patterns(function).items()}
 
 
 def find_shared_patterns(function: Function) -> dict[str, SharedPattern]:
-    """The temporaries and sparse results that have the stored places of an operand.
+    """The temporaries and sparse results that share the sparsity pattern of an operand, each with that pattern.
 
-    A temporary may store zeros, so that it shares the places of an operand that is required. A result has exactly the
-    places of one.
+    A temporary may store zeros, so it can share the pattern of any operand that its terms require. A result must have
+    exactly the pattern of the operand.
     """
     sources: dict[str, SharedPattern] = {}
     ranges = symbolic_ranges(function).tensors
@@ -50,9 +50,9 @@ def find_shared_patterns(function: Function) -> dict[str, SharedPattern]:
 def _holds_zeros(
     statements: Sequence[Statement], found: Sequence[tuple[SharedPattern, bool] | None], temporary: Symbol
 ) -> bool:
-    """Whether a temporary is 0 at places to which no instance comes: identities of products and others are not.
+    """Whether a temporary is 0 at stored elements that no instance writes; identities of other reductions are not 0.
 
-    With dense dimensions it may become a dense tensor again, so that it has to be 0 wherever the operand has no place.
+    With dense dimensions it may become a dense tensor again, so it must be 0 wherever the operand stores nothing.
     """
     voids = (term_of(s.value, s.exists, s.reduction, temporary.dtype).void for s in statements if s.initialize)
     pairs = ((s, f) for s, f in zip(statements, found, strict=True) if s.initialize)
@@ -61,7 +61,7 @@ def _holds_zeros(
 
 
 def shared_places(function: Function, sizes: Mapping[str, int]) -> dict[str, SharedPlaces]:
-    """The temporaries and results that share places, for numbers of all sizes and specialized scalars."""
+    """The temporaries and results that share a pattern, for given values of all sizes and specialized scalars."""
     bounds = infer_ranges(function, sizes).tensors
     return {
         name: SharedPlaces(x.source, tuple(slice(*map(constant_value, bounds[name][d])) for d in x.dims), x.dims)
@@ -70,7 +70,7 @@ def shared_places(function: Function, sizes: Mapping[str, int]) -> dict[str, Sha
 
 
 def _places_matter(function: Function, temporary: str) -> bool:
-    """Whether the stored places of other tensors depend on those of a temporary, so that zeros are not enough."""
+    """Whether the sparsity patterns of other tensors depend on that of a temporary, so that it may not store zeros."""
     readers = [s for s in function.statements if any(temporary == a.tensor for a in _collect_reads(s))]
     targets = [function.tensor(s.target) for s in readers]
     exists = any(a.tensor == temporary for s in readers for a in s.exists)
@@ -84,7 +84,7 @@ def _collect_reads(s: Statement) -> list[Access]:
 def _operand_sharing_pattern(
     s: Statement, target: Symbol, symbols: Mapping[str, Symbol], known: Mapping[str, SharedPattern]
 ) -> tuple[SharedPattern, bool] | None:
-    """The operand among whose places one statement writes, and whether it writes all of them."""
+    """The pattern within which a statement writes, and whether it writes all of it; None if there is none."""
     term = term_of(s.value, s.exists, s.reduction, target.dtype)
     sparse = {n for n, t in symbols.items() if (t.is_sparse and t.role is Role.INPUT) or n in known}
     occurrences = {a: _stored_access(a, known, symbols) for a in term.occurrences(sparse)}
@@ -104,12 +104,12 @@ def _operand_sharing_pattern(
 
 
 def _may_have_dense_dims(target: Symbol, source: Symbol) -> bool:
-    """Whether a tensor may have a row of values at each stored place of an operand."""
+    """Whether a tensor may have a row of values at each stored element of an operand."""
     return target.role is Role.TEMPORARY and source.format is not None and not source.format.blocks
 
 
 def _stored_access(a: Access, known: Mapping[str, SharedPattern], symbols: Mapping[str, Symbol]) -> Access:
-    """The access of the operand among whose stored places `a` reads."""
+    """The access of the operand whose pattern the tensor of `a` shares, or `a`."""
     pattern = known.get(a.tensor)
     return a if pattern is None else pattern.access(a.subscripts, symbols[pattern.source])
 
@@ -119,7 +119,7 @@ def _is_unique(symbol: Symbol) -> bool:
 
 
 def with_shared_formats(function: Function, sources: Mapping[str, SharedPattern]) -> Function:
-    """`function`, in which temporaries have the formats of the operands whose places they share."""
+    """`function` with the formats of operands for temporaries that share their patterns."""
     formats = {t.name: t.format for t in function.tensors}
 
     def share(t: Symbol) -> Symbol:
@@ -140,13 +140,13 @@ def _extend_format(source: Format, pattern: SharedPattern, rank: int) -> Format:
 
 
 def list_dense_dims(function: Function, tensor: str, source: str) -> tuple[int, ...]:
-    """The dimensions of a tensor that the operand lacks whose stored places it has: the last ones in memory."""
+    """The dimensions of `tensor` that `source`, whose pattern it shares, lacks: the last ones in memory."""
     own, other = function.tensor(tensor).format, function.tensor(source).format
     return () if own is None or other is None else own.order[len(other.order) :]
 
 
 def make_cpu_problem(request: KernelRequest) -> SparseProblem:
-    """The input of the lowering for a kernel of CPUs."""
+    """The input of the lowering for a CPU kernel."""
     shared = find_shared_patterns(request.function)
     return SparseProblem(
         with_shared_formats(request.function, shared), request.index_types, request.fixed,
@@ -155,7 +155,7 @@ def make_cpu_problem(request: KernelRequest) -> SparseProblem:
 
 
 def representative(a: Access, function: Function, sources: Mapping[str, str]) -> Access:
-    """The access of the operand that stands where `a` does."""
+    """The access of the operand whose pattern the tensor of `a` shares, or `a`."""
     if a.tensor not in sources:
         return a
     own, source = function.tensor(a.tensor).format, function.tensor(sources[a.tensor])

@@ -1,4 +1,4 @@
-"""The input of the sparse lowering: a def with formats, the types of indices, and the few sizes that are fixed."""
+"""The input of the sparse lowering: a def with formats, the types of coordinates, and the few sizes that are fixed."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class SparseProblem:
     """A def to lower.
 
     Attributes:
-        function: with a format for every tensor that is not dense.
-        index_types: of the coordinates of each sparse tensor, by name.
+        function: the def, with a format for every tensor that is not dense.
+        index_types: the type of the coordinates of each sparse tensor, by name.
         fixed: the sizes that the kernel is specialized for, by name.
-        shared: the temporaries and results that have the stored places of an operand, with that operand's name.
-        parallel: whether several threads will run it, so that a counting pass lets them all write.
-        aliases: operands that the caller makes of other tensors, whose extents they have, with these.
-        options: how to lower it.
-        refills: whether the stored places of results are known, so that only values are computed, if that is faster.
-        lanes: of a GPU, neighboring threads that share the stored positions of a row; 0 for a CPU.
+        shared: pairs of a temporary or result and the operand whose sparsity pattern it has.
+        parallel: whether several threads will run it, so that a counting pass pays by letting all of them write.
+        aliases: pairs of an operand that the caller makes and the tensor that it is made from and has the extents of.
+        options: how to lower the def.
+        refills: whether the patterns of results are known, so that only values are computed, if that is faster.
+        lanes: on a GPU, adjacent threads that share the stored positions of a row; 0 for a CPU.
     """
 
     function: Function
@@ -55,7 +55,7 @@ class SparseProblem:
 
     @cached_property
     def sizes(self) -> tuple[str, ...]:
-        """The content of the argument `sizes`: the sizes of the def that are not fixed, then its integer scalars."""
+        """The names in the argument `sizes`: the sizes of the def that are not fixed, then its integer scalars."""
         fixed = dict(self.fixed)
         return tuple(n for n in (*self.function.sizes, *self.function.scalars) if n not in fixed)
 
@@ -65,10 +65,10 @@ class SparseProblem:
 
 @dataclass(frozen=True, slots=True)
 class KernelRequest:
-    """The facts about a call that decide its kernel; `shared_sparsity.make_cpu_problem` makes the problem of them.
+    """The facts about a call that determine its kernel; `shared_sparsity.make_cpu_problem` turns them into a problem.
 
     Attributes:
-        function: with the formats of the operands of the call.
+        function: the def, with the formats of the operands of the call.
     The other attributes are those of `SparseProblem`.
     """
 
@@ -92,7 +92,7 @@ def rename_reads(s: Statement, names: Mapping[str, str]) -> Statement:
 
 
 def fixed_sizes(function: Function, sizes: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
-    """The sizes that decide register tiles: short ones of dimensions that only dense tensors have."""
+    """The sizes to specialize for, since they decide register tiles: small ones that are no extent of a sparse tensor."""
     sparse = {str(e) for t in function.tensors if t.is_sparse for e in _collect_size_names(t.extents)}
     blocked = {n for t in function.tensors if t.is_sparse for n in _collect_size_names(t.extents)}
     return tuple((n, v) for n, v in sizes.items() if n not in sparse | blocked and v <= MAX_FIXED_EXTENT)

@@ -1,4 +1,4 @@
-"""The state of a walk: its position, and the code to emit there."""
+"""The state of code generation inside the loops of a nest."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from .levels import Place
 class State:
     """The state inside the loops so far.
 
-    term: the rest of the value. places: the positions of the occurrences. indices: the values of loops and of indices.
+    term: the value, simplified for the operands known to be absent. places: the place that each occurrence has reached.
+    indices: the values of loop variables and indices.
     """
 
     term: Term
@@ -25,6 +26,6 @@ class State:
 
 Body = Callable[[State], Stmt]
 Chosen = Callable[[State, Mapping[Access, Expr]], Stmt]
-"""Emits an instance in which an operand counts if a condition holds, and is 0 otherwise."""
+"""Emits an instance in which each operand with a condition is 0 unless the condition holds."""
 Appended = Callable[[Callable[[Expr], State], Expr], Stmt]
-"""Emits neighboring instances: those of the states for 0, 1 and so on, and how many these are."""
+"""Emits adjacent instances, given a function from their index (0, 1, ...) to their state, and their number."""

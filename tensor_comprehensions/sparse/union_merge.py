@@ -1,4 +1,4 @@
-"""Merges of operands that are added: branches that depend on data hardly ever, or always, go the same way."""
+"""Merges of operands that are added, almost without data-dependent branches that are hard to predict."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .state import Appended, Body, Chosen, State
 
 
 def _make_end_coordinate(index: DType) -> Expr:
-    """The coordinate of an operand that has none left: more than all others, as extents are of the type `index`."""
+    """A sentinel coordinate for an exhausted operand: larger than all others, because extents have the type `index`."""
     return build.const(2 ** (8 * index.size - 1) - 1, index)
 
 
@@ -31,7 +31,7 @@ class _Head:
 
     @staticmethod
     def of(a: Access, index: DType, names: Names) -> _Head:
-        """With coordinates of the type `index`."""
+        """New registers for `a`, with coordinates of the type `index`."""
         types = {"at": INT64, "crd": index, "next": index}
         return _Head(*(build.register(names.fresh(f"{a.tensor}.{x}"), t) for x, t in types.items()))
 
@@ -41,11 +41,11 @@ class _Head:
 
     @property
     def here(self) -> Expr:
-        """The coordinate at the position."""
+        """The coordinate at the current position."""
         return Load(self.coordinate, ())
 
     def start(self, c: Cursor) -> list[Stmt]:
-        """At the first position of `c`."""
+        """Initialize the registers to the first position of `c`."""
         return [
             Store(self.position, (), c.start),
             Store(self.coordinate, (), self._read(c, c.start)),
@@ -53,7 +53,7 @@ class _Head:
         ]
 
     def advance(self, c: Cursor, here: Expr) -> list[Stmt]:
-        """One position further if `here` holds."""
+        """Advance by one position if `here` holds."""
         return [
             Store(self.position, (), build.cast(here, INT64), "+"),
             Store(self.coordinate, (), build.select(here, Load(self.following, ()), self.here)),
@@ -61,7 +61,7 @@ class _Head:
         ]
 
     def step(self, c: Cursor) -> list[Stmt]:
-        """One position further, with a branch on whether the end is near, which it hardly ever is."""
+        """Advance by one position, with a branch on whether the end is near, which is rare and well predicted."""
         behind, index = build.add(Load(self.position, ()), 1), self.coordinate.type.dtype
         load = Store(self.following, (), build.cast(build.load(c.crd, behind), index))
         return [
@@ -79,10 +79,10 @@ class _Head:
 
 @dataclass(frozen=True, slots=True)
 class UnionMerge:
-    """Prints the loops over every coordinate of any operand, the least one next.
+    """Emits the loops over all coordinates that any operand stores, in increasing order.
 
-    name: the loop. leaf, choose: emit an instance with all operands, or with some of them. append_run: emits
-    neighboring instances at once, if that is possible.
+    name: the name of the loop. leaf, choose: emit an instance with all operands, or with some of them.
+    append_run: emits adjacent instances at once; None if that is impossible.
     """
 
     name: str
@@ -92,7 +92,7 @@ class UnionMerge:
     append_run: Appended | None = None
 
     def merge(self, state: State, term: Term, cursors: Mapping[Access, Cursor]) -> Stmt:
-        """The loops for `term`, the value with all operands."""
+        """Emit the loops. term: the value with all operands present."""
         types = {c.crd.type.dtype for c in cursors.values()}
         index = types.pop() if len(types) == 1 else INT64
         if len(cursors) == 2 and self.append_run is not None:
@@ -104,7 +104,7 @@ class UnionMerge:
     def _merge_pair(self, state: State, cursors: Mapping[Access, Cursor], index: DType) -> Stmt:
         """A loop while both operands have coordinates, then one over the rest of either.
 
-        Where both are at one coordinate, they likely are at the next ones, too: these are compared at once.
+        If both are at the same coordinate, their next ones are likely equal, too, so several are compared at once.
         """
         cells = {a: build.register(self.names.fresh(f"{a.tensor}.at")) for a in cursors}
         crds = {a: self.names.fresh(f"{a.tensor}.crd") for a in cursors}
@@ -130,7 +130,7 @@ class UnionMerge:
         ahead: Expr,
         coordinate: Expr,
     ) -> State:
-        """The state `ahead` positions behind those of the operands."""
+        """The state with each operand `ahead` positions after its current one."""
         places = {a: c.place_at(build.add(Load(cells[a], ()), ahead)) for a, c in cursors.items()}
         indices = {**state.indices, self.name: build.cast(coordinate, INT64)}
         return replace(state, places={**state.places, **places}, indices=indices)
@@ -138,7 +138,7 @@ class UnionMerge:
     def _merge_equal_run(
         self, state: State, instance: State, cursors: Mapping[Access, Cursor], cells: Mapping[Access, Buffer]
     ) -> Stmt:
-        """A run of coordinates that both operands store, or the one of `instance`."""
+        """Emit a run of coordinates that both operands store, or only the instance of `instance`."""
         assert self.append_run is not None
         starts = {x: Load(cells[x], ()) for x in cursors}
         left, right = (build.load(c.crd, build.ramp(starts[x], 1, COMPARED_COORDINATES)) for x, c in cursors.items())
@@ -178,11 +178,11 @@ class UnionMerge:
     # --- any number of operands ----------------------------------------------------------------------------------
 
     def _merge_all(self, state: State, cursors: Mapping[Access, Cursor], index: DType) -> Stmt:
-        """One `While`, without branches on presence.
+        """Merge by one `While`, without branches on which operands are present.
 
-        If all of them are present at most coordinates, or hardly ever, a branch is faster: positions then do not wait
-        for coordinates. Besides its position, each operand keeps the coordinate there and the next one, so that
-        coordinates are loaded one step before they are compared.
+        A branch on whether all operands are present is faster if that is true almost always or almost never, since
+        positions then do not wait for coordinates. Besides its position, each operand keeps the coordinate there and
+        the next one in registers, so that coordinates are loaded one step before they are compared.
         """
         heads = {a: _Head.of(a, index, self.names) for a in cursors}
         name, least = self.names.fresh(self.name), build.fold_minimum(h.here for h in heads.values())

@@ -1,6 +1,4 @@
-"""Sparse tensors of a def that later statements read: their present content is an operand of these, with levels of its
-own.
-"""
+"""Versions of sparse results that later statements read: operands with their own levels and the content so far."""
 
 from __future__ import annotations
 
@@ -17,11 +15,11 @@ from .sparse_problem import SparseProblem, rename_reads
 def name_versions(
     problem: SparseProblem, copied: Collection[tuple[str, int]] = ()
 ) -> tuple[SparseProblem, tuple[Version, ...]]:
-    """The problem in which statements read versions of sparse results that have levels of their own.
+    """The problem with reads of sparse results that have their own levels replaced by reads of versions.
 
     Args:
-        copied: tensors that share the places of an operand, each with the number of a statement that reads a version
-            of it, too.
+        copied: pairs of a tensor that shares the pattern of an operand and the index of a statement that must also
+            read a version of it.
     """
     problem = _copy_old_values(problem)
     function, shared = problem.function, dict(problem.shared)
@@ -53,7 +51,7 @@ def name_versions(
 
 
 def _copy_old_values(problem: SparseProblem) -> SparseProblem:
-    """The problem in which no statement reads elements of its dense target that it may have changed."""
+    """Insert copies so that no statement reads elements of its dense target that it may have changed."""
     function = problem.function
     statements: list[Statement] = []
     copies: list[Symbol] = []
@@ -75,7 +73,7 @@ def _copy_old_values(problem: SparseProblem) -> SparseProblem:
 
 
 def _reads_changed(s: Statement, function: Function) -> bool:
-    """Whether a statement reads its target, and not just each element before it stores that one, and only that."""
+    """Whether a statement reads its target other than by reading each element just before storing it."""
     own = [a for a in _collect_reads(s) if a.tensor == s.target]
     if not own:
         return False
@@ -84,9 +82,7 @@ def _reads_changed(s: Statement, function: Function) -> bool:
 
 
 def _changes_what_it_reads(s: Statement, function: Function, shared: Mapping[str, str]) -> bool:
-    """As `_reads_changed`, of a target that shares the places of an operand: zeros are stored first where a statement
-    may leave places out.
-    """
+    """As `_reads_changed`, for a target that shares the pattern of an operand, whose elements may be zeroed first."""
     accesses, stored = _collect_reads(s), _target_representative(s, function, shared)
     own = [a for a in accesses if a.tensor == s.target]
     sparse = [a for a in accesses if function.tensor(a.tensor).is_sparse]
@@ -98,7 +94,7 @@ def _changes_what_it_reads(s: Statement, function: Function, shared: Mapping[str
 
 
 def _with_places_of_target(s: Statement, function: Function, shared: Mapping[str, str]) -> Statement:
-    """The statement with the operand whose places its target shares, if no access stands for that any more."""
+    """The statement with an `exists` of the operand whose pattern its target shares, unless an access implies it."""
     if s.target not in shared:
         return s
     stored = _target_representative(s, function, shared)
@@ -108,7 +104,7 @@ def _with_places_of_target(s: Statement, function: Function, shared: Mapping[str
 
 
 def _target_representative(s: Statement, function: Function, shared: Mapping[str, str]) -> Access:
-    """The access of the operand whose places the target has."""
+    """The access of the operand whose pattern the target has."""
     own = Access(s.target, s.subscripts, function.tensor(s.target).dtype)
     return representative(own, function, shared)
 
