@@ -369,7 +369,7 @@ class AssemblingEmitter(StatementEmitter):
 
     @property
     def _rows(self) -> tuple[Buffer, Buffer, Buffer]:
-        """The workspace: results by coordinate, a flag for each coordinate, and a flag for every `LINE` of these flags."""
+        """The workspace: results by coordinate, a flag for each coordinate, and a flag for every `LINE` flags."""
         dtype = self.values.type.dtype.accumulator
         stem = self.s.target
         return (

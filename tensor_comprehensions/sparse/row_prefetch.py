@@ -51,7 +51,7 @@ class RowPrefetcher:
         places: Mapping[Access, Place],
         indices: Mapping[str, Expr],
     ) -> Stmt:
-        """Prefetch the operands of the loops inside `depth` for a later position of `cursor`, which iterates `walked`."""
+        """Prefetch operands of the loops inside `depth` for a later position of `cursor`, the iterator of `walked`."""
         name = self.order[depth]
         if depth + 1 == len(self.order) or self.nest.loops[name].window or name not in indices:
             return build.NOTHING

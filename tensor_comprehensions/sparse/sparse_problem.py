@@ -92,7 +92,7 @@ def rename_reads(s: Statement, names: Mapping[str, str]) -> Statement:
 
 
 def fixed_sizes(function: Function, sizes: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
-    """The sizes to specialize for, since they decide register tiles: small ones that are no extent of a sparse tensor."""
+    """The sizes to specialize for, as they decide register tiles: small ones that are no extent of a sparse tensor."""
     sparse = {str(e) for t in function.tensors if t.is_sparse for e in _collect_size_names(t.extents)}
     blocked = {n for t in function.tensors if t.is_sparse for n in _collect_size_names(t.extents)}
     return tuple((n, v) for n, v in sizes.items() if n not in sparse | blocked and v <= MAX_FIXED_EXTENT)

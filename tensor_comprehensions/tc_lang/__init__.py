@@ -1,6 +1,6 @@
-"""The language: text in, checked `Function`s out; a `BoundFunction` is one with every size known.
+"""The language. In: text. Out: checked `Function`s, and `BoundFunction`s with every size known.
 
-Always holds: nothing here depends on targets, schedules or torch kernels; every mistake is a `TCError` with its place.
+Invariant: nothing here depends on targets, schedules or torch kernels. Every mistake is a `TCError` with its position.
 """
 
 from __future__ import annotations

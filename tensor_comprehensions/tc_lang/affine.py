@@ -1,8 +1,8 @@
 """Integer expressions as sums of atoms with coefficients, and the intervals they range over.
 
 One representation serves range inference (coefficients may be formulas in sizes) and binding (all are numbers). The
-atoms are index variables, floor quotients and remainders of affine forms by something constant, and, opaque, every
-other expression: products of indices, minima, reads of tensors.
+atoms are index variables, floor quotients and remainders of affine forms by a constant, and opaque atoms for all other
+expressions: products of indices, minima, reads of tensors.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Variable:
 
 @dataclass(frozen=True, slots=True)
 class Quotient:
-    """`floor(inner / divisor)`, the divisor constant and not 1."""
+    """`floor(inner / divisor)`; the divisor is constant and not 1."""
 
     inner: Affine
     divisor: Value
@@ -33,7 +33,7 @@ class Quotient:
 
 @dataclass(frozen=True, slots=True)
 class Remainder:
-    """`inner mod divisor`, of the divisor's sign."""
+    """`inner mod divisor`, with the sign of the divisor."""
 
     inner: Affine
     divisor: Value
@@ -51,7 +51,7 @@ Atom = Variable | Quotient | Remainder | Opaque
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """`constant + sum of coefficient * atom`, no coefficient zero."""
+    """`constant + sum of coefficient * atom`; no coefficient is zero."""
 
     constant: Value
     terms: tuple[tuple[Atom, Value], ...] = ()
@@ -72,7 +72,7 @@ class Affine:
         return self + other.scale(-1)
 
     def join_remainders(self) -> Affine:
-        """This form with `e` for each `d * (e / d) + e % d`."""
+        """This form with each `d * (e / d) + e % d` replaced by `e`."""
         factors: dict[Atom, Value] = dict(self.terms)
         for atom, factor in self.terms:
             if isinstance(atom, Remainder):
@@ -115,7 +115,7 @@ def _atom_text(atom: Atom) -> str:
 
 
 def to_affine(e: Expr, sizes: Mapping[str, Value]) -> Affine:
-    """An integer expression in normal form; `sizes` gives the values of `Size`s, numbers or formulas."""
+    """Convert an integer expression to an affine form; `sizes` gives each `Size` its value, a number or a formula."""
     match e:
         case Const(value=value):
             return Affine(int(value))
@@ -168,7 +168,7 @@ def _divide_affine(e: Binary, a: Affine, b: Affine, sizes: Mapping[str, Value]) 
 
 
 def _split_by_divisor(a: Affine, d: int) -> tuple[Affine, Affine]:
-    """`whole, rest` with `a = d * whole + rest`: the terms that `d` divides, and as much of the constant as it can."""
+    """Return `whole, rest` with `a = d * whole + rest`; `whole` has all terms that `d` divides."""
     whole = [(atom, c // d) for atom, c in a.terms if isinstance(c, int) and c % d == 0]
     rest = [(atom, c) for atom, c in a.terms if not (isinstance(c, int) and c % d == 0)]
     constant = a.constant // d if isinstance(a.constant, int) else 0
@@ -182,7 +182,7 @@ def _make_quotient(a: Affine, d: int) -> Affine:
 
 
 def _make_opaque(e: Expr, sizes: Mapping[str, Value]) -> Affine:
-    """`e` as an atom. With numbers for all sizes it is brought to normal form inside, so that equals compare equal."""
+    """`e` as an opaque atom. If all sizes are numbers, operands are normalized, so that equal atoms compare equal."""
     if all(isinstance(v, int) for v in sizes.values()):
         e = with_operands(e, [normalize_subscript(x, sizes) for x in operands_of(e)])
     return Affine(0, ((Opaque(e), 1),))
@@ -192,7 +192,7 @@ def _make_opaque(e: Expr, sizes: Mapping[str, Value]) -> Affine:
 
 
 def normalize_subscript(e: Expr, sizes: Mapping[str, Value]) -> Expr:
-    """A subscript with numbers for sizes, its int64 parts in normal form."""
+    """Replace the sizes in a subscript by numbers, and normalize its int64 parts."""
     if isinstance(e, Size):
         return Const(_int(sizes[e.name]), e.dtype)
     if e.dtype == INT64 and isinstance(e, Binary | Unary):
@@ -201,7 +201,7 @@ def normalize_subscript(e: Expr, sizes: Mapping[str, Value]) -> Expr:
 
 
 def substitute_sizes(e: Expr, sizes: Mapping[str, Value]) -> Expr:
-    """A value with numbers for sizes. Its arithmetic stays unchanged, since it may wrap; subscripts are normalized."""
+    """Replace the sizes in a value by numbers. Subscripts are normalized; other arithmetic is not, as it may wrap."""
     if isinstance(e, Size):
         return Const(wrap_integer(_int(sizes[e.name]), e.dtype), e.dtype)
     step = normalize_subscript if isinstance(e, Access) else substitute_sizes
@@ -209,7 +209,7 @@ def substitute_sizes(e: Expr, sizes: Mapping[str, Value]) -> Expr:
 
 
 def affine_to_expression(a: Affine) -> Expr:
-    """An affine form with numbers only as an int64 expression: atoms in order, then the constant."""
+    """Convert an affine form with only numbers to an int64 expression: atoms in order, then the constant."""
     out: Expr | None = None
     for atom, c in a.terms:
         out = _plus(out, _atom_expression(atom), _int(c))
@@ -298,7 +298,7 @@ def expr_interval(e: Expr, box: Mapping[str, Interval]) -> Interval:
 
 
 def to_affine_cached(e: Expr) -> Affine:
-    """The affine form of an expression without sizes."""
+    """The affine form of an expression without sizes, cached."""
     return to_affine(e, {})
 
 
@@ -356,7 +356,7 @@ def _cast_interval(x: Expr, dtype: DType, box: Mapping[str, Interval]) -> Interv
 
 
 def _clip_interval(i: Interval, dtype: DType) -> Interval:
-    """The interval itself where `dtype` holds it, else, because the value may wrap, everything `dtype` holds."""
+    """`i` if `dtype` can represent it; else the range of `dtype`, because the value may wrap."""
     low, high = dtype_interval(dtype)
     return i if low <= i[0] and i[1] <= high else (low, high)
 

@@ -1,4 +1,4 @@
-"""The builtins of the language: which names there are, and which of them are C functions under another spelling."""
+"""The builtin functions of the language: their names, their arities, and the C functions that they denote."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from ..core.math_functions import FUNCTIONS, TF32
 SPECIAL: dict[str, tuple[int, int | None]] = {
     "abs": (1, 1), "relu": (1, 1), "sigmoid": (1, 1), "min": (2, None), "max": (2, None),
 }  # fmt: skip
-"""The builtins that the checker expands into simpler expressions: least and greatest number of arguments."""
+"""Builtins that the checker expands into simpler expressions, with their least and greatest number of arguments."""
 
 CONSTANTS = {"inf": float("inf"), "nan": float("nan")}
 
 
 def canonical_name(name: str) -> str | None:
-    """The key in `FUNCTIONS` of a C function, for `fmaxf` as for `fmax`; None when it is no C function."""
+    """The key in `FUNCTIONS` of a C function, for `fmaxf` as for `fmax`; None if `name` is not a C function."""
     if name in FUNCTIONS:
         return name
     if name.endswith("f") and name[:-1] in FUNCTIONS and name[:-1] != TF32:

@@ -1,8 +1,8 @@
 """Formats: how a tensor is stored, dimension by dimension (TACO: "Format Abstraction for Sparse Tensor Algebra
 Compilers", OOPSLA 2018, sections 3 and 4).
 
-A stored tensor is a tree. Each level of it stores the coordinates of one dimension below every position of the level
-above; the values belong to the positions of the last level.
+A stored tensor is a tree. Each of its levels stores the coordinates of one dimension below every position of the level
+above. Each position of the last level has a value.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from .unlocated_error import UnlocatedTypeError
 class LevelKind(Enum):
     """How a level stores its coordinates."""
 
-    DENSE = "dense"  # all of them, so that nothing is stored
-    COMPRESSED = "compressed"  # those that are there: pos[parents + 1] says where each parent's begin in crd
-    SINGLETON = "singleton"  # one for each parent, in crd
+    DENSE = "dense"  # all coordinates exist, so nothing is stored
+    COMPRESSED = "compressed"  # crd lists the coordinates; those of parent p are at pos[p] to pos[p + 1]
+    SINGLETON = "singleton"  # one coordinate for each parent, in crd
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +48,16 @@ LEVELS = {
     "q": Level(LevelKind.SINGLETON),
     "c": Level(LevelKind.SINGLETON, unique=False),
 }
-"""The letters of format words."""
+"""The level of each letter of a format word."""
 
 _MATRICES = {
     "csr": ("ds", (0, 1)), "csc": ("ds", (1, 0)), "dcsr": ("ss", (0, 1)), "dcsc": ("ss", (1, 0)),
 }  # fmt: skip
 _BLOCKED = {"bsr": (0, 1, 2, 3), "bsc": (1, 0, 2, 3)}
 _ANY_RANK = {"dense": 0, "csf": 3, "coo": 2}
-"""Names that any rank may have, and from which rank on they say more than a word of letters."""
+"""Format names for any rank, each with the least rank for which formats are printed by that name."""
 NAMES = (*_ANY_RANK, *_MATRICES, *_BLOCKED)
-"""The formats that have names of their own."""
+"""All format names, besides words of level letters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +77,12 @@ class Format:
 
     @property
     def rank(self) -> int:
-        """Dimensions of the tensor."""
+        """The number of dimensions of the tensor."""
         return len(self.levels) - len(self.blocks)
 
     @property
     def word(self) -> str:
-        """One letter per level."""
+        """The format word: one letter per level."""
         return "".join(level.letter for level in self.levels)
 
     @property
@@ -92,7 +92,7 @@ class Format:
 
     @property
     def depth(self) -> int:
-        """The number of levels up to the last one that is not dense: those below are the dense tail."""
+        """The number of levels down to the last one that is not dense. The levels below are the dense tail."""
         return max((n for n, level in enumerate(self.levels, 1) if not level.is_dense), default=0)
 
     @property
@@ -102,10 +102,10 @@ class Format:
 
     @property
     def repeats_padding(self) -> bool:
-        """Whether places that hold no element may be stored several times.
+        """Whether padding may store the same coordinates several times.
 
-        A singleton below a dense level holds some coordinate for each position of that, also where nothing is stored;
-        below repeated coordinates, these may be equal.
+        A singleton below a dense level stores some coordinate for each position of that level, even if there is no
+        element. Below repeated coordinates, these may be equal.
         """
         kinds = list(enumerate(self.levels[: self.depth]))
         repeated = next((n for n, level in kinds if not level.unique), self.depth)
@@ -114,7 +114,7 @@ class Format:
 
     @property
     def with_unique_elements(self) -> Format:
-        """The format whose tensors are such of this one that store each element at most once."""
+        """This format, restricted to tensors that store each element at most once."""
         if self.is_unique:
             return self
         last = replace(self.levels[self.depth - 1], unique=True)
@@ -122,11 +122,11 @@ class Format:
 
     @property
     def with_compressed_levels(self) -> Format:
-        """The format in which every level that is not dense holds all coordinates that come, each once."""
+        """This format with every level that is not dense replaced by a compressed one with unique coordinates."""
         return replace(self, levels=tuple(x if x.is_dense else LEVELS["s"] for x in self.levels))
 
     def extents(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The extents of the dense tail: the shape of the values at each position of the last level above it."""
+        """The extent of each level, for a tensor of this shape."""
         split = (*(n // b for n, b in zip(shape, self.blocks, strict=True)), *self.blocks) if self.blocks else shape
         return tuple(split[d] for d in self.order)
 
@@ -150,9 +150,10 @@ class Format:
 
 
 def can_store_any_pattern(format: Format) -> bool:
-    """Whether a tensor can be stored in `format` whatever its elements: nowhere is there room for one coordinate alone.
+    """Whether `format` can store a tensor with any sparsity pattern.
 
-    Nor may a compressed level be below repeated coordinates, whose elements are side by side.
+    A singleton level may then only follow a level with repeated coordinates, since it stores one coordinate per parent.
+    A compressed level must not be below repeated coordinates.
     """
     above: Level | None = None
     repeats = False
@@ -166,12 +167,12 @@ def can_store_any_pattern(format: Format) -> bool:
 
 
 def dense_format(rank: int) -> Format:
-    """The coordinate format of `sparse` dimensions, above `dense` dimensions."""
+    """The format of a dense tensor with `rank` dimensions."""
     return Format((LEVELS["d"],) * rank, tuple(range(rank)))
 
 
 def coo_format(sparse: int, dense: int = 0, *, unique: bool = True) -> Format:
-    """Coordinates of `sparse` dimensions side by side, above `dense` dimensions."""
+    """The coordinate (COO) format of `sparse` dimensions, followed by `dense` dimensions."""
     word = _word_of("coo", sparse)
     return parse_format((word if unique else _with_repeats(word)) + "d" * dense, (), sparse + dense)
 
@@ -192,10 +193,10 @@ def _with_repeats(word: str) -> str:
 
 
 def parse_format(word: str, numbers: Sequence[int], rank: int) -> Format:
-    """The format that `word(numbers)` means for a tensor of `rank` dimensions. Equal formats are the same object.
+    """The format that `word(numbers)` denotes for a tensor of `rank` dimensions. Equal formats are the same object.
 
     Raises:
-        TypeMistake: there is no such format, or not for this rank.
+        UnlocatedTypeError: there is no such format, or not for this rank.
     """
     return _intern_format(word, tuple(numbers), rank)
 
@@ -238,7 +239,7 @@ def _parse_anew(word: str, numbers: Sequence[int], rank: int) -> Format:
 
 
 def _check_level_letters(word: str) -> str:
-    """`word`, if it has a letter for each level and levels that can follow one another."""
+    """Return `word` if all its letters are levels that can follow one another. Raises UnlocatedTypeError otherwise."""
     unknown = next((letter for letter in word if letter not in LEVELS), None)
     if unknown is not None:
         near = get_close_matches(word, NAMES, n=1, cutoff=0.3)

@@ -46,8 +46,8 @@ class Index:
 class Access:
     """A read of one element: `tensor(subscripts...)`; no subscripts for a 0-D tensor or scalar parameter.
 
-    guarded: the subscript is in bounds only where the conditions of the enclosing `Select`s hold, so the
-    element must not be touched elsewhere. Set by `bind`, where it cannot prove the contrary.
+    guarded: the subscript may be in bounds only where the conditions of the enclosing `Select`s hold, so the element
+    must not be touched elsewhere. `bind` sets it unless it can prove the access safe.
     """
 
     tensor: str
@@ -129,7 +129,7 @@ def operands_of(e: Expr) -> tuple[Expr, ...]:
 
 
 def with_operands(e: Expr, parts: Sequence[Expr]) -> Expr:
-    """`e` with other operands; `e` itself when they are the same objects."""
+    """`e` with the operands `parts`; `e` itself if they are the same objects."""
     if all(a is b for a, b in zip(operands_of(e), parts, strict=True)):
         return e
     parts = tuple(parts)
@@ -153,7 +153,7 @@ def map_operands(e: Expr, f: Callable[[Expr], Expr]) -> Expr:
 
 
 def walk_expr(e: Expr) -> Iterator[Expr]:
-    """`e` and everything below it, in evaluation order of a preorder walk."""
+    """Yield `e` and all its subexpressions in preorder."""
     yield e
     for child in operands_of(e):
         yield from walk_expr(child)
@@ -176,9 +176,9 @@ class Symbol:
     """A tensor of a symbolic function.
 
     extents: the declared extents (`Size`s and `Const`s), None if undeclared.
-    specialized: an int scalar parameter whose value is part of the signature: it is read as `Size(name)`, never
+    is_compile_time: an int scalar parameter whose value is part of the kernel: it is read as `Size(name)`, never
     through an `Access`.
-    format: its storage format, if the def or the caller gives one; None is dense, or that of the operand.
+    format: its storage format, if the def or the caller gives one. None: dense, or the format of the operand.
     """
 
     name: str
@@ -198,7 +198,7 @@ class Symbol:
 
 @dataclass(frozen=True, slots=True)
 class ExplicitRange:
-    """`where index in lower:upper`; the bounds read sizes and specialized scalars only."""
+    """`where index in lower:upper`; the bounds read only sizes and specialized scalars."""
 
     index: str
     lower: Expr
@@ -211,7 +211,7 @@ class Statement:
     """`target(subscripts) op= value`, as in `BoundStatement` but with symbolic sizes and ranges still to be inferred.
 
     Subscripts are int64 expressions, here counted from index 0 of the tensor (not of its storage).
-    exists: accesses that take part in range inference, and of which sparse tensors must store the element.
+    exists: accesses that take part in range inference; where they are of sparse tensors, the element must be stored.
     """
 
     name: str
@@ -242,10 +242,10 @@ class Function:
     """A checked def: calls and lets are inlined, types are decided, sizes are symbolic.
 
     tensors: parameters in order, then returns in order, then temporaries.
-    sizes: the size names of the signature, in order of appearance. Beside them the expressions may hold
-    `Size("t.d")`, the extent of dimension `d` of tensor `t`, known once the ranges of `t` are.
+    sizes: the size names of the signature, in order of appearance. Expressions may also contain `Size("t.d")`, the
+    extent of dimension `d` of tensor `t`, known once the ranges of `t` are.
     scalars: the specialized scalar parameters; each is also a 0-D tensor among `tensors` and a `Size` in expressions.
-    canonical: the text that all defs which differ in names, comments and layout only have in common.
+    canonical: a text that is the same for all defs that differ only in names, comments and formatting.
     """
 
     name: str
@@ -263,12 +263,12 @@ class Function:
 
     @property
     def is_sparse(self) -> bool:
-        """Whether one of the tensors is sparse."""
+        """Whether any of the tensors is sparse."""
         return any(t.is_sparse for t in self.tensors)
 
     @property
     def parameters(self) -> tuple[Symbol, ...]:
-        """The tensors that a call passes by position."""
+        """The parameters, which a call passes by position, in order."""
         return tuple(t for t in self.tensors if t.role is Role.INPUT)
 
     @property
@@ -278,7 +278,7 @@ class Function:
 
     @property
     def inouts(self) -> tuple[Symbol, ...]:
-        """The in/out returns: a call passes their initial values by name."""
+        """The in/out outputs, whose initial values a call passes by name."""
         return tuple(t for t in self.tensors if t.role is Role.INOUT)
 
 
@@ -322,7 +322,7 @@ class Inequality:
     constant: int
 
     def __str__(self) -> str:
-        """`j <= i + 3`: negative terms stand on the left."""
+        """Text such as `j <= i + 3`, with the negative terms on the left."""
 
         def side(sign: int, constant: int) -> str:
             parts = [name if abs(c) == 1 else f"{abs(c)}*{name}" for name, c in self.terms if c * sign > 0]
@@ -331,7 +331,7 @@ class Inequality:
         return f"{side(-1, max(0, -self.constant))} <= {side(1, max(0, self.constant))}"
 
     def rename_indices(self, names: Mapping[str, str]) -> Inequality:
-        """Over other indices; `names` has one for each of these."""
+        """The same inequality over other indices; `names` maps each index to its new name."""
         return Inequality(tuple(sorted((names[name], c) for name, c in self.terms)), self.constant)
 
 
@@ -361,10 +361,10 @@ class BoundStatement:
     reads_own_target: the right side reads the target at points other than the written one, so it must be evaluated
     completely before anything is written.
     checks: the conditions to verify before the statement reads memory.
-    exists: accesses of sparse tensors: the statement runs only where they store an element.
-    elements, terms: restrictions that only `restrict_domains` makes. Elements outside `elements`, conditions on free
-    indices, need no value. Terms outside `terms` are not added: an element without terms has the initial value of the
-    reduction.
+    exists: accesses of sparse tensors. The statement runs only where they store an element.
+    elements, terms: restrictions that only `restrict_domains` makes. `elements` are conditions on free indices;
+    elements that violate them need no value. Terms that violate `terms` are not added. An element without terms has
+    the initial value of the reduction.
     """
 
     name: str
@@ -394,7 +394,7 @@ class BoundStatement:
 
     @property
     def domain(self) -> tuple[Inequality, ...]:
-        """The conditions, besides the ranges of the indices, that hold wherever the value is computed."""
+        """The conditions, beyond the ranges of the indices, that hold wherever the value is computed."""
         return tuple(dict.fromkeys((*self.elements, *self.terms)))
 
 

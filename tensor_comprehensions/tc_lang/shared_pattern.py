@@ -1,4 +1,4 @@
-"""Tensors that have the stored places of an operand."""
+"""The sparsity pattern that a tensor shares with an operand."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from .ir import Access, Expr, Index, Symbol
 
 @dataclass(frozen=True, slots=True)
 class SharedPattern:
-    """The operand `source` whose stored places a tensor has, and the dimensions of the tensor that are the operand's.
+    """The operand `source` whose sparsity pattern a tensor has, and the tensor's dimension for each of the operand's.
 
-    Its other dimensions are dense: every stored place has a row of values.
+    The tensor's other dimensions are dense: every stored element of the operand has a row of values.
     """
 
     source: str
@@ -24,10 +24,10 @@ class SharedPattern:
 
 
 def find_dims(a: Access, subscripts: Sequence[Expr]) -> tuple[int, ...] | None:
-    """The dimensions of a target with `subscripts` that have those of `a`.
+    """For each subscript of `a`, the dimension of a target with `subscripts` that has the same subscript.
 
-    None if the target lacks one of them or has it twice, if it only has them in another order, or if its other
-    subscripts are no different indices.
+    None if the target lacks one of them or has it twice, if the target is a permutation of `a`, or if its other
+    subscripts are not distinct indices.
     """
     own = list(subscripts)
     if any(own.count(e) != 1 for e in a.subscripts) or len(set(a.subscripts)) < len(a.subscripts):

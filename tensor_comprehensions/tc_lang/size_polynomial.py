@@ -1,9 +1,9 @@
-"""Formulas over sizes: extents before the sizes are known.
+"""Polynomials over sizes ("formulas"), for extents before the sizes are known.
 
 A formula is a polynomial with integer coefficients in atoms: size names, and floor quotients, remainders, minima
 and maxima of formulas. The operators keep it in a normal form, so that equal formulas mostly compare equal and
-`H - KH + 1` prints as people write it. Ranges are inferred by one algorithm for numbers and formulas alike, which is
-why `min_of` and `max_of` here take both.
+`H - KH + 1` prints as people write it. One algorithm infers ranges for numbers and for formulas, so `min_of` and
+`max_of` take both.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ class SizePolynomial:
 
     @staticmethod
     def name(name: str) -> SizePolynomial:
-        """The formula that is one name."""
+        """The formula that consists of one name."""
         return SizePolynomial((((SizeName(name),), 1),))
 
     @property
     def value(self) -> int | None:
-        """The number that this formula is, or None."""
+        """The number that this formula equals if it is constant, else None."""
         if not self.terms:
             return 0
         return self.terms[0][1] if len(self.terms) == 1 and not self.terms[0][0] else None
 
     def evaluate(self, sizes: Mapping[str, int]) -> int:
-        """The number that this formula is for given sizes."""
+        """The value of this formula for given sizes."""
         total = 0
         for monomial, coefficient in self.terms:
             product = coefficient
@@ -129,7 +129,7 @@ def to_polynomial(x: Value) -> SizePolynomial:
 
 
 def constant_value(x: Value) -> int | None:
-    """The number that `x` is, or None."""
+    """The number that `x` equals if it is constant, else None."""
     return x if isinstance(x, int) else x.value
 
 
@@ -161,7 +161,7 @@ def _list_extremum_operands(op: str, x: Value) -> list[Value]:
 
 
 def _add_operand(op: str, operands: list[Value], x: Value) -> None:
-    """Add `x` to the operands of an extremum, unless one of them is known to be better, or instead of a worse one."""
+    """Add `x` to the operands of an extremum; if one of them is comparable to `x`, keep only the better of the two."""
     for n, known in enumerate(operands):
         difference = constant_value(_subtract_for_sign(known, x))
         if difference is not None:
@@ -171,7 +171,10 @@ def _add_operand(op: str, operands: list[Value], x: Value) -> None:
 
 
 def _subtract_for_sign(a: Value, b: Value) -> Value:
-    """`a - b`, or, for two quotients by one positive divisor, something of the same sign."""
+    """`a - b`; for two quotients by the same positive divisor, the difference of the numerators instead.
+
+    Its sign decides which is better: if it is <= 0, `a <= b`; if it is >= 0, `a >= b`.
+    """
     left, right = as_quotient(to_polynomial(a)), as_quotient(to_polynomial(b))
     if left is not None and right is not None and left[1] == right[1]:
         return left[0] - right[0]
@@ -179,7 +182,7 @@ def _subtract_for_sign(a: Value, b: Value) -> Value:
 
 
 def as_quotient(x: SizePolynomial) -> tuple[SizePolynomial, int] | None:
-    """`n, d` with `x = floor(n / d)`, when `x` is one quotient by a number, plus a number."""
+    """Return `n, d` with `x = floor(n / d)` if `x` is a quotient by a positive number plus a number, else None."""
     shift = sum(c for m, c in x.terms if not m)
     rest = [(m, c) for m, c in x.terms if m]
     if len(rest) != 1 or rest[0][1] != 1 or len(rest[0][0]) != 1:
@@ -247,7 +250,7 @@ def _parenthesize(x: SizePolynomial) -> str:
 
 
 def _print_monomial(monomial: Monomial, coefficient: int, *, alone: bool) -> str:
-    """alone: no sign stands right before it, which would belong to the first number of a quotient only."""
+    """Print a monomial. alone: whether no operator precedes it, so that a quotient needs no parentheses."""
     factors = [] if coefficient == 1 and monomial else [str(coefficient)]
     alone &= coefficient == 1 and len(monomial) == 1
     for atom in monomial:

@@ -1,10 +1,10 @@
-"""A mistake in a part of a program, found by those who do not know where in the text it stands."""
+"""An error about part of a program, raised by code that does not know its position in the text."""
 
 from __future__ import annotations
 
 
 class UnlocatedTypeError(Exception):
-    """A mistake without a place; the caller knows the place in the text and makes a TCError of it."""
+    """A mistake without a position; the caller knows the position and turns it into a TCError."""
 
     def __init__(self, message: str, *, expected: str = "", found: str = "", suggestion: str = "") -> None:
         super().__init__(message)

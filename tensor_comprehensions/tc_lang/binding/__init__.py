@@ -1,1 +1,1 @@
-"""Functions with sizes: the range of every index, and a proof, guard or check for every access."""
+"""Bind functions to sizes: infer the range of every index, and prove, guard or check every access."""

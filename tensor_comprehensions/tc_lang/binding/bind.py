@@ -1,4 +1,4 @@
-"""`Function` + sizes -> `BoundFunction`: numbers everywhere, every access proved, guarded, checked or refused."""
+"""`Function` + sizes -> `BoundFunction`: all sizes are numbers; each access is proved, guarded, checked or rejected."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ def bind(
     scalars: Mapping[str, int] | None = None,
     strides: Mapping[str, tuple[int, ...]] | None = None,
 ) -> BoundFunction:
-    """The function with a number for every size.
+    """Bind a function to a number for every size.
 
     Args:
         sizes: the value of each of `function.sizes`.
         scalars: the value of each of `function.scalars`.
-        strides: of inputs and in/out tensors, in elements; contiguous where a tensor is not mentioned.
+        strides: strides of inputs and in/out tensors, in elements; a tensor that is not listed is contiguous.
 
     Raises RangeError if an index has no range, a range has a negative extent, definitions of a tensor disagree or
-    an access leaves its tensor; ArgumentError where a size is missing or negative.
+    an access leaves its tensor; ArgumentError if a size is missing or negative.
     """
     known = _bind_sizes(function, sizes, scalars or {})
     ranges = infer_ranges(function, known)
@@ -128,7 +128,7 @@ class _Binder:
         return tuple(constant_value(lower) or 0 for lower, _ in self.ranges.tensors[tensor])
 
     def statement(self, s: Statement, ranges: Mapping[str, Bounds]) -> Iterator[BoundStatement]:
-        """The bound form of a statement: two statements where an initializing scatter is split."""
+        """The bound form of a statement. An initializing scatter becomes two: the initialization and the reduction."""
         indices = tuple(
             BoundIndex(i, constant_value(ranges[i][0]) or 0, constant_value(ranges[i][1]) or 0) for i in s.indices
         )
@@ -156,7 +156,7 @@ class _Binder:
         yield bound
 
     def _exists(self, s: Statement) -> tuple[Access, ...]:
-        """The accesses that must exist. Where every tensor is dense, all do."""
+        """The bound accesses of `s.exists`; none if every tensor is dense, since then all elements exist."""
         if not self.function.is_sparse:
             return ()
         found = (substitute_sizes(self._shift_accesses(e), self.env) for e in s.exists)
@@ -165,7 +165,7 @@ class _Binder:
     # --- subscripts relative to storage ----------------------------------------------------------------------------
 
     def _shift_accesses(self, e: Expr) -> Expr:
-        """`e` with the subscripts of all accesses counted from the start of the tensor's storage."""
+        """`e` with the subscripts of all accesses relative to the start of the tensor's storage."""
         if isinstance(e, Access):
             return replace(e, subscripts=self._relative(e.tensor, e.subscripts))
         return with_operands(e, [self._shift_accesses(x) for x in operands_of(e)])
@@ -178,7 +178,7 @@ class _Binder:
         )
 
     def _check_magnitude(self, s: Statement, indices: tuple[BoundIndex, ...], expressions: tuple[Expr, ...]) -> None:
-        """Everything that is computed with 64 bits stays far from their end."""
+        """Check that no computation with 64 bits can overflow. Raises RangeError."""
         numbers = [x for i in indices for x in (i.lower, i.upper)]
         numbers += [
             int(x.value) for e in expressions for x in walk_expr(e) if isinstance(x, Const) and x.dtype == INT64
@@ -193,7 +193,10 @@ class _Binder:
     # --- what the left side must satisfy ---------------------------------------------------------------------------
 
     def _check_agreement(self, s: Statement, indices: tuple[BoundIndex, ...]) -> None:
-        """All definitions of a tensor give the same ranges to the dimensions they write whole, or to a named part."""
+        """Check that all definitions of a tensor give plain indices in the same dimension the same range.
+
+        In/out tensors that may be updated in part are exempt.
+        """
         if is_updatable_in_part(self.function.tensor(s.target)):
             return
         by_name = {i.name: i for i in indices}
@@ -212,7 +215,7 @@ class _Binder:
                 )
 
     def _check_writes_once(self, s: Statement, subscripts: tuple[Expr, ...], box: Mapping[str, Interval]) -> None:
-        """`=` writes no element twice, and the first definition leaves none undefined."""
+        """Check that `=` writes no element twice and that the first definition leaves none undefined."""
         if are_offset_indices(subscripts) or s.reduction is not None:
             return
         if not is_injective(subscripts, box):
@@ -235,7 +238,7 @@ class _Binder:
             )
 
     def _make_initialization(self, b: BoundStatement, s: Statement) -> BoundStatement:
-        """The initialization of a whole tensor, ahead of a reduction that writes only some of its elements."""
+        """The statement that initializes a whole tensor before a reduction that may skip some elements."""
         if any(isinstance(x, Access) and x.tensor == b.target for e in (b.value, *b.subscripts) for x in walk_expr(e)):
             raise RangeError(
                 f"this statement initializes '{b.target}' and reads it",
@@ -254,7 +257,7 @@ class _Binder:
 
 
 def _index_computations(e: Expr) -> Iterator[Expr]:
-    """The subscripts in a value, and its arithmetic on indices. Other integers may have any value."""
+    """The subscripts in a value and its arithmetic on indices, whose size can be bounded, unlike other integers."""
     if isinstance(e, Access):
         yield from e.subscripts
     elif not isinstance(e, Select) and any(isinstance(x, Index) for x in _walk_outside_accesses(e)):
@@ -265,7 +268,7 @@ def _index_computations(e: Expr) -> Iterator[Expr]:
 
 
 def _walk_outside_accesses(e: Expr) -> Iterator[Expr]:
-    """`e` and everything below it, but for the subscripts of accesses."""
+    """Yield `e` and its subexpressions, without the subscripts of accesses."""
     yield e
     if not isinstance(e, Access):
         for x in operands_of(e):
@@ -274,7 +277,7 @@ def _walk_outside_accesses(e: Expr) -> Iterator[Expr]:
 
 @dataclass(slots=True)
 class _Prover:
-    """Decides the accesses of one statement, and collects the checks that remain for run time."""
+    """Proves the accesses of one statement in bounds, and collects the checks that remain for run time."""
 
     binder: _Binder
     span: Span | None
@@ -283,7 +286,7 @@ class _Prover:
     checks: list[BoundsCheck] = field(default_factory=list)
 
     def visit(self, e: Expr, guards: Guards) -> Expr:
-        """`e` with its accesses marked as guarded where they are in bounds only under `guards`."""
+        """`e` with those accesses marked as guarded that may be in bounds only under `guards`."""
         match e:
             case Access():
                 return self._access(e, guards)
@@ -310,13 +313,16 @@ class _Prover:
         return replace(e_, guarded=True) if guarded and isinstance(e_, Access) else e_
 
     def target(self, s: Statement, subscripts: tuple[Expr, ...]) -> None:
-        """Decide the subscripts of the target; bare indices are in bounds by construction."""
+        """Prove the subscripts of the target, or add checks; bare indices are in bounds by construction."""
         for d, x in enumerate(subscripts):
             if not isinstance(s.subscripts[d], Index):
                 self._decide(s.target, d, x, (), s.span)
 
     def _decide(self, tensor: str, d: int, subscript: Expr, guards: Guards, span: Span | None) -> bool:
-        """Whether the access is in bounds only under `guards`."""
+        """Prove a subscript in bounds, or add a run-time check. Return whether the access needs its guards.
+
+        Raises RangeError if it is out of bounds.
+        """
         extent = self.binder.tensors[tensor].shape[d]
         if self.empty:
             return False
@@ -340,7 +346,7 @@ class _Prover:
 
 
 def are_offset_indices(subscripts: tuple[Expr, ...]) -> bool:
-    """Whether subscripts are distinct index variables, each perhaps with an offset."""
+    """Whether the subscripts are distinct index variables, each with an optional constant offset."""
     names = [next((x.name for x in walk_expr(e) if isinstance(x, Index)), None) for e in subscripts if _is_offset(e)]
     return len(names) == len(subscripts) == len(set(names))
 
@@ -357,7 +363,7 @@ def _has_guarded(e: Expr) -> bool:
 
 
 def _and_guards(guards: Guards) -> Expr | None:
-    """All guards as one condition, in which earlier guards protect the reads of later ones."""
+    """The conjunction of all guards, in which earlier guards protect the reads of later ones."""
     out: Expr | None = None
     for condition, holds in guards:
         c = condition if holds else Unary("!", condition, BOOL)
@@ -371,7 +377,7 @@ def _and_guards(guards: Guards) -> Expr | None:
 
 
 def _needs_target_copy(b: BoundStatement) -> bool:
-    """Whether the statement reads its target at other points, or at other times, than it writes them."""
+    """Whether the statement reads its target other than by reading each element just before writing it."""
     reads = [
         x for e in (b.value, *b.subscripts) for x in walk_expr(e) if isinstance(x, Access) and x.tensor == b.target
     ]

@@ -1,4 +1,4 @@
-"""Whether a subscript stays inside its tensor in every executed access.
+"""Prove that a subscript stays inside its tensor in every executed access.
 
 Proofs are sound: undecided subscripts become checks at run time. Three methods are tried in order: intervals, one guard
 condition subtracted from the claim, and enumeration of small domains.
@@ -28,10 +28,10 @@ from ..reference.numpy_expression import Array, NumpyExpressionEvaluator, index_
 from ..semantics.type_rules import COMPARISONS
 
 ENUMERATED = 1 << 17
-"""Domains up to this many points are enumerated where reasoning does not decide."""
+"""Most points of a domain that is enumerated if the other methods do not decide."""
 
 Guards = tuple[tuple[Expr, bool], ...]
-"""Conditions of the enclosing `Select`s, outermost first, each with the value it has where the access is executed."""
+"""Conditions of the enclosing `Select`s, outermost first, each with its value where the access is executed."""
 
 
 Conjuncts = list[tuple[Expr, bool]]
@@ -48,14 +48,14 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class BoundsProof:
-    """A verdict; where it is VIOLATED, a value that the subscript takes."""
+    """A verdict. If it is VIOLATED, `witness` is an out-of-bounds value that the subscript takes."""
 
     verdict: Verdict
     witness: int = 0
 
 
 def prove_in_bounds(subscript: Expr, extent: int, guards: Guards, box: Mapping[str, Interval]) -> BoundsProof:
-    """Whether `0 <= subscript < extent` holds for all indices in `box` for which `guards` hold."""
+    """Try to prove `0 <= subscript < extent` for all indices in `box` for which `guards` hold."""
     low, high = expr_interval(subscript, box)
     if low >= 0 and high < extent:
         return BoundsProof(Verdict.SAFE)
@@ -72,7 +72,7 @@ def prove_in_bounds(subscript: Expr, extent: int, guards: Guards, box: Mapping[s
 
 
 def conjuncts(e: Expr, holds: bool) -> Iterator[tuple[Expr, bool]]:
-    """The conditions that hold together where `e` is `holds`."""
+    """Split the condition that `e` has the value `holds` into conditions that all hold."""
     match e:
         case Unary(op="!", operand=x):
             yield from conjuncts(x, not holds)
@@ -102,7 +102,7 @@ def _is_in_bounds(subscript: Expr, extent: int, guards: Conjuncts, box: Mapping[
 
 
 def is_nonnegative(claim: Affine, known: list[Affine], box: Mapping[str, Interval]) -> bool:
-    """Whether `claim >= 0` follows from the box, or from the box and one of `known` (each `>= 0`)."""
+    """Whether `claim >= 0` follows from the box, or from the box and one of `known`, which are all `>= 0`."""
     if affine_interval(claim, box)[0] >= 0:
         return True
     return any(
@@ -113,7 +113,7 @@ def is_nonnegative(claim: Affine, known: list[Affine], box: Mapping[str, Interva
 
 
 def _cancelling_ratios(claim: Affine, g: Affine) -> list[tuple[int, int]]:
-    """Positive ratios `p / q` for which `claim - p/q * g` loses an atom."""
+    """Positive ratios `p / q` for which `claim - p/q * g` eliminates an atom."""
     mine = dict(claim.terms)
     ratios = []
     for atom, c in g.terms:
@@ -127,7 +127,7 @@ def _cancelling_ratios(claim: Affine, g: Affine) -> list[tuple[int, int]]:
 
 
 def inequalities(e: Expr, holds: bool, box: Mapping[str, Interval]) -> Iterator[Affine]:
-    """The forms that are non-negative if the comparison `e` is `holds`. Arithmetic that may wrap gives none."""
+    """Affine forms that are >= 0 if the comparison `e` has the value `holds`; none if its arithmetic may wrap."""
     match e:
         case Binary(op=op, left=a, right=b) if op in COMPARISONS and a.dtype.is_integer:
             left, right = to_affine_cached(_strip_widening(a)), to_affine_cached(_strip_widening(b))
@@ -145,7 +145,7 @@ def inequalities(e: Expr, holds: bool, box: Mapping[str, Interval]) -> Iterator[
 
 
 def _strip_widening(e: Expr) -> Expr:
-    """`e` with reads of tensors bare of the widening that a subscript gives them, to match them with a guard's."""
+    """`e` without lossless integer casts around reads of tensors, so that reads in subscripts match those in guards."""
     if isinstance(e, Cast) and isinstance(e.operand, Access) and e.dtype.is_integer:
         low, high = dtype_interval(e.operand.dtype)
         least, greatest = dtype_interval(e.dtype)
@@ -160,7 +160,7 @@ def _strip_widening(e: Expr) -> Expr:
 def _prove_by_enumeration(
     subscript: Expr, extent: int, guards: list[tuple[Expr, bool]], box: Mapping[str, Interval]
 ) -> BoundsProof:
-    """Try every point. Guards that depend on data are taken to hold, and then a violation is only possible."""
+    """Try every point. Guards that depend on data are assumed to hold; a violation is then not certain."""
     usable = [(e, holds) for e, holds in guards if not reads_tensors(e)]
     names = index_names(subscript, *(e for e, _ in usable))
     ranges = {name: (box[name][0], box[name][1] + 1) for name in names}
@@ -181,7 +181,7 @@ def _prove_by_enumeration(
 
 
 def index_names(*expressions: Expr) -> dict[str, None]:
-    """The index variables that occur in expressions, in order of appearance."""
+    """The index variables of expressions, in order of appearance, as the keys of a dict."""
     return {x.name: None for e in expressions for x in walk_expr(e) if isinstance(x, Index)}
 
 
@@ -193,7 +193,7 @@ def _no_memory(access: Access, subscripts: object, where: object) -> Array:
 
 
 def is_injective(subscripts: tuple[Expr, ...], box: Mapping[str, Interval]) -> bool | None:
-    """Whether different points of `box` give different subscripts; None if that is not decided."""
+    """Whether different points of `box` give different subscripts; None if undecided."""
     forms = [to_affine_cached(e) for e in subscripts]
     extents = {name: high - low + 1 for name, (low, high) in box.items()}
     open_ = {name for name, extent in extents.items() if extent > 1}
@@ -216,7 +216,7 @@ def is_injective(subscripts: tuple[Expr, ...], box: Mapping[str, Interval]) -> b
 
 
 def _determined_indices(form: Affine, open_: set[str], extents: Mapping[str, int]) -> list[str]:
-    """The indices of `open_` that one subscript determines, once the others are known: as the digits of a number."""
+    """The indices in `open_` that one subscript determines if the other indices are known, like digits of a number."""
     digits = sorted(
         (abs(c), a.name) for a, c in form.terms if isinstance(a, Variable) and isinstance(c, int) and a.name in open_
     )

@@ -1,4 +1,4 @@
-"""The arguments of a call, matched with a function's parameters: sizes from shapes, and mistakes."""
+"""Match the arguments of a call with a function's parameters: infer sizes from shapes and report mistakes."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def match_arguments(
     initial: Mapping[str, TensorType] | None = None,
     scalars: Mapping[str, int] | None = None,
 ) -> Binding:
-    """The sizes that the arguments of a call give.
+    """Infer the sizes from the arguments of a call.
 
     Args:
-        types: of the parameters, in order.
-        initial: of the in/out tensors, by name.
+        types: the types of the arguments for the parameters, in order.
+        initial: the types of the initial values of in/out tensors, by name.
         scalars: the values of the specialized scalar parameters.
 
-    Raises ArgumentError that names the tensor, the dimension and both values; RangeError where the output shapes,
-    needed to check in/out tensors, cannot be inferred.
+    Raises ArgumentError, which names the tensor, the dimension and both values, if an argument does not fit; RangeError
+    if the output shapes, which are needed to check in/out tensors, cannot be inferred.
     """
     initial, scalars = initial or {}, scalars or {}
     parameters = function.parameters

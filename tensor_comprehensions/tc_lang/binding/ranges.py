@@ -1,7 +1,7 @@
-"""Range inference: the values that every index takes, and with them the shape of every tensor.
+"""Range inference: the values that every index takes, and from them the shape of every tensor.
 
-The algorithm runs over numbers or over formulas alike. Formulas assume that the coefficients which depend on sizes
-(strides that are scalar parameters) are positive, and leave the checks that need numbers to `bind`.
+The algorithm works on numbers and on formulas. With formulas, it assumes that coefficients that depend on sizes
+(strides that are scalar parameters) are positive, and leaves the checks that need numbers to `bind`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Bounds = tuple[Value, Value]
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """`lower <= form < upper`: the condition of one subscript of one access."""
+    """The condition that one subscript of one access is in bounds: `lower <= form < upper`."""
 
     form: Affine
     lower: Value
@@ -45,10 +45,10 @@ class Ranges:
 
 
 def infer_ranges(function: Function, sizes: Mapping[str, Value]) -> Ranges:
-    """The ranges of all indices and tensors; `sizes` gives each size name and specialized scalar its value.
+    """Infer the ranges of all indices and tensors; `sizes` maps each size name and specialized scalar to its value.
 
-    Raises RangeError if an index has no range, where a return has another size than declared, or (with numbers)
-    where a range has a negative extent.
+    Raises RangeError if an index has no range, if a return has another size than declared, or (with numbers) if a
+    range has a negative extent.
     """
     inference = _Inference(function, dict(sizes))
     for tensor in function.tensors:
@@ -59,7 +59,7 @@ def infer_ranges(function: Function, sizes: Mapping[str, Value]) -> Ranges:
 
 
 def infer_statement(function: Function, sizes: Mapping[str, Value], known: Ranges, n: int) -> Mapping[str, Bounds]:
-    """The ranges of the indices of the n-th statement alone, where the tensors have the bounds of `known`.
+    """Infer the ranges of the indices of only the n-th statement, with the bounds of tensors from `known`.
 
     Raises RangeError as `infer_ranges` does.
     """
@@ -83,12 +83,12 @@ def output_shapes(
 
 
 def is_updatable_in_part(tensor: Symbol) -> bool:
-    """Whether a definition with a `where` may cover a part of the tensor. The rest keeps the caller's values."""
+    """Whether a definition with a `where` may cover only part of the tensor. The rest keeps the caller's values."""
     return tensor.role is Role.INOUT and tensor.extents is not None
 
 
 def statement_accesses(s: Statement) -> Iterator[Access]:
-    """The reads of a statement in order, those in subscripts included."""
+    """The reads of a statement, in order, including those in subscripts."""
     for e in (*s.subscripts, s.value):
         yield from (x for x in walk_expr(e) if isinstance(x, Access))
 
@@ -100,7 +100,7 @@ class _Inference:
     bounds: dict[str, tuple[Bounds, ...]] = field(default_factory=dict)
 
     def declare(self, tensor: Symbol) -> None:
-        """Give a tensor that the caller passes the bounds that its declaration says."""
+        """Set the bounds of a tensor that the caller passes to its declared extents."""
         self._set(tensor.name, tuple((0, to_affine(e, self.sizes).constant) for e in tensor.extents or ()))
 
     def _set(self, name: str, bounds: tuple[Bounds, ...]) -> None:
@@ -109,7 +109,7 @@ class _Inference:
             self.sizes[f"{name}.{d}"] = upper - lower
 
     def statement(self, n: int) -> dict[str, Bounds]:
-        """The ranges of one statement's indices; its target gets bounds if it had none."""
+        """Infer the ranges of the indices of the n-th statement, and set the bounds of its target if it has none."""
         s = self.function.statements[n]
         conditions = list(self._conditions(s))
         solved = self._solve(s, conditions, self._given_ranges(s))
@@ -151,7 +151,10 @@ class _Inference:
     # --- solving ---------------------------------------------------------------------------------------------------
 
     def _solve(self, s: Statement, conditions: list[Condition], solved: dict[str, Bounds]) -> dict[str, Bounds]:
-        """Rounds: every condition with exactly one unsolved index narrows it; all take effect at the round's end."""
+        """Solve in rounds: each condition with exactly one unsolved index narrows it.
+
+        The indices of a round count as solved from the next round on.
+        """
         solved = dict(solved)
         while True:
             found: dict[str, Bounds] = {}
@@ -170,7 +173,7 @@ class _Inference:
     def _take_ranges_from_target(
         self, n: int, s: Statement, conditions: list[Condition], solved: dict[str, Bounds]
     ) -> None:
-        """Take ranges for the positions on the left from earlier definitions, later ones, then the declaration."""
+        """Take ranges of indices on the left from earlier definitions, then later ones, then the declaration."""
         for mine, bounds in zip(s.subscripts, self.bounds.get(s.target, ()), strict=False):
             if isinstance(mine, Index):
                 solved.setdefault(mine.name, bounds)
@@ -210,7 +213,7 @@ class _Inference:
         return tuple(bounds)
 
     def _check_declared(self, tensor: Symbol) -> None:
-        """A returned tensor has the size that its declaration says, as far as that is known here."""
+        """Check that a returned tensor has its declared size, as far as the sizes are known."""
         for d, (extent, (lower, upper)) in enumerate(zip(tensor.extents or (), self.bounds[tensor.name], strict=False)):
             declared, found = to_affine(extent, self.sizes).constant, upper - lower
             if constant_value(declared - found) not in (None, 0):
@@ -224,7 +227,7 @@ class _Inference:
                 )
 
     def _check_part(self, s: Statement, solved: Mapping[str, Bounds]) -> None:
-        """A definition of an in/out tensor covers its declared size, or the part that its clauses name."""
+        """Check that a definition of an in/out tensor covers its declared size, or the part that its clauses name."""
         given = {r.index for r in s.ranges}
         parts = {}
         for d, (e, (least, most)) in enumerate(zip(s.subscripts, self.bounds[s.target], strict=True)):
@@ -305,7 +308,7 @@ def _intersect(a: Bounds, b: Bounds) -> Bounds:
 def _solve_for_index(
     form: Affine, lower: Value, upper: Value, name: str, solved: Mapping[str, Bounds]
 ) -> Bounds | None:
-    """The largest range of `name` for which `lower <= form < upper`, for all values of the solved indices.
+    """The largest range of `name` for which `lower <= form < upper` for all values of the solved indices.
 
     None if the form cannot be solved for `name`.
     """
@@ -332,7 +335,7 @@ def _ceil_div(a: Value, b: Value) -> Value:
 
 
 def _find_form_extremes(form: Affine, solved: Mapping[str, Bounds]) -> Bounds | None:
-    """The least and the greatest value of a form over the ranges of its indices; None when it is opaque."""
+    """The least and the greatest value of a form over the ranges of its indices; None if it has opaque atoms."""
     low = high = form.constant
     for atom, c in form.terms:
         ends = _atom_extremes(atom, solved)
@@ -358,7 +361,7 @@ def _atom_extremes(atom: Variable | Quotient | Remainder | Opaque, solved: Mappi
 
 
 def _find_subscript_range(form: Affine, solved: Mapping[str, Bounds]) -> Bounds:
-    """The range of a subscript on the left; an empty one where an index of it has no values."""
+    """The range of a subscript on the left; empty if one of its indices has an empty range."""
     ends = _find_form_extremes(form, solved)
     if ends is None:
         return 0, 0

@@ -1,7 +1,7 @@
-"""Masks on the numbers of rows, such as causal ones: blocks that they leave whole, and blocks that they leave out.
+"""Masks on row indices, such as causal ones: find blocks of rows that a mask keeps or removes entirely.
 
-The code of a block adds the number of its first row to indices, so a mask is a condition on data to it. Most blocks
-are on one side of a mask, though. These need no condition, and on the other side hardly any work.
+The code of a block adds the index of its first row to indices, so a mask looks like a condition on data. Most blocks
+are on one side of a mask, though. They need no condition, and those that the mask removes need hardly any work.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from ..ir import (
 )
 
 LARGEST_SUM = 1 << 30
-"""Sums of numbers of rows up to this one are the same with 32 bits and with 64."""
+"""Largest sum of row indices that is certain to be the same with 32 and with 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowScalars:
-    """The operands of a block that hold the numbers of its first rows, and those that hold numbers of all rows."""
+    """The scalar operands of a block that hold the indices of its first rows, and those that hold row counts."""
 
     firsts: frozenset[str]
     counts: frozenset[str]
@@ -41,41 +41,41 @@ class RowScalars:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """`sum of coefficient * (number of a row) + constant <= 0`; terms name operands that hold first rows or sizes."""
+    """`sum of coefficient * operand + constant <= 0`; terms name operands that hold first rows or row counts."""
 
     terms: tuple[tuple[str, int], ...]
     constant: int
     spans: tuple[tuple[str, int], ...]
-    """How much the sum may grow inside a block, by operand: coefficient times rows of the block but one."""
+    """How much the sum may change inside a block, by operand: coefficient * (rows of the block - 1)."""
 
     @property
     def limit(self) -> int:
-        """The largest values of the operands for which the sum is known to be the same with 32 bits."""
+        """The largest value of the operands for which the sum is certain to be the same with 32 bits."""
         return LARGEST_SUM // (1 + sum(abs(c) for _, c in self.terms))
 
     @property
     def low(self) -> int:
-        """The least that the rows of a block add to the sum for its first rows, with the constant."""
+        """The least value, over the rows of a block, to add to the terms for its first rows; includes the constant."""
         return self.constant + sum(min(n, 0) for _, n in self.spans)
 
     @property
     def high(self) -> int:
-        """The most that they add."""
+        """The greatest such value."""
         return self.constant + sum(max(n, 0) for _, n in self.spans)
 
 
 Mask = frozenset[Comparison]
-"""Comparisons that hold together."""
+"""A conjunction of comparisons."""
 
 
 def find_block_mask(bound: BoundFunction, scalars: RowScalars) -> Mask | None:
-    """The mask of the def of a block, if it has one, and one only. scalars: its operands for rows."""
+    """The mask of a block's def if it has exactly one, else None. scalars: its operands for rows."""
     found = {mask for s in bound.statements for mask in _list_masks(s, scalars)}
     return found.pop() if len(found) == 1 else None
 
 
 def find_masked_temporaries(bound: BoundFunction, scalars: RowScalars) -> frozenset[str]:
-    """The temporaries that are read where one mask holds, and nowhere else."""
+    """The temporaries that are read only where one mask holds."""
     reads: dict[str, set[Mask | None]] = {}
     for s in bound.statements:
         for tensor, mask in _list_reads(s.value, None, s, scalars):
@@ -89,15 +89,15 @@ def find_masked_temporaries(bound: BoundFunction, scalars: RowScalars) -> frozen
 
 
 def without_mask(bound: BoundFunction, scalars: RowScalars) -> BoundFunction:
-    """The def of a block of which the mask leaves all."""
+    """The def for a block that the mask keeps entirely."""
     return replace(bound, statements=tuple(_decide(s, scalars, holds=True) for s in bound.statements))
 
 
 def masked_out(bound: BoundFunction, scalars: RowScalars, unread: Collection[str]) -> BoundFunction | None:
-    """The def of a block of which the mask leaves nothing; None if that does not spare a reduction.
+    """The def for a block that the mask removes entirely; None if it has no fewer reductions.
 
     Args:
-        unread: tensors whose elements are not read there.
+        unread: tensors that are not read in such a block.
     """
     statements = [_decide(s, scalars, holds=False) for s in bound.statements]
     kept = [_skip_value(s, bound) if s.target in unread else s for s in statements]
@@ -108,7 +108,7 @@ def masked_out(bound: BoundFunction, scalars: RowScalars, unread: Collection[str
 
 
 def _skip_value(s: BoundStatement, bound: BoundFunction) -> BoundStatement:
-    """`s` with a constant as its value, which starts what later statements read as well."""
+    """`s` with a constant as its value, which still initializes its target."""
     if s.reduction is not None and not s.initialize:
         return replace(s, value=Const(neutral_element(s.reduction, s.value.dtype), s.value.dtype))
     dtype = bound.tensor(s.target).dtype
@@ -126,7 +126,7 @@ def _adds_nothing(s: BoundStatement) -> bool:
 
 
 def _decide(s: BoundStatement, scalars: RowScalars, *, holds: bool) -> BoundStatement:
-    """`s` with what its masks choose."""
+    """`s` with each select on a mask replaced by the branch for `holds`."""
 
     def choose(e: Expr) -> Expr:
         if isinstance(e, Select) and _parse_mask(e.condition, s, scalars) is not None:
@@ -145,7 +145,7 @@ def _list_masks(s: BoundStatement, scalars: RowScalars) -> Iterator[Mask]:
 def _list_reads(
     e: Expr, mask: Mask | None, s: BoundStatement, scalars: RowScalars
 ) -> Iterator[tuple[str, Mask | None]]:
-    """The tensors that an expression reads, each with the mask under which it does."""
+    """The tensors that an expression reads, each with the mask of the read; None without a mask."""
     if isinstance(e, Access):
         yield e.tensor, mask
     inner = _parse_mask(e.condition, s, scalars) if isinstance(e, Select) else None
@@ -155,7 +155,7 @@ def _list_reads(
 
 
 def _parse_mask(e: Expr, s: BoundStatement, scalars: RowScalars) -> Mask | None:
-    """A condition on numbers of rows; None if it is another one."""
+    """Parse a condition on row indices; None if it is any other condition."""
     if isinstance(e, Binary) and e.op == "&&":
         left, right = _parse_mask(e.left, s, scalars), _parse_mask(e.right, s, scalars)
         return None if left is None or right is None else left | right
@@ -168,14 +168,14 @@ def _parse_mask(e: Expr, s: BoundStatement, scalars: RowScalars) -> Mask | None:
 
 
 def _widen(e: Expr) -> Expr:
-    """Numbers of rows with 64 bits, where the def has 32."""
+    """`e` without the casts of row indices from 64 to 32 bits."""
     if isinstance(e, Cast) and e.dtype == INT32 and e.operand.dtype == INT64:
         return _widen(e.operand)
     return e if isinstance(e, Access) else map_operands(e, _widen)
 
 
 def _parse_comparison(a: Affine, s: BoundStatement, scalars: RowScalars) -> Comparison | None:
-    """`a <= 0`, where each index of rows comes with the operand for its first row."""
+    """`a <= 0` as a comparison; None unless each index of rows occurs with the operand for its first row."""
     extents = {i.name: i.extent for i in s.indices if i.lower == 0}
     terms: dict[str, int] = {}
     indices: list[tuple[int, int]] = []
@@ -198,7 +198,7 @@ def _parse_comparison(a: Affine, s: BoundStatement, scalars: RowScalars) -> Comp
 def _pair_indices(
     terms: Mapping[str, int], firsts: Collection[str], indices: list[tuple[int, int]], constant: int
 ) -> Comparison | None:
-    """A comparison in which every index has a first row of its own coefficient; None if one has none, or two may."""
+    """Pair every index with the only first row that has the same coefficient; None if that is not unique."""
     spans: dict[str, int] = {}
     for c, extent in indices:
         found = [name for name, factor in terms.items() if factor == c and name in firsts and name not in spans]

@@ -1,4 +1,4 @@
-"""The axes of a def: the rows that several sizes count, and the order of the loops over them."""
+"""Find the axes of a def: the rows that sizes count, and the order of the loops over them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .size_separation import original_size, separate_sizes
 
 @dataclass(frozen=True, slots=True)
 class FoundAxes:
-    """The rows that some sizes count.
+    """The result of `find_axes`.
 
     Attributes:
-        axes: those of all sizes that count some, outermost first.
-        reasons: why the other sizes count none.
-        separated: the sizes that are several axes, for `separate_sizes`.
+        axes: the rows of all sizes that count rows, outermost first.
+        reasons: why the other sizes do not count rows.
+        separated: the sizes to pass to `separate_sizes`, because one name stands for several axes.
     """
 
     axes: tuple[Rows, ...] = ()
@@ -26,17 +26,18 @@ class FoundAxes:
 
     @property
     def refused_sizes(self) -> tuple[str, ...]:
-        """The sizes that count no rows."""
+        """The sizes that do not count rows."""
         return tuple(reason.name for reason in self.reasons)
 
 
 def find_axes(function: Function, names: Sequence[str], sizes: Mapping[str, int], *, merge: bool = True) -> FoundAxes:
-    """The rows that the sizes `names` count, together or one by one; where a size is several dimensions, each of these.
+    """Find the rows that the sizes `names` count, together or one by one.
 
-    The reasons of sizes that count none hold if the others have any value, too.
+    A size that is several dimensions may become an axis for each of them. The reasons for sizes that do not count rows
+    assume that the other sizes may have any value, too.
 
     Args:
-        sizes: of all other sizes, and of scalars that are part of the kernel.
+        sizes: values of all other sizes, and of scalars that are part of the kernel.
         merge: whether several leading sizes may be one axis.
     """
     axes, reasons = _find_axes(function, names, sizes, merge=merge)
@@ -51,20 +52,20 @@ def find_axes(function: Function, names: Sequence[str], sizes: Mapping[str, int]
         if len(kept) < len(refused):
             still = tuple(CannotGeneralize(name, reason.reason) for name, reason in kept.items())
             return FoundAxes(again, still, tuple(refused))
-    # Where all are refused, it is perhaps only since the others have no values.
+    # If all are rejected, the only cause may be that the others have no values: report one.
     return FoundAxes(axes, reasons[-1:] if len(reasons) == len(names) else reasons)
 
 
 def _find_axes(
     function: Function, names: Sequence[str], sizes: Mapping[str, int], *, merge: bool = True
 ) -> tuple[tuple[Rows, ...], tuple[CannotGeneralize, ...]]:
-    """The rows that the sizes `names` count, together or one by one, and the reasons of those that count none.
+    """The rows that the sizes `names` count, together or one by one, and the reasons for those that do not count rows.
 
-    Loops over rows that are reduced go inside. Where a def maps rows by their sums, as norms do, loops over the rows
-    of other sizes go around these, so that the cache keeps what is read again; then there are more axes than asked for.
+    Loops over rows that are reduced go inside. If a def maps rows by sums over them, as norms do, loops over the rows
+    of other sizes go around, so that the second read hits the cache. There are then more axes than requested.
 
     Args:
-        sizes: of all other sizes, and of scalars that are part of the kernel.
+        sizes: values of all other sizes, and of scalars that are part of the kernel.
         merge: whether several leading sizes may be one axis.
     """
     found: list[Rows] = []
@@ -85,7 +86,7 @@ def _find_axes(
 def _find_outer_rows(
     function: Function, found: Sequence[Rows], names: Sequence[str], sizes: Mapping[str, int]
 ) -> list[Rows]:
-    """Rows of sizes that nobody asked for, and that no statement reduces, if all of `found` are some as well."""
+    """Rows of a size that was not requested and that no statement reduces, if `found` stay rows beside them."""
     if not all(rows.sums for rows in found):
         return []
     for candidate in list_row_size_candidates(function, [name for name in function.sizes if name not in names]):

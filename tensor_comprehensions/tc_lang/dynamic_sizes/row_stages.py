@@ -1,8 +1,8 @@
-"""The stages of a def with rows: parts that run one after another, each over all rows or once.
+"""Split a def with rows into stages that run one after another, each over all rows or once.
 
-What needs a sum over all rows comes in a later stage than the sum. A stage over rows reads and writes one row at a
-time, and adds rows to tensors without rows, which an earlier stage has initialized: so it can run over a few rows, and
-then over the next ones.
+A statement that needs a sum over all rows is in a later stage than the sum. A stage over rows reads and writes one row
+at a time, and adds rows to tensors without rows, which an earlier stage has initialized. So it can process the rows in
+blocks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class StatementKind(Enum):
 class RowStage:
     """The statements of one stage as a def. Tensors of other stages are its inputs and outputs.
 
-    has_rows: whether it runs over rows, else once. sums: whether it adds to tensors without rows.
+    has_rows: whether it runs over rows; if not, it runs once. sums: whether it adds to tensors without rows.
     """
 
     bound: BoundFunction
@@ -38,15 +38,15 @@ class RowStage:
 
     @property
     def updates(self) -> bool:
-        """Whether a row that is computed twice would be wrong."""
+        """Whether computing a row twice would give a wrong result."""
         return self.sums or any(t.role is Role.INOUT for t in self.bound.tensors)
 
 
 def split_row_stages(bound: BoundFunction, with_rows: Collection[str]) -> tuple[RowStage, ...]:
-    """The stages of a legalized def, in order.
+    """Split a legalized def into stages, in order.
 
     Args:
-        with_rows: the tensors that have rows; those that legalization has made for one of these may be left out.
+        with_rows: the tensors that have rows; tensors that legalization has made for one of these may be left out.
     """
     splitter = _Splitter(bound, frozenset(t.name for t in bound.tensors if base_tensor(t.name, bound) in with_rows))
     statements = [new for s in bound.statements for new in splitter.split_sum(s)]
@@ -58,7 +58,7 @@ def split_row_stages(bound: BoundFunction, with_rows: Collection[str]) -> tuple[
 
 
 def shared_tensors(stages: Sequence[RowStage], bound: BoundFunction) -> tuple[Tensor, ...]:
-    """The temporaries of a def that outlive a stage."""
+    """The temporaries of a def that several stages use."""
     outer = {t.name for stage in stages for t in stage.bound.tensors if t.role is not Role.TEMPORARY}
     found = {t.name: t for stage in stages for t in stage.bound.tensors if t.name in outer}
     own = {t.name for t in bound.tensors if t.role is not Role.TEMPORARY}
@@ -66,7 +66,7 @@ def shared_tensors(stages: Sequence[RowStage], bound: BoundFunction) -> tuple[Te
 
 
 def base_tensor(name: str, bound: BoundFunction) -> str:
-    """The tensor that one of legalization is a copy of, or an accumulator for; else `name`."""
+    """The tensor that `name`, made by legalization, copies or accumulates; any other `name` itself."""
     names = {t.name for t in bound.tensors}
     parts = name.split(SEPARATOR)
     return next((x for n in range(1, len(parts)) if (x := SEPARATOR.join(parts[:n])) in names), name)
@@ -87,7 +87,7 @@ class _Splitter:
         )
 
     def split_sum(self, s: BoundStatement) -> Iterator[BoundStatement]:
-        """`s`; where it initializes a sum over rows, that in a statement of its own."""
+        """`s`, with the initialization of a sum over rows split off into a separate statement."""
         if self.kind(s) is StatementKind.SUM and s.initialize and s.reduction is not None:
             dtype = self.bound.tensor(s.target).dtype
             yield replace(
@@ -98,7 +98,7 @@ class _Splitter:
         yield s
 
     def levels(self, statements: Sequence[BoundStatement]) -> list[int]:
-        """The stage of each statement: the earliest that may be; those that run once have even numbers."""
+        """The index of the earliest possible stage of each statement; stages that run once have even indices."""
         found: list[int] = []
         for s in statements:
             first = 0 if self.kind(s) is StatementKind.ONCE else 1
@@ -108,7 +108,7 @@ class _Splitter:
         return found
 
     def _distances(self, s: BoundStatement, later: BoundStatement) -> Iterator[int]:
-        """The number of stages by which `later` has to follow `s`, for each tensor that one of them writes."""
+        """The least number of stages between `s` and `later`, for each tensor through which they depend."""
         common = ({s.target} & {later.target, *_collect_read_tensors(later)}) | (
             {later.target} & set(_collect_read_tensors(s))
         )
@@ -120,7 +120,7 @@ class _Splitter:
                 yield 0 if tensor in self.with_rows or self._reduces_into_same_tensor(s, later) else 2
 
     def _reduces_into_same_tensor(self, s: BoundStatement, later: BoundStatement) -> bool:
-        """Whether both reduce into one tensor, in any order."""
+        """Whether both reduce into the same tensor, so that their order does not matter."""
         reads = {*_collect_read_tensors(s), *_collect_read_tensors(later)}
         return s.target == later.target and s.reduction == later.reduction and s.target not in reads
 
@@ -156,7 +156,7 @@ class _Splitter:
 
 
 def _collect_read_tensors(s: BoundStatement) -> set[str]:
-    """The tensors that a statement reads, without the target of a reduction."""
+    """The tensors that a statement reads, not counting the target of a reduction."""
     checked: list[Expr] = [e for c in s.checks for e in (c.subscript, *(() if c.guard is None else (c.guard,)))]
     parts = (*s.subscripts, s.value, *checked)
     return {e.tensor for part in parts for e in walk_expr(part) if isinstance(e, Access)}

@@ -1,13 +1,13 @@
-"""Sizes of a def that are only numbers of rows: defs that map rows to rows, or sum over them, for any number of them.
+"""Find sizes of a def that only count rows, so that one kernel can serve any number of rows.
 
 A statement maps rows if every row of its target depends on the same row of other tensors, and on tensors without rows:
 norms, pointwise defs, layers, batched products. It sums over rows if it reduces them into a target without rows:
-gradients of weights, statistics of a batch. A third kind has nothing to do with rows. This is decided before the sizes
-are known: with formulas for the sizes in question, range inference says which dimensions and indices depend on them.
-The rows can then be computed, and added up, in parts.
+gradients of weights, statistics of a batch. A third kind does not involve rows. This is decided before the sizes are
+known: with formulas for the sizes in question, range inference shows which dimensions and indices depend on them. The
+rows can then be computed, and added up, in blocks.
 
-Several sizes count rows independently of each other: in a product c(m,n) += a(m,k) * b(k,n) those by M and by N are
-mapped, and those by K are summed over. Each has an axis of its own, `Rows`.
+Several sizes can count rows independently of each other: a product c(m,n) += a(m,k) * b(k,n) maps rows by M and by N
+and sums over rows by K. Each size then has its own axis, a `Rows`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from .window_forms import WHOLE, RangeForm, is_in_window, parse_range_form
 
 
 class CannotGeneralize(Exception):
-    """A kernel for all values of a size is not made. name: of the size. reason: why, as a sentence without its end."""
+    """No kernel can serve all values of the size `name`. reason: why, as a sentence without a final period."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"'{name}' stays part of the kernel: {reason}")
@@ -52,16 +52,16 @@ class CannotGeneralize(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The rows of a def: one size, or several that are neighbors everywhere, outermost first, with an index for each.
+    """An axis of a def: the rows that one size counts, or several sizes that are adjacent dimensions in all tensors.
 
-    A row is what one index, or one of each, selects: of x(N,D) a row by N, or a column by D.
+    One value of the index of each size selects a row: of x(N,D), a row by N or a column by D.
 
-    places: the tensors that have rows, by name, each with the first of the dimensions that are the sizes, in order.
+    sizes: outermost first. places: the tensors that have rows, each with the first of its dimensions that are `sizes`.
     counts: the names of extents in the values of statements that are the number of rows.
-    positions: whether a value depends on the number of its row, as a causal mask does.
-    sums: whether a statement reduces over rows. uses_sums: whether another one maps rows by what that gives.
-    step, reach: of the operands `windowed`, a row is computed from `reach` elements along its dimension; those of the
-        next row are `step` further, as in convolutions. Of all other tensors it is one element.
+    positions: whether a value depends on the index of its row, as a causal mask does.
+    sums: whether a statement reduces over rows. uses_sums: whether another one maps rows by the result.
+    step, reach: as in convolutions, a row is computed from `reach` elements of each operand in `windowed`, and the
+        elements of the next row are `step` further. Of all other tensors, a row is one element of the dimension.
     """
 
     sizes: tuple[str, ...]
@@ -80,40 +80,40 @@ class Rows:
         return tuple(name for name, _ in self.places)
 
     def place(self, tensor: str) -> int | None:
-        """The first of the dimensions of a tensor that are the sizes; None if it has no rows."""
+        """The first dimension of a tensor that is one of the sizes; None if it has no rows."""
         return dict(self.places).get(tensor)
 
     @property
     def original_sizes(self) -> tuple[str, ...]:
-        """The sizes as the def names them."""
+        """The names of the sizes in the original def."""
         return tuple(map(original_size, self.sizes))
 
     @property
     def depth(self) -> int:
-        """The dimensions that rows take."""
+        """The number of dimensions that select a row."""
         return len(self.sizes)
 
     def sizes_for(self, count: int) -> dict[str, int]:
-        """Values of the sizes that make `count` rows."""
+        """Values of the sizes that give `count` rows."""
         return {**dict.fromkeys(self.sizes[:-1], 1), self.sizes[-1]: self.step * (count - 1) + self.reach}
 
     def counts_rows(self, sizes: Mapping[str, int]) -> bool:
-        """Whether these values of the sizes make 0 rows or more, and not fewer."""
+        """Whether these values of the sizes give a non-negative number of rows."""
         return sizes[self.original_sizes[-1]] >= self.reach - self.step
 
 
 def count_operand(name: str) -> str:
-    """The operand that holds a number of rows, of defs whose values depend on it."""
+    """The name of the operand that holds the number of rows, in defs whose values depend on it."""
     return internal_name("count", name)
 
 
 def first_row_operand(name: str) -> str:
-    """The operand that holds the number of the first row of a block, of defs whose values depend on those of rows."""
+    """The name of the operand with the index of a block's first row, in defs whose values depend on row indices."""
     return internal_name("first", name)
 
 
 def list_row_operands(axes: Iterable[Rows]) -> dict[str, tuple[int, bool]]:
-    """The operands that defs of blocks may have, by name: the number of the axis, and whether it is a first row."""
+    """The possible operands of defs of blocks, by name: the index of the axis, and whether it is a first row."""
     found: dict[str, tuple[int, bool]] = {}
     for n, rows in enumerate(axes):
         found |= {count_operand(rows.sizes[0]): (n, False), first_row_operand(rows.sizes[0]): (n, True)}
@@ -121,12 +121,12 @@ def list_row_operands(axes: Iterable[Rows]) -> dict[str, tuple[int, bool]]:
 
 
 def list_dynamic_sizes(axes: Iterable[Rows]) -> tuple[str, ...]:
-    """The sizes of the def that axes count, in order."""
+    """The original sizes of the axes, in order, without duplicates."""
     return tuple(dict.fromkeys(name for rows in axes for name in rows.original_sizes))
 
 
 def list_row_size_candidates(function: Function, names: Iterable[str]) -> list[tuple[str, ...]]:
-    """The combinations of the sizes `names` that may count rows: the first dimensions of a tensor, outputs first.
+    """Combinations of the sizes `names` that may count rows: the leading dimensions of a tensor, outputs first.
 
     Each size alone follows.
     """
@@ -142,7 +142,7 @@ def list_row_size_candidates(function: Function, names: Iterable[str]) -> list[t
 
 
 def add_row_operands(function: Function, axes: Sequence[Rows]) -> Function:
-    """`function` with one more operand for each number of rows, and of a first row, that values depend on."""
+    """`function` with an operand for each row count, and each first row of a block, that values depend on."""
     counts = {name: count_operand(rows.sizes[0]) for rows in axes for name in rows.counts}
     firsts = [first_row_operand(rows.sizes[0]) for rows in axes if rows.positions]
     operands = dict.fromkeys([*counts.values(), *firsts])
@@ -163,7 +163,7 @@ def add_row_operands(function: Function, axes: Sequence[Rows]) -> Function:
 
 
 def _read_operands(e: Expr, counts: Mapping[str, str], rows: Mapping[str, Rows]) -> Expr:
-    """`e` with operands in place of the sizes `counts`, and added to indices of rows, outside of subscripts."""
+    """`e` with operands instead of the sizes `counts`, and added to row indices, except in subscripts."""
     if isinstance(e, Access):
         return e
     if isinstance(e, Size) and e.name in counts:
@@ -177,7 +177,7 @@ def _read_operands(e: Expr, counts: Mapping[str, str], rows: Mapping[str, Rows])
 
 
 def _list_row_indices(s: Statement, rows: Rows) -> Iterator[Index]:
-    """The index of a statement that selects a row along an axis of one dimension."""
+    """The indices of a statement that select a row along an axis of one dimension."""
     for tensor, subscripts in ((s.target, s.subscripts), *((a.tensor, a.subscripts) for a in _accesses(s))):
         place = rows.place(tensor)
         if place is not None and isinstance(index := subscripts[place], Index):
@@ -185,13 +185,14 @@ def _list_row_indices(s: Statement, rows: Rows) -> Iterator[Index]:
 
 
 def find_rows(function: Function, names: Iterable[str], sizes: Mapping[str, int], others: Iterable[str] = ()) -> Rows:
-    """The rows that the sizes `names` of a def count, where the others have any value, or those of `sizes`.
+    """Find the rows that the sizes `names` of a def count together.
 
     Args:
-        sizes: also of scalars that are part of the kernel. others: sizes that have any value, too.
+        sizes: values of the other sizes, and of scalars that are part of the kernel.
+        others: sizes that may have any value, too.
 
     Raises:
-        CannotGeneralize: the def does more with one of these sizes than to map rows and to sum over them.
+        CannotGeneralize: the def uses one of these sizes for more than mapping rows and summing over them.
     """
     asked = tuple(dict.fromkeys(names))
     symbols = {name: SizePolynomial.name(name) for name in (*asked, *others)}
@@ -216,7 +217,7 @@ def find_rows(function: Function, names: Iterable[str], sizes: Mapping[str, int]
 
 @dataclass
 class _Finder:
-    """Looks at a def with formulas for `names`."""
+    """Analyzes a def with formulas for the sizes `names`."""
 
     function: Function
     names: tuple[str, ...]
@@ -225,7 +226,7 @@ class _Finder:
 
     @cached_property
     def with_rows(self) -> dict[str, tuple[int, tuple[str, ...]]]:
-        """The first dimension of each tensor that is one of the sizes, and the sizes from there on."""
+        """For each tensor with rows, the first dimension that is one of the sizes, and the sizes from there on."""
         places = {name: self._find_place(name, bounds) for name, bounds in self.ranges.tensors.items()}
         return {name: place for name, place in places.items() if place is not None}
 
@@ -245,19 +246,19 @@ class _Finder:
         return tuple(subscripts[place : place + len(sizes)])
 
     def _within_row(self, tensor: str, subscripts: Sequence[Expr]) -> tuple[Expr, ...]:
-        """The other subscripts."""
+        """The subscripts of a tensor other than those that select a row."""
         if tensor not in self.with_rows:
             return tuple(subscripts)
         place, sizes = self.with_rows[tensor]
         return (*subscripts[:place], *subscripts[place + len(sizes) :])
 
     def list_sums(self) -> set[str]:
-        """The tensors without rows that rows are reduced into."""
+        """The tensors without rows into which rows are reduced."""
         reads = [(s.target, {a.tensor for a in _accesses(s)}) for s in self.function.statements]
         return {target for target, read in reads if target not in self.with_rows and read & self.with_rows.keys()}
 
     def _size_of(self, bounds: Bounds, what: str) -> str | None:
-        """The size that a range follows from; None where it depends on none."""
+        """The size that a range depends on, or None. Raises CannotGeneralize if the range has no `RangeForm`."""
         used = [name for b in bounds for name in self._used_names(b)]
         if not used:
             return None
@@ -267,7 +268,7 @@ class _Finder:
 
     @cached_property
     def form(self) -> RangeForm:
-        """The form of all ranges that follow from the sizes, but for the dimensions of operands, which are whole."""
+        """The form of all ranges that depend on the sizes, except dimensions of operands, which are whole."""
         ranges = [(s.target, r.values()) for s, r in zip(self.function.statements, self.ranges.statements, strict=True)]
         written = sorted({s.target for s in self.function.statements})
         found = {
@@ -300,7 +301,7 @@ class _Finder:
         return order
 
     def check_statement(self, s: Statement, indices: Mapping[str, Bounds], order: tuple[str, ...]) -> None:
-        """Whether the statement reads one row at a time, and writes the same one or adds to what all have in common."""
+        """Check that a statement reads one row at a time, and writes the same row or adds to a tensor without rows."""
         size_of = {name: self._size_of(b, f"the range of '{name}'") for name, b in indices.items()}
         rows = {size: name for name, size in size_of.items() if size is not None}
         if len(rows) < sum(size is not None for size in size_of.values()):
@@ -317,14 +318,14 @@ class _Finder:
         self._check_other_uses(s, order, {x.name for x in row})
 
     def _is_row(self, access: Access, row: tuple[Index, ...], indices: Mapping[str, Bounds]) -> bool:
-        """Whether an access reads the row, or an element of an operand in the window of the row."""
+        """Whether an access reads the row itself or, from an operand, an element in the window of the row."""
         found = self._row_of(access.tensor, access.subscripts)
         if self.function.tensor(access.tensor).role is not Role.INPUT or len(row) > 1 or not row[0].name:
             return found == row
         return is_in_window(found[0], row[0].name, self.form, indices, self.ranges.sizes)
 
     def _has_plain_row(self, s: Statement) -> bool:
-        """Whether a subscript of a statement is the index of the row and no more."""
+        """Whether some subscript of a statement is just the index of the row."""
         accesses = ((s.target, s.subscripts), *((a.tensor, a.subscripts) for a in _accesses(s)))
         return any(isinstance(self._row_of(t, x)[0], Index) for t, x in accesses if t in self.with_rows)
 
@@ -337,7 +338,7 @@ class _Finder:
             raise CannotGeneralize(self.with_rows[s.target][1][0], f"'{s.target}' is not written row by row")
 
     def _check_sum(self, s: Statement, rows: Mapping[str, str], order: tuple[str, ...], reads_rows: bool) -> None:
-        """Check that a statement adds rows to a tensor without rows, in any parts."""
+        """Check that a statement reduces rows into a tensor without rows, which is possible block by block."""
         if missing := [name for name in order if name not in rows]:
             raise CannotGeneralize(missing[0], f"'{s.target}' is computed once, and not for each row")
         if s.reduction is None:
@@ -348,7 +349,7 @@ class _Finder:
             raise CannotGeneralize(order[0], f"'{s.target}' is reduced over it, and is itself an operand")
 
     def _check_other_uses(self, s: Statement, order: tuple[str, ...], row: set[str]) -> None:
-        """Check that rows are used only to select a row, and their number only in values."""
+        """Check that other uses of row indices and row counts are only in values, and are supported."""
         parts = [*self._within_row(s.target, s.subscripts), s.value, *s.exists]
         counts = set(self.read_counts(s)) if len(order) == 1 and self.form == WHOLE else set()
         positions = [e for e in _walk_outside_subscripts(s.value) if isinstance(e, Index) and e.name in row]
@@ -363,7 +364,7 @@ class _Finder:
                 raise CannotGeneralize(used[0], f"its value decides '{s.target}'")
 
     def read_counts(self, s: Statement) -> list[str]:
-        """The extents in the value of a statement, outside of subscripts, that are one of `names`."""
+        """The sizes in the value of a statement, outside of subscripts, that equal one of `names`."""
         sizes = [e for e in walk_expr(s.value) if isinstance(e, Size)]
         inside = [x for a in _accesses(s) for e in a.subscripts for x in walk_expr(e)]
         inside += [x for e in s.subscripts for x in walk_expr(e)]
@@ -376,7 +377,7 @@ class _Finder:
             yield from self._walk_within_row(part)
 
     def check_constraints(self) -> None:
-        """Whether the sizes that have to agree do so for any number of rows, or do not depend on it."""
+        """Check that sizes that must be equal are equal for any number of rows, or do not depend on it."""
         pairs = [
             (to_affine(c.left, self.ranges.sizes).constant, to_affine(c.right, self.ranges.sizes).constant)
             for c in self.function.constraints
@@ -393,13 +394,13 @@ class _Finder:
 
 
 def _accesses(s: Statement) -> Iterator[Access]:
-    """All accesses of a statement but that of its target."""
+    """All accesses of a statement except the target."""
     for e in (*s.subscripts, s.value, *s.exists):
         yield from (x for x in walk_expr(e) if isinstance(x, Access))
 
 
 def _walk_outside_subscripts(e: Expr) -> Iterator[Expr]:
-    """`e` and its subexpressions that are in no subscript."""
+    """`e` and its subexpressions, without subscripts."""
     yield e
     if not isinstance(e, Access):
         for part in operands_of(e):
@@ -407,7 +408,7 @@ def _walk_outside_subscripts(e: Expr) -> Iterator[Expr]:
 
 
 def _plain_name(value: Value) -> str | None:
-    """The name that a formula is, if it is no more than that."""
+    """The name, if a formula is a single name, else None."""
     name = str(value)
     return name if value == SizePolynomial.name(name) else None
 

@@ -1,7 +1,7 @@
-"""Names of their own for dimensions that happen to have one size, as both of the scores s(t,u) of a sequence.
+"""Give separate names to dimensions that share a size only by coincidence, such as both of the scores s(t,u).
 
-A def means the same with other names for some of its sizes, as long as these are equal in a call. Dimensions that no
-statement indexes together can then be generalized one by one, though one name stands for all of them.
+A def keeps its meaning if some of its sizes get new names, as long as these are equal in a call. Dimensions that no
+statement indexes together can then be generalized one by one, even if the def has one name for all of them.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _Node = tuple[str | int, str | int]
 
 
 def original_size(name: str) -> str:
-    """The size in the def that a name stands for."""
+    """The size in the original def that `name` was made from."""
     return name.split(SEPARATOR)[0]
 
 
 def separate_sizes(function: Function, names: Collection[str]) -> Function:
-    """`function` with further names for the dimensions `names` that no statement indexes together."""
+    """`function` with new names for those dimensions of the sizes `names` that no statement indexes together."""
     groups = _group_dimensions(function)
     found: dict[tuple[str, _Node], str] = {}
     for t in function.tensors:
@@ -58,7 +58,7 @@ def separate_sizes(function: Function, names: Collection[str]) -> Function:
 
 
 def _group_dimensions(function: Function) -> dict[_Node, _Node]:
-    """One node of the group of each dimension and index: those that an index ties together."""
+    """Group dimensions and indices that are connected through subscripts; map each to a representative of its group."""
     groups: dict[_Node, _Node] = {(t.name, d): (t.name, d) for t in function.tensors for d in range(t.rank)}
     for n, s in enumerate(function.statements):
         for tensor, subscripts in _list_accesses(s):

@@ -1,4 +1,4 @@
-"""How ranges follow from a size where rows are computed from windows of an operand, as convolutions are."""
+"""Ranges that depend on a size when rows are computed from windows of an operand, as in convolutions."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ..size_polynomial import SizePolynomial, Value, as_quotient, constant_value
 
 @dataclass(frozen=True, slots=True)
 class RangeForm:
-    """A range from `start` on, with one value for each `reach` elements, of which the next are `step` further.
+    """A range that starts at `start` and has one value per window of `reach` elements; windows are `step` apart.
 
-    Of a size there are `(size - reach + step) / step`.
+    For a size, its extent is `(size - reach + step) / step`.
     """
 
     start: int = 0
@@ -24,11 +24,11 @@ class RangeForm:
 
 
 WHOLE = RangeForm()
-"""The range of all elements."""
+"""The form of a range with one value per element."""
 
 
 def parse_range_form(bounds: Bounds, name: str) -> RangeForm | None:
-    """The form of a range that follows from the size `name` alone; None if it has none."""
+    """The form of a range that depends only on the size `name`; None if it has none."""
     start = constant_value(bounds[0])
     if start is None:
         return None
@@ -43,7 +43,7 @@ def parse_range_form(bounds: Bounds, name: str) -> RangeForm | None:
 def is_in_window(
     subscript: Expr, index: str, form: RangeForm, indices: Mapping[str, Bounds], sizes: Mapping[str, Value]
 ) -> bool:
-    """Whether a subscript is in the window of the row `index`, whatever the values of the other indices."""
+    """Whether a subscript is in the window of the row `index` for all values of the other indices."""
     affine = to_affine(subscript, sizes)
     start = constant_value(affine.constant)
     if start is None:
