@@ -31,8 +31,7 @@ FEW_CHUNKS = 4
 ENOUGH_PARALLELISM = 32
 """Independent iterations that keep the threads of a usual machine busy; fusion does not leave fewer."""
 SERIAL_CHAIN_BATCHES = 4
-"""Least batches of a chain of products that must be left to share among threads if each batch runs its tiles serially.
-"""
+"""Least batches of a chain of products to share among threads if each batch runs its tiles serially."""
 ENOUGH_MEMORY_BOUND_ITERATIONS = 32
 """The same as `ENOUGH_PARALLELISM`, for a reduction or a copy that is not fused."""
 
@@ -148,8 +147,7 @@ SHORT_STRIDED_RUN = 512
 SHARED_LINE_OUTPUT_BYTES = 1 << 20
 """Bytes of an output above which lines that two register tiles share cost `machine.SHARED_LINE_CYCLES`."""
 NONTEMPORAL_RUN_BYTES = 256
-"""Least contiguous bytes of output that are stored past a mesh cache though they begin or end in the middle of a line.
-"""
+"""Least contiguous bytes of output that are stored past a mesh cache though they begin or end inside a line."""
 NONTEMPORAL_OUTPUT_FACTOR = 1.5
 """Size of results, in L2 sizes, above which they are written with non-temporal stores even if they are read soon."""
 

@@ -1,6 +1,6 @@
-"""The gradient of a def, as a def: text that a person can read, checked and compiled like any other.
+"""The gradient of a def, as a def: readable text that is checked and compiled like any other.
 
-Always holds: only terms that algebra proves to be zero are left out.
+Invariant: only terms that algebra proves to be zero are dropped.
 """
 
 from __future__ import annotations

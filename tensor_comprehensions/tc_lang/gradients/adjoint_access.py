@@ -1,7 +1,7 @@
-"""Reads turned round: which points of a statement read a given element of a tensor.
+"""Invert reads: solve for the points of a statement that read a given element of a tensor.
 
-A statement that reads `X(h+kh)` sends its derivative to element `x` from the points with `h = x - kh`, provided that
-this `h` is in its range. So the gradient of `X` gathers, and no two points write to one place.
+A statement that reads `X(h+kh)` contributes to the gradient of element `x` at the points with `h = x - kh`, if that `h`
+is in range. So the gradient of `X` gathers, and no two points write the same element.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from ..size_polynomial import Value, constant_value
 
 @dataclass(frozen=True, slots=True)
 class SolvedIndex:
-    """An index that an element determines: `numerator / divisor`.
+    """An index as a function of the element that is read: `numerator / divisor`.
 
-    guards: the conditions under which that is a whole number in the range of the index. rounds: whether it is rounded
-    down, so that only the range counts: the remainder is the place in a window that determines another index.
+    guards: the conditions under which that is an integer in the range of the index. rounds: whether the quotient is
+    rounded down and only the range is checked, because the remainder determines another index, the tap of a window.
     """
 
     numerator: Expr
@@ -39,12 +39,12 @@ class SolvedIndex:
 
 @dataclass(frozen=True, slots=True)
 class GatherForm:
-    """One read as a gather from the element that is read.
+    """The inverse of a read: the indices of the statement as functions of the element that is read.
 
     unsolved: the indices of the element, counted from 0, with their ranges.
     solutions: the solved indices of the statement, as expressions.
-    turns: the indices that count strides back from an element, in windows longer than their stride. They are named
-        after the taps. widest: their widest ranges, if several gatherings share a tensor.
+    turns: for windows longer than their stride, the indices that count strides back from an element, by the name of
+        the tap, with their ranges. widest: their widest ranges, if several gathers share a tensor.
     """
 
     unsolved: dict[str, Bounds]
@@ -58,16 +58,16 @@ class GatherForm:
 
     @property
     def guards(self) -> tuple[Expr, ...]:
-        """The conditions under which there is a point that reads the element."""
+        """The conditions under which some point reads the element."""
         return tuple(g for s in self.solutions.values() for g in s.guards)
 
     @property
     def has_disjoint_windows(self) -> bool:
-        """Whether strided windows do not overlap in some dimension: the element determines its place in one."""
+        """Whether strided windows do not overlap in some dimension, so that an element is in at most one window."""
         return any(s.rounds for s in self.solutions.values())
 
     def free_ranges(self, ranges: Mapping[str, Bounds]) -> dict[str, Bounds]:
-        """The indices of the statement that are still free: which of several points reads the element."""
+        """The indices of the statement that the element does not determine, with their ranges: to be summed over."""
         return {i: self.turns.get(i, b) for i, b in ranges.items() if i in self.turns or i not in self.solutions}
 
 
@@ -78,11 +78,11 @@ def solve_gather(
     free: Sequence[str],
     sizes: Mapping[str, Value],
 ) -> GatherForm | None:
-    """The gathering for a read `X(subscripts)`; None if the subscripts cannot be solved for indices.
+    """The gather form of a read `X(subscripts)`; None if the subscripts cannot be solved for indices.
 
     Args:
-        bounds: of the dimensions of X. ranges: of the indices of the statement. free: those of them on the left.
-        sizes: formulas for the names in expressions.
+        bounds: the bounds of the dimensions of X. ranges: the ranges of the indices of the statement.
+        free: the indices on the left. sizes: formulas for the names of sizes.
     """
     forms = [to_affine(e, sizes) for e in subscripts]
     if not all(isinstance(atom, Variable) and constant_value(c) is not None for f in forms for atom, c in f.terms):
@@ -120,9 +120,9 @@ def _solve_window(
     name: str, numerator: Expr, divisor: int, range_: Bounds, taps: Mapping[str, Bounds], box: Mapping[str, Bounds],
     sizes: Mapping[str, Value],
 ) -> dict[str, SolvedIndex]:  # fmt: skip
-    """The index `name` and the tap of a window that is no longer than its stride `divisor`; empty if it is longer.
+    """The solutions for `name` and the tap of a window that is no longer than its stride `divisor`; else empty.
 
-    An element `e = divisor * name + tap` is in one window at most: `name` is `e / divisor`, and `tap` the remainder.
+    An element `e = divisor * name + tap` is in at most one window: `name` is `e / divisor`, and `tap` the remainder.
     """
     form = to_affine(numerator, sizes)
     if divisor == 1 or not all(isinstance(atom, Variable) for atom, _ in form.terms):
@@ -147,7 +147,7 @@ def _solve_window(
 
 
 def _choose_solved_indices(forms: Sequence[Affine], free: Sequence[str]) -> dict[int, str] | None:
-    """For each subscript an index to solve it for: one alone in it, else one of the statement's left, else any."""
+    """Choose an index to solve each subscript for, preferably one on the left. None if a subscript has none left."""
     chosen: dict[int, str] = {}
     order = sorted(range(len(forms)), key=lambda d: len(forms[d].terms))
     for d in order:
@@ -160,7 +160,7 @@ def _choose_solved_indices(forms: Sequence[Affine], free: Sequence[str]) -> dict
 
 
 def _next_solvable(chosen: Mapping[int, str], forms: Sequence[Affine], replaced: Mapping[str, Expr]) -> int | None:
-    """A subscript not solved yet whose other chosen indices are all determined."""
+    """The number of an unsolved subscript whose other chosen indices are all solved, or None."""
     for d, name in chosen.items():
         others = {v for v in affine_variables(forms[d]) if v != name and v in chosen.values()}
         if name not in replaced and others <= replaced.keys():
@@ -171,7 +171,7 @@ def _next_solvable(chosen: Mapping[int, str], forms: Sequence[Affine], replaced:
 def _solve_for_index(
     form: Affine, name: str, element: str, start: Value, replaced: Mapping[str, Expr], sizes: Mapping[str, Value]
 ) -> tuple[Expr, int]:
-    """`name` from `form = element + start`: the numerator and the divisor."""
+    """Solve `form = element + start` for `name`. Return the numerator and the divisor."""
     factor = next(constant_value(c) or 0 for a, c in form.terms if isinstance(a, Variable) and a.name == name)
     rest = Affine(form.constant, tuple(t for t in form.terms if t[0] != Variable(name)))
     difference = Affine(start, ((Variable(element), 1),)) - rest
@@ -180,7 +180,7 @@ def _solve_for_index(
 
 
 def divisibility_guards(s: SolvedIndex) -> list[Expr]:
-    """The condition that a solution is a whole number, but for one that always holds."""
+    """The condition that a solution is an integer; none if it always is."""
     if s.divisor == 1:
         return []
     return [Binary("==", Binary("%", s.numerator, Const(s.divisor, INT64), INT64), Const(0, INT64), BOOL)]
@@ -205,7 +205,7 @@ def range_guards(e: Expr, range_: Bounds, box: Mapping[str, Bounds], sizes: Mapp
 
 
 def affine_extremes(form: Affine, box: Mapping[str, Bounds]) -> Bounds | None:
-    """The least and the greatest value of a sum of indices; None of anything else."""
+    """The least and the greatest value of a sum of indices; None for any other form."""
     low = high = form.constant
     for atom, c in form.terms:
         n = constant_value(c)
@@ -218,7 +218,7 @@ def affine_extremes(form: Affine, box: Mapping[str, Bounds]) -> Bounds | None:
 
 
 def substitute_indices(e: Expr, indices: Mapping[str, Expr], sizes: Mapping[str, Value]) -> Expr:
-    """`e` with expressions for some of its indices; sums of indices are brought to their simplest form."""
+    """`e` with expressions substituted for indices; subscripts that are sums of indices are simplified."""
     if isinstance(e, Index):
         return indices.get(e.name, e)
     parts = [substitute_indices(x, indices, sizes) for x in operands_of(e)]
@@ -230,14 +230,14 @@ def substitute_indices(e: Expr, indices: Mapping[str, Expr], sizes: Mapping[str,
 
 
 def substitute_access(a: Access, indices: Mapping[str, Expr], sizes: Mapping[str, Value]) -> Access:
-    """An access with expressions for some of its indices."""
+    """An access with expressions substituted for indices."""
     moved = substitute_indices(a, indices, sizes)
     assert isinstance(moved, Access)
     return moved
 
 
 def simplify_subscript(e: Expr, sizes: Mapping[str, Value]) -> Expr:
-    """A subscript in its simplest form, where it is a sum of indices and sizes."""
+    """Simplify a subscript if it is a sum of indices and sizes."""
     if isinstance(e, Index | Const):
         return e
     form = to_affine(e, sizes).join_remainders()

@@ -1,8 +1,8 @@
-"""The gradients of convolution windows as products without conditions.
+"""Turn the gradients of convolutions into products without conditions.
 
-If a def reads `I(h+kh)`, element `h` of the gradient of `I` gathers from the points `h - kh`, as far as they exist.
-With zeros around the gradient of the output all of them exist, and the gradient is a convolution again. The gradient of
-the window itself is contiguous along few points only: it is summed with another index last, and transposed at the end.
+If a def reads `I(h+kh)`, element `h` of the gradient of `I` gathers from those points `h - kh` that exist. If the
+gradient of the output is padded with zeros, all of them exist, and the gradient is a convolution again. The gradient of
+the filter is contiguous along few elements only, so it is summed with another index last, and transposed at the end.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ from .ssa import range_extent
 
 @dataclass(frozen=True, slots=True)
 class PaddedGradient:
-    """A gradient with zeros around it and, where the points have strides, between its elements; counted from 0.
+    """A gradient padded with zeros around it and, for strided windows, between its elements; indices count from 0.
 
-    ranges: of its indices, in order. value: its element there. reads: where the points of a gathering find theirs.
+    ranges: its indices, in order, with their ranges. value: the element at these. reads: the subscripts at which a
+    gather reads it.
     """
 
     ranges: dict[str, Bounds]
@@ -54,12 +55,12 @@ def pad_gradient(
     ranges: Mapping[str, Bounds],
     sizes: Mapping[str, Value],
 ) -> PaddedGradient | None:
-    """The gradient of a statement's target, padded for all points of `found`; None if it is no factor.
+    """Pad the gradient of a statement's target for all points of `found`; None if that is impossible.
 
     Args:
-        value: the gradient that the statement propagates. seed: the gradient of the element that it writes, a factor of
-            `value`.
-        bounds: of the target. ranges: of the indices of the statement.
+        value: the gradient that the statement propagates. seed: the gradient of the element that it writes, which must
+            be a factor of `value`.
+        bounds: the bounds of the target. ranges: the ranges of the indices of the statement.
     """
     if found.has_disjoint_windows:
         return None
@@ -124,9 +125,9 @@ def _is_factor(seed: Expr, e: Expr) -> bool:
 
 
 def transposed_order(value: Expr, left: Sequence[str]) -> tuple[str, ...] | None:
-    """A better order of indices for a sum of products whose last index is one of a window.
+    """A better order of the indices `left` for a sum of products whose last index is that of a window.
 
-    The index that comes last then occurs in only one factor. None if `left` is as good as any order.
+    In this order, the last index occurs in only one factor. None if `left` is as good as any order.
     """
     while isinstance(value, Unary):
         value = value.operand

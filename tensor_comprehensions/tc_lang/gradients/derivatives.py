@@ -1,9 +1,9 @@
 """The derivatives of an expression with respect to the tensor elements that it reads.
 
 Conventions at the points where a function has no derivative:
-- `min` and `max` of two expressions share a tie equally, as torch does;
-- `fmin` and `fmax` give a tie to the first, as torch 2.13 does (2.15 shares it);
-- against a constant, as in `relu`, a tie gives nothing: the gradient of `relu` at 0 is 0;
+- `min` and `max` of two expressions split the gradient equally at a tie, as torch does;
+- `fmin` and `fmax` give it to the first operand, as torch 2.13 does (2.15 splits it);
+- at a tie with a constant, as in `relu`, it is 0: the gradient of `relu` at 0 is 0;
 - `abs` has the gradient 0 at 0, and rounding functions, `logb` among them, have the gradient 0 everywhere.
 """
 
@@ -20,24 +20,24 @@ from ..ir import Access, Binary, Call, Cast, Const, Expr, Select, Unary, operand
 from ..semantics.to_syntax import sigmoid_argument
 
 MOST = 5000
-"""How many nodes the derivative by one access may have."""
+"""Most nodes of the derivative by one access."""
 
 CHAIN = 64
-"""How many terms of a sum are written one after the other."""
+"""Most terms of a sum in one chain of additions."""
 
 Guards = tuple[Expr, ...]
-"""Conditions that all hold where a derivative counts."""
+"""Conditions that must all hold for a derivative to apply."""
 
 
 class NoDerivative(Exception):
-    """A function has no derivative that the language could say."""
+    """A function has no derivative that the language can express."""
 
 
 @dataclass(slots=True)
 class Derivatives:
     """The derivatives of one expression with respect to its reads: access -> guards -> gradient.
 
-    root, result: the whole expression, and the element that holds its value, if any.
+    root: the whole expression. result: the element that stores its value, if any.
     """
 
     root: Expr
@@ -49,10 +49,10 @@ class Derivatives:
 
 
 def derivatives_of(e: Expr, seed: Expr, result: Access | None = None) -> dict[Access, Expr]:
-    """For each element that `e` reads, the derivative of `e` by it times `seed`.
+    """Map each access in `e` to the derivative of `e` with respect to it, times `seed`.
 
-    `seed` is of the type that `e` computes in, and so is each derivative of the accumulator type of its tensor. They
-    use `result` where they need the value of `e`. Raises NoDerivative.
+    `seed` has the type in which `e` computes; each derivative has the accumulator type of its tensor. Derivatives that
+    need the value of `e` read `result`, if given. Raises NoDerivative.
     """
     out = Derivatives(e, result)
     _pull_expr(e, seed, (), out)
@@ -66,7 +66,7 @@ def derivatives_of(e: Expr, seed: Expr, result: Access | None = None) -> dict[Ac
 
 
 def list_chosen_elements(e: Expr, guards: Guards = ()) -> dict[Access, list[Guards]]:
-    """The floating elements that a choice among elements and constants may be, each with the conditions for it."""
+    """The floating-point elements that nested selects may choose, each with the alternative conditions for it."""
     match strip_casts(e):
         case Access() as element if element.dtype.is_float:
             return {element: [guards]}
@@ -84,7 +84,7 @@ def strip_casts(e: Expr) -> Expr:
 
 
 def replace_expr(x: Expr, old: Expr, new: Expr) -> Expr:
-    """`x` with `new` for every `old` in it."""
+    """`x` with every `old` replaced by `new`."""
     return new if x == old else with_operands(x, [replace_expr(y, old, new) for y in operands_of(x)])
 
 
@@ -118,7 +118,7 @@ def plus(a: Expr, b: Expr) -> Expr:
 
 
 def sum_terms(terms: Sequence[Expr]) -> Expr:
-    """The sum of `terms`, in groups if there are many, since a chain is as deep as it is long."""
+    """The sum of `terms`, as a tree if there are many, because a long chain would nest too deep."""
     while len(terms) > CHAIN:
         terms = [sum_terms(terms[k : k + CHAIN]) for k in range(0, len(terms), CHAIN)]
     return reduce(plus, terms)
@@ -216,7 +216,7 @@ def _pull_extremum(name: str, e: Binary | Call, seed: Expr, guards: Guards, out:
     better, worse = (">", "<") if name.endswith("max") else ("<", ">")
     a, b = operands_of(e)
     for x, y in ((a, b), (b, a)):
-        if isinstance(y, Const):  # then the result also says which operand it is
+        if isinstance(y, Const):  # then comparing the result with `y` also tells which operand it is
             shown = e if e is out.root and out.result is not None else x
             _pull_expr(x, seed, (*guards, compare_exprs(better, shown, y)), out)
             return
@@ -337,5 +337,5 @@ _UNARY: dict[str, Callable[[Expr, Expr, Expr], Expr]] = {
     "erf": lambda s, x, y: _erf_derivative(1.0, s, x),
     "erfc": lambda s, x, y: _erf_derivative(-1.0, s, x),
     "fabs": lambda s, x, y: _abs_derivative(s, x),
-    "tf32": lambda s, x, y: s,  # as of casts, which round, too
+    "tf32": lambda s, x, y: s,  # rounding, like a cast
 }

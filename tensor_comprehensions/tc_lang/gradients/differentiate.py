@@ -1,8 +1,8 @@
 """The gradient of a def, as a def: reverse-mode differentiation from text to text.
 
-Statements are processed last to first. Each propagates the gradient of its target to the elements that it read: if the
-subscripts can be solved for indices, the gradient of the read tensor *gathers* its parts; otherwise they are scattered
-with `+=`. Values of the def that the derivatives need are recomputed; outputs are passed.
+Statements are processed from last to first. Each propagates the gradient of its target to the elements that it reads:
+if the subscripts can be solved for indices, the gradient of the read tensor *gathers* its parts; otherwise they are
+scattered with `+=`. Values of the def that the derivatives need are recomputed, except for outputs, which are passed.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from .window_phases import MOST_PHASES, count_phases, solve_phases
 
 
 def differentiate(function: Function, wanted: Iterable[Key] | None = None, keep: bool = False) -> Gradient:
-    """The gradient of `function` with respect to its floating inputs and initial values, or those in `wanted`.
+    """The gradient of `function` with respect to its floating-point inputs and initial values, or those in `wanted`.
 
-    keep: it may take temporaries, if saving them is better than recomputing them (see `saved_tensors.py`).
+    keep: whether the gradient may take temporaries as inputs instead of recomputing them (see `saved_tensors.py`).
 
-    Raises CheckError if a statement has no derivable gradient.
+    Raises CheckError if the gradient of a statement cannot be derived.
     """
     possible = differentiable_inputs(function)
     chosen = possible if wanted is None else tuple(x for x in possible if x in set(wanted))
@@ -64,14 +64,14 @@ def differentiate(function: Function, wanted: Iterable[Key] | None = None, keep:
 
 
 def differentiable_inputs(function: Function) -> tuple[Key, ...]:
-    """The differentiable values of a def: the floating inputs, then the floating initial values."""
+    """The differentiable values of a def: the floating-point inputs, then the floating-point initial values."""
     inputs = [("input", p.name) for p in function.parameters if p.dtype.is_float]
     return (*inputs, *(("initial", p.name) for p in function.inouts if p.dtype.is_float))
 
 
 @dataclass(slots=True)
 class _Adjoint:
-    """The tensor that holds the gradient of a version: `name`, which belongs to another version while `shared`."""
+    """The tensor `name` that holds the gradient of a version. shared: whether it belongs to another version, too."""
 
     name: str
     shared: bool = False
@@ -79,9 +79,9 @@ class _Adjoint:
 
 @dataclass(slots=True)
 class _Reverse:
-    """The sweep over the steps. Gradients of versions are called `d T@n`; those of outputs are parameters.
+    """The reverse pass over the steps. Gradients of versions are called `d T@n`; those of outputs are parameters.
 
-    patterns: by version, the input that has an element wherever the version can be other than 0.
+    patterns: for each version that is 0 wherever a sparse input stores nothing, the pattern of that input.
     """
 
     function: Function
@@ -105,7 +105,7 @@ class _Reverse:
                     raise no_gradient_error(self.function, step.source, str(reason)) from None
 
     def finish_gradient(self, key: Key) -> str:
-        """The complete gradient of an input or an initial value, in a tensor of its own and of its type."""
+        """Make the complete gradient of an input or initial value a separate tensor of its type; return its name."""
         kind, name = key
         version = name if kind == "input" else f"{name}@0"
         dtype = self.steps.versions[version].dtype
@@ -124,12 +124,12 @@ class _Reverse:
         return pattern is not None and pattern.source == version
 
     def _write(self, version: str, w: GradStatement) -> None:
-        """Add a statement that makes the gradient of a version, or a part of it, for the places that are stored."""
+        """Add a statement that defines or updates the gradient of a version, restricted to stored elements."""
         pattern = self.patterns.get(version)
         if pattern is not None and all(isinstance(e, Index) for e in w.subscripts):
             own = pattern.access(w.subscripts, self.function.tensor(pattern.source))
             others = tuple(a for a in w.exists if a != own)
-            # All places of an input are stored, though not all get something.
+            # The gradient of an input has all of its stored elements, though not all get a contribution.
             if self._is_sparse_input(version) and others and w.op != "+=":
                 box = {e.name: w.ranges[e.name] for e in w.subscripts if isinstance(e, Index)}
                 zero = Const(0.0, w.value.dtype)
@@ -141,13 +141,13 @@ class _Reverse:
     # --- gradients of versions ---------------------------------------------------------------------------------------
 
     def _all_elements(self, version: str) -> tuple[tuple[Expr, ...], dict[str, Bounds]]:
-        """Indices for all elements of a version, counted from 0, and their ranges."""
+        """Indices over all elements of a version, counted from 0, and their ranges."""
         bounds = self.steps.versions[version].bounds
         box: dict[str, Bounds] = {f"i{d}": (0, range_extent(b)) for d, b in enumerate(bounds)}
         return tuple(Index(name, INT64) for name in box), box
 
     def _load(self, adjoint: str, version: str, subscripts: tuple[Expr, ...]) -> Expr:
-        """An element of a gradient; gradients that are passed have the type of the output."""
+        """An element of a gradient, in the accumulator type; gradients that are passed have the type of the output."""
         dtype = self.steps.versions[version].dtype
         wide = dtype.accumulator
         if "@" not in adjoint and wide != dtype:
@@ -155,7 +155,7 @@ class _Reverse:
         return Access(adjoint, subscripts, wide)
 
     def _writable_gradient(self, version: str) -> str:
-        """The gradient of a version as a tensor that may be added to: a copy, or zeros if there is none."""
+        """The name of a gradient of a version that may be added to: a copy if it is shared, zeros if there is none."""
         adjoint = self.adjoints.get(version)
         if adjoint is not None and not adjoint.shared:
             return adjoint.name
@@ -193,7 +193,7 @@ class _Reverse:
                     self._accumulate_read_gradient(step, access, value)
 
     def _result(self, step: SsaStatement) -> Access | None:
-        """The element that holds the value of a step, where reading it is better than computing it again."""
+        """The element that stores the value of a step; None if recomputing is better or the type differs."""
         dtype = self.steps.versions[step.target].dtype
         if step.op != "=" or dtype != step.value.dtype or isinstance(step.value, Access | Const | Unary):
             return None
@@ -215,7 +215,7 @@ class _Reverse:
         )
 
     def _differentiate_extremum(self, step: SsaStatement, seed: Expr) -> None:
-        """The elements that are equal to the result share its gradient."""
+        """Share the gradient of a minimum or maximum among the elements that equal the result."""
         result = Access(step.target, step.subscripts, self.steps.versions[step.target].dtype)
         elements = list_chosen_elements(step.value)
         if not elements:
@@ -239,7 +239,7 @@ class _Reverse:
             self._accumulate_read_gradient(step, term, sum_terms(parts))
 
     def _differentiate_product(self, step: SsaStatement, seed: Expr) -> None:
-        """Each factor gets the product of the others; zeros need no care then."""
+        """Differentiate a product: each factor gets the product of the others, which is correct for zeros, too."""
         term = strip_casts(step.value)
         if not isinstance(term, Access) or not term.dtype.is_float:
             return
@@ -268,7 +268,7 @@ class _Reverse:
     def _shift_ranges_to_zero(
         self, value: Expr, ranges: Mapping[str, Bounds], names: Sequence[str], exists: Sequence[Access]
     ) -> tuple[Expr, dict[str, Bounds], tuple[Access, ...]]:
-        """`value`, the ranges of its indices, of which those of `names` count from 0 then, and `exists` of them."""
+        """Shift the indices `names` to start at 0. Return the new `value`, ranges and `exists`."""
         moved = [i for i in names if constant_value(ranges[i][0]) != 0]
         shifted = {i: Binary("+", Index(i, INT64), polynomial_to_expr(ranges[i][0]), INT64) for i in moved}
         box = {i: (0, range_extent(b)) if i in shifted else b for i, b in ranges.items()}
@@ -278,7 +278,7 @@ class _Reverse:
             tuple(substitute_access(a, shifted, self.sizes) for a in exists),
         )
 
-    # --- sending -----------------------------------------------------------------------------------------------------
+    # --- propagation to reads ----------------------------------------------------------------------------------------
 
     def _accumulate_read_gradient(self, step: SsaStatement, access: Access, value: Expr) -> None:
         """Add `value`, at every point of the step, to the gradient of the element that `access` reads there."""
@@ -338,8 +338,8 @@ class _Reverse:
     ) -> tuple[dict[str, Bounds], Expr, dict[str, Bounds]] | None:
         """The gradient of a read whose windows are longer than their stride: indices, value, indices to sum over.
 
-        None if there are no such windows, or if another form is as good: a sum over taps alone of a padded gradient.
-        Phases cost a copy: sums of products get them in all dimensions, other values in that which is contiguous.
+        None if there are no such windows, or if a sum over taps of a padded gradient is as good. Phases cost a copy, so
+        only sums of products are split into phases in all dimensions, other values in the contiguous one.
         """
         bounds = self.steps.versions[access.tensor].bounds
         gather = solve_phases(access.subscripts, bounds, step.ranges, step.left, self.sizes)
@@ -369,9 +369,9 @@ class _Reverse:
     def _sum_by_window(
         self, step: SsaStatement, version: str, found: GatherForm, value: Expr
     ) -> tuple[Expr, dict[str, Bounds]]:
-        """`value` and the indices to sum it over, none if a tensor of windows and taps holds the sum.
+        """`value` and the indices to sum it over; none if a helper tensor of windows and taps holds the sum.
 
-        A sum of products then remains one: its subscripts get no quotients.
+        The sum is then still a sum of products whose subscripts have no quotients.
         """
         rest = found.free_ranges(step.ranges)
         left = {i: step.ranges[i] for i in found.solutions if i in step.ranges}
@@ -386,7 +386,7 @@ class _Reverse:
         return Access(name, subscripts, value.dtype), {}
 
     def _gather_padded(self, step: SsaStatement, found: GatherForm, value: Expr) -> Expr | None:
-        """The gradient of a step without guards, from a gradient padded with zeros; None if that is impossible."""
+        """`value` as a gather without guards from a gradient padded with zeros; None if that is impossible."""
         seed = self._at_target(step)
         bounds = self.steps.versions[step.target].bounds
         wider = pad_gradient(value, seed, bounds, found, step.ranges, self.sizes)
@@ -402,7 +402,7 @@ class _Reverse:
     def _transpose_sum(
         self, version: str, value: Expr, left: Mapping[str, Bounds], rest: dict[str, Bounds]
     ) -> tuple[Expr, dict[str, Bounds]]:
-        """A sum and its indices; if its last index is short, a read of a sum with another index last."""
+        """`value` and the indices to sum it over; if its last index is short, a read of a transposed sum instead."""
         order = transposed_order(value, tuple(left))
         if order is None:
             return value, rest
@@ -415,7 +415,7 @@ class _Reverse:
     def _add_helper_tensor(
         self, kind: str, version: str, subscripts: tuple[Expr, ...], op: str, value: Expr, box: Mapping[str, Bounds]
     ) -> str:
-        """A tensor beside the gradient of a version, made by one statement."""
+        """Define a helper tensor for the gradient of a version by one statement, unless it exists; return its name."""
         for n in count():
             name = f"{kind}{n or ''} {version}" + ("" if "@" in version else "@")
             earlier = next((w for w in self.written if w.target == name), None)
@@ -427,7 +427,7 @@ class _Reverse:
         raise InternalError("there are finitely many names")
 
     def _is_copy(self, step: SsaStatement, value: Expr, subscripts: tuple[Expr, ...], dtype: DType) -> bool:
-        """Whether a gradient equals that of the step's target, element for element."""
+        """Whether a gradient equals that of the step's target, element by element."""
         name = self.adjoints[step.target].name
         return value == Access(name, subscripts, dtype) and dtype == dtype.accumulator
 
@@ -445,7 +445,7 @@ class _Reverse:
         )
 
     def _place(self, e: Expr, bounds: Bounds, step: SsaStatement, read: Expr) -> Expr:
-        """A subscript of a scatter: where the step does not read the element, it may lead anywhere, and 0 is taken."""
+        """A subscript of a scatter; 0 where the step does not read the element, since it may be out of bounds there."""
         place = _subtract_start(e, bounds[0])
         if read != ALWAYS and range_guards(e, bounds, step.ranges, self.sizes):
             return Select(read, place, Const(0, INT64), INT64)
@@ -455,7 +455,7 @@ class _Reverse:
 def _guard_scatter_into_empty(
     extents: Sequence[Value], subscripts: tuple[Expr, ...], box: dict[str, Bounds]
 ) -> tuple[tuple[Expr, ...], dict[str, Bounds]]:
-    """A scatter without points if one of `extents` is 0, since element 0 does not exist then."""
+    """Give a scatter an empty range if one of `extents` is 0, because element 0 does not exist then."""
     if not box:
         box = {"i": (0, 1)}
         subscripts = (Binary("+", subscripts[0], Index("i", INT64), INT64), *subscripts[1:])
@@ -469,7 +469,7 @@ def _guard_scatter_into_empty(
 def _fold_unused_indices(
     value: Expr, subscripts: Sequence[Expr], ranges: Mapping[str, Bounds], exists: Sequence[Access] = ()
 ) -> tuple[Expr, dict[str, Bounds]]:
-    """The sum over indices that no term depends on, as a product."""
+    """Replace sums over indices that no term depends on by multiplications. Return the value and the other ranges."""
     kept = {}
     for name, bounds in ranges.items():
         if uses_index(name, value, *subscripts, *exists):
@@ -486,12 +486,12 @@ def _fold_unused_indices(
 
 
 def _subtract_start(e: Expr, start: Value) -> Expr:
-    """A subscript counted from `start`."""
+    """A subscript relative to `start`."""
     return e if constant_value(start) == 0 else Binary("-", e, polynomial_to_expr(start), INT64)
 
 
 def _round_like(e: Expr, like: Expr) -> Expr:
-    """`e` with the precision that `like` is stored in, as an operand of a comparison."""
+    """`e` rounded to the type in which `like` is stored, as an operand of a comparison."""
     rounded = e if e.dtype == like.dtype else Cast(e, like.dtype)
     wide = like.dtype.accumulator
     return rounded if wide == like.dtype else Cast(rounded, wide)

@@ -1,4 +1,4 @@
-"""The text of a gradient: names for everything, the values that must be computed again, and no clause too many."""
+"""Emit the text of a gradient: choose names, recompute values that it needs, and drop redundant clauses."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from .saved_tensors import choose_saved_tensors
 from .ssa import SsaProgram, SsaStatement, range_extent
 
 MOST = 100
-"""Texts of more statements keep all their ranges: to find out which of them are needed takes too long."""
+"""Most statements of a gradient whose redundant ranges are dropped: finding them takes too long for more."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,11 @@ def write_gradient(
     keep: bool,
     patterns: Collection[str],
 ) -> Gradient:
-    """The gradient whose statements are `written`.
+    """The gradient with the statements `written`.
 
-    patterns: the versions that store some elements only.
-    targets: where the gradient by each thing that is asked for ends up. keep: may it take temporaries of the def?
+    targets: for each requested input or initial value, the tensor that ends up with its gradient.
+    keep: whether the gradient may take temporaries of the def as inputs.
+    patterns: the versions that store only some elements.
     """
     writer = _Writer(steps, patterns)
     declared = writer.parameters(written, keep)
@@ -84,7 +85,11 @@ def write_gradient(
 
 @dataclass(slots=True)
 class _Writer:
-    """names: of every version and gradient. shifted: those of them that are passed, and so are counted from 0."""
+    """Builds the syntax tree of a gradient.
+
+    names: the name in the text of every version and gradient. shifted: those that are passed, so that their subscripts
+    count from 0.
+    """
 
     steps: SsaProgram
     patterns: Collection[str]
@@ -97,7 +102,7 @@ class _Writer:
     # --- parameters --------------------------------------------------------------------------------------------------
 
     def parameters(self, written: Sequence[GradStatement], keep: bool) -> tuple[Key, ...]:
-        """Declare the parameters of the gradient: inputs, initial values, results that it reads, their gradients."""
+        """Declare the possible parameters of the gradient: inputs, initial values, saved results, output gradients."""
         function = self.steps.function
         self.used = {name for w in written for name in w.reads}
         self.taken = {*function.sizes, *function.scalars}
@@ -119,7 +124,7 @@ class _Writer:
         return tuple(self.declarations)
 
     def needed_parameters(self, declared: Sequence[Key], statements: Sequence[GradStatement]) -> tuple[Key, ...]:
-        """Those of the parameters that are read, or without which a size would have no value."""
+        """The parameters that are read or that determine a size."""
         read = {self.names[name] for w in statements for name in w.reads if name in self.names}
         scalars = {p.name for p in self.steps.function.parameters if p.is_compile_time}
         takes = list(declared)
@@ -145,7 +150,7 @@ class _Writer:
         self.declarations[key] = s.Declaration(name, type_, _format_name(format))
 
     def _dimension(self, x: Value, otherwise: str) -> str | int:
-        """The size name or number that an extent is; a new size name where it is neither."""
+        """An extent as a size name or a number; a new size name if it is neither."""
         n = constant_value(x)
         if n is not None:
             return n
@@ -160,7 +165,7 @@ class _Writer:
         return self._fresh_name(otherwise)
 
     def _fresh_name(self, name: str, input: bool = False) -> str:
-        """`name`, or something like it that is free."""
+        """`name`, or a similar name that is not taken."""
         base, n = (f"{name}_" if is_builtin(name) or name in CONSTANTS else name), 0
         candidate = base
         while candidate in self.taken and not (input and n == 0 and candidate == name):
@@ -170,15 +175,15 @@ class _Writer:
         return candidate
 
     def gradient_name(self, key: Key, tensor: str) -> str:
-        """The name of the gradient by an input or an initial value, which ends up in `tensor`."""
+        """Name the gradient of an input or an initial value, which ends up in `tensor`."""
         kind, name = key
         self.names[tensor] = self._fresh_name(f"d_{name}" if kind == "input" else f"d_{name}_0")
         return self.names[tensor]
 
-    # --- values computed again ---------------------------------------------------------------------------------------
+    # --- recomputed values -------------------------------------------------------------------------------------------
 
     def recompute_steps(self, written: Sequence[GradStatement]) -> list[GradStatement]:
-        """The steps whose values the statements read, unless they are passed. Names their versions."""
+        """Statements that recompute the values that `written` reads and that are not passed. Names their versions."""
         needed = {name for name in self.used if name in self.steps.versions} - self.shifted
         kept: list[SsaStatement] = []
         for step in reversed(self.steps.steps):
@@ -189,7 +194,7 @@ class _Writer:
         return [w for step in reversed(kept) for w in self._recompute_step(step)]
 
     def _useful_exists(self, step: SsaStatement) -> tuple[Access, ...]:
-        """The `exists` clauses of tensors that store some elements only, and those that give an index its place."""
+        """The `exists` clauses of tensors that store only some elements, and those that mention an index first."""
         found = {x.name for e in (step.value, *step.subscripts) for x in walk_expr(e) if isinstance(x, Index)}
         out = []
         for e in step.exists:
@@ -200,7 +205,7 @@ class _Writer:
         return tuple(out)
 
     def _recompute_step(self, step: SsaStatement) -> list[GradStatement]:
-        """A step as statements; it overwrites an earlier version that is no longer needed."""
+        """A step as statements; it overwrites an earlier version if that is no longer needed."""
         version = self.steps.versions[step.target]
         earlier = [v for v, x in self.steps.versions.items() if x.tensor == version.tensor and v in self.names]
         earlier = [v for v in earlier if v not in self.shifted and v != step.target]
@@ -222,7 +227,7 @@ class _Writer:
     # --- statements --------------------------------------------------------------------------------------------------
 
     def statement(self, w: GradStatement) -> s.Statement:
-        """The statement as a syntax tree that gives each index its range."""
+        """The statement as a syntax tree with an explicit range for each index."""
         renamed = self._index_names(w)
         target = self._name_of(w.target)
         subscripts = tuple(expr_to_syntax(self._rename_expr(e, renamed), True) for e in w.subscripts)
@@ -258,7 +263,7 @@ class _Writer:
         return names
 
     def _rename_expr(self, e: Expr, renamed: Mapping[str, str]) -> Expr:
-        """`e` with the names of the text."""
+        """`e` with tensors and indices renamed to the names in the text."""
         if isinstance(e, Index):
             return replace(e, name=renamed[e.name])
         e = with_operands(e, [self._rename_expr(x, renamed) for x in operands_of(e)])
@@ -272,9 +277,9 @@ class _Writer:
 
 
 def _mention_indices(w: GradStatement) -> Expr:
-    """The value of `w`, with a condition that always holds for each index that simplification has removed.
+    """The value of `w`, with a condition that is always true for each index that simplification has removed.
 
-    The index counts the terms of a sum, and a range for an index that a statement does not mention is an error.
+    Such an index still counts the terms of a sum, but the language rejects a range for an index that does not occur.
     """
     parts = (w.value, *w.subscripts, *w.exists)
     mentioned = {x.name for e in parts for x in walk_expr(e) if isinstance(x, Index)}
@@ -287,7 +292,7 @@ def _mention_indices(w: GradStatement) -> Expr:
 
 
 def _format_name(format: Format | None) -> s.FormatName | None:
-    """A format as a declaration names it."""
+    """A format as in a declaration; None if there is none."""
     if format is None:
         return None
     word, _, numbers = str(format).partition("(")
@@ -295,7 +300,7 @@ def _format_name(format: Format | None) -> s.FormatName | None:
 
 
 def _collect_size_names(d: s.Declaration) -> set[str]:
-    """The names of sizes that a declaration gives values."""
+    """The size names in a declaration."""
     dims = (d.type.dimensions if d.type is not None else None) or ()
     return {x.size for x in dims if isinstance(x.size, str)}
 
@@ -310,7 +315,7 @@ def _shift_subscript(e: Expr, start: Value) -> Expr:
 
 
 def _drop_implied_ranges(d: s.Def) -> tuple[str, Function]:
-    """The text of a def without the ranges that follow from the accesses anyway."""
+    """The text of a def without the ranges that range inference finds anyway, and the checked def."""
     whole = function = _check_gradient(to_text(d))
     sizes = {name: SizePolynomial.name(name) for name in (*function.sizes, *function.scalars)}
     wanted = infer_ranges(function, sizes)
@@ -332,9 +337,9 @@ def _drop_implied_ranges(d: s.Def) -> tuple[str, Function]:
 
 
 def _has_same_ranges(attempt: Function, n: int, wanted: Ranges, sizes: Mapping[str, Value]) -> bool:
-    """Whether a def has the ranges that are wanted though its n-th statement has a clause less.
+    """Whether a def has the wanted ranges although its n-th statement has lost a clause.
 
-    Earlier statements of the same target may take ranges from that one.
+    Earlier statements of the same target are checked, too, because they may take ranges from that one.
     """
     target = attempt.statements[n].target
     affected = (k for k in range(n, -1, -1) if attempt.statements[k].target == target)

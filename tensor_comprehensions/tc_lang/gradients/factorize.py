@@ -1,6 +1,6 @@
-"""Expressions as products: common factors outside of sums, loop-invariant factors before the others.
+"""Factor expressions into products: common factors outside of sums, loop-invariant factors first.
 
-Products are never expanded and nothing cancels: a sum stays a sum, and so does a quotient.
+Products are never expanded and nothing is canceled: a sum stays a sum, and a quotient a quotient.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .derivatives import negate_expr
 
 @dataclass(frozen=True, slots=True)
 class FactorProduct:
-    """`coefficient * over... / under...`, all of them of one floating type."""
+    """`coefficient * over... / under...`, all of the same floating-point type."""
 
     coefficient: float
     over: tuple[Expr, ...] = ()
@@ -31,14 +31,14 @@ class FactorProduct:
         return FactorProduct(self.coefficient * other.coefficient, self.over + other.over, self.under + other.under)
 
     def split(self, holds: Callable[[Expr], bool]) -> tuple[FactorProduct, FactorProduct]:
-        """The factors for which something holds, with the coefficient, and the others."""
+        """Split off the factors for which `holds` is true, with the coefficient, from the others."""
         over, under = [x for x in self.over if not holds(x)], [x for x in self.under if not holds(x)]
         chosen = FactorProduct(self.coefficient, _remove_factors(self.over, over), _remove_factors(self.under, under))
         return chosen, FactorProduct(1.0, tuple(over), tuple(under))
 
 
 def to_product(e: Expr, inner: str | None = None) -> FactorProduct:
-    """A floating expression as a product of simplified factors; `inner` is the index of the innermost loop."""
+    """A floating-point expression as a product of simplified factors; `inner` is the index of the innermost loop."""
     if sigmoid_argument(e) is not None:
         return FactorProduct(1.0, (e,))
     match e:
@@ -62,12 +62,12 @@ def to_product(e: Expr, inner: str | None = None) -> FactorProduct:
 
 
 def simplify_product(e: Expr, inner: str | None = None) -> Expr:
-    """`e` as a product."""
+    """`e` rewritten as a product if it is floating-point, else `e`."""
     return product_to_expr(to_product(e, inner), e.dtype, inner) if e.dtype.is_float else e
 
 
 def product_to_expr(p: FactorProduct, dtype: DType, inner: str | None = None) -> Expr:
-    """A product as an expression, factors independent of `inner` first."""
+    """A product as an expression, with the factors that do not depend on `inner` first."""
     if p.coefficient == 0.0:
         return Const(0.0, dtype)
     if inner is not None:
@@ -110,7 +110,7 @@ def _list_sum_terms(e: Expr, sign: float, inner: str | None) -> Iterable[FactorP
 
 
 def _factor_out_common(terms: list[FactorProduct], dtype: DType, inner: str | None) -> FactorProduct:
-    """A sum as the product of its terms' common factors and of the remaining sum."""
+    """A sum as the product of the common factors of its terms and the remaining sum."""
     terms = _merge_equal_terms(terms)
     if not terms:
         return FactorProduct(0.0)
@@ -126,7 +126,7 @@ def _factor_out_common(terms: list[FactorProduct], dtype: DType, inner: str | No
 
 
 def _merge_equal_terms(terms: Sequence[FactorProduct]) -> list[FactorProduct]:
-    """Terms with the same factors as one."""
+    """Merge terms with the same factors into one."""
     sums: dict[tuple[frozenset[tuple[Expr, int]], frozenset[tuple[Expr, int]]], FactorProduct] = {}
     for t in terms:
         key = _count_factors(t.over), _count_factors(t.under)
@@ -146,7 +146,7 @@ def _add_terms(terms: Sequence[FactorProduct], dtype: DType, inner: str | None) 
 
 
 def _as_one_factor(p: FactorProduct, dtype: DType, inner: str | None) -> FactorProduct:
-    """A divisor whose number stays where it is: dividing by it is not multiplying by its inverse."""
+    """A divisor with its coefficient kept as a factor: dividing by a number is not multiplying by its inverse."""
     return p if p.coefficient in (1.0, -1.0) else FactorProduct(1.0, (product_to_expr(p, dtype, inner),))
 
 
@@ -174,11 +174,11 @@ def _remove_factors(a: Iterable[Expr], b: Iterable[Expr]) -> tuple[Expr, ...]:
     return tuple(out)
 
 
-# --- products that have a name ---------------------------------------------------------------------------------------
+# --- stored products -------------------------------------------------------------------------------------------------
 
 
 def is_batched_product(value: Expr, left: Sequence[str]) -> bool:
-    """Whether each of two factors has an index of `left` that the other lacks, besides a common one."""
+    """Whether each of two factors has an index of `left` that the other lacks, and both have a common one."""
     while isinstance(value, Select):
         value = value.then
     if not (isinstance(value, Binary) and value.op == "*"):
@@ -201,7 +201,7 @@ class NamedProduct:
 def with_named_products(
     p: FactorProduct, names: Sequence[NamedProduct], exists: Callable[[Access], bool]
 ) -> FactorProduct:
-    """`p` with the elements of tensors for the products that they hold, as far as these elements exist."""
+    """`p` with products replaced by the elements of tensors that store them, if these elements exist."""
     for named in names:
         while (found := _replace_named(p, named, exists)) is not None:
             p = found
@@ -209,7 +209,7 @@ def with_named_products(
 
 
 def _replace_named(p: FactorProduct, named: NamedProduct, exists: Callable[[Access], bool]) -> FactorProduct | None:
-    """`p` with `named` for factors of it, once."""
+    """`p` with `named` substituted once for matching factors; None if they do not match."""
     mapping: dict[str, Expr] | None = {}
     over, under = list(p.over), list(p.under)
     for pattern, factors in ((named.value.over, over), (named.value.under, under)):
@@ -231,7 +231,7 @@ def _replace_named(p: FactorProduct, named: NamedProduct, exists: Callable[[Acce
 
 
 def unify(pattern: Expr, e: Expr, mapping: dict[str, Expr]) -> dict[str, Expr] | None:
-    """`mapping`, extended by indices of `pattern`, under which `pattern` is `e`; None if there is none."""
+    """Extend `mapping` from indices to expressions so that `pattern` becomes `e`; None if that is impossible."""
     if isinstance(pattern, Index):
         if mapping.get(pattern.name, e) != e:
             return None

@@ -1,4 +1,4 @@
-"""A gradient: a def, and the relation of its parameters and returns to the original def."""
+"""A gradient: a def, and how its parameters and returns relate to the original def."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """The gradient of a def by some of its inputs and initial values.
+    """The gradient of a def with respect to some of its inputs and initial values.
 
-    source: its text. function: the same, checked; it takes `inputs` and returns the gradients by `outputs`.
+    source: its text. function: the checked def, which takes `inputs` and returns the gradients of `outputs`.
     """
 
     source: str
@@ -27,12 +27,12 @@ class Gradient:
 
     @property
     def saved_names(self) -> tuple[str, ...]:
-        """The temporaries of the def that it takes."""
+        """The temporaries of the original def that the gradient takes as inputs."""
         return tuple(name for kind, name in self.inputs if kind == "temporary")
 
     @property
     def reads(self) -> frozenset[Key]:
-        """Those of `inputs` of which the values count, and not only the sizes."""
+        """The `inputs` whose values are read, not only their sizes."""
         f = self.function
         expressions = [e for s in f.statements for e in (s.value, *s.subscripts)]
         read = {x.tensor for e in expressions for x in walk_expr(e) if isinstance(x, Access)}
@@ -40,7 +40,7 @@ class Gradient:
 
 
 def parse_given_gradient(function: Function, source: str) -> Gradient:
-    """The user's gradient of `function`, with parameters and returns matched by their names.
+    """Parse a user's gradient of `function`, and match its parameters and returns by name.
 
     It takes inputs and outputs under their names, the initial value of an in/out output `C` as `C_0`, and the gradient
     of an output `C` as `d_C`; it returns `d_A` for an input `A` and `d_C_0` for an initial value. Raises CheckError.

@@ -1,8 +1,8 @@
-"""Masks of a def in its gradient: sums without the terms that a mask makes zero, and values that a mask leaves as is.
+"""Use the masks of a def in its gradient: restrict sums to the mask, and reuse stored values inside of a mask.
 
-A gradient that is zero outside of a mask makes every term that it is a factor of zero, or NaN where the other factor is
-no number. The element that is masked out has no part in the result, so zero is right. The language does not compute
-terms that a condition on indices excludes, so it is written around the whole term.
+A gradient that is zero outside of a mask makes every term with it as a factor zero, or NaN if the other factor is NaN
+or infinite. A masked-out element does not contribute to the result, so zero is right. The language does not compute
+terms that a condition on indices excludes, so the condition is put around the whole term.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .ssa import SsaProgram, SsaStatement, are_bare_indices, is_restricted_by_ex
 
 
 def restrict_sums_to_masks(written: Sequence[GradStatement], sizes: Mapping[str, Value]) -> list[GradStatement]:
-    """The statements; sums of products with a masked tensor are restricted to the terms inside of the mask."""
+    """Restrict sums of products with a masked tensor to the terms inside of the mask."""
     writers = [w.target for w in written]
     masked = {
         w.target: w
@@ -48,7 +48,7 @@ def _restrict_sum_to_mask(
 
 
 def _is_index_masked(e: Expr) -> bool:
-    """Whether it is `condition ? value : 0` with a condition on indices."""
+    """Whether `e` is `condition ? value : 0` with a condition on indices."""
     return (
         isinstance(e, Select)
         and isinstance(e.otherwise, Const)
@@ -58,7 +58,7 @@ def _is_index_masked(e: Expr) -> bool:
 
 
 def reuse_masked_values(written: Sequence[GradStatement], steps: SsaProgram) -> list[GradStatement]:
-    """The statements, reading values of functions inside of a mask from the tensors that hold them there."""
+    """Replace function calls inside of a mask by reads of tensors that store the same calls under the same mask."""
     used = {name for w in written for name in w.reads}
     held = [s for s in steps.steps if s.target in used and _stores_masked_call(s, steps)]
     return [
@@ -78,12 +78,12 @@ def _stores_masked_call(step: SsaStatement, steps: SsaProgram) -> bool:
 
 
 def _masked_call(e: Expr) -> Call | None:
-    """The function whose value a mask leaves."""
+    """The call `f(...)` if `e` is `condition ? f(...) : ...`, else None."""
     return e.then if isinstance(e, Select) and isinstance(e.then, Call) else None
 
 
 def _replace_calls_by_stored_values(e: Expr, held: Iterable[SsaStatement], steps: SsaProgram) -> Expr:
-    """`e`, a masked value, with elements of tensors that are masked alike for the functions that they hold."""
+    """`e`, a masked value, with calls replaced by elements of tensors that store them under the same mask."""
     assert isinstance(e, Select)
     condition = _widen_indices(e.condition)
 
@@ -108,5 +108,5 @@ def _rename_indices(e: Expr, names: Mapping[str, Expr]) -> Expr:
 
 
 def _widen_indices(e: Expr) -> Expr:
-    """`e` with indices of one type, be they in subscripts or in conditions."""
+    """`e` with all indices in int64, so that indices in subscripts and in conditions compare equal."""
     return replace(e, dtype=INT64) if isinstance(e, Index) else map_operands(e, _widen_indices)

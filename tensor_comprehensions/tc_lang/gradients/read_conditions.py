@@ -1,7 +1,7 @@
-"""The condition under which an expression reads an element: that of the conditionals around the read.
+"""The condition under which an expression reads an element, from the conditionals around the read.
 
-A derivative is often zero although the element is read, as that of `fabs` on one of its sides. The bounds of subscripts
-depend on the reads alone.
+The condition of a derivative is not enough: it may be zero where the element is read. Bounds of subscripts depend only
+on where reads happen.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def read_condition(access: Access, e: Expr) -> Expr:
 
 
 def drop_implied_conditions(value: Expr, access: Access, bounds: Sequence[Bounds], sizes: Mapping[str, Value]) -> Expr:
-    """`value` without those of its outer conditions that hold wherever `access` reads within the bounds.
+    """`value` without its outer conditions that hold wherever the subscripts of `access` are within `bounds`.
 
-    A padded window `h+k >= 1 && h+k < H+1 ? x(h+k-1) : 0` has no others.
+    All conditions of a padded window `h+k >= 1 && h+k < H+1 ? x(h+k-1) : 0` are of this kind.
     """
     if not (isinstance(value, Select) and isinstance(value.otherwise, Const) and value.otherwise.value == 0):
         return value
@@ -70,7 +70,7 @@ def _is_implied(c: Expr, slacks: Sequence[Affine], sizes: Mapping[str, Value]) -
 
 
 def _select_condition(c: Expr, a: Expr, b: Expr) -> Expr:
-    """`c ? a : b` for conditions."""
+    """`c ? a : b` as a logical formula, for conditions."""
     return a if a == b else _or(_and(c, a), _and(_not(c), b))
 
 

@@ -1,9 +1,9 @@
-"""The temporaries that a recorded call saves for its gradient instead of recomputing them.
+"""Choose the temporaries that a recorded call saves for its gradient instead of recomputing them.
 
-Outputs exist anyway. Of the temporaries, sums and extrema are saved, since each of their elements takes many
-operations, and pointwise results of these that are no larger. Everything else is recomputed. So no call saves more
-elements than its sums and extrema have. The scores of attention, batches of products of rows with rows for another such
-batch, are recomputed, too: they may be far larger than all inputs, and one pass over tiles never stores them.
+Outputs are available anyway. Of the temporaries, reductions are saved, since each of their elements takes many
+operations, and so are pointwise functions of reductions that are no larger. Everything else is recomputed. So no call
+saves more elements than its reductions have. A batched product that feeds another one, such as the scores of attention,
+is recomputed, too: it may be far larger than all inputs, and a tiled pass never stores it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from .ssa import SsaProgram, SsaStatement
 
 
 def choose_saved_tensors(steps: SsaProgram, used: Iterable[str], keep: bool) -> tuple[set[str], list[str]]:
-    """The final versions of outputs that spare computing the versions `used`, and the temporaries that a call keeps.
+    """The final versions of outputs, and the names of temporaries, to save so that `used` need not be recomputed.
 
-    keep: whether a call can keep temporaries; else there are none.
+    keep: whether a call can save temporaries; if not, none are chosen.
     """
     chooser = _Chooser(steps, {s.target: s for s in steps.steps}, frozenset(used))
     final = {steps.last[r]: r for r in steps.function.returns}
@@ -41,7 +41,7 @@ def choose_saved_tensors(steps: SsaProgram, used: Iterable[str], keep: bool) -> 
 
 
 def with_saved_outputs(function: Function, names: Sequence[str]) -> Function:
-    """The def that also returns the temporaries `names`, after its own outputs."""
+    """`function` with the temporaries `names` as additional outputs, after its own."""
     places = [str(n) for n, t in enumerate(function.tensors) if t.name in names]
     kept = [replace(function.tensor(name), role=Role.OUTPUT) for name in names]
     others = [t for t in function.tensors if t.name not in names]
@@ -73,19 +73,19 @@ class _Chooser:
         return not sums <= self.used and any(_is_subset(extents, s) for s in large)
 
     def is_inside_chain(self, step: SsaStatement) -> bool:
-        """Whether it is a batch of products whose elements, or functions of them, are factors of another such batch."""
+        """Whether `step` is a batched product that another one reads, directly or through pointwise functions."""
         if not _is_batched_product(step):
             return False
         others = (s for s in self.steps.steps if s is not step and _is_batched_product(s))
         return any(step.target in s.reads | self._sums_read(s) for s in others)
 
     def _sums_read(self, step: SsaStatement) -> frozenset[str]:
-        """The sums and extrema that the elements it reads depend on."""
+        """The reductions on which the pointwise tensors that `step` reads depend."""
         made = (self.made[name] for name in step.reads & self.made.keys())
         return frozenset().union(*(self.sums(s) for s in made if not _is_reduction(s)))
 
     def sums(self, step: SsaStatement) -> frozenset[str]:
-        """The sums and extrema on which the elements of a step depend, each through elements alone."""
+        """The reductions on which `step` depends through pointwise tensors only."""
         if step.target not in self.found:
             out: set[str] = set()
             for name in step.reads & self.made.keys():
@@ -106,7 +106,7 @@ def _is_batched_product(step: SsaStatement) -> bool:
 
 
 def _is_subset(small: list[Bounds], large: list[Bounds]) -> bool:
-    """Whether the dimensions of one tensor are among those of another."""
+    """Whether the dimensions in `small` are among those in `large`, with multiplicity."""
     left = list(large)
     for bounds in small:
         if bounds not in left:

@@ -1,7 +1,7 @@
-"""Fewer and shorter statements for a derived gradient.
+"""Simplify the statements of a derived gradient.
 
-Sums that are always zero are dropped; factors that a sum does not change follow it; stepwise additions to a tensor, and
-values that a single statement reads, become one expression; products that an output holds are read from there.
+Sums that are always zero are dropped. Factors that are invariant in a sum move after it. Several additions to a tensor
+are merged, and values that a single statement reads are inlined. Products that an output stores are read from there.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from .ssa import SsaProgram, are_bare_indices, is_restricted_by_exists
 from .zero_sums import drop_zero_statements
 
 MOST = 200
-"""Most nodes of an expression that is substituted for its name."""
+"""Most nodes of an expression that is inlined."""
 
 
 def simplify_gradient(
     steps: SsaProgram, written: Sequence[GradStatement], targets: AbstractSet[str], sizes: Mapping[str, Value]
 ) -> list[GradStatement]:
-    """The statements of a gradient, of which the tensors in `targets` are wanted, so that they compute less."""
+    """Simplify the statements of a gradient so that they compute less. targets: the tensors that must be computed."""
     statements = live_statements(drop_zero_statements(steps, live_statements(written, targets), sizes), targets)
     statements = _reuse_partial_sums([x for n, w in enumerate(statements) for x in _factor_sum(w, n)])
     statements = _StatementFuser(statements, targets, sizes).run()
@@ -58,7 +58,7 @@ def live_statements(written: Sequence[GradStatement], targets: AbstractSet[str])
 
 
 def _move_unread_sums_last(written: Sequence[GradStatement]) -> list[GradStatement]:
-    """Move unread sums behind everything else, batches of products first, and conversions of sums after these.
+    """Move sums that no statement reads to the end, batched products first, and conversions of sums after these.
 
     Between other statements, they would prevent fusion.
     """
@@ -90,7 +90,7 @@ def _multiplies_batches(w: GradStatement) -> bool:
 
 
 def _factor_sum(w: GradStatement, n: int) -> list[GradStatement]:
-    """`t(n) +=! x(n,d) / s(n)`, which runs over the elements of one tensor, as a sum and a quotient."""
+    """Split `t(n) +=! x(n,d) / s(n)` into a sum and a quotient, if some operand has an element for each point."""
     left = [e.name for e in w.subscripts if isinstance(e, Index)]
     rest = [i for i in w.ranges if i not in left]
     if not rest or w.op not in ("+=!", "+=") or not are_bare_indices(w.subscripts) or w.exists:
@@ -109,9 +109,10 @@ def _factor_sum(w: GradStatement, n: int) -> list[GradStatement]:
 
 
 def _nest_sums(w: GradStatement, n: int, left: Sequence[str], rest: Sequence[str]) -> list[GradStatement]:
-    """A sum of several factors of which two alone depend on an index as a sum with the sum of their product in it.
+    """If only two factors of a sum depend on an index, sum their product over it first, in a separate statement.
 
-    The inner sum has no more elements than something that is read or written: `s(i) +=! p(i,j) * a(i,k) * b(j,k)`.
+    In `s(i) +=! p(i,j) * a(i,k) * b(j,k)` the inner sum is over k. It must have no more elements than another tensor
+    that is read or written.
     """
     p = to_product(w.value)
     for e in rest:
@@ -138,7 +139,7 @@ def _nest_sums(w: GradStatement, n: int, left: Sequence[str], rest: Sequence[str
 
 
 def _reuse_partial_sums(statements: Sequence[GradStatement]) -> list[GradStatement]:
-    """The statements without sums of parts that are there already, of tensors that have not changed since."""
+    """Eliminate partial sums that an earlier statement has computed from tensors that have not changed since."""
     out: list[GradStatement] = []
     same: dict[str, str] = {}
     for w in statements:
@@ -158,23 +159,26 @@ def _reuse_partial_sums(statements: Sequence[GradStatement]) -> list[GradStateme
 
 
 def _with_names(e: Expr, names: Mapping[str, str]) -> Expr:
-    """`e` reading other tensors."""
+    """`e` with tensors renamed."""
     e = with_operands(e, [_with_names(x, names) for x in operands_of(e)])
     return replace(e, tensor=names[e.tensor]) if isinstance(e, Access) and e.tensor in names else e
 
 
 def _reads_element_per_point(w: GradStatement) -> bool:
-    """Whether something that is read has an element for each point: else the sum is a contraction of smaller things."""
+    """Whether some operand has an element for each point; otherwise the sum is a contraction of smaller tensors."""
     accesses = (x for x in walk_expr(w.value) if isinstance(x, Access))
     return any(all(uses_index(i, *x.subscripts) for i in w.ranges) for x in accesses)
 
 
-# --- one statement for several ---------------------------------------------------------------------------------------
+# --- fusion of statements --------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class _StatementFuser:
-    """Statements that define a tensor element by element wait until something reads it. waiting: in their order."""
+    """Inlines pointwise definitions into their readers and merges additions.
+
+    waiting: pointwise definitions that no statement has read yet, in order.
+    """
 
     statements: Sequence[GradStatement]
     targets: AbstractSet[str]
@@ -211,7 +215,7 @@ class _StatementFuser:
             self.out += [w] if before is None else [before, w]
 
     def _join_statements(self, before: GradStatement, w: GradStatement) -> GradStatement | None:
-        """Two statements of one tensor as one."""
+        """Merge an addition to a tensor into its definition `before`; None if that is impossible."""
         names = [e.name for e in w.subscripts if isinstance(e, Index)]
         if [w.ranges[i] for i in names] != list(_list_subscript_bounds(before)) or not _is_small(before.value, w.value):
             return None
@@ -221,7 +225,7 @@ class _StatementFuser:
         return replace(before, value=plus(before.value, substitute_indices(w.value, same, self.sizes)))
 
     def _belongs(self, n: int, definition: GradStatement, w: GradStatement) -> bool:
-        """Whether an element may be computed where the statement `w`, the n-th, reads it."""
+        """Whether to inline `definition` into `w`, the n-th statement."""
         name = definition.target
         read_elsewhere = any(name in x.reads for m, x in enumerate(self.statements) if m != n)
         if name in self.targets or read_elsewhere or any(x.target == name for x in self.statements[n:]):
@@ -242,7 +246,7 @@ class _StatementFuser:
         return len(definition.ranges) == len(w.ranges) or arithmetic
 
     def _inline_definition(self, e: Expr, definition: GradStatement) -> Expr:
-        """`e` with the value of a tensor's elements instead of them."""
+        """`e` with reads of the target of `definition` replaced by its value."""
         if isinstance(e, Access) and e.tensor == definition.target:
             names = (x.name for x in definition.subscripts if isinstance(x, Index))
             return substitute_indices(definition.value, dict(zip(names, e.subscripts, strict=True)), self.sizes)
@@ -261,7 +265,7 @@ def _is_small(*expressions: Expr) -> bool:
 
 
 def _find_stored_products(steps: SsaProgram, used: AbstractSet[str]) -> list[NamedProduct]:
-    """The products that outputs of the def hold, and tensors that are read in any case."""
+    """The products that are stored in outputs of the def or in the versions `used`."""
     found = []
     outputs = {steps.last[r] for r in steps.function.returns}
     for step in steps.steps:
@@ -281,7 +285,7 @@ def _find_stored_products(steps: SsaProgram, used: AbstractSet[str]) -> list[Nam
 def _rewrite_product(
     w: GradStatement, names: Sequence[NamedProduct], steps: SsaProgram, sizes: Mapping[str, Value]
 ) -> GradStatement:
-    """`w` with its value as a product, if it runs over one tensor's elements."""
+    """`w` with its value rewritten as a product, unless it is a contraction of smaller tensors."""
     if not w.value.dtype.is_float or (len(w.ranges) > len(w.subscripts) and not _reads_element_per_point(w)):
         return w
 

@@ -1,6 +1,6 @@
-"""A def as steps that each make a new version of a tensor: straight-line code without overwriting.
+"""A def in SSA form: steps that each define a new version of a tensor.
 
-Versions of `T` are called `T@0`, `T@1`, ...; inputs keep their names. Reductions have few forms: the operand of a
+Versions of `T` are called `T@0`, `T@1`, ...; inputs keep their names. Reductions are normalized: the operand of a
 product, minimum or maximum is an element of a tensor, and only `+=` continues an earlier version.
 """
 
@@ -38,7 +38,7 @@ from ..size_polynomial import Value
 class SsaTensor:
     """A tensor with one definition.
 
-    tensor: the name of the tensor in the def, or a new one. bounds: of each dimension.
+    tensor: the name of the tensor in the def, or a new one. bounds: the bounds of each dimension.
     """
 
     tensor: str
@@ -51,8 +51,8 @@ class SsaStatement:
     """`target(subscripts) op value` for all indices; `target` is a version.
 
     op: `=`, `+=`, or a reduction with `!`.
-    before: the version that the step continues: for `+=`, or for `=` that leaves elements unchanged.
-    ranges: of the indices, those on the left first. exists: accesses that give other indices a place in the step.
+    before: the version that the step continues: for `+=`, or for an `=` that leaves some elements unchanged.
+    ranges: the ranges of the indices, those on the left first. exists: accesses of tensors that must store the element.
     """
 
     target: str
@@ -75,7 +75,7 @@ class SsaStatement:
 
 @dataclass(slots=True)
 class SsaProgram:
-    """The steps of a def. last: the version that each tensor ends with."""
+    """The steps of a def. last: the final version of each tensor."""
 
     function: Function
     ranges: Ranges
@@ -86,7 +86,7 @@ class SsaProgram:
 
     @classmethod
     def of(cls, function: Function, ranges: Ranges) -> SsaProgram:
-        """Raises CheckError for statements that have no such form."""
+        """Convert a function to SSA form. Raises CheckError for statements that cannot be converted."""
         out = cls(function, ranges)
         for t in function.tensors:
             if t.role is Role.INPUT:
@@ -99,7 +99,7 @@ class SsaProgram:
         return out
 
     def new_version(self, tensor: str, dtype: DType, bounds: tuple[Bounds, ...]) -> str:
-        """The next version of a tensor."""
+        """Add the next version of a tensor and return its name."""
         n = self._count[tensor] = self._count.get(tensor, -1) + 1
         name = f"{tensor}@{n}"
         self.versions[name] = SsaTensor(tensor, dtype, bounds)
@@ -111,7 +111,7 @@ class SsaProgram:
         return Const(0.0 if dtype.is_float else 0, dtype)
 
     def constant(self, target: str, value: Expr, source: Statement | None = None) -> SsaStatement:
-        """The step that fills a version."""
+        """The step that sets every element of a version to `value`."""
         bounds = self.versions[target].bounds
         indices = tuple(f"i{d}" for d in range(len(bounds)))
         ranges = dict(zip(indices, bounds, strict=True))
@@ -147,7 +147,7 @@ class SsaProgram:
             self._extremum(s, step, before)
 
     def _extremum(self, s: Statement, step: SsaStatement, before: str | None) -> None:
-        """A product, minimum or maximum; one that continues an earlier value is split in two."""
+        """Add a product, minimum or maximum; one that continues an earlier value is split in two."""
         assert s.reduction is not None
         op = s.reduction if s.reduction in ("min", "max") else "*"
         goes_on = not s.initialize and before is not None
@@ -173,8 +173,8 @@ class SsaProgram:
         if not goes_on and (op == "*" or not dtype.is_float or _is_input_element(value)):
             self._add(s.target, reduced)
             return
-        # Which of several computed terms is the least shows against the least of them, not against an output: what
-        # another kernel has computed may differ in its last bit.
+        # To find which of several computed terms is the extremum, compare them with their own extremum, not with an
+        # output: another kernel has computed the output, and its last bit may differ.
         partial = self.new_version(f"{s.target}_part", value.dtype, self.ranges.tensors[s.target])
         self.steps.append(replace(reduced, target=partial))
         whole: Expr = Access(partial, step.subscripts, value.dtype)
@@ -187,14 +187,14 @@ class SsaProgram:
         self._add(s.target, replace(step, value=whole, ranges=ranges, exists=()))
 
     def _may_be_sparse_version(self, version: str) -> bool:
-        """Whether a version may store only some places, so that `exists` on it has an effect."""
+        """Whether a version may store only some elements, so that `exists` on it has an effect."""
         if not self.function.is_sparse:
             return False
         symbol = next((t for t in self.function.tensors if t.name == version.partition("@")[0]), None)
         return symbol is not None and (symbol.is_sparse or symbol.role is Role.TEMPORARY)
 
     def _combine_with_old(self, s: Statement, op: str, before: str, step: SsaStatement, value: Expr) -> Expr:
-        """`before op value`, as the target stores it."""
+        """`before op value`, in the type of the target."""
         dtype = self.function.tensor(s.target).dtype
         old: Expr = Access(before, step.subscripts, dtype)
         old = old if dtype == value.dtype else Cast(old, value.dtype)
@@ -206,7 +206,7 @@ class SsaProgram:
         self.steps.append(replace(step, target=name))
 
     def _read_current_versions(self, e: Expr) -> Expr:
-        """`e` reading the versions that are current, and with sizes of the signature only."""
+        """`e` with reads of the current versions, and with only the sizes of the signature."""
         if isinstance(e, Size) and "." in e.name:
             return _with_dtype(polynomial_to_expr(self.ranges.sizes[e.name]), e.dtype)
         e = with_operands(e, [self._read_current_versions(x) for x in operands_of(e)])
@@ -214,7 +214,7 @@ class SsaProgram:
 
 
 def no_gradient_error(function: Function, s: Statement | None, reason: str) -> CheckError:
-    """That a def cannot be differentiated, with the statement that is why."""
+    """The error that a def cannot be differentiated, located at the statement `s` that causes it."""
     return CheckError(
         f"'{function.name}' cannot be differentiated: {reason}",
         source=function.source if s is not None else None,
@@ -230,7 +230,7 @@ def are_bare_indices(subscripts: tuple[Expr, ...]) -> bool:
 
 
 def is_restricted_by_exists(step: SsaStatement, function: Function) -> bool:
-    """Whether a step may be for some points of its ranges only, those where something is stored."""
+    """Whether a step may apply only to those points of its ranges where an element is stored."""
     return bool(step.exists) and function.is_sparse
 
 
@@ -244,7 +244,7 @@ def range_extent(bounds: Bounds) -> Value:
 
 
 def as_partial_write_subscript(e: Expr, ranges: Mapping[str, Bounds], size: Value) -> Expr:
-    """A subscript on the left; a bare index would say that it takes all the places of the dimension."""
+    """A subscript on the left. An index with a partial range gets `+ 0`: a bare index means the whole dimension."""
     if isinstance(e, Index) and ranges[e.name] != (0, size):
         return Binary("+", e, Const(0, INT64), INT64)
     return e
@@ -262,7 +262,7 @@ def _is_element(e: Expr) -> bool:
 
 
 def _is_choice(e: Expr) -> bool:
-    """Whether this chooses among elements and constants, which takes no arithmetic that could round."""
+    """Whether `e` is a select among elements and constants, which does no arithmetic that could round."""
     if not isinstance(e, Select):
         return False
     return all(_is_constant(x) or _is_element(x) or _is_choice(x) for x in (e.then, e.otherwise))
@@ -273,7 +273,7 @@ def _is_constant(e: Expr) -> bool:
 
 
 def _is_input_element(element: Expr) -> bool:
-    """Whether this is an element of an input, or a choice among such elements and constants."""
+    """Whether this is an element of an input, or a select among such elements and constants."""
     while isinstance(element, Cast):
         element = element.operand
     if _is_choice(element):
@@ -282,6 +282,6 @@ def _is_input_element(element: Expr) -> bool:
 
 
 def _with_dtype(e: Expr, dtype: DType) -> Expr:
-    """An int64 expression over sizes as one of another integer type."""
+    """An int64 expression over sizes, converted to another integer type."""
     e = with_operands(e, [_with_dtype(x, dtype) for x in operands_of(e)])
     return replace(e, dtype=dtype)

@@ -1,7 +1,7 @@
-"""Stored places in gradients: the `exists` clauses and sparse operands that a gradient's statements must keep.
+"""Sparsity patterns in gradients: the `exists` clauses and sparse operands that a gradient's statements must keep.
 
-The gradient of a tensor that stores only some elements is needed at those places alone. So is that of a temporary that
-is nonzero only at stored places of an operand.
+The gradient of a sparse tensor is needed only at its stored elements. The same holds for a temporary that is nonzero
+only where an operand stores an element.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ZERO_AT_ZERO = (
 
 
 def find_patterns(steps: SsaProgram) -> dict[str, SharedPattern]:
-    """For each version that is 0 wherever a sparse input stores nothing, that input and where the version has it."""
+    """For each version that is 0 wherever a sparse input stores nothing, the pattern of that input."""
     if not steps.function.is_sparse:
         return {}
     inputs = {p.name: p for p in steps.function.parameters if p.is_sparse}
@@ -59,7 +59,7 @@ def _are_distinct(subscripts: Sequence[Expr]) -> bool:
 
 
 def _is_zero_if_absent(e: Expr, absent: Collection[Access]) -> bool:
-    """Whether `e` is 0 if the reads `absent` are of elements that are not stored."""
+    """Whether `e` is 0 if the elements that `absent` reads are not stored."""
     match e:
         case Access():
             return e in absent
@@ -79,14 +79,14 @@ def _is_zero_if_absent(e: Expr, absent: Collection[Access]) -> bool:
 
 
 def pattern_exists_clauses(step: SsaStatement, patterns: Collection[str]) -> tuple[Access, ...]:
-    """The clauses that restrict a step: the `exists` of tensors that store only some elements."""
+    """The `exists` accesses that restrict a step: those of tensors that store only some elements."""
     return tuple(a for a in step.exists if a.tensor in patterns)
 
 
 def gather_by_equality(
     subscripts: Sequence[Expr], bounds: Sequence[Bounds], ranges: Mapping[str, Bounds], sizes: Mapping[str, Value]
 ) -> GatherForm:
-    """The gathering for a read of a sparse tensor in which an index comes twice, or a number stands."""
+    """The gather form of a read of a sparse tensor with a repeated index or a constant as a subscript."""
     left: dict[str, Bounds] = {f"i{d}": (0, range_extent(b)) for d, b in enumerate(bounds)}
     while left.keys() & ranges.keys():
         left = {f"{name}_": b for name, b in left.items()}
@@ -102,7 +102,7 @@ def gather_by_equality(
 
 
 def has_computed_sparse_subscript(exists: Sequence[Access], value: Expr, patterns: Collection[str]) -> bool:
-    """Whether a tensor that stores some elements only has a subscript that is neither an index nor a number."""
+    """Whether a tensor that stores only some elements has a subscript that is neither an index nor a constant."""
     reads = (*exists, *(x for x in walk_expr(value) if isinstance(x, Access)))
     mine = (x for x in reads if x.tensor.removeprefix("d ").rstrip("@") in patterns or x.tensor in patterns)
     return any(not isinstance(e, Index | Const) for x in mine for e in x.subscripts)

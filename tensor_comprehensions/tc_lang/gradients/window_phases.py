@@ -1,8 +1,9 @@
 """Gradients of windows that are longer than their stride, without divisions in sums.
 
-A statement that reads `X(s*p + t)` with `L > s` taps sends its derivative to element `e = s*q + r` from the points
-`p = q - a` by the taps `t = r + s*a`. For each residue `r < s`, a *phase*, this is a sum over contiguous points, with
-`ceil((L - r) / s)` terms. In a dimension without phases, `q` and `r` are the quotient and the remainder of `e`.
+A statement that reads `X(s*p + t)` with `L > s` taps contributes to the gradient of element `e = s*q + r` from the
+points `p = q - a` through the taps `t = r + s*a`. For each residue `r < s`, a *phase*, this is a sum over contiguous
+points, with `ceil((L - r) / s)` terms. In a dimension that is not split into phases, `q` and `r` are the quotient and
+the remainder of `e`.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from .adjoint_access import GatherForm, SolvedIndex, range_guards, solve_gather
 from .ssa import range_extent
 
 MOST_PHASES = 9
-"""Phases of a read, over all dimensions: those of 3 x 3. Each is a statement."""
+"""Most phases of a read over all dimensions: 3 x 3. Each is a statement."""
 
 
 @dataclass(frozen=True, slots=True)
 class LongWindow:
-    """The subscript of a dimension: `stride * index + tap + offset`, counted from 0 in dimension and tap.
+    """A subscript that may be a window longer than its stride: `stride * index + tap + offset`, with taps from 0.
 
-    first: the first tap. length: the number of taps. extent: the size of the dimension.
+    first: the first tap. length: the number of taps. extent: the extent of dimension `dim`.
     """
 
     dim: int
@@ -42,7 +43,7 @@ class LongWindow:
 
     @property
     def shift(self) -> int:
-        """The number of places that the first phase starts before element 0."""
+        """The number of elements by which the first phase starts before element 0."""
         return -self.offset % self.stride
 
     @property
@@ -58,7 +59,7 @@ class LongWindow:
 def find_long_windows(
     subscripts: Sequence[Expr], bounds: Sequence[Bounds], ranges: Mapping[str, Bounds], sizes: Mapping[str, Value]
 ) -> tuple[LongWindow, ...]:
-    """The dimensions of a read that are windows with a stride, and may be longer than it."""
+    """The dimensions of a read that are windows with a stride that they may exceed."""
     forms = [to_affine(e, sizes) for e in subscripts]
     found = []
     for d, form in enumerate(forms):
@@ -79,7 +80,7 @@ def find_long_windows(
 
 @dataclass(frozen=True, slots=True)
 class WindowPhase:
-    """One phase of some windows: the residue of each, and the gathering of its elements."""
+    """One phase: the residue of each window, and the gather form of its elements."""
 
     residues: tuple[int, ...]
     form: GatherForm
@@ -87,10 +88,10 @@ class WindowPhase:
 
 @dataclass(frozen=True, slots=True)
 class PhasedGather:
-    """A read with long windows as a gather, one for each phase.
+    """The inverse of a read with long windows, as one gather for each phase.
 
-    windows: all long windows of the read. split: those with phases. rest: the gathering along the other dimensions,
-    whose numbers are `other_dims`.
+    windows: all long windows of the read. split: the windows that are split into phases. rest: the gather form along
+    the other dimensions, `other_dims`.
     """
 
     windows: tuple[LongWindow, ...]
@@ -107,18 +108,18 @@ class PhasedGather:
 
     @property
     def phases(self) -> tuple[WindowPhase, ...]:
-        """The gatherings for all residues of the windows with phases."""
+        """One phase for each combination of residues of the split windows."""
         residues = product(*(range(w.stride) for w in self.split))
         return tuple(WindowPhase(r, self._solve_phase(dict(zip(self.split, r, strict=True)))) for r in residues)
 
     @property
     def sums_products(self) -> bool:
-        """Whether each phase sums over more than taps."""
+        """Whether each phase sums over other indices than taps."""
         taken = {name for w in self.windows for name in (w.index, w.tap)}
         return any(i not in taken and i not in self.rest.solutions for i in self.ranges)
 
     def select_phase(self, reads: Sequence[Expr]) -> Expr:
-        """The element that `reads` contains in the phase that the indices choose."""
+        """The read, from `reads` with one for each phase, of the phase to which the element belongs."""
         value = tuple(reads)
         for w in reversed(self.split):
             place = Binary("%", _shift_index(w), Const(w.stride, INT64), INT64)
@@ -128,7 +129,7 @@ class PhasedGather:
 
     @property
     def phase_subscripts(self) -> tuple[Expr, ...]:
-        """Where a tensor of a phase has the element of the indices."""
+        """The subscripts of an element in the tensor of its phase."""
         places = {w.index: Binary("/", _shift_index(w), Const(w.stride, INT64), INT64) for w in self.split}
         return tuple(places.get(name, Index(name, INT64)) for name in self.unsolved)
 
@@ -187,7 +188,7 @@ def solve_phases(
     free: Sequence[str],
     sizes: Mapping[str, Value],
 ) -> PhasedGather | None:
-    """The gathering for a read with long windows, all of them with phases; None if there are none, or too many phases.
+    """The gather of a read with all of its long windows split into phases; None if there are none or it is unsolvable.
 
     The arguments are those of `solve_gather`.
     """
@@ -221,7 +222,7 @@ def _shift_index(w: LongWindow) -> Expr:
 
 
 def _choose(conditions: Sequence[Expr], values: Sequence[Expr]) -> Expr:
-    """The value of the condition that holds; one of them does."""
+    """Select the value whose condition holds; exactly one of them does."""
     chosen = values[-1]
     for condition, value in zip(reversed(conditions[:-1]), reversed(values[:-1]), strict=True):
         chosen = Select(condition, value, chosen, value.dtype)

@@ -1,7 +1,7 @@
-"""Statements of a gradient that add zero: sums of products, with totals over indices, in a normal form.
+"""Drop statements of a gradient that add zero, by a normal form for sums of products with totals over indices.
 
-The gradient of the peak that a softmax subtracts is zero, since its sums cancel, and so is the sum of deviations from a
-mean. They are dropped. Rounding is ignored: a sum that is zero in exact arithmetic is zero.
+The gradient through the maximum that a softmax subtracts is zero, since its sums cancel, and so is the sum of
+deviations from a mean. Rounding is ignored: a sum that is zero in exact arithmetic is zero.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from .ssa import SsaProgram, SsaStatement, are_bare_indices, is_restricted_by_ex
 MOST = 64
 """Most terms of a sum for which a proof is tried."""
 MOST_INDICES = 3
-"""Indices whose totals are exchanged: all their orders are compared."""
+"""Most indices of nested totals that are put into a normal order: all their permutations are compared."""
 
 
 @dataclass(frozen=True, slots=True)
 class SizeAmount:
-    """A size, or a number of points."""
+    """A size or a number of points, as an atom."""
 
     value: SizePolynomial
 
 
 @dataclass(frozen=True, slots=True)
 class IndexTotal:
-    """The sum of a product over all values of some indices, numbered in the unique order of the normal form."""
+    """The sum of a product over all values of some indices, which are renamed to numbers in a canonical order."""
 
     indices: tuple[str, ...]
     bounds: tuple[Bounds, ...]
@@ -50,12 +50,12 @@ Polynomial = dict[Monomial, Fraction]
 
 
 class _TooLarge(Exception):
-    """A sum has more terms than are worth looking at."""
+    """A sum has too many terms for a proof."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """The values of a tensor, over its own indices."""
+    """The values of a tensor as a polynomial over its own indices `left`."""
 
     left: tuple[str, ...]
     value: Polynomial
@@ -71,7 +71,11 @@ def drop_zero_statements(
 
 @dataclass(slots=True)
 class _ZeroSumProver:
-    """The statements so far. gradients: the values of each tensor, with its box; changed: how often it was written."""
+    """Knowledge from the statements so far.
+
+    versions, gradients: the values of tensors of the def and of the gradient; None if unknown. boxes: the ranges of
+    the values of gradients. changed: how often each gradient was written.
+    """
 
     steps: SsaProgram
     sizes: Mapping[str, Value]
@@ -82,8 +86,8 @@ class _ZeroSumProver:
     changed: dict[str, int] = field(default_factory=dict)
 
     def run(self, w: GradStatement) -> GradStatement | None:
-        """`w`, or a simpler statement; None if it adds zero."""
-        if w.exists:  # it is a sum over some points only
+        """Return `w`, or a simpler statement, or None if it adds zero."""
+        if w.exists:  # a sum over only some points
             self._note(w, None)
             return w
         left = tuple(e.name for e in w.subscripts if isinstance(e, Index))
@@ -105,7 +109,7 @@ class _ZeroSumProver:
         return w
 
     def _note(self, w: GradStatement, known: _Known | None) -> None:
-        """That `w` ran."""
+        """Record that `w` has run and what its target then holds, if known."""
         box = tuple(w.ranges[e.name] for e in w.subscripts if isinstance(e, Index))
         before = self.gradients.get(w.target)
         if w.op == "+=" or self.boxes.get(w.target, box) != box:
@@ -124,7 +128,7 @@ class _ZeroSumProver:
     # --- expressions -------------------------------------------------------------------------------------------------
 
     def polynomial(self, e: Expr) -> Polynomial:
-        """An expression in its normal form. Raises _TooLarge."""
+        """Convert an expression to its normal form. Raises _TooLarge."""
         match e:
             case Const(value=value) if isfinite(value):
                 return {(): Fraction(value)} if value else {}
@@ -159,7 +163,7 @@ class _ZeroSumProver:
         return {tuple((atom, -power) for atom, power in monomial): 1 / c}
 
     def _as_size_value(self, e: Expr) -> Value | None:
-        """The number that an integer expression is for given sizes, if it depends on them only."""
+        """An integer expression as a formula in sizes, if it depends only on these, else None."""
         if any(isinstance(x, Index | Access) for x in walk_expr(e)):
             return None
         found = to_affine(e, self.sizes)
@@ -177,7 +181,7 @@ class _ZeroSumProver:
         return self._substitute(known.value, dict(zip(known.left, e.subscripts, strict=True)))
 
     def _version(self, name: str) -> _Known | None:
-        """The values of a version of the def, if one statement defines all elements."""
+        """The values of a version of the def, if one statement defines all of its elements, else None."""
         if name not in self.versions:
             self.versions[name] = None  # unknown while it is being computed, because it depends on itself
             step = self.made.get(name)
@@ -195,7 +199,7 @@ class _ZeroSumProver:
         return self.versions[name]
 
     def _substitute(self, value: Polynomial, indices: Mapping[str, Expr]) -> Polynomial:
-        """`value` with expressions for indices."""
+        """`value` with expressions substituted for indices."""
         if all(isinstance(e, Index) and e.name == i for i, e in indices.items()):
             return value
         out: Polynomial = {}
@@ -221,7 +225,7 @@ Put = Callable[[Polynomial, Mapping[str, Expr]], Polynomial]
 
 
 def _make_atom_polynomial(atom: Atom) -> Polynomial:
-    """An atom alone, its indices of the type that those put in their places have."""
+    """The polynomial of a single atom, with its indices in int64, like substituted ones."""
     if not isinstance(atom, SizeAmount | IndexTotal):
         atom = _with_long_indices(atom)
     return {((atom, 1),): Fraction(1)}
@@ -232,7 +236,7 @@ def _with_long_indices(e: Expr) -> Expr:
 
 
 def _size_to_polynomial(x: Value) -> Polynomial:
-    """A size as a factor; sizes of several terms are sums."""
+    """A size as a polynomial of `SizeAmount` atoms."""
     out: Polynomial = {}
     for monomial, c in to_polynomial(x).terms:
         powers: dict[Atom, int] = {}
@@ -255,7 +259,7 @@ def _add_polynomials(a: Polynomial, b: Polynomial) -> Polynomial:
 
 
 def _add_monomial(out: Polynomial, m: Monomial, c: Fraction) -> None:
-    """Add to `out`, which changes. Raises _TooLarge."""
+    """Add a term to `out` in place. Raises _TooLarge."""
     c += out.get(m, 0)
     if c:
         out[m] = c
@@ -286,12 +290,12 @@ def _print_atom(atom: Atom) -> str:
 
 
 def _is_condition(atom: Atom) -> bool:
-    """Whether it is always 1 or 0, and so its own square."""
+    """Whether the atom is always 1 or 0, so that it equals its square."""
     return isinstance(atom, Select) and isinstance(atom.then, Const) and atom.then.value == 1.0
 
 
 def _sum_over_index(value: Polynomial, index: str, bounds: Bounds, put: Put) -> Polynomial:
-    """The sum over all values of an index: factors that do not depend on it are moved out."""
+    """Sum over all values of an index; factors that do not depend on it are moved out."""
     out: Polynomial = {}
     for monomial, c in value.items():
         inside = tuple((atom, p) for atom, p in monomial if _depends_on_index(atom, index))
@@ -306,7 +310,7 @@ def _sum_over_index(value: Polynomial, index: str, bounds: Bounds, put: Put) -> 
 
 
 def _exchange_sums(body: Monomial, index: str, bounds: Bounds, put: Put) -> IndexTotal:
-    """The total of a product over an index, and over those of the totals among its factors, in any order."""
+    """The total of a product over an index, merged with totals among its factors into a canonical order of indices."""
     over: list[tuple[str, Bounds]] = [(index, bounds)]
     factors: dict[Atom, int] = {}
     for atom, power in body:
@@ -341,7 +345,7 @@ def _depends_on_index(atom: Atom, index: str) -> bool:
 
 
 def _max_index_number(atom: Atom) -> int:
-    """The largest number of an index of the totals in an atom."""
+    """The largest number that names an index of the totals in an atom; 0 if there is none."""
     if not isinstance(atom, IndexTotal):
         return 0
     return max(*(int(name[1:]) for name in atom.indices), *(_max_index_number(inner) for inner, _ in atom.body))

@@ -1,8 +1,8 @@
 """The reference evaluator: the meaning of a bound function, computed with NumPy in the simplest way.
 
-It is the oracle of every test. Values have exactly the type that the language gives them; reductions of floats
-accumulate in float64 and round once, so that its sums are better than those of any kernel. bfloat16 tensors are
-float32 arrays whose values are already rounded to bfloat16, because NumPy has no such type.
+It is the oracle of every test. Values have exactly the type that the language gives them. Reductions of floats
+accumulate in float64 and round once, so they are more accurate than those of any kernel. bfloat16 tensors are float32
+arrays whose values are already rounded to bfloat16, because NumPy has no such type.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ..ir import Access, BoundFunction, BoundIndex, BoundsCheck, BoundStatement,
 from .numpy_expression import Array, NumpyExpressionEvaluator, combine_arrays, convert_array, index_grid, numpy_dtype
 
 CHUNK = 1 << 21
-"""How many points of a statement's index grid are evaluated at a time."""
+"""Most points of a statement's index grid that are evaluated at a time."""
 
 
 def evaluate_def(bound: BoundFunction, arrays: Mapping[str, Array]) -> dict[str, Array]:
     """The returns of a function, by name.
 
-    arrays: every input and the initial value of every in/out tensor, by name; none is modified.
+    arrays: every input and the initial value of every in/out tensor, by name; they are not modified.
 
     Raises RangeError if a data-dependent subscript leaves its tensor, ArgumentError for a wrong array.
     """
@@ -52,7 +52,7 @@ def _initial_array(bound: BoundFunction, tensor: Tensor, arrays: Mapping[str, Ar
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """Reads elements for the evaluator, and verifies that none is out of bounds."""
+    """Reads elements for the evaluator, and checks that they are in bounds."""
 
     memory: Mapping[str, Array]
 
@@ -72,7 +72,7 @@ class _Reader:
 
 
 def _split_into_chunks(indices: Sequence[BoundIndex]) -> Iterator[dict[str, tuple[int, int]]]:
-    """The grid of `indices` in boxes of at most about CHUNK points: all inner indices whole where they fit."""
+    """Split the grid of `indices` into boxes of at most about CHUNK points, with inner indices whole if they fit."""
     if any(i.extent == 0 for i in indices):
         return
     if not indices:
@@ -91,7 +91,7 @@ def _split_into_chunks(indices: Sequence[BoundIndex]) -> Iterator[dict[str, tupl
 
 
 def _run_statement(s: BoundStatement, bound: BoundFunction, memory: Mapping[str, Array]) -> Array:
-    """The target after the statement. Everything is read from `memory`, which does not change meanwhile."""
+    """The target after the statement. All reads are from `memory`, which does not change."""
     target = bound.tensor(s.target)
     old = memory[s.target]
     reader = _Reader(memory)
@@ -113,7 +113,7 @@ def _run_assignment(s: BoundStatement, old: Array, reader: _Reader) -> Array:
 def _evaluate_box(
     s: BoundStatement, box: dict[str, tuple[int, int]], reader: _Reader
 ) -> tuple[tuple[Array, ...], Array]:
-    """The elements that a box of the grid writes and the values it gives them, all of the box's shape."""
+    """The subscripts that a box of the grid writes and the values, all with the shape of the box."""
     evaluator = NumpyExpressionEvaluator(index_grid(box), reader)
     shape = tuple(upper - lower for lower, upper in box.values())
     points = tuple(np.broadcast_to(evaluator(e), shape) for e in s.subscripts)

@@ -1,7 +1,7 @@
-"""The values of checked expressions, computed with NumPy directly from the definition of the language.
+"""Evaluate checked expressions with NumPy, directly from the definition of the language.
 
-Arrays hold exactly the type of the expression; bfloat16, which NumPy has not, is held as float32 values that are
-already rounded. Integers wrap; an integer divided by zero gives zero, as does its remainder.
+Arrays have exactly the type of the expression; bfloat16, which NumPy lacks, is stored as float32 values that are
+already rounded. Integers wrap; an integer divided by zero gives zero, and so does its remainder.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from ...core.math_functions import FUNCTIONS
 from ..ir import Access, Binary, Call, Cast, Const, Expr, Index, Select, Size, Unary
 
 Array = Any
-"""A NumPy array or scalar; NumPy's own generic types would say no more."""
+"""A NumPy array or scalar; NumPy's own generic types would add no information."""
 
 Read = Callable[[Access, Sequence[Array], Array], Array]
-"""Gives the elements that an access reads: the access, its subscripts, and where (None: everywhere) it is executed."""
+"""Returns the elements that an access reads, given the access, its subscripts, and a mask (None: everywhere)."""
 
 
 def numpy_dtype(dtype: DType) -> np.dtype[Any]:
@@ -42,7 +42,7 @@ def convert_array(x: Array, dtype: DType) -> Array:
 
 
 def _saturating_cast(x: Array, to: np.dtype[Any]) -> Array:
-    """Floats truncated to integers of the type `to`: its nearest limit if they do not fit, 0 for NaN."""
+    """Truncate floats to integers of the type `to`, saturating at its limits; NaN gives 0."""
     limits = np.iinfo(to)
     least, past = float(limits.min), float(limits.max + 1)  # powers of two: exact
     whole = np.trunc(x.astype(np.float64))
@@ -80,7 +80,7 @@ class NumpyExpressionEvaluator:
     read: Read
 
     def __call__(self, e: Expr, where: Array = None) -> Array:
-        """The values of `e`; where `where` is false they are arbitrary, and no memory was read for them."""
+        """The values of `e`. Where the mask `where` is false, they are arbitrary, and no memory is read for them."""
         match e:
             case Const(value=value, dtype=dtype):
                 return (
@@ -123,7 +123,7 @@ def _and_masks(a: Array, b: Array) -> Array:
 
 
 def index_grid(bounds: Mapping[str, tuple[int, int]]) -> dict[str, Array]:
-    """For each index the values of its half-open range, shaped so that together they broadcast to the whole grid."""
+    """The values of each index in its half-open range, shaped so that together they broadcast to the whole grid."""
     arrays = {}
     for axis, (name, (lower, upper)) in enumerate(bounds.items()):
         shape = [1] * len(bounds)

@@ -1,10 +1,10 @@
-"""The reference evaluator of defs with sparse tensors: values, and which places of each tensor are stored.
+"""The reference evaluator of defs with sparse tensors: values, and which elements of each tensor are stored.
 
-Dense arrays stand for the tensors, and a Boolean array beside each says which of its places are stored. A value is what
-all operands being dense with 0 in the places that are not would give, where an absent factor annihilates. An instance
-of a statement in which what absent reads leave of the expression is the identity of its reduction is void: it gives
-nothing. A place of a sparse result is stored if an instance that is not void reads a sparse tensor there, or if one
-that reads none has a value other than 0.
+Each tensor is a dense array with a Boolean mask of its stored elements. Values are computed as if all operands were
+dense with 0 for elements that are not stored, except that 0 * x is 0 for such an element even if x is NaN or infinite.
+An instance of a statement is void, and contributes nothing, if with these zeros its value is the constant identity of
+the reduction. An element of a sparse result is stored if an instance for it is not void and reads a sparse tensor, or
+reads none and has a value other than 0.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _SCATTER: dict[str, Any] = {"+": np.add, "*": np.multiply, "min": np.minimum, "m
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """The values of a tensor, and its stored places; None: all."""
+    """The values of a tensor, and the mask of its stored elements; None: all."""
 
     values: Array
     places: Array | None = None
@@ -53,9 +53,9 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True)
 class SharedPlaces:
-    """Where a temporary or a result stores something: where the operand `source` does, in a part of it.
+    """The pattern of a temporary or result: that of the operand `source`, restricted to `window`.
 
-    dims: the dimensions that are those of the operand; at each of its places, all others are stored whole.
+    dims: the dimensions that correspond to the operand's; the other dimensions are dense.
     """
 
     source: str
@@ -63,7 +63,7 @@ class SharedPlaces:
     dims: tuple[int, ...]
 
     def spread(self, places: Array, shape: tuple[int, ...]) -> Array:
-        """The stored places of a tensor of this shape, of those of the operand."""
+        """The mask of a tensor of this shape, from the mask `places` of the operand."""
         part = places[self.window].transpose(np.argsort(self.dims))
         return np.broadcast_to(part.reshape([n if d in self.dims else 1 for d, n in enumerate(shape)]), shape)
 
@@ -77,10 +77,10 @@ def evaluate_sparse(
     sparse_results: Mapping[str, Format],
     shared: Mapping[str, SharedPlaces] = NONE_SHARED,
 ) -> dict[str, StoredTensor]:
-    """The returns of a function, by name: those of `sparse_results`, in these formats, with their stored places.
+    """The returns of a function, by name; those in `sparse_results` with a mask, according to their formats.
 
     operands: every input and the initial value of every in/out tensor, by name. shared: the tensors that have the
-    stored places of an operand: temporaries, all others of which are dense; results also where there is nothing to sum.
+    sparsity pattern of an operand. Other temporaries are dense. Such results store elements without any terms, too.
     """
     memory = {t.name: _initial_stored(t, operands, t.name in sparse_results) for t in bound.tensors}
     with np.errstate(all="ignore"):
@@ -95,7 +95,7 @@ def evaluate_sparse(
 
 
 def _store_whole_blocks(stored: StoredTensor, format: Format | None) -> StoredTensor:
-    """With all places of blocks, and of dense tails, of which one is stored."""
+    """Extend the mask to whole blocks, and whole dense tails, of which some element is stored."""
     if format is None or stored.places is None:
         return stored
     places = stored.places
@@ -140,7 +140,7 @@ def _run_statement(s: BoundStatement, bound: BoundFunction, memory: Mapping[str,
         return StoredTensor(values)
     first = s.reduction is None or s.initialize
     places = np.zeros_like(old.places) if first else old.places.copy()
-    if s.exists and all(_has_subscripts_of_target(a, s) for a in s.exists):  # the result has these operands' places
+    if s.exists and all(_has_subscripts_of_target(a, s) for a in s.exists):  # the result has their pattern
         own = [evaluator(e)[0] for e in s.subscripts]  # does not depend on the extents of other indices
         kept, *own = np.broadcast_arrays(evaluator.exist(s.exists), *own)
         places[tuple(p[kept] for p in own)] = True
@@ -152,7 +152,7 @@ def _run_statement(s: BoundStatement, bound: BoundFunction, memory: Mapping[str,
 
 
 def _has_subscripts_of_target(a: Access, s: BoundStatement) -> bool:
-    """Whether an access has the subscripts of the target, which count from the beginning of the ranges of indices."""
+    """Whether an access has the subscripts of the target, which are relative to the starts of the index ranges."""
     lowers = {i.name: i.lower for i in s.indices}
 
     def is_same(e: Expr, own: Expr) -> bool:
@@ -196,7 +196,7 @@ def _reads_sparse(s: BoundStatement, memory: Mapping[str, StoredTensor]) -> bool
 
 
 Pair = tuple[Array, Array]
-"""The value of an expression, and where it is a constant once absent reads are 0."""
+"""The value of an expression, and where it is a constant after absent reads are replaced by 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +207,7 @@ class _Evaluator:
     memory: Mapping[str, StoredTensor]
 
     def exist(self, accesses: Sequence[Access]) -> Array:
-        """Where all of the accesses read a stored place."""
+        """The mask of the points where all of the accesses read stored elements."""
         found: Array = np.asarray(True)
         for e in accesses:
             places = self.memory[e.tensor].places
@@ -256,7 +256,7 @@ class _Evaluator:
 
 
 def _clip_subscripts(where: tuple[Array, ...], shape: tuple[int, ...]) -> tuple[Array, ...]:
-    """Subscripts clipped to the bounds; guarded values out of bounds are read anywhere and not used."""
+    """Subscripts clipped to the bounds; guarded reads out of bounds get any element, which is not used."""
     return tuple(np.clip(x, 0, max(0, n - 1)) for x, n in zip(where, shape, strict=True))
 
 

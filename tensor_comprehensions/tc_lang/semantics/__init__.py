@@ -1,1 +1,1 @@
-"""Names, types and defs: syntax trees to checked functions, and back."""
+"""Name resolution and type checking: syntax trees to checked functions, and back."""

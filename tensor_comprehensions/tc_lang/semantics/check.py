@@ -41,7 +41,7 @@ REDUCTIONS = {"=": None, "+=": "+", "*=": "*", "min=": "min", "max=": "max"}
 def compile_source(source: str | bytes) -> tuple[Function, ...]:
     """The checked defs of a TC program, in program order.
 
-    Raises ParseError, CheckError or RangeError with the place of the first mistake, and no other exception.
+    Raises ParseError, CheckError or RangeError at the position of the first mistake, and no other exception.
     """
     text = text_of(source)
     program = parse_program(text)
@@ -89,7 +89,7 @@ def _check_defined(d: s.Def, body: InlinedBody) -> None:
 
 
 def _check_return_sizes(d: s.Def, world: CheckContext) -> None:
-    """A size that only returns mention is bound by the tensors a call passes: legal for in/out returns alone."""
+    """Check that sizes that no parameter has occur only in in/out returns, whose initial values determine them."""
     bound = {dim.size for p in d.parameters if p.type is not None for dim in p.type.dimensions or ()}
     for r in d.returns:
         known = world.tensors[r.name]
@@ -106,7 +106,7 @@ def _check_return_sizes(d: s.Def, world: CheckContext) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """A statement whose expressions are checked."""
+    """The checked expressions of a statement."""
 
     checker: ExpressionChecker
     subscripts: tuple[TypedExpr, ...]
@@ -118,10 +118,10 @@ class _Parts:
 
 
 def _decide_types(body: InlinedBody) -> None:
-    """Find the type of every tensor from its definitions, and which scalars are specialized.
+    """Infer the type of every tensor from its definitions, and find the scalars that are specialized.
 
-    A pass over all statements may leave types open, where a literal is defined before the definition that decides;
-    passes repeat until nothing changes, then the first open tensor becomes int32.
+    A pass over all statements may leave types open if a tensor is first defined by a literal. Passes repeat until
+    nothing changes; then the first open tensor becomes int32, and so on.
     """
     world = body.world
     while True:
@@ -182,7 +182,7 @@ def _make_symbols(d: s.Def, world: CheckContext) -> Iterator[Symbol]:
 
 
 def _parse_tensor_format(x: TensorInfo, world: CheckContext) -> Format | None:
-    """The format that a declaration names."""
+    """The format that a declaration names, or None."""
     if x.format is None:
         return None
     try:
@@ -213,7 +213,7 @@ def _make_size_constraints(body: InlinedBody) -> Iterator[SizeConstraint]:
 
 
 def _check_expressions(item: InlinedStatement, world: CheckContext) -> _Parts:
-    """Check the expressions of a statement, target first: the order in which its indices are numbered."""
+    """Check the expressions of a statement, target first, since that determines the order of its indices."""
     tree = item.tree
     ranges = [c for c in tree.clauses if isinstance(c, s.Range)]
     lets = [c for c in tree.clauses if isinstance(c, s.Let)]
@@ -246,7 +246,7 @@ def _collect_accesses(xs: Iterable[TypedExpr]) -> Iterator[Access]:
 
 
 def _check_clauses(item: InlinedStatement, world: CheckContext, named: Sequence[s.Range | s.Let]) -> None:
-    """Refuse names of ranges and lets that already mean something else."""
+    """Reject names of ranges and lets that already mean something else."""
     seen: set[str] = set()
     for c in named:
         name = c.index if isinstance(c, s.Range) else c.name
@@ -262,7 +262,7 @@ def _check_clauses(item: InlinedStatement, world: CheckContext, named: Sequence[
 
 
 def _check_target(item: InlinedStatement, world: CheckContext, subscripts: Sequence[TypedExpr]) -> None:
-    """Check that `=` writes every element once: no repeated index, no subscript from data."""
+    """Check that `=` writes every element once: no repeated index, no data-dependent subscript."""
     if item.tree.operator != "=":
         return
     plain = [x.expr.name for x in subscripts if isinstance(x.expr, Index)]
@@ -311,7 +311,7 @@ def _check_exists_clause(c: s.Exists, checker: ExpressionChecker, world: CheckCo
 def _check_indices(
     item: InlinedStatement, world: CheckContext, used: Mapping[str, Span], left: int, checker: ExpressionChecker
 ) -> None:
-    """Every index is on the left or reduced, and every range belongs to an index that is used."""
+    """Check that every index is on the left or reduced, and that every range is for an index that is used."""
     reduced = list(used)[left:]
     if reduced and item.tree.operator == "=":
         name = reduced[0]
@@ -329,7 +329,7 @@ def _check_indices(
 
 
 def _check_statement(n: int, item: InlinedStatement, world: CheckContext) -> Statement:
-    """The final form of a statement, every type known."""
+    """The final form of a statement, with every type known."""
     tree = item.tree
     parts = _check_expressions(item, world)
     target = world.tensors[item.target]
@@ -357,7 +357,7 @@ def _check_statement(n: int, item: InlinedStatement, world: CheckContext) -> Sta
 
 
 def _stored_value(x: TypedExpr, target: TensorInfo, reduction: str | None) -> Expr:
-    """The value as the statement stores or combines it: exactly of the target's type, or of its accumulator."""
+    """The value in the type of the target for `=`, or in its accumulator type for a reduction."""
     to = target.dtype
     assert to is not None
     if not x.weak and promote_dtypes(to, x.type) != to:

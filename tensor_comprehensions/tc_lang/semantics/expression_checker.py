@@ -1,4 +1,4 @@
-"""Names and types of the expressions of one statement: `syntax.Expression` -> `ir.Expr`.
+"""Resolve names and types in the expressions of one statement: `syntax.Expression` -> `ir.Expr`.
 
 An expression is checked in one of two modes: as a value, or (`index=True`) as a subscript or a bound, where all
 integers are widened to int64 and int scalar parameters become part of the signature.
@@ -22,15 +22,15 @@ from . import type_rules as t
 from .type_rules import TypedExpr
 
 SHORT = 2
-"""Longest names for which any other name of that length is a likely typo: `v` for `w`."""
+"""Most characters of an unknown name for which the only fitting tensor is suggested though it is not similar."""
 
 
 @dataclass(slots=True)
 class NameScope:
-    """The names of a def and their meaning, in the def itself or where a call of it is inlined.
+    """The meaning of the names of a def, in the def itself or where a call of it is inlined.
 
-    tensors: the name of the tensor in the function that is being built. sizes: a size name of that function, or
-    a number. values: scalar parameters of an inlined def, with their expressions in the caller.
+    tensors: by name, the tensor's name in the function that is being built. sizes: by name, a size name of that
+    function or a number. values: scalar parameters of an inlined def, with their expressions and scope in the caller.
     """
 
     tensors: dict[str, str] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class NameScope:
 class TensorInfo:
     """A tensor of the function that is being built.
 
-    rank: -1 until its first definition. dtype: None until it is inferred. typed: its type was declared.
+    rank: -1 until its first definition. dtype: None until it is inferred. typed: whether its type is declared.
     """
 
     name: str
@@ -72,9 +72,9 @@ class CheckContext:
 class ExpressionChecker:
     """Checks the expressions of one statement, and records which indices and tensors they use.
 
-    defined: the tensors that have a definition before this statement. target: the tensor that it writes.
-    declared: the indices with a given range. lets: the lets of the statement.
-    indices: each index variable with its first place, in order of appearance.
+    defined: the tensors with a definition before this statement. target: the tensor that the statement writes.
+    declared: the indices with an explicit range. lets: the lets of the statement.
+    indices: each index variable with the span of its first occurrence, in order of appearance.
     undecided: tensors whose type is not known yet. reads_target: whether the statement reads its target.
     """
 
@@ -92,11 +92,11 @@ class ExpressionChecker:
     _depth: int = 0
 
     def value(self, e: s.Expression) -> TypedExpr:
-        """The checked form of `e` as a value."""
+        """Check `e` as a value."""
         return self._check(e, False)
 
     def subscript(self, e: s.Expression, what: str) -> TypedExpr:
-        """The checked form of `e` as an int64 subscript or bound; error messages call it `what`."""
+        """Check `e` as an int64 subscript or bound; error messages call it `what`."""
         x = self._check(e, True)
         if not x.type.is_integer:
             raise self.world.error(
@@ -194,7 +194,7 @@ class ExpressionChecker:
         return x
 
     def _argument(self, name: str, index: bool) -> TypedExpr:
-        """A scalar parameter of an inlined def: the expression that the call passes, in the caller's scope."""
+        """Check the expression that a call passes for a scalar parameter of an inlined def, in the caller's scope."""
         e, scope = self.scope.values[name]
         mine, self.scope = (self.scope, self.lets, self.declared), scope
         self.lets, self.declared = {}, frozenset()
@@ -323,7 +323,7 @@ class ExpressionChecker:
 
 
 def _is_constant(x: TypedExpr) -> bool:
-    """Whether it is the constant `inf` or `nan`, which a program may also mean as an index."""
+    """Whether `x` is the constant `inf` or `nan`, whose name a program may also use as an index."""
     return isinstance(x.expr, Const) and x.expr.dtype.is_float and not isfinite(x.expr.value)
 
 
@@ -337,7 +337,7 @@ def _load_operand(access: Access, subscripts: tuple[TypedExpr, ...], index: bool
 
 
 def extent_name(tensor: TensorInfo, dimension: int) -> str | int:
-    """The size name, or number, that is the extent of a dimension."""
+    """The extent of a dimension: a size name, a number, or the name `t.d` of an extent that is not declared."""
     if tensor.role is Role.INPUT and tensor.dimensions is not None:
         return tensor.dimensions[dimension]
     return f"{tensor.name}.{dimension}"

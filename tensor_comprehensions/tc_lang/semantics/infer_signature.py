@@ -1,7 +1,7 @@
-"""Statements without a def -> the text of the def: its parameters are the names that are read and never written.
+"""Make a def from bare statements: its parameters are the names that are read and never written.
 
-The tensor that the last statement defines is returned. A dimension that some access subscripts by a bare index is
-named after the index, so that dimensions with the same index must agree in size, as in `einsum`.
+The tensor of the last statement is returned. A dimension that some access subscripts by a bare index is named after
+the index, so that dimensions with the same index must agree in size, as in `einsum`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def def_of_statements(name: str, statements: str, types: Mapping[str, str], orde
     """The text of a def called `name` with `statements` as its body.
 
     Args:
-        types: the scalar types of parameters that are not `float`, by their names.
-        order: names of parameters to put in this order, instead of that of the text.
+        types: the scalar types of parameters that are not `float`, by name.
+        order: the order of the parameters, instead of that of the text.
 
     Raises:
         ParseError: the statements are not in the grammar.
@@ -67,14 +67,14 @@ def _collect_accesses(part: s.Statement) -> Iterator[s.Apply]:
 
 
 def names(part: s.Statement) -> Iterator[str]:
-    """Everything that has a name and is no builtin, in the order of the text."""
+    """All names in a statement except builtins and constants, in the order of the text, with repetitions."""
     for e in _walk_expressions(s.statement_expressions(part)):
         if isinstance(e, s.Apply | s.Name) and not is_builtin(e.name) and e.name not in CONSTANTS:
             yield e.name
 
 
 def _find_scalar_names(part: s.Statement, types: Mapping[str, str]) -> Iterator[str]:
-    """Names outside of subscripts that no clause defines, and names with a type."""
+    """Names that occur in no subscript and that no clause defines, and names with a type."""
     subscripts = [*(part.subscripts or ()), *chain.from_iterable(a.arguments for a in _collect_accesses(part))]
     bound = {e.name for e in _walk_expressions(subscripts) if isinstance(e, s.Name)}
     bound |= {c.index if isinstance(c, s.Range) else c.name for c in part.clauses if not isinstance(c, s.Exists)}
@@ -82,7 +82,7 @@ def _find_scalar_names(part: s.Statement, types: Mapping[str, str]) -> Iterator[
 
 
 def _print_tensor_sizes(reads: Mapping[str, Sequence[tuple[s.Expression, ...]]], taken: set[str]) -> dict[str, str]:
-    """The bracketed sizes of each tensor."""
+    """The parenthesized sizes of each tensor, as text."""
     of_index: dict[str, str] = {}
     used = set(taken)
 

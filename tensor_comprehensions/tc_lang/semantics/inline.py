@@ -1,7 +1,7 @@
-"""The statements of a def in order, with calls of other defs inlined, and the tensors they declare.
+"""Collect the statements of a def in order, with calls of other defs inlined, and the tensors that they declare.
 
-Inlining changes no text: a call contributes the statements of the called def in a `NameScope` of their own. A call
-whose result is also among its arguments goes through fresh temporaries, so that nothing is overwritten too early.
+Inlining does not rewrite syntax: a call contributes the statements of the called def with a separate `NameScope`. A
+call with a result that is also an argument uses fresh temporaries, so that nothing is overwritten too early.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_STATEMENTS = 2000
 
 @dataclass(frozen=True, slots=True)
 class InlinedStatement:
-    """A statement to check: its text, the scope of its names, and the definitions before it."""
+    """A statement to check: its syntax tree, the scope of its names, its target, and the tensors defined before it."""
 
     tree: s.Statement
     scope: NameScope
@@ -31,7 +31,7 @@ class InlinedStatement:
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """The requirements of a call on a tensor that it passes: a type, and sizes (names or numbers) that are equal."""
+    """What a call requires of a tensor that it passes: a type, and pairs of sizes (names or numbers) that are equal."""
 
     tensor: str
     dtype: DType
@@ -41,7 +41,7 @@ class Requirement:
 
 @dataclass(slots=True)
 class InlinedBody:
-    """The statements of a def while they are collected."""
+    """The statements of a def with calls inlined; `collect` fills it."""
 
     world: CheckContext
     program: Mapping[str, s.Def]
@@ -99,9 +99,9 @@ class InlinedBody:
         self.world.tensors[tensor.name] = tensor
 
     def _check_names(self, scope: NameScope, d: s.Def) -> None:
-        """A tensor and a size may share a name where none can be taken for the other: the paper's `sconv2d` does.
+        """Check that names of tensors are not those of sizes, except where they cannot be confused, or of types.
 
-        A tensor and a type may not: `half(i)` is a conversion.
+        The paper's `sconv2d` has a tensor and a size of the same name. With a type, `half(i)` would be ambiguous.
         """
         for x in (*d.parameters, *d.returns):
             self._check_no_type(x.name, x.span)
@@ -127,7 +127,7 @@ class InlinedBody:
                 self._statement(tree, scope)
 
     def _as_call(self, tree: s.Statement | s.TupleCall, scope: NameScope) -> s.TupleCall | None:
-        """The call that a statement is, or None. `c = f(x)` with `f` a def is the short form of `(c) = f(x)`."""
+        """`tree` as a call, or None if it is none. If `f` is a def, `c = f(x)` is short for `(c) = f(x)`."""
         if isinstance(tree, s.TupleCall):
             return tree
         e = tree.value
@@ -146,7 +146,7 @@ class InlinedBody:
         self.defined.setdefault(target)
 
     def _define(self, name: str, rank: int, span: Span, scope: NameScope) -> str:
-        """The tensor that a definition of `name` writes, declared as a temporary where it is new."""
+        """The tensor that a definition of `name` writes, declared as a temporary if it is new."""
         actual = scope.tensors.get(name)
         if actual is None:
             if name in scope.sizes:
@@ -252,7 +252,7 @@ class InlinedBody:
         self._require(tensor, p.type, inner, e.span)
 
     def _adopt_format(self, tensor: TensorInfo, p: s.Declaration, span: Span) -> None:
-        """A format that the called def demands is demanded of the caller's tensor."""
+        """Give the caller's tensor the format that the called def requires. Raises CheckError if it has another."""
         if p.format is None:
             return
         if tensor.role is Role.TEMPORARY:
@@ -267,7 +267,7 @@ class InlinedBody:
             )  # fmt: skip
 
     def _require(self, tensor: TensorInfo, type: s.Type, inner: NameScope, span: Span) -> None:
-        """Record that a tensor of the caller must match its declaration in the called def; binds its sizes."""
+        """Record that a tensor of the caller must match its declaration in the called def, and bind the def's sizes."""
         equal: list[tuple[str | int, str | int]] = []
         for d, dim in enumerate(type.dimensions or ()):
             actual = extent_name(tensor, d)
@@ -277,7 +277,7 @@ class InlinedBody:
         self.requirements.append(Requirement(tensor.name, type.dtype, tuple(equal), span))
 
     def _result(self, target: s.Name, scope: NameScope) -> str:
-        """The tensor of the caller that receives a result of a call; its rank is that of its first definition."""
+        """The tensor of the caller that receives a result of a call."""
         if target.name not in scope.tensors:
             return self._define(target.name, -1, target.span, scope)
         actual = scope.tensors[target.name]
@@ -291,7 +291,7 @@ class InlinedBody:
         return actual
 
     def _finish(self, call: s.TupleCall, target: s.Name, r: s.Declaration, scope: NameScope, inner: NameScope) -> None:
-        """Check a result against its declaration in the called def, and copy it to its place if necessary."""
+        """Check a result against its declaration in the called def, and copy it to its target if necessary."""
         tensor = self.world.tensors[inner.tensors[r.name]]
         if tensor.name not in self.defined:
             raise self.world.error(f"the called def never defines '{r.name}'", r.span)

@@ -17,13 +17,13 @@ else:
     parse, s = lazy_module("tc_lang.syntax.parse"), lazy_module("tc_lang.syntax.tree")
 
 _QUOTIENT = re.compile(r"(?<![\w.])\d\w*[\s)]*/[\s(]*[-+]?\d\w*(?![\w.])")
-"""Two literals, neither with a point."""
+"""A quotient of two literals, neither with a decimal point."""
 
 
 def lint(functions: Sequence[Function]) -> Iterator[CheckError]:
-    """Lints of the checked `functions` of a program, each with its place.
+    """Yield the lints of the checked `functions` of a program, each with its position.
 
-    A program that cannot have any is not parsed again.
+    The program is parsed again only if its text has a quotient that looks suspicious.
     """
     text = functions[0].source if functions else ""
     if not _QUOTIENT.search(text):
@@ -44,7 +44,7 @@ def lint(functions: Sequence[Function]) -> Iterator[CheckError]:
 
 
 def _truncated_quotients(e: s.Expression, tensors: set[str]) -> Iterator[tuple[s.Binary, int, int]]:
-    """The quotients of integers in an expression, but for its subscripts, that have a fraction."""
+    """The quotients of integer literals with a remainder in an expression, except in subscripts and integer casts."""
     match e:
         case s.Binary(op="/", left=left, right=right):
             a, b = _match_integer(left), _match_integer(right)

@@ -1,4 +1,4 @@
-"""The rules for sparse tensors in a def, and defs with other formats than their text declares."""
+"""The rules for sparse tensors in a def, and defs with formats that their text does not declare."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ..ir import Access, Const, Function, Index, Role, Statement, Symbol, walk_e
 
 
 def with_formats(function: Function, formats: Mapping[str, Format]) -> Function:
-    """`function` with formats for tensors whose format its text leaves open, or declares the same.
+    """`function` with `formats` for tensors whose format its text leaves open or declares the same.
 
     Raises:
-        ArgumentError: a name is no parameter and no result, or its text declares another format.
-        CheckError: a sparse tensor is used in a way that only dense ones allow.
+        ArgumentError: a name is not a parameter or result, or the text declares another format for it.
+        CheckError: a sparse tensor is used in a way that only dense tensors allow.
     """
     for name, format in formats.items():
         _check_override(function, name, format)
@@ -29,7 +29,7 @@ def with_formats(function: Function, formats: Mapping[str, Format]) -> Function:
 
 
 def check_formats(functions: Sequence[Function], formats: Mapping[str, str]) -> None:
-    """Raises ArgumentError if formats have no names, or a name that no def takes or returns."""
+    """Check that `formats` is a mapping from names of parameters or results of some def. Raises ArgumentError."""
     if not isinstance(formats, Mapping):
         raise ArgumentError("formats are given by name", expected='{"A": "csr"}', found=describe_value(formats))
     names = list(dict.fromkeys(t.name for f in functions for t in f.tensors if t.role is not Role.TEMPORARY))
@@ -57,7 +57,7 @@ def check_sparse_accesses(function: Function) -> None:
     """Check that sparse tensors have subscripts that iteration can follow, and are not in/out.
 
     Raises:
-        CheckError: at the first place where one is not.
+        CheckError: at the first violation.
     """
     sparse = {t.name: t for t in function.tensors if t.is_sparse}
     if not sparse:
@@ -97,7 +97,7 @@ def _check_statement(function: Function, s: Statement, sparse: Mapping[str, Symb
 
 
 def is_dense_contraction(function: Function, s: Statement) -> bool:
-    """Whether a statement alone defines its target, as a sum of products of dense tensors."""
+    """Whether a statement is the only definition of its target, and a sum over dense tensors of several matrices."""
     names = (s.target, *collect_read_tensors(s))
     alone = sum(other.target == s.target for other in function.statements) == 1
     is_sum = s.reduction == "+" and s.initialize and s.num_free < len(s.indices)

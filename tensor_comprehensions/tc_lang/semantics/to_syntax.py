@@ -15,7 +15,7 @@ ZERO = Const(0, INT64)
 
 
 def expr_to_syntax(e: Expr, index: bool = False) -> s.Expression:
-    """The text of `e`, as a tree; `index`: as a subscript, where integers are widened without a word."""
+    """The syntax tree of `e`; `index`: as a subscript, where integers are widened implicitly."""
     match e:
         case Const():
             return _typed_literal(e, index)
@@ -45,7 +45,7 @@ def expr_to_syntax(e: Expr, index: bool = False) -> s.Expression:
 
 
 def sigmoid_argument(e: Expr) -> Expr | None:
-    """`x` if `e` is the expansion of the builtin `sigmoid(x)`."""
+    """`x` if `e` is the expansion of the builtin `sigmoid(x)`, else None."""
     match e:
         case Binary(
             op="/",
@@ -59,7 +59,7 @@ def sigmoid_argument(e: Expr) -> Expr | None:
 
 
 def _operand_to_syntax(e: Expr, other: Expr, index: bool) -> s.Expression:
-    """An operand of a binary operator, without the conversion that the other operand brings about."""
+    """An operand of a binary operator, without a cast that the type of the other operand implies."""
     match e:
         case Cast(operand=x, dtype=dtype) if (
             dtype.is_float and dtype.bits >= 32 and x.dtype.is_integer and not isinstance(x, Const)
@@ -70,7 +70,7 @@ def _operand_to_syntax(e: Expr, other: Expr, index: bool) -> s.Expression:
 
 
 def _literal_to_syntax(e: Expr, other: Expr, index: bool) -> s.Expression:
-    """An operand; a literal takes the type of the other operand if that has one."""
+    """An operand; a literal is untyped if the other operand determines its type."""
     if isinstance(e, Const) and not isinstance(other, Const) and not e.dtype.is_bool:
         return _number_to_syntax(e.value)
     return expr_to_syntax(e, index)
@@ -132,7 +132,7 @@ def affine_to_expr(a: Affine) -> Expr:
 
 
 def _make_linear_combination(terms: list[tuple[int, Expr | None]]) -> Expr:
-    """The sum of products of a number and an expression (None: 1), positive terms first."""
+    """The sum of products of a number and an expression (None: the number alone), positive terms first."""
     out: Expr | None = None
     for coefficient, e in sorted((t for t in terms if t[0]), key=lambda t: (t[1] is None, t[0] < 0)):
         size = abs(coefficient)

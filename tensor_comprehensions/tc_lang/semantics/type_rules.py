@@ -1,7 +1,7 @@
 """The types of expressions: weak literals, conversions, and the checked form of every operator.
 
-A `TypedExpr` pairs a checked expression with its type in the language. The two differ for float16 and bfloat16, which
-only store: an expression of type float16 computes in float32, so its `expr.dtype` is float32.
+A `TypedExpr` pairs a checked expression with its type in the language. The two differ for the storage types float16 and
+bfloat16: an expression of type float16 computes in float32, so its `expr.dtype` is float32.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 class TypedExpr:
     """A checked expression.
 
-    type: its type in the language. weak: it consists of integer literals only and takes the type that is asked of it.
-    depth, nodes: how deep and how large the expression is.
+    type: its type in the language. weak: whether it consists only of integer literals and adapts to its context's type.
+    depth, nodes: the depth and the number of nodes of the expression.
     """
 
     expr: Expr
@@ -40,7 +40,7 @@ class TypedExpr:
 
 
 def make_typed(expr: Expr, type: DType, *parts: TypedExpr, weak: bool = False) -> TypedExpr:
-    """A Typed built from `parts`; refuses expressions that are too deep or too large for later stages."""
+    """A TypedExpr built from `parts`. Raises UnlocatedTypeError if it is too deep or too large for later stages."""
     depth = 1 + max((p.depth for p in parts), default=0)
     nodes = 1 + sum(p.nodes for p in parts)
     if depth > MAX_DEPTH:
@@ -61,7 +61,7 @@ def make_typed(expr: Expr, type: DType, *parts: TypedExpr, weak: bool = False) -
 
 
 def literal_type(value: int | float, *, index: bool = False) -> TypedExpr:
-    """The type of a literal: float32 as written with `.` or `e`, else a weak integer, of int32 if that has it."""
+    """A typed literal: float32 if written with `.` or `e`, else a weak integer, which is int32 if that can hold it."""
     if isinstance(value, float):
         if math.isinf(value):
             raise UnlocatedTypeError("this number does not fit float64", suggestion="write `inf` for infinity")
@@ -70,7 +70,7 @@ def literal_type(value: int | float, *, index: bool = False) -> TypedExpr:
 
 
 def named_constant(name: str) -> TypedExpr:
-    """`inf` and `nan`."""
+    """The constant `inf` or `nan`, as float32."""
     return TypedExpr(Const(CONSTANTS[name], FLOAT32), FLOAT32)
 
 
@@ -97,12 +97,12 @@ def _integer_limits(dtype: DType) -> tuple[int, int]:
 
 
 def resolve_weak(x: TypedExpr) -> TypedExpr:
-    """`x`, no longer weak."""
+    """`x` with its default type if it is weak."""
     return convert(x, x.type) if x.weak else x
 
 
 def convert(x: TypedExpr, to: DType) -> TypedExpr:
-    """`x` as an operand of type `to`: without rounding to a storage type, which only stores and casts do."""
+    """Convert `x` to an operand of type `to`, without rounding to a storage type, which only stores and casts do."""
     if x.weak:
         return _retype_weak(x, to)
     compute = to.accumulator
@@ -142,7 +142,7 @@ def _fit_literal(value: int, to: DType) -> int | float | bool:
 
 
 def explicit_cast(x: TypedExpr, to: DType) -> TypedExpr:
-    """`to(x)`, as written in the text: rounds to storage types, wraps integers."""
+    """The cast `to(x)` as written in the text: it rounds to storage types and wraps integers."""
     if x.weak and isinstance(x.expr, Const):
         value = int(x.expr.value)
         if to.is_integer:
@@ -158,7 +158,7 @@ def explicit_cast(x: TypedExpr, to: DType) -> TypedExpr:
 
 
 def rounded_to(x: TypedExpr, to: DType) -> Expr:
-    """`x` as an expression of exactly `to`, as a store needs it."""
+    """`x` as an expression of exactly the type `to`, as a store needs it."""
     if isinstance(x.expr, Cast) and x.expr.operand.dtype == to and to.accumulator == x.expr.dtype:
         return x.expr.operand  # a value that was loaded as `to` or rounded to it, unchanged
     x = convert(x, to)
@@ -166,7 +166,7 @@ def rounded_to(x: TypedExpr, to: DType) -> Expr:
 
 
 def common_type(xs: Sequence[TypedExpr]) -> tuple[list[TypedExpr], DType]:
-    """The operands brought to one type, and that type."""
+    """The operands converted to their common type, and that type."""
     firm = [x.type for x in xs if not x.weak]
     if not firm:
         to = reduce(promote_dtypes, (x.type for x in xs))
@@ -209,7 +209,7 @@ def _type_logical(op: str, a: TypedExpr, b: TypedExpr) -> TypedExpr:
 
 
 def require_bool(x: TypedExpr, what: str) -> None:
-    """Refuse an operand or a condition that is not bool."""
+    """Reject an operand or a condition that is not bool. Raises UnlocatedTypeError."""
     if not x.type.is_bool:
         raise UnlocatedTypeError(
             f"{what} takes bool", expected="bool", found=str(x.type), suggestion="compare: `x != 0`"
@@ -217,7 +217,7 @@ def require_bool(x: TypedExpr, what: str) -> None:
 
 
 def _fold_literals(op: str, a: int, b: int, index: bool) -> TypedExpr:
-    """The value of two literals. Here, and only here, `/` and `%` truncate as in C: `-3 % 2` is -1."""
+    """Fold an operation on two literals. Here, and only here, `/` and `%` truncate as in C: `-3 % 2` is -1."""
     if op in COMPARISONS:
         holds = {"<": a < b, "<=": a <= b, ">": a > b, ">=": a >= b, "==": a == b, "!=": a != b}[op]
         return TypedExpr(Const(holds, BOOL), BOOL)
@@ -249,7 +249,7 @@ def typed_not(x: TypedExpr) -> TypedExpr:
 
 
 def typed_select(condition: TypedExpr, a: TypedExpr, b: TypedExpr) -> TypedExpr:
-    """`condition ? a : b`; of two weak branches the whole stays weak."""
+    """`condition ? a : b`, which is weak if both branches are."""
     require_bool(condition, "the condition of '?:'")
     if a.weak and b.weak:
         (then, otherwise), to = common_type((a, b))
@@ -297,7 +297,7 @@ def _make_typed_call(name: str, xs: Sequence[TypedExpr], to: DType) -> TypedExpr
 
 
 def _promote_to_float(arguments: Sequence[TypedExpr]) -> tuple[list[TypedExpr], DType]:
-    """The arguments of a C function: of the widest floating type among them, of float32 when all are integers."""
+    """Convert the arguments of a C function to their widest floating-point type, or float32 if all are integers."""
     floats = [x.type for x in arguments if x.type.is_float]
     to = reduce(promote_dtypes, floats) if floats else FLOAT32
     return [convert(x, to) for x in arguments], to

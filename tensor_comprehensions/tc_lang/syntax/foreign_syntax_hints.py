@@ -1,4 +1,4 @@
-"""Hints for syntax of other languages: what it probably means, and how to write it here."""
+"""Hints for syntax of other languages: how to write what it probably means."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from ...core.dtypes import ALIASES, DTYPES
 
 NEAR = 1000
-"""Characters around a mistake that hints search: some of their patterns take quadratic time."""
+"""Characters before and after a mistake that hints search: some of their patterns take quadratic time."""
 _BRACKETS = "subscripts and sizes stand in round brackets: x(i), float(N) x"
 _RANGE = "a range is written first:end, as in `where k in 0:3`"
 _CLAUSE = r"\bwhere\s(?:[^{}]*,)?\s*\w+\s*"
@@ -43,7 +43,7 @@ _SYNTAX = (
     (_CLAUSE + "=", "=", _CONDITION),
     (r"\bwhere\s(?:[^{}]*,)?\s*", r"[!(0-9]", _CONDITION),
 )
-"""Patterns of the text before a mistake and from it on, each with a hint."""
+"""Patterns for the text before a mistake and for the text from it on, each pair with a hint."""
 _FUNCTIONS = {
     "silu": "x * sigmoid(x)", "swish": "x * sigmoid(x)", "softplus": "log1p(exp(x))", "square": "x * x",
     "gelu": "0.5 * x * (1 + erf(x * 0.70710678))", "clamp": "min(max(x, low), high)", "clip": "min(max(x, low), high)",
@@ -91,7 +91,7 @@ _SUFFIXES = {
 
 
 def suggest_literal(text: str, at: int) -> tuple[int, int, str] | None:
-    """Where a number that this language does not have starts and ends around `at`, and how it is written."""
+    """The start and end of a number around `at` with a suffix, and how to write it; None if there is none."""
     first = max(0, at - 50)
     for found in _WRONG_NUMBER.finditer(text, first, at + 100):
         if found.start() <= at < found.end():
@@ -122,10 +122,10 @@ def suggest_syntax(text: str, start: int) -> str:
 
 
 def suggest_name(name: str) -> str:
-    """How to write the value of a bare `name` of other languages here; "" if unknown."""
+    """How to write the value that `name` has in other languages; "" if unknown."""
     return _NAMES.get(name, "")
 
 
 def suggest_function(name: str) -> str:
-    """How to write the function `name` of other languages here; "" if unknown."""
+    """How to write the function that is called `name` in other languages; "" if unknown."""
     return f"{name} is written as {_FUNCTIONS[name]}" if name in _FUNCTIONS else ""

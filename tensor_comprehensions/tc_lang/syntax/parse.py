@@ -14,7 +14,7 @@ from . import tree as s
 from .foreign_syntax_hints import suggest_literal, suggest_syntax
 
 MAX_DEPTH = 150
-"""How deep an expression may nest: every later stage may recurse over expressions without fear."""
+"""Deepest nesting of an expression, so that every later stage can safely recurse over expressions."""
 
 _MAX_DIGITS = 40
 _MAX_NAME = 200
@@ -29,9 +29,9 @@ _SPELLING = {
 
 
 def parse_program(source: str | bytes) -> s.Program:
-    """The syntax tree of a TC program.
+    """Parse a TC program into its syntax tree.
 
-    Raises ParseError, with its place, for every text that is not in the grammar.
+    Raises ParseError, with the position, if the text does not match the grammar.
     """
     text = text_of(source)
     with deferred_interrupts():
@@ -59,7 +59,7 @@ def parse_program(source: str | bytes) -> s.Program:
 
 
 def text_of(source: str | bytes) -> str:
-    """The text of a program, without the mark that some editors put before it. Raises ParseError."""
+    """The text of a program without a byte-order mark. Raises ParseError if it is not text."""
     if isinstance(source, bytes | bytearray):
         try:
             return source.decode("utf-8").removeprefix(_MARK)
@@ -94,7 +94,7 @@ def _unexpected_token(text: str, e: Any) -> ParseError:
 
 
 def _check_number(text: str, at: int) -> None:
-    """Refuse a number with a suffix, or before a name, which the grammar sees as several things."""
+    """Reject a number directly before a name, such as a suffix, which the grammar sees as two tokens."""
     found = suggest_literal(text, at)
     if found is not None:
         start, end, way_out = found
@@ -105,7 +105,7 @@ def _check_number(text: str, at: int) -> None:
 
 
 def _describe_terminals(terminals: Collection[str]) -> str:
-    """The terminals that the grammar allows at a place, in words."""
+    """The expected `terminals` in words."""
     names = set(terminals)
     literal = {t.name: f"'{t.pattern.value}'" for t in _load_parser().terminals if t.pattern.type == "str"}
     operators = {"OR", "AND", "COMPARE", "ADD", "MINUS", "MULTIPLY"}
@@ -118,7 +118,7 @@ def _describe_terminals(terminals: Collection[str]) -> str:
 
 
 def _check_depth(program: s.Program, text: str) -> None:
-    """Refuse expressions that nest deeper than MAX_DEPTH. Iterative: it runs before the depth is known."""
+    """Reject expressions that nest deeper than MAX_DEPTH. Iterative, since it runs before the depth is known."""
     for d in program.defs:
         for statement in d.body:
             level = list(s.statement_expressions(statement))
@@ -163,7 +163,7 @@ def _find_end_position(x: Any) -> int:
 
 
 def _check_name_length(token: Any) -> Any:
-    """`token` itself. LLVM cuts names of more than a thousand characters, and then takes two of them for one."""
+    """Reject a name that is too long, else return `token`: LLVM truncates names after a thousand characters."""
     if len(token) > _MAX_NAME:
         raise ParseError(
             "this name is too long", span=_span_between(token, token), expected=f"up to {_MAX_NAME} characters"
@@ -180,13 +180,13 @@ def _parse_integer(token: Any) -> int:
 
 
 class _List(tuple[Any, ...]):
-    """A bracketed list with its place."""
+    """A parenthesized list with its span."""
 
     span: Span
 
 
 def _list_items(children: list[Any]) -> _List:
-    """The items of a bracketed list `( [items] )`."""
+    """The items of a parenthesized list `( [items] )`."""
     out = _List(children[1] if len(children) == 3 else ())
     out.span = _span_between(children[0], children[-1])
     return out

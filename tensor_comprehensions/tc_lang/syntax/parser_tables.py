@@ -23,7 +23,7 @@ _OPTIONS: dict[str, Any] = {"parser": "lalr", "start": "program", "maybe_placeho
 
 
 def make_parser(**options: Any) -> lark.Lark:
-    """The parser with the objects of this process: `transformer` and `lexer_callbacks`."""
+    """A parser with the given lark options: `transformer` and `lexer_callbacks`."""
     found = _read()
     if found is None:
         return lark.Lark(_read_grammar(), **_OPTIONS, **options)
@@ -32,13 +32,13 @@ def make_parser(**options: Any) -> lark.Lark:
 
 
 def generate_tables() -> str:
-    """The tables as a file has them."""
+    """The content of the tables file."""
     data, memo = lark.Lark(_read_grammar(), **_OPTIONS).memo_serialize([TerminalDef, Rule])
     return json.dumps({"of": _source(), "data": data, "memo": memo}, separators=(",", ":"), sort_keys=True) + "\n"
 
 
 def _source() -> list[str]:
-    """The text that the tables depend on."""
+    """What the tables depend on: the version of lark and the hash of the grammar."""
     return [lark.__version__, sha256(_read_grammar().encode()).hexdigest()]
 
 
@@ -48,7 +48,7 @@ def _read_grammar() -> str:
 
 
 def _read() -> tuple[Any, Any] | None:
-    """The tables and the objects that they refer to; None if none match this grammar and lark."""
+    """The stored tables and the objects that they refer to; None if they do not match this grammar and lark."""
     try:
         found = json.loads(files(__package__).joinpath(TABLES).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -57,7 +57,7 @@ def _read() -> tuple[Any, Any] | None:
 
 
 def _with_numbers(x: Any) -> Any:
-    """`x` with numbers for the keys of states and of references, which JSON turns into texts."""
+    """`x` with dict keys that are digits converted back to integers, which JSON turns into strings."""
     if isinstance(x, dict):
         return {int(k) if k.isdigit() else k: _with_numbers(v) for k, v in x.items()}
     return [_with_numbers(v) for v in x] if isinstance(x, list) else x

@@ -1,4 +1,4 @@
-"""`syntax` trees as text that parses back to equal trees."""
+"""Print syntax trees as text that parses back to equal trees."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _UNARY = len(_LEVELS) + 1
 
 
 def to_text(tree: s.Program | s.Def | s.Statement | s.TupleCall | s.Expression) -> str:
-    """The text of a tree: a def with one statement to a line, an expression with the brackets it needs."""
+    """The text of a tree: a def with one statement per line, an expression with the parentheses it needs."""
     match tree:
         case s.Program(defs=defs):
             return "\n\n".join(to_text(d) for d in defs)
@@ -66,7 +66,7 @@ def _print_expression_list(xs: tuple[s.Expression, ...]) -> str:
 
 
 def _print_expression(e: s.Expression, least: int) -> str:
-    """The text of `e`, in brackets where it binds less tightly than level `least`."""
+    """The text of `e`, in parentheses if it binds less tightly than level `least`."""
     match e:
         case s.Number(value=value):
             return "1e999" if value == float("inf") else str(value)
@@ -97,7 +97,7 @@ def _parenthesize(text: str, level: int, least: int) -> str:
 
 
 def format_ranges(bound: BoundFunction) -> str:
-    """The shape of each tensor and the range of each index, statement by statement."""
+    """A text with the shape of each tensor and, for each statement, the ranges of its indices."""
     lines = [f"{t.role.value:<10} {t.dtype}({','.join(map(str, t.shape))}) {t.name}" for t in bound.tensors]
     for x in bound.statements:
         loops = ", ".join(f"{i.name} in {i.lower}:{i.upper}" for i in x.indices)

@@ -1,4 +1,4 @@
-"""A Pygments lexer for the language: colors in the documentation, in rich and in IPython.
+"""A Pygments lexer for the language, for highlighting in the documentation, in rich and in IPython.
 
 Pygments finds it by the entry point `pygments.lexers`, under the name `tc` and for files `*.tc`.
 """
@@ -17,7 +17,7 @@ _FUNCTIONS = (*SPECIAL, *FUNCTIONS, *(f"{name}f" for name in FUNCTIONS))
 
 
 class TcLexer(RegexLexer):
-    """Tokens of a TC program. `in`, `min` and `max` are words of the language only where the grammar expects them."""
+    """Tokens of a TC program. `in`, `min` and `max` are keywords only where the grammar expects them."""
 
     name = "Tensor Comprehensions"
     url = "https://arxiv.org/abs/1802.04730"

@@ -1,6 +1,6 @@
 """The syntax tree: the structure of the text, before checking.
 
-Spans never take part in comparison: two texts that differ in layout and comments have equal trees.
+Comparison ignores spans: two texts that differ only in formatting and comments have equal trees.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _NOWHERE = Span(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A literal: an int, or a float when it was written with `.`, `e` or `E`."""
+    """A literal: a float if it is written with `.`, `e` or `E`, else an int."""
 
     value: int | float
     span: Span = field(default=_NOWHERE, compare=False, repr=False)
@@ -99,7 +99,7 @@ class Dimension:
 
 @dataclass(frozen=True, slots=True)
 class Type:
-    """A declared type; `dimensions` is None if only the scalar type was written."""
+    """A declared type; `dimensions` is None if only the scalar type is written."""
 
     dtype: DType
     dimensions: tuple[Dimension, ...] | None
@@ -108,7 +108,7 @@ class Type:
 
 @dataclass(frozen=True, slots=True)
 class FormatName:
-    """`: word(numbers)` behind a declared name: how the tensor is stored."""
+    """`: word(numbers)` after a declared name: the storage format of the tensor."""
 
     word: str
     numbers: tuple[int, ...] = ()

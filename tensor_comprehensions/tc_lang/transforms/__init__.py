@@ -1,1 +1,1 @@
-"""Transforms of bound functions, which keep their meaning, and their canonical forms."""
+"""Semantics-preserving transforms of functions, and canonical forms."""

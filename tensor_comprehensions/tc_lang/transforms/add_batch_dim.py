@@ -1,6 +1,6 @@
-"""A def with one more dimension in front of some of its tensors: many calls of the def as one.
+"""Add a leading batch dimension to some tensors of a def, so that one call does the work of many (vmap).
 
-Exact, because the new index is parallel everywhere: each slice along it is a call of the def.
+This is exact because the new index is parallel everywhere: each slice along it is a call of the original def.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from ..ir import (
 
 
 def add_batch_dim(function: Function, names: Iterable[str]) -> tuple[Function, frozenset[str]]:
-    """The def over a batch of the inputs and initial values `names`, and its outputs that have the new dimension.
+    """Batch the inputs and initial values `names` of a def. Return the def and the names of its batched outputs.
 
-    Outputs that do not depend on the batch keep their shapes. Raises CheckError for a scalar whose value is part of
-    the kernel, which has to be one number.
+    Outputs that do not depend on the batch keep their shapes. Raises CheckError if one of `names` is a scalar whose
+    value is part of the kernel, and so cannot vary.
     """
     asked = tuple(sorted(set(names)))
     for name in asked:
@@ -59,13 +59,13 @@ def add_batch_dim(function: Function, names: Iterable[str]) -> tuple[Function, f
 
 
 def _list_tensor_positions(function: Function, names: Iterable[str]) -> list[str]:
-    """Names that do not depend on how the def calls its tensors."""
+    """The positions of tensors among those of the def, as text, which do not depend on their names."""
     order = [t.name for t in function.tensors]
     return [str(order.index(name)) for name in names]
 
 
 def _dependent_tensors(function: Function, names: Iterable[str]) -> set[str]:
-    """The tensors that depend on one of `names`; all statements of a tensor count, whatever their order."""
+    """The tensors that depend on any of `names`, regardless of the order of statements."""
     found, before = set(names), 0
     while len(found) != before:
         before = len(found)
@@ -86,7 +86,7 @@ def _fresh_name(base: str, taken: set[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """over: the tensors with the dimension. size, index: its name in signatures and in statements."""
+    """A new batch dimension. over: the tensors that get it. size, index: its size name and its index name."""
 
     over: set[str]
     size: str
@@ -118,7 +118,7 @@ class _Batch:
         )
 
     def expression(self, e: Expr) -> Expr:
-        """`e` for one slice: batched tensors take the index first, and count their dimensions from 1."""
+        """`e` with the batch index as the first subscript of batched tensors, and with their extents renumbered."""
         e = with_operands(e, [self.expression(x) for x in operands_of(e)])
         match e:
             case Access(tensor=name, subscripts=subscripts) if name in self.over:
@@ -129,6 +129,6 @@ class _Batch:
 
 
 def _shift_extent(size: str, over: set[str]) -> str:
-    """Rename `t.d`, the extent of dimension `d` of tensor `t`, to that of `d + 1` if `t` has a new first dimension."""
+    """Rename `t.d`, the extent of dimension `d` of tensor `t`, to `t.(d + 1)` if `t` has a new first dimension."""
     tensor, dot, dimension = size.rpartition(".")
     return f"{tensor}.{int(dimension) + 1}" if dot and tensor in over else size

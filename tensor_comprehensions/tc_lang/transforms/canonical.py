@@ -1,4 +1,4 @@
-"""The canonical form of a def: the text that all defs which differ in names, layout and comments share.
+"""The canonical form of a def: a text that is equal for defs that differ only in names, formatting and comments.
 
 Tensors and sizes are numbered in order of first appearance in their def, index variables and lets in their statement,
 defs in order of first call. The text is itself a TC program.
@@ -15,7 +15,7 @@ from ..syntax.printer import to_text
 
 
 def canonical_text_of_def(d: s.Def, program: Mapping[str, s.Def]) -> str:
-    """The canonical text of `d` and of the defs it calls."""
+    """The canonical text of `d` and of the defs that it calls."""
     order: dict[str, str] = {d.name: "f0"}
     texts: list[str] = []
     while len(texts) < len(order):
@@ -26,7 +26,7 @@ def canonical_text_of_def(d: s.Def, program: Mapping[str, s.Def]) -> str:
 
 @dataclass(slots=True)
 class _Renaming:
-    """The new names of one def; `defs` collects the defs that are called, with theirs."""
+    """The new names in one def. defs: the new names of all called defs, which renaming collects."""
 
     program: Mapping[str, s.Def]
     defs: dict[str, str]

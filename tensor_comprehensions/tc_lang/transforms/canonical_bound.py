@@ -1,7 +1,7 @@
-"""The canonical form of a bound def: lowering sees this one, so that the names of a program cannot reach it.
+"""The canonical form of a bound def, which lowering gets, so that its output does not depend on a program's names.
 
-Tensors are `a0`, `a1`, ... in order, indices `i0`, `i1`, ... in the order of the statements, and no two are called
-alike. Statements keep their numbers. `OriginalNames` gives the program's names back, for people to read.
+Tensors are `a0`, `a1`, ... in order; indices are `i0`, `i1`, ... in the order of the statements, all distinct.
+Statements keep their names. `OriginalNames` translates back to the program's names, for messages and reports.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from .. import ir as f
 from ..ir import BoundFunction
 
 NAME = "f"
-"""Of every def."""
+"""The canonical name of every def."""
 
 
 def canonicalize(bound: BoundFunction, name: str = NAME) -> BoundFunction:
-    """`bound` with names that say only their places: defs that differ in names alone become equal."""
+    """`bound` with canonical names, so that defs that differ only in names become equal."""
     tensors = {t.name: f"a{n}" for n, t in enumerate(bound.tensors)}
     numbers = count()
     return replace(
@@ -37,7 +37,7 @@ def canonicalize(bound: BoundFunction, name: str = NAME) -> BoundFunction:
 
 
 def _rename_statement(s: f.BoundStatement, tensors: Mapping[str, str], indices: Mapping[str, str]) -> f.BoundStatement:
-    """`s`, whose own name is a number."""
+    """`s` with its tensors and indices renamed; its own name is canonical already."""
 
     def expression(e: f.Expr) -> f.Expr:
         match e:
@@ -63,7 +63,7 @@ def _rename_statement(s: f.BoundStatement, tensors: Mapping[str, str], indices: 
 
 @dataclass(frozen=True, slots=True)
 class OriginalNames:
-    """The names of a program for the canonical ones. function: the def's."""
+    """A map from canonical names to those of a program. function: the name of the def."""
 
     function: str
     names: Mapping[str, str]
@@ -77,17 +77,17 @@ class OriginalNames:
         return OriginalNames(bound.name, dict(pairs))
 
     def name(self, name: str) -> str:
-        """A canonical name, or one that was minted from such, as the program would have it."""
+        """Translate a canonical name, or a name that lowering has composed from some, to the program's names."""
         return SEPARATOR.join(self.names.get(part, part) for part in name.split(SEPARATOR))
 
     def text(self, text: str) -> str:
-        """A sentence about the canonical program as one about the def."""
+        """Translate the canonical names in a text to the program's names."""
         return re.sub(r"(?<![^\W_])[ai]\d+(?![^\W_])", lambda found: self.names.get(found[0], found[0]), text)
 
 
 @contextmanager
 def translate_errors(bound: BoundFunction) -> Iterator[None]:
-    """Translate errors about the canonical form of `bound` to the names of the program."""
+    """Translate the names in errors that the `with` block raises about the canonical form of `bound`."""
     try:
         yield
     except TCError as error:

@@ -1,7 +1,7 @@
-"""Some statements of a bound def as a def of their own, so that different lowerings can share a def.
+"""Extract some statements of a bound def into a separate def, so that several lowerings can share the work.
 
 Tensors that one piece passes to another are outputs of the first and inputs of the second, even if they are temporaries
-of the whole.
+of the whole def.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..ir import BoundFunction, BoundStatement, Role
 
 @dataclass(frozen=True, slots=True)
 class TouchedTensors:
-    """The names of the tensors that a piece reads, and of those that it writes."""
+    """The names of the tensors that a piece reads and writes."""
 
     read: frozenset[str]
     written: frozenset[str]
@@ -26,7 +26,7 @@ class TouchedTensors:
 
 
 def tensors_of_statements(statements: Sequence[BoundStatement]) -> TouchedTensors:
-    """The tensors that statements read and write, including their checks."""
+    """The tensors that statements, including their checks, read and write."""
     read = frozenset(name for s in statements for name in _collect_read_tensors(s))
     return TouchedTensors(read, frozenset(s.target for s in statements))
 

@@ -1,8 +1,8 @@
 """`BoundFunction` -> `BoundFunction` without features that lowerings need not support.
 
-After it no statement is staged, no reduction combines in another type than its target stores, and none is empty. The
-first two use temporaries: a copy of the tensor before the statement, or an accumulator of the wider type. An empty
-reduction becomes an assignment of the neutral element, or no statement at all.
+Afterwards no statement has `reads_own_target`, every reduction combines in the type that its target stores, and no
+reduction is empty. The first two use temporaries: a copy of the target before the statement, or an accumulator of the
+wider type. An empty reduction becomes an assignment of the neutral element, or no statement at all.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ..ir import (
 
 
 def legalize(bound: BoundFunction) -> BoundFunction:
-    """An equivalent function in which every statement is of the forms above."""
+    """An equivalent function without these features; `bound` itself if it has none."""
     work = _Work({t.name: t for t in bound.tensors}, {s.name for s in bound.statements})
     statements = tuple(new for s in bound.statements for new in work.statement(s))
     if len(statements) == len(bound.statements) and all(map(is_, statements, bound.statements)):
@@ -42,7 +42,7 @@ def legalize(bound: BoundFunction) -> BoundFunction:
 
 
 def _choose_accumulator_type(dtype: DType) -> DType:
-    """The type in which a reduction into `dtype` accumulates; bool becomes uint8, whose min and max are and and or."""
+    """The type in which a reduction into `dtype` accumulates; uint8 for bool, where min and max are `and` and `or`."""
     return UINT8 if dtype.is_bool else dtype.accumulator
 
 
@@ -88,7 +88,7 @@ class _Work:
         return candidate
 
     def _copy(self, name: str, s: BoundStatement, source: str, destination: Tensor) -> BoundStatement:
-        """`destination(...) = source(...)`, whole."""
+        """The statement that copies the whole tensor `source` to `destination`."""
         name = self._fresh_name(name, self.names)
         self.names.add(name)
         indices = tuple(BoundIndex(internal_name(f"d{d}"), 0, extent) for d, extent in enumerate(destination.shape))
@@ -102,7 +102,7 @@ class _Work:
 
 
 def _fill_with_identity(s: BoundStatement, target: Tensor) -> BoundStatement:
-    """`s` without its reduction: every element of its target is the identity."""
+    """The statement that sets every element of the target of `s` to the identity of its reduction."""
     assert s.reduction is not None
     indices = tuple(BoundIndex(internal_name(f"d{d}"), 0, extent) for d, extent in enumerate(target.shape))
     subscripts = tuple(Index(i.name, INT64) for i in indices)
@@ -111,7 +111,7 @@ def _fill_with_identity(s: BoundStatement, target: Tensor) -> BoundStatement:
 
 
 def _read_from_copy(s: BoundStatement, copy: str) -> BoundStatement:
-    """`s`, reading `copy_tensor` instead of its own target."""
+    """`s` with reads of its own target replaced by reads of `copy`."""
 
     def visit(e: Expr) -> Expr:
         e = with_operands(e, [visit(x) for x in operands_of(e)])

@@ -1,7 +1,7 @@
-"""The region outside of which an expression is one constant, derived from the conditions of its `Select`s.
+"""Find regions outside of which an expression is constant, from the conditions of its `Select`s.
 
-`j <= i ? x : 0` is 0 outside `i - j >= 0`. A region is a conjunction of inequalities; the derived one may be larger
-than the exact one, never smaller. Values are exactly those of the program: `0 * x` is not constant, since x may be
+`j <= i ? x : 0` is 0 outside `i - j >= 0`. A region is a conjunction of inequalities; the one found may be larger than
+the exact one, but never smaller. Values are exactly those of the program: `0 * x` is not constant, since x may be
 infinite.
 """
 
@@ -35,16 +35,16 @@ from ..ir import (
 from ..reference.numpy_expression import Array, NumpyExpressionEvaluator
 
 Region = tuple[Inequality, ...]
-"""The points at which all of these hold."""
+"""The points at which all of the inequalities hold."""
 Box = Mapping[str, Interval]
 
 
 @dataclass(frozen=True, slots=True)
 class ConstantOrNan:
-    """`value`, or NaN where the same expression is NaN at a point inside the region with other values of `along`.
+    """`value`, or NaN, but NaN only if the expression is also NaN at a point inside that differs only in `along`.
 
-    So is `x - m` of an x that is -inf outside, with m its largest value along those indices: that is -inf where m is
-    not, and where m is -inf, or NaN, the same difference inside is NaN.
+    An example is `x - m`, where x is -inf outside and m is its maximum along these indices. It is -inf unless m is -inf
+    or NaN, and then the same difference is also NaN inside.
     """
 
     value: float
@@ -57,7 +57,7 @@ Outside = Const | ConstantOrNan
 
 @dataclass(frozen=True, slots=True)
 class Masked:
-    """A tensor's value outside a region, both over the names of its dimensions, `dimension(d)`."""
+    """The value of a tensor outside a region; dimensions are named by `region_dimension_name`."""
 
     region: Region
     value: Outside
@@ -65,7 +65,7 @@ class Masked:
 
 @dataclass(frozen=True, slots=True)
 class MaskFacts:
-    """Facts from earlier statements: about tensors, and about maxima along rows of a mask."""
+    """Facts from earlier statements: masked tensors, and the statements of tensors that are maxima."""
 
     masked: Mapping[str, Masked]
     largest: Mapping[str, BoundStatement]
@@ -80,7 +80,7 @@ def region_dimension_name(d: int) -> str:
 
 
 def as_form(g: Inequality) -> Affine:
-    """The form that is at least zero."""
+    """The affine form that the inequality requires to be non-negative."""
     return Affine(g.constant, tuple((Variable(name), c) for name, c in g.terms))
 
 
@@ -95,7 +95,7 @@ def includes(outer: Region, inner: Region, box: Box) -> bool:
 
 
 def region_where(condition: Expr, holds: bool, box: Box) -> Region:
-    """A region that contains all points where a condition is `holds`; conditions that are not affine are dropped."""
+    """A region that contains all points where `condition` has the value `holds`; non-affine conditions are dropped."""
     found = []
     for e, value in conjuncts(condition, holds):
         for form in inequalities(e, value, box):
@@ -106,7 +106,7 @@ def region_where(condition: Expr, holds: bool, box: Box) -> Region:
 
 
 def _make_inequality(form: Affine) -> Inequality | None:
-    """`form >= 0`, or a consequence of it if it has quotients, or None."""
+    """`form >= 0` as an inequality, or a weaker one if it has quotients; None if that is impossible."""
     d = 1
     for atom, _ in form.terms:
         if isinstance(atom, Quotient):
@@ -139,7 +139,7 @@ def index_subscripts(access: Access) -> tuple[str, ...] | None:
 
 
 def find_masked_regions(e: Expr, facts: MaskFacts, box: Box) -> tuple[Region, ...]:
-    """The regions that conditions and masked tensors in `e` leave."""
+    """The regions of the conditions and of the masked tensors in `e`."""
     return tuple(dict.fromkeys(r for x in walk_expr(e) for r in _own_regions(x, facts, box) if r))
 
 
@@ -152,7 +152,7 @@ def _own_regions(e: Expr, facts: MaskFacts, box: Box) -> Iterator[Region]:
 
 
 def _find_element_facts(e: Access, facts: MaskFacts) -> Masked | None:
-    """The facts about an element that is read, over the indices of the reading statement."""
+    """The facts about an element that is read, in terms of the indices of the reading statement."""
     known, names = facts.masked.get(e.tensor), index_subscripts(e)
     if known is None or names is None:
         return None
@@ -203,7 +203,7 @@ def _no_memory(access: Access, subscripts: object, where: object) -> Array:
 
 
 def _softmax_step(e: Expr, parts: Sequence[Outside | None], region: Region, facts: MaskFacts) -> ConstantOrNan | None:
-    """The steps of a softmax: the difference with the largest value, times a positive constant, its exponential."""
+    """The outside value for the steps of a softmax: x - max(x), a positive multiple of it, its exponential."""
     match e, parts:
         case Binary(op="-", left=left, right=Access() as right), [Const(value=value), None] if _is_low(value):
             along = _max_reduced_indices(left, right, region, facts)
@@ -230,7 +230,7 @@ def _is_positive(scale: Any, dtype: DType) -> bool:
 
 
 def _max_reduced_indices(masked: Expr, largest: Access, region: Region, facts: MaskFacts) -> frozenset[str] | None:
-    """The indices along which `largest` is the largest value of `masked`, where every row has terms in `region`."""
+    """The indices along which `largest` is the maximum of `masked` over `region`; None if it is not."""
     s, names = facts.largest.get(largest.tensor), index_subscripts(largest)
     if s is None or names is None:
         return None
@@ -243,7 +243,7 @@ def _max_reduced_indices(masked: Expr, largest: Access, region: Region, facts: M
 
 
 def _match_pattern(pattern: Expr, e: Expr, place: dict[str, str]) -> bool:
-    """Whether `e` is the `pattern` with other indices. `place` has some of them, and gets the rest."""
+    """Whether `e` is `pattern` with indices renamed by `place`, which is extended in place."""
     if isinstance(pattern, Index):
         return isinstance(e, Index) and place.setdefault(pattern.name, e.name) == e.name
     mine, theirs = operands_of(pattern), operands_of(e)

@@ -1,8 +1,8 @@
-"""`BoundFunction` -> `BoundFunction` with smaller domains: work that a mask makes neutral is skipped.
+"""`BoundFunction` -> `BoundFunction` with smaller domains: skip work that a mask makes neutral.
 
-A reduction over `j <= i ? x : 0` has terms at `j <= i` only, if 0 is neutral for it; those are its `terms`. A temporary
-whose readers all need the part at `j <= i` has `elements` there only, and the others are not computed. The language's
-results stay the same, including inf and NaN: skipped terms are neutral in their type.
+A sum over `j <= i ? x : 0` needs only the terms with `j <= i`, because 0 is neutral; this becomes its `terms`. If all
+readers of a temporary need only the part with `j <= i`, this becomes its `elements`, and the others are not computed.
+Results stay the same, including inf and NaN: skipped terms are exactly neutral.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ from .masks import (
 )
 
 MOST_KEPT = 0.75
-"""Of a domain: where a mask leaves more than this, loops of constant length are faster than those without the rest."""
+"""Largest fraction of a domain that a mask may keep; if it keeps more, loops of constant length are faster."""
 SAMPLES = 24
-"""Values of each index by which that part is estimated."""
+"""Values of each index that are sampled to estimate this fraction."""
 
 
 def restrict_domains(function: BoundFunction, most_kept: float = MOST_KEPT) -> BoundFunction:
-    """The same function, with `elements` and `terms` wherever masks allow it; `function` itself where none does.
+    """The same function with `elements` and `terms` wherever masks allow it; `function` itself if none does.
 
-    most_kept: the largest part of a domain that is worth a restriction.
+    most_kept: the largest fraction of a domain for which a restriction pays.
     """
     if not any(isinstance(e, Select) for s in function.statements for e in walk_expr(s.value)):
         return function
@@ -80,7 +80,7 @@ def _restrict_reductions(function: BoundFunction, most_kept: float) -> list[Boun
 
 
 def _nonneutral_region(s: BoundStatement, facts: MaskFacts) -> Region:
-    """Where the value of a reduction may be other than neutral."""
+    """The region outside of which the value of a reduction is neutral; () if there is no restriction."""
     if (
         s.reduction is None
         or not s.reduction_indices
@@ -98,7 +98,7 @@ def _nonneutral_region(s: BoundStatement, facts: MaskFacts) -> Region:
 
 
 def _is_masked_product(s: BoundStatement) -> bool:
-    """Whether it is a masked sum of products, a contraction without its mask."""
+    """Whether `s` is a masked sum of products, which without its mask is a contraction."""
     return (
         s.reduction == "+"
         and isinstance(s.value, Select)
@@ -119,7 +119,7 @@ def _is_neutral(value: Outside, s: BoundStatement) -> bool:
 
 
 def _update_mask_facts(function: BoundFunction, s: BoundStatement, facts: MaskFacts) -> MaskFacts:
-    """The facts after `s`."""
+    """The facts that hold after `s`."""
     masked = {name: m for name, m in facts.masked.items() if name != s.target}
     largest = {name: m for name, m in facts.largest.items() if name != s.target and not _reads_tensor(m, s.target)}
     names = index_subscripts(Access(s.target, s.subscripts, s.value.dtype))
@@ -167,7 +167,7 @@ def _has_no_empty_reduction(s: BoundStatement) -> bool:
 def _restrict_temporaries(
     function: BoundFunction, statements: list[BoundStatement], most_kept: float
 ) -> list[BoundStatement]:
-    """`statements` with the needed elements of temporaries."""
+    """`statements` with definitions of temporaries restricted to the elements that are read."""
     found = list(statements)
     last = {s.target: n for n, s in enumerate(found)}
     readers: dict[str, list[int]] = {}
@@ -189,14 +189,14 @@ def _restrict_temporaries(
 
 
 def _restrictable_subscripts(s: BoundStatement) -> tuple[str, ...] | None:
-    """The subscripts of a definition that may be had in part: plain indices, and no read that is under a guard."""
+    """The subscripts of a definition that may be computed in part; None if it may not, as with guarded reads."""
     if s.reads_own_target or s.checks or _reads_under_guard(s):
         return None
     return index_subscripts(Access(s.target, s.subscripts, s.value.dtype))
 
 
 def _wanted_region(readers: Sequence[BoundStatement], tensor: str, most_kept: float) -> Region:
-    """The elements of a temporary that its readers need, over its dimensions."""
+    """The region of a temporary that its readers need, over its dimensions; () if it is not worth restricting."""
     found = [use for s in readers for use in _needed_regions(s, tensor)]
     uses = [use for use in found if use is not None]
     if len(uses) < len(found):
@@ -208,9 +208,9 @@ def _wanted_region(readers: Sequence[BoundStatement], tensor: str, most_kept: fl
 
 
 def _needed_regions(s: BoundStatement, tensor: str) -> Iterator[tuple[Region, Box] | None]:
-    """For each read of `tensor` by `s`, the elements that it needs, and the box that contains them; None: any.
+    """For each read of `tensor` by `s`, the region that it needs and the box around it; None: any element.
 
-    A definition of the tensor that reads it at its own point needs nothing that others do not.
+    A definition of the tensor that reads it only at its own point needs no further elements, and is left out.
     """
     box = _make_index_box(s)
     for access, region in _reads_of(s, tensor, box):
@@ -257,7 +257,7 @@ def _exprs_beside_value(s: BoundStatement) -> tuple[Expr, ...]:
 
 
 def _without_masks(s: BoundStatement) -> BoundStatement:
-    """`s` without the conditions that hold wherever its value is computed."""
+    """`s` without the conditions that are implied by its domain."""
     if not s.domain:
         return s
     box = _make_index_box(s)
@@ -274,7 +274,7 @@ def _without_masks(s: BoundStatement) -> BoundStatement:
 
 
 def _is_condition_implied(e: Expr, value: bool, domain: Region, box: Box) -> bool:
-    """Whether the condition `e` is `value` in all of `domain`."""
+    """Whether the condition `e` has the value `value` in all of `domain`."""
     match e:
         case Const():
             return bool(e.value) == value
@@ -283,7 +283,7 @@ def _is_condition_implied(e: Expr, value: bool, domain: Region, box: Box) -> boo
         case Binary(op="||", left=a, right=b) if not value:
             return _is_condition_implied(a, False, domain, box) and _is_condition_implied(b, False, domain, box)
         case Binary(op=op) if op != ("!=" if value else "=="):
-            region = region_where(e, not value, box)  # the contrary: empty together with the domain?
+            region = region_where(e, not value, box)  # is the opposite infeasible within the domain?
             return any(_is_infeasible(g, domain, box) for g in region) or _is_two_sided_bound(e, value, domain, box)
     return False
 
@@ -295,7 +295,7 @@ def _is_infeasible(g: Inequality, domain: Region, box: Box) -> bool:
 
 
 def _is_two_sided_bound(e: Binary, value: bool, domain: Region, box: Box) -> bool:
-    """Whether an inequality from either side implies an equality."""
+    """Whether `e` is an equality that inequalities of the domain from both sides imply."""
     if e.op != ("==" if value else "!="):
         return False
     divides = any(
@@ -317,12 +317,12 @@ def _reads_tensor(s: BoundStatement, tensor: str) -> bool:
 
 
 def _reads_under_guard(s: BoundStatement) -> bool:
-    """Whether the mask must stay, because it keeps reads in bounds."""
+    """Whether `s` has guarded reads, so that its mask must stay to keep them in bounds."""
     return any(isinstance(e, Access) and e.guarded for e in walk_expr(s.value))
 
 
 def _region_fraction(region: Region, box: Box) -> float:
-    """About which part of a box a region is."""
+    """The approximate fraction of a box that is in a region."""
     names = dict.fromkeys(name for g in region for name, _ in g.terms)
     axes = {}
     for axis, name in enumerate(names):

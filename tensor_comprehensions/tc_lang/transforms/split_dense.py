@@ -1,7 +1,7 @@
-"""A def with sparse tensors in parts: runs of dense contractions, and the statements between them.
+"""Split a def with sparse tensors into runs of dense contractions and the statements between them.
 
-The parts are defs of their own, in order; a tensor that one makes for a later one is a result of the first and an input
-of the other. Dense contractions then get the kernels of dense defs.
+Each part is a separate def. A tensor that one part makes for a later one is a result of the first and an input of the
+second. Dense contractions then get the kernels of dense defs.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class DefPart:
 
 
 def split_dense_contractions(function: Function, patterned: Collection[str] = ()) -> tuple[DefPart, ...]:
-    """The parts of a def in order; none where it has no dense contractions, or is not split.
+    """Split a def into parts, in order; () if it has no dense contractions or cannot be split.
 
     Args:
-        patterned: temporaries that are stored at the places of a sparse operand, and so stay within one part.
+        patterned: temporaries with the sparsity pattern of an operand, which must stay within one part.
     """
     ranges = symbolic_ranges(function)
     runs = list(_group_statements(function))
@@ -48,7 +48,7 @@ def _is_made_sparse(t: Symbol, function: Function) -> bool:
 
 
 def _group_statements(function: Function) -> Iterator[tuple[list[Statement], bool]]:
-    """Statements in order, in the longest runs that are lowered alike."""
+    """Group the statements into maximal runs, each with whether it consists of dense contractions."""
     dense = [is_dense_contraction(function, s) for s in function.statements]
     run: list[Statement] = []
     for n, s in enumerate(function.statements):
@@ -63,7 +63,7 @@ def _group_statements(function: Function) -> Iterator[tuple[list[Statement], boo
 def _make_part_function(
     function: Function, number: int, statements: Sequence[Statement], ranges: Ranges
 ) -> Function | None:
-    """The def of some statements, with tensors made before them as inputs; None if sizes are not known."""
+    """A def of some statements, with tensors made before them as inputs; None if its sizes would not be known."""
     made = list(dict.fromkeys(s.target for s in statements))
     inside = {id(s) for s in statements}
     others = [s for s in function.statements if id(s) not in inside]
@@ -95,7 +95,7 @@ def _make_part_function(
 
 
 def _as_input(t: Symbol, shape: Sequence[Value], ranges: Ranges) -> Symbol | None:
-    """A tensor that an earlier part makes."""
+    """A tensor that an earlier part makes, as an input; None if its shape cannot be declared."""
     extents = [_make_extent_expr(x) for x in shape]
     if None in extents or any(lower != 0 for lower, _ in ranges.tensors[t.name]):
         return None
@@ -112,7 +112,7 @@ def _make_extent_expr(x: Value) -> Expr | None:
 
 
 def _has_known_sizes(part: Function) -> bool:
-    """Whether the inputs say how large all sizes are that a part uses."""
+    """Whether the inputs of a part determine all sizes that it uses."""
     known = {*part.sizes, *part.scalars}
     exprs = [
         e for s in part.statements for e in (s.value, *s.subscripts, *(b for r in s.ranges for b in (r.lower, r.upper)))
@@ -122,6 +122,6 @@ def _has_known_sizes(part: Function) -> bool:
 
 
 def _has_same_sizes(part: Function, ranges: Ranges) -> bool:
-    """Whether all tensors of a part have the sizes that they have in the def."""
+    """Whether all tensors of a part have the same shapes as in the whole def."""
     mine = symbolic_ranges(part)
     return all(mine.tensors[t.name] == ranges.tensors[t.name] for t in part.tensors if not t.is_compile_time)

@@ -1,7 +1,7 @@
-"""`BoundFunction` -> `BoundFunction` whose periodic reads along rows are contiguous reads, one of which counts.
+"""`BoundFunction` -> `BoundFunction` with periodic reads along rows split into selects among contiguous reads.
 
-`u((j + 1) % M)` would be a division and a gather for each element; `j + 1 < M ? u(j + 1) : u(j + 1 - M)` is two loads
-of vectors with complementary masks. A window around `j` that wraps at both ends is three.
+`u((j + 1) % M)` would be a division and a gather for each element; `j + 1 < M ? u(j + 1) : u(j + 1 - M)` is two vector
+loads with complementary masks. A window around `j` that wraps at both ends takes three.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from ..affine import Affine, Interval, Remainder, Variable, affine_interval, aff
 from ..ir import Access, Binary, BoundFunction, BoundStatement, Const, Expr, Select, map_operands, walk_expr
 
 MOST_READS = 8
-"""Periodic reads of a statement that are split: each becomes one for each period."""
+"""Most periodic reads of a statement that are split; each becomes one read per period."""
 MOST_PERIODS = 3
-"""Periods of a read that is split."""
+"""Most periods of a read that is split."""
 
 
 def split_wraparound(function: BoundFunction) -> BoundFunction:
-    """The same function without remainders in subscripts of rows; `function` itself where none can go."""
+    """The same function without remainders in the last subscripts of rows; `function` itself if none can be removed."""
     rows = {t.name for t in function.tensors if t.shape and t.strides[-1] == 1}
     statements = tuple(_split_reads(s, rows) for s in function.statements)
     changed = any(new is not s for new, s in zip(statements, function.statements, strict=True))
@@ -47,7 +47,7 @@ def _is_periodic(read: Access) -> bool:
 
 
 def _remainder(read: Access) -> Remainder | None:
-    """The last subscript, if it is the remainder of a sum of indices."""
+    """The last subscript if it is the remainder of a sum of indices, else None."""
     match to_affine(read.subscripts[-1], {}):
         case Affine(constant=0, terms=((Remainder(inner=inner) as found, 1),)) if inner.terms:
             return found if all(isinstance(atom, Variable) for atom, _ in inner.terms) else None
@@ -55,7 +55,7 @@ def _remainder(read: Access) -> Remainder | None:
 
 
 def _split_read(read: Access, box: Mapping[str, Interval]) -> Expr:
-    """The read of a sum in few periods, without a remainder; `read` itself otherwise."""
+    """A select among reads without remainders, one per period; `read` itself if there are too many periods."""
     found = _remainder(read)
     assert found is not None
     period = found.divisor
@@ -63,7 +63,7 @@ def _split_read(read: Access, box: Mapping[str, Interval]) -> Expr:
     if not isinstance(period, int) or period <= 0 or high // period - low // period >= MOST_PERIODS:
         return read
     if low % period == 0 and (high + 1) % period == 0 and len(found.inner.terms) == 1:
-        return read  # a digit of an index, which loops over digits read without a remainder
+        return read  # a digit of an index: loops over digits need no remainder
 
     def place_in(number: int) -> Expr:
         return affine_to_expression(found.inner.shift(-number * period))

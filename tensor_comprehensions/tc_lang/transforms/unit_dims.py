@@ -1,4 +1,4 @@
-"""A bound def without dimensions of one element, so that contiguous elements lie along the last remaining dimension."""
+"""Drop dimensions of one element from a bound def, so that contiguous elements lie along its last dimension."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..ir import BoundFunction, BoundStatement, Tensor
 
 
 def without_unit_dims(function: BoundFunction) -> BoundFunction:
-    """The same program on the same memory. Free indices of one value become that value."""
+    """The same program on the same memory, without unit dimensions. Free indices with one value become constants."""
     if any(s.elements or s.terms for s in function.statements):
         return function
     kept = {t.name: tuple(n for n, size in enumerate(t.shape) if size != 1) for t in function.tensors}
