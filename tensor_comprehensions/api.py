@@ -435,7 +435,7 @@ class Op(KernelDispatcher):
 
     @only_tc_errors
     def reference(self, /, *tensors: Value, **initial: Value) -> Any:
-        """The result of a call, computed by the reference evaluator. It is slow and defines what is correct."""
+        """The result of a call, computed by the reference evaluator. It is slow, and correct by definition."""
         if self._kernels.has_sparse((*tensors, *initial.values())):
             return self._kernels.sparse.reference(tensors, initial)
         arguments = normalize_detached(self._kernels.interface, tensors, initial)

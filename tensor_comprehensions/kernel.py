@@ -109,7 +109,7 @@ class KernelDispatcher:
 
     @run_outside_graphs("Dynamo traces no sparse tensors of torch or SciPy: pass tc.as_sparse(x) into the graph")
     def _call_sparse(self, tensors: tuple[Value, ...], out: Out, initial: dict[str, Value]) -> Any:
-        """Run a call with sparse operands, or of a def with formats."""
+        """A call with sparse operands, or of a def with formats."""
         if out is not None:
             raise self.sparse_out_error()
         op = self.sparse_op
@@ -118,7 +118,7 @@ class KernelDispatcher:
         return result
 
     def _call_sparse_traced(self, tensors: tuple[Value, ...], out: Out, initial: dict[str, Value]) -> Any:
-        """Run or trace a call with sparse operands that Dynamo traces."""
+        """A call with sparse operands that Dynamo traces."""
         from .torch_ext.sparse_dynamo import call_sparse_in_graph, is_traceable
 
         if is_traceable((*tensors, *initial.values())):

@@ -20,7 +20,7 @@ TLB_PAGES = 2048
 L1_SETS = 64
 """Sets of the first cache. Lines a multiple of this many lines apart compete for one set."""
 L1_WAYS = 8
-"""Least number of lines in a set of L1: Zen 4 has 8, Sapphire Rapids 12."""
+"""Minimum number of lines in a set of L1: Zen 4 has 8, Sapphire Rapids 12."""
 L1_EVICTED_LINE_CYCLES = 2.0
 """Cycles per step of a sum, times excess**2 / (lines that fit), if lines of scalars exceed their L1 sets (Zen 4)."""
 PREFETCH_STREAMS = 48
@@ -37,17 +37,17 @@ FMA_LATENCY_CYCLES = 4.0
 ISSUE_PER_CYCLE = 3.0
 """Multiply-adds and loads that start per cycle. An instruction with an indexed memory operand counts as both."""
 REGISTER_TILE_CYCLES = 24.0
-"""To start and finish a register tile, beyond its loads and stores."""
+"""Cycles to start and finish a register tile, beyond its loads and stores."""
 TRANSPOSED_TILE_CYCLES = 30.0
-"""To start and finish storing a register tile transposed."""
+"""Cycles to start and finish storing a register tile transposed."""
 TRANSPOSED_ELEMENT_CYCLES = 0.4
-"""For each element of a register tile that is stored transposed."""
+"""Cycles for each element of a register tile that is stored transposed."""
 DOT_PRODUCT_CYCLES = 10.0
-"""To add up the lanes of a vector once, at the end of a register tile whose lanes run along the sum."""
+"""Cycles to add up the lanes of a vector once, at the end of a register tile whose lanes run along the sum."""
 LANE_SUM_CYCLES = 12.0
-"""To add up and store the lanes of one result in a loop of its own."""
+"""Cycles to add up and store the lanes of one result in a loop of its own."""
 GATHERED_ELEMENT_CYCLES = 0.7
-"""Per element of a vector that is assembled from distant elements."""
+"""Cycles per element of a vector that is assembled from distant elements."""
 
 # --- loads from caches and memory -------------------------------------------------------------------------------------
 
@@ -68,15 +68,15 @@ L2_SPLIT_VECTOR_CYCLES = 1.0
 L2_SCATTERED_LINE_CYCLES = 1.5
 """Cycles that a register tile waits for a line from L2 if its run is shorter than `L2_SCATTERED_RUN_BYTES`."""
 L2_SCATTERED_RUN_BYTES = 256
-"""Least contiguous bytes in L2 whose lines are prefetched into L1."""
+"""Minimum contiguous bytes in L2 whose lines are prefetched into L1."""
 SPLIT_VECTOR_CYCLES = 0.5
 """Cycles per unaligned vector, as in windows over an image: it may begin in one cache line and end in the next."""
 TLB_MISS_CYCLES = 45.0
-"""Per page that is not in the TLB."""
+"""Cycles per page that is not in the TLB."""
 MESH_ROW_CYCLES = 0.5
-"""Per step of a sum and row of a register tile that is read from a mesh cache."""
+"""Cycles per step of a sum and row of a register tile that is read from a mesh cache."""
 MESH_QUEUE_CYCLES = 0.1
-"""Per step and vector of an L2 panel, times the number of vectors, because they queue behind rows from a mesh cache."""
+"""Cycles per step and vector of an L2 panel, times the number of vectors, because they queue behind rows from a mesh cache."""
 MESH_L2_ROW_FACTOR = 0.5
 """Factor on `MESH_ROW_CYCLES` and `MESH_QUEUE_CYCLES` if the rows come from L2."""
 MESH_IN_PLACE_VECTOR_CYCLES = 0.4
@@ -86,18 +86,18 @@ MESH_RUN_CYCLES = 35.0
 MESH_STALL_CYCLES = 200.0
 """The same for multiply-adds."""
 MESH_PREFETCHED_RUN_BYTES = 1024
-"""Least contiguous bytes for which prefetching hides `MESH_RUN_CYCLES` and `MESH_STALL_CYCLES`."""
+"""Minimum contiguous bytes for which prefetching hides `MESH_RUN_CYCLES` and `MESH_STALL_CYCLES`."""
 MESH_FETCH_COLUMNS = 320
-"""Least columns of a tile of rows from a mesh cache: longer pieces of a row do not arrive faster."""
+"""Minimum columns of a tile of rows from a mesh cache: longer pieces of a row do not arrive faster."""
 
 # --- stores -----------------------------------------------------------------------------------------------------------
 
 OTHER_LINE_STORE_CYCLES = 2.0
-"""To store to another cache line than the store before."""
+"""Cycles to store to another cache line than the store before."""
 SHARED_LINE_CYCLES = 8.0
-"""Per line that two register tiles write parts of, if the output is large."""
+"""Cycles per line that two register tiles write parts of, if the output is large."""
 PARTIAL_LINE_FETCH_CYCLES = 20.0
-"""Per line that is fetched from memory only because a register tile writes a part of it."""
+"""Cycles per line that is fetched from memory only because a register tile writes a part of it."""
 NONTEMPORAL_RUN_CYCLES = 17.0
 """Cycles per contiguous run that is written with non-temporal stores."""
 HIDDEN_STORE_CYCLES = 60.0
@@ -114,7 +114,7 @@ TRANSPOSE_COPY_CYCLES = 1.2
 ELEMENT_COPY_CYCLES = 2.5
 """Copied one by one."""
 COPY_START_CYCLES = 1000.0
-"""To start a copy of a whole tensor, on the scale of `REORDER_RUN_CYCLES`."""
+"""Cycles to start a copy of a whole tensor, on the scale of `REORDER_RUN_CYCLES`."""
 REORDER_RUN_CYCLES = 1.0
 """Copied in vectors, in model cycles of whole contractions: real cycles are 0.6 times these, as for the multiply-adds
 that they are compared with.
@@ -129,25 +129,25 @@ FAR_COPY_FACTOR = 2.0
 # --- threads ----------------------------------------------------------------------------------------------------------
 
 THREAD_START_CYCLES = 6000.0
-"""To start and join another thread."""
+"""Cycles to start and join another thread."""
 
 # --- AMX matrix tiles -------------------------------------------------------------------------------------------------
 
 AMX_CONFIGURE_CYCLES = 300.0
-"""To configure the tile registers and to release them."""
+"""Cycles to configure the tile registers and to release them."""
 AMX_TILE_CYCLES = 30.0
-"""To begin and finish a register tile."""
+"""Cycles to begin and finish a register tile."""
 AMX_STORE_CYCLES = 3.0
-"""To store a vector."""
+"""Cycles to store a vector."""
 AMX_ROW_CYCLES = 0.5
-"""To load a row of a matrix tile."""
+"""Cycles to load a row of a matrix tile."""
 
 # --- GPUs -------------------------------------------------------------------------------------------------------------
 
 WARP_THREADS = 32
 """Threads of a warp on every NVIDIA GPU."""
 GPU_VECTOR_BYTES = 16
-"""Most bytes that one load or store of a thread moves."""
+"""Maximum bytes that one load or store of a thread moves."""
 GPU_ASYNC_COPY_BYTES = (4, 8, 16)
 """Bytes that one `cp.async` copies."""
 GPU_MEMORY_LATENCY_CYCLES = 800
@@ -157,4 +157,4 @@ GPU_PENDING_BYTES_PER_THREAD = 16
 GPU_LAUNCH_SECONDS = 3e-6
 """Idle time between two kernels: from the last blocks of one until the next fills the processors. An estimate."""
 GPU_MAX_GRID = (1 << 31) - 1
-"""Most blocks of a kernel along x."""
+"""Maximum blocks of a kernel along x."""

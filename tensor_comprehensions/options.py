@@ -167,7 +167,7 @@ class MappingOptions:
 
     @staticmethod
     def single_thread() -> MappingOptions:
-        """Options for one thread of one block: the simplest kernel, as a reference."""
+        """One thread of one block: the simplest kernel, as a reference."""
         return MappingOptions(tile=(1,), threads=(1,), blocks=(1,))
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Targets: the devices to emit code for, and the facts about them that lowering uses."""
+"""Targets: a device to emit code for, and the facts about it that lowering uses."""
 
 from __future__ import annotations
 

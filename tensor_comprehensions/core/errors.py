@@ -110,7 +110,7 @@ class CannotLower(Exception):
 
 
 WIDTH = 120
-"""Most characters of a line that are shown around a mistake."""
+"""Maximum characters of a line that are shown around a mistake."""
 
 
 def _caret_lines(source: str, span: Span) -> list[str]:

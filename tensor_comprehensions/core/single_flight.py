@@ -89,7 +89,7 @@ class _Gate:
         self._held: list[Any] = []
 
     def thread_lock(self) -> Any:
-        """The lock for this thread to hold while it makes a value."""
+        """The lock that this thread holds while it makes a value."""
         lock = getattr(self._threads, "lock", None)
         if lock is None:
             with self._registering:

@@ -115,7 +115,7 @@ def flatten_tuple(t: IntTuple) -> tuple[int, ...]:
 
 
 def format_tuple(t: IntTuple) -> str:
-    """A nested tuple as text; a tuple of one element has no comma."""
+    """A nested tuple as text; a tuple of one has no comma."""
     return str(t) if isinstance(t, int) else f"({', '.join(map(format_tuple, t))})"
 
 

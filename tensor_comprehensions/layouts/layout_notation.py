@@ -11,9 +11,9 @@ from ..core.interrupts import deferred_interrupts
 from .layout import IntTuple, Layout, are_congruent, flatten_tuple, format_tuple
 
 MAX_DEPTH = 16
-"""Most levels of nested tuples, so that the operations can recurse over them."""
+"""Maximum levels of nested tuples, so that the operations can recurse over them."""
 MAX_DIGITS = 18
-"""Most digits of an integer, so that each fits 64 bits."""
+"""Maximum digits of an integer, so that each fits 64 bits."""
 
 _SPELLING = {"INTEGER": "an integer", "NAME": "a name", "$END": "the end of the text"}
 

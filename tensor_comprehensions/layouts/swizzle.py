@@ -11,7 +11,7 @@ import numpy.typing as npt
 from ..core.errors import ArgumentError
 
 MAX_OFFSET_BITS = 62
-"""Most bits of offsets and extents of storage, so that index arithmetic fits signed 64-bit integers."""
+"""Maximum bits of offsets and extents of storage, so that index arithmetic fits signed 64-bit integers."""
 _Offsets = TypeVar("_Offsets", int, npt.NDArray[np.int64])
 
 

@@ -23,7 +23,7 @@ from .state import Appended, Body, Chosen, State
 from .union_merge import UnionMerge
 
 MAX_POINTS = 7
-"""Most lattice points of an index that get separate loops: a sum of three operands has this many."""
+"""Maximum lattice points of an index that get separate loops: a sum of three operands has this many."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,7 +151,7 @@ def _check_subscripts(nest: Nest) -> None:
 
 
 def _is_single(nest: Nest) -> bool:
-    """Whether a statement writes a single element: no loop is over its target."""
+    """Whether a statement writes one element: no loop is over its target."""
     return not nest.free
 
 

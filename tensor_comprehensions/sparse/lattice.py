@@ -11,7 +11,7 @@ from ..tc_lang.ir import Access
 from .absent_operands import Term
 
 MAX_ITERATORS = 8
-"""Most operands at one index: with more, the lattice has too many points to emit code for."""
+"""Maximum operands at one index: with more, the lattice has too many points to emit code for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,7 @@ class Cursor:
 
 
 def cursor(operand: SparseOperand, step: Step, place: Place) -> Cursor:
-    """The iterator over the children of `place` on a level that is not dense."""
+    """The iterator over the children of a place on a level that is not dense."""
     crd, depth = operand.crd[place.depth], place.depth
     assert crd is not None
     unique = step.level.unique

@@ -216,7 +216,7 @@ def collect_result(function: Function, number: int, *, by_threads: bool = False)
 
 
 def _find_bounding_operands(nest: Nest, format: Format) -> tuple[str, ...]:
-    """Operands that together store an element wherever the result does; empty if there may be none."""
+    """Operands that together store an element wherever the result does; empty if that is not certain."""
     loops = set(nest.loops)
     whole = [a.tensor for a, p in nest.paths.items() if {s.loop for s in p.steps} == loops]
     certain = len(whole) == len(nest.paths) and all(x.is_free for x in nest.loops.values()) and whole

@@ -16,7 +16,7 @@ from ..thresholds import COMPRESSED_FANOUT, CONVERSION_COST, ROOT_FANOUT, SORTED
 from .graph import Nest, Path, inner_block_loop, is_ordered, outer_block_loop
 
 MAX_PERMUTED = 7
-"""Most loops whose orders are all compared: 5040 of them."""
+"""Maximum loops whose orders are all compared: 5040 of them."""
 
 Edges = frozenset[tuple[str, str]]
 _DEFAULT = SparseOptions()

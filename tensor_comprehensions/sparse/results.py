@@ -220,7 +220,7 @@ class SharedEmitter(StatementEmitter):
 
     @property
     def _dense_dims(self) -> tuple[int, ...]:
-        """The dimensions of the target that this operand lacks."""
+        """The dimensions of the target that the operand lacks."""
         return self.shared.dense_dims(self.s.target)
 
     def _place(self, state: State) -> tuple[Buffer, tuple[Expr, ...]]:

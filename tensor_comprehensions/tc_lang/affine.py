@@ -25,7 +25,7 @@ class Variable:
 
 @dataclass(frozen=True, slots=True)
 class Quotient:
-    """`floor(inner / divisor)`; the divisor is constant and not 1."""
+    """`floor(inner / divisor)`, the divisor constant and not 1."""
 
     inner: Affine
     divisor: Value
@@ -51,7 +51,7 @@ Atom = Variable | Quotient | Remainder | Opaque
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """`constant + sum of coefficient * atom`; no coefficient is zero."""
+    """`constant + sum of coefficient * atom`, no coefficient zero."""
 
     constant: Value
     terms: tuple[tuple[Atom, Value], ...] = ()

@@ -263,7 +263,7 @@ class Function:
 
     @property
     def is_sparse(self) -> bool:
-        """Whether any of the tensors is sparse."""
+        """Whether one of the tensors is sparse."""
         return any(t.is_sparse for t in self.tensors)
 
     @property
@@ -394,7 +394,7 @@ class BoundStatement:
 
     @property
     def domain(self) -> tuple[Inequality, ...]:
-        """The conditions, beyond the ranges of the indices, that hold wherever the value is computed."""
+        """The conditions, besides the ranges of the indices, that hold wherever the value is computed."""
         return tuple(dict.fromkeys((*self.elements, *self.terms)))
 
 

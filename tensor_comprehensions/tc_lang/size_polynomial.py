@@ -51,7 +51,7 @@ class SizePolynomial:
 
     @staticmethod
     def name(name: str) -> SizePolynomial:
-        """The formula that consists of one name."""
+        """The formula that is one name."""
         return SizePolynomial((((SizeName(name),), 1),))
 
     @property

@@ -28,10 +28,10 @@ from ..reference.numpy_expression import Array, NumpyExpressionEvaluator, index_
 from ..semantics.type_rules import COMPARISONS
 
 ENUMERATED = 1 << 17
-"""Most points of a domain that is enumerated if the other methods do not decide."""
+"""Maximum points of a domain that is enumerated if the other methods do not decide."""
 
 Guards = tuple[tuple[Expr, bool], ...]
-"""Conditions of the enclosing `Select`s, outermost first, each with its value where the access is executed."""
+"""Conditions of the enclosing `Select`s, outermost first, each with the value it has where the access is executed."""
 
 
 Conjuncts = list[tuple[Expr, bool]]
@@ -102,7 +102,7 @@ def _is_in_bounds(subscript: Expr, extent: int, guards: Conjuncts, box: Mapping[
 
 
 def is_nonnegative(claim: Affine, known: list[Affine], box: Mapping[str, Interval]) -> bool:
-    """Whether `claim >= 0` follows from the box, or from the box and one of `known`, which are all `>= 0`."""
+    """Whether `claim >= 0` follows from the box, or from the box and one of `known` (each `>= 0`)."""
     if affine_interval(claim, box)[0] >= 0:
         return True
     return any(
@@ -113,7 +113,7 @@ def is_nonnegative(claim: Affine, known: list[Affine], box: Mapping[str, Interva
 
 
 def _cancelling_ratios(claim: Affine, g: Affine) -> list[tuple[int, int]]:
-    """Positive ratios `p / q` for which `claim - p/q * g` eliminates an atom."""
+    """Positive ratios `p / q` for which `claim - p/q * g` loses an atom."""
     mine = dict(claim.terms)
     ratios = []
     for atom, c in g.terms:
@@ -193,7 +193,7 @@ def _no_memory(access: Access, subscripts: object, where: object) -> Array:
 
 
 def is_injective(subscripts: tuple[Expr, ...], box: Mapping[str, Interval]) -> bool | None:
-    """Whether different points of `box` give different subscripts; None if undecided."""
+    """Whether different points of `box` give different subscripts; None if that is not decided."""
     forms = [to_affine_cached(e) for e in subscripts]
     extents = {name: high - low + 1 for name, (low, high) in box.items()}
     open_ = {name for name, extent in extents.items() if extent > 1}

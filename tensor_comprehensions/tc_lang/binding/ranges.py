@@ -83,7 +83,7 @@ def output_shapes(
 
 
 def is_updatable_in_part(tensor: Symbol) -> bool:
-    """Whether a definition with a `where` may cover only part of the tensor. The rest keeps the caller's values."""
+    """Whether a definition with a `where` may cover a part of the tensor. The rest keeps the caller's values."""
     return tensor.role is Role.INOUT and tensor.extents is not None
 
 
@@ -308,7 +308,7 @@ def _intersect(a: Bounds, b: Bounds) -> Bounds:
 def _solve_for_index(
     form: Affine, lower: Value, upper: Value, name: str, solved: Mapping[str, Bounds]
 ) -> Bounds | None:
-    """The largest range of `name` for which `lower <= form < upper` for all values of the solved indices.
+    """The largest range of `name` for which `lower <= form < upper`, for all values of the solved indices.
 
     None if the form cannot be solved for `name`.
     """

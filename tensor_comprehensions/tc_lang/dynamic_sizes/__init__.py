@@ -1,1 +1,1 @@
-"""Sizes that may change from call to call: the rows that they count, and the stages that run over rows."""
+"""Sizes that may change from call to call: the rows they count, and the stages that run over these."""

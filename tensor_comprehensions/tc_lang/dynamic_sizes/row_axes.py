@@ -26,7 +26,7 @@ class FoundAxes:
 
     @property
     def refused_sizes(self) -> tuple[str, ...]:
-        """The sizes that do not count rows."""
+        """The sizes that count no rows."""
         return tuple(reason.name for reason in self.reasons)
 
 

@@ -156,7 +156,7 @@ class _Splitter:
 
 
 def _collect_read_tensors(s: BoundStatement) -> set[str]:
-    """The tensors that a statement reads, not counting the target of a reduction."""
+    """The tensors that a statement reads, without the target of a reduction."""
     checked: list[Expr] = [e for c in s.checks for e in (c.subscript, *(() if c.guard is None else (c.guard,)))]
     parts = (*s.subscripts, s.value, *checked)
     return {e.tensor for part in parts for e in walk_expr(part) if isinstance(e, Access)}

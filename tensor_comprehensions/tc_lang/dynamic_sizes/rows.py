@@ -94,7 +94,7 @@ class Rows:
         return len(self.sizes)
 
     def sizes_for(self, count: int) -> dict[str, int]:
-        """Values of the sizes that give `count` rows."""
+        """Values of the sizes that make `count` rows."""
         return {**dict.fromkeys(self.sizes[:-1], 1), self.sizes[-1]: self.step * (count - 1) + self.reach}
 
     def counts_rows(self, sizes: Mapping[str, int]) -> bool:
@@ -253,7 +253,7 @@ class _Finder:
         return (*subscripts[:place], *subscripts[place + len(sizes) :])
 
     def list_sums(self) -> set[str]:
-        """The tensors without rows into which rows are reduced."""
+        """The tensors without rows that rows are reduced into."""
         reads = [(s.target, {a.tensor for a in _accesses(s)}) for s in self.function.statements]
         return {target for target, read in reads if target not in self.with_rows and read & self.with_rows.keys()}
 

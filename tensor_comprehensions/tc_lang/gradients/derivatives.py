@@ -20,10 +20,10 @@ from ..ir import Access, Binary, Call, Cast, Const, Expr, Select, Unary, operand
 from ..semantics.to_syntax import sigmoid_argument
 
 MOST = 5000
-"""Most nodes of the derivative by one access."""
+"""Maximum nodes of the derivative by one access."""
 
 CHAIN = 64
-"""Most terms of a sum in one chain of additions."""
+"""Maximum terms of a sum in one chain of additions."""
 
 Guards = tuple[Expr, ...]
 """Conditions that must all hold for a derivative to apply."""

@@ -141,7 +141,7 @@ class _Reverse:
     # --- gradients of versions ---------------------------------------------------------------------------------------
 
     def _all_elements(self, version: str) -> tuple[tuple[Expr, ...], dict[str, Bounds]]:
-        """Indices over all elements of a version, counted from 0, and their ranges."""
+        """Indices for all elements of a version, counted from 0, and their ranges."""
         bounds = self.steps.versions[version].bounds
         box: dict[str, Bounds] = {f"i{d}": (0, range_extent(b)) for d, b in enumerate(bounds)}
         return tuple(Index(name, INT64) for name in box), box
@@ -427,7 +427,7 @@ class _Reverse:
         raise InternalError("there are finitely many names")
 
     def _is_copy(self, step: SsaStatement, value: Expr, subscripts: tuple[Expr, ...], dtype: DType) -> bool:
-        """Whether a gradient equals that of the step's target, element by element."""
+        """Whether a gradient equals that of the step's target, element for element."""
         name = self.adjoints[step.target].name
         return value == Access(name, subscripts, dtype) and dtype == dtype.accumulator
 

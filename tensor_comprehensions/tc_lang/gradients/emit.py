@@ -35,7 +35,7 @@ from .saved_tensors import choose_saved_tensors
 from .ssa import SsaProgram, SsaStatement, range_extent
 
 MOST = 100
-"""Most statements of a gradient whose redundant ranges are dropped: finding them takes too long for more."""
+"""Maximum statements of a gradient whose redundant ranges are dropped: finding them takes too long for more."""
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ def simplify_product(e: Expr, inner: str | None = None) -> Expr:
 
 
 def product_to_expr(p: FactorProduct, dtype: DType, inner: str | None = None) -> Expr:
-    """A product as an expression, with the factors that do not depend on `inner` first."""
+    """A product as an expression, factors independent of `inner` first."""
     if p.coefficient == 0.0:
         return Const(0.0, dtype)
     if inner is not None:
@@ -110,7 +110,7 @@ def _list_sum_terms(e: Expr, sign: float, inner: str | None) -> Iterable[FactorP
 
 
 def _factor_out_common(terms: list[FactorProduct], dtype: DType, inner: str | None) -> FactorProduct:
-    """A sum as the product of the common factors of its terms and the remaining sum."""
+    """A sum as the product of its terms' common factors and of the remaining sum."""
     terms = _merge_equal_terms(terms)
     if not terms:
         return FactorProduct(0.0)

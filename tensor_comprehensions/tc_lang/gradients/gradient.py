@@ -1,4 +1,4 @@
-"""A gradient: a def, and how its parameters and returns relate to the original def."""
+"""A gradient: a def, and the relation of its parameters and returns to the original def."""
 
 from __future__ import annotations
 

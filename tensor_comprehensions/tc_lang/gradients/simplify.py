@@ -31,7 +31,7 @@ from .ssa import SsaProgram, are_bare_indices, is_restricted_by_exists
 from .zero_sums import drop_zero_statements
 
 MOST = 200
-"""Most nodes of an expression that is inlined."""
+"""Maximum nodes of an expression that is inlined."""
 
 
 def simplify_gradient(

@@ -22,7 +22,7 @@ from .adjoint_access import GatherForm, SolvedIndex, range_guards, solve_gather
 from .ssa import range_extent
 
 MOST_PHASES = 9
-"""Most phases of a read over all dimensions: 3 x 3. Each is a statement."""
+"""Maximum phases of a read over all dimensions: 3 x 3. Each is a statement."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,9 +23,9 @@ from .emit import GradStatement
 from .ssa import SsaProgram, SsaStatement, are_bare_indices, is_restricted_by_exists, range_extent
 
 MOST = 64
-"""Most terms of a sum for which a proof is tried."""
+"""Maximum terms of a sum for which a proof is tried."""
 MOST_INDICES = 3
-"""Most indices of nested totals that are put into a normal order: all their permutations are compared."""
+"""Maximum indices of nested totals that are put into a normal order: all their permutations are compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class _ZeroSumProver:
     changed: dict[str, int] = field(default_factory=dict)
 
     def run(self, w: GradStatement) -> GradStatement | None:
-        """Return `w`, or a simpler statement, or None if it adds zero."""
+        """`w`, or a simpler statement; None if it adds zero."""
         if w.exists:  # a sum over only some points
             self._note(w, None)
             return w

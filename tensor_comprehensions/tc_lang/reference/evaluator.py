@@ -20,7 +20,7 @@ from ..ir import Access, BoundFunction, BoundIndex, BoundsCheck, BoundStatement,
 from .numpy_expression import Array, NumpyExpressionEvaluator, combine_arrays, convert_array, index_grid, numpy_dtype
 
 CHUNK = 1 << 21
-"""Most points of a statement's index grid that are evaluated at a time."""
+"""How many points of a statement's index grid are evaluated at a time."""
 
 
 def evaluate_def(bound: BoundFunction, arrays: Mapping[str, Array]) -> dict[str, Array]:

@@ -329,7 +329,7 @@ def _check_indices(
 
 
 def _check_statement(n: int, item: InlinedStatement, world: CheckContext) -> Statement:
-    """The final form of a statement, with every type known."""
+    """The final form of a statement, every type known."""
     tree = item.tree
     parts = _check_expressions(item, world)
     target = world.tensors[item.target]

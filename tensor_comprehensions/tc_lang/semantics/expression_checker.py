@@ -22,7 +22,7 @@ from . import type_rules as t
 from .type_rules import TypedExpr
 
 SHORT = 2
-"""Most characters of an unknown name for which the only fitting tensor is suggested though it is not similar."""
+"""Maximum characters of an unknown name for which the only fitting tensor is suggested though it is not similar."""
 
 
 @dataclass(slots=True)

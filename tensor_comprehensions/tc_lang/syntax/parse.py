@@ -14,7 +14,7 @@ from . import tree as s
 from .foreign_syntax_hints import suggest_literal, suggest_syntax
 
 MAX_DEPTH = 150
-"""Deepest nesting of an expression, so that every later stage can safely recurse over expressions."""
+"""Maximum nesting depth of an expression, so that every later stage can safely recurse over expressions."""
 
 _MAX_DIGITS = 40
 _MAX_NAME = 200

@@ -99,7 +99,7 @@ class Dimension:
 
 @dataclass(frozen=True, slots=True)
 class Type:
-    """A declared type; `dimensions` is None if only the scalar type is written."""
+    """A declared type; `dimensions` is None if only the scalar type was written."""
 
     dtype: DType
     dimensions: tuple[Dimension, ...] | None

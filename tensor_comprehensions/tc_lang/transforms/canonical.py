@@ -15,7 +15,7 @@ from ..syntax.printer import to_text
 
 
 def canonical_text_of_def(d: s.Def, program: Mapping[str, s.Def]) -> str:
-    """The canonical text of `d` and of the defs that it calls."""
+    """The canonical text of `d` and of the defs it calls."""
     order: dict[str, str] = {d.name: "f0"}
     texts: list[str] = []
     while len(texts) < len(order):

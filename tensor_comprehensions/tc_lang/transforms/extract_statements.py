@@ -15,7 +15,7 @@ from ..ir import BoundFunction, BoundStatement, Role
 
 @dataclass(frozen=True, slots=True)
 class TouchedTensors:
-    """The names of the tensors that a piece reads and writes."""
+    """The names of the tensors that a piece reads, and of those that it writes."""
 
     read: frozenset[str]
     written: frozenset[str]

@@ -14,9 +14,9 @@ from ..affine import Affine, Interval, Remainder, Variable, affine_interval, aff
 from ..ir import Access, Binary, BoundFunction, BoundStatement, Const, Expr, Select, map_operands, walk_expr
 
 MOST_READS = 8
-"""Most periodic reads of a statement that are split; each becomes one read per period."""
+"""Maximum periodic reads of a statement that are split; each becomes one read per period."""
 MOST_PERIODS = 3
-"""Most periods of a read that is split."""
+"""Maximum periods of a read that is split."""
 
 
 def split_wraparound(function: BoundFunction) -> BoundFunction:
