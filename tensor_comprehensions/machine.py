@@ -76,7 +76,7 @@ TLB_MISS_CYCLES = 45.0
 MESH_ROW_CYCLES = 0.5
 """Cycles per step of a sum and row of a register tile that is read from a mesh cache."""
 MESH_QUEUE_CYCLES = 0.1
-"""Cycles per step and vector of an L2 panel, times the number of vectors, because they queue behind rows from a mesh cache."""
+"""Cycles per step and vector of an L2 panel, times the number of vectors: they queue behind rows from a mesh cache."""
 MESH_L2_ROW_FACTOR = 0.5
 """Factor on `MESH_ROW_CYCLES` and `MESH_QUEUE_CYCLES` if the rows come from L2."""
 MESH_IN_PLACE_VECTOR_CYCLES = 0.4
