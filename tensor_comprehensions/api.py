@@ -429,7 +429,7 @@ class Op(KernelDispatcher):
 
     def _clear_inline_caches(self) -> None:
         """Clear the inline caches: the next call asks the kernel table."""
-        self._lanes, self._direct = InlineCache(self._kernels.interface), None
+        self._inline_cache, self._direct = InlineCache(self._kernels.interface), None
         if self._operator is not None:
             self._operator.forget()
 
@@ -488,7 +488,7 @@ class Op(KernelDispatcher):
 
         report = kernel._make_report(asked=self._asked == "tuned", journal=None if journal is None else Path(journal))
         values = (*tensors, *initial.values())
-        report = replace(report, calls=collect_call_facts(self._kernels, self._lanes, kernel.compiled, values))
+        report = replace(report, calls=collect_call_facts(self._kernels, self._inline_cache, kernel.compiled, values))
         if not measure:
             return report
         from .explain.measure import measured_report

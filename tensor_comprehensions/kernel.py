@@ -50,7 +50,7 @@ class KernelDispatcher:
     def __init__(self, kernels: KernelTable, machine: CompileConfig, gradients: Gradients) -> None:
         self.function = kernels.function
         self._kernels, self._machine, self._gradients = kernels, machine, gradients
-        self._lanes = InlineCache(kernels.interface)
+        self._inline_cache = InlineCache(kernels.interface)
         self._direct: Callable[..., Any] | None = None
         self._operator: DispatcherOp | None = None
         self._sparse: SparseOp | None = None
@@ -78,7 +78,7 @@ class KernelDispatcher:
                 if not plain:
                     if self._out_is_inout and out is not None:
                         out, initial = None, {"out": out, **initial}
-                    result = MISS if watched else self._lanes.call(tensors, out, initial)
+                    result = MISS if watched else self._inline_cache.call(tensors, out, initial)
                     values = (*tensors, *initial.values())
                     sparse = result is MISS and self._kernels.has_sparse(values)
                     special = result is MISS and not sparse and operator is not None and needs_dispatcher(values)
@@ -90,8 +90,8 @@ class KernelDispatcher:
                             result = self._kernels.gpu.call(tensors, out, initial, None)
                             self._direct = self._kernels.gpu.direct_function()
                             return result
-                        result = self._kernels.call(tensors, out, initial, self._machine, self._lanes)
-                    self._direct = self._lanes.direct_function()
+                        result = self._kernels.call(tensors, out, initial, self._machine, self._inline_cache)
+                    self._direct = self._inline_cache.direct_function()
             except (TCError, InternalError):
                 raise
             except Exception as error:

@@ -22,7 +22,7 @@ SHOWN_VALUES = 8
 
 
 def collect_call_facts(
-    kernels: KernelTable, lanes: InlineCache, compiled: CompiledCpuKernel, values: Sequence[Any]
+    kernels: KernelTable, inline_cache: InlineCache, compiled: CompiledCpuKernel, values: Sequence[Any]
 ) -> CallFacts:
     """The facts about calls like one with `values`, which `compiled` serves."""
     known = kernels.loaded_kernels()
@@ -30,7 +30,7 @@ def collect_call_facts(
     return CallFacts(
         tuple(_list_guards(compiled)),
         _find_hindrance(values),
-        lanes.count(),
+        inline_cache.count(),
         len(known) - loaded,
         loaded,
         sum(k.compile_seconds for k in known),

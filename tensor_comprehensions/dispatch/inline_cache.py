@@ -1,7 +1,7 @@
 """The fast path of a call: the kernels of earlier calls, found by the arguments alone.
 
-Always holds: a lane only accepts calls for which the slow path (`api.Op._call`) would give the same result. Everything
-unusual goes to the slow path, which explains mistakes.
+Always holds: a cached call serves only calls for which the slow path (`api.Op._call`) would give the same result.
+Everything unusual goes to the slow path, which explains mistakes.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from .arguments import PLAIN, TYPES, to_tensor
 from .call_steps import Arguments, CallSignature, launch_error
 
 LIMIT = 256
-"""How many lanes, and how many numbers, an operator remembers before it forgets them all."""
+"""How many calls, and how many numbers, an operator remembers before it forgets them all."""
 
 MISS: Any = object()
-"""The result of a call without a lane."""
+"""The result of a call that no cached call serves."""
 
 
 def is_plain_call(tensors: Sequence[Any]) -> bool:
@@ -56,16 +56,16 @@ _knobs, _count_change = knobs.current_knobs, torch._C._increment_version
 
 
 class InlineCache:
-    """The lanes of one operator.
+    """The cached calls of one operator.
 
-    The lane of a call depends on its layouts, on the values of its specialized numbers, and on whether it has `out`.
-    Machine code, on systems that support it, finds the lane in one of two cells: for fresh outputs, and for `out`.
+    They are found by the layouts of a call, by the values of its specialized numbers, and by whether it has `out`.
+    Machine code, on systems that support it, searches one of two call caches: for fresh outputs, or for `out`.
 
     Args:
-        cell: the first of these, if it is shared.
+        call_cache: the first of these, if it is shared.
     """
 
-    def __init__(self, interface: CallSignature, cell: CallCache | None = None) -> None:
+    def __init__(self, interface: CallSignature, call_cache: CallCache | None = None) -> None:
         function, parameters = interface.function, interface.function.parameters
         self._interface, self._count = interface, len(parameters)
         self._numbers = [
@@ -77,7 +77,7 @@ class InlineCache:
         self._initial = tuple(p.name for p in function.inouts)
         self._sources = tuple(self._initial.index(r) if r in self._initial else None for r in function.returns)
         self._machine = availability.is_fast_path_available()
-        self._cells: dict[bool, CallCache] = {} if cell is None else {False: cell}
+        self._call_caches: dict[bool, CallCache] = {} if call_cache is None else {False: call_cache}
         self._functions: dict[bool, Callable[..., Any]] = {}
         self._plain: dict[Hashable, CpuLauncher] = {}
 
@@ -86,8 +86,8 @@ class InlineCache:
         return None if self._initial else self._functions.get(False)
 
     def count(self) -> int:
-        """How many lanes there are."""
-        return sum(map(len, self._cells.values())) + len(self._plain)
+        """How many cached calls there are."""
+        return sum(map(len, self._call_caches.values())) + len(self._plain)
 
     def call(self, tensors: Sequence[Any], out: Any, initial: Mapping[str, Any]) -> Any:
         """The result of a call, or MISS."""
@@ -115,28 +115,28 @@ class InlineCache:
     def add(
         self, compiled: CompiledCpuKernel, arguments: Arguments, special: Sequence[int], out: Sequence[Tensor]
     ) -> None:
-        """Make a lane for calls like one that has succeeded, which wrote to `out` if there is any."""
+        """Cache the call for others like one that has succeeded, which wrote to `out` if there is any."""
         if out and compiled.sites:
             return
         if isinstance(compiled, CompiledRangeKernel):
             if self._machine and not out and _count_parameters(compiled) <= launch_ir.MAX_PARAMETERS:
-                self._add_lane(self._range_lane(compiled, special), False)
+                self._add_cached_call(self._make_range_call(compiled, special), False)
             return
         if not self._machine:
             if not (self._initial or self._special):
-                self._add_python_lane(compiled, (*arguments.inputs, *out), bool(out))
+                self._add_python_call(compiled, (*arguments.inputs, *out), bool(out))
             return
-        lane = self._lane(compiled, arguments, special, out)
-        if lane is not None:
-            self._add_lane(lane, bool(out))
+        call = self._make_cached_call(compiled, arguments, special, out)
+        if call is not None:
+            self._add_cached_call(call, bool(out))
 
-    def _add_lane(self, lane: CachedCall, out: bool) -> None:
-        self._cell(out).add(lane)
+    def _add_cached_call(self, call: CachedCall, out: bool) -> None:
+        self._call_cache(out).add(call)
         if out not in self._functions:
-            self._functions[out] = self._cell(out).function()
+            self._functions[out] = self._call_cache(out).function()
 
-    def _range_lane(self, compiled: CompiledRangeKernel, special: Sequence[int]) -> CachedCall:
-        """The lane of calls that differ in how many rows they have."""
+    def _make_range_call(self, compiled: CompiledRangeKernel, special: Sequence[int]) -> CachedCall:
+        """The cached call for calls that differ in how many rows they have."""
         bound, values, parameters = compiled.bound, iter(special), _stride_parameters(compiled)
         inputs = [t for t in bound.tensors if t.role is Role.INPUT]
         guards = [
@@ -160,18 +160,18 @@ class InlineCache:
             _count_parameters(compiled),
         )
 
-    def _cell(self, out: bool) -> CallCache:
-        if out not in self._cells:
+    def _call_cache(self, out: bool) -> CallCache:
+        if out not in self._call_caches:
             taken = self._interface.function.parameters
             kinds = [_get_parameter_kind(p.dtype, p.is_compile_time, bool(p.rank)) for p in taken]
             kinds += [call_cache.TENSOR] * (len(self._initial) + out * len(self._sources))
-            self._cells[out] = CallCache(kinds, 0 if out else len(self._sources))
-        return self._cells[out]
+            self._call_caches[out] = CallCache(kinds, 0 if out else len(self._sources))
+        return self._call_caches[out]
 
-    def _lane(
+    def _make_cached_call(
         self, compiled: CompiledCpuKernel, arguments: Arguments, special: Sequence[int], out: Sequence[Tensor]
     ) -> CachedCall | None:
-        """The lane of a call; None if machine code cannot start an output with its initial value."""
+        """The cached call for calls like one; None if machine code cannot start an output with its initial value."""
         bound, values = compiled.bound, iter(special)
         inputs = [t for t in bound.tensors if t.role is Role.INPUT]
         given = [_make_operand_spec(t, x) for t, x in zip(inputs, arguments.inputs, strict=True)]
@@ -207,8 +207,8 @@ class InlineCache:
             arena_offsets(compiled.temporaries),
         )
 
-    def _add_python_lane(self, compiled: CompiledCpuKernel, tensors: Sequence[Tensor], out: bool) -> None:
-        """Add a lane in Python, for systems without machine code for calls."""
+    def _add_python_call(self, compiled: CompiledCpuKernel, tensors: Sequence[Tensor], out: bool) -> None:
+        """Cache a call in Python, for systems without machine code for calls."""
         bound = compiled.bound
         taken = [t for t in bound.tensors if t.role is Role.INPUT] + [bound.tensor(r) for r in bound.returns if out]
         accepted = [_make_operand_spec(t, x) for t, x in zip(taken, tensors, strict=True)]
@@ -216,9 +216,9 @@ class InlineCache:
             self._plain.clear()
         made = [] if out else [_output_spec(bound, r) for r in bound.returns]
         self._plain[out, _make_layout_key(tensors)] = launcher_for(compiled, accepted, made)
-        self._functions[out] = partial(self._call_python_lane, out)
+        self._functions[out] = partial(self._call_in_python, out)
 
-    def _call_python_lane(self, out: bool, *tensors: Any) -> Any:
+    def _call_in_python(self, out: bool, *tensors: Any) -> Any:
         """As the function of a cell."""
         try:
             found = self._plain.get((out, _make_layout_key(tensors)))

@@ -289,16 +289,16 @@ class KernelTable:
         out: object,
         initial: Mapping[str, object],
         machine: CompileConfig,
-        lanes: InlineCache,
+        inline_cache: InlineCache,
     ) -> Any:
-        """The result of a call. It leaves a lane for calls like this one.
+        """The result of a call. It caches the call for others like this one.
 
         Raises ArgumentError or RangeError.
         """
         arguments = normalize_arguments(self.interface, tensors, initial)
         if arguments.convert is not None and out is None:
             values = dict(zip([p.name for p in self.interface.initial], arguments.initial, strict=True))
-            known = lanes.call(arguments.inputs, None, values)
+            known = inline_cache.call(arguments.inputs, None, values)
             if known is not MISS:
                 return convert_outputs(known if isinstance(known, tuple) else (known,), arguments.convert)
         sizes = shapes_of(self.function, arguments)
@@ -307,7 +307,7 @@ class KernelTable:
         if knobs.current_knobs().interpret:
             outputs = evaluate_reference(bound, arguments)
         else:
-            outputs = self._compute(bound, sizes, arguments, wanted, machine, lanes)
+            outputs = self._compute(bound, sizes, arguments, wanted, machine, inline_cache)
         if out is None:
             return convert_outputs(outputs, arguments.convert)
         copy_to_out(outputs, wanted)
@@ -320,7 +320,7 @@ class KernelTable:
         arguments: Arguments,
         wanted: tuple[Tensor, ...],
         machine: CompileConfig,
-        lanes: InlineCache,
+        inline_cache: InlineCache,
     ) -> tuple[Tensor, ...]:
         """The outputs, in `wanted`; in fresh memory first if a subscript check may fail."""
         if machine.target is not host():
@@ -331,5 +331,5 @@ class KernelTable:
         outputs = wanted or tuple(allocate_output(bound, name) for name in bound.returns)
         copy_initial_values(bound, arguments, outputs)
         route.launcher.run(*arguments.inputs, *outputs)
-        lanes.add(route.compiled, arguments, tuple(value for _, value in sizes.scalars), wanted)
+        inline_cache.add(route.compiled, arguments, tuple(value for _, value in sizes.scalars), wanted)
         return outputs

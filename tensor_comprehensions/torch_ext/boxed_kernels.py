@@ -1,5 +1,5 @@
-"""Kernels for the dispatcher that need no Python: a cell of `runtime.fastpath.boxed` for each operator, filled by its
-calls."""
+"""Kernels for the dispatcher that need no Python: a call cache (`runtime.fastpath.boxed`) for each operator, filled
+by its calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def make_boxed_call_cache(op: DispatcherOp) -> BoxedCallCache | None:
-    """A cell with kernels of `op` for the CPU; None if this torch or this system does not support it."""
+    """A call cache with kernels of `op` for the CPU; None if this torch or this system does not support it."""
     if not availability.is_fast_path_available():
         return None
     kinds = [call_cache.CONSTANT if special else call_cache.TENSOR for _, special, _ in op.kinds]

@@ -68,25 +68,25 @@ class DispatcherOp:
         self.kinds = tuple((t.dtype, t.is_compile_time, bool(t.rank)) for t in taken)
         given = (self.function.tensor(r) for r in self.function.returns)
         self.returned = tuple((t.rank, TORCH_TYPES[t.dtype]) for t in given)
-        self.cell: BoxedCallCache | None = None
+        self.call_cache: BoxedCallCache | None = None
         self.rebind(kernels, gradients, machine)
 
     def rebind(self, kernels: KernelTable, gradients: Gradients, machine: CompileConfig) -> None:
         """Use these kernels from now on, as long as another object references them."""
         self._kernels, self._gradients = weakref.ref(kernels), weakref.ref(gradients)
         self._machine = machine
-        self._lanes = self._new_lanes()
+        self._inline_cache = self._new_inline_cache()
         self._own: tuple[KernelTable, Gradients] | None = None
         self.batched: SingleFlightCache[tuple[str, ...], vmap.Batched] = SingleFlightCache(LIMIT)
 
     def forget(self) -> None:
         """Drop the kernels, because calls are to be lowered in another way."""
-        self._lanes = self._new_lanes()
+        self._inline_cache = self._new_inline_cache()
 
-    def _new_lanes(self) -> InlineCache:
-        if self.cell is not None:
-            self.cell.forget()
-        return InlineCache(self.interface, self.cell)
+    def _new_inline_cache(self) -> InlineCache:
+        if self.call_cache is not None:
+            self.call_cache.forget()
+        return InlineCache(self.interface, self.call_cache)
 
     def parts(self) -> tuple[KernelTable, Gradients]:
         """The kernels to run and the gradients to record."""
@@ -127,11 +127,11 @@ class DispatcherOp:
         try:
             if (kernels := self.parts()[0]).any_cuda(plain):
                 return kernels.gpu.call(tensors, out, initial, None)
-            if self.cell is None or out is not None:  # else no lane fits, or the cell has lost it
-                result = self._lanes.call(tensors, out, initial)
+            if self.call_cache is None or out is not None:  # else no cached call fits, or the cache has lost it
+                result = self._inline_cache.call(tensors, out, initial)
                 if result is not MISS:
                     return result
-            return kernels.call(tensors, out, initial, self._machine, self._lanes)
+            return kernels.call(tensors, out, initial, self._machine, self._inline_cache)
         except (TCError, InternalError):
             raise
         except Exception as error:
@@ -281,11 +281,11 @@ def _register_op(op: DispatcherOp, again: bool) -> None:
     registration.define(op.schema.functional, tags)
     packet = getattr(getattr(torch.ops, NAMESPACE), op.schema.name)
     op.overload = packet.default
-    op.cell = op.cell or make_boxed_call_cache(op)
-    if op.cell is None:
+    op.call_cache = op.call_cache or make_boxed_call_cache(op)
+    if op.call_cache is None:
         registration.implement(op.run, "CPU")
     else:
-        op.cell.register(NAMESPACE, op.schema.name, registration.has)
+        op.call_cache.register(NAMESPACE, op.schema.name, registration.has)
     registration.implement(op.run, "CUDA", "CompositeExplicitAutograd")  # the second for defs that take no tensor
     registration.register_fake_kernel(op.fake_kernel)
     registration.define(op.schema.out, tags[:1], out)

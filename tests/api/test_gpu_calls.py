@@ -68,7 +68,7 @@ def test_a_call_like_the_last_one_looks_at_nothing_else(
     assert fake.log == ["current_context", "launch"] * 4
 
 
-def test_lanes_take_only_what_they_may(fake: FakeCuda, ops: Any) -> None:
+def test_cached_calls_serve_only_what_they_may(fake: FakeCuda, ops: Any) -> None:
     """Other layouts, places, numbers and destinations than those of the call before."""
     a, w = torch.randn(8, 8), torch.randn(8, 8)
     whole = torch.randn(65)
@@ -122,13 +122,13 @@ def test_while_a_graph_is_captured(fake: FakeCuda, ops: Any) -> None:
     assert torch.equal(ops.scale(2.0, x), 2 * x)
     assert torch.equal(ops.lookup(table, words), table[words])
     assert fake.waits == waits
-    (lanes,) = ops.scale._kernels.gpu.lanes.values()
-    first, second = (lanes.with_numbers([2.0, x])[0] for _ in range(2))
+    (cache,) = ops.scale._kernels.gpu.inline_caches.values()
+    first, second = (cache.with_numbers([2.0, x])[0] for _ in range(2))
     assert first is not second
     fake.capturing = False
-    first, second = (lanes.with_numbers([2.0, x])[0] for _ in range(2))
+    first, second = (cache.with_numbers([2.0, x])[0] for _ in range(2))
     fake.stream = 9
-    other = lanes.with_numbers([2.0, x])[0]
+    other = cache.with_numbers([2.0, x])[0]
     assert first is second
     assert other is not first  # another stream may not have made it yet
 

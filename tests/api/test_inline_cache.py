@@ -40,7 +40,7 @@ def ops() -> tc.Library:
 
 
 def long_way(op: tc.Op, *args: object, **kwargs: object) -> object:
-    """The call by a new operator, which has no lanes."""
+    """The call by a new operator, which has no cached calls."""
     return type(op)(op.function)(*args, **kwargs)
 
 
@@ -89,10 +89,10 @@ def test_the_second_and_the_third_call_give_what_the_first_gave(call: str, ops: 
 @pytest.mark.parametrize(
     "call", [c for c in CALLS if c not in ("not a number", "bool for a float", "specialized tensor", "arrays")]
 )
-def test_the_second_call_has_a_lane(call: str, ops: tc.Library) -> None:
+def test_the_second_call_is_served_by_a_cached_call(call: str, ops: tc.Library) -> None:
     op, args, kwargs = CALLS[call](ops)
     op(*args, **kwargs)
-    assert op._lanes.call(args, None, kwargs) is not MISS
+    assert op._inline_cache.call(args, None, kwargs) is not MISS
 
 
 def test_calls_of_several_kinds_in_turns(ops: tc.Library) -> None:
@@ -122,7 +122,7 @@ def test_in_place_updates(ops: tc.Library) -> None:
         torch.testing.assert_close(y, B + n * A)
 
 
-def test_a_lane_does_not_hide_overlaps(ops: tc.Library) -> None:
+def test_a_cached_call_does_not_hide_overlaps(ops: tc.Library) -> None:
     base = torch.randn(140)
     for _ in range(2):
         ops.add(base[:70], A, out=base[70:])

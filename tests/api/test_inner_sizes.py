@@ -247,12 +247,12 @@ CONDITIONS: dict[str, tuple[str, str, int, int]] = {
 }
 
 
-def test_calls_that_a_lane_may_not_serve() -> None:
+def test_calls_that_a_cached_call_may_not_serve() -> None:
     _probe_calls(op_of("scale", {"D"}))
 
 
 @pytest.mark.parametrize("condition", CONDITIONS)
-def test_every_condition_of_a_lane_matters(condition: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_condition_of_a_cached_call_matters(condition: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it, or with another one, a probe fails."""
     tensor, part, dimension, instead = CONDITIONS[condition]
     original: Guard = inline_cache._row_guard

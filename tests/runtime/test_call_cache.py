@@ -52,17 +52,17 @@ OUTPUT = NewOutput(VECTOR, SPAN)
 
 
 def adding(executable: Executable, *, out: bool = False) -> CallCache:
-    """A cell for C(i) = A(i) + B(i)."""
+    """A cache for C(i) = A(i) + B(i)."""
     guards = (VECTOR,) * (2 + out)
     fresh, written = (() if out else (OUTPUT,)), ((MutatedArg(2),) if out else ())
-    cell = CallCache([TENSOR] * len(guards), len(fresh))
+    cache = CallCache([TENSOR] * len(guards), len(fresh))
     order = tuple(range(len(guards)))
-    cell.add(CachedCall(executable.address, executable, guards, (SPAN,) * len(guards), order, fresh, written, NOTHING))
-    return cell
+    cache.add(CachedCall(executable.address, executable, guards, (SPAN,) * len(guards), order, fresh, written, NOTHING))
+    return cache
 
 
 @pytest.fixture
-def cell(add: Callable[[int], Executable]) -> CallCache:
+def cache(add: Callable[[int], Executable]) -> CallCache:
     return adding(add(N))
 
 
@@ -72,8 +72,8 @@ def kernel(*stores: Any, arguments: tuple[Any, ...], temporaries: tuple[Any, ...
     return assemble_and_load(emit_llvm(Module("m", arguments, temporaries, loops), host(), {}), host())
 
 
-def test_calls_give_new_tensors(cell: CallCache) -> None:
-    call, a, b = cell.function(), torch.randn(N), torch.randn(3 * N)[N : 2 * N]
+def test_calls_give_new_tensors(cache: CallCache) -> None:
+    call, a, b = cache.function(), torch.randn(N), torch.randn(3 * N)[N : 2 * N]
     first, second = call(a, b), call(b, b)
     assert torch.equal(first, a + b)
     assert torch.equal(second, b + b)
@@ -83,8 +83,8 @@ def test_calls_give_new_tensors(cell: CallCache) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_strange_values_are_turned_away(cell: CallCache) -> None:
-    call, a = cell.function(), torch.zeros(N)
+def test_strange_values_are_turned_away(cache: CallCache) -> None:
+    call, a = cache.function(), torch.zeros(N)
     for name, x in {**strange_values(N), "longer": torch.zeros(N + 1), "strided": torch.zeros(2 * N)[::2]}.items():
         assert call(x, a) is NotImplemented, name
         assert call(a, x) is NotImplemented, name
@@ -98,8 +98,8 @@ def test_strange_values_are_turned_away(cell: CallCache) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_what_torch_has_to_see_is_turned_away(cell: CallCache) -> None:
-    call, a, leaf = cell.function(), torch.zeros(N), torch.zeros(N, requires_grad=True)
+def test_what_torch_has_to_see_is_turned_away(cache: CallCache) -> None:
+    call, a, leaf = cache.function(), torch.zeros(N), torch.zeros(N, requires_grad=True)
     assert call(a, leaf) is RECORDED
     with torch.no_grad():
         assert torch.equal(call(a, leaf), a)
@@ -117,8 +117,8 @@ def test_what_torch_has_to_see_is_turned_away(cell: CallCache) -> None:
     assert torch.equal(call(a, a), a)
 
 
-def test_in_inference_mode(cell: CallCache) -> None:
-    call, a = cell.function(), torch.ones(N)
+def test_in_inference_mode(cache: CallCache) -> None:
+    call, a = cache.function(), torch.ones(N)
     with torch.inference_mode():
         inside = torch.ones(N)
         assert call(a, inside).is_inference()
@@ -128,11 +128,11 @@ def test_in_inference_mode(cell: CallCache) -> None:
 
 def test_strides_that_do_not_matter(add: Callable[[int], Executable]) -> None:
     executable, facts = add(1), TensorGuard(FLOAT, (1, 1), (ANY, ANY))
-    cell = CallCache([TENSOR, TENSOR], 1)
+    cache = CallCache([TENSOR, TENSOR], 1)
     fresh = (NewOutput(TensorGuard(FLOAT, (1, 1), (1, 1)), 4),)
-    cell.add(CachedCall(executable.address, executable, (facts, facts), (4, 4), (0, 1), fresh, (), NOTHING))
+    cache.add(CachedCall(executable.address, executable, (facts, facts), (4, 4), (0, 1), fresh, (), NOTHING))
     x = torch.randn(5, 7)
-    assert torch.equal(cell.function()(x[2:3, 4:5], x[:1, :1].t()), x[2:3, 4:5] + x[:1, :1])
+    assert torch.equal(cache.function()(x[2:3, 4:5], x[:1, :1].t()), x[2:3, 4:5] + x[:1, :1])
 
 
 def test_several_outputs_and_temporaries() -> None:
@@ -145,12 +145,12 @@ def test_several_outputs_and_temporaries() -> None:
         ir.block(ir.store(b, (i,), ir.load(u, i)), ir.store(c, (i,), ir.load(t, i))),
         arguments=(a, b, c), temporaries=(t, u),
     )  # fmt: skip
-    cell = CallCache([TENSOR], 2)
-    cell.add(
+    cache = CallCache([TENSOR], 2)
+    cache.add(
         CachedCall(executable.address, executable, (VECTOR,), (SPAN,), (0,), (OUTPUT,) * 2, (), ((0, SPAN), 2 * SPAN))
     )
     x = torch.randn(N)
-    first, second = cell.function()(x)
+    first, second = cache.function()(x)
     assert torch.equal(first, 2 * x + 1)
     assert torch.equal(second, 2 * x)
 
@@ -159,10 +159,10 @@ def test_numbers(add: Callable[[int], Executable]) -> None:
     """Integers are part of the kernel; floats are passed, or tensors in their place."""
     a, s, b = ir.buffer("A", FLOAT32, (N,)), ir.buffer("s", FLOAT32, ()), ir.buffer("B", FLOAT32, (N,))
     executable = kernel(ir.store(b, (ir.var("i"),), ir.mul(ir.load(a, ir.var("i")), ir.load(s))), arguments=(s, a, b))
-    cell = CallCache([CONSTANT, number_kind(FLOAT), TENSOR], 1)
+    cache = CallCache([CONSTANT, number_kind(FLOAT), TENSOR], 1)
     guards = (7, TensorGuard(FLOAT, (), ()), VECTOR)
-    cell.add(CachedCall(executable.address, executable, guards, (0, 4, SPAN), (1, 2), (OUTPUT,), (), NOTHING))
-    call, x = cell.function(), torch.randn(N)
+    cache.add(CachedCall(executable.address, executable, guards, (0, 4, SPAN), (1, 2), (OUTPUT,), (), NOTHING))
+    call, x = cache.function(), torch.randn(N)
     for value in (2.5, 0.1, -0.0, float("inf")):
         assert torch.equal(call(7, value, x), x * torch.tensor(value))
         assert torch.equal(call(7, torch.tensor(value), x), x * torch.tensor(value))
@@ -189,12 +189,12 @@ def test_writing_what_starts_with_another_argument() -> None:
     a, b = ir.buffer("A", FLOAT32, (N,)), ir.buffer("B", FLOAT32, (N,))
     i = ir.var("i")
     executable = kernel(ir.store(b, (i,), ir.add(ir.load(b, i), ir.load(a, i))), arguments=(a, b))
-    cell = CallCache([TENSOR] * 3, 0)
-    lane = CachedCall(
+    cache = CallCache([TENSOR] * 3, 0)
+    cached = CachedCall(
         executable.address, executable, (VECTOR,) * 3, (SPAN,) * 3, (0, 2), (), (MutatedArg(2, 1, SPAN),), NOTHING
     )
-    cell.add(lane)
-    call, x, y, z = cell.function(), torch.randn(N), torch.randn(N), torch.empty(N)
+    cache.add(cached)
+    call, x, y, z = cache.function(), torch.randn(N), torch.randn(N), torch.empty(N)
     assert call(x, y, z) is None
     assert torch.equal(z, y + x)
     assert call(x, z, z) is None
@@ -213,11 +213,11 @@ def test_a_call_that_fails_is_left_to_others() -> None:
         Check(Binary("lt", value, ir.const(10)), 0, value), ir.store(b, (ir.var("i"),), value), arguments=(a, b)
     )
     facts = TensorGuard(torch_number("int64"), (N,), (1,))
-    cell = CallCache([TENSOR], 1)
+    cache = CallCache([TENSOR], 1)
     made = (NewOutput(facts, 8 * N),)
-    cell.add(CachedCall(executable.address, executable, (facts,), (8 * N,), (0,), made, (), NOTHING))
-    call, x = cell.function(), torch.arange(N) % 10
-    del executable, cell
+    cache.add(CachedCall(executable.address, executable, (facts,), (8 * N,), (0,), made, (), NOTHING))
+    call, x = cache.function(), torch.arange(N) % 10
+    del executable, cache
     gc.collect()
     assert torch.equal(call(x), x)
     assert call(x + 1) is NotImplemented
@@ -226,31 +226,31 @@ def test_a_call_that_fails_is_left_to_others() -> None:
 
 def test_no_memory_is_left_to_others(add: Callable[[int], Executable]) -> None:
     executable = add(N)
-    cell = CallCache([TENSOR, TENSOR], 1)
+    cache = CallCache([TENSOR, TENSOR], 1)
     huge = (NewOutput(TensorGuard(FLOAT, (1 << 55,), (1,)), 1 << 57),)
-    cell.add(CachedCall(executable.address, executable, (VECTOR, VECTOR), (SPAN, SPAN), (0, 1), huge, (), NOTHING))
-    assert cell.function()(torch.zeros(N), torch.zeros(N)) is NotImplemented
+    cache.add(CachedCall(executable.address, executable, (VECTOR, VECTOR), (SPAN, SPAN), (0, 1), huge, (), NOTHING))
+    assert cache.function()(torch.zeros(N), torch.zeros(N)) is NotImplemented
 
 
 def test_kernels_are_forgotten_and_replaced(add: Callable[[int], Executable]) -> None:
-    cell = adding(add(N))
-    call, a = cell.function(), torch.randn(N)
-    cell.forget()
+    cache = adding(add(N))
+    call, a = cache.function(), torch.randn(N)
+    cache.forget()
     assert call(a, a) is NotImplemented
     for _ in range(2 * call_cache.MOST):
-        cell.add(CachedCall(*_lane(add(N), N)))
+        cache.add(CachedCall(*_call_parts(add(N), N)))
     assert torch.equal(call(a, a), a + a)
-    assert len(cell._lanes) == 1
+    assert len(cache._calls) == 1
 
 
-def _lane(executable: Executable, n: int) -> tuple[Any, ...]:
+def _call_parts(executable: Executable, n: int) -> tuple[Any, ...]:
     facts = TensorGuard(FLOAT, (n,), (1,))
     return executable.address, executable, (facts, facts), (4 * n,) * 2, (0, 1), (NewOutput(facts, 4 * n),), (), NOTHING
 
 
 def test_calls_while_kernels_change(add: Callable[[int], Executable]) -> None:
-    cell, executable = adding(add(N)), add(N)
-    call, a, stop = cell.function(), torch.randn(N), threading.Event()
+    cache, executable = adding(add(N)), add(N)
+    call, a, stop = cache.function(), torch.randn(N), threading.Event()
     wrong: list[object] = []
 
     def calling() -> None:
@@ -263,16 +263,16 @@ def test_calls_while_kernels_change(add: Callable[[int], Executable]) -> None:
     for thread in threads:
         thread.start()
     for _ in range(300):
-        cell.forget()
-        cell.add(CachedCall(*_lane(executable, N)))
+        cache.forget()
+        cache.add(CachedCall(*_call_parts(executable, N)))
     stop.set()
     for thread in threads:
         thread.join()
     assert not wrong
 
 
-def test_nothing_leaks(cell: CallCache) -> None:
-    call, a, b = cell.function(), torch.randn(N), torch.randn(N)
+def test_nothing_leaks(cache: CallCache) -> None:
+    call, a, b = cache.function(), torch.randn(N), torch.randn(N)
     counts = [sys.getrefcount(x) for x in (a, b, None, NotImplemented)]
     for _ in range(2000):
         call(a, b)

@@ -22,7 +22,7 @@ from ..inline_cache import LIMIT, MISS, is_plain_call
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class GpuCacheLine:
+class CachedGpuCall:
     """A kernel for calls of one kind. spans: bytes that each tensor of such a call reaches over."""
 
     launcher: CudaLauncher
@@ -30,9 +30,9 @@ class GpuCacheLine:
 
 
 class GpuInlineCache:
-    """The lanes of one operator on one device.
+    """The cached calls of one operator on one device.
 
-    A call has the lane of its layouts, of the values of its specialized numbers, and of whether it says where to write.
+    They are found by layouts, by the values of specialized numbers, and by whether the call passes `out`.
     """
 
     def __init__(self, interface: CallSignature, device: torch.device) -> None:
@@ -43,16 +43,16 @@ class GpuInlineCache:
         self._initial = tuple(p.name for p in function.inouts)
         self._sources = tuple(self._initial.index(r) if r in self._initial else None for r in function.returns)
         self.only_tensors = not self._numbers and not self._initial
-        self._last: dict[Hashable, GpuCacheLine] = {}
-        self._known: dict[Hashable, GpuCacheLine] = {}
+        self._last: dict[Hashable, CachedGpuCall] = {}
+        self._known: dict[Hashable, CachedGpuCall] = {}
         self._constants: dict[Hashable, Tensor] = {}
 
     def direct_function(self) -> Callable[..., Any] | None:
         """A function for calls like the last one, if `only_tensors` holds; it returns NotImplemented for others."""
-        lane = self._last.get(((), False)) if self.only_tensors else None
-        if lane is None:
+        cached = self._last.get(((), False)) if self.only_tensors else None
+        if cached is None:
             return None
-        call = lane.launcher.call
+        call = cached.launcher.call
         return lambda *tensors: call(*tensors) if is_plain_call(tensors) else NotImplemented
 
     def call(self, tensors: Sequence[Any], out: Any, initial: Mapping[str, Any]) -> Any:
@@ -66,35 +66,35 @@ class GpuInlineCache:
         values: list[Any] = [initial.get(name) for name in self._initial]
         wanted = () if out is None else out if type(out) is tuple else (out,)
         everything = (*tensors, *values, *wanted)
-        lane = self._find((special, bool(wanted)), everything)
-        if lane is None or not is_plain_call(everything):
+        cached = self._find((special, bool(wanted)), everything)
+        if cached is None or not is_plain_call(everything):
             return MISS
         if not (values or wanted):
-            return lane.launcher(*tensors)
+            return cached.launcher(*tensors)
         if wanted:
-            if not self._has_no_alias(lane, everything):
+            if not self._has_no_alias(cached, everything):
                 return MISS
             for x, source in zip(wanted, self._sources, strict=True):
                 if source is not None and values[source] is not x:
                     copy_tensor(values[source], x)
-            lane.launcher.run(*tensors, *wanted)
+            cached.launcher.run(*tensors, *wanted)
             torch._C._increment_version(wanted)
             return out
-        made = lane.launcher.allocate_outputs()
+        made = cached.launcher.allocate_outputs()
         for x, source in zip(made, self._sources, strict=True):
             if source is not None:
                 x.copy_(values[source])
-        lane.launcher.run(*tensors, *made)
+        cached.launcher.run(*tensors, *made)
         return made[0] if len(made) == 1 else tuple(made)
 
     def add(self, launcher: CudaLauncher, arguments: Arguments, special: Sequence[int], out: Sequence[Tensor]) -> None:
-        """Make a lane for calls like one that has succeeded, which wrote to `out` if there is any."""
+        """Cache the call for others like one that has succeeded, which wrote to `out` if there is any."""
         tensors = (*arguments.inputs, *arguments.initial, *out)
         kind = (tuple(special), bool(out))
         if len(self._known) >= LIMIT:
             self._known.clear()
-        lane = GpuCacheLine(launcher, tuple(map(_compute_span_bytes, tensors)))
-        self._last[kind] = self._known[kind, _make_layout_key(tensors)] = lane
+        cached = CachedGpuCall(launcher, tuple(map(_compute_span_bytes, tensors)))
+        self._last[kind] = self._known[kind, _make_layout_key(tensors)] = cached
 
     def with_numbers(self, values: Sequence[Any]) -> list[Any]:
         """`values` with tensors on the device for Python's numbers.
@@ -117,22 +117,22 @@ class GpuInlineCache:
                 tensors[n] = found
         return tensors
 
-    def _find(self, kind: Hashable, everything: Sequence[Any]) -> GpuCacheLine | None:
-        lane = self._last.get(kind)
-        if lane is not None and lane.launcher.accepts(*everything):
-            return lane
+    def _find(self, kind: Hashable, everything: Sequence[Any]) -> CachedGpuCall | None:
+        cached = self._last.get(kind)
+        if cached is not None and cached.launcher.accepts(*everything):
+            return cached
         try:
-            lane = self._known.get((kind, _make_layout_key(everything)))
+            cached = self._known.get((kind, _make_layout_key(everything)))
         except (AttributeError, RuntimeError, TypeError):  # not all of these are dense tensors
             return None
-        if lane is not None and lane.launcher.accepts(*everything):
-            self._last[kind] = lane
-            return lane
+        if cached is not None and cached.launcher.accepts(*everything):
+            self._last[kind] = cached
+            return cached
         return None
 
-    def _has_no_alias(self, lane: GpuCacheLine, everything: Sequence[Tensor]) -> bool:
+    def _has_no_alias(self, cached: CachedGpuCall, everything: Sequence[Tensor]) -> bool:
         """Whether no destination overlaps the memory of another argument, except its own initial value."""
-        places = [(x.data_ptr(), x.data_ptr() + n) for x, n in zip(everything, lane.spans, strict=True)]
+        places = [(x.data_ptr(), x.data_ptr() + n) for x, n in zip(everything, cached.spans, strict=True)]
         first = len(places) - len(self._sources)
         for n, (start, stop) in enumerate(places[first:], first):
             source = self._sources[n - first]

@@ -80,13 +80,13 @@ LIMIT = 256
 class GpuKernelTable:
     """The kernels of one def for GPUs, and those of them that are on devices of this machine.
 
-    lanes: the short ways of calls, by device and options.
+    inline_caches: the fast paths of calls, by device and options.
     """
 
     kernels: KernelTable
     compiled: SingleFlightCache[Hashable, Plan] = field(default_factory=lambda: SingleFlightCache(LIMIT))
     loaded: SingleFlightCache[Hashable, Launches] = field(default_factory=lambda: SingleFlightCache(LIMIT))
-    lanes: dict[Hashable, GpuInlineCache] = field(default_factory=dict)
+    inline_caches: dict[Hashable, GpuInlineCache] = field(default_factory=dict)
     _last: GpuInlineCache | None = None
     _tuned: dict[Hashable, GpuOptions] = field(default_factory=dict)
 
@@ -155,14 +155,14 @@ class GpuKernelTable:
         initial: Mapping[str, object],
         options: GpuOptions | None,
     ) -> Any:
-        """The result of a call on tensors of one CUDA device. It leaves a lane for calls like this one.
+        """The result of a call on tensors of one CUDA device. It caches the call for others like this one.
 
         Raises ArgumentError or RangeError, and DeviceError where the device can do no more.
         """
         tensors, initial, convert = import_arrays(self.interface, tensors, initial)
         device = device_of((*tensors, *initial.values()))
-        lanes = self._last = self._lanes(device, options)
-        if (result := lanes.call(tensors, out, initial)) is not MISS:
+        inline_cache = self._last = self._inline_cache_of(device, options)
+        if (result := inline_cache.call(tensors, out, initial)) is not MISS:
             return result if convert is None or out is not None else convert_outputs(_as_tuple(result), convert)
         arguments = gather_on_device(self.interface, tensors, initial, device)
         sizes = shapes_without_sync(self.interface, arguments, tensors)
@@ -188,12 +188,12 @@ class GpuKernelTable:
         if len(self._tuned) >= LIMIT:
             self._tuned.clear()
         self._tuned[sizes, strides, wanted] = options
-        self.lanes.clear()
+        self.inline_caches.clear()
 
-    def _lanes(self, device: torch.device, options: GpuOptions | None) -> GpuInlineCache:
-        found = self.lanes.get((device, options))
+    def _inline_cache_of(self, device: torch.device, options: GpuOptions | None) -> GpuInlineCache:
+        found = self.inline_caches.get((device, options))
         if found is None:
-            found = self.lanes[device, options] = GpuInlineCache(self.interface, device)
+            found = self.inline_caches[device, options] = GpuInlineCache(self.interface, device)
         return found
 
     def _compute(
@@ -226,7 +226,7 @@ class GpuKernelTable:
         launcher.run(*arguments.inputs, *outputs)
         if all(kernel.aligned for kernel in kernels_of(plan)):  # else other tensors may have a better kernel
             special = tuple(value for _, value in sizes.scalars)
-            self._lanes(device, options).add(launcher, arguments, special, wanted)
+            self._inline_cache_of(device, options).add(launcher, arguments, special, wanted)
         return outputs
 
 

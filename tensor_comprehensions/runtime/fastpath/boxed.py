@@ -1,7 +1,7 @@
 """Kernels of torch's dispatcher in machine code: calls of operators without Python.
 
 The dispatcher calls them through its stable C ABI with a stack of arguments: owned handles of tensors, and numbers.
-Calls that no kernel of the cell fits go to Python, whose exceptions reach the caller unchanged.
+Calls that no kernel of the cache fits go to Python, whose exceptions reach the caller unchanged.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from ..cpu import host_symbols
 from . import call_cache
 from .call_cache import CONSTANT, CallCache
 from .dispatcher_ir import CALLBACK, THUNKS, call_caches_symbol, dispatcher_assembly
-from .launch_ir import CELL_WORDS
+from .launch_ir import CALL_CACHE_WORDS
 from .torch_layout import handle_of, tensor_of
 
 Slow = Callable[..., Any]
 _FUNCTIONS = {"CPU": "compute", "AutogradCPU": "record"}
-"""The function of a cell for each dispatch key."""
+"""The function of a call cache for each dispatch key."""
 
 
 class BoxedCallCache(CallCache):
-    """A cell with two functions for the dispatcher: one that computes, and one that may record.
+    """A call cache with two functions for the dispatcher: one that computes, and one that may record.
 
     Args:
-        kinds, outputs: as of a cell.
+        kinds, outputs: as of a call cache.
         compute, record: the functions to call with the arguments if no kernel fits, and if torch may have to record.
     """
 
@@ -63,7 +63,7 @@ _code: SingleFlightCache[str, _BoxedFunctionTable] = SingleFlightCache(1)
 
 
 class _BoxedFunctionTable:
-    """The functions of cells, and the way back to Python; as old as the process."""
+    """The functions of call caches, and the way back to Python; as old as the process."""
 
     def __init__(self) -> None:
         self._common = call_cache.fast_path_code().common
@@ -71,17 +71,17 @@ class _BoxedFunctionTable:
         llvm.add_symbol(CALLBACK, id(self._callback))
         self._count = itertools.count()
         self._pools: SingleFlightCache[int, _ThunkPool] = SingleFlightCache(1 << 62)
-        self._cells: dict[int, BoxedCallCache] = {}
+        self._caches: dict[int, BoxedCallCache] = {}
         self._libraries: SingleFlightCache[tuple[str, bytes], ctypes.c_void_p] = SingleFlightCache(1 << 62)
 
     def slot(self, owner: BoxedCallCache) -> tuple[int, Any]:
-        """A number for a cell, and the memory of its words."""
+        """A number for a call cache, and the memory of its words."""
         index = next(self._count)
-        self._cells[index] = owner
+        self._caches[index] = owner
         return index, self._pool(index).words(index % THUNKS)
 
     def thunk(self, function: str, index: int) -> int:
-        """The address of the function of a cell."""
+        """The address of the function of a call cache."""
         address: int = self._pool(index).engine.get_function_address(f"tc_{function}_{index % THUNKS}")
         return address
 
@@ -101,7 +101,7 @@ class _BoxedFunctionTable:
     def _python(self, index: int, layer: int, stack: int, count: int, outputs: int) -> None:
         """Go on in Python."""
         try:
-            self._cells[index].call_slow_path(layer, stack, count, outputs)
+            self._caches[index].call_slow_path(layer, stack, count, outputs)
         except TCError as error:
             shorten_traceback(error)
             raise
@@ -117,13 +117,15 @@ def _make_torch_library(namespace: bytes, key: bytes) -> ctypes.c_void_p:
 
 
 class _ThunkPool:
-    """Functions for the dispatcher that are not yet, or are, those of a cell: making them one by one takes longer."""
+    """Functions for the dispatcher, `THUNKS` call caches at a time: making them one by one takes longer."""
 
     def __init__(self, number: int, common: str) -> None:
-        self._memory = (ctypes.c_uint64 * (CELL_WORDS * THUNKS))()
+        self._memory = (ctypes.c_uint64 * (CALL_CACHE_WORDS * THUNKS))()
         first = number * THUNKS
         llvm.add_symbol(call_caches_symbol(first), ctypes.addressof(self._memory))
         self.engine = host_symbols.load_code(host_symbols.builtin_code(common + dispatcher_assembly(first)))
 
     def words(self, slot: int) -> Any:
-        return (ctypes.c_uint64 * CELL_WORDS).from_address(ctypes.addressof(self._memory) + 8 * CELL_WORDS * slot)
+        return (ctypes.c_uint64 * CALL_CACHE_WORDS).from_address(
+            ctypes.addressof(self._memory) + 8 * CALL_CACHE_WORDS * slot
+        )

@@ -1,8 +1,8 @@
 """Calls without Python once their kernels are known: machine code finds and runs the kernels of an operator.
 
-A cell has the kernels of earlier calls with the same kinds of arguments. Machine code compares the arguments, finds the
-kernel that fits, allocates the outputs and runs it: as a builtin function for Python, and through `boxed` for torch's
-dispatcher. Other calls go to the slow path.
+A call cache has the kernels of earlier calls with the same kinds of arguments. Machine code compares the arguments,
+finds the kernel that fits, allocates the outputs and runs it: as a builtin function for Python, and through `boxed` for
+torch's dispatcher. Other calls go to the slow path.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ...core import knobs
 from ...core.single_flight import SingleFlightCache
 from ..cpu import host_symbols
 from . import guard_ir, launch_ir, pycall_ir
-from .launch_ir import CELL_WORDS, HEADER, PAUSED
+from .launch_ir import CALL_CACHE_WORDS, HEADER, PAUSED
 from .torch_layout import symbol_addresses, tensor_layout
 
 MOST = 64
-"""Most kernels in a cell, newest first; the slow path finds the others again."""
+"""Most kernels in a call cache, newest first; the slow path finds the others again."""
 TENSOR, CONSTANT = 0, 1
 """Kinds of arguments: a tensor, and an integer that is part of the kernel. For others see `number_kind`."""
 RECORDED = Ellipsis
@@ -94,7 +94,7 @@ class CachedCall:
     parameters: int = 0
 
     def words(self) -> list[int]:
-        """The lane as `launch_ir` reads it."""
+        """The cached call as `launch_ir` reads it."""
         guards: list[int] = []
         for a in self.arguments:
             guards += [a] if isinstance(a, int) else [a.dtype, len(a.sizes), *a.sizes, *a.strides]
@@ -117,21 +117,21 @@ class CallCache:
 
     Args:
         kinds: of the arguments. outputs: the number of new outputs of a call.
-        words: existing memory of `CELL_WORDS` words for it, if any.
+        words: existing memory of `CALL_CACHE_WORDS` words for it, if any.
     """
 
     def __init__(self, kinds: Sequence[int], outputs: int, words: Any = None) -> None:
         self.kinds = tuple(kinds)
         self._outputs = outputs
-        self._words = (ctypes.c_uint64 * CELL_WORDS)() if words is None else words
+        self._words = (ctypes.c_uint64 * CALL_CACHE_WORDS)() if words is None else words
         self._kind_words = (ctypes.c_int64 * max(1, len(self.kinds)))(*self.kinds)
-        self._lanes: list[_CacheLineMemory] = []
+        self._calls: list[_CachedCallMemory] = []
         self._retired: list[Any] = []
         self._words[1] = ctypes.addressof(self._kind_words)
         self._publish()
 
     def __len__(self) -> int:
-        return len(self._lanes)
+        return len(self._calls)
 
     def function(self) -> Callable[..., Any]:
         """A builtin that takes the arguments; returns the output, a tuple of outputs, or None if there are no new ones.
@@ -142,38 +142,38 @@ class CallCache:
         plan = struct.pack("=4Q", ctypes.addressof(self._words), len(self.kinds), self._outputs, not self._outputs)
         return _code.get("", FastPathCode).builtin((plan, self))
 
-    def add(self, lane: CachedCall) -> None:
+    def add(self, call: CachedCall) -> None:
         """Use a kernel for calls like one."""
-        placed = _CacheLineMemory(lane)
+        placed = _CachedCallMemory(call)
         with _publishing.held:
-            others = [x for x in self._lanes if x.words[1:] != placed.words[1:]]
+            others = [x for x in self._calls if x.words[1:] != placed.words[1:]]
             kept = [placed, *others[: MOST - 1]]
-            self._lanes = sorted(kept, key=lambda x: x.is_range)  # kernels for exactly these sizes come first
+            self._calls = sorted(kept, key=lambda x: x.is_range)  # kernels for exactly these sizes come first
             self._publish()
 
     def forget(self) -> None:
         """Use no kernel any more."""
         with _publishing.held:
-            self._lanes = []
+            self._calls = []
             self._publish()
 
     def _publish(self) -> None:
-        """Let calls see the lanes of now. Those of before are kept for as long as a call may be looking at them."""
-        lanes = list(self._lanes)
-        table = (ctypes.c_uint64 * (1 + len(lanes)))(len(lanes), *(lane.address for lane in lanes))
-        self._retired.append((table, lanes))
+        """Let calls see the calls of now. Those of before are kept for as long as a call may be looking at them."""
+        calls = list(self._calls)
+        table = (ctypes.c_uint64 * (1 + len(calls)))(len(calls), *(call.address for call in calls))
+        self._retired.append((table, calls))
         self._words[0] = ctypes.addressof(table)
         if self._words[2] == 0:  # later readers see this table, or the previous one until the store is visible
             del self._retired[:-2]
 
 
-class _CacheLineMemory:
-    """A lane in memory."""
+class _CachedCallMemory:
+    """A cached call in memory."""
 
-    def __init__(self, lane: CachedCall) -> None:
-        self.words = tuple(lane.words())
+    def __init__(self, call: CachedCall) -> None:
+        self.words = tuple(call.words())
         self._memory = ctypes.create_string_buffer(struct.pack(f"={len(self.words)}q", *self.words))
-        self._keep_finalist_codes, self.is_range = lane.keep_alive, lane.parameters > 0
+        self._owner, self.is_range = call.keep_alive, call.parameters > 0
         self.address = ctypes.addressof(self._memory)
 
 
@@ -181,7 +181,7 @@ _paused = ctypes.c_int64(0)
 
 
 class _Lock:
-    """One lock for all publication of lanes, which is unlocked in a forked child."""
+    """One lock for all publication of calls, which is unlocked in a forked child."""
 
     def __init__(self) -> None:
         self.renew()
@@ -216,7 +216,7 @@ _FASTCALL = 0x80
 
 
 class FastPathCode:
-    """The machine code that all calls share, and the builtin of cells; lives as long as the process."""
+    """The machine code that all calls share, and the builtin of call caches; lives as long as the process."""
 
     def __init__(self) -> None:
         layout = tensor_layout()

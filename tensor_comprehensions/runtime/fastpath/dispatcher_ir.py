@@ -1,14 +1,14 @@
-"""The LLVM text of `boxed`: functions that torch's dispatcher calls with a stack of arguments, one pair for each cell.
+"""The LLVM text of `boxed`: two functions for each call cache, called by torch's dispatcher with a stack of arguments.
 
 The stack owns its content: numbers and handles of tensors, which the results replace.
 """
 
 from __future__ import annotations
 
-from .launch_ir import CELL_WORDS
+from .launch_ir import CALL_CACHE_WORDS
 
 THUNKS = 32
-"""How many cells one piece of code serves."""
+"""How many call caches one piece of code serves."""
 
 CALLBACK = "tc_boxed_callback"
 """The symbol of the Python function for calls that no kernel fits. It returns, or raises: nothing is between it and the
@@ -17,28 +17,30 @@ dispatcher where an interrupt could be lost.
 
 
 def call_caches_symbol(first: int) -> str:
-    """The symbol of the words of cells, of which the callback knows the first as `first`."""
-    return f"tc_boxed_cells_{first}"
+    """The symbol of the words of call caches, of which the callback knows the first as `first`."""
+    return f"tc_boxed_call_caches_{first}"
 
 
 def dispatcher_assembly(first: int) -> str:
-    """The functions of the cells at `call_caches_symbol(first)`, with `lane_code` beside them. The same in every
-    process."""
-    cells = call_caches_symbol(first)
+    """The functions of the call caches at `call_caches_symbol(first)`; they need `launch_assembly` beside them.
+
+    The text is the same in every process.
+    """
+    caches = call_caches_symbol(first)
     thunks = [
         _THUNK.replace("{function}", function)
         .replace("{slot}", str(slot))
-        .replace("{cell}", f"getelementptr (i64, ptr @{cells}, i64 {CELL_WORDS * slot})")
+        .replace("{cache}", f"getelementptr (i64, ptr @{caches}, i64 {CALL_CACHE_WORDS * slot})")
         .replace("{index}", str(first + slot))
         for slot in range(THUNKS)
         for function in ("compute", "record")
     ]
-    return _CODE + f"\n@{cells} = external global i64\n" + "".join(thunks)
+    return _CODE + f"\n@{caches} = external global i64\n" + "".join(thunks)
 
 
 _THUNK = """
 define void @tc_{function}_{slot}(ptr %stack, i64 %count, i64 %outputs) uwtable {
-  call void @{function}(i64 {index}, ptr {cell}, ptr %stack, i64 %count, i64 %outputs)
+  call void @{function}(i64 {index}, ptr {cache}, ptr %stack, i64 %count, i64 %outputs)
   ret void
 }
 """
@@ -152,13 +154,13 @@ done:
   ret void
 }
 
-define internal void @compute(i64 %index, ptr %cell, ptr %stack, i64 %count, i64 %outputs) uwtable {
+define internal void @compute(i64 %index, ptr %cache, ptr %stack, i64 %count, i64 %outputs) uwtable {
   %room = add i64 %outputs, 1
   %results = alloca ptr, i64 %room
-  %done = call i1 @serve(ptr %cell, ptr %stack, ptr null, i64 %count, ptr %results)
+  %done = call i1 @serve(ptr %cache, ptr %stack, ptr null, i64 %count, ptr %results)
   br i1 %done, label %fast, label %slow
 fast:
-  %kinds.slot = getelementptr ptr, ptr %cell, i64 1
+  %kinds.slot = getelementptr ptr, ptr %cache, i64 1
   %kinds = load ptr, ptr %kinds.slot
   call void @release.arguments(ptr %kinds, ptr %stack, i64 %count)
   %bytes = shl i64 %outputs, 3
@@ -169,14 +171,14 @@ slow:
   ret void
 }
 
-define internal void @record(i64 %index, ptr %cell, ptr %stack, i64 %count, i64 %outputs) uwtable {
-  %kinds.slot = getelementptr ptr, ptr %cell, i64 1
+define internal void @record(i64 %index, ptr %cache, ptr %stack, i64 %count, i64 %outputs) uwtable {
+  %kinds.slot = getelementptr ptr, ptr %cache, i64 1
   %kinds = load ptr, ptr %kinds.slot
   %who = call i64 @seen_by(ptr %kinds, ptr %stack, i64 %count)
   %fine = icmp eq i64 %who, 1
   br i1 %fine, label %fast, label %slow
 fast:
-  call void @compute(i64 %index, ptr %cell, ptr %stack, i64 %count, i64 %outputs)
+  call void @compute(i64 %index, ptr %cache, ptr %stack, i64 %count, i64 %outputs)
   ret void
 slow:
   call void @python(i64 %index, i64 1, ptr %stack, i64 %count, i64 %outputs)

@@ -1,4 +1,4 @@
-"""The LLVM text of guards: inspect the arguments of a call, and decide whether a lane accepts them (`launch_ir`)."""
+"""The LLVM text of guards: inspect the arguments of a call, decide whether a cached call serves it (`launch_ir`)."""
 
 from __future__ import annotations
 

@@ -1,22 +1,22 @@
-"""The LLVM text of calls that need no Python: what arguments are, whether a lane takes them, and the launch.
+"""The LLVM text of calls that need no Python: what arguments are, whether a cached call takes them, and the launch.
 
-A cell is five words: a table of lanes (their count, then their addresses), the kinds of the arguments, how many calls
-look at the table, how many arguments there are, and how many new outputs. Of an argument the stack has a borrowed
-handle, which is the address of a C++ tensor; or, by its kind, a number:
+A call cache is five words: a table of cached calls (their count, then their addresses), the kinds of the arguments,
+how many calls look at the table, how many arguments there are, and how many new outputs. Of an argument the stack has
+a borrowed handle, which is the address of a C++ tensor; or, by its kind, a number:
 
     0  a tensor
     1  an integer that is part of the kernel: its value
     n  a number of torch's type n - 2: a tensor, or 0 and the bits of the number among `numbers`
 
-A lane is a block of words, the first `HEADER` of which are named by `LineWord`. Its guards are, for a number that is
-part of the kernel, its value, and for a tensor its dtype, rank, sizes and strides. A new output is its dtype, rank,
-source (whose elements it starts with; -1 for none), bytes, sizes and strides. A written one is its place on the
-stack, its source and, where that lies elsewhere, the bytes to copy, -1 if they are more than one piece.
+A cached call is a block of words, the first `HEADER` of which are named by `CachedCallWord`. Its guards are, for a
+number that is part of the kernel, its value, and for a tensor its dtype, rank, sizes and strides. A new output is its
+dtype, rank, source (whose elements it starts with; -1 for none), bytes, sizes and strides. A written one is its place
+on the stack, its source and, where that lies elsewhere, the bytes to copy, -1 if they are more than one piece.
 
-A lane for any number of rows has parameters, which stand for sizes and strides: `FIRST_PARAMETER + n` is the number n
-wherever it occurs. A stride may be `PACKED`: what the dimension after it takes. The bytes of a new output with open
-sizes are those of a row, and the kernel takes the address of the parameters behind its operands. An extent of a new
-output may also be the number of windows in a parameter, as `open_extent` writes it.
+A cached call for any number of rows has parameters, which stand for sizes and strides: `FIRST_PARAMETER + n` is the
+parameter n wherever it occurs. A stride may be `PACKED`: what the dimension after it takes. The bytes of a new output
+with open sizes are those of a row, and the kernel takes the address of the parameters behind its operands. An extent
+of a new output may also be the number of windows in a parameter, as `open_extent` writes it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from enum import IntEnum
 
 from ..cpu.huge_pages import ADVICE, HUGE, LARGE
 
-CELL_WORDS = 5
+CALL_CACHE_WORDS = 5
 MAX_PARAMETERS = 8
-"""The most sizes that a lane may leave open."""
+"""The most sizes that a cached call may leave open."""
 ANY = -(1 << 63)
 """A stride that does not matter."""
 PACKED = ANY + 1
@@ -42,8 +42,8 @@ def open_extent(parameter: int, step: int = 1, reach: int = 1) -> int:
     return FIRST_PARAMETER + parameter + (step - 1 << 8) + (reach - 1 << 32)
 
 
-class LineWord(IntEnum):
-    """The words at the start of a lane; offsets are in bytes from there."""
+class CachedCallWord(IntEnum):
+    """The words at the start of a cached call; offsets are in bytes from there."""
 
     ENTRY = 0
     OPERANDS = 1
@@ -61,7 +61,7 @@ class LineWord(IntEnum):
     TOTAL = 13
 
 
-HEADER = len(LineWord)
+HEADER = len(CachedCallWord)
 
 
 def launch_assembly() -> str:
@@ -108,15 +108,15 @@ done:
 """
 
 _LAUNCH = r"""
-define internal i64 @word(ptr %lane, i64 %index) alwaysinline {
-  %slot = getelementptr i64, ptr %lane, i64 %index
+define internal i64 @word(ptr %call, i64 %index) alwaysinline {
+  %slot = getelementptr i64, ptr %call, i64 %index
   %value = load i64, ptr %slot
   ret i64 %value
 }
 
-define internal ptr @part(ptr %lane, i64 %index) alwaysinline {
-  %at = call i64 @word(ptr %lane, i64 %index)
-  %place = getelementptr i8, ptr %lane, i64 %at
+define internal ptr @part(ptr %call, i64 %index) alwaysinline {
+  %at = call i64 @word(ptr %call, i64 %index)
+  %place = getelementptr i8, ptr %call, i64 %at
   ret ptr %place
 }
 
@@ -305,9 +305,9 @@ done:
 """
 
 _SERVE = r"""
-; Run the kernel of a lane; rows: the address of their number, for a kernel that takes any.
+; Run the kernel of a cached call; rows: the address of their number, for a kernel that takes any.
 ; True if all went well: then the handles of the new outputs are at `results`.
-define internal i1 @run(ptr %lane, ptr %kinds, ptr %stack, ptr %facts, i64 %count, ptr %results, ptr %rows) {
+define internal i1 @run(ptr %call, ptr %kinds, ptr %stack, ptr %facts, i64 %count, ptr %results, ptr %rows) {
   %status = alloca { i64, i64 }
   %arena.handle = alloca ptr
   %arena.data = alloca ptr
@@ -315,17 +315,17 @@ define internal i1 @run(ptr %lane, ptr %kinds, ptr %stack, ptr %facts, i64 %coun
   %one = alloca i64
   store i64 1, ptr %one
   store ptr null, ptr %arena.handle
-  %entry = load ptr, ptr %lane
-  %operands = call i64 @word(ptr %lane, i64 1)
-  %made = call i64 @word(ptr %lane, i64 2)
-  %temporaries = call i64 @word(ptr %lane, i64 3)
-  %arena = call i64 @word(ptr %lane, i64 4)
-  %written = call i64 @word(ptr %lane, i64 5)
-  %order = call ptr @part(ptr %lane, i64 7)
-  %made.facts = call ptr @part(ptr %lane, i64 8)
-  %offsets = call ptr @part(ptr %lane, i64 9)
-  %written.facts = call ptr @part(ptr %lane, i64 10)
-  %spans = call ptr @part(ptr %lane, i64 11)
+  %entry = load ptr, ptr %call
+  %operands = call i64 @word(ptr %call, i64 1)
+  %made = call i64 @word(ptr %call, i64 2)
+  %temporaries = call i64 @word(ptr %call, i64 3)
+  %arena = call i64 @word(ptr %call, i64 4)
+  %written = call i64 @word(ptr %call, i64 5)
+  %order = call ptr @part(ptr %call, i64 7)
+  %made.facts = call ptr @part(ptr %call, i64 8)
+  %offsets = call ptr @part(ptr %call, i64 9)
+  %written.facts = call ptr @part(ptr %call, i64 10)
+  %spans = call ptr @part(ptr %call, i64 11)
   store i64 %arena, ptr %arena.size
   %places.room = add i64 %count, 1
   %places = alloca ptr, i64 %places.room
@@ -402,8 +402,8 @@ no:
   ret i1 false
 }
 
-; The sizes, strides and bytes of new outputs, where a lane has parameters, for these values of them. False if there is
-; a negative size.
+; The sizes, strides and bytes of new outputs for these values of the parameters of a cached call. False if a size is
+; negative.
 define internal i1 @resolve(ptr %made, i64 %count, ptr %parameters) {
   br label %test
 test:
@@ -471,13 +471,13 @@ end:
   ret i1 true
 }
 
-; As `run`, for a lane with parameters, on a copy of it for these values of them.
+; As `run`, for a cached call with parameters, on a copy of it for these values of them.
 define internal i1 @run_range(
-    ptr %lane, ptr %kinds, ptr %stack, ptr %facts, i64 %count, ptr %results, ptr %parameters) {
-  %total = call i64 @word(ptr %lane, i64 13)
+    ptr %call, ptr %kinds, ptr %stack, ptr %facts, i64 %count, ptr %results, ptr %parameters) {
+  %total = call i64 @word(ptr %call, i64 13)
   %bytes = shl i64 %total, 3
   %copy = alloca i64, i64 %total, align 8
-  call void @llvm.memcpy.p0.p0.i64(ptr %copy, ptr %lane, i64 %bytes, i1 false)
+  call void @llvm.memcpy.p0.p0.i64(ptr %copy, ptr %call, i64 %bytes, i1 false)
   %made = call i64 @word(ptr %copy, i64 2)
   %made.facts = call ptr @part(ptr %copy, i64 8)
   %resolved = call i1 @resolve(ptr %made.facts, i64 %made, ptr %parameters)
@@ -489,10 +489,10 @@ launch:
   ret i1 %ok
 }
 
-; Find the kernel among the lanes of a cell and run it.
-define internal i1 @serve(ptr %cell, ptr %stack, ptr %numbers, i64 %count, ptr %results) {
-  %kinds.slot = getelementptr ptr, ptr %cell, i64 1
-  %readers = getelementptr i64, ptr %cell, i64 2
+; Find the kernel among the calls of a cache and run it.
+define internal i1 @serve(ptr %cache, ptr %stack, ptr %numbers, i64 %count, ptr %results) {
+  %kinds.slot = getelementptr ptr, ptr %cache, i64 1
+  %readers = getelementptr i64, ptr %cache, i64 2
   %kinds = load ptr, ptr %kinds.slot
   %words = mul i64 %count, 4
   %facts.room = add i64 %words, 1
@@ -504,18 +504,18 @@ define internal i1 @serve(ptr %cell, ptr %stack, ptr %numbers, i64 %count, ptr %
   %closed = icmp ne i64 %paused, 0
   br i1 %closed, label %leave, label %open
 open:
-  %lanes = load atomic ptr, ptr %cell seq_cst, align 8
-  %total = load i64, ptr %lanes
+  %calls = load atomic ptr, ptr %cache seq_cst, align 8
+  %total = load i64, ptr %calls
   br label %test
 test:
   %n = phi i64 [ 1, %open ], [ %next, %following ]
   %more = icmp sle i64 %n, %total
   br i1 %more, label %look, label %leave
 look:
-  %slot = getelementptr ptr, ptr %lanes, i64 %n
-  %lane = load ptr, ptr %slot
-  %guards = call ptr @part(ptr %lane, i64 6)
-  %open.sizes = call i64 @word(ptr %lane, i64 12)
+  %slot = getelementptr ptr, ptr %calls, i64 %n
+  %call = load ptr, ptr %slot
+  %guards = call ptr @part(ptr %call, i64 6)
+  %open.sizes = call i64 @word(ptr %call, i64 12)
   %ranged = icmp sgt i64 %open.sizes, 0
   br i1 %ranged, label %clear, label %compare
 clear:
@@ -530,11 +530,11 @@ following:
 choose:
   br i1 %ranged, label %go.range, label %go
 go:
-  %ok = call i1 @run(ptr %lane, ptr %kinds, ptr %stack, ptr %facts, i64 %count, ptr %results, ptr null)
+  %ok = call i1 @run(ptr %call, ptr %kinds, ptr %stack, ptr %facts, i64 %count, ptr %results, ptr null)
   br label %leave
 go.range:
   %range.ok = call i1 @run_range(
-    ptr %lane, ptr %kinds, ptr %stack, ptr %facts, i64 %count, ptr %results, ptr %parameters)
+    ptr %call, ptr %kinds, ptr %stack, ptr %facts, i64 %count, ptr %results, ptr %parameters)
   br label %leave
 leave:
   %done = phi i1 [ false, %0 ], [ false, %test ], [ %ok, %go ], [ %range.ok, %go.range ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def pycall_assembly(type_offset: int, tensor_offset: int) -> str:
-    """`@tc_call`, with `lane_code` beside it.
+    """`@tc_call`, with `launch_assembly` beside it.
 
     Args:
         type_offset: where every Python object keeps its type.
@@ -98,18 +98,19 @@ define internal ptr @wrap(ptr %results, i64 %i) {
   ret ptr %object
 }
 
-; `self` is a tuple: as bytes the address of a cell, its arguments, its new outputs, whether it has none; and the cell.
+; `self` is a tuple: as bytes the address of a call cache, the numbers of its arguments and of its new outputs, and
+; whether it has none; and the cache.
 define ptr @tc_call(ptr %self, ptr %arguments, i64 %given) {
   %bytes = call ptr @PyTuple_GetItem(ptr %self, i64 0)
   %plan = call ptr @PyBytes_AsString(ptr %bytes)
   %count.slot = getelementptr i64, ptr %plan, i64 1
   %outputs.slot = getelementptr i64, ptr %plan, i64 2
   %silent.slot = getelementptr i64, ptr %plan, i64 3
-  %cell = load ptr, ptr %plan, align 1
+  %cache = load ptr, ptr %plan, align 1
   %count = load i64, ptr %count.slot, align 1
   %outputs = load i64, ptr %outputs.slot, align 1
   %silent = load i64, ptr %silent.slot, align 1
-  %kinds.slot = getelementptr ptr, ptr %cell, i64 1
+  %kinds.slot = getelementptr ptr, ptr %cache, i64 1
   %kinds = load ptr, ptr %kinds.slot
   %complete = icmp eq i64 %count, %given
   br i1 %complete, label %modes, label %no
@@ -161,7 +162,7 @@ tell:
   ret ptr @tc_recorded
 go:
   %thread = call ptr @PyEval_SaveThread()
-  %done = call i1 @serve(ptr %cell, ptr %stack, ptr %numbers, i64 %count, ptr %results)
+  %done = call i1 @serve(ptr %cache, ptr %stack, ptr %numbers, i64 %count, ptr %results)
   call void @PyEval_RestoreThread(ptr %thread)
   br i1 %done, label %give, label %no
 give:

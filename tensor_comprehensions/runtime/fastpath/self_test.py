@@ -125,10 +125,10 @@ class SelfTest:
         self._calls = self._function("float32", 1), self._function("complex64", 2)
         self._layers: list[str] = []
         self._error: Exception | None = None
-        self._cell = BoxedCallCache(
+        self._boxed = BoxedCallCache(
             [TENSOR] * 2, 1, partial(self._take_slow_path, "compute"), partial(self._take_slow_path, "record")
         )
-        self._cell.add(self._kernel("float32", 1))
+        self._boxed.add(self._kernel("float32", 1))
 
     def _kernel(self, dtype: str, floats: int) -> CachedCall:
         """C(i) = A(i) + B(i) over 16 bytes; elements have so many floats."""
@@ -138,9 +138,9 @@ class SelfTest:
         return CachedCall(self._entry, self._engine, (guard,) * 2, (span,) * 2, (0, 1), (output,), (), ((), 0))
 
     def _function(self, dtype: str, floats: int) -> Callable[..., Any]:
-        cell = CallCache([TENSOR] * 2, 1)
-        cell.add(self._kernel(dtype, floats))
-        return cell.function()
+        cache = CallCache([TENSOR] * 2, 1)
+        cache.add(self._kernel(dtype, floats))
+        return cache.function()
 
     def find_wrong_answer(self) -> str:
         """The first wrong answer, "" if all are right. For the child: it leaves traces in the process."""
@@ -245,7 +245,7 @@ class SelfTest:
     def _operator_cases(self) -> Iterator[Case]:
         library = torch.library.Library(NAMESPACE, "DEF")  # type: ignore[no-untyped-call]
         library.define("add(Tensor a, Tensor b) -> Tensor")  # type: ignore[no-untyped-call]
-        self._cell.register(NAMESPACE, "add", lambda key: False)
+        self._boxed.register(NAMESPACE, "add", lambda key: False)
         op = getattr(torch.ops, NAMESPACE).add.default
         a, b = torch.arange(_N, dtype=torch.float32), torch.full((_N,), 0.5, dtype=torch.float32)
 
