@@ -197,7 +197,7 @@ SUM_PARTS = 64
 """Number of parts of such a sum."""
 MIN_PART_TERMS = 16
 """Minimum terms of a part if the options ask for parts."""
-COLUMN_SUM_BYTES = 1 << 21
+COLUMN_SUM_ELEMENTS = 1 << 21
 """Minimum elements of a matrix whose column sums are split by rows among threads: no cache holds it."""
 COLUMN_SUM_MESH_FACTOR = 2
 """Bytes of such a matrix with a mesh cache, in sizes of the private caches, if that is fewer."""
@@ -253,7 +253,7 @@ STAGED_ROW_TILES = ((512, 128), (256, 256), (128, 512), (64, 512), (32, 512))
 """The same for short rows of the output, which are written whole: a line that is split goes to memory twice."""
 UNSHARED_TRANSPOSE_ELEMENTS = 16384
 """Elements of a transposition below which threads do not share it, since all of them stay in the inner caches."""
-SUMMED_ROWS = (4, 2)
+CONCURRENT_SUM_ROWS = (4, 2)
 """Numbers of rows that are summed at once if they come from memory: several streams in different pages are faster than
 one.
 """

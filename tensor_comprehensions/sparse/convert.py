@@ -45,7 +45,7 @@ def insert_conversions(
         }
         if not wrong:
             continue
-        if any(_gives_places(a, nest) for a in wrong):
+        if any(_is_target_pattern(a, nest) for a in wrong):
             return insert_conversions(_with_own_places(original, target.name, order), copied)
         stuck = {(a.tensor, number) for a in _reads_of(nest, wrong) if a.tensor in dict(problem.shared)}
         if stuck:
@@ -92,7 +92,7 @@ def _reads_of(nest: Nest, wrong: Mapping[Access, Format]) -> list[Access]:
     return [a for a in accesses if nest.term.pattern_access(a) in wrong]
 
 
-def _gives_places(a: Access, nest: Nest) -> bool:
+def _is_target_pattern(a: Access, nest: Nest) -> bool:
     """Whether the target of the statement has the sparsity pattern of `a`."""
     return a == nest.own
 

@@ -71,13 +71,14 @@ def shared_places(function: Function, sizes: Mapping[str, int]) -> dict[str, Sha
 
 def _places_matter(function: Function, temporary: str) -> bool:
     """Whether the sparsity patterns of other tensors depend on that of a temporary, so that it may not store zeros."""
-    readers = [s for s in function.statements if any(temporary == a.tensor for a in _collect_reads(s))]
+    readers = [s for s in function.statements if any(temporary == a.tensor for a in accesses_of(s))]
     targets = [function.tensor(s.target) for s in readers]
     exists = any(a.tensor == temporary for s in readers for a in s.exists)
     return exists or any(t.is_sparse or t.role is Role.TEMPORARY for t in targets if t.name != temporary)
 
 
-def _collect_reads(s: Statement) -> list[Access]:
+def accesses_of(s: Statement) -> list[Access]:
+    """The accesses in the value and in the `exists` clauses of a statement."""
     return [a for e in (s.value, *s.exists) for a in walk_expr(e) if isinstance(a, Access)]
 
 

@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from ..core.dtypes import INT32, INT64
-from ..tc_lang.ir import Access, Function, Index, Role, Statement, Symbol, walk_expr
+from ..tc_lang.ir import Access, Function, Index, Role, Statement, Symbol
 from .call_plan import Version
-from .shared_sparsity import representative
+from .shared_sparsity import accesses_of, representative
 from .sparse_problem import SparseProblem, rename_reads
 
 
@@ -31,7 +31,7 @@ def name_versions(
         known = own | {t for t, n in copied if n == number and t in shared}
         if s.target in shared and _changes_what_it_reads(s, function, shared):
             known |= {s.target}
-        for source in dict.fromkeys(a.tensor for a in _collect_reads(s) if a.tensor in known):
+        for source in dict.fromkeys(a.tensor for a in accesses_of(s) if a.tensor in known):
             definitions = sum(x.target == source for x in function.statements[:number])
             version = made.setdefault((source, definitions), Version(f"{source}~{definitions}", source, number))
             names[source] = version.name
@@ -74,16 +74,16 @@ def _copy_old_values(problem: SparseProblem) -> SparseProblem:
 
 def _reads_changed(s: Statement, function: Function) -> bool:
     """Whether a statement reads its target other than by reading each element just before storing it."""
-    own = [a for a in _collect_reads(s) if a.tensor == s.target]
+    own = [a for a in accesses_of(s) if a.tensor == s.target]
     if not own:
         return False
     is_pointwise = s.reduction is None and all(a.subscripts == s.subscripts for a in own)
-    return not is_pointwise or bool(s.exists) or any(function.tensor(a.tensor).is_sparse for a in _collect_reads(s))
+    return not is_pointwise or bool(s.exists) or any(function.tensor(a.tensor).is_sparse for a in accesses_of(s))
 
 
 def _changes_what_it_reads(s: Statement, function: Function, shared: Mapping[str, str]) -> bool:
     """As `_reads_changed`, for a target that shares the pattern of an operand, whose elements may be zeroed first."""
-    accesses, stored = _collect_reads(s), _target_representative(s, function, shared)
+    accesses, stored = accesses_of(s), _target_representative(s, function, shared)
     own = [a for a in accesses if a.tensor == s.target]
     sparse = [a for a in accesses if function.tensor(a.tensor).is_sparse]
     is_whole = not s.ranges and all(
@@ -98,7 +98,7 @@ def _with_places_of_target(s: Statement, function: Function, shared: Mapping[str
     if s.target not in shared:
         return s
     stored = _target_representative(s, function, shared)
-    if any(representative(a, function, shared) == stored for a in _collect_reads(s)):
+    if any(representative(a, function, shared) == stored for a in accesses_of(s)):
         return s
     return replace(s, exists=(*s.exists, stored))
 
@@ -107,10 +107,6 @@ def _target_representative(s: Statement, function: Function, shared: Mapping[str
     """The access of the operand whose pattern the target has."""
     own = Access(s.target, s.subscripts, function.tensor(s.target).dtype)
     return representative(own, function, shared)
-
-
-def _collect_reads(s: Statement) -> list[Access]:
-    return [a for e in (s.value, *s.exists) for a in walk_expr(e) if isinstance(a, Access)]
 
 
 def _with_versions(function: Function, versions: tuple[Version, ...]) -> tuple[Symbol, ...]:

@@ -12,6 +12,7 @@ from ...tc_lang import ir as tc
 from ...tc_lang.ir import BoundFunction
 from ...thresholds import (
     COLUMN_CHUNK_VECTORS,
+    CONCURRENT_SUM_ROWS,
     ENOUGH_PARALLELISM,
     HEAVY_SHARE,
     LONG_TRANSPOSED_TILES,
@@ -21,7 +22,6 @@ from ...thresholds import (
     MIN_COLUMN_CHUNKS,
     STAGED_ROW_TILES,
     STAGED_TILES,
-    SUMMED_ROWS,
     TRANSPOSED_TILE,
     UNSHARED_TRANSPOSE_ELEMENTS,
 )
@@ -110,11 +110,11 @@ def choose_rows_summed_together(
     ]
     if not all(abs(step) >= PAGE_BYTES for step in apart):
         return 1
-    return next((n for n in SUMMED_ROWS if row.extent % n == 0 and row.extent >= n * ENOUGH_PARALLELISM), 1)
+    return next((n for n in CONCURRENT_SUM_ROWS if row.extent % n == 0 and row.extent >= n * ENOUGH_PARALLELISM), 1)
 
 
 def _choose_even_tile(extent: int, lanes: int) -> int:
-    """A tile of whole vectors that cuts `extent` into about equal parts of no fewer than FAR_COLUMNS."""
+    """A tile of whole vectors that cuts `extent` into about equal parts of no fewer than MESH_FETCH_COLUMNS."""
     parts = max(1, extent // MESH_FETCH_COLUMNS)
     return -(-extent // (parts * lanes)) * lanes
 

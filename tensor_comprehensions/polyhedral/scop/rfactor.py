@@ -17,7 +17,7 @@ from ...target import CpuTarget
 from ...tc_lang import ir as tc
 from ...tc_lang.ir import BoundFunction, BoundIndex, BoundStatement, Role, Tensor, map_operands
 from ...thresholds import (
-    COLUMN_SUM_BYTES,
+    COLUMN_SUM_ELEMENTS,
     COLUMN_SUM_MESH_FACTOR,
     COLUMN_SUM_PARTS,
     FEW_RESULTS,
@@ -36,7 +36,7 @@ SplitPoint = tuple[BoundIndex, int]
 """The reduced index to cut, and into how many parts."""
 
 
-def rfactor(function: BoundFunction, matrix: int = COLUMN_SUM_BYTES) -> BoundFunction:
+def rfactor(function: BoundFunction, matrix: int = COLUMN_SUM_ELEMENTS) -> BoundFunction:
     """`function` with its long reductions into few elements in two stages.
 
     A def that only sums the columns of a matrix of at least `matrix` elements is split, too.
@@ -106,7 +106,7 @@ def _insertion_position(before: Sequence[BoundStatement], s: BoundStatement) -> 
 
 def large_matrix(target: CpuTarget) -> int:
     """Elements of a matrix that is large to `target`."""
-    return int(min(COLUMN_SUM_BYTES, COLUMN_SUM_MESH_FACTOR * target.writeback_limit_bytes / ELEMENT))
+    return int(min(COLUMN_SUM_ELEMENTS, COLUMN_SUM_MESH_FACTOR * target.writeback_limit_bytes / ELEMENT))
 
 
 def is_divisible(s: BoundStatement) -> bool:

@@ -21,7 +21,7 @@ from ..unlocated_error import UnlocatedTypeError
 from . import type_rules as t
 from .type_rules import TypedExpr
 
-SHORT = 2
+MAX_SHORT_NAME = 2
 """Maximum characters of an unknown name for which the only fitting tensor is suggested though it is not similar."""
 
 
@@ -309,7 +309,7 @@ class ExpressionChecker:
         fitting = [n for n in tensors if self._rank(n) == rank and self.scope.tensors[n] != self.target]
         close = get_close_matches(name, fitting, n=1) or get_close_matches(name, tensors, n=1)
         close = close or get_close_matches(name, list(builtin_names()), n=1)
-        if not close and len(fitting) == 1 and len(name) <= SHORT:
+        if not close and len(fitting) == 1 and len(name) <= MAX_SHORT_NAME:
             close = fitting
         written = suggest_function(name)
         dimensions = f"a tensor of {rank} dimension{'s' * (rank != 1)}"
