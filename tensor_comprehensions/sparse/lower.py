@@ -10,7 +10,7 @@ from ..core.errors import CannotLower
 from ..loop_ir.nodes import Buffer, Kernel, Let, Module, Stmt
 from ..loop_ir.origins import with_origin
 from ..target import CpuTarget
-from ..tc_lang.formats import Format
+from ..tc_lang.formats import Format, can_store_any_pattern
 from ..tc_lang.ir import Function, Role, Symbol
 from .assemble import AssemblingEmitter
 from .call_plan import AssembledLevels, CallPlan, Conversion, PlannedOperand, PlannedResult, Version
@@ -193,7 +193,8 @@ def _result_arrays(
     definitions = [n for n, x in enumerate(function.statements) if x.target == target.name]
     adds_dense = not nest.paths and not all(x.is_free for x in nest.loops.values())  # stores its final nonzeros
     repeats_tails = format.depth < len(format.levels) and not all(level.unique for level in format.levels)
-    if len(definitions) == 1 and is_ordered(nest, order, format) and not adds_dense and not repeats_tails:
+    is_plain = can_store_any_pattern(format) and not repeats_tails
+    if len(definitions) == 1 and is_ordered(nest, order, format) and not adds_dense and is_plain:
         index = INT64 if any(t == INT64 for _, t in problem.index_types) else INT32
         if problem.refills and can_refill(nest, order, format):
             return replace(assembled_of(number, target, index, (), False), is_known=True)

@@ -49,7 +49,7 @@ def choose_order(
             continue
         if (nest.keeps_places or free_first) and _count_scattering_loops(order, nest):
             continue  # elements without terms in the reduced loop are stored, too
-        stuck = [p for p, own in of_paths if not _respects_edges(own, order)]
+        stuck = [p for p, own in of_paths if p.format.repeats_padding or not _respects_edges(own, order)]
         wrong = sum(
             CONVERSION_COST if options.convert and reordered_format(p, order, free_first) else inf for p in stuck
         )
@@ -72,8 +72,11 @@ def choose_order(
 
 
 def is_walkable_in_order(path: Path, order: Sequence[str], enters_late: bool = False) -> bool:
-    """Whether the loops reach the levels of a path in order, outermost first."""
-    return _respects_edges(tuple(hard_edges(path, enters_late)), order)
+    """Whether the loops reach the levels of a path in order, outermost first.
+
+    No order does if padding repeats: the positions of one coordinate are then neither adjacent nor sorted below.
+    """
+    return not path.format.repeats_padding and _respects_edges(tuple(hard_edges(path, enters_late)), order)
 
 
 def _respects_edges(edges: Sequence[tuple[str, str]], order: Sequence[str]) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -165,3 +167,31 @@ def test_a_converted_operand_stores_the_same_elements() -> None:
     result = op(first, torch.ones(2), tc.as_sparse(x, "ssd"))
     assert result.coordinates().tolist() == [[1], [1]]
     assert result.values.tolist() == [7.0]
+
+
+@pytest.mark.parametrize("format", ["dq", "sq"])
+def test_a_format_with_one_coordinate_per_row_holds_just_that(format: str) -> None:
+    op = tc.define(f"def f(double(N,M) A: csr) -> (T: {format}) {{ T(i,j) = 2 * A(i,j) }}").f
+    for x in (torch.eye(3), torch.diag(torch.tensor([1.0, 0.0, 2.0]))):  # also where a row stores nothing
+        found = op(tc.as_sparse(x.double(), "csr")).check()
+        assert str(found.format) == format
+        assert torch.equal(found.to_dense(), 2 * x.double())
+    with pytest.raises(tc.ArgumentError, match="holds one coordinate where the tensor has several"):
+        op(tc.as_sparse(torch.ones(2, 2).double(), "csr"))
+
+
+@pytest.mark.parametrize(("statement", "expected"), [
+    ("T(j,l,i) = exp(A(j,l,i))", lambda a, _: a.exp()),
+    ("T(j,l,i) = A(j,l,i) * B(j,l,i)", lambda a, b: a * b),
+    ("T(j) +=! exp(A(j,l,i))", lambda a, _: a.exp().sum((1, 2))),
+    ("T(j,l,i) = x(l) < 2 ? A(j,l,i) : x(l)", lambda a, _: torch.where(torch.arange(2)[:, None] < 2, a, 0.0)),
+])  # fmt: skip
+def test_padding_that_repeats_is_added_to_its_element(statement: str, expected: Any) -> None:
+    """Below repeated coordinates, every place of the dense level has an element, which may be stored twice."""
+    pos, crd, padded = torch.tensor([0, 3]), torch.tensor([0, 0, 2]), torch.tensor([0, 1, 0, 0, 1, 0])
+    values = torch.tensor([3.0, 0.0, 0.0, -2.0, 5.0, 0.0], dtype=torch.float64)
+    a = tc.SparseTensor.from_arrays("udq", (3, 2, 2), [(pos, crd), None, (None, padded)], values)
+    b = tc.as_sparse(torch.tensor([[[0, 2], [1, 1]], [[1, 0], [1, 1]], [[1, 4], [0, 1]]], dtype=torch.float64), "csf")
+    op = tc.define(f"def f(double(J,L,I) A: udq, double(J,L,I) B, double(L) x) -> (T) {{ {statement} }}").f
+    found = op(a, b, torch.arange(2, dtype=torch.float64))
+    torch.testing.assert_close(found, expected(a.to_dense(), b.to_dense()))
