@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from enum import Enum
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from ..core.errors import InternalError
 from .unlocated_error import UnlocatedTypeError
@@ -60,7 +60,7 @@ NAMES = (*_ANY_RANK, *_MATRICES, *_BLOCKED)
 """All format names, besides words of level letters."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: every call asks for its cached properties
 class Format:
     """The levels of a tensor, outermost first.
 
@@ -75,32 +75,40 @@ class Format:
     order: tuple[int, ...]
     blocks: tuple[int, ...] = ()
 
-    @property
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Of numbers, since a pickled format keeps it, and strings have other hashes in other processes."""
+        return hash((*(ord(letter) for letter in self.word), self.order, self.blocks))
+
+    @cached_property
     def rank(self) -> int:
         """The number of dimensions of the tensor."""
         return len(self.levels) - len(self.blocks)
 
-    @property
+    @cached_property
     def word(self) -> str:
         """The format word: one letter per level."""
         return "".join(level.letter for level in self.levels)
 
-    @property
+    @cached_property
     def is_dense(self) -> bool:
         """Whether every element is stored."""
         return all(level.is_dense for level in self.levels)
 
-    @property
+    @cached_property
     def depth(self) -> int:
         """The number of levels down to the last one that is not dense. The levels below are the dense tail."""
         return max((n for n, level in enumerate(self.levels, 1) if not level.is_dense), default=0)
 
-    @property
+    @cached_property
     def is_unique(self) -> bool:
         """Whether each element is stored at most once."""
         return not self.depth or self.levels[self.depth - 1].unique
 
-    @property
+    @cached_property
     def repeats_padding(self) -> bool:
         """Whether padding may store the same coordinates several times.
 
@@ -135,6 +143,10 @@ class Format:
         return self.extents(shape)[self.depth :]
 
     def __str__(self) -> str:
+        return self._name
+
+    @cached_property
+    def _name(self) -> str:
         if self.blocks:
             name = next(name for name, order in _BLOCKED.items() if order == self.order)
             return f"{name}({','.join(map(str, self.blocks))})"

@@ -13,7 +13,7 @@ from ..core.lazy_import import lazy_module
 from ..core.single_flight import SingleFlightCache
 from ..dispatch.arguments import TORCH_TYPES
 from ..dispatch.call_steps import CallSignature, check_names
-from ..dispatch.sparse.fast_call import FastCall
+from ..dispatch.sparse.fast_call import MOST_PATTERNS, FastCalls
 from ..dispatch.sparse.sparse_kernels import SparseKernels, results_in_caller_kind
 from ..dispatch.sparse.sparse_run import SparseCall
 from ..dispatch.sparse.sparse_tensor import SparseTensor, flat_values, storage_of
@@ -56,9 +56,10 @@ class SparseOp:
         self.kernels, self.given, self.make_dense = kernels, given, make_dense
         self._gradients: SingleFlightCache[Hashable, Gradients] = SingleFlightCache(LIMIT)
         self._operators: SingleFlightCache[Hashable, SparseDispatcherOp] = SingleFlightCache(LIMIT)
-        self.direct: FastCall | None = None
-        """The fast path for calls like the last two, which had the same stored places and no gradient."""
-        self._last_patterns: tuple[Hashable, ...] | None = None
+        self.direct = FastCalls()
+        """The fast paths for calls like two that had the same stored places and no gradient."""
+        self._seen: dict[Hashable, int] = {}
+        """How often there were calls of a kind: once, or more often."""
         self.in_graphs = SimpleNamespace()
         """The operators that graphs of Dynamo call, by their names."""
         results = (kernels.function.tensor(r) for r in kernels.function.returns)
@@ -71,7 +72,6 @@ class SparseOp:
         return SparseOp(SparseKernels(CallSignature.of(function)), make_dense, given)
 
     def __call__(self, *values: Any, **initial: Any) -> Any:
-        self.direct = None
         if needs_dispatcher(flat_values((*values, *initial.values()))):
             return self._dispatch(values, initial)
         return self.call_eagerly(self.kernels.run, values, initial)
@@ -121,12 +121,21 @@ class SparseOp:
             gradients = self.gradients_of(self.kernels.function_for_call(call))
             if gradients.possible:
                 return results_in_caller_kind(self._record(run, gradients, call), values)
-        result = results_in_caller_kind(run(call), values)
-        patterns = tuple(map(weakref.ref, call.structures.values()))
-        if patterns == self._last_patterns:  # ever new patterns would each make a fast path in vain
-            self.direct = self.kernels.lane(call, values)
-        self._last_patterns = patterns
-        return result
+        results = run(call)
+        if run == self.kernels.run:
+            self._add_fast_call(call, values, results)
+        return results_in_caller_kind(results, values)
+
+    def _add_fast_call(self, call: SparseCall, values: Sequence[Any], results: Mapping[str, Any]) -> None:
+        """Make a fast path for the second call of a kind. Ever new patterns would each make one in vain."""
+        kinds = (x.shape if isinstance(x, torch.Tensor) and x.layout is torch.strided else type(x) for x in values)
+        key = (*map(weakref.ref, call.structures.values()), *kinds)
+        is_new = key not in self._seen
+        if not is_new and self._seen[key] < 2 and (fast := self.kernels.make_fast_call(call, values, results)):
+            self.direct.add(fast, values)
+        while is_new and len(self._seen) >= MOST_PATTERNS:
+            del self._seen[next(iter(self._seen))]
+        self._seen[key] = min(2, self._seen.get(key, 0) + 1)
 
     def gradients_of(self, function: Function) -> Gradients:
         """The gradients of the def with the formats that it has in a call."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from ...core.errors import ArgumentError
-from ...tc_lang.ir import Access, Function, walk_expr
+from ...tc_lang.semantics.sparse_rules import pattern_depends_on_values
 from .sparse_kernels import SparseKernels
 from .sparse_run import SparseCall, StoredCounts
 from .sparse_tensor import Level, SparseTensor
@@ -28,7 +28,7 @@ class FixedPatterns:
         results = kernels.run(call, counts)
         self.levels = {n: r.levels for n, r in results.items() if isinstance(r, SparseTensor)}
         counts.levels.update(self.levels)
-        follows_values = _pattern_depends_on_values(kernels.function_for_call(call), tuple(self.levels))
+        follows_values = pattern_depends_on_values(kernels.function_for_call(call))
         self._counts = None if follows_values else counts
 
     def run(self, call: SparseCall) -> dict[str, Tensor | SparseTensor]:
@@ -89,12 +89,3 @@ def _is_equal(a: Tensor | None, b: Tensor | None) -> bool:
 
 def _is_same_memory(a: Tensor, b: Tensor) -> bool:
     return a.data_ptr() == b.data_ptr() and a.dtype == b.dtype and a.stride() == b.stride()
-
-
-def _pattern_depends_on_values(function: Function, results: Sequence[str]) -> bool:
-    """Whether a sparse result depends on dense tensors alone, so that it stores their nonzero elements."""
-    for s in function.statements:
-        reads = [a for e in (s.value, *s.exists) for a in walk_expr(e) if isinstance(a, Access)]
-        if s.target in results and not any(function.tensor(a.tensor).is_sparse for a in reads):
-            return True
-    return False

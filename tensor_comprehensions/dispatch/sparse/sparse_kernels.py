@@ -16,11 +16,12 @@ from ...core.memory_layout import contiguous_strides
 from ...core.single_flight import SingleFlightCache
 from ...options import SparseOptions
 from ...runtime.cpu.host import host
+from ...sparse.call_plan import CallPlan
 from ...sparse.sparse_problem import KernelRequest, fixed_sizes
 from ...tc_lang.binding.match_arguments import TensorType, match_arguments
 from ...tc_lang.formats import Format
 from ...tc_lang.ir import Function, Role
-from ...tc_lang.semantics.sparse_rules import is_dense_contraction, with_formats
+from ...tc_lang.semantics.sparse_rules import is_dense_contraction, pattern_depends_on_values, with_formats
 from ...thresholds import COUNTING_THREADS
 from ..arguments import TORCH_TYPES, ParameterSpec, to_tensor
 from ..call_steps import CallSignature, check_names
@@ -189,25 +190,26 @@ class SparseKernels:
             sparse_kernel.evaluate(self.function_for_call(call), call, self.sizes(call)), values
         )
 
-    def lane(self, call: SparseCall, values: Sequence[object]) -> FastCall | None:
-        """The fast path for calls like this one, which has succeeded; None if it cannot have one."""
+    def make_fast_call(
+        self, call: SparseCall, values: Sequence[object], results: Mapping[str, Tensor | SparseTensor]
+    ) -> FastCall | None:
+        """The fast path for calls like this one, which gave these results; None if it cannot have one."""
         if call.device is not None or self.interface.initial or self.function.scalars:
             return None
-        if not all(map(_may_take_lane, values)):
-            return None
-        if any(self.function.tensor(name).is_sparse for name in self.function.returns):
+        if not all(map(_may_take_fast_path, values)):
             return None
         function = self.function_for_call(call)
         if self._split_run(function, self.options_for(function, call)) is not None:
             return None
+        if pattern_depends_on_values(function):
+            return None
         kernel, _, sizes = self._kernel_for(call)
-        plan = kernel.plan
         held = any(s.copies is not None for s in call.structures.values())
-        if plan.num_phases > 1 or plan.results or plan.conversions or plan.problem.shared or held:
+        if held or not _makes_results_of_known_sizes(kernel.plan, results):
             return None
         if not all(x.values.is_contiguous() for x in call.sparse.values()):
             return None
-        return SparseRun(kernel, call, sizes, None).lane(values)
+        return SparseRun(kernel, call, sizes, None).make_fast_call(values, results)
 
     # --- operands ------------------------------------------------------------------------------------------------
 
@@ -258,7 +260,7 @@ class SparseKernels:
             raise p.error("has levels on another device than its values", suggestion="pass parts on one device")
         levels = t.levels if structure.copies is None else structure.copies
         values = t.values if t.values.requires_grad and torch.is_grad_enabled() else plain
-        return SparseTensor(t.format, t.shape, levels, values), structure
+        return SparseTensor.from_known(t.format, t.shape, levels, values), structure
 
     def check_format(self, p: ParameterSpec, format: Format) -> None:
         """Raises ArgumentError if a sparse operand has another rank or format than the def says."""
@@ -379,8 +381,22 @@ def _as_stored(value: Any) -> SparseTensor:
     return from_torch(value) if isinstance(value, Tensor) else from_scipy(value)
 
 
-def _may_take_lane(value: object) -> bool:
-    """Whether a lane can compare an operand of this kind."""
+def _makes_results_of_known_sizes(plan: CallPlan, results: Mapping[str, Tensor | SparseTensor]) -> bool:
+    """Whether kernels alone make the results, in memory whose content does not matter and with these sizes."""
+    parameters = {o.name for o in plan.operands if o.role is Role.INPUT}
+    if plan.conversions or plan.versions or not {source for _, source in plan.problem.shared} <= parameters:
+        return False
+    if not {name for name, _ in plan.problem.shared} <= {*plan.unfilled}:
+        return False
+    names = [
+        r.tensor for r in plan.results if r.levels is not None and r.levels.format.depth == len(r.levels.format.levels)
+    ]
+    own = [n for n, x in results.items() if isinstance(x, SparseTensor) and n not in dict(plan.problem.shared)]
+    return sorted(names) == sorted(own) and len(names) == len(plan.results)
+
+
+def _may_take_fast_path(value: object) -> bool:
+    """Whether the fast path can compare an operand of this kind."""
     if isinstance(value, Tensor):
         return type(value) is Tensor and value.layout in (torch.strided, torch.sparse_csr, torch.sparse_csc)
     return type(value) is SparseTensor

@@ -21,7 +21,7 @@ from ...tc_lang.formats import Format, LevelKind
 from ...tc_lang.ir import Role
 from ...tc_lang.size_polynomial import Value
 from ..arguments import TORCH_TYPES
-from .fast_call import FastCall
+from .fast_call import FastCall, KnownResult, list_storage_arrays
 from .sparse_tensor import Level, SparseTensor
 from .structure import Structure, convert_format
 
@@ -218,20 +218,47 @@ class SparseRun(ProgramRun):
                 self.counts.rows.update(self.rows)
         return {name: self._result(name) for name in self.function.returns}
 
-    def lane(self, values: Sequence[object]) -> FastCall | None:
-        """The short way for calls with operands like these."""
-        if any(t.role is Role.TEMPORARY for t in self.function.tensors):
-            return None
+    def make_fast_call(self, values: Sequence[object], results: Mapping[str, Tensor | SparseTensor]) -> FastCall | None:
+        """The fast path for calls with operands like these, which gave such results; None if there is none."""
         names = [p.name for p in self.function.parameters]
-        if [o.name for o in self.plan.operands] != [*names, *self.function.returns]:
+        returns = self.function.returns
+        if [o.name for o in self.plan.operands] != [*names, *returns]:  # there are temporaries
             return None
         operands = [
             (v, self.sparse[n] if n in self.sparse else self.call.dense[n]) for n, v in zip(names, values, strict=True)
         ]
         constants = (torch.from_numpy(self.size_array), torch.from_numpy(self.totals))
-        return FastCall(
-            self.kernel.executables[0], constants, operands, [self.values[r] for r in self.function.returns]
+        places: dict[str, list[int]] = {}  # of the arrays of each tensor, by name
+        count = len(constants)
+        for n, (_, x) in zip(names, operands, strict=True):
+            own = len(list_storage_arrays(x)) if isinstance(x, SparseTensor) else 1
+            places[n] = [*range(count, count + own)]
+            count += own
+        made: list[Tensor] = []
+        for name in returns:
+            x = results[name]
+            places[name] = [count + len(made)]
+            has_own_levels = isinstance(x, SparseTensor) and name not in self.shared
+            made.append(x.values[:0] if has_own_levels else x.values if isinstance(x, SparseTensor) else x)
+        for r in self.plan.results:
+            x = results[r.tensor]
+            assert isinstance(x, SparseTensor)
+            arrays = list_storage_arrays(x)
+            places[r.tensor] = [*range(count + len(made), count + len(made) + len(arrays))]
+            made += arrays
+        known = [self._describe_result(results[name], name, places) for name in returns]
+        return FastCall(self.kernel.executables, constants, operands, made, known)
+
+    def _describe_result(self, x: Tensor | SparseTensor, name: str, places: Mapping[str, Sequence[int]]) -> KnownResult:
+        """How to make a result of the arrays at these places."""
+        *_, values = places[name]
+        if not isinstance(x, SparseTensor):
+            return KnownResult(None, (), (), values)
+        held = iter(places[self.shared.get(name, name)])
+        levels = tuple(
+            None if level is None else (None if level[0] is None else next(held), next(held)) for level in x.levels
         )
+        return KnownResult(x.format, x.shape, levels, values)
 
     def _allocate(self, number: int, r: PlannedResult) -> tuple[Tensor, ...]:
         """Allocate a sparse result, of its counted size or of the total size of its operands."""

@@ -63,6 +63,13 @@ class SparseTensor:
         self.values = values
 
     @staticmethod
+    def from_known(format: Format, shape: tuple[int, ...], levels: tuple[Level, ...], values: Tensor) -> SparseTensor:
+        """Store arrays that a kernel wrote; the types of the arguments are not checked."""
+        made = SparseTensor.__new__(SparseTensor)
+        made.format, made.shape, made.levels, made.values = format, shape, levels, values
+        return made
+
+    @staticmethod
     @only_tc_errors
     def from_arrays(format: FormatLike, shape: Sequence[int], levels: Sequence[Any], values: Any) -> SparseTensor:
         """Make a tensor from existing arrays. They are checked, not copied.

@@ -27,16 +27,16 @@ class DenseStep:
     def __init__(self, function: Function) -> None:
         self.function = function
         self._table = KernelTable(function)
-        self._lanes = InlineCache(self._table.interface)
+        self._inline_cache = InlineCache(self._table.interface)
         self._config = CompileConfig(CpuOptions(), host())
 
     def run(self, operands: list[Tensor], device: torch.device | None) -> dict[str, Any]:
         """The results by name; device: the GPU of the call."""
         if device is not None:
             return self._name_results(self._table.gpu.call(operands, None, {}, None))
-        found = self._lanes.call(operands, None, {})
+        found = self._inline_cache.call(operands, None, {})
         if found is MISS:
-            found = self._table.call(operands, None, {}, self._config, self._lanes)
+            found = self._table.call(operands, None, {}, self._config, self._inline_cache)
         return self._name_results(found)
 
     def _name_results(self, found: Any) -> dict[str, Any]:

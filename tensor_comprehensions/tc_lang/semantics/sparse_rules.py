@@ -109,3 +109,13 @@ def collect_read_tensors(s: Statement) -> list[str]:
     """The tensors that a statement reads, in order, once per access."""
     exprs = (s.value, *s.subscripts, *s.exists, *(e for r in s.ranges for e in (r.lower, r.upper)))
     return [a.tensor for e in exprs for a in walk_expr(e) if isinstance(a, Access)]
+
+
+def pattern_depends_on_values(function: Function) -> bool:
+    """Whether a sparse result depends on dense tensors alone, so that it stores their nonzero elements."""
+    for s in function.statements:
+        reads = [a for e in (s.value, *s.exists) for a in walk_expr(e) if isinstance(a, Access)]
+        is_sparse = s.target in function.returns and function.tensor(s.target).is_sparse
+        if is_sparse and not any(function.tensor(a.tensor).is_sparse for a in reads):
+            return True
+    return False
