@@ -45,6 +45,8 @@ CONVOLUTION_TILE_ROWS = (4, 6, 8, 12, 14)
 """Output positions in a register tile of a convolution that a search offers."""
 CONVOLUTION_TILE_VECTORS = (1, 2, 3)
 """Vectors in it."""
+MUCH_LARGER_FACTOR = 16
+"""Size of one factor, relative to the other, from which on its memory decides the order of the sums."""
 MAX_ACCUMULATOR_MULTIPLE = 4
 """Accumulators that a register tile may have, in multiples of the machine's vector registers."""
 MIN_LANES = 4

@@ -221,6 +221,12 @@ def test_reductions_that_move_the_scalars_least_are_innermost(ops: Any) -> None:
     assert analyze_contraction(ops.op("C:a,b = A:c,a,d x B:b,d,c", sizes)).reductions == ("c", "d")
 
 
+@pytest.mark.parametrize(("columns", "order"), [(64, ("d", "c")), (512, ("c", "d"))])
+def test_few_rows_leave_the_order_of_sums_to_the_larger_factor(ops: Any, columns: int, order: tuple[str, str]) -> None:
+    sizes = {"a": 5, "b": columns, "c": 25, "d": 78}
+    assert analyze_contraction(ops.op("C:a,b = A:a,d,c x B:c,d,b", sizes)).reductions == order
+
+
 @pytest.mark.parametrize(
     ("text", "sizes", "einsum"),
     [
