@@ -61,6 +61,8 @@ EXPOSED_STREAM_FRACTION = 0.2
 """The same if both factors are read in runs along the sum, which are prefetched."""
 L2_LINE_CYCLES = 2.0
 """Until a line arrives from L2, if many are requested."""
+L2_STRIDED_BYTES_PER_CYCLE = 14.0
+"""That L2 delivers of rows of a line or a few, far apart: measured on Zen 3."""
 L2_PANEL_VECTOR_CYCLES = 0.1
 """Per vector of a panel, because it comes from L2."""
 L2_SPLIT_VECTOR_CYCLES = 1.0

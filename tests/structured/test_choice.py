@@ -19,10 +19,11 @@ from tensor_comprehensions.structured.lower.contraction import lower_contraction
 from tensor_comprehensions.structured.match.drop_unit_dims import drop_unit_dims
 from tensor_comprehensions.structured.plan import Plan, Side
 from tensor_comprehensions.structured.planners import transposed_output
+from tensor_comprehensions.structured.planners.blocking import BlockingHeuristic
 from tensor_comprehensions.structured.planners.candidates import schedule_candidates
 from tensor_comprehensions.structured.planners.plan_variants import PackBothBlocking
 from tensor_comprehensions.structured.planners.select import select_plan
-from tensor_comprehensions.target import AVX512, CpuTarget
+from tensor_comprehensions.target import AVX2, AVX512, CpuTarget
 
 MESHED = replace(AVX512, name="sapphirerapids", cache=(49152, 2097152, 110100480))
 LARGE = {"a": 48, "b": 46, "c": 46, "d": 48, "e": 46, "f": 46}
@@ -207,6 +208,21 @@ def test_columns_are_shared_where_rows_make_one_block(ops: Any) -> None:
     sizes = {"c": 108, "b": 60, "a": 40, "d": 72, "e": 60}
     op = ops.op("C:c,b,a = A:c,e,d,a x B:d,b,e", sizes)
     assert chunks(select_plan(op, AVX512, parallel=True), sizes) > 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "steps", "packs"),
+    [
+        (201, 340, True),
+        (201, 80, False),  # a panel stays in L1, partial lines included
+        (24, 340, False),  # too few rows to pay for a copy
+    ],
+)
+def test_rows_across_lines_are_packed_where_l2_would_be_too_slow(ops: Any, rows: int, steps: int, packs: bool) -> None:
+    known = analyze_contraction(ops.op("C:m,n = A:k,m x B:k,n", {"m": rows, "n": 161, "k": steps}), "n")
+    tile, larger = RegisterTile(8, (("n", 24), ("m", 3))), RegisterTile(16, (("n", 48), ("m", 8)))
+    assert BlockingHeuristic(known, AVX2, tile, False).packs_vector_operand() is packs
+    assert not BlockingHeuristic(known, AVX512, larger, False).packs_vector_operand()  # more multiply-adds for a line
 
 
 def test_short_sums_write_wide_rows(ops: Any) -> None:
