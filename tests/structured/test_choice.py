@@ -216,6 +216,7 @@ def test_columns_are_shared_where_rows_make_one_block(ops: Any) -> None:
         (201, 340, True),
         (201, 80, False),  # a panel stays in L1, partial lines included
         (24, 340, False),  # too few rows to pay for a copy
+        (24, 5280, True),  # but a panel in place does not even stay in L2
     ],
 )
 def test_rows_across_lines_are_packed_where_l2_would_be_too_slow(ops: Any, rows: int, steps: int, packs: bool) -> None:

@@ -327,13 +327,14 @@ class BlockingHeuristic:
             return row_tiles >= 4
         width = self._panel_width()
         bound = int(tile_cost.packing_row_bytes(known, self._footprint(moving), np.array(width), self.target))
-        apart = self._strided_beyond(moving, bound, width) or self._outruns_l2()
-        return row_tiles >= 12 and apart and not self._prefetchable_in_place()
+        apart = self._strided_beyond(moving, bound, width) or self._outruns_next_cache(0)
+        pays = (row_tiles >= 12 and apart) or (row_tiles >= 4 and self._outruns_next_cache(1))
+        return pays and not self._prefetchable_in_place()
 
-    def _outruns_l2(self) -> bool:
-        """Whether register tiles with short rows in place need more lines of L2 than it delivers meanwhile.
+    def _outruns_next_cache(self, level: int) -> bool:
+        """Whether register tiles with short rows in place leave a cache, and need lines faster than L2 delivers them.
 
-        Rows that begin anywhere in a line touch one more than a panel has, and so may not stay in L1.
+        Rows that begin anywhere in a line touch one more than a panel has.
         """
         known, moving = self.info, self.info.vector_operand
         if self.target.has_mesh_llc or not known.reductions:
@@ -342,8 +343,8 @@ class BlockingHeuristic:
         apart = abs(moving.step(known.reductions[-1]) or 0) * moving.bytes
         lines = row + CACHE_LINE_BYTES - gcd(CACHE_LINE_BYTES, row, apart)
         multiply_adds = self.tile.cells * tile_cost.multiply_cost(self.tile.width, known, self.target)
-        leaves_l1 = known.k_size * lines > self.target.cache[0] * 3 // 4
-        return apart >= lines and leaves_l1 and lines > L2_STRIDED_BYTES_PER_CYCLE * multiply_adds
+        leaves = known.k_size * lines > self.target.cache[level] * 3 // 4
+        return apart >= lines and leaves and lines > L2_STRIDED_BYTES_PER_CYCLE * multiply_adds
 
     def _prefetchable_in_place(self) -> bool:
         """Whether rows of the moving factor are read in place, and the next panel's are brought from a far cache."""
