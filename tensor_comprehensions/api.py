@@ -26,6 +26,7 @@ from .dispatch.arguments import with_article
 from .dispatch.call_steps import (
     Arguments,
     Shape,
+    check_keywords,
     check_machine,
     convert_outputs,
     evaluate_reference,
@@ -285,6 +286,7 @@ class Op(KernelDispatcher):
         Raises:
             ArgumentError: the tensors do not fit the def, or the options, the target or the schedule do not apply.
         """
+        check_keywords(self._kernels.interface, initial, type(self).compile)
         check_dynamic(dynamic, (self.function,))
         if self._kernels.has_sparse((*tensors, *initial.values())):
             if isinstance(target, CpuTarget) or schedule is not None:
@@ -397,6 +399,7 @@ class Op(KernelDispatcher):
         Raises:
             ArgumentError: an argument is invalid, or no candidate works.
         """
+        check_keywords(self._kernels.interface, initial, type(self).autotune)
         with deferred_interrupts():
             from .autotuner.autotune_call import autotune_call
             from .autotuner.op_api import parse_budget
@@ -474,6 +477,7 @@ class Op(KernelDispatcher):
             journal: the journal of a search for this def, sizes and machine, to show in the report. By default, the
                 report shows the last search of this process.
         """
+        check_keywords(self._kernels.interface, initial, type(self).explain)
         if not isinstance(journal, str | PathLike | None):
             raise ArgumentError(f"the journal is {describe_value(journal)}", expected="the path of a file")
         kernel = self.compile(*tensors, options=options, target=target, schedule=schedule, **initial)

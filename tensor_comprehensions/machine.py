@@ -61,6 +61,8 @@ EXPOSED_STREAM_FRACTION = 0.2
 """The same if both factors are contiguous along the sum, so that they are prefetched."""
 L2_LINE_CYCLES = 2.0
 """Cycles until a line arrives from L2, if many are requested."""
+L2_STRIDED_BYTES_PER_CYCLE = 14.0
+"""Bytes per cycle that L2 delivers of rows of one or a few lines, far apart. Measured on Zen 3."""
 L2_PANEL_VECTOR_CYCLES = 0.1
 """Extra cycles per vector of a panel that comes from L2."""
 L2_SPLIT_VECTOR_CYCLES = 1.0

@@ -45,6 +45,8 @@ CONVOLUTION_TILE_ROWS = (4, 6, 8, 12, 14)
 """Numbers of output positions in a register tile of a convolution that a search tries."""
 CONVOLUTION_TILE_VECTORS = (1, 2, 3)
 """Numbers of vectors in such a tile."""
+MUCH_LARGER_FACTOR = 16
+"""Minimum size of one factor, relative to the other, for its memory to decide the order of the sums."""
 MAX_ACCUMULATOR_MULTIPLE = 4
 """Maximum accumulators of a register tile, in multiples of the machine's vector registers."""
 MIN_LANES = 4

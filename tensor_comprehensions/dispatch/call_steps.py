@@ -5,8 +5,9 @@ Always holds: a caller's tensor is written only when everything that can fail ha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -107,7 +108,7 @@ def check_names(interface: CallSignature, values: Sequence[object], initial: Map
     inout = {p.name: p for p in interface.initial}
     for name in initial:
         if name not in inout:
-            raise _unknown_keyword(function, name, inout)
+            raise _unknown_keyword(function, name, (*inout, "out"))
     if len(values) != len(parameters):
         missing = ", ".join(p.name for p in parameters[len(values) :])
         raise ArgumentError(
@@ -124,7 +125,16 @@ def check_names(interface: CallSignature, values: Sequence[object], initial: Map
             )
 
 
-def _unknown_keyword(function: Function, name: str, inout: Iterable[str]) -> ArgumentError:
+def check_keywords(interface: CallSignature, initial: Mapping[str, object], method: Callable[..., object]) -> None:
+    """Check that keywords beside those of `method` are in/out outputs. Raises ArgumentError."""
+    inout = [p.name for p in interface.initial]
+    for name in initial:
+        if name not in inout:
+            own = [p.name for p in signature(method).parameters.values() if p.kind is p.KEYWORD_ONLY]
+            raise _unknown_keyword(interface.function, name, (*inout, *own))
+
+
+def _unknown_keyword(function: Function, name: str, known: Iterable[str]) -> ArgumentError:
     if any(p.name == name for p in function.parameters):
         return ArgumentError(f"'{name}' of {function.name} is passed by position", expected=format_signature(function))
     if name in function.returns:
@@ -132,7 +142,7 @@ def _unknown_keyword(function: Function, name: str, inout: Iterable[str]) -> Arg
             f"{function.name} starts '{name}' itself and takes no initial value",
             suggestion="out=... says where the outputs are written",
         )
-    return ArgumentError(f"{function.name} takes no argument '{name}'", suggestion=suggest_word(name, (*inout, "out")))
+    return ArgumentError(f"{function.name} takes no argument '{name}'", suggestion=suggest_word(name, known))
 
 
 # --- what the def is bound to -----------------------------------------------------------------------------------

@@ -163,6 +163,16 @@ def test_a_mistake_is_reported(mistake: str, interpret: bool) -> None:
     assert (torch.cat([A.flatten(), B.flatten(), C.flatten()]) == 1).all()
 
 
+@pytest.mark.parametrize(
+    ("method", "keyword", "meant"), [("compile", "optons", "options"), ("explain", "mesure", "measure"),
+                                     ("autotune", "budgt", "budget")]
+)  # fmt: skip
+def test_an_unknown_keyword_of_a_method_names_the_nearest_one(method: str, keyword: str, meant: str) -> None:
+    double = tc.define("def double(float(N) x) -> (y) { y(i) = 2 * x(i) }").double
+    with pytest.raises(tc.ArgumentError, match=f"(?s)no argument '{keyword}'.*did you mean '{meant}'"):
+        getattr(double, method)(torch.zeros(4), **{keyword: 1})
+
+
 def test_the_end_of_the_stack_is_reported_as_such() -> None:
     """Wherever in the stack a first call runs out of it: never as a bug of this package."""
 

@@ -19,10 +19,11 @@ from tensor_comprehensions.structured.lower.contraction import lower_contraction
 from tensor_comprehensions.structured.match.drop_unit_dims import drop_unit_dims
 from tensor_comprehensions.structured.plan import Plan, Side
 from tensor_comprehensions.structured.planners import transposed_output
+from tensor_comprehensions.structured.planners.blocking import BlockingHeuristic
 from tensor_comprehensions.structured.planners.candidates import schedule_candidates
 from tensor_comprehensions.structured.planners.plan_variants import PackBothBlocking
 from tensor_comprehensions.structured.planners.select import select_plan
-from tensor_comprehensions.target import AVX512, CpuTarget
+from tensor_comprehensions.target import AVX2, AVX512, CpuTarget
 
 MESHED = replace(AVX512, name="sapphirerapids", cache=(49152, 2097152, 110100480))
 LARGE = {"a": 48, "b": 46, "c": 46, "d": 48, "e": 46, "f": 46}
@@ -209,6 +210,22 @@ def test_columns_are_shared_where_rows_make_one_block(ops: Any) -> None:
     assert chunks(select_plan(op, AVX512, parallel=True), sizes) > 1
 
 
+@pytest.mark.parametrize(
+    ("rows", "steps", "packs"),
+    [
+        (201, 340, True),
+        (201, 80, False),  # a panel stays in L1, partial lines included
+        (24, 340, False),  # too few rows to pay for a copy
+        (24, 5280, True),  # but a panel in place does not even stay in L2
+    ],
+)
+def test_rows_across_lines_are_packed_where_l2_would_be_too_slow(ops: Any, rows: int, steps: int, packs: bool) -> None:
+    known = analyze_contraction(ops.op("C:m,n = A:k,m x B:k,n", {"m": rows, "n": 161, "k": steps}), "n")
+    tile, larger = RegisterTile(8, (("n", 24), ("m", 3))), RegisterTile(16, (("n", 48), ("m", 8)))
+    assert BlockingHeuristic(known, AVX2, tile, False).packs_vector_operand() is packs
+    assert not BlockingHeuristic(known, AVX512, larger, False).packs_vector_operand()  # more multiply-adds for a line
+
+
 def test_short_sums_write_wide_rows(ops: Any) -> None:
     op = ops.op("C:m,n = A:m,k x B:k,n", {"m": 4096, "n": 4096, "k": 16})
     long = ops.op("C:m,n = A:m,k x B:k,n", {"m": 4096, "n": 4096, "k": 4096})
@@ -219,6 +236,12 @@ def test_reductions_that_move_the_scalars_least_are_innermost(ops: Any) -> None:
     sizes = {"a": 8, "b": 64, "c": 5, "d": 7}
     assert analyze_contraction(ops.op("C:a,b = A:d,c,a x B:b,c,d", sizes)).reductions == ("d", "c")
     assert analyze_contraction(ops.op("C:a,b = A:c,a,d x B:b,d,c", sizes)).reductions == ("c", "d")
+
+
+@pytest.mark.parametrize(("columns", "order"), [(64, ("d", "c")), (512, ("c", "d"))])
+def test_few_rows_leave_the_order_of_sums_to_the_larger_factor(ops: Any, columns: int, order: tuple[str, str]) -> None:
+    sizes = {"a": 5, "b": columns, "c": 25, "d": 78}
+    assert analyze_contraction(ops.op("C:a,b = A:a,d,c x B:c,d,b", sizes)).reductions == order
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,10 @@ class Printer:
     def has_fast_gather(self) -> bool:
         return self.target.has_fast_gather
 
+    @property
+    def has_mask_registers(self) -> bool:
+        return self.target.has_mask_registers
+
     def base(self, buffer: Buffer) -> str:
         return self.pointers[buffer.name]
 

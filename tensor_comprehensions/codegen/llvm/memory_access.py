@@ -4,8 +4,9 @@ which instructions it takes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Protocol
 
 from ...core.dtypes import BOOL, INT64, UINT8
@@ -28,6 +29,8 @@ class ValueContext(Protocol):
 
     @property
     def has_fast_gather(self) -> bool: ...
+    @property
+    def has_mask_registers(self) -> bool: ...
     def value(self, e: Expr) -> str: ...
     def known_mask(self, e: Expr) -> tuple[bool, ...] | None: ...
     def base(self, buffer: Buffer) -> str: ...
@@ -475,12 +478,21 @@ class _Access:
             self._store_streaming(self._part(value, self.lanes, 0, lanes), lanes)
         elif mask is None:
             self._write(self.vector, value, address)
+        elif self.bits and self.place.lane == 1 and not self.values.has_mask_registers:
+            self._store_parts(value)
         else:
             name = f"@llvm.masked.store.{self.suffix}.p0"
             bits = vector_type("i1", self.lanes)
             self.b.declare(f"void {name}({self.vector}, ptr, {bits})")
             arguments = f"{self.vector} {value}, ptr align {self.size} {address}, {bits} {mask}"
             self.b.emit_side_effect(f"call void {name}({arguments})")
+
+    def _store_parts(self, value: str) -> None:
+        """Each run of stored lanes by whole vectors: a masked store can take a dozen cycles without mask registers."""
+        for first, lanes in _split_runs(self.bits):
+            one = lanes == 1
+            part = self._extract(value, self.element, first) if one else self._part(value, self.lanes, first, lanes)
+            self._write(vector_type(self.element, lanes), part, self._pointer(first))
 
     @property
     def _leading(self) -> int:
@@ -543,6 +555,18 @@ class _Access:
                 assert self.mask is not None
                 flag = self._extract(self.mask, "i1", lane)
                 self.b.branch(flag, lambda a=address, i=item: self._write(self.element, i, a))  # type: ignore[misc]
+
+
+def _split_runs(bits: Sequence[bool]) -> Iterator[tuple[int, int]]:
+    """The runs of set bits in pieces of a power of two, the longest first: where each begins and how long it is."""
+    first = 0
+    for is_set, run in groupby(bits):
+        end = first + len(list(run))
+        while is_set and first < end:
+            lanes = 1 << ((end - first).bit_length() - 1)
+            yield first, lanes
+            first += lanes
+        first = end
 
 
 def _extract_lane_expr(e: Expr, lane: int) -> Expr | None:

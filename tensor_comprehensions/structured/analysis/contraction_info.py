@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ...core.errors import CannotLower
 from ...loop_ir.nodes import Expr, Load
-from ...thresholds import MAX_LANE_SUM_BITS
+from ...thresholds import MAX_LANE_SUM_BITS, MUCH_LARGER_FACTOR
 from ..op import Iterator, StructuredOp, loads_in, variable_names
 from ..plan import PackStep, Plan, Side
 from .access_strides import access_strides, common_strides
@@ -159,11 +159,16 @@ class ContractionInfo:
 
     @cached_property
     def reductions(self) -> tuple[str, ...]:
-        """In loop order: the one that moves the scalars least is innermost; vectors with large strides are packed."""
+        """In loop order: the one that moves the scalars least is innermost; vectors with large strides are packed.
 
-        def distance(i: Iterator) -> tuple[int, int]:
-            still, moving = (abs(f.step(i.name) or 0) * f.bytes for f in (self.broadcast_operand, self.vector_operand))
-            return still, moving
+        Scalars of few rows are near in any order. Then the vectors decide, whose memory is read as it lies.
+        """
+        factors = (self.broadcast_operand, self.vector_operand)
+        if self.vector_operand.stored >= MUCH_LARGER_FACTOR * self.broadcast_operand.stored:
+            factors = factors[::-1]
+
+        def distance(i: Iterator) -> tuple[int, ...]:
+            return tuple(abs(f.step(i.name) or 0) * f.bytes for f in factors)
 
         return tuple(i.name for i in sorted(self.op.reductions, key=distance, reverse=True))
 

@@ -9,7 +9,14 @@ from math import gcd, prod
 import numpy as np
 
 from ...loop_ir.nodes import Space
-from ...machine import CACHE_LINE_BYTES, HIDDEN_STORE_CYCLES, L1_SETS, L1_WAYS, L2_LINE_CYCLES
+from ...machine import (
+    CACHE_LINE_BYTES,
+    HIDDEN_STORE_CYCLES,
+    L1_SETS,
+    L1_WAYS,
+    L2_LINE_CYCLES,
+    L2_STRIDED_BYTES_PER_CYCLE,
+)
 from ...target import CpuTarget
 from ...thresholds import (
     BALANCED_CHUNKS,
@@ -320,7 +327,24 @@ class BlockingHeuristic:
             return row_tiles >= 4
         width = self._panel_width()
         bound = int(tile_cost.packing_row_bytes(known, self._footprint(moving), np.array(width), self.target))
-        return row_tiles >= 12 and self._strided_beyond(moving, bound, width) and not self._prefetchable_in_place()
+        apart = self._strided_beyond(moving, bound, width) or self._outruns_next_cache(0)
+        pays = (row_tiles >= 12 and apart) or (row_tiles >= 4 and self._outruns_next_cache(1))
+        return pays and not self._prefetchable_in_place()
+
+    def _outruns_next_cache(self, level: int) -> bool:
+        """Whether register tiles with short rows in place leave a cache, and need lines faster than L2 delivers them.
+
+        Rows that begin anywhere in a line touch one more than a panel has.
+        """
+        known, moving = self.info, self.info.vector_operand
+        if self.target.has_mesh_llc or not known.reductions:
+            return False
+        row = self._panel_width() * moving.bytes
+        apart = abs(moving.step(known.reductions[-1]) or 0) * moving.bytes
+        lines = row + CACHE_LINE_BYTES - gcd(CACHE_LINE_BYTES, row, apart)
+        multiply_adds = self.tile.cells * tile_cost.multiply_cost(self.tile.width, known, self.target)
+        leaves = known.k_size * lines > self.target.cache[level] * 3 // 4
+        return apart >= lines and leaves and lines > L2_STRIDED_BYTES_PER_CYCLE * multiply_adds
 
     def _prefetchable_in_place(self) -> bool:
         """Whether rows of the moving factor are read in place, and the next panel's are brought from a far cache."""

@@ -1,7 +1,6 @@
 ; f
 @tc_nowhere = internal constant [64 x i8] zeroinitializer, align 64
 declare <8 x float> @llvm.masked.load.v8f32.p0(ptr, <8 x i1>, <8 x float>)
-declare void @llvm.masked.store.v8f32.p0(<8 x float>, ptr, <8 x i1>)
 
 define internal void @kernel_0(ptr noalias readonly %a1.arg0, ptr %status) #0 {
 entry:
@@ -58,10 +57,11 @@ loop.tile.1:
   %t.13 = getelementptr float, ptr %t.6, i64 16
   %t.14 = call <8 x float> @llvm.masked.load.v8f32.p0(ptr align 4 %t.13, <8 x i1> <i1 true, i1 true, i1 true, i1 true, i1 false, i1 false, i1 false, i1 false>, <8 x float> zeroinitializer)
   %t.15 = getelementptr float, ptr %t.9, i64 16
-  call void @llvm.masked.store.v8f32.p0(<8 x float> %t.14, ptr align 4 %t.15, <8 x i1> <i1 true, i1 true, i1 true, i1 true, i1 false, i1 false, i1 false, i1 false>)
+  %t.16 = shufflevector <8 x float> %t.14, <8 x float> poison, <4 x i32> <i32 0, i32 1, i32 2, i32 3>
+  store <4 x float> %t.16, ptr %t.15, align 4
   %tile.1.next = add nsw i64 %tile.1, 1
-  %t.16 = icmp slt i64 %tile.1.next, 6
-  br i1 %t.16, label %loop.tile.1, label %end.tile.1
+  %t.17 = icmp slt i64 %tile.1.next, 6
+  br i1 %t.17, label %loop.tile.1, label %end.tile.1
 end.tile.1:
   ret void
 }
