@@ -69,8 +69,12 @@ class DenseEmitter(StatementEmitter):
 
     @property
     def _is_one_element(self) -> bool:
-        """Whether the target is a single element, which is combined in a register."""
-        return bool(self.order) and not self.s.subscripts
+        """Whether the target is a single element that is combined in a register and always stored.
+
+        It is not stored if an operand lacks a constant coordinate of its subscripts, and the term is then void.
+        """
+        is_entered = self.nest.term.drop_absent(self._operands_lacking_coordinates(())) is not None
+        return bool(self.order) and not self.s.subscripts and is_entered
 
     @property
     def has_one_instance(self) -> bool:

@@ -195,3 +195,24 @@ def test_padding_that_repeats_is_added_to_its_element(statement: str, expected: 
     op = tc.define(f"def f(double(J,L,I) A: udq, double(J,L,I) B, double(L) x) -> (T) {{ {statement} }}").f
     found = op(a, b, torch.arange(2, dtype=torch.float64))
     torch.testing.assert_close(found, expected(a.to_dense(), b.to_dense()))
+
+
+@pytest.mark.parametrize(
+    ("statement", "expected"),
+    [
+        ("y +=! abs(A(0,k) * c)", 0.0),
+        ("y *=! 1 + A(0,k) * c where exists A(0,k)", 1.0),
+        ("y max=! A(0,k) * c where exists A(0,k)", -torch.inf),
+    ],
+)
+def test_a_scalar_without_terms_is_the_identity(
+    statement: str, expected: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Row 0 stores nothing, so no loop is entered; the memory of the result must not show."""
+    f = tc.define(f"def f(double(N,K) A: dcsr, double c) -> (y) {{ {statement} }}").f
+    a = torch.zeros((3, 4), dtype=torch.float64)
+    a[1, 2] = 1
+    sparse = tc.as_sparse(a, "dcsr")
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *sizes, **kwargs: empty(*sizes, **kwargs).fill_(7))
+    assert f(sparse, 2.0).item() == expected
