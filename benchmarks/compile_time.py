@@ -120,7 +120,7 @@ class _Recognized(BaseException):
         self.op = op
 
 
-def recognized(case: Contraction) -> StructuredOp:
+def recognize_contraction(case: Contraction) -> StructuredOp:
     """The structured op of a contraction."""
 
     def stop(op: StructuredOp, _: CpuTarget) -> Never:
@@ -150,7 +150,7 @@ def planning_report(repeat: int) -> Iterator[str]:
     yield f"{'contractions':12} {'target':16} {'median':>9} {'worst':>9}   goal {PLANNING * 1e3:.0f} ms"
     targets = {target.name: target for target in (host(), AVX512)}
     for size in ("ci", "full"):
-        ops = {case.name: recognized(case) for case in contractions(size)}
+        ops = {case.name: recognize_contraction(case) for case in contractions(size)}
         for target in targets.values():
             seconds = {name: planning_seconds(op, target, repeat) for name, op in ops.items()}
             worst = max(seconds, key=seconds.__getitem__)

@@ -134,7 +134,7 @@ def _all(benchmarks: Sequence[Benchmark], options: argparse.Namespace) -> int:
             continue
         try:
             mode = None if options.no_compile else options.mode
-            rows.append(measured(benchmark, mode=mode, graphs=options.graphs))
+            rows.append(measure_benchmark(benchmark, mode=mode, graphs=options.graphs))
             print(rows[-1].text(), flush=True)
         except Exception:
             failed = 1
@@ -144,7 +144,7 @@ def _all(benchmarks: Sequence[Benchmark], options: argparse.Namespace) -> int:
     return failed
 
 
-def measured(benchmark: Benchmark, *, mode: str | None, graphs: bool, device: str = "cuda") -> Row:
+def measure_benchmark(benchmark: Benchmark, *, mode: str | None, graphs: bool, device: str = "cuda") -> Row:
     """One kernel against its peers, on random inputs. mode: of torch.compile, None to leave that out."""
     generator = torch.Generator().manual_seed(0)
     inputs = [i.make(generator).to(device) for i in benchmark.inputs]
@@ -163,9 +163,9 @@ def measured(benchmark: Benchmark, *, mode: str | None, graphs: bool, device: st
         raise ArithmeticError(f"{benchmark.name} is wrong: {error:.1e} of the largest element")
     moved = sum(x.numel() * x.element_size() for x in (*inputs, *ours))
     del ours
-    times = seconds({name: captured(run) for name, run in ways.items()} if graphs else ways)
+    times = seconds({name: capture_graph(run) for name, run in ways.items()} if graphs else ways)
     block = torch.empty(max(1, moved // 2), dtype=torch.uint8, device=device)
-    copy = seconds({"copy": captured(block.clone) if graphs else block.clone})["copy"]
+    copy = seconds({"copy": capture_graph(block.clone) if graphs else block.clone})["copy"]
     own = times.pop("ours")
     return Row(benchmark.name, own, times, moved, copy, error, benchmark.flops or _flops(benchmark))
 
@@ -186,7 +186,7 @@ def _error(benchmark: Benchmark, inputs: Sequence[Tensor], ours: Sequence[Tensor
     return max(float((a.double() - e).abs().max() / e.abs().max().clamp_min(1e-30)) for a, e in pairs)
 
 
-def captured(run: Callable[[], object]) -> Callable[[], object]:
+def capture_graph(run: Callable[[], object]) -> Callable[[], object]:
     """The replay of a captured call: the work of the device alone."""
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):

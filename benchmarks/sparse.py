@@ -232,7 +232,7 @@ def _torch_mttkrp(tensor: Any, c: Tensor, d: Tensor) -> Callable[[], Any]:
     return lambda: c.new_zeros(tensor.shape[0], c.shape[1]).index_add_(0, i, values * c[j] * d[k])
 
 
-def _assembled(operator: Any, *operands: Any) -> Callable[[], Any]:
+def _assemble(operator: Any, *operands: Any) -> Callable[[], Any]:
     """Calls that compute only values."""
     fixed = operator.assemble(*operands)
     return lambda: fixed(*operands)
@@ -312,7 +312,7 @@ KERNELS: Mapping[str, Kernel] = {
     "spgemm_values": Kernel(
         "def spgemm_values(T(N,K) B: csr, T(K,M) C: csr) -> (A: csr) { A(i,j) +=! B(i,k) * C(k,j) }",
         lambda data: (data.matrix(), data.matrix(1)),
-        _scipy_sparse_product, _torch_sparse_product, {"uniform": 2.5, "band": 2.5, "zipf": 2.0}, ours=_assembled,
+        _scipy_sparse_product, _torch_sparse_product, {"uniform": 2.5, "band": 2.5, "zipf": 2.0}, ours=_assemble,
     ),
     "convolution": Kernel(
         "def convolution(T(N,N) A: csr, T(N,F) X, T(F,G) W) -> (Y) "

@@ -110,12 +110,14 @@ def measure(name: str, seconds: float, *, inductor: bool = True, training: bool 
             calls: dict[str, Any] = {EAGER: function, OURS: torch.compile(function, backend=OURS)}
             if inductor:
                 calls[INDUCTOR] = torch.compile(function)
-            return _compared(name, calls, inputs, seconds, training), _share(graphs)
+            return _compare_calls(name, calls, inputs, seconds, training), _share(graphs)
     finally:
         observers.pop()
 
 
-def _compared(name: str, calls: dict[str, Any], inputs: tuple[Tensor, ...], seconds: float, training: bool) -> Ratios:
+def _compare_calls(
+    name: str, calls: dict[str, Any], inputs: tuple[Tensor, ...], seconds: float, training: bool
+) -> Ratios:
     run = _step if training else _call
     expected = run(calls[EAGER], inputs)
     for who, call in calls.items():

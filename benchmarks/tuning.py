@@ -92,7 +92,7 @@ def small() -> tuple[Problem, CpuSearchSpace, tuple[Genome, ...]]:
     return problem, CpuSearchSpace(genes, whole.start, whole.target, whole.ops), seeds
 
 
-def timed(problem: Problem, made: CpuSearchSpace) -> dict[CpuOptions, float]:
+def time_candidates(problem: Problem, made: CpuSearchSpace) -> dict[CpuOptions, float]:
     """Seconds of every way that is valid; ways with the same code have the same."""
     here, known, table = InProcess(), dict[str, float](), dict[CpuOptions, float]()
     try:
@@ -118,18 +118,18 @@ def timed(problem: Problem, made: CpuSearchSpace) -> dict[CpuOptions, float]:
     return table
 
 
-def replayed(made: CpuSearchSpace, seeds: Sequence[Genome], table: Mapping[CpuOptions, float]) -> Iterator[str]:
+def replay_searches(made: CpuSearchSpace, seeds: Sequence[Genome], table: Mapping[CpuOptions, float]) -> Iterator[str]:
     """How far from the fastest both searches end, for several budgets, in the median of several seeds."""
     best, default = min(table.values()), table[made.options(seeds[0])]
     yield f"{len(table)} ways; the model's choice takes {default / best:.3f} times as long as the fastest"
     for budget in BUDGETS:
         for kind in ("genetic", "random"):
-            ends = [ended(kind, seed, budget, made, seeds, table) / best for seed in range(SEEDS)]
+            ends = [find_best_time(kind, seed, budget, made, seeds, table) / best for seed in range(SEEDS)]
             low, median, high = statistics.quantiles(ends, n=4)
             yield f"{budget:4} candidates, {kind:8}: {median:.4f} times the fastest ({low:.4f} .. {high:.4f})"
 
 
-def ended(
+def find_best_time(
     kind: str, seed: int, budget: int, made: CpuSearchSpace, seeds: Sequence[Genome], table: Mapping[CpuOptions, float]
 ) -> float:
     """The least time that a search sees."""
@@ -155,7 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with knobs.override_knobs(cache="off"), using_threads(1 if given.replay else given.threads):
         if given.replay:
             problem, made, seeds = small()
-            lines = replayed(made, seeds, timed(problem, made))
+            lines = replay_searches(made, seeds, time_candidates(problem, made))
         else:
             lines = gains(given.names, given.budget, given.seed, given.search)
         for text in lines:

@@ -175,10 +175,10 @@ def render_docstring(doc: str) -> str:
     while at < len(lines):
         section = _SECTION.match(lines[at])
         if section:
-            block, at = _indented(lines, at + 1)
+            block, at = _take_indented(lines, at + 1)
             out += ["", f"**{section[1]}**", "", *_items(block), ""]
         elif lines[at].startswith("    "):
-            block, at = _indented(lines, at)
+            block, at = _take_indented(lines, at)
             out += ["", "```python", *textwrap.dedent("\n".join(block)).strip("\n").splitlines(), "```", ""]
         else:
             out.append(lines[at])
@@ -186,7 +186,7 @@ def render_docstring(doc: str) -> str:
     return "\n".join(out).strip() + "\n"
 
 
-def _indented(lines: list[str], start: int) -> tuple[list[str], int]:
+def _take_indented(lines: list[str], start: int) -> tuple[list[str], int]:
     end = start
     while end < len(lines) and (not lines[end].strip() or lines[end].startswith("    ")):
         end += 1

@@ -43,7 +43,7 @@ from tensor_comprehensions.runtime.cuda import nvrtc
 from tensor_comprehensions.runtime.emulate import emulator
 from tensor_comprehensions.target import GpuTarget, parse_gpu_target
 from tests.helpers.atom_proof import prove_atoms
-from tests.helpers.gpu_suite import Case, check, every, mapped, memory_of, random_options
+from tests.helpers.gpu_suite import Case, check, every, map_case, memory_of, random_options
 from tests.helpers.product_suite import product_cases, tile_options
 
 TARGETS = tuple(parse_gpu_target(f"cuda:{name}") for name in ("sm_90", "sm_80", "sm_90", "sm_75"))
@@ -118,7 +118,7 @@ def prove(case: Case, way: str, rounds: range, known: frozenset[str] = frozenset
     for choice in choices(case, rounds, way):
         tally.pairs += 1
         try:
-            module = mapped(case, choice.options, choice.target)
+            module = map_case(case, choice.options, choice.target)
             code = cuda_printer.emit_cuda(module)
         except ArgumentError:
             tally.refused += 1
@@ -287,9 +287,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rounds = range(options.first, options.first + options.rounds)
     defs = product_cases(options.way) if options.way in ("tiles", "tf32") else every()
     cases = [c for n, c in enumerate(defs) if n % int(count) == int(part) and fnmatch(c.name, options.cases)]
-    done = {(t.case, t.way, t.rounds): t for t in journaled(options.journal)}
+    done = {(t.case, t.way, t.rounds): t for t in read_journal(options.journal)}
     known: dict[str, set[str]] = {}
-    for tally in (t for path in options.known for t in journaled(path) if not t.failures):
+    for tally in (t for path in options.known for t in read_journal(path) if not t.failures):
         known.setdefault(tally.case, set()).update(tally.digests)
     emulator.prepare_machine()
     start, tallies = time.monotonic(), []
@@ -310,7 +310,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if any(t.failures for t in tallies) else 0
 
 
-def journaled(path: Path | None) -> list[Tally]:
+def read_journal(path: Path | None) -> list[Tally]:
     """What a journal says."""
     lines = path.read_text().splitlines() if path and path.exists() else []
     return [Tally(**{**t, "rounds": tuple(t["rounds"])}) for t in map(json.loads, lines)]

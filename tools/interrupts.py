@@ -66,7 +66,7 @@ def check(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
 
 
 @contextmanager
-def interrupted(delay: float, error: type[BaseException]) -> Iterator[None]:
+def interrupt_after(delay: float, error: type[BaseException]) -> Iterator[None]:
     """Raise `error` after `delay` seconds of the block, unless it has ended; KeyboardInterrupt as Ctrl-C does.
 
     An import of another package is let go on: what it leaves when it fails is not ours.
@@ -100,7 +100,7 @@ def sample(kind: str, seed: int, seconds: float, wanted: list[torch.Tensor]) -> 
     delay, error = chosen.uniform(1e-4, seconds), RAISED[seed % 4 == 0]
     outcome, trace = "finished", ""
     try:
-        with interrupted(delay, error):
+        with interrupt_after(delay, error):
             check(work(kind), wanted)
     except (*RAISED, tc.TCError) as raised:
         outcome, trace = type(raised).__name__, traceback.format_exc()

@@ -47,7 +47,7 @@ def products() -> Iterator[Benchmark]:
         second = (Peer("torch", lambda x, y: x @ y.t()),)
         yield _product("gemm_abt", f"gemm_abt_{sizes}", tc.TMM, second, (m, n, k), turned=(False, True))
     yield from _narrow()
-    yield from _fused()
+    yield from _list_fused()
     for b, m, n, k in BATCHES:
         peers = (Peer("torch", torch.bmm, compiled=True),)
         yield _product("gemm_batched", f"gemm_batched_{b}_{m}x{n}x{k}", BATCHED, peers, (m, n, k), batch=b)
@@ -67,7 +67,7 @@ def _narrow() -> Iterator[Benchmark]:
             yield _product(f"gemm_{tag}", f"gemm_{tag}_{n}", NARROW.format(name), peers, (n, n, n), dtype)
 
 
-def _fused() -> Iterator[Benchmark]:
+def _list_fused() -> Iterator[Benchmark]:
     """A product, a bias and gelu."""
 
     def layer(x: Tensor, w: Tensor, b: Tensor) -> Tensor:

@@ -159,7 +159,7 @@ def _times(factor: int, index: str) -> str:
 
 
 def convolutions() -> Iterator[Benchmark]:
-    for case in (*_paper(), *_networks(), *_fused()):
+    for case in (*_paper(), *_networks(), *_list_fused()):
         yield case.benchmark
 
 
@@ -204,7 +204,7 @@ def _networks() -> Iterator[Convolution]:
         yield Convolution("depthwise2d_nchw", 4, c, c, (size, size), (k, k), s, groups=c)
 
 
-def _fused() -> Iterator[Convolution]:
+def _list_fused() -> Iterator[Convolution]:
     for c, f, size, k, s in ((64, 64, 56, 3, 1), (256, 64, 28, 1, 1), (3, 64, 112, 7, 2), (128, 128, 28, 3, 1)):
         yield Convolution("conv_bias_relu", 4, c, f, (size, size), (k, k), s, finish=True)
     yield Convolution("conv_bias_relu", 1, 32, 64, (32, 32), (3, 3), last=True, finish=True)

@@ -140,12 +140,12 @@ def test_a_read_only_array_is_read_without_a_warning() -> None:
     assert not array.flags.writeable
 
 
-def unaligned() -> np.ndarray:
+def make_unaligned_array() -> np.ndarray:
     return np.frombuffer(bytearray(33), "f4", 8, offset=1).reshape(2, 4)
 
 
 @pytest.mark.parametrize(
-    "array", [np.ones((4, 6), "f4")[::-1], np.arange(6, dtype=">f4").reshape(2, 3), unaligned()], ids=str
+    "array", [np.ones((4, 6), "f4")[::-1], np.arange(6, dtype=">f4").reshape(2, 3), make_unaligned_array()], ids=str
 )
 def test_numpy_layouts_that_torch_cannot_express_are_copied(array: np.ndarray) -> None:
     np.testing.assert_array_equal(arguments.to_tensor(MATRIX, array).numpy(), array)

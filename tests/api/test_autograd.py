@@ -20,7 +20,7 @@ from tests.helpers.programs import Program, programs
 Shape = tuple[int, ...]
 
 
-def doubled(source: str) -> tc.Op:
+def define_double(source: str) -> tc.Op:
     """The def of a text in double precision. A temporary of literals alone is a `float` unless these are cast."""
     text = source.replace("float(", "double(").replace("float ", "double ")
     try:
@@ -81,21 +81,21 @@ CASES: dict[str, tuple[Any, ...]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_agree_with_finite_differences(name: str) -> None:
-    check(doubled(getattr(defs, name)), *CASES[name])
+    check(define_double(getattr(defs, name)), *CASES[name])
 
 
 def test_initial_values_have_gradients() -> None:
-    check(doubled(defs.GEMM), (3, 4), (4, 2), (), (), C=(3, 2))
-    check(doubled(defs.SHIFTED), (5,), b=(5,))
-    check(doubled(defs.GOES_ON), (3, 4), p=(3,))
+    check(define_double(defs.GEMM), (3, 4), (4, 2), (), (), C=(3, 2))
+    check(define_double(defs.SHIFTED), (5,), b=(5,))
+    check(define_double(defs.GOES_ON), (3, 4), p=(3,))
 
 
 def test_gradients_have_gradients() -> None:
-    check(doubled(defs.MATMUL), (2, 3), (3, 2), second=True)
-    check(doubled(defs.SOFTMAX), (2, 3), second=True)
-    check(doubled(defs.LAYERNORM), (2, 3), (3,), (3,), second=True)
-    check(doubled("def f(float(N) x, float(N) y) -> (z) { z(i) = tanh(x(i)) * y(i) / (1 + x(i) * x(i)) }"), (3,), (3,),
-          second=True)  # fmt: skip
+    check(define_double(defs.MATMUL), (2, 3), (3, 2), second=True)
+    check(define_double(defs.SOFTMAX), (2, 3), second=True)
+    check(define_double(defs.LAYERNORM), (2, 3), (3,), (3,), second=True)
+    text = "def f(float(N) x, float(N) y) -> (z) { z(i) = tanh(x(i)) * y(i) / (1 + x(i) * x(i)) }"
+    check(define_double(text), (3,), (3,), second=True)
 
 
 UNARY = (
@@ -108,12 +108,12 @@ BINARY = "pow atan2 hypot fmin fmax copysign fdim min max"
 def test_builtins_have_gradients() -> None:
     unary = "\n".join(f"y{n}(i) = {f}(x(i))" for n, f in enumerate(UNARY.split()))
     returns = ", ".join(f"y{n}" for n in range(len(UNARY.split())))
-    op = doubled(f"def f(double(N) x) -> ({returns}) {{ {unary} }}")
+    op = define_double(f"def f(double(N) x) -> ({returns}) {{ {unary} }}")
     x = torch.tensor([0.2, 0.45, 0.8], dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(op, (x,))
     binary = "\n".join(f"y{n}(i) = {f}(x(i), z(i))" for n, f in enumerate(BINARY.split()))
     returns = ", ".join(f"y{n}" for n in range(len(BINARY.split()))) + ", u"
-    op = doubled(
+    op = define_double(
         f"def f(double(N) x, double(N) z) -> ({returns}) {{ {binary}\n"
         "u(i) = fma(x(i), z(i), x(i)) + acosh(1 + x(i)) + pow(x(i), 3) + pow(2, z(i)) + fmod(x(i), z(i))"
         " + remainder(x(i), 2.1 * z(i)) }"
@@ -155,7 +155,7 @@ def factors(float(N) x) -> (y) { y *=! x(i) }
 
 def test_empty_tensors_have_gradients() -> None:
     for name in ("MATMUL", "SOFTMAX", "PRODUCT"):
-        op = doubled(getattr(defs, name))
+        op = define_double(getattr(defs, name))
         inputs = [leaf((2, 0)), leaf((0, 3))][: len(op.function.parameters)]
         torch.as_tensor(op(*inputs)).sum().backward()  # type: ignore[no-untyped-call]
         assert [x.grad.shape for x in inputs if x.grad is not None] == [x.shape for x in inputs]
@@ -248,7 +248,7 @@ def test_a_call_without_floating_outputs_is_not_recorded() -> None:
 
 
 def test_the_diagonal_of_a_rectangle_has_a_gradient() -> None:
-    op = doubled("def f(float(N,M) a) -> (b) { b(i) = a(i,i) * a(i,i) }")
+    op = define_double("def f(float(N,M) a) -> (b) { b(i) = a(i,i) * a(i,i) }")
     check(op, (3, 4))
     check(op, (4, 3))
 
@@ -265,7 +265,7 @@ def test_a_changed_input_is_noticed_where_its_values_count() -> None:
         z.sum().backward()
 
 
-def saved(call: Callable[[], Any]) -> list[tuple[int, ...]]:
+def list_saved_shapes(call: Callable[[], Any]) -> list[tuple[int, ...]]:
     """The shapes of what autograd saves in a call."""
     shapes: list[tuple[int, ...]] = []
 
@@ -281,16 +281,16 @@ def saved(call: Callable[[], Any]) -> list[tuple[int, ...]]:
 def test_a_call_keeps_sums_for_its_gradient() -> None:
     op = tc.define(defs.LAYERNORM).layernorm
     x, w, b = torch.randn(3, 5, requires_grad=True), torch.randn(5), torch.randn(5)
-    assert saved(lambda: op(x, w, b)) == [(3,), (3,), (3, 5), (5,)]
+    assert list_saved_shapes(lambda: op(x, w, b)) == [(3,), (3,), (3, 5), (5,)]
     kernel = op.compile(x.detach(), w, b)
-    assert saved(lambda: kernel(x, w, b)) == [(3, 5), (5,)]
+    assert list_saved_shapes(lambda: kernel(x, w, b)) == [(3, 5), (5,)]
     softmax = tc.define(defs.SOFTMAX).softmax
-    assert saved(lambda: softmax(x)) == [(3, 5)]
+    assert list_saved_shapes(lambda: softmax(x)) == [(3, 5)]
 
 
 def test_what_a_call_keeps_starts_where_its_ranges_do() -> None:
     """Temporaries with indices from 1 on, and initial values beside them."""
-    op = doubled("""def f(float(N,M) x) -> (y) {
+    op = define_double("""def f(float(N,M) x) -> (y) {
         s(i) +=! x(i-1,j) * x(i-1,j)
         y(i) = sqrt(s(i)) * y(i) where i in 1:N
     }""")
@@ -399,12 +399,14 @@ RANDOM = 300 if settings().max_examples > 1000 else 12  # with --long
 @settings(max_examples=RANDOM, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_random_programs(program: Program) -> None:
     sizes = {name: n % 4 + 1 for name, n in program.sizes}
-    op = doubled(program.source)
+    op = define_double(program.source)
     check(op, *(tuple(sizes[d] for d in dims) for _, dims in program.inputs))
 
 
 def test_a_temporary_of_literals() -> None:
-    check(doubled("def f(float(A) x) -> (t) { t +=! 1.5 * 1.5 where exists x(a) s +=! t * x(a) t = t + s }"), (3,))
+    check(
+        define_double("def f(float(A) x) -> (t) { t +=! 1.5 * 1.5 where exists x(a) s +=! t * x(a) t = t + s }"), (3,)
+    )
 
 
 def test_a_gradient_by_what_many_statements_read() -> None:

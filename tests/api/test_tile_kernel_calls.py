@@ -34,7 +34,7 @@ def arguments() -> tuple[torch.Tensor, ...]:
     return torch.randn(4, 32).half(), torch.ones(32).half(), torch.zeros(32).half()
 
 
-def expected(x: torch.Tensor, g: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def compute_expected(x: torch.Tensor, g: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.layer_norm(x.float(), (32,), g.float(), b.float()).half()
 
 
@@ -47,11 +47,11 @@ def test_views_of_any_layout_run(fake: FakeCuda) -> None:
     negated = torch.complex(torch.zeros(32), torch.ones(32)).conj().imag  # torch keeps the sign apart
     assert negated.is_neg()
     for given in (x, torch.randn(32, 4).half().T, shifted):
-        torch.testing.assert_close(kernel(given, g, b), expected(given, g, b), rtol=2e-3, atol=2e-3)
+        torch.testing.assert_close(kernel(given, g, b), compute_expected(given, g, b), rtol=2e-3, atol=2e-3)
     with pytest.raises(tc.ArgumentError, match="compiled for other tensors"):
         kernel(x, g, negated)
     half = negated.half()
-    torch.testing.assert_close(kernel(x, g, half), expected(x, g, half), rtol=2e-3, atol=2e-3)
+    torch.testing.assert_close(kernel(x, g, half), compute_expected(x, g, half), rtol=2e-3, atol=2e-3)
     assert fake.log.count("load_module") == 1
     assert {entry[-1] for entry in fake.launches} == {fake.stream}
 

@@ -46,7 +46,7 @@ def _sleep(phase: Phase) -> bytes:
     return b""
 
 
-def _raised(number: int) -> Callable[[Phase], bytes]:
+def _raise_signal(number: int) -> Callable[[Phase], bytes]:
     def kill(phase: Phase) -> bytes:
         phase("run")
         os.kill(os.getpid(), number)
@@ -85,7 +85,7 @@ def _unknown_phase(phase: Phase) -> bytes:
     return b""
 
 
-def _stopped(phase: Phase) -> bytes:
+def _stop_process(phase: Phase) -> bytes:
     phase("run")
     os.kill(os.getpid(), signal.SIGSTOP)
     return b""
@@ -104,7 +104,7 @@ def _greedy(phase: Phase) -> bytes:
 _sticky: list[str] = []
 
 
-def _misaligned(phase: Phase) -> bytes:
+def _fail_misaligned(phase: Phase) -> bytes:
     """A kernel after which a graphics processor answers nothing else, for this process."""
     _sticky.append("misaligned address")
     return _on_gpu(phase)
@@ -130,11 +130,11 @@ BEHAVIOURS: dict[str, Callable[[Phase], bytes]] = {
     "spin in run": _spin("run"),
     "spin in compile": _spin("compile"),
     "sleep": _sleep,
-    "stopped": _stopped,
-    "SIGSEGV": _raised(signal.SIGSEGV),
-    "SIGILL": _raised(signal.SIGILL),
-    "SIGABRT": _raised(signal.SIGABRT),
-    "SIGKILL": _raised(signal.SIGKILL),
+    "stopped": _stop_process,
+    "SIGSEGV": _raise_signal(signal.SIGSEGV),
+    "SIGILL": _raise_signal(signal.SIGILL),
+    "SIGABRT": _raise_signal(signal.SIGABRT),
+    "SIGKILL": _raise_signal(signal.SIGKILL),
     "exit": _exit,
     "SystemExit": _system_exit,
     "garbage": _garbage,
@@ -142,7 +142,7 @@ BEHAVIOURS: dict[str, Callable[[Phase], bytes]] = {
     "huge": _huge,
     "unknown phase": _unknown_phase,
     "greedy": _greedy,
-    "misaligned": _misaligned,
+    "misaligned": _fail_misaligned,
     "on a gpu": _on_gpu,
     "on a device": _on_a_device_that_may_go,
 }

@@ -64,9 +64,9 @@ class Pretend:
         self,
         seconds: Callable[[CpuOptions], float] = landscape,
         change: Callable[[CpuOptions, pb.Reply], None] = lambda options, reply: None,
-        raced: Callable[[CpuOptions], float] | None = None,
+        race_without_noise: Callable[[CpuOptions], float] | None = None,
     ) -> None:
-        self.seconds, self.change, self.raced = seconds, change, raced or seconds
+        self.seconds, self.change, self.raced = seconds, change, race_without_noise or seconds
         self.asked: list[CpuOptions] = []
         self.closed = False
 
@@ -89,7 +89,7 @@ class Pretend:
             reply.running = 10.0
             self.change(options, reply)
         else:
-            reply.timings.extend(raced([self.raced(from_message(m)) for m in _options(request)]))
+            reply.timings.extend(race_without_noise([self.raced(from_message(m)) for m in _options(request)]))
         future.set_result(reply.SerializeToString())
         return future
 
@@ -103,7 +103,7 @@ def evaluate(raw: bytes) -> bytes:
     time.sleep(0.02)
     reply = pb.Reply(version=VERSION, status=pb.OK, fingerprint=request.fingerprint)
     reply.digest = sha256(b"".join(m.SerializeToString(deterministic=True) for m in request.options)).hexdigest()
-    reply.timings.extend(raced([landscape(from_message(m)) for m in request.options]))
+    reply.timings.extend(race_without_noise([landscape(from_message(m)) for m in request.options]))
     return reply.SerializeToString()
 
 
@@ -112,7 +112,7 @@ def _options(request: pb.Request) -> list[Options]:
     return [*request.options, *(Options.FromString(c.program) for c in request.codes)]
 
 
-def raced(seconds: Sequence[float]) -> list[pb.Timing]:
+def race_without_noise(seconds: Sequence[float]) -> list[pb.Timing]:
     """What a race without noise gives."""
     found = [timing(each) for each in seconds]
     for t in found:

@@ -94,7 +94,7 @@ def problem(op: tc.Op, *tensors: torch.Tensor, **initial: torch.Tensor) -> pb.Pr
     return problem_message(op.function, normalize_arguments(op._kernels.interface, tensors, initial), seed=0)
 
 
-def measured(group: WorkerPool, code: pb.Code, **others: float) -> pb.Reply:
+def measure_code(group: WorkerPool, code: pb.Code, **others: float) -> pb.Reply:
     request = pb.Request(version=VERSION, stage=pb.MEASURE, codes=[code], seconds=0.005, run_limit=1.0, **others)
     request.problem.CopyFrom(problem(TWICE, torch.zeros(N)))
     return future_reply(group.submit(request.SerializeToString(), phase_limits(request)), "")
@@ -123,14 +123,14 @@ def measured(group: WorkerPool, code: pb.Code, **others: float) -> pb.Reply:
 def test_cases_34_to_42_of_a_candidate_that_is_wrong(
     group: WorkerPool, code: pb.Code, status: pb.Status, message: str
 ) -> None:
-    reply = measured(group, code)
+    reply = measure_code(group, code)
     assert (pb.Status.Name(reply.status), bool(reply.timings)) == (pb.Status.Name(status), status == pb.OK)
     assert message in reply.message
-    assert measured(group, kernel()).status == pb.OK
+    assert measure_code(group, kernel()).status == pb.OK
 
 
 def test_a_hopeless_candidate_is_not_timed(group: WorkerPool) -> None:
-    reply = measured(group, kernel(), hopeless=1e-9)
+    reply = measure_code(group, kernel(), hopeless=1e-9)
     assert reply.status == pb.SLOW
     assert reply.timings[0].runs == 1
 
@@ -154,7 +154,7 @@ def test_another_device_or_version_is_refused(group: WorkerPool) -> None:
 # --- options that traveled --------------------------------------------------------------------------------------
 
 
-def compiled(group: WorkerPool, options: object) -> pb.Reply:
+def compile_options(group: WorkerPool, options: object) -> pb.Reply:
     request = pb.Request(version=VERSION, stage=pb.COMPILE)
     request.options.append(options)  # type: ignore[arg-type]
     request.problem.CopyFrom(problem(TWICE, torch.zeros(N)))
@@ -163,16 +163,16 @@ def compiled(group: WorkerPool, options: object) -> pb.Reply:
 
 def test_case_53_options_out_of_range_are_refused_and_not_compiled(group: WorkerPool) -> None:
     fine = to_message(tc.CpuOptions())
-    assert compiled(group, fine).status == pb.OK
+    assert compile_options(group, fine).status == pb.OK
     for name, value in (("interleave", -1), ("grain_size", 1 << 31), ("interleave", 1 << 40)):
         bad = to_message(tc.CpuOptions())
         next(f for f in bad.fields if f.name == name).value.number = value
-        assert compiled(group, bad).status == pb.INVALID
+        assert compile_options(group, bad).status == pb.INVALID
     bad = to_message(tc.CpuOptions())
     next(f for f in bad.fields if f.name == "fusion").value.text = "sometimes"
-    assert compiled(group, bad).status == pb.INVALID
+    assert compile_options(group, bad).status == pb.INVALID
     bad.record = "NoOptions"
-    assert compiled(group, bad).status == pb.INVALID
+    assert compile_options(group, bad).status == pb.INVALID
 
 
 # --- problems ----------------------------------------------------------------------------------------------------

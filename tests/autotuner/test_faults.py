@@ -19,7 +19,7 @@ def numbers(text: str) -> set[int]:
     return found
 
 
-def provoked(path: Path) -> set[int]:
+def find_provoked_faults(path: Path) -> set[int]:
     """The faults that the tests in a file, or what they are called with, have in their names."""
     names = re.findall(r"(?:fault|case)s?_((?:\d+_(?:to_|and_)?)+)", path.read_text())
     return {n for name in names for n in numbers(name)}
@@ -37,5 +37,5 @@ def test_every_fault_is_in_the_table() -> None:
 def test_every_fault_of_the_table_has_a_test_where_it_says() -> None:
     for found, paths in rows():
         assert all(path.exists() for path in paths), paths
-        there = {n for path in paths if path.is_file() for n in provoked(path)}
+        there = {n for path in paths if path.is_file() for n in find_provoked_faults(path)}
         assert found - UNNUMBERED <= there, f"{sorted(found - UNNUMBERED - there)} are not in {paths}"

@@ -50,7 +50,7 @@ from tensor_comprehensions.schedules import pack, tile, vectorize
 from tensor_comprehensions.structured.language.primitives import parse_schedule
 from tensor_comprehensions.tc_lang import compile_source
 
-from ..helpers.mutations import damaged, no_hang, odd_message, odd_table, text, to_json, to_toml
+from ..helpers.mutations import damage_bytes, no_hang, odd_message, odd_table, text, to_json, to_toml
 
 SEEDS = st.integers(0, 2**64 - 1)
 MANY = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
@@ -130,8 +130,8 @@ def test_jobs_with_odd_values(seed: int) -> None:
 def test_damaged_jobs(seed: int) -> None:
     r = Random(seed)
     with place() as folder:
-        read(folder, "job.json", damaged(r, to_json(JOB).encode()))
-        read(folder, "job.toml", damaged(r, to_toml(JOB).encode()))
+        read(folder, "job.json", damage_bytes(r, to_json(JOB).encode()))
+        read(folder, "job.toml", damage_bytes(r, to_toml(JOB).encode()))
 
 
 # --- texts -------------------------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ def test_damaged_jobs(seed: int) -> None:
 def test_damaged_files_with_defs(seed: int) -> None:
     with place() as folder:
         path = Path(folder, "defs.tc")
-        path.write_bytes(damaged(Random(seed), DEFS.encode()))
+        path.write_bytes(damage_bytes(Random(seed), DEFS.encode()))
         objection(main._op, Namespace(file=str(path), name=None))
 
 
@@ -160,7 +160,7 @@ def test_damaged_texts(seed: int) -> None:
         "all,tune,cache": lambda t: knobs.Knobs.read({"TC_LOGS": t, "TC_CACHE_DIR": t}),
     }  # fmt: skip
     for valid, reader in readers.items():
-        changed = damaged(r, valid.encode()).decode("utf-8", "surrogateescape")
+        changed = damage_bytes(r, valid.encode()).decode("utf-8", "surrogateescape")
         for wrong in (changed, text(r)):
             objection(reader, wrong)
 
@@ -168,7 +168,7 @@ def test_damaged_texts(seed: int) -> None:
 # --- measurements ------------------------------------------------------------------------------------------------
 
 
-def exported() -> bytes:
+def export_measurements() -> bytes:
     return measurement_store.collection_to_bytes({KEY: MEASUREMENTS, OTHER: MEASUREMENTS[:1]})
 
 
@@ -179,10 +179,10 @@ def test_damaged_measurements(seed: int) -> None:
     r = Random(seed)
     with place() as folder:
         path = Path(folder, "tuned.tct")
-        path.write_bytes(damaged(r, file_format.pack_entry(exported())))
+        path.write_bytes(damage_bytes(r, file_format.pack_entry(export_measurements())))
         with suppress(TCError):
             import_export.read_measurements(path)
-        path.write_bytes(file_format.pack_entry(odd_message(r, Collection.FromString(exported()))))
+        path.write_bytes(file_format.pack_entry(odd_message(r, Collection.FromString(export_measurements()))))
         store = Store(Path(folder, "store"))
         with suppress(TCError):
             import_export.add_measurements(store, import_export.read_measurements(path))
@@ -217,12 +217,12 @@ def test_odd_records_of_options(seed: int) -> None:
 def test_damaged_entries(seed: int) -> None:
     r = Random(seed)
     with suppress(CorruptEntry):
-        assert file_format.unpack_entry(damaged(r, file_format.pack_entry(b"payload"))) == b"payload"
+        assert file_format.unpack_entry(damage_bytes(r, file_format.pack_entry(b"payload"))) == b"payload"
     with place() as folder:
         store = Store(Path(folder, "store"))
         measurement_store.record_measurements(store, KEY, MEASUREMENTS)
         (path,) = Path(folder, "store").rglob("*.tc")
-        path.write_bytes(damaged(r, path.read_bytes()))
+        path.write_bytes(damage_bytes(r, path.read_bytes()))
         assert measurement_store.recall_measurements(store, KEY) in ((), MEASUREMENTS)
 
 
@@ -234,12 +234,12 @@ def test_odd_programs_and_code(seed: int) -> None:
     r = Random(seed)
     data = checked_defs.defs_to_bytes(compile_source(DEFS))
     assert checked_defs.defs_from_bytes(data) == compile_source(DEFS)
-    checked_defs.defs_from_bytes(damaged(r, data))
+    checked_defs.defs_from_bytes(damage_bytes(r, data))
     checked_defs.defs_from_bytes(to_json(odd_table(r, json.loads(data))).encode("utf-8", "surrogatepass"))
     head = json.dumps({"key": KEY.parts, "facts": {"a": 1}}).encode()
     payload = struct.pack("<I", len(head)) + head + b"code"
     assert stored_kernels.kernel_from_bytes(payload) == StoredKernel(KEY, {"a": 1}, b"code")
-    stored_kernels.kernel_from_bytes(damaged(r, payload))
+    stored_kernels.kernel_from_bytes(damage_bytes(r, payload))
     odd = to_json(odd_table(r, {"key": [list(p) for p in KEY.parts], "facts": {"a": 1}})).encode()
     found = stored_kernels.kernel_from_bytes(struct.pack("<I", len(odd)) + odd)
     assert found is None or found.key.parts is not None
@@ -256,7 +256,7 @@ def test_a_call_with_damaged_entries(seed: int) -> None:
         tc.define(DEFS).mm(a, b)
         for path in sorted(Path(folder).rglob("*.tc")):
             if r.random() < 0.7:
-                path.write_bytes(damaged(r, path.read_bytes()))
+                path.write_bytes(damage_bytes(r, path.read_bytes()))
         assert torch.equal(tc.define(DEFS).mm(a, b), a @ b)
 
 
@@ -282,7 +282,7 @@ def test_damaged_journals(seed: int) -> None:
     records += [record(b"s", odd_message(r, START)), record(b"o", OUTCOME.SerializeToString())]
     data = b"tcjournal1\n" + b"".join(r.sample(records, 4))
     with place() as folder:
-        for n, content in enumerate((data, damaged(r, data), data + record(r.randbytes(1), b"", r.randbytes(3)))):
+        for n, content in enumerate((data, damage_bytes(r, data), data + record(r.randbytes(1), b"", r.randbytes(3)))):
             path = Path(folder, str(n))
             path.write_bytes(content)
             with suppress(TCError):

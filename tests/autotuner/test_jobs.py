@@ -50,7 +50,7 @@ def job(tmp_path: Path) -> Path:
     return path
 
 
-def pretended(monkeypatch: pytest.MonkeyPatch) -> list[Pretend]:
+def pretend_evaluators(monkeypatch: pytest.MonkeyPatch) -> list[Pretend]:
     """Have jobs run nothing; the evaluators that they make."""
     made: list[Pretend] = []
 
@@ -154,7 +154,7 @@ def test_what_means_nothing_is_refused_before_anything_starts(wrong: dict[str, o
 def test_a_job_is_worked_off_and_goes_on_from_its_journal(
     job: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    evaluators = pretended(monkeypatch)
+    evaluators = pretend_evaluators(monkeypatch)
     arguments = ["tune", str(job), "--store", str(tmp_path / "store")]
     assert main.main(arguments) == 0
     first = json.loads(job.with_suffix(".json").read_text())
@@ -290,7 +290,7 @@ def test_an_impossible_store_is_reported_before_a_search(job: Path, tmp_path: Pa
 def test_shards_meet_in_a_store_by_url(
     job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pretended(monkeypatch)
+    pretend_evaluators(monkeypatch)
     url = f"file://{tmp_path}/bucket"
     for n in range(2):
         assert main.main(["tune", str(job), "--shard", f"{n}/2", "--store", url]) == 0

@@ -88,7 +88,7 @@ def test_a_search_finds_what_the_model_thinks_faster(tmp_path: Path) -> None:
     assert op.compile(A[:5], B, target=SM90).compiled.options is None  # other sizes are as before
 
 
-def asked(options: object, stage: pb.Stage = pb.EVALUATE, **more: Any) -> pb.Reply:
+def request_reply(options: object, stage: pb.Stage = pb.EVALUATE, **more: Any) -> pb.Reply:
     op = tc.define(SOURCE).mm
     problem = problem_message(op.function, normalize_detached(op._kernels.interface, (A, B), {}), 0)
     request = pb.Request(
@@ -100,20 +100,20 @@ def asked(options: object, stage: pb.Stage = pb.EVALUATE, **more: Any) -> pb.Rep
 
 @needs_compiler
 def test_what_a_worker_answers() -> None:
-    good, again = asked(MappingOptions.naive()), asked(MappingOptions.naive())
+    good, again = request_reply(MappingOptions.naive()), request_reply(MappingOptions.naive())
     assert good.status == pb.OK
     assert good.timings == again.timings
     assert good.digest == again.digest
-    slow = asked(SLOW)
+    slow = request_reply(SLOW)
     assert slow.timings[0].low > 2 * good.timings[0].low
-    assert asked(SLOW, hopeless=good.timings[0].low).status == pb.SLOW
-    raced = asked(MappingOptions.naive(), pb.RACE, fresh=True)
+    assert request_reply(SLOW, hopeless=good.timings[0].low).status == pb.SLOW
+    raced = request_reply(MappingOptions.naive(), pb.RACE, fresh=True)
     assert raced.status == pb.OK
     assert raced.timings[0].low == good.timings[0].low
-    assert asked(CpuOptions()).status == pb.INVALID
-    assert asked(MappingOptions(threads=(1024, 2))).status == pb.INVALID
-    assert asked(SLOW, fingerprint="another").status == pb.REFUSED
-    assert asked(SLOW, pb.COMPILE).status == pb.REFUSED
+    assert request_reply(CpuOptions()).status == pb.INVALID
+    assert request_reply(MappingOptions(threads=(1024, 2))).status == pb.INVALID
+    assert request_reply(SLOW, fingerprint="another").status == pb.REFUSED
+    assert request_reply(SLOW, pb.COMPILE).status == pb.REFUSED
 
 
 @needs_compiler
@@ -128,10 +128,10 @@ def test_wrong_kernels_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(worker_gpu, "compile_gpu", broken)
     change = ("+=", "-=")
-    assert asked(SLOW).status == pb.WRONG_RESULT
-    assert "an element is off" in asked(SLOW).message or "elements are wrong" in asked(SLOW).message
+    assert request_reply(SLOW).status == pb.WRONG_RESULT
+    assert "an element is off" in request_reply(SLOW).message or "elements are wrong" in request_reply(SLOW).message
     change = ("a2[", "a2[1 + ")
-    assert "out of bounds" in asked(SLOW).message
+    assert "out of bounds" in request_reply(SLOW).message
 
 
 def test_devices_that_are_not_there() -> None:
@@ -268,7 +268,7 @@ def test_the_tuner_measures_calls_of_a_library(
 
 
 def test_a_model_knows_nothing_of_a_library() -> None:
-    refused = asked(CALLS)
+    refused = request_reply(CALLS)
     assert refused.status == pb.INVALID
     assert "emulated:sm_90 has no model of what torch's products take" in refused.message
     op = tc.define(SOURCE).mm

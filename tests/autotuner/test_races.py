@@ -47,7 +47,7 @@ IDLE = (
 # fmt: on
 
 
-def recorded(noise: tuple[tuple[float, ...], ...], faster: float = 1.0) -> tuple[Times, Times]:
+def make_recorded_times(noise: tuple[tuple[float, ...], ...], faster: float = 1.0) -> tuple[Times, Times]:
     """The times of two kernels in turns, the second so many times as fast."""
     first, waits, second, more = noise
     return Times(first, waits), Times(tuple(s / faster for s in second), more)
@@ -55,21 +55,21 @@ def recorded(noise: tuple[tuple[float, ...], ...], faster: float = 1.0) -> tuple
 
 def test_a_race_on_a_busy_machine_decides_nothing() -> None:
     for faster in (0.9, 1.0, 1.2, 2.0):
-        slow, quick = recorded(BUSY, faster)
+        slow, quick = make_recorded_times(BUSY, faster)
         assert speedup_lower_bound(slow, quick) == speedup_lower_bound(quick, slow) == 0.0
 
 
 def test_a_race_on_an_idle_machine_decides_what_its_noise_lets_it() -> None:
-    one, other = recorded(IDLE)
+    one, other = make_recorded_times(IDLE)
     assert 0.9 < speedup_lower_bound(one, other) <= 1.0
     assert 0.9 < speedup_lower_bound(other, one) <= 1.0
-    slow, quick = recorded(IDLE, 1.2)
+    slow, quick = make_recorded_times(IDLE, 1.2)
     assert 1.08 < speedup_lower_bound(slow, quick) <= 1.2
     assert speedup_lower_bound(quick, slow) < 0.9
 
 
 def test_moments_in_which_threads_wait_for_a_processor_do_not_count() -> None:
-    slow, quick = recorded(IDLE, 1.2)
+    slow, quick = make_recorded_times(IDLE, 1.2)
     lost = (
         Times((*slow.samples, 1.0, 1.0), (*slow.waits, 0.5, 0.5)),
         Times((*quick.samples, 9.0, 9.0), (*quick.waits, 0.5, 0.5)),

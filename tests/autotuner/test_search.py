@@ -226,7 +226,7 @@ def test_what_comes_from_afar_has_genes_of_its_own() -> None:
     )
 
 
-def asked(kind: str, seed: int, generations: int = 6, population: int = 12) -> list[Candidate]:
+def list_requested_candidates(kind: str, seed: int, generations: int = 6, population: int = 12) -> list[Candidate]:
     """The candidates that a search asks for when times are those of the landscape."""
     made, seeds = space_of(subject())
     search = SEARCHES[kind](made, seeds, population, seed)
@@ -241,7 +241,11 @@ def asked(kind: str, seed: int, generations: int = 6, population: int = 12) -> l
 @pytest.mark.parametrize("kind", SEARCHES)
 def test_case_50_the_same_seed_gives_the_same_candidates(kind: str) -> None:
     state = random.getstate()
-    first, second, other = asked(kind, 3), asked(kind, 3), asked(kind, 4)
+    first, second, other = (
+        list_requested_candidates(kind, 3),
+        list_requested_candidates(kind, 3),
+        list_requested_candidates(kind, 4),
+    )
     assert first == second
     assert (first != other) is (kind != "sweep")
     assert random.getstate() == state
@@ -249,7 +253,7 @@ def test_case_50_the_same_seed_gives_the_same_candidates(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", SEARCHES)
 def test_nothing_is_asked_for_twice(kind: str) -> None:
-    options = [c.options for c in asked(kind, 0)]
+    options = [c.options for c in list_requested_candidates(kind, 0)]
     assert len(set(options)) == len(options) > (10 if kind == "sweep" else 50)
 
 
@@ -268,7 +272,8 @@ def test_a_search_ends_when_the_space_is_exhausted(kind: str) -> None:
 
 def test_breeding_keeps_the_elite_and_beats_chance_on_a_landscape() -> None:
     bests = {
-        kind: [min(landscape(c.options) for c in asked(kind, seed, 10, 16)) for seed in range(7)] for kind in SEARCHES
+        kind: [min(landscape(c.options) for c in list_requested_candidates(kind, seed, 10, 16)) for seed in range(7)]
+        for kind in SEARCHES
     }
     assert statistics.median(bests["genetic"]) < statistics.median(bests["random"])
 

@@ -60,7 +60,7 @@ def test_random_tiles_are_legal_and_can_be_stored() -> None:
         assert from_message(to_message(options)) == options
 
 
-def asked(options: object, source: str = SOURCE) -> pb.Reply:
+def request_reply(options: object, source: str = SOURCE) -> pb.Reply:
     op, dtype = tc.define(source).mm, torch.float16 if source == SOURCE else torch.float32
     tensors = torch.ones(40, 32, dtype=dtype), torch.ones(32, 24, dtype=dtype)
     problem = problem_message(op.function, normalize_detached(op._kernels.interface, tensors, {}), 0)
@@ -73,7 +73,7 @@ def asked(options: object, source: str = SOURCE) -> pb.Reply:
 
 @needs_compiler
 def test_what_a_worker_answers() -> None:
-    assert asked(TileOptions(tile=(32, 32, 32), warps=(2, 1))).status == pb.OK
-    assert asked(MappingOptions.naive()).status == pb.OK
-    assert "no tiles of tile" in asked(TileOptions(tile=(256, 256, 128))).message
-    assert "no product of mm" in asked(TileOptions(), FLOATS).message
+    assert request_reply(TileOptions(tile=(32, 32, 32), warps=(2, 1))).status == pb.OK
+    assert request_reply(MappingOptions.naive()).status == pb.OK
+    assert "no tiles of tile" in request_reply(TileOptions(tile=(256, 256, 128))).message
+    assert "no product of mm" in request_reply(TileOptions(), FLOATS).message

@@ -38,14 +38,14 @@ EFFORT = SearchBudget(seconds=1000.0, generations=4, population=12)
 HERE = (TuningDevice("cpu", (0,), 1),)
 
 
-def tuned(evaluator: Pretend, effort: SearchBudget = EFFORT, **others: object) -> TuningResult:
+def tune_pretended(evaluator: Pretend, effort: SearchBudget = EFFORT, **others: object) -> TuningResult:
     return tune(subject(), effort, HERE, evaluator=evaluator, **others)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("search", ["genetic", "random"])
 def test_the_fastest_wins_the_race_with_the_default(search: str) -> None:
     evaluator = Pretend()
-    found = tuned(evaluator, replace(EFFORT, search=search))
+    found = tune_pretended(evaluator, replace(EFFORT, search=search))
     assert found.seconds == min(map(landscape, evaluator.asked)) < found.default_seconds == landscape(CpuOptions())
     assert found.speedup == found.default_seconds / found.seconds
     assert len(found.outcomes) == len(evaluator.asked) > 20
@@ -63,7 +63,7 @@ def test_times_taken_in_turns_with_the_default_are_reported_as_if_the_machine_we
             reply.timings.append(timing(moment[0] * usual))
 
     evaluator = Recording(change=change)
-    found = tuned(evaluator)
+    found = tune_pretended(evaluator)
     assert all(o.seconds == pytest.approx(landscape(o.options)) for o in found.outcomes)
     first, *others = (r for r in evaluator.requests if r.stage == pb.MEASURE)
     assert len(first.codes) == 1
@@ -76,12 +76,12 @@ def test_nobody_believes_a_time_beside_which_the_default_takes_none() -> None:
         if options != CpuOptions():
             reply.timings.append(pb.Timing(median=0.0, runs=5))
 
-    found = tuned(Pretend(change=change))
+    found = tune_pretended(Pretend(change=change))
     assert {o.status for o in found.outcomes[1:]} == {pb.IMPOSSIBLE}
 
 
 def test_a_tie_goes_to_the_default() -> None:
-    assert tuned(Pretend(raced=lambda options: 1e-3)).options == CpuOptions()
+    assert tune_pretended(Pretend(raced=lambda options: 1e-3)).options == CpuOptions()
 
 
 def test_case_44_one_lucky_measurement_does_not_win() -> None:
@@ -92,7 +92,7 @@ def test_case_44_one_lucky_measurement_does_not_win() -> None:
             lucky.append(options)
         return 1e-6 if options in lucky else landscape(options)
 
-    found = tuned(Pretend(seconds_of, raced=landscape))
+    found = tune_pretended(Pretend(seconds_of, raced=landscape))
     assert lucky
     assert found.options not in lucky
     assert found.seconds < landscape(CpuOptions())
@@ -107,7 +107,7 @@ def test_case_43_times_that_cannot_be_are_never_chosen(lie: float) -> None:
             liars.add(options)
             reply.timings[0].median, reply.timings[0].runs = lie, 5
 
-    found = tuned(Pretend(change=change))
+    found = tune_pretended(Pretend(change=change))
     assert liars
     assert found.options not in liars
     assert {o.status for o in found.outcomes if o.options in liars} == {pb.IMPOSSIBLE}
@@ -118,7 +118,7 @@ def test_case_46_when_all_fail_the_reasons_are_reported() -> None:
         reply.status, reply.message = (pb.CRASH, "SIGSEGV") if options.interleave else (pb.NAN, "output 0")
 
     with pytest.raises(ArgumentError, match=r"no way to lower softmax works: \d+ x .*SIGSEGV") as error:
-        tuned(Pretend(change=change))
+        tune_pretended(Pretend(change=change))
     assert "x nan (output 0" in str(error.value)
 
 
@@ -127,7 +127,7 @@ def test_a_default_that_fails_does_not_win() -> None:
         if options == CpuOptions():
             reply.status = pb.RUN_TIMEOUT
 
-    found = tuned(Pretend(change=change, raced=lambda o: 0.0 if o == CpuOptions() else landscape(o)))
+    found = tune_pretended(Pretend(change=change, raced=lambda o: 0.0 if o == CpuOptions() else landscape(o)))
     assert found.options != CpuOptions()
 
 
@@ -136,7 +136,7 @@ def test_answers_of_another_device_are_refused() -> None:
         if options.interleave == 4:
             reply.fingerprint = "elsewhere"
 
-    found = tuned(Pretend(change=change))
+    found = tune_pretended(Pretend(change=change))
     refused = [o for o in found.outcomes if o.options.interleave == 4]
     assert refused
     assert all(o.status == pb.REFUSED and "elsewhere" in o.message for o in refused)
@@ -156,7 +156,7 @@ def test_candidates_with_the_same_code_are_run_once() -> None:
             return done
 
     evaluator = Same()
-    found = tuned(evaluator)
+    found = tune_pretended(evaluator)
     same = [o for o in found.outcomes if o.digest == "one"]
     assert len(same) > 2
     assert len([o for o in evaluator.asked if o.fusion == "min"]) == 1
@@ -165,7 +165,7 @@ def test_candidates_with_the_same_code_are_run_once() -> None:
 
 def test_a_budget_ends_the_search() -> None:
     evaluator = Pretend()
-    found = tuned(evaluator, replace(EFFORT, seconds=1e-6))
+    found = tune_pretended(evaluator, replace(EFFORT, seconds=1e-6))
     assert (found.options, len(found.outcomes)) == (CpuOptions(), 1)
 
 
@@ -183,7 +183,7 @@ class Recording(Pretend):
 
 def test_others_are_compiled_with_the_default_and_its_time_limits_them() -> None:
     evaluator = Recording()
-    found = tuned(evaluator)
+    found = tune_pretended(evaluator)
     stages = [r.stage for r in evaluator.requests]
     assert stages[: stages.index(pb.MEASURE)] == [pb.RACE, *[pb.COMPILE] * (evaluator.width // 2)]
     default, other, *_ = (r for r in evaluator.requests if r.stage == pb.MEASURE)
@@ -210,7 +210,9 @@ def test_long_code_is_compiled_first_and_candidates_keep_their_order() -> None:
 
 def test_a_generation_is_parted_evenly() -> None:
     evaluator = Recording()
-    tuned(evaluator, replace(EFFORT, population=24, seconds=10.0))  # in which a batch of a generation would take long
+    tune_pretended(
+        evaluator, replace(EFFORT, population=24, seconds=10.0)
+    )  # in which a batch of a generation would take long
     counts = [len([*each]) for stage, each in groupby(r.stage for r in evaluator.requests) if stage == pb.COMPILE]
     assert counts[0] == 2
     assert set(counts[1:]) <= {3, 4, 5}
@@ -238,7 +240,7 @@ class Killed(BaseException):
 
 
 def test_case_48_a_search_that_was_killed_ends_as_if_it_had_not(tmp_path: Path) -> None:
-    whole = tuned(Pretend(), journal=tmp_path / "whole")
+    whole = tune_pretended(Pretend(), journal=tmp_path / "whole")
     for after in (1, 7, 23):
         journal, count = tmp_path / f"killed{after}", 0
 
@@ -250,7 +252,7 @@ def test_case_48_a_search_that_was_killed_ends_as_if_it_had_not(tmp_path: Path) 
             return landscape(options)
 
         with pytest.raises(Killed):
-            tuned(Pretend(dying), journal=journal)
+            tune_pretended(Pretend(dying), journal=journal)
         with journal.open("ab") as f:
             f.write(b"\x40\x00\x00\x00half a record")
         book = Journal(journal)
@@ -258,12 +260,12 @@ def test_case_48_a_search_that_was_killed_ends_as_if_it_had_not(tmp_path: Path) 
         book.close()
         assert after - Pretend.width < folded <= after
         evaluator = Pretend()
-        resumed = tuned(evaluator, journal=journal)
+        resumed = tune_pretended(evaluator, journal=journal)
         assert resumed.options == whole.options
         assert [o.options for o in resumed.outcomes] == [o.options for o in whole.outcomes]
         assert evaluator.asked == [o.options for o in whole.outcomes[folded:]]
     again = Pretend()
-    assert tuned(again, journal=tmp_path / "whole").options == whole.options
+    assert tune_pretended(again, journal=tmp_path / "whole").options == whole.options
     assert again.asked == []
 
 
@@ -311,7 +313,7 @@ def test_case_47_ctrl_c_keeps_the_best_so_far() -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
     before = signal.getsignal(signal.SIGINT)
-    found = tuned(evaluator, observe=interrupt)
+    found = tune_pretended(evaluator, observe=interrupt)
     assert found.interrupted
     assert 10 < len(found.outcomes) < 20
     assert found.seconds == min(map(landscape, evaluator.asked))
@@ -324,7 +326,7 @@ def test_a_second_ctrl_c_is_raised() -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        tuned(Pretend(), observe=interrupt)
+        tune_pretended(Pretend(), observe=interrupt)
 
 
 # --- the cache ---------------------------------------------------------------------------------------------------
@@ -347,7 +349,7 @@ def test_what_was_found_is_used_for_these_sizes_and_for_near_ones(tmp_path: Path
 
 def test_four_merged_shards_do_not_lose_to_one_search_of_their_common_budget(tmp_path: Path) -> None:
     long = replace(EFFORT, generations=16)  # shards of less than some 200 candidates each do lose
-    whole = tuned(Pretend(), replace(long, population=48))
+    whole = tune_pretended(Pretend(), replace(long, population=48))
     merged = Store(tmp_path / "merged")
     for seed in range(4):
         shard = subject(store=Store(tmp_path / str(seed)))
@@ -364,7 +366,7 @@ def test_searches_for_the_same_deal_what_to_try_first() -> None:
     asked = []
     for number in range(3):
         evaluator = Pretend()
-        tuned(evaluator, replace(EFFORT, generations=1, population=len(seeds), part=(number, 3)))
+        tune_pretended(evaluator, replace(EFFORT, generations=1, population=len(seeds), part=(number, 3)))
         asked.append(evaluator.asked)
     assert {first for first, *_ in asked} == {CpuOptions()}
     made, _ = space_of(subject())
@@ -474,7 +476,7 @@ def test_a_search_uses_its_budget_but_for_a_last_batch_and_the_race(monkeypatch:
 
     for module in (search_loop, tuning_calls):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    found = tuned(Slow(), replace(EFFORT, seconds=300.0, generations=1000, population=24))
+    found = tune_pretended(Slow(), replace(EFFORT, seconds=300.0, generations=1000, population=24))
     assert 300.0 - 5.0 - 2 * Slow.width <= found.outcomes[-1].elapsed <= 300.0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from benchmarks.compile_time import compiling, planning_seconds, recognized
+from benchmarks.compile_time import compiling, planning_seconds, recognize_contraction
 from benchmarks.contractions import contractions
 from tensor_comprehensions.compiler.cpu_passes import PASSES
 from tensor_comprehensions.core import knobs
@@ -13,7 +13,7 @@ from tensor_comprehensions.target import AVX512
 
 def test_the_contraction_that_is_planned_is_that_of_the_benchmark() -> None:
     case = contractions("ci")[0]
-    op = recognized(case)
+    op = recognize_contraction(case)
     assert op.multiplications == prod(case.sizes.values())
     assert planning_seconds(op, AVX512, 2) > 0
 

@@ -15,7 +15,7 @@ import torch
 
 import tensor_comprehensions as tc
 from benchmarks import gpu, gpu_products, gpu_rates
-from benchmarks.gpu import Row, main, measured, select
+from benchmarks.gpu import Row, main, measure_benchmark, select
 from benchmarks.kernels import Benchmark
 from tensor_comprehensions.options import TileOptions
 from tensor_comprehensions.runtime.cuda import nvrtc
@@ -97,13 +97,13 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", ["matmul_256", "moments_128x36864", "transpose_512x512", "tmm_128x32x256"])
 def test_a_measurement(name: str, on_cpu: None) -> None:
     (benchmark,) = select([name])
-    row = measured(benchmark, mode=None, graphs=False, device="cpu")
+    row = measure_benchmark(benchmark, mode=None, graphs=False, device="cpu")
     assert row.ours == row.copy == 2e-3
     assert set(row.peers) == {p.name for p in benchmark.peers}
     assert row.error <= benchmark.tolerance
     assert row.flops == {"matmul_256": 2 * 256**3, "tmm_128x32x256": 2 * 128 * 32 * 256}.get(name, 0)
     with pytest.raises(ArithmeticError, match="is wrong"):
-        measured(replace(benchmark, tolerance=-1.0), mode=None, graphs=False, device="cpu")
+        measure_benchmark(replace(benchmark, tolerance=-1.0), mode=None, graphs=False, device="cpu")
 
 
 SMALL = {
@@ -122,7 +122,7 @@ SMALL = {
 def test_products_equal_their_peers(name: str, on_cpu: None) -> None:
     """The defs and what libraries compute are the same, at small sizes on the CPU."""
     here = replace(SMALL[name], peers=tuple(p for p in SMALL[name].peers if p.name not in ("flash", "cudnn")))
-    row = measured(here, mode=None, graphs=False, device="cpu")
+    row = measure_benchmark(here, mode=None, graphs=False, device="cpu")
     assert row.error <= here.tolerance
     assert row.flops == here.flops
 
@@ -192,7 +192,7 @@ def test_a_captured_call_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: done.append("synchronize"))
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=replay))
     run: Callable[[], object] = lambda: done.append("run")  # noqa: E731
-    gpu.captured(run)()
+    gpu.capture_graph(run)()
     assert done == ["stream", *["run"] * 3, "stream ends", "synchronize", "graph", "run", "graph ends", "replay"]
 
 

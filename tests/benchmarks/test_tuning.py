@@ -21,11 +21,11 @@ def test_searches_on_recorded_times(monkeypatch: pytest.MonkeyPatch) -> None:
     _, made, seeds = tuning.small()
     ways = {made.options(made.random(Random(n))) for n in range(60)} | {made.options(seeds[0])}
     table = {o: float(1 + len(repr(schedule_for(o.schedule, "S0")))) for o in ways}
-    head, *lines = tuning.replayed(made, seeds, table)
+    head, *lines = tuning.replay_searches(made, seeds, table)
     assert head.startswith(f"{len(table)} ways")
     assert [line.split()[0] for line in lines] == ["12", "12", "1000", "1000"]
     assert all(float(line.split(": ")[1].split()[0]) >= 1.0 for line in lines)
-    assert tuning.ended("random", 0, 1000, made, seeds, table) == min(table.values())
+    assert tuning.find_best_time("random", 0, 1000, made, seeds, table) == min(table.values())
 
 
 def test_what_neither_compiles_nor_runs_is_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:

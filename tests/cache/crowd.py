@@ -105,7 +105,7 @@ def one_of_them(root: Path) -> None:
     together(work)
 
 
-def evicted(root: Path) -> None:
+def check_eviction(root: Path) -> None:
     """Fault 20: some write and read while others remove; a reader sees an entry or a miss."""
 
     def work(n: int) -> None:
@@ -124,7 +124,7 @@ def evicted(root: Path) -> None:
     assert swept.bytes <= 100_000
 
 
-def compacted(root: Path) -> None:
+def check_compaction(root: Path) -> None:
     """Everybody records and compacts the measurements of one key; none is lost."""
 
     def work(n: int) -> None:
@@ -140,7 +140,7 @@ def compacted(root: Path) -> None:
     assert grains == {10 * n + k for n in range(PROCESSES) for k in range(5)}
 
 
-def killed(root: Path, times: int = 100) -> None:
+def check_killed_writers(root: Path, times: int = 100) -> None:
     """Fault 6: writers are killed at random moments; what they leave is whole, or a leftover that is swept."""
     chance, store = random.Random(6), Store(root)
     for _ in range(times):

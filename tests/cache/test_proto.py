@@ -21,7 +21,7 @@ TYPES = {
 }
 
 
-def written() -> dict[str, set[tuple[str, str, int, bool, str]]]:
+def read_declared_fields() -> dict[str, set[tuple[str, str, int, bool, str]]]:
     """The fields of every message in the file: type, name, number, whether repeated, and the oneof it is in."""
     text = re.sub(r"//.*", "", PROTO.read_text())
     messages = {}
@@ -38,7 +38,7 @@ def written() -> dict[str, set[tuple[str, str, int, bool, str]]]:
     return messages
 
 
-def generated() -> dict[str, set[tuple[str, str, int, bool, str]]]:
+def read_generated_fields() -> dict[str, set[tuple[str, str, int, bool, str]]]:
     names = {number: name for name, number in TYPES.items()}
     return {
         message.name: {
@@ -53,7 +53,7 @@ def generated() -> dict[str, set[tuple[str, str, int, bool, str]]]:
 
 
 def test_the_generated_code_has_what_the_file_says() -> None:
-    assert written() == generated()
+    assert read_declared_fields() == read_generated_fields()
     assert tc_cache_pb2.DESCRIPTOR.package in PROTO.read_text()
 
 
@@ -66,4 +66,4 @@ def test_the_types_for_checkers_know_every_message(name: str) -> None:
 
 
 def test_there_is_something_to_check() -> None:
-    assert sum(map(len, written().values())) > 20
+    assert sum(map(len, read_declared_fields().values())) > 20

@@ -29,7 +29,7 @@ from tensor_comprehensions.cli import main
 from tensor_comprehensions.core import knobs
 from tensor_comprehensions.options import CpuOptions
 
-from ..helpers.mutations import damaged, no_hang
+from ..helpers.mutations import damage_bytes, no_hang
 
 SEEDS = st.integers(0, 2**64 - 1)
 MANY = settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
@@ -72,7 +72,7 @@ def spoil(r: Random, path: Path, others: list[Path]) -> None:
     path.unlink()
     match kind:
         case "bytes":
-            path.write_bytes(damaged(r, data))
+            path.write_bytes(damage_bytes(r, data))
         case "splice":  # of another entry, or its half
             other = r.choice([o for o in others if o.is_file()] or [Path("/dev/null")]).read_bytes()
             path.write_bytes(r.choice((other, data[: len(data) // 2] + other[len(other) // 2 :], data + other)))
@@ -142,7 +142,7 @@ def test_an_entry_that_another_process_writes_meanwhile(sound: Path, tmp_path: P
         while not done.is_set():
             with path.open("r+b") as file:
                 file.truncate(r.randrange(len(data)))
-                file.write(damaged(r, data))
+                file.write(damage_bytes(r, data))
                 file.seek(0)
                 file.write(data)
                 file.truncate()

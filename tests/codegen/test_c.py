@@ -261,7 +261,7 @@ def test_vector_lets_gathers_and_scatters(tmp_path: Path) -> None:
     np.testing.assert_allclose(result, 2 * values * np.bincount(indices, minlength=5), rtol=1e-6)
 
 
-def lowered(m: ir.Module) -> ir.Module:
+def vectorize_module(m: ir.Module) -> ir.Module:
     """`m` with explicit vectors, as the compiler makes them."""
     kernels = tuple(replace(x, body=simplify(unroll_loops(vectorize_loops(simplify(x.body))))) for x in m.kernels)
     return replace(m, kernels=kernels)
@@ -288,7 +288,7 @@ def blend() -> ir.Module:
 @needs_gcc
 @pytest.mark.parametrize("make", [lambda: matmul(PARALLEL), lambda: matmul(SERIAL), blend], ids=["par", "mm", "blend"])
 def test_same_as_the_interpreter_after_vectorization(make: Callable[[], ir.Module], tmp_path: Path) -> None:
-    m = lowered(make())
+    m = vectorize_module(make())
     arrays = {
         a.name: np.asarray(floats(*a.shape) if a.type.dtype.is_float else rng.integers(0, 45, a.shape, "int32"))
         for a in m.arguments
@@ -318,7 +318,7 @@ def test_micro_kernel(text: str, tmp_path: Path) -> None:
     body = ir.Block(
         (loop("i", 0, 37, loop("j", 0, 53, b.store(out, (i, j), 0.0))), lower_contraction(op, AVX2, parallel=True))
     )
-    m = lowered(module("contract", [a, w, out], body, written="C"))
+    m = vectorize_module(module("contract", [a, w, out], body, written="C"))
     xs, ys, result = floats(*a.shape), floats(*w.shape), floats(37, 53)
     assert run(m, tmp_path, xs, ys, result) == 0
     subscripts = f"{''.join(left)},{''.join(right)}->ij"
@@ -476,7 +476,7 @@ def test_whole_kernel(golden: Any) -> None:
 
 
 def test_whole_vectorized_kernel(golden: Any) -> None:
-    golden.check("blend.c", emit_c(lowered(blend())))
+    golden.check("blend.c", emit_c(vectorize_module(blend())))
 
 
 def test_header_cannot_end_the_comment() -> None:

@@ -46,7 +46,7 @@ from tensor_comprehensions.target import CpuTarget
 TILES = replace(DOTS, name="sapphirerapids", features=f"{DOTS.features},+amx-tile,+amx-bf16")
 
 
-def checked(op: StructuredOp, p: Schedule) -> Module:
+def lower_checked(op: StructuredOp, p: Schedule) -> Module:
     """The module that `p` makes of `op`, verified, and the same by the instruction where the processor has it."""
     op = drop_unit_dims(pack_bf16_pairs(op, TILES))
     m = module(generate_contraction(op, plan_of_schedule(p, op, TILES)))
@@ -90,7 +90,7 @@ def test_products_of_matrices(name: str, orders: tuple[str, str]) -> None:
     if orders[0] == "km":  # not in place then
         packed = any("A" in str(piece) for piece in pipeline.primitives)
         pipeline = pipeline if packed else pipeline >> pack("A")
-    program = checked(matmul(m, n, k, a=orders[0], b=orders[1]), pipeline)
+    program = lower_checked(matmul(m, n, k, a=orders[0], b=orders[1]), pipeline)
     arrays = arrays_of(program)
     expected = np.einsum(f"{orders[0]},{orders[1]}->mn", arrays["A"].astype(float), arrays["B"].astype(float))
     runs(program, expected, arrays)
@@ -100,7 +100,7 @@ def test_an_epilogue_and_what_the_output_starts_from() -> None:
     op = matmul(40, 33, 32)
     bias = ir.load(ir.buffer("bias", FLOAT32, (33,)), ir.var("n"))
     op = replace(op, initial=op.output, epilogue=ir.maximum(ir.add(accumulator_var(FLOAT32), bias), 0.0))
-    program = checked(op, tile(m=32, n=32) >> pack("A", "B") >> matrix_instruction())
+    program = lower_checked(op, tile(m=32, n=32) >> pack("A", "B") >> matrix_instruction())
     arrays = arrays_of(program)
     expected = arrays["C"] + arrays["A"].astype(float) @ arrays["B"] + arrays["bias"]
     runs(program, np.maximum(expected, 0), arrays)
@@ -118,14 +118,14 @@ def test_several_sums_and_batches() -> None:
     iterators = tuple(Iterator(i, sizes[i], kind) for i, kind in kinds.items())
     out = ir.load(ir.buffer("C", FLOAT32, (2, 20, 24)), *map(ir.var, "bmn"))
     op = StructuredOp("c", iterators, out, read("A", "btmk"), read("B", "btkn"))
-    program = checked(op, tile(b=1, m=32, n=32) >> pack(A="b1", B="b1") >> matrix_instruction())
+    program = lower_checked(op, tile(b=1, m=32, n=32) >> pack(A="b1", B="b1") >> matrix_instruction())
     arrays = arrays_of(program)
     expected = np.einsum("btmk,btkn->bmn", arrays["A"].astype(float), arrays["B"].astype(float))
     runs(program, expected, arrays)
 
 
 def test_the_instruction_is_used_and_the_registers_are_given_back() -> None:
-    text = assembly(checked(matmul(64, 64, 64), tile(m=32, n=32) >> pack("B") >> matrix_instruction()), TILES)
+    text = assembly(lower_checked(matmul(64, 64, 64), tile(m=32, n=32) >> pack("B") >> matrix_instruction()), TILES)
     assert text.count("tdpbf16ps") == 4
     assert text.count("ldtilecfg") == text.count("tilerelease") == 1
     assert "vdpbf16ps" not in text
@@ -174,7 +174,7 @@ def test_only_where_memory_holds_fragments_or_panels_do() -> None:
 
 
 def test_it_prints_and_c_refuses() -> None:
-    m = checked(matmul(16, 16, 32), tile(m=16, n=16) >> pack("B") >> matrix_instruction())
+    m = lower_checked(matmul(16, 16, 32), tile(m=16, n=16) >> pack("B") >> matrix_instruction())
     text = format_program(m)
     assert "allocate fragment float32 c.acc[1][16][16]" in text
     assert "fragment_load(&c.rows[0, 0, 0], &A[0, k.r * 16 * 2], 0)" in text

@@ -29,7 +29,7 @@ def all_in_double() -> Iterator[Case]:
         if case.error is not None or case.record.get("may_reject"):
             continue
         try:
-            function = next(f for f in compile_source(doubled(case)) if f.name == called(case))
+            function = next(f for f in compile_source(convert_to_double(case)) if f.name == find_called_def(case))
         except CheckError:  # its literals make it a program in single precision
             continue
         outputs = [function.tensor(r).dtype for r in function.returns]
@@ -39,12 +39,12 @@ def all_in_double() -> Iterator[Case]:
             yield case
 
 
-def doubled(case: Case) -> str:
+def convert_to_double(case: Case) -> str:
     """The text of a case in double precision."""
     return re.sub(r"\bfloat(32|64)?(?=[\s(])", "double", case.source)
 
 
-def called(case: Case) -> str:
+def find_called_def(case: Case) -> str:
     return str(case.record.get("fn") or case.source.split("def", 1)[1].split("(")[0].strip())
 
 
@@ -58,7 +58,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def test_gradients_agree_with_finite_differences(case: Case) -> None:
-    op = tc.define(doubled(case))[called(case)]
+    op = tc.define(convert_to_double(case))[find_called_def(case)]
     inputs, initial = case.arrays()
     values = [tensor(x) for x in (*inputs.values(), *initial.values())]
 
@@ -70,7 +70,7 @@ def test_gradients_agree_with_finite_differences(case: Case) -> None:
 
 
 def test_empty_arrays_have_gradients(case: Case) -> None:
-    op = tc.define(doubled(case))[called(case)]
+    op = tc.define(convert_to_double(case))[find_called_def(case)]
     inputs, initial = ({name: tensor(a) for name, a in part.items()} for part in case.arrays())
     results = op(*inputs.values(), **initial)
     floats = [r for r in (results if isinstance(results, tuple) else (results,)) if r.requires_grad]

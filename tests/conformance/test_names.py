@@ -25,7 +25,7 @@ from tensor_comprehensions.options import CpuOptions
 from tensor_comprehensions.target import AVX512
 from tensor_comprehensions.tc_lang.ir import BoundFunction
 
-from ..helpers.renaming import SM90, Draw, harmless, hostile, renamed
+from ..helpers.renaming import SM90, Draw, harmless, hostile, rename_program
 
 RENAMINGS = int(os.environ.get("TC_RENAMINGS", "2"))
 
@@ -44,7 +44,7 @@ def main(case: Case) -> str:
     return str(case.record.get("fn") or case.source.split("def", 1)[1].split("(")[0].strip())
 
 
-def emitted(passes: tuple[Pass, ...], bound: BoundFunction, job: Any) -> str:
+def emit_text(passes: tuple[Pass, ...], bound: BoundFunction, job: Any) -> str:
     value: Any = bound
     for step in passes:
         value = step.run(value, job)
@@ -55,7 +55,7 @@ def emitted(passes: tuple[Pass, ...], bound: BoundFunction, job: Any) -> str:
 
 def on_gpu(bound: BoundFunction) -> str:
     try:
-        return emitted(GPU_PASSES, bound, GpuPassContext(None, SM90))
+        return emit_text(GPU_PASSES, bound, GpuPassContext(None, SM90))
     except ArgumentError as error:  # what cannot be mapped
         return str(error)
 
@@ -70,13 +70,17 @@ def test_renamed_programs_give_the_same_code(case: Case) -> None:
         assert case.record.get("may_reject"), case.source
         return
     job = PassContext(CpuOptions(), AVX512)
-    key, cpu, gpu = make_key(function, bound, AVX512, options=CpuOptions()), emitted(PASSES, bound, job), on_gpu(bound)
+    key, cpu, gpu = (
+        make_key(function, bound, AVX512, options=CpuOptions()),
+        emit_text(PASSES, bound, job),
+        on_gpu(bound),
+    )
     for seed in range(RENAMINGS):
         draw = (hostile if seed % 2 else harmless)(Random(f"{case.id}{seed}"))
-        text, names = renamed(case.source, draw, main(case))
+        text, names = rename_program(case.source, draw, main(case))
         function, other = bound_of(case, text, names)
         assert make_key(function, other, AVX512, options=CpuOptions()) == key, text
-        assert emitted(PASSES, other, job) == cpu, text
+        assert emit_text(PASSES, other, job) == cpu, text
         assert on_gpu(other) == gpu, text
 
 
@@ -93,7 +97,7 @@ def test_renamed_programs_read_alike(case: Case) -> None:
             numbers[name] = f"name{len(numbers)}"
             return name
 
-        text, names = renamed(case.source, numbered, main(case))
+        text, names = rename_program(case.source, numbered, main(case))
         inputs, initial = case.arrays()
         try:
             op = getattr(tc.define(text), main(case))

@@ -40,28 +40,28 @@ SOURCES = {
 SIZES = {"fcrelu": {"B": 16, "I": 24, "O": 32}, "softmax": {"N": 64, "D": 100}, "lookup": {"V": 50, "D": 20, "B": 6}}
 
 
-def compiled(name: str, target: tc.CpuTarget, options: CpuOptions | None = None) -> CompiledCpuKernel:
+def compile_program(name: str, target: tc.CpuTarget, options: CpuOptions | None = None) -> CompiledCpuKernel:
     (function,) = compile_source(SOURCES[name])
     return compile_function(bind(function, SIZES[name]), SOURCES[name], options or CpuOptions(), target)
 
 
 @pytest.mark.parametrize("name", ["softmax", "lookup"])
 def test_the_kernel_as_c(name: str, golden: Any) -> None:
-    golden.check(f"{name}.c", compiled(name, AVX512).source("c"))
+    golden.check(f"{name}.c", compile_program(name, AVX512).source("c"))
 
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_the_schedule(name: str, golden: Any) -> None:
-    golden.check(f"{name}.schedule", compiled(name, AVX512).source("schedule"))
+    golden.check(f"{name}.schedule", compile_program(name, AVX512).source("schedule"))
 
 
 @pytest.mark.parametrize("target", [AVX512, AVX2], ids=["avx512", "avx2"])
 def test_the_kernel_as_llvm(target: tc.CpuTarget, golden: Any) -> None:
-    golden.check(f"lookup_{target.vector_bits}.ll", compiled("lookup", target).source("llvm"))
+    golden.check(f"lookup_{target.vector_bits}.ll", compile_program("lookup", target).source("llvm"))
 
 
 def test_a_stage_made_again_is_the_same() -> None:
-    kernel = compiled("softmax", host())
+    kernel = compile_program("softmax", host())
     made = kernel.rerun_all_until("assemble", kernel.context)
     assert (made["emit"], made["assemble"]) == (kernel.source("llvm"), kernel.code)
     assert made["lower"] == kernel.rerun_until("lower")
@@ -71,7 +71,7 @@ def test_a_stage_made_again_is_the_same() -> None:
 
 
 def test_the_stages_of_the_last_kernel_are_kept_as_long_as_it_lives() -> None:
-    first, second = compiled("softmax", AVX512), compiled("lookup", AVX512)
+    first, second = compile_program("softmax", AVX512), compile_program("lookup", AVX512)
     lowered = second.rerun_until("lower")
     assert second.rerun_until("lower") is lowered
     assert second.source("loops") == second.source("loops")
@@ -84,7 +84,7 @@ def test_the_stages_of_the_last_kernel_are_kept_as_long_as_it_lives() -> None:
 
 
 def test_every_pass_is_named_once_and_timed() -> None:
-    kernel = compiled("softmax", host())
+    kernel = compile_program("softmax", host())
     names = [step.name for step in PASSES]
     assert len(set(names)) == len(names)
     assert [name for name, _ in kernel.seconds] == names
@@ -93,7 +93,7 @@ def test_every_pass_is_named_once_and_timed() -> None:
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_what_is_simple_is_not_simplified_again(name: str) -> None:
-    kernel = compiled(name, AVX512)
+    kernel = compile_program(name, AVX512)
     simple = kernel.rerun_until("simplify")
     assert all(simplify(k.body) is k.body for k in simple.kernels)
     again = next(step for step in PASSES if step.repeats)
@@ -127,7 +127,7 @@ def refuse(reason: str) -> Callable[..., Module]:
 def test_a_def_that_is_not_lowered_is_our_bug(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lower, "lower_cpu", refuse("too odd"))
     with pytest.raises(InternalError, match="softmax cannot be lowered: too odd"):
-        compiled("softmax", host())
+        compile_program("softmax", host())
 
 
 def test_a_pass_that_breaks_the_program_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +139,7 @@ def test_a_pass_that_breaks_the_program_is_named(monkeypatch: pytest.MonkeyPatch
     passes = tuple(Pass("vectorize", break_it) if step.name == "vectorize" else step for step in PASSES)
     monkeypatch.setattr(cpu_passes, "PASSES", passes)
     with knobs.override_knobs(verify=True), pytest.raises(InternalError, match="softmax: after vectorize"):
-        compiled("softmax", host())
+        compile_program("softmax", host())
 
 
 def test_c_is_refused_with_a_reason_where_it_cannot_say_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ ENTRY = re.compile(r" {4}((?:\*{0,2}\w+)(?:, \*{0,2}\w+)*): ")
 """A line of a section that begins with names."""
 
 
-def described(node: ast.AST, heading: str) -> Iterator[str]:
+def list_described_names(node: ast.AST, heading: str) -> Iterator[str]:
     """The names that a section of the docstring of `node` describes."""
     text = ast.get_docstring(node) if isinstance(node, ast.ClassDef | ast.FunctionDef) else None
     section = re.search(rf"^{heading}:\n((?: .*\n|\n)+)", f"{text}\n", re.MULTILINE)
@@ -71,12 +71,18 @@ def unknown_names(path: Path) -> Iterator[str]:
         return
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef):
-            yield from (f"{node.name}({name})" for name in described(node, "Args") if name not in parameters(node))
+            yield from (
+                f"{node.name}({name})" for name in list_described_names(node, "Args") if name not in parameters(node)
+            )
         elif isinstance(node, ast.ClassDef):
-            yield from (f"{node.name}.{x}" for x in described(node, "Attributes") if x not in attributes(node))
+            yield from (
+                f"{node.name}.{x}" for x in list_described_names(node, "Attributes") if x not in attributes(node)
+            )
             for init in node.body:
                 if isinstance(init, ast.FunctionDef) and init.name == "__init__":
-                    yield from (f"{node.name}({x})" for x in described(node, "Args") if x not in parameters(init))
+                    yield from (
+                        f"{node.name}({x})" for x in list_described_names(node, "Args") if x not in parameters(init)
+                    )
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.relative_to(PACKAGE).as_posix())

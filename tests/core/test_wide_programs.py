@@ -132,7 +132,7 @@ def check_equal(program: WideProgram, found: Sequence[Any], expected: Sequence[A
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
 
 
-def drawn(r: Random) -> tuple[WideProgram, tc.Op, list[Any], dict[str, torch.Tensor]]:
+def draw_program(r: Random) -> tuple[WideProgram, tc.Op, list[Any], dict[str, torch.Tensor]]:
     """A program that the language takes, and the arguments of a call."""
     program = wide_program(r)
     tensors, initial = arguments(r, program)
@@ -147,7 +147,7 @@ def drawn(r: Random) -> tuple[WideProgram, tc.Op, list[Any], dict[str, torch.Ten
 @EVERY
 @given(RANDOMS)
 def test_compiled(r: Random) -> None:
-    program, op, tensors, initial = drawn(r)
+    program, op, tensors, initial = draw_program(r)
     expected = outcome(op.reference, *tensors, **initial)
     kernel = op.compile(*tensors, options=options(r), target=r.choice(RUNNABLE), **initial)
     check_equal(program, outcome(kernel, *tensors, **initial), expected)
@@ -158,7 +158,7 @@ def test_compiled(r: Random) -> None:
 @given(RANDOMS)
 def test_interpreted_after_every_pass(r: Random) -> None:
     """With the interpreter's checks: no race, no element out of bounds, no read of what nothing wrote."""
-    program, op, tensors, initial = drawn(r)
+    program, op, tensors, initial = draw_program(r)
     expected = outcome(op.reference, *tensors, **initial)
     given_ = normalize_arguments(op._kernels.interface, tensors, initial)
     bound = op._kernels.bind(shapes_of(op.function, given_))
@@ -187,7 +187,7 @@ def check_interpreted(
         check_equal(program, found, expected)
 
 
-def emitted(seed: int) -> str:
+def emit_kernel_text(seed: int) -> str:
     """The text of a program's kernel, as any process must make it."""
     r = Random(seed)
     program = wide_program(r)
@@ -213,4 +213,4 @@ def test_the_emitted_text_does_not_depend_on_hash_seeds() -> None:
         check=True, capture_output=True, text=True,
     )  # fmt: skip
     assert done.stdout.count("define") > 3
-    assert done.stdout == "\n".join([*map(emitted, range(6)), ""])
+    assert done.stdout == "\n".join([*map(emit_kernel_text, range(6)), ""])

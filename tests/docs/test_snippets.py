@@ -45,7 +45,7 @@ def snippets(page: Path) -> Iterator[Snippet]:
         yield Snippet(match[1], match[2] or "", text.count("\n", 0, match.start()) + 1, match[3])
 
 
-def compiled(snippet: Snippet, page: Path) -> object:
+def compile_snippet(snippet: Snippet, page: Path) -> object:
     """The code of a Python snippet, which an error shows with the page and its line."""
     return compile("\n" * snippet.line + snippet.text, str(page), "exec")
 
@@ -60,10 +60,10 @@ def test_python_runs(page: Path) -> None:
                 continue
             if snippet.error:
                 with pytest.raises(getattr(tc, snippet.error)) as caught:
-                    exec(compiled(snippet, page), namespace)
+                    exec(compile_snippet(snippet, page), namespace)
                 assert type(caught.value).__name__ == snippet.error
             else:
-                exec(compiled(snippet, page), namespace)
+                exec(compile_snippet(snippet, page), namespace)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)

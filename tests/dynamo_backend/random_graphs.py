@@ -212,7 +212,9 @@ def _is_sound(graph: RandomGraph) -> bool:
                 expected = run_program(graph, graph.function(), rows)
                 if not all(_is_moderate(x) for x in expected):
                     return False
-                if any(difference(run_program(graph, _disturbed(graph, k), rows), expected, ALLOWED) for k in range(2)):
+                if any(
+                    difference(run_program(graph, _add_errors(graph, k), rows), expected, ALLOWED) for k in range(2)
+                ):
                     return False
         except Exception:
             return False
@@ -223,7 +225,7 @@ def _is_moderate(x: Tensor) -> bool:
     return x.numel() < 3000 and (not x.numel() or bool((x.double().abs() <= LARGEST).all()))
 
 
-def _disturbed(graph: RandomGraph, seed: int) -> Callable[..., Any]:
+def _add_errors(graph: RandomGraph, seed: int) -> Callable[..., Any]:
     """The program with an error after each step."""
     generator = torch.Generator().manual_seed(seed)
 

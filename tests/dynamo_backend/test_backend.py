@@ -20,7 +20,7 @@ KERNELS = {"mlp": 0.9, "transformer": 0.8, "residual": 0.9, "gated": 0.8, "lstm"
 """The least share of the work that kernels take, forward and backward; a small product alone is left to torch."""
 
 
-def compiled(model: nn.Module) -> nn.Module:
+def compile_model(model: nn.Module) -> nn.Module:
     found: nn.Module = torch.compile(model, backend="tensor_comprehensions")
     return found
 
@@ -35,7 +35,7 @@ def test_models_agree_with_eager(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     make, data = MODELS[name]
     model, x = make(), data()
     other = copy.deepcopy(model)
-    fast = compiled(other)
+    fast = compile_model(other)
     inputs = [x.clone().requires_grad_() if x.is_floating_point() else x for _ in range(2)]
     expected, found = model(inputs[0]), fast(inputs[1])
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
@@ -47,7 +47,7 @@ def test_models_agree_with_eager(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     if x.is_floating_point():
         torch.testing.assert_close(inputs[1].grad, inputs[0].grad, rtol=1e-3, atol=1e-4)
     with torch.no_grad():
-        torch.testing.assert_close(compiled(other.eval())(x), model.eval()(x), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(compile_model(other.eval())(x), model.eval()(x), rtol=1e-4, atol=1e-5)
     assert len(shares) >= 3
     assert min(shares) >= KERNELS[name]
 
@@ -58,13 +58,13 @@ def test_sizes_that_change_get_kernels_for_all_sizes(monkeypatch: pytest.MonkeyP
     kernels: list[int] = []
     compile_, fuse, fuse_all = graphs._compile, graphs.fuse_regions, graphs.fuse_symbolic_regions
     monkeypatch.setattr(graphs, "_compile", lambda m, e: graphs_seen.append(m) or compile_(m, e))
-    monkeypatch.setattr(graphs, "fuse_regions", lambda m, *b: _counted(fuse(m, *b), kernels))
+    monkeypatch.setattr(graphs, "fuse_regions", lambda m, *b: _count_kernels(fuse(m, *b), kernels))
     monkeypatch.setattr(
-        graphs, "fuse_symbolic_regions", lambda m: (_counted((made := fuse_all(m))[0], kernels), made[1])
+        graphs, "fuse_symbolic_regions", lambda m: (_count_kernels((made := fuse_all(m))[0], kernels), made[1])
     )
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.LayerNorm(8))
     other = copy.deepcopy(model)
-    fast = compiled(other)
+    fast = compile_model(other)
     for n in (4, 3, 5, 7, 9, 9, 5):
         x = torch.randn(n, 6)
         for m, call in ((model, model), (other, fast)):
@@ -78,7 +78,7 @@ def test_sizes_that_change_get_kernels_for_all_sizes(monkeypatch: pytest.MonkeyP
     assert all(kernels)
 
 
-def _counted(module: torch.fx.GraphModule, kernels: list[int]) -> torch.fx.GraphModule:
+def _count_kernels(module: torch.fx.GraphModule, kernels: list[int]) -> torch.fx.GraphModule:
     kernels.append(sum(isinstance(m, kernel_or_eager.KernelOrEager) for m in module.children()))
     return module
 
@@ -94,7 +94,7 @@ def test_symbols_from_the_start() -> None:
 def test_weights_that_are_not_finite(value: float) -> None:
     """torch leaves the zeros of the padding out, so that nothing at the border becomes NaN."""
     layer = nn.Conv2d(2, 3, 3, padding=1)
-    fast = compiled(layer)
+    fast = compile_model(layer)
     x = torch.randn(1, 2, 5, 4, requires_grad=True)
     for weight in (None, value, 1.0):
         with torch.no_grad():
@@ -129,14 +129,14 @@ def test_products_of_16_bits(dtype: torch.dtype) -> None:
     model = MODELS["gated"][0]().to(dtype)
     x = torch.randn(2, 6, 32).to(dtype)
     with torch.no_grad():
-        torch.testing.assert_close(compiled(model)(x), model(x), rtol=3e-2, atol=3e-2)
+        torch.testing.assert_close(compile_model(model)(x), model(x), rtol=3e-2, atol=3e-2)
 
 
 def test_layers_that_are_alike_share_an_operator() -> None:
     model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.LayerNorm(8)) for _ in range(3)))
     before = len(graphs._operators)
     with torch.no_grad():
-        parts = [compiled(layer) for layer in model]
+        parts = [compile_model(layer) for layer in model]
         x = torch.randn(4, 8)
         for part in parts:
             x = part(x)
@@ -184,10 +184,10 @@ def test_hooks_see_the_modules_of_the_program_alone(kernels: bool, monkeypatch: 
     for name in ("aot_eager", "tensor_comprehensions"):
         torch._dynamo.reset()
         model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.LayerNorm(8))
-        compiled, called = torch.compile(model, backend=name), list[str]()
-        torch.testing.assert_close(compiled(x), model(x))
+        compile_model, called = torch.compile(model, backend=name), list[str]()
+        torch.testing.assert_close(compile_model(x), model(x))
         with register_module_forward_hook(lambda module, *_, to=called: to.append(type(module).__name__)):
-            compiled(x)
+            compile_model(x)
         seen[name] = called
         model[0].register_forward_pre_hook(lambda module, inputs: (inputs[0] + 1,))
         model[1].register_forward_hook(lambda module, inputs, output: output * 2)

@@ -26,7 +26,7 @@ from tensor_comprehensions.dynamo_backend.index_views import (
 SIZES = (1, 2, 3, 4, 6, 8)
 
 
-def counted(shape: Sequence[int]) -> Value:
+def number_elements(shape: Sequence[int]) -> Value:
     """The position of each element, as a formula of its indices."""
 
     def at(i: Sequence[str]) -> str:
@@ -39,7 +39,7 @@ def counted(shape: Sequence[int]) -> Value:
     return of_shape(shape, at, INT64)
 
 
-def evaluated(x: Value) -> Tensor:
+def evaluate_elements(x: Value) -> Tensor:
     """The elements of a value; `/` in a formula is that of the language, which rounds down."""
     values = [eval(x.at([str(k) for k in point]).replace("/", "//")) for point in product(*(range(n) for n in x.loops))]
     return torch.tensor(values).reshape(x.shape)
@@ -52,7 +52,7 @@ def positions(shape: Sequence[int]) -> Tensor:
 @st.composite
 def views(draw: st.DrawFn) -> tuple[Value, Tensor]:
     shape = draw(st.lists(st.sampled_from(SIZES), min_size=1, max_size=3))
-    x, y = counted(shape), positions(shape)
+    x, y = number_elements(shape), positions(shape)
     for _ in range(draw(st.integers(0, 4))):
         how = draw(st.sampled_from(("permute", "reshape", "expand", "slice")))
         if how == "permute":
@@ -84,17 +84,17 @@ def _shapes(count: int) -> list[list[int]]:
 def test_views_pick_the_elements_that_torch_picks(case: tuple[Value, Tensor]) -> None:
     value, expected = case
     assert value.shape == tuple(expected.shape)
-    assert torch.equal(evaluated(value), expected)
+    assert torch.equal(evaluate_elements(value), expected)
 
 
 @given(views(), st.data())
 def test_aligned_values_have_the_same_loops(case: tuple[Value, Tensor], data: st.DataObject) -> None:
     value, expected = case
-    other = reshape_value(counted([expected.numel()]), expected.shape)
+    other = reshape_value(number_elements([expected.numel()]), expected.shape)
     a, b = align_values([value, other])
     assert a.groups == b.groups
-    assert torch.equal(evaluated(a), expected)
-    assert torch.equal(evaluated(b), positions(expected.shape))
+    assert torch.equal(evaluate_elements(a), expected)
+    assert torch.equal(evaluate_elements(b), positions(expected.shape))
 
 
 @pytest.mark.parametrize(
@@ -113,5 +113,5 @@ def test_reshaping_divides_no_index_where_loops_can_be_split(
 
 
 def test_merged_and_split_again_is_what_it_was() -> None:
-    value = counted((4, 6, 5))
+    value = number_elements((4, 6, 5))
     assert reshape_value(reshape_value(value, (24, 5)), (4, 6, 5)).groups == value.groups

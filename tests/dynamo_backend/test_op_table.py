@@ -201,7 +201,7 @@ def _attention_gradients(
     return torch.cat([p.flatten() for p in (*parts, logarithms)])
 
 
-def fused(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> torch.fx.GraphModule:
+def fuse_graph(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> torch.fx.GraphModule:
     graph = make_fx(function, decomposition_table(), tracing_mode="fake")(*inputs)
     module = fuse_regions(graph)
     for child in module.children():
@@ -213,7 +213,7 @@ def fused(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> torch.fx.
 @pytest.mark.parametrize("name", CASES)
 def test_operations_agree_with_torch(name: str) -> None:
     function, inputs = CASES[name]
-    module = fused(function, inputs)
+    module = fuse_graph(function, inputs)
     assert any(isinstance(m, KernelOrEager) for m in module.children()), "everything stayed with torch"
     ours, theirs = module(*inputs), function(*inputs)
     assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
@@ -238,7 +238,7 @@ def test_the_cases_reach_the_whole_table() -> None:
     ],
 )
 def test_what_cannot_be_expressed_stays_with_torch(function: Callable[[Tensor], Tensor]) -> None:
-    torch.testing.assert_close(fused(function, (A,))(A), function(A))
+    torch.testing.assert_close(fuse_graph(function, (A,))(A), function(A))
 
 
 def test_a_kernel_that_is_slower_gives_way() -> None:

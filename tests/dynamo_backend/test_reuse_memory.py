@@ -94,7 +94,7 @@ def other_type(x: Tensor) -> Any:
     return y
 
 
-def expanded(x: Tensor) -> Any:
+def build_expanded(x: Tensor) -> Any:
     y = x[0].expand(4, 6).clone()
     y[1] = 0
     z = torch.zeros_like(x)
@@ -116,7 +116,7 @@ def diagonal(x: Tensor) -> Any:
 
 PROGRAMS = (
     old_state, part_of_an_input, overlapping_parts, part_of_a_result, former_state_is_returned, view_of_a_view,
-    input_is_returned, input_and_a_copy, lookups, other_type, expanded, two_of_one_kind, diagonal,
+    input_is_returned, input_and_a_copy, lookups, other_type, build_expanded, two_of_one_kind, diagonal,
 )  # fmt: skip
 
 

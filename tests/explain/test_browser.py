@@ -17,7 +17,7 @@ from tools.browser import CHROMIUM, Browser
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="looking at pages needs Chromium")
 
 
-def marked(browser: Browser, pane: str, name: str = "pin") -> list[str]:
+def list_marked_lines(browser: Browser, pane: str, name: str = "pin") -> list[str]:
     """The marked lines of a pane."""
     script = f"[...document.querySelectorAll('#{pane} .{name}')].map(e=>e.textContent.replace(/\\n$/,''))"
     found: list[str] = browser.evaluate(script)
@@ -48,10 +48,10 @@ def test_a_pinned_statement_is_marked_in_all_listings(report: Report, tmp_path: 
     name = report.statements[1].name
     for pane in ("def", "schedule", "loops"):
         own = {x.text for x in report.find_listing(pane).lines if name in x.statements}
-        assert set(marked(browser, pane)) <= own
-        assert marked(browser, pane), pane
-    assert marked(browser, "asm")
-    assert marked(browser, "dependences")
+        assert set(list_marked_lines(browser, pane)) <= own
+        assert list_marked_lines(browser, pane), pane
+    assert list_marked_lines(browser, "asm")
+    assert list_marked_lines(browser, "dependences")
 
 
 @needs_browser
@@ -61,20 +61,20 @@ def test_pointing_clicking_and_keys(report: Report, tmp_path: Path, browser: Bro
     second = report.statements[1]
     text = report.find_listing("def").lines[second.line - 1].text
     browser.hover(line("def", second.line))
-    assert marked(browser, "def", "near") == [text]
-    assert marked(browser, "asm", "near")
+    assert list_marked_lines(browser, "def", "near") == [text]
+    assert list_marked_lines(browser, "asm", "near")
     browser.hover("document.querySelector('h1')")
-    assert not marked(browser, "def", "near")
+    assert not list_marked_lines(browser, "def", "near")
     browser.click(line("def", second.line))
     browser.hover("document.querySelector('h1')")
-    assert marked(browser, "def") == [text]
+    assert list_marked_lines(browser, "def") == [text]
     browser.press("ArrowDown")
     third = report.find_listing("def").lines[second.line].text
-    assert marked(browser, "def") == [third]
+    assert list_marked_lines(browser, "def") == [third]
     browser.press("ArrowUp")
-    assert marked(browser, "def") == [text]
+    assert list_marked_lines(browser, "def") == [text]
     browser.press("Escape")
-    assert not marked(browser, "def")
+    assert not list_marked_lines(browser, "def")
 
 
 @needs_browser
@@ -83,8 +83,8 @@ def test_a_line_of_loops_is_marked_in_its_code(report: Report, tmp_path: Path, b
     assembly = report.find_listing("asm").lines
     loop = next(x.loop for x in assembly if x.loop)
     browser.hover(line("loops", loop))
-    assert marked(browser, "asm", "near") == [x.text for x in assembly if x.loop == loop]
-    assert marked(browser, "loops", "near") == [report.find_listing("loops").lines[loop - 1].text]
+    assert list_marked_lines(browser, "asm", "near") == [x.text for x in assembly if x.loop == loop]
+    assert list_marked_lines(browser, "loops", "near") == [report.find_listing("loops").lines[loop - 1].text]
 
 
 @needs_browser
@@ -101,8 +101,8 @@ def test_folded_panes_open(report: Report, tmp_path: Path, browser: Browser) -> 
         texts = browser.evaluate(f"[...document.querySelectorAll('#{pane} .l')].map(e=>e.textContent)")
         assert texts == [f"{x.text}\n" for x in wanted]
         own = {x.text for x in wanted if report.statements[1].name in x.statements}
-        assert marked(browser, pane)
-        assert set(marked(browser, pane)) <= own
+        assert list_marked_lines(browser, pane)
+        assert set(list_marked_lines(browser, pane)) <= own
     assert not browser.console
     assert len(browser.requests) == 1
 

@@ -19,7 +19,7 @@ from tensor_comprehensions.options import CpuOptions, MappingOptions
 from tensor_comprehensions.target import parse_gpu_target
 from tensor_comprehensions.tc_lang.ir import BoundFunction
 from tests.helpers.anywhere import AVX512
-from tests.helpers.gpu_suite import Case, every, mapped
+from tests.helpers.gpu_suite import Case, every, map_case
 
 GROUPS = 8
 SM80 = parse_gpu_target("cuda:sm_80")
@@ -78,10 +78,10 @@ def test_every_store_of_a_cuda_kernel(group: int) -> None:
     for case in cases()[group::GROUPS]:
         for options in (None, MappingOptions()):
             try:
-                plain = mapped(case, options, SM80)
+                plain = map_case(case, options, SM80)
             except TCError:
                 continue
             with open_book():
-                module = mapped(case, options, SM80)
+                module = map_case(case, options, SM80)
             assert emit_cuda(module).source == emit_cuda(plain).source
             assert not missing([module], case.bound), case.name

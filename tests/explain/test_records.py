@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import tensor_comprehensions as tc
-from benchmarks.compile_time import recognized
+from benchmarks.compile_time import recognize_contraction
 from benchmarks.contractions import contractions
 from tensor_comprehensions.codegen.c.c_printer import emit_c
 from tensor_comprehensions.codegen.c.text_lines import split_marks
@@ -37,7 +37,7 @@ from tensor_comprehensions.structured.cost.plan_cost import Costs, expected_cycl
 from tensor_comprehensions.structured.match.drop_unit_dims import drop_unit_dims
 from tensor_comprehensions.structured.planners.select import select_plan
 from tensor_comprehensions.target import AVX2, AVX512
-from tests.helpers.gpu_suite import mapped
+from tests.helpers.gpu_suite import map_case
 
 from .test_origins import GROUPS, SM80, cases, run
 
@@ -74,7 +74,7 @@ def test_books() -> None:
 def test_costs_are_the_number_that_chose_the_plan(target: tc.CpuTarget) -> None:
     seen = 0
     for contraction in contractions("ci"):
-        op = drop_unit_dims(recognized(contraction))
+        op = drop_unit_dims(recognize_contraction(contraction))
         with open_book() as book:
             plan = select_plan(op, target, parallel=True)
         assert plan == select_plan(op, target, parallel=True)  # as without a book, and as it is kept
@@ -100,7 +100,7 @@ def test_marks_of_cuda_texts_change_nothing_else(group: int) -> None:
     for case in cases()[group::GROUPS]:
         try:
             with open_book():
-                module = separate_statements(mapped(case, None, SM80))
+                module = separate_statements(map_case(case, None, SM80))
         except TCError:
             continue
         plain = emit_cuda(module).source

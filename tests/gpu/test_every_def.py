@@ -24,7 +24,7 @@ from tensor_comprehensions.runtime.emulate import emulator
 from tensor_comprehensions.target import parse_gpu_target
 from tools.gpu_proof import choices, prove
 
-from ..helpers.gpu_suite import Case, check, every, mapped, memory_of, random_options
+from ..helpers.gpu_suite import Case, check, every, map_case, memory_of, random_options
 
 TARGET = parse_gpu_target("cuda:sm_90")
 ARCHITECTURES = ("sm_80", "sm_90")
@@ -54,7 +54,7 @@ def cases(group: int) -> list[tuple[int, Case]]:
 
 @lru_cache(len(GROUPS) * len(CHOICES))
 def texts(group: int, choice: str) -> list[tuple[Case, Module, GpuCode]]:
-    modules = [(case, mapped(case, options_of(choice, number), TARGET)) for number, case in cases(group)]
+    modules = [(case, map_case(case, options_of(choice, number), TARGET)) for number, case in cases(group)]
     return [(case, module, cuda_printer.emit_cuda(module)) for case, module in modules]
 
 
@@ -107,7 +107,7 @@ def test_accepted_by_nvrtc(group: int, request: pytest.FixtureRequest) -> None:
 def test_the_proof_tells_which_of_several_texts_nvrtc_refuses(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is wrong, or that has no kernel."""
     case, original = next(every()), cuda_printer.emit_cuda
-    sources = dict.fromkeys(original(mapped(case, o.options, o.target)).source for o in choices(case, range(6)))
+    sources = dict.fromkeys(original(map_case(case, o.options, o.target)).source for o in choices(case, range(6)))
     wrong = list(sources)[1]
 
     def emit(module: Module) -> GpuCode:

@@ -17,8 +17,8 @@ from tensor_comprehensions.options import MappingOptions
 from tensor_comprehensions.runtime.emulate import emulator
 from tensor_comprehensions.target import parse_gpu_target
 
-from ..helpers.gpu_suite import Case, case_of, mapped, memory_of
-from ..helpers.planted_faults import resized
+from ..helpers.gpu_suite import Case, case_of, map_case, memory_of
+from ..helpers.planted_faults import resize_buffer
 
 pytestmark = pytest.mark.skipif(
     not emulator.is_emulator_available(), reason="running kernels on the CPU needs a C++ compiler"
@@ -31,10 +31,10 @@ def matmul() -> tuple[Case, ir.Module]:
     rng = np.random.default_rng(0)
     arrays = {"A": rng.standard_normal((20, 30)).astype("f4"), "B": rng.standard_normal((30, 24)).astype("f4")}
     case = case_of("matmul", MATMUL, None, arrays, set())
-    return case, mapped(case, OPTIONS, parse_gpu_target("cuda:sm_90"))
+    return case, map_case(case, OPTIONS, parse_gpu_target("cuda:sm_90"))
 
 
-def changed(m: ir.Module, change: Callable[[ir.Stmt], ir.Stmt]) -> ir.Module:
+def change_statements(m: ir.Module, change: Callable[[ir.Stmt], ir.Stmt]) -> ir.Module:
     def visit(s: ir.Stmt) -> ir.Stmt:
         return change(map_stmt(s, lambda e: e, visit))
 
@@ -46,7 +46,7 @@ def without_barriers(m: ir.Module) -> Iterator[ir.Module]:
     count = sum(isinstance(s, ir.Invoke) and s.name == "barrier" for k in m.kernels for s in walk_stmts(k.body))
     for number in range(count):
         seen = iter(range(count))
-        yield changed(
+        yield change_statements(
             m,
             lambda s, n=number, seen=seen: (  # type: ignore[misc]
                 b.NOTHING if isinstance(s, ir.Invoke) and s.name == "barrier" and next(seen) == n else s
@@ -72,7 +72,7 @@ def test_no_copy_can_be_smaller() -> None:
             return ir.If(b.gt(b.var("thread.y"), 0), s)
         return s
 
-    m = changed(module, change)
+    m = change_statements(module, change)
     assert m != module
     with pytest.raises(InternalError, match=r"undefined: .* which nothing wrote, line"):
         emulator.run_emulated_code(emit_cuda(m), m, memory_of(case, m))
@@ -84,10 +84,10 @@ def test_no_box_can_be_smaller() -> None:
     def change(s: ir.Stmt) -> ir.Stmt:
         for buffer in s.buffers if isinstance(s, ir.Allocate) else ():
             if buffer.space is ir.Space.SHARED:
-                return resized(s, buffer, (buffer.shape[0] - 1, *buffer.shape[1:]), buffer.strides)
+                return resize_buffer(s, buffer, (buffer.shape[0] - 1, *buffer.shape[1:]), buffer.strides)
         return s
 
-    m = changed(module, change)
+    m = change_statements(module, change)
     with pytest.raises(InternalError, match="out of bounds: "):
         emulator.run_emulated_code(emit_cuda(m), m, memory_of(case, m))
 

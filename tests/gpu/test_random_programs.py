@@ -20,7 +20,7 @@ TARGET = parse_gpu_target("cuda:sm_90")
 @settings(wide.SOME, max_examples=max(1, wide.SOME.max_examples // 2))
 @given(wide.RANDOMS)
 def test_emulated(r: Random) -> None:
-    program, op, tensors, initial = wide.drawn(r)
+    program, op, tensors, initial = wide.draw_program(r)
     expected = wide.outcome(op.reference, *tensors, **initial)
     options = r.choice((None, random_options(r, TARGET)))
     kernel = op.compile(*tensors, target=TARGET, options=options, **initial)

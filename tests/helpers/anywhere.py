@@ -30,13 +30,13 @@ def run(kernel: tc.Kernel, *tensors: Any, out: torch.Tensor | None = None, **ini
     given = normalize_arguments(kernel._kernels.interface, tensors, initial)
     inputs = dict(zip([p.name for p in function.parameters], given.inputs, strict=True))
     inputs |= dict(zip([p.name for p in function.inouts], given.initial, strict=True))
-    results = interpreted(kernel.compiled, inputs)
+    results = interpret_compiled(kernel.compiled, inputs)
     if out is not None:
         return out.copy_(results[0])
     return results[0] if len(results) == 1 else results
 
 
-def interpreted(compiled: CompiledCpuKernel, inputs: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+def interpret_compiled(compiled: CompiledCpuKernel, inputs: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """The outputs of the loop program that is compiled. Raises RangeError as a call does."""
     module: Module = with_original_names(compiled.rerun_until("simplify_again"), compiled.bound)
     arrays, failures = interpret_module(module, inputs)

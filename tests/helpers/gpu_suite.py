@@ -123,7 +123,7 @@ def memory_of(case: Case, module: Module) -> dict[str, np.ndarray]:
     return arrays
 
 
-def undefined(case: Case) -> frozenset[str]:
+def list_undefined_outputs(case: Case) -> frozenset[str]:
     """The outputs that have no initial value."""
     return frozenset(t.name for t in case.bound.tensors if t.role is Role.OUTPUT)
 
@@ -168,7 +168,7 @@ def random_options(r: Random, target: GpuTarget) -> MappingOptions:
     return options
 
 
-def mapped(case: Case, options: GpuOptions | None, target: GpuTarget) -> Module:
+def map_case(case: Case, options: GpuOptions | None, target: GpuTarget) -> Module:
     """The module that is printed for a case."""
     job = GpuPassContext(options, target)
     value: Any = case.bound

@@ -26,7 +26,7 @@ from tensor_comprehensions.loop_ir.intrinsics import INTRINSICS
 from tensor_comprehensions.loop_ir.matrix_descriptor import swizzle_of
 
 from .atom_cases import Case, build_module
-from .tile_gemm_hopper import TX, call, shared, swizzled
+from .tile_gemm_hopper import TX, call, make_shared_buffer, swizzle_buffer
 
 Array = np.ndarray[Any, Any]
 SEED = 91
@@ -56,9 +56,9 @@ def box_case(
     rows = prod(box) // inner
     source, out = b.buffer("m", UINT16, shape), b.buffer("out", UINT16, shape)
     plain = b.buffer("plain", UINT16, (rows, inner))
-    tile = shared("s", UINT16, *box)
+    tile = make_shared_buffer("s", UINT16, *box)
     if swizzle:
-        tile = swizzled(tile, swizzle_of(swizzle, 2))
+        tile = swizzle_buffer(tile, swizzle_of(swizzle, 2))
     maps = tuple(ir.TensorMap(x.name, x, box, swizzle) for x in (source, out))
     at = tuple(map(b.const, first))
     start = (0,) * rank
@@ -111,7 +111,10 @@ def product_case(name: str, rng: np.random.Generator) -> Case:
         b.buffer(name, t, (-(-o.rows // width), 64, width) if lies else (o.rows, width))
         for name, t, o, lies in zip("AB", types, (left, right), across, strict=True)
     ]
-    tiles = [swizzled(shared(f"s{x.name}", x.type.dtype, *x.shape), swizzle_of(128, dtype.size)) for x in sources]
+    tiles = [
+        swizzle_buffer(make_shared_buffer(f"s{x.name}", x.type.dtype, *x.shape), swizzle_of(128, dtype.size))
+        for x in sources
+    ]
     words = b.buffer("words", UINT32, (128, left.registers))
     start, out = (b.buffer(n, total.register, (128, total.registers)) for n in ("start", "out"))
     acc = b.buffer("acc", total.register, (total.registers,), ir.Space.REGISTER)

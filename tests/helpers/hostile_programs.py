@@ -12,7 +12,7 @@ import tensor_comprehensions as tc
 from tensor_comprehensions.options import MappingOptions
 
 from ..core.test_wide_programs import arguments, check_equal, options, outcome
-from .renaming import SAMPLES, SM90, hostile, renamed
+from .renaming import SAMPLES, SM90, hostile, rename_program
 from .wide_programs import wide_program
 
 
@@ -26,7 +26,7 @@ def check_hostile_program(r: Random) -> None:
 
 def _check_sample(r: Random) -> None:
     source, sizes = r.choice(SAMPLES)
-    text, _ = renamed(source, hostile(r), "f")
+    text, _ = rename_program(source, hostile(r), "f")
     sizes = {n: max(1, r.choice((1, 1, 2)) * min(size, 130) // r.choice((1, 1, 2, 3))) for n, size in sizes.items()}
     op = tc.define(text).f
     function = tc.define(source).f.function
@@ -45,7 +45,7 @@ def _values(p: Any, sizes: dict[str, int], r: Random) -> torch.Tensor:
 
 def _check_wide(r: Random) -> None:
     program = wide_program(r)
-    text, names = renamed(program.source, hostile(r), "f")
+    text, names = rename_program(program.source, hostile(r), "f")
     tensors, initial = arguments(r, program)
     initial = {names[name]: value for name, value in initial.items()}
     try:

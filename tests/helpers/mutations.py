@@ -47,14 +47,14 @@ def no_hang() -> Iterator[None]:
 # --- bytes -------------------------------------------------------------------------------------------------------
 
 
-def damaged(r: Random, data: bytes) -> bytes:
+def damage_bytes(r: Random, data: bytes) -> bytes:
     """`data` with one to three faults: flipped bits, an end that is missing, parts removed, repeated or put in."""
     for _ in range(r.choice((1, 1, 2, 3))):
-        data = r.choice((_flipped, _cut, _removed, _repeated, _inserted))(r, data)
+        data = r.choice((_flip_bits, _cut, _remove_part, _repeat_part, _insert_part))(r, data)
     return data
 
 
-def _flipped(r: Random, data: bytes) -> bytes:
+def _flip_bits(r: Random, data: bytes) -> bytes:
     if not data:
         return b"\xff"
     at = r.randrange(len(data))
@@ -70,17 +70,17 @@ def _slice(r: Random, data: bytes) -> tuple[int, int]:
     return start, min(len(data), start + r.choice((1, 2, 8, 64)))
 
 
-def _removed(r: Random, data: bytes) -> bytes:
+def _remove_part(r: Random, data: bytes) -> bytes:
     start, end = _slice(r, data)
     return data[:start] + data[end:]
 
 
-def _repeated(r: Random, data: bytes) -> bytes:
+def _repeat_part(r: Random, data: bytes) -> bytes:
     start, end = _slice(r, data)
     return data[:start] + data[start:end] * r.choice((2, 3, 1000)) + data[end:]
 
 
-def _inserted(r: Random, data: bytes) -> bytes:
+def _insert_part(r: Random, data: bytes) -> bytes:
     at = r.randrange(len(data) + 1)
     return data[:at] + r.choice((r.randbytes(4), text(r).encode("utf-8", "surrogatepass"), b"\xed\xa0\x80")) + data[at:]
 
@@ -192,7 +192,7 @@ def odd_message(r: Random, message: Message) -> bytes:
     made = type(message)()
     made.CopyFrom(message)
     if r.random() < 0.2:
-        return damaged(r, made.SerializeToString())
+        return damage_bytes(r, made.SerializeToString())
     for _ in range(r.choice((1, 1, 3))):
         places = list(_fields(made))
         if places:
@@ -226,7 +226,7 @@ def _spoil(r: Random, message: Message, field: FieldDescriptor) -> None:
         odd = text(r)
         setattr(message, field.name, "" if "\ud800" in odd else odd)
     elif field.type == field.TYPE_BYTES:
-        setattr(message, field.name, damaged(r, value))
+        setattr(message, field.name, damage_bytes(r, value))
     elif field.type == field.TYPE_BOOL:
         setattr(message, field.name, not value)
     else:

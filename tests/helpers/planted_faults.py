@@ -8,7 +8,7 @@ from tensor_comprehensions.loop_ir.nodes import Allocate, Buffer, Expr, Invoke, 
 from tensor_comprehensions.loop_ir.rewrite import map_expr, map_stmt
 
 
-def resized(s: Allocate, buffer: Buffer, shape: tuple[int, ...], strides: tuple[int, ...]) -> Allocate:
+def resize_buffer(s: Allocate, buffer: Buffer, shape: tuple[int, ...], strides: tuple[int, ...]) -> Allocate:
     """With another size of `buffer`: the box around what is copied is wrong."""
     smaller = replace(buffer, shape=shape, strides=strides)
     buffers = tuple(smaller if b is buffer else b for b in s.buffers)

@@ -58,7 +58,7 @@ def _takes(case: Case, options: TileOptions, target: GpuTarget | None = None) ->
 
 def _all_cases(types: tuple[DType, ...]) -> Iterator[Case]:
     for dtype in types:
-        yield from (replace(c, tolerance=TOLERANCES[dtype]) for c in _rewritten(dtype))
+        yield from (replace(c, tolerance=TOLERANCES[dtype]) for c in _rewrite_cases(dtype))
     if FLOAT32 not in types:
         yield from _write_cases()
 
@@ -71,7 +71,7 @@ def draw_product_cases(random: Random, count: int) -> list[Case]:
     return list(islice((case for case in cases if _takes(case, TileOptions())), count))
 
 
-def _rewritten(dtype: DType) -> Iterator[Case]:
+def _rewrite_cases(dtype: DType) -> Iterator[Case]:
     """The conformance programs and benchmarks, in a type instead of float32."""
     return (case for make, _ in _makers(dtype) if (case := make()) is not None)
 

@@ -15,7 +15,7 @@ SIZES = st.sampled_from((1, 2, 3, 4, 6))
 STRIDES = st.sampled_from((0, 1, 2, 3, 4, 6, 8, 12, 16, 24))
 
 
-def nested(leaf: st.SearchStrategy[tuple[int, int]]) -> st.SearchStrategy[Layout]:
+def nest_layouts(leaf: st.SearchStrategy[tuple[int, int]]) -> st.SearchStrategy[Layout]:
     one = leaf.map(lambda mode: Layout(*mode))
     return st.recursive(
         one, lambda inner: st.lists(inner, min_size=1, max_size=3).map(lambda m: concatenate(*m)), max_leaves=4
@@ -31,8 +31,8 @@ def compact(shape: list[int], order: list[int]) -> Layout:
     return Layout(tuple(shape), tuple(strides))
 
 
-LAYOUTS = nested(st.tuples(SIZES, STRIDES))
-SIGNED = nested(st.tuples(SIZES, STRIDES.flatmap(lambda d: st.sampled_from((d, -d)))))
+LAYOUTS = nest_layouts(st.tuples(SIZES, STRIDES))
+SIGNED = nest_layouts(st.tuples(SIZES, STRIDES.flatmap(lambda d: st.sampled_from((d, -d)))))
 COMPACT = st.lists(SIZES, min_size=1, max_size=4).flatmap(
     lambda shape: st.permutations(range(len(shape))).map(lambda order: compact(shape, order))
 )

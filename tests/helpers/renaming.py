@@ -50,7 +50,7 @@ class _Drawn(_Renaming):
         return name
 
 
-def renamed(source: str, draw: Draw, main: str) -> tuple[str, dict[str, str]]:
+def rename_program(source: str, draw: Draw, main: str) -> tuple[str, dict[str, str]]:
     """`source` with tensors, sizes, and indices as `draw` gives them; and those of the def `main` by the old names."""
     program: dict[str, syntax.Def] = {d.name: d for d in parse_program(source).defs}
     texts, names = [], {}
@@ -133,7 +133,7 @@ MAPPINGS = (
 def minted_words() -> tuple[str, ...]:
     """The names, and the words in them, that lowering gives to what it introduces, spelled as identifiers."""
     found = dict.fromkeys(filter(_is_free, WRITTEN))
-    for module in _lowered():
+    for module in _lower_samples():
         for name in _names(module):
             whole = re.sub(r"\W", "_", name.strip(SEPARATOR))
             parts = [p for p in name.split(SEPARATOR) if p]
@@ -160,7 +160,7 @@ def _is_free(word: str) -> bool:
     return True
 
 
-def _lowered() -> Iterator[Module]:
+def _lower_samples() -> Iterator[Module]:
     """The samples after each pass, with the names of their programs where there are some."""
     for source, sizes in SAMPLES:
         (function,) = compile_source(source)

@@ -79,7 +79,7 @@ def to_stored(x: Any) -> StoredTensor:
     return StoredTensor(x.to_dense().detach().numpy(), places)
 
 
-def completed(places: Array, format: Format) -> Array:
+def complete_blocks(places: Array, format: Format) -> Array:
     """`places` with whole blocks and dense tails where one of their elements is stored."""
     done = places
     if format.blocks:
@@ -103,7 +103,7 @@ def check_result(name: str, found: Any, expected: StoredTensor, format: Format |
         values, places = found.to_dense(), np.zeros(found.shape, bool)
         places[tuple(found.coordinates().numpy())] = True
         stored = np.zeros(found.shape, bool) if expected.places is None else expected.places
-        np.testing.assert_array_equal(places, completed(stored, format), err_msg=f"stored places of {name}")
+        np.testing.assert_array_equal(places, complete_blocks(stored, format), err_msg=f"stored places of {name}")
         wanted = np.where(stored, wanted, np.zeros((), wanted.dtype))
     array = values.numpy()
     assert array.dtype == wanted.dtype, name
@@ -172,7 +172,7 @@ class InterpretedRun(sparse_run.SparseRun):
         return {a.ctypes.data: a for a in sorted(found, key=len)}
 
 
-def interpreted(
+def interpret_def(
     kernels: sparse_kernels.SparseKernels, values: Sequence[object], initial: Mapping[str, object]
 ) -> dict[str, Tensor | SparseTensor]:
     """What the def returns by the interpreter, with the same allocation and the same checks as a call."""

@@ -328,7 +328,7 @@ class _Writer:
         if a.is_bool and b.is_bool:
             return Value(f"({a.text} {r.choice(('&&', '||'))} {b.text})", "bool", 1.0)
         a, b = _number(a), _number(b)
-        dtype = _promoted(a.dtype, b.dtype)
+        dtype = _promote_types(a.dtype, b.dtype)
         rounded = a.rounded or b.rounded
         kind = r.choice(("*",) * 8 + ("+",) * 7 + ("-",) * 3 + ("min", "max", "?", "/"))
         match kind:
@@ -465,7 +465,7 @@ def _number(x: Value) -> Value:
     return Value(f"int32({x.text})", "int32", 1.0) if x.is_bool else x
 
 
-def _promoted(a: str, b: str) -> str:
+def _promote_types(a: str, b: str) -> str:
     if WEAK_FLOAT in (a, b):
         other = b if a == WEAK_FLOAT else a
         return other if other.startswith("float") else WEAK_FLOAT if other.startswith("weak") else "float32"

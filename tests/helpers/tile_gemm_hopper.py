@@ -20,11 +20,11 @@ def call(name: str, *operands: tuple[ir.Buffer, tuple[ir.Expr | int, ...]], **mo
     return ir.Invoke(name, views, **more)  # type: ignore[arg-type]
 
 
-def shared(name: str, dtype: DType, *shape: int) -> ir.Buffer:
+def make_shared_buffer(name: str, dtype: DType, *shape: int) -> ir.Buffer:
     return b.buffer(name, dtype, shape, ir.Space.SHARED)
 
 
-def swizzled(x: ir.Buffer, swizzle: tuple[int, int, int] = SWIZZLE) -> ir.Buffer:
+def swizzle_buffer(x: ir.Buffer, swizzle: tuple[int, int, int] = SWIZZLE) -> ir.Buffer:
     return ir.Buffer(x.name, x.type, x.shape, x.strides, x.space, swizzle=swizzle)
 
 
@@ -58,8 +58,8 @@ class Gemm90:
 
     def body(self, a: ir.Buffer, w: ir.Buffer, out: ir.Buffer) -> ir.Stmt:
         tiles = (
-            swizzled(shared("sA", self.dtype, self.depth, self.bm, self.bk)),
-            swizzled(shared("sB", self.dtype, self.depth, self.bn, self.bk)),
+            swizzle_buffer(make_shared_buffer("sA", self.dtype, self.depth, self.bm, self.bk)),
+            swizzle_buffer(make_shared_buffer("sB", self.dtype, self.depth, self.bn, self.bk)),
         )
         full, empty = (b.buffer(x, UINT64, (self.depth,), ir.Space.BARRIER) for x in ("full", "empty"))
         role = b.var("role")

@@ -248,7 +248,7 @@ class ExpressionWriter:
         if a.is_bool:
             return Value(f"(!{a.text})", BOOL, 1)
         if not a.is_float:
-            return Value(f"(-{a.text})", a.dtype, inf if _unsigned(a) else a.size)
+            return Value(f"(-{a.text})", a.dtype, inf if _is_unsigned(a) else a.size)
         if self.smooth:
             f = self.r.choice(("tanh", "sigmoid", "sin", "cos", "erf", "atan", "relu", "abs", "-"))
             return Value(f"({f}{a.text})" if f == "-" else f"{f}({a.text})", a.dtype, a.size)
@@ -269,7 +269,7 @@ class ExpressionWriter:
         op = self.r.choice("+-*+-*m" + ("/%" if integer and dtype is not None else ""))
         if op == "m":
             f = self.r.choice(("min", "max") if integer else ("min", "max", "fmin", "fmax"))
-            size = inf if integer and (_unsigned(a) or _unsigned(b)) else max(a.size, b.size)
+            size = inf if integer and (_is_unsigned(a) or _is_unsigned(b)) else max(a.size, b.size)
             return Value(f"{f}({a.text}, {b.text})", dtype, size, unit)
         text = f"({a.text} {op} {b.text})"
         if integer and (op == "-" or a.size == inf or b.size == inf):
@@ -311,7 +311,7 @@ class ExpressionWriter:
         if to.is_bool:
             return Value(f"bool({v.text})", BOOL, 1)
         if to.is_integer:
-            fits = not v.is_float and v.size < 2 ** (to.bits - 1) and to.is_signed and not _unsigned(v)
+            fits = not v.is_float and v.size < 2 ** (to.bits - 1) and to.is_signed and not _is_unsigned(v)
             return Value(f"{to}({v.text})", to, v.size if fits else inf)
         unit = v.unit if v.is_float else 1.0
         return Value(f"{to}({v.text})", to, v.size, unit)
@@ -329,5 +329,5 @@ class ExpressionWriter:
         return Value(f"min(max({v.text}, -4), 4)", v.dtype, 4, v.unit)
 
 
-def _unsigned(v: Value) -> bool:
+def _is_unsigned(v: Value) -> bool:
     return v.dtype is not None and v.dtype.kind.value == "unsigned"

@@ -149,33 +149,35 @@ def test_walking_is_in_program_order() -> None:
     ]
 
 
-def unrolled(body: Stmt, start: Expr | int = 0, stop: Expr | int = 3, step: int = 1) -> Loop:
+def make_unrolled_loop(body: Stmt, start: Expr | int = 0, stop: Expr | int = 3, step: int = 1) -> Loop:
     return Loop("i", b.add(start, 0), b.add(stop, 0), body, LoopKind.UNROLLED, step)
 
 
 def test_unrolled_copies_have_constant_indices() -> None:
-    body = unroll_loops(unrolled(b.store(A, (ROW, b.mul(ROW, 2)), 1.0)))
+    body = unroll_loops(make_unrolled_loop(b.store(A, (ROW, b.mul(ROW, 2)), 1.0)))
     assert body == b.block(*[b.store(A, (n, 2 * n), 1.0) for n in range(3)])
 
 
 def test_unrolled_loops_inside_each_other() -> None:
     inner = Loop("j", ROW, b.const(3), b.store(A, (ROW, COLUMN), 1.0), LoopKind.UNROLLED)
-    assert unroll_loops(unrolled(inner)) == b.block(*[b.store(A, (n, m), 1.0) for n in range(3) for m in range(n, 3)])
+    assert unroll_loops(make_unrolled_loop(inner)) == b.block(
+        *[b.store(A, (n, m), 1.0) for n in range(3) for m in range(n, 3)]
+    )
 
 
 def test_only_the_trip_count_need_be_constant() -> None:
-    body = unroll_loops(unrolled(b.store(A, (0, ROW), 1.0), COLUMN, b.add(COLUMN, 3), step=2))
+    body = unroll_loops(make_unrolled_loop(b.store(A, (0, ROW), 1.0), COLUMN, b.add(COLUMN, 3), step=2))
     assert body == b.block(b.store(A, (0, COLUMN), 1.0), b.store(A, (0, b.add(COLUMN, 2)), 1.0))
 
 
 def test_a_trip_count_that_varies_cannot_be_unrolled() -> None:
     with pytest.raises(CannotLower, match="trip count"):
-        unroll_loops(unrolled(b.store(A, (ROW, 0), 1.0), stop=COLUMN))
+        unroll_loops(make_unrolled_loop(b.store(A, (ROW, 0), 1.0), stop=COLUMN))
 
 
 def test_what_does_not_depend_on_the_loop_is_shared_between_copies() -> None:
     value = b.mul(b.load(A, 0, COLUMN), 2.0)
-    copies = unroll_loops(unrolled(b.store(A, (ROW, 0), value)))
+    copies = unroll_loops(make_unrolled_loop(b.store(A, (ROW, 0), value)))
     assert all(s.value is value for s in walk_stmts(copies) if isinstance(s, nodes.Store))
 
 

@@ -21,7 +21,7 @@ SIZES = st.sampled_from([2, 3, 4, 6, 8, 16, 32])
 T, VALUE = b.var("t"), b.var("i")
 
 
-def _grown(inner: st.SearchStrategy[Expr]) -> st.SearchStrategy[Expr]:
+def _grow_expressions(inner: st.SearchStrategy[Expr]) -> st.SearchStrategy[Expr]:
     return st.one_of(
         st.builds(b.div, inner, SIZES),
         st.builds(b.mod, inner, SIZES),
@@ -31,7 +31,7 @@ def _grown(inner: st.SearchStrategy[Expr]) -> st.SearchStrategy[Expr]:
     )
 
 
-EXPRESSIONS = st.recursive(st.sampled_from([b.var(n) for n in EXTENTS]), _grown, max_leaves=5)
+EXPRESSIONS = st.recursive(st.sampled_from([b.var(n) for n in EXTENTS]), _grow_expressions, max_leaves=5)
 
 
 def value(e: Expr) -> np.ndarray:

@@ -31,7 +31,7 @@ def around(body: Stmt) -> Stmt:
     return loop(ROW, loop(COLUMN, body))
 
 
-def checked(before: Stmt) -> Stmt:
+def promote_checked(before: Stmt) -> Stmt:
     after = hoist_accumulators(before)
     verify(module(after, BUFFERS))
     assert_same_effect(before, after, BUFFERS)
@@ -43,7 +43,7 @@ def registers(s: Stmt) -> int:
 
 
 def test_an_element_is_loaded_before_and_stored_after() -> None:
-    assert format_program(checked(around(loop(INNER, UPDATE)))) == (
+    assert format_program(promote_checked(around(loop(INNER, UPDATE)))) == (
         "for i in 0 .. 8:\n"
         "  for j in 0 .. 8:\n"
         "    allocate register float32 C.sum.0\n"
@@ -55,7 +55,7 @@ def test_an_element_is_loaded_before_and_stored_after() -> None:
 
 
 def test_initial_values_go_straight_into_the_register() -> None:
-    after = checked(around(b.block(b.store(C, (ROW, COLUMN), 0.0), loop(INNER, UPDATE))))
+    after = promote_checked(around(b.block(b.store(C, (ROW, COLUMN), 0.0), loop(INNER, UPDATE))))
     assert "C.sum.0[] = 0.0" in format_program(after)
     assert "C[i, j] = 0.0" not in format_program(after)
 
@@ -65,7 +65,7 @@ def test_initial_values_of_a_loop_that_may_be_empty_are_stored_behind_it() -> No
     initial = b.store(C, (ROW, COLUMN), 2.0)
     for value, taken in ((b.cast(b.load(A, ROW, COLUMN), INT64), True), (b.cast(b.load(C, ROW, COLUMN), INT64), False)):
         body = Let("count", value, loop(INNER, UPDATE, b.minimum(b.maximum(b.var("count"), 0), N)))
-        text = format_program(checked(around(b.block(initial, body))))
+        text = format_program(promote_checked(around(b.block(initial, body))))
         assert ("C.sum.0[] = 2.0" in text) == taken
         assert ("C[i, j] = 2.0" in text) != taken
         assert ("if " in text) != taken
@@ -73,13 +73,13 @@ def test_initial_values_of_a_loop_that_may_be_empty_are_stored_behind_it() -> No
 
 def test_initial_values_that_read_the_element_stay_in_memory() -> None:
     twice = b.store(C, (ROW, COLUMN), b.mul(b.load(C, ROW, COLUMN), 2.0))
-    assert "C.sum.0[] = C[i, j]" in format_program(checked(around(b.block(twice, loop(INNER, UPDATE)))))
+    assert "C.sum.0[] = C[i, j]" in format_program(promote_checked(around(b.block(twice, loop(INNER, UPDATE)))))
 
 
 def test_a_register_spans_several_loops() -> None:
     deep = loop(INNER, loop(b.var("l"), UPDATE, 3))
-    assert "C[i, j] = C.sum.0[]" in format_program(checked(around(deep)))
-    assert registers(checked(around(deep))) == 1
+    assert "C[i, j] = C.sum.0[]" in format_program(promote_checked(around(deep)))
+    assert registers(promote_checked(around(deep))) == 1
 
 
 def test_a_register_tile_of_vectors() -> None:
@@ -98,7 +98,7 @@ def test_a_register_tile_of_vectors() -> None:
 
 
 def test_a_loop_that_may_be_empty_is_guarded() -> None:
-    after = checked(around(loop(INNER, UPDATE, stop=ROW)))
+    after = promote_checked(around(loop(INNER, UPDATE, stop=ROW)))
     assert any(isinstance(s, If) for s in walk_stmts(after))
 
 
@@ -106,7 +106,7 @@ def test_masks_stay_on_the_memory() -> None:
     mask = b.lt(b.ramp(0, 1, 16), b.const(N))
     row = b.ramp(0, 1, 16)
     masked = Store(C, (ROW, row), Load(B, (INNER, row), mask), "+", mask)
-    after = checked(loop(ROW, loop(INNER, masked)))
+    after = promote_checked(loop(ROW, loop(INNER, masked)))
     assert registers(after) == 1
 
 
@@ -124,17 +124,17 @@ def test_masks_stay_on_the_memory() -> None:
     ids=["condition", "read", "alias", "overwritten", "moves", "let", "empty"],
 )
 def test_what_is_not_safe_over_the_loop_is_left_in_it(body: Stmt) -> None:
-    after = checked(around(loop(INNER, body)))
+    after = promote_checked(around(loop(INNER, body)))
     (outer,) = (s for s in walk_stmts(after) if isinstance(s, Loop) and s.var == "k")
     assert any(isinstance(s, Store) and s.buffer is C for s in walk_stmts(outer))
 
 
 def test_updates_that_are_provably_apart_have_registers_each() -> None:
     other = b.store(C, (ROW, b.mod(b.add(COLUMN, 1), N)), 1.0, op="+")
-    assert registers(checked(around(loop(INNER, b.block(UPDATE, other))))) == 0
+    assert registers(promote_checked(around(loop(INNER, b.block(UPDATE, other))))) == 0
     left, right = (b.store(C, (ROW, b.add(b.mul(COLUMN, 2), n)), float(n), op="+") for n in (0, 1))
     halves = loop(ROW, loop(COLUMN, loop(INNER, b.block(left, right)), 4))
-    assert registers(checked(halves)) == 2
+    assert registers(promote_checked(halves)) == 2
 
 
 def test_half_precision_accumulates_in_single() -> None:
@@ -154,7 +154,7 @@ def test_half_precision_accumulates_in_single() -> None:
 def test_tiles_of_a_reduction_need_no_guard() -> None:
     start = b.mul(b.var("t"), 3)
     tile = Loop("k", start, b.minimum(b.add(start, 3), N), UPDATE)
-    after = checked(around(loop(b.var("t"), tile, 3)))
+    after = promote_checked(around(loop(b.var("t"), tile, 3)))
     assert not any(isinstance(s, If) for s in walk_stmts(after))
     (tiles,) = (s for s in walk_stmts(after) if isinstance(s, Loop) and s.var == "t")
     assert all(s.buffer is not C for s in walk_stmts(tiles) if isinstance(s, Store))

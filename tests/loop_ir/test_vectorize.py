@@ -46,7 +46,7 @@ def columns(body: Stmt, factor: tuple[int, int] = (8, 2), start: Expr | int = 0,
     return Loop("c", b.add(start, 0), b.add(stop, 0), body, LoopKind.VECTOR, vector_factors=factor)
 
 
-def checked(before: Stmt) -> Stmt:
+def vectorize_checked(before: Stmt) -> Stmt:
     """`before` vectorized, after the verifier and the interpreter agreed."""
     after = vectorize_loops(before)
     verify(module(after, BUFFERS))
@@ -59,7 +59,7 @@ def loops(s: Stmt) -> list[Loop]:
 
 
 def test_a_constant_trip_count_gives_blocks_single_vectors_and_one_masked_vector() -> None:
-    assert format_program(checked(columns(COPY))) == (
+    assert format_program(vectorize_checked(columns(COPY))) == (
         "for c in 0 .. 32 by 16:\n"
         "  Y[ramp(c, 1, 8)] = X[ramp(c, 1, 8)]\n"
         "  Y[ramp(c + 8, 1, 8)] = X[ramp(c + 8, 1, 8)]\n"
@@ -69,27 +69,27 @@ def test_a_constant_trip_count_gives_blocks_single_vectors_and_one_masked_vector
 
 
 def test_exact_trip_counts_need_no_mask() -> None:
-    after = checked(columns(COPY, stop=32))
+    after = vectorize_checked(columns(COPY, stop=32))
     assert all(s.mask is None for s in walk_stmts(after) if isinstance(s, Store))
 
 
 @pytest.mark.parametrize("stop", range(36))
 @pytest.mark.parametrize("factor", [(4, 1), (4, 2), (8, 3), (16, 1), (8, 0)])
 def test_every_extent(stop: int, factor: tuple[int, int]) -> None:
-    checked(columns(b.block(COPY, SUM), factor, stop=stop))
+    vectorize_checked(columns(b.block(COPY, SUM), factor, stop=stop))
 
 
 @pytest.mark.parametrize("factor", [(4, 1), (4, 3), (4, 0)])
 def test_bounds_of_the_loops_around(factor: tuple[int, int]) -> None:
     triangle = columns(b.store(M, (ROW, COLUMN), b.load(X, COLUMN)), factor, start=ROW)
-    checked(Loop("r", b.const(0), b.const(N), triangle))
+    vectorize_checked(Loop("r", b.const(0), b.const(N), triangle))
     backwards = columns(b.store(M, (ROW, COLUMN), b.load(X, COLUMN)), factor, start=ROW, stop=b.sub(20, ROW))
-    checked(Loop("r", b.const(0), b.const(N), backwards))
+    vectorize_checked(Loop("r", b.const(0), b.const(N), backwards))
 
 
 def test_a_tile_with_constant_extent_needs_no_tail() -> None:
     tile = columns(COPY, (8, 1), start=b.mul(ROW, 16), stop=b.add(b.mul(ROW, 16), 16))
-    after = checked(Loop("r", b.const(0), b.const(2), tile))
+    after = vectorize_checked(Loop("r", b.const(0), b.const(2), tile))
     assert [x.step for x in loops(after)] == [1, 8]
     assert not [s for s in walk_stmts(after) if isinstance(s, If | Let)]
 
@@ -128,7 +128,7 @@ def test_reductions_of_booleans(op: str) -> None:
 
 
 def test_interleaved_copies_accumulate_apart() -> None:
-    after = checked(columns(SUM, (4, 3)))
+    after = vectorize_checked(columns(SUM, (4, 3)))
     (accumulator,) = allocated_buffers(after)
     assert accumulator.shape == (3,)
     assert accumulator.type.lanes == 4
@@ -136,19 +136,19 @@ def test_interleaved_copies_accumulate_apart() -> None:
 
 
 def test_the_tail_of_a_reduction_gives_the_neutral_element() -> None:
-    after = checked(columns(b.store(TOTAL, (), b.add(b.load(X, COLUMN), 1.0), op="+"), (8, 1)))
+    after = vectorize_checked(columns(b.store(TOTAL, (), b.add(b.load(X, COLUMN), 1.0), op="+"), (8, 1)))
     assert any(isinstance(e, Select) for e in walk_stmt_exprs(after))
 
 
 def test_a_tile_of_reductions_has_a_register_each() -> None:
     rows = Loop("r", b.const(0), b.const(3), b.store(Y, (ROW,), b.load(M, ROW, COLUMN), op="+"), LoopKind.UNROLLED)
-    after = checked(columns(rows, (8, 2)))
+    after = vectorize_checked(columns(rows, (8, 2)))
     assert len(allocated_buffers(after)) == 3
 
 
 def test_an_outer_loop_carries_its_inner_loop_along() -> None:
     inner = Loop("r", b.const(0), b.const(N), b.store(Y, (COLUMN,), b.load(M, ROW, COLUMN), op="+"))
-    after = checked(columns(b.block(b.store(Y, (COLUMN,), 0.0), inner), (8, 2)))
+    after = vectorize_checked(columns(b.block(b.store(Y, (COLUMN,), 0.0), inner), (8, 2)))
     assert format_program(after).startswith(
         "for c in 0 .. 32 by 16:\n"
         "  Y[ramp(c, 1, 8)] = x8(0.0)\n"
@@ -167,14 +167,14 @@ def test_private_scalars_become_private_vectors(space: Space) -> None:
         b.store(private, (1,), b.mul(b.load(private, 0), 2.0)),
         b.store(Y, (COLUMN,), b.load(private, 1)),
     )
-    checked(columns(Allocate((private,), steps)))
+    vectorize_checked(columns(Allocate((private,), steps)))
 
 
 def test_private_memory_may_be_indexed_by_data() -> None:
     private = b.buffer("t", FLOAT32, (N,), Space.SCRATCH)
     at = b.mod(COLUMN, 3)
     steps = b.block(b.store(private, (at,), b.load(X, COLUMN)), b.store(Y, (COLUMN,), b.load(private, at)))
-    checked(columns(Allocate((private,), steps)))
+    vectorize_checked(columns(Allocate((private,), steps)))
 
 
 def test_a_condition_is_evaluated_before_its_branches_change_what_it_reads() -> None:
@@ -183,24 +183,24 @@ def test_a_condition_is_evaluated_before_its_branches_change_what_it_reads() -> 
         b.block(b.store(Y, (COLUMN,), 3.0), b.store(Y, (COLUMN,), 2.0, op="+")),
         b.store(Y, (COLUMN,), 7.0),
     )
-    checked(columns(swap))
+    vectorize_checked(columns(swap))
 
 
 def test_nothing_is_read_where_no_lane_runs() -> None:
     outside = b.add(ROW, N - 1)  # exists for r == 0 only
     guarded = If(b.eq(b.add(ROW, b.mul(COLUMN, 0)), b.const(0)), b.store(Y, (COLUMN,), b.load(X, outside)))
     by_lane = If(b.lt(COLUMN, b.sub(1, ROW)), b.store(Y, (COLUMN,), b.load(X, outside)))
-    checked(Loop("r", b.const(0), b.const(3), b.block(columns(guarded), columns(by_lane))))
+    vectorize_checked(Loop("r", b.const(0), b.const(3), b.block(columns(guarded), columns(by_lane))))
 
 
 def test_divisors_of_lanes_that_do_not_run_are_not_zero() -> None:
     quotient = b.cast(b.div(b.const(7, INT32), b.add(b.load(PLACES, COLUMN), 9)), FLOAT32)
-    after = checked(columns(b.store(Y, (COLUMN,), quotient)))
+    after = vectorize_checked(columns(b.store(Y, (COLUMN,), quotient)))
     assert any(isinstance(e, Select) for e in walk_stmt_exprs(after))
 
 
 def test_one_lane_is_a_serial_loop() -> None:
-    (loop,) = loops(checked(columns(COPY, (1, 1))))
+    (loop,) = loops(vectorize_checked(columns(COPY, (1, 1))))
     assert loop.kind is LoopKind.SERIAL
 
 
@@ -232,7 +232,7 @@ def test_refusals_say_why(body: Stmt, reason: str) -> None:
 def test_masks_join_those_that_are_there() -> None:
     own = b.lt(COLUMN, b.const(30))
     masked = Store(Y, (COLUMN,), Load(X, (COLUMN,), own), None, own)
-    checked(columns(masked))
+    vectorize_checked(columns(masked))
 
 
 def rows(body: Stmt, stop: Expr | int = N) -> Loop:
@@ -243,7 +243,7 @@ ROW_SUM = columns(b.store(TOTAL, (), b.load(M, ROW, COLUMN), op="+"))
 
 
 def test_lanes_are_combined_once_after_the_loops_around() -> None:
-    after = checked(rows(ROW_SUM))
+    after = vectorize_checked(rows(ROW_SUM))
     assert isinstance(after, Allocate)
     assert not any(isinstance(e, ReduceLanes) for s in loops(after) for e in walk_stmt_exprs(s))
 
@@ -261,13 +261,13 @@ def test_lanes_are_combined_once_after_the_loops_around() -> None:
     ids=["read", "set", "let", "moves", "condition", "empty"],
 )
 def test_lanes_are_combined_inside_a_loop_that_needs_the_element(around: Stmt) -> None:
-    after = checked(around)
+    after = vectorize_checked(around)
     assert any(isinstance(e, ReduceLanes) for s in loops(after) for e in walk_stmt_exprs(s))
 
 
 def test_an_element_that_no_iteration_reduces_is_not_touched() -> None:
     beyond = columns(b.store(Y, (b.add(ROW, 40),), b.load(X, COLUMN), op="+"), stop=b.sub(5, ROW))
-    checked(rows(beyond))  # for r >= 5 there is no element, and no iteration
+    vectorize_checked(rows(beyond))  # for r >= 5 there is no element, and no iteration
 
 
 def test_an_element_that_exists_under_a_condition_only_is_refused() -> None:
@@ -275,4 +275,4 @@ def test_an_element_that_exists_under_a_condition_only_is_refused() -> None:
     with pytest.raises(CannotLower, match="may not exist"):
         vectorize_loops(rows(columns(shifted)))
     inside = If(b.ge(ROW, b.const(1)), b.store(Y, (ROW,), b.load(X, COLUMN), op="+"))
-    checked(rows(columns(inside)))
+    vectorize_checked(rows(columns(inside)))

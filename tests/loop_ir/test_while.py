@@ -164,7 +164,7 @@ class Operands:
         assert count == np.count_nonzero(self.expected)
 
 
-def lowered(module: Module) -> Module:
+def run_passes(module: Module) -> Module:
     """What the passes of the compiler make of it."""
     body = simplify(hoist_accumulators(unroll_loops(vectorize_loops(simplify(module.kernels[0].body)))))
     return Module(module.name, module.arguments, (), (Kernel("k", body),), written=module.written)
@@ -172,8 +172,8 @@ def lowered(module: Module) -> Module:
 
 def test_merges_verify_and_survive_every_pass() -> None:
     verify(MERGE)
-    verify(lowered(MERGE))
-    assert format_program(MERGE).count("while ") == format_program(lowered(MERGE)).count("while ") == 1
+    verify(run_passes(MERGE))
+    assert format_program(MERGE).count("while ") == format_program(run_passes(MERGE)).count("while ") == 1
     assert "int32 b_crd[]" in format_program(MERGE)
 
 
@@ -181,7 +181,7 @@ def test_merges_verify_and_survive_every_pass() -> None:
 @pytest.mark.parametrize("machine", ["interpreter", "llvm", "c"])
 def test_merges_give_the_union(machine: str, density: float, run_module: Run) -> None:
     operands = Operands.random(17, 40, density)
-    run_module(machine, lowered(MERGE), operands.arrays)
+    run_module(machine, run_passes(MERGE), operands.arrays)
     operands.check()
 
 
@@ -217,7 +217,7 @@ def test_scratch_is_as_long_as_the_run_says(machine: str, n: int, run_module: Ru
     verify(module)
     x = np.arange(float(n))
     arrays: dict[str, Array] = {"n": np.array([n]), "x": x, "y": np.zeros(n)}
-    run_module(machine, lowered(module), arrays)
+    run_module(machine, run_passes(module), arrays)
     np.testing.assert_array_equal(arrays["y"], x[::-1])
 
 
@@ -295,7 +295,7 @@ def test_instructions_on_bits(machine: str, function: str, lanes: int, run_modul
     )
     module = Module("bits", (IN, OUT), (), (Kernel("k", loop),), written=("out",))
     arrays: dict[str, Array] = {"words": WORDS, "out": np.zeros_like(WORDS)}
-    run_module(machine, lowered(module), arrays)
+    run_module(machine, run_passes(module), arrays)
     expected = [PYTHON[function](int(w) % (1 << 64), *[5] * count) for w in WORDS]
     assert [int(x) % (1 << 64) for x in arrays["out"]] == [x % (1 << 64) for x in expected]
 
@@ -324,5 +324,5 @@ def test_stores_inside_a_while_are_not_hoisted_past_it() -> None:
     body = Allocate((PB,), b.block(b.store(PB, (), 0), loop))
     module = Module("m", (N, Y), (), (Kernel("k", body),), written=("y",))
     arrays: dict[str, Array] = {"n": np.array([5]), "y": np.zeros(1)}
-    assert interpret(lowered(module), arrays) == []
+    assert interpret(run_passes(module), arrays) == []
     assert arrays["y"][0] == 5

@@ -146,7 +146,7 @@ def bound_of(text: str, sizes: dict[str, int]) -> BoundFunction:
     return legalize(bind(function, {n: sizes[n] for n in function.sizes}))
 
 
-def stored(text: str, sizes: dict[str, int], options: CpuOptions, monkeypatch: pytest.MonkeyPatch) -> int:
+def count_stores(text: str, sizes: dict[str, int], options: CpuOptions, monkeypatch: pytest.MonkeyPatch) -> int:
     """What the interpreter stores while it runs the loops of a def, accumulators in registers included."""
     bound = bound_of(text, sizes)
     module = lower_only(bound, text, PassContext(options, AVX512))["lower"]
@@ -169,11 +169,11 @@ def stored(text: str, sizes: dict[str, int], options: CpuOptions, monkeypatch: p
 def test_a_triangle_is_half_of_the_work(text: str, structured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"Q": 64, "K": 64, "E": 24, "B": 1, "H": 1, "D": 6}
     options = CpuOptions(use_microkernels=structured)
-    half, whole = (stored(text.format(mask=m), sizes, options, monkeypatch) for m in ("k <= q", "k < 1000"))
+    half, whole = (count_stores(text.format(mask=m), sizes, options, monkeypatch) for m in ("k <= q", "k < 1000"))
     assert half < (0.75 if structured else 0.55) * whole  # tiles along the diagonal are computed whole
 
 
-def restricted(text: str, **sizes: int) -> dict[str, BoundStatement]:
+def restrict_statements(text: str, **sizes: int) -> dict[str, BoundStatement]:
     """The statements by target."""
     found = restrict_domains(collapse(bound_of(text, {"Q": 60, "K": 50, "E": 20, "B": 1, "H": 2, "D": 6} | sizes)))
     return {s.target: s for s in found.statements}
@@ -183,7 +183,7 @@ LOWER = (Inequality((("k", -1), ("q", 1)), 0),)
 
 
 def test_attention_is_restricted_from_end_to_end() -> None:
-    s = restricted(ATTENTION.format(mask="k <= q"))
+    s = restrict_statements(ATTENTION.format(mask="k <= q"))
     assert {name: (x.elements, x.terms) for name, x in s.items()} == {
         "score": (LOWER, ()), "largest": ((), LOWER), "weight": (LOWER, ()), "total": ((), LOWER),
         "mixed": ((), LOWER), "out": ((), ()),
@@ -193,13 +193,13 @@ def test_attention_is_restricted_from_end_to_end() -> None:
 
 
 def test_a_softmax_follows_from_minus_infinity() -> None:
-    s = restricted(SOFTMAX.format(mask="k <= q"))
+    s = restrict_statements(SOFTMAX.format(mask="k <= q"))
     assert s["largest"].terms == s["total"].terms == s["mixed"].terms == LOWER
     assert s["masked"].elements == s["weight"].elements == LOWER
 
 
 def test_rows_without_a_term_stay_nan() -> None:
-    s = restricted(SOFTMAX.format(mask="k < q"))  # row 0 has none: its weights are NaN
+    s = restrict_statements(SOFTMAX.format(mask="k < q"))  # row 0 has none: its weights are NaN
     assert s["largest"].terms
     assert not s["total"].terms
 
@@ -228,11 +228,11 @@ def test_what_is_not_neutral_stays(text: str) -> None:
 
 def test_a_reader_that_wants_all_gets_all() -> None:
     text = "def f(float(Q,K) A) -> (O, P) {{ T(q,k) = A(q,k) * 2 O(q) +=! k <= q ? T(q,k) : 0 P(q,k) = {} }}"
-    assert restricted(text.format("k <= q ? T(q,k) : 0"))["T"].elements == LOWER
-    assert not restricted(text.format("T(q,k)"))["T"].elements
-    assert not restricted(text.format("k <= q ? 0 : T(q,k)"))["T"].elements
-    assert restricted(text.format("k <= q - 3 ? T(q,k) : 0"))["T"].elements == LOWER
-    assert restricted(text.format("k <= q && k < 9 ? T(q,k) : 0"))["T"].elements == LOWER
+    assert restrict_statements(text.format("k <= q ? T(q,k) : 0"))["T"].elements == LOWER
+    assert not restrict_statements(text.format("T(q,k)"))["T"].elements
+    assert not restrict_statements(text.format("k <= q ? 0 : T(q,k)"))["T"].elements
+    assert restrict_statements(text.format("k <= q - 3 ? T(q,k) : 0"))["T"].elements == LOWER
+    assert restrict_statements(text.format("k <= q && k < 9 ? T(q,k) : 0"))["T"].elements == LOWER
 
 
 def test_the_schedule_says_what_is_left() -> None:

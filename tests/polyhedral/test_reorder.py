@@ -49,7 +49,7 @@ def inputs(name: str, sizes: Mapping[str, int]) -> list[Tensor]:
     return [torch.randint(-3, 4, [sizes[i] for i in part], generator=generator).float() for part in factors]
 
 
-def expected(name: str, x: Tensor, y: Tensor) -> Tensor:
+def compute_expected(name: str, x: Tensor, y: Tensor) -> Tensor:
     c, a, b = name.split("-")
     return torch.einsum(f"{a},{b}->{c}", x, y)
 
@@ -57,7 +57,7 @@ def expected(name: str, x: Tensor, y: Tensor) -> Tensor:
 @pytest.mark.parametrize(("name", "sizes"), FALLEN_BEHIND, ids=[name for name, _ in FALLEN_BEHIND])
 def test_short_indices_in_odd_orders(name: str, sizes: Mapping[str, int]) -> None:
     x, y = inputs(name, sizes)
-    assert torch.equal(tc.define(source(name)).f(x, y), expected(name, x, y))
+    assert torch.equal(tc.define(source(name)).f(x, y), compute_expected(name, x, y))
 
 
 def test_few_rows_are_no_reason_to_leave_register_tiles() -> None:
@@ -79,7 +79,7 @@ def test_a_schedule_is_for_the_contraction_as_it_is_written() -> None:
     x, y = inputs(name, sizes)
     op = tc.define(source(name)).f
     assert "_ordered" not in op.compile(x, y, schedule=gett).source("schedule")
-    assert torch.equal(op.compile(x, y, schedule=gett)(x, y), expected(name, x, y))
+    assert torch.equal(op.compile(x, y, schedule=gett)(x, y), compute_expected(name, x, y))
 
 
 def every_way(name: str, sizes: Mapping[str, int]) -> list[Callable[..., BoundFunction]]:
@@ -115,7 +115,7 @@ def test_every_way(name: str, sizes: Mapping[str, int], monkeypatch: pytest.Monk
     for number, way in enumerate(Random(1).sample(ways, 4)):
         monkeypatch.setattr(lower, "reorder", way)
         with knobs.override_knobs(cache="off", verify=not number):
-            assert torch.equal(tc.define(source(name)).f(x, y), expected(name, x, y))
+            assert torch.equal(tc.define(source(name)).f(x, y), compute_expected(name, x, y))
 
 
 def test_copies_past_the_caches_begin_anywhere_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +125,7 @@ def test_copies_past_the_caches_begin_anywhere_in_a_line(monkeypatch: pytest.Mon
     for way in Random(0).sample(ways, min(3, len(ways))):
         monkeypatch.setattr(lower, "reorder", way)
         with knobs.override_knobs(cache="off"):
-            assert torch.equal(tc.define(source(name)).f(x, y), expected(name, x, y))
+            assert torch.equal(tc.define(source(name)).f(x, y), compute_expected(name, x, y))
 
 
 def test_no_index_is_lost() -> None:
@@ -133,7 +133,7 @@ def test_no_index_is_lost() -> None:
     for name in ("ab-ac-cb", "zab-zac-zcb", "ab-acd-cb"):
         sizes = dict.fromkeys("abcdz", 9) | {"a": 1}
         x, y = inputs(name, sizes)
-        assert torch.equal(tc.define(source(name)).f(x, y), expected(name, x, y))
+        assert torch.equal(tc.define(source(name)).f(x, y), compute_expected(name, x, y))
 
 
 ALONG_SUM = [
@@ -150,7 +150,7 @@ def test_long_sums_into_few_results_have_lanes_along_them(
 ) -> None:
     x, y = (t.to(dtype) for t in inputs(name, sizes))
     op = tc.define(source(name).replace("float(", "double(") if dtype == torch.float64 else source(name)).f
-    assert torch.equal(op(x, y), expected(name, x, y))
+    assert torch.equal(op(x, y), compute_expected(name, x, y))
     if dtype == torch.float32:
         schedule = op.compile(x, y, target=MESHED).source("schedule")
         assert "o.lanes +=!" in schedule
@@ -182,7 +182,7 @@ def test_every_sum_of_lanes(verify: bool, monkeypatch: pytest.MonkeyPatch) -> No
             sizes |= {"k": choose.randint(20, 60), "l": choose.choice([8, 15, 32])}
             x, y = inputs(name, sizes)
             op = tc.define(source(name)).f
-            assert torch.equal(op(x, y), expected(name, x, y)), (name, sizes)
+            assert torch.equal(op(x, y), compute_expected(name, x, y)), (name, sizes)
             in_lanes += "o.lanes" in op.compile(x, y, target=MESHED).source("schedule")
     assert in_lanes >= (1 if verify else 6)
 

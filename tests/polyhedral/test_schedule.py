@@ -167,7 +167,7 @@ def test_small_problems_run_on_one_thread() -> None:
 
 @pytest.mark.parametrize("source", [SOFTMAX, MOMENTS, MLP, POINTWISE, REVERSED])
 def test_schedules_are_proved(source: str) -> None:
-    scop, plan = scheduled(source)
+    scop, plan = schedule_source(source)
     check_legal(scop, plan)
 
 
@@ -188,7 +188,7 @@ def f(float(N,N) X) -> (O) {
 @pytest.mark.parametrize("source", [SOFTMAX, MOMENTS, MLP, POINTWISE, REVERSED, STENCILS, TURNED])
 def test_extended_groups_are_those_that_isl_schedules(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def groups() -> list[tuple[list[str], list[dict[str, tuple[str, int]]]]]:
-        _, plan = scheduled(source)
+        _, plan = schedule_source(source)
         return [([n.name for n in s.group.nodes], [dict(r.places) for r in s.group.rows]) for s in plan]
 
     extended = groups()
@@ -196,7 +196,7 @@ def test_extended_groups_are_those_that_isl_schedules(source: str, monkeypatch: 
     assert extended == groups()
 
 
-def scheduled(source: str) -> tuple[Scop, tuple]:  # type: ignore[type-arg]
+def schedule_source(source: str) -> tuple[Scop, tuple]:  # type: ignore[type-arg]
     (function,) = compile_source(source)
     sizes = dict.fromkeys(["N", "D", "K", "A", "B", "C", "O", "P"], 40)
     f = collapse(legalize(bind(function, {k: v for k, v in sizes.items() if f"{k}" in source})))
@@ -217,21 +217,21 @@ def scheduled(source: str) -> tuple[Scop, tuple]:  # type: ignore[type-arg]
 )
 def test_plain_statements_have_no_dependences(source: str, independent: bool) -> None:
     """As isl finds, which is not asked about them."""
-    scop, _ = scheduled(source)
+    scop, _ = schedule_source(source)
     assert scop._is_independent() == independent
     assert scop.dependences.is_empty() == independent
     assert all(found.is_empty() for _, found in scop.dependences_by_kind()) == independent
 
 
 def test_a_swapped_order_is_caught() -> None:
-    scop, (group,) = scheduled(SOFTMAX)
+    scop, (group,) = schedule_source(SOFTMAX)
     swapped = replace(group, leaves=tuple(reversed(group.leaves)))
     with pytest.raises(InternalError, match="backwards"):
         check_legal(scop, (swapped,))
 
 
 def test_a_scatter_declared_parallel_is_caught() -> None:
-    scop, plan = scheduled(SCATTER)
+    scop, plan = schedule_source(SCATTER)
     last = plan[-1]
     (node,) = last.group.nodes
     row = BandMember(((node.name, ("n", 0)),), 0, 40)
@@ -283,7 +283,7 @@ def test_isl_schedules_what_may_share_a_row(source: str, monkeypatch: pytest.Mon
 
 
 def test_serial_scatter_is_not_taken_for_parallel() -> None:
-    scop, plan = scheduled(SCATTER)
+    scop, plan = schedule_source(SCATTER)
     kinds = [d.kind for s in plan for leaf in s.leaves for d in leaf.dims]
     assert DimKind.SERIAL in kinds
     check_legal(scop, plan)

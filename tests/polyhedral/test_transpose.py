@@ -15,7 +15,7 @@ from tensor_comprehensions.polyhedral.cpu.transpose_staging import transposable_
 from tensor_comprehensions.schedules import parse_schedule, schedule_transposition
 from tensor_comprehensions.target import AVX2, AVX512, CpuTarget
 
-from ..helpers.anywhere import SSE2, TARGETS, interpreted, run
+from ..helpers.anywhere import SSE2, TARGETS, interpret_compiled, run
 
 TYPES = {
     "float": torch.float32,
@@ -347,5 +347,5 @@ def test_which_transpositions_leave_in_lines() -> None:
 def test_no_two_tiles_store_one_element(name: str, shape: tuple[int, int]) -> None:
     """A last tile of less than a line leaves to the one before it what that stores of its last line."""
     x = matrix(*shape, TYPES[name])
-    (found,) = interpreted(flip(name).compile(x, target=FAR).compiled, {"I": x})
+    (found,) = interpret_compiled(flip(name).compile(x, target=FAR).compiled, {"I": x})
     assert torch.equal(found, x.t())

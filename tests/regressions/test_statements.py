@@ -22,7 +22,7 @@ def f(float(M,K) A, float(K,N) B, float(N) b) -> (O, W, D, float(M,N) Z) {
 """
 
 
-def numbered(text: str) -> set[tuple[str, str]]:
+def list_numbered_statements(text: str) -> set[tuple[str, str]]:
     return set(re.findall(r"\b(S\d+)(?:_\w+)?: +(\w+) \S*=", text))
 
 
@@ -33,7 +33,7 @@ def test_listings_number_statements_alike() -> None:
         kernel = op.compile(*tensors, options=options, Z=torch.randn(64, 64))
         written = set(re.findall(r"^(S\d+)(?:_\w+)? +writes (\w+)", kernel.source("ranges"), re.MULTILINE))
         assert ("S6", "D") in written
-        shown = numbered(kernel.source("schedule"))
+        shown = list_numbered_statements(kernel.source("schedule"))
         assert {pair for pair in shown if "_" not in pair[1]} <= written
         assert {"S3", "S4", "S5", "S6", "S7"} <= {name for name, _ in shown}
     kernel = op.compile(*tensors, target="cuda:sm_90", Z=torch.randn(64, 64))

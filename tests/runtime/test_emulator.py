@@ -126,13 +126,13 @@ def without_barrier(p: Program, number: int) -> ir.Module:
     return replace_body(p.module, change)
 
 
-def resized(p: Program, name: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> ir.Module:
+def resize_buffer(p: Program, name: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> ir.Module:
     """With another size of a shared buffer: the box around what is copied is wrong."""
 
     def change(s: ir.Stmt) -> ir.Stmt:
         for buffer in s.buffers if isinstance(s, ir.Allocate) else ():
             if buffer.name == name:
-                return planted_faults.resized(s, buffer, shape, strides)
+                return planted_faults.resize_buffer(s, buffer, shape, strides)
         return s
 
     return replace_body(p.module, change)
@@ -180,7 +180,7 @@ def one_place(s: ir.Stmt) -> ir.Stmt:
     return replace(s, indices=(b.const(0),)) if isinstance(s, ir.Store) and s.buffer.name == "total" else s
 
 
-def shifted(s: ir.Stmt) -> ir.Stmt:
+def shift_vectors(s: ir.Stmt) -> ir.Stmt:
     """Vectors start one element too far."""
     if isinstance(s, ir.Store) and isinstance(s.indices[-1], ir.Ramp):
         last = s.indices[-1]
@@ -217,11 +217,11 @@ FAULTS = {
         r"undefined: .* reads A_shared\[12, 0\], which nothing wrote, line \d+: ", "A_shared.* undefined",
     ),
     "wrong box": Fault(
-        lambda: resized(small(), "A_shared", (16, 12), (12, 1)), small,
+        lambda: resize_buffer(small(), "A_shared", (16, 12), (12, 1)), small,
         r"out of bounds: .* subscript 12 in an array .* line", "A_shared.* extent 12",
     ),
     "box with too few rows": Fault(
-        lambda: resized(small(), "A_shared", (12, 16), (17, 1)), small,
+        lambda: resize_buffer(small(), "A_shared", (12, 16), (17, 1)), small,
         r"out of bounds: .* line", "A_shared.* extent 12",
     ),
     "barrier for some threads": Fault(
@@ -244,7 +244,7 @@ FAULTS = {
         r"race: thread 0 of block 1 writes total\[0\], which thread 0 of block 0 wrote", "race in loop blocks",
     ),
     "place outside of a tensor": Fault(
-        lambda: replace_body(staged_copy().module, shifted), staged_copy,
+        lambda: replace_body(staged_copy().module, shift_vectors), staged_copy,
         r"out of bounds: thread 7 .* writes out\[32\]", "out.* extent 32",
     ),
 }  # fmt: skip

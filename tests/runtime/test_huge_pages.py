@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(
 SOURCE = "def twice(float(N) x) -> (y) { y(n) = 2 * x(n) }"
 
 
-def asked(address: int) -> bool:
+def has_requested_huge_pages(address: int) -> bool:
     """Whether the memory at `address` has asked for huge pages, as Linux tells."""
     inside = False
     for line in SMAPS.read_text().splitlines():
@@ -37,7 +37,7 @@ def test_outputs_of_calls() -> None:
     x = torch.randn(48 << 18)
     for _ in range(2):  # compiled, then found
         y = operator(x)
-        assert asked(middle(y))
+        assert has_requested_huge_pages(middle(y))
         assert torch.equal(y, 2 * x)
         del y
 
@@ -45,13 +45,13 @@ def test_outputs_of_calls() -> None:
 def test_outputs_of_kernels() -> None:
     x = torch.randn(48 << 18)
     y = tc.define(SOURCE).twice.compile(x)(x)
-    assert asked(middle(y))
+    assert has_requested_huge_pages(middle(y))
     assert torch.equal(y, 2 * x)
 
 
 def test_small_ones_do_not_ask() -> None:
     x = torch.empty(64 << 18)
     huge_pages.advise_huge_pages(x.data_ptr(), huge_pages.LARGE - 1)
-    assert not asked(middle(x))
+    assert not has_requested_huge_pages(middle(x))
     huge_pages.advise_huge_pages(x.data_ptr(), x.nbytes)
-    assert asked(middle(x))
+    assert has_requested_huge_pages(middle(x))

@@ -59,7 +59,7 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     tensor_maps._encoder.cache_clear()
 
 
-def encoded(m: TensorMap, address: int) -> list[int]:
+def encode_words(m: TensorMap, address: int) -> list[int]:
     words = (ctypes.c_uint64 * 16)()
     tensor_maps.encode_tensor_map(tensor_maps.TiledMap.of(m), address, ctypes.addressof(words))
     return list(words)
@@ -69,14 +69,14 @@ def encoded(m: TensorMap, address: int) -> list[int]:
 def test_the_driver_encodes_the_map() -> None:
     m = TensorMap("A", build.buffer("A", FLOAT16, (5, 100, 72)), (1, 64, 64), 128)
     sides = [72 | 64 << 32 | 1 << 48, 100 | 64 << 32 | 1 << 48, 5 | 1 << 32 | 1 << 48]
-    assert encoded(m, 4096) == [6, 3, 4096, *sides, 0, 0, 144, 14400, 0, 0, 0 | 3 << 8 | 2 << 16, 0, 0, 0]
+    assert encode_words(m, 4096) == [6, 3, 4096, *sides, 0, 0, 144, 14400, 0, 0, 0 | 3 << 8 | 2 << 16, 0, 0, 0]
     plain = TensorMap("b", build.buffer("b", INT8, (8, 32)), (8, 16), 0)
-    assert encoded(plain, 16)[:3] == [0, 2, 16]
+    assert encode_words(plain, 16)[:3] == [0, 2, 16]
     view = TensorMap("A", m.buffer, (1, 16, 64), 128, ((3, 14400), (50, 144), (64, 1)))
     sides = [64 | 64 << 32 | 1 << 48, 50 | 16 << 32 | 1 << 48, 3 | 1 << 32 | 1 << 48]
-    assert encoded(view, 4096) == [6, 3, 4096, *sides, 0, 0, 288, 28800, 0, 0, 0 | 3 << 8 | 2 << 16, 0, 0, 0]
+    assert encode_words(view, 4096) == [6, 3, 4096, *sides, 0, 0, 288, 28800, 0, 0, 0 | 3 << 8 | 2 << 16, 0, 0, 0]
     with pytest.raises(tc.InternalError, match="CUDA refuses a tensor map with error 1"):
-        encoded(plain, 13)
+        encode_words(plain, 13)
 
 
 def test_a_missing_driver_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +85,7 @@ def test_a_missing_driver_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(tensor_maps, "LIBRARY", library)
         tensor_maps._encoder.cache_clear()
         with pytest.raises(tc.ArgumentError, match=message):
-            encoded(m, 0)
+            encode_words(m, 0)
     tensor_maps._encoder.cache_clear()
 
 

@@ -55,7 +55,7 @@ def operands(name: str, a: object) -> tuple[object, ...]:
     return {"heads": (a, Q, K), "permuted": (a, X), "both": (a, H), "shifted": (a, H)}[name]
 
 
-def expected(name: str) -> tuple[Tensor, ...]:
+def compute_expected(name: str) -> tuple[Tensor, ...]:
     """By dense arrays."""
     match name:
         case "heads":
@@ -79,7 +79,7 @@ def test_values(name: str, format: str) -> None:
     given = operands(name, tc.as_sparse(A, format))
     kernel = getattr(OPS, name).compile(*given)
     found = kernel(*given)
-    for x, y in zip(found if isinstance(found, tuple) else (found,), expected(name), strict=True):
+    for x, y in zip(found if isinstance(found, tuple) else (found,), compute_expected(name), strict=True):
         torch.testing.assert_close(x.to_dense() if isinstance(x, tc.SparseTensor) else x, y)
     assert "dense temporary" not in kernel.source("schedule")
 
@@ -95,9 +95,9 @@ def test_other_reductions_are_dense_in_any_order(order: tuple[str, ...]) -> None
     """They are the identity where the operand has no place, so that their places must not depend on the order."""
     a = tc.as_sparse(A, "csr")
     products = (Q[:, 0, None] * Q[:, 0]).amax(2)[:, None] - H[:, None]
-    expected = torch.where((A != 0)[:, None], products, -torch.inf).amax(2)
+    compute_expected = torch.where((A != 0)[:, None], products, -torch.inf).amax(2)
     kernel = OPS.largest.compile(a, Q[:, 0].contiguous(), H, options=tc.SparseOptions(order=order))
-    torch.testing.assert_close(kernel(a, Q[:, 0].contiguous(), H), expected)
+    torch.testing.assert_close(kernel(a, Q[:, 0].contiguous(), H), compute_expected)
 
 
 @pytest.mark.skipif(not emulator.is_emulator_available(), reason="running kernels on the CPU needs a C++ compiler")
@@ -105,5 +105,5 @@ def test_other_reductions_are_dense_in_any_order(order: tuple[str, ...]) -> None
 def test_on_gpus(name: str) -> None:
     given = operands(name, tc.as_sparse(A, "csr"))
     found = getattr(OPS, name).compile(*given, target="cuda:sm_90").emulate(*given)
-    for x, y in zip(found if isinstance(found, tuple) else (found,), expected(name), strict=True):
+    for x, y in zip(found if isinstance(found, tuple) else (found,), compute_expected(name), strict=True):
         torch.testing.assert_close(x, y)

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 import tensor_comprehensions as tc
 
-from ..helpers.mutations import damaged, no_hang
+from ..helpers.mutations import damage_bytes, no_hang
 
 SEEDS = st.integers(0, 2**64 - 1)
 MANY = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
@@ -42,7 +42,7 @@ NUMBERS = (
 )
 
 
-def written(folder: Path) -> Iterator[Path]:
+def write_files(folder: Path) -> Iterator[Path]:
     """A file of each kind, and an archive of each format that SciPy has."""
     x = tc.as_sparse(torch.diag(torch.arange(1.0, 6.0)), "csr")
     for name in ("a.mtx", "a.tns", "a.npz"):
@@ -118,10 +118,10 @@ def odd_lines(r: Random, text: str) -> str:
 def test_damaged_tensor_files(seed: int) -> None:
     r = Random(seed)
     with TemporaryDirectory(prefix="tc-fuzz-") as folder:
-        for path in written(Path(folder)):
+        for path in write_files(Path(folder)):
             data = path.read_bytes()
             assert_sound_or_refused(path)
-            path.write_bytes(damaged(r, data))
+            path.write_bytes(damage_bytes(r, data))
             assert_sound_or_refused(path)
             odd = odd_arrays(r, data) if path.suffix == ".npz" else odd_lines(r, data.decode()).encode()
             path.write_bytes(odd)

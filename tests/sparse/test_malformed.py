@@ -14,7 +14,7 @@ from torch import Tensor
 
 import tensor_comprehensions as tc
 from tensor_comprehensions.dispatch.sparse.sparse_tensor import Level, SparseTensor
-from tests.helpers.sparse_checks import arrays_of, interpreted
+from tests.helpers.sparse_checks import arrays_of, interpret_def
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse .* support is in beta", "ignore:Sparse invariant checks")
 OPS = tc.define("""
@@ -63,7 +63,7 @@ def with_array(t: SparseTensor, number: int, array: Any) -> SparseTensor:
     return SparseTensor(t.format, t.shape, levels, t.values)
 
 
-def changed(x: Tensor) -> Iterator[tuple[int, Tensor]]:
+def change_elements(x: Tensor) -> Iterator[tuple[int, Tensor]]:
     """`x` with each of its elements changed in many ways, and which one is."""
     bits, limits = 8 * x.element_size(), torch.iinfo(x.dtype)
     for place, old in enumerate(x.tolist()):
@@ -84,7 +84,7 @@ def check_call(t: SparseTensor, argument: Any) -> None:
         assert "'A'" in found
         assert any(word in found for word in ("level", "values", "dimension", "coordinate")), found
         return
-    (checked,) = interpreted(op._kernels.sparse, (argument, x), {}).values()
+    (checked,) = interpret_def(op._kernels.sparse, (argument, x), {}).values()
     expected = t.check().to_dense() @ x
     assert torch.equal(found, expected)
     assert torch.equal(checked, expected)
@@ -102,7 +102,7 @@ def result_or_message(call: Callable[[], Any]) -> Any:
 def test_any_element_of_any_array(word: str) -> None:
     t = tensor(word, torch.int64 if word in ("csr", "coo", "csf") else torch.int32)
     for number, x in enumerate(arrays_of(t)[:-1]):
-        for place, new in changed(x):
+        for place, new in change_elements(x):
             bad = with_array(t, number, new)
             check_call(bad, bad)
             if place == 0:
@@ -168,7 +168,7 @@ def test_any_kind_of_values(word: str, kind: str) -> None:
     if isinstance(found, str):
         assert "A" in found
         return
-    (expected,) = interpreted(op._kernels.sparse, (bad, x), {}).values()
+    (expected,) = interpret_def(op._kernels.sparse, (bad, x), {}).values()
     assert torch.equal(found, expected)
 
 
@@ -176,7 +176,7 @@ def test_any_kind_of_values(word: str, kind: str) -> None:
 def test_parts_of_torch(word: str) -> None:
     t = tensor(word, torch.int64)
     for number, x in enumerate(arrays_of(t)[:-1]):
-        for _, new in changed(x):
+        for _, new in change_elements(x):
             bad = with_array(t, number, new)
             check_call(bad, bad.torch())
 
@@ -206,7 +206,7 @@ def test_parts_of_scipy(word: str) -> None:
     pytest.importorskip("scipy")
     t = tensor(word, torch.int32)
     for name, x in zip(("indptr", "indices"), arrays_of(t)[:-1], strict=True):
-        for _, new in changed(x):
+        for _, new in change_elements(x):
             argument = t.scipy()
             setattr(argument, name, new.numpy())
             found = result_or_message(partial(OPS.two, argument, torch.ones(4, dtype=torch.float64)))

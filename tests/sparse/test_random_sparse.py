@@ -21,7 +21,7 @@ from tensor_comprehensions.dispatch.sparse.sparse_tensor import SparseTensor
 from tensor_comprehensions.tc_lang import compile_source
 from tensor_comprehensions.tc_lang.semantics.sparse_rules import with_formats
 from tensor_comprehensions.thresholds import COUNTING_THREADS
-from tests.helpers.sparse_checks import check_result, filled_memory, interpreted, reference, remembered_passes, same
+from tests.helpers.sparse_checks import check_result, filled_memory, interpret_def, reference, remembered_passes, same
 from tests.helpers.sparse_programs import (
     RandomDef,
     Unusable,
@@ -82,7 +82,7 @@ def check_program(r: Random, program: RandomDef) -> None:
             initial[x.name] = operand_value(r, x, sizes, program.special).to(dtype)
         given = [laid_out(r, v) if isinstance(v, SparseTensor) else v for v in values.values()]
         try:
-            by_interpreter = interpreted(op._kernels.sparse, given, initial)  # first: it reads no foreign memory
+            by_interpreter = interpret_def(op._kernels.sparse, given, initial)  # first: it reads no foreign memory
         except ArgumentError as refusal:
             if "bs" in program.source and BLOCKED_CYCLE in str(refusal):
                 return

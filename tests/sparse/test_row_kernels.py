@@ -41,7 +41,7 @@ def matrix(
     return torch.from_numpy(x).to(dtype)
 
 
-def stored(x: Tensor, index: torch.dtype = torch.int32, format: str = "csr") -> tc.SparseTensor:
+def make_stored(x: Tensor, index: torch.dtype = torch.int32, format: str = "csr") -> tc.SparseTensor:
     where = x.nonzero().T
     return tc.SparseTensor.from_coordinates(where, x[tuple(where)], tuple(x.shape), format, index)
 
@@ -68,7 +68,7 @@ def test_rows_that_combine_products(name: str, reduction: str, operator: str) ->
     held = torch.where(both, pairs, {"min": torch.inf, "max": -torch.inf, "*": 1.0}[reduction])
     combined = {"min": held.amin(1), "max": held.amax(1), "*": held.prod(1)}[reduction]
     expected = torch.where(both.any(1), combined, 0.0).to(TYPES[name])
-    a, b = stored(A), stored(B)
+    a, b = make_stored(A), make_stored(B)
     assert "collected" not in op.compile(a, b).source("schedule")
     assert_stores(op(a, b), expected)
     fixed = op.assemble(a, b)
@@ -108,11 +108,11 @@ def test_repeated_elements_of_sums(value: str, walks_runs: bool) -> None:
 ])  # fmt: skip
 def test_one_element_is_combined_in_a_register(value: str, expected: Callable[[Tensor], Tensor]) -> None:
     op, A = tc.define(f"def f(double(N,M) A: csr) -> (y) {{ y {value} }}").f, matrix()
-    assert torch.equal(op(stored(A)), expected(A))
-    assert op.compile(stored(A)).source("loops").count(" y[0] ") == 1
+    assert torch.equal(op(make_stored(A)), expected(A))
+    assert op.compile(make_stored(A)).source("loops").count(" y[0] ") == 1
     empty = torch.zeros(0, 4, dtype=torch.float64)
     if "+" in value:
-        assert op(stored(empty)) == 0
+        assert op(make_stored(empty)) == 0
 
 
 @pytest.mark.parametrize("index", INDICES, ids=str)
@@ -121,7 +121,7 @@ def test_products_with_vectors(name: str, index: torch.dtype) -> None:
     dtype = TYPES[name]
     op = tc.define(f"def f({name}(N,M) A: csr, {name}(M) x) -> (y) {{ y(i) +=! A(i,j) * x(j) }}").f
     A, x = matrix(dtype=dtype), torch.arange(COLUMNS, dtype=torch.float64).remainder(3).to(dtype)
-    assert torch.equal(op(stored(A, index), x), (A.double() @ x.double()).to(dtype))
+    assert torch.equal(op(make_stored(A, index), x), (A.double() @ x.double()).to(dtype))
 
 
 @pytest.mark.parametrize(("statement", "expected"), [
@@ -133,7 +133,7 @@ def test_products_with_vectors(name: str, index: torch.dtype) -> None:
 def test_other_reductions_of_rows(statement: str, expected: Callable[[Tensor], Tensor]) -> None:
     op = tc.define(f"def f(double(N,M) A: csr) -> (y) {{ {statement} }}").f
     A = matrix()
-    assert torch.equal(op(stored(A)), expected(A))
+    assert torch.equal(op(make_stored(A)), expected(A))
 
 
 @pytest.mark.sampled  # types of values and of coordinates
@@ -151,7 +151,7 @@ def test_values_beside_those_of_an_operand(statement: str, vectors: bool, name: 
     """In vectors, if nothing is read at a coordinate."""
     op = tc.define(f"def f({name}(N,N) A: csr, {name}(N) x) -> (C: csr) {{ {statement} }}").f
     lengths = (*LENGTHS, *(0 for _ in range(COLUMNS - len(LENGTHS))))
-    A, x = stored(matrix(lengths, dtype=TYPES[name]), index), torch.arange(COLUMNS).remainder(3).to(TYPES[name])
+    A, x = make_stored(matrix(lengths, dtype=TYPES[name]), index), torch.arange(COLUMNS).remainder(3).to(TYPES[name])
     assert torch.equal(op(A, x).check().to_dense(), op.reference(A, x).to_dense())
     wide = name not in ("half", "bfloat16")
     if wide:
@@ -162,7 +162,7 @@ def test_a_sum_goes_on_from_what_was_there() -> None:
     op = tc.define("def f(double(N,M) A: csr, double(M) x, double(N) b) -> (y) "
                    "{ y(i) = b(i)  y(i) += A(i,j) * x(j) }").f  # fmt: skip
     A, x, b = matrix(), torch.ones(COLUMNS, dtype=torch.float64), torch.arange(len(LENGTHS), dtype=torch.float64)
-    assert torch.equal(op(stored(A), x, b), b + A @ x)
+    assert torch.equal(op(make_stored(A), x, b), b + A @ x)
 
 
 @pytest.mark.parametrize("columns", [1, 7, 16, 64, 65, 96, 200, 600])
@@ -171,7 +171,7 @@ def test_products_with_matrices_of_every_width(name: str, columns: int) -> None:
     dtype = TYPES[name]
     op = tc.define(f"def f({name}(N,M) A: csr, {name}(M,F) X) -> (Y) {{ Y(i,f) +=! A(i,j) * X(j,f) }}").f
     A, X = matrix(dtype=dtype), matrix((columns // 2,) * COLUMNS, columns, 1, dtype)
-    assert torch.equal(op(stored(A), X), (A.double() @ X.double()).to(dtype))
+    assert torch.equal(op(make_stored(A), X), (A.double() @ X.double()).to(dtype))
 
 
 @pytest.mark.parametrize("width", [1, 8, 64, 70])
@@ -179,7 +179,7 @@ def test_sampled_products_of_every_width(width: int) -> None:
     op = tc.define("def f(double(N,M) S: csr, double(N,K) U, double(M,K) V) -> (E: csr) "
                    "{ E(i,j) +=! U(i,k) * V(j,k) where exists S(i,j) }").f  # fmt: skip
     S, U, V = matrix(), matrix((width,) * len(LENGTHS), width, 1), matrix((width,) * COLUMNS, width, 2)
-    assert torch.equal(op(stored(S), U, V).to_dense(), (U @ V.T) * (S != 0))
+    assert torch.equal(op(make_stored(S), U, V).to_dense(), (U @ V.T) * (S != 0))
 
 
 @pytest.mark.parametrize("index", [(a, b) for a in INDICES for b in INDICES], ids=str)
@@ -189,8 +189,8 @@ def test_sums_of_two(name: str, index: tuple[torch.dtype, torch.dtype]) -> None:
     op = tc.define(f"def f({name}(N,M) B: csr, {name}(N,M) C: csr) -> (A: csr) {{ A(i,j) = B(i,j) + C(i,j) }}").f
     B = matrix(dtype=dtype)
     for C in (B, matrix(LENGTHS[::-1], seed=1, dtype=dtype), torch.zeros_like(B)):
-        assert_stores(op(stored(B, index[0]), stored(C, index[1])), B + C)
-        assert_stores(op(stored(C, index[0]), stored(B, index[1])), B + C)
+        assert_stores(op(make_stored(B, index[0]), make_stored(C, index[1])), B + C)
+        assert_stores(op(make_stored(C, index[0]), make_stored(B, index[1])), B + C)
 
 
 @pytest.mark.parametrize("count", [3, 4])
@@ -201,7 +201,7 @@ def test_sums_of_several(count: int) -> None:
     op = tc.define(f"def f({parameters}) -> (A: csr) {{ A(i,j) = {value} }}").f
     every = [matrix(LENGTHS[n:] + LENGTHS[:n], seed=n) for n in range(count)]
     for given in (every, [every[0]] * count, [every[0], *[torch.zeros_like(every[0])] * (count - 1)]):
-        assert_stores(op(*map(stored, given)), torch.stack(given).sum(0))
+        assert_stores(op(*map(make_stored, given)), torch.stack(given).sum(0))
 
 
 @pytest.fixture
@@ -223,7 +223,7 @@ def test_any_number_of_threads_gives_the_same_sums(
 ) -> None:
     names = "BCD"[:count]
     op = tc.define(f"def f({', '.join(f'double(N,M) {n}: csr' for n in names)}) -> (A: csr) {{ A(i,j) = {value} }}").f
-    given = [stored(matrix(LENGTHS * 400, seed=n), index) for n in range(count)]
+    given = [make_stored(matrix(LENGTHS * 400, seed=n), index) for n in range(count)]
     found = []
     for number in (1, COUNTING_THREADS):
         threads(number)
@@ -255,14 +255,14 @@ def test_products_of_sparse_matrices(columns: int) -> None:
     op = tc.define("def f(double(N,K) B: csr, double(K,M) C: csr) -> (A: csr) { A(i,j) +=! B(i,k) * C(k,j) }").f
     B, C = matrix(), matrix(tuple(n % (columns + 1) for n in range(COLUMNS)), columns, 1)
     for index in INDICES:
-        assert_stores(op(stored(B, index), stored(C, index)), B @ C)
+        assert_stores(op(make_stored(B, index), make_stored(C, index)), B @ C)
 
 
 def test_products_of_more_rows_than_there_are_marks() -> None:
     op = tc.define("def f(float(N,K) B: csr, float(K,M) C: csr) -> (A: csr) { A(i,j) +=! B(i,k) * C(k,j) }").f
     B = matrix((3, 0, 5) * MAX_MARK, 20, dtype=torch.float32)
     C = matrix((0, 4, 2, 7) * 5, 30, 1, torch.float32)
-    assert_stores(op(stored(B), stored(C)), B @ C)
+    assert_stores(op(make_stored(B), make_stored(C)), B @ C)
 
 
 @pytest.mark.parametrize("index", [INT32, INT64], ids=str)

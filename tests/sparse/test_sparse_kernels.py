@@ -27,7 +27,7 @@ def argument(case: Case, name: str, x: Operand) -> Any:
         return dense if dtype is None else dense.to(dtype)
     index = torch.int64 if spec.get("index") == "int64" else torch.int32
     if "levels" in spec or "torch_arrays" in spec:
-        return malformed(spec)
+        return make_malformed(spec)
     places = np.ones(x.values.shape, bool) if x.places is None else x.places
     where, values = np.stack(np.nonzero(places)), x.values[places]
     if spec["make"].startswith("dup"):
@@ -49,7 +49,7 @@ def argument(case: Case, name: str, x: Operand) -> Any:
     return t.scipy() if how == "scipy" else t
 
 
-def malformed(spec: dict[str, Any]) -> Any:
+def make_malformed(spec: dict[str, Any]) -> Any:
     dtype = getattr(torch, spec.get("index", "int32"))
     values = torch.tensor(spec["values"], dtype=torch.float64)
     if "torch_arrays" in spec:

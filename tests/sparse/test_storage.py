@@ -267,7 +267,7 @@ def elements(places: Any, values: Any = (1.0,), shape: Any = (3, 3), format: str
     return SparseTensor.from_coordinates(places, values, shape, format, index)
 
 
-def damaged(**parts: Any) -> Any:
+def make_damaged(**parts: Any) -> Any:
     theirs = sp.csr_array(np.eye(3))
     for name, array in parts.items():
         setattr(theirs, name, array)
@@ -299,10 +299,10 @@ MISTAKES: list[tuple[Any, str]] = [
     (lambda: as_sparse(np.ma.masked_array(np.eye(3)), "csr"), "masked"),
     (lambda: as_sparse(torch.eye(3, device="meta"), "csr"), "a meta tensor"),
     (lambda: as_sparse(torch.quantize_per_tensor(torch.eye(3), 0.1, 0, torch.quint8), "csr"), "a quantized tensor"),
-    (lambda: damaged(data=np.ones((3, 1))), "values of 2 dimensions"),
-    (lambda: damaged(data=np.ones(3, np.longdouble)), "torch makes no tensor of the values"),
-    (lambda: damaged(indptr=np.array([0, 3])), "has pos of length 2"),
-    (lambda: damaged(indices=np.array([0, 1, 2], np.uint32)), "crd of the type uint32"),
+    (lambda: make_damaged(data=np.ones((3, 1))), "values of 2 dimensions"),
+    (lambda: make_damaged(data=np.ones(3, np.longdouble)), "torch makes no tensor of the values"),
+    (lambda: make_damaged(indptr=np.array([0, 3])), "has pos of length 2"),
+    (lambda: make_damaged(indices=np.array([0, 1, 2], np.uint32)), "crd of the type uint32"),
 ]
 
 

@@ -29,7 +29,7 @@ MESHED = replace(AVX512, name="sapphirerapids", cache=(49152, 2097152, 110100480
 LARGE = {"a": 48, "b": 46, "c": 46, "d": 48, "e": 46, "f": 46}
 
 
-def packed(plan: Plan) -> set[Side]:
+def list_packed_sides(plan: Plan) -> set[Side]:
     return {p.side for p in plan.packs}
 
 
@@ -42,13 +42,13 @@ def chunks(plan: Plan, sizes: dict[str, int]) -> int:
 def test_scalars_in_short_runs_from_afar_are_packed(ops: Any, right: str) -> None:
     op = ops.op(f"C:d,c,b,a = A:f,b,e,a x {right}", LARGE)
     plan = select_plan(op, AVX512, parallel=True)
-    assert packed(plan) == {Side.LEFT, Side.RIGHT}
+    assert list_packed_sides(plan) == {Side.LEFT, Side.RIGHT}
     assert chunks(plan, LARGE) >= 2
 
 
 def test_scalars_in_long_runs_are_read_in_place(ops: Any) -> None:
     sizes = {"m": 1024, "n": 1024, "k": 1024}
-    assert packed(select_plan(ops.op("C:m,n = A:m,k x B:n,k", sizes), AVX512, parallel=True)) == {Side.RIGHT}
+    assert list_packed_sides(select_plan(ops.op("C:m,n = A:m,k x B:n,k", sizes), AVX512, parallel=True)) == {Side.RIGHT}
 
 
 @pytest.mark.parametrize("output", ["C:m,n", "C:n,m"])
@@ -56,7 +56,7 @@ def test_scalars_in_long_runs_are_read_in_place(ops: Any) -> None:
 def test_rows_in_place_fit_the_sets_of_the_first_cache(ops: Any, output: str, k: int, lines: int) -> None:
     sizes = {"m": 16, "n": 2752, "k": k}
     plan = select_plan(ops.op(f"{output} = A:m,k x B:n,k", sizes), AVX512, parallel=False)
-    assert packed(plan) == {Side.LEFT}
+    assert list_packed_sides(plan) == {Side.LEFT}
     assert 8 <= plan.tile("n") <= lines
 
 
@@ -65,7 +65,7 @@ def test_rows_in_place_fit_the_sets_of_the_first_cache(ops: Any, output: str, k:
 def test_squares_copy_one_factor_and_have_enough_for_threads(ops: Any, n: int, dtype: Any) -> None:
     sizes = {"m": n, "n": n, "k": n}
     plan = select_plan(ops.op("C:m,n = A:m,k x B:k,n", sizes, dtype), AVX512, parallel=True)
-    assert packed(plan) == {Side.RIGHT}
+    assert list_packed_sides(plan) == {Side.RIGHT}
     assert all(level.iterator != "k" for level in plan.levels)
     assert chunks(plan, sizes) >= 7
 
@@ -98,7 +98,7 @@ def test_panels_are_copied_from_long_runs_where_the_last_cache_is_far(ops: Any) 
     op = ops.op("C:m,n = A:m,k x B:k,n", sizes)
     plan = select_plan(op, MESHED, parallel=False)
     block, _ = (level.size for level in plan.levels if level.iterator == "n")
-    assert packed(plan) == {Side.RIGHT}
+    assert list_packed_sides(plan) == {Side.RIGHT}
     assert 1024 <= block * 4 <= 1536 < 2 * block * 4
     assert block * 512 * 4 <= MESHED.cache[1] // 2
     assert [level.iterator for level in select_plan(op, AVX512, parallel=False).levels] == ["n", "m"]
@@ -141,7 +141,9 @@ def test_lanes_of_a_sum_are_blocked_where_partial_sums_are_exact(ops: Any, targe
 
 def test_what_fills_half_of_the_second_cache_is_copied_before_a_far_one(ops: Any) -> None:
     def packs(m: int, n: int, k: int, target: CpuTarget) -> set[Side]:
-        return packed(select_plan(ops.op("C:m,n = A:m,k x B:k,n", {"m": m, "n": n, "k": k}), target, parallel=False))
+        return list_packed_sides(
+            select_plan(ops.op("C:m,n = A:m,k x B:k,n", {"m": m, "n": n, "k": k}), target, parallel=False)
+        )
 
     assert packs(500, 500, 500, MESHED) == {Side.RIGHT}
     assert packs(450, 450, 450, MESHED) == set()
@@ -153,7 +155,7 @@ def test_blocks_of_a_sum_do_not_cut_the_lines_of_memory(ops: Any) -> None:
     sizes = {"a": 96, "b": 96, "c": 84, "d": 84, "e": 96, "f": 84}
     plan = select_plan(ops.op("C:d,c,b,a = A:c,f,a,e x B:e,d,f,b", sizes), AVX512, parallel=True)
     assert {level.iterator for level in plan.levels} & {"e", "f"} == {"f"}  # e is contiguous in A
-    assert packed(plan) == {Side.LEFT, Side.RIGHT}
+    assert list_packed_sides(plan) == {Side.LEFT, Side.RIGHT}
     assert plan.reductions == ("f", "e")  # of a block, f has fewer
 
 
@@ -161,7 +163,7 @@ def test_panels_nearly_fill_a_second_cache_before_a_far_one(ops: Any) -> None:
     sizes = {"a": 48, "b": 48, "c": 46, "d": 46, "e": 48, "f": 46}
     op = ops.op("C:d,c,b,a = A:c,f,a,e x B:e,d,f,b", sizes)
     plan = select_plan(op, MESHED, parallel=True)
-    assert packed(plan) == {Side.LEFT, Side.RIGHT}
+    assert list_packed_sides(plan) == {Side.LEFT, Side.RIGHT}
     assert plan.vector == "a"
 
 
@@ -171,15 +173,15 @@ def test_scalars_that_every_tile_would_fetch_again_are_packed(ops: Any) -> None:
     lines_of_one_tile = "C:f,e,d,c,b,a = A:b,e,d,g x B:c,a,f,g"
     many, one = (ops.op(text, sizes) for text in (lines_of_many_tiles, lines_of_one_tile))
     many, one = (replace(op, initial=op.output) for op in (many, one))  # else whole copies pay
-    assert Side.LEFT in packed(select_plan(many, MESHED, parallel=True))
-    assert Side.LEFT not in packed(select_plan(one, MESHED, parallel=True))
+    assert Side.LEFT in list_packed_sides(select_plan(many, MESHED, parallel=True))
+    assert Side.LEFT not in list_packed_sides(select_plan(one, MESHED, parallel=True))
 
 
 def test_lanes_run_across_where_the_large_factor_need_not_be_turned_then(ops: Any) -> None:
     sizes = {"a": 384, "b": 24, "c": 376, "d": 384}
     plan = select_plan(ops.op("C:c,b,a = A:a,c,d x B:d,b", sizes), AVX512, parallel=True)
     assert plan.vector == "b"
-    assert packed(plan) == {Side.RIGHT}
+    assert list_packed_sides(plan) == {Side.RIGHT}
 
 
 def test_rows_from_afar_are_read_in_place_few_vectors_at_a_time(ops: Any) -> None:
@@ -330,7 +332,7 @@ def test_short_sums_leave_the_second_cache_to_what_they_read(
     plan = select_plan(ops.op("C:f,x = A:f,c x B:c,x", sizes), target, parallel=True)
     assert plan.nontemporal is streams
     if streams:  # rows far apart stay where they are, for nothing takes their place
-        assert packed(plan) == set()
+        assert list_packed_sides(plan) == set()
         assert [step.side for step in plan.prefetches] == [Side.RIGHT]
 
 
@@ -359,7 +361,7 @@ def test_rows_far_apart_are_read_in_place_where_they_can_come_ahead(
 ) -> None:
     plan = select_plan(ops.op("O:f,p = W:f,c x I:c,p", sizes), target, parallel=True)
     assert [step.side for step in plan.prefetches] == [Side.RIGHT] * ahead
-    assert Side.RIGHT not in packed(plan) or not ahead
+    assert Side.RIGHT not in list_packed_sides(plan) or not ahead
 
 
 def test_rows_of_few_sets_come_ahead_where_the_first_cache_has_room_for_all(ops: Any) -> None:
@@ -371,9 +373,9 @@ def test_rows_of_few_sets_come_ahead_where_the_first_cache_has_room_for_all(ops:
 
 def test_short_rows_that_follow_one_another_are_one_run(ops: Any) -> None:
     follow = select_plan(ops.op("C:r,a = A:a,e x B:r,e", {"r": 592704, "a": 96, "e": 96}), MESHED, parallel=True)
-    assert packed(follow) == {Side.LEFT}
+    assert list_packed_sides(follow) == {Side.LEFT}
     apart = select_plan(ops.op("C:r,a = A:a,e x B:e,r", {"r": 592704, "a": 96, "e": 96}), MESHED, parallel=True)
-    assert packed(apart) == {Side.LEFT, Side.RIGHT}
+    assert list_packed_sides(apart) == {Side.LEFT, Side.RIGHT}
 
 
 def test_as_many_steps_as_tiles_share_the_rows_that_come_ahead(ops: Any) -> None:
@@ -430,7 +432,7 @@ def test_every_other_element_of_a_row_is_packed_by_vectors_for_long_sums(ops: An
     """Copying is cheap, and what is written in parts of lines comes from memory beside the sums."""
     sizes = {"n": 8, "f": 512, "h": 28, "w": 28, "c": 256}
     plan = select_plan(ops.op("O:n,f,h,w = I:n,c,2*h,2*w x W:f,c", sizes), MESHED, parallel=True)
-    assert (plan.vector, packed(plan), plan.nontemporal) == ("w", {Side.LEFT}, False)
+    assert (plan.vector, list_packed_sides(plan), plan.nontemporal) == ("w", {Side.LEFT}, False)
 
 
 @pytest.mark.parametrize(("target", "both"), [(MESHED, True), (AVX512, False)], ids=("far", "near"))
@@ -438,7 +440,7 @@ def test_blocks_of_a_long_sum_come_from_a_far_cache_once(ops: Any, target: CpuTa
     sizes = {"a": 384, "b": 376, "c": 47, "d": 384, "p": 8}
     plan = select_plan(ops.op("C:p,b,a = A:d,p,c,a x B:p,c,b,d", sizes), target, parallel=True)
     loops = [level.iterator for level in plan.levels]
-    assert (packed(plan) == {Side.LEFT, Side.RIGHT}) is both
+    assert (list_packed_sides(plan) == {Side.LEFT, Side.RIGHT}) is both
     assert (loops.index("c") < loops.index("a")) is both
 
 
@@ -458,7 +460,7 @@ def test_scalars_of_short_sums_are_packed_where_tiles_would_fetch_their_lines_ag
     sizes = {"a": 24, "b": 20, "c": 20, "d": 24, "e": 20, "f": 20, "g": 24}
     plan = select_plan(ops.op("C:f,e,d,c,b,a = A:c,a,e,g x B:b,g,f,d", sizes), MESHED, parallel=True)
     assert plan.nontemporal
-    assert packed(plan) == {Side.LEFT, Side.RIGHT}
+    assert list_packed_sides(plan) == {Side.LEFT, Side.RIGHT}
     assert plan.tile("b") * plan.tile("a") * 4 % 64 == 0
 
 
@@ -485,7 +487,7 @@ def test_results_are_turned_where_the_larger_factor_would_come_in_short_runs(
 ) -> None:
     op = ops.op(text, sizes)
     plan = select_plan(op, MESHED, parallel=True)
-    assert (plan.vector, packed(plan), plan.nontemporal) == (vector, set(), True)
+    assert (plan.vector, list_packed_sides(plan), plan.nontemporal) == (vector, set(), True)
     assert plan.output_panel_depth == plan.parallel_depth
     assert [plan.levels[step.depth - 1].iterator for step in plan.prefetches] == [following]
     kept = {level.iterator: level.size for level in plan.levels[: plan.output_panel_depth]}
@@ -507,7 +509,7 @@ def test_results_that_are_turned_are_right(ops: Any, sizes: dict[str, int]) -> N
     op = ops.op("C:c,b,a = A:a,d,b x B:c,d", sizes)
     small = replace(MESHED, vector_bits=128, vector_registers=16, cache=(1024, 1 << 15, 1 << 20))
     plans = list(transposed_output.transposed_output_plans(analyze_contraction(op), small, parallel=False))
-    assert {packed(plan) == set() for plan in plans} == {True, False}
+    assert {list_packed_sides(plan) == set() for plan in plans} == {True, False}
     for plan in plans:
         arrays = ops.run(op, lower_contraction(op, small, parallel=False, plan=plan))
         assert np.array_equal(arrays["result"], np.einsum("adb,cd->cba", arrays["A"], arrays["B"]))
@@ -541,7 +543,7 @@ def test_scalars_in_short_runs_from_the_second_cache_are_packed(ops: Any, text: 
     sizes = {"a": 24, "c": 400, "e": 480, "f": 20, "g": 24}
     plan = select_plan(ops.op(text, sizes), MESHED, parallel=True)
     assert plan.nontemporal
-    assert (packed(plan) == {Side.LEFT, Side.RIGHT}) is both
+    assert (list_packed_sides(plan) == {Side.LEFT, Side.RIGHT}) is both
 
 
 FAR_TRIPLES = dict(zip("abcdefg", (24, 20, 20, 24, 20, 20, 24), strict=True))

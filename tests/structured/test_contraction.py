@@ -214,7 +214,7 @@ def test_lanes_across_the_output(ops: Any, sizes: tuple[int, ...], stride: int, 
     tile = RegisterTileRanking(known, target).best
     for parallel in (False, True):
         arrays = ops.run(op, generate_contraction(op, BlockingHeuristic(known, target, tile, parallel).plan()))
-        assert np.array_equal(arrays["result"], _convolved(arrays, stride) + arrays["S"][None, :, None, None])
+        assert np.array_equal(arrays["result"], _convolve(arrays, stride) + arrays["S"][None, :, None, None])
 
 
 @pytest.mark.parametrize("called", [True, False])
@@ -236,7 +236,7 @@ def test_epilogues_before_sums_are_turned(ops: Any, read: str, called: bool) -> 
     np.testing.assert_allclose(arrays["result"], np.exp(expected) if called else expected, rtol=1e-6)
 
 
-def _convolved(arrays: Any, stride: int) -> Any:
+def _convolve(arrays: Any, stride: int) -> Any:
     windows = np.lib.stride_tricks.sliding_window_view(arrays["A"], (3, 2), axis=(2, 3))[:, :, ::stride, ::stride]
     return np.einsum("nchwyx,ocyx->nohw", windows, arrays["B"])
 

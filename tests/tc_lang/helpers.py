@@ -8,19 +8,19 @@ from tensor_comprehensions.tc_lang import BoundFunction, Function, bind, compile
 from tensor_comprehensions.tc_lang.reference.evaluator import evaluate_def
 
 
-def compiled(source: str) -> Function:
+def compile_last_def(source: str) -> Function:
     """The last def of a text."""
     return compile_source(source)[-1]
 
 
 def bound(source: str, scalars: dict[str, int] | None = None, **sizes: int) -> BoundFunction:
     """The last def of a text, bound."""
-    return bind(compiled(source), sizes, scalars)
+    return bind(compile_last_def(source), sizes, scalars)
 
 
 def run(source: str, scalars: dict[str, int] | None = None, **arrays: Any) -> dict[str, Any]:
     """The last def of a text, evaluated; sizes come from the arrays."""
-    function = compiled(source)
+    function = compile_last_def(source)
     sizes = {
         getattr(extent, "name", ""): found
         for symbol in (*function.parameters, *function.inouts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from helpers import compiled
+from helpers import compile_last_def
 
 from tensor_comprehensions.core.dtypes import FLOAT32, FLOAT64, INT32
 from tensor_comprehensions.core.errors import ArgumentError
@@ -15,7 +15,9 @@ def f32(*shape: int) -> TensorType:
     return TensorType(FLOAT32, shape, contiguous_strides(shape))
 
 
-F = compiled("def f(float(N,M) A, float(N) x, int s, float(4) w) -> (y) { y(i) += A(i,j) * x(s*i) where exists w(0) }")
+F = compile_last_def(
+    "def f(float(N,M) A, float(N) x, int s, float(4) w) -> (y) { y(i) += A(i,j) * x(s*i) where exists w(0) }"
+)
 S = TensorType(INT32, (), ())
 GOOD = (f32(3, 5), f32(3), S, f32(4))
 
@@ -68,6 +70,6 @@ def test_wrong_call(
 
 
 def test_sizes_of_declared_outputs_come_from_the_call() -> None:
-    f = compiled("def h(int32(N) I) -> (int32(B) H) { H(I(n)) += 1 }")
+    f = compile_last_def("def h(int32(N) I) -> (int32(B) H) { H(I(n)) += 1 }")
     i = TensorType(INT32, (7,), (1,))
     assert match_arguments(f, [i], {"H": TensorType(INT32, (9,), (1,))}).sizes == {"N": 7, "B": 9}

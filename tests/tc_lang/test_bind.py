@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from helpers import bound, compiled
+from helpers import bound, compile_last_def
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -81,7 +81,7 @@ def test_matmul() -> None:
 
 
 def test_strides_are_those_of_the_call() -> None:
-    f = compiled("def f(float(N,M) a) -> (b) { b(i) += a(i,j) }")
+    f = compile_last_def("def f(float(N,M) a) -> (b) { b(i) += a(i,j) }")
     b = bind(f, {"N": 2, "M": 3}, {}, {"a": (1, 2), "b": (7,)})
     assert b.tensor("a").strides == (1, 2)
     assert b.tensor("b").strides == (7,)
@@ -196,7 +196,7 @@ def test_initializing_scatter_is_split() -> None:
     ("sizes", "scalars"), [({}, {}), ({"N": -1}, {}), ({"N": 2.0}, {}), ({"N": True}, {}), ({"N": 3}, {"t": 1})]
 )
 def test_missing_and_wrong_sizes(sizes: dict[str, int], scalars: dict[str, int]) -> None:
-    f = compiled("def f(int s, float(N) a) -> (b) { b(i) = a(s*i) }")
+    f = compile_last_def("def f(int s, float(N) a) -> (b) { b(i) = a(s*i) }")
     with pytest.raises(ArgumentError):
         bind(f, sizes, scalars)
 
@@ -213,7 +213,7 @@ def test_huge_sizes(size: int) -> None:
 
 def output_type(types: str, value: str) -> DType:
     declared = ", ".join(f"{t}(N) x{k}" for k, t in enumerate(types.split()))
-    return compiled(f"def f({declared}) -> (b) {{ b(i) = {value} }}").tensor("b").dtype
+    return compile_last_def(f"def f({declared}) -> (b) {{ b(i) = {value} }}").tensor("b").dtype
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_storage_types_compute_in_float32() -> None:
 
 
 def test_types_of_literal_definitions_spread() -> None:
-    f = compiled("def f(double(N) a) -> (b, c) { b(i) = 0 c(i) = b(i) b(i) += a(i) c(i) += 1 }")
+    f = compile_last_def("def f(double(N) a) -> (b, c) { b(i) = 0 c(i) = b(i) b(i) += a(i) c(i) += 1 }")
     assert [f.tensor(t).dtype for t in "bc"] == [FLOAT64, FLOAT64]
 
 

@@ -107,7 +107,7 @@ def test_any_sizes(case: object, data: st.DataObject) -> None:
             bind(f, sizes, scalars)
 
 
-def shown(source: str) -> str:
+def show_error(source: str) -> str:
     """The error of a text, as people see it."""
     try:
         compile_source(source)
@@ -117,4 +117,4 @@ def shown(source: str) -> str:
 
 
 def test_every_error_has_a_caret() -> None:
-    assert all("^" in shown(c.source) for c in CASES)
+    assert all("^" in show_error(c.source) for c in CASES)

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from helpers import compiled
+from helpers import compile_last_def
 
 from tensor_comprehensions.tc_lang.gradients import differentiate
 from tensor_comprehensions.tc_lang.gradients.read_conditions import ALWAYS, NEVER, read_condition
@@ -77,7 +77,7 @@ FOUND = {
 
 def program_of(source: str, sizes: dict[str, int]) -> GradientProgram:
     """A program with values: tables of whole numbers below the least size."""
-    function, random = compiled(source), np.random.default_rng(3)
+    function, random = compile_last_def(source), np.random.default_rng(3)
     arrays = {}
     for symbol in (*function.parameters, *function.inouts):
         shape = [sizes[getattr(e, "name", "")] for e in symbol.extents or ()]
@@ -94,7 +94,7 @@ def test_programs_in_which_faults_were_found(name: str) -> None:
 def test_where_a_value_is_flat_its_element_is_read_nonetheless() -> None:
     """The scatter of `fabs` once wrote to element 0 wherever its argument was negative."""
     source = "def f(double(E) X, long(N) words) -> (y) { y(n) +=! (n > 1 ? 1.0 : 0.5) * fabs(X(words(n))) }"
-    gradient = differentiate(compiled(source)).function
+    gradient = differentiate(compile_last_def(source)).function
     arrays = {"X": np.array([1.0, -2.0, 3.0]), "words": np.array([1, 2]), "d_y": np.ones(2)}
     assert run(gradient, arrays)["d_X"].tolist() == [0.0, -0.5, 0.5]
 
@@ -109,7 +109,7 @@ def test_where_a_value_is_flat_its_element_is_read_nonetheless() -> None:
 )
 def test_an_empty_table_that_nothing_is_read_from(source: str, shapes: dict[str, int]) -> None:
     """The scatter, which takes element 0 where nothing is read, once left the table."""
-    gradient = differentiate(compiled(source)).function
+    gradient = differentiate(compile_last_def(source)).function
     kinds = {p.name: "float64" if p.dtype.is_float else "int64" for p in gradient.parameters}
     arrays = {n: np.full([shapes[n]] if n in shapes else [], -1, kind) for n, kind in kinds.items()}
     assert run(gradient, arrays)["d_a"].shape == (0,)
@@ -130,7 +130,7 @@ def test_an_empty_table_that_nothing_is_read_from(source: str, shapes: dict[str,
     ],
 )
 def test_the_condition_under_which_an_element_is_read(value: str, condition: str) -> None:
-    function = compiled(f"def f(double(N) x) -> (y) {{ y(i) = x(7-i) * ({value}) where i in 0:8 }}")
+    function = compile_last_def(f"def f(double(N) x) -> (y) {{ y(i) = x(7-i) * ({value}) where i in 0:8 }}")
     access = next(x for x in walk_expr(function.statements[0].value) if isinstance(x, Access))
     (_, right) = (getattr(function.statements[0].value, side) for side in ("left", "right"))
     found = read_condition(access, right)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from cases import CASES
-from helpers import bound, compiled
+from helpers import bound, compile_last_def
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -40,24 +40,24 @@ VECTORS = "float(N) I, float(K) W, int s"
     ],
 )
 def test_formulas(statement: str, start: str, extent: str) -> None:
-    ranges = symbolic_ranges(compiled(f"def f({VECTORS}) -> (O) {{ {statement} }}"))
+    ranges = symbolic_ranges(compile_last_def(f"def f({VECTORS}) -> (O) {{ {statement} }}"))
     ((lower, upper),) = ranges.tensors["O"]
     assert (str(lower), str(upper - lower)) == (start, extent)
 
 
 def test_rounds() -> None:
     """The kernel's indices are solved first, then the image's."""
-    f = compiled("def f(float(C,H,W) I, float(C,KH,KW) K) -> (O) { O(h,w) +=! I(c,h+a,w+b) * K(c,a,b) }")
+    f = compile_last_def("def f(float(C,H,W) I, float(C,KH,KW) K) -> (O) { O(h,w) +=! I(c,h+a,w+b) * K(c,a,b) }")
     assert [str(x) for x in symbolic_ranges(f).shape("O")] == ["H - KH + 1", "W - KW + 1"]
 
 
 def test_later_definitions_lend_their_ranges() -> None:
-    f = compiled("def mv(float(M,K) A, float(K) x) -> (C) { C(i) = 0 C(j) += A(j,k) * x(k) }")
+    f = compile_last_def("def mv(float(M,K) A, float(K) x) -> (C) { C(i) = 0 C(j) += A(j,k) * x(k) }")
     assert [str(x) for x in symbolic_ranges(f).shape("C")] == ["M"]
 
 
 def test_output_shapes() -> None:
-    f = compiled("def f(float(N) I, int s) -> (O) { O(i) = I(s*i) }")
+    f = compile_last_def("def f(float(N) I, int s) -> (O) { O(i) = I(s*i) }")
     assert output_shapes(f, {"N": 7}, {"s": 3}) == {"O": (3,)}
     assert output_shapes(f, {"N": 7}, {"s": -3}) == {"O": (3,)}
     assert bound("def f(float(N) I, int s) -> (O) { O(i) = I(s*i) }", {"s": -3}, N=7).starts == ((-2,),)

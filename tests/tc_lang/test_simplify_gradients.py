@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from helpers import compiled
+from helpers import compile_last_def
 
 from tensor_comprehensions.core.dtypes import FLOAT32, INT64
 from tensor_comprehensions.tc_lang.gradients.derivatives import divide_exprs, minus, plus, times
@@ -69,7 +69,7 @@ def test_products_are_read_where_they_are_held() -> None:
 
 
 def statements(source: str, keep: bool = False) -> list[str]:
-    return [line.strip() for line in differentiate(compiled(source), keep=keep).source.splitlines()[1:-1]]
+    return [line.strip() for line in differentiate(compile_last_def(source), keep=keep).source.splitlines()[1:-1]]
 
 
 CANCELLED = {
@@ -141,7 +141,7 @@ def test_what_deviates_from_a_mean_sums_to_nothing() -> None:
 
 def test_a_call_keeps_sums_and_what_is_as_small() -> None:
     def kept(source: str) -> tuple[str, ...]:
-        return differentiate(compiled(source), keep=True).saved_names
+        return differentiate(compile_last_def(source), keep=True).saved_names
 
     assert kept(defs.SWIGLU) == ("s", "u", "v")
     assert kept(defs.LAYERNORM) == ("mean", "r")
@@ -167,14 +167,14 @@ def test_a_mask_of_a_def_is_around_the_sums_of_its_gradient() -> None:
 
 
 def test_a_def_that_keeps_temporaries_returns_them_last() -> None:
-    function = with_saved_outputs(compiled(defs.LAYERNORM), ("mean", "r"))
+    function = with_saved_outputs(compile_last_def(defs.LAYERNORM), ("mean", "r"))
     assert function.returns == ("y", "mean", "r")
     assert [t.name for t in function.tensors] == ["x", "w", "b", "y", "mean", "r", "var"]
-    assert function.canonical != compiled(defs.LAYERNORM).canonical
+    assert function.canonical != compile_last_def(defs.LAYERNORM).canonical
 
 
 def test_outputs_are_passed_rather_than_computed_again() -> None:
     both = defs.LAYERNORM.replace("-> (y)", "-> (y, mean, r)")
-    gradient = differentiate(compiled(both))
+    gradient = differentiate(compile_last_def(both))
     assert {("output", "mean"), ("output", "r")} <= set(gradient.inputs)
     assert "var" not in gradient.source

@@ -79,7 +79,7 @@ def threads(case: dict[str, Any]) -> None:
         assert all(value(mine, {"t": n}) == value(given, {"t": n}) for n in range(found.size))
 
 
-def simplified(case: dict[str, Any]) -> None:
+def check_simplified(case: dict[str, Any]) -> None:
     text, extents = case["args"]
     before, right = expression(text), expression(case["expect"])
     after = simplify(before, {name: Interval(0, extent - 1) for name, extent in extents.items()})
@@ -112,7 +112,7 @@ OPERATIONS = {
         layout,
     ),
     "offset": offset, "cosize": cosize, "coalesce_modes": coalesce_modes, "swizzle": swizzle, "tile": tile,
-    "threads": threads, "simplify": simplified, "bank_conflicts": bank_conflicts, "descriptor": descriptor,
+    "threads": threads, "simplify": check_simplified, "bank_conflicts": bank_conflicts, "descriptor": descriptor,
 }  # fmt: skip
 
 

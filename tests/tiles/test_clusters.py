@@ -128,7 +128,7 @@ Change = Callable[[ir.Invoke, int], ir.Stmt]
 """Gets a call, and its number among those that are changed; gives what stands in its place."""
 
 
-def changed(m: ir.Module, name: str, change: Change) -> ir.Module:
+def edit_calls(m: ir.Module, name: str, change: Change) -> ir.Module:
     """The module with a change of the calls whose names begin like this."""
     count = 0
 
@@ -175,41 +175,43 @@ def at_block(number: int) -> Change:
 
 def both(m: ir.Module) -> ir.Module:
     """Arrivals of the own block only, and stages that wait for no others."""
-    return changed(changed(m, "barrier_arrive_cluster", in_own_block), "barrier_init", with_attributes(1))
+    return edit_calls(edit_calls(m, "barrier_arrive_cluster", in_own_block), "barrier_init", with_attributes(1))
 
 
 PART, WHOLE = 64 * 64 * 2 + 8 * 64 * 2, 64 * 64 * 2 + 16 * 64 * 2
 FAULTS: dict[str, tuple[Callable[[ir.Module], ir.Module], str]] = {
     "to the first block only": (
-        lambda m: changed(m, "tma_load_2_multicast", with_attributes(1)), r"deadlock: .*full\[0\].*bytes|bytes: .*full",
+        lambda m: edit_calls(m, "tma_load_2_multicast", with_attributes(1)),
+        r"deadlock: .*full\[0\].*bytes|bytes: .*full",
     ),
     "to the second block only": (
-        lambda m: changed(m, "tma_load_2_multicast", with_attributes(2)), r"deadlock: .*full\[0\].*bytes|bytes: .*full",
+        lambda m: edit_calls(m, "tma_load_2_multicast", with_attributes(2)),
+        r"deadlock: .*full\[0\].*bytes|bytes: .*full",
     ),
     "no barrier at entry": (
-        lambda m: changed(m, "cluster_barrier", only(0, as_barrier_of_block)),
+        lambda m: edit_calls(m, "cluster_barrier", only(0, as_barrier_of_block)),
         r"(undefined|fence): .*full\[0\]",
     ),
-    "no barrier at exit": (lambda m: changed(m, "cluster_barrier", only(1, gone)), r"ended: "),
+    "no barrier at exit": (lambda m: edit_calls(m, "cluster_barrier", only(1, gone)), r"ended: "),
     "arrivals of the own block": (both, r"race: .* right\["),
     "fewer arrivals": (
-        lambda m: changed(m, "barrier_init", of_buffer("empty", with_attributes(1))),
+        lambda m: edit_calls(m, "barrier_init", of_buffer("empty", with_attributes(1))),
         r"race: .* right\[|other arrivers: .*empty|lapped: .*empty|too many arrivals: .*(empty|full)",
     ),
     "bytes of the own part": (
-        lambda m: changed(m, "barrier_expect", with_attributes(PART)), r"bytes: .*full|undefined: .*(left|right)\[",
+        lambda m: edit_calls(m, "barrier_expect", with_attributes(PART)), r"bytes: .*full|undefined: .*(left|right)\[",
     ),
     "more bytes": (
-        lambda m: changed(m, "barrier_expect", with_attributes(WHOLE + 1024)),
+        lambda m: edit_calls(m, "barrier_expect", with_attributes(WHOLE + 1024)),
         r"deadlock: .*full\[0\].*lacks 0 arrivals and 1024 bytes",
     ),
     "both arrive at the first block": (
-        lambda m: changed(m, "barrier_arrive_cluster", at_block(0)),
+        lambda m: edit_calls(m, "barrier_arrive_cluster", at_block(0)),
         r"deadlock: .*empty|other arrivers|too many arrivals|lapped|race: .* right\[",
     ),
-    "a block that is none": (lambda m: changed(m, "barrier_arrive_cluster", at_block(2)), r"block 2 of its cluster"),
+    "a block that is none": (lambda m: edit_calls(m, "barrier_arrive_cluster", at_block(2)), r"block 2 of its cluster"),
     "no wait for both blocks": (
-        lambda m: changed(m, "barrier_wait", of_buffer("empty", gone)),
+        lambda m: edit_calls(m, "barrier_wait", of_buffer("empty", gone)),
         r"race: .* (left|right)\[|too many arrivals: .*full",
     ),
 }  # fmt: skip
@@ -250,8 +252,8 @@ def with_launch(m: ir.Module, **fields: Any) -> ir.Module:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda m: changed(m, "tma_load_2_multicast", with_attributes(4)), "to the blocks 100 of 2"),
-        (lambda m: changed(m, "tma_load_2_multicast", with_attributes(0)), "to the blocks 0 of 2"),
+        (lambda m: edit_calls(m, "tma_load_2_multicast", with_attributes(4)), "to the blocks 100 of 2"),
+        (lambda m: edit_calls(m, "tma_load_2_multicast", with_attributes(0)), "to the blocks 0 of 2"),
         (lambda m: with_launch(m, cluster=1), "in a kernel without clusters"),
         (lambda m: with_launch(m, grid=(3, 1, 1)), "3 blocks along x, in clusters of 2"),
         (lambda m: with_launch(m, cluster=16), "a cluster of 16 blocks"),
@@ -298,8 +300,10 @@ def test_staggered_decompositions_are_proven() -> None:
 
 
 LEADS: dict[str, tuple[Callable[[ir.Module], ir.Module], str]] = {
-    "nothing leads": (lambda m: changed(m, "barrier_arrive", of_buffer("led", gone)), r"deadlock: .*(led|empty)\[0\]"),
-    "slices are not waited for": (lambda m: changed(m, "barrier_part", gone), r"(race|fence|undefined): .*staged"),
+    "nothing leads": (
+        lambda m: edit_calls(m, "barrier_arrive", of_buffer("led", gone)), r"deadlock: .*(led|empty)\[0\]"
+    ),
+    "slices are not waited for": (lambda m: edit_calls(m, "barrier_part", gone), r"(race|fence|undefined): .*staged"),
 }  # fmt: skip
 
 

@@ -39,7 +39,7 @@ from ..helpers.def_products import (
     random_options,
     whole,
 )
-from ..helpers.gpu_suite import check, mapped, memory_of, small_case
+from ..helpers.gpu_suite import check, map_case, memory_of, small_case
 from ..helpers.product_suite import draw_product_cases
 
 needs_nvrtc = pytest.mark.skipif(not nvrtc.is_nvrtc_available(), reason="NVRTC is not installed")
@@ -74,7 +74,7 @@ def test_benchmarks_in_half_equal_the_reference() -> None:
     rng = random.Random(seed)
     names = ("TBMM", "C3", "KRONECKER", "MLP3", "GCONV", "CONV2D_STRIDE2")
     cases = [small_case(name, re.sub(r"\bfloat\b", "half", getattr(sources, name))) for name in names]
-    modules = [mapped(case, random_options(rng), SM80) for case in cases]
+    modules = [map_case(case, random_options(rng), SM80) for case in cases]
     codes = [emit_cuda(m) for m in modules]
     for case, module, code, emulated in zip(cases, modules, codes, emulator.build_emulated(codes), strict=True):
         assert MMA in code.source, case.name
@@ -203,8 +203,8 @@ def test_small_products_and_mapping_options_stay() -> None:
     small, large = (torch.empty(n, n, dtype=torch.float16) for n in (16, 1024))
     op = tc.define(matmul("m,k", "n,k", "m,n")).f
     assert "mma" not in cuda_text(op.compile(small, small, target="cuda:sm_80"))
-    mapped = op.compile(large, large, target="cuda:sm_80", options=MappingOptions.naive())
-    assert "mma" not in cuda_text(mapped)
+    map_case = op.compile(large, large, target="cuda:sm_80", options=MappingOptions.naive())
+    assert "mma" not in cuda_text(map_case)
     assert "mma" not in cuda_text(op.compile(large, large, target="cuda:sm_75"))
 
 

@@ -50,10 +50,12 @@ def arrays_of(m: ir.Module, *, bits: bool) -> tuple[dict[str, Array], Array]:
         arrays[a.name] = rng.integers(-3, 4, a.shape).astype(np.float32)
     expected = arrays["A"] @ arrays["B"].T
     dtype = m.arguments[0].type.dtype
-    return {n: stored(x, dtype, bits=bits) for n, x in arrays.items()}, stored(expected, dtype, bits=bits)
+    return {n: convert_to_storage(x, dtype, bits=bits) for n, x in arrays.items()}, convert_to_storage(
+        expected, dtype, bits=bits
+    )
 
 
-def stored(x: Array, dtype: DType, *, bits: bool) -> Array:
+def convert_to_storage(x: Array, dtype: DType, *, bits: bool) -> Array:
     if dtype == FLOAT16:
         return x.astype(np.float16)
     exact = x.view(np.uint32)
@@ -103,7 +105,7 @@ def test_the_text_reads_like_this() -> None:
 # --- planted faults ----------------------------------------------------------------------------------------------
 
 
-def changed(m: ir.Module, change: Callable[[ir.Stmt], ir.Stmt]) -> ir.Module:
+def change_statements(m: ir.Module, change: Callable[[ir.Stmt], ir.Stmt]) -> ir.Module:
     def on_stmt(s: ir.Stmt) -> ir.Stmt:
         return change(map_stmt(s, lambda e: e, on_stmt))
 
@@ -119,7 +121,7 @@ def lax(s: ir.Stmt) -> ir.Stmt:
     return replace(s, attributes=(2,)) if isinstance(s, ir.Invoke) and s.name == "wait_async" else s
 
 
-def moved(s: ir.Stmt) -> ir.Stmt:
+def move_row(s: ir.Stmt) -> ir.Stmt:
     """A row of ldmatrix begins in the middle of 16 bytes."""
     if not isinstance(s, ir.Invoke) or s.name != "ldmatrix_x4" or s.operands[1][0].name != "sB":
         return s
@@ -132,12 +134,12 @@ def moved(s: ir.Stmt) -> ir.Stmt:
     [
         (without("barrier"), r"race: .* s[AB]|undefined: .* s[AB]|race in loop threads: .* s[AB]|s[AB].* undefined"),
         (lax, "undefined"),
-        (moved, "misaligned: .*sB"),
+        (move_row, "misaligned: .*sB"),
     ],
     ids=["barrier", "wait", "alignment"],
 )
 def test_planted_faults_are_reported(change: Callable[[ir.Stmt], ir.Stmt], message: str) -> None:
-    m = changed(MODULES["float16-64-64-64-32-True"], change)
+    m = change_statements(MODULES["float16-64-64-64-32-True"], change)
     with pytest.raises(InternalError, match=message):
         interpret(m, arrays_of(m, bits=False)[0])
     if emulator.is_emulator_available():
@@ -167,7 +169,7 @@ def narrow(s: ir.Stmt) -> ir.Stmt:
 )
 def test_planted_faults_are_refused(change: Callable[[ir.Stmt], ir.Stmt], message: str) -> None:
     with pytest.raises(InternalError, match=message):
-        verify(changed(MODULES["float16-64-64-64-32-True"], change))
+        verify(change_statements(MODULES["float16-64-64-64-32-True"], change))
 
 
 @pytest.mark.parametrize(

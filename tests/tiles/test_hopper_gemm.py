@@ -61,7 +61,7 @@ def product(g: Gemm90) -> torch.Tensor:
     return (left.float() @ right.float().T).bfloat16()
 
 
-def interpreted(g: Gemm90, m: ir.Module) -> Array:
+def interpret_gemm(g: Gemm90, m: ir.Module) -> Array:
     """What the interpreter makes, as bits; it holds bfloat16 in float32."""
     left, right = factors(g)
     arrays = {"A": left.float().numpy(), "B": right.float().numpy(), "C": np.zeros((g.m, g.n), np.float32)}
@@ -73,7 +73,7 @@ def interpreted(g: Gemm90, m: ir.Module) -> Array:
 def test_interpreter_equals_torch(g: Gemm90) -> None:
     m = g.module()
     verify(m)
-    np.testing.assert_array_equal(interpreted(g, m), bits(product(g)), err_msg=f"seed {SEED}")
+    np.testing.assert_array_equal(interpret_gemm(g, m), bits(product(g)), err_msg=f"seed {SEED}")
 
 
 @needs_compiler
@@ -129,7 +129,7 @@ def test_the_text_reads_like_this() -> None:
 # --- planted faults ----------------------------------------------------------------------------------------------
 
 
-def changed(m: ir.Module, change: Change) -> ir.Module:
+def edit_body(m: ir.Module, change: Change) -> ir.Module:
     def on_stmt(s: ir.Stmt) -> ir.Stmt:
         return change(map_stmt(s, lambda e: e, on_stmt))
 
@@ -202,7 +202,7 @@ def reading(s: ir.Stmt) -> ir.Stmt:
     return b.block() if isinstance(s, ir.Invoke) and s.name == "wgmma_wait" and s.attributes == (0,) else s
 
 
-def stored(s: ir.Invoke) -> ir.Stmt:
+def add_ordinary_store(s: ir.Invoke) -> ir.Stmt:
     """An ordinary store into the tile, before the products read it."""
     tile = s.operands[2][0]
     place = (*s.operands[2][1][:-2], b.mod(b.var(ir.THREAD[0]), 32), b.const(0))
@@ -237,7 +237,7 @@ FAULTS: dict[str, tuple[Change, str]] = {
     "products without fence": (at("wgmma_fence", gone), r"wgmma_fence"),
     "products not waited for": (reading, r"touched: .* reads register|acc.* is read but undefined"),
     "sums written": (touching, r"touched: .* writes (register 3|acc)"),
-    "stores without fence": (at("wgmma_m64", stored, "sB", only=0), r"fence: .* sB\[|race: .* sB"),
+    "stores without fence": (at("wgmma_m64", add_ordinary_store, "sB", only=0), r"fence: .* sB\[|race: .* sB"),
     "copy of the other stage": (
         at("tma_load", lambda s: replace(s, operands=(*s.operands[:2], (s.operands[2][0], (b.const(0),)))), "sB"),
         r"deadlock|bytes|undefined",
@@ -247,7 +247,7 @@ FAULTS: dict[str, tuple[Change, str]] = {
 
 @cache
 def faulty(name: str) -> ir.Module:
-    return changed(SMALL.module(), FAULTS[name][0])
+    return edit_body(SMALL.module(), FAULTS[name][0])
 
 
 @cache
@@ -266,7 +266,7 @@ def test_emulator_reports(name: str) -> None:
 @pytest.mark.parametrize("name", FAULTS)
 def test_interpreter_reports(name: str) -> None:
     with pytest.raises(InternalError, match=FAULTS[name][1]):
-        interpreted(SMALL, faulty(name))
+        interpret_gemm(SMALL, faulty(name))
 
 
 def swizzle_of_b(swizzle: tuple[int, int, int] | None) -> Change:
@@ -291,33 +291,35 @@ def with_map(**fields: Any) -> ir.Module:
 
 
 REFUSED: dict[str, tuple[Callable[[], ir.Module], str]] = {
-    "swizzle": (lambda: changed(SMALL.module(), swizzle_of_b((2, 3, 3))), "is not swizzled as|no descriptor"),
-    "no swizzle": (lambda: changed(SMALL.module(), swizzle_of_b(None)), "is not swizzled as|no descriptor"),
+    "swizzle": (lambda: edit_body(SMALL.module(), swizzle_of_b((2, 3, 3))), "is not swizzled as|no descriptor"),
+    "no swizzle": (lambda: edit_body(SMALL.module(), swizzle_of_b(None)), "is not swizzled as|no descriptor"),
     "swizzle of the map": (lambda: with_map(swizzle=64), "longer than its swizzle"),
     "box": (lambda: with_map(box=(64, 64)), "holds no box"),
     "narrow box": (lambda: with_map(box=(32, 32)), "holds no box"),
     "wide box": (lambda: with_map(box=(512, 64)), "beyond 256"),
-    "map": (lambda: changed(SMALL.module(), at("tma_load", with_attributes(1), "sA")), "is of B, not of A"),
+    "map": (lambda: edit_body(SMALL.module(), at("tma_load", with_attributes(1), "sA")), "is of B, not of A"),
     "one thread at a product": (
-        lambda: changed(
+        lambda: edit_body(
             SMALL.module(),
             at("wgmma_m", lambda s: ir.If(b.eq(b.var(ir.THREAD[0]), 128), s)),
         ),
         "not all of 128 threads come to wgmma",
     ),
     "rows beyond": (
-        lambda: changed(SMALL.module(), at("wgmma_m", lambda s: replace(s, name=s.name.replace("n32", "n64")))),
+        lambda: edit_body(SMALL.module(), at("wgmma_m", lambda s: replace(s, name=s.name.replace("n32", "n64")))),
         "holds no 64 x 16|dimension 0 of acc",
     ),
     "ordinary access of a barrier": (
-        lambda: changed(
+        lambda: edit_body(
             SMALL.module(),
             lambda s: b.store(s.operands[0][0], s.operands[0][1], b.const(1, s.operands[0][0].type.dtype))
             if isinstance(s, ir.Invoke) and s.name == "barrier_arrive" else s,
         ),
         "only intrinsics reach them",
     ),
-    "registers": (lambda: changed(SMALL.module(), at("registers_inc", with_attributes(260))), "no thread has so many"),
+    "registers": (
+        lambda: edit_body(SMALL.module(), at("registers_inc", with_attributes(260))), "no thread has so many"
+    ),
 }  # fmt: skip
 
 

@@ -28,7 +28,7 @@ from tensor_comprehensions.tiles.lower.descriptors import descriptor
 
 from ..helpers.atom_cases import arrays_of
 from ..helpers.hopper_cases import SEED, ZERO, cases, wide
-from ..helpers.tile_gemm_hopper import shared, swizzled
+from ..helpers.tile_gemm_hopper import make_shared_buffer, swizzle_buffer
 
 needs_compiler = pytest.mark.skipif(not emulator.is_emulator_available(), reason="there is no C++ compiler")
 
@@ -56,15 +56,15 @@ def without_fence(s: ir.Stmt) -> ir.Stmt:
     return b.block() if isinstance(s, ir.Invoke) and s.name == "fence_async" else s
 
 
-def overwritten(s: ir.Stmt) -> ir.Stmt:
+def overwrite_stored(s: ir.Stmt) -> ir.Stmt:
     """What is being stored is written again, with no wait between."""
     if not isinstance(s, ir.Invoke) or s.name != "bulk_wait":
         return s
-    tile = swizzled(shared("s", UINT16, 16, 64), swizzle_of(128, 2))
+    tile = swizzle_buffer(make_shared_buffer("s", UINT16, 16, 64), swizzle_of(128, 2))
     return b.store(tile, (ZERO, ZERO), b.const(3, UINT16))
 
 
-def moved(s: ir.Stmt) -> ir.Stmt:
+def move_box(s: ir.Stmt) -> ir.Stmt:
     """The box begins in the middle of the swizzle's pattern."""
     if not isinstance(s, ir.Invoke) or not s.name.startswith("tma_load"):
         return s
@@ -76,8 +76,8 @@ def moved(s: ir.Stmt) -> ir.Stmt:
     ("change", "message"),
     [
         (without_fence, r"fence: .* s\["),
-        (overwritten, r"race: .* s\[.*stores of boxes of warp 0"),
-        (moved, r"misaligned: .*s\[|dimension 1 of s|out of bounds"),
+        (overwrite_stored, r"race: .* s\[.*stores of boxes of warp 0"),
+        (move_box, r"misaligned: .*s\[|dimension 1 of s|out of bounds"),
     ],
 )
 def test_faults_around_boxes(change: Callable[[ir.Stmt], ir.Stmt], message: str) -> None:
@@ -107,10 +107,10 @@ def test_placements_are_those_of_descriptors(width: int) -> None:
     """`tiles.lower.descriptors` proves, byte by byte, where its descriptors lead."""
     for dtype in (INT8, FLOAT16, FLOAT32):
         columns = width // dtype.size
-        tile = swizzled(shared("s", dtype, 2, 64, columns), swizzle_of(width, dtype.size))
+        tile = swizzle_buffer(make_shared_buffer("s", dtype, 2, 64, columns), swizzle_of(width, dtype.size))
         expected = descriptor(major="K", swizzle=width, address=0, bits=dtype.bits).value
         assert _value(matrix_placement(tile, across=False)) == expected
-    tile = swizzled(shared("s", FLOAT16, 4, 64, width // 2), swizzle_of(width, 2))
+    tile = swizzle_buffer(make_shared_buffer("s", FLOAT16, 4, 64, width // 2), swizzle_of(width, 2))
     expected = descriptor(major="MN", swizzle=width, address=0, rows=64).value
     assert _value(matrix_placement(tile, across=True)) == expected
 

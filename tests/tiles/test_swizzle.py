@@ -20,14 +20,14 @@ TX, STAGE = b.var(ir.THREAD[0]), b.const(1)
 SWIZZLES = [(3, 2, 3), (2, 2, 4), (1, 3, 2), (3, 1, 4), (2, 0, 5), (0, 2, 3)]
 
 
-def shared(swizzle: tuple[int, int, int] | None, shape: tuple[int, ...] = (2, 64, 32)) -> ir.Buffer:
+def make_shared_buffer(swizzle: tuple[int, int, int] | None, shape: tuple[int, ...] = (2, 64, 32)) -> ir.Buffer:
     strides = tuple(int(np.prod(shape[n + 1 :])) for n in range(len(shape)))
     return ir.Buffer("s", ir.Type(FLOAT32), shape, strides, ir.Space.SHARED, swizzle=swizzle)
 
 
 def transposition(swizzle: tuple[int, int, int] | None) -> ir.Module:
     """Rows are written four elements at a time, columns read one by one."""
-    s, source, out = shared(swizzle), b.buffer("x", FLOAT32, (64, 32)), b.buffer("out", FLOAT32, (32, 64))
+    s, source, out = make_shared_buffer(swizzle), b.buffer("x", FLOAT32, (64, 32)), b.buffer("out", FLOAT32, (32, 64))
     quad = b.ramp(b.mul(b.var("c"), 4), 1, 4)
     write = ir.Store(s, (STAGE, TX, quad), ir.Load(source, (TX, quad)))
     column = b.store(out, (b.mod(TX, 32), b.var("i")), b.load(s, STAGE, b.var("i"), b.mod(TX, 32)))
@@ -47,7 +47,7 @@ def arrays() -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("swizzle", SWIZZLES, ids=str)
 def test_columns_move_as_the_offsets_do(swizzle: tuple[int, int, int]) -> None:
-    s = shared(swizzle)
+    s = make_shared_buffer(swizzle)
     assert swizzle_fault(s) is None
     key = column_key(s)
     offsets = [swizzle_offset(x, swizzle) for x in range(s.span)]
@@ -61,11 +61,11 @@ def test_columns_move_as_the_offsets_do(swizzle: tuple[int, int, int]) -> None:
 @pytest.mark.parametrize(
     ("buffer", "message"),
     [
-        (shared((3, 2, 2)), "bits overlap"),
-        (shared((3, 3, 3)), "leaves rows"),
-        (shared((2, 2, 2)), "leaves rows"),
-        (shared((3, 2, 3), (2, 12, 32)), "from one matrix to the next"),
-        (shared((2, 2, 3), (64,)), "only rows"),
+        (make_shared_buffer((3, 2, 2)), "bits overlap"),
+        (make_shared_buffer((3, 3, 3)), "leaves rows"),
+        (make_shared_buffer((2, 2, 2)), "leaves rows"),
+        (make_shared_buffer((3, 2, 3), (2, 12, 32)), "from one matrix to the next"),
+        (make_shared_buffer((2, 2, 3), (64,)), "only rows"),
         (b.buffer("r", FLOAT32, (8, 32)), ""),
     ],
 )  # fmt: skip
@@ -99,7 +99,7 @@ def test_texts() -> None:
 @pytest.mark.skipif(not emulator.is_emulator_available(), reason="there is no C++ compiler")
 def test_faults_name_the_element() -> None:
     """One thread reads what another has written, with no barrier between them."""
-    s, out = shared((3, 2, 3)), b.buffer("out", FLOAT32, (64,))
+    s, out = make_shared_buffer((3, 2, 3)), b.buffer("out", FLOAT32, (64,))
     body = b.block(
         b.store(s, (STAGE, TX, b.const(5)), 1.0),
         b.store(out, (TX,), b.load(s, STAGE, b.sub(63, TX), b.const(5))),

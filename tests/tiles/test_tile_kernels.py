@@ -292,12 +292,12 @@ def test_decompositions_are_proven() -> None:
     assert small_product.compile(half(40, 16).bfloat16(), half(16, 24).bfloat16(), target=TARGET).check() == 8
 
 
-def planted(node: specs.Node, change: Callable[[tuple[specs.Leaf, ...]], tuple[specs.Leaf, ...]], kind: str) -> Any:
+def plant_fault(node: specs.Node, change: Callable[[tuple[specs.Leaf, ...]], tuple[specs.Leaf, ...]], kind: str) -> Any:
     """The program with the leaves of one kind changed."""
     if isinstance(node, (specs.Loop, specs.When)) or (isinstance(node, specs.Spec) and node.body):
         own = tuple(n for n in node.body if isinstance(n, specs.Leaf) and n.kind == kind)
         rest = tuple(n for n in node.body if n not in own)
-        body = tuple(planted(n, change, kind) for n in rest)
+        body = tuple(plant_fault(n, change, kind) for n in rest)
         return replace(node, body=(*body, *change(own)) if own else body)
     return node
 
@@ -308,7 +308,11 @@ def planted(node: specs.Node, change: Callable[[tuple[specs.Leaf, ...]], tuple[s
         ("MatMul", lambda leaves: leaves[1:], r"\(m, n, k\) = \(0, 0, \d+\) is met 0 times"),
         ("MatMul", lambda leaves: (*leaves, leaves[0]), "is met 2 times"),
         ("Move", lambda leaves: leaves[1:], "holds another element"),
-        ("Move", lambda leaves: (*leaves, replace(leaves[0], statement=moved(leaves[0].statement))), "another element"),
+        (
+            "Move",
+            lambda leaves: (*leaves, replace(leaves[0], statement=move_row(leaves[0].statement))),
+            "another element",
+        ),
     ],
 )
 def test_planted_faults_are_found(
@@ -316,16 +320,16 @@ def test_planted_faults_are_found(
 ) -> None:
     a = torch.empty(64, 32, dtype=torch.float16)
     traced = gemm80.compile(a, a, target=TARGET, tile=(64, 32, 16), warps=(2, 1), depth=2).traced
-    faulty = replace(traced, body=tuple(planted(n, change, kind) for n in traced.body))
+    faulty = replace(traced, body=tuple(plant_fault(n, change, kind) for n in traced.body))
     check_program(traced)
     with pytest.raises(tc.InternalError, match=message):
         check_program(faulty)
 
 
-def moved(s: ir.Stmt) -> ir.Stmt:
+def move_row(s: ir.Stmt) -> ir.Stmt:
     """A copy to the row below."""
     if isinstance(s, ir.Block):
-        return replace(s, body=tuple(map(moved, s.body)))
+        return replace(s, body=tuple(map(move_row, s.body)))
     if not isinstance(s, ir.Invoke) or s.name != "copy_async":
         return s
     (to, (row, *rest)), source = s.operands

@@ -29,7 +29,7 @@ def memory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tensor]:
     path.unlink()
 
 
-def strided(memory: Tensor, shape: tuple[int, int], strides: tuple[int, int], start: int = 0) -> Tensor:
+def make_strided(memory: Tensor, shape: tuple[int, int], strides: tuple[int, int], start: int = 0) -> Tensor:
     """Random numbers in an excerpt of `memory` that reaches beyond 2^31 elements."""
     x = memory.as_strided(shape, strides, start)
     assert start + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) > 2**31
@@ -57,7 +57,7 @@ def test_rows_of_a_large_table(memory: Tensor) -> None:
 def test_strides_beyond(memory: Tensor, strides: tuple[int, int]) -> None:
     """Rows, columns and elements that lie far apart, as inputs and as what is written to."""
     shape = (3, 33)
-    x, y = strided(memory, shape, strides, 11), torch.randn(shape)
+    x, y = make_strided(memory, shape, strides, 11), torch.randn(shape)
     torch.testing.assert_close(OPS.add(x, y), x + y)
     torch.testing.assert_close(OPS.turned(y.t(), x), y.t() + x.t())
     torch.testing.assert_close(OPS.total(x), x.sum(1))

@@ -22,7 +22,7 @@ from tensor_comprehensions.target import parse_gpu_target
 from tensor_comprehensions.tc_lang import bind, compile_source
 from tensor_comprehensions.tc_lang.transforms.legalize import legalize
 
-from ...helpers.gpu_suite import Case, case_of, check, mapped, memory_of
+from ...helpers.gpu_suite import Case, case_of, check, map_case, memory_of
 
 H200 = parse_gpu_target("cuda:sm_90")
 SMALL = replace(H200, num_sms=16, clock=1e8)
@@ -108,7 +108,7 @@ def parts_of(m: Module) -> list[Buffer]:
 @pytest.mark.skipif(not emulator.is_emulator_available(), reason="running kernels on the CPU needs a C++ compiler")
 def test_by_default() -> None:
     cases = [case(name) for name in CASES if name not in ("short layer", "weights")]
-    modules = [mapped(c, None, SMALL) for c in cases]
+    modules = [map_case(c, None, SMALL) for c in cases]
     for c, m in zip(cases, modules, strict=True):
         assert parts_of(m), c.name
         assert {b.type.dtype.name for b in parts_of(m)} == {"float32"}
@@ -119,7 +119,7 @@ def test_by_default() -> None:
 @pytest.mark.skipif(not emulator.is_emulator_available(), reason="running kernels on the CPU needs a C++ compiler")
 def test_by_options() -> None:
     pairs = [(case(name), fusion) for name in ("layer", "half", "weights") for fusion in ("preserve3", "max", "min")]
-    modules = [mapped(c, replace(IN_FOUR, outer_fusion=fusion), H200) for c, fusion in pairs]
+    modules = [map_case(c, replace(IN_FOUR, outer_fusion=fusion), H200) for c, fusion in pairs]
     for (_, fusion), m in zip(pairs, modules, strict=True):
         assert fusion == "max" or [b.shape[0] for b in parts_of(m)] == [4]
     right_everywhere([c for c, _ in pairs], modules)
@@ -129,7 +129,7 @@ def test_by_options() -> None:
 def test_windows_are_staged_a_row_at_a_time() -> None:
     """As much of an image as there is room for, where not all of it fits."""
     c = case("weights")
-    modules = [mapped(c, None, replace(H200, max_shared=shared)) for shared in (2048, 1024)]
+    modules = [map_case(c, None, replace(H200, max_shared=shared)) for shared in (2048, 1024)]
     for m, shared in zip(modules, (2048, 1024), strict=True):
         staged = [b for k in m.kernels for b in allocated_buffers(k.body)]
         used = sum(4 * prod(b.shape) for b in staged if b.space is Space.SHARED)
@@ -139,7 +139,7 @@ def test_windows_are_staged_a_row_at_a_time() -> None:
 
 def test_by_the_loop_program() -> None:
     c = case("short layer")
-    m = mapped(c, IN_FOUR, H200)
+    m = map_case(c, IN_FOUR, H200)
     assert [b.shape for b in parts_of(m)] == [(4, 2, 3)]
     memory = memory_of(c, m)
     assert interpret(m, memory) == []

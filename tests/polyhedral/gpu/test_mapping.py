@@ -63,7 +63,7 @@ def walk_loops(body: Stmt | None) -> list[Loop]:
     return [] if body is None else [s for s in walk_stmts(body) if isinstance(s, Loop)]
 
 
-def invoked(k: Kernel) -> list[str]:
+def list_invoked(k: Kernel) -> list[str]:
     return [s.name for s in walk_stmts(k.body) if isinstance(s, Invoke)]
 
 
@@ -86,7 +86,7 @@ def test_blocks_that_are_too_few_walk_several_tiles() -> None:
 def test_one_thread_runs_the_simplest_kernel() -> None:
     m = module(MATMUL, MappingOptions.single_thread(), M=5, N=6, K=7)
     assert launches(m) == [Launch((1, 1, 1), (1, 1, 1))]
-    assert invoked(m.kernels[0]) == []
+    assert list_invoked(m.kernels[0]) == []
 
 
 def test_kernels_follow_one_another_where_blocks_would_conflict() -> None:
@@ -118,32 +118,32 @@ def cooperative(threads: tuple[int, ...], tile: tuple[int, ...] = (1,)) -> Mappi
     return MappingOptions(tile=tile, threads=threads, cooperative_reductions=True)
 
 
-def shared(k: Kernel) -> list[tuple[int, ...]]:
+def list_shared_shapes(k: Kernel) -> list[tuple[int, ...]]:
     return [b.shape for b in allocated_buffers(k.body) if b.space is Space.SHARED]
 
 
 def test_a_warp_needs_no_shared_memory() -> None:
     (kernel,) = module(ROW_SUM, cooperative((32, 4), (4,)), N=64, D=500).kernels
-    assert invoked(kernel) == [SHUFFLE_XOR] * 5
-    assert shared(kernel) == []
+    assert list_invoked(kernel) == [SHUFFLE_XOR] * 5
+    assert list_shared_shapes(kernel) == []
 
 
 def test_warps_of_a_block_meet_once() -> None:
     (kernel,) = module(ROW_SUM, cooperative((256,)), N=64, D=5000).kernels
-    assert invoked(kernel) == [SHUFFLE_XOR] * 5 + [BARRIER] + [SHUFFLE_XOR] * 3
-    assert shared(kernel) == [(8,)]
+    assert list_invoked(kernel) == [SHUFFLE_XOR] * 5 + [BARRIER] + [SHUFFLE_XOR] * 3
+    assert list_shared_shapes(kernel) == [(8,)]
 
 
 def test_several_reductions_meet_at_one_barrier() -> None:
     (kernel,) = module(MOMENTS, cooperative((256,)), N=64, D=5000).kernels
-    assert invoked(kernel).count(BARRIER) == 1
-    assert shared(kernel) == [(8,), (8,)]
+    assert list_invoked(kernel).count(BARRIER) == 1
+    assert list_shared_shapes(kernel) == [(8,), (8,)]
 
 
 def test_columns_are_read_by_neighbors() -> None:
     (kernel,) = module(COLUMN_SUM, cooperative((32, 8), (32,)), N=500, D=64).kernels
     assert kernel.launch == Launch((2, 1, 1), (32, 8, 1))
-    assert shared(kernel) == [(256,)]
+    assert list_shared_shapes(kernel) == [(256,)]
 
 
 def test_long_sums_are_split_across_blocks() -> None:
@@ -184,8 +184,8 @@ def test_a_long_sum_keeps_all_processors_busy_by_default() -> None:
 
 def test_a_transposition_goes_through_shared_memory() -> None:
     (kernel,) = module(TRANSPOSE, None, N=4096, M=4096).kernels
-    assert shared(kernel) == [(32, 32)]
-    assert invoked(kernel) == [BARRIER]
+    assert list_shared_shapes(kernel) == [(32, 32)]
+    assert list_invoked(kernel) == [BARRIER]
 
 
 def test_the_explanation_shows_the_mapped_tree() -> None:

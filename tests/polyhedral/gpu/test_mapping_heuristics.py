@@ -22,7 +22,7 @@ WIDE = {"N": 32, "C": 64, "H": 58, "W": 58, "M": 64, "KH": 3, "KW": 3}
 NARROW = {"N": 32, "C": 256, "H": 16, "W": 16, "M": 256, "KH": 3, "KW": 3}
 
 
-def mapped(source: str, sizes: dict[str, int]) -> Module:
+def map_source(source: str, sizes: dict[str, int]) -> Module:
     (function,) = compile_source(source)
     value = legalize(bind(function, sizes))
     for step in GPU_PASSES[2:4]:
@@ -40,14 +40,16 @@ def mapped(source: str, sizes: dict[str, int]) -> Module:
 )
 def test_two_blocks_have_room_on_a_processor(source: str, sizes: dict[str, int], architecture: str) -> None:
     """No spills, at most half of the registers and of the shared memory that both architectures have."""
-    (used,) = nvrtc.compile_text(cuda_printer.emit_cuda(mapped(source, sizes)).source, architecture).resources.values()
+    (used,) = nvrtc.compile_text(
+        cuda_printer.emit_cuda(map_source(source, sizes)).source, architecture
+    ).resources.values()
     assert (used.local, used.spill_stores, used.spill_loads) == (0, 0, 0)
     assert used.registers <= 128
     assert used.shared <= 48 << 10
 
 
 def test_a_short_side_leaves_the_other_long() -> None:
-    (kernel,) = mapped(CONVOLUTION, NARROW).kernels
+    (kernel,) = map_source(CONVOLUTION, NARROW).kernels
     assert kernel.launch is not None
     assert kernel.launch.grid == (32, 2, 14)
     assert kernel.launch.block == (14, 16, 1)

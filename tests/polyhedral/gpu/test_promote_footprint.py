@@ -40,7 +40,7 @@ def pairs(relation: isl.Map) -> dict[Point, set[Point]]:
     return dict(found)
 
 
-def boxed(group: ReferenceGroup) -> dict[Point, set[Point]]:
+def enumerate_boxes(group: ReferenceGroup) -> dict[Point, set[Point]]:
     """The elements of the box at each point where the scope has an instance, from the numbers of the box itself."""
     found: dict[Point, set[Point]] = {}
     for at in pairs(group.footprint):
@@ -57,7 +57,7 @@ def boxed(group: ReferenceGroup) -> dict[Point, set[Point]]:
 
 def check(found: Sequence[ReferenceGroup]) -> None:
     for group in found:
-        touched, around = pairs(group.footprint), boxed(group)
+        touched, around = pairs(group.footprint), enumerate_boxes(group)
         assert touched
         for at, elements in touched.items():
             assert elements <= around[at]
@@ -66,7 +66,7 @@ def check(found: Sequence[ReferenceGroup]) -> None:
     for k, a in enumerate(found):
         for b in found[k + 1 :]:
             if a.tensor == b.tensor and (a.writes or b.writes):
-                one, other = boxed(a), boxed(b)
+                one, other = enumerate_boxes(a), enumerate_boxes(b)
                 assert all(not elements & other.get(at, set()) for at, elements in one.items())
 
 

@@ -64,7 +64,7 @@ def module(source: str, options: MappingOptions, **sizes: int) -> Module:
     return value
 
 
-def allocated(m: Module, space: Space) -> dict[str, Buffer]:
+def find_allocations(m: Module, space: Space) -> dict[str, Buffer]:
     return {b.name: b for kernel in m.kernels for b in rewrite.allocated_buffers(kernel.body) if b.space is space}
 
 
@@ -93,7 +93,7 @@ def product(a: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def test_operands_of_a_matmul_are_shared_by_threads() -> None:
-    shared = allocated(module(MATMUL, SMALL, M=32, N=32, K=16), Space.SHARED)
+    shared = find_allocations(module(MATMUL, SMALL, M=32, N=32, K=16), Space.SHARED)
     assert {b.name: b.shape for b in shared.values() if b.name != "C.shared"} == {
         "A.shared": (8, 8),
         "B.shared": (8, 16),
@@ -102,18 +102,18 @@ def test_operands_of_a_matmul_are_shared_by_threads() -> None:
 
 def test_accumulators_and_fragments_are_registers() -> None:
     m = module(MATMUL, BLOCKED, M=32, N=32, K=16)
-    own = allocated(m, Space.REGISTER)
+    own = find_allocations(m, Space.REGISTER)
     assert {b.name: b.shape for b in own.values()} == {
         "C.own": (2, 4),
         "A.own": (2, 4),
         "B.own": (4, 4),
     }
-    assert "C.shared" not in allocated(m, Space.SHARED)
+    assert "C.shared" not in find_allocations(m, Space.SHARED)
 
 
 def test_the_next_tile_is_on_its_way() -> None:
     m = module(MATMUL, DOUBLE, M=32, N=32, K=32)
-    assert {b.name: b.shape[0] for b in allocated(m, Space.SHARED).values()} == {"A.shared": 2, "B.shared": 2}
+    assert {b.name: b.shape[0] for b in find_allocations(m, Space.SHARED).values()} == {"A.shared": 2, "B.shared": 2}
     names = [s.name for k in m.kernels for s in walk_stmts(k.body) if isinstance(s, Invoke)]
     assert names.count(COPY_ASYNC) > 1
     tight = module(MATMUL, replace(DOUBLE, max_shared_memory=1024), M=32, N=32, K=32)
@@ -122,28 +122,30 @@ def test_the_next_tile_is_on_its_way() -> None:
 
 def test_what_is_used_once_in_order_stays() -> None:
     copy = module("def f(float(M,N) A) -> (O) { O(m,n) = A(m,n) }", SMALL, M=32, N=32)
-    assert not allocated(copy, Space.SHARED)
+    assert not find_allocations(copy, Space.SHARED)
 
 
 def test_what_is_read_across_goes_through_shared_memory() -> None:
-    shared = allocated(module(TRANSPOSE, replace(SMALL, tile=(32, 32), threads=(32, 4)), M=64, N=64), Space.SHARED)
+    shared = find_allocations(
+        module(TRANSPOSE, replace(SMALL, tile=(32, 32), threads=(32, 4)), M=64, N=64), Space.SHARED
+    )
     (buffer,) = shared.values()
     assert buffer.strides[0] % 2 == 1  # a column lies in as many banks as it has elements
 
 
 def test_neighbors_of_a_stencil_share_one_buffer() -> None:
-    shared = allocated(module(STENCIL, replace(SMALL, tile=(16,), threads=(16,)), N=66), Space.SHARED)
+    shared = find_allocations(module(STENCIL, replace(SMALL, tile=(16,), threads=(16,)), N=66), Space.SHARED)
     assert {b.name: b.shape for b in shared.values()} == {"A.shared": (18,)}
 
 
 def test_a_gather_that_uses_rows_once_reads_the_tensor_itself() -> None:
     m = module(GATHER, replace(SMALL, tile=(8, 8)), E=20, D=16, N=16)
-    assert all(not name.startswith("T.") for name in allocated(m, Space.SHARED))
+    assert all(not name.startswith("T.") for name in find_allocations(m, Space.SHARED))
 
 
 def test_rows_that_are_looked_up_are_staged_through_the_staged_indices() -> None:
     m = module(LOOKUP, replace(SMALL, tile=(4, 4), threads=(8, 4)), V=50, D=16, B=8, L=8, K=8)
-    shared = allocated(m, Space.SHARED)
+    shared = find_allocations(m, Space.SHARED)
     assert (shared["T.shared"].shape, shared["I.shared"].shape) == ((4, 4, 16), (4, 4))
     text = cuda_printer.emit_cuda(m).source
     gathered = [line for line in text.splitlines() if " &T[" in line or "&T[" in line]
@@ -154,7 +156,7 @@ def test_rows_that_are_looked_up_are_staged_through_the_staged_indices() -> None
 def test_a_window_that_data_moves_is_staged_as_the_paper_says() -> None:
     """`T[q + I[b][l]][d]` becomes `shared_T[q][b][l][d]`."""
     m = module(WINDOW, replace(SMALL, tile=(4, 2), threads=(8, 2, 2)), V=20, D=8, B=8, L=8, Q=3, K=8)
-    assert allocated(m, Space.SHARED)["T.shared"].shape == (3, 4, 2, 8)
+    assert find_allocations(m, Space.SHARED)["T.shared"].shape == (3, 4, 2, 8)
 
 
 def test_what_is_looked_up_is_staged_only_while_nothing_writes_it() -> None:
@@ -164,15 +166,15 @@ def test_what_is_looked_up_is_staged_only_while_nothing_writes_it() -> None:
         O(b,k) +=! T(J(b),d) * W(d,k)
     }"""
     fused = replace(SMALL, tile=(8,), threads=(8, 4), outer_fusion="max")
-    assert "T.shared" not in allocated(module(source, fused, V=256, D=16, B=8, K=8), Space.SHARED)
+    assert "T.shared" not in find_allocations(module(source, fused, V=256, D=16, B=8, K=8), Space.SHARED)
     apart = module(source, replace(fused, outer_fusion="min"), V=256, D=16, B=8, K=8)
-    assert "T.shared" in allocated(apart, Space.SHARED)
+    assert "T.shared" in find_allocations(apart, Space.SHARED)
 
 
 def test_what_follows_a_product_finds_it_in_registers() -> None:
     m = module(LAYERS, BLOCKED, M=32, N=32, K=32)
-    assert {"H.own", "O.own"} <= allocated(m, Space.REGISTER).keys()
-    assert {"A.shared", "B.shared", "b.shared"} == allocated(m, Space.SHARED).keys()
+    assert {"H.own", "O.own"} <= find_allocations(m, Space.REGISTER).keys()
+    assert {"A.shared", "B.shared", "b.shared"} == find_allocations(m, Space.SHARED).keys()
     hidden = LAYERS.replace("(H, O)", "(O)")
     assert module(hidden, BLOCKED, M=32, N=32, K=32).temporaries == ()
 
@@ -191,14 +193,16 @@ def test_what_all_tiles_of_terms_share_is_copied_once() -> None:
 @pytest.mark.parametrize(("limit", "count"), [(0, 3), (1024 + 256, 2), (600, 1), (100, 0)])
 def test_the_budget_holds(limit: int, count: int) -> None:
     options = replace(SMALL, max_shared_memory=limit)
-    shared = allocated(module(MATMUL, options, M=32, N=32, K=32), Space.SHARED)
+    shared = find_allocations(module(MATMUL, options, M=32, N=32, K=32), Space.SHARED)
     assert len(shared) <= count
     assert sum(promotion.shared_bytes_of(b) for b in shared.values()) <= (limit or SM90.max_shared)
 
 
 def test_rows_are_padded_only_where_banks_conflict() -> None:
-    across = allocated(module(TRANSPOSE, replace(SMALL, tile=(32, 32), threads=(32, 4)), M=64, N=64), Space.SHARED)
-    along = allocated(
+    across = find_allocations(
+        module(TRANSPOSE, replace(SMALL, tile=(32, 32), threads=(32, 4)), M=64, N=64), Space.SHARED
+    )
+    along = find_allocations(
         module(MATMUL, replace(SMALL, tile=(32, 32, 32), threads=(32, 4)), M=64, N=64, K=64), Space.SHARED
     )
     assert across["A.shared"].strides == (33, 1)
@@ -219,7 +223,7 @@ def test_temporaries_of_a_kernel_need_no_memory() -> None:
 
 
 def shapes(m: Module, space: Space) -> dict[str, tuple[int, ...]]:
-    return {name: b.shape for name, b in allocated(m, space).items() if not name.startswith("C.")}
+    return {name: b.shape for name, b in find_allocations(m, space).items() if not name.startswith("C.")}
 
 
 @pytest.mark.parametrize(
@@ -243,7 +247,7 @@ def test_copies_to_shared_memory_stand_at_the_depth_given(depth: int, expected: 
 def test_copies_to_registers_stand_at_the_depth_given(depth: int, expected: dict[str, tuple[int, ...]]) -> None:
     m = module(MATMUL, replace(BLOCKED, private_depth=depth), M=32, N=32, K=32)
     assert shapes(m, Space.REGISTER) == expected
-    assert "C.own" in allocated(m, Space.REGISTER)
+    assert "C.own" in find_allocations(m, Space.REGISTER)
 
 
 def test_loops_of_copies_are_written_out_where_options_say_so() -> None:
@@ -342,7 +346,7 @@ LOOKED_UP = (
 @pytest.mark.parametrize("options", [SMALL, replace(BLOCKED, double_buffer=True)], ids=["shared", "both"])
 def test_looked_up_rows(options: MappingOptions) -> None:
     modules = [module(text, replace(options, tile=tile), **sizes) for text, tile, sizes, _ in LOOKED_UP]
-    assert sum("T.shared" in allocated(m, Space.SHARED) for m in modules) >= 4
+    assert sum("T.shared" in find_allocations(m, Space.SHARED) for m in modules) >= 4
     built = emulator.build_emulated([cuda_printer.emit_cuda(m) for m in modules])
     for m, emulated, (*_, expected) in zip(modules, built, LOOKED_UP, strict=True):
         arrays = inputs(m)

@@ -17,7 +17,7 @@ from tensor_comprehensions.options import MappingOptions
 from tensor_comprehensions.runtime.emulate import emulator
 from tensor_comprehensions.target import parse_gpu_target
 
-from ...helpers.gpu_suite import Case, case_of, check, mapped, memory_of, random_options
+from ...helpers.gpu_suite import Case, case_of, check, map_case, memory_of, random_options
 from ...helpers.programs import Program, programs
 
 H200 = parse_gpu_target("cuda:sm_90")
@@ -43,7 +43,7 @@ def test_mapped_programs_equal_the_reference(drawn: list[tuple[Program, int]]) -
     cases = [case(program, seed) for program, seed in drawn]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TC_VERIFY", "1")
-        modules = [mapped(c, options(seed), H200) for c, (_, seed) in zip(cases, drawn, strict=True)]
+        modules = [map_case(c, options(seed), H200) for c, (_, seed) in zip(cases, drawn, strict=True)]
     texts = [cuda_printer.emit_cuda(m) for m in modules]
     for c, module, emulated in zip(cases, modules, emulator.build_emulated(texts), strict=True):
         arrays = memory_of(c, module)
