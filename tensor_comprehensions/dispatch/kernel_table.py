@@ -88,7 +88,7 @@ _SPARSE = "tensor_comprehensions.dispatch.sparse.sparse_tensor"
 OptionsProvider = Callable[[Function, BoundFunction, Arguments], CpuOptions | None]
 """How to lower a def for certain arguments; None leaves it to the cost models."""
 SparseOptionsProvider = Callable[[Function, Any, Mapping[str, int]], SparseOptions | None]
-"""The same for a call with sparse operands: the def, the operands and the sizes."""
+"""The same for a call with sparse operands: gets the def, the call and its sizes."""
 
 
 class KernelTable:

@@ -19,7 +19,7 @@ from .call_cost import call_bytes, call_flops
 from .kernel_report import Report, Roofline
 
 RUNS, LEAST_SECONDS = 5, 0.05
-"""Minimum number of timed runs, and their approximate total time in seconds."""
+"""Minimum number of timed runs, and their minimum total time in seconds."""
 SHARE = 0.5
 """Fraction of a cache that the copies fill when its bandwidth is measured."""
 FAR, LARGEST = 4, 256 << 20

@@ -157,7 +157,7 @@ class GpuKernelTable:
     ) -> Any:
         """The result of a call on tensors of one CUDA device. It caches the call for others like this one.
 
-        Raises ArgumentError or RangeError, and DeviceError if the device has failed.
+        Raises ArgumentError or RangeError, and DeviceError if the device is out of memory or has failed.
         """
         tensors, initial, convert = import_arrays(self.interface, tensors, initial)
         device = device_of((*tensors, *initial.values()))
