@@ -23,7 +23,7 @@ RUNS, LEAST_SECONDS = 5, 0.05
 SHARE = 0.5
 """Fraction of a cache that the copies fill when its bandwidth is measured."""
 FAR, LARGEST = 4, 256 << 20
-"""Times the last cache: what no cache holds; bytes of that at most."""
+"""Size of a buffer that fits no cache, in multiples of the last cache; its maximum in bytes."""
 
 
 def measured_report(report: Report, bound: BoundFunction, target: CpuTarget, run: Callable[[], object]) -> Report:
