@@ -168,7 +168,7 @@ def run_contract(options: argparse.Namespace) -> int:
 
 
 def _set_threads(number: int) -> None:
-    """Raises ArgumentError for an excessive number of threads, since each takes memory of the system."""
+    """Set the number of threads. Raises ArgumentError below 1 or above the limit: each thread takes memory."""
     most = MOST_THREADS_PER_PROCESSOR * (os.cpu_count() or 1)
     if not 0 < number <= most:
         raise ArgumentError(f"--threads {number}: expected 1 to {most} on this machine")
