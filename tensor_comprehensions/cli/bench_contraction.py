@@ -168,7 +168,7 @@ def run_contract(options: argparse.Namespace) -> int:
 
 
 def _set_threads(number: int) -> None:
-    """Raises ArgumentError for numbers that no pool should have: each thread takes memory of the system."""
+    """Set the number of threads. Raises ArgumentError below 1 or above the limit: each thread takes memory."""
     most = MOST_THREADS_PER_PROCESSOR * (os.cpu_count() or 1)
     if not 0 < number <= most:
         raise ArgumentError(f"--threads {number}: expected 1 to {most} on this machine")
@@ -198,7 +198,7 @@ def _rank_schedules(op: Op, tensors: Sequence[Tensor]) -> Iterator[CandidateRow]
 
 
 def _list_candidates(structured: StructuredOp, count: int) -> tuple[PricedSchedule, ...]:
-    """The ways that the cost model ranks first; none if no register tile computes the op."""
+    """The candidates that the cost model ranks first; none if no register tile computes the op."""
     try:
         return schedule_candidates(structured, host(), count)
     except CannotLower:

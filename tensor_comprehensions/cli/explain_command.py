@@ -30,7 +30,7 @@ def add_explain_parser(commands: Any, add_def: Callable[[argparse.ArgumentParser
 
 
 def output_report(arguments: argparse.Namespace, report: Report) -> int:
-    """Print, write or show a report. Raises ArgumentError for a page of no name."""
+    """Print, write or show a report. Raises ArgumentError for a page without a name."""
     if arguments.output is not None:
         if not arguments.output or Path(arguments.output).is_dir():
             raise ArgumentError("the page has no file", expected="-o FILE.html")

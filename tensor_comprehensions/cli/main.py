@@ -48,7 +48,7 @@ DEFAULT_GPU_KINDS = ("ranges", "schedule", "loops", "cuda")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit code is 2 for a mistake of the user."""
+    """Run the command line and return the exit code: 2 for a user error."""
     options = _parser().parse_args(arguments)
     try:
         command: Callable[[argparse.Namespace], int] = options.command
@@ -136,11 +136,11 @@ def _make_cpu_options(arguments: argparse.Namespace) -> CpuOptions | None:
 
 
 EXAMPLE_ROWS = 100
-"""The value in a run of a size that is `*` on the command line."""
+"""The value that a size given as `*` on the command line has in a run."""
 
 
 def _parse_sizes_option(options: argparse.Namespace) -> tuple[dict[str, float], frozenset[str]]:
-    """The values of sizes, and those of which a kernel is for all values."""
+    """The values of sizes, and the sizes for all values of which one kernel is made."""
     parts = [part.strip() for part in options.sizes.split(",")]
     every = frozenset(part[:-2].strip() for part in parts if part.endswith("=*"))
     values = parse_sizes(",".join(part for part in parts if not part.endswith("=*")))
@@ -148,7 +148,7 @@ def _parse_sizes_option(options: argparse.Namespace) -> tuple[dict[str, float], 
 
 
 def _compile(op: Op, options: argparse.Namespace) -> tuple[Any, list[Any], dict[str, Any]]:
-    """The kernel for a processor, and arguments for it."""
+    """The kernel for a CPU, and arguments for it."""
     values, every = _parse_sizes_option(options)
     arguments, initial = _draw_arguments(op, values)
     if not every:

@@ -36,7 +36,7 @@ DEFAULT_PATTERN = "uniform:0.1"
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 HALF_TOLERANCE = 1e-2
 MAX_INSTANCES = 1 << 26
-"""Most instances of a statement for which `--verify` runs the reference evaluator, whose arrays have this size."""
+"""Maximum number of instances of a statement for `--verify`: the reference evaluator's arrays have this size."""
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -129,7 +129,7 @@ def _choose_emitted_kinds(options: argparse.Namespace) -> list[str]:
 
 
 def _parse_name_value_pairs(parts: Sequence[str], flag: str) -> dict[str, str]:
-    """`["A:csr", ...]` as a table."""
+    """Parse `["A:csr", ...]` into a dict."""
     found: dict[str, str] = {}
     for part in parts:
         name, colon, value = part.partition(":")
@@ -249,7 +249,7 @@ def make_pattern(text: str, shape: tuple[int, ...], p: Symbol, generator: torch.
 
 
 def _draw_uniform(shape: tuple[int, ...], density: float, generator: torch.Generator) -> Tensor:
-    """Every place with the probability `density`."""
+    """Store each element with the probability `density`."""
     count = min(prod(shape), round(density * prod(shape)))
     if 4 * count > prod(shape):
         flat = torch.randperm(prod(shape), generator=generator)[:count]

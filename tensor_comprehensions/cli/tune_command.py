@@ -37,7 +37,7 @@ def add_tune_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser
 
 
 def run_tune(options: argparse.Namespace) -> int:
-    """Work off the job; 1 where something failed or was ended early."""
+    """Run the job; return 1 if something failed or was stopped early."""
     job = read_job(options.job)
     shard = parse_shard(options.shard)
     tasks = shard_tasks(job.tasks, shard)

@@ -1,4 +1,4 @@
 """The way of a call: arguments in, outputs out; the kernel between them found, loaded or compiled.
 
-Always holds: a caller's tensor is written only when everything that can fail has succeeded.
+Invariant: a caller's tensor is written only when everything that can fail has succeeded.
 """

@@ -1,6 +1,6 @@
 """Arguments of a call as plain torch tensors on the CPU that a kernel can read through their strides.
 
-Always holds: an invalid argument raises an `ArgumentError` that names the def's tensor; nothing is copied that a kernel
+Invariant: an invalid argument raises an `ArgumentError` that names the def's tensor; nothing is copied that a kernel
 can read in place.
 """
 
@@ -26,7 +26,7 @@ TYPES = {theirs: ours for ours, theirs in TORCH_TYPES.items()}
 PLAIN = (Tensor, torch.nn.Parameter)
 """The classes that own their memory; other subclasses may stand for something else."""
 Convert = Callable[[Tensor], Any]
-"""Makes an array of another library of a tensor, in the same memory."""
+"""Converts a tensor to an array of another library that shares its memory."""
 DLPACK_CUDA = frozenset((2, 13))
 """DLPack's kDLCUDA and kDLCUDAManaged."""
 
@@ -245,7 +245,7 @@ def to_numpy(x: Tensor) -> np.ndarray:
 
 
 class _Memory:
-    """The memory of a read-only array without the mark, because torch warns of tensors that cannot be written.
+    """The memory of a read-only array, presented as writable because torch warns about read-only arrays.
 
     No kernel writes its inputs.
     """
@@ -372,7 +372,7 @@ def _array(x: Tensor) -> np.ndarray:
 
 
 def parse_sizes(text: str) -> dict[str, float]:
-    """`M=64,alpha=0.5` as a table."""
+    """Parse `M=64,alpha=0.5` into values by name. Raises ArgumentError."""
     values: dict[str, float] = {}
     for part in filter(None, (p.strip() for p in text.split(","))):
         name, equals, number = part.partition("=")

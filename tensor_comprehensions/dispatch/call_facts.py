@@ -18,7 +18,7 @@ from .persistent_kernel_cache import was_cache_hit
 from .signatures import declared_dims
 
 SHOWN_VALUES = 8
-"""Values of a size that a report names."""
+"""Maximum number of values of a size that a report lists."""
 
 
 def collect_call_facts(
@@ -39,7 +39,7 @@ def collect_call_facts(
 
 
 STRIDE_WORDS = {PACKED: "packed", GIVEN: "any"}
-"""Strides that are no number, in words."""
+"""Words for strides that are not constants."""
 
 
 def _list_guards(compiled: CompiledCpuKernel) -> Iterator[str]:

@@ -1,6 +1,6 @@
-"""The parts of a call: gather the arguments, provide the outputs, run, hand back.
+"""The steps of a call: normalize the arguments, allocate the outputs, run, convert the outputs.
 
-Always holds: a caller's tensor is written only when everything that can fail has succeeded.
+Invariant: a caller's tensor is written only when everything that can fail has succeeded.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def normalize_arguments(interface: CallSignature, values: Sequence[object], init
 
 
 def normalize_detached(interface: CallSignature, values: Sequence[object], initial: Mapping[str, object]) -> Arguments:
-    """As `normalize_arguments`, for those who record no gradient: parameters of layers are as good as any tensors."""
+    """As `normalize_arguments`, but detach tensors that require gradients, for callers that record none."""
     named = {name: _detach(x) for name, x in initial.items()}
     return normalize_arguments(interface, [_detach(x) for x in values], named)
 
@@ -323,7 +323,7 @@ def convert_outputs(outputs: Sequence[Tensor], convert: Convert | None) -> Any:
 
 
 def copy_to_out(outputs: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
-    """Put the outputs where the caller wants them, and let autograd know that these tensors have changed."""
+    """Copy the outputs to the caller's tensors, and bump the version counters of these for autograd."""
     for source, destination in zip(outputs, wanted, strict=True):
         if source is destination:
             torch.autograd.graph.increment_version(destination)

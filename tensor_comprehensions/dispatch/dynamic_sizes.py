@@ -1,8 +1,8 @@
 """Which sizes of a call are parameters of its kernel, and which are numbers in it.
 
-By default a size is a number for its first two values, and a parameter from the third on, in every kernel made then:
-full batches and a shorter last one are exact, and no more is compiled when still others come. A size that the user
-marks is a parameter from the first call on.
+By default the first two values of a size are compiled into kernels; from the third on, new kernels take the size as a
+parameter. So full batches and a shorter last one get exact kernels, and further values compile nothing more. A size
+that the user marks is a parameter from the first call on.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from ..tc_lang.ir import Function
 from .arguments import with_article
 
 EXACT_VALUES = 2
-"""So many values of a size have kernels of their own."""
+"""Number of values of a size that get kernels for exactly this value."""
 
 
 ANY_VALUE = 0
-"""The typical value of a size that has none."""
+"""Stands for the typical value of a size for which none is given."""
 Dynamic = bool | Collection[str] | Mapping[str, int | None] | None
 """The sizes that are parameters: None decides by the calls, True and False are all sizes and none, else their names,
 each optionally with its typical value."""
 
 
 def check_dynamic(dynamic: object, functions: Collection[Function]) -> None:
-    """Check that it means something for one of the defs. Raises ArgumentError."""
+    """Check that `dynamic` is valid and names sizes of the defs. Raises ArgumentError."""
     if dynamic is None or isinstance(dynamic, bool):
         return
     if isinstance(dynamic, str) or not isinstance(dynamic, Collection):
@@ -65,9 +65,9 @@ class DynamicSizes:
         return mode != "off" and (bool(self._marked) or self.asked is None) and bool(self._names)
 
     def note(self, sizes: Mapping[str, int], *, is_call: bool = True) -> Mapping[str, int]:
-        """The sizes that are parameters for these, with their typical values.
+        """The sizes that are parameters of the kernel for a call with `sizes`, with their typical values.
 
-        is_call: whether this is one more call, which counts; else what the caller says alone decides.
+        is_call: whether to record `sizes` as those of a call; if not, only sizes marked by the user are parameters.
         """
         mode = knobs.current_knobs().dynamic
         if self.asked is not None or mode == "off":
@@ -80,7 +80,7 @@ class DynamicSizes:
             return {name: ANY_VALUE for name in self._names if self._has_changed(name, sizes[name])}
 
     def _has_changed(self, name: str, value: int) -> bool:
-        """Whether a size has more values than have kernels of their own."""
+        """Record `value`; whether the size has had more than `EXACT_VALUES` values."""
         seen = self._seen.get(name, ())
         if value not in seen and len(seen) <= EXACT_VALUES:
             self._seen[name] = seen = (*seen, value)

@@ -1,6 +1,6 @@
 """The fast path of a call: the kernels of earlier calls, found by the arguments alone.
 
-Always holds: a cached call serves only calls for which the slow path (`api.Op._call`) would give the same result.
+Invariant: a cached call serves only calls for which the slow path (`api.Op._call`) would give the same result.
 Everything unusual goes to the slow path, which explains mistakes.
 """
 
@@ -31,7 +31,7 @@ from .arguments import PLAIN, TYPES, to_tensor
 from .call_steps import Arguments, CallSignature, launch_error
 
 LIMIT = 256
-"""How many calls, and how many numbers, an operator remembers before it forgets them all."""
+"""Maximum number of cached calls, and of cached numbers, of an operator; at the limit, all are dropped."""
 
 MISS: Any = object()
 """The result of a call that no cached call serves."""
@@ -171,7 +171,7 @@ class InlineCache:
     def _make_cached_call(
         self, compiled: CompiledCpuKernel, arguments: Arguments, special: Sequence[int], out: Sequence[Tensor]
     ) -> CachedCall | None:
-        """The cached call for calls like one; None if machine code cannot start an output with its initial value."""
+        """The cached call for calls like this one; None if machine code cannot copy an initial value to its output."""
         bound, values = compiled.bound, iter(special)
         inputs = [t for t in bound.tensors if t.role is Role.INPUT]
         given = [_make_operand_spec(t, x) for t, x in zip(inputs, arguments.inputs, strict=True)]
@@ -219,7 +219,7 @@ class InlineCache:
         self._functions[out] = partial(self._call_in_python, out)
 
     def _call_in_python(self, out: bool, *tensors: Any) -> Any:
-        """As the function of a cell."""
+        """Serve a call as a function of a `CallCache` does: NotImplemented if no cached call accepts it."""
         try:
             found = self._plain.get((out, _make_layout_key(tensors)))
         except (AttributeError, RuntimeError, TypeError):  # not all of these are dense tensors
@@ -234,7 +234,7 @@ class InlineCache:
         return None
 
     def _with_numbers(self, values: Sequence[Any]) -> Sequence[Any]:
-        """`values` with tensors for Python's numbers, the same tensor for the same number."""
+        """`values` with Python numbers replaced by tensors, the same tensor for the same number."""
         tensors = list(values)
         for n, wanted, types, known in self._numbers:
             value = values[n]
@@ -283,7 +283,7 @@ def _with_contiguous_strides(t: BoundTensor) -> BoundTensor:
 
 
 def _stride_parameters(compiled: CompiledRangeKernel) -> dict[tuple[str, int], int]:
-    """The numbers of the strides that a call gives, by tensor and dimension; those of sizes come before."""
+    """The parameter indices of strides read at the call, by tensor and dimension; sizes come first."""
     given = [(name, d) for name, s in compiled.strides.items() for d, stride in enumerate(s) if stride == GIVEN]
     return {place: len(compiled.dynamic_sizes) + n for n, place in enumerate(given)}
 
@@ -295,9 +295,9 @@ def _count_parameters(compiled: CompiledRangeKernel) -> int:
 def _row_guard(
     compiled: CompiledRangeKernel, t: BoundTensor, parameters: Mapping[tuple[str, int], int] | None = None
 ) -> TensorGuard:
-    """The guard of a tensor of a def for one row. Sizes, and strides that are no numbers, are parameters, or packed.
+    """The guard of a tensor of a def for one row. Sizes and strides that are not constants are parameters or packed.
 
-    parameters: of strides that a call gives; None: the tensor is contiguous.
+    parameters: indices of the strides read at the call; None if the tensor is contiguous.
     """
     sizes, strides = list(t.shape), list(t.strides)
     dynamic = compiled.dynamic_dimensions(t.name)
@@ -327,7 +327,7 @@ def _get_parameter_kind(dtype: DType, specialized: bool, has_dimensions: bool) -
 
 
 def dtype_number(dtype: torch.dtype) -> int:
-    """torch's number of a type, in its C interface."""
+    """The number of a dtype in torch's C ABI."""
     return _get_dtype_number(TYPES[dtype])
 
 

@@ -1,6 +1,6 @@
-"""The kernels of one def, and the long way of a call, which checks everything.
+"""The kernels of one def, and the slow path of a call, which checks everything.
 
-Always holds: a kernel is compiled once per key, whatever number of threads ask for it.
+Invariant: a kernel is compiled once per key, whatever number of threads ask for it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from .sparse.sparse_kernels import SparseKernels
 
 LIMIT = 256
-"""How many kernels, and how many bound functions, are kept: those that were used last."""
+"""Maximum number of kernels, and of bound functions, in memory; the most recently used stay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ _SPARSE = "tensor_comprehensions.dispatch.sparse.sparse_tensor"
 OptionsProvider = Callable[[Function, BoundFunction, Arguments], CpuOptions | None]
 """How to lower a def for certain arguments; None leaves it to the cost models."""
 SparseOptionsProvider = Callable[[Function, Any, Mapping[str, int]], SparseOptions | None]
-"""The same for a call with sparse operands, and the sizes that these give."""
+"""The same for a call with sparse operands: gets the def, the call and its sizes."""
 
 
 class KernelTable:
@@ -120,14 +120,14 @@ class KernelTable:
 
     @cached_property
     def gpu(self) -> GpuKernelTable:
-        """Those for GPUs, whose part of the package is loaded when the first is asked for."""
+        """The kernels for GPUs; the modules they need are imported on first use."""
         with deferred_interrupts():
             from .cuda.gpu_kernels import GpuKernelTable
         return GpuKernelTable(self)
 
     @cached_property
     def sparse(self) -> SparseKernels:
-        """Those for sparse operands, whose part of the package is loaded when the first is asked for."""
+        """The kernels for sparse operands; the modules they need are imported on first use."""
         from .sparse.sparse_kernels import SparseKernels
 
         return SparseKernels(self.interface, self.formats, self._sparse_options, self._choose_sparse)
@@ -158,9 +158,9 @@ class KernelTable:
         *,
         is_call: bool = True,
     ) -> LoadedKernel:
-        """The kernel for the layouts of `arguments`, and of `out` where it says where to write.
+        """The kernel for the layouts of `arguments`, and of the destinations `out` if there are any.
 
-        is_call: whether it is for a call, of which sizes that change are noted.
+        is_call: whether a call needs it; then its sizes count toward those that change between calls.
         """
         strides = tuple(canonical_strides(x) for x in (*arguments.inputs, *out))
         options = self._options(sizes, arguments, machine)
@@ -196,7 +196,7 @@ class KernelTable:
         machine: CompileConfig,
         is_call: bool,
     ) -> LoadedKernel | None:
-        """The kernel for any number of rows, where sizes that change say no more than that; else None."""
+        """The kernel for any number of rows; None if this call needs a kernel for exact sizes."""
         if not self.dynamic.may_be_dynamic:
             return None
         if options.schedule is not None or options is not machine.options:
@@ -241,7 +241,7 @@ class KernelTable:
         return [*ranges, *(route.compiled for route in self.routes.values())]
 
     def _options(self, sizes: ArgumentShapes, arguments: Arguments, machine: CompileConfig) -> CpuOptions:
-        """How to lower: as a search found for calls like this one, as the chooser says, or as the machine does."""
+        """The options of a kernel: those that tuning found, else of the options provider, else of `machine`."""
         key = (sizes, tuple(canonical_strides(x) for x in arguments.inputs), machine)
         known, choose = self._tuned.get(key), self._choose
         if known is None and choose is not None and machine == CompileConfig(CpuOptions(), host()):
@@ -250,7 +250,7 @@ class KernelTable:
         return machine.options if known is None else known
 
     def _log_lookup(self, found: bool, key: tuple[object, ...], made: str) -> None:
-        """Log whether a kernel was found, and if not, in what its key differs from the one used before."""
+        """Log whether a kernel was found; if not, how its key differs from that of the previous call."""
         parts, before = ("sizes", "strides", "options", "target"), self._last_key
         if found:
             what = "found"
@@ -263,12 +263,12 @@ class KernelTable:
         get_logger("cache").debug("%s: %s: %s", self.function.name, what, text)
 
     def entry(self, arguments: Arguments, machine: CompileConfig) -> tuple[BoundFunction, CpuOptions]:
-        """What the kernel of a call is made from: the bound def and the options."""
+        """The bound def and the options that the kernel of a call is compiled from."""
         sizes = shapes_of(self.function, arguments)
         return self.bound_for(sizes, arguments), self._options(sizes, arguments, machine)
 
     def forget(self) -> None:
-        """Look for kernels anew from now on."""
+        """Drop all kernels, so that later calls look them up again."""
         self.routes, self._range_routes = SingleFlightCache(LIMIT), SingleFlightCache(LIMIT)
 
     def bound_for(self, sizes: ArgumentShapes, arguments: Arguments) -> BoundFunction:
@@ -322,7 +322,7 @@ class KernelTable:
         machine: CompileConfig,
         inline_cache: InlineCache,
     ) -> tuple[Tensor, ...]:
-        """The outputs, in `wanted`; in fresh memory first if a subscript check may fail."""
+        """The outputs, written to `wanted`, or to fresh memory if a subscript check may fail."""
         if machine.target is not host():
             check_runs_here(bound.name, machine.target)
         route = self.find_or_make_kernel(sizes, arguments, wanted, machine)

@@ -1,6 +1,6 @@
 """Kernels from the cache: code that an earlier process compiled is loaded, not compiled again.
 
-Always holds: a kernel from the cache equals the one that the compiler would make now, since its key has every input of
+Invariant: a kernel from the cache equals the one that the compiler would make now, since its key has every input of
 the compiler. An injected kernel does what its author wrote.
 """
 
@@ -74,7 +74,7 @@ def load_or_make(store: Store, key: Key | None, recipe: CacheAdapter[C]) -> C:
 
 
 def save_page(made: CompiledBase | CompiledSparseKernel | CompiledSparseGpuKernel) -> None:
-    """Write the page of a kernel into the folder of `TC_EXPLAIN`; a fault there is logged, and is none of the call."""
+    """Write the page of a kernel into the folder of `TC_EXPLAIN`. Log errors instead of raising them."""
     from ..explain.kernel_pages import save_page_in
 
     try:
@@ -261,7 +261,7 @@ def kernel_metadata(compiled: CompiledCpuKernel) -> Mapping[str, Any]:
 def deserialize_kernel(
     code: StoredKernel, function: Function, bound: BoundFunction, options: CpuOptions, target: CpuTarget
 ) -> CompiledCpuKernel:
-    """The kernel of an entry, loaded. Raises CannotLower if it cannot be, or another error for wrong facts."""
+    """Load the kernel of an entry. Raises CannotLower if that fails, or any exception for wrong metadata."""
     facts = code.metadata
     machine_code = ObjectCode(code.data, tuple(map(str, facts["symbols"])))
     schedule = facts["schedule"]
@@ -276,7 +276,7 @@ def deserialize_kernel(
 
 
 def serialize_sites(sites: Sequence[CheckSite], bound: BoundFunction) -> list[tuple[int, int, int, int]]:
-    """The sites of checks, for JSON."""
+    """The check sites in a form that JSON can store."""
     places = {t.name: n for n, t in enumerate(bound.tensors)}
     return [(places[s.tensor], s.dimension, s.extent, s.origin) for s in sites]
 

@@ -1,4 +1,4 @@
-"""Arguments made up for a def, where a user gives sizes instead of tensors."""
+"""Random arguments for a def, for users who give sizes instead of tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .arguments import TORCH_TYPES
 from .signatures import declared_dims
 
 DENSITY = 0.1
-"""Of the elements that a sparse operand stores."""
+"""Fraction of the elements that a random sparse operand stores."""
 
 
 @only_tc_errors

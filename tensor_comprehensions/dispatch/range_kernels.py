@@ -34,7 +34,7 @@ else:
     row_analysis, row_axes = lazy_module("tc_lang.dynamic_sizes.rows"), lazy_module("tc_lang.dynamic_sizes.row_axes")
 
 LIMIT = 256
-"""How many combinations of other sizes are remembered."""
+"""Maximum number of combinations of other sizes whose axes are cached."""
 Strides = tuple[tuple[int, ...], ...]
 
 
@@ -43,7 +43,7 @@ class RangeKey:
     """The facts that a kernel for any number of rows depends on.
 
     Attributes:
-        axes: its rows, outermost first. fixed: the sizes that are numbers in it, and the scalars.
+        axes: its axes of rows, outermost first. fixed: the sizes compiled in as constants, and the scalars.
         strides: of each argument, and of each destination of a call; with rows as `classify_strides` has them.
         typical: most rows of a block; 0 chooses. separated: the sizes that are several axes.
     """
@@ -55,12 +55,12 @@ class RangeKey:
     separated: tuple[str, ...] = ()
 
     def number_sizes(self) -> list[tuple[Rows, tuple[int, ...]]]:
-        """The axes, each with the numbers of its sizes among those of a call."""
+        """The axes, each with the positions of its sizes in the list of dynamic sizes."""
         names = row_analysis.list_dynamic_sizes(self.axes)
         return [(rows, tuple(map(names.index, rows.original_sizes))) for rows in self.axes]
 
     def make(self, function: Function, counts: Sequence[int]) -> BoundFunction:
-        """The def for so many rows along each axis."""
+        """Bind the def to `counts` rows along the axes."""
         function = separate_sizes(function, self.separated) if self.separated else function
         sizes = dict(self.fixed)
         for rows, count in zip(self.axes, counts, strict=True):
@@ -74,7 +74,7 @@ class RangeKey:
         return dict(zip((t.name for t in function.tensors if t.name not in added), self.strides, strict=False))
 
     def _dynamic(self, tensor: str) -> list[int]:
-        """The dimensions of a tensor that are no numbers."""
+        """The dimensions of a tensor whose sizes are parameters."""
         places = ((rows.place(tensor), rows.depth) for rows in self.axes)
         return [place + n for place, depth in places if place is not None for n in range(depth)]
 
@@ -85,21 +85,21 @@ class RangeKey:
         return replace(t, strides=open_strides(t.shape, classes, opened, self._dynamic(t.name)))
 
     def _own_classes(self, t: BoundTensor) -> tuple[int, ...]:
-        """The strides of an output or a temporary of the kernel."""
+        """The stride classes of an output or a temporary, which the caller does not provide."""
         if t.role is Role.TEMPORARY:
             return t.strides
         dynamic = self._dynamic(t.name)
         return tuple(PACKED if any(e > d for e in dynamic) else stride for d, stride in enumerate(t.strides))
 
     def classes(self, function: Function) -> dict[str, tuple[int, ...]]:
-        """The strides of the arguments and outputs that have rows."""
+        """The stride classes of the arguments and outputs that have rows, by name."""
         bound = self.make(function, (1,) * len(self.axes))
         given = self._map_strides(function)
         taken = [t for t in bound.tensors if t.role is not Role.TEMPORARY and self._dynamic(t.name)]
         return {t.name: given[t.name] if t.name in given else self._own_classes(t) for t in taken}
 
     def make_block(self, function: Function, counts: Sequence[int]) -> BoundFunction:
-        """The def for a block of so many rows; if values depend on the numbers of rows, these are operands."""
+        """Bind the def to a block of `counts` rows; row counts that values depend on become operands."""
         return self.make(row_analysis.add_row_operands(function, self.axes), counts)
 
 
@@ -113,7 +113,7 @@ class RangeFinder:
     def key_of(
         self, sizes: Mapping[str, int], dynamic: Mapping[str, int], tensors: Sequence[Tensor], strides: Strides
     ) -> RangeKey | None:
-        """The key of a kernel for calls like one; None where there can be none but for exactly its sizes.
+        """The key of the range kernel for a call; None if only a kernel for exact sizes can serve it.
 
         Args:
             sizes: of the call, and its scalars. dynamic: the sizes that are not to be part of the kernel, with the
@@ -145,7 +145,7 @@ class RangeFinder:
         return None if None in found else tuple(s for s in found if s is not None)
 
     def find_axes(self, names: tuple[str, ...], sizes: Mapping[str, int], *, merge: bool = True) -> row_axes.FoundAxes:
-        """The rows of as many of the sizes as count some, where the others have the values of `sizes`."""
+        """The axes of rows that the sizes `names` count, as many as possible; other sizes are fixed by `sizes`."""
         while names:
             fixed = tuple((n, v) for n, v in sizes.items() if n not in names)
             found = self._axes.get((names, fixed, merge), lambda n=names, f=fixed: self._find(n, dict(f), merge))  # type: ignore[misc]
@@ -191,7 +191,7 @@ class RangeLauncher:
 def compile_range_kernel(
     function: Function, key: RangeKey, options: CpuOptions, target: CpuTarget
 ) -> CompiledRangeKernel | None:
-    """The kernel of a key, from the cache or made now; None where there can be none."""
+    """The kernel of a key, from the cache or compiled now; None if the def cannot have one."""
     from . import persistent_kernel_cache
 
     try:

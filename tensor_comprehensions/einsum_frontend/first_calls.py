@@ -21,13 +21,13 @@ from .equation import parse_equation
 ENOUGH_SECONDS = 0.5
 """A kernel pays after calls of this estimated time in all: twice the time that the slowest kernels take to compile."""
 CALL_SECONDS = 1e-5
-"""The time of a call of torch, besides its operations."""
+"""Overhead of a torch call in seconds, without its operations."""
 OPERATIONS_PER_SECOND = 5e10
-"""Multiplications with an addition, or elements moved, of one thread."""
+"""Multiply-adds, or elements moved, per second by one thread."""
 MOST_VALUES = 3
-"""So many values of a size are noted: more say nothing new to `dispatch.dynamic_sizes`."""
+"""Maximum number of values recorded per size; more would not change the decision of `dispatch.dynamic_sizes`."""
 LIMIT = 1024
-"""How many equations are remembered, and how many shapes of each."""
+"""Maximum number of cached equations, and of shapes of each."""
 _DTYPES = (torch.float32, torch.float64)
 
 
@@ -45,7 +45,7 @@ class FirstCalls:
         self.values: dict[str, tuple[int, ...]] = {}
 
     def count(self, operands: Sequence[Tensor]) -> bool:
-        """Whether torch computes a call, which is one more; not if its sizes fit no equation."""
+        """Record a call; whether torch should compute it. False if its shapes do not fit the equation."""
         shapes = tuple([x.shape for x in operands])
         seconds = self._seconds.get(shapes)
         if seconds is None:
@@ -68,7 +68,7 @@ class FirstCalls:
         return sizes
 
     def _note(self, shapes: tuple[Sequence[int], ...], sizes: Mapping[str, int]) -> float:
-        """The estimated seconds of calls with these sizes, which are noted."""
+        """Record `sizes` and return the estimated seconds of a call with them."""
         operations = sum(prod([sizes[label] for label in step]) for step in self._steps)
         seconds = CALL_SECONDS + operations / OPERATIONS_PER_SECOND
         with self._lock:

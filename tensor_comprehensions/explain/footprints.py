@@ -194,7 +194,7 @@ def _without_vectors(e: Expr) -> Expr:
 
 
 def _trip_count(loop: Loop) -> int | None:
-    """Iterations of a loop, at most; None if only the run knows."""
+    """Maximum number of iterations of a loop; None if it is only known at run time."""
     length = build.sub(loop.stop, loop.start)
     found = _constant_upper_bound(length)
     return None if found is None else max(0, -(-found // loop.step))

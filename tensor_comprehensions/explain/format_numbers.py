@@ -1,4 +1,4 @@
-"""Numbers for people: three digits, and units."""
+"""Format numbers for people: three digits and a unit."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def _last_line(text: str, start: int) -> int:
 
 
 _OPERATORS = ("=", "+", "-", "*", "/", "?", ":", ",", "!", "<", ">", "&&", "||")
-"""A row that ends so goes on."""
+"""A line that ends with one of these continues on the next."""
 
 
 def list_def(text: str, bound: BoundFunction, statements: tuple[SourceStatement, ...]) -> Listing:

@@ -1,4 +1,4 @@
-"""The time of a call beside what the machine can do at most."""
+"""Measure the time of a call and the peak rates of the machine."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from .call_cost import call_bytes, call_flops
 from .kernel_report import Report, Roofline
 
 RUNS, LEAST_SECONDS = 5, 0.05
-"""Runs that are timed at least, and about how long they take together."""
+"""Minimum number of timed runs, and their minimum total time in seconds."""
 SHARE = 0.5
-"""Of a cache that the copies fill whose rate is measured."""
+"""Fraction of a cache that the copies fill when its bandwidth is measured."""
 FAR, LARGEST = 4, 256 << 20
-"""Times the last cache: what no cache holds; bytes of that at most."""
+"""Size of a buffer that fits no cache, in multiples of the last cache; its maximum in bytes."""
 
 
 def measured_report(report: Report, bound: BoundFunction, target: CpuTarget, run: Callable[[], object]) -> Report:

@@ -26,7 +26,7 @@ from .search_report import describe_search, draw_search
 from .text import decisions_in_order, describe_kernels, label_statements, shown_numbers, verdict
 
 COLORS = 8
-"""Statements that have a color of their own; more begin again."""
+"""Number of colors of statements; further statements reuse them in order."""
 FOLDED, MOST_LINES = ("c", "llvm"), 2000
 """Listings that are closed at first; lines of one that can be read without script."""
 HINT = (

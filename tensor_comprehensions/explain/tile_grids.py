@@ -19,7 +19,7 @@ from ..tiles.tensors import ThreadTensor
 from .kernel_report import Grid, Section
 
 ROWS, COLUMNS = 16, 36
-"""Of a picture; larger matrices are cut off."""
+"""Maximum size of a picture; larger matrices are cut off."""
 STEPS = 12
 """Steps of a loop that a picture shows."""
 
@@ -131,7 +131,7 @@ class _Walk:
     steps: int = 0
 
     def run(self, body: Sequence[specs.Node], values: dict[str, Any]) -> None:
-        """Walk through nodes. values: of the variables that are not 0."""
+        """Traverse nodes. values: the values of variables; missing ones are 0."""
         for node in body:
             match node:
                 case specs.Loop(var, stop, inner):
@@ -177,7 +177,7 @@ class _Walk:
                     self._add(verb, o.buffer.name, stage)
 
     def _add(self, verb: str, buffer: str, stage: int) -> None:
-        """Note an access, in a new part of the step if there has been one to another stage."""
+        """Record an access, in a new part of the step if an earlier access went to another stage."""
         own = {e.order: e.stage for e in self.events if (e.threads, e.verb, e.buffer) == (self.threads, verb, buffer)}
         while own.get(self.order, stage) != stage:
             phase, number, part = self.order

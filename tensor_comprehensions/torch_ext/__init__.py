@@ -1,6 +1,6 @@
 """Defs as operators of torch's dispatcher: `torch.ops.tc.<name>` with fake, autograd, vmap and autocast kernels.
 
 In: a def with its kernels and gradients. Out: an `OpOverload` that torch can run, trace, batch, differentiate and cast
-for. Always holds: an operator is functional (fresh outputs, no input changed), and its name depends on the content of
+for. Invariant: an operator is functional (fresh outputs, no input changed), and its name depends on the content of
 the def, so that a later definition never changes a traced graph.
 """

@@ -30,7 +30,7 @@ PythonGradient = Callable[[tuple[Any, ...], tuple[Tensor, ...], tuple[Tensor, ..
 """Takes the inputs and initial values, the outputs, and their gradients; gives the gradients of the first, in order."""
 
 LIMIT = 64
-"""How many gradients, each by other inputs, are kept for one def."""
+"""Maximum number of gradients in memory per def; each is for another set of inputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +300,7 @@ def call_with_autograd(
 
 
 def run_without_gradients(run: Run, /, *arguments: Any, **named: Any) -> Any:
-    """As under `torch.no_grad()`, which an interrupt can leave before its `with` block has an end."""
+    """Run without recording gradients, and restore the mode even after an interrupt, unlike `torch.no_grad()`."""
     recording = torch.is_grad_enabled()
     try:
         _set_recording(False)

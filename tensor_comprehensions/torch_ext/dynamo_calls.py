@@ -36,7 +36,7 @@ def needs_dispatcher(values: Sequence[object]) -> bool:
 
 
 def _are_all_meta(values: Sequence[object]) -> bool:
-    """Are all tensors on "meta", where a call gives shapes alone?"""
+    """Whether all tensors are on "meta", so that a call only computes shapes."""
     tensors = [x for x in values if isinstance(x, Tensor)]
     return bool(tensors) and all(x.is_meta for x in tensors)
 

@@ -54,7 +54,7 @@ def _collect_size_numbers(values: Sequence[Any]) -> list[Any]:
 
 
 def _check_shapes(interface: CallSignature, values: Sequence[Any]) -> Shapes:
-    """By the numbers, as a call that computes checks them."""
+    """Compute the shapes of integer sizes, with the checks of a real call."""
     function, count = interface.function, len(interface.parameters)
     shapes = [tuple(x.shape) if isinstance(x, Tensor) else () for x in values]
     scalars = tuple((p.name, int(x)) for p, x in zip(function.parameters, values, strict=False) if p.is_compile_time)
@@ -63,7 +63,7 @@ def _check_shapes(interface: CallSignature, values: Sequence[Any]) -> Shapes:
 
 
 def _infer_symbolic_shapes(interface: CallSignature, values: Sequence[Any]) -> Shapes:
-    """Shapes by formulas; conditions on sizes become guards, or checks when the program runs."""
+    """Compute the shapes as formulas of symbolic sizes; conditions on sizes become guards or run-time checks."""
     sizes, equal = _match_sizes(interface.function, values)
     check: Callable[..., None] = torch._check
     for found, expected in equal:

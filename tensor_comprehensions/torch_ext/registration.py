@@ -34,7 +34,7 @@ from .schema import NAMESPACE, Schema, schema_of
 Overload = torch._ops.OpOverload
 FOREVER = 1 << 62
 LIMIT = 64
-"""How many batched forms of an operator are kept."""
+"""Maximum number of batched forms of an operator in memory."""
 MAX_ARGUMENTS = 64
 """How many arguments torch's operators may have; with `out`, the tensors to write to are among them."""
 
@@ -225,7 +225,7 @@ def _new_library() -> Any:
 
 
 def _add_digest_to_graph_cache_key() -> None:
-    """Let torch find no compiled graph on disk that was made with another text of this package.
+    """Keep torch from reusing compiled graphs on disk that another version of this package produced.
 
     Such a graph names the operators of gradients, which another text may derive otherwise, while its key names only the
     operators that the gradients are of.

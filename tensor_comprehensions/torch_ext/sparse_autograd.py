@@ -209,7 +209,7 @@ def _values_at(x: Tensor | SparseTensor, pattern: _Pattern) -> Tensor:
 
 
 def _share_level_arrays(a: Sequence[Level], b: Sequence[Level]) -> bool:
-    """Whether the arrays of two patterns are the same memory."""
+    """Whether the arrays of two patterns share the same memory."""
     return all(
         x is y or (x is not None and y is not None and all(map(_is_same, x, y))) for x, y in zip(a, b, strict=True)
     )
@@ -220,7 +220,7 @@ def _is_same(a: Tensor | None, b: Tensor | None) -> bool:
 
 
 def _linearize_coordinates(places: Tensor, shape: Sequence[int]) -> Tensor:
-    """Coordinates as one number each."""
+    """Linearize coordinates into one integer each."""
     number = places.new_zeros(places.shape[1])
     for row, extent in zip(places, shape, strict=True):
         number = number * extent + row

@@ -78,7 +78,7 @@ class PartSignature:
 
     @property
     def parts(self) -> int:
-        """How many arguments and results there are."""
+        """The number of arguments and results together."""
         return len(self.declared) + sum(r.count for r in self.returns)
 
 
@@ -244,7 +244,7 @@ def from_parts(arguments: Sequence[SparseArgument], parts: Sequence[Any]) -> lis
 
 
 def to_levels(counts: Sequence[int], arrays: Sequence[Tensor]) -> tuple[Level, ...]:
-    """Levels with these numbers of arrays."""
+    """Group arrays into levels with the given numbers of arrays."""
     levels: list[Level] = []
     n = 0
     for count in counts:

@@ -1,6 +1,6 @@
 """Arguments of a call as tensors on one CUDA device that a kernel can read and write in place.
 
-Always holds: an invalid argument is found before any launch.
+Invariant: an invalid argument is found before any launch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ..call_steps import Arguments, ArgumentShapes, CallSignature, check_names, 
 from .gpu_inline_cache import scalar_to_device
 
 KIND = "cuda"
-"""Of the devices that this is about, as torch calls it."""
+"""torch's device type of CUDA devices."""
 
 
 def is_any_on_device(values: Sequence[object]) -> bool:
@@ -101,7 +101,7 @@ def gather_on_device(
 
 
 def shapes_without_sync(interface: CallSignature, arguments: Arguments, values: Sequence[object]) -> ArgumentShapes:
-    """As `sizes_of`, without asking a device for numbers that the caller has."""
+    """As `call_steps.shapes_of`, without a device sync for scalars that the caller passed as Python numbers."""
     scalars = []
     for p, value, x in zip(interface.function.parameters, values, arguments.inputs, strict=True):
         if p.is_compile_time:
@@ -186,7 +186,7 @@ def _check_destination(op: str, wanted: BoundTensor, x: object, device: torch.de
 
 
 def _may_overlap(x: Tensor, y: Tensor) -> bool:
-    """Whether the stretches of memory of two tensors on one device meet."""
+    """Whether the byte ranges that two tensors on one device span overlap."""
 
     def stretch(t: Tensor) -> tuple[int, int]:
         return t.data_ptr(), t.data_ptr() + storage_extent(t.shape, t.stride()) * t.element_size()

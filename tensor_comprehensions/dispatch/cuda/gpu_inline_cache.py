@@ -1,6 +1,6 @@
 """The fast path of a call on a CUDA device: the kernels of earlier calls, found by the arguments alone.
 
-Always holds: an entry only accepts calls for which the slow path (`GpuKernelTable.call`) would give the same result.
+Invariant: an entry only accepts calls for which the slow path (`GpuKernelTable.call`) would give the same result.
 Nothing here waits for the device, unless the kernel has checks to report.
 """
 
@@ -23,7 +23,7 @@ from ..inline_cache import LIMIT, MISS, is_plain_call
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CachedGpuCall:
-    """A kernel for calls of one kind. spans: bytes that each tensor of such a call reaches over."""
+    """A kernel for calls of one layout. spans: the bytes that each tensor spans."""
 
     launcher: CudaLauncher
     spans: tuple[int, ...]
@@ -97,7 +97,7 @@ class GpuInlineCache:
         self._last[kind] = self._known[kind, _make_layout_key(tensors)] = cached
 
     def with_numbers(self, values: Sequence[Any]) -> list[Any]:
-        """`values` with tensors on the device for Python's numbers.
+        """`values` with Python numbers replaced by tensors on the device.
 
         The same number on the same stream is the same tensor; a CUDA graph under capture gets its own.
         """

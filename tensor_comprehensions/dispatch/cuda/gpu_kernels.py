@@ -1,6 +1,6 @@
 """Operators on GPUs: kernels for tensors on a CUDA device, and for devices that are not present.
 
-Always holds: an invalid call is refused before any launch.
+Invariant: an invalid call is refused before any launch.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class GpuKernelTable:
     ) -> Any:
         """The result of a call on tensors of one CUDA device. It caches the call for others like this one.
 
-        Raises ArgumentError or RangeError, and DeviceError where the device can do no more.
+        Raises ArgumentError or RangeError, and DeviceError if the device is out of memory or has failed.
         """
         tensors, initial, convert = import_arrays(self.interface, tensors, initial)
         device = device_of((*tensors, *initial.values()))

@@ -20,7 +20,7 @@ from ...tc_lang.transforms.extract_statements import TouchedTensors, extract_sta
 
 @dataclass(frozen=True, slots=True)
 class LibraryMatmul:
-    """`target = left @ right`, or a batch of such.
+    """`target = left @ right`, or a batch of such products.
 
     target, left, right: names of tensors, each with the order in which its dimensions are (batch,) rows, columns.
     """
@@ -88,7 +88,7 @@ def find_library_matmuls(bound: BoundFunction) -> tuple[LibraryMatmul, ...]:
 
 
 def match_library_matmul(s: BoundStatement, bound: BoundFunction) -> LibraryMatmul | None:
-    """The product that a statement is; None if it is something else, or leaves a part of a tensor out."""
+    """The matrix product that a statement computes; None if it is none or covers only part of a tensor."""
     e = s.value
     if s.reduction != "+" or not s.initialize or s.reads_own_target or s.checks or len(s.reduction_indices) != 1:
         return None
@@ -120,7 +120,7 @@ def match_library_matmul(s: BoundStatement, bound: BoundFunction) -> LibraryMatm
 
 
 def _match_factor(e: f.Expr) -> tuple[str, tuple[str, ...]] | None:
-    """The tensor and the indices of a factor, which a library widens by itself."""
+    """The tensor and the indices of a factor, below a cast to a float type, which the library does; else None."""
     if isinstance(e, f.Cast) and e.dtype.is_float:
         e = e.operand
     if not isinstance(e, f.Access) or e.guarded or not all(isinstance(i, f.Index) for i in e.subscripts):

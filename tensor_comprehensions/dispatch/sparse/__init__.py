@@ -1,4 +1,4 @@
 """Sparse tensors as a caller holds them: storage, conversions, other libraries' kinds, files.
 
-Always holds: the parts of a `SparseTensor` keep the rules of its format, which `verify.py` checks once.
+Invariant: the parts of a `SparseTensor` keep the rules of its format, which `verify.py` checks once.
 """

@@ -19,7 +19,7 @@ _LARGEST = 2**63 - 1
 
 
 def to_plain_tensor(x: Any, what: str) -> Tensor:
-    """`x` as a tensor: itself, the memory of a NumPy array, or a copy of whatever else `torch.as_tensor` takes.
+    """`x` as a tensor: itself, the memory of a NumPy array, or a copy of anything else that `torch.as_tensor` takes.
 
     Raises:
         ArgumentError: torch makes no tensor of it; the error calls it `what`.

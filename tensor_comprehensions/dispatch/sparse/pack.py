@@ -1,4 +1,4 @@
-"""Between coordinates and levels: how the tree of a format is built, and how its elements are listed."""
+"""Convert between coordinates and levels: build the tree of a format, and list its elements."""
 
 from __future__ import annotations
 

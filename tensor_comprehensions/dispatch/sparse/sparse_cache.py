@@ -1,4 +1,4 @@
-"""Kernels for sparse operands out of the cache: machine code with the plan of its calls."""
+"""Kernels for sparse operands from the cache: machine code and the plan of its calls."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _content(made: CompiledSparseKernel) -> tuple[Mapping[str, Any], bytes]:
 
 
 def _restore(stored: StoredKernel, request: KernelRequest, target: CpuTarget) -> CompiledSparseKernel:
-    """The kernel that `_content` wrote. Raises CannotLower if it cannot be loaded, or any error for other bytes."""
+    """The kernel that `_content` wrote. Raises CannotLower if it cannot be loaded, or any error for corrupt content."""
     code = _parse_code(stored)
     plan = _parse_plan(stored.metadata["plan"], request.function)
     if plan.num_phases != len(code):
@@ -76,7 +76,7 @@ def _restore(stored: StoredKernel, request: KernelRequest, target: CpuTarget) ->
 
 
 def _parse_plan(plain: Any, function: Function) -> CallPlan:
-    """The plan of calls of a def. Raises ValueError for values that describe none."""
+    """The plan of calls of a def. Raises ValueError if `plain` is not one."""
     plan = from_plain(plain, _plan_classes())
     if not isinstance(plan, CallPlan):
         raise ValueError("the entry has no plan")
@@ -90,7 +90,7 @@ def _plan_classes() -> dict[str, Any]:
 
 
 def _parse_code(stored: StoredKernel) -> tuple[ObjectCode, ...]:
-    """Parse the machine code that `_content` wrote. Raises ValueError for other bytes."""
+    """Parse the machine code that `_content` wrote. Raises ValueError if the content is corrupt."""
     sizes, symbols = map(int, stored.metadata["sizes"]), stored.metadata["symbols"]
     ends = [0, *accumulate(sizes)]
     if ends[-1] != len(stored.data):

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ...explain.kernel_report import Report
 
 LIMIT = 64
-"""How many kernels of one def are kept, and how many size arrays."""
+"""Maximum number of kernels, and of size arrays, of one def in memory."""
 
 RunArrays = Callable[[int, Sequence[Tensor]], None]
 """Runs a phase of a kernel on the arrays of its arguments, in order."""

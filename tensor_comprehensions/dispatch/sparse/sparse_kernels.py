@@ -47,7 +47,7 @@ else:
     sparse_passes, split_dense = lazy_module("compiler.sparse_passes"), lazy_module("tc_lang.transforms.split_dense")
 
 LIMIT = 64
-"""How many kernels of one def are kept."""
+"""Maximum number of kernels of one def in memory."""
 
 
 def is_sparse(value: object) -> bool:
@@ -118,7 +118,7 @@ class SparseKernels:
         return tuple(r for p in parts if p.is_dense for r in p.function.returns)
 
     def with_options(self, options: SparseOptions) -> SparseKernels:
-        """The kernels of the same def lowered in another way."""
+        """The kernels of the same def with other options."""
         formats = {t.name: t.format for t in self.function.tensors if t.format is not None}
         return SparseKernels(
             self.interface, {n: f for n, f in formats.items() if self._is_argument_or_result(n)}, options
@@ -128,7 +128,7 @@ class SparseKernels:
         return self.function.tensor(name).role is not Role.TEMPORARY
 
     def set_tuned_options(self, call: SparseCall, options: SparseOptions) -> None:
-        """Lower calls with operands of these formats in another way from now on."""
+        """Set the options of later calls with operands of these formats."""
         self._tuned[_formats_of(self.function_for_call(call))] = options
 
     def options_for(self, function: Function, call: SparseCall) -> SparseOptions:

@@ -45,7 +45,7 @@ class DenseStep:
 
 
 class SplitRun:
-    """The parts of a def, one after the other. make: returns the runner of a part with sparse tensors."""
+    """Runs the parts of a def in order. make: returns the runner of a part with sparse tensors."""
 
     def __init__(self, function: Function, parts: tuple[DefPart, ...], make: Callable[[Function], RunSparse]) -> None:
         self._returns = function.returns
