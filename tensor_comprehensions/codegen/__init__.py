@@ -1,4 +1,4 @@
-"""Loop programs in, text out: one file per target.
+"""Code generators: loop programs in, text out, one printer per target.
 
-Always holds: emitters make no decisions, and the same module gives the same bytes in any process.
+Invariants: emitters make no decisions, and the same module gives the same bytes in any process.
 """

@@ -1,5 +1,5 @@
 """The loop program, which lowerings produce and emitters print.
 
-Always holds: nodes are immutable values; a module that passes `verify` computes the same under every emitter and under
+Invariants: nodes are immutable values; a module that passes `verify` computes the same under every emitter and under
 `interpret`.
 """

@@ -1,4 +1,4 @@
-"""Constraints of the hardware on the operands of box copies and warpgroup products, with reasons for refusals."""
+"""Hardware constraints on operands of TMA copies and `wgmma`; each check returns the reason for a refusal, or None."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from .matrix_descriptor import matrix_placement, row_bytes_of, swizzle_of
 from .nodes import Buffer, Invoke, Launch, Space, TensorMap
 
 MOST_CLUSTER = 8
-"""The most blocks of a cluster that all devices run."""
+"""The largest cluster, in blocks, that every device supports."""
 _MOST = 256
-"""The longest side of a box, in elements."""
+"""The largest extent of a TMA box along a dimension, in elements."""
 _UNIT = 16
-"""Bytes of which the strides of the tensor and the rows of a box are multiples."""
+"""Strides of the tensor and rows of a box are multiples of this many bytes."""
 _MOST_EXTENT, _MOST_STRIDE = 2**31, 2**40
-"""Elements along a dimension, whose coordinates are int32; bytes of a stride, which are fewer."""
+"""The largest extent of a dimension in elements (coordinates are int32), and an exclusive limit of strides in bytes."""
 
 
 def tensor_map_fault(m: TensorMap, buffers: Sequence[Buffer]) -> str | None:
-    """Why the hardware cannot have this tensor map of a buffer, or None."""
+    """Why the hardware does not support the tensor map `m`, or None."""
     size = m.buffer.type.dtype.size
     row, strides = m.box[-1] * size, m.strides
     if m.buffer not in buffers:
@@ -50,7 +50,10 @@ def tensor_map_fault(m: TensorMap, buffers: Sequence[Buffer]) -> str | None:
 
 
 def box_in_memory(m: TensorMap, memory: Buffer) -> tuple[int, ...] | None:
-    """The box as the last dimensions of a buffer hold it: each by itself, or all rows as one; None: they do not."""
+    """The extents of the box of `m` in the last dimensions of `memory`, as it is or with its rows in one dimension.
+
+    None if these dimensions cannot hold it.
+    """
     sides = tuple(n for n in m.box[:-1] if n > 1)
     for box in ((*sides, m.box[-1]), (prod(sides), m.box[-1])):
         parts, strides = memory.shape[-len(box) :], memory.strides[-len(box) :]
@@ -61,7 +64,10 @@ def box_in_memory(m: TensorMap, memory: Buffer) -> tuple[int, ...] | None:
 
 
 def box_fault(s: Invoke, mapped: int, maps: Sequence[TensorMap]) -> str | None:
-    """Why the shared memory at an operand is no box of the tensor map, row by row and swizzled alike."""
+    """Why a TMA copy `s` does not match its tensor map: its buffers, rank, box or swizzle. None if it does.
+
+    mapped: the operand in the tensor; the other one is in shared memory.
+    """
     (tensor, _), (memory, _), number = s.operands[mapped], s.operands[1 - mapped], s.attributes[0]
     if not 0 <= number < len(maps):
         return f"there is no tensor map {number}"
@@ -84,7 +90,7 @@ def box_fault(s: Invoke, mapped: int, maps: Sequence[TensorMap]) -> str | None:
 
 
 def cluster_size_fault(launch: Launch) -> str | None:
-    """Why the hardware runs no clusters of this size."""
+    """Why the hardware does not support the clusters of `launch`, or None."""
     if not 1 <= launch.cluster <= MOST_CLUSTER:
         return f"a cluster of {launch.cluster} blocks"
     if launch.grid[0] % launch.cluster:
@@ -95,7 +101,7 @@ def cluster_size_fault(launch: Launch) -> str | None:
 
 
 def in_cluster_fault(s: Invoke, cluster: int) -> str | None:
-    """Why blocks of a cluster of this size cannot do `s` with each other."""
+    """Why `s`, if it involves several blocks of a cluster, cannot run in clusters of this size, or None."""
     if s.name not in IN_CLUSTER:
         return None
     if cluster == 1:
@@ -106,7 +112,7 @@ def in_cluster_fault(s: Invoke, cluster: int) -> str | None:
 
 
 def described_fault(s: Invoke, number: int, known: Intrinsic) -> str | None:
-    """Why no descriptor leads to the matrix at an operand."""
+    """Why no `wgmma` descriptor can address the matrix at operand `number`, or None."""
     memory, operand = s.operands[number][0], ATOMS[known.atom].operands[number]
     size = memory.type.dtype.size
     held = operand.dtype.bits == 8 * size and operand.dtype.is_float == memory.type.dtype.is_float

@@ -1,8 +1,7 @@
-"""Atoms: the instructions with which a group of threads moves or multiplies tiles, and where each operand must lie.
+"""Atoms: the instructions with which a group of threads moves or multiplies tiles, with the layout of each operand.
 
-An operand is a matrix. Its (thread, value) layout says which element a thread holds, or points at, as its v-th value:
-an offset `row + column * rows`. B of a product is N x K. The rows come from a few rules: matrices by lanes, quad pairs,
-moves of bytes. Wider atoms stand before narrower ones.
+An operand is a matrix. Its (thread, value) layout gives the element that a thread holds, or points at, as its v-th
+value, as the offset `row + column * rows`. B of a product is N x K. Wider atoms are listed before narrower ones.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from .nodes import Space
 TFLOAT32 = DType("tfloat32", Kind.FLOAT, 32)
 FLOAT8_E4M3 = DType("float8_e4m3", Kind.FLOAT, 8)
 FLOAT8_E5M2 = DType("float8_e5m2", Kind.FLOAT, 8)
-"""Types of operands that the language does not have. A tfloat32 is a float32 whose last 13 bits do not count."""
+"""Operand types that the language lacks. A tfloat32 is a float32 whose last 13 bits are ignored."""
 
 MOVE, MATMUL = "move", "matmul"
 FLOAT8 = (FLOAT8_E4M3, FLOAT8_E5M2)
@@ -31,10 +30,10 @@ SINCE_80 = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 SINCE_75 = ("sm_75", *SINCE_80)
 SINCE_90 = ("sm_90", "sm_100", "sm_120")
 HOPPER = ("sm_90a",)
-"""The architectures on which to choose an atom: those with a single instruction for it."""
+"""Architectures for which atoms are chosen: those that have them as a single instruction."""
 
 ROW_BYTES = 16
-"""Bytes of a row of the 8 x 8 matrices that warps move."""
+"""Bytes of a row of the 8 x 8 matrices that `ldmatrix` and `stmatrix` move."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +41,10 @@ class AtomOperand:
     """One operand of an atom.
 
     Attributes:
-        space: where it lies: REGISTER, SHARED or GLOBAL.
-        dtype: of its elements. Moves take any type: theirs is the unsigned integer of the width that they move.
-        rows, columns: of the matrix.
-        layout: (thread, value) -> row + column * rows; None: all of it is in shared memory, and a descriptor names it.
+        space: its memory space: REGISTER, SHARED or GLOBAL.
+        dtype: the type of its elements. Moves work on any type; theirs is the unsigned integer of that width.
+        rows, columns: the extents of the matrix.
+        layout: (thread, value) -> row + column * rows; None for a matrix in shared memory that a descriptor addresses.
     """
 
     space: Space
@@ -56,23 +55,23 @@ class AtomOperand:
 
     @property
     def values(self) -> int:
-        """How many elements each thread holds, or points at."""
+        """The number of elements that each thread holds, or points at."""
         if self.layout is None or isinstance(self.layout.shape, int):
             return 0
         return prod(flatten_tuple(self.layout.shape[1]))
 
     @property
     def registers(self) -> int:
-        """How many registers of 32 bits (of 64 for float64) hold the elements of one thread."""
+        """The number of registers per thread, of 32 bits (64 for float64); 0 outside of registers."""
         return self.values * min(self.dtype.bits, 32) // 32 if self.space is Space.REGISTER else 0
 
     @property
     def register(self) -> DType:
-        """The type of the operand's registers: its own for sums, else 32 bits that pack several elements."""
+        """The type of the operand's registers: its own for accumulators, else uint32, which packs several elements."""
         return self.dtype if self.dtype in (FLOAT32, INT32, FLOAT64) else UINT32
 
     def place(self, thread: int, value: int) -> tuple[int, int]:
-        """Row and column of an element of a thread."""
+        """The row and column of the element that `thread` holds as its `value`-th."""
         assert self.layout is not None
         column, row = divmod(self.layout(thread, value), self.rows)
         return row, column
@@ -83,13 +82,13 @@ class Atom:
     """One instruction, or one statement of a few instructions.
 
     Attributes:
-        name: in the text, and in `Invoke`.
+        name: its name in the CUDA text and in `Invoke`.
         kind: MOVE, with the operands (destination, source), or MATMUL, with (sum, A, B): `sum += A * B.T`.
-        threads: the threads of the group: which lanes of the warp, or of the warpgroup.
-        operands: the written one first.
-        architectures: on which to choose it.
-        alignment: bytes, of the addresses that it takes.
-        opcode: of PTX, with its modifiers.
+        threads: the lanes of the warp, or of the warpgroup, that execute it.
+        operands: its operands, the written one first.
+        architectures: the architectures for which to choose it.
+        alignment: the alignment in bytes of the addresses that it takes.
+        opcode: the PTX opcode with its modifiers.
     """
 
     name: str
@@ -102,7 +101,7 @@ class Atom:
 
     @property
     def group(self) -> int:
-        """How many threads come to it together."""
+        """The number of threads that execute it together."""
         return {1: 1, 128: 128}.get(self.threads.size, WARP)
 
 
@@ -111,7 +110,7 @@ _ONE, _WARP, _QUAD_PAIR, _WARPGROUP = Layout(1, 1), Layout(32, 1), Layout((4, 2)
 
 
 def _make_thread_value_layout(threads: list[tuple[int, int]], values: list[tuple[int, int]]) -> Layout:
-    """The layout of (size, stride) of threads and of values; values of size 1 are left out."""
+    """The (thread, value) layout with these (size, stride) modes; value modes of size 1 are dropped."""
     parts = [threads, [v for v in values if v[0] > 1] or [(1, 0)]]
     shape, stride = (tuple(p[0][k] if len(p) == 1 else tuple(m[k] for m in p) for p in parts) for k in (0, 1))
     return Layout(shape, stride)
@@ -119,7 +118,7 @@ def _make_thread_value_layout(threads: list[tuple[int, int]], values: list[tuple
 
 @cache
 def _make_fragment_operand(rows: int, columns: int, dtype: DType, *, pair: int = 0, warps: int = 1) -> AtomOperand:
-    """A matrix by lanes: 4 lanes share a row, each has `pair` neighbors of it, or as many as 32 bits hold."""
+    """The fragment layout of `mma`: 4 lanes share a row; each holds `pair` neighbors, or as many as 32 bits hold."""
     together = pair or max(1, 32 // dtype.bits)
     threads = [(4, together * rows), (8, 1), *([(warps, 16)] if warps > 1 else [])]
     steps = columns // (4 * together)
@@ -136,7 +135,7 @@ _SHORT = {
 
 
 def _mma(m: int, k: int, a: DType, b: DType, total: DType, architectures: tuple[str, ...]) -> Atom:
-    """A product of a warp, m x 8 x k."""
+    """The warp-level `mma` of shape m x 8 x k."""
     operands = (
         _make_fragment_operand(m, 8, total, pair=2),
         _make_fragment_operand(m, k, a),
@@ -150,25 +149,25 @@ def _mma(m: int, k: int, a: DType, b: DType, total: DType, architectures: tuple[
 
 
 def _format_product_types(total: DType, a: DType, b: DType) -> str:
-    """The types of a product in a name: both factors only where the hardware mixes theirs."""
+    """The types in the name of an atom; both factor types only where the hardware allows them to differ."""
     mixed = (b,) if a.bits == 8 else ()
     return "_".join(dict.fromkeys((_SHORT[total], _SHORT[a]))) + "".join(f"_{_SHORT[t]}" for t in mixed)
 
 
 def _quad_pairs(major_a: str, major_b: str) -> Atom:
-    """Four products of 8 lanes each, 8 x 8 x 4; the factors lie along k ("row" of A, "col" of B) or across."""
+    """Four 8 x 8 x 4 products of 8 lanes each; factors are K-major ("row" for A, "col" for B) or not."""
     along = _make_thread_value_layout([(8, 1)], [(4, 8)])
     across = Layout(((4, 2), 4), ((8, 4), 1))
     a = AtomOperand(Space.REGISTER, FLOAT16, 8, 4, along if major_a == "row" else across)
     b = AtomOperand(Space.REGISTER, FLOAT16, 8, 4, along if major_b == "col" else across)
     total = AtomOperand(Space.REGISTER, FLOAT32, 8, 8, Layout(((2, 2, 2), (2, 2, 2)), ((1, 16, 4), (8, 2, 32))))
     opcode = f"mma.sync.aligned.m8n8k4.{major_a}.{major_b}.f32.f16.f16.f32"
-    # Later architectures take it, but make shuffles and multiply-adds of it.
+    # Later architectures accept it, but emulate it by shuffles and multiply-adds.
     return Atom(f"mma_m8n8k4_{major_a}_{major_b}_f32_f16", MATMUL, _QUAD_PAIR, (total, a, b), ("sm_75",), 0, opcode)
 
 
 def _wgmma(n: int, a: DType, b: DType, total: DType) -> Atom:
-    """A product of a warpgroup, 64 x n x 32 bytes, with B in shared memory; A may be there, too."""
+    """The `wgmma` of shape 64 x n x (32 bytes), with B in shared memory and A there or in registers."""
     k = 256 // a.bits
     sums = _make_fragment_operand(64, n, total, pair=2, warps=4)
     operands = (sums, _make_fragment_operand(64, k, a, warps=4), AtomOperand(Space.SHARED, b, n, k, None))
@@ -183,10 +182,10 @@ def _list_mma_atoms() -> Iterator[Atom]:
             yield _wgmma(n, a, a, FLOAT32)
         for a, b in product(FLOAT8, repeat=2):
             yield _wgmma(n, a, b, FLOAT32)
-        if n in (8, 24) or n % 16 == 0:  # the sizes that products of integers have
+        if n in (8, 24) or n % 16 == 0:  # the sizes of integer products
             for a, b in product((INT8, UINT8), repeat=2):
                 yield _wgmma(n, a, b, INT32)
-    for a, b in product(FLOAT8, repeat=2):  # sm_90 unpacks both to float16: its warpgroups are the better choice
+    for a, b in product(FLOAT8, repeat=2):  # sm_90 unpacks both to float16; `wgmma` is better there
         yield _mma(16, 32, a, b, FLOAT32, ("sm_89", "sm_120"))
     for k in (32, 16):
         for a, b in product((INT8, UINT8), repeat=2):
@@ -207,7 +206,7 @@ def _list_mma_atoms() -> Iterator[Atom]:
 
 
 def _make_matrices_operand(count: int, *, transposed: bool) -> AtomOperand:
-    """`count` 8 x 8 matrices, one below the other, by lanes: as left factors lie, or transposed as right ones do."""
+    """`count` stacked 8 x 8 matrices in registers, in the layout of A fragments; transposed: of B fragments."""
     rows = 8 * count
     threads = [(4, 2), (8, rows)] if transposed else [(4, 2 * rows), (8, 1)]
     return AtomOperand(
@@ -220,7 +219,7 @@ def _make_matrices_operand(count: int, *, transposed: bool) -> AtomOperand:
 
 
 def _matrix_moves(count: int) -> Iterator[Atom]:
-    """Moves of 8 x 8 matrices between registers and shared memory: lane l gives the address of row l of them all."""
+    """`ldmatrix` and `stmatrix` of `count` 8 x 8 matrices; lane l gives the address of row l of the stack."""
     rows = 8 * count
     threads = [(rows, 1), *([(WARP // rows, 0)] if rows < WARP else [])]
     memory = AtomOperand(Space.SHARED, UINT16, rows, 8, _make_thread_value_layout(threads, [(8, rows)]))
@@ -239,18 +238,18 @@ def _matrix_moves(count: int) -> Iterator[Atom]:
 
 
 def _make_transpose_atom() -> Atom:
-    """An 8 x 8 matrix of a warp, transposed in registers."""
+    """`movmatrix`: transpose an 8 x 8 matrix in the registers of a warp."""
     operands = (_make_matrices_operand(1, transposed=True), _make_matrices_operand(1, transposed=False))
     return Atom("movmatrix_trans", MOVE, _WARP, operands, SINCE_75, 0, "movmatrix.sync.aligned.m8n8.trans.b16")
 
 
 def _make_bytes_operand(space: Space, count: int) -> AtomOperand:
-    """Neighboring bytes that one thread moves."""
+    """`count` contiguous bytes that one thread moves."""
     return AtomOperand(space, UINT8, 1, count, _make_thread_value_layout([(1, 0)], [(count, 1)]))
 
 
 def _thread_moves() -> Iterator[Atom]:
-    """Moves of one thread."""
+    """Asynchronous copies, loads and stores by single threads."""
     for count in (16, 8, 4):
         shared, memory = _make_bytes_operand(Space.SHARED, count), _make_bytes_operand(Space.GLOBAL, count)
         opcode = f"cp.async.{'cg' if count == 16 else 'ca'}.shared.global"
@@ -277,7 +276,7 @@ ATOMS: Mapping[str, Atom] = LazyTable({}, lambda: {a.name: a for a in (*_list_mm
 
 
 def is_covering(operand: AtomOperand) -> bool:
-    """Whether threads and values reach each element, none of them twice but where threads share an address."""
+    """Whether (thread, value) pairs cover each element exactly once, except for threads that share addresses."""
     if operand.layout is None:
         return True
     shared = prod(size for size, stride in operand.layout[0].flat if stride == 0)
@@ -285,6 +284,6 @@ def is_covering(operand: AtomOperand) -> bool:
 
 
 def group_lanes(atom: Atom) -> Iterator[tuple[int, ...]]:
-    """The lanes of each group of threads in a warp: one group, or four quad pairs; only for atoms of warps."""
+    """The lanes of each group that executes a warp-level atom: all lanes, or each of four quad pairs."""
     for first in range(0, 16, 4) if atom.threads == _QUAD_PAIR else (0,):
         yield tuple(first + lane for lane in atom.threads.offsets())

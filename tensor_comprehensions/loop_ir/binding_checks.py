@@ -1,4 +1,4 @@
-"""Every name of a module has one binding: a check that always runs, so it is written to be fast."""
+"""A check that every name of a module has one binding. It runs on every compilation, so it is written to be fast."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .rewrite import children, stmt_expressions, substatements
 
 
 def check_bindings(module: Module) -> None:
-    """Raises InternalError if a variable or a buffer is bound twice, hides another one, or is used and not bound."""
+    """Raise InternalError if a variable or buffer is bound twice, shadows another one, or is used unbound."""
     scope = {b.name for b in (*module.arguments, *module.temporaries)}
     if len(scope) < len(module.arguments) + len(module.temporaries):
         raise InternalError(f"{module.name}: two buffers have one name")
@@ -27,7 +27,7 @@ class _Fault(Exception):
 
 
 def _check_names_bound(s: Stmt, scope: set[str], seen: set[int]) -> None:
-    """seen: the expressions, by the identity of their objects, whose names are all in `scope`."""
+    """Check `s` in `scope`. seen: ids of expressions whose names are known to be in `scope`."""
     if type(s) is Block:
         for c in s.body:
             _check_names_bound(c, scope, seen)
@@ -76,7 +76,7 @@ def _check_uses_bound(e: Expr, scope: set[str], seen: set[int]) -> None:
         if id(top) in seen:
             continue
         seen.add(id(top))
-        if type(top) is Binary:  # most of them: asked first, without the cost of a pattern
+        if type(top) is Binary:  # the most frequent type: tested before the pattern match, which is slower
             stack += (top.left, top.right)
             continue
         if type(top) is Load and top.buffer.name not in scope:

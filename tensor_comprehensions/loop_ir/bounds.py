@@ -1,4 +1,4 @@
-"""Bounds of index expressions under loops whose bounds depend on each other."""
+"""Bounds of index expressions inside loops whose bounds depend on outer variables."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from .intervals import Ranges
 from .linear_forms import Terms
 from .nodes import Binary, Broadcast, Const, Expr, Loop, Ramp, Var
 
-_DEPTH = 64  # substitutions before giving up, against chains of minima that double the work
+_DEPTH = 64  # nested substitutions before giving up: each minimum may double the work
 
 
 @dataclass(frozen=True, slots=True)
 class BoundsContext:
-    """Facts about the variables at a place in a program.
+    """Facts about the variables at a point of a program.
 
-    loops: enclosing loops by variable. lets: values of bound names. ranges: an interval for each of them. order: a
-    number for each name, larger for names bound further inside. found: upper bounds of sums, by their terms.
+    loops: enclosing loops by variable. lets: values of bound names. ranges: the interval of each variable and name.
+    order: a number for each name, larger for names bound further inside. found: cached upper bounds of sums by terms.
     """
 
     loops: dict[str, Loop]
@@ -52,19 +52,19 @@ class BoundsContext:
 
 
 def upper_bound(e: Expr, scope: BoundsContext) -> int | None:
-    """A number that the scalar integer `e` never exceeds, the best that substituting bounds finds; None if none."""
+    """The least upper bound of the scalar integer `e` that substituting bounds of variables finds, or None."""
     return _find_cached_upper_bound(*linear_forms.linear_terms(e), scope)
 
 
 def lower_bound(e: Expr, scope: BoundsContext) -> int | None:
-    """A number that the scalar integer `e` never falls below; None if none is found."""
+    """The greatest lower bound of the scalar integer `e` that substituting bounds of variables finds, or None."""
     terms, constant = linear_forms.linear_terms(e)
     high = _find_cached_upper_bound({a: -c for a, c in terms.items()}, -constant, scope)
     return None if high is None else -high
 
 
 def _find_cached_upper_bound(terms: Terms, constant: int, scope: BoundsContext) -> int | None:
-    """An upper bound of `terms + constant`, computed once per `terms`: unrolled copies differ in the constant alone."""
+    """An upper bound of `terms + constant`, cached by `terms`, because unrolled copies differ only in the constant."""
     key = tuple(terms.items())
     if key not in scope.found:
         scope.found[key] = _compute_upper_bound(terms, 0, scope, _DEPTH)
@@ -73,7 +73,7 @@ def _find_cached_upper_bound(terms: Terms, constant: int, scope: BoundsContext) 
 
 
 def lane_bounds(index: Expr, scope: BoundsContext, facts: Sequence[Fact] = ()) -> tuple[int | None, int | None]:
-    """(least, greatest) value that a lane of `index` takes where all `facts` hold; None if no bound is found."""
+    """Bounds (low, high) on the lanes of `index` in which all `facts` hold; None for a bound that is not found."""
     plain = _first_and_step(index)
     if plain is None:
         return None, None
@@ -85,13 +85,13 @@ def lane_bounds(index: Expr, scope: BoundsContext, facts: Sequence[Fact] = ()) -
 
 
 def runs_at_least_once(loop: Loop, scope: BoundsContext) -> bool:
-    """Whether the loop has an iteration, for all values of the variables around it."""
+    """Whether the loop is known to run at least once for all values of the enclosing variables."""
     least = lower_bound(linear_forms.subtract(loop.stop, loop.start), scope)
     return least is not None and least > 0
 
 
 Fact = tuple[Expr, Expr]
-"""(a, b), where `a < b` is known in every lane that runs."""
+"""A pair (a, b) for which `a < b` is known in every active lane."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ _NONE = _Progression({}, 0, 0)
 
 
 def _make_slack_progression(a: Expr, b: Expr) -> _Progression | None:
-    """`b - a - 1`, which is at least 0 where `a < b`."""
+    """`b - a - 1`, which is nonnegative where `a < b`; None if a side is not a progression over lanes."""
     first, second = _first_and_step(a), _first_and_step(b)
     if first is None or second is None:
         return None
@@ -119,7 +119,7 @@ def _make_slack_progression(a: Expr, b: Expr) -> _Progression | None:
 
 
 def _lanes_bound(own: _Progression, slack: _Progression, sign: int, lanes: int, scope: BoundsContext) -> int | None:
-    """A bound from above of `sign * own` in every lane, to which a `slack` that is not negative may be added."""
+    """An upper bound of `sign * own` over all lanes, found by adding multiples of the nonnegative `slack`."""
     step = sign * own.step
     terms = {a: sign * c for a, c in own.terms.items()}
     found = []
@@ -135,7 +135,7 @@ def _lanes_bound(own: _Progression, slack: _Progression, sign: int, lanes: int, 
 
 
 def _list_slack_factors(terms: Terms, step: int, slack: _Progression) -> list[int]:
-    """How often a slack is added: as often as cancels the lanes; or once, and as often as cancels a variable."""
+    """The multiples of `slack` to try: those that cancel the lane step, or a variable; and one."""
     if slack.step:
         return [-(step // slack.step) if step % slack.step == 0 and step // slack.step < 0 else 1]
     cancelling = (-(terms[a] // c) for a, c in slack.terms.items() if terms.get(a, 0) % c == 0 and a in terms)
@@ -143,7 +143,7 @@ def _list_slack_factors(terms: Terms, step: int, slack: _Progression) -> list[in
 
 
 def _first_and_step(e: Expr) -> tuple[Expr, int] | None:
-    """The first lane and the step between lanes, if they are evident."""
+    """The first lane and the step between lanes of a ramp, broadcast or scalar; None for other vectors."""
     match e:
         case Ramp(base, stride):
             return base, stride
@@ -155,7 +155,7 @@ def _first_and_step(e: Expr) -> tuple[Expr, int] | None:
 
 
 def condition_facts(condition: Expr | None, scope: BoundsContext) -> tuple[list[Fact], bool]:
-    """The facts about indices that a condition implies, and whether they are equivalent to it."""
+    """The facts about indices that `condition` implies, and whether together they are equivalent to it."""
     match condition:
         case None:
             return [], True
@@ -178,12 +178,12 @@ def condition_facts(condition: Expr | None, scope: BoundsContext) -> tuple[list[
 
 
 def _compute_upper_bound(terms: Terms, constant: int, scope: BoundsContext, depth: int) -> int | None:
-    """An upper bound of `terms + constant`: the innermost variable is replaced by its bounds, again and again."""
+    """An upper bound of `terms + constant`, by repeatedly replacing the innermost variable with its bounds."""
     linear_forms.join_divisions(terms)
     plain = _interval_bound(terms, constant, scope.ranges)
     if depth == 0 or not terms:
         return plain
-    # Of two atoms bound equally far inside the larger one first: what it hides may cancel the other.
+    # Of two atoms at the same depth, expand the larger one first: its parts may cancel the other.
     atom = max(terms, key=lambda a: (_depth_of(a, scope), _count_operators(a)))
     if _depth_of(atom, scope) < 0:
         return plain
@@ -198,13 +198,13 @@ def _compute_upper_bound(terms: Terms, constant: int, scope: BoundsContext, dept
 
 
 Sum = tuple[Terms, int, int]
-"""Terms, constant and a divisor: (terms + constant) / divisor, whose multiples by the coefficient are whole."""
+"""(terms, constant, divisor) for (terms + constant) / divisor; multiplying by the atom's coefficient is exact."""
 
 
 def _worst_bound(
     choices: list[Sum], rest: Terms, c: int, constant: int, scope: BoundsContext, depth: int
 ) -> int | None:
-    """The largest of the bounds with the atom replaced by each of `choices`; None when one of them has none."""
+    """The largest of the upper bounds with the atom replaced by each of `choices`; None if one has no bound."""
     worst: int | None = None
     for terms, offset, divisor in choices:
         merged = dict(rest)
@@ -219,7 +219,7 @@ def _worst_bound(
 
 
 def _list_atom_replacements(atom: Expr, c: int, scope: BoundsContext) -> list[list[Sum]]:
-    """Ways to bound `c * atom` from above: in each way it is at most `c` times one of the listed sums."""
+    """Alternative upper bounds of `c * atom`: in each, it is at most `c` times one of the listed sums."""
     match atom:
         case Var(name) if name in scope.lets:
             return [[(*linear_forms.linear_terms(scope.lets[name]), 1)]]
@@ -236,7 +236,7 @@ def _list_atom_replacements(atom: Expr, c: int, scope: BoundsContext) -> list[li
 
 
 def _last_value(loop: Loop, scope: BoundsContext) -> Sum:
-    """The last value of a loop's variable, or a bound of it."""
+    """The last value of a loop's variable, or an upper bound of it."""
     terms, constant = linear_forms.linear_terms(loop.stop)
     apart, distance = linear_forms.linear_terms(_expand_lets(linear_forms.subtract(loop.stop, loop.start), scope))
     if all(k % loop.step == 0 for k in apart.values()):
@@ -262,12 +262,12 @@ def _expand_lets(e: Expr, scope: BoundsContext) -> Expr:
 
 
 def _count_operators(e: Expr) -> int:
-    """Operators of a composite expression."""
+    """The number of operators in nested binary expressions."""
     return 1 + _count_operators(e.left) + _count_operators(e.right) if isinstance(e, Binary) else 0
 
 
 def _depth_of(e: Expr, scope: BoundsContext) -> int:
-    """How far inside the innermost variable of `e` is bound; -1 for an atom that has no bound but its interval."""
+    """The binding depth of the innermost variable of `e`; -1 for an atom that cannot be replaced by bounds."""
     match e:
         case Var(name):
             return scope.order.get(name, -1)

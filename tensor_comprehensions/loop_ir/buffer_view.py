@@ -1,12 +1,12 @@
-"""Promotion: the part of an array that a part of the program touches, in a buffer of its own.
+"""Views for promotion: a buffer that holds the footprint of a part of the program, and the indices into it.
 
-A footprint is a box in a space with named axes: the dimensions of a tensor, the coordinates by which data finds its
-elements, or the iterators of an op. Along each axis it starts at an offset and continues in constant steps, counted by
-digits of a mixed base. A buffer for it has a dimension per digit, in any order: for example, the tiles of a panel
-before the points of one tile.
+A footprint is a box in a space with named axes: the dimensions of a tensor, the coordinates of a gather, or the
+iterators of an op. Along each axis it starts at an offset and continues in constant steps, counted by digits of a mixed
+radix. A buffer for it has a dimension per digit, in any order: for example, the tiles of a panel before the points of
+one tile.
 
-The callers decide the rest: how to find the footprint, the value to copy at each point of it, the memory, and the order
-of the copy.
+The callers decide the rest: how to find the footprint, the value to copy at each point, the memory, and the order of
+the copy.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def buffer_shape(digits: Sequence[BufferDim[Any]]) -> tuple[int, ...]:
 
 
 def footprint_offsets(digits: Sequence[BufferDim[A]], indices: Sequence[Expr]) -> dict[A, Expr]:
-    """How far the point at `indices` of a buffer is from the first one, along each axis that has digits."""
+    """The offset of the point at `indices` of a buffer from the first point, along each axis that has digits."""
     found: dict[A, Expr] = {}
     for digit, index in zip(digits, indices, strict=True):
         step = build.mul(index, digit.stride)
@@ -50,9 +50,9 @@ def footprint_offsets(digits: Sequence[BufferDim[A]], indices: Sequence[Expr]) -
 def buffer_indices(
     digits: Sequence[BufferDim[A]], distance: Mapping[A, N], div: Callable[[N, int], N], mod: Callable[[N, int], N]
 ) -> tuple[N, ...]:
-    """The indices of the point at that distance from the first one: the inverse of `footprint_offsets`.
+    """The indices of the point at `distance` from the first point: the inverse of `footprint_offsets`.
 
-    div, mod: of such numbers by a stride, rounding down. Of an axis the digit of the largest stride comes first.
+    div, mod: floor division by a stride, and its remainder. The digits of an axis are ordered by descending stride.
     """
     rest, found = dict(distance), []
     for digit in digits:
@@ -64,9 +64,9 @@ def buffer_indices(
 
 @dataclass(frozen=True, slots=True)
 class BufferView(Generic[A]):
-    """The footprint that `buffer` holds. first: where it begins, along the axes that have digits.
+    """The footprint that `buffer` holds. first: its first point, along the axes that have digits.
 
-    Along an axis without digits there is one point, wherever that is.
+    Along an axis without digits it has a single point, whose coordinate is not needed.
     """
 
     buffer: Buffer
@@ -74,7 +74,7 @@ class BufferView(Generic[A]):
     first: Mapping[A, Expr]
 
     def indices(self, point: Mapping[A, Expr]) -> tuple[Expr, ...]:
-        """Where in the buffer `point` is."""
+        """The indices of `point` in the buffer."""
         distance = {axis: build.sub(point[axis], first) for axis, first in self.first.items()}
         return buffer_indices(self.digits, distance, build.div, build.mod)
 
@@ -82,11 +82,11 @@ class BufferView(Generic[A]):
 def private_view(
     name: str, dtype: DType, digits: tuple[BufferDim[A], ...] = (), first: Mapping[A, Expr] | None = None
 ) -> BufferView[A]:
-    """A footprint in a buffer of the thread's own: in scratch memory, or a single element in a register."""
+    """A footprint in a new private buffer: in scratch memory, or without digits in a register."""
     space = Space.SCRATCH if digits else Space.REGISTER
     return BufferView(build.buffer(name, dtype, buffer_shape(digits), space), digits, first or {})
 
 
 def with_row_pitch(buffer: Buffer, row: int) -> Buffer:
-    """`buffer` with `row` elements from one row to the next."""
+    """`buffer` with rows padded to `row` elements."""
     return replace(buffer, strides=contiguous_strides((*buffer.shape[:-1], row)))

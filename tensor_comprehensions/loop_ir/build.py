@@ -1,6 +1,6 @@
-"""Small constructors of nodes: Python numbers become constants, lanes are matched, integer constants fold.
+"""Folding constructors of nodes: Python numbers become constants, scalars are broadcast, integer constants fold.
 
-Only identities that hold for every value are applied, so a built expression always means the node it replaces.
+Only identities that hold for every value are applied, so a built expression always equals the unfolded node.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ FALSE = Const(False, Type(BOOL))
 NOTHING = Block(())
 
 _SMALL: dict[float, Const] = {n: Const(n, INDEX) for n in range(-8, 1025)}
-"""Indices that are needed again and again."""
+"""Preallocated constants for common indices."""
 _COMBINERS = {"+": "add", "*": "mul", "min": "min", "max": "max", "and": "and", "or": "or"}
 _BOOL_REDUCTIONS = {"+": "or", "max": "or", "or": "or", "*": "and", "min": "and", "and": "and"}
 
@@ -123,12 +123,12 @@ def minimum(a: Operand, b: Operand) -> Expr:
 
 
 def fold_minimum(values: Iterable[Expr]) -> Expr:
-    """The least of several values."""
+    """The minimum of one or more values."""
     return reduce(minimum, values)
 
 
 def fold_maximum(values: Iterable[Expr]) -> Expr:
-    """The greatest of several values."""
+    """The maximum of one or more values."""
     return reduce(maximum, values)
 
 
@@ -181,7 +181,7 @@ def and_masks(a: Expr | None, b: Expr | None) -> Expr | None:
 
 
 def unary(op: str, operand: Expr) -> Expr:
-    """`op operand`, folded where the operand is a constant or a double negation."""
+    """`op operand`, folded if the operand is a constant or a negation."""
     if type(operand) is Const:
         if op == "not":
             return const(not operand.value, BOOL, operand.type.lanes)
@@ -193,7 +193,7 @@ def unary(op: str, operand: Expr) -> Expr:
 
 
 def binary(op: str, a: Operand, b: Operand) -> Expr:
-    """`a op b` with numbers made constants and scalars broadcast to the other side's lanes, folded."""
+    """`a op b`, folded, with Python numbers converted to constants and scalars broadcast to the other side's lanes."""
     left, right = _convert_python_numbers(a, b)
     t, lanes = left.type, right.type.lanes
     if t.lanes != lanes and 1 not in (t.lanes, lanes):
@@ -231,7 +231,7 @@ _INTEGER_OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def _fold_constants(op: str, left: Const, right: Const) -> Expr | None:
-    """Two constants of an exact type combined; floats are left to the target's own arithmetic."""
+    """The value of `op` on two constants, or None for floats, which are left to the target's arithmetic."""
     dtype = left.type.dtype
     if dtype.is_float or (op in ("div", "mod") and right.value == 0):
         return None
@@ -265,7 +265,7 @@ def _fold_integer(op: str, left: Expr, right: Expr) -> Expr | None:
 
 
 def _fold_ramp(op: str, left: Expr, right: Expr) -> Expr | None:
-    """Sums of ramps and scalars, and multiples of a ramp, are ramps."""
+    """The ramp for a sum of ramps and scalars, or for a multiple of a ramp, else None."""
     a, b = _match_lane_progression(left), _match_lane_progression(right)
     if a is None or b is None:
         return None
@@ -281,7 +281,7 @@ def _fold_ramp(op: str, left: Expr, right: Expr) -> Expr | None:
 
 
 def _match_lane_progression(e: Expr) -> tuple[Expr, int] | None:
-    """(first lane, step between lanes), if that is evident."""
+    """(first lane, step between lanes) of a ramp, a scalar or a uniform vector, else None."""
     match e:
         case Ramp(base, stride, _):
             return base, stride
@@ -306,7 +306,7 @@ def _fold_bool(op: str, left: Expr, right: Expr) -> Expr | None:
 
 
 def broadcast(e: Expr, lanes: int) -> Expr:
-    """`e` in every one of `lanes` lanes; a vector of that many lanes is itself."""
+    """`e` in each of `lanes` lanes; a vector of that many lanes is returned unchanged."""
     have = e.type.lanes
     if have == lanes:
         return e
@@ -322,7 +322,7 @@ def ramp(base: Operand, stride: int, lanes: int) -> Expr:
 
 
 def select(condition: Expr, then: Expr, otherwise: Expr) -> Expr:
-    """Lane by lane choice, decided at once when the condition is constant."""
+    """Choose lane by lane; folded if the condition is constant."""
     lanes = max(condition.type.lanes, then.type.lanes, otherwise.type.lanes)
     if type(condition) is Const:
         return broadcast(then if condition.value else otherwise, lanes)
@@ -330,7 +330,7 @@ def select(condition: Expr, then: Expr, otherwise: Expr) -> Expr:
 
 
 def cast(e: Expr, dtype: DType) -> Expr:
-    """`e` converted to `dtype`; `e` itself if it has that type already."""
+    """`e` converted to `dtype`; unchanged if it already has that type."""
     have = e.type.dtype
     if have == dtype:
         return e
@@ -340,7 +340,7 @@ def cast(e: Expr, dtype: DType) -> Expr:
 
 
 def call(function: str, *arguments: Expr) -> Expr:
-    """A mathematical function on arguments of one type, scalars broadcast where one is a vector."""
+    """A call of `function` on arguments of one type; scalars are broadcast if another argument is a vector."""
     widths = [a.type.lanes for a in arguments]
     lanes = max(widths)
     if min(widths) == lanes:
@@ -349,17 +349,17 @@ def call(function: str, *arguments: Expr) -> Expr:
 
 
 def shuffle(left: Expr, right: Expr, lanes: tuple[int, ...]) -> Expr:
-    """The elements `lanes` of `left` followed by `right`; all of `left` in order is `left`."""
+    """The elements `lanes` of `left` followed by `right`; just `left` if these are all its lanes in order."""
     return left if lanes == tuple(range(left.type.lanes)) else Shuffle(left, right, lanes)
 
 
 def reduce_lanes(op: str, e: Expr) -> Expr:
-    """All lanes of `e` combined by `op`; a scalar is itself."""
+    """All lanes of `e` combined by `op`; a scalar is returned unchanged."""
     return ReduceLanes(op, e) if e.type.lanes > 1 else e
 
 
 def load(buffer: Buffer, *indices: Operand, mask: Expr | None = None) -> Load:
-    """`buffer[indices]` where `mask`."""
+    """Load `buffer[indices]`; lanes where `mask` is false give 0."""
     where = _convert_index_numbers(indices)
     if mask is None or is_true(mask):
         return Load(buffer, where)
@@ -376,7 +376,7 @@ def _convert_index_numbers(indices: tuple[Operand, ...]) -> tuple[Expr, ...]:
 def store(
     buffer: Buffer, indices: tuple[Operand, ...], value: Operand, *, op: str | None = None, mask: Expr | None = None
 ) -> Store:
-    """`buffer[indices] = value` (or `op=`) where `mask`, the value broadcast to the lanes of the indices."""
+    """Store `buffer[indices] = value` (or `op=`) where `mask`; `value` is broadcast to the lanes of the indices."""
     where = _convert_index_numbers(indices)
     lanes = max([buffer.type.lanes, *[i.type.lanes for i in where]])
     if isinstance(value, (int, float)):
@@ -385,7 +385,7 @@ def store(
 
 
 def block(*statements: Stmt) -> Stmt:
-    """Statements in order, nested blocks flattened; one statement is itself."""
+    """A block of the statements with nested blocks flattened; a single statement is returned unchanged."""
     flat: list[Stmt] = []
     for s in statements:
         if type(s) is Block:
@@ -396,14 +396,14 @@ def block(*statements: Stmt) -> Stmt:
 
 
 def when(condition: Expr, then: Stmt, otherwise: Stmt | None = None) -> Stmt:
-    """`if condition`, decided at once when the condition is constant."""
+    """`if condition`; folded if the condition is constant."""
     if type(condition) is Const:
         return then if condition.value else otherwise or NOTHING
     return If(condition, then, otherwise)
 
 
 def dynamic_buffer(name: str, dtype: DType, inner: Sequence[int] = (), space: Space = Space.GLOBAL) -> Buffer:
-    """A row-major buffer whose first dimension is as long as the run says, with blocks of the extents `inner`."""
+    """A row-major buffer with a dynamic first dimension, followed by the extents `inner`."""
     shape = (0, *inner)
     return Buffer(name, Type(dtype), shape, contiguous_strides(shape), space, dynamic=(0,))
 
@@ -415,7 +415,7 @@ def stride(b: Buffer, dimension: int) -> Operand:
 
 
 def count_elements(b: Buffer, lengths: Sequence[Expr]) -> Expr:
-    """The number of elements of a dynamic buffer with these extents."""
+    """The number of elements of `b` with its dynamic dimensions as long as `lengths`."""
     count: Expr = const(b.static_elements)
     for length in lengths:
         count = mul(count, length)
@@ -423,7 +423,7 @@ def count_elements(b: Buffer, lengths: Sequence[Expr]) -> Expr:
 
 
 def register(name: str, dtype: DType = INT64) -> Buffer:
-    """A scalar in a register: a variable that loops may change."""
+    """A scalar register buffer: a mutable variable."""
     return Buffer(name, Type(dtype), (), (), Space.REGISTER)
 
 
@@ -434,7 +434,7 @@ def allocate(buffers: Iterable[Buffer], body: Stmt) -> Stmt:
 
 
 def loops(extents: Sequence[tuple[str, int]], body: Stmt, kind: LoopKind = LoopKind.SERIAL) -> Stmt:
-    """`body` in loops from 0 on, the first outermost: for each the name of the variable, and its end."""
+    """`body` nested in loops from 0, the first outermost; each is given as (variable, extent)."""
     for name, extent in reversed(extents):
         body = Loop(name, const(0), const(extent), body, kind)
     return body

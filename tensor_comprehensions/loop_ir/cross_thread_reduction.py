@@ -1,7 +1,7 @@
-"""Combine register values across the threads of a block, in an order that depends on sizes alone.
+"""Reduce register values across the threads of a block, in an order that depends on sizes alone.
 
-Along neighboring lanes of a warp values are exchanged by shuffles; warps meet in a shared array. Where the threads of
-a group are no whole warps nor an aligned part of one, all of them meet in a shared array, and one adds them up.
+Lanes of a warp exchange values by shuffles, and warps exchange theirs in a shared array. If a group is neither whole
+warps nor an aligned part of one, all its threads store to a shared array, and one thread adds the values up.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .nodes import THREAD, Buffer, Launch, Loop, LoopKind, Space
 
 @dataclass(frozen=True, slots=True)
 class CrossThreadSum:
-    """A register in which each thread has a part, to be combined by `op`, and a name for what that takes."""
+    """A register with each thread's partial result, to be combined by `op`; `name` prefixes new buffers."""
 
     register: Buffer
     op: str
@@ -36,7 +36,7 @@ class CombineCode:
 
 
 def block_thread_rank(launch: Launch) -> ir.Expr:
-    """The number of a thread in its block; x runs fastest."""
+    """The linear index of a thread in its block; x runs fastest."""
     sizes = zip(THREAD, launch.block, strict=True)
     x, y, z = (build.var(name) if extent > 1 else build.const(0) for name, extent in sizes)
     return build.add(x, build.mul(build.add(y, build.mul(z, launch.block[1])), launch.block[0]))
@@ -45,10 +45,10 @@ def block_thread_rank(launch: Launch) -> ir.Expr:
 def combine_across_threads(
     sums: Sequence[CrossThreadSum], launch: Launch, along: frozenset[int], *, again: bool
 ) -> CombineCode:
-    """Combine each of `sums` over the thread identifiers `along`: threads that are 0 there have the result.
+    """Combine each of `sums` over the thread dimensions `along`; threads with index 0 along these get the result.
 
-    again: it runs several times, so that what the last time read from shared arrays must not be overwritten at once.
-    All threads of the block come here together.
+    again: whether the code runs several times; then a barrier first protects the shared arrays of the previous time.
+    All threads of the block must execute the code together.
     """
     group = _count_combining_threads(launch, along)
     if group is not None and group <= WARP_THREADS:
@@ -59,7 +59,7 @@ def combine_across_threads(
 
 
 def _count_combining_threads(launch: Launch, along: frozenset[int]) -> int | None:
-    """The number of neighboring threads that combine, a power of two or whole warps; None for any other group."""
+    """The number of consecutive threads to combine, if that is a power of two or whole warps, else None."""
     inner = [count for k, count in enumerate(launch.block) if k <= max(along)]
     if any(k not in along and count > 1 for k, count in enumerate(inner)):
         return None
@@ -69,7 +69,7 @@ def _count_combining_threads(launch: Launch, along: frozenset[int]) -> int | Non
 
 
 def _within_warps(sums: Sequence[CrossThreadSum], lanes: int) -> ir.Stmt:
-    """A butterfly: all `lanes` neighbors get the result."""
+    """A butterfly reduction over `lanes` consecutive lanes, all of which get the result."""
     steps: list[ir.Stmt] = []
     others = [Buffer(internal_name(s.name, "other"), s.register.type, (), (), Space.REGISTER) for s in sums]
     mask = lanes // 2
@@ -84,7 +84,7 @@ def _within_warps(sums: Sequence[CrossThreadSum], lanes: int) -> ir.Stmt:
 
 
 def _across_warps(sums: Sequence[CrossThreadSum], launch: Launch, warps: int, *, again: bool) -> CombineCode:
-    """Every warp, then the results of the `warps` warps of each group."""
+    """Reduce each warp, then the results of the `warps` warps of each group."""
     threads = prod(launch.block)
     shared = [_shared_buffer(s, threads // WARP_THREADS) for s in sums]
     warp, lane = build.div(block_thread_rank(launch), WARP_THREADS), build.mod(block_thread_rank(launch), WARP_THREADS)
@@ -111,7 +111,7 @@ def _across_warps(sums: Sequence[CrossThreadSum], launch: Launch, warps: int, *,
 def _across_threads(
     sums: Sequence[CrossThreadSum], launch: Launch, along: frozenset[int], *, again: bool
 ) -> CombineCode:
-    """Every thread leaves its part; the first thread of each group combines those of the group in their order."""
+    """Every thread stores its part; the first thread of each group combines the parts of the group in order."""
     shared = [_shared_buffer(s, prod(launch.block)) for s in sums]
     leader: ir.Expr = build.TRUE
     position: ir.Expr = block_thread_rank(launch)
@@ -129,7 +129,7 @@ def _across_threads(
 
 
 def _sum_group(s: CrossThreadSum, shared: Buffer, launch: Launch, along: Sequence[int]) -> ir.Stmt:
-    """The parts of a group, that of its first thread first."""
+    """Combine the parts of the current thread's group in order."""
     place: ir.Expr = block_thread_rank(launch)
     steps = {k: prod(launch.block[:k]) for k in along}
     for k in along:

@@ -1,4 +1,4 @@
-"""The instructions that a `Call` of a loop program may name besides mathematical functions, on several types."""
+"""The functions besides the mathematical ones that a `Call` may name; each stands for a few machine instructions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..core.math_functions import round_to_tf32
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One row. evaluate: on NumPy values, bfloat16 being held in float32."""
+    """A function with its types. evaluate: computes it on NumPy values, with bfloat16 held in float32."""
 
     name: str
     operands: tuple[DType, ...]
@@ -46,7 +46,7 @@ def _unpack_bfloat16_pair(pair: Any) -> tuple[Any, Any]:
 
 
 def _accumulate_bfloat16_dot(total: Any, a: Any, b: Any) -> Any:
-    """The second product is added first, each time with one rounding: a product of bfloat16 is exact in float32."""
+    """Add the second product first, with one rounding per addition, because bfloat16 products are exact in float32."""
     (low_a, high_a), (low_b, high_b) = _unpack_bfloat16_pair(a), _unpack_bfloat16_pair(b)
     return low_a * low_b + (high_a * high_b + np.asarray(total, np.float32))
 
@@ -87,24 +87,24 @@ INSTRUCTIONS = {
     for i in (
         # Two bfloat16 in one value, the first in the low half.
         Instruction(PAIR_BFLOAT16, (BFLOAT16, BFLOAT16), UINT32, _pack_bfloat16_pair),
-        # The same of float16, and the functions that make such pairs of either type.
+        # The same for float16, and the functions that extract the halves of such pairs.
         Instruction(PAIR_FLOAT16, (FLOAT16, FLOAT16), UINT32, _pair_float16),
         Instruction(f"low_{FLOAT16.name}", (UINT32,), FLOAT16, lambda pair: _float16_of(pair, 0)),
         Instruction(f"high_{FLOAT16.name}", (UINT32,), FLOAT16, lambda pair: _float16_of(pair, 16)),
         Instruction(f"low_{BFLOAT16.name}", (UINT32,), BFLOAT16, lambda pair: _unpack_bfloat16_pair(pair)[0]),
         Instruction(f"high_{BFLOAT16.name}", (UINT32,), BFLOAT16, lambda pair: _unpack_bfloat16_pair(pair)[1]),
-        # A sum, and the products of the halves of two such pairs added to it. Subnormal numbers may count as zero.
+        # (sum, pair, pair): the sum plus the products of the pairs' halves. Subnormal numbers may count as zero.
         Instruction(DOT_BFLOAT16, (FLOAT32, UINT32, UINT32), FLOAT32, _accumulate_bfloat16_dot),
         # The bits of a float32, rounded to tf32.
         Instruction(TF32_BITS, (UINT32,), UINT32, _round_bits),
-        # On 64 bits. Shifts, by 0 to 63, fill with zeros. Zeros below the lowest one are counted: 64 where all are 0.
+        # Operations on 64 bits. Shifts, by 0 to 63, fill with zeros. `trailing_zeros` of 0 is 64.
         Instruction(BIT_AND, (INT64, INT64), INT64, operator.and_),
         Instruction(BIT_OR, (INT64, INT64), INT64, operator.or_),
         Instruction(SHIFT_LEFT, (INT64, INT64), INT64, _shift_left),
         Instruction(SHIFT_RIGHT, (INT64, INT64), INT64, _shift_right),
         Instruction(TRAILING_ZEROS, (INT64,), INT64, _trailing_zeros),
         Instruction(POPCOUNT, (INT64,), INT64, _popcount),
-        # A number below 2^31 on which the threads of a warp agree, made one value for all of them.
+        # A number below 2^31 on which the threads of a warp agree, in a form that the compiler knows to be uniform.
         Instruction(BROADCAST_WARP, (INT64,), INT64, lambda x: x),
     )
 }

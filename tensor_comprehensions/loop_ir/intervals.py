@@ -12,7 +12,7 @@ from .nodes import Binary, Broadcast, Const, Expr, Ramp, Select, Var
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """The integers from `low` to `high`, both included; None for no bound."""
+    """The integers from `low` to `high`, inclusive; None means unbounded."""
 
     low: int | None = None
     high: int | None = None
@@ -30,7 +30,7 @@ class Interval:
         return Interval(low, high) if factor > 0 else Interval(high, low)
 
     def floor_divide(self, divisor: int) -> Interval:
-        """By a positive constant."""
+        """The interval of the floor of the quotient by a positive `divisor`."""
         return Interval(
             None if self.low is None else self.low // divisor, None if self.high is None else self.high // divisor
         )
@@ -46,9 +46,9 @@ Ranges = Mapping[str, Interval]
 
 
 def index_interval(e: Expr, ranges: Ranges) -> Interval:
-    """An interval that holds every lane of the integer `e` when each variable lies in its range.
+    """An interval that contains every lane of the integer `e`, given the ranges of its variables.
 
-    Arithmetic narrower than 64 bits may wrap around, so it is taken to give anything.
+    Arithmetic narrower than 64 bits may wrap around, so its result is taken to be unbounded.
     """
     match e:
         case Const(value):
@@ -83,7 +83,7 @@ def _sum_interval(e: Binary, ranges: Ranges) -> Interval:
         terms, constant = linear_terms(e)
         total = Interval(constant, constant)
         for atom, c in terms.items():
-            # A product of variables is an atom of its own: do not linearize it again.
+            # A product of variables is an atom: linearizing it again would not terminate.
             total = total + (ANYTHING if _is_product(atom) else index_interval(atom, ranges)).scale(c)
         return total
     if e.op == "mul":

@@ -1,4 +1,4 @@
-"""The intrinsics of `Invoke`. Passes and emitters know no row by name: targets spell them in their own tables."""
+"""The table of the intrinsics of `Invoke`. Passes use its facts, not names; targets spell them in their own tables."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from .lazy_table import LazyTable
 from .nodes import Invoke, Space
 
 ALL_THREADS = 1024
-"""The threads of a block: as many as one may have."""
+"""The value of `Intrinsic.group` for all threads of a block: the largest number that a block may have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Intrinsic:
-    """One row.
+    """An intrinsic and the facts about its operands, each a view `(buffer, indices of its first element)`.
 
-    operands: the number of views, attributes: the number of constants, values: the types of the values.
-    hint: it computes nothing, so its views need not exist and it may be left out; only their indices are evaluated.
-    group: the number of neighboring threads that execute it together, in control flow that is uniform for them.
-    registers: the views that are in registers. atom: the row of `atoms.ATOMS` that says where their elements lie; each
-    view is then that of the first register of several along the last dimension.
-    fragments: the views that are matrices in FRAGMENT buffers. written: the views whose memory it writes.
-    barriers: the views that are in BARRIER buffers. mapped: the view whose box a tensor map moves, which the first
-    attribute numbers: it may begin anywhere, inside of the buffer or not. described: the views of matrices in shared
-    memory that the instruction finds by a descriptor; those that lie across, rows along K, are in `across`.
+    operands: the number of views. attributes: the number of constants. values: the types of the values.
+    hint: whether it computes nothing and may be dropped; its views need not exist, only their indices are evaluated.
+    group: the number of consecutive threads that execute it together, in control flow that is uniform for them.
+    registers: positions of the views in registers. atom: the key in `atoms.ATOMS` of their layouts; each view then
+    names the first of several registers along the last dimension.
+    fragments: positions of the views in FRAGMENT buffers. written: positions of the views that it writes.
+    barriers: positions of the views in BARRIER buffers. mapped: the position of the view in a tensor that is accessed
+    by a tensor map, whose number is the first attribute; the box may begin outside of the buffer.
+    described: positions of the views of matrices in shared memory that a descriptor addresses. across: those that are
+    not K-major, with rows along K.
     """
 
     name: str
@@ -65,7 +66,7 @@ WGMMA_FENCE, WGMMA_COMMIT, WGMMA_WAIT = "wgmma_fence", "wgmma_commit", "wgmma_wa
 REGISTERS_DEC, REGISTERS_INC, ELECT = "registers_dec", "registers_inc", "elect"
 REGISTER_MOVES = (REGISTERS_DEC, REGISTERS_INC)
 IN_CLUSTER = (BARRIER_ARRIVE_CLUSTER, CLUSTER_BARRIER, *TMA_MULTICASTS)
-"""What blocks of a cluster do with each other."""
+"""The intrinsics that involve several blocks of a cluster."""
 
 
 def _of_atom(a: Atom) -> Intrinsic:
@@ -74,18 +75,18 @@ def _of_atom(a: Atom) -> Intrinsic:
 
 
 def _is_invoked(a: Atom) -> bool:
-    """Whether both machines can run the atom, which a warp or a warpgroup does."""
+    """Whether the atom becomes an intrinsic: warps or warpgroups execute it, and the interpreter supports its types."""
     return a.group > 1 and not any(o.dtype in FLOAT8 for o in a.operands)
 
 
 GROUP_SUFFIXES: Mapping[str, tuple[int, ...]] = {
     "": (), "_across": (2,), "_left_across": (1,), "_both_across": (1, 2)
 }  # fmt: skip
-"""How names of products of warpgroups end, by the factors that lie across."""
+"""Suffixes of names of `wgmma` intrinsics, each with the positions of the factors that are not K-major (`across`)."""
 
 
 def _of_group(a: Atom) -> Iterator[Intrinsic]:
-    """The product of a warpgroup, with A in shared memory or in registers; in memory along K or, of 16 bits, across."""
+    """The `wgmma` variants: A in shared memory or registers; 16-bit factors in memory may be K-major or not."""
     for suffix, across in GROUP_SUFFIXES.items() if a.operands[2].dtype.bits == 16 else (("", ()),):
         for middle, registers in (("", (0,)), ("_registers", (0, 1))):
             if middle and 1 in across:
@@ -103,70 +104,68 @@ def _rows_of(a: Atom) -> Iterator[Intrinsic]:
 _OWN = {
     i.name: i
     for i in (
-        # Prefetch a cache line; the attribute tells whether it will be written (1) or only read (0).
+        # Prefetch a cache line; the attribute says whether it will be written (1) or only read (0).
         Intrinsic(PREFETCH, operands=1, attributes=1, hint=True),
-        # The same, but so much later that the first cache has other things to keep until then.
+        # The same for data that is used later: prefetch to L2, without displacing L1.
         Intrinsic(PREFETCH_LATER, operands=1, attributes=1, hint=True),
-        # Accesses of all threads of the block (of the warp) before it are visible to all of them after it.
+        # Barrier of the block (of the warp): earlier accesses of its threads are visible to all of them afterwards.
         Intrinsic(BARRIER, operands=0, attributes=0, group=ALL_THREADS),
         Intrinsic(WARP_BARRIER, operands=0, attributes=0, group=WARP),
-        # destination, source; (mask or offset of lanes, width): each thread gets the source of the lane whose number
-        # is its own xor the mask, or plus the offset, inside its group of `width` lanes; its own beyond the group.
+        # destination, source; (lane mask or offset, width): each thread gets the source of the lane with its own index
+        # XOR the mask, or plus the offset, in its group of `width` lanes; its own value if that is outside the group.
         Intrinsic(SHUFFLE_XOR, operands=2, attributes=2, group=WARP, registers=(0, 1)),
         Intrinsic(SHUFFLE_DOWN, operands=2, attributes=2, group=WARP, registers=(0, 1)),
-        # The same from the lane with a number, which is taken inside the group. (width,) (lane,)
+        # destination, source; (width,); (lane,): the same from the lane with this index, modulo the width.
         Intrinsic(SHUFFLE_INDEX, operands=2, attributes=1, group=WARP, registers=(0, 1), values=(INT64,)),
-        # (number from 1 to 15, threads): as the barrier of the block, for so many threads: whole warps that wait at the
-        # barrier with this number.
+        # (number from 1 to 15, threads): a barrier of so many threads, in whole warps, that use the same number.
         Intrinsic(BARRIER_PART, operands=0, attributes=2, group=WARP),
-        # shared destination, global source; (bytes,), 4, 8 or 16: begin to copy contiguous elements; the destination is
-        # undefined until this thread has waited for the group, and to other threads until a barrier after that.
+        # shared destination, global source; (bytes,), 4, 8 or 16: start copying contiguous elements. The destination is
+        # undefined until this thread has waited for the group; for other threads, until a barrier after that.
         Intrinsic(COPY_ASYNC, operands=2, attributes=1, written=(0,)),
-        # The same, but where the value is false the source, which need not exist, is not read: zeros are copied.
+        # The same, but if the value is false, copy zeros; the source is not read and need not exist.
         Intrinsic(COPY_ASYNC_ZERO, operands=2, attributes=1, written=(0,), values=(BOOL,)),
-        # Close this thread's group of copies. (groups,): wait until at most so many of the last groups are pending.
+        # Close this thread's group of copies. (groups,): wait until at most this many of the latest groups are pending.
         Intrinsic(COMMIT_ASYNC, operands=0, attributes=0),
         Intrinsic(WAIT_ASYNC, operands=0, attributes=1),
-        # A fragment becomes all zeros.
+        # Set a fragment to zeros.
         Intrinsic(FRAGMENT_ZERO, operands=1, attributes=0, fragments=(0,), written=(0,)),
-        # fragment, memory; (dimension,): its rows go on along that dimension of the memory, each of them contiguous
-        # there. Two bfloat16 in memory are one uint32, the first in the low half.
+        # fragment, memory; (dimension,): load a fragment whose rows lie along that dimension of the memory, each of
+        # them contiguous. Two bfloat16 in memory make one uint32, the first in the low half.
         Intrinsic(FRAGMENT_LOAD, operands=2, attributes=1, fragments=(0,), written=(0,)),
-        # memory, fragment; (dimension,): the same the other way.
+        # memory, fragment; (dimension,): store a fragment in the same way.
         Intrinsic(FRAGMENT_STORE, operands=2, attributes=1, fragments=(1,), written=(0,)),
-        # sum (m, n), left (m, k), right (k, n): add the products of the pairs of bfloat16 in left and right, as many
-        # `DOT_BFLOAT16` along k as there are. Subnormal numbers may count as zero.
+        # sum (m, n), left (m, k), right (k, n): multiply pairs of bfloat16: one `DOT_BFLOAT16` for each k, in order.
+        # Subnormal numbers may count as zero.
         Intrinsic(FRAGMENT_DOT_BFLOAT16, operands=3, attributes=0, fragments=(0, 1, 2), written=(0,)),
-        # barrier; (arrivals,): so many end each of its phases. Others know of it after a fence, then a barrier of the
-        # block.
+        # barrier; (arrivals,): initialize an mbarrier whose phases end after so many arrivals. Other threads may use it
+        # after a fence (the second intrinsic) followed by a barrier of the block.
         Intrinsic(BARRIER_INIT, operands=1, attributes=1, barriers=(0,)),
         Intrinsic(FENCE_BARRIER_INIT, operands=0, attributes=0),
-        # barrier: arrive. (bytes,): arrive, and let the phase also wait for so many bytes of copies.
+        # barrier: arrive. barrier; (bytes,): arrive, and make the phase also wait for so many bytes of copies.
         Intrinsic(BARRIER_ARRIVE, operands=1, attributes=0, barriers=(0,)),
         Intrinsic(BARRIER_EXPECT, operands=1, attributes=1, barriers=(0,)),
-        # barrier; ; (block,): arrive at the barrier that has the same place in a block of the cluster, by its number.
+        # barrier; ; (block,): arrive at the same barrier of the block with this rank in the cluster.
         Intrinsic(BARRIER_ARRIVE_CLUSTER, operands=1, attributes=0, barriers=(0,), values=(INT64,)),
-        # As the barrier of the block, for all threads of all blocks of the cluster. A block may reach shared memory of
-        # another one from the first of them on, and must not end before the other knows the last access to it.
+        # A barrier of all threads of the cluster. A block may access shared memory of another block after the first
+        # such barrier; a block must not end before it has synchronized with the last access to its own.
         Intrinsic(CLUSTER_BARRIER, operands=0, attributes=0, group=ALL_THREADS),
-        # barrier; ; (parity,): wait until the phase of this parity has ended, the one before the first having parity 1.
+        # barrier; ; (parity,): wait until the phase of this parity has ended; the phase before the first has parity 1.
         Intrinsic(BARRIER_WAIT, operands=1, attributes=0, barriers=(0,), values=(INT64,)),
-        # shared box, its first element in a tensor, barrier; (map,): begin to copy a box, zeros where it leaves the
-        # tensor. The box is undefined until its bytes have landed and the phase of the barrier that they end has.
+        # shared box, its first element in a tensor, barrier; (map,): start a TMA load of a box, with zeros outside of
+        # the tensor. The box is undefined until the phase of the barrier that counts its bytes has ended.
         *(Intrinsic(name, 3, 1, written=(0,), barriers=(2,), mapped=1) for name in TMA_LOADS),
-        # The same to the same place in several blocks of the cluster, where it ends on the barrier of that place.
-        # (map, blocks): a bit for each of them.
+        # The same into the same shared memory of several blocks of the cluster, signaling the same barrier of each.
+        # (map, blocks): a bit for each block.
         *(Intrinsic(name, 3, 2, written=(0,), barriers=(2,), mapped=1) for name in TMA_MULTICASTS),
-        # The first element of a box in a tensor, shared box; (map,): begin to copy the part of it inside the tensor.
+        # first element of a box in a tensor, shared box; (map,): start a TMA store of the part inside the tensor.
         *(Intrinsic(name, 2, 1, written=(0,), mapped=0) for name in TMA_STORES),
-        # Close this thread's group of such stores. (groups,): wait until all but so many of the last ones have read.
+        # Close this thread's group of TMA stores. (groups,): wait until all but the latest ones have read.
         Intrinsic(BULK_COMMIT, operands=0, attributes=0),
         Intrinsic(BULK_WAIT, operands=0, attributes=1),
-        # Make earlier stores of this thread visible to copies of boxes and products of warpgroups after the next
-        # barrier.
+        # Make earlier stores of this thread visible to TMA copies and `wgmma` after the next barrier.
         Intrinsic(FENCE_ASYNC, operands=0, attributes=0),
-        # Registers written before belong to the products that come; close the group of products; wait for all but so
-        # many of the last groups.
+        # Order earlier writes of registers before later products; close the group of products; (groups,): wait for all
+        # but this many of the latest groups.
         Intrinsic(WGMMA_FENCE, operands=0, attributes=0, group=WARPGROUP),
         Intrinsic(WGMMA_COMMIT, operands=0, attributes=0, group=WARPGROUP),
         Intrinsic(WGMMA_WAIT, operands=0, attributes=1, group=WARPGROUP),
@@ -180,31 +179,31 @@ _OWN = {
 
 
 def _atom_rows() -> dict[str, Intrinsic]:
-    """A row for each atom, which takes registers and each lane's row of 16 bytes, registers, or sum, left and right.
+    """The intrinsics of the atoms. Moves take registers and each lane's row of 16 bytes; products sum, left and right.
 
-    Sums start from zero if the value is false. Products of a warpgroup read their operands, and change their sums,
-    until the warpgroup has waited for their group.
+    `wgmma` starts from zero sums if its value is false. It reads its operands, and changes its sums, until the
+    warpgroup has waited for its group.
     """
     return {i.name: i for a in filter(_is_invoked, ATOMS.values()) for i in _rows_of(a)}
 
 
 INTRINSICS: Mapping[str, Intrinsic] = LazyTable(_OWN, _atom_rows)
-"""All rows by name."""
+"""All intrinsics by name."""
 
 
 def is_hint(s: Invoke) -> bool:
-    """Whether `s` computes nothing."""
+    """Whether `s` is a hint, such as a prefetch: it computes nothing."""
     known = INTRINSICS.get(s.name)
     return known is not None and known.hint
 
 
 def is_collective(s: Invoke) -> bool:
-    """Whether several threads come to `s` together."""
+    """Whether several threads must execute `s` together."""
     known = INTRINSICS.get(s.name)
     return known is not None and known.group > 1
 
 
 def is_asynchronous(s: Invoke) -> bool:
-    """Whether `s` starts an asynchronous operation: a copy of a box, or a product of a warpgroup."""
+    """Whether `s` starts a TMA copy or a `wgmma`."""
     known = INTRINSICS.get(s.name)
     return known is not None and (known.mapped is not None or bool(known.described))

@@ -1,4 +1,4 @@
-"""A table whose rare rows are made when one of them is asked for: compilers for CPUs never need those of GPUs."""
+"""A table whose rare rows are built on first use: compilation for CPUs never needs the rows for GPUs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ V = TypeVar("V")
 
 
 class LazyTable(Mapping[str, V]):
-    """Rows by name.
+    """A mapping from names to rows.
 
     Args:
         rows: the initial rows.
-        make: makes the other rows, which follow them.
+        make: builds the other rows, which follow them, when a name is missing or the table is iterated.
     """
 
     def __init__(self, rows: Mapping[str, V], make: Callable[[], Mapping[str, V]]) -> None:

@@ -1,4 +1,4 @@
-"""Linear forms of integer expressions: sums of atoms times constants, their differences, their canonical expression."""
+"""Linear forms of integer expressions: sums of atoms times constants, their differences and canonical expressions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Terms = dict[Expr, int]
 
 
 def linear_terms(e: Expr) -> tuple[Terms, int]:
-    """The scalar integer `e` as (coefficient of each atom in order of appearance, constant)."""
+    """The scalar integer `e` as (terms, constant): the coefficient of each atom, in order of appearance."""
     terms: Terms = {}
     constant = _collect_linear_terms(e, 1, terms)
     return {atom: c for atom, c in terms.items() if c != 0}, constant
@@ -60,7 +60,7 @@ def join_divisions(terms: Terms) -> None:
 
 
 def _join_division_terms(terms: Terms, remainder: Expr, quotient: Expr, divisor: int, whole: Expr) -> None:
-    """Replace a quotient and a remainder among `terms` by their `whole`, where they have its factor."""
+    """Replace `quotient` and `remainder` in `terms` by `whole` if their coefficients match."""
     k = terms[remainder]
     if terms.get(quotient, 0) == k * divisor:
         del terms[remainder], terms[quotient]
@@ -78,7 +78,7 @@ def difference(a: Expr, b: Expr) -> int | None:
 
 
 def subtract(a: Expr, b: Expr) -> Expr:
-    """`a - b` with common terms cancelled, inside the minimum or maximum that `a` may be."""
+    """`a - b` with common terms cancelled, also inside `a` if that is a minimum or maximum."""
     if type(a) is Binary and a.op in ("min", "max"):
         return build.binary(a.op, subtract(a.left, b), subtract(a.right, b))
     terms, constant = linear_terms(a)

@@ -1,4 +1,4 @@
-"""The code of a block for the rows that a mask leaves whole, for those that it leaves out, and for those between."""
+"""Select among variants of a module at run time: for blocks that a mask keeps whole, drops, or cuts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .redirection import Redirect, used_buffers
 
 @dataclass(frozen=True, slots=True)
 class ScalarBound:
-    """A condition on scalar arguments: their sum with coefficients is `most` or less, and none is above `limit`."""
+    """A condition on scalar arguments: the sum of `terms` (name, factor) is at most `most`, each at most `limit`."""
 
     terms: tuple[tuple[str, int], ...]
     most: int
@@ -21,9 +21,9 @@ class ScalarBound:
 
 
 def choose_module(general: Module, cases: Sequence[tuple[Expr, Module | None]]) -> Module:
-    """`general`, or the module of the first of `cases` whose condition holds; None does nothing.
+    """A module that runs the first of `cases` whose condition holds (None: nothing), else `general`.
 
-    Where one of these sees an argument in another shape, `general` alone.
+    Returns `general` itself if a module contains checks, or has another shape for an argument.
     """
     modules = [m for _, m in cases if m is not None]
     if general.sites or any(m.sites or not _has_forms_of(m, general) for m in modules):
@@ -37,7 +37,7 @@ def choose_module(general: Module, cases: Sequence[tuple[Expr, Module | None]]) 
 
 
 def compare_scalars(module: Module, bound: ScalarBound) -> Expr:
-    """The condition, on arguments of a module."""
+    """`bound` as an expression on the arguments of `module`."""
     buffers = {b.name: b for b in module.arguments}
     values = [(Load(buffers[name], ()), factor) for name, factor in bound.terms]
     total: Expr = build.const(0)
@@ -48,13 +48,13 @@ def compare_scalars(module: Module, bound: ScalarBound) -> Expr:
 
 
 def _has_forms_of(module: Module, general: Module) -> bool:
-    """Whether a module sees the arguments that it uses as `general` does."""
+    """Whether the arguments that `module` uses have the same shapes as in `general`."""
     used = set().union(*(used_buffers(k.body) for k in module.kernels))
     return all(b == other for b, other in zip(module.arguments, general.arguments, strict=True) if b.name in used)
 
 
 def _body_of(module: Module) -> Stmt:
-    """All kernels, with memory of their own."""
+    """The bodies of all kernels, with the module's temporaries as scratch buffers."""
     memory = {b.name: replace(b, space=Space.SCRATCH) for b in module.temporaries}
     body = Redirect(memory, {}).stmt(build.block(*(k.body for k in module.kernels)))
     return build.allocate(memory.values(), body)

@@ -1,4 +1,4 @@
-"""How products of warpgroups find matrices in shared memory: rows that are as long as the swizzle, eight by eight."""
+"""Descriptors with which `wgmma` addresses swizzled matrices in shared memory, in groups of eight rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .nodes import Buffer, Expr
 
 CORE_ROWS = 8
 DESCRIPTOR_UNIT = 16
-"""Bytes that a descriptor counts addresses in."""
+"""The unit of addresses and offsets in a descriptor, in bytes."""
 _MODES = {128: 1, 64: 2, 32: 3}
 
 
@@ -17,8 +17,8 @@ _MODES = {128: 1, 64: 2, 32: 3}
 class MatrixPlacement:
     """The constant part of a descriptor. Both offsets are in units of 16 bytes.
 
-    leading: from one group of columns, as wide as the swizzle, to the next, where rows lie along K. stride: from eight
-    rows to the next eight. mode: by which the instruction calls the swizzle.
+    leading: the offset between groups of columns as wide as the swizzle; used if the matrix is not K-major.
+    stride: the offset between groups of eight rows. mode: the hardware's code of the swizzle.
     """
 
     leading: int
@@ -27,20 +27,21 @@ class MatrixPlacement:
 
 
 def swizzle_of(row_bytes: int, size: int) -> tuple[int, int, int]:
-    """`Buffer.swizzle` for elements of `size` bytes in rows of 128, 64 or 32 bytes, as boxes are swizzled."""
+    """The `Buffer.swizzle` that TMA applies to elements of `size` bytes in rows of 128, 64 or 32 bytes."""
     chunk = (16 // size).bit_length() - 1
     return (row_bytes // 16).bit_length() - 1, chunk, 3
 
 
 def row_bytes_of(b: Buffer) -> int:
-    """The bytes of a row of `b`, by which its swizzle goes; 0 if it has none."""
+    """The bytes of a row of a swizzled buffer; 0 if `b` is not swizzled."""
     return b.strides[-2] * b.type.dtype.size if b.swizzle is not None else 0
 
 
 def matrix_placement(b: Buffer, *, across: bool) -> MatrixPlacement | str:
-    """The placement of matrices in the last two dimensions of `b`, or why the instruction cannot address them.
+    """The placement of matrices in the last two dimensions of `b`, or why a descriptor cannot address them.
 
-    across: rows go along K, and matrices wider than a row continue along the third dimension from the end.
+    across: whether rows lie along K (not K-major); matrices wider than a row then continue along the third dimension
+    from the end.
     """
     width = row_bytes_of(b)
     if width not in _MODES:
@@ -52,9 +53,9 @@ def matrix_placement(b: Buffer, *, across: bool) -> MatrixPlacement | str:
 
 
 def split_constant_offset(b: Buffer, where: tuple[Expr, ...]) -> tuple[tuple[Expr, ...], int]:
-    """A place of a matrix as one whose last two indices are 0 where they are constant, and the bytes from there.
+    """`where` with 0 for those of the last two indices that are constant, and the bytes from there to `where`.
 
-    Products along K walk over such constants, so that their places differ by these bytes only.
+    The products of an unrolled loop along K then share an address, and their descriptors differ by these bytes only.
     """
     *outer, row, column = where
     rows, columns = build.integer(row) or 0, build.integer(column) or 0

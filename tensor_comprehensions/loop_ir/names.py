@@ -11,7 +11,7 @@ from .rewrite import stmt_expressions, walk_expr, walk_stmts
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The names taken in a program; `fresh` takes one more."""
+    """The names taken in a program; `fresh` adds one."""
 
     taken: set[str] = field(default_factory=set)
     _next: dict[str, int] = field(default_factory=dict, repr=False, compare=False)
@@ -36,7 +36,7 @@ class Names:
         return Names(taken)
 
     def fresh(self, stem: str) -> str:
-        """`stem.n` for the first n that is not taken yet."""
+        """The name `stem.n` for the first n that is free; marks it as taken."""
         n = self._next.get(stem, 0)  # all names below are taken
         while (name := internal_name(stem, n)) in self.taken:
             n += 1
@@ -46,6 +46,6 @@ class Names:
 
 
 def is_fresh(name: str, stem: str) -> bool:
-    """Whether `fresh(stem)` gives such names."""
+    """Whether `fresh(stem)` could have returned `name`."""
     head, _, number = name.rpartition(".")
     return head == stem and number.isdigit()

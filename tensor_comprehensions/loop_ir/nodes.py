@@ -1,8 +1,8 @@
-"""The loop program, which every lowering produces and every emitter prints.
+"""The nodes of the loop program, which every lowering produces and every emitter prints.
 
-Values are scalars or explicit vectors (a lane count on the type). Loops are structured. Memory is reached only
-through `Load` and `Store` on buffers with static strides and static shapes, except for some dimensions of dynamic
-buffers. Nodes are immutable, compare by value, and their `repr` evaluates back to them.
+Values are scalars or explicit vectors (a lane count on the type). Loops are structured. Memory is accessed only
+by `Load`, `Store` and intrinsics on buffers, whose shapes and strides are static except for dynamic dimensions. Nodes
+are immutable, compare by value, and their `repr` evaluates back to them.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Space(Enum):
 
     GLOBAL = "global"  # an argument of the module or one of its temporaries: visible to every thread
     SCRATCH = "scratch"  # memory private to the thread that allocates it: packed panels, contracted temporaries
-    REGISTER = "register"  # elements are registers: every index is a constant once loops are unrolled
+    REGISTER = "register"  # elements are registers: every index is constant after unrolling
     SHARED = "shared"  # one copy for all threads of a block: only in kernels with a launch
-    BARRIER = "barrier"  # 64 bits each in shared memory that count arrivals and bytes: only intrinsics reach them
-    FRAGMENT = "fragment"  # matrices in registers of their own, numbered by the first index: only intrinsics reach them
+    BARRIER = "barrier"  # mbarriers in shared memory, 64 bits each: only intrinsics access them
+    FRAGMENT = "fragment"  # matrices in tile registers, numbered by the first index: only intrinsics access them
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +45,10 @@ class Buffer:
     """A named array. `type` is that of one element (a vector type only in registers); strides count elements.
 
     dynamic: the dimensions whose extents the caller's array, or the `Allocate`, determines. They are 0 in `shape`.
-    stride_variables: for some dimensions the variable, an int64, that holds the stride in place of the number in
-    `strides`, which is then only typical; () where there is none.
-    swizzle: (bits, base, shift) of a SHARED buffer: the element that the strides put at the offset x lies at
-    `x ^ ((x & mask) >> shift)`, mask being the `bits` bits from `base + shift` on. Indices ignore it.
+    stride_variables: for each dimension, the int64 variable that holds the stride, or None; () if all are None. The
+    number in `strides` is then only typical.
+    swizzle: (bits, base, shift) of a SHARED buffer: the element at offset x by the strides is stored at
+    `x ^ ((x & mask) >> shift)`, where mask is the `bits` bits from `base + shift` on. Indices are not affected.
     """
 
     name: str
@@ -62,10 +62,10 @@ class Buffer:
 
     @property
     def span(self) -> int:
-        """Elements from the first to the last.
+        """The number of elements from the first to the last, including gaps.
 
         Raises:
-            InternalError: the buffer is dynamic, so that only the run decides.
+            InternalError: the buffer is dynamic, so its size is known only at run time.
         """
         if self.dynamic:
             raise InternalError(f"{self.name} is dynamic: its size is not known before it runs")
@@ -73,16 +73,16 @@ class Buffer:
 
     @property
     def static_elements(self) -> int:
-        """Elements for each index of the dynamic dimensions."""
+        """The number of elements per index of the dynamic dimensions."""
         return prod(n for d, n in enumerate(self.shape) if d not in self.dynamic)
 
     def stride_variable(self, dimension: int) -> str | None:
-        """The variable that holds the stride of a dimension, if it is not a number."""
+        """The variable that holds the stride of a dimension, or None if the stride is a number."""
         return self.stride_variables[dimension] if self.stride_variables else None
 
     @property
     def bytes(self) -> int:
-        """Bytes from the first element to the end of the last."""
+        """The number of bytes from the first element to the end of the last."""
         return self.span * self.type.dtype.size * self.type.lanes
 
 
@@ -272,9 +272,9 @@ class LoopKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The origin of a store: the statements of the def that it computes, by name, and its part in them.
+    """The origin of a store: the names of the statements of the def that it helps to compute, and its role.
 
-    role: its purpose if that is not to compute them, such as "copy of". tensor: the object of the role.
+    role: its purpose if it only serves these, such as "copy of". tensor: the tensor that the role refers to.
     """
 
     statements: tuple[str, ...]
@@ -284,7 +284,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """`buffer[indices] = value`, or with `op` in `+ * min max`: `buffer[indices] op= value`, in buffer order.
+    """`buffer[indices] = value`, or with `op` in `+ * min max`, `buffer[indices] op= value`.
 
     Indices, lanes and mask as for `Load`. An updating store inside a VECTOR loop on whose variable the indices do
     not depend is a reduction over that loop, and the order of its combination is free.
@@ -295,7 +295,7 @@ class Store:
     value: Expr
     op: str | None = None
     mask: Expr | None = None
-    nontemporal: bool = False  # bypass the caches (non-temporal); only a hint
+    nontemporal: bool = False  # a hint to bypass the caches
     atomic: bool = False  # with `op`: several threads may update one element at the same time
     origin: Origin | None = field(default=None, compare=False, repr=False)
 
@@ -304,9 +304,9 @@ class Store:
 class Loop:
     """`for var in range(start, stop, step)`; bounds are int64 expressions, step a positive constant.
 
-    grain: for PARALLEL, least number of iterations in a chunk. vector_factors: for VECTOR, the number of lanes and of
-    vectors per iteration (interleaved accumulators), as (lanes, vectors). With 0 vectors, an iteration handles one
-    vector under a mask, so that short loops have no remainder.
+    grain: for PARALLEL, the least number of iterations in a chunk. vector_factors: for VECTOR, (lanes, vectors): the
+    lanes of a vector, and the vectors per iteration (interleaved accumulators). With 0 vectors, an iteration handles
+    one vector under a mask, so that short loops have no remainder.
     """
 
     var: str
@@ -353,8 +353,8 @@ class Allocate:
     """Buffers that exist during `body`, with undefined contents at first.
 
     SCRATCH and REGISTER buffers belong to the thread that allocates them; the iterations of a PARALLEL loop in `body`
-    reach SCRATCH, too, as they do global memory. All threads of a block allocate a SHARED buffer together.
-    With `lengths`, int64 that are not negative, there is one buffer: dynamic SCRATCH, row-major, with these extents.
+    may share SCRATCH, like global memory. All threads of a block allocate a SHARED buffer together.
+    With `lengths` (nonnegative int64), there is one buffer: dynamic SCRATCH, row-major, with these extents.
     """
 
     buffers: tuple[Buffer, ...]
@@ -364,13 +364,13 @@ class Allocate:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """In `body`, `buffer` is the part of `source` that the rows from `start` on make: so many as `rows` says.
+    """In `body`, `buffer` is a view of `rows` rows of `source` from the row `start` on.
 
-    A row is what one index of a `dimension` of `source` stands for; `length` is the number of all rows but for at most
-    `spare` last ones, which the verifier proves to be enough. buffer: with a shape of its own for the same elements,
-    unless other dimensions of it are dynamic. A source that is not dynamic is seen as a whole, in another shape. All
-    statements of a kernel reach the source by windows of one name, and in no other way: so emitters know by names what
-    a store may change.
+    A row is a slice of `source` at one index of `dimension`. `length` is the number of all rows, except for at most
+    `spare` last ones; the verifier proves that the window ends before it. `buffer` may have another shape for the same
+    elements, unless its other dimensions are dynamic. A source without dynamic dimensions is viewed as a whole, in
+    another shape. All statements of a kernel must access the source through windows of one name, so that emitters know
+    from names alone what a store may change.
     """
 
     buffer: Buffer
@@ -385,9 +385,9 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Where the scalar `condition` is false, record (`site`, `value`) as the module's failure, once.
+    """If the scalar `condition` is false, record (`site`, `value`) as the module's failure; only the first is kept.
 
-    A kernel of a module that has failed does not run; the caller turns the site into an error.
+    Kernels after a failed one do not run; the caller turns the site into an error.
     """
 
     condition: Expr
@@ -422,16 +422,17 @@ Stmt = Store | Loop | While | If | Let | Allocate | Window | Check | Invoke | Bl
 
 
 BLOCK = ("block.x", "block.y", "block.z")
-"""The int64 variables that say which block of the grid a thread is in."""
+"""The int64 variables with the index of a thread's block in the grid."""
 THREAD = ("thread.x", "thread.y", "thread.z")
-"""The int64 variables that say which thread of its block a thread is; x runs fastest through warps."""
+"""The int64 variables with the index of a thread in its block; x varies fastest in warps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How many blocks run a kernel, and how many threads are in each: along x, y, z.
+    """The blocks of the grid of a kernel, and the threads of each block: along x, y, z.
 
-    cluster: so many neighboring blocks along x run at the same time, and reach shared memory of each other.
+    cluster: the number of consecutive blocks along x that run at the same time and can access each other's shared
+    memory.
     """
 
     grid: tuple[int, int, int]
@@ -439,17 +440,17 @@ class Launch:
     cluster: int = 1
 
     def ranges(self) -> Iterator[tuple[str, int]]:
-        """Each of the variables of `BLOCK` and `THREAD` with the number of values that it takes, from 0."""
+        """Each variable of `BLOCK` and `THREAD` with its extent."""
         yield from zip((*BLOCK, *THREAD), (*self.grid, *self.block), strict=True)
 
 
 @dataclass(frozen=True, slots=True)
 class TensorMap:
-    """How boxes of a GLOBAL buffer are copied to shared memory and back: the content of a tensor map of the driver.
+    """The content of a TMA tensor map: how boxes of a GLOBAL buffer are copied to shared memory and back.
 
-    box: elements along each dimension, the last being contiguous. swizzle: the bytes of the rows in which chunks of 16
-    change places, 128, 64 or 32; 0: none do. dimensions: the extent and the stride of each, if they are not those of
-    the buffer; they may visit an element several times. rounds: whether loads round float32 to tf32.
+    box: its extents, the last dimension being contiguous. swizzle: the bytes of a row in which chunks of 16 bytes are
+    permuted, 128, 64 or 32; 0: no swizzle. dimensions: the (extent, stride) of each, if they are not those of the
+    buffer; they may contain an element several times. rounds: whether loads round float32 to tf32.
     """
 
     name: str
@@ -466,12 +467,12 @@ class TensorMap:
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """Elements from one to the next along each dimension."""
+        """The stride of each dimension, in elements."""
         return tuple(s for _, s in self.dimensions) or self.buffer.strides
 
     @property
     def bytes(self) -> int:
-        """Bytes of a box, including parts beyond the tensor."""
+        """The bytes of a box, including parts outside of the tensor."""
         return prod(self.box) * self.buffer.type.dtype.size
 
 
@@ -481,11 +482,10 @@ class Kernel:
 
     With a `launch`, every thread of every block runs `body`, in which the variables of `BLOCK` and `THREAD` are
     defined.
-    Threads of one block meet at the collective intrinsics; blocks, or clusters of blocks, run in any order. The kernels
-    of a module run one after another. `readonly` names GLOBAL buffers that it only reads, through the read-only cache
-    if the target has one.
-    `min_blocks_per_sm` blocks, at least, should be resident on a multiprocessor. `maps` are its tensor maps, which
-    intrinsics name by their position.
+    Threads of one block synchronize at collective intrinsics; blocks, or clusters of blocks, run in any order. The
+    kernels of a module run one after another. `readonly` names GLOBAL buffers that it never writes; loads from them use
+    the read-only cache if the target has one. At least `min_blocks_per_sm` blocks should be resident on a
+    multiprocessor. `maps` are its tensor maps, which intrinsics name by position.
     """
 
     name: str
@@ -498,7 +498,7 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class CheckSite:
-    """The meaning of a failed `Check`: `dimension` of `tensor` with `extent` elements from `origin` on."""
+    """What a `Check` tests: an index along `dimension` of `tensor`, with `extent` elements from `origin` on."""
 
     tensor: str
     dimension: int

@@ -1,11 +1,11 @@
-"""Modules for any number of rows, made from the module for one number: their loops over rows end with the last row.
+"""Generalize a module for a fixed number of rows to any number, by making the ends of loops over rows variable.
 
-Blocks of rows, as in `row_blocks`, cost code for each size of a block. Where every row is reached by the variable of a
-loop over all of them, one module does: the ends of such loops become variables. Rows may lie along several axes, whose
-loops may be one flat loop over tiles.
+The alternative, `row_blocks`, needs code for each size of a block. If every row is accessed by the variable of a loop
+over all rows, one module suffices. Rows may lie along several axes, whose loops may be fused to one flat loop over
+tiles.
 
-A number that only happens to follow from the number of rows would be wrong for others. The caller opens the modules for
-two numbers, which have to become the same one (`open_same_rows`).
+A constant that merely depends on the number of rows would be wrong for other numbers. So `open_same_rows` generalizes
+modules for two numbers of rows, which must give the same module.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from .rewrite import children, list_accesses, map_expr, map_stmt, substitute, us
 from .row_blocks import rows_variable
 
 CHUNK_ROWS = 8
-"""Rows for which a thread allocates its memory once: an allocation takes as long as a short row."""
+"""Rows per allocation of a thread's memory: an allocation takes as long as a short row."""
 PART = -1
-"""The number of values of a variable that does not take all from 0 on."""
+"""Marks a variable that does not take all values from 0 up to an extent."""
 TYPICAL_EXTENT = 1040
-"""The extent of dynamic dimensions by which the strides of memory that is allocated for rows are numbered."""
+"""The extent that is assumed for dynamic dimensions in the static strides of allocated memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,8 @@ class OpenBuffer:
 
     Attributes:
         buffer: the argument, with dynamic dimensions.
-        kept: the dimensions of the argument of the module that it has; of others, rows take a single element.
-        axes: the axis of each of these that has rows. steps: the elements from row to row, where these are not one.
+        kept: the dimensions of the module's argument that `buffer` has; the others have a single element.
+        axes: for each dimension with rows, its axis. steps: the elements from row to row, if that is not one.
     """
 
     buffer: Buffer
@@ -72,17 +72,17 @@ class OpenBuffer:
 
 @dataclass(frozen=True, slots=True)
 class OpenProgram:
-    """The arguments for any number of rows, by name, and the values of arguments that the module has as scalars."""
+    """The arguments for any number of rows, by name, and the expressions that replace scalar arguments."""
 
     buffers: Mapping[str, OpenBuffer]
     scalars: Mapping[str, Expr]
 
 
 def open_same_rows(program: OpenProgram, modules: Iterable[Module], counts: Sequence[Sequence[int]]) -> Module:
-    """The module for any numbers of rows, from modules for the numbers `counts` along each axis.
+    """The module for any numbers of rows, from `modules` for fixed ones; `counts` has those along each axis.
 
     Raises:
-        CannotLower: they are no loops over all rows, or not the same ones.
+        CannotLower: the modules are not loops over all rows, or differ in more than the numbers of rows.
     """
     first, *others = (_open_rows(program, m, count) for m, count in zip(modules, counts, strict=True))
     if any(_without_grains(other) != _without_grains(first) for other in others):
@@ -112,7 +112,7 @@ def _open_rows(program: OpenProgram, module: Module, counts: Sequence[int]) -> M
 
 
 def _rename_apart(body: Stmt) -> Stmt:
-    """`body` with other variables in each loop."""
+    """`body` with distinct variables in all loops."""
     used: Counter[str] = Counter()
 
     def rename(s: Stmt, own: Mapping[str, Expr]) -> Stmt:
@@ -149,7 +149,7 @@ def _find_memory(buffers: Iterable[Buffer]) -> dict[str, Buffer]:
 
 
 def _check_register_tiles(body: Stmt, rows: Collection[str]) -> None:
-    """Refuse long sums in register tiles: in blocks of rows, what these read again stays in the cache."""
+    """Refuse register tiles that sum over all rows: blocks of rows are faster, since their operands stay in cache."""
     for s in walk_stmts(body):
         is_tile = isinstance(s, Allocate) and any(b.space is Space.REGISTER and b.type.lanes > 1 for b in s.buffers)
         if is_tile and any(isinstance(inner, Loop) and inner.var in rows for inner in walk_stmts(s)):
@@ -157,7 +157,7 @@ def _check_register_tiles(body: Stmt, rows: Collection[str]) -> None:
 
 
 def _without_grains(m: Module) -> Module:
-    """`m` with loops whose chunks are alike: their lengths follow from the time that a row takes."""
+    """`m` with all grain sizes set to 1: they may differ, because they follow from the time that a row takes."""
 
     def change(s: Stmt) -> Stmt:
         new = map_stmt(s, lambda e: e, change)
@@ -170,11 +170,11 @@ def _without_grains(m: Module) -> Module:
 
 
 Digits = tuple[tuple[str, int], ...]
-"""The variables that are digits of the variable of a flat loop, outermost first, each with its number of values."""
+"""The variables that are digits of the variable of a flat loop, outermost first, each with its extent."""
 
 
 def _count_values(body: Stmt) -> dict[str, int]:
-    """The number of values from 0 on of each variable of a loop, and of each digit of one, or `PART`."""
+    """The extent of each loop variable (or of its digits); `PART` for loops that do not count from 0 in steps of 1."""
     counts: dict[str, int] = {}
     for s in (s for s in walk_stmts(body) if isinstance(s, Loop)):
         counts |= dict(_find_digits(s) or ((s.var, _count_trips(s)),))
@@ -186,7 +186,7 @@ def _count_trips(s: Loop) -> int:
 
 
 def _find_digits(loop: Loop) -> Digits:
-    """The digits of a loop whose variable is used for nothing else; () if it has none."""
+    """The digits of a flat loop whose variable is only used to compute them; () for other loops."""
     trips = _count_trips(loop)
     strides: list[tuple[int, str, int]] = []
     body = loop.body
@@ -207,7 +207,7 @@ def _find_digits(loop: Loop) -> Digits:
 
 
 def _parse_digit(e: Expr, flat: str) -> tuple[int, int] | None:
-    """The stride and the modulus of a digit of the variable `flat`; 0 is no modulus."""
+    """(stride, modulus) if `e` is a digit of the variable `flat`, with 0 for no modulus, else None."""
     match e:
         case Binary("mod", inner, Const(modulus)) if (digit := _parse_digit(inner, flat)) is not None:
             return (digit[0], int(modulus)) if not digit[1] else None
@@ -223,10 +223,10 @@ def _parse_digit(e: Expr, flat: str) -> tuple[int, int] | None:
 
 @dataclass(frozen=True, slots=True)
 class _Finder:
-    """Finds the variables that are rows, and the dimensions that these index.
+    """Finds the variables that index rows, and the dimensions of the module's memory that they index.
 
-    values: the number of values of each variable. variables: the axis of each that is a row.
-    places: of memory of the module, the axis of each such dimension.
+    values: the extent of each variable. variables: the axis of each variable that indexes rows.
+    places: for memory of the module, the axis of each dimension that rows index.
     """
 
     program: OpenProgram
@@ -258,7 +258,7 @@ class _Finder:
             raise CannotLower("one loop is over the rows of two axes")
 
     def _row_of(self, index: Expr, step: int, axis: int) -> str:
-        """The variable of the row that an index reaches, or an element of."""
+        """The variable that selects the row in `index`; with `step`, the one whose coefficient is `step`."""
         if isinstance(index, Var):
             return index.name
         if not step:
@@ -273,7 +273,7 @@ class _Finder:
         return found[0]
 
     def _follow(self, b: Buffer, indices: Sequence[Expr]) -> None:
-        """Find the dimensions of the memory of the module that variables of rows index, and further variables there."""
+        """Find dimensions of the module's memory that row variables index, and other variables that index these."""
         if b.name in self.arguments:
             return
         for d, e in enumerate(indices):
@@ -288,7 +288,7 @@ class _Finder:
                 self.places.setdefault(b.name, {})[d] = self.variables[name]
 
     def _check(self, b: Buffer, indices: Sequence[Expr]) -> None:
-        """Whether rows index the dimensions of their axis alone."""
+        """Refuse row variables in other dimensions than those of their axis."""
         opened = self.program.buffers.get(b.name)
         places = opened.axes if opened is not None else self.places.get(b.name, {})
         for d, e in enumerate(indices):
@@ -300,7 +300,7 @@ class _Finder:
 
 
 def _check_statements(body: Stmt) -> None:
-    """Refuse statements that are for a fixed number of rows."""
+    """Refuse statements that cannot be generalized to any number of rows."""
     for s in walk_stmts(body):
         if isinstance(s, Invoke) and not is_hint(s):
             raise CannotLower(f"{s.name} computes a fixed number of rows")
@@ -309,7 +309,7 @@ def _check_statements(body: Stmt) -> None:
 
 
 def _find_variables(e: Expr) -> set[str]:
-    """The variables in an index, apart from those in subscripts of its loads."""
+    """The variables in an index, except in subscripts of its loads."""
     if isinstance(e, Var):
         return {e.name}
     return set[str]() if isinstance(e, Load) else {name for c in children(e) for name in _find_variables(c)}
@@ -319,7 +319,7 @@ def _find_variables(e: Expr) -> set[str]:
 
 
 def _open_local(b: Buffer, places: Mapping[int, int]) -> Buffer:
-    """Memory of the module with room for any number of rows, in the same order of dimensions."""
+    """Memory of the module with dynamic dimensions for rows, in the same order of dimensions."""
     if b.space is not Space.SCRATCH:
         raise CannotLower(f"{b.name} holds rows in registers")
     strides, held = [0] * len(b.shape), [""] * len(b.shape)
@@ -341,7 +341,7 @@ def _inner_dimensions_first(b: Buffer) -> list[int]:
 
 
 def _allocate(b: Buffer, places: Mapping[int, int], body: Stmt) -> Stmt:
-    """`body` with memory for all rows, whose strides follow from their numbers."""
+    """`body` inside an allocation of `b` for all rows, with strides computed from the numbers of rows."""
     extents = {d: build.var(rows_variable(axis)) for d, axis in places.items()}
     body = Allocate((b,), body, tuple(extents[d] for d in b.dynamic))
     stride: Expr = build.const(1)
@@ -359,7 +359,7 @@ def _allocate(b: Buffer, places: Mapping[int, int], body: Stmt) -> Stmt:
 
 @dataclass(frozen=True, slots=True)
 class _Opener:
-    """Makes loops over rows end with them. variables, places: as of `_Finder`. local: opened memory of the module."""
+    """Makes loops over rows end at the last row. variables, places: as in `_Finder`. local: opened memory by name."""
 
     program: OpenProgram
     variables: Mapping[str, int]
@@ -399,7 +399,7 @@ class _Opener:
         return new
 
     def loop(self, s: Loop) -> Loop:
-        """A loop that ends with the rows, if it is over these."""
+        """The loop `s`, ending at the last row if it is over rows."""
         stop = s.stop
         if s.var in self.variables:
             if s.kind is LoopKind.UNROLLED:
@@ -408,7 +408,7 @@ class _Opener:
         return replace(s, start=self.expr(s.start), stop=self.expr(stop), body=self.stmt(s.body))
 
     def flat_loop(self, s: Loop, digits: Digits) -> Loop:
-        """The loop over all combinations of digits, some of which are rows."""
+        """The flat loop `s` over all combinations of its digits, with variable extents for those that are rows."""
         body: Stmt = s.body
         for _ in digits:
             assert isinstance(body, Let)
@@ -427,7 +427,7 @@ class _Opener:
         return replace(s, stop=total, body=body)
 
     def share_memory(self, s: Loop) -> Stmt:
-        """A loop that allocates memory for rows once for all its iterations, or for a chunk of parallel ones."""
+        """Hoist allocations for rows out of the loop `s`: once for all iterations, or per chunk of a parallel loop."""
         taken: dict[str, Buffer] = {}
         body = _take_allocations(s.body, taken)
         if not taken:
@@ -442,14 +442,14 @@ class _Opener:
         return Loop(chunk, build.const(0), chunks, inner, LoopKind.PARALLEL, grain=-(-s.grain // CHUNK_ROWS))
 
     def allocate(self, buffers: Mapping[str, Buffer], body: Stmt) -> Stmt:
-        """`body` with memory for rows."""
+        """`body` inside allocations of `buffers`."""
         for name, b in buffers.items():
             body = _allocate(b, self.places[name], body)
         return body
 
 
 def _take_allocations(s: Stmt, taken: dict[str, Buffer]) -> Stmt:
-    """`s` without the memory for rows that it allocates, and without the strides of that; adds it to `taken`."""
+    """`s` without allocations for rows and the bindings of their strides; the buffers are added to `taken`."""
     if isinstance(s, Allocate) and s.lengths:
         taken |= {b.name: b for b in s.buffers}
         return _take_allocations(s.body, taken)

@@ -1,6 +1,6 @@
-"""The statements of a def that a store belongs to: annotated on stores while a book of decisions is open.
+"""The statements of a def that a store belongs to, annotated on stores while decisions are recorded.
 
-Lowerings call `with_origin` on the statements that they emit; passes keep origins. Origins change no value and no text.
+Lowerings call `with_origin` on the statements that they emit; passes keep origins. Origins affect no value and no text.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from .rewrite import map_stmt, walk_stmts
 
 
 def origin_of(statements: tuple[str, ...], role: str = "", tensor: str = "") -> Origin | None:
-    """The origin of code emitted for `statements`; None without a book."""
+    """The origin of code emitted for `statements`; None unless decisions are recorded."""
     return Origin(statements, role, tensor) if is_recording() else None
 
 
 def with_origin(s: Stmt, statements: tuple[str, ...], role: str = "", tensor: str = "") -> Stmt:
-    """`s` with stores from `statements`, unless stores inside have an origin already; `s` itself without a book.
+    """`s` with this origin on stores that have none; origins that have only a role get these `statements`.
 
-    An origin that has only a role gets these statements.
+    Returns `s` itself unless decisions are recorded.
     """
     return _fill_in(s, Origin(statements, role, tensor)) if is_recording() else s
 
@@ -43,6 +43,6 @@ def origins_in(s: Stmt) -> Iterator[tuple[Store | Invoke, Origin | None]]:
 
 
 def statement_of(name: str) -> str:
-    """The statement of the def, such as `S2`, for its parts in the lowering, such as `S2.parts` or `S2_init`."""
+    """The statement of the def, such as `S2`, that a statement of the lowering, such as `S2_init`, is derived from."""
     found = re.match(r"S\d+", name)
     return found[0] if found else name

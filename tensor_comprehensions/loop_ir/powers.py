@@ -1,4 +1,4 @@
-"""Powers with a small constant exponent, as products, quotients and square roots: some 20 times as fast as `pow`."""
+"""Expand powers with small constant exponents to products, quotients and square roots: 20 times faster than `pow`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from .nodes import Const, Expr
 from .rewrite import walk_expr
 
 LARGEST_BASE = 200
-"""Nodes of a base that is written several times; nested powers would double with each level."""
+"""The largest base, in nodes, that is duplicated: the size of nested powers doubles with each level."""
 
 
 def expand_power(base: Expr, exponent: Expr) -> Expr | None:
-    """`pow(base, exponent)` without a call, within 1.5 units in the last place and with C's special cases, or None.
+    """`pow(base, exponent)` without a call, or None; its error is at most 1.5 ulp, and special cases are as in C.
 
-    As `torch.pow`, except that roots of -0 and of negative infinity are C's: 0 and infinity.
+    It differs from `torch.pow` in square roots of -0 and of negative infinity, which are 0 and infinity as in C.
     """
     if not isinstance(exponent, Const) or not base.type.dtype.is_float:
         return None
@@ -46,7 +46,7 @@ def expand_power(base: Expr, exponent: Expr) -> Expr | None:
 
 
 def _with_infinity(base: Expr, root: Expr, limit: float) -> Expr:
-    """`root`, which adds 0 to turn -0 into 0, or `limit` for a base of negative infinity."""
+    """`root`, or `limit` where `base` is negative infinity."""
     dtype, lanes = base.type.dtype, base.type.lanes
     infinite = build.eq(base, build.const(-math.inf, dtype, lanes))
     return build.select(infinite, build.const(limit, dtype, lanes), root)

@@ -1,4 +1,4 @@
-"""The buffers that statements use, and statements that use other buffers instead."""
+"""Find the buffers that statements use, and replace them by others."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from .rewrite import map_expr, map_stmt, used_values, walk_stmts
 
 
 def used_buffers(s: Stmt) -> set[str]:
-    """The names of the buffers that are read or written in `s`, also by windows."""
+    """The names of the buffers that are read or written in `s`, or viewed by its windows."""
     return accessed_buffers(s) | {c.source.name for c in walk_stmts(s) if isinstance(c, Window)}
 
 
 def accessed_buffers(s: Stmt) -> set[str]:
-    """The names of the buffers that are read or written in `s` themselves."""
+    """The names of the buffers that are read or written in `s` directly."""
     found = {e.buffer.name for e in used_values(s) if isinstance(e, Load)}
     for c in walk_stmts(s):
         if isinstance(c, Store):
@@ -27,7 +27,7 @@ def accessed_buffers(s: Stmt) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class Redirect:
-    """Other buffers for those of some names, and variables for scalars of some names."""
+    """Replaces buffers, and loads of scalar buffers by variables; both are given by name."""
 
     buffers: Mapping[str, Buffer]
     scalars: Mapping[str, Var]
@@ -53,7 +53,7 @@ class Redirect:
         return new
 
     def window(self, s: Window) -> Window:
-        """A window of another buffer; its elements are in the memory of that buffer."""
+        """The window `s` with its source replaced; the window takes over the memory space of the new source."""
         source = self.of(s.source)
         buffer = replace(s.buffer, space=source.space)
         inner = replace(self, buffers={**self.buffers, buffer.name: buffer})

@@ -1,4 +1,4 @@
-"""A module with other names, made distinct if they clash: prints a canonical program in the names of the source."""
+"""Rename a module, making names distinct if they clash, to print a canonical program in the names of the source."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Names = Mapping[str, str]
 
 
 def rename(module: Module, spell: Callable[[str], str], function: str) -> Module:
-    """`module` with every name as `print_expr` gives it, numbered where something around has it already.
+    """`module` with every name mapped by `spell`, and numbered if an enclosing scope already uses the result.
 
-    function: the name of the module, with which those of its kernels begin.
+    function: the new name of the module, which also prefixes the names of its kernels.
     """
     renaming = _Renaming(spell)
     outer: Names = {}
@@ -49,9 +49,9 @@ def rename(module: Module, spell: Callable[[str], str], function: str) -> Module
 
 
 class _Renaming:
-    """Renames the parts of a module, and remembers expressions by their ids: unrolled code has many in common.
+    """Renames the parts of a module. Expressions are cached by id, because unrolled code shares many.
 
-    They hold in all scopes as long as no name has two replacements.
+    The cache is valid in all scopes as long as no name has two replacements; then it is dropped.
     """
 
     def __init__(self, spell: Callable[[str], str]) -> None:
@@ -61,7 +61,7 @@ class _Renaming:
         self._buffers: dict[tuple[int, str, tuple[str | None, ...]], Buffer] = {}
 
     def bind(self, name: str, names: Names) -> Names:
-        """`names` with another that is free."""
+        """`names` extended with a free replacement for `name`."""
         wanted, taken = self._spell(name), set(names.values())
         free = (internal_name(wanted, n) if n else wanted for n in count())
         found = next(new for new in free if new not in taken)
@@ -70,7 +70,7 @@ class _Renaming:
         return {**names, name: found}
 
     def buffer(self, b: Buffer, names: Names) -> Buffer:
-        """`b` with its name of this scope."""
+        """`b` with its name and stride variables renamed."""
         held = tuple(None if v is None else names[v] for v in b.stride_variables)
         key = (id(b), names[b.name], held)
         if key not in self._buffers:
@@ -78,7 +78,7 @@ class _Renaming:
         return self._buffers[key]
 
     def expression(self, e: Expr, names: Names) -> Expr:
-        """`e` with the names of its scope."""
+        """`e` with names replaced by `names`."""
         known = self._expressions
         if known is None:
             return self._rename(e, names)
@@ -102,7 +102,7 @@ class _Renaming:
                 inner = self.bind(name, names)
                 s = replace(s, var=inner[name])
             case Let(name, value, body):
-                inner = names if name in names else self.bind(name, names)  # that of a stride is known before
+                inner = names if name in names else self.bind(name, names)  # stride variables are bound in advance
                 return Let(inner[name], self.expression(value, names), self.statement(body, inner))
             case Allocate(buffers):
                 for b in buffers:

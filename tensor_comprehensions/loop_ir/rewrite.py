@@ -1,4 +1,4 @@
-"""Walking and rebuilding loop programs. Unchanged parts come back as the same object."""
+"""Traverse and rebuild loop programs. Unchanged parts are returned as the same object."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ OnStmt = Callable[[Stmt], Stmt]
 
 
 def map_tuple(items: tuple[Expr, ...], f: OnExpr) -> tuple[Expr, ...]:
-    """`f` of each item; the same tuple when `f` changed none."""
+    """`f` of each item; the same tuple if `f` changed none."""
     new = tuple([f(i) for i in items])
     return items if all(map(is_, items, new)) else new
 
@@ -145,7 +145,7 @@ def refold(e: Expr) -> Expr:
 
 
 def substitute(e: Expr, values: Mapping[str, Expr]) -> Expr:
-    """`e` with variables replaced by the expressions `values` gives for their names, folded on the way up."""
+    """`e` with variables replaced by the expressions in `values`, folding bottom-up."""
     if type(e) is Var:
         return values.get(e.name, e)
     if type(e) is Const:
@@ -186,7 +186,7 @@ def stmt_expressions(s: Stmt) -> tuple[Expr, ...]:
 
 def substatements(s: Stmt) -> tuple[Stmt, ...]:
     """The direct sub-statements of `s`."""
-    if type(s) is Store:  # most statements: asked first, without the cost of a pattern
+    if type(s) is Store:  # the most frequent type: tested before the pattern match, which is slower
         return ()
     match s:
         case Block(body):
@@ -204,7 +204,7 @@ def substatements(s: Stmt) -> tuple[Stmt, ...]:
 def children(e: Expr) -> tuple[Expr, ...]:
     """The direct sub-expressions of `e`."""
     t = type(e)
-    if t is Const or t is Var:  # most nodes: asked first, without the cost of a pattern
+    if t is Const or t is Var:  # the most frequent types: tested before the pattern match, which is slower
         return ()
     match e:
         case Binary(_, left, right) | Shuffle(left, right):
@@ -265,7 +265,7 @@ def walk_stmt_exprs(s: Stmt) -> Iterator[Expr]:
 
 
 def used_values(s: Stmt) -> Iterator[Var | Load]:
-    """The variables and the loads in `s`; those of an expression that occurs again (the same object) only once."""
+    """The variables and loads in `s`; an expression object that occurs several times is visited once."""
     seen: set[int] = set()
     for c in walk_stmts(s):
         stack = list(stmt_expressions(c))
@@ -295,7 +295,7 @@ def list_accesses(s: Stmt) -> Iterator[tuple[Buffer, tuple[Expr, ...]]]:
 
 
 def stride_variables(s: Stmt, values: Iterable[Var | Load]) -> frozenset[str]:
-    """The variables that hold strides of the buffers that `s` reaches. values: its `used_values`."""
+    """The variables that hold strides of the buffers that `s` accesses. values: the `used_values` of `s`."""
     buffers = [e.buffer for e in values if type(e) is Load]
     for c in walk_stmts(s):
         if type(c) is Store:

@@ -1,15 +1,15 @@
-"""One module for any number of rows, composed of modules for a few fixed numbers of rows.
+"""Compose a module for any number of rows from modules for a few fixed numbers of rows.
 
-A program maps rows if every row of its results depends on the same row of its operands alone. Then a module for 64
-rows and one for a single row compose a module for any number: blocks of 64 rows as long as possible, the rest one by
-one. Each block is a `Window` of the operands, so its code stays unchanged, and its proofs hold. The same holds for a
-program that adds rows to tensors that all rows have in common, if its blocks run one after another.
+This works if every row of the results depends only on the same row of the operands. Then a module for 64 rows and one
+for a single row make a module for any number: as many blocks of 64 rows as fit, and the rest one by one. Each block
+accesses the operands by a `Window`, so its code is unchanged and its proofs hold. The same works for programs that add
+rows to tensors that all rows share, if the blocks run one after another.
 
-Programs with several stages run each over all rows, or once, before the next. Only the number of blocks, and whether
-threads share them, depends on the number of rows at run time.
+Each stage of a program runs over all rows, or once, before the next stage starts. At run time, the number of rows only
+decides the number of blocks, and whether threads share them.
 
-Rows may lie along any dimension, and along several: the module of a block of rows is then itself one for any number of
-columns. Each such axis has a level, from the outermost on.
+Rows may lie along any dimension, and along several axes: the module of a block of rows is then itself one for any
+number of columns. Each such axis has a level; the outermost is 0.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from .rewrite import map_stmt, stride_variables, used_values, walk_expr, walk_st
 from .row_loops import RowLoops, end_row_loops, find_row_loops
 
 SIZES = internal_name("sizes")
-"""The last argument: an array of int64, of sizes and then of strides."""
+"""The name of the last argument: an array of int64 with sizes, followed by strides."""
 
 
 def rows_variable(level: int) -> str:
@@ -56,7 +56,7 @@ def rows_variable(level: int) -> str:
 
 
 def first_row_variable(level: int) -> str:
-    """The variable that holds the number of the first row of a block."""
+    """The variable that holds the index of the first row of a block."""
     return internal_name("first", *[level] * bool(level))
 
 
@@ -66,18 +66,18 @@ def block_variable(level: int) -> str:
 
 
 def again_variable(level: int) -> str:
-    """The variable that tells the second time that a block is computed, shifted to the last rows, from the first."""
+    """The variable of the loop that may compute a block twice: 0 for the block itself, 1 shifted to the last rows."""
     return internal_name("again", *[level] * bool(level))
 
 
 @dataclass(frozen=True, slots=True)
 class RowBlock:
-    """A module for this many rows.
+    """A module for blocks of `rows` rows.
 
-    grain: number of blocks per thread; 0: threads share the work inside a block. overlap_from: if this many rows or
-    more remain, a block that begins before them computes them, and some rows twice; 0: never.
-    is_serial: whether blocks run one after another, because they add to the same elements.
-    may_be_shorter: whether the module is made of loops over its rows, so that the last block may have fewer.
+    grain: the least number of blocks in a chunk of the parallel loop; 0: threads share the work inside a block instead.
+    overlap_from: if at least this many rows remain, an overlapping block computes them, and some rows twice; 0: never.
+    is_serial: whether blocks must run one after another, because they add to the same elements.
+    may_be_shorter: whether the last block may have fewer rows, because the module consists of loops over its rows.
     """
 
     rows: int
@@ -89,17 +89,18 @@ class RowBlock:
 
 
 Stage = tuple[RowBlock, ...] | Module
-"""Blocks from many rows to one, each number a multiple of the next; or a module without rows, which runs once."""
+"""Blocks with descending numbers of rows, each a multiple of the next; or a module without rows, which runs once."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowProgram:
-    """The buffers of a program for any number of rows. Its stages reach them by their names, in shapes of their own.
+    """The buffers of a program for any number of rows. Its stages use the same names, perhaps with other shapes.
 
     arguments: in the order of the calling convention. shared: memory that several stages use.
-    levels: of buffers with rows, the level of each dynamic dimension. scalars: the variables that arguments of modules
-    are. windows: the operands of which a row takes several elements: the step from row to row, and their number.
-    level: that of the rows that the stages run over; other dynamic dimensions have greater ones.
+    levels: for buffers with rows, the level of each dynamic dimension. scalars: for scalar arguments of the modules,
+    the variables that replace them. windows: for operands of which a row uses several elements along the axis, (step
+    from row to row, number of elements). level: the level of the rows that the stages run over; other dynamic
+    dimensions have greater ones.
     """
 
     name: str
@@ -112,10 +113,10 @@ class RowProgram:
 
 
 def join_row_blocks(program: RowProgram, stages: Sequence[Stage]) -> Module:
-    """The module for any number of rows, whose kernels use the variables of `rows_variable`, and those of strides.
+    """The module for any number of rows. `bind_variables` has to bind the variables of rows and strides.
 
     Raises:
-        CannotLower: the checks of blocks cannot run before them.
+        CannotLower: checks cannot run before all computation, or differ between blocks.
     """
     stages = _use_same_windows(stages)
     modules = [m for stage in stages for m in modules_of(stage)]
@@ -140,7 +141,7 @@ def join_row_blocks(program: RowProgram, stages: Sequence[Stage]) -> Module:
 
 
 def has_row_loops(program: RowProgram, block: RowBlock) -> bool:
-    """Whether the module of a block is made of loops over its rows, so that the block may be shorter."""
+    """Whether the module of a block consists of loops over its rows, so that the block may be shorter."""
     try:
         _Joiner({b.name: b for b in (*program.arguments, *program.shared)}, program, frozenset()).row_loops(block)
     except CannotLower:
@@ -149,9 +150,9 @@ def has_row_loops(program: RowProgram, block: RowBlock) -> bool:
 
 
 def bind_variables(module: Module, count: int, values: Sequence[tuple[str, Expr]]) -> Module:
-    """`module` with one more argument, `SIZES`, of `count` numbers, and the values of variables, which may read it.
+    """`module` with one more argument, `SIZES`, of `count` numbers, and with the variables in `values` bound.
 
-    Each value may use the variables before it.
+    Each value may read `SIZES` and use the variables before it.
     """
     return replace(
         module,
@@ -175,7 +176,7 @@ def _bind_used(body: Stmt, values: Sequence[tuple[str, Expr]]) -> Stmt:
 
 
 def _used_variables(s: Stmt) -> frozenset[str]:
-    """The variables in `s`, with those of strides."""
+    """The variables in `s`, including stride variables."""
     values = list(used_values(s))
     return stride_variables(s, values) | {e.name for e in values if isinstance(e, Var)}
 
@@ -186,7 +187,7 @@ def modules_of(stage: Stage) -> tuple[Module, ...]:
 
 
 def _use_same_windows(stages: Sequence[Stage]) -> list[Stage]:
-    """`stages` that reach a buffer by windows everywhere, or nowhere: inner axes may have made windows in some only."""
+    """`stages` with windows on a buffer in all modules if in any: inner axes may have added them in some only."""
     found = [
         s for stage in stages for m in modules_of(stage) for k in m.kernels for s in walk_stmts(k.body)
         if isinstance(s, Window)
@@ -208,13 +209,13 @@ def _use_same_windows(stages: Sequence[Stage]) -> list[Stage]:
 
 
 def _add_windows(s: Stmt, names: Mapping[str, str]) -> Stmt:
-    """`s` with windows of these `names` in its windows, where these have none."""
+    """`s` with windows of these `names` added inside of its windows, where they are missing."""
     new = map_stmt(s, lambda e: e, lambda inner: _add_windows(inner, names))
     return replace(new, body=_view_used(new.body, (new.buffer,), names)) if isinstance(new, Window) else new
 
 
 def _view_used(s: Stmt, buffers: Sequence[Buffer], names: Mapping[str, str]) -> Stmt:
-    """`s`, which reaches those of `buffers` by windows that it uses without one and that `names` has."""
+    """`s` with windows of the whole added for those of `buffers` that are in `names` but have no windows in `s`."""
     used = used_buffers(s) - {w.source.name for w in walk_stmts(s) if isinstance(w, Window)}
     for b in buffers:
         if b.name in names and b.name in used:
@@ -223,7 +224,7 @@ def _view_used(s: Stmt, buffers: Sequence[Buffer], names: Mapping[str, str]) -> 
 
 
 def _view_whole(b: Buffer, names: Mapping[str, str], body: Stmt) -> Stmt:
-    """`body`, which reaches `b` by windows of all of it, one in the other."""
+    """`body` with accesses to `b` through a window of the whole (nested if `names` has further windows of it)."""
     seen = replace(b, name=names[b.name])
     body = Redirect({b.name: seen}, {}).stmt(body)
     if seen.name in names:
@@ -232,18 +233,18 @@ def _view_whole(b: Buffer, names: Mapping[str, str], body: Stmt) -> Stmt:
 
 
 def _common_form(b: Buffer, modules: Sequence[Module]) -> Buffer:
-    """A buffer without rows in the shape that it has in all modules; its own if these differ, for windows on it."""
+    """`b` in the form that it has in all modules; unchanged if it has rows, or if forms differ and need windows."""
     forms = {(x.shape, x.strides): x for m in modules for x in m.arguments if x.name == b.name}
     return b if b.dynamic or len(forms) != 1 else next(iter(forms.values()))
 
 
 def _is_reshaped(b: Buffer, source: Buffer | None) -> bool:
-    """Has a module another shape for a buffer that is not dynamic?"""
+    """Whether `b`, as a module has it, differs in shape or strides from a `source` that is not dynamic."""
     return source is not None and not source.dynamic and (b.shape, b.strides) != (source.shape, source.strides)
 
 
 def _number_sites(stages: Sequence[Stage]) -> tuple[list[Stage], tuple[CheckSite, ...]]:
-    """The stages with checks that count through the sites of all of them, and these sites."""
+    """The stages with check sites numbered consecutively over all stages, and these sites."""
     sites: list[CheckSite] = []
     new: list[Stage] = []
     for stage in stages:
@@ -267,13 +268,13 @@ def _shift_sites(m: Module, first: int) -> Module:
 
 
 Part = tuple[RowBlock, RowBlock | None, tuple[Kernel, ...]]
-"""A block, the next larger one, and the kernels of it that run one after another."""
+"""A block, the next larger one, and the kernels of the block that run in this phase."""
 StagePart = Sequence[Part] | tuple[Module, tuple[Kernel, ...]]
-"""The parts of a stage over rows, or a module and those of its kernels that run now."""
+"""The blocks of a stage over rows, or a module without rows and its kernels that run in this phase."""
 
 
 def _split_into_phases(stages: Sequence[Stage]) -> list[tuple[str, list[StagePart]]]:
-    """The phases: every check, over all rows, and then the rest, stage by stage."""
+    """The phases, as (name, parts): first each check, over all rows, and then the rest, stage by stage."""
     split = [[_split_checks(m) for m in modules_of(stage)] for stage in stages]
     kernels = [rest for parts in split for _, rest in parts]
     made = {s.buffer.name for rest in kernels for k in rest for s in walk_stmts(k.body) if isinstance(s, Store)}
@@ -291,14 +292,14 @@ def _split_into_phases(stages: Sequence[Stage]) -> list[tuple[str, list[StagePar
 
 
 def _stage_part(stage: Stage, kernels: Sequence[tuple[Kernel, ...]]) -> StagePart:
-    """Some kernels of each module of a stage."""
+    """The part of `stage` with these `kernels` of each of its modules."""
     if isinstance(stage, Module):
         return stage, kernels[0]
     return list(zip(stage, (None, *stage[:-1]), kernels, strict=True))
 
 
 def _split_checks(module: Module) -> tuple[tuple[Kernel, ...], tuple[Kernel, ...]]:
-    """The kernels that check, and the others."""
+    """The kernels with checks, and the other kernels."""
     checks = tuple(k for k in module.kernels if any(isinstance(s, Check) for s in walk_stmts(k.body)))
     return checks, tuple(k for k in module.kernels if k not in checks)
 
@@ -311,8 +312,8 @@ def _read_buffers(k: Kernel) -> set[str]:
 class _Joiner:
     """Composes loops over blocks.
 
-    sources: the arguments, and memory that stages share, by name. views: those that are reached by windows though they
-    have no rows, because their shapes in some modules are others. Then all reach them so, and by the same name.
+    sources: the arguments and memory that stages share, by name. views: names of sources without rows whose shapes
+    differ in some modules; all modules access them through windows of the same name.
     """
 
     sources: Mapping[str, Buffer]
@@ -330,7 +331,7 @@ class _Joiner:
         return block_variable(self.program.level)
 
     def allocate(self, b: Buffer, body: Stmt) -> Stmt:
-        """`body` with memory that stages share, whose strides follow from its extents."""
+        """`body` inside an allocation of `b`, memory that stages share, with strides computed from its extents."""
         lengths = tuple(build.var(rows_variable(level)) for level in self.program.levels.get(b.name, ()))
         extents = dict(zip(b.dynamic, lengths, strict=True))
         body = Allocate((b,), body, lengths)
@@ -354,7 +355,7 @@ class _Joiner:
         return self.loops_over_blocks(part)
 
     def loops_over_blocks(self, parts: Sequence[Part]) -> Stmt:
-        """The loop over the blocks of the first size, and the loops over the remaining rows."""
+        """The loop over blocks of the first size in `parts`, followed by loops over the remaining rows."""
         (block, above, kernels), *smaller = parts
         if block.may_be_shorter:
             body = self.body(block, kernels, build.mul(build.var(self.block), block.rows))
@@ -375,9 +376,9 @@ class _Joiner:
     def overlapping_blocks(
         self, block: RowBlock, above: RowBlock | None, kernels: Sequence[Kernel], again: Expr
     ) -> Loop:
-        """The loop over whole blocks where, if `again`, the last is computed twice: the second time for the last rows.
+        """The loop over whole blocks. If `again`, the last is computed twice, the second time shifted to the last rows.
 
-        There may be no block of this size but that for the last rows; then the first time is left out.
+        If larger blocks have computed that block already, its first computation is left out.
         """
         done, time = self.count_done(block, above), again_variable(self.program.level)
         number, count = build.var(self.block), build.div(self.rows, block.rows)
@@ -391,7 +392,7 @@ class _Joiner:
         return self.parallelize(block, above, build.maximum(begin, 0), twice)
 
     def count_done(self, block: RowBlock, above: RowBlock | None) -> Expr:
-        """How many blocks larger ones have computed."""
+        """The number of blocks of this size whose rows larger blocks have computed."""
         if above is None:
             return build.const(0)
         return build.mul(build.div(self.rows, above.rows), above.rows // block.rows)
@@ -399,7 +400,7 @@ class _Joiner:
     def parallelize(
         self, block: RowBlock, above: RowBlock | None, begin: Expr, body: Stmt, end: Expr | None = None
     ) -> Loop:
-        """The loop over blocks, which threads share if there are enough."""
+        """The loop over blocks from `begin` on; parallel unless the blocks are serial or make a single chunk."""
         is_one_chunk = above is not None and above.rows // block.rows - 1 <= block.grain
         is_serial = block.is_serial or not block.grain or is_one_chunk
         kind, grain = (LoopKind.SERIAL, 1) if is_serial else (LoopKind.PARALLEL, block.grain)
@@ -407,7 +408,7 @@ class _Joiner:
         return Loop(self.block, begin, end, body, kind, grain=grain)
 
     def body(self, block: RowBlock, kernels: Sequence[Kernel], start: Expr) -> Stmt:
-        """The body of one block."""
+        """The body of the block from row `start` on: `kernels` with windows on the operands."""
         memory = {b.name: replace(b, space=Space.SCRATCH) for b in block.module.temporaries}
         scalars = {name: build.var(variable) for name, variable in self.program.scalars.items()}
         reached = {b.name: self.reach(b) for b in block.module.arguments if b.name not in scalars}
@@ -434,25 +435,25 @@ class _Joiner:
         return _bind_used(body, [(first_row_variable(self.program.level), start)])
 
     def window(self, buffer: Buffer, source: Buffer, start: Expr, rows: int, body: Stmt, dimension: int) -> Window:
-        """The window of what so many rows take of a buffer."""
+        """The window of `source` with the elements that `rows` rows from `start` on use."""
         step, reach = self.program.windows.get(source.name, (1, 1))
         first, length = build.mul(start, step), build.add(build.mul(build.sub(self.rows, 1), step), reach)
         return Window(buffer, source, first, step * (rows - 1) + reach, length, body, dimension, step - 1)
 
     def row_loops(self, block: RowBlock) -> RowLoops:
-        """The loops over the rows of a block. Raises CannotLower."""
+        """The loops over the rows of a block. Raises CannotLower if its code is not such loops."""
         places = {name: self.dimension(source) for name, source in self.sources.items()}
         return find_row_loops(
             block.module, self.sources, {n: d for n, d in places.items() if d is not None}, block.rows
         )
 
     def dimension(self, source: Buffer) -> int | None:
-        """The dimension of a buffer that the rows take."""
+        """The dimension of a buffer along which the rows of this level lie, or None."""
         levels = self.program.levels.get(source.name, ())
         return next((d for d, level in zip(source.dynamic, levels, strict=True) if level == self.program.level), None)
 
     def reach(self, b: Buffer) -> Buffer:
-        """The buffer by which a block reaches an argument of its module: the same, or a window of it."""
+        """The buffer through which a block accesses an argument of its module: the source itself, or a window of it."""
         source = self.sources[b.name]
         if b.name not in self.views and self.dimension(source) is None:
             return source
@@ -461,7 +462,7 @@ class _Joiner:
 
 
 def _run_in_one_thread(s: Stmt) -> Stmt:
-    """`s` without parallel loops. Hoisted work that each thread would do once is done once for the loop."""
+    """`s` with parallel loops made serial. Packing that each thread would do once is done once before the loop."""
     if not isinstance(s, Loop) or s.kind is not LoopKind.PARALLEL:
         return map_stmt(s, lambda e: e, _run_in_one_thread)
     filled, rest = hoist_packing(s)

@@ -1,8 +1,8 @@
-"""Blocks whose code is a loop over their rows, so that it serves fewer rows as well.
+"""Blocks of rows whose code consists of loops over the rows, so that it also serves fewer rows.
 
-Where every row of a block is reached in loops over all of them, by the variable of the loop alone, the first iterations
-compute the first rows. Then the loops may end earlier, and the block needs no smaller ones for what remains. Each
-iteration reaches its row by a `Window`, so the verifier proves that it is one.
+If all accesses to rows are in loops over all rows of the block, and the loop variable is the index of the row, then the
+first iterations compute the first rows. So the loops may end earlier, and no smaller blocks are needed for the
+remaining rows. Each iteration accesses its row through a `Window`, so that the verifier proves it in bounds.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from .rewrite import children, list_accesses, map_expr, map_stmt, stmt_expressio
 class RowLoops:
     """The loops over the rows of a module.
 
-    rows: the number of iterations. variables: of the loops. arguments: the names of those with rows.
-    dimensions: that of the rows of each of these, and of the buffers that the module allocates for rows.
+    rows: the number of iterations. variables: the variables of the loops. arguments: the names of those with rows.
+    dimensions: the dimension of rows in each of these, and in buffers that the module allocates for rows.
     """
 
     rows: int
@@ -35,11 +35,13 @@ def find_row_loops(module: Module, sources: Mapping[str, Buffer], dimensions: Ma
     """The loops over the rows of a block.
 
     Args:
-        module: for `rows` rows, of a def each of whose statements has one index of the rows, and reaches one by it.
-        sources: its arguments with rows, for any number of them. dimensions: that of the rows of each.
+        module: the module for `rows` rows, of a def in which each statement has one index of rows.
+        sources: the arguments with rows, for any number of rows, by name.
+        dimensions: the dimension of rows in each of these.
+        rows: the number of rows of the block.
 
     Raises:
-        CannotLower: some row is reached in another way.
+        CannotLower: a row is accessed in another way.
     """
     for b in module.arguments:
         if b.name in dimensions and b.shape != _set_extent(sources[b.name], dimensions[b.name], rows).shape:
@@ -69,9 +71,9 @@ def find_row_loops(module: Module, sources: Mapping[str, Buffer], dimensions: Ma
 def end_row_loops(
     body: Stmt, loops: RowLoops, sources: Mapping[str, Buffer], start: Expr, length: Expr, windows: Mapping[str, Buffer]
 ) -> Stmt:
-    """`body` for the rows from `start` on, as many as there are of `length`, if these are less than in a block.
+    """`body` for the rows of a block from `start` on, but only up to the row `length`.
 
-    sources: as in `find_row_loops`. windows: buffers with the names of windows of these.
+    sources: as in `find_row_loops`. windows: buffers with the names for windows of these.
     """
     rows = {
         name: replace(_set_extent(sources[name], loops.dimensions[name], 1), name=windows[name].name)
@@ -87,14 +89,14 @@ def _require_variable(e: Expr) -> str:
 
 
 def _uses(e: Expr, variables: set[str]) -> bool:
-    """Whether an index depends on one of `variables`, apart from the subscripts of its loads."""
+    """Whether an index depends on one of `variables`, other than in subscripts of its loads."""
     if isinstance(e, Var):
         return e.name in variables
     return not isinstance(e, Load) and any(_uses(c, variables) for c in children(e))
 
 
 def _check_loops(body: Stmt, loops: RowLoops) -> None:
-    """Whether the loops run over all rows, and their variables decide which row is reached, and its values alone."""
+    """Refuse loops over only a part of the rows, nested ones, and row variables used other than as indices of rows."""
     whole = (build.const(0), build.const(loops.rows), 1)
     bound = set[str]()
     for s in walk_stmts(body):
@@ -107,7 +109,7 @@ def _check_loops(body: Stmt, loops: RowLoops) -> None:
             for inner in walk_stmts(s.body):
                 if isinstance(inner, Loop) and inner.var in loops.variables:
                     raise CannotLower("loops over rows are nested")
-        elif not isinstance(s, Store):  # whose indices are looked at before
+        elif not isinstance(s, Store):  # its indices were checked before
             parts = s.values if isinstance(s, Invoke) else stmt_expressions(s)
             if any(isinstance(e, Var) and e.name in loops.variables for p in parts for e in _walk_outside_loads(p)):
                 raise CannotLower("a loop or a variable depends on the number of its row")
@@ -124,14 +126,14 @@ def _walk_outside_loads(e: Expr) -> Iterator[Expr]:
 
 
 def _set_extent(b: Buffer, dimension: int, rows: int) -> Buffer:
-    """`b` with so many rows, which were dynamic."""
+    """`b` with the fixed extent `rows` along `dimension`."""
     shape = tuple(rows if d == dimension else n for d, n in enumerate(b.shape))
     return replace(b, shape=shape, dynamic=tuple(d for d in b.dynamic if d != dimension))
 
 
 @dataclass(frozen=True, slots=True)
 class _Ender:
-    """Makes loops end early. rows: the windows of a single row, by the name of their source."""
+    """Makes loops over rows end at the last row. rows: the windows of a single row, by the name of their source."""
 
     loops: RowLoops
     sources: Mapping[str, Buffer]
@@ -145,7 +147,7 @@ class _Ender:
         return map_stmt(s, lambda e: e, self.stmt)
 
     def loop(self, s: Loop) -> Loop:
-        """The loop over the first rows, with a window of each."""
+        """The loop `s`, ending at the last row, with a window of one row in its body."""
         body: Stmt = _Reach(self.rows, self.loops.dimensions).stmt(s.body)
         row = build.add(self.start, build.var(s.var))
         for name in sorted(self.rows.keys() & accessed_buffers(s.body), reverse=True):
@@ -156,7 +158,7 @@ class _Ender:
 
 @dataclass(frozen=True, slots=True)
 class _Reach:
-    """Reaches the only row of each buffer in `rows`."""
+    """Redirects accesses to the one-row windows in `rows`, with index 0 for the row."""
 
     rows: Mapping[str, Buffer]
     dimensions: Mapping[str, int]

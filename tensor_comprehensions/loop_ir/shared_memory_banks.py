@@ -1,4 +1,4 @@
-"""How many turns the banks of shared memory take to serve accesses of warps."""
+"""Count the bank conflicts of shared-memory accesses."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import numpy.typing as npt
 from ..machine import WARP_THREADS
 
 BANKS = 32
-"""Banks of the shared memory of every NVIDIA GPU: each serves one word a turn."""
+"""Banks of shared memory on every NVIDIA GPU; each serves one word per turn."""
 BANK_BYTES = 4
 """Bytes of a word; neighboring words lie in neighboring banks."""
 
 
 def count_bank_conflict_turns(addresses: npt.ArrayLike, width: int) -> int:
-    """Turns, beyond those without a conflict, that accesses of warps take.
+    """The number of turns that bank conflicts add to accesses of warps.
 
     Args:
-        addresses: the first byte of each thread, threads of a warp in order; in the last dimension, if there are more.
-        width: bytes that a thread accesses at once; of 16, eight lanes are served at a time, of 8 sixteen.
+        addresses: byte addresses by thread, in order, along the last dimension; other dimensions are further accesses.
+        width: bytes per thread; with 16, eight lanes are served at a time, with 8 sixteen.
     """
     groups = _split_into_groups(np.asarray(addresses, np.int64), min(WARP_THREADS, BANKS * BANK_BYTES // width))
     first, last = groups // BANK_BYTES, (groups + width - 1) // BANK_BYTES
@@ -35,7 +35,7 @@ def count_bank_conflict_turns(addresses: npt.ArrayLike, width: int) -> int:
 
 
 def _split_into_groups(addresses: npt.NDArray[np.int64], lanes: int) -> npt.NDArray[Any]:
-    """The addresses of the lanes that are served at a time, as rows. A last lane that is missing repeats another."""
+    """The addresses in rows of `lanes` lanes that are served at a time; an incomplete row repeats its last lane."""
     missing = -addresses.shape[-1] % lanes
     if missing:
         addresses = np.pad(addresses, [(0, 0)] * (addresses.ndim - 1) + [(0, missing)], mode="edge")

@@ -51,15 +51,15 @@ _ATOM = 9
 
 
 Line = tuple[str, Stmt | None]
-"""Text, and the statement that it shows."""
+"""The text of a line, and the statement that it shows, if any."""
 
 
 @dataclass(frozen=True, slots=True)
 class LineNumbers:
-    """The lines, from 1 on, of a program's parts in its text: of statements by their ids, and of kernels in order.
+    """The line numbers, from 1 on, of statements (by id) and kernels (in order) in the text of a program.
 
-    Valid as long as the program lives. A statement that occurs in several places has the line of the first; in a
-    program from `separate_statements`, each occurs once.
+    They are valid as long as the program lives. A statement object that occurs several times has the number of its
+    first line; in a program from `separate_statements`, each occurs once.
     """
 
     statements: Mapping[int, int]
@@ -67,7 +67,7 @@ class LineNumbers:
 
     @staticmethod
     def of(lines: Sequence[Line]) -> LineNumbers:
-        """lines: of `list_lines`."""
+        """The line numbers in `lines`, as returned by `list_lines`."""
         found: dict[int, int] = {}
         for number, (_, s) in enumerate(lines, 1):
             if s is not None:
@@ -91,7 +91,7 @@ def format_program(program: Module | Kernel | Stmt | Expr) -> str:
 
 
 def separate_statements(m: Module) -> Module:
-    """`m` with a statement of its own in each place."""
+    """`m` with statement objects that occur several times copied, so that each occurs once."""
     seen: set[int] = set()
     return replace(m, kernels=tuple(replace(k, body=_copy_repeated_statements(k.body, seen)) for k in m.kernels))
 
@@ -105,13 +105,13 @@ def _copy_repeated_statements(s: Stmt, seen: set[int]) -> Stmt:
 
 
 Texts = dict[int, str]
-"""Of stores and of expressions, by their ids: what passes leave as it is has to be formatted only once."""
+"""Cached texts of stores and expressions by id, so that parts that passes leave unchanged are formatted only once."""
 
 
 def list_lines(program: Module | Kernel, known: Texts | None = None) -> Iterator[Line]:
-    """The lines of `format_program`, each with the statement that it shows; None if it shows none.
+    """The lines of `format_program`, each with the statement that it shows, or None.
 
-    known: is filled in; for other programs that share parts with this one, all of which have to live that long.
+    known: a cache to share with other calls for programs with common parts; these programs must outlive it.
     """
     known = {} if known is None else known
     yield from _module_lines(program, known) if isinstance(program, Module) else _kernel_lines(program, known)

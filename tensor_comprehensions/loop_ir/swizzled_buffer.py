@@ -1,6 +1,6 @@
-"""Swizzled shared memory: columns of a row change places by the row's number, so that few lanes share a bank.
+"""Swizzled shared memory: the columns of a row are permuted depending on the row, to avoid bank conflicts.
 
-The rules here cover the swizzles that buffers may have: rows of a power of two, in which whole groups of columns move.
+Buffers may only have swizzles in which the length of a row is a power of two and aligned groups of columns move.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ class ColumnKey:
 
 
 def swizzle_offset(offset: int, swizzle: tuple[int, int, int]) -> int:
-    """The place of the element at `offset`, and equally the element at that place."""
+    """The position of the element at `offset`; also the inverse, since swizzles are involutions."""
     bits, base, shift = swizzle
     return offset ^ ((offset >> shift) & (((1 << bits) - 1) << base))
 
 
 def column_key(b: Buffer) -> ColumnKey:
-    """The rule for the last two dimensions of a swizzled buffer that keeps the rules of `swizzle_fault`."""
+    """The swizzle of a buffer as a function of row and column; `swizzle_fault` must accept the buffer."""
     assert b.swizzle is not None
     bits, base, shift = b.swizzle
     return ColumnKey(1 << (base + shift) >> _get_row_stride(b).bit_length() - 1, 1 << bits, 1 << base)
 
 
 def contiguous_elements(b: Buffer) -> int | None:
-    """How many elements of a row stay neighbors, from each multiple of that number on; None: all of them."""
+    """The size of the aligned groups of elements that stay contiguous in a row; None if `b` is not swizzled."""
     return None if b.swizzle is None else 1 << b.swizzle[1]
 
 
 def swizzle_fault(b: Buffer) -> str | None:
-    """Why `b` may not be swizzled as it says, if so."""
+    """Why the swizzle of `b` is not supported, or None."""
     if b.swizzle is None:
         return None
     bits, base, shift = b.swizzle
@@ -55,5 +55,5 @@ def swizzle_fault(b: Buffer) -> str | None:
 
 
 def _get_row_stride(b: Buffer) -> int:
-    """Elements from one row to the next."""
+    """The number of elements from one row to the next."""
     return b.strides[-2]

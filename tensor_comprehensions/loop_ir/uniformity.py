@@ -1,7 +1,7 @@
-"""How many neighboring threads of a block agree on an expression: 1, 8, 32, 128 or all of them.
+"""How many consecutive threads of a block agree on an expression: 1, 8, 32, 128 or all of them.
 
-Expressions of thread indices alone are evaluated for each thread. In other index arithmetic, terms that a division or a
-remainder does not change are separated from the rest. Loads may differ in every thread.
+Expressions of thread indices alone are evaluated for each thread. In other divisions and remainders, terms that are
+multiples of the divisor are separated from the rest. Loads may differ in every thread.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .nodes import THREAD, Binary, Const, Expr, Launch, Load, Select, Type, Unar
 from .rewrite import children, walk_expr
 
 GROUPS = (128, 32, 8)
-"""The sizes of groups that instructions ask about, besides single threads and whole blocks."""
+"""The group sizes that instructions require, besides single threads and whole blocks."""
 Values = np.ndarray[Any, Any]
 _TYPES = (Type(INT64), Type(BOOL))
 
@@ -31,8 +31,9 @@ class Uniformity:
     """Facts about the variables in scope.
 
     Attributes:
-        values: by name, the value of a variable in each thread, if only the thread determines it.
-        groups: by name, how many neighbors agree on another variable. All threads agree on variables in neither.
+        values: by name, the values of a variable in all threads, if they depend on thread indices only.
+        groups: by name, how many consecutive threads agree on another variable. All agree on variables in neither.
+        constant: the buffers that the kernel does not write.
     """
 
     values: Mapping[str, Values] = field(default_factory=dict)
@@ -41,7 +42,7 @@ class Uniformity:
 
     @staticmethod
     def of(launch: Launch, constant: frozenset[str] = frozenset()) -> Uniformity:
-        """At the beginning of a kernel, which leaves the buffers `constant` as they are."""
+        """The facts at the start of a kernel that does not write the buffers `constant`."""
         numbers = np.arange(prod(launch.block), dtype=np.int64)
         values = {}
         for name, extent in zip(THREAD, launch.block, strict=True):
@@ -51,7 +52,7 @@ class Uniformity:
         return Uniformity(values, constant=constant)
 
     def bind(self, name: str, value: Expr) -> Uniformity:
-        """Where `name` is `value`."""
+        """The facts where `name` is bound to `value`."""
         if self._is_shared(value):
             return self
         found = self._evaluate(value)
@@ -60,12 +61,12 @@ class Uniformity:
         return replace(self, groups={**self.groups, name: self.agreement(value)})
 
     def bind_loop(self, name: str, start: Expr, stop: Expr) -> Uniformity:
-        """In a loop: threads that begin and end together have the same value in each iteration."""
+        """The facts in a loop: threads that agree on its bounds agree on the variable in each iteration."""
         group = self.agreement(start, stop)
         return self if group == ALL_THREADS else replace(self, groups={**self.groups, name: group})
 
     def agreement(self, *parts: Expr) -> int:
-        """How many neighbors agree on all of `parts`; `ALL_THREADS`: all of a block."""
+        """How many consecutive threads agree on all of `parts`; `ALL_THREADS` for the whole block."""
         return min((self._agreement(e) for e in parts), default=ALL_THREADS)
 
     def _agreement(self, e: Expr) -> int:
@@ -95,7 +96,7 @@ class Uniformity:
         )
 
     def _evaluate(self, e: Expr) -> Values | None:
-        """`e` in each thread, where threads and constants decide it."""
+        """The values of `e` in all threads if it depends only on thread indices and constants, else None."""
         if e.type not in _TYPES:
             return None
         match e:
@@ -134,7 +135,7 @@ def _split_multiples(e: Expr, divisor: int) -> tuple[list[Expr], Expr]:
 
 
 def _compute_uniform_group_size(values: Values) -> int:
-    """How many neighbors have the same of `values`."""
+    """The size of the largest aligned groups of threads in which `values` are equal."""
     if values.ndim == 0 or np.all(values == values[0]):
         return ALL_THREADS
     numbers = np.arange(len(values))

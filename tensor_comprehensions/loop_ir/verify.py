@@ -1,4 +1,4 @@
-"""Checks that a module keeps the rules of `nodes`. A fault is a bug of the pass that made it, so it names the node."""
+"""Check that a module obeys the rules of `nodes`. A violation is a bug of a pass, so the error shows the node."""
 
 from __future__ import annotations
 
@@ -78,13 +78,13 @@ _UPDATES = (None, "+", "*", "min", "max", "and", "or")
 
 
 class UnprovenBoundsError(InternalError):
-    """An index may leave its buffer: where a user wrote the indices, that is the user's mistake."""
+    """An index is not proved to be in bounds; if the user wrote the index, it is the user's error, not a bug."""
 
 
 def verify(module: Module) -> None:
-    """Check types, lanes, ranks, scopes, registers, parallelism and the bounds of plain affine accesses.
+    """Check types, lanes, ranks, scopes, registers, parallelism and the bounds of affine accesses.
 
-    In kernels with a launch, also check that threads reach collective intrinsics together, and that names of shared
+    In kernels with a launch, also check that threads execute collective intrinsics together, and that names of shared
     buffers are unique.
 
     Raises:
@@ -112,7 +112,7 @@ def verify(module: Module) -> None:
 
 
 def _require_one_name(kernel: Kernel) -> None:
-    """Are the elements of windows reached by one name only?"""
+    """Require that a buffer with windows is accessed through windows of one name only."""
     windows = [s for s in walk_stmts(kernel.body) if isinstance(s, Window)]
     if not windows:
         return
@@ -130,7 +130,7 @@ def _require_one_name(kernel: Kernel) -> None:
 
 
 def _enter_launch(kernel: Kernel, place: _Place) -> _Place:
-    """The scope of a kernel that many threads run."""
+    """The scope of a kernel with a launch; checks the launch and the names of shared buffers."""
     assert kernel.launch is not None
     place = replace(place, cluster=kernel.launch.cluster)
     for name, extent in kernel.launch.ranges():
@@ -157,11 +157,12 @@ def _require_unique(names: list[str], what: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The facts at a place. lowered: no loop is left to unroll. guarded: a condition decides whether this runs.
+    """The facts at a point of the program.
 
+    lowered: whether no UNROLLED or VECTOR loops are left. guarded: whether it is inside a condition.
     data: variables that depend on memory, also through bounds of loops.
-    threads: facts about variables in the threads of a block; None: there are no blocks.
-    together: how many neighboring threads come here if one of them does.
+    threads: facts about variables in the threads of a block; None without a launch.
+    together: how many consecutive threads reach this point if one of them does.
     """
 
     buffers: dict[str, Buffer]
@@ -171,14 +172,14 @@ class _Place:
     lowered: bool
     parallel: bool = False
     guarded: bool = False
-    hidden: frozenset[str] = frozenset()  # registers of the thread that started the parallel loop
+    hidden: frozenset[str] = frozenset()  # registers outside of the parallel loop, which its threads cannot access
     data: frozenset[str] = frozenset()
     threads: Uniformity | None = None
     together: int = ALL_THREADS
     maps: tuple[TensorMap, ...] = ()
     cluster: int = 1
     types: dict[int, Type] = field(default_factory=dict, init=False)
-    """Types of the expressions that were verified here, by identity: they occur many times."""
+    """Types of expressions that were verified in this scope, by identity, because many occur repeatedly."""
 
     def with_conditions(self, *parts: Expr) -> _Place:
         """The scope of statements that run under the conditions `parts`."""
@@ -187,12 +188,12 @@ class _Place:
         )
 
     def is_data(self, *parts: Expr) -> bool:
-        """Whether memory decides one of `parts`."""
+        """Whether one of `parts` depends on values in memory."""
         every = (e for part in parts for e in walk_expr(part))
         return any(isinstance(e, Load) or (isinstance(e, Var) and e.name in self.data) for e in every)
 
     def bind(self, name: str, t: Type, scope: BoundsContext, *values: Expr) -> _Place:
-        """The scope inside, where `name` comes from `values`."""
+        """The scope in which `name` of type `t` is bound to a value that depends on `values`."""
         if name in self.variables:
             raise InternalError(f"{name} is bound twice, one inside the other")
         data = self.data | {name} if self.is_data(*values) else self.data
@@ -248,7 +249,7 @@ def _verify_stmt(s: Stmt, place: _Place) -> None:
 
 
 def _verify_window(s: Window, place: _Place) -> None:
-    """Whether the rows of a window are in its source and have its size."""
+    """Verify a window: its scope, kind and form, and that its rows are inside of the source."""
     known, buffer = place.buffers.get(s.source.name), s.buffer
     _require(known == s.source, f"{s.source.name} is not in scope")
     _require(buffer.name not in place.buffers, f"{buffer.name} is there already")
@@ -265,7 +266,7 @@ def _verify_window(s: Window, place: _Place) -> None:
 
 
 def _require_window_form(s: Window) -> None:
-    """Has a window the extents and the strides of its source, except for those that a reshape removes?"""
+    """Require that a window has the elements and the strides of its source, except for what a reshape may change."""
     buffer, source = s.buffer, s.source
     _require(0 <= s.dimension < len(source.shape), f"{source.name} has no dimension {s.dimension}")
     rest = tuple(d for d in source.dynamic if d != s.dimension)
@@ -370,7 +371,7 @@ def _verify_invoke(s: Invoke, place: _Place) -> None:
 
 
 def _atom_operands(s: Invoke, known: Intrinsic, place: _Place) -> None:
-    """Check the operands against the atom's row: their spaces, types and sizes."""
+    """Check the operands against the atom: their spaces, types and sizes."""
     atom = ATOMS[known.atom]
     facts, understood = condition_facts(None, place.scope)
     for number, ((buffer, where), operand) in enumerate(zip(s.operands, atom.operands, strict=True)):
@@ -393,7 +394,7 @@ def _atom_operands(s: Invoke, known: Intrinsic, place: _Place) -> None:
 
 
 def _fragment_in_memory(s: Invoke, place: _Place) -> None:
-    """Whether the rows of a fragment lie in the memory, each contiguous."""
+    """Check the memory operand of a fragment load or store: its rows must be contiguous and in bounds."""
     fragment, (memory, first) = s.operands if s.name == FRAGMENT_LOAD else s.operands[::-1]
     (shape, dtype), (dimension,) = (fragment[0].shape[1:], fragment[0].type.dtype), s.attributes
     _require(len(shape) == 2 and 0 <= dimension < len(memory.shape) - 1, f"{s.name} of other ranks", s)
@@ -410,7 +411,7 @@ def _fragment_in_memory(s: Invoke, place: _Place) -> None:
 
 
 def _verify_access(b: Buffer, where: tuple[Expr, ...], mask: Expr | None, place: _Place, node: Stmt | Expr) -> Type:
-    """The type of the loaded or stored value."""
+    """Verify an access; returns the type of the loaded or stored value."""
     lanes = max(_verify_indices(b, where, place, node), b.type.lanes)
     _require(b.space is not Space.FRAGMENT, f"{b.name} has fragments: only intrinsics reach them", node)
     _require(b.space is not Space.BARRIER, f"{b.name} has barriers: only intrinsics reach them", node)
@@ -426,7 +427,7 @@ def _verify_access(b: Buffer, where: tuple[Expr, ...], mask: Expr | None, place:
 def _verify_indices(
     b: Buffer, where: tuple[Expr, ...], place: _Place, node: Stmt | Expr, *, mapped: bool = False
 ) -> int:
-    """The lanes of the indices. mapped: they are those of a tensor map, which may have other dimensions."""
+    """Verify indices; returns their lanes. mapped: they are coordinates of a tensor map, whose rank may differ."""
     known = place.buffers.get(b.name)
     if known is not b and known != b:
         raise InternalError(f"{b.name} is not in scope, or not as declared: {_format_node_excerpt(node)}")
@@ -453,7 +454,7 @@ def _verify_indices(
 def _require_inside(
     b: Buffer, dimension: int, index: Expr, place: _Place, facts: list[Fact], node: Stmt | Expr
 ) -> None:
-    """Prove that an affine index stays in the buffer. Indices that depend on data are beyond this proof."""
+    """Prove that an affine index is in bounds. Indices that depend on data, or are dynamic, are not checked."""
     base = index.base if isinstance(index, Ramp) else index
     if base.type.lanes > 1 or not _is_affine(base) or place.is_data(base) or dimension in b.dynamic:
         return
@@ -488,7 +489,7 @@ def _require_type(e: Expr, t: Type, place: _Place, node: Stmt | Expr) -> None:
 
 
 def _verify_expr_once(e: Expr, place: _Place) -> Type:
-    """The type of `e`, all parts of which keep the rules. The module keeps `e` alive, and so its identity."""
+    """Verify `e` unless that was done in this scope; returns its type. Ids stay unique while the module is alive."""
     known = place.types.get(id(e))
     if known is None:
         known = place.types[id(e)] = _verify_expr(e, place)

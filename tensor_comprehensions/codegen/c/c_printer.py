@@ -26,11 +26,11 @@ def emit_c(module: ir.Module, *, header: str = "", dialect: CDialect = C99, mark
     Args:
         module: a verified module, before or after vectorization.
         header: the content of the opening comment: the def, its sizes, the options.
-        dialect: the spellings.
-        marks: the lines that the text is marked with, for people to read: no compiler accepts that.
+        dialect: the spellings of the language.
+        marks: if given, mark each line with its line in the loop text (`split_marks`); the result does not compile.
 
     Raises:
-        CannotLower: the module invokes an intrinsic, which C cannot spell.
+        CannotLower: the module invokes an intrinsic that has no spelling in C.
     """
     body = list(_print_function(module, dialect, marks))
     words = collect_words(body)
@@ -71,10 +71,10 @@ def needed_includes(words: set[str], dialect: CDialect) -> list[str]:
 
 
 def used_helpers(words: set[str], dialect: CDialect) -> list[str]:
-    """The definitions of the helpers that a text with these words calls."""
+    """The definitions of the helpers that a text with these words calls, in an order that compiles."""
     words = set(words)
     used: list[str] = []
-    for name, definition in reversed(list(dialect.helpers.items())):  # a helper may use those before it
+    for name, definition in reversed(list(dialect.helpers.items())):  # a helper may call those defined before it
         if name in words:
             used.insert(0, definition)
             words |= collect_words((definition,))

@@ -1,4 +1,4 @@
-"""How a language of the C family spells types, functions and pragmas: one table per dialect, no printing."""
+"""How the languages of the C family spell types, functions and pragmas: one table per dialect, no printing."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from ...loop_ir.instructions import (
 class VectorType:
     """A vector type for loads and stores of several scalars at once.
 
-    pointer: the type of its address, from that of the scalars. lane: the format of lane number n of a value `{0}`.
-    make: the format of a value from its lanes.
+    lanes: for each lane, the format of the expression that reads it from a value `{0}`.
+    make: the format of the expression that makes a vector from its lanes.
     """
 
     name: str
@@ -38,37 +38,37 @@ class CDialect:
     """Spellings of one dialect.
 
     Attributes:
-        name: of the language.
+        name: the name of the language.
         types: the type of a scalar, by dtype name.
         math: how a function is called, by dtype name and function name.
-        suffixes: what follows a literal, by dtype name; `wide` what follows an integer beyond 32 bits.
+        suffixes: the suffix of a literal, by dtype name. wide: the suffix of an integer that needs more than 32 bits.
         infinity, nan: the two literals that digits cannot spell.
         restrict: the qualifier of pointers that nothing else aliases.
         parallel, simd, unroll: the line before a loop, if any; `{}` takes clauses.
-        assume: the line that says that a condition holds, before loops around products of warpgroups, which the
-            assembler takes one after another where it sees a way past the loop; empty: none.
+        assume: the line, before a loop that issues `wgmma`, that asserts a condition: that the loop runs at least once.
+            Without it, the assembler serializes the products because control flow might skip the loop. Empty: none.
         critical: the line before a statement that one thread at a time may run.
-        includes: headers, each with the words of the text that ask for it.
+        includes: headers, each with the words whose use in the text requires it.
         helpers: definitions by the name they define, printed when the text uses the name.
         reserved: names that nothing in the program may take.
-        library: names that the function may not take besides, for the language's library has them.
-        intrinsics: statements by the name of an intrinsic; `{}` take its operands (their addresses, where they are not
-            in registers), then its attributes.
-        stack: bytes up to which a thread's own buffer is a local array.
+        library: names that the printed function must not take either, because the language's library defines them.
+        intrinsics: statements by the name of an intrinsic; `{}` take its operands (addresses of those that are not in
+            registers), then its attributes.
+        stack: the size in bytes up to which a private buffer is a local array.
         has_heap: whether there is a `malloc`.
         scalars: whether registers without dimensions are variables; else arrays of one element.
-        small: the type of integers that certainly fit into 32 bits; empty: they have none of their own.
-        widening, narrowing: of types that only store, by dtype name: the value in the type that they compute in, and
-            by (source, target) the value from a type; other types are converted through the accumulator.
-        extrema: names of the integer types that the language's own min and max are for.
-        shared: the qualifier of memory that threads share. dynamic: the declaration of a part of memory whose size the
-            launch tells: from a pointer's declaration, its type, and the bytes before it.
-        check: the statement that records a failure: from the status, the number of the check and the value.
-        spaces: by the name of a space, the qualifier of pointers into it.
-        vectors: by dtype name and lanes. vector_place: the place of a vector, from the qualifiers and its type, and the
-            address of its first scalar.
-        atomics: by operator and dtype name a statement on an address and a value.
-        cached: a read through the read-only cache, from an address. uncached: the types that have none.
+        small: the type of integers that are known to fit into 32 bits; empty: they are int64 like the others.
+        widening: for storage-only types, by dtype name, the conversion to the type in which they compute.
+        narrowing: the conversion to a storage-only type, by (source, target); others go through the accumulator type.
+        extrema: names of the integer types for which the language's own min and max work.
+        shared: the qualifier of memory that threads share. dynamic: the declaration of one buffer in dynamic shared
+            memory, from the declaration of a pointer, the pointer's type, and the offset in bytes.
+        check: the statement that records a failure, from the status, the number of the check and the value.
+        spaces: the qualifier of pointers into a memory space, by the name of the space.
+        vectors: the vector types by dtype name and lanes. vector_place: the lvalue of a vector in memory, from its
+            qualified type and the address of its first scalar.
+        atomics: by operator and dtype name, a statement on an address and a value.
+        cached: a read through the read-only cache, from an address. uncached: types that cannot be read so.
     """
 
     types: Mapping[str, str]
@@ -118,18 +118,19 @@ _TF32 = "tf32_float32"
 
 
 def helpers(types: Mapping[str, str], unsigned: Mapping[str, str], qualifier: str) -> dict[str, str]:
-    """The functions that C lacks, for every type they make sense for, in the order in which they may be printed.
+    """Definitions of the functions that C lacks, for each type that needs them; callees come before callers.
 
     Args:
-        types: spellings by dtype name. unsigned: of the unsigned type beside a signed one, by the signed type's name.
-        qualifier: what stands before a definition.
+        types: spellings by dtype name.
+        unsigned: the spelling of the unsigned counterpart of each signed type, by the name of the signed type.
+        qualifier: the words before each definition.
     """
     make = _Helper(types, unsigned, qualifier)
     table: dict[str, str] = {}
     for name in types:
         dtype = DTYPES[name]
         for op, sign in (("min", "<"), ("max", ">")):
-            # A NaN on either side is the result, as torch has it.
+            # NaN in either operand propagates, as in torch.
             chosen = f"a {sign} b || a != a" if dtype.is_float else f"a {sign} b"
             table[f"{op}_{name}"] = make.function(dtype, f"{op}_{name}", "a, b", f"return {chosen} ? a : b;")
         if dtype.is_integer:
@@ -153,7 +154,7 @@ def helpers(types: Mapping[str, str], unsigned: Mapping[str, str], qualifier: st
 
 @dataclass(frozen=True, slots=True)
 class _Helper:
-    """Makes definitions."""
+    """Writes the definitions of helper functions."""
 
     types: Mapping[str, str]
     unsigned: Mapping[str, str]
@@ -184,9 +185,9 @@ class _Helper:
         }  # fmt: skip
 
     def saturating_cast(self, dtype: DType) -> str:
-        """The conversion of a float to an integer, with defined results where C has none: NaN is 0, others saturate.
+        """A float-to-integer conversion that is defined where C's is not: NaN becomes 0, other values saturate.
 
-        The limits are written so that any compiler reads them in a type that holds them.
+        The limits are spelled so that no literal overflows its type.
         """
         limit = f"{2.0 ** (dtype.bits - dtype.is_signed):.1f}"
         lower = f"value <= -{limit}" if dtype.is_signed else "value <= 0.0"
@@ -202,7 +203,7 @@ class _Helper:
         )  # fmt: skip
 
     def bits(self) -> dict[str, str]:
-        """The instructions on 64 bits, which every compiler recognizes."""
+        """The 64-bit instructions of `Call` in idioms that compilers turn into single instructions."""
         wide = self.unsigned[INT64.name]
         signed, a = f"({self.types[INT64.name]})", f"({wide})a"
         odd, pairs, nibbles, ones = (f"({wide})0x{digits * 8}" for digits in ("55", "33", "0f", "01"))
@@ -223,7 +224,7 @@ class _Helper:
         return {name: self.function(INT64, name, parameters, *body) for name, (parameters, body) in bodies.items()}
 
     def function(self, dtype: DType, name: str, parameters: str, *body: str, parameter: str = "") -> str:
-        """A definition; the parameters have the type of the result where `parameter` does not name another."""
+        """The definition of a function that returns `dtype`. parameter: the C type of its parameters if it differs."""
         spelling = self.types[dtype.name]
         typed = ", ".join(f"{parameter or spelling} {p}" for p in parameters.split(", "))
         return "\n".join((f"{self.qualifier} {spelling} {name}({typed}) {{", *(f"    {line}" for line in body), "}"))

@@ -1,4 +1,4 @@
-"""Expressions of the loop program as text of the C family, with no parenthesis more than the reader needs."""
+"""Expressions of the loop program as text of the C family, with only the parentheses that readers need."""
 
 from __future__ import annotations
 
@@ -49,20 +49,20 @@ class PrintScope:
     """The scope in which an expression is printed.
 
     names: the identifier of a variable by its name, of a buffer by `@` and its name.
-    lane: the lane of vectors to print: an identifier, a number, or None outside of vectors.
+    lane: which lane of vectors to print: an identifier, a number, or None outside of vectors.
     sums: the identifiers of reductions over lanes and of shuffled vectors, computed before the statement.
-    wholes: the text of each lane of vectors that were loaded at once before the statement.
+    wholes: the text of each lane of vectors that one access loaded before the statement.
     given: conditions that hold wherever the expression is evaluated.
     small: intervals of the variables that are declared with the dialect's small type.
     intervals: cached intervals of expressions in these variables.
-    texts: cached texts of scalar expressions, by id; with a key, those of the numbers that move the columns of a row.
-    multiples: powers of two, greater than 1, of which variables are multiples.
+    texts: cached texts by the id of a scalar expression; by (id of a row, key), those of the XOR term of its swizzle.
+    multiples: for variables, a power of two greater than 1 that is known to divide them.
     aligned: whether the memory of arguments is aligned for vectors.
-    relying: the names of the buffers whose alignment was used, in all scopes of a text.
-    dynamic: offsets in bytes of shared buffers in dynamic shared memory.
+    relying: names of the buffers whose alignment the text relies on; one set, shared by all scopes of a text.
+    dynamic: byte offsets of shared buffers in dynamic shared memory.
     cached: the buffers that are read through the read-only cache.
-    parallel, simd: whether the scope is inside a parallel loop or a loop of one vector instruction stream.
-    marks: the lines of the loops that lines of the text are marked with; see `text_lines.split_marks`.
+    parallel, simd: whether the scope is inside a parallel loop, or inside a loop with a simd pragma.
+    marks: the line numbers of the loop text with which lines are marked (see `text_lines.split_marks`), or None.
     """
 
     dialect: CDialect
@@ -84,7 +84,7 @@ class PrintScope:
     marks: LineNumbers | None = None
 
     def with_values(self, **values: Any) -> PrintScope:
-        """The scope with other values of some fields: as `dataclasses.replace`, in a third of the time."""
+        """A copy with some fields changed; like `dataclasses.replace`, but three times as fast."""
         other = object.__new__(PrintScope)
         other.__dict__.update(self.__dict__, **values)
         return other
@@ -95,7 +95,7 @@ class PrintScope:
         return identifier, self.with_values(names={**self.names, name: identifier})
 
     def bind_integer(self, name: str, where: Interval | None, wanted: str = "") -> tuple[str, PrintScope]:
-        """As `bind`, for an int64 variable that lies in `where`, if that is known to fit into 32 bits."""
+        """`bind` for an int64 variable; `where` is its interval if that fits into 32 bits, else None."""
         identifier = self.fresh(wanted or name)
         inner = self.with_values(names={**self.names, name: identifier})
         if not self.dialect.small:
@@ -105,15 +105,15 @@ class PrintScope:
         return identifier, inner.with_values(small=small, intervals={}, texts={})
 
     def fits(self, e: ir.Expr) -> Interval | None:
-        """Where an int64 expression lies, if it has the dialect's small type."""
+        """The interval of an int64 expression if it can have the dialect's small type, else None."""
         return int32_interval(e, self.small, self.intervals)
 
     def integer(self, where: Interval | None) -> str:
-        """The type of an int64 variable that lies in `where`."""
+        """The C type of an int64 variable: the small type if there is one and `where` is not None."""
         return self.dialect.small if self.dialect.small and where is not None else self.dialect.type(INT64)
 
     def bind_sum(self, e: ir.ReduceLanes | ir.Shuffle) -> tuple[str, PrintScope]:
-        """An identifier for the value of `e`."""
+        """An identifier for the value of `e`, and the scope in which `e` prints as that identifier."""
         identifier = self.fresh("reduced" if isinstance(e, ir.ReduceLanes) else "shuffled")
         return identifier, replace(
             self, sums={**self.sums, e: identifier}, names={**self.names, f"%{identifier}": identifier}
@@ -151,7 +151,7 @@ def _split_conjuncts(condition: ir.Expr) -> list[ir.Expr]:
 
 
 def print_expr(e: ir.Expr, scope: PrintScope) -> Text:
-    """`e` as text; of a vector, the lane that `scope` names."""
+    """`e` as text; for a vector, the text of the lane that `scope` names."""
     match e:
         case ir.Const(value, type):
             return print_literal(value, type.dtype, scope.dialect)
@@ -187,7 +187,7 @@ def print_expr(e: ir.Expr, scope: PrintScope) -> Text:
 
 
 def print_element(buffer: ir.Buffer, indices: tuple[ir.Expr, ...], scope: PrintScope) -> Text:
-    """The place of `buffer[indices]`."""
+    """The lvalue `buffer[indices]`."""
     name = scope.names.get(f"@{buffer.name}")
     if name is None:
         raise InternalError(f"buffer {buffer.name} is used outside its allocation")
@@ -216,7 +216,7 @@ def _swizzle_subscripts(buffer: ir.Buffer, indices: tuple[ir.Expr, ...], scope: 
 
 
 def _print_column_move(key: ColumnKey, row: ir.Expr, scope: PrintScope) -> Text:
-    """The text of the number by which a swizzle moves the columns of a row."""
+    """The text of the number with which a swizzle XORs the columns of `row`."""
     known = scope.texts.get((id(row), key))
     if known is not None:
         return known[1]
@@ -228,13 +228,13 @@ def _print_column_move(key: ColumnKey, row: ir.Expr, scope: PrintScope) -> Text:
 
 
 def _terms_not_divisible(e: ir.Expr, divisor: int) -> ir.Expr:
-    """The terms of a sum that are not multiples of a divisor: they determine the remainder."""
+    """The sum `e` without the terms that `divisor` divides; it has the same remainder."""
     terms, constant = linear_terms(e)
     return terms_to_expr({atom: c for atom, c in terms.items() if c % divisor}, constant % divisor)
 
 
 def print_read(buffer: ir.Buffer, place: Text, scope: PrintScope, type: str = "") -> Text:
-    """The value at a place of `buffer`. type: the C type of the value, if not that of the elements."""
+    """The value of the lvalue `place` in `buffer`. type: the C type of the value, if not that of the elements."""
     type = type or scope.dialect.type(buffer.type.dtype)
     if buffer.name not in scope.cached or not scope.dialect.cached or type in scope.dialect.uncached:
         return place
@@ -248,10 +248,7 @@ def is_scalar(buffer: ir.Buffer, dialect: CDialect) -> bool:
 
 
 def array_shape(buffer: ir.Buffer) -> tuple[int, ...] | None:
-    """The sizes of a C array whose row-major strides are those of `buffer`, perhaps with longer rows.
-
-    None if there is no such array.
-    """
+    """The extents of a C array that has the strides of `buffer`, or None; rows may be padded."""
     if buffer.dynamic or any(buffer.stride_variables):
         return None
     step, widths = 1, []
@@ -272,7 +269,7 @@ def _print_element_offset(buffer: ir.Buffer, indices: tuple[ir.Expr, ...], scope
     constant = 0
     far = scope.dialect.small and (
         buffer.dynamic or any(buffer.stride_variables) or buffer.span * buffer.type.lanes >= LIMIT
-    )  # then no product may be computed in the small type
+    )  # the offset may exceed 32 bits, so products must not be computed in the small type
     for dimension, (index, stride) in enumerate(zip(indices, buffer.strides, strict=True)):
         if (held := buffer.stride_variable(dimension)) is not None:
             terms.append(f"{print_expr(index, scope).as_operand(PRODUCT)} * {scope.names[held]}")
@@ -346,12 +343,12 @@ def print_cast(x: Text, source: DType, target: DType, dialect: CDialect) -> Text
     if source.is_float and target.is_integer:
         return Text(f"{target.name}_from_float({x.text})")
     if target.is_bool:
-        return Text(f"{x.as_operand(EQUALITY + 1)} != 0", EQUALITY)  # compilers warn of products made a bool by a cast
+        return Text(f"{x.as_operand(EQUALITY + 1)} != 0", EQUALITY)  # a plain cast of a product to bool draws warnings
     return Text(f"({dialect.type(target)}){x.as_operand(UNARY)}", UNARY)
 
 
 def print_binary(op: str, left: Text, right: Text, dtype: DType, dialect: CDialect) -> Text:
-    """`left op right` for operands of type `dtype`, op an operator of `Binary`; the result has the operator's type."""
+    """`left op right` for operands of type `dtype`, where `op` is an operator of `Binary`."""
     if dialect.is_storage_only(dtype):
         wide = dtype.accumulator
         left, right = (print_cast(x, dtype, wide, dialect) for x in (left, right))
@@ -372,7 +369,7 @@ def print_binary(op: str, left: Text, right: Text, dtype: DType, dialect: CDiale
 
 
 def _left_level(level: int) -> int:
-    """`a == b == c` and `a && b || c` are right without parentheses, but readers and compilers warn."""
+    """The level for left operands: chained comparisons are legal without parentheses, but compilers warn of them."""
     return level + 1 if level in (EQUALITY, RELATION) else level
 
 
@@ -431,7 +428,7 @@ def _print_binary_expr(e: ir.Binary, scope: PrintScope) -> Text:
 
 
 def _has_lasting_text(e: ir.Expr, scope: PrintScope) -> bool:
-    """Whether `e` is scalar arithmetic on variables of the small type: until one is bound, its text is the same."""
+    """Whether the text of `e` may be cached: it uses only variables of the small type; binding one clears the cache."""
     return bool(scope.dialect.small) and e.type == build.INDEX and scope.fits(e) is not None
 
 
@@ -443,7 +440,7 @@ def _print_binary_operands(e: ir.Binary, scope: PrintScope) -> Text:
     dtype = e.left.type.dtype
     if dtype == INT64 and isinstance(e.left, ir.Const) and isinstance(e.right, ir.Const):
         left = Text(f"({scope.dialect.type(dtype)}){left.as_operand(UNARY)}", UNARY)
-    if e.op == "or":  # `a && b || c` needs no parentheses, but readers do
+    if e.op == "or":  # C needs no parentheses in `a && b || c`, but readers do
         left, right = (Text(f"({x.text})") if x.level == AND else x for x in (left, right))
     if scope.dialect.small and dtype == INT64 and e.op in ir.ARITHMETIC:
         return _print_index_arithmetic(e, left, right, scope)
@@ -451,10 +448,10 @@ def _print_binary_operands(e: ir.Binary, scope: PrintScope) -> Text:
 
 
 def _print_index_arithmetic(e: ir.Binary, left: Text, right: Text, scope: PrintScope) -> Text:
-    """Index arithmetic: in the small type where it fits, else in 64 bits from here on."""
+    """Index arithmetic in the small type if operands and result fit, else in 64 bits."""
     low, high = scope.fits(e.left), scope.fits(e.right)
     if low is None or high is None:
-        if e.op in ("min", "max"):  # which have no conversions of their own
+        if e.op in ("min", "max"):  # calls do not convert operands to a common type
             wide = scope.dialect.type(INT64)
             left, right = (
                 x if r is None else Text(f"({wide}){x.as_operand(UNARY)}", UNARY)

@@ -1,4 +1,4 @@
-"""Which index arithmetic certainly fits into 32 bits, for dialects that have a type for it."""
+"""Which index arithmetic is known to fit into 32 bits, for dialects that have a type for it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _compute_int32_interval(e: ir.Expr, variables: Mapping[str, Interval], known
 
 
 def int32_loop_interval(loop: ir.Loop, variables: Mapping[str, Interval]) -> Interval | None:
-    """Where the variable of `loop` lies, if it and the step behind the last iteration fit into 32 bits."""
+    """The interval of the variable of `loop` if it fits into 32 bits even after the last increment, else None."""
     start, stop = (int32_interval(e, variables, {}) for e in (loop.start, loop.stop))
     if start is None or stop is None or start.low is None or stop.high is None:
         return None

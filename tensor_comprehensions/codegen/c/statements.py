@@ -125,12 +125,12 @@ def _print_while(s: ir.While, scope: PrintScope) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Binding:
-    """A `Let` whose body is printed before it: compilers warn of names that nothing uses.
+    """A `Let` whose body is printed first, so that unused names, of which compilers warn, can be dropped.
 
     Attributes:
-        lifted: lines that its value needs before it.
+        lifted: the lines that compute the parts of its value that need their own statements.
         outer, inner: the scopes of its value and of its body.
-        range: of its value, if that has the dialect's small type.
+        range: the interval of its value if it has the dialect's small type, else None.
     """
 
     let: ir.Let
@@ -142,7 +142,7 @@ class _Binding:
 
 
 def _print_let(s: ir.Let, scope: PrintScope) -> Iterator[str]:
-    """The lines of a `Let` and of those that are directly inside it."""
+    """The lines of a chain of directly nested `Let`s and of its body."""
     bindings: list[_Binding] = []
     inside: ir.Stmt = s
     while isinstance(inside, ir.Let):
@@ -183,7 +183,7 @@ def _narrow_interval(e: ir.Expr, scope: PrintScope) -> Interval | None:
 
 
 def _with_known_multiple(name: str, n: int, scope: PrintScope) -> Mapping[str, int]:
-    """The known multiples if `name` is a multiple of `n`."""
+    """`scope.multiples` with the fact that `name` is a multiple of `n`."""
     return {**scope.multiples, name: n} if scope.multiples.get(name, 1) != n else scope.multiples
 
 
@@ -191,7 +191,7 @@ def _print_invoke(s: ir.Invoke, scope: PrintScope) -> Iterator[str]:
     spelling = scope.dialect.intrinsics.get(s.name)
     if spelling is None:
         raise CannotLower(f"{scope.dialect.name} has no spelling of the intrinsic {s.name}")
-    if is_hint(s) and (scope.simd or not spelling):  # once for every element would be too often
+    if is_hint(s) and (scope.simd or not spelling):  # one hint per element would be too many
         return
     lines, inner = print_cross_lane_values(stmt_expressions(s), scope)
     yield from lines
@@ -205,7 +205,7 @@ def _print_invoke(s: ir.Invoke, scope: PrintScope) -> Iterator[str]:
 def _print_intrinsic_operand(s: ir.Invoke, known: Intrinsic, number: int, scope: PrintScope) -> str:
     """The argument of an intrinsic for one operand."""
     b, where = s.operands[number]
-    if number == known.mapped:  # a tensor map has the fastest dimension first
+    if number == known.mapped:  # the driver's tensor maps list the fastest dimension first
         scope.relying.add(b.name)  # boxes begin at multiples of 16 bytes
         coordinates = (print_expr(i, scope).text for i in where[::-1])
         return ", ".join([f"&{scope.names[f'%map {s.attributes[0]}']}", *coordinates])
@@ -247,7 +247,7 @@ def _print_store(s: ir.Store, scope: PrintScope) -> Iterator[str]:
 
 def _print_loop(s: ir.Loop, scope: PrintScope) -> Iterator[str]:
     filled, rest = hoist_packing(s) if s.kind is ir.LoopKind.PARALLEL else ((), s)
-    if filled:  # before the loop: the thread that reaches it fills the memory, and all threads read it
+    if filled:  # C packs before the loop: one thread fills the memory, and all threads read it
         whole: ir.Stmt = rest
         for buffer, fill in reversed(filled):
             whole = ir.Allocate((buffer,), ir.Block((fill, whole)))
@@ -286,7 +286,7 @@ def _print_loop(s: ir.Loop, scope: PrintScope) -> Iterator[str]:
 
 
 def _multiplies_in_some_iteration(s: ir.Loop, scope: PrintScope) -> bool:
-    """Whether warpgroups certainly multiply in a loop whose end only the run knows."""
+    """Whether a loop with a bound known only at run time contains `wgmma` and runs at least once."""
     if isinstance(s.stop, ir.Const):
         return False
     trips = scope.fits(build.sub(s.stop, s.start))
@@ -302,7 +302,7 @@ def _power_of_two_divisor(n: int) -> int:
 
 
 def _is_single_chunk(s: ir.Loop) -> bool:
-    """Whether the loop is known to be too short to be shared."""
+    """Whether the loop is known to have no more iterations than one chunk."""
     match s.start, s.stop:
         case ir.Const(start), ir.Const(stop):
             return stop - start <= s.grain * s.step
@@ -310,7 +310,7 @@ def _is_single_chunk(s: ir.Loop) -> bool:
 
 
 def _openmp_if_clause(s: ir.Loop, scope: PrintScope) -> str:
-    """The clause that keeps a loop of unknown length on the thread it is on when it is one chunk."""
+    """The OpenMP `if` clause that runs a loop serially when its length, known at run time, is one chunk or less."""
     if s.grain <= 1 or (isinstance(s.start, ir.Const) and isinstance(s.stop, ir.Const)):
         return ""
     trip = ir.Binary("sub", s.stop, s.start) if s.start != ir.Const(0, ir.Type(INT64)) else s.stop
@@ -318,7 +318,7 @@ def _openmp_if_clause(s: ir.Loop, scope: PrintScope) -> str:
 
 
 def _match_scalar_reduction(s: ir.Loop) -> ir.Store | None:
-    """The only statement of a vector loop, where it reduces the whole loop into one element."""
+    """The body of a vector loop if it is a single store that reduces the loop into one element, else None."""
     store = s.body
     if not isinstance(store, ir.Store) or store.op is None:
         return None
@@ -333,7 +333,7 @@ def _match_scalar_reduction(s: ir.Loop) -> ir.Store | None:
 
 
 def _reducing_loop(s: ir.Loop, store: ir.Store, scope: PrintScope) -> Iterator[str]:
-    """The loop with its element in a local variable, so that lanes may hold partial results of it."""
+    """The loop with its reduced element in a local variable, so that an OpenMP `reduction` clause applies."""
     dtype, dialect = store.buffer.type.dtype, scope.dialect
     total, named = scope.bind("%total")
     variable, inner = named.bind(s.var)
@@ -352,7 +352,7 @@ def _reducing_loop(s: ir.Loop, store: ir.Store, scope: PrintScope) -> Iterator[s
 
 
 def _is_simd(s: ir.Loop) -> bool:
-    """Whether the simd pragma is legal: not for a reduction, nor around constructs that it must not enclose."""
+    """Whether the simd pragma is legal: the loop reduces nothing and contains no construct that OpenMP forbids."""
     tainted = {s.var}
     own: set[str] = set()
     for x in walk_stmts(s.body):
@@ -425,7 +425,7 @@ def _allocate_dynamic(s: ir.Allocate, identifier: str, scope: PrintScope) -> Ite
 
 
 def _print_if_allocated(identifier: str, body: ir.Stmt, scope: PrintScope) -> Iterator[str]:
-    """`body` where there was memory for `identifier`."""
+    """`body` if the allocation of `identifier` succeeded, else a store of the failure to the status."""
     yield f"if ({identifier} != NULL) {{"
     yield from indent_lines(print_statement(body, scope))
     yield f"    free({identifier});"

@@ -1,4 +1,4 @@
-"""Stores of the loop program as text of the C family, and values that several lanes of a vector make together.
+"""Stores of the loop program as text of the C family, and values that combine lanes (reductions and shuffles).
 
 Explicit vectors print as short loops over their lanes, unless the dialect has a type for vectors in memory.
 """
@@ -21,7 +21,7 @@ from .vector_access import lane_members, vector_lvalue, whole_loads, whole_vecto
 
 
 def print_store(s: ir.Store, scope: PrintScope) -> Iterator[str]:
-    """A store; of vectors, one whose lanes can be written one after the other."""
+    """The lines of a store. A vector store must satisfy `can_store_lane_by_lane`."""
     parts = stmt_expressions(s)
     lanes = max(s.buffer.type.lanes, *(e.type.lanes for e in parts))
     lines, scope = print_cross_lane_values(parts, scope)
@@ -48,7 +48,7 @@ def _assignment(s: ir.Store, scope: PrintScope) -> Iterator[str]:
 
 
 def _store_whole_vectors(s: ir.Store, lanes: int, scope: PrintScope) -> list[str] | None:
-    """The store of a vector with one access to memory for all lanes, where that is possible anywhere in it."""
+    """The lines of a vector store that loads or stores at least one whole vector at once, or None."""
     if s.mask is not None:
         return None
     target = whole_vector_type(s.buffer, s.indices, scope) if s.op is None else None
@@ -77,7 +77,7 @@ def _store_whole_vectors(s: ir.Store, lanes: int, scope: PrintScope) -> list[str
 
 
 def print_update(place: Text, op: str | None, value: Text, dtype: DType, dialect: CDialect) -> str:
-    """The statement that sets a place to a value, or combines it with one."""
+    """The statement `place = value`, or `place op= value`."""
     if op in ("+", "*") and not dialect.is_storage_only(dtype) and dtype != BOOL:
         return f"{place.text} {op}= {value.text};"
     if op in ("min", "max") and dialect.small and dtype == INT64:  # the value may have the small type
@@ -101,7 +101,7 @@ def can_store_lane_by_lane(s: ir.Store) -> bool:
 
 
 def _find_loads(parts: Iterable[ir.Expr], buffer: str) -> list[ir.Load]:
-    """The loads from a buffer. Most expressions have few: this does without an iterator for each."""
+    """The loads from `buffer` in `parts`. It avoids generators, because it runs for each store."""
     found = []
     stack = list(parts)
     while stack:
@@ -121,7 +121,7 @@ def _is_injective(s: ir.Store) -> bool:
 
 
 def stage_store(s: ir.Store) -> ir.Stmt:
-    """The same store of a value (and through a mask and indices) computed in all lanes before the first is written."""
+    """`s` with value, mask and indices bound to names first, so that all lanes are computed before one is written."""
     names = [internal_name(f"index{n}") for n in range(len(s.indices))]
     indices = tuple(ir.Var(n, i.type) for n, i in zip(names, s.indices, strict=True))
     mask = None if s.mask is None else ir.Var(internal_name("mask"), s.mask.type)
@@ -130,7 +130,7 @@ def stage_store(s: ir.Store) -> ir.Stmt:
     if s.mask is not None:
         bindings.append((internal_name("mask"), s.mask))
     outer = [(internal_name(name, "staged"), value) for name, value in bindings]
-    for name, value in bindings:  # from the outer names, so that no value sees a name bound here
+    for name, value in bindings:  # two levels of names, so that no value sees a name bound here
         staged = ir.Let(name, ir.Var(internal_name(name, "staged"), value.type), staged)
     for name, value in outer:
         staged = ir.Let(name, value, staged)
@@ -143,7 +143,7 @@ def _with_lane(scope: PrintScope) -> tuple[str, PrintScope]:
 
 
 def print_lanes(lane: str, count: int, body: Iterable[str], scope: PrintScope, clauses: str = "") -> Iterator[str]:
-    """A loop over the lanes; with the pragma only outside of loops that carry one already."""
+    """A loop over the lanes, with a simd or unroll pragma unless an enclosing loop has the simd pragma."""
     if scope.dialect.unroll:
         yield scope.dialect.unroll
     elif not scope.simd:
@@ -155,7 +155,7 @@ def print_lanes(lane: str, count: int, body: Iterable[str], scope: PrintScope, c
 def print_cross_lane_values(
     parts: tuple[ir.Expr, ...], scope: PrintScope, *, by_lane: bool = False
 ) -> tuple[list[str], PrintScope]:
-    """Statements that compute the reductions over lanes and shuffles in `parts`, and the scope that has their names."""
+    """Lines that compute the lane reductions and shuffles in `parts`, and the scope in which they print as names."""
     lines: list[str] = []
     for e in find_lifted(parts, by_lane):
         identifier, named = scope.bind_sum(e)
@@ -168,7 +168,10 @@ def print_cross_lane_values(
 
 
 def find_lifted(parts: Iterable[ir.Expr], by_lane: bool) -> list[ir.ReduceLanes | ir.Shuffle]:
-    """Subexpressions that need their own statements, inner ones first. A shuffle in a shuffle prints lane by lane."""
+    """Subexpressions that need their own statements, inner ones first.
+
+    A shuffle inside a shuffle, or with `by_lane`, is not listed: it prints lane by lane.
+    """
     parts = list(parts)
     if not _cross_lanes(parts):
         return []
@@ -190,7 +193,7 @@ def find_lifted(parts: Iterable[ir.Expr], by_lane: bool) -> list[ir.ReduceLanes 
 
 
 def _cross_lanes(parts: list[ir.Expr]) -> bool:
-    """Whether a reduction over lanes or a shuffle is in `parts`; in most there is none."""
+    """Whether `parts` contain a lane reduction or a shuffle: a fast test, because most contain none."""
     stack = list(parts)
     while stack:
         e = stack.pop()

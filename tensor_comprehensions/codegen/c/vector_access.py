@@ -1,4 +1,4 @@
-"""Vectors of the loop program that memory is read and written by at once, for dialects that have types for them."""
+"""Loads and stores of whole vectors in one access, for dialects with vector types."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ALIGNMENT = 16
 
 
 def whole_vector_type(buffer: ir.Buffer, indices: tuple[ir.Expr, ...], scope: PrintScope) -> VectorType | None:
-    """The type in which one access reaches all lanes of `buffer[indices]`: they lie together, and aligned."""
+    """The type with which one access reaches all lanes of `buffer[indices]`; None unless contiguous and aligned."""
     if not indices or not isinstance(last := indices[-1], ir.Ramp) or buffer.type.lanes > 1:
         return None
     type = scope.dialect.vectors.get((buffer.type.dtype.name, last.lanes))
@@ -39,7 +39,7 @@ def whole_vector_type(buffer: ir.Buffer, indices: tuple[ir.Expr, ...], scope: Pr
 def vector_lvalue(
     buffer: ir.Buffer, indices: tuple[ir.Expr, ...], type: VectorType, scope: PrintScope, *, written: bool
 ) -> str:
-    """All lanes of `buffer[indices]` as one place of `type`."""
+    """The expression of type `type` for all lanes of `buffer[indices]`: an lvalue if `written`, else its value."""
     last = indices[-1]
     assert isinstance(last, ir.Ramp)
     if buffer.space is ir.Space.GLOBAL:
@@ -52,12 +52,12 @@ def vector_lvalue(
 
 
 def lane_members(name: str, type: VectorType) -> tuple[str, ...]:
-    """The parts of the variable `name`."""
+    """The text of each lane of the vector variable `name`."""
     return tuple(lane.format(name) for lane in type.lanes)
 
 
 def whole_loads(parts: Iterable[ir.Expr], scope: PrintScope) -> dict[ir.Load, VectorType]:
-    """The loads in `parts`, in order, that one access each makes."""
+    """The loads in `parts` that a single access can make, in order, with their vector types."""
     found: dict[ir.Load, VectorType] = {}
     for part in parts:
         for e in walk_expr(part):
@@ -69,7 +69,7 @@ def whole_loads(parts: Iterable[ir.Expr], scope: PrintScope) -> dict[ir.Load, Ve
 
 
 def _common_power_of_two(stride: int, lanes: int) -> int:
-    """The largest power of two that divides both."""
+    """The largest power of two that divides `stride` and `lanes`, which is a power of two itself."""
     while stride % lanes:
         lanes //= 2
     return lanes

@@ -1,4 +1,4 @@
-"""CUDA C++ for NVRTC, and for people to read."""
+"""Loop programs as CUDA C++, for NVRTC and for people to read."""
 
 from __future__ import annotations
 
@@ -39,12 +39,13 @@ __device__ __forceinline__ unsigned long long matrix_descriptor(const void *at) 
     return (unsigned long long)rest << 32 | first + ((unsigned int)leading << 16 | bytes / 16);
 }}
 #endif"""
-"""Of the matrix `bytes` behind a place. Descriptors of one place differ by a constant, so each is an addition."""
+"""The `wgmma` descriptor of the matrix `bytes` after `at`. For one `at`, descriptors differ by a constant, so each
+costs one addition."""
 _TENSOR_MAP = "struct __align__(64) tensor_map { unsigned long long words[16]; };"
 
 
 def _make_vector_types() -> dict[tuple[str, int], VectorType]:
-    """The types of up to 16 bytes: CUDA's own, and structures for more than two half-precision numbers."""
+    """The vector types of up to 16 bytes: CUDA's own, and structures for 16-bit floats."""
     stems = {
         "float32": "float", "float64": "double", "int8": "char", "uint8": "uchar", "int16": "short",
         "uint16": "ushort", "int32": "int", "uint32": "uint", "int64": "longlong", "uint64": "ulonglong",
@@ -209,6 +210,5 @@ CUDA = GpuDialect(
 def emit_cuda(
     module: ir.Module, *, header: str = "", aligned: bool = True, marks: LineNumbers | None = None
 ) -> GpuCode:
-    """The CUDA C++ of `module` and its launches; see `gpu_printer.emit_gpu_source`. It has `extern "C"` kernels and
-    needs C++17."""
+    """The CUDA C++17 of `module` with `extern "C"` kernels, and its launches; see `gpu_printer.emit_gpu_source`."""
     return emit_gpu(module, CUDA, header=header, aligned=aligned, marks=marks)

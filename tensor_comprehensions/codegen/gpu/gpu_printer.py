@@ -1,6 +1,6 @@
 """A module of the loop program as text for a GPU: one function per kernel, and how to launch each.
 
-Kernels without a launch run in one thread: the simplest text there is.
+Kernels without a launch run in a single thread.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..c.text_lines import indent_lines, mark_lines
 SINGLE = ir.Launch((1, 1, 1), (1, 1, 1))
 _SHARED_ALIGNMENT = 16
 _BOX_ALIGNMENT = 1024
-"""Bytes at whose multiples the pattern of every swizzle begins that copies of boxes and descriptors know."""
+"""Alignment in bytes of buffers that TMA copies or `wgmma` descriptors reach: every swizzle pattern starts there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +33,16 @@ class GpuKernelSource:
     """One launch.
 
     Attributes:
-        name: of the function in the text.
+        name: the name of the function in the text.
         launch: the grid and the block.
-        buffers: its parameters: positions in the module's arguments followed by its temporaries.
-        status: whether it takes the module's status, two int64 that are initially 0, after them. A failed check stores
-            its site + 1 and the value that it found.
+        buffers: its parameters, as positions in the module's arguments followed by its temporaries.
+        status: whether the module's status, two int64 that are initially 0, is the next parameter. A failed check
+            stores its site + 1 and the value that it found.
         shared: bytes of shared memory that its text declares. dynamic: bytes that the launch must provide.
-        arrays: the shared buffers in order, with their bytes and their names in the text.
+        arrays, sizes, identifiers: the shared buffers in order, their bytes, and their names in the text.
         local: bytes of the private buffers of each thread.
-        maps: the tensor maps that it takes, of 128 bytes each, after everything else.
-        mapped: the position of the buffer of each map, as in `buffers`.
+        maps: the tensor maps that are its last parameters, 128 bytes each.
+        mapped: the position of the buffer of each map, counted as in `buffers`.
     """
 
     name: str
@@ -61,7 +61,7 @@ class GpuKernelSource:
 
 @dataclass(frozen=True, slots=True)
 class GpuCode:
-    """The text of a module and its launches in order. aligned: whether it relies on arguments at multiples of 16."""
+    """The text of a module and its launches in order. aligned: whether it relies on 16-byte aligned arguments."""
 
     source: str
     kernels: tuple[GpuKernelSource, ...]
@@ -70,20 +70,19 @@ class GpuCode:
 
 @dataclass(frozen=True, slots=True)
 class GpuDialect:
-    """What a language for kernels spells beyond C.
+    """The spellings of a kernel language beyond those of C.
 
     Attributes:
-        c: the rest.
-        kernel: the line before the parameters, from the name, the cluster and the bounds: the threads of a block, and
-            how many blocks should have registers at once where that is more than one.
+        c: the spellings that it shares with C.
+        kernel: the format of the line before the parameters, from `name`, `cluster` and `bounds`: the threads of a
+            block, followed by the minimum of resident blocks if that is more than one.
         single: the same for a kernel of one thread.
-        pointer: the space of arguments, with a blank behind it.
+        pointer: the address space of arguments, followed by a blank.
         variables: the names and values of the variables of a launch, in the order of `ir.BLOCK` and `ir.THREAD`.
-        provided: the declaration of shared memory that the launch provides, with a place for its alignment; empty:
-            there is none.
+        provided: the declaration of dynamic shared memory, formatted with its alignment; empty: unsupported.
         static: bytes of shared memory that the text itself may declare.
-        map: the type of parameters that are tensor maps; empty: there is none.
-        cluster: the word before the name of a kernel with clusters of so many blocks; empty: there is none.
+        map: the type of parameters that are tensor maps; empty: unsupported.
+        cluster: the attribute of a kernel with clusters, formatted with their size in blocks; empty: unsupported.
     """
 
     c: CDialect
@@ -108,10 +107,10 @@ def emit_gpu_source(
     """The text of `module` and its launches.
 
     Args:
-        module: verified; vectors copy memory only, because others would print as loops.
+        module: a verified module. Vectors may only copy memory: others would print as loops.
         header: the content of the opening comment: the def, its sizes, the options.
         aligned: whether every argument starts at a multiple of 16 bytes, so that vectors may be loaded from it.
-        marks: the lines that the text is marked with, for people to read: no compiler accepts that.
+        marks: if given, mark each line with its line in the loop text (`split_marks`); the result does not compile.
 
     Raises:
         CannotLower: the language cannot spell a statement or an expression.
@@ -153,13 +152,13 @@ def shared_buffers(body: ir.Stmt) -> list[ir.Buffer]:
 
 
 def shared_alignment(body: ir.Stmt) -> int:
-    """The bytes at whose multiples the shared buffers of `body` begin."""
+    """The alignment in bytes of the shared buffers of `body`."""
     asynchronous = any(isinstance(s, ir.Invoke) and is_asynchronous(s) for s in walk_stmts(body))
     return _BOX_ALIGNMENT if asynchronous else _SHARED_ALIGNMENT
 
 
 def shared_bytes(body: ir.Stmt) -> dict[str, int]:
-    """The bytes of each shared buffer that is allocated in `body`, in order."""
+    """The bytes of each shared buffer that is allocated in `body`, in order, padded to the alignment."""
     alignment = shared_alignment(body)
     units = {ir.Space.SHARED: alignment, ir.Space.BARRIER: _SHARED_ALIGNMENT}
     return {b.name: -(-b.bytes // units[b.space]) * units[b.space] for b in shared_buffers(body)}
@@ -167,7 +166,7 @@ def shared_bytes(body: ir.Stmt) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class _Printer:
-    """Prints one kernel. relying: gets the buffers that the text takes to be aligned."""
+    """Prints one kernel. Names of buffers whose alignment the text relies on are added to `relying`."""
 
     module: ir.Module
     dialect: GpuDialect
@@ -183,7 +182,7 @@ class _Printer:
 
     @property
     def status(self) -> bool:
-        """Whether it checks, or waits for checks before it."""
+        """Whether the kernel takes the status: it contains checks, or must not run after a failed one."""
         return bool(self.module.sites) and (self.position > 0 or self.checks)
 
     @cached_property
@@ -201,7 +200,7 @@ class _Printer:
 
     @cached_property
     def buffers(self) -> list[int]:
-        """The buffers that the kernel uses, by position."""
+        """The positions of the buffers that the kernel uses; not of those it reaches by tensor maps alone."""
         used = {e.buffer.name for e in self.values if isinstance(e, ir.Load)}
         for s in walk_stmts(self.source.body):
             match s:
@@ -216,7 +215,7 @@ class _Printer:
 
     @cached_property
     def sizes(self) -> dict[str, int]:
-        """The bytes of each shared buffer."""
+        """The padded bytes of each shared buffer."""
         return shared_bytes(self.source.body)
 
     @cached_property
@@ -254,7 +253,7 @@ class _Printer:
         )
 
     def lines(self, name: str) -> Iterator[str]:
-        """The function."""
+        """The lines of the function, marked if marks were asked for."""
         lines = self._lines(name)
         return lines if self.marks is None else mark_lines(lines, self.marks.kernels[self.position])
 

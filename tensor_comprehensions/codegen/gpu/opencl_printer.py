@@ -1,4 +1,4 @@
-"""OpenCL C, version 1.2: the same kernels for other devices, and a second proof of their mapping."""
+"""Loop programs as OpenCL C 1.2, which runs the GPU kernels on other devices and so tests their mapping."""
 
 from __future__ import annotations
 
@@ -127,8 +127,8 @@ OPENCL = GpuDialect(
 
 
 def emit_opencl(module: ir.Module, *, header: str = "", aligned: bool = True) -> GpuCode:
-    """The OpenCL C of `module` and its launches; see `gpu_printer.emit_gpu_source`. Shuffles become exchanges through
-    shared memory."""
+    """The OpenCL C of `module` and its launches; see `gpu_printer.emit_gpu_source`. Shuffles are emulated in shared
+    memory."""
     portable = replace(module, kernels=tuple(_bound_loops(emulate_shuffles(k)) for k in module.kernels))
     code = emit_gpu(portable, OPENCL, header=header, aligned=aligned)
     pragmas = ["cl_khr_fp64"] * ("double" in code.source) + ["cl_khr_int64_base_atomics"] * ("atom_" in code.source)
@@ -137,9 +137,9 @@ def emit_opencl(module: ir.Module, *, header: str = "", aligned: bool = True) ->
 
 
 def _bound_loops(kernel: ir.Kernel) -> ir.Kernel:
-    """The kernel with bounds in the place of conditions that end a loop in which threads meet.
+    """Turn `if i < n` around the body of a loop over `i` with barriers into the loop's bound.
 
-    A barrier below a condition in a loop is fine where the whole block agrees on it, but PoCL makes wrong code of it.
+    A barrier under a condition is legal if the whole block agrees on it, but PoCL miscompiles it in loops.
     """
 
     def visit(s: ir.Stmt) -> ir.Stmt:

@@ -1,7 +1,7 @@
-"""Statements of PTX, and the device functions that the text calls them by.
+"""PTX statements, each wrapped in a device function that the CUDA text calls.
 
-A statement names its operands `$name`; their declarations say how many registers each takes. Those of the atoms come
-from the table of atoms, the others stand here, by the first architecture that takes them.
+A statement names its operands `$name`; their declarations say how many registers each takes. Statements of atoms are
+generated from the table of atoms; the others are listed here, each with the first architecture that has it.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ from ...loop_ir.nodes import Space
 KNOWN = ("sm_75", "sm_80", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120")
 """The architectures that the table distinguishes."""
 GUARD = "TC_MACHINE"
-"""The macro of machines that have functions of their own under the names of atoms."""
+"""The macro that is defined where the device functions are implemented otherwise: in the CPU emulator."""
 
 _CONSTRAINTS = {
     "h": "unsigned short", "r": "unsigned int", "i": "int", "l": "unsigned long long", "f": "float", "d": "double",
     "s": "void", "g": "void", "p": "void", "n": "int",
 }  # fmt: skip
-"""The C type of an operand by its letter. s: an address in shared memory, g: in global memory, p: anywhere, n: a
-constant."""
+"""The C type of an operand by its letter. Beyond those of inline assembly, s is an address in shared memory, g one in
+global memory, p a generic one, and n a constant."""
 
 
 @dataclass(frozen=True, slots=True)
 class PtxOperand:
     """An operand of a statement.
 
-    mode: "=" is written, "+" is read and written, "" is read. letter: of `_CONSTRAINTS`. count: the registers of a
-    vector; 0: no vector.
+    mode: "=" for written, "+" for read and written, "" for read. letter: a key of `_CONSTRAINTS`. count: the registers
+    of a vector; 0 for a scalar.
     """
 
     name: str
@@ -80,7 +80,7 @@ class PtxOperand:
         return f"{spelling} {self.name}"
 
     def values(self) -> list[str]:
-        """The expressions of its registers in the function."""
+        """The C expression of each of its registers in the device function."""
         match self.letter:
             case "s":
                 return [f"(unsigned int)__cvta_generic_to_shared({self.name})"]
@@ -97,13 +97,13 @@ class PtxOperand:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """One row.
+    """A PTX statement and its operands.
 
     Attributes:
-        name: of the device function.
+        name: the name of the device function.
         text: the PTX, with `$name` for operands.
-        parameters: those that it writes first.
-        architectures: of `KNOWN`, whose assembler takes it.
+        parameters: the operands, in the order of the function's parameters.
+        architectures: the members of `KNOWN` whose assembler accepts it.
     """
 
     name: str
@@ -113,11 +113,11 @@ class Statement:
 
     @property
     def constants(self) -> tuple[PtxOperand, ...]:
-        """The operands that the instruction takes only as constants: parameters of a template."""
+        """The operands that must be compile-time constants; they become template parameters."""
         return tuple(p for p in self.parameters if p.letter == "n")
 
     def number_registers(self, constants: Mapping[str, int] | None = None) -> str:
-        """The statement with `%0`, `%1`, ... for its registers, and with constants in place of operands."""
+        """The statement with registers numbered `%0`, `%1`, ..., and with operands in `constants` as their values."""
         found = {name: str(value) for name, value in (constants or {}).items()}
         position = 0
         for p in self.parameters:
@@ -129,7 +129,7 @@ class Statement:
         return re.sub(r"\$(\w+)", lambda m: found[m[1]], self.text)
 
     def function(self) -> str:
-        """The device function."""
+        """The definition of the device function."""
         taken = ", ".join(p.declaration for p in self.parameters if p.letter != "n")
         outputs = [f'"{p.constraint}"({v})' for p in self.parameters if p.mode for v in p.values()]
         inputs = [f'"{p.constraint}"({v})' for p in self.parameters if not p.mode for v in p.values()]
@@ -145,13 +145,13 @@ class Statement:
 
     @property
     def touches_memory(self) -> bool:
-        """Whether other accesses to memory must not pass it."""
+        """Whether compilers must not reorder memory accesses across it (a "memory" clobber)."""
         return any(p.is_address for p in self.parameters) or not any(p.mode for p in self.parameters)
 
 
 @cache
 def architectures_since(first: str) -> tuple[str, ...]:
-    """The architectures from `first` on. Those of `sm_90a` alone have no later ones."""
+    """The architectures in `KNOWN` from `first` on; for `sm_90a` only itself: later ones lack its instructions."""
     if first == "sm_90a":
         return HOPPER
     return tuple(a for a in KNOWN if int(a[3:].rstrip("a")) >= int(first[3:]))
@@ -161,7 +161,7 @@ _DECLARATION = re.compile(r"([=+]?)([a-z])(\d*) (\w+)")
 
 
 def make_ptx_statement(name: str, first: str, text: str, declared: str = "") -> Statement:
-    """A statement. declared: "=r d, f x, r4 v, s to": mode, letter, registers and name of each, in PTX's order."""
+    """A statement. declared: such as "=r d, f x, r4 v, s to": mode, letter, registers and name of each operand."""
     return Statement(name, text, _parse_operands(declared), architectures_since(first))
 
 
@@ -177,7 +177,7 @@ def _parse_operands(declared: str) -> tuple[PtxOperand, ...]:
 
 
 def _get_constraint_letter(dtype: DType) -> str:
-    """The constraint letter of an operand's register: its own type for sums, else packed 32 bits."""
+    """The constraint letter of an operand's registers: that of the dtype for accumulators, "r" for packed elements."""
     return {FLOAT32: "f", INT32: "i", FLOAT64: "d"}.get(dtype, "r")
 
 
@@ -194,9 +194,9 @@ def _make_mma_statement(atom: Atom, first: str) -> Statement:
 
 
 def _group_products(atom: Atom) -> Iterator[Statement]:
-    """The products of a warpgroup, with A in shared memory or in registers. `more` = 0 starts new sums."""
+    """The `wgmma` variants of `atom`, with A in shared memory or in registers. With `more` = 0, sums start from 0."""
     total, a, b = atom.operands
-    majors = 2 if b.dtype.bits == 16 else 0  # which only these types may choose: 0 along k, 1 across
+    majors = 2 if b.dtype.bits == 16 else 0  # only 16-bit types may choose: 0 is K-major, 1 is MN-major
     signs = "" if total.dtype == INT32 else ", 1, 1"
     sums = _declare_vector_operand("c", total, "+")
     head = "{.reg .pred p; setp.ne.b32 p, $more, 0; " + atom.opcode
@@ -231,7 +231,7 @@ def _make_atom_statements() -> Iterator[Statement]:
         elif atom.name == "movmatrix_trans":
             yield make_ptx_statement(atom.name, "sm_75", f"{atom.opcode} $to, $from;", "=r to, r from")
         elif atom.name.startswith("copy_async"):
-            zero = atom.name.startswith("copy_async_zero")  # copies this many bytes and fills up with zeros
+            zero = atom.name.startswith("copy_async_zero")  # it copies `bytes` bytes and fills the rest with zeros
             text = f"{atom.opcode} [$to], [$from], {atom.alignment}{', $bytes' if zero else ''};"
             yield make_ptx_statement(atom.name, "sm_80", text, "s to, g from, r bytes" if zero else "s to, g from")
         else:
@@ -252,7 +252,7 @@ def _thread_move(atom: Atom) -> Statement:
 
 
 def _register_rows() -> Iterator[Statement]:
-    """Rows whose operands are registers alone: name, architecture, opcode, result and operands by letter."""
+    """Statements whose operands are all registers, from rows: name, first architecture, opcode, result, operands."""
     unary, binary, ternary = ("$d, $x", "$d, $x, $y", "$d, $x, $y, $z")
     for name, first, opcode, operands, result, letter in (
         *((f"{op}_float32", "sm_75", f"{op}.f32", binary, "f", "f") for op in ("add", "sub", "mul", "min", "max")),
@@ -293,7 +293,7 @@ def _register_rows() -> Iterator[Statement]:
 
 
 def _make_access_statements() -> Iterator[Statement]:
-    """Loads and stores that are no atoms of their own, and additions in memory."""
+    """Loads and stores that are not atoms, and reductions in global memory."""
     for space, letter in (("global", "g"), ("shared", "s")):
         yield make_ptx_statement(f"load_{space}_u64", "sm_75", f"ld.{space}.u64 $to, [$from];", f"=l to, {letter} from")
         yield make_ptx_statement(f"store_{space}_u64", "sm_75", f"st.{space}.u64 [$to], $from;", f"{letter} to, l from")
@@ -311,11 +311,11 @@ def _make_access_statements() -> Iterator[Statement]:
 
 
 def _exchange_rows() -> Iterator[Statement]:
-    """Rows in which lanes exchange values, and threads wait for each other or for copies."""
+    """Shuffles and warp reductions, barriers, and waits for asynchronous copies."""
     for name, mode, clamp in (("xor", "bfly", 31), ("down", "down", 31), ("up", "up", 0), ("index", "idx", 31)):
         text = f"shfl.sync.{mode}.b32 $d, $x, $lane, {clamp}, 0xffffffff;"
         yield make_ptx_statement(f"shuffle_{name}_all", "sm_75", text, "=r d, r x, r lane")
-    # The segments: 31 minus the width in the upper byte, as a mask, and the last lane of a segment in the lower one.
+    # `segments` is shfl's operand c: the segment mask in bits 8 to 12, and the last lane of a segment in bits 0 to 4.
     text = "shfl.sync.{}.b32 $d, $x, {}, $segments, 0xffffffff;"
     yield make_ptx_statement("shuffle_xor_part", "sm_75", text.format("bfly", "$mask"), "=r d, r x, n mask, n segments")
     yield make_ptx_statement(
@@ -336,7 +336,7 @@ def _exchange_rows() -> Iterator[Statement]:
 
 
 def _hopper() -> Iterator[Statement]:
-    """Barriers in memory, copies of boxes, clusters, warpgroups."""
+    """Statements of Hopper: mbarriers, TMA copies, clusters, `wgmma` synchronization, register allocation."""
     barrier = "mbarrier.{}.shared::cta.b64"
     yield make_ptx_statement("barrier_init", "sm_80", f"{barrier.format('init')} [$at], $arrivals;", "s at, n arrivals")
     yield make_ptx_statement(
@@ -413,7 +413,7 @@ def _hopper() -> Iterator[Statement]:
 
 
 def _make_argument_template(s: Statement, position: int) -> str:
-    """The spelling of a call's argument from its address."""
+    """The format of a call's argument, given the address of the operand: values are dereferenced."""
     p = s.parameters[position]
     return "{}" if p.mode or p.count or p.is_address else "*{}"
 
@@ -427,14 +427,14 @@ STATEMENTS = {
 
 
 def _atom_call(i: Intrinsic) -> str:
-    """How an atom is called: with the addresses of its operands, descriptors of some, and its values."""
+    """The format of a call of an atom, from the addresses (or descriptors) of its operands and its values."""
     s = STATEMENTS[i.name]
     parts = ["{}" if n in i.described else _make_argument_template(s, n) for n in range(i.operands)]
     return f"{i.name}({', '.join([*parts, *('{}' for _ in i.values)])});"
 
 
 ATOM_CALLS = {i.name: _atom_call(i) for i in INTRINSICS.values() if i.atom}
-"""How intrinsics that are atoms are called."""
+"""The format of the call of each intrinsic that is an atom."""
 HOPPER_CALLS = {
     BARRIER_INIT: "barrier_init<{1}>({0});",
     BARRIER_ARRIVE: "barrier_arrive({});",
@@ -458,22 +458,23 @@ HOPPER_CALLS = {
     **{name: f"{name}<{{}}>();" for name in (BULK_WAIT, WGMMA_WAIT, REGISTERS_DEC, REGISTERS_INC)},
     ELECT: "elect({});",
 }
-"""How the others of Hopper are called: a tensor map is its address, and coordinates, the fastest first."""
+"""The format of the call of each other intrinsic of Hopper. The operand in a mapped tensor prints as the address of the
+tensor map followed by the coordinates, the fastest first."""
 CALLED = (*ATOM_CALLS, *HOPPER_CALLS, "barrier_part", *(f"copy_async_zero_{size}" for size in (16, 8, 4)))
-"""The statements that programs use."""
+"""The names of the statements that loop programs may call."""
 
 
 def needs_accelerated(source: str) -> bool:
-    """Whether a text uses instructions that `sm_90a` has and `sm_90` has not."""
+    """Whether a text uses instructions that `sm_90a` has but `sm_90` lacks."""
     words = set(re.findall(r"\w+", source))
     return any(s.architectures == HOPPER for name, s in STATEMENTS.items() if name in words)
 
 
 def architecture_for(source: str, architecture: str) -> str:
-    """The architecture to compile a text for that runs on `architecture`."""
+    """The architecture to compile `source` for, to run on `architecture`: `sm_90a` instead of `sm_90` if needed."""
     return f"{architecture}a" if architecture == "sm_90" and needs_accelerated(source) else architecture
 
 
 def definition(name: str) -> str:
-    """The device function `name`."""
+    """The definition of the device function `name`, left out where `GUARD` is defined."""
     return f"#ifndef {GUARD}\n{STATEMENTS[name].function()}\n#endif"

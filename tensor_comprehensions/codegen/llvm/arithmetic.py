@@ -1,4 +1,4 @@
-"""Operators on scalars and vectors."""
+"""LLVM instructions for arithmetic operators on scalars and vectors; each function returns the result's operand."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def emit_unary(b: HoistingBuilder, op: str, value: str, type: Type) -> str:
 
 
 def emit_binary(b: HoistingBuilder, op: str, left: str, right: str, type: Type, *, keep_nan: bool = True) -> str:
-    """An operator that is not an integer division. `keep_nan`: the left of `min`, `max` may be NaN."""
+    """A binary operator except integer division. keep_nan: whether the left operand of `min` or `max` may be NaN."""
     text = register_type(type)
     if op in _ORDERED:
         return emit_compare(b, op, left, right, type)
@@ -60,13 +60,13 @@ def emit_compare(b: HoistingBuilder, op: str, left: str, right: str, type: Type)
 
 
 def emit_select(b: HoistingBuilder, condition: str, then: str, otherwise: str, type: Type) -> str:
-    """Lane by lane."""
+    """A `select`, lane by lane."""
     mask, text = vector_type("i1", type.lanes), register_type(type)
     return b.define(f"select {mask} {condition}, {text} {then}, {text} {otherwise}", (condition, then, otherwise))
 
 
 def _emit_min_max(b: HoistingBuilder, op: str, left: str, right: str, type: Type, keep_nan: bool) -> str:
-    """`left > right ? left : right` is one instruction and gives `right` when either is NaN: only `left` needs care."""
+    """`min` or `max`. `left > right ? left : right` is one instruction; it drops NaN only if `left` is NaN."""
     comparison = emit_compare(b, "lt" if op == "min" else "gt", left, right, type)
     chosen = emit_select(b, comparison, left, right, type)
     if not (type.dtype.is_float and keep_nan):
@@ -78,7 +78,10 @@ def _emit_min_max(b: HoistingBuilder, op: str, left: str, right: str, type: Type
 def emit_divide(
     b: HoistingBuilder, op: str, left: str, right: str, type: Type, ranges: tuple[Interval, Interval]
 ) -> str:
-    """Floor division or its remainder on integers. By 0 both give 0, and the smallest integer by -1 is itself."""
+    """Integer floor division, or its remainder. Dividing by 0 gives 0 for both; the smallest integer over -1 wraps.
+
+    ranges: the intervals of `left` and `right`.
+    """
     (low, _), (least, most) = ranges
     if least == most and most > 0:
         return _emit_division_by_constant(b, op, left, int(most), type, low >= 0)
@@ -107,9 +110,12 @@ def _emit_division_by_constant(b: HoistingBuilder, op: str, left: str, divisor: 
 
 
 def _emit_floor_division(b: HoistingBuilder, op: str, left: str, right: str, type: Type, minus_one: bool) -> str:
-    """From the quotient rounded to zero: one less, or its remainder one divisor more, where the signs disagree."""
+    """Floor division or remainder from truncating division, corrected where the signs of remainder and divisor differ.
+
+    minus_one: whether the divisor may be -1.
+    """
     text, divisor = register_type(type), right
-    if minus_one:  # the smallest integer by -1 traps
+    if minus_one:  # dividing the smallest integer by -1 traps
         divisor = emit_select(b, _emit_equals(b, right, -1, type), _format_literal(1, type), right, type)
     quotient = _emit_raw_division(b, "div", "s", left, divisor, type)
     product = b.define(f"mul {text} {quotient}, {divisor}", (quotient, divisor))
@@ -164,7 +170,7 @@ def emit_ramp(b: HoistingBuilder, base: str, stride: int, type: Type) -> str:
 
 
 def emit_shuffle(b: HoistingBuilder, first: str, second: str, lanes: Sequence[int], element: str, width: int) -> str:
-    """Lanes of two vectors of `width`: those of `second` count on from `width`."""
+    """A `shufflevector` of two vectors of `width` lanes; lanes from `width` on are those of `second`."""
     text = vector_type(element, width)
     mask = constant_vector(lanes, "i32")
     operands = (first, second)
@@ -172,7 +178,7 @@ def emit_shuffle(b: HoistingBuilder, first: str, second: str, lanes: Sequence[in
 
 
 def emit_reduce_lanes(b: HoistingBuilder, op: str, value: str, type: Type) -> str:
-    """All lanes combined, as a tree."""
+    """All lanes combined by `op`, in any order; with `BITS`, packed into an integer."""
     if op == BITS:
         packed = b.define(f"bitcast {register_type(type)} {value} to i{type.lanes}", (value,))
         return packed if type.lanes == 64 else b.define(f"zext i{type.lanes} {packed} to i64", (packed,))
@@ -197,7 +203,7 @@ def emit_reduce_lanes(b: HoistingBuilder, op: str, value: str, type: Type) -> st
 
 
 def _emit_tree_reduction(b: HoistingBuilder, op: str, value: str, type: Type) -> str:
-    """Halves against halves; an odd lane waits."""
+    """Combine halves of the vector until two lanes, or an odd number, are left; combine these in sequence."""
     lanes, dtype = type.lanes, type.dtype
     element = scalar_type(dtype)
     if lanes == 1:
@@ -215,12 +221,12 @@ def _emit_tree_reduction(b: HoistingBuilder, op: str, value: str, type: Type) ->
 
 
 def is_non_nan_literal(e: Expr) -> bool:
-    """A literal that is a number."""
+    """Whether `e` is a literal other than NaN."""
     return isinstance(e, Const) and not math.isnan(e.value)
 
 
 def exact_inverse(e: Expr) -> Const | None:
-    """1 / e of a float literal that is a power of two, so that multiplying by it is dividing by e."""
+    """1 / e if `e` is a float literal that is a power of two, so that multiplying replaces dividing; else None."""
     if not isinstance(e, Const) or not e.type.dtype.is_float or not math.isfinite(e.value):
         return None
     mantissa, exponent = math.frexp(e.value)
@@ -228,7 +234,7 @@ def exact_inverse(e: Expr) -> Const | None:
 
 
 def lane_comparison(e: Binary) -> tuple[str, Ramp, Expr] | None:
-    """`e` as `ramp op scalar` over int64, when it has that form: one side a `Ramp`, the other the same in all lanes."""
+    """(op, ramp, other side) if one side of the int64 comparison `e` is a `Ramp`, flipped to put it left; else None."""
     if e.left.type.dtype.name != "int64" or e.left.type.lanes == 1:
         return None
     flipped = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}

@@ -27,13 +27,13 @@ from ...loop_ir.rewrite import children, stmt_expressions, substatements
 
 @dataclass(slots=True)
 class Usage:
-    """Names, and facts about the statement. The sets are only asked for membership."""
+    """The buffers and variables that a statement uses, by name. The sets serve membership tests only."""
 
     buffers: set[str] = field(default_factory=set)  # except those that it allocates itself
     written: set[str] = field(default_factory=set)
     indexed: set[str] = field(default_factory=set)  # register buffers with subscripts that are not constants
     variables: set[str] = field(default_factory=set)
-    streams: bool = False  # has streaming stores
+    streams: bool = False  # contains non-temporal stores
 
     def include(self, other: Usage) -> None:
         self.buffers |= other.buffers
@@ -44,7 +44,7 @@ class Usage:
 
 
 def usage_of(s: Stmt, known: dict[int, Usage]) -> Usage:
-    """All uses of `s`; `known` caches those of parallel loops, by their `id`."""
+    """All uses of `s`. known: caches the uses of loops by their `id`."""
     if id(s) in known:
         return known[id(s)]
     used, stack, own, seen = Usage(), [s], set[str](), set[int]()
@@ -76,14 +76,14 @@ def usage_of(s: Stmt, known: dict[int, Usage]) -> Usage:
         used.buffers.add(w.source.name)
         if w.buffer.name in used.written:
             used.written.add(w.source.name)
-    used.buffers -= own  # a statement before may have had others of these names
+    used.buffers -= own  # another statement may use an outer buffer of the same name
     if isinstance(s, Loop):
         known[id(s)] = used
     return used
 
 
 def _collect_expr_uses(used: Usage, e: Expr, seen: set[int]) -> None:
-    """Add the uses of `e`. seen: the expressions already visited, by `id`, because statements share some."""
+    """Add the uses of `e` to `used`. seen: ids of visited expressions, because statements share some."""
     stack = [e]
     while stack:
         top = stack.pop()

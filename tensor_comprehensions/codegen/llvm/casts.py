@@ -12,7 +12,7 @@ from .types import mangled_suffix, register_type, splat_constant, vector_type
 
 
 def emit_cast(b: HoistingBuilder, value: str, source: Type, to: DType, *, f16c: bool) -> str:
-    """`value` as `to`. f16c: the processor converts float16 by itself."""
+    """`value` converted to `to`. f16c: whether the processor has instructions that convert float16."""
     dtype, result = source.dtype, Type(to, source.lanes)
     if dtype == to:
         return value
@@ -91,7 +91,7 @@ def _to_single(b: HoistingBuilder, value: str, source: Type, f16c: bool) -> str:
     scaled = w.number(w.op("shl", magnitude, 13))
     power = splat_constant(
         "0x46F0000000000000", "float", w.lanes
-    )  # 2**112 moves the exponent's bias; subnormals come out normal
+    )  # multiplying by 2**112 corrects the exponent's bias and normalizes subnormals
     finite = w.bits(b.define(f"fmul {w.float} {scaled}, {power}", (scaled,)))
     special = w.op("icmp uge", magnitude, 0x7C00)
     number = w.select(special, w.op("or", finite, 0x7F800000), finite)
@@ -113,7 +113,7 @@ def _from_single(b: HoistingBuilder, value: str, result: Type, f16c: bool) -> st
 
 
 def _half_bits(w: _Bits, bits: str) -> str:
-    """The nearest float16 of float32 bits, ties to even, without the processor's help."""
+    """The bits of the nearest float16, ties to even, of float32 bits, by integer arithmetic."""
     magnitude = w.op("and", bits, 0x7FFFFFFF)
     odd = w.op("and", w.op("lshr", magnitude, 13), 1)
     rebias = ((15 - 127) << 23) + 0xFFF
@@ -130,7 +130,7 @@ def _half_bits(w: _Bits, bits: str) -> str:
 
 
 def _round_to_float32(b: HoistingBuilder, value: str, source: Type, f16c: bool) -> str:
-    """`value` as float32; a float64 is rounded to odd, so that rounding once more to 16 bits is rounding once."""
+    """`value` as float32. A float64 is rounded to odd, so that rounding the result to 16 bits rounds correctly."""
     near = emit_cast(b, value, source, FLOAT32, f16c=f16c)
     if source.dtype != FLOAT64:
         return near

@@ -1,6 +1,6 @@
-"""LLVM assembly whose instructions say which line of the loop text they compute, for people to read; never for a run.
+"""LLVM assembly with debug locations that map each instruction to its line of the loop text; for display only.
 
-The line tables change no instruction: a test compares the machine code.
+A test checks that the line tables do not change the machine code.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from .hoisting_builder import HoistingBuilder
 from .llvm_printer import FunctionWriter, ModuleWriter
 
 _UNIT, _VERSION, _FILE, _TYPE, _FIRST = 1, 2, 3, 4, 5
-"""Numbers of metadata; functions and locations follow."""
+"""Numbers of the fixed metadata nodes; functions and locations are numbered from `_FIRST` on."""
 
 
 def emit_llvm_with_lines(module: Module, target: CpuTarget, symbols: Mapping[str, str], lines: Sequence[Line]) -> str:
-    """`emit_llvm` with a debug location on each instruction: the number, from 1 on, of one of `lines`."""
+    """`emit_llvm` with a debug location on each instruction: the number, from 1 on, of its line in `lines`."""
     return _LineModuleWriter(module, target, symbols, lines).write()
 
 
 class _LineModuleWriter(ModuleWriter):
-    """Numbers functions and locations."""
+    """A module writer that appends debug metadata."""
 
     def __init__(self, module: Module, target: CpuTarget, symbols: Mapping[str, str], lines: Sequence[Line]) -> None:
         super().__init__(module, target, symbols)
@@ -37,7 +37,7 @@ class _LineModuleWriter(ModuleWriter):
         super().kernel(kernel, number)
 
     def add_metadata(self, text: str) -> int:
-        """The number of a new node."""
+        """Append a metadata node; returns its number."""
         self.metadata.append(text)
         return _FIRST + len(self.metadata) - 1
 
@@ -60,7 +60,7 @@ class _LineModuleWriter(ModuleWriter):
 
 
 class _LineFunctionWriter(FunctionWriter):
-    """Follows the statements that it writes."""
+    """A function writer that tracks the line of the current statement."""
 
     def __init__(self, module: _LineModuleWriter, name: str, used: Usage, writes: Mapping[int, frozenset[str]]) -> None:
         self.lines, self.start = module, module.present
@@ -86,7 +86,7 @@ class _LineFunctionWriter(FunctionWriter):
 
 
 class _LineBuilder(HoistingBuilder):
-    """Puts the location of the present line behind every instruction."""
+    """A builder that attaches the location of the current line to every instruction."""
 
     def __init__(self, declarations: dict[str, None], module: _LineModuleWriter, scope: int, line: int) -> None:
         super().__init__(declarations)

@@ -1,4 +1,4 @@
-"""exp, tanh and erf of float32 lanes in place: no call, so nothing is spilled around it, and faster than the libraries.
+"""exp, tanh and erf of float32 vectors, inlined: faster than library calls, around which registers would be spilled.
 
 exp(x) = 2**n * exp(r) with n = x / ln 2 rounded and |r| <= ln 2 / 2; exp(r) is a polynomial of degree 6 whose relative
 error is 4e-9. Errors, subnormal results included: exp below 1 ulp, tanh and erf below 2.
@@ -25,7 +25,7 @@ from .types import (
 
 _LOG2_E = 1.4426950408889634
 _LN2_HIGH, _LN2_LOW = 0.693145751953125, 1.428606765330187e-06  # their sum is ln 2; n * _LN2_HIGH is exact
-_LOWEST, _HIGHEST = -104.0, 100.0  # beyond, exp is 0 or infinite
+_LOWEST, _HIGHEST = -104.0, 100.0  # below, exp is 0; above, infinite
 _ROUND, _ROUND_BITS = 12582912.0, 0x4B400000  # 1.5 * 2**23: adding it leaves the nearest integer in the low bits
 _EXP = (0.0013814539415761828, 0.00836874544620514, 0.04166838899254799, 0.1666652113199234, 0.4999999403953552)
 _TANH = (-0.05025111511349678, 0.1331360936164856, -0.33333033323287964)
@@ -84,12 +84,12 @@ _ERF_POWERS = (  # for each power of t in p, the highest first, and then y: for 
     ),
 )
 # fmt: on
-_ROUND_CURRENT = 4  # of AVX-512: as the control register says
+_ROUND_CURRENT = 4  # AVX-512 operand: the rounding mode of the control register
 
 
 @dataclass(frozen=True, slots=True)
 class _Lanes:
-    """Arithmetic on vectors of one width. `scales`: there is an instruction that multiplies by 2**n."""
+    """Arithmetic on vectors of one width. scales: whether an instruction multiplies by 2**n (AVX-512)."""
 
     b: HoistingBuilder
     type: Type
@@ -111,18 +111,19 @@ class _Lanes:
         return self.call("fma", x, y, z)
 
     def horner(self, x: str, coefficients: tuple[float, ...]) -> str:
-        """The polynomial with these coefficients, the highest power first."""
+        """The polynomial in `x` with these coefficients, the highest power first."""
         value = self.number(coefficients[0])
         for coefficient in coefficients[1:]:
             value = self.fma(value, x, coefficient)
         return value
 
     def bound(self, op: str, x: str, limit: float) -> str:
-        """The `min` or `max` of x and a limit, NaN where x is NaN."""
+        """The `min` or `max` of `x` and `limit`; NaN where `x` is NaN."""
         return emit_binary(self.b, op, self.number(limit), x, self.type, keep_nan=False)
 
     def reduce(self, x: str, times: float) -> tuple[str, str, str]:
-        """n = `times` * x / ln 2 as an integer, the same in the low bits of a number, and `times` * x - n * ln 2."""
+        """(n, shifted, rest): n is `times` * x / ln 2 rounded, as a float; the low bits of `shifted` hold it as an
+        integer; rest is `times` * x - n * ln 2."""
         shifted = self.fma(x, times * _LOG2_E, _ROUND)
         n = self.op("fsub", shifted, self.number(_ROUND))
         whole = x if times == 1 else self.op("fmul", x, self.number(times))
@@ -131,11 +132,11 @@ class _Lanes:
 
     @property
     def looks_up(self) -> bool:
-        """Whether one instruction can take each lane from any of the 16 of a vector."""
+        """Whether `entry` works: one instruction looks up each lane in a table of 16 floats."""
         return self.scales and self.type.lanes == 16
 
     def entry(self, numbers: tuple[float, ...], shifted: str) -> str:
-        """Of 16 numbers, the one at the index in the low bits of `shifted`."""
+        """The entry of the table of 16 `numbers` at the index in the low bits of `shifted`."""
         floats, words = register_type(self.type), vector_type("i32", 16)
         index = self.b.define(f"bitcast {floats} {shifted} to {words}", (shifted,))
         table = constant_vector([llvm_literal(n, FLOAT32) for n in numbers], "float")
@@ -144,7 +145,7 @@ class _Lanes:
         return self.b.define(f"call {floats} {name}({floats} {table}, {words} {index})", (index,))
 
     def scale(self, value: str, n: str, shifted: str, kept: str = "") -> str:
-        """`value * 2**n`, correct to the last subnormal; 0 in lanes that are not `kept`, a mask, if there is one."""
+        """`value * 2**n`, correctly rounded where it is subnormal. kept: if given, a mask; the other lanes become 0."""
         if self.scales:
             return self._scale(value, n, kept)
         scaled = self._scale_by_bits(value, shifted)
@@ -160,7 +161,7 @@ class _Lanes:
         return self.b.define(f"call {text} {name}({arguments})", (value, n, bits))
 
     def _mask_bits(self, mask: str) -> str:
-        """A mask as an integer of 8 bits at least, as intrinsics want it."""
+        """The bits of a mask as an integer of 8 bits or more, which intrinsics expect."""
         bits = max(8, self.type.lanes)
         if bits > self.type.lanes:
             own = vector_type("i1", self.type.lanes)
@@ -171,7 +172,7 @@ class _Lanes:
         return self.b.define(f"bitcast {vector_type('i1', bits)} {mask} to i{bits}", (mask,))
 
     def _scale_by_bits(self, value: str, shifted: str) -> str:
-        """In two halves, each a power of two made from its exponent."""
+        """`value * 2**n` in two multiplications by powers of two, because 2**n may not be a normal float."""
         floats, words = register_type(self.type), vector_type("i32", self.type.lanes)
 
         def op(name: str, left: str, right: str | int) -> str:
@@ -188,7 +189,7 @@ class _Lanes:
 
 
 def _exp(v: _Lanes, x: str) -> str:
-    """exp, with results that underflow masked to 0: arithmetic on subnormals takes a hundred times as long."""
+    """exp; results that underflow are masked to 0, because arithmetic on subnormals is a hundred times slower."""
     kept = v.b.define(f"fcmp uge {register_type(v.type)} {x}, {v.number(_LOWEST)}", (x,))
     if not v.scales:
         x = emit_select(v.b, kept, x, v.number(0.0), v.type)
@@ -197,7 +198,7 @@ def _exp(v: _Lanes, x: str) -> str:
 
 
 def _tanh(v: _Lanes, x: str) -> str:
-    """With e = exp(2|x|) - 1, tanh |x| = e / (e + 2); near 0, where that rounds too often, a polynomial."""
+    """tanh |x| = e / (e + 2) with e = exp(2|x|) - 1; near 0, where that is too inexact, a polynomial."""
     size = v.bound("min", v.call("fabs", x), _SATURATED)
     n, shifted, rest = v.reduce(size, 2.0)
     square = v.op("fmul", rest, rest)
@@ -217,7 +218,8 @@ def _erf(v: _Lanes, x: str) -> str:
 
 
 def _erf_by_parts(v: _Lanes, x: str) -> str:
-    """A polynomial for each sixteenth of the range, whose coefficients a register holds: half the instructions."""
+    """erf by one polynomial per sixteenth of the range; coefficients are looked up in a register. It takes half the
+    instructions of `_erf_in_two`."""
     size = v.bound("min", v.call("fabs", x), _ERF_LAST)
     shifted = v.fma(size, _ERF_PARTS, _ROUND)
     k = v.op("fsub", shifted, v.number(_ROUND))
@@ -243,8 +245,7 @@ _FUNCTIONS: Mapping[str, Callable[[_Lanes, str], str]] = {"exp": _exp, "tanh": _
 
 
 def emit_inline_function(b: HoistingBuilder, function: str, x: str, type: Type, widest: int) -> str | None:
-    """`function(x)` on 4, 8 or 16 lanes, or None if the library serves better; `widest` as in
-    `vector_math.emit_call`."""
+    """`function(x)` on 4, 8 or 16 lanes, or None if it is not inlined; `widest` as in `vector_math.emit_call`."""
     if type.dtype != FLOAT32 or function not in _FUNCTIONS:
         return None
     return _FUNCTIONS[function](_Lanes(b, type, widest >= 512), x)

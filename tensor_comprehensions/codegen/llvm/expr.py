@@ -1,4 +1,4 @@
-"""Expressions: each becomes the name of a value in the function being written."""
+"""Expressions of loop programs as LLVM instructions: each becomes an operand in the function being written."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _COMPARE = {"lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": opera
 
 @dataclass(slots=True)
 class Printer:
-    """The scope at one point of a function: names and value ranges of variables, addresses of buffers."""
+    """Prints expressions at one point of a function, from values and ranges of variables and addresses of buffers."""
 
     b: HoistingBuilder
     target: CpuTarget
@@ -66,14 +66,14 @@ class Printer:
         return self.pointers[buffer.name]
 
     def version(self, name: str) -> int:
-        """How often a buffer, or an element in a register, was written so far in the text."""
+        """How many writes to a buffer, or to a register slot, the text contains so far."""
         return self.versions.get(name, 0)
 
     def record_write(self, name: str) -> None:
         self.versions[name] = self.version(name) + 1
 
     def known_mask(self, e: Expr) -> tuple[bool, ...] | None:
-        """The lanes of a mask that is known now."""
+        """The lanes of a mask that is a compile-time constant, else None."""
         match e:
             case Const(value=value, type=type):
                 return (bool(value),) * type.lanes
@@ -93,7 +93,7 @@ class Printer:
     # --- expressions
 
     def value(self, e: Expr) -> str:
-        """The operand that holds `e`."""
+        """The LLVM operand with the value of `e`; emits the instructions that compute it."""
         match e:
             case Const(value=value, type=type):
                 return llvm_constant(value, type)
@@ -130,7 +130,7 @@ class Printer:
 
     @property
     def _f16c(self) -> bool:
-        """Every processor with 256-bit vectors of the AVX2 kind converts float16."""
+        """Whether the target converts float16 in hardware: F16C, which every processor with AVX2 has."""
         return self.target.vector_bits >= 256
 
     def _load(self, e: Load) -> str:
@@ -149,7 +149,7 @@ class Printer:
         return self.b.define(text, (), reads=buffer.name, version=version)
 
     def store_register(self, slot: str, buffer: Buffer, value: str) -> None:
-        """Make a register element hold `value`."""
+        """Store `value` to a register element."""
         self.b.emit_side_effect(f"store {register_type(buffer.type)} {value}, ptr {slot}")
         self.record_write(slot)
         text, version = self._reading_register(slot, buffer)
@@ -186,7 +186,7 @@ class Printer:
         return arithmetic.emit_binary(self.b, e.op, left, right, type, keep_nan=keep_nan)
 
     def _compare_lanes(self, op: str, ramp: Ramp, bound: Expr) -> str | None:
-        """`base + lane op bound`: the lane number against `bound - base`, which is clamped where 32 bits hold it."""
+        """`base + lane op bound` as `lane op bound - base`, clamped to fit 32-bit lanes; None for another form."""
         if isinstance(bound, Broadcast):
             limit = self.value(bound.operand)
         elif isinstance(bound, Const):
@@ -198,7 +198,7 @@ class Printer:
         b, lanes = self.b, ramp.lanes
         base = self.value(ramp.base)
         room = b.define(f"sub i64 {limit}, {base}", (limit, base))
-        if 64 * lanes <= self.target.vector_bits:  # one comparison without a clamp is as wide
+        if 64 * lanes <= self.target.vector_bits:  # 64-bit lanes fit one register: no clamp needed
             wide = arithmetic.emit_broadcast(b, room, "i64", lanes)
             numbers = constant_vector(range(lanes), "i64")
             return b.define(f"icmp s{op} {vector_type('i64', lanes)} {numbers}, {wide}", (wide,))

@@ -1,7 +1,7 @@
-"""The text of one LLVM function while it is being written.
+"""Builder for the text of one LLVM function, with value numbering and loop-invariant code motion.
 
-Operations without effects are numbered (the same text in scope gives the same value) and placed in the outermost
-region where their operands are known, so loops come out with their invariants already hoisted.
+An operation without effects is emitted once per scope and placed in the outermost region where its operands are
+defined, so loop invariants are hoisted as the text is written.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from typing import Union
 Lines = list[Union[str, "Lines"]]
 
 _UNPREDICTABLE = ", !unpredictable !{}"
-"""On a `select`: no branch is to be made of it."""
+"""Metadata of a `select` that should not become a branch."""
 
 
 @dataclass(slots=True)
 class CodeRegion:
-    """A loop body or a branch: `head` is the point of its parent just before it."""
+    """A loop body or a branch. head: the lines of the parent just before it, where hoisted instructions go."""
 
     lines: Lines
     head: Lines
-    certain: bool  # it runs at least once whenever its parent runs
+    certain: bool  # whether it runs at least once whenever its parent runs
     writes: frozenset[str] = frozenset()  # of a loop: the buffers that it writes
-    unpredictable: bool = False  # depends on data, as in the steps of a merge or a search
+    unpredictable: bool = False  # whether its conditions depend on data, as in the steps of a merge or a search
     values: dict[str, str] = field(default_factory=dict)
 
 
 class HoistingBuilder:
-    """Instructions, blocks and the values they define. A value is its operand text: `%t7`, `42`, `splat (...)`."""
+    """Builds instructions and basic blocks. A value is represented by its operand text: `%t7`, `42`, `splat (...)`."""
 
     def __init__(self, declarations: dict[str, None]) -> None:
         self.allocas: list[str] = []
@@ -43,7 +43,7 @@ class HoistingBuilder:
         self._count = 0
 
     def instruction(self, text: str) -> str:
-        """The line of an instruction."""
+        """The line of text of an instruction."""
         return f"  {text}"
 
     # --- values
@@ -57,14 +57,14 @@ class HoistingBuilder:
         return self._levels.get(value, 0)
 
     def counts(self, value: str) -> bool:
-        """Whether `value` is the counter of a loop."""
+        """Whether `value` is the induction variable of a loop."""
         return value in self._counters
 
     def define(self, text: str, operands: Sequence[str], *, reads: str = "", version: int = 0) -> str:
-        """The value of an operation without effects, placed in the outermost region that has its operands.
+        """The value of an operation without effects, placed in the outermost region where its operands are defined.
 
-        An operation that `reads` a buffer stays inside the loops that write it, and in regions that certainly execute;
-        `version` distinguishes the content of the buffer before and after a write.
+        An operation that `reads` a buffer is not hoisted out of loops that write it, nor out of regions that might not
+        run; `version` distinguishes the contents of the buffer before and after a write.
         """
         level, levels = 0, self._levels
         for o in operands:
@@ -87,11 +87,11 @@ class HoistingBuilder:
         return known
 
     def remember(self, text: str, version: int, value: str) -> None:
-        """Record that `define(text, ..., version=version)` gives `value`: a load after a store in this region."""
+        """Let `define(text, ..., version=version)` return `value` in this region: store-to-load forwarding."""
         self._regions[-1].values[f"{text} {version}"] = value
 
     def define_local(self, text: str) -> str:
-        """The value of an operation that must stay where it is."""
+        """The value of an operation that must not be hoisted or shared."""
         name = f"%{self.fresh_name()}"
         self._levels[name] = len(self._regions) - 1
         self._regions[-1].lines.append(self.instruction(f"{name} = {text}"))
@@ -101,7 +101,7 @@ class HoistingBuilder:
         self._regions[-1].lines.append(self.instruction(text))
 
     def declare(self, text: str) -> None:
-        """A function of another module, once: `float @expf(float)`."""
+        """Declare an external function, such as `float @expf(float)`, once."""
         self.declarations.setdefault(f"declare {text}")
 
     def _reading_level(self, buffer: str) -> int:
@@ -133,9 +133,9 @@ class HoistingBuilder:
 
     @contextmanager
     def loop(self, hint: str, start: str, stop: str, step: int, certain: bool, writes: frozenset[str]) -> Iterator[str]:
-        """`for i in range(start, stop, step)`, tested at the bottom; gives i.
+        """Emit `for i in range(start, stop, step)` around the block, tested at the bottom; yields i.
 
-        `certain`: known to run once at least. `writes`: the buffers written inside.
+        certain: whether it is known to run at least once. writes: the buffers written inside.
         """
         name = self.fresh_name(hint)
         body, after, variable, following = f"loop.{name}", f"end.{name}", f"%{name}", f"%{name}.next"
@@ -145,7 +145,7 @@ class HoistingBuilder:
         with ExitStack() as inside:
             if certain:
                 self.emit_side_effect(f"br label %{body}")
-            else:  # loop-invariant loads go behind the loop test: only then does an iteration need them
+            else:  # loop-invariant loads go after the loop test: without an iteration, they must not run
                 enter = self.define_local(f"icmp slt i64 {start}, {stop}")
                 self._regions[-1].lines.append(test)
                 inside.enter_context(self._region(head, False))
@@ -171,7 +171,7 @@ class HoistingBuilder:
 
     @contextmanager
     def repeat(self, condition: Callable[[], str], writes: frozenset[str]) -> Iterator[None]:
-        """`while condition()`, whose text stands in the loop. `writes`: the buffers written inside."""
+        """Emit `while condition()` around the block; `condition` prints inside the loop. writes: as in `loop`."""
         name = self.fresh_name("while")
         test, body, after = f"test.{name}", f"body.{name}", f"end.{name}"
         head = self._new_head()
@@ -185,7 +185,7 @@ class HoistingBuilder:
         self.label(after)
 
     def branch(self, condition: str, then: Callable[[], None], otherwise: Callable[[], None] | None = None) -> None:
-        """`if condition: then() else: otherwise()`, each writing its side."""
+        """Emit `if condition`, with the branches that `then` and `otherwise` print."""
         name = self.fresh_name("if")
         yes, no, after = f"then.{name}", f"else.{name}", f"end.{name}"
         head = self._new_head()

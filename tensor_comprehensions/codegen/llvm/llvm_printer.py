@@ -57,7 +57,7 @@ _STACK_BYTES = 16384  # scratch beyond this, per function, is allocated from the
 _ALIGNMENT = 64
 OUT_OF_MEMORY, NO_THREADS = -1, -2
 
-# By the name of an intrinsic, its declaration and its call with the addresses of the operands, then the attributes.
+# For each intrinsic, its declaration and the format of its call: addresses of the operands, then the attributes.
 _INTRINSICS = {
     name: (
         "void @llvm.prefetch.p0(ptr, i32, i32, i32)",
@@ -68,10 +68,10 @@ _INTRINSICS = {
 
 
 def emit_llvm(module: Module, target: CpuTarget, symbols: Mapping[str, str]) -> str:
-    """The assembly of `module` for `target`; `symbols` names mathematical functions of the process.
+    """The LLVM assembly of `module` for `target`; the same arguments give the same text.
 
-    `symbols` maps `vector_math.function_key`, as `exp.float32x16`, to the name of a C function on that vector type.
-    The module has no VECTOR or UNROLLED loops any more. The same arguments give the same text.
+    `symbols` maps each `vector_math.function_key`, such as `exp.float32x16`, to the C function on that vector type.
+    The module must not contain VECTOR or UNROLLED loops.
     """
     return ModuleWriter(module, target, symbols).write()
 
@@ -95,7 +95,7 @@ class ModuleWriter:
         return "\n".join(self.text()) + "\n"
 
     def new_function(self, name: str, used: Usage, writes: Mapping[int, frozenset[str]]) -> FunctionWriter:
-        """A function to be written."""
+        """A writer for the function `name`; subclasses override it."""
         return FunctionWriter(self, name, used, writes)
 
     def kernel(self, kernel: Kernel, number: int) -> None:
@@ -122,7 +122,7 @@ class ModuleWriter:
         yield "!0 = !{i32 1}"
 
     def _entry(self) -> Iterator[str]:
-        """Load the addresses that kernels use and call these in order."""
+        """The function `tc_entry`: it loads the addresses that kernels use and calls the kernels in order."""
         order = {b.name: i for i, b in enumerate(self.module.arguments + self.module.temporaries)}
         loaded = sorted({b.name for _, buffers, _ in self.calls for b in buffers}, key=order.__getitem__)
         yield "define i64 @tc_entry(ptr %arguments) #0 {"
@@ -148,7 +148,7 @@ class ModuleWriter:
 
 
 class FunctionWriter:
-    """One function: a kernel, or the body of a parallel loop over a range of its trips."""
+    """Writes one function: a kernel, or the body of a parallel loop for a range of its iterations."""
 
     def __init__(self, module: ModuleWriter, name: str, used: Usage, writes: Mapping[int, frozenset[str]]) -> None:
         self.module, self.name, self.used, self.writes = module, name, used, writes
@@ -163,12 +163,12 @@ class FunctionWriter:
     # --- frame
 
     def new_builder(self) -> HoistingBuilder:
-        """The builder that writes the instructions."""
+        """A builder for the instructions; subclasses override it."""
         return HoistingBuilder(self.module.declarations)
 
     @property
     def annotation(self) -> str:
-        """What stands behind the attributes of the function."""
+        """The text after the attributes of the function, such as debug metadata."""
         return ""
 
     def parameters(self, buffers: list[Buffer], variables: list[tuple[str, Type, Printer]]) -> None:
@@ -194,7 +194,7 @@ class FunctionWriter:
         for address in reversed(self.heap):
             self.b.emit_side_effect(f"call void @tc_free(ptr {address})")
         if self.used.streams:
-            self.b.emit_side_effect("fence seq_cst")  # no weaker fence orders streaming stores
+            self.b.emit_side_effect("fence seq_cst")  # no weaker fence orders non-temporal stores
         self.b.emit_side_effect("ret void")
 
     def text(self) -> list[str]:
@@ -246,7 +246,7 @@ class FunctionWriter:
 
     @contextmanager
     def _bound(self, name: str, value: str, type: Type, known: Interval) -> Iterator[None]:
-        """Bind `name` to `value` inside the block; the earlier binding returns afterwards."""
+        """Bind `name` to `value` inside the `with` block, and restore the earlier binding afterwards."""
         p = self.p
         before = p.variables.get(name), p.types.get(name), p.ranges.get(name)
         p.variables[name], p.types[name], p.ranges[name] = value, type, known
@@ -271,7 +271,7 @@ class FunctionWriter:
             memory_access.emit_store(self.p, s.buffer, s.indices, value, s.mask, s.nontemporal)
 
     def _combine(self, s: Store, value: str) -> str:
-        """The new contents of an updated element."""
+        """The new value of the element that an updating store writes."""
         assert s.op is not None
         old = self.p.value(Load(s.buffer, s.indices, s.mask))
         keep_nan = not arithmetic.is_non_nan_literal(s.value)
@@ -282,7 +282,7 @@ class FunctionWriter:
         return bool(place.lane or place.lane_strides) and not place.vectors
 
     def _update_lanes(self, s: Store, value: str, lanes: int) -> None:
-        """Lanes that may meet at one element update it one after another."""
+        """Update lane by lane, because several lanes may update the same element."""
         assert s.op is not None
         one = Type(s.value.type.dtype)
         for lane in range(lanes):
@@ -300,7 +300,7 @@ class FunctionWriter:
         return self._bind_value(self.b.define(text, (value,)), Type(e.type.dtype))
 
     def _bind_value(self, value: str, type: Type) -> Var:
-        """A value that was printed already, as an expression."""
+        """A variable that stands for an LLVM operand that was emitted already."""
         name = f"{value} "  # no variable of a program has a space in its name
         self.p.variables[name], self.p.types[name] = value, type
         return Var(name, type)
@@ -315,14 +315,14 @@ class FunctionWriter:
         self.p.store_register(slot, s.buffer, value)
 
     def _check(self, s: Check) -> None:
-        """Only the first failure is recorded; the value follows its site, and is read after all threads are done."""
+        """Record the failure of a check, unless another came first."""
         self.module.may_fail = True
         holds, value = self.p.value(s.condition), self.p.value(s.value)
         failed = self.b.define(f"xor i1 {holds}, true", (holds,))
         self.b.branch(failed, lambda: self._record_failure(s.site + 1, value))
 
     def _record_failure(self, code: int, value: str) -> None:
-        """Make this the failure of the module, unless there was one before."""
+        """Store (code, value) to the status, unless it already holds a failure."""
         pair = self.b.define_local(f"cmpxchg ptr %status, i64 0, i64 {code} monotonic monotonic")
         first = self.b.define_local(f"extractvalue {{ i64, i1 }} {pair}, 1")
         slot = self.b.define("getelementptr i64, ptr %status, i64 1", ())
@@ -365,14 +365,14 @@ class FunctionWriter:
 
     @contextmanager
     def _iterations(self, s: Loop, hint: str, start: str, stop: str, step: int, certain: bool) -> Iterator[str]:
-        """The iterations of `s`."""
+        """Emit the loop of `s` around the `with` block; yields its variable."""
         written = self.writes[id(s)]
         with self._forget_buffers(written), self.b.loop(hint, start, stop, step, certain, written) as variable:
             yield variable
 
     @contextmanager
     def _forget_buffers(self, written: frozenset[str]) -> Iterator[None]:
-        """Enter a loop that writes these buffers: forget their known contents."""
+        """Forget the known contents of buffers that a loop writes, before its body is printed."""
         for name in sorted(written):
             self.p.record_write(name)
         yield
@@ -382,7 +382,7 @@ class FunctionWriter:
         return value_interval(s.start, self.p.ranges)[1] < value_interval(s.stop, self.p.ranges)[0]
 
     def _parallel(self, s: Loop) -> None:
-        """Call the outlined body directly when all trips are one chunk, else through the thread pool."""
+        """Call the outlined body directly if all iterations fit in one chunk, else through the thread pool."""
         count = trip_count(s)
         if count == 0:
             return
@@ -429,7 +429,7 @@ class FunctionWriter:
         return name, buffers, variables
 
     def trips(self, s: Loop) -> None:
-        """Print iterations %low to %high, at least one, of a parallel loop, and nothing else."""
+        """Print a function that runs iterations %low to %high of a parallel loop; there is at least one."""
         filled, rest = hoist_packing(s)
         for buffer, fill in filled:
             self._allocate(buffer)
@@ -444,7 +444,7 @@ class FunctionWriter:
         self.finish()
 
     def _store_captures(self, buffers: list[Buffer], variables: list[str]) -> str:
-        """A structure on the stack with the captures of an outlined loop."""
+        """Store the captures of an outlined loop in a structure on the stack; returns its address."""
         values = [self.p.pointers[b.name] for b in buffers] + [self.p.variables[v] for v in variables] + ["%status"]
         types = ["ptr"] * len(buffers) + [register_type(self.p.types[v]) for v in variables] + ["ptr"]
         layout = "{ " + ", ".join(types) + " }"
@@ -488,7 +488,7 @@ class FunctionWriter:
             self.p.registers[(buffer.name, tuple(key))] = slot
 
     def _allocate_heap(self, address: str, size: int) -> None:
-        """Allocate a temporary once per call, outside of all loops; on failure, free the others and give up."""
+        """Allocate a temporary in the function's prologue; if that fails, free earlier ones, record it and return."""
         self.module.may_fail = True
         self.b.declare("noalias ptr @tc_allocate(i64)")
         self.b.declare("void @tc_free(ptr)")
@@ -508,7 +508,7 @@ class FunctionWriter:
         self.heap.append(address)
 
     def _allocate_dynamic(self, buffer: Buffer, lengths: Sequence[Expr], body: Stmt) -> None:
-        """Allocate a temporary in place and free it after `body`, which is skipped if the allocation fails."""
+        """Allocate a temporary where it is used and free it after `body`, which is skipped if the allocation fails."""
         self.module.may_fail = True
         self.b.declare("noalias ptr @tc_allocate(i64)")
         self.b.declare("void @tc_free(ptr)")
@@ -550,5 +550,5 @@ def _emit_trampoline(name: str, types: list[str]) -> Iterator[str]:
 
 
 def _to_identifier(name: str) -> str:
-    """A name with only the characters that LLVM takes without quotes."""
+    """`name` with only the characters that LLVM identifiers may have without quotes."""
     return "".join(c if c.isascii() and (c.isalnum() or c == "_") else "_" for c in name.lstrip(SEPARATOR))

@@ -1,5 +1,5 @@
-"""Loads and stores: an access is flattened to one distance in elements, and how that moves from lane to lane decides
-which instructions it takes.
+"""Loads and stores. The indices of an access are flattened to one offset in elements; how the offset changes from lane
+to lane decides which instructions are used.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from .hoisting_builder import HoistingBuilder
 from .types import constant_vector, llvm_literal, mask_literal, memory_type, register_type, splat_constant, vector_type
 
 STREAMED = (16, 32, 64)
-"""Bytes that one instruction writes past the caches; the last is a line."""
+"""Sizes in bytes of non-temporal stores; the last is a cache line."""
 MASKED_BYTES = (4, 8)
-"""Bytes of elements of which vectors are loaded under masks by one instruction on every processor with AVX."""
+"""Sizes in bytes of elements for which every processor with AVX has masked vector loads."""
 
 
 class ValueContext(Protocol):
-    """The parts of a function printer that memory access uses."""
+    """The part of `expr.Printer` that memory accesses use."""
 
     b: HoistingBuilder
 
@@ -40,10 +40,10 @@ class ValueContext(Protocol):
 
 @dataclass(slots=True)
 class FlatAddress:
-    """An address in elements: `constant`, plus `terms`, plus `lane` times the lane, plus `vectors`, one per lane.
+    """An offset in elements: `constant`, plus `terms`, plus `lane` times the lane number, plus `vectors`.
 
-    lane_strides: values by which the lane is multiplied, too, with their factors.
-    sources: the expressions whose values the vectors are.
+    terms, vectors: scalar and vector values with their factors. lane_strides: values by which the lane number is
+    multiplied in addition to `lane`, with their factors. sources: the expression of each value in `vectors`.
     """
 
     constant: int = 0
@@ -55,11 +55,11 @@ class FlatAddress:
 
     @property
     def has_open_lanes(self) -> bool:
-        """Whether values, and not numbers alone, say how far the lanes are apart."""
+        """Whether the distance between lanes is known only at run time."""
         return bool(self.vectors or self.lane_strides)
 
     def add(self, value: str, scale: int) -> None:
-        """Add a scalar value, or a number, so many times."""
+        """Add `scale` times a scalar value, which may be a number."""
         if value.startswith("%"):
             self.terms[value] = self.terms.get(value, 0) + scale
         else:
@@ -67,7 +67,7 @@ class FlatAddress:
 
 
 def flatten_access(values: ValueContext, buffer: Buffer, indices: Sequence[Expr]) -> FlatAddress:
-    """The distance of `buffer[indices]` from the buffer's first element."""
+    """The offset of `buffer[indices]` from the buffer's first element."""
     if buffer.stride_variables:
         return _flatten_open_access(values, buffer, indices)
     place = FlatAddress()
@@ -77,7 +77,7 @@ def flatten_access(values: ValueContext, buffer: Buffer, indices: Sequence[Expr]
 
 
 def _flatten_open_access(values: ValueContext, buffer: Buffer, indices: Sequence[Expr]) -> FlatAddress:
-    """The same where variables hold some strides."""
+    """`flatten_access` for a buffer with strides in variables."""
     place = FlatAddress()
     for index, stride, held in zip(indices, buffer.strides, buffer.stride_variables, strict=True):
         if held is None:
@@ -90,7 +90,7 @@ def _flatten_open_access(values: ValueContext, buffer: Buffer, indices: Sequence
 def _accumulate_index_expr(
     values: ValueContext, place: FlatAddress, e: Expr, scale: int, step: Var | None = None
 ) -> None:
-    """Add `e` times `scale`, and times the stride `step` if there is one."""
+    """Add `e` times `scale` to `place`, also times the stride variable `step` if given."""
     if scale == 0:
         return
     if type(e) is Const:
@@ -127,7 +127,7 @@ def _accumulate_index_expr(
 
 
 def _accumulate_lanes(values: ValueContext, place: FlatAddress, scale: int, step: Var | None) -> None:
-    """Add the lane times `scale`, and times `step` if there is one."""
+    """Add the lane number times `scale` to `place`, also times the stride variable `step` if given."""
     value = "" if step is None else values.value(step)
     if value.startswith("%"):
         place.lane_strides[value] = place.lane_strides.get(value, 0) + scale
@@ -147,7 +147,7 @@ def _accumulate_value(values: ValueContext, place: FlatAddress, e: Expr, scale: 
 
 
 def _emit_linear_sum(b: HoistingBuilder, terms: Mapping[str, int], type: str, lanes: int) -> str:
-    """`sum of coefficient * value`, of scalars or vectors of int64."""
+    """The sum of `coefficient * value` over `terms`, scalars or vectors of int64; "" if there are none."""
     total = ""
     for value, coefficient in terms.items():
         term = value
@@ -163,7 +163,7 @@ def memory_element(buffer: Buffer) -> str:
 
 
 def emit_pointer(values: ValueContext, buffer: Buffer, place: FlatAddress, extra: int = 0) -> str:
-    """The address of the first lane plus `extra` elements: outer terms first, so that loops share them."""
+    """The address of the first lane plus `extra` elements. Terms of outer loops are added first, to be hoisted."""
     b, element = values.b, memory_element(buffer)
     address = values.base(buffer)
     levels: dict[int, dict[str, int]] = {}
@@ -175,7 +175,7 @@ def emit_pointer(values: ValueContext, buffer: Buffer, place: FlatAddress, extra
         offset = _emit_linear_sum(b, terms, "i64", 1)
         address = b.define(f"getelementptr {element}, ptr {address}, i64 {offset}", (address, offset))
         if not all(map(b.counts, terms)):
-            # Strength reduction would follow it through quotients, and keep a pointer for each constant added later.
+            # `freeze` stops LLVM's strength reduction, which would keep one pointer per constant that is added later.
             address = b.define(f"freeze ptr {address}", (address,))
     if place.constant + extra:
         address = b.define(f"getelementptr {element}, ptr {address}, i64 {place.constant + extra}", (address,))
@@ -186,7 +186,7 @@ def emit_pointer(values: ValueContext, buffer: Buffer, place: FlatAddress, extra
 
 
 def emit_load(values: ValueContext, buffer: Buffer, indices: Sequence[Expr], mask: Expr | None) -> str:
-    """`buffer[indices]` where `mask`, else 0."""
+    """The value of `buffer[indices]`; 0 in lanes where `mask` is false."""
     lanes = max((i.type.lanes for i in indices), default=1)
     place = flatten_access(values, buffer, indices)
     reader = _Access(values, buffer, place, lanes, *_emit_mask_operand(values, mask, lanes))
@@ -197,7 +197,7 @@ def emit_load(values: ValueContext, buffer: Buffer, indices: Sequence[Expr], mas
 def emit_store(
     values: ValueContext, buffer: Buffer, indices: Sequence[Expr], value: str, mask: Expr | None, streaming: bool
 ) -> None:
-    """`buffer[indices] = value` where `mask`."""
+    """Emit `buffer[indices] = value` for the lanes where `mask` is true; bypass the caches if `streaming`."""
     lanes = max((i.type.lanes for i in indices), default=1)
     place = flatten_access(values, buffer, indices)
     writer = _Access(values, buffer, place, lanes, *_emit_mask_operand(values, mask, lanes))
@@ -209,7 +209,7 @@ def emit_store(
 
 
 def _emit_mask_operand(values: ValueContext, mask: Expr | None, lanes: int) -> tuple[str | None, tuple[bool, ...]]:
-    """The mask as an operand (None: all lanes) and, where it is known now, its bits (empty: not known)."""
+    """The mask as an operand (None: all lanes are true), and its bits if they are compile-time constants, else ()."""
     if mask is None:
         return None, (True,) * lanes
     known = values.known_mask(mask)
@@ -221,21 +221,21 @@ def _emit_mask_operand(values: ValueContext, mask: Expr | None, lanes: int) -> t
 
 
 def from_memory(b: HoistingBuilder, raw: str, type: Type) -> str:
-    """A bool becomes one bit."""
+    """A loaded value as it is in registers: bools become one bit."""
     if type.dtype != BOOL:
         return raw
     return b.define(f"icmp ne {vector_type('i8', type.lanes)} {raw}, {splat_constant('0', 'i8', type.lanes)}", (raw,))
 
 
 def to_memory(b: HoistingBuilder, value: str, type: Type) -> str:
-    """A bool becomes one byte, 0 or 1."""
+    """A value as it is in memory: bools become one byte, 0 or 1."""
     if type.dtype != BOOL:
         return value
     return b.define(f"zext {vector_type('i1', type.lanes)} {value} to {vector_type('i8', type.lanes)}", (value,))
 
 
 class _Access:
-    """One load or store of memory representation (bool as i8)."""
+    """One load or store of values in their memory representation (bool as i8)."""
 
     def __init__(
         self,
@@ -254,14 +254,14 @@ class _Access:
 
     @property
     def zero(self) -> str:
-        """The value of lanes that are not read."""
+        """The zero of lanes that are masked off."""
         dtype = self.buffer.type.dtype
         plain = self.lanes == 1 and self.buffer.type.lanes == 1
         return llvm_literal(0, UINT8 if dtype == BOOL else dtype) if plain else "zeroinitializer"
 
     @property
     def suffix(self) -> str:
-        """Of intrinsics on such vectors."""
+        """The suffix of intrinsics on vectors of this type."""
         kind = {"half": "f16", "float": "f32", "double": "f64"}.get(self.element, self.element)
         return f"v{self.lanes}{kind}"
 
@@ -295,7 +295,7 @@ class _Access:
         return self._memory(f"load {type}, ptr {address}, align {align or self.size}", (address,))
 
     def remember(self, value: str) -> None:
-        """Record a store without mask at consecutive addresses, so that a later load returns its value."""
+        """After an unmasked contiguous store, let a later load of the same vector return `value`."""
         address = self._pointer()
         version = self.values.version(self.buffer.name)
         self.b.remember(f"load {self.vector}, ptr {address}, align {self.size}", version, value)
@@ -312,7 +312,7 @@ class _Access:
         if self.bits:
             return self.zero
         safe = self.b.define(f"select i1 {self.mask}, ptr {address}, ptr @tc_nowhere", (self.mask, address))
-        return self._read(self.element, safe)  # there is always a 0 nowhere
+        return self._read(self.element, safe)  # @tc_nowhere holds zeros
 
     def _select(self, mask: str, mask_type: str, value: str, type: str) -> str:
         return self.b.define(f"select {mask_type} {mask}, {type} {value}, {type} {self.zero}", (mask, value))
@@ -343,7 +343,8 @@ class _Access:
         return emit_shuffle(self.b, value, "poison", list(range(self.lanes))[::-1], element, self.lanes)
 
     def _load_interleaved(self, step: int) -> str:
-        """Every `step`-th element out of whole vectors; the last one ends at the last lane, so no load goes past it."""
+        """Load whole vectors and pick every `step`-th element. The last vector ends at the last element picked, so that
+        no load exceeds the buffer."""
         lanes, span = self.lanes, step * (self.lanes - 1) + 1
         starts = [min(part * lanes, span - lanes) for part in range(step)]
         parts = [self._load_contiguous(self._pointer(start), self._spread_mask(step, start)) for start in starts]
@@ -358,7 +359,7 @@ class _Access:
         return result
 
     def _spread_mask(self, step: int, start: int) -> str | None:
-        """The mask of the whole vector from `start` on, of which every `step`-th element is a lane."""
+        """The mask of the vector from element `start` on, in which every `step`-th element is a lane."""
         if self.mask is None:
             return None
         elements = range(start, start + self.lanes)
@@ -375,7 +376,7 @@ class _Access:
         return result
 
     def _addresses(self) -> str:
-        """A vector of pointers."""
+        """The vector of the lanes' addresses."""
         b, offsets = self.b, vector_type("i64", self.lanes)
         total = _emit_linear_sum(b, self.place.vectors, offsets, self.lanes)
         if self.place.lane:
@@ -391,7 +392,7 @@ class _Access:
         return b.define(text, (address, total))
 
     def _gather(self) -> str:
-        """Gather, lane by lane unless instructions are faster. Lanes outside the mask read a place that is always 0."""
+        """Gather, lane by lane unless the target has fast gathers. Masked-off lanes read zeros from @tc_nowhere."""
         if self.mask is None:
             return self._gather_lanes(self._lane_addresses())
         addresses = self._addresses()
@@ -409,7 +410,7 @@ class _Access:
         return self._memory(f"call {self.vector} {name}({arguments})", (addresses, mask))
 
     def _lane_addresses(self) -> list[str]:
-        """The address of each lane; from subscripts loaded one by one where that is possible, which is the fastest."""
+        """The address of each lane; if possible, from index elements loaded one by one, which is fastest."""
         found = [self._lane_address(lane) for lane in range(self.lanes)]
         whole = [address for address in found if address is not None]
         return whole if len(whole) == self.lanes else self._extract_all(self._addresses(), "ptr")
@@ -468,7 +469,7 @@ class _Access:
             self.b.branch(self.mask, lambda: self._write(self.element, value, address))
 
     def _store_lane(self, value: str, lane: int) -> None:
-        """One lane alone. LLVM would store too many bytes of a masked vector of narrow integers (`vmovd` of an i16)."""
+        """Store a single lane. A masked store would be wrong: LLVM writes too many bytes of narrow integers."""
         one = self.b.define(f"extractelement {self.vector} {value}, i64 {lane}", (value,))
         self._write(self.element, one, self._pointer(lane * self.place.lane))
 
@@ -496,20 +497,21 @@ class _Access:
 
     @property
     def _leading(self) -> int:
-        """How many lanes are stored, if these are known and the first ones."""
+        """The number of lanes stored, if the mask is constant and selects the first ones, else 0."""
         count = self.bits.count(True)
         return count if all(self.bits[:count]) else 0
 
     def _part(self, value: str, width: int, first: int, lanes: int) -> str:
-        """`lanes` of the `width` lanes of a vector, from lane `first`."""
+        """The `lanes` lanes from `first` on of a vector of `width` lanes."""
         if lanes == width:
             return value
         return emit_shuffle(self.b, value, "poison", range(first, first + lanes), self.element, width)
 
     def _store_streaming(self, value: str, lanes: int) -> None:
-        """Past the caches where the address is aligned for it, if need be by halves, which the processor joins."""
+        """Store past the caches if the address is aligned at run time. A cache line may be stored as aligned halves,
+        which the processor combines."""
         whole, half, constant = lanes * self.size, lanes // 2, self.place.constant
-        # Addresses that are a constant apart share a test. Strength reduction would else follow each into its branches.
+        # Addresses at constant distances share an alignment test. `freeze` stops strength reduction splitting them.
         start = self._pointer(-constant)
         start = self.b.define(f"freeze ptr {start}", (start,))
         number = self.b.define(f"ptrtoint ptr {start} to i64", (start,))
@@ -542,7 +544,7 @@ class _Access:
         )
 
     def _scatter(self, value: str) -> None:
-        """Store lane after lane, so that the later of two lanes at one place wins."""
+        """Store lane by lane, so that of two lanes with the same address the later one wins."""
         addresses = self._lane_addresses() if self.place.has_open_lanes else []
         for lane in range(self.lanes):
             if self.bits and not self.bits[lane]:
@@ -570,7 +572,7 @@ def _split_runs(bits: Sequence[bool]) -> Iterator[tuple[int, int]]:
 
 
 def _extract_lane_expr(e: Expr, lane: int) -> Expr | None:
-    """One lane of `e` computed alone, where that is a load of one element."""
+    """One lane of `e` as a scalar expression if `e` is a load (perhaps converted) that can be split, else None."""
     match e:
         case Cast(operand=operand, dtype=dtype):
             item = _extract_lane_expr(operand, lane)
@@ -582,14 +584,14 @@ def _extract_lane_expr(e: Expr, lane: int) -> Expr | None:
 
 
 def _index_at_lane(index: Expr, lane: int) -> Expr | None:
-    """One lane of a ramp, or of an expression that is the same in all lanes."""
+    """One lane of `index` if it is a ramp or a scalar, else None."""
     if isinstance(index, Ramp):
         return Binary("add", index.base, Const(lane * index.stride, index.base.type))
     return index if index.type.lanes == 1 else None
 
 
 def register_key(buffer: Buffer, indices: Sequence[Expr]) -> tuple[int, ...]:
-    """The constant subscripts of an element kept in a register."""
+    """The indices, which must be constant, of an element that is kept in a register."""
     key = tuple([int(i.value) for i in indices if type(i) is Const])
     if len(key) != len(indices):
         raise InternalError(f"{buffer.name} is in registers but its subscripts are not constants")

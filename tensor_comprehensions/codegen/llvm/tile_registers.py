@@ -1,4 +1,4 @@
-"""Fragments in the tile registers of AMX: eight matrices of 16 rows of 64 bytes, configured while there are any."""
+"""FRAGMENT buffers in AMX tile registers: eight of 16 rows of 64 bytes, configured while any is in use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MEMORY = {FRAGMENT_LOAD: "tileloadd64", FRAGMENT_STORE: "tilestored64"}
 
 @dataclass(slots=True)
 class TileRegisters:
-    """The FRAGMENT buffers in scope at one point of a function, each with the number of its first register."""
+    """Allocates tile registers to the FRAGMENT buffers in scope. first: the first register of each, by its name."""
 
     b: HoistingBuilder
     target: CpuTarget
@@ -41,7 +41,7 @@ class TileRegisters:
         self.used += count
 
     def free(self, buffer: Buffer) -> None:
-        """The last one gives the registers back, which spares the system from saving them."""
+        """Free the registers of `buffer`. When none is in use, release the tiles, so that the OS need not save them."""
         del self.first[buffer.name]
         self.used -= buffer.shape[0]
         if not self.used:
@@ -49,7 +49,7 @@ class TileRegisters:
             self.b.emit_side_effect("call void @llvm.x86.tilerelease()")
 
     def invoke(self, values: memory_access.ValueContext, s: Invoke) -> None:
-        """One instruction for an intrinsic on fragments."""
+        """Emit the AMX instruction of an intrinsic on fragments."""
         if s.name in _MEMORY:
             self._move(values, s)
             return
@@ -74,7 +74,7 @@ class TileRegisters:
 
     def _configure(self) -> None:
         content = bytearray(64)
-        content[0] = 1  # the only palette there is
+        content[0] = 1  # palette 1, the only one defined
         content[16 : 16 + 2 * REGISTERS] = ROW_BYTES.to_bytes(2, "little") * REGISTERS
         content[48 : 48 + REGISTERS] = bytes([ROWS]) * REGISTERS
         text = "".join(f"\\{byte:02X}" for byte in content)

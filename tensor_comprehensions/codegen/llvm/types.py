@@ -1,4 +1,4 @@
-"""How LLVM spells our types and literals."""
+"""The LLVM spelling of types and literals of loop programs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SCALARS = {t.name: f"i{t.bits}" for t in DTYPES.values()} | {
 
 
 def scalar_type(dtype: DType) -> str:
-    """The type of one value in a register: bool is one bit; bfloat16 its bits, as LLVM's own type calls a library."""
+    """The type of one value in a register. bfloat16 is i16, because operations on LLVM's `bfloat` call a library."""
     return _SCALARS[dtype.name]
 
 

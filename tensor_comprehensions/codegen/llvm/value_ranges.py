@@ -1,4 +1,4 @@
-"""Value ranges of integer expressions, for cheap divisions and for removing loop tests."""
+"""Value ranges of integer expressions, used to emit cheaper divisions and to drop loop tests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def type_interval(type: Type) -> Interval:
 
 
 def value_interval(e: Expr, known: Mapping[str, Interval]) -> Interval:
-    """Bounds on every lane of `e`, given bounds on variables; those of its type where an operation may wrap around."""
+    """Bounds on every lane of `e`, given bounds on variables; the range of its type if an operation may wrap around."""
     whole = type_interval(e.type)
     if whole == ANY:
         return ANY
@@ -92,6 +92,6 @@ def loop_interval(loop: Loop, known: Mapping[str, Interval]) -> Interval:
 
 
 def trip_count(loop: Loop) -> int | None:
-    """How often a loop runs whose bounds are a constant apart."""
+    """The number of iterations of `loop` if its bounds differ by a constant, else None."""
     extent = difference(loop.stop, loop.start)
     return None if extent is None else max(0, -(-extent // loop.step))

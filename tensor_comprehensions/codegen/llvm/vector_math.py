@@ -1,4 +1,4 @@
-"""Mathematical functions: instructions if they exist, else calls of the vector libraries in the process."""
+"""Mathematical functions: instructions if they exist, else inlined code or calls of vector libraries."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _BITS = {
 }  # fmt: skip
 _COUNTS = {TRAILING_ZEROS: "cttz", POPCOUNT: "ctpop"}
 
-_NOTHING = "(mathematics)"  # no buffer: such a call may move out of loops, not out of branches
+_NOTHING = "(mathematics)"  # no real buffer: calls that "read" it are hoisted out of loops, but not out of branches
 
-# Those whose float version in C libraries is off by more than 2 ulp somewhere go through double.
+# Functions whose float versions in C libraries have errors above 2 ulp; they are computed in double.
 _THROUGH_DOUBLE = ("erfc", "lgamma", "tgamma", "sinh", "cosh", "asinh", "acosh")
 
 
 def function_key(function: str, type: Type) -> str:
-    """How a table of symbols names a function on a type: `exp.float32x16`, `exp.float32`."""
+    """The key of a function on a type in a table of symbols: `exp.float32x16`, `exp.float32`."""
     return f"{function}.{type}"
 
 
@@ -50,10 +50,10 @@ def emit_call(
     b: HoistingBuilder, function: str, arguments: Sequence[str], type: Type, symbols: Mapping[str, str], widest: int,
     *, dots: bool = False,
 ) -> str:  # fmt: skip
-    """`function(arguments)` lane by lane. `symbols` maps `function_key` to names; `widest` is the bits of a vector
-    register.
+    """`function(arguments)` lane by lane.
 
-    dots: whether the processor multiplies pairs of bfloat16.
+    symbols: maps `function_key` to C names. widest: the bits of a vector register. dots: whether the processor has
+    bfloat16 dot products.
     """
     if function == PAIR_BFLOAT16:
         return _emit_packed_pair(b, arguments, type.lanes)
@@ -86,7 +86,7 @@ def _emit_intrinsic_call(b: HoistingBuilder, name: str, arguments: Sequence[str]
 
 def _count_bits(b: HoistingBuilder, name: str, arguments: Sequence[str], type: Type) -> str:
     text, symbol, (value,) = register_type(type), f"@llvm.{name}.{mangled_suffix(type)}", arguments
-    flag = ", i1 false" if name == "cttz" else ""  # 0 has a result
+    flag = ", i1 false" if name == "cttz" else ""  # the result for 0 is defined
     b.declare(f"{text} {symbol}({text}{', i1' if flag else ''})")
     return b.define(f"call {text} {symbol}({text} {value}{flag})", arguments)
 
@@ -99,7 +99,7 @@ def _emit_packed_pair(b: HoistingBuilder, arguments: Sequence[str], lanes: int) 
 
 
 def _emit_bfloat16_dot(b: HoistingBuilder, arguments: Sequence[str], type: Type, widest: int) -> str:
-    """One instruction where vectors fill a register that it takes, else two multiply-adds, the second pair first."""
+    """A bfloat16 dot product: one instruction if the vectors fill a register, else two FMAs, the high halves first."""
     total, *factors = arguments
     wide, text = vector_type("i32", type.lanes), register_type(type)
     bits = type.lanes * type.dtype.bits
@@ -119,7 +119,7 @@ def _emit_bfloat16_dot(b: HoistingBuilder, arguments: Sequence[str], type: Type,
 
 
 def _round_to_tf32(b: HoistingBuilder, x: str, type: Type) -> str:
-    """Round to 10 bits of mantissa: add half a unit to the magnitude, then truncate. Infinities and NaNs stay."""
+    """Round to 10 bits of mantissa, ties away from zero. Infinities and NaNs stay."""
     bits, text = Type(UINT32, type.lanes), register_type(type)
     wide = register_type(bits)
     whole = b.define(f"bitcast {text} {x} to {wide}", (x,))
@@ -186,7 +186,7 @@ def _emit_call_on_lanes(
 def _emit_vector_call(
     b: HoistingBuilder, function: str, arguments: Sequence[str], type: Type, symbols: Mapping[str, str], widest: int
 ) -> str:
-    """Lanes of a width that the library has."""
+    """`function` on a vector whose width the library supports: inlined if possible, else called."""
     return emit_inline_function(b, function, arguments[0], type, widest) or _emit_pure_call(
         b, symbols[function_key(function, type)], arguments, type
     )
@@ -203,7 +203,7 @@ def _emit_vector_concat(b: HoistingBuilder, parts: Sequence[tuple[str, int, int]
 
 
 def _emit_pure_call(b: HoistingBuilder, symbol: str, arguments: Sequence[str], type: Type) -> str:
-    """A call that reads no memory. It is not hoisted: an unneeded call costs more than hoisting saves."""
+    """A call that reads no memory. It is not hoisted out of branches: calls that are not needed cost too much."""
     text = register_type(type)
     b.declare(f"{text} @{symbol}({', '.join([text] * len(arguments))}) memory(none) nounwind willreturn")
     operands = ", ".join(f"{text} {a}" for a in arguments)
@@ -227,7 +227,7 @@ def _per_lane(
 def _emit_scalar_call(
     b: HoistingBuilder, function: str, arguments: Sequence[str], type: Type, symbols: Mapping[str, str]
 ) -> str:
-    """The C library's function, in the precision that keeps the error small."""
+    """A call of the C library's scalar function, in double where the float version is inaccurate."""
     double = Type(FLOAT64)
     if type.dtype == FLOAT32 and function in _THROUGH_DOUBLE:
         wide = [b.define(f"fpext float {a} to double", (a,)) for a in arguments]

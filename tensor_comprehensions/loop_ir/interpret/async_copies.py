@@ -22,7 +22,7 @@ Run = Callable[[], None]
 
 @dataclass(slots=True)
 class Copy:
-    """Elements that have not landed."""
+    """A copy that has not landed."""
 
     target: CheckedMemory
     place: tuple[Any, ...]
@@ -31,7 +31,7 @@ class Copy:
 
 @dataclass(slots=True)
 class Group:
-    """Copies of a thread that are waited for together."""
+    """A group of copies of one thread, for which it waits together."""
 
     copies: list[Copy] = field(default_factory=list)
 
@@ -42,7 +42,7 @@ class Group:
 
 
 def copy_async(machine: Interpreter, s: Invoke) -> Run:
-    """The effect of an intrinsic for asynchronous copies in one thread."""
+    """A function that executes an asynchronous-copy intrinsic in the current thread."""
     if s.name == COMMIT_ASYNC:
         return lambda: machine.thread.groups.append(Group())
     if s.name == WAIT_ASYNC:
@@ -69,12 +69,12 @@ def copy_async(machine: Interpreter, s: Invoke) -> Run:
 
 
 def _list_row_element_indices(indices: list[Callable[[], Value]], count: int) -> tuple[Value, ...]:
-    """The places of `count` elements of a row, from the one at `indices` on."""
+    """The indices of `count` elements of a row, from the one at `indices` on."""
     first = [i() for i in indices]
     return (*first[:-1], first[-1] + np.arange(count)) if count > 1 else tuple(first)
 
 
 def _wait_for_groups(groups: list[Group], left: int) -> None:
-    """Let the groups land but the last `left` closed ones."""
+    """Land all closed groups except the last `left`."""
     while len(groups) > left + 1:
         groups.pop(0).land()

@@ -1,7 +1,7 @@
-"""Asynchronous operations in the interpreter: barriers in memory, copies of boxes, products of warpgroups, with clocks.
+"""Asynchronous operations in the interpreter: mbarriers, TMA copies and `wgmma`, ordered by vector clocks.
 
-The copies of each barrier, the products of each warpgroup and the stores of boxes of each warp have clocks besides
-those of the warps. A copy lands as late as possible, in random order.
+Besides the warps, the loads that each barrier completes, the products of each warpgroup and the TMA stores of each warp
+have clocks. A copy lands as late as possible, in random order.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ GROUP_CALLS = (intrinsics.WGMMA_FENCE, intrinsics.WGMMA_COMMIT, intrinsics.WGMMA
 
 @dataclass(slots=True)
 class MemoryBarrier:
-    """A barrier in memory. phase: how many have ended. fenced: the turn of its maker's fence; -1: none yet."""
+    """An mbarrier. phase: how many phases have ended. fenced: the turn of its creator's fence; -1: none yet."""
 
     name: str
     number: int
@@ -63,7 +63,7 @@ class MemoryBarrier:
 
 @dataclass(frozen=True, slots=True)
 class PhaseWait:
-    """A thread waits until a phase of a barrier has ended."""
+    """The wait of a thread for the end of a phase of an mbarrier."""
 
     barrier: MemoryBarrier
     phase: int
@@ -82,7 +82,7 @@ class PhaseWait:
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """A box that has not landed."""
+    """A TMA load that has not landed."""
 
     memory: CheckedMemory
     region: tuple[Any, ...]
@@ -95,7 +95,7 @@ class _Copy:
 
 @dataclass(slots=True)
 class _Sums:
-    """The sums of products under way."""
+    """The accumulators of products that have not been waited for."""
 
     views: Sequence[View]
     atom: str
@@ -105,7 +105,7 @@ class _Sums:
 
 @dataclass(slots=True)
 class _Products:
-    """The products of a warpgroup: closed groups, and the operands that they hold."""
+    """The products of a warpgroup. closed: its number of closed groups. sums: accumulators that are in use."""
 
     closed: int = 0
     fenced: bool = False
@@ -113,19 +113,19 @@ class _Products:
 
 
 def is_thread_call(s: Invoke) -> bool:
-    """Whether one thread alone does it."""
+    """Whether `s` is an asynchronous intrinsic that each thread executes by itself."""
     return s.name in _THREAD_CALLS
 
 
 class Asynchronous:
-    """The state of a block, or of a cluster of blocks, and the meanings of the intrinsics."""
+    """The asynchronous state of a block, or of a cluster of blocks, and the effects of the intrinsics on it."""
 
     def __init__(self, launched: LaunchInterpreter, maps: tuple[TensorMap, ...]) -> None:
         self.launched, self.maps, self.random = launched, maps, Random(0)
         self.begin()
 
     def begin(self) -> None:
-        """Enter a block."""
+        """Reset the state for the next block or cluster."""
         cluster = self.launched.cluster
         self.barriers: dict[tuple[int, str, tuple[int, ...]], MemoryBarrier] = {}
         self.copies: list[_Copy] = []
@@ -138,7 +138,7 @@ class Asynchronous:
     # --- blocks of a cluster -------------------------------------------------------------------------------------
 
     def reach_block(self, block: int, thread: Thread) -> None:
-        """Note that a thread reaches shared memory of a block of its cluster."""
+        """Record that a thread accesses shared memory of a block of its cluster."""
         if not 0 <= block < len(self.ended):
             raise InternalError(f"out of bounds: thread {thread.number} reaches block {block} of its cluster")
         if self.ended[block]:
@@ -148,7 +148,7 @@ class Asynchronous:
             self.reached[block][warp] = self.launched.turns[warp]
 
     def end_block(self, block: int) -> None:
-        """All threads of a block have ended, and must know of what others have done to its shared memory."""
+        """End a block. Its threads must have synchronized with all accesses of other blocks to its shared memory."""
         self.ended[block] = True
         mine = [w.number for w in self.launched.warps if w.block == block]
         knows = self.known[mine].max(axis=0)
@@ -175,14 +175,14 @@ class Asynchronous:
         return self.launched.known
 
     def advance_warp_clock(self, warp: int) -> Array:
-        """The present knowledge of a warp."""
+        """Advance the clock of a warp; returns a copy of its vector clock."""
         self.launched.turns[warp] += 1
         self.known[warp, warp] = self.launched.turns[warp]
         row: Array = self.known[warp].copy()
         return row
 
     def span(self, memory: CheckedMemory, region: tuple[Any, ...], clock: int, action: str, who: str) -> None:
-        """Record an access. Earlier accesses that it covers and that come before it are dropped."""
+        """Record an asynchronous access, and drop earlier ones to the same region that it supersedes."""
         new = AsyncAccess(region, clock, self.launched.turns[clock], action, who)
         kept = [s for s in memory.spans if not (s.region == region and (action == "write" or s.clock == clock))]
         memory.spans = [*kept, new]
@@ -190,7 +190,11 @@ class Asynchronous:
     # --- barriers ------------------------------------------------------------------------------------------------
 
     def barrier(self, view: View, thread: Thread, *, by_copy: bool = False, block: int | None = None) -> MemoryBarrier:
-        """The barrier at an element, which its maker must have fenced for others; of a block of the cluster."""
+        """The mbarrier at `view` in `block` of the cluster (None: the thread's own).
+
+        Fails unless the thread created it or knows of a fence of its creator. by_copy: a TMA copy relies on it, so that
+        the creator itself needs the fence, too.
+        """
         block = thread.block if block is None else block
         memory, where = view
         place = tuple(int(i) for i in where)
@@ -244,7 +248,7 @@ class Asynchronous:
         b.ended = np.maximum(b.ended, b.clock)
 
     def wait_for(self, view: View, parity: int, thread: Thread) -> PhaseWait:
-        """The condition that a thread waits for at a barrier."""
+        """The wait of a thread for the next phase with this parity; fails if the phase after it has ended, too."""
         b = self.barrier(view, thread)
         phase = b.seen.get(thread.number, -1)
         phase += (phase & 1) != (parity & 1)
@@ -255,7 +259,7 @@ class Asynchronous:
         return PhaseWait(b, phase, thread.number)
 
     def pass_wait(self, wait: PhaseWait) -> None:
-        """The phase has ended: its thread knows all that the arriving threads and landed copies knew."""
+        """End a wait: the thread now knows what the arriving threads and landed copies knew."""
         wait.barrier.seen[wait.thread] = wait.phase
         row = self.known[wait.thread // WARP]
         np.maximum(row, wait.barrier.ended, out=row)
@@ -263,7 +267,7 @@ class Asynchronous:
     # --- copies of boxes -----------------------------------------------------------------------------------------
 
     def region_of(self, view: View, m: TensorMap) -> tuple[Any, ...]:
-        """The elements of shared memory that a box takes, in the order of its rows."""
+        """The slices of shared memory that a box occupies; fails if it is misaligned."""
         memory, where = view
         box = box_in_memory(m, memory.buffer)
         assert box is not None
@@ -276,7 +280,7 @@ class Asynchronous:
         return (slice(0, 1), *(slice(s, e) for s, e in zip(starts, ends, strict=True)))
 
     def clip_box(self, m: TensorMap, first: Sequence[int]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """The part of a box inside the tensor: slices of the tensor and of the box."""
+        """The part of a box that is inside the tensor, as slices of the tensor and slices of the box."""
         tensor, box = [], []
         for start, count, extent in zip(first, m.box, m.shape, strict=True):
             low, high = max(start, 0), min(start + count, extent)
@@ -286,7 +290,7 @@ class Asynchronous:
         return tuple(tensor), tuple(box)
 
     def load(self, views: Sequence[View], m: TensorMap, thread: Thread, blocks: int | None = None) -> None:
-        """Begin to copy a box to the own block, or to those of the cluster that have a bit in `blocks`."""
+        """Start a TMA load into the thread's own block, or into the blocks of the cluster with a bit in `blocks`."""
         target, (tensor, first), done = views
         values = self.read_box((tensor, first), m)
         if blocks is None:
@@ -302,7 +306,7 @@ class Asynchronous:
                 self.begin_copy((memory, target[1]), values, m, b, thread)
 
     def read_box(self, source: View, m: TensorMap) -> Array:
-        """The elements of a box, zeros where it leaves the tensor."""
+        """The elements of a box, with zeros outside of the tensor."""
         tensor, first = source
         here, there = self.clip_box(m, [int(i) for i in first])
         values = np.zeros(m.box, tensor.data.dtype)
@@ -313,7 +317,7 @@ class Asynchronous:
         return values
 
     def begin_copy(self, target: View, values: Array, m: TensorMap, b: MemoryBarrier, thread: Thread) -> None:
-        """Let a box be under way; its target is undefined until it lands."""
+        """Start a load of `values`; its target is undefined until the load lands."""
         memory, region = target[0], self.region_of(target, m)
         self.require_apart(memory, region, "write")
         memory.written[region] = False
@@ -329,7 +333,7 @@ class Asynchronous:
         self.copies.append(_Copy(memory, region, shaped, m.bytes, b, self.advance_warp_clock(warp), turn))
 
     def land(self) -> bool:
-        """Let a copy that is under way land, if there is one."""
+        """Land a pending copy, chosen at random; returns False if there is none."""
         if not self.copies:
             return False
         copy = self.copies.pop(self.random.randrange(len(self.copies)))
@@ -367,7 +371,7 @@ class Asynchronous:
         race.require_apart(memory, tuple(p.ravel() for p in places), action)
 
     def read_asynchronously(self, memory: CheckedMemory, region: tuple[Any, ...], thread: Thread) -> None:
-        """Check that an asynchronous read is of defined elements that the thread knows and their writer has fenced."""
+        """Check that elements read asynchronously are defined, and that their writes were fenced and are known."""
         if not memory.written[region].all():
             hole = np.argwhere(~memory.written[region])[0][1:] + [s.start for s in region[1:]]
             raise InternalError(f"undefined: thread {thread.number} reads {memory.buffer.name}{hole.tolist()}")
@@ -387,7 +391,7 @@ class Asynchronous:
     # --- products of warpgroups ----------------------------------------------------------------------------------
 
     def group_call(self, s: Invoke, warps: Sequence[Warp]) -> None:
-        """The effect of a collective intrinsic of a warpgroup, except products."""
+        """Execute a collective intrinsic of a warpgroup other than a product."""
         state, number = self.products[warps[0].number // 4], warps[0].number // 4
         clock = self.clock_of_group(number)
         match s.name:
@@ -406,7 +410,7 @@ class Asynchronous:
                     state.sums.remove(sums)
 
     def multiply(self, s: Invoke, warps: Sequence[Warp], views: Sequence[Sequence[View]], more: bool) -> None:
-        """views: by thread, of the operands."""
+        """Execute a `wgmma`. views: the operands of each thread. more: whether to add to the sums."""
         known, threads = INTRINSICS[s.name], [t for w in warps for t in w.threads]
         atom, number = ATOMS[known.atom], warps[0].number // 4
         state = self.products[number]
@@ -443,7 +447,7 @@ class Asynchronous:
     def matrix(
         self, memory: CheckedMemory, where: tuple[Value, ...], n: int, s: Invoke, threads: list[Thread], number: int
     ) -> Array:
-        """A factor in shared memory, rows of M or N by columns of K."""
+        """Read a factor from shared memory, as a matrix with rows of M or N and columns of K."""
         known = INTRINSICS[s.name]
         operand, starts = ATOMS[known.atom].operands[n], [int(i) for i in where]
         lasts = [operand.rows, operand.columns]
@@ -469,7 +473,7 @@ class Asynchronous:
 
 
 def _places_of(m: TensorMap, here: Sequence[slice]) -> tuple[Array, ...]:
-    """The indices, in the buffer, of a box in the dimensions of the map."""
+    """The buffer indices of the elements in the slices `here` of the tensor, whose dimensions may be the map's own."""
     places = [p.ravel() for p in np.meshgrid(*(np.arange(s.start, s.stop) for s in here), indexing="ij")]
     if not m.dimensions:
         return tuple(places)
@@ -482,12 +486,12 @@ def _places_of(m: TensorMap, here: Sequence[slice]) -> tuple[Array, ...]:
 
 
 def _registers(where: tuple[Value, ...], span: Array) -> tuple[Any, ...]:
-    """Where the registers from one on are in the data."""
+    """The position in `CheckedMemory.data` of the registers `span` from `where` on."""
     return (0, *where[:-1], where[-1] + span)
 
 
 def _give_back(sums: _Sums) -> None:
-    """Return the sums to their registers, after a check that nothing has written these since."""
+    """Write finished sums to their registers, after checking that nothing has written these meanwhile."""
     fragment = fragment_of(ATOMS[sums.atom].operands[0])
     for thread, (memory, where) in enumerate(sums.views):
         if memory.written[_registers(where, fragment.span)].any():
@@ -499,7 +503,7 @@ def _give_back(sums: _Sums) -> None:
 
 
 def thread_call(machine: Interpreter, s: Invoke) -> Run:
-    """The effect of an intrinsic of `is_thread_call` in one thread."""
+    """A function that executes an intrinsic of `is_thread_call` in the current thread."""
     views = [(b.name, [machine.expr(i) for i in where]) for b, where in s.operands]
     values = [machine.expr(e) for e in s.values]
 

@@ -1,4 +1,4 @@
-"""Atoms in the interpreter: gather from the lanes by the table's layouts, multiply or move matrices, scatter."""
+"""Atoms in the interpreter: gather matrices from the lanes by the atom's layouts, multiply or move them, scatter."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ View = tuple[CheckedMemory, tuple[Value, ...]]
 """A memory and the indices of the first element."""
 Lanes = Sequence[Sequence[View]]
 ReadRow = Callable[[int], Array]
-"""The row of shared memory that a lane points at, as 16-bit numbers."""
+"""Reads the row of shared memory that a lane points at, as 16-bit numbers."""
 WriteRow = Callable[[int, Array], None]
-"""Write that row."""
+"""Writes the row of shared memory that a lane points at."""
 Meaning = Callable[[Lanes, ReadRow, WriteRow], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """An operand with its elements' places in the matrix, by columns: [thread, value]."""
+    """An operand with its layout as an array: `places[thread, value]` is a column-major offset in the matrix."""
 
     operand: AtomOperand
     places: Array
     span: Array
 
     def gather(self, views: Sequence[View], raw: type | None = None) -> Array:
-        """The matrix that the threads hold: in float64 or int64, or as the bits."""
+        """The matrix that the threads hold, in float64 or int64; with `raw`, the register bits as that type."""
         registers = np.stack([m.read((*where[:-1], where[-1] + self.span), None, ()) for m, where in views])
         values = registers.view(raw) if raw is not None else decode(registers, self.operand.dtype)
         matrix = np.zeros(self.operand.rows * self.operand.columns, values.dtype)
@@ -45,7 +45,7 @@ class Fragment:
         return matrix.reshape((self.operand.rows, self.operand.columns), order="F")
 
     def scatter(self, views: Sequence[View], matrix: Array) -> None:
-        """Give each thread its elements."""
+        """Write to each thread's registers its elements of `matrix`."""
         values = matrix.reshape(-1, order="F")[self.places]
         bits = np.ascontiguousarray(encode(values, self.operand.dtype))
         for (memory, where), row in zip(views, bits, strict=True):
@@ -54,7 +54,7 @@ class Fragment:
 
 @cache
 def fragment_of(operand: AtomOperand) -> Fragment:
-    """`operand`, whose layout is evaluated."""
+    """The `Fragment` of `operand`."""
     assert operand.layout is not None
     threads, values = (range(mode.size) for mode in operand.layout.modes)
     places = np.array([[operand.layout(t, v) for v in values] for t in threads])
@@ -62,7 +62,7 @@ def fragment_of(operand: AtomOperand) -> Fragment:
 
 
 def atom_meaning(atom: Atom) -> Meaning:
-    """The effect of `atom` on the views of the lanes of a warp, operand by operand."""
+    """A function that executes `atom` on the lanes of a warp."""
     fragments = [fragment_of(o) for o in atom.operands]
     meaning = _make_multiply_meaning(atom, fragments) if atom.kind == MATMUL else _make_move_meaning(atom, fragments)
 
@@ -92,7 +92,7 @@ def _make_move_meaning(atom: Atom, fragments: Sequence[Fragment]) -> Meaning:
 
 
 def _make_multiply_meaning(atom: Atom, fragments: Sequence[Fragment]) -> Meaning:
-    """`sum += A * B.T`, exactly: the terms are added to the sum one after another, and that is rounded once."""
+    """`sum += A * B.T`, accumulated in float64 or int64 in the order of k and rounded once at the end."""
     groups = list(group_lanes(atom))
 
     def run(lanes: Lanes, read_row: ReadRow, write_row: WriteRow) -> None:
@@ -108,7 +108,7 @@ def _make_multiply_meaning(atom: Atom, fragments: Sequence[Fragment]) -> Meaning
 
 
 def decode(registers: Array, dtype: DType) -> Array:
-    """The numbers in registers: float64 or int64."""
+    """The values in registers of `dtype`, as float64 or int64."""
     bits = np.ascontiguousarray(registers)
     if dtype == BFLOAT16:
         wide: Array = bits.view(np.uint16).astype(np.uint32) << np.uint32(16)
@@ -121,7 +121,7 @@ def decode(registers: Array, dtype: DType) -> Array:
 
 
 def encode(values: Array, dtype: DType) -> Array:
-    """Numbers rounded, or integers wrapped, to the types of registers."""
+    """Values converted to `dtype` for registers: floats are rounded, integers wrap."""
     with np.errstate(all="ignore"):
         return values.astype(np.float16 if dtype == FLOAT16 else np.dtype(dtype.name), copy=False)
 
@@ -140,7 +140,7 @@ def read_row(memory: CheckedMemory, where: tuple[Value, ...], races: Any) -> Arr
 
 
 def write_row(memory: CheckedMemory, where: tuple[Value, ...], row: Array, races: Any) -> None:
-    """Make 16-bit numbers the 16 bytes from `memory[where]` on."""
+    """Write a row of 16-bit numbers to the 16 bytes from `memory[where]` on."""
     b = memory.buffer
     require_aligned(b, where, ROW_BYTES)
     bits = np.ascontiguousarray(row)
@@ -160,7 +160,7 @@ def view_as_uint16(values: Array, dtype: DType) -> Array:
 
 
 def require_aligned(b: Buffer, where: tuple[Value, ...], size: int) -> None:
-    """The element must start a group of `size` bytes that lie together."""
+    """Fail unless the element starts an aligned, contiguous group of `size` bytes."""
     count = size // b.type.dtype.size
     offset = sum(int(i) * s for i, s in zip(where, b.strides, strict=True))
     together = contiguous_elements(b)

@@ -96,22 +96,23 @@ def interpret(module: Module, arrays: Mapping[str, np.ndarray[Any, Any]]) -> lis
 
 
 class Interpreter:
-    """The state of a run. Each method translates a node, once, into a function that runs it."""
+    """Translates each node once into a function that executes it, and holds the state of the execution."""
 
     def __init__(self) -> None:
         self.values: dict[str, Value] = {}
         self.memory: dict[str, CheckedMemory] = {}
-        self.races: list[Race] = []  # of the checked loops around the current statement, outermost first
-        self.nested: list[Race] = []  # the same by depth, when there is such a loop
+        self.races: list[Race] = []  # of the race-checked loops around the current statement, outermost first
+        self.nested: list[Race] = []  # one `Race` per nesting depth, reused by the loops at that depth
         self.failures: list[Failure] = []
         self.partial: frozenset[str] = frozenset()
-        # While translating: checked loops (None: the blocks, and the threads, of a launch), names that vary with each
+        # While translating: the enclosing checked loops (None: the blocks or the threads of a launch), each with the
+        # names that vary with its iterations.
         self.scopes: list[tuple[Loop | None, set[str]]] = []
         self.asynchronous: Any = None  # the asynchronous operations of the current block
         self.thread: Any = None  # the `Thread` of a launch that runs
 
     def new_memory(self, b: Buffer, depth: int) -> CheckedMemory:
-        """Memory without a value yet, of a temporary."""
+        """The uninitialized memory of a temporary."""
         return (CheckedMemory.allocate_poisoned if b.name in self.partial else CheckedMemory.allocate_undefined)(
             b, depth
         )
@@ -160,7 +161,7 @@ class Interpreter:
         return run
 
     def checked_loop(self, s: Loop, start: Evaluate, stop: Evaluate) -> Run:
-        """A loop whose iterations must be independent."""
+        """Translate a loop whose iterations must be independent, with race checks."""
         depth = len(self.scopes)
         while len(self.nested) <= depth:
             self.nested.append(Race())

@@ -1,8 +1,8 @@
-"""Kernels with launches, interpreted: a coroutine per warp, which stops where warps meet.
+"""Interpreter of kernels with launches: a coroutine per warp, which yields at barriers.
 
-Inside a warp, statements around collectives run once for its lanes, which must agree about their bounds and conditions;
-all others run thread by thread. Two threads of a block that meet in an element, with no barrier between them that both
-came to, are a race, and so are two blocks that meet in one at all, unless both update it atomically.
+Inside a warp, statements around collectives run once for all lanes, which must agree about bounds and conditions; all
+others run thread by thread. Conflicting accesses of two threads of a block to an element, without a barrier that both
+reached in between, are a race. So are conflicting accesses of two blocks, unless both are atomic updates.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ if TYPE_CHECKING:
 
 _COMMON = (Space.SHARED, Space.BARRIER)
 _BY_ITSELF = frozenset((BARRIER_INIT, WGMMA_FENCE, *TMA_STORES))
-_SHARED_DEPTH, _PRIVATE_DEPTH = 1, 2  # races between blocks come first, then those between threads
+_SHARED_DEPTH, _PRIVATE_DEPTH = 1, 2  # indices into `Interpreter.races`: blocks, then threads
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class BarrierWait:
-    """A warp is at a barrier. number: of the barrier, 0 being the block's. threads: how many threads take part.
+    """The wait of a warp at a barrier.
 
-    block: whose barrier it is, by its number in the cluster; -1: of the cluster.
-
-    name, act: of a warpgroup, whose numbers are negative, the action of its warps once all have arrived.
+    number: the number of the barrier: 0 is the block's; warpgroups have negative ones. threads: how many participate.
+    block: the block that the barrier belongs to, by its rank in the cluster; -1: the cluster.
+    name: the name in messages. act: for a warpgroup, the effect of the collective once all its warps have arrived.
     """
 
     number: int
@@ -73,7 +73,7 @@ class BarrierWait:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LaneWait:
-    """Threads of a warp wait for phases of barriers in memory."""
+    """The wait of a warp whose threads wait for phases of mbarriers."""
 
     waits: list[PhaseWait]
 
@@ -87,9 +87,10 @@ Run = Callable[["Warp"], Iterator[Wait]]
 
 @dataclass(slots=True)
 class Thread:
-    """The private state of one thread. groups: its pending copies; the last group is open.
+    """The private state of one thread.
 
-    number: counted on over the blocks of a cluster. block: of the cluster.
+    number: its index in the cluster. block: the rank of its block in the cluster. groups: its pending asynchronous
+    copies; the last group is open.
     """
 
     number: int
@@ -101,7 +102,7 @@ class Thread:
 
 @dataclass(slots=True)
 class Warp:
-    """Threads that run together. allocated: how often it came to the allocation of each shared buffer."""
+    """A warp. allocated: how often it has reached the allocation of each shared buffer."""
 
     number: int
     threads: list[Thread]
@@ -139,15 +140,16 @@ def run_launch(machine: Interpreter, kernel: Kernel, launch: Launch) -> None:
 
 
 def _list_grid_points(extents: tuple[int, int, int]) -> Iterator[tuple[int, int, int]]:
-    """All (x, y, z), x fastest."""
+    """All (x, y, z) within `extents`, x fastest."""
     for z, y, x in product(*map(range, reversed(extents))):
         yield x, y, z
 
 
 class LaunchInterpreter:
-    """Translates the statements of a kernel into coroutines of the warps of the current block, or cluster of blocks.
+    """Translates the statements of a kernel into coroutines that run the warps of the current block or cluster.
 
-    shared: the buffers of each block, by its number in the cluster.
+    turns: the clock of each warp (and of each kind of asynchronous operation). known: their vector clocks.
+    shared: the shared buffers by (rank of the block in the cluster, name), one per execution of the allocation.
     """
 
     def __init__(self, machine: Interpreter, race: ThreadRace, kernel: Kernel) -> None:
@@ -167,7 +169,7 @@ class LaunchInterpreter:
     # --- warps ---------------------------------------------------------------------------------------------------
 
     def begin(self, threads: list[Thread]) -> None:
-        """Enter a block."""
+        """Reset the state for the next block or cluster."""
         self.warps = [Warp(n // WARP, threads[n : n + WARP], threads[n].block) for n in range(0, len(threads), WARP)]
         self.shared = {}
         self.race.pass_barrier(max(self.turns))
@@ -177,7 +179,7 @@ class LaunchInterpreter:
         self.race.fences = self.asynchronous.fences
 
     def run_block(self, run: Run) -> None:
-        """Let each warp run to where it waits, and release those whose barrier is complete, until all have ended."""
+        """Run each warp until it waits, and release those whose barrier is complete, until all warps have ended."""
         runs = {w.number: run(w) for w in self.warps}
         left = Counter(w.block for w in self.warps)
         waiting: dict[int, Wait] = {}
@@ -202,13 +204,13 @@ class LaunchInterpreter:
             self.fail_deadlock(waiting, ended=[w.number for w in self.warps if w.number not in runs])
 
     def all_released(self, waiting: dict[int, Wait]) -> list[int]:
-        """The warps that need not wait any more."""
+        """The warps whose wait is over."""
         lanes = [n for n, w in waiting.items() if isinstance(w, LaneWait) and any(x.passes() for x in w.waits)]
         barriers = (w for w in dict.fromkeys(waiting.values()) if isinstance(w, BarrierWait))
         return lanes + [n for wait in barriers for n in self.release_waiting(wait, waiting)]
 
     def release_waiting(self, wait: BarrierWait, waiting: dict[int, Wait]) -> list[int]:
-        """The warps that wait as `wait` says, if that is all of them; they have met."""
+        """The warps at the barrier of `wait` if all participants have arrived, after synchronizing them; else none."""
         found = [n for n, other in waiting.items() if other == wait]
         count = sum(len(self.warps[n].threads) for n in found)
         if count > wait.threads:
@@ -224,13 +226,13 @@ class LaunchInterpreter:
         return found
 
     def pass_barrier(self) -> None:
-        """All threads have arrived: no earlier access races with a later one."""
+        """Pass the barrier of the block: earlier accesses do not race with later ones."""
         self.race.pass_barrier(max(self.turns))
         self.turns = [0] * len(self.turns)
         self.known[...] = 0
 
     def join(self, warps: list[int]) -> None:
-        """These warps have met: each knows the earlier actions of the others, and their knowledge."""
+        """Synchronize these warps: merge their vector clocks."""
         for n in warps:
             self.turns[n] += 1
             self.known[n, n] = self.turns[n]
@@ -238,7 +240,7 @@ class LaunchInterpreter:
 
     def fail_deadlock(self, waiting: dict[int, Wait], ended: list[int]) -> None:
         phases = [w.waits[0] for w in waiting.values() if isinstance(w, LaneWait)]
-        if phases:  # first those that lack bytes only, then those whose phase some have come to
+        if phases:  # report first a phase that lacks only bytes, then one at which some have arrived
             landing = [w for w in phases if not w.barrier.pending]
             begun = [w for w in phases if w.barrier.pending < w.barrier.count or w.barrier.bytes]
             raise InternalError(f"deadlock: {(landing or begun or phases)[0]}")
@@ -248,13 +250,13 @@ class LaunchInterpreter:
         raise InternalError(f"threads of a block disagree: warp {first} waits at {wait}, {rest}")
 
     def select(self, t: Thread) -> None:
-        """Make `t` the thread that runs."""
+        """Make `t` the current thread."""
         self.machine.values, self.machine.memory, self.machine.thread = t.values, t.memory, t
         warp = t.number // WARP
         self.race.enter(t.number, self.turns[warp], self.known[warp])
 
     def run_each(self, warp: Warp, run: Callable[[], Any]) -> list[Any]:
-        """The results of `run` in all threads."""
+        """The results of `run` in each thread of `warp`."""
         results = []
         for t in warp.threads:
             self.select(t)
@@ -262,7 +264,7 @@ class LaunchInterpreter:
         return results
 
     def run_uniform(self, warp: Warp, run: Callable[[], Value], what: str) -> Value:
-        """The result of `run`, which must be the same in all threads."""
+        """The result of `run`, which must be the same in all threads of `warp`."""
         results = self.run_each(warp, run)
         if any(x != results[0] for x in results):
             raise InternalError(f"threads of a warp disagree about {what}, where all must meet")
@@ -293,7 +295,7 @@ class LaunchInterpreter:
         raise InternalError(f"not a statement for threads that meet: {s!r}")
 
     def at_once(self, work: Callable[[], None]) -> Run:
-        """Every thread does `work`, without waiting."""
+        """Run `work`, which does not wait, in every thread."""
 
         def run(warp: Warp) -> Iterator[Wait]:
             self.run_each(warp, work)
@@ -302,7 +304,7 @@ class LaunchInterpreter:
         return run
 
     def lane_by_lane(self, work: RunThread) -> Run:
-        """Every thread does `work`, in which it may wait for phases of barriers."""
+        """Run `work`, which may wait for phases of mbarriers, in every thread."""
 
         def run(warp: Warp) -> Iterator[Wait]:
             left = [(work(t), None) for t in warp.threads]
@@ -379,7 +381,7 @@ class LaunchInterpreter:
 
         def run(warp: Warp) -> Iterator[Wait]:
             everywhere = {}
-            for b in shared:  # the first warp that comes makes it
+            for b in shared:  # the first warp that arrives allocates it
                 made = self.shared.setdefault((warp.block, b.name), [])
                 if warp.allocated[b.name] == len(made):
                     made.append(CheckedMemory.allocate_undefined(b, _SHARED_DEPTH))
@@ -430,7 +432,7 @@ class LaunchInterpreter:
         return run
 
     def with_group(self, s: Invoke, act: Callable[[list[Warp]], None]) -> Run:
-        """An action of the warps of a warpgroup, once all of them have arrived."""
+        """Run `act` on the warps of a warpgroup once all of them have arrived."""
 
         def run(warp: Warp) -> Iterator[Wait]:
             yield BarrierWait(-1 - warp.number // 4, WARPGROUP, s.name, act)
@@ -521,7 +523,7 @@ def _source_lane(name: str, lane: int, wanted: int, width: int) -> int:
 
 
 def _is_reached_together(s: Stmt) -> bool:
-    """Whether threads of a block come to `s` together."""
+    """Whether several threads must execute `s` together: a collective, or an allocation of shared memory."""
     if isinstance(s, Allocate):
         return any(b.space in _COMMON for b in s.buffers)
     return isinstance(s, Invoke) and is_collective(s)

@@ -1,4 +1,4 @@
-"""Matrix tile registers: the interpreter's version of the intrinsics that use them."""
+"""Intrinsics on matrix tile registers in the interpreter."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _make_region_indices(
     step: int = 1,
     start: int = 0,
 ) -> tuple[Value, ...]:
-    """The indices in `memory` of all elements of `fragment`, whose columns are `step` apart from `start` on."""
+    """The indices in `memory` of all elements of `fragment`: column c is at `c * step + start` from `first`."""
     rows, columns = (i.ravel() for i in np.indices(fragment.buffer.shape[1:]))
     moved = list(first)
     moved[dimension] = moved[dimension] + rows

@@ -1,4 +1,4 @@
-"""The interpreter's memory: arrays with defined and undefined elements, and loops that record accesses."""
+"""The interpreter's memory: arrays that know which elements are defined, and race detection between iterations."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from .ops import Value, storage_dtype
 
 Array = np.ndarray[Any, Any]
 Place = tuple[Any, ...]
-"""Per dimension of the stored data an array with an entry per lane that takes part, or one number for all."""
+"""An index into `CheckedMemory.data`: per dimension an array with an entry per active lane, or one number for all."""
 
 ACTIONS = ("read", "write", "update")
 CONFLICTS = {"read": (1, 2), "write": (0, 1, 2), "update": (0, 1)}
-"""Which actions of other iterations an action must not meet."""
+"""For each action, the positions in `ACTIONS` of the actions of other iterations that conflict with it."""
 
 
 @dataclass(slots=True, eq=False)
 class Race:
-    """The accesses to each element in loops whose iterations must be independent: one such loop after another.
+    """Detects conflicting accesses of iterations that must be independent; used for one loop after another.
 
     reduces: whether iterations may share an element that all of them update at a loop-invariant index.
-    label: the number of the current iteration; in the marks of elements, labels below `first` are those of
-    earlier loops, and `first` itself stands for several iterations.
+    label: the label of the current iteration, unique across loops. Elements are marked with the label of the iteration
+    that accessed them last: labels below `first` are of earlier loops, and `first` means several iterations.
     """
 
     var: str = ""
@@ -48,7 +48,7 @@ class Race:
         self.label += 1
 
     def visit(self, memory: CheckedMemory, where: Place, action: str) -> None:
-        """Note that the current iteration does `action` ("read", "write" or "update") to elements of `memory`."""
+        """Record an `action` ("read", "write" or "update") of the current iteration; fails on a race."""
         marks = memory.marks.get(self)
         if marks is None:
             marks = memory.marks[self] = new_marks(memory)
@@ -56,7 +56,7 @@ class Race:
         who = mine[where]
         several = isinstance(who, np.ndarray)
         if not several and who == self.label:
-            return  # looked at when it came here first
+            return  # checked at the first access
         for other in CONFLICTS[action]:
             found = marks[other][where]
             if np.logical_or.reduce(self.races_with(found), axis=None) if several else self.races_with(found):
@@ -70,7 +70,7 @@ class Race:
         )
 
     def mark(self, who: Any) -> Any:
-        """The mark of elements that the current iteration accesses after `who`."""
+        """The new mark of elements whose mark was `who` when the current iteration accesses them."""
         others = self.races_with(who)
         return (
             np.where(others, self.first, self.label)
@@ -81,12 +81,12 @@ class Race:
         )
 
     def races_with(self, who: Any) -> Any:
-        """Where `who` is an iteration other than the current one."""
+        """Whether (or where) the mark `who` is of another iteration of the current loop."""
         return (who >= self.first) & (who != self.label)
 
 
 def new_marks(memory: CheckedMemory) -> tuple[Array, ...]:
-    """The marks of a loop before it has touched any element."""
+    """The marks of `memory` for a new `Race`, one array per action."""
     return tuple(np.zeros(memory.data.shape, np.int64) for _ in ACTIONS)
 
 
@@ -100,7 +100,7 @@ def fix_dynamic_extents(b: Buffer, lengths: Sequence[int]) -> Buffer:
 
 @dataclass(frozen=True, slots=True)
 class AsyncAccess:
-    """An access of an asynchronous operation: the box, its clock and the time on that clock."""
+    """An access of an asynchronous operation: the region, its clock and the time on that clock."""
 
     region: tuple[slice, ...]
     clock: int
@@ -109,7 +109,7 @@ class AsyncAccess:
     who: str
 
     def meets(self, where: Place) -> bool:
-        """Whether it reaches one of the elements."""
+        """Whether the region contains one of the elements at `where`."""
         inside: Any = True
         for part, i in zip(self.region, where, strict=False):
             inside = inside & ((part.start <= i) & (i < part.stop))
@@ -120,11 +120,11 @@ class AsyncAccess:
 class CheckedMemory:
     """The elements of a buffer.
 
-    data: shaped (1, *shape), with the lanes last if elements are vectors. written: which of them are defined.
-    depth: how many checked loops were around the allocation. marks: the last iterations of each of those loops, by
-    action.
-    spans: the asynchronous accesses. writers: the thread that stored an element, plus 1. fence_counts: how many fences
-        it had made before.
+    data: their values, shaped (1, *shape), with the lanes last if elements are vectors. written: which are defined.
+    depth: the number of checked loops around the allocation; only those inside it are checked. marks: for each of
+    these, the marks of the last accesses, by action (see `Race`).
+    spans: asynchronous accesses. writers: 1 + the thread that last stored each element. fence_counts: how many fences
+    that thread had executed before.
     """
 
     buffer: Buffer
@@ -160,7 +160,7 @@ class CheckedMemory:
         return memory
 
     def window(self, b: Buffer, dimension: int, start: int, rows: int) -> CheckedMemory:
-        """The elements of some rows as the buffer `b`, which shares all that is known of them."""
+        """A view of rows `start` to `start + rows` along `dimension` as the buffer `b`; it shares values and marks."""
         if not 0 <= start <= self.buffer.shape[dimension] - rows:
             raise InternalError(f"{b.name} are the rows {start} .. {start + rows} of {self.name_of((0, start))}")
         inside = (*(slice(None),) * (dimension + 1), slice(start, start + rows))
@@ -169,7 +169,7 @@ class CheckedMemory:
 
         def part(array: Array) -> Array:
             view = array[inside].view()
-            view.shape = (1, *b.shape)  # raises where that would be a copy
+            view.shape = (1, *b.shape)  # raises if that needed a copy
             return view  # type: ignore[no-any-return]
 
         return CheckedMemory(b, part(self.data), part(self.written), self.depth, _WindowMarks(self, part))
@@ -187,7 +187,7 @@ class CheckedMemory:
         return lanes[()]
 
     def write(self, indices: tuple[Value, ...], value: Value, mask: Value | None, races: Sequence[Race]) -> None:
-        """Set the elements at `indices` where `mask`."""
+        """Set the elements at `indices` to `value` in lanes where `mask` is true."""
         where, live = self.reach(indices, mask)
         self.data[where] = value if live is None else np.broadcast_to(value, live.shape)[live]
         self.written[where] = True
@@ -202,7 +202,7 @@ class CheckedMemory:
         races: Sequence[Race],
         reducing: Sequence[bool],
     ) -> None:
-        """Replace the elements at `indices` by `combine` of them and `value`. reducing: by race, whether this does."""
+        """Replace elements at `indices` by `combine(element, value)`. reducing: for each race, whether this reduces."""
         place = None if any(isinstance(i, np.ndarray) for i in indices) else self.place(indices, mask)
         if place is not None:
             where, active = place, value
@@ -221,14 +221,14 @@ class CheckedMemory:
                 race.visit(self, where, action)
 
     def reach(self, indices: tuple[Value, ...], mask: Value | None) -> tuple[Place, Array | None]:
-        """Where in the data the lanes that `mask` lets through point, and the mask; None if it lets all through."""
+        """The position in `data` of the active lanes, and the mask (None if all lanes are active)."""
         if mask is not None and mask.ndim == 0 and mask:
             mask = None
         place = self.place(indices, mask)
         return self.points(indices, mask) if place is None else (place, mask)
 
     def place(self, indices: tuple[Value, ...], mask: Value | None) -> Place | None:
-        """As `points`, for simple accesses in bounds: a scalar, or lanes along one index."""
+        """A fast path of `points` for simple accesses in bounds: a scalar, or vector indices; None for others."""
         b, vector = self.buffer, False
         if len(indices) != len(b.shape):
             return None
@@ -244,7 +244,7 @@ class CheckedMemory:
         return tuple(where) if mask is None or vector else None
 
     def points(self, indices: tuple[Value, ...], mask: Value | None) -> tuple[Place, Array]:
-        """Where in the data the lanes that `mask` lets through point, and the mask at full width (0-d for a scalar)."""
+        """The position in `data` of the active lanes, and the mask at full width (0-d for a scalar); checks bounds."""
         b = self.buffer
         if len(indices) != len(b.shape):
             raise InternalError(f"{len(indices)} indices on {b.name} of rank {len(b.shape)}")
@@ -271,14 +271,14 @@ class CheckedMemory:
 
 
 class _WindowMarks(dict[Race, tuple[Array, ...]]):
-    """The marks of a part of a memory: parts of that memory's."""
+    """The marks of a window: views of the marks of its source."""
 
     def __init__(self, source: CheckedMemory, part: Callable[[Array], Array]) -> None:
         super().__init__()
         self._source, self._part = source, part
 
     def get(self, race: Race, default: Any = None) -> tuple[Array, ...]:
-        """The marks that `race` left in these elements."""
+        """The marks of `race` on these elements, created in the source if missing."""
         if race not in self:
             whole = self._source.marks.get(race)
             if whole is None:

@@ -23,7 +23,7 @@ def _nan_max(x: Value, y: Value) -> Value:
     return np.maximum(x, y) if isinstance(x, np.ndarray) else x if x > y or x != x else y
 
 
-# Python's operators call NumPy's functions for arrays, and are twenty times as fast for scalars.
+# Python's operators dispatch to NumPy for arrays, and are twenty times faster than NumPy's functions for scalars.
 ARITHMETIC: dict[str, Callable[[Value, Value], Value]] = {
     "add": operators.add, "sub": operators.sub, "mul": operators.mul, "min": _nan_min, "max": _nan_max,
     "and": operators.and_, "or": operators.or_, "eq": operators.eq, "ne": operators.ne,
@@ -37,7 +37,7 @@ def storage_dtype(dtype: DType) -> np.dtype[Any]:
 
 
 def saturate_to(x: Value, to: np.dtype[Any]) -> Value:
-    """Floats as integers: truncated, the nearest limit where they do not fit, 0 for NaN."""
+    """Floats converted to the integer type `to`: truncated, saturated if out of range, 0 for NaN."""
     limits = np.iinfo(to)
     whole = np.trunc(x.astype(np.float64))
     low, high = whole < float(limits.min), whole >= float(limits.max + 1)
@@ -46,12 +46,12 @@ def saturate_to(x: Value, to: np.dtype[Any]) -> Value:
 
 
 def round_to(x: Value, dtype: DType) -> Value:
-    """`x` as a value of `dtype`: rounded to nearest even for bfloat16, saturated where a float becomes an integer."""
+    """`x` converted to `dtype`: rounded to nearest even for bfloat16; floats saturate when they become integers."""
     return rounding_function(dtype)(x)
 
 
 def rounding_function(dtype: DType) -> Callable[[Value], Value]:
-    """`round_to` to one type, for many values."""
+    """`round_to` specialized to one type, for repeated use."""
     kind, integer, short = storage_dtype(dtype), dtype.is_integer, dtype == BFLOAT16
 
     def to_type(x: Value) -> Value:
@@ -69,7 +69,7 @@ def rounding_function(dtype: DType) -> Callable[[Value], Value]:
 
 
 def _to_odd_float32(x: Value) -> Value:
-    """Numbers that are no float32 as the odd one of their two neighbors, so that a second rounding is right."""
+    """float64 rounded to odd float32: inexact values take the odd neighbor, so that rounding again is correct."""
     nearest = x.astype(np.float32)
     wide, bits = nearest.astype(np.float64), nearest.reshape(-1).view(np.uint32).reshape(x.shape)
     toward_zero = bits - (np.abs(wide) > np.abs(x)).astype(np.uint32)

@@ -1,4 +1,4 @@
-"""Who touched which element in a launch: threads that barriers order, of the block, of parts of it or of warps."""
+"""Race detection between the threads of a launch, which barriers of blocks, of parts of them and of warps order."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(slots=True, eq=False)
 class ThreadRace(Race):
-    """The accesses to each element since the last barrier of the block.
+    """Detects conflicting accesses of threads since the last barrier of the block.
 
-    The iteration counts, before the thread, the times that its warp has met others, or its own lanes. After the threads
-    of a turn come its warps: several threads of each.
-    warps: their number. apart: whether elements record each warp, else one, or "several".
-    known: for each other warp, the number of its turns that the warp of the current thread knows.
+    A turn of a warp ends when it synchronizes with other warps, or its own lanes with each other. Labels number, for
+    each turn, first the threads, then the warps; a warp's label means several of its threads.
+    apart: whether elements have marks for each warp, rather than one that may mean "several warps".
+    known: for each warp, the number of its turns that the warp of the current thread has synchronized with.
     """
 
     threads: int = 1
@@ -41,17 +41,17 @@ class ThreadRace(Race):
         return -(-self.threads // WARP)
 
     def enter(self, thread: int, turn: int, known: Array) -> None:
-        """Switch to `thread`, whose warp has met `turn` times."""
+        """Switch to `thread`, whose warp is in its turn number `turn`."""
         self.thread, self.known = thread, known
         self.iteration = turn * self.turn_size + thread
         self.label = self.first + 1 + self.iteration
 
     def pass_barrier(self, turns: int) -> None:
-        """All threads have met, after that many turns of the warps."""
+        """Pass a barrier of the block after at most `turns` turns of each warp; older marks no longer race."""
         self.first += 1 + (1 + turns) * self.turn_size
 
     def races_with(self, who: Any) -> Any:
-        if not isinstance(who, np.ndarray):  # most accesses: asked first, without the cost of arrays
+        if not isinstance(who, np.ndarray):  # the most frequent case, without the cost of arrays
             if who <= self.first:
                 return who == self.first
             before, thread = divmod(int(who) - self.first - 1, self.turn_size)
@@ -66,7 +66,7 @@ class ThreadRace(Race):
         return np.where(theirs < self.threads, theirs // WARP, theirs - self.threads)
 
     def mark(self, who: Any) -> Any:
-        """This thread alone; or several of its warp, in this turn; or several of any."""
+        """The new mark: this thread alone, several threads of its warp in this turn, or several warps."""
         others, warp = self.races_with(who), self.thread // WARP
         lanes = self.label - self.thread + self.threads + warp
         if isinstance(who, np.ndarray):
@@ -94,7 +94,7 @@ class ThreadRace(Race):
         mine[where] = self.mark(mine[where])
 
     def require_apart(self, memory: CheckedMemory, where: Place, action: str) -> None:
-        """Check that the current thread knows all accesses that conflict with `action`."""
+        """Fail unless the current thread has synchronized with all accesses that conflict with `action`."""
         marks = memory.marks.get(self)
         if marks is not None:
             every_warp = (slice(None), *where)

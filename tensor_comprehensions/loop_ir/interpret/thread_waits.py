@@ -1,4 +1,4 @@
-"""Statements of a launch in which single threads wait for phases of barriers in memory, while others go on."""
+"""Statements of a launch in which single threads wait for phases of mbarriers while others continue."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ RunThread = Callable[["Thread"], Iterator[PhaseWait]]
 
 
 def is_phase_wait(s: Stmt) -> bool:
-    """Whether a thread waits at `s` itself."""
+    """Whether `s` itself is a wait for a phase of an mbarrier."""
     return isinstance(s, Invoke) and s.name == BARRIER_WAIT
 
 
 def run_thread(state: LaunchInterpreter, s: Stmt) -> RunThread:
-    """`s` by one thread, which may wait in it for phases of barriers in memory; others go on meanwhile."""
+    """A coroutine that executes `s` in one thread and yields at waits for phases of mbarriers."""
     machine = state.machine
     if not any(is_phase_wait(c) for c in walk_stmts(s)):
         work = machine.stmt(s)

@@ -1,7 +1,7 @@
 """Loop-invariant code motion of packing out of a parallel loop: each thread packs once, for all of its iterations.
 
-It hoists packed operands, such as the weights of fused layers whose tiles are rows of the batch, as "Composable and
-modular code generation in MLIR" does, but over a loop that threads share.
+It hoists packed operands, such as the weights of fused layers that are tiled along the batch. "Composable and modular
+code generation in MLIR" does so for serial loops; here, threads share the loop.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ Filled = tuple[Buffer, Stmt]
 
 
 def hoist_packing(loop: Loop) -> tuple[tuple[Filled, ...], Loop]:
-    """Scratch memory that every iteration of `loop` fills alike and then only reads, and the loop without that.
+    """The scratch buffers that each iteration of `loop` fills identically and then only reads, and the rest of `loop`.
 
-    A thread that does this before its share of the iterations does the same as all of them would one after another.
+    Each thread can fill them once, before its share of the iterations.
     """
     candidates = list(_find_scratch_allocations(loop.body, frozenset((loop.var,))))
     if not candidates:
@@ -33,21 +33,22 @@ def hoist_packing(loop: Loop) -> tuple[tuple[Filled, ...], Loop]:
     for buffer, fill in fills:
         if fill is not None:
             shared.setdefault(buffer.name, (buffer, fill))
-    for buffer, fill in fills:  # remainder tiles fill it in another way, so it stays
+    for buffer, fill in fills:  # remainder tiles fill it differently, so it is not hoisted
         if shared.get(buffer.name) != (buffer, fill):
             shared.pop(buffer.name, None)
     if not shared:
         return (), loop
     made = Counter(b.name for b in allocated_buffers(loop.body))
     made.subtract(b.name for b, _ in fills)
-    shared = {name: filled for name, filled in shared.items() if not made[name]}  # else loops fill memory of that name
+    shared = {name: filled for name, filled in shared.items() if not made[name]}  # else inner loops allocate it, too
     return tuple(shared.values()), replace(loop, body=_drop_shared(loop.body, shared)) if shared else loop
 
 
 def _find_scratch_allocations(s: Stmt, bound: frozenset[str]) -> Iterator[tuple[Buffer, Stmt, frozenset[str]]]:
-    """The scratch memory of `s` outside of its loops, its allocation, and the names that vary by iteration there.
+    """The scratch buffers allocated in `s` outside of inner loops, each with the body of its allocation and the names
+    that may vary by iteration there.
 
-    Panels are allocated one by one; memory that is allocated together depends on the iteration.
+    Only single allocations are listed, because packed panels are allocated one by one.
     """
     match s:
         case Loop() | While():
@@ -63,7 +64,7 @@ def _find_scratch_allocations(s: Stmt, bound: frozenset[str]) -> Iterator[tuple[
 
 
 def _leading_fill_statements(buffer: Buffer, body: Stmt, bound: frozenset[str], written: set[str]) -> Stmt | None:
-    """The statements at the start of `body` that fill `buffer`, if no others do and all iterations fill it identically.
+    """The statements at the start of `body` that fill `buffer` identically in all iterations; None if others write it.
 
     written: the buffers that the loop writes.
     """
@@ -89,7 +90,7 @@ def _fills_identically(s: Stmt, buffer: Buffer, bound: frozenset[str], written: 
 
 
 def _drop_shared(s: Stmt, shared: Mapping[str, Filled]) -> Stmt:
-    """`s` without the allocation and filling of the `shared` memory."""
+    """`s` without the allocations of the `shared` buffers and the statements that fill them."""
     match s:
         case Loop() | While():
             return s

@@ -1,4 +1,4 @@
-"""Kernels for devices without warps, and without copies past the registers: shared memory and barriers instead."""
+"""Lower shuffles and asynchronous copies for devices without them, to shared memory, barriers and plain copies."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from ..rewrite import map_stmt, walk_stmts
 
 
 def emulate_shuffles(kernel: Kernel) -> Kernel:
-    """`kernel` with shuffles as exchanges through shared memory, and with plain copies.
+    """`kernel` with shuffles as exchanges through shared memory, and asynchronous copies as plain ones.
 
-    Raises CannotLower for a shuffle with a mask that is no power of two.
+    Raises CannotLower for a shuffle with a mask that is not a power of two.
     """
     if kernel.launch is None:
         return kernel
@@ -53,9 +53,9 @@ def emulate_shuffles(kernel: Kernel) -> Kernel:
 
 
 def scalarize_async_copies(kernel: Kernel) -> Kernel:
-    """`kernel` with asynchronous copies of one element each, or plain copies if elements are too small for that.
+    """`kernel` with asynchronous copies split into copies of one element, or plain ones if elements have below 4 bytes.
 
-    Copies of several elements would need aligned addresses.
+    For arguments that may be unaligned: copies of several elements need aligned addresses.
     """
 
     def on_stmt(s: Stmt) -> Stmt:

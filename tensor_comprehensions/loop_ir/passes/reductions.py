@@ -1,4 +1,4 @@
-"""Reductions kept in registers: which stores of a loop reduce, and the accumulators that take their place."""
+"""Find the stores of a loop that are reductions, and make vector accumulators for them."""
 
 from __future__ import annotations
 
@@ -69,17 +69,17 @@ class VectorAccumulator:
 
 
 def in_accumulator_type(value: Expr, dtype: DType) -> Expr:
-    """`value` in the type of its accumulator, without a rounding that only storage asks for."""
+    """`value` converted to the accumulator type `dtype`; a cast from it to a storage type is dropped."""
     if isinstance(value, Cast) and value.operand.type.dtype == dtype:
         return value.operand
     return build.cast(value, dtype)
 
 
 def find_reductions(name: str, body: Stmt) -> list[Reduction]:
-    """The reductions over the loop variable `name` in its `body`, in order of appearance.
+    """The reductions in `body` over the loop variable `name`, in order of appearance.
 
     Raises:
-        CannotLower: an element is reduced in a way that registers cannot hold.
+        CannotLower: a reduced element changes inside the loop, or is also accessed in another way.
     """
     scope = _Scope.of(body)
     varying = scope.varying_names(name)
@@ -107,7 +107,7 @@ def _add_store_to_reductions(found: list[Reduction], s: Store) -> None:
 
 
 def _require_untouched(r: Reduction, found: list[Reduction], body: Stmt) -> None:
-    """Refuse when `body` reaches the reduced buffer in another way than by reductions of the same operator."""
+    """Refuse if `body` accesses the reduced buffer other than by reductions with the same operator."""
     name = r.buffer.name
     known = {id(s) for other in found if other.op == r.op for s in other.stores}
     for s in walk_stmts(body):
@@ -124,7 +124,7 @@ def _has_load_from(e: Expr, names: set[str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Scope:
-    """The bindings of a loop body: names of loops and lets, lets with their values, allocated buffers."""
+    """The bindings in a loop body. bound: names of loops and lets. allocated: names of buffers."""
 
     bound: set[str]
     lets: tuple[Let, ...]
@@ -138,7 +138,7 @@ class _Scope:
         return _Scope(bound, lets, {b.name for b in allocated_buffers(body)})
 
     def varying_names(self, name: str) -> set[str]:
-        """`name` and the lets whose values depend on it (program order: a let sees only earlier ones)."""
+        """`name` and the lets whose values depend on it, or on buffers allocated in the body."""
         names = {name}
         for let in self.lets:
             if mentions(let.value, names) or _has_load_from(let.value, self.allocated):
@@ -147,7 +147,7 @@ class _Scope:
 
 
 def unconditional_stores(s: Stmt, scope: BoundsContext) -> Iterator[Store]:
-    """The stores that run in every execution of `s`: no condition and no loop that may be empty is around them."""
+    """The stores that every execution of `s` runs: those under no condition and in no loop that may be empty."""
     match s:
         case Store():
             yield s

@@ -1,4 +1,4 @@
-"""Elements that a serial loop only updates are kept in registers over the whole loop."""
+"""Scalar promotion: elements that a serial loop only updates are kept in registers during the loop."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .reductions import in_accumulator_type, unconditional_stores
 
 
 def hoist_accumulators(s: Stmt) -> Stmt:
-    """`s` with `buffer[indices] op= value` in serial loops made updates of registers, loaded before and stored after.
+    """`s` with updates `buffer[indices] op= value` in serial loops made in registers, loaded before and stored after.
 
-    For scalars and for vectors, where the indices do not change in the loop and the loop reaches the buffer in no
-    other way. Run it after `vectorize` and `unroll`. float16 and bfloat16 elements accumulate in float32.
+    This applies to scalars and vectors whose indices are loop-invariant, if the loop accesses the buffer in no other
+    way. Run it after `vectorize_loops` and `unroll_loops`. float16 and bfloat16 elements accumulate in float32.
     """
     if not any(
         isinstance(c, Store) and c.op is not None and c.buffer.space is not Space.REGISTER for c in walk_stmts(s)
@@ -31,7 +31,7 @@ def hoist_accumulators(s: Stmt) -> Stmt:
 
 def _hoist_accumulators(s: Stmt, names: Names, scope: BoundsContext) -> Stmt:
     match s:
-        case Store() | Loop(kind=LoopKind.VECTOR):  # its reductions are for `vectorize`
+        case Store() | Loop(kind=LoopKind.VECTOR):  # `vectorize_loops` handles its reductions
             return s
         case Block(body):
             return _hoist_in_block(s, body, names, scope)
@@ -53,7 +53,7 @@ def _hoist_in_block(s: Block, body: tuple[Stmt, ...], names: Names, scope: Bound
 
 
 def _hoist_after(s: Stmt, before: list[Stmt], names: Names, scope: BoundsContext) -> Stmt:
-    """`s`, which may be a loop below names that it needs; the stores at the end of `before` may move behind these."""
+    """Hoist in `s`, a loop perhaps inside bindings; initializing stores at the end of `before` may move into these."""
     match s:
         case Loop(kind=LoopKind.SERIAL):
             return _hoist_loop(s, before, names, scope)
@@ -64,7 +64,7 @@ def _hoist_after(s: Stmt, before: list[Stmt], names: Names, scope: BoundsContext
 
 
 def _is_used_by_stores(name: str, value: Expr, before: list[Stmt]) -> bool:
-    """Whether the last stores of `before` have to stand outside of a name: they mention it, or its value reads them."""
+    """Whether the last stores of `before` must not move into a binding: they mention `name`, or `value` reads them."""
     run = _last_stores(before)
     return _has_load_from(value, {s.buffer.name for s in run}) or any(
         mentions(e, {name}) for s in run for e in stmt_expressions(s)
@@ -72,7 +72,7 @@ def _is_used_by_stores(name: str, value: Expr, before: list[Stmt]) -> bool:
 
 
 def _last_stores(before: list[Stmt]) -> list[Store]:
-    """The plain stores at the end of `before`."""
+    """The consecutive non-updating stores at the end of `before`, in order."""
     run: list[Store] = []
     for s in reversed(before):
         if not isinstance(s, Store) or s.op is not None:
@@ -82,7 +82,7 @@ def _last_stores(before: list[Stmt]) -> list[Store]:
 
 
 def _hoist_loop(loop: Loop, before: list[Stmt], names: Names, scope: BoundsContext) -> Stmt:
-    """`loop` with its accumulators; plain stores at the end of `before` that initialize them are taken from there."""
+    """`loop` with its accumulators in registers; stores at the end of `before` that initialize them are moved there."""
     inside = scope.in_loop(loop)
     found = _find_promotable_updates(loop, inside)
     if not found:
@@ -122,7 +122,7 @@ class _Update:
 
 
 def _find_promotable_updates(loop: Loop, scope: BoundsContext) -> list[_Update]:
-    """The accumulators that registers can hold during `loop`, in order of appearance."""
+    """The updates in `loop` that can be promoted to registers, in order of appearance."""
     inside = list(walk_stmts(loop.body))
     bound = {loop.var} | {s.var for s in inside if isinstance(s, Loop)} | {s.name for s in inside if isinstance(s, Let)}
     stored = {s.buffer.name for s in inside if isinstance(s, Store)}
@@ -147,7 +147,7 @@ def _find_promotable_updates(loop: Loop, scope: BoundsContext) -> list[_Update]:
 
 
 def _read_or_invoked_buffers(inside: list[Stmt]) -> Iterator[str]:
-    """The buffers that are read, or handed to an intrinsic."""
+    """The buffers that are read, or are operands of an intrinsic."""
     for s in inside:
         if isinstance(s, Invoke) and not is_hint(s):
             yield from (b.name for b, _ in s.operands)
@@ -160,7 +160,7 @@ def _has_load_from(e: Expr, names: set[str]) -> bool:
 
 
 def _are_updates_disjoint(updates: list[_Update]) -> bool:
-    """Whether no two of the updates of one buffer can meet in an element."""
+    """Whether no two of the updates, all of one buffer, can access the same element."""
     spans = [[_compute_index_span(i) for i in u.indices] for u in updates]
     return all(_are_apart(a, b) for n, a in enumerate(spans) for b in spans[:n])
 
@@ -169,7 +169,7 @@ _Span = tuple[linear_forms.Terms, int, int] | None
 
 
 def _compute_index_span(index: Expr) -> _Span:
-    """(terms, first, last): an index runs over `terms + first .. terms + last`; None when that is not known."""
+    """(terms, first, last): the lanes of `index` are in `terms + first .. terms + last`; None if that is not known."""
     base, reach = index, 0
     if isinstance(index, Ramp):
         base, reach = index.base, index.stride * (index.lanes - 1)
@@ -187,7 +187,7 @@ def _are_apart(a: list[_Span], b: list[_Span]) -> bool:
 
 
 def _redirect_stores(s: Stmt, by_store: dict[int, Buffer]) -> Stmt:
-    """`s` with the stores of `by_store` made on registers. Lanes that a mask leaves out do no harm there."""
+    """`s` with the stores in `by_store` redirected to registers. Masks are dropped: the final store applies them."""
     if isinstance(s, Store):
         r = by_store.get(id(s))
         return s if r is None else Store(r, (), in_accumulator_type(s.value, r.type.dtype), s.op, origin=s.origin)
@@ -195,9 +195,9 @@ def _redirect_stores(s: Stmt, by_store: dict[int, Buffer]) -> Stmt:
 
 
 def _take_initial_values(found: list[_Update], before: list[Stmt], some: bool) -> dict[int, Expr]:
-    """Remove the stores at the end of `before` that initialize accumulators of `found`; their values by position.
+    """Remove stores at the end of `before` that initialize accumulators in `found`; returns their values by position.
 
-    some: whether a part of the accumulators may have them. Otherwise all do, which are then stored in any case.
+    some: whether they may initialize only some of the accumulators; otherwise all or none.
     """
     names = {u.buffer.name for u in found}
     run = list(takewhile(lambda s: s.buffer.name in names, reversed(_last_stores(before))))

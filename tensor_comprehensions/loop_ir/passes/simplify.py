@@ -1,4 +1,4 @@
-"""Simplification of loop programs."""
+"""Simplification of loop programs: canonical index arithmetic, constant folding, dead-code elimination."""
 
 from __future__ import annotations
 
@@ -46,23 +46,23 @@ def simplify(program: Stmt | Expr, ranges: Mapping[str, Interval] | None = None)
     """`program` with canonical index arithmetic and folded constants, and without dead code.
 
     Args:
-        ranges: intervals of free variables. Variables of loops get theirs from their bounds.
+        ranges: intervals of free variables. Those of loop variables follow from the bounds of the loops.
 
     Returns:
-        The same object if nothing changes.
+        The simplified program; the same object if nothing changes.
     """
     if isinstance(program, _STATEMENTS):
         for _ in range(_ROUNDS):
             scope = _Simplifier(dict(ranges or {}), *_used_names(program))
             program = scope.stmt(program)
-            if not scope.removed:  # else that may have been the last use of something
+            if not scope.removed:  # removed code may have contained the last use of a name
                 break
         return program
     return _Simplifier(dict(ranges or {}), frozenset()).expr(program)
 
 
 def _used_names(s: Stmt) -> tuple[frozenset[str], frozenset[str]]:
-    """Names of variables and of buffers that `s` reads (or hands to an intrinsic), and those that hold strides."""
+    """The names of variables and buffers that `s` reads (or passes to intrinsics), and those of stride variables."""
     values = list(used_values(s))
     held = stride_variables(s, values)
     names = {e.buffer.name if isinstance(e, Load) else e.name for e in values}
@@ -72,12 +72,12 @@ def _used_names(s: Stmt) -> tuple[frozenset[str], frozenset[str]]:
 
 @dataclass(frozen=True, slots=True)
 class _Simplifier:
-    """One scope.
+    """Simplifies the code in one scope.
 
-    ranges: intervals of its variables. used: names that occur in the program. held: those that hold strides, which
-    nothing replaces. values: the value of each inlined name.
-    removed: the parts of the program that a round removed. memo: simplified expressions, by identity.
-    sums: simplified indices, by value: statements that were unrolled compute many alike, which become one object.
+    ranges: intervals of its variables. used: names that are read in the program. held: names that hold strides, which
+    are never inlined. values: the value of each inlined name.
+    removed: the parts of the program that this round has removed. memo: simplified expressions, by identity.
+    sums: simplified indices, by value, so that equal indices of unrolled statements become one object.
     """
 
     ranges: dict[str, Interval]
@@ -89,7 +89,7 @@ class _Simplifier:
     sums: dict[Binary, tuple[Binary, Expr]] = field(default_factory=dict)
 
     def remove(self, s: Stmt) -> Stmt:
-        """Remove `s`."""
+        """Record that `s` is removed; returns the empty statement."""
         self.removed.append(s)
         return build.NOTHING
 
@@ -117,7 +117,7 @@ class _Simplifier:
                 return self.let(s, name, value, body)
             case Allocate():
                 return self.allocate(s)
-            case While():  # kept even where its body is empty: that it ends is not known here
+            case While():  # kept even if its body is empty: termination is not known here
                 new = map_stmt(s, self.expr, self.stmt)
                 return self.remove(s) if isinstance(new, While) and build.is_false(new.condition) else new
             case Check():
@@ -223,7 +223,7 @@ class _Simplifier:
         return new
 
     def equal_index(self, e: Binary) -> Expr:
-        """As for an expression that is equal to `e`, if one was simplified before."""
+        """Simplify the index `e`, or return the result of an equal one that was simplified before."""
         known = self.sums.get(e)
         if known is not None:
             return e if known[1] is known[0] else known[1]
@@ -232,7 +232,7 @@ class _Simplifier:
         return new
 
     def rewrite(self, e: Expr) -> Expr:
-        """Children first, then the rules of the node until none applies."""
+        """Simplify the children of `e`, then apply the rules of its kind until none applies."""
         new = map_expr(e, self.expr)
         key = new.op if type(new) is Binary or type(new) is Unary else type(new).__name__
         for rule in RULES.get(key, ()):
@@ -242,7 +242,7 @@ class _Simplifier:
         return new
 
     def index(self, e: Binary) -> Expr:
-        """A scalar int64 sum in canonical form: atoms simplified, like terms gathered, the constant last."""
+        """The scalar int64 sum `e` in canonical form: atoms simplified, like terms combined, the constant last."""
         if _is_canonical(e, self.values):
             return e
         terms, constant = linear_forms.linear_terms(e)
@@ -270,9 +270,9 @@ def _is_index(e: Binary) -> bool:
 
 
 def _is_canonical(e: Binary, values: Mapping[str, Expr]) -> bool:
-    """Whether `e` is a sum of distinct variables and their positive multiples, a constant last: the usual index.
+    """Whether `e` is the usual index: a sum of distinct variables or positive multiples of them, and a constant last.
 
-    A shortcut only: other expressions are brought into canonical form, which changes nothing if they have it.
+    This is only a shortcut: other expressions may be canonical, too.
     """
     names: list[str] = []
     rest: Expr = e
@@ -288,7 +288,7 @@ def _is_canonical(e: Binary, values: Mapping[str, Expr]) -> bool:
 
 
 def _is_term(e: Expr, names: list[str]) -> bool:
-    """Whether `e` is a variable or a multiple of one; notes its name."""
+    """Whether `e` is a variable or a multiple of one; if so, its name is added to `names`."""
     if type(e) is Binary and e.op == "mul" and type(e.right) is Const and e.right.value > 1:
         e = e.left
     if type(e) is not Var:
@@ -298,7 +298,7 @@ def _is_term(e: Expr, names: list[str]) -> bool:
 
 
 def _is_cheap(e: Expr) -> bool:
-    """Whether repeating `e` costs no more than its name."""
+    """Whether repeating `e` costs no more than a variable."""
     match e:
         case Const() | Var():
             return True

@@ -1,7 +1,7 @@
-"""The rewrite rules of `simplify`: small named functions `(node, ranges) -> replacement or None`, by kind of node.
+"""The rewrite rules of `simplify`: functions `(node, ranges) -> replacement or None`, listed by kind of node.
 
-Rules on floats keep every result to the bit: signed zeros, infinities and NaN included. Rules that reason with
-intervals apply only where those are bounded, so that no sum they rearrange can wrap around.
+Rules on floats preserve every bit of the result, for signed zeros, infinities and NaN, too. Rules that use intervals
+require bounded ones, so that no sum they rearrange can wrap around.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LIMIT = 1 << 62
 
 
 def fold(e: Expr, _: Ranges) -> Expr | None:
-    """The folding of the constructors of `build`: constants, ramps, neutral integers."""
+    """Apply the folding constructors of `build`: constants, ramps, neutral elements of integers."""
     new = refold(e)
     return None if new is e or _same_parts(new, e) else new
 
@@ -57,7 +57,7 @@ def _same_parts(a: Expr, b: Expr) -> bool:
 
 
 def broadcast_late(e: Binary, _: Ranges) -> Expr | None:
-    """An operation on equal lanes is done once: x4(a) + x4(b) is x4(a + b)."""
+    """x4(a) + x4(b) is x4(a + b): an operation on uniform vectors is done once."""
     a, b = _match_uniform_scalar(e.left), _match_uniform_scalar(e.right)
     if a is None or b is None or (type(a) is Const and type(b) is Const):
         return None
@@ -66,7 +66,7 @@ def broadcast_late(e: Binary, _: Ranges) -> Expr | None:
 
 
 def _match_uniform_scalar(e: Expr) -> Expr | None:
-    """The scalar that all lanes of `e` hold, if that is evident."""
+    """The scalar in all lanes of `e` if it is a broadcast or a constant, else None."""
     match e:
         case Broadcast(operand):
             return operand
@@ -79,7 +79,7 @@ def _match_uniform_scalar(e: Expr) -> Expr | None:
 
 
 def _bounded_interval(e: Expr, ranges: Ranges) -> Interval | None:
-    """The interval of `e` when no arithmetic on it can overflow."""
+    """The interval of `e` if it is bounded so that no arithmetic on it can overflow, else None."""
     if e.type.dtype != INT64:
         return None
     i = intervals.index_interval(e, ranges)
@@ -87,7 +87,7 @@ def _bounded_interval(e: Expr, ranges: Ranges) -> Interval | None:
 
 
 def _split_by_divisor(e: Binary, ranges: Ranges) -> tuple[Expr, Expr, int] | None:
-    """(q, r, d) with `e.left == d*q + r`, r the terms that d does not divide; for a bounded scalar left side."""
+    """(q, r, d) with `e.left == d*q + r`, where d does not divide the terms of r; None unless `e.left` is bounded."""
     d = build.integer(e.right)
     if d is None or d <= 0 or e.type.lanes > 1 or _bounded_interval(e.left, ranges) is None:
         return None
@@ -98,7 +98,7 @@ def _split_by_divisor(e: Binary, ranges: Ranges) -> tuple[Expr, Expr, int] | Non
 
 
 def divide_terms(e: Binary, ranges: Ranges) -> Expr | None:
-    """(8*i + j) // 8 is i + j // 8, and j // 8 is a constant where j stays between two multiples of 8."""
+    """(8*i + j) // 8 is i + j // 8, where j // 8 is constant if j stays between two multiples of 8."""
     if (parts := _split_by_divisor(e, ranges)) is None:
         return None
     quotient, rest, d = parts
@@ -111,7 +111,7 @@ def divide_terms(e: Binary, ranges: Ranges) -> Expr | None:
 
 
 def remainder_of_terms(e: Binary, ranges: Ranges) -> Expr | None:
-    """(8*i + j) % 8 is j % 8, and that is j less a constant where j stays between two multiples of 8."""
+    """(8*i + j) % 8 is j % 8, which is j minus a constant if j stays between two multiples of 8."""
     if (parts := _split_by_divisor(e, ranges)) is None:
         return None
     quotient, rest, d = parts
@@ -122,7 +122,7 @@ def remainder_of_terms(e: Binary, ranges: Ranges) -> Expr | None:
 
 
 def divide_factor(e: Binary, ranges: Ranges) -> Expr | None:
-    """(8*i + j) // 32 is i // 4 where j stays between two multiples of 8."""
+    """(8*i + j) // 32 is (i + q) // 4 if j stays in 8*q .. 8*q + 7."""
     if (parts := _factor_common_divisor(e, ranges)) is None:
         return None
     multiples, carried, _, g, d = parts
@@ -130,7 +130,7 @@ def divide_factor(e: Binary, ranges: Ranges) -> Expr | None:
 
 
 def remainder_of_factor(e: Binary, ranges: Ranges) -> Expr | None:
-    """(8*i + j) % 32 is i % 4 * 8 + j where j stays between 0 and 7."""
+    """(8*i + j) % 32 is i % 4 * 8 + j if j stays in 0 .. 7."""
     if (parts := _factor_common_divisor(e, ranges)) is None:
         return None
     multiples, carried, rest, g, d = parts
@@ -141,7 +141,7 @@ def remainder_of_factor(e: Binary, ranges: Ranges) -> Expr | None:
 
 
 def _factor_common_divisor(e: Binary, ranges: Ranges) -> tuple[Expr, int, Expr, int, int] | None:
-    """(x, q, r, g, d) with `e.left == g*x + r`, g > 1 a divisor of the divisor d, and r from g*q to below g*(q + 1)."""
+    """(x, q, r, g, d) with `e.left == g*x + r`, where g > 1 divides the divisor d and r stays in g*q .. g*q + g - 1."""
     d = build.integer(e.right)
     if d is None or d <= 0 or e.type.lanes > 1 or _bounded_interval(e.left, ranges) is None:
         return None
@@ -187,7 +187,7 @@ def remainder_of_remainder(e: Binary, ranges: Ranges) -> Expr | None:
 
 
 def decide_minimum(e: Binary, ranges: Ranges) -> Expr | None:
-    """min(a, b) is a where a <= b always."""
+    """min(a, b) is a if a <= b always, or b if b <= a always."""
     if e.left is e.right:
         return e.left
     i = _compute_difference_interval(e.left, e.right, ranges)
@@ -197,7 +197,7 @@ def decide_minimum(e: Binary, ranges: Ranges) -> Expr | None:
 
 
 def decide_maximum(e: Binary, ranges: Ranges) -> Expr | None:
-    """max(a, b) is a where a >= b always."""
+    """max(a, b) is a if a >= b always, or b if b >= a always."""
     if e.left is e.right:
         return e.left
     i = _compute_difference_interval(e.left, e.right, ranges)
@@ -207,7 +207,7 @@ def decide_maximum(e: Binary, ranges: Ranges) -> Expr | None:
 
 
 def decide_comparison(e: Binary, ranges: Ranges) -> Expr | None:
-    """A comparison of integers whose difference has one sign (or is never, or always, 0) is a constant."""
+    """A comparison of integers is constant if the interval of their difference decides it."""
     i = _compute_difference_interval(e.left, e.right, ranges)
     if i is None or i.low is None or i.high is None:
         return None
@@ -305,7 +305,7 @@ def negate_comparison(e: Unary, _: Ranges) -> Expr | None:
 
 
 def select_of_same(e: Select, _: Ranges) -> Expr | None:
-    """A choice between one and the same is no choice."""
+    """select(c, x, x) is x."""
     return e.then if e.then is e.otherwise or (type(e.then) is type(e.otherwise) and e.then == e.otherwise) else None
 
 
@@ -325,7 +325,7 @@ def cast_constant(e: Cast, _: Ranges) -> Expr | None:
 
 
 def _exact_integers(dtype: DType) -> int:
-    """Up to here every integer is a value of `dtype`."""
+    """The largest n such that `dtype` represents all integers of magnitude up to n exactly."""
     if dtype.bits == 16:
         return 1 << 11 if dtype == FLOAT16 else 1 << 8
     return 1 << 53 if dtype == FLOAT64 else 1 << 24
@@ -342,7 +342,7 @@ def unary_broadcast(e: Unary, _: Ranges) -> Expr | None:
 
 
 def call_on_broadcasts(e: Call, _: Ranges) -> Expr | None:
-    """A function of equal lanes is evaluated once."""
+    """f(x4(a)) is x4(f(a)): a function of uniform vectors is evaluated once."""
     lanes = [_match_uniform_scalar(a) for a in e.arguments]
     if any(x is None for x in lanes) or all(type(x) is Const for x in lanes):
         return None
@@ -350,14 +350,14 @@ def call_on_broadcasts(e: Call, _: Ranges) -> Expr | None:
 
 
 def masked_load(e: Load, _: Ranges) -> Expr | None:
-    """A mask that is all true goes; a load under a mask that is all false is 0."""
+    """An all-true mask is dropped; a load with an all-false mask is 0."""
     if build.is_false(e.mask):
         return build.const(0, e.buffer.type.dtype, e.type.lanes)
     return Load(e.buffer, e.indices) if e.mask is not None and build.is_true(e.mask) else None
 
 
 def reduce_broadcast(e: ReduceLanes, _: Ranges) -> Expr | None:
-    """The least, the greatest, the conjunction and the disjunction of equal lanes is any of them."""
+    """min, max, `and` and `or` over uniform lanes are the scalar itself."""
     return _match_uniform_scalar(e.operand) if e.op in ("min", "max", "and", "or") else None
 
 

@@ -1,4 +1,4 @@
-"""UNROLLED loops replaced by copies of their bodies."""
+"""Replace UNROLLED loops by copies of their bodies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The body of a vector loop over lanes: ramps for its variable, masks for its conditions, vectors for its bindings."""
+"""Vectorize the body of a loop: ramps for its variable, masks for its conditions, vectors for its bindings."""
 
 from __future__ import annotations
 
@@ -43,9 +43,10 @@ from .reductions import VectorAccumulator, in_accumulator_type
 
 @dataclass(frozen=True, slots=True)
 class VectorBody:
-    """The substitutions of the body for one piece: each name in each interleaved copy, and the active lanes.
+    """Vectorizes a loop body for one piece of the iteration space.
 
-    tail: lanes inside the loop's bounds. branch: per copy, lanes for which the enclosing conditions hold.
+    values: for each interleaved copy, the vectors that replace names. tail: the mask of lanes inside the loop's bounds.
+    branch: for each copy, the mask of lanes for which the enclosing conditions hold.
     """
 
     lanes: int
@@ -104,9 +105,9 @@ class VectorBody:
         return Store(target, where, vector, s.op, mask, s.nontemporal, origin=s.origin)
 
     def hint(self, s: Invoke, c: int) -> Stmt:
-        """`s` once for each cache line that begins in a vector; nothing if the lanes are not contiguous.
+        """`s` once for each cache line that begins in the vector of copy `c`; nothing if lanes are not contiguous.
 
-        If all copies have the same hint, only the first has it.
+        If the hint is the same in all lanes, only the first copy has it.
         """
         ((buffer, indices),) = s.operands
         where = tuple(self.vectorize_expr(i, c) for i in indices)
@@ -170,7 +171,7 @@ class VectorBody:
         return build.allocate(chain.from_iterable(private.values()), inner)
 
     def widened_buffer(self, b: Buffer) -> Buffer:
-        """The buffer for `lanes` private instances of `b`: vector registers, or one more dimension in memory."""
+        """A buffer for `lanes` private instances of `b`: vector registers, or memory with one more dimension."""
         name = b.name if len(self.values) == 1 else self.names.fresh(b.name)
         if b.space is Space.REGISTER:
             return Buffer(name, Type(b.type.dtype, self.lanes), b.shape, b.strides, b.space)
@@ -227,18 +228,18 @@ class VectorBody:
         if own is not None and own.type.lanes > 1:
             own = build.reduce_lanes("or", own)
         branch = self.condition(c)
-        if branch is not None:  # no lane may run at all, and then the element may not exist
+        if branch is not None:  # if no lane is active, the element may not exist
             own = build.and_masks(own, build.reduce_lanes("or", branch))
         return Load(e.buffer, where, None if build.is_true(own) else own)
 
     def safe_divisor(self, divisor: Expr, c: int) -> Expr:
-        """1 in the lanes that do not run, whose masked loads give 0."""
+        """`divisor` with 1 in inactive lanes, where masked loads would give 0."""
         mask = self.mask(c)
         return divisor if mask is None else build.select(mask, divisor, build.const(1, divisor.type.dtype))
 
 
 def _require_distinct(s: Store, where: tuple[Expr, ...]) -> None:
-    """Refuse stores in which lanes would meet in one element."""
+    """Refuse stores in which several lanes may access the same element."""
     wide = [i for i in where if i.type.lanes > 1]
     if not wide:
         raise CannotLower(f"all lanes of a vector loop store to one element of {s.buffer.name}")

@@ -1,4 +1,4 @@
-"""VECTOR loops made explicit: ramps, masks, and vector registers as accumulators.
+"""Make VECTOR loops explicit: ramps, masks, and vector registers as accumulators.
 
 A loop with vector_factors (L, V) becomes a loop over blocks of V interleaved vectors of L lanes, then single vectors,
 then one masked vector. There is no scalar remainder. With V = 0 it becomes a loop over masked vectors.
@@ -58,11 +58,11 @@ def vectorize_loops(s: Stmt) -> Stmt:
 
 # --- where accumulators live -------------------------------------------------------------------------------------
 #
-# A vector loop leaves its accumulators pending: they are initialized before and combined after the outermost serial
-# loop around it that reaches the reduced element in no other way.
+# A vector loop leaves its accumulators pending: they are initialized before and combined after the outermost enclosing
+# serial loop that accesses the reduced element in no other way.
 
 _Result = tuple[Stmt, tuple[VectorAccumulator, ...]]
-"""A statement without vector loops, and the accumulators that something around it must bring into being."""
+"""A statement without vector loops, and the pending accumulators, which code around it must allocate and combine."""
 
 
 def _vectorize_statement(s: Stmt, names: Names, scope: BoundsContext) -> _Result:
@@ -88,7 +88,7 @@ def _vectorize_statement(s: Stmt, names: Names, scope: BoundsContext) -> _Result
         case While(_, body):
             settled = _materialize_accumulators(*_vectorize_statement(body, names, scope))
             return s if settled is body else replace(s, body=settled), ()
-        case Window(body=body):  # what is in one has been vectorized before
+        case Window(body=body):  # its body was vectorized before
             inner, pending = _vectorize_statement(body, names, scope)
             return (s if inner is body else replace(s, body=inner)), pending
         case Block(body):
@@ -112,7 +112,7 @@ def _vectorize_block(s: Block, body: tuple[Stmt, ...], names: Names, scope: Boun
     done: list[Stmt] = []
     leaving: list[VectorAccumulator] = []
     for inner, pending in results:
-        stay = tuple(a for a in pending if reached[a.buffer_name] > 1)  # reached by more than its own loop
+        stay = tuple(a for a in pending if reached[a.buffer_name] > 1)  # other statements access the buffer, too
         done.append(_materialize_accumulators(inner, stay))
         leaving.extend(a for a in pending if a not in stay)
     return s if all(map(is_, done, body)) else build.block(*done), tuple(leaving)
@@ -121,7 +121,7 @@ def _vectorize_block(s: Block, body: tuple[Stmt, ...], names: Names, scope: Boun
 def _materialize_before_leaving(
     outer: Stmt, bound: set[str], inner: Stmt, pending: tuple[VectorAccumulator, ...]
 ) -> _Result:
-    """`inner` with those accumulators that cannot live outside `outer`, which binds `bound`; and the others."""
+    """`inner` with accumulators materialized that cannot live outside `outer`, which binds `bound`; and the others."""
     stay = tuple(a for a in pending if not _can_live_outside(a, outer, bound))
     return _materialize_accumulators(inner, stay), tuple(a for a in pending if a not in stay)
 
@@ -134,7 +134,7 @@ def _can_live_outside(a: VectorAccumulator, outer: Stmt, bound: set[str]) -> boo
 
 
 def _reached_buffers(s: Stmt) -> set[str]:
-    """The buffers that `s` reaches in any way."""
+    """The names of the buffers that `s` accesses."""
     found = {e.buffer.name for e in walk_stmt_exprs(s) if isinstance(e, Load)}
     for c in walk_stmts(s):
         if isinstance(c, Store):
@@ -145,7 +145,7 @@ def _reached_buffers(s: Stmt) -> set[str]:
 
 
 def _materialize_accumulators(s: Stmt, accumulators: tuple[VectorAccumulator, ...]) -> Stmt:
-    """`s` with `accumulators` initialized before and combined after it."""
+    """`s` with `accumulators` allocated around it, initialized before and combined after it."""
     if not accumulators:
         return s
     first, last = [a.initialize() for a in accumulators], [a.finish() for a in accumulators]
@@ -170,7 +170,7 @@ def _vectorize_loop(loop: Loop, names: Names, scope: BoundsContext) -> _Result:
     exist = not loop.vector_factors[1] and all(r.buffer.space is Space.REGISTER for r in reductions)
     if not accumulators or exist or runs_at_least_once(loop, scope):
         return whole, accumulators
-    # Where the loop does not run, the element may not even exist.
+    # If the loop does not run, the element may not exist.
     return build.when(build.lt(loop.start, loop.stop), _materialize_accumulators(whole, accumulators)), ()
 
 
@@ -185,7 +185,7 @@ def _require_vector_form(loop: Loop, body: Stmt) -> None:
 
 
 def _require_elements(reductions: list[Reduction], body: Stmt, scope: BoundsContext) -> None:
-    """Refuse to combine into an element that only a condition inside the loop makes exist."""
+    """Refuse reductions under a condition whose element may not exist if the condition is false."""
     certain = {id(s) for s in unconditional_stores(body, scope)}
     for r in reductions:
         if any(id(s) in certain for s in r.stores):
@@ -201,10 +201,10 @@ def _require_elements(reductions: list[Reduction], body: Stmt, scope: BoundsCont
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A stretch `[start, stop)` of the loop handled by `copies` vectors at a time.
+    """The iterations `[start, stop)` of a loop, executed by `copies` vectors at a time.
 
-    lets: variables to bind before this piece, for it and later ones. count: active lanes, when this is the masked
-    tail. once: whether the stretch is exactly one trip.
+    lets: variables to bind before this piece, for it and later ones. count: the active lanes of a masked tail, else
+    None. once: whether the piece is a single step.
     """
 
     start: Expr
@@ -255,7 +255,7 @@ def _dynamic_pieces(loop: Loop, names: Names) -> list[_Piece]:
 
 
 def _bind_ends(pieces: list[_Piece], steps: list[Stmt]) -> tuple[Stmt, ...]:
-    """The emitted pieces in order, with the `lets` of each around itself and all later ones."""
+    """The emitted pieces `steps` in order, with the `lets` of each around itself and all later ones."""
     rest: tuple[Stmt, ...] = ()
     for piece, step in zip(reversed(pieces), reversed(steps), strict=True):
         rest = (step, *rest)
@@ -282,7 +282,7 @@ def _emit_piece(
 
 
 def _tail_mask(piece: _Piece, lanes: int, names: Names) -> tuple[Expr | None, tuple[str, Expr] | None]:
-    """The lanes of the tail that run, and the binding of their name when they are not constant."""
+    """The mask of the tail's active lanes (None: all), and the name to bind it to if it is not constant."""
     if piece.count is None:
         return None, None
     mask = Binary("lt", build.ramp(0, 1, lanes), build.broadcast(piece.count, lanes))
