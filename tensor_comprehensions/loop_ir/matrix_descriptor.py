@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from . import build
+from .linear_forms import linear_terms
 from .nodes import Buffer, Expr
 
 CORE_ROWS = 8
@@ -52,15 +53,46 @@ def matrix_placement(b: Buffer, *, across: bool) -> MatrixPlacement | str:
     return MatrixPlacement(leading, CORE_ROWS * width // 16, _MODES[width])
 
 
-def split_constant_offset(b: Buffer, where: tuple[Expr, ...]) -> tuple[tuple[Expr, ...], int]:
-    """`where` with 0 for those of the last two indices that are constant, and the bytes from there to `where`.
+_ZERO = build.const(0)
 
-    The products of an unrolled loop along K then share an address, and their descriptors differ by these bytes only.
+
+@dataclass(frozen=True, slots=True)
+class MatrixAddress:
+    """The address of a matrix as a base, which other matrices of its buffer share, plus an offset.
+
+    Attributes:
+        base: the indices of the element that the base counts from. rows: from there to the base, in units of 16 bytes.
+        bytes, units: the constant part of the offset, and the other part in units of 16 bytes.
     """
-    *outer, row, column = where
-    rows, columns = build.integer(row) or 0, build.integer(column) or 0
-    behind = (rows * b.strides[-2] + columns * b.strides[-1]) * b.type.dtype.size
-    if rows % CORE_ROWS or behind % DESCRIPTOR_UNIT:
-        return where, 0  # rows within a core matrix are swizzled
-    zero = build.const(0)
-    return (*outer, *(i if build.integer(i) is None else zero for i in (row, column))), behind
+
+    base: tuple[Expr, ...]
+    rows: Expr = _ZERO
+    bytes: int = 0
+    units: Expr = _ZERO
+
+
+def split_matrix_address(b: Buffer, where: tuple[Expr, ...]) -> MatrixAddress:
+    """Split the address of a matrix, so that the descriptors of all steps and stages are one descriptor plus a number.
+
+    Products along K walk over constant columns, and pipelines over outer dimensions. Rows that vary belong to the base:
+    each warpgroup has its own. They are no subscript there, because warpgroups without products have none.
+    """
+    size = b.type.dtype.size
+    core = CORE_ROWS * row_bytes_of(b)
+    if not core:
+        return MatrixAddress(where)
+    base, rows, behind, units = list(where), _ZERO, 0, _ZERO
+    for n, index in enumerate(where):
+        known, stride, level = build.integer(index), b.strides[n] * size, n - len(where)
+        if known is not None and known * stride % (core if level < -1 else DESCRIPTOR_UNIT) == 0:
+            base[n], behind = _ZERO, behind + known * stride
+        elif known is None and level < -2 and stride % core == 0:
+            base[n], units = _ZERO, build.add(units, build.mul(index, stride // DESCRIPTOR_UNIT))
+        elif known is None and level == -2 and _is_multiple(index, CORE_ROWS):
+            base[n], rows = _ZERO, build.mul(index, stride // DESCRIPTOR_UNIT)
+    return MatrixAddress(tuple(base), rows, behind, units)
+
+
+def _is_multiple(e: Expr, divisor: int) -> bool:
+    terms, constant = linear_terms(e)
+    return all(c % divisor == 0 for c in (*terms.values(), constant))

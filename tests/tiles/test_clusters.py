@@ -193,7 +193,7 @@ FAULTS: dict[str, tuple[Callable[[ir.Module], ir.Module], str]] = {
         r"(undefined|fence): .*full\[0\]",
     ),
     "no barrier at exit": (lambda m: edit_calls(m, "cluster_barrier", only(1, gone)), r"ended: "),
-    "arrivals of the own block": (both, r"race: .* right\["),
+    "arrivals of the own block": (both, r"race: .* right\[|other arrivers: .*empty"),
     "fewer arrivals": (
         lambda m: edit_calls(m, "barrier_init", of_buffer("empty", with_attributes(1))),
         r"race: .* right\[|other arrivers: .*empty|lapped: .*empty|too many arrivals: .*(empty|full)",

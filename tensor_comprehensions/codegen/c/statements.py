@@ -13,7 +13,7 @@ from ...loop_ir import build
 from ...loop_ir import nodes as ir
 from ...loop_ir.intervals import Interval
 from ...loop_ir.intrinsics import COPY_ASYNC, COPY_ASYNC_ZERO, ELECT, INTRINSICS, Intrinsic, is_hint
-from ...loop_ir.matrix_descriptor import matrix_placement, split_constant_offset
+from ...loop_ir.matrix_descriptor import MatrixAddress, matrix_placement, split_matrix_address
 from ...loop_ir.passes.hoist_packing import hoist_packing
 from ...loop_ir.rewrite import mentions, stmt_expressions, walk_expr, walk_stmts
 from .dialect import CDialect
@@ -213,9 +213,13 @@ def _print_intrinsic_operand(s: ir.Invoke, known: Intrinsic, number: int, scope:
         found = matrix_placement(b, across=number in known.across)
         if isinstance(found, str):
             raise InternalError(f"{s.name} does not find {b.name}: {found}")
-        base, behind = split_constant_offset(b, where)
-        constants = f"{found.leading}, {found.stride}, {found.mode}, {behind}"
-        return f"matrix_descriptor<{constants}>(&{print_element(b, base, scope).text})"
+        address = split_matrix_address(b, where)
+        constants = f"{found.leading}, {found.stride}, {found.mode}, {address.bytes}"
+        base = _print_matrix_base(b, address, scope)
+        arguments = [scope.names.get(f"%{base}", base)]
+        if build.integer(address.units) != 0:
+            arguments.append(print_expr(address.units, scope).text)
+        return f"matrix_descriptor<{constants}>({', '.join(arguments)})"
     place = print_element(b, where, scope).text
     return place if known.registers and not known.atom and s.name != ELECT else f"&{place}"
 
@@ -394,6 +398,12 @@ def _print_allocate(s: ir.Allocate, scope: PrintScope) -> Iterator[str]:
         shape = "".join(f"[{n}]" for n in rest)
         if buffer.space in (ir.Space.SHARED, ir.Space.BARRIER):
             yield _declare_shared(buffer, f"{identifier}[{first}]{shape}", f"(*{{}}){shape}" if rest else "*{}", scope)
+            for address in _list_matrix_bases(buffer, s.body):
+                parts = (*address.base, address.rows)
+                if all(e.name in scope.names for part in parts for e in walk_expr(part) if isinstance(e, ir.Var)):
+                    text = _print_matrix_base(buffer, address, scope)
+                    name, scope = scope.bind(f"%{text}", f"base_{buffer.name}")
+                    yield f"const unsigned int {name} = broadcast_warp({text});"
         elif on_stack(buffer, scope.dialect):
             yield f"{spelling} {identifier}[{first}]{shape};"
         else:
@@ -443,6 +453,20 @@ def _declare_shared(buffer: ir.Buffer, array: str, pointer: str, scope: PrintSco
         return f"{scope.dialect.shared} {spelling} {array};"
     declared = f"{spelling} {pointer.format(scope.names[f'@{buffer.name}'])}"
     return scope.dialect.dynamic.format(declared, f"{spelling} {pointer.format('')}", scope.dynamic[buffer.name])
+
+
+def _list_matrix_bases(buffer: ir.Buffer, body: ir.Stmt) -> list[MatrixAddress]:
+    """The bases from which products of warpgroups count the addresses of matrices in a buffer, with no offset."""
+    calls = ((s, INTRINSICS[s.name]) for s in walk_stmts(body) if isinstance(s, ir.Invoke) and s.name in INTRINSICS)
+    operands = (s.operands[n] for s, known in calls for n in known.described)
+    found = (split_matrix_address(b, where) for b, where in operands if b == buffer)
+    return [*dict.fromkeys(MatrixAddress(a.base, a.rows) for a in found)]
+
+
+def _print_matrix_base(b: ir.Buffer, address: MatrixAddress, scope: PrintScope) -> str:
+    """The base of an address, in units of 16 bytes."""
+    base = f"matrix_base(&{print_element(b, address.base, scope).text})"
+    return base if build.integer(address.rows) == 0 else f"{base} + {print_expr(address.rows, scope).as_operand(SUM)}"
 
 
 def _get_array_dimensions(buffer: ir.Buffer) -> tuple[int, ...]:
