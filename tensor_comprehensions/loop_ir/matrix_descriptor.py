@@ -53,7 +53,7 @@ def matrix_placement(b: Buffer, *, across: bool) -> MatrixPlacement | str:
     return MatrixPlacement(leading, CORE_ROWS * width // 16, _MODES[width])
 
 
-_ZERO = build.const(0)
+_ZERO: Expr = build.const(0)
 
 
 @dataclass(frozen=True, slots=True)

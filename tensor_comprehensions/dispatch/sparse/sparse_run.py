@@ -238,9 +238,9 @@ class SparseRun(ProgramRun):
         for name in returns:
             x = results[name]
             places[name] = [count + len(made)]
-            values = x.values if isinstance(x, SparseTensor) else x
+            array = x.values if isinstance(x, SparseTensor) else x
             has_own_levels = isinstance(x, SparseTensor) and name not in self.shared
-            made.append(values[:0] if has_own_levels else values)
+            made.append(array[:0] if has_own_levels else array)
         for r in self.plan.results:
             x = results[r.tensor]
             assert isinstance(x, SparseTensor)
