@@ -53,7 +53,7 @@ def gains(names: Sequence[str], budget: float, seed: int, search: str) -> Iterat
         if b.name not in names:
             continue
         op = next(iter(tensor_comprehensions.define(b.source)))
-        arguments = normalize_arguments(op._kernels.interface, b.arguments(), {})
+        arguments = normalize_arguments(op._kernels.call_signature, b.arguments(), {})
         tuned = op_api.autotune(
             op._kernels, arguments, None, op_api.parse_budget(budget, 10000, POPULATION, seed, search)
         )
@@ -78,7 +78,7 @@ def rests(tuned: TuningResult) -> tuple[float, float]:
 def small() -> tuple[Problem, CpuSearchSpace, tuple[Genome, ...]]:
     """A product of 96x72x200, and some thousand ways to lower it."""
     op = next(iter(tensor_comprehensions.define(tc.MATMUL)))
-    arguments = normalize_arguments(op._kernels.interface, (torch.randn(96, 72), torch.randn(72, 200)), {})
+    arguments = normalize_arguments(op._kernels.call_signature, (torch.randn(96, 72), torch.randn(72, 200)), {})
     problem = Problem(problem_message(op.function, arguments, 0))
     whole, _ = search_space(problem.bound, host(), CpuOptions())
     choices = {g.name: g.choices for g in whole.genes}

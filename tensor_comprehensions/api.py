@@ -256,7 +256,7 @@ class Op(KernelDispatcher):
 
         For a number that is part of the kernel, pass its value. Returns one shape, or a tuple for several outputs.
         """
-        bound = self._kernels.bind(shapes_from_values(self._kernels.interface, shapes, initial))
+        bound = self._kernels.bind(shapes_from_values(self._kernels.call_signature, shapes, initial))
         found = tuple(bound.tensor(name).shape for name in bound.returns)
         return found[0] if len(found) == 1 else found
 
@@ -286,7 +286,7 @@ class Op(KernelDispatcher):
         Raises:
             ArgumentError: the tensors do not fit the def, or the options, the target or the schedule do not apply.
         """
-        check_keywords(self._kernels.interface, initial, type(self).compile)
+        check_keywords(self._kernels.call_signature, initial, type(self).compile)
         check_dynamic(dynamic, (self.function,))
         if self._kernels.has_sparse((*tensors, *initial.values())):
             if isinstance(target, CpuTarget) or schedule is not None:
@@ -309,7 +309,7 @@ class Op(KernelDispatcher):
         asked = chosen.schedule if schedule is None else schedule
         if asked is not None:
             machine = replace(machine, options=replace(chosen, schedule=freeze_schedule(asked)))
-        arguments = normalize_detached(self._kernels.interface, tensors, initial)
+        arguments = normalize_detached(self._kernels.call_signature, tensors, initial)
         sizes = shapes_of(self.function, arguments)
         kernels = self._kernels if dynamic is None else self._kernels.with_dynamic(dynamic)
         route = kernels.find_or_make_kernel(sizes, arguments, (), machine, is_call=False)
@@ -399,7 +399,7 @@ class Op(KernelDispatcher):
         Raises:
             ArgumentError: an argument is invalid, or no candidate works.
         """
-        check_keywords(self._kernels.interface, initial, type(self).autotune)
+        check_keywords(self._kernels.call_signature, initial, type(self).autotune)
         with deferred_interrupts():
             from .autotuner.autotune_call import autotune_call
             from .autotuner.op_api import parse_budget
@@ -421,7 +421,7 @@ class Op(KernelDispatcher):
         check_machine(machine.options, machine.target)
         with deferred_interrupts():
             from .dispatch.cache_entry import cache_entry_of
-        arguments = normalize_detached(self._kernels.interface, tensors, initial)
+        arguments = normalize_detached(self._kernels.call_signature, tensors, initial)
         bound, chosen = self._kernels.entry(arguments, machine)
         return cache_entry_of(self.function, bound, arguments, chosen, machine.target, current_store(), self._forget)
 
@@ -432,7 +432,7 @@ class Op(KernelDispatcher):
 
     def _clear_inline_caches(self) -> None:
         """Clear the inline caches: the next call asks the kernel table."""
-        self._inline_cache, self._direct = InlineCache(self._kernels.interface), None
+        self._inline_cache, self._direct = InlineCache(self._kernels.call_signature), None
         if self._operator is not None:
             self._operator.forget()
 
@@ -441,7 +441,7 @@ class Op(KernelDispatcher):
         """The result of a call, computed by the reference evaluator. It is slow, and correct by definition."""
         if self._kernels.has_sparse((*tensors, *initial.values())):
             return self._kernels.sparse.reference(tensors, initial)
-        arguments = normalize_detached(self._kernels.interface, tensors, initial)
+        arguments = normalize_detached(self._kernels.call_signature, tensors, initial)
         bound = self._kernels.bind(shapes_of(self.function, arguments))
         return convert_outputs(evaluate_reference(bound, arguments), arguments.convert)
 
@@ -477,7 +477,7 @@ class Op(KernelDispatcher):
             journal: the journal of a search for this def, sizes and machine, to show in the report. By default, the
                 report shows the last search of this process.
         """
-        check_keywords(self._kernels.interface, initial, type(self).explain)
+        check_keywords(self._kernels.call_signature, initial, type(self).explain)
         if not isinstance(journal, str | PathLike | None):
             raise ArgumentError(f"the journal is {describe_value(journal)}", expected="the path of a file")
         kernel = self.compile(*tensors, options=options, target=target, schedule=schedule, **initial)
@@ -497,7 +497,7 @@ class Op(KernelDispatcher):
             return report
         from .explain.measure import measured_report
 
-        arguments = normalize_detached(self._kernels.interface, tensors, initial)
+        arguments = normalize_detached(self._kernels.call_signature, tensors, initial)
         bound = self._kernels.bind(shapes_of(self.function, arguments))
         return measured_report(report, bound, kernel.compiled.target, lambda: kernel(*tensors, **initial))
 

@@ -50,7 +50,7 @@ class KernelDispatcher:
     def __init__(self, kernels: KernelTable, machine: CompileConfig, gradients: Gradients) -> None:
         self.function = kernels.function
         self._kernels, self._machine, self._gradients = kernels, machine, gradients
-        self._inline_cache = InlineCache(kernels.interface)
+        self._inline_cache = InlineCache(kernels.call_signature)
         self._direct: Callable[..., Any] | None = None
         self._operator: DispatcherOp | None = None
         self._sparse: SparseOp | None = None
@@ -99,7 +99,7 @@ class KernelDispatcher:
             if plain:  # outside the error boundary: errors of torch's hooks pass unchanged
                 return record_call(self, self._gradients, tensors)
             if recording:
-                return call_with_autograd(self, self._kernels.interface, self._gradients, tensors, out, initial)
+                return call_with_autograd(self, self._kernels.call_signature, self._gradients, tensors, out, initial)
             if special and operator is not None:
                 return call_overload(operator, tensors, out, initial)
             return result

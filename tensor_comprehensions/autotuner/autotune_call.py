@@ -60,7 +60,7 @@ def autotune_call(
         with deferred_interrupts():
             from .sparse_search import autotune_sparse
         return autotune_sparse(kernels.sparse, tensors, initial, start, trying, store_of(store))
-    arguments = normalize_detached(kernels.interface, tensors, initial)
+    arguments = normalize_detached(kernels.call_signature, tensors, initial)
     found = autotune(
         kernels, arguments, machine.options if start is None else start, trying,
         devices=devices, executor=executor, store=store, report=report,

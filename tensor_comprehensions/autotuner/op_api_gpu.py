@@ -95,7 +95,7 @@ def autotune_gpu(
     name = str(devices[0])
     machine = gpu_target_of(name)
     here = [x.cpu() if isinstance(x, torch.Tensor) else x for x in tensors]
-    arguments = normalize_detached(kernels.interface, here, {k: _to_host(x) for k, x in initial.items()})
+    arguments = normalize_detached(kernels.call_signature, here, {k: _to_host(x) for k, x in initial.items()})
     sizes, strides = shapes_of(kernels.function, arguments), tuple(map(canonical_strides, arguments.inputs))
     bound = with_strides(kernels.bind(sizes), strides)
     if start is None:

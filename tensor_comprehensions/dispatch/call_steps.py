@@ -78,34 +78,38 @@ class CallSignature:
         )
 
 
-def normalize_arguments(interface: CallSignature, values: Sequence[object], initial: Mapping[str, object]) -> Arguments:
+def normalize_arguments(
+    call_signature: CallSignature, values: Sequence[object], initial: Mapping[str, object]
+) -> Arguments:
     """The arguments of a call as plain tensors. Raises ArgumentError that names the first that is wrong."""
-    function = interface.function
-    check_names(interface, values, initial)
+    function = call_signature.function
+    check_names(call_signature, values, initial)
     convert = output_converter((*values, *initial.values()))
     if convert is to_numpy and (narrow := [r for r in function.returns if function.tensor(r).dtype == BFLOAT16]):
         raise ArgumentError(f"NumPy has no type for '{narrow[0]}' of {function.name}", suggestion="pass torch tensors")
     return Arguments(
-        tuple([to_tensor(p, v) for p, v in zip(interface.parameters, values, strict=True)]),
-        tuple([to_tensor(p, initial[p.name]) for p in interface.initial]),
+        tuple([to_tensor(p, v) for p, v in zip(call_signature.parameters, values, strict=True)]),
+        tuple([to_tensor(p, initial[p.name]) for p in call_signature.initial]),
         convert,
     )
 
 
-def normalize_detached(interface: CallSignature, values: Sequence[object], initial: Mapping[str, object]) -> Arguments:
+def normalize_detached(
+    call_signature: CallSignature, values: Sequence[object], initial: Mapping[str, object]
+) -> Arguments:
     """As `normalize_arguments`, but detach tensors that require gradients, for callers that record none."""
     named = {name: _detach(x) for name, x in initial.items()}
-    return normalize_arguments(interface, [_detach(x) for x in values], named)
+    return normalize_arguments(call_signature, [_detach(x) for x in values], named)
 
 
 def _detach(x: object) -> object:
     return x.detach() if isinstance(x, Tensor) and x.requires_grad else x
 
 
-def check_names(interface: CallSignature, values: Sequence[object], initial: Mapping[str, object]) -> None:
+def check_names(call_signature: CallSignature, values: Sequence[object], initial: Mapping[str, object]) -> None:
     """Check for as many arguments as parameters, and exactly the in/out outputs by keyword. Raises ArgumentError."""
-    function, parameters = interface.function, interface.parameters
-    inout = {p.name: p for p in interface.initial}
+    function, parameters = call_signature.function, call_signature.parameters
+    inout = {p.name: p for p in call_signature.initial}
     for name in initial:
         if name not in inout:
             raise _unknown_keyword(function, name, (*inout, "out"))
@@ -125,13 +129,13 @@ def check_names(interface: CallSignature, values: Sequence[object], initial: Map
             )
 
 
-def check_keywords(interface: CallSignature, initial: Mapping[str, object], method: Callable[..., object]) -> None:
+def check_keywords(call_signature: CallSignature, initial: Mapping[str, object], method: Callable[..., object]) -> None:
     """Check that keywords beside those of `method` are in/out outputs. Raises ArgumentError."""
-    inout = [p.name for p in interface.initial]
+    inout = [p.name for p in call_signature.initial]
     for name in initial:
         if name not in inout:
             own = [p.name for p in signature(method).parameters.values() if p.kind is p.KEYWORD_ONLY]
-            raise _unknown_keyword(interface.function, name, (*inout, *own))
+            raise _unknown_keyword(call_signature.function, name, (*inout, *own))
 
 
 def _unknown_keyword(function: Function, name: str, known: Iterable[str]) -> ArgumentError:
@@ -170,14 +174,14 @@ def shapes_of(function: Function, arguments: Arguments) -> ArgumentShapes:
 
 
 def shapes_from_values(
-    interface: CallSignature, values: Sequence[object], initial: Mapping[str, object]
+    call_signature: CallSignature, values: Sequence[object], initial: Mapping[str, object]
 ) -> ArgumentShapes:
     """As `shapes_of`, from shapes, tensors or, for a number, its value. Raises ArgumentError."""
-    check_names(interface, values, initial)
-    given = list(zip(interface.function.parameters, interface.parameters, values, strict=True))
+    check_names(call_signature, values, initial)
+    given = list(zip(call_signature.function.parameters, call_signature.parameters, values, strict=True))
     return ArgumentShapes(
         tuple(_extract_shape(p, value) for _, p, value in given),
-        tuple(_extract_shape(p, initial[p.name]) for p in interface.initial),
+        tuple(_extract_shape(p, initial[p.name]) for p in call_signature.initial),
         tuple((p.name, int(to_tensor(p, value).item())) for symbol, p, value in given if symbol.is_compile_time),
     )
 
@@ -207,25 +211,27 @@ def canonical_strides(x: Tensor) -> Shape:
     return tuple(s if n > 1 else c for n, s, c in zip(x.shape, x.stride(), contiguous, strict=True))
 
 
-def bind_sizes(interface: CallSignature, sizes: ArgumentShapes) -> BoundFunction:
+def bind_sizes(call_signature: CallSignature, sizes: ArgumentShapes) -> BoundFunction:
     """The def with the sizes that the shapes of its arguments give to its size names.
 
     Raises ArgumentError if two dimensions with one size differ, RangeError where no index range fits.
     """
-    binding = _match_argument_shapes(interface, sizes)
-    return bind(interface.function, binding.sizes, binding.scalars)
+    binding = _match_argument_shapes(call_signature, sizes)
+    return bind(call_signature.function, binding.sizes, binding.scalars)
 
 
-def sizes_of(interface: CallSignature, sizes: ArgumentShapes) -> dict[str, int]:
+def sizes_of(call_signature: CallSignature, sizes: ArgumentShapes) -> dict[str, int]:
     """The values of size names, and of scalars that are part of the kernel. Raises as `bind_sizes`."""
-    binding = _match_argument_shapes(interface, sizes)
+    binding = _match_argument_shapes(call_signature, sizes)
     return {**binding.sizes, **binding.scalars}
 
 
-def _match_argument_shapes(interface: CallSignature, sizes: ArgumentShapes) -> Binding:
-    types = [_make_tensor_type(p, shape) for p, shape in zip(interface.parameters, sizes.inputs, strict=True)]
-    initial = {p.name: _make_tensor_type(p, shape) for p, shape in zip(interface.initial, sizes.initial, strict=True)}
-    return match_arguments(interface.function, types, initial, dict(sizes.scalars))
+def _match_argument_shapes(call_signature: CallSignature, sizes: ArgumentShapes) -> Binding:
+    types = [_make_tensor_type(p, shape) for p, shape in zip(call_signature.parameters, sizes.inputs, strict=True)]
+    initial = {
+        p.name: _make_tensor_type(p, shape) for p, shape in zip(call_signature.initial, sizes.initial, strict=True)
+    }
+    return match_arguments(call_signature.function, types, initial, dict(sizes.scalars))
 
 
 def _make_tensor_type(expected: ParameterSpec, shape: Shape) -> TensorType:

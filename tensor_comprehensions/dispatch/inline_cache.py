@@ -65,12 +65,12 @@ class InlineCache:
         call_cache: the first of these, if it is shared.
     """
 
-    def __init__(self, interface: CallSignature, call_cache: CallCache | None = None) -> None:
-        function, parameters = interface.function, interface.function.parameters
-        self._interface, self._count = interface, len(parameters)
+    def __init__(self, call_signature: CallSignature, call_cache: CallCache | None = None) -> None:
+        function, parameters = call_signature.function, call_signature.function.parameters
+        self._interface, self._count = call_signature, len(parameters)
         self._numbers = [
             (n, p, _python_types(p.dtype), cast("dict[Any, Tensor]", {}))
-            for n, p in enumerate(interface.parameters)
+            for n, p in enumerate(call_signature.parameters)
             if not p.dims and not parameters[n].is_compile_time
         ]
         self._special = tuple(n for n, p in enumerate(parameters) if p.is_compile_time)

@@ -109,7 +109,7 @@ class KernelTable:
         self._exact: set[Hashable] = set()
         self.function, self.formats = function, dict(formats or {})
         self._declares_sparse = function.is_sparse or any(not f.is_dense for f in self.formats.values())
-        self.interface = CallSignature.of(function)
+        self.call_signature = CallSignature.of(function)
         self._bound: SingleFlightCache[ArgumentShapes, BoundFunction] = SingleFlightCache(LIMIT)
         self.routes: SingleFlightCache[Hashable, LoadedKernel] = SingleFlightCache(LIMIT)
         self._tuned: dict[Hashable, CpuOptions] = {}
@@ -130,7 +130,7 @@ class KernelTable:
         """The kernels for sparse operands; the modules they need are imported on first use."""
         from .sparse.sparse_kernels import SparseKernels
 
-        return SparseKernels(self.interface, self.formats, self._sparse_options, self._choose_sparse)
+        return SparseKernels(self.call_signature, self.formats, self._sparse_options, self._choose_sparse)
 
     def with_dynamic(self, dynamic: Dynamic) -> KernelTable:
         """Kernels of the same def for which other sizes are parameters."""
@@ -147,7 +147,7 @@ class KernelTable:
 
     def bind(self, sizes: ArgumentShapes) -> BoundFunction:
         """The def with these sizes. Raises ArgumentError or RangeError if they do not fit."""
-        return self._bound.get(sizes, lambda: bind_sizes(self.interface, sizes))
+        return self._bound.get(sizes, lambda: bind_sizes(self.call_signature, sizes))
 
     def find_or_make_kernel(
         self,
@@ -202,7 +202,7 @@ class KernelTable:
         if options.schedule is not None or options is not machine.options:
             get_logger("cache").debug("%s: its options are for exactly these sizes", self.function.name)
             return None
-        values = sizes_of(self.interface, sizes)
+        values = sizes_of(self.call_signature, sizes)
         exact = (sizes, strides, options, machine.target)
         dynamic = self.dynamic.note(values, is_call=is_call)
         if not dynamic or exact in self._exact:
@@ -220,7 +220,7 @@ class KernelTable:
 
         It takes several times as long to compile as a kernel for exactly these sizes.
         """
-        values = sizes_of(self.interface, shapes_of(self.function, arguments))
+        values = sizes_of(self.call_signature, shapes_of(self.function, arguments))
         dynamic = self.dynamic.note(values, is_call=False)
         strides = tuple(map(canonical_strides, arguments.inputs))
         key = self._ranges.key_of(values, dynamic, arguments.inputs, strides) if dynamic else None
@@ -295,9 +295,9 @@ class KernelTable:
 
         Raises ArgumentError or RangeError.
         """
-        arguments = normalize_arguments(self.interface, tensors, initial)
+        arguments = normalize_arguments(self.call_signature, tensors, initial)
         if arguments.convert is not None and out is None:
-            values = dict(zip([p.name for p in self.interface.initial], arguments.initial, strict=True))
+            values = dict(zip([p.name for p in self.call_signature.initial], arguments.initial, strict=True))
             known = inline_cache.call(arguments.inputs, None, values)
             if known is not MISS:
                 return convert_outputs(known if isinstance(known, tuple) else (known,), arguments.convert)

@@ -218,7 +218,7 @@ class KernelOrEager(torch.nn.Module):
             return False
         with falls_back("a kernel cannot be compiled"):
             table = self.op._kernels
-            if not table.has_several_axes(normalize_arguments(table.interface, taken, {})):
+            if not table.has_several_axes(normalize_arguments(table.call_signature, taken, {})):
                 return False
             ours, theirs = least_times((self.op.compile(*taken, dynamic=False), self._torch_of(inputs)), taken)
             if kernel_is_faster(ours, theirs):

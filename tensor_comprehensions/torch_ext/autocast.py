@@ -21,7 +21,7 @@ def autocast_kernel(op: DispatcherOp, *values: Any) -> Any:
 
     As in torch, double precision is not cast: an argument of another type than declared is then refused.
     """
-    expected = (*op.interface.parameters, *op.interface.initial)
+    expected = (*op.call_signature.parameters, *op.call_signature.initial)
     with torch._C._ExcludeDispatchKeyGuard(_CASTING):
         return op.overload(*[_cast_argument(e, x) for e, x in zip(expected, values, strict=True)])
 

@@ -268,7 +268,7 @@ def _unpack_tangent(x: Tensor) -> Tensor | None:
 
 def call_with_autograd(
     run: Run,
-    interface: CallSignature,
+    call_signature: CallSignature,
     gradients: Gradients,
     tensors: Sequence[object],
     out: object,
@@ -278,8 +278,8 @@ def call_with_autograd(
 
     Raises CheckError if the def has no gradient, ArgumentError as a call does.
     """
-    function = interface.function
-    check_names(interface, tensors, initial)
+    function = call_signature.function
+    check_names(call_signature, tensors, initial)
     if not gradients.possible:
         forward = torch._C._is_fwd_grad_enabled()
         try:

@@ -96,9 +96,9 @@ def _find_call_error(
     try:
         count = len(kinds) - len(names)
         by_name = dict(zip(names, kinds[count:], strict=True))
-        check_names(op.interface, kinds[:count], by_name)
+        check_names(op.call_signature, kinds[:count], by_name)
         ordered = (*kinds[:count], *(by_name[name] for name in op.names))
-        expected = (*op.interface.parameters, *op.interface.initial)
+        expected = (*op.call_signature.parameters, *op.call_signature.initial)
         for e, kind, (_, special, _) in zip(expected, ordered, op.kinds, strict=True):
             check_kind(e, kind, special)
         if with_out:

@@ -22,53 +22,53 @@ from ..tc_lang.size_polynomial import SizeName, SizeOperation, Value
 Shapes = list[tuple[Any, ...]]
 
 
-def fake_outputs(interface: CallSignature, values: Sequence[Any]) -> tuple[Tensor, ...]:
+def fake_outputs(call_signature: CallSignature, values: Sequence[Any]) -> tuple[Tensor, ...]:
     """Outputs of the right shapes on the device of the inputs, with any values. Raises ArgumentError or RangeError."""
-    function = interface.function
+    function = call_signature.function
     tensors = [x for x in values if isinstance(x, Tensor)]
     device = tensors[0].device if tensors else torch.device("cpu")
-    shapes = output_sizes(interface, values)
+    shapes = output_sizes(call_signature, values)
     return tuple(
         torch.empty(shape, dtype=TORCH_TYPES[function.tensor(r).dtype], device=device)
         for r, shape in zip(function.returns, shapes, strict=True)
     )
 
 
-def output_sizes(interface: CallSignature, values: Sequence[Any]) -> Shapes:
+def output_sizes(call_signature: CallSignature, values: Sequence[Any]) -> Shapes:
     """The shape of each output for arguments of a call: inputs, then initial values."""
     compiling = torch._guards.TracingContext.try_get() is not None
     symbolic = any(isinstance(n, torch.SymInt) for n in _collect_size_numbers(values))
     if compiling:
         try:
-            return _shapes_without_checks(interface.function, values, symbolic)
+            return _shapes_without_checks(call_signature.function, values, symbolic)
         except TCError:
-            return [(1,) * interface.function.tensor(r).rank for r in interface.function.returns]
-    for expected, x in zip((*interface.parameters, *interface.initial), values, strict=True):
+            return [(1,) * call_signature.function.tensor(r).rank for r in call_signature.function.returns]
+    for expected, x in zip((*call_signature.parameters, *call_signature.initial), values, strict=True):
         if isinstance(x, Tensor):
             check_elements(expected, x)
-    return _infer_symbolic_shapes(interface, values) if symbolic else _check_shapes(interface, values)
+    return _infer_symbolic_shapes(call_signature, values) if symbolic else _check_shapes(call_signature, values)
 
 
 def _collect_size_numbers(values: Sequence[Any]) -> list[Any]:
     return [n for x in values for n in (x.shape if isinstance(x, Tensor) else (x,))]
 
 
-def _check_shapes(interface: CallSignature, values: Sequence[Any]) -> Shapes:
+def _check_shapes(call_signature: CallSignature, values: Sequence[Any]) -> Shapes:
     """Compute the shapes of integer sizes, with the checks of a real call."""
-    function, count = interface.function, len(interface.parameters)
+    function, count = call_signature.function, len(call_signature.parameters)
     shapes = [tuple(x.shape) if isinstance(x, Tensor) else () for x in values]
     scalars = tuple((p.name, int(x)) for p, x in zip(function.parameters, values, strict=False) if p.is_compile_time)
-    bound = bind_sizes(interface, ArgumentShapes(tuple(shapes[:count]), tuple(shapes[count:]), scalars))
+    bound = bind_sizes(call_signature, ArgumentShapes(tuple(shapes[:count]), tuple(shapes[count:]), scalars))
     return [bound.tensor(r).shape for r in function.returns]
 
 
-def _infer_symbolic_shapes(interface: CallSignature, values: Sequence[Any]) -> Shapes:
+def _infer_symbolic_shapes(call_signature: CallSignature, values: Sequence[Any]) -> Shapes:
     """Compute the shapes as formulas of symbolic sizes; conditions on sizes become guards or run-time checks."""
-    sizes, equal = _match_sizes(interface.function, values)
+    sizes, equal = _match_sizes(call_signature.function, values)
     check: Callable[..., None] = torch._check
     for found, expected in equal:
-        check(found == expected, lambda: f"a size of an argument of {interface.function.name} differs")
-    return _evaluate_shapes(interface.function, sizes)
+        check(found == expected, lambda: f"a size of an argument of {call_signature.function.name} differs")
+    return _evaluate_shapes(call_signature.function, sizes)
 
 
 def _shapes_without_checks(function: Function, values: Sequence[Any], symbolic: bool) -> Shapes:

@@ -60,10 +60,10 @@ class DispatcherOp:
     def __init__(self, schema: Schema, kernels: KernelTable, gradients: Gradients, machine: CompileConfig) -> None:
         self.schema = schema
         self.function = kernels.function
-        self.interface = kernels.interface
+        self.call_signature = kernels.call_signature
         self._given, self._make = gradients.given, gradients.make
-        self.names = [p.name for p in self.interface.initial]
-        self.count = len(self.interface.parameters)
+        self.names = [p.name for p in self.call_signature.initial]
+        self.count = len(self.call_signature.parameters)
         taken = (*self.function.parameters, *self.function.inouts)
         self.kinds = tuple((t.dtype, t.is_compile_time, bool(t.rank)) for t in taken)
         given = (self.function.tensor(r) for r in self.function.returns)
@@ -86,7 +86,7 @@ class DispatcherOp:
     def _new_inline_cache(self) -> InlineCache:
         if self.call_cache is not None:
             self.call_cache.forget()
-        return InlineCache(self.interface, self.call_cache)
+        return InlineCache(self.call_signature, self.call_cache)
 
     def parts(self) -> tuple[KernelTable, Gradients]:
         """The kernels to run and the gradients to record."""
@@ -143,16 +143,16 @@ class DispatcherOp:
 
         Raises ArgumentError for values that are neither tensors nor numbers that the def takes.
         """
-        check_names(self.interface, tensors, initial)
+        check_names(self.call_signature, tensors, initial)
         values = [*tensors, *(initial[name] for name in self.names)]
-        expected = (*self.interface.parameters, *self.interface.initial)
+        expected = (*self.call_signature.parameters, *self.call_signature.initial)
         return [
             _convert_argument(e, x, special) for e, x, (_, special, _) in zip(expected, values, self.kinds, strict=True)
         ]
 
     def fake_kernel(self, *values: Any) -> Any:
         """The kernel for tensors without values."""
-        outputs = fake_outputs(self.interface, values)
+        outputs = fake_outputs(self.call_signature, values)
         return outputs[0] if len(outputs) == 1 else outputs
 
 

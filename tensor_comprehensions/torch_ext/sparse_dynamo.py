@@ -117,7 +117,7 @@ def _resolve_operator(
     try:
         if with_out and not isinstance(op, FixedFunction):
             raise op.sparse_out_error()
-        check_names(sparse.kernels.interface, kinds[:count], dict(zip(names, kinds[count:], strict=True)))
+        check_names(sparse.kernels.call_signature, kinds[:count], dict(zip(names, kinds[count:], strict=True)))
         operator = sparse.operator(_formats_by_name(sparse, names, kinds, forms, formats))
     except ArgumentError as error:
         return "", error_fields(error)
@@ -134,9 +134,9 @@ def _formats_by_name(
     formats: Sequence[Format],
 ) -> dict[str, Format]:
     """The formats of the sparse operands. Raises ArgumentError for an operand that the def does not take."""
-    kernels, interface = sparse.kernels, sparse.kernels.interface
-    specs: dict[str, ParameterSpec] = {p.name: p for p in (*interface.parameters, *interface.initial)}
-    order = (*(p.name for p in interface.parameters), *names)
+    kernels, call_signature = sparse.kernels, sparse.kernels.call_signature
+    specs: dict[str, ParameterSpec] = {p.name: p for p in (*call_signature.parameters, *call_signature.initial)}
+    order = (*(p.name for p in call_signature.parameters), *names)
     stored = iter(zip(formats, forms, strict=True))
     found: dict[str, Format] = {}
     for name, kind in zip(order, kinds, strict=True):

@@ -102,8 +102,8 @@ class SparseOp:
         self, values: Sequence[Any], initial: Mapping[str, Any]
     ) -> tuple[SparseDispatcherOp, list[Any]]:
         """The operator for operands in these formats, and the operands as it takes them. Raises ArgumentError."""
-        check_names(self.kernels.interface, values, initial)
-        names = [p.name for p in self.kernels.interface.initial]
+        check_names(self.kernels.call_signature, values, initial)
+        names = [p.name for p in self.kernels.call_signature.initial]
         operands = self.kernels.stored_operands((*values, *(initial[n] for n in names)))
         formats = {n: x.format for n, x in operands.items() if isinstance(x, SparseTensor)}
         return self.operator(formats), list(operands.values())

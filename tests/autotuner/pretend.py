@@ -34,7 +34,7 @@ TMM = "def tmm(float(M,K) A, float(N,K) B) -> (C) { C(m,n) +=! A(m,k) * B(n,k) }
 def subject(source: str = SOFTMAX, *shapes: tuple[int, ...], store: Store | None = None) -> TuningTask:
     """A def with tensors of these shapes, to be tuned."""
     op = next(iter(tc.define(source)))
-    arguments = normalize_arguments(op._kernels.interface, [torch.zeros(s) for s in shapes or ((48, 64),)], {})
+    arguments = normalize_arguments(op._kernels.call_signature, [torch.zeros(s) for s in shapes or ((48, 64),)], {})
     return tuning_task_of(op._kernels, arguments, CpuOptions(), 0, Store(None) if store is None else store)
 
 

@@ -91,7 +91,7 @@ def group(zygote: ForkServer) -> Iterator[WorkerPool]:
 
 
 def problem(op: tc.Op, *tensors: torch.Tensor, **initial: torch.Tensor) -> pb.Problem:
-    return problem_message(op.function, normalize_arguments(op._kernels.interface, tensors, initial), seed=0)
+    return problem_message(op.function, normalize_arguments(op._kernels.call_signature, tensors, initial), seed=0)
 
 
 def measure_code(group: WorkerPool, code: pb.Code, **others: float) -> pb.Reply:
@@ -234,7 +234,7 @@ def test_large_inputs_repeat_after_a_prime_number_of_elements() -> None:
     count = PERIOD + 1000
     assert all(PERIOD % k for k in range(2, 2049))
     op = tc.define("def f(float(N) x) -> (y) { y(i) = x(i) }").f
-    arguments = normalize_arguments(op._kernels.interface, (torch.empty(1).expand(count),), {})
+    arguments = normalize_arguments(op._kernels.call_signature, (torch.empty(1).expand(count),), {})
     problem = Problem(problem_message(op.function, arguments, 3))
     for kind in KINDS:
         x, again = torch.empty(count), torch.empty(count)

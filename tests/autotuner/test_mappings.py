@@ -90,7 +90,7 @@ def test_a_search_finds_what_the_model_thinks_faster(tmp_path: Path) -> None:
 
 def request_reply(options: object, stage: pb.Stage = pb.EVALUATE, **more: Any) -> pb.Reply:
     op = tc.define(SOURCE).mm
-    problem = problem_message(op.function, normalize_detached(op._kernels.interface, (A, B), {}), 0)
+    problem = problem_message(op.function, normalize_detached(op._kernels.call_signature, (A, B), {}), 0)
     request = pb.Request(
         version=VERSION, stage=stage, problem=problem, options=[to_message(options)], device=MODEL,
         fingerprint=more.pop("fingerprint", MODEL), **more,

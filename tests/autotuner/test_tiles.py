@@ -63,7 +63,7 @@ def test_random_tiles_are_legal_and_can_be_stored() -> None:
 def request_reply(options: object, source: str = SOURCE) -> pb.Reply:
     op, dtype = tc.define(source).mm, torch.float16 if source == SOURCE else torch.float32
     tensors = torch.ones(40, 32, dtype=dtype), torch.ones(32, 24, dtype=dtype)
-    problem = problem_message(op.function, normalize_detached(op._kernels.interface, tensors, {}), 0)
+    problem = problem_message(op.function, normalize_detached(op._kernels.call_signature, tensors, {}), 0)
     request = pb.Request(
         version=VERSION, stage=pb.EVALUATE, problem=problem, options=[to_message(options)], device=MODEL,
         fingerprint=MODEL,

@@ -76,9 +76,9 @@ def test_any_size(case: Case) -> None:
 def _rows_of(op: Op, inputs: list[Any], initial: dict[str, Any], dynamic: tuple[str, ...]) -> tuple[str, ...]:
     """The sizes that are parameters of the kernel for these arguments; () where none are."""
     table = op._kernels
-    arguments = normalize_arguments(table.interface, inputs, initial)
+    arguments = normalize_arguments(table.call_signature, inputs, initial)
     try:
-        sizes = sizes_of(table.interface, shapes_of(op.function, arguments))
+        sizes = sizes_of(table.call_signature, shapes_of(op.function, arguments))
     except tc.TCError:
         return ()
     return list_dynamic_sizes(table._ranges.find_axes(dynamic, sizes).axes)

@@ -36,7 +36,9 @@ def bound_of(case: Case, source: str, names: Mapping[str, str]) -> tuple[Any, Bo
     """The checked def of a case, whose in/out outputs have these names, and the def at its sizes."""
     inputs, initial = case.arrays()
     op = getattr(tc.define(source), main(case))
-    given = normalize_arguments(op._kernels.interface, list(inputs.values()), {names[n]: x for n, x in initial.items()})
+    given = normalize_arguments(
+        op._kernels.call_signature, list(inputs.values()), {names[n]: x for n, x in initial.items()}
+    )
     return op.function, op._kernels.bind(shapes_of(op.function, given))
 
 

@@ -160,7 +160,7 @@ def test_interpreted_after_every_pass(r: Random) -> None:
     """With the interpreter's checks: no race, no element out of bounds, no read of what nothing wrote."""
     program, op, tensors, initial = draw_program(r)
     expected = outcome(op.reference, *tensors, **initial)
-    given_ = normalize_arguments(op._kernels.interface, tensors, initial)
+    given_ = normalize_arguments(op._kernels.call_signature, tensors, initial)
     bound = op._kernels.bind(shapes_of(op.function, given_))
     value: Any = with_strides(bound, [canonical_strides(x) for x in given_.inputs])
     job = PassContext(options(r), r.choice(EVERYWHERE))
@@ -194,7 +194,7 @@ def emit_kernel_text(seed: int) -> str:
     tensors, initial = arguments(r, program)
     try:
         op = tc.define(program.source).f
-        given_ = normalize_arguments(op._kernels.interface, tensors, initial)
+        given_ = normalize_arguments(op._kernels.call_signature, tensors, initial)
         value: Any = op._kernels.bind(shapes_of(op.function, given_))
     except tc.TCError as error:
         return str(error)

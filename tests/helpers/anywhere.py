@@ -27,7 +27,7 @@ def run(kernel: tc.Kernel, *tensors: Any, out: torch.Tensor | None = None, **ini
     if kernel.compiled.target.runs_here():
         return kernel(*tensors, **initial) if out is None else kernel(*tensors, out=out, **initial)
     function = kernel.function
-    given = normalize_arguments(kernel._kernels.interface, tensors, initial)
+    given = normalize_arguments(kernel._kernels.call_signature, tensors, initial)
     inputs = dict(zip([p.name for p in function.parameters], given.inputs, strict=True))
     inputs |= dict(zip([p.name for p in function.inouts], given.initial, strict=True))
     results = interpret_compiled(kernel.compiled, inputs)

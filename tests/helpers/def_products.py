@@ -75,7 +75,7 @@ class ProductCase:
 def bind_legalized(op: tc.Op, arguments: Sequence[Tensor], initial: Mapping[str, Tensor]) -> BoundFunction:
     """The def that a call compiles, legalized, without compiling it."""
     table = op._kernels
-    given = normalize_arguments(table.interface, list(arguments), initial)
+    given = normalize_arguments(table.call_signature, list(arguments), initial)
     bound = table.bind(shapes_of(op.function, given))
     return legalize(with_strides(bound, tuple(map(canonical_strides, given.inputs))))
 

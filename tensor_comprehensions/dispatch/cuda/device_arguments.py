@@ -41,7 +41,7 @@ def is_any_on_device(values: Sequence[object]) -> bool:
 
 
 def import_arrays(
-    interface: CallSignature, values: Sequence[object], initial: Mapping[str, object]
+    call_signature: CallSignature, values: Sequence[object], initial: Mapping[str, object]
 ) -> tuple[Sequence[object], Mapping[str, object], Convert | None]:
     """The arguments with device arrays of other libraries imported as tensors, and the converter of the outputs.
 
@@ -50,14 +50,14 @@ def import_arrays(
     everything = (*values, *initial.values())
     if not any(map(is_device_array, everything)):
         return values, initial, None
-    check_names(interface, values, initial)
+    check_names(call_signature, values, initial)
 
     def read(expected: ParameterSpec, value: object) -> object:
         return from_device_array(expected, value) if is_device_array(value) else value
 
     return (
-        [read(p, v) for p, v in zip(interface.parameters, values, strict=True)],
-        {p.name: read(p, initial[p.name]) for p in interface.initial},
+        [read(p, v) for p, v in zip(call_signature.parameters, values, strict=True)],
+        {p.name: read(p, initial[p.name]) for p in call_signature.initial},
         output_converter(v for v in everything if isinstance(v, Tensor) or is_device_array(v)),
     )
 
@@ -92,18 +92,22 @@ def device_of(values: Sequence[object]) -> torch.device:
 
 
 def gather_on_device(
-    interface: CallSignature, values: Sequence[object], initial: Mapping[str, object], device: torch.device
+    call_signature: CallSignature, values: Sequence[object], initial: Mapping[str, object], device: torch.device
 ) -> Arguments:
     """The arguments of a call, all on one CUDA device. Raises ArgumentError that names the first that is not."""
-    check_names(interface, values, initial)
-    inputs = tuple([to_device_tensor(device, p, v) for p, v in zip(interface.parameters, values, strict=True)])
-    return Arguments(inputs, tuple([to_device_tensor(device, p, initial[p.name]) for p in interface.initial]), None)
+    check_names(call_signature, values, initial)
+    inputs = tuple([to_device_tensor(device, p, v) for p, v in zip(call_signature.parameters, values, strict=True)])
+    return Arguments(
+        inputs, tuple([to_device_tensor(device, p, initial[p.name]) for p in call_signature.initial]), None
+    )
 
 
-def shapes_without_sync(interface: CallSignature, arguments: Arguments, values: Sequence[object]) -> ArgumentShapes:
+def shapes_without_sync(
+    call_signature: CallSignature, arguments: Arguments, values: Sequence[object]
+) -> ArgumentShapes:
     """As `call_steps.shapes_of`, without a device sync for scalars that the caller passed as Python numbers."""
     scalars = []
-    for p, value, x in zip(interface.function.parameters, values, arguments.inputs, strict=True):
+    for p, value, x in zip(call_signature.function.parameters, values, arguments.inputs, strict=True):
         if p.is_compile_time:
             scalars.append((p.name, int(x.item()) if isinstance(value, Tensor) else int(value)))  # type: ignore[call-overload]
     inputs, initial = ([tuple(x.shape) for x in xs] for xs in (arguments.inputs, arguments.initial))

@@ -35,10 +35,10 @@ class GpuInlineCache:
     They are found by layouts, by the values of specialized numbers, and by whether the call passes `out`.
     """
 
-    def __init__(self, interface: CallSignature, device: torch.device) -> None:
-        function = interface.function
-        self._device, self._count = device, len(interface.parameters)
-        self._numbers = [(n, p, _list_accepted_types(p)) for n, p in enumerate(interface.parameters) if not p.dims]
+    def __init__(self, call_signature: CallSignature, device: torch.device) -> None:
+        function = call_signature.function
+        self._device, self._count = device, len(call_signature.parameters)
+        self._numbers = [(n, p, _list_accepted_types(p)) for n, p in enumerate(call_signature.parameters) if not p.dims]
         self._special = tuple(n for n, p in enumerate(function.parameters) if p.is_compile_time)
         self._initial = tuple(p.name for p in function.inouts)
         self._sources = tuple(self._initial.index(r) if r in self._initial else None for r in function.returns)

@@ -91,8 +91,8 @@ class GpuKernelTable:
     _tuned: dict[Hashable, GpuOptions] = field(default_factory=dict)
 
     @property
-    def interface(self) -> CallSignature:
-        return self.kernels.interface
+    def call_signature(self) -> CallSignature:
+        return self.kernels.call_signature
 
     def plan(
         self,
@@ -108,14 +108,14 @@ class GpuKernelTable:
         options: None for those that a search found for calls like this one, or else those of the cost model.
         """
         if options is None and self._tuned:
-            options = self._tuned.get((sizes, strides[: len(self.interface.parameters)], wanted))
+            options = self._tuned.get((sizes, strides[: len(self.call_signature.parameters)], wanted))
         if options is not None:
             check_gpu_options(options, wanted)
 
         def make_plan_for(aligned: bool) -> Plan:
             def compile_piece(piece: BoundFunction, own: GpuOptions | None) -> CompiledGpuKernel:
                 return gpu_kernel_cache.load_or_compile_gpu(
-                    self.interface.function, piece, own, wanted, aligned=aligned
+                    self.call_signature.function, piece, own, wanted, aligned=aligned
                 )
 
             return make_plan(with_strides(self.kernels.bind(sizes), strides), options, wanted, compile_piece)
@@ -138,13 +138,13 @@ class GpuKernelTable:
                 f"options is {with_article(type(options).__name__)}", expected="MappingOptions(...) or TileOptions(...)"
             )
         if is_any_on_device((*tensors, *initial.values())):
-            tensors, initial, _ = import_arrays(self.interface, tensors, initial)
+            tensors, initial, _ = import_arrays(self.call_signature, tensors, initial)
             device = device_of((*tensors, *initial.values()))
-            arguments = gather_on_device(self.interface, tensors, initial, device)
+            arguments = gather_on_device(self.call_signature, tensors, initial, device)
             machine = launch.device_target(device.index) if wanted is None else resolve_gpu_target(wanted)
         else:
-            arguments, machine = normalize_arguments(self.interface, tensors, initial), resolve_gpu_target(wanted)
-        sizes = shapes_without_sync(self.interface, arguments, tensors)
+            arguments, machine = normalize_arguments(self.call_signature, tensors, initial), resolve_gpu_target(wanted)
+        sizes = shapes_without_sync(self.call_signature, arguments, tensors)
         strides = tuple(map(canonical_strides, arguments.inputs))
         return GpuKernel(self, self.plan(sizes, strides, options, machine), options)
 
@@ -159,13 +159,13 @@ class GpuKernelTable:
 
         Raises ArgumentError or RangeError, and DeviceError if the device is out of memory or has failed.
         """
-        tensors, initial, convert = import_arrays(self.interface, tensors, initial)
+        tensors, initial, convert = import_arrays(self.call_signature, tensors, initial)
         device = device_of((*tensors, *initial.values()))
         inline_cache = self._last = self._inline_cache_of(device, options)
         if (result := inline_cache.call(tensors, out, initial)) is not MISS:
             return result if convert is None or out is not None else convert_outputs(_as_tuple(result), convert)
-        arguments = gather_on_device(self.interface, tensors, initial, device)
-        sizes = shapes_without_sync(self.interface, arguments, tensors)
+        arguments = gather_on_device(self.call_signature, tensors, initial, device)
+        sizes = shapes_without_sync(self.call_signature, arguments, tensors)
         bound = self.kernels.bind(sizes)
         wanted = () if out is None else check_out_on_device(bound, arguments, out, device)
         if knobs.current_knobs().interpret:
@@ -193,7 +193,7 @@ class GpuKernelTable:
     def _inline_cache_of(self, device: torch.device, options: GpuOptions | None) -> GpuInlineCache:
         found = self.inline_caches.get((device, options))
         if found is None:
-            found = self.inline_caches[device, options] = GpuInlineCache(self.interface, device)
+            found = self.inline_caches[device, options] = GpuInlineCache(self.call_signature, device)
         return found
 
     def _compute(
@@ -260,15 +260,15 @@ class GpuKernel(CompiledCallable[Plan]):
         self.compiled = compiled
 
     def __repr__(self) -> str:
-        name = format_signature(self._kernels.interface.function)
+        name = format_signature(self._kernels.call_signature.function)
         return f"<kernel of {name} for {self.compiled.target.name}, made in {self.compile_seconds * 1e3:.0f} ms>"
 
     @only_tc_errors
     def __call__(self, /, *tensors: object, out: object = None, **initial: object) -> Any:
         if not is_any_on_device((*tensors, *initial.values())):
             raise ArgumentError(
-                f"this kernel of {self._kernels.interface.function.name} is for {self.compiled.target.name}, and its "
-                "arguments are on the CPU",
+                f"this kernel of {self._kernels.call_signature.function.name} is for {self.compiled.target.name}, "
+                "and its arguments are on the CPU",
                 suggestion="pass tensors on a CUDA device, or call kernel.emulate(...)",
             )
         return self._kernels.call(tensors, out, initial, self._options)
@@ -305,9 +305,9 @@ class GpuKernel(CompiledCallable[Plan]):
             InternalError: the kernel would fail on a device.
             RangeError: a subscript leaves its tensor.
         """
-        plan, interface = self.compiled, self._kernels.interface
-        arguments = normalize_arguments(interface, tensors, initial)
-        sizes = shapes_of(interface.function, arguments)
+        plan, call_signature = self.compiled, self._kernels.call_signature
+        arguments = normalize_arguments(call_signature, tensors, initial)
+        sizes = shapes_of(call_signature.function, arguments)
         bound, strides = self._kernels.kernels.bind(sizes), tuple(map(canonical_strides, arguments.inputs))
         if with_strides(bound, strides) != plan.bound:
             raise _other_sizes(bound.name)

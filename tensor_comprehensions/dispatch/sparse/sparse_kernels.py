@@ -62,18 +62,18 @@ class SparseKernels:
 
     def __init__(
         self,
-        interface: CallSignature,
+        call_signature: CallSignature,
         formats: Mapping[str, Format] | None = None,
         options: SparseOptions | None = None,
         choose: SparseOptionsProvider | None = None,
     ) -> None:
         """choose: gives the options of calls, unless `set_tuned_options` has; None leaves it to `options`."""
-        self.interface = interface
+        self.call_signature = call_signature
         self.options = SparseOptions() if options is None else options
         self._choose = choose
         self._tuned: dict[Hashable, SparseOptions] = {}
         self._splits: SingleFlightCache[Hashable, SplitRun | None] = SingleFlightCache(LIMIT)
-        self.function = with_formats(interface.function, formats or {})
+        self.function = with_formats(call_signature.function, formats or {})
         self._functions: SingleFlightCache[Hashable, Function] = SingleFlightCache(LIMIT)
         self._kernels: SingleFlightCache[Hashable, CompiledSparseKernel] = SingleFlightCache(LIMIT)
         self._gpu: SparseGpuKernels | None = None
@@ -121,7 +121,7 @@ class SparseKernels:
         """The kernels of the same def with other options."""
         formats = {t.name: t.format for t in self.function.tensors if t.format is not None}
         return SparseKernels(
-            self.interface, {n: f for n, f in formats.items() if self._is_argument_or_result(n)}, options
+            self.call_signature, {n: f for n, f in formats.items() if self._is_argument_or_result(n)}, options
         )
 
     def _is_argument_or_result(self, name: str) -> bool:
@@ -194,7 +194,7 @@ class SparseKernels:
         self, call: SparseCall, values: Sequence[object], results: Mapping[str, Tensor | SparseTensor]
     ) -> FastCall | None:
         """The fast path for calls like this one, which gave these results; None if it cannot have one."""
-        if call.device is not None or self.interface.initial or self.function.scalars:
+        if call.device is not None or self.call_signature.initial or self.function.scalars:
             return None
         if not all(map(_may_take_fast_path, values)):
             return None
@@ -215,13 +215,13 @@ class SparseKernels:
 
     def accept(self, values: Sequence[object], initial: Mapping[str, object]) -> SparseCall:
         """The operands of a call. Raises ArgumentError if one does not fit the def, or is malformed."""
-        check_names(self.interface, values, initial)
+        check_names(self.call_signature, values, initial)
         sparse: dict[str, SparseTensor] = {}
         dense: dict[str, Tensor] = {}
         structures: dict[str, Structure] = {}
         device = find_device((*values, *initial.values()))
-        named = [*zip(self.interface.parameters, values, strict=True)]
-        named += [(p, initial[p.name]) for p in self.interface.initial]
+        named = [*zip(self.call_signature.parameters, values, strict=True)]
+        named += [(p, initial[p.name]) for p in self.call_signature.initial]
         for p, value in named:
             declared = self.function.tensor(p.name).format
             if is_sparse(value):
@@ -283,7 +283,7 @@ class SparseKernels:
             ArgumentError: an operand has another format or rank than the def says.
         """
         found: dict[str, Any] = {}
-        for p, value in zip((*self.interface.parameters, *self.interface.initial), values, strict=True):
+        for p, value in zip((*self.call_signature.parameters, *self.call_signature.initial), values, strict=True):
             symbol = self.function.tensor(p.name)
             if is_sparse(value):
                 t = _as_stored(value)
@@ -307,8 +307,8 @@ class SparseKernels:
 
     def sizes(self, call: SparseCall) -> dict[str, int]:
         """The sizes that the shapes of the operands give, and the integer scalars. Raises ArgumentError."""
-        types = [self._type(p.name, call) for p in self.interface.parameters]
-        initial = {p.name: self._type(p.name, call) for p in self.interface.initial}
+        types = [self._type(p.name, call) for p in self.call_signature.parameters]
+        initial = {p.name: self._type(p.name, call) for p in self.call_signature.initial}
         scalars = {n: int(call.dense[n].item()) for n in self.function.scalars}
         binding = match_arguments(self.function, types, initial, scalars)
         return {**binding.sizes, **binding.scalars}

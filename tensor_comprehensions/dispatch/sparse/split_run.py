@@ -27,7 +27,7 @@ class DenseStep:
     def __init__(self, function: Function) -> None:
         self.function = function
         self._table = KernelTable(function)
-        self._inline_cache = InlineCache(self._table.interface)
+        self._inline_cache = InlineCache(self._table.call_signature)
         self._config = CompileConfig(CpuOptions(), host())
 
     def run(self, operands: list[Tensor], device: torch.device | None) -> dict[str, Any]:
