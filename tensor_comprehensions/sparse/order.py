@@ -41,14 +41,15 @@ def choose_order(
     of_paths = [(p, tuple(hard_edges(p, free_first))) for p in paths]
     edges = frozenset(e for _, own in of_paths for e in own)
     fanouts = _Fanouts.of(nest)
+    needs_all_terms = nest.keeps_places or (result is not None and _stores_nonzero_results(nest))
     if free_first:
         edges |= {(a, b) for a in nest.free for b in names if b not in nest.free}
     wanted = [name for name in options.order if name in names]
     for rank, order in enumerate(_orders(names, edges | frozenset(pairwise(wanted)))):
         if [name for name in order if name in wanted] != wanted:
             continue
-        if (nest.keeps_places or free_first) and _count_scattering_loops(order, nest):
-            continue  # elements without terms in the reduced loop are stored, too
+        if (needs_all_terms or free_first) and _count_scattering_loops(order, nest):
+            continue  # an element without terms in a reduced loop may be stored, too
         stuck = [p for p, own in of_paths if p.format.repeats_padding or not _respects_edges(own, order)]
         wrong = sum(
             CONVERSION_COST if options.convert and reordered_format(p, order, free_first) else inf for p in stuck
@@ -130,6 +131,14 @@ def _stored_as(path: Path, format: Format) -> Path:
     steps = dict(zip(path.format.order, path.steps, strict=True))
     moved = (replace(steps[d], level=level) for level, d in zip(format.levels, format.order, strict=True))
     return replace(path, format=format, steps=tuple(moved))
+
+
+def _stores_nonzero_results(nest: Nest) -> bool:
+    """Whether a sparse result stores the elements that are not 0 after all terms, as with dense operands only.
+
+    A sum may leave out the terms that are 0. A minimum, maximum or product may not.
+    """
+    return not nest.paths and nest.statement.reduction not in (None, "+")
 
 
 def _count_scattering_loops(order: Sequence[str], nest: Nest) -> int:

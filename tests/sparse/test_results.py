@@ -216,3 +216,19 @@ def test_a_scalar_without_terms_is_the_identity(
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *sizes, **kwargs: empty(*sizes, **kwargs).fill_(7))
     assert f(sparse, 2.0).item() == expected
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2])
+@pytest.mark.parametrize("operator", ["max=!", "min=!", "*=!", "+=!"])
+def test_nonzero_results_of_dense_operands_count_terms_that_are_0(operator: str, rows: int) -> None:
+    """The terms of a maximum, minimum or product are needed even where they are 0, or where there are none."""
+    f = tc.define(f"def f(double(N,K,M) D) -> (T: s) {{ T(m) {operator} D(i,k,m) where i in 0:{rows} }}").f
+    x = torch.tensor([[-1.0, 0, 2, 0], [0, -3, 0, 5]], dtype=torch.float64).expand(2, 2, 4)
+    found, expected = (y.to_dense() for y in (f(x), f.reference(x)))
+    assert torch.equal(found, expected)
+
+
+def test_an_order_that_leaves_out_terms_is_refused() -> None:
+    f = tc.define("def f(double(N,M) D) -> (T: s) { T(m) max=! D(i,m) }").f
+    with pytest.raises(tc.ArgumentError, match="no order of loops with i, m"):
+        f.compile(torch.zeros((3, 4)).double(), options=tc.SparseOptions(order=("i", "m")))
