@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from . import build
+from .linear_forms import linear_terms
 from .nodes import Buffer, Expr
 
 CORE_ROWS = 8
@@ -51,15 +52,53 @@ def matrix_placement(b: Buffer, *, across: bool) -> MatrixPlacement | str:
     return MatrixPlacement(leading, CORE_ROWS * width // 16, _MODES[width])
 
 
-def split_constant_offset(b: Buffer, where: tuple[Expr, ...]) -> tuple[tuple[Expr, ...], int]:
-    """A place of a matrix as one whose last two indices are 0 where they are constant, and the bytes from there.
+@dataclass(frozen=True, slots=True)
+class MatrixAddress:
+    """The address of a matrix as an offset from a place that other matrices of its buffer share.
 
-    Products along K walk over such constants, so that their places differ by these bytes only.
+    base: the indices of that place. bytes: from there, as far as constants say how many. units: the other part of the
+    offset, in units of 16 bytes.
     """
-    *outer, row, column = where
-    rows, columns = build.integer(row) or 0, build.integer(column) or 0
-    behind = (rows * b.strides[-2] + columns * b.strides[-1]) * b.type.dtype.size
-    if rows % CORE_ROWS or behind % DESCRIPTOR_UNIT:
-        return where, 0  # rows within a core matrix are swizzled
-    zero = build.const(0)
-    return (*outer, *(i if build.integer(i) is None else zero for i in (row, column))), behind
+
+    base: tuple[Expr, ...]
+    bytes: int
+    units: Expr
+
+
+def matrix_offset(b: Buffer, base: tuple[Expr, ...]) -> Expr | None:
+    """The offset of a place from the beginning of `b` in units of 16 bytes.
+
+    None where the place may be within the eight rows of a core matrix, as a swizzle permutes them.
+    """
+    units: Expr = build.const(0)
+    for n, index in enumerate(base):
+        terms, constant = linear_terms(index)
+        stride = b.strides[n] * b.type.dtype.size
+        unit = DESCRIPTOR_UNIT if n == len(base) - 1 else CORE_ROWS * row_bytes_of(b)
+        if any(c * stride % unit for c in (*terms.values(), constant)):
+            return None
+        for term, c in terms.items():
+            units = build.add(units, build.mul(term, c * stride // DESCRIPTOR_UNIT))
+        units = build.add(units, constant * stride // DESCRIPTOR_UNIT)
+    return units
+
+
+def split_matrix_address(b: Buffer, where: tuple[Expr, ...]) -> MatrixAddress:
+    """Split the address of a matrix, so that descriptors of all steps and stages are one descriptor plus a number.
+
+    Products along K walk over constant columns, and pipelines over outer dimensions. Rows that vary stay in the base,
+    as each warpgroup has its own.
+    """
+    size, zero = b.type.dtype.size, build.const(0)
+    core = CORE_ROWS * row_bytes_of(b)
+    if not core:
+        return MatrixAddress(where, 0, zero)
+    base, behind = list(where), 0
+    units: Expr = zero
+    for n, index in enumerate(where):
+        known, stride = build.integer(index), b.strides[n] * size
+        if known is not None and known * stride % (core if n < len(where) - 1 else DESCRIPTOR_UNIT) == 0:
+            base[n], behind = zero, behind + known * stride
+        elif known is None and n < len(where) - 2 and stride % core == 0:
+            base[n], units = zero, build.add(units, build.mul(index, stride // DESCRIPTOR_UNIT))
+    return MatrixAddress(tuple(base), behind, units)

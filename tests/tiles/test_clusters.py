@@ -165,8 +165,8 @@ def as_barrier_of_block(s: ir.Invoke, _: int) -> ir.Stmt:
 
 
 def in_own_block(s: ir.Invoke, _: int) -> ir.Stmt:
-    """An arrival for the other block becomes none, and one for block 0 one in the own block."""
-    return b.block() if b.integer(s.values[0]) else replace(s, name="barrier_arrive", values=())
+    """Of the threads that arrive in one block each, only the first arrives, in the own block."""
+    return ir.If(b.eq(s.values[0], 0), replace(s, name="barrier_arrive", values=()))
 
 
 def at_block(number: int) -> Change:

@@ -122,7 +122,7 @@ def test_the_text_reads_like_this() -> None:
     assert "extern __shared__ __align__(1024) unsigned char dynamic_shared[];" in text
     assert "role = broadcast_warp(tx / 128);" in text
     for behind in (0, 32, 64, 96):  # one place and constants: each descriptor is an addition
-        assert f"matrix_descriptor<1, 64, 1, {behind}>(&sB[j % 4][0][0])" in text
+        assert f"matrix_descriptor<1, 64, 1, {behind}>(base_sB, j % 4 * 2048)" in text
     assert re.search(r"tma_load_2\(&sA\[i % 4\]\[0\]\[.*\], &map_0, i \* 64, by \* 128, &full\[i % 4\]\);", text)
 
 

@@ -89,9 +89,9 @@ class PrintScope:
         other.__dict__.update(self.__dict__, **values)
         return other
 
-    def bind(self, name: str) -> tuple[str, PrintScope]:
-        """An identifier for `name` that no enclosing scope uses, and the scope that binds it."""
-        identifier = self.fresh(name)
+    def bind(self, name: str, wanted: str = "") -> tuple[str, PrintScope]:
+        """An identifier for `name`, like `wanted`, that no enclosing scope uses, and the scope that binds it."""
+        identifier = self.fresh(wanted or name)
         return identifier, self.with_values(names={**self.names, name: identifier})
 
     def bind_integer(self, name: str, where: Interval | None, wanted: str = "") -> tuple[str, PrintScope]:

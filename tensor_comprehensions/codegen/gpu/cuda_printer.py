@@ -31,15 +31,26 @@ _FAIL = """__device__ inline void fail(long long *status, long long check, long 
 _BROADCAST = """__device__ inline int broadcast_warp(long long x) {
     return __shfl_sync(0xffffffff, (int)x, 0);
 }"""
-_DESCRIPTOR = f"""#ifndef {GUARD}
-template <int leading, int stride, int mode, int bytes>
-__device__ __forceinline__ unsigned long long matrix_descriptor(const void *at) {{
-    const unsigned int first = ((unsigned int)__cvta_generic_to_shared(at) & 0x3ffff) >> 4;
-    const unsigned int rest = (unsigned int)stride | (unsigned int)mode << 30;
-    return (unsigned long long)rest << 32 | first + ((unsigned int)leading << 16 | bytes / 16);
+_MATRIX_BASE = f"""#ifndef {GUARD}
+__device__ __forceinline__ unsigned int matrix_base(const void *at) {{
+    return ((unsigned int)__cvta_generic_to_shared(at) & 0x3ffff) >> 4;
 }}
 #endif"""
-"""Of the matrix `bytes` behind a place. Descriptors of one place differ by a constant, so each is an addition."""
+"""The place that descriptors of matrices count from, in units of 16 bytes.
+
+A kernel broadcasts it once: each step would compute it again otherwise, as assemblers prefer that to a register.
+"""
+_DESCRIPTOR = f"""#ifndef {GUARD}
+template <int leading, int stride, int mode, int bytes>
+__device__ __forceinline__ unsigned long long matrix_descriptor(unsigned int base, unsigned long long units = 0) {{
+    const unsigned int rest = (unsigned int)stride | (unsigned int)mode << 30;
+    return ((unsigned long long)rest << 32 | base + ((unsigned int)leading << 16)) + units + bytes / 16;
+}}
+#endif"""
+"""Of the matrix `bytes` and `units` of 16 bytes behind a base.
+
+Descriptors of one base differ by a number, so each is an addition; of stages, by a constant in unrolled loops.
+"""
 _TENSOR_MAP = "struct __align__(64) tensor_map { unsigned long long words[16]; };"
 
 
@@ -96,6 +107,7 @@ _HELPERS = {
     **_pair_helpers(),
     **{name: definition(name) for name in CALLED},
     "broadcast_warp": _BROADCAST,
+    "matrix_base": _MATRIX_BASE,
     "matrix_descriptor": _DESCRIPTOR,
     "tensor_map": _TENSOR_MAP,
     "fail": _FAIL,

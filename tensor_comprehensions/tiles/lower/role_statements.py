@@ -72,8 +72,7 @@ def barrier_statement(node: specs.Node) -> ir.Stmt:
         case specs.Wait(barrier, phase):
             return ir.Invoke(BARRIER_WAIT, (barrier.place,), (), (phase,))
         case specs.Arrive(barrier, threads):
-            arrive = _arrive(barrier)
-            return arrive if threads is None else ir.If(build.eq(build.mod(THREAD_X, WARPGROUP), 0), arrive)
+            return _arrive_once(barrier) if threads is None else _arrive_per_warpgroup(barrier)
         case specs.SyncCluster():
             return ir.Invoke(CLUSTER_BARRIER, ())
         case specs.Fence():
@@ -87,12 +86,30 @@ def barrier_statement(node: specs.Node) -> ir.Stmt:
     raise InternalError(f"{type(node).__name__} has no statement")
 
 
-def _arrive(barrier: Barrier) -> ir.Stmt:
-    """An arrival, in all blocks of the cluster if the barrier is for all."""
-    if not barrier.array.everywhere or barrier.array.blocks == 1:
+def _arrive_once(barrier: Barrier) -> ir.Stmt:
+    """An arrival of this thread, in all blocks of the cluster if the barrier is for all."""
+    if not _is_for_cluster(barrier):
         return ir.Invoke(BARRIER_ARRIVE, (barrier.place,))
-    blocks = map(build.const, range(barrier.array.blocks))
-    return build.block(*(ir.Invoke(BARRIER_ARRIVE_CLUSTER, (barrier.place,), (), (n,)) for n in blocks))
+    return build.block(*(_arrive_in_block(barrier, build.const(n)) for n in range(barrier.array.blocks)))
+
+
+def _arrive_per_warpgroup(barrier: Barrier) -> ir.Stmt:
+    """An arrival of each warpgroup, in all blocks of the cluster if the barrier is for all.
+
+    As many threads as blocks arrive, each in one block, so that one instruction arrives in all of them.
+    """
+    thread = build.mod(THREAD_X, WARPGROUP)
+    if not _is_for_cluster(barrier):
+        return ir.If(build.eq(thread, 0), ir.Invoke(BARRIER_ARRIVE, (barrier.place,)))
+    return ir.If(build.lt(thread, barrier.array.blocks), _arrive_in_block(barrier, thread))
+
+
+def _arrive_in_block(barrier: Barrier, block: ir.Expr) -> ir.Stmt:
+    return ir.Invoke(BARRIER_ARRIVE_CLUSTER, (barrier.place,), (), (block,))
+
+
+def _is_for_cluster(barrier: Barrier) -> bool:
+    return barrier.array.everywhere and barrier.array.blocks > 1
 
 
 def _find_thread_range(threads: ThreadTensor) -> tuple[int, int]:

@@ -47,7 +47,8 @@ void machine_group_fence(int line);
 void machine_group_commit(int line);
 void machine_group_wait(int left, int line);
 unsigned machine_elect();
-unsigned long long machine_descriptor(const void *at, int leading, int stride, int mode);
+unsigned machine_shared_offset(const void *at);
+unsigned long long machine_descriptor(unsigned long long offset, int leading, int stride, int mode);
 }
 
 template <int number, int threads> inline void barrier_part(int line = __builtin_LINE()) {
@@ -76,8 +77,10 @@ template <int groups> inline void wgmma_wait(LINE) { machine_group_wait(groups, 
 template <int count> inline void registers_dec() {}
 template <int count> inline void registers_inc() {}
 inline void elect(unsigned *d) { *d = machine_elect(); }
-template <int leading, int stride, int mode, int bytes> inline unsigned long long matrix_descriptor(const void *at) {
-    return machine_descriptor((const char *)at + bytes, leading, stride, mode);
+inline unsigned matrix_base(const void *at) { return machine_shared_offset(at) / 16; }
+template <int leading, int stride, int mode, int bytes>
+inline unsigned long long matrix_descriptor(unsigned base, unsigned long long units = 0) {
+    return machine_descriptor(16 * (base + units) + bytes, leading, stride, mode);
 }
 #define BOXES(rank, X, ...) \
     inline void tma_load_##rank(void *to, const void *map, X, const void *done, LINE) { \

@@ -762,9 +762,10 @@ void machine_group_wait(int left, int line) {
 
 unsigned machine_elect() { return current % WARP == 0; }
 
+unsigned machine_shared_offset(const void *at) { return (const char *)at - memories.back().begin; }
+
 // Static arrays of other kernels of this library may lie before: bits of the place beyond a block's memory are kept.
-unsigned long long machine_descriptor(const void *at, int leading, int stride, int mode) {
-    unsigned long long offset = (const char *)at - memories.back().begin;
+unsigned long long machine_descriptor(unsigned long long offset, int leading, int stride, int mode) {
     return (offset & 0x3ffff) >> 4 | (unsigned long long)leading << 16 | (unsigned long long)stride << 32 |
            (offset >> 18 & 0x3ff) << 52 | (unsigned long long)mode << 62;
 }
