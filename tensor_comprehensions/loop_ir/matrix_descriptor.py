@@ -53,46 +53,53 @@ def matrix_placement(b: Buffer, *, across: bool) -> MatrixPlacement | str:
     return MatrixPlacement(leading, CORE_ROWS * width // 16, _MODES[width])
 
 
-_ZERO: Expr = build.const(0)
-
-
 @dataclass(frozen=True, slots=True)
 class MatrixAddress:
-    """The address of a matrix as a base, which other matrices of its buffer share, plus an offset.
+    """The address of a matrix as an offset from an element that other matrices of its buffer share.
 
-    Attributes:
-        base: the indices of the element that the base counts from. rows: from there to the base, in units of 16 bytes.
-        bytes, units: the constant part of the offset, and the other part in units of 16 bytes.
+    base: the indices of that element. bytes: the constant part of the offset. units: the other part, in units of 16
+    bytes.
     """
 
     base: tuple[Expr, ...]
-    rows: Expr = _ZERO
-    bytes: int = 0
-    units: Expr = _ZERO
+    bytes: int
+    units: Expr
+
+
+def matrix_offset(b: Buffer, base: tuple[Expr, ...]) -> Expr | None:
+    """The offset of the element `base` from the beginning of `b`, in units of 16 bytes.
+
+    None if it may be inside the eight rows of a core matrix, which a swizzle permutes.
+    """
+    units: Expr = build.const(0)
+    for n, index in enumerate(base):
+        terms, constant = linear_terms(index)
+        stride = b.strides[n] * b.type.dtype.size
+        unit = DESCRIPTOR_UNIT if n == len(base) - 1 else CORE_ROWS * row_bytes_of(b)
+        if any(c * stride % unit for c in (*terms.values(), constant)):
+            return None
+        for term, c in terms.items():
+            units = build.add(units, build.mul(term, c * stride // DESCRIPTOR_UNIT))
+        units = build.add(units, constant * stride // DESCRIPTOR_UNIT)
+    return units
 
 
 def split_matrix_address(b: Buffer, where: tuple[Expr, ...]) -> MatrixAddress:
-    """Split the address of a matrix, so that the descriptors of all steps and stages are one descriptor plus a number.
+    """Split the address of a matrix, so that descriptors of all steps and stages are one descriptor plus a number.
 
-    Products along K walk over constant columns, and pipelines over outer dimensions. Rows that vary belong to the base:
-    each warpgroup has its own. They are no subscript there, because warpgroups without products have none.
+    Products along K walk over constant columns, and pipelines over outer dimensions. Rows that vary stay in the base,
+    as each warpgroup has its own.
     """
-    size = b.type.dtype.size
+    size, zero = b.type.dtype.size, build.const(0)
     core = CORE_ROWS * row_bytes_of(b)
     if not core:
-        return MatrixAddress(where)
-    base, rows, behind, units = list(where), _ZERO, 0, _ZERO
+        return MatrixAddress(where, 0, zero)
+    base, behind = list(where), 0
+    units: Expr = zero
     for n, index in enumerate(where):
-        known, stride, level = build.integer(index), b.strides[n] * size, n - len(where)
-        if known is not None and known * stride % (core if level < -1 else DESCRIPTOR_UNIT) == 0:
-            base[n], behind = _ZERO, behind + known * stride
-        elif known is None and level < -2 and stride % core == 0:
-            base[n], units = _ZERO, build.add(units, build.mul(index, stride // DESCRIPTOR_UNIT))
-        elif known is None and level == -2 and _is_multiple(index, CORE_ROWS):
-            base[n], rows = _ZERO, build.mul(index, stride // DESCRIPTOR_UNIT)
-    return MatrixAddress(tuple(base), rows, behind, units)
-
-
-def _is_multiple(e: Expr, divisor: int) -> bool:
-    terms, constant = linear_terms(e)
-    return all(c % divisor == 0 for c in (*terms.values(), constant))
+        known, stride = build.integer(index), b.strides[n] * size
+        if known is not None and known * stride % (core if n < len(where) - 1 else DESCRIPTOR_UNIT) == 0:
+            base[n], behind = zero, behind + known * stride
+        elif known is None and n < len(where) - 2 and stride % core == 0:
+            base[n], units = zero, build.add(units, build.mul(index, stride // DESCRIPTOR_UNIT))
+    return MatrixAddress(tuple(base), behind, units)

@@ -13,7 +13,7 @@ from ...loop_ir import build
 from ...loop_ir import nodes as ir
 from ...loop_ir.intervals import Interval
 from ...loop_ir.intrinsics import COPY_ASYNC, COPY_ASYNC_ZERO, ELECT, INTRINSICS, Intrinsic, is_hint
-from ...loop_ir.matrix_descriptor import MatrixAddress, matrix_placement, split_matrix_address
+from ...loop_ir.matrix_descriptor import matrix_offset, matrix_placement, split_matrix_address
 from ...loop_ir.passes.hoist_packing import hoist_packing
 from ...loop_ir.rewrite import mentions, stmt_expressions, walk_expr, walk_stmts
 from .dialect import CDialect
@@ -215,7 +215,7 @@ def _print_intrinsic_operand(s: ir.Invoke, known: Intrinsic, number: int, scope:
             raise InternalError(f"{s.name} does not find {b.name}: {found}")
         address = split_matrix_address(b, where)
         constants = f"{found.leading}, {found.stride}, {found.mode}, {address.bytes}"
-        base = _print_matrix_base(b, address, scope)
+        base = _print_matrix_base(b, address.base, scope)
         arguments = [scope.names.get(f"%{base}", base)]
         if build.integer(address.units) != 0:
             arguments.append(print_expr(address.units, scope).text)
@@ -269,6 +269,8 @@ def _print_loop(s: ir.Loop, scope: PrintScope) -> Iterator[str]:
     pragma: str | None = None
     if scope.dialect.unroll:
         pragma = scope.dialect.unroll if s.kind is ir.LoopKind.UNROLLED else None
+        if (stages := _count_product_stages(s)) > 1:
+            pragma = f"{scope.dialect.unroll} {stages}"
     elif s.kind is ir.LoopKind.PARALLEL and not (scope.parallel or scope.simd or _is_single_chunk(s)):
         inner = inner.with_values(parallel=True)
         pragma = scope.dialect.parallel.format(_openmp_if_clause(s, outer))
@@ -298,6 +300,25 @@ def _multiplies_in_some_iteration(s: ir.Loop, scope: PrintScope) -> bool:
         return False
     rows = (INTRINSICS.get(c.name) for c in walk_stmts(s.body) if isinstance(c, ir.Invoke))
     return any(row is not None and row.described for row in rows)
+
+
+def _count_product_stages(s: ir.Loop) -> int:
+    """How many stages of shared memory a loop of nothing but products walks through; 1 where it does more.
+
+    Unrolled by as many, it finds each stage at a constant. Compilers would unroll short loops completely, and then
+    start products from zeros that are in no registers yet.
+    """
+    inside = list(walk_stmts(s.body))
+    if not all(isinstance(x, ir.Block | ir.If | ir.Invoke) for x in inside):
+        return 1
+    known = ((x, INTRINSICS.get(x.name)) for x in inside if isinstance(x, ir.Invoke))
+    places = (x.operands[n][1] for x, row in known if row is not None for n in row.described)
+    moduli = [
+        int(e.right.value)
+        for where in places for index in where for e in walk_expr(index)
+        if isinstance(e, ir.Binary) and e.op == "mod" and e.left == ir.Var(s.var) and isinstance(e.right, ir.Const)
+    ]  # fmt: skip
+    return max(moduli, default=1)
 
 
 def _power_of_two_divisor(n: int) -> int:
@@ -398,12 +419,8 @@ def _print_allocate(s: ir.Allocate, scope: PrintScope) -> Iterator[str]:
         shape = "".join(f"[{n}]" for n in rest)
         if buffer.space in (ir.Space.SHARED, ir.Space.BARRIER):
             yield _declare_shared(buffer, f"{identifier}[{first}]{shape}", f"(*{{}}){shape}" if rest else "*{}", scope)
-            for address in _list_matrix_bases(buffer, s.body):
-                parts = (*address.base, address.rows)
-                if all(e.name in scope.names for part in parts for e in walk_expr(part) if isinstance(e, ir.Var)):
-                    text = _print_matrix_base(buffer, address, scope)
-                    name, scope = scope.bind(f"%{text}", f"base_{buffer.name}")
-                    yield f"const unsigned int {name} = broadcast_warp({text});"
+            lines, scope = _define_matrix_bases(buffer, s.body, scope)
+            yield from lines
         elif on_stack(buffer, scope.dialect):
             yield f"{spelling} {identifier}[{first}]{shape};"
         else:
@@ -455,18 +472,33 @@ def _declare_shared(buffer: ir.Buffer, array: str, pointer: str, scope: PrintSco
     return scope.dialect.dynamic.format(declared, f"{spelling} {pointer.format('')}", scope.dynamic[buffer.name])
 
 
-def _list_matrix_bases(buffer: ir.Buffer, body: ir.Stmt) -> list[MatrixAddress]:
-    """The bases from which products of warpgroups count the addresses of matrices in a buffer, with no offset."""
+def _define_matrix_bases(buffer: ir.Buffer, body: ir.Stmt, scope: PrintScope) -> tuple[list[str], PrintScope]:
+    """The lines that define the places in a buffer from which `body` counts matrices, where these are known before."""
+    lines: list[str] = []
+    whole = print_element(buffer, (build.const(0),) * len(buffer.shape), scope).text
+    for base in _list_matrix_bases(buffer, body):
+        offset = matrix_offset(buffer, base)
+        variables = {e.name for index in base for e in walk_expr(index) if isinstance(e, ir.Var)}
+        if offset is None or not variables <= scope.names.keys():
+            continue
+        text = f"matrix_base(&{whole})"
+        if build.integer(offset) != 0:
+            text = f"{text} + {print_expr(offset, scope).as_operand(SUM)}"
+        name, inner = scope.bind(f"%{_print_matrix_base(buffer, base, scope)}", f"base_{buffer.name}")
+        lines.append(f"const unsigned int {name} = broadcast_warp({text});")
+        scope = inner
+    return lines, scope
+
+
+def _print_matrix_base(buffer: ir.Buffer, base: tuple[ir.Expr, ...], scope: PrintScope) -> str:
+    return f"matrix_base(&{print_element(buffer, base, scope).text})"
+
+
+def _list_matrix_bases(buffer: ir.Buffer, body: ir.Stmt) -> list[tuple[ir.Expr, ...]]:
+    """The places in a buffer from which products of warpgroups count the addresses of matrices."""
     calls = ((s, INTRINSICS[s.name]) for s in walk_stmts(body) if isinstance(s, ir.Invoke) and s.name in INTRINSICS)
     operands = (s.operands[n] for s, known in calls for n in known.described)
-    found = (split_matrix_address(b, where) for b, where in operands if b == buffer)
-    return [*dict.fromkeys(MatrixAddress(a.base, a.rows) for a in found)]
-
-
-def _print_matrix_base(b: ir.Buffer, address: MatrixAddress, scope: PrintScope) -> str:
-    """The base of an address, in units of 16 bytes."""
-    base = f"matrix_base(&{print_element(b, address.base, scope).text})"
-    return base if build.integer(address.rows) == 0 else f"{base} + {print_expr(address.rows, scope).as_operand(SUM)}"
+    return [*dict.fromkeys(split_matrix_address(b, where).base for b, where in operands if b == buffer)]
 
 
 def _get_array_dimensions(buffer: ir.Buffer) -> tuple[int, ...]:

@@ -42,15 +42,14 @@ A kernel broadcasts it once, because the assembler would otherwise compute it ag
 """
 _DESCRIPTOR = f"""#ifndef {GUARD}
 template <int leading, int stride, int mode, int bytes>
-__device__ __forceinline__ unsigned long long matrix_descriptor(unsigned int base, unsigned int units = 0) {{
+__device__ __forceinline__ unsigned long long matrix_descriptor(unsigned int base, unsigned long long units = 0) {{
     const unsigned int rest = (unsigned int)stride | (unsigned int)mode << 30;
-    return (unsigned long long)rest << 32 | base + units + ((unsigned int)leading << 16 | bytes / 16);
+    return ((unsigned long long)rest << 32 | base + ((unsigned int)leading << 16)) + units + bytes / 16;
 }}
 #endif"""
 """The `wgmma` descriptor of the matrix `bytes` plus 16 `units` after a base.
 
-Descriptors of one base differ by one addition. `units` has 32 bits: with 64, the assembler needs fewer instructions
-between products, but inserts a `warpgroup.arrive` into kernels of bytes.
+Descriptors of one base differ by one addition, and those of stages by a constant in unrolled loops.
 """
 _TENSOR_MAP = "struct __align__(64) tensor_map { unsigned long long words[16]; };"
 

@@ -79,8 +79,8 @@ template <int count> inline void registers_inc() {}
 inline void elect(unsigned *d) { *d = machine_elect(); }
 inline unsigned matrix_base(const void *at) { return machine_shared_offset(at) / 16; }
 template <int leading, int stride, int mode, int bytes>
-inline unsigned long long matrix_descriptor(unsigned base, unsigned units = 0) {
-    return machine_descriptor(16ull * (base + units) + bytes, leading, stride, mode);
+inline unsigned long long matrix_descriptor(unsigned base, unsigned long long units = 0) {
+    return machine_descriptor(16 * (base + units) + bytes, leading, stride, mode);
 }
 #define BOXES(rank, X, ...) \
     inline void tma_load_##rank(void *to, const void *map, X, const void *done, LINE) { \
