@@ -500,7 +500,7 @@ def _by_warps(scop: Scop, shape: GroupShape, target: GpuTarget) -> float:
 
 
 def _streamed_operand_bytes(scop: Scop, shape: GroupShape, terms: int) -> float:
-    """The bytes read if each element sums `terms` terms of one factor from memory, with the other factor in cache."""
+    """The bytes read if each point of the rows reads `terms` terms of one factor, with the other factor in cache."""
     sizes = (scop.function.tensor(a.tensor).dtype.size for n in shape.leaf.nodes for a in n.reads)
     return shape.points * max(1, terms) * max(sizes, default=0) * 5 / 4
 
